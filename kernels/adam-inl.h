@@ -1,0 +1,112 @@
+// The SIMD variants of adam.h, in strips; adam.cc includes this once per Highway target. No guard
+// of its own: Highway's foreach_target.h relies on that.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "hwy/highway.h"
+#include "kernels/adam.h"
+#include "kernels/adam_reference.h"
+#include "kernels/dense.h"
+#include "kernels/dense_strip-inl.h"
+#include "kernels/strip-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace signpost::kernels::HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_SCALAR
+
+using reference::AdamStep;
+using reference::Freeze;
+
+#else
+
+// AdamRates in every lane, and the three equations of AdamStep.
+struct AdamVectors {
+  explicit HWY_INLINE AdamVectors(const AdamRates& rates)
+      : beta1(hn::Set(Floats(), rates.beta1)),
+        one_minus_beta1(hn::Set(Floats(), rates.one_minus_beta1)),
+        beta2(hn::Set(Floats(), rates.beta2)),
+        one_minus_beta2(hn::Set(Floats(), rates.one_minus_beta2)),
+        step_size(hn::Set(Floats(), rates.step_size)),
+        inverse_sqrt_correction2(hn::Set(Floats(), rates.inverse_sqrt_correction2)),
+        epsilon(hn::Set(Floats(), rates.epsilon)),
+        decay(hn::Set(Floats(), rates.decay)) {}
+
+  HWY_INLINE Vector Momentum(Vector m, Vector g) const {
+    return hn::Add(hn::Mul(beta1, m), hn::Mul(one_minus_beta1, g));
+  }
+
+  HWY_INLINE Vector Variance(Vector v, Vector g) const {
+    return hn::Add(hn::Mul(beta2, v), hn::Mul(one_minus_beta2, hn::Mul(g, g)));
+  }
+
+  HWY_INLINE Vector Parameter(Vector x, Vector m, Vector v) const {
+    const Vector denominator = hn::Add(hn::Mul(hn::Sqrt(v), inverse_sqrt_correction2), epsilon);
+    const Vector decayed = hn::Sub(x, hn::Mul(decay, x));
+    return hn::Sub(decayed, hn::Mul(step_size, hn::Div(m, denominator)));
+  }
+
+  Vector beta1, one_minus_beta1, beta2, one_minus_beta2;
+  Vector step_size, inverse_sqrt_correction2, epsilon, decay;
+};
+
+template <class Codec>
+HWY_INLINE void AdamStepAs(const AdamVectors& rates, const uint8_t* gradient,
+                           absl::Span<float> momentum, absl::Span<float> variance,
+                           absl::Span<float> parameters) {
+  ForEachStrip(parameters.size(), [&](size_t i, auto count) HWY_ATTR {
+    float* const m = momentum.data() + i;
+    float* const v = variance.data() + i;
+    float* const x = parameters.data() + i;
+    PrefetchStrip(m);
+    PrefetchStrip(v);
+    PrefetchStrip(x);
+    const Strip g = Codec::Decode(gradient, i, count);
+    const Strip new_m =
+        Map([&](Vector m, Vector g) HWY_ATTR { return rates.Momentum(m, g); }, Load(m, count), g);
+    const Strip new_v =
+        Map([&](Vector v, Vector g) HWY_ATTR { return rates.Variance(v, g); }, Load(v, count), g);
+    const Strip new_x =
+        Map([&](Vector x, Vector m, Vector v) HWY_ATTR { return rates.Parameter(x, m, v); },
+            Load(x, count), new_m, new_v);
+    Store(new_m, m, count);
+    Store(new_v, v, count);
+    Store(new_x, x, count);
+  });
+}
+
+void AdamStep(const AdamRates& rates, DenseType type, const uint8_t* gradient,
+              absl::Span<float> momentum, absl::Span<float> variance,
+              absl::Span<float> parameters) {
+  const AdamVectors vectors(rates);
+  WithCodec(type, [&](auto codec) HWY_ATTR {
+    AdamStepAs<decltype(codec)>(vectors, gradient, momentum, variance, parameters);
+  });
+}
+
+void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<float> variance) {
+  const Vector momentum_correction = hn::Set(Floats(), rates.momentum_correction);
+  const Vector variance_correction = hn::Set(Floats(), rates.variance_correction);
+  const Vector floor = hn::Set(Floats(), rates.floor);
+  const Vector epsilon = hn::Set(Floats(), rates.epsilon);
+  const Vector one = hn::Set(Floats(), 1.0f);
+  const auto correct = [&](Vector m) HWY_ATTR { return hn::Mul(m, momentum_correction); };
+  const auto invert = [&](Vector v) HWY_ATTR {
+    const Vector floored = hn::Max(hn::Mul(v, variance_correction), floor);
+    const Vector inverse = hn::Div(one, hn::Add(hn::Sqrt(floored), epsilon));
+    return hn::IfThenElseZero(hn::Gt(v, hn::Zero(Floats())), inverse);
+  };
+  ForEachStrip(momentum.size(), [&](size_t i, auto count) HWY_ATTR {
+    Store(Map(correct, Load(momentum.data() + i, count)), momentum.data() + i, count);
+  });
+  ForEachStrip(variance.size(), [&](size_t i, auto count) HWY_ATTR {
+    Store(Map(invert, Load(variance.data() + i, count)), variance.data() + i, count);
+  });
+}
+
+#endif  // HWY_TARGET == HWY_SCALAR
+
+}  // namespace signpost::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,36 @@
+#include "kernels/adam.h"
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "kernels/dense.h"
+#include "kernels/highway_targets.h"
+
+// Compiles adam-inl.h once per target.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/adam-inl.h"
+#include "hwy/foreach_target.h"
+#include "kernels/adam-inl.h"
+
+namespace signpost::kernels {
+
+HWY_EXPORT(AdamStep);
+HWY_EXPORT(Freeze);
+
+void AdamStep(const AdamRates& rates, DenseType type, const uint8_t* gradient,
+              absl::Span<float> momentum, absl::Span<float> variance,
+              absl::Span<float> parameters) {
+  HWY_DYNAMIC_DISPATCH(AdamStep)(rates, type, gradient, momentum, variance, parameters);
+}
+
+void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<float> variance) {
+  HWY_DYNAMIC_DISPATCH(Freeze)(rates, momentum, variance);
+}
+
+double Sum(absl::Span<const float> values) {
+  double sum = 0;
+  for (float value : values) sum += value;
+  return sum;
+}
+
+}  // namespace signpost::kernels

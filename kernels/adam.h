@@ -1,0 +1,53 @@
+// Adam's moments and update (Kingma & Ba, arXiv:1412.6980) with decoupled weight decay
+// (arXiv:1711.05101), and the freezing of the variance that ends 1-bit Adam's warm-up.
+// Thread-safe; spans of one call must not overlap.
+
+#ifndef SIGNPOST_KERNELS_ADAM_H_
+#define SIGNPOST_KERNELS_ADAM_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "kernels/dense.h"
+
+namespace signpost::kernels {
+
+// One step's scalars, each rounded once from double. Without bias correction step_size is the
+// learning rate and inverse_sqrt_correction2 is 1.
+struct AdamRates {
+  float beta1, one_minus_beta1;
+  float beta2, one_minus_beta2;
+  float step_size;                 // lr / (1 - beta1^t)
+  float inverse_sqrt_correction2;  // 1 / sqrt(1 - beta2^t)
+  float epsilon;
+  float decay;  // lr * weight_decay
+};
+
+// One Adam step over n elements with the averaged gradient, a dense payload; rounded as written:
+//   m = (beta1 * m) + (one_minus_beta1 * g)
+//   v = (beta2 * v) + (one_minus_beta2 * (g * g))
+//   x = (x - decay * x) - step_size * (m / ((sqrt(v) * inverse_sqrt_correction2) + epsilon))
+void AdamStep(const AdamRates& rates, DenseType type, const uint8_t* gradient,
+              absl::Span<float> momentum, absl::Span<float> variance, absl::Span<float> parameters);
+
+// The end of the warm-up: applies the bias corrections once, for good, and turns each variance into
+// the frozen inverse denominator that ApplyMomentum (onebit.h) reads:
+//   m = m * momentum_correction
+//   v = v > 0 ? 1 / (sqrt(max(v * variance_correction, floor)) + epsilon) : 0
+// An element that never had a gradient (v = 0) gets 0 and so no update: no 1/epsilon blow-up.
+// The corrections are 1 / (1 - beta^t), or 1 without bias correction.
+struct FreezeRates {
+  float momentum_correction;
+  float variance_correction;
+  float floor;  // the least corrected variance; 0 for none
+  float epsilon;
+};
+void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<float> variance);
+
+// Sum of the values in double, in element order: the tensor's mean variance for `floor`.
+double Sum(absl::Span<const float> values);
+
+}  // namespace signpost::kernels
+
+#endif  // SIGNPOST_KERNELS_ADAM_H_

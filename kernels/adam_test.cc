@@ -1,0 +1,180 @@
+#include "kernels/adam.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "kernels/dense.h"
+#include "kernels/every_target.h"
+#include "kernels/test_inputs.h"
+
+namespace signpost::kernels {
+namespace {
+
+using Values = std::vector<float>;
+
+const uint8_t* Float32Payload(const Values& values) {
+  return reinterpret_cast<const uint8_t*>(values.data());
+}
+
+TEST(Adam, StepGivesTheNumbersComputedByHand) {
+  // m = 0.5*2 + 0.25*4 = 2;  v = 0.5*16 + 0.5*(4*4) = 16;
+  // x = (8 - 0.5*8) - 0.75 * (2 / (sqrt(16)*0.25 + 1)) = 4 - 0.75 = 3.25
+  const AdamRates rates = {.beta1 = 0.5f,
+                           .one_minus_beta1 = 0.25f,
+                           .beta2 = 0.5f,
+                           .one_minus_beta2 = 0.5f,
+                           .step_size = 0.75f,
+                           .inverse_sqrt_correction2 = 0.25f,
+                           .epsilon = 1,
+                           .decay = 0.5f};
+  const Values gradient = {4};
+  const uint8_t bfloat16[] = {0x80, 0x40};  // 4 as well
+  OnEveryTarget([&] {
+    for (const bool wide : {true, false}) {
+      Values m = {2}, v = {16}, x = {8};
+      AdamStep(rates, wide ? DenseType::kFloat32 : DenseType::kBfloat16,
+               wide ? Float32Payload(gradient) : bfloat16, absl::MakeSpan(m), absl::MakeSpan(v),
+               absl::MakeSpan(x));
+      EXPECT_EQ(m[0], 2);
+      EXPECT_EQ(v[0], 16);
+      EXPECT_EQ(x[0], 3.25f);
+    }
+  });
+}
+
+constexpr AdamRates kRates = {.beta1 = 0.9f,
+                              .one_minus_beta1 = 0.1f,
+                              .beta2 = 0.999f,
+                              .one_minus_beta2 = 0.001f,
+                              .step_size = 3e-3f,
+                              .inverse_sqrt_correction2 = 1.7f,
+                              .epsilon = 1e-8f,
+                              .decay = 1e-5f};
+
+struct State {
+  Values momentum, variance, parameters;
+};
+
+// The three equations of adam.h, each operation in a statement of its own.
+State StepByStep(const AdamRates& rates, const Values& gradient, State state) {
+  for (size_t i = 0; i < gradient.size(); ++i) {
+    const float g = gradient[i];
+    const float kept_m = rates.beta1 * state.momentum[i];
+    const float new_m = rates.one_minus_beta1 * g;
+    const float m = kept_m + new_m;
+    const float kept_v = rates.beta2 * state.variance[i];
+    const float square = g * g;
+    const float new_v = rates.one_minus_beta2 * square;
+    const float v = kept_v + new_v;
+    const float root = std::sqrt(v);
+    const float corrected = root * rates.inverse_sqrt_correction2;
+    const float denominator = corrected + rates.epsilon;
+    const float ratio = m / denominator;
+    const float step = rates.step_size * ratio;
+    const float decay = rates.decay * state.parameters[i];
+    const float decayed = state.parameters[i] - decay;
+    state.momentum[i] = m;
+    state.variance[i] = v;
+    state.parameters[i] = decayed - step;
+  }
+  return state;
+}
+
+TEST(Adam, StepMatchesTheModel) {
+  Random random;
+  for (size_t n : kLengths) {
+    SCOPED_TRACE(n);
+    const State before = {random.Values(n), random.PositiveValues(n), random.Values(n)};
+    Values gradient = random.Values(n);
+    std::vector<uint8_t> upper_halves(2 * n);
+    for (size_t i = 0; i < n; ++i) {
+      // Representable in bf16, so that both payloads hold the same numbers.
+      uint32_t bits;
+      std::memcpy(&bits, &gradient[i], 4);
+      bits &= 0xffff0000;
+      std::memcpy(&gradient[i], &bits, 4);
+      upper_halves[2 * i] = static_cast<uint8_t>(bits >> 16);
+      upper_halves[2 * i + 1] = static_cast<uint8_t>(bits >> 24);
+    }
+    const State expected = StepByStep(kRates, gradient, before);
+    const Guarded<float> fp32 = gradient;
+    const Guarded<uint8_t> bf16 = upper_halves;
+    OnEveryTarget([&] {
+      for (DenseType type : {DenseType::kFloat32, DenseType::kBfloat16}) {
+        Guarded<float> m = before.momentum, v = before.variance, x = before.parameters;
+        const uint8_t* payload = type == DenseType::kFloat32
+                                     ? reinterpret_cast<const uint8_t*>(fp32.data())
+                                     : bf16.data();
+        AdamStep(kRates, type, payload, m.span(), v.span(), x.span());
+        EXPECT_TRUE(SameBytes(m, expected.momentum));
+        EXPECT_TRUE(SameBytes(v, expected.variance));
+        EXPECT_TRUE(SameBytes(x, expected.parameters));
+      }
+    });
+  }
+}
+
+TEST(Adam, FreezeGivesTheNumbersComputedByHand) {
+  // Corrected variances 16, then 4 (the floor 9 is above it): 1 / (4 + 1) and 1 / (3 + 1).
+  const FreezeRates rates = {
+      .momentum_correction = 3, .variance_correction = 4, .floor = 9, .epsilon = 1};
+  OnEveryTarget([&] {
+    Values momentum = {2, -2};
+    Values variance = {4, 1};
+    Freeze(rates, absl::MakeSpan(momentum), absl::MakeSpan(variance));
+    EXPECT_EQ(momentum, (Values{6, -6}));
+    EXPECT_EQ(variance, (Values{0.2f, 0.25f}));
+  });
+}
+
+TEST(Adam, FreezeGivesNoUpdateWhereThereWasNoGradient) {
+  const FreezeRates rates = {
+      .momentum_correction = 1, .variance_correction = 4, .floor = 9, .epsilon = 1e-8f};
+  OnEveryTarget([&] {
+    Values momentum(3, 1.0f);
+    Values variance = {0.0f, -0.0f, std::numeric_limits<float>::quiet_NaN()};
+    Freeze(rates, absl::MakeSpan(momentum), absl::MakeSpan(variance));
+    EXPECT_TRUE(SameBytes<float>(variance, Values(3, 0.0f)));
+  });
+}
+
+TEST(Adam, FreezeMatchesTheModel) {
+  Random random;
+  for (float floor : {0.0f, 1e-4f}) {
+    const FreezeRates rates = {
+        .momentum_correction = 1.1f, .variance_correction = 1.3f, .floor = floor, .epsilon = 1e-8f};
+    for (size_t n : kLengths) {
+      SCOPED_TRACE(n);
+      const Values m = random.Values(n), v = random.PositiveValues(n);
+      Values corrected(n), inverse(n);
+      for (size_t i = 0; i < n; ++i) {
+        corrected[i] = m[i] * 1.1f;
+        const float floored = std::max(v[i] * 1.3f, floor);
+        inverse[i] = v[i] > 0 ? 1 / (std::sqrt(floored) + 1e-8f) : 0;
+      }
+      OnEveryTarget([&] {
+        Guarded<float> momentum = m, variance = v;
+        Freeze(rates, momentum.span(), variance.span());
+        EXPECT_TRUE(SameBytes(momentum, corrected));
+        EXPECT_TRUE(SameBytes(variance, inverse));
+      });
+    }
+  }
+}
+
+TEST(Adam, SumIsInDoubleAndInElementOrder) {
+  EXPECT_EQ(Sum({}), 0);
+  EXPECT_EQ(Sum(Values{0x1p24f, 1, 1}), 0x1p24 + 2);
+  EXPECT_EQ(Sum(Values{0x1p60f, 1, -0x1p60f}), 0);
+  EXPECT_EQ(Sum(Values{0x1p60f, -0x1p60f, 1}), 1);
+}
+
+}  // namespace
+}  // namespace signpost::kernels

@@ -1,0 +1,98 @@
+#include "kernels/dense_reference.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "absl/types/span.h"
+#include "kernels/block.h"
+#include "kernels/dense.h"
+#include "kernels/rank_sum.h"
+
+namespace signpost::kernels::reference {
+namespace {
+
+// To nearest, ties to even: adds half a unit of the last place, less one where that place is even.
+uint16_t RoundToBfloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+float WidenBfloat16(uint16_t value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value) << 16);
+}
+
+// False for NaN.
+bool IsWithinRange(float value) { return std::abs(value) <= kMaxDense; }
+
+}  // namespace
+
+float LoadDense(DenseType type, const uint8_t* payload, size_t i) {
+  if (type == DenseType::kFloat32) {
+    float value;
+    std::memcpy(&value, payload + 4 * i, sizeof value);
+    return value;
+  }
+  uint16_t value;
+  std::memcpy(&value, payload + 2 * i, sizeof value);
+  return WidenBfloat16(value);
+}
+
+float StoreDense(DenseType type, float value, uint8_t* payload, size_t i) {
+  if (type == DenseType::kFloat32) {
+    std::memcpy(payload + 4 * i, &value, sizeof value);
+    return value;
+  }
+  const uint16_t rounded = RoundToBfloat16(value);
+  std::memcpy(payload + 2 * i, &rounded, sizeof rounded);
+  return WidenBfloat16(rounded);
+}
+
+size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const float> gradient,
+                     absl::Span<float> error, uint8_t* out) {
+  const size_t blocks = BlockCount(error.size(), rule.block_elements);
+  for (size_t block = 0; block < blocks; ++block) {
+    const size_t begin = block * rule.block_elements;
+    const size_t end = std::min(begin + rule.block_elements, error.size());
+    for (size_t i = begin; i < end; ++i) {
+      if (!IsWithinRange(gradient[i] + error[i])) return block;
+    }
+    for (size_t i = begin; i < end; ++i) {
+      const float u = gradient[i] + error[i];
+      error[i] = u - StoreDense(type, u, out, i);
+    }
+  }
+  return blocks;
+}
+
+void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions,
+                    float inverse_count, absl::Span<float> error, uint8_t* out) {
+  for (size_t i = 0; i < error.size(); ++i) {
+    const float sum = SumOverRanks(
+        contributions.size(), [&](size_t rank) { return LoadDense(type, contributions[rank], i); });
+    const float u = sum * inverse_count + error[i];
+    error[i] = u - StoreDense(type, u, out, i);
+  }
+}
+
+void AddDense(DenseType type, const uint8_t* addend, float factor, absl::Span<float> accumulator) {
+  for (size_t i = 0; i < accumulator.size(); ++i) {
+    accumulator[i] = accumulator[i] + factor * LoadDense(type, addend, i);
+  }
+}
+
+void Scale(float factor, absl::Span<float> values) {
+  for (float& value : values) value = factor * value;
+}
+
+bool DenseWithinRange(DenseType type, const uint8_t* payload, size_t elements) {
+  for (size_t i = 0; i < elements; ++i) {
+    if (!IsWithinRange(LoadDense(type, payload, i))) return false;
+  }
+  return true;
+}
+
+}  // namespace signpost::kernels::reference

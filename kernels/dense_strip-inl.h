@@ -1,0 +1,98 @@
+// Strips of dense payloads (dense.h): one struct per DenseType, for kernels to be instantiated
+// with. Included once per Highway target.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/dense.h"
+#include "kernels/strip-inl.h"
+
+#if defined(SIGNPOST_KERNELS_DENSE_STRIP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SIGNPOST_KERNELS_DENSE_STRIP_INL_H_
+#undef SIGNPOST_KERNELS_DENSE_STRIP_INL_H_
+#else
+#define SIGNPOST_KERNELS_DENSE_STRIP_INL_H_
+#endif
+
+#if HWY_TARGET != HWY_SCALAR
+
+HWY_BEFORE_NAMESPACE();
+namespace signpost::kernels::HWY_NAMESPACE {
+
+// A codec reads (Decode) and writes (Encode) the strip that begins at element i of a payload.
+// Encode rounds u and returns what that lost.
+
+struct Float32Codec {
+  // Payloads are not aligned, which LoadU and StoreU do not mind.
+  template <class Count>
+  static HWY_INLINE Strip Decode(const uint8_t* payload, size_t i, Count count) {
+    return Load(reinterpret_cast<const float*>(payload) + i, count);
+  }
+
+  template <class Count>
+  static HWY_INLINE Strip Encode(const Strip& u, uint8_t* payload, size_t i, Count count) {
+    Store(u, reinterpret_cast<float*>(payload) + i, count);
+    return Map([](Vector v) HWY_ATTR { return hn::Sub(v, v); }, u);
+  }
+};
+
+struct Bfloat16Codec {
+  using Halves = hn::Rebind<uint16_t, Floats>;
+  using Bits = hn::RebindToUnsigned<Floats>;
+
+  static HWY_INLINE Strip Decode(const uint8_t* payload, size_t i, Full) {
+    const uint16_t* const halves = reinterpret_cast<const uint16_t*>(payload) + i;
+    return MakeStrip([=](size_t k) HWY_ATTR {
+      return Widen(hn::PromoteTo(Bits(), hn::LoadU(Halves(), halves + k * kLanes)));
+    });
+  }
+
+  static HWY_INLINE Strip Decode(const uint8_t* payload, size_t i, size_t count) {
+    uint8_t all[2 * kStripElements] = {};
+    std::memcpy(all, payload + 2 * i, 2 * count);
+    return Decode(all, /*i=*/0, Full());
+  }
+
+  static HWY_INLINE Strip Encode(const Strip& u, uint8_t* payload, size_t i, Full) {
+    uint16_t* const halves = reinterpret_cast<uint16_t*>(payload) + i;
+    return MakeStrip([&](size_t k) HWY_ATTR {
+      const auto rounded = Round(u.v[k]);
+      hn::StoreU(hn::TruncateTo(Halves(), rounded), Halves(), halves + k * kLanes);
+      return hn::Sub(u.v[k], Widen(rounded));
+    });
+  }
+
+  static HWY_INLINE Strip Encode(const Strip& u, uint8_t* payload, size_t i, size_t count) {
+    uint8_t all[2 * kStripElements];
+    const Strip lost = Encode(u, all, /*i=*/0, Full());
+    std::memcpy(payload + 2 * i, all, 2 * count);
+    return lost;
+  }
+
+ private:
+  static HWY_INLINE Vector Widen(hn::Vec<Bits> half) {
+    return hn::BitCast(Floats(), hn::ShiftLeft<16>(half));
+  }
+
+  // To nearest, ties to even; the result is in the lower half of each lane.
+  static HWY_INLINE hn::Vec<Bits> Round(Vector value) {
+    const auto bits = hn::BitCast(Bits(), value);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(Bits(), 1));
+    const auto half = hn::Add(hn::Set(Bits(), 0x7fff), odd);
+    return hn::ShiftRight<16>(hn::Add(bits, half));
+  }
+};
+
+// body(codec) with the codec of `type`.
+template <class Body>
+HWY_INLINE auto WithCodec(DenseType type, Body body) {
+  return type == DenseType::kFloat32 ? body(Float32Codec()) : body(Bfloat16Codec());
+}
+
+}  // namespace signpost::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET != HWY_SCALAR
+#endif  // SIGNPOST_KERNELS_DENSE_STRIP_INL_H_

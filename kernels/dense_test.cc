@@ -1,0 +1,303 @@
+#include "kernels/dense.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "kernels/block.h"
+#include "kernels/every_target.h"
+#include "kernels/test_inputs.h"
+
+namespace signpost::kernels {
+namespace {
+
+using Values = std::vector<float>;
+using Payload = std::vector<uint8_t>;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr DenseType kTypes[] = {DenseType::kFloat32, DenseType::kBfloat16};
+
+// What the words of dense.h say, as naively as they can be said.
+namespace model {
+
+// The nearest number of 8 significant bits, ties to even, which is how nearbyint rounds. The least
+// denormal of bf16 is 2^-133.
+float Round(DenseType type, float value) {
+  if (type == DenseType::kFloat32) return value;
+  int exponent;
+  std::frexp(value, &exponent);
+  const double unit = std::ldexp(1.0, std::max(exponent - 8, -133));
+  return static_cast<float>(std::nearbyint(value / unit) * unit);
+}
+
+// Of values that `type` represents.
+Payload Encode(DenseType type, const Values& values) {
+  Payload payload;
+  for (float value : values) {
+    uint8_t bytes[4];
+    std::memcpy(bytes, &value, 4);
+    payload.insert(payload.end(), type == DenseType::kFloat32 ? bytes : bytes + 2, bytes + 4);
+  }
+  return payload;
+}
+
+Values Round(DenseType type, Values values) {
+  for (float& value : values) value = Round(type, value);
+  return values;
+}
+
+Values Error(const Values& u, const Values& rounded) {
+  Values error(u.size());
+  for (size_t i = 0; i < u.size(); ++i) error[i] = u[i] - rounded[i];
+  return error;
+}
+
+// Ranks 0 to 3 first, then 4 to 7, and so on; then these sums.
+float RankSum(const std::vector<Values>& of_rank, size_t i) {
+  Values groups;
+  for (size_t rank = 0; rank < of_rank.size(); ++rank) {
+    if (rank % 4 == 0) {
+      groups.push_back(of_rank[rank][i]);
+    } else {
+      groups.back() += of_rank[rank][i];
+    }
+  }
+  float sum = groups[0];
+  for (size_t group = 1; group < groups.size(); ++group) sum += groups[group];
+  return sum;
+}
+
+}  // namespace model
+
+// The two bytes of a bf16, little-endian.
+Payload Bfloat16(uint16_t bits) {
+  return {static_cast<uint8_t>(bits), static_cast<uint8_t>(bits >> 8)};
+}
+
+struct Rounding {
+  float value;
+  uint16_t bits;
+};
+
+TEST(Dense, Bfloat16RoundsToNearestTiesToEven) {
+  const Rounding goldens[] = {
+      {1.0f, 0x3f80},
+      {0x1.01p0f, 0x3f80},         // a tie, down to even
+      {0x1.03p0f, 0x3f82},         // a tie, up to even
+      {0x1.010002p0f, 0x3f81},     // just above a tie
+      {0x1.02fffep0f, 0x3f81},     // just below a tie
+      {-0x1.03p0f, 0xbf82},        // the sign does not matter
+      {0x1.ffp0f, 0x4000},         // the carry goes into the exponent
+      {0.0f, 0x0000},              //
+      {-0.0f, 0x8000},             // zero keeps its sign
+      {0x1p-149f, 0x0000},         // the least denormal is lost
+      {-0x1p-149f, 0x8000},        //
+      {0x1p-134f, 0x0000},         // denormals: half a unit is a tie
+      {0x1.8p-133f, 0x0002},       // one and a half units
+      {0x1.fffffep-127f, 0x0080},  // up to the least normal number
+      {0x1p100f, 0x7180},          // kMaxDense
+  };
+  OnEveryTarget([&] {
+    for (const Rounding& golden : goldens) {
+      SCOPED_TRACE(golden.value);
+      Values error = {-0.0f};  // which changes no gradient, not even a zero
+      Guarded<uint8_t> out(2);
+      EXPECT_EQ(CompressDense(BlockRule(), DenseType::kBfloat16, {golden.value},
+                              absl::MakeSpan(error), out.data()),
+                1u);
+      EXPECT_TRUE(SameBytes(out, Bfloat16(golden.bits)));
+      const float rounded = std::ldexp(
+          static_cast<float>((golden.bits & 0x7f) + ((golden.bits & 0x7f80) != 0 ? 0x80 : 0)),
+          std::max((golden.bits >> 7 & 0xff), 1) - 127 - 7);
+      EXPECT_EQ(error[0], golden.value - std::copysign(rounded, golden.value));
+    }
+  });
+}
+
+TEST(Dense, Float32LosesNothing) {
+  const Values gradient = {1.5f, -0x1p-149f, 1e30f};
+  OnEveryTarget([&] {
+    Values error = {0.25f, 0.0f, 1.0f};
+    Guarded<uint8_t> out(12);
+    EXPECT_EQ(CompressDense(BlockRule(), DenseType::kFloat32, gradient, absl::MakeSpan(error),
+                            out.data()),
+              1u);
+    EXPECT_TRUE(SameBytes(out, model::Encode(DenseType::kFloat32, {1.75f, -0x1p-149f, 1e30f})));
+    EXPECT_TRUE(SameBytes<float>(error, Values(3, 0.0f)));
+  });
+}
+
+TEST(Dense, CompressedMatchesTheModel) {
+  Random random;
+  for (DenseType type : kTypes) {
+    for (size_t block : kBlocks) {
+      for (size_t n : kLengths) {
+        SCOPED_TRACE(testing::Message() << n << " elements in blocks of " << block);
+        const Values gradient = random.Values(n), error = random.Values(n);
+        Values u(n);
+        for (size_t i = 0; i < n; ++i) u[i] = gradient[i] + error[i];
+        const Values rounded = model::Round(type, u);
+        const Guarded<float> g = gradient;
+        OnEveryTarget([&] {
+          Guarded<float> e = error;
+          Guarded<uint8_t> out(DenseBytes(type, n));
+          EXPECT_EQ(CompressDense(BlockRule{block}, type, g.span(), e.span(), out.data()),
+                    BlockCount(n, block));
+          EXPECT_TRUE(SameBytes(out, model::Encode(type, rounded)));
+          EXPECT_TRUE(SameBytes(e, model::Error(u, rounded)));
+        });
+      }
+    }
+  }
+}
+
+TEST(Dense, BlockOutOfRangeIsLeftUntouched) {
+  const size_t n = 5 * 256 + 3;
+  Random random;
+  const Values clean = random.Values(n);
+  const Values error(n, -0.0f);  // so that u is the gradient, zeros included
+  const float above = std::nextafter(kMaxDense, kInfinity);
+  for (DenseType type : kTypes) {
+    const Values rounded = model::Round(type, clean);
+    const Payload payload = model::Encode(type, rounded);
+    const Values lost = model::Error(clean, rounded);
+    for (float poison : {kNan, kInfinity, -kInfinity, above, -above}) {
+      for (size_t at : {0, 255, 256, 700, 1279, 1282}) {
+        SCOPED_TRACE(testing::Message() << poison << " at " << at);
+        Values gradient = clean;
+        gradient[at] = poison;
+        const size_t bad = at / 256;
+        Payload bytes(DenseBytes(type, n), 0x5a);
+        Values left = error;
+        std::copy_n(payload.begin(), DenseBytes(type, bad * 256), bytes.begin());
+        std::copy_n(lost.begin(), bad * 256, left.begin());
+        OnEveryTarget([&] {
+          Guarded<float> e = error;
+          Guarded<uint8_t> out = Payload(DenseBytes(type, n), 0x5a);
+          EXPECT_EQ(CompressDense(BlockRule{256}, type, gradient, e.span(), out.data()), bad);
+          EXPECT_TRUE(SameBytes(out, bytes));
+          EXPECT_TRUE(SameBytes(e, left));
+        });
+      }
+    }
+  }
+}
+
+TEST(Dense, AggregateOfAnyWorldSizeMatchesTheModel) {
+  Random random;
+  for (DenseType type : kTypes) {
+    for (size_t ranks : {1, 2, 3, 4, 5, 8, 9, 16}) {
+      for (size_t n : kLengths) {
+        SCOPED_TRACE(testing::Message() << ranks << " ranks, " << n << " elements");
+        const float inverse_count = 1 / static_cast<float>(ranks);
+        std::vector<Values> sent;
+        std::vector<Guarded<uint8_t>> payloads;
+        for (size_t rank = 0; rank < ranks; ++rank) {
+          sent.push_back(model::Round(type, random.Values(n)));
+          payloads.emplace_back(model::Encode(type, sent.back()));
+        }
+        std::vector<const uint8_t*> contributions;
+        for (const Guarded<uint8_t>& payload : payloads) contributions.push_back(payload.data());
+        const Values error = random.Values(n);
+        Values u(n);
+        for (size_t i = 0; i < n; ++i) u[i] = model::RankSum(sent, i) * inverse_count + error[i];
+        const Values rounded = model::Round(type, u);
+        OnEveryTarget([&] {
+          Guarded<float> e = error;
+          Guarded<uint8_t> out(DenseBytes(type, n));
+          AggregateDense(type, contributions, inverse_count, e.span(), out.data());
+          EXPECT_TRUE(SameBytes(out, model::Encode(type, rounded)));
+          EXPECT_TRUE(SameBytes(e, model::Error(u, rounded)));
+        });
+      }
+    }
+  }
+}
+
+// 2^24 + 1 is 2^24 in fp32. So ranks 1 to 3 vanish beside rank 0, but ranks 4 to 7, added up first,
+// do not: plain rank order would give 2^24.
+TEST(Dense, RanksAreAddedInGroupsOfFour) {
+  const Payload first = model::Encode(DenseType::kFloat32, {0x1p24f});
+  const Payload other = model::Encode(DenseType::kFloat32, {1.0f});
+  std::vector<const uint8_t*> contributions(8, other.data());
+  contributions[0] = first.data();
+  OnEveryTarget([&] {
+    Values error = {0.0f};
+    Guarded<uint8_t> out(4);
+    AggregateDense(DenseType::kFloat32, contributions, /*inverse_count=*/0.125f,
+                   absl::MakeSpan(error), out.data());
+    EXPECT_TRUE(SameBytes(out, model::Encode(DenseType::kFloat32, {(0x1p24f + 4) / 8})));
+  });
+}
+
+TEST(Dense, AddMatchesTheModel) {
+  constexpr float kFactor = -0.3f;
+  Random random;
+  for (DenseType type : kTypes) {
+    for (size_t n : kLengths) {
+      SCOPED_TRACE(n);
+      const Values addend = model::Round(type, random.Values(n)), before = random.Values(n);
+      const Guarded<uint8_t> payload = model::Encode(type, addend);
+      Values expected(n);
+      for (size_t i = 0; i < n; ++i) expected[i] = before[i] + (kFactor * addend[i]);
+      OnEveryTarget([&] {
+        Guarded<float> accumulator = before;
+        AddDense(type, payload.data(), kFactor, accumulator.span());
+        EXPECT_TRUE(SameBytes(accumulator, expected));
+      });
+    }
+  }
+}
+
+TEST(Dense, ScaleMultipliesEachValueOnce) {
+  constexpr float kFactor = 0.7f;
+  Random random;
+  for (size_t n : kLengths) {
+    SCOPED_TRACE(n);
+    const Values before = random.Values(n);
+    Values expected(n);
+    for (size_t i = 0; i < n; ++i) expected[i] = kFactor * before[i];
+    OnEveryTarget([&] {
+      Guarded<float> values = before;
+      Scale(kFactor, values.span());
+      EXPECT_TRUE(SameBytes(values, expected));
+    });
+  }
+}
+
+TEST(Dense, WithinRangeFindsTheOneElementThatIsNot) {
+  const float above = std::nextafter(kMaxDense, kInfinity);
+  OnEveryTarget([&] {
+    for (size_t n : {1, 7, 8, 31, 32, 33, 100}) {
+      for (size_t at = 0; at < n; ++at) {
+        SCOPED_TRACE(testing::Message() << at << " of " << n);
+        const auto within = [&](DenseType type, float value) {
+          Values values(n, -kMaxDense);
+          values[at] = value;
+          const Guarded<uint8_t> payload = model::Encode(type, values);
+          return DenseWithinRange(type, payload.data(), n);
+        };
+        EXPECT_TRUE(within(DenseType::kFloat32, kMaxDense));
+        EXPECT_FALSE(within(DenseType::kFloat32, above));
+        EXPECT_FALSE(within(DenseType::kFloat32, -above));
+        for (DenseType type : kTypes) {
+          EXPECT_TRUE(within(type, -0.0f));
+          EXPECT_FALSE(within(type, kNan));
+          EXPECT_FALSE(within(type, -kInfinity));
+          EXPECT_FALSE(within(type, 0x1.02p100f));
+        }
+      }
+    }
+    EXPECT_TRUE(DenseWithinRange(DenseType::kFloat32, nullptr, 0));
+  });
+}
+
+}  // namespace
+}  // namespace signpost::kernels

@@ -1,0 +1,85 @@
+// One-bit compression with error feedback: 1-bit Adam, arXiv:2102.02888, Algorithm 1.
+//
+// A span of elements is cut into blocks of `rule.block_elements`; the last may be short. A
+// compressed block is one fp32 scale S >= 0 and one IEEE sign bit per element (1 = negative, so -0
+// is negative), element i in bit i mod 8 of byte i div 8. It stands for copysign(S, bit).
+//
+// Compressing u, per block of length len, everything in fp32:
+//   q    = sum of u_i * u_i            in the lane order of block.h
+//   S    = gamma * sqrt(q / len)
+//   bits = the sign bits of u
+//   e_i  = u_i - copysign(S, u_i)      what compression lost, kept for the next input
+//
+// All pointers are host memory with no alignment requirement beyond their type's. Spans of one call
+// must not overlap unless a comment says so. Functions are thread-safe: they touch their arguments
+// only.
+
+#ifndef SIGNPOST_KERNELS_ONEBIT_H_
+#define SIGNPOST_KERNELS_ONEBIT_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "kernels/block.h"
+
+namespace signpost::kernels {
+
+// A compressed span of n elements: BlockCount(n) scales and SignBytes(n) bytes of sign bits.
+struct OneBitView {
+  const float* scales = nullptr;
+  const uint8_t* bits = nullptr;
+};
+struct OneBitSpan {
+  float* scales = nullptr;
+  uint8_t* bits = nullptr;
+  operator OneBitView() const { return {scales, bits}; }
+};
+
+// u = beta1 * momentum + (1 - beta1) * gradient + error, rounded after each operation:
+//   u = ((beta1 * m) + (one_minus_beta1 * g)) + e
+struct MomentumRates {
+  float beta1 = 0.9f;
+  float one_minus_beta1 = 0.1f;  // rounded from the double 1 - beta1
+};
+
+// A worker's one-bit contribution, in one pass over memory: compresses u of the span into `out`
+// and leaves the new error in `error`. `gradient` and `error` have equal sizes, n.
+//
+// Returns the number of blocks packed. It is BlockCount(n), unless a block's S is not finite or
+// exceeds kMaxScale (a NaN or infinite gradient does that): then it is that block's index, and that
+// block and all behind it are untouched in `error` and `out`.
+//
+// The momentum is dense (n elements) in the first one-bit round, and afterwards what the
+// aggregators answered in the last one.
+size_t CompressMomentum(const BlockRule& rule, MomentumRates rates,
+                        absl::Span<const float> gradient, const float* momentum,
+                        absl::Span<float> error, OneBitSpan out);
+size_t CompressMomentum(const BlockRule& rule, MomentumRates rates,
+                        absl::Span<const float> gradient, OneBitView momentum,
+                        absl::Span<float> error, OneBitSpan out);
+
+// An aggregator's one-bit round, in one pass over memory, no contribution expanded to floats:
+//   u = (sum over ranks of copysign(S_r, bits_r)) * inverse_count + error
+// summed in the order of block.h (kRankGroup), compressed into `out`, the new error left in
+// `error`. `contributions` are in rank order, at least one; inverse_count is fp32 1/world size.
+// Returns the number of blocks packed, as CompressMomentum does.
+size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contributions,
+                       float inverse_count, absl::Span<float> error, OneBitSpan out);
+
+// A worker's use of the answer, in one pass over memory; the answer is the new momentum:
+//   x = x - lr * (copysign(S, bit) * inverse_denominator + weight_decay * x)
+// rounded after each operation as written. `inverse_denominator` is 1 / (sqrt(v) + epsilon), or 0
+// for an element that has no variance (adam.h); it and `parameters` have equal sizes.
+void ApplyMomentum(const BlockRule& rule, OneBitView momentum, float learning_rate,
+                   float weight_decay, absl::Span<const float> inverse_denominator,
+                   absl::Span<float> parameters);
+
+// accumulator = accumulator + copysign(factor * S, bit), with the sign flipped for factor < 0.
+// With factor 1 it takes a contribution back that did not count.
+void AddOneBit(const BlockRule& rule, OneBitView addend, float factor,
+               absl::Span<float> accumulator);
+
+}  // namespace signpost::kernels
+
+#endif  // SIGNPOST_KERNELS_ONEBIT_H_

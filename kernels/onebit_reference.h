@@ -1,0 +1,39 @@
+// The functions of onebit.h as plain loops, one element at a time, in the words of the paper: what
+// the SIMD variants are measured against, and what runs on a processor that has none of them.
+
+#ifndef SIGNPOST_KERNELS_ONEBIT_REFERENCE_H_
+#define SIGNPOST_KERNELS_ONEBIT_REFERENCE_H_
+
+#include <cmath>
+#include <cstddef>
+
+#include "absl/types/span.h"
+#include "kernels/onebit.h"
+
+namespace signpost::kernels {
+
+// S of a block, from the sum of its squares. Every variant calls this one.
+inline float BlockScale(const BlockRule& rule, float sum_of_squares, size_t length) {
+  return rule.gamma * std::sqrt(sum_of_squares / static_cast<float>(length));
+}
+
+namespace reference {
+
+size_t CompressDenseMomentum(const BlockRule& rule, MomentumRates rates,
+                             absl::Span<const float> gradient, const float* momentum,
+                             absl::Span<float> error, OneBitSpan out);
+size_t CompressOneBitMomentum(const BlockRule& rule, MomentumRates rates,
+                              absl::Span<const float> gradient, OneBitView momentum,
+                              absl::Span<float> error, OneBitSpan out);
+size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contributions,
+                       float inverse_count, absl::Span<float> error, OneBitSpan out);
+void ApplyMomentum(const BlockRule& rule, OneBitView momentum, float learning_rate,
+                   float weight_decay, absl::Span<const float> inverse_denominator,
+                   absl::Span<float> parameters);
+void AddOneBit(const BlockRule& rule, OneBitView addend, float factor,
+               absl::Span<float> accumulator);
+
+}  // namespace reference
+}  // namespace signpost::kernels
+
+#endif  // SIGNPOST_KERNELS_ONEBIT_REFERENCE_H_

@@ -1,0 +1,417 @@
+#include "kernels/onebit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "kernels/block.h"
+#include "kernels/every_target.h"
+#include "kernels/test_inputs.h"
+
+namespace signpost::kernels {
+namespace {
+
+using Values = std::vector<float>;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr MomentumRates kRates = {/*beta1=*/0.9f, /*one_minus_beta1=*/0.1f};
+
+// What the equations of onebit.h say, as naively as they can be said.
+namespace model {
+
+struct Compressed {
+  Values scales;
+  std::vector<uint8_t> bits;
+  Values error;
+};
+
+float Sign(float magnitude, bool negative) { return negative ? -magnitude : magnitude; }
+
+bool Bit(const std::vector<uint8_t>& bits, size_t i) { return bits[i / 8] / (1 << i % 8) % 2 == 1; }
+
+// What lane l holds once `lanes` lanes are left.
+float Fold(const Values& u, size_t l, size_t lanes) {
+  if (lanes < 128) return Fold(u, l, 2 * lanes) + Fold(u, l + lanes, 2 * lanes);
+  float sum = 0;
+  for (size_t i = l; i < u.size(); i += 128) sum += u[i] * u[i];
+  return sum;
+}
+
+float ScaleOf(const BlockRule& rule, const Values& u) {
+  return rule.gamma * std::sqrt(Fold(u, /*l=*/0, /*lanes=*/1) / static_cast<float>(u.size()));
+}
+
+Compressed Compress(const BlockRule& rule, const Values& u) {
+  Compressed result;
+  result.bits.resize((u.size() + 7) / 8);
+  for (size_t i = 0; i < u.size(); ++i) {
+    if (i % rule.block_elements == 0) {
+      const size_t end = std::min(i + rule.block_elements, u.size());
+      result.scales.push_back(ScaleOf(rule, Values(u.begin() + i, u.begin() + end)));
+    }
+    if (std::signbit(u[i])) result.bits[i / 8] += 1 << i % 8;
+    result.error.push_back(u[i] - Sign(result.scales.back(), std::signbit(u[i])));
+  }
+  return result;
+}
+
+Values Decompress(const BlockRule& rule, const Compressed& c, size_t n) {
+  Values values(n);
+  for (size_t i = 0; i < n; ++i)
+    values[i] = Sign(c.scales[i / rule.block_elements], Bit(c.bits, i));
+  return values;
+}
+
+Values MomentumAndError(MomentumRates rates, const Values& m, const Values& g, const Values& e) {
+  Values u(g.size());
+  for (size_t i = 0; i < u.size(); ++i) {
+    u[i] = ((rates.beta1 * m[i]) + (rates.one_minus_beta1 * g[i])) + e[i];
+  }
+  return u;
+}
+
+// Ranks 0 to 3 first, then 4 to 7, and so on; then these sums.
+float RankSum(const Values& of_rank) {
+  Values groups;
+  for (size_t rank = 0; rank < of_rank.size(); ++rank) {
+    if (rank % 4 == 0) {
+      groups.push_back(of_rank[rank]);
+    } else {
+      groups.back() += of_rank[rank];
+    }
+  }
+  float sum = groups[0];
+  for (size_t group = 1; group < groups.size(); ++group) sum += groups[group];
+  return sum;
+}
+
+}  // namespace model
+
+// A compressed span of n elements that a kernel writes to; what it leaves alone stays 0x5a.
+struct Output {
+  Output(const BlockRule& rule, size_t n)
+      : scales(Values(BlockCount(n, rule.block_elements), kUntouchedScale)),
+        bits(std::vector<uint8_t>(SignBytes(n), kUntouchedBits)) {}
+
+  OneBitSpan span() { return {scales.data(), bits.data()}; }
+
+  static constexpr float kUntouchedScale = 12345;
+  static constexpr uint8_t kUntouchedBits = 0x5a;
+  Guarded<float> scales;
+  Guarded<uint8_t> bits;
+};
+
+// A compressed span with random signs, and scales as they come.
+model::Compressed RandomCompressed(Random& random, const BlockRule& rule, size_t n) {
+  return {
+      random.PositiveValues(BlockCount(n, rule.block_elements)), random.Bytes(SignBytes(n)), {}};
+}
+
+template <class Body>
+void ForEachShape(Body body) {
+  for (size_t block : kBlocks) {
+    for (size_t n : kLengths) {
+      SCOPED_TRACE(testing::Message() << n << " elements in blocks of " << block);
+      body(BlockRule{block}, n);
+    }
+  }
+}
+
+TEST(OneBit, EightElementsGiveTheBytesComputedByHand) {
+  // u = 0.5 * g: sum of squares 25 + 7 = 32; S = 1.5 * sqrt(32 / 8) = 3; elements 2 and 5 negative.
+  const BlockRule rule = {.block_elements = 8, .gamma = 1.5f};
+  const MomentumRates rates = {.beta1 = 0.5f, .one_minus_beta1 = 0.5f};
+  const Values gradient = {10, 2, -2, 2, 2, -2, 2, 2};
+  const Values momentum(8, 0.0f);
+  OnEveryTarget([&] {
+    Values error(8, 0.0f);
+    Output out(rule, 8);
+    EXPECT_EQ(
+        CompressMomentum(rule, rates, gradient, momentum.data(), absl::MakeSpan(error), out.span()),
+        1u);
+    EXPECT_TRUE(SameBytes(out.scales, Values{3.0f}));
+    EXPECT_TRUE(SameBytes(out.bits, std::vector<uint8_t>{0b00100100}));
+    EXPECT_EQ(error, (Values{2, -2, 2, -2, -2, 2, -2, -2}));
+  });
+}
+
+TEST(OneBit, MinusZeroIsNegativeAndUnusedBitsAreZero) {
+  const BlockRule rule = {.block_elements = 8, .gamma = 1.0f};
+  const MomentumRates rates = {.beta1 = 1.0f, .one_minus_beta1 = 1.0f};
+  const Values momentum = {0.0f, -0.0f, 2.0f};
+  const Values gradient = {0.0f, -0.0f, 0.0f};
+  OnEveryTarget([&] {
+    Values error = {0.0f, -0.0f, 0.0f};
+    Output out(rule, 3);
+    CompressMomentum(rule, rates, gradient, momentum.data(), absl::MakeSpan(error), out.span());
+    EXPECT_TRUE(SameBytes(out.bits, std::vector<uint8_t>{0b010}));
+    const float scale = std::sqrt(4.0f / 3);
+    EXPECT_EQ(error, (Values{-scale, scale, 2 - scale}));
+  });
+}
+
+// With p = 1 + 2^-23, p * p rounds to r = 1 + 2^-22 and leaves 2^-46, which a fused multiply-add
+// would keep. This is what goes red when the build loses -ffp-contract=off.
+TEST(OneBit, ProductsAreRoundedBeforeTheyAreAdded) {
+  constexpr float p = 0x1.000002p0f, r = 0x1.000004p0f;
+  const BlockRule rule = {.block_elements = 32};
+  const MomentumRates rates = {.beta1 = p, .one_minus_beta1 = p};
+  Values momentum(32, p), gradient(32, -p);
+  OnEveryTarget([&] {
+    Values error(32, 0.0f);
+    Output out(rule, 32);
+    CompressMomentum(rule, rates, gradient, momentum.data(), absl::MakeSpan(error), out.span());
+    EXPECT_TRUE(SameBytes(out.scales, Values{0.0f})) << "u = p*p - p*p";
+
+    // x - lr * (m * inverse + wd * x) with m * inverse = -r, wd * x = r; then lr * ... = r.
+    const uint8_t negative[] = {0xff, 0xff, 0xff, 0xff};
+    const float scale = p;
+    const Values inverse(32, p);
+    Values parameters(32, p);
+    ApplyMomentum(rule, {&scale, negative}, /*learning_rate=*/1, /*weight_decay=*/p, inverse,
+                  absl::MakeSpan(parameters));
+    EXPECT_TRUE(SameBytes<float>(parameters, Values(32, p)));
+    const uint8_t positive[] = {0, 0, 0, 0};
+    Values back(32, r);
+    ApplyMomentum(rule, {&scale, positive}, /*learning_rate=*/p, /*weight_decay=*/0,
+                  Values(32, 1.0f), absl::MakeSpan(back));
+    EXPECT_TRUE(SameBytes<float>(back, Values(32, 0.0f))) << "r - p*p";
+  });
+}
+
+TEST(OneBit, CompressedDenseMomentumMatchesTheModel) {
+  Random random;
+  ForEachShape([&](BlockRule rule, size_t n) {
+    const Values gradient = random.Values(n), momentum = random.Values(n);
+    const Values error = random.Values(n);
+    const model::Compressed expected =
+        model::Compress(rule, model::MomentumAndError(kRates, momentum, gradient, error));
+    const Guarded<float> g = gradient, m = momentum;
+    OnEveryTarget([&] {
+      Guarded<float> e = error;
+      Output out(rule, n);
+      EXPECT_EQ(CompressMomentum(rule, kRates, g.span(), m.data(), e.span(), out.span()),
+                BlockCount(n, rule.block_elements));
+      EXPECT_TRUE(SameBytes(out.scales, expected.scales));
+      EXPECT_TRUE(SameBytes(out.bits, expected.bits));
+      EXPECT_TRUE(SameBytes(e, expected.error));
+    });
+  });
+}
+
+TEST(OneBit, CompressedOneBitMomentumMatchesTheModel) {
+  Random random;
+  ForEachShape([&](BlockRule rule, size_t n) {
+    const Values gradient = random.Values(n), error = random.Values(n);
+    const model::Compressed momentum = RandomCompressed(random, rule, n);
+    const Values u =
+        model::MomentumAndError(kRates, model::Decompress(rule, momentum, n), gradient, error);
+    const model::Compressed expected = model::Compress(rule, u);
+    const Guarded<float> g = gradient, scales = momentum.scales;
+    const Guarded<uint8_t> bits = momentum.bits;
+    OnEveryTarget([&] {
+      Guarded<float> e = error;
+      Output out(rule, n);
+      EXPECT_EQ(CompressMomentum(rule, kRates, g.span(), OneBitView{scales.data(), bits.data()},
+                                 e.span(), out.span()),
+                BlockCount(n, rule.block_elements));
+      EXPECT_TRUE(SameBytes(out.scales, expected.scales));
+      EXPECT_TRUE(SameBytes(out.bits, expected.bits));
+      EXPECT_TRUE(SameBytes(e, expected.error));
+    });
+  });
+}
+
+TEST(OneBit, AggregateOfAnyWorldSizeMatchesTheModel) {
+  Random random;
+  for (size_t ranks : {1, 2, 3, 4, 5, 8, 9, 16, 70}) {
+    SCOPED_TRACE(testing::Message() << ranks << " ranks");
+    const float inverse_count = 1 / static_cast<float>(ranks);
+    ForEachShape([&](BlockRule rule, size_t n) {
+      if (n > 12389) return;  // seven blocks and a tail will do, times this many ranks
+      std::vector<model::Compressed> sent(ranks);
+      for (model::Compressed& of_rank : sent) of_rank = RandomCompressed(random, rule, n);
+      const Values error = random.Values(n);
+      Values u(n);
+      for (size_t i = 0; i < n; ++i) {
+        Values terms;
+        for (const model::Compressed& of_rank : sent) {
+          terms.push_back(
+              model::Sign(of_rank.scales[i / rule.block_elements], model::Bit(of_rank.bits, i)));
+        }
+        u[i] = model::RankSum(terms) * inverse_count + error[i];
+      }
+      const model::Compressed expected = model::Compress(rule, u);
+
+      std::vector<Guarded<uint8_t>> bits;
+      for (const model::Compressed& of_rank : sent) bits.emplace_back(of_rank.bits);
+      std::vector<OneBitView> contributions;
+      for (size_t r = 0; r < ranks; ++r) {
+        contributions.push_back({sent[r].scales.data(), bits[r].data()});
+      }
+      OnEveryTarget([&] {
+        Guarded<float> e = error;
+        Output out(rule, n);
+        EXPECT_EQ(AggregateOneBit(rule, contributions, inverse_count, e.span(), out.span()),
+                  BlockCount(n, rule.block_elements));
+        EXPECT_TRUE(SameBytes(out.scales, expected.scales));
+        EXPECT_TRUE(SameBytes(out.bits, expected.bits));
+        EXPECT_TRUE(SameBytes(e, expected.error));
+      });
+    });
+  }
+}
+
+// 2^24 + 1 is 2^24 in fp32. So ranks 1 to 3 vanish beside rank 0, but ranks 4 to 7, added up first,
+// do not: plain rank order would give 2^24.
+TEST(OneBit, RanksAreAddedInGroupsOfFour) {
+  const BlockRule rule = {.block_elements = 8, .gamma = 1};
+  const Values scales = {0x1p24f, 1, 1, 1, 1, 1, 1, 1};
+  const uint8_t positive = 0;
+  std::vector<OneBitView> contributions;
+  for (const float& scale : scales) contributions.push_back({&scale, &positive});
+  OnEveryTarget([&] {
+    Values error(8, 0.0f);
+    Output out(rule, 8);
+    AggregateOneBit(rule, contributions, /*inverse_count=*/0.125f, absl::MakeSpan(error),
+                    out.span());
+    // S is so near to u that u - S, and so S + e, are exact.
+    EXPECT_EQ(out.scales.span()[0] + error[0], (0x1p24f + 4) / 8);
+  });
+}
+
+TEST(OneBit, NonFiniteBlockIsLeftUntouched) {
+  const BlockRule rule = {.block_elements = 256};
+  const size_t n = 5 * 256 + 3;
+  Random random;
+  const Values clean = random.Values(n), momentum = random.Values(n), error = random.Values(n);
+  const model::Compressed packed =
+      model::Compress(rule, model::MomentumAndError(kRates, momentum, clean, error));
+  for (float poison : {kNan, kInfinity, -kInfinity, 1e30f}) {
+    for (size_t at : {0, 255, 256, 700, 1279, 1282}) {
+      SCOPED_TRACE(testing::Message() << poison << " at " << at);
+      Values gradient = clean;
+      gradient[at] = poison;
+      const size_t bad = at / 256;
+      // Up to the bad block as packed, from it on as before.
+      Values scales(BlockCount(n, 256), Output::kUntouchedScale);
+      std::vector<uint8_t> bits(SignBytes(n), Output::kUntouchedBits);
+      Values left = error;
+      std::copy_n(packed.scales.begin(), bad, scales.begin());
+      std::copy_n(packed.bits.begin(), bad * 32, bits.begin());
+      std::copy_n(packed.error.begin(), bad * 256, left.begin());
+      OnEveryTarget([&] {
+        Guarded<float> e = error;
+        Output out(rule, n);
+        EXPECT_EQ(CompressMomentum(rule, kRates, gradient, momentum.data(), e.span(), out.span()),
+                  bad);
+        EXPECT_TRUE(SameBytes(out.scales, scales));
+        EXPECT_TRUE(SameBytes(out.bits, bits));
+        EXPECT_TRUE(SameBytes(e, left));
+      });
+    }
+  }
+}
+
+TEST(OneBit, ScaleAboveItsLimitIsRefused) {
+  const BlockRule rule = {.block_elements = 8, .gamma = 1};
+  const uint8_t positive = 0;
+  const std::vector<float> scales = {kMaxScale, std::nextafter(kMaxScale, kInfinity)};
+  OnEveryTarget([&] {
+    Values error(8, 0.0f);
+    Output out(rule, 8);
+    const OneBitView at_limit = {&scales[0], &positive}, above = {&scales[1], &positive};
+    EXPECT_EQ(
+        AggregateOneBit(rule, {above}, /*inverse_count=*/1, absl::MakeSpan(error), out.span()), 0u);
+    EXPECT_TRUE(SameBytes<float>(error, Values(8, 0.0f)));
+    EXPECT_EQ(
+        AggregateOneBit(rule, {at_limit}, /*inverse_count=*/1, absl::MakeSpan(error), out.span()),
+        1u);
+    EXPECT_TRUE(SameBytes(out.scales, Values{kMaxScale}));
+  });
+}
+
+TEST(OneBit, ApplyGivesTheParametersComputedByHand) {
+  // x - 0.5 * (m * 2 + 0.25 * x): m = 3, -3; x = 8: 8 - 0.5 * (6 + 2) = 4, 8 - 0.5 * (-6 + 2) = 10.
+  // An element without a variance only decays: 8 - 0.5 * 2 = 7.
+  const float scale = 3;
+  const uint8_t bits = 0b010;
+  OnEveryTarget([&] {
+    Values parameters = {8, 8, 8};
+    ApplyMomentum(BlockRule{.block_elements = 8}, {&scale, &bits}, /*learning_rate=*/0.5f,
+                  /*weight_decay=*/0.25f, Values{2, 2, 0}, absl::MakeSpan(parameters));
+    EXPECT_EQ(parameters, (Values{4, 10, 7}));
+  });
+}
+
+TEST(OneBit, AppliedMomentumMatchesTheModel) {
+  constexpr float kLearningRate = 3e-4f, kDecay = 0.01f;
+  Random random;
+  ForEachShape([&](BlockRule rule, size_t n) {
+    const model::Compressed momentum = RandomCompressed(random, rule, n);
+    const Values m = model::Decompress(rule, momentum, n);
+    const Values inverse = random.PositiveValues(n), parameters = random.Values(n);
+    Values expected(n);
+    for (size_t i = 0; i < n; ++i) {
+      expected[i] =
+          parameters[i] - kLearningRate * ((m[i] * inverse[i]) + (kDecay * parameters[i]));
+    }
+    const Guarded<float> d = inverse, scales = momentum.scales;
+    const Guarded<uint8_t> bits = momentum.bits;
+    OnEveryTarget([&] {
+      Guarded<float> x = parameters;
+      ApplyMomentum(rule, {scales.data(), bits.data()}, kLearningRate, kDecay, d.span(), x.span());
+      EXPECT_TRUE(SameBytes(x, expected));
+    });
+  });
+}
+
+TEST(OneBit, AddMatchesTheModelForEitherSignOfTheFactor) {
+  Random random;
+  ForEachShape([&](BlockRule rule, size_t n) {
+    const model::Compressed addend = RandomCompressed(random, rule, n);
+    const Values before = random.Values(n);
+    const Guarded<uint8_t> bits = addend.bits;
+    for (float factor : {1.0f, -1.0f, 0.3f}) {
+      Values expected(n);
+      for (size_t i = 0; i < n; ++i) {
+        const float magnitude = factor * addend.scales[i / rule.block_elements];
+        expected[i] = before[i] + model::Sign(magnitude, model::Bit(addend.bits, i));
+      }
+      OnEveryTarget([&] {
+        Guarded<float> accumulator = before;
+        AddOneBit(rule, {addend.scales.data(), bits.data()}, factor, accumulator.span());
+        EXPECT_TRUE(SameBytes(accumulator, expected));
+      });
+    }
+  });
+}
+
+TEST(OneBit, AddTakesAContributionBack) {
+  const BlockRule rule = {.block_elements = 256};
+  const size_t n = 10007;
+  Random random;
+  const Values gradient = random.Values(n), momentum = random.Values(n), error = random.Values(n);
+  const Values u = model::MomentumAndError(kRates, momentum, gradient, error);
+  OnEveryTarget([&] {
+    Values e = error;
+    Output out(rule, n);
+    CompressMomentum(rule, kRates, gradient, momentum.data(), absl::MakeSpan(e), out.span());
+    AddOneBit(rule, out.span(), /*factor=*/1, absl::MakeSpan(e));
+    for (size_t i = 0; i < n; ++i) {
+      // e = u - s and e + s are each off by at most half a unit in the last place of their result,
+      // and neither result exceeds |u| + S: 2 * 2^-24 * (|u| + S).
+      const float bound = 0x1p-23f * (std::abs(u[i]) + out.scales.span()[i / 256]);
+      ASSERT_NEAR(e[i], u[i], bound) << i;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace signpost::kernels

@@ -1,0 +1,198 @@
+// Strips: the unit in which the SIMD kernels walk a span. A strip is 32 elements, one 32-bit word
+// of sign bits: four vectors of AVX2 or two of AVX-512. Included once per Highway target.
+//
+// The last strip of a span or block may be short. Then only its own elements are read and written
+// in memory, and the lanes behind them are zero when loaded.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "kernels/block.h"
+
+#if defined(SIGNPOST_KERNELS_STRIP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SIGNPOST_KERNELS_STRIP_INL_H_
+#undef SIGNPOST_KERNELS_STRIP_INL_H_
+#else
+#define SIGNPOST_KERNELS_STRIP_INL_H_
+#endif
+
+#if HWY_TARGET != HWY_SCALAR
+
+HWY_BEFORE_NAMESPACE();
+namespace signpost::kernels::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Floats = hn::ScalableTag<float>;
+using Words = hn::RebindToSigned<Floats>;
+using Vector = hn::Vec<Floats>;
+
+inline constexpr size_t kLanes = hn::MaxLanes(Floats());
+inline constexpr size_t kStripElements = 32;
+inline constexpr size_t kStripVectors = kStripElements / kLanes;
+
+struct Strip {
+  Vector v[kStripVectors];
+};
+
+// The number of a strip's elements: either all, known when compiling, or a size_t below that.
+using Full = std::integral_constant<size_t, kStripElements>;
+
+// Calls body(i, count) for each strip of a span: i is where it begins.
+template <class Body>
+HWY_INLINE void ForEachStrip(size_t elements, Body body) {
+  size_t i = 0;
+  for (; i + kStripElements <= elements; i += kStripElements) body(i, Full());
+  if (i < elements) body(i, elements - i);
+}
+
+// Index sequences rather than loops: a strip must live in registers, which compilers do not grant
+// to an array that a loop goes over.
+using VectorIndices = std::make_index_sequence<kStripVectors>;
+
+template <class Body, size_t... k>
+HWY_INLINE void ForEachVector(Body body, std::index_sequence<k...>) {
+  (body(k), ...);
+}
+
+template <class Make, size_t... k>
+HWY_INLINE Strip MakeStrip(Make make, std::index_sequence<k...>) {
+  return {{make(k)...}};
+}
+
+// Calls body(k) for each vector k of a strip.
+template <class Body>
+HWY_INLINE void ForEachVector(Body body) {
+  ForEachVector(body, VectorIndices());
+}
+
+// The strip of the vectors make(0), make(1), ...
+template <class Make>
+HWY_INLINE Strip MakeStrip(Make make) {
+  return MakeStrip(make, VectorIndices());
+}
+
+// result[lane] = operation(strips[lane]...): one vector operation for the whole strip.
+template <class Operation, class... Strips>
+HWY_INLINE Strip Map(Operation operation, const Strips&... strips) {
+  return MakeStrip([&](size_t k) HWY_ATTR { return operation(strips.v[k]...); });
+}
+
+// The processor's own prefetchers stop at the end of a 4 KiB page.
+inline constexpr size_t kPrefetchElements = 512;
+
+HWY_INLINE void PrefetchStrip(const float* p) {
+  static_assert(kStripElements * sizeof(float) == 128, "two cache lines");
+  hwy::Prefetch(p + kPrefetchElements);
+  hwy::Prefetch(p + kPrefetchElements + kStripElements / 2);
+}
+
+// The lanes of vector k that belong to a strip of `count` elements.
+HWY_INLINE hn::Mask<Floats> LanesOf(size_t k, size_t count) {
+  const size_t before = k * kLanes;
+  return hn::FirstN(Floats(), std::min(kLanes, count - std::min(before, count)));
+}
+
+HWY_INLINE Strip Load(const float* p, Full) {
+  return MakeStrip([=](size_t k) HWY_ATTR { return hn::LoadU(Floats(), p + k * kLanes); });
+}
+
+HWY_INLINE Strip Load(const float* p, size_t count) {
+  return MakeStrip([=](size_t k) HWY_ATTR {
+    return hn::MaskedLoad(LanesOf(k, count), Floats(), p + k * kLanes);
+  });
+}
+
+HWY_INLINE void Store(const Strip& strip, float* p, Full) {
+  ForEachVector([&](size_t k) HWY_ATTR { hn::StoreU(strip.v[k], Floats(), p + k * kLanes); });
+}
+
+HWY_INLINE void Store(const Strip& strip, float* p, size_t count) {
+  ForEachVector([&](size_t k) HWY_ATTR {
+    hn::BlendedStore(strip.v[k], LanesOf(k, count), Floats(), p + k * kLanes);
+  });
+}
+
+HWY_INLINE Strip ZeroBeyond(const Strip& strip, Full) { return strip; }
+
+HWY_INLINE Strip ZeroBeyond(const Strip& strip, size_t count) {
+  return MakeStrip([&](size_t k)
+                       HWY_ATTR { return hn::IfThenElseZero(LanesOf(k, count), strip.v[k]); });
+}
+
+HWY_INLINE Strip Add(const Strip& a, const Strip& b) {
+  return Map([](Vector x, Vector y) HWY_ATTR { return hn::Add(x, y); }, a, b);
+}
+
+// The sign bits of a strip, which begin at a whole byte; those beyond `count` are zero.
+HWY_INLINE uint32_t LoadSigns(const uint8_t* bits, Full) {
+  uint32_t signs;
+  std::memcpy(&signs, bits, sizeof signs);
+  return signs;
+}
+
+HWY_INLINE uint32_t LoadSigns(const uint8_t* bits, size_t count) {
+  uint32_t signs = 0;
+  std::memcpy(&signs, bits, SignBytes(count));
+  return signs;
+}
+
+// Packs a strip's sign bits; the lanes beyond `count` must be zero.
+HWY_INLINE void StoreSigns(const Strip& strip, uint8_t* bits, Full) {
+  ForEachVector([&](size_t k) HWY_ATTR {
+    const auto negative = hn::BroadcastSignBit(hn::BitCast(Words(), strip.v[k]));
+    hn::StoreMaskBits(Words(), hn::MaskFromVec(negative), bits + k * (kLanes / 8));
+  });
+}
+
+HWY_INLINE void StoreSigns(const Strip& strip, uint8_t* bits, size_t count) {
+  uint8_t all[kStripElements / 8];
+  StoreSigns(strip, all, Full());
+  std::memcpy(bits, all, SignBytes(count));
+}
+
+// A value of either sign, to be picked by sign bits.
+struct Magnitude {
+  explicit HWY_INLINE Magnitude(float value)
+      : positive(hn::Set(Floats(), value)), negative(hn::Set(Floats(), -value)) {}
+  Vector positive, negative;
+};
+
+#if HWY_TARGET == HWY_AVX2
+// Vector k of a strip: the magnitude with the strip's signs.
+HWY_INLINE Vector Signed(const Magnitude& magnitude, uint32_t signs, size_t k) {
+  // Moves each lane's bit to its sign position.
+  const auto shift =
+      hn::Sub(hn::Set(Words(), static_cast<int32_t>(31 - k * kLanes)), hn::Iota(Words(), 0));
+  const auto selector = hn::Shl(hn::Set(Words(), static_cast<int32_t>(signs)), shift);
+  return hn::IfNegativeThenElse(hn::BitCast(Floats(), selector), magnitude.negative,
+                                magnitude.positive);
+}
+#else
+// The lanes of vector k of a strip that have their bit set.
+HWY_INLINE hn::Mask<Floats> SignMask(uint32_t signs, size_t k) {
+  const uint16_t bits = static_cast<uint16_t>(signs >> (k * kLanes));
+  return hn::LoadMaskBits(Floats(), reinterpret_cast<const uint8_t*>(&bits));
+}
+
+// Vector k of a strip: the magnitude with the strip's signs.
+HWY_INLINE Vector Signed(const Magnitude& magnitude, uint32_t signs, size_t k) {
+  return hn::IfThenElse(SignMask(signs, k), magnitude.negative, magnitude.positive);
+}
+#endif
+
+HWY_INLINE Strip Signed(const Magnitude& magnitude, uint32_t signs) {
+  return MakeStrip([&](size_t k) HWY_ATTR { return Signed(magnitude, signs, k); });
+}
+
+}  // namespace signpost::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET != HWY_SCALAR
+#endif  // SIGNPOST_KERNELS_STRIP_INL_H_
