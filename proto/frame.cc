@@ -1,0 +1,184 @@
+#include "proto/frame.h"
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+
+#include "absl/base/internal/raw_logging.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "kernels/block.h"
+
+namespace signpost {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "payloads are used where they lie");
+
+template <typename... Parts>
+absl::Status Invalid(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+// Payloads from outside are read without regard to alignment: nothing is known about them yet.
+uint32_t ReadWord(const uint8_t* bytes) {
+  uint32_t word;
+  std::memcpy(&word, bytes, sizeof(word));
+  return word;
+}
+
+bool IsKnown(Codec codec) { return IsDense(codec) || codec == ONE_BIT || codec == SKIP; }
+
+absl::Status CheckScales(const Layout& layout, uint32_t chunk, const uint8_t* scales) {
+  // As integers, floats from +0 up are in order, and every negative, infinite or NaN one is above.
+  constexpr uint32_t kMaxScaleBits = std::bit_cast<uint32_t>(kernels::kMaxScale);
+  for (uint32_t block = 0; block < layout.chunks()[chunk].blocks; ++block) {
+    const uint32_t bits = ReadWord(scales + size_t{4} * block);
+    if (bits <= kMaxScaleBits) continue;
+    return Invalid("the scale of block ", block, " (", layout.DescribeBlock(chunk, block), ") is ",
+                   std::bit_cast<float>(bits), ", not in [0, ", kernels::kMaxScale, "]");
+  }
+  return absl::OkStatus();
+}
+
+// Only a tensor's last block can end within a byte, and it ends its segment.
+absl::Status CheckUnusedBits(const Layout& layout, uint32_t chunk, const uint8_t* bits) {
+  for (const Segment& segment : layout.chunks()[chunk].segments) {
+    const uint32_t used = segment.elements % 8;
+    if (used == 0) continue;
+    const uint8_t last = bits[segment.bits_offset + segment.elements / 8];
+    if (last >> used == 0) continue;
+    return Invalid("sign bits are set behind the last element of tensor ",
+                   DescribeTensor(layout.tensors()[segment.tensor]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckContent(Codec codec, uint32_t chunk_index, const uint8_t* payload,
+                          const Layout& layout) {
+  const Chunk& chunk = layout.chunks()[chunk_index];
+  if (codec == SKIP) {
+    const uint32_t block = ReadWord(payload);
+    if (block < chunk.blocks) return absl::OkStatus();
+    return Invalid("the skipped block is ", block, ", but the chunk has ", chunk.blocks);
+  }
+  if (codec == ONE_BIT) {
+    absl::Status status = CheckScales(layout, chunk_index, payload);
+    if (!status.ok()) return status;
+    return CheckUnusedBits(layout, chunk_index, payload + size_t{4} * chunk.blocks);
+  }
+  if (kernels::DenseWithinRange(DenseTypeOf(codec), payload, chunk.elements)) {
+    return absl::OkStatus();
+  }
+  return Invalid("a ", CodecName(codec), " element is not finite, or above ", kernels::kMaxDense,
+                 " in magnitude");
+}
+
+// From the cheapest check to the dearest; each relies on those before.
+absl::Status CheckPayload(Codec codec, uint32_t chunk, uint32_t crc32c,
+                          absl::Span<const uint8_t> payload, const Layout& layout) {
+  if (!IsKnown(codec)) return Invalid(CodecName(codec), " is unknown to this version");
+  const uint64_t size = layout.PayloadBytes(codec, chunk);
+  if (payload.size() != size) {
+    return Invalid("a ", CodecName(codec), " payload of this chunk has ", size, " bytes; got ",
+                   payload.size());
+  }
+  const uint32_t actual = Crc32c(payload);
+  if (actual != crc32c) {
+    return Invalid(
+        absl::StrFormat("the payload's CRC-32C is %08x, but the header says %08x: it was "
+                        "changed on the way",
+                        actual, crc32c));
+  }
+  return CheckContent(codec, chunk, payload.data(), layout);
+}
+
+absl::Status CheckErrorScale(float error_scale) {
+  if (std::isfinite(error_scale) && error_scale >= 0) return absl::OkStatus();
+  return Invalid("error_scale is ", error_scale, "; it must be finite and not negative");
+}
+
+// Says whose frame it is in front of what is wrong with it.
+absl::Status Annotate(absl::string_view whose, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(whose, ": ", status.message()));
+}
+
+}  // namespace
+
+absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> payload,
+                        uint32_t world_size, const Layout& layout) {
+  if (header.rank() >= world_size) {
+    return Invalid("rank ", header.rank(), " is not in [0, ", world_size, ")");
+  }
+  if (header.chunk() >= layout.chunks().size()) {
+    return Invalid("chunk ", header.chunk(), " is not in [0, ", layout.chunks().size(), ")");
+  }
+  absl::Status status = CheckErrorScale(header.error_scale());
+  if (status.ok()) {
+    status = CheckPayload(header.codec(), header.chunk(), header.payload_crc32c(), payload, layout);
+  }
+  if (status.ok()) return status;
+  return Annotate(absl::StrCat("frame of rank ", header.rank(), " for step ", header.step(),
+                               ", chunk ", header.chunk()),
+                  status);
+}
+
+absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload,
+                         const FrameHeader& frame, const Layout& layout) {
+  if (header.step() != frame.step() || header.chunk() != frame.chunk()) {
+    return Invalid("the answer is for step ", header.step(), ", chunk ", header.chunk(),
+                   "; the frame was for step ", frame.step(), ", chunk ", frame.chunk());
+  }
+  if (header.codec() != frame.codec() && header.codec() != SKIP) {
+    return Invalid("the answer is ", CodecName(header.codec()), "; the frame was ",
+                   CodecName(frame.codec()));
+  }
+  const absl::Status status =
+      CheckPayload(header.codec(), header.chunk(), header.payload_crc32c(), payload, layout);
+  if (status.ok()) return status;
+  return Annotate(absl::StrCat("answer for step ", header.step(), ", chunk ", header.chunk()),
+                  status);
+}
+
+kernels::OneBitSpan OneBitPart(const Chunk& chunk, const Segment& segment, uint8_t* payload) {
+  return {reinterpret_cast<float*>(payload) + segment.first_block,
+          payload + size_t{4} * chunk.blocks + segment.bits_offset};
+}
+
+kernels::OneBitView OneBitPart(const Chunk& chunk, const Segment& segment, const uint8_t* payload) {
+  return {reinterpret_cast<const float*>(payload) + segment.first_block,
+          payload + size_t{4} * chunk.blocks + segment.bits_offset};
+}
+
+kernels::DenseType DenseTypeOf(Codec codec) {
+  ABSL_RAW_CHECK(IsDense(codec), "a dense codec");
+  return codec == FLOAT32 ? kernels::DenseType::kFloat32 : kernels::DenseType::kBfloat16;
+}
+
+bool IsDense(Codec codec) { return codec == FLOAT32 || codec == BFLOAT16; }
+
+std::string CodecName(Codec codec) {
+  switch (codec) {
+    case FLOAT32:
+      return "fp32";
+    case BFLOAT16:
+      return "bf16";
+    case ONE_BIT:
+      return "one-bit";
+    case SKIP:
+      return "skip";
+    default:
+      return absl::StrCat("codec ", static_cast<int>(codec));
+  }
+}
+
+Payload SkipPayload(uint32_t block) {
+  Payload payload(sizeof(block));
+  std::memcpy(payload.data(), &block, sizeof(block));
+  return payload;
+}
+
+uint32_t SkippedBlock(absl::Span<const uint8_t> payload) { return ReadWord(payload.data()); }
+
+}  // namespace signpost

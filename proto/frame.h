@@ -1,0 +1,64 @@
+// Frames: what one worker sends for one (step, chunk), and the aggregator's answer; their checking,
+// and access to a one-bit payload's parts. WIRE.md describes the bytes.
+
+#ifndef SIGNPOST_PROTO_FRAME_H_
+#define SIGNPOST_PROTO_FRAME_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/dense.h"
+#include "kernels/onebit.h"
+#include "proto/aggregator.pb.h"
+#include "proto/layout.h"
+#include "proto/payload.h"
+
+namespace signpost {
+
+// What a worker contributes to a round.
+struct Frame {
+  FrameHeader header;
+  Payload payload;
+};
+
+// A closed round's result, the same for all ranks; `header.waited_us` is filled in per rank when it
+// is sent.
+struct Answer {
+  AnswerHeader header;
+  Payload payload;
+};
+
+// The one place where bytes from outside are judged. OK means: the kernels may run on the payload.
+// INVALID_ARGUMENT names what is wrong, got and wanted: rank, chunk, codec, payload size or
+// checksum; a scale that is negative (-0 is), not finite or over kMaxScale; a dense element that is
+// not finite or over kMaxDense; set bits behind a block's last element; a skipped block that the
+// chunk does not have; a negative or non-finite error_scale.
+// Does not look at job, epoch and step: those are state, and the aggregator's to judge.
+absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> payload,
+                        uint32_t world_size, const Layout& layout);
+
+// The same for an answer to `frame`, a header that passes CheckFrame: the step and chunk must be
+// the frame's, and so must the codec unless it is SKIP; a frame that says SKIP gets SKIP.
+// `skipped_by_rank` is for messages only and is not judged.
+absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload,
+                         const FrameHeader& frame, const Layout& layout);
+
+// A one-bit payload: one scale per block of the chunk, then the sign bits of its segments.
+// `payload` begins at a multiple of 4 bytes, as a Payload does.
+kernels::OneBitSpan OneBitPart(const Chunk& chunk, const Segment& segment, uint8_t* payload);
+kernels::OneBitView OneBitPart(const Chunk& chunk, const Segment& segment, const uint8_t* payload);
+
+// The dense codecs' type; CHECK-fails for others.
+kernels::DenseType DenseTypeOf(Codec codec);
+bool IsDense(Codec codec);
+std::string CodecName(Codec codec);  // "fp32", "bf16", "one-bit", "skip"; for others "codec 17"
+
+// A SKIP payload: the first block, counted in the chunk, whose input was not finite.
+Payload SkipPayload(uint32_t block);
+uint32_t SkippedBlock(absl::Span<const uint8_t> payload);  // requires CheckFrame
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_PROTO_FRAME_H_

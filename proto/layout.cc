@@ -1,0 +1,384 @@
+#include "proto/layout.h"
+
+#include <algorithm>
+#include <charconv>
+#include <functional>
+#include <limits>
+#include <queue>
+#include <utility>
+
+#include "absl/base/internal/raw_logging.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "kernels/block.h"
+
+namespace signpost {
+namespace {
+
+// Error feedback diverges from here on (ARCHITECTURE.md).
+constexpr float kGammaLimit = 1.6f;
+
+template <typename... Parts>
+absl::Status Invalid(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+// As many digits as tell it from every other float: "1.35".
+std::string Shortest(float value) {
+  char text[32];
+  return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
+}
+
+absl::Status CheckOptions(const JobOptions& options) {
+  const uint32_t block = options.block_elements();
+  if (block == 0 || block % 8 != 0 || block > kMaxBlockElements) {
+    return Invalid("option block_elements is ", block,
+                   "; it must be a positive multiple of 8, at most ", kMaxBlockElements);
+  }
+  const uint32_t chunk = options.chunk_elements();
+  if (chunk == 0 || chunk % block != 0 || chunk > kMaxChunkElements) {
+    return Invalid("option chunk_elements is ", chunk,
+                   "; it must be a positive multiple of block_elements (", block, "), at most ",
+                   kMaxChunkElements);
+  }
+  if (!(options.gamma() > 0 && options.gamma() < kGammaLimit)) {
+    return Invalid("option gamma is ", Shortest(options.gamma()),
+                   "; it must be above 0 and below 1.6, from where on error feedback diverges");
+  }
+  if (options.optimizer().size() > kMaxOptimizerBytes) {
+    return Invalid("option optimizer has ", options.optimizer().size(), " bytes; at most ",
+                   kMaxOptimizerBytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTensor(const Tensor& tensor, size_t index) {
+  if (tensor.name().empty()) return Invalid("tensor ", index, " has no name");
+  if (tensor.name().size() > kMaxTensorNameBytes) {
+    return Invalid("the name of tensor ", index, " has ", tensor.name().size(), " bytes; at most ",
+                   kMaxTensorNameBytes);
+  }
+  if (tensor.shape_size() > kMaxTensorDimensions) {
+    return Invalid("tensor ", index, " has ", tensor.shape_size(), " dimensions; at most ",
+                   kMaxTensorDimensions);
+  }
+  for (const uint64_t dimension : tensor.shape()) {
+    if (dimension == 0) {
+      return Invalid("tensor ", index, ", ", DescribeTensor(tensor), ", has a zero dimension");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTensors(absl::Span<const Tensor> tensors) {
+  if (tensors.empty()) return Invalid("a job needs at least one tensor");
+  if (tensors.size() > kMaxTensors) {
+    return Invalid("the job has ", tensors.size(), " tensors; at most ", kMaxTensors);
+  }
+  absl::flat_hash_set<absl::string_view> names;
+  uint64_t elements = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (absl::Status status = CheckTensor(tensors[i], i); !status.ok()) return status;
+    if (!names.insert(tensors[i].name()).second) {
+      return Invalid("tensor ", i, ", ", DescribeTensor(tensors[i]),
+                     ", has the name of an earlier one");
+    }
+    const uint64_t count = ElementCount(tensors[i]);
+    if (count > kMaxElements - elements) {
+      return Invalid("with tensor ", i, ", ", DescribeTensor(tensors[i]),
+                     ", the job has more than ", kMaxElements, " elements");
+    }
+    elements += count;
+  }
+  return absl::OkStatus();
+}
+
+// Where blocks begin and end, as positions in the job's elements. There can be 2^37 of them, so
+// they are computed from where the tensors begin, never listed.
+class Boundaries {
+ public:
+  Boundaries(absl::Span<const Tensor> tensors, uint64_t block_elements)
+      : block_elements_(block_elements) {
+    tensor_begins_.reserve(tensors.size() + 1);
+    tensor_begins_.push_back(0);
+    for (const Tensor& tensor : tensors) {
+      tensor_begins_.push_back(tensor_begins_.back() + ElementCount(tensor));
+    }
+  }
+
+  uint64_t end() const { return tensor_begins_.back(); }
+  uint64_t TensorBegin(size_t tensor) const { return tensor_begins_[tensor]; }
+
+  // The tensor that the element belongs to; element < end().
+  size_t TensorOf(uint64_t element) const {
+    return std::upper_bound(tensor_begins_.begin(), tensor_begins_.end(), element) -
+           tensor_begins_.begin() - 1;
+  }
+
+  uint64_t AtOrBefore(uint64_t element) const {
+    if (element >= end()) return end();
+    const uint64_t begin = TensorBegin(TensorOf(element));
+    return begin + (element - begin) / block_elements_ * block_elements_;
+  }
+
+  uint64_t AtOrAfter(uint64_t element) const {
+    const uint64_t before = AtOrBefore(element);
+    if (before >= element) return before;
+    return std::min(before + block_elements_, TensorBegin(TensorOf(element) + 1));
+  }
+
+  // The earlier one of two that are equally near.
+  uint64_t Nearest(uint64_t element) const {
+    const uint64_t before = AtOrBefore(element), after = AtOrAfter(element);
+    return element - before <= after - element ? before : after;
+  }
+
+ private:
+  uint64_t block_elements_;
+  std::vector<uint64_t> tensor_begins_;  // and the end of the last one
+};
+
+// For each chunk of the least number of chunks, the earliest boundary at which it may begin such
+// that it and those behind it hold the rest of the job: chunks filled from the back. Empty when
+// that takes more than kMaxChunks.
+std::vector<uint64_t> EarliestBegins(const Boundaries& boundaries, uint64_t chunk_elements) {
+  std::vector<uint64_t> begins;
+  for (uint64_t begin = boundaries.end(); begin > 0;) {
+    if (begins.size() == kMaxChunks) return {};
+    begin = begin > chunk_elements ? boundaries.AtOrAfter(begin - chunk_elements) : 0;
+    begins.push_back(begin);
+  }
+  std::reverse(begins.begin(), begins.end());
+  return begins;
+}
+
+// Where each chunk begins: at the boundary nearest to its even share of the job, but neither so
+// early that the rest does not fit nor so late that the chunk before overflows. Both ends of that
+// range are boundaries and it is never empty: begin[k-1] >= earliest[k-1] >= earliest[k] -
+// chunk_elements. No chunk is empty, because without it fewer chunks would do.
+std::vector<uint64_t> ChunkBegins(const Boundaries& boundaries, uint64_t chunk_elements) {
+  const std::vector<uint64_t> earliest = EarliestBegins(boundaries, chunk_elements);
+  std::vector<uint64_t> begins;
+  begins.reserve(earliest.size());
+  for (uint64_t k = 0; k < earliest.size(); ++k) {
+    if (k == 0) {
+      begins.push_back(0);
+      continue;
+    }
+    // At most 2^40 elements times 2^20 chunks: no overflow.
+    const uint64_t even = boundaries.Nearest(boundaries.end() * k / earliest.size());
+    const uint64_t latest = boundaries.AtOrBefore(begins.back() + chunk_elements);
+    begins.push_back(std::clamp(even, earliest[k], latest));
+  }
+  return begins;
+}
+
+Chunk MakeChunk(const Boundaries& boundaries, uint64_t begin, uint64_t end,
+                uint32_t block_elements) {
+  Chunk chunk;
+  chunk.first_element = begin;
+  for (size_t tensor = boundaries.TensorOf(begin); begin < end; ++tensor) {
+    const uint64_t segment_end = std::min(end, boundaries.TensorBegin(tensor + 1));
+    Segment segment;
+    segment.tensor = static_cast<uint32_t>(tensor);
+    segment.tensor_offset = begin - boundaries.TensorBegin(tensor);
+    segment.elements = static_cast<uint32_t>(segment_end - begin);
+    segment.chunk_offset = chunk.elements;
+    segment.first_block = chunk.blocks;
+    segment.bits_offset = chunk.sign_bytes;
+    chunk.elements += segment.elements;
+    chunk.blocks += kernels::BlockCount(segment.elements, block_elements);
+    chunk.sign_bytes += kernels::SignBytes(segment.elements);
+    chunk.segments.push_back(segment);
+    begin = segment_end;
+  }
+  return chunk;
+}
+
+// FNV-1a over little-endian bytes: http://www.isthe.com/chongo/tech/comp/fnv/
+class Fnv1a {
+ public:
+  void Add(absl::string_view bytes) {
+    Add(bytes.size());
+    for (const char byte : bytes) AddByte(static_cast<uint8_t>(byte));
+  }
+  void Add(uint64_t number) {
+    for (int shift = 0; shift < 64; shift += 8) AddByte(static_cast<uint8_t>(number >> shift));
+  }
+  uint64_t hash() const { return hash_; }
+
+ private:
+  void AddByte(uint8_t byte) { hash_ = (hash_ ^ byte) * 0x100000001b3; }
+
+  uint64_t hash_ = 0xcbf29ce484222325;
+};
+
+// What one side says about tensor `index`.
+std::string DescribeEntry(absl::Span<const Tensor> tensors, size_t index) {
+  return index < tensors.size() ? DescribeTensor(tensors[index]) : "missing";
+}
+
+bool SameTensor(const Tensor& a, const Tensor& b) {
+  return a.name() == b.name() &&
+         std::equal(a.shape().begin(), a.shape().end(), b.shape().begin(), b.shape().end());
+}
+
+template <typename... Hint>
+absl::Status Differs(absl::string_view what, absl::string_view here, absl::string_view in_the_job,
+                     const Hint&... hint) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, " is ", here, " here but ", in_the_job, " in the job", hint...));
+}
+
+absl::Status CheckSameTensors(absl::Span<const Tensor> theirs, absl::Span<const Tensor> jobs) {
+  const size_t common = std::min(theirs.size(), jobs.size());
+  size_t first = 0;
+  while (first < common && SameTensor(theirs[first], jobs[first])) ++first;
+  if (first == theirs.size() && first == jobs.size()) return absl::OkStatus();
+  return Differs(absl::StrCat("tensor ", first), DescribeEntry(theirs, first),
+                 DescribeEntry(jobs, first));
+}
+
+absl::Status CheckSameOptions(const JobOptions& theirs, const JobOptions& jobs) {
+  if (theirs.block_elements() != jobs.block_elements()) {
+    return Differs("option block_elements", absl::StrCat(theirs.block_elements()),
+                   absl::StrCat(jobs.block_elements()));
+  }
+  if (theirs.chunk_elements() != jobs.chunk_elements()) {
+    return Differs("option chunk_elements", absl::StrCat(theirs.chunk_elements()),
+                   absl::StrCat(jobs.chunk_elements()));
+  }
+  if (theirs.gamma() != jobs.gamma()) {
+    return Differs("option gamma", Shortest(theirs.gamma()), Shortest(jobs.gamma()));
+  }
+  if (theirs.optimizer() != jobs.optimizer()) {
+    return Differs("option optimizer",
+                   absl::StrCat("'", absl::Utf8SafeCHexEscape(theirs.optimizer()), "'"),
+                   absl::StrCat("'", absl::Utf8SafeCHexEscape(jobs.optimizer()), "'"));
+  }
+  if (theirs.parameters_crc32c() != jobs.parameters_crc32c()) {
+    return Differs("option parameters_crc32c", absl::StrFormat("%08x", theirs.parameters_crc32c()),
+                   absl::StrFormat("%08x", jobs.parameters_crc32c()),
+                   ": all workers must start from the same parameters; use the same seed or "
+                   "load the same checkpoint");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Layout> Layout::Create(absl::Span<const Tensor> tensors, const JobOptions& options) {
+  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  if (absl::Status status = CheckTensors(tensors); !status.ok()) return status;
+  const Boundaries boundaries(tensors, options.block_elements());
+  std::vector<uint64_t> begins = ChunkBegins(boundaries, options.chunk_elements());
+  if (begins.empty()) {
+    return Invalid("the job's ", boundaries.end(), " elements make more than ", kMaxChunks,
+                   " chunks of chunk_elements = ", options.chunk_elements(),
+                   "; make chunk_elements larger");
+  }
+  Layout layout;
+  layout.tensors_.assign(tensors.begin(), tensors.end());
+  layout.options_ = options;
+  layout.elements_ = boundaries.end();
+  layout.chunks_.reserve(begins.size());
+  begins.push_back(boundaries.end());
+  for (size_t k = 0; k + 1 < begins.size(); ++k) {
+    layout.chunks_.push_back(
+        MakeChunk(boundaries, begins[k], begins[k + 1], options.block_elements()));
+  }
+  return layout;
+}
+
+std::vector<uint32_t> Layout::ShardOfChunk(uint32_t shard_count) const {
+  using Load =
+      std::pair<uint64_t, uint32_t>;  // elements, shard: the order in which shards are chosen
+  // Shards beyond the number of chunks never get one.
+  const uint32_t used = static_cast<uint32_t>(std::min<uint64_t>(shard_count, chunks_.size()));
+  std::priority_queue<Load, std::vector<Load>, std::greater<Load>> loads;
+  for (uint32_t shard = 0; shard < used; ++shard) loads.emplace(0, shard);
+  std::vector<uint32_t> shards;
+  shards.reserve(chunks_.size());
+  for (const Chunk& chunk : chunks_) {
+    const auto [elements, shard] = loads.top();
+    loads.pop();
+    loads.emplace(elements + chunk.elements, shard);
+    shards.push_back(shard);
+  }
+  return shards;
+}
+
+uint64_t Layout::Fingerprint() const {
+  Fnv1a fnv;
+  fnv.Add(uint64_t{options_.block_elements()});
+  fnv.Add(uint64_t{options_.chunk_elements()});
+  fnv.Add(uint64_t{tensors_.size()});
+  for (const Tensor& tensor : tensors_) {
+    fnv.Add(tensor.name());
+    fnv.Add(static_cast<uint64_t>(tensor.shape_size()));
+    for (const uint64_t dimension : tensor.shape()) fnv.Add(dimension);
+  }
+  // A build that cuts the same tensors differently must not pass for the same.
+  fnv.Add(uint64_t{chunks_.size()});
+  for (const Chunk& chunk : chunks_) fnv.Add(uint64_t{chunk.elements});
+  return fnv.hash();
+}
+
+uint64_t Layout::PayloadBytes(Codec codec, uint32_t chunk) const {
+  const Chunk& c = chunks_[chunk];
+  switch (codec) {
+    case FLOAT32:
+      return uint64_t{4} * c.elements;
+    case BFLOAT16:
+      return uint64_t{2} * c.elements;
+    case ONE_BIT:
+      return uint64_t{4} * c.blocks + c.sign_bytes;
+    case SKIP:
+      return 4;
+    default:
+      break;
+  }
+  ABSL_RAW_LOG(FATAL, "codec %d has no payload", static_cast<int>(codec));
+  return 0;
+}
+
+std::string Layout::DescribeBlock(uint32_t chunk, uint32_t block) const {
+  const std::vector<Segment>& segments = chunks_[chunk].segments;
+  const auto behind = std::upper_bound(
+      segments.begin(), segments.end(), block,
+      [](uint32_t wanted, const Segment& segment) { return wanted < segment.first_block; });
+  const Segment& segment = *(behind - 1);
+  const uint64_t into_segment = uint64_t{block - segment.first_block} * options_.block_elements();
+  const uint64_t first = segment.tensor_offset + into_segment;
+  const uint64_t last =
+      segment.tensor_offset +
+      std::min<uint64_t>(into_segment + options_.block_elements(), segment.elements) - 1;
+  return absl::StrCat("tensor ", DescribeTensor(tensors_[segment.tensor]), ", elements ", first,
+                      " to ", last);
+}
+
+uint64_t ElementCount(const Tensor& tensor) {
+  uint64_t count = 1;
+  for (const uint64_t dimension : tensor.shape()) {
+    if (__builtin_mul_overflow(count, dimension, &count))
+      return std::numeric_limits<uint64_t>::max();
+  }
+  return count;
+}
+
+std::string DescribeTensor(const Tensor& tensor) {
+  return absl::StrCat("'", absl::Utf8SafeCHexEscape(tensor.name()), "' [",
+                      absl::StrJoin(tensor.shape(), ", "), "]");
+}
+
+absl::Status CheckSameJob(absl::Span<const Tensor> theirs, const JobOptions& their_options,
+                          const Layout& job) {
+  if (absl::Status status = CheckSameTensors(theirs, job.tensors()); !status.ok()) return status;
+  return CheckSameOptions(their_options, job.options());
+}
+
+}  // namespace signpost

@@ -1,0 +1,107 @@
+// How a job's parameters are cut up: tensors into blocks, blocks into chunks, chunks to shards.
+//
+// Worker and aggregator each compute the layout from the same tensors and options, so it never
+// travels. A block never straddles two tensors; a chunk is a run of consecutive blocks of at most
+// chunk_elements. There are as few chunks as that allows, and they are as equal as blocks allow:
+// none has more elements than an even share and one block. They are independent of the number of
+// shards, so that this number never changes a bit of the result.
+
+#ifndef SIGNPOST_PROTO_LAYOUT_H_
+#define SIGNPOST_PROTO_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "proto/aggregator.pb.h"
+
+namespace signpost {
+
+// What Layout::Create accepts at most. A layout takes memory for each tensor and each chunk, but
+// none for each block or element.
+inline constexpr size_t kMaxTensors = 1'000'000;
+inline constexpr size_t kMaxTensorNameBytes = 1024;
+inline constexpr int kMaxTensorDimensions = 64;
+inline constexpr uint64_t kMaxElements = uint64_t{1} << 40;
+inline constexpr uint32_t kMaxBlockElements = 65536;
+inline constexpr uint32_t kMaxChunkElements = uint32_t{1} << 24;
+inline constexpr size_t kMaxChunks = size_t{1} << 20;
+inline constexpr size_t kMaxOptimizerBytes = 4096;
+
+// The part of one tensor that lies in one chunk. Its blocks have block_elements each, the last one
+// of a tensor may be short. Offsets say where the segment lies in its tensor, in the chunk's
+// elements (tensors follow one another without gaps), and in the chunk's one-bit payload.
+struct Segment {
+  uint32_t tensor = 0;         // index into Layout::tensors()
+  uint64_t tensor_offset = 0;  // in elements
+  uint32_t elements = 0;
+  uint32_t chunk_offset = 0;  // in elements
+  uint32_t first_block = 0;   // in the chunk's blocks
+  uint32_t bits_offset = 0;   // in bytes, behind the scales
+};
+
+struct Chunk {
+  uint64_t first_element = 0;  // in the job's elements
+  uint32_t elements = 0;
+  uint32_t blocks = 0;
+  uint32_t sign_bytes = 0;
+  std::vector<Segment> segments;  // in element order
+};
+
+// Immutable; copies are cheap enough for start-up only. Thread-safe.
+class Layout {
+ public:
+  // INVALID_ARGUMENT, naming the tensor or option, for: no tensors, or more than kMaxTensors; a
+  // name that is empty, repeated or over kMaxTensorNameBytes; a zero dimension, or more than
+  // kMaxTensorDimensions; block_elements not a positive multiple of 8 or over kMaxBlockElements;
+  // chunk_elements not a positive multiple of block_elements or over kMaxChunkElements; gamma
+  // outside (0, 1.6); optimizer over kMaxOptimizerBytes; more than kMaxElements or kMaxChunks in
+  // all.
+  static absl::StatusOr<Layout> Create(absl::Span<const Tensor> tensors, const JobOptions& options);
+
+  absl::Span<const Tensor> tensors() const { return tensors_; }
+  const JobOptions& options() const { return options_; }
+  absl::Span<const Chunk> chunks() const { return chunks_; }
+  uint64_t elements() const { return elements_; }
+
+  // The shard that owns each chunk: chunks in order, each to the shard that has the fewest elements
+  // so far, the lowest-numbered of those. shard_count >= 1. No two shards differ by more elements
+  // than the largest chunk has.
+  std::vector<uint32_t> ShardOfChunk(uint32_t shard_count) const;
+
+  // FNV-1a (64 bits) over the tensors, the options that shape the layout, and the chunks that came
+  // out; WIRE.md has the bytes.
+  uint64_t Fingerprint() const;
+
+  // Bytes of a payload of this codec for this chunk; see WIRE.md. CHECK-fails for a codec that
+  // has no name.
+  uint64_t PayloadBytes(Codec codec, uint32_t chunk) const;
+
+  // For messages: "tensor 'fc1.weight' [512, 256], elements 4096 to 8191".
+  std::string DescribeBlock(uint32_t chunk, uint32_t block) const;
+
+ private:
+  std::vector<Tensor> tensors_;
+  JobOptions options_;
+  std::vector<Chunk> chunks_;
+  uint64_t elements_ = 0;
+};
+
+// 1 for a scalar; UINT64_MAX when the product of the dimensions does not fit.
+uint64_t ElementCount(const Tensor& tensor);
+// "'fc1.weight' [512, 256]"; bytes of the name that are not printable UTF-8 are escaped.
+std::string DescribeTensor(const Tensor& tensor);
+
+// OK when both describe the same job. Otherwise FAILED_PRECONDITION that names the first tensor
+// that differs, with both shapes, or the first option, with both values:
+// "tensor 3 is 'fc2.bias' [256] here but 'fc2.bias' [128] in the job".
+absl::Status CheckSameJob(absl::Span<const Tensor> theirs, const JobOptions& their_options,
+                          const Layout& job);
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_PROTO_LAYOUT_H_
