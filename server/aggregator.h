@@ -1,0 +1,146 @@
+// The aggregator: the jobs that one shard serves, their members and their rounds. No gRPC in here;
+// the service (service.h) translates, and tests call it directly.
+
+#ifndef SIGNPOST_SERVER_AGGREGATOR_H_
+#define SIGNPOST_SERVER_AGGREGATOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "proto/aggregator.pb.h"
+#include "proto/frame.h"
+#include "proto/layout.h"
+#include "server/job.h"
+#include "server/membership.h"
+#include "server/owned_chunk.h"
+
+namespace signpost {
+
+inline constexpr size_t kMaxJobNameBytes = 256;
+
+// Checked before memory is taken; over them a Join gets RESOURCE_EXHAUSTED, naming the flag of
+// `signpost aggregator` that raises the limit.
+struct AggregatorLimits {
+  uint32_t jobs = 16;                           // --max-jobs
+  uint32_t workers = 1024;                      // --max-workers, per job
+  uint64_t parameters = uint64_t{1} << 34;      // --max-parameters, per job, over all shards
+  uint64_t payload_bytes = uint64_t{64} << 20;  // --max-message-bytes, per frame
+};
+
+struct AggregatorOptions {
+  uint32_t shard = 0;  // less than shard_count
+  uint32_t shard_count = 1;
+  AggregatorLimits limits;
+  // A job whose members have sent nothing for this long gives way to a new one.
+  absl::Duration idle_timeout = absl::Minutes(10);
+  std::function<absl::Time()> now = absl::Now;
+};
+
+// Thread-safe. Callbacks are called exactly once, with no lock held, either before the call returns
+// or later by the thread whose call ended their wait.
+class Aggregator {
+ public:
+  using Reply = OwnedChunk::Reply;
+  using JoinDone = Membership::JoinDone;
+  using ExchangeDone = OwnedChunk::Done;
+
+  explicit Aggregator(const AggregatorOptions& options);
+  ~Aggregator();  // Drains.
+
+  // Waits until the Joins of all ranks of the job wait, and answers them all. Afterwards a Join of
+  // the same rank and incarnation is answered at once. Before, a later Join of the same rank takes
+  // the place of the one that waits, which ends with ABORTED.
+  //
+  // Gives way to a Join that does not belong to it: a job that nobody waits to begin, that a rank
+  // has left, or that was idle for `idle_timeout`; of the same name, or of any when there are as
+  // many jobs as the limits allow. Calls that wait in it end with FAILED_PRECONDITION.
+  //
+  // Refusals change nothing, and Status shows the last one of each rank:
+  //   INVALID_ARGUMENT     malformed name, rank, tensors or options
+  //   FAILED_PRECONDITION  another shard, world size, layout or option than the job's, named
+  //   ALREADY_EXISTS       the job is complete, and another incarnation holds the rank
+  //   RESOURCE_EXHAUSTED   a limit
+  //   UNAVAILABLE          after Drain; for a new job after StopAdmitting
+  //
+  // Returns the call's number, for CancelJoin.
+  uint64_t Join(const JoinRequest& request, JoinDone done) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The caller of a Join is no longer there. If it still waits it ends with `reason`: when that is
+  // DEADLINE_EXCEEDED, Status still counts the rank as one that had joined.
+  void CancelJoin(uint64_t call, const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Contributes a frame and waits for its round to close: see OwnedChunk::Exchange. In addition:
+  //   INVALID_ARGUMENT     the frame does not pass CheckFrame, or its chunk belongs to another
+  //                        shard, which is named
+  //   FAILED_PRECONDITION  there is no such job, it has another epoch, which is named, or is not
+  //                        complete; or the wait ended because a rank left, which is named, or
+  //                        because the job gave way to another
+  //   UNAVAILABLE          after Drain, and for calls that it found waiting
+  void Exchange(Frame frame, ExchangeDone done) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Ends a rank's membership. No round can close without it, so waiting calls of the job end with
+  // FAILED_PRECONDITION. When all ranks have left the job is forgotten. Idempotent: OK for a job,
+  // or epoch of it, that is over. INVALID_ARGUMENT for a rank that the job does not have.
+  // FAILED_PRECONDITION before the job is complete. UNAVAILABLE after Drain.
+  absl::Status Leave(const LeaveRequest& request) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  StatusResponse Status(const StatusRequest& request) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Refuses new jobs from now on (UNAVAILABLE); jobs that are running, or waiting to, go on.
+  void StopAdmitting() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Blocks until no job is running or waiting to, and returns true; false after `timeout`.
+  bool AwaitNoJobs(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Ends all waiting calls with UNAVAILABLE, forgets all jobs, and refuses all calls but Status
+  // from now on. Idempotent.
+  void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Entry {
+    // Shared with the calls that are inside a job when it is forgotten.
+    std::shared_ptr<Job> job;
+    Membership membership;
+  };
+  using Entries = std::map<std::string, Entry>;  // by name
+
+  // The entry that the request may join, new if need be; what gave way to it, if anything, is moved
+  // to `replaced`. On error nothing has changed.
+  absl::StatusOr<Entry*> Admit(const JoinRequest& request, Layout layout, absl::Time now,
+                               std::shared_ptr<Job>& replaced)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The job that has been silent for longest, of those that give way; end() if none does.
+  Entries::iterator FindGivingWay(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Entry& CreateEntry(const JoinRequest& request, Layout layout)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RecordRefusal(const JoinRequest& request, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  absl::StatusOr<std::shared_ptr<Job>> FindRunningJob(const FrameHeader& header, absl::Time now)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  bool HasNoJobs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+
+  const AggregatorOptions options_;
+
+  mutable absl::Mutex mutex_;
+  Entries jobs_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_epoch_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool admitting_ ABSL_GUARDED_BY(mutex_) = true;
+  bool drained_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SERVER_AGGREGATOR_H_

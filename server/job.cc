@@ -1,0 +1,102 @@
+#include "server/job.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+
+namespace signpost {
+namespace {
+
+void FillTotals(absl::Span<const OwnedChunk::Progress> chunks, JobStatus& status) {
+  OwnedChunk::Progress total;
+  for (const OwnedChunk::Progress& chunk : chunks) {
+    total.payload_bytes_received += chunk.payload_bytes_received;
+    total.payload_bytes_sent += chunk.payload_bytes_sent;
+    total.rounds_closed += chunk.rounds_closed;
+    total.rounds_skipped += chunk.rounds_skipped;
+  }
+  status.set_payload_bytes_received(total.payload_bytes_received);
+  status.set_payload_bytes_sent(total.payload_bytes_sent);
+  status.set_rounds_closed(total.rounds_closed);
+  status.set_rounds_skipped(total.rounds_skipped);
+}
+
+bool Waits(const OwnedChunk::Progress& chunk) { return !chunk.missing_ranks.empty(); }
+
+// Chunks that wait come first, and of those that do or do not, the one that is furthest behind.
+bool ComesFirst(const OwnedChunk::Progress& a, const OwnedChunk::Progress& b) {
+  return Waits(a) != Waits(b) ? Waits(a) : a.open_step < b.open_step;
+}
+
+// The step to report, and what the chunks that are at it wait for.
+void FillWaiting(absl::Span<const OwnedChunk::Progress> chunks, absl::Time now, JobStatus& status) {
+  const auto first = std::min_element(chunks.begin(), chunks.end(), ComesFirst);
+  if (first == chunks.end()) return;
+  status.set_step(first->open_step);
+  if (!Waits(*first)) return;
+
+  std::set<uint32_t> missing_ranks;
+  absl::Time since = absl::InfiniteFuture();
+  for (const OwnedChunk::Progress& chunk : chunks) {
+    if (chunk.open_step != first->open_step || !Waits(chunk)) continue;
+    missing_ranks.insert(chunk.missing_ranks.begin(), chunk.missing_ranks.end());
+    since = std::min(since, chunk.waiting_since);
+  }
+  status.mutable_waiting_for_ranks()->Add(missing_ranks.begin(), missing_ranks.end());
+  status.set_waiting_us(absl::ToInt64Microseconds(std::max(now - since, absl::ZeroDuration())));
+}
+
+}  // namespace
+
+Job::Job(JobId id, uint32_t world_size, Layout layout, ShardId shard)
+    : id_(std::move(id)),
+      world_size_(world_size),
+      layout_(std::move(layout)),
+      shard_(shard),
+      shard_of_chunk_(layout_.ShardOfChunk(shard.shard_count)),
+      chunks_(layout_.chunks().size()) {
+  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    if (shard_of_chunk_[chunk] != shard_.shard) continue;
+    chunks_[chunk] = std::make_unique<OwnedChunk>(layout_, chunk, world_size_);
+  }
+}
+
+void Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done) {
+  absl::Status status = CheckFrame(frame.header, frame.payload.span(), world_size_, layout_);
+  if (status.ok()) status = CheckOwnership(frame.header);
+  if (!status.ok()) return done(status);
+  OwnedChunk& chunk = *chunks_[frame.header.chunk()];
+  chunk.Exchange(std::move(frame), now, std::move(done));
+}
+
+absl::Status Job::CheckOwnership(const FrameHeader& header) const {
+  const uint32_t owner = shard_of_chunk_[header.chunk()];
+  if (owner == shard_.shard) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "rank ", header.rank(), " sent chunk ", header.chunk(), ", which belongs to shard ", owner,
+      ", to shard ", shard_.shard, " of ", shard_.shard_count));
+}
+
+void Job::End(const absl::Status& reason) {
+  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
+    if (chunk != nullptr) chunk->End(reason);
+  }
+}
+
+void Job::FillStatus(absl::Time now, JobStatus& status) const {
+  std::vector<OwnedChunk::Progress> chunks;
+  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
+    if (chunk != nullptr) chunks.push_back(chunk->progress());
+  }
+  status.set_job(id_.name);
+  status.set_world_size(world_size_);
+  status.set_parameters(layout_.elements());
+  status.set_chunks(chunks.size());
+  FillTotals(chunks, status);
+  FillWaiting(chunks, now, status);
+}
+
+}  // namespace signpost

@@ -1,0 +1,87 @@
+#include "server/listen_address.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace signpost {
+namespace {
+
+absl::Status MalformedError(absl::string_view address) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("cannot listen on '", address,
+                   "': wanted host:port, as 127.0.0.1:4000 or [::1]:4000, port 0 for any"));
+}
+
+// Without brackets.
+absl::StatusOr<std::string> HostOf(absl::string_view address) {
+  const size_t colon = address.rfind(':');
+  if (colon == absl::string_view::npos) return MalformedError(address);
+  uint32_t port = 0;
+  if (!absl::SimpleAtoi(address.substr(colon + 1), &port) || port > 65535) {
+    return MalformedError(address);
+  }
+  absl::string_view host = address.substr(0, colon);
+  const bool bracketed = absl::ConsumePrefix(&host, "[") && absl::ConsumeSuffix(&host, "]");
+  const bool has_colon = host.find(':') != absl::string_view::npos;
+  if (host.empty() || has_colon != bracketed) return MalformedError(address);
+  return std::string(host);
+}
+
+bool IsLoopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET) {
+    const auto& ipv4 = reinterpret_cast<const sockaddr_in&>(address);
+    return ntohl(ipv4.sin_addr.s_addr) >> 24 == 127;
+  }
+  if (address.sa_family == AF_INET6) {
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+  }
+  return false;
+}
+
+// Whether everything that the host resolves to is loopback.
+absl::StatusOr<bool> ResolvesToLoopback(const std::string& host) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(host.c_str(), /*service=*/nullptr, &hints, &found);
+      error != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot listen on '", host, "': ", gai_strerror(error)));
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
+  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
+    if (!IsLoopback(*entry->ai_addr)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool IsUnixAddress(absl::string_view address) { return absl::StartsWith(address, "unix:"); }
+
+absl::Status CheckListenAddress(absl::string_view address, bool insecure) {
+  if (IsUnixAddress(address)) return absl::OkStatus();
+  const absl::StatusOr<std::string> host = HostOf(address);
+  if (!host.ok()) return host.status();
+  const absl::StatusOr<bool> loopback = ResolvesToLoopback(*host);
+  if (!loopback.ok()) return loopback.status();
+  if (*loopback || insecure) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "refusing to listen on '", address,
+      "', which other machines can reach: there is no encryption or authentication yet, so anyone "
+      "there could read the workers' frames or forge them. Listen on 127.0.0.1, or, in a network "
+      "that you trust, add --insecure"));
+}
+
+}  // namespace signpost

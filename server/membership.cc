@@ -1,0 +1,111 @@
+#include "server/membership.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+
+namespace signpost {
+
+bool Membership::Holds(const Claim& claim) const {
+  const auto member = members_.find(claim.rank);
+  return member != members_.end() && member->second.incarnation == claim.incarnation;
+}
+
+absl::Status Membership::CheckClaim(const Claim& claim, absl::Time now) const {
+  if (!complete_) return absl::OkStatus();
+  if (!Holds(claim)) {
+    return absl::AlreadyExistsError(absl::StrFormat(
+        "rank %d is held by another process, and the job was last heard of %s ago. If that process "
+        "is gone, so is its state: start all ranks again once the job has gone idle, or as a job "
+        "of another name",
+        claim.rank, absl::FormatDuration(now - last_heard_)));
+  }
+  if (members_.at(claim.rank).left) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", claim.rank, " has left, and a rank cannot come back"));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<Membership::EndedJoin> Membership::Join(const Claim& claim, uint64_t call,
+                                                    JoinDone done, absl::Time now) {
+  Hear(now);
+  std::vector<EndedJoin> ended;
+  if (complete_) {
+    ended.push_back({std::move(done), welcome_});
+    return ended;
+  }
+  Member& member = members_[claim.rank];
+  if (member.done) {
+    const absl::string_view by = member.incarnation == claim.incarnation
+                                     ? "the same process called again"
+                                     : "another process claimed the rank";
+    ended.push_back(EndWait(member, absl::AbortedError(absl::StrCat(
+                                        "rank ", claim.rank, " no longer waits here: ", by))));
+  }
+  member.incarnation = claim.incarnation;
+  member.call = call;
+  member.done = std::move(done);
+  ++waiting_;
+  if (waiting_ < world_size_) return ended;
+
+  complete_ = true;
+  for (auto& [rank, waiting] : members_) ended.push_back(EndWait(waiting, welcome_));
+  return ended;
+}
+
+std::vector<Membership::EndedJoin> Membership::Cancel(uint64_t call, const absl::Status& reason) {
+  std::vector<EndedJoin> ended;
+  for (auto member = members_.begin(); member != members_.end(); ++member) {
+    if (!member->second.done || member->second.call != call) continue;
+    ended.push_back(EndWait(member->second, reason));
+    if (!absl::IsDeadlineExceeded(reason)) members_.erase(member);
+    break;
+  }
+  return ended;
+}
+
+std::vector<Membership::EndedJoin> Membership::CancelAll(const absl::Status& reason) {
+  std::vector<EndedJoin> ended;
+  for (auto& [rank, member] : members_) {
+    if (member.done) ended.push_back(EndWait(member, reason));
+  }
+  return ended;
+}
+
+Membership::EndedJoin Membership::EndWait(Member& member, absl::StatusOr<JoinResponse> result) {
+  --waiting_;
+  return {std::exchange(member.done, nullptr), std::move(result)};
+}
+
+void Membership::Leave(uint32_t rank) {
+  bool& left = members_.at(rank).left;
+  if (!left) ++left_;
+  left = true;
+}
+
+bool Membership::AllLeft() const { return left_ == world_size_; }
+
+bool Membership::GivesWay(absl::Time now, absl::Duration idle_timeout) const {
+  return Deserted() || left_ > 0 || (complete_ && now - last_heard_ >= idle_timeout);
+}
+
+void Membership::FillStatus(JobStatus& status) const {
+  for (uint32_t rank = 0; rank < world_size_; ++rank) {
+    const auto member = members_.find(rank);
+    if (member == members_.end()) {
+      status.add_waiting_for_ranks(rank);
+    } else if (!member->second.left) {
+      status.add_joined_ranks(rank);
+    }
+  }
+  for (const auto& [rank, reason] : refused_) {
+    RefusedJoin& refused = *status.add_refused_joins();
+    refused.set_rank(rank);
+    refused.set_reason(reason);
+  }
+}
+
+}  // namespace signpost

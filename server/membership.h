@@ -1,0 +1,100 @@
+// The ranks of a job: which process holds each, whose Join still waits, who has left. Pure: time is
+// an argument.
+//
+// A job is complete once the Joins of all its ranks waited at the same time. Until then a rank is
+// held by whoever claimed it last; from then on by that process for good, because its parameters
+// are the only ones that match.
+
+#ifndef SIGNPOST_SERVER_MEMBERSHIP_H_
+#define SIGNPOST_SERVER_MEMBERSHIP_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/aggregator.pb.h"
+
+namespace signpost {
+
+// Not thread-safe. Calls that it ends are handed to its caller, to be finished without locks held.
+class Membership {
+ public:
+  using JoinDone = absl::AnyInvocable<void(absl::StatusOr<JoinResponse>)>;
+  struct Claim {
+    uint32_t rank = 0;  // less than the world size
+    uint64_t incarnation = 0;
+  };
+  struct EndedJoin {
+    JoinDone done;
+    absl::StatusOr<JoinResponse> result;
+  };
+
+  // `welcome` answers each rank's Join.
+  Membership(uint32_t world_size, JoinResponse welcome)
+      : world_size_(world_size), welcome_(std::move(welcome)) {}
+
+  bool complete() const { return complete_; }
+  bool Holds(const Claim& claim) const;
+
+  // Whether a Join of this claim may wait, or be answered. ALREADY_EXISTS when the job is complete
+  // and another incarnation holds the rank; FAILED_PRECONDITION when the rank has left.
+  absl::Status CheckClaim(const Claim& claim, absl::Time now) const;
+
+  // `call` waits until the job is complete; when it is, all waiting calls end with the welcome. A
+  // call that waits for the same rank ends with ABORTED. Requires CheckClaim(claim).
+  std::vector<EndedJoin> Join(const Claim& claim, uint64_t call, JoinDone done, absl::Time now);
+
+  // Ends the waiting call of that number, if it is here, with `reason`. A rank whose process ran
+  // out of time (DEADLINE_EXCEEDED) still counts as one that joined: others, who ask whom they
+  // waited for, must not be told of it. For any other reason the process is gone.
+  std::vector<EndedJoin> Cancel(uint64_t call, const absl::Status& reason);
+  std::vector<EndedJoin> CancelAll(const absl::Status& reason);
+
+  // Requires complete().
+  void Leave(uint32_t rank);
+  bool AllLeft() const;
+
+  // A member sent something.
+  void Hear(absl::Time now) { last_heard_ = now; }
+  absl::Time last_heard() const { return last_heard_; }
+
+  // Nobody waits for the job to begin any more. Not before the first Join.
+  bool Deserted() const { return !complete_ && waiting_ == 0; }
+  // Nobody would miss the job: it is deserted, or a rank has left, so that no round can close, or
+  // it has been silent for that long.
+  bool GivesWay(absl::Time now, absl::Duration idle_timeout) const;
+
+  void RecordRefusal(uint32_t rank, std::string reason) { refused_[rank] = std::move(reason); }
+
+  // Sets joined_ranks, refused_joins and, before the job is complete, waiting_for_ranks.
+  void FillStatus(JobStatus& status) const;
+
+ private:
+  struct Member {
+    uint64_t incarnation = 0;
+    uint64_t call = 0;
+    JoinDone done;  // null: no Join waits
+    bool left = false;
+  };
+
+  EndedJoin EndWait(Member& member, absl::StatusOr<JoinResponse> result);
+
+  const uint32_t world_size_;
+  const JoinResponse welcome_;
+  bool complete_ = false;
+  std::map<uint32_t, Member> members_;  // by rank
+  uint32_t waiting_ = 0;                // members whose Join waits
+  uint32_t left_ = 0;                   // members that have left
+  absl::Time last_heard_ = absl::InfinitePast();
+  std::map<uint32_t, std::string> refused_;  // by rank
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SERVER_MEMBERSHIP_H_

@@ -1,0 +1,111 @@
+// A chunk that this shard owns, for one job: its open round, the calls that wait for the round to
+// close, the error, and the last answer.
+
+#ifndef SIGNPOST_SERVER_OWNED_CHUNK_H_
+#define SIGNPOST_SERVER_OWNED_CHUNK_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "proto/aggregator.pb.h"
+#include "proto/frame.h"
+#include "proto/layout.h"
+#include "server/round.h"
+
+namespace signpost {
+
+// Thread-safe. Callbacks are called exactly once, with no lock held, either before the call returns
+// or later by the thread whose call ended their wait. Every wait must have ended (End) before the
+// destructor.
+class OwnedChunk {
+ public:
+  // To one rank: the answer is shared by all of them, the time waited is its own.
+  struct Reply {
+    std::shared_ptr<const Answer> answer;
+    absl::Duration waited;
+  };
+  using Done = absl::AnyInvocable<void(absl::StatusOr<Reply>)>;
+
+  // The first open step is 0. `layout` must outlive the chunk.
+  OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size);
+
+  // Contributes a frame for this chunk that passed CheckFrame, and waits for its round to close.
+  //   step == open step: as Round::Contribute. A duplicate takes the place of the call that waits
+  //     for its rank, which ends with ABORTED.
+  //   step == open step - 1: answered from the last answer, or ALREADY_EXISTS if the rank
+  //     contributed something else to it.
+  //   FAILED_PRECONDITION, naming the open step, for any other step.
+  //   INTERNAL when the round's sum is out of range: from then on for the open step's frames.
+  void Exchange(Frame frame, absl::Time now, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // No round closes any more: ends the waiting calls with `reason`, and the open step's later ones.
+  // The first reason stays.
+  void End(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // For status: what has happened, and whom the open round waits for.
+  struct Progress {
+    uint64_t open_step = 0;
+    std::vector<uint32_t> missing_ranks;  // none unless a frame of the open step is there
+    absl::Time waiting_since = absl::InfiniteFuture();  // the first such frame's arrival
+    uint64_t payload_bytes_received = 0;
+    uint64_t payload_bytes_sent = 0;
+    uint64_t rounds_closed = 0;
+    uint64_t rounds_skipped = 0;  // of those closed
+  };
+  Progress progress() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct WaitingCall {
+    Done done;  // null: no call waits for this rank
+    absl::Time since;
+  };
+  struct OpenRound {
+    explicit OpenRound(uint32_t world_size) : round(world_size), calls(world_size) {}
+    Round round;
+    std::vector<WaitingCall> calls;  // by rank
+  };
+  // A call that was taken out of the table under the lock, and must be finished after it.
+  struct EndedCall {
+    Done done;
+    absl::StatusOr<Reply> result;
+  };
+  using EndedCalls = std::vector<EndedCall>;
+
+  // Each returns the calls that it ended.
+  EndedCalls Contribute(Frame frame, absl::Time now, Done done)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  EndedCalls CloseRound(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  EndedCalls EndRound(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  absl::StatusOr<Reply> Recall(const FrameHeader& header) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountSent(const EndedCalls& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Layout& layout_;
+  const uint32_t chunk_;
+  const uint32_t world_size_;
+
+  mutable absl::Mutex mutex_;
+  uint64_t open_step_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<OpenRound> open_ ABSL_GUARDED_BY(mutex_);  // from its first frame on
+  std::vector<float> error_ ABSL_GUARDED_BY(mutex_);       // from the first close on
+  // Of step open_step_ - 1. Shared with the replies that still travel.
+  std::shared_ptr<const Answer> last_answer_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Contribution> last_contributions_ ABSL_GUARDED_BY(mutex_);  // by rank
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);                              // OK: rounds go on
+  uint64_t payload_bytes_received_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t payload_bytes_sent_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t rounds_skipped_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SERVER_OWNED_CHUNK_H_

@@ -1,0 +1,174 @@
+#include "server/round.h"
+
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "kernels/block.h"
+#include "kernels/dense.h"
+#include "kernels/onebit.h"
+#include "proto/payload.h"
+
+namespace signpost {
+namespace {
+
+// "step 7, chunk 2"
+std::string Where(const FrameHeader& header) {
+  return absl::StrCat("step ", header.step(), ", chunk ", header.chunk());
+}
+
+absl::Status OutOfRangeError(const FrameHeader& header, absl::string_view where) {
+  return absl::InternalError(absl::StrCat(
+      "the sum over the workers of ", Where(header), " is out of range (", where,
+      "): the training has diverged, and this aggregator's error for the chunk is lost. Start the "
+      "job again from a checkpoint, with a lower learning rate or gamma"));
+}
+
+}  // namespace
+
+Contribution ContributionOf(const FrameHeader& header) {
+  const float scale = header.error_scale();
+  return {header.codec(), scale == 0 ? 1.0f : scale, header.payload_crc32c()};
+}
+
+absl::Status OtherBytesError(const FrameHeader& header) {
+  return absl::AlreadyExistsError(absl::StrCat(
+      "rank ", header.rank(), " already contributed other bytes to ", Where(header),
+      ": a frame may only be sent again as it was. Do two processes run as this rank?"));
+}
+
+absl::Status Round::Contribute(Frame frame) {
+  const uint32_t rank = frame.header.rank();
+  if (frames_[rank].has_value()) return CheckDuplicate(frame);
+  if (absl::Status status = CheckFits(frame.header); !status.ok()) return status;
+  if (!first_rank_) first_rank_ = rank;
+  if (!first_rank_with_numbers_ && frame.header.codec() != SKIP) first_rank_with_numbers_ = rank;
+  frames_[rank] = std::move(frame);
+  ++contributed_;
+  return absl::OkStatus();
+}
+
+absl::Status Round::CheckDuplicate(const Frame& frame) const {
+  const Frame& before = *frames_[frame.header.rank()];
+  if (ContributionOf(frame.header) == ContributionOf(before.header) &&
+      frame.payload.span() == before.payload.span()) {
+    return absl::OkStatus();
+  }
+  return OtherBytesError(frame.header);
+}
+
+absl::Status Round::CheckFits(const FrameHeader& header) const {
+  if (first_rank_) {
+    const float ours = ContributionOf(frames_[*first_rank_]->header).error_scale;
+    const float theirs = ContributionOf(header).error_scale;
+    if (theirs != ours) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("rank %d sent %s with error_scale %g, rank %d with %g: all ranks must "
+                          "send the same",
+                          header.rank(), Where(header), theirs, *first_rank_, ours));
+    }
+  }
+  if (first_rank_with_numbers_ && header.codec() != SKIP) {
+    const Codec ours = frames_[*first_rank_with_numbers_]->header.codec();
+    if (header.codec() != ours) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "rank %d sent %s as %s, rank %d as %s: all ranks must send the same codec. Do they have "
+          "the same freeze step?",
+          header.rank(), Where(header), CodecName(header.codec()), *first_rank_with_numbers_,
+          CodecName(ours)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<uint32_t> Round::MissingRanks() const {
+  std::vector<uint32_t> missing;
+  for (uint32_t rank = 0; rank < frames_.size(); ++rank) {
+    if (!frames_[rank].has_value()) missing.push_back(rank);
+  }
+  return missing;
+}
+
+std::vector<Contribution> Round::Contributions() const {
+  std::vector<Contribution> contributions;
+  contributions.reserve(frames_.size());
+  for (const std::optional<Frame>& frame : frames_) {
+    contributions.push_back(ContributionOf(frame->header));
+  }
+  return contributions;
+}
+
+absl::StatusOr<Answer> Round::Close(const Layout& layout, absl::Span<float> error) const {
+  const float error_scale = ContributionOf(first_header()).error_scale;
+  if (error_scale != 1) kernels::Scale(error_scale, error);
+
+  Answer answer;
+  answer.header.set_step(first_header().step());
+  answer.header.set_chunk(first_header().chunk());
+  if (const std::optional<uint32_t> rank = LowestSkippedRank()) {
+    answer.header.set_codec(SKIP);
+    answer.header.set_skipped_by_rank(*rank);
+    answer.payload = SkipPayload(SkippedBlock(frames_[*rank]->payload.span()));
+  } else {
+    answer.header.set_codec(first_header().codec());
+    absl::StatusOr<Payload> payload = Aggregate(answer.header.codec(), layout, error);
+    if (!payload.ok()) return payload.status();
+    answer.payload = *std::move(payload);
+  }
+  answer.header.set_payload_crc32c(Crc32c(answer.payload.span()));
+  return answer;
+}
+
+std::optional<uint32_t> Round::LowestSkippedRank() const {
+  for (uint32_t rank = 0; rank < frames_.size(); ++rank) {
+    if (frames_[rank]->header.codec() == SKIP) return rank;
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<Payload> Round::Aggregate(Codec codec, const Layout& layout,
+                                         absl::Span<float> error) const {
+  Payload out(layout.PayloadBytes(codec, first_header().chunk()));
+  const absl::Status status = IsDense(codec) ? AggregateDense(codec, layout, error, out.data())
+                                             : AggregateOneBit(layout, error, out.data());
+  if (!status.ok()) return status;
+  return out;
+}
+
+absl::Status Round::AggregateDense(Codec codec, const Layout& layout, absl::Span<float> error,
+                                   uint8_t* out) const {
+  std::vector<const uint8_t*> contributions;
+  contributions.reserve(frames_.size());
+  for (const std::optional<Frame>& frame : frames_) contributions.push_back(frame->payload.data());
+
+  const kernels::DenseType type = DenseTypeOf(codec);
+  kernels::AggregateDense(type, contributions, inverse_count(), error, out);
+  if (kernels::DenseWithinRange(type, out, error.size())) return absl::OkStatus();
+  return OutOfRangeError(first_header(), CodecName(codec));
+}
+
+absl::Status Round::AggregateOneBit(const Layout& layout, absl::Span<float> error,
+                                    uint8_t* out) const {
+  const uint32_t chunk_index = first_header().chunk();
+  const Chunk& chunk = layout.chunks()[chunk_index];
+  const kernels::BlockRule rule = {.block_elements = layout.options().block_elements(),
+                                   .gamma = layout.options().gamma()};
+  std::vector<kernels::OneBitView> contributions(frames_.size());
+  for (const Segment& segment : chunk.segments) {
+    for (size_t rank = 0; rank < frames_.size(); ++rank) {
+      contributions[rank] = OneBitPart(chunk, segment, frames_[rank]->payload.data());
+    }
+    const size_t packed = kernels::AggregateOneBit(
+        rule, contributions, inverse_count(), error.subspan(segment.chunk_offset, segment.elements),
+        OneBitPart(chunk, segment, out));
+    if (packed < kernels::BlockCount(segment.elements, rule.block_elements)) {
+      return OutOfRangeError(first_header(),
+                             layout.DescribeBlock(chunk_index, segment.first_block + packed));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace signpost

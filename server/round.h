@@ -1,0 +1,84 @@
+// A round: one step of one chunk as the aggregator gathers it. Pure: no clock, threads or I/O.
+//
+// A round's result is a function of its contributions and the error before it: the order in which
+// they arrive, resends and duplicates change nothing.
+
+#ifndef SIGNPOST_SERVER_ROUND_H_
+#define SIGNPOST_SERVER_ROUND_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "proto/aggregator.pb.h"
+#include "proto/frame.h"
+#include "proto/layout.h"
+
+namespace signpost {
+
+// What a frame contributed, but for the numbers themselves: enough to recognise a late duplicate.
+struct Contribution {
+  Codec codec = CODEC_UNSPECIFIED;
+  float error_scale = 1;
+  uint32_t payload_crc32c = 0;
+
+  bool operator==(const Contribution&) const = default;
+};
+Contribution ContributionOf(const FrameHeader& header);
+
+// ALREADY_EXISTS, naming rank, step and chunk: `header`'s rank contributed something else before.
+absl::Status OtherBytesError(const FrameHeader& header);
+
+// Gathers one frame per rank, all of them for the same step and chunk. Not thread-safe.
+class Round {
+ public:
+  // world_size >= 1.
+  explicit Round(uint32_t world_size) : frames_(world_size) {}
+
+  // Adds a frame that passed CheckFrame, or accepts it as a duplicate: same rank, codec, error
+  // scale and payload as before. Refuses, and stays as it was: other bytes from the same rank
+  // (ALREADY_EXISTS); another codec or error scale than the round's other ranks
+  // (FAILED_PRECONDITION, naming a rank on each side; SKIP goes with any codec).
+  absl::Status Contribute(Frame frame);
+
+  bool complete() const { return contributed_ == frames_.size(); }
+  std::vector<uint32_t> MissingRanks() const;
+
+  // By rank. Requires complete().
+  std::vector<Contribution> Contributions() const;
+
+  // The round's result. Requires complete(), and to be called once: it updates `error`, the
+  // aggregator's error for the chunk in chunk order:
+  //   u = (sum of the contributions in rank order) / world_size + error_scale * error
+  //   answer = compress(u);  error = u - answer
+  // When a rank skipped, the answer is SKIP with the lowest such rank's block, and error =
+  // error_scale * error. INTERNAL when u is out of the range that an answer may have (kMaxScale,
+  // kMaxDense of kernels/block.h): the error is then spoilt, and the chunk must not go on.
+  absl::StatusOr<Answer> Close(const Layout& layout, absl::Span<float> error) const;
+
+ private:
+  absl::Status CheckDuplicate(const Frame& frame) const;
+  absl::Status CheckFits(const FrameHeader& header) const;
+  std::optional<uint32_t> LowestSkippedRank() const;
+  absl::StatusOr<Payload> Aggregate(Codec codec, const Layout& layout,
+                                    absl::Span<float> error) const;
+  absl::Status AggregateDense(Codec codec, const Layout& layout, absl::Span<float> error,
+                              uint8_t* out) const;
+  absl::Status AggregateOneBit(const Layout& layout, absl::Span<float> error, uint8_t* out) const;
+
+  const FrameHeader& first_header() const { return frames_[0]->header; }
+  float inverse_count() const { return 1.0f / static_cast<float>(frames_.size()); }
+
+  std::vector<std::optional<Frame>> frames_;  // by rank
+  uint32_t contributed_ = 0;
+  std::optional<uint32_t> first_rank_;  // to arrive; the others must have its error scale
+  // To arrive with numbers rather than SKIP; the others must have its codec.
+  std::optional<uint32_t> first_rank_with_numbers_;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SERVER_ROUND_H_

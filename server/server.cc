@@ -1,0 +1,101 @@
+#include "server/server.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "grpcpp/grpcpp.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "proto/message.h"
+#include "server/listen_address.h"
+#include "server/service.h"
+
+namespace signpost {
+namespace {
+
+// A worker that does not answer a ping for this long is gone.
+constexpr absl::Duration kKeepaliveTime = absl::Seconds(20);
+constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(10);
+// Workers ping too. They may do it this often, even when nothing else travels.
+constexpr absl::Duration kMinPingInterval = absl::Seconds(5);
+
+// After a drain, how long answers may take to get to workers that do not read.
+constexpr absl::Duration kFlushTimeout = absl::Seconds(2);
+
+// Least size of the largest message: a Join carries the names and shapes of all tensors.
+constexpr uint64_t kMinMaxMessageBytes = uint64_t{4} << 20;
+
+int MaxMessageBytes(const AggregatorLimits& limits) {
+  constexpr uint64_t kMost = std::numeric_limits<int>::max() - kMaxHeaderBytes;
+  return static_cast<int>(
+      std::max(kMinMaxMessageBytes, std::min(limits.payload_bytes, kMost) + kMaxHeaderBytes));
+}
+
+int Milliseconds(absl::Duration duration) {
+  return static_cast<int>(absl::ToInt64Milliseconds(duration));
+}
+
+void Configure(const ServerOptions& options, grpc::ServerBuilder& builder) {
+  builder.SetMaxReceiveMessageSize(MaxMessageBytes(options.aggregator.limits));
+  // Otherwise a second server on the same port would silently take half of the connections.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(kKeepaliveTime));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(kKeepaliveTimeout));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             Milliseconds(kMinPingInterval));
+}
+
+absl::Status CheckShard(const AggregatorOptions& options) {
+  if (options.shard < options.shard_count) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("shard ", options.shard, " is not in [0, ", options.shard_count, ")"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options) {
+  if (absl::Status status = CheckShard(options.aggregator); !status.ok()) return status;
+  absl::Status status = CheckListenAddress(options.listen, options.insecure);
+  if (!status.ok()) return status;
+
+  std::unique_ptr<Server> server(new Server(options));
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  Configure(options, builder);
+  int port = 0;
+  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(server->service_.get());
+  server->server_ = builder.BuildAndStart();
+  if (server->server_ == nullptr || port == 0) {
+    return absl::UnavailableError(absl::StrCat(
+        "cannot listen on ", options.listen,
+        ": another process may have the port (`ss -ltnp` shows them), or this machine may not have "
+        "the address"));
+  }
+  if (!IsUnixAddress(options.listen)) server->port_ = static_cast<uint16_t>(port);
+  return server;
+}
+
+Server::Server(const ServerOptions& options)
+    : aggregator_(options.aggregator),
+      service_(std::make_unique<Service>(aggregator_, options.aggregator.limits.payload_bytes)) {}
+
+Server::~Server() {
+  if (server_ != nullptr) Drain(absl::ZeroDuration());
+}
+
+void Server::Drain(absl::Duration grace) {
+  aggregator_.StopAdmitting();
+  server_->GetHealthCheckService()->SetServingStatus(false);
+  aggregator_.AwaitNoJobs(grace);
+  aggregator_.Drain();
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTimeout));
+}
+
+void Server::Wait() { server_->Wait(); }
+
+}  // namespace signpost

@@ -1,0 +1,99 @@
+#include "server/service.h"
+
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "proto/frame.h"
+#include "proto/grpc_status.h"
+#include "proto/message.h"
+
+namespace signpost {
+namespace {
+
+// A deadline counts as reached a little early: the caller's clock reaches it before ours does,
+// because it travels here as the time that was left.
+constexpr absl::Duration kDeadlineSlack = absl::Seconds(1);
+
+absl::Status WhyCancelled(const grpc::CallbackServerContext& context) {
+  if (absl::FromChrono(context.deadline()) <= absl::Now() + kDeadlineSlack) {
+    return absl::DeadlineExceededError("the worker waited for as long as it was told to");
+  }
+  return absl::CancelledError("the worker went away");
+}
+
+// A Join that may have to wait for the other ranks, and whose worker may go away meanwhile.
+// Owned by the call; gRPC calls OnCancel and OnDone only after the handler has returned it.
+class JoinReactor final : public grpc::ServerUnaryReactor {
+ public:
+  JoinReactor(Aggregator& aggregator, const grpc::CallbackServerContext& context,
+              const JoinRequest& request, JoinResponse& response)
+      : aggregator_(aggregator), context_(context) {
+    call_ = aggregator_.Join(request, [this, &response](absl::StatusOr<JoinResponse> result) {
+      if (result.ok()) response = *std::move(result);
+      Finish(ToGrpcStatus(result.status()));
+    });
+  }
+
+  void OnCancel() override { aggregator_.CancelJoin(call_, WhyCancelled(context_)); }
+  void OnDone() override { delete this; }
+
+ private:
+  Aggregator& aggregator_;
+  const grpc::CallbackServerContext& context_;
+  uint64_t call_ = 0;
+};
+
+grpc::ByteBuffer Serialize(Aggregator::Reply reply) {
+  AnswerHeader header = reply.answer->header;
+  header.set_waited_us(absl::ToInt64Microseconds(reply.waited));
+  return SerializeResponse(header, std::move(reply.answer));
+}
+
+grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext& context,
+                                    const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
+  reactor->Finish(ToGrpcStatus(status));
+  return reactor;
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* Service::Join(grpc::CallbackServerContext* context,
+                                        const JoinRequest* request, JoinResponse* response) {
+  return new JoinReactor(aggregator_, *context, *request, *response);
+}
+
+grpc::ServerUnaryReactor* Service::Exchange(grpc::CallbackServerContext* context,
+                                            const grpc::ByteBuffer* request,
+                                            grpc::ByteBuffer* response) {
+  Frame frame;
+  absl::Status status = ParseRequest(*request, max_payload_bytes_, frame);
+  if (!status.ok()) return FinishNow(*context, status);
+  // The frame is a copy: while the call waits, the transport need not keep the bytes.
+  const_cast<grpc::ByteBuffer*>(request)->Clear();
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  aggregator_.Exchange(std::move(frame),
+                       [reactor, response](absl::StatusOr<Aggregator::Reply> reply) {
+                         if (reply.ok()) *response = Serialize(*std::move(reply));
+                         reactor->Finish(ToGrpcStatus(reply.status()));
+                       });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* Service::Leave(grpc::CallbackServerContext* context,
+                                         const LeaveRequest* request, LeaveResponse* response) {
+  return FinishNow(*context, aggregator_.Leave(*request));
+}
+
+grpc::ServerUnaryReactor* Service::Status(grpc::CallbackServerContext* context,
+                                          const StatusRequest* request, StatusResponse* response) {
+  *response = aggregator_.Status(*request);
+  return FinishNow(*context, absl::OkStatus());
+}
+
+}  // namespace signpost

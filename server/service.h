@@ -1,0 +1,47 @@
+// The gRPC adapter: translates between aggregator.proto's calls and an Aggregator, and decides
+// nothing.
+
+#ifndef SIGNPOST_SERVER_SERVICE_H_
+#define SIGNPOST_SERVER_SERVICE_H_
+
+#include <cstdint>
+
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/server_callback.h"
+#include "proto/aggregator.grpc.pb.h"
+#include "server/aggregator.h"
+
+namespace signpost {
+
+// Exchange goes around the proto parser (proto/message.h); the bytes on the wire are plain proto.
+using ServiceBase = AggregatorService::WithRawCallbackMethod_Exchange<
+    AggregatorService::WithCallbackMethod_Join<AggregatorService::WithCallbackMethod_Leave<
+        AggregatorService::WithCallbackMethod_Status<AggregatorService::Service>>>>;
+
+// Thread-safe. A call that waits holds a few kilobytes and no thread. All calls must have ended
+// (Aggregator::Drain, then grpc::Server::Shutdown) before the destructor.
+class Service final : public ServiceBase {
+ public:
+  // `aggregator` must outlive the service. Payloads of more than `max_payload_bytes` are refused
+  // before memory is taken for them.
+  Service(Aggregator& aggregator, uint64_t max_payload_bytes)
+      : aggregator_(aggregator), max_payload_bytes_(max_payload_bytes) {}
+
+  grpc::ServerUnaryReactor* Join(grpc::CallbackServerContext* context, const JoinRequest* request,
+                                 JoinResponse* response) override;
+  grpc::ServerUnaryReactor* Exchange(grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Leave(grpc::CallbackServerContext* context, const LeaveRequest* request,
+                                  LeaveResponse* response) override;
+  grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* context,
+                                   const StatusRequest* request, StatusResponse* response) override;
+
+ private:
+  Aggregator& aggregator_;
+  const uint64_t max_payload_bytes_;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SERVER_SERVICE_H_

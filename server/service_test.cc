@@ -1,0 +1,221 @@
+// The service as clients see it, over real gRPC.
+
+#include "server/service.h"
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "proto/aggregator.grpc.pb.h"
+#include "proto/message.h"
+#include "server/server.h"
+#include "server/test_job.h"
+
+namespace signpost {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr char kExchangeMethod[] = "/signpost.AggregatorService/Exchange";
+
+const Layout& TestLayout() {
+  static const Layout& layout = *new Layout(LayoutOf(TestJoin(/*rank=*/0, /*world_size=*/1)));
+  return layout;
+}
+
+class ServiceTest : public ::testing::Test {
+ protected:
+  ServiceTest() {
+    server_ = *Server::Start({});
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    channel_ = grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", server_->port()),
+                                         grpc::InsecureChannelCredentials(), arguments);
+    stub_ = AggregatorService::NewStub(channel_);
+  }
+
+  grpc::Status Join(const JoinRequest& request, JoinResponse& response) {
+    grpc::ClientContext context;
+    return stub_->Join(&context, request, &response);
+  }
+
+  grpc::Status Exchange(const ExchangeRequest& request, ExchangeResponse& response) {
+    grpc::ClientContext context;
+    return stub_->Exchange(&context, request, &response);
+  }
+
+  JobStatus StatusOfJob() {
+    grpc::ClientContext context;
+    StatusResponse response;
+    EXPECT_TRUE(stub_->Status(&context, {}, &response).ok());
+    return response.jobs_size() == 1 ? response.jobs(0) : JobStatus();
+  }
+
+  // Asks until it is so; the test's time limit bounds it.
+  void AwaitStatus(const std::function<bool(const JobStatus&)>& is_so) {
+    while (!is_so(StatusOfJob())) std::this_thread::yield();
+  }
+
+  std::unique_ptr<Server> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<AggregatorService::Stub> stub_;
+};
+
+ExchangeRequest RequestOf(const Frame& frame) {
+  ExchangeRequest request;
+  *request.mutable_header() = frame.header;
+  request.set_payload(frame.payload.data(), frame.payload.size());
+  return request;
+}
+
+std::string PayloadOf(const Answer& answer) {
+  return {reinterpret_cast<const char*>(answer.payload.data()), answer.payload.size()};
+}
+
+TEST_F(ServiceTest, RawAndGeneratedClientsGetTheSameAnswer) {
+  JoinResponse joined, other_joined;
+  grpc::Status other_status;
+  std::thread other([&] { other_status = Join(TestJoin(1, /*world_size=*/2), other_joined); });
+  ASSERT_TRUE(Join(TestJoin(0, /*world_size=*/2), joined).ok());
+  other.join();
+  ASSERT_TRUE(other_status.ok());
+  EXPECT_EQ(joined.epoch(), other_joined.epoch());
+  EXPECT_EQ(joined.layout_fingerprint(), TestLayout().Fingerprint());
+
+  // Rank 0 by hand, in raw bytes.
+  Frame raw_frame = Addressed(TestFrame(TestLayout(), {.rank = 0}, ONE_BIT), "job", joined.epoch());
+  grpc::GenericStub raw_stub(channel_);
+  grpc::ClientContext raw_context;
+  const grpc::ByteBuffer raw_request = SerializeRequest(
+      raw_frame.header, std::make_shared<const Payload>(std::move(raw_frame.payload)));
+  grpc::ByteBuffer raw_response;
+  grpc::Status raw_status;
+  absl::Notification raw_ended;
+  raw_stub.UnaryCall(&raw_context, kExchangeMethod, {}, &raw_request, &raw_response,
+                     [&](grpc::Status status) {
+                       raw_status = std::move(status);
+                       raw_ended.Notify();
+                     });
+  // Rank 1 by the generated stub.
+  ExchangeResponse response;
+  const grpc::Status status = Exchange(
+      RequestOf(Addressed(TestFrame(TestLayout(), {.rank = 1}, ONE_BIT), "job", joined.epoch())),
+      response);
+  raw_ended.WaitForNotification();
+
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_TRUE(raw_status.ok()) << raw_status.error_message();
+  Answer answer;
+  ASSERT_TRUE(ParseResponse(raw_response, /*max_payload_bytes=*/1 << 20, answer).ok());
+  EXPECT_EQ(PayloadOf(answer), response.payload());
+  EXPECT_EQ(answer.header.payload_crc32c(), response.header().payload_crc32c());
+  EXPECT_EQ(response.header().codec(), ONE_BIT);
+  const FrameHeader header = TestFrame(TestLayout(), {}, ONE_BIT).header;
+  EXPECT_TRUE(CheckAnswer(answer.header, answer.payload.span(), header, TestLayout()).ok());
+}
+
+TEST_F(ServiceTest, ErrorsKeepTheirCodeAndMessage) {
+  JoinResponse joined;
+  ASSERT_TRUE(Join(TestJoin(0, /*world_size=*/1), joined).ok());
+  ExchangeResponse response;
+  const grpc::Status wrong_step = Exchange(
+      RequestOf(Addressed(TestFrame(TestLayout(), {.step = 5}, FLOAT32), "job", joined.epoch())),
+      response);
+  EXPECT_EQ(wrong_step.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(wrong_step.error_message(), HasSubstr("step 0 is expected"));
+  const grpc::Status other_size = Join(TestJoin(0, /*world_size=*/2), joined);
+  EXPECT_EQ(other_size.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(other_size.error_message(), HasSubstr("2 here but 1 in the job"));
+}
+
+TEST_F(ServiceTest, LeaveEndsTheJob) {
+  JoinResponse joined;
+  ASSERT_TRUE(Join(TestJoin(0, /*world_size=*/1), joined).ok());
+  EXPECT_EQ(StatusOfJob().job(), "job");
+  LeaveRequest request;
+  request.set_job("job");
+  request.set_epoch(joined.epoch());
+  grpc::ClientContext context;
+  LeaveResponse response;
+  EXPECT_TRUE(stub_->Leave(&context, request, &response).ok());
+  EXPECT_EQ(StatusOfJob().job(), "");
+}
+
+TEST_F(ServiceTest, JoinThatTimesOutNoLongerHoldsTheJobButStillCountsAsJoined) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
+  JoinResponse response;
+  EXPECT_EQ(stub_->Join(&context, TestJoin(0, /*world_size=*/2), &response).error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_THAT(StatusOfJob().waiting_for_ranks(), ElementsAre(1));
+  // Another process's job of other tensors may take its place as soon as the server has noticed.
+  JoinRequest fixed = TestJoin(0, /*world_size=*/1);
+  fixed.set_incarnation(9);
+  fixed.mutable_tensors(0)->set_name("renamed");
+  while (!Join(fixed, response).ok()) std::this_thread::yield();
+}
+
+TEST_F(ServiceTest, JoinThatIsCancelledGivesItsRankFree) {
+  grpc::ClientContext context;
+  std::thread joiner([&] {
+    JoinResponse response;
+    EXPECT_EQ(stub_->Join(&context, TestJoin(0, /*world_size=*/2), &response).error_code(),
+              grpc::StatusCode::CANCELLED);
+  });
+  AwaitStatus([](const JobStatus& job) { return job.joined_ranks_size() == 1; });
+  context.TryCancel();
+  joiner.join();
+  AwaitStatus([](const JobStatus& job) { return job.joined_ranks_size() == 0; });
+}
+
+TEST_F(ServiceTest, BytesThatAreNoRequestAreRefused) {
+  const std::string garbage = "\xff\xff\xff\xff garbage";
+  const grpc::Slice slice(garbage);
+  const grpc::ByteBuffer request(&slice, 1);
+  grpc::GenericStub raw_stub(channel_);
+  grpc::ClientContext context;
+  grpc::ByteBuffer response;
+  grpc::Status status;
+  absl::Notification ended;
+  raw_stub.UnaryCall(&context, kExchangeMethod, {}, &request, &response, [&](grpc::Status result) {
+    status = std::move(result);
+    ended.Notify();
+  });
+  ended.WaitForNotification();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(ServiceTest, CallThatWaitsIsEndedByDrain) {
+  JoinResponse joined, other_joined;
+  std::thread other([&] { EXPECT_TRUE(Join(TestJoin(1, /*world_size=*/2), other_joined).ok()); });
+  ASSERT_TRUE(Join(TestJoin(0, /*world_size=*/2), joined).ok());
+  other.join();
+  grpc::Status exchange_status;
+  std::thread exchanger([&] {
+    ExchangeResponse response;
+    exchange_status =
+        Exchange(RequestOf(Addressed(TestFrame(TestLayout(), {}, FLOAT32), "job", joined.epoch())),
+                 response);
+  });
+  AwaitStatus([](const JobStatus& job) { return job.waiting_for_ranks_size() == 1; });
+
+  server_->Drain(absl::ZeroDuration());
+  exchanger.join();
+  EXPECT_EQ(exchange_status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(exchange_status.error_message(), HasSubstr("shutting down"));
+}
+
+}  // namespace
+}  // namespace signpost
