@@ -1,0 +1,46 @@
+// The network as the worker sees it: one shard's aggregator, over any transport. GrpcChannel is the
+// real one; tests have one that calls an aggregator in the same process. One conformance suite
+// (tests/channel_conformance_test.cc) holds for both.
+
+#ifndef SIGNPOST_WORKER_CHANNEL_H_
+#define SIGNPOST_WORKER_CHANNEL_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/frame.h"
+
+namespace signpost {
+
+// Thread-safe. Every call ends by its deadline: with the aggregator's answer or error, or with
+// DEADLINE_EXCEEDED, or UNAVAILABLE when the aggregator could not be reached. Messages name target().
+class Channel {
+ public:
+  using ExchangeDone = absl::AnyInvocable<void(absl::StatusOr<Answer>)>;
+
+  // Ends calls still under way with CANCELLED and waits until their `done` has returned.
+  virtual ~Channel() = default;
+
+  virtual std::string target() const = 0;  // "127.0.0.1:4000"
+
+  // Blocks until all ranks have joined.
+  virtual absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) = 0;
+
+  // Sends one frame. `done` is called exactly once, from any thread, possibly before Exchange
+  // returns, and must not block. Lost connections are retried with the same bytes until the deadline.
+  // The transport may hold `payload` a little longer than the call lasts, hence the sharing.
+  virtual void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
+                        absl::Time deadline, ExchangeDone done) = 0;
+
+  virtual absl::Status Leave(const LeaveRequest& request, absl::Time deadline) = 0;
+
+  virtual absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
+                                                absl::Time deadline) = 0;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_WORKER_CHANNEL_H_

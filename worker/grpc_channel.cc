@@ -1,0 +1,212 @@
+#include "worker/grpc_channel.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "grpcpp/alarm.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/grpcpp.h"
+#include "proto/aggregator.grpc.pb.h"
+#include "proto/grpc_status.h"
+#include "proto/message.h"
+
+namespace signpost {
+namespace {
+
+constexpr char kExchangeMethod[] = "/signpost.AggregatorService/Exchange";
+
+// The largest payload an answer can have: a dense chunk of Layout's largest chunk_elements.
+constexpr uint64_t kMaxPayloadBytes = uint64_t{64} << 20;
+constexpr int kMaxMessageBytes = kMaxPayloadBytes + (64 << 10);
+
+// A peer that does not answer a ping for this long is gone.
+constexpr absl::Duration kKeepaliveTime = absl::Seconds(20);
+constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(10);
+
+constexpr absl::Duration kFirstBackoff = absl::Milliseconds(50);
+constexpr absl::Duration kLongestBackoff = absl::Seconds(2);
+
+std::shared_ptr<grpc::Channel> Connect(const std::string& target) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // gRPC 1.51 honours http_proxy even for 127.0.0.1
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, absl::ToInt64Milliseconds(kKeepaliveTime));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, absl::ToInt64Milliseconds(kKeepaliveTimeout));
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, absl::ToInt64Milliseconds(kLongestBackoff));
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+}
+
+class GrpcChannel final : public Channel {
+ public:
+  explicit GrpcChannel(const std::string& target)
+      : target_(target),
+        channel_(Connect(target)),
+        stub_(AggregatorService::NewStub(channel_)),
+        generic_stub_(channel_) {}
+
+  ~GrpcChannel() override {
+    absl::MutexLock lock(&mutex_);
+    for (Call* call : calls_) call->Cancel();
+    mutex_.Await(absl::Condition(this, &GrpcChannel::HasNoCalls));
+  }
+
+  std::string target() const override { return target_; }
+
+  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override {
+    return Unary<JoinResponse>(&AggregatorService::Stub::Join, request, deadline);
+  }
+
+  void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
+                absl::Time deadline, ExchangeDone done) override {
+    auto* call = new Call(*this, header, std::move(payload), deadline, std::move(done));
+    {
+      absl::MutexLock lock(&mutex_);
+      calls_.insert(call);
+    }
+    call->Try();
+  }
+
+  absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override {
+    return Unary<LeaveResponse>(&AggregatorService::Stub::Leave, request, deadline).status();
+  }
+
+  absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
+                                        absl::Time deadline) override {
+    return Unary<StatusResponse>(&AggregatorService::Stub::Status, request, deadline);
+  }
+
+ private:
+  // One exchange through all its tries. Owns itself: deleted once it has called `done`.
+  class Call {
+   public:
+    Call(GrpcChannel& channel, const FrameHeader& header, std::shared_ptr<const Payload> payload,
+         absl::Time deadline, ExchangeDone done)
+        : channel_(channel),
+          request_(SerializeRequest(header, std::move(payload))),
+          deadline_(deadline),
+          done_(std::move(done)) {}
+
+    void Try() {
+      {
+        absl::MutexLock lock(&mutex_);
+        if (!cancelled_) {
+          context_ = std::make_unique<grpc::ClientContext>();  // gRPC allows one try per context
+          context_->set_deadline(absl::ToChronoTime(deadline_));
+          context_->set_wait_for_ready(true);
+        }
+      }
+      if (context_ == nullptr) return Finish(absl::CancelledError("the channel was closed"));
+      channel_.generic_stub_.UnaryCall(context_.get(), kExchangeMethod, {}, &request_, &response_,
+                                       [this](grpc::Status status) { OnReply(status); });
+    }
+
+    void Cancel() {
+      absl::MutexLock lock(&mutex_);
+      cancelled_ = true;
+      if (context_ != nullptr) context_->TryCancel();
+      if (backoff_alarm_ != nullptr) backoff_alarm_->Cancel();
+    }
+
+   private:
+    void OnReply(const grpc::Status& status) {
+      if (!status.ok()) {
+        const bool again = status.error_code() == grpc::StatusCode::UNAVAILABLE &&
+                           absl::Now() + backoff_ < deadline_;
+        return again ? TryLater() : Finish(channel_.Explain(status));
+      }
+      Answer answer;
+      absl::Status parsed = ParseResponse(response_, kMaxPayloadBytes, answer);
+      response_.Clear();  // the transport's memory
+      if (!parsed.ok()) return Finish(parsed);
+      Finish(std::move(answer));
+    }
+
+    void TryLater() {
+      const absl::Time when = absl::Now() + backoff_;
+      backoff_ = std::min(2 * backoff_, kLongestBackoff);
+      bool cancelled;
+      {
+        absl::MutexLock lock(&mutex_);
+        cancelled = cancelled_;
+        context_.reset();
+        if (!cancelled) {
+          backoff_alarm_ = std::make_unique<grpc::Alarm>();
+          backoff_alarm_->Set(absl::ToChronoTime(when), [this](bool) { Try(); });
+        }
+      }
+      if (cancelled) Finish(absl::CancelledError("the channel was closed"));
+    }
+
+    void Finish(absl::StatusOr<Answer> result) {
+      done_(std::move(result));
+      channel_.Forget(this);
+      delete this;
+    }
+
+    GrpcChannel& channel_;
+    const grpc::ByteBuffer request_;
+    const absl::Time deadline_;
+    ExchangeDone done_;
+    grpc::ByteBuffer response_;
+    absl::Duration backoff_ = kFirstBackoff;
+
+    absl::Mutex mutex_;
+    bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+    std::unique_ptr<grpc::ClientContext> context_;  // replaced under the lock, between tries only
+    std::unique_ptr<grpc::Alarm> backoff_alarm_ ABSL_GUARDED_BY(mutex_);
+  };
+
+  bool HasNoCalls() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return calls_.empty(); }
+
+  void Forget(Call* call) {
+    absl::MutexLock lock(&mutex_);
+    calls_.erase(call);
+  }
+
+  template <typename Response, typename Method, typename Request>
+  absl::StatusOr<Response> Unary(Method method, const Request& request, absl::Time deadline) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(deadline));
+    context.set_wait_for_ready(true);
+    Response response;
+    const grpc::Status status = (stub_.get()->*method)(&context, request, &response);
+    if (!status.ok()) return Explain(status);
+    return response;
+  }
+
+  // gRPC waits for a connection until the deadline; the caller wants to know that there was none.
+  absl::Status Explain(const grpc::Status& status) const {
+    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+      if (channel_->GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_READY) {
+        return absl::UnavailableError(absl::StrFormat(
+            "no connection to %s in the time given; is an aggregator running there?", target_));
+      }
+      return absl::DeadlineExceededError("no answer in the time given");
+    }
+    return FromGrpcStatus(status);
+  }
+
+  const std::string target_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<AggregatorService::Stub> stub_;
+  grpc::GenericStub generic_stub_;
+
+  absl::Mutex mutex_;
+  std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+std::unique_ptr<Channel> ConnectToAggregator(const std::string& target) {
+  return std::make_unique<GrpcChannel>(target);
+}
+
+}  // namespace signpost

@@ -1,0 +1,108 @@
+// The step pipeline: chunks are compressed, sent, answered and applied as they come, over one channel
+// per shard.
+
+#ifndef SIGNPOST_WORKER_WORKER_H_
+#define SIGNPOST_WORKER_WORKER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "proto/layout.h"
+#include "worker/channel.h"
+#include "worker/onebit_adam.h"
+
+namespace signpost {
+
+struct WorkerOptions {
+  std::string job;
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  uint32_t block_elements = 4096;
+  uint32_t chunk_elements = 1 << 20;
+  float gamma = 1.35f;
+  absl::Duration join_timeout = absl::Minutes(5);
+  absl::Duration exchange_timeout = absl::Minutes(1);  // for each step's exchange
+};
+
+// A round that all workers skipped because one worker's input was not finite.
+struct SkippedRound {
+  uint32_t rank = 0;  // the lowest rank at fault
+  std::string block;  // Layout::DescribeBlock
+};
+
+struct StepReport {
+  uint64_t step = 0;
+  Codec codec = CODEC_UNSPECIFIED;
+  absl::Duration kernels;  // compressing and applying
+  absl::Duration wire;     // blocked on transfer and aggregation
+  absl::Duration wait;     // blocked because another worker's frame was late
+  std::vector<SkippedRound> skipped;
+};
+
+// Not thread-safe. After an error from Step the worker is of no further use: some chunks of the step may have been
+// applied and others not.
+class Worker {
+ public:
+  ~Worker();
+
+  // Joins the job at every shard; blocks until all ranks have. `channels[s]` leads to shard s.
+  // Errors name the aggregator, rank, tensor or option at fault; DEADLINE_EXCEEDED names the ranks
+  // that did not come.
+  static absl::StatusOr<std::unique_ptr<Worker>> Join(
+      const WorkerOptions& options, const OptimizerOptions& optimizer,
+      std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels);
+
+  // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its size.
+  // INVALID_ARGUMENT, with nothing sent, for a wrong number or size of gradients or rates.
+  // DEADLINE_EXCEEDED names the ranks that are waited for.
+  absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
+                                  absl::Span<const GroupRates> rates);
+
+  absl::Status Leave();
+
+  uint64_t steps() const { return step_; }
+  const Layout& layout() const { return layout_; }
+  const OneBitAdam& optimizer() const { return optimizer_; }
+
+  // CRC-32C over all parameters in order: equal on all workers after every step.
+  uint32_t ParametersCrc32c() const;
+
+ private:
+  struct InFlight;
+  class Inbox;
+
+  Worker(const WorkerOptions& options, const OptimizerOptions& optimizer,
+         std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels,
+         Layout layout);
+
+  absl::Status JoinShard(uint32_t shard, const JobOptions& job_options, uint64_t incarnation,
+                         absl::Time deadline);
+  absl::Status CheckStepArguments(absl::Span<const absl::Span<const float>> gradients,
+                                  absl::Span<const GroupRates> rates) const;
+  void Send(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
+            absl::Time deadline);
+  absl::Status Receive(uint32_t chunk, absl::StatusOr<Answer> answer, StepReport& report);
+  absl::Status Explain(const absl::Status& status, uint32_t shard, absl::string_view what) const;
+
+  const WorkerOptions options_;
+  const std::vector<Parameter> parameters_;
+  const Layout layout_;
+  const std::vector<uint32_t> shard_of_chunk_;
+  const uint32_t window_;  // most chunks under way at once
+  OneBitAdam optimizer_;
+  uint64_t step_ = 0;
+  std::vector<uint64_t> epochs_;     // by shard
+  std::vector<InFlight> in_flight_;  // by chunk; of the current step
+  // Shared with exchanges that may still be under way when a failed Step returns.
+  std::shared_ptr<Inbox> inbox_;
+  std::vector<std::unique_ptr<Channel>> channels_;  // by shard; destroyed first
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_WORKER_WORKER_H_
