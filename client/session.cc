@@ -1,0 +1,84 @@
+#include "client/session.h"
+
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "worker/grpc_channel.h"
+
+namespace signpost {
+namespace {
+
+absl::StatusOr<std::string> Variable(const char* name) {
+  const char* value = std::getenv(name);
+  if (value != nullptr && *value != '\0') return std::string(value);
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "environment variable %s is not set; start the program under `signpost run`, or set it",
+      name));
+}
+
+absl::StatusOr<uint32_t> NumberVariable(const char* name) {
+  absl::StatusOr<std::string> text = Variable(name);
+  if (!text.ok()) return text.status();
+  uint32_t number;
+  if (absl::SimpleAtoi(*text, &number)) return number;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("environment variable %s is '%s', wanted a number", name, *text));
+}
+
+// The ports of "host:port" targets; a target without one has no TCP socket to count.
+std::vector<uint16_t> PortsOf(absl::Span<const std::string> targets) {
+  std::vector<uint16_t> ports;
+  for (const std::string& target : targets) {
+    const size_t colon = target.rfind(':');
+    uint32_t port;
+    if (colon != std::string::npos && absl::SimpleAtoi(target.substr(colon + 1), &port)) {
+      ports.push_back(port);
+    }
+  }
+  return ports;
+}
+
+}  // namespace
+
+absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
+  SessionOptions options;
+  absl::StatusOr<std::string> aggregators = Variable("SIGNPOST_AGGREGATORS");
+  if (!aggregators.ok()) return aggregators.status();
+  options.aggregators = absl::StrSplit(*aggregators, ',');
+  absl::StatusOr<std::string> job = Variable("SIGNPOST_JOB");
+  if (!job.ok()) return job.status();
+  options.worker.job = *job;
+  absl::StatusOr<uint32_t> rank = NumberVariable("SIGNPOST_RANK");
+  if (!rank.ok()) return rank.status();
+  options.worker.rank = *rank;
+  absl::StatusOr<uint32_t> world_size = NumberVariable("SIGNPOST_WORLD_SIZE");
+  if (!world_size.ok()) return world_size.status();
+  options.worker.world_size = *world_size;
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& options,
+                                                       const OptimizerOptions& optimizer,
+                                                       std::vector<Parameter> parameters) {
+  std::vector<std::unique_ptr<Channel>> channels;
+  for (const std::string& target : options.aggregators) {
+    channels.push_back(ConnectToAggregator(target));
+  }
+  absl::StatusOr<std::unique_ptr<Worker>> worker =
+      Worker::Join(options.worker, optimizer, std::move(parameters), std::move(channels));
+  if (!worker.ok()) return worker.status();
+  return std::unique_ptr<Session>(
+      new Session(*std::move(worker), WireByteCounter(PortsOf(options.aggregators))));
+}
+
+absl::StatusOr<StepReport> Session::Step(absl::Span<const absl::Span<const float>> gradients,
+                                         absl::Span<const GroupRates> rates) {
+  return worker_->Step(gradients, rates);
+}
+
+absl::Status Session::Leave() { return worker_->Leave(); }
+
+}  // namespace signpost

@@ -1,0 +1,71 @@
+// Signpost's C++ SDK: a training job's connection to its aggregators.
+//
+//   auto session = Session::Join(*SessionOptions::FromEnvironment(), {.freeze_step = 400}, parameters);
+//   for (...) {
+//     ComputeGradients(...);
+//     auto report = (*session)->Step(gradients, {{.learning_rate = 1e-3}});
+//   }
+//   (*session)->Leave();
+//
+// After every step the parameters are byte-identical on all workers.
+
+#ifndef SIGNPOST_CLIENT_SESSION_H_
+#define SIGNPOST_CLIENT_SESSION_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "worker/onebit_adam.h"
+#include "worker/wire_bytes.h"
+#include "worker/worker.h"
+
+namespace signpost {
+
+struct SessionOptions {
+  WorkerOptions worker;
+  std::vector<std::string> aggregators;  // "host:port" of each shard, in shard order
+
+  // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,
+  // SIGNPOST_WORLD_SIZE. INVALID_ARGUMENT names the variable that is missing or malformed.
+  static absl::StatusOr<SessionOptions> FromEnvironment();
+};
+
+// Not thread-safe.
+class Session {
+ public:
+  // Connects, and blocks until all ranks have joined. Parameters' memory must outlive the session, and
+  // must hold the same values on all ranks. Errors as Worker::Join.
+  static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options,
+                                                       const OptimizerOptions& optimizer,
+                                                       std::vector<Parameter> parameters);
+
+  // One optimizer step on the mean of all workers' gradients, as Worker::Step. gradients[i] belongs
+  // to parameter i and is only read during the call.
+  absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
+                                  absl::Span<const GroupRates> rates);
+
+  // Ends this worker's membership. Without it the aggregators keep the job until it has been idle for long.
+  absl::Status Leave();
+
+  uint64_t steps() const { return worker_->steps(); }
+  uint64_t elements() const { return worker_->layout().elements(); }
+  uint32_t ParametersCrc32c() const { return worker_->ParametersCrc32c(); }
+
+  // Since Join, as the kernel counted them on this session's sockets.
+  WireBytes wire_bytes() { return counter_.Read(); }
+
+ private:
+  Session(std::unique_ptr<Worker> worker, WireByteCounter counter)
+      : worker_(std::move(worker)), counter_(std::move(counter)) {}
+
+  std::unique_ptr<Worker> worker_;
+  WireByteCounter counter_;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_CLIENT_SESSION_H_

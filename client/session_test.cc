@@ -1,0 +1,51 @@
+#include "client/session.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace signpost {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class SessionOptionsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    setenv("SIGNPOST_AGGREGATORS", "127.0.0.1:4000,127.0.0.1:4001", 1);
+    setenv("SIGNPOST_JOB", "nightly", 1);
+    setenv("SIGNPOST_RANK", "2", 1);
+    setenv("SIGNPOST_WORLD_SIZE", "4", 1);
+  }
+};
+
+TEST_F(SessionOptionsTest, ComeFromTheEnvironmentThatRunSets) {
+  const absl::StatusOr<SessionOptions> options = SessionOptions::FromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_THAT(options->aggregators, ElementsAre("127.0.0.1:4000", "127.0.0.1:4001"));
+  EXPECT_EQ(options->worker.job, "nightly");
+  EXPECT_EQ(options->worker.rank, 2);
+  EXPECT_EQ(options->worker.world_size, 4);
+}
+
+TEST_F(SessionOptionsTest, NameTheVariableThatIsMissing) {
+  for (const char* name :
+       {"SIGNPOST_AGGREGATORS", "SIGNPOST_JOB", "SIGNPOST_RANK", "SIGNPOST_WORLD_SIZE"}) {
+    SetUp();
+    unsetenv(name);
+    const absl::Status status = SessionOptions::FromEnvironment().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(name));
+  }
+}
+
+TEST_F(SessionOptionsTest, NameTheVariableThatIsNoNumber) {
+  setenv("SIGNPOST_RANK", "two", 1);
+  EXPECT_THAT(std::string(SessionOptions::FromEnvironment().status().message()),
+              AllOf(HasSubstr("SIGNPOST_RANK"), HasSubstr("'two'")));
+}
+
+}  // namespace
+}  // namespace signpost

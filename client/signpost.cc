@@ -1,0 +1,166 @@
+#include "client/signpost.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "client/session.h"
+
+struct signpost_session {
+  std::unique_ptr<signpost::Session> session;
+  std::vector<size_t> gradient_sizes;  // by parameter
+};
+
+namespace {
+
+using signpost::GroupRates;
+using signpost::OptimizerOptions;
+using signpost::Parameter;
+using signpost::SessionOptions;
+using signpost::StepReport;
+
+int Report(const absl::Status& status, char* error, size_t error_size) {
+  if (!status.ok() && error != nullptr && error_size > 0) {
+    const size_t size = std::min(status.message().size(), error_size - 1);
+    std::memcpy(error, status.message().data(), size);
+    error[size] = '\0';
+  }
+  return static_cast<int>(status.code());
+}
+
+SessionOptions SessionOptionsOf(const signpost_options& options) {
+  SessionOptions session;
+  session.aggregators = absl::StrSplit(options.aggregators, ',');
+  session.worker.job = options.job;
+  session.worker.rank = options.rank;
+  session.worker.world_size = options.world_size;
+  session.worker.join_timeout = absl::Seconds(options.join_timeout_s);
+  session.worker.exchange_timeout = absl::Seconds(options.exchange_timeout_s);
+  session.worker.block_elements = options.block_elements;
+  session.worker.chunk_elements = options.chunk_elements;
+  session.worker.gamma = options.gamma;
+  return session;
+}
+
+OptimizerOptions OptimizerOptionsOf(const signpost_options& options) {
+  return {
+      .beta1 = options.beta1,
+      .beta2 = options.beta2,
+      .epsilon = options.epsilon,
+      .bias_correction = options.bias_correction != 0,
+      .freeze_step = options.freeze_step,
+      .warm_up_codec = options.warm_up_bf16 ? signpost::BFLOAT16 : signpost::FLOAT32,
+      .variance_floor = options.variance_floor,
+  };
+}
+
+Parameter ParameterOf(const signpost_parameter& parameter) {
+  Parameter result;
+  result.name = parameter.name;
+  result.shape.assign(parameter.shape, parameter.shape + parameter.dimensions);
+  size_t elements = 1;
+  for (uint64_t size : result.shape) elements *= size;
+  result.values = {parameter.values, elements};
+  result.group = parameter.group;
+  return result;
+}
+
+signpost_report ReportOf(const StepReport& step, const signpost::WireBytes& bytes) {
+  signpost_report report = {};
+  report.step = step.step;
+  report.one_bit = step.codec == signpost::ONE_BIT;
+  report.skipped_rounds = step.skipped.size();
+  report.skipped_by_rank = step.skipped.empty() ? 0 : step.skipped.front().rank;
+  report.kernels_s = absl::ToDoubleSeconds(step.kernels);
+  report.wire_s = absl::ToDoubleSeconds(step.wire);
+  report.wait_s = absl::ToDoubleSeconds(step.wait);
+  report.sent_bytes = bytes.sent;
+  report.received_bytes = bytes.received;
+  return report;
+}
+
+}  // namespace
+
+uint32_t signpost_abi(void) { return SIGNPOST_ABI; }
+
+void signpost_options_init(signpost_options* options) {
+  const SessionOptions session;
+  const OptimizerOptions optimizer;
+  *options = {};
+  options->world_size = session.worker.world_size;
+  options->join_timeout_s = absl::ToDoubleSeconds(session.worker.join_timeout);
+  options->exchange_timeout_s = absl::ToDoubleSeconds(session.worker.exchange_timeout);
+  options->block_elements = session.worker.block_elements;
+  options->chunk_elements = session.worker.chunk_elements;
+  options->gamma = session.worker.gamma;
+  options->beta1 = optimizer.beta1;
+  options->beta2 = optimizer.beta2;
+  options->epsilon = optimizer.epsilon;
+  options->variance_floor = optimizer.variance_floor;
+  options->freeze_step = optimizer.freeze_step;
+  options->bias_correction = optimizer.bias_correction;
+}
+
+int signpost_options_from_environment(signpost_options* options, char* error, size_t error_size) {
+  absl::StatusOr<SessionOptions> session = SessionOptions::FromEnvironment();
+  if (!session.ok()) return Report(session.status(), error, error_size);
+  signpost_options_init(options);
+  options->aggregators = std::getenv("SIGNPOST_AGGREGATORS");
+  options->job = std::getenv("SIGNPOST_JOB");
+  options->rank = session->worker.rank;
+  options->world_size = session->worker.world_size;
+  return SIGNPOST_OK;
+}
+
+int signpost_join(const signpost_options* options, const signpost_parameter* parameters,
+                  size_t parameter_count, signpost_session** session, char* error,
+                  size_t error_size) {
+  if (options->aggregators == nullptr || options->job == nullptr) {
+    return Report(absl::InvalidArgumentError("options need aggregators and a job"), error,
+                  error_size);
+  }
+  std::vector<Parameter> tensors;
+  std::vector<size_t> sizes;
+  for (const signpost_parameter& parameter : absl::MakeSpan(parameters, parameter_count)) {
+    tensors.push_back(ParameterOf(parameter));
+    sizes.push_back(tensors.back().values.size());
+  }
+  auto joined = signpost::Session::Join(SessionOptionsOf(*options), OptimizerOptionsOf(*options),
+                                        std::move(tensors));
+  if (!joined.ok()) return Report(joined.status(), error, error_size);
+  *session = new signpost_session{*std::move(joined), std::move(sizes)};
+  return SIGNPOST_OK;
+}
+
+int signpost_step(signpost_session* session, const float* const* gradients, size_t gradient_count,
+                  const signpost_rates* rates, size_t rates_count, signpost_report* report,
+                  char* error, size_t error_size) {
+  const std::vector<size_t>& sizes = session->gradient_sizes;
+  std::vector<absl::Span<const float>> spans;
+  for (size_t i = 0; i < gradient_count; ++i) {
+    spans.emplace_back(gradients[i], i < sizes.size() ? sizes[i] : 0);
+  }
+  std::vector<GroupRates> groups;
+  for (const signpost_rates& group : absl::MakeSpan(rates, rates_count)) {
+    groups.push_back({group.learning_rate, group.weight_decay});
+  }
+  absl::StatusOr<StepReport> step = session->session->Step(spans, groups);
+  if (!step.ok()) return Report(step.status(), error, error_size);
+  if (report != nullptr) *report = ReportOf(*step, session->session->wire_bytes());
+  return SIGNPOST_OK;
+}
+
+uint32_t signpost_parameters_crc32c(const signpost_session* session) {
+  return session->session->ParametersCrc32c();
+}
+
+int signpost_leave(signpost_session* session, char* error, size_t error_size) {
+  return Report(session->session->Leave(), error, error_size);
+}
+
+void signpost_close(signpost_session* session) { delete session; }

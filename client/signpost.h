@@ -1,0 +1,117 @@
+/* Signpost's C ABI (libsignpost.so): what every other language binds to.
+ *
+ * Conventions, stated once:
+ *  - Functions return SIGNPOST_OK (0) or a gRPC status code, and on failure write a message, always
+ *    terminated, into `error` (at most `error_size` bytes; `error` may be NULL). Outputs are then untouched.
+ *  - Strings are UTF-8 and terminated. Sizes are in elements unless the name says bytes.
+ *  - Start options with signpost_options_init: fields that a caller does not set keep their defaults.
+ *  - SIGNPOST_ABI changes whenever a struct or a function here does; signpost_abi() tells the library's.
+ *  - Memory that is passed in stays the caller's. Parameters are borrowed until signpost_close.
+ *  - A session may be used by one thread at a time. No exception crosses this interface.
+ */
+#ifndef SIGNPOST_CLIENT_SIGNPOST_H_
+#define SIGNPOST_CLIENT_SIGNPOST_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SIGNPOST_API __attribute__((visibility("default")))
+
+/* The codes that are worth telling apart; any other gRPC code may come too. */
+enum {
+  SIGNPOST_OK = 0,
+  SIGNPOST_INVALID_ARGUMENT = 3,
+  SIGNPOST_DEADLINE_EXCEEDED = 4,
+  SIGNPOST_FAILED_PRECONDITION = 9,
+  SIGNPOST_UNAVAILABLE = 14,
+};
+
+#define SIGNPOST_ABI 1
+#define SIGNPOST_NEVER UINT64_MAX
+
+typedef struct signpost_session signpost_session;
+
+typedef struct {
+  const char* aggregators; /* "host:port,host:port", one for each shard, in shard order */
+  const char* job;
+  uint32_t rank;       /* [0, world_size) */
+  uint32_t world_size; /* number of workers */
+  double join_timeout_s;
+  double exchange_timeout_s; /* for each step */
+  uint32_t block_elements;
+  uint32_t chunk_elements;
+  float gamma;
+  double beta1;
+  double beta2;
+  double epsilon;
+  double variance_floor;
+  uint64_t freeze_step; /* steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam */
+  uint8_t bias_correction;
+  uint8_t warm_up_bf16; /* 0: fp32 */
+} signpost_options;
+
+typedef struct {
+  const char* name;
+  const uint64_t* shape; /* `dimensions` sizes */
+  size_t dimensions;
+  float* values;  /* product of the sizes; the same values on every rank at the start */
+  uint32_t group; /* index into a step's rates */
+} signpost_parameter;
+
+typedef struct {
+  double learning_rate;
+  double weight_decay; /* decoupled */
+} signpost_rates;
+
+typedef struct {
+  uint64_t step;
+  uint8_t one_bit;         /* 0: a dense warm-up step */
+  uint32_t skipped_rounds; /* chunks that a non-finite gradient kept out of this step */
+  uint32_t skipped_by_rank; /* of the first one, with skipped_rounds > 0 */
+  double kernels_s;        /* compressing and applying */
+  double wire_s;           /* blocked on transfer and aggregation */
+  double wait_s;           /* blocked because another worker was late */
+  uint64_t sent_bytes;     /* since joining, as the kernel counted them on the sockets */
+  uint64_t received_bytes;
+} signpost_report;
+
+SIGNPOST_API uint32_t signpost_abi(void);
+
+/* Defaults. */
+SIGNPOST_API void signpost_options_init(signpost_options* options);
+
+/* The same, with aggregators, job, rank and world size from the environment that `signpost run` sets.
+ * The strings live as long as the environment. */
+SIGNPOST_API int signpost_options_from_environment(signpost_options* options, char* error,
+                                                   size_t error_size);
+
+/* Joins the job; blocks until all ranks have. */
+SIGNPOST_API int signpost_join(const signpost_options* options,
+                               const signpost_parameter* parameters, size_t parameter_count,
+                               signpost_session** session, char* error, size_t error_size);
+
+/* One optimizer step on the mean of all workers' gradients. gradients[i] belongs to parameter i and has its
+ * size; rates[g] applies to the parameters of group g. `report` may be NULL. */
+SIGNPOST_API int signpost_step(signpost_session* session, const float* const* gradients,
+                               size_t gradient_count, const signpost_rates* rates,
+                               size_t rates_count, signpost_report* report, char* error,
+                               size_t error_size);
+
+/* CRC-32C over all parameters: equal on all workers after every step. */
+SIGNPOST_API uint32_t signpost_parameters_crc32c(const signpost_session* session);
+
+/* Ends the membership. */
+SIGNPOST_API int signpost_leave(signpost_session* session, char* error, size_t error_size);
+
+/* Frees the session, left or not. NULL is allowed. */
+SIGNPOST_API void signpost_close(signpost_session* session);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SIGNPOST_CLIENT_SIGNPOST_H_ */

@@ -1,0 +1,178 @@
+#include "tests/cluster.h"
+
+#include <deque>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "gtest/gtest.h"
+#include "tests/loopback_channel.h"
+#include "worker/grpc_channel.h"
+
+namespace signpost::testing {
+
+// Delivers frames from a thread of its own, picking at random among those that are there.
+class Cluster::Post {
+ public:
+  explicit Post(uint32_t seed) : random_(seed), thread_([this] { Deliver(); }) {}
+
+  ~Post() {
+    {
+      absl::MutexLock lock(&mutex_);
+      closed_ = true;
+    }
+    thread_.join();
+  }
+
+  void Put(std::function<void()> delivery) {
+    absl::MutexLock lock(&mutex_);
+    waiting_.push_back(std::move(delivery));
+  }
+
+  bool OneIn(uint32_t n) {
+    absl::MutexLock lock(&mutex_);
+    return random_() % n == 0;
+  }
+
+ private:
+  void Deliver() {
+    while (std::function<void()> delivery = Take()) delivery();
+  }
+
+  // Empty once closed and drained.
+  std::function<void()> Take() {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](Post* post) { return post->closed_ || !post->waiting_.empty(); }, this));
+    if (waiting_.empty()) return nullptr;
+    std::swap(waiting_[random_() % waiting_.size()], waiting_.back());
+    std::function<void()> delivery = std::move(waiting_.back());
+    waiting_.pop_back();
+    return delivery;
+  }
+
+  absl::Mutex mutex_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::mt19937 random_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::function<void()>> waiting_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+namespace {
+
+// Hands frames to a post, some of them twice before their answer and once more after it.
+template <typename Post>
+class FaultyChannel final : public Channel {
+ public:
+  FaultyChannel(std::unique_ptr<Channel> inner, Post& post)
+      : inner_(std::move(inner)), post_(post) {}
+
+  std::string target() const override { return inner_->target(); }
+
+  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override {
+    return inner_->Join(request, deadline);
+  }
+
+  void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
+                absl::Time deadline, ExchangeDone done) override {
+    auto sent = std::make_shared<Sent>(Sent{header, std::move(payload), deadline, std::move(done)});
+    post_.Put([this, sent] {
+      if (post_.OneIn(4)) Send(*sent, [](absl::StatusOr<Answer>) {});
+      Deliver(sent);
+    });
+  }
+
+  absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override {
+    return inner_->Leave(request, deadline);
+  }
+
+  absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
+                                        absl::Time deadline) override {
+    return inner_->Status(request, deadline);
+  }
+
+ private:
+  struct Sent {
+    FrameHeader header;
+    std::shared_ptr<const Payload> payload;
+    absl::Time deadline;
+    ExchangeDone done;
+  };
+
+  void Send(const Sent& sent, ExchangeDone done) {
+    inner_->Exchange(sent.header, sent.payload, sent.deadline, std::move(done));
+  }
+
+  void Deliver(std::shared_ptr<Sent> sent) {
+    Send(*sent, [this, sent](absl::StatusOr<Answer> answer) {
+      // The duplicate overtook the frame and took its place.
+      if (absl::IsAborted(answer.status())) return Deliver(sent);
+      if (answer.ok() && post_.OneIn(4)) ExpectTheSameAgain(*sent, *answer);
+      sent->done(std::move(answer));
+    });
+  }
+
+  // The round is closed, and this rank has not yet sent the next step's frame.
+  void ExpectTheSameAgain(const Sent& sent, const Answer& answer) {
+    const std::string expected(answer.payload.data(),
+                               answer.payload.data() + answer.payload.size());
+    Send(sent, [expected](absl::StatusOr<Answer> again) {
+      // By the time it arrives the next round may have closed, and the frame be too old.
+      if (absl::IsFailedPrecondition(again.status()) || absl::IsCancelled(again.status())) return;
+      ASSERT_TRUE(again.ok()) << again.status();
+      EXPECT_EQ(std::string(again->payload.data(), again->payload.data() + again->payload.size()),
+                expected);
+    });
+  }
+
+  const std::unique_ptr<Channel> inner_;
+  Post& post_;
+};
+
+}  // namespace
+
+Cluster::Cluster(const ClusterOptions& options) : options_(options) {
+  for (uint32_t shard = 0; shard < options.aggregators; ++shard) {
+    const AggregatorOptions aggregator{.shard = shard, .shard_count = options.aggregators};
+    if (options.transport == Transport::kLoopback) {
+      aggregators_.push_back(std::make_unique<Aggregator>(aggregator));
+      continue;
+    }
+    absl::StatusOr<std::unique_ptr<Server>> server = Server::Start({.aggregator = aggregator});
+    EXPECT_TRUE(server.ok()) << server.status();
+    servers_.push_back(*std::move(server));
+  }
+  if (options.fault_seed != 0) post_ = std::make_unique<Post>(options.fault_seed);
+}
+
+Cluster::~Cluster() = default;
+
+std::vector<std::string> Cluster::targets() const {
+  std::vector<std::string> targets;
+  for (const auto& server : servers_) {
+    targets.push_back(absl::StrCat("127.0.0.1:", server->port()));
+  }
+  return targets;
+}
+
+std::vector<std::unique_ptr<Channel>> Cluster::Connect() {
+  std::vector<std::unique_ptr<Channel>> channels;
+  for (const auto& aggregator : aggregators_) channels.push_back(LoopbackTo(*aggregator));
+  for (const std::string& target : targets()) channels.push_back(ConnectToAggregator(target));
+  if (post_ == nullptr) return channels;
+  for (auto& channel : channels) {
+    channel = std::make_unique<FaultyChannel<Post>>(std::move(channel), *post_);
+  }
+  return channels;
+}
+
+void OnEachRank(uint32_t ranks, const std::function<void(uint32_t rank)>& body) {
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < ranks; ++rank) threads.emplace_back(body, rank);
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace signpost::testing

@@ -1,0 +1,56 @@
+// A job in one process: aggregators and workers, over loopback or gRPC, with faults put between them on request.
+
+#ifndef SIGNPOST_TESTS_CLUSTER_H_
+#define SIGNPOST_TESTS_CLUSTER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/aggregator.h"
+#include "server/server.h"
+#include "worker/channel.h"
+#include "worker/worker.h"
+
+namespace signpost::testing {
+
+enum class Transport { kLoopback, kGrpc };
+
+struct ClusterOptions {
+  Transport transport = Transport::kLoopback;
+  uint32_t aggregators = 1;
+  // Non-zero: frames of all workers are delivered in a random order, and some of them twice, before
+  // and after their answer.
+  uint32_t fault_seed = 0;
+};
+
+// Owns the aggregators and whatever carries frames to them.
+class Cluster {
+ public:
+  explicit Cluster(const ClusterOptions& options);
+  ~Cluster();
+
+  // New channels to all shards, for one worker.
+  std::vector<std::unique_ptr<Channel>> Connect();
+
+  // "127.0.0.1:port" of each shard; kGrpc only.
+  std::vector<std::string> targets() const;
+
+ private:
+  class Post;
+
+  const ClusterOptions options_;
+  std::vector<std::unique_ptr<Aggregator>> aggregators_;
+  std::vector<std::unique_ptr<Server>> servers_;
+  std::unique_ptr<Post> post_;
+};
+
+// Calls body(rank) on a thread for each rank, and waits for all of them.
+void OnEachRank(uint32_t ranks, const std::function<void(uint32_t rank)>& body);
+
+}  // namespace signpost::testing
+
+#endif  // SIGNPOST_TESTS_CLUSTER_H_

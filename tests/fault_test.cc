@@ -1,0 +1,206 @@
+// Workers that never come, stop, or bring another model: every other process gets an error that names
+// them within its deadline, and nothing hangs.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "tests/job.h"
+#include "worker/grpc_channel.h"
+
+namespace signpost::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kTimeout = absl::Seconds(2);
+// A deadline is kept if the call ends by then: asking whom the aggregator waits for may take 3 s more,
+// and this machine may be busy.
+const absl::Duration kLate = kTimeout + absl::Seconds(20);
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+class FaultTest : public ::testing::TestWithParam<Transport> {
+ protected:
+  FaultTest() : cluster_({.transport = GetParam(), .aggregators = 2}) {
+    job_.worker.join_timeout = kTimeout;
+    job_.worker.exchange_timeout = kTimeout;
+  }
+
+  absl::StatusOr<std::unique_ptr<Worker>> Join(uint32_t rank, Replica& replica) {
+    WorkerOptions options = job_.worker;
+    options.rank = rank;
+    options.world_size = job_.workers;
+    return Worker::Join(options, job_.optimizer, replica.Parameters(), cluster_.Connect());
+  }
+
+  // Returns once `rank` is a member of the job at the first aggregator.
+  void AwaitMember(uint32_t rank) {
+    auto channels = cluster_.Connect();
+    while (true) {
+      auto status = channels[0]->Status({}, absl::Now() + absl::Seconds(30));
+      ASSERT_TRUE(status.ok()) << status.status();
+      for (const JobStatus& job : status->jobs()) {
+        for (uint32_t joined : job.joined_ranks()) {
+          if (joined == rank) return;
+        }
+      }
+    }
+  }
+
+  JobOptionsForTest job_;
+  Cluster cluster_;
+};
+
+TEST_P(FaultTest, AWorkerThatNeverJoinsIsNamedByAllOthers) {
+  const absl::Time start = absl::Now();
+  OnEachRank(job_.workers - 1, [&](uint32_t rank) {
+    Replica replica(job_, rank);
+    auto worker = Join(rank, replica);
+    EXPECT_EQ(worker.status().code(), absl::StatusCode::kDeadlineExceeded) << worker.status();
+    EXPECT_THAT(Message(worker.status()), AllOf(HasSubstr("waiting for rank 3"), HasSubstr("'test'")));
+  });
+  EXPECT_LT(absl::Now() - start, kLate);
+}
+
+TEST_P(FaultTest, AWorkerThatDiesIsNamedByAllOthers) {
+  OnEachRank(job_.workers, [&](uint32_t rank) {
+    Replica replica(job_, rank);
+    auto worker = Join(rank, replica);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    for (int step = 0; step < 3; ++step) {
+      replica.gradient = GradientOf(rank, step, replica.values.size());
+      ASSERT_TRUE((*worker)->Step(replica.Gradients(), {job_.rates}).ok());
+    }
+    if (rank == 2) return;  // without leaving
+    const absl::Time start = absl::Now();
+    auto report = (*worker)->Step(replica.Gradients(), {job_.rates});
+    EXPECT_EQ(report.status().code(), absl::StatusCode::kDeadlineExceeded) << report.status();
+    EXPECT_THAT(Message(report.status()), AllOf(HasSubstr("step 3"), HasSubstr("waiting for rank 2")));
+    EXPECT_LT(absl::Now() - start, kLate);
+  });
+}
+
+TEST_P(FaultTest, AnotherModelsLayoutIsRefusedByTensorAndNamedByAllOthers) {
+  OnEachRank(job_.workers, [&](uint32_t rank) {
+    JobOptionsForTest job = job_;
+    if (rank == 1) job.tensors[3] = 250;
+    if (rank != 0) AwaitMember(0);  // rank 0 defines the job
+    Replica replica(job, rank);
+    auto worker = Join(rank, replica);
+    if (rank == 1) {
+      EXPECT_EQ(worker.status().code(), absl::StatusCode::kFailedPrecondition) << worker.status();
+      EXPECT_THAT(Message(worker.status()), AllOf(HasSubstr("rank 1"), HasSubstr("'tensor3'"),
+                                                  HasSubstr("[250]"), HasSubstr("[300]")));
+      return;
+    }
+    EXPECT_EQ(worker.status().code(), absl::StatusCode::kDeadlineExceeded) << worker.status();
+    EXPECT_THAT(Message(worker.status()), AllOf(HasSubstr("waiting for rank 1"), HasSubstr("'tensor3'")));
+  });
+}
+
+TEST_P(FaultTest, AnotherOptionIsRefusedByName) {
+  struct Variant {
+    std::string name;
+    std::function<void(JobOptionsForTest&, Replica&)> change;
+  };
+  const Variant variants[] = {
+      {"gamma", [](auto& job, auto&) { job.worker.gamma = 1.2f; }},
+      {"block_elements", [](auto& job, auto&) { job.worker.block_elements = 32; }},
+      {"chunk_elements", [](auto& job, auto&) { job.worker.chunk_elements = 128; }},
+      {"freeze_step=6", [](auto& job, auto&) { job.optimizer.freeze_step = 6; }},
+      {"parameters", [](auto&, Replica& replica) { replica.values[3] += 1; }},
+      {"world size", [](auto& job, auto&) { job.workers = 3; }},
+  };
+  std::thread first([this] {
+    Replica replica(job_, 0);
+    EXPECT_FALSE(Join(0, replica).ok());
+  });
+  AwaitMember(0);
+  for (const Variant& variant : variants) {
+    JobOptionsForTest job = job_;
+    Replica replica(job, 1);
+    variant.change(job, replica);
+    WorkerOptions options = job.worker;
+    options.rank = 1;
+    options.world_size = job.workers;
+    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster_.Connect());
+    EXPECT_EQ(worker.status().code(), absl::StatusCode::kFailedPrecondition)
+        << variant.name << ": " << worker.status();
+    EXPECT_THAT(Message(worker.status()), HasSubstr(variant.name));
+  }
+  first.join();
+}
+
+TEST_P(FaultTest, GradientsOfTheWrongSizeAreRefusedWithNothingSent) {
+  job_.workers = 1;
+  Replica replica(job_, 0);
+  auto worker = Join(0, replica);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  auto gradients = replica.Gradients();
+  gradients[3].remove_suffix(1);
+  EXPECT_THAT(Message((*worker)->Step(gradients, {job_.rates}).status()),
+              AllOf(HasSubstr("'tensor3'"), HasSubstr("299"), HasSubstr("300")));
+  EXPECT_THAT(Message((*worker)->Step(replica.Gradients(), {}).status()), HasSubstr("group 0"));
+  EXPECT_TRUE((*worker)->Step(replica.Gradients(), {job_.rates}).ok()) << "still at step 0";
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, FaultTest,
+                         ::testing::Values(Transport::kLoopback, Transport::kGrpc),
+                         [](const auto& info) {
+                           return info.param == Transport::kGrpc ? "Grpc" : "Loopback";
+                         });
+
+TEST(AggregatorFault, AnAggregatorThatIsNotThereIsNamed) {
+  JobOptionsForTest job;
+  Replica replica(job, 0);
+  job.worker.join_timeout = kTimeout;
+  std::vector<std::unique_ptr<Channel>> channels;
+  channels.push_back(ConnectToAggregator("127.0.0.1:1"));
+  auto worker =
+      Worker::Join(job.worker, job.optimizer, replica.Parameters(), std::move(channels));
+  EXPECT_EQ(worker.status().code(), absl::StatusCode::kUnavailable) << worker.status();
+  EXPECT_THAT(Message(worker.status()), HasSubstr("127.0.0.1:1"));
+}
+
+TEST(AggregatorFault, AnAggregatorThatDiesIsNamedWithinTheDeadline) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.worker.exchange_timeout = kTimeout;
+  auto cluster = std::make_unique<Cluster>(ClusterOptions{.transport = Transport::kGrpc});
+  const std::string target = cluster->targets()[0];
+  absl::Mutex mutex;
+  uint32_t ready = 0;
+  bool dead = false;
+  std::thread reaper([&] {
+    absl::MutexLock lock(&mutex);
+    mutex.Await(absl::Condition(+[](uint32_t* ready) { return *ready == 2; }, &ready));
+    cluster.reset();
+    dead = true;
+  });
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    WorkerOptions options = job.worker;
+    options.rank = rank;
+    options.world_size = job.workers;
+    std::vector<std::unique_ptr<Channel>> channels;
+    channels.push_back(ConnectToAggregator(target));
+    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), std::move(channels));
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    ASSERT_TRUE((*worker)->Step(replica.Gradients(), {job.rates}).ok());
+    {
+      absl::MutexLock lock(&mutex);
+      ++ready;
+      mutex.Await(absl::Condition(&dead));
+    }
+    auto report = (*worker)->Step(replica.Gradients(), {job.rates});
+    EXPECT_EQ(report.status().code(), absl::StatusCode::kUnavailable) << report.status();
+    EXPECT_THAT(Message(report.status()), HasSubstr(target));
+  });
+  reaper.join();
+}
+
+}  // namespace
+}  // namespace signpost::testing

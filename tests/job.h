@@ -1,0 +1,58 @@
+// A small training job for tests: workers with fixed gradients on a thread each, over a Cluster.
+
+#ifndef SIGNPOST_TESTS_JOB_H_
+#define SIGNPOST_TESTS_JOB_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "tests/cluster.h"
+#include "worker/worker.h"
+
+namespace signpost::testing {
+
+struct JobOptionsForTest {
+  uint32_t workers = 4;
+  std::vector<size_t> tensors = {37, 8, 1, 300, 64};  // elements of each
+  WorkerOptions worker = {.job = "test",
+                          .block_elements = 16,
+                          .chunk_elements = 64,
+                          .join_timeout = absl::Seconds(30),
+                          .exchange_timeout = absl::Seconds(30)};
+  OptimizerOptions optimizer = {.freeze_step = 5};
+  int steps = 12;
+  GroupRates rates = {.learning_rate = 0.01, .weight_decay = 0.1};
+};
+
+// What a rank's gradient is in a step: normally distributed around a drift that is the same for all.
+std::vector<float> GradientOf(uint32_t rank, int step, size_t elements);
+
+// Parameters before the first step, the same on all ranks.
+std::vector<float> InitialParameters(size_t elements);
+
+// A rank's replica, with spans into it as the worker wants them.
+struct Replica {
+  Replica(const JobOptionsForTest& options, uint32_t rank);
+
+  std::vector<Parameter> Parameters();
+  std::vector<absl::Span<const float>> Gradients() const;
+
+  const std::vector<size_t> tensors;
+  std::vector<float> values;
+  std::vector<float> gradient;
+};
+
+// Called on each rank's thread after each step.
+using AfterStep = std::function<void(uint32_t rank, int step, const Replica& replica, Worker& worker)>;
+// May change the gradient that a rank is about to use.
+using BeforeStep = std::function<void(uint32_t rank, int step, std::vector<float>& gradient)>;
+
+// Trains, expecting every step to succeed. Returns the replicas' parameters by rank.
+std::vector<std::vector<float>> Train(Cluster& cluster, const JobOptionsForTest& options,
+                                      const AfterStep& after_step = nullptr,
+                                      const BeforeStep& before_step = nullptr);
+
+}  // namespace signpost::testing
+
+#endif  // SIGNPOST_TESTS_JOB_H_

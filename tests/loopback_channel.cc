@@ -1,0 +1,158 @@
+#include "tests/loopback_channel.h"
+
+#include <cstring>
+#include <map>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+
+namespace signpost::testing {
+namespace {
+
+// Exchanges under way. Shared with the aggregator's callbacks, which may come after the channel is gone.
+class Calls {
+ public:
+  uint64_t Add(absl::Time deadline, Channel::ExchangeDone done) {
+    absl::MutexLock lock(&mutex_);
+    calls_.emplace(++last_id_, Call{deadline, std::move(done)});
+    return last_id_;
+  }
+
+  // Ends the call, unless it has ended.
+  void Finish(uint64_t id, absl::StatusOr<Answer> result) {
+    Channel::ExchangeDone done;
+    {
+      absl::MutexLock lock(&mutex_);
+      auto found = calls_.find(id);
+      if (found == calls_.end()) return;
+      done = std::move(found->second.done);
+      calls_.erase(found);
+    }
+    done(std::move(result));
+  }
+
+  // Ends calls as their deadlines pass, until Close.
+  void ExpireUntilClosed() {
+    while (true) {
+      std::vector<uint64_t> expired;
+      {
+        absl::MutexLock lock(&mutex_);
+        mutex_.AwaitWithDeadline(absl::Condition(&closed_), NextDeadline());
+        if (closed_) return;
+        for (const auto& [id, call] : calls_) {
+          if (call.deadline <= absl::Now()) expired.push_back(id);
+        }
+      }
+      for (uint64_t id : expired) {
+        Finish(id, absl::DeadlineExceededError("no answer in the time given"));
+      }
+    }
+  }
+
+  void Close() {
+    std::vector<uint64_t> open;
+    {
+      absl::MutexLock lock(&mutex_);
+      closed_ = true;
+      for (const auto& [id, call] : calls_) open.push_back(id);
+    }
+    for (uint64_t id : open) Finish(id, absl::CancelledError("the channel was closed"));
+  }
+
+ private:
+  struct Call {
+    absl::Time deadline;
+    Channel::ExchangeDone done;
+  };
+
+  // Looked at again after 10 ms at the latest: a call that was added meanwhile may end sooner.
+  absl::Time NextDeadline() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    absl::Time next = absl::Now() + absl::Milliseconds(10);
+    for (const auto& [id, call] : calls_) next = std::min(next, call.deadline);
+    return next;
+  }
+
+  absl::Mutex mutex_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, Call> calls_ ABSL_GUARDED_BY(mutex_);
+};
+
+Answer AnswerOf(const Aggregator::Reply& reply) {
+  Answer answer{reply.answer->header, Payload(reply.answer->payload.size())};
+  std::memcpy(answer.payload.data(), reply.answer->payload.data(), answer.payload.size());
+  answer.header.set_waited_us(absl::ToInt64Microseconds(reply.waited));
+  return answer;
+}
+
+class LoopbackChannel final : public Channel {
+ public:
+  explicit LoopbackChannel(Aggregator& aggregator)
+      : aggregator_(aggregator),
+        calls_(std::make_shared<Calls>()),
+        expiry_([calls = calls_] { calls->ExpireUntilClosed(); }) {}
+
+  ~LoopbackChannel() override {
+    calls_->Close();
+    expiry_.join();
+  }
+
+  std::string target() const override { return "loopback"; }
+
+  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override {
+    struct Result {
+      absl::Mutex mutex;
+      bool done = false;
+      absl::StatusOr<JoinResponse> response;
+    };
+    auto result = std::make_shared<Result>();
+    aggregator_.Join(request, [result](absl::StatusOr<JoinResponse> response) {
+      absl::MutexLock lock(&result->mutex);
+      result->response = std::move(response);
+      result->done = true;
+    });
+    absl::MutexLock lock(&result->mutex);
+    if (!result->mutex.AwaitWithDeadline(absl::Condition(&result->done), deadline)) {
+      return absl::DeadlineExceededError("no answer in the time given");
+    }
+    return result->response;
+  }
+
+  void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
+                absl::Time deadline, ExchangeDone done) override {
+    Frame frame{header, Payload(payload->size())};
+    std::memcpy(frame.payload.data(), payload->data(), payload->size());
+    const uint64_t id = calls_->Add(deadline, std::move(done));
+    aggregator_.Exchange(std::move(frame),
+                         [calls = calls_, id](absl::StatusOr<Aggregator::Reply> reply) {
+                           if (!reply.ok()) return calls->Finish(id, reply.status());
+                           calls->Finish(id, AnswerOf(*reply));
+                         });
+  }
+
+  absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override {
+    return aggregator_.Leave(request);
+  }
+
+  absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
+                                        absl::Time deadline) override {
+    return aggregator_.Status(request);
+  }
+
+ private:
+  Aggregator& aggregator_;
+  const std::shared_ptr<Calls> calls_;
+  std::thread expiry_;
+};
+
+}  // namespace
+
+std::unique_ptr<Channel> LoopbackTo(Aggregator& aggregator) {
+  return std::make_unique<LoopbackChannel>(aggregator);
+}
+
+}  // namespace signpost::testing

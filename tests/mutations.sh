@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Breaks the system on purpose, one way at a time, in a copy of the tree, and expects tests to go red.
+#
+#   tests/mutations.sh            all mutations, some minutes
+#   tests/mutations.sh sign-bit   those whose name contains the word
+#
+# Each mutation replaces a piece of text that must stand exactly once in its file: one that no longer
+# matches fails here and wants mending.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+only=${1:-}
+copy=$(mktemp -d)
+trap 'bazel --output_base="$copy/output" shutdown >/dev/null 2>&1 || true; chmod -R u+w "$copy"; rm -rf "$copy"' EXIT
+git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$copy"
+survivors=0
+
+# mutate NAME FILE OLD NEW: replaces OLD with NEW, runs the tests, puts FILE back.
+mutate() {
+  local name=$1 file=$copy/$2 old=$3 new=$4 status=0
+  [[ $name == *"$only"* ]] || return 0
+  cp "$file" "$copy/original"
+  OLD=$old NEW=$new perl -0pi -e '$n = s/\Q$ENV{OLD}\E/$ENV{NEW}/g; END { exit($n == 1 ? 0 : 1) }' "$file" || {
+    echo "$name: its text does not stand exactly once in $2"
+    exit 1
+  }
+  (cd "$copy" && bazel --output_base="$copy/output" test //kernels/... //server/... //worker/... \
+    //tests/... --test_output=summary) >"$copy/log" 2>&1 || status=$?
+  mv "$copy/original" "$file"
+  case $status in
+    3) echo "$name: red, in $(grep -cE '^//.* FAILED' "$copy/log") test targets" ;;
+    0) echo "$name: SURVIVED, no test notices"; survivors=$((survivors + 1)) ;;
+    *) tail -30 "$copy/log"; echo "$name: does not build"; exit 1 ;;
+  esac
+}
+
+mutate flipped-sign-bit kernels/onebit_reference.cc \
+  'std::signbit(u[i]) <<' '!std::signbit(u[i]) <<'
+mutate flipped-sign-bit-simd kernels/onebit-inl.h \
+  'StoreSigns(u, bits + i / 8, count);' 'StoreSigns(Map([](Vector v) HWY_ATTR { return hn::Neg(v); }, u), bits + i / 8, count);'
+mutate server-error-dropped server/round.cc \
+  'answer.payload = *std::move(payload);' 'answer.payload = *std::move(payload); for (float& e : error) e = 0;'
+mutate sum-in-arrival-order server/round.cc \
+  'contributions[rank] = OneBitPart(chunk, segment, frames_[rank]->payload.data());' \
+  'contributions[rank] = OneBitPart(chunk, segment, frames_[(*first_rank_ + rank) % frames_.size()]->payload.data());'
+mutate server-error-committed-twice server/round.cc \
+  'const size_t packed = kernels::AggregateOneBit(' \
+  'kernels::AggregateOneBit(rule, contributions, inverse_count(), error.subspan(segment.chunk_offset, segment.elements), OneBitPart(chunk, segment, out)); const size_t packed = kernels::AggregateOneBit('
+mutate duplicate-counted-twice server/owned_chunk.cc \
+  'if (last_answer_ != nullptr && header.step() + 1 == open_step_) {' 'if (false) {'
+mutate worker-error-dropped worker/onebit_adam.cc \
+  'const absl::Span<float> error = SegmentOf(error_, chunk, segment);
+  if (codec_ != ONE_BIT) {' \
+  'const absl::Span<float> error = SegmentOf(error_, chunk, segment);
+  for (float& e : error) e = 0;
+  if (codec_ != ONE_BIT) {'
+mutate contribution-not-taken-back worker/worker.cc \
+  'optimizer_.TakeBack(chunk, in_flight.packed->data(), in_flight.blocks_packed);' ''
+mutate bias-correction-ignored worker/onebit_adam.cc \
+  'rates.momentum_correction = correct ?' 'rates.momentum_correction = !correct ?'
+
+[[ $survivors == 0 ]]

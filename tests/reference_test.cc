@@ -1,0 +1,107 @@
+// The system against an independent, double-precision Algorithm 1, step by step.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "absl/synchronization/mutex.h"
+#include "tests/job.h"
+#include "tests/onebit_adam_reference.h"
+
+namespace signpost::testing {
+namespace {
+
+Vector ToDouble(absl::Span<const float> values) { return Vector(values.begin(), values.end()); }
+
+// Every value here stays below 16 in magnitude. A step rounds a value some ten times, each by at
+// most half an ulp (2^-21), scales inherit as much relative to S < 8, and the errors carry it on to
+// the next step: it grows linearly with the steps.
+double Tolerance(int step) { return (step + 1) * 20 * 0x1p-21; }
+
+struct Case {
+  uint32_t workers;
+  std::vector<size_t> tensors;
+  OptimizerOptions optimizer;
+};
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.workers << " workers, " << c.tensors.size() << " tensors, "
+       << DescribeOptions(c.optimizer);
+}
+
+class ReferenceTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
+  JobOptionsForTest job;
+  job.workers = GetParam().workers;
+  job.tensors = GetParam().tensors;
+  job.optimizer = GetParam().optimizer;
+  job.steps = 24;
+  const size_t elements = std::accumulate(job.tensors.begin(), job.tensors.end(), size_t{0});
+
+  // What the reference says after each step.
+  OneBitAdamReference reference(
+      job.workers, job.tensors, job.worker.block_elements,
+      {.beta1 = job.optimizer.beta1,
+       .beta2 = job.optimizer.beta2,
+       .epsilon = job.optimizer.epsilon,
+       .gamma = job.worker.gamma,
+       .variance_floor = job.optimizer.variance_floor,
+       .bias_correction = job.optimizer.bias_correction,
+       .freeze_step = static_cast<int>(std::min<uint64_t>(job.optimizer.freeze_step, job.steps))},
+      ToDouble(InitialParameters(elements)));
+  std::vector<Vector> parameters, momenta;
+  std::vector<std::vector<Vector>> errors;  // by step, by rank
+  for (int step = 0; step < job.steps; ++step) {
+    std::vector<Vector> gradients;
+    for (uint32_t rank = 0; rank < job.workers; ++rank) {
+      gradients.push_back(ToDouble(GradientOf(rank, step, elements)));
+    }
+    reference.Step(gradients, job.rates.learning_rate, job.rates.weight_decay);
+    parameters.push_back(reference.parameters());
+    momenta.push_back(reference.momentum());
+    errors.emplace_back();
+    for (uint32_t rank = 0; rank < job.workers; ++rank) {
+      errors.back().push_back(reference.worker_error(rank));
+    }
+  }
+  ASSERT_GT(reference.closest_decision(), Tolerance(job.steps) / 8)
+      << "fp32 may see another sign than the reference; choose other gradients";
+
+  Cluster cluster({});
+  absl::Mutex mutex;  // gtest's expectations are thread-safe; their output is easier to read one by one
+  Train(cluster, job, [&](uint32_t rank, int step, const Replica& replica, Worker& worker) {
+    absl::MutexLock lock(&mutex);
+    const double tolerance = Tolerance(step);
+    const bool one_bit = static_cast<uint64_t>(step) >= job.optimizer.freeze_step;
+    size_t j = 0;
+    for (uint32_t chunk = 0; chunk < worker.layout().chunks().size(); ++chunk) {
+      for (float m : worker.optimizer().Momentum(chunk)) {
+        ASSERT_NEAR(m, momenta[step][j], tolerance) << "momentum " << j << ", step " << step;
+        if (one_bit) {
+          ASSERT_NEAR(worker.optimizer().error()[j], errors[step][rank][j], tolerance)
+              << "rank " << rank << "'s error " << j << ", step " << step;
+        }
+        ++j;
+      }
+    }
+    for (j = 0; j < elements; ++j) {
+      ASSERT_NEAR(replica.values[j], parameters[step][j], tolerance)
+          << "parameter " << j << ", step " << step;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Workers, ReferenceTest,
+    ::testing::Values(
+        Case{1, {37, 8, 1, 100}, {.freeze_step = 6}}, Case{2, {37, 8, 1, 100}, {.freeze_step = 6}},
+        Case{4, {37, 8, 1, 100}, {.freeze_step = 6}}, Case{5, {37, 8, 1, 100}, {.freeze_step = 6}},
+        Case{2, {1}, {.freeze_step = 1}}, Case{4, {15, 16, 17}, {.beta2 = 0.9, .freeze_step = 3}},
+        Case{2, {50}, {.bias_correction = false, .freeze_step = 8}},
+        Case{3, {50}, {.freeze_step = OptimizerOptions::kNever}}));
+
+}  // namespace
+}  // namespace signpost::testing
