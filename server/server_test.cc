@@ -1,6 +1,9 @@
 #include "server/server.h"
 
+#include <unistd.h>
+
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
@@ -118,11 +121,15 @@ TEST(Server, StartsOnAPortThatTheKernelChose) {
 }
 
 TEST(Server, ListensOnAUnixSocket) {
-  const std::string address = absl::StrCat("unix:", ::testing::TempDir(), "/s");
+  char directory[] = "/tmp/signpost-XXXXXX";  // a socket's path has at most 107 characters
+  ASSERT_NE(mkdtemp(directory), nullptr);
+  const std::string address = absl::StrCat("unix:", directory, "/s");
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start({.listen = address});
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_EQ((*server)->port(), 0);
   EXPECT_NE(JoinAlone(*AggregatorService::NewStub(ConnectTo(address))), 0);
+  (*server)->Drain(absl::ZeroDuration());
+  EXPECT_EQ(rmdir(directory), 0) << "the socket is gone with its server";
 }
 
 TEST(Server, RefusesAnAddressBeyondLoopback) {
