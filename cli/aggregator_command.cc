@@ -1,0 +1,105 @@
+#include "cli/aggregator_command.h"
+
+#include <signal.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "cli/exit_code.h"
+#include "server/server.h"
+
+namespace signpost::cli {
+namespace {
+
+struct Flags {
+  ServerOptions server;
+  std::string shard = "0/1";
+  absl::Duration drain_grace = absl::Seconds(30);
+};
+
+absl::Status ParseShard(const std::string& text, AggregatorOptions& options) {
+  const std::vector<std::string> parts = absl::StrSplit(text, '/');
+  if (parts.size() == 2 && absl::SimpleAtoi(parts[0], &options.shard) &&
+      absl::SimpleAtoi(parts[1], &options.shard_count) && options.shard < options.shard_count) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--shard is '", text,
+      "', wanted I/N with I from 0 to N-1: the aggregators of a job are 0/2 and 1/2, say"));
+}
+
+// "127.0.0.1:0" to "127.0.0.1:43211"
+std::string Address(const std::string& listen, uint16_t port) {
+  return absl::StrCat(listen.substr(0, listen.rfind(':')), ":", port);
+}
+
+absl::StatusOr<int> Serve(Flags& flags) {
+  if (absl::Status status = ParseShard(flags.shard, flags.server.aggregator); !status.ok()) {
+    return status;
+  }
+  // Blocked before the server starts its threads, so that none of them is interrupted.
+  sigset_t stop;
+  sigemptyset(&stop);
+  sigaddset(&stop, SIGINT);
+  sigaddset(&stop, SIGTERM);
+  sigprocmask(SIG_BLOCK, &stop, nullptr);
+
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(flags.server);
+  // Of a server that does not start, a precondition is a flag.
+  if (absl::IsFailedPrecondition(server.status())) {
+    return absl::InvalidArgumentError(server.status().message());
+  }
+  if (!server.ok()) return server.status();
+  std::printf("listening on %s\n", Address(flags.server.listen, (*server)->port()).c_str());
+  std::fflush(stdout);
+
+  int signal = 0;
+  sigwait(&stop, &signal);
+  // A second signal ends the process at once.
+  sigprocmask(SIG_UNBLOCK, &stop, nullptr);
+  (*server)->Drain(flags.drain_grace);
+  return kExitOk;
+}
+
+}  // namespace
+
+Command AddAggregatorCommand(CLI::App& program) {
+  // Shared by the flags' and the command's closures.
+  auto flags = std::make_shared<Flags>();
+  CLI::App& app = *program.add_subcommand(
+      "aggregator", "Serve one shard of any number of jobs: average what their workers send");
+  app.footer(
+      "The first line that it prints is 'listening on HOST:PORT'. SIGTERM drains it: running jobs\n"
+      "may end, new ones are refused.\n\n"
+      "Example, a job's two shards on two hosts of a trusted network:\n"
+      "  a$ signpost aggregator --listen 10.0.0.1:4000 --insecure --shard 0/2\n"
+      "  b$ signpost aggregator --listen 10.0.0.2:4000 --insecure --shard 1/2\n"
+      "Workers then have SIGNPOST_AGGREGATORS=10.0.0.1:4000,10.0.0.2:4000");
+  ServerOptions& server = flags->server;
+  app.add_option("--listen", server.listen, "Where to listen; port 0: the kernel chooses one")
+      ->type_name("HOST:PORT")
+      ->capture_default_str();
+  app.add_option("--shard", flags->shard, "This process's shard and the number of shards")
+      ->type_name("I/N")
+      ->capture_default_str();
+  app.add_flag("--insecure", server.insecure,
+               "Allow other hosts to connect, without encryption or authentication");
+  AggregatorLimits& limits = server.aggregator.limits;
+  app.add_option("--max-jobs", limits.jobs, "Most jobs at a time")->capture_default_str();
+  app.add_option("--max-workers", limits.workers, "Most workers of a job")->capture_default_str();
+  app.add_option("--max-parameters", limits.parameters, "Most parameters of a job")
+      ->capture_default_str();
+  app.add_option("--max-message-bytes", limits.payload_bytes, "Largest payload of a frame")
+      ->type_name("BYTES")
+      ->capture_default_str();
+  AddDurationFlag(app, "--drain-grace", flags->drain_grace,
+                  "How long running jobs may go on after SIGTERM [30s]");
+  return {&app, [flags] { return Serve(*flags); }};
+}
+
+}  // namespace signpost::cli

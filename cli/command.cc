@@ -1,0 +1,118 @@
+#include "cli/command.h"
+
+#include <algorithm>
+#include <iostream>
+#include <iterator>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "cli/suggestion.h"
+
+namespace signpost::cli {
+
+CLI::Option* AddDurationFlag(CLI::App& flags, const std::string& name, absl::Duration& value,
+                             const std::string& help) {
+  auto parse = [&value, name](const std::string& text) {
+    if (!absl::ParseDuration(text, &value) || value < absl::ZeroDuration()) {
+      throw CLI::ValidationError(
+          name, absl::StrCat("'", text, "' is not a duration: 500ms, 10s, 5m or 1h30m are"));
+    }
+  };
+  return flags.add_option_function<std::string>(name, parse, help)->type_name("DURATION");
+}
+
+absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addresses) {
+  std::vector<std::string> parsed = absl::StrSplit(addresses, ',');
+  for (const std::string& address : parsed) {
+    if (address.empty() || !absl::StrContains(address, ':')) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", addresses,
+                       "' should be HOST:PORT[,HOST:PORT...], one address for each shard, "
+                       "such as 10.0.0.1:4000,10.0.0.2:4000"));
+    }
+  }
+  return parsed;
+}
+
+std::vector<std::string> TakeTail(std::vector<std::string>& arguments) {
+  const auto mark = std::find(arguments.begin(), arguments.end(), "--");
+  if (mark == arguments.end()) return {};
+  std::vector<std::string> tail(std::make_move_iterator(mark + 1),
+                                std::make_move_iterator(arguments.end()));
+  arguments.erase(mark, arguments.end());
+  return tail;
+}
+
+namespace {
+
+bool IsFlag(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
+
+std::vector<std::string> FlagNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+// Hidden commands have an empty group.
+std::vector<std::string> CommandNames(const CLI::App& program) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : program.get_subcommands(
+           [](const CLI::App* command) { return !command->get_group().empty(); })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+// "signpost demo"
+std::string FullName(const CLI::App& app) {
+  const CLI::App* parent = app.get_parent();
+  return parent == nullptr ? app.get_name() : absl::StrCat(parent->get_name(), " ", app.get_name());
+}
+
+absl::Status Unknown(const CLI::App& app, const std::string& word) {
+  const std::string name = word.substr(0, word.find('='));
+  const bool command = !IsFlag(word) && app.get_parent() == nullptr;
+  const std::string suggestion = Nearest(name, command ? CommandNames(app) : FlagNames(app));
+  const absl::string_view kind = command        ? "unknown command"
+                                 : IsFlag(word) ? "unknown flag"
+                                                : "unexpected argument";
+  const absl::string_view hint =
+      kind == "unexpected argument" ? "; a command to run stands behind ' -- '" : "";
+  return absl::InvalidArgumentError(
+      absl::StrCat(kind, " '", name, "'",
+                   suggestion.empty() ? "" : absl::StrCat("; did you mean '", suggestion, "'?"),
+                   hint, "\nAll there are: ", FullName(app), " --help"));
+}
+
+}  // namespace
+
+absl::Status Parse(CLI::App& program, const std::vector<std::string>& arguments) {
+  program.allow_extras();
+  for (CLI::App* command : program.get_subcommands({})) command->allow_extras();
+
+  std::string error;
+  try {
+    program.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::Success& help) {
+    program.exit(help);
+    return absl::CancelledError();
+  } catch (const CLI::ParseError& parse_error) {
+    error = parse_error.what();
+  }
+
+  const std::vector<CLI::App*> chosen = program.get_subcommands();
+  const CLI::App& app = chosen.empty() ? program : *chosen.back();
+  for (const CLI::App* level : {const_cast<const CLI::App*>(&program), &app}) {
+    const std::vector<std::string> unknown = level->remaining();
+    if (!unknown.empty()) return Unknown(*level, unknown.front());
+  }
+  if (!error.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(error, "\nMore: ", FullName(app), " --help"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace signpost::cli

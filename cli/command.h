@@ -1,0 +1,42 @@
+// What every command of the program has in common.
+
+#ifndef SIGNPOST_CLI_COMMAND_H_
+#define SIGNPOST_CLI_COMMAND_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace signpost::cli {
+
+// A command: its flags, and what it does once they are parsed.
+struct Command {
+  CLI::App* flags;
+  // Returns the exit code, or the error that becomes message and exit code in main.
+  std::function<absl::StatusOr<int>()> run;
+};
+
+// A flag whose value is a duration, such as 500ms, 10s or 1h30m, and not negative.
+CLI::Option* AddDurationFlag(CLI::App& flags, const std::string& name, absl::Duration& value,
+                             const std::string& help);
+
+// "HOST:PORT" addresses separated by commas: none may be empty.
+absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addresses);
+
+// What stands behind the first "--" belongs to somebody else: it is taken out of `arguments` and
+// returned.
+std::vector<std::string> TakeTail(std::vector<std::string>& arguments);
+
+// Parses `arguments` (without the program's name) into the program's and its commands' flags.
+// INVALID_ARGUMENT for an unknown command or flag, with a suggestion, and for a bad value. When
+// help was asked for, prints it and returns CANCELLED.
+absl::Status Parse(CLI::App& program, const std::vector<std::string>& arguments);
+
+}  // namespace signpost::cli
+
+#endif  // SIGNPOST_CLI_COMMAND_H_

@@ -1,0 +1,185 @@
+#include "cli/demo_command.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cli/demo_worker_command.h"
+#include "cli/exit_code.h"
+#include "cli/launcher.h"
+#include "cli/training_flags.h"
+#include "client/demo/report.h"
+#include "client/demo/text.h"
+
+namespace signpost::cli {
+namespace {
+
+struct Flags {
+  demo::TrainingOptions training;
+  uint32_t workers = 4;
+  uint32_t aggregators = 2;
+  std::string output = "signpost-demo";
+  std::string json;
+};
+
+// A new directory that is gone with it.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    path_ = std::filesystem::temp_directory_path() / "signpost-demo-XXXXXX";
+    if (mkdtemp(path_.data()) == nullptr) path_.clear();
+  }
+  ~TemporaryDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+
+  const std::string& path() const { return path_; }  // empty: it could not be made
+
+ private:
+  std::string path_;
+};
+
+absl::Status CheckDirectory(const std::string& flag, const std::string& directory) {
+  if (access(directory.c_str(), W_OK) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(flag, ": cannot write to directory '", directory,
+                                                 "': ", std::system_category().message(errno)));
+}
+
+// Everything that can be known to fail before minutes of training: options, text, places to write
+// to.
+absl::Status Prepare(Flags& flags) {
+  demo::TrainingOptions& training = flags.training;
+  if (training.steps < 2) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--steps is ", training.steps, ", wanted at least 2: one warm-up step and a 1-bit step"));
+  }
+  if (training.freeze_step == OptimizerOptions::kNever) {
+    training.freeze_step = demo::DefaultFreezeStep(training.steps);
+  }
+  absl::Status status = demo::CheckOptions(training);
+  if (!training.text.empty()) status.Update(demo::LoadText(training.text).status());
+  if (!status.ok()) return status;
+
+  std::error_code error;
+  std::filesystem::create_directories(flags.output,
+                                      error);  // CheckDirectory has the words if it fails
+  status.Update(CheckDirectory("--output", flags.output));
+  if (!flags.json.empty()) {
+    const std::filesystem::path directory = std::filesystem::path(flags.json).parent_path();
+    status.Update(CheckDirectory("--json", directory.empty() ? "." : directory.string()));
+  }
+  return status;
+}
+
+// Rank 0's lines are the live view; the others' are for when something goes wrong.
+void PrintLive(const OutputLine& line) {
+  if (line.is_aggregator || line.is_error || line.index != 0) return;
+  std::printf("  %.*s\n", static_cast<int>(line.text.size()), line.text.data());
+  std::fflush(stdout);
+}
+
+LaunchResult Train(const Flags& flags, const demo::TrainingOptions& training,
+                   const std::string& results) {
+  std::filesystem::create_directory(results);
+  LaunchOptions launch;
+  launch.workers = flags.workers;
+  launch.aggregators = flags.aggregators;
+  launch.on_line = PrintLive;
+  launch.command = {OwnExecutable(), "demo-worker", absl::StrCat("--results=", results)};
+  for (std::string& argument : TrainingArguments(training)) {
+    launch.command.push_back(std::move(argument));
+  }
+  return Launch(launch);
+}
+
+std::vector<std::string> ResultFiles(const std::string& directory, uint32_t workers) {
+  std::vector<std::string> files;
+  for (uint32_t rank = 0; rank < workers; ++rank) files.push_back(DemoResultFile(directory, rank));
+  return files;
+}
+
+absl::StatusOr<int> RunDemo(Flags& flags) {
+  if (absl::Status status = Prepare(flags); !status.ok()) return status;
+  const TemporaryDirectory directory;
+  if (directory.path().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot make a directory in '",
+                                                   std::filesystem::temp_directory_path().string(),
+                                                   "'; TMPDIR may name another place"));
+  }
+  demo::TrainingOptions adam = flags.training;
+  adam.freeze_step = OptimizerOptions::kNever;
+
+  struct Training {
+    const char* name;
+    const demo::TrainingOptions& options;
+    std::string results;
+  };
+  const Training trainings[] = {{"Adam", adam, directory.path() + "/adam"},
+                                {"1-bit Adam", flags.training, directory.path() + "/onebit"}};
+  for (const Training& training : trainings) {
+    std::printf("%s: %u workers, %u aggregators, %s steps\n", training.name, flags.workers,
+                flags.aggregators, absl::StrCat(flags.training.steps).c_str());
+    std::fflush(stdout);
+    const LaunchResult result = Train(flags, training.options, training.results);
+    if (result.exit_code != 0) {
+      std::fprintf(stderr, "signpost demo: training with %s: %s\n", training.name,
+                   result.explanation.c_str());
+      return result.exit_code;
+    }
+  }
+
+  const demo::ReportFiles files = {
+      .svg = flags.output + "/loss.svg", .csv = flags.output + "/loss.csv", .json = flags.json};
+  const absl::StatusOr<std::string> table =
+      demo::Report({.adam = ResultFiles(trainings[0].results, flags.workers),
+                    .onebit = ResultFiles(trainings[1].results, flags.workers)},
+                   files);
+  if (!table.ok()) return table.status();
+  std::printf("\n%s\nLoss curves: %s and %s\n", table->c_str(), files.svg.c_str(),
+              files.csv.c_str());
+  return kExitOk;
+}
+
+}  // namespace
+
+Command AddDemoCommand(CLI::App& program) {
+  // Shared by the flags' and the command's closures.
+  auto flags = std::make_shared<Flags>();
+  CLI::App& app = *program.add_subcommand(
+      "demo",
+      "Train a real model on this machine, with Adam and with 1-bit Adam, and compare them");
+  app.footer(
+      "Both trainings start from the same seed, each with aggregators and workers of its own, "
+      "which\n"
+      "talk over TCP. At the end: both losses, and the bytes that were measured on the wire.\n\n"
+      "Examples:\n"
+      "  signpost demo\n"
+      "  signpost demo --steps 100 --workers 2 --hidden 256 --json figures.json");
+  app.add_option("-n,--workers", flags->workers, "Workers of each training")
+      ->check(CLI::Range(1, 256).description(""))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option("--aggregators", flags->aggregators, "Aggregators of each training")
+      ->check(CLI::Range(1, 256).description(""))
+      ->type_name("N")
+      ->capture_default_str();
+  AddTrainingFlags(app, flags->training);
+  app.add_option("--output", flags->output, "Where loss.svg and loss.csv go")
+      ->type_name("DIR")
+      ->capture_default_str();
+  app.add_option("--json", flags->json, "Also write the figures to this file")->type_name("FILE");
+  return {&app, [flags] { return RunDemo(*flags); }};
+}
+
+}  // namespace signpost::cli

@@ -1,0 +1,43 @@
+#include "cli/demo_worker_command.h"
+
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "cli/exit_code.h"
+#include "cli/training_flags.h"
+#include "client/demo/training.h"
+#include "client/session.h"
+
+namespace signpost::cli {
+namespace {
+
+struct Flags {
+  demo::TrainingOptions training;
+  std::string results;
+};
+
+absl::StatusOr<int> Work(Flags& flags) {
+  const absl::StatusOr<SessionOptions> session = SessionOptions::FromEnvironment();
+  if (!session.ok()) return session.status();
+  flags.training.result_file = DemoResultFile(flags.results, session->worker.rank);
+  if (absl::Status status = demo::TrainAsWorker(flags.training); !status.ok()) return status;
+  return kExitOk;
+}
+
+}  // namespace
+
+Command AddDemoWorkerCommand(CLI::App& program) {
+  // Shared by the flags' and the command's closures.
+  auto flags = std::make_shared<Flags>();
+  CLI::App& app = *program.add_subcommand("demo-worker", "One worker of the demo");
+  app.group("");  // hidden
+  AddTrainingFlags(app, flags->training);
+  app.add_option("--results", flags->results, "Directory for the results")->required();
+  return {&app, [flags] { return Work(*flags); }};
+}
+
+std::string DemoResultFile(const std::string& directory, uint32_t rank) {
+  return absl::StrCat(directory, "/rank-", rank);
+}
+
+}  // namespace signpost::cli

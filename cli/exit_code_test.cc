@@ -1,0 +1,34 @@
+#include "cli/exit_code.h"
+
+#include "gtest/gtest.h"
+
+namespace signpost::cli {
+namespace {
+
+// The numbers are a promise to scripts, hence literals.
+TEST(ExitCode, OfSuccessIs0) { EXPECT_EQ(ExitCodeOf(absl::OkStatus()), 0); }
+
+TEST(ExitCode, OfBadConfigurationIs64) {
+  EXPECT_EQ(ExitCodeOf(absl::InvalidArgumentError("")), 64);
+  EXPECT_EQ(ExitCodeOf(absl::NotFoundError("")), 64);
+  EXPECT_EQ(ExitCodeOf(absl::ResourceExhaustedError("")), 64);
+}
+
+TEST(ExitCode, OfAnUnreachableAggregatorIs69) {
+  EXPECT_EQ(ExitCodeOf(absl::UnavailableError("")), 69);
+}
+
+TEST(ExitCode, OfAWaitThatEndedIs75) {
+  EXPECT_EQ(ExitCodeOf(absl::DeadlineExceededError("")), 75);
+  EXPECT_EQ(ExitCodeOf(absl::CancelledError("")), 75);
+}
+
+TEST(ExitCode, OfAMismatchIs76) {
+  EXPECT_EQ(ExitCodeOf(absl::FailedPreconditionError("")), 76);
+  EXPECT_EQ(ExitCodeOf(absl::UnimplementedError("")), 76);
+}
+
+TEST(ExitCode, OfADefectIs70) { EXPECT_EQ(ExitCodeOf(absl::InternalError("")), 70); }
+
+}  // namespace
+}  // namespace signpost::cli

@@ -1,0 +1,325 @@
+#include "cli/launcher.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "cli/child_process.h"
+#include "cli/exit_code.h"
+
+namespace signpost::cli {
+namespace {
+
+std::string NameOf(bool is_aggregator, uint32_t index) {
+  return absl::StrCat(is_aggregator ? "aggregator " : "rank ", index);
+}
+
+// While it lives, the signals that a launch must see are read from fd() instead of interrupting,
+// and the descendants that lose their parents become children of this process.
+class ProcessScope {
+ public:
+  ProcessScope() {
+    sigemptyset(&signals_);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&signals_, signal);
+    sigprocmask(SIG_BLOCK, &signals_, &old_mask_);
+    fd_ = signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+  }
+
+  ~ProcessScope() {
+    KillChildren();
+    // Signals that came too late to be read would otherwise end this process now.
+    while (NextSignal().has_value()) {
+    }
+    close(fd_);
+    prctl(PR_SET_CHILD_SUBREAPER, 0);
+    sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
+  }
+
+  int fd() const { return fd_; }
+
+  std::optional<int> NextSignal() const {
+    signalfd_siginfo info;
+    if (read(fd_, &info, sizeof info) != sizeof info) return std::nullopt;
+    return static_cast<int>(info.ssi_signo);
+  }
+
+ private:
+  // What our processes started and left behind. When one of them has ended, its children are ours.
+  static void KillChildren() {
+    do {
+      std::ifstream children(absl::StrCat("/proc/self/task/", getpid(), "/children"));
+      if (!children) return;  // a kernel without CONFIG_PROC_CHILDREN: nobody to wait for
+      for (pid_t child; children >> child;) kill(child, SIGKILL);
+    } while (waitpid(-1, nullptr, 0) > 0);
+  }
+
+  sigset_t signals_, old_mask_;
+  int fd_ = -1;
+};
+
+class LaunchedRun {
+ public:
+  explicit LaunchedRun(const LaunchOptions& options)
+      : options_(options),
+        job_(absl::StrCat("run-", absl::ToUnixMicros(absl::Now()), "-", getpid())) {}
+
+  LaunchResult Run() {
+    StartAggregators();
+    while (!AllEnded(aggregators_) || !AllEnded(workers_)) {
+      WaitForEvent();
+      ReadOutput();
+      while (const std::optional<int> signal = scope_.NextSignal()) {
+        if (*signal != SIGCHLD) Interrupt();
+      }
+      Reap();
+      CheckDeadlines();
+    }
+    return std::move(result_);
+  }
+
+ private:
+  using Processes = std::vector<std::unique_ptr<ChildProcess>>;  // by shard or rank
+
+  static bool AllEnded(const Processes& processes) {
+    return std::all_of(processes.begin(), processes.end(),
+                       [](const auto& process) { return process->ended(); });
+  }
+
+  // Starting.
+
+  void StartAggregators() {
+    std::vector<std::string> command = options_.aggregator_command;
+    if (command.empty()) command = {OwnExecutable(), "aggregator"};
+    addresses_.resize(options_.aggregators);
+    start_deadline_ = absl::Now() + options_.aggregator_start_timeout;
+    deadline_ = absl::Now() + options_.timeout;
+    for (uint32_t shard = 0; shard < options_.aggregators; ++shard) {
+      std::vector<std::string> arguments = command;
+      arguments.push_back("--listen=127.0.0.1:0");
+      arguments.push_back(absl::StrCat("--shard=", shard, "/", options_.aggregators));
+      // No grace of its own: it is stopped when its workers have ended.
+      arguments.push_back("--drain-grace=0s");
+      if (!StartProcess(aggregators_, arguments, {})) return;
+    }
+  }
+
+  void StartWorkers() {
+    start_deadline_ = absl::InfiniteFuture();
+    for (uint32_t rank = 0; rank < options_.workers; ++rank) {
+      if (!StartProcess(workers_, options_.command,
+                        {{"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses_, ",")},
+                         {"SIGNPOST_JOB", job_},
+                         {"SIGNPOST_RANK", absl::StrCat(rank)},
+                         {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)}})) {
+        return;
+      }
+    }
+  }
+
+  bool StartProcess(Processes& processes, const std::vector<std::string>& command,
+                    const std::vector<std::pair<std::string, std::string>>& environment) {
+    absl::StatusOr<std::unique_ptr<ChildProcess>> process =
+        ChildProcess::Start(command, environment);
+    if (!process.ok()) {
+      Stop({ExitCodeOf(process.status()), std::string(process.status().message())});
+      return false;
+    }
+    processes.push_back(*std::move(process));
+    return true;
+  }
+
+  // Events.
+
+  void WaitForEvent() {
+    std::vector<pollfd> fds = {{scope_.fd(), POLLIN, 0}};
+    for (const Processes* processes : {&aggregators_, &workers_}) {
+      for (const auto& process : *processes) {
+        for (const int fd : process->pipes()) fds.push_back({fd, POLLIN, 0});
+      }
+    }
+    const absl::Duration left =
+        std::min({start_deadline_, deadline_, kill_deadline_}) - absl::Now();
+    const int64_t timeout_ms = absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1)));
+    poll(fds.data(), fds.size(), static_cast<int>(std::clamp<int64_t>(timeout_ms, 0, INT_MAX)));
+  }
+
+  void ReadOutput() {
+    // By index: an aggregator's line may start the workers.
+    for (uint32_t shard = 0; shard < aggregators_.size(); ++shard) {
+      aggregators_[shard]->ReadOutput(Lines(/*is_aggregator=*/true, shard));
+    }
+    for (uint32_t rank = 0; rank < workers_.size(); ++rank) {
+      workers_[rank]->ReadOutput(Lines(/*is_aggregator=*/false, rank));
+    }
+  }
+
+  ChildProcess::OnLine Lines(bool is_aggregator, uint32_t index) {
+    return [this, is_aggregator, index](bool is_error, absl::string_view text) {
+      if (is_aggregator && !is_error && addresses_[index].empty()) {
+        SetAddress(index, text);
+      } else {
+        options_.on_line({is_aggregator, index, is_error, text});
+      }
+    };
+  }
+
+  void SetAddress(uint32_t shard, absl::string_view first_line) {
+    if (!absl::ConsumePrefix(&first_line, "listening on ")) {
+      Stop({kExitUnreachable, absl::StrCat(NameOf(true, shard), " began with '", first_line,
+                                           "' instead of 'listening on HOST:PORT'")});
+      return;
+    }
+    addresses_[shard] = std::string(first_line);
+    const bool all = std::none_of(addresses_.begin(), addresses_.end(),
+                                  [](const std::string& address) { return address.empty(); });
+    if (all && !stopping_) StartWorkers();
+  }
+
+  void Reap() {
+    siginfo_t info = {};
+    while (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0) {
+      const pid_t pid = std::exchange(info.si_pid, 0);
+      // What it started goes with it. Not after waitpid: its number could then be another group's.
+      kill(-pid, SIGKILL);
+      int wait_status = 0;
+      waitpid(pid, &wait_status, 0);
+      // If it is none of these, it is an orphan of one.
+      for (uint32_t shard = 0; shard < aggregators_.size(); ++shard) {
+        if (aggregators_[shard]->pid() == pid) SetEnded(/*is_aggregator=*/true, shard, wait_status);
+      }
+      for (uint32_t rank = 0; rank < workers_.size(); ++rank) {
+        if (workers_[rank]->pid() == pid) SetEnded(/*is_aggregator=*/false, rank, wait_status);
+      }
+    }
+  }
+
+  void SetEnded(bool is_aggregator, uint32_t index, int wait_status) {
+    ChildProcess& process = is_aggregator ? *aggregators_[index] : *workers_[index];
+    process.SetEnded(wait_status, Lines(is_aggregator, index));
+    if (!stopping_ && (is_aggregator || process.exit_code() != 0)) {
+      Stop(Failure(NameOf(is_aggregator, index), process));
+    } else if (!is_aggregator && AllEnded(workers_)) {
+      StopAggregators();
+    }
+  }
+
+  static LaunchResult Failure(const std::string& name, const ChildProcess& process) {
+    std::string text = absl::StrCat(name, " failed first: ", process.DescribeEnd(), ".");
+    absl::StrAppend(&text,
+                    process.last_lines().empty() ? " It wrote nothing." : " Its last lines:");
+    for (const std::string& line : process.last_lines()) {
+      absl::StrAppend(&text, "\n[", name, "] ", line);
+    }
+    // An aggregator that ends by itself has failed, whatever it says.
+    return {process.exit_code() == 0 ? kExitUnreachable : process.exit_code(), text};
+  }
+
+  // Stopping.
+
+  void CheckDeadlines() {
+    const absl::Time now = absl::Now();
+    if (now >= kill_deadline_) SignalAll(SIGKILL);
+    if (stopping_) return;
+    if (now >= start_deadline_) {
+      Stop({kExitUnreachable,
+            absl::StrCat("the aggregators did not come up within ",
+                         absl::FormatDuration(options_.aggregator_start_timeout))});
+    } else if (now >= deadline_) {
+      Stop({kExitTryAgain, absl::StrCat("stopped after ", absl::FormatDuration(options_.timeout),
+                                        ", the run's timeout; still running: ", RunningRanks())});
+    }
+  }
+
+  std::string RunningRanks() const {
+    std::vector<std::string> names;
+    for (uint32_t rank = 0; rank < workers_.size(); ++rank) {
+      if (!workers_[rank]->ended()) names.push_back(NameOf(false, rank));
+    }
+    return names.empty() ? "no rank" : absl::StrJoin(names, ", ");
+  }
+
+  void Interrupt() {
+    if (std::exchange(interrupted_, true)) {
+      SignalAll(SIGKILL);
+    } else if (!stopping_) {
+      Stop({kExitTryAgain, "interrupted; all processes have ended"});
+    }
+  }
+
+  // Asks all workers to end, and then the aggregators. Once.
+  void Stop(LaunchResult result) {
+    if (std::exchange(stopping_, true)) return;
+    result_ = std::move(result);
+    start_deadline_ = deadline_ = absl::InfiniteFuture();
+    kill_deadline_ = absl::Now() + options_.grace;
+    for (const auto& worker : workers_) worker->Signal(SIGTERM);
+    if (AllEnded(workers_)) StopAggregators();
+  }
+
+  void StopAggregators() {
+    stopping_ = true;
+    start_deadline_ = deadline_ = absl::InfiniteFuture();
+    kill_deadline_ = absl::Now() + options_.grace;
+    for (const auto& aggregator : aggregators_) aggregator->Signal(SIGTERM);
+  }
+
+  void SignalAll(int signal) {
+    kill_deadline_ = absl::InfiniteFuture();
+    for (const Processes* processes : {&aggregators_, &workers_}) {
+      for (const auto& process : *processes) process->Signal(signal);
+    }
+  }
+
+  const LaunchOptions& options_;
+  const std::string job_;
+  const ProcessScope scope_;  // outlives the processes
+  Processes aggregators_;
+  std::vector<std::string> addresses_;  // by shard; empty: not known yet
+  Processes workers_;                   // none until all addresses are known
+  absl::Time start_deadline_ = absl::InfiniteFuture();
+  absl::Time deadline_ = absl::InfiniteFuture();
+  absl::Time kill_deadline_ = absl::InfiniteFuture();
+  bool stopping_ = false;
+  bool interrupted_ = false;
+  LaunchResult result_;
+};
+
+}  // namespace
+
+void PrintPrefixed(const OutputLine& line) {
+  FILE* stream = line.is_error || line.is_aggregator ? stderr : stdout;
+  const std::string text =
+      absl::StrCat("[", NameOf(line.is_aggregator, line.index), "] ", line.text, "\n");
+  fwrite(text.data(), 1, text.size(), stream);
+  fflush(stream);
+}
+
+LaunchResult Launch(const LaunchOptions& options) { return LaunchedRun(options).Run(); }
+
+std::string OwnExecutable() {
+  constexpr char kLink[] = "/proc/self/exe";
+  char path[PATH_MAX];
+  const ssize_t size = readlink(kLink, path, sizeof path);
+  const std::string executable(path, std::max<ssize_t>(size, 0));
+  // The link works even if the file has been replaced since, but looks odd in a list of processes.
+  return size > 0 && access(executable.c_str(), X_OK) == 0 ? executable : kLink;
+}
+
+}  // namespace signpost::cli

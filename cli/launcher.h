@@ -1,0 +1,67 @@
+// Runs a training job on this machine: its aggregators and one process per rank, which start, fail
+// and end as one.
+
+#ifndef SIGNPOST_CLI_LAUNCHER_H_
+#define SIGNPOST_CLI_LAUNCHER_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace signpost::cli {
+
+// A line that one of the processes wrote.
+struct OutputLine {
+  bool is_aggregator = false;  // otherwise a worker
+  uint32_t index = 0;          // its shard or rank
+  bool is_error = false;       // written to standard error
+  absl::string_view text;
+};
+
+// "[rank 2] text", to standard output or standard error as the process wrote it. An aggregator's
+// lines all go to standard error: standard output belongs to the job.
+void PrintPrefixed(const OutputLine& line);
+
+struct LaunchOptions {
+  // One worker's program, found in PATH, and its arguments. Its environment says who it is:
+  // SIGNPOST_AGGREGATORS, SIGNPOST_JOB (another one for each launch), SIGNPOST_RANK and
+  // SIGNPOST_WORLD_SIZE.
+  std::vector<std::string> command;
+  uint32_t workers = 1;
+  uint32_t aggregators = 1;
+  absl::Duration timeout = absl::InfiniteDuration();  // of the whole run
+  absl::Duration grace = absl::Seconds(10);  // between asking a process to end and killing it
+  // Starts an aggregator, with --listen, --shard and --drain-grace behind it. The first line that
+  // it prints is "listening on HOST:PORT". Empty: this program's own.
+  std::vector<std::string> aggregator_command;
+  absl::Duration aggregator_start_timeout = absl::Seconds(30);
+  std::function<void(const OutputLine&)> on_line = PrintPrefixed;
+};
+
+struct LaunchResult {
+  // 0 when all workers ended with 0. Otherwise that of the first process to fail (128 + n: killed
+  // by signal n), 69 if the aggregators did not come up, 75 if interrupted or out of time.
+  int exit_code = 0;
+  // Why it is not 0, for a person; with the last lines of the process that failed first.
+  std::string explanation;
+};
+
+// Returns when all processes, and all that they started, have ended: none survives. SIGINT, SIGTERM
+// or SIGHUP stops the run: workers get SIGTERM, and once they have ended, the aggregators; after
+// `grace`, or at the second signal, SIGKILL. The same happens to the others when one process fails.
+// If this process is killed itself, workers and aggregators are killed with it.
+//
+// To be called from the main thread of a process that has no other children and, while this runs,
+// no thread that the signals above could go to.
+LaunchResult Launch(const LaunchOptions& options);
+
+// This program's executable, to start more processes of it.
+std::string OwnExecutable();
+
+}  // namespace signpost::cli
+
+#endif  // SIGNPOST_CLI_LAUNCHER_H_

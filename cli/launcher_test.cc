@@ -1,0 +1,228 @@
+#include "cli/launcher.h"
+
+#include <signal.h>
+
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace signpost::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+// What a rank does that waits until it is stopped.
+constexpr char kWait[] = "exec tail -f /dev/null";
+
+// Runs shell scripts as ranks, beside aggregators that claim to listen on "fake:I/N".
+class LaunchTest : public ::testing::Test {
+ protected:
+  LaunchTest() {
+    options_.aggregator_command = {
+        "sh", "-c", "echo listening on fake:${2#--shard=}; exec tail -f /dev/null", "fake"};
+    options_.on_line = [this](const OutputLine& line) {
+      output_[{line.is_aggregator ? "aggregator" : "rank", line.index}].emplace_back(line.text);
+    };
+  }
+
+  LaunchResult RunScript(const std::string& script) {
+    options_.command = {"sh", "-c", script};
+    return Launch(options_);
+  }
+
+  std::vector<std::string>& OutputOfRank(uint32_t rank) { return output_[{"rank", rank}]; }
+
+  LaunchOptions options_;
+  std::map<std::pair<std::string, uint32_t>, std::vector<std::string>> output_;
+};
+
+TEST_F(LaunchTest, TellsEachRankWhoItIsAndWhereTheShardsAre) {
+  options_.workers = 2;
+  options_.aggregators = 3;
+  const LaunchResult result =
+      RunScript("echo $SIGNPOST_RANK/$SIGNPOST_WORLD_SIZE $SIGNPOST_AGGREGATORS");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.explanation, "");
+  EXPECT_THAT(OutputOfRank(0), ElementsAre("0/2 fake:0/3,fake:1/3,fake:2/3"));
+  EXPECT_THAT(OutputOfRank(1), ElementsAre("1/2 fake:0/3,fake:1/3,fake:2/3"));
+}
+
+TEST_F(LaunchTest, OverridesTheEnvironmentOfALaunchAroundIt) {
+  setenv("SIGNPOST_RANK", "17", /*overwrite=*/1);
+  RunScript("env | grep ^SIGNPOST_RANK=");
+  unsetenv("SIGNPOST_RANK");
+  EXPECT_THAT(OutputOfRank(0), ElementsAre("SIGNPOST_RANK=0"));
+}
+
+TEST_F(LaunchTest, NamesTheSameJobToAllRanksAndAnotherOneNextTime) {
+  options_.workers = 2;
+  RunScript("echo $SIGNPOST_JOB");
+  const std::string first = OutputOfRank(0)[0];
+  EXPECT_THAT(OutputOfRank(1), ElementsAre(first));
+  RunScript("echo $SIGNPOST_JOB");
+  EXPECT_THAT(OutputOfRank(0), ElementsAre(first, Not(first)));
+}
+
+TEST_F(LaunchTest, DeliversWhatIsWrittenRightBeforeTheEnd) {
+  RunScript("printf 'a\\nb' >&2; printf 'no newline'");
+  EXPECT_THAT(OutputOfRank(0), testing::UnorderedElementsAre("a", "b", "no newline"));
+}
+
+TEST_F(LaunchTest, DeliversMoreThanAPipeHolds) {
+  RunScript("seq 100000");
+  ASSERT_EQ(OutputOfRank(0).size(), 100000u);
+  EXPECT_EQ(OutputOfRank(0).back(), "100000");
+}
+
+TEST_F(LaunchTest, GivesRanksNoInput) { EXPECT_EQ(RunScript("! read line").exit_code, 0); }
+
+TEST_F(LaunchTest, StopsTheOthersAndExplainsWhenARankFails) {
+  options_.workers = 4;
+  const LaunchResult result = RunScript(
+      absl::StrCat("[ $SIGNPOST_RANK = 2 ] || ", kWait, "; echo out; echo cause >&2; exit 3"));
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.explanation,
+              StartsWith("rank 2 failed first: exit code 3. Its last lines:\n"));
+  EXPECT_THAT(result.explanation, HasSubstr("\n[rank 2] out"));
+  EXPECT_THAT(result.explanation, HasSubstr("\n[rank 2] cause"));
+}
+
+TEST_F(LaunchTest, ShowsTheLastTwentyLinesOnly) {
+  const LaunchResult result = RunScript("seq 101 130; exit 1");
+  EXPECT_THAT(result.explanation, Not(HasSubstr("110")));
+  EXPECT_THAT(result.explanation, HasSubstr("Its last lines:\n[rank 0] 111\n"));
+  EXPECT_THAT(result.explanation, testing::EndsWith("[rank 0] 130"));
+}
+
+TEST_F(LaunchTest, NamesTheSignalThatKilledARank) {
+  const LaunchResult result = RunScript("kill -SEGV $$");
+  EXPECT_EQ(result.exit_code, 128 + SIGSEGV);
+  EXPECT_EQ(result.explanation, "rank 0 failed first: killed by SIGSEGV. It wrote nothing.");
+}
+
+TEST_F(LaunchTest, SaysWhichCommandItCannotRun) {
+  options_.command = {"signpost-no-such-command"};
+  const LaunchResult result = Launch(options_);
+  EXPECT_EQ(result.exit_code, 127);
+  EXPECT_THAT(result.explanation,
+              HasSubstr("cannot run 'signpost-no-such-command': No such file or directory"));
+}
+
+TEST_F(LaunchTest, FailsWhenAnAggregatorEnds) {
+  options_.aggregator_command = {"sh", "-c", "echo listening on fake:1; echo why >&2; exit 5"};
+  const LaunchResult result = RunScript(kWait);
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_THAT(result.explanation, StartsWith("aggregator 0 failed first: exit code 5"));
+  EXPECT_THAT(result.explanation, HasSubstr("[aggregator 0] why"));
+}
+
+TEST_F(LaunchTest, FailsWhenAnAggregatorSaysNothing) {
+  options_.aggregator_command = {"sh", "-c", kWait};
+  options_.aggregator_start_timeout = absl::Milliseconds(1);
+  const LaunchResult result = RunScript("echo started");
+  EXPECT_EQ(result.exit_code, 69);
+  EXPECT_THAT(result.explanation, HasSubstr("did not come up within 1ms"));
+  EXPECT_THAT(OutputOfRank(0), IsEmpty());
+}
+
+TEST_F(LaunchTest, FailsWhenAnAggregatorSaysSomethingElse) {
+  options_.aggregator_command = {"sh", "-c", absl::StrCat("echo hello; ", kWait)};
+  const LaunchResult result = RunScript("echo started");
+  EXPECT_EQ(result.exit_code, 69);
+  EXPECT_THAT(result.explanation, HasSubstr("aggregator 0 began with 'hello'"));
+}
+
+TEST_F(LaunchTest, StopsAtTheTimeoutAndNamesTheRanksThatStillRan) {
+  options_.workers = 2;
+  options_.timeout = absl::Milliseconds(300);
+  const LaunchResult result = RunScript(absl::StrCat("[ $SIGNPOST_RANK = 0 ] && exit 0; ", kWait));
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.explanation, HasSubstr("stopped after 300ms"));
+  EXPECT_THAT(result.explanation, HasSubstr("rank 1"));
+}
+
+TEST_F(LaunchTest, LetsRanksFinishWhenInterrupted) {
+  options_.workers = 2;
+  // Rank 1 interrupts the launch, its parent.
+  const LaunchResult result = RunScript(
+      "trap 'echo drained; exit 0' TERM; echo ready; [ $SIGNPOST_RANK = 1 ] && kill -INT $PPID;"
+      "while :; do tail -f /dev/null & wait $!; done");
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.explanation, HasSubstr("interrupted"));
+  EXPECT_THAT(OutputOfRank(1), ElementsAre("ready", "drained"));
+}
+
+TEST_F(LaunchTest, KillsAtTheSecondInterrupt) {
+  options_.grace = absl::InfiniteDuration();
+  const LaunchResult result = RunScript(
+      "trap 'kill -INT $PPID' TERM; kill -INT $PPID; while :; do tail -f /dev/null & wait $!; "
+      "done");
+  EXPECT_EQ(result.exit_code, 75);
+}
+
+TEST_F(LaunchTest, KillsRanksThatDoNotEndInTime) {
+  options_.grace = absl::Milliseconds(1);
+  const LaunchResult result =
+      RunScript("trap '' TERM; kill -TERM $PPID; while :; do tail -f /dev/null; done");
+  EXPECT_EQ(result.exit_code, 75);
+}
+
+TEST_F(LaunchTest, StopsAggregatorsOnlyAfterTheRanksHaveEnded) {
+  options_.aggregator_command = {"sh", "-c",
+                                 "trap 'echo stopped; exit 0' TERM; echo listening on fake:1; "
+                                 "while :; do tail -f /dev/null & wait $!; done"};
+  std::vector<std::string> order;
+  options_.on_line = [&](const OutputLine& line) { order.emplace_back(line.text); };
+  RunScript(
+      "trap 'echo drained; exit 0' TERM; kill -INT $PPID; while :; do tail -f /dev/null & wait $!; "
+      "done");
+  EXPECT_THAT(order, ElementsAre("drained", "stopped"));
+}
+
+// Of a process that is gone and waited for, not even a zombie is left.
+bool IsGone(const std::string& pid_line) {
+  pid_t pid = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(pid_line, &pid)) << pid_line;
+  return kill(pid, 0) == -1 && errno == ESRCH;
+}
+
+TEST_F(LaunchTest, LeavesNoChildOfARankBehind) {
+  EXPECT_EQ(RunScript("tail -f /dev/null & echo $!").exit_code, 0);
+  ASSERT_EQ(OutputOfRank(0).size(), 1u);
+  EXPECT_TRUE(IsGone(OutputOfRank(0)[0]));
+}
+
+TEST_F(LaunchTest, LeavesNotEvenADaemonBehind) {
+  // The rank ends once the daemon is there: a fifo says so.
+  const LaunchResult result = RunScript(
+      "mkfifo $TEST_TMPDIR/started;"
+      "setsid sh -c 'echo $$ > $TEST_TMPDIR/started; exec tail -f /dev/null' &"
+      "read pid < $TEST_TMPDIR/started; echo $pid");
+  EXPECT_EQ(result.exit_code, 0);
+  ASSERT_EQ(OutputOfRank(0).size(), 1u);
+  EXPECT_TRUE(IsGone(OutputOfRank(0)[0]));
+}
+
+TEST(PrintPrefixed, NamesTheRankAndKeepsTheStreamsApart) {
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  PrintPrefixed({.index = 2, .text = "loss 2.3"});
+  PrintPrefixed({.index = 3, .is_error = true, .text = "oops"});
+  PrintPrefixed({.is_aggregator = true, .index = 1, .text = "note"});
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "[rank 2] loss 2.3\n");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "[rank 3] oops\n[aggregator 1] note\n");
+}
+
+}  // namespace
+}  // namespace signpost::cli

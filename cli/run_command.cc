@@ -1,0 +1,49 @@
+#include "cli/run_command.h"
+
+#include <cstdio>
+#include <memory>
+
+#include "cli/launcher.h"
+
+namespace signpost::cli {
+
+Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command) {
+  // Shared by the flags' and the command's closures.
+  auto launch = std::make_shared<LaunchOptions>();
+  CLI::App& app = *program.add_subcommand(
+      "run", "Run a training job on this machine: COMMAND as every rank, and aggregators");
+  app.footer(
+      "COMMAND and its arguments stand behind ' -- '. SIGNPOST_AGGREGATORS, SIGNPOST_JOB,\n"
+      "SIGNPOST_RANK and SIGNPOST_WORLD_SIZE are in each rank's environment; a Session joins with\n"
+      "them. If a rank fails, the others are stopped, and the exit code is that rank's. Ctrl-C\n"
+      "stops all, a second one kills them.\n\n"
+      "Example:\n"
+      "  signpost run -n 4 --aggregators 2 -- python3 train.py --epochs 3");
+  app.add_option("-n,--workers", launch->workers, "Ranks to start")
+      ->check(CLI::Range(1, 4096).description(""))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option("--aggregators", launch->aggregators, "Aggregators to start, one for each shard")
+      ->check(CLI::Range(1, 4096).description(""))
+      ->type_name("N")
+      ->capture_default_str();
+  AddDurationFlag(app, "--timeout", launch->timeout, "Stop the run after this long [no limit]");
+  AddDurationFlag(app, "--grace", launch->grace,
+                  "How long a process may take to end before it is killed [10s]");
+
+  return {&app, [launch, &command]() -> absl::StatusOr<int> {
+            if (command.empty()) {
+              return absl::InvalidArgumentError(
+                  "nothing to run: COMMAND is missing. It stands behind ' -- ', as in\n"
+                  "  signpost run -n 4 --aggregators 2 -- python3 train.py");
+            }
+            launch->command = command;
+            const LaunchResult result = Launch(*launch);
+            if (result.exit_code != 0) {
+              std::fprintf(stderr, "signpost run: %s\n", result.explanation.c_str());
+            }
+            return result.exit_code;
+          }};
+}
+
+}  // namespace signpost::cli

@@ -1,0 +1,287 @@
+// The program as its user has it: started, written to, interrupted.
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+constexpr char kProgram[] = "cli/signpost";  // tests run where their data is
+
+struct Outcome {
+  int exit_code = 0;
+  std::string output;  // both streams
+};
+
+// A program that runs in its own right, with both its streams into one pipe.
+class Started {
+ public:
+  explicit Started(const std::string& shell_command)
+      : stream_(popen(absl::StrCat("exec ", shell_command, " 2>&1").c_str(), "r")) {}
+  ~Started() {
+    if (stream_ != nullptr) End();
+  }
+
+  std::string ReadLine() {
+    char line[4096];
+    if (fgets(line, sizeof line, stream_) == nullptr) return "";
+    return std::string(absl::StripSuffix(line, "\n"));
+  }
+
+  // Reads what is left and waits for the end.
+  Outcome End() {
+    Outcome outcome;
+    for (int byte; (byte = fgetc(stream_)) != EOF;)
+      outcome.output.push_back(static_cast<char>(byte));
+    const int status = pclose(std::exchange(stream_, nullptr));
+    outcome.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    return outcome;
+  }
+
+ private:
+  FILE* stream_;
+};
+
+Outcome RunProgram(const std::string& arguments) {
+  return Started(absl::StrCat(kProgram, " ", arguments)).End();
+}
+
+// Writes its process number as the first line of the shell command's output.
+std::string WithPid(const std::string& arguments) {
+  return absl::StrCat("sh -c 'echo $$; exec ", kProgram, " ", arguments, "'");
+}
+
+pid_t ToPid(absl::string_view line) {
+  pid_t pid = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(line, &pid)) << line;
+  return pid;
+}
+
+TEST(Signpost, ExplainsEachCommandWithAnExample) {
+  const Outcome all = RunProgram("--help");
+  EXPECT_EQ(all.exit_code, 0);
+  EXPECT_THAT(all.output, Not(HasSubstr("demo-worker")));
+  for (const char* command : {"demo", "run", "aggregator", "status", "version"}) {
+    EXPECT_THAT(all.output, HasSubstr(command));
+    const Outcome one = RunProgram(absl::StrCat(command, " --help"));
+    EXPECT_EQ(one.exit_code, 0);
+    EXPECT_THAT(one.output,
+                AllOf(HasSubstr("Example"), HasSubstr(absl::StrCat("signpost ", command))));
+  }
+}
+
+TEST(Signpost, ShowsItsHelpToWhoGivesNoCommand) {
+  const Outcome outcome = RunProgram("");
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, HasSubstr("Subcommands:"));
+}
+
+TEST(Signpost, RefusesUnknownFlagsWithASuggestion) {
+  const Outcome outcome = RunProgram("demo --freze-step 3");
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output,
+              HasSubstr("unknown flag '--freze-step'; did you mean '--freeze-step'?"));
+}
+
+TEST(Signpost, RefusesUnknownCommandsWithASuggestion) {
+  const Outcome outcome = RunProgram("statsu");
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, HasSubstr("unknown command 'statsu'; did you mean 'status'?"));
+}
+
+TEST(Signpost, TellsItsVersionsInTwoWays) {
+  const Outcome command = RunProgram("version");
+  EXPECT_EQ(command.exit_code, 0);
+  EXPECT_THAT(command.output,
+              AllOf(StartsWith("signpost "), HasSubstr("gRPC"), HasSubstr("kernels")));
+  EXPECT_EQ(RunProgram("--version").output, command.output);
+}
+
+TEST(Aggregator, SaysWhereItListensAndDrainsAtSigterm) {
+  Started aggregator(WithPid("aggregator"));
+  const pid_t pid = ToPid(aggregator.ReadLine());
+  const std::string line = aggregator.ReadLine();
+  EXPECT_THAT(line, StartsWith("listening on 127.0.0.1:"));
+  EXPECT_THAT(line, Not(testing::EndsWith(":0")));
+  kill(pid, SIGTERM);
+  const Outcome outcome = aggregator.End();
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_EQ(outcome.output, "");
+}
+
+TEST(Aggregator, RefusesOtherHostsUnlessToldOtherwise) {
+  const Outcome outcome = RunProgram("aggregator --listen 0.0.0.0:0");
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, HasSubstr("--insecure"));
+
+  Started aggregator(WithPid("aggregator --listen 0.0.0.0:0 --insecure"));
+  const pid_t pid = ToPid(aggregator.ReadLine());
+  EXPECT_THAT(aggregator.ReadLine(), StartsWith("listening on 0.0.0.0:"));
+  kill(pid, SIGTERM);
+  EXPECT_EQ(aggregator.End().exit_code, 0);
+}
+
+TEST(Aggregator, RefusesAShardThatIsNone) {
+  for (const char* shard : {"2/2", "1", "-1/2", "0/0", "a/b", "0/1/2"}) {
+    const Outcome outcome = RunProgram(absl::StrCat("aggregator --shard=", shard));
+    EXPECT_EQ(outcome.exit_code, 64);
+    EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("--shard is '", shard, "', wanted I/N")));
+  }
+}
+
+TEST(Status, AsksAllAggregatorsAndCountsThoseThatAreNotThere) {
+  Started aggregator(WithPid("aggregator --shard 0/2"));
+  const pid_t pid = ToPid(aggregator.ReadLine());
+  const std::string line = aggregator.ReadLine();
+  const std::string address(absl::StripPrefix(line, "listening on "));
+
+  const Outcome up = RunProgram(absl::StrCat("status --aggregators ", address));
+  EXPECT_EQ(up.exit_code, 0);
+  EXPECT_EQ(up.output, "no jobs\n");
+  const Outcome json = RunProgram(absl::StrCat("status --json --aggregators ", address));
+  EXPECT_EQ(json.exit_code, 0);
+  EXPECT_THAT(json.output, HasSubstr("\"shard_count\":2"));
+
+  kill(pid, SIGTERM);
+  aggregator.End();
+  const Outcome down = RunProgram(absl::StrCat("status --timeout 1s --aggregators ", address));
+  EXPECT_EQ(down.exit_code, 69);
+  EXPECT_THAT(down.output, HasSubstr(absl::StrCat("no answer from aggregator ", address)));
+}
+
+TEST(Status, NeedsToKnowWhomToAsk) {
+  const Outcome outcome = RunProgram("status");
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, HasSubstr("--aggregators HOST:PORT"));
+  EXPECT_EQ(RunProgram("status --aggregators here").exit_code, 64);
+}
+
+TEST(Run, PrefixesWhatRanksWrite) {
+  const Outcome outcome =
+      RunProgram("run -n 2 --aggregators 2 -- sh -c 'echo hello; echo $SIGNPOST_AGGREGATORS'");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.output, HasSubstr("[rank 0] hello\n"));
+  EXPECT_THAT(outcome.output, HasSubstr("[rank 1] hello\n"));
+  EXPECT_THAT(outcome.output,
+              testing::ContainsRegex("\\[rank 1\\] 127.0.0.1:[0-9]+,127.0.0.1:[0-9]+\n"));
+}
+
+TEST(Run, EndsWithTheCodeOfTheRankThatFailedFirst) {
+  const Outcome outcome = RunProgram(
+      "run -n 3 -- sh -c '[ $SIGNPOST_RANK = 1 ] || exec tail -f /dev/null; echo bad; exit 42'");
+  EXPECT_EQ(outcome.exit_code, 42);
+  EXPECT_THAT(outcome.output,
+              HasSubstr("rank 1 failed first: exit code 42. Its last lines:\n[rank 1] bad\n"));
+}
+
+TEST(Run, NeedsACommand) {
+  for (const char* arguments : {"run -n 2", "run -n 2 --"}) {
+    const Outcome outcome = RunProgram(arguments);
+    EXPECT_EQ(outcome.exit_code, 64);
+    EXPECT_THAT(outcome.output, HasSubstr("COMMAND is missing"));
+  }
+  EXPECT_EQ(RunProgram("version -- sh").exit_code, 64);
+}
+
+TEST(Run, HandsFlagsBehindTheDashesToTheCommand) {
+  EXPECT_THAT(RunProgram("run -- echo --help -n 7 [a,b] -- x").output,
+              HasSubstr("[rank 0] --help -n 7 [a,b] -- x\n"));
+}
+
+TEST(Run, DrainsAtCtrlC) {
+  Started run(
+      WithPid("run -n 2 -- sh -c \"trap \\\"echo drained; exit 0\\\" TERM; echo ready; "
+              "while :; do tail -f /dev/null & wait; done\""));
+  const pid_t pid = ToPid(run.ReadLine());
+  EXPECT_THAT(run.ReadLine(), HasSubstr("ready"));
+  EXPECT_THAT(run.ReadLine(), HasSubstr("ready"));
+  kill(pid, SIGINT);
+  const Outcome outcome = run.End();
+  EXPECT_EQ(outcome.exit_code, 75);
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("[rank 0] drained"), HasSubstr("[rank 1] drained"),
+                                    HasSubstr("interrupted")));
+}
+
+// Waits for the end of any process, by a descriptor of it.
+void WaitUntilGone(pid_t pid) {
+  pollfd descriptor = {static_cast<int>(syscall(SYS_pidfd_open, pid, 0)), POLLIN, 0};
+  if (descriptor.fd < 0) return;  // gone already
+  EXPECT_EQ(poll(&descriptor, 1, /*timeout_ms=*/30000), 1)
+      << "process " << pid << " is still there";
+  close(descriptor.fd);
+}
+
+TEST(Run, TakesItsRanksAlongWhenItIsKilled) {
+  Started run(WithPid("run -- sh -c \"echo \\$\\$; exec tail -f /dev/null\""));
+  const pid_t pid = ToPid(run.ReadLine());
+  const std::string line = run.ReadLine();
+  const pid_t rank = ToPid(absl::StripPrefix(line, "[rank 0] "));
+  kill(pid, SIGKILL);
+  EXPECT_EQ(run.End().exit_code, 128 + SIGKILL);
+  WaitUntilGone(rank);
+}
+
+TEST(Demo, RefusesBadOptionsBeforeItTrains) {
+  const struct {
+    const char* arguments;
+    const char* error;
+  } kCases[] = {
+      {"--steps 10 --freeze-step 10", "--freeze-step is 10, wanted 1 to 9"},
+      {"--steps 1", "--steps is 1, wanted at least 2"},
+      {"--workers 0", "--workers"},
+      {"--hidden 0", "--hidden is 0"},
+      {"--text /nowhere/at.all", "/nowhere/at.all"},
+      {"--json /nowhere/at.all", "--json: cannot write to directory '/nowhere'"},
+      {"--output /proc/nowhere", "--output: cannot write to directory '/proc/nowhere'"},
+  };
+  for (const auto& bad : kCases) {
+    const Outcome outcome = RunProgram(absl::StrCat("demo ", bad.arguments));
+    EXPECT_EQ(outcome.exit_code, 64) << bad.arguments;
+    EXPECT_THAT(outcome.output, HasSubstr(bad.error));
+  }
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ostringstream contents;
+  contents << std::ifstream(path).rdbuf();
+  return contents.str();
+}
+
+TEST(Demo, ComparesTwoTrainingsAndWritesItsFigures) {
+  const std::string output = testing::TempDir() + "/demo";
+  const std::string json = testing::TempDir() + "/figures.json";
+  const Outcome outcome = RunProgram(absl::StrCat(
+      "demo --steps 20 --freeze-step 4 --workers 2 --aggregators 2 --hidden 32 --layers 1 --batch 4"
+      " --output ",
+      output, " --json ", json));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("Adam: 2 workers, 2 aggregators, 20 steps\n"),
+                                    HasSubstr("1-bit Adam: 2 workers, 2 aggregators, 20 steps\n"),
+                                    HasSubstr("  step 20  loss"), HasSubstr("validation loss")));
+  EXPECT_THAT(outcome.output, Not(HasSubstr("[rank")));
+  EXPECT_THAT(ReadFile(json),
+              AllOf(HasSubstr("\"replicas_identical\": true"), HasSubstr("\"steps\": 20")));
+  EXPECT_THAT(ReadFile(output + "/loss.csv"), HasSubstr("\nonebit,20,"));
+  EXPECT_THAT(ReadFile(output + "/loss.svg"), HasSubstr("<svg"));
+}
+
+}  // namespace

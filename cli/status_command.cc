@@ -1,0 +1,227 @@
+#include "cli/status_command.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <future>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "cli/exit_code.h"
+#include "worker/grpc_channel.h"
+
+namespace signpost::cli {
+namespace {
+
+// A job as all its shards together have it.
+struct JobSummary {
+  uint64_t step = 0;
+  uint32_t world_size = 0;
+  std::set<uint32_t> joined;  // at every shard that answered
+  std::vector<uint32_t> waiting_for;
+  absl::Duration waiting;
+  uint64_t bytes_received = 0;
+  uint64_t bytes_sent = 0;
+  std::map<uint32_t, std::string> refused;  // reason by rank
+};
+
+bool IsFurtherBehind(const JobStatus& shard, const JobSummary& job) {
+  if (shard.step() != job.step) return shard.step() < job.step;
+  return absl::Microseconds(shard.waiting_us()) > job.waiting;
+}
+
+void AddShard(const JobStatus& shard, bool first, JobSummary& job) {
+  if (first || IsFurtherBehind(shard, job)) {
+    job.step = shard.step();
+    job.waiting_for.assign(shard.waiting_for_ranks().begin(), shard.waiting_for_ranks().end());
+    job.waiting = absl::Microseconds(shard.waiting_us());
+  }
+  const std::set<uint32_t> joined(shard.joined_ranks().begin(), shard.joined_ranks().end());
+  if (first) {
+    job.joined = joined;
+  } else {
+    std::erase_if(job.joined, [&](uint32_t rank) { return !joined.contains(rank); });
+  }
+  job.world_size = shard.world_size();
+  job.bytes_received += shard.payload_bytes_received();
+  job.bytes_sent += shard.payload_bytes_sent();
+  for (const RefusedJoin& refused : shard.refused_joins()) {
+    job.refused[refused.rank()] = refused.reason();
+  }
+}
+
+std::map<std::string, JobSummary> Summarize(const std::vector<AggregatorStatus>& aggregators) {
+  std::map<std::string, JobSummary> jobs;
+  for (const AggregatorStatus& aggregator : aggregators) {
+    if (!aggregator.response.ok()) continue;
+    for (const JobStatus& shard : aggregator.response->jobs()) {
+      const auto [job, first] = jobs.try_emplace(shard.job());
+      AddShard(shard, first, job->second);
+    }
+  }
+  return jobs;
+}
+
+std::string FormatBytes(uint64_t bytes) {
+  if (bytes < 1000) return absl::StrCat(bytes, " B");
+  double value = static_cast<double>(bytes);
+  const char* unit = "";
+  for (const char* next : {"kB", "MB", "GB", "TB"}) {
+    if (value < 1000) break;
+    value /= 1000;
+    unit = next;
+  }
+  return absl::StrFormat("%.1f %s", value, unit);
+}
+
+std::string FormatWaiting(const JobSummary& job) {
+  if (job.waiting_for.empty()) return "nobody";
+  const std::string ranks = absl::StrCat(job.waiting_for.size() == 1 ? "rank " : "ranks ",
+                                         absl::StrJoin(job.waiting_for, ", "));
+  return absl::StrFormat("%s for %.1f s", ranks, absl::ToDoubleSeconds(job.waiting));
+}
+
+// Columns as wide as their widest cell.
+std::string Align(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths(rows.front().size());
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string table;
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      absl::StrAppendFormat(&line, "%-*s  ", static_cast<int>(widths[i]), row[i]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    absl::StrAppend(&table, line, "\n");
+  }
+  return table;
+}
+
+std::string Quote(absl::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted.push_back('\\');
+    if (static_cast<unsigned char>(c) < 0x20) {
+      absl::StrAppendFormat(&quoted, "\\u%04x", c);
+    } else {
+      quoted.push_back(c);
+    }
+  }
+  quoted.push_back('"');
+  return quoted;
+}
+
+// 64-bit numbers are strings, as protobuf has it.
+std::string ToJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
+  return status.ok() ? json : Quote(status.ToString());
+}
+
+struct Flags {
+  std::string aggregators;
+  absl::Duration timeout = absl::Seconds(5);
+  bool json = false;
+};
+
+// All at once: one that does not answer takes no time from the others.
+std::vector<AggregatorStatus> Ask(const std::vector<std::string>& addresses, absl::Time deadline) {
+  std::vector<std::future<AggregatorStatus>> asked;
+  for (const std::string& address : addresses) {
+    asked.push_back(std::async(std::launch::async, [&address, deadline] {
+      return AggregatorStatus{address, ConnectToAggregator(address)->Status({}, deadline)};
+    }));
+  }
+  std::vector<AggregatorStatus> answered;
+  for (std::future<AggregatorStatus>& status : asked) answered.push_back(status.get());
+  return answered;
+}
+
+absl::StatusOr<int> ShowStatus(const Flags& flags) {
+  if (flags.aggregators.empty()) {
+    return absl::InvalidArgumentError(
+        "no aggregators: give --aggregators HOST:PORT,HOST:PORT... or set SIGNPOST_AGGREGATORS");
+  }
+  const absl::StatusOr<std::vector<std::string>> addresses = ParseAddresses(flags.aggregators);
+  if (!addresses.ok()) return addresses.status();
+
+  const std::vector<AggregatorStatus> aggregators = Ask(*addresses, absl::Now() + flags.timeout);
+  absl::Status error;  // the first
+  for (const AggregatorStatus& aggregator : aggregators) {
+    error.Update(aggregator.response.status());
+  }
+  const std::string text =
+      flags.json ? FormatStatusJson(aggregators) : FormatStatusTable(aggregators);
+  std::fputs(text.c_str(), stdout);
+  // One that does not answer in time cannot be reached, whatever stands in the way.
+  return absl::IsDeadlineExceeded(error) ? kExitUnreachable : ExitCodeOf(error);
+}
+
+}  // namespace
+
+std::string FormatStatusTable(const std::vector<AggregatorStatus>& aggregators) {
+  const std::map<std::string, JobSummary> jobs = Summarize(aggregators);
+  std::vector<std::vector<std::string>> rows = {
+      {"JOB", "STEP", "JOINED", "WAITING FOR", "RECEIVED", "SENT", "REFUSED"}};
+  std::string notes;
+  for (const auto& [name, job] : jobs) {
+    rows.push_back({name, absl::StrCat(job.step),
+                    absl::StrCat(job.joined.size(), "/", job.world_size), FormatWaiting(job),
+                    FormatBytes(job.bytes_received), FormatBytes(job.bytes_sent),
+                    absl::StrCat(job.refused.size())});
+    for (const auto& [rank, reason] : job.refused) {
+      absl::StrAppend(&notes, "job ", name, " refused rank ", rank, ": ", reason, "\n");
+    }
+  }
+  for (const AggregatorStatus& aggregator : aggregators) {
+    if (aggregator.response.ok()) continue;
+    absl::StrAppend(&notes, "no answer from aggregator ", aggregator.address, ": ",
+                    aggregator.response.status().message(), "\n");
+  }
+  if (jobs.empty() && notes.empty()) return "no jobs\n";
+  return absl::StrCat(jobs.empty() ? "" : Align(rows), notes);
+}
+
+std::string FormatStatusJson(const std::vector<AggregatorStatus>& aggregators) {
+  std::vector<std::string> entries;
+  for (const AggregatorStatus& aggregator : aggregators) {
+    const std::string outcome =
+        aggregator.response.ok()
+            ? absl::StrCat("\"status\": ", ToJson(*aggregator.response))
+            : absl::StrCat("\"error\": ", Quote(aggregator.response.status().message()));
+    entries.push_back(
+        absl::StrCat("  {\"address\": ", Quote(aggregator.address), ", ", outcome, "}"));
+  }
+  return absl::StrCat("{\"aggregators\": [\n", absl::StrJoin(entries, ",\n"), "\n]}\n");
+}
+
+Command AddStatusCommand(CLI::App& program) {
+  // Shared by the flags' and the command's closures.
+  auto flags = std::make_shared<Flags>();
+  CLI::App& app = *program.add_subcommand(
+      "status", "Ask aggregators what they are doing and whom they wait for");
+  app.footer(
+      "Of each job: its step, who has joined, whom it waits for and since when, the bytes of its\n"
+      "frames, and whose join was refused. Exit code 69 if an aggregator does not answer.\n\n"
+      "Example:\n"
+      "  signpost status --aggregators 10.0.0.1:4000,10.0.0.2:4000");
+  app.add_option("--aggregators", flags->aggregators, "Whom to ask, separated by commas")
+      ->type_name("HOST:PORT,...")
+      ->envname("SIGNPOST_AGGREGATORS");
+  app.add_flag("--json", flags->json, "For programs: each aggregator's answer as it is");
+  AddDurationFlag(app, "--timeout", flags->timeout, "How long to wait for the answers [5s]");
+  return {&app, [flags] { return ShowStatus(*flags); }};
+}
+
+}  // namespace signpost::cli

@@ -1,0 +1,32 @@
+// signpost status: what the aggregators are doing, and whom they wait for.
+
+#ifndef SIGNPOST_CLI_STATUS_COMMAND_H_
+#define SIGNPOST_CLI_STATUS_COMMAND_H_
+
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "proto/aggregator.pb.h"
+
+namespace signpost::cli {
+
+Command AddStatusCommand(CLI::App& program);
+
+// What one aggregator answered.
+struct AggregatorStatus {
+  std::string address;
+  absl::StatusOr<StatusResponse> response;
+};
+
+// A line per job, all shards together, then the refused joins and the aggregators that did not
+// answer. A job is as far as its last shard, and waits for whom that shard waits for.
+std::string FormatStatusTable(const std::vector<AggregatorStatus>& aggregators);
+
+// {"aggregators": [{"address": ..., "status": a StatusResponse in protobuf's JSON} or
+//                  {"address": ..., "error": ...}, ...]}
+std::string FormatStatusJson(const std::vector<AggregatorStatus>& aggregators);
+
+}  // namespace signpost::cli
+
+#endif  // SIGNPOST_CLI_STATUS_COMMAND_H_

@@ -1,0 +1,99 @@
+#include "cli/status_command.h"
+
+#include "gmock/gmock.h"
+#include "google/protobuf/text_format.h"
+#include "gtest/gtest.h"
+
+namespace signpost::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+AggregatorStatus Answer(const std::string& address, const std::string& text) {
+  StatusResponse response;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &response)) << text;
+  return {address, response};
+}
+
+TEST(StatusTable, HasALineForEachJobWithAllItsShards) {
+  EXPECT_EQ(FormatStatusTable({Answer("a:1", R"pb(
+                                 shard: 0
+                                 shard_count: 2
+                                 jobs {
+                                   job: "bert"
+                                   world_size: 4
+                                   joined_ranks: [ 0, 1, 2, 3 ]
+                                   step: 1201
+                                   payload_bytes_received: 1500000
+                                   payload_bytes_sent: 999
+                                 })pb"),
+                               Answer("b:1", R"pb(
+                                 shard: 1
+                                 shard_count: 2
+                                 jobs {
+                                   job: "bert"
+                                   world_size: 4
+                                   joined_ranks: [ 0, 1, 2, 3 ]
+                                   step: 1200
+                                   waiting_for_ranks: [ 2 ]
+                                   waiting_us: 1230000
+                                   payload_bytes_received: 1500000
+                                   payload_bytes_sent: 1
+                                 })pb")}),
+            "JOB   STEP  JOINED  WAITING FOR       RECEIVED  SENT    REFUSED\n"
+            "bert  1200  4/4     rank 2 for 1.2 s  3.0 MB    1.0 kB  0\n");
+}
+
+TEST(StatusTable, CountsARankAsJoinedWhenItHasJoinedEverywhere) {
+  EXPECT_THAT(FormatStatusTable({Answer("a:1", R"pb(jobs {
+                                                      job: "j"
+                                                      world_size: 3
+                                                      joined_ranks: [ 0, 1 ]
+                                                      waiting_for_ranks: [ 2 ]
+                                                    })pb"),
+                                 Answer("b:1", R"pb(jobs {
+                                                      job: "j"
+                                                      world_size: 3
+                                                      joined_ranks: [ 0 ]
+                                                      waiting_for_ranks: [ 1, 2 ]
+                                                      waiting_us: 5
+                                                    })pb")}),
+              testing::AllOf(HasSubstr("1/3"), HasSubstr("ranks 1, 2 for 0.0 s")));
+}
+
+TEST(StatusTable, SaysWhoWasRefusedAndWhy) {
+  EXPECT_THAT(FormatStatusTable({Answer("a:1", R"pb(
+                jobs {
+                  job: "j"
+                  world_size: 2
+                  refused_joins { rank: 1 reason: "tensor 3" }
+                })pb")}),
+              HasSubstr("job j refused rank 1: tensor 3\n"));
+}
+
+TEST(StatusTable, SaysWhichAggregatorDidNotAnswer) {
+  const std::string table = FormatStatusTable(
+      {Answer("a:1", ""), AggregatorStatus{"b:2", absl::UnavailableError("refused")}});
+  EXPECT_EQ(table, "no answer from aggregator b:2: refused\n");
+}
+
+TEST(StatusTable, SaysSoWhenThereAreNoJobs) {
+  EXPECT_EQ(FormatStatusTable({Answer("a:1", "")}), "no jobs\n");
+}
+
+TEST(StatusJson, HasEachAnswerAsItIs) {
+  EXPECT_THAT(FormatStatusJson({Answer("a:1", R"pb(shard_count: 2
+                                                   jobs { job: "j" step: 7 })pb")}),
+              testing::AllOf(HasSubstr(R"({"aggregators": [)"),
+                             HasSubstr(R"({"address": "a:1", "status": {)"),
+                             HasSubstr(R"("shard":0)"), HasSubstr(R"("step":"7")")));
+}
+
+TEST(StatusJson, QuotesErrors) {
+  EXPECT_THAT(FormatStatusJson({AggregatorStatus{"b:2", absl::UnavailableError("say \"no\"\n\\")}}),
+              HasSubstr(R"({"address": "b:2", "error": "say \"no\"\u000a\\"})"));
+}
+
+}  // namespace
+}  // namespace signpost::cli

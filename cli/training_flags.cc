@@ -1,0 +1,47 @@
+#include "cli/training_flags.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/demo/text.h"
+
+namespace signpost::cli {
+
+void AddTrainingFlags(CLI::App& app, demo::TrainingOptions& options) {
+  app.add_option(
+         "--text", options.text,
+         absl::StrCat("Files to learn from [the licences in ", demo::kLicenceDirectory, "]"))
+      ->type_name("FILE");
+  app.add_option("--steps", options.steps, "Steps of each training")->capture_default_str();
+  app.add_option("--freeze-step", options.freeze_step,
+                 "Steps of 1-bit Adam's dense warm-up [15% of steps]");
+  app.add_option("--seed", options.seed, "Of initial parameters and batches")
+      ->capture_default_str();
+  app.add_option("--batch", options.batch, "Windows of text per worker and step")
+      ->capture_default_str();
+  app.add_option("--learning-rate", options.learning_rate, "The highest, after its warm-up")
+      ->capture_default_str();
+  app.add_option("--context", options.model.context, "Bytes that the model sees")
+      ->capture_default_str();
+  app.add_option("--embedding", options.model.embedding, "Numbers per byte seen")
+      ->capture_default_str();
+  app.add_option("--hidden", options.model.hidden, "Units per hidden layer")->capture_default_str();
+  app.add_option("--layers", options.model.layers, "Hidden layers")->capture_default_str();
+}
+
+std::vector<std::string> TrainingArguments(const demo::TrainingOptions& options) {
+  std::vector<std::string> arguments = {
+      absl::StrCat("--steps=", options.steps),
+      absl::StrCat("--freeze-step=", options.freeze_step),
+      absl::StrCat("--seed=", options.seed),
+      absl::StrCat("--batch=", options.batch),
+      absl::StrFormat("--learning-rate=%.17g", options.learning_rate),
+      absl::StrCat("--context=", options.model.context),
+      absl::StrCat("--embedding=", options.model.embedding),
+      absl::StrCat("--hidden=", options.model.hidden),
+      absl::StrCat("--layers=", options.model.layers),
+  };
+  for (const std::string& file : options.text) arguments.push_back(absl::StrCat("--text=", file));
+  return arguments;
+}
+
+}  // namespace signpost::cli

@@ -1,0 +1,41 @@
+#include "cli/version_command.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdio>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cli/exit_code.h"
+#include "kernels/target.h"
+
+namespace signpost::cli {
+namespace {
+
+constexpr char kVersion[] = "0.1.0";
+
+}  // namespace
+
+std::string DescribeVersion() {
+  std::vector<std::string> targets;
+  for (const kernels::Target target : kernels::SupportedTargets()) {
+    targets.push_back(kernels::TargetName(target));
+  }
+  return absl::StrCat("signpost ", kVersion, "\n",                                          //
+                      "gRPC     ", grpc::Version(), "\n",                                   //
+                      "kernels  ", kernels::TargetName(kernels::CurrentTarget()), " (of ",  //
+                      absl::StrJoin(targets, ", "), ")");
+}
+
+Command AddVersionCommand(CLI::App& program) {
+  CLI::App& app = *program.add_subcommand(
+      "version", "Tell the versions of Signpost and gRPC, and the kernels' instruction set here");
+  app.footer("Example:\n  signpost version");
+  return {&app, [] {
+            std::puts(DescribeVersion().c_str());
+            return kExitOk;
+          }};
+}
+
+}  // namespace signpost::cli

@@ -1,0 +1,43 @@
+// Real text to train on, as bytes, split into a training part and a held-out part.
+
+#ifndef SIGNPOST_CLIENT_DEMO_TEXT_H_
+#define SIGNPOST_CLIENT_DEMO_TEXT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace signpost::demo {
+
+// Files one after the other. No byte of `validation` is in `training`.
+struct Text {
+  std::vector<uint8_t> training;
+  std::vector<uint8_t> validation;
+};
+
+// Where every Debian has the texts of the free licences.
+inline constexpr char kLicenceDirectory[] = "/usr/share/common-licenses";
+
+// The regular files of `directory`, sorted by name, so that all workers read the same text in the
+// same order. Symbolic links are skipped: they would name a text twice. NOT_FOUND if there are
+// none.
+absl::StatusOr<std::vector<std::string>> TextFiles(const std::string& directory);
+
+// Reads `files` in the order given. The last tenth of each is held out, in one piece, and the
+// rest is for training. Licences come in versions that share whole paragraphs (GPL-2 and GPL-3,
+// say), so some held-out sentences have near copies in the training part; because the same tenth of
+// each version is held out, most have not. The loss on them is for comparing optimizers on the same
+// split, not a measure of how well the model knows English.
+//
+// Errors name the file: NOT_FOUND or PERMISSION_DENIED if it cannot be read; INVALID_ARGUMENT if no
+// file is given, or if a file has fewer than kMinFileBytes.
+absl::StatusOr<Text> LoadText(absl::Span<const std::string> files);
+
+inline constexpr uint64_t kMinFileBytes = 1000;
+
+}  // namespace signpost::demo
+
+#endif  // SIGNPOST_CLIENT_DEMO_TEXT_H_
