@@ -30,7 +30,8 @@ absl::Status OutOfRangeError(const FrameHeader& header, absl::string_view where)
 
 Contribution ContributionOf(const FrameHeader& header) {
   const float scale = header.error_scale();
-  return {header.codec(), scale == 0 ? 1.0f : scale, header.payload_crc32c()};
+  return {header.codec(), scale == 0 ? 1.0f : scale, header.rates_crc32c(),
+          header.payload_crc32c()};
 }
 
 absl::Status OtherBytesError(const FrameHeader& header) {
@@ -68,6 +69,12 @@ absl::Status Round::CheckFits(const FrameHeader& header) const {
           absl::StrFormat("rank %d sent %s with error_scale %g, rank %d with %g: all ranks must "
                           "send the same",
                           header.rank(), Where(header), theirs, *first_rank_, ours));
+    }
+    if (header.rates_crc32c() != frames_[*first_rank_]->header.rates_crc32c()) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "rank %d takes %s with other learning rates or weight decays than rank %d: their "
+          "parameters would diverge. Do they follow the same schedule?",
+          header.rank(), Where(header), *first_rank_));
     }
   }
   if (first_rank_with_numbers_ && header.codec() != SKIP) {

@@ -23,6 +23,7 @@ namespace signpost {
 struct Contribution {
   Codec codec = CODEC_UNSPECIFIED;
   float error_scale = 1;
+  uint32_t rates_crc32c = 0;
   uint32_t payload_crc32c = 0;
 
   bool operator==(const Contribution&) const = default;

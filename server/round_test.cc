@@ -287,6 +287,21 @@ TEST(Round, MixedErrorScalesAreRefusedNamingARankOnEachSide) {
                                       HasSubstr("rank 0 with 0.5")));
 }
 
+TEST(Round, OtherLearningRatesAreRefusedNamingBothRanks) {
+  Round round(/*world_size=*/2);
+  Frame first = FrameOf(0, /*chunk=*/0, ONE_BIT);
+  first.header.set_rates_crc32c(1);
+  ASSERT_TRUE(round.Contribute(std::move(first)).ok());
+  Frame second = FrameOf(1, /*chunk=*/0, SKIP);
+  second.header.set_rates_crc32c(2);
+
+  const absl::Status status = round.Contribute(std::move(second));
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr("learning rates"), HasSubstr("rank 1"), HasSubstr("rank 0")));
+}
+
 TEST(Round, ErrorScaleOfZeroStandsForOne) {
   std::vector<Frame> frames = FramesOf({0, 1}, /*chunk=*/0, ONE_BIT);
   const Outcome expected = RoundOf(frames, SomeError(/*chunk=*/0));

@@ -134,6 +134,31 @@ TEST_P(FaultTest, AnotherOptionIsRefusedByName) {
   first.join();
 }
 
+TEST_P(FaultTest, AnotherLearningRateIsRefusedBeforeReplicasDiverge) {
+  job_.workers = 2;
+  absl::Mutex mutex;
+  int refused = 0;
+  OnEachRank(job_.workers, [&](uint32_t rank) {
+    Replica replica(job_, rank);
+    auto worker = Join(rank, replica);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    ASSERT_TRUE((*worker)->Step(replica.Gradients(), {job_.rates}).ok());
+    const std::vector<float> before = replica.values;
+    GroupRates rates = job_.rates;
+    if (rank == 1) rates.learning_rate *= 0.5;
+    const absl::Status status = (*worker)->Step(replica.Gradients(), {rates}).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_EQ(replica.values, before);
+    absl::MutexLock lock(&mutex);
+    if (absl::IsFailedPrecondition(status)) {
+      ++refused;
+      EXPECT_THAT(Message(status), AllOf(HasSubstr("learning rates"), HasSubstr("rank 0"),
+                                         HasSubstr("rank 1")));
+    }
+  });
+  EXPECT_GE(refused, 1) << "whoever came second";
+}
+
 TEST_P(FaultTest, GradientsOfTheWrongSizeAreRefusedWithNothingSent) {
   job_.workers = 1;
   Replica replica(job_, 0);

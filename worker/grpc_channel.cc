@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "grpc/grpc.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
@@ -31,7 +32,14 @@ constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(10);
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(50);
 constexpr absl::Duration kLongestBackoff = absl::Seconds(2);
 
+// gRPC shuts itself down with its last object, but its threads may then still be on their way back
+// from a callback: the one that let the last channel go, for instance. So it is kept up for good.
+void KeepGrpcUp() {
+  [[maybe_unused]] static const bool up = (grpc_init(), true);
+}
+
 std::shared_ptr<grpc::Channel> Connect(const std::string& target) {
+  KeepGrpcUp();
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // gRPC 1.51 honours http_proxy even for 127.0.0.1
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

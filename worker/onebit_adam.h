@@ -55,6 +55,7 @@ struct GroupRates {
   double learning_rate = 1e-3;
   double weight_decay = 0;  // decoupled
 };
+static_assert(sizeof(GroupRates) == 2 * sizeof(double));  // no padding: ranks compare its bytes
 
 // Not thread-safe. Borrows layout and parameters.
 class OneBitAdam {

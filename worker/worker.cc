@@ -182,6 +182,8 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>
                                         absl::Span<const GroupRates> rates) {
   if (absl::Status status = CheckStepArguments(gradients, rates); !status.ok()) return status;
   optimizer_.BeginStep(step_, rates);
+  rates_crc32c_ = Crc32c(
+      {reinterpret_cast<const uint8_t*>(rates.data()), rates.size() * sizeof(GroupRates)});
   StepReport report;
   report.step = step_;
   report.codec = optimizer_.codec();
@@ -261,6 +263,7 @@ void Worker::Send(uint32_t chunk, absl::Span<const absl::Span<const float>> grad
   header.set_chunk(chunk);
   header.set_codec(optimizer_.codec());
   header.set_error_scale(optimizer_.error_scale());
+  header.set_rates_crc32c(rates_crc32c_);
   if (in_flight.blocks_packed < layout_.chunks()[chunk].blocks) {
     payload = std::make_shared<Payload>(SkipPayload(in_flight.blocks_packed));
     header.set_codec(SKIP);

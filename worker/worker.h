@@ -96,6 +96,7 @@ class Worker {
   const uint32_t window_;  // most chunks under way at once
   OneBitAdam optimizer_;
   uint64_t step_ = 0;
+  uint32_t rates_crc32c_ = 0;        // of the current step
   std::vector<uint64_t> epochs_;     // by shard
   std::vector<InFlight> in_flight_;  // by chunk; of the current step
   // Shared with exchanges that may still be under way when a failed Step returns.
