@@ -33,8 +33,9 @@ absl::Status ParseShard(const std::string& text, AggregatorOptions& options) {
       "', wanted I/N with I from 0 to N-1: the aggregators of a job are 0/2 and 1/2, say"));
 }
 
-// "127.0.0.1:0" to "127.0.0.1:43211"
+// "127.0.0.1:0" to "127.0.0.1:43211"; "unix:path", which has no port, as it is.
 std::string Address(const std::string& listen, uint16_t port) {
+  if (port == 0) return listen;
   return absl::StrCat(listen.substr(0, listen.rfind(':')), ":", port);
 }
 

@@ -25,6 +25,9 @@ using ::testing::StartsWith;
 // What a rank does that waits until it is stopped.
 constexpr char kWait[] = "exec tail -f /dev/null";
 
+// The same in a shell that has traps to run. It would report each killed child to standard error.
+constexpr char kWaitForTraps[] = "exec 2>/dev/null; while :; do tail -f /dev/null & wait $!; done";
+
 // Runs shell scripts as ranks, beside aggregators that claim to listen on "fake:I/N".
 class LaunchTest : public ::testing::Test {
  protected:
@@ -155,9 +158,9 @@ TEST_F(LaunchTest, StopsAtTheTimeoutAndNamesTheRanksThatStillRan) {
 TEST_F(LaunchTest, LetsRanksFinishWhenInterrupted) {
   options_.workers = 2;
   // Rank 1 interrupts the launch, its parent.
-  const LaunchResult result = RunScript(
-      "trap 'echo drained; exit 0' TERM; echo ready; [ $SIGNPOST_RANK = 1 ] && kill -INT $PPID;"
-      "while :; do tail -f /dev/null & wait $!; done");
+  const LaunchResult result = RunScript(absl::StrCat(
+      "trap 'echo drained; exit 0' TERM; echo ready; [ $SIGNPOST_RANK = 1 ] && kill -INT $PPID; ",
+      kWaitForTraps));
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.explanation, HasSubstr("interrupted"));
   EXPECT_THAT(OutputOfRank(1), ElementsAre("ready", "drained"));
@@ -165,9 +168,8 @@ TEST_F(LaunchTest, LetsRanksFinishWhenInterrupted) {
 
 TEST_F(LaunchTest, KillsAtTheSecondInterrupt) {
   options_.grace = absl::InfiniteDuration();
-  const LaunchResult result = RunScript(
-      "trap 'kill -INT $PPID' TERM; kill -INT $PPID; while :; do tail -f /dev/null & wait $!; "
-      "done");
+  const LaunchResult result =
+      RunScript(absl::StrCat("trap 'kill -INT $PPID' TERM; kill -INT $PPID; ", kWaitForTraps));
   EXPECT_EQ(result.exit_code, 75);
 }
 
@@ -179,14 +181,12 @@ TEST_F(LaunchTest, KillsRanksThatDoNotEndInTime) {
 }
 
 TEST_F(LaunchTest, StopsAggregatorsOnlyAfterTheRanksHaveEnded) {
-  options_.aggregator_command = {"sh", "-c",
-                                 "trap 'echo stopped; exit 0' TERM; echo listening on fake:1; "
-                                 "while :; do tail -f /dev/null & wait $!; done"};
+  options_.aggregator_command = {
+      "sh", "-c",
+      absl::StrCat("trap 'echo stopped; exit 0' TERM; echo listening on fake:1; ", kWaitForTraps)};
   std::vector<std::string> order;
   options_.on_line = [&](const OutputLine& line) { order.emplace_back(line.text); };
-  RunScript(
-      "trap 'echo drained; exit 0' TERM; kill -INT $PPID; while :; do tail -f /dev/null & wait $!; "
-      "done");
+  RunScript(absl::StrCat("trap 'echo drained; exit 0' TERM; kill -INT $PPID; ", kWaitForTraps));
   EXPECT_THAT(order, ElementsAre("drained", "stopped"));
 }
 

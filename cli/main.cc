@@ -1,9 +1,11 @@
 // signpost: one program for all there is to do. Each command has a file of its own.
 
+#include <grpc/support/log.h>
 #include <malloc.h>
 
 #include <climits>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -27,6 +29,11 @@ void KeepFreedMemory() {
   mallopt(M_TRIM_THRESHOLD, INT_MAX);
 }
 
+// gRPC's own log says what our errors say, at length. It is there for who asks for it.
+void QuietGrpc() {
+  if (std::getenv("GRPC_VERBOSITY") == nullptr) gpr_set_log_function([](gpr_log_func_args*) {});
+}
+
 int Fail(const std::string& name, const absl::Status& status) {
   std::fprintf(stderr, "%s: %s\n", name.c_str(), std::string(status.message()).c_str());
   return ExitCodeOf(status);
@@ -34,6 +41,7 @@ int Fail(const std::string& name, const absl::Status& status) {
 
 int Main(std::vector<std::string> arguments) {
   KeepFreedMemory();
+  QuietGrpc();
   const std::vector<std::string> tail = TakeTail(arguments);
 
   CLI::App program(

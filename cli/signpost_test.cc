@@ -6,15 +6,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -140,6 +143,73 @@ TEST(Aggregator, RefusesOtherHostsUnlessToldOtherwise) {
   EXPECT_EQ(aggregator.End().exit_code, 0);
 }
 
+TEST(Aggregator, SaysInOneLineThatItsPortIsTaken) {
+  Started first(WithPid("aggregator"));
+  const pid_t pid = ToPid(first.ReadLine());
+  const std::string line = first.ReadLine();
+  const std::string address(absl::StripPrefix(line, "listening on "));
+  const Outcome second = RunProgram(absl::StrCat("aggregator --listen ", address));
+  EXPECT_EQ(second.exit_code, 69);
+  EXPECT_THAT(second.output,
+              StartsWith(absl::StrCat("signpost aggregator: cannot listen on ", address)));
+  EXPECT_EQ(std::count(second.output.begin(), second.output.end(), '\n'), 1) << second.output;
+  kill(pid, SIGTERM);
+}
+
+TEST(Aggregator, ListensOnAUnixSocket) {
+  char directory[] = "/tmp/signpost-XXXXXX";  // a socket's path is short
+  ASSERT_NE(mkdtemp(directory), nullptr);
+  const std::string address = absl::StrCat("unix:", directory, "/socket");
+  Started aggregator(WithPid(absl::StrCat("aggregator --listen ", address)));
+  const pid_t pid = ToPid(aggregator.ReadLine());
+  EXPECT_EQ(aggregator.ReadLine(), absl::StrCat("listening on ", address));
+  EXPECT_EQ(RunProgram(absl::StrCat("status --aggregators ", address)).output, "no jobs\n");
+  kill(pid, SIGTERM);
+  EXPECT_EQ(aggregator.End().exit_code, 0);
+  rmdir(directory);
+}
+
+// Rank 0 of a small training with the aggregator at `address`, as a shell command.
+std::string Rank0(const std::string& address, int world_size) {
+  return absl::StrCat("env SIGNPOST_AGGREGATORS=", address, " SIGNPOST_JOB=small SIGNPOST_RANK=0",
+                      " SIGNPOST_WORLD_SIZE=", world_size, " ", kProgram,
+                      " demo-worker --hidden 8 --layers 1 --steps 2 --results ",
+                      testing::TempDir());
+}
+
+TEST(Aggregator, KeepsTheLimitsThatItIsGiven) {
+  for (const char* limit : {"max-jobs", "max-workers", "max-parameters", "max-message-bytes"}) {
+    Started aggregator(WithPid(absl::StrCat("aggregator --", limit, "=0")));
+    const pid_t pid = ToPid(aggregator.ReadLine());
+    const std::string line = aggregator.ReadLine();
+    const Outcome worker =
+        Started(Rank0(std::string(absl::StripPrefix(line, "listening on ")), /*world_size=*/1))
+            .End();
+    EXPECT_EQ(worker.exit_code, 64) << limit;
+    EXPECT_THAT(worker.output, HasSubstr(absl::StrCat("--", limit)));
+    kill(pid, SIGKILL);
+  }
+}
+
+TEST(Aggregator, GivesJobsNoMoreThanTheGraceWhenItDrains) {
+  Started aggregator(WithPid("aggregator --drain-grace 0s"));
+  const pid_t pid = ToPid(aggregator.ReadLine());
+  const std::string line = aggregator.ReadLine();
+  const std::string address(absl::StripPrefix(line, "listening on "));
+  Started worker(Rank0(address, /*world_size=*/2));
+  std::string status;
+  do {
+    status = RunProgram("status --aggregators " + address).output;
+  } while (!absl::StrContains(status, "1/2"));
+  EXPECT_THAT(status, HasSubstr("rank 1 for"));
+
+  const absl::Time start = absl::Now();
+  kill(pid, SIGTERM);
+  EXPECT_EQ(aggregator.End().exit_code, 0);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));  // 30 s if not told otherwise
+  EXPECT_EQ(worker.End().exit_code, 69);
+}
+
 TEST(Aggregator, RefusesAShardThatIsNone) {
   for (const char* shard : {"2/2", "1", "-1/2", "0/0", "a/b", "0/1/2"}) {
     const Outcome outcome = RunProgram(absl::StrCat("aggregator --shard=", shard));
@@ -205,6 +275,16 @@ TEST(Run, NeedsACommand) {
 TEST(Run, HandsFlagsBehindTheDashesToTheCommand) {
   EXPECT_THAT(RunProgram("run -- echo --help -n 7 [a,b] -- x").output,
               HasSubstr("[rank 0] --help -n 7 [a,b] -- x\n"));
+}
+
+TEST(Run, EndsAtItsTimeoutAndKillsAfterItsGrace) {
+  const absl::Time start = absl::Now();
+  const Outcome outcome = RunProgram(
+      "run --timeout 100ms --grace 1ms -- "
+      "sh -c 'trap \"\" TERM; while :; do tail -f /dev/null; done'");
+  EXPECT_EQ(outcome.exit_code, 75);
+  EXPECT_THAT(outcome.output, HasSubstr("stopped after 100ms"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(8));  // 10 s of grace if not told otherwise
 }
 
 TEST(Run, DrainsAtCtrlC) {

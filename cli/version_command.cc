@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/exit_code.h"
+#include "kernels/device.h"
 #include "kernels/target.h"
 
 namespace signpost::cli {
@@ -25,7 +26,7 @@ std::string DescribeVersion() {
   return absl::StrCat("signpost ", kVersion, "\n",                                          //
                       "gRPC     ", grpc::Version(), "\n",                                   //
                       "kernels  ", kernels::TargetName(kernels::CurrentTarget()), " (of ",  //
-                      absl::StrJoin(targets, ", "), ")");
+                      absl::StrJoin(targets, ", "), ")\n", kernels::DescribeDevices());
 }
 
 Command AddVersionCommand(CLI::App& program) {
