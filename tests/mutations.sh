@@ -35,8 +35,8 @@ mutate() {
 
 mutate flipped-sign-bit kernels/onebit_reference.cc \
   'std::signbit(u[i]) <<' '!std::signbit(u[i]) <<'
-mutate flipped-sign-bit-simd kernels/onebit-inl.h \
-  'StoreSigns(u, bits + i / 8, count);' 'StoreSigns(Map([](Vector v) HWY_ATTR { return hn::Neg(v); }, u), bits + i / 8, count);'
+mutate flipped-sign-bit-simd kernels/strip-inl.h \
+  'hn::MaskFromVec(negative)' 'hn::Not(hn::MaskFromVec(negative))'
 mutate server-error-dropped server/round.cc \
   'answer.payload = *std::move(payload);' 'answer.payload = *std::move(payload); for (float& e : error) e = 0;'
 mutate sum-in-arrival-order server/round.cc \
@@ -45,7 +45,7 @@ mutate sum-in-arrival-order server/round.cc \
 mutate server-error-committed-twice server/round.cc \
   'const size_t packed = kernels::AggregateOneBit(' \
   'kernels::AggregateOneBit(rule, contributions, inverse_count(), error.subspan(segment.chunk_offset, segment.elements), OneBitPart(chunk, segment, out)); const size_t packed = kernels::AggregateOneBit('
-mutate duplicate-counted-twice server/owned_chunk.cc \
+mutate retry-after-close-refused server/owned_chunk.cc \
   'if (last_answer_ != nullptr && header.step() + 1 == open_step_) {' 'if (false) {'
 mutate worker-error-dropped worker/onebit_adam.cc \
   'const absl::Span<float> error = SegmentOf(error_, chunk, segment);
