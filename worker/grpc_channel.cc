@@ -8,7 +8,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "grpc/grpc.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
@@ -32,14 +31,7 @@ constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(10);
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(50);
 constexpr absl::Duration kLongestBackoff = absl::Seconds(2);
 
-// gRPC shuts itself down with its last object, but its threads may then still be on their way back
-// from a callback: the one that let the last channel go, for instance. So it is kept up for good.
-void KeepGrpcUp() {
-  [[maybe_unused]] static const bool up = (grpc_init(), true);
-}
-
 std::shared_ptr<grpc::Channel> Connect(const std::string& target) {
-  KeepGrpcUp();
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // gRPC 1.51 honours http_proxy even for 127.0.0.1
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -153,8 +145,15 @@ class GrpcChannel final : public Channel {
       if (cancelled) Finish(absl::CancelledError("the channel was closed"));
     }
 
+    // A context holds on to its grpc::Channel, and the last of those must not go on gRPC's callback
+    // thread, which would then join itself and read a freed queue (gRPC 1.51, CallbackAlternativeCQ).
+    // So it is let go before the destructor of GrpcChannel may go on.
     void Finish(absl::StatusOr<Answer> result) {
       done_(std::move(result));
+      {
+        absl::MutexLock lock(&mutex_);
+        context_.reset();
+      }
       channel_.Forget(this);
       delete this;
     }
