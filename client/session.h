@@ -1,7 +1,7 @@
 // Signpost's C++ SDK: a training job's connection to its aggregators.
 //
-//   auto session = Session::Join(*SessionOptions::FromEnvironment(), {.freeze_step = 400}, parameters);
-//   for (...) {
+//   auto session = Session::Join(*SessionOptions::FromEnvironment(), {.freeze_step = 400},
+//   parameters); for (...) {
 //     ComputeGradients(...);
 //     auto report = (*session)->Step(gradients, {{.learning_rate = 1e-3}});
 //   }
@@ -37,8 +37,8 @@ struct SessionOptions {
 // Not thread-safe.
 class Session {
  public:
-  // Connects, and blocks until all ranks have joined. Parameters' memory must outlive the session, and
-  // must hold the same values on all ranks. Errors as Worker::Join.
+  // Connects, and blocks until all ranks have joined. Parameters' memory must outlive the session,
+  // and must hold the same values on all ranks. Errors as Worker::Join.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options,
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters);
@@ -48,7 +48,8 @@ class Session {
   absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates);
 
-  // Ends this worker's membership. Without it the aggregators keep the job until it has been idle for long.
+  // Ends this worker's membership. Without it the aggregators keep the job until it has been idle
+  // for long.
   absl::Status Leave();
 
   uint64_t steps() const { return worker_->steps(); }

@@ -2,10 +2,13 @@
  *
  * Conventions, stated once:
  *  - Functions return SIGNPOST_OK (0) or a gRPC status code, and on failure write a message, always
- *    terminated, into `error` (at most `error_size` bytes; `error` may be NULL). Outputs are then untouched.
+ *    terminated, into `error` (at most `error_size` bytes; `error` may be NULL). Outputs are then
+ * untouched.
  *  - Strings are UTF-8 and terminated. Sizes are in elements unless the name says bytes.
- *  - Start options with signpost_options_init: fields that a caller does not set keep their defaults.
- *  - SIGNPOST_ABI changes whenever a struct or a function here does; signpost_abi() tells the library's.
+ *  - Start options with signpost_options_init: fields that a caller does not set keep their
+ * defaults.
+ *  - SIGNPOST_ABI changes whenever a struct or a function here does; signpost_abi() tells the
+ * library's.
  *  - Memory that is passed in stays the caller's. Parameters are borrowed until signpost_close.
  *  - A session may be used by one thread at a time. No exception crosses this interface.
  */
@@ -69,13 +72,13 @@ typedef struct {
 
 typedef struct {
   uint64_t step;
-  uint8_t one_bit;         /* 0: a dense warm-up step */
-  uint32_t skipped_rounds; /* chunks that a non-finite gradient kept out of this step */
+  uint8_t one_bit;          /* 0: a dense warm-up step */
+  uint32_t skipped_rounds;  /* chunks that a non-finite gradient kept out of this step */
   uint32_t skipped_by_rank; /* of the first one, with skipped_rounds > 0 */
-  double kernels_s;        /* compressing and applying */
-  double wire_s;           /* blocked on transfer and aggregation */
-  double wait_s;           /* blocked because another worker was late */
-  uint64_t sent_bytes;     /* since joining, as the kernel counted them on the sockets */
+  double kernels_s;         /* compressing and applying */
+  double wire_s;            /* blocked on transfer and aggregation */
+  double wait_s;            /* blocked because another worker was late */
+  uint64_t sent_bytes;      /* since joining, as the kernel counted them on the sockets */
   uint64_t received_bytes;
 } signpost_report;
 
@@ -84,8 +87,8 @@ SIGNPOST_API uint32_t signpost_abi(void);
 /* Defaults. */
 SIGNPOST_API void signpost_options_init(signpost_options* options);
 
-/* The same, with aggregators, job, rank and world size from the environment that `signpost run` sets.
- * The strings live as long as the environment. */
+/* The same, with aggregators, job, rank and world size from the environment that `signpost run`
+ * sets. The strings live as long as the environment. */
 SIGNPOST_API int signpost_options_from_environment(signpost_options* options, char* error,
                                                    size_t error_size);
 
@@ -94,8 +97,8 @@ SIGNPOST_API int signpost_join(const signpost_options* options,
                                const signpost_parameter* parameters, size_t parameter_count,
                                signpost_session** session, char* error, size_t error_size);
 
-/* One optimizer step on the mean of all workers' gradients. gradients[i] belongs to parameter i and has its
- * size; rates[g] applies to the parameters of group g. `report` may be NULL. */
+/* One optimizer step on the mean of all workers' gradients. gradients[i] belongs to parameter i and
+ * has its size; rates[g] applies to the parameters of group g. `report` may be NULL. */
 SIGNPOST_API int signpost_step(signpost_session* session, const float* const* gradients,
                                size_t gradient_count, const signpost_rates* rates,
                                size_t rates_count, signpost_report* report, char* error,

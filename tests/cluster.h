@@ -1,4 +1,5 @@
-// A job in one process: aggregators and workers, over loopback or gRPC, with faults put between them on request.
+// A job in one process: aggregators and workers, over loopback or gRPC, with faults put between
+// them on request.
 
 #ifndef SIGNPOST_TESTS_CLUSTER_H_
 #define SIGNPOST_TESTS_CLUSTER_H_

@@ -1,5 +1,5 @@
-// Workers that never come, stop, or bring another model: every other process gets an error that names
-// them within its deadline, and nothing hangs.
+// Workers that never come, stop, or bring another model: every other process gets an error that
+// names them within its deadline, and nothing hangs.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,8 +16,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kTimeout = absl::Seconds(2);
-// A deadline is kept if the call ends by then: asking whom the aggregator waits for may take 3 s more,
-// and this machine may be busy.
+// A deadline is kept if the call ends by then: asking whom the aggregator waits for may take 3 s
+// more, and this machine may be busy.
 const absl::Duration kLate = kTimeout + absl::Seconds(20);
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
@@ -60,7 +60,8 @@ TEST_P(FaultTest, AWorkerThatNeverJoinsIsNamedByAllOthers) {
     Replica replica(job_, rank);
     auto worker = Join(rank, replica);
     EXPECT_EQ(worker.status().code(), absl::StatusCode::kDeadlineExceeded) << worker.status();
-    EXPECT_THAT(Message(worker.status()), AllOf(HasSubstr("waiting for rank 3"), HasSubstr("'test'")));
+    EXPECT_THAT(Message(worker.status()),
+                AllOf(HasSubstr("waiting for rank 3"), HasSubstr("'test'")));
   });
   EXPECT_LT(absl::Now() - start, kLate);
 }
@@ -78,7 +79,8 @@ TEST_P(FaultTest, AWorkerThatDiesIsNamedByAllOthers) {
     const absl::Time start = absl::Now();
     auto report = (*worker)->Step(replica.Gradients(), {job_.rates});
     EXPECT_EQ(report.status().code(), absl::StatusCode::kDeadlineExceeded) << report.status();
-    EXPECT_THAT(Message(report.status()), AllOf(HasSubstr("step 3"), HasSubstr("waiting for rank 2")));
+    EXPECT_THAT(Message(report.status()),
+                AllOf(HasSubstr("step 3"), HasSubstr("waiting for rank 2")));
     EXPECT_LT(absl::Now() - start, kLate);
   });
 }
@@ -97,7 +99,8 @@ TEST_P(FaultTest, AnotherModelsLayoutIsRefusedByTensorAndNamedByAllOthers) {
       return;
     }
     EXPECT_EQ(worker.status().code(), absl::StatusCode::kDeadlineExceeded) << worker.status();
-    EXPECT_THAT(Message(worker.status()), AllOf(HasSubstr("waiting for rank 1"), HasSubstr("'tensor3'")));
+    EXPECT_THAT(Message(worker.status()),
+                AllOf(HasSubstr("waiting for rank 1"), HasSubstr("'tensor3'")));
   });
 }
 
@@ -152,8 +155,8 @@ TEST_P(FaultTest, AnotherLearningRateIsRefusedBeforeReplicasDiverge) {
     absl::MutexLock lock(&mutex);
     if (absl::IsFailedPrecondition(status)) {
       ++refused;
-      EXPECT_THAT(Message(status), AllOf(HasSubstr("learning rates"), HasSubstr("rank 0"),
-                                         HasSubstr("rank 1")));
+      EXPECT_THAT(Message(status),
+                  AllOf(HasSubstr("learning rates"), HasSubstr("rank 0"), HasSubstr("rank 1")));
     }
   });
   EXPECT_GE(refused, 1) << "whoever came second";
@@ -184,8 +187,7 @@ TEST(AggregatorFault, AnAggregatorThatIsNotThereIsNamed) {
   job.worker.join_timeout = kTimeout;
   std::vector<std::unique_ptr<Channel>> channels;
   channels.push_back(ConnectToAggregator("127.0.0.1:1"));
-  auto worker =
-      Worker::Join(job.worker, job.optimizer, replica.Parameters(), std::move(channels));
+  auto worker = Worker::Join(job.worker, job.optimizer, replica.Parameters(), std::move(channels));
   EXPECT_EQ(worker.status().code(), absl::StatusCode::kUnavailable) << worker.status();
   EXPECT_THAT(Message(worker.status()), HasSubstr("127.0.0.1:1"));
 }
@@ -201,7 +203,8 @@ TEST(AggregatorFault, AnAggregatorThatDiesIsNamedWithinTheDeadline) {
   bool dead = false;
   std::thread reaper([&] {
     absl::MutexLock lock(&mutex);
-    mutex.Await(absl::Condition(+[](uint32_t* ready) { return *ready == 2; }, &ready));
+    mutex.Await(absl::Condition(
+        +[](uint32_t* ready) { return *ready == 2; }, &ready));
     cluster.reset();
     dead = true;
   });

@@ -9,7 +9,8 @@
 namespace signpost::testing {
 
 std::vector<float> GradientOf(uint32_t rank, int step, size_t elements) {
-  std::mt19937 random(36'000'000 + 1000 * step + rank);  // reference_test.cc wants no close decisions
+  std::mt19937 random(36'000'000 + 1000 * step +
+                      rank);  // reference_test.cc wants no close decisions
   std::normal_distribution<float> normal;
   std::vector<float> gradient(elements);
   for (size_t i = 0; i < elements; ++i) gradient[i] = normal(random) + 0.5f * (i % 7) - 1.5f;
@@ -57,8 +58,8 @@ std::vector<std::vector<float>> Train(Cluster& cluster, const JobOptionsForTest&
     WorkerOptions worker_options = options.worker;
     worker_options.rank = rank;
     worker_options.world_size = options.workers;
-    auto worker = Worker::Join(worker_options, options.optimizer, replica.Parameters(),
-                               cluster.Connect());
+    auto worker =
+        Worker::Join(worker_options, options.optimizer, replica.Parameters(), cluster.Connect());
     ASSERT_TRUE(worker.ok()) << worker.status();
     for (int step = 0; step < options.steps; ++step) {
       replica.gradient = GradientOf(rank, step, replica.values.size());

@@ -25,7 +25,8 @@ struct JobOptionsForTest {
   GroupRates rates = {.learning_rate = 0.01, .weight_decay = 0.1};
 };
 
-// What a rank's gradient is in a step: normally distributed around a drift that is the same for all.
+// What a rank's gradient is in a step: normally distributed around a drift that is the same for
+// all.
 std::vector<float> GradientOf(uint32_t rank, int step, size_t elements);
 
 // Parameters before the first step, the same on all ranks.
@@ -44,7 +45,8 @@ struct Replica {
 };
 
 // Called on each rank's thread after each step.
-using AfterStep = std::function<void(uint32_t rank, int step, const Replica& replica, Worker& worker)>;
+using AfterStep =
+    std::function<void(uint32_t rank, int step, const Replica& replica, Worker& worker)>;
 // May change the gradient that a rank is about to use.
 using BeforeStep = std::function<void(uint32_t rank, int step, std::vector<float>& gradient)>;
 

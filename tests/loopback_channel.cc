@@ -13,7 +13,8 @@
 namespace signpost::testing {
 namespace {
 
-// Exchanges under way. Shared with the aggregator's callbacks, which may come after the channel is gone.
+// Exchanges under way. Shared with the aggregator's callbacks, which may come after the channel is
+// gone.
 class Calls {
  public:
   uint64_t Add(absl::Time deadline, Channel::ExchangeDone done) {

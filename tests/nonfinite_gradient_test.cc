@@ -23,7 +23,8 @@ struct State {
 };
 
 State StateOf(const Replica& replica, const Worker& worker) {
-  State state{replica.values, {}, {worker.optimizer().error().begin(), worker.optimizer().error().end()}};
+  State state{
+      replica.values, {}, {worker.optimizer().error().begin(), worker.optimizer().error().end()}};
   for (uint32_t chunk = 0; chunk < worker.layout().chunks().size(); ++chunk) {
     for (float m : worker.optimizer().Momentum(chunk)) state.momentum.push_back(m);
   }
@@ -99,18 +100,20 @@ TEST_F(NonFiniteGradientTest, SkipsItsChunkAndNoOther) {
   }
 }
 
-// The ledger of the one-bit stage: mean of worker errors + momentum. A skipped round must put exactly
-// the gradients' share in, apart from what never was a number.
+// The ledger of the one-bit stage: mean of worker errors + momentum. A skipped round must put
+// exactly the gradients' share in, apart from what never was a number.
 TEST_F(NonFiniteGradientTest, LosesNoErrorAndNoOtherGradient) {
   const int bad_step = 7;
   TrainWith(kNan, bad_step);
   const size_t elements = states_[{0, 0}].values.size();
   const Chunk& bad_chunk = ChunkOf(kBadElement);
-  const size_t bad_block_start = 100 + (kBadElement - 100) / 16 * 16;  // rank 2 packed as far as this
+  const size_t bad_block_start =
+      100 + (kBadElement - 100) / 16 * 16;  // rank 2 packed as far as this
   for (uint32_t rank = 0; rank < job_.workers; ++rank) {
     const State &before = states_[{rank, bad_step - 1}], &after = states_[{rank, bad_step}];
     const std::vector<float> gradient = GradientOf(rank, bad_step, elements);
-    for (size_t j = bad_chunk.first_element; j < bad_chunk.first_element + bad_chunk.elements; ++j) {
+    for (size_t j = bad_chunk.first_element; j < bad_chunk.first_element + bad_chunk.elements;
+         ++j) {
       const bool packed = rank != kBadRank || j < bad_block_start;
       const double expected = before.error[j] + (packed ? 0.5 * gradient[j] : 0);
       // Six roundings of values below 16.

@@ -64,7 +64,8 @@ class OneBitAdamReference {
       for (const Vector& gradient : gradients) g += gradient[j] / gradients.size();
       m_[j] = options_.beta1 * m_[j] + (1 - options_.beta1) * g;
       v_[j] = options_.beta2 * v_[j] + (1 - options_.beta2) * g * g;
-      const double update = (m_[j] / correction1) / (std::sqrt(v_[j] / correction2) + options_.epsilon);
+      const double update =
+          (m_[j] / correction1) / (std::sqrt(v_[j] / correction2) + options_.epsilon);
       x_[j] -= learning_rate * (update + weight_decay * x_[j]);
     }
   }
@@ -92,7 +93,8 @@ class OneBitAdamReference {
     for (size_t i = 0; i < gradients.size(); ++i) {
       Vector u(x_.size());
       for (size_t j = 0; j < x_.size(); ++j) {
-        u[j] = options_.beta1 * m_[j] + (1 - options_.beta1) * gradients[i][j] + worker_error_[i][j];
+        u[j] =
+            options_.beta1 * m_[j] + (1 - options_.beta1) * gradients[i][j] + worker_error_[i][j];
       }
       const Vector compressed = Compress(u, worker_error_[i]);
       for (size_t j = 0; j < x_.size(); ++j) mean[j] += compressed[j] / gradients.size();

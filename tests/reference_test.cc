@@ -71,7 +71,8 @@ TEST_P(ReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
       << "fp32 may see another sign than the reference; choose other gradients";
 
   Cluster cluster({});
-  absl::Mutex mutex;  // gtest's expectations are thread-safe; their output is easier to read one by one
+  absl::Mutex
+      mutex;  // gtest's expectations are thread-safe; their output is easier to read one by one
   Train(cluster, job, [&](uint32_t rank, int step, const Replica& replica, Worker& worker) {
     absl::MutexLock lock(&mutex);
     const double tolerance = Tolerance(step);

@@ -1,5 +1,5 @@
-// Invariants 1 and 2 of ARCHITECTURE.md: replicas are byte-identical after every step, and transport,
-// number of aggregators, arrival order, duplicates and retries never change a bit.
+// Invariants 1 and 2 of ARCHITECTURE.md: replicas are byte-identical after every step, and
+// transport, number of aggregators, arrival order, duplicates and retries never change a bit.
 
 #include <gtest/gtest.h>
 
@@ -31,7 +31,8 @@ TEST(ReplicaIdentity, HoldsAfterEveryStep) {
   Train(cluster, job, [&](uint32_t rank, int step, const Replica& replica, Worker& worker) {
     absl::MutexLock lock(&mutex);
     if (after_step[step].empty()) after_step[step] = replica.values;
-    EXPECT_TRUE(SameBytes(replica.values, after_step[step])) << "rank " << rank << ", step " << step;
+    EXPECT_TRUE(SameBytes(replica.values, after_step[step]))
+        << "rank " << rank << ", step " << step;
   });
 }
 
@@ -40,9 +41,10 @@ TEST(ReplicaIdentity, HoldsForBothTransportsAndAnyNumberOfAggregators) {
   const std::vector<float> expected = TrainedOn({}, job);
   for (Transport transport : {Transport::kLoopback, Transport::kGrpc}) {
     for (uint32_t aggregators : {1, 2, 3}) {
-      EXPECT_TRUE(SameBytes(
-          TrainedOn({.transport = transport, .aggregators = aggregators}, job), expected))
-          << aggregators << " aggregators over " << (transport == Transport::kGrpc ? "gRPC" : "loopback");
+      EXPECT_TRUE(
+          SameBytes(TrainedOn({.transport = transport, .aggregators = aggregators}, job), expected))
+          << aggregators << " aggregators over "
+          << (transport == Transport::kGrpc ? "gRPC" : "loopback");
     }
   }
 }
@@ -73,8 +75,9 @@ TEST(ReplicaIdentity, HoldsForManyWorkersAndManyChunks) {
   JobOptionsForTest job;
   job.workers = 9;
   job.tensors = {1000, 1, 2000};
-  EXPECT_TRUE(SameBytes(TrainedOn({.aggregators = 2}, job),
-                        TrainedOn({.transport = Transport::kGrpc, .aggregators = 3, .fault_seed = 3}, job)));
+  EXPECT_TRUE(SameBytes(
+      TrainedOn({.aggregators = 2}, job),
+      TrainedOn({.transport = Transport::kGrpc, .aggregators = 3, .fault_seed = 3}, job)));
 }
 
 }  // namespace

@@ -16,7 +16,8 @@
 namespace signpost {
 
 // Thread-safe. Every call ends by its deadline: with the aggregator's answer or error, or with
-// DEADLINE_EXCEEDED, or UNAVAILABLE when the aggregator could not be reached. Messages name target().
+// DEADLINE_EXCEEDED, or UNAVAILABLE when the aggregator could not be reached. Messages name
+// target().
 class Channel {
  public:
   using ExchangeDone = absl::AnyInvocable<void(absl::StatusOr<Answer>)>;
@@ -30,8 +31,9 @@ class Channel {
   virtual absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) = 0;
 
   // Sends one frame. `done` is called exactly once, from any thread, possibly before Exchange
-  // returns, and must not block. Lost connections are retried with the same bytes until the deadline.
-  // The transport may hold `payload` a little longer than the call lasts, hence the sharing.
+  // returns, and must not block. Lost connections are retried with the same bytes until the
+  // deadline. The transport may hold `payload` a little longer than the call lasts, hence the
+  // sharing.
   virtual void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
                         absl::Time deadline, ExchangeDone done) = 0;
 

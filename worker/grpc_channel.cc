@@ -33,7 +33,8 @@ constexpr absl::Duration kLongestBackoff = absl::Seconds(2);
 
 std::shared_ptr<grpc::Channel> Connect(const std::string& target) {
   grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // gRPC 1.51 honours http_proxy even for 127.0.0.1
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY,
+                   0);  // gRPC 1.51 honours http_proxy even for 127.0.0.1
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, absl::ToInt64Milliseconds(kKeepaliveTime));
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, absl::ToInt64Milliseconds(kKeepaliveTimeout));
@@ -146,8 +147,8 @@ class GrpcChannel final : public Channel {
     }
 
     // A context holds on to its grpc::Channel, and the last of those must not go on gRPC's callback
-    // thread, which would then join itself and read a freed queue (gRPC 1.51, CallbackAlternativeCQ).
-    // So it is let go before the destructor of GrpcChannel may go on.
+    // thread, which would then join itself and read a freed queue (gRPC 1.51,
+    // CallbackAlternativeCQ). So it is let go before the destructor of GrpcChannel may go on.
     void Finish(absl::StatusOr<Answer> result) {
       done_(std::move(result));
       {

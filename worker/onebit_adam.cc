@@ -105,10 +105,9 @@ void OneBitAdam::FreezeVariance() {
     for (const Segment& segment : chunk.segments) {
       rates.floor = floors[segment.tensor];
       kernels::Freeze(
-          rates,
-          absl::MakeSpan(dense_momentum_[c]).subspan(segment.chunk_offset, segment.elements),
-          absl::MakeSpan(variance_)
-              .subspan(chunk.first_element + segment.chunk_offset, segment.elements));
+          rates, absl::MakeSpan(dense_momentum_[c]).subspan(segment.chunk_offset, segment.elements),
+          absl::MakeSpan(variance_).subspan(chunk.first_element + segment.chunk_offset,
+                                            segment.elements));
     }
   }
 }
@@ -166,11 +165,10 @@ void OneBitAdam::Apply(uint32_t chunk_index, Answer answer) {
 void OneBitAdam::ApplyOneBit(const Chunk& chunk, const Segment& segment, const uint8_t* payload) {
   const Parameter& parameter = parameters_[segment.tensor];
   const GroupRates& rates = rates_[parameter.group];
-  kernels::ApplyMomentum(rule_, OneBitPart(chunk, segment, payload),
-                         static_cast<float>(rates.learning_rate),
-                         static_cast<float>(rates.weight_decay),
-                         SegmentOf(variance_, chunk, segment),
-                         parameter.values.subspan(segment.tensor_offset, segment.elements));
+  kernels::ApplyMomentum(
+      rule_, OneBitPart(chunk, segment, payload), static_cast<float>(rates.learning_rate),
+      static_cast<float>(rates.weight_decay), SegmentOf(variance_, chunk, segment),
+      parameter.values.subspan(segment.tensor_offset, segment.elements));
 }
 
 void OneBitAdam::ApplyDense(uint32_t chunk_index, const Segment& segment, const uint8_t* payload) {
@@ -201,9 +199,8 @@ void OneBitAdam::TakeBack(uint32_t chunk_index, const uint8_t* payload, uint32_t
   const Chunk& chunk = layout_.chunks()[chunk_index];
   for (const Segment& segment : chunk.segments) {
     if (segment.first_block >= blocks_packed) return;
-    const size_t elements =
-        std::min<size_t>(segment.elements,
-                         (blocks_packed - segment.first_block) * rule_.block_elements);
+    const size_t elements = std::min<size_t>(
+        segment.elements, (blocks_packed - segment.first_block) * rule_.block_elements);
     const absl::Span<float> error = SegmentOf(error_, chunk, segment).first(elements);
     if (codec_ != ONE_BIT) {
       const kernels::DenseType type = DenseTypeOf(codec_);

@@ -1,7 +1,7 @@
-// 1-bit Adam (arXiv:2102.02888, Algorithm 1): one worker's optimizer state, and the arithmetic around
-// an exchange. Steps count from 0. Steps before freeze_step are the warm-up: gradients travel
-// densely and Adam runs on their mean. From freeze_step on the variance is frozen and the momentum
-// travels in one bit. Plain Adam is 1-bit Adam that never freezes.
+// 1-bit Adam (arXiv:2102.02888, Algorithm 1): one worker's optimizer state, and the arithmetic
+// around an exchange. Steps count from 0. Steps before freeze_step are the warm-up: gradients
+// travel densely and Adam runs on their mean. From freeze_step on the variance is frozen and the
+// momentum travels in one bit. Plain Adam is 1-bit Adam that never freezes.
 //
 // Invariant: after every step momentum, variance and parameters are byte-identical on all workers,
 // and sum over workers of error / n + aggregator's error + momentum loses nothing that was put in.
@@ -63,22 +63,25 @@ class OneBitAdam {
   OneBitAdam(const Layout& layout, const OptimizerOptions& options,
              std::vector<Parameter> parameters);
 
-  // Starts step `step`, the one after the last; at the freeze step this freezes the variance. `rates` has an entry for each group.
+  // Starts step `step`, the one after the last; at the freeze step this freezes the variance.
+  // `rates` has an entry for each group.
   void BeginStep(uint64_t step, absl::Span<const GroupRates> rates);
 
-  Codec codec() const { return codec_; }           // how this step's frames are encoded
+  Codec codec() const { return codec_; }              // how this step's frames are encoded
   float error_scale() const { return error_scale_; }  // for this step's FrameHeader
 
-  // Writes the chunk's contribution to `payload` (Layout::PayloadBytes) and its compression error to
-  // this worker's error. gradients[i] belongs to tensor i. Returns the number of blocks packed: the chunk's, unless the
-  // input of a block was not finite; that block and all behind it are then untouched.
+  // Writes the chunk's contribution to `payload` (Layout::PayloadBytes) and its compression error
+  // to this worker's error. gradients[i] belongs to tensor i. Returns the number of blocks packed:
+  // the chunk's, unless the input of a block was not finite; that block and all behind it are then
+  // untouched.
   uint32_t Compress(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
                     uint8_t* payload);
 
   // Updates momentum and parameters of the chunk with a round's answer, in this step's codec.
   void Apply(uint32_t chunk, Answer answer);
 
-  // The round did not count: what Compress packed goes back into the error, momentum and parameters stay.
+  // The round did not count: what Compress packed goes back into the error, momentum and parameters
+  // stay.
   void TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed);
 
   absl::Span<const float> error() const { return error_; }  // in layout order
@@ -107,11 +110,13 @@ class OneBitAdam {
   Codec codec_;
   float error_scale_ = 1;
   std::vector<GroupRates> rates_;
-  double beta1_power_ = 1, beta2_power_ = 1;  // beta^steps of the warm-up, by repeated multiplication
+  double beta1_power_ = 1,
+         beta2_power_ = 1;  // beta^steps of the warm-up, by repeated multiplication
 
   std::vector<float> error_;     // layout order
   std::vector<float> variance_;  // layout order; once frozen, the inverse denominators
-  // Per chunk: dense until its first one-bit answer, then that answer's payload as it came (1/32 of the memory).
+  // Per chunk: dense until its first one-bit answer, then that answer's payload as it came (1/32 of
+  // the memory).
   std::vector<std::vector<float>> dense_momentum_;
   std::vector<Payload> signed_momentum_;
 };

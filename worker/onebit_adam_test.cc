@@ -12,8 +12,8 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// One worker whose answers are its own contributions: what an aggregator of one worker without an error
-// of its own would answer. Two tensors, blocks of 8, chunks of 16.
+// One worker whose answers are its own contributions: what an aggregator of one worker without an
+// error of its own would answer. Two tensors, blocks of 8, chunks of 16.
 class OneBitAdamTest : public testing::Test {
  protected:
   static constexpr size_t kWeights = 27, kBiases = 5;
@@ -40,10 +40,10 @@ class OneBitAdamTest : public testing::Test {
 
   uint32_t Compress(uint32_t chunk, Payload& payload) {
     payload = Payload(layout_->PayloadBytes(adam_->codec(), chunk));
-    return adam_->Compress(chunk,
-                           {absl::MakeSpan(gradient_).first(kWeights),
-                            absl::MakeSpan(gradient_).subspan(kWeights)},
-                           payload.data());
+    return adam_->Compress(
+        chunk,
+        {absl::MakeSpan(gradient_).first(kWeights), absl::MakeSpan(gradient_).subspan(kWeights)},
+        payload.data());
   }
 
   // A step in which every chunk is answered with what it sent.

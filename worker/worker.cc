@@ -182,8 +182,8 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>
                                         absl::Span<const GroupRates> rates) {
   if (absl::Status status = CheckStepArguments(gradients, rates); !status.ok()) return status;
   optimizer_.BeginStep(step_, rates);
-  rates_crc32c_ = Crc32c(
-      {reinterpret_cast<const uint8_t*>(rates.data()), rates.size() * sizeof(GroupRates)});
+  rates_crc32c_ =
+      Crc32c({reinterpret_cast<const uint8_t*>(rates.data()), rates.size() * sizeof(GroupRates)});
   StepReport report;
   report.step = step_;
   report.codec = optimizer_.codec();
@@ -208,9 +208,9 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>
     Inbox::Item item = inbox_->Take();
     absl::Duration blocked;
     account(blocked);
-    const absl::Duration waited =
-        item.answer.ok() ? absl::Microseconds(item.answer->header.waited_us())
-                         : absl::ZeroDuration();
+    const absl::Duration waited = item.answer.ok()
+                                      ? absl::Microseconds(item.answer->header.waited_us())
+                                      : absl::ZeroDuration();
     report.wait += std::min(blocked, waited);
     report.wire += blocked - std::min(blocked, waited);
 
@@ -226,21 +226,19 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>
 absl::Status Worker::CheckStepArguments(absl::Span<const absl::Span<const float>> gradients,
                                         absl::Span<const GroupRates> rates) const {
   if (gradients.size() != parameters_.size()) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "got gradients of %d tensors, the job has %d", gradients.size(), parameters_.size()));
+    return absl::InvalidArgumentError(absl::StrFormat("got gradients of %d tensors, the job has %d",
+                                                      gradients.size(), parameters_.size()));
   }
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].size() != parameters_[i].values.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("the gradient of tensor %s has %d values, wanted %d",
-                          DescribeTensor(layout_.tensors()[i]), gradients[i].size(),
-                          parameters_[i].values.size()));
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "the gradient of tensor %s has %d values, wanted %d",
+          DescribeTensor(layout_.tensors()[i]), gradients[i].size(), parameters_[i].values.size()));
     }
     if (parameters_[i].group >= rates.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("tensor %s is in parameter group %d, but rates came for %d groups",
-                          DescribeTensor(layout_.tensors()[i]), parameters_[i].group,
-                          rates.size()));
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "tensor %s is in parameter group %d, but rates came for %d groups",
+          DescribeTensor(layout_.tensors()[i]), parameters_[i].group, rates.size()));
     }
   }
   return absl::OkStatus();
@@ -285,15 +283,14 @@ absl::Status Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answer, Step
   absl::Status status =
       CheckAnswer(answer->header, answer->payload.span(), in_flight.header, layout_);
   if (!status.ok()) {
-    return absl::Status(status.code(), absl::StrFormat("answer from aggregator %s: %s",
-                                                       channels_[shard]->target(),
-                                                       status.message()));
+    return absl::Status(status.code(),
+                        absl::StrFormat("answer from aggregator %s: %s", channels_[shard]->target(),
+                                        status.message()));
   }
   if (answer->header.codec() == SKIP) {
     optimizer_.TakeBack(chunk, in_flight.packed->data(), in_flight.blocks_packed);
-    report.skipped.push_back(
-        {answer->header.skipped_by_rank(),
-         layout_.DescribeBlock(chunk, SkippedBlock(answer->payload.span()))});
+    report.skipped.push_back({answer->header.skipped_by_rank(),
+                              layout_.DescribeBlock(chunk, SkippedBlock(answer->payload.span()))});
   } else {
     optimizer_.Apply(chunk, *std::move(answer));
   }
@@ -326,8 +323,7 @@ absl::Status Worker::Leave() {
     request.set_job(options_.job);
     request.set_epoch(epochs_[shard]);
     request.set_rank(options_.rank);
-    first_error.Update(
-        channels_[shard]->Leave(request, absl::Now() + options_.exchange_timeout));
+    first_error.Update(channels_[shard]->Leave(request, absl::Now() + options_.exchange_timeout));
   }
   return first_error;
 }

@@ -1,5 +1,5 @@
-// The step pipeline: chunks are compressed, sent, answered and applied as they come, over one channel
-// per shard.
+// The step pipeline: chunks are compressed, sent, answered and applied as they come, over one
+// channel per shard.
 
 #ifndef SIGNPOST_WORKER_WORKER_H_
 #define SIGNPOST_WORKER_WORKER_H_
@@ -44,8 +44,8 @@ struct StepReport {
   std::vector<SkippedRound> skipped;
 };
 
-// Not thread-safe. After an error from Step the worker is of no further use: some chunks of the step may have been
-// applied and others not.
+// Not thread-safe. After an error from Step the worker is of no further use: some chunks of the
+// step may have been applied and others not.
 class Worker {
  public:
   ~Worker();
@@ -57,8 +57,8 @@ class Worker {
       const WorkerOptions& options, const OptimizerOptions& optimizer,
       std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels);
 
-  // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its size.
-  // INVALID_ARGUMENT, with nothing sent, for a wrong number or size of gradients or rates.
+  // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its
+  // size. INVALID_ARGUMENT, with nothing sent, for a wrong number or size of gradients or rates.
   // DEADLINE_EXCEEDED names the ranks that are waited for.
   absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates);

@@ -29,8 +29,7 @@ double Gradient(const std::vector<float>& weights, std::mt19937& random,
     for (int output = 0; output < kOutputs; ++output) {
       float difference = 0;
       for (int input = 0; input < kInputs; ++input) {
-        difference +=
-            (weights[output * kInputs + input] - TargetWeight(output, input)) * x[input];
+        difference += (weights[output * kInputs + input] - TargetWeight(output, input)) * x[input];
       }
       squared_error += difference * difference;
       for (int input = 0; input < kInputs; ++input) {

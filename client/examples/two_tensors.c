@@ -1,8 +1,10 @@
-/* The smallest whole training job on the C ABI: two tensors drawn to the mean of what the workers want.
+/* The smallest whole training job on the C ABI: two tensors drawn to the mean of what the workers
+ * want.
  *
  *   ./signpost run -n 3 -- bazel-bin/client/examples/two_tensors
  *
- * Worker r pulls every value towards r, so that with n workers all of them must arrive at (n - 1) / 2. */
+ * Worker r pulls every value towards r, so that with n workers all of them must arrive at (n - 1)
+ * / 2. */
 
 #include <math.h>
 #include <stdio.h>
@@ -63,11 +65,11 @@ int main(void) {
   }
 
   const float mean = (options.world_size - 1) / 2.0f;
-  const float distance = fmaxf(largest_distance(weights, WEIGHTS, mean),
-                               largest_distance(biases, BIASES, mean));
+  const float distance =
+      fmaxf(largest_distance(weights, WEIGHTS, mean), largest_distance(biases, BIASES, mean));
   printf("done: parameters %08x, at most %.4f from %.2f, sent %llu bytes, received %llu bytes\n",
-         signpost_parameters_crc32c(session), distance, mean,
-         (unsigned long long)report.sent_bytes, (unsigned long long)report.received_bytes);
+         signpost_parameters_crc32c(session), distance, mean, (unsigned long long)report.sent_bytes,
+         (unsigned long long)report.received_bytes);
   const int left = signpost_leave(session, error, sizeof error);
   signpost_close(session);
   if (left) return fail("leave", error);
