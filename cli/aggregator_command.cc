@@ -56,6 +56,9 @@ absl::StatusOr<int> Serve(Flags& flags) {
     return absl::InvalidArgumentError(server.status().message());
   }
   if (!server.ok()) return server.status();
+  for (const std::string& warning : (*server)->warnings()) {
+    std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  }
   std::printf("listening on %s\n", Address(flags.server.listen, (*server)->port()).c_str());
   std::fflush(stdout);
 
@@ -63,7 +66,7 @@ absl::StatusOr<int> Serve(Flags& flags) {
   sigwait(&stop, &signal);
   // A second signal ends the process at once.
   sigprocmask(SIG_UNBLOCK, &stop, nullptr);
-  (*server)->Drain(flags.drain_grace);
+  if (absl::Status status = (*server)->Drain(flags.drain_grace); !status.ok()) return status;
   return kExitOk;
 }
 
@@ -75,8 +78,11 @@ Command AddAggregatorCommand(CLI::App& program) {
   CLI::App& app = *program.add_subcommand(
       "aggregator", "Serve one shard of any number of jobs: average what their workers send");
   app.footer(
-      "The first line that it prints is 'listening on HOST:PORT'. SIGTERM drains it: running jobs\n"
-      "may end, new ones are refused.\n\n"
+      "The first line that it prints is 'listening on HOST:PORT'. SIGTERM ends it: with "
+      "--state-dir\n"
+      "at once, and jobs go on when it is started again; without, running jobs may end and new "
+      "ones\n"
+      "are refused.\n\n"
       "Example, a job's two shards on two hosts of a trusted network:\n"
       "  a$ signpost aggregator --listen 10.0.0.1:4000 --insecure --shard 0/2\n"
       "  b$ signpost aggregator --listen 10.0.0.2:4000 --insecure --shard 1/2\n"
@@ -88,6 +94,12 @@ Command AddAggregatorCommand(CLI::App& program) {
   app.add_option("--shard", flags->shard, "This process's shard and the number of shards")
       ->type_name("I/N")
       ->capture_default_str();
+  app.add_option("--state-dir", server.state_dir,
+                 "Keep here what running jobs need to survive a crash or restart of this process")
+      ->type_name("DIR");
+  app.add_flag(
+      "--allow-error-reset", server.allow_error_reset,
+      "Give up jobs whose state in --state-dir cannot be read, instead of refusing to start");
   app.add_flag("--insecure", server.insecure,
                "Allow other hosts to connect, without encryption or authentication");
   AggregatorLimits& limits = server.aggregator.limits;

@@ -99,6 +99,16 @@ absl::Status CheckErrorScale(float error_scale) {
   return Invalid("error_scale is ", error_scale, "; it must be finite and not negative");
 }
 
+absl::Status CheckReplay(const AnswerHeader& header, absl::Span<const uint8_t> payload,
+                         const FrameHeader& frame) {
+  if (header.chunk() == frame.chunk() && header.step() < frame.step() && payload.empty()) {
+    return absl::OkStatus();
+  }
+  return Invalid("asked for a replay of chunk ", header.chunk(), " from step ", header.step(),
+                 ", with ", payload.size(), " bytes; the frame was for step ", frame.step(),
+                 ", chunk ", frame.chunk());
+}
+
 // Says whose frame it is in front of what is wrong with it.
 absl::Status Annotate(absl::string_view whose, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(whose, ": ", status.message()));
@@ -126,6 +136,7 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
 
 absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload,
                          const FrameHeader& frame, const Layout& layout) {
+  if (header.codec() == REPLAY) return CheckReplay(header, payload, frame);
   if (header.step() != frame.step() || header.chunk() != frame.chunk()) {
     return Invalid("the answer is for step ", header.step(), ", chunk ", header.chunk(),
                    "; the frame was for step ", frame.step(), ", chunk ", frame.chunk());
@@ -168,6 +179,8 @@ std::string CodecName(Codec codec) {
       return "one-bit";
     case SKIP:
       return "skip";
+    case REPLAY:
+      return "replay";
     default:
       return absl::StrCat("codec ", static_cast<int>(codec));
   }

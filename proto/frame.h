@@ -40,7 +40,8 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
                         uint32_t world_size, const Layout& layout);
 
 // The same for an answer to `frame`, a header that passes CheckFrame: the step and chunk must be
-// the frame's, and so must the codec unless it is SKIP; a frame that says SKIP gets SKIP.
+// the frame's, and so must the codec unless it is SKIP; a frame that says SKIP gets SKIP. REPLAY
+// goes with any frame, names an earlier step, and has no payload.
 // `skipped_by_rank` is for messages only and is not judged.
 absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload,
                          const FrameHeader& frame, const Layout& layout);
@@ -53,7 +54,8 @@ kernels::OneBitView OneBitPart(const Chunk& chunk, const Segment& segment, const
 // The dense codecs' type; CHECK-fails for others.
 kernels::DenseType DenseTypeOf(Codec codec);
 bool IsDense(Codec codec);
-std::string CodecName(Codec codec);  // "fp32", "bf16", "one-bit", "skip"; for others "codec 17"
+// "fp32", "bf16", "one-bit", "skip", "replay"; for others "codec 17".
+std::string CodecName(Codec codec);
 
 // A SKIP payload: the first block, counted in the chunk, whose input was not finite.
 Payload SkipPayload(uint32_t block);

@@ -1,6 +1,7 @@
 #include "server/aggregator.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -90,22 +91,69 @@ absl::Status GaveWayError(const JobId& id) {
       id.epoch, id.name));
 }
 
+JoinResponse WelcomeTo(const Job& job) {
+  JoinResponse welcome;
+  welcome.set_epoch(job.id().epoch);
+  welcome.set_layout_fingerprint(job.layout().Fingerprint());
+  return welcome;
+}
+
+absl::AnyInvocable<void()> Finishing(Membership::EndedJoin join) {
+  return [join = std::move(join)]() mutable { join.done(std::move(join.result)); };
+}
+
+void Call(std::vector<absl::AnyInvocable<void()>> callbacks) {
+  for (auto& callback : callbacks) callback();
+}
+
 void Finish(std::vector<Membership::EndedJoin> ended) {
   for (Membership::EndedJoin& join : ended) join.done(std::move(join.result));
+}
+
+absl::Status LeftError(const LeaveRequest& request) {
+  return absl::FailedPreconditionError(
+      absl::StrFormat("rank %d has left job '%s'", request.rank(), request.job()));
+}
+
+// The least of them; there is none if the shard owns no chunk.
+uint64_t LeastOf(const OpenSteps& steps) {
+  uint64_t least = std::numeric_limits<uint64_t>::max();
+  for (const auto& [chunk, step] : steps) least = std::min(least, step);
+  return least;
 }
 
 }  // namespace
 
 // Epochs are told apart across restarts too: they count up from the time.
-Aggregator::Aggregator(const AggregatorOptions& options)
-    : options_(options), last_epoch_(absl::ToUnixNanos(options.now())) {}
+Aggregator::Aggregator(const AggregatorOptions& options, StateDir* state_dir)
+    : options_(options), state_dir_(state_dir), last_epoch_(absl::ToUnixNanos(options.now())) {}
 
 Aggregator::~Aggregator() { Drain(); }
+
+absl::Status Aggregator::Restore(const std::vector<JobState>& jobs) {
+  absl::MutexLock lock(&mutex_);
+  for (const JobState& state : jobs) {
+    absl::StatusOr<std::unique_ptr<Job>> job = Job::Restore(
+        state, {options_.shard, options_.shard_count}, &bell_, state_dir_->generation());
+    if (!job.ok()) return job.status();
+    last_epoch_ = std::max(last_epoch_, state.id.epoch);
+    Membership membership =
+        Membership::Restore(state.incarnations, state.left_ranks, WelcomeTo(**job), options_.now());
+    // Epochs ascend: of a name that was used again, the later job stays.
+    if (const auto earlier = jobs_.find(state.id.name); earlier != jobs_.end()) {
+      Forget(earlier->second.job->id().epoch);
+      jobs_.erase(earlier);
+    }
+    jobs_.emplace(state.id.name, Entry{*std::move(job), std::move(membership),
+                                       /*saved=*/true, OpenStepsOf(state)});
+  }
+  return absl::OkStatus();
+}
 
 uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done) {
   const absl::Time now = options_.now();
   absl::StatusOr<Layout> layout = CheckJoin(request, options_);
-  std::vector<Membership::EndedJoin> ended;
+  Callbacks callbacks;
   std::shared_ptr<Job> replaced;
   uint64_t call = 0;
   {
@@ -114,16 +162,32 @@ uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done) {
     const absl::StatusOr<Entry*> entry =
         layout.ok() ? Admit(request, *std::move(layout), now, replaced) : layout.status();
     if (entry.ok()) {
-      ended = (*entry)->membership.Join({request.rank(), request.incarnation()}, call,
-                                        std::move(done), now);
+      Welcome(**entry,
+              (*entry)->membership.Join({request.rank(), request.incarnation()}, call,
+                                        std::move(done), now),
+              callbacks);
     } else {
       RecordRefusal(request, entry.status());
-      ended.push_back({std::move(done), entry.status()});
+      callbacks.push_back(
+          [done = std::move(done), status = entry.status()]() mutable { done(status); });
     }
   }
   if (replaced != nullptr) replaced->End(GaveWayError(replaced->id()));
-  Finish(std::move(ended));
+  Call(std::move(callbacks));
   return call;
+}
+
+void Aggregator::Welcome(Entry& entry, std::vector<Membership::EndedJoin> joins,
+                         Callbacks& callbacks) {
+  const bool must_wait = state_dir_ != nullptr && !entry.saved;
+  for (Membership::EndedJoin& join : joins) {
+    if (must_wait && join.result.ok()) {
+      entry.joins.push_back(std::move(join));
+      bell_.Ring();
+    } else {
+      callbacks.push_back(Finishing(std::move(join)));
+    }
+  }
 }
 
 absl::StatusOr<Aggregator::Entry*> Aggregator::Admit(const JoinRequest& request, Layout layout,
@@ -152,6 +216,7 @@ absl::StatusOr<Aggregator::Entry*> Aggregator::Admit(const JoinRequest& request,
   }
   if (old != jobs_.end()) {
     replaced = old->second.job;
+    Forget(replaced->id().epoch);
     jobs_.erase(old);
   }
   return &CreateEntry(request, std::move(layout));
@@ -170,14 +235,11 @@ Aggregator::Entries::iterator Aggregator::FindGivingWay(absl::Time now) {
 }
 
 Aggregator::Entry& Aggregator::CreateEntry(const JoinRequest& request, Layout layout) {
-  JoinResponse welcome;
-  welcome.set_epoch(++last_epoch_);
-  welcome.set_layout_fingerprint(layout.Fingerprint());
-  auto job =
-      std::make_shared<Job>(JobId{request.job(), last_epoch_}, request.world_size(),
-                            std::move(layout), ShardId{options_.shard, options_.shard_count});
-  Entry entry = {std::move(job), Membership(request.world_size(), std::move(welcome))};
-  return jobs_.emplace(request.job(), std::move(entry)).first->second;
+  auto job = std::make_shared<Job>(JobId{request.job(), ++last_epoch_}, request.world_size(),
+                                   std::move(layout), ShardId{options_.shard, options_.shard_count},
+                                   state_dir_ == nullptr ? nullptr : &bell_);
+  Membership membership(request.world_size(), WelcomeTo(*job));
+  return jobs_.emplace(request.job(), Entry{std::move(job), std::move(membership)}).first->second;
 }
 
 void Aggregator::RecordRefusal(const JoinRequest& request, const absl::Status& status) {
@@ -215,7 +277,8 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::FindRunningJob(const FrameHeade
                         "aggregator was started again",
                         header.rank(), header.job().substr(0, kMaxJobNameBytes)));
   }
-  auto& [job, membership] = entry->second;
+  const std::shared_ptr<Job>& job = entry->second.job;
+  Membership& membership = entry->second.membership;
   if (header.epoch() != job->id().epoch) {
     return absl::FailedPreconditionError(
         absl::StrFormat("rank %d sent a frame of epoch %d of job '%s', but epoch %d is expected",
@@ -230,29 +293,61 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::FindRunningJob(const FrameHeade
   return job;
 }
 
-absl::Status Aggregator::Leave(const LeaveRequest& request) {
-  std::shared_ptr<Job> job;
+void Aggregator::Leave(const LeaveRequest& request, LeaveDone done) {
+  Callbacks callbacks;
   {
     absl::MutexLock lock(&mutex_);
-    if (drained_) return ShuttingDownError();
     const auto entry = jobs_.find(request.job());
-    if (entry == jobs_.end()) return absl::OkStatus();
-    job = entry->second.job;
-    Membership& membership = entry->second.membership;
-    if (request.epoch() != job->id().epoch) return absl::OkStatus();
-    if (request.rank() >= job->world_size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rank ", request.rank(), " is not in [0, ", job->world_size(), ")"));
+    const absl::StatusOr<bool> member = IsMember(entry, request);
+    if (!member.ok() || !*member) {
+      callbacks.push_back(
+          [done = std::move(done), status = member.status()]() mutable { done(status); });
+    } else if (state_dir_ == nullptr) {
+      EndMembership(entry->second, {request, std::move(done)}, callbacks);
+      ForgetIfAllLeft(entry);
+    } else {
+      entry->second.leaves.push_back({request, std::move(done)});
+      bell_.Ring();
     }
-    if (!membership.complete()) {
-      return absl::FailedPreconditionError("not all ranks have joined yet");
-    }
-    membership.Leave(request.rank());
-    if (membership.AllLeft()) jobs_.erase(entry);
   }
-  job->End(absl::FailedPreconditionError(
-      absl::StrFormat("rank %d has left job '%s'", request.rank(), request.job())));
-  return absl::OkStatus();
+  Call(std::move(callbacks));
+}
+
+// False when the job, or this epoch of it, is over.
+absl::StatusOr<bool> Aggregator::IsMember(Entries::iterator entry,
+                                          const LeaveRequest& request) const {
+  if (drained_) return ShuttingDownError();
+  if (entry == jobs_.end()) return false;
+  const std::shared_ptr<Job>& job = entry->second.job;
+  const Membership& membership = entry->second.membership;
+  if (request.epoch() != job->id().epoch) return false;
+  if (request.rank() >= job->world_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", request.rank(), " is not in [0, ", job->world_size(), ")"));
+  }
+  if (!membership.complete()) {
+    return absl::FailedPreconditionError("not all ranks have joined yet");
+  }
+  const uint64_t open_step = job->open_step();
+  if (state_dir_ == nullptr || request.steps() <= open_step) return true;
+  return absl::AbortedError(
+      absl::StrFormat("rank %d has completed %d steps of job '%s', but this aggregator, started "
+                      "again since, knows of %d: it must have the frames of the others first",
+                      request.rank(), request.steps(), request.job(), open_step));
+}
+
+void Aggregator::ForgetIfAllLeft(Entries::iterator entry) {
+  if (!entry->second.membership.AllLeft()) return;
+  Forget(entry->second.job->id().epoch);
+  jobs_.erase(entry);
+}
+
+void Aggregator::EndMembership(Entry& entry, WaitingLeave leave, Callbacks& callbacks) {
+  entry.membership.Leave(leave.request.rank());
+  callbacks.push_back([job = entry.job, leave = std::move(leave)]() mutable {
+    job->End(LeftError(leave.request));
+    leave.done(absl::OkStatus());
+  });
 }
 
 StatusResponse Aggregator::Status(const StatusRequest& request) const {
@@ -265,7 +360,10 @@ StatusResponse Aggregator::Status(const StatusRequest& request) const {
     absl::MutexLock lock(&mutex_);
     for (const auto& [name, entry] : jobs_) {
       if (!request.job().empty() && name != request.job()) continue;
-      entry.membership.FillStatus(*response.add_jobs());
+      JobStatus& status = *response.add_jobs();
+      entry.membership.FillStatus(status);
+      status.set_state_error(std::string(entry.state_error.message()));
+      if (state_dir_ != nullptr) status.set_generation(state_dir_->generation());
       jobs.push_back(entry.job);
     }
   }
@@ -289,17 +387,131 @@ bool Aggregator::HasNoJobs() const {
 }
 
 void Aggregator::Drain() {
-  Entries jobs;
+  Entries jobs = TakeJobs();
+  for (auto& [name, entry] : jobs) EndCalls(entry);
+}
+
+Aggregator::Entries Aggregator::TakeJobs() {
+  absl::MutexLock lock(&mutex_);
+  admitting_ = false;
+  drained_ = true;
+  return std::exchange(jobs_, {});
+}
+
+void Aggregator::EndCalls(Entry& entry) {
+  Finish(entry.membership.CancelAll(ShuttingDownError()));
+  for (Membership::EndedJoin& join : entry.joins) join.done(ShuttingDownError());
+  for (WaitingLeave& leave : entry.leaves) leave.done(ShuttingDownError());
+  entry.job->End(ShuttingDownError());
+}
+
+absl::Status Aggregator::Suspend() {
+  absl::MutexLock state_lock(&state_mutex_);
+  Entries jobs = TakeJobs();
+  absl::Status first_error = RemoveForgotten();
+  for (auto& [name, entry] : jobs) {
+    // Rounds first: once a state is written, nothing may close any more.
+    EndCalls(entry);
+    if (!entry.saved) continue;  // nobody was welcomed yet
+    DueSnapshot due = SnapshotOf(entry);
+    due.with_answers = true;
+    first_error.Update(Save(due).status());
+  }
+  return first_error;
+}
+
+void Aggregator::Forget(uint64_t epoch) {
+  if (state_dir_ == nullptr) return;
+  forgotten_epochs_.push_back(epoch);
+  bell_.Ring();
+}
+
+absl::Status Aggregator::RemoveForgotten() {
+  std::vector<uint64_t> epochs;
   {
     absl::MutexLock lock(&mutex_);
-    admitting_ = false;
-    drained_ = true;
-    jobs.swap(jobs_);
+    epochs.swap(forgotten_epochs_);
   }
-  for (auto& [name, entry] : jobs) {
-    Finish(entry.membership.CancelAll(ShuttingDownError()));
-    entry.job->End(ShuttingDownError());
+  absl::Status first_error;
+  for (const uint64_t epoch : epochs) first_error.Update(state_dir_->Forget(epoch));
+  return first_error;
+}
+
+absl::Status Aggregator::TakeSnapshots() {
+  absl::MutexLock state_lock(&state_mutex_);
+  absl::Status first_error = RemoveForgotten();
+  std::vector<DueSnapshot> all_due;
+  {
+    absl::MutexLock lock(&mutex_);
+    all_due = FindDueSnapshots();
   }
+  for (const DueSnapshot& due : all_due) {
+    const absl::StatusOr<OpenSteps> saved = Save(due);
+    first_error.Update(saved.status());
+    SetSaved(due, saved);
+  }
+  return first_error;
+}
+
+std::vector<Aggregator::DueSnapshot> Aggregator::FindDueSnapshots() {
+  std::vector<DueSnapshot> all_due;
+  for (const auto& [name, entry] : jobs_) {
+    if (!entry.membership.complete()) continue;
+    if (entry.saved && entry.state_error.ok() && entry.leaves.empty() &&
+        !entry.job->snapshot_due()) {
+      continue;
+    }
+    all_due.push_back(SnapshotOf(entry));
+  }
+  return all_due;
+}
+
+Aggregator::DueSnapshot Aggregator::SnapshotOf(const Entry& entry) {
+  return {entry.job, entry.membership.incarnations(), entry.membership.left_ranks(),
+          /*with_answers=*/!entry.leaves.empty()};
+}
+
+absl::StatusOr<OpenSteps> Aggregator::Save(const DueSnapshot& due) {
+  absl::StatusOr<JobState> state = due.job->Save(due.with_answers);
+  if (!state.ok()) return state.status();
+  state->incarnations = due.incarnations;
+  state->left_ranks = due.left_ranks;
+  if (absl::Status status = state_dir_->Save(*state); !status.ok()) return status;
+  return OpenStepsOf(*state);
+}
+
+// Workers may forget what is before the snapshot before this one: if this one cannot be read when
+// it is needed, that one still can be gone on from.
+void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved) {
+  Callbacks callbacks;
+  OpenSteps durable;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = jobs_.find(due.job->id().name);
+    if (found == jobs_.end() || found->second.job != due.job) return Forget(due.job->id().epoch);
+    Entry& entry = found->second;
+    entry.state_error = saved.status();
+    if (saved.ok()) {
+      durable = std::exchange(entry.saved_steps, *saved);
+      entry.saved = true;
+      Welcome(entry, std::exchange(entry.joins, {}), callbacks);
+    }
+    // Without answers nothing was said about leaves that came meanwhile; they ring for themselves.
+    // After an error of the job itself there is nothing left to save.
+    std::vector<WaitingLeave> leaves = std::exchange(entry.leaves, {});
+    for (WaitingLeave& leave : leaves) {
+      const bool is_safe =
+          saved.ok() && due.with_answers && leave.request.steps() <= LeastOf(*saved);
+      if (is_safe || absl::IsInternal(saved.status())) {
+        EndMembership(entry, std::move(leave), callbacks);
+      } else {
+        entry.leaves.push_back(std::move(leave));
+      }
+    }
+    ForgetIfAllLeft(found);
+  }
+  due.job->SetDurable(durable, options_.now());
+  Call(std::move(callbacks));
 }
 
 }  // namespace signpost

@@ -24,6 +24,8 @@
 #include "server/job.h"
 #include "server/membership.h"
 #include "server/owned_chunk.h"
+#include "server/snapshot_bell.h"
+#include "server/state_dir.h"
 
 namespace signpost {
 
@@ -54,9 +56,17 @@ class Aggregator {
   using Reply = OwnedChunk::Reply;
   using JoinDone = Membership::JoinDone;
   using ExchangeDone = OwnedChunk::Done;
+  using LeaveDone = absl::AnyInvocable<void(absl::Status)>;
 
-  explicit Aggregator(const AggregatorOptions& options);
+  // With a state directory, which it borrows, what it promises survives it, if TakeSnapshots is
+  // called as often as AwaitSnapshotDue returns: a Join is answered once the job is on disk, and a
+  // Leave once all of that worker's rounds are.
+  explicit Aggregator(const AggregatorOptions& options, StateDir* state_dir = nullptr);
   ~Aggregator();  // Drains.
+
+  // Goes on with jobs that the state directory had (StateDir::Recover). Before anything else.
+  // DATA_LOSS for a state that cannot be right.
+  absl::Status Restore(const std::vector<JobState>& jobs) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Waits until the Joins of all ranks of the job wait, and answers them all. Afterwards a Join of
   // the same rank and incarnation is answered at once. Before, a later Join of the same rank takes
@@ -92,8 +102,10 @@ class Aggregator {
   // Ends a rank's membership. No round can close without it, so waiting calls of the job end with
   // FAILED_PRECONDITION. When all ranks have left the job is forgotten. Idempotent: OK for a job,
   // or epoch of it, that is over. INVALID_ARGUMENT for a rank that the job does not have.
-  // FAILED_PRECONDITION before the job is complete. UNAVAILABLE after Drain.
-  absl::Status Leave(const LeaveRequest& request) ABSL_LOCKS_EXCLUDED(mutex_);
+  // FAILED_PRECONDITION before the job is complete. ABORTED when rounds that the rank has completed
+  // are not known here, as after a crash: its frames must be offered first. UNAVAILABLE after
+  // Drain.
+  void Leave(const LeaveRequest& request, LeaveDone done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   StatusResponse Status(const StatusRequest& request) const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -104,16 +116,48 @@ class Aggregator {
   bool AwaitNoJobs(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends all waiting calls with UNAVAILABLE, forgets all jobs, and refuses all calls but Status
-  // from now on. Idempotent.
+  // from now on. Idempotent. What the state directory has stays there, and is as old as it is.
   void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Drains, after writing down where all jobs are, so that the next process goes on from there and
+  // no frame has to be sent twice. Requires a state directory. The first error, if any; the jobs
+  // are then recovered as after a crash.
+  absl::Status Suspend() ABSL_LOCKS_EXCLUDED(mutex_, state_mutex_);
+
+  // Blocks until there is something to write down, or for `timeout`.
+  void AwaitSnapshotDue(absl::Duration timeout) { bell_.Await(timeout); }
+  // Makes AwaitSnapshotDue return.
+  void RingSnapshotBell() { bell_.Ring(); }
+  // Writes down what is due. The first error, which Status also shows; the next call tries again.
+  absl::Status TakeSnapshots() ABSL_LOCKS_EXCLUDED(mutex_, state_mutex_);
+
  private:
+  struct WaitingLeave {
+    LeaveRequest request;
+    LeaveDone done;
+  };
   struct Entry {
     // Shared with the calls that are inside a job when it is forgotten.
     std::shared_ptr<Job> job;
     Membership membership;
+
+    // With a state directory:
+    bool saved = false;                             // at least once
+    OpenSteps saved_steps;                          // by the newest snapshot
+    std::vector<Membership::EndedJoin> joins = {};  // that end when the job is saved
+    std::vector<WaitingLeave> leaves = {};          // likewise
+    absl::Status state_error = absl::OkStatus();    // of the last attempt to save
   };
   using Entries = std::map<std::string, Entry>;  // by name
+  // A job as it is to be written down, but for its chunks.
+  struct DueSnapshot {
+    std::shared_ptr<Job> job;
+    std::vector<uint64_t> incarnations;
+    std::vector<uint32_t> left_ranks;
+    bool with_answers = false;
+  };
+  // What is to be called when no lock is held any more.
+  using Callbacks = std::vector<absl::AnyInvocable<void()>>;
 
   // The entry that the request may join, new if need be; what gave way to it, if anything, is moved
   // to `replaced`. On error nothing has changed.
@@ -124,6 +168,15 @@ class Aggregator {
   Entries::iterator FindGivingWay(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Entry& CreateEntry(const JoinRequest& request, Layout layout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Finishes the joins at once, or when the job has been saved.
+  void Welcome(Entry& entry, std::vector<Membership::EndedJoin> joins, Callbacks& callbacks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<bool> IsMember(Entries::iterator entry, const LeaveRequest& request) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // The rank leaves the job now.
+  void EndMembership(Entry& entry, WaitingLeave leave, Callbacks& callbacks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetIfAllLeft(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RecordRefusal(const JoinRequest& request, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -131,12 +184,28 @@ class Aggregator {
       ABSL_LOCKS_EXCLUDED(mutex_);
   bool HasNoJobs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
-  const AggregatorOptions options_;
+  Entries TakeJobs() ABSL_LOCKS_EXCLUDED(mutex_);
+  static void EndCalls(Entry& entry);
 
+  void Forget(uint64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status RemoveForgotten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  std::vector<DueSnapshot> FindDueSnapshots() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static DueSnapshot SnapshotOf(const Entry& entry);
+  absl::StatusOr<OpenSteps> Save(const DueSnapshot& due)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  void SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const AggregatorOptions options_;
+  StateDir* const state_dir_;  // or null
+  SnapshotBell bell_;
+
+  absl::Mutex state_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while the directory is written to
   mutable absl::Mutex mutex_;
   Entries jobs_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_epoch_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<uint64_t> forgotten_epochs_ ABSL_GUARDED_BY(mutex_);  // still in the directory
   bool admitting_ ABSL_GUARDED_BY(mutex_) = true;
   bool drained_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -106,7 +106,9 @@ absl::Status Leave(Aggregator& aggregator, uint64_t epoch, uint32_t rank,
   request.set_job(job);
   request.set_epoch(epoch);
   request.set_rank(rank);
-  return aggregator.Leave(request);
+  absl::Status result = absl::UnknownError("still waits");
+  aggregator.Leave(request, [&](absl::Status status) { result = status; });
+  return result;
 }
 
 JobStatus StatusOf(const Aggregator& aggregator, const std::string& job = "job") {

@@ -1,10 +1,12 @@
 #include "server/job.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 
 namespace signpost {
@@ -51,7 +53,13 @@ void FillWaiting(absl::Span<const OwnedChunk::Progress> chunks, absl::Time now, 
 
 }  // namespace
 
-Job::Job(JobId id, uint32_t world_size, Layout layout, ShardId shard)
+OpenSteps OpenStepsOf(const JobState& state) {
+  OpenSteps steps;
+  for (const ChunkState& chunk : state.chunks) steps[chunk.chunk] = chunk.open_step;
+  return steps;
+}
+
+Job::Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, SnapshotBell* bell)
     : id_(std::move(id)),
       world_size_(world_size),
       layout_(std::move(layout)),
@@ -60,8 +68,32 @@ Job::Job(JobId id, uint32_t world_size, Layout layout, ShardId shard)
       chunks_(layout_.chunks().size()) {
   for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
     if (shard_of_chunk_[chunk] != shard_.shard) continue;
-    chunks_[chunk] = std::make_unique<OwnedChunk>(layout_, chunk, world_size_);
+    chunks_[chunk] = std::make_unique<OwnedChunk>(layout_, chunk, world_size_, bell);
   }
+}
+
+absl::StatusOr<std::unique_ptr<Job>> Job::Restore(const JobState& state, ShardId shard,
+                                                  SnapshotBell* bell, uint64_t generation) {
+  absl::StatusOr<Layout> layout = Layout::Create(state.tensors, state.options);
+  if (!layout.ok()) return absl::DataLossError(layout.status().message());
+  auto job = std::make_unique<Job>(state.id, static_cast<uint32_t>(state.incarnations.size()),
+                                   *std::move(layout), shard, bell);
+  size_t restored = 0;
+  for (const ChunkState& chunk : state.chunks) {
+    if (chunk.chunk >= job->chunks_.size() || job->chunks_[chunk.chunk] == nullptr) {
+      return absl::DataLossError(
+          absl::StrFormat("the state of job '%s' has chunk %d, which is not "
+                          "this shard's",
+                          state.id.name, chunk.chunk));
+    }
+    job->chunks_[chunk.chunk]->Restore(chunk, generation);
+    ++restored;
+  }
+  const size_t owned =
+      job->chunks_.size() - std::count(job->chunks_.begin(), job->chunks_.end(), nullptr);
+  if (restored == owned) return job;
+  return absl::DataLossError(
+      absl::StrFormat("the state of job '%s' has %d chunks of %d", state.id.name, restored, owned));
 }
 
 void Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done) {
@@ -78,6 +110,38 @@ absl::Status Job::CheckOwnership(const FrameHeader& header) const {
   return absl::InvalidArgumentError(absl::StrCat(
       "rank ", header.rank(), " sent chunk ", header.chunk(), ", which belongs to shard ", owner,
       ", to shard ", shard_.shard, " of ", shard_.shard_count));
+}
+
+bool Job::snapshot_due() const {
+  return std::any_of(chunks_.begin(), chunks_.end(),
+                     [](const auto& chunk) { return chunk != nullptr && chunk->snapshot_due(); });
+}
+
+absl::StatusOr<JobState> Job::Save(bool with_answers) {
+  JobState state;
+  state.id = id_;
+  state.shard = shard_;
+  state.options = layout_.options();
+  state.tensors.assign(layout_.tensors().begin(), layout_.tensors().end());
+  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
+    if (chunk == nullptr) continue;
+    absl::StatusOr<ChunkState> saved = chunk->Save(with_answers);
+    if (!saved.ok()) return saved.status();
+    state.chunks.push_back(*std::move(saved));
+  }
+  return state;
+}
+
+void Job::SetDurable(const OpenSteps& steps, absl::Time now) {
+  for (const auto& [chunk, step] : steps) chunks_[chunk]->SetDurable(step, now);
+}
+
+uint64_t Job::open_step() const {
+  uint64_t least = std::numeric_limits<uint64_t>::max();
+  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
+    if (chunk != nullptr) least = std::min(least, chunk->progress().open_step);
+  }
+  return least;
 }
 
 void Job::End(const absl::Status& reason) {

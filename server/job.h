@@ -4,6 +4,7 @@
 #define SIGNPOST_SERVER_JOB_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,10 +28,31 @@ struct ShardId {
   uint32_t shard_count = 1;
 };
 
+// What a restarted aggregator needs to go on with a job.
+struct JobState {
+  JobId id;
+  ShardId shard;
+  JobOptions options;
+  std::vector<Tensor> tensors;
+  std::vector<uint64_t> incarnations;  // by rank
+  std::vector<uint32_t> left_ranks;
+  std::vector<ChunkState> chunks;  // those that the shard owns, in order
+};
+
+// Of the chunks that a shard owns, by chunk.
+using OpenSteps = std::map<uint32_t, uint64_t>;
+OpenSteps OpenStepsOf(const JobState& state);
+
 // Thread-safe: everything is constant but what happens within a chunk, and chunks do not share it.
 class Job {
  public:
-  Job(JobId id, uint32_t world_size, Layout layout, ShardId shard);
+  // The bell as OwnedChunk's.
+  Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, SnapshotBell* bell);
+
+  // A job that goes on from a saved state, in the `generation`-th process. DATA_LOSS when the state
+  // does not fit its own layout, or this shard.
+  static absl::StatusOr<std::unique_ptr<Job>> Restore(const JobState& state, ShardId shard,
+                                                      SnapshotBell* bell, uint64_t generation);
 
   const JobId& id() const { return id_; }
   uint32_t world_size() const { return world_size_; }
@@ -39,6 +61,14 @@ class Job {
   // Judges the frame (CheckFrame) and gives it to its chunk: see OwnedChunk. INVALID_ARGUMENT for
   // a frame that does not pass, or whose chunk another shard owns, which is named.
   void Exchange(Frame frame, absl::Time now, OwnedChunk::Done done);
+
+  bool snapshot_due() const;  // for any chunk
+  // Everything but the members, which are not known here; see OwnedChunk::Save.
+  absl::StatusOr<JobState> Save(bool with_answers);
+  // Frames of chunk c of steps before steps[c] will not be asked for again.
+  void SetDurable(const OpenSteps& steps, absl::Time now);
+  // The least open step of the chunks.
+  uint64_t open_step() const;
 
   // As OwnedChunk::End, for all chunks.
   void End(const absl::Status& reason);

@@ -8,6 +8,33 @@
 
 namespace signpost {
 
+Membership Membership::Restore(const std::vector<uint64_t>& incarnations,
+                               const std::vector<uint32_t>& left_ranks, JoinResponse welcome,
+                               absl::Time now) {
+  Membership membership(incarnations.size(), std::move(welcome));
+  for (uint32_t rank = 0; rank < incarnations.size(); ++rank) {
+    membership.members_[rank].incarnation = incarnations[rank];
+  }
+  membership.complete_ = true;
+  for (const uint32_t rank : left_ranks) membership.Leave(rank);
+  membership.Hear(now);
+  return membership;
+}
+
+std::vector<uint64_t> Membership::incarnations() const {
+  std::vector<uint64_t> incarnations;
+  for (const auto& [rank, member] : members_) incarnations.push_back(member.incarnation);
+  return incarnations;
+}
+
+std::vector<uint32_t> Membership::left_ranks() const {
+  std::vector<uint32_t> ranks;
+  for (const auto& [rank, member] : members_) {
+    if (member.left) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 bool Membership::Holds(const Claim& claim) const {
   const auto member = members_.find(claim.rank);
   return member != members_.end() && member->second.incarnation == claim.incarnation;

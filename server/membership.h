@@ -39,7 +39,14 @@ class Membership {
   Membership(uint32_t world_size, JoinResponse welcome)
       : world_size_(world_size), welcome_(std::move(welcome)) {}
 
+  // Of a complete job that goes on in another process. incarnations.size() is the world size.
+  static Membership Restore(const std::vector<uint64_t>& incarnations,
+                            const std::vector<uint32_t>& left_ranks, JoinResponse welcome,
+                            absl::Time now);
+
   bool complete() const { return complete_; }
+  std::vector<uint64_t> incarnations() const;  // by rank; requires complete()
+  std::vector<uint32_t> left_ranks() const;
   bool Holds(const Claim& claim) const;
 
   // Whether a Join of this claim may wait, or be answered. ALREADY_EXISTS when the job is complete

@@ -1,6 +1,7 @@
 #include "server/owned_chunk.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,8 +24,19 @@ absl::Status SupersededError(const FrameHeader& header) {
 
 }  // namespace
 
-OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size)
-    : layout_(layout), chunk_(chunk), world_size_(world_size) {}
+OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size,
+                       SnapshotBell* bell)
+    : layout_(layout), chunk_(chunk), world_size_(world_size), bell_(bell) {}
+
+void OwnedChunk::Restore(ChunkState state, uint64_t generation) {
+  absl::MutexLock lock(&mutex_);
+  open_step_ = durable_step_ = state.open_step;
+  error_is_zero_ = state.error.empty();
+  error_ = std::move(state.error);
+  last_answer_ = std::move(state.last_answer);
+  last_contributions_ = std::move(state.last_contributions);
+  generation_ = generation;
+}
 
 void OwnedChunk::Exchange(Frame frame, absl::Time now, Done done) {
   EndedCalls ended;
@@ -49,13 +61,19 @@ void OwnedChunk::End(const absl::Status& reason) {
 OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done done) {
   EndedCalls ended;
   const FrameHeader header = frame.header;
+  const uint64_t payload_bytes = frame.payload.size();
   if (last_answer_ != nullptr && header.step() + 1 == open_step_) {
     ended.push_back({std::move(done), Recall(header)});
+    return ended;
+  }
+  if (generation_ != 0 && header.step() > open_step_) {
+    ended.push_back({std::move(done), AskForReplay()});
     return ended;
   }
   absl::Status status = header.step() == open_step_ ? end_ : WrongStepError(header, open_step_);
   if (status.ok()) {
     if (!open_) open_.emplace(world_size_);
+    open_->largest_payload = std::max(open_->largest_payload, payload_bytes);
     status = open_->round.Contribute(std::move(frame));
   }
   if (!status.ok()) {
@@ -70,25 +88,56 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
     call.since = now;
   }
   call.done = std::move(done);
-  return open_->round.complete() ? CloseRound(now) : std::move(ended);
+  if (!open_->round.complete()) return ended;
+  if (!MayClose()) {
+    RequestSnapshot();
+    return ended;
+  }
+  for (EndedCall& closed : CloseRound(now)) ended.push_back(std::move(closed));
+  return ended;
 }
 
-// Only the first frame of the last rank completes a round, and nobody waits for that rank yet: so
-// no call was superseded on the way here.
+bool OwnedChunk::MayClose() const {
+  if (bell_ == nullptr) return true;
+  const uint64_t kept = std::accumulate(kept_bytes_.begin(), kept_bytes_.end(), uint64_t{0});
+  const uint64_t half_of_fp32 = uint64_t{2} * layout_.chunks()[chunk_].elements;
+  return kept + open_->largest_payload <= std::max(half_of_fp32, 4 * open_->largest_payload);
+}
+
+void OwnedChunk::RequestSnapshot() {
+  snapshot_due_ = true;
+  bell_->Ring();
+}
+
+void OwnedChunk::KeptFrame(uint64_t payload_bytes) {
+  if (bell_ == nullptr) return;
+  kept_bytes_.push_back(payload_bytes);
+  unsaved_bytes_ += payload_bytes;
+  if (4 * unsaved_bytes_ >= uint64_t{3} * layout_.chunks()[chunk_].elements) RequestSnapshot();
+}
+
 OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   error_.resize(layout_.chunks()[chunk_].elements);
   absl::StatusOr<Answer> answer = open_->round.Close(layout_, absl::MakeSpan(error_));
-  if (!answer.ok()) return EndRound(answer.status());
+  if (!answer.ok()) {
+    spoilt_ = answer.status();
+    return EndRound(spoilt_);
+  }
 
+  const Codec codec = answer->header.codec();
+  error_was_zero_ = error_is_zero_;
+  // fp32 loses nothing.
+  error_is_zero_ = codec == FLOAT32 || (codec == SKIP && error_is_zero_);
+  if (codec == SKIP) ++rounds_skipped_;
+  ++open_step_;
+  KeptFrame(open_->largest_payload);
   last_contributions_ = open_->round.Contributions();
   last_answer_ = std::make_shared<const Answer>(*std::move(answer));
-  ++open_step_;
-  if (last_answer_->header.codec() == SKIP) ++rounds_skipped_;
 
   EndedCalls ended;
   for (WaitingCall& call : open_->calls) {
     const absl::Duration waited = std::max(now - call.since, absl::ZeroDuration());
-    ended.push_back({std::move(call.done), Reply{last_answer_, waited}});
+    ended.push_back({std::move(call.done), ReplyWith(last_answer_, waited)});
   }
   open_.reset();
   return ended;
@@ -107,7 +156,63 @@ OwnedChunk::EndedCalls OwnedChunk::EndRound(const absl::Status& reason) {
 
 absl::StatusOr<OwnedChunk::Reply> OwnedChunk::Recall(const FrameHeader& header) const {
   if (ContributionOf(header) != last_contributions_[header.rank()]) return OtherBytesError(header);
-  return Reply{last_answer_, absl::ZeroDuration()};
+  return ReplyWith(last_answer_, absl::ZeroDuration());
+}
+
+// Without durability a restart loses the job anyway, and there is nothing to keep frames for.
+OwnedChunk::Reply OwnedChunk::ReplyWith(std::shared_ptr<const Answer> answer,
+                                        absl::Duration waited) const {
+  return {std::move(answer), waited, bell_ == nullptr ? open_step_ : durable_step_};
+}
+
+AnswerHeader OwnedChunk::HeaderOf(const Reply& reply) {
+  AnswerHeader header = reply.answer->header;
+  header.set_waited_us(absl::ToInt64Microseconds(reply.waited));
+  header.set_durable_step(reply.durable_step);
+  return header;
+}
+
+OwnedChunk::Reply OwnedChunk::AskForReplay() const {
+  Answer answer;
+  answer.header.set_step(open_step_);
+  answer.header.set_chunk(chunk_);
+  answer.header.set_codec(REPLAY);
+  answer.header.set_generation(generation_);
+  return ReplyWith(std::make_shared<const Answer>(std::move(answer)), absl::ZeroDuration());
+}
+
+bool OwnedChunk::snapshot_due() const {
+  absl::MutexLock lock(&mutex_);
+  return snapshot_due_;
+}
+
+absl::StatusOr<ChunkState> OwnedChunk::Save(bool with_answer) {
+  absl::MutexLock lock(&mutex_);
+  if (!spoilt_.ok()) return spoilt_;
+  snapshot_due_ = false;
+  unsaved_bytes_ = 0;
+  ChunkState state;
+  state.chunk = chunk_;
+  if (error_was_zero_ && !with_answer) {
+    state.open_step = open_step_ - 1;
+    return state;
+  }
+  state.open_step = open_step_;
+  if (!error_is_zero_) state.error = error_;
+  state.last_answer = last_answer_;
+  state.last_contributions = last_contributions_;
+  return state;
+}
+
+void OwnedChunk::SetDurable(uint64_t step, absl::Time now) {
+  EndedCalls ended;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (; durable_step_ < step && !kept_bytes_.empty(); ++durable_step_) kept_bytes_.pop_front();
+    if (open_ && open_->round.complete() && MayClose()) ended = CloseRound(now);
+    CountSent(ended);
+  }
+  for (EndedCall& call : ended) call.done(std::move(call.result));
 }
 
 void OwnedChunk::CountSent(const EndedCalls& ended) {
@@ -120,6 +225,7 @@ OwnedChunk::Progress OwnedChunk::progress() const {
   absl::MutexLock lock(&mutex_);
   Progress progress;
   progress.open_step = open_step_;
+  progress.durable_step = durable_step_;
   progress.payload_bytes_received = payload_bytes_received_;
   progress.payload_bytes_sent = payload_bytes_sent_;
   progress.rounds_closed = open_step_;

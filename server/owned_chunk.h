@@ -5,6 +5,7 @@
 #define SIGNPOST_SERVER_OWNED_CHUNK_H_
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -19,40 +20,78 @@
 #include "proto/frame.h"
 #include "proto/layout.h"
 #include "server/round.h"
+#include "server/snapshot_bell.h"
 
 namespace signpost {
+
+// A chunk between two rounds: what a restarted aggregator goes on from.
+struct ChunkState {
+  uint32_t chunk = 0;
+  uint64_t open_step = 0;
+  std::vector<float> error;  // by element; empty: all zero
+  // Of step open_step - 1. Null when all ranks are known to have received it.
+  std::shared_ptr<const Answer> last_answer;
+  std::vector<Contribution> last_contributions;  // by rank; with last_answer
+};
 
 // Thread-safe. Callbacks are called exactly once, with no lock held, either before the call returns
 // or later by the thread whose call ended their wait. Every wait must have ended (End) before the
 // destructor.
 class OwnedChunk {
  public:
-  // To one rank: the answer is shared by all of them, the time waited is its own.
+  // To one rank: the answer is shared by all of them, the rest belongs into its copy of the header.
   struct Reply {
     std::shared_ptr<const Answer> answer;
     absl::Duration waited;
+    uint64_t durable_step = 0;
   };
+  // The header that the rank gets.
+  static AnswerHeader HeaderOf(const Reply& reply);
+
   using Done = absl::AnyInvocable<void(absl::StatusOr<Reply>)>;
 
-  // The first open step is 0. `layout` must outlive the chunk.
-  OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size);
+  // The first open step is 0. `layout` and `bell` must outlive the chunk. A null bell: what happens
+  // is not made durable, and workers need not keep any frames.
+  OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size, SnapshotBell* bell);
+
+  // Goes on from a saved state, as the `generation`-th process does. Before anything else.
+  void Restore(ChunkState state, uint64_t generation) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Contributes a frame for this chunk that passed CheckFrame, and waits for its round to close.
   //   step == open step: as Round::Contribute. A duplicate takes the place of the call that waits
   //     for its rank, which ends with ABORTED.
   //   step == open step - 1: answered from the last answer, or ALREADY_EXISTS if the rank
   //     contributed something else to it.
-  //   FAILED_PRECONDITION, naming the open step, for any other step.
-  //   INTERNAL when the round's sum is out of range: from then on for the open step's frames.
+  //   step > open step, and the chunk was restored: answered at once with REPLAY from the open
+  //   step. FAILED_PRECONDITION, naming the open step, for any other step. INTERNAL when the
+  //   round's sum is out of range: from then on for the open step's frames.
+  //
+  // A complete round stays open while workers would otherwise have to keep too much: the frames
+  // that are not durable, this round's included, may have half the size of the parameters in fp32,
+  // or of four rounds if that is more.
   void Exchange(Frame frame, absl::Time now, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // No round closes any more: ends the waiting calls with `reason`, and the open step's later ones.
   // The first reason stays.
   void End(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Rings the bell when it is time for it: when the frames since the last one have 3/16 of the size
+  // of the parameters in fp32, that is after 6 one-bit rounds or a dense one, and when a complete
+  // round stays open.
+  bool snapshot_due() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // What to go on from. Unless `with_answer`, it may be the state before the last round, when that
+  // is shorter to write: all ranks have contributed to that round, so they have what came before.
+  // INTERNAL when the error is spoilt, as Exchange says.
+  absl::StatusOr<ChunkState> Save(bool with_answer) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Frames of earlier steps will not be asked for again.
+  void SetDurable(uint64_t step, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // For status: what has happened, and whom the open round waits for.
   struct Progress {
     uint64_t open_step = 0;
+    uint64_t durable_step = 0;
     std::vector<uint32_t> missing_ranks;  // none unless a frame of the open step is there
     absl::Time waiting_since = absl::InfiniteFuture();  // the first such frame's arrival
     uint64_t payload_bytes_received = 0;
@@ -71,6 +110,7 @@ class OwnedChunk {
     explicit OpenRound(uint32_t world_size) : round(world_size), calls(world_size) {}
     Round round;
     std::vector<WaitingCall> calls;  // by rank
+    uint64_t largest_payload = 0;    // in bytes
   };
   // A call that was taken out of the table under the lock, and must be finished after it.
   struct EndedCall {
@@ -85,22 +125,42 @@ class OwnedChunk {
   EndedCalls CloseRound(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   EndedCalls EndRound(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // Whether the open round, which is complete, may close.
+  bool MayClose() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RequestSnapshot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void KeptFrame(uint64_t payload_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   absl::StatusOr<Reply> Recall(const FrameHeader& header) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Reply ReplyWith(std::shared_ptr<const Answer> answer, absl::Duration waited) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Reply AskForReplay() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountSent(const EndedCalls& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Layout& layout_;
   const uint32_t chunk_;
   const uint32_t world_size_;
+  SnapshotBell* const bell_;  // null: nothing is made durable
 
   mutable absl::Mutex mutex_;
   uint64_t open_step_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<OpenRound> open_ ABSL_GUARDED_BY(mutex_);  // from its first frame on
   std::vector<float> error_ ABSL_GUARDED_BY(mutex_);       // from the first close on
+  bool error_is_zero_ ABSL_GUARDED_BY(mutex_) = true;
+  bool error_was_zero_ ABSL_GUARDED_BY(mutex_) = false;  // before the last round; false: none yet
   // Of step open_step_ - 1. Shared with the replies that still travel.
   std::shared_ptr<const Answer> last_answer_ ABSL_GUARDED_BY(mutex_);
   std::vector<Contribution> last_contributions_ ABSL_GUARDED_BY(mutex_);  // by rank
   absl::Status end_ ABSL_GUARDED_BY(mutex_);                              // OK: rounds go on
+  absl::Status spoilt_ ABSL_GUARDED_BY(mutex_);      // not OK: the error must not be used
+  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: this chunk was not restored
+
+  uint64_t durable_step_ ABSL_GUARDED_BY(mutex_) = 0;
+  // What one rank keeps of the rounds from durable_step_ on, in bytes.
+  std::deque<uint64_t> kept_bytes_ ABSL_GUARDED_BY(mutex_);
+  uint64_t unsaved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of those since the last Save
+  bool snapshot_due_ ABSL_GUARDED_BY(mutex_) = false;
+
   uint64_t payload_bytes_received_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t payload_bytes_sent_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t rounds_skipped_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -24,6 +24,9 @@ constexpr absl::Duration kMinPingInterval = absl::Seconds(5);
 // After a drain, how long answers may take to get to workers that do not read.
 constexpr absl::Duration kFlushTimeout = absl::Seconds(2);
 
+// A full disk is tried again this often.
+constexpr absl::Duration kSnapshotRetryInterval = absl::Seconds(1);
+
 // Least size of the largest message: a Join carries the names and shapes of all tensors.
 constexpr uint64_t kMinMaxMessageBytes = uint64_t{4} << 20;
 
@@ -62,7 +65,15 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   absl::Status status = CheckListenAddress(options.listen, options.insecure);
   if (!status.ok()) return status;
 
-  std::unique_ptr<Server> server(new Server(options));
+  std::unique_ptr<StateDir> state_dir;
+  if (!options.state_dir.empty()) {
+    absl::StatusOr<std::unique_ptr<StateDir>> opened = StateDir::Open(
+        options.state_dir, {options.aggregator.shard, options.aggregator.shard_count});
+    if (!opened.ok()) return opened.status();
+    state_dir = *std::move(opened);
+  }
+  std::unique_ptr<Server> server(new Server(options, std::move(state_dir)));
+  if (status = server->Recover(options.allow_error_reset); !status.ok()) return status;
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   Configure(options, builder);
@@ -80,20 +91,54 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   return server;
 }
 
-Server::Server(const ServerOptions& options)
-    : aggregator_(options.aggregator),
+Server::Server(const ServerOptions& options, std::unique_ptr<StateDir> state_dir)
+    : state_dir_(std::move(state_dir)),
+      aggregator_(options.aggregator, state_dir_.get()),
       service_(std::make_unique<Service>(aggregator_, options.aggregator.limits.payload_bytes)) {}
 
 Server::~Server() {
-  if (server_ != nullptr) Drain(absl::ZeroDuration());
+  StopSnapshots();
+  aggregator_.Drain();
+  if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTimeout));
 }
 
-void Server::Drain(absl::Duration grace) {
+absl::Status Server::Recover(bool allow_error_reset) {
+  if (state_dir_ == nullptr) return absl::OkStatus();
+  absl::StatusOr<StateDir::Recovered> recovered = state_dir_->Recover(allow_error_reset);
+  if (!recovered.ok()) return recovered.status();
+  warnings_ = std::move(recovered->warnings);
+  if (absl::Status status = aggregator_.Restore(recovered->jobs); !status.ok()) return status;
+  snapshots_ = std::thread([this] { TakeSnapshots(); });
+  return absl::OkStatus();
+}
+
+void Server::TakeSnapshots() {
+  absl::Duration timeout = absl::InfiniteDuration();
+  while (!stopping_snapshots_) {
+    aggregator_.AwaitSnapshotDue(timeout);
+    const absl::Status status = aggregator_.TakeSnapshots();
+    timeout = status.ok() ? absl::InfiniteDuration() : kSnapshotRetryInterval;
+  }
+}
+
+void Server::StopSnapshots() {
+  stopping_snapshots_ = true;
+  aggregator_.RingSnapshotBell();
+  if (snapshots_.joinable()) snapshots_.join();
+}
+
+absl::Status Server::Drain(absl::Duration grace) {
   aggregator_.StopAdmitting();
   server_->GetHealthCheckService()->SetServingStatus(false);
-  aggregator_.AwaitNoJobs(grace);
-  aggregator_.Drain();
+  absl::Status status;
+  if (state_dir_ != nullptr) {
+    status = aggregator_.Suspend();
+  } else {
+    aggregator_.AwaitNoJobs(grace);
+    aggregator_.Drain();
+  }
   server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTimeout));
+  return status;
 }
 
 void Server::Wait() { server_->Wait(); }

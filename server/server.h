@@ -3,9 +3,12 @@
 #ifndef SIGNPOST_SERVER_SERVER_H_
 #define SIGNPOST_SERVER_SERVER_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -23,6 +26,11 @@ struct ServerOptions {
   std::string listen = "127.0.0.1:0";  // or [IPv6]:port, unix:path; port 0 lets the kernel choose
   bool insecure = false;               // allow plain text beyond loopback
   AggregatorOptions aggregator;
+  // What running jobs need to survive a crash or restart of this process is kept in here. Empty:
+  // they do not.
+  std::string state_dir;
+  // Give up jobs whose state cannot be read, instead of refusing to start.
+  bool allow_error_reset = false;
 };
 
 // Serves aggregator.proto and gRPC's health protocol until Drain or destruction. Thread-safe.
@@ -30,26 +38,42 @@ class Server {
  public:
   // INVALID_ARGUMENT for a malformed address, a host that does not resolve, or a shard that is not
   // less than the number of shards; FAILED_PRECONDITION, with the reason, for an address beyond
-  // loopback without `insecure`; UNAVAILABLE when the address cannot be bound.
+  // loopback without `insecure`; UNAVAILABLE when the address cannot be bound. Errors of the state
+  // directory as StateDir's.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options);
 
-  ~Server();  // Drains without grace.
+  // Stops at once. Jobs whose state directory it had are recovered as after a crash.
+  ~Server();
 
   // 0 for a unix: address.
   uint16_t port() const { return port_; }
 
-  // Takes no new job, gives running jobs up to `grace` to leave, then ends the calls that still
-  // wait with UNAVAILABLE and stops. gRPC health says NOT_SERVING from the start of it. Blocks;
-  // idempotent; a second call with less grace ends the first one's.
-  void Drain(absl::Duration grace);
+  // What could not be read in the state directory, for a person.
+  const std::vector<std::string>& warnings() const { return warnings_; }
+
+  // With a state directory: ends the calls that wait with UNAVAILABLE, writes down where all jobs
+  // are, and stops; the workers go on with the next process. Without one: takes no new job, gives
+  // running jobs up to `grace` to leave, then ends the calls that still wait with UNAVAILABLE and
+  // stops. gRPC health says NOT_SERVING from the start of it. Blocks; idempotent; a second call
+  // with less grace ends the first one's. The error, if any, with which the state could not be
+  // written: jobs are then recovered as after a crash.
+  absl::Status Drain(absl::Duration grace);
 
   // Blocks until the server has stopped.
   void Wait();
 
  private:
-  explicit Server(const ServerOptions& options);
+  Server(const ServerOptions& options, std::unique_ptr<StateDir> state_dir);
 
+  absl::Status Recover(bool allow_error_reset);
+  void TakeSnapshots();
+  void StopSnapshots();
+
+  const std::unique_ptr<StateDir> state_dir_;  // or null
+  std::vector<std::string> warnings_;
   Aggregator aggregator_;
+  std::atomic<bool> stopping_snapshots_ = false;
+  std::thread snapshots_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<grpc::Server> server_;
   uint16_t port_ = 0;

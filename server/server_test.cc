@@ -128,7 +128,7 @@ TEST(Server, ListensOnAUnixSocket) {
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_EQ((*server)->port(), 0);
   EXPECT_NE(JoinAlone(*AggregatorService::NewStub(ConnectTo(address))), 0);
-  (*server)->Drain(absl::ZeroDuration());
+  EXPECT_TRUE((*server)->Drain(absl::ZeroDuration()).ok());
   EXPECT_EQ(rmdir(directory), 0) << "the socket is gone with its server";
 }
 
@@ -178,7 +178,7 @@ TEST(Server, DrainLetsRunningJobsEndWhileHealthSaysNotServing) {
   const uint64_t epoch = JoinAlone(*stub);
   EXPECT_EQ(CheckHealth(channel), kServing);
 
-  std::thread drain([&] { (*server)->Drain(absl::InfiniteDuration()); });
+  std::thread drain([&] { EXPECT_TRUE((*server)->Drain(absl::InfiniteDuration()).ok()); });
   while (CheckHealth(channel) != kNotServing) std::this_thread::yield();
   grpc::ClientContext context;
   JoinResponse response;
@@ -193,10 +193,10 @@ TEST(Server, DrainWithLessGraceEndsOneWithMore) {
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start({});
   ASSERT_TRUE(server.ok());
   JoinAlone(*AggregatorService::NewStub(ConnectTo(**server)));
-  std::thread patient([&] { (*server)->Drain(absl::InfiniteDuration()); });
-  (*server)->Drain(absl::ZeroDuration());
+  std::thread patient([&] { EXPECT_TRUE((*server)->Drain(absl::InfiniteDuration()).ok()); });
+  EXPECT_TRUE((*server)->Drain(absl::ZeroDuration()).ok());
   patient.join();
-  (*server)->Drain(absl::ZeroDuration());
+  EXPECT_TRUE((*server)->Drain(absl::ZeroDuration()).ok());
   (*server)->Wait();
 }
 
@@ -204,7 +204,7 @@ TEST(Server, WaitReturnsWhenTheServerHasStopped) {
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start({});
   ASSERT_TRUE(server.ok());
   std::thread waiter([&] { (*server)->Wait(); });
-  (*server)->Drain(absl::ZeroDuration());
+  EXPECT_TRUE((*server)->Drain(absl::ZeroDuration()).ok());
   waiter.join();
 }
 

@@ -49,8 +49,7 @@ class JoinReactor final : public grpc::ServerUnaryReactor {
 };
 
 grpc::ByteBuffer Serialize(Aggregator::Reply reply) {
-  AnswerHeader header = reply.answer->header;
-  header.set_waited_us(absl::ToInt64Microseconds(reply.waited));
+  const AnswerHeader header = OwnedChunk::HeaderOf(reply);
   return SerializeResponse(header, std::move(reply.answer));
 }
 
@@ -87,7 +86,10 @@ grpc::ServerUnaryReactor* Service::Exchange(grpc::CallbackServerContext* context
 
 grpc::ServerUnaryReactor* Service::Leave(grpc::CallbackServerContext* context,
                                          const LeaveRequest* request, LeaveResponse* response) {
-  return FinishNow(*context, aggregator_.Leave(*request));
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  aggregator_.Leave(*request,
+                    [reactor](absl::Status status) { reactor->Finish(ToGrpcStatus(status)); });
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* Service::Status(grpc::CallbackServerContext* context,

@@ -211,7 +211,7 @@ TEST_F(ServiceTest, CallThatWaitsIsEndedByDrain) {
   });
   AwaitStatus([](const JobStatus& job) { return job.waiting_for_ranks_size() == 1; });
 
-  server_->Drain(absl::ZeroDuration());
+  EXPECT_TRUE(server_->Drain(absl::ZeroDuration()).ok());
   exchanger.join();
   EXPECT_EQ(exchange_status.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(exchange_status.error_message(), HasSubstr("shutting down"));

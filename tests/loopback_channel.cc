@@ -1,6 +1,7 @@
 #include "tests/loopback_channel.h"
 
 #include <cstring>
+#include <future>
 #include <map>
 #include <thread>
 #include <utility>
@@ -84,9 +85,8 @@ class Calls {
 };
 
 Answer AnswerOf(const Aggregator::Reply& reply) {
-  Answer answer{reply.answer->header, Payload(reply.answer->payload.size())};
+  Answer answer{OwnedChunk::HeaderOf(reply), Payload(reply.answer->payload.size())};
   std::memcpy(answer.payload.data(), reply.answer->payload.data(), answer.payload.size());
-  answer.header.set_waited_us(absl::ToInt64Microseconds(reply.waited));
   return answer;
 }
 
@@ -136,7 +136,13 @@ class LoopbackChannel final : public Channel {
   }
 
   absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override {
-    return aggregator_.Leave(request);
+    auto left = std::make_shared<std::promise<absl::Status>>();
+    std::future<absl::Status> future = left->get_future();
+    aggregator_.Leave(request, [left](absl::Status status) { left->set_value(status); });
+    if (future.wait_until(absl::ToChronoTime(deadline)) == std::future_status::ready) {
+      return future.get();
+    }
+    return absl::DeadlineExceededError("no answer in the time given");
   }
 
   absl::StatusOr<StatusResponse> Status(const StatusRequest& request,

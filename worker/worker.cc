@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <random>
 #include <utility>
 
@@ -11,12 +12,17 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "worker/kept_frames.h"
 
 namespace signpost {
 namespace {
 
 // How long a failed call may take to find out whom the aggregator waits for.
 constexpr absl::Duration kStatusTimeout = absl::Seconds(3);
+
+// When nothing has come for this long, an aggregator that owes us nothing may have been started
+// again, and what others wait for may be frames of ours that it has lost.
+constexpr absl::Duration kOfferInterval = absl::Milliseconds(500);
 
 std::vector<Tensor> TensorsOf(absl::Span<const Parameter> parameters) {
   std::vector<Tensor> tensors;
@@ -84,10 +90,12 @@ class Worker::Inbox {
     items_.push_back({chunk, std::move(answer)});
   }
 
-  // Blocks; each exchange ends by its deadline, so this does too.
-  Item Take() {
+  // Blocks for at most `timeout`.
+  std::optional<Item> Take(absl::Duration timeout) {
     absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(this, &Inbox::HasItem));
+    if (!mutex_.AwaitWithTimeout(absl::Condition(this, &Inbox::HasItem), timeout)) {
+      return std::nullopt;
+    }
     Item item = std::move(items_.front());
     items_.pop_front();
     return item;
@@ -100,9 +108,11 @@ class Worker::Inbox {
   std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A frame under way, with what is needed to take it back.
-struct Worker::InFlight {
-  FrameHeader header;
+// A chunk's exchanges: one at a time, of consecutive steps.
+struct Worker::ChunkExchange {
+  KeptFrames kept;
+  std::optional<uint64_t> step_under_way;
+  // Of the frame that is not answered yet, to take it back.
   std::shared_ptr<const Payload> packed;
   uint32_t blocks_packed = 0;
 };
@@ -117,7 +127,8 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions& optimizer,
       window_(std::max<uint32_t>(8, 2 * channels.size())),
       optimizer_(layout_, optimizer, parameters_),
       epochs_(channels.size()),
-      in_flight_(layout_.chunks().size()),
+      generations_(channels.size()),
+      exchanges_(layout_.chunks().size()),
       inbox_(std::make_shared<Inbox>()),
       channels_(std::move(channels)) {}
 
@@ -188,7 +199,7 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>
   report.step = step_;
   report.codec = optimizer_.codec();
 
-  const absl::Time deadline = absl::Now() + options_.exchange_timeout;
+  deadline_ = absl::Now() + options_.exchange_timeout;
   const uint32_t chunks = layout_.chunks().size();
   uint32_t sent = 0;
   uint32_t received = 0;
@@ -201,24 +212,29 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>
   };
   while (received < chunks) {
     if (sent < chunks && sent - received < window_) {
-      Send(sent++, gradients, deadline);
+      Send(sent++, gradients);
       account(report.kernels);
       continue;
     }
-    Inbox::Item item = inbox_->Take();
+    std::optional<Inbox::Item> item = inbox_->Take(kOfferInterval);
     absl::Duration blocked;
     account(blocked);
-    const absl::Duration waited = item.answer.ok()
-                                      ? absl::Microseconds(item.answer->header.waited_us())
+    const absl::Duration waited = item && item->answer.ok()
+                                      ? absl::Microseconds(item->answer->header.waited_us())
                                       : absl::ZeroDuration();
     report.wait += std::min(blocked, waited);
     report.wire += blocked - std::min(blocked, waited);
-
-    absl::Status status = Receive(item.chunk, std::move(item.answer), report);
-    if (!status.ok()) return status;
-    ++received;
+    if (!item) {
+      OfferToIdleShards();
+      continue;
+    }
+    absl::StatusOr<bool> done = Receive(item->chunk, std::move(item->answer), report);
+    if (!done.ok()) return done.status();
+    if (*done) ++received;
     account(report.kernels);
   }
+  for (const ChunkExchange& exchange : exchanges_)
+    report.kept_bytes += exchange.kept.payload_bytes();
   ++step_;
   return report;
 }
@@ -244,16 +260,16 @@ absl::Status Worker::CheckStepArguments(absl::Span<const absl::Span<const float>
   return absl::OkStatus();
 }
 
-void Worker::Send(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
-                  absl::Time deadline) {
+void Worker::Send(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients) {
   const uint32_t shard = shard_of_chunk_[chunk];
-  InFlight& in_flight = in_flight_[chunk];
+  ChunkExchange& exchange = exchanges_[chunk];
   auto packed = std::make_shared<Payload>(layout_.PayloadBytes(optimizer_.codec(), chunk));
-  in_flight.blocks_packed = optimizer_.Compress(chunk, gradients, packed->data());
-  in_flight.packed = packed;
-  std::shared_ptr<const Payload> payload = packed;
+  exchange.blocks_packed = optimizer_.Compress(chunk, gradients, packed->data());
+  exchange.packed = packed;
 
-  FrameHeader& header = in_flight.header;
+  SentFrame frame;
+  frame.payload = packed;
+  FrameHeader& header = frame.header;
   header.set_job(options_.job);
   header.set_epoch(epochs_[shard]);
   header.set_rank(options_.rank);
@@ -262,40 +278,126 @@ void Worker::Send(uint32_t chunk, absl::Span<const absl::Span<const float>> grad
   header.set_codec(optimizer_.codec());
   header.set_error_scale(optimizer_.error_scale());
   header.set_rates_crc32c(rates_crc32c_);
-  if (in_flight.blocks_packed < layout_.chunks()[chunk].blocks) {
-    payload = std::make_shared<Payload>(SkipPayload(in_flight.blocks_packed));
+  if (exchange.blocks_packed < layout_.chunks()[chunk].blocks) {
+    frame.payload = std::make_shared<Payload>(SkipPayload(exchange.blocks_packed));
     header.set_codec(SKIP);
   }
-  header.set_payload_crc32c(Crc32c(payload->span()));
-  channels_[shard]->Exchange(header, std::move(payload), deadline,
-                             [inbox = inbox_, chunk](absl::StatusOr<Answer> answer) {
-                               inbox->Put(chunk, std::move(answer));
-                             });
+  header.set_payload_crc32c(Crc32c(frame.payload->span()));
+  exchange.kept.Add(std::move(frame));
+  // Otherwise it follows the one that is under way.
+  if (!exchange.step_under_way) Exchange(chunk, step_);
 }
 
-absl::Status Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answer, StepReport& report) {
+void Worker::Exchange(uint32_t chunk, uint64_t step) {
+  ChunkExchange& exchange = exchanges_[chunk];
+  exchange.step_under_way.reset();
+  const SentFrame* frame = exchange.kept.Find(step);
+  if (frame == nullptr) return;
+  exchange.step_under_way = step;
+  channels_[shard_of_chunk_[chunk]]->Exchange(
+      frame->header, frame->payload, deadline_,
+      [inbox = inbox_, chunk](absl::StatusOr<Answer> answer) {
+        inbox->Put(chunk, std::move(answer));
+      });
+}
+
+absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answer,
+                                     StepReport& report) {
   const uint32_t shard = shard_of_chunk_[chunk];
-  InFlight& in_flight = in_flight_[chunk];
+  ChunkExchange& exchange = exchanges_[chunk];
+  const uint64_t step = *exchange.step_under_way;
+  SentFrame& frame = *exchange.kept.Find(step);
+  if (!answer.ok() && frame.answered) {
+    // Nobody needs the answer. If the frame was needed, this step's will be answered with REPLAY.
+    exchange.step_under_way.reset();
+    if (!exchange.kept.newest().answered) Exchange(chunk, step_);
+    return false;
+  }
   if (!answer.ok()) {
     return Explain(answer.status(), shard,
-                   absl::StrFormat("step %d, chunk %d of job '%s'", step_, chunk, options_.job));
+                   absl::StrFormat("step %d, chunk %d of job '%s'", step, chunk, options_.job));
   }
-  absl::Status status =
-      CheckAnswer(answer->header, answer->payload.span(), in_flight.header, layout_);
+  absl::Status status = CheckAnswer(answer->header, answer->payload.span(), frame.header, layout_);
   if (!status.ok()) {
     return absl::Status(status.code(),
                         absl::StrFormat("answer from aggregator %s: %s", channels_[shard]->target(),
                                         status.message()));
   }
-  if (answer->header.codec() == SKIP) {
-    optimizer_.TakeBack(chunk, in_flight.packed->data(), in_flight.blocks_packed);
-    report.skipped.push_back({answer->header.skipped_by_rank(),
-                              layout_.DescribeBlock(chunk, SkippedBlock(answer->payload.span()))});
-  } else {
-    optimizer_.Apply(chunk, *std::move(answer));
+  if (answer->header.codec() == REPLAY) {
+    if (status = Replay(chunk, answer->header, report); !status.ok()) return status;
+    return false;
   }
-  in_flight.packed.reset();
+  const uint32_t crc = answer->header.payload_crc32c();
+  if (frame.answered && crc != frame.answer_crc32c) {
+    return absl::DataLossError(absl::StrFormat(
+        "aggregator %s (shard %d of %d) was started again and comes to another result than before "
+        "for step %d, chunk %d: CRC-32C %08x, it was %08x. Its error is not what it was; start the "
+        "job again from a checkpoint",
+        channels_[shard]->target(), shard, channels_.size(), step, chunk, crc,
+        frame.answer_crc32c));
+  }
+  const uint64_t durable_step = answer->header.durable_step();
+  const bool is_news = !frame.answered;
+  if (is_news) {
+    frame.answered = true;
+    frame.answer_crc32c = crc;
+    ApplyAnswer(chunk, *std::move(answer), report);
+  }
+  Exchange(chunk, step + 1);
+  exchange.kept.Forget(durable_step);
+  return is_news;
+}
+
+void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
+  ChunkExchange& exchange = exchanges_[chunk];
+  if (answer.header.codec() == SKIP) {
+    optimizer_.TakeBack(chunk, exchange.packed->data(), exchange.blocks_packed);
+    report.skipped.push_back({answer.header.skipped_by_rank(),
+                              layout_.DescribeBlock(chunk, SkippedBlock(answer.payload.span()))});
+  } else {
+    optimizer_.Apply(chunk, std::move(answer));
+  }
+  exchange.packed.reset();
+}
+
+absl::Status Worker::Replay(uint32_t chunk, const AnswerHeader& wanted, StepReport& report) {
+  const uint32_t shard = shard_of_chunk_[chunk];
+  KeptFrames& kept = exchanges_[chunk].kept;
+  if (kept.Find(wanted.step()) == nullptr) {
+    return absl::DataLossError(absl::StrFormat(
+        "aggregator %s (shard %d of %d) was started again from an older state than it had promised "
+        "to keep: it asks for step %d of chunk %d, and frames are kept from step %d on. Start the "
+        "job again from a checkpoint",
+        channels_[shard]->target(), shard, channels_.size(), wanted.step(), chunk,
+        kept.oldest_step()));
+  }
+  report.replayed_frames += kept.newest().header.step() - wanted.step();
+  Exchange(chunk, wanted.step());
+  if (wanted.generation() <= generations_[shard]) return absl::OkStatus();
+  generations_[shard] = wanted.generation();
+  ++report.restarted_aggregators;
+  for (uint32_t other = 0; other < exchanges_.size(); ++other) {
+    if (shard_of_chunk_[other] == shard) Offer(other);
+  }
   return absl::OkStatus();
+}
+
+void Worker::Offer(uint32_t chunk) {
+  const ChunkExchange& exchange = exchanges_[chunk];
+  if (exchange.step_under_way || exchange.kept.empty()) return;
+  Exchange(chunk, exchange.kept.newest().header.step());
+}
+
+void Worker::OfferToIdleShards() {
+  std::vector<bool> is_idle(channels_.size(), true);
+  for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
+    if (exchanges_[chunk].step_under_way) is_idle[shard_of_chunk_[chunk]] = false;
+  }
+  for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
+    if (!is_idle[shard_of_chunk_[chunk]]) continue;
+    Offer(chunk);
+    is_idle[shard_of_chunk_[chunk]] = false;
+  }
 }
 
 // A status with what failed, where, and, when time ran out, whom the aggregator waits for.
@@ -317,15 +419,43 @@ absl::Status Worker::Explain(const absl::Status& status, uint32_t shard,
 }
 
 absl::Status Worker::Leave() {
+  deadline_ = absl::Now() + options_.exchange_timeout;
   absl::Status first_error;
-  for (uint32_t shard = 0; shard < channels_.size(); ++shard) {
-    LeaveRequest request;
-    request.set_job(options_.job);
-    request.set_epoch(epochs_[shard]);
-    request.set_rank(options_.rank);
-    first_error.Update(channels_[shard]->Leave(request, absl::Now() + options_.exchange_timeout));
-  }
+  for (uint32_t shard = 0; shard < channels_.size(); ++shard) first_error.Update(LeaveShard(shard));
   return first_error;
+}
+
+absl::Status Worker::LeaveShard(uint32_t shard) {
+  LeaveRequest request;
+  request.set_job(options_.job);
+  request.set_epoch(epochs_[shard]);
+  request.set_rank(options_.rank);
+  request.set_steps(step_);
+  while (true) {
+    const absl::Status status = channels_[shard]->Leave(request, deadline_);
+    if (!absl::IsAborted(status) || absl::Now() >= deadline_) return status;
+    for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
+      if (shard_of_chunk_[chunk] == shard) Offer(chunk);
+    }
+    if (absl::Status offered = AwaitOffers(); !offered.ok()) return offered;
+  }
+}
+
+absl::Status Worker::AwaitOffers() {
+  StepReport report;
+  const auto under_way = [](const ChunkExchange& exchange) {
+    return exchange.step_under_way.has_value();
+  };
+  while (absl::Now() < deadline_ && std::any_of(exchanges_.begin(), exchanges_.end(), under_way)) {
+    std::optional<Inbox::Item> item = inbox_->Take(kOfferInterval);
+    if (!item) {
+      OfferToIdleShards();
+      continue;
+    }
+    absl::StatusOr<bool> done = Receive(item->chunk, std::move(item->answer), report);
+    if (!done.ok()) return done.status();
+  }
+  return absl::OkStatus();
 }
 
 uint32_t Worker::ParametersCrc32c() const { return Crc32cOf(parameters_); }

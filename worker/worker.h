@@ -42,6 +42,9 @@ struct StepReport {
   absl::Duration wire;     // blocked on transfer and aggregation
   absl::Duration wait;     // blocked because another worker's frame was late
   std::vector<SkippedRound> skipped;
+  uint32_t restarted_aggregators = 0;  // that were found to have gone back to an earlier state
+  uint64_t replayed_frames = 0;        // sent again to them
+  uint64_t kept_bytes = 0;             // of frames that aggregators may ask for, after the step
 };
 
 // Not thread-safe. After an error from Step the worker is of no further use: some chunks of the
@@ -50,6 +53,9 @@ class Worker {
  public:
   ~Worker();
 
+  // An aggregator that is started again with its state directory gets what it has lost, in whatever
+  // call comes next; nobody else notices.
+  //
   // Joins the job at every shard; blocks until all ranks have. `channels[s]` leads to shard s.
   // Errors name the aggregator, rank, tensor or option at fault; DEADLINE_EXCEEDED names the ranks
   // that did not come.
@@ -59,10 +65,12 @@ class Worker {
 
   // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its
   // size. INVALID_ARGUMENT, with nothing sent, for a wrong number or size of gradients or rates.
-  // DEADLINE_EXCEEDED names the ranks that are waited for.
+  // DEADLINE_EXCEEDED names the ranks that are waited for. DATA_LOSS when an aggregator has lost
+  // what it had promised to keep, or comes to another result than before.
   absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates);
 
+  // Ends this worker's membership. Returns once every aggregator has all of its rounds for good.
   absl::Status Leave();
 
   uint64_t steps() const { return step_; }
@@ -73,7 +81,7 @@ class Worker {
   uint32_t ParametersCrc32c() const;
 
  private:
-  struct InFlight;
+  struct ChunkExchange;
   class Inbox;
 
   Worker(const WorkerOptions& options, const OptimizerOptions& optimizer,
@@ -84,9 +92,22 @@ class Worker {
                          absl::Time deadline);
   absl::Status CheckStepArguments(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates) const;
-  void Send(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
-            absl::Time deadline);
-  absl::Status Receive(uint32_t chunk, absl::StatusOr<Answer> answer, StepReport& report);
+  // Compresses and sends the chunk's frame of this step.
+  void Send(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients);
+  // Takes what became of the chunk's exchange, and sends what is to come next. Whether it was the
+  // answer to this step's frame.
+  absl::StatusOr<bool> Receive(uint32_t chunk, absl::StatusOr<Answer> answer, StepReport& report);
+  void ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report);
+  absl::Status Replay(uint32_t chunk, const AnswerHeader& wanted, StepReport& report);
+  // Sends the newest frame of the chunk again, unless an exchange is under way.
+  void Offer(uint32_t chunk);
+  // Offers a frame to every shard that could have been started again without our knowing.
+  void OfferToIdleShards();
+  // Sends the frame of that step, if there is one.
+  void Exchange(uint32_t chunk, uint64_t step);
+  // Until no exchange is under way, or for a while.
+  absl::Status AwaitOffers();
+  absl::Status LeaveShard(uint32_t shard);
   absl::Status Explain(const absl::Status& status, uint32_t shard, absl::string_view what) const;
 
   const WorkerOptions options_;
@@ -96,9 +117,11 @@ class Worker {
   const uint32_t window_;  // most chunks under way at once
   OneBitAdam optimizer_;
   uint64_t step_ = 0;
-  uint32_t rates_crc32c_ = 0;        // of the current step
-  std::vector<uint64_t> epochs_;     // by shard
-  std::vector<InFlight> in_flight_;  // by chunk; of the current step
+  uint32_t rates_crc32c_ = 0;             // of the current step
+  absl::Time deadline_;                   // of the current call's exchanges
+  std::vector<uint64_t> epochs_;          // by shard
+  std::vector<uint64_t> generations_;     // by shard: the newest that asked for a replay
+  std::vector<ChunkExchange> exchanges_;  // by chunk
   // Shared with exchanges that may still be under way when a failed Step returns.
   std::shared_ptr<Inbox> inbox_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by shard; destroyed first

@@ -1,0 +1,51 @@
+// What durable state needs of a file system: a directory of files without subdirectories. The
+// simulator puts one that tears, fills up and forgets in its place.
+
+#ifndef SIGNPOST_SERVER_DISK_H_
+#define SIGNPOST_SERVER_DISK_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace signpost {
+
+// Thread-safe for different names. Errors name the file and say what the system said;
+// RESOURCE_EXHAUSTED when the disk is full, NOT_FOUND, else UNAVAILABLE.
+class Disk {
+ public:
+  virtual ~Disk() = default;
+
+  // Creates or overwrites a file with the parts, one after the other. A crash may leave any part of
+  // it, until Sync.
+  virtual absl::Status Write(const std::string& name,
+                             absl::Span<const absl::string_view> parts) = 0;
+  // Returns when the file's contents survive a crash.
+  virtual absl::Status Sync(const std::string& name) = 0;
+  // Replaces `to`, if it is there. Until SyncDirectory a crash may leave either.
+  virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;
+  // Returns when the names of all files survive a crash.
+  virtual absl::Status SyncDirectory() = 0;
+
+  virtual absl::StatusOr<std::string> Read(const std::string& name) = 0;
+  virtual absl::StatusOr<std::vector<std::string>> List() = 0;  // sorted
+  virtual absl::Status Remove(const std::string& name) = 0;
+};
+
+// Replaces a file as a whole: after a crash at any moment it has the old contents or the new ones,
+// and the new ones once this has returned OK. On error the old ones stay. Leaves "<name>.tmp" at
+// worst.
+absl::Status Replace(Disk& disk, const std::string& name,
+                     absl::Span<const absl::string_view> parts);
+
+// A directory of this machine, which must exist.
+std::unique_ptr<Disk> OpenDirectory(const std::string& path);
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SERVER_DISK_H_

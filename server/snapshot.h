@@ -1,0 +1,33 @@
+// Snapshots: what an aggregator writes down of a job, so that it can go on after a crash.
+//
+//   file    = "signpost snapshot 1\n" section*
+//   section = length (uint64) crc32c (uint32, of the bytes) bytes        little-endian
+//
+// The sections are a SnapshotHeader (proto/snapshot.proto), and for each chunk that the shard owns,
+// in order: a SnapshotChunk; the chunk's error as fp32, or nothing when all of it is zero; the last
+// answer's payload, or nothing. The file ends with the last of them.
+
+#ifndef SIGNPOST_SERVER_SNAPSHOT_H_
+#define SIGNPOST_SERVER_SNAPSHOT_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/disk.h"
+#include "server/job.h"
+
+namespace signpost {
+
+// Replaces the file as a whole, as Replace does.
+absl::Status WriteSnapshot(Disk& disk, const std::string& name, const JobState& state);
+
+// DATA_LOSS, saying what is wrong where, for a file that is torn, changed or of another version:
+// what comes back is what was written, or nothing does.
+absl::StatusOr<JobState> ReadSnapshot(Disk& disk, const std::string& name);
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SERVER_SNAPSHOT_H_

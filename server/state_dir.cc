@@ -1,0 +1,195 @@
+#include "server/state_dir.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "server/snapshot.h"
+
+namespace signpost {
+namespace {
+
+constexpr char kIdentity[] = "identity";
+constexpr char kIdentityFormat[] =
+    "signpost state 1\nshard %" SCNu32 " of %" SCNu32 "\ngeneration %" SCNu64 "\n";
+constexpr size_t kGenerations = 2;
+
+struct SnapshotName {
+  uint64_t epoch = 0;
+  uint64_t sequence = 0;
+};
+
+std::string NameOf(const SnapshotName& name) {
+  return absl::StrFormat("%016x-%016x.snapshot", name.epoch, name.sequence);
+}
+
+std::optional<SnapshotName> ParseName(const std::string& text) {
+  SnapshotName name;
+  if (std::sscanf(text.c_str(), "%" SCNx64 "-%" SCNx64 ".snapshot", &name.epoch, &name.sequence) !=
+          2 ||
+      NameOf(name) != text) {
+    return std::nullopt;
+  }
+  return name;
+}
+
+absl::Status MakeDirectory(const std::string& path) {
+  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    const std::string prefix = path.substr(0, end);
+    if (mkdir(prefix.c_str(), 0700) != 0 && errno != EEXIST) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("cannot create the state directory ", prefix, ": ", std::strerror(errno)));
+    }
+    if (end == std::string::npos) return absl::OkStatus();
+  }
+}
+
+// A descriptor that holds the lock.
+absl::StatusOr<int> Lock(const std::string& directory) {
+  const std::string path = absl::StrCat(directory, "/lock");
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot open ", path, ": ", std::strerror(errno)));
+  }
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+  close(fd);
+  return absl::UnavailableError(absl::StrCat("another process serves the state directory ",
+                                             directory, " (`fuser ", path,
+                                             "` names it): two cannot serve one shard"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StateDir>> StateDir::Open(const std::string& path, ShardId shard) {
+  if (absl::Status status = MakeDirectory(path); !status.ok()) return status;
+  absl::StatusOr<int> lock = Lock(path);
+  if (!lock.ok()) return lock.status();
+  std::unique_ptr<Disk> disk = OpenDirectory(path);
+  std::unique_ptr<StateDir> state_dir(new StateDir(*disk));
+  state_dir->owned_disk_ = std::move(disk);
+  state_dir->lock_fd_ = *lock;
+  if (absl::Status status = state_dir->CountGeneration(shard); !status.ok()) {
+    return absl::Status(status.code(),
+                        absl::StrCat("state directory ", path, ": ", status.message()));
+  }
+  return state_dir;
+}
+
+absl::StatusOr<std::unique_ptr<StateDir>> StateDir::Open(Disk& disk, ShardId shard) {
+  std::unique_ptr<StateDir> state_dir(new StateDir(disk));
+  if (absl::Status status = state_dir->CountGeneration(shard); !status.ok()) return status;
+  return state_dir;
+}
+
+StateDir::~StateDir() {
+  if (lock_fd_ >= 0) close(lock_fd_);
+}
+
+absl::Status StateDir::CountGeneration(ShardId shard) {
+  absl::StatusOr<std::string> identity = disk_.Read(kIdentity);
+  if (identity.ok()) {
+    ShardId found;
+    if (std::sscanf(identity->c_str(), kIdentityFormat, &found.shard, &found.shard_count,
+                    &generation_) != 3) {
+      return absl::FailedPreconditionError(
+          "it belongs to another version of signpost, or is none of its directories: its file "
+          "'identity' is not understood");
+    }
+    if (found.shard != shard.shard || found.shard_count != shard.shard_count) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("it belongs to shard %d of %d, and this aggregator is shard %d of %d",
+                          found.shard, found.shard_count, shard.shard, shard.shard_count));
+    }
+  } else if (!absl::IsNotFound(identity.status())) {
+    return identity.status();
+  }
+  ++generation_;
+  const std::string text = absl::StrFormat("signpost state 1\nshard %d of %d\ngeneration %d\n",
+                                           shard.shard, shard.shard_count, generation_);
+  return Replace(disk_, kIdentity, {text});
+}
+
+absl::StatusOr<StateDir::Recovered> StateDir::Recover(bool allow_error_reset) {
+  absl::StatusOr<std::vector<std::string>> names = disk_.List();
+  if (!names.ok()) return names.status();
+  std::map<uint64_t, std::vector<uint64_t>> found;  // sequences by epoch, ascending as the names
+  for (const std::string& name : *names) {
+    if (absl::EndsWith(name, ".tmp")) disk_.Remove(name).IgnoreError();  // of a write cut short
+    if (const std::optional<SnapshotName> parsed = ParseName(name)) {
+      found[parsed->epoch].push_back(parsed->sequence);
+    }
+  }
+  Recovered recovered;
+  for (auto& [epoch, sequences] : found) {
+    last_sequence_[epoch] = sequences.back();
+    std::string damage;
+    while (!sequences.empty()) {
+      const std::string name = NameOf({epoch, sequences.back()});
+      absl::StatusOr<JobState> state = ReadSnapshot(disk_, name);
+      if (state.ok()) {
+        recovered.jobs.push_back(*std::move(state));
+        break;
+      }
+      // The disk may be at fault for the moment only: then nothing may be given up.
+      if (!absl::IsDataLoss(state.status())) return state.status();
+      damage = std::string(state.status().message());
+      recovered.warnings.push_back(damage);
+      sequences.pop_back();
+      if (!sequences.empty() || allow_error_reset) {
+        if (absl::Status status = SetAside(name); !status.ok()) return status;
+      }
+    }
+    if (!sequences.empty()) {
+      sequences_[epoch] = sequences;
+    } else if (!allow_error_reset) {
+      return absl::DataLossError(absl::StrCat(
+          "no snapshot of a job can be read: ", damage,
+          ". Its workers cannot go on. To give the job up and serve others, start with "
+          "--allow-error-reset"));
+    }
+  }
+  return recovered;
+}
+
+absl::Status StateDir::SetAside(const std::string& name) {
+  return disk_.Rename(name, absl::StrCat(name, ".damaged"));
+}
+
+absl::Status StateDir::Save(const JobState& state) {
+  const uint64_t epoch = state.id.epoch;
+  const uint64_t sequence = ++last_sequence_[epoch];
+  absl::Status status = WriteSnapshot(disk_, NameOf({epoch, sequence}), state);
+  if (!status.ok()) return status;
+  std::vector<uint64_t>& sequences = sequences_[epoch];
+  sequences.push_back(sequence);
+  while (sequences.size() > kGenerations) {
+    if (status = disk_.Remove(NameOf({epoch, sequences.front()})); !status.ok()) return status;
+    sequences.erase(sequences.begin());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StateDir::Forget(uint64_t epoch) {
+  absl::Status first_error;
+  for (const uint64_t sequence : sequences_[epoch]) {
+    first_error.Update(disk_.Remove(NameOf({epoch, sequence})));
+  }
+  first_error.Update(disk_.SyncDirectory());
+  sequences_.erase(epoch);
+  last_sequence_.erase(epoch);
+  return first_error;
+}
+
+}  // namespace signpost

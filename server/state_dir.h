@@ -1,0 +1,68 @@
+// The directory in which one aggregator process keeps what must survive it:
+//
+//   lock                          locked by the process that serves the directory
+//   identity                      which shard it belongs to, and how often it has been served
+//   <epoch>-<sequence>.snapshot   of a running job: the newest two (snapshot.h), in hexadecimal
+//   *.damaged                     snapshots that could not be read, for whoever wants to know why
+
+#ifndef SIGNPOST_SERVER_STATE_DIR_H_
+#define SIGNPOST_SERVER_STATE_DIR_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/disk.h"
+#include "server/job.h"
+
+namespace signpost {
+
+// Not thread-safe.
+class StateDir {
+ public:
+  // Creates the directory if need be, locks it, and counts a new generation. UNAVAILABLE when
+  // another process has it locked; FAILED_PRECONDITION, naming both, when it belongs to another
+  // shard or version.
+  static absl::StatusOr<std::unique_ptr<StateDir>> Open(const std::string& path, ShardId shard);
+  // The same, without the lock, on a disk that outlives it.
+  static absl::StatusOr<std::unique_ptr<StateDir>> Open(Disk& disk, ShardId shard);
+
+  ~StateDir();
+
+  uint64_t generation() const { return generation_; }  // the first one is 1
+
+  struct Recovered {
+    std::vector<JobState> jobs;         // each from its newest snapshot that can be read
+    std::vector<std::string> warnings;  // what could not be read, for a person
+  };
+  // To be called once, before anything is saved. DATA_LOSS when a job has snapshots but none that
+  // can be read; if `allow_error_reset`, such a job is given up with a warning instead.
+  absl::StatusOr<Recovered> Recover(bool allow_error_reset);
+
+  // Writes the job's next snapshot and removes all but the newest two. On error those before stay.
+  absl::Status Save(const JobState& state);
+
+  // The job is over.
+  absl::Status Forget(uint64_t epoch);
+
+ private:
+  explicit StateDir(Disk& disk) : disk_(disk) {}
+
+  absl::Status CountGeneration(ShardId shard);
+  absl::Status SetAside(const std::string& name);
+
+  std::unique_ptr<Disk> owned_disk_;
+  Disk& disk_;
+  int lock_fd_ = -1;
+  uint64_t generation_ = 0;
+  std::map<uint64_t, std::vector<uint64_t>> sequences_;  // by epoch: of its snapshots, ascending
+  std::map<uint64_t, uint64_t> last_sequence_;           // by epoch: damaged ones included
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SERVER_STATE_DIR_H_
