@@ -101,7 +101,7 @@ absl::Status CheckErrorScale(float error_scale) {
 
 absl::Status CheckReplay(const AnswerHeader& header, absl::Span<const uint8_t> payload,
                          const FrameHeader& frame) {
-  if (header.chunk() == frame.chunk() && header.step() < frame.step() && payload.empty()) {
+  if (header.chunk() == frame.chunk() && header.step() <= frame.step() && payload.empty()) {
     return absl::OkStatus();
   }
   return Invalid("asked for a replay of chunk ", header.chunk(), " from step ", header.step(),

@@ -91,8 +91,9 @@ absl::Status GaveWayError(const JobId& id) {
       id.epoch, id.name));
 }
 
-JoinResponse WelcomeTo(const Job& job) {
+JoinResponse WelcomeTo(const Job& job, uint64_t generation) {
   JoinResponse welcome;
+  welcome.set_generation(generation);
   welcome.set_epoch(job.id().epoch);
   welcome.set_layout_fingerprint(job.layout().Fingerprint());
   return welcome;
@@ -137,8 +138,8 @@ absl::Status Aggregator::Restore(const std::vector<JobState>& jobs) {
         state, {options_.shard, options_.shard_count}, &bell_, state_dir_->generation());
     if (!job.ok()) return job.status();
     last_epoch_ = std::max(last_epoch_, state.id.epoch);
-    Membership membership =
-        Membership::Restore(state.incarnations, state.left_ranks, WelcomeTo(**job), options_.now());
+    Membership membership = Membership::Restore(state.incarnations, state.left_ranks,
+                                                WelcomeTo(**job, generation()), options_.now());
     // Epochs ascend: of a name that was used again, the later job stays.
     if (const auto earlier = jobs_.find(state.id.name); earlier != jobs_.end()) {
       Forget(earlier->second.job->id().epoch);
@@ -238,7 +239,7 @@ Aggregator::Entry& Aggregator::CreateEntry(const JoinRequest& request, Layout la
   auto job = std::make_shared<Job>(JobId{request.job(), ++last_epoch_}, request.world_size(),
                                    std::move(layout), ShardId{options_.shard, options_.shard_count},
                                    state_dir_ == nullptr ? nullptr : &bell_);
-  Membership membership(request.world_size(), WelcomeTo(*job));
+  Membership membership(request.world_size(), WelcomeTo(*job, generation()));
   return jobs_.emplace(request.job(), Entry{std::move(job), std::move(membership)}).first->second;
 }
 
@@ -288,6 +289,12 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::FindRunningJob(const FrameHeade
     return absl::FailedPreconditionError(
         absl::StrFormat("rank %d sent a frame of job '%s' before all of its ranks have joined",
                         header.rank(), header.job()));
+  }
+  if (header.generation() > generation()) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "rank %d has heard from generation %d of this shard, and this process is generation %d: "
+        "another has replaced it, and it must be stopped",
+        header.rank(), header.generation(), generation()));
   }
   membership.Hear(now);
   return job;
@@ -363,7 +370,7 @@ StatusResponse Aggregator::Status(const StatusRequest& request) const {
       JobStatus& status = *response.add_jobs();
       entry.membership.FillStatus(status);
       status.set_state_error(std::string(entry.state_error.message()));
-      if (state_dir_ != nullptr) status.set_generation(state_dir_->generation());
+      status.set_generation(generation());
       jobs.push_back(entry.job);
     }
   }

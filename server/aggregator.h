@@ -94,8 +94,9 @@ class Aggregator {
   //   INVALID_ARGUMENT     the frame does not pass CheckFrame, or its chunk belongs to another
   //                        shard, which is named
   //   FAILED_PRECONDITION  there is no such job, it has another epoch, which is named, or is not
-  //                        complete; or the wait ended because a rank left, which is named, or
-  //                        because the job gave way to another
+  //                        complete; or another process has replaced this one; or the wait ended
+  //                        because a rank left, which is named, or because the job gave way to
+  //                        another
   //   UNAVAILABLE          after Drain, and for calls that it found waiting
   void Exchange(Frame frame, ExchangeDone done) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -182,6 +183,8 @@ class Aggregator {
 
   absl::StatusOr<std::shared_ptr<Job>> FindRunningJob(const FrameHeader& header, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // 0 without a state directory.
+  uint64_t generation() const { return state_dir_ == nullptr ? 0 : state_dir_->generation(); }
   bool HasNoJobs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   Entries TakeJobs() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -1,7 +1,6 @@
 #include "server/owned_chunk.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -62,12 +61,12 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   EndedCalls ended;
   const FrameHeader header = frame.header;
   const uint64_t payload_bytes = frame.payload.size();
-  if (last_answer_ != nullptr && header.step() + 1 == open_step_) {
-    ended.push_back({std::move(done), Recall(header)});
+  if (generation_ != 0 && (header.generation() < generation_ || header.step() > open_step_)) {
+    ended.push_back({std::move(done), AskForReplay(std::min(header.step(), open_step_))});
     return ended;
   }
-  if (generation_ != 0 && header.step() > open_step_) {
-    ended.push_back({std::move(done), AskForReplay()});
+  if (last_answer_ != nullptr && header.step() + 1 == open_step_) {
+    ended.push_back({std::move(done), Recall(header)});
     return ended;
   }
   absl::Status status = header.step() == open_step_ ? end_ : WrongStepError(header, open_step_);
@@ -99,9 +98,14 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
 
 bool OwnedChunk::MayClose() const {
   if (bell_ == nullptr) return true;
-  const uint64_t kept = std::accumulate(kept_bytes_.begin(), kept_bytes_.end(), uint64_t{0});
+  uint64_t kept = open_->largest_payload;
+  uint64_t largest = open_->largest_payload;
+  for (const uint64_t bytes : kept_bytes_) {
+    kept += bytes;
+    largest = std::max(largest, bytes);
+  }
   const uint64_t half_of_fp32 = uint64_t{2} * layout_.chunks()[chunk_].elements;
-  return kept + open_->largest_payload <= std::max(half_of_fp32, 4 * open_->largest_payload);
+  return kept <= std::max(half_of_fp32, 4 * largest);
 }
 
 void OwnedChunk::RequestSnapshot() {
@@ -172,9 +176,9 @@ AnswerHeader OwnedChunk::HeaderOf(const Reply& reply) {
   return header;
 }
 
-OwnedChunk::Reply OwnedChunk::AskForReplay() const {
+OwnedChunk::Reply OwnedChunk::AskForReplay(uint64_t step) const {
   Answer answer;
-  answer.header.set_step(open_step_);
+  answer.header.set_step(step);
   answer.header.set_chunk(chunk_);
   answer.header.set_codec(REPLAY);
   answer.header.set_generation(generation_);
@@ -193,7 +197,8 @@ absl::StatusOr<ChunkState> OwnedChunk::Save(bool with_answer) {
   unsaved_bytes_ = 0;
   ChunkState state;
   state.chunk = chunk_;
-  if (error_was_zero_ && !with_answer) {
+  const bool is_held = open_ && open_->round.complete();
+  if (error_was_zero_ && !with_answer && !is_held) {
     state.open_step = open_step_ - 1;
     return state;
   }
@@ -209,7 +214,13 @@ void OwnedChunk::SetDurable(uint64_t step, absl::Time now) {
   {
     absl::MutexLock lock(&mutex_);
     for (; durable_step_ < step && !kept_bytes_.empty(); ++durable_step_) kept_bytes_.pop_front();
-    if (open_ && open_->round.complete() && MayClose()) ended = CloseRound(now);
+    if (open_ && open_->round.complete()) {
+      if (MayClose()) {
+        ended = CloseRound(now);
+      } else {
+        RequestSnapshot();  // only the one before the newest counts
+      }
+    }
     CountSent(ended);
   }
   for (EndedCall& call : ended) call.done(std::move(call.result));

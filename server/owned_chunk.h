@@ -62,13 +62,15 @@ class OwnedChunk {
   //     for its rank, which ends with ABORTED.
   //   step == open step - 1: answered from the last answer, or ALREADY_EXISTS if the rank
   //     contributed something else to it.
-  //   step > open step, and the chunk was restored: answered at once with REPLAY from the open
-  //   step. FAILED_PRECONDITION, naming the open step, for any other step. INTERNAL when the
+  //   In a restored chunk, for a later step than the open one, and for any frame whose sender does
+  //     not know of the restart: answered at once with REPLAY from the open step, or the frame's if
+  //     that is earlier. FAILED_PRECONDITION, naming the open step, for any other step. INTERNAL
+  //     when the
   //   round's sum is out of range: from then on for the open step's frames.
   //
   // A complete round stays open while workers would otherwise have to keep too much: the frames
   // that are not durable, this round's included, may have half the size of the parameters in fp32,
-  // or of four rounds if that is more.
+  // or of four rounds, the largest of them, if that is more.
   void Exchange(Frame frame, absl::Time now, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // No round closes any more: ends the waiting calls with `reason`, and the open step's later ones.
@@ -134,7 +136,7 @@ class OwnedChunk {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Reply ReplyWith(std::shared_ptr<const Answer> answer, absl::Duration waited) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Reply AskForReplay() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Reply AskForReplay(uint64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountSent(const EndedCalls& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Layout& layout_;

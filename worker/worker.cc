@@ -11,7 +11,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "worker/kept_frames.h"
 
 namespace signpost {
@@ -91,9 +90,9 @@ class Worker::Inbox {
   }
 
   // Blocks for at most `timeout`.
-  std::optional<Item> Take(absl::Duration timeout) {
+  std::optional<Item> Take(Clock& clock, absl::Duration timeout) {
     absl::MutexLock lock(&mutex_);
-    if (!mutex_.AwaitWithTimeout(absl::Condition(this, &Inbox::HasItem), timeout)) {
+    if (!clock.Await(mutex_, absl::Condition(this, &Inbox::HasItem), timeout)) {
       return std::nullopt;
     }
     Item item = std::move(items_.front());
@@ -152,7 +151,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(
 
   std::unique_ptr<Worker> worker(new Worker(options, optimizer, std::move(parameters),
                                             std::move(channels), *std::move(layout)));
-  const absl::Time deadline = absl::Now() + options.join_timeout;
+  const absl::Time deadline = options.clock->Now() + options.join_timeout;
   const uint64_t incarnation = NewIncarnation();
   for (uint32_t shard = 0; shard < worker->channels_.size(); ++shard) {
     absl::Status status = worker->JoinShard(shard, job_options, incarnation, deadline);
@@ -186,6 +185,7 @@ absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, ui
         layout_.Fingerprint()));
   }
   epochs_[shard] = response->epoch();
+  generations_[shard] = response->generation();
   return absl::OkStatus();
 }
 
@@ -199,14 +199,14 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>
   report.step = step_;
   report.codec = optimizer_.codec();
 
-  deadline_ = absl::Now() + options_.exchange_timeout;
+  deadline_ = options_.clock->Now() + options_.exchange_timeout;
   const uint32_t chunks = layout_.chunks().size();
   uint32_t sent = 0;
   uint32_t received = 0;
-  absl::Time last = absl::Now();
+  absl::Time last = options_.clock->Now();
   // Adds the time since the last call to one of the report's durations.
-  auto account = [&last](absl::Duration& to) {
-    const absl::Time now = absl::Now();
+  auto account = [this, &last](absl::Duration& to) {
+    const absl::Time now = options_.clock->Now();
     to += now - last;
     last = now;
   };
@@ -216,7 +216,7 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>
       account(report.kernels);
       continue;
     }
-    std::optional<Inbox::Item> item = inbox_->Take(kOfferInterval);
+    std::optional<Inbox::Item> item = inbox_->Take(*options_.clock, kOfferInterval);
     absl::Duration blocked;
     account(blocked);
     const absl::Duration waited = item && item->answer.ok()
@@ -291,14 +291,15 @@ void Worker::Send(uint32_t chunk, absl::Span<const absl::Span<const float>> grad
 void Worker::Exchange(uint32_t chunk, uint64_t step) {
   ChunkExchange& exchange = exchanges_[chunk];
   exchange.step_under_way.reset();
-  const SentFrame* frame = exchange.kept.Find(step);
+  SentFrame* frame = exchange.kept.Find(step);
   if (frame == nullptr) return;
   exchange.step_under_way = step;
-  channels_[shard_of_chunk_[chunk]]->Exchange(
-      frame->header, frame->payload, deadline_,
-      [inbox = inbox_, chunk](absl::StatusOr<Answer> answer) {
-        inbox->Put(chunk, std::move(answer));
-      });
+  const uint32_t shard = shard_of_chunk_[chunk];
+  frame->header.set_generation(generations_[shard]);
+  channels_[shard]->Exchange(frame->header, frame->payload, deadline_,
+                             [inbox = inbox_, chunk](absl::StatusOr<Answer> answer) {
+                               inbox->Put(chunk, std::move(answer));
+                             });
 }
 
 absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answer,
@@ -371,10 +372,11 @@ absl::Status Worker::Replay(uint32_t chunk, const AnswerHeader& wanted, StepRepo
         channels_[shard]->target(), shard, channels_.size(), wanted.step(), chunk,
         kept.oldest_step()));
   }
+  const bool is_news = wanted.generation() > generations_[shard];
+  if (is_news) generations_[shard] = wanted.generation();
   report.replayed_frames += kept.newest().header.step() - wanted.step();
   Exchange(chunk, wanted.step());
-  if (wanted.generation() <= generations_[shard]) return absl::OkStatus();
-  generations_[shard] = wanted.generation();
+  if (!is_news) return absl::OkStatus();
   ++report.restarted_aggregators;
   for (uint32_t other = 0; other < exchanges_.size(); ++other) {
     if (shard_of_chunk_[other] == shard) Offer(other);
@@ -410,7 +412,7 @@ absl::Status Worker::Explain(const absl::Status& status, uint32_t shard,
     StatusRequest request;
     request.set_job(options_.job);
     absl::StatusOr<StatusResponse> response =
-        channels_[shard]->Status(request, absl::Now() + kStatusTimeout);
+        channels_[shard]->Status(request, options_.clock->Now() + kStatusTimeout);
     const std::string who = response.ok() ? WhoIsWaitedFor(*response) : "";
     if (!who.empty()) absl::StrAppend(&message, "; it is ", who);
     if (!response.ok()) absl::StrAppend(&message, "; it no longer answers");
@@ -419,7 +421,7 @@ absl::Status Worker::Explain(const absl::Status& status, uint32_t shard,
 }
 
 absl::Status Worker::Leave() {
-  deadline_ = absl::Now() + options_.exchange_timeout;
+  deadline_ = options_.clock->Now() + options_.exchange_timeout;
   absl::Status first_error;
   for (uint32_t shard = 0; shard < channels_.size(); ++shard) first_error.Update(LeaveShard(shard));
   return first_error;
@@ -433,7 +435,7 @@ absl::Status Worker::LeaveShard(uint32_t shard) {
   request.set_steps(step_);
   while (true) {
     const absl::Status status = channels_[shard]->Leave(request, deadline_);
-    if (!absl::IsAborted(status) || absl::Now() >= deadline_) return status;
+    if (!absl::IsAborted(status) || options_.clock->Now() >= deadline_) return status;
     for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
       if (shard_of_chunk_[chunk] == shard) Offer(chunk);
     }
@@ -446,8 +448,9 @@ absl::Status Worker::AwaitOffers() {
   const auto under_way = [](const ChunkExchange& exchange) {
     return exchange.step_under_way.has_value();
   };
-  while (absl::Now() < deadline_ && std::any_of(exchanges_.begin(), exchanges_.end(), under_way)) {
-    std::optional<Inbox::Item> item = inbox_->Take(kOfferInterval);
+  while (options_.clock->Now() < deadline_ &&
+         std::any_of(exchanges_.begin(), exchanges_.end(), under_way)) {
+    std::optional<Inbox::Item> item = inbox_->Take(*options_.clock, kOfferInterval);
     if (!item) {
       OfferToIdleShards();
       continue;

@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 #include "proto/layout.h"
 #include "worker/channel.h"
+#include "worker/clock.h"
 #include "worker/onebit_adam.h"
 
 namespace signpost {
@@ -27,6 +28,7 @@ struct WorkerOptions {
   float gamma = 1.35f;
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration exchange_timeout = absl::Minutes(1);  // for each step's exchange
+  Clock* clock = &Clock::Real();
 };
 
 // A round that all workers skipped because one worker's input was not finite.
@@ -120,7 +122,7 @@ class Worker {
   uint32_t rates_crc32c_ = 0;             // of the current step
   absl::Time deadline_;                   // of the current call's exchanges
   std::vector<uint64_t> epochs_;          // by shard
-  std::vector<uint64_t> generations_;     // by shard: the newest that asked for a replay
+  std::vector<uint64_t> generations_;     // by shard: of its process, as far as is known
   std::vector<ChunkExchange> exchanges_;  // by chunk
   // Shared with exchanges that may still be under way when a failed Step returns.
   std::shared_ptr<Inbox> inbox_;

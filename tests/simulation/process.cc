@@ -1,0 +1,76 @@
+#include "tests/simulation/process.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace signpost::simulation {
+
+Process::Process(Scheduler& scheduler, ShardId shard, Report report)
+    : scheduler_(scheduler), shard_(shard), report_(std::move(report)), disk_(scheduler) {}
+
+Process::~Process() { End(); }
+
+void Process::Start() {
+  absl::StatusOr<std::unique_ptr<StateDir>> state_dir = StateDir::Open(disk_, shard_);
+  absl::Status status = state_dir.status();
+  StateDir::Recovered recovered;
+  if (status.ok()) {
+    absl::StatusOr<StateDir::Recovered> result = (*state_dir)->Recover(/*allow_error_reset=*/false);
+    status = result.status();
+    if (result.ok()) recovered = *std::move(result);
+  }
+  // It died while it started, or the disk is full: whoever starts it tries again.
+  if (disk_.died() || absl::IsResourceExhausted(status)) {
+    if (disk_.died()) disk_.Crash();
+    return StartLater();
+  }
+  if (!status.ok()) return report_(absl::StrCat("aggregator does not start: ", status.ToString()));
+  state_dir_ = *std::move(state_dir);
+  aggregator_ =
+      std::make_unique<Aggregator>(AggregatorOptions{.shard = shard_.shard,
+                                                     .shard_count = shard_.shard_count,
+                                                     .now = [this] { return scheduler_.Now(); }},
+                                   state_dir_.get());
+  status = aggregator_->Restore(recovered.jobs);
+  if (!status.ok()) report_(absl::StrCat("jobs cannot go on: ", status.ToString()));
+  SaveNowAndThen(incarnation_);
+}
+
+void Process::StartLater() {
+  scheduler_.After(scheduler_.Between(absl::Milliseconds(1), absl::Milliseconds(60)),
+                   [this] { Start(); });
+}
+
+void Process::SaveNowAndThen(uint64_t incarnation) {
+  if (incarnation != incarnation_ || !is_up()) return;
+  const absl::Status status = aggregator_->TakeSnapshots();
+  if (disk_.died()) return Kill();
+  if (!status.ok() && !absl::IsResourceExhausted(status)) report_(status.ToString());
+  scheduler_.After(scheduler_.Between(absl::Microseconds(200), absl::Milliseconds(8)),
+                   [this, incarnation] { SaveNowAndThen(incarnation); });
+}
+
+void Process::End() {
+  ++incarnation_;
+  aggregator_.reset();
+  state_dir_.reset();
+}
+
+void Process::Kill() {
+  if (!is_up()) return;
+  End();
+  disk_.Crash();
+  StartLater();
+}
+
+void Process::Stop() {
+  if (!is_up()) return;
+  const absl::Status status = aggregator_->Suspend();
+  if (disk_.died()) return Kill();
+  if (!status.ok() && !absl::IsResourceExhausted(status)) report_(status.ToString());
+  End();
+  StartLater();
+}
+
+}  // namespace signpost::simulation

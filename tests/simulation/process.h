@@ -1,0 +1,54 @@
+// An aggregator process: the real aggregator and state directory on a simulated disk. It dies, and
+// is started again.
+
+#ifndef SIGNPOST_TESTS_SIMULATION_PROCESS_H_
+#define SIGNPOST_TESTS_SIMULATION_PROCESS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "server/aggregator.h"
+#include "server/state_dir.h"
+#include "tests/simulation/scheduler.h"
+#include "tests/simulation/sim_disk.h"
+
+namespace signpost::simulation {
+
+class Process {
+ public:
+  // `report` gets what must not happen.
+  using Report = std::function<void(const std::string& violation)>;
+  Process(Scheduler& scheduler, ShardId shard, Report report);
+  ~Process();
+
+  void Start();
+  // At once, or in the middle of one of the next disk operations.
+  void Kill();
+  void KillWhileSaving() { disk_.DieIn(1 + scheduler_.Below(6)); }
+  // As SIGTERM does.
+  void Stop();
+
+  bool is_up() const { return aggregator_ != nullptr; }
+  // Replies of an earlier incarnation never arrive.
+  uint64_t incarnation() const { return incarnation_; }
+  Aggregator& aggregator() { return *aggregator_; }
+  SimDisk& disk() { return disk_; }
+
+ private:
+  void StartLater();
+  void End();
+  void SaveNowAndThen(uint64_t incarnation);
+
+  Scheduler& scheduler_;
+  const ShardId shard_;
+  const Report report_;
+  SimDisk disk_;
+  std::unique_ptr<StateDir> state_dir_;
+  std::unique_ptr<Aggregator> aggregator_;
+  uint64_t incarnation_ = 0;
+};
+
+}  // namespace signpost::simulation
+
+#endif  // SIGNPOST_TESTS_SIMULATION_PROCESS_H_

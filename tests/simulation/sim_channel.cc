@@ -1,0 +1,169 @@
+#include "tests/simulation/sim_channel.h"
+
+#include <cstring>
+#include <utility>
+
+namespace signpost::simulation {
+namespace {
+
+struct Left {
+  bool must_offer_first = false;  // ABORTED: the caller's to act upon, and no lost connection
+};
+
+Answer AnswerOf(const Aggregator::Reply& reply) {
+  Answer answer{OwnedChunk::HeaderOf(reply), Payload(reply.answer->payload.size())};
+  std::memcpy(answer.payload.data(), reply.answer->payload.data(), answer.payload.size());
+  return answer;
+}
+
+Frame FrameOf(const FrameHeader& header, const Payload& payload) {
+  Frame frame{header, Payload(payload.size())};
+  std::memcpy(frame.payload.data(), payload.data(), payload.size());
+  return frame;
+}
+
+template <typename Response>
+struct Call {
+  using Reply = std::function<void(absl::StatusOr<Response>)>;
+
+  absl::Time deadline;
+  // Hands the request to the aggregator.
+  std::function<void(Aggregator&, Reply)> send;
+  std::function<void(absl::StatusOr<Response>)> done;
+  bool ended = false;
+
+  void End(absl::StatusOr<Response> result) {
+    if (!std::exchange(ended, true)) done(std::move(result));
+  }
+};
+
+template <typename Response>
+using CallPtr = std::shared_ptr<Call<Response>>;
+
+absl::Duration Latency(const Wire& wire) {
+  return wire.scheduler.Between(absl::Microseconds(50), absl::Milliseconds(3));
+}
+
+bool Lost(const Wire& wire) {
+  return wire.link.drop_one_in != 0 && wire.scheduler.OneIn(wire.link.drop_one_in);
+}
+
+template <typename Response>
+void Deliver(Wire wire, CallPtr<Response> call);
+template <typename Response>
+void TryLater(Wire wire, CallPtr<Response> call);
+
+template <typename Response>
+void Try(Wire wire, CallPtr<Response> call) {
+  if (call->ended) return;
+  if (wire.link.is_cut || !wire.process.is_up() || Lost(wire)) return TryLater(wire, call);
+  wire.scheduler.After(Latency(wire), [wire, call] { Deliver(wire, call); });
+  if (wire.link.repeat_one_in == 0 || !wire.scheduler.OneIn(wire.link.repeat_one_in)) return;
+  // A copy that was on its way when its connection was given up. Nobody waits for its answer.
+  wire.scheduler.After(wire.scheduler.Between(absl::ZeroDuration(), absl::Milliseconds(40)),
+                       [wire, call] {
+                         if (wire.process.is_up())
+                           call->send(wire.process.aggregator(), [](absl::StatusOr<Response>) {});
+                       });
+}
+
+template <typename Response>
+void TryLater(Wire wire, CallPtr<Response> call) {
+  wire.scheduler.After(wire.scheduler.Between(absl::Milliseconds(1), absl::Milliseconds(20)),
+                       [wire, call] { Try(wire, call); });
+}
+
+template <typename Response>
+void Deliver(Wire wire, CallPtr<Response> call) {
+  if (wire.link.is_cut || !wire.process.is_up()) return TryLater(wire, call);
+  const uint64_t incarnation = wire.process.incarnation();
+  call->send(
+      wire.process.aggregator(), [wire, call, incarnation](absl::StatusOr<Response> response) {
+        const absl::Status& status = response.status();
+        const bool arrives = wire.process.incarnation() == incarnation && !wire.link.is_cut &&
+                             !Lost(wire) && !wire.process.disk().died();
+        // ABORTED: a copy overtook the request and took its place.
+        if (!arrives || absl::IsUnavailable(status) || absl::IsAborted(status))
+          return TryLater(wire, call);
+        // Shared, because a function must be copyable.
+        auto result = std::make_shared<absl::StatusOr<Response>>(std::move(response));
+        wire.scheduler.After(Latency(wire), [call, result] { call->End(std::move(*result)); });
+      });
+}
+
+// Makes the call's first try, and ends it by its deadline.
+template <typename Response>
+void Begin(Wire wire, CallPtr<Response> call) {
+  wire.scheduler.After(call->deadline - wire.scheduler.Now(), [call] {
+    call->End(absl::DeadlineExceededError("no answer in the time given"));
+  });
+  Try(wire, call);
+}
+
+template <typename Response>
+absl::StatusOr<Response> Await(Wire wire, CallPtr<Response> call) {
+  absl::Mutex mutex;
+  bool done = false;
+  absl::StatusOr<Response> result;
+  call->done = [&](absl::StatusOr<Response> response) {
+    result = std::move(response);
+    done = true;
+  };
+  Begin(wire, call);
+  absl::MutexLock lock(&mutex);
+  wire.scheduler.Await(mutex, absl::Condition(&done), absl::InfiniteDuration());
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<JoinResponse> SimChannel::Join(const JoinRequest& request, absl::Time deadline) {
+  auto call = std::make_shared<Call<JoinResponse>>();
+  call->deadline = deadline;
+  call->send = [request](Aggregator& aggregator, Call<JoinResponse>::Reply reply) {
+    aggregator.Join(request, std::move(reply));
+  };
+  return Await(wire_, call);
+}
+
+void SimChannel::Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
+                          absl::Time deadline, ExchangeDone done) {
+  auto call = std::make_shared<Call<Answer>>();
+  call->deadline = deadline;
+  call->send = [header, payload](Aggregator& aggregator, Call<Answer>::Reply reply) {
+    aggregator.Exchange(FrameOf(header, *payload),
+                        [reply = std::move(reply)](absl::StatusOr<Aggregator::Reply> result) {
+                          if (!result.ok()) return reply(result.status());
+                          reply(AnswerOf(*result));
+                        });
+  };
+  auto shared_done = std::make_shared<ExchangeDone>(std::move(done));
+  call->done = [shared_done](absl::StatusOr<Answer> answer) { (*shared_done)(std::move(answer)); };
+  Begin(wire_, call);
+}
+
+absl::Status SimChannel::Leave(const LeaveRequest& request, absl::Time deadline) {
+  auto call = std::make_shared<Call<Left>>();
+  call->deadline = deadline;
+  call->send = [request](Aggregator& aggregator, Call<Left>::Reply reply) {
+    aggregator.Leave(request, [reply = std::move(reply)](absl::Status status) {
+      if (!status.ok() && !absl::IsAborted(status)) return reply(status);
+      reply(Left{absl::IsAborted(status)});
+    });
+  };
+  const absl::StatusOr<Left> left = Await(wire_, call);
+  if (left.ok() && left->must_offer_first) return absl::AbortedError("frames are missing");
+  return left.status();
+}
+
+absl::StatusOr<StatusResponse> SimChannel::Status(const StatusRequest& request,
+                                                  absl::Time deadline) {
+  auto call = std::make_shared<Call<StatusResponse>>();
+  call->deadline = deadline;
+  call->send = [request](Aggregator& aggregator, Call<StatusResponse>::Reply reply) {
+    reply(aggregator.Status(request));
+  };
+  return Await(wire_, call);
+}
+
+}  // namespace signpost::simulation

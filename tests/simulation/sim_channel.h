@@ -1,0 +1,49 @@
+// The network between one worker and one aggregator process: it delays, drops, repeats and cuts.
+
+#ifndef SIGNPOST_TESTS_SIMULATION_SIM_CHANNEL_H_
+#define SIGNPOST_TESTS_SIMULATION_SIM_CHANNEL_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "tests/simulation/process.h"
+#include "tests/simulation/scheduler.h"
+#include "worker/channel.h"
+
+namespace signpost::simulation {
+
+// Shared by the channel and whoever makes trouble.
+struct Link {
+  bool is_cut = false;
+  uint64_t drop_one_in = 0;    // of requests and of replies; 0: none
+  uint64_t repeat_one_in = 0;  // of requests: they arrive a second time, later
+};
+
+// What a channel runs over. Outlives it, because calls do.
+struct Wire {
+  Scheduler& scheduler;
+  Process& process;
+  const Link& link;
+};
+
+// As GrpcChannel: a call whose connection is lost is made again, with the same bytes, until its
+// deadline.
+class SimChannel final : public Channel {
+ public:
+  explicit SimChannel(Wire wire) : wire_(wire) {}
+
+  std::string target() const override { return "simulated"; }
+  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override;
+  void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
+                absl::Time deadline, ExchangeDone done) override;
+  absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override;
+  absl::StatusOr<StatusResponse> Status(const StatusRequest& request, absl::Time deadline) override;
+
+ private:
+  const Wire wire_;
+};
+
+}  // namespace signpost::simulation
+
+#endif  // SIGNPOST_TESTS_SIMULATION_SIM_CHANNEL_H_

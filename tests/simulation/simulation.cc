@@ -1,0 +1,226 @@
+#include "tests/simulation/simulation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "tests/simulation/process.h"
+#include "tests/simulation/scheduler.h"
+#include "tests/simulation/sim_channel.h"
+#include "worker/worker.h"
+
+namespace signpost::simulation {
+namespace {
+
+// What is trained; a function of the seed.
+struct JobPlan {
+  explicit JobPlan(uint64_t seed) : random(seed) {
+    workers = 2 + Below(3);
+    shards = 1 + Below(3);
+    steps = 8 + Below(17);
+    optimizer.freeze_step = 1 + Below(steps);
+    optimizer.warm_up_codec = Below(3) == 0 ? BFLOAT16 : FLOAT32;
+    if (Below(2) == 0) {
+      bad_step = Below(steps);
+      bad_rank = Below(workers);
+    }
+  }
+
+  uint64_t Below(uint64_t n) { return random() % n; }
+
+  std::mt19937_64 random;
+  uint32_t workers, shards;
+  uint64_t steps;
+  OptimizerOptions optimizer;
+  uint64_t bad_step = std::numeric_limits<uint64_t>::max();  // at which a gradient is not finite
+  uint32_t bad_rank = 0;
+  const std::vector<size_t> tensors = {37, 8, 1, 300, 64};
+};
+
+// Of one rank and step: noise around a drift that all ranks share.
+std::vector<std::vector<float>> GradientsOf(const JobPlan& plan, uint32_t rank, uint64_t step) {
+  std::mt19937 random(1 + rank * 1000 + static_cast<uint32_t>(step));
+  std::uniform_real_distribution<float> noise(-1, 1);
+  std::vector<std::vector<float>> gradients;
+  for (const size_t elements : plan.tensors) {
+    std::vector<float>& gradient = gradients.emplace_back(elements);
+    for (size_t i = 0; i < elements; ++i) {
+      gradient[i] = noise(random) + 0.3f * std::sin(static_cast<float>(i));
+    }
+  }
+  if (rank == plan.bad_rank && step == plan.bad_step) {
+    gradients[3][200] = std::numeric_limits<float>::quiet_NaN();
+  }
+  return gradients;
+}
+
+// CRC-32C of a worker's parameters after each step.
+using Digests = std::vector<uint32_t>;
+
+class Simulation {
+ public:
+  Simulation(const JobPlan& plan, uint64_t seed, const Digests* expected)
+      : plan_(plan), scheduler_(seed), expected_(expected) {
+    for (uint32_t shard = 0; shard < plan.shards; ++shard) {
+      processes_.push_back(
+          std::make_unique<Process>(scheduler_, ShardId{shard, plan.shards},
+                                    [this](const std::string& violation) { Report(violation); }));
+    }
+  }
+
+  void Run() {
+    for (auto& process : processes_) process->Start();
+    if (expected_ != nullptr) PlanFaults();
+    for (uint32_t rank = 0; rank < plan_.workers; ++rank) {
+      scheduler_.Spawn([this, rank] { Train(rank); });
+    }
+    scheduler_.Run();
+    for (auto& process : processes_) CheckOver(*process);
+  }
+
+  const Digests& digests() const { return digests_; }
+  const SimulationResult& result() const { return result_; }
+
+ private:
+  void Report(const std::string& violation) {
+    if (result_.violations.size() < 5) result_.violations.push_back(violation);
+  }
+
+  // The job as one rank runs it.
+  void Train(uint32_t rank) {
+    std::vector<std::vector<float>> values;
+    std::vector<Parameter> parameters;
+    for (size_t i = 0; i < plan_.tensors.size(); ++i) {
+      values.emplace_back(plan_.tensors[i], 0.5f);
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      parameters.push_back(
+          {absl::StrCat("tensor", i), {values[i].size()}, absl::MakeSpan(values[i])});
+    }
+    std::vector<std::unique_ptr<Channel>> channels;
+    for (auto& process : processes_) {
+      channels.push_back(
+          std::make_unique<SimChannel>(Wire{scheduler_, *process, links_[{rank, process.get()}]}));
+    }
+    absl::StatusOr<std::unique_ptr<Worker>> worker =
+        Worker::Join({.job = "simulated",
+                      .rank = rank,
+                      .world_size = plan_.workers,
+                      .block_elements = 16,
+                      .chunk_elements = 64,
+                      .join_timeout = absl::Minutes(10),
+                      .exchange_timeout = absl::Minutes(10),
+                      .clock = &scheduler_},
+                     plan_.optimizer, parameters, std::move(channels));
+    if (!worker.ok()) return Report(absl::StrCat("join: ", worker.status().ToString()));
+    for (uint64_t step = 0; step < plan_.steps; ++step) {
+      if (!TrainStep(rank, step, **worker)) return;
+    }
+    const absl::Status left = (*worker)->Leave();
+    if (!left.ok()) Report(absl::StrCat("leave: ", left.ToString()));
+  }
+
+  bool TrainStep(uint32_t rank, uint64_t step, Worker& worker) {
+    scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(5)));
+    const auto gradients = GradientsOf(plan_, rank, step);
+    const std::vector<absl::Span<const float>> spans(gradients.begin(), gradients.end());
+    const absl::StatusOr<StepReport> report =
+        worker.Step(spans, {{.learning_rate = 0.01, .weight_decay = 0.1}});
+    if (!report.ok()) {
+      Report(absl::StrFormat("rank %d: %s", rank, report.status().ToString()));
+      return false;
+    }
+    result_.replayed_frames += report->replayed_frames;
+    result_.skipped_rounds += report->skipped.size();
+    const uint32_t digest = worker.ParametersCrc32c();
+    if (expected_ == nullptr) {
+      digests_.resize(plan_.steps);
+      if (rank == 0) digests_[step] = digest;
+      return true;
+    }
+    if (digest == (*expected_)[step]) return true;
+    Report(absl::StrFormat("rank %d: step %d gives %08x, undisturbed it gives %08x", rank, step,
+                           digest, (*expected_)[step]));
+    return false;
+  }
+
+  // Faults, until a time at which most jobs are over. Afterwards everything heals.
+  void PlanFaults() {
+    for (auto& process : processes_) {
+      for (uint32_t rank = 0; rank < plan_.workers; ++rank) {
+        Link& link = links_[{rank, process.get()}];
+        if (scheduler_.OneIn(2)) link.drop_one_in = 4 + scheduler_.Below(40);
+        if (scheduler_.OneIn(2)) link.repeat_one_in = 2 + scheduler_.Below(20);
+        for (uint64_t i = scheduler_.Below(3); i > 0; --i) {
+          During(AtSomeTime(), scheduler_.Between(absl::Milliseconds(1), absl::Milliseconds(80)),
+                 [&link](bool cut) { link.is_cut = cut; });
+        }
+      }
+      for (uint64_t i = scheduler_.Below(5); i > 0; --i) {
+        scheduler_.After(AtSomeTime(), [&] { Disturb(*process); });
+      }
+      if (scheduler_.OneIn(3)) {
+        During(AtSomeTime(), scheduler_.Between(absl::Milliseconds(5), absl::Milliseconds(100)),
+               [&](bool full) { process->disk().set_full(full); });
+      }
+    }
+  }
+
+  void Disturb(Process& process) {
+    switch (scheduler_.Below(4)) {
+      case 0:
+        ++result_.stops;
+        return process.Stop();
+      case 1:
+        ++result_.kills;
+        return process.Kill();
+      default:
+        ++result_.kills_while_saving;
+        if (process.is_up()) process.KillWhileSaving();
+    }
+  }
+
+  absl::Duration AtSomeTime() {
+    return scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(12) * plan_.steps);
+  }
+
+  void During(absl::Duration begin, absl::Duration length, std::function<void(bool)> set) {
+    scheduler_.After(begin, [set] { set(true); });
+    scheduler_.After(begin + length, [set] { set(false); });
+  }
+
+  void CheckOver(Process& process) {
+    if (!process.is_up()) return;
+    const StatusResponse status = process.aggregator().Status({});
+    if (status.jobs_size() != 0) {
+      Report(absl::StrCat("the job is still there: ", status.ShortDebugString()));
+    }
+  }
+
+  const JobPlan& plan_;
+  Scheduler scheduler_;
+  const Digests* const expected_;  // null: nothing fails
+  std::map<std::pair<uint32_t, Process*>, Link> links_;
+  std::vector<std::unique_ptr<Process>> processes_;
+  Digests digests_;
+  SimulationResult result_;
+};
+
+}  // namespace
+
+SimulationResult Simulate(uint64_t seed) {
+  const JobPlan plan(seed);
+  Simulation undisturbed(plan, seed, nullptr);
+  undisturbed.Run();
+  if (!undisturbed.result().violations.empty()) return undisturbed.result();
+  Simulation disturbed(plan, seed, &undisturbed.digests());
+  disturbed.Run();
+  return disturbed.result();
+}
+
+}  // namespace signpost::simulation
