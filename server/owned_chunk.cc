@@ -29,7 +29,8 @@ OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size
 
 void OwnedChunk::Restore(ChunkState state, uint64_t generation) {
   absl::MutexLock lock(&mutex_);
-  open_step_ = durable_step_ = state.open_step;
+  // Which older snapshot there is, and so what is durable, is not known here.
+  open_step_ = first_kept_step_ = state.open_step;
   error_is_zero_ = state.error.empty();
   error_ = std::move(state.error);
   last_answer_ = std::move(state.last_answer);
@@ -213,7 +214,10 @@ void OwnedChunk::SetDurable(uint64_t step, absl::Time now) {
   EndedCalls ended;
   {
     absl::MutexLock lock(&mutex_);
-    for (; durable_step_ < step && !kept_bytes_.empty(); ++durable_step_) kept_bytes_.pop_front();
+    durable_step_ = std::max(durable_step_, step);
+    for (; first_kept_step_ < step && !kept_bytes_.empty(); ++first_kept_step_) {
+      kept_bytes_.pop_front();
+    }
     if (open_ && open_->round.complete()) {
       if (MayClose()) {
         ended = CloseRound(now);

@@ -158,7 +158,8 @@ class OwnedChunk {
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: this chunk was not restored
 
   uint64_t durable_step_ ABSL_GUARDED_BY(mutex_) = 0;
-  // What one rank keeps of the rounds from durable_step_ on, in bytes.
+  // What one rank keeps of the rounds from that step on, in bytes.
+  uint64_t first_kept_step_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<uint64_t> kept_bytes_ ABSL_GUARDED_BY(mutex_);
   uint64_t unsaved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of those since the last Save
   bool snapshot_due_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,7 +1,10 @@
 #include "tests/simulation/process.h"
 
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace signpost::simulation {
@@ -62,6 +65,18 @@ void Process::Kill() {
   End();
   disk_.Crash();
   StartLater();
+}
+
+bool Process::KillAndFlipBit() {
+  if (!is_up()) return false;
+  Kill();
+  std::vector<std::string> snapshots = *disk_.List();
+  std::erase_if(snapshots,
+                [](const std::string& name) { return !absl::EndsWith(name, ".snapshot"); });
+  if (snapshots.size() < 2 || flipped_ || scheduler_.OneIn(2)) return false;
+  disk_.FlipBit(snapshots.back());
+  flipped_ = true;
+  return true;
 }
 
 void Process::Stop() {

@@ -25,6 +25,9 @@ class Process {
   void Start();
   // At once, or in the middle of one of the next disk operations.
   void Kill();
+  // Kills, and changes a bit of the newest snapshot, if there is another and this has not happened
+  // to this process before. Whether it did.
+  bool KillAndFlipBit();
   void KillWhileSaving() { disk_.DieIn(1 + scheduler_.Below(6)); }
   // As SIGTERM does.
   void Stop();
@@ -47,6 +50,7 @@ class Process {
   std::unique_ptr<StateDir> state_dir_;
   std::unique_ptr<Aggregator> aggregator_;
   uint64_t incarnation_ = 0;
+  bool flipped_ = false;
 };
 
 }  // namespace signpost::simulation

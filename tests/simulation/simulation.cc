@@ -59,9 +59,6 @@ std::vector<std::vector<float>> GradientsOf(const JobPlan& plan, uint32_t rank, 
   return gradients;
 }
 
-// CRC-32C of a worker's parameters after each step.
-using Digests = std::vector<uint32_t>;
-
 class Simulation {
  public:
   Simulation(const JobPlan& plan, uint64_t seed, const Digests* expected)
@@ -139,8 +136,7 @@ class Simulation {
     result_.skipped_rounds += report->skipped.size();
     const uint32_t digest = worker.ParametersCrc32c();
     if (expected_ == nullptr) {
-      digests_.resize(plan_.steps);
-      if (rank == 0) digests_[step] = digest;
+      if (rank == 0) digests_.push_back(digest);
       return true;
     }
     if (digest == (*expected_)[step]) return true;
@@ -178,7 +174,8 @@ class Simulation {
         return process.Stop();
       case 1:
         ++result_.kills;
-        return process.Kill();
+        if (process.KillAndFlipBit()) ++result_.bit_flips;
+        return;
       default:
         ++result_.kills_while_saving;
         if (process.is_up()) process.KillWhileSaving();
@@ -213,14 +210,19 @@ class Simulation {
 
 }  // namespace
 
-SimulationResult Simulate(uint64_t seed) {
+Digests Undisturbed(uint64_t seed) {
   const JobPlan plan(seed);
-  Simulation undisturbed(plan, seed, nullptr);
-  undisturbed.Run();
-  if (!undisturbed.result().violations.empty()) return undisturbed.result();
-  Simulation disturbed(plan, seed, &undisturbed.digests());
-  disturbed.Run();
-  return disturbed.result();
+  Simulation simulation(plan, seed, nullptr);
+  simulation.Run();
+  return simulation.digests();
+}
+
+SimulationResult Simulate(uint64_t seed, const Digests& expected) {
+  const JobPlan plan(seed);
+  if (expected.size() != plan.steps) return {.violations = {"the undisturbed job failed"}};
+  Simulation simulation(plan, seed, &expected);
+  simulation.Run();
+  return simulation.result();
 }
 
 }  // namespace signpost::simulation

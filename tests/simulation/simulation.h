@@ -19,15 +19,21 @@ struct SimulationResult {
   uint64_t stops = 0;
   uint64_t replayed_frames = 0;
   uint64_t skipped_rounds = 0;
-  uint64_t most_kept_bytes_per_parameter = 0;
+  uint64_t bit_flips = 0;
 };
 
-// The seed also decides the job: workers, shards, steps, codec of the warm-up, when it ends.
-// Invariants:
+// CRC-32C of the parameters after each step.
+using Digests = std::vector<uint32_t>;
+
+// The seed's job without any fault. The seed decides the workers, shards, steps, the codec of the
+// warm-up and when it ends, and whether and when a gradient is not finite.
+Digests Undisturbed(uint64_t seed);
+
+// The same job with faults. Invariants:
 //   - every call of every worker succeeds;
-//   - after every step each worker's parameters have the bytes of the same job without any fault;
+//   - after every step each worker's parameters have the expected bytes;
 //   - when all workers have left, no aggregator has the job any more.
-SimulationResult Simulate(uint64_t seed);
+SimulationResult Simulate(uint64_t seed, const Digests& expected);
 
 }  // namespace signpost::simulation
 
