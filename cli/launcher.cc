@@ -116,6 +116,7 @@ class LaunchedRun {
       arguments.push_back(absl::StrCat("--shard=", shard, "/", options_.aggregators));
       // No grace of its own: it is stopped when its workers have ended.
       arguments.push_back("--drain-grace=0s");
+      arguments.push_back(absl::StrCat("--failure-timeout=", options_.failure_timeout.ToString()));
       if (!StartProcess(aggregators_, arguments, {})) return;
     }
   }
@@ -127,7 +128,8 @@ class LaunchedRun {
                         {{"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses_, ",")},
                          {"SIGNPOST_JOB", job_},
                          {"SIGNPOST_RANK", absl::StrCat(rank)},
-                         {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)}})) {
+                         {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
+                         {"SIGNPOST_FAILURE_TIMEOUT", options_.failure_timeout.ToString()}})) {
         return;
       }
     }

@@ -11,6 +11,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "proto/failure_timeout.h"
 
 namespace signpost::cli {
 
@@ -28,15 +29,16 @@ void PrintPrefixed(const OutputLine& line);
 
 struct LaunchOptions {
   // One worker's program, found in PATH, and its arguments. Its environment says who it is:
-  // SIGNPOST_AGGREGATORS, SIGNPOST_JOB (another one for each launch), SIGNPOST_RANK and
-  // SIGNPOST_WORLD_SIZE.
+  // SIGNPOST_AGGREGATORS, SIGNPOST_JOB (another one for each launch), SIGNPOST_RANK,
+  // SIGNPOST_WORLD_SIZE and SIGNPOST_FAILURE_TIMEOUT.
   std::vector<std::string> command;
   uint32_t workers = 1;
   uint32_t aggregators = 1;
+  FailureTimeout failure_timeout;                     // of workers and aggregators
   absl::Duration timeout = absl::InfiniteDuration();  // of the whole run
   absl::Duration grace = absl::Seconds(10);  // between asking a process to end and killing it
-  // Starts an aggregator, with --listen, --shard and --drain-grace behind it. The first line that
-  // it prints is "listening on HOST:PORT". Empty: this program's own.
+  // Starts an aggregator, with --listen, --shard, --drain-grace and --failure-timeout behind it.
+  // The first line that it prints is "listening on HOST:PORT". Empty: this program's own.
   std::vector<std::string> aggregator_command;
   absl::Duration aggregator_start_timeout = absl::Seconds(30);
   std::function<void(const OutputLine&)> on_line = PrintPrefixed;

@@ -16,6 +16,7 @@
 namespace signpost::cli {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -59,6 +60,15 @@ TEST_F(LaunchTest, TellsEachRankWhoItIsAndWhereTheShardsAre) {
   EXPECT_EQ(result.explanation, "");
   EXPECT_THAT(OutputOfRank(0), ElementsAre("0/2 fake:0/3,fake:1/3,fake:2/3"));
   EXPECT_THAT(OutputOfRank(1), ElementsAre("1/2 fake:0/3,fake:1/3,fake:2/3"));
+}
+
+TEST_F(LaunchTest, TellsRanksAndAggregatorsTheFailureTimeout) {
+  options_.failure_timeout = *FailureTimeout::Of(absl::Milliseconds(1500));
+  options_.aggregator_command = {"sh", "-c", "echo listening on fake:$*; exec tail -f /dev/null",
+                                 "fake"};
+  RunScript("echo $SIGNPOST_FAILURE_TIMEOUT $SIGNPOST_AGGREGATORS");
+  EXPECT_THAT(OutputOfRank(0),
+              ElementsAre(AllOf(StartsWith("1.5s "), HasSubstr("--failure-timeout=1.5s"))));
 }
 
 TEST_F(LaunchTest, OverridesTheEnvironmentOfALaunchAroundIt) {

@@ -255,6 +255,12 @@ TEST(Run, PrefixesWhatRanksWrite) {
               testing::ContainsRegex("\\[rank 1\\] 127.0.0.1:[0-9]+,127.0.0.1:[0-9]+\n"));
 }
 
+TEST(Run, TellsRanksTheFailureTimeout) {
+  EXPECT_THAT(
+      RunProgram("run --failure-timeout 1500ms -- sh -c 'echo $SIGNPOST_FAILURE_TIMEOUT'").output,
+      HasSubstr("[rank 0] 1.5s\n"));
+}
+
 TEST(Run, EndsWithTheCodeOfTheRankThatFailedFirst) {
   const Outcome outcome = RunProgram(
       "run -n 3 -- sh -c '[ $SIGNPOST_RANK = 1 ] || exec tail -f /dev/null; echo bad; exit 42'");
@@ -329,6 +335,7 @@ TEST(Demo, RefusesBadOptionsBeforeItTrains) {
       {"--steps 1", "--steps is 1, wanted at least 2"},
       {"--workers 0", "--workers"},
       {"--hidden 0", "--hidden is 0"},
+      {"--failure-timeout 1ms", "--failure-timeout"},
       {"--text /nowhere/at.all", "/nowhere/at.all"},
       {"--json /nowhere/at.all", "--json: cannot write to directory '/nowhere'"},
       {"--output /proc/nowhere", "--output: cannot write to directory '/proc/nowhere'"},
