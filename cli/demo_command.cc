@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cli/child_process.h"
 #include "cli/demo_worker_command.h"
 #include "cli/exit_code.h"
 #include "cli/launcher.h"

@@ -27,6 +27,9 @@ struct OutputLine {
 // lines all go to standard error: standard output belongs to the job.
 void PrintPrefixed(const OutputLine& line);
 
+// "signpost: aggregator 1 failed: killed by SIGKILL; started again (restart 1)", to standard error.
+void PrintRestart(const std::string& what);
+
 struct LaunchOptions {
   // One worker's program, found in PATH, and its arguments. Its environment says who it is:
   // SIGNPOST_AGGREGATORS, SIGNPOST_JOB (another one for each launch), SIGNPOST_RANK,
@@ -42,6 +45,11 @@ struct LaunchOptions {
   std::vector<std::string> aggregator_command;
   absl::Duration aggregator_start_timeout = absl::Seconds(30);
   std::function<void(const OutputLine&)> on_line = PrintPrefixed;
+  // Non-empty: where aggregators keep their state. Each is told --state-dir=STATE_DIR/shard-I too,
+  // and one that ends while workers run is started again at the same address, up to
+  // RestartLimit::kMost times within RestartLimit::kWindow.
+  std::string state_dir;
+  std::function<void(const std::string& what)> on_restart = PrintRestart;
 };
 
 struct LaunchResult {
@@ -54,15 +62,13 @@ struct LaunchResult {
 
 // Returns when all processes, and all that they started, have ended: none survives. SIGINT, SIGTERM
 // or SIGHUP stops the run: workers get SIGTERM, and once they have ended, the aggregators; after
-// `grace`, or at the second signal, SIGKILL. The same happens to the others when one process fails.
+// `grace`, or at the second signal, SIGKILL. The same happens to the others when one process fails,
+// unless it is an aggregator that may be started again.
 // If this process is killed itself, workers and aggregators are killed with it.
 //
 // To be called from the main thread of a process that has no other children and, while this runs,
 // no thread that the signals above could go to.
 LaunchResult Launch(const LaunchOptions& options);
-
-// This program's executable, to start more processes of it.
-std::string OwnExecutable();
 
 }  // namespace signpost::cli
 

@@ -17,7 +17,8 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
       "SIGNPOST_RANK, SIGNPOST_WORLD_SIZE and SIGNPOST_FAILURE_TIMEOUT are in each rank's\n"
       "environment; a Session joins with them. If a rank fails, the others are stopped, and the "
       "exit code is that rank's. Ctrl-C\n"
-      "stops all, a second one kills them.\n\n"
+      "stops all, a second one kills them. With --state-dir, an aggregator that dies is started\n"
+      "again in its place, up to ten times a minute.\n\n"
       "Example:\n"
       "  signpost run -n 4 --aggregators 2 -- python3 train.py --epochs 3");
   app.add_option("-n,--workers", launch->workers, "Ranks to start")
@@ -31,6 +32,9 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
   AddFailureTimeoutFlag(
       app, launch->failure_timeout,
       "A peer without sign of life for this long is given up and looked for anew");
+  app.add_option("--state-dir", launch->state_dir,
+                 "Aggregators keep their state here, and are started again when they die")
+      ->type_name("DIR");
   AddDurationFlag(app, "--timeout", launch->timeout, "Stop the run after this long [no limit]");
   AddDurationFlag(app, "--grace", launch->grace,
                   "How long a process may take to end before it is killed [10s]");
