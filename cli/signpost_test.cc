@@ -307,6 +307,55 @@ TEST(Run, DrainsAtCtrlC) {
                                     HasSubstr("interrupted")));
 }
 
+// A worker that trains for some seconds if nobody stops it, and shows early that it has begun.
+std::string LongTraining() {
+  return absl::StrCat(kProgram,
+                      " demo-worker --hidden 8 --layers 1 --batch 1 --steps 20000 --results ",
+                      testing::TempDir());
+}
+
+TEST(Run, StopsAfterAWholeStepAtSigtermAndSaysTryAgain) {
+  Started run(WithPid(absl::StrCat("run -n 2 --aggregators 2 -- ", LongTraining())));
+  const pid_t pid = ToPid(run.ReadLine());
+  EXPECT_THAT(run.ReadLine(), StartsWith("[rank 0] step 1000 "));
+  kill(pid, SIGTERM);
+  const Outcome outcome = run.End();
+  EXPECT_EQ(outcome.exit_code, 75);
+  // One of them may have left a step before the other, which was to go on with it.
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("[rank 0] signpost demo-worker: asked to stop"),
+                                    HasSubstr("[rank 1] signpost demo-worker: asked to stop"),
+                                    HasSubstr("interrupted")));
+}
+
+TEST(Run, EndsWithTryAgainWhenARankIsStopped) {
+  Started run(absl::StrCat(kProgram, " run -- sh -c 'echo $$; exec ", LongTraining(), "'"));
+  const std::string line = run.ReadLine();
+  const pid_t rank = ToPid(absl::StripPrefix(line, "[rank 0] "));
+  EXPECT_THAT(run.ReadLine(), StartsWith("[rank 0] step 1000 "));
+  kill(rank, SIGTERM);
+  const Outcome outcome = run.End();
+  EXPECT_EQ(outcome.exit_code, 75);
+  EXPECT_THAT(outcome.output, HasSubstr("rank 0 failed first: exit code 75"));
+}
+
+TEST(Aggregator, IsLeftByAWorkerThatIsStopped) {
+  Started aggregator(WithPid("aggregator"));
+  const pid_t aggregator_pid = ToPid(aggregator.ReadLine());
+  const std::string line = aggregator.ReadLine();
+  const std::string address(absl::StripPrefix(line, "listening on "));
+  Started worker(absl::StrCat("sh -c 'echo $$; export SIGNPOST_AGGREGATORS=", address,
+                              " SIGNPOST_JOB=long SIGNPOST_RANK=0 SIGNPOST_WORLD_SIZE=1; exec ",
+                              LongTraining(), "'"));
+  const pid_t pid = ToPid(worker.ReadLine());
+  EXPECT_THAT(worker.ReadLine(), StartsWith("step 1000 "));
+  kill(pid, SIGTERM);
+  const Outcome outcome = worker.End();
+  EXPECT_EQ(outcome.exit_code, 75);
+  EXPECT_THAT(outcome.output, testing::ContainsRegex("left the job after [0-9]+ of 20000 steps"));
+  EXPECT_EQ(RunProgram(absl::StrCat("status --aggregators ", address)).output, "no jobs\n");
+  kill(aggregator_pid, SIGTERM);
+}
+
 // Waits for the end of any process, by a descriptor of it.
 void WaitUntilGone(pid_t pid) {
   pollfd descriptor = {static_cast<int>(syscall(SYS_pidfd_open, pid, 0)), POLLIN, 0};
