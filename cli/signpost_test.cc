@@ -79,6 +79,12 @@ pid_t ToPid(absl::string_view line) {
   return pid;
 }
 
+std::string ReadFile(const std::string& path) {
+  std::ostringstream contents;
+  contents << std::ifstream(path).rdbuf();
+  return contents.str();
+}
+
 TEST(Signpost, ExplainsEachCommandWithAnExample) {
   const Outcome all = RunProgram("--help");
   EXPECT_EQ(all.exit_code, 0);
@@ -307,15 +313,15 @@ TEST(Run, DrainsAtCtrlC) {
                                     HasSubstr("interrupted")));
 }
 
-// A worker that trains for some seconds if nobody stops it, and shows early that it has begun.
-std::string LongTraining() {
-  return absl::StrCat(kProgram,
-                      " demo-worker --hidden 8 --layers 1 --batch 1 --steps 20000 --results ",
-                      testing::TempDir());
+// A worker that trains until it is stopped (20000 steps are some seconds), and shows early that it
+// has begun.
+std::string Training(int steps = 20000) {
+  return absl::StrCat(kProgram, " demo-worker --hidden 8 --layers 1 --batch 1 --steps ", steps,
+                      " --results ", testing::TempDir());
 }
 
 TEST(Run, StopsAfterAWholeStepAtSigtermAndSaysTryAgain) {
-  Started run(WithPid(absl::StrCat("run -n 2 --aggregators 2 -- ", LongTraining())));
+  Started run(WithPid(absl::StrCat("run -n 2 --aggregators 2 -- ", Training())));
   const pid_t pid = ToPid(run.ReadLine());
   EXPECT_THAT(run.ReadLine(), StartsWith("[rank 0] step 1000 "));
   kill(pid, SIGTERM);
@@ -328,7 +334,7 @@ TEST(Run, StopsAfterAWholeStepAtSigtermAndSaysTryAgain) {
 }
 
 TEST(Run, EndsWithTryAgainWhenARankIsStopped) {
-  Started run(absl::StrCat(kProgram, " run -- sh -c 'echo $$; exec ", LongTraining(), "'"));
+  Started run(absl::StrCat(kProgram, " run -- sh -c 'echo $$; exec ", Training(), "'"));
   const std::string line = run.ReadLine();
   const pid_t rank = ToPid(absl::StripPrefix(line, "[rank 0] "));
   EXPECT_THAT(run.ReadLine(), StartsWith("[rank 0] step 1000 "));
@@ -345,7 +351,7 @@ TEST(Aggregator, IsLeftByAWorkerThatIsStopped) {
   const std::string address(absl::StripPrefix(line, "listening on "));
   Started worker(absl::StrCat("sh -c 'echo $$; export SIGNPOST_AGGREGATORS=", address,
                               " SIGNPOST_JOB=long SIGNPOST_RANK=0 SIGNPOST_WORLD_SIZE=1; exec ",
-                              LongTraining(), "'"));
+                              Training(), "'"));
   const pid_t pid = ToPid(worker.ReadLine());
   EXPECT_THAT(worker.ReadLine(), StartsWith("step 1000 "));
   kill(pid, SIGTERM);
@@ -354,6 +360,32 @@ TEST(Aggregator, IsLeftByAWorkerThatIsStopped) {
   EXPECT_THAT(outcome.output, testing::ContainsRegex("left the job after [0-9]+ of 20000 steps"));
   EXPECT_EQ(RunProgram(absl::StrCat("status --aggregators ", address)).output, "no jobs\n");
   kill(aggregator_pid, SIGTERM);
+}
+
+// The child of a process whose command has this argument; 0: there is none.
+pid_t ChildWithArgument(pid_t parent, const std::string& argument) {
+  std::ifstream children(absl::StrCat("/proc/", parent, "/task/", parent, "/children"));
+  for (pid_t child; children >> child;) {
+    const std::string command = ReadFile(absl::StrCat("/proc/", child, "/cmdline"));
+    if (absl::StrContains(command, argument)) return child;
+  }
+  return 0;
+}
+
+TEST(Run, GoesOnWhenAnAggregatorWithStateIsKilled) {
+  const std::string state = testing::TempDir() + "/state";
+  Started run(WithPid(absl::StrCat("run -n 2 --aggregators 2 --failure-timeout 1s --state-dir ",
+                                   state, " -- ", Training(/*steps=*/4000))));
+  const pid_t pid = ToPid(run.ReadLine());
+  EXPECT_THAT(run.ReadLine(), StartsWith("[rank 0] step 200 "));
+  const pid_t aggregator = ChildWithArgument(pid, "--shard=1/2");
+  ASSERT_NE(aggregator, 0);
+  kill(aggregator, SIGKILL);
+  const Outcome outcome = run.End();
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("signpost: aggregator 1 failed: killed by SIGKILL; "
+                                              "started again (restart 1)\n"),
+                                    HasSubstr("[rank 0] step 4000 ")));
 }
 
 // Waits for the end of any process, by a descriptor of it.
@@ -394,12 +426,6 @@ TEST(Demo, RefusesBadOptionsBeforeItTrains) {
     EXPECT_EQ(outcome.exit_code, 64) << bad.arguments;
     EXPECT_THAT(outcome.output, HasSubstr(bad.error));
   }
-}
-
-std::string ReadFile(const std::string& path) {
-  std::ostringstream contents;
-  contents << std::ifstream(path).rdbuf();
-  return contents.str();
 }
 
 TEST(Demo, ComparesTwoTrainingsAndWritesItsFigures) {
