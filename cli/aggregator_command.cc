@@ -102,6 +102,8 @@ Command AddAggregatorCommand(CLI::App& program) {
       "Give up jobs whose state in --state-dir cannot be read, instead of refusing to start");
   app.add_flag("--insecure", server.insecure,
                "Allow other hosts to connect, without encryption or authentication");
+  AddFailureTimeoutFlag(app, server.failure_timeout,
+                        "A worker without sign of life for this long is disconnected");
   AggregatorLimits& limits = server.aggregator.limits;
   app.add_option("--max-jobs", limits.jobs, "Most jobs at a time")->capture_default_str();
   app.add_option("--max-workers", limits.workers, "Most workers of a job")->capture_default_str();

@@ -7,7 +7,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 
 #include "absl/strings/match.h"
@@ -170,6 +172,15 @@ std::string ChildProcess::DescribeEnd() const {
 
 void ChildProcess::Signal(int signal) const {
   if (!ended_) kill(-pid_, signal);
+}
+
+std::string OwnExecutable() {
+  constexpr char kLink[] = "/proc/self/exe";
+  char path[PATH_MAX];
+  const ssize_t size = readlink(kLink, path, sizeof path);
+  const std::string executable(path, std::max<ssize_t>(size, 0));
+  // The link works even if the file has been replaced since, but looks odd in a list of processes.
+  return size > 0 && access(executable.c_str(), X_OK) == 0 ? executable : kLink;
 }
 
 }  // namespace signpost::cli

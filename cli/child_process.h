@@ -78,6 +78,9 @@ class ChildProcess {
   int wait_status_ = 0;
 };
 
+// This program's executable, to start more processes of it.
+std::string OwnExecutable();
+
 }  // namespace signpost::cli
 
 #endif  // SIGNPOST_CLI_CHILD_PROCESS_H_

@@ -22,6 +22,22 @@ CLI::Option* AddDurationFlag(CLI::App& flags, const std::string& name, absl::Dur
   return flags.add_option_function<std::string>(name, parse, help)->type_name("DURATION");
 }
 
+CLI::Option* AddFailureTimeoutFlag(CLI::App& flags, FailureTimeout& value,
+                                   const std::string& help) {
+  static constexpr char kName[] = "--failure-timeout";
+  auto parse = [&value](const std::string& text) {
+    const absl::StatusOr<FailureTimeout> parsed = FailureTimeout::Parse(text);
+    if (!parsed.ok()) {
+      throw CLI::ValidationError(kName, std::string(parsed.status().message()));
+    }
+    value = *parsed;
+  };
+  return flags
+      .add_option_function<std::string>(kName, parse,
+                                        absl::StrCat(help, " [", value.ToString(), "]"))
+      ->type_name("DURATION");
+}
+
 absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addresses) {
   std::vector<std::string> parsed = absl::StrSplit(addresses, ',');
   for (const std::string& address : parsed) {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/failure_timeout.h"
 
 namespace signpost::cli {
 
@@ -24,6 +25,9 @@ struct Command {
 // A flag whose value is a duration, such as 500ms, 10s or 1h30m, and not negative.
 CLI::Option* AddDurationFlag(CLI::App& flags, const std::string& name, absl::Duration& value,
                              const std::string& help);
+
+// --failure-timeout.
+CLI::Option* AddFailureTimeoutFlag(CLI::App& flags, FailureTimeout& value, const std::string& help);
 
 // "HOST:PORT" addresses separated by commas: none may be empty.
 absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addresses);

@@ -17,6 +17,7 @@ class ParseTest : public ::testing::Test {
     CLI::App& run = *program_.add_subcommand("run", "");
     run.add_option("-n,--workers", workers_, "");
     AddDurationFlag(run, "--timeout", timeout_, "");
+    AddFailureTimeoutFlag(run, failure_timeout_, "");
     program_.add_subcommand("status", "");
     program_.add_subcommand("stacks", "")->group("");
   }
@@ -30,12 +31,21 @@ class ParseTest : public ::testing::Test {
   CLI::App program_{"", "signpost"};
   uint32_t workers_ = 1;
   absl::Duration timeout_;
+  FailureTimeout failure_timeout_;
 };
 
 TEST_F(ParseTest, ReadsFlagsInBothForms) {
   ASSERT_TRUE(Parse(program_, {"run", "-n", "3", "--timeout=1m30s"}).ok());
   EXPECT_EQ(workers_, 3u);
   EXPECT_EQ(timeout_, absl::Seconds(90));
+}
+
+TEST_F(ParseTest, ReadsAFailureTimeoutAndRefusesOneThatIsNone) {
+  ASSERT_TRUE(Parse(program_, {"run", "--failure-timeout=1s"}).ok());
+  EXPECT_EQ(failure_timeout_.duration(), absl::Seconds(1));
+  EXPECT_THAT(
+      Error({"run", "--failure-timeout=100ms"}),
+      AllOf(HasSubstr("--failure-timeout"), HasSubstr("'100ms'"), HasSubstr("500ms to 1h")));
 }
 
 TEST_F(ParseTest, SuggestsAFlag) {

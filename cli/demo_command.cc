@@ -12,12 +12,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cli/child_process.h"
 #include "cli/demo_worker_command.h"
 #include "cli/exit_code.h"
 #include "cli/launcher.h"
 #include "cli/training_flags.h"
 #include "client/demo/report.h"
 #include "client/demo/text.h"
+#include "proto/failure_timeout.h"
 
 namespace signpost::cli {
 namespace {
@@ -26,6 +28,7 @@ struct Flags {
   demo::TrainingOptions training;
   uint32_t workers = 4;
   uint32_t aggregators = 2;
+  FailureTimeout failure_timeout;
   std::string output = "signpost-demo";
   std::string json;
 };
@@ -95,6 +98,7 @@ LaunchResult Train(const Flags& flags, const demo::TrainingOptions& training,
   LaunchOptions launch;
   launch.workers = flags.workers;
   launch.aggregators = flags.aggregators;
+  launch.failure_timeout = flags.failure_timeout;
   launch.on_line = PrintLive;
   launch.command = {OwnExecutable(), "demo-worker", absl::StrCat("--results=", results)};
   for (std::string& argument : TrainingArguments(training)) {
@@ -174,6 +178,9 @@ Command AddDemoCommand(CLI::App& program) {
       ->check(CLI::Range(1, 256).description(""))
       ->type_name("N")
       ->capture_default_str();
+  AddFailureTimeoutFlag(
+      app, flags->failure_timeout,
+      "A peer without sign of life for this long is given up and looked for anew");
   AddTrainingFlags(app, flags->training);
   app.add_option("--output", flags->output, "Where loss.svg and loss.csv go")
       ->type_name("DIR")

@@ -2,19 +2,15 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <climits>
 #include <cstdio>
-#include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -22,6 +18,8 @@
 #include "absl/time/clock.h"
 #include "cli/child_process.h"
 #include "cli/exit_code.h"
+#include "cli/process_scope.h"
+#include "cli/restart_limit.h"
 
 namespace signpost::cli {
 namespace {
@@ -29,50 +27,6 @@ namespace {
 std::string NameOf(bool is_aggregator, uint32_t index) {
   return absl::StrCat(is_aggregator ? "aggregator " : "rank ", index);
 }
-
-// While it lives, the signals that a launch must see are read from fd() instead of interrupting,
-// and the descendants that lose their parents become children of this process.
-class ProcessScope {
- public:
-  ProcessScope() {
-    sigemptyset(&signals_);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&signals_, signal);
-    sigprocmask(SIG_BLOCK, &signals_, &old_mask_);
-    fd_ = signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK);
-    prctl(PR_SET_CHILD_SUBREAPER, 1);
-  }
-
-  ~ProcessScope() {
-    KillChildren();
-    // Signals that came too late to be read would otherwise end this process now.
-    while (NextSignal().has_value()) {
-    }
-    close(fd_);
-    prctl(PR_SET_CHILD_SUBREAPER, 0);
-    sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
-  }
-
-  int fd() const { return fd_; }
-
-  std::optional<int> NextSignal() const {
-    signalfd_siginfo info;
-    if (read(fd_, &info, sizeof info) != sizeof info) return std::nullopt;
-    return static_cast<int>(info.ssi_signo);
-  }
-
- private:
-  // What our processes started and left behind. When one of them has ended, its children are ours.
-  static void KillChildren() {
-    do {
-      std::ifstream children(absl::StrCat("/proc/self/task/", getpid(), "/children"));
-      if (!children) return;  // a kernel without CONFIG_PROC_CHILDREN: nobody to wait for
-      for (pid_t child; children >> child;) kill(child, SIGKILL);
-    } while (waitpid(-1, nullptr, 0) > 0);
-  }
-
-  sigset_t signals_, old_mask_;
-  int fd_ = -1;
-};
 
 class LaunchedRun {
  public:
@@ -105,44 +59,55 @@ class LaunchedRun {
   // Starting.
 
   void StartAggregators() {
-    std::vector<std::string> command = options_.aggregator_command;
-    if (command.empty()) command = {OwnExecutable(), "aggregator"};
-    addresses_.resize(options_.aggregators);
+    shards_.resize(options_.aggregators);
     start_deadline_ = absl::Now() + options_.aggregator_start_timeout;
     deadline_ = absl::Now() + options_.timeout;
     for (uint32_t shard = 0; shard < options_.aggregators; ++shard) {
-      std::vector<std::string> arguments = command;
-      arguments.push_back("--listen=127.0.0.1:0");
-      arguments.push_back(absl::StrCat("--shard=", shard, "/", options_.aggregators));
-      // No grace of its own: it is stopped when its workers have ended.
-      arguments.push_back("--drain-grace=0s");
-      if (!StartProcess(aggregators_, arguments, {})) return;
+      std::unique_ptr<ChildProcess> process = StartProcess(AggregatorCommand(shard), {});
+      if (process == nullptr) return;
+      aggregators_.push_back(std::move(process));
     }
+  }
+
+  std::vector<std::string> AggregatorCommand(uint32_t shard) const {
+    std::vector<std::string> command = options_.aggregator_command;
+    if (command.empty()) command = {OwnExecutable(), "aggregator"};
+    const std::string& address = shards_[shard].address;
+    command.push_back(absl::StrCat("--listen=", address.empty() ? "127.0.0.1:0" : address));
+    command.push_back(absl::StrCat("--shard=", shard, "/", options_.aggregators));
+    // No grace of its own: it is stopped when its workers have ended.
+    command.push_back("--drain-grace=0s");
+    command.push_back(absl::StrCat("--failure-timeout=", options_.failure_timeout.ToString()));
+    if (!options_.state_dir.empty()) {
+      command.push_back(absl::StrCat("--state-dir=", options_.state_dir, "/shard-", shard));
+    }
+    return command;
   }
 
   void StartWorkers() {
-    start_deadline_ = absl::InfiniteFuture();
+    std::vector<std::string> addresses;
+    for (const Shard& shard : shards_) addresses.push_back(shard.address);
     for (uint32_t rank = 0; rank < options_.workers; ++rank) {
-      if (!StartProcess(workers_, options_.command,
-                        {{"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses_, ",")},
-                         {"SIGNPOST_JOB", job_},
-                         {"SIGNPOST_RANK", absl::StrCat(rank)},
-                         {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)}})) {
-        return;
-      }
+      std::unique_ptr<ChildProcess> process = StartProcess(
+          options_.command, {{"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses, ",")},
+                             {"SIGNPOST_JOB", job_},
+                             {"SIGNPOST_RANK", absl::StrCat(rank)},
+                             {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
+                             {"SIGNPOST_FAILURE_TIMEOUT", options_.failure_timeout.ToString()}});
+      if (process == nullptr) return;
+      workers_.push_back(std::move(process));
     }
   }
 
-  bool StartProcess(Processes& processes, const std::vector<std::string>& command,
-                    const std::vector<std::pair<std::string, std::string>>& environment) {
+  // Null: it could not be started, and the run stops.
+  std::unique_ptr<ChildProcess> StartProcess(
+      const std::vector<std::string>& command,
+      const std::vector<std::pair<std::string, std::string>>& environment) {
     absl::StatusOr<std::unique_ptr<ChildProcess>> process =
         ChildProcess::Start(command, environment);
-    if (!process.ok()) {
-      Stop({ExitCodeOf(process.status()), std::string(process.status().message())});
-      return false;
-    }
-    processes.push_back(*std::move(process));
-    return true;
+    if (process.ok()) return *std::move(process);
+    Stop({ExitCodeOf(process.status()), std::string(process.status().message())});
+    return nullptr;
   }
 
   // Events.
@@ -172,7 +137,7 @@ class LaunchedRun {
 
   ChildProcess::OnLine Lines(bool is_aggregator, uint32_t index) {
     return [this, is_aggregator, index](bool is_error, absl::string_view text) {
-      if (is_aggregator && !is_error && addresses_[index].empty()) {
+      if (is_aggregator && !is_error && !shards_[index].listening) {
         SetAddress(index, text);
       } else {
         options_.on_line({is_aggregator, index, is_error, text});
@@ -186,10 +151,19 @@ class LaunchedRun {
                                            "' instead of 'listening on HOST:PORT'")});
       return;
     }
-    addresses_[shard] = std::string(first_line);
-    const bool all = std::none_of(addresses_.begin(), addresses_.end(),
-                                  [](const std::string& address) { return address.empty(); });
-    if (all && !stopping_) StartWorkers();
+    std::string& address = shards_[shard].address;
+    if (!address.empty() && address != first_line) {
+      Stop({kExitUnreachable, absl::StrCat(NameOf(true, shard), " was started again on ", address,
+                                           ", but listens on ", first_line)});
+      return;
+    }
+    address = std::string(first_line);
+    shards_[shard].listening = true;
+    const bool all = std::all_of(shards_.begin(), shards_.end(),
+                                 [](const Shard& shard) { return shard.listening; });
+    if (!all || stopping_) return;
+    start_deadline_ = absl::InfiniteFuture();
+    if (workers_.empty()) StartWorkers();
   }
 
   void Reap() {
@@ -213,11 +187,29 @@ class LaunchedRun {
   void SetEnded(bool is_aggregator, uint32_t index, int wait_status) {
     ChildProcess& process = is_aggregator ? *aggregators_[index] : *workers_[index];
     process.SetEnded(wait_status, Lines(is_aggregator, index));
-    if (!stopping_ && (is_aggregator || process.exit_code() != 0)) {
+    if (is_aggregator && MayRestart(index)) {
+      RestartAggregator(index);
+    } else if (!stopping_ && (is_aggregator || process.exit_code() != 0)) {
       Stop(Failure(NameOf(is_aggregator, index), process));
     } else if (!is_aggregator && AllEnded(workers_)) {
       StopAggregators();
     }
+  }
+
+  // Without its state it would not know the job. One that never came up has a reason that stays.
+  bool MayRestart(uint32_t shard) {
+    return !stopping_ && !options_.state_dir.empty() && !workers_.empty() &&
+           shards_[shard].restarts.Restart(absl::Now());
+  }
+
+  void RestartAggregator(uint32_t shard) {
+    options_.on_restart(
+        absl::StrCat(NameOf(true, shard), " failed: ", aggregators_[shard]->DescribeEnd(),
+                     "; started again (restart ", shards_[shard].restarts.restarts(), ")"));
+    shards_[shard].listening = false;
+    start_deadline_ = absl::Now() + options_.aggregator_start_timeout;
+    std::unique_ptr<ChildProcess> process = StartProcess(AggregatorCommand(shard), {});
+    if (process != nullptr) aggregators_[shard] = std::move(process);
   }
 
   static LaunchResult Failure(const std::string& name, const ChildProcess& process) {
@@ -287,12 +279,18 @@ class LaunchedRun {
     }
   }
 
+  struct Shard {
+    std::string address;  // that its first aggregator got; empty: not known yet
+    bool listening = false;
+    RestartLimit restarts;
+  };
+
   const LaunchOptions& options_;
   const std::string job_;
   const ProcessScope scope_;  // outlives the processes
+  std::vector<Shard> shards_;
   Processes aggregators_;
-  std::vector<std::string> addresses_;  // by shard; empty: not known yet
-  Processes workers_;                   // none until all addresses are known
+  Processes workers_;  // none until all addresses are known
   absl::Time start_deadline_ = absl::InfiniteFuture();
   absl::Time deadline_ = absl::InfiniteFuture();
   absl::Time kill_deadline_ = absl::InfiniteFuture();
@@ -311,15 +309,8 @@ void PrintPrefixed(const OutputLine& line) {
   fflush(stream);
 }
 
-LaunchResult Launch(const LaunchOptions& options) { return LaunchedRun(options).Run(); }
+void PrintRestart(const std::string& what) { std::fprintf(stderr, "signpost: %s\n", what.c_str()); }
 
-std::string OwnExecutable() {
-  constexpr char kLink[] = "/proc/self/exe";
-  char path[PATH_MAX];
-  const ssize_t size = readlink(kLink, path, sizeof path);
-  const std::string executable(path, std::max<ssize_t>(size, 0));
-  // The link works even if the file has been replaced since, but looks odd in a list of processes.
-  return size > 0 && access(executable.c_str(), X_OK) == 0 ? executable : kLink;
-}
+LaunchResult Launch(const LaunchOptions& options) { return LaunchedRun(options).Run(); }
 
 }  // namespace signpost::cli

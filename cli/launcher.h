@@ -11,6 +11,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "proto/failure_timeout.h"
 
 namespace signpost::cli {
 
@@ -26,20 +27,29 @@ struct OutputLine {
 // lines all go to standard error: standard output belongs to the job.
 void PrintPrefixed(const OutputLine& line);
 
+// "signpost: aggregator 1 failed: killed by SIGKILL; started again (restart 1)", to standard error.
+void PrintRestart(const std::string& what);
+
 struct LaunchOptions {
   // One worker's program, found in PATH, and its arguments. Its environment says who it is:
-  // SIGNPOST_AGGREGATORS, SIGNPOST_JOB (another one for each launch), SIGNPOST_RANK and
-  // SIGNPOST_WORLD_SIZE.
+  // SIGNPOST_AGGREGATORS, SIGNPOST_JOB (another one for each launch), SIGNPOST_RANK,
+  // SIGNPOST_WORLD_SIZE and SIGNPOST_FAILURE_TIMEOUT.
   std::vector<std::string> command;
   uint32_t workers = 1;
   uint32_t aggregators = 1;
+  FailureTimeout failure_timeout;                     // of workers and aggregators
   absl::Duration timeout = absl::InfiniteDuration();  // of the whole run
   absl::Duration grace = absl::Seconds(10);  // between asking a process to end and killing it
-  // Starts an aggregator, with --listen, --shard and --drain-grace behind it. The first line that
-  // it prints is "listening on HOST:PORT". Empty: this program's own.
+  // Starts an aggregator, with --listen, --shard, --drain-grace and --failure-timeout behind it.
+  // The first line that it prints is "listening on HOST:PORT". Empty: this program's own.
   std::vector<std::string> aggregator_command;
   absl::Duration aggregator_start_timeout = absl::Seconds(30);
   std::function<void(const OutputLine&)> on_line = PrintPrefixed;
+  // Non-empty: where aggregators keep their state. Each is told --state-dir=STATE_DIR/shard-I too,
+  // and one that ends while workers run is started again at the same address, up to
+  // RestartLimit::kMost times within RestartLimit::kWindow.
+  std::string state_dir;
+  std::function<void(const std::string& what)> on_restart = PrintRestart;
 };
 
 struct LaunchResult {
@@ -52,15 +62,13 @@ struct LaunchResult {
 
 // Returns when all processes, and all that they started, have ended: none survives. SIGINT, SIGTERM
 // or SIGHUP stops the run: workers get SIGTERM, and once they have ended, the aggregators; after
-// `grace`, or at the second signal, SIGKILL. The same happens to the others when one process fails.
+// `grace`, or at the second signal, SIGKILL. The same happens to the others when one process fails,
+// unless it is an aggregator that may be started again.
 // If this process is killed itself, workers and aggregators are killed with it.
 //
 // To be called from the main thread of a process that has no other children and, while this runs,
 // no thread that the signals above could go to.
 LaunchResult Launch(const LaunchOptions& options);
-
-// This program's executable, to start more processes of it.
-std::string OwnExecutable();
 
 }  // namespace signpost::cli
 

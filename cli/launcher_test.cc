@@ -16,6 +16,7 @@
 namespace signpost::cli {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -34,6 +35,7 @@ class LaunchTest : public ::testing::Test {
   LaunchTest() {
     options_.aggregator_command = {
         "sh", "-c", "echo listening on fake:${2#--shard=}; exec tail -f /dev/null", "fake"};
+    options_.on_restart = [this](const std::string& what) { restarts_.push_back(what); };
     options_.on_line = [this](const OutputLine& line) {
       output_[{line.is_aggregator ? "aggregator" : "rank", line.index}].emplace_back(line.text);
     };
@@ -47,6 +49,7 @@ class LaunchTest : public ::testing::Test {
   std::vector<std::string>& OutputOfRank(uint32_t rank) { return output_[{"rank", rank}]; }
 
   LaunchOptions options_;
+  std::vector<std::string> restarts_;
   std::map<std::pair<std::string, uint32_t>, std::vector<std::string>> output_;
 };
 
@@ -59,6 +62,15 @@ TEST_F(LaunchTest, TellsEachRankWhoItIsAndWhereTheShardsAre) {
   EXPECT_EQ(result.explanation, "");
   EXPECT_THAT(OutputOfRank(0), ElementsAre("0/2 fake:0/3,fake:1/3,fake:2/3"));
   EXPECT_THAT(OutputOfRank(1), ElementsAre("1/2 fake:0/3,fake:1/3,fake:2/3"));
+}
+
+TEST_F(LaunchTest, TellsRanksAndAggregatorsTheFailureTimeout) {
+  options_.failure_timeout = *FailureTimeout::Of(absl::Milliseconds(1500));
+  options_.aggregator_command = {"sh", "-c", "echo listening on fake:$*; exec tail -f /dev/null",
+                                 "fake"};
+  RunScript("echo $SIGNPOST_FAILURE_TIMEOUT $SIGNPOST_AGGREGATORS");
+  EXPECT_THAT(OutputOfRank(0),
+              ElementsAre(AllOf(StartsWith("1.5s "), HasSubstr("--failure-timeout=1.5s"))));
 }
 
 TEST_F(LaunchTest, OverridesTheEnvironmentOfALaunchAroundIt) {
@@ -128,6 +140,74 @@ TEST_F(LaunchTest, FailsWhenAnAggregatorEnds) {
   EXPECT_EQ(result.exit_code, 5);
   EXPECT_THAT(result.explanation, StartsWith("aggregator 0 failed first: exit code 5"));
   EXPECT_THAT(result.explanation, HasSubstr("[aggregator 0] why"));
+}
+
+// Aggregators that leave their process number in their state directory, and run `revived` when they
+// find one there.
+class RestartTest : public LaunchTest {
+ protected:
+  RestartTest() {
+    std::string directory = testing::TempDir() + "/state-XXXXXX";
+    EXPECT_NE(mkdtemp(directory.data()), nullptr);
+    options_.state_dir = directory;
+  }
+
+  void SetRevived(const std::string& revived) {
+    options_.aggregator_command = {
+        "sh", "-c",
+        absl::StrCat("listen=$1 shard=$2 dir=${5#--state-dir=}; "
+                     "if mkdir $dir 2>/dev/null; then"
+                     "  mkfifo $dir/revived; echo $$ >$dir/pid; echo listening on fake:7;"
+                     "else ",
+                     revived, "; fi; exec tail -f /dev/null"),
+        "fake"};
+  }
+};
+
+TEST_F(RestartTest, StartsAnAggregatorAgainAtItsAddressWhileRanksRun) {
+  SetRevived("echo listening on fake:7; echo $listen $shard >$dir/revived");
+  options_.aggregators = 2;
+  const std::string dir = options_.state_dir + "/shard-1";
+  const LaunchResult result =
+      RunScript(absl::StrCat("kill -KILL $(cat ", dir, "/pid); cat ", dir, "/revived"));
+  EXPECT_EQ(result.exit_code, 0) << result.explanation;
+  EXPECT_THAT(OutputOfRank(0), ElementsAre("--listen=fake:7 --shard=1/2"));
+  EXPECT_THAT(restarts_,
+              ElementsAre("aggregator 1 failed: killed by SIGKILL; started again (restart 1)"));
+}
+
+TEST_F(RestartTest, FailsWhenAnAggregatorKeepsEnding) {
+  SetRevived("echo why >&2; exit 5");
+  const LaunchResult result =
+      RunScript(absl::StrCat("kill -KILL $(cat ", options_.state_dir, "/shard-0/pid); ", kWait));
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_THAT(result.explanation, StartsWith("aggregator 0 failed first: exit code 5"));
+  EXPECT_THAT(result.explanation, HasSubstr("[aggregator 0] why"));
+  ASSERT_EQ(restarts_.size(), 10u);
+  EXPECT_EQ(restarts_[9], "aggregator 0 failed: exit code 5; started again (restart 10)");
+}
+
+TEST_F(RestartTest, FailsWhenAnAggregatorComesBackElsewhere) {
+  SetRevived("echo listening on fake:8");
+  const LaunchResult result =
+      RunScript(absl::StrCat("kill -KILL $(cat ", options_.state_dir, "/shard-0/pid); ", kWait));
+  EXPECT_EQ(result.exit_code, 69);
+  EXPECT_THAT(result.explanation, HasSubstr("fake:8"));
+}
+
+TEST_F(RestartTest, FailsWhenAnAggregatorDoesNotComeBackInTime) {
+  SetRevived("exec tail -f /dev/null");
+  options_.aggregator_start_timeout = absl::Seconds(2);  // the first start has to meet it
+  const LaunchResult result =
+      RunScript(absl::StrCat("kill -KILL $(cat ", options_.state_dir, "/shard-0/pid); ", kWait));
+  EXPECT_EQ(result.exit_code, 69);
+  EXPECT_THAT(result.explanation, HasSubstr("did not come up within 2s"));
+}
+
+TEST_F(RestartTest, FailsWhenAnAggregatorNeverCameUp) {
+  options_.aggregator_command = {"sh", "-c", "exit 5"};
+  EXPECT_EQ(RunScript("echo started").exit_code, 5);
+  EXPECT_THAT(restarts_, IsEmpty());
 }
 
 TEST_F(LaunchTest, FailsWhenAnAggregatorSaysNothing) {
@@ -212,6 +292,12 @@ TEST_F(LaunchTest, LeavesNotEvenADaemonBehind) {
   EXPECT_EQ(result.exit_code, 0);
   ASSERT_EQ(OutputOfRank(0).size(), 1u);
   EXPECT_TRUE(IsGone(OutputOfRank(0)[0]));
+}
+
+TEST(PrintRestart, WritesOneLineToStandardError) {
+  testing::internal::CaptureStderr();
+  PrintRestart("aggregator 1 failed");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "signpost: aggregator 1 failed\n");
 }
 
 TEST(PrintPrefixed, NamesTheRankAndKeepsTheStreamsApart) {

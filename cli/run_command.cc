@@ -14,9 +14,11 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
       "run", "Run a training job on this machine: COMMAND as every rank, and aggregators");
   app.footer(
       "COMMAND and its arguments stand behind ' -- '. SIGNPOST_AGGREGATORS, SIGNPOST_JOB,\n"
-      "SIGNPOST_RANK and SIGNPOST_WORLD_SIZE are in each rank's environment; a Session joins with\n"
-      "them. If a rank fails, the others are stopped, and the exit code is that rank's. Ctrl-C\n"
-      "stops all, a second one kills them.\n\n"
+      "SIGNPOST_RANK, SIGNPOST_WORLD_SIZE and SIGNPOST_FAILURE_TIMEOUT are in each rank's\n"
+      "environment; a Session joins with them. If a rank fails, the others are stopped, and the "
+      "exit code is that rank's. Ctrl-C\n"
+      "stops all, a second one kills them. With --state-dir, an aggregator that dies is started\n"
+      "again in its place, up to ten times a minute.\n\n"
       "Example:\n"
       "  signpost run -n 4 --aggregators 2 -- python3 train.py --epochs 3");
   app.add_option("-n,--workers", launch->workers, "Ranks to start")
@@ -27,6 +29,12 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
       ->check(CLI::Range(1, 4096).description(""))
       ->type_name("N")
       ->capture_default_str();
+  AddFailureTimeoutFlag(
+      app, launch->failure_timeout,
+      "A peer without sign of life for this long is given up and looked for anew");
+  app.add_option("--state-dir", launch->state_dir,
+                 "Aggregators keep their state here, and are started again when they die")
+      ->type_name("DIR");
   AddDurationFlag(app, "--timeout", launch->timeout, "Stop the run after this long [no limit]");
   AddDurationFlag(app, "--grace", launch->grace,
                   "How long a process may take to end before it is killed [10s]");

@@ -79,6 +79,12 @@ pid_t ToPid(absl::string_view line) {
   return pid;
 }
 
+std::string ReadFile(const std::string& path) {
+  std::ostringstream contents;
+  contents << std::ifstream(path).rdbuf();
+  return contents.str();
+}
+
 TEST(Signpost, ExplainsEachCommandWithAnExample) {
   const Outcome all = RunProgram("--help");
   EXPECT_EQ(all.exit_code, 0);
@@ -255,6 +261,12 @@ TEST(Run, PrefixesWhatRanksWrite) {
               testing::ContainsRegex("\\[rank 1\\] 127.0.0.1:[0-9]+,127.0.0.1:[0-9]+\n"));
 }
 
+TEST(Run, TellsRanksTheFailureTimeout) {
+  EXPECT_THAT(
+      RunProgram("run --failure-timeout 1500ms -- sh -c 'echo $SIGNPOST_FAILURE_TIMEOUT'").output,
+      HasSubstr("[rank 0] 1.5s\n"));
+}
+
 TEST(Run, EndsWithTheCodeOfTheRankThatFailedFirst) {
   const Outcome outcome = RunProgram(
       "run -n 3 -- sh -c '[ $SIGNPOST_RANK = 1 ] || exec tail -f /dev/null; echo bad; exit 42'");
@@ -301,6 +313,81 @@ TEST(Run, DrainsAtCtrlC) {
                                     HasSubstr("interrupted")));
 }
 
+// A worker that trains until it is stopped (20000 steps are some seconds), and shows early that it
+// has begun.
+std::string Training(int steps = 20000) {
+  return absl::StrCat(kProgram, " demo-worker --hidden 8 --layers 1 --batch 1 --steps ", steps,
+                      " --results ", testing::TempDir());
+}
+
+TEST(Run, StopsAfterAWholeStepAtSigtermAndSaysTryAgain) {
+  Started run(WithPid(absl::StrCat("run -n 2 --aggregators 2 -- ", Training())));
+  const pid_t pid = ToPid(run.ReadLine());
+  EXPECT_THAT(run.ReadLine(), StartsWith("[rank 0] step 1000 "));
+  kill(pid, SIGTERM);
+  const Outcome outcome = run.End();
+  EXPECT_EQ(outcome.exit_code, 75);
+  // One of them may have left a step before the other, which was to go on with it.
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("[rank 0] signpost demo-worker: asked to stop"),
+                                    HasSubstr("[rank 1] signpost demo-worker: asked to stop"),
+                                    HasSubstr("interrupted")));
+}
+
+TEST(Run, EndsWithTryAgainWhenARankIsStopped) {
+  Started run(absl::StrCat(kProgram, " run -- sh -c 'echo $$; exec ", Training(), "'"));
+  const std::string line = run.ReadLine();
+  const pid_t rank = ToPid(absl::StripPrefix(line, "[rank 0] "));
+  EXPECT_THAT(run.ReadLine(), StartsWith("[rank 0] step 1000 "));
+  kill(rank, SIGTERM);
+  const Outcome outcome = run.End();
+  EXPECT_EQ(outcome.exit_code, 75);
+  EXPECT_THAT(outcome.output, HasSubstr("rank 0 failed first: exit code 75"));
+}
+
+TEST(Aggregator, IsLeftByAWorkerThatIsStopped) {
+  Started aggregator(WithPid("aggregator"));
+  const pid_t aggregator_pid = ToPid(aggregator.ReadLine());
+  const std::string line = aggregator.ReadLine();
+  const std::string address(absl::StripPrefix(line, "listening on "));
+  Started worker(absl::StrCat("sh -c 'echo $$; export SIGNPOST_AGGREGATORS=", address,
+                              " SIGNPOST_JOB=long SIGNPOST_RANK=0 SIGNPOST_WORLD_SIZE=1; exec ",
+                              Training(), "'"));
+  const pid_t pid = ToPid(worker.ReadLine());
+  EXPECT_THAT(worker.ReadLine(), StartsWith("step 1000 "));
+  kill(pid, SIGTERM);
+  const Outcome outcome = worker.End();
+  EXPECT_EQ(outcome.exit_code, 75);
+  EXPECT_THAT(outcome.output, testing::ContainsRegex("left the job after [0-9]+ of 20000 steps"));
+  EXPECT_EQ(RunProgram(absl::StrCat("status --aggregators ", address)).output, "no jobs\n");
+  kill(aggregator_pid, SIGTERM);
+}
+
+// The child of a process whose command has this argument; 0: there is none.
+pid_t ChildWithArgument(pid_t parent, const std::string& argument) {
+  std::ifstream children(absl::StrCat("/proc/", parent, "/task/", parent, "/children"));
+  for (pid_t child; children >> child;) {
+    const std::string command = ReadFile(absl::StrCat("/proc/", child, "/cmdline"));
+    if (absl::StrContains(command, argument)) return child;
+  }
+  return 0;
+}
+
+TEST(Run, GoesOnWhenAnAggregatorWithStateIsKilled) {
+  const std::string state = testing::TempDir() + "/state";
+  Started run(WithPid(absl::StrCat("run -n 2 --aggregators 2 --failure-timeout 1s --state-dir ",
+                                   state, " -- ", Training(/*steps=*/4000))));
+  const pid_t pid = ToPid(run.ReadLine());
+  EXPECT_THAT(run.ReadLine(), StartsWith("[rank 0] step 200 "));
+  const pid_t aggregator = ChildWithArgument(pid, "--shard=1/2");
+  ASSERT_NE(aggregator, 0);
+  kill(aggregator, SIGKILL);
+  const Outcome outcome = run.End();
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("signpost: aggregator 1 failed: killed by SIGKILL; "
+                                              "started again (restart 1)\n"),
+                                    HasSubstr("[rank 0] step 4000 ")));
+}
+
 // Waits for the end of any process, by a descriptor of it.
 void WaitUntilGone(pid_t pid) {
   pollfd descriptor = {static_cast<int>(syscall(SYS_pidfd_open, pid, 0)), POLLIN, 0};
@@ -329,6 +416,7 @@ TEST(Demo, RefusesBadOptionsBeforeItTrains) {
       {"--steps 1", "--steps is 1, wanted at least 2"},
       {"--workers 0", "--workers"},
       {"--hidden 0", "--hidden is 0"},
+      {"--failure-timeout 1ms", "--failure-timeout"},
       {"--text /nowhere/at.all", "/nowhere/at.all"},
       {"--json /nowhere/at.all", "--json: cannot write to directory '/nowhere'"},
       {"--output /proc/nowhere", "--output: cannot write to directory '/proc/nowhere'"},
@@ -338,12 +426,6 @@ TEST(Demo, RefusesBadOptionsBeforeItTrains) {
     EXPECT_EQ(outcome.exit_code, 64) << bad.arguments;
     EXPECT_THAT(outcome.output, HasSubstr(bad.error));
   }
-}
-
-std::string ReadFile(const std::string& path) {
-  std::ostringstream contents;
-  contents << std::ifstream(path).rdbuf();
-  return contents.str();
 }
 
 TEST(Demo, ComparesTwoTrainingsAndWritesItsFigures) {

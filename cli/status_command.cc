@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "cli/exit_code.h"
+#include "proto/failure_timeout.h"
 #include "worker/grpc_channel.h"
 
 namespace signpost::cli {
@@ -140,7 +141,8 @@ std::vector<AggregatorStatus> Ask(const std::vector<std::string>& addresses, abs
   std::vector<std::future<AggregatorStatus>> asked;
   for (const std::string& address : addresses) {
     asked.push_back(std::async(std::launch::async, [&address, deadline] {
-      return AggregatorStatus{address, ConnectToAggregator(address)->Status({}, deadline)};
+      return AggregatorStatus{address,
+                              ConnectToAggregator(address, FailureTimeout())->Status({}, deadline)};
     }));
   }
   std::vector<AggregatorStatus> answered;

@@ -28,6 +28,15 @@ absl::StatusOr<uint32_t> NumberVariable(const char* name) {
       absl::StrFormat("environment variable %s is '%s', wanted a number", name, *text));
 }
 
+// The default if it is not set.
+absl::StatusOr<FailureTimeout> FailureTimeoutVariable(const char* name) {
+  if (std::getenv(name) == nullptr) return FailureTimeout();
+  absl::StatusOr<FailureTimeout> timeout = FailureTimeout::Parse(std::getenv(name));
+  if (timeout.ok()) return timeout;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("environment variable %s: %s", name, timeout.status().message()));
+}
+
 // The ports of "host:port" targets; a target without one has no TCP socket to count.
 std::vector<uint16_t> PortsOf(absl::Span<const std::string> targets) {
   std::vector<uint16_t> ports;
@@ -57,6 +66,10 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
   absl::StatusOr<uint32_t> world_size = NumberVariable("SIGNPOST_WORLD_SIZE");
   if (!world_size.ok()) return world_size.status();
   options.worker.world_size = *world_size;
+  absl::StatusOr<FailureTimeout> failure_timeout =
+      FailureTimeoutVariable("SIGNPOST_FAILURE_TIMEOUT");
+  if (!failure_timeout.ok()) return failure_timeout.status();
+  options.failure_timeout = *failure_timeout;
   return options;
 }
 
@@ -65,7 +78,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
                                                        std::vector<Parameter> parameters) {
   std::vector<std::unique_ptr<Channel>> channels;
   for (const std::string& target : options.aggregators) {
-    channels.push_back(ConnectToAggregator(target));
+    channels.push_back(ConnectToAggregator(target, options.failure_timeout));
   }
   absl::StatusOr<std::unique_ptr<Worker>> worker =
       Worker::Join(options.worker, optimizer, std::move(parameters), std::move(channels));

@@ -19,6 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "proto/failure_timeout.h"
 #include "worker/onebit_adam.h"
 #include "worker/wire_bytes.h"
 #include "worker/worker.h"
@@ -28,9 +29,11 @@ namespace signpost {
 struct SessionOptions {
   WorkerOptions worker;
   std::vector<std::string> aggregators;  // "host:port" of each shard, in shard order
+  FailureTimeout failure_timeout;        // an aggregator without sign of life is reconnected to
 
   // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,
-  // SIGNPOST_WORLD_SIZE. INVALID_ARGUMENT names the variable that is missing or malformed.
+  // SIGNPOST_WORLD_SIZE, and SIGNPOST_FAILURE_TIMEOUT ("10s"), which need not be set.
+  // INVALID_ARGUMENT names the variable that is missing or malformed.
   static absl::StatusOr<SessionOptions> FromEnvironment();
 };
 

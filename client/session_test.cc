@@ -18,6 +18,7 @@ class SessionOptionsTest : public testing::Test {
     setenv("SIGNPOST_JOB", "nightly", 1);
     setenv("SIGNPOST_RANK", "2", 1);
     setenv("SIGNPOST_WORLD_SIZE", "4", 1);
+    unsetenv("SIGNPOST_FAILURE_TIMEOUT");
   }
 };
 
@@ -38,6 +39,23 @@ TEST_F(SessionOptionsTest, NameTheVariableThatIsMissing) {
     const absl::Status status = SessionOptions::FromEnvironment().status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr(name));
+  }
+}
+
+TEST_F(SessionOptionsTest, TakeTheFailureTimeoutFromTheEnvironmentIfItIsThere) {
+  EXPECT_EQ(SessionOptions::FromEnvironment()->failure_timeout.duration(), absl::Seconds(10));
+  setenv("SIGNPOST_FAILURE_TIMEOUT", "1500ms", 1);
+  EXPECT_EQ(SessionOptions::FromEnvironment()->failure_timeout.duration(),
+            absl::Milliseconds(1500));
+}
+
+TEST_F(SessionOptionsTest, RefuseAFailureTimeoutThatIsNone) {
+  for (const char* text : {"", "soon", "100ms"}) {
+    setenv("SIGNPOST_FAILURE_TIMEOUT", text, 1);
+    const absl::Status status = SessionOptions::FromEnvironment().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("SIGNPOST_FAILURE_TIMEOUT"), HasSubstr(text)));
   }
 }
 

@@ -18,6 +18,7 @@ struct signpost_session {
 
 namespace {
 
+using signpost::FailureTimeout;
 using signpost::GroupRates;
 using signpost::OptimizerOptions;
 using signpost::Parameter;
@@ -33,8 +34,12 @@ int Report(const absl::Status& status, char* error, size_t error_size) {
   return static_cast<int>(status.code());
 }
 
-SessionOptions SessionOptionsOf(const signpost_options& options) {
+absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options) {
+  const absl::StatusOr<FailureTimeout> failure_timeout =
+      FailureTimeout::Of(absl::Seconds(options.failure_timeout_s));
+  if (!failure_timeout.ok()) return failure_timeout.status();
   SessionOptions session;
+  session.failure_timeout = *failure_timeout;
   session.aggregators = absl::StrSplit(options.aggregators, ',');
   session.worker.job = options.job;
   session.worker.rank = options.rank;
@@ -95,6 +100,7 @@ void signpost_options_init(signpost_options* options) {
   options->world_size = session.worker.world_size;
   options->join_timeout_s = absl::ToDoubleSeconds(session.worker.join_timeout);
   options->exchange_timeout_s = absl::ToDoubleSeconds(session.worker.exchange_timeout);
+  options->failure_timeout_s = absl::ToDoubleSeconds(session.failure_timeout.duration());
   options->block_elements = session.worker.block_elements;
   options->chunk_elements = session.worker.chunk_elements;
   options->gamma = session.worker.gamma;
@@ -114,6 +120,7 @@ int signpost_options_from_environment(signpost_options* options, char* error, si
   options->job = std::getenv("SIGNPOST_JOB");
   options->rank = session->worker.rank;
   options->world_size = session->worker.world_size;
+  options->failure_timeout_s = absl::ToDoubleSeconds(session->failure_timeout.duration());
   return SIGNPOST_OK;
 }
 
@@ -124,14 +131,16 @@ int signpost_join(const signpost_options* options, const signpost_parameter* par
     return Report(absl::InvalidArgumentError("options need aggregators and a job"), error,
                   error_size);
   }
+  const absl::StatusOr<SessionOptions> session_options = SessionOptionsOf(*options);
+  if (!session_options.ok()) return Report(session_options.status(), error, error_size);
   std::vector<Parameter> tensors;
   std::vector<size_t> sizes;
   for (const signpost_parameter& parameter : absl::MakeSpan(parameters, parameter_count)) {
     tensors.push_back(ParameterOf(parameter));
     sizes.push_back(tensors.back().values.size());
   }
-  auto joined = signpost::Session::Join(SessionOptionsOf(*options), OptimizerOptionsOf(*options),
-                                        std::move(tensors));
+  auto joined =
+      signpost::Session::Join(*session_options, OptimizerOptionsOf(*options), std::move(tensors));
   if (!joined.ok()) return Report(joined.status(), error, error_size);
   *session = new signpost_session{*std::move(joined), std::move(sizes)};
   return SIGNPOST_OK;

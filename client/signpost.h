@@ -33,7 +33,7 @@ enum {
   SIGNPOST_UNAVAILABLE = 14,
 };
 
-#define SIGNPOST_ABI 1
+#define SIGNPOST_ABI 2
 #define SIGNPOST_NEVER UINT64_MAX
 
 typedef struct signpost_session signpost_session;
@@ -45,6 +45,7 @@ typedef struct {
   uint32_t world_size; /* number of workers */
   double join_timeout_s;
   double exchange_timeout_s; /* for each step */
+  double failure_timeout_s;  /* an aggregator without sign of life is reconnected to; 0.5 or more */
   uint32_t block_elements;
   uint32_t chunk_elements;
   float gamma;
@@ -88,7 +89,7 @@ SIGNPOST_API uint32_t signpost_abi(void);
 SIGNPOST_API void signpost_options_init(signpost_options* options);
 
 /* The same, with aggregators, job, rank and world size from the environment that `signpost run`
- * sets. The strings live as long as the environment. */
+ * sets, and the failure timeout if it is there. The strings live as long as the environment. */
 SIGNPOST_API int signpost_options_from_environment(signpost_options* options, char* error,
                                                    size_t error_size);
 

@@ -15,12 +15,6 @@
 namespace signpost {
 namespace {
 
-// A worker that does not answer a ping for this long is gone.
-constexpr absl::Duration kKeepaliveTime = absl::Seconds(20);
-constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(10);
-// Workers ping too. They may do it this often, even when nothing else travels.
-constexpr absl::Duration kMinPingInterval = absl::Seconds(5);
-
 // After a drain, how long answers may take to get to workers that do not read.
 constexpr absl::Duration kFlushTimeout = absl::Seconds(2);
 
@@ -44,12 +38,15 @@ void Configure(const ServerOptions& options, grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(MaxMessageBytes(options.aggregator.limits));
   // Otherwise a second server on the same port would silently take half of the connections.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(kKeepaliveTime));
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(kKeepaliveTimeout));
+  const FailureTimeout& failure = options.failure_timeout;
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(failure.keepalive_time()));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                             Milliseconds(failure.keepalive_timeout()));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                             Milliseconds(kMinPingInterval));
+  // Workers ping as often as their own failure timeout wants it while a call waits for a slow rank.
+  // gRPC would disconnect them for that, and have them ping half as often ever after. Their own
+  // gRPC lets them ping once a second.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
 }
 
 absl::Status CheckShard(const AggregatorOptions& options) {

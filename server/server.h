@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/failure_timeout.h"
 #include "server/aggregator.h"
 
 namespace grpc {
@@ -25,6 +26,7 @@ class Service;
 struct ServerOptions {
   std::string listen = "127.0.0.1:0";  // or [IPv6]:port, unix:path; port 0 lets the kernel choose
   bool insecure = false;               // allow plain text beyond loopback
+  FailureTimeout failure_timeout;      // a worker without sign of life is disconnected
   AggregatorOptions aggregator;
   // What running jobs need to survive a crash or restart of this process is kept in here. Empty:
   // they do not.

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "gtest/gtest.h"
+#include "proto/failure_timeout.h"
 #include "tests/loopback_channel.h"
 #include "worker/grpc_channel.h"
 
@@ -161,7 +162,8 @@ std::vector<std::string> Cluster::targets() const {
 std::vector<std::unique_ptr<Channel>> Cluster::Connect() {
   std::vector<std::unique_ptr<Channel>> channels;
   for (const auto& aggregator : aggregators_) channels.push_back(LoopbackTo(*aggregator));
-  for (const std::string& target : targets()) channels.push_back(ConnectToAggregator(target));
+  for (const std::string& target : targets())
+    channels.push_back(ConnectToAggregator(target, FailureTimeout()));
   if (post_ == nullptr) return channels;
   for (auto& channel : channels) {
     channel = std::make_unique<FaultyChannel<Post>>(std::move(channel), *post_);

@@ -6,6 +6,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "proto/failure_timeout.h"
 #include "tests/job.h"
 #include "worker/grpc_channel.h"
 
@@ -186,7 +187,7 @@ TEST(AggregatorFault, AnAggregatorThatIsNotThereIsNamed) {
   Replica replica(job, 0);
   job.worker.join_timeout = kTimeout;
   std::vector<std::unique_ptr<Channel>> channels;
-  channels.push_back(ConnectToAggregator("127.0.0.1:1"));
+  channels.push_back(ConnectToAggregator("127.0.0.1:1", FailureTimeout()));
   auto worker = Worker::Join(job.worker, job.optimizer, replica.Parameters(), std::move(channels));
   EXPECT_EQ(worker.status().code(), absl::StatusCode::kUnavailable) << worker.status();
   EXPECT_THAT(Message(worker.status()), HasSubstr("127.0.0.1:1"));
@@ -214,7 +215,7 @@ TEST(AggregatorFault, AnAggregatorThatDiesIsNamedWithinTheDeadline) {
     options.rank = rank;
     options.world_size = job.workers;
     std::vector<std::unique_ptr<Channel>> channels;
-    channels.push_back(ConnectToAggregator(target));
+    channels.push_back(ConnectToAggregator(target, FailureTimeout()));
     auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), std::move(channels));
     ASSERT_TRUE(worker.ok()) << worker.status();
     ASSERT_TRUE((*worker)->Step(replica.Gradients(), {job.rates}).ok());

@@ -24,32 +24,35 @@ constexpr char kExchangeMethod[] = "/signpost.AggregatorService/Exchange";
 constexpr uint64_t kMaxPayloadBytes = uint64_t{64} << 20;
 constexpr int kMaxMessageBytes = kMaxPayloadBytes + (64 << 10);
 
-// A peer that does not answer a ping for this long is gone.
-constexpr absl::Duration kKeepaliveTime = absl::Seconds(20);
-constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(10);
-
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(50);
-constexpr absl::Duration kLongestBackoff = absl::Seconds(2);
+constexpr absl::Duration kFirstReconnectBackoff = absl::Milliseconds(100);  // the least gRPC takes
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& target) {
+int Milliseconds(absl::Duration duration) {
+  return static_cast<int>(absl::ToInt64Milliseconds(duration));
+}
+
+std::shared_ptr<grpc::Channel> Connect(const std::string& target, const FailureTimeout& failure) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY,
                    0);  // gRPC 1.51 honours http_proxy even for 127.0.0.1
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, absl::ToInt64Milliseconds(kKeepaliveTime));
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, absl::ToInt64Milliseconds(kKeepaliveTimeout));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(failure.keepalive_time()));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(failure.keepalive_timeout()));
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, absl::ToInt64Milliseconds(kLongestBackoff));
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, Milliseconds(kFirstReconnectBackoff));
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, Milliseconds(failure.longest_backoff()));
+  // Despite its name, how long a connection may take.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, Milliseconds(failure.connect_timeout()));
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
 }
 
 class GrpcChannel final : public Channel {
  public:
-  explicit GrpcChannel(const std::string& target)
+  GrpcChannel(const std::string& target, const FailureTimeout& failure_timeout)
       : target_(target),
-        channel_(Connect(target)),
+        longest_backoff_(failure_timeout.longest_backoff()),
+        channel_(Connect(target, failure_timeout)),
         stub_(AggregatorService::NewStub(channel_)),
         generic_stub_(channel_) {}
 
@@ -132,7 +135,7 @@ class GrpcChannel final : public Channel {
 
     void TryLater() {
       const absl::Time when = absl::Now() + backoff_;
-      backoff_ = std::min(2 * backoff_, kLongestBackoff);
+      backoff_ = std::min(2 * backoff_, channel_.longest_backoff_);
       bool cancelled;
       {
         absl::MutexLock lock(&mutex_);
@@ -203,6 +206,7 @@ class GrpcChannel final : public Channel {
   }
 
   const std::string target_;
+  const absl::Duration longest_backoff_;  // of an exchange's tries
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<AggregatorService::Stub> stub_;
   grpc::GenericStub generic_stub_;
@@ -213,8 +217,9 @@ class GrpcChannel final : public Channel {
 
 }  // namespace
 
-std::unique_ptr<Channel> ConnectToAggregator(const std::string& target) {
-  return std::make_unique<GrpcChannel>(target);
+std::unique_ptr<Channel> ConnectToAggregator(const std::string& target,
+                                             const FailureTimeout& failure_timeout) {
+  return std::make_unique<GrpcChannel>(target, failure_timeout);
 }
 
 }  // namespace signpost

@@ -4,6 +4,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "proto/failure_timeout.h"
 
 namespace signpost {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 TEST(GrpcChannel, TheLastOneOfAProcessMayGoRightAfterItsLastCallback) {
   auto payload = std::make_shared<const Payload>(0);
   for (int i = 0; i < 300; ++i) {
-    auto channel = ConnectToAggregator("127.0.0.1:1");
+    auto channel = ConnectToAggregator("127.0.0.1:1", FailureTimeout());
     absl::Notification done;
     channel->Exchange({}, payload, absl::Now(), [&](absl::StatusOr<Answer> answer) {
       EXPECT_FALSE(answer.ok());

@@ -16,6 +16,7 @@
 #include "client/demo/text.h"
 #include "client/demo/windows.h"
 #include "client/demo/worker_result.h"
+#include "client/stop_request.h"
 
 namespace signpost::demo {
 namespace {
@@ -93,10 +94,16 @@ void PrintSkippedRounds(const StepReport& report) {
 class Training {
  public:
   Training(const TrainingOptions& options, const WorkerOptions& worker, const Text& text,
-           LanguageModel<float>& model, Session& session)
-      : options_(options), worker_(worker), text_(text), model_(model), session_(session) {}
+           LanguageModel<float>& model, Session& session, const StopRequest& stop)
+      : options_(options),
+        worker_(worker),
+        text_(text),
+        model_(model),
+        session_(session),
+        stop_(stop) {}
 
-  // All steps. The final validation is left to the caller: the other workers need not wait for it.
+  // All steps, or those until it is asked to stop: CANCELLED then, and it has left. The final
+  // validation is left to the caller: the other workers need not wait for it.
   absl::StatusOr<WorkerResult> Run() {
     result_.rank = worker_.rank;
     result_.world_size = worker_.world_size;
@@ -109,6 +116,7 @@ class Training {
     WireBytes one_bit_start = wire_start;
     BeginInterval();
     for (uint64_t step = 0; step < options_.steps; ++step) {
+      if (stop_.made()) return StopAfter(step);
       if (step == options_.freeze_step) one_bit_start = session_.wire_bytes();
       if (absl::Status status = Step(step); !status.ok()) return status;
       if (worker_.rank == 0 && IsIntervalEnd(step + 1)) EndInterval(step + 1);
@@ -129,7 +137,7 @@ class Training {
     const double loss = model_.LossAndGradients(batch);
     const absl::StatusOr<StepReport> report =
         session_.Step(GradientsOf(model_), {{.learning_rate = LearningRate(options_, step)}});
-    if (!report.ok()) return report.status();
+    if (!report.ok()) return stop_.Excuse(report.status());
 
     if (worker_.rank == 0) PrintSkippedRounds(*report);
     interval_.training_bpb += BitsPerByte(loss);
@@ -138,6 +146,13 @@ class Training {
     interval_.wait += report->wait;
     ++interval_.steps;
     return absl::OkStatus();
+  }
+
+  // The others need not find out by their deadlines.
+  absl::Status StopAfter(uint64_t steps_done) {
+    if (absl::Status status = session_.Leave(); !status.ok()) return stop_.Excuse(status);
+    return absl::CancelledError(absl::StrCat("asked to stop; left the job after ", steps_done,
+                                             " of ", options_.steps, " steps"));
   }
 
   bool IsIntervalEnd(uint64_t steps_done) const {
@@ -167,6 +182,7 @@ class Training {
   const Text& text_;
   LanguageModel<float>& model_;
   Session& session_;
+  const StopRequest& stop_;
   WorkerResult result_;
   Interval interval_;
   WireBytes interval_start_wire_;
@@ -233,10 +249,11 @@ absl::Status TrainAsWorker(const TrainingOptions& options) {
       Session::Join(*session_options, {.freeze_step = options.freeze_step}, ParametersOf(model));
   if (!session.ok()) return session.status();
 
+  const StopRequest stop;
   absl::StatusOr<WorkerResult> result =
-      Training(options, session_options->worker, *text, model, **session).Run();
+      Training(options, session_options->worker, *text, model, **session, stop).Run();
   if (!result.ok()) return result.status();
-  if (absl::Status status = (*session)->Leave(); !status.ok()) return status;
+  if (absl::Status status = (*session)->Leave(); !status.ok()) return stop.Excuse(status);
   if (result->rank == 0) {
     result->validation_bpb = BitsPerByteOn(text->validation, kFinalWindows, model);
   }

@@ -39,7 +39,9 @@ absl::Status CheckOptions(const TrainingOptions& options);
 
 // A worker process's whole work: joins the job that the environment names
 // (SessionOptions::FromEnvironment), trains, writes the result file, leaves. On rank 0 prints the
-// live line to standard output. Errors as LoadText, Session::Join and Session::Step.
+// live line to standard output. Errors as LoadText, Session::Join and Session::Step; CANCELLED if
+// SIGTERM or SIGINT came meanwhile (client/stop_request.h): it has finished its step then, and
+// left.
 absl::Status TrainAsWorker(const TrainingOptions& options);
 
 // The learning rate of step `step`, in [0, options.steps): rises linearly over the first 5% of the

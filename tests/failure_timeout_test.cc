@@ -1,0 +1,308 @@
+// Peers that hang, and connections that are cut or forgotten: both sides notice within the failure
+// timeout, and an exchange goes on over a new connection with the same frame, counted once.
+
+#include "proto/failure_timeout.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "client/session.h"
+#include "server/server.h"
+#include "tests/pair.h"
+#include "tests/proxy.h"
+#include "worker/grpc_channel.h"
+
+namespace signpost::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::UnorderedElementsAre;
+
+FailureTimeout Seconds(double seconds) { return *FailureTimeout::Of(absl::Seconds(seconds)); }
+
+const FailureTimeout kFast = Seconds(1);
+// What is noticed within kFast plus the half second that gRPC's ping limit may add has been noticed
+// by now, on a busy machine too; with the default of 10 s it would not be.
+constexpr absl::Duration kNoticed = absl::Milliseconds(2500);
+
+// Blocks until the pair's aggregator waits for exactly these ranks' frames or Joins.
+template <typename Matcher>
+void AwaitWaitingFor(Channel& channel, const Matcher& ranks) {
+  while (true) {
+    const absl::StatusOr<StatusResponse> status = channel.Status({}, Later());
+    ASSERT_TRUE(status.ok()) << status.status();
+    if (status->jobs_size() == 1 && ::testing::Value(status->jobs(0).waiting_for_ranks(), ranks)) {
+      return;
+    }
+  }
+}
+
+std::string TargetOf(const Server& server) { return absl::StrCat("127.0.0.1:", server.port()); }
+
+// An aggregator; rank 0 comes to it through a proxy, rank 1 does not.
+class FailureTimeoutTest : public ::testing::Test {
+ protected:
+  FailureTimeoutTest() : server_(*Server::Start({})), proxy_(server_->port()) {}
+
+  std::unique_ptr<Channel> ConnectByProxy(const FailureTimeout& failure_timeout = kFast) {
+    return ConnectToAggregator(proxy_.target(), failure_timeout);
+  }
+
+  std::unique_ptr<Channel> Connect() {
+    return ConnectToAggregator(TargetOf(*server_), FailureTimeout());
+  }
+
+  const std::unique_ptr<Server> server_;
+  Proxy proxy_;
+  Pair pair_;
+};
+
+TEST_F(FailureTimeoutTest, ACallOnAHalfOpenConnectionEndsWithUnavailable) {
+  auto channel = ConnectByProxy();
+  ASSERT_TRUE(channel->Status({}, Later()).ok());
+  proxy_.Stop();
+  const absl::Time start = absl::Now();
+  EXPECT_EQ(channel->Status({}, Later()).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_LT(absl::Now() - start, kNoticed);
+}
+
+TEST_F(FailureTimeoutTest, AConnectionThatIsNeverGreetedIsTriedAgain) {
+  auto first = ConnectByProxy();
+  proxy_.Stop();
+  const absl::Time start = absl::Now();
+  auto status = std::async(std::launch::async, [&] { return first->Status({}, Later()); });
+  proxy_.AwaitConnections(2);
+  EXPECT_LT(absl::Now() - start, kNoticed);
+  proxy_.Resume();
+  EXPECT_TRUE(status.get().ok());
+}
+
+TEST_F(FailureTimeoutTest, AnAggregatorThatIsAwayIsLookedForAllTheTime) {
+  Proxy nobody(/*port=*/1);
+  auto channel = ConnectToAggregator(nobody.target(), kFast);
+  const absl::Time start = absl::Now();
+  auto exchange = Exchange(*channel, pair_.FrameOf(0, 1));
+  // Less than 4 s when there is 250 ms between two, 17 s if what lies between them went on growing.
+  nobody.AwaitConnections(12);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(7));
+  channel.reset();
+}
+
+TEST_F(FailureTimeoutTest, AnExchangeOnAHalfOpenConnectionGoesOnOnceTheNetworkIsBack) {
+  auto first = ConnectByProxy(), second = Connect();
+  pair_.Join(*first, *second);
+  auto a = Exchange(*first, pair_.FrameOf(0, 1));
+  AwaitWaitingFor(*second, ElementsAre(1));
+  proxy_.Stop();
+  const absl::Time start = absl::Now();
+  proxy_.AwaitConnections(2);
+  EXPECT_LT(absl::Now() - start, kNoticed);
+  proxy_.Resume();
+  auto b = Exchange(*second, pair_.FrameOf(1, 4));
+  ExpectMean(a.get(), 2.5f);
+  ExpectMean(b.get(), 2.5f);
+}
+
+TEST_F(FailureTimeoutTest, AnExchangeWhoseAnswerIsLostGetsItAgain) {
+  auto first = ConnectByProxy(), second = Connect();
+  pair_.Join(*first, *second);
+  auto a = Exchange(*first, pair_.FrameOf(0, 1));
+  AwaitWaitingFor(*second, ElementsAre(1));
+  proxy_.StopAfter(Proxy::kToWorker, 0);
+  ExpectMean(Exchange(*second, pair_.FrameOf(1, 4)).get(), 2.5f);
+  proxy_.AwaitConnections(2);
+  proxy_.Resume();
+  ExpectMean(a.get(), 2.5f);
+}
+
+TEST_F(FailureTimeoutTest, AFrameThatIsStuckHalfWayIsSentAgain) {
+  auto first = ConnectByProxy(), second = Connect();
+  pair_.Join(*first, *second);
+  proxy_.StopAfter(Proxy::kToAggregator, 1 << 20);
+  auto a = Exchange(*first, pair_.FrameOf(0, 1));
+  proxy_.AwaitStopped(Proxy::kToAggregator);
+  const absl::Time start = absl::Now();
+  proxy_.AwaitConnections(2);
+  EXPECT_LT(absl::Now() - start, kNoticed);
+  proxy_.Resume();
+  auto b = Exchange(*second, pair_.FrameOf(1, 4));
+  ExpectMean(a.get(), 2.5f);
+  ExpectMean(b.get(), 2.5f);
+}
+
+TEST_F(FailureTimeoutTest, AConnectionThatIsCutHalfWayThroughAFrameIsMadeAgain) {
+  for (const bool reset : {true, false}) {
+    SCOPED_TRACE(reset ? "RST" : "FIN");
+    const uint64_t step = reset ? 0 : 1;
+    auto first = ConnectByProxy(), second = Connect();
+    if (reset) pair_.Join(*first, *second);
+    proxy_.StopAfter(Proxy::kToAggregator, 1 << 20);
+    auto a = Exchange(*first, pair_.FrameOf(0, 1, step));
+    proxy_.AwaitStopped(Proxy::kToAggregator);
+    reset ? proxy_.Reset() : proxy_.Close();
+    proxy_.Resume();
+    auto b = Exchange(*second, pair_.FrameOf(1, 4, step));
+    ExpectMean(a.get(), 2.5f);
+    ExpectMean(b.get(), 2.5f);
+  }
+}
+
+TEST_F(FailureTimeoutTest, AConnectionThatIsCutWhileAFrameWaitsIsMadeAgain) {
+  for (const bool reset : {true, false}) {
+    SCOPED_TRACE(reset ? "RST" : "FIN");
+    const uint64_t step = reset ? 0 : 1;
+    auto first = ConnectByProxy(), second = Connect();
+    if (reset) pair_.Join(*first, *second);
+    auto a = Exchange(*first, pair_.FrameOf(0, 1, step));
+    AwaitWaitingFor(*second, ElementsAre(1));
+    reset ? proxy_.Reset() : proxy_.Close();
+    auto b = Exchange(*second, pair_.FrameOf(1, 4, step));
+    ExpectMean(a.get(), 2.5f);
+    ExpectMean(b.get(), 2.5f);
+  }
+}
+
+// gRPC disconnects clients that ping more often than it likes, unless told not to: here at the
+// fourth ping, a second apart.
+TEST_F(FailureTimeoutTest, AWorkerThatWaitsLongMayPingAsOftenAsItLikes) {
+  auto first = ConnectByProxy(Seconds(2)), second = Connect();
+  pair_.Join(*first, *second);
+  const absl::StatusOr<Answer> answer =
+      Exchange(*first, pair_.FrameOf(0, 1), absl::Now() + absl::Seconds(6)).get();
+  EXPECT_EQ(answer.status().code(), absl::StatusCode::kDeadlineExceeded) << answer.status();
+  EXPECT_EQ(proxy_.connections(), 1);
+}
+
+TEST_F(FailureTimeoutTest, ASessionHandsItToItsChannels) {
+  proxy_.Stop();
+  SessionOptions options;
+  options.worker.join_timeout = kNoticed;
+  options.aggregators = {proxy_.target()};
+  options.failure_timeout = kFast;
+  std::vector<float> values(4);
+  EXPECT_FALSE(Session::Join(options, {}, {{"w", {4}, absl::MakeSpan(values)}}).ok());
+  EXPECT_GE(proxy_.connections(), 2) << "the first one was never greeted";
+}
+
+// The timeouts of this process's TCP connections to or from a port.
+std::vector<int> TcpUserTimeoutsMs(uint16_t port) {
+  std::vector<int> timeouts;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    int fd, timeout;
+    sockaddr_in here = {}, there = {};
+    socklen_t here_size = sizeof here, there_size = sizeof there, size = sizeof timeout;
+    if (!absl::SimpleAtoi(entry.path().filename().string(), &fd) ||
+        getsockname(fd, reinterpret_cast<sockaddr*>(&here), &here_size) != 0 ||
+        getpeername(fd, reinterpret_cast<sockaddr*>(&there), &there_size) != 0 ||
+        (ntohs(here.sin_port) != port && ntohs(there.sin_port) != port)) {
+      continue;
+    }
+    EXPECT_EQ(getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, &size), 0);
+    timeouts.push_back(timeout);
+  }
+  return timeouts;
+}
+
+// A ping cannot overtake a frame that is stuck: the kernel has to notice.
+TEST(TcpUserTimeout, IsHalfOfEachSidesFailureTimeout) {
+  const auto server = *Server::Start({.failure_timeout = kFast});
+  auto channel = ConnectToAggregator(TargetOf(*server), Seconds(3));
+  ASSERT_TRUE(channel->Status({}, Later()).ok());
+  EXPECT_THAT(TcpUserTimeoutsMs(server->port()), UnorderedElementsAre(500, 1500));
+}
+
+// `signpost aggregator` as a process that can be stopped.
+class Process {
+ public:
+  Process() : output_(popen("echo $$; exec cli/signpost aggregator --failure-timeout 1s", "r")) {
+    EXPECT_TRUE(absl::SimpleAtoi(ReadLine(), &pid_));
+    const std::string line = ReadLine();
+    target_ = std::string(absl::StripPrefix(line, "listening on "));
+  }
+  ~Process() {
+    kill(pid_, SIGKILL);
+    pclose(output_);
+  }
+
+  const std::string& target() const { return target_; }
+  uint16_t port() const {
+    int port = 0;
+    EXPECT_TRUE(absl::SimpleAtoi(target_.substr(target_.rfind(':') + 1), &port));
+    return port;
+  }
+  // Returns when it has stopped.
+  void Stop() {
+    kill(pid_, SIGSTOP);
+    siginfo_t info;
+    EXPECT_EQ(waitid(P_PID, pid_, &info, WSTOPPED), 0);
+  }
+  void Continue() { kill(pid_, SIGCONT); }
+
+ private:
+  std::string ReadLine() {
+    char line[256] = "";
+    EXPECT_NE(fgets(line, sizeof line, output_), nullptr);
+    return std::string(absl::StripSuffix(line, "\n"));
+  }
+
+  FILE* output_;
+  pid_t pid_ = 0;
+  std::string target_;
+};
+
+TEST(AggregatorProcess, ForgetsAWorkerThatHangsWhileItJoins) {
+  Process aggregator;
+  Proxy proxy(aggregator.port());
+  auto first = ConnectToAggregator(proxy.target(), FailureTimeout());
+  auto second = ConnectToAggregator(aggregator.target(), FailureTimeout());
+  auto join =
+      std::async(std::launch::async, [&] { return first->Join(Pair::RequestOf(0), Later()); });
+  AwaitWaitingFor(*second, ElementsAre(1));
+  proxy.Stop();
+  const absl::Time start = absl::Now();
+  AwaitWaitingFor(*second, ElementsAre(0, 1));
+  EXPECT_LT(absl::Now() - start, kNoticed);
+  proxy.Resume();
+  EXPECT_EQ(join.get().status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(AggregatorProcess, IsNoticedWhenItIsStoppedAndGoesOnWhenItContinues) {
+  Process aggregator;
+  auto first = ConnectToAggregator(aggregator.target(), kFast);
+  auto second = ConnectToAggregator(aggregator.target(), kFast);
+  Pair pair;
+  pair.Join(*first, *second);
+  auto a = Exchange(*first, pair.FrameOf(0, 1));
+  AwaitWaitingFor(*second, ElementsAre(1));
+
+  aggregator.Stop();
+  const absl::Time start = absl::Now();
+  EXPECT_EQ(first->Status({}, Later()).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_LT(absl::Now() - start, kNoticed);
+  // An exchange tries again until its deadline, and then says that nobody was there.
+  EXPECT_EQ(Exchange(*second, pair.FrameOf(1, 4), absl::Now() + kNoticed).get().status().code(),
+            absl::StatusCode::kUnavailable);
+
+  aggregator.Continue();
+  auto b = Exchange(*second, pair.FrameOf(1, 4));
+  ExpectMean(a.get(), 2.5f);
+  ExpectMean(b.get(), 2.5f);
+}
+
+}  // namespace
+}  // namespace signpost::testing
