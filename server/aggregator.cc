@@ -111,9 +111,8 @@ void Finish(std::vector<Membership::EndedJoin> ended) {
   for (Membership::EndedJoin& join : ended) join.done(std::move(join.result));
 }
 
-absl::Status LeftError(const LeaveRequest& request) {
-  return absl::FailedPreconditionError(
-      absl::StrFormat("rank %d has left job '%s'", request.rank(), request.job()));
+absl::Status LeftError(uint32_t rank, absl::string_view job) {
+  return absl::FailedPreconditionError(absl::StrFormat("rank %d has left job '%s'", rank, job));
 }
 
 // The least of them; there is none if the shard owns no chunk.
@@ -138,8 +137,13 @@ absl::Status Aggregator::Restore(const std::vector<JobState>& jobs) {
         state, {options_.shard, options_.shard_count}, &bell_, state_dir_->generation());
     if (!job.ok()) return job.status();
     last_epoch_ = std::max(last_epoch_, state.id.epoch);
+    if (!state.left_ranks.empty()) (*job)->End(LeftError(state.left_ranks.front(), state.id.name));
     Membership membership = Membership::Restore(state.incarnations, state.left_ranks,
                                                 WelcomeTo(**job, generation()), options_.now());
+    if (membership.AllLeft()) {
+      Forget(state.id.epoch);
+      continue;
+    }
     // Epochs ascend: of a name that was used again, the later job stays.
     if (const auto earlier = jobs_.find(state.id.name); earlier != jobs_.end()) {
       Forget(earlier->second.job->id().epoch);
@@ -352,7 +356,7 @@ void Aggregator::ForgetIfAllLeft(Entries::iterator entry) {
 void Aggregator::EndMembership(Entry& entry, WaitingLeave leave, Callbacks& callbacks) {
   entry.membership.Leave(leave.request.rank());
   callbacks.push_back([job = entry.job, leave = std::move(leave)]() mutable {
-    job->End(LeftError(leave.request));
+    job->End(LeftError(leave.request.rank(), leave.request.job()));
     leave.done(absl::OkStatus());
   });
 }
@@ -474,8 +478,11 @@ std::vector<Aggregator::DueSnapshot> Aggregator::FindDueSnapshots() {
 }
 
 Aggregator::DueSnapshot Aggregator::SnapshotOf(const Entry& entry) {
-  return {entry.job, entry.membership.incarnations(), entry.membership.left_ranks(),
-          /*with_answers=*/!entry.leaves.empty()};
+  DueSnapshot due = {entry.job, entry.membership.incarnations(), entry.membership.left_ranks(),
+                     /*with_answers=*/!entry.leaves.empty()};
+  // Once it is written they have left, whether or not they are told.
+  for (const WaitingLeave& leave : entry.leaves) due.left_ranks.push_back(leave.request.rank());
+  return due;
 }
 
 absl::StatusOr<OpenSteps> Aggregator::Save(const DueSnapshot& due) {

@@ -26,8 +26,12 @@ def planted_bug_test(name, src, old, new = ""):
             "simulation_test.cc",
             file,
         ],
-        args = ["--gtest_filter=*FindsThePlantedBug", "--find_bug=$(location :expected_digests)"],
-        data = [":expected_digests"],
+        args = [
+            "--gtest_filter=*FindsThePlantedBug",
+            "--seeds=50",
+            "--without_bug=$(location :simulation_test)",
+        ],
+        data = [":simulation_test"],
         linkstatic = True,
         deps = [
             ":simulation",

@@ -118,6 +118,13 @@ class Simulation {
     for (uint64_t step = 0; step < plan_.steps; ++step) {
       if (!TrainStep(rank, step, **worker)) return;
     }
+    // The last to leave may need what the first took with it.
+    if (expected_ != nullptr && scheduler_.OneIn(3)) {
+      scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(10)), [this] {
+        ++result_.kills;
+        processes_[scheduler_.Below(processes_.size())]->Kill();
+      });
+    }
     const absl::Status left = (*worker)->Leave();
     if (!left.ok()) Report(absl::StrCat("leave: ", left.ToString()));
   }

@@ -1,8 +1,8 @@
 // Many seeds of the simulation.
 //
 //   simulation_test [--seeds=N] [--first=SEED]     expects all invariants to hold
-//   simulation_test --write_expected=FILE ...      writes down the undisturbed jobs' digests
-//   simulation_test --find_bug=FILE ...            expects a violation, compared to that file
+//   simulation_test --without_bug=PROGRAM ...      expects a violation: a bug is planted in this
+//                                                  program, but not in that one
 //
 // Ends at the first seed that violates an invariant, and says how to repeat it.
 
@@ -10,12 +10,14 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <sstream>
 #include <string>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "gtest/gtest.h"
 
@@ -25,8 +27,8 @@ namespace {
 struct Flags {
   uint64_t seeds = 2000;
   uint64_t first = 1;
-  std::string write_expected;
-  std::string find_bug;
+  std::string without_bug;
+  std::string write_expected;  // what the other program is told
 } flags;
 
 void Parse(absl::string_view argument) {
@@ -37,8 +39,8 @@ void Parse(absl::string_view argument) {
   } else if (absl::ConsumePrefix(&argument, "--write_expected=")) {
     flags.write_expected = std::string(argument);
   } else {
-    ASSERT_TRUE(absl::ConsumePrefix(&argument, "--find_bug=")) << argument;
-    flags.find_bug = std::string(argument);
+    ASSERT_TRUE(absl::ConsumePrefix(&argument, "--without_bug=")) << argument;
+    flags.without_bug = std::string(argument);
   }
 }
 
@@ -53,9 +55,14 @@ void WriteExpected() {
   ASSERT_TRUE(file.flush());
 }
 
-std::map<uint64_t, Digests> ReadExpected() {
+std::map<uint64_t, Digests> ExpectedWithoutBug() {
   std::map<uint64_t, Digests> expected;
-  std::ifstream file(flags.find_bug);
+  const std::string path = testing::TempDir() + "/expected";
+  const std::string command =
+      absl::StrCat(flags.without_bug, " --gtest_filter=*HoldsTheInvariants --first=", flags.first,
+                   " --seeds=", flags.seeds, " --write_expected=", path, " >/dev/null");
+  if (std::system(command.c_str()) != 0) return expected;
+  std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
     uint64_t seed = 0;
@@ -76,7 +83,6 @@ void Print(const SimulationResult& result, uint64_t seed) {
 
 TEST(Simulation, HoldsTheInvariants) {
   if (!flags.write_expected.empty()) return WriteExpected();
-  if (!flags.find_bug.empty()) return;
   SimulationResult total;
   for (uint64_t seed = flags.first; seed < flags.first + flags.seeds; ++seed) {
     const SimulationResult result = Simulate(seed, Undisturbed(seed));
@@ -100,8 +106,10 @@ TEST(Simulation, HoldsTheInvariants) {
 }
 
 TEST(Simulation, FindsThePlantedBug) {
-  if (flags.find_bug.empty()) return;
-  for (const auto& [seed, digests] : ReadExpected()) {
+  if (flags.without_bug.empty()) return;
+  const std::map<uint64_t, Digests> expected = ExpectedWithoutBug();
+  ASSERT_EQ(expected.size(), flags.seeds) << flags.without_bug;
+  for (const auto& [seed, digests] : expected) {
     const SimulationResult result = Simulate(seed, digests);
     if (!result.violations.empty()) return Print(result, seed);
   }
