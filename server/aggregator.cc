@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
@@ -510,12 +511,12 @@ void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps
       entry.saved = true;
       Welcome(entry, std::exchange(entry.joins, {}), callbacks);
     }
-    // Without answers nothing was said about leaves that came meanwhile; they ring for themselves.
-    // After an error of the job itself there is nothing left to save.
+    // Leaves that came meanwhile ring for themselves. After an error of the job itself there is
+    // nothing left to save.
     std::vector<WaitingLeave> leaves = std::exchange(entry.leaves, {});
     for (WaitingLeave& leave : leaves) {
-      const bool is_safe =
-          saved.ok() && due.with_answers && leave.request.steps() <= LeastOf(*saved);
+      const bool is_safe = saved.ok() && leave.request.steps() <= LeastOf(*saved) &&
+                           absl::c_linear_search(due.left_ranks, leave.request.rank());
       if (is_safe || absl::IsInternal(saved.status())) {
         EndMembership(entry, std::move(leave), callbacks);
       } else {

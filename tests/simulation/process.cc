@@ -73,7 +73,7 @@ bool Process::KillAndFlipBit() {
   std::vector<std::string> snapshots = *disk_.List();
   std::erase_if(snapshots,
                 [](const std::string& name) { return !absl::EndsWith(name, ".snapshot"); });
-  if (snapshots.size() < 2 || flipped_ || scheduler_.OneIn(2)) return false;
+  if (snapshots.size() < 2 || flipped_) return false;
   disk_.FlipBit(snapshots.back());
   flipped_ = true;
   return true;
