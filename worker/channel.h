@@ -15,9 +15,10 @@
 
 namespace signpost {
 
-// Thread-safe. Every call ends by its deadline: with the aggregator's answer or error, or with
-// DEADLINE_EXCEEDED, or UNAVAILABLE when the aggregator could not be reached. Messages name
-// target().
+// Thread-safe. Calls whose connection is lost, or that the aggregator answers with UNAVAILABLE, are
+// made again until their deadline, but for Status: they are idempotent. Every call ends by it: with
+// the aggregator's answer or another error, or with DEADLINE_EXCEEDED, or UNAVAILABLE when the
+// aggregator could not be reached. Messages name target().
 class Channel {
  public:
   using ExchangeDone = absl::AnyInvocable<void(absl::StatusOr<Answer>)>;
@@ -31,14 +32,14 @@ class Channel {
   virtual absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) = 0;
 
   // Sends one frame. `done` is called exactly once, from any thread, possibly before Exchange
-  // returns, and must not block. Lost connections are retried with the same bytes until the
-  // deadline. The transport may hold `payload` a little longer than the call lasts, hence the
-  // sharing.
+  // returns, and must not block. A frame is sent again with the same bytes. The transport may hold
+  // `payload` a little longer than the call lasts, hence the sharing.
   virtual void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
                         absl::Time deadline, ExchangeDone done) = 0;
 
   virtual absl::Status Leave(const LeaveRequest& request, absl::Time deadline) = 0;
 
+  // Made once: it asks for the present.
   virtual absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
                                                 absl::Time deadline) = 0;
 };

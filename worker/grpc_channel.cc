@@ -47,6 +47,12 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& target, const FailureT
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
 }
 
+// The connection was lost, or the server is shutting down: it cancels calls that come meanwhile.
+bool MayPass(const grpc::Status& status) {
+  return status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+         status.error_code() == grpc::StatusCode::CANCELLED;
+}
+
 class GrpcChannel final : public Channel {
  public:
   GrpcChannel(const std::string& target, const FailureTimeout& failure_timeout)
@@ -84,7 +90,10 @@ class GrpcChannel final : public Channel {
 
   absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
                                         absl::Time deadline) override {
-    return Unary<StatusResponse>(&AggregatorService::Stub::Status, request, deadline);
+    StatusResponse response;
+    const grpc::Status status = Try(&AggregatorService::Stub::Status, request, deadline, response);
+    if (!status.ok()) return Explain(status);
+    return response;
   }
 
  private:
@@ -122,8 +131,10 @@ class GrpcChannel final : public Channel {
    private:
     void OnReply(const grpc::Status& status) {
       if (!status.ok()) {
-        const bool again = status.error_code() == grpc::StatusCode::UNAVAILABLE &&
-                           absl::Now() + backoff_ < deadline_;
+        // ABORTED: an earlier try of this call, given up when its connection was lost, arrived
+        // after this one and took its place.
+        const bool may_pass = MayPass(status) || status.error_code() == grpc::StatusCode::ABORTED;
+        const bool again = may_pass && absl::Now() + backoff_ < deadline_;
         return again ? TryLater() : Finish(channel_.Explain(status));
       }
       Answer answer;
@@ -184,13 +195,22 @@ class GrpcChannel final : public Channel {
 
   template <typename Response, typename Method, typename Request>
   absl::StatusOr<Response> Unary(Method method, const Request& request, absl::Time deadline) {
+    for (absl::Duration backoff = kFirstBackoff;;
+         backoff = std::min(2 * backoff, longest_backoff_)) {
+      Response response;
+      const grpc::Status status = Try(method, request, deadline, response);
+      if (status.ok()) return response;
+      if (!MayPass(status) || absl::Now() + backoff >= deadline) return Explain(status);
+      absl::SleepFor(backoff);
+    }
+  }
+
+  template <typename Response, typename Method, typename Request>
+  grpc::Status Try(Method method, const Request& request, absl::Time deadline, Response& response) {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(deadline));
     context.set_wait_for_ready(true);
-    Response response;
-    const grpc::Status status = (stub_.get()->*method)(&context, request, &response);
-    if (!status.ok()) return Explain(status);
-    return response;
+    return (stub_.get()->*method)(&context, request, &response);
   }
 
   // gRPC waits for a connection until the deadline; the caller wants to know that there was none.
