@@ -137,32 +137,46 @@ class FaultyChannel final : public Channel {
 
 Cluster::Cluster(const ClusterOptions& options) : options_(options) {
   for (uint32_t shard = 0; shard < options.aggregators; ++shard) {
-    const AggregatorOptions aggregator{.shard = shard, .shard_count = options.aggregators};
     if (options.transport == Transport::kLoopback) {
-      aggregators_.push_back(std::make_unique<Aggregator>(aggregator));
+      aggregators_.push_back(std::make_unique<Aggregator>(
+          AggregatorOptions{.shard = shard, .shard_count = options.aggregators}));
       continue;
     }
-    absl::StatusOr<std::unique_ptr<Server>> server = Server::Start({.aggregator = aggregator});
-    EXPECT_TRUE(server.ok()) << server.status();
-    servers_.push_back(*std::move(server));
+    servers_.push_back(StartServer(shard, "127.0.0.1:0"));
+    targets_.push_back(absl::StrCat("127.0.0.1:", servers_.back()->port()));
   }
   if (options.fault_seed != 0) post_ = std::make_unique<Post>(options.fault_seed);
 }
 
 Cluster::~Cluster() = default;
 
-std::vector<std::string> Cluster::targets() const {
-  std::vector<std::string> targets;
-  for (const auto& server : servers_) {
-    targets.push_back(absl::StrCat("127.0.0.1:", server->port()));
-  }
-  return targets;
+std::unique_ptr<Server> Cluster::StartServer(uint32_t shard, const std::string& listen) const {
+  ServerOptions options;
+  options.listen = listen;
+  options.aggregator = {.shard = shard, .shard_count = options_.aggregators};
+  if (!options_.state_dir.empty()) options.state_dir = absl::StrCat(options_.state_dir, "/", shard);
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);
+  EXPECT_TRUE(server.ok()) << server.status();
+  return *std::move(server);
+}
+
+std::vector<std::string> Cluster::targets() const { return targets_; }
+
+void Cluster::Kill(uint32_t shard, const std::function<void()>& meanwhile) {
+  servers_[shard].reset();
+  meanwhile();
+  servers_[shard] = StartServer(shard, targets_[shard]);
+}
+
+void Cluster::Restart(uint32_t shard) {
+  EXPECT_TRUE(servers_[shard]->Drain(absl::ZeroDuration()).ok());
+  Kill(shard);
 }
 
 std::vector<std::unique_ptr<Channel>> Cluster::Connect() {
   std::vector<std::unique_ptr<Channel>> channels;
   for (const auto& aggregator : aggregators_) channels.push_back(LoopbackTo(*aggregator));
-  for (const std::string& target : targets())
+  for (const std::string& target : targets_)
     channels.push_back(ConnectToAggregator(target, FailureTimeout()));
   if (post_ == nullptr) return channels;
   for (auto& channel : channels) {

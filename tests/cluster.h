@@ -26,6 +26,8 @@ struct ClusterOptions {
   // Non-zero: frames of all workers are delivered in a random order, and some of them twice, before
   // and after their answer.
   uint32_t fault_seed = 0;
+  // kGrpc only: shard i has <state_dir>/<i> as its state directory. Empty: it has none.
+  std::string state_dir;
 };
 
 // Owns the aggregators and whatever carries frames to them.
@@ -40,12 +42,21 @@ class Cluster {
   // "127.0.0.1:port" of each shard; kGrpc only.
   std::vector<std::string> targets() const;
 
+  // Ends the shard's server, abruptly or as SIGTERM does, and starts another on the same port.
+  // kGrpc only; one call at a time for each shard.
+  void Kill(
+      uint32_t shard, const std::function<void()>& meanwhile = [] {});
+  void Restart(uint32_t shard);
+
  private:
   class Post;
+
+  std::unique_ptr<Server> StartServer(uint32_t shard, const std::string& listen) const;
 
   const ClusterOptions options_;
   std::vector<std::unique_ptr<Aggregator>> aggregators_;
   std::vector<std::unique_ptr<Server>> servers_;
+  std::vector<std::string> targets_;
   std::unique_ptr<Post> post_;
 };
 
