@@ -1,0 +1,209 @@
+#include "server/state_dir.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/snapshot.h"
+#include "server/test_job.h"
+
+namespace signpost {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr ShardId kShard = {0, 1};
+
+// A state of TestJoin's job with two workers: the first chunk in one-bit rounds, the second after a
+// round in fp32.
+JobState TestState(uint64_t epoch = 7, uint64_t open_step = 5) {
+  const JoinRequest join = TestJoin(0, /*world_size=*/2);
+  const Layout layout = LayoutOf(join);
+  JobState state;
+  state.id = {"job", epoch};
+  state.shard = kShard;
+  state.options = join.options();
+  state.tensors.assign(join.tensors().begin(), join.tensors().end());
+  state.incarnations = {1000, 1001};
+  state.left_ranks = {1};
+  for (uint32_t chunk = 0; chunk < layout.chunks().size(); ++chunk) {
+    Frame frame = TestFrame(layout, {0, open_step - 1, chunk}, chunk == 0 ? ONE_BIT : FLOAT32);
+    auto answer = std::make_shared<Answer>();
+    answer->header.set_step(open_step - 1);
+    answer->header.set_chunk(chunk);
+    answer->header.set_codec(frame.header.codec());
+    answer->header.set_payload_crc32c(frame.header.payload_crc32c());
+    answer->payload = std::move(frame.payload);
+    ChunkState& to = state.chunks.emplace_back();
+    to.chunk = chunk;
+    to.open_step = open_step;
+    if (chunk == 0) to.error.assign(layout.chunks()[chunk].elements, 0.25f);
+    to.last_answer = std::move(answer);
+    to.last_contributions = {{ONE_BIT, 1, 3, 4}, {SKIP, 0.5f, 3, 6}};
+  }
+  return state;
+}
+
+void ExpectSame(const JobState& a, const JobState& b) {
+  EXPECT_EQ(a.id.name, b.id.name);
+  EXPECT_EQ(a.id.epoch, b.id.epoch);
+  EXPECT_EQ(a.options.SerializeAsString(), b.options.SerializeAsString());
+  EXPECT_EQ(a.incarnations, b.incarnations);
+  EXPECT_EQ(a.left_ranks, b.left_ranks);
+  ASSERT_EQ(a.chunks.size(), b.chunks.size());
+  for (size_t i = 0; i < a.chunks.size(); ++i) {
+    EXPECT_EQ(a.chunks[i].open_step, b.chunks[i].open_step);
+    EXPECT_EQ(a.chunks[i].error, b.chunks[i].error);
+    EXPECT_EQ(BytesOf(*a.chunks[i].last_answer), BytesOf(*b.chunks[i].last_answer));
+    EXPECT_EQ(a.chunks[i].last_contributions, b.chunks[i].last_contributions);
+  }
+}
+
+class StateDirTest : public ::testing::Test {
+ protected:
+  StateDirTest() : path_(absl::StrCat(testing::TempDir(), "/a/b")) {
+    std::filesystem::remove_all(path_);
+  }
+
+  std::unique_ptr<StateDir> Open(ShardId shard = kShard) {
+    absl::StatusOr<std::unique_ptr<StateDir>> state_dir = StateDir::Open(path_, shard);
+    EXPECT_TRUE(state_dir.ok()) << state_dir.status();
+    return state_dir.ok() ? *std::move(state_dir) : nullptr;
+  }
+
+  // As another process would.
+  absl::StatusOr<StateDir::Recovered> Recover(bool allow_error_reset = false) {
+    return Open()->Recover(allow_error_reset);
+  }
+
+  std::vector<std::string> Snapshots() const {
+    std::vector<std::string> names = *OpenDirectory(path_)->List();
+    std::erase_if(names,
+                  [](const std::string& name) { return !absl::EndsWith(name, ".snapshot"); });
+    return names;
+  }
+
+  std::string Read(const std::string& name) const { return *OpenDirectory(path_)->Read(name); }
+  void Write(const std::string& name, absl::string_view contents) const {
+    ASSERT_TRUE(OpenDirectory(path_)->Write(name, {contents}).ok());
+  }
+
+  const std::string path_;
+};
+
+TEST_F(StateDirTest, BringsBackWhatWasSaved) {
+  ASSERT_TRUE(Open()->Save(TestState()).ok());
+  const auto recovered = Recover();
+  ASSERT_TRUE(recovered.ok()) << recovered.status();
+  EXPECT_THAT(recovered->warnings, IsEmpty());
+  ASSERT_THAT(recovered->jobs, SizeIs(1));
+  ExpectSame(recovered->jobs[0], TestState());
+}
+
+TEST_F(StateDirTest, CountsGenerations) {
+  EXPECT_EQ(Open()->generation(), 1);
+  EXPECT_EQ(Open()->generation(), 2);
+}
+
+TEST_F(StateDirTest, KeepsTheNewestTwoOfEachJob) {
+  auto state_dir = Open();
+  for (uint64_t step = 1; step < 6; ++step) {
+    ASSERT_TRUE(state_dir->Save(TestState(/*epoch=*/7, step)).ok());
+    ASSERT_TRUE(state_dir->Save(TestState(/*epoch=*/8, step)).ok());
+  }
+  EXPECT_THAT(Snapshots(), SizeIs(4));
+  ASSERT_TRUE(state_dir->Forget(7).ok());
+  EXPECT_THAT(Snapshots(), SizeIs(2));
+  state_dir.reset();
+  const auto recovered = Recover();
+  ASSERT_THAT(recovered->jobs, SizeIs(1));
+  ExpectSame(recovered->jobs[0], TestState(/*epoch=*/8, /*open_step=*/5));
+}
+
+TEST_F(StateDirTest, OfADamagedSnapshotTheOneBeforeIsTaken) {
+  auto state_dir = Open();
+  for (const uint64_t step : {4, 5}) ASSERT_TRUE(state_dir->Save(TestState(7, step)).ok());
+  state_dir.reset();
+  const std::string newest = Snapshots().back();
+  std::string contents = Read(newest);
+  contents[contents.size() / 2] ^= 4;
+  Write(newest, contents);
+
+  const auto recovered = Recover();
+  ASSERT_TRUE(recovered.ok()) << recovered.status();
+  ASSERT_THAT(recovered->jobs, SizeIs(1));
+  ExpectSame(recovered->jobs[0], TestState(7, 4));
+  ASSERT_THAT(recovered->warnings, SizeIs(1));
+  EXPECT_THAT(recovered->warnings[0], HasSubstr("CRC-32C"));
+  EXPECT_TRUE(std::filesystem::exists(absl::StrCat(path_, "/", newest, ".damaged")));
+}
+
+TEST_F(StateDirTest, NeverTakesASnapshotThatWasCutOrChanged) {
+  ASSERT_TRUE(Open()->Save(TestState()).ok());
+  const std::string name = Snapshots().front();
+  const std::string contents = Read(name);
+  const std::unique_ptr<Disk> disk = OpenDirectory(path_);
+  for (size_t size = 0; size < contents.size(); ++size) {
+    Write(name, contents.substr(0, size));
+    EXPECT_TRUE(absl::IsDataLoss(ReadSnapshot(*disk, name).status())) << size;
+    std::string changed = contents;
+    changed[size] ^= static_cast<char>(1 << (size % 8));
+    Write(name, changed);
+    EXPECT_TRUE(absl::IsDataLoss(ReadSnapshot(*disk, name).status())) << size;
+  }
+  Write(name, contents + "x");
+  EXPECT_TRUE(absl::IsDataLoss(ReadSnapshot(*disk, name).status()));
+}
+
+TEST_F(StateDirTest, WithoutAReadableSnapshotItRefusesUnlessTold) {
+  ASSERT_TRUE(Open()->Save(TestState()).ok());
+  Write(Snapshots().front(), "rubbish");
+  const absl::Status refused = Recover().status();
+  EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--allow-error-reset"));
+  EXPECT_TRUE(absl::IsDataLoss(Recover().status())) << "refusing must change nothing";
+
+  const auto recovered = Recover(/*allow_error_reset=*/true);
+  ASSERT_TRUE(recovered.ok()) << recovered.status();
+  EXPECT_THAT(recovered->jobs, IsEmpty());
+  EXPECT_THAT(recovered->warnings, SizeIs(1));
+}
+
+TEST_F(StateDirTest, IsForOneShardAndVersionOnly) {
+  Open({0, 2}).reset();
+  const absl::Status other = StateDir::Open(path_, {1, 2}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(other));
+  EXPECT_THAT(std::string(other.message()), HasSubstr("shard 0 of 2"));
+  EXPECT_THAT(std::string(other.message()), HasSubstr("shard 1 of 2"));
+  EXPECT_THAT(std::string(other.message()), HasSubstr(path_));
+
+  Write("identity", "signpost state 2\nsomething else\n");
+  const absl::Status version = StateDir::Open(path_, {0, 2}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(version));
+  EXPECT_THAT(std::string(version.message()), HasSubstr("another version"));
+}
+
+TEST_F(StateDirTest, IsServedByOneProcessAtATime) {
+  auto first = Open();
+  const absl::Status second = StateDir::Open(path_, kShard).status();
+  EXPECT_TRUE(absl::IsUnavailable(second)) << second;
+  EXPECT_THAT(std::string(second.message()), HasSubstr(path_));
+}
+
+TEST_F(StateDirTest, AFileInItsWayIsNamed) {
+  std::filesystem::create_directories(std::filesystem::path(path_).parent_path());
+  std::ofstream(path_) << "a file";
+  const absl::Status status = StateDir::Open(path_, kShard).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path_));
+  std::filesystem::remove(path_);
+}
+
+}  // namespace
+}  // namespace signpost
