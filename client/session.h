@@ -46,7 +46,8 @@ class Session {
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters);
 
-  // One optimizer step on the mean of all workers' gradients, as Worker::Step. gradients[i] belongs
+  // One optimizer step on the mean of all workers' gradients, as Worker::Step: after one that failed, but for INVALID_ARGUMENT, parameters may be partly stepped,
+  // and the session can only leave. gradients[i] belongs
   // to parameter i and is only read during the call.
   absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates);
@@ -59,7 +60,8 @@ class Session {
   uint64_t elements() const { return worker_->layout().elements(); }
   uint32_t ParametersCrc32c() const { return worker_->ParametersCrc32c(); }
 
-  // Since Join, as the kernel counted them on this session's sockets.
+  // Since Join, as the kernel counted them on this process's sockets to the aggregators: those of
+  // other sessions with the same aggregators are in it.
   WireBytes wire_bytes() { return counter_.Read(); }
 
  private:

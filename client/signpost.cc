@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/session.h"
 
@@ -64,6 +67,18 @@ OptimizerOptions OptimizerOptionsOf(const signpost_options& options) {
   };
 }
 
+// Calls `body`, which may allocate, and lets no exception out.
+template <typename Body>
+int Guard(char* error, size_t error_size, const Body& body) {
+  try {
+    return Report(body(), error, error_size);
+  } catch (const std::bad_alloc&) {
+    return Report(absl::ResourceExhaustedError("out of memory"), error, error_size);
+  } catch (const std::exception& exception) {
+    return Report(absl::InternalError(exception.what()), error, error_size);
+  }
+}
+
 Parameter ParameterOf(const signpost_parameter& parameter) {
   Parameter result;
   result.name = parameter.name;
@@ -113,55 +128,64 @@ void signpost_options_init(signpost_options* options) {
 }
 
 int signpost_options_from_environment(signpost_options* options, char* error, size_t error_size) {
-  absl::StatusOr<SessionOptions> session = SessionOptions::FromEnvironment();
-  if (!session.ok()) return Report(session.status(), error, error_size);
-  signpost_options_init(options);
-  options->aggregators = std::getenv("SIGNPOST_AGGREGATORS");
-  options->job = std::getenv("SIGNPOST_JOB");
-  options->rank = session->worker.rank;
-  options->world_size = session->worker.world_size;
-  options->failure_timeout_s = absl::ToDoubleSeconds(session->failure_timeout.duration());
-  return SIGNPOST_OK;
+  return Guard(error, error_size, [&] {
+    absl::StatusOr<SessionOptions> session = SessionOptions::FromEnvironment();
+    if (!session.ok()) return session.status();
+    signpost_options_init(options);
+    options->aggregators = std::getenv("SIGNPOST_AGGREGATORS");
+    options->job = std::getenv("SIGNPOST_JOB");
+    options->rank = session->worker.rank;
+    options->world_size = session->worker.world_size;
+    options->failure_timeout_s = absl::ToDoubleSeconds(session->failure_timeout.duration());
+    return absl::OkStatus();
+  });
 }
 
 int signpost_join(const signpost_options* options, const signpost_parameter* parameters,
                   size_t parameter_count, signpost_session** session, char* error,
                   size_t error_size) {
-  if (options->aggregators == nullptr || options->job == nullptr) {
-    return Report(absl::InvalidArgumentError("options need aggregators and a job"), error,
-                  error_size);
-  }
-  const absl::StatusOr<SessionOptions> session_options = SessionOptionsOf(*options);
-  if (!session_options.ok()) return Report(session_options.status(), error, error_size);
-  std::vector<Parameter> tensors;
-  std::vector<size_t> sizes;
-  for (const signpost_parameter& parameter : absl::MakeSpan(parameters, parameter_count)) {
-    tensors.push_back(ParameterOf(parameter));
-    sizes.push_back(tensors.back().values.size());
-  }
-  auto joined =
-      signpost::Session::Join(*session_options, OptimizerOptionsOf(*options), std::move(tensors));
-  if (!joined.ok()) return Report(joined.status(), error, error_size);
-  *session = new signpost_session{*std::move(joined), std::move(sizes)};
-  return SIGNPOST_OK;
+  return Guard(error, error_size, [&] {
+    if (options->aggregators == nullptr || options->job == nullptr) {
+      return absl::InvalidArgumentError("options need aggregators and a job");
+    }
+    const absl::StatusOr<SessionOptions> session_options = SessionOptionsOf(*options);
+    if (!session_options.ok()) return session_options.status();
+    std::vector<Parameter> tensors;
+    std::vector<size_t> sizes;
+    for (const signpost_parameter& parameter : absl::MakeSpan(parameters, parameter_count)) {
+      if (parameter.name == nullptr) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("parameter ", tensors.size(), " has no name"));
+      }
+      tensors.push_back(ParameterOf(parameter));
+      sizes.push_back(tensors.back().values.size());
+    }
+    auto joined =
+        signpost::Session::Join(*session_options, OptimizerOptionsOf(*options), std::move(tensors));
+    if (!joined.ok()) return joined.status();
+    *session = new signpost_session{*std::move(joined), std::move(sizes)};
+    return absl::OkStatus();
+  });
 }
 
 int signpost_step(signpost_session* session, const float* const* gradients, size_t gradient_count,
                   const signpost_rates* rates, size_t rates_count, signpost_report* report,
                   char* error, size_t error_size) {
-  const std::vector<size_t>& sizes = session->gradient_sizes;
-  std::vector<absl::Span<const float>> spans;
-  for (size_t i = 0; i < gradient_count; ++i) {
-    spans.emplace_back(gradients[i], i < sizes.size() ? sizes[i] : 0);
-  }
-  std::vector<GroupRates> groups;
-  for (const signpost_rates& group : absl::MakeSpan(rates, rates_count)) {
-    groups.push_back({group.learning_rate, group.weight_decay});
-  }
-  absl::StatusOr<StepReport> step = session->session->Step(spans, groups);
-  if (!step.ok()) return Report(step.status(), error, error_size);
-  if (report != nullptr) *report = ReportOf(*step, session->session->wire_bytes());
-  return SIGNPOST_OK;
+  return Guard(error, error_size, [&] {
+    const std::vector<size_t>& sizes = session->gradient_sizes;
+    std::vector<absl::Span<const float>> spans;
+    for (size_t i = 0; i < gradient_count; ++i) {
+      spans.emplace_back(gradients[i], i < sizes.size() ? sizes[i] : 0);
+    }
+    std::vector<GroupRates> groups;
+    for (const signpost_rates& group : absl::MakeSpan(rates, rates_count)) {
+      groups.push_back({group.learning_rate, group.weight_decay});
+    }
+    absl::StatusOr<StepReport> step = session->session->Step(spans, groups);
+    if (!step.ok()) return step.status();
+    if (report != nullptr) *report = ReportOf(*step, session->session->wire_bytes());
+    return absl::OkStatus();
+  });
 }
 
 uint32_t signpost_parameters_crc32c(const signpost_session* session) {
@@ -169,7 +193,7 @@ uint32_t signpost_parameters_crc32c(const signpost_session* session) {
 }
 
 int signpost_leave(signpost_session* session, char* error, size_t error_size) {
-  return Report(session->session->Leave(), error, error_size);
+  return Guard(error, error_size, [&] { return session->session->Leave(); });
 }
 
 void signpost_close(signpost_session* session) { delete session; }

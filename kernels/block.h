@@ -24,9 +24,10 @@ inline constexpr size_t kSumLanes = 128;
 inline constexpr size_t kRankGroup = 4;
 
 // The largest scale that a one-bit block may have, and the largest magnitude of a dense element.
-// Beyond them a block counts as not finite: sums of squares and sums over ranks cannot overflow.
+// Beyond them a block counts as not finite: sums of squares, sums over ranks and Adam's second
+// moment cannot overflow.
 inline constexpr float kMaxScale = 0x1p50f;
-inline constexpr float kMaxDense = 0x1p100f;
+inline constexpr float kMaxDense = 0x1p60f;
 
 // Blocks that `elements` take; the last one may be short.
 constexpr size_t BlockCount(size_t elements, size_t block_elements) {

@@ -86,10 +86,14 @@ void AddOneBitPayload(const Chunk& chunk, const uint8_t* payload, absl::Span<flo
   }
 }
 
-// What a server or worker does with a payload that was found good. 2^100 is over every number in
-// it.
+// What a server or worker does with a payload that was found good. kMaxDense is over every
+// number in it.
 void UsePayload(Codec codec, uint32_t chunk_index, const Payload& payload) {
   const Chunk& chunk = TheLayout().chunks()[chunk_index];
+  if (codec == REPLAY) {
+    ABSL_RAW_CHECK(payload.size() == 0, "a replay has no payload");
+    return;
+  }
   if (codec == SKIP) {
     const std::string place = TheLayout().DescribeBlock(chunk_index, SkippedBlock(payload.span()));
     ABSL_RAW_CHECK(!place.empty(), "a skipped block is in a tensor");

@@ -69,10 +69,12 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
   if (!layout.ok()) return layout;
   uint64_t payload_bytes = 0;
   for (uint32_t chunk = 0; chunk < layout->chunks().size(); ++chunk) {
-    payload_bytes = std::max(payload_bytes, layout->PayloadBytes(FLOAT32, chunk));
+    // In one bit, a tensor of one element takes more than its 4 bytes.
+    payload_bytes = std::max({payload_bytes, layout->PayloadBytes(FLOAT32, chunk),
+                              layout->PayloadBytes(ONE_BIT, chunk)});
   }
   if (payload_bytes > limits.payload_bytes) {
-    return LimitError("bytes of a chunk in fp32", payload_bytes, limits.payload_bytes,
+    return LimitError("bytes of a frame", payload_bytes, limits.payload_bytes,
                       "--max-message-bytes");
   }
   return layout;

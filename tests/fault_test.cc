@@ -83,7 +83,46 @@ TEST_P(FaultTest, AWorkerThatDiesIsNamedByAllOthers) {
     EXPECT_THAT(Message(report.status()),
                 AllOf(HasSubstr("step 3"), HasSubstr("waiting for rank 2")));
     EXPECT_LT(absl::Now() - start, kLate);
+    // Parts of that step may have been taken: another one would take them twice.
+    const absl::Status again = (*worker)->Step(replica.Gradients(), {job_.rates}).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(again)) << again;
+    EXPECT_THAT(Message(again), AllOf(HasSubstr("earlier step failed"), HasSubstr("rank 2")));
   });
+}
+
+TEST_P(FaultTest, AStartThatFailsAtOneShardDoesNotBlockTheNext) {
+  job_.workers = 1;
+  Replica replica(job_, /*rank=*/0);
+  std::vector<std::unique_ptr<Channel>> channels = cluster_.Connect();
+  channels[1] = std::move(cluster_.Connect()[0]);  // which is not shard 1
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      Worker::Join(job_.worker, job_.optimizer, replica.Parameters(), std::move(channels))
+          .status()));
+  auto worker = Join(/*rank=*/0, replica);
+  EXPECT_TRUE(worker.ok()) << worker.status();
+}
+
+TEST_P(FaultTest, OtherParameterGroupsAreRefusedBeforeReplicasDiverge) {
+  job_.workers = 2;
+  absl::Mutex mutex;
+  int refused = 0;
+  OnEachRank(job_.workers, [&](uint32_t rank) {
+    Replica replica(job_, rank);
+    WorkerOptions options = job_.worker;
+    options.rank = rank;
+    options.world_size = job_.workers;
+    std::vector<Parameter> parameters = replica.Parameters();
+    parameters[rank].group = 1;
+    auto worker = Worker::Join(options, job_.optimizer, parameters, cluster_.Connect());
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    GroupRates other = job_.rates;
+    other.learning_rate *= 2;
+    const absl::Status status = (*worker)->Step(replica.Gradients(), {job_.rates, other}).status();
+    EXPECT_FALSE(status.ok());
+    absl::MutexLock lock(&mutex);
+    if (absl::IsFailedPrecondition(status)) ++refused;
+  });
+  EXPECT_GE(refused, 1) << "whoever came second";
 }
 
 TEST_P(FaultTest, AnotherModelsLayoutIsRefusedByTensorAndNamedByAllOthers) {

@@ -54,7 +54,7 @@ mutate worker-error-dropped worker/onebit_adam.cc \
   for (float& e : error) e = 0;
   if (codec_ != ONE_BIT) {'
 mutate contribution-not-taken-back worker/worker.cc \
-  'optimizer_.TakeBack(chunk, in_flight.packed->data(), in_flight.blocks_packed);' ''
+  'optimizer_.TakeBack(chunk, exchange.packed->data(), exchange.blocks_packed);' ''
 mutate bias-correction-ignored worker/onebit_adam.cc \
   'rates.momentum_correction = correct ?' 'rates.momentum_correction = !correct ?'
 

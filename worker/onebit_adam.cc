@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -11,7 +12,8 @@
 namespace signpost {
 namespace {
 
-bool IsFraction(double value) { return value >= 0 && value < 1; }
+// The arithmetic is in fp32, where a number just below 1 is 1.
+bool IsFraction(double value) { return value >= 0 && static_cast<float>(value) < 1; }
 
 absl::Status OptionError(absl::string_view option, double got, absl::string_view wanted) {
   return absl::InvalidArgumentError(
@@ -27,8 +29,9 @@ kernels::MomentumRates MomentumRatesOf(const OptimizerOptions& options) {
 absl::Status CheckOptions(const OptimizerOptions& options) {
   if (!IsFraction(options.beta1)) return OptionError("beta1", options.beta1, "[0, 1)");
   if (!IsFraction(options.beta2)) return OptionError("beta2", options.beta2, "[0, 1)");
-  if (!(options.epsilon > 0 && options.epsilon < 1)) {
-    return OptionError("epsilon", options.epsilon, "a number between 0 and 1");
+  if (!(static_cast<float>(options.epsilon) >= std::numeric_limits<float>::min() &&
+        options.epsilon < 1)) {
+    return OptionError("epsilon", options.epsilon, "a number between 1.2e-38 and 1");
   }
   if (options.freeze_step == 0) {
     return OptionError("freeze_step", 0, "at least 1: the warm-up estimates the variance");

@@ -197,6 +197,8 @@ TEST(CheckOptions, NamesTheOptionAtFault) {
   EXPECT_TRUE(CheckOptions({}).ok());
   const std::pair<OptimizerOptions, const char*> cases[] = {
       {{.beta1 = 1}, "beta1"},
+      {{.beta1 = 1 - 1e-9}, "beta1"},   // 1 in fp32
+      {{.epsilon = 1e-46}, "epsilon"},  // 0 in fp32
       {{.beta2 = -0.1}, "beta2"},
       {{.epsilon = 0}, "epsilon"},
       {{.freeze_step = 0}, "freeze_step"},

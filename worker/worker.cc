@@ -19,6 +19,9 @@ namespace {
 // How long a failed call may take to find out whom the aggregator waits for.
 constexpr absl::Duration kStatusTimeout = absl::Seconds(3);
 
+// How long a start that failed may take to take back what it has done.
+constexpr absl::Duration kGiveUpTimeout = absl::Seconds(3);
+
 // When nothing has come for this long, an aggregator that owes us nothing may have been started
 // again, and what others wait for may be frames of ours that it has lost.
 constexpr absl::Duration kOfferInterval = absl::Milliseconds(500);
@@ -41,6 +44,17 @@ uint32_t Crc32cOf(absl::Span<const Parameter> parameters) {
                  crc);
   }
   return crc;
+}
+
+// Of what decides how each parameter steps.
+uint32_t Crc32cOf(absl::Span<const Parameter> parameters, absl::Span<const GroupRates> rates) {
+  uint32_t crc = 0;
+  for (const Parameter& parameter : parameters) {
+    crc =
+        Crc32c({reinterpret_cast<const uint8_t*>(&parameter.group), sizeof(parameter.group)}, crc);
+  }
+  return Crc32c({reinterpret_cast<const uint8_t*>(rates.data()), rates.size() * sizeof(GroupRates)},
+                crc);
 }
 
 absl::Status CheckParameters(absl::Span<const Parameter> parameters, const Layout& layout) {
@@ -155,7 +169,11 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(
   const uint64_t incarnation = NewIncarnation();
   for (uint32_t shard = 0; shard < worker->channels_.size(); ++shard) {
     absl::Status status = worker->JoinShard(shard, job_options, incarnation, deadline);
-    if (!status.ok()) return status;
+    if (status.ok()) continue;
+    // Otherwise the shards before would keep the job's name for a start that comes to nothing.
+    worker->deadline_ = options.clock->Now() + kGiveUpTimeout;
+    for (uint32_t joined = 0; joined < shard; ++joined) worker->LeaveShard(joined).IgnoreError();
+    return status;
   }
   return worker;
 }
@@ -192,9 +210,21 @@ absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, ui
 absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>> gradients,
                                         absl::Span<const GroupRates> rates) {
   if (absl::Status status = CheckStepArguments(gradients, rates); !status.ok()) return status;
+  if (!failure_.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "an earlier step failed, and parts of it may have been taken; leave, and start "
+        "the job again. It failed with: ",
+        failure_.message()));
+  }
+  absl::StatusOr<StepReport> report = TakeStep(gradients, rates);
+  failure_ = report.status();
+  return report;
+}
+
+absl::StatusOr<StepReport> Worker::TakeStep(absl::Span<const absl::Span<const float>> gradients,
+                                            absl::Span<const GroupRates> rates) {
   optimizer_.BeginStep(step_, rates);
-  rates_crc32c_ =
-      Crc32c({reinterpret_cast<const uint8_t*>(rates.data()), rates.size() * sizeof(GroupRates)});
+  rates_crc32c_ = Crc32cOf(parameters_, rates);
   StepReport report;
   report.step = step_;
   report.codec = optimizer_.codec();

@@ -49,8 +49,8 @@ struct StepReport {
   uint64_t kept_bytes = 0;             // of frames that aggregators may ask for, after the step
 };
 
-// Not thread-safe. After an error from Step the worker is of no further use: some chunks of the
-// step may have been applied and others not.
+// Not thread-safe. After an error from Step, unless it is INVALID_ARGUMENT, the worker can only
+// leave: some chunks of the step may have been applied and others not.
 class Worker {
  public:
   ~Worker();
@@ -67,7 +67,8 @@ class Worker {
 
   // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its
   // size. INVALID_ARGUMENT, with nothing sent, for a wrong number or size of gradients or rates.
-  // DEADLINE_EXCEEDED names the ranks that are waited for. DATA_LOSS when an aggregator has lost
+  // FAILED_PRECONDITION after a step that failed. DEADLINE_EXCEEDED names the ranks that are waited
+  // for. DATA_LOSS when an aggregator has lost
   // what it had promised to keep, or comes to another result than before.
   absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates);
@@ -92,6 +93,8 @@ class Worker {
 
   absl::Status JoinShard(uint32_t shard, const JobOptions& job_options, uint64_t incarnation,
                          absl::Time deadline);
+  absl::StatusOr<StepReport> TakeStep(absl::Span<const absl::Span<const float>> gradients,
+                                      absl::Span<const GroupRates> rates);
   absl::Status CheckStepArguments(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates) const;
   // Compresses and sends the chunk's frame of this step.
@@ -119,6 +122,7 @@ class Worker {
   const uint32_t window_;  // most chunks under way at once
   OneBitAdam optimizer_;
   uint64_t step_ = 0;
+  absl::Status failure_;                  // of the first step that failed
   uint32_t rates_crc32c_ = 0;             // of the current step
   absl::Time deadline_;                   // of the current call's exchanges
   std::vector<uint64_t> epochs_;          // by shard
