@@ -1,5 +1,6 @@
 #include "proto/frame.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -141,7 +142,11 @@ absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> p
     return Invalid("the answer is for step ", header.step(), ", chunk ", header.chunk(),
                    "; the frame was for step ", frame.step(), ", chunk ", frame.chunk());
   }
-  if (header.codec() != frame.codec() && header.codec() != SKIP) {
+  const auto& late_ranks = header.late_ranks();
+  const bool is_late =
+      std::find(late_ranks.begin(), late_ranks.end(), frame.rank()) != late_ranks.end();
+  if (header.codec() != frame.codec() && header.codec() != SKIP &&
+      !(is_late && frame.codec() == SKIP)) {
     return Invalid("the answer is ", CodecName(header.codec()), "; the frame was ",
                    CodecName(frame.codec()));
   }

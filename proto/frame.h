@@ -40,7 +40,8 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
                         uint32_t world_size, const Layout& layout);
 
 // The same for an answer to `frame`, a header that passes CheckFrame: the step and chunk must be
-// the frame's, and so must the codec unless it is SKIP; a frame that says SKIP gets SKIP. REPLAY
+// the frame's, and so must the codec unless it is SKIP; a frame that says SKIP gets SKIP, unless
+// the round closed without it. REPLAY
 // goes with any frame, names its step or an earlier one, and has no payload.
 // `skipped_by_rank` is for messages only and is not judged.
 absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload,

@@ -260,6 +260,14 @@ absl::Status CheckSameOptions(const JobOptions& theirs, const JobOptions& jobs) 
                    absl::StrCat("'", absl::Utf8SafeCHexEscape(theirs.optimizer()), "'"),
                    absl::StrCat("'", absl::Utf8SafeCHexEscape(jobs.optimizer()), "'"));
   }
+  if (theirs.round_deadline_us() != jobs.round_deadline_us()) {
+    return Differs("option round_deadline_us", absl::StrCat(theirs.round_deadline_us()),
+                   absl::StrCat(jobs.round_deadline_us()));
+  }
+  if (theirs.min_workers() != jobs.min_workers()) {
+    return Differs("option min_workers", absl::StrCat(theirs.min_workers()),
+                   absl::StrCat(jobs.min_workers()));
+  }
   if (theirs.parameters_crc32c() != jobs.parameters_crc32c()) {
     return Differs("option parameters_crc32c", absl::StrFormat("%08x", theirs.parameters_crc32c()),
                    absl::StrFormat("%08x", jobs.parameters_crc32c()),

@@ -53,10 +53,24 @@ uint64_t CountElements(const JoinRequest& request) {
   return sum;
 }
 
+absl::Status CheckLateness(const JoinRequest& request) {
+  const JobOptions& options = request.options();
+  if (options.min_workers() > request.world_size()) {
+    return absl::InvalidArgumentError(absl::StrFormat("option min_workers is %d, of %d workers",
+                                                      options.min_workers(), request.world_size()));
+  }
+  if ((options.min_workers() == 0) != (options.round_deadline_us() == 0)) {
+    return absl::InvalidArgumentError(
+        "options min_workers and round_deadline_us go together: set both, or neither");
+  }
+  return absl::OkStatus();
+}
+
 // The layout that the request asks for, unless the request is malformed or over a limit. Looks at
 // no state.
 absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOptions& options) {
   if (absl::Status status = CheckIdentity(request, options); !status.ok()) return status;
+  if (absl::Status status = CheckLateness(request); !status.ok()) return status;
   const AggregatorLimits& limits = options.limits;
   if (request.world_size() > limits.workers) {
     return LimitError("workers", request.world_size(), limits.workers, "--max-workers");
@@ -136,13 +150,17 @@ Aggregator::~Aggregator() { Drain(); }
 absl::Status Aggregator::Restore(const std::vector<JobState>& jobs) {
   absl::MutexLock lock(&mutex_);
   for (const JobState& state : jobs) {
-    absl::StatusOr<std::unique_ptr<Job>> job = Job::Restore(
-        state, {options_.shard, options_.shard_count}, &bell_, state_dir_->generation());
+    absl::StatusOr<std::unique_ptr<Job>> job =
+        Job::Restore(state, {options_.shard, options_.shard_count}, &bell_,
+                     state_dir_->generation(), options_.now());
     if (!job.ok()) return job.status();
     last_epoch_ = std::max(last_epoch_, state.id.epoch);
-    if (!state.left_ranks.empty()) (*job)->End(LeftError(state.left_ranks.front(), state.id.name));
-    Membership membership = Membership::Restore(state.incarnations, state.left_ranks,
-                                                WelcomeTo(**job, generation()), options_.now());
+    for (const uint32_t rank : state.left_ranks) {
+      (*job)->Leave(rank, LeftError(rank, state.id.name));
+    }
+    Membership membership =
+        Membership::Restore(state.incarnations, state.left_ranks, (*job)->min_workers(),
+                            WelcomeTo(**job, generation()), options_.now());
     if (membership.AllLeft()) {
       Forget(state.id.epoch);
       continue;
@@ -246,7 +264,8 @@ Aggregator::Entry& Aggregator::CreateEntry(const JoinRequest& request, Layout la
   auto job = std::make_shared<Job>(JobId{request.job(), ++last_epoch_}, request.world_size(),
                                    std::move(layout), ShardId{options_.shard, options_.shard_count},
                                    state_dir_ == nullptr ? nullptr : &bell_);
-  Membership membership(request.world_size(), WelcomeTo(*job, generation()));
+  Membership membership(request.world_size(), job->min_workers(), WelcomeTo(*job, generation()));
+  late_bell_.Ring();
   return jobs_.emplace(request.job(), Entry{std::move(job), std::move(membership)}).first->second;
 }
 
@@ -271,7 +290,7 @@ void Aggregator::Exchange(Frame frame, ExchangeDone done) {
   const absl::Time now = options_.now();
   absl::StatusOr<std::shared_ptr<Job>> job = FindRunningJob(frame.header, now);
   if (!job.ok()) return done(job.status());
-  (*job)->Exchange(std::move(frame), now, std::move(done));
+  if ((*job)->Exchange(std::move(frame), now, std::move(done))) late_bell_.Ring();
 }
 
 absl::StatusOr<std::shared_ptr<Job>> Aggregator::FindRunningJob(const FrameHeader& header,
@@ -358,8 +377,10 @@ void Aggregator::ForgetIfAllLeft(Entries::iterator entry) {
 
 void Aggregator::EndMembership(Entry& entry, WaitingLeave leave, Callbacks& callbacks) {
   entry.membership.Leave(leave.request.rank());
-  callbacks.push_back([job = entry.job, leave = std::move(leave)]() mutable {
-    job->End(LeftError(leave.request.rank(), leave.request.job()));
+  callbacks.push_back([this, job = entry.job, leave = std::move(leave)]() mutable {
+    const uint32_t rank = leave.request.rank();
+    job->Leave(rank, LeftError(rank, leave.request.job()));
+    late_bell_.Ring();
     leave.done(absl::OkStatus());
   });
 }
@@ -376,7 +397,9 @@ StatusResponse Aggregator::Status(const StatusRequest& request) const {
       if (!request.job().empty() && name != request.job()) continue;
       JobStatus& status = *response.add_jobs();
       entry.membership.FillStatus(status);
-      status.set_state_error(std::string(entry.state_error.message()));
+      absl::Status error = entry.state_error;
+      error.Update(entry.late_error);
+      status.set_state_error(std::string(error.message()));
       status.set_generation(generation());
       jobs.push_back(entry.job);
     }
@@ -465,6 +488,33 @@ absl::Status Aggregator::TakeSnapshots() {
     SetSaved(due, saved);
   }
   return first_error;
+}
+
+absl::Duration Aggregator::CloseLateRounds() {
+  std::vector<std::shared_ptr<Job>> jobs;
+  absl::Duration shortest = absl::InfiniteDuration();
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [name, entry] : jobs_) {
+      if (entry.job->round_deadline() == absl::InfiniteDuration()) continue;
+      shortest = std::min(shortest, entry.job->round_deadline());
+      // Frames come when all ranks have been welcomed, which with a state directory takes a save.
+      if (entry.membership.complete()) jobs.push_back(entry.job);
+    }
+  }
+  for (const std::shared_ptr<Job>& job : jobs) {
+    if (!job->LeaveOut(options_.restart_grace, options_.now())) continue;
+    absl::Status status;
+    if (state_dir_ != nullptr) {
+      status = state_dir_->SaveLateRounds(job->id().epoch, job->late_rounds());
+      absl::MutexLock lock(&mutex_);
+      const auto entry = jobs_.find(job->id().name);
+      if (entry != jobs_.end() && entry->second.job == job) entry->second.late_error = status;
+    }
+    if (status.ok()) job->SetLateRoundsDurable(options_.now());
+  }
+  // Deadlines are kept to an eighth.
+  return shortest / 8;
 }
 
 std::vector<Aggregator::DueSnapshot> Aggregator::FindDueSnapshots() {

@@ -21,10 +21,10 @@
 #include "proto/aggregator.pb.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
+#include "server/bell.h"
 #include "server/job.h"
 #include "server/membership.h"
 #include "server/owned_chunk.h"
-#include "server/snapshot_bell.h"
 #include "server/state_dir.h"
 
 namespace signpost {
@@ -46,6 +46,9 @@ struct AggregatorOptions {
   AggregatorLimits limits;
   // A job whose members have sent nothing for this long gives way to a new one.
   absl::Duration idle_timeout = absl::Minutes(10);
+  // How long a restarted aggregator waits for all ranks of a job before a round may close without
+  // some: one of them may have had the answer of that round with all ranks in it.
+  absl::Duration restart_grace = absl::Seconds(30);
   std::function<absl::Time()> now = absl::Now;
 };
 
@@ -101,7 +104,8 @@ class Aggregator {
   void Exchange(Frame frame, ExchangeDone done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends a rank's membership. No round can close without it, so waiting calls of the job end with
-  // FAILED_PRECONDITION. When all ranks have left the job is forgotten. Idempotent: OK for a job,
+  // FAILED_PRECONDITION; but not in a job that can do without as many ranks (min_workers). When all
+  // ranks have left the job is forgotten. Idempotent: OK for a job,
   // or epoch of it, that is over. INVALID_ARGUMENT for a rank that the job does not have.
   // FAILED_PRECONDITION before the job is complete. ABORTED when rounds that the rank has completed
   // are not known here, as after a crash: its frames must be offered first. UNAVAILABLE after
@@ -129,6 +133,14 @@ class Aggregator {
   void AwaitSnapshotDue(absl::Duration timeout) { bell_.Await(timeout); }
   // Makes AwaitSnapshotDue return.
   void RingSnapshotBell() { bell_.Ring(); }
+  // Blocks until a round may be due that closes without some rank, or for `timeout`.
+  void AwaitLateRounds(absl::Duration timeout) { late_bell_.Await(timeout); }
+  void RingLateBell() { late_bell_.Ring(); }
+  // Closes rounds without ranks that are late (JobOptions.round_deadline_us), after writing down
+  // which: what was answered must come out the same after a crash. To be called as often as
+  // AwaitLateRounds returns, which may block for as long as this returns, by one thread at a time.
+  absl::Duration CloseLateRounds() ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Writes down what is due. The first error, which Status also shows; the next call tries again.
   absl::Status TakeSnapshots() ABSL_LOCKS_EXCLUDED(mutex_, state_mutex_);
 
@@ -148,6 +160,7 @@ class Aggregator {
     std::vector<Membership::EndedJoin> joins = {};  // that end when the job is saved
     std::vector<WaitingLeave> leaves = {};          // likewise
     absl::Status state_error = absl::OkStatus();    // of the last attempt to save
+    absl::Status late_error = absl::OkStatus();     // likewise, to save late rounds
   };
   using Entries = std::map<std::string, Entry>;  // by name
   // A job as it is to be written down, but for its chunks.
@@ -201,7 +214,8 @@ class Aggregator {
 
   const AggregatorOptions options_;
   StateDir* const state_dir_;  // or null
-  SnapshotBell bell_;
+  Bell bell_;
+  Bell late_bell_;
 
   absl::Mutex state_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while the directory is written to
   mutable absl::Mutex mutex_;

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
@@ -19,11 +20,13 @@ void FillTotals(absl::Span<const OwnedChunk::Progress> chunks, JobStatus& status
     total.payload_bytes_sent += chunk.payload_bytes_sent;
     total.rounds_closed += chunk.rounds_closed;
     total.rounds_skipped += chunk.rounds_skipped;
+    total.rounds_closed_late += chunk.rounds_closed_late;
   }
   status.set_payload_bytes_received(total.payload_bytes_received);
   status.set_payload_bytes_sent(total.payload_bytes_sent);
   status.set_rounds_closed(total.rounds_closed);
   status.set_rounds_skipped(total.rounds_skipped);
+  status.set_rounds_closed_late(total.rounds_closed_late);
 }
 
 bool Waits(const OwnedChunk::Progress& chunk) { return !chunk.missing_ranks.empty(); }
@@ -59,12 +62,45 @@ OpenSteps OpenStepsOf(const JobState& state) {
   return steps;
 }
 
-Job::Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, SnapshotBell* bell)
+bool Roll::Hear(uint32_t rank) {
+  absl::MutexLock lock(&mutex_);
+  is_absent_[rank] = false;
+  return absl::c_linear_search(is_absent_, true) || absl::c_linear_search(has_left_, true);
+}
+
+void Roll::SetAbsent(absl::Span<const uint32_t> ranks) {
+  absl::MutexLock lock(&mutex_);
+  for (const uint32_t rank : ranks) is_absent_[rank] = true;
+}
+
+uint32_t Roll::SetLeft(uint32_t rank) {
+  absl::MutexLock lock(&mutex_);
+  has_left_[rank] = true;
+  return absl::c_count(has_left_, true);
+}
+
+std::vector<uint32_t> Roll::absent_ranks() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < is_absent_.size(); ++rank) {
+    if (is_absent_[rank] || has_left_[rank]) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void Roll::Fill(Attendance& attendance) const {
+  absl::MutexLock lock(&mutex_);
+  attendance.is_absent = is_absent_;
+  attendance.has_left = has_left_;
+}
+
+Job::Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, Bell* bell)
     : id_(std::move(id)),
       world_size_(world_size),
       layout_(std::move(layout)),
       shard_(shard),
       shard_of_chunk_(layout_.ShardOfChunk(shard.shard_count)),
+      roll_(world_size),
       chunks_(layout_.chunks().size()) {
   for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
     if (shard_of_chunk_[chunk] != shard_.shard) continue;
@@ -72,8 +108,8 @@ Job::Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, SnapshotBe
   }
 }
 
-absl::StatusOr<std::unique_ptr<Job>> Job::Restore(const JobState& state, ShardId shard,
-                                                  SnapshotBell* bell, uint64_t generation) {
+absl::StatusOr<std::unique_ptr<Job>> Job::Restore(const JobState& state, ShardId shard, Bell* bell,
+                                                  uint64_t generation, absl::Time now) {
   absl::StatusOr<Layout> layout = Layout::Create(state.tensors, state.options);
   if (!layout.ok()) return absl::DataLossError(layout.status().message());
   auto job = std::make_unique<Job>(state.id, static_cast<uint32_t>(state.incarnations.size()),
@@ -86,7 +122,7 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Restore(const JobState& state, ShardId
                           "this shard's",
                           state.id.name, chunk.chunk));
     }
-    job->chunks_[chunk.chunk]->Restore(chunk, generation);
+    job->chunks_[chunk.chunk]->Restore(chunk, generation, now);
     ++restored;
   }
   const size_t owned =
@@ -96,12 +132,60 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Restore(const JobState& state, ShardId
       absl::StrFormat("the state of job '%s' has %d chunks of %d", state.id.name, restored, owned));
 }
 
-void Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done) {
+bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done) {
   absl::Status status = CheckFrame(frame.header, frame.payload.span(), world_size_, layout_);
   if (status.ok()) status = CheckOwnership(frame.header);
-  if (!status.ok()) return done(status);
+  if (!status.ok()) {
+    done(status);
+    return false;
+  }
+  const bool others_are_absent = roll_.Hear(frame.header.rank());
   OwnedChunk& chunk = *chunks_[frame.header.chunk()];
   chunk.Exchange(std::move(frame), now, std::move(done));
+  return others_are_absent && round_deadline() < absl::InfiniteDuration();
+}
+
+absl::Duration Job::round_deadline() const {
+  const uint64_t deadline_us = layout_.options().round_deadline_us();
+  return deadline_us == 0 ? absl::InfiniteDuration() : absl::Microseconds(deadline_us);
+}
+
+uint32_t Job::min_workers() const {
+  const uint32_t min_workers = layout_.options().min_workers();
+  return min_workers == 0 ? world_size_ : min_workers;
+}
+
+bool Job::LeaveOut(absl::Duration restart_grace, absl::Time now) {
+  Attendance attendance = {.round_deadline = round_deadline(),
+                           .min_workers = min_workers(),
+                           .restart_grace = restart_grace};
+  bool any = false;
+  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
+    if (chunk == nullptr) continue;
+    roll_.Fill(attendance);
+    const std::vector<uint32_t> late_ranks = chunk->LeaveOut(attendance, now);
+    roll_.SetAbsent(late_ranks);
+    if (!late_ranks.empty()) any = true;
+  }
+  return any;
+}
+
+LateRounds Job::late_rounds() const {
+  LateRounds rounds;
+  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    if (chunks_[chunk] != nullptr) rounds[chunk] = chunks_[chunk]->late_ranks();
+  }
+  return rounds;
+}
+
+void Job::SetLateRoundsDurable(absl::Time now) {
+  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
+    if (chunk != nullptr) chunk->SetLateRanksDurable(now);
+  }
+}
+
+void Job::Leave(uint32_t rank, const absl::Status& reason) {
+  if (world_size_ - roll_.SetLeft(rank) < min_workers()) End(reason);
 }
 
 absl::Status Job::CheckOwnership(const FrameHeader& header) const {
@@ -160,6 +244,7 @@ void Job::FillStatus(absl::Time now, JobStatus& status) const {
   status.set_parameters(layout_.elements());
   status.set_chunks(chunks.size());
   FillTotals(chunks, status);
+  for (const uint32_t rank : roll_.absent_ranks()) status.add_absent_ranks(rank);
   FillWaiting(chunks, now, status);
 }
 

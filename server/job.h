@@ -9,8 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "proto/aggregator.pb.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
@@ -39,20 +43,44 @@ struct JobState {
   std::vector<ChunkState> chunks;  // those that the shard owns, in order
 };
 
+// By chunk: of its rounds that close without some rank.
+using LateRounds = std::map<uint32_t, LateRanks>;
+
 // Of the chunks that a shard owns, by chunk.
 using OpenSteps = std::map<uint32_t, uint64_t>;
 OpenSteps OpenStepsOf(const JobState& state);
 
-// Thread-safe: everything is constant but what happens within a chunk, and chunks do not share it.
+// Whom a job waits for. Thread-safe.
+class Roll {
+ public:
+  explicit Roll(uint32_t world_size) : is_absent_(world_size), has_left_(world_size) {}
+
+  // A frame came from the rank. Whether another one is absent.
+  bool Hear(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  void SetAbsent(absl::Span<const uint32_t> ranks) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns how many have.
+  uint32_t SetLeft(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<uint32_t> absent_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);  // and who has left
+  void Fill(Attendance& attendance) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::vector<bool> is_absent_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> has_left_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Thread-safe: everything is constant but the roll and what happens within a chunk, and chunks do
+// not share it.
 class Job {
  public:
   // The bell as OwnedChunk's.
-  Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, SnapshotBell* bell);
+  Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, Bell* bell);
 
   // A job that goes on from a saved state, in the `generation`-th process. DATA_LOSS when the state
   // does not fit its own layout, or this shard.
   static absl::StatusOr<std::unique_ptr<Job>> Restore(const JobState& state, ShardId shard,
-                                                      SnapshotBell* bell, uint64_t generation);
+                                                      Bell* bell, uint64_t generation,
+                                                      absl::Time now);
 
   const JobId& id() const { return id_; }
   uint32_t world_size() const { return world_size_; }
@@ -60,7 +88,21 @@ class Job {
 
   // Judges the frame (CheckFrame) and gives it to its chunk: see OwnedChunk. INVALID_ARGUMENT for
   // a frame that does not pass, or whose chunk another shard owns, which is named.
-  void Exchange(Frame frame, absl::Time now, OwnedChunk::Done done);
+  // Returns whether there may be a round now that need not wait any longer: see LeaveOut.
+  bool Exchange(Frame frame, absl::Time now, OwnedChunk::Done done);
+
+  // Infinite: rounds wait for all ranks.
+  absl::Duration round_deadline() const;
+  uint32_t min_workers() const;
+
+  // Rounds close without late ranks: those that OwnedChunk::LeaveOut decides on close once
+  // SetLateRoundsDurable says that late_rounds() survives a crash. Whether there are any.
+  bool LeaveOut(absl::Duration restart_grace, absl::Time now);
+  LateRounds late_rounds() const;
+  void SetLateRoundsDurable(absl::Time now);
+
+  // The rank has left. Ends all rounds with `reason` if they cannot do without it.
+  void Leave(uint32_t rank, const absl::Status& reason);
 
   bool snapshot_due() const;  // for any chunk
   // Everything but the members, which are not known here; see OwnedChunk::Save.
@@ -84,6 +126,7 @@ class Job {
   const Layout layout_;
   const ShardId shard_;
   const std::vector<uint32_t> shard_of_chunk_;
+  Roll roll_;
   std::vector<std::unique_ptr<OwnedChunk>> chunks_;  // by chunk; null: another shard's
 };
 

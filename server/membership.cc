@@ -9,9 +9,9 @@
 namespace signpost {
 
 Membership Membership::Restore(const std::vector<uint64_t>& incarnations,
-                               const std::vector<uint32_t>& left_ranks, JoinResponse welcome,
-                               absl::Time now) {
-  Membership membership(incarnations.size(), std::move(welcome));
+                               const std::vector<uint32_t>& left_ranks, uint32_t min_workers,
+                               JoinResponse welcome, absl::Time now) {
+  Membership membership(incarnations.size(), min_workers, std::move(welcome));
   for (uint32_t rank = 0; rank < incarnations.size(); ++rank) {
     membership.members_[rank].incarnation = incarnations[rank];
   }
@@ -116,7 +116,8 @@ void Membership::Leave(uint32_t rank) {
 bool Membership::AllLeft() const { return left_ == world_size_; }
 
 bool Membership::GivesWay(absl::Time now, absl::Duration idle_timeout) const {
-  return Deserted() || left_ > 0 || (complete_ && now - last_heard_ >= idle_timeout);
+  return Deserted() || world_size_ - left_ < min_workers_ ||
+         (complete_ && now - last_heard_ >= idle_timeout);
 }
 
 void Membership::FillStatus(JobStatus& status) const {

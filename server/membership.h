@@ -35,14 +35,15 @@ class Membership {
     absl::StatusOr<JoinResponse> result;
   };
 
-  // `welcome` answers each rank's Join.
-  Membership(uint32_t world_size, JoinResponse welcome)
-      : world_size_(world_size), welcome_(std::move(welcome)) {}
+  // The job can go on while at least `min_workers` ranks have not left. `welcome` answers each
+  // rank's Join.
+  Membership(uint32_t world_size, uint32_t min_workers, JoinResponse welcome)
+      : world_size_(world_size), min_workers_(min_workers), welcome_(std::move(welcome)) {}
 
   // Of a complete job that goes on in another process. incarnations.size() is the world size.
   static Membership Restore(const std::vector<uint64_t>& incarnations,
-                            const std::vector<uint32_t>& left_ranks, JoinResponse welcome,
-                            absl::Time now);
+                            const std::vector<uint32_t>& left_ranks, uint32_t min_workers,
+                            JoinResponse welcome, absl::Time now);
 
   bool complete() const { return complete_; }
   std::vector<uint64_t> incarnations() const;  // by rank; requires complete()
@@ -73,8 +74,8 @@ class Membership {
 
   // Nobody waits for the job to begin any more. Not before the first Join.
   bool Deserted() const { return !complete_ && waiting_ == 0; }
-  // Nobody would miss the job: it is deserted, or a rank has left, so that no round can close, or
-  // it has been silent for that long.
+  // Nobody would miss the job: it is deserted, or so many ranks have left that no round can close,
+  // or it has been silent for that long.
   bool GivesWay(absl::Time now, absl::Duration idle_timeout) const;
 
   void RecordRefusal(uint32_t rank, std::string reason) { refused_[rank] = std::move(reason); }
@@ -93,6 +94,7 @@ class Membership {
   EndedJoin EndWait(Member& member, absl::StatusOr<JoinResponse> result);
 
   const uint32_t world_size_;
+  const uint32_t min_workers_;
   const JoinResponse welcome_;
   bool complete_ = false;
   std::map<uint32_t, Member> members_;  // by rank

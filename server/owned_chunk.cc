@@ -3,16 +3,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 
 namespace signpost {
 namespace {
 
-absl::Status WrongStepError(const FrameHeader& header, uint64_t open_step) {
-  return absl::FailedPreconditionError(absl::StrCat("rank ", header.rank(), " sent step ",
-                                                    header.step(), " of chunk ", header.chunk(),
-                                                    ", but step ", open_step, " is expected"));
+absl::Status WrongStepError(const FrameHeader& header, uint64_t open_step, uint64_t oldest_step) {
+  const absl::string_view hint =
+      header.step() < oldest_step ? "; the answers that it has missed are no longer kept" : "";
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", header.rank(), " sent step ", header.step(), " of chunk ",
+                   header.chunk(), ", but step ", open_step, " is expected", hint));
 }
 
 absl::Status SupersededError(const FrameHeader& header) {
@@ -23,19 +26,19 @@ absl::Status SupersededError(const FrameHeader& header) {
 
 }  // namespace
 
-OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size,
-                       SnapshotBell* bell)
-    : layout_(layout), chunk_(chunk), world_size_(world_size), bell_(bell) {}
+OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size, Bell* bell)
+    : layout_(layout), chunk_(chunk), world_size_(world_size), bell_(bell), heard_(world_size) {}
 
-void OwnedChunk::Restore(ChunkState state, uint64_t generation) {
+void OwnedChunk::Restore(ChunkState state, uint64_t generation, absl::Time now) {
   absl::MutexLock lock(&mutex_);
   // Which older snapshot there is, and so what is durable, is not known here.
   open_step_ = first_kept_step_ = state.open_step;
   error_is_zero_ = state.error.empty();
   error_ = std::move(state.error);
-  last_answer_ = std::move(state.last_answer);
-  last_contributions_ = std::move(state.last_contributions);
+  closed_ = std::move(state.closed);
+  late_ranks_ = std::move(state.late_ranks);
   generation_ = generation;
+  restored_ = now;
 }
 
 void OwnedChunk::Exchange(Frame frame, absl::Time now, Done done) {
@@ -62,17 +65,24 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   EndedCalls ended;
   const FrameHeader header = frame.header;
   const uint64_t payload_bytes = frame.payload.size();
+  Hear(header);
   if (generation_ != 0 && (header.generation() < generation_ || header.step() > open_step_)) {
     ended.push_back({std::move(done), AskForReplay(std::min(header.step(), open_step_))});
     return ended;
   }
-  if (last_answer_ != nullptr && header.step() + 1 == open_step_) {
+  const uint64_t oldest_step = open_step_ - closed_.size();  // that has a stored answer
+  if (header.step() < open_step_ && header.step() >= oldest_step) {
     ended.push_back({std::move(done), Recall(header)});
     return ended;
   }
-  absl::Status status = header.step() == open_step_ ? end_ : WrongStepError(header, open_step_);
-  if (status.ok()) {
-    if (!open_) open_.emplace(world_size_);
+  absl::Status status =
+      header.step() == open_step_ ? end_ : WrongStepError(header, open_step_, oldest_step);
+  if (status.ok() && !open_) {
+    open_.emplace(world_size_, now);
+    const auto late_ranks = late_ranks_.find(open_step_);
+    if (late_ranks != late_ranks_.end()) open_->round.LeaveOut(late_ranks->second);
+  }
+  if (status.ok() && !open_->round.IsLate(header.rank())) {
     open_->largest_payload = std::max(open_->largest_payload, payload_bytes);
     status = open_->round.Contribute(std::move(frame));
   }
@@ -88,16 +98,77 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
     call.since = now;
   }
   call.done = std::move(done);
-  if (!open_->round.complete()) return ended;
-  if (!MayClose()) {
-    RequestSnapshot();
-    return ended;
-  }
-  for (EndedCall& closed : CloseRound(now)) ended.push_back(std::move(closed));
+  for (EndedCall& closed : CloseIfComplete(now)) ended.push_back(std::move(closed));
   return ended;
 }
 
-bool OwnedChunk::MayClose() const {
+void OwnedChunk::Hear(const FrameHeader& header) {
+  std::optional<uint64_t>& heard = heard_[header.rank()];
+  heard = std::max(heard.value_or(0), header.step());
+  answered_steps_ = std::max(answered_steps_, header.step() + (header.answered() ? 1 : 0));
+}
+
+std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::Time now) {
+  absl::MutexLock lock(&mutex_);
+  if (!open_) return {};
+  if (open_->round.late_ranks().empty() && MayLeaveOut(attendance, now)) {
+    open_->round.LeaveOut(open_->round.MissingRanks());
+    late_ranks_[open_step_] = open_->round.late_ranks();
+    open_->is_late_durable = false;
+  }
+  if (open_->is_late_durable) return {};
+  return open_->round.late_ranks();
+}
+
+bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const {
+  if (open_->round.complete() || open_->round.contributed() < attendance.min_workers) return false;
+  if (generation_ != 0) {
+    // It closed before the crash, and with all ranks: it would be in late_ranks_.
+    if (open_step_ < answered_steps_) return false;
+    // Any rank could have had its answer.
+    const bool is_early = now < restored_ + attendance.restart_grace;
+    for (uint32_t rank = 0; rank < world_size_ && is_early; ++rank) {
+      if (!heard_[rank] && !attendance.has_left[rank]) return false;
+    }
+  }
+  if (now >= open_->since + attendance.round_deadline) return true;
+  const std::vector<uint32_t> missing = open_->round.MissingRanks();
+  return std::all_of(missing.begin(), missing.end(), [&](uint32_t rank) {
+    return attendance.is_absent[rank] || attendance.has_left[rank];
+  });
+}
+
+LateRanks OwnedChunk::late_ranks() const {
+  absl::MutexLock lock(&mutex_);
+  return late_ranks_;
+}
+
+void OwnedChunk::SetLateRanksDurable(absl::Time now) {
+  EndedCalls ended;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (open_) {
+      open_->is_late_durable = true;
+      ended = CloseIfComplete(now);
+      CountSent(ended);
+    }
+  }
+  for (EndedCall& call : ended) call.done(std::move(call.result));
+}
+
+OwnedChunk::EndedCalls OwnedChunk::CloseIfComplete(absl::Time now) {
+  if (!open_ || !open_->round.complete() || !open_->is_late_durable) return {};
+  if (HasRoom()) return CloseRound(now);
+  RequestSnapshot();  // of two that it takes
+  return {};
+}
+
+uint64_t OwnedChunk::MostKept(uint64_t largest) const {
+  const uint64_t half_of_fp32 = uint64_t{2} * layout_.chunks()[chunk_].elements;
+  return std::max(half_of_fp32, 4 * largest);
+}
+
+bool OwnedChunk::HasRoom() const {
   if (bell_ == nullptr) return true;
   uint64_t kept = open_->largest_payload;
   uint64_t largest = open_->largest_payload;
@@ -105,8 +176,7 @@ bool OwnedChunk::MayClose() const {
     kept += bytes;
     largest = std::max(largest, bytes);
   }
-  const uint64_t half_of_fp32 = uint64_t{2} * layout_.chunks()[chunk_].elements;
-  return kept <= std::max(half_of_fp32, 4 * largest);
+  return kept <= MostKept(largest);
 }
 
 void OwnedChunk::RequestSnapshot() {
@@ -136,16 +206,38 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   if (codec == SKIP) ++rounds_skipped_;
   ++open_step_;
   KeptFrame(open_->largest_payload);
-  last_contributions_ = open_->round.Contributions();
-  last_answer_ = std::make_shared<const Answer>(*std::move(answer));
+  if (!open_->round.late_ranks().empty()) ++rounds_closed_late_;
+  closed_.push_back({std::make_shared<const Answer>(*std::move(answer)),
+                     open_->round.Contributions(), open_->round.rates()});
+  ForgetAnswers();
 
   EndedCalls ended;
   for (WaitingCall& call : open_->calls) {
+    if (!call.done) continue;
     const absl::Duration waited = std::max(now - call.since, absl::ZeroDuration());
-    ended.push_back({std::move(call.done), ReplyWith(last_answer_, waited)});
+    ended.push_back({std::move(call.done), ReplyWith(closed_.back().answer, waited)});
   }
   open_.reset();
   return ended;
+}
+
+// Those that all ranks have, and those that are too old to be kept.
+void OwnedChunk::ForgetAnswers() {
+  uint64_t oldest_needed = open_step_ - 1;
+  for (const std::optional<uint64_t>& step : heard_) {
+    oldest_needed = std::min(oldest_needed, step.value_or(0));
+  }
+  uint64_t bytes = 0;
+  uint64_t largest = 0;
+  for (const ClosedRound& round : closed_) {
+    bytes += round.answer->payload.size();
+    largest = std::max<uint64_t>(largest, round.answer->payload.size());
+  }
+  while (closed_.size() > 1 &&
+         (open_step_ - closed_.size() < oldest_needed || bytes > MostKept(largest))) {
+    bytes -= closed_.front().answer->payload.size();
+    closed_.pop_front();
+  }
 }
 
 OwnedChunk::EndedCalls OwnedChunk::EndRound(const absl::Status& reason) {
@@ -160,20 +252,31 @@ OwnedChunk::EndedCalls OwnedChunk::EndRound(const absl::Status& reason) {
 }
 
 absl::StatusOr<OwnedChunk::Reply> OwnedChunk::Recall(const FrameHeader& header) const {
-  if (ContributionOf(header) != last_contributions_[header.rank()]) return OtherBytesError(header);
-  return ReplyWith(last_answer_, absl::ZeroDuration());
+  const size_t index = header.step() + closed_.size() - open_step_;
+  const ClosedRound& round = closed_[index];
+  const bool is_late = absl::c_linear_search(round.answer->header.late_ranks(), header.rank());
+  if (!is_late && ContributionOf(header) != round.contributions[header.rank()]) {
+    return OtherBytesError(header);
+  }
+  Reply reply = ReplyWith(round.answer, absl::ZeroDuration());
+  for (size_t later = index + 1; later < closed_.size(); ++later) {
+    reply.later_rates.push_back(closed_[later].rates);
+  }
+  return reply;
 }
 
 // Without durability a restart loses the job anyway, and there is nothing to keep frames for.
 OwnedChunk::Reply OwnedChunk::ReplyWith(std::shared_ptr<const Answer> answer,
                                         absl::Duration waited) const {
-  return {std::move(answer), waited, bell_ == nullptr ? open_step_ : durable_step_};
+  return {std::move(answer), waited, bell_ == nullptr ? open_step_ : durable_step_, open_step_};
 }
 
 AnswerHeader OwnedChunk::HeaderOf(const Reply& reply) {
   AnswerHeader header = reply.answer->header;
   header.set_waited_us(absl::ToInt64Microseconds(reply.waited));
   header.set_durable_step(reply.durable_step);
+  header.set_open_step(reply.open_step);
+  for (const StepRates& rates : reply.later_rates) *header.add_later_rates() = rates;
   return header;
 }
 
@@ -199,14 +302,15 @@ absl::StatusOr<ChunkState> OwnedChunk::Save(bool with_answer) {
   ChunkState state;
   state.chunk = chunk_;
   const bool is_held = open_ && open_->round.complete();
-  if (error_was_zero_ && !with_answer && !is_held) {
+  const bool all_have_earlier_answers =
+      closed_.size() == 1 && closed_.back().answer->header.late_ranks().empty();
+  if (error_was_zero_ && all_have_earlier_answers && !with_answer && !is_held) {
     state.open_step = open_step_ - 1;
     return state;
   }
   state.open_step = open_step_;
   if (!error_is_zero_) state.error = error_;
-  state.last_answer = last_answer_;
-  state.last_contributions = last_contributions_;
+  state.closed = closed_;
   return state;
 }
 
@@ -218,13 +322,8 @@ void OwnedChunk::SetDurable(uint64_t step, absl::Time now) {
     for (; first_kept_step_ < step && !kept_bytes_.empty(); ++first_kept_step_) {
       kept_bytes_.pop_front();
     }
-    if (open_ && open_->round.complete()) {
-      if (MayClose()) {
-        ended = CloseRound(now);
-      } else {
-        RequestSnapshot();  // only the one before the newest counts
-      }
-    }
+    late_ranks_.erase(late_ranks_.begin(), late_ranks_.lower_bound(step));
+    ended = CloseIfComplete(now);
     CountSent(ended);
   }
   for (EndedCall& call : ended) call.done(std::move(call.result));
@@ -245,6 +344,7 @@ OwnedChunk::Progress OwnedChunk::progress() const {
   progress.payload_bytes_sent = payload_bytes_sent_;
   progress.rounds_closed = open_step_;
   progress.rounds_skipped = rounds_skipped_;
+  progress.rounds_closed_late = rounds_closed_late_;
   if (!open_) return progress;
   progress.missing_ranks = open_->round.MissingRanks();
   for (const WaitingCall& call : open_->calls) {

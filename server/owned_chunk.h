@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -16,22 +17,44 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "proto/aggregator.pb.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
+#include "server/bell.h"
 #include "server/round.h"
-#include "server/snapshot_bell.h"
 
 namespace signpost {
+
+// What is left of a round whose answer some rank may still need.
+struct ClosedRound {
+  std::shared_ptr<const Answer> answer;
+  std::vector<Contribution> contributions;  // by rank
+  StepRates rates;
+};
+
+// By step: the ranks without which its round closes, ascending.
+using LateRanks = std::map<uint64_t, std::vector<uint32_t>>;
 
 // A chunk between two rounds: what a restarted aggregator goes on from.
 struct ChunkState {
   uint32_t chunk = 0;
   uint64_t open_step = 0;
   std::vector<float> error;  // by element; empty: all zero
-  // Of step open_step - 1. Null when all ranks are known to have received it.
-  std::shared_ptr<const Answer> last_answer;
-  std::vector<Contribution> last_contributions;  // by rank; with last_answer
+  // The last of them is of step open_step - 1. None when all ranks are known to have the answer.
+  std::deque<ClosedRound> closed;
+  LateRanks late_ranks;  // of steps from open_step on; written down apart from the rest
+};
+
+// Whom a job's rounds wait for, and how long.
+struct Attendance {
+  absl::Duration round_deadline;  // from a round's first frame on
+  uint32_t min_workers = 0;
+  std::vector<bool>
+      is_absent;               // by rank: a round closed without it, and nothing came from it since
+  std::vector<bool> has_left;  // by rank
+  // How long a restarted aggregator waits until it has heard from every rank.
+  absl::Duration restart_grace;
 };
 
 // Thread-safe. Callbacks are called exactly once, with no lock held, either before the call returns
@@ -44,6 +67,8 @@ class OwnedChunk {
     std::shared_ptr<const Answer> answer;
     absl::Duration waited;
     uint64_t durable_step = 0;
+    uint64_t open_step = 0;
+    std::vector<StepRates> later_rates = {};  // of the steps between the answer's and the open one
   };
   // The header that the rank gets.
   static AnswerHeader HeaderOf(const Reply& reply);
@@ -52,16 +77,17 @@ class OwnedChunk {
 
   // The first open step is 0. `layout` and `bell` must outlive the chunk. A null bell: what happens
   // is not made durable, and workers need not keep any frames.
-  OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size, SnapshotBell* bell);
+  OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size, Bell* bell);
 
   // Goes on from a saved state, as the `generation`-th process does. Before anything else.
-  void Restore(ChunkState state, uint64_t generation) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Restore(ChunkState state, uint64_t generation, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Contributes a frame for this chunk that passed CheckFrame, and waits for its round to close.
   //   step == open step: as Round::Contribute. A duplicate takes the place of the call that waits
   //     for its rank, which ends with ABORTED.
-  //   step == open step - 1: answered from the last answer, or ALREADY_EXISTS if the rank
-  //     contributed something else to it.
+  //   an earlier step: answered from its stored answer, or ALREADY_EXISTS if the rank contributed
+  //     something else to it. Answers are stored while a rank may need them, within the limit
+  //     below.
   //   In a restored chunk, for a later step than the open one, and for any frame whose sender does
   //     not know of the restart: answered at once with REPLAY from the open step, or the frame's if
   //     that is earlier. FAILED_PRECONDITION, naming the open step, for any other step. INTERNAL
@@ -72,6 +98,19 @@ class OwnedChunk {
   // that are not durable, this round's included, may have half the size of the parameters in fp32,
   // or of four rounds, the largest of them, if that is more.
   void Exchange(Frame frame, absl::Time now, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Whether the open round is to close without the ranks that are missing: min_workers have
+  // contributed, and those missing are absent, or it is past the deadline. Their frames no longer
+  // count, whenever they come. Returns their ranks until SetLateRanksDurable. Nothing when it is
+  // not, or when this is a round that an earlier process may have closed with them.
+  std::vector<uint32_t> LeaveOut(const Attendance& attendance, absl::Time now)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Of all steps of which it can still matter.
+  LateRanks late_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // What LeaveOut returned survives a crash: the round may close.
+  void SetLateRanksDurable(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // No round closes any more: ends the waiting calls with `reason`, and the open step's later ones.
   // The first reason stays.
@@ -99,7 +138,8 @@ class OwnedChunk {
     uint64_t payload_bytes_received = 0;
     uint64_t payload_bytes_sent = 0;
     uint64_t rounds_closed = 0;
-    uint64_t rounds_skipped = 0;  // of those closed
+    uint64_t rounds_skipped = 0;      // of those closed
+    uint64_t rounds_closed_late = 0;  // of those closed: without some rank
   };
   Progress progress() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -109,8 +149,11 @@ class OwnedChunk {
     absl::Time since;
   };
   struct OpenRound {
-    explicit OpenRound(uint32_t world_size) : round(world_size), calls(world_size) {}
+    OpenRound(uint32_t world_size, absl::Time now)
+        : since(now), round(world_size), calls(world_size) {}
+    absl::Time since;
     Round round;
+    bool is_late_durable = true;     // what the round leaves out
     std::vector<WaitingCall> calls;  // by rank
     uint64_t largest_payload = 0;    // in bytes
   };
@@ -127,8 +170,16 @@ class OwnedChunk {
   EndedCalls CloseRound(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   EndedCalls EndRound(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Whether the open round, which is complete, may close.
-  bool MayClose() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Closes the open round if it is complete and may; else asks for the snapshot that it waits for.
+  EndedCalls CloseIfComplete(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether workers need not keep too much when the open round, which is complete, closes.
+  bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The most bytes that frames or answers which are kept may have, of which one has `largest`.
+  uint64_t MostKept(uint64_t largest) const;
+  void Hear(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayLeaveOut(const Attendance& attendance, absl::Time now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetAnswers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RequestSnapshot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void KeptFrame(uint64_t payload_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -142,7 +193,7 @@ class OwnedChunk {
   const Layout& layout_;
   const uint32_t chunk_;
   const uint32_t world_size_;
-  SnapshotBell* const bell_;  // null: nothing is made durable
+  Bell* const bell_;  // null: nothing is made durable
 
   mutable absl::Mutex mutex_;
   uint64_t open_step_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -150,10 +201,15 @@ class OwnedChunk {
   std::vector<float> error_ ABSL_GUARDED_BY(mutex_);       // from the first close on
   bool error_is_zero_ ABSL_GUARDED_BY(mutex_) = true;
   bool error_was_zero_ ABSL_GUARDED_BY(mutex_) = false;  // before the last round; false: none yet
-  // Of step open_step_ - 1. Shared with the replies that still travel.
-  std::shared_ptr<const Answer> last_answer_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Contribution> last_contributions_ ABSL_GUARDED_BY(mutex_);  // by rank
-  absl::Status end_ ABSL_GUARDED_BY(mutex_);                              // OK: rounds go on
+  // Of the steps before open_step_. Answers are shared with the replies that still travel.
+  std::deque<ClosedRound> closed_ ABSL_GUARDED_BY(mutex_);
+  LateRanks late_ranks_ ABSL_GUARDED_BY(mutex_);
+  // By rank: the step of the newest frame that came in this process. Such a rank has the answers of
+  // the steps before.
+  std::vector<std::optional<uint64_t>> heard_ ABSL_GUARDED_BY(mutex_);
+  uint64_t answered_steps_ ABSL_GUARDED_BY(mutex_) = 0;  // that some rank has had answers of
+  absl::Time restored_ ABSL_GUARDED_BY(mutex_);
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);         // OK: rounds go on
   absl::Status spoilt_ ABSL_GUARDED_BY(mutex_);      // not OK: the error must not be used
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: this chunk was not restored
 
@@ -167,6 +223,7 @@ class OwnedChunk {
   uint64_t payload_bytes_received_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t payload_bytes_sent_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t rounds_skipped_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t rounds_closed_late_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace signpost

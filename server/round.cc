@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
@@ -90,10 +91,12 @@ absl::Status Round::CheckFits(const FrameHeader& header) const {
   return absl::OkStatus();
 }
 
+bool Round::IsLate(uint32_t rank) const { return absl::c_binary_search(late_ranks_, rank); }
+
 std::vector<uint32_t> Round::MissingRanks() const {
   std::vector<uint32_t> missing;
   for (uint32_t rank = 0; rank < frames_.size(); ++rank) {
-    if (!frames_[rank].has_value()) missing.push_back(rank);
+    if (!frames_[rank].has_value() && !IsLate(rank)) missing.push_back(rank);
   }
   return missing;
 }
@@ -102,7 +105,7 @@ std::vector<Contribution> Round::Contributions() const {
   std::vector<Contribution> contributions;
   contributions.reserve(frames_.size());
   for (const std::optional<Frame>& frame : frames_) {
-    contributions.push_back(ContributionOf(frame->header));
+    contributions.push_back(frame ? ContributionOf(frame->header) : Contribution());
   }
   return contributions;
 }
@@ -114,6 +117,7 @@ absl::StatusOr<Answer> Round::Close(const Layout& layout, absl::Span<float> erro
   Answer answer;
   answer.header.set_step(first_header().step());
   answer.header.set_chunk(first_header().chunk());
+  answer.header.mutable_late_ranks()->Add(late_ranks_.begin(), late_ranks_.end());
   if (const std::optional<uint32_t> rank = LowestSkippedRank()) {
     answer.header.set_codec(SKIP);
     answer.header.set_skipped_by_rank(*rank);
@@ -130,7 +134,7 @@ absl::StatusOr<Answer> Round::Close(const Layout& layout, absl::Span<float> erro
 
 std::optional<uint32_t> Round::LowestSkippedRank() const {
   for (uint32_t rank = 0; rank < frames_.size(); ++rank) {
-    if (frames_[rank]->header.codec() == SKIP) return rank;
+    if (frames_[rank] && frames_[rank]->header.codec() == SKIP) return rank;
   }
   return std::nullopt;
 }
@@ -147,8 +151,10 @@ absl::StatusOr<Payload> Round::Aggregate(Codec codec, const Layout& layout,
 absl::Status Round::AggregateDense(Codec codec, const Layout& layout, absl::Span<float> error,
                                    uint8_t* out) const {
   std::vector<const uint8_t*> contributions;
-  contributions.reserve(frames_.size());
-  for (const std::optional<Frame>& frame : frames_) contributions.push_back(frame->payload.data());
+  contributions.reserve(contributed_);
+  for (const std::optional<Frame>& frame : frames_) {
+    if (frame) contributions.push_back(frame->payload.data());
+  }
 
   const kernels::DenseType type = DenseTypeOf(codec);
   kernels::AggregateDense(type, contributions, inverse_count(), error, out);
@@ -162,10 +168,12 @@ absl::Status Round::AggregateOneBit(const Layout& layout, absl::Span<float> erro
   const Chunk& chunk = layout.chunks()[chunk_index];
   const kernels::BlockRule rule = {.block_elements = layout.options().block_elements(),
                                    .gamma = layout.options().gamma()};
-  std::vector<kernels::OneBitView> contributions(frames_.size());
+  std::vector<kernels::OneBitView> contributions;
+  contributions.reserve(contributed_);
   for (const Segment& segment : chunk.segments) {
-    for (size_t rank = 0; rank < frames_.size(); ++rank) {
-      contributions[rank] = OneBitPart(chunk, segment, frames_[rank]->payload.data());
+    contributions.clear();
+    for (const std::optional<Frame>& frame : frames_) {
+      if (frame) contributions.push_back(OneBitPart(chunk, segment, frame->payload.data()));
     }
     const size_t packed = kernels::AggregateOneBit(
         rule, contributions, inverse_count(), error.subspan(segment.chunk_offset, segment.elements),

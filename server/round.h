@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -39,25 +40,37 @@ class Round {
   // world_size >= 1.
   explicit Round(uint32_t world_size) : frames_(world_size) {}
 
+  // The round is to close without these ranks, ascending, none of which has contributed; their
+  // frames no longer count. To be called at most once, and not for all ranks.
+  void LeaveOut(std::vector<uint32_t> ranks) { late_ranks_ = std::move(ranks); }
+  const std::vector<uint32_t>& late_ranks() const { return late_ranks_; }
+  bool IsLate(uint32_t rank) const;
+
   // Adds a frame that passed CheckFrame, or accepts it as a duplicate: same rank, codec, error
   // scale and payload as before. Refuses, and stays as it was: other bytes from the same rank
   // (ALREADY_EXISTS); another codec or error scale than the round's other ranks
   // (FAILED_PRECONDITION, naming a rank on each side; SKIP goes with any codec).
   absl::Status Contribute(Frame frame);
 
-  bool complete() const { return contributed_ == frames_.size(); }
-  std::vector<uint32_t> MissingRanks() const;
+  // Whether all ranks have contributed that it does not leave out.
+  bool complete() const { return contributed_ + late_ranks_.size() == frames_.size(); }
+  uint32_t contributed() const { return contributed_; }
+  std::vector<uint32_t> MissingRanks() const;  // those that it leaves out are not among them
 
-  // By rank. Requires complete().
+  // By rank; of those left out, the default. Requires complete().
   std::vector<Contribution> Contributions() const;
+  const StepRates& rates() const { return frames_[*first_rank_]->header.rates(); }
 
   // The round's result. Requires complete(), and to be called once: it updates `error`, the
   // aggregator's error for the chunk in chunk order:
   //   u = (sum of the contributions in rank order) / world_size + error_scale * error
   //   answer = compress(u);  error = u - answer
-  // When a rank skipped, the answer is SKIP with the lowest such rank's block, and error =
-  // error_scale * error. INTERNAL when u is out of the range that an answer may have (kMaxScale,
-  // kMaxDense of kernels/block.h): the error is then spoilt, and the chunk must not go on.
+  // It divides by the world size whoever is left out: their inputs come later, in full, and
+  // momentum that every rank sends again must not be amplified (the loop gain would be
+  // beta1 * n / k). When a rank skipped, the answer is SKIP with the lowest such rank's block, and
+  // error = error_scale * error. INTERNAL when u is out of the range that an answer may have
+  // (kMaxScale, kMaxDense of kernels/block.h): the error is then spoilt, and the chunk must not go
+  // on.
   absl::StatusOr<Answer> Close(const Layout& layout, absl::Span<float> error) const;
 
  private:
@@ -70,11 +83,12 @@ class Round {
                               uint8_t* out) const;
   absl::Status AggregateOneBit(const Layout& layout, absl::Span<float> error, uint8_t* out) const;
 
-  const FrameHeader& first_header() const { return frames_[0]->header; }
+  const FrameHeader& first_header() const { return frames_[*first_rank_]->header; }
   float inverse_count() const { return 1.0f / static_cast<float>(frames_.size()); }
 
   std::vector<std::optional<Frame>> frames_;  // by rank
   uint32_t contributed_ = 0;
+  std::vector<uint32_t> late_ranks_;
   std::optional<uint32_t> first_rank_;  // to arrive; the others must have its error scale
   // To arrive with numbers rather than SKIP; the others must have its codec.
   std::optional<uint32_t> first_rank_with_numbers_;

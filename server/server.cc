@@ -49,6 +49,13 @@ void Configure(const ServerOptions& options, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
 }
 
+// A worker that is there has noticed a restart by then, and come back.
+AggregatorOptions Derive(const ServerOptions& options) {
+  AggregatorOptions aggregator = options.aggregator;
+  aggregator.restart_grace = 3 * options.failure_timeout.duration();
+  return aggregator;
+}
+
 absl::Status CheckShard(const AggregatorOptions& options) {
   if (options.shard < options.shard_count) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -71,6 +78,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   }
   std::unique_ptr<Server> server(new Server(options, std::move(state_dir)));
   if (status = server->Recover(options.allow_error_reset); !status.ok()) return status;
+  server->late_rounds_ = std::thread([self = server.get()] { self->CloseLateRounds(); });
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   Configure(options, builder);
@@ -90,11 +98,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
 
 Server::Server(const ServerOptions& options, std::unique_ptr<StateDir> state_dir)
     : state_dir_(std::move(state_dir)),
-      aggregator_(options.aggregator, state_dir_.get()),
+      aggregator_(Derive(options), state_dir_.get()),
       service_(std::make_unique<Service>(aggregator_, options.aggregator.limits.payload_bytes)) {}
 
 Server::~Server() {
-  StopSnapshots();
+  StopThreads();
   aggregator_.Drain();
   if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTimeout));
 }
@@ -111,17 +119,23 @@ absl::Status Server::Recover(bool allow_error_reset) {
 
 void Server::TakeSnapshots() {
   absl::Duration timeout = absl::InfiniteDuration();
-  while (!stopping_snapshots_) {
+  while (!stopping_) {
     aggregator_.AwaitSnapshotDue(timeout);
     const absl::Status status = aggregator_.TakeSnapshots();
     timeout = status.ok() ? absl::InfiniteDuration() : kSnapshotRetryInterval;
   }
 }
 
-void Server::StopSnapshots() {
-  stopping_snapshots_ = true;
+void Server::CloseLateRounds() {
+  while (!stopping_) aggregator_.AwaitLateRounds(aggregator_.CloseLateRounds());
+}
+
+void Server::StopThreads() {
+  stopping_ = true;
   aggregator_.RingSnapshotBell();
+  aggregator_.RingLateBell();
   if (snapshots_.joinable()) snapshots_.join();
+  if (late_rounds_.joinable()) late_rounds_.join();
 }
 
 absl::Status Server::Drain(absl::Duration grace) {

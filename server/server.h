@@ -69,13 +69,15 @@ class Server {
 
   absl::Status Recover(bool allow_error_reset);
   void TakeSnapshots();
-  void StopSnapshots();
+  void CloseLateRounds();
+  void StopThreads();
 
   const std::unique_ptr<StateDir> state_dir_;  // or null
   std::vector<std::string> warnings_;
   Aggregator aggregator_;
-  std::atomic<bool> stopping_snapshots_ = false;
+  std::atomic<bool> stopping_ = false;
   std::thread snapshots_;
+  std::thread late_rounds_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<grpc::Server> server_;
   uint16_t port_ = 0;

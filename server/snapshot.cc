@@ -15,7 +15,8 @@
 namespace signpost {
 namespace {
 
-constexpr absl::string_view kMagic = "signpost snapshot 1\n";
+constexpr absl::string_view kMagic = "signpost snapshot 2\n";
+constexpr absl::string_view kLateRoundsMagic = "signpost late rounds 1\n";
 
 absl::string_view BytesOf(absl::Span<const float> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
@@ -32,6 +33,8 @@ uint32_t Crc32c(absl::string_view bytes) {
 // Gathers a file's parts. The numbers stay where they are; the rest lives in here.
 class Writer {
  public:
+  explicit Writer(absl::string_view magic) : parts_({magic}) {}
+
   void Add(absl::string_view bytes) {
     const uint64_t length = bytes.size();
     const uint32_t crc = Crc32c(bytes);
@@ -50,7 +53,7 @@ class Writer {
 
  private:
   std::deque<std::string> owned_;  // whose elements stay where they are
-  std::vector<absl::string_view> parts_ = {kMagic};
+  std::vector<absl::string_view> parts_;
 };
 
 // Takes a file's sections one after the other.
@@ -107,18 +110,26 @@ SnapshotHeader HeaderOf(const JobState& state) {
   return header;
 }
 
+SnapshotContribution MessageOf(const Contribution& contribution) {
+  SnapshotContribution to;
+  to.set_codec(contribution.codec);
+  to.set_error_scale(contribution.error_scale);
+  to.set_rates_crc32c(contribution.rates_crc32c);
+  to.set_payload_crc32c(contribution.payload_crc32c);
+  return to;
+}
+
 SnapshotChunk HeaderOf(const ChunkState& state) {
   SnapshotChunk header;
   header.set_chunk(state.chunk);
   header.set_open_step(state.open_step);
-  if (state.last_answer == nullptr) return header;
-  *header.mutable_last_answer() = state.last_answer->header;
-  for (const Contribution& contribution : state.last_contributions) {
-    SnapshotContribution& to = *header.add_last_contributions();
-    to.set_codec(contribution.codec);
-    to.set_error_scale(contribution.error_scale);
-    to.set_rates_crc32c(contribution.rates_crc32c);
-    to.set_payload_crc32c(contribution.payload_crc32c);
+  for (const ClosedRound& round : state.closed) {
+    SnapshotRound& to = *header.add_closed_rounds();
+    *to.mutable_answer() = round.answer->header;
+    *to.mutable_rates() = round.rates;
+    for (const Contribution& contribution : round.contributions) {
+      *to.add_contributions() = MessageOf(contribution);
+    }
   }
   return header;
 }
@@ -126,34 +137,59 @@ SnapshotChunk HeaderOf(const ChunkState& state) {
 void Add(const ChunkState& state, Writer& writer) {
   writer.Add(HeaderOf(state));
   writer.Add(BytesOf(absl::MakeConstSpan(state.error)));
-  writer.Add(state.last_answer == nullptr ? "" : BytesOf(state.last_answer->payload.span()));
+  for (const ClosedRound& round : state.closed) writer.Add(BytesOf(round.answer->payload.span()));
 }
 
 absl::Status CheckChunk(const SnapshotChunk& header, absl::string_view error,
-                        absl::string_view payload, const Layout& layout, size_t world_size) {
+                        const Layout& layout) {
   if (header.chunk() >= layout.chunks().size()) {
     return absl::DataLossError(absl::StrCat("the job has no chunk ", header.chunk()));
   }
   const uint64_t error_bytes = uint64_t{4} * layout.chunks()[header.chunk()].elements;
-  const Codec codec = header.last_answer().codec();
-  const bool known = IsDense(codec) || codec == ONE_BIT || codec == SKIP;
-  const bool has_answer = header.has_last_answer();
-  if ((!error.empty() && error.size() != error_bytes) || (has_answer && !known) ||
-      payload.size() != (has_answer ? layout.PayloadBytes(codec, header.chunk()) : 0) ||
-      header.last_contributions_size() != (has_answer ? static_cast<int>(world_size) : 0)) {
-    return absl::DataLossError(absl::StrCat("the parts of chunk ", header.chunk(),
-                                            " do not have the sizes that the layout gives them"));
+  if (!error.empty() && error.size() != error_bytes) {
+    return absl::DataLossError(absl::StrCat("the error of chunk ", header.chunk(), " has ",
+                                            error.size(), " bytes, wanted ", error_bytes));
   }
   return absl::OkStatus();
 }
 
+absl::Status CheckRound(const SnapshotRound& round, uint64_t step, absl::string_view payload,
+                        uint32_t chunk, const Layout& layout, size_t world_size) {
+  const Codec codec = round.answer().codec();
+  const bool is_known = IsDense(codec) || codec == ONE_BIT || codec == SKIP;
+  if (is_known && round.answer().step() == step && round.answer().chunk() == chunk &&
+      payload.size() == layout.PayloadBytes(codec, chunk) &&
+      round.contributions_size() == static_cast<int>(world_size)) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(
+      absl::StrCat("what it has of step ", step, ", chunk ", chunk, " does not fit together"));
+}
+
+absl::StatusOr<ClosedRound> ReadRound(const SnapshotRound& from, uint64_t step, uint32_t chunk,
+                                      Reader& reader, const Layout& layout, size_t world_size) {
+  absl::string_view payload;
+  absl::Status status = reader.Next(payload);
+  if (status.ok()) status = CheckRound(from, step, payload, chunk, layout, world_size);
+  if (!status.ok()) return status;
+  auto answer = std::make_shared<Answer>(Answer{from.answer(), Payload(payload.size())});
+  if (!payload.empty()) std::memcpy(answer->payload.data(), payload.data(), payload.size());
+  ClosedRound round;
+  round.answer = std::move(answer);
+  round.rates = from.rates();
+  for (const SnapshotContribution& contribution : from.contributions()) {
+    round.contributions.push_back({contribution.codec(), contribution.error_scale(),
+                                   contribution.rates_crc32c(), contribution.payload_crc32c()});
+  }
+  return round;
+}
+
 absl::StatusOr<ChunkState> ReadChunk(Reader& reader, const Layout& layout, size_t world_size) {
   SnapshotChunk header;
-  absl::string_view error, payload;
+  absl::string_view error;
   absl::Status status = reader.Next(header);
   if (status.ok()) status = reader.Next(error);
-  if (status.ok()) status = reader.Next(payload);
-  if (status.ok()) status = CheckChunk(header, error, payload, layout, world_size);
+  if (status.ok()) status = CheckChunk(header, error, layout);
   if (!status.ok()) return status;
 
   ChunkState state;
@@ -161,13 +197,12 @@ absl::StatusOr<ChunkState> ReadChunk(Reader& reader, const Layout& layout, size_
   state.open_step = header.open_step();
   state.error.resize(error.size() / sizeof(float));
   if (!error.empty()) std::memcpy(state.error.data(), error.data(), error.size());
-  if (!header.has_last_answer()) return state;
-  auto answer = std::make_shared<Answer>(Answer{header.last_answer(), Payload(payload.size())});
-  std::memcpy(answer->payload.data(), payload.data(), payload.size());
-  state.last_answer = std::move(answer);
-  for (const SnapshotContribution& from : header.last_contributions()) {
-    state.last_contributions.push_back(
-        {from.codec(), from.error_scale(), from.rates_crc32c(), from.payload_crc32c()});
+  uint64_t step = state.open_step - header.closed_rounds_size();
+  for (const SnapshotRound& from : header.closed_rounds()) {
+    absl::StatusOr<ClosedRound> round =
+        ReadRound(from, step++, state.chunk, reader, layout, world_size);
+    if (!round.ok()) return round.status();
+    state.closed.push_back(*std::move(round));
   }
   return state;
 }
@@ -206,10 +241,49 @@ absl::StatusOr<JobState> Decode(absl::string_view file) {
 }  // namespace
 
 absl::Status WriteSnapshot(Disk& disk, const std::string& name, const JobState& state) {
-  Writer writer;
+  Writer writer(kMagic);
   writer.Add(HeaderOf(state));
   for (const ChunkState& chunk : state.chunks) Add(chunk, writer);
   return Replace(disk, name, writer.parts());
+}
+
+absl::Status WriteLateRounds(Disk& disk, const std::string& name, const LateRounds& rounds) {
+  SnapshotLateRounds message;
+  for (const auto& [chunk, late_ranks] : rounds) {
+    for (const auto& [step, ranks] : late_ranks) {
+      SnapshotLateRound& round = *message.add_rounds();
+      round.set_chunk(chunk);
+      round.set_step(step);
+      round.mutable_late_ranks()->Add(ranks.begin(), ranks.end());
+    }
+  }
+  Writer writer(kLateRoundsMagic);
+  writer.Add(message);
+  return Replace(disk, name, writer.parts());
+}
+
+absl::StatusOr<LateRounds> ReadLateRounds(Disk& disk, const std::string& name) {
+  absl::StatusOr<std::string> file = disk.Read(name);
+  if (absl::IsNotFound(file.status())) return LateRounds();
+  if (!file.ok()) return file.status();
+  SnapshotLateRounds message;
+  absl::Status status = absl::DataLossError("it does not begin as late rounds of this version");
+  if (absl::StartsWith(*file, kLateRoundsMagic)) {
+    Reader reader(absl::string_view(*file).substr(kLateRoundsMagic.size()));
+    status = reader.Next(message);
+    if (status.ok() && !reader.at_end()) {
+      status = absl::DataLossError("something follows its last section");
+    }
+  }
+  if (!status.ok()) {
+    return absl::DataLossError(absl::StrCat(name, " is damaged: ", status.message()));
+  }
+  LateRounds rounds;
+  for (const SnapshotLateRound& round : message.rounds()) {
+    rounds[round.chunk()][round.step()].assign(round.late_ranks().begin(),
+                                               round.late_ranks().end());
+  }
+  return rounds;
 }
 
 absl::StatusOr<JobState> ReadSnapshot(Disk& disk, const std::string& name) {

@@ -1,11 +1,14 @@
 // Snapshots: what an aggregator writes down of a job, so that it can go on after a crash.
 //
-//   file    = "signpost snapshot 1\n" section*
+//   file    = "signpost snapshot 2\n" section*
 //   section = length (uint64) crc32c (uint32, of the bytes) bytes        little-endian
 //
 // The sections are a SnapshotHeader (proto/snapshot.proto), and for each chunk that the shard owns,
-// in order: a SnapshotChunk; the chunk's error as fp32, or nothing when all of it is zero; the last
-// answer's payload, or nothing. The file ends with the last of them.
+// in order: a SnapshotChunk; the chunk's error as fp32, or nothing when all of it is zero; the
+// payloads of its closed rounds' answers. The file ends with the last of them.
+//
+// Which rounds close without which ranks is in a file of its own, which is written more often:
+//   file = "signpost late rounds 1\n" section      a SnapshotLateRounds
 
 #ifndef SIGNPOST_SERVER_SNAPSHOT_H_
 #define SIGNPOST_SERVER_SNAPSHOT_H_
@@ -27,6 +30,10 @@ absl::Status WriteSnapshot(Disk& disk, const std::string& name, const JobState& 
 // DATA_LOSS, saying what is wrong where, for a file that is torn, changed or of another version:
 // what comes back is what was written, or nothing does.
 absl::StatusOr<JobState> ReadSnapshot(Disk& disk, const std::string& name);
+
+// The same for late rounds. None if there is no such file.
+absl::Status WriteLateRounds(Disk& disk, const std::string& name, const LateRounds& rounds);
+absl::StatusOr<LateRounds> ReadLateRounds(Disk& disk, const std::string& name);
 
 }  // namespace signpost
 

@@ -34,6 +34,8 @@ std::string NameOf(const SnapshotName& name) {
   return absl::StrFormat("%016x-%016x.snapshot", name.epoch, name.sequence);
 }
 
+std::string LateRoundsName(uint64_t epoch) { return absl::StrFormat("%016x.late", epoch); }
+
 std::optional<SnapshotName> ParseName(const std::string& text) {
   SnapshotName name;
   if (std::sscanf(text.c_str(), "%" SCNx64 "-%" SCNx64 ".snapshot", &name.epoch, &name.sequence) !=
@@ -153,14 +155,47 @@ absl::StatusOr<StateDir::Recovered> StateDir::Recover(bool allow_error_reset) {
     }
     if (!sequences.empty()) {
       sequences_[epoch] = sequences;
-    } else if (!allow_error_reset) {
+      const absl::Status status = RecoverLateRounds(recovered.jobs.back());
+      if (status.ok()) continue;
+      if (!absl::IsDataLoss(status)) return status;
+      // What closed after the snapshots cannot be made again.
+      damage = std::string(status.message());
+      recovered.warnings.push_back(damage);
+      recovered.jobs.pop_back();
+    }
+    if (!allow_error_reset) {
       return absl::DataLossError(absl::StrCat(
-          "no snapshot of a job can be read: ", damage,
+          "no snapshot of a job can be gone on from: ", damage,
           ". Its workers cannot go on. To give the job up and serve others, start with "
           "--allow-error-reset"));
     }
+    for (const uint64_t sequence : std::exchange(sequences_[epoch], {})) {
+      const absl::Status status = SetAside(NameOf({epoch, sequence}));
+      if (!status.ok()) return status;
+    }
+  }
+  for (const std::string& name : *names) {
+    uint64_t epoch;
+    const bool is_late_rounds =
+        std::sscanf(name.c_str(), "%" SCNx64 ".late", &epoch) == 1 && name == LateRoundsName(epoch);
+    if (is_late_rounds && !sequences_.count(epoch)) disk_.Remove(name).IgnoreError();
   }
   return recovered;
+}
+
+absl::Status StateDir::RecoverLateRounds(JobState& state) {
+  absl::StatusOr<LateRounds> rounds = ReadLateRounds(disk_, LateRoundsName(state.id.epoch));
+  if (!rounds.ok()) return rounds.status();
+  for (const auto& [chunk, late_ranks] : *rounds) {
+    for (const auto& [step, ranks] : late_ranks) {
+      if (ranks.empty() || ranks.back() >= state.incarnations.size()) {
+        return absl::DataLossError(absl::StrFormat(
+            "step %d of chunk %d cannot have been closed without such ranks", step, chunk));
+      }
+    }
+  }
+  for (ChunkState& chunk : state.chunks) chunk.late_ranks = std::move((*rounds)[chunk.chunk]);
+  return absl::OkStatus();
 }
 
 absl::Status StateDir::SetAside(const std::string& name) {
@@ -181,8 +216,15 @@ absl::Status StateDir::Save(const JobState& state) {
   return absl::OkStatus();
 }
 
+absl::Status StateDir::SaveLateRounds(uint64_t epoch, const LateRounds& rounds) {
+  return WriteLateRounds(disk_, LateRoundsName(epoch), rounds);
+}
+
 absl::Status StateDir::Forget(uint64_t epoch) {
   absl::Status first_error;
+  if (absl::Status status = disk_.Remove(LateRoundsName(epoch)); !absl::IsNotFound(status)) {
+    first_error.Update(status);
+  }
   for (const uint64_t sequence : sequences_[epoch]) {
     first_error.Update(disk_.Remove(NameOf({epoch, sequence})));
   }

@@ -3,6 +3,7 @@
 //   lock                          locked by the process that serves the directory
 //   identity                      which shard it belongs to, and how often it has been served
 //   <epoch>-<sequence>.snapshot   of a running job: the newest two (snapshot.h), in hexadecimal
+//   <epoch>.late                  of such a job: rounds that close without some rank
 //   *.damaged                     snapshots that could not be read, for whoever wants to know why
 
 #ifndef SIGNPOST_SERVER_STATE_DIR_H_
@@ -21,7 +22,7 @@
 
 namespace signpost {
 
-// Not thread-safe.
+// Not thread-safe, but for SaveLateRounds.
 class StateDir {
  public:
   // Creates the directory if need be, locks it, and counts a new generation. UNAVAILABLE when
@@ -46,6 +47,10 @@ class StateDir {
   // Writes the job's next snapshot and removes all but the newest two. On error those before stay.
   absl::Status Save(const JobState& state);
 
+  // Writes down which rounds close without which ranks; Recover puts it into the chunks' states.
+  // On error what was written before stays. Jobs that have a snapshot only.
+  absl::Status SaveLateRounds(uint64_t epoch, const LateRounds& rounds);
+
   // The job is over.
   absl::Status Forget(uint64_t epoch);
 
@@ -54,6 +59,7 @@ class StateDir {
 
   absl::Status CountGeneration(ShardId shard);
   absl::Status SetAside(const std::string& name);
+  absl::Status RecoverLateRounds(JobState& state);
 
   std::unique_ptr<Disk> owned_disk_;
   Disk& disk_;

@@ -44,8 +44,9 @@ JobState TestState(uint64_t epoch = 7, uint64_t open_step = 5) {
     to.chunk = chunk;
     to.open_step = open_step;
     if (chunk == 0) to.error.assign(layout.chunks()[chunk].elements, 0.25f);
-    to.last_answer = std::move(answer);
-    to.last_contributions = {{ONE_BIT, 1, 3, 4}, {SKIP, 0.5f, 3, 6}};
+    StepRates rates;
+    rates.add_groups()->set_learning_rate(0.5);
+    to.closed.push_back({std::move(answer), {{ONE_BIT, 1, 3, 4}, {SKIP, 0.5f, 3, 6}}, rates});
   }
   return state;
 }
@@ -60,8 +61,15 @@ void ExpectSame(const JobState& a, const JobState& b) {
   for (size_t i = 0; i < a.chunks.size(); ++i) {
     EXPECT_EQ(a.chunks[i].open_step, b.chunks[i].open_step);
     EXPECT_EQ(a.chunks[i].error, b.chunks[i].error);
-    EXPECT_EQ(BytesOf(*a.chunks[i].last_answer), BytesOf(*b.chunks[i].last_answer));
-    EXPECT_EQ(a.chunks[i].last_contributions, b.chunks[i].last_contributions);
+    EXPECT_EQ(a.chunks[i].late_ranks, b.chunks[i].late_ranks);
+    ASSERT_EQ(a.chunks[i].closed.size(), b.chunks[i].closed.size());
+    for (size_t j = 0; j < a.chunks[i].closed.size(); ++j) {
+      const ClosedRound& ours = a.chunks[i].closed[j];
+      const ClosedRound& theirs = b.chunks[i].closed[j];
+      EXPECT_EQ(BytesOf(*ours.answer), BytesOf(*theirs.answer));
+      EXPECT_EQ(ours.contributions, theirs.contributions);
+      EXPECT_EQ(ours.rates.SerializeAsString(), theirs.rates.SerializeAsString());
+    }
   }
 }
 

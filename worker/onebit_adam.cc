@@ -198,7 +198,16 @@ void OneBitAdam::ApplyDense(uint32_t chunk_index, const Segment& segment, const 
       parameter.values.subspan(segment.tensor_offset, segment.elements));
 }
 
-void OneBitAdam::TakeBack(uint32_t chunk_index, const uint8_t* payload, uint32_t blocks_packed) {
+void OneBitAdam::TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) {
+  PutBack(chunk, payload, blocks_packed, MomentumShare::kStays);
+}
+
+void OneBitAdam::KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) {
+  PutBack(chunk, payload, blocks_packed, MomentumShare::kGoesBack);
+}
+
+void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, uint32_t blocks_packed,
+                         MomentumShare share) {
   const Chunk& chunk = layout_.chunks()[chunk_index];
   for (const Segment& segment : chunk.segments) {
     if (segment.first_block >= blocks_packed) return;
@@ -211,6 +220,7 @@ void OneBitAdam::TakeBack(uint32_t chunk_index, const uint8_t* payload, uint32_t
       continue;
     }
     kernels::AddOneBit(rule_, OneBitPart(chunk, segment, payload), 1, error);
+    if (share == MomentumShare::kGoesBack) continue;
     // The momentum stays where it is, so its share must not be in the error as well.
     AddMomentum(chunk_index, segment, -MomentumRatesOf(options_).beta1, error);
   }

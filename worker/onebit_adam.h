@@ -84,12 +84,18 @@ class OneBitAdam {
   // stay.
   void TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed);
 
+  // The round counted, but without what Compress packed (the worker was late): its whole input, the
+  // momentum's share included, goes into the error. Before Apply of the answer.
+  void KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed);
+
   absl::Span<const float> error() const { return error_; }  // in layout order
   // The chunk's momentum, dense, whatever form it is stored in. For tests and checkpoints.
   std::vector<float> Momentum(uint32_t chunk) const;
 
  private:
   void FreezeVariance();
+  enum class MomentumShare { kStays, kGoesBack };
+  void PutBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed, MomentumShare share);
   // Blocks packed of one segment, as the kernels return it.
   size_t CompressSegment(uint32_t chunk, const Segment& segment, absl::Span<const float> gradient,
                          uint8_t* payload);

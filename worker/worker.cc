@@ -6,6 +6,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -66,6 +67,41 @@ absl::Status CheckParameters(absl::Span<const Parameter> parameters, const Layou
                         DescribeTensor(layout.tensors()[i]), parameters[i].values.size(), wanted));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckLateness(const WorkerOptions& options) {
+  if ((options.round_deadline == absl::ZeroDuration()) != (options.min_workers == 0)) {
+    return absl::InvalidArgumentError(
+        "a round deadline and the least number of workers go together: set both, or neither");
+  }
+  if (options.round_deadline < absl::ZeroDuration() ||
+      options.round_deadline >= options.exchange_timeout) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the round deadline is %s; it must be less than the exchange timeout, %s",
+                        absl::FormatDuration(options.round_deadline),
+                        absl::FormatDuration(options.exchange_timeout)));
+  }
+  if (options.min_workers <= options.world_size) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat("the least number of workers is %d, of %d",
+                                                    options.min_workers, options.world_size));
+}
+
+StepRates MessageOf(absl::Span<const GroupRates> rates) {
+  StepRates message;
+  for (const GroupRates& group : rates) {
+    Rates& to = *message.add_groups();
+    to.set_learning_rate(group.learning_rate);
+    to.set_weight_decay(group.weight_decay);
+  }
+  return message;
+}
+
+std::vector<GroupRates> RatesOf(const StepRates& message) {
+  std::vector<GroupRates> rates;
+  for (const Rates& group : message.groups()) {
+    rates.push_back({group.learning_rate(), group.weight_decay()});
+  }
+  return rates;
 }
 
 uint64_t NewIncarnation() {
@@ -151,12 +187,15 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(
     const WorkerOptions& options, const OptimizerOptions& optimizer,
     std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels) {
   if (absl::Status status = CheckOptions(optimizer); !status.ok()) return status;
+  if (absl::Status status = CheckLateness(options); !status.ok()) return status;
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
   JobOptions job_options;
   job_options.set_block_elements(options.block_elements);
   job_options.set_chunk_elements(options.chunk_elements);
   job_options.set_gamma(options.gamma);
+  job_options.set_round_deadline_us(absl::ToInt64Microseconds(options.round_deadline));
+  job_options.set_min_workers(options.min_workers);
   job_options.set_optimizer(DescribeOptions(optimizer));
   job_options.set_parameters_crc32c(Crc32cOf(parameters));
   absl::StatusOr<Layout> layout = Layout::Create(TensorsOf(parameters), job_options);
@@ -216,16 +255,49 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>
         "the job again. It failed with: ",
         failure_.message()));
   }
-  absl::StatusOr<StepReport> report = TakeStep(gradients, rates);
-  failure_ = report.status();
+  StepReport report;
+  failure_ = TakeStep(gradients, rates, report);
+  if (failure_.ok()) failure_ = CatchUp(report);
+  if (!failure_.ok()) return failure_;
+  for (const ChunkExchange& exchange : exchanges_) {
+    report.kept_bytes += exchange.kept.payload_bytes();
+  }
+  std::sort(report.late_ranks.begin(), report.late_ranks.end());
   return report;
 }
 
-absl::StatusOr<StepReport> Worker::TakeStep(absl::Span<const absl::Span<const float>> gradients,
-                                            absl::Span<const GroupRates> rates) {
+absl::Status Worker::CatchUp(StepReport& report) {
+  // Those that are taken while it catches up are for the next call, which has a gradient.
+  const uint64_t newest_step = newest_step_;
+  if (step_ >= newest_step) return absl::OkStatus();
+  size_t largest = 0;
+  for (const Parameter& parameter : parameters_) {
+    largest = std::max(largest, parameter.values.size());
+  }
+  const std::vector<float> zeros(largest);
+  std::vector<absl::Span<const float>> gradients;
+  for (const Parameter& parameter : parameters_) {
+    gradients.push_back(absl::MakeConstSpan(zeros).first(parameter.values.size()));
+  }
+  while (step_ < newest_step) {
+    const std::vector<GroupRates> rates = std::move(later_rates_[step_]);
+    if (absl::Status status = CheckStepArguments(gradients, rates); !status.ok()) {
+      return absl::InternalError(
+          absl::StrFormat("the others took step %d, but at which rates did not arrive: %s", step_,
+                          status.message()));
+    }
+    if (absl::Status status = TakeStep(gradients, rates, report); !status.ok()) return status;
+    ++report.steps_caught_up;
+  }
+  later_rates_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status Worker::TakeStep(absl::Span<const absl::Span<const float>> gradients,
+                              absl::Span<const GroupRates> rates, StepReport& report) {
   optimizer_.BeginStep(step_, rates);
   rates_crc32c_ = Crc32cOf(parameters_, rates);
-  StepReport report;
+  if (options_.min_workers > 0) rates_ = MessageOf(rates);
   report.step = step_;
   report.codec = optimizer_.codec();
 
@@ -263,10 +335,8 @@ absl::StatusOr<StepReport> Worker::TakeStep(absl::Span<const absl::Span<const fl
     if (*done) ++received;
     account(report.kernels);
   }
-  for (const ChunkExchange& exchange : exchanges_)
-    report.kept_bytes += exchange.kept.payload_bytes();
   ++step_;
-  return report;
+  return absl::OkStatus();
 }
 
 absl::Status Worker::CheckStepArguments(absl::Span<const absl::Span<const float>> gradients,
@@ -308,6 +378,7 @@ void Worker::Send(uint32_t chunk, absl::Span<const absl::Span<const float>> grad
   header.set_codec(optimizer_.codec());
   header.set_error_scale(optimizer_.error_scale());
   header.set_rates_crc32c(rates_crc32c_);
+  if (options_.min_workers > 0) *header.mutable_rates() = rates_;
   if (exchange.blocks_packed < layout_.chunks()[chunk].blocks) {
     frame.payload = std::make_shared<Payload>(SkipPayload(exchange.blocks_packed));
     header.set_codec(SKIP);
@@ -326,6 +397,7 @@ void Worker::Exchange(uint32_t chunk, uint64_t step) {
   exchange.step_under_way = step;
   const uint32_t shard = shard_of_chunk_[chunk];
   frame->header.set_generation(generations_[shard]);
+  frame->header.set_answered(frame->answered);
   channels_[shard]->Exchange(frame->header, frame->payload, deadline_,
                              [inbox = inbox_, chunk](absl::StatusOr<Answer> answer) {
                                inbox->Put(chunk, std::move(answer));
@@ -370,6 +442,11 @@ absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answ
   const uint64_t durable_step = answer->header.durable_step();
   const bool is_news = !frame.answered;
   if (is_news) {
+    if (answer->header.codec() != SKIP && answer->header.codec() != optimizer_.codec()) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "aggregator %s answers step %d, chunk %d as %s, wanted %s", channels_[shard]->target(),
+          step, chunk, CodecName(answer->header.codec()), CodecName(optimizer_.codec())));
+    }
     frame.answered = true;
     frame.answer_crc32c = crc;
     ApplyAnswer(chunk, *std::move(answer), report);
@@ -381,11 +458,23 @@ absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answ
 
 void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
   ChunkExchange& exchange = exchanges_[chunk];
-  if (answer.header.codec() == SKIP) {
+  const AnswerHeader& header = answer.header;
+  bool is_late = false;
+  for (const uint32_t rank : header.late_ranks()) {
+    if (rank == options_.rank) is_late = true;
+    if (!absl::c_linear_search(report.late_ranks, rank)) report.late_ranks.push_back(rank);
+  }
+  report.late_rounds += is_late;
+  newest_step_ = std::max(newest_step_, header.open_step());
+  for (int i = 0; i < header.later_rates_size(); ++i) {
+    later_rates_[header.step() + 1 + i] = RatesOf(header.later_rates(i));
+  }
+  if (header.codec() == SKIP) {
     optimizer_.TakeBack(chunk, exchange.packed->data(), exchange.blocks_packed);
-    report.skipped.push_back({answer.header.skipped_by_rank(),
+    report.skipped.push_back({header.skipped_by_rank(),
                               layout_.DescribeBlock(chunk, SkippedBlock(answer.payload.span()))});
   } else {
+    if (is_late) optimizer_.KeepInput(chunk, exchange.packed->data(), exchange.blocks_packed);
     optimizer_.Apply(chunk, std::move(answer));
   }
   exchange.packed.reset();

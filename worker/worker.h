@@ -5,6 +5,7 @@
 #define SIGNPOST_WORKER_WORKER_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +29,10 @@ struct WorkerOptions {
   float gamma = 1.35f;
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration exchange_timeout = absl::Minutes(1);  // for each step's exchange
+  // Rounds close without the workers whose frames are not there so long after the first one's, if
+  // at least min_workers' are. Both zero: they wait for all, until the exchange timeout.
+  absl::Duration round_deadline;
+  uint32_t min_workers = 0;
   Clock* clock = &Clock::Real();
 };
 
@@ -38,7 +43,14 @@ struct SkippedRound {
 };
 
 struct StepReport {
-  uint64_t step = 0;
+  uint64_t step = 0;  // the last one that was taken
+  // Steps that were taken before it in the same call, without a gradient, because the others had
+  // gone on without this worker.
+  uint64_t steps_caught_up = 0;
+  // Rounds, of one chunk each, that closed without this worker's frame. What was in it is in this
+  // worker's error, for later rounds.
+  uint32_t late_rounds = 0;
+  std::vector<uint32_t> late_ranks;  // without whose frame some round closed, ascending
   Codec codec = CODEC_UNSPECIFIED;
   absl::Duration kernels;  // compressing and applying
   absl::Duration wire;     // blocked on transfer and aggregation
@@ -66,7 +78,11 @@ class Worker {
       std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels);
 
   // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its
-  // size. INVALID_ARGUMENT, with nothing sent, for a wrong number or size of gradients or rates.
+  // size. In a job with a round deadline it may be several steps: a worker that was late takes
+  // those that the others have taken meanwhile, at their rates, so that loops count by steps(). One
+  // that the others have left further behind than aggregators keep answers for gets
+  // FAILED_PRECONDITION.
+  // INVALID_ARGUMENT, with nothing sent, for a wrong number or size of gradients or rates.
   // FAILED_PRECONDITION after a step that failed. DEADLINE_EXCEEDED names the ranks that are waited
   // for. DATA_LOSS when an aggregator has lost
   // what it had promised to keep, or comes to another result than before.
@@ -93,8 +109,11 @@ class Worker {
 
   absl::Status JoinShard(uint32_t shard, const JobOptions& job_options, uint64_t incarnation,
                          absl::Time deadline);
-  absl::StatusOr<StepReport> TakeStep(absl::Span<const absl::Span<const float>> gradients,
-                                      absl::Span<const GroupRates> rates);
+  // Adds what happened to `report`.
+  absl::Status TakeStep(absl::Span<const absl::Span<const float>> gradients,
+                        absl::Span<const GroupRates> rates, StepReport& report);
+  // Takes the steps that the others have taken meanwhile.
+  absl::Status CatchUp(StepReport& report);
   absl::Status CheckStepArguments(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates) const;
   // Compresses and sends the chunk's frame of this step.
@@ -122,10 +141,13 @@ class Worker {
   const uint32_t window_;  // most chunks under way at once
   OneBitAdam optimizer_;
   uint64_t step_ = 0;
-  absl::Status failure_;                  // of the first step that failed
-  uint32_t rates_crc32c_ = 0;             // of the current step
-  absl::Time deadline_;                   // of the current call's exchanges
-  std::vector<uint64_t> epochs_;          // by shard
+  absl::Status failure_;       // of the first step that failed
+  uint32_t rates_crc32c_ = 0;  // of the current step
+  StepRates rates_;            // likewise; empty in a job without a round deadline
+  uint64_t newest_step_ = 0;   // that another worker has reached
+  std::map<uint64_t, std::vector<GroupRates>> later_rates_;  // of steps before that
+  absl::Time deadline_;                                      // of the current call's exchanges
+  std::vector<uint64_t> epochs_;                             // by shard
   std::vector<uint64_t> generations_;     // by shard: of its process, as far as is known
   std::vector<ChunkExchange> exchanges_;  // by chunk
   // Shared with exchanges that may still be under way when a failed Step returns.

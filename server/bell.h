@@ -1,7 +1,7 @@
-// Wakes whoever takes snapshots.
+// Wakes a thread that has something to write down.
 
-#ifndef SIGNPOST_SERVER_SNAPSHOT_BELL_H_
-#define SIGNPOST_SERVER_SNAPSHOT_BELL_H_
+#ifndef SIGNPOST_SERVER_BELL_H_
+#define SIGNPOST_SERVER_BELL_H_
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -10,7 +10,7 @@
 namespace signpost {
 
 // Thread-safe. May be rung with any lock held.
-class SnapshotBell {
+class Bell {
  public:
   void Ring() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
@@ -31,4 +31,4 @@ class SnapshotBell {
 
 }  // namespace signpost
 
-#endif  // SIGNPOST_SERVER_SNAPSHOT_BELL_H_
+#endif  // SIGNPOST_SERVER_BELL_H_
