@@ -88,12 +88,18 @@ class LaunchedRun {
     std::vector<std::string> addresses;
     for (const Shard& shard : shards_) addresses.push_back(shard.address);
     for (uint32_t rank = 0; rank < options_.workers; ++rank) {
-      std::unique_ptr<ChildProcess> process = StartProcess(
-          options_.command, {{"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses, ",")},
-                             {"SIGNPOST_JOB", job_},
-                             {"SIGNPOST_RANK", absl::StrCat(rank)},
-                             {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
-                             {"SIGNPOST_FAILURE_TIMEOUT", options_.failure_timeout.ToString()}});
+      std::vector<std::pair<std::string, std::string>> environment = {
+          {"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses, ",")},
+          {"SIGNPOST_JOB", job_},
+          {"SIGNPOST_RANK", absl::StrCat(rank)},
+          {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
+          {"SIGNPOST_FAILURE_TIMEOUT", options_.failure_timeout.ToString()}};
+      if (options_.min_workers > 0) {
+        environment.push_back(
+            {"SIGNPOST_ROUND_DEADLINE", absl::FormatDuration(options_.round_deadline)});
+        environment.push_back({"SIGNPOST_MIN_WORKERS", absl::StrCat(options_.min_workers)});
+      }
+      std::unique_ptr<ChildProcess> process = StartProcess(options_.command, environment);
       if (process == nullptr) return;
       workers_.push_back(std::move(process));
     }
@@ -189,11 +195,24 @@ class LaunchedRun {
     process.SetEnded(wait_status, Lines(is_aggregator, index));
     if (is_aggregator && MayRestart(index)) {
       RestartAggregator(index);
+    } else if (!stopping_ && !is_aggregator && process.exit_code() != 0 && HasEnoughWorkers()) {
+      options_.on_failure(absl::StrCat(NameOf(false, index), " failed: ", process.DescribeEnd(),
+                                       "; the others go on without it"));
     } else if (!stopping_ && (is_aggregator || process.exit_code() != 0)) {
       Stop(Failure(NameOf(is_aggregator, index), process));
     } else if (!is_aggregator && AllEnded(workers_)) {
       StopAggregators();
     }
+  }
+
+  // That run, or have come to the end.
+  bool HasEnoughWorkers() const {
+    if (options_.min_workers == 0) return false;
+    const auto failed = [](const auto& worker) {
+      return worker->ended() && worker->exit_code() != 0;
+    };
+    return options_.workers - std::count_if(workers_.begin(), workers_.end(), failed) >=
+           options_.min_workers;
   }
 
   // Without its state it would not know the job. One that never came up has a reason that stays.
@@ -203,7 +222,7 @@ class LaunchedRun {
   }
 
   void RestartAggregator(uint32_t shard) {
-    options_.on_restart(
+    options_.on_failure(
         absl::StrCat(NameOf(true, shard), " failed: ", aggregators_[shard]->DescribeEnd(),
                      "; started again (restart ", shards_[shard].restarts.restarts(), ")"));
     shards_[shard].listening = false;
@@ -309,7 +328,7 @@ void PrintPrefixed(const OutputLine& line) {
   fflush(stream);
 }
 
-void PrintRestart(const std::string& what) { std::fprintf(stderr, "signpost: %s\n", what.c_str()); }
+void PrintFailure(const std::string& what) { std::fprintf(stderr, "signpost: %s\n", what.c_str()); }
 
 LaunchResult Launch(const LaunchOptions& options) { return LaunchedRun(options).Run(); }
 

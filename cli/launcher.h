@@ -28,16 +28,21 @@ struct OutputLine {
 void PrintPrefixed(const OutputLine& line);
 
 // "signpost: aggregator 1 failed: killed by SIGKILL; started again (restart 1)", to standard error.
-void PrintRestart(const std::string& what);
+void PrintFailure(const std::string& what);
 
 struct LaunchOptions {
   // One worker's program, found in PATH, and its arguments. Its environment says who it is:
   // SIGNPOST_AGGREGATORS, SIGNPOST_JOB (another one for each launch), SIGNPOST_RANK,
-  // SIGNPOST_WORLD_SIZE and SIGNPOST_FAILURE_TIMEOUT.
+  // SIGNPOST_WORLD_SIZE, SIGNPOST_FAILURE_TIMEOUT, and with min_workers SIGNPOST_ROUND_DEADLINE and
+  // SIGNPOST_MIN_WORKERS.
   std::vector<std::string> command;
   uint32_t workers = 1;
   uint32_t aggregators = 1;
-  FailureTimeout failure_timeout;                     // of workers and aggregators
+  FailureTimeout failure_timeout;  // of workers and aggregators
+  // Rounds close without workers that are so late, and the run goes on without workers that fail,
+  // while so many are left. Both zero: the first worker to fail ends the run.
+  absl::Duration round_deadline;
+  uint32_t min_workers = 0;
   absl::Duration timeout = absl::InfiniteDuration();  // of the whole run
   absl::Duration grace = absl::Seconds(10);  // between asking a process to end and killing it
   // Starts an aggregator, with --listen, --shard, --drain-grace and --failure-timeout behind it.
@@ -49,12 +54,14 @@ struct LaunchOptions {
   // and one that ends while workers run is started again at the same address, up to
   // RestartLimit::kMost times within RestartLimit::kWindow.
   std::string state_dir;
-  std::function<void(const std::string& what)> on_restart = PrintRestart;
+  // Something failed that the run survives.
+  std::function<void(const std::string& what)> on_failure = PrintFailure;
 };
 
 struct LaunchResult {
-  // 0 when all workers ended with 0. Otherwise that of the first process to fail (128 + n: killed
-  // by signal n), 69 if the aggregators did not come up, 75 if interrupted or out of time.
+  // 0 when all workers ended with 0, or all but those that the run went on without. Otherwise that
+  // of the first process to fail (128 + n: killed by signal n), 69 if the aggregators did not come
+  // up, 75 if interrupted or out of time.
   int exit_code = 0;
   // Why it is not 0, for a person; with the last lines of the process that failed first.
   std::string explanation;

@@ -35,7 +35,7 @@ class LaunchTest : public ::testing::Test {
   LaunchTest() {
     options_.aggregator_command = {
         "sh", "-c", "echo listening on fake:${2#--shard=}; exec tail -f /dev/null", "fake"};
-    options_.on_restart = [this](const std::string& what) { restarts_.push_back(what); };
+    options_.on_failure = [this](const std::string& what) { restarts_.push_back(what); };
     options_.on_line = [this](const OutputLine& line) {
       output_[{line.is_aggregator ? "aggregator" : "rank", line.index}].emplace_back(line.text);
     };
@@ -294,9 +294,25 @@ TEST_F(LaunchTest, LeavesNotEvenADaemonBehind) {
   EXPECT_TRUE(IsGone(OutputOfRank(0)[0]));
 }
 
-TEST(PrintRestart, WritesOneLineToStandardError) {
+TEST_F(LaunchTest, GoesOnWithoutRanksThatFailWhileEnoughAreLeft) {
+  options_.workers = 3;
+  options_.round_deadline = absl::Milliseconds(1500);
+  options_.min_workers = 2;
+  const LaunchResult survived = RunScript(
+      "test $SIGNPOST_MIN_WORKERS/$SIGNPOST_ROUND_DEADLINE = 2/1.5s || exit 9; "
+      "test $SIGNPOST_RANK != 1 || exit 5");
+  EXPECT_EQ(survived.exit_code, 0) << survived.explanation;
+  ASSERT_EQ(restarts_.size(), 1);
+  EXPECT_THAT(restarts_[0],
+              AllOf(StartsWith("rank 1 failed"), HasSubstr("the others go on without it")));
+
+  const LaunchResult failed = RunScript(std::string("test $SIGNPOST_RANK = 0 || exit 5; ") + kWait);
+  EXPECT_EQ(failed.exit_code, 5);
+}
+
+TEST(PrintFailure, WritesOneLineToStandardError) {
   testing::internal::CaptureStderr();
-  PrintRestart("aggregator 1 failed");
+  PrintFailure("aggregator 1 failed");
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "signpost: aggregator 1 failed\n");
 }
 

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "absl/strings/str_format.h"
 #include "cli/launcher.h"
 
 namespace signpost::cli {
@@ -15,10 +16,11 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
   app.footer(
       "COMMAND and its arguments stand behind ' -- '. SIGNPOST_AGGREGATORS, SIGNPOST_JOB,\n"
       "SIGNPOST_RANK, SIGNPOST_WORLD_SIZE and SIGNPOST_FAILURE_TIMEOUT are in each rank's\n"
-      "environment; a Session joins with them. If a rank fails, the others are stopped, and the "
-      "exit code is that rank's. Ctrl-C\n"
-      "stops all, a second one kills them. With --state-dir, an aggregator that dies is started\n"
-      "again in its place, up to ten times a minute.\n\n"
+      "environment; a Session joins with them. If a rank fails, the others are stopped, and the\n"
+      "exit code is that rank's. Ctrl-C stops all, a second one kills them.\n\n"
+      "With --state-dir, an aggregator that dies is started again in its place, up to ten times a\n"
+      "minute. With --round-deadline and --min-workers, rounds close without late workers and the\n"
+      "run goes on without failed ones while enough are left.\n\n"
       "Example:\n"
       "  signpost run -n 4 --aggregators 2 -- python3 train.py --epochs 3");
   app.add_option("-n,--workers", launch->workers, "Ranks to start")
@@ -32,6 +34,11 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
   AddFailureTimeoutFlag(
       app, launch->failure_timeout,
       "A peer without sign of life for this long is given up and looked for anew");
+  AddDurationFlag(app, "--round-deadline", launch->round_deadline,
+                  "Rounds close without workers that are so much later than the first [wait]");
+  app.add_option("--min-workers", launch->min_workers,
+                 "With a round deadline: least workers in a round; fewer end the run")
+      ->type_name("N");
   app.add_option("--state-dir", launch->state_dir,
                  "Aggregators keep their state here, and are started again when they die")
       ->type_name("DIR");
@@ -44,6 +51,14 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
               return absl::InvalidArgumentError(
                   "nothing to run: COMMAND is missing. It stands behind ' -- ', as in\n"
                   "  signpost run -n 4 --aggregators 2 -- python3 train.py");
+            }
+            if ((launch->round_deadline > absl::ZeroDuration()) != (launch->min_workers > 0)) {
+              return absl::InvalidArgumentError(
+                  "--round-deadline and --min-workers go together: give both, or neither");
+            }
+            if (launch->min_workers > launch->workers) {
+              return absl::InvalidArgumentError(absl::StrFormat(
+                  "--min-workers is %d, of %d", launch->min_workers, launch->workers));
             }
             launch->command = command;
             const LaunchResult result = Launch(*launch);

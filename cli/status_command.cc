@@ -30,6 +30,8 @@ struct JobSummary {
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;
   std::map<uint32_t, std::string> refused;  // reason by rank
+  std::set<uint32_t> absent;                // at any shard
+  std::string state_error;                  // of the first shard that has one
 };
 
 bool IsFurtherBehind(const JobStatus& shard, const JobSummary& job) {
@@ -55,6 +57,8 @@ void AddShard(const JobStatus& shard, bool first, JobSummary& job) {
   for (const RefusedJoin& refused : shard.refused_joins()) {
     job.refused[refused.rank()] = refused.reason();
   }
+  job.absent.insert(shard.absent_ranks().begin(), shard.absent_ranks().end());
+  if (job.state_error.empty()) job.state_error = shard.state_error();
 }
 
 std::map<std::string, JobSummary> Summarize(const std::vector<AggregatorStatus>& aggregators) {
@@ -81,11 +85,16 @@ std::string FormatBytes(uint64_t bytes) {
   return absl::StrFormat("%.1f %s", value, unit);
 }
 
+// "rank 3" or "ranks 3, 5".
+template <typename Ranks>
+std::string FormatRanks(const Ranks& ranks) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+}
+
 std::string FormatWaiting(const JobSummary& job) {
   if (job.waiting_for.empty()) return "nobody";
-  const std::string ranks = absl::StrCat(job.waiting_for.size() == 1 ? "rank " : "ranks ",
-                                         absl::StrJoin(job.waiting_for, ", "));
-  return absl::StrFormat("%s for %.1f s", ranks, absl::ToDoubleSeconds(job.waiting));
+  return absl::StrFormat("%s for %.1f s", FormatRanks(job.waiting_for),
+                         absl::ToDoubleSeconds(job.waiting));
 }
 
 // Columns as wide as their widest cell.
@@ -184,6 +193,12 @@ std::string FormatStatusTable(const std::vector<AggregatorStatus>& aggregators) 
                     absl::StrCat(job.refused.size())});
     for (const auto& [rank, reason] : job.refused) {
       absl::StrAppend(&notes, "job ", name, " refused rank ", rank, ": ", reason, "\n");
+    }
+    if (!job.absent.empty()) {
+      absl::StrAppend(&notes, "job ", name, " goes on without ", FormatRanks(job.absent), "\n");
+    }
+    if (!job.state_error.empty()) {
+      absl::StrAppend(&notes, "job ", name, " cannot be written down: ", job.state_error, "\n");
     }
   }
   for (const AggregatorStatus& aggregator : aggregators) {

@@ -45,6 +45,22 @@ TEST(StatusTable, HasALineForEachJobWithAllItsShards) {
             "bert  1200  4/4     rank 2 for 1.2 s  3.0 MB    1.0 kB  0\n");
 }
 
+TEST(StatusTable, SaysWhoIsNotWaitedForAndWhyAJobIsNotDurable) {
+  const std::string table = FormatStatusTable({Answer("a:1", R"pb(jobs {
+                                                                    job: "j"
+                                                                    world_size: 4
+                                                                    absent_ranks: [ 3 ]
+                                                                  })pb"),
+                                               Answer("b:1", R"pb(jobs {
+                                                                    job: "j"
+                                                                    world_size: 4
+                                                                    absent_ranks: [ 1, 3 ]
+                                                                    state_error: "disk full"
+                                                                  })pb")});
+  EXPECT_THAT(table, HasSubstr("\njob j goes on without ranks 1, 3\n"));
+  EXPECT_THAT(table, HasSubstr("\njob j cannot be written down: disk full\n"));
+}
+
 TEST(StatusTable, CountsARankAsJoinedWhenItHasJoinedEverywhere) {
   EXPECT_THAT(FormatStatusTable({Answer("a:1", R"pb(jobs {
                                                       job: "j"

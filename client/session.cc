@@ -70,7 +70,17 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
       FailureTimeoutVariable("SIGNPOST_FAILURE_TIMEOUT");
   if (!failure_timeout.ok()) return failure_timeout.status();
   options.failure_timeout = *failure_timeout;
-  return options;
+  if (std::getenv("SIGNPOST_MIN_WORKERS") == nullptr) return options;
+  absl::StatusOr<uint32_t> min_workers = NumberVariable("SIGNPOST_MIN_WORKERS");
+  if (!min_workers.ok()) return min_workers.status();
+  options.worker.min_workers = *min_workers;
+  absl::StatusOr<std::string> deadline = Variable("SIGNPOST_ROUND_DEADLINE");
+  if (!deadline.ok()) return deadline.status();
+  if (absl::ParseDuration(*deadline, &options.worker.round_deadline)) return options;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("environment variable SIGNPOST_ROUND_DEADLINE is '%s', wanted a duration, "
+                      "such as 2s",
+                      *deadline));
 }
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& options,

@@ -32,7 +32,8 @@ struct SessionOptions {
   FailureTimeout failure_timeout;        // an aggregator without sign of life is reconnected to
 
   // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,
-  // SIGNPOST_WORLD_SIZE, and SIGNPOST_FAILURE_TIMEOUT ("10s"), which need not be set.
+  // SIGNPOST_WORLD_SIZE; and SIGNPOST_FAILURE_TIMEOUT ("10s"), SIGNPOST_MIN_WORKERS and with it
+  // SIGNPOST_ROUND_DEADLINE ("2s"), which need not be set.
   // INVALID_ARGUMENT names the variable that is missing or malformed.
   static absl::StatusOr<SessionOptions> FromEnvironment();
 };

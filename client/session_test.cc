@@ -18,7 +18,10 @@ class SessionOptionsTest : public testing::Test {
     setenv("SIGNPOST_JOB", "nightly", 1);
     setenv("SIGNPOST_RANK", "2", 1);
     setenv("SIGNPOST_WORLD_SIZE", "4", 1);
-    unsetenv("SIGNPOST_FAILURE_TIMEOUT");
+    for (const char* name :
+         {"SIGNPOST_FAILURE_TIMEOUT", "SIGNPOST_MIN_WORKERS", "SIGNPOST_ROUND_DEADLINE"}) {
+      unsetenv(name);
+    }
   }
 };
 
@@ -57,6 +60,20 @@ TEST_F(SessionOptionsTest, RefuseAFailureTimeoutThatIsNone) {
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr("SIGNPOST_FAILURE_TIMEOUT"), HasSubstr(text)));
   }
+}
+
+TEST_F(SessionOptionsTest, TakeTheRoundDeadlineFromTheEnvironmentIfItIsThere) {
+  setenv("SIGNPOST_MIN_WORKERS", "3", 1);
+  EXPECT_THAT(std::string(SessionOptions::FromEnvironment().status().message()),
+              HasSubstr("SIGNPOST_ROUND_DEADLINE"));
+  setenv("SIGNPOST_ROUND_DEADLINE", "soon", 1);
+  EXPECT_THAT(std::string(SessionOptions::FromEnvironment().status().message()),
+              AllOf(HasSubstr("SIGNPOST_ROUND_DEADLINE"), HasSubstr("soon")));
+  setenv("SIGNPOST_ROUND_DEADLINE", "1.5s", 1);
+  const absl::StatusOr<SessionOptions> options = SessionOptions::FromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->worker.round_deadline, absl::Milliseconds(1500));
+  EXPECT_EQ(options->worker.min_workers, 3);
 }
 
 TEST_F(SessionOptionsTest, NameTheVariableThatIsNoNumber) {

@@ -49,6 +49,8 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   session.worker.world_size = options.world_size;
   session.worker.join_timeout = absl::Seconds(options.join_timeout_s);
   session.worker.exchange_timeout = absl::Seconds(options.exchange_timeout_s);
+  session.worker.round_deadline = absl::Seconds(options.round_deadline_s);
+  session.worker.min_workers = options.min_workers;
   session.worker.block_elements = options.block_elements;
   session.worker.chunk_elements = options.chunk_elements;
   session.worker.gamma = options.gamma;
@@ -93,6 +95,8 @@ Parameter ParameterOf(const signpost_parameter& parameter) {
 signpost_report ReportOf(const StepReport& step, const signpost::WireBytes& bytes) {
   signpost_report report = {};
   report.step = step.step;
+  report.steps_caught_up = step.steps_caught_up;
+  report.late_rounds = step.late_rounds;
   report.one_bit = step.codec == signpost::ONE_BIT;
   report.skipped_rounds = step.skipped.size();
   report.skipped_by_rank = step.skipped.empty() ? 0 : step.skipped.front().rank;
@@ -137,6 +141,8 @@ int signpost_options_from_environment(signpost_options* options, char* error, si
     options->rank = session->worker.rank;
     options->world_size = session->worker.world_size;
     options->failure_timeout_s = absl::ToDoubleSeconds(session->failure_timeout.duration());
+    options->round_deadline_s = absl::ToDoubleSeconds(session->worker.round_deadline);
+    options->min_workers = session->worker.min_workers;
     return absl::OkStatus();
   });
 }
@@ -187,6 +193,8 @@ int signpost_step(signpost_session* session, const float* const* gradients, size
     return absl::OkStatus();
   });
 }
+
+uint64_t signpost_steps(const signpost_session* session) { return session->session->steps(); }
 
 uint32_t signpost_parameters_crc32c(const signpost_session* session) {
   return session->session->ParametersCrc32c();

@@ -47,6 +47,8 @@ typedef struct {
   double join_timeout_s;
   double exchange_timeout_s; /* for each step */
   double failure_timeout_s;  /* an aggregator without sign of life is reconnected to; 0.5 or more */
+  double round_deadline_s;   /* rounds close without workers that are so late... */
+  uint32_t min_workers;      /* ...while so many are not; both 0: they wait for all */
   uint32_t block_elements;
   uint32_t chunk_elements;
   float gamma;
@@ -73,7 +75,9 @@ typedef struct {
 } signpost_rates;
 
 typedef struct {
-  uint64_t step;
+  uint64_t step;            /* the last one that was taken */
+  uint64_t steps_caught_up; /* taken before it in the same call, because the others had gone on */
+  uint32_t late_rounds;     /* of single chunks, that closed without this worker's gradient */
   uint8_t one_bit;          /* 0: a dense warm-up step */
   uint32_t skipped_rounds;  /* chunks that a non-finite gradient kept out of this step */
   uint32_t skipped_by_rank; /* of the first one, with skipped_rounds > 0 */
@@ -98,6 +102,10 @@ SIGNPOST_API int signpost_options_from_environment(signpost_options* options, ch
 SIGNPOST_API int signpost_join(const signpost_options* options,
                                const signpost_parameter* parameters, size_t parameter_count,
                                signpost_session** session, char* error, size_t error_size);
+
+/* Steps that this worker has taken. With a round deadline, loops count by it: a late worker takes
+ * several steps in one call. */
+SIGNPOST_API uint64_t signpost_steps(const signpost_session* session);
 
 /* One optimizer step on the mean of all workers' gradients. gradients[i] belongs to parameter i and
  * has its size; rates[g] applies to the parameters of group g. `report` may be NULL. */

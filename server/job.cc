@@ -244,7 +244,9 @@ void Job::FillStatus(absl::Time now, JobStatus& status) const {
   status.set_parameters(layout_.elements());
   status.set_chunks(chunks.size());
   FillTotals(chunks, status);
-  for (const uint32_t rank : roll_.absent_ranks()) status.add_absent_ranks(rank);
+  if (round_deadline() < absl::InfiniteDuration()) {
+    for (const uint32_t rank : roll_.absent_ranks()) status.add_absent_ranks(rank);
+  }
   FillWaiting(chunks, now, status);
 }
 

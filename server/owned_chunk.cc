@@ -27,7 +27,12 @@ absl::Status SupersededError(const FrameHeader& header) {
 }  // namespace
 
 OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size, Bell* bell)
-    : layout_(layout), chunk_(chunk), world_size_(world_size), bell_(bell), heard_(world_size) {}
+    : layout_(layout),
+      chunk_(chunk),
+      world_size_(world_size),
+      bell_(bell),
+      heard_(world_size),
+      is_back_(world_size) {}
 
 void OwnedChunk::Restore(ChunkState state, uint64_t generation, absl::Time now) {
   absl::MutexLock lock(&mutex_);
@@ -105,7 +110,10 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
 void OwnedChunk::Hear(const FrameHeader& header) {
   std::optional<uint64_t>& heard = heard_[header.rank()];
   heard = std::max(heard.value_or(0), header.step());
-  answered_steps_ = std::max(answered_steps_, header.step() + (header.answered() ? 1 : 0));
+  // An older copy, sent to the process before, does not tell where its rank is now.
+  if (header.generation() != generation_) return;
+  answered_steps_ = std::max(answered_steps_, header.answered_steps());
+  is_back_[header.rank()] = true;
 }
 
 std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::Time now) {
@@ -128,7 +136,7 @@ bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const
     // Any rank could have had its answer.
     const bool is_early = now < restored_ + attendance.restart_grace;
     for (uint32_t rank = 0; rank < world_size_ && is_early; ++rank) {
-      if (!heard_[rank] && !attendance.has_left[rank]) return false;
+      if (!is_back_[rank] && !attendance.has_left[rank]) return false;
     }
   }
   if (now >= open_->since + attendance.round_deadline) return true;

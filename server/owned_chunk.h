@@ -207,7 +207,10 @@ class OwnedChunk {
   // By rank: the step of the newest frame that came in this process. Such a rank has the answers of
   // the steps before.
   std::vector<std::optional<uint64_t>> heard_ ABSL_GUARDED_BY(mutex_);
-  uint64_t answered_steps_ ABSL_GUARDED_BY(mutex_) = 0;  // that some rank has had answers of
+  // With a restored chunk: which ranks know of the restart, and how many of its steps' answers one
+  // of them has had.
+  std::vector<bool> is_back_ ABSL_GUARDED_BY(mutex_);  // by rank
+  uint64_t answered_steps_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time restored_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);         // OK: rounds go on
   absl::Status spoilt_ ABSL_GUARDED_BY(mutex_);      // not OK: the error must not be used

@@ -110,6 +110,8 @@ std::vector<Contribution> Round::Contributions() const {
   return contributions;
 }
 
+float Round::inverse_count() const { return 1.0f / static_cast<float>(frames_.size()); }
+
 absl::StatusOr<Answer> Round::Close(const Layout& layout, absl::Span<float> error) const {
   const float error_scale = ContributionOf(first_header()).error_scale;
   if (error_scale != 1) kernels::Scale(error_scale, error);

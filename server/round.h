@@ -84,7 +84,7 @@ class Round {
   absl::Status AggregateOneBit(const Layout& layout, absl::Span<float> error, uint8_t* out) const;
 
   const FrameHeader& first_header() const { return frames_[*first_rank_]->header; }
-  float inverse_count() const { return 1.0f / static_cast<float>(frames_.size()); }
+  float inverse_count() const;
 
   std::vector<std::optional<Frame>> frames_;  // by rank
   uint32_t contributed_ = 0;

@@ -352,6 +352,31 @@ TEST(Round, SumOutOfRangeIsAnError) {
   }
 }
 
+// Of those that are late, later frames do not count, and the mean is over all workers all the same.
+TEST(Round, ClosesWithoutLateRanksAsIfTheyHadSentZeros) {
+  const std::vector<float> error = SomeError(/*chunk=*/1);
+  Round round(/*world_size=*/4);
+  for (uint32_t rank : {3, 1}) {
+    ASSERT_TRUE(round.Contribute(FrameOf(rank, /*chunk=*/1, FLOAT32)).ok());
+  }
+  round.LeaveOut(round.MissingRanks());
+  EXPECT_TRUE(round.complete());
+  EXPECT_THAT(round.MissingRanks(), IsEmpty());
+  EXPECT_TRUE(round.IsLate(0) && round.IsLate(2) && !round.IsLate(1) && !round.IsLate(3));
+
+  std::vector<float> after = error;
+  const absl::StatusOr<Answer> answer = round.Close(TestLayout(), absl::MakeSpan(after));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_THAT(answer->header.late_ranks(), ElementsAre(0, 2));
+  EXPECT_EQ(round.Contributions()[0], Contribution());
+  const std::vector<float> one = Decode(FLOAT32, 1, FrameOf(1, /*chunk=*/1, FLOAT32).payload);
+  const std::vector<float> three = Decode(FLOAT32, 1, FrameOf(3, /*chunk=*/1, FLOAT32).payload);
+  const std::vector<float> result = Decode(FLOAT32, 1, answer->payload);
+  for (size_t i = 0; i < result.size(); ++i) {
+    EXPECT_EQ(result[i], (one[i] + three[i]) * 0.25f + error[i]);
+  }
+}
+
 TEST(Round, MissingRanksAreThoseThatDidNotContribute) {
   Round round(/*world_size=*/4);
   EXPECT_THAT(round.MissingRanks(), ElementsAre(0, 1, 2, 3));

@@ -183,6 +183,42 @@ TEST_F(StateDirTest, WithoutAReadableSnapshotItRefusesUnlessTold) {
   EXPECT_THAT(recovered->warnings, SizeIs(1));
 }
 
+TEST_F(StateDirTest, LateRoundsComeBackWithTheirChunks) {
+  {
+    auto state_dir = Open();
+    ASSERT_TRUE(state_dir->Save(TestState()).ok());
+    ASSERT_TRUE(state_dir->SaveLateRounds(7, {{0, {{5, {1}}}}}).ok());
+    ASSERT_TRUE(state_dir->SaveLateRounds(7, {{0, {{5, {1}}, {6, {0}}}}, {1, {{5, {0}}}}}).ok());
+    ASSERT_TRUE(state_dir->SaveLateRounds(8, {{0, {{1, {0}}}}}).ok());  // whose job is gone
+  }
+  auto state_dir = Open();
+  const auto recovered = state_dir->Recover(/*allow_error_reset=*/false);
+  ASSERT_TRUE(recovered.ok()) << recovered.status();
+  ASSERT_EQ(recovered->jobs.size(), 1);
+  const LateRanks expected[] = {{{5, {1}}, {6, {0}}}, {{5, {0}}}};
+  for (int chunk : {0, 1}) EXPECT_EQ(recovered->jobs[0].chunks[chunk].late_ranks, expected[chunk]);
+  EXPECT_FALSE(std::filesystem::exists(path_ + "/0000000000000008.late"));
+  ASSERT_TRUE(state_dir->Forget(7).ok());
+  EXPECT_FALSE(std::filesystem::exists(path_ + "/0000000000000007.late"));
+}
+
+TEST_F(StateDirTest, DamagedLateRoundsAreRefusedUnlessTold) {
+  {
+    auto state_dir = Open();
+    ASSERT_TRUE(state_dir->Save(TestState()).ok());
+    ASSERT_TRUE(state_dir->SaveLateRounds(7, {{0, {{5, {1}}}}}).ok());
+  }
+  const std::string path = path_ + "/0000000000000007.late";
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
+  const auto refused = Open()->Recover(/*allow_error_reset=*/false);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(refused.status().message(), HasSubstr("0000000000000007.late is damaged"));
+  const auto given_up = Open()->Recover(/*allow_error_reset=*/true);
+  ASSERT_TRUE(given_up.ok()) << given_up.status();
+  EXPECT_TRUE(given_up->jobs.empty());
+  EXPECT_EQ(given_up->warnings.size(), 1);
+}
+
 TEST_F(StateDirTest, IsForOneShardAndVersionOnly) {
   Open({0, 2}).reset();
   const absl::Status other = StateDir::Open(path_, {1, 2}).status();

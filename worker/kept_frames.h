@@ -28,6 +28,8 @@ class KeptFrames {
   const SentFrame& newest() const { return frames_.back(); }              // requires !empty()
   uint64_t oldest_step() const { return frames_.front().header.step(); }  // requires !empty()
 
+  uint64_t answered_steps() const { return newest().header.step() + (newest().answered ? 1 : 0); }
+
   // The frame of the step after the newest.
   void Add(SentFrame frame) { frames_.push_back(std::move(frame)); }
 

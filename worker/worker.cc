@@ -397,7 +397,7 @@ void Worker::Exchange(uint32_t chunk, uint64_t step) {
   exchange.step_under_way = step;
   const uint32_t shard = shard_of_chunk_[chunk];
   frame->header.set_generation(generations_[shard]);
-  frame->header.set_answered(frame->answered);
+  frame->header.set_answered_steps(exchange.kept.answered_steps());
   channels_[shard]->Exchange(frame->header, frame->payload, deadline_,
                              [inbox = inbox_, chunk](absl::StatusOr<Answer> answer) {
                                inbox->Put(chunk, std::move(answer));

@@ -8,9 +8,19 @@
 #include "absl/strings/str_cat.h"
 
 namespace signpost::simulation {
+namespace {
+
+// Longer than any worker takes to come back.
+constexpr absl::Duration kRestartGrace = absl::Milliseconds(400);
+
+}  // namespace
 
 Process::Process(Scheduler& scheduler, ShardId shard, Report report)
-    : scheduler_(scheduler), shard_(shard), report_(std::move(report)), disk_(scheduler) {}
+    : scheduler_(scheduler),
+      shard_(shard),
+      report_(std::move(report)),
+      disk_(scheduler),
+      longest_save_(absl::Milliseconds(scheduler.OneIn(2) ? 8 : 60)) {}
 
 Process::~Process() { End(); }
 
@@ -33,11 +43,13 @@ void Process::Start() {
   aggregator_ =
       std::make_unique<Aggregator>(AggregatorOptions{.shard = shard_.shard,
                                                      .shard_count = shard_.shard_count,
+                                                     .restart_grace = kRestartGrace,
                                                      .now = [this] { return scheduler_.Now(); }},
                                    state_dir_.get());
   status = aggregator_->Restore(recovered.jobs);
   if (!status.ok()) report_(absl::StrCat("jobs cannot go on: ", status.ToString()));
   SaveNowAndThen(incarnation_);
+  CloseLateRoundsNowAndThen(incarnation_);
 }
 
 void Process::StartLater() {
@@ -50,8 +62,18 @@ void Process::SaveNowAndThen(uint64_t incarnation) {
   const absl::Status status = aggregator_->TakeSnapshots();
   if (disk_.died()) return Kill();
   if (!status.ok() && !absl::IsResourceExhausted(status)) report_(status.ToString());
-  scheduler_.After(scheduler_.Between(absl::Microseconds(200), absl::Milliseconds(8)),
+  scheduler_.After(scheduler_.Between(absl::Microseconds(200), longest_save_),
                    [this, incarnation] { SaveNowAndThen(incarnation); });
+}
+
+void Process::CloseLateRoundsNowAndThen(uint64_t incarnation) {
+  if (incarnation != incarnation_ || !is_up()) return;
+  const absl::Duration due = aggregator_->CloseLateRounds();
+  if (disk_.died()) return Kill();
+  // Jobs with a deadline may begin at any time.
+  const absl::Duration soon = scheduler_.Between(absl::Microseconds(200), absl::Milliseconds(3));
+  scheduler_.After(due == absl::InfiniteDuration() ? absl::Milliseconds(10) : soon,
+                   [this, incarnation] { CloseLateRoundsNowAndThen(incarnation); });
 }
 
 void Process::End() {

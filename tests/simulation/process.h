@@ -42,6 +42,7 @@ class Process {
   void StartLater();
   void End();
   void SaveNowAndThen(uint64_t incarnation);
+  void CloseLateRoundsNowAndThen(uint64_t incarnation);
 
   Scheduler& scheduler_;
   const ShardId shard_;
@@ -51,6 +52,7 @@ class Process {
   std::unique_ptr<Aggregator> aggregator_;
   uint64_t incarnation_ = 0;
   bool flipped_ = false;
+  const absl::Duration longest_save_;
 };
 
 }  // namespace signpost::simulation

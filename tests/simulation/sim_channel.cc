@@ -137,8 +137,12 @@ void SimChannel::Exchange(const FrameHeader& header, std::shared_ptr<const Paylo
                           reply(AnswerOf(*result));
                         });
   };
+  wire_.audit.AddFrame(header, payload->span());
   auto shared_done = std::make_shared<ExchangeDone>(std::move(done));
-  call->done = [shared_done](absl::StatusOr<Answer> answer) { (*shared_done)(std::move(answer)); };
+  call->done = [shared_done, &audit = wire_.audit](absl::StatusOr<Answer> answer) {
+    if (answer.ok()) audit.AddAnswer(answer->header, answer->payload.span());
+    (*shared_done)(std::move(answer));
+  };
   Begin(wire_, call);
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "tests/simulation/audit.h"
 #include "tests/simulation/process.h"
 #include "tests/simulation/scheduler.h"
 #include "worker/channel.h"
@@ -25,6 +26,7 @@ struct Wire {
   Scheduler& scheduler;
   Process& process;
   const Link& link;
+  Audit& audit;
 };
 
 // As GrpcChannel: a call whose connection is lost is made again, with the same bytes, until its

@@ -20,18 +20,24 @@ struct SimulationResult {
   uint64_t replayed_frames = 0;
   uint64_t skipped_rounds = 0;
   uint64_t bit_flips = 0;
+  uint64_t late_rounds = 0;  // of one rank and chunk each
+  uint64_t steps_caught_up = 0;
+  uint64_t lost_ranks = 0;  // too late to catch up
 };
 
 // CRC-32C of the parameters after each step.
 using Digests = std::vector<uint32_t>;
 
 // The seed's job without any fault. The seed decides the workers, shards, steps, the codec of the
-// warm-up and when it ends, and whether and when a gradient is not finite.
+// warm-up and when it ends, whether and when a gradient is not finite, and whether rounds close
+// without late workers.
 Digests Undisturbed(uint64_t seed);
 
 // The same job with faults. Invariants:
-//   - every call of every worker succeeds;
-//   - after every step each worker's parameters have the expected bytes;
+//   - every call of every worker succeeds, but for a step of one that is too late to catch up;
+//   - after every step each worker's parameters have the same bytes, and unless rounds close
+//     without late workers the expected ones;
+//   - the frames and answers that travelled add up: audit.h;
 //   - when all workers have left, no aggregator has the job any more.
 SimulationResult Simulate(uint64_t seed, const Digests& expected);
 

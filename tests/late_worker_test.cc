@@ -1,0 +1,393 @@
+// Rounds that close without late workers: nothing of what those sent is lost, replicas stay equal,
+// and the others go on.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <thread>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "server/state_dir.h"
+#include "tests/job.h"
+#include "tests/loopback_channel.h"
+
+namespace signpost::testing {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using Vector = std::vector<double>;
+
+// What the answers of a job stood for, whoever got them.
+class Answers {
+ public:
+  void Add(const Layout& layout, const Answer& answer) {
+    absl::MutexLock lock(&mutex_);
+    Vector& values = steps_[answer.header.step()];
+    values.resize(layout.elements());
+    const Chunk& chunk = layout.chunks()[answer.header.chunk()];
+    for (const Segment& segment : chunk.segments) {
+      const uint64_t first = chunk.first_element + segment.chunk_offset;
+      for (uint32_t i = 0; i < segment.elements; ++i) {
+        values[first + i] = ValueOf(layout, chunk, segment, i, answer);
+      }
+    }
+  }
+
+  // By step.
+  const std::map<uint64_t, Vector>& steps() const { return steps_; }
+
+ private:
+  static double ValueOf(const Layout& layout, const Chunk& chunk, const Segment& segment,
+                        uint32_t i, const Answer& answer) {
+    if (answer.header.codec() == ONE_BIT) {
+      const kernels::OneBitView part = OneBitPart(chunk, segment, answer.payload.data());
+      const double scale = part.scales[i / layout.options().block_elements()];
+      return part.bits[i / 8] >> (i % 8) & 1 ? -scale : scale;
+    }
+    return reinterpret_cast<const float*>(answer.payload.data())[segment.chunk_offset + i];
+  }
+
+  absl::Mutex mutex_;
+  std::map<uint64_t, Vector> steps_;
+};
+
+// Notes the answers that pass.
+class NotingChannel final : public Channel {
+ public:
+  NotingChannel(std::unique_ptr<Channel> inner, const Layout& layout, Answers& answers)
+      : inner_(std::move(inner)), layout_(layout), answers_(answers) {}
+
+  std::string target() const override { return inner_->target(); }
+  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override {
+    return inner_->Join(request, deadline);
+  }
+  void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
+                absl::Time deadline, ExchangeDone done) override {
+    inner_->Exchange(header, std::move(payload), deadline,
+                     [this, done = std::move(done)](absl::StatusOr<Answer> answer) mutable {
+                       if (answer.ok()) answers_.Add(layout_, *answer);
+                       done(std::move(answer));
+                     });
+  }
+  absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override {
+    return inner_->Leave(request, deadline);
+  }
+  absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
+                                        absl::Time deadline) override {
+    return inner_->Status(request, deadline);
+  }
+
+ private:
+  const std::unique_ptr<Channel> inner_;
+  const Layout& layout_;
+  Answers& answers_;
+};
+
+// An aggregator in this process, with what `signpost aggregator` does around it.
+class Shard {
+ public:
+  explicit Shard(const std::string& directory)
+      : state_dir_(*StateDir::Open(directory, {0, 1})),
+        aggregator_(AggregatorOptions(), state_dir_.get()),
+        snapshots_([this] {
+          while (!stopping_) {
+            aggregator_.AwaitSnapshotDue(absl::Seconds(1));
+            EXPECT_TRUE(aggregator_.TakeSnapshots().ok());
+          }
+        }),
+        late_rounds_([this] {
+          while (!stopping_) {
+            aggregator_.AwaitLateRounds(std::min(aggregator_.CloseLateRounds(), absl::Seconds(1)));
+          }
+        }) {}
+  ~Shard() { Stop(); }
+
+  Aggregator& aggregator() { return aggregator_; }
+
+  // In layout order, of the only job; it is over.
+  std::vector<float> TakeError() {
+    EXPECT_TRUE(aggregator_.Suspend().ok());
+    Stop();
+    std::vector<float> error;
+    const auto recovered = state_dir_->Recover(/*allow_error_reset=*/false);
+    EXPECT_EQ(recovered->jobs.size(), 1);
+    const JobState& job = recovered->jobs.front();
+    const Layout layout = *Layout::Create(job.tensors, job.options);
+    for (const ChunkState& chunk : job.chunks) {
+      std::vector<float> part = chunk.error;
+      part.resize(layout.chunks()[chunk.chunk].elements);
+      error.insert(error.end(), part.begin(), part.end());
+    }
+    return error;
+  }
+
+ private:
+  void Stop() {
+    stopping_ = true;
+    aggregator_.RingSnapshotBell();
+    aggregator_.RingLateBell();
+    if (snapshots_.joinable()) snapshots_.join();
+    if (late_rounds_.joinable()) late_rounds_.join();
+  }
+
+  std::unique_ptr<StateDir> state_dir_;
+  Aggregator aggregator_;
+  std::atomic<bool> stopping_ = false;
+  std::thread snapshots_, late_rounds_;
+};
+
+JobOptionsForTest ElasticJob() {
+  JobOptionsForTest job;
+  job.worker.round_deadline = absl::Milliseconds(30);
+  job.worker.min_workers = 3;
+  job.optimizer = {.beta1 = 0.5, .bias_correction = false};
+  job.steps = 30;
+  return job;
+}
+
+// Everything that went into a job, and everything that came out or is still in an error. Sums over
+// all steps, in layout order.
+struct Ledger {
+  Vector gradients, answers;  // mean over the workers
+  Vector momentum;            // of the steps after which a one-bit step follows
+  Vector worker_errors, aggregator_error;
+  uint64_t late_rounds = 0, steps_caught_up = 0;
+  std::vector<std::vector<float>> replicas;
+};
+
+using GradientOfStep = std::function<std::vector<float>(uint32_t rank, uint64_t step, size_t n)>;
+
+Ledger TrainWithALateWorker(const JobOptionsForTest& job, const GradientOfStep& gradient_of) {
+  const std::string directory = ::testing::TempDir() + "/shard";
+  std::filesystem::remove_all(directory);
+  Shard shard(directory);
+  Answers answers;
+  absl::Mutex mutex;
+  Ledger ledger;
+  const uint64_t freeze = std::min<uint64_t>(job.optimizer.freeze_step, job.steps);
+  size_t elements = 0;
+  for (const size_t n : job.tensors) elements += n;
+  const Vector zeros(elements);
+  ledger.gradients = ledger.answers = ledger.momentum = zeros;
+  ledger.worker_errors = ledger.aggregator_error = zeros;
+  ledger.replicas.resize(job.workers);
+  std::vector<std::unique_ptr<Worker>> workers(job.workers);
+  std::vector<std::unique_ptr<Replica>> replicas(job.workers);
+  std::vector<Layout> layouts;  // by rank
+  {
+    Replica replica(job, 0);
+    JobOptions options;
+    options.set_block_elements(job.worker.block_elements);
+    options.set_chunk_elements(job.worker.chunk_elements);
+    options.set_gamma(job.worker.gamma);
+    std::vector<Tensor> tensors;
+    for (const Parameter& parameter : replica.Parameters()) {
+      Tensor& tensor = tensors.emplace_back();
+      tensor.set_name(parameter.name);
+      tensor.mutable_shape()->Add(parameter.shape.begin(), parameter.shape.end());
+    }
+    layouts.push_back(*Layout::Create(tensors, options));
+  }
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    replicas[rank] = std::make_unique<Replica>(job, rank);
+    Replica& replica = *replicas[rank];
+    WorkerOptions options = job.worker;
+    options.rank = rank;
+    options.world_size = job.workers;
+    std::vector<std::unique_ptr<Channel>> channels;
+    channels.push_back(
+        std::make_unique<NotingChannel>(LoopbackTo(shard.aggregator()), layouts.front(), answers));
+    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), std::move(channels));
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    while ((*worker)->steps() < static_cast<uint64_t>(job.steps)) {
+      const uint64_t step = (*worker)->steps();
+      absl::SleepFor(absl::Milliseconds(rank == 2 && step % 5 == 3 ? 45 : 1));
+      replica.gradient = gradient_of(rank, step, elements);
+      const auto report = (*worker)->Step(replica.Gradients(), {job.rates});
+      ASSERT_TRUE(report.ok()) << report.status();
+      absl::MutexLock lock(&mutex);
+      ledger.late_rounds += report->late_rounds;
+      ledger.steps_caught_up += report->steps_caught_up;
+      // In the units of the stage in which it arrives, or will.
+      const bool is_one_bit = freeze < static_cast<uint64_t>(job.steps);
+      const double factor = is_one_bit ? 1 - job.optimizer.beta1 : 1;
+      for (size_t i = 0; i < elements; ++i) {
+        ledger.gradients[i] += factor * replica.gradient[i] / job.workers;
+      }
+    }
+    absl::MutexLock lock(&mutex);
+    for (size_t i = 0; i < elements; ++i) {
+      ledger.worker_errors[i] += (*worker)->optimizer().error()[i] / job.workers;
+    }
+    ledger.replicas[rank] = replica.values;
+    workers[rank] = *std::move(worker);
+  });
+  const std::vector<float> error = shard.TakeError();
+  ledger.aggregator_error.assign(error.begin(), error.end());
+  Vector momentum = zeros;
+  for (const auto& [step, values] : answers.steps()) {
+    const bool is_one_bit = step >= freeze;
+    const bool is_last = step + 1 == static_cast<uint64_t>(job.steps);
+    for (size_t i = 0; i < elements; ++i) {
+      const double beta1 = job.optimizer.beta1;
+      momentum[i] = is_one_bit ? values[i] : beta1 * momentum[i] + (1 - beta1) * values[i];
+      // Before the freeze, errors and gradients are worth 1 - beta1 of what they are after it.
+      const bool job_freezes = freeze < static_cast<uint64_t>(job.steps);
+      ledger.answers[i] += !is_one_bit && job_freezes ? (1 - beta1) * values[i] : values[i];
+      if (step + 1 >= freeze && !is_last) ledger.momentum[i] += momentum[i];
+    }
+  }
+  return ledger;
+}
+
+// sum of answers + errors = sum of mean gradients + beta1 * (what of the momentum was sent again)
+void ExpectConserved(const Ledger& ledger, double beta1, double tolerance) {
+  for (size_t i = 0; i < ledger.answers.size(); ++i) {
+    const double in = ledger.gradients[i] + beta1 * ledger.momentum[i];
+    const double out = ledger.answers[i] + ledger.worker_errors[i] + ledger.aggregator_error[i];
+    const double size = std::abs(in) + std::abs(ledger.answers[i]) + 1;
+    ASSERT_NEAR(out, in, tolerance * size) << "element " << i;
+  }
+}
+
+void ExpectEqual(const Ledger& ledger) {
+  for (const std::vector<float>& replica : ledger.replicas) {
+    EXPECT_EQ(replica, ledger.replicas.front());
+  }
+}
+
+TEST(LateWorker, ConservesIntegersExactly) {
+  const Ledger ledger =
+      TrainWithALateWorker(ElasticJob(), [](uint32_t rank, uint64_t step, size_t n) {
+        std::vector<float> gradient(n);
+        for (size_t i = 0; i < n; ++i) {
+          gradient[i] = static_cast<float>((i * 7 + step * 3 + rank * 5) % 11) - 5;
+        }
+        return gradient;
+      });
+  EXPECT_GT(ledger.late_rounds, 0);
+  ExpectConserved(ledger, /*beta1=*/0, /*tolerance=*/0);
+  ExpectEqual(ledger);
+}
+
+TEST(LateWorker, ConservesErrorsOfOneBitRounds) {
+  JobOptionsForTest job = ElasticJob();
+  job.optimizer.freeze_step = 4;
+  const Ledger ledger = TrainWithALateWorker(job, [](uint32_t rank, uint64_t step, size_t n) {
+    return GradientOf(rank, static_cast<int>(step), n);
+  });
+  EXPECT_GT(ledger.late_rounds, 0);
+  ExpectConserved(ledger, job.optimizer.beta1, /*tolerance=*/1e-6);
+  ExpectEqual(ledger);
+}
+
+class ElasticJobTest : public ::testing::Test {
+ protected:
+  ElasticJobTest()
+      : job_(ElasticJob()), cluster_({.transport = Transport::kGrpc, .aggregators = 2}) {
+    job_.worker.exchange_timeout = absl::Seconds(5);
+  }
+
+  // Runs all ranks; each ends when body, called before each step, returns false.
+  void Run(const std::function<bool(uint32_t rank, Worker& worker)>& body) {
+    values_.resize(job_.workers);
+    statuses_.resize(job_.workers);
+    OnEachRank(job_.workers, [&](uint32_t rank) {
+      Replica replica(job_, rank);
+      WorkerOptions options = job_.worker;
+      options.rank = rank;
+      options.world_size = job_.workers;
+      auto worker = Worker::Join(options, job_.optimizer, replica.Parameters(), cluster_.Connect());
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      while ((*worker)->steps() < static_cast<uint64_t>(job_.steps)) {
+        if (!body(rank, **worker)) return;
+        const int step = static_cast<int>((*worker)->steps());
+        replica.gradient = GradientOf(rank, step, replica.values.size());
+        const auto report = (*worker)->Step(replica.Gradients(), {job_.rates});
+        statuses_[rank] = report.status();
+        if (!report.ok()) return;
+        absl::MutexLock lock(&mutex_);
+        for (const uint32_t late : report->late_ranks) late_ranks_.push_back(late);
+      }
+      values_[rank] = replica.values;
+    });
+  }
+
+  JobOptionsForTest job_;
+  Cluster cluster_;
+  absl::Mutex mutex_;
+  std::vector<uint32_t> late_ranks_;
+  std::vector<std::vector<float>> values_;  // by rank; of those that came to the end
+  std::vector<absl::Status> statuses_;      // by rank; of the last step
+};
+
+TEST_F(ElasticJobTest, GoesOnWithoutAWorkerThatDies) {
+  Run([](uint32_t rank, Worker& worker) { return rank != 1 || worker.steps() < 5; });
+  for (uint32_t rank : {0, 2, 3}) EXPECT_TRUE(statuses_[rank].ok()) << statuses_[rank];
+  EXPECT_FALSE(values_[0].empty());
+  EXPECT_EQ(values_[2], values_[0]);
+  EXPECT_EQ(values_[3], values_[0]);
+  EXPECT_THAT(late_ranks_, Contains(1));
+}
+
+TEST_F(ElasticJobTest, GoesOnWithoutAWorkerThatLeaves) {
+  Run([](uint32_t rank, Worker& worker) {
+    if (rank != 1 || worker.steps() < 5) return true;
+    EXPECT_TRUE(worker.Leave().ok());
+    return false;
+  });
+  for (uint32_t rank : {0, 2, 3}) EXPECT_TRUE(statuses_[rank].ok()) << statuses_[rank];
+  EXPECT_FALSE(values_[0].empty());
+  EXPECT_EQ(values_[2], values_[0]);
+}
+
+TEST_F(ElasticJobTest, WithTooFewWorkersItNamesThoseThatAreMissing) {
+  Run([](uint32_t rank, Worker& worker) { return rank % 2 == 0 || worker.steps() < 5; });
+  for (uint32_t rank : {0, 2}) {
+    EXPECT_EQ(statuses_[rank].code(), absl::StatusCode::kDeadlineExceeded) << statuses_[rank];
+    EXPECT_THAT(std::string(statuses_[rank].message()), HasSubstr("waiting for rank 1, rank 3"));
+  }
+}
+
+TEST_F(ElasticJobTest, OfAWorkerThatComesBackMuchLaterTheAnswersAreGone) {
+  absl::Notification others_are_far_ahead;
+  Run([&](uint32_t rank, Worker& worker) {
+    if (rank == 1 && worker.steps() >= 5) others_are_far_ahead.WaitForNotification();
+    if (rank == 0 && worker.steps() >= 20 && !others_are_far_ahead.HasBeenNotified()) {
+      others_are_far_ahead.Notify();
+    }
+    return true;
+  });
+  EXPECT_EQ(statuses_[1].code(), absl::StatusCode::kFailedPrecondition) << statuses_[1];
+  EXPECT_THAT(std::string(statuses_[1].message()), HasSubstr("no longer kept"));
+  EXPECT_TRUE(statuses_[0].ok()) << statuses_[0];
+  EXPECT_EQ(values_[2], values_[0]);
+}
+
+TEST(WorkerOptions, LatenessIsCheckedBeforeAnythingIsSent) {
+  Cluster cluster({});
+  for (const auto& [deadline, min_workers] : {std::pair{absl::Seconds(1), 0},
+                                              {absl::ZeroDuration(), 2},
+                                              {absl::Seconds(1), 5},
+                                              {absl::Hours(1), 2},
+                                              {-absl::Seconds(1), 2}}) {
+    JobOptionsForTest job;
+    job.worker.world_size = 4;
+    job.worker.round_deadline = deadline;
+    job.worker.min_workers = min_workers;
+    Replica replica(job, 0);
+    const auto worker =
+        Worker::Join(job.worker, job.optimizer, replica.Parameters(), cluster.Connect());
+    EXPECT_EQ(worker.status().code(), absl::StatusCode::kInvalidArgument) << deadline;
+  }
+}
+
+}  // namespace
+}  // namespace signpost::testing

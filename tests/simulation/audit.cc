@@ -1,0 +1,213 @@
+#include "tests/simulation/audit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_format.h"
+
+namespace signpost::simulation {
+namespace {
+
+using Vector = std::vector<double>;
+
+// fp32 against double, through some dozens of steps.
+constexpr double kTolerance = 1e-3;
+constexpr double kBfloat16Tolerance = 1e-2;
+
+bool IsNear(double got, double wanted, double tolerance) {
+  return std::abs(got - wanted) <= tolerance * (std::abs(wanted) + 0.1);
+}
+
+float FloatOf(const uint8_t* bytes) {
+  float value;
+  std::memcpy(&value, bytes, sizeof value);
+  return value;
+}
+
+float Bfloat16Of(const uint8_t* bytes) {
+  uint16_t upper;
+  std::memcpy(&upper, bytes, sizeof upper);
+  const uint32_t bits = uint32_t{upper} << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Calls body(block, first element, elements, first byte of its signs) for each block of a chunk.
+template <typename Body>
+void ForEachBlock(const Chunk& chunk, uint32_t block_elements, const Body& body) {
+  for (const Segment& segment : chunk.segments) {
+    uint32_t block = segment.first_block;
+    for (uint32_t begin = 0; begin < segment.elements; begin += block_elements, ++block) {
+      body(block, segment.chunk_offset + begin, std::min(block_elements, segment.elements - begin),
+           segment.bits_offset + begin / 8);
+    }
+  }
+}
+
+}  // namespace
+
+// What the equations make of one chunk.
+struct Audit::ChunkModel {
+  Vector momentum, aggregator_error;
+  std::vector<Vector> errors;  // by rank
+};
+
+void Audit::AddFrame(const FrameHeader& header, absl::Span<const uint8_t> payload) {
+  const auto [frame, is_new] =
+      frames_.try_emplace({header.rank(), header.chunk(), header.step()},
+                          Numbers{header.codec(), {payload.begin(), payload.end()}, {}});
+  if (is_new || absl::MakeConstSpan(frame->second.payload) == payload) return;
+  report_(absl::StrFormat("rank %d sends other bytes for step %d, chunk %d than before",
+                          header.rank(), header.step(), header.chunk()));
+}
+
+void Audit::AddAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload) {
+  if (header.codec() == REPLAY) return;
+  Numbers numbers{header.codec(), {payload.begin(), payload.end()}, {}};
+  numbers.late_ranks.assign(header.late_ranks().begin(), header.late_ranks().end());
+  const auto [answer, is_new] =
+      answers_.try_emplace({header.chunk(), header.step()}, std::move(numbers));
+  if (is_new || (absl::MakeConstSpan(answer->second.payload) == payload &&
+                 absl::c_equal(answer->second.late_ranks, header.late_ranks()))) {
+    return;
+  }
+  report_(absl::StrFormat("step %d, chunk %d has two answers", header.step(), header.chunk()));
+}
+
+void Audit::Check(uint64_t steps, const Gradients& gradients) const {
+  if (layout_.empty()) return report_("nobody has joined");
+  const Layout& layout = layout_.front();
+  for (uint32_t c = 0; c < layout.chunks().size(); ++c) {
+    const Chunk& chunk = layout.chunks()[c];
+    const Vector zeros(chunk.elements);
+    ChunkModel model = {zeros, zeros, std::vector<Vector>(workers_, zeros)};
+    for (uint64_t step = 0; step < steps; ++step) {
+      if (step == optimizer_.freeze_step) {
+        const double correction = 1 - std::pow(optimizer_.beta1, static_cast<double>(step));
+        for (double& m : model.momentum) m /= correction;
+        for (double& e : model.aggregator_error) e *= 1 - optimizer_.beta1;
+        for (Vector& error : model.errors) {
+          for (double& e : error) e *= 1 - optimizer_.beta1;
+        }
+      }
+      CheckRound(c, step, gradients, model);
+    }
+    for (const auto& [rank, error] : errors_) {
+      for (uint32_t i = 0; i < chunk.elements; ++i) {
+        const double got = error[chunk.first_element + i];
+        if (IsNear(got, model.errors[rank][i], kTolerance)) continue;
+        return report_(
+            absl::StrFormat("rank %d ends with error %g at element %d of chunk %d; %g "
+                            "is what it has not sent",
+                            rank, got, i, c, model.errors[rank][i]));
+      }
+    }
+  }
+}
+
+void Audit::CheckRound(uint32_t c, uint64_t step, const Gradients& gradients,
+                       ChunkModel& model) const {
+  const Layout& layout = layout_.front();
+  const Chunk& chunk = layout.chunks()[c];
+  const bool is_one_bit = step >= optimizer_.freeze_step;
+  const auto answer = answers_.find({c, step});
+  if (answer == answers_.end()) {
+    return report_(absl::StrFormat("step %d, chunk %d was never answered", step, c));
+  }
+  const bool is_skipped = answer->second.codec == SKIP;
+
+  Vector sum(chunk.elements);
+  for (uint32_t rank = 0; rank < workers_; ++rank) {
+    const bool is_late = absl::c_linear_search(answer->second.late_ranks, rank);
+    const std::string what =
+        absl::StrFormat("the frame of rank %d for step %d, chunk %d", rank, step, c);
+    const auto frame = frames_.find({rank, c, step});
+    if (frame == frames_.end()) {
+      if (is_late) continue;
+      return report_(absl::StrFormat("%s was never sent, but counted", what));
+    }
+    const auto gradient = gradients(rank, step);
+    Vector input(chunk.elements);
+    for (const Segment& segment : chunk.segments) {
+      for (uint32_t i = 0; i < segment.elements; ++i) {
+        const uint32_t at = segment.chunk_offset + i;
+        const double g = gradient[segment.tensor][segment.tensor_offset + i];
+        input[at] =
+            model.errors[rank][at] +
+            (is_one_bit ? optimizer_.beta1 * model.momentum[at] + (1 - optimizer_.beta1) * g : g);
+      }
+    }
+    // From a block that is not finite on, nothing was packed.
+    const bool has_numbers = frame->second.codec != SKIP;
+    Vector decoded(chunk.elements);
+    if (has_numbers) decoded = Decode(frame->second, c, input, what);
+    uint32_t bad_block = chunk.blocks;
+    if (!has_numbers) std::memcpy(&bad_block, frame->second.payload.data(), sizeof bad_block);
+    ForEachBlock(chunk, layout.options().block_elements(),
+                 [&](uint32_t block, uint32_t begin, uint32_t elements, uint32_t) {
+                   if (block >= bad_block) return;
+                   for (uint32_t i = begin; i < begin + elements; ++i) {
+                     double& error = model.errors[rank][i];
+                     if (is_skipped) {
+                       error = input[i] - (is_one_bit ? optimizer_.beta1 * model.momentum[i] : 0);
+                     } else {
+                       error = is_late ? input[i] : input[i] - decoded[i];
+                       if (!is_late) sum[i] += decoded[i];
+                     }
+                   }
+                 });
+  }
+  if (is_skipped) return;
+
+  Vector input(chunk.elements);
+  for (uint32_t i = 0; i < chunk.elements; ++i) {
+    input[i] = sum[i] / workers_ + model.aggregator_error[i];
+  }
+  const Vector result = Decode(answer->second, c, input,
+                               absl::StrFormat("the answer for step %d, chunk %d", step, c));
+  for (uint32_t i = 0; i < chunk.elements; ++i) {
+    model.aggregator_error[i] = input[i] - result[i];
+    double& m = model.momentum[i];
+    m = is_one_bit ? result[i] : optimizer_.beta1 * m + (1 - optimizer_.beta1) * result[i];
+  }
+}
+
+std::vector<double> Audit::Decode(const Numbers& numbers, uint32_t c,
+                                  absl::Span<const double> input, const std::string& what) const {
+  const Layout& layout = layout_.front();
+  const Chunk& chunk = layout.chunks()[c];
+  const uint8_t* bytes = numbers.payload.data();
+  Vector result(chunk.elements);
+  if (numbers.codec != ONE_BIT) {
+    const bool is_fp32 = numbers.codec == FLOAT32;
+    for (uint32_t i = 0; i < chunk.elements; ++i) {
+      result[i] = is_fp32 ? FloatOf(bytes + size_t{4} * i) : Bfloat16Of(bytes + size_t{2} * i);
+      if (IsNear(result[i], input[i], is_fp32 ? kTolerance : kBfloat16Tolerance)) continue;
+      report_(absl::StrFormat("%s has %g at element %d, wanted %g", what, result[i], i, input[i]));
+      break;
+    }
+    return result;
+  }
+  const uint8_t* signs = bytes + size_t{4} * chunk.blocks;
+  ForEachBlock(chunk, layout.options().block_elements(),
+               [&](uint32_t block, uint32_t begin, uint32_t elements, uint32_t first_byte) {
+                 const double scale = FloatOf(bytes + size_t{4} * block);
+                 double squares = 0;
+                 for (uint32_t i = 0; i < elements; ++i) {
+                   squares += input[begin + i] * input[begin + i];
+                   const bool is_negative = signs[first_byte + i / 8] >> (i % 8) & 1;
+                   result[begin + i] = is_negative ? -scale : scale;
+                 }
+                 const double wanted = layout.options().gamma() * std::sqrt(squares / elements);
+                 if (IsNear(scale, wanted, kTolerance)) return;
+                 report_(absl::StrFormat("%s has scale %g in block %d, wanted %g", what, scale,
+                                         block, wanted));
+               });
+  return result;
+}
+
+}  // namespace signpost::simulation
