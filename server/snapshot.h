@@ -1,10 +1,8 @@
 // Snapshots: what an aggregator writes down of a job, so that it can go on after a crash.
 //
-//   file    = "signpost snapshot 1\n" section*
-//   section = length (uint64) crc32c (uint32, of the bytes) bytes        little-endian
-//
-// The sections are a SnapshotHeader (proto/snapshot.proto), and for each chunk that the shard owns,
-// in order: a SnapshotChunk; the chunk's error as fp32, or nothing when all of it is zero; the last
+// A file in sections (storage/section_file.h) that begins with "signpost snapshot 1\n". The
+// sections are a SnapshotHeader (proto/snapshot.proto), and for each chunk that the shard owns, in
+// order: a SnapshotChunk; the chunk's error as fp32, or nothing when all of it is zero; the last
 // answer's payload, or nothing. The file ends with the last of them.
 
 #ifndef SIGNPOST_SERVER_SNAPSHOT_H_
@@ -16,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/disk.h"
 #include "server/job.h"
+#include "storage/disk.h"
 
 namespace signpost {
 

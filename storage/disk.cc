@@ -1,4 +1,4 @@
-#include "server/disk.h"
+#include "storage/disk.h"
 
 #include <dirent.h>
 #include <fcntl.h>

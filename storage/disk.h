@@ -1,8 +1,8 @@
 // What durable state needs of a file system: a directory of files without subdirectories. The
 // simulator puts one that tears, fills up and forgets in its place.
 
-#ifndef SIGNPOST_SERVER_DISK_H_
-#define SIGNPOST_SERVER_DISK_H_
+#ifndef SIGNPOST_STORAGE_DISK_H_
+#define SIGNPOST_STORAGE_DISK_H_
 
 #include <memory>
 #include <string>
@@ -48,4 +48,4 @@ std::unique_ptr<Disk> OpenDirectory(const std::string& path);
 
 }  // namespace signpost
 
-#endif  // SIGNPOST_SERVER_DISK_H_
+#endif  // SIGNPOST_STORAGE_DISK_H_
