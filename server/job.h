@@ -62,6 +62,9 @@ class Job {
   // a frame that does not pass, or whose chunk another shard owns, which is named.
   void Exchange(Frame frame, absl::Time now, OwnedChunk::Done done);
 
+  // The error of a chunk that this shard owns: see OwnedChunk. INVALID_ARGUMENT for another chunk.
+  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request) const;
+
   bool snapshot_due() const;  // for any chunk
   // Everything but the members, which are not known here; see OwnedChunk::Save.
   absl::StatusOr<JobState> Save(bool with_answers);
@@ -77,7 +80,7 @@ class Job {
   void FillStatus(absl::Time now, JobStatus& status) const;
 
  private:
-  absl::Status CheckOwnership(const FrameHeader& header) const;
+  absl::Status CheckOwnership(uint32_t rank, uint32_t chunk) const;
 
   const JobId id_;
   const uint32_t world_size_;

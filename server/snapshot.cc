@@ -59,10 +59,11 @@ absl::Status CheckChunk(const SnapshotChunk& header, absl::string_view error,
   }
   const uint64_t error_bytes = uint64_t{4} * layout.chunks()[header.chunk()].elements;
   const Codec codec = header.last_answer().codec();
-  const bool known = IsDense(codec) || codec == ONE_BIT || codec == SKIP;
+  const bool known = IsDense(codec) || codec == ONE_BIT || codec == SKIP || codec == RESTORE;
   const bool has_answer = header.has_last_answer();
+  const bool has_payload = has_answer && codec != RESTORE;
   if ((!error.empty() && error.size() != error_bytes) || (has_answer && !known) ||
-      payload.size() != (has_answer ? layout.PayloadBytes(codec, header.chunk()) : 0) ||
+      payload.size() != (has_payload ? layout.PayloadBytes(codec, header.chunk()) : 0) ||
       header.last_contributions_size() != (has_answer ? static_cast<int>(world_size) : 0)) {
     return absl::DataLossError(absl::StrCat("the parts of chunk ", header.chunk(),
                                             " do not have the sizes that the layout gives them"));
