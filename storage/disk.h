@@ -1,5 +1,6 @@
-// What durable state needs of a file system: a directory of files without subdirectories. The
-// simulator puts one that tears, fills up and forgets in its place.
+// What durable state needs of a file system: a directory of files. A name may be
+// "subdirectory/file"; subdirectories come with their first file and go with their last. Tests put
+// one that tears, fills up and forgets in its place.
 
 #ifndef SIGNPOST_STORAGE_DISK_H_
 #define SIGNPOST_STORAGE_DISK_H_
@@ -42,6 +43,10 @@ class Disk {
 // worst.
 absl::Status Replace(Disk& disk, const std::string& name,
                      absl::Span<const absl::string_view> parts);
+
+// Creates the directory, and those that it is in, if need be. FAILED_PRECONDITION says what the
+// system said.
+absl::Status MakeDirectory(const std::string& path);
 
 // A directory of this machine, which must exist.
 std::unique_ptr<Disk> OpenDirectory(const std::string& path);
