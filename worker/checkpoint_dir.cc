@@ -87,6 +87,7 @@ absl::Status CheckManifest(const CheckpointManifest& manifest) {
   const std::vector<Tensor> tensors(manifest.tensors().begin(), manifest.tensors().end());
   const absl::StatusOr<Layout> layout = Layout::Create(tensors, manifest.options());
   if (!layout.ok()) return absl::DataLossError(layout.status().message());
+  if (manifest.world_size() == 0) return absl::DataLossError("it has no workers");
   for (uint32_t rank = 0; rank < manifest.world_size(); ++rank) {
     const absl::Status found = FindFile(manifest, RankFileName(rank)).status();
     if (!found.ok()) return found;

@@ -12,6 +12,7 @@
 #include "tests/simulation/process.h"
 #include "tests/simulation/scheduler.h"
 #include "tests/simulation/sim_channel.h"
+#include "tests/simulation/sim_disk.h"
 #include "worker/worker.h"
 
 namespace signpost::simulation {
@@ -59,10 +60,18 @@ std::vector<std::vector<float>> GradientsOf(const JobPlan& plan, uint32_t rank, 
   return gradients;
 }
 
+// What one simulation runs of the job.
+struct Part {
+  uint64_t from = 0;                                      // steps done before
+  uint64_t until = std::numeric_limits<uint64_t>::max();  // steps done; at most all of them
+  Disk* save_to = nullptr;                                // at its end
+  Disk* resume_from = nullptr;
+};
+
 class Simulation {
  public:
-  Simulation(const JobPlan& plan, uint64_t seed, const Digests* expected)
-      : plan_(plan), scheduler_(seed), expected_(expected) {
+  Simulation(const JobPlan& plan, uint64_t seed, const Digests* expected, const Part& part = {})
+      : plan_(plan), scheduler_(seed), expected_(expected), part_(part) {
     for (uint32_t shard = 0; shard < plan.shards; ++shard) {
       processes_.push_back(
           std::make_unique<Process>(scheduler_, ShardId{shard, plan.shards},
@@ -113,20 +122,28 @@ class Simulation {
                       .join_timeout = absl::Minutes(10),
                       .exchange_timeout = absl::Minutes(10),
                       .clock = &scheduler_},
-                     plan_.optimizer, parameters, std::move(channels));
+                     plan_.optimizer, parameters, std::move(channels), part_.resume_from);
     if (!worker.ok()) return Report(absl::StrCat("join: ", worker.status().ToString()));
-    for (uint64_t step = 0; step < plan_.steps; ++step) {
+    for (uint64_t step = (*worker)->steps(); step < std::min(part_.until, plan_.steps); ++step) {
       if (!TrainStep(rank, step, **worker)) return;
     }
-    // The last to leave may need what the first took with it.
-    if (expected_ != nullptr && scheduler_.OneIn(3)) {
-      scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(10)), [this] {
-        ++result_.kills;
-        processes_[scheduler_.Below(processes_.size())]->Kill();
-      });
+    if (part_.save_to != nullptr) {
+      MaybeKillSoon();
+      const absl::Status saved = (*worker)->Checkpoint(*part_.save_to);
+      if (!saved.ok()) Report(absl::StrCat("checkpoint: ", saved.ToString()));
     }
+    // The last to leave may need what the first took with it.
+    MaybeKillSoon();
     const absl::Status left = (*worker)->Leave();
     if (!left.ok()) Report(absl::StrCat("leave: ", left.ToString()));
+  }
+
+  void MaybeKillSoon() {
+    if (expected_ == nullptr || !scheduler_.OneIn(3)) return;
+    scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(10)), [this] {
+      ++result_.kills;
+      processes_[scheduler_.Below(processes_.size())]->Kill();
+    });
   }
 
   bool TrainStep(uint32_t rank, uint64_t step, Worker& worker) {
@@ -190,7 +207,8 @@ class Simulation {
   }
 
   absl::Duration AtSomeTime() {
-    return scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(12) * plan_.steps);
+    const uint64_t steps = std::min(part_.until, plan_.steps) - part_.from;
+    return scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(12) * steps);
   }
 
   void During(absl::Duration begin, absl::Duration length, std::function<void(bool)> set) {
@@ -209,6 +227,7 @@ class Simulation {
   const JobPlan& plan_;
   Scheduler scheduler_;
   const Digests* const expected_;  // null: nothing fails
+  const Part part_;
   std::map<std::pair<uint32_t, Process*>, Link> links_;
   std::vector<std::unique_ptr<Process>> processes_;
   Digests digests_;
@@ -230,6 +249,24 @@ SimulationResult Simulate(uint64_t seed, const Digests& expected) {
   Simulation simulation(plan, seed, &expected);
   simulation.Run();
   return simulation.result();
+}
+
+SimulationResult SimulateResumed(uint64_t seed, const Digests& expected) {
+  JobPlan plan(seed);
+  if (expected.size() != plan.steps) return {.violations = {"the undisturbed job failed"}};
+  Scheduler disks(seed);
+  SimDisk checkpoints(disks);  // that does not fail: tests/checkpoint_test.cc has one that does
+  const uint64_t saved_after = 1 + seed % (plan.steps - 1);
+  Simulation first(plan, seed, &expected, {.until = saved_after, .save_to = &checkpoints});
+  first.Run();
+  if (!first.result().violations.empty()) return first.result();
+  plan.shards = 1 + plan.shards % 3;
+  Simulation second(plan, seed + 1, &expected, {.from = saved_after, .resume_from = &checkpoints});
+  second.Run();
+  SimulationResult result = second.result();
+  result.kills += first.result().kills;
+  result.replayed_frames += first.result().replayed_frames;
+  return result;
 }
 
 }  // namespace signpost::simulation
