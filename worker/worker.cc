@@ -80,6 +80,20 @@ uint64_t NewIncarnation() {
   return (uint64_t{random()} << 32) | random();
 }
 
+// Whom a rank that does not commit waits for; nobody once it is committed.
+absl::StatusOr<std::vector<uint32_t>> MissingForCommit(const CheckpointDir& dir,
+                                                       const CheckpointId& id,
+                                                       uint32_t world_size) {
+  // In this order: what is committed has lost its sums.
+  absl::StatusOr<std::vector<uint32_t>> missing = dir.MissingRanks(id, world_size);
+  if (!missing.ok()) return missing;
+  const absl::StatusOr<bool> committed = dir.IsCommitted(id);
+  if (!committed.ok()) return committed.status();
+  if (*committed) return std::vector<uint32_t>();
+  if (missing->empty()) missing->push_back(0);  // which commits
+  return missing;
+}
+
 // "waiting for rank 3", or the empty string when the aggregator waits for nobody.
 std::string WhoIsWaitedFor(const StatusResponse& response) {
   std::vector<std::string> parts;
@@ -588,16 +602,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   AddRankPart({step_, options_.rank, optimizer_.error(), *errors}, part);
   if (absl::Status status = dir.WriteRank(id, options_.rank, part); !status.ok()) return status;
   if (options_.rank != 0) {
-    return AwaitRanks([&]() -> absl::StatusOr<std::vector<uint32_t>> {
-      // In this order: what is committed has lost its sums.
-      absl::StatusOr<std::vector<uint32_t>> missing = dir.MissingRanks(id, options_.world_size);
-      const absl::StatusOr<bool> is_committed = dir.IsCommitted(id);
-      if (!missing.ok() || !is_committed.ok())
-        return missing.ok() ? is_committed.status() : missing.status();
-      if (*is_committed) return std::vector<uint32_t>();
-      if (missing->empty()) missing->push_back(0);  // which commits
-      return missing;
-    });
+    return AwaitRanks([&] { return MissingForCommit(dir, id, options_.world_size); });
   }
 
   SectionWriter parameters(kCheckpointFirstLine);
