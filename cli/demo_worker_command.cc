@@ -19,7 +19,9 @@ struct Flags {
 absl::StatusOr<int> Work(Flags& flags) {
   const absl::StatusOr<SessionOptions> session = SessionOptions::FromEnvironment();
   if (!session.ok()) return session.status();
-  flags.training.result_file = DemoResultFile(flags.results, session->worker.rank);
+  if (!flags.results.empty()) {
+    flags.training.result_file = DemoResultFile(flags.results, session->worker.rank);
+  }
   if (absl::Status status = demo::TrainAsWorker(flags.training); !status.ok()) return status;
   return kExitOk;
 }
@@ -32,7 +34,14 @@ Command AddDemoWorkerCommand(CLI::App& program) {
   CLI::App& app = *program.add_subcommand("demo-worker", "One worker of the demo");
   app.group("");  // hidden
   AddTrainingFlags(app, flags->training);
-  app.add_option("--results", flags->results, "Directory for the results")->required();
+  app.add_option("--results", flags->results, "Directory for the results")->type_name("DIR");
+  app.add_option("--checkpoint-dir", flags->training.checkpoint_directory,
+                 "Directory of the job's checkpoints, which all workers see")
+      ->type_name("DIR");
+  app.add_option("--checkpoint-every", flags->training.checkpoint_every,
+                 "Steps between two checkpoints [never]")
+      ->type_name("N");
+  app.add_flag("--resume", flags->training.resume, "Go on from the newest checkpoint there");
   return {&app, [flags] { return Work(*flags); }};
 }
 

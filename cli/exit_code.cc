@@ -14,6 +14,8 @@ ExitCode ExitCodeOf(const absl::Status& status) {
     case absl::StatusCode::kAlreadyExists:      // another process holds the rank
     case absl::StatusCode::kResourceExhausted:  // a limit; the message names its flag
       return kExitBadConfiguration;
+    case absl::StatusCode::kDataLoss:
+      return kExitDamaged;
     case absl::StatusCode::kUnavailable:
       return kExitUnreachable;
     case absl::StatusCode::kAborted:

@@ -10,6 +10,7 @@ namespace signpost::cli {
 enum ExitCode : int {
   kExitOk = 0,
   kExitBadConfiguration = 64,
+  kExitDamaged = 65,      // what was saved
   kExitUnreachable = 69,  // an aggregator
   kExitInternalError = 70,
   kExitTryAgain = 75,  // interrupted, or somebody did not come in time

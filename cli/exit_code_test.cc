@@ -14,6 +14,8 @@ TEST(ExitCode, OfBadConfigurationIs64) {
   EXPECT_EQ(ExitCodeOf(absl::ResourceExhaustedError("")), 64);
 }
 
+TEST(ExitCode, OfDamageIs65) { EXPECT_EQ(ExitCodeOf(absl::DataLossError("")), 65); }
+
 TEST(ExitCode, OfAnUnreachableAggregatorIs69) {
   EXPECT_EQ(ExitCodeOf(absl::UnavailableError("")), 69);
 }

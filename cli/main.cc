@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "cli/aggregator_command.h"
+#include "cli/checkpoint_command.h"
 #include "cli/command.h"
 #include "cli/demo_command.h"
 #include "cli/demo_worker_command.h"
@@ -53,8 +54,9 @@ int Main(std::vector<std::string> arguments) {
       "Start with 'signpost demo'. Each command explains itself: signpost COMMAND --help\n"
       "In a checkout, './signpost test' runs every test.");
   const std::vector<Command> commands = {
-      AddDemoCommand(program),   AddRunCommand(program, tail), AddAggregatorCommand(program),
-      AddStatusCommand(program), AddVersionCommand(program),   AddDemoWorkerCommand(program),
+      AddDemoCommand(program),       AddRunCommand(program, tail),  AddAggregatorCommand(program),
+      AddStatusCommand(program),     AddCheckpointCommand(program), AddVersionCommand(program),
+      AddDemoWorkerCommand(program),
   };
 
   const absl::Status parsed = Parse(program, arguments);

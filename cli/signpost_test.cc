@@ -89,7 +89,7 @@ TEST(Signpost, ExplainsEachCommandWithAnExample) {
   const Outcome all = RunProgram("--help");
   EXPECT_EQ(all.exit_code, 0);
   EXPECT_THAT(all.output, Not(HasSubstr("demo-worker")));
-  for (const char* command : {"demo", "run", "aggregator", "status", "version"}) {
+  for (const char* command : {"demo", "run", "aggregator", "status", "checkpoint", "version"}) {
     EXPECT_THAT(all.output, HasSubstr(command));
     const Outcome one = RunProgram(absl::StrCat(command, " --help"));
     EXPECT_EQ(one.exit_code, 0);
@@ -403,6 +403,58 @@ void WaitUntilGone(pid_t pid) {
   EXPECT_EQ(poll(&descriptor, 1, /*timeout_ms=*/30000), 1)
       << "process " << pid << " is still there";
   close(descriptor.fd);
+}
+
+// The checksum that rank 0 ends with.
+std::string ChecksumIn(const std::string& output) {
+  const std::string words = "the parameters' CRC-32C is ";
+  const size_t found = output.find(words);
+  return found == std::string::npos ? "" : output.substr(found + words.size(), 8);
+}
+
+TEST(Checkpoint, AJobGoesOnFromItsNewestAndDamageIsNamed) {
+  const std::string directory = absl::StrCat(testing::TempDir(), "/checkpoints");
+  const std::string worker = absl::StrCat(
+      kProgram, " demo-worker --hidden 8 --layers 1 --batch 2 --steps 12 --freeze-step 4");
+  const std::string saving =
+      absl::StrCat(worker, " --checkpoint-every 3 --checkpoint-dir ", directory);
+  const Outcome quiet = RunProgram(absl::StrCat("run -n 2 -- ", worker));
+  ASSERT_EQ(quiet.exit_code, 0) << quiet.output;
+  ASSERT_NE(ChecksumIn(quiet.output), "");
+  const Outcome saved = RunProgram(absl::StrCat("run -n 2 -- ", saving));
+  EXPECT_EQ(ChecksumIn(saved.output), ChecksumIn(quiet.output)) << saved.output;
+
+  const Outcome inspected = RunProgram(absl::StrCat("checkpoint inspect ", directory));
+  EXPECT_EQ(inspected.exit_code, 0);
+  EXPECT_THAT(inspected.output, AllOf(HasSubstr("step-000000000012"), HasSubstr("(newest)"),
+                                      HasSubstr("step-000000000009"), HasSubstr("freeze_step=4"),
+                                      Not(HasSubstr("step-000000000006"))));
+  EXPECT_EQ(RunProgram(absl::StrCat("checkpoint verify ", directory)).exit_code, 0);
+
+  // The newest is damaged, so that there are steps left to take.
+  Started(absl::StrCat("sh -c 'printf x | dd conv=notrunc bs=1 seek=200 of=$(echo ", directory,
+                       "/step-000000000012-*/rank-1)'"))
+      .End();
+  const Outcome verified = RunProgram(absl::StrCat("checkpoint verify ", directory));
+  EXPECT_EQ(verified.exit_code, 65);
+  EXPECT_THAT(verified.output, AllOf(HasSubstr("rank-1 is damaged: the CRC-32C of section 1"),
+                                     HasSubstr("is whole: 4 files")));
+  const Outcome resumed =
+      RunProgram(absl::StrCat("run -n 2 --aggregators 3 -- ", saving, " --resume"));
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.output;
+  EXPECT_THAT(resumed.output, AllOf(HasSubstr("passed over a checkpoint"),
+                                    HasSubstr("step 9  going on from step-000000000009-")));
+  EXPECT_EQ(ChecksumIn(resumed.output), ChecksumIn(quiet.output)) << resumed.output;
+  EXPECT_EQ(RunProgram(absl::StrCat("checkpoint verify ", directory)).exit_code, 0)
+      << "what was damaged is gone";
+}
+
+TEST(Checkpoint, NeedsOneToExamine) {
+  EXPECT_EQ(RunProgram(absl::StrCat("checkpoint verify ", testing::TempDir(), "/none")).exit_code,
+            64);
+  const Outcome wrong = RunProgram("checkpoint repair /tmp");
+  EXPECT_EQ(wrong.exit_code, 64);
+  EXPECT_THAT(wrong.output, HasSubstr("inspect"));
 }
 
 TEST(Run, TakesItsRanksAlongWhenItIsKilled) {

@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "cli/exit_code.h"
+#include "cli/table.h"
 #include "proto/failure_timeout.h"
 #include "worker/grpc_channel.h"
 
@@ -73,18 +74,6 @@ std::map<std::string, JobSummary> Summarize(const std::vector<AggregatorStatus>&
   return jobs;
 }
 
-std::string FormatBytes(uint64_t bytes) {
-  if (bytes < 1000) return absl::StrCat(bytes, " B");
-  double value = static_cast<double>(bytes);
-  const char* unit = "";
-  for (const char* next : {"kB", "MB", "GB", "TB"}) {
-    if (value < 1000) break;
-    value /= 1000;
-    unit = next;
-  }
-  return absl::StrFormat("%.1f %s", value, unit);
-}
-
 // "rank 3" or "ranks 3, 5".
 template <typename Ranks>
 std::string FormatRanks(const Ranks& ranks) {
@@ -95,24 +84,6 @@ std::string FormatWaiting(const JobSummary& job) {
   if (job.waiting_for.empty()) return "nobody";
   return absl::StrFormat("%s for %.1f s", FormatRanks(job.waiting_for),
                          absl::ToDoubleSeconds(job.waiting));
-}
-
-// Columns as wide as their widest cell.
-std::string Align(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<size_t> widths(rows.front().size());
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string table;
-  for (const auto& row : rows) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      absl::StrAppendFormat(&line, "%-*s  ", static_cast<int>(widths[i]), row[i]);
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    absl::StrAppend(&table, line, "\n");
-  }
-  return table;
 }
 
 std::string Quote(absl::string_view text) {

@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "storage/disk.h"
 #include "worker/grpc_channel.h"
 
 namespace signpost {
@@ -50,6 +51,12 @@ std::vector<uint16_t> PortsOf(absl::Span<const std::string> targets) {
   return ports;
 }
 
+absl::Status InDirectory(const std::string& directory, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrFormat("checkpoints in %s: %s", directory, status.message()));
+}
+
 }  // namespace
 
 absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
@@ -90,8 +97,13 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
   for (const std::string& target : options.aggregators) {
     channels.push_back(ConnectToAggregator(target, options.failure_timeout));
   }
-  absl::StatusOr<std::unique_ptr<Worker>> worker =
-      Worker::Join(options.worker, optimizer, std::move(parameters), std::move(channels));
+  std::unique_ptr<Disk> checkpoints;
+  if (!options.resume.empty()) checkpoints = OpenDirectory(options.resume);
+  absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::Join(
+      options.worker, optimizer, std::move(parameters), std::move(channels), checkpoints.get());
+  if (absl::IsNotFound(worker.status()) || absl::IsDataLoss(worker.status())) {
+    return InDirectory(options.resume, worker.status());
+  }
   if (!worker.ok()) return worker.status();
   return std::unique_ptr<Session>(
       new Session(*std::move(worker), WireByteCounter(PortsOf(options.aggregators))));
@@ -100,6 +112,12 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
 absl::StatusOr<StepReport> Session::Step(absl::Span<const absl::Span<const float>> gradients,
                                          absl::Span<const GroupRates> rates) {
   return worker_->Step(gradients, rates);
+}
+
+absl::Status Session::Checkpoint(const std::string& directory) {
+  absl::Status status = MakeDirectory(directory);
+  if (status.ok()) status = worker_->Checkpoint(*OpenDirectory(directory));
+  return InDirectory(directory, status);
 }
 
 absl::Status Session::Leave() { return worker_->Leave(); }

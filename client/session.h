@@ -30,6 +30,9 @@ struct SessionOptions {
   WorkerOptions worker;
   std::vector<std::string> aggregators;  // "host:port" of each shard, in shard order
   FailureTimeout failure_timeout;        // an aggregator without sign of life is reconnected to
+  // A directory of checkpoints, which all workers see: go on from its newest that is whole. Empty:
+  // start anew. See worker.resume_with_other_world_size too.
+  std::string resume;
 
   // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,
   // SIGNPOST_WORLD_SIZE; and SIGNPOST_FAILURE_TIMEOUT ("10s"), SIGNPOST_MIN_WORKERS and with it
@@ -42,22 +45,34 @@ struct SessionOptions {
 class Session {
  public:
   // Connects, and blocks until all ranks have joined. Parameters' memory must outlive the session,
-  // and must hold the same values on all ranks. Errors as Worker::Join.
+  // and must hold the same values on all ranks; with `resume` it gets those of the checkpoint, the
+  // first step to take is steps(), and what follows has the bits that it would have had without the
+  // end of the job. Errors as Worker::Join.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options,
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters);
 
-  // One optimizer step on the mean of all workers' gradients, as Worker::Step: after one that failed, but for INVALID_ARGUMENT, parameters may be partly stepped,
-  // and the session can only leave. gradients[i] belongs
-  // to parameter i and is only read during the call.
+  // One optimizer step on the mean of all workers' gradients, as Worker::Step: after one that
+  // failed, but for INVALID_ARGUMENT, parameters may be partly stepped, and the session can only
+  // leave. gradients[i] belongs to parameter i and is only read during the call.
   absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates);
+
+  // Saves the job as it is after the last step: what Join can `resume` from, workers' and
+  // aggregators' errors included. Every rank must call it after the same step with the same
+  // directory, which all of them see (a shared file system) and which belongs to this job; it is
+  // created if need be. Returns once the checkpoint is committed, on every rank; the newest two are
+  // kept. Errors as Worker::Checkpoint, naming the directory; the checkpoints before stay, and
+  // training may go on.
+  absl::Status Checkpoint(const std::string& directory);
 
   // Ends this worker's membership. Without it the aggregators keep the job until it has been idle
   // for long.
   absl::Status Leave();
 
-  uint64_t steps() const { return worker_->steps(); }
+  uint64_t steps() const { return worker_->steps(); }  // done, before a resume included
+  // Which checkpoint it goes on from, and what newer ones were damaged; empty if it started anew.
+  const Resumed& resumed() const { return worker_->resumed(); }
   uint64_t elements() const { return worker_->layout().elements(); }
   uint32_t ParametersCrc32c() const { return worker_->ParametersCrc32c(); }
 

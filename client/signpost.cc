@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "client/session.h"
 
 struct signpost_session {
   std::unique_ptr<signpost::Session> session;
   std::vector<size_t> gradient_sizes;  // by parameter
+  std::string resume_warnings;
 };
 
 namespace {
@@ -54,6 +56,8 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   session.worker.block_elements = options.block_elements;
   session.worker.chunk_elements = options.chunk_elements;
   session.worker.gamma = options.gamma;
+  session.worker.resume_with_other_world_size = options.resume_with_other_world_size != 0;
+  if (options.resume != nullptr) session.resume = options.resume;
   return session;
 }
 
@@ -169,7 +173,8 @@ int signpost_join(const signpost_options* options, const signpost_parameter* par
     auto joined =
         signpost::Session::Join(*session_options, OptimizerOptionsOf(*options), std::move(tensors));
     if (!joined.ok()) return joined.status();
-    *session = new signpost_session{*std::move(joined), std::move(sizes)};
+    std::string warnings = absl::StrJoin((*joined)->resumed().warnings, "\n");
+    *session = new signpost_session{*std::move(joined), std::move(sizes), std::move(warnings)};
     return absl::OkStatus();
   });
 }
@@ -194,7 +199,21 @@ int signpost_step(signpost_session* session, const float* const* gradients, size
   });
 }
 
+int signpost_checkpoint(signpost_session* session, const char* directory, char* error,
+                        size_t error_size) {
+  return Guard(error, error_size, [&] {
+    if (directory == nullptr || *directory == '\0') {
+      return absl::InvalidArgumentError("a checkpoint needs a directory");
+    }
+    return session->session->Checkpoint(directory);
+  });
+}
+
 uint64_t signpost_steps(const signpost_session* session) { return session->session->steps(); }
+
+const char* signpost_resume_warnings(const signpost_session* session) {
+  return session->resume_warnings.c_str();
+}
 
 uint32_t signpost_parameters_crc32c(const signpost_session* session) {
   return session->session->ParametersCrc32c();

@@ -30,11 +30,14 @@ enum {
   SIGNPOST_OK = 0,
   SIGNPOST_INVALID_ARGUMENT = 3,
   SIGNPOST_DEADLINE_EXCEEDED = 4,
+  SIGNPOST_NOT_FOUND = 5,
+  SIGNPOST_RESOURCE_EXHAUSTED = 8,
   SIGNPOST_FAILED_PRECONDITION = 9,
   SIGNPOST_UNAVAILABLE = 14,
+  SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 2
+#define SIGNPOST_ABI 3
 #define SIGNPOST_NEVER UINT64_MAX
 
 typedef struct signpost_session signpost_session;
@@ -45,7 +48,7 @@ typedef struct {
   uint32_t rank;       /* [0, world_size) */
   uint32_t world_size; /* number of workers */
   double join_timeout_s;
-  double exchange_timeout_s; /* for each step */
+  double exchange_timeout_s; /* for each step, and each wait of a checkpoint for other ranks */
   double failure_timeout_s;  /* an aggregator without sign of life is reconnected to; 0.5 or more */
   double round_deadline_s;   /* rounds close without workers that are so late... */
   uint32_t min_workers;      /* ...while so many are not; both 0: they wait for all */
@@ -59,6 +62,10 @@ typedef struct {
   uint64_t freeze_step; /* steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam */
   uint8_t bias_correction;
   uint8_t warm_up_bf16; /* 0: fp32 */
+  /* Resume a checkpoint of another number of workers: each takes the mean of their errors. 0: such
+   * a checkpoint is refused. */
+  uint8_t resume_with_other_world_size;
+  const char* resume; /* directory of checkpoints to go on from; NULL: start anew */
 } signpost_options;
 
 typedef struct {
@@ -98,7 +105,10 @@ SIGNPOST_API void signpost_options_init(signpost_options* options);
 SIGNPOST_API int signpost_options_from_environment(signpost_options* options, char* error,
                                                    size_t error_size);
 
-/* Joins the job; blocks until all ranks have. */
+/* Joins the job; blocks until all ranks have. With options->resume the parameters get the values of
+ * the newest checkpoint that is whole: SIGNPOST_NOT_FOUND if there is none, SIGNPOST_DATA_LOSS if
+ * all are damaged, SIGNPOST_FAILED_PRECONDITION, naming it, for another tensor, option or world
+ * size. */
 SIGNPOST_API int signpost_join(const signpost_options* options,
                                const signpost_parameter* parameters, size_t parameter_count,
                                signpost_session** session, char* error, size_t error_size);
@@ -113,6 +123,20 @@ SIGNPOST_API int signpost_step(signpost_session* session, const float* const* gr
                                size_t gradient_count, const signpost_rates* rates,
                                size_t rates_count, signpost_report* report, char* error,
                                size_t error_size);
+
+/* Saves the job as it is after the last step, in a directory that all workers see and that belongs
+ * to this job; it is created if need be. Every rank calls it after the same step. Returns once the
+ * checkpoint is committed, on every rank; the newest two are kept. After a failure the checkpoints
+ * before stay, and training may go on. */
+SIGNPOST_API int signpost_checkpoint(signpost_session* session, const char* directory, char* error,
+                                     size_t error_size);
+
+/* Steps that were done, those before a resume included: the next one's number. */
+SIGNPOST_API uint64_t signpost_steps(const signpost_session* session);
+
+/* What newer checkpoints than the one that was resumed were damaged, and how: a line for each, none
+ * as a rule. Lives as long as the session. */
+SIGNPOST_API const char* signpost_resume_warnings(const signpost_session* session);
 
 /* CRC-32C over all parameters: equal on all workers after every step. */
 SIGNPOST_API uint32_t signpost_parameters_crc32c(const signpost_session* session);

@@ -29,7 +29,23 @@ uint32_t ReadWord(const uint8_t* bytes) {
   return word;
 }
 
-bool IsKnown(Codec codec) { return IsDense(codec) || codec == ONE_BIT || codec == SKIP; }
+bool IsKnown(Codec codec) {
+  return IsDense(codec) || codec == ONE_BIT || codec == SKIP || codec == RESTORE;
+}
+
+// A job that goes on from a checkpoint restores the aggregators' errors first, and then never
+// again.
+absl::Status CheckCodecFitsStep(const FrameHeader& header, const Layout& layout) {
+  const uint64_t first_step = layout.options().first_step();
+  const bool restores = first_step > 0 && header.step() == first_step - 1;
+  if (restores == (header.codec() == RESTORE)) return absl::OkStatus();
+  if (restores) {
+    return Invalid("its codec is ", CodecName(header.codec()),
+                   "; the round before first_step, which restores the errors, takes restore only");
+  }
+  return Invalid("its codec is restore, which is for the round before the job's first_step, ",
+                 first_step, ", only");
+}
 
 absl::Status CheckScales(const Layout& layout, uint32_t chunk, const uint8_t* scales) {
   // As integers, floats from +0 up are in order, and every negative, infinite or NaN one is above.
@@ -69,7 +85,9 @@ absl::Status CheckContent(Codec codec, uint32_t chunk_index, const uint8_t* payl
     if (!status.ok()) return status;
     return CheckUnusedBits(layout, chunk_index, payload + size_t{4} * chunk.blocks);
   }
-  if (kernels::DenseWithinRange(DenseTypeOf(codec), payload, chunk.elements)) {
+  const kernels::DenseType type =
+      codec == RESTORE ? kernels::DenseType::kFloat32 : DenseTypeOf(codec);
+  if (kernels::DenseWithinRange(type, payload, chunk.elements)) {
     return absl::OkStatus();
   }
   return Invalid("a ", CodecName(codec), " element is not finite, or above ", kernels::kMaxDense,
@@ -81,7 +99,8 @@ absl::Status CheckPayload(Codec codec, uint32_t chunk, uint32_t crc32c,
                           absl::Span<const uint8_t> payload, const Layout& layout) {
   if (!IsKnown(codec)) return Invalid(CodecName(codec), " is unknown to this version");
   const uint64_t size = layout.PayloadBytes(codec, chunk);
-  if (payload.size() != size) {
+  const bool is_nothing = codec == RESTORE && payload.empty();
+  if (payload.size() != size && !is_nothing) {
     return Invalid("a ", CodecName(codec), " payload of this chunk has ", size, " bytes; got ",
                    payload.size());
   }
@@ -92,7 +111,7 @@ absl::Status CheckPayload(Codec codec, uint32_t chunk, uint32_t crc32c,
                         "changed on the way",
                         actual, crc32c));
   }
-  return CheckContent(codec, chunk, payload.data(), layout);
+  return is_nothing ? absl::OkStatus() : CheckContent(codec, chunk, payload.data(), layout);
 }
 
 absl::Status CheckErrorScale(float error_scale) {
@@ -126,6 +145,7 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
     return Invalid("chunk ", header.chunk(), " is not in [0, ", layout.chunks().size(), ")");
   }
   absl::Status status = CheckErrorScale(header.error_scale());
+  if (status.ok()) status = CheckCodecFitsStep(header, layout);
   if (status.ok()) {
     status = CheckPayload(header.codec(), header.chunk(), header.payload_crc32c(), payload, layout);
   }
@@ -145,13 +165,16 @@ absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> p
   const auto& late_ranks = header.late_ranks();
   const bool is_late =
       std::find(late_ranks.begin(), late_ranks.end(), frame.rank()) != late_ranks.end();
-  if (header.codec() != frame.codec() && header.codec() != SKIP &&
-      !(is_late && frame.codec() == SKIP)) {
+  const bool may_skip = header.codec() == SKIP && frame.codec() != RESTORE;
+  if (header.codec() != frame.codec() && !may_skip && !(is_late && frame.codec() == SKIP)) {
     return Invalid("the answer is ", CodecName(header.codec()), "; the frame was ",
                    CodecName(frame.codec()));
   }
-  const absl::Status status =
+  absl::Status status =
       CheckPayload(header.codec(), header.chunk(), header.payload_crc32c(), payload, layout);
+  if (status.ok() && header.codec() == RESTORE && !payload.empty()) {
+    status = Invalid("a restore answer has no payload; got ", payload.size(), " bytes");
+  }
   if (status.ok()) return status;
   return Annotate(absl::StrCat("answer for step ", header.step(), ", chunk ", header.chunk()),
                   status);
@@ -186,6 +209,8 @@ std::string CodecName(Codec codec) {
       return "skip";
     case REPLAY:
       return "replay";
+    case RESTORE:
+      return "restore";
     default:
       return absl::StrCat("codec ", static_cast<int>(codec));
   }

@@ -34,15 +34,16 @@ struct Answer {
 // INVALID_ARGUMENT names what is wrong, got and wanted: rank, chunk, codec, payload size or
 // checksum; a scale that is negative (-0 is), not finite or over kMaxScale; a dense element that is
 // not finite or over kMaxDense; set bits behind a block's last element; a skipped block that the
-// chunk does not have; a negative or non-finite error_scale.
-// Does not look at job, epoch and step: those are state, and the aggregator's to judge.
+// chunk does not have; a negative or non-finite error_scale; RESTORE at another step than the one
+// before the job's first_step, or another codec at that one. Otherwise it does not look at job,
+// epoch and step: those are state, and the aggregator's to judge.
 absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> payload,
                         uint32_t world_size, const Layout& layout);
 
 // The same for an answer to `frame`, a header that passes CheckFrame: the step and chunk must be
 // the frame's, and so must the codec unless it is SKIP; a frame that says SKIP gets SKIP, unless
-// the round closed without it. REPLAY
-// goes with any frame, names its step or an earlier one, and has no payload.
+// the round closed without it. REPLAY goes with any frame, names its step or an earlier one, and
+// has no payload; nor has the answer to RESTORE, which is never SKIP.
 // `skipped_by_rank` is for messages only and is not judged.
 absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload,
                          const FrameHeader& frame, const Layout& layout);
@@ -55,7 +56,7 @@ kernels::OneBitView OneBitPart(const Chunk& chunk, const Segment& segment, const
 // The dense codecs' type; CHECK-fails for others.
 kernels::DenseType DenseTypeOf(Codec codec);
 bool IsDense(Codec codec);
-// "fp32", "bf16", "one-bit", "skip", "replay"; for others "codec 17".
+// "fp32", "bf16", "one-bit", "skip", "replay", "restore"; for others "codec 17".
 std::string CodecName(Codec codec);
 
 // A SKIP payload: the first block, counted in the chunk, whose input was not finite.

@@ -39,6 +39,7 @@ Layout MakeLayout() {
   options.set_block_elements(kBlockElements);
   options.set_chunk_elements(16);
   options.set_gamma(1.35f);
+  options.set_first_step(100);  // frames of step 99 are RESTORE
   return *Layout::Create(tensors, options);
 }
 
@@ -94,6 +95,7 @@ void UsePayload(Codec codec, uint32_t chunk_index, const Payload& payload) {
     ABSL_RAW_CHECK(payload.size() == 0, "a replay has no payload");
     return;
   }
+  if (codec == RESTORE && payload.size() == 0) return;
   if (codec == SKIP) {
     const std::string place = TheLayout().DescribeBlock(chunk_index, SkippedBlock(payload.span()));
     ABSL_RAW_CHECK(!place.empty(), "a skipped block is in a tensor");
@@ -103,7 +105,9 @@ void UsePayload(Codec codec, uint32_t chunk_index, const Payload& payload) {
   if (codec == ONE_BIT) {
     AddOneBitPayload(chunk, payload.data(), absl::MakeSpan(sum));
   } else {
-    kernels::AddDense(DenseTypeOf(codec), payload.data(), /*factor=*/1.0f, absl::MakeSpan(sum));
+    const kernels::DenseType type =
+        codec == RESTORE ? kernels::DenseType::kFloat32 : DenseTypeOf(codec);
+    kernels::AddDense(type, payload.data(), /*factor=*/1.0f, absl::MakeSpan(sum));
   }
   for (const float value : sum) {
     ABSL_RAW_CHECK(value >= -kernels::kMaxDense && value <= kernels::kMaxDense,

@@ -33,8 +33,9 @@ Tensor MakeTensor(absl::string_view name, uint64_t elements) {
 }
 
 // Chunk 0: 'a', blocks of 8 and 8. Chunk 1: 'b', a block of 8 and one of 3, and 'c', one of 5.
-Layout TwoChunks() {
+Layout TwoChunks(uint64_t first_step = 0) {
   JobOptions options;
+  options.set_first_step(first_step);
   options.set_block_elements(8);
   options.set_chunk_elements(16);
   options.set_gamma(1.35f);
@@ -168,7 +169,50 @@ TEST_F(CheckFrameTest, AcceptsAPayloadAtAnyAddress) {
             absl::OkStatus());
 }
 
+TEST_F(CheckFrameTest, AcceptsRestoreWithOrWithoutNumbersBeforeTheFirstStep) {
+  const Layout resumed = TwoChunks(/*first_step=*/8);
+  Frame frame = ValidFrame(RESTORE);
+  EXPECT_EQ(CheckFrame(frame.header, frame.payload.span(), kWorkers, resumed), absl::OkStatus());
+  frame.payload = Payload();
+  Seal(frame);
+  EXPECT_EQ(CheckFrame(frame.header, frame.payload.span(), kWorkers, resumed), absl::OkStatus());
+}
+
 // --- What is refused.
+
+TEST_F(CheckFrameTest, RefusesRestoreAtAnyOtherStep) {
+  ExpectRefused(ValidFrame(RESTORE), "its codec is restore");
+  const Layout resumed = TwoChunks(/*first_step=*/9);
+  const Frame frame = ValidFrame(RESTORE);
+  const absl::Status status = CheckFrame(frame.header, frame.payload.span(), kWorkers, resumed);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the round before the job's first_step, 9"));
+}
+
+TEST_F(CheckFrameTest, RefusesAnyOtherCodecBeforeTheFirstStep) {
+  const Layout resumed = TwoChunks(/*first_step=*/8);
+  for (const Codec codec : {FLOAT32, BFLOAT16, ONE_BIT, SKIP}) {
+    const Frame frame = ValidFrame(codec);
+    const absl::Status status = CheckFrame(frame.header, frame.payload.span(), kWorkers, resumed);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("takes restore only"));
+  }
+}
+
+TEST_F(CheckFrameTest, RefusesARestoreOfAnotherSizeOrOutOfRange) {
+  const Layout resumed = TwoChunks(/*first_step=*/8);
+  Frame frame = ValidFrame(RESTORE);
+  PutFloat(frame.payload, 60, kNan);
+  Seal(frame);
+  EXPECT_THAT(
+      std::string(CheckFrame(frame.header, frame.payload.span(), kWorkers, resumed).message()),
+      HasSubstr("a restore element is not finite"));
+  frame.payload = Payload(60);
+  std::memset(frame.payload.data(), 0, 60);
+  Seal(frame);
+  EXPECT_THAT(
+      std::string(CheckFrame(frame.header, frame.payload.span(), kWorkers, resumed).message()),
+      HasSubstr("has 64 bytes; got 60"));
+}
 
 TEST_F(CheckFrameTest, RefusesARankBeyondTheLast) {
   Frame frame = ValidFrame(ONE_BIT);
@@ -334,6 +378,15 @@ TEST_F(CheckAnswerTest, AcceptsASkipWhateverWasSent) {
 TEST_F(CheckAnswerTest, RefusesAnotherCodecThanWasSent) {
   ExpectRefused(ValidAnswer(FLOAT32), ONE_BIT, "the answer is fp32; the frame was one-bit");
   ExpectRefused(ValidAnswer(ONE_BIT), SKIP, "the answer is one-bit; the frame was skip");
+}
+
+TEST_F(CheckAnswerTest, ARestoreIsAnsweredWithRestoreAndNoPayload) {
+  Answer answer = ValidAnswer(RESTORE);
+  ExpectRefused(answer, RESTORE, "a restore answer has no payload; got 64 bytes");
+  ExpectRefused(ValidAnswer(SKIP), RESTORE, "the answer is skip; the frame was restore");
+  answer.payload = Payload();
+  answer.header.set_payload_crc32c(0);
+  EXPECT_EQ(Check(answer, RESTORE), absl::OkStatus());
 }
 
 TEST_F(CheckAnswerTest, RefusesAnotherStep) {

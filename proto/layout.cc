@@ -268,6 +268,11 @@ absl::Status CheckSameOptions(const JobOptions& theirs, const JobOptions& jobs) 
     return Differs("option min_workers", absl::StrCat(theirs.min_workers()),
                    absl::StrCat(jobs.min_workers()));
   }
+  if (theirs.first_step() != jobs.first_step()) {
+    return Differs("option first_step", absl::StrCat(theirs.first_step()),
+                   absl::StrCat(jobs.first_step()),
+                   ": all workers must start anew, or resume from the same checkpoint");
+  }
   if (theirs.parameters_crc32c() != jobs.parameters_crc32c()) {
     return Differs("option parameters_crc32c", absl::StrFormat("%08x", theirs.parameters_crc32c()),
                    absl::StrFormat("%08x", jobs.parameters_crc32c()),
@@ -347,6 +352,8 @@ uint64_t Layout::PayloadBytes(Codec codec, uint32_t chunk) const {
       return uint64_t{4} * c.blocks + c.sign_bytes;
     case SKIP:
       return 4;
+    case RESTORE:
+      return uint64_t{4} * c.elements;
     default:
       break;
   }

@@ -77,8 +77,8 @@ class Layout {
   // out; WIRE.md has the bytes.
   uint64_t Fingerprint() const;
 
-  // Bytes of a payload of this codec for this chunk; see WIRE.md. CHECK-fails for a codec that
-  // has no name.
+  // Bytes of a payload of this codec for this chunk, of RESTORE one with numbers; see WIRE.md.
+  // CHECK-fails for a codec that has none.
   uint64_t PayloadBytes(Codec codec, uint32_t chunk) const;
 
   // For messages: "tensor 'fc1.weight' [512, 256], elements 4096 to 8191".

@@ -274,6 +274,13 @@ TEST_F(SameJob, NamesTheTensorThatIsTooMany) {
   ExpectDifference("tensor 2 is 'c' [] here but missing in the job");
 }
 
+TEST_F(SameJob, NamesTheFirstStep) {
+  options_.set_first_step(40);
+  ExpectDifference(
+      "option first_step is 40 here but 0 in the job: all workers must start anew, or resume from "
+      "the same checkpoint");
+}
+
 TEST_F(SameJob, NamesBlockElements) {
   options_.set_block_elements(16);
   ExpectDifference("option block_elements is 16 here but 8 in the job");

@@ -293,6 +293,16 @@ void Aggregator::Exchange(Frame frame, ExchangeDone done) {
   if ((*job)->Exchange(std::move(frame), now, std::move(done))) late_bell_.Ring();
 }
 
+absl::StatusOr<ReadErrorResponse> Aggregator::ReadError(const ReadErrorRequest& request) {
+  FrameHeader sender;
+  sender.set_job(request.job());
+  sender.set_epoch(request.epoch());
+  sender.set_rank(request.rank());
+  const absl::StatusOr<std::shared_ptr<Job>> job = FindRunningJob(sender, options_.now());
+  if (!job.ok()) return job.status();
+  return (*job)->ReadError(request);
+}
+
 absl::StatusOr<std::shared_ptr<Job>> Aggregator::FindRunningJob(const FrameHeader& header,
                                                                 absl::Time now) {
   absl::MutexLock lock(&mutex_);

@@ -112,6 +112,11 @@ class Aggregator {
   // Drain.
   void Leave(const LeaveRequest& request, LeaveDone done) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // This aggregator's error of a chunk: see OwnedChunk::ReadError and, for errors that concern the
+  // job, Exchange.
+  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
   StatusResponse Status(const StatusRequest& request) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Refuses new jobs from now on (UNAVAILABLE); jobs that are running, or waiting to, go on.

@@ -134,7 +134,7 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Restore(const JobState& state, ShardId
 
 bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done) {
   absl::Status status = CheckFrame(frame.header, frame.payload.span(), world_size_, layout_);
-  if (status.ok()) status = CheckOwnership(frame.header);
+  if (status.ok()) status = CheckOwnership(frame.header.rank(), frame.header.chunk());
   if (!status.ok()) {
     done(status);
     return false;
@@ -188,12 +188,32 @@ void Job::Leave(uint32_t rank, const absl::Status& reason) {
   if (world_size_ - roll_.SetLeft(rank) < min_workers()) End(reason);
 }
 
-absl::Status Job::CheckOwnership(const FrameHeader& header) const {
-  const uint32_t owner = shard_of_chunk_[header.chunk()];
+absl::StatusOr<ReadErrorResponse> Job::ReadError(const ReadErrorRequest& request) const {
+  if (request.rank() >= world_size_ || request.chunk() >= chunks_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("rank %d asked for the error of chunk %d; the job has %d ranks, %d chunks",
+                        request.rank(), request.chunk(), world_size_, chunks_.size()));
+  }
+  absl::Status owned = CheckOwnership(request.rank(), request.chunk());
+  if (!owned.ok()) return owned;
+  const absl::StatusOr<std::vector<float>> error =
+      chunks_[request.chunk()]->ReadError(request.step());
+  if (!error.ok()) return error.status();
+  ReadErrorResponse response;
+  response.set_step(request.step());
+  response.set_chunk(request.chunk());
+  response.set_payload(error->data(), error->size() * sizeof(float));
+  response.set_payload_crc32c(Crc32c(
+      {reinterpret_cast<const uint8_t*>(response.payload().data()), response.payload().size()}));
+  return response;
+}
+
+absl::Status Job::CheckOwnership(uint32_t rank, uint32_t chunk) const {
+  const uint32_t owner = shard_of_chunk_[chunk];
   if (owner == shard_.shard) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "rank ", header.rank(), " sent chunk ", header.chunk(), ", which belongs to shard ", owner,
-      ", to shard ", shard_.shard, " of ", shard_.shard_count));
+  return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " sent chunk ", chunk,
+                                                 ", which belongs to shard ", owner, ", to shard ",
+                                                 shard_.shard, " of ", shard_.shard_count));
 }
 
 bool Job::snapshot_due() const {

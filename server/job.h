@@ -104,6 +104,9 @@ class Job {
   // The rank has left. Ends all rounds with `reason` if they cannot do without it.
   void Leave(uint32_t rank, const absl::Status& reason);
 
+  // The error of a chunk that this shard owns: see OwnedChunk. INVALID_ARGUMENT for another chunk.
+  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request) const;
+
   bool snapshot_due() const;  // for any chunk
   // Everything but the members, which are not known here; see OwnedChunk::Save.
   absl::StatusOr<JobState> Save(bool with_answers);
@@ -119,7 +122,7 @@ class Job {
   void FillStatus(absl::Time now, JobStatus& status) const;
 
  private:
-  absl::Status CheckOwnership(const FrameHeader& header) const;
+  absl::Status CheckOwnership(uint32_t rank, uint32_t chunk) const;
 
   const JobId id_;
   const uint32_t world_size_;

@@ -24,6 +24,12 @@ absl::Status SupersededError(const FrameHeader& header) {
                                          " again, and that call took the place of this one"));
 }
 
+// The round that restores the errors is the step before the first.
+uint64_t FirstOpenStep(const Layout& layout) {
+  const uint64_t first_step = layout.options().first_step();
+  return first_step == 0 ? 0 : first_step - 1;
+}
+
 }  // namespace
 
 OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size, Bell* bell)
@@ -31,8 +37,10 @@ OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size
       chunk_(chunk),
       world_size_(world_size),
       bell_(bell),
+      open_step_(FirstOpenStep(layout)),
       heard_(world_size),
-      is_back_(world_size) {}
+      is_back_(world_size),
+      first_kept_step_(open_step_) {}
 
 void OwnedChunk::Restore(ChunkState state, uint64_t generation, absl::Time now) {
   absl::MutexLock lock(&mutex_);
@@ -55,6 +63,21 @@ void OwnedChunk::Exchange(Frame frame, absl::Time now, Done done) {
     CountSent(ended);
   }
   for (EndedCall& call : ended) call.done(std::move(call.result));
+}
+
+absl::StatusOr<std::vector<float>> OwnedChunk::ReadError(uint64_t step) const {
+  absl::MutexLock lock(&mutex_);
+  if (step > open_step_) {
+    return absl::AbortedError(absl::StrCat("chunk ", chunk_, " is at step ", open_step_,
+                                           " here, as after a restart; its error before step ",
+                                           step, " is not known before the frames since"));
+  }
+  if (step < open_step_) {
+    return absl::FailedPreconditionError(absl::StrCat("the error of chunk ", chunk_,
+                                                      " before step ", step,
+                                                      " is gone: it is at step ", open_step_));
+  }
+  return error_is_zero_ ? std::vector<float>() : error_;
 }
 
 void OwnedChunk::End(const absl::Status& reason) {
@@ -130,6 +153,8 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
 
 bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const {
   if (open_->round.complete() || open_->round.contributed() < attendance.min_workers) return false;
+  if (open_step_ < layout_.options().first_step())
+    return false;  // what each rank restores is needed
   if (generation_ != 0) {
     // It closed before the crash, and with all ranks: it would be in late_ranks_.
     if (open_step_ < answered_steps_) return false;
@@ -210,7 +235,8 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   const Codec codec = answer->header.codec();
   error_was_zero_ = error_is_zero_;
   // fp32 loses nothing.
-  error_is_zero_ = codec == FLOAT32 || (codec == SKIP && error_is_zero_);
+  error_is_zero_ = codec == FLOAT32 || (codec == SKIP && error_is_zero_) ||
+                   (codec == RESTORE && open_->largest_payload == 0);
   if (codec == SKIP) ++rounds_skipped_;
   ++open_step_;
   KeptFrame(open_->largest_payload);
@@ -350,7 +376,7 @@ OwnedChunk::Progress OwnedChunk::progress() const {
   progress.durable_step = durable_step_;
   progress.payload_bytes_received = payload_bytes_received_;
   progress.payload_bytes_sent = payload_bytes_sent_;
-  progress.rounds_closed = open_step_;
+  progress.rounds_closed = open_step_ - FirstOpenStep(layout_);
   progress.rounds_skipped = rounds_skipped_;
   progress.rounds_closed_late = rounds_closed_late_;
   if (!open_) return progress;

@@ -75,8 +75,9 @@ class OwnedChunk {
 
   using Done = absl::AnyInvocable<void(absl::StatusOr<Reply>)>;
 
-  // The first open step is 0. `layout` and `bell` must outlive the chunk. A null bell: what happens
-  // is not made durable, and workers need not keep any frames.
+  // The first open step is 0, or the one before the options' first_step. `layout` and `bell` must
+  // outlive the chunk. A null bell: what happens is not made durable, and workers need not keep any
+  // frames.
   OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size, Bell* bell);
 
   // Goes on from a saved state, as the `generation`-th process does. Before anything else.
@@ -111,6 +112,11 @@ class OwnedChunk {
 
   // What LeaveOut returned survives a crash: the round may close.
   void SetLateRanksDurable(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The error before the round of `step`, by element; empty: all zero. ABORTED when rounds before
+  // that one have not closed yet, as after a restart; FAILED_PRECONDITION, naming the open step,
+  // when it has closed.
+  absl::StatusOr<std::vector<float>> ReadError(uint64_t step) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // No round closes any more: ends the waiting calls with `reason`, and the open step's later ones.
   // The first reason stays.
@@ -196,7 +202,7 @@ class OwnedChunk {
   Bell* const bell_;  // null: nothing is made durable
 
   mutable absl::Mutex mutex_;
-  uint64_t open_step_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t open_step_ ABSL_GUARDED_BY(mutex_);
   std::optional<OpenRound> open_ ABSL_GUARDED_BY(mutex_);  // from its first frame on
   std::vector<float> error_ ABSL_GUARDED_BY(mutex_);       // from the first close on
   bool error_is_zero_ ABSL_GUARDED_BY(mutex_) = true;
@@ -218,7 +224,7 @@ class OwnedChunk {
 
   uint64_t durable_step_ ABSL_GUARDED_BY(mutex_) = 0;
   // What one rank keeps of the rounds from that step on, in bytes.
-  uint64_t first_kept_step_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t first_kept_step_ ABSL_GUARDED_BY(mutex_);
   std::deque<uint64_t> kept_bytes_ ABSL_GUARDED_BY(mutex_);
   uint64_t unsaved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of those since the last Save
   bool snapshot_due_ ABSL_GUARDED_BY(mutex_) = false;

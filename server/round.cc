@@ -1,6 +1,7 @@
 #include "server/round.h"
 
 #include <cstddef>
+#include <cstring>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -143,11 +144,29 @@ std::optional<uint32_t> Round::LowestSkippedRank() const {
 
 absl::StatusOr<Payload> Round::Aggregate(Codec codec, const Layout& layout,
                                          absl::Span<float> error) const {
+  if (codec == RESTORE) {
+    Restore(error);
+    return Payload();
+  }
   Payload out(layout.PayloadBytes(codec, first_header().chunk()));
   const absl::Status status = IsDense(codec) ? AggregateDense(codec, layout, error, out.data())
                                              : AggregateOneBit(layout, error, out.data());
   if (!status.ok()) return status;
   return out;
+}
+
+void Round::Restore(absl::Span<float> error) const {
+  bool is_first = true;
+  for (const std::optional<Frame>& frame : frames_) {
+    const Payload& payload = frame->payload;
+    if (payload.size() == 0) continue;
+    // The first is copied: +0 + -0 would be +0.
+    if (std::exchange(is_first, false)) {
+      std::memcpy(error.data(), payload.data(), payload.size());
+    } else {
+      kernels::AddDense(kernels::DenseType::kFloat32, payload.data(), /*factor=*/1, error);
+    }
+  }
 }
 
 absl::Status Round::AggregateDense(Codec codec, const Layout& layout, absl::Span<float> error,

@@ -70,7 +70,7 @@ class Round {
   // beta1 * n / k). When a rank skipped, the answer is SKIP with the lowest such rank's block, and
   // error = error_scale * error. INTERNAL when u is out of the range that an answer may have
   // (kMaxScale, kMaxDense of kernels/block.h): the error is then spoilt, and the chunk must not go
-  // on.
+  // on. RESTORE: error = the sum of the contributions that have numbers, in rank order.
   absl::StatusOr<Answer> Close(const Layout& layout, absl::Span<float> error) const;
 
  private:
@@ -81,6 +81,7 @@ class Round {
                                     absl::Span<float> error) const;
   absl::Status AggregateDense(Codec codec, const Layout& layout, absl::Span<float> error,
                               uint8_t* out) const;
+  void Restore(absl::Span<float> error) const;
   absl::Status AggregateOneBit(const Layout& layout, absl::Span<float> error, uint8_t* out) const;
 
   const FrameHeader& first_header() const { return frames_[*first_rank_]->header; }

@@ -113,6 +113,36 @@ TEST(Round, AnyArrivalOrderGivesTheSameBytes) {
   }
 }
 
+Frame RestoreOf(uint32_t rank, absl::Span<const float> numbers) {
+  Frame frame;
+  frame.header.set_rank(rank);
+  frame.header.set_codec(RESTORE);
+  frame.payload = Payload(4 * numbers.size());
+  if (!numbers.empty()) std::memcpy(frame.payload.data(), numbers.data(), 4 * numbers.size());
+  frame.header.set_payload_crc32c(Crc32c(frame.payload.span()));
+  return frame;
+}
+
+TEST(Round, RestoreBringsBackTheErrorOfTheRankThatHasItToTheBit) {
+  std::vector<float> error = SomeError(/*chunk=*/0);
+  error[3] = -0.0f;
+  std::vector<Frame> frames;
+  for (uint32_t rank : {2, 0}) frames.push_back(RestoreOf(rank, {}));
+  frames.push_back(RestoreOf(1, error));
+  const Outcome outcome = RoundOf(frames, std::vector<float>(error.size()));
+  EXPECT_EQ(outcome.answer.header.codec(), RESTORE);
+  EXPECT_EQ(outcome.answer.payload.size(), 0u);
+  EXPECT_EQ(std::memcmp(outcome.error.data(), error.data(), 4 * error.size()), 0);
+}
+
+TEST(Round, RestoreAddsTheErrorsOfSeveralRanks) {
+  const std::vector<float> error = SomeError(/*chunk=*/0);
+  std::vector<Frame> frames;
+  for (uint32_t rank : {1, 0}) frames.push_back(RestoreOf(rank, error));
+  const Outcome outcome = RoundOf(frames, std::vector<float>(error.size()));
+  EXPECT_EQ(outcome.error, Times(2, error));
+}
+
 TEST(Round, DenseAnswerIsTheMeanInRankOrderPlusTheError) {
   const std::vector<float> error = SomeError(/*chunk=*/1);
   std::vector<Frame> frames;

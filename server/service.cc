@@ -92,6 +92,14 @@ grpc::ServerUnaryReactor* Service::Leave(grpc::CallbackServerContext* context,
   return reactor;
 }
 
+grpc::ServerUnaryReactor* Service::ReadError(grpc::CallbackServerContext* context,
+                                             const ReadErrorRequest* request,
+                                             ReadErrorResponse* response) {
+  absl::StatusOr<ReadErrorResponse> result = aggregator_.ReadError(*request);
+  if (result.ok()) *response = *std::move(result);
+  return FinishNow(*context, result.status());
+}
+
 grpc::ServerUnaryReactor* Service::Status(grpc::CallbackServerContext* context,
                                           const StatusRequest* request, StatusResponse* response) {
   *response = aggregator_.Status(*request);

@@ -14,9 +14,10 @@
 namespace signpost {
 
 // Exchange goes around the proto parser (proto/message.h); the bytes on the wire are plain proto.
-using ServiceBase = AggregatorService::WithRawCallbackMethod_Exchange<
-    AggregatorService::WithCallbackMethod_Join<AggregatorService::WithCallbackMethod_Leave<
-        AggregatorService::WithCallbackMethod_Status<AggregatorService::Service>>>>;
+using ServiceBase =
+    AggregatorService::WithRawCallbackMethod_Exchange<AggregatorService::WithCallbackMethod_Join<
+        AggregatorService::WithCallbackMethod_Leave<AggregatorService::WithCallbackMethod_ReadError<
+            AggregatorService::WithCallbackMethod_Status<AggregatorService::Service>>>>>;
 
 // Thread-safe. A call that waits holds a few kilobytes and no thread. All calls must have ended
 // (Aggregator::Drain, then grpc::Server::Shutdown) before the destructor.
@@ -34,6 +35,9 @@ class Service final : public ServiceBase {
                                      grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* Leave(grpc::CallbackServerContext* context, const LeaveRequest* request,
                                   LeaveResponse* response) override;
+  grpc::ServerUnaryReactor* ReadError(grpc::CallbackServerContext* context,
+                                      const ReadErrorRequest* request,
+                                      ReadErrorResponse* response) override;
   grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* context,
                                    const StatusRequest* request, StatusResponse* response) override;
 

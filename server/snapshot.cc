@@ -2,99 +2,20 @@
 
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "proto/payload.h"
 #include "proto/snapshot.pb.h"
+#include "storage/section_file.h"
 
 namespace signpost {
 namespace {
 
 constexpr absl::string_view kMagic = "signpost snapshot 2\n";
 constexpr absl::string_view kLateRoundsMagic = "signpost late rounds 1\n";
-
-absl::string_view BytesOf(absl::Span<const float> values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
-}
-
-absl::string_view BytesOf(absl::Span<const uint8_t> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-uint32_t Crc32c(absl::string_view bytes) {
-  return signpost::Crc32c({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
-}
-
-// Gathers a file's parts. The numbers stay where they are; the rest lives in here.
-class Writer {
- public:
-  explicit Writer(absl::string_view magic) : parts_({magic}) {}
-
-  void Add(absl::string_view bytes) {
-    const uint64_t length = bytes.size();
-    const uint32_t crc = Crc32c(bytes);
-    std::string& frame = owned_.emplace_back(sizeof length + sizeof crc, '\0');
-    std::memcpy(frame.data(), &length, sizeof length);
-    std::memcpy(frame.data() + sizeof length, &crc, sizeof crc);
-    parts_.push_back(frame);
-    parts_.push_back(bytes);
-  }
-
-  void Add(const google::protobuf::MessageLite& message) {
-    Add(absl::string_view(owned_.emplace_back(message.SerializeAsString())));
-  }
-
-  absl::Span<const absl::string_view> parts() const { return parts_; }
-
- private:
-  std::deque<std::string> owned_;  // whose elements stay where they are
-  std::vector<absl::string_view> parts_;
-};
-
-// Takes a file's sections one after the other.
-class Reader {
- public:
-  explicit Reader(absl::string_view rest) : rest_(rest) {}
-
-  absl::Status Next(absl::string_view& bytes) {
-    uint64_t length;
-    uint32_t crc;
-    if (rest_.size() < sizeof length + sizeof crc) return absl::DataLossError("it ends too early");
-    std::memcpy(&length, rest_.data(), sizeof length);
-    std::memcpy(&crc, rest_.data() + sizeof length, sizeof crc);
-    rest_.remove_prefix(sizeof length + sizeof crc);
-    if (length > rest_.size()) {
-      return absl::DataLossError(absl::StrFormat("section %d ends too early", section_));
-    }
-    bytes = rest_.substr(0, length);
-    rest_.remove_prefix(length);
-    if (Crc32c(bytes) != crc) {
-      return absl::DataLossError(absl::StrFormat("the CRC-32C of section %d is wrong", section_));
-    }
-    ++section_;
-    return absl::OkStatus();
-  }
-
-  absl::Status Next(google::protobuf::MessageLite& message) {
-    absl::string_view bytes;
-    if (absl::Status status = Next(bytes); !status.ok()) return status;
-    if (message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
-      return absl::OkStatus();
-    }
-    return absl::DataLossError(absl::StrFormat("section %d does not parse", section_ - 1));
-  }
-
-  bool at_end() const { return rest_.empty(); }
-
- private:
-  absl::string_view rest_;
-  int section_ = 0;
-};
 
 SnapshotHeader HeaderOf(const JobState& state) {
   SnapshotHeader header;
@@ -134,7 +55,7 @@ SnapshotChunk HeaderOf(const ChunkState& state) {
   return header;
 }
 
-void Add(const ChunkState& state, Writer& writer) {
+void Add(const ChunkState& state, SectionWriter& writer) {
   writer.Add(HeaderOf(state));
   writer.Add(BytesOf(absl::MakeConstSpan(state.error)));
   for (const ClosedRound& round : state.closed) writer.Add(BytesOf(round.answer->payload.span()));
@@ -156,10 +77,10 @@ absl::Status CheckChunk(const SnapshotChunk& header, absl::string_view error,
 absl::Status CheckRound(const SnapshotRound& round, uint64_t step, absl::string_view payload,
                         uint32_t chunk, const Layout& layout, size_t world_size) {
   const Codec codec = round.answer().codec();
-  const bool is_known = IsDense(codec) || codec == ONE_BIT || codec == SKIP;
+  const bool is_known = IsDense(codec) || codec == ONE_BIT || codec == SKIP || codec == RESTORE;
+  const uint64_t bytes = codec == RESTORE || !is_known ? 0 : layout.PayloadBytes(codec, chunk);
   if (is_known && round.answer().step() == step && round.answer().chunk() == chunk &&
-      payload.size() == layout.PayloadBytes(codec, chunk) &&
-      round.contributions_size() == static_cast<int>(world_size)) {
+      payload.size() == bytes && round.contributions_size() == static_cast<int>(world_size)) {
     return absl::OkStatus();
   }
   return absl::DataLossError(
@@ -167,7 +88,8 @@ absl::Status CheckRound(const SnapshotRound& round, uint64_t step, absl::string_
 }
 
 absl::StatusOr<ClosedRound> ReadRound(const SnapshotRound& from, uint64_t step, uint32_t chunk,
-                                      Reader& reader, const Layout& layout, size_t world_size) {
+                                      SectionReader& reader, const Layout& layout,
+                                      size_t world_size) {
   absl::string_view payload;
   absl::Status status = reader.Next(payload);
   if (status.ok()) status = CheckRound(from, step, payload, chunk, layout, world_size);
@@ -184,7 +106,8 @@ absl::StatusOr<ClosedRound> ReadRound(const SnapshotRound& from, uint64_t step, 
   return round;
 }
 
-absl::StatusOr<ChunkState> ReadChunk(Reader& reader, const Layout& layout, size_t world_size) {
+absl::StatusOr<ChunkState> ReadChunk(SectionReader& reader, const Layout& layout,
+                                     size_t world_size) {
   SnapshotChunk header;
   absl::string_view error;
   absl::Status status = reader.Next(header);
@@ -211,7 +134,7 @@ absl::StatusOr<JobState> Decode(absl::string_view file) {
   if (!absl::StartsWith(file, kMagic)) {
     return absl::DataLossError("it does not begin as a snapshot of this version");
   }
-  Reader reader(file.substr(kMagic.size()));
+  SectionReader reader(file.substr(kMagic.size()));
   SnapshotHeader header;
   if (absl::Status status = reader.Next(header); !status.ok()) return status;
   JobState state;
@@ -241,7 +164,7 @@ absl::StatusOr<JobState> Decode(absl::string_view file) {
 }  // namespace
 
 absl::Status WriteSnapshot(Disk& disk, const std::string& name, const JobState& state) {
-  Writer writer(kMagic);
+  SectionWriter writer(kMagic);
   writer.Add(HeaderOf(state));
   for (const ChunkState& chunk : state.chunks) Add(chunk, writer);
   return Replace(disk, name, writer.parts());
@@ -257,7 +180,7 @@ absl::Status WriteLateRounds(Disk& disk, const std::string& name, const LateRoun
       round.mutable_late_ranks()->Add(ranks.begin(), ranks.end());
     }
   }
-  Writer writer(kLateRoundsMagic);
+  SectionWriter writer(kLateRoundsMagic);
   writer.Add(message);
   return Replace(disk, name, writer.parts());
 }
@@ -269,7 +192,7 @@ absl::StatusOr<LateRounds> ReadLateRounds(Disk& disk, const std::string& name) {
   SnapshotLateRounds message;
   absl::Status status = absl::DataLossError("it does not begin as late rounds of this version");
   if (absl::StartsWith(*file, kLateRoundsMagic)) {
-    Reader reader(absl::string_view(*file).substr(kLateRoundsMagic.size()));
+    SectionReader reader(absl::string_view(*file).substr(kLateRoundsMagic.size()));
     status = reader.Next(message);
     if (status.ok() && !reader.at_end()) {
       status = absl::DataLossError("something follows its last section");

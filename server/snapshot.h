@@ -1,14 +1,12 @@
 // Snapshots: what an aggregator writes down of a job, so that it can go on after a crash.
 //
-//   file    = "signpost snapshot 2\n" section*
-//   section = length (uint64) crc32c (uint32, of the bytes) bytes        little-endian
-//
-// The sections are a SnapshotHeader (proto/snapshot.proto), and for each chunk that the shard owns,
-// in order: a SnapshotChunk; the chunk's error as fp32, or nothing when all of it is zero; the
+// A file in sections (storage/section_file.h) that begins with "signpost snapshot 2\n". The
+// sections are a SnapshotHeader (proto/snapshot.proto), and for each chunk that the shard owns, in
+// order: a SnapshotChunk; the chunk's error as fp32, or nothing when all of it is zero; the
 // payloads of its closed rounds' answers. The file ends with the last of them.
 //
-// Which rounds close without which ranks is in a file of its own, which is written more often:
-//   file = "signpost late rounds 1\n" section      a SnapshotLateRounds
+// Which rounds close without which ranks is in a file of its own, which is written more often. It
+// begins with "signpost late rounds 1\n" and has one section, a SnapshotLateRounds.
 
 #ifndef SIGNPOST_SERVER_SNAPSHOT_H_
 #define SIGNPOST_SERVER_SNAPSHOT_H_
@@ -19,8 +17,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/disk.h"
 #include "server/job.h"
+#include "storage/disk.h"
 
 namespace signpost {
 

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -44,17 +43,6 @@ std::optional<SnapshotName> ParseName(const std::string& text) {
     return std::nullopt;
   }
   return name;
-}
-
-absl::Status MakeDirectory(const std::string& path) {
-  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
-    const std::string prefix = path.substr(0, end);
-    if (mkdir(prefix.c_str(), 0700) != 0 && errno != EEXIST) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("cannot create the state directory ", prefix, ": ", std::strerror(errno)));
-    }
-    if (end == std::string::npos) return absl::OkStatus();
-  }
 }
 
 // A descriptor that holds the lock.

@@ -17,8 +17,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/disk.h"
 #include "server/job.h"
+#include "storage/disk.h"
 
 namespace signpost {
 

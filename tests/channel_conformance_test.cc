@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <future>
 
 #include "absl/time/clock.h"
@@ -89,6 +90,47 @@ TEST_P(ChannelConformance, StatusSaysWhomTheAggregatorWaitsFor) {
   ASSERT_TRUE(status.ok()) << status.status();
   ASSERT_EQ(status->jobs_size(), 1);
   EXPECT_THAT(status->jobs(0).waiting_for_ranks(), ::testing::ElementsAre(1));
+}
+
+TEST_P(ChannelConformance, ReadErrorBringsTheErrorOfTheStepThatIsOpenAndNoOther) {
+  auto first = Connect(), second = Connect();
+  pair_.Join(*first, *second);
+  const auto as_bf16 = [&](uint32_t rank) {
+    Sent sent = pair_.FrameOf(rank, 0);
+    auto payload = std::make_shared<Payload>(sent.payload->size() / 2);
+    for (size_t i = 0; i < payload->size() / 2; ++i) {
+      // 1 and 1 + 2^-7: their mean is no bf16 number, and 2^-8 of it stays as error.
+      reinterpret_cast<uint16_t*>(payload->data())[i] = 0x3f80 + rank;
+    }
+    sent.header.set_codec(BFLOAT16);
+    sent.header.set_payload_crc32c(Crc32c(payload->span()));
+    sent.payload = std::move(payload);
+    return sent;
+  };
+  ReadErrorRequest request;
+  request.set_job(Pair::RequestOf(0).job());
+  request.set_epoch(pair_.epoch());
+  const auto before = first->ReadError(request, Later());
+  ASSERT_TRUE(before.ok()) << before.status();
+  EXPECT_EQ(before->payload().size(), 0u) << "all of it is zero";
+
+  request.set_step(1);
+  EXPECT_TRUE(absl::IsAborted(first->ReadError(request, Later()).status()));
+  auto a = Exchange(*first, as_bf16(0));
+  auto b = Exchange(*second, as_bf16(1));
+  ASSERT_TRUE(a.get().ok());
+  ASSERT_TRUE(b.get().ok());
+  const auto after = first->ReadError(request, Later());
+  ASSERT_TRUE(after.ok()) << after.status();
+  std::vector<float> error(1 << 20);
+  ASSERT_EQ(after->payload().size(), 4 * error.size());
+  std::memcpy(error.data(), after->payload().data(), after->payload().size());
+  EXPECT_THAT(error, ::testing::Each(0x1p-8f));
+
+  request.set_step(0);
+  EXPECT_TRUE(absl::IsFailedPrecondition(first->ReadError(request, Later()).status()));
+  request.set_chunk(2);
+  EXPECT_TRUE(absl::IsInvalidArgument(first->ReadError(request, Later()).status()));
 }
 
 TEST_P(ChannelConformance, LeaveEndsTheMembership) {

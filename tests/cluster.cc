@@ -90,6 +90,11 @@ class FaultyChannel final : public Channel {
     return inner_->Leave(request, deadline);
   }
 
+  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request,
+                                              absl::Time deadline) override {
+    return inner_->ReadError(request, deadline);
+  }
+
   absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
                                         absl::Time deadline) override {
     return inner_->Status(request, deadline);

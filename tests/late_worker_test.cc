@@ -79,6 +79,10 @@ class NotingChannel final : public Channel {
   absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override {
     return inner_->Leave(request, deadline);
   }
+  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request,
+                                              absl::Time deadline) override {
+    return inner_->ReadError(request, deadline);
+  }
   absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
                                         absl::Time deadline) override {
     return inner_->Status(request, deadline);

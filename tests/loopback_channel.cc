@@ -145,6 +145,11 @@ class LoopbackChannel final : public Channel {
     return absl::DeadlineExceededError("no answer in the time given");
   }
 
+  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request,
+                                              absl::Time deadline) override {
+    return aggregator_.ReadError(request);
+  }
+
   absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
                                         absl::Time deadline) override {
     return aggregator_.Status(request);

@@ -57,5 +57,13 @@ mutate contribution-not-taken-back worker/worker.cc \
   'optimizer_.TakeBack(chunk, exchange.packed->data(), exchange.blocks_packed);' ''
 mutate bias-correction-ignored worker/onebit_adam.cc \
   'rates.momentum_correction = correct ?' 'rates.momentum_correction = !correct ?'
+mutate aggregator-error-not-restored worker/worker.cc \
+  'const auto found = errors.find(chunk);' 'const auto found = errors.end();'
+mutate worker-error-not-restored worker/onebit_adam.cc 'error_ = std::move(state.error);' ''
+mutate checkpoint-section-not-checked storage/section_file.cc 'if (Crc32c(bytes) != crc) {' 'if (false) {'
+mutate manifest-written-before-the-parts worker/worker.cc \
+  'absl::Status status = AwaitRanks([&] { return dir.MissingRanks(id, options_.world_size); });' \
+  'absl::Status status;'
+mutate checkpoint-pruned-to-one worker/checkpoint_dir.cc 'kGenerations = 2' 'kGenerations = 1'
 
 [[ $survivors == 0 ]]

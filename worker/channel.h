@@ -39,6 +39,9 @@ class Channel {
 
   virtual absl::Status Leave(const LeaveRequest& request, absl::Time deadline) = 0;
 
+  virtual absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request,
+                                                      absl::Time deadline) = 0;
+
   // Made once: it asks for the present.
   virtual absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
                                                 absl::Time deadline) = 0;

@@ -88,6 +88,11 @@ class GrpcChannel final : public Channel {
     return Unary<LeaveResponse>(&AggregatorService::Stub::Leave, request, deadline).status();
   }
 
+  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request,
+                                              absl::Time deadline) override {
+    return Unary<ReadErrorResponse>(&AggregatorService::Stub::ReadError, request, deadline);
+  }
+
   absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
                                         absl::Time deadline) override {
     StatusResponse response;

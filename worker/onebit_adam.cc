@@ -71,6 +71,19 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
   for (const Chunk& chunk : layout.chunks()) dense_momentum_.emplace_back(chunk.elements);
 }
 
+void OneBitAdam::Restore(OptimizerState state) {
+  beta1_power_ = state.beta1_power;
+  beta2_power_ = state.beta2_power;
+  error_ = std::move(state.error);
+  variance_ = std::move(state.variance);
+  for (size_t c = 0; c < layout_.chunks().size(); ++c) {
+    const Chunk& chunk = layout_.chunks()[c];
+    const float* momentum = state.momentum.data() + chunk.first_element;
+    dense_momentum_[c].assign(momentum, momentum + chunk.elements);
+    signed_momentum_[c] = Payload();
+  }
+}
+
 void OneBitAdam::BeginStep(uint64_t step, absl::Span<const GroupRates> rates) {
   rates_.assign(rates.begin(), rates.end());
   error_scale_ = 1;
@@ -246,11 +259,18 @@ absl::Span<float> OneBitAdam::SegmentOf(std::vector<float>& values, const Chunk&
 }
 
 std::vector<float> OneBitAdam::Momentum(uint32_t chunk_index) const {
+  const Payload& payload = signed_momentum_[chunk_index];
+  if (payload.size() == 0) return dense_momentum_[chunk_index];
+  // Not added to zeros: +0 + -0 is +0, and the next step takes the sign of what it sees.
   const Chunk& chunk = layout_.chunks()[chunk_index];
   std::vector<float> momentum(chunk.elements);
   for (const Segment& segment : chunk.segments) {
-    AddMomentum(chunk_index, segment, 1,
-                absl::MakeSpan(momentum).subspan(segment.chunk_offset, segment.elements));
+    const kernels::OneBitView view = OneBitPart(chunk, segment, payload.data());
+    for (uint32_t i = 0; i < segment.elements; ++i) {
+      const float scale = view.scales[i / rule_.block_elements];
+      const bool is_negative = view.bits[i / 8] >> (i % 8) & 1;
+      momentum[segment.chunk_offset + i] = is_negative ? -scale : scale;
+    }
   }
   return momentum;
 }

@@ -57,11 +57,24 @@ struct GroupRates {
 };
 static_assert(sizeof(GroupRates) == 2 * sizeof(double));  // no padding: ranks compare its bytes
 
+// All that an optimizer remembers between two steps, parameters apart. Vectors are in layout order.
+struct OptimizerState {
+  uint64_t step = 0;  // the next one
+  double beta1_power = 1, beta2_power = 1;
+  std::vector<float> error;     // this worker's; the rest is the same on all workers
+  std::vector<float> momentum;  // dense
+  std::vector<float> variance;  // once frozen, the inverse denominators
+};
+
 // Not thread-safe. Borrows layout and parameters.
 class OneBitAdam {
  public:
   OneBitAdam(const Layout& layout, const OptimizerOptions& options,
              std::vector<Parameter> parameters);
+
+  // Goes on from a saved state, whose vectors have the layout's size, to the bit: its
+  // BeginStep(step) comes next. Before anything else.
+  void Restore(OptimizerState state);
 
   // Starts step `step`, the one after the last; at the freeze step this freezes the variance.
   // `rates` has an entry for each group.
@@ -88,8 +101,12 @@ class OneBitAdam {
   // momentum's share included, goes into the error. Before Apply of the answer.
   void KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed);
 
-  absl::Span<const float> error() const { return error_; }  // in layout order
-  // The chunk's momentum, dense, whatever form it is stored in. For tests and checkpoints.
+  absl::Span<const float> error() const { return error_; }        // in layout order
+  absl::Span<const float> variance() const { return variance_; }  // OptimizerState::variance
+  double beta1_power() const { return beta1_power_; }
+  double beta2_power() const { return beta2_power_; }
+  // The chunk's momentum, dense, whatever form it is stored in, with the signs of its zeros. For
+  // tests and checkpoints.
   std::vector<float> Momentum(uint32_t chunk) const;
 
  private:

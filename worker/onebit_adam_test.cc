@@ -193,6 +193,62 @@ TEST_F(OneBitAdamTest, ErrorsChangeToTheMomentumsUnitAtTheFreeze) {
   EXPECT_EQ(adam_->error_scale(), 1) << "once only";
 }
 
+// What comes of going on from the optimizer's state as it is now.
+OptimizerState StateOf(const OneBitAdam& adam, uint64_t step, std::vector<float> momentum) {
+  return {.step = step,
+          .beta1_power = adam.beta1_power(),
+          .beta2_power = adam.beta2_power(),
+          .error = {adam.error().begin(), adam.error().end()},
+          .momentum = std::move(momentum),
+          .variance = {adam.variance().begin(), adam.variance().end()}};
+}
+
+TEST_F(OneBitAdamTest, GoesOnFromASavedStateAsIfNothingHadHappened) {
+  const OptimizerOptions options = {.freeze_step = 3, .warm_up_codec = BFLOAT16};
+  constexpr uint64_t kSteps = 8;
+  auto step_with_gradient = [this](uint64_t step) {
+    FillGradient(step);
+    // Blocks of zeros: their momentum is zeros of either sign.
+    for (size_t i = 8; i < 16; ++i) gradient_[i] = step % 2 == 0 ? -0.0f : 0.0f;
+    Step(step, {{.weight_decay = 0.1}, {}});
+  };
+  const auto bits = [](absl::Span<const float> values) {
+    return std::string(reinterpret_cast<const char*>(values.data()), 4 * values.size());
+  };
+  for (uint64_t saved_at = 0; saved_at < kSteps; ++saved_at) {
+    SCOPED_TRACE(testing::Message() << "saved after " << saved_at << " steps");
+    Start(options);
+    for (uint64_t step = 0; step < saved_at; ++step) step_with_gradient(step);
+    const OptimizerState state = StateOf(*adam_, saved_at, Momentum());
+    const std::vector<float> values = values_;
+    for (uint64_t step = saved_at; step < kSteps; ++step) step_with_gradient(step);
+    const std::string expected = bits(values_), expected_momentum = bits(Momentum());
+    const std::string expected_error = bits(adam_->error());
+
+    Start(options);
+    values_ = values;
+    adam_->Restore(state);
+    EXPECT_EQ(bits(Momentum()), bits(state.momentum));
+    for (uint64_t step = saved_at; step < kSteps; ++step) step_with_gradient(step);
+    EXPECT_EQ(bits(values_), expected);
+    EXPECT_EQ(bits(Momentum()), expected_momentum);
+    EXPECT_EQ(bits(adam_->error()), expected_error);
+  }
+}
+
+TEST_F(OneBitAdamTest, MomentumKeepsTheSignsOfItsZeros) {
+  Start({.freeze_step = 1});
+  Step(0, {{}, {}});
+  adam_->BeginStep(1, {{}, {}});
+  Answer answer;
+  answer.payload = Payload(layout_->PayloadBytes(ONE_BIT, 0));
+  std::memset(answer.payload.data(), 0, answer.payload.size());
+  answer.payload.data()[2 * sizeof(float)] = 0b10;  // two scales of 0, then the signs
+  adam_->Apply(0, std::move(answer));
+  EXPECT_FALSE(std::signbit(adam_->Momentum(0)[0]));
+  EXPECT_TRUE(std::signbit(adam_->Momentum(0)[1]));
+}
+
 TEST(CheckOptions, NamesTheOptionAtFault) {
   EXPECT_TRUE(CheckOptions({}).ok());
   const std::pair<OptimizerOptions, const char*> cases[] = {

@@ -1,6 +1,7 @@
 #include "worker/worker.h"
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <optional>
 #include <random>
@@ -12,6 +13,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "kernels/dense.h"
+#include "worker/checkpoint_dir.h"
 #include "worker/kept_frames.h"
 
 namespace signpost {
@@ -26,6 +29,10 @@ constexpr absl::Duration kGiveUpTimeout = absl::Seconds(3);
 // When nothing has come for this long, an aggregator that owes us nothing may have been started
 // again, and what others wait for may be frames of ours that it has lost.
 constexpr absl::Duration kOfferInterval = absl::Milliseconds(500);
+
+// How soon a worker looks again whether other ranks have written their part of a checkpoint; then
+// after twice that, and so on, up to kOfferInterval.
+constexpr absl::Duration kFirstLookInterval = absl::Milliseconds(5);
 
 std::vector<Tensor> TensorsOf(absl::Span<const Parameter> parameters) {
   std::vector<Tensor> tensors;
@@ -109,6 +116,20 @@ uint64_t NewIncarnation() {
   return (uint64_t{random()} << 32) | random();
 }
 
+// Whom a rank that does not commit waits for; nobody once it is committed.
+absl::StatusOr<std::vector<uint32_t>> MissingForCommit(const CheckpointDir& dir,
+                                                       const CheckpointId& id,
+                                                       uint32_t world_size) {
+  // In this order: what is committed has lost its sums.
+  absl::StatusOr<std::vector<uint32_t>> missing = dir.MissingRanks(id, world_size);
+  if (!missing.ok()) return missing;
+  const absl::StatusOr<bool> committed = dir.IsCommitted(id);
+  if (!committed.ok()) return committed.status();
+  if (*committed) return std::vector<uint32_t>();
+  if (missing->empty()) missing->push_back(0);  // which commits
+  return missing;
+}
+
 // "waiting for rank 3", or the empty string when the aggregator waits for nobody.
 std::string WhoIsWaitedFor(const StatusResponse& response) {
   std::vector<std::string> parts;
@@ -183,9 +204,11 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions& optimizer,
 
 Worker::~Worker() = default;
 
-absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(
-    const WorkerOptions& options, const OptimizerOptions& optimizer,
-    std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels) {
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& options,
+                                                     const OptimizerOptions& optimizer,
+                                                     std::vector<Parameter> parameters,
+                                                     std::vector<std::unique_ptr<Channel>> channels,
+                                                     Disk* resume_from) {
   if (absl::Status status = CheckOptions(optimizer); !status.ok()) return status;
   if (absl::Status status = CheckLateness(options); !status.ok()) return status;
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
@@ -198,6 +221,19 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(
   job_options.set_min_workers(options.min_workers);
   job_options.set_optimizer(DescribeOptions(optimizer));
   job_options.set_parameters_crc32c(Crc32cOf(parameters));
+  std::optional<ResumeState> state;
+  if (resume_from != nullptr) {
+    absl::StatusOr<ResumeState> loaded = LoadNewestCheckpoint(
+        *resume_from, {.tensors = TensorsOf(parameters),
+                       .options = job_options,
+                       .rank = options.rank,
+                       .world_size = options.world_size,
+                       .allow_other_world_size = options.resume_with_other_world_size});
+    if (!loaded.ok()) return loaded.status();
+    state = *std::move(loaded);
+    job_options.set_parameters_crc32c(state->parameters_crc32c);
+    job_options.set_first_step(state->optimizer.step);
+  }
   absl::StatusOr<Layout> layout = Layout::Create(TensorsOf(parameters), job_options);
   if (!layout.ok()) return layout.status();
   if (absl::Status status = CheckParameters(parameters, *layout); !status.ok()) return status;
@@ -206,15 +242,55 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(
                                             std::move(channels), *std::move(layout)));
   const absl::Time deadline = options.clock->Now() + options.join_timeout;
   const uint64_t incarnation = NewIncarnation();
-  for (uint32_t shard = 0; shard < worker->channels_.size(); ++shard) {
-    absl::Status status = worker->JoinShard(shard, job_options, incarnation, deadline);
-    if (status.ok()) continue;
-    // Otherwise the shards before would keep the job's name for a start that comes to nothing.
-    worker->deadline_ = options.clock->Now() + kGiveUpTimeout;
-    for (uint32_t joined = 0; joined < shard; ++joined) worker->LeaveShard(joined).IgnoreError();
-    return status;
+  uint32_t joined = 0;
+  absl::Status status;
+  for (; joined < worker->channels_.size(); ++joined) {
+    status = worker->JoinShard(joined, job_options, incarnation, deadline);
+    if (!status.ok()) break;
   }
-  return worker;
+  if (status.ok() && state) status = worker->Resume(*std::move(state));
+  if (status.ok()) return worker;
+  // Otherwise the shards before would keep the job's name for a start that comes to nothing.
+  worker->deadline_ = options.clock->Now() + kGiveUpTimeout;
+  for (uint32_t shard = 0; shard < joined; ++shard) worker->LeaveShard(shard).IgnoreError();
+  return status;
+}
+
+absl::Status Worker::Resume(ResumeState state) {
+  const uint64_t first_step = state.optimizer.step;
+  if (first_step > 0) {
+    // The aggregators' errors go back in a round of its own: what holds for rounds, after a crash
+    // too, holds for them.
+    step_ = first_step - 1;
+    rates_crc32c_ = 0;
+    deadline_ = options_.clock->Now() + options_.exchange_timeout;
+    StepReport report;
+    const ChunkErrors& errors = state.aggregator_errors;
+    const absl::Status status =
+        ExchangeChunks([&](uint32_t chunk) { SendRestore(chunk, errors); }, report);
+    if (!status.ok()) return status;
+    step_ = first_step;
+  }
+  optimizer_.Restore(std::move(state.optimizer));
+  const float* values = state.values.data();
+  for (const Parameter& parameter : parameters_) {
+    std::copy_n(values, parameter.values.size(), parameter.values.data());
+    values += parameter.values.size();
+  }
+  resumed_ = {std::move(state.checkpoint), std::move(state.warnings)};
+  damaged_checkpoints_ = std::move(state.damaged);
+  return absl::OkStatus();
+}
+
+void Worker::SendRestore(uint32_t chunk, const ChunkErrors& errors) {
+  const auto found = errors.find(chunk);
+  const size_t elements = found == errors.end() ? 0 : found->second.size();
+  auto payload = std::make_shared<Payload>(elements * sizeof(float));
+  if (elements > 0) std::memcpy(payload->data(), found->second.data(), payload->size());
+  SentFrame frame{HeaderOf(chunk, RESTORE), std::move(payload)};
+  frame.header.set_payload_crc32c(Crc32c(frame.payload->span()));
+  exchanges_[chunk].kept.Add(std::move(frame));
+  Exchange(chunk, step_);
 }
 
 absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, uint64_t incarnation,
@@ -300,8 +376,15 @@ absl::Status Worker::TakeStep(absl::Span<const absl::Span<const float>> gradient
   if (options_.min_workers > 0) rates_ = MessageOf(rates);
   report.step = step_;
   report.codec = optimizer_.codec();
-
   deadline_ = options_.clock->Now() + options_.exchange_timeout;
+  const absl::Status status =
+      ExchangeChunks([&](uint32_t chunk) { Send(chunk, gradients); }, report);
+  if (status.ok()) ++step_;
+  return status;
+}
+
+absl::Status Worker::ExchangeChunks(absl::FunctionRef<void(uint32_t chunk)> send,
+                                    StepReport& report) {
   const uint32_t chunks = layout_.chunks().size();
   uint32_t sent = 0;
   uint32_t received = 0;
@@ -314,7 +397,7 @@ absl::Status Worker::TakeStep(absl::Span<const absl::Span<const float>> gradient
   };
   while (received < chunks) {
     if (sent < chunks && sent - received < window_) {
-      Send(sent++, gradients);
+      send(sent++);
       account(report.kernels);
       continue;
     }
@@ -335,7 +418,6 @@ absl::Status Worker::TakeStep(absl::Span<const absl::Span<const float>> gradient
     if (*done) ++received;
     account(report.kernels);
   }
-  ++step_;
   return absl::OkStatus();
 }
 
@@ -360,8 +442,19 @@ absl::Status Worker::CheckStepArguments(absl::Span<const absl::Span<const float>
   return absl::OkStatus();
 }
 
+FrameHeader Worker::HeaderOf(uint32_t chunk, Codec codec) const {
+  FrameHeader header;
+  header.set_job(options_.job);
+  header.set_epoch(epochs_[shard_of_chunk_[chunk]]);
+  header.set_rank(options_.rank);
+  header.set_step(step_);
+  header.set_chunk(chunk);
+  header.set_codec(codec);
+  header.set_rates_crc32c(rates_crc32c_);
+  return header;
+}
+
 void Worker::Send(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients) {
-  const uint32_t shard = shard_of_chunk_[chunk];
   ChunkExchange& exchange = exchanges_[chunk];
   auto packed = std::make_shared<Payload>(layout_.PayloadBytes(optimizer_.codec(), chunk));
   exchange.blocks_packed = optimizer_.Compress(chunk, gradients, packed->data());
@@ -369,15 +462,9 @@ void Worker::Send(uint32_t chunk, absl::Span<const absl::Span<const float>> grad
 
   SentFrame frame;
   frame.payload = packed;
+  frame.header = HeaderOf(chunk, optimizer_.codec());
   FrameHeader& header = frame.header;
-  header.set_job(options_.job);
-  header.set_epoch(epochs_[shard]);
-  header.set_rank(options_.rank);
-  header.set_step(step_);
-  header.set_chunk(chunk);
-  header.set_codec(optimizer_.codec());
   header.set_error_scale(optimizer_.error_scale());
-  header.set_rates_crc32c(rates_crc32c_);
   if (options_.min_workers > 0) *header.mutable_rates() = rates_;
   if (exchange.blocks_packed < layout_.chunks()[chunk].blocks) {
     frame.payload = std::make_shared<Payload>(SkipPayload(exchange.blocks_packed));
@@ -417,6 +504,7 @@ absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answ
     return false;
   }
   if (!answer.ok()) {
+    exchange.step_under_way.reset();
     return Explain(answer.status(), shard,
                    absl::StrFormat("step %d, chunk %d of job '%s'", step, chunk, options_.job));
   }
@@ -442,21 +530,25 @@ absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answ
   const uint64_t durable_step = answer->header.durable_step();
   const bool is_news = !frame.answered;
   if (is_news) {
-    if (answer->header.codec() != SKIP && answer->header.codec() != optimizer_.codec()) {
+    // CheckAnswer compares it with the frame's, which may be SKIP.
+    const Codec codec = answer->header.codec();
+    if (frame.header.codec() == SKIP && codec != SKIP && codec != optimizer_.codec()) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "aggregator %s answers step %d, chunk %d as %s, wanted %s", channels_[shard]->target(),
-          step, chunk, CodecName(answer->header.codec()), CodecName(optimizer_.codec())));
+          step, chunk, CodecName(codec), CodecName(optimizer_.codec())));
     }
     frame.answered = true;
     frame.answer_crc32c = crc;
     ApplyAnswer(chunk, *std::move(answer), report);
   }
   Exchange(chunk, step + 1);
-  exchange.kept.Forget(durable_step);
+  // A late worker's older answers may be durable before it has them.
+  exchange.kept.Forget(std::min(durable_step, exchange.step_under_way.value_or(durable_step)));
   return is_news;
 }
 
 void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
+  if (answer.header.codec() == RESTORE) return;  // it says only that the round is closed
   ChunkExchange& exchange = exchanges_[chunk];
   const AnswerHeader& header = answer.header;
   bool is_late = false;
@@ -555,11 +647,15 @@ absl::Status Worker::LeaveShard(uint32_t shard) {
   while (true) {
     const absl::Status status = channels_[shard]->Leave(request, deadline_);
     if (!absl::IsAborted(status) || options_.clock->Now() >= deadline_) return status;
-    for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
-      if (shard_of_chunk_[chunk] == shard) Offer(chunk);
-    }
-    if (absl::Status offered = AwaitOffers(); !offered.ok()) return offered;
+    if (absl::Status offered = OfferAll(shard); !offered.ok()) return offered;
   }
+}
+
+absl::Status Worker::OfferAll(uint32_t shard) {
+  for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
+    if (shard_of_chunk_[chunk] == shard) Offer(chunk);
+  }
+  return AwaitOffers();
 }
 
 absl::Status Worker::AwaitOffers() {
@@ -575,9 +671,153 @@ absl::Status Worker::AwaitOffers() {
       continue;
     }
     absl::StatusOr<bool> done = Receive(item->chunk, std::move(item->answer), report);
-    if (!done.ok()) return done.status();
+    // What failed before may fail again, and does not keep the worker from leaving.
+    if (!done.ok() && failure_.ok()) return done.status();
   }
   return absl::OkStatus();
+}
+
+absl::Status Worker::Checkpoint(Disk& directory) {
+  if (!failure_.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("an earlier step failed, and parts of it may have been taken; the checkpoint "
+                     "before is what to go on from. It failed with: ",
+                     failure_.message()));
+  }
+  CheckpointDir dir(directory);
+  const CheckpointId id = {step_, AttemptOf(epochs_)};
+  absl::StatusOr<bool> committed = dir.IsCommitted(id);
+  if (!committed.ok() || *committed) return committed.status();
+
+  const absl::StatusOr<ChunkErrors> errors = ReadErrors();
+  if (!errors.ok()) return errors.status();
+  SectionWriter part(kCheckpointFirstLine);
+  AddRankPart({step_, options_.rank, optimizer_.error(), *errors}, part);
+  if (absl::Status status = dir.WriteRank(id, options_.rank, part); !status.ok()) return status;
+  if (options_.rank != 0) {
+    return AwaitRanks([&] { return MissingForCommit(dir, id, options_.world_size); });
+  }
+
+  SectionWriter parameters(kCheckpointFirstLine);
+  const std::vector<float> momentum = Momentum();
+  AddParametersPart({step_, parameters_, momentum, optimizer_.variance()}, layout_, parameters);
+  const absl::StatusOr<CheckpointFile> file = dir.WriteParameters(id, parameters);
+  if (!file.ok()) return file.status();
+  absl::Status status = AwaitRanks([&] { return dir.MissingRanks(id, options_.world_size); });
+  if (status.ok()) status = dir.Commit(id, Manifest(), *file);
+  if (!status.ok()) return status;
+  // It is committed. What cannot be removed now is tried again with the next.
+  dir.Prune(id, damaged_checkpoints_).IgnoreError();
+  return absl::OkStatus();
+}
+
+CheckpointManifest Worker::Manifest() const {
+  CheckpointManifest manifest;
+  manifest.set_step(step_);
+  manifest.set_job(options_.job);
+  manifest.set_world_size(options_.world_size);
+  *manifest.mutable_options() = layout_.options();
+  manifest.mutable_options()->set_parameters_crc32c(ParametersCrc32c());
+  manifest.mutable_options()->clear_first_step();
+  manifest.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
+  manifest.set_beta1_power(optimizer_.beta1_power());
+  manifest.set_beta2_power(optimizer_.beta2_power());
+  manifest.set_committed_us(absl::ToUnixMicros(options_.clock->Now()));
+  return manifest;
+}
+
+std::vector<float> Worker::Momentum() const {
+  std::vector<float> all;
+  all.reserve(layout_.elements());
+  for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) {
+    const std::vector<float> momentum = optimizer_.Momentum(chunk);
+    all.insert(all.end(), momentum.begin(), momentum.end());
+  }
+  return all;
+}
+
+absl::StatusOr<ChunkErrors> Worker::ReadErrors() {
+  deadline_ = options_.clock->Now() + options_.exchange_timeout;
+  ChunkErrors errors;
+  for (uint32_t chunk = options_.rank; chunk < exchanges_.size(); chunk += options_.world_size) {
+    absl::StatusOr<std::vector<float>> error = ReadError(chunk);
+    if (!error.ok()) return error.status();
+    errors[chunk] = *std::move(error);
+  }
+  return errors;
+}
+
+absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
+  const uint32_t shard = shard_of_chunk_[chunk];
+  ReadErrorRequest request;
+  request.set_job(options_.job);
+  request.set_epoch(epochs_[shard]);
+  request.set_rank(options_.rank);
+  request.set_chunk(chunk);
+  request.set_step(step_);
+  absl::StatusOr<ReadErrorResponse> response;
+  while (true) {
+    response = channels_[shard]->ReadError(request, deadline_);
+    if (!absl::IsAborted(response.status()) || options_.clock->Now() >= deadline_) break;
+    if (absl::Status offered = OfferAll(shard); !offered.ok()) return offered;
+  }
+  if (!response.ok()) {
+    return Explain(response.status(), shard,
+                   absl::StrFormat("the error of chunk %d before step %d of job '%s'", chunk, step_,
+                                   options_.job));
+  }
+  const absl::Span<const uint8_t> bytes = {
+      reinterpret_cast<const uint8_t*>(response->payload().data()), response->payload().size()};
+  std::vector<float> error(bytes.size() / sizeof(float));
+  const size_t elements = layout_.chunks()[chunk].elements;
+  const bool has_size = bytes.empty() || bytes.size() == elements * sizeof(float);
+  if (!has_size || response->step() != step_ || response->chunk() != chunk ||
+      response->payload_crc32c() != Crc32c(bytes)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "aggregator %s sent %d bytes for step %d, chunk %d where the error of step %d, chunk %d "
+        "has %d, or another CRC-32C than it says",
+        channels_[shard]->target(), bytes.size(), response->step(), response->chunk(), step_, chunk,
+        elements * sizeof(float)));
+  }
+  if (!kernels::DenseWithinRange(kernels::DenseType::kFloat32, bytes.data(), error.size())) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "the error of chunk %d is out of range: the training has diverged, and a checkpoint of it "
+        "could not be resumed",
+        chunk));
+  }
+  if (!error.empty()) std::memcpy(error.data(), bytes.data(), bytes.size());
+  return error;
+}
+
+absl::Status Worker::AwaitRanks(
+    absl::FunctionRef<absl::StatusOr<std::vector<uint32_t>>()> missing_ranks) {
+  deadline_ = options_.clock->Now() + options_.exchange_timeout;
+  absl::Time next_offer = options_.clock->Now() + kOfferInterval;
+  absl::Duration interval = kFirstLookInterval;
+  StepReport report;
+  while (true) {
+    const absl::StatusOr<std::vector<uint32_t>> missing = missing_ranks();
+    if (!missing.ok()) return missing.status();
+    if (missing->empty()) return absl::OkStatus();
+    const absl::Time now = options_.clock->Now();
+    if (now >= deadline_) {
+      return absl::DeadlineExceededError(absl::StrFormat(
+          "the checkpoint of step %d lacks the part of rank %s after %s. Has every rank called "
+          "Checkpoint after this step, and is the directory one that all workers see?",
+          step_, absl::StrJoin(*missing, ", "), absl::FormatDuration(options_.exchange_timeout)));
+    }
+    if (now >= next_offer) {
+      OfferToIdleShards();
+      next_offer = now + kOfferInterval;
+    }
+    std::optional<Inbox::Item> item = inbox_->Take(*options_.clock, interval);
+    if (!item) {
+      interval = std::min(2 * interval, kOfferInterval);
+      continue;
+    }
+    absl::StatusOr<bool> done = Receive(item->chunk, std::move(item->answer), report);
+    if (!done.ok()) return done.status();
+  }
 }
 
 uint32_t Worker::ParametersCrc32c() const { return Crc32cOf(parameters_); }

@@ -7,16 +7,22 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "proto/checkpoint.pb.h"
 #include "proto/layout.h"
+#include "storage/disk.h"
 #include "worker/channel.h"
+#include "worker/checkpoint_file.h"
 #include "worker/clock.h"
 #include "worker/onebit_adam.h"
+#include "worker/resume_state.h"
 
 namespace signpost {
 
@@ -28,11 +34,16 @@ struct WorkerOptions {
   uint32_t chunk_elements = 1 << 20;
   float gamma = 1.35f;
   absl::Duration join_timeout = absl::Minutes(5);
-  absl::Duration exchange_timeout = absl::Minutes(1);  // for each step's exchange
+  // For each step's exchange, and each wait of a Checkpoint for the other ranks.
+  absl::Duration exchange_timeout = absl::Minutes(1);
   // Rounds close without the workers whose frames are not there so long after the first one's, if
   // at least min_workers' are. Both zero: they wait for all, until the exchange timeout.
   absl::Duration round_deadline;
   uint32_t min_workers = 0;
+  // Lets a job resume from a checkpoint of another number of workers: each then takes the mean of
+  // all errors in it. Their mean over the workers, and so what training sees, stays what it was;
+  // which bits follow does not.
+  bool resume_with_other_world_size = false;
   Clock* clock = &Clock::Real();
 };
 
@@ -40,6 +51,12 @@ struct WorkerOptions {
 struct SkippedRound {
   uint32_t rank = 0;  // the lowest rank at fault
   std::string block;  // Layout::DescribeBlock
+};
+
+// Where a worker that resumed goes on from.
+struct Resumed {
+  std::string checkpoint;             // its subdirectory
+  std::vector<std::string> warnings;  // what newer checkpoints were damaged, and how
 };
 
 struct StepReport {
@@ -73,9 +90,15 @@ class Worker {
   // Joins the job at every shard; blocks until all ranks have. `channels[s]` leads to shard s.
   // Errors name the aggregator, rank, tensor or option at fault; DEADLINE_EXCEEDED names the ranks
   // that did not come.
+  //
+  // With `resume_from`, a directory of checkpoints that all workers see, the job goes on from the
+  // newest one that is whole: parameters get its values, steps() begins at its step, and everything
+  // that follows has the bits that it would have had, on any number of shards. Errors as
+  // LoadNewestCheckpoint; on error parameters are untouched.
   static absl::StatusOr<std::unique_ptr<Worker>> Join(
       const WorkerOptions& options, const OptimizerOptions& optimizer,
-      std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels);
+      std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels,
+      Disk* resume_from = nullptr);
 
   // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its
   // size. In a job with a round deadline it may be several steps: a worker that was late takes
@@ -89,12 +112,23 @@ class Worker {
   absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates);
 
+  // Saves the job as it is after the last step. All ranks must call it after the same step, with
+  // the same directory, which all of them see (a shared file system). Returns OK once the
+  // checkpoint is committed, on every rank; the newest two in the directory are kept, and those
+  // that an interrupted run has left go.
+  //
+  // On error the checkpoints before stay, and training may go on. FAILED_PRECONDITION after a step
+  // that failed. DEADLINE_EXCEEDED names the ranks that are waited for. Otherwise the disk's error,
+  // or an aggregator's.
+  absl::Status Checkpoint(Disk& directory);
+
   // Ends this worker's membership. Returns once every aggregator has all of its rounds for good.
   absl::Status Leave();
 
   uint64_t steps() const { return step_; }
   const Layout& layout() const { return layout_; }
   const OneBitAdam& optimizer() const { return optimizer_; }
+  const Resumed& resumed() const { return resumed_; }  // empty if it started anew
 
   // CRC-32C over all parameters in order: equal on all workers after every step.
   uint32_t ParametersCrc32c() const;
@@ -116,6 +150,22 @@ class Worker {
   absl::Status CatchUp(StepReport& report);
   absl::Status CheckStepArguments(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates) const;
+  // Calls `send` for each chunk, as the window allows, and receives all answers.
+  absl::Status ExchangeChunks(absl::FunctionRef<void(uint32_t chunk)> send, StepReport& report);
+  // Of a frame of this step.
+  FrameHeader HeaderOf(uint32_t chunk, Codec codec) const;
+  // Goes on from a checkpoint, once all shards are joined.
+  absl::Status Resume(ResumeState state);
+  // Sends the chunk's frame of the round that restores the aggregators' errors.
+  void SendRestore(uint32_t chunk, const ChunkErrors& errors);
+  // Of the chunks that this rank saves.
+  absl::StatusOr<ChunkErrors> ReadErrors();
+  absl::StatusOr<std::vector<float>> ReadError(uint32_t chunk);
+  std::vector<float> Momentum() const;  // in layout order
+  CheckpointManifest Manifest() const;
+  // Returns when `missing_ranks` finds none. Meanwhile others get what they may need of this
+  // worker.
+  absl::Status AwaitRanks(absl::FunctionRef<absl::StatusOr<std::vector<uint32_t>>()> missing_ranks);
   // Compresses and sends the chunk's frame of this step.
   void Send(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients);
   // Takes what became of the chunk's exchange, and sends what is to come next. Whether it was the
@@ -131,6 +181,8 @@ class Worker {
   void Exchange(uint32_t chunk, uint64_t step);
   // Until no exchange is under way, or for a while.
   absl::Status AwaitOffers();
+  // Offers the frames of a shard that has lost some, and waits for their answers.
+  absl::Status OfferAll(uint32_t shard);
   absl::Status LeaveShard(uint32_t shard);
   absl::Status Explain(const absl::Status& status, uint32_t shard, absl::string_view what) const;
 
@@ -141,10 +193,12 @@ class Worker {
   const uint32_t window_;  // most chunks under way at once
   OneBitAdam optimizer_;
   uint64_t step_ = 0;
-  absl::Status failure_;       // of the first step that failed
-  uint32_t rates_crc32c_ = 0;  // of the current step
-  StepRates rates_;            // likewise; empty in a job without a round deadline
-  uint64_t newest_step_ = 0;   // that another worker has reached
+  Resumed resumed_;
+  std::set<std::string> damaged_checkpoints_;  // found when resuming
+  absl::Status failure_;                       // of the first step that failed
+  uint32_t rates_crc32c_ = 0;                  // of the current step
+  StepRates rates_;                            // likewise; empty in a job without a round deadline
+  uint64_t newest_step_ = 0;                   // that another worker has reached
   std::map<uint64_t, std::vector<GroupRates>> later_rates_;  // of steps before that
   absl::Time deadline_;                                      // of the current call's exchanges
   std::vector<uint64_t> epochs_;                             // by shard

@@ -90,6 +90,14 @@ void PrintSkippedRounds(const StepReport& report) {
   }
 }
 
+void PrintResumed(const Session& session) {
+  for (const std::string& warning : session.resumed().warnings) {
+    PrintLine(absl::StrCat("passed over a checkpoint: ", warning));
+  }
+  PrintLine(
+      absl::StrCat("step ", session.steps(), "  going on from ", session.resumed().checkpoint));
+}
+
 // One worker's training. Borrows everything.
 class Training {
  public:
@@ -115,10 +123,11 @@ class Training {
     const WireBytes wire_start = session_.wire_bytes();
     WireBytes one_bit_start = wire_start;
     BeginInterval();
-    for (uint64_t step = 0; step < options_.steps; ++step) {
+    for (uint64_t step = session_.steps(); step < options_.steps; ++step) {
       if (stop_.made()) return StopAfter(step);
       if (step == options_.freeze_step) one_bit_start = session_.wire_bytes();
       if (absl::Status status = Step(step); !status.ok()) return status;
+      if (absl::Status status = Checkpoint(step + 1); !status.ok()) return status;
       if (worker_.rank == 0 && IsIntervalEnd(step + 1)) EndInterval(step + 1);
     }
     result_.seconds = absl::ToDoubleSeconds(absl::Now() - start);
@@ -145,6 +154,18 @@ class Training {
     interval_.wire += report->wire;
     interval_.wait += report->wait;
     ++interval_.steps;
+    return absl::OkStatus();
+  }
+
+  // When it is time for one.
+  absl::Status Checkpoint(uint64_t steps_done) {
+    const uint64_t every = options_.checkpoint_every;
+    if (every == 0 || steps_done % every != 0) return absl::OkStatus();
+    const absl::Status status = session_.Checkpoint(options_.checkpoint_directory);
+    if (!status.ok()) return stop_.Excuse(status);
+    if (worker_.rank == 0) {
+      PrintLine(absl::StrCat("step ", steps_done, "  saved in ", options_.checkpoint_directory));
+    }
     return absl::OkStatus();
   }
 
@@ -210,6 +231,10 @@ absl::Status CheckOptions(const TrainingOptions& options) {
         absl::InvalidArgumentError(absl::StrCat("option --learning-rate is ", options.learning_rate,
                                                 ", wanted more than 0 and at most 1")));
   }
+  if ((options.checkpoint_every > 0 || options.resume) && options.checkpoint_directory.empty()) {
+    status.Update(absl::InvalidArgumentError(
+        "options --checkpoint-every and --resume need --checkpoint-dir, which all workers see"));
+  }
   return status;
 }
 
@@ -241,23 +266,30 @@ absl::Status TrainAsWorker(const TrainingOptions& options) {
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
   const absl::StatusOr<Text> text = LoadTextOf(options);
   if (!text.ok()) return text.status();
-  const absl::StatusOr<SessionOptions> session_options = SessionOptions::FromEnvironment();
+  absl::StatusOr<SessionOptions> session_options = SessionOptions::FromEnvironment();
   if (!session_options.ok()) return session_options.status();
+  if (options.resume) session_options->resume = options.checkpoint_directory;
 
   LanguageModel<float> model(options.model, options.seed);
   absl::StatusOr<std::unique_ptr<Session>> session =
       Session::Join(*session_options, {.freeze_step = options.freeze_step}, ParametersOf(model));
   if (!session.ok()) return session.status();
+  if (options.resume && session_options->worker.rank == 0) PrintResumed(**session);
 
   const StopRequest stop;
   absl::StatusOr<WorkerResult> result =
       Training(options, session_options->worker, *text, model, **session, stop).Run();
   if (!result.ok()) return result.status();
   if (absl::Status status = (*session)->Leave(); !status.ok()) return stop.Excuse(status);
-  if (result->rank == 0) {
+  if (result->rank == 0 && !options.result_file.empty()) {
     result->validation_bpb = BitsPerByteOn(text->validation, kFinalWindows, model);
   }
-  return WriteResult(*result, options.result_file);
+  if (!options.result_file.empty()) return WriteResult(*result, options.result_file);
+  if (result->rank == 0) {
+    PrintLine(absl::StrFormat("step %d  the parameters' CRC-32C is %08x", options.steps,
+                              result->parameters_crc32c));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace signpost::demo

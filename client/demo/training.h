@@ -27,8 +27,12 @@ struct TrainingOptions {
   // Steps of dense warm-up before 1-bit Adam freezes the variance; OptimizerOptions::kNever is
   // plain Adam.
   uint64_t freeze_step = OptimizerOptions::kNever;
-  // Where this worker writes its WorkerResult (worker_result.h) when it is done.
+  // Where this worker writes its WorkerResult (worker_result.h) when it is done; empty: rank 0 says
+  // the parameters' checksum instead.
   std::string result_file;
+  std::string checkpoint_directory;  // seen by all workers
+  uint64_t checkpoint_every = 0;     // steps; 0: never
+  bool resume = false;               // from the newest checkpoint in the directory
 };
 
 // 15% of the steps, at least 1: the warm-up that the demo gives 1-bit Adam if not told otherwise.

@@ -57,6 +57,12 @@ TEST(TrainingOptions, NameTheOneThatIsOutOfRange) {
   expect_error({.steps = 100, .freeze_step = 100}, "option --freeze-step is 100, wanted 1 to 99");
 }
 
+TEST(TrainingOptions, NeedADirectoryForCheckpoints) {
+  EXPECT_FALSE(CheckOptions({.checkpoint_every = 5}).ok());
+  EXPECT_FALSE(CheckOptions({.resume = true}).ok());
+  EXPECT_TRUE(CheckOptions({.checkpoint_directory = "d", .checkpoint_every = 5}).ok());
+}
+
 TEST(TrainAsWorker, RefusesOptionsBeforeItJoins) {
   EXPECT_EQ(TrainAsWorker({.batch = 0}).code(), absl::StatusCode::kInvalidArgument);
 }

@@ -29,7 +29,7 @@ struct WorkerResult {
   uint64_t one_bit_steps = 0;      // of the steps: those after the freeze
   double seconds = 0;              // from the first step to the last, validation included
   uint32_t parameters_crc32c = 0;  // of the parameters after the last step
-  WireBytes wire;                  // of all steps, measured
+  WireBytes wire;                  // of all steps since it joined, measured
   WireBytes one_bit_wire;          // of the one-bit steps
   double validation_bpb = 0;       // after the last step; rank 0 only
   std::vector<CurvePoint> curve;   // rank 0 only

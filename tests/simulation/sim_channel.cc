@@ -6,9 +6,14 @@
 namespace signpost::simulation {
 namespace {
 
-struct Left {
-  bool must_offer_first = false;  // ABORTED: the caller's to act upon, and no lost connection
+// What Leave and ReadError bring. ABORTED is the caller's to act upon, and no lost connection.
+template <typename Response>
+struct OrMustOffer {
+  bool must_offer_first = false;
+  Response response = {};
 };
+using Left = OrMustOffer<LeaveResponse>;
+using ErrorRead = OrMustOffer<ReadErrorResponse>;
 
 Answer AnswerOf(const Aggregator::Reply& reply) {
   Answer answer{OwnedChunk::HeaderOf(reply), Payload(reply.answer->payload.size())};
@@ -158,6 +163,22 @@ absl::Status SimChannel::Leave(const LeaveRequest& request, absl::Time deadline)
   const absl::StatusOr<Left> left = Await(wire_, call);
   if (left.ok() && left->must_offer_first) return absl::AbortedError("frames are missing");
   return left.status();
+}
+
+absl::StatusOr<ReadErrorResponse> SimChannel::ReadError(const ReadErrorRequest& request,
+                                                        absl::Time deadline) {
+  auto call = std::make_shared<Call<ErrorRead>>();
+  call->deadline = deadline;
+  call->send = [request](Aggregator& aggregator, Call<ErrorRead>::Reply reply) {
+    absl::StatusOr<ReadErrorResponse> read = aggregator.ReadError(request);
+    if (read.ok()) return reply(ErrorRead{false, *std::move(read)});
+    if (!absl::IsAborted(read.status())) return reply(read.status());
+    reply(ErrorRead{/*must_offer_first=*/true});
+  };
+  absl::StatusOr<ErrorRead> read = Await(wire_, call);
+  if (!read.ok()) return read.status();
+  if (read->must_offer_first) return absl::AbortedError("frames are missing");
+  return std::move(read->response);
 }
 
 absl::StatusOr<StatusResponse> SimChannel::Status(const StatusRequest& request,

@@ -40,6 +40,8 @@ class SimChannel final : public Channel {
   void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
                 absl::Time deadline, ExchangeDone done) override;
   absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override;
+  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request,
+                                              absl::Time deadline) override;
   absl::StatusOr<StatusResponse> Status(const StatusRequest& request, absl::Time deadline) override;
 
  private:

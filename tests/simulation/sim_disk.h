@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "server/disk.h"
+#include "storage/disk.h"
 #include "tests/simulation/scheduler.h"
 
 namespace signpost::simulation {

@@ -14,6 +14,7 @@
 #include "tests/simulation/process.h"
 #include "tests/simulation/scheduler.h"
 #include "tests/simulation/sim_channel.h"
+#include "tests/simulation/sim_disk.h"
 #include "worker/worker.h"
 
 namespace signpost::simulation {
@@ -69,12 +70,22 @@ std::vector<std::vector<float>> GradientsOf(const JobPlan& plan, uint32_t rank, 
   return gradients;
 }
 
+// What one simulation runs of the job.
+struct Part {
+  uint64_t from = 0;                                      // steps done before
+  uint64_t until = std::numeric_limits<uint64_t>::max();  // steps done; at most all of them
+  Disk* save_to = nullptr;                                // at its end
+  Disk* resume_from = nullptr;
+};
+
 class Simulation {
  public:
-  Simulation(const JobPlan& plan, uint64_t seed, const Digests* expected)
+  Simulation(const JobPlan& plan, uint64_t seed, const Digests* expected, const Part& part = {})
       : plan_(plan),
         scheduler_(seed),
         expected_(expected),
+        part_(part),
+        until_(std::min(part.until, plan.steps)),
         audit_(plan.workers, plan.optimizer,
                [this](const std::string& violation) { Report(violation); }),
         has_trained_(plan.workers, std::vector<bool>(plan.steps)) {
@@ -93,8 +104,9 @@ class Simulation {
     }
     scheduler_.Run();
     for (auto& process : processes_) CheckOver(*process);
-    if (!result_.violations.empty()) return;
-    audit_.Check(plan_.steps, [this](uint32_t rank, uint64_t step) {
+    // What is before the first step of a job that resumes is another simulation's.
+    if (!result_.violations.empty() || part_.from > 0) return;
+    audit_.Check(until_, [this](uint32_t rank, uint64_t step) {
       auto gradients = GradientsOf(plan_, rank, step);
       if (has_trained_[rank][step]) return gradients;
       for (std::vector<float>& gradient : gradients) gradient.assign(gradient.size(), 0);
@@ -141,12 +153,17 @@ class Simulation {
                       .round_deadline = plan_.round_deadline,
                       .min_workers = plan_.min_workers,
                       .clock = &scheduler_},
-                     plan_.optimizer, parameters, std::move(channels));
+                     plan_.optimizer, parameters, std::move(channels), part_.resume_from);
     if (!worker.ok()) return Report(absl::StrCat("join: ", worker.status().ToString()));
     audit_.SetLayout((*worker)->layout());
     bool is_in_time = true;
-    while ((*worker)->steps() < plan_.steps && is_in_time) is_in_time = TrainStep(rank, **worker);
+    while ((*worker)->steps() < until_ && is_in_time) is_in_time = TrainStep(rank, **worker);
     if (is_in_time) audit_.SetError(rank, (*worker)->optimizer().error());
+    if (part_.save_to != nullptr) {
+      if (scheduler_.OneIn(3)) KillSoon();
+      const absl::Status saved = (*worker)->Checkpoint(*part_.save_to);
+      if (!saved.ok()) Report(absl::StrCat("checkpoint: ", saved.ToString()));
+    }
     // The last to leave may need what the first took with it.
     if (scheduler_.OneIn(2)) KillSoon();
     const absl::Status left = (*worker)->Leave();
@@ -240,7 +257,7 @@ class Simulation {
   }
 
   absl::Duration AtSomeTime() {
-    return scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(25) * plan_.steps);
+    return scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(25) * (until_ - part_.from));
   }
 
   void During(absl::Duration begin, absl::Duration length, std::function<void(bool)> set) {
@@ -259,6 +276,8 @@ class Simulation {
   const JobPlan& plan_;
   Scheduler scheduler_;
   const Digests* const expected_;  // null: nothing fails
+  const Part part_;
+  const uint64_t until_;  // steps done at the end
   std::map<std::pair<uint32_t, Process*>, Link> links_;
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<uint64_t, uint32_t> digests_;  // by step
@@ -283,6 +302,26 @@ SimulationResult Simulate(uint64_t seed, const Digests& expected) {
   Simulation simulation(plan, seed, &expected);
   simulation.Run();
   return simulation.result();
+}
+
+SimulationResult SimulateResumed(uint64_t seed, const Digests& expected) {
+  JobPlan plan(seed);
+  // A checkpoint needs all workers, and without them the bits are not the expected ones.
+  if (plan.min_workers > 0) return {};
+  if (expected.size() != plan.steps) return {.violations = {"the undisturbed job failed"}};
+  Scheduler disks(seed);
+  SimDisk checkpoints(disks);  // that does not fail: tests/checkpoint_test.cc has one that does
+  const uint64_t saved_after = 1 + seed % (plan.steps - 1);
+  Simulation first(plan, seed, &expected, {.until = saved_after, .save_to = &checkpoints});
+  first.Run();
+  if (!first.result().violations.empty()) return first.result();
+  plan.shards = 1 + plan.shards % 3;
+  Simulation second(plan, seed + 1, &expected, {.from = saved_after, .resume_from = &checkpoints});
+  second.Run();
+  SimulationResult result = second.result();
+  result.kills += first.result().kills;
+  result.replayed_frames += first.result().replayed_frames;
+  return result;
 }
 
 }  // namespace signpost::simulation

@@ -41,6 +41,10 @@ Digests Undisturbed(uint64_t seed);
 //   - when all workers have left, no aggregator has the job any more.
 SimulationResult Simulate(uint64_t seed, const Digests& expected);
 
+// The same job with faults, which ends with a checkpoint half way and resumes from it, on another
+// number of shards and with other faults. The same invariants.
+SimulationResult SimulateResumed(uint64_t seed, const Digests& expected);
+
 }  // namespace signpost::simulation
 
 #endif  // SIGNPOST_TESTS_SIMULATION_SIMULATION_H_

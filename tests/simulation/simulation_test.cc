@@ -110,6 +110,21 @@ TEST(Simulation, HoldsTheInvariants) {
       uintmax_t{total.steps_caught_up}, uintmax_t{total.lost_ranks});
 }
 
+TEST(Simulation, JobsThatResumeHoldTheInvariants) {
+  uint64_t kills = 0, replayed_frames = 0;
+  for (uint64_t seed = flags.first; seed < flags.first + (flags.seeds + 3) / 4; ++seed) {
+    const SimulationResult result = SimulateResumed(seed, Undisturbed(seed));
+    if (!result.violations.empty()) {
+      Print(result, seed);
+      FAIL();
+    }
+    kills += result.kills;
+    replayed_frames += result.replayed_frames;
+  }
+  std::printf("resumed: %ju kills, %ju frames replayed\n", uintmax_t{kills},
+              uintmax_t{replayed_frames});
+}
+
 TEST(Simulation, FindsThePlantedBug) {
   if (flags.without_bug.empty()) return;
   const std::map<uint64_t, Digests> expected = ExpectedWithoutBug();

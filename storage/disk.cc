@@ -1,4 +1,4 @@
-#include "server/disk.h"
+#include "storage/disk.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -56,6 +56,10 @@ class Directory final : public Disk {
 
   absl::Status Write(const std::string& name, absl::Span<const absl::string_view> parts) override {
     const std::string path = PathOf(name);
+    const std::string parent = ParentOf(name);
+    if (!parent.empty() && mkdir(parent.c_str(), 0700) != 0 && errno != EEXIST) {
+      return SystemError("create", parent);
+    }
     const Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (!file.ok()) return SystemError("create", path);
     for (absl::string_view part : parts) {
@@ -77,9 +81,14 @@ class Directory final : public Disk {
   }
 
   absl::Status SyncDirectory() override {
-    const Descriptor directory(open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!directory.ok() || fsync(directory.get()) != 0) return SystemError("sync", path_);
-    return absl::OkStatus();
+    absl::StatusOr<std::vector<std::string>> names = NamesIn(path_);
+    if (!names.ok()) return names.status();
+    for (const std::string& name : *names) {
+      if (!IsDirectory(PathOf(name))) continue;
+      const absl::Status status = SyncNamesIn(PathOf(name));
+      if (!status.ok() && !absl::IsNotFound(status)) return status;
+    }
+    return SyncNamesIn(path_);
   }
 
   absl::StatusOr<std::string> Read(const std::string& name) override {
@@ -101,25 +110,62 @@ class Directory final : public Disk {
   }
 
   absl::StatusOr<std::vector<std::string>> List() override {
-    DIR* directory = opendir(path_.c_str());
-    if (directory == nullptr) return SystemError("list", path_);
+    absl::StatusOr<std::vector<std::string>> entries = NamesIn(path_);
+    if (!entries.ok()) return entries;
+    std::vector<std::string> names;
+    for (const std::string& entry : *entries) {
+      if (!IsDirectory(PathOf(entry))) {
+        names.push_back(entry);
+        continue;
+      }
+      absl::StatusOr<std::vector<std::string>> inside = NamesIn(PathOf(entry));
+      if (absl::IsNotFound(inside.status())) continue;  // it went meanwhile
+      if (!inside.ok()) return inside;
+      for (const std::string& name : *inside) names.push_back(absl::StrCat(entry, "/", name));
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  absl::Status Remove(const std::string& name) override {
+    if (unlink(PathOf(name).c_str()) != 0) return SystemError("remove", PathOf(name));
+    if (const std::string parent = ParentOf(name); !parent.empty()) {
+      rmdir(parent.c_str());  // fails while there are other files in it
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string PathOf(const std::string& name) const { return absl::StrCat(path_, "/", name); }
+
+  // The path of the subdirectory; empty for a file that is in none.
+  std::string ParentOf(const std::string& name) const {
+    const size_t slash = name.find('/');
+    return slash == std::string::npos ? "" : PathOf(name.substr(0, slash));
+  }
+
+  static bool IsDirectory(const std::string& path) {
+    struct stat status;
+    return stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+  }
+
+  static absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& path) {
+    DIR* directory = opendir(path.c_str());
+    if (directory == nullptr) return SystemError("list", path);
     std::vector<std::string> names;
     while (const dirent* entry = readdir(directory)) {
       const std::string name = entry->d_name;
       if (name != "." && name != "..") names.push_back(name);
     }
     closedir(directory);
-    std::sort(names.begin(), names.end());
     return names;
   }
 
-  absl::Status Remove(const std::string& name) override {
-    if (unlink(PathOf(name).c_str()) == 0) return absl::OkStatus();
-    return SystemError("remove", PathOf(name));
+  static absl::Status SyncNamesIn(const std::string& path) {
+    const Descriptor directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!directory.ok() || fsync(directory.get()) != 0) return SystemError("sync", path);
+    return absl::OkStatus();
   }
-
- private:
-  std::string PathOf(const std::string& name) const { return absl::StrCat(path_, "/", name); }
 
   const std::string path_;
 };
@@ -136,6 +182,17 @@ absl::Status Replace(Disk& disk, const std::string& name,
   if (status.ok()) return disk.SyncDirectory();
   disk.Remove(temporary).IgnoreError();  // a full disk needs the room; why it failed is known
   return status;
+}
+
+absl::Status MakeDirectory(const std::string& path) {
+  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    const std::string prefix = path.substr(0, end);
+    if (mkdir(prefix.c_str(), 0700) != 0 && errno != EEXIST) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("cannot create the directory ", prefix, ": ", std::strerror(errno)));
+    }
+    if (end == std::string::npos) return absl::OkStatus();
+  }
 }
 
 std::unique_ptr<Disk> OpenDirectory(const std::string& path) {

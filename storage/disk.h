@@ -1,8 +1,9 @@
-// What durable state needs of a file system: a directory of files without subdirectories. The
-// simulator puts one that tears, fills up and forgets in its place.
+// What durable state needs of a file system: a directory of files. A name may be
+// "subdirectory/file"; subdirectories come with their first file and go with their last. Tests put
+// one that tears, fills up and forgets in its place.
 
-#ifndef SIGNPOST_SERVER_DISK_H_
-#define SIGNPOST_SERVER_DISK_H_
+#ifndef SIGNPOST_STORAGE_DISK_H_
+#define SIGNPOST_STORAGE_DISK_H_
 
 #include <memory>
 #include <string>
@@ -43,9 +44,13 @@ class Disk {
 absl::Status Replace(Disk& disk, const std::string& name,
                      absl::Span<const absl::string_view> parts);
 
+// Creates the directory, and those that it is in, if need be. FAILED_PRECONDITION says what the
+// system said.
+absl::Status MakeDirectory(const std::string& path);
+
 // A directory of this machine, which must exist.
 std::unique_ptr<Disk> OpenDirectory(const std::string& path);
 
 }  // namespace signpost
 
-#endif  // SIGNPOST_SERVER_DISK_H_
+#endif  // SIGNPOST_STORAGE_DISK_H_

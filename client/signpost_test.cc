@@ -1,0 +1,89 @@
+// What the C ABI does without an aggregator; tests/c_abi_test.cc has jobs.
+
+#include "client/signpost.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+// Called instead of taking this much memory, or more, at once; it throws.
+constexpr size_t kMuchMemory = 1 << 20;
+void (*on_much_memory)() = nullptr;
+
+}  // namespace
+
+void* operator new(size_t size) {
+  if (size >= kMuchMemory && on_much_memory != nullptr) on_much_memory();
+  if (void* memory = std::malloc(size); memory != nullptr) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace {
+
+// What comes of joining a job with one parameter, large enough for its optimizer state to take
+// much memory.
+class SignpostJoinTest : public testing::Test {
+ protected:
+  SignpostJoinTest() {
+    signpost_options_init(&options_);
+    options_.aggregators = "127.0.0.1:1";
+    options_.job = "test";
+    options_.join_timeout_s = 0.1;
+  }
+  ~SignpostJoinTest() override { on_much_memory = nullptr; }
+
+  int Join() { return signpost_join(&options_, &parameter_, 1, &session_, error_, sizeof error_); }
+
+  signpost_options options_;
+  std::vector<float> values_ = std::vector<float>(kMuchMemory);
+  const uint64_t shape_[1] = {kMuchMemory};
+  signpost_parameter parameter_ = {
+      .name = "weights", .shape = shape_, .dimensions = 1, .values = values_.data()};
+  signpost_session* session_ = nullptr;
+  char error_[64] = "untouched";
+};
+
+TEST_F(SignpostJoinTest, SaysThatThereIsNoMemory) {
+  on_much_memory = [] { throw std::bad_alloc(); };
+  EXPECT_EQ(Join(), SIGNPOST_RESOURCE_EXHAUSTED);
+  EXPECT_STREQ(error_, "out of memory");
+  EXPECT_EQ(session_, nullptr);
+}
+
+TEST_F(SignpostJoinTest, LetsNoOtherExceptionOut) {
+  on_much_memory = [] { throw std::runtime_error("much memory"); };
+  EXPECT_EQ(Join(), 13);  // INTERNAL
+  EXPECT_STREQ(error_, "much memory");
+}
+
+TEST_F(SignpostJoinTest, RefusesAParameterWithoutAName) {
+  parameter_.name = nullptr;
+  EXPECT_EQ(Join(), SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_STREQ(error_, "parameter 0 has no name");
+}
+
+TEST_F(SignpostJoinTest, RefusesToResumeFromADirectoryThatIsNotThere) {
+  options_.resume = "/nowhere/at/all";
+  EXPECT_EQ(Join(), SIGNPOST_NOT_FOUND);
+  EXPECT_NE(std::string(error_).find("/nowhere/at/all"), std::string::npos) << error_;
+}
+
+TEST_F(SignpostJoinTest, CutsMessagesToTheirBuffer) {
+  parameter_.name = nullptr;
+  char error[10];
+  EXPECT_EQ(signpost_join(&options_, &parameter_, 1, &session_, error, sizeof error),
+            SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_STREQ(error, "parameter");
+  EXPECT_EQ(signpost_join(&options_, &parameter_, 1, &session_, nullptr, 0),
+            SIGNPOST_INVALID_ARGUMENT);
+}
+
+}  // namespace

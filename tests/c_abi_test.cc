@@ -1,0 +1,119 @@
+// A job through the C ABI, and so through Session, as a training program in another language has
+// it.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/signpost.h"
+#include "tests/cluster.h"
+
+namespace signpost::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint32_t kWorkers = 2;
+constexpr size_t kElements = 3000;
+
+// One worker, with one parameter of many elements.
+class Rank {
+ public:
+  Rank(const Cluster& cluster, uint32_t rank, const char* resume)
+      : rank_(rank), aggregators_(absl::StrJoin(cluster.targets(), ",")) {
+    signpost_options_init(&options_);
+    options_.aggregators = aggregators_.c_str();
+    options_.job = "test";
+    options_.rank = rank;
+    options_.world_size = kWorkers;
+    options_.block_elements = 64;
+    options_.chunk_elements = 512;
+    options_.freeze_step = 3;
+    options_.resume = resume;
+  }
+  ~Rank() { signpost_close(session_); }
+
+  int Join() {
+    const uint64_t shape[] = {kElements};
+    const signpost_parameter parameter = {"weights", shape, 1, values_.data(), 0};
+    return signpost_join(&options_, &parameter, 1, &session_, error_, sizeof error_);
+  }
+
+  int Step() {
+    std::vector<float> gradient(kElements);
+    for (size_t i = 0; i < kElements; ++i) {
+      gradient[i] = static_cast<float>((i * 7 + signpost_steps(session_) * 13 + rank_) % 17) - 8;
+    }
+    const float* gradients[] = {gradient.data()};
+    const signpost_rates rates = {.learning_rate = 0.01, .weight_decay = 0};
+    return signpost_step(session_, gradients, 1, &rates, 1, nullptr, error_, sizeof error_);
+  }
+
+  int Checkpoint(const char* directory) {
+    return signpost_checkpoint(session_, directory, error_, sizeof error_);
+  }
+  int Leave() { return signpost_leave(session_, error_, sizeof error_); }
+
+  signpost_session* session() { return session_; }
+  signpost_options& options() { return options_; }
+  const char* error() const { return error_; }
+
+ private:
+  const uint32_t rank_;
+  const std::string aggregators_;
+  signpost_options options_;
+  std::vector<float> values_ = std::vector<float>(kElements, 1);
+  signpost_session* session_ = nullptr;
+  char error_[512] = "";
+};
+
+TEST(CAbi, AJobThatIsSavedAndResumedEndsWithTheParametersOfOneThatIsNot) {
+  const std::string directory = absl::StrCat(::testing::TempDir(), "/checkpoints");
+  std::filesystem::remove_all(directory);
+  constexpr uint64_t kSteps = 8, kSavedAt = 5;
+  uint32_t expected[kWorkers] = {};
+  {
+    Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+    OnEachRank(kWorkers, [&](uint32_t index) {
+      Rank rank(cluster, index, nullptr);
+      ASSERT_EQ(rank.Join(), SIGNPOST_OK) << rank.error();
+      while (signpost_steps(rank.session()) < kSteps) {
+        if (signpost_steps(rank.session()) == kSavedAt) {
+          EXPECT_EQ(rank.Checkpoint(nullptr), SIGNPOST_INVALID_ARGUMENT);
+          ASSERT_EQ(rank.Checkpoint(directory.c_str()), SIGNPOST_OK) << rank.error();
+        }
+        ASSERT_EQ(rank.Step(), SIGNPOST_OK) << rank.error();
+      }
+      expected[index] = signpost_parameters_crc32c(rank.session());
+      EXPECT_EQ(rank.Leave(), SIGNPOST_OK);
+    });
+  }
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 3});
+  OnEachRank(kWorkers, [&](uint32_t index) {
+    Rank rank(cluster, index, directory.c_str());
+    ASSERT_EQ(rank.Join(), SIGNPOST_OK) << rank.error();
+    EXPECT_EQ(signpost_steps(rank.session()), kSavedAt);
+    EXPECT_STREQ(signpost_resume_warnings(rank.session()), "");
+    while (signpost_steps(rank.session()) < kSteps) {
+      ASSERT_EQ(rank.Step(), SIGNPOST_OK) << rank.error();
+    }
+    EXPECT_EQ(signpost_parameters_crc32c(rank.session()), expected[index]);
+    EXPECT_EQ(rank.Leave(), SIGNPOST_OK);
+  });
+
+  Rank alone(cluster, 0, directory.c_str());
+  alone.options().world_size = 1;
+  EXPECT_EQ(alone.Join(), SIGNPOST_FAILED_PRECONDITION);
+  EXPECT_THAT(alone.error(), HasSubstr("was taken of 2 workers, and 1 resume from it"));
+  alone.options().resume_with_other_world_size = 1;
+  EXPECT_EQ(alone.Join(), SIGNPOST_OK) << alone.error();
+  EXPECT_EQ(signpost_steps(alone.session()), kSavedAt);
+}
+
+}  // namespace
+}  // namespace signpost::testing

@@ -1,0 +1,594 @@
+// Jobs that are saved, end, and go on from what was saved: with the bits that they would have had.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/optional.h"
+#include "storage/disk.h"
+#include "tests/job.h"
+#include "tests/simulation/scheduler.h"
+#include "tests/simulation/sim_disk.h"
+#include "worker/checkpoint_dir.h"
+#include "worker/resume_state.h"
+
+namespace signpost::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string BytesOfAll(absl::Span<const float> values) {
+  return {reinterpret_cast<const char*>(values.data()), 4 * values.size()};
+}
+
+// Files in memory. A crash can be planned: what is written until then is there, and nothing that
+// comes after it.
+class MemoryDisk final : public Disk {
+ public:
+  MemoryDisk() = default;
+  explicit MemoryDisk(const MemoryDisk& other) : files_(other.Files()) {}
+
+  // Each byte that is written counts as 1, and so does each operation.
+  void DieAfter(uint64_t budget) {
+    absl::MutexLock lock(&mutex_);
+    budget_ = budget;
+  }
+  void Revive() {
+    absl::MutexLock lock(&mutex_);
+    budget_.reset();
+  }
+  uint64_t spent() const {
+    absl::MutexLock lock(&mutex_);
+    return spent_;
+  }
+  std::map<std::string, std::string> Files() const {
+    absl::MutexLock lock(&mutex_);
+    return files_;
+  }
+  void FlipBit(const std::string& name, size_t byte, int bit) {
+    absl::MutexLock lock(&mutex_);
+    files_.at(name)[byte] ^= static_cast<char>(1 << bit);
+  }
+
+  absl::Status Write(const std::string& name, absl::Span<const absl::string_view> parts) override {
+    absl::MutexLock lock(&mutex_);
+    if (Spend(1) == 0) return Dead();
+    std::string& file = files_[name];
+    file.clear();
+    for (const absl::string_view part : parts) {
+      const uint64_t written = Spend(part.size());
+      file.append(part.data(), written);
+      if (written < part.size()) return Dead();
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Sync(const std::string& name) override { return Operation(); }
+  absl::Status SyncDirectory() override { return Operation(); }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    absl::MutexLock lock(&mutex_);
+    if (Spend(1) == 0) return Dead();
+    files_[to] = std::move(files_.at(from));
+    files_.erase(from);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::string> Read(const std::string& name) override {
+    absl::MutexLock lock(&mutex_);
+    if (Spend(1) == 0) return Dead();
+    const auto found = files_.find(name);
+    if (found == files_.end()) return absl::NotFoundError(absl::StrCat("no file ", name));
+    return found->second;
+  }
+  absl::StatusOr<std::vector<std::string>> List() override {
+    absl::MutexLock lock(&mutex_);
+    if (Spend(1) == 0) return Dead();
+    std::vector<std::string> names;
+    for (const auto& [name, contents] : files_) names.push_back(name);
+    return names;
+  }
+  absl::Status Remove(const std::string& name) override {
+    absl::MutexLock lock(&mutex_);
+    if (Spend(1) == 0) return Dead();
+    files_.erase(name);
+    return absl::OkStatus();
+  }
+
+ private:
+  static absl::Status Dead() { return absl::UnavailableError("the process is dead"); }
+  absl::Status Operation() {
+    absl::MutexLock lock(&mutex_);
+    return Spend(1) == 0 ? Dead() : absl::OkStatus();
+  }
+  // As much of it as is left.
+  uint64_t Spend(uint64_t cost) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (budget_) {
+      cost = std::min(cost, *budget_);
+      *budget_ -= cost;
+    }
+    spent_ += cost;
+    return cost;
+  }
+
+  mutable absl::Mutex mutex_;
+  std::map<std::string, std::string> files_ ABSL_GUARDED_BY(mutex_);
+  absl::optional<uint64_t> budget_ ABSL_GUARDED_BY(mutex_);
+  uint64_t spent_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// A part of a training: from where it stands, or resumes, until so many steps are done.
+struct Plan {
+  JobOptionsForTest job;
+  int until = 0;
+  std::vector<int> checkpoint_after = {};  // steps done
+  Disk* checkpoints = nullptr;
+  Disk* resume_from = nullptr;
+  // Called before a rank's Checkpoint, and after each rank's Join.
+  std::function<void(uint32_t rank)> before_checkpoint = nullptr;
+  std::function<void(uint32_t rank, Worker& worker)> after_join = nullptr;
+};
+
+// What a rank ends with.
+struct End {
+  std::string values, momentum, variance, error;
+
+  bool operator==(const End&) const = default;
+};
+
+std::vector<End> RunIn(Cluster& cluster, const Plan& plan) {
+  std::vector<End> ends(plan.job.workers);
+  OnEachRank(plan.job.workers, [&](uint32_t rank) {
+    Replica replica(plan.job, rank);
+    if (plan.resume_from != nullptr) std::fill(replica.values.begin(), replica.values.end(), 7.0f);
+    WorkerOptions options = plan.job.worker;
+    options.rank = rank;
+    options.world_size = plan.job.workers;
+    auto worker = Worker::Join(options, plan.job.optimizer, replica.Parameters(), cluster.Connect(),
+                               plan.resume_from);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    if (plan.after_join) plan.after_join(rank, **worker);
+    while (true) {
+      const int done = static_cast<int>((*worker)->steps());
+      if (std::count(plan.checkpoint_after.begin(), plan.checkpoint_after.end(), done) > 0) {
+        if (plan.before_checkpoint) plan.before_checkpoint(rank);
+        const absl::Status saved = (*worker)->Checkpoint(*plan.checkpoints);
+        ASSERT_TRUE(saved.ok()) << "rank " << rank << ": " << saved;
+      }
+      if (done >= plan.until) break;
+      replica.gradient = GradientOf(rank, done, replica.values.size());
+      auto report = (*worker)->Step(replica.Gradients(), {plan.job.rates});
+      ASSERT_TRUE(report.ok()) << report.status();
+    }
+    std::string momentum;
+    for (uint32_t chunk = 0; chunk < (*worker)->layout().chunks().size(); ++chunk) {
+      momentum += BytesOfAll((*worker)->optimizer().Momentum(chunk));
+    }
+    ends[rank] = {BytesOfAll(replica.values), momentum,
+                  BytesOfAll((*worker)->optimizer().variance()),
+                  BytesOfAll((*worker)->optimizer().error())};
+    EXPECT_TRUE((*worker)->Leave().ok());
+  });
+  return ends;
+}
+
+// Another part of a training, in aggregators of its own.
+std::vector<End> RunAnew(uint32_t aggregators, const Plan& plan) {
+  Cluster cluster({.aggregators = aggregators});
+  return RunIn(cluster, plan);
+}
+
+// What rank 0 of the job would resume from.
+absl::StatusOr<ResumeState> Load(Disk& disk, const JobOptionsForTest& job, uint32_t rank = 0) {
+  Replica replica(job, rank);
+  std::vector<Tensor> tensors;
+  for (const Parameter& parameter : replica.Parameters()) {
+    Tensor& tensor = tensors.emplace_back();
+    tensor.set_name(parameter.name);
+    tensor.mutable_shape()->Add(parameter.shape.begin(), parameter.shape.end());
+  }
+  JobOptions options;
+  options.set_block_elements(job.worker.block_elements);
+  options.set_chunk_elements(job.worker.chunk_elements);
+  options.set_gamma(job.worker.gamma);
+  options.set_optimizer(DescribeOptions(job.optimizer));
+  return LoadNewestCheckpoint(disk, {tensors, options, rank, job.workers});
+}
+
+std::vector<std::string> CheckpointsIn(Disk& disk) {
+  std::vector<std::string> names;
+  const auto entries = CheckpointDir(disk).List();
+  EXPECT_TRUE(entries.ok()) << entries.status();
+  for (const CheckpointEntry& entry : *entries) names.push_back(entry.name);
+  return names;
+}
+
+// As if nothing had happened.
+
+struct ResumeCase {
+  const char* name;
+  Codec warm_up_codec;
+  int saved_after;  // the variance freezes after 5
+};
+
+class ResumeTest : public ::testing::TestWithParam<ResumeCase> {};
+
+TEST_P(ResumeTest, EqualsNoInterruptionBitForBitOnAnyNumberOfShards) {
+  JobOptionsForTest job;
+  job.optimizer.warm_up_codec = GetParam().warm_up_codec;
+  const std::vector<End> expected = RunAnew(2, {.job = job, .until = 12});
+  const int saved_after = GetParam().saved_after;
+  MemoryDisk disk;
+  RunAnew(
+      2,
+      {.job = job, .until = saved_after, .checkpoint_after = {saved_after}, .checkpoints = &disk});
+  for (const uint32_t aggregators : {1, 2, 3}) {
+    SCOPED_TRACE(aggregators);
+    EXPECT_EQ(RunAnew(aggregators, {.job = job, .until = 12, .resume_from = &disk}), expected);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Steps, ResumeTest,
+                         ::testing::Values(ResumeCase{"BeforeTheFirstStep", FLOAT32, 0},
+                                           ResumeCase{"InTheWarmUp", FLOAT32, 2},
+                                           ResumeCase{"InABf16WarmUp", BFLOAT16, 3},
+                                           ResumeCase{"AtTheFreeze", BFLOAT16, 5},
+                                           ResumeCase{"AfterTheFirstOneBitStep", FLOAT32, 6},
+                                           ResumeCase{"AmongOneBitSteps", BFLOAT16, 9}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Checkpoint, TakingOneChangesNothing) {
+  const JobOptionsForTest job;
+  const std::vector<End> expected = RunAnew(2, {.job = job, .until = 12});
+  MemoryDisk disk;
+  EXPECT_EQ(
+      RunAnew(
+          2, {.job = job, .until = 12, .checkpoint_after = {3, 5, 6, 9, 12}, .checkpoints = &disk}),
+      expected);
+  EXPECT_THAT(CheckpointsIn(disk), ::testing::ElementsAre(HasSubstr("step-000000000012-"),
+                                                          HasSubstr("step-000000000009-")))
+      << "two are kept";
+  EXPECT_EQ(disk.Files().size(), 2 * (job.workers + 2)) << "and nothing else";
+}
+
+TEST(Checkpoint, ResumingTellsFromWhereAndCanBeSavedAgainAtOnce) {
+  const JobOptionsForTest job;
+  MemoryDisk disk, again;
+  RunAnew(2, {.job = job, .until = 8, .checkpoint_after = {8}, .checkpoints = &disk});
+  RunAnew(3, {.job = job,
+              .until = 8,
+              .checkpoint_after = {8},
+              .checkpoints = &again,
+              .resume_from = &disk,
+              .after_join = [&](uint32_t rank, Worker& worker) {
+                EXPECT_EQ(worker.steps(), 8u);
+                EXPECT_EQ(worker.resumed().checkpoint, CheckpointsIn(disk)[0]);
+                EXPECT_TRUE(worker.resumed().warnings.empty());
+              }});
+  for (uint32_t rank = 0; rank < job.workers; ++rank) {
+    const auto first = Load(disk, job, rank), second = Load(again, job, rank);
+    ASSERT_TRUE(first.ok() && second.ok()) << first.status() << second.status();
+    EXPECT_EQ(first->values, second->values);
+    EXPECT_EQ(first->optimizer.error, second->optimizer.error);
+    EXPECT_EQ(first->aggregator_errors, second->aggregator_errors);
+    EXPECT_FALSE(first->aggregator_errors.empty());
+  }
+}
+
+TEST(Checkpoint, ResumingWithOtherWorkersKeepsTheMeanOfTheErrors) {
+  JobOptionsForTest job;
+  MemoryDisk disk;
+  RunAnew(2, {.job = job, .until = 8, .checkpoint_after = {8}, .checkpoints = &disk});
+  std::vector<float> mean;
+  for (uint32_t rank = 0; rank < job.workers; ++rank) {
+    const std::vector<float> error = Load(disk, job, rank)->optimizer.error;
+    if (mean.empty()) mean.resize(error.size());
+    for (size_t i = 0; i < error.size(); ++i) mean[i] += error[i];
+  }
+  for (float& error : mean) error /= 4;
+  std::map<uint32_t, std::vector<float>> before;
+  for (uint32_t rank = 0; rank < 4; ++rank) before.merge(Load(disk, job, rank)->aggregator_errors);
+
+  job.workers = 3;
+  EXPECT_THAT(std::string(Load(disk, job).status().message()),
+              HasSubstr("was taken of 4 workers, and 3 resume from it"));
+  job.worker.resume_with_other_world_size = true;
+  MemoryDisk again;
+  RunAnew(2, {.job = job,
+              .until = 10,
+              .checkpoint_after = {8},
+              .checkpoints = &again,
+              .resume_from = &disk,
+              .after_join = [&](uint32_t rank, Worker& worker) {
+                EXPECT_EQ(BytesOfAll(worker.optimizer().error()), BytesOfAll(mean));
+              }});
+  std::map<uint32_t, std::vector<float>> after;
+  for (uint32_t rank = 0; rank < 3; ++rank) after.merge(Load(again, job, rank)->aggregator_errors);
+  EXPECT_EQ(after, before) << "the aggregators' errors are what they were";
+}
+
+// Faults.
+
+// A job of one worker that has saved at step 7 and stands at step 8.
+class InterruptedCheckpointTest : public ::testing::Test {
+ protected:
+  InterruptedCheckpointTest() : cluster_({.aggregators = 2}), replica_(job_, 0) {
+    job_.worker.world_size = 1;
+    auto worker =
+        Worker::Join(job_.worker, job_.optimizer, replica_.Parameters(), cluster_.Connect());
+    EXPECT_TRUE(worker.ok()) << worker.status();
+    worker_ = *std::move(worker);
+    for (int step = 0; step < 8; ++step) {
+      // Two, so that the third has one to remove.
+      if (step == 6 || step == 7) EXPECT_TRUE(worker_->Checkpoint(saved_).ok());
+      replica_.gradient = GradientOf(0, step, replica_.values.size());
+      EXPECT_TRUE(worker_->Step(replica_.Gradients(), {job_.rates}).ok());
+    }
+  }
+
+  static JobOptionsForTest OneWorker() {
+    JobOptionsForTest job;
+    job.workers = 1;
+    job.tensors = {37, 1, 40};
+    return job;
+  }
+
+  JobOptionsForTest job_ = OneWorker();
+  Cluster cluster_;
+  Replica replica_;
+  std::unique_ptr<Worker> worker_;
+  MemoryDisk saved_;
+};
+
+TEST_F(InterruptedCheckpointTest, AtAnyByteOrOperationThePreviousOneLoadsAndTheNextIsTaken) {
+  MemoryDisk whole(saved_);
+  ASSERT_TRUE(worker_->Checkpoint(whole).ok());
+  int previous = 0, newest = 0;
+  for (uint64_t budget = 0; budget < whole.spent(); ++budget) {
+    MemoryDisk disk(saved_);
+    disk.DieAfter(budget);
+    const absl::Status status = worker_->Checkpoint(disk);
+    disk.Revive();
+    const auto loaded = Load(disk, job_);
+    ASSERT_TRUE(loaded.ok()) << "after " << budget << ": " << loaded.status();
+    ASSERT_TRUE(loaded->warnings.empty()) << loaded->warnings[0];
+    const uint64_t step = loaded->optimizer.step;
+    ASSERT_TRUE(step == 7 || step == 8);
+    if (status.ok()) ASSERT_EQ(step, 8u) << "it was committed, after " << budget;
+    ++(step == 7 ? previous : newest);
+    ASSERT_TRUE(worker_->Checkpoint(disk).ok()) << "after " << budget;
+    ASSERT_EQ(Load(disk, job_)->optimizer.step, 8u);
+  }
+  EXPECT_GT(previous, 1000);
+  EXPECT_GT(newest, 5);
+}
+
+TEST_F(InterruptedCheckpointTest, AMachineThatLosesWhatWasNotSyncedLeavesTheOneBeforeOrThisOne) {
+  int previous = 0, newest = 0;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    for (uint64_t operations = 1; operations <= 40; ++operations) {
+      simulation::Scheduler scheduler(1000 * seed + operations);
+      simulation::SimDisk disk(scheduler);
+      for (const auto& [name, contents] : saved_.Files()) {
+        ASSERT_TRUE(disk.Write(name, {contents}).ok());
+        ASSERT_TRUE(disk.Sync(name).ok());
+      }
+      ASSERT_TRUE(disk.SyncDirectory().ok());
+      disk.DieIn(operations);
+      const absl::Status status = worker_->Checkpoint(disk);
+      disk.Crash();
+      const auto loaded = Load(disk, job_);
+      ASSERT_TRUE(loaded.ok()) << "seed " << seed << ": " << loaded.status();
+      ASSERT_TRUE(loaded->warnings.empty()) << "seed " << seed << ": " << loaded->warnings[0];
+      const uint64_t step = loaded->optimizer.step;
+      ASSERT_TRUE(step == 7 || step == 8) << "seed " << seed;
+      if (status.ok()) ASSERT_EQ(step, 8u) << "it was committed; seed " << seed;
+      ++(step == 7 ? previous : newest);
+    }
+  }
+  EXPECT_GT(previous, 100);
+  EXPECT_GT(newest, 100);
+}
+
+TEST_F(InterruptedCheckpointTest, AnyFlippedBitIsNoticedAndTheOneBeforeIsUsed) {
+  ASSERT_TRUE(worker_->Checkpoint(saved_).ok());
+  const std::string newest = CheckpointsIn(saved_)[0];
+  int flipped = 0;
+  for (const auto& [name, contents] : saved_.Files()) {
+    if (name.substr(0, newest.size()) != newest) continue;
+    for (size_t byte = 0; byte < contents.size(); ++byte, ++flipped) {
+      MemoryDisk disk(saved_);
+      disk.FlipBit(name, byte, byte % 8);
+      const auto loaded = Load(disk, job_);
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      ASSERT_EQ(loaded->optimizer.step, 7u) << name << ", byte " << byte;
+      ASSERT_EQ(loaded->warnings.size(), 1u);
+      ASSERT_THAT(loaded->warnings[0], HasSubstr(newest));
+      ASSERT_THAT(loaded->warnings[0], HasSubstr(name.substr(newest.size() + 1) + " is damaged"));
+    }
+  }
+  EXPECT_GT(flipped, 1000);
+}
+
+TEST_F(InterruptedCheckpointTest, WhatIsDamagedDoesNotCountAsOneOfTheTwoThatAreKept) {
+  ASSERT_TRUE(worker_->Checkpoint(saved_).ok());
+  const std::vector<std::string> before = CheckpointsIn(saved_);
+  saved_.FlipBit(absl::StrCat(before[0], "/parameters"), 100, 3);
+  EXPECT_TRUE(worker_->Leave().ok());
+  JobOptionsForTest job = job_;
+  RunAnew(1, {.job = job,
+              .until = 9,
+              .checkpoint_after = {9},
+              .checkpoints = &saved_,
+              .resume_from = &saved_,
+              .after_join = [&](uint32_t rank, Worker& worker) {
+                EXPECT_EQ(worker.resumed().checkpoint, before[1]);
+                EXPECT_EQ(worker.resumed().warnings.size(), 1u);
+              }});
+  EXPECT_THAT(CheckpointsIn(saved_),
+              ::testing::ElementsAre(HasSubstr("step-000000000009"), before[1]));
+}
+
+TEST_F(InterruptedCheckpointTest, AMissingFileIsDamageAndAllDamagedAreNamed) {
+  const std::vector<std::string> names = CheckpointsIn(saved_);
+  ASSERT_TRUE(saved_.Remove(absl::StrCat(names[0], "/rank-0")).ok());
+  EXPECT_EQ(Load(saved_, job_)->optimizer.step, 6u);
+  ASSERT_TRUE(saved_.Remove(absl::StrCat(names[1], "/parameters")).ok());
+  const absl::Status status = Load(saved_, job_).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  for (const std::string& name : names) EXPECT_THAT(std::string(status.message()), HasSubstr(name));
+  MemoryDisk empty;
+  EXPECT_TRUE(absl::IsNotFound(Load(empty, job_).status()));
+}
+
+TEST_F(InterruptedCheckpointTest, WhatAnEarlierAttemptHasLeftIsNoPartOfALaterOneAndGoes) {
+  for (const char* name : {"step-000000000008-0123456789abcdef/rank-0",
+                           "step-000000000008-0123456789abcdef/rank-0.sum",
+                           "step-000000000005-0123456789abcdef/parameters.tmp"}) {
+    ASSERT_TRUE(saved_.Write(name, {"torn"}).ok());
+  }
+  ASSERT_TRUE(saved_.Write("notes.txt", {"somebody's"}).ok());
+  ASSERT_TRUE(saved_.Write("step-000000000900-0123456789abcdef/rank-0", {"not ours yet"}).ok());
+  EXPECT_EQ(Load(saved_, job_)->optimizer.step, 7u);
+  ASSERT_TRUE(worker_->Checkpoint(saved_).ok());
+  EXPECT_EQ(Load(saved_, job_)->optimizer.step, 8u);
+  EXPECT_EQ(saved_.Files().size(), 2 * 3u + 2) << "two checkpoints, and what is not ours";
+}
+
+TEST_F(InterruptedCheckpointTest, ItIsTakenOncePerStep) {
+  MemoryDisk disk;
+  ASSERT_TRUE(worker_->Checkpoint(disk).ok());
+  const auto files = disk.Files();
+  ASSERT_TRUE(worker_->Checkpoint(disk).ok());
+  EXPECT_EQ(disk.Files(), files);
+}
+
+TEST_F(InterruptedCheckpointTest, ResumingWithAnotherOptionOrTensorNamesIt) {
+  JobOptionsForTest job = job_;
+  job.optimizer.beta1 = 0.8;
+  EXPECT_THAT(std::string(Load(saved_, job).status().message()), HasSubstr("option optimizer is"));
+  job = job_;
+  job.worker.gamma = 1.2f;
+  EXPECT_THAT(std::string(Load(saved_, job).status().message()), HasSubstr("option gamma is 1.2"));
+  job = job_;
+  job.tensors[1] = 2;
+  const absl::Status status = Load(saved_, job).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("tensor 1 is 'tensor1' [2] here"));
+}
+
+TEST(Checkpoint, ARankThatNeverComesIsNamedOnAllOthersWithinTheDeadlineAndTrainingGoesOn) {
+  JobOptionsForTest job;
+  job.workers = 3;
+  job.worker.exchange_timeout = absl::Seconds(1);
+  Cluster cluster({});
+  MemoryDisk disk;
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    WorkerOptions options = job.worker;
+    options.rank = rank;
+    options.world_size = job.workers;
+    if (rank == 2) options.exchange_timeout = absl::Seconds(30);
+    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect());
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    if (rank != 2) {
+      const absl::Status status = (*worker)->Checkpoint(disk);
+      EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("lacks the part of rank 2 after 1s"));
+      EXPECT_THAT(std::string(status.message()), HasSubstr("one that all workers see"));
+    }
+    EXPECT_TRUE((*worker)->Step(replica.Gradients(), {job.rates}).ok());
+  });
+  EXPECT_TRUE(CheckpointsIn(disk).empty());
+}
+
+TEST(Checkpoint, RanksThatResumeFromDifferentOnesAreRefused) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.worker.join_timeout = absl::Seconds(1);
+  MemoryDisk early, late;
+  RunAnew(1, {.job = job, .until = 6, .checkpoint_after = {6}, .checkpoints = &early});
+  RunAnew(1, {.job = job, .until = 8, .checkpoint_after = {8}, .checkpoints = &late});
+  Cluster cluster({});
+  absl::Mutex mutex;
+  std::string messages;
+  OnEachRank(2, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    WorkerOptions options = job.worker;
+    options.rank = rank;
+    options.world_size = 2;
+    const std::vector<float> before = replica.values;
+    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect(),
+                               rank == 0 ? &early : &late);
+    EXPECT_FALSE(worker.ok());
+    EXPECT_EQ(replica.values, before) << "parameters are untouched";
+    absl::MutexLock lock(&mutex);
+    absl::StrAppend(&messages, std::string(worker.status().message()));
+  });
+  EXPECT_THAT(messages, HasSubstr("option first_step is"));
+}
+
+// Aggregators that die at the wrong moment, over a real network and on a real disk.
+class CheckpointRecoveryTest : public ::testing::Test {
+ protected:
+  CheckpointRecoveryTest()
+      : state_dir_(absl::StrCat(::testing::TempDir(), "/state")),
+        checkpoint_dir_(absl::StrCat(::testing::TempDir(), "/checkpoints")) {
+    std::filesystem::remove_all(state_dir_);
+    std::filesystem::remove_all(checkpoint_dir_);
+    EXPECT_TRUE(MakeDirectory(checkpoint_dir_).ok());
+    disk_ = OpenDirectory(checkpoint_dir_);
+    job_.optimizer.warm_up_codec = BFLOAT16;
+    expected_ = RunAnew(2, {.job = job_, .until = 12});
+  }
+
+  ClusterOptions WithState() const {
+    return {.transport = Transport::kGrpc, .aggregators = 2, .state_dir = state_dir_};
+  }
+
+  const std::string state_dir_, checkpoint_dir_;
+  JobOptionsForTest job_;
+  std::unique_ptr<Disk> disk_;
+  std::vector<End> expected_;
+};
+
+TEST_F(CheckpointRecoveryTest, AggregatorsKilledWhileACheckpointIsTakenChangeNothing) {
+  {
+    Cluster cluster(WithState());
+    const auto ends = RunIn(cluster, {.job = job_,
+                                      .until = 12,
+                                      .checkpoint_after = {3, 9},
+                                      .checkpoints = disk_.get(),
+                                      .before_checkpoint = [&](uint32_t rank) {
+                                        // The others are in it, and cannot end it without this one.
+                                        if (rank != 1) return;
+                                        cluster.Kill(0);
+                                        cluster.Kill(1);
+                                      }});
+    EXPECT_EQ(ends, expected_);
+  }
+  EXPECT_EQ(RunAnew(3, {.job = job_, .until = 12, .resume_from = disk_.get()}), expected_);
+}
+
+TEST_F(CheckpointRecoveryTest, AggregatorsKilledAroundTheRestoringRoundChangeNothing) {
+  RunAnew(2, {.job = job_, .until = 7, .checkpoint_after = {7}, .checkpoints = disk_.get()});
+  Cluster cluster(WithState());
+  const auto ends = RunIn(cluster, {.job = job_,
+                                    .until = 12,
+                                    .resume_from = disk_.get(),
+                                    .after_join = [&](uint32_t rank, Worker& worker) {
+                                      if (rank != 2) return;
+                                      cluster.Kill(0);
+                                      cluster.Kill(1);
+                                    }});
+  EXPECT_EQ(ends, expected_);
+}
+
+}  // namespace
+}  // namespace signpost::testing

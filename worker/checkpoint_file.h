@@ -1,0 +1,70 @@
+// What one file of a checkpoint holds. Both kinds are files in sections (storage/section_file.h)
+// and begin with "signpost checkpoint 1\n"; numbers are fp32.
+//
+//   rank-<r>   = CheckpointPart, the worker's error in layout order, then for each chunk that the
+//                CheckpointPart names the error of its aggregator
+//   parameters = CheckpointPart, the values of each tensor, then the momentum of each chunk, then
+//                the variance of each chunk (OptimizerState::variance)
+//
+// An error of which all bits are 0 is a section without bytes.
+
+#ifndef SIGNPOST_WORKER_CHECKPOINT_FILE_H_
+#define SIGNPOST_WORKER_CHECKPOINT_FILE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "proto/layout.h"
+#include "storage/section_file.h"
+#include "worker/onebit_adam.h"
+
+namespace signpost {
+
+inline constexpr absl::string_view kCheckpointFirstLine = "signpost checkpoint 1\n";
+
+// Aggregators' errors by chunk, one number for each of its elements; empty: all of it is zero.
+using ChunkErrors = std::map<uint32_t, std::vector<float>>;
+
+// The file "rank-<rank>".
+struct RankPart {
+  uint64_t step = 0;
+  uint32_t rank = 0;
+  absl::Span<const float> error;  // the worker's, in layout order
+  const ChunkErrors& aggregator_errors;
+};
+// What is added must outlive the writer.
+void AddRankPart(const RankPart& part, SectionWriter& writer);
+
+struct SavedRank {
+  std::vector<float> error;
+  ChunkErrors aggregator_errors;
+};
+// DATA_LOSS, saying what is wrong, for a file that is not that rank's of this layout.
+absl::StatusOr<SavedRank> DecodeRankPart(absl::string_view file, uint32_t rank,
+                                         const Layout& layout);
+
+// The file "parameters". `momentum` is in layout order.
+struct ParametersPart {
+  uint64_t step = 0;
+  absl::Span<const Parameter> parameters;
+  absl::Span<const float> momentum;
+  absl::Span<const float> variance;
+};
+void AddParametersPart(const ParametersPart& part, const Layout& layout, SectionWriter& writer);
+
+struct SavedParameters {
+  std::vector<float> values;  // in layout order, as the others
+  std::vector<float> momentum;
+  std::vector<float> variance;
+};
+absl::StatusOr<SavedParameters> DecodeParametersPart(absl::string_view file, const Layout& layout);
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_WORKER_CHECKPOINT_FILE_H_

@@ -1,0 +1,53 @@
+// What a worker reads of a checkpoint in order to go on from it.
+
+#ifndef SIGNPOST_WORKER_RESUME_STATE_H_
+#define SIGNPOST_WORKER_RESUME_STATE_H_
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "proto/aggregator.pb.h"
+#include "storage/disk.h"
+#include "worker/checkpoint_file.h"
+#include "worker/onebit_adam.h"
+
+namespace signpost {
+
+// Who resumes, and with what.
+struct ResumingWorker {
+  absl::Span<const Tensor> tensors;
+  JobOptions options;  // as of a job that starts anew
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  bool allow_other_world_size = false;
+};
+
+struct ResumeState {
+  std::string checkpoint;             // its subdirectory
+  std::vector<std::string> warnings;  // of newer checkpoints, which are damaged, for a person
+  std::set<std::string> damaged;      // their names
+
+  OptimizerState optimizer;
+  std::vector<float> values;      // of the parameters, in layout order
+  ChunkErrors aggregator_errors;  // that this rank is to give back
+  // Over values, momentum and variance: JobOptions.parameters_crc32c.
+  uint32_t parameters_crc32c = 0;
+};
+
+// From the newest committed checkpoint of which all files are what was written: all ranks come to
+// the same one. With the world size that it was taken of, each rank has its own error again. With
+// another, if that is allowed, each has the mean of all errors in it (summed in rank order and
+// divided, in fp32), so that their mean over the workers, which is what training sees, stays what
+// it was.
+//   NOT_FOUND            there is no committed checkpoint
+//   DATA_LOSS            all are damaged; each is named
+//   FAILED_PRECONDITION  another tensor, option, or world size, named
+absl::StatusOr<ResumeState> LoadNewestCheckpoint(Disk& disk, const ResumingWorker& worker);
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_WORKER_RESUME_STATE_H_
