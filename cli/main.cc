@@ -18,6 +18,7 @@
 #include "cli/run_command.h"
 #include "cli/status_command.h"
 #include "cli/version_command.h"
+#include "failpoint/failpoint.h"
 
 namespace signpost::cli {
 namespace {
@@ -57,6 +58,11 @@ int Main(std::vector<std::string> arguments) {
       AddStatusCommand(program), AddVersionCommand(program),   AddDemoWorkerCommand(program),
   };
 
+  if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {
+    if (const absl::Status armed = ArmFailpoints(failpoints); !armed.ok()) {
+      return Fail("signpost: SIGNPOST_FAILPOINT", armed);
+    }
+  }
   const absl::Status parsed = Parse(program, arguments);
   if (absl::IsCancelled(parsed)) return kExitOk;
   if (!parsed.ok()) return Fail("signpost", parsed);

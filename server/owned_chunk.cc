@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "failpoint/failpoint.h"
 
 namespace signpost {
 namespace {
@@ -88,7 +89,10 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
     call.since = now;
   }
   call.done = std::move(done);
-  if (!open_->round.complete()) return ended;
+  if (!open_->round.complete()) {
+    Reach(Failpoint::kFrameContributed);
+    return ended;
+  }
   if (!MayClose()) {
     RequestSnapshot();
     return ended;
@@ -139,6 +143,7 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   last_contributions_ = open_->round.Contributions();
   last_answer_ = std::make_shared<const Answer>(*std::move(answer));
 
+  Reach(Failpoint::kRoundClosed);
   EndedCalls ended;
   for (WaitingCall& call : open_->calls) {
     const absl::Duration waited = std::max(now - call.since, absl::ZeroDuration());
@@ -178,6 +183,7 @@ AnswerHeader OwnedChunk::HeaderOf(const Reply& reply) {
 }
 
 OwnedChunk::Reply OwnedChunk::AskForReplay(uint64_t step) const {
+  Reach(Failpoint::kReplayAsked);
   Answer answer;
   answer.header.set_step(step);
   answer.header.set_chunk(chunk_);

@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "failpoint/failpoint.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "proto/message.h"
@@ -68,6 +69,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
         options.state_dir, {options.aggregator.shard, options.aggregator.shard_count});
     if (!opened.ok()) return opened.status();
     state_dir = *std::move(opened);
+    Reach(Failpoint::kStateDirCounted);
   }
   std::unique_ptr<Server> server(new Server(options, std::move(state_dir)));
   if (status = server->Recover(options.allow_error_reset); !status.ok()) return status;
@@ -84,6 +86,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
         ": another process may have the port (`ss -ltnp` shows them), or this machine may not have "
         "the address"));
   }
+  Reach(Failpoint::kServerListening);
   if (!IsUnixAddress(options.listen)) server->port_ = static_cast<uint16_t>(port);
   return server;
 }
@@ -104,6 +107,7 @@ absl::Status Server::Recover(bool allow_error_reset) {
   absl::StatusOr<StateDir::Recovered> recovered = state_dir_->Recover(allow_error_reset);
   if (!recovered.ok()) return recovered.status();
   warnings_ = std::move(recovered->warnings);
+  Reach(Failpoint::kStateDirLoaded);
   if (absl::Status status = aggregator_.Restore(recovered->jobs); !status.ok()) return status;
   snapshots_ = std::thread([this] { TakeSnapshots(); });
   return absl::OkStatus();
