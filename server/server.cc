@@ -76,19 +76,38 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   Configure(options, builder);
-  int port = 0;
-  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(server->service_.get());
-  server->server_ = builder.BuildAndStart();
-  if (server->server_ == nullptr || port == 0) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen on ", options.listen,
-        ": another process may have the port (`ss -ltnp` shows them), or this machine may not have "
-        "the address"));
-  }
+  status = IsUnixAddress(options.listen) ? server->ServeUnixSocket(options.listen, builder)
+                                         : server->ServeTcp(options, builder);
+  if (!status.ok()) return status;
   Reach(Failpoint::kServerListening);
-  if (!IsUnixAddress(options.listen)) server->port_ = static_cast<uint16_t>(port);
   return server;
+}
+
+absl::Status Server::ServeUnixSocket(const std::string& address, grpc::ServerBuilder& builder) {
+  int bound = 0;
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &bound);
+  server_ = builder.BuildAndStart();
+  if (server_ != nullptr && bound != 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
+                                             ": another process may listen there, or the "
+                                             "directory may not be there or not be writable"));
+}
+
+absl::Status Server::ServeTcp(const ServerOptions& options, grpc::ServerBuilder& builder) {
+  absl::StatusOr<std::unique_ptr<Acceptor>> acceptor =
+      Acceptor::Listen(options.listen, options.failure_timeout.keepalive_timeout());
+  if (!acceptor.ok()) return acceptor.status();
+  auto to = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) {
+    return absl::UnavailableError(absl::StrCat("gRPC cannot serve on ", options.listen));
+  }
+  acceptor_ = *std::move(acceptor);
+  acceptor_->Start(std::move(to));
+  return absl::OkStatus();
 }
 
 Server::Server(const ServerOptions& options, std::unique_ptr<StateDir> state_dir)
@@ -98,6 +117,7 @@ Server::Server(const ServerOptions& options, std::unique_ptr<StateDir> state_dir
 
 Server::~Server() {
   StopSnapshots();
+  if (acceptor_ != nullptr) acceptor_->Stop();
   aggregator_.Drain();
   if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTimeout));
 }
@@ -138,6 +158,7 @@ absl::Status Server::Drain(absl::Duration grace) {
     aggregator_.AwaitNoJobs(grace);
     aggregator_.Drain();
   }
+  if (acceptor_ != nullptr) acceptor_->Stop();
   server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTimeout));
   return status;
 }
