@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -60,6 +61,10 @@ class LaunchedRun {
 
   void StartAggregators() {
     shards_.resize(options_.aggregators);
+    if (!options_.limit_restarts) {
+      for (Shard& shard : shards_)
+        shard.restarts = RestartLimit(std::numeric_limits<size_t>::max());
+    }
     start_deadline_ = absl::Now() + options_.aggregator_start_timeout;
     deadline_ = absl::Now() + options_.timeout;
     for (uint32_t shard = 0; shard < options_.aggregators; ++shard) {
@@ -86,7 +91,7 @@ class LaunchedRun {
 
   void StartWorkers() {
     std::vector<std::string> addresses;
-    for (const Shard& shard : shards_) addresses.push_back(shard.address);
+    for (const Shard& shard : shards_) addresses.push_back(shard.address_for_workers);
     for (uint32_t rank = 0; rank < options_.workers; ++rank) {
       std::unique_ptr<ChildProcess> process = StartProcess(
           options_.command, {{"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses, ",")},
@@ -157,8 +162,12 @@ class LaunchedRun {
                                            ", but listens on ", first_line)});
       return;
     }
+    const bool is_first = address.empty();
     address = std::string(first_line);
     shards_[shard].listening = true;
+    const std::string for_workers =
+        options_.on_listening({shard, address, aggregators_[shard]->pid()});
+    if (is_first) shards_[shard].address_for_workers = for_workers;
     const bool all = std::all_of(shards_.begin(), shards_.end(),
                                  [](const Shard& shard) { return shard.listening; });
     if (!all || stopping_) return;
@@ -281,6 +290,7 @@ class LaunchedRun {
 
   struct Shard {
     std::string address;  // that its first aggregator got; empty: not known yet
+    std::string address_for_workers;
     bool listening = false;
     RestartLimit restarts;
   };

@@ -4,6 +4,8 @@
 #ifndef SIGNPOST_CLI_LAUNCHER_H_
 #define SIGNPOST_CLI_LAUNCHER_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -30,6 +32,13 @@ void PrintPrefixed(const OutputLine& line);
 // "signpost: aggregator 1 failed: killed by SIGKILL; started again (restart 1)", to standard error.
 void PrintRestart(const std::string& what);
 
+// An aggregator that can be connected to.
+struct ListeningAggregator {
+  uint32_t shard = 0;
+  std::string address;  // "HOST:PORT"
+  pid_t pid = 0;        // it has not been waited for yet
+};
+
 struct LaunchOptions {
   // One worker's program, found in PATH, and its arguments. Its environment says who it is:
   // SIGNPOST_AGGREGATORS, SIGNPOST_JOB (another one for each launch), SIGNPOST_RANK,
@@ -50,6 +59,11 @@ struct LaunchOptions {
   // RestartLimit::kMost times within RestartLimit::kWindow.
   std::string state_dir;
   std::function<void(const std::string& what)> on_restart = PrintRestart;
+  bool limit_restarts = true;  // false: they end because somebody wants them to
+  // Called each time that an aggregator has been started and listens. Returns the address that
+  // workers are told, at the first time.
+  std::function<std::string(const ListeningAggregator&)> on_listening =
+      [](const ListeningAggregator& aggregator) { return aggregator.address; };
 };
 
 struct LaunchResult {

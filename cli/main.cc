@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "cli/aggregator_command.h"
+#include "cli/chaos_command.h"
 #include "cli/command.h"
 #include "cli/demo_command.h"
 #include "cli/demo_worker_command.h"
@@ -54,8 +55,9 @@ int Main(std::vector<std::string> arguments) {
       "Start with 'signpost demo'. Each command explains itself: signpost COMMAND --help\n"
       "In a checkout, './signpost test' runs every test.");
   const std::vector<Command> commands = {
-      AddDemoCommand(program),   AddRunCommand(program, tail), AddAggregatorCommand(program),
-      AddStatusCommand(program), AddVersionCommand(program),   AddDemoWorkerCommand(program),
+      AddDemoCommand(program),        AddRunCommand(program, tail), AddAggregatorCommand(program),
+      AddStatusCommand(program),      AddVersionCommand(program),   AddDemoWorkerCommand(program),
+      AddChaosCommand(program, tail),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {
@@ -69,7 +71,8 @@ int Main(std::vector<std::string> arguments) {
   for (const Command& command : commands) {
     if (!command.flags->parsed()) continue;
     const std::string name = "signpost " + command.flags->get_name();
-    if (!tail.empty() && command.flags->get_name() != "run") {
+    const bool takes_tail = name == "signpost run" || name == "signpost chaos";
+    if (!tail.empty() && !takes_tail) {
       return Fail(name,
                   absl::InvalidArgumentError("takes nothing behind ' -- '; 'signpost run' does"));
     }

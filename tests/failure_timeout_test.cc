@@ -21,15 +21,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "cli/proxy.h"
 #include "client/session.h"
 #include "server/server.h"
 #include "tests/pair.h"
-#include "tests/proxy.h"
 #include "worker/grpc_channel.h"
 
 namespace signpost::testing {
 namespace {
 
+using cli::Proxy;
 using ::testing::ElementsAre;
 using ::testing::UnorderedElementsAre;
 
