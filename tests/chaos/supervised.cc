@@ -129,9 +129,11 @@ pid_t Supervised::Start(size_t start, int output) const {
   for (const std::string& argument :
        {std::string("cli/signpost"), std::string("aggregator"), absl::StrCat("--listen=", listen),
         absl::StrCat("--shard=", options_.shard, "/", options_.shard_count),
-        absl::StrCat("--state-dir=", options_.state_dir),
         absl::StrCat("--failure-timeout=", options_.failure_timeout), std::string("--insecure")}) {
     command.push_back(argument);
+  }
+  if (!options_.state_dir.empty()) {
+    command.push_back(absl::StrCat("--state-dir=", options_.state_dir));
   }
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);

@@ -23,7 +23,7 @@ namespace signpost::testing {
 struct SupervisedOptions {
   uint32_t shard = 0;
   uint32_t shard_count = 1;
-  std::string state_dir;
+  std::string state_dir;  // empty: it has none
   std::string listen = "127.0.0.1:0";
   std::string failure_timeout = "1s";
   // A command that runs the aggregator's, such as {"ip", "netns", "exec", NAME}.
