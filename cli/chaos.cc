@@ -12,8 +12,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "proto/failure_timeout.h"
+#include "proto/steady_time.h"
 #include "worker/grpc_channel.h"
 
 namespace signpost::cli {
@@ -57,7 +57,7 @@ absl::StatusOr<std::vector<Fault>> ParseFaults(absl::string_view names) {
 }
 
 Chaos::Chaos(const ChaosOptions& options)
-    : options_(options), start_(absl::Now()), shards_(options.aggregators) {
+    : options_(options), start_(SteadyNow()), shards_(options.aggregators) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -138,8 +138,8 @@ void Chaos::Run() {
     mutex_.Await(absl::Condition(&is_time));
   }
   FaultPlan plan(options_.seed, options_.faults, options_.aggregators);
-  for (absl::Time next = absl::Now() + options_.every; Pause(next - absl::Now());
-       next = std::max(next + options_.every, absl::Now())) {
+  for (absl::Time next = SteadyNow() + options_.every; Pause(next - SteadyNow());
+       next = std::max(next + options_.every, SteadyNow())) {
     Inflict(plan.Next());
   }
 }
@@ -152,7 +152,7 @@ bool Chaos::AllListen() const {
 void Chaos::Inflict(const PlannedFault& planned) {
   Progress before;
   if (!ReadProgress(planned.shard, before)) return;
-  const absl::Time fault = absl::Now();
+  const absl::Time fault = SteadyNow();
   Say(absl::StrCat(NameOf(planned.fault), " aggregator ", planned.shard, ", step ", before.step));
   {
     absl::MutexLock lock(&mutex_);
@@ -160,7 +160,7 @@ void Chaos::Inflict(const PlannedFault& planned) {
   }
   Do(planned);
   if (!AwaitNextRound(planned.shard, before)) return;
-  const absl::Duration took = absl::Now() - fault;
+  const absl::Duration took = SteadyNow() - fault;
   Say(absl::StrCat("aggregator ", planned.shard, " closes rounds again, ", Seconds(took),
                    " after the fault"));
   absl::MutexLock lock(&mutex_);
@@ -209,7 +209,7 @@ bool Chaos::ReadProgress(uint32_t shard, Progress& progress) {
   }
   // A channel that had lost its connection would wait for its backoff.
   const absl::StatusOr<StatusResponse> status =
-      ConnectToAggregator(address, FailureTimeout())->Status({}, absl::Now() + kStatusTimeout);
+      ConnectToAggregator(address, FailureTimeout())->Status({}, SteadyNow() + kStatusTimeout);
   if (!status.ok() || status->jobs_size() != 1) return false;
   const JobStatus& job = status->jobs(0);
   progress = {job.rounds_closed(), job.chunks(), job.step()};
@@ -244,7 +244,7 @@ bool Chaos::Pause(absl::Duration duration) {
 }
 
 void Chaos::Say(const std::string& text) const {
-  options_.on_line(absl::StrCat("after ", Seconds(absl::Now() - start_), ": ", text));
+  options_.on_line(absl::StrCat("after ", Seconds(SteadyNow() - start_), ": ", text));
 }
 
 }  // namespace signpost::cli

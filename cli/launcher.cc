@@ -21,6 +21,7 @@
 #include "cli/exit_code.h"
 #include "cli/process_scope.h"
 #include "cli/restart_limit.h"
+#include "proto/steady_time.h"
 
 namespace signpost::cli {
 namespace {
@@ -65,8 +66,8 @@ class LaunchedRun {
       for (Shard& shard : shards_)
         shard.restarts = RestartLimit(std::numeric_limits<size_t>::max());
     }
-    start_deadline_ = absl::Now() + options_.aggregator_start_timeout;
-    deadline_ = absl::Now() + options_.timeout;
+    start_deadline_ = SteadyNow() + options_.aggregator_start_timeout;
+    deadline_ = SteadyNow() + options_.timeout;
     for (uint32_t shard = 0; shard < options_.aggregators; ++shard) {
       std::unique_ptr<ChildProcess> process = StartProcess(AggregatorCommand(shard), {});
       if (process == nullptr) return;
@@ -125,7 +126,7 @@ class LaunchedRun {
       }
     }
     const absl::Duration left =
-        std::min({start_deadline_, deadline_, kill_deadline_}) - absl::Now();
+        std::min({start_deadline_, deadline_, kill_deadline_}) - SteadyNow();
     const int64_t timeout_ms = absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1)));
     poll(fds.data(), fds.size(), static_cast<int>(std::clamp<int64_t>(timeout_ms, 0, INT_MAX)));
   }
@@ -208,7 +209,7 @@ class LaunchedRun {
   // Without its state it would not know the job. One that never came up has a reason that stays.
   bool MayRestart(uint32_t shard) {
     return !stopping_ && !options_.state_dir.empty() && !workers_.empty() &&
-           shards_[shard].restarts.Restart(absl::Now());
+           shards_[shard].restarts.Restart(SteadyNow());
   }
 
   void RestartAggregator(uint32_t shard) {
@@ -216,7 +217,7 @@ class LaunchedRun {
         absl::StrCat(NameOf(true, shard), " failed: ", aggregators_[shard]->DescribeEnd(),
                      "; started again (restart ", shards_[shard].restarts.restarts(), ")"));
     shards_[shard].listening = false;
-    start_deadline_ = absl::Now() + options_.aggregator_start_timeout;
+    start_deadline_ = SteadyNow() + options_.aggregator_start_timeout;
     std::unique_ptr<ChildProcess> process = StartProcess(AggregatorCommand(shard), {});
     if (process != nullptr) aggregators_[shard] = std::move(process);
   }
@@ -235,7 +236,7 @@ class LaunchedRun {
   // Stopping.
 
   void CheckDeadlines() {
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (now >= kill_deadline_) SignalAll(SIGKILL);
     if (stopping_) return;
     if (now >= start_deadline_) {
@@ -269,7 +270,7 @@ class LaunchedRun {
     if (std::exchange(stopping_, true)) return;
     result_ = std::move(result);
     start_deadline_ = deadline_ = absl::InfiniteFuture();
-    kill_deadline_ = absl::Now() + options_.grace;
+    kill_deadline_ = SteadyNow() + options_.grace;
     for (const auto& worker : workers_) worker->Signal(SIGTERM);
     if (AllEnded(workers_)) StopAggregators();
   }
@@ -277,7 +278,7 @@ class LaunchedRun {
   void StopAggregators() {
     stopping_ = true;
     start_deadline_ = deadline_ = absl::InfiniteFuture();
-    kill_deadline_ = absl::Now() + options_.grace;
+    kill_deadline_ = SteadyNow() + options_.grace;
     for (const auto& aggregator : aggregators_) aggregator->Signal(SIGTERM);
   }
 

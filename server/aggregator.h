@@ -16,11 +16,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "proto/aggregator.pb.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
+#include "proto/steady_time.h"
 #include "server/job.h"
 #include "server/membership.h"
 #include "server/owned_chunk.h"
@@ -46,7 +46,7 @@ struct AggregatorOptions {
   AggregatorLimits limits;
   // A job whose members have sent nothing for this long gives way to a new one.
   absl::Duration idle_timeout = absl::Minutes(10);
-  std::function<absl::Time()> now = absl::Now;
+  std::function<absl::Time()> now = SteadyNow;
 };
 
 // Thread-safe. Callbacks are called exactly once, with no lock held, either before the call returns

@@ -14,6 +14,7 @@
 #include "proto/aggregator.grpc.pb.h"
 #include "proto/grpc_status.h"
 #include "proto/message.h"
+#include "proto/steady_time.h"
 
 namespace signpost {
 namespace {
@@ -112,7 +113,7 @@ class GrpcChannel final : public Channel {
         absl::MutexLock lock(&mutex_);
         if (!cancelled_) {
           context_ = std::make_unique<grpc::ClientContext>();  // gRPC allows one try per context
-          context_->set_deadline(absl::ToChronoTime(deadline_));
+          context_->set_deadline(ToSystemClock(deadline_));
           context_->set_wait_for_ready(true);
         }
       }
@@ -134,7 +135,7 @@ class GrpcChannel final : public Channel {
         // ABORTED: an earlier try of this call, given up when its connection was lost, arrived
         // after this one and took its place.
         const bool may_pass = MayPass(status) || status.error_code() == grpc::StatusCode::ABORTED;
-        const bool again = may_pass && absl::Now() + backoff_ < deadline_;
+        const bool again = may_pass && SteadyNow() + backoff_ < deadline_;
         return again ? TryLater() : Finish(channel_.Explain(status));
       }
       Answer answer;
@@ -145,7 +146,7 @@ class GrpcChannel final : public Channel {
     }
 
     void TryLater() {
-      const absl::Time when = absl::Now() + backoff_;
+      const absl::Time when = SteadyNow() + backoff_;
       backoff_ = std::min(2 * backoff_, channel_.longest_backoff_);
       bool cancelled;
       {
@@ -154,7 +155,7 @@ class GrpcChannel final : public Channel {
         context_.reset();
         if (!cancelled) {
           backoff_alarm_ = std::make_unique<grpc::Alarm>();
-          backoff_alarm_->Set(absl::ToChronoTime(when), [this](bool) { Try(); });
+          backoff_alarm_->Set(ToSystemClock(when), [this](bool) { Try(); });
         }
       }
       if (cancelled) Finish(absl::CancelledError("the channel was closed"));
@@ -200,7 +201,7 @@ class GrpcChannel final : public Channel {
       Response response;
       const grpc::Status status = Try(method, request, deadline, response);
       if (status.ok()) return response;
-      if (!MayPass(status) || absl::Now() + backoff >= deadline) return Explain(status);
+      if (!MayPass(status) || SteadyNow() + backoff >= deadline) return Explain(status);
       absl::SleepFor(backoff);
     }
   }
@@ -208,7 +209,7 @@ class GrpcChannel final : public Channel {
   template <typename Response, typename Method, typename Request>
   grpc::Status Try(Method method, const Request& request, absl::Time deadline, Response& response) {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(deadline));
+    context.set_deadline(ToSystemClock(deadline));
     context.set_wait_for_ready(true);
     return (stub_.get()->*method)(&context, request, &response);
   }
