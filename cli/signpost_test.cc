@@ -425,6 +425,7 @@ TEST(Chaos, BreaksEverythingAndChangesNothing) {
   }
   EXPECT_THAT(outcome.output,
               AllOf(HasSubstr(" closes rounds again, "),
+                    HasSubstr("[rank 0] signpost: rank 0: waiting for aggregator 127.0.0.1:"),
                     testing::ContainsRegex("chaos: [0-9]+ faults \\([0-9]+ kill, .* in the median"),
                     HasSubstr("The job ended with exit code 0\n")));
   EXPECT_EQ(ParametersOf(broken), ParametersOf(quiet));

@@ -1,5 +1,6 @@
 #include "client/session.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <utility>
 
@@ -52,6 +53,10 @@ std::vector<uint16_t> PortsOf(absl::Span<const std::string> targets) {
 
 }  // namespace
 
+void PrintConnection(const std::string& line) {
+  std::fprintf(stderr, "signpost: %s\n", line.c_str());
+}
+
 absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
   SessionOptions options;
   absl::StatusOr<std::string> aggregators = Variable("SIGNPOST_AGGREGATORS");
@@ -76,9 +81,16 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
 absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& options,
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters) {
+  OnConnection on_connection;
+  if (options.on_connection) {
+    on_connection = [tell = options.on_connection,
+                     rank = options.worker.rank](const std::string& line) {
+      tell(absl::StrFormat("rank %d: %s", rank, line));
+    };
+  }
   std::vector<std::unique_ptr<Channel>> channels;
   for (const std::string& target : options.aggregators) {
-    channels.push_back(ConnectToAggregator(target, options.failure_timeout));
+    channels.push_back(ConnectToAggregator(target, options.failure_timeout, on_connection));
   }
   absl::StatusOr<std::unique_ptr<Worker>> worker =
       Worker::Join(options.worker, optimizer, std::move(parameters), std::move(channels));

@@ -13,6 +13,7 @@
 #define SIGNPOST_CLIENT_SESSION_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,10 +27,16 @@
 
 namespace signpost {
 
+// "signpost: rank 2: waiting for aggregator ...", to standard error.
+void PrintConnection(const std::string& line);
+
 struct SessionOptions {
   WorkerOptions worker;
   std::vector<std::string> aggregators;  // "host:port" of each shard, in shard order
   FailureTimeout failure_timeout;        // an aggregator without sign of life is reconnected to
+  // Gets a line for a person when an aggregator no longer answers, so that this worker waits for
+  // it, and when it answers again. From any thread. Null: nobody is told.
+  std::function<void(const std::string& line)> on_connection = PrintConnection;
 
   // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,
   // SIGNPOST_WORLD_SIZE, and SIGNPOST_FAILURE_TIMEOUT ("10s"), which need not be set.
@@ -46,9 +53,9 @@ class Session {
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters);
 
-  // One optimizer step on the mean of all workers' gradients, as Worker::Step: after one that failed, but for INVALID_ARGUMENT, parameters may be partly stepped,
-  // and the session can only leave. gradients[i] belongs
-  // to parameter i and is only read during the call.
+  // One optimizer step on the mean of all workers' gradients, as Worker::Step: after one that
+  // failed, but for INVALID_ARGUMENT, parameters may be partly stepped, and the session can only
+  // leave. gradients[i] belongs to parameter i and is only read during the call.
   absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates);
 

@@ -56,8 +56,10 @@ bool MayPass(const grpc::Status& status) {
 
 class GrpcChannel final : public Channel {
  public:
-  GrpcChannel(const std::string& target, const FailureTimeout& failure_timeout)
+  GrpcChannel(const std::string& target, const FailureTimeout& failure_timeout,
+              OnConnection on_connection)
       : target_(target),
+        on_connection_(std::move(on_connection)),
         longest_backoff_(failure_timeout.longest_backoff()),
         channel_(Connect(target, failure_timeout)),
         stub_(AggregatorService::NewStub(channel_)),
@@ -136,8 +138,10 @@ class GrpcChannel final : public Channel {
         // after this one and took its place.
         const bool may_pass = MayPass(status) || status.error_code() == grpc::StatusCode::ABORTED;
         const bool again = may_pass && SteadyNow() + backoff_ < deadline_;
+        if (status.error_code() == grpc::StatusCode::UNAVAILABLE) channel_.SetLost(status);
         return again ? TryLater() : Finish(channel_.Explain(status));
       }
+      channel_.SetFound();
       Answer answer;
       absl::Status parsed = ParseResponse(response_, kMaxPayloadBytes, answer);
       response_.Clear();  // the transport's memory
@@ -189,6 +193,32 @@ class GrpcChannel final : public Channel {
 
   bool HasNoCalls() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return calls_.empty(); }
 
+  // An exchange got no answer, and one did.
+  void SetLost(const grpc::Status& why) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (lost_since_ != absl::InfiniteFuture()) return;
+      lost_since_ = SteadyNow();
+    }
+    Tell(absl::StrFormat("waiting for aggregator %s, which does not answer (%s)", target_,
+                         why.error_message()));
+  }
+
+  void SetFound() {
+    absl::Duration lost;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (lost_since_ == absl::InfiniteFuture()) return;
+      lost = SteadyNow() - std::exchange(lost_since_, absl::InfiniteFuture());
+    }
+    Tell(absl::StrFormat("aggregator %s answers again, after %.2f s", target_,
+                         absl::ToDoubleSeconds(lost)));
+  }
+
+  void Tell(const std::string& what) const {
+    if (on_connection_) on_connection_(what);
+  }
+
   void Forget(Call* call) {
     absl::MutexLock lock(&mutex_);
     calls_.erase(call);
@@ -227,6 +257,7 @@ class GrpcChannel final : public Channel {
   }
 
   const std::string target_;
+  const OnConnection on_connection_;
   const absl::Duration longest_backoff_;  // of an exchange's tries
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<AggregatorService::Stub> stub_;
@@ -234,13 +265,15 @@ class GrpcChannel final : public Channel {
 
   absl::Mutex mutex_;
   std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
+  absl::Time lost_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // that: it is not
 };
 
 }  // namespace
 
 std::unique_ptr<Channel> ConnectToAggregator(const std::string& target,
-                                             const FailureTimeout& failure_timeout) {
-  return std::make_unique<GrpcChannel>(target, failure_timeout);
+                                             const FailureTimeout& failure_timeout,
+                                             OnConnection on_connection) {
+  return std::make_unique<GrpcChannel>(target, failure_timeout, std::move(on_connection));
 }
 
 }  // namespace signpost

@@ -2,19 +2,23 @@
 // time of a step with a state directory against one without.
 //
 //   bazel run -c opt //tests/chaos:recovery_benchmark -- recovery DIRECTORY [PARAMETERS] [KILLS]
-//   bazel run -c opt //tests/chaos:recovery_benchmark -- cost DIRECTORY [PARAMETERS] [PAIRS]
+//   bazel run -c opt //tests/chaos:recovery_benchmark -- cost DIRECTORY [PARAMETERS] [PAIRS] [MS]
 //
-// Aggregators are processes, the four workers threads of this one, which compute nothing: a step is
-// kernels and exchange only, so the share of what recovery costs is as large as it can be. State is
-// kept below DIRECTORY.
+// Aggregators are processes, the four workers threads of this one. For each step a worker computes
+// for MS milliseconds of a core, in place of a gradient. With none, a step is kernels and exchange
+// only, and the share of what recovery costs as large as it can be. State is kept below DIRECTORY.
 
 #include <signal.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -30,7 +34,8 @@ namespace {
 
 constexpr uint32_t kWorkers = 4, kShards = 2;
 constexpr int kFreezeStep = 3;
-constexpr int kStepsOfARun = 36;  // of a cost run; one-bit ones are timed
+// Of a cost run. By the first that is timed, no frame of the warm-up is kept any more.
+constexpr int kFirstTimedStep = 24, kStepsOfARun = 55;
 
 std::vector<std::unique_ptr<Supervised>> StartShards(const std::string& directory,
                                                      bool with_state) {
@@ -126,63 +131,110 @@ void MeasureRecovery(const std::string& directory, size_t parameters, int kills)
   std::printf("%lu frames sent again in all\n", replayed);
 }
 
-// The median time of a one-bit step of a run, in seconds, and the most that a rank keeps.
+// Of one-bit steps, once no dense frame is kept any more.
 struct Cost {
-  double step = 0;
-  uint64_t kept_bytes = 0;
+  double step = 0;            // in seconds
+  double worker_cpu = 0;      // in CPU seconds per step, of all workers
+  double aggregator_cpu = 0;  // of all aggregators
+  uint64_t kept_bytes = 0;    // the most that a rank kept
 };
 
-Cost MeasureRun(const std::string& directory, size_t parameters, bool with_state) {
+double CpuSecondsOf(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+  std::string field;
+  double ticks = 0;
+  for (int i = 1; i <= 15 && file >> field; ++i) {
+    if (i >= 14) ticks += std::stod(field);  // utime and stime
+  }
+  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+// In place of a gradient.
+void Compute(absl::Duration cpu_time) {
+  const auto now = [] {
+    timespec time = {};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return absl::DurationFromTimespec(time);
+  };
+  const absl::Duration end = now() + cpu_time;
+  while (now() < end) {
+  }
+}
+
+Cost MeasureRun(const std::string& directory, size_t parameters, absl::Duration compute,
+                bool with_state) {
   std::filesystem::remove_all(directory);
   const auto shards = StartShards(directory, with_state);
+  const auto aggregators_cpu = [&] {
+    double seconds = 0;
+    for (const auto& shard : shards) seconds += CpuSecondsOf(shard->pid());
+    return seconds;
+  };
+  constexpr int kTimed = kStepsOfARun - 1 - kFirstTimedStep;
   absl::Mutex mutex;
-  absl::Time first, last;
   Cost cost;
   Train(shards, parameters, [&](uint32_t rank, const StepReport& report) {
+    if (report.step + 1 >= kFirstTimedStep) Compute(compute);
     absl::MutexLock lock(&mutex);
-    if (rank == 0 && report.step == kFreezeStep + 2) first = absl::Now();
-    if (rank == 0) last = absl::Now();
-    if (report.codec == ONE_BIT) cost.kept_bytes = std::max(cost.kept_bytes, report.kept_bytes);
-    return report.step + 1 < kStepsOfARun;
+    if (report.step >= kFirstTimedStep) {
+      cost.kept_bytes = std::max(cost.kept_bytes, report.kept_bytes);
+    }
+    const bool is_last = report.step + 1 == kStepsOfARun;
+    if (rank == 0 && (report.step == kFirstTimedStep || is_last)) {
+      const double sign = is_last ? 1 : -1;
+      cost.step += sign * absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) / kTimed;
+      cost.worker_cpu += sign * CpuSecondsOf(getpid()) / kTimed;
+      cost.aggregator_cpu += sign * aggregators_cpu() / kTimed;
+    }
+    return !is_last;
   });
-  cost.step = absl::ToDoubleSeconds(last - first) / (kStepsOfARun - 1 - (kFreezeStep + 2));
   return cost;
 }
 
-void MeasureCost(const std::string& directory, size_t parameters, int pairs) {
-  std::vector<double> ratios;
+void MeasureCost(const std::string& directory, size_t parameters, int pairs,
+                 absl::Duration compute) {
+  std::vector<double> ratios, cpu_ratios;
   for (int pair = 0; pair < pairs; ++pair) {
     Cost cost[2];
     for (const int i : {0, 1}) {
       const bool with_state = (pair + i) % 2 == 1;  // in turns
-      cost[with_state] = MeasureRun(directory, parameters, with_state);
+      cost[with_state] = MeasureRun(directory, parameters, compute, with_state);
     }
     ratios.push_back(cost[1].step / cost[0].step);
-    std::printf(
-        "a step takes %.4f s without state, %.4f s with: %.3f times; kept %.2f of half of the "
-        "parameters' fp32 size\n",
-        cost[0].step, cost[1].step, ratios.back(),
-        static_cast<double>(cost[1].kept_bytes) / (2.0 * parameters));
+    cpu_ratios.push_back((cost[1].worker_cpu + cost[1].aggregator_cpu) /
+                         (cost[0].worker_cpu + cost[0].aggregator_cpu));
+    for (const bool with_state : {false, true}) {
+      const Cost& one = cost[with_state];
+      std::printf(
+          "%s state: step %.4f s; CPU per step of workers %.4f s, of aggregators %.4f s; kept "
+          "%.2f of half of the parameters' fp32 size\n",
+          with_state ? "with   " : "without", one.step, one.worker_cpu, one.aggregator_cpu,
+          static_cast<double>(one.kept_bytes) / (2.0 * parameters));
+    }
     std::fflush(stdout);
   }
-  std::printf("%zu parameters: median of %d pairs %.3f, from %.3f to %.3f\n", parameters, pairs,
-              Median(ratios), *std::min_element(ratios.begin(), ratios.end()),
-              *std::max_element(ratios.begin(), ratios.end()));
+  for (const auto& [what, values] : {std::pair("step", ratios), std::pair("CPU", cpu_ratios)}) {
+    std::printf("%zu parameters, %d pairs: %s %.3f times in the median, from %.3f to %.3f\n",
+                parameters, pairs, what, Median(values),
+                *std::min_element(values.begin(), values.end()),
+                *std::max_element(values.begin(), values.end()));
+  }
 }
 
 int Main(int argc, char** argv) {
   const std::string what = argc > 2 ? argv[1] : "";
   size_t parameters = what == "cost" ? 25'000'000 : 8'000'000;
-  int times = 8;
-  if ((what != "cost" && what != "recovery") || argc > 5 ||
+  int times = 8, compute_ms = 0;
+  if ((what != "cost" && what != "recovery") || argc > 6 ||
       (argc > 3 && !absl::SimpleAtoi(argv[3], &parameters)) ||
+      (argc > 5 && !absl::SimpleAtoi(argv[5], &compute_ms)) ||
       (argc > 4 && !absl::SimpleAtoi(argv[4], &times)) || parameters == 0 || times < 1) {
     std::fprintf(stderr,
-                 "usage: recovery_benchmark recovery|cost DIRECTORY [PARAMETERS] [TIMES]\n");
+                 "usage: recovery_benchmark recovery|cost DIRECTORY [PARAMETERS] [TIMES] [MS]\n");
     return 64;
   }
   const std::string directory = absl::StrCat(argv[2], "/recovery-benchmark");
-  what == "cost" ? MeasureCost(directory, parameters, times)
+  what == "cost" ? MeasureCost(directory, parameters, times, absl::Milliseconds(compute_ms))
                  : MeasureRecovery(directory, parameters, times);
   std::filesystem::remove_all(directory);
   return 0;
