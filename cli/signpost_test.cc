@@ -253,6 +253,29 @@ TEST(Status, AsksAllAggregatorsAndCountsThoseThatAreNotThere) {
   EXPECT_THAT(down.output, HasSubstr(absl::StrCat("no answer from aggregator ", address)));
 }
 
+TEST(Status, NamesARankThatHangs) {
+  for (const char* place : {"worker.sending", "worker.answered"}) {
+    Started aggregator(WithPid("aggregator"));
+    const pid_t aggregator_pid = ToPid(aggregator.ReadLine());
+    const std::string line = aggregator.ReadLine();
+    const std::string address(absl::StripPrefix(line, "listening on "));
+    Started well(Rank(0, address, /*world_size=*/2));
+    Started stopped(absl::StrCat("sh -c 'echo $$; exec env SIGNPOST_FAILPOINT=", place, "=stop ",
+                                 Rank(1, address, /*world_size=*/2), "'"));
+    const pid_t pid = ToPid(stopped.ReadLine());
+    EXPECT_EQ(stopped.ReadLine(), absl::StrCat("signpost: at failpoint ", place, ", pass 1"));
+    std::string status;
+    do {
+      status = RunProgram("status --aggregators " + address).output;
+    } while (!absl::StrContains(status, "rank 1 for"));
+    EXPECT_THAT(status, Not(HasSubstr("rank 0")));
+    kill(pid, SIGCONT);
+    EXPECT_EQ(stopped.End().exit_code, 0);
+    EXPECT_EQ(well.End().exit_code, 0);
+    kill(aggregator_pid, SIGTERM);
+  }
+}
+
 TEST(Status, NeedsToKnowWhomToAsk) {
   const Outcome outcome = RunProgram("status");
   EXPECT_EQ(outcome.exit_code, 64);

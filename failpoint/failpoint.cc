@@ -130,8 +130,8 @@ absl::Status ParseArm(absl::string_view entry, Arm& arm) {
 
 void Do(const Arm& arm) {
   const absl::string_view name = kPlaces[static_cast<size_t>(arm.point)].name;
-  dprintf(STDERR_FILENO, "signpost: at failpoint %.*s, for the %lluth time\n",
-          static_cast<int>(name.size()), name.data(), static_cast<unsigned long long>(arm.count));
+  dprintf(STDERR_FILENO, "signpost: at failpoint %.*s, pass %llu\n", static_cast<int>(name.size()),
+          name.data(), static_cast<unsigned long long>(arm.count));
   switch (arm.action) {
     case Action::kKill:
       kill(getpid(), SIGKILL);
