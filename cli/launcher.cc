@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "cli/exit_code.h"
 #include "cli/process_scope.h"
 #include "cli/restart_limit.h"
+#include "proto/steady_time.h"
 
 namespace signpost::cli {
 namespace {
@@ -60,8 +62,12 @@ class LaunchedRun {
 
   void StartAggregators() {
     shards_.resize(options_.aggregators);
-    start_deadline_ = absl::Now() + options_.aggregator_start_timeout;
-    deadline_ = absl::Now() + options_.timeout;
+    if (!options_.limit_restarts) {
+      for (Shard& shard : shards_)
+        shard.restarts = RestartLimit(std::numeric_limits<size_t>::max());
+    }
+    start_deadline_ = SteadyNow() + options_.aggregator_start_timeout;
+    deadline_ = SteadyNow() + options_.timeout;
     for (uint32_t shard = 0; shard < options_.aggregators; ++shard) {
       std::unique_ptr<ChildProcess> process = StartProcess(AggregatorCommand(shard), {});
       if (process == nullptr) return;
@@ -86,7 +92,7 @@ class LaunchedRun {
 
   void StartWorkers() {
     std::vector<std::string> addresses;
-    for (const Shard& shard : shards_) addresses.push_back(shard.address);
+    for (const Shard& shard : shards_) addresses.push_back(shard.address_for_workers);
     for (uint32_t rank = 0; rank < options_.workers; ++rank) {
       std::vector<std::pair<std::string, std::string>> environment = {
           {"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses, ",")},
@@ -126,7 +132,7 @@ class LaunchedRun {
       }
     }
     const absl::Duration left =
-        std::min({start_deadline_, deadline_, kill_deadline_}) - absl::Now();
+        std::min({start_deadline_, deadline_, kill_deadline_}) - SteadyNow();
     const int64_t timeout_ms = absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1)));
     poll(fds.data(), fds.size(), static_cast<int>(std::clamp<int64_t>(timeout_ms, 0, INT_MAX)));
   }
@@ -163,8 +169,12 @@ class LaunchedRun {
                                            ", but listens on ", first_line)});
       return;
     }
+    const bool is_first = address.empty();
     address = std::string(first_line);
     shards_[shard].listening = true;
+    const std::string for_workers =
+        options_.on_listening({shard, address, aggregators_[shard]->pid()});
+    if (is_first) shards_[shard].address_for_workers = for_workers;
     const bool all = std::all_of(shards_.begin(), shards_.end(),
                                  [](const Shard& shard) { return shard.listening; });
     if (!all || stopping_) return;
@@ -218,7 +228,7 @@ class LaunchedRun {
   // Without its state it would not know the job. One that never came up has a reason that stays.
   bool MayRestart(uint32_t shard) {
     return !stopping_ && !options_.state_dir.empty() && !workers_.empty() &&
-           shards_[shard].restarts.Restart(absl::Now());
+           shards_[shard].restarts.Restart(SteadyNow());
   }
 
   void RestartAggregator(uint32_t shard) {
@@ -226,7 +236,7 @@ class LaunchedRun {
         absl::StrCat(NameOf(true, shard), " failed: ", aggregators_[shard]->DescribeEnd(),
                      "; started again (restart ", shards_[shard].restarts.restarts(), ")"));
     shards_[shard].listening = false;
-    start_deadline_ = absl::Now() + options_.aggregator_start_timeout;
+    start_deadline_ = SteadyNow() + options_.aggregator_start_timeout;
     std::unique_ptr<ChildProcess> process = StartProcess(AggregatorCommand(shard), {});
     if (process != nullptr) aggregators_[shard] = std::move(process);
   }
@@ -245,7 +255,7 @@ class LaunchedRun {
   // Stopping.
 
   void CheckDeadlines() {
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (now >= kill_deadline_) SignalAll(SIGKILL);
     if (stopping_) return;
     if (now >= start_deadline_) {
@@ -279,7 +289,7 @@ class LaunchedRun {
     if (std::exchange(stopping_, true)) return;
     result_ = std::move(result);
     start_deadline_ = deadline_ = absl::InfiniteFuture();
-    kill_deadline_ = absl::Now() + options_.grace;
+    kill_deadline_ = SteadyNow() + options_.grace;
     for (const auto& worker : workers_) worker->Signal(SIGTERM);
     if (AllEnded(workers_)) StopAggregators();
   }
@@ -287,7 +297,7 @@ class LaunchedRun {
   void StopAggregators() {
     stopping_ = true;
     start_deadline_ = deadline_ = absl::InfiniteFuture();
-    kill_deadline_ = absl::Now() + options_.grace;
+    kill_deadline_ = SteadyNow() + options_.grace;
     for (const auto& aggregator : aggregators_) aggregator->Signal(SIGTERM);
   }
 
@@ -300,6 +310,7 @@ class LaunchedRun {
 
   struct Shard {
     std::string address;  // that its first aggregator got; empty: not known yet
+    std::string address_for_workers;
     bool listening = false;
     RestartLimit restarts;
   };

@@ -4,6 +4,8 @@
 #ifndef SIGNPOST_CLI_LAUNCHER_H_
 #define SIGNPOST_CLI_LAUNCHER_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -29,6 +31,13 @@ void PrintPrefixed(const OutputLine& line);
 
 // "signpost: aggregator 1 failed: killed by SIGKILL; started again (restart 1)", to standard error.
 void PrintFailure(const std::string& what);
+
+// An aggregator that can be connected to.
+struct ListeningAggregator {
+  uint32_t shard = 0;
+  std::string address;  // "HOST:PORT"
+  pid_t pid = 0;        // it has not been waited for yet
+};
 
 struct LaunchOptions {
   // One worker's program, found in PATH, and its arguments. Its environment says who it is:
@@ -56,6 +65,11 @@ struct LaunchOptions {
   std::string state_dir;
   // Something failed that the run survives.
   std::function<void(const std::string& what)> on_failure = PrintFailure;
+  bool limit_restarts = true;  // false: they end because somebody wants them to
+  // Called each time that an aggregator has been started and listens. Returns the address that
+  // workers are told, at the first time.
+  std::function<std::string(const ListeningAggregator&)> on_listening =
+      [](const ListeningAggregator& aggregator) { return aggregator.address; };
 };
 
 struct LaunchResult {

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "cli/aggregator_command.h"
+#include "cli/chaos_command.h"
 #include "cli/checkpoint_command.h"
 #include "cli/command.h"
 #include "cli/demo_command.h"
@@ -19,6 +20,7 @@
 #include "cli/run_command.h"
 #include "cli/status_command.h"
 #include "cli/version_command.h"
+#include "failpoint/failpoint.h"
 
 namespace signpost::cli {
 namespace {
@@ -54,18 +56,24 @@ int Main(std::vector<std::string> arguments) {
       "Start with 'signpost demo'. Each command explains itself: signpost COMMAND --help\n"
       "In a checkout, './signpost test' runs every test.");
   const std::vector<Command> commands = {
-      AddDemoCommand(program),       AddRunCommand(program, tail),  AddAggregatorCommand(program),
-      AddStatusCommand(program),     AddCheckpointCommand(program), AddVersionCommand(program),
-      AddDemoWorkerCommand(program),
+      AddDemoCommand(program),    AddRunCommand(program, tail),  AddAggregatorCommand(program),
+      AddStatusCommand(program),  AddCheckpointCommand(program), AddChaosCommand(program, tail),
+      AddVersionCommand(program), AddDemoWorkerCommand(program),
   };
 
+  if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {
+    if (const absl::Status armed = ArmFailpoints(failpoints); !armed.ok()) {
+      return Fail("signpost: SIGNPOST_FAILPOINT", armed);
+    }
+  }
   const absl::Status parsed = Parse(program, arguments);
   if (absl::IsCancelled(parsed)) return kExitOk;
   if (!parsed.ok()) return Fail("signpost", parsed);
   for (const Command& command : commands) {
     if (!command.flags->parsed()) continue;
     const std::string name = "signpost " + command.flags->get_name();
-    if (!tail.empty() && command.flags->get_name() != "run") {
+    const bool takes_tail = name == "signpost run" || name == "signpost chaos";
+    if (!tail.empty() && !takes_tail) {
       return Fail(name,
                   absl::InvalidArgumentError("takes nothing behind ' -- '; 'signpost run' does"));
     }

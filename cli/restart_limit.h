@@ -10,11 +10,13 @@
 
 namespace signpost::cli {
 
-// At most kMost restarts within kWindow, any number in all. Pure: time is an argument.
+// At most `most` restarts within kWindow, any number in all. Pure: time is an argument.
 class RestartLimit {
  public:
   static constexpr size_t kMost = 10;
   static constexpr absl::Duration kWindow = absl::Minutes(1);
+
+  explicit RestartLimit(size_t most = kMost) : most_(most) {}
 
   // Counts a restart at `now`, which is no earlier than the last one, and returns true, or returns
   // false.
@@ -23,6 +25,7 @@ class RestartLimit {
   uint32_t restarts() const { return restarts_; }
 
  private:
+  size_t most_;
   std::deque<absl::Time> recent_;
   uint32_t restarts_ = 0;
 };

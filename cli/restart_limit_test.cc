@@ -28,5 +28,11 @@ TEST(RestartLimit, AllowsAnyNumberThatIsSpreadOut) {
   EXPECT_EQ(limit.restarts(), 100u);
 }
 
+TEST(RestartLimit, MayBeAnother) {
+  RestartLimit limit(/*most=*/12);
+  for (int i = 0; i < 12; ++i) EXPECT_TRUE(limit.Restart(kStart));
+  EXPECT_FALSE(limit.Restart(kStart));
+}
+
 }  // namespace
 }  // namespace signpost::cli

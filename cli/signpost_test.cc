@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -89,7 +90,8 @@ TEST(Signpost, ExplainsEachCommandWithAnExample) {
   const Outcome all = RunProgram("--help");
   EXPECT_EQ(all.exit_code, 0);
   EXPECT_THAT(all.output, Not(HasSubstr("demo-worker")));
-  for (const char* command : {"demo", "run", "aggregator", "status", "checkpoint", "version"}) {
+  for (const char* command :
+       {"demo", "run", "chaos", "aggregator", "status", "checkpoint", "version"}) {
     EXPECT_THAT(all.output, HasSubstr(command));
     const Outcome one = RunProgram(absl::StrCat(command, " --help"));
     EXPECT_EQ(one.exit_code, 0);
@@ -252,6 +254,29 @@ TEST(Status, AsksAllAggregatorsAndCountsThoseThatAreNotThere) {
   EXPECT_THAT(down.output, HasSubstr(absl::StrCat("no answer from aggregator ", address)));
 }
 
+TEST(Status, NamesARankThatHangs) {
+  for (const char* place : {"worker.sending", "worker.answered"}) {
+    Started aggregator(WithPid("aggregator"));
+    const pid_t aggregator_pid = ToPid(aggregator.ReadLine());
+    const std::string line = aggregator.ReadLine();
+    const std::string address(absl::StripPrefix(line, "listening on "));
+    Started well(Rank(0, address, /*world_size=*/2));
+    Started stopped(absl::StrCat("sh -c 'echo $$; exec env SIGNPOST_FAILPOINT=", place, "=stop ",
+                                 Rank(1, address, /*world_size=*/2), "'"));
+    const pid_t pid = ToPid(stopped.ReadLine());
+    EXPECT_EQ(stopped.ReadLine(), absl::StrCat("signpost: at failpoint ", place, ", pass 1"));
+    std::string status;
+    do {
+      status = RunProgram("status --aggregators " + address).output;
+    } while (!absl::StrContains(status, "rank 1 for"));
+    EXPECT_THAT(status, Not(HasSubstr("rank 0")));
+    kill(pid, SIGCONT);
+    EXPECT_EQ(stopped.End().exit_code, 0);
+    EXPECT_EQ(well.End().exit_code, 0);
+    kill(aggregator_pid, SIGTERM);
+  }
+}
+
 TEST(Status, NeedsToKnowWhomToAsk) {
   const Outcome outcome = RunProgram("status");
   EXPECT_EQ(outcome.exit_code, 64);
@@ -394,6 +419,61 @@ TEST(Run, GoesOnWhenAnAggregatorWithStateIsKilled) {
   EXPECT_THAT(outcome.output, AllOf(HasSubstr("signpost: aggregator 1 failed: killed by SIGKILL; "
                                               "started again (restart 1)\n"),
                                     HasSubstr("[rank 0] step 4000 ")));
+}
+
+std::string ParametersOf(const std::string& results) {
+  const std::string result = ReadFile(results + "/rank-0");
+  const size_t at = result.find("parameters_crc32c");
+  EXPECT_NE(at, std::string::npos) << result;
+  return result.substr(at, result.find('\n', at) - at);
+}
+
+TEST(Chaos, BreaksEverythingAndChangesNothing) {
+  const std::string quiet = testing::TempDir() + "/quiet", broken = testing::TempDir() + "/broken";
+  for (const std::string& directory : {quiet, broken}) mkdir(directory.c_str(), 0700);
+  const auto training = [](const std::string& results) {
+    return absl::StrCat(
+        " -n 2 -- ", kProgram,
+        " demo-worker --hidden 8 --layers 1 --batch 1 --steps 600 --freeze-step 100 "
+        "--results ",
+        results);
+  };
+  EXPECT_EQ(RunProgram("run" + training(quiet)).exit_code, 0);
+  const Outcome outcome = RunProgram(
+      "chaos --every 50ms --pause 20ms --faults kill,stop,reset,stall --failure-timeout 1s" +
+      training(broken));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  for (const char* fault :
+       {": kill aggregator ", ": stop aggregator ", ": reset aggregator ", ": stall aggregator "}) {
+    EXPECT_THAT(outcome.output, HasSubstr(fault));
+  }
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr(" closes rounds again, "),
+                    HasSubstr("[rank 0] signpost: rank 0: waiting for aggregator 127.0.0.1:"),
+                    testing::ContainsRegex("chaos: [0-9]+ faults \\([0-9]+ kill, .* in the median"),
+                    HasSubstr("The job ended with exit code 0\n")));
+  EXPECT_EQ(ParametersOf(broken), ParametersOf(quiet));
+}
+
+TEST(Chaos, RefusesFaultsThatThereAreNot) {
+  const Outcome outcome = RunProgram("chaos --faults kill,explode -- true");
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, HasSubstr("--faults: 'explode' is not a fault"));
+}
+
+TEST(Chaos, ListsTheFailpoints) {
+  const Outcome outcome = RunProgram("chaos --list-failpoints");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.output, HasSubstr("round.closed         a round's answer is made"));
+}
+
+TEST(Failpoint, OfAnotherNameIsRefusedAtTheStart) {
+  const Outcome outcome =
+      Started(absl::StrCat("env SIGNPOST_FAILPOINT=round.close=kill ", kProgram, " aggregator"))
+          .End();
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, HasSubstr("SIGNPOST_FAILPOINT: failpoint 'round.close=kill': there "
+                                        "is no 'round.close', but there are: "));
 }
 
 // Waits for the end of any process, by a descriptor of it.

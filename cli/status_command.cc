@@ -12,10 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "cli/exit_code.h"
 #include "cli/table.h"
 #include "proto/failure_timeout.h"
+#include "proto/steady_time.h"
 #include "worker/grpc_channel.h"
 
 namespace signpost::cli {
@@ -138,7 +138,7 @@ absl::StatusOr<int> ShowStatus(const Flags& flags) {
   const absl::StatusOr<std::vector<std::string>> addresses = ParseAddresses(flags.aggregators);
   if (!addresses.ok()) return addresses.status();
 
-  const std::vector<AggregatorStatus> aggregators = Ask(*addresses, absl::Now() + flags.timeout);
+  const std::vector<AggregatorStatus> aggregators = Ask(*addresses, SteadyNow() + flags.timeout);
   absl::Status error;  // the first
   for (const AggregatorStatus& aggregator : aggregators) {
     error.Update(aggregator.response.status());

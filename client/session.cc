@@ -1,5 +1,6 @@
 #include "client/session.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <utility>
 
@@ -59,6 +60,10 @@ absl::Status InDirectory(const std::string& directory, const absl::Status& statu
 
 }  // namespace
 
+void PrintConnection(const std::string& line) {
+  std::fprintf(stderr, "signpost: %s\n", line.c_str());
+}
+
 absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
   SessionOptions options;
   absl::StatusOr<std::string> aggregators = Variable("SIGNPOST_AGGREGATORS");
@@ -93,9 +98,16 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
 absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& options,
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters) {
+  OnConnection on_connection;
+  if (options.on_connection) {
+    on_connection = [tell = options.on_connection,
+                     rank = options.worker.rank](const std::string& line) {
+      tell(absl::StrFormat("rank %d: %s", rank, line));
+    };
+  }
   std::vector<std::unique_ptr<Channel>> channels;
   for (const std::string& target : options.aggregators) {
-    channels.push_back(ConnectToAggregator(target, options.failure_timeout));
+    channels.push_back(ConnectToAggregator(target, options.failure_timeout, on_connection));
   }
   std::unique_ptr<Disk> checkpoints;
   if (!options.resume.empty()) checkpoints = OpenDirectory(options.resume);

@@ -13,6 +13,7 @@
 #define SIGNPOST_CLIENT_SESSION_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +27,9 @@
 
 namespace signpost {
 
+// "signpost: rank 2: waiting for aggregator ...", to standard error.
+void PrintConnection(const std::string& line);
+
 struct SessionOptions {
   WorkerOptions worker;
   std::vector<std::string> aggregators;  // "host:port" of each shard, in shard order
@@ -33,6 +37,9 @@ struct SessionOptions {
   // A directory of checkpoints, which all workers see: go on from its newest that is whole. Empty:
   // start anew. See worker.resume_with_other_world_size too.
   std::string resume;
+  // Gets a line for a person when an aggregator no longer answers, so that this worker waits for
+  // it, and when it answers again. From any thread. Null: nobody is told.
+  std::function<void(const std::string& line)> on_connection = PrintConnection;
 
   // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,
   // SIGNPOST_WORLD_SIZE; and SIGNPOST_FAILURE_TIMEOUT ("10s"), SIGNPOST_MIN_WORKERS and with it

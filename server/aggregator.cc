@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "failpoint/failpoint.h"
 
 namespace signpost {
 namespace {
@@ -177,6 +178,7 @@ absl::Status Aggregator::Restore(const std::vector<JobState>& jobs) {
 }
 
 uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done) {
+  Reach(Failpoint::kJoinReceived);
   const absl::Time now = options_.now();
   absl::StatusOr<Layout> layout = CheckJoin(request, options_);
   Callbacks callbacks;
@@ -287,6 +289,7 @@ void Aggregator::CancelJoin(uint64_t call, const absl::Status& reason) {
 }
 
 void Aggregator::Exchange(Frame frame, ExchangeDone done) {
+  Reach(Failpoint::kFrameReceived);
   const absl::Time now = options_.now();
   absl::StatusOr<std::shared_ptr<Job>> job = FindRunningJob(frame.header, now);
   if (!job.ok()) return done(job.status());
@@ -337,6 +340,7 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::FindRunningJob(const FrameHeade
 }
 
 void Aggregator::Leave(const LeaveRequest& request, LeaveDone done) {
+  Reach(Failpoint::kLeaveReceived);
   Callbacks callbacks;
   {
     absl::MutexLock lock(&mutex_);
@@ -453,6 +457,7 @@ void Aggregator::EndCalls(Entry& entry) {
 }
 
 absl::Status Aggregator::Suspend() {
+  Reach(Failpoint::kSuspendBegun);
   absl::MutexLock state_lock(&state_mutex_);
   Entries jobs = TakeJobs();
   absl::Status first_error = RemoveForgotten();
@@ -460,6 +465,7 @@ absl::Status Aggregator::Suspend() {
     // Rounds first: once a state is written, nothing may close any more.
     EndCalls(entry);
     if (!entry.saved) continue;  // nobody was welcomed yet
+    Reach(Failpoint::kSuspendHalfDone);
     DueSnapshot due = SnapshotOf(entry);
     due.with_answers = true;
     first_error.Update(Save(due).status());
@@ -571,6 +577,7 @@ void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps
     if (saved.ok()) {
       durable = std::exchange(entry.saved_steps, *saved);
       entry.saved = true;
+      if (!entry.joins.empty()) Reach(Failpoint::kJoinDurable);
       Welcome(entry, std::exchange(entry.joins, {}), callbacks);
     }
     // Leaves that came meanwhile ring for themselves. After an error of the job itself there is
@@ -580,6 +587,7 @@ void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps
       const bool is_safe = saved.ok() && leave.request.steps() <= LeastOf(*saved) &&
                            absl::c_linear_search(due.left_ranks, leave.request.rank());
       if (is_safe || absl::IsInternal(saved.status())) {
+        Reach(Failpoint::kLeaveDurable);
         EndMembership(entry, std::move(leave), callbacks);
       } else {
         entry.leaves.push_back(std::move(leave));
@@ -588,6 +596,7 @@ void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps
     ForgetIfAllLeft(found);
   }
   due.job->SetDurable(durable, options_.now());
+  Reach(Failpoint::kSnapshotAnnounced);
   Call(std::move(callbacks));
 }
 

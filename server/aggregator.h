@@ -16,11 +16,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "proto/aggregator.pb.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
+#include "proto/steady_time.h"
 #include "server/bell.h"
 #include "server/job.h"
 #include "server/membership.h"
@@ -49,7 +49,7 @@ struct AggregatorOptions {
   // How long a restarted aggregator waits for all ranks of a job before a round may close without
   // some: one of them may have had the answer of that round with all ranks in it.
   absl::Duration restart_grace = absl::Seconds(30);
-  std::function<absl::Time()> now = absl::Now;
+  std::function<absl::Time()> now = SteadyNow;
 };
 
 // Thread-safe. Callbacks are called exactly once, with no lock held, either before the call returns

@@ -6,6 +6,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "failpoint/failpoint.h"
 
 namespace signpost {
 namespace {
@@ -126,6 +127,7 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
     call.since = now;
   }
   call.done = std::move(done);
+  if (!open_->round.complete()) Reach(Failpoint::kFrameContributed);
   for (EndedCall& closed : CloseIfComplete(now)) ended.push_back(std::move(closed));
   return ended;
 }
@@ -245,6 +247,7 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
                      open_->round.Contributions(), open_->round.rates()});
   ForgetAnswers();
 
+  Reach(Failpoint::kRoundClosed);
   EndedCalls ended;
   for (WaitingCall& call : open_->calls) {
     if (!call.done) continue;
@@ -315,6 +318,7 @@ AnswerHeader OwnedChunk::HeaderOf(const Reply& reply) {
 }
 
 OwnedChunk::Reply OwnedChunk::AskForReplay(uint64_t step) const {
+  Reach(Failpoint::kReplayAsked);
   Answer answer;
   answer.header.set_step(step);
   answer.header.set_chunk(chunk_);

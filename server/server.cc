@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "failpoint/failpoint.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "proto/message.h"
@@ -75,6 +76,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
         options.state_dir, {options.aggregator.shard, options.aggregator.shard_count});
     if (!opened.ok()) return opened.status();
     state_dir = *std::move(opened);
+    Reach(Failpoint::kStateDirCounted);
   }
   std::unique_ptr<Server> server(new Server(options, std::move(state_dir)));
   if (status = server->Recover(options.allow_error_reset); !status.ok()) return status;
@@ -82,18 +84,38 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   Configure(options, builder);
-  int port = 0;
-  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(server->service_.get());
-  server->server_ = builder.BuildAndStart();
-  if (server->server_ == nullptr || port == 0) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen on ", options.listen,
-        ": another process may have the port (`ss -ltnp` shows them), or this machine may not have "
-        "the address"));
-  }
-  if (!IsUnixAddress(options.listen)) server->port_ = static_cast<uint16_t>(port);
+  status = IsUnixAddress(options.listen) ? server->ServeUnixSocket(options.listen, builder)
+                                         : server->ServeTcp(options, builder);
+  if (!status.ok()) return status;
+  Reach(Failpoint::kServerListening);
   return server;
+}
+
+absl::Status Server::ServeUnixSocket(const std::string& address, grpc::ServerBuilder& builder) {
+  int bound = 0;
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &bound);
+  server_ = builder.BuildAndStart();
+  if (server_ != nullptr && bound != 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
+                                             ": another process may listen there, or the "
+                                             "directory may not be there or not be writable"));
+}
+
+absl::Status Server::ServeTcp(const ServerOptions& options, grpc::ServerBuilder& builder) {
+  absl::StatusOr<std::unique_ptr<Acceptor>> acceptor =
+      Acceptor::Listen(options.listen, options.failure_timeout.keepalive_timeout());
+  if (!acceptor.ok()) return acceptor.status();
+  auto to = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) {
+    return absl::UnavailableError(absl::StrCat("gRPC cannot serve on ", options.listen));
+  }
+  acceptor_ = *std::move(acceptor);
+  acceptor_->Start(std::move(to));
+  return absl::OkStatus();
 }
 
 Server::Server(const ServerOptions& options, std::unique_ptr<StateDir> state_dir)
@@ -103,6 +125,7 @@ Server::Server(const ServerOptions& options, std::unique_ptr<StateDir> state_dir
 
 Server::~Server() {
   StopThreads();
+  if (acceptor_ != nullptr) acceptor_->Stop();
   aggregator_.Drain();
   if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTimeout));
 }
@@ -112,6 +135,7 @@ absl::Status Server::Recover(bool allow_error_reset) {
   absl::StatusOr<StateDir::Recovered> recovered = state_dir_->Recover(allow_error_reset);
   if (!recovered.ok()) return recovered.status();
   warnings_ = std::move(recovered->warnings);
+  Reach(Failpoint::kStateDirLoaded);
   if (absl::Status status = aggregator_.Restore(recovered->jobs); !status.ok()) return status;
   snapshots_ = std::thread([this] { TakeSnapshots(); });
   return absl::OkStatus();
@@ -148,6 +172,7 @@ absl::Status Server::Drain(absl::Duration grace) {
     aggregator_.AwaitNoJobs(grace);
     aggregator_.Drain();
   }
+  if (acceptor_ != nullptr) acceptor_->Stop();
   server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTimeout));
   return status;
 }

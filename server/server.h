@@ -13,11 +13,13 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/failure_timeout.h"
+#include "server/acceptor.h"
 #include "server/aggregator.h"
 
 namespace grpc {
 class Server;
-}
+class ServerBuilder;
+}  // namespace grpc
 
 namespace signpost {
 
@@ -48,7 +50,7 @@ class Server {
   ~Server();
 
   // 0 for a unix: address.
-  uint16_t port() const { return port_; }
+  uint16_t port() const { return acceptor_ == nullptr ? 0 : acceptor_->port(); }
 
   // What could not be read in the state directory, for a person.
   const std::vector<std::string>& warnings() const { return warnings_; }
@@ -68,6 +70,8 @@ class Server {
   Server(const ServerOptions& options, std::unique_ptr<StateDir> state_dir);
 
   absl::Status Recover(bool allow_error_reset);
+  absl::Status ServeUnixSocket(const std::string& address, grpc::ServerBuilder& builder);
+  absl::Status ServeTcp(const ServerOptions& options, grpc::ServerBuilder& builder);
   void TakeSnapshots();
   void CloseLateRounds();
   void StopThreads();
@@ -80,7 +84,7 @@ class Server {
   std::thread late_rounds_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<grpc::Server> server_;
-  uint16_t port_ = 0;
+  std::unique_ptr<Acceptor> acceptor_;  // of TCP connections
 };
 
 }  // namespace signpost

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "failpoint/failpoint.h"
 #include "proto/frame.h"
 #include "proto/grpc_status.h"
 #include "proto/message.h"
@@ -80,6 +81,7 @@ grpc::ServerUnaryReactor* Service::Exchange(grpc::CallbackServerContext* context
                        [reactor, response](absl::StatusOr<Aggregator::Reply> reply) {
                          if (reply.ok()) *response = Serialize(*std::move(reply));
                          reactor->Finish(ToGrpcStatus(reply.status()));
+                         Reach(Failpoint::kAnswerSent);
                        });
   return reactor;
 }

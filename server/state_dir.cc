@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "failpoint/failpoint.h"
 #include "server/snapshot.h"
 
 namespace signpost {
@@ -193,14 +194,17 @@ absl::Status StateDir::SetAside(const std::string& name) {
 absl::Status StateDir::Save(const JobState& state) {
   const uint64_t epoch = state.id.epoch;
   const uint64_t sequence = ++last_sequence_[epoch];
+  Reach(Failpoint::kSnapshotBegun);
   absl::Status status = WriteSnapshot(disk_, NameOf({epoch, sequence}), state);
   if (!status.ok()) return status;
+  Reach(Failpoint::kSnapshotSaved);
   std::vector<uint64_t>& sequences = sequences_[epoch];
   sequences.push_back(sequence);
   while (sequences.size() > kGenerations) {
     if (status = disk_.Remove(NameOf({epoch, sequences.front()})); !status.ok()) return status;
     sequences.erase(sequences.begin());
   }
+  Reach(Failpoint::kSnapshotPruned);
   return absl::OkStatus();
 }
 
@@ -215,6 +219,7 @@ absl::Status StateDir::Forget(uint64_t epoch) {
   }
   for (const uint64_t sequence : sequences_[epoch]) {
     first_error.Update(disk_.Remove(NameOf({epoch, sequence})));
+    Reach(Failpoint::kJobHalfForgotten);
   }
   first_error.Update(disk_.SyncDirectory());
   sequences_.erase(epoch);

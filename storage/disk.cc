@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "failpoint/failpoint.h"
 
 namespace signpost {
 namespace {
@@ -62,9 +63,12 @@ class Directory final : public Disk {
     }
     const Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (!file.ok()) return SystemError("create", path);
-    for (absl::string_view part : parts) {
-      if (!WriteAll(file.get(), part)) return SystemError("write", path);
+    Reach(Failpoint::kFileCreated);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (i == parts.size() / 2) Reach(Failpoint::kFileHalfWritten);
+      if (!WriteAll(file.get(), parts[i])) return SystemError("write", path);
     }
+    Reach(Failpoint::kFileWritten);
     return absl::OkStatus();
   }
 
@@ -178,7 +182,9 @@ absl::Status Replace(Disk& disk, const std::string& name,
   absl::Status status = disk.Write(temporary, parts);
   // Contents first: a name must never lead to contents that a crash can still take away.
   if (status.ok()) status = disk.Sync(temporary);
+  if (status.ok()) Reach(Failpoint::kFileSynced);
   if (status.ok()) status = disk.Rename(temporary, name);
+  if (status.ok()) Reach(Failpoint::kFileRenamed);
   if (status.ok()) return disk.SyncDirectory();
   disk.Remove(temporary).IgnoreError();  // a full disk needs the room; why it failed is known
   return status;

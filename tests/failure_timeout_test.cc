@@ -20,17 +20,20 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "cli/proxy.h"
 #include "client/session.h"
 #include "server/server.h"
 #include "tests/pair.h"
-#include "tests/proxy.h"
 #include "worker/grpc_channel.h"
 
 namespace signpost::testing {
 namespace {
 
+using cli::Proxy;
 using ::testing::ElementsAre;
+using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 
 FailureTimeout Seconds(double seconds) { return *FailureTimeout::Of(absl::Seconds(seconds)); }
@@ -116,6 +119,48 @@ TEST_F(FailureTimeoutTest, AnExchangeOnAHalfOpenConnectionGoesOnOnceTheNetworkIs
   auto b = Exchange(*second, pair_.FrameOf(1, 4));
   ExpectMean(a.get(), 2.5f);
   ExpectMean(b.get(), 2.5f);
+}
+
+// What a channel says of its connection.
+class Said {
+ public:
+  OnConnection Listener() {
+    return [this](const std::string& line) {
+      absl::MutexLock lock(&mutex_);
+      lines_.push_back(line);
+    };
+  }
+
+  // The n-th line, from 0 on. Blocks until it comes.
+  std::string Line(size_t n) {
+    absl::MutexLock lock(&mutex_);
+    const auto is_there = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return lines_.size() > n; };
+    mutex_.Await(absl::Condition(&is_there));
+    return lines_[n];
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<std::string> lines_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST_F(FailureTimeoutTest, AWorkerSaysWhichAggregatorItWaitsForAndWhenItIsBack) {
+  Said said;
+  auto first = ConnectToAggregator(proxy_.target(), kFast, said.Listener()), second = Connect();
+  pair_.Join(*first, *second);
+  auto a = Exchange(*first, pair_.FrameOf(0, 1));
+  AwaitWaitingFor(*second, ElementsAre(1));
+  proxy_.Stop();
+  const absl::Time start = absl::Now();
+  EXPECT_THAT(said.Line(0), StartsWith(absl::StrCat("waiting for aggregator ", proxy_.target(),
+                                                    ", which does not answer (")));
+  EXPECT_LT(absl::Now() - start, kNoticed);
+  proxy_.Resume();
+  auto b = Exchange(*second, pair_.FrameOf(1, 4));
+  ExpectMean(a.get(), 2.5f);
+  ExpectMean(b.get(), 2.5f);
+  EXPECT_THAT(said.Line(1),
+              StartsWith(absl::StrCat("aggregator ", proxy_.target(), " answers again, after ")));
 }
 
 TEST_F(FailureTimeoutTest, AnExchangeWhoseAnswerIsLostGetsItAgain) {
@@ -252,6 +297,7 @@ class Process {
     EXPECT_EQ(waitid(P_PID, pid_, &info, WSTOPPED), 0);
   }
   void Continue() { kill(pid_, SIGCONT); }
+  void Kill() { kill(pid_, SIGKILL); }
 
  private:
   std::string ReadLine() {
@@ -281,6 +327,25 @@ TEST(AggregatorProcess, ForgetsAWorkerThatHangsWhileItJoins) {
   // It has joined again by itself.
   EXPECT_TRUE(second->Join(Pair::RequestOf(1), Later()).ok());
   EXPECT_TRUE(join.get().ok());
+}
+
+// Whatever the failure timeout: the kernel says so.
+TEST(AggregatorProcess, IsNoticedAtOnceWhenItIsKilled) {
+  Process aggregator;
+  Said said;
+  auto first = ConnectToAggregator(aggregator.target(), FailureTimeout(), said.Listener());
+  auto second = ConnectToAggregator(aggregator.target(), FailureTimeout());
+  Pair pair;
+  pair.Join(*first, *second);
+  auto a = Exchange(*first, pair.FrameOf(0, 1));
+  AwaitWaitingFor(*second, ElementsAre(1));
+  const absl::Time start = absl::Now();
+  aggregator.Kill();
+  EXPECT_THAT(said.Line(0), StartsWith("waiting for aggregator " + aggregator.target()));
+  const absl::Duration took = absl::Now() - start;
+  EXPECT_LT(took, kNoticed);
+  RecordProperty("noticed_us", static_cast<int>(absl::ToInt64Microseconds(took)));
+  first.reset();
 }
 
 TEST(AggregatorProcess, IsNoticedWhenItIsStoppedAndGoesOnWhenItContinues) {

@@ -50,7 +50,7 @@ std::vector<absl::Span<const float>> Replica::Gradients() const {
   return spans;
 }
 
-std::vector<std::vector<float>> Train(Cluster& cluster, const JobOptionsForTest& options,
+std::vector<std::vector<float>> Train(const Connect& connect, const JobOptionsForTest& options,
                                       const AfterStep& after_step, const BeforeStep& before_step) {
   std::vector<std::vector<float>> results(options.workers);
   OnEachRank(options.workers, [&](uint32_t rank) {
@@ -58,8 +58,7 @@ std::vector<std::vector<float>> Train(Cluster& cluster, const JobOptionsForTest&
     WorkerOptions worker_options = options.worker;
     worker_options.rank = rank;
     worker_options.world_size = options.workers;
-    auto worker =
-        Worker::Join(worker_options, options.optimizer, replica.Parameters(), cluster.Connect());
+    auto worker = Worker::Join(worker_options, options.optimizer, replica.Parameters(), connect());
     ASSERT_TRUE(worker.ok()) << worker.status();
     for (int step = 0; step < options.steps; ++step) {
       replica.gradient = GradientOf(rank, step, replica.values.size());
@@ -72,6 +71,11 @@ std::vector<std::vector<float>> Train(Cluster& cluster, const JobOptionsForTest&
     results[rank] = replica.values;
   });
   return results;
+}
+
+std::vector<std::vector<float>> Train(Cluster& cluster, const JobOptionsForTest& options,
+                                      const AfterStep& after_step, const BeforeStep& before_step) {
+  return Train([&cluster] { return cluster.Connect(); }, options, after_step, before_step);
 }
 
 }  // namespace signpost::testing

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "tests/cluster.h"
@@ -50,7 +51,13 @@ using AfterStep =
 // May change the gradient that a rank is about to use.
 using BeforeStep = std::function<void(uint32_t rank, int step, std::vector<float>& gradient)>;
 
+// A worker's channels to all shards.
+using Connect = std::function<std::vector<std::unique_ptr<Channel>>()>;
+
 // Trains, expecting every step to succeed. Returns the replicas' parameters by rank.
+std::vector<std::vector<float>> Train(const Connect& connect, const JobOptionsForTest& options,
+                                      const AfterStep& after_step = nullptr,
+                                      const BeforeStep& before_step = nullptr);
 std::vector<std::vector<float>> Train(Cluster& cluster, const JobOptionsForTest& options,
                                       const AfterStep& after_step = nullptr,
                                       const BeforeStep& before_step = nullptr);

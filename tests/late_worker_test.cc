@@ -149,7 +149,7 @@ class Shard {
 
 JobOptionsForTest ElasticJob() {
   JobOptionsForTest job;
-  job.worker.round_deadline = absl::Milliseconds(30);
+  job.worker.round_deadline = absl::Milliseconds(100);
   job.worker.min_workers = 3;
   job.optimizer = {.beta1 = 0.5, .bias_correction = false};
   job.steps = 30;
@@ -212,7 +212,8 @@ Ledger TrainWithALateWorker(const JobOptionsForTest& job, const GradientOfStep& 
     ASSERT_TRUE(worker.ok()) << worker.status();
     while ((*worker)->steps() < static_cast<uint64_t>(job.steps)) {
       const uint64_t step = (*worker)->steps();
-      absl::SleepFor(absl::Milliseconds(rank == 2 && step % 5 == 3 ? 45 : 1));
+      // Past the deadline, but not past the answers of four steps.
+      absl::SleepFor(absl::Milliseconds(rank == 2 && step % 5 == 3 ? 170 : 30));
       replica.gradient = gradient_of(rank, step, elements);
       const auto report = (*worker)->Step(replica.Gradients(), {job.rates});
       ASSERT_TRUE(report.ok()) << report.status();

@@ -40,13 +40,16 @@ mutate flipped-sign-bit-simd kernels/strip-inl.h \
 mutate server-error-dropped server/round.cc \
   'answer.payload = *std::move(payload);' 'answer.payload = *std::move(payload); for (float& e : error) e = 0;'
 mutate sum-in-arrival-order server/round.cc \
-  'contributions[rank] = OneBitPart(chunk, segment, frames_[rank]->payload.data());' \
-  'contributions[rank] = OneBitPart(chunk, segment, frames_[(*first_rank_ + rank) % frames_.size()]->payload.data());'
+  'for (const std::optional<Frame>& frame : frames_) {
+      if (frame) contributions.push_back(OneBitPart(chunk, segment, frame->payload.data()));' \
+  'for (size_t i = 0; i < frames_.size(); ++i) {
+      const std::optional<Frame>& frame = frames_[(*first_rank_ + i) % frames_.size()];
+      if (frame) contributions.push_back(OneBitPart(chunk, segment, frame->payload.data()));'
 mutate server-error-committed-twice server/round.cc \
   'const size_t packed = kernels::AggregateOneBit(' \
   'kernels::AggregateOneBit(rule, contributions, inverse_count(), error.subspan(segment.chunk_offset, segment.elements), OneBitPart(chunk, segment, out)); const size_t packed = kernels::AggregateOneBit('
 mutate retry-after-close-refused server/owned_chunk.cc \
-  'if (last_answer_ != nullptr && header.step() + 1 == open_step_) {' 'if (false) {'
+  'if (header.step() < open_step_ && header.step() >= oldest_step) {' 'if (false) {'
 mutate worker-error-dropped worker/onebit_adam.cc \
   'const absl::Span<float> error = SegmentOf(error_, chunk, segment);
   if (codec_ != ONE_BIT) {' \

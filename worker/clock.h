@@ -4,8 +4,8 @@
 #define SIGNPOST_WORKER_CLOCK_H_
 
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "proto/steady_time.h"
 
 namespace signpost {
 
@@ -14,7 +14,7 @@ class Clock {
  public:
   virtual ~Clock() = default;
 
-  virtual absl::Time Now() { return absl::Now(); }
+  virtual absl::Time Now() { return SteadyNow(); }
 
   // Blocks until the condition holds, and returns true, or for `timeout`. Holds `mutex` when it is
   // called, when it returns, and when it looks at the condition.

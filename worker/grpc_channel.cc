@@ -14,6 +14,7 @@
 #include "proto/aggregator.grpc.pb.h"
 #include "proto/grpc_status.h"
 #include "proto/message.h"
+#include "proto/steady_time.h"
 
 namespace signpost {
 namespace {
@@ -55,8 +56,10 @@ bool MayPass(const grpc::Status& status) {
 
 class GrpcChannel final : public Channel {
  public:
-  GrpcChannel(const std::string& target, const FailureTimeout& failure_timeout)
+  GrpcChannel(const std::string& target, const FailureTimeout& failure_timeout,
+              OnConnection on_connection)
       : target_(target),
+        on_connection_(std::move(on_connection)),
         longest_backoff_(failure_timeout.longest_backoff()),
         channel_(Connect(target, failure_timeout)),
         stub_(AggregatorService::NewStub(channel_)),
@@ -117,7 +120,7 @@ class GrpcChannel final : public Channel {
         absl::MutexLock lock(&mutex_);
         if (!cancelled_) {
           context_ = std::make_unique<grpc::ClientContext>();  // gRPC allows one try per context
-          context_->set_deadline(absl::ToChronoTime(deadline_));
+          context_->set_deadline(ToSystemClock(deadline_));
           context_->set_wait_for_ready(true);
         }
       }
@@ -139,9 +142,11 @@ class GrpcChannel final : public Channel {
         // ABORTED: an earlier try of this call, given up when its connection was lost, arrived
         // after this one and took its place.
         const bool may_pass = MayPass(status) || status.error_code() == grpc::StatusCode::ABORTED;
-        const bool again = may_pass && absl::Now() + backoff_ < deadline_;
+        const bool again = may_pass && SteadyNow() + backoff_ < deadline_;
+        if (status.error_code() == grpc::StatusCode::UNAVAILABLE) channel_.SetLost(status);
         return again ? TryLater() : Finish(channel_.Explain(status));
       }
+      channel_.SetFound();
       Answer answer;
       absl::Status parsed = ParseResponse(response_, kMaxPayloadBytes, answer);
       response_.Clear();  // the transport's memory
@@ -150,7 +155,7 @@ class GrpcChannel final : public Channel {
     }
 
     void TryLater() {
-      const absl::Time when = absl::Now() + backoff_;
+      const absl::Time when = SteadyNow() + backoff_;
       backoff_ = std::min(2 * backoff_, channel_.longest_backoff_);
       bool cancelled;
       {
@@ -159,7 +164,7 @@ class GrpcChannel final : public Channel {
         context_.reset();
         if (!cancelled) {
           backoff_alarm_ = std::make_unique<grpc::Alarm>();
-          backoff_alarm_->Set(absl::ToChronoTime(when), [this](bool) { Try(); });
+          backoff_alarm_->Set(ToSystemClock(when), [this](bool) { Try(); });
         }
       }
       if (cancelled) Finish(absl::CancelledError("the channel was closed"));
@@ -193,6 +198,32 @@ class GrpcChannel final : public Channel {
 
   bool HasNoCalls() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return calls_.empty(); }
 
+  // An exchange got no answer, and one did.
+  void SetLost(const grpc::Status& why) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (lost_since_ != absl::InfiniteFuture()) return;
+      lost_since_ = SteadyNow();
+    }
+    Tell(absl::StrFormat("waiting for aggregator %s, which does not answer (%s)", target_,
+                         why.error_message()));
+  }
+
+  void SetFound() {
+    absl::Duration lost;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (lost_since_ == absl::InfiniteFuture()) return;
+      lost = SteadyNow() - std::exchange(lost_since_, absl::InfiniteFuture());
+    }
+    Tell(absl::StrFormat("aggregator %s answers again, after %.2f s", target_,
+                         absl::ToDoubleSeconds(lost)));
+  }
+
+  void Tell(const std::string& what) const {
+    if (on_connection_) on_connection_(what);
+  }
+
   void Forget(Call* call) {
     absl::MutexLock lock(&mutex_);
     calls_.erase(call);
@@ -205,7 +236,7 @@ class GrpcChannel final : public Channel {
       Response response;
       const grpc::Status status = Try(method, request, deadline, response);
       if (status.ok()) return response;
-      if (!MayPass(status) || absl::Now() + backoff >= deadline) return Explain(status);
+      if (!MayPass(status) || SteadyNow() + backoff >= deadline) return Explain(status);
       absl::SleepFor(backoff);
     }
   }
@@ -213,7 +244,7 @@ class GrpcChannel final : public Channel {
   template <typename Response, typename Method, typename Request>
   grpc::Status Try(Method method, const Request& request, absl::Time deadline, Response& response) {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(deadline));
+    context.set_deadline(ToSystemClock(deadline));
     context.set_wait_for_ready(true);
     return (stub_.get()->*method)(&context, request, &response);
   }
@@ -231,6 +262,7 @@ class GrpcChannel final : public Channel {
   }
 
   const std::string target_;
+  const OnConnection on_connection_;
   const absl::Duration longest_backoff_;  // of an exchange's tries
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<AggregatorService::Stub> stub_;
@@ -238,13 +270,15 @@ class GrpcChannel final : public Channel {
 
   absl::Mutex mutex_;
   std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
+  absl::Time lost_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // that: it is not
 };
 
 }  // namespace
 
 std::unique_ptr<Channel> ConnectToAggregator(const std::string& target,
-                                             const FailureTimeout& failure_timeout) {
-  return std::make_unique<GrpcChannel>(target, failure_timeout);
+                                             const FailureTimeout& failure_timeout,
+                                             OnConnection on_connection) {
+  return std::make_unique<GrpcChannel>(target, failure_timeout, std::move(on_connection));
 }
 
 }  // namespace signpost

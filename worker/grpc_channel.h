@@ -3,6 +3,7 @@
 #ifndef SIGNPOST_WORKER_GRPC_CHANNEL_H_
 #define SIGNPOST_WORKER_GRPC_CHANNEL_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -11,11 +12,17 @@
 
 namespace signpost {
 
+// Gets a line for a person when exchanges are no longer answered, and another when they are again:
+// "waiting for aggregator HOST:PORT, which does not answer (Socket closed)", "aggregator HOST:PORT
+// answers again, after 0.31 s". From any thread, also until the channel's destructor returns.
+using OnConnection = std::function<void(const std::string& line)>;
+
 // Returns at once; the connection is made by the first call, and made again when it is lost. An
 // aggregator that shows no sign of life for `failure_timeout` counts as lost too. `target` is
 // "host:port" or "unix:/path".
 std::unique_ptr<Channel> ConnectToAggregator(const std::string& target,
-                                             const FailureTimeout& failure_timeout);
+                                             const FailureTimeout& failure_timeout,
+                                             OnConnection on_connection = nullptr);
 
 }  // namespace signpost
 

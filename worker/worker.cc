@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "failpoint/failpoint.h"
 #include "kernels/dense.h"
 #include "worker/checkpoint_dir.h"
 #include "worker/kept_frames.h"
@@ -485,6 +486,7 @@ void Worker::Exchange(uint32_t chunk, uint64_t step) {
   const uint32_t shard = shard_of_chunk_[chunk];
   frame->header.set_generation(generations_[shard]);
   frame->header.set_answered_steps(exchange.kept.answered_steps());
+  Reach(Failpoint::kWorkerSending);
   channels_[shard]->Exchange(frame->header, frame->payload, deadline_,
                              [inbox = inbox_, chunk](absl::StatusOr<Answer> answer) {
                                inbox->Put(chunk, std::move(answer));
@@ -539,6 +541,7 @@ absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answ
     }
     frame.answered = true;
     frame.answer_crc32c = crc;
+    Reach(Failpoint::kWorkerAnswered);
     ApplyAnswer(chunk, *std::move(answer), report);
   }
   Exchange(chunk, step + 1);

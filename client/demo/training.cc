@@ -123,12 +123,18 @@ class Training {
     const WireBytes wire_start = session_.wire_bytes();
     WireBytes one_bit_start = wire_start;
     BeginInterval();
-    for (uint64_t step = session_.steps(); step < options_.steps; ++step) {
+    bool is_one_bit = false;
+    while (session_.steps() < options_.steps) {
+      const uint64_t step = session_.steps();
       if (stop_.made()) return StopAfter(step);
-      if (step == options_.freeze_step) one_bit_start = session_.wire_bytes();
+      if (step >= options_.freeze_step && !std::exchange(is_one_bit, true)) {
+        one_bit_start = session_.wire_bytes();
+      }
       if (absl::Status status = Step(step); !status.ok()) return status;
-      if (absl::Status status = Checkpoint(step + 1); !status.ok()) return status;
-      if (worker_.rank == 0 && IsIntervalEnd(step + 1)) EndInterval(step + 1);
+      // More than one step further if this worker was late.
+      const uint64_t done = session_.steps();
+      if (absl::Status status = Checkpoint(done); !status.ok()) return status;
+      if (worker_.rank == 0 && IsIntervalEnd(done)) EndInterval(done);
     }
     result_.seconds = absl::ToDoubleSeconds(absl::Now() - start);
     const WireBytes wire_end = session_.wire_bytes();

@@ -1,8 +1,8 @@
 // A TCP proxy in front of an aggregator, which does to connections what networks and hosts do to
 // them: hold them up, cut them, forget them.
 
-#ifndef SIGNPOST_TESTS_PROXY_H_
-#define SIGNPOST_TESTS_PROXY_H_
+#ifndef SIGNPOST_CLI_PROXY_H_
+#define SIGNPOST_CLI_PROXY_H_
 
 #include <poll.h>
 
@@ -17,9 +17,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 
-namespace signpost::testing {
+namespace signpost::cli {
 
-// Forwards connections to 127.0.0.1 from a thread of its own. Thread-safe.
+// Forwards connections to 127.0.0.1 from a thread of its own, to which no signal goes. Thread-safe.
+// Ends the process, having said why, if there is no socket to be had.
 class Proxy {
  public:
   enum Direction { kToAggregator, kToWorker };
@@ -74,6 +75,6 @@ class Proxy {
   std::thread thread_;
 };
 
-}  // namespace signpost::testing
+}  // namespace signpost::cli
 
-#endif  // SIGNPOST_TESTS_PROXY_H_
+#endif  // SIGNPOST_CLI_PROXY_H_

@@ -1,25 +1,32 @@
-#include "tests/proxy.h"
+#include "cli/proxy.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "gtest/gtest.h"
 
-namespace signpost::testing {
+namespace signpost::cli {
 namespace {
 
 constexpr size_t kBufferBytes = 64 << 10;
+
+void Check(bool succeeded, const char* what) {
+  if (succeeded) return;
+  std::perror(what);
+  std::abort();
+}
 
 sockaddr_in Loopback(uint16_t port) {
   sockaddr_in address = {};
@@ -134,12 +141,16 @@ Proxy::Proxy(uint16_t port) : aggregator_port_(port) {
   listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   sockaddr_in address = Loopback(0);
   socklen_t size = sizeof address;
-  EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), size), 0) << strerror(errno);
-  EXPECT_EQ(listen(listener_, SOMAXCONN), 0) << strerror(errno);
-  EXPECT_EQ(getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  Check(bind(listener_, reinterpret_cast<sockaddr*>(&address), size) == 0, "proxy: bind");
+  Check(listen(listener_, SOMAXCONN) == 0, "proxy: listen");
+  Check(getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size) == 0, "proxy: port");
   port_ = ntohs(address.sin_port);
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::thread([this] { Forward(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Proxy::~Proxy() {
@@ -201,7 +212,7 @@ void Proxy::AwaitConnections(int count) {
 
 void Proxy::Wake() const {
   const uint64_t one = 1;
-  EXPECT_EQ(write(wake_, &one, sizeof one), static_cast<ssize_t>(sizeof one));
+  Check(write(wake_, &one, sizeof one) == sizeof one, "proxy: wake");
 }
 
 // The thread.
@@ -224,7 +235,7 @@ void Proxy::Forward() {
     poll(awaited.data(), awaited.size(), /*timeout=*/-1);
     uint64_t times;
     const ssize_t size = read(wake_, &times, sizeof times);
-    EXPECT_TRUE(size > 0 || errno == EAGAIN) << strerror(errno);
+    Check(size > 0 || errno == EAGAIN, "proxy: wait");
   }
 }
 
@@ -250,4 +261,4 @@ void Proxy::Accept() {
   }
 }
 
-}  // namespace signpost::testing
+}  // namespace signpost::cli

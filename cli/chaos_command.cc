@@ -1,0 +1,119 @@
+#include "cli/chaos_command.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/chaos.h"
+#include "cli/exit_code.h"
+#include "cli/launch_flags.h"
+#include "cli/launcher.h"
+#include "failpoint/failpoint.h"
+
+namespace signpost::cli {
+namespace {
+
+struct Flags {
+  LaunchOptions launch;
+  ChaosOptions chaos;
+  std::string faults = "kill";
+  bool list_failpoints = false;
+};
+
+void Print(const std::string& line) { std::fprintf(stderr, "chaos: %s\n", line.c_str()); }
+
+int ListFailpoints() {
+  for (const FailpointPlace& place : AllFailpoints()) {
+    std::printf("%-20s %s\n", std::string(place.name).c_str(), std::string(place.where).c_str());
+  }
+  return kExitOk;
+}
+
+// A state directory that goes when the run is over, if the user wants none in particular.
+class StateDirOfRun {
+ public:
+  explicit StateDirOfRun(LaunchOptions& launch) {
+    if (!launch.state_dir.empty()) return;
+    std::string path = (std::filesystem::temp_directory_path() / "signpost-chaos-XXXXXX").string();
+    if (mkdtemp(path.data()) == nullptr) return;
+    launch.state_dir = own_ = path;
+  }
+  ~StateDirOfRun() {
+    std::error_code ignored;  // what is left there is in nobody's way
+    if (!own_.empty()) std::filesystem::remove_all(own_, ignored);
+  }
+
+ private:
+  std::string own_;
+};
+
+absl::StatusOr<int> Run(Flags& flags, const std::vector<std::string>& command) {
+  if (flags.list_failpoints) return ListFailpoints();
+  if (absl::Status status = SetCommand(command, "chaos", flags.launch); !status.ok()) {
+    return status;
+  }
+  absl::StatusOr<std::vector<Fault>> faults = ParseFaults(flags.faults);
+  if (!faults.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--faults: ", faults.status().message()));
+  }
+  const StateDirOfRun state_dir(flags.launch);
+  if (flags.launch.state_dir.empty()) {
+    return absl::InvalidArgumentError(
+        "cannot make a temporary state directory; name one with --state-dir");
+  }
+  flags.chaos.faults = *std::move(faults);
+  flags.chaos.aggregators = flags.launch.aggregators;
+  flags.chaos.on_line = Print;
+  Chaos chaos(flags.chaos);
+  flags.launch.limit_restarts = false;
+  flags.launch.on_listening = [&](const ListeningAggregator& aggregator) {
+    return chaos.SetListening(aggregator);
+  };
+  const LaunchResult result = Launch(flags.launch);
+  Print(absl::StrCat(chaos.Finish(), ". The job ended with exit code ", result.exit_code));
+  if (result.exit_code != 0) {
+    std::fprintf(stderr, "signpost chaos: %s\n", result.explanation.c_str());
+  }
+  return result.exit_code;
+}
+
+}  // namespace
+
+Command AddChaosCommand(CLI::App& program, const std::vector<std::string>& command) {
+  // Shared by the flags' and the command's closures.
+  auto flags = std::make_shared<Flags>();
+  CLI::App& app = *program.add_subcommand(
+      "chaos", "Run a training job as 'run' does, and break its aggregators and network");
+  app.footer(
+      "Every few seconds one fault, of a random kind, to a random aggregator; what is done, and\n"
+      "how long it took until that aggregator closed rounds again, is said in one line each:\n"
+      "  kill   SIGKILL; it is started again and goes on from its state directory\n"
+      "  stop   SIGSTOP, and SIGCONT after --pause\n"
+      "  reset  all connections to it are reset\n"
+      "  stall  nothing gets to it or from it during --pause; connections stay\n"
+      "The job should end as it does with 'signpost run', with the same parameters. In a cluster,\n"
+      "whatever kills and partitions processes there does for it; to have an aggregator die at a\n"
+      "certain place, start it with, say, SIGNPOST_FAILPOINT=round.closed=kill@100.\n\n"
+      "Example:\n"
+      "  signpost chaos --every 5s --faults kill,reset -n 4 --aggregators 2 -- python3 train.py");
+  AddLaunchFlags(app, flags->launch);
+  app.add_option("--state-dir", flags->launch.state_dir,
+                 "Aggregators keep their state here [a directory that is removed at the end]")
+      ->type_name("DIR");
+  AddDurationFlag(app, "--every", flags->chaos.every,
+                  "From one fault to the next; the last one has been recovered from by then [5s]");
+  AddDurationFlag(app, "--pause", flags->chaos.pause, "How long stop and stall last [2s]");
+  app.add_option("--faults", flags->faults, "The kinds of faults, separated by commas")
+      ->type_name("KIND,...")
+      ->capture_default_str();
+  app.add_option("--seed", flags->chaos.seed, "The same seed plans the same faults")
+      ->capture_default_str();
+  app.add_flag("--list-failpoints", flags->list_failpoints,
+               "Only print the names that SIGNPOST_FAILPOINT knows, and where they are");
+  return {&app, [flags, &command] { return Run(*flags, command); }};
+}
+
+}  // namespace signpost::cli

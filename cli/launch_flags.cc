@@ -1,0 +1,50 @@
+#include "cli/launch_flags.h"
+
+#include "absl/strings/str_cat.h"
+#include "cli/command.h"
+
+namespace signpost::cli {
+
+void AddLaunchFlags(CLI::App& app, LaunchOptions& launch) {
+  app.add_option("-n,--workers", launch.workers, "Ranks to start")
+      ->check(CLI::Range(1, 4096).description(""))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option("--aggregators", launch.aggregators, "Aggregators to start, one for each shard")
+      ->check(CLI::Range(1, 4096).description(""))
+      ->type_name("N")
+      ->capture_default_str();
+  AddFailureTimeoutFlag(
+      app, launch.failure_timeout,
+      "A peer without sign of life for this long is given up and looked for anew");
+  AddDurationFlag(app, "--round-deadline", launch.round_deadline,
+                  "Rounds close without workers that are so much later than the first [wait]");
+  app.add_option("--min-workers", launch.min_workers,
+                 "With a round deadline: least workers in a round; fewer end the run")
+      ->type_name("N");
+  AddDurationFlag(app, "--timeout", launch.timeout, "Stop the run after this long [no limit]");
+  AddDurationFlag(app, "--grace", launch.grace,
+                  "How long a process may take to end before it is killed [10s]");
+}
+
+absl::Status SetCommand(const std::vector<std::string>& command, const std::string& name,
+                        LaunchOptions& launch) {
+  if (command.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("nothing to run: COMMAND is missing. It stands behind ' -- ', as in\n"
+                     "  signpost ",
+                     name, " -n 4 --aggregators 2 -- python3 train.py"));
+  }
+  if ((launch.round_deadline > absl::ZeroDuration()) != (launch.min_workers > 0)) {
+    return absl::InvalidArgumentError(
+        "--round-deadline and --min-workers go together: give both, or neither");
+  }
+  if (launch.min_workers > launch.workers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--min-workers is ", launch.min_workers, ", of ", launch.workers));
+  }
+  launch.command = command;
+  return absl::OkStatus();
+}
+
+}  // namespace signpost::cli

@@ -1,0 +1,153 @@
+#include "server/acceptor.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace signpost {
+namespace {
+
+// When the whole system has no descriptor left, or no memory: there is no event to wait for.
+constexpr int kRetryMs = 100;
+
+int OpenSpare() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
+
+template <typename T>
+void SetOption(int fd, int level, int option, T value) {
+  setsockopt(fd, level, option, &value, sizeof value);
+}
+
+uint16_t PortOf(int fd) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof address;
+  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+// -1 with errno if it cannot be had. What is accepted inherits the options.
+int ListenOn(const addrinfo& entry, uint16_t port, int tcp_user_timeout_ms) {
+  sockaddr_storage address = {};
+  std::memcpy(&address, entry.ai_addr, entry.ai_addrlen);
+  if (entry.ai_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6&>(address).sin6_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in&>(address).sin_port = htons(port);
+  }
+  const int fd = socket(entry.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return -1;
+  SetOption(fd, SOL_SOCKET, SO_REUSEADDR, 1);  // connections of the process before may linger
+  SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, tcp_user_timeout_ms);
+  if (bind(fd, reinterpret_cast<sockaddr*>(&address), entry.ai_addrlen) == 0 &&
+      listen(fd, SOMAXCONN) == 0) {
+    return fd;
+  }
+  close(fd);
+  return -1;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(const std::string& address,
+                                                           absl::Duration tcp_user_timeout) {
+  const size_t colon = address.rfind(':');
+  absl::string_view host = absl::string_view(address).substr(0, colon);
+  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  if (const int error =
+          getaddrinfo(std::string(host).c_str(), address.c_str() + colon + 1, &hints, &found);
+      error != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", address, ": ", gai_strerror(error)));
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
+  std::unique_ptr<Acceptor> acceptor(new Acceptor);
+  const int timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(tcp_user_timeout));
+  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
+    const uint16_t asked = ntohs(reinterpret_cast<const sockaddr_in*>(entry->ai_addr)->sin_port);
+    const uint16_t port = acceptor->port_ != 0 ? acceptor->port_ : asked;
+    const int fd = ListenOn(*entry, port, timeout_ms);
+    if (fd < 0) continue;
+    acceptor->listeners_.push_back(fd);
+    acceptor->port_ = PortOf(fd);
+  }
+  if (!acceptor->listeners_.empty()) return acceptor;
+  return absl::UnavailableError(absl::StrCat(
+      "cannot listen on ", address, ": ", std::strerror(errno),
+      "; another process may have the port (`ss -ltnp` shows them), or this machine may not have "
+      "the address"));
+}
+
+Acceptor::Acceptor() : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), spare_(OpenSpare()) {}
+
+Acceptor::~Acceptor() {
+  Stop();
+  for (const int fd : {wake_, spare_}) {
+    if (fd >= 0) close(fd);
+  }
+}
+
+void Acceptor::Start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to) {
+  to_ = std::move(to);
+  thread_ = std::thread([this] { Run(); });
+}
+
+void Acceptor::Stop() {
+  absl::MutexLock lock(&mutex_);
+  eventfd_write(wake_, 1);
+  if (thread_.joinable()) thread_.join();
+  for (const int fd : std::exchange(listeners_, {})) close(fd);
+}
+
+void Acceptor::Run() {
+  std::vector<pollfd> awaited = {{wake_, POLLIN, 0}};
+  for (const int fd : listeners_) awaited.push_back({fd, POLLIN, 0});
+  while (true) {
+    poll(awaited.data(), awaited.size(), /*timeout=*/-1);
+    if (awaited[0].revents != 0) return;
+    for (const int fd : listeners_) AcceptAll(fd);
+  }
+}
+
+void Acceptor::AcceptAll(int listener) {
+  while (true) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listener;
+    connection.fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (connection.fd >= 0) {
+      to_->HandleNewConnection(&connection);
+      continue;
+    }
+    if (errno == EINTR || errno == ECONNABORTED) continue;
+    if (errno == EAGAIN) return;
+    // A connection that stays in the queue would wake us for ever.
+    if (spare_ >= 0) {
+      close(std::exchange(spare_, -1));
+      const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+      if (fd >= 0) close(fd);
+    }
+    spare_ = OpenSpare();
+    if (spare_ >= 0) continue;
+    pollfd stop = {wake_, POLLIN, 0};
+    poll(&stop, 1, kRetryMs);
+    return;
+  }
+}
+
+}  // namespace signpost

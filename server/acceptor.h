@@ -1,0 +1,59 @@
+// Accepts connections for gRPC, whose own acceptor (1.51) never accepts again once file descriptors
+// have run out.
+
+#ifndef SIGNPOST_SERVER_ACCEPTOR_H_
+#define SIGNPOST_SERVER_ACCEPTOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "grpcpp/server_builder.h"
+
+namespace signpost {
+
+// Listens from the beginning. Without a descriptor to spare, the next connection is accepted and
+// closed at once; its peer tries again later.
+class Acceptor {
+ public:
+  // On a "host:port" that CheckListenAddress accepts: on all that the host resolves to and that can
+  // be had, with the same port. Sent bytes may stay unacknowledged for `tcp_user_timeout`.
+  // UNAVAILABLE when there is nothing to be had.
+  static absl::StatusOr<std::unique_ptr<Acceptor>> Listen(const std::string& address,
+                                                          absl::Duration tcp_user_timeout);
+
+  ~Acceptor();  // as Stop
+
+  uint16_t port() const { return port_; }
+
+  // Hands all connections to `to` from now on, from a thread of its own.
+  void Start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to);
+
+  // Listens no more: connections that were not accepted yet are refused. Idempotent; thread-safe.
+  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  Acceptor();
+
+  void Run();
+  // Until nobody waits to be accepted.
+  void AcceptAll(int listener);
+
+  absl::Mutex mutex_;           // of Stop
+  std::vector<int> listeners_;  // none once stopped
+  uint16_t port_ = 0;
+  int wake_ = -1;   // an eventfd: Stop was called
+  int spare_ = -1;  // to have a descriptor when there is none left
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to_;
+  std::thread thread_;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SERVER_ACCEPTOR_H_
