@@ -145,7 +145,7 @@ TEST_P(DamageTest, OfAllSnapshotsIsRefusedByName) {
           shards[1]->AwaitListeningAfter(1);
         });
   const std::vector<std::string> snapshots = SnapshotsIn(copy);
-  ASSERT_EQ(snapshots.size(), 2);
+  ASSERT_GE(snapshots.size(), 2);  // three if it died before it removed the oldest
   for (const std::string& path : snapshots) damage(path);
 
   FILE* const output = popen(
