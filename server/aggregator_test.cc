@@ -687,6 +687,7 @@ TEST_F(LateRanks, AreNotWaitedForAgainBeforeTheyAreHeardFrom) {
   for (uint32_t rank : {0, 1, 2}) Send({.rank = rank});
   CloseAfter(absl::Seconds(1));
   for (uint32_t rank : {0, 1}) Send({.rank = rank, .step = 1});
+  EXPECT_THAT(StatusOf(aggregator_).waiting_for_ranks(), ElementsAre(2));
   ExchangeResult next = Send({.rank = 2, .step = 1});
   CloseAfter(absl::ZeroDuration());
   EXPECT_TRUE(next.ok()) << next.message();

@@ -37,7 +37,8 @@ bool ComesFirst(const OwnedChunk::Progress& a, const OwnedChunk::Progress& b) {
 }
 
 // The step to report, and what the chunks that are at it wait for.
-void FillWaiting(absl::Span<const OwnedChunk::Progress> chunks, absl::Time now, JobStatus& status) {
+void FillWaiting(absl::Span<const OwnedChunk::Progress> chunks,
+                 const std::vector<uint32_t>& absent_ranks, absl::Time now, JobStatus& status) {
   const auto first = std::min_element(chunks.begin(), chunks.end(), ComesFirst);
   if (first == chunks.end()) return;
   status.set_step(first->open_step);
@@ -50,6 +51,7 @@ void FillWaiting(absl::Span<const OwnedChunk::Progress> chunks, absl::Time now, 
     missing_ranks.insert(chunk.missing_ranks.begin(), chunk.missing_ranks.end());
     since = std::min(since, chunk.waiting_since);
   }
+  for (const uint32_t rank : absent_ranks) missing_ranks.erase(rank);
   status.mutable_waiting_for_ranks()->Add(missing_ranks.begin(), missing_ranks.end());
   status.set_waiting_us(absl::ToInt64Microseconds(std::max(now - since, absl::ZeroDuration())));
 }
@@ -264,10 +266,12 @@ void Job::FillStatus(absl::Time now, JobStatus& status) const {
   status.set_parameters(layout_.elements());
   status.set_chunks(chunks.size());
   FillTotals(chunks, status);
-  if (round_deadline() < absl::InfiniteDuration()) {
-    for (const uint32_t rank : roll_.absent_ranks()) status.add_absent_ranks(rank);
-  }
-  FillWaiting(chunks, now, status);
+  std::vector<uint32_t> absent_ranks;
+  if (round_deadline() < absl::InfiniteDuration()) absent_ranks = roll_.absent_ranks();
+  status.mutable_absent_ranks()->Add(absent_ranks.begin(), absent_ranks.end());
+  // With too few others, rounds do wait for them.
+  const bool do_without = world_size_ - absent_ranks.size() >= min_workers();
+  FillWaiting(chunks, do_without ? absent_ranks : std::vector<uint32_t>(), now, status);
 }
 
 }  // namespace signpost

@@ -159,6 +159,8 @@ class Training {
     interval_.duration += absl::Now() - start;
     interval_.wire += report->wire;
     interval_.wait += report->wait;
+    const uint32_t late_workers = report->late_ranks.size();
+    interval_.late_workers = std::max(interval_.late_workers, late_workers);
     ++interval_.steps;
     return absl::OkStatus();
   }
@@ -265,7 +267,8 @@ std::string FormatLiveLine(uint64_t steps_done, const Interval& interval, uint64
       "%.1fx fewer bytes  %d/%d workers",
       steps_done, interval.training_bpb,
       absl::ToDoubleMilliseconds(interval.duration) / static_cast<double>(interval.steps),
-      100 * (1 - wire - wait), 100 * wire, 100 * wait, fp32_bytes / bytes, world_size, world_size);
+      100 * (1 - wire - wait), 100 * wire, 100 * wait, fp32_bytes / bytes,
+      world_size - interval.late_workers, world_size);
 }
 
 absl::Status TrainAsWorker(const TrainingOptions& options) {

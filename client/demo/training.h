@@ -60,6 +60,7 @@ struct Interval {
   absl::Duration wire;
   absl::Duration wait;
   WireBytes bytes;
+  uint32_t late_workers = 0;  // most of them in one step
 };
 
 // "step 1200  loss 2.31  412 ms (compute 71% wire 18% wait 11%)  27.9x fewer bytes  4/4 workers",
