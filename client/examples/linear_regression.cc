@@ -51,13 +51,14 @@ absl::Status Train() {
   if (!session.ok()) return session.status();
 
   std::mt19937 random(options->worker.rank);
-  for (int step = 0; step < kSteps; ++step) {
+  while ((*session)->steps() < kSteps) {
+    const uint64_t step = (*session)->steps();
     const double error = Gradient(weights, random, gradient);
     const double learning_rate = kPeakLearningRate * (1 - double(step) / kSteps);
     auto report = (*session)->Step({gradient}, {{.learning_rate = learning_rate}});
     if (!report.ok()) return report.status();
     if (options->worker.rank == 0 && (step % 100 == 0 || step == kSteps - 1)) {
-      std::printf("step %3d  %s  squared error %.6f\n", step,
+      std::printf("step %3d  %s  squared error %.6f\n", int(step),
                   signpost::CodecName(report->codec).c_str(), error);
     }
   }
