@@ -376,6 +376,17 @@ TEST_F(ElasticJobTest, OfAWorkerThatComesBackMuchLaterTheAnswersAreGone) {
   EXPECT_EQ(values_[2], values_[0]);
 }
 
+TEST_F(ElasticJobTest, MoreParameterGroupsThanTravelInHeadersAreRefused) {
+  job_.workers = 1;
+  job_.worker.min_workers = 1;
+  Replica replica(job_, 0);
+  auto worker = Worker::Join(job_.worker, job_.optimizer, replica.Parameters(), cluster_.Connect());
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  EXPECT_EQ((*worker)->Step(replica.Gradients(), std::vector(129, job_.rates)).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE((*worker)->Step(replica.Gradients(), std::vector(128, job_.rates)).ok());
+}
+
 TEST(WorkerOptions, LatenessIsCheckedBeforeAnythingIsSent) {
   Cluster cluster({});
   for (const auto& [deadline, min_workers] : {std::pair{absl::Seconds(1), 0},

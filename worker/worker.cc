@@ -35,6 +35,10 @@ constexpr absl::Duration kOfferInterval = absl::Milliseconds(500);
 // after twice that, and so on, up to kOfferInterval.
 constexpr absl::Duration kFirstLookInterval = absl::Milliseconds(5);
 
+// Parameter groups of a job with a round deadline, whose rates travel in headers: an answer may
+// have those of some twenty steps.
+constexpr size_t kMaxGroups = 128;
+
 std::vector<Tensor> TensorsOf(absl::Span<const Parameter> parameters) {
   std::vector<Tensor> tensors;
   for (const Parameter& parameter : parameters) {
@@ -427,6 +431,11 @@ absl::Status Worker::CheckStepArguments(absl::Span<const absl::Span<const float>
   if (gradients.size() != parameters_.size()) {
     return absl::InvalidArgumentError(absl::StrFormat("got gradients of %d tensors, the job has %d",
                                                       gradients.size(), parameters_.size()));
+  }
+  if (options_.min_workers > 0 && rates.size() > kMaxGroups) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("rates came for %d groups; a job with a round deadline may have %d",
+                        rates.size(), kMaxGroups));
   }
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].size() != parameters_[i].values.size()) {
