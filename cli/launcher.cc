@@ -208,6 +208,7 @@ class LaunchedRun {
     } else if (!stopping_ && !is_aggregator && process.exit_code() != 0 && HasEnoughWorkers()) {
       options_.on_failure(absl::StrCat(NameOf(false, index), " failed: ", process.DescribeEnd(),
                                        "; the others go on without it"));
+      if (AllEnded(workers_)) StopAggregators();
     } else if (!stopping_ && (is_aggregator || process.exit_code() != 0)) {
       Stop(Failure(NameOf(is_aggregator, index), process));
     } else if (!is_aggregator && AllEnded(workers_)) {

@@ -119,6 +119,17 @@ absl::Status CheckErrorScale(float error_scale) {
   return Invalid("error_scale is ", error_scale, "; it must be finite and not negative");
 }
 
+absl::Status CheckRates(const StepRates& rates) {
+  if (rates.groups_size() > kMaxGroups) {
+    return Invalid("rates of ", rates.groups_size(), " groups; at most ", kMaxGroups);
+  }
+  for (const Rates& group : rates.groups()) {
+    if (std::isfinite(group.learning_rate()) && std::isfinite(group.weight_decay())) continue;
+    return Invalid("a learning rate or weight decay is not finite");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckReplay(const AnswerHeader& header, absl::Span<const uint8_t> payload,
                          const FrameHeader& frame) {
   if (header.chunk() == frame.chunk() && header.step() <= frame.step() && payload.empty()) {
@@ -145,6 +156,7 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
     return Invalid("chunk ", header.chunk(), " is not in [0, ", layout.chunks().size(), ")");
   }
   absl::Status status = CheckErrorScale(header.error_scale());
+  if (status.ok()) status = CheckRates(header.rates());
   if (status.ok()) status = CheckCodecFitsStep(header, layout);
   if (status.ok()) {
     status = CheckPayload(header.codec(), header.chunk(), header.payload_crc32c(), payload, layout);

@@ -337,6 +337,19 @@ TEST_F(CheckFrameTest, RefusesAnErrorScaleThatIsNegativeOrNotFinite) {
   }
 }
 
+TEST_F(CheckFrameTest, RefusesRatesThatAreNotFiniteOrTooMany) {
+  Frame frame = ValidFrame(ONE_BIT);
+  for (int i = 0; i < kMaxGroups; ++i) frame.header.mutable_rates()->add_groups();
+  EXPECT_TRUE(Check(frame).ok()) << Check(frame);
+  for (const double rate : {double{kInfinity}, double{kNan}}) {
+    frame.header.mutable_rates()->mutable_groups(7)->set_learning_rate(rate);
+    ExpectRefused(frame, "learning rate");
+  }
+  frame.header.mutable_rates()->mutable_groups(7)->set_learning_rate(1);
+  frame.header.mutable_rates()->add_groups();
+  ExpectRefused(frame, "rates of 129 groups");
+}
+
 // --- Answers.
 
 class CheckAnswerTest : public CheckFrameTest {

@@ -54,11 +54,20 @@ uint64_t CountElements(const JoinRequest& request) {
   return sum;
 }
 
+constexpr uint64_t kMaxRoundDeadlineUs = uint64_t{24} * 3600 * 1'000'000;
+
 absl::Status CheckLateness(const JoinRequest& request) {
   const JobOptions& options = request.options();
   if (options.min_workers() > request.world_size()) {
     return absl::InvalidArgumentError(absl::StrFormat("option min_workers is %d, of %d workers",
                                                       options.min_workers(), request.world_size()));
+  }
+  if (options.round_deadline_us() != 0 &&
+      (options.round_deadline_us() < 1000 || options.round_deadline_us() > kMaxRoundDeadlineUs)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("option round_deadline_us is %d; a deadline is between a millisecond and a "
+                        "day",
+                        options.round_deadline_us()));
   }
   if ((options.min_workers() == 0) != (options.round_deadline_us() == 0)) {
     return absl::InvalidArgumentError(
@@ -529,8 +538,7 @@ absl::Duration Aggregator::CloseLateRounds() {
     }
     if (status.ok()) job->SetLateRoundsDurable(options_.now());
   }
-  // Deadlines are kept to an eighth.
-  return shortest / 8;
+  return shortest / 8;  // to which deadlines are kept
 }
 
 std::vector<Aggregator::DueSnapshot> Aggregator::FindDueSnapshots() {
@@ -584,13 +592,18 @@ void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps
     // nothing left to save.
     std::vector<WaitingLeave> leaves = std::exchange(entry.leaves, {});
     for (WaitingLeave& leave : leaves) {
-      const bool is_safe = saved.ok() && leave.request.steps() <= LeastOf(*saved) &&
+      // Others may go on without it, and its frames go with it: both snapshots must do without
+      // them.
+      const bool others_go_on = entry.job->min_workers() < entry.job->world_size();
+      const bool is_safe = saved.ok() &&
+                           leave.request.steps() <= LeastOf(others_go_on ? durable : *saved) &&
                            absl::c_linear_search(due.left_ranks, leave.request.rank());
       if (is_safe || absl::IsInternal(saved.status())) {
         Reach(Failpoint::kLeaveDurable);
         EndMembership(entry, std::move(leave), callbacks);
       } else {
         entry.leaves.push_back(std::move(leave));
+        if (saved.ok()) bell_.Ring();
       }
     }
     ForgetIfAllLeft(found);

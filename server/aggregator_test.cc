@@ -751,14 +751,14 @@ TEST_F(LateRanks, ThatHaveLeftAreNotWaitedForUntilTooFewAreLeft) {
 }
 
 TEST(Join, LateRanksNeedADeadlineAndALeastNumberOfWorkers) {
-  for (const auto& [deadline_us, min_workers] : {std::pair{0, 2}, {1000, 0}, {1000, 4}}) {
+  for (const auto& [deadline_us, min_workers] : {std::pair{0, 2}, {1000, 0}, {1000, 4}, {999, 2}}) {
     JoinRequest request = TestJoin(0, /*world_size=*/3);
     request.mutable_options()->set_round_deadline_us(deadline_us);
     request.mutable_options()->set_min_workers(min_workers);
     Aggregator aggregator({});
     JoinResult result = Join(aggregator, request);
     EXPECT_EQ(result.code(), absl::StatusCode::kInvalidArgument) << deadline_us;
-    EXPECT_THAT(result.message(), HasSubstr("min_workers"));
+    EXPECT_THAT(result.message(), HasSubstr(deadline_us == 999 ? "deadline" : "min_workers"));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "server/owned_chunk.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -25,6 +26,10 @@ absl::Status SupersededError(const FrameHeader& header) {
                                          " again, and that call took the place of this one"));
 }
 
+// Of rounds that were skipped there could be any number within a limit of bytes, and their rates
+// travel in one header.
+constexpr size_t kMostAnswers = 16;
+
 // The round that restores the errors is the step before the first.
 uint64_t FirstOpenStep(const Layout& layout) {
   const uint64_t first_step = layout.options().first_step();
@@ -46,7 +51,7 @@ OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size
 void OwnedChunk::Restore(ChunkState state, uint64_t generation, absl::Time now) {
   absl::MutexLock lock(&mutex_);
   // Which older snapshot there is, and so what is durable, is not known here.
-  open_step_ = first_kept_step_ = state.open_step;
+  open_step_ = first_kept_step_ = saved_step_ = state.open_step;
   error_is_zero_ = state.error.empty();
   error_ = std::move(state.error);
   closed_ = std::move(state.closed);
@@ -143,6 +148,10 @@ void OwnedChunk::Hear(const FrameHeader& header) {
 
 std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::Time now) {
   absl::MutexLock lock(&mutex_);
+  // Who has left needs no answers.
+  for (uint32_t rank = 0; rank < world_size_; ++rank) {
+    if (attendance.has_left[rank]) heard_[rank] = std::numeric_limits<uint64_t>::max();
+  }
   if (!open_) return {};
   if (open_->round.late_ranks().empty() && MayLeaveOut(attendance, now)) {
     open_->round.LeaveOut(open_->round.MissingRanks());
@@ -243,6 +252,7 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   ++open_step_;
   KeptFrame(open_->largest_payload);
   if (!open_->round.late_ranks().empty()) ++rounds_closed_late_;
+  if (bell_ == nullptr) late_ranks_.clear();  // nothing to be replayed
   closed_.push_back({std::make_shared<const Answer>(*std::move(answer)),
                      open_->round.Contributions(), open_->round.rates()});
   ForgetAnswers();
@@ -270,8 +280,8 @@ void OwnedChunk::ForgetAnswers() {
     bytes += round.answer->payload.size();
     largest = std::max<uint64_t>(largest, round.answer->payload.size());
   }
-  while (closed_.size() > 1 &&
-         (open_step_ - closed_.size() < oldest_needed || bytes > MostKept(largest))) {
+  while (closed_.size() > 1 && (open_step_ - closed_.size() < oldest_needed ||
+                                bytes > MostKept(largest) || closed_.size() > kMostAnswers)) {
     bytes -= closed_.front().answer->payload.size();
     closed_.pop_front();
   }
@@ -342,10 +352,14 @@ absl::StatusOr<ChunkState> OwnedChunk::Save(bool with_answer) {
   const bool is_held = open_ && open_->round.complete();
   const bool all_have_earlier_answers =
       closed_.size() == 1 && closed_.back().answer->header.late_ranks().empty();
-  if (error_was_zero_ && all_have_earlier_answers && !with_answer && !is_held) {
-    state.open_step = open_step_ - 1;
+  // Never to a step before that of an earlier snapshot: workers may have been told that it is
+  // durable.
+  if (error_was_zero_ && all_have_earlier_answers && !with_answer && !is_held &&
+      open_step_ > saved_step_) {
+    state.open_step = saved_step_ = open_step_ - 1;
     return state;
   }
+  saved_step_ = open_step_;
   state.open_step = open_step_;
   if (!error_is_zero_) state.error = error_;
   state.closed = closed_;

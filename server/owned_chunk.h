@@ -222,6 +222,7 @@ class OwnedChunk {
   absl::Status spoilt_ ABSL_GUARDED_BY(mutex_);      // not OK: the error must not be used
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: this chunk was not restored
 
+  uint64_t saved_step_ ABSL_GUARDED_BY(mutex_) = 0;  // the open step of the newest Save
   uint64_t durable_step_ ABSL_GUARDED_BY(mutex_) = 0;
   // What one rank keeps of the rounds from that step on, in bytes.
   uint64_t first_kept_step_ ABSL_GUARDED_BY(mutex_);

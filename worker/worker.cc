@@ -35,10 +35,6 @@ constexpr absl::Duration kOfferInterval = absl::Milliseconds(500);
 // after twice that, and so on, up to kOfferInterval.
 constexpr absl::Duration kFirstLookInterval = absl::Milliseconds(5);
 
-// Parameter groups of a job with a round deadline, whose rates travel in headers: an answer may
-// have those of some twenty steps.
-constexpr size_t kMaxGroups = 128;
-
 std::vector<Tensor> TensorsOf(absl::Span<const Parameter> parameters) {
   std::vector<Tensor> tensors;
   for (const Parameter& parameter : parameters) {
@@ -370,7 +366,7 @@ absl::Status Worker::CatchUp(StepReport& report) {
     if (absl::Status status = TakeStep(gradients, rates, report); !status.ok()) return status;
     ++report.steps_caught_up;
   }
-  later_rates_.clear();
+  later_rates_.erase(later_rates_.begin(), later_rates_.lower_bound(step_));
   return absl::OkStatus();
 }
 
@@ -432,7 +428,7 @@ absl::Status Worker::CheckStepArguments(absl::Span<const absl::Span<const float>
     return absl::InvalidArgumentError(absl::StrFormat("got gradients of %d tensors, the job has %d",
                                                       gradients.size(), parameters_.size()));
   }
-  if (options_.min_workers > 0 && rates.size() > kMaxGroups) {
+  if (options_.min_workers > 0 && rates.size() > size_t{kMaxGroups}) {
     return absl::InvalidArgumentError(
         absl::StrFormat("rates came for %d groups; a job with a round deadline may have %d",
                         rates.size(), kMaxGroups));
