@@ -91,9 +91,9 @@ class OwnedChunk {
   //     below.
   //   In a restored chunk, for a later step than the open one, and for any frame whose sender does
   //     not know of the restart: answered at once with REPLAY from the open step, or the frame's if
-  //     that is earlier. FAILED_PRECONDITION, naming the open step, for any other step. INTERNAL
-  //     when the
-  //   round's sum is out of range: from then on for the open step's frames.
+  //     that is earlier.
+  // FAILED_PRECONDITION, naming the open step, for any other step. INTERNAL when the round's sum is
+  // out of range: from then on for the open step's frames.
   //
   // A complete round stays open while workers would otherwise have to keep too much: the frames
   // that are not durable, this round's included, may have half the size of the parameters in fp32,

@@ -10,6 +10,7 @@
 #include "absl/synchronization/mutex.h"
 #include "gtest/gtest.h"
 #include "proto/failure_timeout.h"
+#include "tests/forwarding_channel.h"
 #include "tests/loopback_channel.h"
 #include "worker/grpc_channel.h"
 
@@ -66,16 +67,10 @@ namespace {
 
 // Hands frames to a post, some of them twice before their answer and once more after it.
 template <typename Post>
-class FaultyChannel final : public Channel {
+class FaultyChannel final : public ForwardingChannel {
  public:
   FaultyChannel(std::unique_ptr<Channel> inner, Post& post)
-      : inner_(std::move(inner)), post_(post) {}
-
-  std::string target() const override { return inner_->target(); }
-
-  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override {
-    return inner_->Join(request, deadline);
-  }
+      : ForwardingChannel(std::move(inner)), post_(post) {}
 
   void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
                 absl::Time deadline, ExchangeDone done) override {
@@ -84,20 +79,6 @@ class FaultyChannel final : public Channel {
       if (post_.OneIn(4)) Send(*sent, [](absl::StatusOr<Answer>) {});
       Deliver(sent);
     });
-  }
-
-  absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override {
-    return inner_->Leave(request, deadline);
-  }
-
-  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request,
-                                              absl::Time deadline) override {
-    return inner_->ReadError(request, deadline);
-  }
-
-  absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
-                                        absl::Time deadline) override {
-    return inner_->Status(request, deadline);
   }
 
  private:
@@ -109,7 +90,7 @@ class FaultyChannel final : public Channel {
   };
 
   void Send(const Sent& sent, ExchangeDone done) {
-    inner_->Exchange(sent.header, sent.payload, sent.deadline, std::move(done));
+    ForwardingChannel::Exchange(sent.header, sent.payload, sent.deadline, std::move(done));
   }
 
   void Deliver(std::shared_ptr<Sent> sent) {
@@ -134,7 +115,6 @@ class FaultyChannel final : public Channel {
     });
   }
 
-  const std::unique_ptr<Channel> inner_;
   Post& post_;
 };
 

@@ -14,6 +14,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "server/state_dir.h"
+#include "tests/forwarding_channel.h"
 #include "tests/job.h"
 #include "tests/loopback_channel.h"
 
@@ -59,37 +60,22 @@ class Answers {
 };
 
 // Notes the answers that pass.
-class NotingChannel final : public Channel {
+class NotingChannel final : public ForwardingChannel {
  public:
   NotingChannel(std::unique_ptr<Channel> inner, const Layout& layout, Answers& answers)
-      : inner_(std::move(inner)), layout_(layout), answers_(answers) {}
+      : ForwardingChannel(std::move(inner)), layout_(layout), answers_(answers) {}
 
-  std::string target() const override { return inner_->target(); }
-  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override {
-    return inner_->Join(request, deadline);
-  }
   void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
                 absl::Time deadline, ExchangeDone done) override {
-    inner_->Exchange(header, std::move(payload), deadline,
-                     [this, done = std::move(done)](absl::StatusOr<Answer> answer) mutable {
-                       if (answer.ok()) answers_.Add(layout_, *answer);
-                       done(std::move(answer));
-                     });
-  }
-  absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override {
-    return inner_->Leave(request, deadline);
-  }
-  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request,
-                                              absl::Time deadline) override {
-    return inner_->ReadError(request, deadline);
-  }
-  absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
-                                        absl::Time deadline) override {
-    return inner_->Status(request, deadline);
+    ForwardingChannel::Exchange(
+        header, std::move(payload), deadline,
+        [this, done = std::move(done)](absl::StatusOr<Answer> answer) mutable {
+          if (answer.ok()) answers_.Add(layout_, *answer);
+          done(std::move(answer));
+        });
   }
 
  private:
-  const std::unique_ptr<Channel> inner_;
   const Layout& layout_;
   Answers& answers_;
 };

@@ -104,11 +104,10 @@ class Worker {
   // size. In a job with a round deadline it may be several steps: a worker that was late takes
   // those that the others have taken meanwhile, at their rates, so that loops count by steps(). One
   // that the others have left further behind than aggregators keep answers for gets
-  // FAILED_PRECONDITION.
-  // INVALID_ARGUMENT, with nothing sent, for a wrong number or size of gradients or rates.
-  // FAILED_PRECONDITION after a step that failed. DEADLINE_EXCEEDED names the ranks that are waited
-  // for. DATA_LOSS when an aggregator has lost
-  // what it had promised to keep, or comes to another result than before.
+  // FAILED_PRECONDITION, and so does every step after one that failed. INVALID_ARGUMENT, with
+  // nothing sent, for a wrong number or size of gradients or rates. DEADLINE_EXCEEDED names the
+  // ranks that are waited for. DATA_LOSS when an aggregator has lost what it had promised to keep,
+  // or comes to another result than before.
   absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates);
 
