@@ -155,9 +155,15 @@ absl::StatusOr<StateDir::Recovered> StateDir::Recover(bool allow_error_reset) {
     if (!allow_error_reset) {
       return absl::DataLossError(absl::StrCat(
           "no snapshot of a job can be gone on from: ", damage,
-          ". Its workers cannot go on. To give the job up and serve others, start with "
-          "--allow-error-reset"));
+          ". Its workers wait for this aggregator. If the file cannot be brought back, start with "
+          "--allow-error-reset: the job then ends, and can be started again, from its newest "
+          "checkpoint if it has one"));
     }
+    recovered.given_up.push_back(epoch);
+    recovered.warnings.push_back(absl::StrFormat(
+        "the job of epoch %d is given up: its workers end with an error. Start it again, from its "
+        "newest checkpoint if it has one",
+        epoch));
     for (const uint64_t sequence : std::exchange(sequences_[epoch], {})) {
       const absl::Status status = SetAside(NameOf({epoch, sequence}));
       if (!status.ok()) return status;

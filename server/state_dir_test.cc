@@ -14,6 +14,7 @@
 namespace signpost {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -180,7 +181,8 @@ TEST_F(StateDirTest, WithoutAReadableSnapshotItRefusesUnlessTold) {
   const auto recovered = Recover(/*allow_error_reset=*/true);
   ASSERT_TRUE(recovered.ok()) << recovered.status();
   EXPECT_THAT(recovered->jobs, IsEmpty());
-  EXPECT_THAT(recovered->warnings, SizeIs(1));
+  EXPECT_THAT(recovered->given_up, ElementsAre(7));
+  EXPECT_THAT(recovered->warnings, ElementsAre(HasSubstr("is damaged"), HasSubstr("given up")));
 }
 
 TEST_F(StateDirTest, LateRoundsComeBackWithTheirChunks) {
@@ -216,7 +218,7 @@ TEST_F(StateDirTest, DamagedLateRoundsAreRefusedUnlessTold) {
   const auto given_up = Open()->Recover(/*allow_error_reset=*/true);
   ASSERT_TRUE(given_up.ok()) << given_up.status();
   EXPECT_TRUE(given_up->jobs.empty());
-  EXPECT_EQ(given_up->warnings.size(), 1);
+  EXPECT_EQ(given_up->warnings.size(), 2);
 }
 
 TEST_F(StateDirTest, IsForOneShardAndVersionOnly) {

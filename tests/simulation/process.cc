@@ -46,7 +46,7 @@ void Process::Start() {
                                                      .restart_grace = kRestartGrace,
                                                      .now = [this] { return scheduler_.Now(); }},
                                    state_dir_.get());
-  status = aggregator_->Restore(recovered.jobs);
+  status = aggregator_->Restore(recovered);
   if (!status.ok()) report_(absl::StrCat("jobs cannot go on: ", status.ToString()));
   SaveNowAndThen(incarnation_);
   CloseLateRoundsNowAndThen(incarnation_);
