@@ -116,6 +116,7 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
     const auto late_ranks = late_ranks_.find(open_step_);
     if (late_ranks != late_ranks_.end()) open_->round.LeaveOut(late_ranks->second);
   }
+  if (status.ok()) LearnLateRanks(header);
   if (status.ok() && !open_->round.IsLate(header.rank())) {
     open_->largest_payload = std::max(open_->largest_payload, payload_bytes);
     status = open_->round.Contribute(std::move(frame));
@@ -144,6 +145,16 @@ void OwnedChunk::Hear(const FrameHeader& header) {
   if (header.generation() != generation_) return;
   answered_steps_ = std::max(answered_steps_, header.answered_steps());
   is_back_[header.rank()] = true;
+}
+
+void OwnedChunk::LearnLateRanks(const FrameHeader& header) {
+  if (generation_ == 0 || header.late_ranks().empty()) return;
+  // What is written down goes first: it is the same, or another fault has come to this one.
+  const bool rounds_wait_for_all = layout_.options().round_deadline_us() == 0;
+  if (rounds_wait_for_all || late_ranks_.count(open_step_)) return;
+  std::vector<uint32_t>& ranks = late_ranks_[open_step_];
+  ranks.assign(header.late_ranks().begin(), header.late_ranks().end());
+  open_->round.LeaveOut(ranks);
 }
 
 std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::Time now) {

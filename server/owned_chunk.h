@@ -183,6 +183,8 @@ class OwnedChunk {
   // The most bytes that frames or answers which are kept may have, of which one has `largest`.
   uint64_t MostKept(uint64_t largest) const;
   void Hear(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // From a rank that has had the open round's answer: without whom it closed.
+  void LearnLateRanks(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayLeaveOut(const Attendance& attendance, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetAnswers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

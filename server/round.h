@@ -40,9 +40,9 @@ class Round {
   // world_size >= 1.
   explicit Round(uint32_t world_size) : frames_(world_size) {}
 
-  // The round is to close without these ranks, ascending, none of which has contributed; their
-  // frames no longer count. To be called at most once, and not for all ranks.
-  void LeaveOut(std::vector<uint32_t> ranks) { late_ranks_ = std::move(ranks); }
+  // The round is to close without these ranks, ascending, and not all of them. Their frames do not
+  // count, and are dropped if they are here.
+  void LeaveOut(std::vector<uint32_t> ranks);
   const std::vector<uint32_t>& late_ranks() const { return late_ranks_; }
   bool IsLate(uint32_t rank) const;
 
@@ -90,8 +90,8 @@ class Round {
   std::vector<std::optional<Frame>> frames_;  // by rank
   uint32_t contributed_ = 0;
   std::vector<uint32_t> late_ranks_;
-  std::optional<uint32_t> first_rank_;  // to arrive; the others must have its error scale
-  // To arrive with numbers rather than SKIP; the others must have its codec.
+  std::optional<uint32_t> first_rank_;  // that contributed; the others must have its error scale
+  // That contributed numbers rather than SKIP; the others must have its codec.
   std::optional<uint32_t> first_rank_with_numbers_;
 };
 

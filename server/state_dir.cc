@@ -144,13 +144,14 @@ absl::StatusOr<StateDir::Recovered> StateDir::Recover(bool allow_error_reset) {
     }
     if (!sequences.empty()) {
       sequences_[epoch] = sequences;
-      const absl::Status status = RecoverLateRounds(recovered.jobs.back());
-      if (status.ok()) continue;
-      if (!absl::IsDataLoss(status)) return status;
-      // What closed after the snapshots cannot be made again.
-      damage = std::string(status.message());
-      recovered.warnings.push_back(damage);
-      recovered.jobs.pop_back();
+      absl::Status status = RecoverLateRounds(recovered.jobs.back());
+      if (absl::IsDataLoss(status)) {
+        // The ranks that have had those rounds' answers tell it again.
+        recovered.warnings.push_back(std::string(status.message()));
+        status = SetAside(LateRoundsName(epoch));
+      }
+      if (!status.ok()) return status;
+      continue;
     }
     if (!allow_error_reset) {
       return absl::DataLossError(absl::StrCat(
@@ -164,10 +165,6 @@ absl::StatusOr<StateDir::Recovered> StateDir::Recover(bool allow_error_reset) {
         "the job of epoch %d is given up: its workers end with an error. Start it again, from its "
         "newest checkpoint if it has one",
         epoch));
-    for (const uint64_t sequence : std::exchange(sequences_[epoch], {})) {
-      const absl::Status status = SetAside(NameOf({epoch, sequence}));
-      if (!status.ok()) return status;
-    }
   }
   for (const std::string& name : *names) {
     uint64_t epoch;

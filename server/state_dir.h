@@ -4,7 +4,7 @@
 //   identity                      which shard it belongs to, and how often it has been served
 //   <epoch>-<sequence>.snapshot   of a running job: the newest two (snapshot.h), in hexadecimal
 //   <epoch>.late                  of such a job: rounds that close without some rank
-//   *.damaged                     snapshots that could not be read, for whoever wants to know why
+//   *.damaged                     what could not be read, for whoever wants to know why
 
 #ifndef SIGNPOST_SERVER_STATE_DIR_H_
 #define SIGNPOST_SERVER_STATE_DIR_H_

@@ -546,6 +546,7 @@ absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answ
     }
     frame.answered = true;
     frame.answer_crc32c = crc;
+    *frame.header.mutable_late_ranks() = answer->header.late_ranks();
     Reach(Failpoint::kWorkerAnswered);
     ApplyAnswer(chunk, *std::move(answer), report);
   }
