@@ -20,6 +20,13 @@ absl::Status WrongStepError(const FrameHeader& header, uint64_t open_step, uint6
                    header.chunk(), ", but step ", open_step, " is expected", hint));
 }
 
+absl::Status TooManyAnswersError(const FrameHeader& header, uint64_t open_step) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", header.rank(), " says that it has had ", header.answered_steps(),
+                   " answers of chunk ", header.chunk(), ", which is at step ", open_step,
+                   " here: more rounds than an aggregator closes before they are durable"));
+}
+
 absl::Status SupersededError(const FrameHeader& header) {
   return absl::AbortedError(absl::StrCat("rank ", header.rank(), " sent its frame for step ",
                                          header.step(), ", chunk ", header.chunk(),
@@ -29,6 +36,10 @@ absl::Status SupersededError(const FrameHeader& header) {
 // Of rounds that were skipped there could be any number within a limit of bytes, and their rates
 // travel in one header.
 constexpr size_t kMostAnswers = 16;
+
+// Of which a crash could make workers send the frames again. Rounds that all ranks skip have next
+// to no bytes.
+constexpr uint64_t kMostKeptRounds = 64;
 
 // The round that restores the errors is the step before the first.
 uint64_t FirstOpenStep(const Layout& layout) {
@@ -99,6 +110,10 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   EndedCalls ended;
   const FrameHeader header = frame.header;
   const uint64_t payload_bytes = frame.payload.size();
+  if (generation_ != 0 && header.answered_steps() > open_step_ + kMostKeptRounds) {
+    ended.push_back({std::move(done), TooManyAnswersError(header, open_step_)});
+    return ended;
+  }
   Hear(header);
   if (generation_ != 0 && (header.generation() < generation_ || header.step() > open_step_)) {
     ended.push_back({std::move(done), AskForReplay(std::min(header.step(), open_step_))});
@@ -231,7 +246,7 @@ bool OwnedChunk::HasRoom() const {
     kept += bytes;
     largest = std::max(largest, bytes);
   }
-  return kept <= MostKept(largest);
+  return kept <= MostKept(largest) && kept_bytes_.size() < kMostKeptRounds;
 }
 
 void OwnedChunk::RequestSnapshot() {

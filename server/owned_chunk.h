@@ -92,12 +92,13 @@ class OwnedChunk {
   //   In a restored chunk, for a later step than the open one, and for any frame whose sender does
   //     not know of the restart: answered at once with REPLAY from the open step, or the frame's if
   //     that is earlier.
-  // FAILED_PRECONDITION, naming the open step, for any other step. INTERNAL when the round's sum is
-  // out of range: from then on for the open step's frames.
+  // FAILED_PRECONDITION, naming the open step, for any other step. INVALID_ARGUMENT, in a restored
+  // chunk, when the rank says that it has had answers of rounds which cannot have closed. INTERNAL
+  // when the round's sum is out of range: from then on for the open step's frames.
   //
   // A complete round stays open while workers would otherwise have to keep too much: the frames
   // that are not durable, this round's included, may have half the size of the parameters in fp32,
-  // or of four rounds, the largest of them, if that is more.
+  // or of four rounds, the largest of them, if that is more; and they may be of 64 rounds.
   void Exchange(Frame frame, absl::Time now, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Whether the open round is to close without the ranks that are missing: min_workers have

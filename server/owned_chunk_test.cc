@@ -101,5 +101,26 @@ TEST_F(RestoredChunkTest, ClosesARoundWithoutTheRanksThatThoseTellWhoHadItsAnswe
   EXPECT_EQ(BytesOf(late), expected);
 }
 
+TEST_F(RestoredChunkTest, RefusesAFrameThatTellsOfAnswersThatCannotBe) {
+  Restore({});
+  const Result absurd = Send(0, kOpenStep, /*answered_steps=*/kOpenStep + 65);
+  EXPECT_EQ((*absurd)->status().code(), absl::StatusCode::kInvalidArgument);
+  for (uint32_t rank : {0, 1}) Send(rank, kOpenStep);
+  EXPECT_THAT(LeaveOutAfter(absl::Minutes(1)), ElementsAre(2, 3)) << "it was not believed";
+}
+
+TEST_F(OwnedChunkTest, NoMoreRoundsAreClosedThanARankMayTellOfAfterACrash) {
+  const auto send_all = [&](uint64_t step) {
+    Result last;
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) last = Send(rank, step, 0, {}, SKIP);
+    return last;
+  };
+  for (uint64_t step = 0; step < 64; ++step) EXPECT_TRUE(send_all(step)->has_value()) << step;
+  const Result held = send_all(64);
+  EXPECT_FALSE(held->has_value());
+  chunk_->SetDurable(1, now_);
+  EXPECT_TRUE(held->has_value());
+}
+
 }  // namespace
 }  // namespace signpost
