@@ -1,6 +1,7 @@
 #include "server/owned_chunk.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -179,8 +180,13 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
     if (attendance.has_left[rank]) heard_[rank] = std::numeric_limits<uint64_t>::max();
   }
   if (!open_) return {};
-  if (open_->round.late_ranks().empty() && MayLeaveOut(attendance, now)) {
-    open_->round.LeaveOut(open_->round.MissingRanks());
+  if (MayLeaveOut(attendance, now)) {
+    // Those that an earlier process left out, if this is such a round, stay out: nobody has had the
+    // answer without them, but their frames may be gone.
+    std::vector<uint32_t> ranks = open_->round.MissingRanks();
+    absl::c_copy(open_->round.late_ranks(), std::back_inserter(ranks));
+    absl::c_sort(ranks);
+    open_->round.LeaveOut(std::move(ranks));
     late_ranks_[open_step_] = open_->round.late_ranks();
     open_->is_late_durable = false;
   }
@@ -193,7 +199,7 @@ bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const
   if (open_step_ < layout_.options().first_step())
     return false;  // what each rank restores is needed
   if (generation_ != 0) {
-    // It closed before the crash, and with all ranks: it would be in late_ranks_.
+    // It closed before the crash, without late_ranks_ and no others.
     if (open_step_ < answered_steps_) return false;
     // Any rank could have had its answer.
     const bool is_early = now < restored_ + attendance.restart_grace;

@@ -103,8 +103,9 @@ class OwnedChunk {
 
   // Whether the open round is to close without the ranks that are missing: min_workers have
   // contributed, and those missing are absent, or it is past the deadline. Their frames no longer
-  // count, whenever they come. Returns their ranks until SetLateRanksDurable. Nothing when it is
-  // not, or when this is a round that an earlier process may have closed with them.
+  // count, whenever they come. Returns their ranks, and those that an earlier process left out of
+  // it, until SetLateRanksDurable. Nothing when it is not, or when this is a round that an earlier
+  // process may have closed with them.
   std::vector<uint32_t> LeaveOut(const Attendance& attendance, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mutex_);
 

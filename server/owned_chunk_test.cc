@@ -17,6 +17,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 
 constexpr uint32_t kWorkers = 4;
 constexpr uint64_t kOpenStep = 5;
@@ -99,6 +100,25 @@ TEST_F(RestoredChunkTest, ClosesARoundWithoutTheRanksThatThoseTellWhoHadItsAnswe
   EXPECT_FALSE(late->has_value());
   EXPECT_EQ(BytesOf(Send(2, kOpenStep)), expected);
   EXPECT_EQ(BytesOf(late), expected);
+}
+
+TEST_F(RestoredChunkTest, LeavesOutMoreRanksWhenNobodyCanHaveHadTheAnswer) {
+  Restore({{kOpenStep, {3}}});
+  const Result first = Send(0, kOpenStep);
+  Send(1, kOpenStep);
+  EXPECT_THAT(LeaveOutAfter(absl::Seconds(29)), IsEmpty()) << "rank 2 may have had the answer";
+  EXPECT_THAT(LeaveOutAfter(absl::Seconds(1)), ElementsAre(2, 3));
+  EXPECT_FALSE(first->has_value()) << "it is not written down yet";
+  EXPECT_THAT(chunk_->late_ranks(), ElementsAre(Pair(kOpenStep, ElementsAre(2, 3))));
+  chunk_->SetLateRanksDurable(now_);
+  EXPECT_THAT((*first)->value().answer->header.late_ranks(), ElementsAre(2, 3));
+}
+
+TEST_F(RestoredChunkTest, LeavesOutTheSameRanksWhenSomebodyHasHadTheAnswer) {
+  Restore({{kOpenStep, {3}}});
+  Send(0, kOpenStep);
+  Send(1, kOpenStep, /*answered_steps=*/kOpenStep + 1, /*late_ranks=*/{3});
+  EXPECT_THAT(LeaveOutAfter(absl::Hours(1)), IsEmpty());
 }
 
 TEST_F(RestoredChunkTest, RefusesAFrameThatTellsOfAnswersThatCannotBe) {
