@@ -287,6 +287,7 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   if (bell_ == nullptr) late_ranks_.clear();  // nothing to be replayed
   closed_.push_back({std::make_shared<const Answer>(*std::move(answer)),
                      open_->round.Contributions(), open_->round.rates()});
+  if (bell_ != nullptr && SomebodySeemsGone()) RequestSnapshot();
   ForgetAnswers();
 
   Reach(Failpoint::kRoundClosed);
@@ -298,6 +299,17 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   }
   open_.reset();
   return ended;
+}
+
+// The second: one that is late now and then must not cost a snapshot each time.
+bool OwnedChunk::SomebodySeemsGone() const {
+  const auto was_late = [this](uint32_t rank, size_t rounds_ago) {
+    if (rounds_ago >= closed_.size()) return false;
+    const ClosedRound& round = closed_[closed_.size() - 1 - rounds_ago];
+    return absl::c_linear_search(round.answer->header.late_ranks(), rank);
+  };
+  return absl::c_any_of(closed_.back().answer->header.late_ranks(),
+                        [&](uint32_t rank) { return was_late(rank, 1) && !was_late(rank, 2); });
 }
 
 // Those that all ranks have, and those that are too old to be kept.

@@ -125,8 +125,8 @@ class OwnedChunk {
   void End(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Rings the bell when it is time for it: when the frames since the last one have 3/16 of the size
-  // of the parameters in fp32, that is after 6 one-bit rounds or a dense one, and when a complete
-  // round stays open.
+  // of the parameters in fp32, that is after 6 one-bit rounds or a dense one; when a complete round
+  // stays open; and after the second round in a row without some rank, whose frames may be gone.
   bool snapshot_due() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // What to go on from. Unless `with_answer`, it may be the state before the last round, when that
@@ -189,6 +189,8 @@ class OwnedChunk {
   void LearnLateRanks(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayLeaveOut(const Attendance& attendance, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the last round was the second in a row without some rank.
+  bool SomebodySeemsGone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetAnswers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RequestSnapshot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void KeptFrame(uint64_t payload_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -142,5 +142,18 @@ TEST_F(OwnedChunkTest, NoMoreRoundsAreClosedThanARankMayTellOfAfterACrash) {
   EXPECT_TRUE(held->has_value());
 }
 
+TEST_F(OwnedChunkTest, WhenARankSeemsGoneASnapshotIsDueThatNeedsNoFramesOfIt) {
+  const auto close_without_rank_3 = [&](uint64_t step) {
+    for (uint32_t rank : {0, 1, 2}) Send(rank, step);
+    EXPECT_THAT(LeaveOutAfter(absl::Seconds(1)), ElementsAre(3)) << step;
+    chunk_->SetLateRanksDurable(now_);
+    return chunk_->snapshot_due();
+  };
+  EXPECT_FALSE(close_without_rank_3(0)) << "it may only be late";
+  EXPECT_TRUE(close_without_rank_3(1));
+  ASSERT_TRUE(chunk_->Save(/*with_answer=*/false).ok());
+  EXPECT_FALSE(close_without_rank_3(2)) << "once is enough";
+}
+
 }  // namespace
 }  // namespace signpost
