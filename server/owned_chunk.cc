@@ -214,6 +214,11 @@ bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const
   });
 }
 
+uint32_t OwnedChunk::missing() const {
+  absl::MutexLock lock(&mutex_);
+  return open_ ? open_->round.missing() : 0;
+}
+
 LateRanks OwnedChunk::late_ranks() const {
   absl::MutexLock lock(&mutex_);
   return late_ranks_;

@@ -109,6 +109,9 @@ class OwnedChunk {
   std::vector<uint32_t> LeaveOut(const Attendance& attendance, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // How many ranks the open round waits for; 0 when no frame of it is there.
+  uint32_t missing() const ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Of all steps of which it can still matter.
   LateRanks late_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -53,7 +53,8 @@ class Round {
   absl::Status Contribute(Frame frame);
 
   // Whether all ranks have contributed that it does not leave out.
-  bool complete() const { return contributed_ + late_ranks_.size() == frames_.size(); }
+  bool complete() const { return missing() == 0; }
+  uint32_t missing() const { return frames_.size() - contributed_ - late_ranks_.size(); }
   uint32_t contributed() const { return contributed_; }
   std::vector<uint32_t> MissingRanks() const;  // those that it leaves out are not among them
 
