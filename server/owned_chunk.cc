@@ -28,6 +28,16 @@ absl::Status TooManyAnswersError(const FrameHeader& header, uint64_t open_step) 
                    " here: more rounds than an aggregator closes before they are durable"));
 }
 
+absl::Status OtherAnswerError(const FrameHeader& header, uint64_t step) {
+  return absl::DataLossError(absl::StrCat(
+      "rank ", header.rank(),
+      " was away for too long after this aggregator was started again: it "
+      "has had an answer of step ",
+      step, ", chunk ", header.chunk(),
+      ", which has closed without it since, and its parameters are not those of the others. They "
+      "go on without it"));
+}
+
 absl::Status SupersededError(const FrameHeader& header) {
   return absl::AbortedError(absl::StrCat("rank ", header.rank(), " sent its frame for step ",
                                          header.step(), ", chunk ", header.chunk(),
@@ -58,6 +68,7 @@ OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size
       open_step_(FirstOpenStep(layout)),
       heard_(world_size),
       is_back_(world_size),
+      left_out_(world_size),
       first_kept_step_(open_step_) {}
 
 void OwnedChunk::Restore(ChunkState state, uint64_t generation, absl::Time now) {
@@ -111,8 +122,8 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   EndedCalls ended;
   const FrameHeader header = frame.header;
   const uint64_t payload_bytes = frame.payload.size();
-  if (generation_ != 0 && header.answered_steps() > open_step_ + kMostKeptRounds) {
-    ended.push_back({std::move(done), TooManyAnswersError(header, open_step_)});
+  if (absl::Status status = CheckAnsweredSteps(header); !status.ok()) {
+    ended.push_back({std::move(done), status});
     return ended;
   }
   Hear(header);
@@ -154,6 +165,20 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   return ended;
 }
 
+absl::Status OwnedChunk::CheckAnsweredSteps(const FrameHeader& header) const {
+  if (generation_ == 0) return absl::OkStatus();
+  if (header.answered_steps() > open_step_ + kMostKeptRounds) {
+    return TooManyAnswersError(header, open_step_);
+  }
+  // What a rank has had that is not back was answered by an earlier process.
+  const std::optional<uint64_t>& left_out = left_out_[header.rank()];
+  const bool comes_back = header.generation() == generation_ && !is_back_[header.rank()];
+  if (comes_back && left_out && header.answered_steps() > *left_out) {
+    return OtherAnswerError(header, *left_out);
+  }
+  return absl::OkStatus();
+}
+
 void OwnedChunk::Hear(const FrameHeader& header) {
   std::optional<uint64_t>& heard = heard_[header.rank()];
   heard = std::max(heard.value_or(0), header.step());
@@ -184,6 +209,9 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
     // Those that an earlier process left out, if this is such a round, stay out: nobody has had the
     // answer without them, but their frames may be gone.
     std::vector<uint32_t> ranks = open_->round.MissingRanks();
+    for (const uint32_t rank : ranks) {
+      if (!left_out_[rank]) left_out_[rank] = open_step_;
+    }
     absl::c_copy(open_->round.late_ranks(), std::back_inserter(ranks));
     absl::c_sort(ranks);
     open_->round.LeaveOut(std::move(ranks));

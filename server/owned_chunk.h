@@ -93,8 +93,9 @@ class OwnedChunk {
   //     not know of the restart: answered at once with REPLAY from the open step, or the frame's if
   //     that is earlier.
   // FAILED_PRECONDITION, naming the open step, for any other step. INVALID_ARGUMENT, in a restored
-  // chunk, when the rank says that it has had answers of rounds which cannot have closed. INTERNAL
-  // when the round's sum is out of range: from then on for the open step's frames.
+  // chunk, when the rank says that it has had answers of rounds which cannot have closed, and
+  // DATA_LOSS when one of them has closed without it since. INTERNAL when the round's sum is out of
+  // range: from then on for the open step's frames.
   //
   // A complete round stays open while workers would otherwise have to keep too much: the frames
   // that are not durable, this round's included, may have half the size of the parameters in fp32,
@@ -188,6 +189,9 @@ class OwnedChunk {
   // The most bytes that frames or answers which are kept may have, of which one has `largest`.
   uint64_t MostKept(uint64_t largest) const;
   void Hear(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the answers that the rank has had can be, and are those that were given.
+  absl::Status CheckAnsweredSteps(const FrameHeader& header) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // From a rank that has had the open round's answer: without whom it closed.
   void LearnLateRanks(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayLeaveOut(const Attendance& attendance, absl::Time now) const
@@ -226,6 +230,8 @@ class OwnedChunk {
   // of them has had.
   std::vector<bool> is_back_ ABSL_GUARDED_BY(mutex_);  // by rank
   uint64_t answered_steps_ ABSL_GUARDED_BY(mutex_) = 0;
+  // By rank: the first step that this process has decided to close without it.
+  std::vector<std::optional<uint64_t>> left_out_ ABSL_GUARDED_BY(mutex_);
   absl::Time restored_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);         // OK: rounds go on
   absl::Status spoilt_ ABSL_GUARDED_BY(mutex_);      // not OK: the error must not be used

@@ -129,6 +129,17 @@ TEST_F(RestoredChunkTest, RefusesAFrameThatTellsOfAnswersThatCannotBe) {
   EXPECT_THAT(LeaveOutAfter(absl::Minutes(1)), ElementsAre(2, 3)) << "it was not believed";
 }
 
+TEST_F(RestoredChunkTest, RefusesARankThatHasHadAnotherAnswerOfARound) {
+  Restore({});
+  for (uint32_t rank : {0, 1}) Send(rank, kOpenStep);
+  EXPECT_THAT(LeaveOutAfter(absl::Minutes(1)), ElementsAre(2, 3)) << "nobody knows better";
+  chunk_->SetLateRanksDurable(now_);
+  const Result had_it = Send(2, kOpenStep + 1);
+  EXPECT_TRUE(absl::IsDataLoss((*had_it)->status())) << (*had_it)->status();
+  ASSERT_TRUE((*Send(3, kOpenStep))->ok());
+  EXPECT_FALSE(Send(3, kOpenStep + 1)->has_value()) << "it is one of the round's";
+}
+
 TEST_F(OwnedChunkTest, NoMoreRoundsAreClosedThanARankMayTellOfAfterACrash) {
   const auto send_all = [&](uint64_t step) {
     Result last;
