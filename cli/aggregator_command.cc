@@ -99,7 +99,8 @@ Command AddAggregatorCommand(CLI::App& program) {
       ->type_name("DIR");
   app.add_flag(
       "--allow-error-reset", server.allow_error_reset,
-      "Give up jobs whose state in --state-dir cannot be read, instead of refusing to start");
+      "Give up jobs whose state in --state-dir cannot be read, instead of refusing to start: they "
+      "end, and can be started again, from a checkpoint if they have one");
   app.add_flag("--insecure", server.insecure,
                "Allow other hosts to connect, without encryption or authentication");
   AddFailureTimeoutFlag(app, server.failure_timeout,

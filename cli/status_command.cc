@@ -173,7 +173,13 @@ std::string FormatStatusTable(const std::vector<AggregatorStatus>& aggregators) 
     }
   }
   for (const AggregatorStatus& aggregator : aggregators) {
-    if (aggregator.response.ok()) continue;
+    if (aggregator.response.ok()) {
+      for (const std::string& warning : aggregator.response->warnings()) {
+        absl::StrAppend(&notes, "aggregator ", aggregator.address,
+                        " warned when it was started: ", warning, "\n");
+      }
+      continue;
+    }
     absl::StrAppend(&notes, "no answer from aggregator ", aggregator.address, ": ",
                     aggregator.response.status().message(), "\n");
   }

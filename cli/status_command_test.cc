@@ -61,6 +61,11 @@ TEST(StatusTable, SaysWhoIsNotWaitedForAndWhyAJobIsNotDurable) {
   EXPECT_THAT(table, HasSubstr("\njob j cannot be written down: disk full\n"));
 }
 
+TEST(StatusTable, RepeatsWhatAnAggregatorWarnedOf) {
+  EXPECT_EQ(FormatStatusTable({Answer("a:1", "warnings: 'a job is given up'")}),
+            "aggregator a:1 warned when it was started: a job is given up\n");
+}
+
 TEST(StatusTable, CountsARankAsJoinedWhenItHasJoinedEverywhere) {
   EXPECT_THAT(FormatStatusTable({Answer("a:1", R"pb(jobs {
                                                       job: "j"

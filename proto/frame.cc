@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 
 #include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
@@ -140,6 +141,20 @@ absl::Status CheckReplay(const AnswerHeader& header, absl::Span<const uint8_t> p
                  ", chunk ", frame.chunk());
 }
 
+absl::Status CheckLateRanks(const FrameHeader& header, uint32_t world_size) {
+  const auto& ranks = header.late_ranks();
+  if (ranks.empty()) return absl::OkStatus();
+  if (std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) != ranks.end()) {
+    return Invalid("its late ranks do not ascend");
+  }
+  const uint32_t highest = ranks.Get(ranks.size() - 1);
+  if (highest >= world_size) {
+    return Invalid("late rank ", highest, " is not in [0, ", world_size, ")");
+  }
+  if (ranks.size() < static_cast<int>(world_size)) return absl::OkStatus();
+  return Invalid("its late ranks are all ranks");
+}
+
 // Says whose frame it is in front of what is wrong with it.
 absl::Status Annotate(absl::string_view whose, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(whose, ": ", status.message()));
@@ -157,6 +172,7 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
   }
   absl::Status status = CheckErrorScale(header.error_scale());
   if (status.ok()) status = CheckRates(header.rates());
+  if (status.ok()) status = CheckLateRanks(header, world_size);
   if (status.ok()) status = CheckCodecFitsStep(header, layout);
   if (status.ok()) {
     status = CheckPayload(header.codec(), header.chunk(), header.payload_crc32c(), payload, layout);

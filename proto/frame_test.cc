@@ -6,6 +6,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -179,6 +180,21 @@ TEST_F(CheckFrameTest, AcceptsRestoreWithOrWithoutNumbersBeforeTheFirstStep) {
 }
 
 // --- What is refused.
+
+TEST_F(CheckFrameTest, RefusesLateRanksThatCannotBe) {
+  const auto with_late_ranks = [&](const std::vector<uint32_t>& ranks) {
+    Frame frame = ValidFrame(ONE_BIT);
+    frame.header.mutable_late_ranks()->Add(ranks.begin(), ranks.end());
+    return frame;
+  };
+  ExpectAccepted(with_late_ranks({0, kWorkers - 1}));
+  ExpectRefused(with_late_ranks({1, 0}), "late ranks do not ascend");
+  ExpectRefused(with_late_ranks({1, 1}), "late ranks do not ascend");
+  ExpectRefused(with_late_ranks({kWorkers}), "late rank");
+  std::vector<uint32_t> all(kWorkers);
+  std::iota(all.begin(), all.end(), 0);
+  ExpectRefused(with_late_ranks(all), "are all ranks");
+}
 
 TEST_F(CheckFrameTest, RefusesRestoreAtAnyOtherStep) {
   ExpectRefused(ValidFrame(RESTORE), "its codec is restore");

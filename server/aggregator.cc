@@ -153,13 +153,19 @@ uint64_t LeastOf(const OpenSteps& steps) {
 
 // Epochs are told apart across restarts too: they count up from the time.
 Aggregator::Aggregator(const AggregatorOptions& options, StateDir* state_dir)
-    : options_(options), state_dir_(state_dir), last_epoch_(absl::ToUnixNanos(options.now())) {}
+    : options_(options),
+      state_dir_(state_dir),
+      first_epoch_(absl::ToUnixNanos(options.now())),
+      last_epoch_(first_epoch_) {}
 
 Aggregator::~Aggregator() { Drain(); }
 
-absl::Status Aggregator::Restore(const std::vector<JobState>& jobs) {
+absl::Status Aggregator::Restore(const StateDir::Recovered& recovered) {
   absl::MutexLock lock(&mutex_);
-  for (const JobState& state : jobs) {
+  warnings_ = recovered.warnings;
+  given_up_epochs_ = recovered.given_up;
+  for (const JobState& state : recovered.jobs) {
+    restored_epochs_.push_back(state.id.epoch);
     absl::StatusOr<std::unique_ptr<Job>> job =
         Job::Restore(state, {options_.shard, options_.shard_count}, &bell_,
                      state_dir_->generation(), options_.now());
@@ -320,12 +326,7 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::FindRunningJob(const FrameHeade
   absl::MutexLock lock(&mutex_);
   if (drained_) return ShuttingDownError();
   const auto entry = jobs_.find(header.job());
-  if (entry == jobs_.end()) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("rank %d sent a frame for a job that is not here, '%s': it is over, or the "
-                        "aggregator was started again",
-                        header.rank(), header.job().substr(0, kMaxJobNameBytes)));
-  }
+  if (entry == jobs_.end()) return NotHereError(header);
   const std::shared_ptr<Job>& job = entry->second.job;
   Membership& membership = entry->second.membership;
   if (header.epoch() != job->id().epoch) {
@@ -346,6 +347,31 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::FindRunningJob(const FrameHeade
   }
   membership.Hear(now);
   return job;
+}
+
+absl::Status Aggregator::NotHereError(const FrameHeader& header) const {
+  const std::string what =
+      absl::StrFormat("rank %d sent a frame for a job that is not here, '%s': ", header.rank(),
+                      header.job().substr(0, kMaxJobNameBytes));
+  const auto is_in = [&](const std::vector<uint64_t>& epochs) {
+    return absl::c_linear_search(epochs, header.epoch());
+  };
+  absl::string_view why;
+  if (is_in(given_up_epochs_)) {
+    why =
+        "what this aggregator had written down of it cannot be read, and --allow-error-reset has "
+        "given it up.";
+  } else if (header.epoch() > first_epoch_ || is_in(restored_epochs_)) {
+    return absl::FailedPreconditionError(absl::StrCat(what, "it is over"));
+  } else {
+    why = state_dir_ == nullptr
+              ? "this aggregator was started after it had begun, and has no --state-dir."
+              : "this aggregator was started after it had begun, and its state directory does not "
+                "have it. Has it lost its volume, or been given another one?";
+  }
+  return absl::DataLossError(absl::StrCat(
+      what, why,
+      " The job cannot go on; start it again, from its newest checkpoint if it has one"));
 }
 
 void Aggregator::Leave(const LeaveRequest& request, LeaveDone done) {
@@ -416,6 +442,7 @@ StatusResponse Aggregator::Status(const StatusRequest& request) const {
   std::vector<std::shared_ptr<const Job>> jobs;
   {
     absl::MutexLock lock(&mutex_);
+    response.mutable_warnings()->Add(warnings_.begin(), warnings_.end());
     for (const auto& [name, entry] : jobs_) {
       if (!request.job().empty() && name != request.job()) continue;
       JobStatus& status = *response.add_jobs();

@@ -67,9 +67,9 @@ class Aggregator {
   explicit Aggregator(const AggregatorOptions& options, StateDir* state_dir = nullptr);
   ~Aggregator();  // Drains.
 
-  // Goes on with jobs that the state directory had (StateDir::Recover). Before anything else.
-  // DATA_LOSS for a state that cannot be right.
-  absl::Status Restore(const std::vector<JobState>& jobs) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Goes on with the jobs that the state directory had. Before anything else. DATA_LOSS for a state
+  // that cannot be right.
+  absl::Status Restore(const StateDir::Recovered& recovered) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Waits until the Joins of all ranks of the job wait, and answers them all. Afterwards a Join of
   // the same rank and incarnation is answered at once. Before, a later Join of the same rank takes
@@ -96,10 +96,11 @@ class Aggregator {
   // Contributes a frame and waits for its round to close: see OwnedChunk::Exchange. In addition:
   //   INVALID_ARGUMENT     the frame does not pass CheckFrame, or its chunk belongs to another
   //                        shard, which is named
-  //   FAILED_PRECONDITION  there is no such job, it has another epoch, which is named, or is not
-  //                        complete; or another process has replaced this one; or the wait ended
-  //                        because a rank left, which is named, or because the job gave way to
-  //                        another
+  //   FAILED_PRECONDITION  there is no such job any more, it has another epoch, which is named, or
+  //                        is not complete; or another process has replaced this one; or the wait
+  //                        ended because a rank left, which is named, or because the job gave way
+  //                        to another
+  //   DATA_LOSS            an earlier process served the job, and what it wrote down is not here
   //   UNAVAILABLE          after Drain, and for calls that it found waiting
   void Exchange(Frame frame, ExchangeDone done) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -201,6 +202,7 @@ class Aggregator {
 
   absl::StatusOr<std::shared_ptr<Job>> FindRunningJob(const FrameHeader& header, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status NotHereError(const FrameHeader& header) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // 0 without a state directory.
   uint64_t generation() const { return state_dir_ == nullptr ? 0 : state_dir_->generation(); }
   bool HasNoJobs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
@@ -218,13 +220,17 @@ class Aggregator {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   const AggregatorOptions options_;
-  StateDir* const state_dir_;  // or null
+  StateDir* const state_dir_;   // or null
+  const uint64_t first_epoch_;  // jobs of this process come after it
   Bell bell_;
   Bell late_bell_;
 
   absl::Mutex state_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while the directory is written to
   mutable absl::Mutex mutex_;
   Entries jobs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> warnings_ ABSL_GUARDED_BY(mutex_);      // from when it was started
+  std::vector<uint64_t> given_up_epochs_ ABSL_GUARDED_BY(mutex_);  // likewise
+  std::vector<uint64_t> restored_epochs_ ABSL_GUARDED_BY(mutex_);  // likewise
   uint64_t last_epoch_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<uint64_t> forgotten_epochs_ ABSL_GUARDED_BY(mutex_);  // still in the directory

@@ -64,10 +64,14 @@ OpenSteps OpenStepsOf(const JobState& state) {
   return steps;
 }
 
-bool Roll::Hear(uint32_t rank) {
+uint32_t Roll::Hear(uint32_t rank) {
   absl::MutexLock lock(&mutex_);
   is_absent_[rank] = false;
-  return absl::c_linear_search(is_absent_, true) || absl::c_linear_search(has_left_, true);
+  uint32_t count = 0;
+  for (uint32_t other = 0; other < is_absent_.size(); ++other) {
+    count += is_absent_[other] || has_left_[other];
+  }
+  return count;
 }
 
 void Roll::SetAbsent(absl::Span<const uint32_t> ranks) {
@@ -141,10 +145,12 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done) {
     done(status);
     return false;
   }
-  const bool others_are_absent = roll_.Hear(frame.header.rank());
+  const uint32_t absent = roll_.Hear(frame.header.rank());
   OwnedChunk& chunk = *chunks_[frame.header.chunk()];
   chunk.Exchange(std::move(frame), now, std::move(done));
-  return others_are_absent && round_deadline() < absl::InfiniteDuration();
+  if (absent == 0 || round_deadline() == absl::InfiniteDuration()) return false;
+  const uint32_t missing = chunk.missing();
+  return 0 < missing && missing <= absent;
 }
 
 absl::Duration Job::round_deadline() const {
@@ -161,13 +167,15 @@ bool Job::LeaveOut(absl::Duration restart_grace, absl::Time now) {
   Attendance attendance = {.round_deadline = round_deadline(),
                            .min_workers = min_workers(),
                            .restart_grace = restart_grace};
+  roll_.Fill(attendance);
   bool any = false;
   for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
     if (chunk == nullptr) continue;
-    roll_.Fill(attendance);
     const std::vector<uint32_t> late_ranks = chunk->LeaveOut(attendance, now);
+    if (late_ranks.empty()) continue;
+    any = true;
     roll_.SetAbsent(late_ranks);
-    if (!late_ranks.empty()) any = true;
+    roll_.Fill(attendance);
   }
   return any;
 }

@@ -55,8 +55,8 @@ class Roll {
  public:
   explicit Roll(uint32_t world_size) : is_absent_(world_size), has_left_(world_size) {}
 
-  // A frame came from the rank. Whether another one is absent.
-  bool Hear(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  // A frame came from the rank. Returns how many are absent or have left.
+  uint32_t Hear(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   void SetAbsent(absl::Span<const uint32_t> ranks) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns how many have.
   uint32_t SetLeft(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -88,7 +88,8 @@ class Job {
 
   // Judges the frame (CheckFrame) and gives it to its chunk: see OwnedChunk. INVALID_ARGUMENT for
   // a frame that does not pass, or whose chunk another shard owns, which is named.
-  // Returns whether there may be a round now that need not wait any longer: see LeaveOut.
+  // Returns whether its round may be one now that need not wait any longer, because all others have
+  // contributed to it but those that are absent or have left: see LeaveOut, which is not cheap.
   bool Exchange(Frame frame, absl::Time now, OwnedChunk::Done done);
 
   // Infinite: rounds wait for all ranks.

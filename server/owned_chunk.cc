@@ -1,6 +1,7 @@
 #include "server/owned_chunk.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -20,6 +21,23 @@ absl::Status WrongStepError(const FrameHeader& header, uint64_t open_step, uint6
                    header.chunk(), ", but step ", open_step, " is expected", hint));
 }
 
+absl::Status TooManyAnswersError(const FrameHeader& header, uint64_t open_step) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", header.rank(), " says that it has had ", header.answered_steps(),
+                   " answers of chunk ", header.chunk(), ", which is at step ", open_step,
+                   " here: more rounds than an aggregator closes before they are durable"));
+}
+
+absl::Status OtherAnswerError(const FrameHeader& header, uint64_t step) {
+  return absl::DataLossError(absl::StrCat(
+      "rank ", header.rank(),
+      " was away for too long after this aggregator was started again: it "
+      "has had an answer of step ",
+      step, ", chunk ", header.chunk(),
+      ", which has closed without it since, and its parameters are not those of the others. They "
+      "go on without it"));
+}
+
 absl::Status SupersededError(const FrameHeader& header) {
   return absl::AbortedError(absl::StrCat("rank ", header.rank(), " sent its frame for step ",
                                          header.step(), ", chunk ", header.chunk(),
@@ -29,6 +47,10 @@ absl::Status SupersededError(const FrameHeader& header) {
 // Of rounds that were skipped there could be any number within a limit of bytes, and their rates
 // travel in one header.
 constexpr size_t kMostAnswers = 16;
+
+// Of which a crash could make workers send the frames again. Rounds that all ranks skip have next
+// to no bytes.
+constexpr uint64_t kMostKeptRounds = 64;
 
 // The round that restores the errors is the step before the first.
 uint64_t FirstOpenStep(const Layout& layout) {
@@ -46,6 +68,7 @@ OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size
       open_step_(FirstOpenStep(layout)),
       heard_(world_size),
       is_back_(world_size),
+      left_out_(world_size),
       first_kept_step_(open_step_) {}
 
 void OwnedChunk::Restore(ChunkState state, uint64_t generation, absl::Time now) {
@@ -99,6 +122,10 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   EndedCalls ended;
   const FrameHeader header = frame.header;
   const uint64_t payload_bytes = frame.payload.size();
+  if (absl::Status status = CheckAnsweredSteps(header); !status.ok()) {
+    ended.push_back({std::move(done), status});
+    return ended;
+  }
   Hear(header);
   if (generation_ != 0 && (header.generation() < generation_ || header.step() > open_step_)) {
     ended.push_back({std::move(done), AskForReplay(std::min(header.step(), open_step_))});
@@ -116,6 +143,7 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
     const auto late_ranks = late_ranks_.find(open_step_);
     if (late_ranks != late_ranks_.end()) open_->round.LeaveOut(late_ranks->second);
   }
+  if (status.ok()) LearnLateRanks(header);
   if (status.ok() && !open_->round.IsLate(header.rank())) {
     open_->largest_payload = std::max(open_->largest_payload, payload_bytes);
     status = open_->round.Contribute(std::move(frame));
@@ -137,6 +165,20 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   return ended;
 }
 
+absl::Status OwnedChunk::CheckAnsweredSteps(const FrameHeader& header) const {
+  if (generation_ == 0) return absl::OkStatus();
+  if (header.answered_steps() > open_step_ + kMostKeptRounds) {
+    return TooManyAnswersError(header, open_step_);
+  }
+  // What a rank has had that is not back was answered by an earlier process.
+  const std::optional<uint64_t>& left_out = left_out_[header.rank()];
+  const bool comes_back = header.generation() == generation_ && !is_back_[header.rank()];
+  if (comes_back && left_out && header.answered_steps() > *left_out) {
+    return OtherAnswerError(header, *left_out);
+  }
+  return absl::OkStatus();
+}
+
 void OwnedChunk::Hear(const FrameHeader& header) {
   std::optional<uint64_t>& heard = heard_[header.rank()];
   heard = std::max(heard.value_or(0), header.step());
@@ -146,6 +188,16 @@ void OwnedChunk::Hear(const FrameHeader& header) {
   is_back_[header.rank()] = true;
 }
 
+void OwnedChunk::LearnLateRanks(const FrameHeader& header) {
+  if (generation_ == 0 || header.late_ranks().empty()) return;
+  // What is written down goes first: it is the same, or another fault has come to this one.
+  const bool rounds_wait_for_all = layout_.options().round_deadline_us() == 0;
+  if (rounds_wait_for_all || late_ranks_.count(open_step_)) return;
+  std::vector<uint32_t>& ranks = late_ranks_[open_step_];
+  ranks.assign(header.late_ranks().begin(), header.late_ranks().end());
+  open_->round.LeaveOut(ranks);
+}
+
 std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::Time now) {
   absl::MutexLock lock(&mutex_);
   // Who has left needs no answers.
@@ -153,8 +205,16 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
     if (attendance.has_left[rank]) heard_[rank] = std::numeric_limits<uint64_t>::max();
   }
   if (!open_) return {};
-  if (open_->round.late_ranks().empty() && MayLeaveOut(attendance, now)) {
-    open_->round.LeaveOut(open_->round.MissingRanks());
+  if (MayLeaveOut(attendance, now)) {
+    // Those that an earlier process left out, if this is such a round, stay out: nobody has had the
+    // answer without them, but their frames may be gone.
+    std::vector<uint32_t> ranks = open_->round.MissingRanks();
+    for (const uint32_t rank : ranks) {
+      if (!left_out_[rank]) left_out_[rank] = open_step_;
+    }
+    absl::c_copy(open_->round.late_ranks(), std::back_inserter(ranks));
+    absl::c_sort(ranks);
+    open_->round.LeaveOut(std::move(ranks));
     late_ranks_[open_step_] = open_->round.late_ranks();
     open_->is_late_durable = false;
   }
@@ -167,7 +227,7 @@ bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const
   if (open_step_ < layout_.options().first_step())
     return false;  // what each rank restores is needed
   if (generation_ != 0) {
-    // It closed before the crash, and with all ranks: it would be in late_ranks_.
+    // It closed before the crash, without late_ranks_ and no others.
     if (open_step_ < answered_steps_) return false;
     // Any rank could have had its answer.
     const bool is_early = now < restored_ + attendance.restart_grace;
@@ -180,6 +240,11 @@ bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const
   return std::all_of(missing.begin(), missing.end(), [&](uint32_t rank) {
     return attendance.is_absent[rank] || attendance.has_left[rank];
   });
+}
+
+uint32_t OwnedChunk::missing() const {
+  absl::MutexLock lock(&mutex_);
+  return open_ ? open_->round.missing() : 0;
 }
 
 LateRanks OwnedChunk::late_ranks() const {
@@ -220,7 +285,7 @@ bool OwnedChunk::HasRoom() const {
     kept += bytes;
     largest = std::max(largest, bytes);
   }
-  return kept <= MostKept(largest);
+  return kept <= MostKept(largest) && kept_bytes_.size() < kMostKeptRounds;
 }
 
 void OwnedChunk::RequestSnapshot() {
@@ -255,6 +320,7 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   if (bell_ == nullptr) late_ranks_.clear();  // nothing to be replayed
   closed_.push_back({std::make_shared<const Answer>(*std::move(answer)),
                      open_->round.Contributions(), open_->round.rates()});
+  if (bell_ != nullptr && SomebodySeemsGone()) RequestSnapshot();
   ForgetAnswers();
 
   Reach(Failpoint::kRoundClosed);
@@ -266,6 +332,17 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   }
   open_.reset();
   return ended;
+}
+
+// The second: one that is late now and then must not cost a snapshot each time.
+bool OwnedChunk::SomebodySeemsGone() const {
+  const auto was_late = [this](uint32_t rank, size_t rounds_ago) {
+    if (rounds_ago >= closed_.size()) return false;
+    const ClosedRound& round = closed_[closed_.size() - 1 - rounds_ago];
+    return absl::c_linear_search(round.answer->header.late_ranks(), rank);
+  };
+  return absl::c_any_of(closed_.back().answer->header.late_ranks(),
+                        [&](uint32_t rank) { return was_late(rank, 1) && !was_late(rank, 2); });
 }
 
 // Those that all ranks have, and those that are too old to be kept.

@@ -92,20 +92,26 @@ class OwnedChunk {
   //   In a restored chunk, for a later step than the open one, and for any frame whose sender does
   //     not know of the restart: answered at once with REPLAY from the open step, or the frame's if
   //     that is earlier.
-  // FAILED_PRECONDITION, naming the open step, for any other step. INTERNAL when the round's sum is
-  // out of range: from then on for the open step's frames.
+  // FAILED_PRECONDITION, naming the open step, for any other step. INVALID_ARGUMENT, in a restored
+  // chunk, when the rank says that it has had answers of rounds which cannot have closed, and
+  // DATA_LOSS when one of them has closed without it since. INTERNAL when the round's sum is out of
+  // range: from then on for the open step's frames.
   //
   // A complete round stays open while workers would otherwise have to keep too much: the frames
   // that are not durable, this round's included, may have half the size of the parameters in fp32,
-  // or of four rounds, the largest of them, if that is more.
+  // or of four rounds, the largest of them, if that is more; and they may be of 64 rounds.
   void Exchange(Frame frame, absl::Time now, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Whether the open round is to close without the ranks that are missing: min_workers have
   // contributed, and those missing are absent, or it is past the deadline. Their frames no longer
-  // count, whenever they come. Returns their ranks until SetLateRanksDurable. Nothing when it is
-  // not, or when this is a round that an earlier process may have closed with them.
+  // count, whenever they come. Returns their ranks, and those that an earlier process left out of
+  // it, until SetLateRanksDurable. Nothing when it is not, or when this is a round that an earlier
+  // process may have closed with them.
   std::vector<uint32_t> LeaveOut(const Attendance& attendance, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // How many ranks the open round waits for; 0 when no frame of it is there.
+  uint32_t missing() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Of all steps of which it can still matter.
   LateRanks late_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -123,8 +129,8 @@ class OwnedChunk {
   void End(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Rings the bell when it is time for it: when the frames since the last one have 3/16 of the size
-  // of the parameters in fp32, that is after 6 one-bit rounds or a dense one, and when a complete
-  // round stays open.
+  // of the parameters in fp32, that is after 6 one-bit rounds or a dense one; when a complete round
+  // stays open; and after the second round in a row without some rank, whose frames may be gone.
   bool snapshot_due() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // What to go on from. Unless `with_answer`, it may be the state before the last round, when that
@@ -183,8 +189,15 @@ class OwnedChunk {
   // The most bytes that frames or answers which are kept may have, of which one has `largest`.
   uint64_t MostKept(uint64_t largest) const;
   void Hear(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the answers that the rank has had can be, and are those that were given.
+  absl::Status CheckAnsweredSteps(const FrameHeader& header) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // From a rank that has had the open round's answer: without whom it closed.
+  void LearnLateRanks(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayLeaveOut(const Attendance& attendance, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the last round was the second in a row without some rank.
+  bool SomebodySeemsGone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetAnswers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RequestSnapshot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void KeptFrame(uint64_t payload_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -217,6 +230,8 @@ class OwnedChunk {
   // of them has had.
   std::vector<bool> is_back_ ABSL_GUARDED_BY(mutex_);  // by rank
   uint64_t answered_steps_ ABSL_GUARDED_BY(mutex_) = 0;
+  // By rank: the first step that this process has decided to close without it.
+  std::vector<std::optional<uint64_t>> left_out_ ABSL_GUARDED_BY(mutex_);
   absl::Time restored_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);         // OK: rounds go on
   absl::Status spoilt_ ABSL_GUARDED_BY(mutex_);      // not OK: the error must not be used

@@ -92,6 +92,22 @@ absl::Status Round::CheckFits(const FrameHeader& header) const {
   return absl::OkStatus();
 }
 
+void Round::LeaveOut(std::vector<uint32_t> ranks) {
+  late_ranks_ = std::move(ranks);
+  contributed_ = 0;
+  first_rank_.reset();
+  first_rank_with_numbers_.reset();
+  for (uint32_t rank = 0; rank < frames_.size(); ++rank) {
+    if (IsLate(rank)) frames_[rank].reset();
+    if (!frames_[rank]) continue;
+    ++contributed_;
+    if (!first_rank_) first_rank_ = rank;
+    if (!first_rank_with_numbers_ && frames_[rank]->header.codec() != SKIP) {
+      first_rank_with_numbers_ = rank;
+    }
+  }
+}
+
 bool Round::IsLate(uint32_t rank) const { return absl::c_binary_search(late_ranks_, rank); }
 
 std::vector<uint32_t> Round::MissingRanks() const {

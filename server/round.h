@@ -40,9 +40,9 @@ class Round {
   // world_size >= 1.
   explicit Round(uint32_t world_size) : frames_(world_size) {}
 
-  // The round is to close without these ranks, ascending, none of which has contributed; their
-  // frames no longer count. To be called at most once, and not for all ranks.
-  void LeaveOut(std::vector<uint32_t> ranks) { late_ranks_ = std::move(ranks); }
+  // The round is to close without these ranks, ascending, and not all of them. Their frames do not
+  // count, and are dropped if they are here.
+  void LeaveOut(std::vector<uint32_t> ranks);
   const std::vector<uint32_t>& late_ranks() const { return late_ranks_; }
   bool IsLate(uint32_t rank) const;
 
@@ -53,7 +53,8 @@ class Round {
   absl::Status Contribute(Frame frame);
 
   // Whether all ranks have contributed that it does not leave out.
-  bool complete() const { return contributed_ + late_ranks_.size() == frames_.size(); }
+  bool complete() const { return missing() == 0; }
+  uint32_t missing() const { return frames_.size() - contributed_ - late_ranks_.size(); }
   uint32_t contributed() const { return contributed_; }
   std::vector<uint32_t> MissingRanks() const;  // those that it leaves out are not among them
 
@@ -90,8 +91,8 @@ class Round {
   std::vector<std::optional<Frame>> frames_;  // by rank
   uint32_t contributed_ = 0;
   std::vector<uint32_t> late_ranks_;
-  std::optional<uint32_t> first_rank_;  // to arrive; the others must have its error scale
-  // To arrive with numbers rather than SKIP; the others must have its codec.
+  std::optional<uint32_t> first_rank_;  // that contributed; the others must have its error scale
+  // That contributed numbers rather than SKIP; the others must have its codec.
   std::optional<uint32_t> first_rank_with_numbers_;
 };
 

@@ -407,6 +407,26 @@ TEST(Round, ClosesWithoutLateRanksAsIfTheyHadSentZeros) {
   }
 }
 
+TEST(Round, DropsTheFramesOfRanksThatItLeavesOut) {
+  std::vector<float> errors[2];
+  for (std::vector<float>& error : errors) {
+    Round round(/*world_size=*/3);
+    const bool came = &error == &errors[1];
+    for (uint32_t rank = 0; came && rank < 2; ++rank) {
+      ASSERT_TRUE(round.Contribute(FrameOf(rank, /*chunk=*/1, ONE_BIT)).ok());
+    }
+    round.LeaveOut({0});
+    EXPECT_FALSE(round.complete());
+    for (uint32_t rank : {1, 2}) {
+      ASSERT_TRUE(round.Contribute(FrameOf(rank, /*chunk=*/1, ONE_BIT)).ok());
+    }
+    EXPECT_TRUE(round.complete());
+    error = SomeError(/*chunk=*/1);
+    ASSERT_TRUE(round.Close(TestLayout(), absl::MakeSpan(error)).ok());
+  }
+  EXPECT_EQ(errors[0], errors[1]);
+}
+
 TEST(Round, MissingRanksAreThoseThatDidNotContribute) {
   Round round(/*world_size=*/4);
   EXPECT_THAT(round.MissingRanks(), ElementsAre(0, 1, 2, 3));

@@ -134,9 +134,9 @@ absl::Status Server::Recover(bool allow_error_reset) {
   if (state_dir_ == nullptr) return absl::OkStatus();
   absl::StatusOr<StateDir::Recovered> recovered = state_dir_->Recover(allow_error_reset);
   if (!recovered.ok()) return recovered.status();
-  warnings_ = std::move(recovered->warnings);
+  warnings_ = recovered->warnings;
   Reach(Failpoint::kStateDirLoaded);
-  if (absl::Status status = aggregator_.Restore(recovered->jobs); !status.ok()) return status;
+  if (absl::Status status = aggregator_.Restore(*recovered); !status.ok()) return status;
   snapshots_ = std::thread([this] { TakeSnapshots(); });
   return absl::OkStatus();
 }

@@ -157,10 +157,9 @@ TEST(Server, RefusesAMessageOverTheLimitBeforeItIsReadWhole) {
       Server::Start({.aggregator = {.limits = {.payload_bytes = 1 << 20}}});
   ASSERT_TRUE(server.ok());
   const auto stub = AggregatorService::NewStub(ConnectTo(**server));
-  for (const auto& [bytes, code] :
-       {std::pair(size_t{1} << 20, grpc::StatusCode::FAILED_PRECONDITION),
-        {(size_t{1} << 20) + 1, grpc::StatusCode::INVALID_ARGUMENT},
-        {size_t{5} << 20, grpc::StatusCode::RESOURCE_EXHAUSTED}}) {
+  for (const auto& [bytes, code] : {std::pair(size_t{1} << 20, grpc::StatusCode::DATA_LOSS),
+                                    {(size_t{1} << 20) + 1, grpc::StatusCode::INVALID_ARGUMENT},
+                                    {size_t{5} << 20, grpc::StatusCode::RESOURCE_EXHAUSTED}}) {
     ExchangeRequest request;
     request.mutable_header()->set_job("job");
     request.set_payload(std::string(bytes, 'p'));

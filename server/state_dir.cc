@@ -144,24 +144,27 @@ absl::StatusOr<StateDir::Recovered> StateDir::Recover(bool allow_error_reset) {
     }
     if (!sequences.empty()) {
       sequences_[epoch] = sequences;
-      const absl::Status status = RecoverLateRounds(recovered.jobs.back());
-      if (status.ok()) continue;
-      if (!absl::IsDataLoss(status)) return status;
-      // What closed after the snapshots cannot be made again.
-      damage = std::string(status.message());
-      recovered.warnings.push_back(damage);
-      recovered.jobs.pop_back();
+      absl::Status status = RecoverLateRounds(recovered.jobs.back());
+      if (absl::IsDataLoss(status)) {
+        // The ranks that have had those rounds' answers tell it again.
+        recovered.warnings.push_back(std::string(status.message()));
+        status = SetAside(LateRoundsName(epoch));
+      }
+      if (!status.ok()) return status;
+      continue;
     }
     if (!allow_error_reset) {
       return absl::DataLossError(absl::StrCat(
           "no snapshot of a job can be gone on from: ", damage,
-          ". Its workers cannot go on. To give the job up and serve others, start with "
-          "--allow-error-reset"));
+          ". Its workers wait for this aggregator. If the file cannot be brought back, start with "
+          "--allow-error-reset: the job then ends, and can be started again, from its newest "
+          "checkpoint if it has one"));
     }
-    for (const uint64_t sequence : std::exchange(sequences_[epoch], {})) {
-      const absl::Status status = SetAside(NameOf({epoch, sequence}));
-      if (!status.ok()) return status;
-    }
+    recovered.given_up.push_back(epoch);
+    recovered.warnings.push_back(absl::StrFormat(
+        "the job of epoch %d is given up: its workers end with an error. Start it again, from its "
+        "newest checkpoint if it has one",
+        epoch));
   }
   for (const std::string& name : *names) {
     uint64_t epoch;

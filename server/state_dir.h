@@ -4,7 +4,7 @@
 //   identity                      which shard it belongs to, and how often it has been served
 //   <epoch>-<sequence>.snapshot   of a running job: the newest two (snapshot.h), in hexadecimal
 //   <epoch>.late                  of such a job: rounds that close without some rank
-//   *.damaged                     snapshots that could not be read, for whoever wants to know why
+//   *.damaged                     what could not be read, for whoever wants to know why
 
 #ifndef SIGNPOST_SERVER_STATE_DIR_H_
 #define SIGNPOST_SERVER_STATE_DIR_H_
@@ -38,10 +38,12 @@ class StateDir {
 
   struct Recovered {
     std::vector<JobState> jobs;         // each from its newest snapshot that can be read
+    std::vector<uint64_t> given_up;     // epochs of jobs that cannot be gone on with
     std::vector<std::string> warnings;  // what could not be read, for a person
   };
   // To be called once, before anything is saved. DATA_LOSS when a job has snapshots but none that
-  // can be read; if `allow_error_reset`, such a job is given up with a warning instead.
+  // can be read; if `allow_error_reset`, such a job is given up with a warning instead: its workers
+  // are told, and it can be started again. Nothing ever goes on with an error that was made up.
   absl::StatusOr<Recovered> Recover(bool allow_error_reset);
 
   // Writes the job's next snapshot and removes all but the newest two. On error those before stay.

@@ -14,6 +14,7 @@
 namespace signpost {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -180,7 +181,8 @@ TEST_F(StateDirTest, WithoutAReadableSnapshotItRefusesUnlessTold) {
   const auto recovered = Recover(/*allow_error_reset=*/true);
   ASSERT_TRUE(recovered.ok()) << recovered.status();
   EXPECT_THAT(recovered->jobs, IsEmpty());
-  EXPECT_THAT(recovered->warnings, SizeIs(1));
+  EXPECT_THAT(recovered->given_up, ElementsAre(7));
+  EXPECT_THAT(recovered->warnings, ElementsAre(HasSubstr("is damaged"), HasSubstr("given up")));
 }
 
 TEST_F(StateDirTest, LateRoundsComeBackWithTheirChunks) {
@@ -202,7 +204,7 @@ TEST_F(StateDirTest, LateRoundsComeBackWithTheirChunks) {
   EXPECT_FALSE(std::filesystem::exists(path_ + "/0000000000000007.late"));
 }
 
-TEST_F(StateDirTest, DamagedLateRoundsAreRefusedUnlessTold) {
+TEST_F(StateDirTest, DamagedLateRoundsAreSetAsideAndTheJobGoesOn) {
   {
     auto state_dir = Open();
     ASSERT_TRUE(state_dir->Save(TestState()).ok());
@@ -210,13 +212,24 @@ TEST_F(StateDirTest, DamagedLateRoundsAreRefusedUnlessTold) {
   }
   const std::string path = path_ + "/0000000000000007.late";
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
-  const auto refused = Open()->Recover(/*allow_error_reset=*/false);
-  EXPECT_EQ(refused.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(refused.status().message(), HasSubstr("0000000000000007.late is damaged"));
-  const auto given_up = Open()->Recover(/*allow_error_reset=*/true);
-  ASSERT_TRUE(given_up.ok()) << given_up.status();
-  EXPECT_TRUE(given_up->jobs.empty());
-  EXPECT_EQ(given_up->warnings.size(), 1);
+  const auto recovered = Recover();
+  ASSERT_TRUE(recovered.ok()) << recovered.status();
+  EXPECT_THAT(recovered->warnings, ElementsAre(HasSubstr("0000000000000007.late is damaged")));
+  ASSERT_THAT(recovered->jobs, SizeIs(1));
+  ExpectSame(recovered->jobs[0], TestState());
+  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_TRUE(std::filesystem::exists(path + ".damaged"));
+}
+
+TEST_F(StateDirTest, OfAJobThatIsGivenUpTheLateRoundsGoToo) {
+  {
+    auto state_dir = Open();
+    ASSERT_TRUE(state_dir->Save(TestState()).ok());
+    ASSERT_TRUE(state_dir->SaveLateRounds(7, {{0, {{5, {1}}}}}).ok());
+  }
+  Write(Snapshots().front(), "rubbish");
+  ASSERT_TRUE(Recover(/*allow_error_reset=*/true).ok());
+  EXPECT_FALSE(std::filesystem::exists(path_ + "/0000000000000007.late"));
 }
 
 TEST_F(StateDirTest, IsForOneShardAndVersionOnly) {

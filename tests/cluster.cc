@@ -139,6 +139,7 @@ std::unique_ptr<Server> Cluster::StartServer(uint32_t shard, const std::string& 
   ServerOptions options;
   options.listen = listen;
   options.aggregator = {.shard = shard, .shard_count = options_.aggregators};
+  options.allow_error_reset = options_.allow_error_reset;
   if (!options_.state_dir.empty()) options.state_dir = absl::StrCat(options_.state_dir, "/", shard);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);
   EXPECT_TRUE(server.ok()) << server.status();

@@ -28,6 +28,7 @@ struct ClusterOptions {
   uint32_t fault_seed = 0;
   // kGrpc only: shard i has <state_dir>/<i> as its state directory. Empty: it has none.
   std::string state_dir;
+  bool allow_error_reset = false;
 };
 
 // Owns the aggregators and whatever carries frames to them.

@@ -14,6 +14,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "server/state_dir.h"
+#include "storage/disk.h"
 #include "tests/forwarding_channel.h"
 #include "tests/job.h"
 #include "tests/loopback_channel.h"
@@ -311,6 +312,13 @@ class ElasticJobTest : public ::testing::Test {
     });
   }
 
+  std::unique_ptr<Disk> NewDirectory() const {
+    std::filesystem::remove_all(checkpoints_);
+    EXPECT_TRUE(MakeDirectory(checkpoints_).ok());
+    return OpenDirectory(checkpoints_);
+  }
+
+  const std::string checkpoints_ = ::testing::TempDir() + "/checkpoints";
   JobOptionsForTest job_;
   Cluster cluster_;
   absl::Mutex mutex_;
@@ -360,6 +368,54 @@ TEST_F(ElasticJobTest, OfAWorkerThatComesBackMuchLaterTheAnswersAreGone) {
   EXPECT_THAT(std::string(statuses_[1].message()), HasSubstr("no longer kept"));
   EXPECT_TRUE(statuses_[0].ok()) << statuses_[0];
   EXPECT_EQ(values_[2], values_[0]);
+}
+
+// Saves after step 6 and, if that may fail, trains on.
+TEST_F(ElasticJobTest, ACheckpointWithoutAWorkerThatIsGoneIsRefusedSoonAndTrainingGoesOn) {
+  job_.worker.exchange_timeout = absl::Minutes(2);
+  for (const bool leaves : {false, true}) {
+    const std::unique_ptr<Disk> disk = NewDirectory();
+    job_.worker.job = leaves ? "left" : "died";
+    Run([&](uint32_t rank, Worker& worker) {
+      if (rank == 1 && worker.steps() == 4) {
+        if (leaves) EXPECT_TRUE(worker.Leave().ok());
+        return false;
+      }
+      if (worker.steps() != 6) return true;
+      const absl::Time start = absl::Now();
+      const absl::Status status = worker.Checkpoint(*disk);
+      EXPECT_TRUE(absl::IsAborted(status)) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
+      EXPECT_LT(absl::Now() - start, absl::Minutes(1));
+      return true;
+    });
+    EXPECT_FALSE(values_[0].empty());
+    EXPECT_EQ(values_[3], values_[0]);
+  }
+}
+
+TEST_F(ElasticJobTest, ACheckpointThatTheOthersHaveGoneOnFromIsRefusedSoon) {
+  job_.worker.exchange_timeout = absl::Minutes(2);
+  job_.steps = 8;
+  const std::unique_ptr<Disk> disk = NewDirectory();
+  absl::Notification refused;
+  Run([&](uint32_t rank, Worker& worker) {
+    if (rank == 1 && worker.steps() == 6) {
+      const absl::Status status = worker.Checkpoint(*disk);
+      EXPECT_TRUE(absl::IsAborted(status)) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("gone on to step 7"));
+      refused.Notify();
+    }
+    // When its part is there.
+    while (rank != 1 && worker.steps() == 6 && std::filesystem::is_empty(checkpoints_)) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    // Not so far that rank 1 cannot catch up.
+    if (rank != 1 && worker.steps() == 7) refused.WaitForNotification();
+    return true;
+  });
+  for (const absl::Status& status : statuses_) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(values_[1], values_[0]);
 }
 
 TEST_F(ElasticJobTest, MoreParameterGroupsThanTravelInHeadersAreRefused) {

@@ -11,11 +11,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "storage/disk.h"
 #include "tests/job.h"
 
 namespace signpost::testing {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 
 JobOptionsForTest Job() {
@@ -125,28 +128,101 @@ TEST_F(RecoveryTest, TwoServersCannotServeOneStateDirectory) {
   EXPECT_TRUE(Server::Start(options).ok());
 }
 
-TEST_F(RecoveryTest, AJobWhoseStateIsLostIsRefusedAndNotSilentlyReset) {
-  const JobOptionsForTest job = Job();
-  Cluster cluster(WithState());
-  OnEachRank(job.workers, [&](uint32_t rank) {
-    Replica replica(job, rank);
+// What a job whose aggregator comes back without what it had written down ends with.
+class LostStateTest : public RecoveryTest {
+ protected:
+  // Trains, takes a checkpoint after step 8, loses shard 1's state after step 15, and ends.
+  // Returns what each rank is told.
+  std::vector<absl::Status> TrainUntilLost(Cluster& cluster, const JobOptionsForTest& job,
+                                           const std::function<void()>& lose) {
+    std::vector<absl::Status> told(job.workers);
+    std::vector<std::unique_ptr<Replica>> replicas(job.workers);
+    std::vector<std::unique_ptr<Worker>> workers(job.workers);
+    OnEachRank(job.workers, [&](uint32_t rank) {
+      replicas[rank] = std::make_unique<Replica>(job, rank);
+      Replica& replica = *replicas[rank];
+      workers[rank] = Join(cluster, job, rank, replica);
+      for (int step = 0; step < job.steps && told[rank].ok(); ++step) {
+        if (step == 8) {
+          const absl::Status saved = workers[rank]->Checkpoint(*checkpoints_);
+          EXPECT_TRUE(saved.ok()) << saved;
+        }
+        replica.gradient = GradientOf(rank, step, replica.values.size());
+        told[rank] = workers[rank]->Step(replica.Gradients(), {job.rates}).status();
+        if (rank == 0 && step == 15) cluster.Kill(1, lose);
+      }
+    });
+    for (const std::unique_ptr<Worker>& worker : workers) EXPECT_TRUE(worker->Leave().ok());
+    return told;
+  }
+
+  // Goes on from the checkpoint in the same aggregators, to the end.
+  std::vector<std::vector<float>> Resume(Cluster& cluster, const JobOptionsForTest& job) {
+    std::vector<std::vector<float>> results(job.workers);
+    OnEachRank(job.workers, [&](uint32_t rank) {
+      Replica replica(job, rank);
+      auto worker = Join(cluster, job, rank, replica, checkpoints_.get());
+      EXPECT_EQ(worker->steps(), 8);
+      for (int step = 8; step < job.steps; ++step) {
+        replica.gradient = GradientOf(rank, step, replica.values.size());
+        EXPECT_TRUE(worker->Step(replica.Gradients(), {job.rates}).ok());
+      }
+      results[rank] = replica.values;
+    });
+    return results;
+  }
+
+  static std::unique_ptr<Worker> Join(Cluster& cluster, const JobOptionsForTest& job, uint32_t rank,
+                                      Replica& replica, Disk* resume_from = nullptr) {
     WorkerOptions options = job.worker;
     options.rank = rank;
     options.world_size = job.workers;
-    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect());
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    absl::Status status;
-    for (int step = 0; step < 4 && status.ok(); ++step) {
-      replica.gradient = GradientOf(rank, step, replica.values.size());
-      status = (*worker)->Step(replica.Gradients(), {job.rates}).status();
-      if (rank == 0 && step == 1) {
-        cluster.Kill(1, [this] { std::filesystem::remove_all(absl::StrCat(state_dir_, "/1")); });
-      }
-    }
-    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    auto worker =
+        Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect(), resume_from);
+    EXPECT_TRUE(worker.ok()) << worker.status();
+    return *std::move(worker);
+  }
+
+  const std::string lost_ = state_dir_ + "/1";
+  const std::unique_ptr<Disk> checkpoints_ = [this] {
+    EXPECT_TRUE(MakeDirectory(state_dir_ + "/checkpoints").ok());
+    return OpenDirectory(state_dir_ + "/checkpoints");
+  }();
+};
+
+TEST_F(LostStateTest, OfALostVolumeAllWorkersAreToldAndTheNewestCheckpointGoesOnWithTheSameBits) {
+  const JobOptionsForTest job = Job();
+  const auto expected = TrainUndisturbed(job);
+  Cluster cluster(WithState());
+  const auto told = TrainUntilLost(cluster, job, [&] { std::filesystem::remove_all(lost_); });
+  for (const absl::Status& status : told) {
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("shard 1 of 2"));
-    EXPECT_THAT(std::string(status.message()), HasSubstr("not here"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("Has it lost its volume"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("from its newest checkpoint"));
+  }
+  EXPECT_EQ(Resume(cluster, job), expected);
+}
+
+TEST_F(LostStateTest, OfAJobThatIsGivenUpLikewise) {
+  const JobOptionsForTest job = Job();
+  const auto expected = TrainUndisturbed(job);
+  ClusterOptions options = WithState();
+  options.allow_error_reset = true;
+  Cluster cluster(options);
+  const auto told = TrainUntilLost(cluster, job, [&] {
+    for (const auto& entry : std::filesystem::directory_iterator(lost_)) {
+      if (entry.path().extension() == ".snapshot") std::filesystem::resize_file(entry.path(), 9);
+    }
   });
+  for (const absl::Status& status : told) {
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("--allow-error-reset has given it up"));
+  }
+  const auto status = cluster.Connect()[1]->Status({}, absl::Now() + absl::Seconds(10));
+  ASSERT_TRUE(status.ok()) << status.status();
+  EXPECT_THAT(status->warnings(), Contains(HasSubstr("is given up")));
+  EXPECT_EQ(Resume(cluster, job), expected);
 }
 
 }  // namespace

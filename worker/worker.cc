@@ -546,6 +546,7 @@ absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answ
     }
     frame.answered = true;
     frame.answer_crc32c = crc;
+    *frame.header.mutable_late_ranks() = answer->header.late_ranks();
     Reach(Failpoint::kWorkerAnswered);
     ApplyAnswer(chunk, *std::move(answer), report);
   }
@@ -697,8 +698,12 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   absl::StatusOr<bool> committed = dir.IsCommitted(id);
   if (!committed.ok() || *committed) return committed.status();
 
+  if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
   const absl::StatusOr<ChunkErrors> errors = ReadErrors();
-  if (!errors.ok()) return errors.status();
+  if (!errors.ok()) {
+    if (absl::Status status = CheckNobodyIsGone({}); !status.ok()) return status;
+    return errors.status();
+  }
   SectionWriter part(kCheckpointFirstLine);
   AddRankPart({step_, options_.rank, optimizer_.error(), *errors}, part);
   if (absl::Status status = dir.WriteRank(id, options_.rank, part); !status.ok()) return status;
@@ -799,8 +804,9 @@ absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
 
 absl::Status Worker::AwaitRanks(
     absl::FunctionRef<absl::StatusOr<std::vector<uint32_t>>()> missing_ranks) {
-  deadline_ = options_.clock->Now() + options_.exchange_timeout;
-  absl::Time next_offer = options_.clock->Now() + kOfferInterval;
+  const absl::Time start = options_.clock->Now();
+  deadline_ = start + options_.exchange_timeout;
+  absl::Time next_offer = start + kOfferInterval;
   absl::Duration interval = kFirstLookInterval;
   StepReport report;
   while (true) {
@@ -815,6 +821,10 @@ absl::Status Worker::AwaitRanks(
           step_, absl::StrJoin(*missing, ", "), absl::FormatDuration(options_.exchange_timeout)));
     }
     if (now >= next_offer) {
+      if (now >= start + 2 * options_.round_deadline) {
+        absl::Status status = CheckNobodyIsGone(*missing);
+        if (!status.ok()) return status;
+      }
       OfferToIdleShards();
       next_offer = now + kOfferInterval;
     }
@@ -826,6 +836,45 @@ absl::Status Worker::AwaitRanks(
     absl::StatusOr<bool> done = Receive(item->chunk, std::move(item->answer), report);
     if (!done.ok()) return done.status();
   }
+}
+
+JobStatus Worker::AskAboutJob() const {
+  if (options_.min_workers == 0) return {};
+  StatusRequest request;
+  request.set_job(options_.job);
+  const absl::StatusOr<StatusResponse> response =
+      channels_[0]->Status(request, options_.clock->Now() + kStatusTimeout);
+  return response.ok() && response->jobs_size() == 1 ? response->jobs(0) : JobStatus();
+}
+
+absl::Status Worker::CheckNobodyHasLeft() const {
+  const JobStatus job = AskAboutJob();
+  for (uint32_t rank = 0; rank < job.world_size(); ++rank) {
+    if (absl::c_linear_search(job.joined_ranks(), rank)) continue;
+    return absl::AbortedError(absl::StrFormat(
+        "a checkpoint needs all ranks, and rank %d has left the job. The one before is what the "
+        "job can go on from",
+        rank));
+  }
+  return absl::OkStatus();
+}
+
+// Whoever has left by now may have seen the checkpoint that is waited for here.
+absl::Status Worker::CheckNobodyIsGone(absl::Span<const uint32_t> missing_ranks) const {
+  const JobStatus job = AskAboutJob();
+  for (const uint32_t rank : missing_ranks) {
+    if (!absl::c_linear_search(job.absent_ranks(), rank) ||
+        !absl::c_linear_search(job.joined_ranks(), rank)) {
+      continue;
+    }
+    return absl::AbortedError(absl::StrFormat(
+        "the checkpoint of step %d lacks the part of rank %d, from which nothing comes any more: "
+        "rounds close without it. Until it is back no checkpoint can be taken",
+        step_, rank));
+  }
+  if (job.step() <= step_) return absl::OkStatus();
+  return absl::AbortedError(absl::StrFormat(
+      "the others have gone on to step %d without a checkpoint of step %d", job.step(), step_));
 }
 
 uint32_t Worker::ParametersCrc32c() const { return Crc32cOf(parameters_); }

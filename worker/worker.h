@@ -117,8 +117,10 @@ class Worker {
   // that an interrupted run has left go.
   //
   // On error the checkpoints before stay, and training may go on. FAILED_PRECONDITION after a step
-  // that failed. DEADLINE_EXCEEDED names the ranks that are waited for. Otherwise the disk's error,
-  // or an aggregator's.
+  // that failed. DEADLINE_EXCEEDED names the ranks that are waited for. In a job with a round
+  // deadline, ABORTED: at once when a rank has left, and after two such deadlines when one is
+  // absent or the others have gone on; which is named. Otherwise the disk's error, or an
+  // aggregator's.
   absl::Status Checkpoint(Disk& directory);
 
   // Ends this worker's membership. Returns once every aggregator has all of its rounds for good.
@@ -162,6 +164,12 @@ class Worker {
   absl::StatusOr<std::vector<float>> ReadError(uint32_t chunk);
   std::vector<float> Momentum() const;  // in layout order
   CheckpointManifest Manifest() const;
+  // ABORTED when a checkpoint is not to be waited for, as Checkpoint says. What cannot be found out
+  // is no reason.
+  absl::Status CheckNobodyHasLeft() const;
+  absl::Status CheckNobodyIsGone(absl::Span<const uint32_t> missing_ranks) const;
+  // Of this job at the first shard; without a round deadline, or an answer, an empty one.
+  JobStatus AskAboutJob() const;
   // Returns when `missing_ranks` finds none. Meanwhile others get what they may need of this
   // worker.
   absl::Status AwaitRanks(absl::FunctionRef<absl::StatusOr<std::vector<uint32_t>>()> missing_ranks);

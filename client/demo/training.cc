@@ -170,6 +170,10 @@ class Training {
     const uint64_t every = options_.checkpoint_every;
     if (every == 0 || steps_done % every != 0) return absl::OkStatus();
     const absl::Status status = session_.Checkpoint(options_.checkpoint_directory);
+    if (absl::IsAborted(status) && worker_.min_workers > 0) {
+      PrintLine(absl::StrCat("step ", steps_done, "  not saved: ", status.message()));
+      return absl::OkStatus();
+    }
     if (!status.ok()) return stop_.Excuse(status);
     if (worker_.rank == 0) {
       PrintLine(absl::StrCat("step ", steps_done, "  saved in ", options_.checkpoint_directory));

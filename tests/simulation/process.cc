@@ -10,14 +10,15 @@
 namespace signpost::simulation {
 namespace {
 
-// Longer than any worker takes to come back.
-constexpr absl::Duration kRestartGrace = absl::Milliseconds(400);
+// Longer than any worker takes to come back, which one that leaves another shard first does late.
+constexpr absl::Duration kRestartGrace = absl::Seconds(1);
 
 }  // namespace
 
-Process::Process(Scheduler& scheduler, ShardId shard, Report report)
+Process::Process(Scheduler& scheduler, ShardId shard, bool damages_late_ranks, Report report)
     : scheduler_(scheduler),
       shard_(shard),
+      damages_late_ranks_(damages_late_ranks),
       report_(std::move(report)),
       disk_(scheduler),
       longest_save_(absl::Milliseconds(scheduler.OneIn(2) ? 8 : 60)) {}
@@ -46,7 +47,7 @@ void Process::Start() {
                                                      .restart_grace = kRestartGrace,
                                                      .now = [this] { return scheduler_.Now(); }},
                                    state_dir_.get());
-  status = aggregator_->Restore(recovered.jobs);
+  status = aggregator_->Restore(recovered);
   if (!status.ok()) report_(absl::StrCat("jobs cannot go on: ", status.ToString()));
   SaveNowAndThen(incarnation_);
   CloseLateRoundsNowAndThen(incarnation_);
@@ -93,6 +94,11 @@ bool Process::KillAndFlipBit() {
   if (!is_up()) return false;
   Kill();
   std::vector<std::string> snapshots = *disk_.List();
+  for (const std::string& name : snapshots) {
+    if (!damages_late_ranks_ || !absl::EndsWith(name, ".late") || scheduler_.OneIn(2)) continue;
+    disk_.FlipBit(name);
+    return true;
+  }
   std::erase_if(snapshots,
                 [](const std::string& name) { return !absl::EndsWith(name, ".snapshot"); });
   if (snapshots.size() < 2 || flipped_) return false;

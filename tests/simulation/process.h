@@ -19,14 +19,16 @@ class Process {
  public:
   // `report` gets what must not happen.
   using Report = std::function<void(const std::string& violation)>;
-  Process(Scheduler& scheduler, ShardId shard, Report report);
+  // `damages_late_ranks`: what is written down of them may be.
+  Process(Scheduler& scheduler, ShardId shard, bool damages_late_ranks, Report report);
   ~Process();
 
   void Start();
   // At once, or in the middle of one of the next disk operations.
   void Kill();
-  // Kills, and changes a bit of the newest snapshot, if there is another and this has not happened
-  // to this process before. Whether it did.
+  // Kills, and changes a bit of what is written down of late ranks, if that may be; or of the
+  // newest snapshot, if there is another and this has not happened to this process before. Whether
+  // it did.
   bool KillAndFlipBit();
   void KillWhileSaving() { disk_.DieIn(1 + scheduler_.Below(6)); }
   // As SIGTERM does.
@@ -46,6 +48,7 @@ class Process {
 
   Scheduler& scheduler_;
   const ShardId shard_;
+  const bool damages_late_ranks_;
   const Report report_;
   SimDisk disk_;
   std::unique_ptr<StateDir> state_dir_;

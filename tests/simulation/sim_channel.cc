@@ -21,8 +21,9 @@ Answer AnswerOf(const Aggregator::Reply& reply) {
   return answer;
 }
 
-Frame FrameOf(const FrameHeader& header, const Payload& payload) {
+Frame FrameOf(const FrameHeader& header, const Payload& payload, bool tells_late_ranks) {
   Frame frame{header, Payload(payload.size())};
+  if (!tells_late_ranks) frame.header.clear_late_ranks();
   std::memcpy(frame.payload.data(), payload.data(), payload.size());
   return frame;
 }
@@ -135,8 +136,9 @@ void SimChannel::Exchange(const FrameHeader& header, std::shared_ptr<const Paylo
                           absl::Time deadline, ExchangeDone done) {
   auto call = std::make_shared<Call<Answer>>();
   call->deadline = deadline;
-  call->send = [header, payload](Aggregator& aggregator, Call<Answer>::Reply reply) {
-    aggregator.Exchange(FrameOf(header, *payload),
+  call->send = [header, payload, tells = wire_.tells_late_ranks](Aggregator& aggregator,
+                                                                 Call<Answer>::Reply reply) {
+    aggregator.Exchange(FrameOf(header, *payload, tells),
                         [reply = std::move(reply)](absl::StatusOr<Aggregator::Reply> result) {
                           if (!result.ok()) return reply(result.status());
                           reply(AnswerOf(*result));

@@ -27,6 +27,7 @@ struct Wire {
   Process& process;
   const Link& link;
   Audit& audit;
+  bool tells_late_ranks;  // false: frames arrive without them
 };
 
 // As GrpcChannel: a call whose connection is lost is made again, with the same bytes, until its

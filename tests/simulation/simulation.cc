@@ -86,12 +86,13 @@ class Simulation {
         expected_(expected),
         part_(part),
         until_(std::min(part.until, plan.steps)),
+        tells_late_ranks_(seed % 2 == 0),
         audit_(plan.workers, plan.optimizer,
                [this](const std::string& violation) { Report(violation); }),
         has_trained_(plan.workers, std::vector<bool>(plan.steps)) {
     for (uint32_t shard = 0; shard < plan.shards; ++shard) {
       processes_.push_back(
-          std::make_unique<Process>(scheduler_, ShardId{shard, plan.shards},
+          std::make_unique<Process>(scheduler_, ShardId{shard, plan.shards}, tells_late_ranks_,
                                     [this](const std::string& violation) { Report(violation); }));
     }
   }
@@ -140,7 +141,7 @@ class Simulation {
     std::vector<std::unique_ptr<Channel>> channels;
     for (auto& process : processes_) {
       channels.push_back(std::make_unique<SimChannel>(
-          Wire{scheduler_, *process, links_[{rank, process.get()}], audit_}));
+          Wire{scheduler_, *process, links_[{rank, process.get()}], audit_, tells_late_ranks_}));
     }
     absl::StatusOr<std::unique_ptr<Worker>> worker =
         Worker::Join({.job = "simulated",
@@ -278,6 +279,8 @@ class Simulation {
   const Digests* const expected_;  // null: nothing fails
   const Part part_;
   const uint64_t until_;  // steps done at the end
+  // Frames tell of late ranks what is written down of them too, and either must do alone.
+  const bool tells_late_ranks_;
   std::map<std::pair<uint32_t, Process*>, Link> links_;
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<uint64_t, uint32_t> digests_;  // by step

@@ -1,0 +1,170 @@
+// Chunks that an earlier process served: which of its rounds closed without whom. What a chunk does
+// otherwise, aggregator_test has.
+
+#include "server/owned_chunk.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+
+#include "absl/time/time.h"
+#include "server/test_job.h"
+
+namespace signpost {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+constexpr uint32_t kWorkers = 4;
+constexpr uint64_t kOpenStep = 5;
+
+// A frame is a thirtieth of the parameters' fp32 size: snapshots are not due soon.
+Layout OneBlock() {
+  JoinRequest join = TestJoin(0, kWorkers);
+  join.mutable_options()->set_block_elements(512);
+  join.mutable_options()->set_chunk_elements(512);
+  join.mutable_options()->set_round_deadline_us(1'000'000);
+  join.mutable_options()->set_min_workers(2);
+  join.clear_tensors();
+  Tensor& tensor = *join.add_tensors();
+  tensor.set_name("tensor");
+  tensor.add_shape(512);
+  return LayoutOf(join);
+}
+
+// A chunk of a job that goes on with two of its workers. Rounds wait for a second; a restarted
+// process waits for 30 until all have come back.
+class OwnedChunkTest : public ::testing::Test {
+ protected:
+  using Result = std::shared_ptr<std::optional<absl::StatusOr<OwnedChunk::Reply>>>;
+
+  ~OwnedChunkTest() override { chunk_->End(absl::CancelledError()); }
+
+  // As an earlier process left it, with the rounds that it decided to close without some rank.
+  void Restore(const LateRanks& late_ranks) {
+    chunk_->Restore({.open_step = kOpenStep, .late_ranks = late_ranks}, generation_, now_);
+  }
+
+  // The frame of a rank that has had the answers of the steps before, at least.
+  Result Send(uint32_t rank, uint64_t step, uint64_t answered_steps = 0,
+              std::vector<uint32_t> late_ranks = {}, Codec codec = ONE_BIT) {
+    Frame frame = TestFrame(layout_, {rank, step, 0}, codec);
+    frame.header.set_generation(generation_);
+    frame.header.set_answered_steps(std::max(step, answered_steps));
+    frame.header.mutable_late_ranks()->Add(late_ranks.begin(), late_ranks.end());
+    auto result = std::make_shared<std::optional<absl::StatusOr<OwnedChunk::Reply>>>();
+    chunk_->Exchange(std::move(frame), now_, [result](absl::StatusOr<OwnedChunk::Reply> reply) {
+      *result = std::move(reply);
+    });
+    return result;
+  }
+
+  std::vector<uint32_t> LeaveOutAfter(absl::Duration duration) {
+    now_ += duration;
+    return chunk_->LeaveOut(attendance_, now_);
+  }
+
+  static std::string BytesOf(const Result& result) {
+    return signpost::BytesOf(*(*result)->value().answer);
+  }
+
+  const Layout layout_ = OneBlock();
+  const uint64_t generation_ = 2;
+  const Attendance attendance_ = {.round_deadline = absl::Seconds(1),
+                                  .min_workers = 2,
+                                  .is_absent = std::vector<bool>(kWorkers),
+                                  .has_left = std::vector<bool>(kWorkers),
+                                  .restart_grace = absl::Seconds(30)};
+  absl::Time now_ = absl::FromUnixSeconds(1700000000);
+  Bell bell_;
+  std::unique_ptr<OwnedChunk> chunk_ =
+      std::make_unique<OwnedChunk>(layout_, /*chunk=*/0, kWorkers, &bell_);
+};
+
+using RestoredChunkTest = OwnedChunkTest;
+
+TEST_F(RestoredChunkTest, ClosesARoundWithoutTheRanksThatThoseTellWhoHadItsAnswer) {
+  Restore({{kOpenStep, {3}}});
+  for (uint32_t rank : {0, 1}) Send(rank, kOpenStep);
+  const std::string expected = BytesOf(Send(2, kOpenStep));
+
+  chunk_ = std::make_unique<OwnedChunk>(layout_, 0, kWorkers, &bell_);
+  Restore({});  // what was written down is damaged
+  Send(1, kOpenStep);
+  const Result late = Send(3, kOpenStep);
+  Send(0, kOpenStep, /*answered_steps=*/kOpenStep + 1, /*late_ranks=*/{3});
+  EXPECT_FALSE(late->has_value());
+  EXPECT_EQ(BytesOf(Send(2, kOpenStep)), expected);
+  EXPECT_EQ(BytesOf(late), expected);
+}
+
+TEST_F(RestoredChunkTest, LeavesOutMoreRanksWhenNobodyCanHaveHadTheAnswer) {
+  Restore({{kOpenStep, {3}}});
+  const Result first = Send(0, kOpenStep);
+  Send(1, kOpenStep);
+  EXPECT_THAT(LeaveOutAfter(absl::Seconds(29)), IsEmpty()) << "rank 2 may have had the answer";
+  EXPECT_THAT(LeaveOutAfter(absl::Seconds(1)), ElementsAre(2, 3));
+  EXPECT_FALSE(first->has_value()) << "it is not written down yet";
+  EXPECT_THAT(chunk_->late_ranks(), ElementsAre(Pair(kOpenStep, ElementsAre(2, 3))));
+  chunk_->SetLateRanksDurable(now_);
+  EXPECT_THAT((*first)->value().answer->header.late_ranks(), ElementsAre(2, 3));
+}
+
+TEST_F(RestoredChunkTest, LeavesOutTheSameRanksWhenSomebodyHasHadTheAnswer) {
+  Restore({{kOpenStep, {3}}});
+  Send(0, kOpenStep);
+  Send(1, kOpenStep, /*answered_steps=*/kOpenStep + 1, /*late_ranks=*/{3});
+  EXPECT_THAT(LeaveOutAfter(absl::Hours(1)), IsEmpty());
+}
+
+TEST_F(RestoredChunkTest, RefusesAFrameThatTellsOfAnswersThatCannotBe) {
+  Restore({});
+  const Result absurd = Send(0, kOpenStep, /*answered_steps=*/kOpenStep + 65);
+  EXPECT_EQ((*absurd)->status().code(), absl::StatusCode::kInvalidArgument);
+  for (uint32_t rank : {0, 1}) Send(rank, kOpenStep);
+  EXPECT_THAT(LeaveOutAfter(absl::Minutes(1)), ElementsAre(2, 3)) << "it was not believed";
+}
+
+TEST_F(RestoredChunkTest, RefusesARankThatHasHadAnotherAnswerOfARound) {
+  Restore({});
+  for (uint32_t rank : {0, 1}) Send(rank, kOpenStep);
+  EXPECT_THAT(LeaveOutAfter(absl::Minutes(1)), ElementsAre(2, 3)) << "nobody knows better";
+  chunk_->SetLateRanksDurable(now_);
+  const Result had_it = Send(2, kOpenStep + 1);
+  EXPECT_TRUE(absl::IsDataLoss((*had_it)->status())) << (*had_it)->status();
+  ASSERT_TRUE((*Send(3, kOpenStep))->ok());
+  EXPECT_FALSE(Send(3, kOpenStep + 1)->has_value()) << "it is one of the round's";
+}
+
+TEST_F(OwnedChunkTest, NoMoreRoundsAreClosedThanARankMayTellOfAfterACrash) {
+  const auto send_all = [&](uint64_t step) {
+    Result last;
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) last = Send(rank, step, 0, {}, SKIP);
+    return last;
+  };
+  for (uint64_t step = 0; step < 64; ++step) EXPECT_TRUE(send_all(step)->has_value()) << step;
+  const Result held = send_all(64);
+  EXPECT_FALSE(held->has_value());
+  chunk_->SetDurable(1, now_);
+  EXPECT_TRUE(held->has_value());
+}
+
+TEST_F(OwnedChunkTest, WhenARankSeemsGoneASnapshotIsDueThatNeedsNoFramesOfIt) {
+  const auto close_without_rank_3 = [&](uint64_t step) {
+    for (uint32_t rank : {0, 1, 2}) Send(rank, step);
+    EXPECT_THAT(LeaveOutAfter(absl::Seconds(1)), ElementsAre(3)) << step;
+    chunk_->SetLateRanksDurable(now_);
+    return chunk_->snapshot_due();
+  };
+  EXPECT_FALSE(close_without_rank_3(0)) << "it may only be late";
+  EXPECT_TRUE(close_without_rank_3(1));
+  ASSERT_TRUE(chunk_->Save(/*with_answer=*/false).ok());
+  EXPECT_FALSE(close_without_rank_3(2)) << "once is enough";
+}
+
+}  // namespace
+}  // namespace signpost
