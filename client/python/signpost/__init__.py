@@ -1,6 +1,6 @@
 """Signpost's Python SDK: data-parallel training that sends one bit per parameter each way.
 
-For memory of any framework: `init()`, a `Session` and its steps.
+`signpost.torch` is for PyTorch. This package is what is below it, for memory of any framework.
 """
 
 from signpost._abi import Options
