@@ -80,6 +80,25 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback():
     assert "Traceback" in report and "ValueError: the data is bad" in report
 
 
+README = """
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+Model = lambda: torch.nn.Linear(4, 1)
+dataset = torch.randn(256, 4)
+loss_of = lambda model, batch: model(batch).square().mean()
+%s
+print(f"parameters {optimizer.parameters_crc32c():08x} after {optimizer.steps} steps", flush=True)
+"""
+
+
+def test_what_the_readme_shows_runs():
+    [shown] = re.findall("```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+    code, output = run(2, 1, sys.executable, "-c", README % shown)
+    assert code == 0
+    digest_of(output, 2)
+    assert output.count("after 4 steps") == 2
+
+
 def test_torchrun_starts_jobs_too():
     aggregator = subprocess.Popen(
         [*SIGNPOST, "aggregator", "--drain-grace=0s"], stdout=subprocess.PIPE, text=True
