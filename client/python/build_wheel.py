@@ -38,7 +38,7 @@ Entry = Tuple[str, bytes, int]  # name in the archive, contents, mode
 
 
 def package_entry(path: Path) -> Entry:
-    """Sources and what is built of them are in the same package, whatever directory they come from."""
+    """Sources and what is built are in one package, whatever directories they come from."""
     parts = path.parts
     name = "/".join(parts[parts.index("python") + 1 :])
     return name, path.read_bytes(), 0o755 if name == "signpost/signpost" else 0o644

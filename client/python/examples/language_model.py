@@ -60,7 +60,7 @@ def windows(text, starts, context):
 
 
 class Transformer(nn.Module):
-    """After Radford et al., Language Models are Unsupervised Multitask Learners (GPT-2), on bytes."""
+    """GPT-2 (Radford et al., Language Models are Unsupervised Multitask Learners) on bytes."""
 
     def __init__(self, context, width, layers):
         super().__init__()

@@ -114,8 +114,8 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(_LIBRARY))
     except OSError as error:
         raise ImportError(
-            f"{error}. Signpost is installed from its wheel (bazel build //client/python:wheel), and "
-            "its library needs the Debian packages that ./signpost installs"
+            f"{error}. Signpost is installed from its wheel (bazel build //client/python:wheel), "
+            "and its library needs the Debian packages that ./signpost installs"
         ) from error
     if library.signpost_abi() != ABI:
         raise ImportError(

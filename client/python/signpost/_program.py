@@ -1,6 +1,5 @@
 """The `signpost` program that comes with this package."""
 
-import atexit
 import os
 import subprocess
 import sys
@@ -20,14 +19,13 @@ def start_private_aggregator() -> str:
     To be called from a thread that lives as long as the process, as the main thread does.
     """
     process = subprocess.Popen(
-        # Of util-linux: not even a SIGKILL of this process leaves the aggregator behind.
+        # setpriv is of util-linux; however this process ends, the aggregator ends with it.
         ["setpriv", "--pdeathsig", "KILL", str(PROGRAM), "aggregator", "--drain-grace=0s"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for this process, which may still need the aggregator
         text=True,
     )
-    atexit.register(process.kill)
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line.startswith("listening on "):

@@ -128,8 +128,8 @@ class Session:
     def checkpoint(self, directory: str) -> None:
         """Saves the whole job, as it is after the last step, in a directory that all ranks see.
 
-        Every rank calls it after the same step. Returns once the checkpoint is committed; the newest
-        two are kept. If it fails, those before stay, and training may go on.
+        Every rank calls it after the same step. Returns once the checkpoint is committed; the
+        newest two are kept. If it fails, those before stay, and training may go on.
         """
         _abi.call("checkpoint", self._joined(), directory.encode())
 

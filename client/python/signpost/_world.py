@@ -71,8 +71,8 @@ def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> 
     world = World(options)
     if world.rank >= world.world_size:
         raise _invalid(
-            f"SIGNPOST_RANK is {world.rank} and SIGNPOST_WORLD_SIZE {world.world_size}: ranks count "
-            "from 0"
+            f"SIGNPOST_RANK is {world.rank} and SIGNPOST_WORLD_SIZE {world.world_size}: ranks "
+            "count from 0"
         )
     _check_aggregators(world.aggregators)
     _world = world
@@ -127,9 +127,9 @@ def _adopt_torchrun() -> None:
         return
     if "SIGNPOST_AGGREGATORS" not in variables:
         raise _invalid(
-            "RANK and WORLD_SIZE are set, as by torchrun, but SIGNPOST_AGGREGATORS is not. Start an "
-            "aggregator that all ranks can reach, `signpost aggregator --listen 127.0.0.1:4000` for "
-            "one machine, and start all ranks with SIGNPOST_AGGREGATORS=127.0.0.1:4000"
+            "RANK and WORLD_SIZE are set, as by torchrun, but SIGNPOST_AGGREGATORS is not. Start "
+            "an aggregator that all ranks can reach, `signpost aggregator --listen 127.0.0.1:4000` "
+            "for one machine, and start all ranks with SIGNPOST_AGGREGATORS=127.0.0.1:4000"
         )
     variables.setdefault("SIGNPOST_RANK", variables["RANK"])
     variables.setdefault("SIGNPOST_WORLD_SIZE", variables["WORLD_SIZE"])

@@ -238,7 +238,7 @@ def test_frozen_and_empty_parameters_are_left_alone(make):
     frozen.requires_grad_(False)
     before = frozen.clone()
     optimizer = make(signpost.Adam, [x, frozen, empty], lr=0.1, weight_decay=0.1)
-    set_gradients([x], 0)
+    set_gradients([x, empty], 0)
     optimizer.step()
     assert torch.equal(frozen, before)
 
@@ -454,9 +454,7 @@ FREEZE_STEP, SAVED_AT, STEPS = 4, 7, 12
 
 def train(make, parameters, saved_at=None, directory=None, **options):
     """Goes on to STEPS; at `saved_at` it saves, and with no directory to resume stops."""
-    optimizer = make(
-        signpost.OneBitAdam, parameters, lr=0.1, freeze_step=FREEZE_STEP, **options
-    )
+    optimizer = make(signpost.OneBitAdam, parameters, lr=0.1, freeze_step=FREEZE_STEP, **options)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 0.9**step, last_epoch=optimizer.steps - 1
     )

@@ -13,7 +13,7 @@ Parameters = Union[Iterable[torch.Tensor], Iterable[Dict[str, Any]]]
 
 
 class _JobOptimizer(torch.optim.Optimizer):
-    """What Adam and 1-bit Adam share: each optimizer is a job, whose steps all ranks take together."""
+    """What Adam and 1-bit Adam share: each is a job, whose steps all ranks take together."""
 
     report: Optional[StepReport] = None  # of the last step
     _session: Optional[Session] = None
@@ -43,7 +43,10 @@ class _JobOptimizer(torch.optim.Optimizer):
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
         """Takes one step on the mean of all ranks' gradients. All ranks call it equally often.
 
-        A parameter without a gradient counts as one whose gradient is zero: other ranks may have one.
+        A parameter without a gradient counts as one with zeros: other ranks may have one.
+
+        In a job with a round deadline a late rank may take several steps in one call. There count
+        loops by `steps`, and compute learning rates from it: they must be equal on all ranks.
 
         Args:
             closure: computes gradients anew, once, and returns the loss.
@@ -54,6 +57,8 @@ class _JobOptimizer(torch.optim.Optimizer):
         Raises:
             SignpostError: after any but InvalidArgumentError the parameters may be partly stepped;
                 resume from the newest checkpoint.
+            RuntimeError: a parameter has moved in memory, or a frozen one has a gradient.
+            ValueError: betas or eps have changed.
         """
         loss = None
         if closure is not None:
@@ -61,10 +66,10 @@ class _JobOptimizer(torch.optim.Optimizer):
                 loss = closure()
         session = self._joined()
         self._check_groups()
-        if any(parameter.grad is not None for parameter in self._left_out):
+        if any(parameter.grad is not None for parameter in self._frozen):
             raise RuntimeError(
-                "a parameter that was frozen when the optimizer was made has a gradient; make a new "
-                "optimizer to train it"
+                "a parameter that was frozen when the optimizer was made has a gradient; make a "
+                "new optimizer to train it"
             )
         with torch.no_grad():
             for tensor in self._tensors:
@@ -76,17 +81,17 @@ class _JobOptimizer(torch.optim.Optimizer):
                 tensor.after_step()
         if self.report.skipped_rounds > 0:
             warnings.warn(
-                f"step {self.report.step}: the gradient of rank {self.report.skipped_by_rank} is not "
-                f"finite; {self.report.skipped_rounds} chunks were not stepped, on all ranks"
+                f"step {self.report.step}: the gradient of rank {self.report.skipped_by_rank} is "
+                f"not finite; {self.report.skipped_rounds} chunks were not stepped, on all ranks"
             )
         return loss
 
     def checkpoint(self, directory: str) -> None:
-        """Saves the whole job as it is now, parameters and all ranks' and aggregators' errors included.
+        """Saves the whole job as it is now: parameters, and all ranks' and aggregators' errors.
 
-        All ranks call it after the same step, with a directory that all of them see and that belongs
-        to this optimizer. The newest two checkpoints in it are kept. `resume=directory` goes on from
-        the newest, with the same bits as if the job had not ended.
+        All ranks call it after the same step, with a directory that all of them see and that
+        belongs to this optimizer. The newest two checkpoints in it are kept. `resume=directory`
+        goes on from the newest, with the same bits as if the job had not ended.
 
         Raises:
             SignpostError: the checkpoints before stay, and training may go on.
@@ -135,7 +140,7 @@ class _JobOptimizer(torch.optim.Optimizer):
         """Only at construction: what a job trains is settled when its ranks join."""
         if self._session is not None:
             raise RuntimeError(
-                "an optimizer of Signpost cannot get more parameters; make a new one with all of them"
+                "an optimizer of Signpost cannot get more parameters; make a new one with all"
             )
         super().add_param_group(param_group)
 
@@ -151,14 +156,9 @@ class _JobOptimizer(torch.optim.Optimizer):
     def _join(self, resume: Optional[str]) -> None:
         self._tensors = trained_tensors(self.param_groups)
         if not self._tensors:
-            raise ValueError("none of the parameters requires a gradient; there is nothing to train")
-        trained = {tensor.parameter for tensor in self._tensors}
-        self._left_out = [
-            parameter
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter not in trained
-        ]
+            raise ValueError("no parameter requires a gradient; there is nothing to train")
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self._frozen = [p for p in parameters if not p.requires_grad]
         options = world().next_job()
         for name, value in self._options.items():
             setattr(options, name, value)
@@ -186,7 +186,7 @@ class _JobOptimizer(torch.optim.Optimizer):
 
     def _gradient(self, tensor: TrainedTensor) -> torch.Tensor:
         gradient = tensor.gradient()
-        return self._zeros.like(tensor.values) if gradient is None else gradient
+        return self._zeros.at_least(tensor.values.numel()) if gradient is None else gradient
 
     def _check_groups(self) -> None:
         """What a job has one value of must be the same in all groups, at all times."""
@@ -195,15 +195,15 @@ class _JobOptimizer(torch.optim.Optimizer):
             if tuple(group["betas"]) != betas or group["eps"] != eps:
                 raise ValueError(
                     f"group {g} has betas {group['betas']} and eps {group['eps']}, the optimizer "
-                    f"{betas} and {eps}: these are the same for all groups and steps (OneCycleLR and "
-                    "CyclicLR: cycle_momentum=False)"
+                    f"{betas} and {eps}: these are the same for all groups and steps (OneCycleLR "
+                    "and CyclicLR: cycle_momentum=False)"
                 )
 
 
 class Adam(_JobOptimizer):
     """Adam on the mean of all ranks' gradients, which travel densely in fp32.
 
-    As torch.optim.AdamW, step by step: weight decay is decoupled (arXiv:1711.05101), not an L2 penalty.
+    As torch.optim.AdamW, step by step: weight decay is decoupled (arXiv:1711.05101), not L2.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class Adam(_JobOptimizer):
                 others; "parameters_crc32c" if they do not start from the same values.
             DeadlineExceededError: names the ranks that did not come.
             NotFoundError, DataLossError: there is no checkpoint, or none that is whole.
-            TypeError: names a parameter that is not on the CPU, or not float32, bfloat16 or float16.
+            TypeError: names a parameter that is not on the CPU, or not fp32, bf16 or fp16.
         """
         super().__init__(
             params,
@@ -250,8 +250,8 @@ class Adam(_JobOptimizer):
 class OneBitAdam(_JobOptimizer):
     """1-bit Adam (arXiv:2102.02888): Adam until `freeze_step`, then one bit per parameter each way.
 
-    From the freeze step on the variance stays what it is, and the momentum's signs travel. What they
-    leave out is kept as error, on ranks and aggregators, and added to the next step's.
+    From the freeze step on the variance stays what it is, and the momentum's signs travel. What
+    they leave out is kept as error, on ranks and aggregators, and added to the next step's.
     """
 
     def __init__(
@@ -270,8 +270,8 @@ class OneBitAdam(_JobOptimizer):
         """As Adam, with:
 
         Args:
-            freeze_step: number of dense steps before, at least 1; about 15% of all steps, and behind
-                the learning rate's warm-up.
+            freeze_step: number of dense steps before, at least 1; about 15% of all steps, and more
+                than the learning rate's warm-up.
             warm_up_bf16: gradients travel as bf16 in those, instead of fp32.
         """
         super().__init__(

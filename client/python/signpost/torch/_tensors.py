@@ -12,8 +12,8 @@ _TRAINABLE = (torch.float32, torch.bfloat16, torch.float16)
 class TrainedTensor:
     """One parameter of the model, and the fp32 values that a session trains.
 
-    If the parameter is fp32 and contiguous, these are its own memory. Otherwise they are a copy, which
-    keeps full precision between steps; the parameter gets the rounded values after each step.
+    If the parameter is fp32 and contiguous, these are its own memory. Otherwise they are a copy,
+    which keeps full precision between steps; the parameter gets them, rounded, after each step.
     """
 
     def __init__(self, parameter: torch.Tensor, name: str, group: int) -> None:
@@ -45,8 +45,8 @@ class TrainedTensor:
         if self.is_own_memory:
             if self.parameter.data_ptr() != self._address:
                 raise RuntimeError(
-                    f"{self.name} is not where it was in memory when the optimizer was made; change "
-                    "parameters in place, as load_state_dict does, or make a new optimizer"
+                    f"{self.name} is not where it was in memory when the optimizer was made; "
+                    "change parameters in place, as load_state_dict does, or make a new optimizer"
                 )
         elif self.parameter._version != self._version:
             self.values.copy_(self.parameter)
@@ -66,9 +66,9 @@ class Zeros:
     def __init__(self) -> None:
         self._memory = torch.zeros(0)
 
-    def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._memory.numel() < tensor.numel():
-            self._memory = torch.zeros(tensor.numel())
+    def at_least(self, elements: int) -> torch.Tensor:
+        if self._memory.numel() < elements:
+            self._memory = torch.zeros(elements)
         return self._memory
 
 
@@ -79,10 +79,10 @@ def trained_tensors(groups: Iterable[Dict[str, List[torch.Tensor]]]) -> List[Tra
     Raises:
         TypeError: names the parameter that cannot be trained, and why.
     """
-    trained: Dict[torch.Tensor, TrainedTensor] = {}
+    trained: Dict[torch.Tensor, TrainedTensor] = {}  # by identity, as tensors hash
     for g, group in enumerate(groups):
         for i, parameter in enumerate(group["params"]):
-            if not parameter.requires_grad or parameter.numel() == 0 or parameter in trained:
+            if not parameter.requires_grad or parameter.numel() == 0:
                 continue
             name = f"parameter {i} of group {g}"
             _check_trainable(parameter, name)
@@ -93,13 +93,13 @@ def trained_tensors(groups: Iterable[Dict[str, List[torch.Tensor]]]) -> List[Tra
 def _check_trainable(parameter: torch.Tensor, name: str) -> None:
     if parameter.device.type != "cpu":
         raise TypeError(
-            f"{name} {list(parameter.shape)} is on {parameter.device}; Signpost trains tensors on the "
-            "CPU only: model.cpu() before the optimizer is made"
+            f"{name} {list(parameter.shape)} is on {parameter.device}; Signpost trains tensors on "
+            "the CPU only: model.cpu() before the optimizer is made"
         )
     if parameter.dtype not in _TRAINABLE or parameter.layout != torch.strided:
         raise TypeError(
-            f"{name} {list(parameter.shape)} is {parameter.dtype}, {parameter.layout}; wanted a dense "
-            "one of float32, bfloat16 or float16"
+            f"{name} {list(parameter.shape)} is {parameter.dtype}, {parameter.layout}; wanted a "
+            "dense one of float32, bfloat16 or float16"
         )
 
 
