@@ -105,7 +105,8 @@ def test_torchrun_starts_jobs_too():
     )
     try:
         address = aggregator.stdout.readline().split()[-1]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--rdzv_id=test"]
+        torchrun += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0"]
         # Under Python 3.11 PyTorch 1.13 stumbles over the default of these, 0.
         torchrun += ["--redirects=1", "--tee=1"]
         output = subprocess.run(
