@@ -113,10 +113,6 @@ SIGNPOST_API int signpost_join(const signpost_options* options,
                                const signpost_parameter* parameters, size_t parameter_count,
                                signpost_session** session, char* error, size_t error_size);
 
-/* Steps that this worker has taken. With a round deadline, loops count by it: a late worker takes
- * several steps in one call. */
-SIGNPOST_API uint64_t signpost_steps(const signpost_session* session);
-
 /* One optimizer step on the mean of all workers' gradients. gradients[i] belongs to parameter i and
  * has its size; rates[g] applies to the parameters of group g. `report` may be NULL. */
 SIGNPOST_API int signpost_step(signpost_session* session, const float* const* gradients,
@@ -131,7 +127,8 @@ SIGNPOST_API int signpost_step(signpost_session* session, const float* const* gr
 SIGNPOST_API int signpost_checkpoint(signpost_session* session, const char* directory, char* error,
                                      size_t error_size);
 
-/* Steps that were done, those before a resume included: the next one's number. */
+/* Steps that were done, those before a resume included: the next one's number. With a round
+ * deadline, loops count by it: a late worker takes several steps in one call. */
 SIGNPOST_API uint64_t signpost_steps(const signpost_session* session);
 
 /* What newer checkpoints than the one that was resumed were damaged, and how: a line for each, none

@@ -1,0 +1,41 @@
+"""Signpost's Python SDK: data-parallel training that sends one bit per parameter each way.
+
+`signpost.torch` is for PyTorch. This package is what is below it, for memory of any framework.
+"""
+
+from signpost._abi import Options
+from signpost._errors import (
+    DataLossError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    SignpostError,
+    UnavailableError,
+)
+from signpost._session import Parameter, Rates, Session, StepReport
+from signpost._world import World, init, rank, world, world_size
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataLossError",
+    "DeadlineExceededError",
+    "FailedPreconditionError",
+    "InvalidArgumentError",
+    "NotFoundError",
+    "Options",
+    "Parameter",
+    "Rates",
+    "ResourceExhaustedError",
+    "Session",
+    "SignpostError",
+    "StepReport",
+    "UnavailableError",
+    "World",
+    "init",
+    "rank",
+    "world",
+    "world_size",
+]

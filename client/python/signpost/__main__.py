@@ -1,0 +1,3 @@
+from signpost._program import main
+
+main()

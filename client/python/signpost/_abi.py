@@ -1,0 +1,139 @@
+"""The C ABI of libsignpost.so (client/signpost.h), by ctypes. That header is the manual."""
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+from signpost._errors import error_of
+
+ABI = 3
+NEVER = 2**64 - 1
+
+_LIBRARY = Path(__file__).with_name("libsignpost.so")
+_ERROR_BYTES = 4096
+
+
+class Options(ctypes.Structure):
+    """signpost_options."""
+
+    _fields_ = [
+        ("aggregators", c_char_p),
+        ("job", c_char_p),
+        ("rank", c_uint32),
+        ("world_size", c_uint32),
+        ("join_timeout_s", ctypes.c_double),
+        ("exchange_timeout_s", ctypes.c_double),
+        ("failure_timeout_s", ctypes.c_double),
+        ("round_deadline_s", ctypes.c_double),
+        ("min_workers", c_uint32),
+        ("block_elements", c_uint32),
+        ("chunk_elements", c_uint32),
+        ("gamma", ctypes.c_float),
+        ("beta1", ctypes.c_double),
+        ("beta2", ctypes.c_double),
+        ("epsilon", ctypes.c_double),
+        ("variance_floor", ctypes.c_double),
+        ("freeze_step", c_uint64),
+        ("bias_correction", ctypes.c_uint8),
+        ("warm_up_bf16", ctypes.c_uint8),
+        ("resume_with_other_world_size", ctypes.c_uint8),
+        ("resume", c_char_p),
+    ]
+
+
+class Parameter(ctypes.Structure):
+    """signpost_parameter."""
+
+    _fields_ = [
+        ("name", c_char_p),
+        ("shape", POINTER(c_uint64)),
+        ("dimensions", c_size_t),
+        ("values", c_void_p),
+        ("group", c_uint32),
+    ]
+
+
+class Rates(ctypes.Structure):
+    """signpost_rates."""
+
+    _fields_ = [("learning_rate", ctypes.c_double), ("weight_decay", ctypes.c_double)]
+
+
+class Report(ctypes.Structure):
+    """signpost_report."""
+
+    _fields_ = [
+        ("step", c_uint64),
+        ("steps_caught_up", c_uint64),
+        ("late_rounds", c_uint32),
+        ("one_bit", ctypes.c_uint8),
+        ("skipped_rounds", c_uint32),
+        ("skipped_by_rank", c_uint32),
+        ("kernels_s", ctypes.c_double),
+        ("wire_s", ctypes.c_double),
+        ("wait_s", ctypes.c_double),
+        ("sent_bytes", c_uint64),
+        ("received_bytes", c_uint64),
+    ]
+
+
+_ERROR: List[Any] = [c_char_p, c_size_t]
+
+# By name without "signpost_": what it returns, and its arguments.
+_FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
+    "options_init": (None, [POINTER(Options)]),
+    "options_from_environment": (c_int, [POINTER(Options), *_ERROR]),
+    "join": (
+        c_int,
+        [POINTER(Options), POINTER(Parameter), c_size_t, POINTER(c_void_p), *_ERROR],
+    ),
+    "step": (
+        c_int,
+        [
+            c_void_p,
+            POINTER(c_void_p),
+            c_size_t,
+            POINTER(Rates),
+            c_size_t,
+            POINTER(Report),
+            *_ERROR,
+        ],
+    ),
+    "checkpoint": (c_int, [c_void_p, c_char_p, *_ERROR]),
+    "steps": (c_uint64, [c_void_p]),
+    "resume_warnings": (c_char_p, [c_void_p]),
+    "parameters_crc32c": (c_uint32, [c_void_p]),
+    "leave": (c_int, [c_void_p, *_ERROR]),
+    "close": (None, [c_void_p]),
+}
+
+
+def _load() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(_LIBRARY))
+    except OSError as error:
+        raise ImportError(
+            f"{error}. Signpost is installed from its wheel (bazel build //client/python:wheel), "
+            "and its library needs the Debian packages that ./signpost installs"
+        ) from error
+    if library.signpost_abi() != ABI:
+        raise ImportError(
+            f"{_LIBRARY} has ABI {library.signpost_abi()}, wanted {ABI}: it is of another version "
+            "of signpost; install the wheel again"
+        )
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, f"signpost_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+library = _load()
+
+
+def call(function: str, *arguments: object) -> None:
+    """Calls signpost_<function> with `arguments` and room for a message, and raises its error."""
+    message = ctypes.create_string_buffer(_ERROR_BYTES)
+    code = getattr(library, f"signpost_{function}")(*arguments, message, len(message))
+    if code != 0:
+        raise error_of(code, message.value.decode(errors="replace"))

@@ -1,0 +1,56 @@
+"""What can go wrong, one class for each gRPC status code that is worth telling apart."""
+
+from typing import Dict, Type
+
+
+class SignpostError(RuntimeError):
+    """What libsignpost.so could not do; `code` is the gRPC status code."""
+
+    code = 2
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class InvalidArgumentError(SignpostError):
+    """An argument, option or environment variable is wrong; nothing was sent."""
+
+
+class DeadlineExceededError(SignpostError):
+    """A rank or an aggregator did not come in time; the message names it."""
+
+
+class NotFoundError(SignpostError):
+    """There is no checkpoint to resume from."""
+
+
+class ResourceExhaustedError(SignpostError):
+    """Out of memory, or over a limit of the aggregator."""
+
+
+class FailedPreconditionError(SignpostError):
+    """This rank's model, options or step are not those of the job, or a member has left it."""
+
+
+class UnavailableError(SignpostError):
+    """An aggregator cannot be reached."""
+
+
+class DataLossError(SignpostError):
+    """What was saved is damaged, or an aggregator has lost what it had promised to keep."""
+
+
+_BY_CODE: Dict[int, Type[SignpostError]] = {
+    3: InvalidArgumentError,
+    4: DeadlineExceededError,
+    5: NotFoundError,
+    8: ResourceExhaustedError,
+    9: FailedPreconditionError,
+    14: UnavailableError,
+    15: DataLossError,
+}
+
+
+def error_of(code: int, message: str) -> SignpostError:
+    return _BY_CODE.get(code, SignpostError)(message, code)

@@ -1,0 +1,176 @@
+"""A training job's connection to its aggregators, for memory of any framework."""
+
+import atexit
+import ctypes
+import sys
+import threading
+from dataclasses import dataclass
+from typing import List, Optional, Sequence, Tuple
+
+from signpost import _abi
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One fp32 tensor that is trained."""
+
+    name: str
+    shape: Tuple[int, ...]  # in elements, none of them 0; () is a scalar
+    address: int  # of the first of its values, which lie row-major without gaps
+    owner: object  # keeps that memory
+    group: int = 0  # index into a step's rates
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What may change from step to step, per parameter group."""
+
+    learning_rate: float
+    weight_decay: float = 0.0  # decoupled: x -= learning_rate * weight_decay * x
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step was, and what it cost. Seconds of this step; bytes since joining."""
+
+    step: int  # the last one that was taken
+    steps_caught_up: int  # taken before it in the same call, because the others had gone on
+    late_rounds: int  # of single chunks, that closed without this worker's gradient
+    one_bit: bool  # False: a dense warm-up step
+    skipped_rounds: int  # chunks that a gradient that is not finite kept out of this step
+    skipped_by_rank: int  # of the first one, with skipped_rounds > 0
+    kernels_s: float  # compressing and applying
+    wire_s: float  # blocked on transfer and aggregation
+    wait_s: float  # blocked because another worker was late
+    sent_bytes: int  # as the kernel counted them on the sockets
+    received_bytes: int
+
+
+class Session:
+    """One worker's membership in a job. Not thread-safe.
+
+    After every step the parameters are byte-identical on all workers.
+    """
+
+    def __init__(self, options: _abi.Options, parameters: Sequence[Parameter]) -> None:
+        """Joins the job; blocks until all ranks have.
+
+        Parameters must have the same values on all ranks; with `options.resume` they get those of
+        the newest whole checkpoint in that directory.
+
+        Raises:
+            FailedPreconditionError: names the tensor or option in which this rank differs.
+            DeadlineExceededError: names the ranks that did not come.
+            NotFoundError, DataLossError: there is no checkpoint, or none that is whole.
+        """
+        self._parameters = list(parameters)  # whose memory the library has borrowed
+        self._handle: Optional[ctypes.c_void_p] = None
+        handle = ctypes.c_void_p()
+        # From a thread of its own: Ctrl-C ends the wait for the others.
+        error: List[BaseException] = []
+
+        def join() -> None:
+            try:
+                _abi.call(
+                    "join",
+                    options,
+                    (_abi.Parameter * len(parameters))(*map(_parameter, parameters)),
+                    len(parameters),
+                    ctypes.byref(handle),
+                )
+            except BaseException as raised:
+                error.append(raised)
+
+        thread = threading.Thread(target=join, name="signpost join", daemon=True)
+        thread.start()
+        thread.join()
+        if error:
+            raise error[0]
+        self._handle = handle
+        atexit.register(self._leave_at_exit)
+
+    @property
+    def steps(self) -> int:
+        """Steps that were done, those before a resume included: the next one's number."""
+        return int(_abi.library.signpost_steps(self._joined()))
+
+    @property
+    def resume_warnings(self) -> str:
+        """A line for each newer checkpoint that was damaged; empty as a rule."""
+        warnings: bytes = _abi.library.signpost_resume_warnings(self._joined())
+        return warnings.decode(errors="replace")
+
+    def step(self, gradients: Sequence[int], rates: Sequence[Rates]) -> StepReport:
+        """Takes one optimizer step on the mean of all workers' gradients.
+
+        Args:
+            gradients: for each parameter the address of its fp32 gradient, of the parameter's size
+                and row-major; only read during the call.
+            rates: for each group.
+
+        Raises:
+            InvalidArgumentError: nothing was sent, the step can be tried again.
+            SignpostError: the parameters may be partly stepped, and the session can only leave.
+        """
+        report = _abi.Report()
+        _abi.call(
+            "step",
+            self._joined(),
+            (ctypes.c_void_p * len(gradients))(*gradients),
+            len(gradients),
+            (_abi.Rates * len(rates))(*map(_rates, rates)),
+            len(rates),
+            ctypes.byref(report),
+        )
+        fields = {name: getattr(report, name) for name, _ in _abi.Report._fields_}
+        return StepReport(**{**fields, "one_bit": bool(report.one_bit)})
+
+    def checkpoint(self, directory: str) -> None:
+        """Saves the whole job, as it is after the last step, in a directory that all ranks see.
+
+        Every rank calls it after the same step. Returns once the checkpoint is committed; the
+        newest two are kept. If it fails, those before stay, and training may go on.
+        """
+        _abi.call("checkpoint", self._joined(), directory.encode())
+
+    def parameters_crc32c(self) -> int:
+        """CRC-32C over all parameters: equal on all ranks after every step."""
+        return int(_abi.library.signpost_parameters_crc32c(self._joined()))
+
+    def leave(self) -> None:
+        """Ends the membership, for good. It is done anyway when the process ends, unless by an
+        exception. Does nothing the second time."""
+        if self._handle is None:
+            return
+        handle, self._handle = self._handle, None
+        atexit.unregister(self._leave_at_exit)
+        try:
+            _abi.call("leave", handle)
+        finally:
+            _abi.library.signpost_close(handle)
+            self._parameters.clear()
+
+    def _leave_at_exit(self) -> None:
+        # After an exception the launcher ends the others. They should not hear of it from a leave
+        # first: its report begins with the rank that ends first.
+        if not hasattr(sys, "last_type"):
+            self.leave()
+
+    def _joined(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise RuntimeError("this worker has left its job")
+        return self._handle
+
+
+def _parameter(parameter: Parameter) -> _abi.Parameter:
+    return _abi.Parameter(
+        parameter.name.encode(),
+        (ctypes.c_uint64 * len(parameter.shape))(*parameter.shape),
+        len(parameter.shape),
+        parameter.address,
+        parameter.group,
+    )
+
+
+def _rates(rates: Rates) -> _abi.Rates:
+    return _abi.Rates(rates.learning_rate, rates.weight_decay)

@@ -1,0 +1,26 @@
+"""1-bit Adam for PyTorch: optimizers that average gradients over all workers of a job.
+
+    import signpost.torch as signpost
+
+    signpost.init()
+    optimizer = signpost.OneBitAdam(model.parameters(), lr=1e-3, freeze_step=400)
+    ...
+    loss.backward()
+    optimizer.step()
+
+Tried with PyTorch 1.13. There is no communication but in `step()` and `checkpoint()`.
+"""
+
+from signpost import SignpostError, StepReport, World, init, rank, world_size
+from signpost.torch._optimizer import Adam, OneBitAdam
+
+__all__ = [
+    "Adam",
+    "OneBitAdam",
+    "SignpostError",
+    "StepReport",
+    "World",
+    "init",
+    "rank",
+    "world_size",
+]

@@ -1,0 +1,287 @@
+"""Adam and 1-bit Adam as PyTorch optimizers."""
+
+import os
+import warnings
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
+
+import torch
+
+from signpost import Rates, Session, StepReport, world
+from signpost.torch._tensors import TrainedTensor, Zeros, trained_tensors
+
+Parameters = Union[Iterable[torch.Tensor], Iterable[Dict[str, Any]]]
+
+
+class _JobOptimizer(torch.optim.Optimizer):
+    """What Adam and 1-bit Adam share: each is a job, whose steps all ranks take together."""
+
+    report: Optional[StepReport] = None  # of the last step
+    _session: Optional[Session] = None
+    _saved: Optional[Tuple[int, str]] = None  # steps and directory of the newest checkpoint
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float,
+        betas: Tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        resume: Optional[str],
+        **options: float,
+    ) -> None:
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+        self._options = dict(beta1=betas[0], beta2=betas[1], epsilon=eps, **options)
+        self._zeros = Zeros()
+        self._check_groups()
+        self._join(resume)
+
+    @property
+    def steps(self) -> int:
+        """Steps that were taken, those before a resume included: the next one's number."""
+        return self._joined().steps
+
+    def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
+        """Takes one step on the mean of all ranks' gradients. All ranks call it equally often.
+
+        A parameter without a gradient counts as one with zeros: other ranks may have one.
+
+        In a job with a round deadline a late rank may take several steps in one call. There count
+        loops by `steps`, and compute learning rates from it: they must be equal on all ranks.
+
+        Args:
+            closure: computes gradients anew, once, and returns the loss.
+
+        Returns:
+            the closure's loss.
+
+        Raises:
+            SignpostError: after any but InvalidArgumentError the parameters may be partly stepped;
+                resume from the newest checkpoint.
+            RuntimeError: a parameter has moved in memory, or a frozen one has a gradient.
+            ValueError: betas or eps have changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        session = self._joined()
+        self._check_groups()
+        if any(parameter.grad is not None for parameter in self._frozen):
+            raise RuntimeError(
+                "a parameter that was frozen when the optimizer was made has a gradient; make a "
+                "new optimizer to train it"
+            )
+        with torch.no_grad():
+            for tensor in self._tensors:
+                tensor.before_step()
+            gradients = [self._gradient(tensor) for tensor in self._tensors]
+            rates = [Rates(float(g["lr"]), float(g["weight_decay"])) for g in self.param_groups]
+            self.report = session.step([gradient.data_ptr() for gradient in gradients], rates)
+            for tensor in self._tensors:
+                tensor.after_step()
+        if self.report.skipped_rounds > 0:
+            warnings.warn(
+                f"step {self.report.step}: the gradient of rank {self.report.skipped_by_rank} is "
+                f"not finite; {self.report.skipped_rounds} chunks were not stepped, on all ranks"
+            )
+        return loss
+
+    def checkpoint(self, directory: str) -> None:
+        """Saves the whole job as it is now: parameters, and all ranks' and aggregators' errors.
+
+        All ranks call it after the same step, with a directory that all of them see and that
+        belongs to this optimizer. The newest two checkpoints in it are kept. `resume=directory`
+        goes on from the newest, with the same bits as if the job had not ended.
+
+        Raises:
+            SignpostError: the checkpoints before stay, and training may go on.
+        """
+        directory = os.path.abspath(directory)
+        self._joined().checkpoint(directory)
+        self._saved = (self.steps, directory)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The param groups, and where the checkpoint of this step is: call checkpoint() before.
+
+        Raises:
+            RuntimeError: there is none. A state that cannot be loaded is not worth saving.
+        """
+        steps = self.steps
+        if steps > 0 and (self._saved is None or self._saved[0] != steps):
+            raise RuntimeError(
+                f"the optimizer's state after {steps} steps is not in a checkpoint; call "
+                "optimizer.checkpoint(directory) on all ranks before state_dict()"
+            )
+        checkpoint = None if self._saved is None else self._saved[1]
+        return {**super().state_dict(), "signpost": {"steps": steps, "checkpoint": checkpoint}}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Goes on from the checkpoint that state_dict() spoke of. Called by all ranks.
+
+        The model's parameters get the checkpoint's values too.
+
+        Raises:
+            ValueError: it is no state of an optimizer of Signpost, or of another model.
+            RuntimeError: the directory's newest checkpoint is of another step.
+        """
+        if "signpost" not in state_dict:
+            raise ValueError("this is not the state_dict() of an optimizer of Signpost")
+        saved = state_dict["signpost"]
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        self.leave()
+        self._join(saved["checkpoint"])
+        if self.steps != saved["steps"]:
+            raise RuntimeError(
+                f"the newest checkpoint in {saved['checkpoint']} is of step {self.steps}, and "
+                f"the state_dict() of step {saved['steps']}"
+            )
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """Only at construction: what a job trains is settled when its ranks join."""
+        if self._session is not None:
+            raise RuntimeError(
+                "an optimizer of Signpost cannot get more parameters; make a new one with all"
+            )
+        super().add_param_group(param_group)
+
+    def parameters_crc32c(self) -> int:
+        """A checksum over all values that are trained: equal on all ranks after every step."""
+        return self._joined().parameters_crc32c()
+
+    def leave(self) -> None:
+        """Ends this rank's part in the job. It is done anyway when the process ends."""
+        if self._session is not None:
+            self._session.leave()
+
+    def _join(self, resume: Optional[str]) -> None:
+        self._tensors = trained_tensors(self.param_groups)
+        if not self._tensors:
+            raise ValueError("no parameter requires a gradient; there is nothing to train")
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self._frozen = [p for p in parameters if not p.requires_grad]
+        options = world().next_job()
+        for name, value in self._options.items():
+            setattr(options, name, value)
+        if resume is not None:
+            options.resume = os.path.abspath(resume).encode()
+        session = Session(options, [tensor.as_session_parameter() for tensor in self._tensors])
+        self._session = session
+        self._saved = None
+        if resume is None:
+            return
+        if session.resume_warnings:
+            warnings.warn(session.resume_warnings)
+        self._saved = (session.steps, os.path.abspath(resume))
+        with torch.no_grad():
+            for tensor in self._tensors:
+                tensor.after_step()
+        for group in self.param_groups:
+            # What learning-rate schedulers ask for when they do not begin at step 0.
+            group.setdefault("initial_lr", group["lr"])
+
+    def _joined(self) -> Session:
+        if self._session is None:
+            raise RuntimeError("this optimizer is a copy, without a job; make a new one")
+        return self._session
+
+    def _gradient(self, tensor: TrainedTensor) -> torch.Tensor:
+        gradient = tensor.gradient()
+        return self._zeros.at_least(tensor.values.numel()) if gradient is None else gradient
+
+    def _check_groups(self) -> None:
+        """What a job has one value of must be the same in all groups, at all times."""
+        betas, eps = (self._options["beta1"], self._options["beta2"]), self._options["epsilon"]
+        for g, group in enumerate(self.param_groups):
+            if tuple(group["betas"]) != betas or group["eps"] != eps:
+                raise ValueError(
+                    f"group {g} has betas {group['betas']} and eps {group['eps']}, the optimizer "
+                    f"{betas} and {eps}: these are the same for all groups and steps (OneCycleLR "
+                    "and CyclicLR: cycle_momentum=False)"
+                )
+
+
+class Adam(_JobOptimizer):
+    """Adam on the mean of all ranks' gradients, which travel densely in fp32.
+
+    As torch.optim.AdamW, step by step: weight decay is decoupled (arXiv:1711.05101), not L2.
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        betas: Tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        resume: Optional[str] = None,
+        resume_with_other_world_size: bool = False,
+    ) -> None:
+        """Joins the job; blocks until all ranks have, with the same parameters.
+
+        Args:
+            params: tensors or param groups. Groups may differ in lr and weight_decay.
+            lr: learning rate; each group's may be changed between steps, alike on all ranks.
+            betas, eps: of the moments' averages and the denominator, as in torch.optim.Adam.
+            weight_decay: x -= lr * weight_decay * x.
+            resume: directory of checkpoints to go on from: parameters and optimizer get what the
+                newest whole one has.
+            resume_with_other_world_size: allow one of another number of ranks, each of which then
+                takes the mean of all ranks' errors.
+
+        Raises:
+            FailedPreconditionError: names the tensor or option in which this rank differs from the
+                others; "parameters_crc32c" if they do not start from the same values.
+            DeadlineExceededError: names the ranks that did not come.
+            NotFoundError, DataLossError: there is no checkpoint, or none that is whole.
+            TypeError: names a parameter that is not on the CPU, or not fp32, bf16 or fp16.
+        """
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            resume,
+            resume_with_other_world_size=resume_with_other_world_size,
+        )
+
+
+class OneBitAdam(_JobOptimizer):
+    """1-bit Adam (arXiv:2102.02888): Adam until `freeze_step`, then one bit per parameter each way.
+
+    From the freeze step on the variance stays what it is, and the momentum's signs travel. What
+    they leave out is kept as error, on ranks and aggregators, and added to the next step's.
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        betas: Tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        freeze_step: int,
+        warm_up_bf16: bool = False,
+        resume: Optional[str] = None,
+        resume_with_other_world_size: bool = False,
+    ) -> None:
+        """As Adam, with:
+
+        Args:
+            freeze_step: number of dense steps before, at least 1; about 15% of all steps, and more
+                than the learning rate's warm-up.
+            warm_up_bf16: gradients travel as bf16 in those, instead of fp32.
+        """
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            resume,
+            freeze_step=freeze_step,
+            warm_up_bf16=warm_up_bf16,
+            resume_with_other_world_size=resume_with_other_world_size,
+        )

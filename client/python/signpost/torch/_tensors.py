@@ -1,0 +1,107 @@
+"""What a session trains in the place of a model's parameters."""
+
+from typing import Dict, Iterable, List, Optional
+
+import torch
+
+from signpost import Parameter
+
+_TRAINABLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class TrainedTensor:
+    """One parameter of the model, and the fp32 values that a session trains.
+
+    If the parameter is fp32 and contiguous, these are its own memory. Otherwise they are a copy,
+    which keeps full precision between steps; the parameter gets them, rounded, after each step.
+    """
+
+    def __init__(self, parameter: torch.Tensor, name: str, group: int) -> None:
+        self.parameter = parameter
+        self.name = name
+        self.group = group
+        self.is_own_memory = parameter.dtype == torch.float32 and parameter.is_contiguous()
+        if self.is_own_memory:
+            self.values = parameter.detach()
+        else:
+            self.values = _fp32(parameter.detach()).clone()
+        self._nothing = self.values.view(-1)[:0]
+        self._address = parameter.data_ptr()
+        self._version = parameter._version
+
+    def as_session_parameter(self) -> Parameter:
+        values = self.values
+        return Parameter(self.name, tuple(values.shape), values.data_ptr(), values, self.group)
+
+    def gradient(self) -> Optional[torch.Tensor]:
+        """As a session wants it: fp32, row-major; None if there is none."""
+        gradient = self.parameter.grad
+        if gradient is None:
+            return None
+        return _fp32(gradient.to_dense() if gradient.is_sparse else gradient)
+
+    def before_step(self) -> None:
+        """Takes notice of what the program has done to the parameter."""
+        if self.is_own_memory:
+            if self.parameter.data_ptr() != self._address:
+                raise RuntimeError(
+                    f"{self.name} is not where it was in memory when the optimizer was made; "
+                    "change parameters in place, as load_state_dict does, or make a new optimizer"
+                )
+        elif self.parameter._version != self._version:
+            self.values.copy_(self.parameter)
+
+    def after_step(self) -> None:
+        """Gives the parameter its new values, and lets autograd know that they have changed."""
+        if self.is_own_memory:
+            self._nothing.zero_()  # shares the parameter's version counter
+        else:
+            self.parameter.copy_(self.values)
+            self._version = self.parameter._version
+
+
+class Zeros:
+    """Gradients for parameters that have none, in one piece of memory for all of them."""
+
+    def __init__(self) -> None:
+        self._memory = torch.zeros(0)
+
+    def at_least(self, elements: int) -> torch.Tensor:
+        if self._memory.numel() < elements:
+            self._memory = torch.zeros(elements)
+        return self._memory
+
+
+def trained_tensors(groups: Iterable[Dict[str, List[torch.Tensor]]]) -> List[TrainedTensor]:
+    """Those of the parameters that a job trains: not the frozen and the empty ones, and a parameter
+    that is there more than once, once.
+
+    Raises:
+        TypeError: names the parameter that cannot be trained, and why.
+    """
+    trained: Dict[torch.Tensor, TrainedTensor] = {}  # by identity, as tensors hash
+    for g, group in enumerate(groups):
+        for i, parameter in enumerate(group["params"]):
+            if not parameter.requires_grad or parameter.numel() == 0:
+                continue
+            name = f"parameter {i} of group {g}"
+            _check_trainable(parameter, name)
+            trained[parameter] = TrainedTensor(parameter, name, g)
+    return list(trained.values())
+
+
+def _check_trainable(parameter: torch.Tensor, name: str) -> None:
+    if parameter.device.type != "cpu":
+        raise TypeError(
+            f"{name} {list(parameter.shape)} is on {parameter.device}; Signpost trains tensors on "
+            "the CPU only: model.cpu() before the optimizer is made"
+        )
+    if parameter.dtype not in _TRAINABLE or parameter.layout != torch.strided:
+        raise TypeError(
+            f"{name} {list(parameter.shape)} is {parameter.dtype}, {parameter.layout}; wanted a "
+            "dense one of float32, bfloat16 or float16"
+        )
+
+
+def _fp32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.float32).contiguous()

@@ -1,0 +1,163 @@
+"""Which rank of which job a process is, by its environment."""
+
+import ctypes
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import signpost
+from signpost import _world
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch):
+    """No launcher's variables, no init() before, and little patience."""
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name in _world._VARIABLES:
+        # Set first, so that what init() sets is taken back too.
+        monkeypatch.setenv(f"SIGNPOST_{name}", "")
+        monkeypatch.delenv(f"SIGNPOST_{name}")
+    monkeypatch.setattr(_world, "_world", None)
+    monkeypatch.setattr(_world, "_CONNECT_TIMEOUT_S", 0.3)
+
+
+@pytest.fixture
+def listener():
+    """What can be connected to."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield "127.0.0.1:%d" % server.getsockname()[1]
+
+
+def set_environment(monkeypatch, aggregators, **changes):
+    variables = {"AGGREGATORS": aggregators, "JOB": "test", "RANK": "1", "WORLD_SIZE": "3"}
+    for name, value in {**variables, **changes}.items():
+        if value is not None:
+            monkeypatch.setenv(f"SIGNPOST_{name}", value)
+
+
+def test_takes_rank_size_job_and_aggregators_from_the_environment(monkeypatch, listener):
+    set_environment(monkeypatch, f"{listener},{listener}")
+    world = signpost.init()
+    assert (world.rank, world.world_size, world.job) == (1, 3, "test")
+    assert world.aggregators == [listener, listener]
+    assert (signpost.rank(), signpost.world_size()) == (1, 3)
+
+
+def test_timeouts_are_those_of_the_job_to_join(monkeypatch, listener):
+    set_environment(monkeypatch, listener)
+    options = signpost.init(join_timeout_s=7, exchange_timeout_s=8).next_job()
+    assert (options.join_timeout_s, options.exchange_timeout_s) == (7, 8)
+
+
+def test_each_optimizer_has_a_job_of_its_own(monkeypatch, listener):
+    set_environment(monkeypatch, listener)
+    world = signpost.init()
+    assert [world.next_job().job for _ in range(3)] == [b"test", b"test.1", b"test.2"]
+
+
+@pytest.mark.parametrize("missing", ["AGGREGATORS", "JOB", "RANK", "WORLD_SIZE"])
+def test_names_the_variable_that_is_missing(monkeypatch, listener, missing):
+    set_environment(monkeypatch, listener, **{missing: ""})
+    with pytest.raises(signpost.InvalidArgumentError) as raised:
+        signpost.init()
+    assert f"SIGNPOST_{missing} is not set" in str(raised.value)
+    assert "signpost run" in str(raised.value)
+
+
+def test_names_a_variable_that_is_not_a_number(monkeypatch, listener):
+    set_environment(monkeypatch, listener, RANK="one")
+    with pytest.raises(signpost.InvalidArgumentError, match="SIGNPOST_RANK is 'one'"):
+        signpost.init()
+
+
+def test_refuses_a_rank_beyond_the_world(monkeypatch, listener):
+    set_environment(monkeypatch, listener, RANK="3")
+    with pytest.raises(signpost.InvalidArgumentError, match="SIGNPOST_RANK is 3 and .* 3: ranks"):
+        signpost.init()
+
+
+def test_refuses_an_address_without_a_port(monkeypatch, listener):
+    set_environment(monkeypatch, f"{listener},elsewhere")
+    with pytest.raises(signpost.InvalidArgumentError, match="has 'elsewhere', wanted HOST:PORT"):
+        signpost.init()
+
+
+def test_names_the_aggregator_that_does_not_run_and_how_to_start_it(monkeypatch, listener):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        gone = "127.0.0.1:%d" % server.getsockname()[1]
+    set_environment(monkeypatch, f"{listener},{gone}")
+    with pytest.raises(signpost.UnavailableError) as raised:
+        signpost.init()
+    assert "Connection refused" in str(raised.value)
+    assert f"`signpost aggregator --listen {gone} --shard 1/2`" in str(raised.value)
+
+
+def test_refuses_to_be_called_twice(monkeypatch, listener):
+    set_environment(monkeypatch, listener)
+    signpost.init()
+    with pytest.raises(RuntimeError, match="called before"):
+        signpost.init()
+
+
+def test_rank_before_init_says_so():
+    with pytest.raises(RuntimeError, match=r"call signpost.init\(\) first"):
+        signpost.rank()
+
+
+def test_torchrun_needs_only_the_aggregators(monkeypatch, listener):
+    monkeypatch.setenv("SIGNPOST_AGGREGATORS", listener)
+    for name, value in [("RANK", "2"), ("WORLD_SIZE", "4"), ("TORCHELASTIC_RUN_ID", "a")]:
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "5")
+    world = signpost.init()
+    assert (world.rank, world.world_size, world.job) == (2, 4, "torchrun-a-5")
+
+
+def test_torchrun_without_aggregators_is_told_how_to_start_one(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(signpost.InvalidArgumentError, match="`signpost aggregator --listen"):
+        signpost.init()
+
+
+def test_without_a_launcher_runs_alone_and_says_so_in_one_line(capfd):
+    world = signpost.init()
+    assert (world.rank, world.world_size) == (0, 1)
+    assert capfd.readouterr().err.count("\n") == 1
+    values = (ctypes.c_float * 8)()
+    parameter = signpost.Parameter("x", (8,), ctypes.addressof(values), values)
+    session = signpost.Session(world.next_job(), [parameter])
+    assert session.steps == 0
+    session.leave()
+
+
+ALONE = "import os, signpost, sys; print(signpost.init().aggregators[0]); sys.stdout.flush(); "
+
+
+def answers(address):
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+        return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("end, exit_code", [("", 0), ("os.kill(os.getpid(), 9)", -signal.SIGKILL)])
+def test_a_private_aggregator_ends_with_its_process(end, exit_code):
+    alone = subprocess.run([sys.executable, "-c", ALONE + end], stdout=subprocess.PIPE, text=True)
+    assert alone.returncode == exit_code
+    deadline = time.monotonic() + 20
+    while answers(alone.stdout.strip()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not answers(alone.stdout.strip())
+
+
+def test_version_is_the_programs():
+    command = [sys.executable, "-m", "signpost", "version"]
+    version = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert version.startswith(f"signpost {signpost.__version__}\n")

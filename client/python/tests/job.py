@@ -1,0 +1,103 @@
+"""What each rank does in ranks_test.py: `job.py SCENARIO [ARGUMENT...]`."""
+
+import os
+import signal
+import sys
+
+import signpost.torch as signpost
+import torch
+from torch import nn
+
+
+def say(optimizer):
+    """The launcher passes lines on whole, but not what is behind the last one."""
+    print(f"steps {optimizer.steps} parameters {optimizer.parameters_crc32c():08x}", flush=True)
+
+
+def model_of(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(50, 100), nn.Tanh(), nn.Linear(100, 1))
+
+
+def gradients_of(model, step, rank):
+    """The loss's gradients on the data of a step and rank."""
+    generator = torch.Generator().manual_seed(step * 100 + rank)
+    inputs = torch.randn(16, 50, generator=generator)
+    loss = ((model(inputs) - inputs.sum(1, keepdim=True)) ** 2).mean()
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+def set_gradients(model, gradients):
+    for parameter, gradient in zip(model.parameters(), gradients):
+        parameter.grad = gradient
+
+
+def average():
+    """Adam on all ranks is AdamW on the mean of their gradients."""
+    model, reference = model_of(), model_of()
+    ours = signpost.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
+    theirs = torch.optim.AdamW(reference.parameters(), lr=0.01, weight_decay=0.1)
+    ranks = range(signpost.world_size())
+    for step in range(20):
+        by_rank = [gradients_of(model, step, rank) for rank in ranks]
+        set_gradients(model, by_rank[signpost.rank()])
+        set_gradients(reference, [sum(g) / len(ranks) for g in zip(*by_rank)])
+        ours.step()
+        theirs.step()
+        with torch.no_grad():
+            for a, b in zip(model.parameters(), reference.parameters()):
+                torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * 0.01)
+                b.copy_(a)
+    say(ours)
+
+
+def train(directory=None, dies_at=None):
+    """Thirty steps, of which ten dense. With a directory it saves every seventh, and resumes."""
+    model = model_of()
+    resume = directory if directory and os.path.exists(directory) else None
+    optimizer = signpost.OneBitAdam(model.parameters(), lr=0.01, freeze_step=10, resume=resume)
+    while optimizer.steps < 30:
+        if optimizer.steps == int(dies_at or 30) and signpost.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
+        optimizer.step()
+        if directory and optimizer.steps % 7 == 0:
+            optimizer.checkpoint(directory)
+    say(optimizer)
+
+
+def two_tensors():
+    """client/examples/two_tensors.c."""
+    weights, biases = (nn.Parameter(torch.zeros(shape)) for shape in ((24, 10), (10,)))
+    optimizer = signpost.OneBitAdam(
+        [{"params": [weights]}, {"params": [biases]}], betas=(0.9, 0.99), freeze_step=80
+    )
+    for step in range(400):
+        for parameter in (weights, biases):
+            parameter.grad = parameter.detach() - signpost.rank()
+        learning_rate = 0.05 * (1 - step / 400)
+        optimizer.param_groups[0]["lr"] = learning_rate
+        optimizer.param_groups[1]["lr"] = 0.5 * learning_rate
+        optimizer.step()
+    say(optimizer)
+
+
+def other_seed():
+    signpost.Adam(model_of(seed=signpost.rank()).parameters())
+
+
+def other_model():
+    signpost.Adam(nn.Linear(10, 3 + signpost.rank()).parameters())
+
+
+def fails():
+    optimizer = signpost.Adam(model_of().parameters())
+    optimizer.step()
+    if signpost.rank() == 1:
+        raise ValueError("the data is bad")
+    optimizer.step()
+
+
+if __name__ == "__main__":
+    signpost.init()
+    globals()[sys.argv[1]](*sys.argv[2:])

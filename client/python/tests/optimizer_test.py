@@ -1,0 +1,557 @@
+"""Adam and 1-bit Adam as optimizers of PyTorch, in a job of one worker."""
+
+import copy
+import warnings
+
+import pytest
+import signpost.torch as signpost
+import torch
+from torch import nn
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    return signpost.init()
+
+
+@pytest.fixture
+def make():
+    """Makes optimizers that leave their jobs when the test is over."""
+    made = []
+
+    def make(optimizer, *args, **kwargs):
+        made.append(optimizer(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for optimizer in made:
+        optimizer.leave()
+
+
+def tensors(*shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+def set_gradients(parameters, step):
+    """The same for every list of the same shapes."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    for parameter in parameters:
+        gradient = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = gradient.to(parameter.dtype)
+
+
+@torch.no_grad()
+def assert_same_step(ours, theirs):
+    for a, b in zip(ours, theirs):
+        # Where a value crosses 0 it is small against the step, about 0.01 here.
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * 0.01)
+        b.copy_(a)  # rounding does not add up
+
+
+def train_like_adamw(make, ours, theirs, steps=20, prepare=set_gradients, **options):
+    """Takes the same steps on both, and compares after each."""
+    options = {"lr": 0.01, "weight_decay": 0.0, **options}
+    a, b = make(signpost.Adam, ours, **options), torch.optim.AdamW(theirs, **options)
+    a_parameters = [p for group in a.param_groups for p in group["params"]]
+    b_parameters = [p for group in b.param_groups for p in group["params"]]
+    for step in range(steps):
+        for optimizer, parameters in ((a, a_parameters), (b, b_parameters)):
+            prepare(parameters, step)
+            optimizer.step()
+        assert_same_step(a_parameters, b_parameters)
+    return a
+
+
+SHAPES = ((30, 20), (5000,), ())
+
+
+def test_steps_as_adamw(make):
+    options = {"betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1}
+    train_like_adamw(make, tensors(*SHAPES), tensors(*SHAPES), **options)
+
+
+def test_steps_as_adam(make):
+    ours, theirs = tensors(*SHAPES), tensors(*SHAPES)
+    a, b = make(signpost.Adam, ours), torch.optim.Adam(theirs)
+    for step in range(20):
+        for optimizer, parameters in ((a, ours), (b, theirs)):
+            set_gradients(parameters, step)
+            optimizer.step()
+        assert_same_step(ours, theirs)
+
+
+def test_one_bit_adam_steps_as_adamw_until_the_freeze(make):
+    ours, theirs = tensors(*SHAPES), tensors(*SHAPES)
+    a = make(signpost.OneBitAdam, ours, lr=0.01, freeze_step=10)
+    b = torch.optim.AdamW(theirs, lr=0.01, weight_decay=0)
+    for step in range(12):
+        for optimizer, parameters in ((a, ours), (b, theirs)):
+            set_gradients(parameters, step)
+            optimizer.step()
+        assert a.report.one_bit == (step >= 10)
+        if step < 10:
+            assert_same_step(ours, theirs)
+    assert not torch.allclose(ours[0], theirs[0], rtol=1e-6)
+
+
+def test_one_bit_steps_follow_the_paper(make):
+    """Against its formulas in double precision, on one block: ARCHITECTURE.md's arithmetic."""
+    freeze, beta1, beta2, eps, lr, decay, gamma = 5, 0.9, 0.999, 1e-8, 0.01, 0.1, 1.35
+    [x] = tensors((1000,))
+    optimizer = make(signpost.OneBitAdam, [x], lr=lr, weight_decay=decay, freeze_step=freeze)
+    wanted, m, v = x.detach().double(), torch.zeros(1000).double(), torch.zeros(1000).double()
+    worker_error, aggregator_error = torch.zeros(1000).double(), torch.zeros(1000).double()
+
+    def compress(u):
+        return torch.sign(u) * gamma * u.norm() / len(u) ** 0.5
+
+    for step in range(20):
+        set_gradients([x], step)
+        g = x.grad.double()
+        if step < freeze:
+            m = beta1 * m + (1 - beta1) * g
+            v = beta2 * v + (1 - beta2) * g * g
+            m_corrected, v_corrected = m / (1 - beta1 ** (step + 1)), v / (1 - beta2 ** (step + 1))
+            update = m_corrected / (v_corrected.sqrt() + eps)
+        else:
+            if step == freeze:
+                m, v = m_corrected, v_corrected.clamp(min=0.01 * v_corrected.mean().item())
+            u = beta1 * m + (1 - beta1) * g + worker_error
+            sent = compress(u)
+            worker_error = u - sent
+            u = sent + aggregator_error
+            m = compress(u)
+            aggregator_error = u - m
+            update = m / (v.sqrt() + eps)
+        wanted = wanted - lr * (update + decay * wanted)
+        optimizer.step()
+        torch.testing.assert_close(x.detach(), wanted.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_groups_have_their_own_rates(make):
+    def groups():
+        a, b, c = tensors((40,), (50,), (60,))
+        return [{"params": [a, b], "lr": 0.1}, {"params": [c], "weight_decay": 0.5}]
+
+    train_like_adamw(make, groups(), groups())
+
+
+@pytest.mark.parametrize("difference", [{"betas": (0.5, 0.999)}, {"eps": 1e-3}])
+def test_groups_cannot_have_their_own_betas_or_eps(make, difference):
+    a, b = tensors((4,), (5,))
+    with pytest.raises(ValueError, match="group 1 has betas .* the same for all groups"):
+        make(signpost.Adam, [{"params": [a]}, {"params": [b], **difference}])
+
+
+def test_momentum_cannot_be_cycled(make):
+    parameters = tensors((4,))
+    optimizer = make(signpost.Adam, parameters)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+    set_gradients(parameters, 0)
+    with pytest.raises(ValueError, match="cycle_momentum=False"):
+        optimizer.step()
+
+
+def test_learning_rate_schedulers_work(make):
+    ours, theirs = tensors(*SHAPES), tensors(*SHAPES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pairs = []
+        for optimizer in (make(signpost.Adam, ours), torch.optim.AdamW(theirs, weight_decay=0)):
+            one_cycle = torch.optim.lr_scheduler.OneCycleLR(
+                optimizer, 0.01, total_steps=20, cycle_momentum=False
+            )
+            pairs.append((optimizer, one_cycle))
+        for step in range(20):
+            for parameters, (optimizer, scheduler) in zip((ours, theirs), pairs):
+                set_gradients(parameters, step)
+                optimizer.step()
+                scheduler.step()
+            assert_same_step(ours, theirs)
+
+
+def test_closure_is_called_with_gradients_enabled_and_its_loss_returned(make):
+    [x] = tensors((10,))
+    optimizer = make(signpost.Adam, [x], lr=0.1)
+    calls = []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (x**2).sum()
+        loss.backward()
+        calls.append(loss.item())
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(5)]
+    assert calls == losses
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_zero_grad_clears_gradients(make, set_to_none):
+    parameters = tensors((10,))
+    optimizer = make(signpost.Adam, parameters)
+    set_gradients(parameters, 0)
+    optimizer.zero_grad(set_to_none=set_to_none)
+    gradient = parameters[0].grad
+    assert (gradient is None) if set_to_none else (gradient == 0).all()
+
+
+def test_gradients_accumulate_between_steps(make):
+    [x], [y] = tensors((10,)), tensors((10,))
+    a, b = make(signpost.Adam, [x], lr=0.1), make(signpost.Adam, [y], lr=0.1)
+    for _ in range(3):
+        a.zero_grad()
+        for part in (x[:4], x[4:]):
+            (part**2).sum().backward()
+        a.step()
+        b.zero_grad()
+        (y**2).sum().backward()
+        b.step()
+    assert torch.equal(x, y)
+
+
+def test_a_parameter_without_a_gradient_counts_as_one_with_zeros(make):
+    def every_third_step(parameters, step):
+        set_gradients(parameters, step)
+        if step % 3 == 1:
+            parameters[1].grad.zero_()
+
+    def none_every_third_step(parameters, step):
+        every_third_step(parameters, step)
+        if step % 3 == 1 and parameters is not theirs:
+            parameters[1].grad = None
+
+    ours, theirs = tensors((30,), (40,)), tensors((30,), (40,))
+    a, b = make(signpost.Adam, ours), make(signpost.Adam, theirs)
+    for step in range(9):
+        none_every_third_step(ours, step)
+        every_third_step(theirs, step)
+        a.step()
+        b.step()
+    assert all(torch.equal(x, y) for x, y in zip(ours, theirs))
+
+
+def test_frozen_and_empty_parameters_are_left_alone(make):
+    x, frozen, empty = tensors((10,), (10,), (0, 3))
+    frozen.requires_grad_(False)
+    before = frozen.clone()
+    optimizer = make(signpost.Adam, [x, frozen, empty], lr=0.1, weight_decay=0.1)
+    set_gradients([x, empty], 0)
+    optimizer.step()
+    assert torch.equal(frozen, before)
+
+
+def test_a_frozen_parameter_that_gets_a_gradient_is_refused(make):
+    x, frozen = tensors((10,), (10,))
+    frozen.requires_grad_(False)
+    optimizer = make(signpost.Adam, [x, frozen])
+    frozen.requires_grad_(True)
+    set_gradients([x, frozen], 0)
+    with pytest.raises(RuntimeError, match="was frozen when the optimizer was made"):
+        optimizer.step()
+
+
+def test_nothing_to_train_is_refused(make):
+    [empty] = tensors((0,))
+    with pytest.raises(ValueError, match="nothing to train"):
+        make(signpost.Adam, [empty])
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(11, 6)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.output = nn.Linear(6, 11)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.output(self.scale * self.embedding(x))
+
+
+def test_tied_weights_and_scalars_train_as_with_adamw(make):
+    def backward(parameters, step):
+        model = ours if parameters[0] is ours.scale else theirs
+        for parameter in parameters:
+            parameter.grad = None
+        bytes_in = torch.arange(8) + step % 3
+        nn.functional.cross_entropy(model(bytes_in), bytes_in).backward()
+
+    ours, theirs = Tied(), Tied()
+    train_like_adamw(make, ours.parameters(), theirs.parameters(), prepare=backward)
+    assert ours.output.weight is ours.embedding.weight
+
+
+def test_a_parameter_that_is_named_twice_is_trained_once(make):
+    [x], [y] = tensors((10,)), tensors((10,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's own
+        a = make(signpost.Adam, [x, x])
+    b = make(signpost.Adam, [y])
+    for step in range(3):
+        set_gradients([x], step)
+        set_gradients([y], step)
+        a.step()
+        b.step()
+    assert torch.equal(x, y)
+
+
+def test_sparse_gradients_are_taken_as_dense(make):
+    sparse, dense = nn.Embedding(1000, 3, sparse=True), nn.Embedding(1000, 3)
+    dense.load_state_dict(sparse.state_dict())
+    optimizers = [make(signpost.Adam, model.parameters()) for model in (sparse, dense)]
+    for step in range(5):
+        for model, optimizer in zip((sparse, dense), optimizers):
+            optimizer.zero_grad()
+            (model(torch.tensor([step, 7, 7])) ** 2).sum().backward()
+            optimizer.step()
+    assert sparse.weight.grad.is_sparse
+    assert torch.equal(sparse.weight, dense.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_parameters_have_fp32_values_behind_them(make, dtype):
+    x = nn.Parameter(torch.ones(10, dtype=dtype))
+    optimizer = make(signpost.Adam, [x], lr=1e-4)  # too little to be subtracted from 1
+    for _ in range(200):
+        x.grad = torch.ones_like(x)
+        optimizer.step()
+    assert x.dtype == dtype
+    wanted = torch.full((10,), 0.98)
+    torch.testing.assert_close(x.detach().float(), wanted, rtol=torch.finfo(dtype).eps, atol=0)
+
+
+def test_values_that_the_program_writes_into_a_low_precision_parameter_are_taken(make):
+    x = nn.Parameter(torch.zeros(10, dtype=torch.bfloat16))
+    optimizer = make(signpost.Adam, [x], lr=0.5)
+    with torch.no_grad():
+        x.fill_(3)
+    x.grad = torch.ones_like(x)
+    optimizer.step()
+    assert torch.equal(x, torch.full_like(x, 2.5))
+
+
+def test_parameters_that_are_not_contiguous_are_trained(make):
+    def transposed():
+        return [nn.Parameter(torch.arange(12.0).reshape(3, 4).t()), *tensors((5,))]
+
+    ours = train_like_adamw(make, transposed(), transposed()).param_groups[0]["params"]
+    assert not ours[0].is_contiguous()
+
+
+def test_gradients_that_are_not_contiguous_are_read_as_they_are(make):
+    def transposed_gradient(parameters, step):
+        set_gradients(parameters, step)
+        parameters[0].grad = parameters[0].grad.t().contiguous().t()
+
+    train_like_adamw(make, tensors((6, 7)), tensors((6, 7)), prepare=transposed_gradient)
+
+
+def test_contiguous_fp32_parameters_are_trained_where_they_are(make):
+    [x] = tensors((10,))
+    before = x.detach().clone()
+    view, address = x.detach(), x.data_ptr()
+    optimizer = make(signpost.Adam, [x])
+    set_gradients([x], 0)
+    optimizer.step()
+    assert x.data_ptr() == address
+    assert not torch.equal(view, before)
+
+
+def test_a_parameter_that_has_moved_is_refused(make):
+    [x] = tensors((10,))
+    optimizer = make(signpost.Adam, [x])
+    x.data = x.data.clone()
+    set_gradients([x], 0)
+    with pytest.raises(RuntimeError, match="parameter 0 of group 0 is not where it was in memory"):
+        optimizer.step()
+
+
+def test_autograd_notices_that_a_step_has_changed_parameters(make):
+    [x] = tensors((10,))
+    optimizer = make(signpost.Adam, [x])
+    loss = (x**2).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    "parameter, problem",
+    [
+        (torch.zeros(3, dtype=torch.float64), "torch.float64"),
+        (torch.zeros(3, dtype=torch.complex64), "torch.complex64"),
+        (torch.zeros(3, device="meta"), "is on meta; Signpost trains tensors on the CPU only"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(make, parameter, problem):
+    [x] = tensors((2,))
+    with pytest.raises(TypeError, match=r"parameter 1 of group 0 \[3\] is") as raised:
+        make(signpost.Adam, [x, nn.Parameter(parameter)])
+    assert problem in str(raised.value)
+
+
+def test_a_gradient_that_is_not_finite_is_warned_of_and_skipped(make):
+    parameters = tensors((10,))
+    before = parameters[0].detach().clone()
+    optimizer = make(signpost.Adam, parameters)
+    set_gradients(parameters, 0)
+    parameters[0].grad[3] = float("nan")
+    with pytest.warns(UserWarning, match="step 0: the gradient of rank 0 is not finite"):
+        optimizer.step()
+    assert torch.equal(parameters[0], before)
+
+
+def test_parameters_cannot_be_added(make):
+    x, y = tensors((10,), (10,))
+    optimizer = make(signpost.Adam, [x])
+    with pytest.raises(RuntimeError, match="cannot get more parameters"):
+        optimizer.add_param_group({"params": [y]})
+
+
+def test_a_copy_has_no_job(make):
+    optimizer = copy.deepcopy(make(signpost.Adam, tensors((10,))))
+    with pytest.raises(RuntimeError, match="without a job"):
+        optimizer.step()
+
+
+def test_wrong_options_are_named(make):
+    with pytest.raises(signpost.SignpostError, match="freeze_step is 0"):
+        make(signpost.OneBitAdam, tensors((10,)), freeze_step=0)
+    with pytest.raises(signpost.SignpostError, match="beta1 is 1"):
+        make(signpost.Adam, tensors((10,)), betas=(1.0, 0.999))
+
+
+def test_a_bf16_warm_up_sends_half_the_bytes(make):
+    parameters = tensors((100_000,))
+    sent = []
+    for options in ({}, {"warm_up_bf16": True}):
+        optimizer = make(signpost.OneBitAdam, parameters, freeze_step=10, **options)
+        set_gradients(parameters, 0)
+        optimizer.step()
+        sent.append(optimizer.report.sent_bytes)
+        optimizer.leave()
+    assert 400_000 < sent[0] < 420_000
+    assert 200_000 < sent[1] < 220_000
+
+
+def test_processes_that_load_data_are_forked_from_a_job_without_harm(make):
+    [x] = tensors((8,))
+    optimizer = make(signpost.Adam, [x])
+    data = torch.utils.data.TensorDataset(torch.randn(16, 8))
+    for (batch,) in torch.utils.data.DataLoader(data, batch_size=4, num_workers=2):
+        x.grad = batch.sum(0)
+        optimizer.step()
+    assert optimizer.steps == 4
+
+
+FREEZE_STEP, SAVED_AT, STEPS = 4, 7, 12
+
+
+def train(make, parameters, saved_at=None, directory=None, **options):
+    """Goes on to STEPS; at `saved_at` it saves, and with no directory to resume stops."""
+    optimizer = make(signpost.OneBitAdam, parameters, lr=0.1, freeze_step=FREEZE_STEP, **options)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.9**step, last_epoch=optimizer.steps - 1
+    )
+    while optimizer.steps < STEPS:
+        set_gradients(parameters, optimizer.steps)
+        optimizer.step()
+        scheduler.step()
+        if optimizer.steps == saved_at:
+            optimizer.checkpoint(str(directory))
+            return optimizer
+    return optimizer
+
+
+def resumable():
+    x, y = tensors((5000,), (3, 4))
+    return [x, y, nn.Parameter(torch.full((7,), 0.5, dtype=torch.bfloat16))]
+
+
+@pytest.mark.parametrize("saved_at", [2, FREEZE_STEP, SAVED_AT])
+def test_a_job_that_resumes_has_the_bits_of_one_that_did_not_end(make, tmp_path, saved_at):
+    uninterrupted, interrupted = resumable(), resumable()
+    wanted = train(make, uninterrupted).parameters_crc32c()
+    train(make, interrupted, saved_at, tmp_path).leave()
+    with torch.no_grad():
+        for parameter in interrupted:
+            parameter.zero_()
+    resumed = train(make, interrupted, resume=str(tmp_path))
+    assert resumed.steps == STEPS
+    assert resumed.parameters_crc32c() == wanted
+    assert all(torch.equal(a, b) for a, b in zip(uninterrupted, interrupted))
+
+
+def test_state_dict_leads_back_to_the_checkpoint(make, tmp_path):
+    wanted = train(make, resumable()).parameters_crc32c()
+    parameters = resumable()
+    saved = train(make, parameters, SAVED_AT, tmp_path)
+    state = copy.deepcopy(saved.state_dict())
+    assert state["param_groups"][0]["lr"] == pytest.approx(0.1 * 0.9**SAVED_AT)
+    saved.leave()
+
+    optimizer = make(signpost.OneBitAdam, parameters, lr=1, freeze_step=FREEZE_STEP)
+    optimizer.load_state_dict(state)
+    assert optimizer.steps == SAVED_AT
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.9**step, last_epoch=SAVED_AT - 1
+    )
+    while optimizer.steps < STEPS:
+        set_gradients(parameters, optimizer.steps)
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.parameters_crc32c() == wanted
+
+
+def test_state_dict_without_a_checkpoint_of_the_step_is_refused(make, tmp_path):
+    parameters = tensors((10,))
+    optimizer = make(signpost.Adam, parameters)
+    make(signpost.Adam, tensors((10,))).load_state_dict(optimizer.state_dict())  # of step 0
+    set_gradients(parameters, 0)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"call optimizer.checkpoint\(directory\) on all ranks"):
+        optimizer.state_dict()
+    optimizer.checkpoint(str(tmp_path))
+    assert optimizer.state_dict()["signpost"] == {"steps": 1, "checkpoint": str(tmp_path)}
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="after 2 steps is not in a checkpoint"):
+        optimizer.state_dict()
+
+
+def test_state_dict_of_another_step_than_the_checkpoint_is_refused(make, tmp_path):
+    parameters = tensors((10,))
+    optimizer = make(signpost.Adam, parameters)
+    states = []
+    for step in range(2):
+        set_gradients(parameters, step)
+        optimizer.step()
+        optimizer.checkpoint(str(tmp_path))
+        states.append(optimizer.state_dict())
+    with pytest.raises(RuntimeError, match="is of step 2, and the .* of step 1"):
+        optimizer.load_state_dict(states[0])
+
+
+def test_state_dict_of_another_optimizer_is_refused(make):
+    parameters = tensors((10,))
+    optimizer = make(signpost.Adam, parameters)
+    with pytest.raises(ValueError, match="not the state_dict"):
+        optimizer.load_state_dict(torch.optim.Adam(parameters).state_dict())
+
+
+def test_resume_without_a_checkpoint_says_where(make, tmp_path):
+    with pytest.raises(signpost.SignpostError, match=str(tmp_path)):
+        make(signpost.Adam, tensors((10,)), resume=str(tmp_path))
+
+
+def test_leaving_ends_an_optimizer(make):
+    parameters = tensors((10,))
+    optimizer = make(signpost.Adam, parameters)
+    optimizer.leave()
+    set_gradients(parameters, 0)
+    with pytest.raises(RuntimeError, match="has left its job"):
+        optimizer.step()

@@ -1,0 +1,122 @@
+"""Jobs of several ranks, as `signpost run` and torchrun start them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+JOB = str(Path(__file__).with_name("job.py"))
+TWO_TENSORS = "client/examples/two_tensors"
+SIGNPOST = [sys.executable, "-m", "signpost"]
+
+
+def run(workers, aggregators, *command):
+    """The exit code and all output of `signpost run`."""
+    launch = [*SIGNPOST, "run", "-n", str(workers), "--aggregators", str(aggregators), "--"]
+    # One thread each: this machine may have fewer cores than ranks.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*launch, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
+    print(ended.stdout)
+    return ended.returncode, ended.stdout
+
+
+def run_job(workers, aggregators, *arguments):
+    return run(workers, aggregators, sys.executable, JOB, *arguments)
+
+
+def digest_of(output, workers):
+    """The checksum of the parameters that all ranks have said that they end with."""
+    digests = re.findall(r"parameters ([0-9a-f]{8})", output)
+    assert len(digests) == workers and len(set(digests)) == 1
+    return digests[0]
+
+
+def test_adam_on_all_ranks_is_adamw_on_the_mean_of_their_gradients():
+    code, output = run_job(4, 2, "average")
+    assert code == 0
+    digest_of(output, 4)
+
+
+def test_one_bit_rounds_have_the_bits_of_a_program_in_c():
+    _, in_c = run(4, 2, TWO_TENSORS)
+    _, in_python = run_job(4, 2, "two_tensors")
+    assert digest_of(in_python, 4) == digest_of(in_c, 4)
+
+
+def test_a_job_that_is_killed_and_resumes_has_the_bits_of_one_that_is_not(tmp_path):
+    _, output = run_job(2, 2, "train")
+    wanted = digest_of(output, 2)
+    directory = str(tmp_path / "checkpoints")
+    code, _ = run_job(2, 2, "train", directory, "25")
+    assert code == 128 + 9
+    _, output = run_job(2, 3, "train", directory)
+    assert digest_of(output, 2) == wanted
+
+
+def test_ranks_that_begin_apart_are_told_to_begin_alike():
+    code, output = run_job(2, 1, "other_seed")
+    assert code == 1
+    assert "all workers must start from the same parameters; use the same seed" in output
+
+
+def test_a_rank_with_another_model_is_told_which_tensor_differs():
+    code, output = run_job(2, 1, "other_model")
+    assert code == 1
+    assert re.search(r"tensor 0 is 'parameter 0 of group 0' \[\d, 10\] here but", output)
+
+
+def test_an_exception_on_one_rank_ends_the_job_with_its_traceback():
+    code, output = run_job(2, 1, "fails")
+    assert code == 1
+    report = output[output.index("signpost run:") :]
+    assert report.startswith("signpost run: rank 1 failed first: ")
+    assert "Traceback" in report and "ValueError: the data is bad" in report
+
+
+README = """
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+Model = lambda: torch.nn.Linear(4, 1)
+dataset = torch.randn(256, 4)
+loss_of = lambda model, batch: model(batch).square().mean()
+%s
+print(f"parameters {optimizer.parameters_crc32c():08x} after {optimizer.steps} steps", flush=True)
+"""
+
+
+def test_what_the_readme_shows_runs():
+    [shown] = re.findall("```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+    code, output = run(2, 1, sys.executable, "-c", README % shown)
+    assert code == 0
+    digest_of(output, 2)
+    assert output.count("after 4 steps") == 2
+
+
+def test_torchrun_starts_jobs_too():
+    aggregator = subprocess.Popen(
+        [*SIGNPOST, "aggregator", "--drain-grace=0s"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        address = aggregator.stdout.readline().split()[-1]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--rdzv_id=test"]
+        torchrun += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0"]
+        # Under Python 3.11 PyTorch 1.13 stumbles over the default of these, 0.
+        torchrun += ["--redirects=1", "--tee=1"]
+        output = subprocess.run(
+            [*torchrun, "--nproc_per_node=2", JOB, "train"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env={**os.environ, "SIGNPOST_AGGREGATORS": address},
+        ).stdout
+    finally:
+        aggregator.terminate()
+        aggregator.wait()
+    digest_of(output, 2)

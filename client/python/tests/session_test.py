@@ -1,0 +1,49 @@
+"""What becomes of a job when one of its processes ends."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = [sys.executable, "-m", "signpost"]
+
+JOIN = """
+import array, signpost
+values = array.array("f", range(8))
+parameter = signpost.Parameter("x", (8,), values.buffer_info()[0], values)
+session = signpost.Session(signpost.init().next_job(), [parameter])
+report = session.step([parameter.address], [signpost.Rates(learning_rate=0.1)])
+assert (report.step, session.steps, report.one_bit) == (0, 1, False)
+assert values[7] < 7
+"""
+
+
+@pytest.fixture
+def aggregator():
+    """The address of one."""
+    command = [*PROGRAM, "aggregator", "--drain-grace=0s"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield process.stdout.readline().split()[-1]
+        process.terminate()
+
+
+def run(aggregator, script):
+    variables = {"AGGREGATORS": aggregator, "JOB": "test", "RANK": "0", "WORLD_SIZE": "1"}
+    environment = {f"SIGNPOST_{name}": value for name, value in variables.items()}
+    return subprocess.run([sys.executable, "-c", script], env={**os.environ, **environment})
+
+
+def status(aggregator):
+    command = [*PROGRAM, "status", "--aggregators", aggregator]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def test_a_process_that_ends_has_left_its_job(aggregator):
+    assert run(aggregator, JOIN).returncode == 0
+    assert "test" not in status(aggregator)
+
+
+def test_a_process_that_ends_by_an_exception_leaves_that_to_its_launcher(aggregator):
+    assert run(aggregator, JOIN + "raise ValueError").returncode == 1
+    assert "test" in status(aggregator)

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# The wheel, installed in a clean virtual environment, runs a job.
+set -euo pipefail
+wheel=$PWD/$1 job=$PWD/$2
+cd "$TEST_TMPDIR"
+/usr/bin/python3 -m venv --system-site-packages environment  # which has PyTorch
+environment/bin/pip install --quiet --no-index "$wheel"
+export OMP_NUM_THREADS=1
+output=$(environment/bin/signpost run -n 2 --aggregators 2 -- environment/bin/python "$job" train 2>&1) ||
+  { echo "$output"; exit 1; }
+echo "$output"
+(($(grep -c 'steps 30 parameters' <<<"$output") == 2))
