@@ -590,12 +590,18 @@ Aggregator::DueSnapshot Aggregator::SnapshotOf(const Entry& entry) {
 }
 
 absl::StatusOr<OpenSteps> Aggregator::Save(const DueSnapshot& due) {
-  absl::StatusOr<JobState> state = due.job->Save(due.with_answers);
-  if (!state.ok()) return state.status();
-  state->incarnations = due.incarnations;
-  state->left_ranks = due.left_ranks;
-  if (absl::Status status = state_dir_->Save(*state); !status.ok()) return status;
-  return OpenStepsOf(*state);
+  JobState state = due.job->Describe();
+  state.incarnations = due.incarnations;
+  state.left_ranks = due.left_ranks;
+  OpenSteps steps;
+  const auto save = [&](uint32_t chunk, ChunkState& saved) {
+    absl::Status status = due.job->SaveChunk(chunk, due.with_answers, saved);
+    if (status.ok()) steps[chunk] = saved.open_step;
+    return status;
+  };
+  const absl::Status status = state_dir_->Save(state, {due.job->owned_chunks(), save});
+  if (!status.ok()) return status;
+  return steps;
 }
 
 // Workers may forget what is before the snapshot before this one: if this one cannot be read when

@@ -206,7 +206,7 @@ absl::StatusOr<ReadErrorResponse> Job::ReadError(const ReadErrorRequest& request
   }
   absl::Status owned = CheckOwnership(request.rank(), request.chunk());
   if (!owned.ok()) return owned;
-  const absl::StatusOr<std::vector<float>> error =
+  const absl::StatusOr<BlockVector<float>> error =
       chunks_[request.chunk()]->ReadError(request.step());
   if (!error.ok()) return error.status();
   ReadErrorResponse response;
@@ -231,19 +231,21 @@ bool Job::snapshot_due() const {
                      [](const auto& chunk) { return chunk != nullptr && chunk->snapshot_due(); });
 }
 
-absl::StatusOr<JobState> Job::Save(bool with_answers) {
+JobState Job::Describe() const {
   JobState state;
   state.id = id_;
   state.shard = shard_;
   state.options = layout_.options();
   state.tensors.assign(layout_.tensors().begin(), layout_.tensors().end());
-  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk == nullptr) continue;
-    absl::StatusOr<ChunkState> saved = chunk->Save(with_answers);
-    if (!saved.ok()) return saved.status();
-    state.chunks.push_back(*std::move(saved));
-  }
   return state;
+}
+
+std::vector<uint32_t> Job::owned_chunks() const {
+  std::vector<uint32_t> owned;
+  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    if (chunks_[chunk] != nullptr) owned.push_back(chunk);
+  }
+  return owned;
 }
 
 void Job::SetDurable(const OpenSteps& steps, absl::Time now) {

@@ -109,8 +109,13 @@ class Job {
   absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request) const;
 
   bool snapshot_due() const;  // for any chunk
-  // Everything but the members, which are not known here; see OwnedChunk::Save.
-  absl::StatusOr<JobState> Save(bool with_answers);
+  // Everything but the members, which are not known here, and the chunks.
+  JobState Describe() const;
+  std::vector<uint32_t> owned_chunks() const;
+  // See OwnedChunk::Save; of a chunk that this shard owns.
+  absl::Status SaveChunk(uint32_t chunk, bool with_answer, ChunkState& state) {
+    return chunks_[chunk]->Save(with_answer, state);
+  }
   // Frames of chunk c of steps before steps[c] will not be asked for again.
   void SetDurable(const OpenSteps& steps, absl::Time now);
   // The least open step of the chunks.

@@ -94,7 +94,7 @@ void OwnedChunk::Exchange(Frame frame, absl::Time now, Done done) {
   for (EndedCall& call : ended) call.done(std::move(call.result));
 }
 
-absl::StatusOr<std::vector<float>> OwnedChunk::ReadError(uint64_t step) const {
+absl::StatusOr<BlockVector<float>> OwnedChunk::ReadError(uint64_t step) const {
   absl::MutexLock lock(&mutex_);
   if (step > open_step_) {
     return absl::AbortedError(absl::StrCat("chunk ", chunk_, " is at step ", open_step_,
@@ -106,7 +106,7 @@ absl::StatusOr<std::vector<float>> OwnedChunk::ReadError(uint64_t step) const {
                                                       " before step ", step,
                                                       " is gone: it is at step ", open_step_));
   }
-  return error_is_zero_ ? std::vector<float>() : error_;
+  return error_is_zero_ ? BlockVector<float>() : error_;
 }
 
 void OwnedChunk::End(const absl::Status& reason) {
@@ -419,13 +419,13 @@ bool OwnedChunk::snapshot_due() const {
   return snapshot_due_;
 }
 
-absl::StatusOr<ChunkState> OwnedChunk::Save(bool with_answer) {
+absl::Status OwnedChunk::Save(bool with_answer, ChunkState& state) {
   absl::MutexLock lock(&mutex_);
   if (!spoilt_.ok()) return spoilt_;
   snapshot_due_ = false;
   unsaved_bytes_ = 0;
-  ChunkState state;
   state.chunk = chunk_;
+  state.closed.clear();
   const bool is_held = open_ && open_->round.complete();
   const bool all_have_earlier_answers =
       closed_.size() == 1 && closed_.back().answer->header.late_ranks().empty();
@@ -434,13 +434,16 @@ absl::StatusOr<ChunkState> OwnedChunk::Save(bool with_answer) {
   if (error_was_zero_ && all_have_earlier_answers && !with_answer && !is_held &&
       open_step_ > saved_step_) {
     state.open_step = saved_step_ = open_step_ - 1;
-    return state;
+    state.error.clear();
+    return absl::OkStatus();
   }
   saved_step_ = open_step_;
   state.open_step = open_step_;
-  if (!error_is_zero_) state.error = error_;
+  // Not by assignment, which an allocator of our own makes a loop over the elements.
+  state.error.resize(error_is_zero_ ? 0 : error_.size());
+  std::copy_n(error_.begin(), state.error.size(), state.error.begin());
   state.closed = closed_;
-  return state;
+  return absl::OkStatus();
 }
 
 void OwnedChunk::SetDurable(uint64_t step, absl::Time now) {

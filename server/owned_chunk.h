@@ -23,6 +23,7 @@
 #include "proto/layout.h"
 #include "server/bell.h"
 #include "server/round.h"
+#include "storage/block_vector.h"
 
 namespace signpost {
 
@@ -40,7 +41,7 @@ using LateRanks = std::map<uint64_t, std::vector<uint32_t>>;
 struct ChunkState {
   uint32_t chunk = 0;
   uint64_t open_step = 0;
-  std::vector<float> error;  // by element; empty: all zero
+  BlockVector<float> error;  // by element; empty: all zero
   // The last of them is of step open_step - 1. None when all ranks are known to have the answer.
   std::deque<ClosedRound> closed;
   LateRanks late_ranks;  // of steps from open_step on; written down apart from the rest
@@ -122,7 +123,7 @@ class OwnedChunk {
   // The error before the round of `step`, by element; empty: all zero. ABORTED when rounds before
   // that one have not closed yet, as after a restart; FAILED_PRECONDITION, naming the open step,
   // when it has closed.
-  absl::StatusOr<std::vector<float>> ReadError(uint64_t step) const ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<BlockVector<float>> ReadError(uint64_t step) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // No round closes any more: ends the waiting calls with `reason`, and the open step's later ones.
   // The first reason stays.
@@ -133,10 +134,11 @@ class OwnedChunk {
   // stays open; and after the second round in a row without some rank, whose frames may be gone.
   bool snapshot_due() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // What to go on from. Unless `with_answer`, it may be the state before the last round, when that
-  // is shorter to write: all ranks have contributed to that round, so they have what came before.
-  // INTERNAL when the error is spoilt, as Exchange says.
-  absl::StatusOr<ChunkState> Save(bool with_answer) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Overwrites `state` with what to go on from; its memory is used again. Unless `with_answer`, it
+  // may be the state before the last round, when that is shorter to write: all ranks have
+  // contributed to that round, so they have what came before. INTERNAL when the error is spoilt, as
+  // Exchange says.
+  absl::Status Save(bool with_answer, ChunkState& state) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Frames of earlier steps will not be asked for again.
   void SetDurable(uint64_t step, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -217,7 +219,7 @@ class OwnedChunk {
   mutable absl::Mutex mutex_;
   uint64_t open_step_ ABSL_GUARDED_BY(mutex_);
   std::optional<OpenRound> open_ ABSL_GUARDED_BY(mutex_);  // from its first frame on
-  std::vector<float> error_ ABSL_GUARDED_BY(mutex_);       // from the first close on
+  BlockVector<float> error_ ABSL_GUARDED_BY(mutex_);       // from the first close on
   bool error_is_zero_ ABSL_GUARDED_BY(mutex_) = true;
   bool error_was_zero_ ABSL_GUARDED_BY(mutex_) = false;  // before the last round; false: none yet
   // Of the steps before open_step_. Answers are shared with the replies that still travel.

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/payload.h"
 #include "proto/snapshot.pb.h"
+#include "storage/block_vector.h"
 #include "storage/section_file.h"
 
 namespace signpost {
@@ -17,7 +18,7 @@ namespace {
 constexpr absl::string_view kMagic = "signpost snapshot 2\n";
 constexpr absl::string_view kLateRoundsMagic = "signpost late rounds 1\n";
 
-SnapshotHeader HeaderOf(const JobState& state) {
+SnapshotHeader HeaderOf(const JobState& state, size_t chunks) {
   SnapshotHeader header;
   header.set_job(state.id.name);
   header.set_epoch(state.id.epoch);
@@ -27,7 +28,7 @@ SnapshotHeader HeaderOf(const JobState& state) {
   header.mutable_tensors()->Add(state.tensors.begin(), state.tensors.end());
   header.mutable_incarnations()->Add(state.incarnations.begin(), state.incarnations.end());
   header.mutable_left_ranks()->Add(state.left_ranks.begin(), state.left_ranks.end());
-  header.set_chunks(state.chunks.size());
+  header.set_chunks(chunks);
   return header;
 }
 
@@ -55,10 +56,25 @@ SnapshotChunk HeaderOf(const ChunkState& state) {
   return header;
 }
 
-void Add(const ChunkState& state, SectionWriter& writer) {
-  writer.Add(HeaderOf(state));
-  writer.Add(BytesOf(absl::MakeConstSpan(state.error)));
-  for (const ClosedRound& round : state.closed) writer.Add(BytesOf(round.answer->payload.span()));
+// Has the error, which follows the header's section, begin at a block. `offset` is the header's.
+void Pad(uint64_t offset, SnapshotChunk& header) {
+  constexpr size_t kLeast = 128;            // of that many, up to 16383,
+  constexpr size_t kTagAndLengthBytes = 3;  // they have three bytes before them
+  const uint64_t begin =
+      offset + 2 * SectionStream::kFrameBytes + header.ByteSizeLong() + kTagAndLengthBytes + kLeast;
+  header.mutable_padding()->resize(kLeast + (kBlockBytes - begin % kBlockBytes) % kBlockBytes);
+}
+
+absl::Status Add(const ChunkState& state, SectionStream& stream) {
+  SnapshotChunk header = HeaderOf(state);
+  const absl::string_view error = BytesOf(absl::MakeConstSpan(state.error));
+  if (error.size() >= kBlockBytes) Pad(stream.bytes(), header);
+  absl::Status status = stream.Add(header);
+  if (status.ok()) status = stream.Add(error);
+  for (const ClosedRound& round : state.closed) {
+    if (status.ok()) status = stream.Add(BytesOf(round.answer->payload.span()));
+  }
+  return status;
 }
 
 absl::Status CheckChunk(const SnapshotChunk& header, absl::string_view error,
@@ -163,11 +179,18 @@ absl::StatusOr<JobState> Decode(absl::string_view file) {
 
 }  // namespace
 
-absl::Status WriteSnapshot(Disk& disk, const std::string& name, const JobState& state) {
-  SectionWriter writer(kMagic);
-  writer.Add(HeaderOf(state));
-  for (const ChunkState& chunk : state.chunks) Add(chunk, writer);
-  return Replace(disk, name, writer.parts());
+absl::Status WriteSnapshot(Disk& disk, const std::string& name, const JobState& job,
+                           const ChunkSource& source, ChunkState& scratch) {
+  return Replace(disk, name, [&](Disk::Append append) {
+    SectionStream stream(append);
+    absl::Status status = stream.Begin(kMagic);
+    if (status.ok()) status = stream.Add(HeaderOf(job, source.chunks.size()));
+    for (const uint32_t chunk : source.chunks) {
+      if (status.ok()) status = source.save(chunk, scratch);
+      if (status.ok()) status = Add(scratch, stream);
+    }
+    return status;
+  });
 }
 
 absl::Status WriteLateRounds(Disk& disk, const std::string& name, const LateRounds& rounds) {

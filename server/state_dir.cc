@@ -15,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "failpoint/failpoint.h"
-#include "server/snapshot.h"
 
 namespace signpost {
 namespace {
@@ -194,11 +193,11 @@ absl::Status StateDir::SetAside(const std::string& name) {
   return disk_.Rename(name, absl::StrCat(name, ".damaged"));
 }
 
-absl::Status StateDir::Save(const JobState& state) {
-  const uint64_t epoch = state.id.epoch;
+absl::Status StateDir::Save(const JobState& job, const ChunkSource& source) {
+  const uint64_t epoch = job.id.epoch;
   const uint64_t sequence = ++last_sequence_[epoch];
   Reach(Failpoint::kSnapshotBegun);
-  absl::Status status = WriteSnapshot(disk_, NameOf({epoch, sequence}), state);
+  absl::Status status = WriteSnapshot(disk_, NameOf({epoch, sequence}), job, source, scratch_);
   if (!status.ok()) return status;
   Reach(Failpoint::kSnapshotSaved);
   std::vector<uint64_t>& sequences = sequences_[epoch];

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/job.h"
+#include "server/snapshot.h"
 #include "storage/disk.h"
 
 namespace signpost {
@@ -46,8 +47,9 @@ class StateDir {
   // are told, and it can be started again. Nothing ever goes on with an error that was made up.
   absl::StatusOr<Recovered> Recover(bool allow_error_reset);
 
-  // Writes the job's next snapshot and removes all but the newest two. On error those before stay.
-  absl::Status Save(const JobState& state);
+  // Writes the job's next snapshot (WriteSnapshot) and removes all but the newest two. On error
+  // those before stay.
+  absl::Status Save(const JobState& job, const ChunkSource& source);
 
   // Writes down which rounds close without which ranks; Recover puts it into the chunks' states.
   // On error what was written before stays. Jobs that have a snapshot only.
@@ -69,6 +71,7 @@ class StateDir {
   uint64_t generation_ = 0;
   std::map<uint64_t, std::vector<uint64_t>> sequences_;  // by epoch: of its snapshots, ascending
   std::map<uint64_t, uint64_t> last_sequence_;           // by epoch: damaged ones included
+  ChunkState scratch_;                                   // of Save
 };
 
 }  // namespace signpost

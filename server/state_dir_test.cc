@@ -10,6 +10,8 @@
 #include "gtest/gtest.h"
 #include "server/snapshot.h"
 #include "server/test_job.h"
+#include "storage/block_vector.h"
+#include "storage/section_file.h"
 
 namespace signpost {
 namespace {
@@ -50,6 +52,16 @@ JobState TestState(uint64_t epoch = 7, uint64_t open_step = 5) {
     to.closed.push_back({std::move(answer), {{ONE_BIT, 1, 3, 4}, {SKIP, 0.5f, 3, 6}}, rates});
   }
   return state;
+}
+
+absl::Status Save(StateDir& state_dir, JobState state) {
+  const std::vector<ChunkState> chunks = std::exchange(state.chunks, {});
+  std::vector<uint32_t> numbers;
+  for (const ChunkState& chunk : chunks) numbers.push_back(chunk.chunk);
+  return state_dir.Save(state, {numbers, [&](uint32_t chunk, ChunkState& to) {
+                                  to = chunks[chunk];
+                                  return absl::OkStatus();
+                                }});
 }
 
 void ExpectSame(const JobState& a, const JobState& b) {
@@ -100,19 +112,47 @@ class StateDirTest : public ::testing::Test {
 
   std::string Read(const std::string& name) const { return *OpenDirectory(path_)->Read(name); }
   void Write(const std::string& name, absl::string_view contents) const {
-    ASSERT_TRUE(OpenDirectory(path_)->Write(name, {contents}).ok());
+    ASSERT_TRUE(Replace(*OpenDirectory(path_), name, {contents}).ok());
   }
 
   const std::string path_;
 };
 
 TEST_F(StateDirTest, BringsBackWhatWasSaved) {
-  ASSERT_TRUE(Open()->Save(TestState()).ok());
+  ASSERT_TRUE(Save(*Open(), TestState()).ok());
   const auto recovered = Recover();
   ASSERT_TRUE(recovered.ok()) << recovered.status();
   EXPECT_THAT(recovered->warnings, IsEmpty());
   ASSERT_THAT(recovered->jobs, SizeIs(1));
   ExpectSame(recovered->jobs[0], TestState());
+}
+
+TEST_F(StateDirTest, ErrorsBeginAtABlockOfTheDisk) {
+  JobState state = TestState();
+  state.options.set_chunk_elements(2048);
+  state.tensors.resize(1);
+  state.tensors[0].clear_shape();
+  state.tensors[0].add_shape(5000);
+  state.chunks.clear();
+  const Layout layout = *Layout::Create(state.tensors, state.options);
+  for (const Chunk& chunk : layout.chunks()) {
+    ChunkState& to = state.chunks.emplace_back();
+    to.chunk = state.chunks.size() - 1;
+    to.open_step = 100 * to.chunk;  // so that what comes before the error has another length
+    to.error.assign(chunk.elements, 0.5f + to.chunk);
+  }
+  ASSERT_THAT(state.chunks, SizeIs(3));
+  ASSERT_TRUE(Save(*Open(), state).ok());
+  const std::string file = Read(Snapshots().front());
+  for (const ChunkState& chunk : state.chunks) {
+    const std::string error(BytesOf(absl::MakeConstSpan(chunk.error)));
+    const size_t begin = file.find(error);
+    ASSERT_NE(begin, std::string::npos);
+    EXPECT_EQ(begin % kBlockBytes, 0) << chunk.chunk;
+  }
+  const auto recovered = Recover();
+  ASSERT_TRUE(recovered.ok()) << recovered.status();
+  ExpectSame(recovered->jobs[0], state);
 }
 
 TEST_F(StateDirTest, CountsGenerations) {
@@ -123,8 +163,8 @@ TEST_F(StateDirTest, CountsGenerations) {
 TEST_F(StateDirTest, KeepsTheNewestTwoOfEachJob) {
   auto state_dir = Open();
   for (uint64_t step = 1; step < 6; ++step) {
-    ASSERT_TRUE(state_dir->Save(TestState(/*epoch=*/7, step)).ok());
-    ASSERT_TRUE(state_dir->Save(TestState(/*epoch=*/8, step)).ok());
+    ASSERT_TRUE(Save(*state_dir, TestState(/*epoch=*/7, step)).ok());
+    ASSERT_TRUE(Save(*state_dir, TestState(/*epoch=*/8, step)).ok());
   }
   EXPECT_THAT(Snapshots(), SizeIs(4));
   ASSERT_TRUE(state_dir->Forget(7).ok());
@@ -137,7 +177,7 @@ TEST_F(StateDirTest, KeepsTheNewestTwoOfEachJob) {
 
 TEST_F(StateDirTest, OfADamagedSnapshotTheOneBeforeIsTaken) {
   auto state_dir = Open();
-  for (const uint64_t step : {4, 5}) ASSERT_TRUE(state_dir->Save(TestState(7, step)).ok());
+  for (const uint64_t step : {4, 5}) ASSERT_TRUE(Save(*state_dir, TestState(7, step)).ok());
   state_dir.reset();
   const std::string newest = Snapshots().back();
   std::string contents = Read(newest);
@@ -154,7 +194,7 @@ TEST_F(StateDirTest, OfADamagedSnapshotTheOneBeforeIsTaken) {
 }
 
 TEST_F(StateDirTest, NeverTakesASnapshotThatWasCutOrChanged) {
-  ASSERT_TRUE(Open()->Save(TestState()).ok());
+  ASSERT_TRUE(Save(*Open(), TestState()).ok());
   const std::string name = Snapshots().front();
   const std::string contents = Read(name);
   const std::unique_ptr<Disk> disk = OpenDirectory(path_);
@@ -171,7 +211,7 @@ TEST_F(StateDirTest, NeverTakesASnapshotThatWasCutOrChanged) {
 }
 
 TEST_F(StateDirTest, WithoutAReadableSnapshotItRefusesUnlessTold) {
-  ASSERT_TRUE(Open()->Save(TestState()).ok());
+  ASSERT_TRUE(Save(*Open(), TestState()).ok());
   Write(Snapshots().front(), "rubbish");
   const absl::Status refused = Recover().status();
   EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
@@ -188,7 +228,7 @@ TEST_F(StateDirTest, WithoutAReadableSnapshotItRefusesUnlessTold) {
 TEST_F(StateDirTest, LateRoundsComeBackWithTheirChunks) {
   {
     auto state_dir = Open();
-    ASSERT_TRUE(state_dir->Save(TestState()).ok());
+    ASSERT_TRUE(Save(*state_dir, TestState()).ok());
     ASSERT_TRUE(state_dir->SaveLateRounds(7, {{0, {{5, {1}}}}}).ok());
     ASSERT_TRUE(state_dir->SaveLateRounds(7, {{0, {{5, {1}}, {6, {0}}}}, {1, {{5, {0}}}}}).ok());
     ASSERT_TRUE(state_dir->SaveLateRounds(8, {{0, {{1, {0}}}}}).ok());  // whose job is gone
@@ -207,7 +247,7 @@ TEST_F(StateDirTest, LateRoundsComeBackWithTheirChunks) {
 TEST_F(StateDirTest, DamagedLateRoundsAreSetAsideAndTheJobGoesOn) {
   {
     auto state_dir = Open();
-    ASSERT_TRUE(state_dir->Save(TestState()).ok());
+    ASSERT_TRUE(Save(*state_dir, TestState()).ok());
     ASSERT_TRUE(state_dir->SaveLateRounds(7, {{0, {{5, {1}}}}}).ok());
   }
   const std::string path = path_ + "/0000000000000007.late";

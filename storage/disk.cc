@@ -7,11 +7,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "failpoint/failpoint.h"
+#include "storage/block_vector.h"
 
 namespace signpost {
 namespace {
@@ -41,35 +44,106 @@ class Descriptor {
   const int fd_;
 };
 
-bool WriteAll(int fd, absl::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return false;
+// A file that is written from its begin to its end, past the system's cache, which costs more than
+// all else that a large file does. What lies at a block of memory when it comes to one of the file
+// is written from there, the rest is gathered.
+class NewFile {
+ public:
+  explicit NewFile(const std::string& path)
+      : path_(path),
+        file_(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)),
+        gathered_(kGatherBytes) {}
+
+  bool ok() const { return file_.ok(); }
+
+  absl::Status Append(absl::string_view bytes) {
+    if (bytes.size() >= kBlockBytes && IsAtBlock(bytes) && gathered_bytes_ % kBlockBytes == 0) {
+      absl::Status status = Flush();
+      if (status.ok()) status = Write(bytes.substr(0, WholeBlocks(bytes)));
+      if (!status.ok()) return status;
+      bytes.remove_prefix(WholeBlocks(bytes));
+    }
+    while (!bytes.empty()) {
+      const absl::string_view piece = bytes.substr(0, kGatherBytes - gathered_bytes_);
+      std::memcpy(gathered_.data() + gathered_bytes_, piece.data(), piece.size());
+      gathered_bytes_ += piece.size();
+      bytes.remove_prefix(piece.size());
+      if (gathered_bytes_ < kGatherBytes) continue;
+      if (absl::Status status = Flush(); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  // Before the last one everything that it writes is whole blocks.
+  absl::Status Flush() { return Write({gathered_.data(), std::exchange(gathered_bytes_, 0)}); }
+
+ private:
+  static constexpr size_t kGatherBytes = 64 * kBlockBytes;
+  // Less is there sooner through the cache, which does not wait for the disk each time.
+  static constexpr size_t kLeastDirectBytes = 16 * kBlockBytes;
+
+  static bool IsAtBlock(absl::string_view bytes) {
+    return reinterpret_cast<uintptr_t>(bytes.data()) % kBlockBytes == 0;
+  }
+  static size_t WholeBlocks(absl::string_view bytes) {
+    return bytes.size() - bytes.size() % kBlockBytes;
+  }
+
+  // Requires that they are at a block.
+  absl::Status Write(absl::string_view bytes) {
+    WriteDirectly(bytes);
+    while (!bytes.empty()) {
+      const ssize_t written = pwrite(file_.get(), bytes.data(), bytes.size(), size_);
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) return SystemError("write", path_);
+      Advance(written, bytes);
+    }
+    return absl::OkStatus();
+  }
+
+  // Leaves the last part of a block, and what the file system refuses, for whatever reason: writing
+  // it the other way tells, or does it.
+  void WriteDirectly(absl::string_view& bytes) {
+    if (WholeBlocks(bytes) < kLeastDirectBytes) return;
+    const Descriptor direct(open(path_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC));
+    if (!direct.ok()) return;
+    const ssize_t written = pwrite(direct.get(), bytes.data(), WholeBlocks(bytes), size_);
+    if (written > 0) Advance(written, bytes);
+  }
+
+  void Advance(size_t written, absl::string_view& bytes) {
+    size_ += written;
     bytes.remove_prefix(written);
   }
-  return true;
-}
+
+  const std::string path_;
+  const Descriptor file_;
+  uint64_t size_ = 0;  // of what is written
+  BlockVector<char> gathered_;
+  size_t gathered_bytes_ = 0;  // that come next
+};
 
 class Directory final : public Disk {
  public:
   explicit Directory(const std::string& path) : path_(path) {}
 
-  absl::Status Write(const std::string& name, absl::Span<const absl::string_view> parts) override {
+  absl::Status Write(const std::string& name, Fill fill) override {
     const std::string path = PathOf(name);
     const std::string parent = ParentOf(name);
     if (!parent.empty() && mkdir(parent.c_str(), 0700) != 0 && errno != EEXIST) {
       return SystemError("create", parent);
     }
-    const Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    NewFile file(path);
     if (!file.ok()) return SystemError("create", path);
     Reach(Failpoint::kFileCreated);
-    for (size_t i = 0; i < parts.size(); ++i) {
-      if (i == parts.size() / 2) Reach(Failpoint::kFileHalfWritten);
-      if (!WriteAll(file.get(), parts[i])) return SystemError("write", path);
-    }
-    Reach(Failpoint::kFileWritten);
-    return absl::OkStatus();
+    absl::Status status = fill([&](absl::string_view part) {
+      absl::Status appended = file.Append(part);
+      if (appended.ok()) Reach(Failpoint::kFileHalfWritten);
+      return appended;
+    });
+    if (status.ok()) status = file.Flush();
+    if (status.ok()) Reach(Failpoint::kFileWritten);
+    return status;
   }
 
   absl::Status Sync(const std::string& name) override {
@@ -178,8 +252,18 @@ class Directory final : public Disk {
 
 absl::Status Replace(Disk& disk, const std::string& name,
                      absl::Span<const absl::string_view> parts) {
+  return Replace(disk, name, [parts](Disk::Append append) {
+    absl::Status status;
+    for (const absl::string_view part : parts) {
+      if (status = append(part); !status.ok()) break;
+    }
+    return status;
+  });
+}
+
+absl::Status Replace(Disk& disk, const std::string& name, Disk::Fill fill) {
   const std::string temporary = absl::StrCat(name, ".tmp");
-  absl::Status status = disk.Write(temporary, parts);
+  absl::Status status = disk.Write(temporary, fill);
   // Contents first: a name must never lead to contents that a crash can still take away.
   if (status.ok()) status = disk.Sync(temporary);
   if (status.ok()) Reach(Failpoint::kFileSynced);

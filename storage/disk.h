@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -22,10 +23,14 @@ class Disk {
  public:
   virtual ~Disk() = default;
 
-  // Creates or overwrites a file with the parts, one after the other. A crash may leave any part of
-  // it, until Sync.
-  virtual absl::Status Write(const std::string& name,
-                             absl::Span<const absl::string_view> parts) = 0;
+  // Takes the next part of a file, and needs the bytes until it returns.
+  using Append = absl::FunctionRef<absl::Status(absl::string_view part)>;
+  // Appends the parts of a file, one after the other. Returns the first error.
+  using Fill = absl::FunctionRef<absl::Status(Append append)>;
+  // Creates or overwrites a file with what `fill` appends, and returns the first error, be it
+  // `fill`'s own. A crash may leave any part of it, until Sync. Large parts are best at blocks
+  // (block_vector.h).
+  virtual absl::Status Write(const std::string& name, Fill fill) = 0;
   // Returns when the file's contents survive a crash.
   virtual absl::Status Sync(const std::string& name) = 0;
   // Replaces `to`, if it is there. Until SyncDirectory a crash may leave either.
@@ -41,6 +46,7 @@ class Disk {
 // Replaces a file as a whole: after a crash at any moment it has the old contents or the new ones,
 // and the new ones once this has returned OK. On error the old ones stay. Leaves "<name>.tmp" at
 // worst.
+absl::Status Replace(Disk& disk, const std::string& name, Disk::Fill fill);
 absl::Status Replace(Disk& disk, const std::string& name,
                      absl::Span<const absl::string_view> parts);
 

@@ -1,15 +1,23 @@
 #include "storage/disk.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/vfs.h>
+#include <unistd.h>
 
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "storage/block_vector.h"
 
 namespace signpost {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -37,6 +45,52 @@ TEST_F(DirectoryTest, SubdirectoriesComeWithTheirFirstFileAndGoWithTheirLast) {
   EXPECT_FALSE(std::filesystem::exists(path_ + "/sub"));
   EXPECT_TRUE(disk_->SyncDirectory().ok());
   EXPECT_THAT(*disk_->List(), ElementsAre("top"));
+}
+
+// Whole blocks, and what is none: at its end, at its place in memory, or at that in the file.
+TEST_F(DirectoryTest, PartsOfAnySizeAndPlaceComeOneAfterTheOther) {
+  BlockVector<char> memory(130 * kBlockBytes);  // twice what is gathered, and more
+  for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<char>(i * i / 7);
+  const absl::string_view bytes(memory.data(), memory.size());
+  for (const size_t first : {size_t{0}, size_t{1}, kBlockBytes - 1, kBlockBytes, 2 * kBlockBytes,
+                             64 * kBlockBytes - 1, 65 * kBlockBytes}) {
+    for (const size_t second : {size_t{0}, size_t{1}, kBlockBytes, 70 * kBlockBytes + 1}) {
+      const std::vector<absl::string_view> parts = {bytes.substr(0, first), bytes.substr(0, second),
+                                                    bytes.substr(1, second), bytes};
+      ASSERT_TRUE(Replace(*disk_, "file", parts).ok());
+      EXPECT_TRUE(*disk_->Read("file") == absl::StrJoin(parts, ""))
+          << first << ", " << second << " bytes";
+    }
+  }
+}
+
+TEST_F(DirectoryTest, WholeBlocksAreNotLeftInTheSystemsCache) {
+  struct statfs file_system;
+  ASSERT_EQ(statfs(path_.c_str(), &file_system), 0);
+  if (file_system.f_type == TMPFS_MAGIC) GTEST_SKIP() << "its files are in memory";
+  BlockVector<char> memory(4 << 20, 'x');
+  ASSERT_TRUE(Replace(*disk_, "file", {absl::string_view(memory.data(), memory.size())}).ok());
+
+  const int fd = open((path_ + "/file").c_str(), O_RDONLY | O_DIRECT);
+  if (fd < 0) GTEST_SKIP() << "the file system has no O_DIRECT";
+  void* const mapped = mmap(nullptr, memory.size(), PROT_READ, MAP_SHARED, fd, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  std::vector<unsigned char> is_cached(memory.size() / kBlockBytes);
+  ASSERT_EQ(mincore(mapped, memory.size(), is_cached.data()), 0);
+  EXPECT_THAT(is_cached, Each(0));
+  munmap(mapped, memory.size());
+  close(fd);
+}
+
+TEST_F(DirectoryTest, AFileThatIsNotFilledLeavesTheOneBefore) {
+  ASSERT_TRUE(Replace(*disk_, "file", {"before"}).ok());
+  const absl::Status status = Replace(*disk_, "file", [](Disk::Append append) {
+    EXPECT_TRUE(append("torn").ok());
+    return absl::InternalError("no more");
+  });
+  EXPECT_EQ(status, absl::InternalError("no more"));
+  EXPECT_THAT(*disk_->List(), ElementsAre("file"));
+  EXPECT_EQ(*disk_->Read("file"), "before");
 }
 
 TEST_F(DirectoryTest, WhatIsNotThereIsNotFoundAndNamed) {

@@ -13,6 +13,16 @@ uint32_t Crc32c(absl::string_view bytes) {
   return signpost::Crc32c({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
 }
 
+// What comes before them in a section.
+std::string FrameOf(absl::string_view bytes) {
+  const uint64_t length = bytes.size();
+  const uint32_t crc = Crc32c(bytes);
+  std::string frame(SectionStream::kFrameBytes, '\0');
+  std::memcpy(frame.data(), &length, sizeof length);
+  std::memcpy(frame.data() + sizeof length, &crc, sizeof crc);
+  return frame;
+}
+
 }  // namespace
 
 absl::string_view BytesOf(absl::Span<const float> values) {
@@ -24,17 +34,26 @@ absl::string_view BytesOf(absl::Span<const uint8_t> bytes) {
 }
 
 void SectionWriter::Add(absl::string_view bytes) {
-  const uint64_t length = bytes.size();
-  const uint32_t crc = Crc32c(bytes);
-  std::string& frame = owned_.emplace_back(sizeof length + sizeof crc, '\0');
-  std::memcpy(frame.data(), &length, sizeof length);
-  std::memcpy(frame.data() + sizeof length, &crc, sizeof crc);
-  parts_.push_back(frame);
+  parts_.push_back(owned_.emplace_back(FrameOf(bytes)));
   parts_.push_back(bytes);
 }
 
 void SectionWriter::Add(const google::protobuf::MessageLite& message) {
   Add(absl::string_view(owned_.emplace_back(message.SerializeAsString())));
+}
+
+absl::Status SectionStream::Add(absl::string_view bytes) {
+  if (absl::Status status = AppendBytes(FrameOf(bytes)); !status.ok()) return status;
+  return AppendBytes(bytes);
+}
+
+absl::Status SectionStream::Add(const google::protobuf::MessageLite& message) {
+  return Add(absl::string_view(message.SerializeAsString()));
+}
+
+absl::Status SectionStream::AppendBytes(absl::string_view bytes) {
+  bytes_ += bytes.size();
+  return append_(bytes);
 }
 
 absl::Status SectionReader::Next(absl::string_view& bytes) {

@@ -6,10 +6,13 @@
 #ifndef SIGNPOST_STORAGE_SECTION_FILE_H_
 #define SIGNPOST_STORAGE_SECTION_FILE_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -37,6 +40,30 @@ class SectionWriter {
  private:
   std::deque<std::string> owned_;  // whose elements stay where they are
   std::vector<absl::string_view> parts_;
+};
+
+// Appends a file's sections, one after the other, for Disk::Write. Returns the first error of
+// `append`, which must outlive it.
+class SectionStream {
+ public:
+  using Append = absl::FunctionRef<absl::Status(absl::string_view bytes)>;
+
+  // How many bytes of a section come before its own.
+  static constexpr size_t kFrameBytes = sizeof(uint64_t) + sizeof(uint32_t);
+
+  explicit SectionStream(Append append) : append_(append) {}
+
+  absl::Status Begin(absl::string_view first_line) { return AppendBytes(first_line); }
+  absl::Status Add(absl::string_view bytes);
+  absl::Status Add(const google::protobuf::MessageLite& message);
+
+  uint64_t bytes() const { return bytes_; }  // of the file, so far
+
+ private:
+  absl::Status AppendBytes(absl::string_view bytes);
+
+  const Append append_;
+  uint64_t bytes_ = 0;
 };
 
 // Takes a file's sections one after the other. DATA_LOSS, with the section's number, counted from

@@ -59,17 +59,16 @@ class MemoryDisk final : public Disk {
     files_.at(name)[byte] ^= static_cast<char>(1 << bit);
   }
 
-  absl::Status Write(const std::string& name, absl::Span<const absl::string_view> parts) override {
+  absl::Status Write(const std::string& name, Fill fill) override {
     absl::MutexLock lock(&mutex_);
     if (Spend(1) == 0) return Dead();
     std::string& file = files_[name];
     file.clear();
-    for (const absl::string_view part : parts) {
+    return fill([&](absl::string_view part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       const uint64_t written = Spend(part.size());
       file.append(part.data(), written);
-      if (written < part.size()) return Dead();
-    }
-    return absl::OkStatus();
+      return written < part.size() ? Dead() : absl::OkStatus();
+    });
   }
   absl::Status Sync(const std::string& name) override { return Operation(); }
   absl::Status SyncDirectory() override { return Operation(); }
@@ -376,7 +375,7 @@ TEST_F(InterruptedCheckpointTest, AMachineThatLosesWhatWasNotSyncedLeavesTheOneB
       simulation::Scheduler scheduler(1000 * seed + operations);
       simulation::SimDisk disk(scheduler);
       for (const auto& [name, contents] : saved_.Files()) {
-        ASSERT_TRUE(disk.Write(name, {contents}).ok());
+        ASSERT_TRUE(Replace(disk, name, {contents}).ok());
         ASSERT_TRUE(disk.Sync(name).ok());
       }
       ASSERT_TRUE(disk.SyncDirectory().ok());
@@ -451,10 +450,10 @@ TEST_F(InterruptedCheckpointTest, WhatAnEarlierAttemptHasLeftIsNoPartOfALaterOne
   for (const char* name : {"step-000000000008-0123456789abcdef/rank-0",
                            "step-000000000008-0123456789abcdef/rank-0.sum",
                            "step-000000000005-0123456789abcdef/parameters.tmp"}) {
-    ASSERT_TRUE(saved_.Write(name, {"torn"}).ok());
+    ASSERT_TRUE(Replace(saved_, name, {"torn"}).ok());
   }
-  ASSERT_TRUE(saved_.Write("notes.txt", {"somebody's"}).ok());
-  ASSERT_TRUE(saved_.Write("step-000000000900-0123456789abcdef/rank-0", {"not ours yet"}).ok());
+  ASSERT_TRUE(Replace(saved_, "notes.txt", {"somebody's"}).ok());
+  ASSERT_TRUE(Replace(saved_, "step-000000000900-0123456789abcdef/rank-0", {"not ours yet"}).ok());
   EXPECT_EQ(Load(saved_, job_)->optimizer.step, 7u);
   ASSERT_TRUE(worker_->Checkpoint(saved_).ok());
   EXPECT_EQ(Load(saved_, job_)->optimizer.step, 8u);

@@ -112,7 +112,7 @@ class Shard {
     const JobState& job = recovered->jobs.front();
     const Layout layout = *Layout::Create(job.tensors, job.options);
     for (const ChunkState& chunk : job.chunks) {
-      std::vector<float> part = chunk.error;
+      std::vector<float> part(chunk.error.begin(), chunk.error.end());
       part.resize(layout.chunks()[chunk.chunk].elements);
       error.insert(error.end(), part.begin(), part.end());
     }

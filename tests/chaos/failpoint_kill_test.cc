@@ -81,8 +81,9 @@ Plan PlanFor(Failpoint point, absl::string_view name) {
       return AtCounts(name, {3, 80, 120});
     case Failpoint::kRoundClosed:
       return AtCounts(name, {1, 22, 30});
-    case Failpoint::kFileCreated:
     case Failpoint::kFileHalfWritten:
+      return AtCounts(name, {3, 70, 70});  // a snapshot has 20 to 30 parts
+    case Failpoint::kFileCreated:
     case Failpoint::kFileWritten:
     case Failpoint::kFileSynced:
     case Failpoint::kFileRenamed:
@@ -178,8 +179,10 @@ TEST_P(FailpointKillTest, ChangesNothing) {
   }
   absl::MutexLock lock(&mutex);
   ASSERT_EQ(died_after.size(), plan.deaths);
-  if (!plan.at_different_steps) return;
-  for (size_t i = 1; i < died_after.size(); ++i) EXPECT_GT(died_after[i], died_after[i - 1]);
+  if (!plan.at_different_steps || plan.deaths == 1) return;
+  // One of them may die while it replays: the chunks go ahead one by one then, and so do snapshots.
+  EXPECT_TRUE(std::is_sorted(died_after.begin(), died_after.end()));
+  EXPECT_GT(died_after.back(), died_after.front());
 }
 
 std::string NameOf(const ::testing::TestParamInfo<std::tuple<FailpointPlace, uint32_t>>& info) {

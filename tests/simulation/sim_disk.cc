@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 
 namespace signpost::simulation {
 namespace {
@@ -17,13 +16,18 @@ bool SimDisk::Dies() {
   return died_;
 }
 
-absl::Status SimDisk::Write(const std::string& name, absl::Span<const absl::string_view> parts) {
+absl::Status SimDisk::Write(const std::string& name, Fill fill) {
   const bool was_dead = died_;
   const bool dies = Dies();
   if (was_dead) return DeadError();
   std::shared_ptr<File>& file = names_[name];
   if (file == nullptr) file = std::make_shared<File>();
-  file->contents = absl::StrJoin(parts, "");
+  file->contents.clear();
+  const absl::Status status = fill([&](absl::string_view part) {
+    file->contents.append(part.data(), part.size());
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
   if (!dies && !full_) return absl::OkStatus();
   file->contents.resize(scheduler_.Below(file->contents.size() + 1));
   if (dies) return DeadError();

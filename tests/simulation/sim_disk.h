@@ -19,7 +19,7 @@ class SimDisk final : public Disk {
  public:
   explicit SimDisk(Scheduler& scheduler) : scheduler_(scheduler) {}
 
-  absl::Status Write(const std::string& name, absl::Span<const absl::string_view> parts) override;
+  absl::Status Write(const std::string& name, Fill fill) override;
   absl::Status Sync(const std::string& name) override;
   absl::Status Rename(const std::string& from, const std::string& to) override;
   absl::Status SyncDirectory() override;
