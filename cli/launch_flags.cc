@@ -22,6 +22,11 @@ void AddLaunchFlags(CLI::App& app, LaunchOptions& launch) {
   app.add_option("--min-workers", launch.min_workers,
                  "With a round deadline: least workers in a round; fewer end the run")
       ->type_name("N");
+  app.add_option("--worker-restarts", launch.worker_restarts,
+                 "With --min-workers: how often a rank that fails is started again, to take its "
+                 "place with the state of the others")
+      ->type_name("N")
+      ->capture_default_str();
   AddDurationFlag(app, "--timeout", launch.timeout, "Stop the run after this long [no limit]");
   AddDurationFlag(app, "--grace", launch.grace,
                   "How long a process may take to end before it is killed [10s]");
@@ -38,6 +43,11 @@ absl::Status SetCommand(const std::vector<std::string>& command, const std::stri
   if ((launch.round_deadline > absl::ZeroDuration()) != (launch.min_workers > 0)) {
     return absl::InvalidArgumentError(
         "--round-deadline and --min-workers go together: give both, or neither");
+  }
+  if (launch.worker_restarts > 0 && launch.min_workers == 0) {
+    return absl::InvalidArgumentError(
+        "--worker-restarts needs --round-deadline and --min-workers: the others must be able to go "
+        "on meanwhile");
   }
   if (launch.min_workers > launch.workers) {
     return absl::InvalidArgumentError(

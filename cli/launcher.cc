@@ -91,24 +91,29 @@ class LaunchedRun {
   }
 
   void StartWorkers() {
-    std::vector<std::string> addresses;
-    for (const Shard& shard : shards_) addresses.push_back(shard.address_for_workers);
+    worker_restarts_.resize(options_.workers);
     for (uint32_t rank = 0; rank < options_.workers; ++rank) {
-      std::vector<std::pair<std::string, std::string>> environment = {
-          {"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses, ",")},
-          {"SIGNPOST_JOB", job_},
-          {"SIGNPOST_RANK", absl::StrCat(rank)},
-          {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
-          {"SIGNPOST_FAILURE_TIMEOUT", options_.failure_timeout.ToString()}};
-      if (options_.min_workers > 0) {
-        environment.push_back(
-            {"SIGNPOST_ROUND_DEADLINE", absl::FormatDuration(options_.round_deadline)});
-        environment.push_back({"SIGNPOST_MIN_WORKERS", absl::StrCat(options_.min_workers)});
-      }
-      std::unique_ptr<ChildProcess> process = StartProcess(options_.command, environment);
+      std::unique_ptr<ChildProcess> process = StartWorker(rank);
       if (process == nullptr) return;
       workers_.push_back(std::move(process));
     }
+  }
+
+  std::unique_ptr<ChildProcess> StartWorker(uint32_t rank) {
+    std::vector<std::string> addresses;
+    for (const Shard& shard : shards_) addresses.push_back(shard.address_for_workers);
+    std::vector<std::pair<std::string, std::string>> environment = {
+        {"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses, ",")},
+        {"SIGNPOST_JOB", job_},
+        {"SIGNPOST_RANK", absl::StrCat(rank)},
+        {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
+        {"SIGNPOST_FAILURE_TIMEOUT", options_.failure_timeout.ToString()}};
+    if (options_.min_workers > 0) {
+      environment.push_back(
+          {"SIGNPOST_ROUND_DEADLINE", absl::FormatDuration(options_.round_deadline)});
+      environment.push_back({"SIGNPOST_MIN_WORKERS", absl::StrCat(options_.min_workers)});
+    }
+    return StartProcess(options_.command, environment);
   }
 
   // Null: it could not be started, and the run stops.
@@ -132,7 +137,8 @@ class LaunchedRun {
       }
     }
     const absl::Duration left =
-        std::min({start_deadline_, deadline_, kill_deadline_}) - SteadyNow();
+        std::min({start_deadline_, deadline_, kill_deadline_, late_restarts_deadline_}) -
+        SteadyNow();
     const int64_t timeout_ms = absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1)));
     poll(fds.data(), fds.size(), static_cast<int>(std::clamp<int64_t>(timeout_ms, 0, INT_MAX)));
   }
@@ -205,6 +211,8 @@ class LaunchedRun {
     process.SetEnded(wait_status, Lines(is_aggregator, index));
     if (is_aggregator && MayRestart(index)) {
       RestartAggregator(index);
+    } else if (!is_aggregator && process.exit_code() != 0 && MayRestartWorker(index)) {
+      RestartWorker(index);
     } else if (!stopping_ && !is_aggregator && process.exit_code() != 0 && HasEnoughWorkers()) {
       options_.on_failure(absl::StrCat(NameOf(false, index), " failed: ", process.DescribeEnd(),
                                        "; the others go on without it"));
@@ -214,6 +222,7 @@ class LaunchedRun {
     } else if (!is_aggregator && AllEnded(workers_)) {
       StopAggregators();
     }
+    if (!is_aggregator) GiveUpLateRestarts();
   }
 
   // That run, or have come to the end.
@@ -242,6 +251,38 @@ class LaunchedRun {
     if (process != nullptr) aggregators_[shard] = std::move(process);
   }
 
+  bool MayRestartWorker(uint32_t rank) const {
+    const bool others_run = std::any_of(workers_.begin(), workers_.end(),
+                                        [](const auto& worker) { return !worker->ended(); });
+    return !stopping_ && options_.min_workers > 0 && others_run && !AnySucceeded() &&
+           worker_restarts_[rank] < options_.worker_restarts;
+  }
+
+  // Then the job comes to its end.
+  bool AnySucceeded() const {
+    return std::any_of(workers_.begin(), workers_.end(), [](const auto& worker) {
+      return worker->ended() && worker->exit_code() == 0;
+    });
+  }
+
+  // A rank that was started again when the others were about to end may wait for a job that is
+  // over.
+  void GiveUpLateRestarts() {
+    if (stopping_ || late_restarts_deadline_ != absl::InfiniteFuture() || !AnySucceeded()) return;
+    for (uint32_t rank = 0; rank < workers_.size(); ++rank) {
+      if (!workers_[rank]->ended() && worker_restarts_[rank] == 0) return;
+    }
+    late_restarts_deadline_ = SteadyNow() + options_.grace;
+  }
+
+  void RestartWorker(uint32_t rank) {
+    options_.on_failure(absl::StrCat(NameOf(false, rank),
+                                     " failed: ", workers_[rank]->DescribeEnd(),
+                                     "; started again (restart ", ++worker_restarts_[rank], ")"));
+    std::unique_ptr<ChildProcess> process = StartWorker(rank);
+    if (process != nullptr) workers_[rank] = std::move(process);
+  }
+
   static LaunchResult Failure(const std::string& name, const ChildProcess& process) {
     std::string text = absl::StrCat(name, " failed first: ", process.DescribeEnd(), ".");
     absl::StrAppend(&text,
@@ -259,6 +300,10 @@ class LaunchedRun {
     const absl::Time now = SteadyNow();
     if (now >= kill_deadline_) SignalAll(SIGKILL);
     if (stopping_) return;
+    if (now >= late_restarts_deadline_) {
+      late_restarts_deadline_ = absl::InfiniteFuture();
+      for (const auto& worker : workers_) worker->Signal(SIGKILL);
+    }
     if (now >= start_deadline_) {
       Stop({kExitUnreachable,
             absl::StrCat("the aggregators did not come up within ",
@@ -321,10 +366,12 @@ class LaunchedRun {
   const ProcessScope scope_;  // outlives the processes
   std::vector<Shard> shards_;
   Processes aggregators_;
-  Processes workers_;  // none until all addresses are known
+  Processes workers_;                      // none until all addresses are known
+  std::vector<uint32_t> worker_restarts_;  // by rank
   absl::Time start_deadline_ = absl::InfiniteFuture();
   absl::Time deadline_ = absl::InfiniteFuture();
   absl::Time kill_deadline_ = absl::InfiniteFuture();
+  absl::Time late_restarts_deadline_ = absl::InfiniteFuture();
   bool stopping_ = false;
   bool interrupted_ = false;
   LaunchResult result_;

@@ -52,6 +52,9 @@ struct LaunchOptions {
   // while so many are left. Both zero: the first worker to fail ends the run.
   absl::Duration round_deadline;
   uint32_t min_workers = 0;
+  // With min_workers: how often each rank that fails is started again, while another runs. It takes
+  // the state of the others.
+  uint32_t worker_restarts = 0;
   absl::Duration timeout = absl::InfiniteDuration();  // of the whole run
   absl::Duration grace = absl::Seconds(10);  // between asking a process to end and killing it
   // Starts an aggregator, with --listen, --shard, --drain-grace and --failure-timeout behind it.

@@ -313,6 +313,27 @@ TEST_F(LaunchTest, GoesOnWithoutRanksThatFailWhileEnoughAreLeft) {
   EXPECT_EQ(failed.exit_code, 5);
 }
 
+TEST_F(LaunchTest, StartsARankThatFailsAgain) {
+  options_.workers = 3;
+  options_.round_deadline = absl::Seconds(1);
+  options_.min_workers = 2;
+  options_.worker_restarts = 2;
+  const std::string marks = testing::TempDir() + "/rank1.";
+  const LaunchResult survived =
+      RunScript(absl::StrCat("test $SIGNPOST_RANK = 1 || { sleep 1; exit 0; }; "
+                             "for i in 1 2; do test -e ",
+                             marks, "$i || { touch ", marks, "$i; exit 5; }; done"));
+  EXPECT_EQ(survived.exit_code, 0) << survived.explanation;
+  ASSERT_EQ(restarts_.size(), 2);
+  EXPECT_THAT(restarts_[1],
+              AllOf(StartsWith("rank 1 failed"), HasSubstr("started again (restart 2)")));
+
+  restarts_.clear();
+  EXPECT_EQ(RunScript("test $SIGNPOST_RANK != 1 || exit 5; sleep 1").exit_code, 0);
+  ASSERT_EQ(restarts_.size(), 3);
+  EXPECT_THAT(restarts_[2], HasSubstr("the others go on without it"));
+}
+
 TEST(PrintFailure, WritesOneLineToStandardError) {
   testing::internal::CaptureStderr();
   PrintFailure("aggregator 1 failed");

@@ -20,7 +20,8 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
       "exit code is that rank's. Ctrl-C stops all, a second one kills them.\n\n"
       "With --state-dir, an aggregator that dies is started again in its place, up to ten times a\n"
       "minute. With --round-deadline and --min-workers, rounds close without late workers and the\n"
-      "run goes on without failed ones while enough are left.\n\n"
+      "run goes on without failed ones while enough are left; with --worker-restarts those are\n"
+      "started again, and take their places with the state of the others.\n\n"
       "Example:\n"
       "  signpost run -n 4 --aggregators 2 -- python3 train.py --epochs 3");
   AddLaunchFlags(app, *launch);

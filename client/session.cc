@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "storage/disk.h"
@@ -50,6 +51,15 @@ std::vector<uint16_t> PortsOf(absl::Span<const std::string> targets) {
     }
   }
   return ports;
+}
+
+std::string Describe(const Returned& returned) {
+  std::string line = absl::StrFormat(
+      "came back at step %d with the state of the other workers; what the worker before had not "
+      "sent yet is lost: ",
+      returned.step);
+  if (!returned.lost_error_norm) return absl::StrCat(line, "of which norm is not known");
+  return absl::StrFormat("%san error of norm %.3g at most", line, *returned.lost_error_norm);
 }
 
 absl::Status InDirectory(const std::string& directory, const absl::Status& status) {
@@ -117,6 +127,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
     return InDirectory(options.resume, worker.status());
   }
   if (!worker.ok()) return worker.status();
+  if (on_connection && (*worker)->returned()) on_connection(Describe(*(*worker)->returned()));
   return std::unique_ptr<Session>(
       new Session(*std::move(worker), WireByteCounter(PortsOf(options.aggregators))));
 }

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,7 +55,9 @@ class Session {
   // Connects, and blocks until all ranks have joined. Parameters' memory must outlive the session,
   // and must hold the same values on all ranks; with `resume` it gets those of the checkpoint, the
   // first step to take is steps(), and what follows has the bits that it would have had without the
-  // end of the job. Errors as Worker::Join.
+  // end of the job. In a job with a round deadline it may come in the place of a worker that is
+  // gone (returned()): parameters and the optimizer's state then come from the others, who train
+  // on. Errors as Worker::Join.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options,
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters);
@@ -80,6 +83,8 @@ class Session {
   uint64_t steps() const { return worker_->steps(); }  // done, before a resume included
   // Which checkpoint it goes on from, and what newer ones were damaged; empty if it started anew.
   const Resumed& resumed() const { return worker_->resumed(); }
+  // Where this worker came back to a job that had gone on without its rank; none if it did not.
+  const std::optional<Returned>& returned() const { return worker_->returned(); }
   uint64_t elements() const { return worker_->layout().elements(); }
   uint32_t ParametersCrc32c() const { return worker_->ParametersCrc32c(); }
 

@@ -215,6 +215,15 @@ const char* signpost_resume_warnings(const signpost_session* session) {
   return session->resume_warnings.c_str();
 }
 
+int signpost_returned(const signpost_session* session, double* lost_error_norm) {
+  const std::optional<signpost::Returned>& returned = session->session->returned();
+  if (!returned) return 0;
+  if (lost_error_norm != nullptr) {
+    *lost_error_norm = returned->lost_error_norm.value_or(std::numeric_limits<double>::quiet_NaN());
+  }
+  return 1;
+}
+
 uint32_t signpost_parameters_crc32c(const signpost_session* session) {
   return session->session->ParametersCrc32c();
 }

@@ -37,7 +37,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 3
+#define SIGNPOST_ABI 4
 #define SIGNPOST_NEVER UINT64_MAX
 
 typedef struct signpost_session signpost_session;
@@ -134,6 +134,13 @@ SIGNPOST_API uint64_t signpost_steps(const signpost_session* session);
 /* What newer checkpoints than the one that was resumed were damaged, and how: a line for each, none
  * as a rule. Lives as long as the session. */
 SIGNPOST_API const char* signpost_resume_warnings(const signpost_session* session);
+
+/* 1 when this worker came to a job that had gone on without its rank, in the place of a process
+ * that is gone: parameters and the optimizer's state are then those of the others, and
+ * signpost_steps begins where they are. What the process before had not sent yet is lost;
+ * `lost_error_norm`, which may be NULL, gets the most that its Euclidean norm can have been, or NaN
+ * if that is not known. */
+SIGNPOST_API int signpost_returned(const signpost_session* session, double* lost_error_norm);
 
 /* CRC-32C over all parameters: equal on all workers after every step. */
 SIGNPOST_API uint32_t signpost_parameters_crc32c(const signpost_session* session);

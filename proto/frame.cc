@@ -31,12 +31,14 @@ uint32_t ReadWord(const uint8_t* bytes) {
 }
 
 bool IsKnown(Codec codec) {
-  return IsDense(codec) || codec == ONE_BIT || codec == SKIP || codec == RESTORE;
+  return IsDense(codec) || codec == ONE_BIT || codec == SKIP || codec == RESTORE ||
+         !IsContribution(codec);
 }
 
 // A job that goes on from a checkpoint restores the aggregators' errors first, and then never
 // again.
 absl::Status CheckCodecFitsStep(const FrameHeader& header, const Layout& layout) {
+  if (!IsContribution(header.codec())) return absl::OkStatus();
   const uint64_t first_step = layout.options().first_step();
   const bool restores = first_step > 0 && header.step() == first_step - 1;
   if (restores == (header.codec() == RESTORE)) return absl::OkStatus();
@@ -75,6 +77,8 @@ absl::Status CheckUnusedBits(const Layout& layout, uint32_t chunk, const uint8_t
 
 absl::Status CheckContent(Codec codec, uint32_t chunk_index, const uint8_t* payload,
                           const Layout& layout) {
+  // A state is for a worker alone, and is what it is: the parameters may have any value.
+  if (!IsContribution(codec)) return absl::OkStatus();
   const Chunk& chunk = layout.chunks()[chunk_index];
   if (codec == SKIP) {
     const uint32_t block = ReadWord(payload);
@@ -129,6 +133,29 @@ absl::Status CheckRates(const StepRates& rates) {
     return Invalid("a learning rate or weight decay is not finite");
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckAsk(const AnswerHeader& header, absl::Span<const uint8_t> payload,
+                      const FrameHeader& frame, const Layout& layout) {
+  if (header.step() != frame.step() || header.chunk() != frame.chunk() || !payload.empty()) {
+    return Invalid("asked for states in answer to step ", header.step(), ", chunk ", header.chunk(),
+                   ", with ", payload.size(), " bytes; the frame was for step ", frame.step(),
+                   ", chunk ", frame.chunk());
+  }
+  for (const uint32_t chunk : header.wanted_chunks()) {
+    if (chunk < layout.chunks().size()) continue;
+    return Invalid("asked for the state of chunk ", chunk, " of ", layout.chunks().size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckState(const AnswerHeader& header, absl::Span<const uint8_t> payload,
+                        const FrameHeader& frame, const Layout& layout) {
+  if (header.codec() != STATE || header.chunk() != frame.chunk()) {
+    return Invalid("the answer is ", CodecName(header.codec()), " of chunk ", header.chunk(),
+                   "; the frame asked for the state of chunk ", frame.chunk());
+  }
+  return CheckPayload(STATE, header.chunk(), header.payload_crc32c(), payload, layout);
 }
 
 absl::Status CheckReplay(const AnswerHeader& header, absl::Span<const uint8_t> payload,
@@ -186,6 +213,10 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
 absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload,
                          const FrameHeader& frame, const Layout& layout) {
   if (header.codec() == REPLAY) return CheckReplay(header, payload, frame);
+  if (frame.codec() == FETCH) return CheckState(header, payload, frame, layout);
+  if (header.codec() == FETCH && IsContribution(frame.codec())) {
+    return CheckAsk(header, payload, frame, layout);
+  }
   if (header.step() != frame.step() || header.chunk() != frame.chunk()) {
     return Invalid("the answer is for step ", header.step(), ", chunk ", header.chunk(),
                    "; the frame was for step ", frame.step(), ", chunk ", frame.chunk());
@@ -194,7 +225,9 @@ absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> p
   const bool is_late =
       std::find(late_ranks.begin(), late_ranks.end(), frame.rank()) != late_ranks.end();
   const bool may_skip = header.codec() == SKIP && frame.codec() != RESTORE;
-  if (header.codec() != frame.codec() && !may_skip && !(is_late && frame.codec() == SKIP)) {
+  const bool any_codec = (frame.codec() == LISTEN && IsContribution(header.codec())) ||
+                         (is_late && frame.codec() == SKIP);
+  if (header.codec() != frame.codec() && !may_skip && !any_codec) {
     return Invalid("the answer is ", CodecName(header.codec()), "; the frame was ",
                    CodecName(frame.codec()));
   }
@@ -225,6 +258,8 @@ kernels::DenseType DenseTypeOf(Codec codec) {
 
 bool IsDense(Codec codec) { return codec == FLOAT32 || codec == BFLOAT16; }
 
+bool IsContribution(Codec codec) { return codec != FETCH && codec != STATE && codec != LISTEN; }
+
 std::string CodecName(Codec codec) {
   switch (codec) {
     case FLOAT32:
@@ -239,6 +274,12 @@ std::string CodecName(Codec codec) {
       return "replay";
     case RESTORE:
       return "restore";
+    case FETCH:
+      return "fetch";
+    case STATE:
+      return "state";
+    case LISTEN:
+      return "listen";
     default:
       return absl::StrCat("codec ", static_cast<int>(codec));
   }

@@ -47,8 +47,10 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
 // The same for an answer to `frame`, a header that passes CheckFrame: the step and chunk must be
 // the frame's, and so must the codec unless it is SKIP; a frame that says SKIP gets SKIP, unless
 // the round closed without it. REPLAY goes with any frame, names its step or an earlier one, and
-// has no payload; nor has the answer to RESTORE, which is never SKIP.
-// `skipped_by_rank` is for messages only and is not judged.
+// has no payload; nor has the answer to RESTORE, which is never SKIP. FETCH takes a STATE of its
+// chunk, of any step, and LISTEN an answer of any codec. FETCH as an answer goes with any frame
+// that is a contribution, names its step, and chunks that there are. `skipped_by_rank` is for
+// messages only and is not judged.
 absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload,
                          const FrameHeader& frame, const Layout& layout);
 
@@ -60,7 +62,10 @@ kernels::OneBitView OneBitPart(const Chunk& chunk, const Segment& segment, const
 // The dense codecs' type; CHECK-fails for others.
 kernels::DenseType DenseTypeOf(Codec codec);
 bool IsDense(Codec codec);
-// "fp32", "bf16", "one-bit", "skip", "replay", "restore"; for others "codec 17".
+// Whether a frame of that codec is a rank's part of a round: not if it is FETCH, STATE or LISTEN.
+bool IsContribution(Codec codec);
+// "fp32", "bf16", "one-bit", "skip", "replay", "restore", "fetch", "state", "listen"; for others
+// "codec 17".
 std::string CodecName(Codec codec);
 
 // A SKIP payload: the first block, counted in the chunk, whose input was not finite.

@@ -354,6 +354,11 @@ uint64_t Layout::PayloadBytes(Codec codec, uint32_t chunk) const {
       return 4;
     case RESTORE:
       return uint64_t{4} * c.elements;
+    case STATE:
+      return uint64_t{12} * c.elements;
+    case FETCH:
+    case LISTEN:
+      return 0;
     default:
       break;
   }

@@ -96,6 +96,10 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
     // In one bit, a tensor of one element takes more than its 4 bytes.
     payload_bytes = std::max({payload_bytes, layout->PayloadBytes(FLOAT32, chunk),
                               layout->PayloadBytes(ONE_BIT, chunk)});
+    // Of ranks that come back.
+    if (request.options().min_workers() > 0) {
+      payload_bytes = std::max(payload_bytes, layout->PayloadBytes(STATE, chunk));
+    }
   }
   if (payload_bytes > limits.payload_bytes) {
     return LimitError("bytes of a frame", payload_bytes, limits.payload_bytes,
@@ -104,12 +108,18 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
   return layout;
 }
 
-absl::Status CheckMatches(uint32_t world_size, const Layout& layout, const Job& job) {
+// `returns`: what the options say of the job's start is not compared.
+absl::Status CheckMatches(uint32_t world_size, const Layout& layout, bool returns, const Job& job) {
   if (world_size != job.world_size()) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "the world size is %d here but %d in the job", world_size, job.world_size()));
   }
-  return CheckSameJob(layout.tensors(), layout.options(), job.layout());
+  JobOptions options = layout.options();
+  if (returns) {
+    options.set_parameters_crc32c(job.layout().options().parameters_crc32c());
+    options.set_first_step(job.layout().options().first_step());
+  }
+  return CheckSameJob(layout.tensors(), options, job.layout());
 }
 
 absl::Status GaveWayError(const JobId& id) {
@@ -124,6 +134,18 @@ JoinResponse WelcomeTo(const Job& job, uint64_t generation) {
   welcome.set_epoch(job.id().epoch);
   welcome.set_layout_fingerprint(job.layout().Fingerprint());
   return welcome;
+}
+
+absl::Status TakesPartError(uint32_t rank) {
+  return absl::AlreadyExistsError(
+      absl::StrCat("rank ", rank, " is held by another process, which takes part in the job"));
+}
+
+bool AllReached(const OpenSteps& steps, const OpenSteps& wanted) {
+  return absl::c_all_of(wanted, [&](const auto& step) {
+    const auto found = steps.find(step.first);
+    return found != steps.end() && found->second >= step.second;
+  });
 }
 
 absl::AnyInvocable<void()> Finishing(Membership::EndedJoin join) {
@@ -172,7 +194,7 @@ absl::Status Aggregator::Restore(const StateDir::Recovered& recovered) {
     if (!job.ok()) return job.status();
     last_epoch_ = std::max(last_epoch_, state.id.epoch);
     for (const uint32_t rank : state.left_ranks) {
-      (*job)->Leave(rank, LeftError(rank, state.id.name));
+      if (!(*job)->Leave(rank)) (*job)->End(LeftError(rank, state.id.name));
     }
     Membership membership =
         Membership::Restore(state.incarnations, state.left_ranks, (*job)->min_workers(),
@@ -186,8 +208,10 @@ absl::Status Aggregator::Restore(const StateDir::Recovered& recovered) {
       Forget(earlier->second.job->id().epoch);
       jobs_.erase(earlier);
     }
-    jobs_.emplace(state.id.name, Entry{*std::move(job), std::move(membership),
-                                       /*saved=*/true, OpenStepsOf(state)});
+    jobs_.emplace(state.id.name, Entry{.job = *std::move(job),
+                                       .membership = std::move(membership),
+                                       .saved = true,
+                                       .saved_steps = OpenStepsOf(state)});
   }
   return absl::OkStatus();
 }
@@ -196,28 +220,136 @@ uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done) {
   Reach(Failpoint::kJoinReceived);
   const absl::Time now = options_.now();
   absl::StatusOr<Layout> layout = CheckJoin(request, options_);
+  const Membership::Claim claim = {request.rank(), request.incarnation()};
   Callbacks callbacks;
-  std::shared_ptr<Job> replaced;
+  std::optional<Entry> replaced;
   uint64_t call = 0;
   {
     absl::MutexLock lock(&mutex_);
     call = ++last_call_;
     const absl::StatusOr<Entry*> entry =
         layout.ok() ? Admit(request, *std::move(layout), now, replaced) : layout.status();
-    if (entry.ok()) {
-      Welcome(**entry,
-              (*entry)->membership.Join({request.rank(), request.incarnation()}, call,
-                                        std::move(done), now),
-              callbacks);
+    if (entry.ok() && Returns(**entry, claim)) {
+      AddReturning(**entry, {claim, call, std::move(done)}, callbacks);
+      late_bell_.Ring();
+    } else if (entry.ok()) {
+      Welcome(**entry, (*entry)->membership.Join(claim, call, std::move(done), now), callbacks);
     } else {
       RecordRefusal(request, entry.status());
       callbacks.push_back(
           [done = std::move(done), status = entry.status()]() mutable { done(status); });
     }
   }
-  if (replaced != nullptr) replaced->End(GaveWayError(replaced->id()));
+  if (replaced) EndCalls(*replaced, GaveWayError(replaced->job->id()));
   Call(std::move(callbacks));
   return call;
+}
+
+bool Aggregator::Returns(const Entry& entry, const Membership::Claim& claim) {
+  if (!entry.membership.complete() || !entry.job->takes_back()) return false;
+  // One that holds the rank already did not get the answer to its first Join, and the others went
+  // on; or the aggregator was started again while it waited.
+  return !entry.membership.Holds(claim) ||
+         (entry.job->has_begun() && !entry.job->has_heard(claim.rank));
+}
+
+void Aggregator::AddReturning(Entry& entry, Returning returning, Callbacks& callbacks) {
+  // Frames of later steps than these are sent by a process that is alive.
+  returning.newest_step = entry.job->newest_step(returning.claim.rank);
+  for (const auto& [chunk, step] : entry.job->open_steps()) {
+    returning.newest_step = std::max(returning.newest_step, step);
+  }
+  const auto [found, is_new] = entry.returning.try_emplace(returning.claim.rank);
+  Returning& waiting = found->second;
+  if (waiting.done) {
+    callbacks.push_back([done = std::move(waiting.done)]() mutable {
+      done(absl::AbortedError("another call claimed the rank"));
+    });
+  }
+  if (!is_new && waiting.claim.incarnation == returning.claim.incarnation) {
+    waiting.call = returning.call;
+    waiting.done = std::move(returning.done);
+  } else {
+    waiting = std::move(returning);
+  }
+}
+
+void Aggregator::AdmitReturning() {
+  Callbacks callbacks;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto& [name, entry] : jobs_) {
+      for (auto returning = entry.returning.begin(); returning != entry.returning.end();) {
+        const bool stays = AdmitReturning(entry, returning->second, callbacks);
+        returning = stays ? std::next(returning) : entry.returning.erase(returning);
+      }
+    }
+  }
+  Call(std::move(callbacks));
+}
+
+bool Aggregator::AdmitReturning(Entry& entry, Returning& returning, Callbacks& callbacks) {
+  const uint32_t rank = returning.claim.rank;
+  const bool may_have_rank =
+      entry.membership.Holds(returning.claim) || entry.job->is_absent(rank, options_.now());
+  if (!returning.has_rank && !may_have_rank &&
+      entry.job->newest_step(rank) > returning.newest_step) {
+    const absl::Status refusal = TakesPartError(rank);
+    entry.membership.RecordRefusal(rank, std::string(refusal.message()));
+    callbacks.push_back(Finishing({std::move(returning.done), refusal}));
+    return false;
+  }
+  if (!returning.has_rank && !may_have_rank) return true;
+  if (!returning.has_rank) GiveRank(entry, returning);
+  if (state_dir_ != nullptr) {
+    if (IsAwaited(entry)) bell_.Ring();
+    return true;
+  }
+  if (returning.done)
+    callbacks.push_back(Finishing({std::move(returning.done), returning.welcome}));
+  return false;
+}
+
+void Aggregator::GiveRank(Entry& entry, Returning& returning) {
+  const uint32_t rank = returning.claim.rank;
+  returning.welcome = WelcomeTo(*entry.job, generation());
+  returning.welcome.set_returning(true);
+  if (const std::optional<double> lost = entry.job->MostErrorSquared(rank)) {
+    returning.welcome.set_lost_error_squared(*lost);
+  }
+  returning.has_rank = true;
+  const uint64_t before = entry.membership.incarnations()[rank];
+  entry.membership.Return(returning.claim);
+  returning.needed = entry.job->Withdraw(rank, before == returning.claim.incarnation ? 0 : before);
+  uint64_t first_step = 0;
+  for (const auto& [chunk, step] : returning.needed) first_step = std::max(first_step, step);
+  returning.welcome.set_first_step(first_step);
+  entry.job->Return(rank, first_step);
+}
+
+bool Aggregator::IsAwaited(const Entry& entry) {
+  return absl::c_any_of(entry.returning, [&](const auto& returning) {
+    return returning.second.has_rank &&
+           AllReached(entry.job->open_steps(), returning.second.needed);
+  });
+}
+
+void Aggregator::WelcomeReturning(Entry& entry, const DueSnapshot& due, const OpenSteps& saved,
+                                  Callbacks& callbacks) {
+  for (auto found = entry.returning.begin(); found != entry.returning.end();) {
+    Returning& returning = found->second;
+    const bool is_in_it = returning.has_rank && AllReached(saved, returning.needed) &&
+                          due.incarnations[found->first] == returning.claim.incarnation;
+    if (is_in_it) ++returning.snapshots;
+    if (returning.snapshots < 2) {
+      ++found;
+      continue;
+    }
+    if (returning.done) {
+      callbacks.push_back(Finishing({std::move(returning.done), std::move(returning.welcome)}));
+    }
+    found = entry.returning.erase(found);
+  }
 }
 
 void Aggregator::Welcome(Entry& entry, std::vector<Membership::EndedJoin> joins,
@@ -235,7 +367,7 @@ void Aggregator::Welcome(Entry& entry, std::vector<Membership::EndedJoin> joins,
 
 absl::StatusOr<Aggregator::Entry*> Aggregator::Admit(const JoinRequest& request, Layout layout,
                                                      absl::Time now,
-                                                     std::shared_ptr<Job>& replaced) {
+                                                     std::optional<Entry>& replaced) {
   if (drained_) return ShuttingDownError();
   const Membership::Claim claim = {request.rank(), request.incarnation()};
   auto old = jobs_.find(request.job());
@@ -244,8 +376,9 @@ absl::StatusOr<Aggregator::Entry*> Aggregator::Admit(const JoinRequest& request,
     const bool gives_way =
         membership.GivesWay(now, options_.idle_timeout) && !membership.Holds(claim);
     if (!gives_way) {
-      absl::Status status = CheckMatches(request.world_size(), layout, *old->second.job);
-      if (status.ok()) status = membership.CheckClaim(claim, now);
+      const bool returns = Returns(old->second, claim);
+      absl::Status status = CheckMatches(request.world_size(), layout, returns, *old->second.job);
+      if (status.ok() && !returns) status = membership.CheckClaim(claim, now);
       if (!status.ok()) return status;
       return &old->second;
     }
@@ -258,8 +391,8 @@ absl::StatusOr<Aggregator::Entry*> Aggregator::Admit(const JoinRequest& request,
     }
   }
   if (old != jobs_.end()) {
-    replaced = old->second.job;
-    Forget(replaced->id().epoch);
+    replaced.emplace(std::move(old->second));
+    Forget(replaced->job->id().epoch);
     jobs_.erase(old);
   }
   return &CreateEntry(request, std::move(layout));
@@ -296,8 +429,16 @@ void Aggregator::CancelJoin(uint64_t call, const absl::Status& reason) {
   std::vector<Membership::EndedJoin> ended;
   {
     absl::MutexLock lock(&mutex_);
-    for (auto entry = jobs_.begin(); entry != jobs_.end() && ended.empty(); ++entry) {
-      ended = entry->second.membership.Cancel(call, reason);
+    for (auto& [name, entry] : jobs_) {
+      if (ended.empty()) ended = entry.membership.Cancel(call, reason);
+      for (auto found = entry.returning.begin(); found != entry.returning.end(); ++found) {
+        Returning& returning = found->second;
+        if (returning.call != call || !returning.done) continue;
+        ended.push_back({std::exchange(returning.done, nullptr), reason});
+        // One that has the rank may call again.
+        if (!returning.has_rank) entry.returning.erase(found);
+        break;
+      }
     }
   }
   Finish(std::move(ended));
@@ -316,6 +457,7 @@ absl::StatusOr<ReadErrorResponse> Aggregator::ReadError(const ReadErrorRequest& 
   sender.set_job(request.job());
   sender.set_epoch(request.epoch());
   sender.set_rank(request.rank());
+  sender.set_incarnation(request.incarnation());
   const absl::StatusOr<std::shared_ptr<Job>> job = FindRunningJob(sender, options_.now());
   if (!job.ok()) return job.status();
   return (*job)->ReadError(request);
@@ -338,6 +480,12 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::FindRunningJob(const FrameHeade
     return absl::FailedPreconditionError(
         absl::StrFormat("rank %d sent a frame of job '%s' before all of its ranks have joined",
                         header.rank(), header.job()));
+  }
+  const Membership::Claim sender = {header.rank(), header.incarnation()};
+  if (header.rank() < job->world_size() && !membership.Holds(sender)) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "another process has taken rank %d of job '%s': this one had been away for too long",
+        header.rank(), header.job()));
   }
   if (header.generation() > generation()) {
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -386,9 +534,12 @@ void Aggregator::Leave(const LeaveRequest& request, LeaveDone done) {
           [done = std::move(done), status = member.status()]() mutable { done(status); });
     } else if (state_dir_ == nullptr) {
       EndMembership(entry->second, {request, std::move(done)}, callbacks);
-      ForgetIfAllLeft(entry);
+      ForgetIfAllLeft(entry, callbacks);
     } else {
-      entry->second.leaves.push_back({request, std::move(done)});
+      const std::shared_ptr<Job>& job = entry->second.job;
+      entry->second.leaves.push_back(
+          {request, std::move(done),
+           job->takes_back() ? job->Withdraw(request.rank(), request.incarnation()) : OpenSteps()});
       bell_.Ring();
     }
   }
@@ -410,6 +561,10 @@ absl::StatusOr<bool> Aggregator::IsMember(Entries::iterator entry,
   if (!membership.complete()) {
     return absl::FailedPreconditionError("not all ranks have joined yet");
   }
+  if (!membership.Holds({request.rank(), request.incarnation()})) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "another process has taken rank %d of job '%s'", request.rank(), request.job()));
+  }
   const uint64_t open_step = job->open_step();
   if (state_dir_ == nullptr || request.steps() <= open_step) return true;
   return absl::AbortedError(
@@ -418,17 +573,29 @@ absl::StatusOr<bool> Aggregator::IsMember(Entries::iterator entry,
                       request.rank(), request.steps(), request.job(), open_step));
 }
 
-void Aggregator::ForgetIfAllLeft(Entries::iterator entry) {
+void Aggregator::ForgetIfAllLeft(Entries::iterator entry, Callbacks& callbacks) {
   if (!entry->second.membership.AllLeft()) return;
   Forget(entry->second.job->id().epoch);
+  for (auto& [rank, returning] : entry->second.returning) {
+    if (!returning.done) continue;
+    callbacks.push_back(
+        Finishing({std::move(returning.done),
+                   absl::FailedPreconditionError("the job is over: all of its ranks have left")}));
+  }
   jobs_.erase(entry);
 }
 
 void Aggregator::EndMembership(Entry& entry, WaitingLeave leave, Callbacks& callbacks) {
+  if (!entry.membership.Holds({leave.request.rank(), leave.request.incarnation()})) {
+    // Another process took the rank meanwhile.
+    callbacks.push_back([done = std::move(leave.done)]() mutable { done(absl::OkStatus()); });
+    return;
+  }
   entry.membership.Leave(leave.request.rank());
-  callbacks.push_back([this, job = entry.job, leave = std::move(leave)]() mutable {
-    const uint32_t rank = leave.request.rank();
-    job->Leave(rank, LeftError(rank, leave.request.job()));
+  const bool goes_on = entry.job->Leave(leave.request.rank());
+  callbacks.push_back([this, job = entry.job, goes_on, leave = std::move(leave)]() mutable {
+    if (!goes_on) job->End(LeftError(leave.request.rank(), leave.request.job()));
+    job->EndReturnsIfAlone();
     late_bell_.Ring();
     leave.done(absl::OkStatus());
   });
@@ -475,7 +642,7 @@ bool Aggregator::HasNoJobs() const {
 
 void Aggregator::Drain() {
   Entries jobs = TakeJobs();
-  for (auto& [name, entry] : jobs) EndCalls(entry);
+  for (auto& [name, entry] : jobs) EndCalls(entry, ShuttingDownError());
 }
 
 Aggregator::Entries Aggregator::TakeJobs() {
@@ -485,11 +652,14 @@ Aggregator::Entries Aggregator::TakeJobs() {
   return std::exchange(jobs_, {});
 }
 
-void Aggregator::EndCalls(Entry& entry) {
-  Finish(entry.membership.CancelAll(ShuttingDownError()));
-  for (Membership::EndedJoin& join : entry.joins) join.done(ShuttingDownError());
-  for (WaitingLeave& leave : entry.leaves) leave.done(ShuttingDownError());
-  entry.job->End(ShuttingDownError());
+void Aggregator::EndCalls(Entry& entry, const absl::Status& reason) {
+  Finish(entry.membership.CancelAll(reason));
+  for (Membership::EndedJoin& join : entry.joins) join.done(reason);
+  for (auto& [rank, returning] : entry.returning) {
+    if (returning.done) returning.done(reason);
+  }
+  for (WaitingLeave& leave : entry.leaves) leave.done(reason);
+  entry.job->End(reason);
 }
 
 absl::Status Aggregator::Suspend() {
@@ -499,7 +669,7 @@ absl::Status Aggregator::Suspend() {
   absl::Status first_error = RemoveForgotten();
   for (auto& [name, entry] : jobs) {
     // Rounds first: once a state is written, nothing may close any more.
-    EndCalls(entry);
+    EndCalls(entry, ShuttingDownError());
     if (!entry.saved) continue;  // nobody was welcomed yet
     Reach(Failpoint::kSuspendHalfDone);
     DueSnapshot due = SnapshotOf(entry);
@@ -555,6 +725,7 @@ absl::Duration Aggregator::CloseLateRounds() {
     }
   }
   for (const std::shared_ptr<Job>& job : jobs) {
+    job->AskForStates(options_.now());
     if (!job->LeaveOut(options_.restart_grace, options_.now())) continue;
     absl::Status status;
     if (state_dir_ != nullptr) {
@@ -565,6 +736,7 @@ absl::Duration Aggregator::CloseLateRounds() {
     }
     if (status.ok()) job->SetLateRoundsDurable(options_.now());
   }
+  AdmitReturning();
   return shortest / 8;  // to which deadlines are kept
 }
 
@@ -573,7 +745,7 @@ std::vector<Aggregator::DueSnapshot> Aggregator::FindDueSnapshots() {
   for (const auto& [name, entry] : jobs_) {
     if (!entry.membership.complete()) continue;
     if (entry.saved && entry.state_error.ok() && entry.leaves.empty() &&
-        !entry.job->snapshot_due()) {
+        !entry.job->snapshot_due() && !IsAwaited(entry)) {
       continue;
     }
     all_due.push_back(SnapshotOf(entry));
@@ -583,9 +755,13 @@ std::vector<Aggregator::DueSnapshot> Aggregator::FindDueSnapshots() {
 
 Aggregator::DueSnapshot Aggregator::SnapshotOf(const Entry& entry) {
   DueSnapshot due = {entry.job, entry.membership.incarnations(), entry.membership.left_ranks(),
-                     /*with_answers=*/!entry.leaves.empty()};
+                     /*with_answers=*/!entry.leaves.empty() || IsAwaited(entry)};
   // Once it is written they have left, whether or not they are told.
-  for (const WaitingLeave& leave : entry.leaves) due.left_ranks.push_back(leave.request.rank());
+  for (const WaitingLeave& leave : entry.leaves) {
+    const bool is_member =
+        entry.membership.Holds({leave.request.rank(), leave.request.incarnation()});
+    if (is_member) due.left_ranks.push_back(leave.request.rank());
+  }
   return due;
 }
 
@@ -620,6 +796,8 @@ void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps
       entry.saved = true;
       if (!entry.joins.empty()) Reach(Failpoint::kJoinDurable);
       Welcome(entry, std::exchange(entry.joins, {}), callbacks);
+      WelcomeReturning(entry, due, *saved, callbacks);
+      if (IsAwaited(entry)) bell_.Ring();
     }
     // Leaves that came meanwhile ring for themselves. After an error of the job itself there is
     // nothing left to save.
@@ -630,6 +808,7 @@ void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps
       const bool others_go_on = entry.job->min_workers() < entry.job->world_size();
       const bool is_safe = saved.ok() &&
                            leave.request.steps() <= LeastOf(others_go_on ? durable : *saved) &&
+                           AllReached(durable, leave.needed) &&
                            absl::c_linear_search(due.left_ranks, leave.request.rank());
       if (is_safe || absl::IsInternal(saved.status())) {
         Reach(Failpoint::kLeaveDurable);
@@ -639,7 +818,7 @@ void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps
         if (saved.ok()) bell_.Ring();
       }
     }
-    ForgetIfAllLeft(found);
+    ForgetIfAllLeft(found, callbacks);
   }
   due.job->SetDurable(durable, options_.now());
   Reach(Failpoint::kSnapshotAnnounced);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -75,6 +76,12 @@ class Aggregator {
   // the same rank and incarnation is answered at once. Before, a later Join of the same rank takes
   // the place of the one that waits, which ends with ABORTED.
   //
+  // Of a complete job that can do without some ranks, the Join of another incarnation waits until
+  // the rank is absent (see CloseLateRounds), and then has the rank: what the process before sends
+  // is refused. It is answered, with `returning`, once two snapshots have it and all that the
+  // process before contributed, so that no frame of that process is needed again. What the options
+  // say of the job's start is not compared.
+  //
   // Gives way to a Join that does not belong to it: a job that nobody waits to begin, that a rank
   // has left, or that was idle for `idle_timeout`; of the same name, or of any when there are as
   // many jobs as the limits allow. Calls that wait in it end with FAILED_PRECONDITION.
@@ -82,7 +89,8 @@ class Aggregator {
   // Refusals change nothing, and Status shows the last one of each rank:
   //   INVALID_ARGUMENT     malformed name, rank, tensors or options
   //   FAILED_PRECONDITION  another shard, world size, layout or option than the job's, named
-  //   ALREADY_EXISTS       the job is complete, and another incarnation holds the rank
+  //   ALREADY_EXISTS       the job is complete, and another incarnation holds the rank and, if the
+  //                        job can do without it, takes part in rounds that opened since
   //   RESOURCE_EXHAUSTED   a limit
   //   UNAVAILABLE          after Drain; for a new job after StopAdmitting
   //
@@ -97,9 +105,9 @@ class Aggregator {
   //   INVALID_ARGUMENT     the frame does not pass CheckFrame, or its chunk belongs to another
   //                        shard, which is named
   //   FAILED_PRECONDITION  there is no such job any more, it has another epoch, which is named, or
-  //                        is not complete; or another process has replaced this one; or the wait
-  //                        ended because a rank left, which is named, or because the job gave way
-  //                        to another
+  //                        is not complete; or another process has replaced this one, or the
+  //                        sender in its rank; or the wait ended because a rank left, which is
+  //                        named, or because the job gave way to another
   //   DATA_LOSS            an earlier process served the job, and what it wrote down is not here
   //   UNAVAILABLE          after Drain, and for calls that it found waiting
   void Exchange(Frame frame, ExchangeDone done) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -143,7 +151,8 @@ class Aggregator {
   void AwaitLateRounds(absl::Duration timeout) { late_bell_.Await(timeout); }
   void RingLateBell() { late_bell_.Ring(); }
   // Closes rounds without ranks that are late (JobOptions.round_deadline_us), after writing down
-  // which: what was answered must come out the same after a crash. To be called as often as
+  // which: what was answered must come out the same after a crash. Lets processes in that come back
+  // in the place of absent ones. To be called as often as
   // AwaitLateRounds returns, which may block for as long as this returns, by one thread at a time.
   absl::Duration CloseLateRounds() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -154,11 +163,25 @@ class Aggregator {
   struct WaitingLeave {
     LeaveRequest request;
     LeaveDone done;
+    OpenSteps needed = {};  // what snapshots must have
+  };
+  // A process that comes back in a rank.
+  struct Returning {
+    Membership::Claim claim;
+    uint64_t call = 0;
+    JoinDone done;             // null, with has_rank: its caller is gone, and may come again
+    uint64_t newest_step = 0;  // that was known when it came
+    bool has_rank = false;
+    // With it:
+    OpenSteps needed;        // what snapshots must have
+    uint32_t snapshots = 0;  // that have it
+    JoinResponse welcome = {};
   };
   struct Entry {
     // Shared with the calls that are inside a job when it is forgotten.
     std::shared_ptr<Job> job;
     Membership membership;
+    std::map<uint32_t, Returning> returning = {};  // by rank
 
     // With a state directory:
     bool saved = false;                             // at least once
@@ -178,12 +201,26 @@ class Aggregator {
   };
   // What is to be called when no lock is held any more.
   using Callbacks = std::vector<absl::AnyInvocable<void()>>;
+  // Whether a snapshot is due that a returning process waits for.
+  static bool IsAwaited(const Entry& entry);
 
   // The entry that the request may join, new if need be; what gave way to it, if anything, is moved
   // to `replaced`. On error nothing has changed.
   absl::StatusOr<Entry*> Admit(const JoinRequest& request, Layout layout, absl::Time now,
-                               std::shared_ptr<Job>& replaced)
+                               std::optional<Entry>& replaced)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the claim is that of a process that comes back in a rank.
+  static bool Returns(const Entry& entry, const Membership::Claim& claim);
+  static void AddReturning(Entry& entry, Returning returning, Callbacks& callbacks);
+  // Gives those their ranks who can have them, and refuses those who can't.
+  void AdmitReturning() ABSL_LOCKS_EXCLUDED(mutex_);
+  // What is left to do for it; false when it is to be forgotten.
+  bool AdmitReturning(Entry& entry, Returning& returning, Callbacks& callbacks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void GiveRank(Entry& entry, Returning& returning) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A snapshot was written.
+  static void WelcomeReturning(Entry& entry, const DueSnapshot& due, const OpenSteps& saved,
+                               Callbacks& callbacks);
   // The job that has been silent for longest, of those that give way; end() if none does.
   Entries::iterator FindGivingWay(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Entry& CreateEntry(const JoinRequest& request, Layout layout)
@@ -196,7 +233,8 @@ class Aggregator {
   // The rank leaves the job now.
   void EndMembership(Entry& entry, WaitingLeave leave, Callbacks& callbacks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ForgetIfAllLeft(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetIfAllLeft(Entries::iterator entry, Callbacks& callbacks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RecordRefusal(const JoinRequest& request, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -208,7 +246,7 @@ class Aggregator {
   bool HasNoJobs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   Entries TakeJobs() ABSL_LOCKS_EXCLUDED(mutex_);
-  static void EndCalls(Entry& entry);
+  static void EndCalls(Entry& entry, const absl::Status& reason);
 
   void Forget(uint64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RemoveForgotten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);

@@ -106,6 +106,7 @@ absl::Status Leave(Aggregator& aggregator, uint64_t epoch, uint32_t rank,
   request.set_job(job);
   request.set_epoch(epoch);
   request.set_rank(rank);
+  request.set_incarnation(1000 + rank);
   absl::Status result = absl::UnknownError("still waits");
   aggregator.Leave(request, [&](absl::Status status) { result = status; });
   return result;

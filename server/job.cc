@@ -64,9 +64,11 @@ OpenSteps OpenStepsOf(const JobState& state) {
   return steps;
 }
 
-uint32_t Roll::Hear(uint32_t rank) {
+uint32_t Roll::Hear(uint32_t rank, uint64_t step) {
   absl::MutexLock lock(&mutex_);
   is_absent_[rank] = false;
+  has_heard_[rank] = true;
+  newest_step_[rank] = std::max(newest_step_[rank], step);
   uint32_t count = 0;
   for (uint32_t other = 0; other < is_absent_.size(); ++other) {
     count += is_absent_[other] || has_left_[other];
@@ -92,6 +94,31 @@ std::vector<uint32_t> Roll::absent_ranks() const {
     if (is_absent_[rank] || has_left_[rank]) ranks.push_back(rank);
   }
   return ranks;
+}
+
+uint64_t Roll::newest_step(uint32_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  return newest_step_[rank];
+}
+
+void Roll::Return(uint32_t rank) {
+  absl::MutexLock lock(&mutex_);
+  is_absent_[rank] = true;
+  has_left_[rank] = false;
+  has_heard_[rank] = false;
+}
+
+bool Roll::has_heard(uint32_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  return has_heard_[rank];
+}
+
+bool Roll::HaveLeftBut(const std::set<uint32_t>& ranks) const {
+  absl::MutexLock lock(&mutex_);
+  for (uint32_t rank = 0; rank < has_left_.size(); ++rank) {
+    if (!has_left_[rank] && !ranks.contains(rank)) return false;
+  }
+  return true;
 }
 
 void Roll::Fill(Attendance& attendance) const {
@@ -145,8 +172,34 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done) {
     done(status);
     return false;
   }
-  const uint32_t absent = roll_.Hear(frame.header.rank());
   OwnedChunk& chunk = *chunks_[frame.header.chunk()];
+  const Codec codec = frame.header.codec();
+  if (!IsContribution(codec) && !takes_back()) {
+    done(absl::InvalidArgumentError(
+        absl::StrCat("rank ", frame.header.rank(), " sent a ", CodecName(codec),
+                     " frame, but no rank can come back to this job: it has no round deadline")));
+    return false;
+  }
+  if (codec == STATE) {
+    done(state_desk_.Give(std::move(frame)));
+    return false;
+  }
+  if (codec == FETCH || codec == LISTEN) {
+    chunk.SetReturning(frame.header.rank());
+    if (codec == FETCH) {
+      state_desk_.Fetch(frame.header, std::move(done));
+    } else {
+      chunk.Exchange(std::move(frame), now, std::move(done));
+    }
+    EndReturnsIfAlone();
+    return codec == FETCH;
+  }
+  const uint32_t absent = roll_.Hear(frame.header.rank(), frame.header.step());
+  const std::vector<uint32_t> wanted = state_desk_.TakeWanted(now);
+  if (!wanted.empty()) {
+    done(StateDesk::Ask(frame.header, wanted));
+    return false;
+  }
   chunk.Exchange(std::move(frame), now, std::move(done));
   if (absent == 0 || round_deadline() == absl::InfiniteDuration()) return false;
   const uint32_t missing = chunk.missing();
@@ -194,8 +247,72 @@ void Job::SetLateRoundsDurable(absl::Time now) {
   }
 }
 
-void Job::Leave(uint32_t rank, const absl::Status& reason) {
-  if (world_size_ - roll_.SetLeft(rank) < min_workers()) End(reason);
+bool Job::has_begun() const {
+  return absl::c_any_of(chunks_, [](const auto& chunk) {
+    return chunk != nullptr && chunk->progress().rounds_closed > 0;
+  });
+}
+
+bool Job::is_absent(uint32_t rank, absl::Time now) const {
+  // Without chunks nothing is heard of anybody, and nothing decided.
+  const bool owns_chunks =
+      absl::c_any_of(chunks_, [](const auto& chunk) { return chunk != nullptr; });
+  return !owns_chunks || absl::c_linear_search(roll_.absent_ranks(), rank) ||
+         absl::c_any_of(chunks_, [&](const auto& chunk) {
+           return chunk != nullptr && chunk->IsOverdue(rank, round_deadline(), now);
+         });
+}
+
+OpenSteps Job::Withdraw(uint32_t rank, uint64_t incarnation) {
+  OpenSteps needed;
+  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    if (chunks_[chunk] != nullptr) needed[chunk] = chunks_[chunk]->Withdraw(rank, incarnation);
+  }
+  return needed;
+}
+
+void Job::Return(uint32_t rank, uint64_t first_step) {
+  roll_.Return(rank);
+  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
+    if (chunk != nullptr) chunk->Return(rank, first_step);
+  }
+}
+
+void Job::AskForStates(absl::Time now) {
+  const std::vector<uint32_t> wanted = state_desk_.TakeWanted(now);
+  if (wanted.empty()) return;
+  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
+    if (chunk == nullptr) continue;
+    std::optional<OwnedChunk::TakenCall> call = chunk->TakeWaitingCall(asked_rank_);
+    if (!call) continue;
+    asked_rank_ = call->header.rank();
+    return call->done(StateDesk::Ask(call->header, wanted));
+  }
+  state_desk_.PutBack(wanted);
+}
+
+std::optional<double> Job::MostErrorSquared(uint32_t rank) const {
+  double sum = 0;
+  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
+    if (chunk == nullptr) continue;
+    const std::optional<double> most = chunk->MostErrorSquared(rank);
+    if (!most) return std::nullopt;
+    sum += *most;
+  }
+  return sum;
+}
+
+bool Job::Leave(uint32_t rank) { return world_size_ - roll_.SetLeft(rank) >= min_workers(); }
+
+void Job::EndReturnsIfAlone() {
+  // Who waits for a state has none to give.
+  if (!roll_.HaveLeftBut(state_desk_.WaitingRanks())) return;
+  const absl::Status reason = absl::FailedPreconditionError(absl::StrFormat(
+      "all other ranks have left job '%s': nobody has its state any more", id_.name));
+  state_desk_.Cancel(reason);
+  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
+    if (chunk != nullptr) chunk->EndListeners(reason);
+  }
 }
 
 absl::StatusOr<ReadErrorResponse> Job::ReadError(const ReadErrorRequest& request) const {
@@ -252,15 +369,22 @@ void Job::SetDurable(const OpenSteps& steps, absl::Time now) {
   for (const auto& [chunk, step] : steps) chunks_[chunk]->SetDurable(step, now);
 }
 
+OpenSteps Job::open_steps() const {
+  OpenSteps steps;
+  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    if (chunks_[chunk] != nullptr) steps[chunk] = chunks_[chunk]->progress().open_step;
+  }
+  return steps;
+}
+
 uint64_t Job::open_step() const {
   uint64_t least = std::numeric_limits<uint64_t>::max();
-  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk != nullptr) least = std::min(least, chunk->progress().open_step);
-  }
+  for (const auto& [chunk, step] : open_steps()) least = std::min(least, step);
   return least;
 }
 
 void Job::End(const absl::Status& reason) {
+  state_desk_.End(reason);
   for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
     if (chunk != nullptr) chunk->End(reason);
   }

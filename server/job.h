@@ -3,9 +3,12 @@
 #ifndef SIGNPOST_SERVER_JOB_H_
 #define SIGNPOST_SERVER_JOB_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,6 +22,7 @@
 #include "proto/frame.h"
 #include "proto/layout.h"
 #include "server/owned_chunk.h"
+#include "server/state_desk.h"
 
 namespace signpost {
 
@@ -53,20 +57,33 @@ OpenSteps OpenStepsOf(const JobState& state);
 // Whom a job waits for. Thread-safe.
 class Roll {
  public:
-  explicit Roll(uint32_t world_size) : is_absent_(world_size), has_left_(world_size) {}
+  explicit Roll(uint32_t world_size)
+      : is_absent_(world_size),
+        has_left_(world_size),
+        has_heard_(world_size),
+        newest_step_(world_size) {}
 
-  // A frame came from the rank. Returns how many are absent or have left.
-  uint32_t Hear(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  // A frame of that step came from the rank. Returns how many are absent or have left.
+  uint32_t Hear(uint32_t rank, uint64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
   void SetAbsent(absl::Span<const uint32_t> ranks) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns how many have.
   uint32_t SetLeft(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<uint32_t> absent_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);  // and who has left
+  uint64_t newest_step(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);   // heard of
+  bool has_heard(uint32_t rank) const
+      ABSL_LOCKS_EXCLUDED(mutex_);  // since the start, or its return
+  // It is absent, and has not left any more.
+  void Return(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  // All ranks that are not among these have left.
+  bool HaveLeftBut(const std::set<uint32_t>& ranks) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Fill(Attendance& attendance) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   mutable absl::Mutex mutex_;
   std::vector<bool> is_absent_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> has_left_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> has_heard_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint64_t> newest_step_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Thread-safe: everything is constant but the roll and what happens within a chunk, and chunks do
@@ -102,8 +119,27 @@ class Job {
   LateRounds late_rounds() const;
   void SetLateRoundsDurable(absl::Time now);
 
-  // The rank has left. Ends all rounds with `reason` if they cannot do without it.
-  void Leave(uint32_t rank, const absl::Status& reason);
+  // The rank has left. Whether rounds can do without it; if not, End is to follow.
+  bool Leave(uint32_t rank);
+  // Ends the calls of ranks that come back and that nobody can help any more.
+  void EndReturnsIfAlone();
+
+  // Whether a rank whose process is gone may come back.
+  bool takes_back() const { return min_workers() < world_size_; }
+  bool has_begun() const;  // some round has closed
+  // Rounds go on without it, or can't.
+  bool is_absent(uint32_t rank, absl::Time now) const;
+  uint64_t newest_step(uint32_t rank) const { return roll_.newest_step(rank); }
+  bool has_heard(uint32_t rank) const { return roll_.has_heard(rank); }  // from this process of it
+  // Nothing more comes from the rank's process. Returns the steps from which on no frame of it can
+  // be needed: see OwnedChunk::Withdraw.
+  OpenSteps Withdraw(uint32_t rank, uint64_t incarnation);
+  // Another process has the rank from now on, and contributes to no earlier round.
+  void Return(uint32_t rank, uint64_t first_step);
+  // Asks a rank whose call waits for the state of chunks, if another rank needs them.
+  void AskForStates(absl::Time now);
+  // Over all chunks; none if it is not known of one.
+  std::optional<double> MostErrorSquared(uint32_t rank) const;
 
   // The error of a chunk that this shard owns: see OwnedChunk. INVALID_ARGUMENT for another chunk.
   absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request) const;
@@ -118,8 +154,8 @@ class Job {
   }
   // Frames of chunk c of steps before steps[c] will not be asked for again.
   void SetDurable(const OpenSteps& steps, absl::Time now);
-  // The least open step of the chunks.
-  uint64_t open_step() const;
+  OpenSteps open_steps() const;
+  uint64_t open_step() const;  // the least of them
 
   // As OwnedChunk::End, for all chunks.
   void End(const absl::Status& reason);
@@ -136,6 +172,8 @@ class Job {
   const ShardId shard_;
   const std::vector<uint32_t> shard_of_chunk_;
   Roll roll_;
+  StateDesk state_desk_;
+  std::atomic<uint32_t> asked_rank_ = 0;             // the last of AskForStates
   std::vector<std::unique_ptr<OwnedChunk>> chunks_;  // by chunk; null: another shard's
 };
 

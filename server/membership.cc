@@ -107,6 +107,13 @@ Membership::EndedJoin Membership::EndWait(Member& member, absl::StatusOr<JoinRes
   return {std::exchange(member.done, nullptr), std::move(result)};
 }
 
+void Membership::Return(const Claim& claim) {
+  Member& member = members_.at(claim.rank);
+  if (member.left) --left_;
+  member.left = false;
+  member.incarnation = claim.incarnation;
+}
+
 void Membership::Leave(uint32_t rank) {
   bool& left = members_.at(rank).left;
   if (!left) ++left_;

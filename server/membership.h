@@ -2,8 +2,8 @@
 // an argument.
 //
 // A job is complete once the Joins of all its ranks waited at the same time. Until then a rank is
-// held by whoever claimed it last; from then on by that process for good, because its parameters
-// are the only ones that match.
+// held by whoever claimed it last; from then on by that process, because its parameters are the
+// only ones that match, until another is let in (Return) that gets them from the others.
 
 #ifndef SIGNPOST_SERVER_MEMBERSHIP_H_
 #define SIGNPOST_SERVER_MEMBERSHIP_H_
@@ -63,6 +63,9 @@ class Membership {
   // waited for, must not be told of it. For any other reason the process is gone.
   std::vector<EndedJoin> Cancel(uint64_t call, const absl::Status& reason);
   std::vector<EndedJoin> CancelAll(const absl::Status& reason);
+
+  // Another process has the rank, whether it has left or not. Requires complete().
+  void Return(const Claim& claim);
 
   // Requires complete().
   void Leave(uint32_t rank);

@@ -52,6 +52,19 @@ constexpr size_t kMostAnswers = 16;
 // to no bytes.
 constexpr uint64_t kMostKeptRounds = 64;
 
+// Of the blocks of a one-bit payload: the sum of scale^2 * length.
+double SquareOf(const Chunk& chunk, uint32_t block_elements, const Payload& payload) {
+  double sum = 0;
+  for (const Segment& segment : chunk.segments) {
+    const kernels::OneBitView part = OneBitPart(chunk, segment, payload.data());
+    for (uint32_t first = 0; first < segment.elements; first += block_elements) {
+      const double scale = part.scales[first / block_elements];
+      sum += scale * scale * std::min(block_elements, segment.elements - first);
+    }
+  }
+  return sum;
+}
+
 // The round that restores the errors is the step before the first.
 uint64_t FirstOpenStep(const Layout& layout) {
   const uint64_t first_step = layout.options().first_step();
@@ -67,6 +80,9 @@ OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size
       bell_(bell),
       open_step_(FirstOpenStep(layout)),
       heard_(world_size),
+      withdrawn_(world_size),
+      first_step_(world_size),
+      most_error_squared_(world_size),
       is_back_(world_size),
       left_out_(world_size),
       first_kept_step_(open_step_) {}
@@ -121,12 +137,19 @@ void OwnedChunk::End(const absl::Status& reason) {
 OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done done) {
   EndedCalls ended;
   const FrameHeader header = frame.header;
+  if (header.incarnation() != 0 && header.incarnation() == withdrawn_[header.rank()]) {
+    ended.push_back({std::move(done), absl::FailedPreconditionError(absl::StrCat(
+                                          "rank ", header.rank(), " has left, or is another's"))});
+    return ended;
+  }
+  if (header.codec() == LISTEN) return Listen(header, std::move(done));
   const uint64_t payload_bytes = frame.payload.size();
   if (absl::Status status = CheckAnsweredSteps(header); !status.ok()) {
     ended.push_back({std::move(done), status});
     return ended;
   }
   Hear(header);
+  most_error_squared_[header.rank()] = MostErrorOf(frame);
   if (generation_ != 0 && (header.generation() < generation_ || header.step() > open_step_)) {
     ended.push_back({std::move(done), AskForReplay(std::min(header.step(), open_step_))});
     return ended;
@@ -163,6 +186,116 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   if (!open_->round.complete()) Reach(Failpoint::kFrameContributed);
   for (EndedCall& closed : CloseIfComplete(now)) ended.push_back(std::move(closed));
   return ended;
+}
+
+std::optional<double> OwnedChunk::MostErrorOf(const Frame& frame) const {
+  const double gamma = layout_.options().gamma();
+  switch (frame.header.codec()) {
+    case ONE_BIT:
+      return (1 + 1 / (gamma * gamma)) *
+             SquareOf(layout_.chunks()[chunk_], layout_.options().block_elements(), frame.payload);
+    case FLOAT32:  // loses nothing, if it counts
+      if (frame.header.step() == open_step_ && !late_ranks_.contains(open_step_)) return 0;
+      return std::nullopt;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<double> OwnedChunk::MostErrorSquared(uint32_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  return most_error_squared_[rank];
+}
+
+bool OwnedChunk::IsOverdue(uint32_t rank, absl::Duration deadline, absl::Time now) const {
+  absl::MutexLock lock(&mutex_);
+  const bool restores = open_step_ < layout_.options().first_step();
+  return open_ && !restores && now >= open_->since + deadline && !open_->round.Has(rank) &&
+         !open_->round.IsLate(rank);
+}
+
+void OwnedChunk::SetReturning(uint32_t rank) {
+  absl::MutexLock lock(&mutex_);
+  is_back_[rank] = true;
+  left_out_[rank].reset();
+}
+
+void OwnedChunk::Return(uint32_t rank, uint64_t first_step) {
+  absl::MutexLock lock(&mutex_);
+  heard_[rank] = open_step_;
+  first_step_[rank] = first_step;
+}
+
+uint64_t OwnedChunk::Withdraw(uint32_t rank, uint64_t incarnation) {
+  absl::MutexLock lock(&mutex_);
+  withdrawn_[rank] = incarnation;
+  if (!open_ || !open_->round.Has(rank)) return open_step_;
+  // Or may have been, by an earlier process.
+  const bool is_decided = open_->round.complete() || !open_->round.late_ranks().empty() ||
+                          (generation_ != 0 && (open_step_ < answered_steps_ ||
+                                                absl::c_linear_search(is_back_, false)));
+  if (is_decided) return open_step_ + 1;
+  open_->round.Drop(rank);
+  const bool is_waited_for =
+      absl::c_any_of(open_->calls, [](const WaitingCall& call) { return call.done != nullptr; });
+  if (open_->round.contributed() == 0 && !is_waited_for) open_.reset();
+  return open_step_;
+}
+
+std::optional<OwnedChunk::TakenCall> OwnedChunk::TakeWaitingCall(uint32_t after) {
+  absl::MutexLock lock(&mutex_);
+  for (uint32_t i = 1; i <= world_size_ && open_; ++i) {
+    const uint32_t rank = (after + i) % world_size_;
+    if (!open_->calls[rank].done) continue;
+    TakenCall taken;
+    taken.header.set_rank(rank);
+    taken.header.set_step(open_step_);
+    taken.header.set_chunk(chunk_);
+    taken.done = std::move(open_->calls[rank].done);
+    return taken;
+  }
+  return std::nullopt;
+}
+
+OwnedChunk::EndedCalls OwnedChunk::Listen(const FrameHeader& header, Done done) {
+  EndedCalls ended;
+  // It has the answers before.
+  heard_[header.rank()] = std::max(heard_[header.rank()].value_or(0), header.step());
+  if (header.step() < open_step_) {
+    const size_t age = open_step_ - header.step();
+    if (age <= closed_.size()) {
+      ended.push_back({std::move(done), ReplyToListener(closed_.size() - age)});
+    } else {
+      ended.push_back(
+          {std::move(done), WrongStepError(header, open_step_, open_step_ - closed_.size())});
+    }
+    return ended;
+  }
+  if (!end_.ok()) {
+    ended.push_back({std::move(done), end_});
+    return ended;
+  }
+  Listener& waiting = listeners_[header.rank()];
+  if (waiting.done) ended.push_back({std::move(waiting.done), SupersededError(header)});
+  waiting = {std::move(done), header.step()};
+  return ended;
+}
+
+OwnedChunk::Reply OwnedChunk::ReplyToListener(size_t closed) const {
+  Reply reply = ReplyWith(closed_[closed].answer, absl::ZeroDuration());
+  reply.later_rates.push_back(closed_[closed].rates);
+  return reply;
+}
+
+void OwnedChunk::AnswerListeners(EndedCalls& ended) {
+  for (auto listener = listeners_.begin(); listener != listeners_.end();) {
+    if (listener->second.step >= open_step_) {
+      ++listener;
+      continue;
+    }
+    ended.push_back({std::move(listener->second.done), ReplyToListener(closed_.size() - 1)});
+    listener = listeners_.erase(listener);
+  }
 }
 
 absl::Status OwnedChunk::CheckAnsweredSteps(const FrameHeader& header) const {
@@ -223,7 +356,11 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
 }
 
 bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const {
-  if (open_->round.complete() || open_->round.contributed() < attendance.min_workers) return false;
+  if (open_->round.complete() || open_->round.contributed() == 0) return false;
+  // Those that came back for later rounds only do not make a round wait that they are needed for.
+  uint32_t counted = open_->round.contributed();
+  for (const uint32_t rank : open_->round.MissingRanks()) counted += first_step_[rank] > open_step_;
+  if (counted < attendance.min_workers) return false;
   if (open_step_ < layout_.options().first_step())
     return false;  // what each rank restores is needed
   if (generation_ != 0) {
@@ -330,6 +467,7 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
     const absl::Duration waited = std::max(now - call.since, absl::ZeroDuration());
     ended.push_back({std::move(call.done), ReplyWith(closed_.back().answer, waited)});
   }
+  AnswerListeners(ended);
   open_.reset();
   return ended;
 }
@@ -364,9 +502,25 @@ void OwnedChunk::ForgetAnswers() {
   }
 }
 
+void OwnedChunk::EndListeners(const absl::Status& reason) {
+  EndedCalls ended;
+  {
+    absl::MutexLock lock(&mutex_);
+    ended = TakeListeners(reason);
+  }
+  for (EndedCall& call : ended) call.done(std::move(call.result));
+}
+
+OwnedChunk::EndedCalls OwnedChunk::TakeListeners(const absl::Status& reason) {
+  EndedCalls ended;
+  for (auto& [rank, listener] : listeners_) ended.push_back({std::move(listener.done), reason});
+  listeners_.clear();
+  return ended;
+}
+
 OwnedChunk::EndedCalls OwnedChunk::EndRound(const absl::Status& reason) {
   end_.Update(reason);
-  EndedCalls ended;
+  EndedCalls ended = TakeListeners(end_);
   if (!open_) return ended;
   for (WaitingCall& call : open_->calls) {
     if (call.done) ended.push_back({std::move(call.done), end_});

@@ -66,7 +66,7 @@ class OwnedChunk {
   // To one rank: the answer is shared by all of them, the rest belongs into its copy of the header.
   struct Reply {
     std::shared_ptr<const Answer> answer;
-    absl::Duration waited;
+    absl::Duration waited = absl::ZeroDuration();
     uint64_t durable_step = 0;
     uint64_t open_step = 0;
     std::vector<StepRates> later_rates = {};  // of the steps between the answer's and the open one
@@ -93,6 +93,8 @@ class OwnedChunk {
   //   In a restored chunk, for a later step than the open one, and for any frame whose sender does
   //     not know of the restart: answered at once with REPLAY from the open step, or the frame's if
   //     that is earlier.
+  //   LISTEN, which contributes nothing: waits for the round of its step, or is answered from its
+  //     stored answer; with the rates of that step.
   // FAILED_PRECONDITION, naming the open step, for any other step. INVALID_ARGUMENT, in a restored
   // chunk, when the rank says that it has had answers of rounds which cannot have closed, and
   // DATA_LOSS when one of them has closed without it since. INTERNAL when the round's sum is out of
@@ -120,10 +122,44 @@ class OwnedChunk {
   // What LeaveOut returned survives a crash: the round may close.
   void SetLateRanksDurable(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // The open round waits for this rank, for longer than that.
+  bool IsOverdue(uint32_t rank, absl::Duration deadline, absl::Time now) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Nothing more is taken from the rank's process of that incarnation. What it contributed to the
+  // open round is dropped, unless it is decided that the round closes with it. Returns the step
+  // from which on no frame of it can be needed.
+  uint64_t Withdraw(uint32_t rank, uint64_t incarnation) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Another process has taken the rank. It needs the answers from now on, and contributes to no
+  // round before first_step: such rounds can do without it, however few are left.
+  void Return(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The rank gets its state from the others: it has had no answers that rounds could have closed
+  // with otherwise since.
+  void SetReturning(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // A call that waits in the open round, which keeps its frame; ranks above `after` come first.
+  // Nothing if there is none.
+  struct TakenCall {
+    FrameHeader header;  // rank, step and chunk only
+    Done done;
+  };
+  std::optional<TakenCall> TakeWaitingCall(uint32_t after) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The most that the square of the norm of the rank's error can be, judged by the last frame that
+  // came from it: what it was to keep is compress's error of the input u, at most (1 + gamma^2)
+  // ||u||^2, and the scales gamma ||u_block|| / sqrt(len) tell ||u||. None when no frame has come
+  // in this process, or it was dense and not lossless.
+  std::optional<double> MostErrorSquared(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
+
   // The error before the round of `step`, by element; empty: all zero. ABORTED when rounds before
   // that one have not closed yet, as after a restart; FAILED_PRECONDITION, naming the open step,
   // when it has closed.
   absl::StatusOr<BlockVector<float>> ReadError(uint64_t step) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Ends the waiting LISTEN with `reason`.
+  void EndListeners(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // No round closes any more: ends the waiting calls with `reason`, and the open step's later ones.
   // The first reason stays.
@@ -171,6 +207,11 @@ class OwnedChunk {
     std::vector<WaitingCall> calls;  // by rank
     uint64_t largest_payload = 0;    // in bytes
   };
+  // That waits for the answer of a round it has no part in.
+  struct Listener {
+    Done done;
+    uint64_t step = 0;
+  };
   // A call that was taken out of the table under the lock, and must be finished after it.
   struct EndedCall {
     Done done;
@@ -181,7 +222,11 @@ class OwnedChunk {
   // Each returns the calls that it ended.
   EndedCalls Contribute(Frame frame, absl::Time now, Done done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  EndedCalls Listen(const FrameHeader& header, Done done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of the round that has just closed.
+  void AnswerListeners(EndedCalls& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   EndedCalls CloseRound(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  EndedCalls TakeListeners(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   EndedCalls EndRound(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Closes the open round if it is complete and may; else asks for the snapshot that it waits for.
@@ -190,6 +235,7 @@ class OwnedChunk {
   bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The most bytes that frames or answers which are kept may have, of which one has `largest`.
   uint64_t MostKept(uint64_t largest) const;
+  std::optional<double> MostErrorOf(const Frame& frame) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Hear(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether the answers that the rank has had can be, and are those that were given.
   absl::Status CheckAnsweredSteps(const FrameHeader& header) const
@@ -204,6 +250,7 @@ class OwnedChunk {
   void RequestSnapshot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void KeptFrame(uint64_t payload_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  Reply ReplyToListener(size_t closed) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Reply> Recall(const FrameHeader& header) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Reply ReplyWith(std::shared_ptr<const Answer> answer, absl::Duration waited) const
@@ -228,6 +275,12 @@ class OwnedChunk {
   // By rank: the step of the newest frame that came in this process. Such a rank has the answers of
   // the steps before.
   std::vector<std::optional<uint64_t>> heard_ ABSL_GUARDED_BY(mutex_);
+  // By rank: whose frames are refused; 0: nobody's.
+  std::vector<uint64_t> withdrawn_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint64_t> first_step_ ABSL_GUARDED_BY(mutex_);  // by rank: see Return
+  // By rank: see MostErrorSquared.
+  std::vector<std::optional<double>> most_error_squared_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, Listener> listeners_ ABSL_GUARDED_BY(mutex_);  // by rank
   // With a restored chunk: which ranks know of the restart, and how many of its steps' answers one
   // of them has had.
   std::vector<bool> is_back_ ABSL_GUARDED_BY(mutex_);  // by rank

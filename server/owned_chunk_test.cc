@@ -162,7 +162,8 @@ TEST_F(OwnedChunkTest, WhenARankSeemsGoneASnapshotIsDueThatNeedsNoFramesOfIt) {
   };
   EXPECT_FALSE(close_without_rank_3(0)) << "it may only be late";
   EXPECT_TRUE(close_without_rank_3(1));
-  ASSERT_TRUE(chunk_->Save(/*with_answer=*/false).ok());
+  ChunkState state;
+  ASSERT_TRUE(chunk_->Save(/*with_answer=*/false, state).ok());
   EXPECT_FALSE(close_without_rank_3(2)) << "once is enough";
 }
 

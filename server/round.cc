@@ -110,6 +110,21 @@ void Round::LeaveOut(std::vector<uint32_t> ranks) {
 
 bool Round::IsLate(uint32_t rank) const { return absl::c_binary_search(late_ranks_, rank); }
 
+void Round::Drop(uint32_t rank) {
+  if (!Has(rank)) return;
+  frames_[rank].reset();
+  --contributed_;
+  first_rank_.reset();
+  first_rank_with_numbers_.reset();
+  for (uint32_t other = 0; other < frames_.size(); ++other) {
+    if (!frames_[other]) continue;
+    if (!first_rank_) first_rank_ = other;
+    if (!first_rank_with_numbers_ && frames_[other]->header.codec() != SKIP) {
+      first_rank_with_numbers_ = other;
+    }
+  }
+}
+
 std::vector<uint32_t> Round::MissingRanks() const {
   std::vector<uint32_t> missing;
   for (uint32_t rank = 0; rank < frames_.size(); ++rank) {

@@ -52,6 +52,10 @@ class Round {
   // (FAILED_PRECONDITION, naming a rank on each side; SKIP goes with any codec).
   absl::Status Contribute(Frame frame);
 
+  bool Has(uint32_t rank) const { return frames_[rank].has_value(); }
+  // Forgets what the rank has contributed.
+  void Drop(uint32_t rank);
+
   // Whether all ranks have contributed that it does not leave out.
   bool complete() const { return missing() == 0; }
   uint32_t missing() const { return frames_.size() - contributed_ - late_ranks_.size(); }

@@ -48,6 +48,7 @@ grpc::Status Leave(AggregatorService::Stub& stub, uint64_t epoch) {
   LeaveRequest request;
   request.set_job("job");
   request.set_epoch(epoch);
+  request.set_incarnation(1000);
   grpc::ClientContext context;
   LeaveResponse response;
   return stub.Leave(&context, request, &response);

@@ -147,6 +147,7 @@ TEST_F(ServiceTest, LeaveEndsTheJob) {
   LeaveRequest request;
   request.set_job("job");
   request.set_epoch(joined.epoch());
+  request.set_incarnation(1000);
   grpc::ClientContext context;
   LeaveResponse response;
   EXPECT_TRUE(stub_->Leave(&context, request, &response).ok());

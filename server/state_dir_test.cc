@@ -264,7 +264,7 @@ TEST_F(StateDirTest, DamagedLateRoundsAreSetAsideAndTheJobGoesOn) {
 TEST_F(StateDirTest, OfAJobThatIsGivenUpTheLateRoundsGoToo) {
   {
     auto state_dir = Open();
-    ASSERT_TRUE(state_dir->Save(TestState()).ok());
+    ASSERT_TRUE(Save(*state_dir, TestState()).ok());
     ASSERT_TRUE(state_dir->SaveLateRounds(7, {{0, {{5, {1}}}}}).ok());
   }
   Write(Snapshots().front(), "rubbish");

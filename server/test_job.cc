@@ -94,6 +94,7 @@ Frame TestFrame(const Layout& layout, const FrameKey& key, Codec codec, uint32_t
 Frame Addressed(Frame frame, const std::string& job, uint64_t epoch) {
   frame.header.set_job(job);
   frame.header.set_epoch(epoch);
+  frame.header.set_incarnation(1000 + frame.header.rank());
   return frame;
 }
 

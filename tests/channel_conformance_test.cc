@@ -110,6 +110,7 @@ TEST_P(ChannelConformance, ReadErrorBringsTheErrorOfTheStepThatIsOpenAndNoOther)
   ReadErrorRequest request;
   request.set_job(Pair::RequestOf(0).job());
   request.set_epoch(pair_.epoch());
+  request.set_incarnation(Pair::RequestOf(0).incarnation());
   const auto before = first->ReadError(request, Later());
   ASSERT_TRUE(before.ok()) << before.status();
   EXPECT_EQ(before->payload().size(), 0u) << "all of it is zero";
@@ -141,6 +142,7 @@ TEST_P(ChannelConformance, LeaveEndsTheMembership) {
     request.set_job(Pair::RequestOf(rank).job());
     request.set_epoch(pair_.epoch());
     request.set_rank(rank);
+    request.set_incarnation(Pair::RequestOf(rank).incarnation());
     EXPECT_TRUE((rank == 0 ? first : second)->Leave(request, Later()).ok());
   }
   EXPECT_EQ(first->Status({}, Later())->jobs_size(), 0);

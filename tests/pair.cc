@@ -51,6 +51,7 @@ Sent Pair::FrameOf(uint32_t rank, float value, uint64_t step) const {
   sent.header.set_job(kJob);
   sent.header.set_epoch(epoch_);
   sent.header.set_rank(rank);
+  sent.header.set_incarnation(RequestOf(rank).incarnation());
   sent.header.set_step(step);
   sent.header.set_codec(FLOAT32);
   sent.header.set_payload_crc32c(Crc32c(payload->span()));

@@ -21,8 +21,8 @@ namespace {
 
 constexpr char kExchangeMethod[] = "/signpost.AggregatorService/Exchange";
 
-// The largest payload an answer can have: a dense chunk of Layout's largest chunk_elements.
-constexpr uint64_t kMaxPayloadBytes = uint64_t{64} << 20;
+// The largest payload an answer can have: a state of a chunk of Layout's largest chunk_elements.
+constexpr uint64_t kMaxPayloadBytes = uint64_t{192} << 20;
 constexpr int kMaxMessageBytes = kMaxPayloadBytes + (64 << 10);
 
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(50);

@@ -58,6 +58,24 @@ std::string DescribeOptions(const OptimizerOptions& options) {
       CodecName(options.warm_up_codec), options.variance_floor);
 }
 
+StepRates MessageOf(absl::Span<const GroupRates> rates) {
+  StepRates message;
+  for (const GroupRates& group : rates) {
+    Rates& to = *message.add_groups();
+    to.set_learning_rate(group.learning_rate);
+    to.set_weight_decay(group.weight_decay);
+  }
+  return message;
+}
+
+std::vector<GroupRates> RatesOf(const StepRates& message) {
+  std::vector<GroupRates> rates;
+  for (const Rates& group : message.groups()) {
+    rates.push_back({group.learning_rate(), group.weight_decay()});
+  }
+  return rates;
+}
+
 OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
                        std::vector<Parameter> parameters)
     : layout_(layout),
@@ -72,6 +90,7 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
 }
 
 void OneBitAdam::Restore(OptimizerState state) {
+  power_ = std::min(state.step, options_.freeze_step);
   beta1_power_ = state.beta1_power;
   beta2_power_ = state.beta2_power;
   error_ = std::move(state.error);
@@ -84,12 +103,60 @@ void OneBitAdam::Restore(OptimizerState state) {
   }
 }
 
+void OneBitAdam::Seek(uint64_t step) {
+  codec_ = options_.warm_up_codec;
+  const uint64_t power = std::min(step, options_.freeze_step);
+  if (power < power_) {
+    power_ = 0;
+    beta1_power_ = beta2_power_ = 1;
+  }
+  while (power_ < power) MultiplyPowers();
+}
+
+void OneBitAdam::MultiplyPowers() {
+  ++power_;
+  beta1_power_ *= options_.beta1;
+  beta2_power_ *= options_.beta2;
+}
+
+Payload OneBitAdam::State(uint32_t chunk_index) const {
+  const Chunk& chunk = layout_.chunks()[chunk_index];
+  Payload state(layout_.PayloadBytes(STATE, chunk_index));
+  auto* parameters = reinterpret_cast<float*>(state.data());
+  for (const Segment& segment : chunk.segments) {
+    const float* values = parameters_[segment.tensor].values.data() + segment.tensor_offset;
+    std::copy_n(values, segment.elements, parameters + segment.chunk_offset);
+  }
+  const std::vector<float> momentum = Momentum(chunk_index);
+  float* const after = std::copy(momentum.begin(), momentum.end(), parameters + chunk.elements);
+  std::copy_n(variance_.data() + chunk.first_element, chunk.elements, after);
+  return state;
+}
+
+void OneBitAdam::SetState(uint32_t chunk_index, absl::Span<const uint8_t> state) {
+  const Chunk& chunk = layout_.chunks()[chunk_index];
+  const auto* parameters = reinterpret_cast<const float*>(state.data());
+  for (const Segment& segment : chunk.segments) {
+    std::copy_n(parameters + segment.chunk_offset, segment.elements,
+                parameters_[segment.tensor].values.data() + segment.tensor_offset);
+  }
+  const float* momentum = parameters + chunk.elements;
+  dense_momentum_[chunk_index].assign(momentum, momentum + chunk.elements);
+  signed_momentum_[chunk_index] = Payload();
+  std::copy_n(momentum + chunk.elements, chunk.elements, variance_.data() + chunk.first_element);
+}
+
+uint32_t OneBitAdam::groups() const {
+  uint32_t groups = 0;
+  for (const Parameter& parameter : parameters_) groups = std::max(groups, parameter.group + 1);
+  return groups;
+}
+
 void OneBitAdam::BeginStep(uint64_t step, absl::Span<const GroupRates> rates) {
   rates_.assign(rates.begin(), rates.end());
   error_scale_ = 1;
   if (step < options_.freeze_step) {
-    beta1_power_ *= options_.beta1;
-    beta2_power_ *= options_.beta2;
+    MultiplyPowers();
     return;
   }
   codec_ = ONE_BIT;
@@ -97,6 +164,7 @@ void OneBitAdam::BeginStep(uint64_t step, absl::Span<const GroupRates> rates) {
 }
 
 void OneBitAdam::FreezeVariance() {
+  has_frozen_ = true;
   // Errors were in units of the gradient, and are in units of the momentum from here on.
   error_scale_ = MomentumRatesOf(options_).one_minus_beta1;
   kernels::Scale(error_scale_, absl::MakeSpan(error_));

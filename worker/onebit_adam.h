@@ -57,6 +57,10 @@ struct GroupRates {
 };
 static_assert(sizeof(GroupRates) == 2 * sizeof(double));  // no padding: ranks compare its bytes
 
+// As they travel.
+StepRates MessageOf(absl::Span<const GroupRates> rates);
+std::vector<GroupRates> RatesOf(const StepRates& message);
+
 // All that an optimizer remembers between two steps, parameters apart. Vectors are in layout order.
 struct OptimizerState {
   uint64_t step = 0;  // the next one
@@ -76,9 +80,21 @@ class OneBitAdam {
   // BeginStep(step) comes next. Before anything else.
   void Restore(OptimizerState state);
 
+  // As if the steps before had been taken, but for the vectors: BeginStep(step) comes next.
+  void Seek(uint64_t step);
+
+  // The chunk's parameters, momentum and variance, a float each per element, one after the other:
+  // STATE's payload. Sign and payload of every number stay what they are.
+  Payload State(uint32_t chunk) const;
+  // Takes them over. `state` has the size of the chunk's State.
+  void SetState(uint32_t chunk, absl::Span<const uint8_t> state);
+
   // Starts step `step`, the one after the last; at the freeze step this freezes the variance.
   // `rates` has an entry for each group.
   void BeginStep(uint64_t step, absl::Span<const GroupRates> rates);
+
+  bool has_frozen() const { return has_frozen_; }  // the variance, in a step of its own
+  uint32_t groups() const;  // entries that the parameters need of a step's rates
 
   Codec codec() const { return codec_; }              // how this step's frames are encoded
   float error_scale() const { return error_scale_; }  // for this step's FrameHeader
@@ -110,6 +126,7 @@ class OneBitAdam {
   std::vector<float> Momentum(uint32_t chunk) const;
 
  private:
+  void MultiplyPowers();
   void FreezeVariance();
   enum class MomentumShare { kStays, kGoesBack };
   void PutBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed, MomentumShare share);
@@ -131,10 +148,12 @@ class OneBitAdam {
   const std::vector<Parameter> parameters_;
 
   Codec codec_;
+  bool has_frozen_ = false;
   float error_scale_ = 1;
   std::vector<GroupRates> rates_;
-  double beta1_power_ = 1,
-         beta2_power_ = 1;  // beta^steps of the warm-up, by repeated multiplication
+  // beta^power_, by repeated multiplication; power_ is the steps of the warm-up that were taken.
+  uint64_t power_ = 0;
+  double beta1_power_ = 1, beta2_power_ = 1;
 
   std::vector<float> error_;     // layout order
   std::vector<float> variance_;  // layout order; once frozen, the inverse denominators

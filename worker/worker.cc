@@ -1,8 +1,8 @@
 #include "worker/worker.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
-#include <deque>
 #include <optional>
 #include <random>
 #include <utility>
@@ -17,6 +17,7 @@
 #include "kernels/dense.h"
 #include "worker/checkpoint_dir.h"
 #include "worker/kept_frames.h"
+#include "worker/replica_fetch.h"
 
 namespace signpost {
 namespace {
@@ -94,24 +95,6 @@ absl::Status CheckLateness(const WorkerOptions& options) {
                                                     options.min_workers, options.world_size));
 }
 
-StepRates MessageOf(absl::Span<const GroupRates> rates) {
-  StepRates message;
-  for (const GroupRates& group : rates) {
-    Rates& to = *message.add_groups();
-    to.set_learning_rate(group.learning_rate);
-    to.set_weight_decay(group.weight_decay);
-  }
-  return message;
-}
-
-std::vector<GroupRates> RatesOf(const StepRates& message) {
-  std::vector<GroupRates> rates;
-  for (const Rates& group : message.groups()) {
-    rates.push_back({group.learning_rate(), group.weight_decay()});
-  }
-  return rates;
-}
-
 uint64_t NewIncarnation() {
   std::random_device random;
   return (uint64_t{random()} << 32) | random();
@@ -148,41 +131,15 @@ std::string WhoIsWaitedFor(const StatusResponse& response) {
 
 }  // namespace
 
-// What became of each exchange, in the order in which they ended. Thread-safe.
-class Worker::Inbox {
- public:
-  struct Item {
-    uint32_t chunk;
-    absl::StatusOr<Answer> answer;
-  };
-
-  void Put(uint32_t chunk, absl::StatusOr<Answer> answer) {
-    absl::MutexLock lock(&mutex_);
-    items_.push_back({chunk, std::move(answer)});
-  }
-
-  // Blocks for at most `timeout`.
-  std::optional<Item> Take(Clock& clock, absl::Duration timeout) {
-    absl::MutexLock lock(&mutex_);
-    if (!clock.Await(mutex_, absl::Condition(this, &Inbox::HasItem), timeout)) {
-      return std::nullopt;
-    }
-    Item item = std::move(items_.front());
-    items_.pop_front();
-    return item;
-  }
-
- private:
-  bool HasItem() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !items_.empty(); }
-
-  absl::Mutex mutex_;
-  std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
-};
-
 // A chunk's exchanges: one at a time, of consecutive steps.
 struct Worker::ChunkExchange {
   KeptFrames kept;
   std::optional<uint64_t> step_under_way;
+  uint64_t next_step = 0;   // of which the answer has not been applied
+  bool owes_state = false;  // to a rank that comes back, once there is one that fits a step
+  // The aggregator was started again, and is to find its way to the step at which this worker came
+  // back without it.
+  bool offers_again = false;
   // Of the frame that is not answered yet, to take it back.
   std::shared_ptr<const Payload> packed;
   uint32_t blocks_packed = 0;
@@ -196,6 +153,8 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions& optimizer,
       layout_(std::move(layout)),
       shard_of_chunk_(layout_.ShardOfChunk(channels.size())),
       window_(std::max<uint32_t>(8, 2 * channels.size())),
+      freeze_step_(optimizer.freeze_step),
+      incarnation_(NewIncarnation()),
       optimizer_(layout_, optimizer, parameters_),
       epochs_(channels.size()),
       generations_(channels.size()),
@@ -242,14 +201,17 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
   std::unique_ptr<Worker> worker(new Worker(options, optimizer, std::move(parameters),
                                             std::move(channels), *std::move(layout)));
   const absl::Time deadline = options.clock->Now() + options.join_timeout;
-  const uint64_t incarnation = NewIncarnation();
   uint32_t joined = 0;
   absl::Status status;
   for (; joined < worker->channels_.size(); ++joined) {
-    status = worker->JoinShard(joined, job_options, incarnation, deadline);
+    status = worker->JoinShard(joined, job_options, deadline);
     if (!status.ok()) break;
   }
-  if (status.ok() && state) status = worker->Resume(*std::move(state));
+  if (status.ok() && worker->returned_) {
+    status = worker->ComeBack();
+  } else if (status.ok() && state) {
+    status = worker->Resume(*std::move(state));
+  }
   if (status.ok()) return worker;
   // Otherwise the shards before would keep the job's name for a start that comes to nothing.
   worker->deadline_ = options.clock->Now() + kGiveUpTimeout;
@@ -283,6 +245,27 @@ absl::Status Worker::Resume(ResumeState state) {
   return absl::OkStatus();
 }
 
+absl::Status Worker::ComeBack() {
+  ReplicaSource source = {.header_of = [this](uint32_t chunk) { return HeaderOf(chunk, FETCH); },
+                          .clock = options_.clock,
+                          .timeout = options_.exchange_timeout,
+                          .window = static_cast<uint32_t>(2 * channels_.size()),
+                          .freeze_step = freeze_step_,
+                          .least_step = returned_->step};
+  for (const uint32_t shard : shard_of_chunk_) {
+    source.channel_of_chunk.push_back(channels_[shard].get());
+  }
+  const absl::StatusOr<uint64_t> step = FetchReplica(source, layout_, optimizer_);
+  if (!step.ok()) {
+    return absl::Status(step.status().code(),
+                        absl::StrFormat("rank %d could not come back to job '%s': %s",
+                                        options_.rank, options_.job, step.status().message()));
+  }
+  step_ = newest_step_ = returned_->step = *step;
+  for (ChunkExchange& exchange : exchanges_) exchange.next_step = *step;
+  return absl::OkStatus();
+}
+
 void Worker::SendRestore(uint32_t chunk, const ChunkErrors& errors) {
   const auto found = errors.find(chunk);
   const size_t elements = found == errors.end() ? 0 : found->second.size();
@@ -294,13 +277,12 @@ void Worker::SendRestore(uint32_t chunk, const ChunkErrors& errors) {
   Exchange(chunk, step_);
 }
 
-absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, uint64_t incarnation,
-                               absl::Time deadline) {
+absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, absl::Time deadline) {
   JoinRequest request;
   request.set_job(options_.job);
   request.set_rank(options_.rank);
   request.set_world_size(options_.world_size);
-  request.set_incarnation(incarnation);
+  request.set_incarnation(incarnation_);
   request.set_shard(shard);
   request.set_shard_count(channels_.size());
   *request.mutable_options() = job_options;
@@ -320,6 +302,15 @@ absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, ui
   }
   epochs_[shard] = response->epoch();
   generations_[shard] = response->generation();
+  if (!response->returning()) return absl::OkStatus();
+  if (!returned_) returned_.emplace().lost_error_norm = 0;
+  returned_->step = std::max(returned_->step, response->first_step());
+  if (response->has_lost_error_squared() && returned_->lost_error_norm) {
+    returned_->lost_error_norm =
+        std::hypot(*returned_->lost_error_norm, std::sqrt(response->lost_error_squared()));
+  } else {
+    returned_->lost_error_norm.reset();
+  }
   return absl::OkStatus();
 }
 
@@ -457,6 +448,7 @@ FrameHeader Worker::HeaderOf(uint32_t chunk, Codec codec) const {
   header.set_chunk(chunk);
   header.set_codec(codec);
   header.set_rates_crc32c(rates_crc32c_);
+  header.set_incarnation(incarnation_);
   return header;
 }
 
@@ -485,6 +477,7 @@ void Worker::Send(uint32_t chunk, absl::Span<const absl::Span<const float>> grad
 void Worker::Exchange(uint32_t chunk, uint64_t step) {
   ChunkExchange& exchange = exchanges_[chunk];
   exchange.step_under_way.reset();
+  exchange.offers_again = false;
   SentFrame* frame = exchange.kept.Find(step);
   if (frame == nullptr) return;
   exchange.step_under_way = step;
@@ -520,6 +513,11 @@ absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answ
     return absl::Status(status.code(),
                         absl::StrFormat("answer from aggregator %s: %s", channels_[shard]->target(),
                                         status.message()));
+  }
+  if (answer->header.codec() == FETCH) {
+    for (const uint32_t wanted : answer->header.wanted_chunks()) GiveState(wanted);
+    Exchange(chunk, step);
+    return false;
   }
   if (answer->header.codec() == REPLAY) {
     if (status = Replay(chunk, answer->header, report); !status.ok()) return status;
@@ -557,8 +555,9 @@ absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answ
 }
 
 void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
-  if (answer.header.codec() == RESTORE) return;  // it says only that the round is closed
   ChunkExchange& exchange = exchanges_[chunk];
+  exchange.next_step = answer.header.step() + 1;
+  if (answer.header.codec() == RESTORE) return;  // it says only that the round is closed
   const AnswerHeader& header = answer.header;
   bool is_late = false;
   for (const uint32_t rank : header.late_ranks()) {
@@ -579,23 +578,50 @@ void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
     optimizer_.Apply(chunk, std::move(answer));
   }
   exchange.packed.reset();
+  if (exchange.owes_state) GiveState(chunk);
+}
+
+void Worker::GiveState(uint32_t chunk) {
+  const uint64_t step = exchanges_[chunk].next_step;
+  if (step_ < layout_.options().first_step()) return;  // it has no state yet
+  // Between the freeze of the variance and the first answer after it a state fits no step.
+  exchanges_[chunk].owes_state = step == freeze_step_ && optimizer_.has_frozen();
+  if (exchanges_[chunk].owes_state) return;
+  auto state = std::make_shared<const Payload>(optimizer_.State(chunk));
+  FrameHeader header = HeaderOf(chunk, STATE);
+  header.set_step(step);
+  header.set_payload_crc32c(Crc32c(state->span()));
+  // If it is lost, another worker is asked.
+  channels_[shard_of_chunk_[chunk]]->Exchange(header, std::move(state), deadline_,
+                                              [](const absl::StatusOr<Answer>&) {});
 }
 
 absl::Status Worker::Replay(uint32_t chunk, const AnswerHeader& wanted, StepReport& report) {
   const uint32_t shard = shard_of_chunk_[chunk];
-  KeptFrames& kept = exchanges_[chunk].kept;
-  if (kept.Find(wanted.step()) == nullptr) {
+  ChunkExchange& exchange = exchanges_[chunk];
+  KeptFrames& kept = exchange.kept;
+  const bool knew_of_it =
+      kept.Find(*exchange.step_under_way)->header.generation() == wanted.generation();
+  const bool is_news = wanted.generation() > generations_[shard];
+  if (is_news) generations_[shard] = wanted.generation();
+  if (kept.Find(wanted.step()) != nullptr) {
+    report.replayed_frames += kept.newest().header.step() - wanted.step();
+    Exchange(chunk, wanted.step());
+  } else if (!returned_ || wanted.step() >= returned_->step) {
     return absl::DataLossError(absl::StrFormat(
         "aggregator %s (shard %d of %d) was started again from an older state than it had promised "
         "to keep: it asks for step %d of chunk %d, and frames are kept from step %d on. Start the "
         "job again from a checkpoint",
         channels_[shard]->target(), shard, channels_.size(), wanted.step(), chunk,
         kept.oldest_step()));
+  } else if (knew_of_it) {
+    // Those rounds closed without this rank, and will again.
+    exchange.step_under_way.reset();
+    exchange.offers_again = true;
+  } else {
+    // But of what closed with it, it must be told at once.
+    Exchange(chunk, kept.oldest_step());
   }
-  const bool is_news = wanted.generation() > generations_[shard];
-  if (is_news) generations_[shard] = wanted.generation();
-  report.replayed_frames += kept.newest().header.step() - wanted.step();
-  Exchange(chunk, wanted.step());
   if (!is_news) return absl::OkStatus();
   ++report.restarted_aggregators;
   for (uint32_t other = 0; other < exchanges_.size(); ++other) {
@@ -611,6 +637,9 @@ void Worker::Offer(uint32_t chunk) {
 }
 
 void Worker::OfferToIdleShards() {
+  for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
+    if (exchanges_[chunk].offers_again) Exchange(chunk, exchanges_[chunk].kept.oldest_step());
+  }
   std::vector<bool> is_idle(channels_.size(), true);
   for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
     if (exchanges_[chunk].step_under_way) is_idle[shard_of_chunk_[chunk]] = false;
@@ -647,12 +676,23 @@ absl::Status Worker::Leave() {
   return first_error;
 }
 
+// In a job that goes on without this worker, its part of a step that failed counts where it was
+// answered.
+uint64_t Worker::StepsAt(uint32_t shard) const {
+  uint64_t steps = step_;
+  for (uint32_t chunk = 0; chunk < exchanges_.size() && options_.min_workers > 0; ++chunk) {
+    if (shard_of_chunk_[chunk] == shard) steps = std::max(steps, exchanges_[chunk].next_step);
+  }
+  return steps;
+}
+
 absl::Status Worker::LeaveShard(uint32_t shard) {
   LeaveRequest request;
   request.set_job(options_.job);
   request.set_epoch(epochs_[shard]);
   request.set_rank(options_.rank);
-  request.set_steps(step_);
+  request.set_steps(StepsAt(shard));
+  request.set_incarnation(incarnation_);
   while (true) {
     const absl::Status status = channels_[shard]->Leave(request, deadline_);
     if (!absl::IsAborted(status) || options_.clock->Now() >= deadline_) return status;
@@ -670,7 +710,7 @@ absl::Status Worker::OfferAll(uint32_t shard) {
 absl::Status Worker::AwaitOffers() {
   StepReport report;
   const auto under_way = [](const ChunkExchange& exchange) {
-    return exchange.step_under_way.has_value();
+    return exchange.step_under_way.has_value() || exchange.offers_again;
   };
   while (options_.clock->Now() < deadline_ &&
          std::any_of(exchanges_.begin(), exchanges_.end(), under_way)) {
@@ -768,6 +808,7 @@ absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
   request.set_rank(options_.rank);
   request.set_chunk(chunk);
   request.set_step(step_);
+  request.set_incarnation(incarnation_);
   absl::StatusOr<ReadErrorResponse> response;
   while (true) {
     response = channels_[shard]->ReadError(request, deadline_);

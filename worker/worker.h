@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "worker/channel.h"
 #include "worker/checkpoint_file.h"
 #include "worker/clock.h"
+#include "worker/inbox.h"
 #include "worker/onebit_adam.h"
 #include "worker/resume_state.h"
 
@@ -59,6 +61,14 @@ struct Resumed {
   std::vector<std::string> warnings;  // what newer checkpoints were damaged, and how
 };
 
+// How a worker came back to a job in the place of one that was lost.
+struct Returned {
+  uint64_t step = 0;  // from which on it takes part
+  // The worker before had an error, which is lost: of at most this Euclidean norm after the last
+  // frame that the aggregators had from it. None when they do not know.
+  std::optional<double> lost_error_norm;
+};
+
 struct StepReport {
   uint64_t step = 0;  // the last one that was taken
   // Steps that were taken before it in the same call, without a gradient, because the others had
@@ -86,6 +96,11 @@ class Worker {
 
   // An aggregator that is started again with its state directory gets what it has lost, in whatever
   // call comes next; nobody else notices.
+  //
+  // In a job with a round deadline whose rounds go on without this rank, because its process is
+  // gone, this worker takes its place: parameters and optimizer state come from the others, who
+  // train on, and steps() begins at the step where they are. Its error begins at zero: see
+  // returned(). ALREADY_EXISTS when the rank is not gone. `resume_from` is then ignored.
   //
   // Joins the job at every shard; blocks until all ranks have. `channels[s]` leads to shard s.
   // Errors name the aggregator, rank, tensor or option at fault; DEADLINE_EXCEEDED names the ranks
@@ -129,21 +144,24 @@ class Worker {
   uint64_t steps() const { return step_; }
   const Layout& layout() const { return layout_; }
   const OneBitAdam& optimizer() const { return optimizer_; }
-  const Resumed& resumed() const { return resumed_; }  // empty if it started anew
+  const Resumed& resumed() const { return resumed_; }                    // empty if it started anew
+  const std::optional<Returned>& returned() const { return returned_; }  // none if it began the job
 
   // CRC-32C over all parameters in order: equal on all workers after every step.
   uint32_t ParametersCrc32c() const;
 
  private:
   struct ChunkExchange;
-  class Inbox;
 
   Worker(const WorkerOptions& options, const OptimizerOptions& optimizer,
          std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels,
          Layout layout);
 
-  absl::Status JoinShard(uint32_t shard, const JobOptions& job_options, uint64_t incarnation,
-                         absl::Time deadline);
+  absl::Status JoinShard(uint32_t shard, const JobOptions& job_options, absl::Time deadline);
+  // Gets what the others have, once all shards are joined.
+  absl::Status ComeBack();
+  // Sends the chunk's state, for a rank that comes back.
+  void GiveState(uint32_t chunk);
   // Adds what happened to `report`.
   absl::Status TakeStep(absl::Span<const absl::Span<const float>> gradients,
                         absl::Span<const GroupRates> rates, StepReport& report);
@@ -190,6 +208,7 @@ class Worker {
   absl::Status AwaitOffers();
   // Offers the frames of a shard that has lost some, and waits for their answers.
   absl::Status OfferAll(uint32_t shard);
+  uint64_t StepsAt(uint32_t shard) const;  // that this worker has had answers of
   absl::Status LeaveShard(uint32_t shard);
   absl::Status Explain(const absl::Status& status, uint32_t shard, absl::string_view what) const;
 
@@ -198,9 +217,12 @@ class Worker {
   const Layout layout_;
   const std::vector<uint32_t> shard_of_chunk_;
   const uint32_t window_;  // most chunks under way at once
+  const uint64_t freeze_step_;
+  const uint64_t incarnation_;  // tells this process from another that claims the rank
   OneBitAdam optimizer_;
   uint64_t step_ = 0;
   Resumed resumed_;
+  std::optional<Returned> returned_;
   std::set<std::string> damaged_checkpoints_;  // found when resuming
   absl::Status failure_;                       // of the first step that failed
   uint32_t rates_crc32c_ = 0;                  // of the current step

@@ -66,7 +66,8 @@ Plan AtCounts(absl::string_view name, const std::vector<int>& counts) {
 }
 
 // What each round, each of its frames, or each snapshot comes by, counts up to different steps. A
-// shard has three or four chunks, and one or two snapshots in a step.
+// shard has three or four chunks, one or two snapshots in a step, and some more while it replays,
+// because its chunks then go ahead one by one.
 Plan PlanFor(Failpoint point, absl::string_view name) {
   Plan plan;
   switch (point) {
@@ -82,17 +83,17 @@ Plan PlanFor(Failpoint point, absl::string_view name) {
     case Failpoint::kRoundClosed:
       return AtCounts(name, {1, 22, 30});
     case Failpoint::kFileHalfWritten:
-      return AtCounts(name, {3, 70, 70});  // a snapshot has 20 to 30 parts
+      return AtCounts(name, {3, 95, 95});  // a snapshot has 20 to 30 parts
     case Failpoint::kFileCreated:
     case Failpoint::kFileWritten:
     case Failpoint::kFileSynced:
     case Failpoint::kFileRenamed:
-      return AtCounts(name, {3, 9, 9});  // the first file is that of the generation
+      return AtCounts(name, {3, 12, 12});  // the first file is that of the generation
     case Failpoint::kSnapshotBegun:
     case Failpoint::kSnapshotSaved:
     case Failpoint::kSnapshotPruned:
     case Failpoint::kSnapshotAnnounced:
-      return AtCounts(name, {2, 8, 8});
+      return AtCounts(name, {2, 11, 11});
     case Failpoint::kSuspendBegun:
     case Failpoint::kSuspendHalfDone:
       plan = AtCounts(name, {1, 1, 1});
@@ -179,10 +180,8 @@ TEST_P(FailpointKillTest, ChangesNothing) {
   }
   absl::MutexLock lock(&mutex);
   ASSERT_EQ(died_after.size(), plan.deaths);
-  if (!plan.at_different_steps || plan.deaths == 1) return;
-  // One of them may die while it replays: the chunks go ahead one by one then, and so do snapshots.
-  EXPECT_TRUE(std::is_sorted(died_after.begin(), died_after.end()));
-  EXPECT_GT(died_after.back(), died_after.front());
+  if (!plan.at_different_steps) return;
+  for (size_t i = 1; i < died_after.size(); ++i) EXPECT_GT(died_after[i], died_after[i - 1]);
 }
 
 std::string NameOf(const ::testing::TestParamInfo<std::tuple<FailpointPlace, uint32_t>>& info) {

@@ -57,6 +57,7 @@ struct Audit::ChunkModel {
 };
 
 void Audit::AddFrame(const FrameHeader& header, absl::Span<const uint8_t> payload) {
+  if (!IsContribution(header.codec())) return;
   const auto [frame, is_new] =
       frames_.try_emplace({header.rank(), header.chunk(), header.step()},
                           Numbers{header.codec(), {payload.begin(), payload.end()}, {}});
@@ -66,7 +67,7 @@ void Audit::AddFrame(const FrameHeader& header, absl::Span<const uint8_t> payloa
 }
 
 void Audit::AddAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload) {
-  if (header.codec() == REPLAY) return;
+  if (header.codec() == REPLAY || !IsContribution(header.codec())) return;
   Numbers numbers{header.codec(), {payload.begin(), payload.end()}, {}};
   numbers.late_ranks.assign(header.late_ranks().begin(), header.late_ranks().end());
   const auto [answer, is_new] =
@@ -94,9 +95,13 @@ void Audit::Check(uint64_t steps, const Gradients& gradients) const {
           for (double& e : error) e *= 1 - optimizer_.beta1;
         }
       }
+      for (uint32_t rank = 0; rank < workers_; ++rank) {
+        if (returns_.contains({rank, step})) model.errors[rank] = zeros;
+      }
       CheckRound(c, step, gradients, model);
     }
     for (const auto& [rank, error] : errors_) {
+      if (returns_.contains({rank, steps})) continue;  // it took none
       for (uint32_t i = 0; i < chunk.elements; ++i) {
         const double got = error[chunk.first_element + i];
         if (IsNear(got, model.errors[rank][i], kTolerance)) continue;

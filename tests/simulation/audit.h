@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -34,6 +36,8 @@ class Audit {
   // Each as it travels. Reports a frame or answer that is not the one before for the same key.
   void AddFrame(const FrameHeader& header, absl::Span<const uint8_t> payload);
   void AddAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload);
+  // Another process takes the rank's place from that step on, and has no error then.
+  void SetReturn(uint32_t rank, uint64_t step) { returns_.insert({rank, step}); }
   // A rank's error after its last step, in layout order.
   void SetError(uint32_t rank, absl::Span<const float> error) {
     errors_[rank].assign(error.begin(), error.end());
@@ -65,6 +69,7 @@ class Audit {
   std::map<FrameKey, Numbers> frames_;
   std::map<AnswerKey, Numbers> answers_;
   std::map<uint32_t, std::vector<float>> errors_;  // by rank
+  std::set<std::pair<uint32_t, uint64_t>> returns_;
 };
 
 }  // namespace signpost::simulation

@@ -39,6 +39,7 @@ class Process {
   uint64_t incarnation() const { return incarnation_; }
   Aggregator& aggregator() { return *aggregator_; }
   SimDisk& disk() { return disk_; }
+  const SimDisk& disk() const { return disk_; }
 
  private:
   void StartLater();

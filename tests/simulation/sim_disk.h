@@ -30,6 +30,7 @@ class SimDisk final : public Disk {
   // The process dies in its `operations`-th operation from now on (1: the next): that one happens
   // in part or not at all, and all later ones fail.
   void DieIn(uint64_t operations) { operations_left_ = operations; }
+  bool will_die() const { return operations_left_ > 0; }
   bool died() const { return died_; }
 
   void set_full(bool full) { full_ = full; }

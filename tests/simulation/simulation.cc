@@ -5,11 +5,13 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "tests/forwarding_channel.h"
 #include "tests/simulation/audit.h"
 #include "tests/simulation/process.h"
 #include "tests/simulation/scheduler.h"
@@ -37,6 +39,10 @@ struct JobPlan {
       min_workers = std::max<uint32_t>(1, workers - 1 - Below(2));
       round_deadline = absl::Milliseconds(4 + Below(30));
     }
+    if (min_workers > 0 && min_workers < workers && Below(2) == 0) {
+      workers_die = true;
+      steps += 40;
+    }
   }
 
   uint64_t Below(uint64_t n) { return random() % n; }
@@ -49,6 +55,7 @@ struct JobPlan {
   uint32_t bad_rank = 0;
   uint32_t min_workers = 0;
   absl::Duration round_deadline;
+  bool workers_die = false;
   uint32_t chunk_elements = 64;  // 7 chunks, all of them under way at once; or 13, more than that
   const std::vector<size_t> tensors = {37, 8, 1, 300, 64};
 };
@@ -78,6 +85,52 @@ struct Part {
   Disk* resume_from = nullptr;
 };
 
+// A worker's process, as far as others can tell.
+struct Life {
+  bool is_dead = false;
+  bool is_stepping = false;
+  std::vector<uint64_t> served_by;  // by shard: what answered all of its last step
+  std::vector<std::shared_ptr<Channel::ExchangeDone>> exchanges;
+};
+
+// Of a process that may die: then nothing is sent or received any more, but what is on its way.
+class MortalChannel final : public testing::ForwardingChannel {
+ public:
+  MortalChannel(std::unique_ptr<Channel> inner, std::shared_ptr<Life> life,
+                std::function<void()> on_return)
+      : ForwardingChannel(std::move(inner)),
+        life_(std::move(life)),
+        on_return_(std::move(on_return)) {}
+
+  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override {
+    absl::StatusOr<JoinResponse> response = ForwardingChannel::Join(request, deadline);
+    if (response.ok() && response->returning()) on_return_();
+    return response;
+  }
+
+  void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
+                absl::Time deadline, ExchangeDone done) override {
+    if (life_->is_dead) return done(absl::CancelledError("dead"));
+    auto shared = std::make_shared<ExchangeDone>(std::move(done));
+    life_->exchanges.push_back(shared);
+    ForwardingChannel::Exchange(header, std::move(payload), deadline,
+                                [shared](absl::StatusOr<Answer> answer) {
+                                  if (*shared) std::exchange(*shared, nullptr)(std::move(answer));
+                                });
+  }
+
+  static void Kill(Life& life) {
+    life.is_dead = true;
+    for (auto& done : std::exchange(life.exchanges, {})) {
+      if (*done) std::exchange(*done, nullptr)(absl::CancelledError("dead"));
+    }
+  }
+
+ private:
+  const std::shared_ptr<Life> life_;
+  const std::function<void()> on_return_;
+};
+
 class Simulation {
  public:
   Simulation(const JobPlan& plan, uint64_t seed, const Digests* expected, const Part& part = {})
@@ -101,12 +154,18 @@ class Simulation {
     for (auto& process : processes_) process->Start();
     if (expected_ != nullptr) PlanFaults();
     for (uint32_t rank = 0; rank < plan_.workers; ++rank) {
-      scheduler_.Spawn([this, rank] { Train(rank); });
+      scheduler_.Spawn([this, rank] {
+        bool comes_back = Train(rank, /*is_first=*/true);
+        while (comes_back) {
+          scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(60)));
+          comes_back = Train(rank, /*is_first=*/false);
+        }
+      });
     }
     scheduler_.Run();
     for (auto& process : processes_) CheckOver(*process);
     // What is before the first step of a job that resumes is another simulation's.
-    if (!result_.violations.empty() || part_.from > 0) return;
+    if (!result_.violations.empty() || part_.from > 0 || state_is_lost_) return;
     audit_.Check(until_, [this](uint32_t rank, uint64_t step) {
       auto gradients = GradientsOf(plan_, rank, step);
       if (has_trained_[rank][step]) return gradients;
@@ -127,8 +186,8 @@ class Simulation {
     if (result_.violations.size() < 5) result_.violations.push_back(violation);
   }
 
-  // The job as one rank runs it.
-  void Train(uint32_t rank) {
+  // The job as one process of a rank runs it. Whether another is to come in its place.
+  bool Train(uint32_t rank, bool is_first) {
     std::vector<std::vector<float>> values;
     std::vector<Parameter> parameters;
     for (size_t i = 0; i < plan_.tensors.size(); ++i) {
@@ -138,10 +197,19 @@ class Simulation {
       parameters.push_back(
           {absl::StrCat("tensor", i), {values[i].size()}, absl::MakeSpan(values[i])});
     }
+    const auto life = std::make_shared<Life>();
+    // Of all shards: nothing is needed any more of the process before.
+    auto shards_to_return = std::make_shared<size_t>(processes_.size());
+    away_ranks_.insert(rank);  // until it has the state
+    const auto on_return = [this, rank, shards_to_return] {
+      if (--*shards_to_return == 0) vulnerable_ranks_.erase(rank);
+    };
     std::vector<std::unique_ptr<Channel>> channels;
     for (auto& process : processes_) {
-      channels.push_back(std::make_unique<SimChannel>(
-          Wire{scheduler_, *process, links_[{rank, process.get()}], audit_, tells_late_ranks_}));
+      channels.push_back(std::make_unique<MortalChannel>(
+          std::make_unique<SimChannel>(
+              Wire{scheduler_, *process, links_[{rank, process.get()}], audit_, tells_late_ranks_}),
+          life, on_return));
     }
     absl::StatusOr<std::unique_ptr<Worker>> worker =
         Worker::Join({.job = "simulated",
@@ -155,11 +223,24 @@ class Simulation {
                       .min_workers = plan_.min_workers,
                       .clock = &scheduler_},
                      plan_.optimizer, parameters, std::move(channels), part_.resume_from);
-    if (!worker.ok()) return Report(absl::StrCat("join: ", worker.status().ToString()));
+    if (!worker.ok()) {
+      const bool is_over = plan_.min_workers > 0 && (finished_ranks_ > 0 || state_is_lost_);
+      if (!is_over) Report(absl::StrCat("join: ", worker.status().ToString()));
+      return false;
+    }
+    // A first process as well, when the answer to its Join is lost and the others go on.
+    if (!is_first && !(*worker)->returned()) Report("a worker comes back as if it had been there");
+    away_ranks_.erase(rank);
+    if ((*worker)->returned()) {
+      ++result_.returned_workers;
+      audit_.SetReturn(rank, (*worker)->steps());
+    }
     audit_.SetLayout((*worker)->layout());
-    bool is_in_time = true;
-    while ((*worker)->steps() < until_ && is_in_time) is_in_time = TrainStep(rank, **worker);
-    if (is_in_time) audit_.SetError(rank, (*worker)->optimizer().error());
+    bool goes_on = true;
+    while ((*worker)->steps() < until_ && goes_on) goes_on = TrainStep(rank, **worker, life);
+    if (life->is_dead) return true;
+    if (goes_on) audit_.SetError(rank, (*worker)->optimizer().error());
+    if (goes_on) ++finished_ranks_;
     if (part_.save_to != nullptr) {
       if (scheduler_.OneIn(3)) KillSoon();
       const absl::Status saved = (*worker)->Checkpoint(*part_.save_to);
@@ -169,18 +250,38 @@ class Simulation {
     if (scheduler_.OneIn(2)) KillSoon();
     const absl::Status left = (*worker)->Leave();
     if (!left.ok()) Report(absl::StrCat("leave: ", left.ToString()));
+    return !goes_on && plan_.workers_die;
+  }
+
+  // The rank's process dies in the middle of its step, if it may.
+  void Die(uint32_t rank, uint64_t steps, Life& life) {
+    const bool is_early = steps + 30 < until_;
+    const bool others_suffice = plan_.workers - away_ranks_.size() > plan_.min_workers;
+    if (!life.is_stepping || !is_early || !others_suffice) return;
+    for (size_t shard = 0; shard < processes_.size(); ++shard) {
+      // Otherwise it may need frames that die with the worker.
+      const Process& process = *processes_[shard];
+      const bool is_safe = process.is_up() && !process.disk().will_die() &&
+                           process.incarnation() == life.served_by[shard];
+      if (!is_safe) return;
+    }
+    ++result_.dead_workers;
+    away_ranks_.insert(rank);
+    vulnerable_ranks_.insert(rank);
+    MortalChannel::Kill(life);
   }
 
   void KillSoon() {
     if (expected_ == nullptr) return;
     scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(10)), [this] {
+      if (!vulnerable_ranks_.empty()) return;
       ++result_.kills;
       processes_[scheduler_.Below(processes_.size())]->Kill();
     });
   }
 
   // Whether the rank can go on.
-  bool TrainStep(uint32_t rank, Worker& worker) {
+  bool TrainStep(uint32_t rank, Worker& worker, const std::shared_ptr<Life>& life) {
     scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(5)));
     if (scheduler_.OneIn(6)) {
       scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(80)));
@@ -189,13 +290,30 @@ class Simulation {
     has_trained_[rank][first] = true;
     const auto gradients = GradientsOf(plan_, rank, first);
     const std::vector<absl::Span<const float>> spans(gradients.begin(), gradients.end());
+    std::vector<uint64_t> serving;
+    for (const auto& process : processes_) serving.push_back(process->incarnation());
+    if (expected_ != nullptr && plan_.workers_die && scheduler_.OneIn(15)) {
+      scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(10)),
+                       [this, rank, first, life] { Die(rank, first, *life); });
+    }
+    life->is_stepping = !life->served_by.empty();
     const absl::StatusOr<StepReport> report =
         worker.Step(spans, {{.learning_rate = 0.01 / (1 + first), .weight_decay = 0.1}});
+    life->is_stepping = false;
+    life->served_by = std::move(serving);
+    life->exchanges.clear();
+    if (life->is_dead) return false;
     if (!report.ok()) {
       // The answers of four rounds are always kept; of the one after, parts may be there.
       const bool is_too_late = absl::StrContains(report.status().message(), "no longer kept") &&
                                digests_.rbegin()->first >= first + 3;
-      if (!is_too_late || ++result_.lost_ranks > plan_.workers - plan_.min_workers) {
+      ++result_.lost_ranks;
+      away_ranks_.insert(rank);
+      // Rounds stand still when too few are left, until some are back: if there is one to help
+      // them.
+      const bool others_suffice = away_ranks_.size() <= plan_.workers - plan_.min_workers;
+      if (away_ranks_.size() == plan_.workers) state_is_lost_ = true;
+      if (!is_too_late || (!others_suffice && !plan_.workers_die)) {
         Report(absl::StrFormat("rank %d: %s", rank, report.status().ToString()));
       }
       return false;
@@ -243,6 +361,7 @@ class Simulation {
   }
 
   void Disturb(Process& process) {
+    if (!vulnerable_ranks_.empty()) return;
     switch (scheduler_.Below(4)) {
       case 0:
         ++result_.stops;
@@ -267,7 +386,7 @@ class Simulation {
   }
 
   void CheckOver(Process& process) {
-    if (!process.is_up()) return;
+    if (!process.is_up() || !away_ranks_.empty()) return;
     const StatusResponse status = process.aggregator().Status({});
     if (status.jobs_size() != 0) {
       Report(absl::StrCat("the job is still there: ", status.ShortDebugString()));
@@ -284,6 +403,10 @@ class Simulation {
   std::map<std::pair<uint32_t, Process*>, Link> links_;
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<uint64_t, uint32_t> digests_;  // by step
+  std::set<uint32_t> away_ranks_;         // dead, lost, or not there yet
+  std::set<uint32_t> vulnerable_ranks_;   // whose frames aggregators might still need
+  uint32_t finished_ranks_ = 0;
+  bool state_is_lost_ = false;  // all ranks were away at once
   SimulationResult result_;
   Audit audit_;
   std::vector<std::vector<bool>> has_trained_;  // by rank and step: with a gradient

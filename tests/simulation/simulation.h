@@ -23,18 +23,24 @@ struct SimulationResult {
   uint64_t late_rounds = 0;  // of one rank and chunk each
   uint64_t steps_caught_up = 0;
   uint64_t lost_ranks = 0;  // too late to catch up
+  uint64_t dead_workers = 0;
+  uint64_t returned_workers = 0;  // in the place of one that was dead, or lost
 };
 
 // CRC-32C of the parameters after each step.
 using Digests = std::vector<uint32_t>;
 
 // The seed's job without any fault. The seed decides the workers, shards, steps, the codec of the
-// warm-up and when it ends, whether and when a gradient is not finite, and whether rounds close
-// without late workers.
+// warm-up and when it ends, whether and when a gradient is not finite, whether rounds close without
+// late workers, and whether workers die.
 Digests Undisturbed(uint64_t seed);
 
 // The same job with faults. Invariants:
-//   - every call of every worker succeeds, but for a step of one that is too late to catch up;
+//   - every call of every worker succeeds, but for a step of one that is too late to catch up, and
+//     those of one that is dead;
+//   - who dies comes back, unless the job is over before. No aggregator dies between a worker's
+//   death
+//     and the admission of the next: two faults at once are too many;
 //   - after every step each worker's parameters have the same bytes, and unless rounds close
 //     without late workers the expected ones;
 //   - the frames and answers that travelled add up: audit.h;

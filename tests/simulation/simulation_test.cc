@@ -99,15 +99,18 @@ TEST(Simulation, HoldsTheInvariants) {
     total.late_rounds += result.late_rounds;
     total.steps_caught_up += result.steps_caught_up;
     total.lost_ranks += result.lost_ranks;
+    total.dead_workers += result.dead_workers;
+    total.returned_workers += result.returned_workers;
   }
   std::printf(
       "%ju seeds: %ju kills, %ju of them with a bit flipped, %ju kills while saving, %ju stops, "
       "%ju frames replayed, %ju rounds skipped, %ju times late, %ju steps caught up, %ju ranks "
-      "lost\n",
+      "lost, %ju workers dead, %ju come back\n",
       uintmax_t{flags.seeds}, uintmax_t{total.kills}, uintmax_t{total.bit_flips},
       uintmax_t{total.kills_while_saving}, uintmax_t{total.stops}, uintmax_t{total.replayed_frames},
       uintmax_t{total.skipped_rounds}, uintmax_t{total.late_rounds},
-      uintmax_t{total.steps_caught_up}, uintmax_t{total.lost_ranks});
+      uintmax_t{total.steps_caught_up}, uintmax_t{total.lost_ranks}, uintmax_t{total.dead_workers},
+      uintmax_t{total.returned_workers});
 }
 
 TEST(Simulation, JobsThatResumeHoldTheInvariants) {

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 3
+ABI = 4
 NEVER = 2**64 - 1
 
 _LIBRARY = Path(__file__).with_name("libsignpost.so")
@@ -103,6 +103,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "checkpoint": (c_int, [c_void_p, c_char_p, *_ERROR]),
     "steps": (c_uint64, [c_void_p]),
     "resume_warnings": (c_char_p, [c_void_p]),
+    "returned": (c_int, [c_void_p, POINTER(ctypes.c_double)]),
     "parameters_crc32c": (c_uint32, [c_void_p]),
     "leave": (c_int, [c_void_p, *_ERROR]),
     "close": (None, [c_void_p]),

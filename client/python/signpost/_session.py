@@ -100,6 +100,21 @@ class Session:
         warnings: bytes = _abi.library.signpost_resume_warnings(self._joined())
         return warnings.decode(errors="replace")
 
+    @property
+    def returned(self) -> bool:
+        """Whether this worker came to a job that had gone on without its rank, in the place of one
+        that is gone: parameters and optimizer state are then those of the others, and `steps`
+        begins where they are."""
+        return bool(_abi.library.signpost_returned(self._joined(), None))
+
+    @property
+    def lost_error_norm(self) -> float:
+        """The most that the Euclidean norm can be of what the worker before had not sent yet, and
+        which is lost; NaN if that is not known, and 0 for one that has not `returned`."""
+        norm = ctypes.c_double(0)
+        _abi.library.signpost_returned(self._joined(), ctypes.byref(norm))
+        return norm.value
+
     def step(self, gradients: Sequence[int], rates: Sequence[Rates]) -> StepReport:
         """Takes one optimizer step on the mean of all workers' gradients.
 

@@ -1,0 +1,286 @@
+// Processes that come back in the rank of one that is gone, as an aggregator sees them.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/aggregator.h"
+#include "server/state_desk.h"
+#include "server/test_job.h"
+
+namespace signpost {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr uint32_t kWorkers = 3;
+constexpr uint64_t kNext = 77;  // incarnation of the process that comes back
+
+// What became of a call.
+template <typename T>
+class Result {
+ public:
+  auto done() {
+    return [slot = slot_](absl::StatusOr<T> value) {
+      EXPECT_FALSE(slot->has_value()) << "a callback was called twice";
+      *slot = std::move(value);
+    };
+  }
+  bool waits() const { return !slot_->has_value(); }
+  absl::Status status() const {
+    return waits() ? absl::UnknownError("still waits") : (*slot_)->status();
+  }
+  const T& value() const { return ***slot_; }
+
+ private:
+  std::shared_ptr<std::optional<absl::StatusOr<T>>> slot_ =
+      std::make_shared<std::optional<absl::StatusOr<T>>>();
+};
+
+class ReturningTest : public ::testing::Test {
+ protected:
+  void Start(uint32_t shard_count = 1) {
+    shard_count_ = shard_count;
+    aggregator_ = std::make_unique<Aggregator>(AggregatorOptions{
+        .shard = shard_count - 1, .shard_count = shard_count, .now = [this] { return now_; }});
+    Result<JoinResponse> last;
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+      last = Result<JoinResponse>();
+      aggregator_->Join(RequestOf(rank, 1000 + rank), last.done());
+    }
+    ASSERT_TRUE(last.status().ok()) << last.status();
+    epoch_ = last.value().epoch();
+    EXPECT_FALSE(last.value().returning());
+  }
+
+  JoinRequest RequestOf(uint32_t rank, uint64_t incarnation) const {
+    JoinRequest request = TestJoin(rank, kWorkers);
+    request.set_incarnation(incarnation);
+    request.set_shard(shard_count_ - 1);
+    request.set_shard_count(shard_count_);
+    request.mutable_options()->set_min_workers(min_workers_);
+    request.mutable_options()->set_round_deadline_us(1'000'000);
+    return request;
+  }
+
+  // For both chunks; the last chunk's result.
+  Result<Aggregator::Reply> Send(uint32_t rank, uint64_t step,
+                                 std::optional<uint64_t> incarnation = {}) {
+    Result<Aggregator::Reply> result;
+    for (uint32_t chunk : {0, 1}) result = SendChunk(rank, step, chunk, ONE_BIT, incarnation);
+    return result;
+  }
+
+  Result<Aggregator::Reply> SendChunk(uint32_t rank, uint64_t step, uint32_t chunk, Codec codec,
+                                      std::optional<uint64_t> incarnation = {}) {
+    const Layout layout = LayoutOf(RequestOf(0, 0));
+    Frame frame;
+    if (IsContribution(codec)) {
+      frame = TestFrame(layout, {rank, step, chunk}, codec);
+    } else {
+      frame.header.set_rank(rank);
+      frame.header.set_step(step);
+      frame.header.set_chunk(chunk);
+      frame.header.set_codec(codec);
+      frame.payload = Payload(layout.PayloadBytes(codec, chunk));
+      if (codec == STATE) std::fill_n(frame.payload.data(), frame.payload.size(), step);
+      frame.header.set_payload_crc32c(Crc32c(frame.payload.span()));
+    }
+    frame = Addressed(std::move(frame), "job", epoch_);
+    if (incarnation) frame.header.set_incarnation(*incarnation);
+    Result<Aggregator::Reply> result;
+    aggregator_->Exchange(std::move(frame), result.done());
+    return result;
+  }
+
+  Result<JoinResponse> Claim(uint32_t rank, uint64_t incarnation = kNext) {
+    Result<JoinResponse> result;
+    call_ = aggregator_->Join(RequestOf(rank, incarnation), result.done());
+    return result;
+  }
+
+  void PassDeadline() {
+    now_ += absl::Seconds(2);
+    aggregator_->CloseLateRounds();
+  }
+
+  uint32_t min_workers_ = 2;
+  absl::Time now_ = absl::FromUnixSeconds(1700000000);
+  uint32_t shard_count_ = 1;
+  std::unique_ptr<Aggregator> aggregator_;
+  uint64_t epoch_ = 0;
+  uint64_t call_ = 0;  // of the last Claim
+};
+
+TEST_F(ReturningTest, GetsTheRankOnceARoundHasClosedWithoutIt) {
+  Start();
+  const auto claim = Claim(1);
+  aggregator_->CloseLateRounds();
+  EXPECT_TRUE(claim.waits()) << "nobody misses rank 1 yet";
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  PassDeadline();
+  ASSERT_TRUE(claim.status().ok()) << claim.status();
+  EXPECT_TRUE(claim.value().returning());
+  EXPECT_EQ(claim.value().epoch(), epoch_);
+
+  EXPECT_THAT(std::string(Send(1, 1).status().message()), HasSubstr("another process"));
+  for (uint32_t rank : {0, 2}) Send(rank, 1);
+  EXPECT_TRUE(Send(1, 1, kNext).status().ok());
+}
+
+TEST_F(ReturningTest, WhileItsProcessTakesPartTheRankIsNotTaken) {
+  Start();
+  Send(1, 0);
+  const auto claim = Claim(1);
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  Send(1, 1);
+  aggregator_->CloseLateRounds();
+  EXPECT_TRUE(absl::IsAlreadyExists(claim.status())) << claim.status();
+  for (uint32_t rank : {0, 2}) Send(rank, 1);
+  EXPECT_TRUE(Send(1, 1).status().ok());
+}
+
+TEST_F(ReturningTest, AClaimWhoseCallerIsGoneIsForgotten) {
+  Start();
+  const auto claim = Claim(1);
+  aggregator_->CancelJoin(call_, absl::CancelledError("gone"));
+  EXPECT_TRUE(absl::IsCancelled(claim.status()));
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  PassDeadline();
+  EXPECT_TRUE(Send(1, 0).status().ok()) << "it was only late";
+}
+
+TEST_F(ReturningTest, AnIncarnationOfZeroIsOneLikeAnyOther) {
+  Start();
+  const auto claim = Claim(1, /*incarnation=*/0);
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  PassDeadline();
+  EXPECT_TRUE(claim.status().ok()) << claim.status();
+  for (uint32_t rank : {2, 0}) {
+    const auto sent = Send(rank, 1);
+    EXPECT_TRUE(sent.waits() || sent.status().ok()) << sent.status();
+  }
+}
+
+TEST_F(ReturningTest, AShardWithoutChunksLetsItBackToo) {
+  Start(/*shard_count=*/3);
+  const auto claim = Claim(1);
+  aggregator_->CloseLateRounds();
+  EXPECT_TRUE(claim.status().ok()) << claim.status();
+}
+
+TEST_F(ReturningTest, WhereRoundsStandStillItIsLetInAndAWaitingRankGivesTheState) {
+  Start();
+  const auto waiting = Send(0, 0);  // two are needed
+  const auto claim = Claim(1);
+  PassDeadline();
+  ASSERT_TRUE(claim.status().ok()) << claim.status();
+  const auto fetched = SendChunk(1, 0, 0, FETCH, kNext);
+  EXPECT_TRUE(fetched.waits());
+  const auto waits_too = SendChunk(0, 0, 0, ONE_BIT);
+  aggregator_->CloseLateRounds();
+  ASSERT_TRUE(waits_too.status().ok()) << waits_too.status();
+  EXPECT_EQ(waits_too.value().answer->header.codec(), FETCH);
+  EXPECT_THAT(waits_too.value().answer->header.wanted_chunks(), ElementsAre(0));
+  SendChunk(0, 0, 0, STATE);
+  ASSERT_TRUE(fetched.status().ok()) << fetched.status();
+  EXPECT_EQ(fetched.value().answer->header.codec(), STATE);
+  EXPECT_EQ(fetched.value().answer->payload.size(), 12 * 32);
+  // Its frame still counts, and with that of rank 1 there are two.
+  SendChunk(0, 0, 0, ONE_BIT);
+  const auto sent = Send(1, 0, kNext);
+  PassDeadline();
+  EXPECT_TRUE(sent.status().ok()) << sent.status();
+}
+
+// Rank 1 and 2 die when chunk 0 has closed and chunk 1 has not: both come back for step 1.
+TEST_F(ReturningTest, ARoundThatNobodyWhoCameBackIsToContributeToDoesNotWaitForThem) {
+  Start();
+  for (uint32_t rank : {0, 1, 2}) SendChunk(rank, 0, 0, ONE_BIT);
+  const auto waiting = SendChunk(0, 0, 1, ONE_BIT);
+  const auto claim = Claim(1);
+  const auto other_claim = Claim(2, kNext + 1);
+  PassDeadline();
+  ASSERT_TRUE(claim.status().ok()) << claim.status();
+  ASSERT_TRUE(other_claim.status().ok()) << other_claim.status();
+  SendChunk(1, 0, 1, LISTEN, kNext);
+  PassDeadline();
+  if (claim.value().first_step() > 0) {
+    EXPECT_TRUE(waiting.status().ok()) << waiting.status();
+  } else {
+    EXPECT_TRUE(waiting.waits());
+    SendChunk(1, 0, 1, ONE_BIT, kNext);
+    PassDeadline();
+    EXPECT_TRUE(waiting.status().ok()) << waiting.status();
+  }
+}
+
+TEST_F(ReturningTest, FollowsRoundsThatItHasNoPartIn) {
+  Start();
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  Claim(1);
+  PassDeadline();
+  const auto closed = SendChunk(1, 0, 0, LISTEN, kNext);
+  ASSERT_TRUE(closed.status().ok()) << closed.status();
+  EXPECT_EQ(closed.value().answer->header.codec(), ONE_BIT);
+  EXPECT_EQ(closed.value().later_rates.size(), 1);
+  const auto open = SendChunk(1, 1, 0, LISTEN, kNext);
+  EXPECT_TRUE(open.waits());
+  for (uint32_t rank : {0, 2}) Send(rank, 1);
+  PassDeadline();
+  EXPECT_TRUE(open.status().ok()) << open.status();
+}
+
+TEST_F(ReturningTest, WithoutARoundDeadlineNobodyCanComeBack) {
+  min_workers_ = kWorkers;
+  Start();
+  EXPECT_TRUE(absl::IsAlreadyExists(Claim(1).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(SendChunk(1, 0, 0, FETCH).status()));
+}
+
+FrameHeader HeaderOf(uint32_t rank, uint32_t chunk) {
+  FrameHeader header;
+  header.set_rank(rank);
+  header.set_chunk(chunk);
+  return header;
+}
+
+TEST(StateDesk, AsksOnceAndAgainAfterAWhile) {
+  StateDesk desk;
+  const absl::Time now = absl::FromUnixSeconds(1700000000);
+  EXPECT_THAT(desk.TakeWanted(now), IsEmpty());
+  Result<OwnedChunk::Reply> first, second;
+  desk.Fetch(HeaderOf(1, 3), first.done());
+  desk.Fetch(HeaderOf(2, 3), second.done());
+  EXPECT_THAT(desk.WaitingRanks(), ElementsAre(1, 2));
+  EXPECT_THAT(desk.TakeWanted(now), ElementsAre(3));
+  EXPECT_THAT(desk.TakeWanted(now), IsEmpty());
+  EXPECT_THAT(desk.TakeWanted(now + absl::Minutes(1)), ElementsAre(3));
+  desk.PutBack({3});
+  EXPECT_THAT(desk.TakeWanted(now), ElementsAre(3));
+  desk.Give({HeaderOf(0, 3), Payload(24)});
+  EXPECT_EQ(first.value().answer, second.value().answer);
+  EXPECT_THAT(desk.WaitingRanks(), IsEmpty());
+}
+
+TEST(StateDesk, EndsEveryCall) {
+  StateDesk desk;
+  Result<OwnedChunk::Reply> before, again, after;
+  desk.Fetch(HeaderOf(1, 0), before.done());
+  desk.Fetch(HeaderOf(1, 0), again.done());
+  EXPECT_TRUE(absl::IsAborted(before.status())) << before.status();
+  desk.End(absl::UnavailableError("over"));
+  EXPECT_TRUE(absl::IsUnavailable(again.status())) << again.status();
+  desk.Fetch(HeaderOf(1, 0), after.done());
+  EXPECT_TRUE(absl::IsUnavailable(after.status())) << after.status();
+}
+
+}  // namespace
+}  // namespace signpost

@@ -1,0 +1,61 @@
+// Where ranks that come back wait for the state of chunks, and others are asked for it.
+
+#ifndef SIGNPOST_SERVER_STATE_DESK_H_
+#define SIGNPOST_SERVER_STATE_DESK_H_
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "proto/frame.h"
+#include "server/owned_chunk.h"
+
+namespace signpost {
+
+// Thread-safe. Callbacks are called exactly once, with no lock held; all must have ended (End)
+// before the destructor.
+class StateDesk {
+ public:
+  using Done = OwnedChunk::Done;
+
+  // A FETCH that waits for a STATE of its chunk. A later one of the same rank and chunk takes its
+  // place; it ends with ABORTED. After End it ends at once.
+  void Fetch(const FrameHeader& header, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Chunks whose state is to be asked for now, of whoever comes next. It is then up to that one;
+  // if it does not give them in some seconds, they are asked for again.
+  std::vector<uint32_t> TakeWanted(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Nobody was there to be asked.
+  void PutBack(const std::vector<uint32_t>& chunks) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::set<uint32_t> WaitingRanks() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // What an asked rank is answered: see FETCH in aggregator.proto.
+  static OwnedChunk::Reply Ask(const FrameHeader& header, const std::vector<uint32_t>& chunks);
+
+  // A STATE: ends all FETCH of its chunk with it. The reply is for its sender.
+  OwnedChunk::Reply Give(Frame frame) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Ends those that wait with `reason`; and, after End, those that come. The first End counts.
+  void Cancel(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
+  void End(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Wish {
+    absl::Time ask_at = absl::InfinitePast();
+    std::map<uint32_t, Done> fetches;  // by rank
+  };
+
+  mutable absl::Mutex mutex_;
+  std::map<uint32_t, Wish> wishes_ ABSL_GUARDED_BY(mutex_);  // by chunk
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);                 // OK: it has not ended
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SERVER_STATE_DESK_H_

@@ -1,0 +1,238 @@
+// A worker whose process is gone, and another that takes its place while the others train on.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "tests/cluster.h"
+#include "tests/job.h"
+
+namespace signpost::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint32_t kLostRank = 1;
+
+double NormOf(absl::Span<const float> values) {
+  double sum = 0;
+  for (const float value : values) sum += double{value} * value;
+  return std::sqrt(sum);
+}
+
+// With a state directory for each aggregator, and without.
+class ReturningWorkerTest : public ::testing::TestWithParam<bool> {
+ protected:
+  ReturningWorkerTest() {
+    job_.worker.round_deadline = absl::Milliseconds(100);
+    job_.worker.min_workers = 3;
+    job_.worker.exchange_timeout = absl::Seconds(10);
+    job_.steps = 100;
+    ClusterOptions options = {.transport = Transport::kGrpc, .aggregators = 2};
+    if (GetParam()) {
+      options.state_dir = ::testing::TempDir() + "/returning";
+      std::filesystem::remove_all(options.state_dir);
+    }
+    cluster_ = std::make_unique<Cluster>(options);
+  }
+
+  absl::StatusOr<std::unique_ptr<Worker>> Join(uint32_t rank, Replica& replica) {
+    WorkerOptions options = job_.worker;
+    options.rank = rank;
+    options.world_size = job_.workers;
+    return Worker::Join(options, job_.optimizer, replica.Parameters(), cluster_->Connect());
+  }
+
+  absl::Status Step(uint32_t rank, Replica& replica, Worker& worker) {
+    replica.gradient = GradientOf(rank, static_cast<int>(worker.steps()), replica.values.size());
+    return worker.Step(replica.Gradients(), {job_.rates}).status();
+  }
+
+  void TakeSteps(uint32_t rank, Replica& replica, Worker& worker, uint64_t end) {
+    while (worker.steps() < end) {
+      const absl::Status status = Step(rank, replica, worker);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+
+  // The others train, from a step that takes some time each to the next, and the lost rank does
+  // `body`. All of them end with the same parameters.
+  void Run(const std::function<void(Replica& replica, std::unique_ptr<Worker> worker)>& body) {
+    values_.resize(job_.workers);
+    OnEachRank(job_.workers, [&](uint32_t rank) {
+      Replica replica(job_, rank);
+      auto worker = Join(rank, replica);
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      EXPECT_FALSE((*worker)->returned());
+      if (rank == kLostRank) return body(replica, *std::move(worker));
+      while ((*worker)->steps() < static_cast<uint64_t>(job_.steps)) {
+        absl::SleepFor(absl::Milliseconds(10));
+        const absl::Status status = Step(rank, replica, **worker);
+        ASSERT_TRUE(status.ok()) << status;
+        if (rank == 0 && after_step_) after_step_((*worker)->steps());
+      }
+      values_[rank] = replica.values;
+    });
+    for (const std::vector<float>& values : values_) EXPECT_EQ(values, values_.front());
+  }
+
+  // Takes the lost rank's place, and steps to the end.
+  void ComeBack(uint64_t lost_at, const std::function<void(Worker& worker)>& see = nullptr) {
+    Replica replica(job_, kLostRank);
+    auto worker = Join(kLostRank, replica);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    ASSERT_TRUE((*worker)->returned());
+    EXPECT_EQ((*worker)->steps(), (*worker)->returned()->step);
+    EXPECT_GE((*worker)->steps(), lost_at);
+    if (see) see(**worker);
+    const absl::Status first = Step(kLostRank, replica, **worker);
+    if (absl::StrContains(first.message(), "no longer kept")) {
+      // On a busy machine the others may be far ahead already.
+      worker->reset();
+      return ComeBack(lost_at);
+    }
+    ASSERT_TRUE(first.ok()) << first;
+    TakeSteps(kLostRank, replica, **worker, job_.steps);
+    values_[kLostRank] = replica.values;
+  }
+
+  JobOptionsForTest job_;
+  std::unique_ptr<Cluster> cluster_;
+  std::function<void(uint64_t steps)> after_step_;  // of rank 0
+  std::vector<std::vector<float>> values_;          // by rank, at the end
+};
+
+TEST_P(ReturningWorkerTest, TakesTheStateOfTheOthersAndJoinsThem) {
+  Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
+    TakeSteps(kLostRank, replica, *worker, 20);
+    const double lost = NormOf(worker->optimizer().error());
+    worker.reset();
+    ComeBack(20, [&](Worker& returned) {
+      EXPECT_LT(returned.steps(), 90);
+      ASSERT_TRUE(returned.returned()->lost_error_norm);
+      EXPECT_GE(*returned.returned()->lost_error_norm, lost);
+      EXPECT_LE(*returned.returned()->lost_error_norm, 4 * lost);
+      EXPECT_EQ(NormOf(returned.optimizer().error()), 0);
+    });
+  });
+}
+
+TEST_P(ReturningWorkerTest, InTheWarmUpNothingIsLost) {
+  job_.optimizer.freeze_step = OptimizerOptions::kNever;
+  Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
+    TakeSteps(kLostRank, replica, *worker, 5);
+    worker.reset();
+    ComeBack(5, [](Worker& returned) { EXPECT_EQ(returned.returned()->lost_error_norm, 0); });
+  });
+}
+
+TEST_P(ReturningWorkerTest, ComesBackAroundTheFreeze) {
+  for (const uint64_t freeze_step : {24, 28, 32, 36, 40, 48}) {
+    SCOPED_TRACE(freeze_step);
+    job_.worker.job = "freeze" + std::to_string(freeze_step);
+    job_.optimizer.freeze_step = freeze_step;
+    Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
+      TakeSteps(kLostRank, replica, *worker, 20);
+      worker.reset();
+      ComeBack(20);
+    });
+  }
+}
+
+TEST_P(ReturningWorkerTest, ComesBackAfterItHasLeft) {
+  Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
+    TakeSteps(kLostRank, replica, *worker, 20);
+    EXPECT_TRUE(worker->Leave().ok());
+    worker.reset();
+    ComeBack(20);
+  });
+}
+
+TEST_P(ReturningWorkerTest, ComesBackTwice) {
+  Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
+    TakeSteps(kLostRank, replica, *worker, 10);
+    worker.reset();
+    {
+      Replica second(job_, kLostRank);
+      auto again = Join(kLostRank, second);
+      ASSERT_TRUE(again.ok()) << again.status();
+      ASSERT_TRUE(Step(kLostRank, second, **again).ok());
+    }
+    ComeBack(11);
+  });
+}
+
+TEST_P(ReturningWorkerTest, ARankThatTakesPartIsNotTaken) {
+  Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
+    TakeSteps(kLostRank, replica, *worker, 5);
+    absl::Notification refused;
+    std::thread other([&] {
+      Replica second(job_, kLostRank);
+      const absl::Status status = Join(kLostRank, second).status();
+      EXPECT_TRUE(absl::IsAlreadyExists(status)) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("takes part"));
+      refused.Notify();
+    });
+    while (!refused.HasBeenNotified()) TakeSteps(kLostRank, replica, *worker, worker->steps() + 1);
+    other.join();
+    TakeSteps(kLostRank, replica, *worker, job_.steps);
+    values_[kLostRank] = replica.values;
+  });
+}
+
+TEST_P(ReturningWorkerTest, TheProcessBeforeIsRefused) {
+  Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
+    TakeSteps(kLostRank, replica, *worker, 5);
+    ComeBack(5, [&](Worker&) {
+      const absl::Status status = Step(kLostRank, replica, *worker);
+      EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("another process has taken rank 1"));
+    });
+    EXPECT_TRUE(absl::IsFailedPrecondition(worker->Leave()));
+  });
+}
+
+TEST_P(ReturningWorkerTest, AnAggregatorThatIsKilledAtAnyTimeChangesNothing) {
+  if (!GetParam()) GTEST_SKIP() << "needs a state directory";
+  job_.steps = 200;
+  after_step_ = [&](uint64_t steps) {
+    if (steps % 16 == 0) cluster_->Kill((steps / 16) % 2);
+  };
+  Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
+    TakeSteps(kLostRank, replica, *worker, 20);
+    worker.reset();
+    ComeBack(20);
+  });
+}
+
+// Their snapshots are of before it came back, and it has no frames of that time.
+TEST_P(ReturningWorkerTest, AggregatorsThatAreKilledBeforeItsFirstStepGoOn) {
+  if (!GetParam()) GTEST_SKIP() << "needs a state directory";
+  Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
+    TakeSteps(kLostRank, replica, *worker, 20);
+    worker.reset();
+    Replica second(job_, kLostRank);
+    auto again = Join(kLostRank, second);
+    ASSERT_TRUE(again.ok()) << again.status();
+    cluster_->Kill(0);
+    cluster_->Kill(1);
+    TakeSteps(kLostRank, second, **again, job_.steps);
+    values_[kLostRank] = second.values;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(StateDir, ReturningWorkerTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "With" : "Without"; });
+
+}  // namespace
+}  // namespace signpost::testing

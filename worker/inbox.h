@@ -1,0 +1,53 @@
+// What became of each exchange, in the order in which they ended.
+
+#ifndef SIGNPOST_WORKER_INBOX_H_
+#define SIGNPOST_WORKER_INBOX_H_
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "proto/frame.h"
+#include "worker/clock.h"
+
+namespace signpost {
+
+// Thread-safe.
+class Inbox {
+ public:
+  struct Item {
+    uint32_t chunk;
+    absl::StatusOr<Answer> answer;
+  };
+
+  void Put(uint32_t chunk, absl::StatusOr<Answer> answer) {
+    absl::MutexLock lock(&mutex_);
+    items_.push_back({chunk, std::move(answer)});
+  }
+
+  // Blocks for at most `timeout`.
+  std::optional<Item> Take(Clock& clock, absl::Duration timeout) {
+    absl::MutexLock lock(&mutex_);
+    if (!clock.Await(mutex_, absl::Condition(this, &Inbox::HasItem), timeout)) {
+      return std::nullopt;
+    }
+    Item item = std::move(items_.front());
+    items_.pop_front();
+    return item;
+  }
+
+ private:
+  bool HasItem() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !items_.empty(); }
+
+  absl::Mutex mutex_;
+  std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_WORKER_INBOX_H_

@@ -1,0 +1,181 @@
+#include "worker/replica_fetch.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_format.h"
+#include "worker/inbox.h"
+
+namespace signpost {
+namespace {
+
+// Of each chunk: how often it may turn out that the state which came is too old to go on from.
+constexpr uint32_t kMostFetches = 8;
+
+class ReplicaFetch {
+ public:
+  ReplicaFetch(const ReplicaSource& source, const Layout& layout, OneBitAdam& optimizer)
+      : source_(source),
+        layout_(layout),
+        optimizer_(optimizer),
+        parts_(layout.chunks().size()),
+        newest_step_(source.least_step),
+        inbox_(std::make_shared<Inbox>()) {}
+
+  absl::StatusOr<uint64_t> Run() {
+    while (true) {
+      SetTarget();
+      if (target_ && absl::c_all_of(parts_, [&](const Part& p) { return p.step == target_; })) {
+        optimizer_.Seek(*target_);
+        return *target_;
+      }
+      for (uint32_t chunk = 0; chunk < parts_.size(); ++chunk) Ask(chunk);
+      const bool waits = absl::c_any_of(parts_, [](const Part& part) { return part.is_under_way; });
+      if (!waits) {
+        return absl::FailedPreconditionError(
+            "the states that came are too old to go on from, time and again");
+      }
+      std::optional<Inbox::Item> item = inbox_->Take(*source_.clock, source_.timeout);
+      if (!item) continue;  // it ends by its deadline
+      absl::Status status = Receive(item->chunk, std::move(item->answer));
+      if (!status.ok()) return status;
+    }
+  }
+
+ private:
+  // What is here of a chunk.
+  struct Part {
+    std::optional<uint64_t> step;  // none: nothing yet
+    FrameHeader asked;             // with is_under_way
+    bool is_under_way = false;
+    uint32_t fetches = 0;
+  };
+
+  // When all chunks are here, the step to which all are to come: that of the newest.
+  void SetTarget() {
+    for (Part& part : parts_) {
+      if (part.step && IsBehindFreeze(part)) part.step.reset();
+    }
+    if (absl::c_any_of(parts_, [](const Part& part) { return !part.step; })) {
+      target_.reset();
+    } else if (!target_) {
+      target_ = source_.least_step;
+      for (const Part& part : parts_) target_ = std::max(*target_, *part.step);
+    }
+  }
+
+  // The freeze needs all of a tensor, so a chunk by itself cannot go beyond it.
+  bool IsBehindFreeze(const Part& part) const {
+    return *part.step == source_.freeze_step && newest_step_ > source_.freeze_step;
+  }
+
+  // For what comes next of the chunk, if it is time.
+  void Ask(uint32_t chunk) {
+    Part& part = parts_[chunk];
+    if (part.is_under_way) return;
+    if (part.step) {
+      const bool may_go_on = *part.step != source_.freeze_step;
+      if (may_go_on && (!target_ || *part.step < *target_)) Send(chunk, LISTEN, *part.step);
+    } else if (fetching_ < source_.window && part.fetches < kMostFetches) {
+      ++fetching_;
+      ++part.fetches;
+      Send(chunk, FETCH, 0);
+    }
+  }
+
+  void Send(uint32_t chunk, Codec codec, uint64_t step) {
+    Part& part = parts_[chunk];
+    part.is_under_way = true;
+    part.asked = source_.header_of(chunk);
+    part.asked.set_codec(codec);
+    part.asked.set_step(step);
+    source_.channel_of_chunk[chunk]->Exchange(
+        part.asked, std::make_shared<const Payload>(), source_.clock->Now() + source_.timeout,
+        [inbox = inbox_, chunk](absl::StatusOr<Answer> answer) {
+          inbox->Put(chunk, std::move(answer));
+        });
+  }
+
+  absl::Status Receive(uint32_t chunk, absl::StatusOr<Answer> answer) {
+    Part& part = parts_[chunk];
+    part.is_under_way = false;
+    const bool is_state = part.asked.codec() == FETCH;
+    if (is_state) --fetching_;
+    if (!is_state && absl::IsFailedPrecondition(answer.status()) && part.fetches < kMostFetches) {
+      part.step.reset();  // it was too slow: the answer is no longer kept
+      return absl::OkStatus();
+    }
+    absl::Status status = answer.status();
+    if (status.ok()) {
+      status = CheckAnswer(answer->header, answer->payload.span(), part.asked, layout_);
+    }
+    if (status.ok() && answer->header.codec() == REPLAY) {
+      status = absl::InvalidArgumentError("it asks for a replay, of a rank that comes back");
+    }
+    if (status.ok()) {
+      newest_step_ = std::max(newest_step_, answer->header.open_step());
+      status = is_state ? Adopt(part, *answer) : Follow(part, *std::move(answer));
+    }
+    if (status.ok()) return status;
+    return absl::Status(
+        status.code(),
+        absl::StrFormat("%s of chunk %d, from aggregator %s: %s",
+                        is_state ? "the state" : absl::StrFormat("step %d", part.asked.step()),
+                        chunk, source_.channel_of_chunk[chunk]->target(), status.message()));
+  }
+
+  absl::Status Adopt(Part& part, const Answer& answer) {
+    optimizer_.SetState(answer.header.chunk(), answer.payload.span());
+    part.step = answer.header.step();
+    newest_step_ = std::max(newest_step_, *part.step);
+    return absl::OkStatus();
+  }
+
+  absl::Status Follow(Part& part, Answer answer) {
+    // It was asked for before the target was known.
+    if (target_ && *part.step >= *target_) return absl::OkStatus();
+    const uint64_t step = (*part.step)++;
+    if (answer.header.codec() == SKIP) return absl::OkStatus();
+    if (answer.header.later_rates_size() != 1) {
+      return absl::InvalidArgumentError("the answer does not say at which rates the others step");
+    }
+    const std::vector<GroupRates> rates = RatesOf(answer.header.later_rates(0));
+    if (rates.size() < optimizer_.groups()) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("the others have %d parameter groups, this worker has %d", rates.size(),
+                          optimizer_.groups()));
+    }
+    optimizer_.Seek(step);
+    optimizer_.BeginStep(step, rates);
+    if (answer.header.codec() != optimizer_.codec()) {
+      return absl::InvalidArgumentError(absl::StrFormat("the answer is %s, wanted %s",
+                                                        CodecName(answer.header.codec()),
+                                                        CodecName(optimizer_.codec())));
+    }
+    const uint32_t chunk = answer.header.chunk();
+    optimizer_.Apply(chunk, std::move(answer));
+    return absl::OkStatus();
+  }
+
+  const ReplicaSource& source_;
+  const Layout& layout_;
+  OneBitAdam& optimizer_;
+  std::vector<Part> parts_;  // by chunk
+  uint32_t fetching_ = 0;
+  uint64_t newest_step_;  // that an aggregator is known to have reached
+  std::optional<uint64_t> target_;
+  // Shared with exchanges that may still be under way at the end.
+  std::shared_ptr<Inbox> inbox_;
+};
+
+}  // namespace
+
+absl::StatusOr<uint64_t> FetchReplica(const ReplicaSource& source, const Layout& layout,
+                                      OneBitAdam& optimizer) {
+  return ReplicaFetch(source, layout, optimizer).Run();
+}
+
+}  // namespace signpost
