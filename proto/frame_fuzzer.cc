@@ -25,7 +25,7 @@ namespace {
 
 constexpr uint32_t kWorkers = 3;
 constexpr uint32_t kBlockElements = 8;
-constexpr uint64_t kMaxPayloadBytes = 64;  // the largest of the layout below, fp32
+constexpr uint64_t kMaxPayloadBytes = 192;  // the largest of the layout below, STATE
 
 // Chunk 0: 'a', blocks of 8 and 8. Chunk 1: 'b', a block of 8 and one of 3, and 'c', one of 5.
 Layout MakeLayout() {
@@ -96,6 +96,11 @@ void UsePayload(Codec codec, uint32_t chunk_index, const Payload& payload) {
     return;
   }
   if (codec == RESTORE && payload.size() == 0) return;
+  if (!IsContribution(codec)) {
+    const size_t size = codec == STATE ? 12 * chunk.elements : 0;
+    ABSL_RAW_CHECK(payload.size() == size, "a state has its size, and the others have none");
+    return;
+  }
   if (codec == SKIP) {
     const std::string place = TheLayout().DescribeBlock(chunk_index, SkippedBlock(payload.span()));
     ABSL_RAW_CHECK(!place.empty(), "a skipped block is in a tensor");
@@ -121,13 +126,19 @@ void TryFrame(const Frame& frame) {
   }
 }
 
-void TryAnswer(const Answer& answer) {
+void TryAnswerTo(Codec codec, const Answer& answer) {
   FrameHeader sent;
   sent.set_step(answer.header.step());
   sent.set_chunk(answer.header.chunk() % TheLayout().chunks().size());
-  sent.set_codec(answer.header.codec());
+  sent.set_codec(codec);
   if (CheckAnswer(answer.header, answer.payload.span(), sent, TheLayout()).ok()) {
     UsePayload(answer.header.codec(), answer.header.chunk(), answer.payload);
+  }
+}
+
+void TryAnswer(const Answer& answer) {
+  for (const Codec codec : {answer.header.codec(), ONE_BIT, FETCH, LISTEN}) {
+    TryAnswerTo(codec, answer);
   }
 }
 
