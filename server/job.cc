@@ -116,7 +116,9 @@ bool Roll::has_heard(uint32_t rank) const {
 bool Roll::HaveLeftBut(const std::set<uint32_t>& ranks) const {
   absl::MutexLock lock(&mutex_);
   for (uint32_t rank = 0; rank < has_left_.size(); ++rank) {
-    if (!has_left_[rank] && !ranks.contains(rank)) return false;
+    // One that has sent frames since is there: what waits is an old copy.
+    const bool has_no_state = ranks.contains(rank) && !has_heard_[rank];
+    if (!has_left_[rank] && !has_no_state) return false;
   }
   return true;
 }

@@ -74,7 +74,7 @@ class Roll {
       ABSL_LOCKS_EXCLUDED(mutex_);  // since the start, or its return
   // It is absent, and has not left any more.
   void Return(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
-  // All ranks that are not among these have left.
+  // All ranks have left but for these, from which no frame has come since they are back.
   bool HaveLeftBut(const std::set<uint32_t>& ranks) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Fill(Attendance& attendance) const ABSL_LOCKS_EXCLUDED(mutex_);
 
