@@ -305,8 +305,9 @@ bool Aggregator::AdmitReturning(Entry& entry, Returning& returning, Callbacks& c
     if (IsAwaited(entry)) bell_.Ring();
     return true;
   }
-  if (returning.done)
+  if (returning.done) {
     callbacks.push_back(Finishing({std::move(returning.done), returning.welcome}));
+  }
   return false;
 }
 
@@ -805,7 +806,7 @@ void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps
     for (WaitingLeave& leave : leaves) {
       // Others may go on without it, and its frames go with it: both snapshots must do without
       // them.
-      const bool others_go_on = entry.job->min_workers() < entry.job->world_size();
+      const bool others_go_on = entry.job->takes_back();
       const bool is_safe = saved.ok() &&
                            leave.request.steps() <= LeastOf(others_go_on ? durable : *saved) &&
                            AllReached(durable, leave.needed) &&

@@ -167,11 +167,12 @@ class _JobOptimizer(torch.optim.Optimizer):
         session = Session(options, [tensor.as_session_parameter() for tensor in self._tensors])
         self._session = session
         self._saved = None
-        if resume is None:
+        if resume is None and not session.returned:
             return
         if session.resume_warnings:
             warnings.warn(session.resume_warnings)
-        self._saved = (session.steps, os.path.abspath(resume))
+        if resume is not None and not session.returned:
+            self._saved = (session.steps, os.path.abspath(resume))
         with torch.no_grad():
             for tensor in self._tensors:
                 tensor.after_step()
