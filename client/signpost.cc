@@ -63,13 +63,11 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
 
 OptimizerOptions OptimizerOptionsOf(const signpost_options& options) {
   return {
-      .beta1 = options.beta1,
-      .beta2 = options.beta2,
-      .epsilon = options.epsilon,
       .bias_correction = options.bias_correction != 0,
       .freeze_step = options.freeze_step,
       .warm_up_codec = options.warm_up_bf16 ? signpost::BFLOAT16 : signpost::FLOAT32,
       .variance_floor = options.variance_floor,
+      .variance_refresh_interval = options.variance_refresh_interval,
   };
 }
 
@@ -127,12 +125,16 @@ void signpost_options_init(signpost_options* options) {
   options->block_elements = session.worker.block_elements;
   options->chunk_elements = session.worker.chunk_elements;
   options->gamma = session.worker.gamma;
-  options->beta1 = optimizer.beta1;
-  options->beta2 = optimizer.beta2;
-  options->epsilon = optimizer.epsilon;
   options->variance_floor = optimizer.variance_floor;
+  options->variance_refresh_interval = optimizer.variance_refresh_interval;
   options->freeze_step = optimizer.freeze_step;
   options->bias_correction = optimizer.bias_correction;
+}
+
+void signpost_rates_init(signpost_rates* rates) {
+  const GroupRates defaults;
+  *rates = {defaults.learning_rate, defaults.weight_decay, defaults.beta1, defaults.beta2,
+            defaults.epsilon};
 }
 
 int signpost_options_from_environment(signpost_options* options, char* error, size_t error_size) {
@@ -190,7 +192,8 @@ int signpost_step(signpost_session* session, const float* const* gradients, size
     }
     std::vector<GroupRates> groups;
     for (const signpost_rates& group : absl::MakeSpan(rates, rates_count)) {
-      groups.push_back({group.learning_rate, group.weight_decay});
+      groups.push_back(
+          {group.learning_rate, group.weight_decay, group.beta1, group.beta2, group.epsilon});
     }
     absl::StatusOr<StepReport> step = session->session->Step(spans, groups);
     if (!step.ok()) return step.status();

@@ -6,8 +6,8 @@
  *    untouched, but for the parameters of a step: after a failure other than INVALID_ARGUMENT they
  *    may be partly stepped, and the session can only be left.
  *  - Strings are UTF-8 and terminated. Sizes are in elements unless the name says bytes.
- *  - Start options with signpost_options_init: fields that a caller does not set keep their
- * defaults.
+ *  - Start options with signpost_options_init, and rates with signpost_rates_init: fields that a
+ *    caller does not set keep their defaults.
  *  - SIGNPOST_ABI changes whenever a struct or a function here does; signpost_abi() tells the
  * library's.
  *  - Memory that is passed in stays the caller's. Parameters are borrowed until signpost_close.
@@ -37,8 +37,9 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 4
+#define SIGNPOST_ABI 5
 #define SIGNPOST_NEVER UINT64_MAX
+#define SIGNPOST_AUTO (UINT64_MAX - 1)
 
 typedef struct signpost_session signpost_session;
 
@@ -55,11 +56,13 @@ typedef struct {
   uint32_t block_elements;
   uint32_t chunk_elements;
   float gamma;
-  double beta1;
-  double beta2;
-  double epsilon;
-  double variance_floor;
-  uint64_t freeze_step; /* steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam */
+  double variance_floor; /* the least variance at a freeze, as a fraction of its tensor's mean */
+  /* Steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam. SIGNPOST_AUTO: until the
+   * variance has settled, which is looked at every 1 / (1 - beta2) steps, and no learning rate has
+   * risen since the last look. */
+  uint64_t freeze_step;
+  /* Every so many steps after the freeze step one is dense and refreshes the variance; 0: never. */
+  uint64_t variance_refresh_interval;
   uint8_t bias_correction;
   uint8_t warm_up_bf16; /* 0: fp32 */
   /* Resume a checkpoint of another number of workers: each takes the mean of their errors. 0: such
@@ -76,16 +79,21 @@ typedef struct {
   uint32_t group; /* index into a step's rates */
 } signpost_parameter;
 
+/* All of them may change from step to step, alike on all ranks. A new epsilon acts from the next
+ * dense step on. */
 typedef struct {
   double learning_rate;
   double weight_decay; /* decoupled */
+  double beta1;        /* with warm_up_bf16 the same in all groups */
+  double beta2;
+  double epsilon;
 } signpost_rates;
 
 typedef struct {
   uint64_t step;            /* the last one that was taken */
   uint64_t steps_caught_up; /* taken before it in the same call, because the others had gone on */
   uint32_t late_rounds;     /* of single chunks, that closed without this worker's gradient */
-  uint8_t one_bit;          /* 0: a dense warm-up step */
+  uint8_t one_bit;          /* 0: a dense step, of the warm-up or a refresh */
   uint32_t skipped_rounds;  /* chunks that a non-finite gradient kept out of this step */
   uint32_t skipped_by_rank; /* of the first one, with skipped_rounds > 0 */
   double kernels_s;         /* compressing and applying */
@@ -99,6 +107,7 @@ SIGNPOST_API uint32_t signpost_abi(void);
 
 /* Defaults. */
 SIGNPOST_API void signpost_options_init(signpost_options* options);
+SIGNPOST_API void signpost_rates_init(signpost_rates* rates);
 
 /* The same, with aggregators, job, rank and world size from the environment that `signpost run`
  * sets, and the failure timeout if it is there. The strings live as long as the environment. */

@@ -19,6 +19,8 @@ namespace signpost::kernels::HWY_NAMESPACE {
 
 using reference::AdamStep;
 using reference::Freeze;
+using reference::RefreshStep;
+using reference::Thaw;
 
 #else
 
@@ -103,6 +105,52 @@ void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<flo
   });
   ForEachStrip(variance.size(), [&](size_t i, auto count) HWY_ATTR {
     Store(Map(invert, Load(variance.data() + i, count)), variance.data() + i, count);
+  });
+}
+
+HWY_INLINE Vector VarianceOf(Vector inverse_denominator, Vector epsilon) {
+  const Vector one = hn::Set(Floats(), 1.0f);
+  const Vector root = hn::Sub(hn::Div(one, inverse_denominator), epsilon);
+  return hn::IfThenElseZero(hn::Gt(inverse_denominator, hn::Zero(Floats())), hn::Mul(root, root));
+}
+
+void RefreshStep(const RefreshRates& rates, const uint8_t* gradient, absl::Span<float> momentum,
+                 absl::Span<float> inverse_denominator, absl::Span<float> parameters) {
+  const Vector beta1 = hn::Set(Floats(), rates.beta1);
+  const Vector one_minus_beta1 = hn::Set(Floats(), rates.one_minus_beta1);
+  const Vector kept = hn::Set(Floats(), rates.kept_variance);
+  const Vector one_minus_kept = hn::Set(Floats(), rates.one_minus_kept_variance);
+  const Vector learning_rate = hn::Set(Floats(), rates.learning_rate);
+  const Vector epsilon = hn::Set(Floats(), rates.epsilon);
+  const Vector decay = hn::Set(Floats(), rates.decay);
+  const auto momentum_of = [&](Vector m, Vector g) HWY_ATTR {
+    return hn::Add(hn::Mul(beta1, m), hn::Mul(one_minus_beta1, g));
+  };
+  const auto parameter_of = [&](Vector x, Vector m, Vector d) HWY_ATTR {
+    return hn::Sub(hn::Sub(x, hn::Mul(decay, x)), hn::Mul(learning_rate, hn::Mul(m, d)));
+  };
+  const auto variance_of = [&](Vector d, Vector g) HWY_ATTR {
+    return hn::Add(hn::Mul(kept, VarianceOf(d, epsilon)), hn::Mul(one_minus_kept, hn::Mul(g, g)));
+  };
+  ForEachStrip(parameters.size(), [&](size_t i, auto count) HWY_ATTR {
+    float* const m = momentum.data() + i;
+    float* const d = inverse_denominator.data() + i;
+    float* const x = parameters.data() + i;
+    const Strip g = Float32Codec::Decode(gradient, i, count);
+    const Strip old_d = Load(d, count);
+    const Strip new_m = Map(momentum_of, Load(m, count), g);
+    Store(Map(parameter_of, Load(x, count), new_m, old_d), x, count);
+    Store(new_m, m, count);
+    Store(Map(variance_of, old_d, g), d, count);
+  });
+}
+
+void Thaw(float epsilon, absl::Span<float> inverse_denominator) {
+  const Vector epsilons = hn::Set(Floats(), epsilon);
+  const auto variance_of = [&](Vector d) HWY_ATTR { return VarianceOf(d, epsilons); };
+  ForEachStrip(inverse_denominator.size(), [&](size_t i, auto count) HWY_ATTR {
+    float* const d = inverse_denominator.data() + i;
+    Store(Map(variance_of, Load(d, count)), d, count);
   });
 }
 

@@ -16,6 +16,8 @@ namespace signpost::kernels {
 
 HWY_EXPORT(AdamStep);
 HWY_EXPORT(Freeze);
+HWY_EXPORT(RefreshStep);
+HWY_EXPORT(Thaw);
 
 void AdamStep(const AdamRates& rates, DenseType type, const uint8_t* gradient,
               absl::Span<float> momentum, absl::Span<float> variance,
@@ -25,6 +27,15 @@ void AdamStep(const AdamRates& rates, DenseType type, const uint8_t* gradient,
 
 void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<float> variance) {
   HWY_DYNAMIC_DISPATCH(Freeze)(rates, momentum, variance);
+}
+
+void RefreshStep(const RefreshRates& rates, const uint8_t* gradient, absl::Span<float> momentum,
+                 absl::Span<float> inverse_denominator, absl::Span<float> parameters) {
+  HWY_DYNAMIC_DISPATCH(RefreshStep)(rates, gradient, momentum, inverse_denominator, parameters);
+}
+
+void Thaw(float epsilon, absl::Span<float> inverse_denominator) {
+  HWY_DYNAMIC_DISPATCH(Thaw)(epsilon, inverse_denominator);
 }
 
 double Sum(absl::Span<const float> values) {

@@ -1,5 +1,6 @@
 // Adam's moments and update (Kingma & Ba, arXiv:1412.6980) with decoupled weight decay
-// (arXiv:1711.05101), and the freezing of the variance that ends 1-bit Adam's warm-up.
+// (arXiv:1711.05101), the freezing of the variance that ends 1-bit Adam's warm-up, and the dense
+// steps that refresh it.
 // Thread-safe; spans of one call must not overlap.
 
 #ifndef SIGNPOST_KERNELS_ADAM_H_
@@ -44,6 +45,27 @@ struct FreezeRates {
   float epsilon;
 };
 void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<float> variance);
+
+// A dense step after the freeze, which refreshes the variance; rounded as written:
+//   x = (x - decay * x) - learning_rate * (m * d)          with m after, and d before this step
+//   m = (beta1 * m) + (one_minus_beta1 * g)
+//   d = kept_variance * v + one_minus_kept_variance * (g * g)
+//                                      with r = 1 / d - epsilon; v = d > 0 ? r * r : 0
+// `inverse_denominator` is as Freeze left it and becomes a variance, for Freeze to come.
+// kept_variance is the product of beta2 over the steps since the variance was last estimated.
+struct RefreshRates {
+  float beta1, one_minus_beta1;
+  float kept_variance, one_minus_kept_variance;
+  float learning_rate;
+  float epsilon;
+  float decay;  // lr * weight_decay
+};
+void RefreshStep(const RefreshRates& rates, const uint8_t* gradient, absl::Span<float> momentum,
+                 absl::Span<float> inverse_denominator, absl::Span<float> parameters);
+
+// What RefreshStep does to the denominators where there is no gradient to learn from:
+//   d = d > 0 ? (1 / d - epsilon)^2 : 0
+void Thaw(float epsilon, absl::Span<float> inverse_denominator);
 
 // Sum of the values in double, in element order: the tensor's mean variance for `floor`.
 double Sum(absl::Span<const float> values);

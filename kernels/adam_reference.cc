@@ -19,6 +19,12 @@ float InverseDenominator(const FreezeRates& rates, float variance) {
   return 1 / (std::sqrt(std::max(corrected, rates.floor)) + rates.epsilon);
 }
 
+float VarianceOf(float inverse_denominator, float epsilon) {
+  if (!(inverse_denominator > 0)) return 0;
+  const float root = 1 / inverse_denominator - epsilon;
+  return root * root;
+}
+
 }  // namespace
 
 void AdamStep(const AdamRates& rates, DenseType type, const uint8_t* gradient,
@@ -39,6 +45,24 @@ void AdamStep(const AdamRates& rates, DenseType type, const uint8_t* gradient,
 void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<float> variance) {
   for (float& m : momentum) m = m * rates.momentum_correction;
   for (float& v : variance) v = InverseDenominator(rates, v);
+}
+
+void RefreshStep(const RefreshRates& rates, const uint8_t* gradient, absl::Span<float> momentum,
+                 absl::Span<float> inverse_denominator, absl::Span<float> parameters) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const float g = LoadDense(DenseType::kFloat32, gradient, i);
+    const float d = inverse_denominator[i];
+    const float m = rates.beta1 * momentum[i] + rates.one_minus_beta1 * g;
+    const float v = VarianceOf(d, rates.epsilon);
+    const float decayed = parameters[i] - rates.decay * parameters[i];
+    parameters[i] = decayed - rates.learning_rate * (m * d);
+    momentum[i] = m;
+    inverse_denominator[i] = rates.kept_variance * v + rates.one_minus_kept_variance * (g * g);
+  }
+}
+
+void Thaw(float epsilon, absl::Span<float> inverse_denominator) {
+  for (float& d : inverse_denominator) d = VarianceOf(d, epsilon);
 }
 
 }  // namespace signpost::kernels::reference

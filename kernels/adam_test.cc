@@ -169,6 +169,79 @@ TEST(Adam, FreezeMatchesTheModel) {
   }
 }
 
+TEST(Adam, RefreshStepGivesTheNumbersComputedByHand) {
+  // m = 0.5*2 + 0.25*4 = 2;  x = (8 - 0.5*8) - 0.75 * (2 * 0.25) = 3.625;
+  // v = (1/0.25 - 1)^2 = 9, and 0.75*9 + 0.5*(4*4) = 14.75; where it was 0, 0.5*(4*4) = 8.
+  const RefreshRates rates = {.beta1 = 0.5f,
+                              .one_minus_beta1 = 0.25f,
+                              .kept_variance = 0.75f,
+                              .one_minus_kept_variance = 0.5f,
+                              .learning_rate = 0.75f,
+                              .epsilon = 1,
+                              .decay = 0.5f};
+  const Values gradient = {4, 4};
+  OnEveryTarget([&] {
+    Values m = {2, 2}, d = {0.25f, 0}, x = {8, 8};
+    RefreshStep(rates, Float32Payload(gradient), absl::MakeSpan(m), absl::MakeSpan(d),
+                absl::MakeSpan(x));
+    EXPECT_EQ(m, (Values{2, 2}));
+    EXPECT_EQ(d, (Values{14.75f, 8}));
+    EXPECT_EQ(x, (Values{3.625f, 4})) << "without a variance there is no update";
+  });
+}
+
+TEST(Adam, RefreshStepAndThawMatchTheModel) {
+  const RefreshRates rates = {.beta1 = 0.9f,
+                              .one_minus_beta1 = 0.1f,
+                              .kept_variance = 0.82f,
+                              .one_minus_kept_variance = 0.18f,
+                              .learning_rate = 3e-3f,
+                              .epsilon = 1e-3f,
+                              .decay = 1e-5f};
+  Random random;
+  for (size_t n : kLengths) {
+    SCOPED_TRACE(n);
+    const Values gradient = random.Values(n);
+    Values inverse = random.PositiveValues(n);
+    if (n > 0) inverse[n / 2] = 0;
+    const State before = {random.Values(n), inverse, random.Values(n)};
+    State expected = before;
+    Values thawed(n);
+    for (size_t i = 0; i < n; ++i) {
+      const float g = gradient[i], d = inverse[i];
+      const float kept_m = rates.beta1 * before.momentum[i];
+      const float new_m = rates.one_minus_beta1 * g;
+      const float m = kept_m + new_m;
+      const float inverted = 1 / d;
+      const float root = inverted - rates.epsilon;
+      const float v = d > 0 ? root * root : 0;
+      const float decay = rates.decay * before.parameters[i];
+      const float decayed = before.parameters[i] - decay;
+      const float ratio = m * d;
+      const float step = rates.learning_rate * ratio;
+      const float kept_v = rates.kept_variance * v;
+      const float square = g * g;
+      const float new_v = rates.one_minus_kept_variance * square;
+      expected.momentum[i] = m;
+      expected.variance[i] = kept_v + new_v;
+      expected.parameters[i] = decayed - step;
+      thawed[i] = v;
+    }
+    const Guarded<float> payload = gradient;
+    OnEveryTarget([&] {
+      Guarded<float> m = before.momentum, d = before.variance, x = before.parameters;
+      RefreshStep(rates, reinterpret_cast<const uint8_t*>(payload.data()), m.span(), d.span(),
+                  x.span());
+      EXPECT_TRUE(SameBytes(m, expected.momentum));
+      EXPECT_TRUE(SameBytes(d, expected.variance));
+      EXPECT_TRUE(SameBytes(x, expected.parameters));
+      Guarded<float> only_d = before.variance;
+      Thaw(rates.epsilon, only_d.span());
+      EXPECT_TRUE(SameBytes(only_d, thawed));
+    });
+  }
+}
+
 TEST(Adam, SumIsInDoubleAndInElementOrder) {
   EXPECT_EQ(Sum({}), 0);
   EXPECT_EQ(Sum(Values{0x1p24f, 1, 1}), 0x1p24 + 2);

@@ -124,13 +124,20 @@ absl::Status CheckErrorScale(float error_scale) {
   return Invalid("error_scale is ", error_scale, "; it must be finite and not negative");
 }
 
+bool AreFinite(std::initializer_list<double> values) {
+  return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
+}
+
 absl::Status CheckRates(const StepRates& rates) {
-  if (rates.groups_size() > kMaxGroups) {
-    return Invalid("rates of ", rates.groups_size(), " groups; at most ", kMaxGroups);
+  for (const int size : {rates.groups_size(), rates.schedule().learning_rates_size()}) {
+    if (size > kMaxGroups) return Invalid("rates of ", size, " groups; at most ", kMaxGroups);
   }
   for (const Rates& group : rates.groups()) {
-    if (std::isfinite(group.learning_rate()) && std::isfinite(group.weight_decay())) continue;
-    return Invalid("a learning rate or weight decay is not finite");
+    if (AreFinite({group.learning_rate(), group.weight_decay(), group.beta1(), group.beta2(),
+                   group.epsilon()})) {
+      continue;
+    }
+    return Invalid("a learning rate, weight decay, beta or epsilon is not finite");
   }
   return absl::OkStatus();
 }
@@ -253,10 +260,12 @@ kernels::OneBitView OneBitPart(const Chunk& chunk, const Segment& segment, const
 
 kernels::DenseType DenseTypeOf(Codec codec) {
   ABSL_RAW_CHECK(IsDense(codec), "a dense codec");
-  return codec == FLOAT32 ? kernels::DenseType::kFloat32 : kernels::DenseType::kBfloat16;
+  return codec == BFLOAT16 ? kernels::DenseType::kBfloat16 : kernels::DenseType::kFloat32;
 }
 
-bool IsDense(Codec codec) { return codec == FLOAT32 || codec == BFLOAT16; }
+bool IsDense(Codec codec) {
+  return codec == FLOAT32 || codec == BFLOAT16 || codec == PLAIN_FLOAT32;
+}
 
 bool IsContribution(Codec codec) { return codec != FETCH && codec != STATE && codec != LISTEN; }
 
@@ -280,6 +289,8 @@ std::string CodecName(Codec codec) {
       return "state";
     case LISTEN:
       return "listen";
+    case PLAIN_FLOAT32:
+      return "plain fp32";
     default:
       return absl::StrCat("codec ", static_cast<int>(codec));
   }

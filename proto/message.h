@@ -26,7 +26,7 @@ grpc::ByteBuffer SerializeResponse(const AnswerHeader& header,
                                    std::shared_ptr<const Answer> answer);
 
 // More than a header can need: a job's name and a few numbers.
-inline constexpr uint64_t kMaxHeaderBytes = 65536;
+inline constexpr uint64_t kMaxHeaderBytes = 256 * 1024;
 
 // INVALID_ARGUMENT when the bytes are not the message, or hold a payload of more than
 // `max_payload_bytes` or a header of more than kMaxHeaderBytes: that is known before memory is

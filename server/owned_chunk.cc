@@ -195,8 +195,12 @@ std::optional<double> OwnedChunk::MostErrorOf(const Frame& frame) const {
       return (1 + 1 / (gamma * gamma)) *
              SquareOf(layout_.chunks()[chunk_], layout_.options().block_elements(), frame.payload);
     case FLOAT32:  // loses nothing, if it counts
-      if (frame.header.step() == open_step_ && !late_ranks_.contains(open_step_)) return 0;
-      return std::nullopt;
+    case PLAIN_FLOAT32:
+      if (frame.header.step() != open_step_ || late_ranks_.contains(open_step_)) {
+        return std::nullopt;
+      }
+      if (frame.header.codec() == FLOAT32) return 0;
+      return most_error_squared_[frame.header.rank()];
     default:
       return std::nullopt;
   }
@@ -448,7 +452,8 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   const Codec codec = answer->header.codec();
   error_was_zero_ = error_is_zero_;
   // fp32 loses nothing.
-  error_is_zero_ = codec == FLOAT32 || (codec == SKIP && error_is_zero_) ||
+  error_is_zero_ = codec == FLOAT32 ||
+                   ((codec == SKIP || codec == PLAIN_FLOAT32) && error_is_zero_) ||
                    (codec == RESTORE && open_->largest_payload == 0);
   if (codec == SKIP) ++rounds_skipped_;
   ++open_step_;

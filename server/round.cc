@@ -74,8 +74,8 @@ absl::Status Round::CheckFits(const FrameHeader& header) const {
     }
     if (header.rates_crc32c() != frames_[*first_rank_]->header.rates_crc32c()) {
       return absl::FailedPreconditionError(absl::StrFormat(
-          "rank %d takes %s with other learning rates or weight decays than rank %d: their "
-          "parameters would diverge. Do they follow the same schedule?",
+          "rank %d takes %s with other learning rates, weight decays, betas or epsilons than rank "
+          "%d: their parameters would diverge. Do they follow the same schedule?",
           header.rank(), Where(header), *first_rank_));
     }
   }
@@ -178,6 +178,11 @@ absl::StatusOr<Payload> Round::Aggregate(Codec codec, const Layout& layout,
   if (codec == RESTORE) {
     Restore(error);
     return Payload();
+  }
+  std::vector<float> no_error;
+  if (codec == PLAIN_FLOAT32) {
+    no_error.resize(error.size());
+    error = absl::MakeSpan(no_error);
   }
   Payload out(layout.PayloadBytes(codec, first_header().chunk()));
   const absl::Status status = IsDense(codec) ? AggregateDense(codec, layout, error, out.data())

@@ -76,6 +76,7 @@ class Round {
   // error = error_scale * error. INTERNAL when u is out of the range that an answer may have
   // (kMaxScale, kMaxDense of kernels/block.h): the error is then spoilt, and the chunk must not go
   // on. RESTORE: error = the sum of the contributions that have numbers, in rank order.
+  // PLAIN_FLOAT32: answer = (sum in rank order) / world_size; error = error_scale * error.
   absl::StatusOr<Answer> Close(const Layout& layout, absl::Span<float> error) const;
 
  private:

@@ -82,7 +82,8 @@ OwnedChunk::Reply StateDesk::Ask(const FrameHeader& header, const std::vector<ui
 OwnedChunk::Reply StateDesk::Give(Frame frame) {
   OwnedChunk::Reply receipt = ReplyOf(frame.header, STATE, Payload());
   const FrameHeader header = frame.header;
-  const OwnedChunk::Reply state = ReplyOf(header, STATE, std::move(frame.payload));
+  OwnedChunk::Reply state = ReplyOf(header, STATE, std::move(frame.payload));
+  state.later_rates.push_back(header.rates());
   Wish wish;
   {
     absl::MutexLock lock(&mutex_);

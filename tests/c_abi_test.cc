@@ -50,7 +50,9 @@ class Rank {
       gradient[i] = static_cast<float>((i * 7 + signpost_steps(session_) * 13 + rank_) % 17) - 8;
     }
     const float* gradients[] = {gradient.data()};
-    const signpost_rates rates = {.learning_rate = 0.01, .weight_decay = 0};
+    signpost_rates rates;
+    signpost_rates_init(&rates);
+    rates.learning_rate = 0.01;
     return signpost_step(session_, gradients, 1, &rates, 1, nullptr, error_, sizeof error_);
   }
 

@@ -470,7 +470,7 @@ TEST_F(InterruptedCheckpointTest, ItIsTakenOncePerStep) {
 
 TEST_F(InterruptedCheckpointTest, ResumingWithAnotherOptionOrTensorNamesIt) {
   JobOptionsForTest job = job_;
-  job.optimizer.beta1 = 0.8;
+  job.optimizer.variance_floor = 0.1;
   EXPECT_THAT(std::string(Load(saved_, job).status().message()), HasSubstr("option optimizer is"));
   job = job_;
   job.worker.gamma = 1.2f;

@@ -138,7 +138,8 @@ JobOptionsForTest ElasticJob() {
   JobOptionsForTest job;
   job.worker.round_deadline = absl::Milliseconds(100);
   job.worker.min_workers = 3;
-  job.optimizer = {.beta1 = 0.5, .bias_correction = false};
+  job.optimizer = {.bias_correction = false};
+  job.rates.beta1 = 0.5;
   job.steps = 30;
   return job;
 }
@@ -209,7 +210,7 @@ Ledger TrainWithALateWorker(const JobOptionsForTest& job, const GradientOfStep& 
       ledger.steps_caught_up += report->steps_caught_up;
       // In the units of the stage in which it arrives, or will.
       const bool is_one_bit = freeze < static_cast<uint64_t>(job.steps);
-      const double factor = is_one_bit ? 1 - job.optimizer.beta1 : 1;
+      const double factor = is_one_bit ? 1 - job.rates.beta1 : 1;
       for (size_t i = 0; i < elements; ++i) {
         ledger.gradients[i] += factor * replica.gradient[i] / job.workers;
       }
@@ -228,7 +229,7 @@ Ledger TrainWithALateWorker(const JobOptionsForTest& job, const GradientOfStep& 
     const bool is_one_bit = step >= freeze;
     const bool is_last = step + 1 == static_cast<uint64_t>(job.steps);
     for (size_t i = 0; i < elements; ++i) {
-      const double beta1 = job.optimizer.beta1;
+      const double beta1 = job.rates.beta1;
       momentum[i] = is_one_bit ? values[i] : beta1 * momentum[i] + (1 - beta1) * values[i];
       // Before the freeze, errors and gradients are worth 1 - beta1 of what they are after it.
       const bool job_freezes = freeze < static_cast<uint64_t>(job.steps);
@@ -276,7 +277,7 @@ TEST(LateWorker, ConservesErrorsOfOneBitRounds) {
     return GradientOf(rank, static_cast<int>(step), n);
   });
   EXPECT_GT(ledger.late_rounds, 0);
-  ExpectConserved(ledger, job.optimizer.beta1, /*tolerance=*/1e-6);
+  ExpectConserved(ledger, job.rates.beta1, /*tolerance=*/1e-6);
   ExpectEqual(ledger);
 }
 

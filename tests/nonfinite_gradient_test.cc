@@ -36,7 +36,8 @@ class NonFiniteGradientTest : public ::testing::Test {
   // One tensor, blocks of 16, chunks of 64, no variance correction in the way of the sums.
   NonFiniteGradientTest() {
     job_.tensors = {100, 90};
-    job_.optimizer = {.beta1 = 0.5, .bias_correction = false, .freeze_step = 4};
+    job_.optimizer = {.bias_correction = false, .freeze_step = 4};
+    job_.rates.beta1 = 0.5;
     job_.steps = 10;
   }
 

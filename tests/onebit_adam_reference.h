@@ -20,6 +20,7 @@ class OneBitAdamReference {
     double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, gamma = 1.35, variance_floor = 0.01;
     bool bias_correction = true;
     int freeze_step = 1;
+    int variance_refresh_interval = 0;
   };
 
   // `tensors`: the number of elements of each; blocks do not straddle them.
@@ -36,10 +37,14 @@ class OneBitAdamReference {
 
   // gradients[i] is worker i's.
   void Step(const std::vector<Vector>& gradients, double learning_rate, double weight_decay) {
-    if (step_ < options_.freeze_step) {
+    const int interval = options_.variance_refresh_interval;
+    const int frozen = step_ - options_.freeze_step;
+    if (frozen < 0) {
       WarmUp(gradients, learning_rate, weight_decay);
+    } else if (interval > 0 && frozen > 0 && frozen % interval == 0) {
+      Refresh(gradients, learning_rate, weight_decay);
     } else {
-      if (step_ == options_.freeze_step) Freeze();
+      if (frozen == 0) Freeze();
       OneBit(gradients, learning_rate, weight_decay);
     }
     ++step_;
@@ -74,17 +79,36 @@ class OneBitAdamReference {
     const double t = options_.freeze_step;
     const double correction1 = options_.bias_correction ? 1 - std::pow(options_.beta1, t) : 1;
     const double correction2 = options_.bias_correction ? 1 - std::pow(options_.beta2, t) : 1;
+    for (double& m : m_) m /= correction1;
+    for (double& v : v_) v /= correction2;
+    ApplyFloor();
+  }
+
+  void ApplyFloor() {
     size_t first = 0;
     for (size_t elements : tensors_) {
       double mean = 0;
-      for (size_t j = first; j < first + elements; ++j) mean += v_[j] / correction2 / elements;
+      for (size_t j = first; j < first + elements; ++j) mean += v_[j] / elements;
       for (size_t j = first; j < first + elements; ++j) {
-        m_[j] /= correction1;
-        v_[j] /= correction2;
         if (v_[j] > 0) v_[j] = std::max(v_[j], options_.variance_floor * mean);
       }
       first += elements;
     }
+  }
+
+  // What the paper does not have: the gradients travel as they are, and the variance catches up on
+  // the steps since it was last estimated.
+  void Refresh(const std::vector<Vector>& gradients, double learning_rate, double weight_decay) {
+    const double kept = std::pow(options_.beta2, options_.variance_refresh_interval);
+    for (size_t j = 0; j < x_.size(); ++j) {
+      double g = 0;
+      for (const Vector& gradient : gradients) g += gradient[j] / gradients.size();
+      m_[j] = options_.beta1 * m_[j] + (1 - options_.beta1) * g;
+      const double update = v_[j] > 0 ? m_[j] / (std::sqrt(v_[j]) + options_.epsilon) : 0;
+      x_[j] -= learning_rate * (update + weight_decay * x_[j]);
+      v_[j] = kept * v_[j] + (1 - kept) * g * g;
+    }
+    ApplyFloor();
   }
 
   // Lines 8 to 13: both compressions and the update with the frozen variance.

@@ -24,6 +24,7 @@ struct Case {
   uint32_t workers;
   std::vector<size_t> tensors;
   OptimizerOptions optimizer;
+  double beta2 = 0.999;
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -38,19 +39,21 @@ TEST_P(ReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
   job.workers = GetParam().workers;
   job.tensors = GetParam().tensors;
   job.optimizer = GetParam().optimizer;
+  job.rates.beta2 = GetParam().beta2;
   job.steps = 24;
   const size_t elements = std::accumulate(job.tensors.begin(), job.tensors.end(), size_t{0});
 
   // What the reference says after each step.
   OneBitAdamReference reference(
       job.workers, job.tensors, job.worker.block_elements,
-      {.beta1 = job.optimizer.beta1,
-       .beta2 = job.optimizer.beta2,
-       .epsilon = job.optimizer.epsilon,
+      {.beta1 = job.rates.beta1,
+       .beta2 = job.rates.beta2,
+       .epsilon = job.rates.epsilon,
        .gamma = job.worker.gamma,
        .variance_floor = job.optimizer.variance_floor,
        .bias_correction = job.optimizer.bias_correction,
-       .freeze_step = static_cast<int>(std::min<uint64_t>(job.optimizer.freeze_step, job.steps))},
+       .freeze_step = static_cast<int>(std::min<uint64_t>(job.optimizer.freeze_step, job.steps)),
+       .variance_refresh_interval = static_cast<int>(job.optimizer.variance_refresh_interval)},
       ToDouble(InitialParameters(elements)));
   std::vector<Vector> parameters, momenta;
   std::vector<std::vector<Vector>> errors;  // by step, by rank
@@ -100,7 +103,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{1, {37, 8, 1, 100}, {.freeze_step = 6}}, Case{2, {37, 8, 1, 100}, {.freeze_step = 6}},
         Case{4, {37, 8, 1, 100}, {.freeze_step = 6}}, Case{5, {37, 8, 1, 100}, {.freeze_step = 6}},
-        Case{2, {1}, {.freeze_step = 1}}, Case{4, {15, 16, 17}, {.beta2 = 0.9, .freeze_step = 3}},
+        Case{2, {1}, {.freeze_step = 1}}, Case{4, {15, 16, 17}, {.freeze_step = 3}, /*beta2=*/0.9},
+        Case{2, {37, 8, 1, 100}, {.freeze_step = 6, .variance_refresh_interval = 5}, /*beta2=*/0.9},
+        Case{3, {50}, {.freeze_step = 3, .variance_refresh_interval = 2}},
         Case{2, {50}, {.bias_correction = false, .freeze_step = 8}},
         Case{3, {50}, {.freeze_step = OptimizerOptions::kNever}}));
 

@@ -88,6 +88,9 @@ absl::Status CheckManifest(const CheckpointManifest& manifest) {
   const absl::StatusOr<Layout> layout = Layout::Create(tensors, manifest.options());
   if (!layout.ok()) return absl::DataLossError(layout.status().message());
   if (manifest.world_size() == 0) return absl::DataLossError("it has no workers");
+  if (manifest.schedule().begun_steps() != manifest.step()) {
+    return absl::DataLossError("its optimizer's schedule is of another step");
+  }
   for (uint32_t rank = 0; rank < manifest.world_size(); ++rank) {
     const absl::Status found = FindFile(manifest, RankFileName(rank)).status();
     if (!found.ok()) return found;

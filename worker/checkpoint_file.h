@@ -1,5 +1,5 @@
 // What one file of a checkpoint holds. Both kinds are files in sections (storage/section_file.h)
-// and begin with "signpost checkpoint 1\n"; numbers are fp32.
+// and begin with "signpost checkpoint 2\n"; numbers are fp32.
 //
 //   rank-<r>   = CheckpointPart, the worker's error in layout order, then for each chunk that the
 //                CheckpointPart names the error of its aggregator

@@ -20,19 +20,25 @@ absl::Status OptionError(absl::string_view option, double got, absl::string_view
       absl::StrFormat("optimizer option %s is %g, wanted %s", option, got, wanted));
 }
 
-kernels::MomentumRates MomentumRatesOf(const OptimizerOptions& options) {
-  return {static_cast<float>(options.beta1), static_cast<float>(1 - options.beta1)};
+kernels::MomentumRates MomentumRatesOf(const GroupRates& rates) {
+  return {static_cast<float>(rates.beta1), static_cast<float>(1 - rates.beta1)};
 }
+
+// base^exponent by multiplications alone, which are the same on every machine.
+double Power(double base, uint64_t exponent) {
+  double power = 1;
+  for (; exponent > 0; exponent /= 2, base *= base) {
+    if (exponent % 2 == 1) power *= base;
+  }
+  return power;
+}
+
+// How far two looks at the variance may be apart: 1-bit Adam, section 7.1.
+constexpr double kSettled = 0.96;
 
 }  // namespace
 
 absl::Status CheckOptions(const OptimizerOptions& options) {
-  if (!IsFraction(options.beta1)) return OptionError("beta1", options.beta1, "[0, 1)");
-  if (!IsFraction(options.beta2)) return OptionError("beta2", options.beta2, "[0, 1)");
-  if (!(static_cast<float>(options.epsilon) >= std::numeric_limits<float>::min() &&
-        options.epsilon < 1)) {
-    return OptionError("epsilon", options.epsilon, "a number between 1.2e-38 and 1");
-  }
   if (options.freeze_step == 0) {
     return OptionError("freeze_step", 0, "at least 1: the warm-up estimates the variance");
   }
@@ -44,34 +50,71 @@ absl::Status CheckOptions(const OptimizerOptions& options) {
   if (!IsFraction(options.variance_floor)) {
     return OptionError("variance_floor", options.variance_floor, "[0, 1)");
   }
+  if (options.variance_refresh_interval == 1) {
+    return OptionError("variance_refresh_interval", 1, "at least 2, or 0 for never");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRates(const OptimizerOptions& options, absl::Span<const GroupRates> rates) {
+  for (size_t g = 0; g < rates.size(); ++g) {
+    const GroupRates& group = rates[g];
+    const auto error = [g](absl::string_view rate, double got, absl::string_view wanted) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s of parameter group %d is %g, wanted %s", rate, g, got, wanted));
+    };
+    if (!std::isfinite(group.learning_rate)) {
+      return error("learning_rate", group.learning_rate, "a finite number");
+    }
+    if (!std::isfinite(group.weight_decay)) {
+      return error("weight_decay", group.weight_decay, "a finite number");
+    }
+    if (!IsFraction(group.beta1)) return error("beta1", group.beta1, "[0, 1)");
+    if (!IsFraction(group.beta2)) return error("beta2", group.beta2, "[0, 1)");
+    if (!(static_cast<float>(group.epsilon) >= std::numeric_limits<float>::min() &&
+          group.epsilon < 1)) {
+      return error("epsilon", group.epsilon, "a number between 1.2e-38 and 1");
+    }
+    // At the freeze an aggregator's errors change unit, for all of a chunk.
+    if (options.warm_up_codec != FLOAT32 && group.beta1 != rates[0].beta1) {
+      return error("beta1", group.beta1,
+                   absl::StrFormat("%g as in group 0: with a bf16 warm-up it is the same in all",
+                                   rates[0].beta1));
+    }
+  }
   return absl::OkStatus();
 }
 
 std::string DescribeOptions(const OptimizerOptions& options) {
-  const std::string freeze = options.freeze_step == OptimizerOptions::kNever
-                                 ? "never"
-                                 : absl::StrFormat("%d", options.freeze_step);
+  std::string freeze = absl::StrFormat("%d", options.freeze_step);
+  if (options.freeze_step == OptimizerOptions::kNever) freeze = "never";
+  if (options.freeze_step == OptimizerOptions::kAuto) freeze = "auto";
   return absl::StrFormat(
-      "1-bit adam beta1=%.17g beta2=%.17g epsilon=%.17g bias_correction=%d freeze_step=%s "
-      "warm_up_codec=%s variance_floor=%.17g",
-      options.beta1, options.beta2, options.epsilon, options.bias_correction, freeze,
-      CodecName(options.warm_up_codec), options.variance_floor);
+      "1-bit adam bias_correction=%d freeze_step=%s warm_up_codec=%s variance_floor=%.17g "
+      "variance_refresh_interval=%d",
+      options.bias_correction, freeze, CodecName(options.warm_up_codec), options.variance_floor,
+      options.variance_refresh_interval);
 }
 
-StepRates MessageOf(absl::Span<const GroupRates> rates) {
+StepRates MessageOf(absl::Span<const GroupRates> rates, const Schedule& schedule) {
   StepRates message;
   for (const GroupRates& group : rates) {
     Rates& to = *message.add_groups();
     to.set_learning_rate(group.learning_rate);
     to.set_weight_decay(group.weight_decay);
+    to.set_beta1(group.beta1);
+    to.set_beta2(group.beta2);
+    to.set_epsilon(group.epsilon);
   }
+  *message.mutable_schedule() = schedule;
   return message;
 }
 
 std::vector<GroupRates> RatesOf(const StepRates& message) {
   std::vector<GroupRates> rates;
   for (const Rates& group : message.groups()) {
-    rates.push_back({group.learning_rate(), group.weight_decay()});
+    rates.push_back({group.learning_rate(), group.weight_decay(), group.beta1(), group.beta2(),
+                     group.epsilon()});
   }
   return rates;
 }
@@ -87,12 +130,12 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
       variance_(layout.elements()),
       signed_momentum_(layout.chunks().size()) {
   for (const Chunk& chunk : layout.chunks()) dense_momentum_.emplace_back(chunk.elements);
+  if (options.freeze_step != OptimizerOptions::kAuto)
+    schedule_.set_freeze_step(options.freeze_step);
 }
 
 void OneBitAdam::Restore(OptimizerState state) {
-  power_ = std::min(state.step, options_.freeze_step);
-  beta1_power_ = state.beta1_power;
-  beta2_power_ = state.beta2_power;
+  schedule_ = std::move(state.schedule);
   error_ = std::move(state.error);
   variance_ = std::move(state.variance);
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
@@ -101,22 +144,6 @@ void OneBitAdam::Restore(OptimizerState state) {
     dense_momentum_[c].assign(momentum, momentum + chunk.elements);
     signed_momentum_[c] = Payload();
   }
-}
-
-void OneBitAdam::Seek(uint64_t step) {
-  codec_ = options_.warm_up_codec;
-  const uint64_t power = std::min(step, options_.freeze_step);
-  if (power < power_) {
-    power_ = 0;
-    beta1_power_ = beta2_power_ = 1;
-  }
-  while (power_ < power) MultiplyPowers();
-}
-
-void OneBitAdam::MultiplyPowers() {
-  ++power_;
-  beta1_power_ *= options_.beta1;
-  beta2_power_ *= options_.beta2;
 }
 
 Payload OneBitAdam::State(uint32_t chunk_index) const {
@@ -152,46 +179,104 @@ uint32_t OneBitAdam::groups() const {
   return groups;
 }
 
-void OneBitAdam::BeginStep(uint64_t step, absl::Span<const GroupRates> rates) {
-  rates_.assign(rates.begin(), rates.end());
-  error_scale_ = 1;
-  if (step < options_.freeze_step) {
-    MultiplyPowers();
-    return;
-  }
-  codec_ = ONE_BIT;
-  if (step == options_.freeze_step) FreezeVariance();
+OneBitAdam::Stage OneBitAdam::StageOf(uint64_t step) const {
+  const uint64_t freeze_step = schedule_.freeze_step();
+  if (freeze_step == 0 || step < freeze_step) return Stage::kWarmUp;
+  const uint64_t interval = options_.variance_refresh_interval;
+  const bool refreshes = interval > 0 && step > freeze_step && (step - freeze_step) % interval == 0;
+  return refreshes ? Stage::kRefresh : Stage::kOneBit;
 }
 
-void OneBitAdam::FreezeVariance() {
-  has_frozen_ = true;
-  // Errors were in units of the gradient, and are in units of the momentum from here on.
-  error_scale_ = MomentumRatesOf(options_).one_minus_beta1;
-  kernels::Scale(error_scale_, absl::MakeSpan(error_));
+bool OneBitAdam::FreezesBefore(uint64_t step) const {
+  return step > 0 && (step == schedule_.freeze_step() || StageOf(step - 1) == Stage::kRefresh);
+}
 
-  const bool correct = options_.bias_correction;
-  kernels::FreezeRates rates;
-  rates.momentum_correction = correct ? static_cast<float>(1 / (1 - beta1_power_)) : 1;
-  const double variance_correction = correct ? 1 / (1 - beta2_power_) : 1;
-  rates.variance_correction = static_cast<float>(variance_correction);
-  rates.epsilon = static_cast<float>(options_.epsilon);
+void OneBitAdam::SetStage(uint64_t step) {
+  step_ = step;
+  error_scale_ = 1;
+  stage_ = StageOf(step);
+  switch (stage_) {
+    case Stage::kWarmUp:
+      codec_ = options_.warm_up_codec;
+      break;
+    case Stage::kOneBit:
+      codec_ = ONE_BIT;
+      break;
+    case Stage::kRefresh:
+      codec_ = PLAIN_FLOAT32;
+      break;
+  }
+}
 
-  std::vector<float> floors;  // by tensor
+void OneBitAdam::BeginStep(uint64_t step, absl::Span<const GroupRates> rates) {
+  rates_.assign(rates.begin(), rates.end());
+  const bool is_new = schedule_.begun_steps() == step;
+  if (is_new && schedule_.freeze_step() == 0) LookAtVariance(step);
+  SetStage(step);
+  if (FreezesBefore(step)) {
+    FreezeVariance(/*is_first=*/step == schedule_.freeze_step());
+    frozen_for_ = step;
+  }
+  if (is_new) Count(step);
+}
+
+void OneBitAdam::FollowStep(uint64_t step, const StepRates& rates) {
+  rates_ = RatesOf(rates);
+  schedule_ = rates.schedule();
+  SetStage(step);
+}
+
+void OneBitAdam::Count(uint64_t step) {
+  schedule_.set_begun_steps(step + 1);
+  if (schedule_.freeze_step() != 0) return;
+  const int groups_before = schedule_.learning_rates_size();
+  for (int g = 0; g < groups_before && g < static_cast<int>(rates_.size()); ++g) {
+    if (rates_[g].learning_rate > schedule_.learning_rates(g)) schedule_.set_risen_step(step);
+  }
+  schedule_.clear_learning_rates();
+  for (uint32_t g = 0; g < groups(); ++g) schedule_.add_learning_rates(rates_[g].learning_rate);
+}
+
+void OneBitAdam::LookAtVariance(uint64_t step) {
+  const auto interval = static_cast<uint64_t>(std::lround(1 / (1 - rates_[0].beta2)));
+  if (step == 0 || step % interval != 0) return;
+  const double correction = options_.bias_correction ? 1 / (1 - Power(rates_[0].beta2, step)) : 1;
+  const double norm = kernels::Sum(variance_) * correction;
+  const double before = schedule_.variance_norm();
+  schedule_.set_variance_norm(norm);
+  const bool is_steady = before > 0 && norm >= kSettled * before && kSettled * norm <= before;
+  if (is_steady && schedule_.risen_step() + interval <= step) schedule_.set_freeze_step(step);
+}
+
+void OneBitAdam::FreezeVariance(bool is_first) {
+  std::vector<kernels::FreezeRates> by_tensor;
   size_t first = 0;
   for (const Parameter& parameter : parameters_) {
+    kernels::FreezeRates& rates = by_tensor.emplace_back();
+    const bool corrects = is_first && options_.bias_correction;
+    const GroupRates& group = rates_[parameter.group];
+    const double momentum_correction = corrects ? 1 / (1 - Power(group.beta1, step_)) : 1;
+    const double variance_correction = corrects ? 1 / (1 - Power(group.beta2, step_)) : 1;
+    rates.momentum_correction = static_cast<float>(momentum_correction);
+    rates.variance_correction = static_cast<float>(variance_correction);
+    rates.epsilon = static_cast<float>(group.epsilon);
     const size_t elements = parameter.values.size();
     const double mean = kernels::Sum(absl::MakeSpan(variance_).subspan(first, elements)) / elements;
-    floors.push_back(static_cast<float>(options_.variance_floor * mean * variance_correction));
+    rates.floor = static_cast<float>(options_.variance_floor * mean * variance_correction);
     first += elements;
   }
+  if (is_first) error_scale_ = MomentumRatesOf(rates_[0]).one_minus_beta1;
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
     const Chunk& chunk = layout_.chunks()[c];
     for (const Segment& segment : chunk.segments) {
-      rates.floor = floors[segment.tensor];
       kernels::Freeze(
-          rates, absl::MakeSpan(dense_momentum_[c]).subspan(segment.chunk_offset, segment.elements),
-          absl::MakeSpan(variance_).subspan(chunk.first_element + segment.chunk_offset,
-                                            segment.elements));
+          by_tensor[segment.tensor],
+          absl::MakeSpan(dense_momentum_[c]).subspan(segment.chunk_offset, segment.elements),
+          SegmentOf(variance_, chunk, segment));
+      // Errors were in units of the gradient, and are in units of the momentum from here on.
+      if (!is_first) continue;
+      kernels::Scale(MomentumRatesOf(RatesOfTensor(segment.tensor)).one_minus_beta1,
+                     SegmentOf(error_, chunk, segment));
     }
   }
 }
@@ -215,12 +300,14 @@ size_t OneBitAdam::CompressSegment(uint32_t chunk_index, const Segment& segment,
                                    absl::Span<const float> gradient, uint8_t* payload) {
   const Chunk& chunk = layout_.chunks()[chunk_index];
   const absl::Span<float> error = SegmentOf(error_, chunk, segment);
-  if (codec_ != ONE_BIT) {
+  if (stage_ != Stage::kOneBit) {
+    std::vector<float> no_error(stage_ == Stage::kRefresh ? segment.elements : 0);
     const kernels::DenseType type = DenseTypeOf(codec_);
-    return kernels::CompressDense(rule_, type, gradient, error,
+    return kernels::CompressDense(rule_, type, gradient,
+                                  stage_ == Stage::kRefresh ? absl::MakeSpan(no_error) : error,
                                   payload + kernels::DenseBytes(type, segment.chunk_offset));
   }
-  const kernels::MomentumRates rates = MomentumRatesOf(options_);
+  const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(segment.tensor));
   const kernels::OneBitSpan out = OneBitPart(chunk, segment, payload);
   const Payload& momentum = signed_momentum_[chunk_index];
   if (momentum.size() == 0) {
@@ -234,14 +321,21 @@ size_t OneBitAdam::CompressSegment(uint32_t chunk_index, const Segment& segment,
 
 void OneBitAdam::Apply(uint32_t chunk_index, Answer answer) {
   const Chunk& chunk = layout_.chunks()[chunk_index];
+  if (stage_ == Stage::kRefresh) MakeMomentumDense(chunk_index);
   for (const Segment& segment : chunk.segments) {
-    if (codec_ == ONE_BIT) {
-      ApplyOneBit(chunk, segment, answer.payload.data());
-    } else {
-      ApplyDense(chunk_index, segment, answer.payload.data());
+    switch (stage_) {
+      case Stage::kWarmUp:
+        ApplyDense(chunk_index, segment, answer.payload.data());
+        break;
+      case Stage::kOneBit:
+        ApplyOneBit(chunk, segment, answer.payload.data());
+        break;
+      case Stage::kRefresh:
+        ApplyRefresh(chunk_index, segment, answer.payload.data());
+        break;
     }
   }
-  if (codec_ != ONE_BIT) return;
+  if (stage_ != Stage::kOneBit) return;
   signed_momentum_[chunk_index] = std::move(answer.payload);
   dense_momentum_[chunk_index] = {};
 }
@@ -259,16 +353,16 @@ void OneBitAdam::ApplyDense(uint32_t chunk_index, const Segment& segment, const 
   const Chunk& chunk = layout_.chunks()[chunk_index];
   const Parameter& parameter = parameters_[segment.tensor];
   const GroupRates& group = rates_[parameter.group];
-  const double correction1 = options_.bias_correction ? 1 - beta1_power_ : 1;
-  const double correction2 = options_.bias_correction ? 1 - beta2_power_ : 1;
+  const double correction1 = options_.bias_correction ? 1 - Power(group.beta1, step_ + 1) : 1;
+  const double correction2 = options_.bias_correction ? 1 - Power(group.beta2, step_ + 1) : 1;
   const kernels::AdamRates rates = {
-      .beta1 = static_cast<float>(options_.beta1),
-      .one_minus_beta1 = static_cast<float>(1 - options_.beta1),
-      .beta2 = static_cast<float>(options_.beta2),
-      .one_minus_beta2 = static_cast<float>(1 - options_.beta2),
+      .beta1 = static_cast<float>(group.beta1),
+      .one_minus_beta1 = static_cast<float>(1 - group.beta1),
+      .beta2 = static_cast<float>(group.beta2),
+      .one_minus_beta2 = static_cast<float>(1 - group.beta2),
       .step_size = static_cast<float>(group.learning_rate / correction1),
       .inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(correction2)),
-      .epsilon = static_cast<float>(options_.epsilon),
+      .epsilon = static_cast<float>(group.epsilon),
       .decay = static_cast<float>(group.learning_rate * group.weight_decay),
   };
   const kernels::DenseType type = DenseTypeOf(codec_);
@@ -279,8 +373,45 @@ void OneBitAdam::ApplyDense(uint32_t chunk_index, const Segment& segment, const 
       parameter.values.subspan(segment.tensor_offset, segment.elements));
 }
 
+void OneBitAdam::ApplyRefresh(uint32_t chunk_index, const Segment& segment,
+                              const uint8_t* payload) {
+  const Chunk& chunk = layout_.chunks()[chunk_index];
+  const Parameter& parameter = parameters_[segment.tensor];
+  const GroupRates& group = rates_[parameter.group];
+  const double kept_variance = Power(group.beta2, options_.variance_refresh_interval);
+  const kernels::RefreshRates rates = {
+      .beta1 = static_cast<float>(group.beta1),
+      .one_minus_beta1 = static_cast<float>(1 - group.beta1),
+      .kept_variance = static_cast<float>(kept_variance),
+      .one_minus_kept_variance = static_cast<float>(1 - kept_variance),
+      .learning_rate = static_cast<float>(group.learning_rate),
+      .epsilon = static_cast<float>(group.epsilon),
+      .decay = static_cast<float>(group.learning_rate * group.weight_decay),
+  };
+  kernels::RefreshStep(
+      rates, payload + kernels::DenseBytes(kernels::DenseType::kFloat32, segment.chunk_offset),
+      absl::MakeSpan(dense_momentum_[chunk_index]).subspan(segment.chunk_offset, segment.elements),
+      SegmentOf(variance_, chunk, segment),
+      parameter.values.subspan(segment.tensor_offset, segment.elements));
+}
+
+void OneBitAdam::ThawChunk(uint32_t chunk_index) {
+  MakeMomentumDense(chunk_index);
+  const Chunk& chunk = layout_.chunks()[chunk_index];
+  for (const Segment& segment : chunk.segments) {
+    kernels::Thaw(static_cast<float>(RatesOfTensor(segment.tensor).epsilon),
+                  SegmentOf(variance_, chunk, segment));
+  }
+}
+
+void OneBitAdam::MakeMomentumDense(uint32_t chunk) {
+  dense_momentum_[chunk] = Momentum(chunk);
+  signed_momentum_[chunk] = Payload();
+}
+
 void OneBitAdam::TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) {
   PutBack(chunk, payload, blocks_packed, MomentumShare::kStays);
+  if (stage_ == Stage::kRefresh) ThawChunk(chunk);
 }
 
 void OneBitAdam::KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) {
@@ -295,15 +426,19 @@ void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, uint32_t 
     const size_t elements = std::min<size_t>(
         segment.elements, (blocks_packed - segment.first_block) * rule_.block_elements);
     const absl::Span<float> error = SegmentOf(error_, chunk, segment).first(elements);
-    if (codec_ != ONE_BIT) {
+    const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(segment.tensor));
+    if (stage_ != Stage::kOneBit) {
+      // After the freeze errors are in units of the momentum.
+      const float unit = stage_ == Stage::kRefresh ? rates.one_minus_beta1 : 1;
       const kernels::DenseType type = DenseTypeOf(codec_);
-      kernels::AddDense(type, payload + kernels::DenseBytes(type, segment.chunk_offset), 1, error);
+      kernels::AddDense(type, payload + kernels::DenseBytes(type, segment.chunk_offset), unit,
+                        error);
       continue;
     }
     kernels::AddOneBit(rule_, OneBitPart(chunk, segment, payload), 1, error);
     if (share == MomentumShare::kGoesBack) continue;
     // The momentum stays where it is, so its share must not be in the error as well.
-    AddMomentum(chunk_index, segment, -MomentumRatesOf(options_).beta1, error);
+    AddMomentum(chunk_index, segment, -rates.beta1, error);
   }
 }
 

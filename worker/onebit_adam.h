@@ -1,7 +1,8 @@
 // 1-bit Adam (arXiv:2102.02888, Algorithm 1): one worker's optimizer state, and the arithmetic
-// around an exchange. Steps count from 0. Steps before freeze_step are the warm-up: gradients
-// travel densely and Adam runs on their mean. From freeze_step on the variance is frozen and the
-// momentum travels in one bit. Plain Adam is 1-bit Adam that never freezes.
+// around an exchange. Steps count from 0. Steps before the freeze step are the warm-up: gradients
+// travel densely and Adam runs on their mean. From the freeze step on the variance is frozen and
+// the momentum travels in one bit, but for every variance_refresh_interval-th step, which is dense
+// again and refreshes the variance. Plain Adam is 1-bit Adam that never freezes.
 //
 // Invariant: after every step momentum, variance and parameters are byte-identical on all workers,
 // and sum over workers of error / n + aggregator's error + momentum loses nothing that was put in.
@@ -11,12 +12,15 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/onebit.h"
+#include "proto/aggregator.pb.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
 
@@ -24,16 +28,22 @@ namespace signpost {
 
 struct OptimizerOptions {
   static constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
+  // The variance is looked at every D = 1 / (1 - beta2) steps (beta2 of the first group), and is
+  // frozen once the mean of its bias-corrected values has changed by at most 4% since the last
+  // look, and no group's learning rate has risen since. After section 7.1 of the paper, which lets
+  // a mean that grows pass for one that is settled, and knows the learning rate's warm-up.
+  static constexpr uint64_t kAuto = kNever - 1;
 
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double epsilon = 1e-8;
   bool bias_correction = true;  // false: as DeepSpeed does
   // Steps of warm-up; kNever is plain Adam. At least 1: there is no variance to freeze before.
   uint64_t freeze_step = kNever;
   Codec warm_up_codec = FLOAT32;  // or BFLOAT16
   // At the freeze the variance is raised to at least this fraction of its tensor's mean.
   double variance_floor = 0.01;
+  // Every so many steps after the freeze step gradients travel densely, in fp32, and the variance
+  // is estimated anew: with K steps since the last estimate v = beta2^K v + (1 - beta2^K) g^2. At
+  // least 2; 0: never.
+  uint64_t variance_refresh_interval = 0;
 };
 
 // INVALID_ARGUMENT that names the option.
@@ -50,24 +60,30 @@ struct Parameter {
   uint32_t group = 0;        // which entry of the step's group rates applies
 };
 
-// What may change from step to step, per parameter group.
+// What may change from step to step, per parameter group. Bias corrections are those of the step's
+// betas, as PyTorch has them. A new epsilon acts from the next dense step or freeze on.
 struct GroupRates {
   double learning_rate = 1e-3;
   double weight_decay = 0;  // decoupled
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
 };
-static_assert(sizeof(GroupRates) == 2 * sizeof(double));  // no padding: ranks compare its bytes
+static_assert(sizeof(GroupRates) == 5 * sizeof(double));  // no padding: ranks compare its bytes
 
-// As they travel.
-StepRates MessageOf(absl::Span<const GroupRates> rates);
+// INVALID_ARGUMENT that names the group and the rate.
+absl::Status CheckRates(const OptimizerOptions& options, absl::Span<const GroupRates> rates);
+
+// As they travel, with the schedule that the step has made.
+StepRates MessageOf(absl::Span<const GroupRates> rates, const Schedule& schedule);
 std::vector<GroupRates> RatesOf(const StepRates& message);
 
 // All that an optimizer remembers between two steps, parameters apart. Vectors are in layout order.
 struct OptimizerState {
-  uint64_t step = 0;  // the next one
-  double beta1_power = 1, beta2_power = 1;
+  Schedule schedule;            // its begun_steps is the next step
   std::vector<float> error;     // this worker's; the rest is the same on all workers
   std::vector<float> momentum;  // dense
-  std::vector<float> variance;  // once frozen, the inverse denominators
+  std::vector<float> variance;  // as OneBitAdam::variance
 };
 
 // Not thread-safe. Borrows layout and parameters.
@@ -76,12 +92,14 @@ class OneBitAdam {
   OneBitAdam(const Layout& layout, const OptimizerOptions& options,
              std::vector<Parameter> parameters);
 
-  // Goes on from a saved state, whose vectors have the layout's size, to the bit: its
-  // BeginStep(step) comes next. Before anything else.
+  // Goes on from a saved state, whose vectors have the layout's size, to the bit: BeginStep of the
+  // schedule's begun_steps comes next. Before anything else.
   void Restore(OptimizerState state);
 
-  // As if the steps before had been taken, but for the vectors: BeginStep(step) comes next.
-  void Seek(uint64_t step);
+  // What the steps so far have made of it, that of the last BeginStep included.
+  const Schedule& schedule() const { return schedule_; }
+  // Takes over another worker's, of this step or the one before.
+  void SetSchedule(Schedule schedule) { schedule_ = std::move(schedule); }
 
   // The chunk's parameters, momentum and variance, a float each per element, one after the other:
   // STATE's payload. Sign and payload of every number stay what they are.
@@ -89,11 +107,20 @@ class OneBitAdam {
   // Takes them over. `state` has the size of the chunk's State.
   void SetState(uint32_t chunk, absl::Span<const uint8_t> state);
 
-  // Starts step `step`, the one after the last; at the freeze step this freezes the variance.
-  // `rates` has an entry for each group.
+  // Starts step `step`, the one after the last; where FreezesBefore says so it begins with that.
+  // `rates` passed CheckRates and has an entry for each group.
   void BeginStep(uint64_t step, absl::Span<const GroupRates> rates);
+  // As BeginStep, for a chunk that follows a step which others have taken: with the schedule that
+  // it had, and without a freeze.
+  void FollowStep(uint64_t step, const StepRates& rates);
 
-  bool has_frozen() const { return has_frozen_; }  // the variance, in a step of its own
+  // Whether all variances become inverse denominators as the step begins: it is the freeze step, or
+  // the one after a refresh. A tensor's mean goes into that, so all its chunks have to be there.
+  bool FreezesBefore(uint64_t step) const;
+  // Whether they have already.
+  bool HasFrozenFor(uint64_t step) const { return FreezesBefore(step) && frozen_for_ == step; }
+
+  const OptimizerOptions& options() const { return options_; }
   uint32_t groups() const;  // entries that the parameters need of a step's rates
 
   Codec codec() const { return codec_; }              // how this step's frames are encoded
@@ -110,24 +137,33 @@ class OneBitAdam {
   void Apply(uint32_t chunk, Answer answer);
 
   // The round did not count: what Compress packed goes back into the error, momentum and parameters
-  // stay.
+  // stay. With 0 blocks the payload may be null.
   void TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed);
 
   // The round counted, but without what Compress packed (the worker was late): its whole input, the
   // momentum's share included, goes into the error. Before Apply of the answer.
   void KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed);
 
-  absl::Span<const float> error() const { return error_; }        // in layout order
-  absl::Span<const float> variance() const { return variance_; }  // OptimizerState::variance
-  double beta1_power() const { return beta1_power_; }
-  double beta2_power() const { return beta2_power_; }
+  absl::Span<const float> error() const { return error_; }  // in layout order
+  // In layout order; from a freeze to the next refresh the inverse denominators, 1 / (sqrt(v) +
+  // epsilon).
+  absl::Span<const float> variance() const { return variance_; }
   // The chunk's momentum, dense, whatever form it is stored in, with the signs of its zeros. For
   // tests and checkpoints.
   std::vector<float> Momentum(uint32_t chunk) const;
 
  private:
-  void MultiplyPowers();
-  void FreezeVariance();
+  enum class Stage { kWarmUp, kOneBit, kRefresh };
+  Stage StageOf(uint64_t step) const;
+  void SetStage(uint64_t step);
+  // Where the job finds the freeze step itself: if it is time for a look, and `step` is the one.
+  void LookAtVariance(uint64_t step);
+  // Takes account of a step and its learning rates.
+  void Count(uint64_t step);
+  void FreezeVariance(bool is_first);
+  // The chunk's part of a refresh, where no gradient came: to the form that it has after one.
+  void ThawChunk(uint32_t chunk);
+  void MakeMomentumDense(uint32_t chunk);
   enum class MomentumShare { kStays, kGoesBack };
   void PutBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed, MomentumShare share);
   // Blocks packed of one segment, as the kernels return it.
@@ -135,28 +171,32 @@ class OneBitAdam {
                          uint8_t* payload);
   void ApplyOneBit(const Chunk& chunk, const Segment& segment, const uint8_t* payload);
   void ApplyDense(uint32_t chunk, const Segment& segment, const uint8_t* payload);
+  void ApplyRefresh(uint32_t chunk, const Segment& segment, const uint8_t* payload);
   // accumulator = accumulator + factor * momentum, over the segment's first elements.
   void AddMomentum(uint32_t chunk, const Segment& segment, float factor,
                    absl::Span<float> accumulator) const;
   // The part of a vector in layout order that belongs to the segment.
   static absl::Span<float> SegmentOf(std::vector<float>& values, const Chunk& chunk,
                                      const Segment& segment);
+  const GroupRates& RatesOfTensor(uint32_t tensor) const {
+    return rates_[parameters_[tensor].group];
+  }
 
   const Layout& layout_;
   const OptimizerOptions options_;
   const kernels::BlockRule rule_;
   const std::vector<Parameter> parameters_;
 
+  uint64_t step_ = 0;
+  Stage stage_ = Stage::kWarmUp;  // of step_
   Codec codec_;
-  bool has_frozen_ = false;
   float error_scale_ = 1;
   std::vector<GroupRates> rates_;
-  // beta^power_, by repeated multiplication; power_ is the steps of the warm-up that were taken.
-  uint64_t power_ = 0;
-  double beta1_power_ = 1, beta2_power_ = 1;
+  Schedule schedule_;
+  std::optional<uint64_t> frozen_for_;  // the last step before which the variance was frozen
 
   std::vector<float> error_;     // layout order
-  std::vector<float> variance_;  // layout order; once frozen, the inverse denominators
+  std::vector<float> variance_;  // layout order; see variance()
   // Per chunk: dense until its first one-bit answer, then that answer's payload as it came (1/32 of
   // the memory).
   std::vector<std::vector<float>> dense_momentum_;

@@ -7,9 +7,12 @@
 #include <limits>
 #include <random>
 
+#include "absl/strings/str_cat.h"
+
 namespace signpost {
 namespace {
 
+constexpr GroupRates kHalf = {.beta1 = 0.5};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // One worker whose answers are its own contributions: what an aggregator of one worker without an
@@ -87,9 +90,9 @@ TEST_F(OneBitAdamTest, FirstStepMovesEachParameterByTheLearningRate) {
 }
 
 TEST_F(OneBitAdamTest, WithoutBiasCorrectionTheFirstStepIsAsInDeepSpeed) {
-  Start({.beta1 = 0.9, .beta2 = 0.99, .bias_correction = false});
+  Start({.bias_correction = false});
   gradient_.assign(gradient_.size(), 0.25f);
-  Step(0, {{.learning_rate = 0.1}, {}});
+  Step(0, {{.learning_rate = 0.1, .beta1 = 0.9, .beta2 = 0.99}, {}});
   // m / sqrt(v) = (0.1 g) / sqrt(0.01 g^2) = 1.
   EXPECT_NEAR(values_[0], 0.9, 1e-6);
 }
@@ -110,6 +113,89 @@ TEST_F(OneBitAdamTest, SwitchesToOneBitAtTheFreezeStep) {
   }
 }
 
+TEST_F(OneBitAdamTest, GroupsHaveTheirOwnBetasAndEpsilonsAndMayChangeThem) {
+  Start({});
+  const GroupRates rates[2][2] = {
+      {{.learning_rate = 0.1}, {.learning_rate = 0.1, .beta1 = 0.5, .beta2 = 0.9, .epsilon = 0.1}},
+      {{.learning_rate = 0.1}, {.learning_rate = 0.1, .beta1 = 0.8, .beta2 = 0.7, .epsilon = 0.2}}};
+  gradient_.assign(gradient_.size(), 0.25f);
+  Step(0, rates[0]);
+  gradient_.assign(gradient_.size(), 1);
+  Step(1, rates[1]);
+  const auto after_two_steps = [](const GroupRates& first, const GroupRates& second) {
+    double m = (1 - first.beta1) * 0.25, v = (1 - first.beta2) * 0.0625;
+    double x = 1 - 0.1 * 0.25 / (0.25 + first.epsilon);
+    m = second.beta1 * m + (1 - second.beta1);
+    v = second.beta2 * v + (1 - second.beta2);
+    m /= 1 - second.beta1 * second.beta1;  // as PyTorch has it
+    v /= 1 - second.beta2 * second.beta2;
+    return x - 0.1 * m / (std::sqrt(v) + second.epsilon);
+  };
+  EXPECT_NEAR(values_[0], after_two_steps({}, {}), 1e-6);
+  EXPECT_NEAR(values_[kWeights], after_two_steps(rates[0][1], rates[1][1]), 1e-6);
+}
+
+TEST_F(OneBitAdamTest, EveryRefreshIsDense) {
+  Start({.freeze_step = 2, .variance_refresh_interval = 3});
+  for (uint64_t step = 0; step < 12; ++step) {
+    FillGradient(step);
+    Step(step, {{}, {}});
+    const bool refreshes = step == 5 || step == 8 || step == 11;
+    EXPECT_EQ(adam_->codec(), refreshes ? PLAIN_FLOAT32 : step < 2 ? FLOAT32 : ONE_BIT) << step;
+  }
+}
+
+TEST_F(OneBitAdamTest, ARefreshLeavesTheErrorAlone) {
+  Start({.freeze_step = 1, .variance_refresh_interval = 2});
+  for (uint64_t step = 0; step < 3; ++step) {
+    FillGradient(step);
+    Step(step, {{}, {}});
+  }
+  const std::vector<float> error(adam_->error().begin(), adam_->error().end());
+  FillGradient(3);
+  Step(3, {{}, {}});
+  EXPECT_EQ(error, std::vector<float>(adam_->error().begin(), adam_->error().end()));
+}
+
+TEST_F(OneBitAdamTest, ARefreshGivesAVarianceToWhatHadNone) {
+  Start({.freeze_step = 1, .variance_refresh_interval = 2});
+  for (uint64_t step = 0; step < 5; ++step) {
+    FillGradient(step);
+    if (step == 0) gradient_[5] = 0;
+    const float before = values_[5];
+    Step(step, {{}, {}});
+    EXPECT_EQ(values_[5] != before, step == 4) << step;
+  }
+}
+
+TEST_F(OneBitAdamTest, AutoFreezesOnceTheVarianceHasSettled) {
+  Start({.freeze_step = OptimizerOptions::kAuto});
+  const GroupRates rates = {.beta2 = 0.75};  // looks at it every 4 steps
+  for (uint64_t step = 0; step < 12; ++step) {
+    // Steady from step 4 on; what was before has lost its weight (0.75^8) only between 8 and 12.
+    gradient_.assign(gradient_.size(), step < 4 ? 2 : 1);
+    Step(step, {rates, rates});
+    EXPECT_EQ(adam_->codec(), FLOAT32) << step;
+  }
+  for (uint64_t step = 12; adam_->codec() == FLOAT32; ++step) {
+    ASSERT_LT(step, 40);
+    Step(step, {rates, rates});
+  }
+  EXPECT_EQ(adam_->schedule().freeze_step() % 4, 0);
+}
+
+TEST_F(OneBitAdamTest, AutoDoesNotFreezeWhileALearningRateRises) {
+  Start({.freeze_step = OptimizerOptions::kAuto});
+  gradient_.assign(gradient_.size(), 1);
+  for (uint64_t step = 0; step < 20; ++step) {
+    const GroupRates steady = {.beta2 = 0.75};
+    // It rises for the last time in step 9.
+    const GroupRates rising = {.learning_rate = 1e-3 * std::min<int>(step, 9), .beta2 = 0.75};
+    Step(step, {steady, rising});
+  }
+  EXPECT_EQ(adam_->schedule().freeze_step(), 16) << "the first look that is 4 steps after it";
+}
+
 TEST_F(OneBitAdamTest, AnElementWithoutVarianceGetsNoUpdateAfterTheFreeze) {
   Start({.freeze_step = 1});
   FillGradient(1);
@@ -123,14 +209,14 @@ TEST_F(OneBitAdamTest, AnElementWithoutVarianceGetsNoUpdateAfterTheFreeze) {
 }
 
 TEST_F(OneBitAdamTest, MomentumAndErrorHoldAllThatWasPutIn) {
-  Start({.beta1 = 0.5, .bias_correction = false, .freeze_step = 1});
+  Start({.bias_correction = false, .freeze_step = 1});
   FillGradient(1);
-  Step(0, {{}, {}});
+  Step(0, {kHalf, kHalf});
   for (uint64_t step = 1; step < 5; ++step) {
     const std::vector<float> momentum = Momentum();
     const std::vector<float> error(adam_->error().begin(), adam_->error().end());
     FillGradient(10 + step);
-    Step(step, {{}, {}});
+    Step(step, {kHalf, kHalf});
     const std::vector<float> after = Momentum();
     for (size_t i = 0; i < after.size(); ++i) {
       const double put_in = 0.5 * momentum[i] + 0.5 * gradient_[i] + error[i];
@@ -154,14 +240,14 @@ TEST_F(OneBitAdamTest, ANonFiniteGradientStopsThePackingAtItsBlock) {
 }
 
 TEST_F(OneBitAdamTest, TakeBackLeavesTheGradientInTheErrorAndMomentumAndParametersAlone) {
-  for (uint64_t skipped_step : {uint64_t{0}, uint64_t{1}, uint64_t{2}}) {
+  for (uint64_t skipped_step : {uint64_t{0}, uint64_t{1}, uint64_t{2}, uint64_t{3}, uint64_t{4}}) {
     SCOPED_TRACE(testing::Message() << "skipped step " << skipped_step);
-    Start({.beta1 = 0.5, .bias_correction = false, .freeze_step = 1});
+    Start({.bias_correction = false, .freeze_step = 1, .variance_refresh_interval = 2});
     for (uint64_t step = 0; step < skipped_step; ++step) {
       FillGradient(step);
-      Step(step, {{}, {}});
+      Step(step, {kHalf, kHalf});
     }
-    adam_->BeginStep(skipped_step, {{}, {}});
+    adam_->BeginStep(skipped_step, {kHalf, kHalf});
     const std::vector<float> values = values_, momentum = Momentum();
     const std::vector<float> error(adam_->error().begin(), adam_->error().end());
     FillGradient(99);
@@ -181,30 +267,30 @@ TEST_F(OneBitAdamTest, TakeBackLeavesTheGradientInTheErrorAndMomentumAndParamete
 }
 
 TEST_F(OneBitAdamTest, ErrorsChangeToTheMomentumsUnitAtTheFreeze) {
-  Start({.beta1 = 0.75, .freeze_step = 1, .warm_up_codec = BFLOAT16});
+  Start({.freeze_step = 1, .warm_up_codec = BFLOAT16});
+  const GroupRates quarter = {.beta1 = 0.75};
   FillGradient(1);
-  Step(0, {{}, {}});
+  Step(0, {quarter, quarter});
   const std::vector<float> error(adam_->error().begin(), adam_->error().end());
   EXPECT_EQ(adam_->error_scale(), 1);
-  adam_->BeginStep(1, {{}, {}});
+  adam_->BeginStep(1, {quarter, quarter});
   EXPECT_EQ(adam_->error_scale(), 0.25f);
   for (size_t i = 0; i < error.size(); ++i) EXPECT_EQ(adam_->error()[i], 0.25f * error[i]);
-  adam_->BeginStep(2, {{}, {}});
+  adam_->BeginStep(2, {quarter, quarter});
   EXPECT_EQ(adam_->error_scale(), 1) << "once only";
 }
 
 // What comes of going on from the optimizer's state as it is now.
-OptimizerState StateOf(const OneBitAdam& adam, uint64_t step, std::vector<float> momentum) {
-  return {.step = step,
-          .beta1_power = adam.beta1_power(),
-          .beta2_power = adam.beta2_power(),
+OptimizerState StateOf(const OneBitAdam& adam, std::vector<float> momentum) {
+  return {.schedule = adam.schedule(),
           .error = {adam.error().begin(), adam.error().end()},
           .momentum = std::move(momentum),
           .variance = {adam.variance().begin(), adam.variance().end()}};
 }
 
 TEST_F(OneBitAdamTest, GoesOnFromASavedStateAsIfNothingHadHappened) {
-  const OptimizerOptions options = {.freeze_step = 3, .warm_up_codec = BFLOAT16};
+  const OptimizerOptions options = {
+      .freeze_step = 3, .warm_up_codec = BFLOAT16, .variance_refresh_interval = 2};
   constexpr uint64_t kSteps = 8;
   auto step_with_gradient = [this](uint64_t step) {
     FillGradient(step);
@@ -219,7 +305,7 @@ TEST_F(OneBitAdamTest, GoesOnFromASavedStateAsIfNothingHadHappened) {
     SCOPED_TRACE(testing::Message() << "saved after " << saved_at << " steps");
     Start(options);
     for (uint64_t step = 0; step < saved_at; ++step) step_with_gradient(step);
-    const OptimizerState state = StateOf(*adam_, saved_at, Momentum());
+    const OptimizerState state = StateOf(*adam_, Momentum());
     const std::vector<float> values = values_;
     for (uint64_t step = saved_at; step < kSteps; ++step) step_with_gradient(step);
     const std::string expected = bits(values_), expected_momentum = bits(Momentum());
@@ -252,14 +338,10 @@ TEST_F(OneBitAdamTest, MomentumKeepsTheSignsOfItsZeros) {
 TEST(CheckOptions, NamesTheOptionAtFault) {
   EXPECT_TRUE(CheckOptions({}).ok());
   const std::pair<OptimizerOptions, const char*> cases[] = {
-      {{.beta1 = 1}, "beta1"},
-      {{.beta1 = 1 - 1e-9}, "beta1"},   // 1 in fp32
-      {{.epsilon = 1e-46}, "epsilon"},  // 0 in fp32
-      {{.beta2 = -0.1}, "beta2"},
-      {{.epsilon = 0}, "epsilon"},
       {{.freeze_step = 0}, "freeze_step"},
       {{.warm_up_codec = ONE_BIT}, "warm_up_codec"},
       {{.variance_floor = kNan}, "variance_floor"},
+      {{.variance_refresh_interval = 1}, "variance_refresh_interval"},
   };
   for (const auto& [options, name] : cases) {
     const absl::Status status = CheckOptions(options);
@@ -268,16 +350,41 @@ TEST(CheckOptions, NamesTheOptionAtFault) {
   }
 }
 
+TEST(CheckRates, NamesTheGroupAndTheRateAtFault) {
+  EXPECT_TRUE(CheckRates({}, {{}, {}}).ok());
+  const std::pair<GroupRates, const char*> cases[] = {
+      {{.learning_rate = kNan}, "learning_rate"},
+      {{.weight_decay = kNan}, "weight_decay"},
+      {{.beta1 = 1}, "beta1"},
+      {{.beta1 = 1 - 1e-9}, "beta1"},  // 1 in fp32
+      {{.beta2 = -0.1}, "beta2"},
+      {{.epsilon = 0}, "epsilon"},
+      {{.epsilon = 1e-46}, "epsilon"},  // 0 in fp32
+  };
+  for (const auto& [rates, name] : cases) {
+    const absl::Status status = CheckRates({}, {{}, rates});
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(absl::StrCat(name, " of parameter group 1 is")),
+              absl::string_view::npos)
+        << status;
+  }
+}
+
+TEST(CheckRates, ABfloat16WarmUpWantsOneBeta1) {
+  const GroupRates groups[] = {{.beta1 = 0.9}, {.beta1 = 0.8}};
+  EXPECT_TRUE(CheckRates({}, groups).ok());
+  EXPECT_FALSE(CheckRates({.warm_up_codec = BFLOAT16}, groups).ok());
+}
+
 TEST(DescribeOptions, DiffersWhereAnyOptionDoes) {
   const OptimizerOptions variants[] = {
       {},
-      {.beta1 = 0.8},
-      {.beta2 = 0.99},
-      {.epsilon = 1e-6},
       {.bias_correction = false},
       {.freeze_step = 10},
+      {.freeze_step = OptimizerOptions::kAuto},
       {.warm_up_codec = BFLOAT16},
       {.variance_floor = 0},
+      {.variance_refresh_interval = 10},
   };
   for (const OptimizerOptions& a : variants) {
     for (const OptimizerOptions& b : variants) {

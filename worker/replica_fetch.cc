@@ -1,6 +1,8 @@
 #include "worker/replica_fetch.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -29,7 +31,7 @@ class ReplicaFetch {
     while (true) {
       SetTarget();
       if (target_ && absl::c_all_of(parts_, [&](const Part& p) { return p.step == target_; })) {
-        optimizer_.Seek(*target_);
+        optimizer_.SetSchedule(schedules_.lower_bound(*target_)->second);
         return *target_;
       }
       for (uint32_t chunk = 0; chunk < parts_.size(); ++chunk) Ask(chunk);
@@ -67,9 +69,9 @@ class ReplicaFetch {
     }
   }
 
-  // The freeze needs all of a tensor, so a chunk by itself cannot go beyond it.
+  // A freeze needs all of a tensor, so a chunk by itself cannot go beyond it.
   bool IsBehindFreeze(const Part& part) const {
-    return *part.step == source_.freeze_step && newest_step_ > source_.freeze_step;
+    return optimizer_.FreezesBefore(*part.step) && newest_step_ > *part.step;
   }
 
   // For what comes next of the chunk, if it is time.
@@ -77,7 +79,7 @@ class ReplicaFetch {
     Part& part = parts_[chunk];
     if (part.is_under_way) return;
     if (part.step) {
-      const bool may_go_on = *part.step != source_.freeze_step;
+      const bool may_go_on = !optimizer_.FreezesBefore(*part.step);
       if (may_go_on && (!target_ || *part.step < *target_)) Send(chunk, LISTEN, *part.step);
     } else if (fetching_ < source_.window && part.fetches < kMostFetches) {
       ++fetching_;
@@ -127,7 +129,17 @@ class ReplicaFetch {
                         chunk, source_.channel_of_chunk[chunk]->target(), status.message()));
   }
 
+  // The others' schedule may say when the variance was frozen.
+  void Keep(const Schedule& schedule) {
+    schedules_[schedule.begun_steps()] = schedule;
+    optimizer_.SetSchedule(schedules_.rbegin()->second);
+  }
+
   absl::Status Adopt(Part& part, const Answer& answer) {
+    if (answer.header.later_rates_size() != 1) {
+      return absl::InvalidArgumentError("the state comes without the optimizer's schedule");
+    }
+    Keep(answer.header.later_rates(0).schedule());
     optimizer_.SetState(answer.header.chunk(), answer.payload.span());
     part.step = answer.header.step();
     newest_step_ = std::max(newest_step_, *part.step);
@@ -137,26 +149,34 @@ class ReplicaFetch {
   absl::Status Follow(Part& part, Answer answer) {
     // It was asked for before the target was known.
     if (target_ && *part.step >= *target_) return absl::OkStatus();
-    const uint64_t step = (*part.step)++;
-    if (answer.header.codec() == SKIP) return absl::OkStatus();
     if (answer.header.later_rates_size() != 1) {
       return absl::InvalidArgumentError("the answer does not say at which rates the others step");
     }
-    const std::vector<GroupRates> rates = RatesOf(answer.header.later_rates(0));
-    if (rates.size() < optimizer_.groups()) {
+    const StepRates& rates = answer.header.later_rates(0);
+    if (static_cast<uint32_t>(rates.groups_size()) < optimizer_.groups()) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("the others have %d parameter groups, this worker has %d", rates.size(),
-                          optimizer_.groups()));
+          absl::StrFormat("the others step at rates for %d parameter groups, this worker has %d",
+                          rates.groups_size(), optimizer_.groups()));
     }
-    optimizer_.Seek(step);
-    optimizer_.BeginStep(step, rates);
+    Keep(rates.schedule());
+    if (IsBehindFreeze(part)) {  // as it has just turned out
+      part.step.reset();
+      return absl::OkStatus();
+    }
+    optimizer_.FollowStep((*part.step)++, rates);
+    const uint32_t chunk = answer.header.chunk();
+    if (answer.header.codec() == SKIP) {
+      optimizer_.TakeBack(chunk, /*payload=*/nullptr, /*blocks_packed=*/0);
+      optimizer_.SetSchedule(schedules_.rbegin()->second);
+      return absl::OkStatus();
+    }
     if (answer.header.codec() != optimizer_.codec()) {
       return absl::InvalidArgumentError(absl::StrFormat("the answer is %s, wanted %s",
                                                         CodecName(answer.header.codec()),
                                                         CodecName(optimizer_.codec())));
     }
-    const uint32_t chunk = answer.header.chunk();
     optimizer_.Apply(chunk, std::move(answer));
+    optimizer_.SetSchedule(schedules_.rbegin()->second);
     return absl::OkStatus();
   }
 
@@ -167,6 +187,7 @@ class ReplicaFetch {
   uint32_t fetching_ = 0;
   uint64_t newest_step_;  // that an aggregator is known to have reached
   std::optional<uint64_t> target_;
+  std::map<uint64_t, Schedule> schedules_;  // by begun_steps, of the steps that were heard of
   // Shared with exchanges that may still be under way at the end.
   std::shared_ptr<Inbox> inbox_;
 };

@@ -22,10 +22,9 @@ struct ReplicaSource {
   // Without step and codec.
   std::function<FrameHeader(uint32_t chunk)> header_of;
   Clock* clock;
-  absl::Duration timeout;    // of each exchange
-  uint32_t window;           // most chunks whose state is under way at once
-  uint64_t freeze_step = 0;  // OptimizerOptions
-  uint64_t least_step = 0;   // not to return an earlier one
+  absl::Duration timeout;   // of each exchange
+  uint32_t window;          // most chunks whose state is under way at once
+  uint64_t least_step = 0;  // not to return an earlier one
 };
 
 // Gets parameters, momentum and variance of each chunk from whichever worker gives them, follows

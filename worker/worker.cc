@@ -153,7 +153,6 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions& optimizer,
       layout_(std::move(layout)),
       shard_of_chunk_(layout_.ShardOfChunk(channels.size())),
       window_(std::max<uint32_t>(8, 2 * channels.size())),
-      freeze_step_(optimizer.freeze_step),
       incarnation_(NewIncarnation()),
       optimizer_(layout_, optimizer, parameters_),
       epochs_(channels.size()),
@@ -192,7 +191,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
     if (!loaded.ok()) return loaded.status();
     state = *std::move(loaded);
     job_options.set_parameters_crc32c(state->parameters_crc32c);
-    job_options.set_first_step(state->optimizer.step);
+    job_options.set_first_step(state->optimizer.schedule.begun_steps());
   }
   absl::StatusOr<Layout> layout = Layout::Create(TensorsOf(parameters), job_options);
   if (!layout.ok()) return layout.status();
@@ -220,7 +219,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
 }
 
 absl::Status Worker::Resume(ResumeState state) {
-  const uint64_t first_step = state.optimizer.step;
+  const uint64_t first_step = state.optimizer.schedule.begun_steps();
   if (first_step > 0) {
     // The aggregators' errors go back in a round of its own: what holds for rounds, after a crash
     // too, holds for them.
@@ -250,7 +249,6 @@ absl::Status Worker::ComeBack() {
                           .clock = options_.clock,
                           .timeout = options_.exchange_timeout,
                           .window = static_cast<uint32_t>(2 * channels_.size()),
-                          .freeze_step = freeze_step_,
                           .least_step = returned_->step};
   for (const uint32_t shard : shard_of_chunk_) {
     source.channel_of_chunk.push_back(channels_[shard].get());
@@ -365,7 +363,7 @@ absl::Status Worker::TakeStep(absl::Span<const absl::Span<const float>> gradient
                               absl::Span<const GroupRates> rates, StepReport& report) {
   optimizer_.BeginStep(step_, rates);
   rates_crc32c_ = Crc32cOf(parameters_, rates);
-  if (options_.min_workers > 0) rates_ = MessageOf(rates);
+  if (options_.min_workers > 0) rates_ = MessageOf(rates, optimizer_.schedule());
   report.step = step_;
   report.codec = optimizer_.codec();
   deadline_ = options_.clock->Now() + options_.exchange_timeout;
@@ -424,6 +422,7 @@ absl::Status Worker::CheckStepArguments(absl::Span<const absl::Span<const float>
         absl::StrFormat("rates came for %d groups; a job with a round deadline may have %d",
                         rates.size(), kMaxGroups));
   }
+  if (absl::Status status = CheckRates(optimizer_.options(), rates); !status.ok()) return status;
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].size() != parameters_[i].values.size()) {
       return absl::InvalidArgumentError(absl::StrFormat(
@@ -584,13 +583,14 @@ void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
 void Worker::GiveState(uint32_t chunk) {
   const uint64_t step = exchanges_[chunk].next_step;
   if (step_ < layout_.options().first_step()) return;  // it has no state yet
-  // Between the freeze of the variance and the first answer after it a state fits no step.
-  exchanges_[chunk].owes_state = step == freeze_step_ && optimizer_.has_frozen();
+  // Between a freeze of the variance and the first answer after it a state fits no step.
+  exchanges_[chunk].owes_state = optimizer_.HasFrozenFor(step);
   if (exchanges_[chunk].owes_state) return;
   auto state = std::make_shared<const Payload>(optimizer_.State(chunk));
   FrameHeader header = HeaderOf(chunk, STATE);
   header.set_step(step);
   header.set_payload_crc32c(Crc32c(state->span()));
+  *header.mutable_rates()->mutable_schedule() = optimizer_.schedule();
   // If it is lost, another worker is asked.
   channels_[shard_of_chunk_[chunk]]->Exchange(header, std::move(state), deadline_,
                                               [](const absl::StatusOr<Answer>&) {});
@@ -773,8 +773,7 @@ CheckpointManifest Worker::Manifest() const {
   manifest.mutable_options()->set_parameters_crc32c(ParametersCrc32c());
   manifest.mutable_options()->clear_first_step();
   manifest.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
-  manifest.set_beta1_power(optimizer_.beta1_power());
-  manifest.set_beta2_power(optimizer_.beta2_power());
+  *manifest.mutable_schedule() = optimizer_.schedule();
   manifest.set_committed_us(absl::ToUnixMicros(options_.clock->Now()));
   return manifest;
 }

@@ -216,8 +216,7 @@ class Worker {
   const std::vector<Parameter> parameters_;
   const Layout layout_;
   const std::vector<uint32_t> shard_of_chunk_;
-  const uint32_t window_;  // most chunks under way at once
-  const uint64_t freeze_step_;
+  const uint32_t window_;       // most chunks under way at once
   const uint64_t incarnation_;  // tells this process from another that claims the rank
   OneBitAdam optimizer_;
   uint64_t step_ = 0;

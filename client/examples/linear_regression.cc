@@ -46,7 +46,7 @@ absl::Status Train() {
 
   std::vector<float> weights(kOutputs * kInputs), gradient;
   auto session =
-      signpost::Session::Join(*options, {.beta2 = 0.99, .freeze_step = kSteps / 5},
+      signpost::Session::Join(*options, {.freeze_step = kSteps / 5},
                               {{"weights", {kOutputs, kInputs}, absl::MakeSpan(weights)}});
   if (!session.ok()) return session.status();
 
@@ -55,7 +55,7 @@ absl::Status Train() {
     const uint64_t step = (*session)->steps();
     const double error = Gradient(weights, random, gradient);
     const double learning_rate = kPeakLearningRate * (1 - double(step) / kSteps);
-    auto report = (*session)->Step({gradient}, {{.learning_rate = learning_rate}});
+    auto report = (*session)->Step({gradient}, {{.learning_rate = learning_rate, .beta2 = 0.99}});
     if (!report.ok()) return report.status();
     if (options->worker.rank == 0 && (step % 100 == 0 || step == kSteps - 1)) {
       std::printf("step %3d  %s  squared error %.6f\n", int(step),

@@ -39,7 +39,6 @@ int main(void) {
     return fail("options", error);
   }
   options.freeze_step = 80;
-  options.beta2 = 0.99;
 
   const uint64_t weights_shape[] = {24, 10}, biases_shape[] = {10};
   const signpost_parameter parameters[] = {
@@ -53,12 +52,17 @@ int main(void) {
 
   const float* gradients[] = {weight_gradient, bias_gradient};
   signpost_report report;
+  signpost_rates rates[2];  // by group
+  for (int group = 0; group < 2; ++group) {
+    signpost_rates_init(&rates[group]);
+    rates[group].beta2 = 0.99;
+  }
   for (int step = 0; step < STEPS; ++step) {
     pull(weights, weight_gradient, WEIGHTS, (float)options.rank);
     pull(biases, bias_gradient, BIASES, (float)options.rank);
     const double learning_rate = 0.05 * (1 - (double)step / STEPS);
-    const signpost_rates rates[] = {{.learning_rate = learning_rate},
-                                    {.learning_rate = 0.5 * learning_rate}};
+    rates[0].learning_rate = learning_rate;
+    rates[1].learning_rate = 0.5 * learning_rate;
     if (signpost_step(session, gradients, 2, rates, 2, &report, error, sizeof error)) {
       return fail("step", error);
     }

@@ -17,6 +17,8 @@ using Vector = std::vector<double>;
 constexpr double kTolerance = 1e-3;
 constexpr double kBfloat16Tolerance = 1e-2;
 
+constexpr double kBeta1 = GroupRates().beta1;
+
 bool IsNear(double got, double wanted, double tolerance) {
   return std::abs(got - wanted) <= tolerance * (std::abs(wanted) + 0.1);
 }
@@ -79,6 +81,15 @@ void Audit::AddAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payl
   report_(absl::StrFormat("step %d, chunk %d has two answers", header.step(), header.chunk()));
 }
 
+void Audit::SetFreezeStep(uint64_t step) {
+  if (step == 0) step = OptimizerOptions::kNever;
+  if (freeze_step_ != 0 && freeze_step_ != step) {
+    report_(absl::StrFormat("one rank froze the variance at step %d, another at %d", freeze_step_,
+                            step));
+  }
+  freeze_step_ = step;
+}
+
 void Audit::Check(uint64_t steps, const Gradients& gradients) const {
   if (layout_.empty()) return report_("nobody has joined");
   const Layout& layout = layout_.front();
@@ -87,12 +98,12 @@ void Audit::Check(uint64_t steps, const Gradients& gradients) const {
     const Vector zeros(chunk.elements);
     ChunkModel model = {zeros, zeros, std::vector<Vector>(workers_, zeros)};
     for (uint64_t step = 0; step < steps; ++step) {
-      if (step == optimizer_.freeze_step) {
-        const double correction = 1 - std::pow(optimizer_.beta1, static_cast<double>(step));
+      if (step == freeze_step_) {
+        const double correction = 1 - std::pow(kBeta1, static_cast<double>(step));
         for (double& m : model.momentum) m /= correction;
-        for (double& e : model.aggregator_error) e *= 1 - optimizer_.beta1;
+        for (double& e : model.aggregator_error) e *= 1 - kBeta1;
         for (Vector& error : model.errors) {
-          for (double& e : error) e *= 1 - optimizer_.beta1;
+          for (double& e : error) e *= 1 - kBeta1;
         }
       }
       for (uint32_t rank = 0; rank < workers_; ++rank) {
@@ -118,7 +129,8 @@ void Audit::CheckRound(uint32_t c, uint64_t step, const Gradients& gradients,
                        ChunkModel& model) const {
   const Layout& layout = layout_.front();
   const Chunk& chunk = layout.chunks()[c];
-  const bool is_one_bit = step >= optimizer_.freeze_step;
+  const bool is_one_bit = IsOneBit(step);
+  const bool is_refresh = IsRefresh(step);
   const auto answer = answers_.find({c, step});
   if (answer == answers_.end()) {
     return report_(absl::StrFormat("step %d, chunk %d was never answered", step, c));
@@ -141,9 +153,12 @@ void Audit::CheckRound(uint32_t c, uint64_t step, const Gradients& gradients,
       for (uint32_t i = 0; i < segment.elements; ++i) {
         const uint32_t at = segment.chunk_offset + i;
         const double g = gradient[segment.tensor][segment.tensor_offset + i];
-        input[at] =
-            model.errors[rank][at] +
-            (is_one_bit ? optimizer_.beta1 * model.momentum[at] + (1 - optimizer_.beta1) * g : g);
+        if (is_refresh) {
+          input[at] = g;
+        } else {
+          input[at] = model.errors[rank][at] +
+                      (is_one_bit ? kBeta1 * model.momentum[at] + (1 - kBeta1) * g : g);
+        }
       }
     }
     // From a block that is not finite on, nothing was packed.
@@ -157,8 +172,11 @@ void Audit::CheckRound(uint32_t c, uint64_t step, const Gradients& gradients,
                    if (block >= bad_block) return;
                    for (uint32_t i = begin; i < begin + elements; ++i) {
                      double& error = model.errors[rank][i];
-                     if (is_skipped) {
-                       error = input[i] - (is_one_bit ? optimizer_.beta1 * model.momentum[i] : 0);
+                     if (is_refresh) {
+                       if (is_skipped || is_late) error += (1 - kBeta1) * input[i];
+                       if (!is_skipped && !is_late) sum[i] += decoded[i];
+                     } else if (is_skipped) {
+                       error = input[i] - (is_one_bit ? kBeta1 * model.momentum[i] : 0);
                      } else {
                        error = is_late ? input[i] : input[i] - decoded[i];
                        if (!is_late) sum[i] += decoded[i];
@@ -170,14 +188,14 @@ void Audit::CheckRound(uint32_t c, uint64_t step, const Gradients& gradients,
 
   Vector input(chunk.elements);
   for (uint32_t i = 0; i < chunk.elements; ++i) {
-    input[i] = sum[i] / workers_ + model.aggregator_error[i];
+    input[i] = sum[i] / workers_ + (is_refresh ? 0 : model.aggregator_error[i]);
   }
   const Vector result = Decode(answer->second, c, input,
                                absl::StrFormat("the answer for step %d, chunk %d", step, c));
   for (uint32_t i = 0; i < chunk.elements; ++i) {
-    model.aggregator_error[i] = input[i] - result[i];
+    if (!is_refresh) model.aggregator_error[i] = input[i] - result[i];
     double& m = model.momentum[i];
-    m = is_one_bit ? result[i] : optimizer_.beta1 * m + (1 - optimizer_.beta1) * result[i];
+    m = is_one_bit ? result[i] : kBeta1 * m + (1 - kBeta1) * result[i];
   }
 }
 
@@ -188,7 +206,7 @@ std::vector<double> Audit::Decode(const Numbers& numbers, uint32_t c,
   const uint8_t* bytes = numbers.payload.data();
   Vector result(chunk.elements);
   if (numbers.codec != ONE_BIT) {
-    const bool is_fp32 = numbers.codec == FLOAT32;
+    const bool is_fp32 = numbers.codec != BFLOAT16;
     for (uint32_t i = 0; i < chunk.elements; ++i) {
       result[i] = is_fp32 ? FloatOf(bytes + size_t{4} * i) : Bfloat16Of(bytes + size_t{2} * i);
       if (IsNear(result[i], input[i], is_fp32 ? kTolerance : kBfloat16Tolerance)) continue;

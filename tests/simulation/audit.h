@@ -38,6 +38,8 @@ class Audit {
   void AddAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload);
   // Another process takes the rank's place from that step on, and has no error then.
   void SetReturn(uint32_t rank, uint64_t step) { returns_.insert({rank, step}); }
+  // Where a rank's variance was frozen, 0 if it was not. Reports another one than before.
+  void SetFreezeStep(uint64_t step);
   // A rank's error after its last step, in layout order.
   void SetError(uint32_t rank, absl::Span<const float> error) {
     errors_[rank].assign(error.begin(), error.end());
@@ -56,6 +58,11 @@ class Audit {
     std::vector<uint32_t> late_ranks;
   };
 
+  bool IsOneBit(uint64_t step) const { return step >= freeze_step_ && !IsRefresh(step); }
+  bool IsRefresh(uint64_t step) const {
+    const uint64_t interval = optimizer_.variance_refresh_interval;
+    return interval > 0 && step > freeze_step_ && (step - freeze_step_) % interval == 0;
+  }
   void CheckRound(uint32_t chunk, uint64_t step, const Gradients& gradients,
                   ChunkModel& model) const;
   // Whether `numbers` is `input` in its codec; what it stands for.
@@ -70,6 +77,7 @@ class Audit {
   std::map<AnswerKey, Numbers> answers_;
   std::map<uint32_t, std::vector<float>> errors_;  // by rank
   std::set<std::pair<uint32_t, uint64_t>> returns_;
+  uint64_t freeze_step_ = 0;  // until it is known
 };
 
 }  // namespace signpost::simulation

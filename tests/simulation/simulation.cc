@@ -43,6 +43,8 @@ struct JobPlan {
       workers_die = true;
       steps += 40;
     }
+    if (Below(3) == 0) optimizer.variance_refresh_interval = 2 + Below(6);
+    if (Below(4) == 0) optimizer.freeze_step = OptimizerOptions::kAuto;
   }
 
   uint64_t Below(uint64_t n) { return random() % n; }
@@ -239,7 +241,10 @@ class Simulation {
     bool goes_on = true;
     while ((*worker)->steps() < until_ && goes_on) goes_on = TrainStep(rank, **worker, life);
     if (life->is_dead) return true;
-    if (goes_on) audit_.SetError(rank, (*worker)->optimizer().error());
+    if (goes_on) {
+      audit_.SetFreezeStep((*worker)->optimizer().schedule().freeze_step());
+      audit_.SetError(rank, (*worker)->optimizer().error());
+    }
     if (goes_on) ++finished_ranks_;
     if (part_.save_to != nullptr) {
       if (scheduler_.OneIn(3)) KillSoon();
@@ -298,7 +303,9 @@ class Simulation {
     }
     life->is_stepping = !life->served_by.empty();
     const absl::StatusOr<StepReport> report =
-        worker.Step(spans, {{.learning_rate = 0.01 / (1 + first), .weight_decay = 0.1}});
+        worker.Step(spans, {{.learning_rate = 0.01 / (1 + first),
+                             .weight_decay = 0.1,
+                             .beta2 = 0.75}});  // so that the freeze step is soon found
     life->is_stepping = false;
     life->served_by = std::move(serving);
     life->exchanges.clear();

@@ -7,7 +7,8 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 4
+ABI = 5
+AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 
 _LIBRARY = Path(__file__).with_name("libsignpost.so")
@@ -30,11 +31,9 @@ class Options(ctypes.Structure):
         ("block_elements", c_uint32),
         ("chunk_elements", c_uint32),
         ("gamma", ctypes.c_float),
-        ("beta1", ctypes.c_double),
-        ("beta2", ctypes.c_double),
-        ("epsilon", ctypes.c_double),
         ("variance_floor", ctypes.c_double),
         ("freeze_step", c_uint64),
+        ("variance_refresh_interval", c_uint64),
         ("bias_correction", ctypes.c_uint8),
         ("warm_up_bf16", ctypes.c_uint8),
         ("resume_with_other_world_size", ctypes.c_uint8),
@@ -57,7 +56,13 @@ class Parameter(ctypes.Structure):
 class Rates(ctypes.Structure):
     """signpost_rates."""
 
-    _fields_ = [("learning_rate", ctypes.c_double), ("weight_decay", ctypes.c_double)]
+    _fields_ = [
+        ("learning_rate", ctypes.c_double),
+        ("weight_decay", ctypes.c_double),
+        ("beta1", ctypes.c_double),
+        ("beta2", ctypes.c_double),
+        ("epsilon", ctypes.c_double),
+    ]
 
 
 class Report(ctypes.Structure):
@@ -83,6 +88,7 @@ _ERROR: List[Any] = [c_char_p, c_size_t]
 # By name without "signpost_": what it returns, and its arguments.
 _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "options_init": (None, [POINTER(Options)]),
+    "rates_init": (None, [POINTER(Rates)]),
     "options_from_environment": (c_int, [POINTER(Options), *_ERROR]),
     "join": (
         c_int,

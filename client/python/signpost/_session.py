@@ -27,6 +27,9 @@ class Rates:
 
     learning_rate: float
     weight_decay: float = 0.0  # decoupled: x -= learning_rate * weight_decay * x
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8  # a new one acts from the next dense step on
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class StepReport:
     step: int  # the last one that was taken
     steps_caught_up: int  # taken before it in the same call, because the others had gone on
     late_rounds: int  # of single chunks, that closed without this worker's gradient
-    one_bit: bool  # False: a dense warm-up step
+    one_bit: bool  # False: a dense step, of the warm-up or a refresh
     skipped_rounds: int  # chunks that a gradient that is not finite kept out of this step
     skipped_by_rank: int  # of the first one, with skipped_rounds > 0
     kernels_s: float  # compressing and applying
@@ -188,4 +191,6 @@ def _parameter(parameter: Parameter) -> _abi.Parameter:
 
 
 def _rates(rates: Rates) -> _abi.Rates:
-    return _abi.Rates(rates.learning_rate, rates.weight_decay)
+    return _abi.Rates(
+        rates.learning_rate, rates.weight_decay, rates.beta1, rates.beta2, rates.epsilon
+    )

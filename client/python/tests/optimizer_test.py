@@ -129,6 +129,44 @@ def test_one_bit_steps_follow_the_paper(make):
         torch.testing.assert_close(x.detach(), wanted.float(), rtol=1e-5, atol=1e-6)
 
 
+def test_every_refresh_of_the_variance_is_dense(make):
+    parameters = tensors((1000,), (7,))
+    optimizer = make(signpost.OneBitAdam, parameters, freeze_step=2, variance_refresh_interval=3)
+    dense = []
+    for step in range(12):
+        set_gradients(parameters, step)
+        optimizer.step()
+        if not optimizer.report.one_bit:
+            dense.append(step)
+    assert dense == [0, 1, 5, 8, 11]
+
+
+def test_auto_freezes_once_the_variance_has_settled(make):
+    [x] = tensors((1000,))
+    optimizer = make(signpost.OneBitAdam, [x], betas=(0.9, 0.9), freeze_step="auto")
+    for step in range(60):
+        # Settled from step 10 on; the variance is looked at every 10 steps.
+        x.grad = torch.full_like(x, 10.0 - step if step < 10 else 0.5)
+        optimizer.step()
+        if optimizer.report.one_bit:
+            break
+    assert step % 10 == 0 and 40 <= step < 60
+
+
+def test_a_floor_raises_the_variance_at_the_freeze(make):
+    moves = []
+    for floor in (0.0, 0.5):
+        [x] = tensors((100,))
+        optimizer = make(signpost.OneBitAdam, [x], freeze_step=1, variance_floor=floor)
+        x.grad = torch.ones(100)
+        x.grad[0] = 1e-3
+        optimizer.step()
+        before = x[0].item()
+        optimizer.step()
+        moves.append(abs(x[0].item() - before))
+    assert moves[0] > 100 * moves[1]
+
+
 def test_groups_have_their_own_rates(make):
     def groups():
         a, b, c = tensors((40,), (50,), (60,))
@@ -137,20 +175,12 @@ def test_groups_have_their_own_rates(make):
     train_like_adamw(make, groups(), groups())
 
 
-@pytest.mark.parametrize("difference", [{"betas": (0.5, 0.999)}, {"eps": 1e-3}])
-def test_groups_cannot_have_their_own_betas_or_eps(make, difference):
-    a, b = tensors((4,), (5,))
-    with pytest.raises(ValueError, match="group 1 has betas .* the same for all groups"):
-        make(signpost.Adam, [{"params": [a]}, {"params": [b], **difference}])
+def test_groups_have_their_own_betas_and_eps(make):
+    def groups():
+        a, b, c = tensors((40,), (50,), (60,))
+        return [{"params": [a], "betas": (0.5, 0.9)}, {"params": [b, c], "eps": 1e-3}]
 
-
-def test_momentum_cannot_be_cycled(make):
-    parameters = tensors((4,))
-    optimizer = make(signpost.Adam, parameters)
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
-    set_gradients(parameters, 0)
-    with pytest.raises(ValueError, match="cycle_momentum=False"):
-        optimizer.step()
+    train_like_adamw(make, groups(), groups())
 
 
 def test_learning_rate_schedulers_work(make):
@@ -159,9 +189,7 @@ def test_learning_rate_schedulers_work(make):
         warnings.simplefilter("error")
         pairs = []
         for optimizer in (make(signpost.Adam, ours), torch.optim.AdamW(theirs, weight_decay=0)):
-            one_cycle = torch.optim.lr_scheduler.OneCycleLR(
-                optimizer, 0.01, total_steps=20, cycle_momentum=False
-            )
+            one_cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=20)
             pairs.append((optimizer, one_cycle))
         for step in range(20):
             for parameters, (optimizer, scheduler) in zip((ours, theirs), pairs):
@@ -422,8 +450,13 @@ def test_a_copy_has_no_job(make):
 def test_wrong_options_are_named(make):
     with pytest.raises(signpost.SignpostError, match="freeze_step is 0"):
         make(signpost.OneBitAdam, tensors((10,)), freeze_step=0)
-    with pytest.raises(signpost.SignpostError, match="beta1 is 1"):
-        make(signpost.Adam, tensors((10,)), betas=(1.0, 0.999))
+    with pytest.raises(signpost.SignpostError, match="variance_refresh_interval is 1"):
+        make(signpost.OneBitAdam, tensors((10,)), freeze_step=1, variance_refresh_interval=1)
+    with pytest.raises(signpost.SignpostError, match="gamma is 1.6"):
+        make(signpost.OneBitAdam, tensors((10,)), freeze_step=1, gamma=1.6)
+    for wrong in ({"betas": (1.0, 0.999)}, {"betas": (0.9, -0.1)}, {"eps": 0.0}):
+        with pytest.raises(ValueError, match="group 0 has betas .*; wanted"):
+            make(signpost.Adam, tensors((10,)), **wrong)
 
 
 def test_a_bf16_warm_up_sends_half_the_bytes(make):

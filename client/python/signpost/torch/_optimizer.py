@@ -2,11 +2,11 @@
 
 import os
 import warnings
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Literal, Optional, Tuple, Union
 
 import torch
 
-from signpost import Rates, Session, StepReport, world
+from signpost import _abi, Rates, Session, StepReport, world
 from signpost.torch._tensors import TrainedTensor, Zeros, trained_tensors
 
 Parameters = Union[Iterable[torch.Tensor], Iterable[Dict[str, Any]]]
@@ -30,7 +30,7 @@ class _JobOptimizer(torch.optim.Optimizer):
         **options: float,
     ) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
-        self._options = dict(beta1=betas[0], beta2=betas[1], epsilon=eps, **options)
+        self._options = options
         self._zeros = Zeros()
         self._check_groups()
         self._join(resume)
@@ -58,7 +58,7 @@ class _JobOptimizer(torch.optim.Optimizer):
             SignpostError: after any but InvalidArgumentError the parameters may be partly stepped;
                 resume from the newest checkpoint.
             RuntimeError: a parameter has moved in memory, or a frozen one has a gradient.
-            ValueError: betas or eps have changed.
+            ValueError: a group's betas or eps are out of range.
         """
         loss = None
         if closure is not None:
@@ -75,7 +75,7 @@ class _JobOptimizer(torch.optim.Optimizer):
             for tensor in self._tensors:
                 tensor.before_step()
             gradients = [self._gradient(tensor) for tensor in self._tensors]
-            rates = [Rates(float(g["lr"]), float(g["weight_decay"])) for g in self.param_groups]
+            rates = [_rates(group) for group in self.param_groups]
             self.report = session.step([gradient.data_ptr() for gradient in gradients], rates)
             for tensor in self._tensors:
                 tensor.after_step()
@@ -190,15 +190,20 @@ class _JobOptimizer(torch.optim.Optimizer):
         return self._zeros.at_least(tensor.values.numel()) if gradient is None else gradient
 
     def _check_groups(self) -> None:
-        """What a job has one value of must be the same in all groups, at all times."""
-        betas, eps = (self._options["beta1"], self._options["beta2"]), self._options["epsilon"]
         for g, group in enumerate(self.param_groups):
-            if tuple(group["betas"]) != betas or group["eps"] != eps:
+            beta1, beta2 = group["betas"]
+            if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and 0 < group["eps"] < 1):
                 raise ValueError(
-                    f"group {g} has betas {group['betas']} and eps {group['eps']}, the optimizer "
-                    f"{betas} and {eps}: these are the same for all groups and steps (OneCycleLR "
-                    "and CyclicLR: cycle_momentum=False)"
+                    f"group {g} has betas {group['betas']} and eps {group['eps']}; wanted betas in "
+                    "[0, 1) and eps in (0, 1)"
                 )
+
+
+def _rates(group: Dict[str, Any]) -> Rates:
+    beta1, beta2 = map(float, group["betas"])
+    return Rates(
+        float(group["lr"]), float(group["weight_decay"]), beta1, beta2, float(group["eps"])
+    )
 
 
 class Adam(_JobOptimizer):
@@ -221,8 +226,9 @@ class Adam(_JobOptimizer):
         """Joins the job; blocks until all ranks have, with the same parameters.
 
         Args:
-            params: tensors or param groups. Groups may differ in lr and weight_decay.
-            lr: learning rate; each group's may be changed between steps, alike on all ranks.
+            params: tensors or param groups. Groups may differ in what follows, and may change it
+                between steps, alike on all ranks.
+            lr: learning rate.
             betas, eps: of the moments' averages and the denominator, as in torch.optim.Adam.
             weight_decay: x -= lr * weight_decay * x.
             resume: directory of checkpoints to go on from: parameters and optimizer get what the
@@ -251,8 +257,9 @@ class Adam(_JobOptimizer):
 class OneBitAdam(_JobOptimizer):
     """1-bit Adam (arXiv:2102.02888): Adam until `freeze_step`, then one bit per parameter each way.
 
-    From the freeze step on the variance stays what it is, and the momentum's signs travel. What
-    they leave out is kept as error, on ranks and aggregators, and added to the next step's.
+    From the freeze step on the variance stays what it is, between refreshes, and the momentum's
+    signs travel. What they leave out is kept as error, on ranks and aggregators, and added to the
+    next step's.
     """
 
     def __init__(
@@ -263,7 +270,10 @@ class OneBitAdam(_JobOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
-        freeze_step: int,
+        freeze_step: Union[int, Literal["auto"]],
+        variance_refresh_interval: int = 0,
+        variance_floor: float = 0.01,
+        gamma: float = 1.35,
         warm_up_bf16: bool = False,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
@@ -272,9 +282,18 @@ class OneBitAdam(_JobOptimizer):
 
         Args:
             freeze_step: number of dense steps before, at least 1; about 15% of all steps, and more
-                than the learning rate's warm-up.
-            warm_up_bf16: gradients travel as bf16 in those, instead of fp32.
+                than the learning rate's warm-up. "auto": until the variance has settled, which is
+                looked at every 1 / (1 - beta2) steps, and no learning rate has risen since the
+                last look.
+            variance_refresh_interval: after the freeze step every so many steps one is dense, in
+                fp32, and brings the variance up to date; at least 2. 0: never.
+            variance_floor: where the variance is frozen or brought up to date, it is raised to this
+                fraction of its tensor's mean.
+            gamma: a block's scale is gamma times its root mean square; in (0, 1.6).
+            warm_up_bf16: gradients travel as bf16 before the freeze step, instead of fp32; betas[0]
+                must then be the same in all groups.
         """
+        automatic = freeze_step == "auto"
         super().__init__(
             params,
             lr,
@@ -282,7 +301,10 @@ class OneBitAdam(_JobOptimizer):
             eps,
             weight_decay,
             resume,
-            freeze_step=freeze_step,
+            freeze_step=_abi.AUTO if automatic else int(freeze_step),
+            variance_refresh_interval=variance_refresh_interval,
+            variance_floor=variance_floor,
+            gamma=gamma,
             warm_up_bf16=warm_up_bf16,
             resume_with_other_world_size=resume_with_other_world_size,
         )
