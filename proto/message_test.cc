@@ -314,7 +314,7 @@ TEST(Message, AHeaderAtItsLimitParsesAndOneAboveIsRefused) {
   *request.mutable_header() = header;
   EXPECT_EQ(ExpectParses(AsBuffer(request.SerializeAsString())).header.job(), header.job());
   request.mutable_header()->mutable_job()->push_back('x');
-  ExpectRefused(request.SerializeAsString(), "the header has 65537 bytes; at most 65536");
+  ExpectRefused(request.SerializeAsString(), "the header has 262145 bytes; at most 262144");
 }
 
 TEST(Message, ALengthThatIsNoVarintIsRefused) {

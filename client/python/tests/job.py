@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 
 import signpost.torch as signpost
 import torch
@@ -63,6 +65,28 @@ def train(directory=None, dies_at=None):
         optimizer.step()
         if directory and optimizer.steps % 7 == 0:
             optimizer.checkpoint(directory)
+    say(optimizer)
+
+
+def comes_back(directory):
+    """Rank 1 dies, and is started again while rank 0 trains on; with bf16 parameters."""
+    has_died, is_back = Path(directory, "has_died"), Path(directory, "is_back")
+    model = model_of().bfloat16()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = signpost.OneBitAdam(model.parameters(), lr=0.01, freeze_step=5)
+    if signpost.rank() == 1 and has_died.exists():
+        assert optimizer.steps > 0
+        for parameter, old in zip(model.parameters(), before):
+            assert not torch.equal(parameter, old), "it has not got the others' values"
+        is_back.write_text(str(optimizer.steps + 20))
+    while not is_back.exists() or optimizer.steps < int(is_back.read_text() or 2**40):
+        if signpost.rank() == 1 and optimizer.steps == 10:
+            has_died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        time.sleep(0.01)  # computing
     say(optimizer)
 
 

@@ -11,9 +11,10 @@ TWO_TENSORS = "client/examples/two_tensors"
 SIGNPOST = [sys.executable, "-m", "signpost"]
 
 
-def run(workers, aggregators, *command):
+def run(workers, aggregators, *command, options=()):
     """The exit code and all output of `signpost run`."""
-    launch = [*SIGNPOST, "run", "-n", str(workers), "--aggregators", str(aggregators), "--"]
+    launch = [*SIGNPOST, "run", "-n", str(workers), "--aggregators", str(aggregators)]
+    launch += [*options, "--"]
     # One thread each: this machine may have fewer cores than ranks.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
@@ -27,8 +28,8 @@ def run(workers, aggregators, *command):
     return ended.returncode, ended.stdout
 
 
-def run_job(workers, aggregators, *arguments):
-    return run(workers, aggregators, sys.executable, JOB, *arguments)
+def run_job(workers, aggregators, *arguments, options=()):
+    return run(workers, aggregators, sys.executable, JOB, *arguments, options=options)
 
 
 def digest_of(output, workers):
@@ -58,6 +59,13 @@ def test_a_job_that_is_killed_and_resumes_has_the_bits_of_one_that_is_not(tmp_pa
     assert code == 128 + 9
     _, output = run_job(2, 3, "train", directory)
     assert digest_of(output, 2) == wanted
+
+
+def test_a_rank_that_died_comes_back_with_the_values_of_the_others(tmp_path):
+    options = ["--round-deadline=500ms", "--min-workers=1", "--worker-restarts=1"]
+    code, output = run_job(2, 1, "comes_back", str(tmp_path), options=options)
+    assert code == 0
+    digest_of(output, 2)
 
 
 def test_ranks_that_begin_apart_are_told_to_begin_alike():
