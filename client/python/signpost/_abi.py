@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 4
+ABI = 5
 NEVER = 2**64 - 1
 
 _LIBRARY = Path(__file__).with_name("libsignpost.so")
@@ -100,6 +100,9 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
             *_ERROR,
         ],
     ),
+    "begin_step": (c_int, [c_void_p, POINTER(Rates), c_size_t, *_ERROR]),
+    "gradient_ready": (c_int, [c_void_p, c_size_t, c_void_p, *_ERROR]),
+    "finish_step": (c_int, [c_void_p, POINTER(Report), *_ERROR]),
     "checkpoint": (c_int, [c_void_p, c_char_p, *_ERROR]),
     "steps": (c_uint64, [c_void_p]),
     "resume_warnings": (c_char_p, [c_void_p]),
