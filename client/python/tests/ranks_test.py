@@ -60,6 +60,11 @@ def test_a_job_that_is_killed_and_resumes_has_the_bits_of_one_that_is_not(tmp_pa
     assert digest_of(output, 2) == wanted
 
 
+def test_overlap_on_some_ranks_or_all_changes_no_bit():
+    outputs = [run_job(3, 2, "overlap", ranks)[1] for ranks in ("", "1", "012")]
+    assert len({digest_of(output, 3) for output in outputs}) == 1
+
+
 def test_ranks_that_begin_apart_are_told_to_begin_alike():
     code, output = run_job(2, 1, "other_seed")
     assert code == 1
