@@ -137,6 +137,16 @@ absl::StatusOr<StepReport> Session::Step(absl::Span<const absl::Span<const float
   return worker_->Step(gradients, rates);
 }
 
+absl::Status Session::BeginStep(absl::Span<const GroupRates> rates) {
+  return worker_->BeginStep(rates);
+}
+
+absl::Status Session::GradientReady(size_t parameter, absl::Span<const float> gradient) {
+  return worker_->GradientReady(parameter, gradient);
+}
+
+absl::StatusOr<StepReport> Session::FinishStep() { return worker_->FinishStep(); }
+
 absl::Status Session::Checkpoint(const std::string& directory) {
   absl::Status status = MakeDirectory(directory);
   if (status.ok()) status = worker_->Checkpoint(*OpenDirectory(directory));

@@ -68,6 +68,13 @@ class Session {
   absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates);
 
+  // The same step in parts, so that the exchange overlaps the computation of gradients: begin,
+  // each parameter's gradient as soon as it is there, finish. Parameters change in FinishStep only,
+  // until which gradients must stay. The same bits as Step, and errors as Worker's.
+  absl::Status BeginStep(absl::Span<const GroupRates> rates);
+  absl::Status GradientReady(size_t parameter, absl::Span<const float> gradient);
+  absl::StatusOr<StepReport> FinishStep();
+
   // Saves the job as it is after the last step: what Join can `resume` from, workers' and
   // aggregators' errors included. Every rank must call it after the same step with the same
   // directory, which all of them see (a shared file system) and which belongs to this job; it is

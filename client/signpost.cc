@@ -94,6 +94,15 @@ Parameter ParameterOf(const signpost_parameter& parameter) {
   return result;
 }
 
+std::vector<GroupRates> GroupRatesOf(const signpost_rates* rates, size_t count) {
+  std::vector<GroupRates> groups;
+  for (const signpost_rates& group : absl::MakeSpan(rates, count)) {
+    groups.push_back(
+        {group.learning_rate, group.weight_decay, group.beta1, group.beta2, group.epsilon});
+  }
+  return groups;
+}
+
 signpost_report ReportOf(const StepReport& step, const signpost::WireBytes& bytes) {
   signpost_report report = {};
   report.step = step.step;
@@ -190,12 +199,33 @@ int signpost_step(signpost_session* session, const float* const* gradients, size
     for (size_t i = 0; i < gradient_count; ++i) {
       spans.emplace_back(gradients[i], i < sizes.size() ? sizes[i] : 0);
     }
-    std::vector<GroupRates> groups;
-    for (const signpost_rates& group : absl::MakeSpan(rates, rates_count)) {
-      groups.push_back(
-          {group.learning_rate, group.weight_decay, group.beta1, group.beta2, group.epsilon});
-    }
-    absl::StatusOr<StepReport> step = session->session->Step(spans, groups);
+    absl::StatusOr<StepReport> step =
+        session->session->Step(spans, GroupRatesOf(rates, rates_count));
+    if (!step.ok()) return step.status();
+    if (report != nullptr) *report = ReportOf(*step, session->session->wire_bytes());
+    return absl::OkStatus();
+  });
+}
+
+int signpost_begin_step(signpost_session* session, const signpost_rates* rates, size_t rates_count,
+                        char* error, size_t error_size) {
+  return Guard(error, error_size,
+               [&] { return session->session->BeginStep(GroupRatesOf(rates, rates_count)); });
+}
+
+int signpost_gradient_ready(signpost_session* session, size_t parameter, const float* gradient,
+                            char* error, size_t error_size) {
+  return Guard(error, error_size, [&] {
+    const std::vector<size_t>& sizes = session->gradient_sizes;
+    const size_t size = parameter < sizes.size() ? sizes[parameter] : 0;
+    return session->session->GradientReady(parameter, {gradient, size});
+  });
+}
+
+int signpost_finish_step(signpost_session* session, signpost_report* report, char* error,
+                         size_t error_size) {
+  return Guard(error, error_size, [&] {
+    absl::StatusOr<StepReport> step = session->session->FinishStep();
     if (!step.ok()) return step.status();
     if (report != nullptr) *report = ReportOf(*step, session->session->wire_bytes());
     return absl::OkStatus();

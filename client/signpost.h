@@ -129,6 +129,20 @@ SIGNPOST_API int signpost_step(signpost_session* session, const float* const* gr
                                size_t rates_count, signpost_report* report, char* error,
                                size_t error_size);
 
+/* The same step in parts, with the same bits, so that the exchange overlaps the computation of
+ * gradients: begin, each parameter's gradient in any order, finish. What is complete is compressed
+ * and sent at once; parameters change in signpost_finish_step only, until which gradients must stay
+ * where and what they are. Other ranks may have another order, or call signpost_step. A step that
+ * has begun can only be finished: SIGNPOST_FAILED_PRECONDITION, with nothing changed, for
+ * signpost_begin_step, signpost_step and signpost_checkpoint until then, for a gradient that comes
+ * twice or before signpost_begin_step, and for signpost_finish_step while one is missing. */
+SIGNPOST_API int signpost_begin_step(signpost_session* session, const signpost_rates* rates,
+                                     size_t rates_count, char* error, size_t error_size);
+SIGNPOST_API int signpost_gradient_ready(signpost_session* session, size_t parameter,
+                                         const float* gradient, char* error, size_t error_size);
+SIGNPOST_API int signpost_finish_step(signpost_session* session, signpost_report* report,
+                                      char* error, size_t error_size);
+
 /* Saves the job as it is after the last step, in a directory that all workers see and that belongs
  * to this job; it is created if need be. Every rank calls it after the same step. Returns once the
  * checkpoint is committed, on every rank; the newest two are kept. After a failure the checkpoints

@@ -45,15 +45,26 @@ class Rank {
   }
 
   int Step() {
+    const std::vector<float> gradient = Gradient();
+    const float* gradients[] = {gradient.data()};
+    return signpost_step(session_, gradients, 1, &rates_, 1, nullptr, error_, sizeof error_);
+  }
+
+  int BeginStep() { return signpost_begin_step(session_, &rates_, 1, error_, sizeof error_); }
+  int GradientReady(size_t parameter, const std::vector<float>& gradient) {
+    return signpost_gradient_ready(session_, parameter, gradient.data(), error_, sizeof error_);
+  }
+  int FinishStep(signpost_report* report) {
+    return signpost_finish_step(session_, report, error_, sizeof error_);
+  }
+
+  // Of the next step.
+  std::vector<float> Gradient() const {
     std::vector<float> gradient(kElements);
     for (size_t i = 0; i < kElements; ++i) {
       gradient[i] = static_cast<float>((i * 7 + signpost_steps(session_) * 13 + rank_) % 17) - 8;
     }
-    const float* gradients[] = {gradient.data()};
-    signpost_rates rates;
-    signpost_rates_init(&rates);
-    rates.learning_rate = 0.01;
-    return signpost_step(session_, gradients, 1, &rates, 1, nullptr, error_, sizeof error_);
+    return gradient;
   }
 
   int Checkpoint(const char* directory) {
@@ -69,6 +80,12 @@ class Rank {
   const uint32_t rank_;
   const std::string aggregators_;
   signpost_options options_;
+  const signpost_rates rates_ = [] {
+    signpost_rates rates;
+    signpost_rates_init(&rates);
+    rates.learning_rate = 0.01;
+    return rates;
+  }();
   std::vector<float> values_ = std::vector<float>(kElements, 1);
   signpost_session* session_ = nullptr;
   char error_[512] = "";
@@ -115,6 +132,38 @@ TEST(CAbi, AJobThatIsSavedAndResumedEndsWithTheParametersOfOneThatIsNot) {
   alone.options().resume_with_other_world_size = 1;
   EXPECT_EQ(alone.Join(), SIGNPOST_OK) << alone.error();
   EXPECT_EQ(signpost_steps(alone.session()), kSavedAt);
+}
+
+TEST(CAbi, AStepInPartsIsAStep) {
+  uint32_t digests[2][kWorkers] = {};
+  for (const bool in_parts : {false, true}) {
+    Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+    OnEachRank(kWorkers, [&](uint32_t index) {
+      Rank rank(cluster, index, nullptr);
+      ASSERT_EQ(rank.Join(), SIGNPOST_OK) << rank.error();
+      for (uint64_t step = 0; step < 6; ++step) {
+        if (!in_parts) {
+          ASSERT_EQ(rank.Step(), SIGNPOST_OK) << rank.error();
+          continue;
+        }
+        const std::vector<float> gradient = rank.Gradient();
+        signpost_report report = {.step = 100};
+        ASSERT_EQ(rank.BeginStep(), SIGNPOST_OK) << rank.error();
+        EXPECT_EQ(rank.FinishStep(&report), SIGNPOST_FAILED_PRECONDITION);
+        EXPECT_EQ(rank.GradientReady(1, gradient), SIGNPOST_INVALID_ARGUMENT);
+        ASSERT_EQ(rank.GradientReady(0, gradient), SIGNPOST_OK) << rank.error();
+        EXPECT_EQ(report.step, 100) << "outputs are untouched";
+        ASSERT_EQ(rank.FinishStep(&report), SIGNPOST_OK) << rank.error();
+        EXPECT_EQ(report.step, step);
+        EXPECT_EQ(report.one_bit, step >= 3);
+      }
+      digests[in_parts][index] = signpost_parameters_crc32c(rank.session());
+      EXPECT_EQ(rank.Leave(), SIGNPOST_OK);
+    });
+  }
+  EXPECT_EQ(digests[0][0], digests[0][1]);
+  EXPECT_EQ(digests[1][0], digests[0][0]);
+  EXPECT_EQ(digests[1][1], digests[0][0]);
 }
 
 }  // namespace

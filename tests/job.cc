@@ -63,7 +63,10 @@ std::vector<std::vector<float>> Train(const Connect& connect, const JobOptionsFo
     for (int step = 0; step < options.steps; ++step) {
       replica.gradient = GradientOf(rank, step, replica.values.size());
       if (before_step) before_step(rank, step, replica.gradient);
-      auto report = (*worker)->Step(replica.Gradients(), {options.rates});
+      const absl::StatusOr<StepReport> report =
+          options.take_step
+              ? options.take_step(rank, step, **worker, replica.Gradients(), options.rates)
+              : (*worker)->Step(replica.Gradients(), {options.rates});
       ASSERT_TRUE(report.ok()) << report.status();
       if (after_step) after_step(rank, step, replica, **worker);
     }

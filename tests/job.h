@@ -13,6 +13,11 @@
 
 namespace signpost::testing {
 
+// How a rank takes a step.
+using TakeStep = std::function<absl::StatusOr<StepReport>(
+    uint32_t rank, int step, Worker& worker, absl::Span<const absl::Span<const float>> gradients,
+    const GroupRates& rates)>;
+
 struct JobOptionsForTest {
   uint32_t workers = 4;
   std::vector<size_t> tensors = {37, 8, 1, 300, 64};  // elements of each
@@ -24,6 +29,7 @@ struct JobOptionsForTest {
   OptimizerOptions optimizer = {.freeze_step = 5};
   int steps = 12;
   GroupRates rates = {.learning_rate = 0.01, .weight_decay = 0.1};
+  TakeStep take_step;  // null: Worker::Step
 };
 
 // What a rank's gradient is in a step: normally distributed around a drift that is the same for

@@ -36,12 +36,22 @@ class Inbox {
     if (!clock.Await(mutex_, absl::Condition(this, &Inbox::HasItem), timeout)) {
       return std::nullopt;
     }
+    return TakeFirst();
+  }
+
+  // What is there already.
+  std::optional<Item> TakeIfAny() {
+    absl::MutexLock lock(&mutex_);
+    if (!HasItem()) return std::nullopt;
+    return TakeFirst();
+  }
+
+ private:
+  Item TakeFirst() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     Item item = std::move(items_.front());
     items_.pop_front();
     return item;
   }
-
- private:
   bool HasItem() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !items_.empty(); }
 
   absl::Mutex mutex_;

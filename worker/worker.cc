@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <optional>
 #include <random>
 #include <utility>
@@ -114,6 +115,14 @@ absl::StatusOr<std::vector<uint32_t>> MissingForCommit(const CheckpointDir& dir,
   return missing;
 }
 
+std::vector<uint32_t> FirstChunkOfTensor(const Layout& layout) {
+  std::vector<uint32_t> first(layout.tensors().size());
+  for (uint32_t chunk = layout.chunks().size(); chunk-- > 0;) {
+    for (const Segment& segment : layout.chunks()[chunk].segments) first[segment.tensor] = chunk;
+  }
+  return first;
+}
+
 // "waiting for rank 3", or the empty string when the aggregator waits for nobody.
 std::string WhoIsWaitedFor(const StatusResponse& response) {
   std::vector<std::string> parts;
@@ -145,6 +154,23 @@ struct Worker::ChunkExchange {
   uint32_t blocks_packed = 0;
 };
 
+// A step that has begun.
+struct Worker::OpenStep {
+  struct HeldAnswer {
+    uint32_t chunk;
+    Answer answer;
+  };
+
+  std::vector<absl::Span<const float>> gradients;  // by tensor
+  std::vector<bool> has_gradient;                  // likewise
+  size_t gradients_missing = 0;
+  std::vector<uint32_t> segments_missing;  // by chunk: without a gradient
+  ChunkQueue queue;
+  bool may_apply = false;
+  std::deque<HeldAnswer> held_answers;  // until it may
+  StepReport report;
+};
+
 Worker::Worker(const WorkerOptions& options, const OptimizerOptions& optimizer,
                std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels,
                Layout layout)
@@ -152,6 +178,7 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions& optimizer,
       parameters_(std::move(parameters)),
       layout_(std::move(layout)),
       shard_of_chunk_(layout_.ShardOfChunk(channels.size())),
+      first_chunk_of_tensor_(FirstChunkOfTensor(layout_)),
       window_(std::max<uint32_t>(8, 2 * channels.size())),
       incarnation_(NewIncarnation()),
       optimizer_(layout_, optimizer, parameters_),
@@ -228,8 +255,10 @@ absl::Status Worker::Resume(ResumeState state) {
     deadline_ = options_.clock->Now() + options_.exchange_timeout;
     StepReport report;
     const ChunkErrors& errors = state.aggregator_errors;
-    const absl::Status status =
-        ExchangeChunks([&](uint32_t chunk) { SendRestore(chunk, errors); }, report);
+    ChunkQueue queue(exchanges_.size(), window_);
+    for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) queue.SetReady(chunk);
+    const absl::Status status = ExchangeChunks(
+        queue, [&](uint32_t chunk) { SendRestore(chunk, errors); }, Until::kAllAreAnswered, report);
     if (!status.ok()) return status;
     step_ = first_step;
   }
@@ -315,14 +344,87 @@ absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, ab
 absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>> gradients,
                                         absl::Span<const GroupRates> rates) {
   if (absl::Status status = CheckStepArguments(gradients, rates); !status.ok()) return status;
-  if (!failure_.ok()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "an earlier step failed, and parts of it may have been taken; leave, and start "
-        "the job again. It failed with: ",
-        failure_.message()));
+  if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
+  if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
+  OpenStepWith(rates);
+  for (size_t tensor = 0; tensor < gradients.size(); ++tensor) {
+    AddGradient(tensor, gradients[tensor]);
   }
-  StepReport report;
-  failure_ = TakeStep(gradients, rates, report);
+  return Finish();
+}
+
+absl::Status Worker::BeginStep(absl::Span<const GroupRates> rates) {
+  if (absl::Status status = CheckRates(rates); !status.ok()) return status;
+  if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
+  if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
+  OpenStepWith(rates);
+  return absl::OkStatus();
+}
+
+absl::Status Worker::GradientReady(size_t tensor, absl::Span<const float> gradient) {
+  if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
+  if (open_step_ == nullptr) {
+    return absl::FailedPreconditionError("a gradient came before its step has begun");
+  }
+  if (absl::Status status = CheckGradient(tensor, gradient); !status.ok()) return status;
+  if (open_step_->has_gradient[tensor]) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("the gradient of tensor %s came twice in step %d",
+                        DescribeTensor(layout_.tensors()[tensor]), step_));
+  }
+  AddGradient(tensor, gradient);
+  deadline_ = options_.clock->Now() + options_.exchange_timeout;
+  failure_ = ExchangeChunks(
+      open_step_->queue, [this](uint32_t chunk) { Send(chunk); }, Until::kNothingIsThere,
+      open_step_->report);
+  return failure_;
+}
+
+absl::StatusOr<StepReport> Worker::FinishStep() {
+  if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
+  if (open_step_ == nullptr) {
+    return absl::FailedPreconditionError("there is no step to finish: none has begun");
+  }
+  if (open_step_->gradients_missing > 0) {
+    const auto missing = absl::c_find(open_step_->has_gradient, false);
+    const size_t tensor = missing - open_step_->has_gradient.begin();
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "step %d lacks the gradients of %d tensors, that of %s among them; one that is zero has to "
+        "be given too",
+        step_, open_step_->gradients_missing, DescribeTensor(layout_.tensors()[tensor])));
+  }
+  return Finish();
+}
+
+void Worker::OpenStepWith(absl::Span<const GroupRates> rates) {
+  optimizer_.BeginStep(step_, rates);
+  rates_crc32c_ = Crc32cOf(parameters_, rates);
+  if (options_.min_workers > 0) rates_ = MessageOf(rates, optimizer_.schedule());
+  const size_t tensors = parameters_.size();
+  const uint32_t chunks = layout_.chunks().size();
+  open_step_.reset(new OpenStep{.gradients = std::vector<absl::Span<const float>>(tensors),
+                                .has_gradient = std::vector<bool>(tensors),
+                                .gradients_missing = tensors,
+                                .queue = ChunkQueue(chunks, window_)});
+  for (const Chunk& chunk : layout_.chunks()) {
+    open_step_->segments_missing.push_back(chunk.segments.size());
+  }
+}
+
+void Worker::AddGradient(size_t tensor, absl::Span<const float> gradient) {
+  open_step_->gradients[tensor] = gradient;
+  open_step_->has_gradient[tensor] = true;
+  --open_step_->gradients_missing;
+  const absl::Span<const Chunk> chunks = layout_.chunks();
+  for (uint32_t chunk = first_chunk_of_tensor_[tensor];
+       chunk < chunks.size() && chunks[chunk].segments.front().tensor <= tensor; ++chunk) {
+    if (--open_step_->segments_missing[chunk] == 0) open_step_->queue.SetReady(chunk);
+  }
+}
+
+absl::StatusOr<StepReport> Worker::Finish() {
+  StepReport report = std::move(open_step_->report);
+  failure_ = ExchangeOpenStep(report);
   if (failure_.ok()) failure_ = CatchUp(report);
   if (!failure_.ok()) return failure_;
   for (const ChunkExchange& exchange : exchanges_) {
@@ -330,6 +432,19 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>
   }
   std::sort(report.late_ranks.begin(), report.late_ranks.end());
   return report;
+}
+
+absl::Status Worker::ExchangeOpenStep(StepReport& report) {
+  report.step = step_;
+  report.codec = optimizer_.codec();
+  deadline_ = options_.clock->Now() + options_.exchange_timeout;
+  open_step_->may_apply = true;
+  const absl::Status status = ExchangeChunks(
+      open_step_->queue, [this](uint32_t chunk) { Send(chunk); }, Until::kAllAreAnswered, report);
+  if (!status.ok()) return status;
+  open_step_.reset();
+  ++step_;
+  return absl::OkStatus();
 }
 
 absl::Status Worker::CatchUp(StepReport& report) {
@@ -341,43 +456,30 @@ absl::Status Worker::CatchUp(StepReport& report) {
     largest = std::max(largest, parameter.values.size());
   }
   const std::vector<float> zeros(largest);
-  std::vector<absl::Span<const float>> gradients;
-  for (const Parameter& parameter : parameters_) {
-    gradients.push_back(absl::MakeConstSpan(zeros).first(parameter.values.size()));
-  }
   while (step_ < newest_step) {
     const std::vector<GroupRates> rates = std::move(later_rates_[step_]);
-    if (absl::Status status = CheckStepArguments(gradients, rates); !status.ok()) {
+    if (absl::Status status = CheckRates(rates); !status.ok()) {
       return absl::InternalError(
           absl::StrFormat("the others took step %d, but at which rates did not arrive: %s", step_,
                           status.message()));
     }
-    if (absl::Status status = TakeStep(gradients, rates, report); !status.ok()) return status;
+    OpenStepWith(rates);
+    for (size_t tensor = 0; tensor < parameters_.size(); ++tensor) {
+      AddGradient(tensor, absl::MakeConstSpan(zeros).first(parameters_[tensor].values.size()));
+    }
+    if (absl::Status status = ExchangeOpenStep(report); !status.ok()) return status;
     ++report.steps_caught_up;
   }
   later_rates_.erase(later_rates_.begin(), later_rates_.lower_bound(step_));
   return absl::OkStatus();
 }
 
-absl::Status Worker::TakeStep(absl::Span<const absl::Span<const float>> gradients,
-                              absl::Span<const GroupRates> rates, StepReport& report) {
-  optimizer_.BeginStep(step_, rates);
-  rates_crc32c_ = Crc32cOf(parameters_, rates);
-  if (options_.min_workers > 0) rates_ = MessageOf(rates, optimizer_.schedule());
-  report.step = step_;
-  report.codec = optimizer_.codec();
-  deadline_ = options_.clock->Now() + options_.exchange_timeout;
-  const absl::Status status =
-      ExchangeChunks([&](uint32_t chunk) { Send(chunk, gradients); }, report);
-  if (status.ok()) ++step_;
-  return status;
-}
-
-absl::Status Worker::ExchangeChunks(absl::FunctionRef<void(uint32_t chunk)> send,
-                                    StepReport& report) {
-  const uint32_t chunks = layout_.chunks().size();
-  uint32_t sent = 0;
-  uint32_t received = 0;
+absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(uint32_t chunk)> send,
+                                    Until until, StepReport& report) {
+  const bool all = until == Until::kAllAreAnswered;
+  const auto holds_answers = [this] {
+    return open_step_ != nullptr && !open_step_->held_answers.empty();
+  };
   absl::Time last = options_.clock->Now();
   // Adds the time since the last call to one of the report's durations.
   auto account = [this, &last](absl::Duration& to) {
@@ -385,13 +487,15 @@ absl::Status Worker::ExchangeChunks(absl::FunctionRef<void(uint32_t chunk)> send
     to += now - last;
     last = now;
   };
-  while (received < chunks) {
-    if (sent < chunks && sent - received < window_) {
-      send(sent++);
+  while (!queue.all_answered() || holds_answers()) {
+    if (const std::optional<uint32_t> chunk = queue.TakeNext()) {
+      send(*chunk);
       account(report.kernels);
       continue;
     }
-    std::optional<Inbox::Item> item = inbox_->Take(*options_.clock, kOfferInterval);
+    const bool waits = all && !holds_answers();
+    std::optional<Inbox::Item> item =
+        waits ? inbox_->Take(*options_.clock, kOfferInterval) : inbox_->TakeIfAny();
     absl::Duration blocked;
     account(blocked);
     const absl::Duration waited = item && item->answer.ok()
@@ -400,12 +504,21 @@ absl::Status Worker::ExchangeChunks(absl::FunctionRef<void(uint32_t chunk)> send
     report.wait += std::min(blocked, waited);
     report.wire += blocked - std::min(blocked, waited);
     if (!item) {
-      OfferToIdleShards();
+      if (!all) return absl::OkStatus();
+      if (waits) {
+        OfferToIdleShards();
+      } else {
+        OpenStep::HeldAnswer held = std::move(open_step_->held_answers.front());
+        open_step_->held_answers.pop_front();
+        ApplyAnswer(held.chunk, std::move(held.answer), report);
+        account(report.kernels);
+      }
       continue;
     }
-    absl::StatusOr<bool> done = Receive(item->chunk, std::move(item->answer), report);
+    const uint32_t chunk = item->chunk;
+    absl::StatusOr<bool> done = Receive(chunk, std::move(item->answer), report);
     if (!done.ok()) return done.status();
-    if (*done) ++received;
+    if (*done) queue.SetAnswered(chunk);
     account(report.kernels);
   }
   return absl::OkStatus();
@@ -417,25 +530,56 @@ absl::Status Worker::CheckStepArguments(absl::Span<const absl::Span<const float>
     return absl::InvalidArgumentError(absl::StrFormat("got gradients of %d tensors, the job has %d",
                                                       gradients.size(), parameters_.size()));
   }
+  for (size_t tensor = 0; tensor < gradients.size(); ++tensor) {
+    absl::Status status = CheckGradient(tensor, gradients[tensor]);
+    if (!status.ok()) return status;
+  }
+  return CheckRates(rates);
+}
+
+absl::Status Worker::CheckGradient(size_t tensor, absl::Span<const float> gradient) const {
+  if (tensor >= parameters_.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "got the gradient of tensor %d, the job has %d", tensor, parameters_.size()));
+  }
+  const size_t wanted = parameters_[tensor].values.size();
+  if (gradient.size() == wanted) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("the gradient of tensor %s has %d values, wanted %d",
+                      DescribeTensor(layout_.tensors()[tensor]), gradient.size(), wanted));
+}
+
+absl::Status Worker::CheckRates(absl::Span<const GroupRates> rates) const {
   if (options_.min_workers > 0 && rates.size() > size_t{kMaxGroups}) {
     return absl::InvalidArgumentError(
         absl::StrFormat("rates came for %d groups; a job with a round deadline may have %d",
                         rates.size(), kMaxGroups));
   }
-  if (absl::Status status = CheckRates(optimizer_.options(), rates); !status.ok()) return status;
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i].size() != parameters_[i].values.size()) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "the gradient of tensor %s has %d values, wanted %d",
-          DescribeTensor(layout_.tensors()[i]), gradients[i].size(), parameters_[i].values.size()));
-    }
-    if (parameters_[i].group >= rates.size()) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "tensor %s is in parameter group %d, but rates came for %d groups",
-          DescribeTensor(layout_.tensors()[i]), parameters_[i].group, rates.size()));
-    }
+  if (absl::Status status = signpost::CheckRates(optimizer_.options(), rates); !status.ok()) {
+    return status;
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].group < rates.size()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tensor %s is in parameter group %d, but rates came for %d groups",
+                        DescribeTensor(layout_.tensors()[i]), parameters_[i].group, rates.size()));
   }
   return absl::OkStatus();
+}
+
+absl::Status Worker::CheckNoStepFailed() const {
+  if (failure_.ok()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("an earlier step failed, and parts of it may have been taken; leave, and start "
+                   "the job again. It failed with: ",
+                   failure_.message()));
+}
+
+absl::Status Worker::CheckNoStepIsOpen() const {
+  if (open_step_ == nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "step %d has begun and is not finished: gradients of %d tensors have come, of %d", step_,
+      parameters_.size() - open_step_->gradients_missing, parameters_.size()));
 }
 
 FrameHeader Worker::HeaderOf(uint32_t chunk, Codec codec) const {
@@ -451,10 +595,10 @@ FrameHeader Worker::HeaderOf(uint32_t chunk, Codec codec) const {
   return header;
 }
 
-void Worker::Send(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients) {
+void Worker::Send(uint32_t chunk) {
   ChunkExchange& exchange = exchanges_[chunk];
   auto packed = std::make_shared<Payload>(layout_.PayloadBytes(optimizer_.codec(), chunk));
-  exchange.blocks_packed = optimizer_.Compress(chunk, gradients, packed->data());
+  exchange.blocks_packed = optimizer_.Compress(chunk, open_step_->gradients, packed->data());
   exchange.packed = packed;
 
   SentFrame frame;
@@ -545,7 +689,11 @@ absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answ
     frame.answer_crc32c = crc;
     *frame.header.mutable_late_ranks() = answer->header.late_ranks();
     Reach(Failpoint::kWorkerAnswered);
-    ApplyAnswer(chunk, *std::move(answer), report);
+    if (open_step_ != nullptr && !open_step_->may_apply) {
+      open_step_->held_answers.push_back({chunk, *std::move(answer)});
+    } else {
+      ApplyAnswer(chunk, *std::move(answer), report);
+    }
   }
   Exchange(chunk, step + 1);
   // A late worker's older answers may be durable before it has them.
@@ -683,6 +831,10 @@ uint64_t Worker::StepsAt(uint32_t shard) const {
   for (uint32_t chunk = 0; chunk < exchanges_.size() && options_.min_workers > 0; ++chunk) {
     if (shard_of_chunk_[chunk] == shard) steps = std::max(steps, exchanges_[chunk].next_step);
   }
+  if (open_step_ == nullptr || options_.min_workers == 0) return steps;
+  for (const OpenStep::HeldAnswer& held : open_step_->held_answers) {
+    if (shard_of_chunk_[held.chunk] == shard) steps = std::max(steps, step_ + 1);
+  }
   return steps;
 }
 
@@ -733,6 +885,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
                      "before is what to go on from. It failed with: ",
                      failure_.message()));
   }
+  if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
   CheckpointDir dir(directory);
   const CheckpointId id = {step_, AttemptOf(epochs_)};
   absl::StatusOr<bool> committed = dir.IsCommitted(id);

@@ -21,6 +21,7 @@
 #include "storage/disk.h"
 #include "worker/channel.h"
 #include "worker/checkpoint_file.h"
+#include "worker/chunk_queue.h"
 #include "worker/clock.h"
 #include "worker/inbox.h"
 #include "worker/onebit_adam.h"
@@ -88,8 +89,9 @@ struct StepReport {
   uint64_t kept_bytes = 0;             // of frames that aggregators may ask for, after the step
 };
 
-// Not thread-safe. After an error from Step, unless it is INVALID_ARGUMENT, the worker can only
-// leave: some chunks of the step may have been applied and others not.
+// Not thread-safe. After an error from Step, GradientReady or FinishStep, unless it is
+// INVALID_ARGUMENT or says that the call came out of order, the worker can only leave: some chunks
+// of the step may have been applied and others not.
 class Worker {
  public:
   ~Worker();
@@ -126,6 +128,23 @@ class Worker {
   absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates);
 
+  // The same step in parts, with the same bits, so that the exchange overlaps the computation of
+  // gradients: BeginStep, GradientReady for each tensor, in any order, FinishStep. Other ranks may
+  // have another order, or call Step. A chunk is compressed and sent when all its tensors'
+  // gradients are there and the window has room; answers that come before FinishStep are kept, in
+  // the warm-up as much memory as the parameters', and parameters do not change until then.
+  //
+  // A step that has begun can only be finished: there is no way back once something was sent.
+  // FAILED_PRECONDITION, with nothing changed, for a call out of order: BeginStep, Step or
+  // Checkpoint while a step is open, the others while none is, the same tensor twice, and
+  // FinishStep while gradients are missing, of which it names one. Other errors as those of Step.
+  absl::Status BeginStep(absl::Span<const GroupRates> rates);
+  // `gradient` must stay valid, and what it is, until FinishStep returns. Never blocks for the
+  // network. The step's exchange timeout counts from the sending of each chunk, and anew from
+  // FinishStep for those that are sent there.
+  absl::Status GradientReady(size_t tensor, absl::Span<const float> gradient);
+  absl::StatusOr<StepReport> FinishStep();
+
   // Saves the job as it is after the last step. All ranks must call it after the same step, with
   // the same directory, which all of them see (a shared file system). Returns OK once the
   // checkpoint is committed, on every rank; the newest two in the directory are kept, and those
@@ -152,6 +171,7 @@ class Worker {
 
  private:
   struct ChunkExchange;
+  struct OpenStep;
 
   Worker(const WorkerOptions& options, const OptimizerOptions& optimizer,
          std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels,
@@ -162,15 +182,25 @@ class Worker {
   absl::Status ComeBack();
   // Sends the chunk's state, for a rank that comes back.
   void GiveState(uint32_t chunk);
-  // Adds what happened to `report`.
-  absl::Status TakeStep(absl::Span<const absl::Span<const float>> gradients,
-                        absl::Span<const GroupRates> rates, StepReport& report);
-  // Takes the steps that the others have taken meanwhile.
+  void OpenStepWith(absl::Span<const GroupRates> rates);
+  void AddGradient(size_t tensor, absl::Span<const float> gradient);
+  // What is left of the open step, of which all gradients are there; and then the steps that the
+  // others have taken meanwhile.
+  absl::StatusOr<StepReport> Finish();
+  // Of the open step, which is none any more unless it fails. Adds what happened to `report`.
+  absl::Status ExchangeOpenStep(StepReport& report);
   absl::Status CatchUp(StepReport& report);
   absl::Status CheckStepArguments(absl::Span<const absl::Span<const float>> gradients,
                                   absl::Span<const GroupRates> rates) const;
-  // Calls `send` for each chunk, as the window allows, and receives all answers.
-  absl::Status ExchangeChunks(absl::FunctionRef<void(uint32_t chunk)> send, StepReport& report);
+  absl::Status CheckGradient(size_t tensor, absl::Span<const float> gradient) const;
+  absl::Status CheckRates(absl::Span<const GroupRates> rates) const;
+  absl::Status CheckNoStepFailed() const;
+  absl::Status CheckNoStepIsOpen() const;
+  enum class Until { kNothingIsThere, kAllAreAnswered };
+  // Calls `send` for each chunk that is ready, as the queue allows, and receives answers: those
+  // that are there, or all.
+  absl::Status ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(uint32_t chunk)> send,
+                              Until until, StepReport& report);
   // Of a frame of this step.
   FrameHeader HeaderOf(uint32_t chunk, Codec codec) const;
   // Goes on from a checkpoint, once all shards are joined.
@@ -191,8 +221,8 @@ class Worker {
   // Returns when `missing_ranks` finds none. Meanwhile others get what they may need of this
   // worker.
   absl::Status AwaitRanks(absl::FunctionRef<absl::StatusOr<std::vector<uint32_t>>()> missing_ranks);
-  // Compresses and sends the chunk's frame of this step.
-  void Send(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients);
+  // Compresses and sends the chunk's frame of the open step.
+  void Send(uint32_t chunk);
   // Takes what became of the chunk's exchange, and sends what is to come next. Whether it was the
   // answer to this step's frame.
   absl::StatusOr<bool> Receive(uint32_t chunk, absl::StatusOr<Answer> answer, StepReport& report);
@@ -216,6 +246,7 @@ class Worker {
   const std::vector<Parameter> parameters_;
   const Layout layout_;
   const std::vector<uint32_t> shard_of_chunk_;
+  const std::vector<uint32_t> first_chunk_of_tensor_;
   const uint32_t window_;       // most chunks under way at once
   const uint64_t incarnation_;  // tells this process from another that claims the rank
   OneBitAdam optimizer_;
@@ -232,6 +263,7 @@ class Worker {
   std::vector<uint64_t> epochs_;                             // by shard
   std::vector<uint64_t> generations_;     // by shard: of its process, as far as is known
   std::vector<ChunkExchange> exchanges_;  // by chunk
+  std::unique_ptr<OpenStep> open_step_;   // null between steps
   // Shared with exchanges that may still be under way when a failed Step returns.
   std::shared_ptr<Inbox> inbox_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by shard; destroyed first

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -45,6 +46,12 @@ struct JobPlan {
     }
     if (Below(3) == 0) optimizer.variance_refresh_interval = 2 + Below(6);
     if (Below(4) == 0) optimizer.freeze_step = OptimizerOptions::kAuto;
+    overlaps = Below(2) == 0;
+    if (overlaps && Below(2) == 0) {
+      // Two tensors with more chunks than a window each, which may fill those of two ranks.
+      chunk_elements = 16;
+      tensors.push_back(150);
+    }
   }
 
   uint64_t Below(uint64_t n) { return random() % n; }
@@ -58,8 +65,9 @@ struct JobPlan {
   uint32_t min_workers = 0;
   absl::Duration round_deadline;
   bool workers_die = false;
+  bool overlaps = false;         // gradients come one by one, in any order, in most steps
   uint32_t chunk_elements = 64;  // 7 chunks, all of them under way at once; or 13, more than that
-  const std::vector<size_t> tensors = {37, 8, 1, 300, 64};
+  std::vector<size_t> tensors = {37, 8, 1, 300, 64};
 };
 
 // Of one rank and step: noise around a drift that all ranks share.
@@ -302,10 +310,12 @@ class Simulation {
                        [this, rank, first, life] { Die(rank, first, *life); });
     }
     life->is_stepping = !life->served_by.empty();
+    // A beta2 that lets a job which looks for its freeze step find it soon.
+    const GroupRates rates = {
+        .learning_rate = 0.01 / (1 + first), .weight_decay = 0.1, .beta2 = 0.75};
+    const bool overlaps = plan_.overlaps && !scheduler_.OneIn(4);
     const absl::StatusOr<StepReport> report =
-        worker.Step(spans, {{.learning_rate = 0.01 / (1 + first),
-                             .weight_decay = 0.1,
-                             .beta2 = 0.75}});  // so that the freeze step is soon found
+        overlaps ? OverlappedStep(worker, spans, rates) : worker.Step(spans, {rates});
     life->is_stepping = false;
     life->served_by = std::move(serving);
     life->exchanges.clear();
@@ -332,6 +342,29 @@ class Simulation {
     CheckDigest(rank, report->step, worker.ParametersCrc32c());
     if (scheduler_.OneIn(12)) KillSoon();
     return true;
+  }
+
+  // With gradients in an order of its own, and time between them.
+  absl::StatusOr<StepReport> OverlappedStep(Worker& worker,
+                                            const std::vector<absl::Span<const float>>& gradients,
+                                            const GroupRates& rates) {
+    std::vector<size_t> order(gradients.size());
+    std::iota(order.begin(), order.end(), 0);
+    for (size_t left = order.size(); left > 1; --left) {
+      std::swap(order[left - 1], order[scheduler_.Below(left)]);
+    }
+    const uint32_t digest = worker.ParametersCrc32c();
+    absl::Status status = worker.BeginStep({rates});
+    for (const size_t tensor : order) {
+      if (!status.ok()) return status;
+      if (scheduler_.OneIn(2)) {
+        scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(4)));
+      }
+      status = worker.GradientReady(tensor, gradients[tensor]);
+    }
+    if (!status.ok()) return status;
+    if (worker.ParametersCrc32c() != digest) Report("parameters change in the middle of a step");
+    return worker.FinishStep();
   }
 
   void CheckDigest(uint32_t rank, uint64_t step, uint32_t digest) {

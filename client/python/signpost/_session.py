@@ -5,7 +5,7 @@ import ctypes
 import sys
 import threading
 from dataclasses import dataclass
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from signpost import _abi
 
@@ -136,12 +136,45 @@ class Session:
             self._joined(),
             (ctypes.c_void_p * len(gradients))(*gradients),
             len(gradients),
-            (_abi.Rates * len(rates))(*map(_rates, rates)),
-            len(rates),
+            *_rates(rates),
             ctypes.byref(report),
         )
-        fields = {name: getattr(report, name) for name, _ in _abi.Report._fields_}
-        return StepReport(**{**fields, "one_bit": bool(report.one_bit)})
+        return _report(report)
+
+    def begin_step(self, rates: Sequence[Rates]) -> None:
+        """Begins a step whose gradients are sent as they come; it can only be finished.
+
+        Then gradient_ready() for each parameter, in any order, and finish_step(): the same bits as
+        step(). Parameters change in finish_step() only.
+
+        Raises:
+            FailedPreconditionError: a step has begun already.
+        """
+        _abi.call("begin_step", self._joined(), *_rates(rates))
+
+    def gradient_ready(self, parameter: int, gradient: int) -> None:
+        """Sends what this gradient completes, without waiting for the network.
+
+        Args:
+            parameter: its index.
+            gradient: address of its fp32 gradient, as in step(); it stays, unchanged, until
+                finish_step() has returned.
+
+        Raises:
+            FailedPreconditionError: it came twice, or no step has begun; nothing has changed.
+            SignpostError: as from step().
+        """
+        _abi.call("gradient_ready", self._joined(), parameter, gradient)
+
+    def finish_step(self) -> StepReport:
+        """Waits for the rest of the step that has begun, and takes it. Errors as from step().
+
+        Raises:
+            FailedPreconditionError: a gradient is missing; the step stays open.
+        """
+        report = _abi.Report()
+        _abi.call("finish_step", self._joined(), ctypes.byref(report))
+        return _report(report)
 
     def checkpoint(self, directory: str) -> None:
         """Saves the whole job, as it is after the last step, in a directory that all ranks see.
@@ -190,7 +223,14 @@ def _parameter(parameter: Parameter) -> _abi.Parameter:
     )
 
 
-def _rates(rates: Rates) -> _abi.Rates:
-    return _abi.Rates(
-        rates.learning_rate, rates.weight_decay, rates.beta1, rates.beta2, rates.epsilon
-    )
+def _rates(rates: Sequence[Rates]) -> Tuple[Any, int]:
+    """An array of them, and its length."""
+    groups = [
+        _abi.Rates(g.learning_rate, g.weight_decay, g.beta1, g.beta2, g.epsilon) for g in rates
+    ]
+    return (_abi.Rates * len(groups))(*groups), len(groups)
+
+
+def _report(report: _abi.Report) -> StepReport:
+    fields = {name: getattr(report, name) for name, _ in _abi.Report._fields_}
+    return StepReport(**{**fields, "one_bit": bool(report.one_bit)})

@@ -34,6 +34,18 @@ def set_gradients(model, gradients):
         parameter.grad = gradient
 
 
+def use_small_chunks(set_attribute=setattr):
+    """Jobs that begin from now on have so many chunks that not all are under way at once."""
+    next_job = signpost.World.next_job
+
+    def next_small_job(world):
+        options = next_job(world)
+        options.block_elements, options.chunk_elements = 64, 128
+        return options
+
+    set_attribute(signpost.World, "next_job", next_small_job)
+
+
 def average():
     """Adam on all ranks is AdamW on the mean of their gradients."""
     model, reference = model_of(), model_of()
@@ -87,6 +99,26 @@ def comes_back(directory):
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
         time.sleep(0.01)  # computing
+    say(optimizer)
+
+
+def overlap(ranks):
+    """Thirty steps, of which ten dense, on these ranks ("02") with overlap."""
+    use_small_chunks()
+    model, rank = model_of(), signpost.rank()
+    optimizer = signpost.OneBitAdam(
+        model.parameters(),
+        lr=0.01,
+        freeze_step=10,
+        variance_refresh_interval=7,
+        overlap=str(rank) in ranks,
+    )
+    while optimizer.steps < 30:
+        generator = torch.Generator().manual_seed(optimizer.steps * 100 + rank)
+        inputs = torch.randn(16, 50, generator=generator)
+        optimizer.zero_grad()
+        ((model(inputs) - inputs.sum(1, keepdim=True)) ** 2).mean().backward()
+        optimizer.step()
     say(optimizer)
 
 

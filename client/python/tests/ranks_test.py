@@ -68,6 +68,11 @@ def test_a_rank_that_died_comes_back_with_the_values_of_the_others(tmp_path):
     digest_of(output, 2)
 
 
+def test_overlap_on_some_ranks_or_all_changes_no_bit():
+    outputs = [run_job(3, 2, "overlap", ranks)[1] for ranks in ("", "1", "012")]
+    assert len({digest_of(output, 3) for output in outputs}) == 1
+
+
 def test_ranks_that_begin_apart_are_told_to_begin_alike():
     code, output = run_job(2, 1, "other_seed")
     assert code == 1

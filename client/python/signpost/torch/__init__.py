@@ -8,7 +8,8 @@
     loss.backward()
     optimizer.step()
 
-Tried with PyTorch 1.13. There is no communication but in `step()` and `checkpoint()`.
+Tried with PyTorch 1.13. There is no communication but in `step()`, `checkpoint()` and, with
+`overlap=True`, `backward()`.
 """
 
 from signpost import SignpostError, StepReport, World, init, rank, world_size

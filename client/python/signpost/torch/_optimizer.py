@@ -1,12 +1,25 @@
 """Adam and 1-bit Adam as PyTorch optimizers."""
 
+import contextlib
 import os
 import warnings
-from typing import Any, Callable, Dict, Iterable, List, Literal, Optional, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Literal,
+    Optional,
+    Tuple,
+    Union,
+)
 
 import torch
 
-from signpost import _abi, Rates, Session, StepReport, world
+from signpost import Rates, Session, StepReport, _abi, world
+from signpost.torch._overlap import Backward
 from signpost.torch._tensors import TrainedTensor, Zeros, trained_tensors
 
 Parameters = Union[Iterable[torch.Tensor], Iterable[Dict[str, Any]]]
@@ -18,6 +31,8 @@ class _JobOptimizer(torch.optim.Optimizer):
     report: Optional[StepReport] = None  # of the last step
     _session: Optional[Session] = None
     _saved: Optional[Tuple[int, str]] = None  # steps and directory of the newest checkpoint
+    _overlap = False
+    _backward: Optional[Backward] = None  # with overlap
 
     def __init__(
         self,
@@ -27,11 +42,13 @@ class _JobOptimizer(torch.optim.Optimizer):
         eps: float,
         weight_decay: float,
         resume: Optional[str],
+        overlap: bool,
         **options: float,
     ) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
         self._options = options
         self._zeros = Zeros()
+        self._overlap = overlap
         self._check_groups()
         self._join(resume)
 
@@ -57,7 +74,8 @@ class _JobOptimizer(torch.optim.Optimizer):
         Raises:
             SignpostError: after any but InvalidArgumentError the parameters may be partly stepped;
                 resume from the newest checkpoint.
-            RuntimeError: a parameter has moved in memory, or a frozen one has a gradient.
+            RuntimeError: a parameter has moved in memory, or a frozen one has a gradient; with
+                overlap, gradients or rates are not those of the backward pass any more.
             ValueError: a group's betas or eps are out of range.
         """
         loss = None
@@ -65,7 +83,7 @@ class _JobOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         session = self._joined()
-        self._check_groups()
+        rates = self._rates()
         if any(parameter.grad is not None for parameter in self._frozen):
             raise RuntimeError(
                 "a parameter that was frozen when the optimizer was made has a gradient; make a "
@@ -74,9 +92,13 @@ class _JobOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             for tensor in self._tensors:
                 tensor.before_step()
-            gradients = [self._gradient(tensor) for tensor in self._tensors]
-            rates = [_rates(group) for group in self.param_groups]
-            self.report = session.step([gradient.data_ptr() for gradient in gradients], rates)
+            if self._backward is not None and self._backward.has_begun:
+                self._backward.check(rates)
+                self.report = self._backward.finish(self._zeros_for)
+            else:
+                gradients = [self._gradient(tensor) for tensor in self._tensors]
+                addresses = [gradient.data_ptr() for gradient in gradients]
+                self.report = session.step(addresses, rates)
             for tensor in self._tensors:
                 tensor.after_step()
         if self.report.skipped_rounds > 0:
@@ -85,6 +107,20 @@ class _JobOptimizer(torch.optim.Optimizer):
                 f"not finite; {self.report.skipped_rounds} chunks were not stepped, on all ranks"
             )
         return loss
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """With overlap, backward passes inside send nothing: their gradients accumulate, and the
+        backward pass after it sends them. Without, it does nothing and is not needed."""
+        if self._backward is None:
+            yield
+            return
+        backward, was_paused = self._backward, self._backward.paused
+        backward.paused = True
+        try:
+            yield
+        finally:
+            backward.paused = was_paused
 
     def checkpoint(self, directory: str) -> None:
         """Saves the whole job as it is now: parameters, and all ranks' and aggregators' errors.
@@ -150,6 +186,9 @@ class _JobOptimizer(torch.optim.Optimizer):
 
     def leave(self) -> None:
         """Ends this rank's part in the job. It is done anyway when the process ends."""
+        if self._backward is not None:
+            self._backward.remove_hooks()
+            self._backward = None
         if self._session is not None:
             self._session.leave()
 
@@ -166,6 +205,8 @@ class _JobOptimizer(torch.optim.Optimizer):
             options.resume = os.path.abspath(resume).encode()
         session = Session(options, [tensor.as_session_parameter() for tensor in self._tensors])
         self._session = session
+        if self._overlap:
+            self._backward = Backward(session, self._tensors, self._rates)
         self._saved = None
         if resume is None and not session.returned:
             return
@@ -187,7 +228,14 @@ class _JobOptimizer(torch.optim.Optimizer):
 
     def _gradient(self, tensor: TrainedTensor) -> torch.Tensor:
         gradient = tensor.gradient()
-        return self._zeros.at_least(tensor.values.numel()) if gradient is None else gradient
+        return self._zeros_for(tensor) if gradient is None else gradient
+
+    def _zeros_for(self, tensor: TrainedTensor) -> torch.Tensor:
+        return self._zeros.at_least(tensor.values.numel())
+
+    def _rates(self) -> List[Rates]:
+        self._check_groups()
+        return [_rates(group) for group in self.param_groups]
 
     def _check_groups(self) -> None:
         for g, group in enumerate(self.param_groups):
@@ -222,6 +270,7 @@ class Adam(_JobOptimizer):
         *,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
+        overlap: bool = False,
     ) -> None:
         """Joins the job; blocks until all ranks have, with the same parameters.
 
@@ -235,6 +284,10 @@ class Adam(_JobOptimizer):
                 newest whole one has.
             resume_with_other_world_size: allow one of another number of ranks, each of which then
                 takes the mean of all ranks' errors.
+            overlap: send gradients during the backward pass, as they become ready; step() waits
+                for the rest. The same bits. Learning rates are then set before backward(),
+                gradients stay as they are until step(), and all backward passes of a step but the
+                last are inside no_sync(). Ranks may differ in it.
 
         Raises:
             FailedPreconditionError: names the tensor or option in which this rank differs from the
@@ -250,6 +303,7 @@ class Adam(_JobOptimizer):
             eps,
             weight_decay,
             resume,
+            overlap,
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
@@ -277,6 +331,7 @@ class OneBitAdam(_JobOptimizer):
         warm_up_bf16: bool = False,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
+        overlap: bool = False,
     ) -> None:
         """As Adam, with:
 
@@ -301,6 +356,7 @@ class OneBitAdam(_JobOptimizer):
             eps,
             weight_decay,
             resume,
+            overlap,
             freeze_step=_abi.AUTO if automatic else int(freeze_step),
             variance_refresh_interval=variance_refresh_interval,
             variance_floor=variance_floor,

@@ -1,0 +1,146 @@
+"""The exchange of gradients during the backward pass."""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, Callable, List, Optional, Sequence
+
+import torch
+
+from signpost import Rates, Session, StepReport
+from signpost.torch._tensors import TrainedTensor
+
+_ACCUMULATE = (
+    "to accumulate the gradients of several backward passes, do all but the last inside "
+    "`with optimizer.no_sync():`"
+)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A gradient as it was when the session got it."""
+
+    of_parameter: torch.Tensor
+    version: int
+    fp32: torch.Tensor  # what the session reads, until the step is finished
+
+
+class Backward:
+    """Gives a session each gradient as soon as the backward pass has accumulated it."""
+
+    def __init__(
+        self, session: Session, tensors: Sequence[TrainedTensor], rates: Callable[[], List[Rates]]
+    ) -> None:
+        """`rates` tells those of the step that begins."""
+        self.paused = False
+        self._session = session
+        self._tensors = tensors
+        self._rates_now = rates
+        self._rates: Optional[List[Rates]] = None  # of the step that has begun
+        self._sent: List[Optional[_Sent]] = [None] * len(tensors)
+        # Hooks must not keep alive what keeps them.
+        this = weakref.ref(self)
+        self._hooks = [
+            _AccumulationHook(tensor.parameter, _call_on_gradient(this, index))
+            for index, tensor in enumerate(tensors)
+        ]
+
+    @property
+    def has_begun(self) -> bool:
+        return self._rates is not None
+
+    def check(self, rates: List[Rates]) -> None:
+        """Refuses to finish the step that has begun at other rates, or if a gradient has changed
+        since it was sent.
+
+        Raises:
+            RuntimeError: says what has changed, and what to do.
+        """
+        if rates != self._rates:
+            raise RuntimeError(
+                f"learning rates or weight decays were {self._rates} when the backward pass began "
+                f"and are {rates} now; with overlap=True set them before backward(), and let "
+                "schedulers step after optimizer.step()"
+            )
+        for tensor, sent in zip(self._tensors, self._sent):
+            if sent is None:
+                continue
+            gradient = tensor.parameter.grad
+            if gradient is not sent.of_parameter or gradient._version != sent.version:
+                raise RuntimeError(
+                    f"the gradient of {tensor.name} has changed since it was sent during the "
+                    f"backward pass; {_ACCUMULATE}, and to clip, scale or clear gradients before "
+                    "step(), make the optimizer with overlap=False"
+                )
+
+    def finish(self, zeros: Callable[[TrainedTensor], torch.Tensor]) -> StepReport:
+        """Sends what has not been sent, `zeros` for what there is no gradient of, and takes the
+        step. Call check() before."""
+        kept = []  # until the step is finished
+        for index, tensor in enumerate(self._tensors):
+            if self._sent[index] is None and not self._send(index):
+                kept.append(zeros(tensor))
+                self._session.gradient_ready(index, kept[-1].data_ptr())
+        report = self._session.finish_step()
+        self._rates = None
+        self._sent = [None] * len(self._tensors)
+        return report
+
+    def remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _on_gradient(self, index: int) -> None:
+        if self._sent[index] is not None:
+            raise RuntimeError(
+                f"{self._tensors[index].name} got a gradient again after one was sent, before "
+                f"step(); {_ACCUMULATE}. If a backward pass was interrupted, step() takes the step "
+                "with the gradients that are there"
+            )
+        if self.paused:
+            return
+        if self._rates is None:
+            rates = self._rates_now()
+            self._session.begin_step(rates)
+            self._rates = rates
+        self._send(index)
+
+    @torch.no_grad()
+    def _send(self, index: int) -> bool:
+        """Whether there is a gradient."""
+        tensor = self._tensors[index]
+        fp32 = tensor.gradient()
+        if fp32 is None:
+            return False
+        gradient = tensor.parameter.grad
+        assert gradient is not None
+        self._sent[index] = _Sent(gradient, gradient._version, fp32)
+        self._session.gradient_ready(index, fp32.data_ptr())
+        return True
+
+
+class _AccumulationHook:
+    """Calls a function each time after a backward pass has accumulated a parameter's gradient."""
+
+    def __init__(self, parameter: torch.Tensor, call: Callable[[], None]) -> None:
+        self._node: Any = None
+        register: Any = getattr(parameter, "register_post_accumulate_grad_hook", None)
+        if register is not None:  # PyTorch 2.1
+            self._handle = register(lambda _: call())
+            return
+        # The node that accumulates; it lasts as long as somebody holds it.
+        with torch.enable_grad():
+            view: Any = parameter.expand_as(parameter)
+        self._node = view.grad_fn.next_functions[0][0]
+        self._handle = self._node.register_hook(lambda *_: call())
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
+def _call_on_gradient(backward: "weakref.ref[Backward]", index: int) -> Callable[[], None]:
+    def call() -> None:
+        this = backward()
+        if this is not None:
+            this._on_gradient(index)
+
+    return call
