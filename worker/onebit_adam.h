@@ -19,6 +19,7 @@
 #include "kernels/onebit.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
+#include "worker/optimizer.h"
 
 namespace signpost {
 
@@ -71,7 +72,7 @@ struct OptimizerState {
 };
 
 // Not thread-safe. Borrows layout and parameters.
-class OneBitAdam {
+class OneBitAdam final : public Optimizer {
  public:
   OneBitAdam(const Layout& layout, const OptimizerOptions& options,
              std::vector<Parameter> parameters);
@@ -81,41 +82,41 @@ class OneBitAdam {
   void Restore(OptimizerState state);
 
   // As if the steps before had been taken, but for the vectors: BeginStep(step) comes next.
-  void Seek(uint64_t step);
+  void Seek(uint64_t step) override;
 
   // The chunk's parameters, momentum and variance, a float each per element, one after the other:
   // STATE's payload. Sign and payload of every number stay what they are.
-  Payload State(uint32_t chunk) const;
+  Payload State(uint32_t chunk) const override;
   // Takes them over. `state` has the size of the chunk's State.
-  void SetState(uint32_t chunk, absl::Span<const uint8_t> state);
+  void SetState(uint32_t chunk, absl::Span<const uint8_t> state) override;
 
   // Starts step `step`, the one after the last; at the freeze step this freezes the variance.
   // `rates` has an entry for each group.
-  void BeginStep(uint64_t step, absl::Span<const GroupRates> rates);
+  void BeginStep(uint64_t step, absl::Span<const GroupRates> rates) override;
 
-  bool has_frozen() const { return has_frozen_; }  // the variance, in a step of its own
-  uint32_t groups() const;  // entries that the parameters need of a step's rates
+  bool has_frozen() const override { return has_frozen_; }  // the variance, in a step of its own
+  uint32_t groups() const override;  // entries that the parameters need of a step's rates
 
-  Codec codec() const { return codec_; }              // how this step's frames are encoded
-  float error_scale() const { return error_scale_; }  // for this step's FrameHeader
+  Codec codec() const override { return codec_; }              // how this step's frames are encoded
+  float error_scale() const override { return error_scale_; }  // for this step's FrameHeader
 
   // Writes the chunk's contribution to `payload` (Layout::PayloadBytes) and its compression error
   // to this worker's error. gradients[i] belongs to tensor i. Returns the number of blocks packed:
   // the chunk's, unless the input of a block was not finite; that block and all behind it are then
   // untouched.
   uint32_t Compress(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
-                    uint8_t* payload);
+                    uint8_t* payload) override;
 
   // Updates momentum and parameters of the chunk with a round's answer, in this step's codec.
-  void Apply(uint32_t chunk, Answer answer);
+  void Apply(uint32_t chunk, Answer answer) override;
 
   // The round did not count: what Compress packed goes back into the error, momentum and parameters
   // stay.
-  void TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed);
+  void TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) override;
 
   // The round counted, but without what Compress packed (the worker was late): its whole input, the
   // momentum's share included, goes into the error. Before Apply of the answer.
-  void KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed);
+  void KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) override;
 
   absl::Span<const float> error() const { return error_; }        // in layout order
   absl::Span<const float> variance() const { return variance_; }  // OptimizerState::variance
