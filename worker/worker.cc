@@ -188,7 +188,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
 
   JobOptions job_options = JobOptionsOf(options);
   job_options.set_optimizer(DescribeOptions(optimizer));
-  job_options.set_parameters_crc32c(Crc32cOf(parameters));
+  if (!options.parameters_may_differ) job_options.set_parameters_crc32c(Crc32cOf(parameters));
   std::optional<ResumeState> state;
   if (resume_from != nullptr) {
     absl::StatusOr<ResumeState> loaded = LoadNewestCheckpoint(

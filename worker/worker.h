@@ -48,6 +48,9 @@ struct WorkerOptions {
   // all errors in it. Their mean over the workers, and so what training sees, stays what it was;
   // which bits follow does not.
   bool resume_with_other_world_size = false;
+  // Lets ranks join whose parameters have different values. Whoever sets it makes them equal before
+  // the first step, unless the job resumes or the worker comes back.
+  bool parameters_may_differ = false;
   Clock* clock = &Clock::Real();
 };
 

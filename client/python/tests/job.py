@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import zlib
 
 import signpost.torch as signpost
 import torch
@@ -66,6 +67,25 @@ def train(directory=None, dies_at=None):
     say(optimizer)
 
 
+def reduce():
+    """The ranks' means and sums, in every codec; and the bits of the last results."""
+    ranks = range(signpost.world_size())
+    inputs = [torch.rand(3, 1000, generator=torch.Generator().manual_seed(r)) - 0.5 for r in ranks]
+    mine, mean = inputs[signpost.rank()], sum(inputs) / len(ranks)
+    torch.testing.assert_close(signpost.all_reduce(mine.clone()), mean, rtol=1e-6, atol=1e-6)
+    total = signpost.all_reduce(mine.clone(), op="sum")
+    torch.testing.assert_close(total, len(ranks) * mean, rtol=1e-6, atol=1e-6)
+    crc = 0
+    for codec in ("bf16", "onebit"):
+        sent = torch.zeros_like(mean)
+        for _ in range(200):
+            result = signpost.all_reduce(mine.clone(), codec, name=f"mean in {codec}")
+            sent += result
+        assert (sent / 200 - mean).abs().max() < 0.05
+        crc = zlib.crc32(result.numpy().tobytes(), crc)
+    print(f"parameters {crc:08x}", flush=True)
+
+
 def two_tensors():
     """client/examples/two_tensors.c."""
     weights, biases = (nn.Parameter(torch.zeros(shape)) for shape in ((24, 10), (10,)))
@@ -83,7 +103,30 @@ def two_tensors():
 
 
 def other_seed():
-    signpost.Adam(model_of(seed=signpost.rank()).parameters())
+    """The ranks begin apart, in several types and layouts, and go on together."""
+    model = model_of(seed=signpost.rank())
+    with torch.no_grad():
+        model[2].to(torch.bfloat16)
+        model[0].weight.data = model[0].weight.data.t().contiguous().t()
+    wanted = [p.clone() for p in model.parameters()]
+    optimizer = signpost.OneBitAdam(model.parameters(), freeze_step=2)
+    same = all(torch.equal(p, w) for p, w in zip(model.parameters(), wanted))
+    assert same == (signpost.rank() == 0)
+    for step in range(4):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, signpost.rank() - step)
+        optimizer.step()
+    crc = 0
+    for parameter in model.parameters():
+        crc = zlib.crc32(parameter.detach().float().numpy().tobytes(), crc)
+    print(f"parameters {crc:08x}", flush=True)
+
+
+def not_finite():
+    model = model_of()
+    with torch.no_grad():
+        model[2].bias.fill_(float("inf") if signpost.rank() == 0 else 0.0)
+    signpost.Adam(model.parameters())
 
 
 def other_model():

@@ -8,10 +8,12 @@
     loss.backward()
     optimizer.step()
 
-Tried with PyTorch 1.13. There is no communication but in `step()` and `checkpoint()`.
+Tried with PyTorch 1.13. There is no communication but in `step()`, `checkpoint()` and when an
+optimizer is made; and `all_reduce()`, which is what they are made of.
 """
 
 from signpost import SignpostError, StepReport, World, init, rank, world_size
+from signpost.torch._all_reduce import all_reduce
 from signpost.torch._optimizer import Adam, OneBitAdam
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "SignpostError",
     "StepReport",
     "World",
+    "all_reduce",
     "init",
     "rank",
     "world_size",

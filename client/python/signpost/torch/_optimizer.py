@@ -167,15 +167,16 @@ class _JobOptimizer(torch.optim.Optimizer):
         session = Session(options, [tensor.as_session_parameter() for tensor in self._tensors])
         self._session = session
         self._saved = None
+        if world().world_size > 1 or resume is not None:
+            with torch.no_grad():
+                for tensor in self._tensors:
+                    tensor.after_step()
         if resume is None and not session.returned:
             return
         if session.resume_warnings:
             warnings.warn(session.resume_warnings)
         if resume is not None and not session.returned:
             self._saved = (session.steps, os.path.abspath(resume))
-        with torch.no_grad():
-            for tensor in self._tensors:
-                tensor.after_step()
         for group in self.param_groups:
             # What learning-rate schedulers ask for when they do not begin at step 0.
             group.setdefault("initial_lr", group["lr"])
@@ -218,7 +219,7 @@ class Adam(_JobOptimizer):
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
     ) -> None:
-        """Joins the job; blocks until all ranks have, with the same parameters.
+        """Joins the job; blocks until all ranks have. Parameters get the values that rank 0's have.
 
         Args:
             params: tensors or param groups. Groups may differ in lr and weight_decay.
@@ -232,7 +233,8 @@ class Adam(_JobOptimizer):
 
         Raises:
             FailedPreconditionError: names the tensor or option in which this rank differs from the
-                others; "parameters_crc32c" if they do not start from the same values.
+                others.
+            InvalidArgumentError: names a parameter of rank 0 that is not finite.
             DeadlineExceededError: names the ranks that did not come.
             NotFoundError, DataLossError: there is no checkpoint, or none that is whole.
             TypeError: names a parameter that is not on the CPU, or not fp32, bf16 or fp16.
