@@ -129,6 +129,34 @@ def not_finite():
     signpost.Adam(model.parameters())
 
 
+def clipped():
+    """Every rank's gradients are multiplied by the factor of their common norm."""
+    model, reference = model_of(), model_of()
+    ours = signpost.Adam(model.parameters(), lr=0.01, max_grad_norm=0.5)
+    theirs = torch.optim.AdamW(reference.parameters(), lr=0.01, weight_decay=0)
+    ranks = range(signpost.world_size())
+    for step in range(5):
+        by_rank = [gradients_of(model, step, rank) for rank in ranks]
+        squares = [sum(g.double().square().sum().item() for g in of_rank) for of_rank in by_rank]
+        norm = (sum(squares) / len(ranks)) ** 0.5
+        factor = min(1, 0.5 / (norm + 1e-6))
+        assert factor < 1
+        set_gradients(model, by_rank[signpost.rank()])
+        set_gradients(reference, [factor * sum(g) / len(ranks) for g in zip(*by_rank)])
+        ours.step()
+        theirs.step()
+        assert abs(ours.grad_norm / norm - 1) < 1e-6
+        with torch.no_grad():
+            for a, b in zip(model.parameters(), reference.parameters()):
+                torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * 0.01)
+                b.copy_(a)
+    say(ours)
+
+
+def clipped_apart():
+    signpost.Adam(model_of().parameters(), max_grad_norm=1.0 + signpost.rank())
+
+
 def other_model():
     signpost.Adam(nn.Linear(10, 3 + signpost.rank()).parameters())
 

@@ -78,6 +78,18 @@ def test_parameters_that_are_not_finite_at_the_start_are_named():
     assert "rank 0 begins with are not finite, or out of range: tensor 'parameter 3" in output
 
 
+def test_gradients_are_clipped_alike_on_all_ranks():
+    code, output = run_job(3, 2, "clipped")
+    assert code == 0
+    digest_of(output, 3)
+
+
+def test_ranks_that_clip_to_other_norms_are_refused():
+    code, output = run_job(2, 1, "clipped_apart")
+    assert code == 1
+    assert re.search(r"tensor 0 is 'norm, clipped to \d.0' \[\] here but", output)
+
+
 def test_a_rank_with_another_model_is_told_which_tensor_differs():
     code, output = run_job(2, 1, "other_model")
     assert code == 1

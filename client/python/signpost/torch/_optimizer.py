@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 import torch
 
 from signpost import Rates, Session, StepReport, world
+from signpost.torch._clipping import GlobalClipping
 from signpost.torch._tensors import TrainedTensor, Zeros, trained_tensors
 
 Parameters = Union[Iterable[torch.Tensor], Iterable[Dict[str, Any]]]
@@ -16,6 +17,10 @@ class _JobOptimizer(torch.optim.Optimizer):
     """What Adam and 1-bit Adam share: each is a job, whose steps all ranks take together."""
 
     report: Optional[StepReport] = None  # of the last step
+    # Of the last step, with max_grad_norm: sqrt(mean over ranks of ||gradient||^2) before clipping;
+    # NaN if it was not finite.
+    grad_norm: Optional[float] = None
+    _clipping: Optional[GlobalClipping] = None
     _session: Optional[Session] = None
     _saved: Optional[Tuple[int, str]] = None  # steps and directory of the newest checkpoint
 
@@ -27,10 +32,14 @@ class _JobOptimizer(torch.optim.Optimizer):
         eps: float,
         weight_decay: float,
         resume: Optional[str],
+        max_grad_norm: Optional[float],
         **options: float,
     ) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
         self._options = dict(beta1=betas[0], beta2=betas[1], epsilon=eps, **options)
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm is {max_grad_norm}, wanted a positive number")
+        self._max_grad_norm = max_grad_norm
         self._zeros = Zeros()
         self._check_groups()
         self._join(resume)
@@ -74,6 +83,9 @@ class _JobOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             for tensor in self._tensors:
                 tensor.before_step()
+            if self._clipping is not None:
+                own = [tensor.parameter.grad for tensor in self._tensors]
+                self.grad_norm = self._clipping.clip(g for g in own if g is not None)
             gradients = [self._gradient(tensor) for tensor in self._tensors]
             rates = [Rates(float(g["lr"]), float(g["weight_decay"])) for g in self.param_groups]
             self.report = session.step([gradient.data_ptr() for gradient in gradients], rates)
@@ -152,6 +164,8 @@ class _JobOptimizer(torch.optim.Optimizer):
         """Ends this rank's part in the job. It is done anyway when the process ends."""
         if self._session is not None:
             self._session.leave()
+        if self._clipping is not None:
+            self._clipping.leave()
 
     def _join(self, resume: Optional[str]) -> None:
         self._tensors = trained_tensors(self.param_groups)
@@ -167,6 +181,8 @@ class _JobOptimizer(torch.optim.Optimizer):
         session = Session(options, [tensor.as_session_parameter() for tensor in self._tensors])
         self._session = session
         self._saved = None
+        if self._max_grad_norm is not None:
+            self._clipping = GlobalClipping(options, self._max_grad_norm)
         if world().world_size > 1 or resume is not None:
             with torch.no_grad():
                 for tensor in self._tensors:
@@ -216,6 +232,7 @@ class Adam(_JobOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
+        max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
     ) -> None:
@@ -226,6 +243,12 @@ class Adam(_JobOptimizer):
             lr: learning rate; each group's may be changed between steps, alike on all ranks.
             betas, eps: of the moments' averages and the denominator, as in torch.optim.Adam.
             weight_decay: x -= lr * weight_decay * x.
+            max_grad_norm: multiply all ranks' gradients, in place, by the same
+                min(1, max_grad_norm / (grad_norm + 1e-6)), where grad_norm is
+                sqrt(mean over ranks of ||gradient||^2), over all parameters. That is at least the
+                norm of the mean gradient, so it bounds it; for a single rank it is
+                clip_grad_norm_. One number is exchanged for it in each step. Where grad_norm is
+                not finite, or above 7e13, nothing is clipped.
             resume: directory of checkpoints to go on from: parameters and optimizer get what the
                 newest whole one has.
             resume_with_other_world_size: allow one of another number of ranks, each of which then
@@ -246,6 +269,7 @@ class Adam(_JobOptimizer):
             eps,
             weight_decay,
             resume,
+            max_grad_norm,
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
@@ -267,6 +291,7 @@ class OneBitAdam(_JobOptimizer):
         *,
         freeze_step: int,
         warm_up_bf16: bool = False,
+        max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
     ) -> None:
@@ -284,6 +309,7 @@ class OneBitAdam(_JobOptimizer):
             eps,
             weight_decay,
             resume,
+            max_grad_norm,
             freeze_step=freeze_step,
             warm_up_bf16=warm_up_bf16,
             resume_with_other_world_size=resume_with_other_world_size,
