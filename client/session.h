@@ -13,7 +13,6 @@
 #define SIGNPOST_CLIENT_SESSION_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,43 +20,23 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "proto/failure_timeout.h"
+#include "client/session_options.h"
 #include "worker/onebit_adam.h"
 #include "worker/wire_bytes.h"
 #include "worker/worker.h"
 
 namespace signpost {
 
-// "signpost: rank 2: waiting for aggregator ...", to standard error.
-void PrintConnection(const std::string& line);
-
-struct SessionOptions {
-  WorkerOptions worker;
-  std::vector<std::string> aggregators;  // "host:port" of each shard, in shard order
-  FailureTimeout failure_timeout;        // an aggregator without sign of life is reconnected to
-  // A directory of checkpoints, which all workers see: go on from its newest that is whole. Empty:
-  // start anew. See worker.resume_with_other_world_size too.
-  std::string resume;
-  // Gets a line for a person when an aggregator no longer answers, so that this worker waits for
-  // it, and when it answers again. From any thread. Null: nobody is told.
-  std::function<void(const std::string& line)> on_connection = PrintConnection;
-
-  // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,
-  // SIGNPOST_WORLD_SIZE; and SIGNPOST_FAILURE_TIMEOUT ("10s"), SIGNPOST_MIN_WORKERS and with it
-  // SIGNPOST_ROUND_DEADLINE ("2s"), which need not be set.
-  // INVALID_ARGUMENT names the variable that is missing or malformed.
-  static absl::StatusOr<SessionOptions> FromEnvironment();
-};
-
 // Not thread-safe.
 class Session {
  public:
   // Connects, and blocks until all ranks have joined. Parameters' memory must outlive the session,
-  // and must hold the same values on all ranks; with `resume` it gets those of the checkpoint, the
-  // first step to take is steps(), and what follows has the bits that it would have had without the
-  // end of the job. In a job with a round deadline it may come in the place of a worker that is
-  // gone (returned()): parameters and the optimizer's state then come from the others, who train
-  // on. Errors as Worker::Join.
+  // and must hold the same values on all ranks, or get rank 0's (start_from_rank_0: then zeros lose
+  // their sign, and INVALID_ARGUMENT names what is not finite); with `resume` it gets those of the
+  // checkpoint, the first step to take is steps(), and what follows has the bits that it would have
+  // had without the end of the job. In a job with a round deadline it may come in the place of a
+  // worker that is gone (returned()): parameters and the optimizer's state then come from the
+  // others, who train on. Errors as Worker::Join.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options,
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters);

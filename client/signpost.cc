@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "client/reduction_session.h"
 #include "client/session.h"
 
 struct signpost_session {
@@ -21,12 +22,19 @@ struct signpost_session {
   std::string resume_warnings;
 };
 
+struct signpost_reduction {
+  std::unique_ptr<signpost::ReductionSession> session;
+  std::vector<size_t> sizes;  // by tensor
+};
+
 namespace {
 
 using signpost::FailureTimeout;
 using signpost::GroupRates;
 using signpost::OptimizerOptions;
 using signpost::Parameter;
+using signpost::ReductionOptions;
+using signpost::ReductionSession;
 using signpost::SessionOptions;
 using signpost::StepReport;
 
@@ -57,6 +65,7 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   session.worker.chunk_elements = options.chunk_elements;
   session.worker.gamma = options.gamma;
   session.worker.resume_with_other_world_size = options.resume_with_other_world_size != 0;
+  session.start_from_rank_0 = options.start_from_rank_0 != 0;
   if (options.resume != nullptr) session.resume = options.resume;
   return session;
 }
@@ -101,6 +110,30 @@ std::vector<GroupRates> GroupRatesOf(const signpost_rates* rates, size_t count) 
         {group.learning_rate, group.weight_decay, group.beta1, group.beta2, group.epsilon});
   }
   return groups;
+}
+
+// The tensors of a session or reduction, and their sizes in elements.
+struct Tensors {
+  std::vector<Parameter> tensors;
+  std::vector<size_t> sizes;
+};
+
+absl::StatusOr<Tensors> TensorsOf(const signpost_parameter* parameters, size_t count) {
+  Tensors result;
+  for (const signpost_parameter& parameter : absl::MakeSpan(parameters, count)) {
+    if (parameter.name == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter ", result.tensors.size(), " has no name"));
+    }
+    result.tensors.push_back(ParameterOf(parameter));
+    result.sizes.push_back(result.tensors.back().values.size());
+  }
+  return result;
+}
+
+absl::Status CheckHasJob(const signpost_options& options) {
+  if (options.aggregators != nullptr && options.job != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError("options need aggregators and a job");
 }
 
 signpost_report ReportOf(const StepReport& step, const signpost::WireBytes& bytes) {
@@ -166,26 +199,17 @@ int signpost_join(const signpost_options* options, const signpost_parameter* par
                   size_t parameter_count, signpost_session** session, char* error,
                   size_t error_size) {
   return Guard(error, error_size, [&] {
-    if (options->aggregators == nullptr || options->job == nullptr) {
-      return absl::InvalidArgumentError("options need aggregators and a job");
-    }
+    if (absl::Status status = CheckHasJob(*options); !status.ok()) return status;
     const absl::StatusOr<SessionOptions> session_options = SessionOptionsOf(*options);
     if (!session_options.ok()) return session_options.status();
-    std::vector<Parameter> tensors;
-    std::vector<size_t> sizes;
-    for (const signpost_parameter& parameter : absl::MakeSpan(parameters, parameter_count)) {
-      if (parameter.name == nullptr) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("parameter ", tensors.size(), " has no name"));
-      }
-      tensors.push_back(ParameterOf(parameter));
-      sizes.push_back(tensors.back().values.size());
-    }
-    auto joined =
-        signpost::Session::Join(*session_options, OptimizerOptionsOf(*options), std::move(tensors));
+    absl::StatusOr<Tensors> tensors = TensorsOf(parameters, parameter_count);
+    if (!tensors.ok()) return tensors.status();
+    auto joined = signpost::Session::Join(*session_options, OptimizerOptionsOf(*options),
+                                          std::move(tensors->tensors));
     if (!joined.ok()) return joined.status();
     std::string warnings = absl::StrJoin((*joined)->resumed().warnings, "\n");
-    *session = new signpost_session{*std::move(joined), std::move(sizes), std::move(warnings)};
+    *session =
+        new signpost_session{*std::move(joined), std::move(tensors->sizes), std::move(warnings)};
     return absl::OkStatus();
   });
 }
@@ -266,3 +290,43 @@ int signpost_leave(signpost_session* session, char* error, size_t error_size) {
 }
 
 void signpost_close(signpost_session* session) { delete session; }
+
+int signpost_reduction_join(const signpost_options* options, const char* name, uint32_t codec,
+                            uint8_t sum, const signpost_parameter* tensors, size_t tensor_count,
+                            signpost_reduction** reduction, char* error, size_t error_size) {
+  return Guard(error, error_size, [&] {
+    if (absl::Status status = CheckHasJob(*options); !status.ok()) return status;
+    const absl::StatusOr<SessionOptions> session_options = SessionOptionsOf(*options);
+    if (!session_options.ok()) return session_options.status();
+    absl::StatusOr<Tensors> of_caller = TensorsOf(tensors, tensor_count);
+    if (!of_caller.ok()) return of_caller.status();
+    const ReductionOptions reduction_options = {.codec = static_cast<signpost::Codec>(codec),
+                                                .sum = sum != 0};
+    auto joined = ReductionSession::Join(*session_options, name == nullptr ? "" : name,
+                                         reduction_options, std::move(of_caller->tensors));
+    if (!joined.ok()) return joined.status();
+    *reduction = new signpost_reduction{*std::move(joined), std::move(of_caller->sizes)};
+    return absl::OkStatus();
+  });
+}
+
+int signpost_reduce(signpost_reduction* reduction, float* const* values, size_t value_count,
+                    signpost_report* report, char* error, size_t error_size) {
+  return Guard(error, error_size, [&] {
+    const std::vector<size_t>& sizes = reduction->sizes;
+    std::vector<absl::Span<float>> spans;
+    for (size_t i = 0; i < value_count; ++i) {
+      spans.emplace_back(values[i], i < sizes.size() ? sizes[i] : 0);
+    }
+    absl::StatusOr<StepReport> reduced = reduction->session->Reduce(spans);
+    if (!reduced.ok()) return reduced.status();
+    if (report != nullptr) *report = ReportOf(*reduced, reduction->session->wire_bytes());
+    return absl::OkStatus();
+  });
+}
+
+int signpost_reduction_leave(signpost_reduction* reduction, char* error, size_t error_size) {
+  return Guard(error, error_size, [&] { return reduction->session->Leave(); });
+}
+
+void signpost_reduction_close(signpost_reduction* reduction) { delete reduction; }

@@ -10,8 +10,10 @@
  *    caller does not set keep their defaults.
  *  - SIGNPOST_ABI changes whenever a struct or a function here does; signpost_abi() tells the
  * library's.
- *  - Memory that is passed in stays the caller's. Parameters are borrowed until signpost_close.
- *  - A session may be used by one thread at a time. No exception crosses this interface.
+ *  - Memory that is passed in stays the caller's. Parameters are borrowed until signpost_close,
+ * what is reduced during the call.
+ *  - A session or a reduction may be used by one thread at a time, different ones by several. No
+ * exception crosses this interface.
  */
 #ifndef SIGNPOST_CLIENT_SIGNPOST_H_
 #define SIGNPOST_CLIENT_SIGNPOST_H_
@@ -42,6 +44,7 @@ enum {
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
 typedef struct signpost_session signpost_session;
+typedef struct signpost_reduction signpost_reduction;
 
 typedef struct {
   const char* aggregators; /* "host:port,host:port", one for each shard, in shard order */
@@ -68,6 +71,9 @@ typedef struct {
   /* Resume a checkpoint of another number of workers: each takes the mean of their errors. 0: such
    * a checkpoint is refused. */
   uint8_t resume_with_other_world_size;
+  /* All ranks begin with rank 0's values, unless they resume. 0: those that begin with others are
+   * refused. */
+  uint8_t start_from_rank_0;
   const char* resume; /* directory of checkpoints to go on from; NULL: start anew */
 } signpost_options;
 
@@ -75,7 +81,7 @@ typedef struct {
   const char* name;
   const uint64_t* shape; /* `dimensions` sizes */
   size_t dimensions;
-  float* values;  /* product of the sizes; the same values on every rank at the start */
+  float* values;  /* product of the sizes; see start_from_rank_0 */
   uint32_t group; /* index into a step's rates */
 } signpost_parameter;
 
@@ -173,6 +179,39 @@ SIGNPOST_API int signpost_leave(signpost_session* session, char* error, size_t e
 
 /* Frees the session, left or not. NULL is allowed. */
 SIGNPOST_API void signpost_close(signpost_session* session);
+
+/* How tensors that are reduced travel. What bf16 and one bit lose is kept, by workers and
+ * aggregators, for the next call. */
+enum {
+  SIGNPOST_CODEC_FP32 = 1,
+  SIGNPOST_CODEC_BF16 = 2,
+  SIGNPOST_CODEC_ONE_BIT = 3,
+};
+
+/* Joins a reduction, which turns tensors into their means, or sums with `sum` 1, over all ranks;
+ * blocks until all have. It is a job of its own, beside options->job: of the options, those of the
+ * optimizer and `resume` are not looked at. `name` tells reductions apart and is the same on all
+ * ranks, as are the tensors' names and shapes; their values and groups are not looked at. */
+SIGNPOST_API int signpost_reduction_join(const signpost_options* options, const char* name,
+                                         uint32_t codec, uint8_t sum,
+                                         const signpost_parameter* tensors, size_t tensor_count,
+                                         signpost_reduction** reduction, char* error,
+                                         size_t error_size);
+
+/* In place: values[i] belongs to tensor i, has its size, and gets the mean or sum, the same bytes
+ * on all ranks. All ranks call it equally often. `report` may be NULL; with skipped_rounds > 0
+ * chunks of the result are NaN on all ranks, because some rank's values there were not finite, or
+ * above 1e15. What the others had put in is kept for the next call, or with fp32 dropped. */
+SIGNPOST_API int signpost_reduce(signpost_reduction* reduction, float* const* values,
+                                 size_t value_count, signpost_report* report, char* error,
+                                 size_t error_size);
+
+/* Ends the membership. */
+SIGNPOST_API int signpost_reduction_leave(signpost_reduction* reduction, char* error,
+                                          size_t error_size);
+
+/* Frees the reduction, left or not. NULL is allowed. */
+SIGNPOST_API void signpost_reduction_close(signpost_reduction* reduction);
 
 #ifdef __cplusplus
 }

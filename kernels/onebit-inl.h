@@ -24,7 +24,9 @@ using reference::AddOneBit;
 using reference::AggregateOneBit;
 using reference::ApplyMomentum;
 using reference::CompressDenseMomentum;
+using reference::CompressOneBit;
 using reference::CompressOneBitMomentum;
+using reference::DecompressOneBit;
 
 #else
 
@@ -163,6 +165,24 @@ struct OneBitMomentumInput {
   }
 };
 
+// u = value + error
+struct ValueInput {
+  const float* values;
+  const float* error;
+
+  void EnterBlock(size_t block) {}
+
+  HWY_INLINE void Prefetch(size_t i) const {
+    hwy::Prefetch(values + i);
+    hwy::Prefetch(error + i);
+  }
+
+  template <class Count>
+  HWY_INLINE Strip operator()(size_t i, Count count) const {
+    return Add(Load(values + i, count), Load(error + i, count));
+  }
+};
+
 // u = (sum over ranks) * inverse_count + error
 struct RankSumInput {
   absl::Span<const OneBitView> contributions;
@@ -206,6 +226,25 @@ size_t CompressOneBitMomentum(const BlockRule& rule, MomentumRates rates,
                               absl::Span<float> error, OneBitSpan out) {
   const OneBitMomentumInput input = {rates, gradient.data(), momentum, error.data()};
   return Compress(rule, input, error, out);
+}
+
+size_t CompressOneBit(const BlockRule& rule, absl::Span<const float> values,
+                      absl::Span<float> error, OneBitSpan out) {
+  const ValueInput input = {values.data(), error.data()};
+  return Compress(rule, input, error, out);
+}
+
+void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<float> values) {
+  const size_t blocks = BlockCount(values.size(), rule.block_elements);
+  for (size_t block = 0; block < blocks; ++block) {
+    const size_t begin = block * rule.block_elements;
+    const Magnitude scale(compressed.scales[block]);
+    const size_t length = std::min(rule.block_elements, values.size() - begin);
+    ForEachStrip(length, [&](size_t i, auto count) HWY_ATTR {
+      const uint32_t signs = LoadSigns(compressed.bits + (begin + i) / 8, count);
+      Store(Signed(scale, signs), values.data() + begin + i, count);
+    });
+  }
 }
 
 size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contributions,

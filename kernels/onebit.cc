@@ -15,6 +15,8 @@ namespace signpost::kernels {
 
 HWY_EXPORT(CompressDenseMomentum);
 HWY_EXPORT(CompressOneBitMomentum);
+HWY_EXPORT(CompressOneBit);
+HWY_EXPORT(DecompressOneBit);
 HWY_EXPORT(AggregateOneBit);
 HWY_EXPORT(ApplyMomentum);
 HWY_EXPORT(AddOneBit);
@@ -29,6 +31,15 @@ size_t CompressMomentum(const BlockRule& rule, MomentumRates rates,
                         absl::Span<const float> gradient, OneBitView momentum,
                         absl::Span<float> error, OneBitSpan out) {
   return HWY_DYNAMIC_DISPATCH(CompressOneBitMomentum)(rule, rates, gradient, momentum, error, out);
+}
+
+size_t CompressOneBit(const BlockRule& rule, absl::Span<const float> values,
+                      absl::Span<float> error, OneBitSpan out) {
+  return HWY_DYNAMIC_DISPATCH(CompressOneBit)(rule, values, error, out);
+}
+
+void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<float> values) {
+  HWY_DYNAMIC_DISPATCH(DecompressOneBit)(rule, compressed, values);
 }
 
 size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contributions,

@@ -59,6 +59,15 @@ size_t CompressMomentum(const BlockRule& rule, MomentumRates rates,
                         absl::Span<const float> gradient, OneBitView momentum,
                         absl::Span<float> error, OneBitSpan out);
 
+// A contribution without momentum, in one pass over memory: compresses u = value + error of the
+// span into `out` and leaves the new error in `error`. `values` and `error` have equal sizes, n.
+// Returns the number of blocks packed, as CompressMomentum does.
+size_t CompressOneBit(const BlockRule& rule, absl::Span<const float> values,
+                      absl::Span<float> error, OneBitSpan out);
+
+// values = copysign(S, bit).
+void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<float> values);
+
 // An aggregator's one-bit round, in one pass over memory, no contribution expanded to floats:
 //   u = (sum over ranks of copysign(S_r, bits_r)) * inverse_count + error
 // summed in the order of block.h (kRankGroup), compressed into `out`, the new error left in

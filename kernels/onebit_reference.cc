@@ -78,6 +78,18 @@ size_t CompressOneBitMomentum(const BlockRule& rule, MomentumRates rates,
   return Compress(rule, u, error, out);
 }
 
+size_t CompressOneBit(const BlockRule& rule, absl::Span<const float> values,
+                      absl::Span<float> error, OneBitSpan out) {
+  return Compress(
+      rule, [&](size_t i) { return values[i] + error[i]; }, error, out);
+}
+
+void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<float> values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = Decompress(rule, compressed, /*factor=*/1, i);
+  }
+}
+
 size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contributions,
                        float inverse_count, absl::Span<float> error, OneBitSpan out) {
   const auto u = [&](size_t i) {

@@ -25,6 +25,9 @@ size_t CompressDenseMomentum(const BlockRule& rule, MomentumRates rates,
 size_t CompressOneBitMomentum(const BlockRule& rule, MomentumRates rates,
                               absl::Span<const float> gradient, OneBitView momentum,
                               absl::Span<float> error, OneBitSpan out);
+size_t CompressOneBit(const BlockRule& rule, absl::Span<const float> values,
+                      absl::Span<float> error, OneBitSpan out);
+void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<float> values);
 size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contributions,
                        float inverse_count, absl::Span<float> error, OneBitSpan out);
 void ApplyMomentum(const BlockRule& rule, OneBitView momentum, float learning_rate,

@@ -228,6 +228,54 @@ TEST(OneBit, CompressedOneBitMomentumMatchesTheModel) {
   });
 }
 
+TEST(OneBit, CompressedValuesMatchTheModel) {
+  Random random;
+  ForEachShape([&](BlockRule rule, size_t n) {
+    const Values values = random.Values(n), error = random.Values(n);
+    Values u(n);
+    for (size_t i = 0; i < n; ++i) u[i] = values[i] + error[i];
+    const model::Compressed expected = model::Compress(rule, u);
+    const Guarded<float> v = values;
+    OnEveryTarget([&] {
+      Guarded<float> e = error;
+      Output out(rule, n);
+      EXPECT_EQ(CompressOneBit(rule, v.span(), e.span(), out.span()),
+                BlockCount(n, rule.block_elements));
+      EXPECT_TRUE(SameBytes(out.scales, expected.scales));
+      EXPECT_TRUE(SameBytes(out.bits, expected.bits));
+      EXPECT_TRUE(SameBytes(e, expected.error));
+    });
+  });
+}
+
+TEST(OneBit, CompressedValuesEndBeforeABlockThatIsNotFinite) {
+  const BlockRule rule = {.block_elements = 8};
+  Values values(24, 1.0f);
+  values[17] = kNan;
+  OnEveryTarget([&] {
+    Values error(24, 0.5f);
+    Output out(rule, 24);
+    EXPECT_EQ(CompressOneBit(rule, values, absl::MakeSpan(error), out.span()), 2u);
+    EXPECT_EQ(error[16], 0.5f);
+    EXPECT_EQ(out.scales.span()[2], Output::kUntouchedScale);
+  });
+}
+
+TEST(OneBit, DecompressedValuesMatchTheModelWithTheSignsOfTheirZeros) {
+  Random random;
+  ForEachShape([&](BlockRule rule, size_t n) {
+    model::Compressed compressed = RandomCompressed(random, rule, n);
+    if (!compressed.scales.empty()) compressed.scales.back() = 0;
+    const Values expected = model::Decompress(rule, compressed, n);
+    const Guarded<uint8_t> bits = compressed.bits;
+    OnEveryTarget([&] {
+      Guarded<float> values = Values(n, kNan);
+      DecompressOneBit(rule, {compressed.scales.data(), bits.data()}, values.span());
+      EXPECT_TRUE(SameBytes(values, expected));
+    });
+  });
+}
+
 TEST(OneBit, AggregateOfAnyWorldSizeMatchesTheModel) {
   Random random;
   for (size_t ranks : {1, 2, 3, 4, 5, 8, 9, 16, 70}) {

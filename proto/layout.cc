@@ -260,6 +260,9 @@ absl::Status CheckSameOptions(const JobOptions& theirs, const JobOptions& jobs) 
                    absl::StrCat("'", absl::Utf8SafeCHexEscape(theirs.optimizer()), "'"),
                    absl::StrCat("'", absl::Utf8SafeCHexEscape(jobs.optimizer()), "'"));
   }
+  if (theirs.sum() != jobs.sum()) {
+    return Differs("option sum", theirs.sum() ? "true" : "false", jobs.sum() ? "true" : "false");
+  }
   if (theirs.round_deadline_us() != jobs.round_deadline_us()) {
     return Differs("option round_deadline_us", absl::StrCat(theirs.round_deadline_us()),
                    absl::StrCat(jobs.round_deadline_us()));

@@ -296,6 +296,11 @@ TEST_F(SameJob, NamesGammaWithTheDigitsThatTellItApart) {
   ExpectDifference("option gamma is 1.3500001 here but 1.35 in the job");
 }
 
+TEST_F(SameJob, NamesTheSum) {
+  options_.set_sum(true);
+  ExpectDifference("option sum is true here but false in the job");
+}
+
 TEST_F(SameJob, NamesTheOptimizer) {
   options_.set_optimizer("adam beta1=0.8");
   ExpectDifference("option optimizer is 'adam beta1=0.8' here but 'adam beta1=0.9' in the job");

@@ -142,7 +142,9 @@ std::vector<Contribution> Round::Contributions() const {
   return contributions;
 }
 
-float Round::inverse_count() const { return 1.0f / static_cast<float>(frames_.size()); }
+float Round::InverseCount(const Layout& layout) const {
+  return layout.options().sum() ? 1.0f : 1.0f / static_cast<float>(frames_.size());
+}
 
 absl::StatusOr<Answer> Round::Close(const Layout& layout, absl::Span<float> error) const {
   const float error_scale = ContributionOf(first_header()).error_scale;
@@ -214,7 +216,7 @@ absl::Status Round::AggregateDense(Codec codec, const Layout& layout, absl::Span
   }
 
   const kernels::DenseType type = DenseTypeOf(codec);
-  kernels::AggregateDense(type, contributions, inverse_count(), error, out);
+  kernels::AggregateDense(type, contributions, InverseCount(layout), error, out);
   if (kernels::DenseWithinRange(type, out, error.size())) return absl::OkStatus();
   return OutOfRangeError(first_header(), CodecName(codec));
 }
@@ -233,8 +235,8 @@ absl::Status Round::AggregateOneBit(const Layout& layout, absl::Span<float> erro
       if (frame) contributions.push_back(OneBitPart(chunk, segment, frame->payload.data()));
     }
     const size_t packed = kernels::AggregateOneBit(
-        rule, contributions, inverse_count(), error.subspan(segment.chunk_offset, segment.elements),
-        OneBitPart(chunk, segment, out));
+        rule, contributions, InverseCount(layout),
+        error.subspan(segment.chunk_offset, segment.elements), OneBitPart(chunk, segment, out));
     if (packed < kernels::BlockCount(segment.elements, rule.block_elements)) {
       return OutOfRangeError(first_header(),
                              layout.DescribeBlock(chunk_index, segment.first_block + packed));

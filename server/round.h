@@ -70,6 +70,7 @@ class Round {
   // aggregator's error for the chunk in chunk order:
   //   u = (sum of the contributions in rank order) / world_size + error_scale * error
   //   answer = compress(u);  error = u - answer
+  // or of the sum, not divided, if the job's options say so.
   // It divides by the world size whoever is left out: their inputs come later, in full, and
   // momentum that every rank sends again must not be amplified (the loop gain would be
   // beta1 * n / k). When a rank skipped, the answer is SKIP with the lowest such rank's block, and
@@ -91,7 +92,7 @@ class Round {
   absl::Status AggregateOneBit(const Layout& layout, absl::Span<float> error, uint8_t* out) const;
 
   const FrameHeader& first_header() const { return frames_[*first_rank_]->header; }
-  float inverse_count() const;
+  float InverseCount(const Layout& layout) const;
 
   std::vector<std::optional<Frame>> frames_;  // by rank
   uint32_t contributed_ = 0;

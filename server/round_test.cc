@@ -65,13 +65,14 @@ struct Outcome {
 };
 
 // Closes a round to which these frames came in this order.
-Outcome RoundOf(const std::vector<Frame>& frames, std::vector<float> error) {
+Outcome RoundOf(const std::vector<Frame>& frames, std::vector<float> error,
+                const Layout& layout = TestLayout()) {
   Round round(frames.size());
   for (const Frame& frame : frames) {
     const absl::Status status = round.Contribute(CopyOf(frame));
     EXPECT_TRUE(status.ok()) << status;
   }
-  absl::StatusOr<Answer> answer = round.Close(TestLayout(), absl::MakeSpan(error));
+  absl::StatusOr<Answer> answer = round.Close(layout, absl::MakeSpan(error));
   EXPECT_TRUE(answer.ok()) << answer.status();
   return {*std::move(answer), std::move(error)};
 }
@@ -223,6 +224,21 @@ TEST(Round, OneBitAnswerHasTheSignsAndScalesOfTheMeanPlusTheError) {
 
 // sum of contributions / n + error before == answer + error after, but for the rounding of the left
 // side (ExactInput) and of the error after, r times itself.
+// With powers of two for the number of ranks a mean times that is the sum, to the bit.
+TEST(Round, AnswersWithTheSumIfTheJobSaysSo) {
+  JoinRequest join = TestJoin(/*rank=*/0, /*world_size=*/1);
+  join.mutable_options()->set_sum(true);
+  const Layout sums = LayoutOf(join);
+  for (Codec codec : kCodecsWithNumbers) {
+    const std::vector<Frame> frames = FramesOf({0, 1, 2, 3}, /*chunk=*/1, codec);
+    const std::vector<float> zeros(Elements(1));
+    const Outcome mean = RoundOf(frames, zeros), sum = RoundOf(frames, zeros, sums);
+    EXPECT_EQ(Decode(codec, 1, sum.answer.payload), Times(4, Decode(codec, 1, mean.answer.payload)))
+        << CodecName(codec);
+    EXPECT_EQ(sum.error, Times(4, mean.error));
+  }
+}
+
 TEST(Round, NothingIsLostBetweenAnswerAndError) {
   for (Codec codec : kCodecsWithNumbers) {
     for (uint32_t chunk : {0, 1}) {

@@ -4,18 +4,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "client/signpost.h"
 #include "tests/cluster.h"
 
 namespace signpost::testing {
 namespace {
 
+using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr uint32_t kWorkers = 2;
@@ -74,6 +77,7 @@ class Rank {
 
   signpost_session* session() { return session_; }
   signpost_options& options() { return options_; }
+  std::vector<float>& values() { return values_; }
   const char* error() const { return error_; }
 
  private:
@@ -164,6 +168,92 @@ TEST(CAbi, AStepInPartsIsAStep) {
   EXPECT_EQ(digests[0][0], digests[0][1]);
   EXPECT_EQ(digests[1][0], digests[0][0]);
   EXPECT_EQ(digests[1][1], digests[0][0]);
+}
+
+TEST(CAbi, RanksThatBeginApartAreRefusedUnlessTheyAreToStartFromRank0) {
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+  uint32_t crc[kWorkers] = {};
+  OnEachRank(kWorkers, [&](uint32_t index) {
+    Rank rank(cluster, index, nullptr);
+    rank.values().assign(kElements, index + 0.5f);
+    rank.options().start_from_rank_0 = 1;
+    ASSERT_EQ(rank.Join(), SIGNPOST_OK) << rank.error();
+    EXPECT_THAT(rank.values(), Each(0.5f));
+    for (int step = 0; step < 5; ++step) ASSERT_EQ(rank.Step(), SIGNPOST_OK) << rank.error();
+    crc[index] = signpost_parameters_crc32c(rank.session());
+    EXPECT_EQ(rank.Leave(), SIGNPOST_OK);
+  });
+  EXPECT_EQ(crc[0], crc[1]);
+
+  std::string errors;
+  absl::Mutex mutex;
+  OnEachRank(kWorkers, [&](uint32_t index) {
+    Rank rank(cluster, index, nullptr);
+    rank.values().assign(kElements, index + 0.5f);
+    rank.options().join_timeout_s = 2;
+    EXPECT_NE(rank.Join(), SIGNPOST_OK);
+    absl::MutexLock lock(&mutex);
+    errors += rank.error();
+  });
+  EXPECT_THAT(errors, HasSubstr("all workers must start from the same parameters"));
+}
+
+TEST(CAbi, ParametersOfRank0ThatAreNotFiniteAreNamedOnAllRanks) {
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+  OnEachRank(kWorkers, [&](uint32_t index) {
+    Rank rank(cluster, index, nullptr);
+    if (index == 0) rank.values()[100] = std::nanf("");
+    rank.options().start_from_rank_0 = 1;
+    EXPECT_EQ(rank.Join(), SIGNPOST_INVALID_ARGUMENT);
+    EXPECT_THAT(rank.error(), HasSubstr("rank 0 begins with are not finite, or out of range: "
+                                        "tensor 'weights' [3000], elements 64 to 127"));
+  });
+}
+
+TEST(CAbi, AReductionGivesAllRanksTheMean) {
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+  OnEachRank(kWorkers, [&](uint32_t index) {
+    Rank rank(cluster, index, nullptr);
+    char error[512] = "";
+    const uint64_t shape[] = {kElements};
+    const signpost_parameter tensors[] = {{"a", shape, 1, nullptr, 0},
+                                          {"b", nullptr, 0, nullptr, 7}};
+    signpost_reduction* reduction = nullptr;
+    ASSERT_EQ(signpost_reduction_join(&rank.options(), "pair", SIGNPOST_CODEC_FP32, /*sum=*/0,
+                                      tensors, 2, &reduction, error, sizeof error),
+              SIGNPOST_OK)
+        << error;
+    std::vector<float> a(kElements, index + 1.0f);
+    float b = 10.0f * index;
+    float* const values[] = {a.data(), &b};
+    EXPECT_EQ(signpost_reduce(reduction, values, 1, nullptr, error, sizeof error),
+              SIGNPOST_INVALID_ARGUMENT);
+    signpost_report report;
+    ASSERT_EQ(signpost_reduce(reduction, values, 2, &report, error, sizeof error), SIGNPOST_OK)
+        << error;
+    EXPECT_THAT(a, Each(1.5f));
+    EXPECT_EQ(b, 5);
+    EXPECT_EQ(report.one_bit, 0);
+    EXPECT_GT(report.sent_bytes, 4 * kElements);
+    EXPECT_EQ(signpost_reduction_leave(reduction, error, sizeof error), SIGNPOST_OK) << error;
+    signpost_reduction_close(reduction);
+  });
+}
+
+TEST(CAbi, AReductionNeedsANameAndACodecThatThereIs) {
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 1});
+  Rank rank(cluster, 0, nullptr);
+  char error[512] = "";
+  const signpost_parameter scalar = {"scalar", nullptr, 0, nullptr, 0};
+  signpost_reduction* reduction = nullptr;
+  EXPECT_EQ(signpost_reduction_join(&rank.options(), nullptr, SIGNPOST_CODEC_FP32, 0, &scalar, 1,
+                                    &reduction, error, sizeof error),
+            SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_STREQ(error, "a reduction needs a name");
+  EXPECT_EQ(signpost_reduction_join(&rank.options(), "name", 17, 0, &scalar, 1, &reduction, error,
+                                    sizeof error),
+            SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_THAT(error, HasSubstr("codec of a reduction is codec 17, wanted fp32, bf16 or one-bit"));
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ mutate sum-in-arrival-order server/round.cc \
       if (frame) contributions.push_back(OneBitPart(chunk, segment, frame->payload.data()));'
 mutate server-error-committed-twice server/round.cc \
   'const size_t packed = kernels::AggregateOneBit(' \
-  'kernels::AggregateOneBit(rule, contributions, inverse_count(), error.subspan(segment.chunk_offset, segment.elements), OneBitPart(chunk, segment, out)); const size_t packed = kernels::AggregateOneBit('
+  'kernels::AggregateOneBit(rule, contributions, InverseCount(layout), error.subspan(segment.chunk_offset, segment.elements), OneBitPart(chunk, segment, out)); const size_t packed = kernels::AggregateOneBit('
 mutate retry-after-close-refused server/owned_chunk.cc \
   'if (header.step() < open_step_ && header.step() >= oldest_step) {' 'if (false) {'
 mutate worker-error-dropped worker/onebit_adam.cc \

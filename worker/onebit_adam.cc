@@ -173,6 +173,10 @@ void OneBitAdam::SetState(uint32_t chunk_index, absl::Span<const uint8_t> state)
   std::copy_n(momentum + chunk.elements, chunk.elements, variance_.data() + chunk.first_element);
 }
 
+absl::Status OneBitAdam::CheckRates(absl::Span<const GroupRates> rates) const {
+  return signpost::CheckRates(options_, rates);
+}
+
 uint32_t OneBitAdam::groups() const {
   uint32_t groups = 0;
   for (const Parameter& parameter : parameters_) groups = std::max(groups, parameter.group + 1);

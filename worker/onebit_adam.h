@@ -23,6 +23,7 @@
 #include "proto/aggregator.pb.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
+#include "worker/optimizer.h"
 
 namespace signpost {
 
@@ -87,7 +88,7 @@ struct OptimizerState {
 };
 
 // Not thread-safe. Borrows layout and parameters.
-class OneBitAdam {
+class OneBitAdam final : public Optimizer {
  public:
   OneBitAdam(const Layout& layout, const OptimizerOptions& options,
              std::vector<Parameter> parameters);
@@ -96,53 +97,49 @@ class OneBitAdam {
   // schedule's begun_steps comes next. Before anything else.
   void Restore(OptimizerState state);
 
-  // What the steps so far have made of it, that of the last BeginStep included.
-  const Schedule& schedule() const { return schedule_; }
-  // Takes over another worker's, of this step or the one before.
-  void SetSchedule(Schedule schedule) { schedule_ = std::move(schedule); }
+  const Schedule& schedule() const override { return schedule_; }
+  void SetSchedule(Schedule schedule) override { schedule_ = std::move(schedule); }
 
   // The chunk's parameters, momentum and variance, a float each per element, one after the other:
   // STATE's payload. Sign and payload of every number stay what they are.
-  Payload State(uint32_t chunk) const;
+  Payload State(uint32_t chunk) const override;
   // Takes them over. `state` has the size of the chunk's State.
-  void SetState(uint32_t chunk, absl::Span<const uint8_t> state);
+  void SetState(uint32_t chunk, absl::Span<const uint8_t> state) override;
 
-  // Starts step `step`, the one after the last; where FreezesBefore says so it begins with that.
-  // `rates` passed CheckRates and has an entry for each group.
-  void BeginStep(uint64_t step, absl::Span<const GroupRates> rates);
-  // As BeginStep, for a chunk that follows a step which others have taken: with the schedule that
-  // it had, and without a freeze.
-  void FollowStep(uint64_t step, const StepRates& rates);
+  // Where FreezesBefore says so it begins with that.
+  void BeginStep(uint64_t step, absl::Span<const GroupRates> rates) override;
+  void FollowStep(uint64_t step, const StepRates& rates) override;
 
-  // Whether all variances become inverse denominators as the step begins: it is the freeze step, or
-  // the one after a refresh. A tensor's mean goes into that, so all its chunks have to be there.
-  bool FreezesBefore(uint64_t step) const;
-  // Whether they have already.
-  bool HasFrozenFor(uint64_t step) const { return FreezesBefore(step) && frozen_for_ == step; }
+  // All variances become inverse denominators as the step begins: it is the freeze step, or the one
+  // after a refresh. A tensor's mean goes into that.
+  bool FreezesBefore(uint64_t step) const override;
+  bool HasFrozenFor(uint64_t step) const override {
+    return FreezesBefore(step) && frozen_for_ == step;
+  }
 
-  const OptimizerOptions& options() const { return options_; }
-  uint32_t groups() const;  // entries that the parameters need of a step's rates
+  absl::Status CheckRates(absl::Span<const GroupRates> rates) const override;
+  uint32_t groups() const override;
 
-  Codec codec() const { return codec_; }              // how this step's frames are encoded
-  float error_scale() const { return error_scale_; }  // for this step's FrameHeader
+  Codec codec() const override { return codec_; }              // how this step's frames are encoded
+  float error_scale() const override { return error_scale_; }  // for this step's FrameHeader
 
   // Writes the chunk's contribution to `payload` (Layout::PayloadBytes) and its compression error
   // to this worker's error. gradients[i] belongs to tensor i. Returns the number of blocks packed:
   // the chunk's, unless the input of a block was not finite; that block and all behind it are then
   // untouched.
   uint32_t Compress(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
-                    uint8_t* payload);
+                    uint8_t* payload) override;
 
   // Updates momentum and parameters of the chunk with a round's answer, in this step's codec.
-  void Apply(uint32_t chunk, Answer answer);
+  void Apply(uint32_t chunk, Answer answer) override;
 
   // The round did not count: what Compress packed goes back into the error, momentum and parameters
   // stay. With 0 blocks the payload may be null.
-  void TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed);
+  void TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) override;
 
   // The round counted, but without what Compress packed (the worker was late): its whole input, the
   // momentum's share included, goes into the error. Before Apply of the answer.
-  void KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed);
+  void KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) override;
 
   absl::Span<const float> error() const { return error_; }  // in layout order
   // In layout order; from a freeze to the next refresh the inverse denominators, 1 / (sqrt(v) +

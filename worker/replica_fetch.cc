@@ -19,7 +19,7 @@ constexpr uint32_t kMostFetches = 8;
 
 class ReplicaFetch {
  public:
-  ReplicaFetch(const ReplicaSource& source, const Layout& layout, OneBitAdam& optimizer)
+  ReplicaFetch(const ReplicaSource& source, const Layout& layout, Optimizer& optimizer)
       : source_(source),
         layout_(layout),
         optimizer_(optimizer),
@@ -182,7 +182,7 @@ class ReplicaFetch {
 
   const ReplicaSource& source_;
   const Layout& layout_;
-  OneBitAdam& optimizer_;
+  Optimizer& optimizer_;
   std::vector<Part> parts_;  // by chunk
   uint32_t fetching_ = 0;
   uint64_t newest_step_;  // that an aggregator is known to have reached
@@ -195,7 +195,7 @@ class ReplicaFetch {
 }  // namespace
 
 absl::StatusOr<uint64_t> FetchReplica(const ReplicaSource& source, const Layout& layout,
-                                      OneBitAdam& optimizer) {
+                                      Optimizer& optimizer) {
   return ReplicaFetch(source, layout, optimizer).Run();
 }
 

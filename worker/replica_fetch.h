@@ -36,7 +36,7 @@ struct ReplicaSource {
 // state in the time; FAILED_PRECONDITION, after several attempts, when the others are so fast that
 // answers are gone before they are asked for; otherwise the aggregator's error, which names it.
 absl::StatusOr<uint64_t> FetchReplica(const ReplicaSource& source, const Layout& layout,
-                                      OneBitAdam& optimizer);
+                                      Optimizer& optimizer);
 
 }  // namespace signpost
 

@@ -96,6 +96,17 @@ absl::Status CheckLateness(const WorkerOptions& options) {
                                                     options.min_workers, options.world_size));
 }
 
+// What does not depend on what the job does.
+JobOptions JobOptionsOf(const WorkerOptions& options) {
+  JobOptions job_options;
+  job_options.set_block_elements(options.block_elements);
+  job_options.set_chunk_elements(options.chunk_elements);
+  job_options.set_gamma(options.gamma);
+  job_options.set_round_deadline_us(absl::ToInt64Microseconds(options.round_deadline));
+  job_options.set_min_workers(options.min_workers);
+  return job_options;
+}
+
 uint64_t NewIncarnation() {
   std::random_device random;
   return (uint64_t{random()} << 32) | random();
@@ -171,9 +182,9 @@ struct Worker::OpenStep {
   StepReport report;
 };
 
-Worker::Worker(const WorkerOptions& options, const OptimizerOptions& optimizer,
-               std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels,
-               Layout layout)
+Worker::Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
+               const ReductionOptions* reduction, std::vector<Parameter> parameters,
+               std::vector<std::unique_ptr<Channel>> channels, Layout layout)
     : options_(options),
       parameters_(std::move(parameters)),
       layout_(std::move(layout)),
@@ -181,7 +192,9 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions& optimizer,
       first_chunk_of_tensor_(FirstChunkOfTensor(layout_)),
       window_(std::max<uint32_t>(8, 2 * channels.size())),
       incarnation_(NewIncarnation()),
-      optimizer_(layout_, optimizer, parameters_),
+      adam_(optimizer ? std::make_unique<OneBitAdam>(layout_, *optimizer, parameters_) : nullptr),
+      reduction_(reduction ? std::make_unique<Reduction>(layout_, *reduction) : nullptr),
+      optimizer_(adam_ ? static_cast<Optimizer&>(*adam_) : *reduction_),
       epochs_(channels.size()),
       generations_(channels.size()),
       exchanges_(layout_.chunks().size()),
@@ -199,14 +212,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
   if (absl::Status status = CheckLateness(options); !status.ok()) return status;
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
-  JobOptions job_options;
-  job_options.set_block_elements(options.block_elements);
-  job_options.set_chunk_elements(options.chunk_elements);
-  job_options.set_gamma(options.gamma);
-  job_options.set_round_deadline_us(absl::ToInt64Microseconds(options.round_deadline));
-  job_options.set_min_workers(options.min_workers);
+  JobOptions job_options = JobOptionsOf(options);
   job_options.set_optimizer(DescribeOptions(optimizer));
-  job_options.set_parameters_crc32c(Crc32cOf(parameters));
+  if (!options.parameters_may_differ) job_options.set_parameters_crc32c(Crc32cOf(parameters));
   std::optional<ResumeState> state;
   if (resume_from != nullptr) {
     absl::StatusOr<ResumeState> loaded = LoadNewestCheckpoint(
@@ -224,24 +232,58 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
   if (!layout.ok()) return layout.status();
   if (absl::Status status = CheckParameters(parameters, *layout); !status.ok()) return status;
 
-  std::unique_ptr<Worker> worker(new Worker(options, optimizer, std::move(parameters),
-                                            std::move(channels), *std::move(layout)));
-  const absl::Time deadline = options.clock->Now() + options.join_timeout;
+  std::unique_ptr<Worker> worker(new Worker(options, &optimizer, /*reduction=*/nullptr,
+                                            std::move(parameters), std::move(channels),
+                                            *std::move(layout)));
+  if (absl::Status status = worker->JoinShards(job_options, std::move(state)); !status.ok()) {
+    return status;
+  }
+  return worker;
+}
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::JoinReduction(
+    const WorkerOptions& options, const ReductionOptions& reduction, std::vector<Parameter> tensors,
+    std::vector<std::unique_ptr<Channel>> channels) {
+  if (absl::Status status = CheckOptions(reduction); !status.ok()) return status;
+  if (absl::Status status = CheckLateness(options); !status.ok()) return status;
+  if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
+
+  JobOptions job_options = JobOptionsOf(options);
+  job_options.set_optimizer(DescribeOptions(reduction));
+  job_options.set_sum(reduction.sum);
+  absl::StatusOr<Layout> layout = Layout::Create(TensorsOf(tensors), job_options);
+  if (!layout.ok()) return layout.status();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    // Only their sizes are known before each Reduce.
+    tensors[i].values = absl::Span<float>(nullptr, ElementCount(layout->tensors()[i]));
+    tensors[i].group = 0;
+  }
+  std::unique_ptr<Worker> worker(new Worker(options, /*optimizer=*/nullptr, &reduction,
+                                            std::move(tensors), std::move(channels),
+                                            *std::move(layout)));
+  if (absl::Status status = worker->JoinShards(job_options, std::nullopt); !status.ok()) {
+    return status;
+  }
+  return worker;
+}
+
+absl::Status Worker::JoinShards(const JobOptions& job_options, std::optional<ResumeState> state) {
+  const absl::Time deadline = options_.clock->Now() + options_.join_timeout;
   uint32_t joined = 0;
   absl::Status status;
-  for (; joined < worker->channels_.size(); ++joined) {
-    status = worker->JoinShard(joined, job_options, deadline);
+  for (; joined < channels_.size(); ++joined) {
+    status = JoinShard(joined, job_options, deadline);
     if (!status.ok()) break;
   }
-  if (status.ok() && worker->returned_) {
-    status = worker->ComeBack();
+  if (status.ok() && returned_) {
+    status = ComeBack();
   } else if (status.ok() && state) {
-    status = worker->Resume(*std::move(state));
+    status = Resume(*std::move(state));
   }
-  if (status.ok()) return worker;
+  if (status.ok()) return status;
   // Otherwise the shards before would keep the job's name for a start that comes to nothing.
-  worker->deadline_ = options.clock->Now() + kGiveUpTimeout;
-  for (uint32_t shard = 0; shard < joined; ++shard) worker->LeaveShard(shard).IgnoreError();
+  deadline_ = options_.clock->Now() + kGiveUpTimeout;
+  for (uint32_t shard = 0; shard < joined; ++shard) LeaveShard(shard).IgnoreError();
   return status;
 }
 
@@ -262,7 +304,7 @@ absl::Status Worker::Resume(ResumeState state) {
     if (!status.ok()) return status;
     step_ = first_step;
   }
-  optimizer_.Restore(std::move(state.optimizer));
+  adam_->Restore(std::move(state.optimizer));
   const float* values = state.values.data();
   for (const Parameter& parameter : parameters_) {
     std::copy_n(values, parameter.values.size(), parameter.values.data());
@@ -339,6 +381,15 @@ absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, ab
     returned_->lost_error_norm.reset();
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<StepReport> Worker::Reduce(absl::Span<const absl::Span<float>> values) {
+  const std::vector<absl::Span<const float>> inputs(values.begin(), values.end());
+  reduction_->SetResults(values);
+  absl::StatusOr<StepReport> report = Step(inputs, {GroupRates()});
+  // Answers that come after a failure have nowhere to go.
+  reduction_->SetResults({});
+  return report;
 }
 
 absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>> gradients,
@@ -555,7 +606,7 @@ absl::Status Worker::CheckRates(absl::Span<const GroupRates> rates) const {
         absl::StrFormat("rates came for %d groups; a job with a round deadline may have %d",
                         rates.size(), kMaxGroups));
   }
-  if (absl::Status status = signpost::CheckRates(optimizer_.options(), rates); !status.ok()) {
+  if (absl::Status status = optimizer_.CheckRates(rates); !status.ok()) {
     return status;
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -898,7 +949,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
     return errors.status();
   }
   SectionWriter part(kCheckpointFirstLine);
-  AddRankPart({step_, options_.rank, optimizer_.error(), *errors}, part);
+  AddRankPart({step_, options_.rank, adam_->error(), *errors}, part);
   if (absl::Status status = dir.WriteRank(id, options_.rank, part); !status.ok()) return status;
   if (options_.rank != 0) {
     return AwaitRanks([&] { return MissingForCommit(dir, id, options_.world_size); });
@@ -906,7 +957,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
 
   SectionWriter parameters(kCheckpointFirstLine);
   const std::vector<float> momentum = Momentum();
-  AddParametersPart({step_, parameters_, momentum, optimizer_.variance()}, layout_, parameters);
+  AddParametersPart({step_, parameters_, momentum, adam_->variance()}, layout_, parameters);
   const absl::StatusOr<CheckpointFile> file = dir.WriteParameters(id, parameters);
   if (!file.ok()) return file.status();
   absl::Status status = AwaitRanks([&] { return dir.MissingRanks(id, options_.world_size); });
@@ -926,7 +977,7 @@ CheckpointManifest Worker::Manifest() const {
   manifest.mutable_options()->set_parameters_crc32c(ParametersCrc32c());
   manifest.mutable_options()->clear_first_step();
   manifest.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
-  *manifest.mutable_schedule() = optimizer_.schedule();
+  *manifest.mutable_schedule() = adam_->schedule();
   manifest.set_committed_us(absl::ToUnixMicros(options_.clock->Now()));
   return manifest;
 }
@@ -935,7 +986,7 @@ std::vector<float> Worker::Momentum() const {
   std::vector<float> all;
   all.reserve(layout_.elements());
   for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) {
-    const std::vector<float> momentum = optimizer_.Momentum(chunk);
+    const std::vector<float> momentum = adam_->Momentum(chunk);
     all.insert(all.end(), momentum.begin(), momentum.end());
   }
   return all;

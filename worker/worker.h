@@ -25,6 +25,8 @@
 #include "worker/clock.h"
 #include "worker/inbox.h"
 #include "worker/onebit_adam.h"
+#include "worker/optimizer.h"
+#include "worker/reduction.h"
 #include "worker/resume_state.h"
 
 namespace signpost {
@@ -47,6 +49,9 @@ struct WorkerOptions {
   // all errors in it. Their mean over the workers, and so what training sees, stays what it was;
   // which bits follow does not.
   bool resume_with_other_world_size = false;
+  // Lets ranks join whose parameters have different values. Whoever sets it makes them equal before
+  // the first step, unless the job resumes or the worker comes back.
+  bool parameters_may_differ = false;
   Clock* clock = &Clock::Real();
 };
 
@@ -117,6 +122,26 @@ class Worker {
       std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels,
       Disk* resume_from = nullptr);
 
+  // Joins a job that trains nothing and reduces tensors, whose values come with each Reduce; those
+  // of `tensors` and their groups are not looked at. As Join otherwise: a rank that comes back to
+  // it begins with an error of zero.
+  static absl::StatusOr<std::unique_ptr<Worker>> JoinReduction(
+      const WorkerOptions& options, const ReductionOptions& reduction,
+      std::vector<Parameter> tensors, std::vector<std::unique_ptr<Channel>> channels);
+
+  // Only after JoinReduction. In place: each tensor, values[i] of tensor i's size, becomes its mean
+  // or sum over all ranks, the same bytes on all of them; what the codec loses is in errors, for
+  // later calls. A chunk of it is NaN on all ranks, and named in the report, when a value on some
+  // rank is not finite (or too large: kernels/block.h); what the others had put in is in their
+  // errors, or with fp32 dropped.
+  //
+  // In a job with a round deadline, a call that comes too late for its round gets the newest
+  // round's answer, and counts for all of those until then; so loops count by steps(). Its tensors
+  // are in this worker's error for the next round, or with fp32 dropped.
+  //
+  // Errors as Step; the tensors are then partly reduced, but for INVALID_ARGUMENT.
+  absl::StatusOr<StepReport> Reduce(absl::Span<const absl::Span<float>> values);
+
   // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its
   // size. In a job with a round deadline it may be several steps: a worker that was late takes
   // those that the others have taken meanwhile, at their rates, so that loops count by steps(). One
@@ -154,7 +179,7 @@ class Worker {
   // that failed. DEADLINE_EXCEEDED names the ranks that are waited for. In a job with a round
   // deadline, ABORTED: at once when a rank has left, and after two such deadlines when one is
   // absent or the others have gone on; which is named. Otherwise the disk's error, or an
-  // aggregator's.
+  // aggregator's. Not after JoinReduction.
   absl::Status Checkpoint(Disk& directory);
 
   // Ends this worker's membership. Returns once every aggregator has all of its rounds for good.
@@ -162,7 +187,8 @@ class Worker {
 
   uint64_t steps() const { return step_; }
   const Layout& layout() const { return layout_; }
-  const OneBitAdam& optimizer() const { return optimizer_; }
+  const OneBitAdam& optimizer() const { return *adam_; }                 // not after JoinReduction
+  const Reduction& reduction() const { return *reduction_; }             // only after it
   const Resumed& resumed() const { return resumed_; }                    // empty if it started anew
   const std::optional<Returned>& returned() const { return returned_; }  // none if it began the job
 
@@ -173,9 +199,13 @@ class Worker {
   struct ChunkExchange;
   struct OpenStep;
 
-  Worker(const WorkerOptions& options, const OptimizerOptions& optimizer,
-         std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels,
-         Layout layout);
+  // One of `optimizer` and `reduction` is null.
+  Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
+         const ReductionOptions* reduction, std::vector<Parameter> parameters,
+         std::vector<std::unique_ptr<Channel>> channels, Layout layout);
+
+  // Joins all shards, and gets where the job is.
+  absl::Status JoinShards(const JobOptions& job_options, std::optional<ResumeState> state);
 
   absl::Status JoinShard(uint32_t shard, const JobOptions& job_options, absl::Time deadline);
   // Gets what the others have, once all shards are joined.
@@ -247,9 +277,11 @@ class Worker {
   const Layout layout_;
   const std::vector<uint32_t> shard_of_chunk_;
   const std::vector<uint32_t> first_chunk_of_tensor_;
-  const uint32_t window_;       // most chunks under way at once
-  const uint64_t incarnation_;  // tells this process from another that claims the rank
-  OneBitAdam optimizer_;
+  const uint32_t window_;                   // most chunks under way at once
+  const uint64_t incarnation_;              // tells this process from another that claims the rank
+  const std::unique_ptr<OneBitAdam> adam_;  // null after JoinReduction
+  const std::unique_ptr<Reduction> reduction_;  // null otherwise
+  Optimizer& optimizer_;                        // the one of them that is there
   uint64_t step_ = 0;
   Resumed resumed_;
   std::optional<Returned> returned_;

@@ -14,6 +14,7 @@ from signpost._errors import (
     SignpostError,
     UnavailableError,
 )
+from signpost._reduction import Reduction
 from signpost._session import Parameter, Rates, Session, StepReport
 from signpost._world import World, init, rank, world, world_size
 
@@ -28,6 +29,7 @@ __all__ = [
     "Options",
     "Parameter",
     "Rates",
+    "Reduction",
     "ResourceExhaustedError",
     "Session",
     "SignpostError",

@@ -10,6 +10,7 @@ from signpost._errors import error_of
 ABI = 5
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
+CODECS = {"fp32": 1, "bf16": 2, "onebit": 3}
 
 _LIBRARY = Path(__file__).with_name("libsignpost.so")
 _ERROR_BYTES = 4096
@@ -37,6 +38,7 @@ class Options(ctypes.Structure):
         ("bias_correction", ctypes.c_uint8),
         ("warm_up_bf16", ctypes.c_uint8),
         ("resume_with_other_world_size", ctypes.c_uint8),
+        ("start_from_rank_0", ctypes.c_uint8),
         ("resume", c_char_p),
     ]
 
@@ -116,6 +118,22 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "parameters_crc32c": (c_uint32, [c_void_p]),
     "leave": (c_int, [c_void_p, *_ERROR]),
     "close": (None, [c_void_p]),
+    "reduction_join": (
+        c_int,
+        [
+            POINTER(Options),
+            c_char_p,
+            c_uint32,
+            ctypes.c_uint8,
+            POINTER(Parameter),
+            c_size_t,
+            POINTER(c_void_p),
+            *_ERROR,
+        ],
+    ),
+    "reduce": (c_int, [c_void_p, POINTER(c_void_p), c_size_t, POINTER(Report), *_ERROR]),
+    "reduction_leave": (c_int, [c_void_p, *_ERROR]),
+    "reduction_close": (None, [c_void_p]),
 }
 
 

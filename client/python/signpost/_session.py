@@ -3,11 +3,11 @@
 import atexit
 import ctypes
 import sys
-import threading
 from dataclasses import dataclass
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 from signpost import _abi
+from signpost._joining import join_in_background
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,12 @@ class StepReport:
     received_bytes: int
 
 
+def report_of(report: _abi.Report) -> StepReport:
+    """As the library has filled it in."""
+    fields = {name: getattr(report, name) for name, _ in _abi.Report._fields_}
+    return StepReport(**{**fields, "one_bit": bool(report.one_bit)})
+
+
 class Session:
     """One worker's membership in a job. Not thread-safe.
 
@@ -58,37 +64,26 @@ class Session:
     def __init__(self, options: _abi.Options, parameters: Sequence[Parameter]) -> None:
         """Joins the job; blocks until all ranks have.
 
-        Parameters must have the same values on all ranks; with `options.resume` they get those of
-        the newest whole checkpoint in that directory.
+        With `options.start_from_rank_0`, as World.next_job() has it, parameters get the values that
+        they have on rank 0; otherwise they must have the same on all ranks. With `options.resume`
+        they get those of the newest whole checkpoint in that directory.
 
         Raises:
             FailedPreconditionError: names the tensor or option in which this rank differs.
             DeadlineExceededError: names the ranks that did not come.
+            InvalidArgumentError: names a parameter of rank 0 that is not finite.
             NotFoundError, DataLossError: there is no checkpoint, or none that is whole.
         """
         self._parameters = list(parameters)  # whose memory the library has borrowed
         self._handle: Optional[ctypes.c_void_p] = None
         handle = ctypes.c_void_p()
-        # From a thread of its own: Ctrl-C ends the wait for the others.
-        error: List[BaseException] = []
-
-        def join() -> None:
-            try:
-                _abi.call(
-                    "join",
-                    options,
-                    (_abi.Parameter * len(parameters))(*map(_parameter, parameters)),
-                    len(parameters),
-                    ctypes.byref(handle),
-                )
-            except BaseException as raised:
-                error.append(raised)
-
-        thread = threading.Thread(target=join, name="signpost join", daemon=True)
-        thread.start()
-        thread.join()
-        if error:
-            raise error[0]
+        join_in_background(
+            "join",
+            options,
+            (_abi.Parameter * len(parameters))(*map(_parameter, parameters)),
+            len(parameters),
+            ctypes.byref(handle),
+        )
         self._handle = handle
         atexit.register(self._leave_at_exit)
 
@@ -139,7 +134,7 @@ class Session:
             *_rates(rates),
             ctypes.byref(report),
         )
-        return _report(report)
+        return report_of(report)
 
     def begin_step(self, rates: Sequence[Rates]) -> None:
         """Begins a step whose gradients are sent as they come; it can only be finished.
@@ -174,7 +169,7 @@ class Session:
         """
         report = _abi.Report()
         _abi.call("finish_step", self._joined(), ctypes.byref(report))
-        return _report(report)
+        return report_of(report)
 
     def checkpoint(self, directory: str) -> None:
         """Saves the whole job, as it is after the last step, in a directory that all ranks see.
@@ -229,8 +224,3 @@ def _rates(rates: Sequence[Rates]) -> Tuple[Any, int]:
         _abi.Rates(g.learning_rate, g.weight_decay, g.beta1, g.beta2, g.epsilon) for g in rates
     ]
     return (_abi.Rates * len(groups))(*groups), len(groups)
-
-
-def _report(report: _abi.Report) -> StepReport:
-    fields = {name: getattr(report, name) for name, _ in _abi.Report._fields_}
-    return StepReport(**{**fields, "one_bit": bool(report.one_bit)})

@@ -27,14 +27,22 @@ class World:
         self._jobs = 0
 
     def next_job(self) -> _abi.Options:
-        """Options to join with: each optimizer has a job of its own.
+        """Options to join with: each optimizer has a job of its own, and begins with the values that
+        rank 0's parameters have.
 
         All ranks make their optimizers in the same order, so the n-th has the same name everywhere.
         """
+        options = self.options()
+        options.job = (f"{self.job}.{self._jobs}" if self._jobs else self.job).encode()
+        options.start_from_rank_0 = 1
+        self._jobs += 1
+        return options
+
+    def options(self) -> _abi.Options:
+        """Options of which the job is the training job itself: what reductions are named after."""
         options = _abi.Options.from_buffer_copy(self._options)
         options.aggregators = ",".join(self.aggregators).encode()
-        options.job = (f"{self.job}.{self._jobs}" if self._jobs else self.job).encode()
-        self._jobs += 1
+        options.job = self.job.encode()
         return options
 
 

@@ -62,8 +62,22 @@ def test_abi_number_is_that_of_the_header():
     assert f"#define SIGNPOST_ABI {_abi.ABI}\n" in HEADER
 
 
+def header_enum(first):
+    """{name: number} of the enum that begins with that name."""
+    body = re.search(r"enum {\s*(%s\b[^}]*)}" % first, HEADER)[1]
+    return {name: int(number) for name, number in re.findall(r"(\w+) = (\d+)", body)}
+
+
+def test_codecs_are_those_of_the_header():
+    codecs = header_enum("SIGNPOST_CODEC_FP32")
+    short = {"SIGNPOST_CODEC_ONE_BIT": "onebit"}
+    assert _abi.CODECS == {
+        short.get(name, name[len("SIGNPOST_CODEC_") :].lower()): n for name, n in codecs.items()
+    }
+
+
 def test_each_code_of_the_header_has_an_exception():
-    codes = {int(code) for code in re.findall(r"SIGNPOST_[A-Z_]+ = (\d+)", HEADER)}
+    codes = set(header_enum("SIGNPOST_OK").values())
     assert set(_errors._BY_CODE) == codes - {0}
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import signpost.torch as signpost
@@ -69,7 +70,13 @@ def train(directory=None, dies_at=None):
     """Thirty steps, of which ten dense. With a directory it saves every seventh, and resumes."""
     model = model_of()
     resume = directory if directory and os.path.exists(directory) else None
-    optimizer = signpost.OneBitAdam(model.parameters(), lr=0.01, freeze_step=10, resume=resume)
+    optimizer = signpost.OneBitAdam(
+        model.parameters(),
+        lr=0.01,
+        freeze_step=10,
+        variance_refresh_interval=6,
+        resume=resume,
+    )
     while optimizer.steps < 30:
         if optimizer.steps == int(dies_at or 30) and signpost.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -122,6 +129,25 @@ def overlap(ranks):
     say(optimizer)
 
 
+def reduce():
+    """The ranks' means and sums, in every codec; and the bits of the last results."""
+    ranks = range(signpost.world_size())
+    inputs = [torch.rand(3, 1000, generator=torch.Generator().manual_seed(r)) - 0.5 for r in ranks]
+    mine, mean = inputs[signpost.rank()], sum(inputs) / len(ranks)
+    torch.testing.assert_close(signpost.all_reduce(mine.clone()), mean, rtol=1e-6, atol=1e-6)
+    total = signpost.all_reduce(mine.clone(), op="sum")
+    torch.testing.assert_close(total, len(ranks) * mean, rtol=1e-6, atol=1e-6)
+    crc = 0
+    for codec in ("bf16", "onebit"):
+        sent = torch.zeros_like(mean)
+        for _ in range(200):
+            result = signpost.all_reduce(mine.clone(), codec, name=f"mean in {codec}")
+            sent += result
+        assert (sent / 200 - mean).abs().max() < 0.05
+        crc = zlib.crc32(result.numpy().tobytes(), crc)
+    print(f"parameters {crc:08x}", flush=True)
+
+
 def two_tensors():
     """client/examples/two_tensors.c."""
     weights, biases = (nn.Parameter(torch.zeros(shape)) for shape in ((24, 10), (10,)))
@@ -139,7 +165,58 @@ def two_tensors():
 
 
 def other_seed():
-    signpost.Adam(model_of(seed=signpost.rank()).parameters())
+    """The ranks begin apart, in several types and layouts, and go on together."""
+    model = model_of(seed=signpost.rank())
+    with torch.no_grad():
+        model[2].to(torch.bfloat16)
+        model[0].weight.data = model[0].weight.data.t().contiguous().t()
+    wanted = [p.clone() for p in model.parameters()]
+    optimizer = signpost.OneBitAdam(model.parameters(), freeze_step=2)
+    same = all(torch.equal(p, w) for p, w in zip(model.parameters(), wanted))
+    assert same == (signpost.rank() == 0)
+    for step in range(4):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, signpost.rank() - step)
+        optimizer.step()
+    crc = 0
+    for parameter in model.parameters():
+        crc = zlib.crc32(parameter.detach().float().numpy().tobytes(), crc)
+    print(f"parameters {crc:08x}", flush=True)
+
+
+def not_finite():
+    model = model_of()
+    with torch.no_grad():
+        model[2].bias.fill_(float("inf") if signpost.rank() == 0 else 0.0)
+    signpost.Adam(model.parameters())
+
+
+def clipped():
+    """Every rank's gradients are multiplied by the factor of their common norm."""
+    model, reference = model_of(), model_of()
+    ours = signpost.Adam(model.parameters(), lr=0.01, max_grad_norm=0.5)
+    theirs = torch.optim.AdamW(reference.parameters(), lr=0.01, weight_decay=0)
+    ranks = range(signpost.world_size())
+    for step in range(5):
+        by_rank = [gradients_of(model, step, rank) for rank in ranks]
+        squares = [sum(g.double().square().sum().item() for g in of_rank) for of_rank in by_rank]
+        norm = (sum(squares) / len(ranks)) ** 0.5
+        factor = min(1, 0.5 / (norm + 1e-6))
+        assert factor < 1
+        set_gradients(model, by_rank[signpost.rank()])
+        set_gradients(reference, [factor * sum(g) / len(ranks) for g in zip(*by_rank)])
+        ours.step()
+        theirs.step()
+        assert abs(ours.grad_norm / norm - 1) < 1e-6
+        with torch.no_grad():
+            for a, b in zip(model.parameters(), reference.parameters()):
+                torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * 0.01)
+                b.copy_(a)
+    say(ours)
+
+
+def clipped_apart():
+    signpost.Adam(model_of().parameters(), max_grad_norm=1.0 + signpost.rank())
 
 
 def other_model():

@@ -1,6 +1,7 @@
 """Adam and 1-bit Adam as optimizers of PyTorch, in a job of one worker."""
 
 import copy
+import math
 import warnings
 
 import pytest
@@ -173,6 +174,70 @@ def test_groups_have_their_own_rates(make):
         return [{"params": [a, b], "lr": 0.1}, {"params": [c], "weight_decay": 0.5}]
 
     train_like_adamw(make, groups(), groups())
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e4])
+def test_max_grad_norm_clips_as_clip_grad_norm(make, max_norm):
+    ours, theirs = tensors(*SHAPES), tensors(*SHAPES)
+    a = make(signpost.Adam, ours, lr=0.01, max_grad_norm=max_norm)
+    b = torch.optim.AdamW(theirs, lr=0.01, weight_decay=0)
+    for step in range(5):
+        set_gradients(ours, step)
+        set_gradients(theirs, step)
+        a.step()
+        norm = nn.utils.clip_grad_norm_(theirs, max_norm)
+        b.step()
+        assert a.grad_norm == pytest.approx(norm.item(), rel=1e-6)
+        for x, y in zip(ours, theirs):
+            torch.testing.assert_close(x.grad, y.grad, rtol=1e-5, atol=1e-8)
+        assert_same_step(ours, theirs)
+
+
+def test_max_grad_norm_counts_all_types_and_layouts_of_gradients(make):
+    dense, sparse, half, unused = tensors((30,), (20, 5), (10,), (7,))
+    half = nn.Parameter(half.detach().bfloat16())
+    optimizer = make(signpost.Adam, [dense, sparse, half, unused], max_grad_norm=1.0)
+    dense.grad = torch.full((30,), 2.0)
+    rows = torch.tensor([[3, 3, 4]])  # row 3 twice: 2 + 2
+    sparse.grad = torch.sparse_coo_tensor(rows, torch.full((3, 5), 2.0), (20, 5))
+    half.grad = torch.full((10,), 3.0, dtype=torch.bfloat16)
+    optimizer.step()
+    assert optimizer.grad_norm == pytest.approx((30 * 4 + 5 * 16 + 5 * 4 + 10 * 9) ** 0.5)
+    factor = 1 / optimizer.grad_norm
+    assert dense.grad[0].item() == pytest.approx(2 * factor)
+    assert sparse.grad.to_dense()[3, 0].item() == pytest.approx(4 * factor)
+    assert half.grad[0].item() == pytest.approx(3 * factor, rel=0.01)
+
+
+@pytest.mark.parametrize("large", [1e12, 1e-12])
+def test_max_grad_norm_takes_norms_of_any_size(make, large):
+    [x] = tensors((4,))
+    optimizer = make(signpost.Adam, [x], max_grad_norm=large / 10)
+    x.grad = torch.full((4,), large)
+    optimizer.step()
+    assert optimizer.grad_norm == pytest.approx(2 * large)
+    assert x.grad[0].item() == pytest.approx(large * min(1, large / 10 / (2 * large + 1e-6)))
+
+
+def test_a_norm_that_is_not_finite_clips_nothing(make):
+    big, bad = tensors((2**20,), (2**20,))
+    optimizer = make(signpost.Adam, [big, bad], max_grad_norm=1.0)
+    big.grad, bad.grad = torch.ones(2**20), torch.full((2**20,), float("nan"))
+    with pytest.warns(UserWarning, match="the gradient of rank 0 is not finite; 1 chunks"):
+        optimizer.step()
+    assert math.isnan(optimizer.grad_norm)
+    assert big.grad[0] == 1
+
+
+def test_max_grad_norm_must_be_positive(make):
+    for wrong in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="max_grad_norm is .*, wanted a positive number"):
+            make(signpost.Adam, tensors((4,)), max_grad_norm=wrong)
+
+
+def test_max_grad_norm_and_overlap_exclude_each_other(make):
+    with pytest.raises(ValueError, match="max_grad_norm needs all gradients"):
+        make(signpost.Adam, tensors((4,)), max_grad_norm=1.0, overlap=True)
 
 
 def test_groups_have_their_own_betas_and_eps(make):

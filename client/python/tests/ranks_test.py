@@ -45,6 +45,12 @@ def test_adam_on_all_ranks_is_adamw_on_the_mean_of_their_gradients():
     digest_of(output, 4)
 
 
+def test_all_reduce_gives_all_ranks_the_bytes_of_their_mean():
+    code, output = run_job(3, 2, "reduce")
+    assert code == 0
+    digest_of(output, 3)
+
+
 def test_one_bit_rounds_have_the_bits_of_a_program_in_c():
     _, in_c = run(4, 2, TWO_TENSORS)
     _, in_python = run_job(4, 2, "two_tensors")
@@ -73,10 +79,28 @@ def test_overlap_on_some_ranks_or_all_changes_no_bit():
     assert len({digest_of(output, 3) for output in outputs}) == 1
 
 
-def test_ranks_that_begin_apart_are_told_to_begin_alike():
-    code, output = run_job(2, 1, "other_seed")
+def test_ranks_that_begin_apart_begin_with_the_values_of_rank_0():
+    code, output = run_job(3, 2, "other_seed")
+    assert code == 0
+    digest_of(output, 3)
+
+
+def test_parameters_that_are_not_finite_at_the_start_are_named():
+    code, output = run_job(2, 1, "not_finite")
     assert code == 1
-    assert "all workers must start from the same parameters; use the same seed" in output
+    assert "rank 0 begins with are not finite, or out of range: tensor 'parameter 3" in output
+
+
+def test_gradients_are_clipped_alike_on_all_ranks():
+    code, output = run_job(3, 2, "clipped")
+    assert code == 0
+    digest_of(output, 3)
+
+
+def test_ranks_that_clip_to_other_norms_are_refused():
+    code, output = run_job(2, 1, "clipped_apart")
+    assert code == 1
+    assert re.search(r"tensor 0 is 'norm, clipped to \d.0' \[\] here but", output)
 
 
 def test_a_rank_with_another_model_is_told_which_tensor_differs():

@@ -8,11 +8,13 @@
     loss.backward()
     optimizer.step()
 
-Tried with PyTorch 1.13. There is no communication but in `step()`, `checkpoint()` and, with
-`overlap=True`, `backward()`.
+Tried with PyTorch 1.13. There is no communication but when an optimizer is made, in `step()`, in
+`checkpoint()` and, with `overlap=True`, in `backward()`; and in `all_reduce()`, which is what they
+are made of.
 """
 
 from signpost import SignpostError, StepReport, World, init, rank, world_size
+from signpost.torch._all_reduce import all_reduce
 from signpost.torch._optimizer import Adam, OneBitAdam
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "SignpostError",
     "StepReport",
     "World",
+    "all_reduce",
     "init",
     "rank",
     "world_size",

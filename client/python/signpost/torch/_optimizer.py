@@ -19,6 +19,7 @@ from typing import (
 import torch
 
 from signpost import Rates, Session, StepReport, _abi, world
+from signpost.torch._clipping import GlobalClipping
 from signpost.torch._overlap import Backward
 from signpost.torch._tensors import TrainedTensor, Zeros, trained_tensors
 
@@ -29,6 +30,10 @@ class _JobOptimizer(torch.optim.Optimizer):
     """What Adam and 1-bit Adam share: each is a job, whose steps all ranks take together."""
 
     report: Optional[StepReport] = None  # of the last step
+    # Of the last step, with max_grad_norm: sqrt(mean over ranks of ||gradient||^2) before clipping;
+    # NaN if it was not finite.
+    grad_norm: Optional[float] = None
+    _clipping: Optional[GlobalClipping] = None
     _session: Optional[Session] = None
     _saved: Optional[Tuple[int, str]] = None  # steps and directory of the newest checkpoint
     _overlap = False
@@ -43,10 +48,18 @@ class _JobOptimizer(torch.optim.Optimizer):
         weight_decay: float,
         resume: Optional[str],
         overlap: bool,
+        max_grad_norm: Optional[float],
         **options: float,
     ) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
         self._options = options
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm is {max_grad_norm}, wanted a positive number")
+        if max_grad_norm is not None and overlap:
+            raise ValueError(
+                "max_grad_norm needs all gradients before any is sent: use it with overlap=False"
+            )
+        self._max_grad_norm = max_grad_norm
         self._zeros = Zeros()
         self._overlap = overlap
         self._check_groups()
@@ -92,6 +105,9 @@ class _JobOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             for tensor in self._tensors:
                 tensor.before_step()
+            if self._clipping is not None:
+                own = [tensor.parameter.grad for tensor in self._tensors]
+                self.grad_norm = self._clipping.clip(g for g in own if g is not None)
             if self._backward is not None and self._backward.has_begun:
                 self._backward.check(rates)
                 self.report = self._backward.finish(self._zeros_for)
@@ -191,6 +207,8 @@ class _JobOptimizer(torch.optim.Optimizer):
             self._backward = None
         if self._session is not None:
             self._session.leave()
+        if self._clipping is not None:
+            self._clipping.leave()
 
     def _join(self, resume: Optional[str]) -> None:
         self._tensors = trained_tensors(self.param_groups)
@@ -208,15 +226,18 @@ class _JobOptimizer(torch.optim.Optimizer):
         if self._overlap:
             self._backward = Backward(session, self._tensors, self._rates)
         self._saved = None
+        if self._max_grad_norm is not None:
+            self._clipping = GlobalClipping(options, self._max_grad_norm)
+        if world().world_size > 1 or resume is not None:
+            with torch.no_grad():
+                for tensor in self._tensors:
+                    tensor.after_step()
         if resume is None and not session.returned:
             return
         if session.resume_warnings:
             warnings.warn(session.resume_warnings)
         if resume is not None and not session.returned:
             self._saved = (session.steps, os.path.abspath(resume))
-        with torch.no_grad():
-            for tensor in self._tensors:
-                tensor.after_step()
         for group in self.param_groups:
             # What learning-rate schedulers ask for when they do not begin at step 0.
             group.setdefault("initial_lr", group["lr"])
@@ -268,11 +289,12 @@ class Adam(_JobOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
+        max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
         overlap: bool = False,
     ) -> None:
-        """Joins the job; blocks until all ranks have, with the same parameters.
+        """Joins the job; blocks until all ranks have. Parameters get the values that rank 0's have.
 
         Args:
             params: tensors or param groups. Groups may differ in what follows, and may change it
@@ -280,6 +302,12 @@ class Adam(_JobOptimizer):
             lr: learning rate.
             betas, eps: of the moments' averages and the denominator, as in torch.optim.Adam.
             weight_decay: x -= lr * weight_decay * x.
+            max_grad_norm: multiply all ranks' gradients, in place, by the same
+                min(1, max_grad_norm / (grad_norm + 1e-6)), where grad_norm is
+                sqrt(mean over ranks of ||gradient||^2), over all parameters. That is at least the
+                norm of the mean gradient, so it bounds it; for a single rank it is
+                clip_grad_norm_. One number is exchanged for it in each step. Where grad_norm is
+                not finite, or above 7e13, nothing is clipped.
             resume: directory of checkpoints to go on from: parameters and optimizer get what the
                 newest whole one has.
             resume_with_other_world_size: allow one of another number of ranks, each of which then
@@ -291,7 +319,8 @@ class Adam(_JobOptimizer):
 
         Raises:
             FailedPreconditionError: names the tensor or option in which this rank differs from the
-                others; "parameters_crc32c" if they do not start from the same values.
+                others.
+            InvalidArgumentError: names a parameter of rank 0 that is not finite.
             DeadlineExceededError: names the ranks that did not come.
             NotFoundError, DataLossError: there is no checkpoint, or none that is whole.
             TypeError: names a parameter that is not on the CPU, or not fp32, bf16 or fp16.
@@ -304,6 +333,7 @@ class Adam(_JobOptimizer):
             weight_decay,
             resume,
             overlap,
+            max_grad_norm,
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
@@ -329,6 +359,7 @@ class OneBitAdam(_JobOptimizer):
         variance_floor: float = 0.01,
         gamma: float = 1.35,
         warm_up_bf16: bool = False,
+        max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
         overlap: bool = False,
@@ -357,6 +388,7 @@ class OneBitAdam(_JobOptimizer):
             weight_decay,
             resume,
             overlap,
+            max_grad_norm,
             freeze_step=_abi.AUTO if automatic else int(freeze_step),
             variance_refresh_interval=variance_refresh_interval,
             variance_floor=variance_floor,

@@ -1,4 +1,4 @@
-#include "client/session.h"
+#include "client/session_options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

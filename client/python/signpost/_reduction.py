@@ -1,0 +1,109 @@
+"""Means and sums of tensors over all ranks, for memory of any framework."""
+
+import atexit
+import ctypes
+import sys
+from typing import Optional, Sequence, Tuple
+
+from signpost import _abi
+from signpost._joining import join_in_background
+from signpost._session import StepReport, report_of
+
+
+class Reduction:
+    """One worker's part in a reduction: a job of its own, with errors of its own. Not thread-safe;
+    several may be used by a thread each."""
+
+    def __init__(
+        self,
+        options: _abi.Options,
+        name: str,
+        tensors: Sequence[Tuple[str, Tuple[int, ...]]],
+        *,
+        codec: str = "fp32",
+        op: str = "mean",
+    ) -> None:
+        """Joins; blocks until all ranks have, with the same arguments.
+
+        Args:
+            options: World.options(), of the job beside which it is.
+            name: tells that job's reductions apart.
+            tensors: names and shapes, in elements; () is a scalar. A block of one-bit compression
+                never holds elements of two of them.
+            codec: "fp32", or "bf16" or "onebit" with error feedback.
+            op: "mean" or "sum".
+
+        Raises:
+            ValueError: for another codec or op.
+            FailedPreconditionError: names the tensor or option in which this rank differs.
+            DeadlineExceededError: names the ranks that did not come.
+        """
+        check_reduction(codec, op)
+        self._handle: Optional[ctypes.c_void_p] = None
+        handle = ctypes.c_void_p()
+        join_in_background(
+            "reduction_join",
+            options,
+            name.encode(),
+            _abi.CODECS[codec],
+            op == "sum",
+            (_abi.Parameter * len(tensors))(*(_tensor(*tensor) for tensor in tensors)),
+            len(tensors),
+            ctypes.byref(handle),
+        )
+        self._handle = handle
+        atexit.register(self._leave_at_exit)
+
+    def reduce(self, addresses: Sequence[int]) -> StepReport:
+        """Each tensor becomes its mean or sum over all ranks, in place. All ranks call it equally
+        often.
+
+        Args:
+            addresses: for each tensor that of its fp32 values, of its size and row-major.
+
+        Raises:
+            InvalidArgumentError: nothing was sent.
+            SignpostError: the tensors may be partly reduced, and the reduction can only be left.
+        """
+        report = _abi.Report()
+        _abi.call(
+            "reduce",
+            self._joined(),
+            (ctypes.c_void_p * len(addresses))(*addresses),
+            len(addresses),
+            ctypes.byref(report),
+        )
+        return report_of(report)
+
+    def leave(self) -> None:
+        """Ends this rank's part in it, and with those of all ranks the errors. It is done anyway
+        when the process ends, unless by an exception. Does nothing the second time."""
+        if self._handle is None:
+            return
+        handle, self._handle = self._handle, None
+        atexit.unregister(self._leave_at_exit)
+        try:
+            _abi.call("reduction_leave", handle)
+        finally:
+            _abi.library.signpost_reduction_close(handle)
+
+    def _leave_at_exit(self) -> None:
+        if not hasattr(sys, "last_type"):  # as Session
+            self.leave()
+
+    def _joined(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise RuntimeError("this rank has left the reduction")
+        return self._handle
+
+
+def check_reduction(codec: str, op: str) -> None:
+    if codec not in _abi.CODECS:
+        raise ValueError(f"codec is {codec!r}, wanted one of {', '.join(_abi.CODECS)}")
+    if op not in ("mean", "sum"):
+        raise ValueError(f"op is {op!r}, wanted mean or sum")
+
+
+def _tensor(name: str, shape: Tuple[int, ...]) -> _abi.Parameter:
+    sizes = (ctypes.c_uint64 * len(shape))(*shape)
+    return _abi.Parameter(name.encode(), sizes, len(shape), None, 0)

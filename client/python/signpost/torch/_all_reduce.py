@@ -1,0 +1,137 @@
+"""Tensors' means and sums over all ranks."""
+
+import threading
+import warnings
+from typing import Dict, Optional, Tuple
+
+import torch
+
+from signpost import Reduction, StepReport, world
+from signpost._reduction import check_reduction
+
+# What float32 holds, rounded for bf16 and fp16.
+_REDUCIBLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class _Named:
+    """The reduction of a name, and what its calls must agree with."""
+
+    def __init__(self, name: str, shape: Tuple[int, ...], codec: str, op: str) -> None:
+        self.arguments = (shape, codec, op)
+        self._name = name
+        self._lock = threading.Lock()
+        self._reduction: Optional[Reduction] = None  # from the first call on
+
+    def reduce(self, address: int) -> StepReport:
+        with self._lock:
+            if self._reduction is None:
+                shape, codec, op = self.arguments
+                self._reduction = Reduction(
+                    world().options(), self._name, [("tensor", shape)], codec=codec, op=op
+                )
+            return self._reduction.reduce([address])
+
+
+_named: Dict[str, _Named] = {}
+_naming = threading.Lock()
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    codec: str = "fp32",
+    *,
+    name: Optional[str] = None,
+    op: str = "mean",
+) -> torch.Tensor:
+    """Turns the tensor into its mean, or sum, over all ranks, in place; blocks until it is.
+
+    The two-phase exchange that the optimizers are made of, by itself. All ranks call it equally
+    often for each name, with the same shape, codec and op, and get the same bytes. What "onebit"
+    and "bf16" lose in a call is kept under the name, by ranks and aggregators, and added to the
+    next one's tensors: over many calls nothing is lost. "fp32" loses nothing.
+
+    Where a rank's values are not finite (or beyond 1e15), that chunk of the result is NaN on all
+    ranks, a warning names the rank, and what the others had there is kept for the next call; with
+    "fp32" it is dropped.
+
+    In a job with a round deadline a call that comes too late for its round gets the newest round's
+    result, and stands for all of those until then; its tensor goes into the next round, or with
+    "fp32" nowhere. Who joins in the place of a rank that is gone does so in all its reductions.
+
+    Args:
+        tensor: on the CPU, of float32, bfloat16 or float16. If it is not a contiguous float32 one,
+            a float32 copy is reduced, and copied back.
+        codec: "fp32", "bf16" or "onebit": how it travels, both ways.
+        name: tells reductions apart; needed for codecs with errors. With "fp32" calls of the same
+            shape and op share one by default. A first call with a name waits for the other ranks'.
+        op: "mean" or "sum".
+
+    Returns:
+        the tensor.
+
+    Raises:
+        ValueError: codec or op is another, the name is missing or has another shape, codec or op,
+            or the tensor has no elements.
+        TypeError: the tensor is not on the CPU, or of another type or layout.
+        FailedPreconditionError: names the option or shape in which this rank differs from the
+            others.
+        DeadlineExceededError: names the ranks that did not come.
+    """
+    _check(tensor)
+    check_reduction(codec, op)
+    shape = tuple(tensor.shape)
+    if name is None:
+        if codec != "fp32":
+            raise ValueError(
+                f"all_reduce with codec={codec!r} needs a name: what compression loses is kept "
+                "under it for the next call"
+            )
+        name = f"fp32 {op} {list(shape)}"
+    named = _named_reduction(name, shape, codec, op)
+    with torch.no_grad():
+        values = tensor.detach().to(torch.float32).contiguous()
+        report = named.reduce(values.data_ptr())
+        if values.data_ptr() == tensor.data_ptr():
+            values.view(-1)[
+                :0
+            ].zero_()  # shares the tensor's version counter: autograd sees a change
+        else:
+            tensor.detach().copy_(values)
+    warn_of_skipped(report, f"all_reduce {name!r}")
+    return tensor
+
+
+def warn_of_skipped(report: StepReport, what: str) -> None:
+    """Names the rank whose values were not finite, if one's were not."""
+    if report.skipped_rounds > 0:
+        warnings.warn(
+            f"{what}: the values of rank {report.skipped_by_rank} are not finite; "
+            f"{report.skipped_rounds} chunks of the result are NaN, on all ranks"
+        )
+
+
+def _named_reduction(name: str, shape: Tuple[int, ...], codec: str, op: str) -> _Named:
+    with _naming:
+        named = _named.setdefault(name, _Named(name, shape, codec, op))
+    if named.arguments == (shape, codec, op):
+        return named
+    had_shape, had_codec, had_op = named.arguments
+    raise ValueError(
+        f"all_reduce {name!r} had a tensor {list(had_shape)}, codec={had_codec!r} and "
+        f"op={had_op!r} before, and now has {list(shape)}, {codec!r} and {op!r}: give it another "
+        "name"
+    )
+
+
+def _check(tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise TypeError(
+            f"all_reduce got a tensor on {tensor.device}; Signpost reduces tensors on the CPU only"
+        )
+    if tensor.dtype not in _REDUCIBLE or tensor.layout != torch.strided:
+        raise TypeError(
+            f"all_reduce got a tensor of {tensor.dtype}, {tensor.layout}; wanted a dense one of "
+            "float32, bfloat16 or float16"
+        )
+    if tensor.numel() == 0:
+        raise ValueError(f"all_reduce got a tensor without elements, {list(tensor.shape)}")

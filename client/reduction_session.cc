@@ -1,0 +1,22 @@
+#include "client/reduction_session.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace signpost {
+
+absl::StatusOr<std::unique_ptr<ReductionSession>> ReductionSession::Join(
+    const SessionOptions& options, absl::string_view name, const ReductionOptions& reduction,
+    std::vector<Parameter> tensors) {
+  if (name.empty()) return absl::InvalidArgumentError("a reduction needs a name");
+  WorkerOptions worker_options = options.worker;
+  worker_options.job = absl::StrCat(options.worker.job, "/", name);
+  absl::StatusOr<std::unique_ptr<Worker>> worker =
+      Worker::JoinReduction(worker_options, reduction, std::move(tensors), ConnectTo(options));
+  if (!worker.ok()) return worker.status();
+  return std::unique_ptr<ReductionSession>(
+      new ReductionSession(*std::move(worker), WireByteCounter(PortsOf(options))));
+}
+
+}  // namespace signpost

@@ -1,0 +1,61 @@
+// Tensors' means or sums over all workers, without an optimizer: the exchange as a primitive.
+//
+//   auto reduction = ReductionSession::Join(*SessionOptions::FromEnvironment(), "logits",
+//                                           {.codec = ONE_BIT}, {{"logits", {1000}}});
+//   (*reduction)->Reduce({absl::MakeSpan(logits)});  // in place
+
+#ifndef SIGNPOST_CLIENT_REDUCTION_SESSION_H_
+#define SIGNPOST_CLIENT_REDUCTION_SESSION_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "client/session_options.h"
+#include "worker/reduction.h"
+#include "worker/wire_bytes.h"
+#include "worker/worker.h"
+
+namespace signpost {
+
+// Not thread-safe.
+class ReductionSession {
+ public:
+  // Connects, and blocks until all ranks have joined: a reduction is a job of its own, and so has
+  // errors of its own on workers and aggregators. It is called "<job>/<name>"; `name` tells the
+  // training job's reductions apart and must be the same on all ranks, as must be `tensors`: their
+  // values and groups are not looked at, and options.resume is not either. Errors as Worker::Join.
+  static absl::StatusOr<std::unique_ptr<ReductionSession>> Join(const SessionOptions& options,
+                                                                absl::string_view name,
+                                                                const ReductionOptions& reduction,
+                                                                std::vector<Parameter> tensors);
+
+  // In place: values[i], of tensor i's size, becomes its mean or sum over all ranks, as
+  // Worker::Reduce. All ranks must call it equally often.
+  absl::StatusOr<StepReport> Reduce(absl::Span<const absl::Span<float>> values) {
+    return worker_->Reduce(values);
+  }
+
+  // Ends this worker's membership, and with those of all ranks the errors.
+  absl::Status Leave() { return worker_->Leave(); }
+
+  uint64_t steps() const { return worker_->steps(); }  // calls that were done
+  const Layout& layout() const { return worker_->layout(); }
+
+  // As Session's.
+  WireBytes wire_bytes() { return counter_.Read(); }
+
+ private:
+  ReductionSession(std::unique_ptr<Worker> worker, WireByteCounter counter)
+      : worker_(std::move(worker)), counter_(std::move(counter)) {}
+
+  std::unique_ptr<Worker> worker_;
+  WireByteCounter counter_;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_CLIENT_REDUCTION_SESSION_H_

@@ -1,0 +1,111 @@
+#include "client/session_options.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "worker/grpc_channel.h"
+
+namespace signpost {
+namespace {
+
+absl::StatusOr<std::string> Variable(const char* name) {
+  const char* value = std::getenv(name);
+  if (value != nullptr && *value != '\0') return std::string(value);
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "environment variable %s is not set; start the program under `signpost run`, or set it",
+      name));
+}
+
+absl::StatusOr<uint32_t> NumberVariable(const char* name) {
+  absl::StatusOr<std::string> text = Variable(name);
+  if (!text.ok()) return text.status();
+  uint32_t number;
+  if (absl::SimpleAtoi(*text, &number)) return number;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("environment variable %s is '%s', wanted a number", name, *text));
+}
+
+// The default if it is not set.
+absl::StatusOr<FailureTimeout> FailureTimeoutVariable(const char* name) {
+  if (std::getenv(name) == nullptr) return FailureTimeout();
+  absl::StatusOr<FailureTimeout> timeout = FailureTimeout::Parse(std::getenv(name));
+  if (timeout.ok()) return timeout;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("environment variable %s: %s", name, timeout.status().message()));
+}
+
+std::string LineOf(uint32_t rank, const std::string& line) {
+  return absl::StrFormat("rank %d: %s", rank, line);
+}
+
+}  // namespace
+
+void PrintConnection(const std::string& line) {
+  std::fprintf(stderr, "signpost: %s\n", line.c_str());
+}
+
+absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
+  SessionOptions options;
+  absl::StatusOr<std::string> aggregators = Variable("SIGNPOST_AGGREGATORS");
+  if (!aggregators.ok()) return aggregators.status();
+  options.aggregators = absl::StrSplit(*aggregators, ',');
+  absl::StatusOr<std::string> job = Variable("SIGNPOST_JOB");
+  if (!job.ok()) return job.status();
+  options.worker.job = *job;
+  absl::StatusOr<uint32_t> rank = NumberVariable("SIGNPOST_RANK");
+  if (!rank.ok()) return rank.status();
+  options.worker.rank = *rank;
+  absl::StatusOr<uint32_t> world_size = NumberVariable("SIGNPOST_WORLD_SIZE");
+  if (!world_size.ok()) return world_size.status();
+  options.worker.world_size = *world_size;
+  absl::StatusOr<FailureTimeout> failure_timeout =
+      FailureTimeoutVariable("SIGNPOST_FAILURE_TIMEOUT");
+  if (!failure_timeout.ok()) return failure_timeout.status();
+  options.failure_timeout = *failure_timeout;
+  if (std::getenv("SIGNPOST_MIN_WORKERS") == nullptr) return options;
+  absl::StatusOr<uint32_t> min_workers = NumberVariable("SIGNPOST_MIN_WORKERS");
+  if (!min_workers.ok()) return min_workers.status();
+  options.worker.min_workers = *min_workers;
+  absl::StatusOr<std::string> deadline = Variable("SIGNPOST_ROUND_DEADLINE");
+  if (!deadline.ok()) return deadline.status();
+  if (absl::ParseDuration(*deadline, &options.worker.round_deadline)) return options;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("environment variable SIGNPOST_ROUND_DEADLINE is '%s', wanted a duration, "
+                      "such as 2s",
+                      *deadline));
+}
+
+void Tell(const SessionOptions& options, const std::string& line) {
+  if (options.on_connection) options.on_connection(LineOf(options.worker.rank, line));
+}
+
+std::vector<std::unique_ptr<Channel>> ConnectTo(const SessionOptions& options) {
+  OnConnection on_connection;
+  if (options.on_connection) {
+    on_connection = [tell = options.on_connection, rank = options.worker.rank](
+                        const std::string& line) { tell(LineOf(rank, line)); };
+  }
+  std::vector<std::unique_ptr<Channel>> channels;
+  for (const std::string& target : options.aggregators) {
+    channels.push_back(ConnectToAggregator(target, options.failure_timeout, on_connection));
+  }
+  return channels;
+}
+
+std::vector<uint16_t> PortsOf(const SessionOptions& options) {
+  std::vector<uint16_t> ports;
+  for (const std::string& target : options.aggregators) {
+    const size_t colon = target.rfind(':');
+    uint32_t port;
+    if (colon != std::string::npos && absl::SimpleAtoi(target.substr(colon + 1), &port)) {
+      ports.push_back(port);
+    }
+  }
+  return ports;
+}
+
+}  // namespace signpost

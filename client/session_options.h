@@ -1,0 +1,54 @@
+// Where a training job's aggregators are, and which of its workers this process is.
+
+#ifndef SIGNPOST_CLIENT_SESSION_OPTIONS_H_
+#define SIGNPOST_CLIENT_SESSION_OPTIONS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/failure_timeout.h"
+#include "worker/channel.h"
+#include "worker/worker.h"
+
+namespace signpost {
+
+// "signpost: rank 2: waiting for aggregator ...", to standard error.
+void PrintConnection(const std::string& line);
+
+struct SessionOptions {
+  WorkerOptions worker;
+  std::vector<std::string> aggregators;  // "host:port" of each shard, in shard order
+  FailureTimeout failure_timeout;        // an aggregator without sign of life is reconnected to
+  // A directory of checkpoints, which all workers see: go on from its newest that is whole. Empty:
+  // start anew. See worker.resume_with_other_world_size too.
+  std::string resume;
+  // Ranks may join with different values: all begin with rank 0's, unless they resume or come back
+  // to a job. Otherwise they are refused.
+  bool start_from_rank_0 = false;
+  // Gets a line for a person when an aggregator no longer answers, so that this worker waits for
+  // it, and when it answers again. From any thread. Null: nobody is told.
+  std::function<void(const std::string& line)> on_connection = PrintConnection;
+
+  // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,
+  // SIGNPOST_WORLD_SIZE; and SIGNPOST_FAILURE_TIMEOUT ("10s"), SIGNPOST_MIN_WORKERS and with it
+  // SIGNPOST_ROUND_DEADLINE ("2s"), which need not be set.
+  // INVALID_ARGUMENT names the variable that is missing or malformed.
+  static absl::StatusOr<SessionOptions> FromEnvironment();
+};
+
+// Gives the options' on_connection a line about this worker.
+void Tell(const SessionOptions& options, const std::string& line);
+
+// New channels, one for each of the options' aggregators.
+std::vector<std::unique_ptr<Channel>> ConnectTo(const SessionOptions& options);
+
+// The ports of the options' aggregators; one without a port has no TCP socket to count.
+std::vector<uint16_t> PortsOf(const SessionOptions& options);
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_CLIENT_SESSION_OPTIONS_H_

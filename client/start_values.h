@@ -1,0 +1,24 @@
+// Parameters that begin with rank 0's values, as data-parallel training wants them.
+
+#ifndef SIGNPOST_CLIENT_START_VALUES_H_
+#define SIGNPOST_CLIENT_START_VALUES_H_
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "client/session_options.h"
+#include "worker/onebit_adam.h"
+
+namespace signpost {
+
+// Gives the parameters the values that rank 0 has, on all ranks, which all must call it; by a
+// reduction, "<job>/start", that adds zeros to them and waits for all ranks, whatever the job's
+// round deadline. Zeros lose their sign.
+//
+// INVALID_ARGUMENT, on all ranks, names a block of rank 0's that is not finite or out of range.
+// Otherwise errors as ReductionSession's. On error parameters may have been overwritten.
+absl::Status TakeValuesOfRank0(const SessionOptions& options,
+                               absl::Span<const Parameter> parameters);
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_CLIENT_START_VALUES_H_

@@ -1,0 +1,71 @@
+// The arithmetic around an exchange: makes the numbers that a worker contributes to a round, and
+// takes in those that the round's answer brings. What the step pipeline (worker.h) asks of whoever
+// does that.
+
+#ifndef SIGNPOST_WORKER_OPTIMIZER_H_
+#define SIGNPOST_WORKER_OPTIMIZER_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "proto/aggregator.pb.h"
+#include "proto/frame.h"
+#include "proto/payload.h"
+
+namespace signpost {
+
+struct GroupRates;
+
+// Not thread-safe.
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+
+  // Starts step `step`, the one after the last. `rates` passed CheckRates, and has an entry for
+  // each group.
+  virtual void BeginStep(uint64_t step, absl::Span<const GroupRates> rates) = 0;
+  // INVALID_ARGUMENT that names the group and the rate.
+  virtual absl::Status CheckRates(absl::Span<const GroupRates> rates) const = 0;
+  virtual uint32_t groups() const = 0;    // entries that steps need of their rates
+  virtual Codec codec() const = 0;        // how this step's frames are encoded
+  virtual float error_scale() const = 0;  // for this step's FrameHeader
+
+  // Writes the chunk's contribution to `payload` (Layout::PayloadBytes) and its compression error
+  // to this worker's error. gradients[i] belongs to tensor i. Returns the number of blocks packed:
+  // the chunk's, unless the input of a block was not finite; that block and all behind it are then
+  // untouched.
+  virtual uint32_t Compress(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
+                            uint8_t* payload) = 0;
+
+  // Takes in a round's answer, in this step's codec.
+  virtual void Apply(uint32_t chunk, Answer answer) = 0;
+
+  // The round did not count: what Compress packed goes back into the error.
+  virtual void TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) = 0;
+
+  // The round counted, but without what Compress packed (the worker was late): its whole input goes
+  // into the error. Before Apply of the answer.
+  virtual void KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) = 0;
+
+  // For a worker that comes back to a job: what is the same on all workers, as STATE's payload.
+  // Sign and payload of every number stay what they are.
+  virtual Payload State(uint32_t chunk) const = 0;
+  // Takes it over. `state` has the size of the chunk's State.
+  virtual void SetState(uint32_t chunk, absl::Span<const uint8_t> state) = 0;
+  // What the steps so far have made of it, that of the last BeginStep included.
+  virtual const Schedule& schedule() const = 0;
+  // Takes over another worker's, of the next step or the one before.
+  virtual void SetSchedule(Schedule schedule) = 0;
+  // As BeginStep, for one chunk, of a step that others have taken: with their rates and schedule.
+  // Not where FreezesBefore.
+  virtual void FollowStep(uint64_t step, const StepRates& rates) = 0;
+  // Whether the step begins with something that needs all chunks: a chunk by itself cannot follow.
+  virtual bool FreezesBefore(uint64_t step) const = 0;
+  // Whether that has been done.
+  virtual bool HasFrozenFor(uint64_t step) const = 0;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_WORKER_OPTIMIZER_H_

@@ -1,0 +1,126 @@
+#include "worker/reduction.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/dense.h"
+
+namespace signpost {
+
+absl::Status CheckOptions(const ReductionOptions& options) {
+  if (IsDense(options.codec) || options.codec == ONE_BIT) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "the codec of a reduction is %s, wanted fp32, bf16 or one-bit", CodecName(options.codec)));
+}
+
+std::string DescribeOptions(const ReductionOptions& options) {
+  return absl::StrCat("reduction codec=", CodecName(options.codec));
+}
+
+Reduction::Reduction(const Layout& layout, const ReductionOptions& options)
+    : layout_(layout),
+      codec_(options.codec),
+      rule_{layout.options().block_elements(), layout.options().gamma()} {
+  if (codec_ != FLOAT32) {
+    error_.resize(layout.elements());
+    return;
+  }
+  uint32_t most_elements = 0;
+  for (const Chunk& chunk : layout.chunks())
+    most_elements = std::max(most_elements, chunk.elements);
+  zeros_.resize(most_elements);
+}
+
+void Reduction::SetResults(absl::Span<const absl::Span<float>> results) {
+  results_.assign(results.begin(), results.end());
+}
+
+uint32_t Reduction::Compress(uint32_t chunk_index,
+                             absl::Span<const absl::Span<const float>> gradients,
+                             uint8_t* payload) {
+  const Chunk& chunk = layout_.chunks()[chunk_index];
+  for (const Segment& segment : chunk.segments) {
+    const auto values = gradients[segment.tensor].subspan(segment.tensor_offset, segment.elements);
+    const size_t packed = CompressSegment(chunk, segment, values, payload);
+    if (packed < kernels::BlockCount(segment.elements, rule_.block_elements)) {
+      return segment.first_block + packed;
+    }
+  }
+  return chunk.blocks;
+}
+
+size_t Reduction::CompressSegment(const Chunk& chunk, const Segment& segment,
+                                  absl::Span<const float> values, uint8_t* payload) {
+  const absl::Span<float> error = ErrorOf(chunk, segment);
+  if (codec_ == ONE_BIT) {
+    return kernels::CompressOneBit(rule_, values, error, OneBitPart(chunk, segment, payload));
+  }
+  const kernels::DenseType type = DenseTypeOf(codec_);
+  return kernels::CompressDense(rule_, type, values, error,
+                                payload + kernels::DenseBytes(type, segment.chunk_offset));
+}
+
+void Reduction::Apply(uint32_t chunk_index, Answer answer) {
+  if (results_.empty()) return;
+  const Chunk& chunk = layout_.chunks()[chunk_index];
+  const uint8_t* const payload = answer.payload.data();
+  for (const Segment& segment : chunk.segments) {
+    const absl::Span<float> result = ResultOf(segment);
+    if (codec_ == ONE_BIT) {
+      kernels::DecompressOneBit(rule_, OneBitPart(chunk, segment, payload), result);
+      continue;
+    }
+    const kernels::DenseType type = DenseTypeOf(codec_);
+    std::fill(result.begin(), result.end(), 0.0f);
+    kernels::AddDense(type, payload + kernels::DenseBytes(type, segment.chunk_offset),
+                      /*factor=*/1, result);
+  }
+}
+
+void Reduction::TakeBack(uint32_t chunk_index, const uint8_t* payload, uint32_t blocks_packed) {
+  KeepInput(chunk_index, payload, blocks_packed);
+  if (results_.empty()) return;
+  for (const Segment& segment : layout_.chunks()[chunk_index].segments) {
+    const absl::Span<float> result = ResultOf(segment);
+    std::fill(result.begin(), result.end(), std::numeric_limits<float>::quiet_NaN());
+  }
+}
+
+void Reduction::KeepInput(uint32_t chunk_index, const uint8_t* payload, uint32_t blocks_packed) {
+  if (codec_ == FLOAT32) return;
+  const Chunk& chunk = layout_.chunks()[chunk_index];
+  for (const Segment& segment : chunk.segments) {
+    if (segment.first_block >= blocks_packed) return;
+    const size_t elements = std::min<size_t>(
+        segment.elements, (blocks_packed - segment.first_block) * rule_.block_elements);
+    const absl::Span<float> error = ErrorOf(chunk, segment).first(elements);
+    if (codec_ == ONE_BIT) {
+      kernels::AddOneBit(rule_, OneBitPart(chunk, segment, payload), /*factor=*/1, error);
+    } else {
+      const kernels::DenseType type = DenseTypeOf(codec_);
+      kernels::AddDense(type, payload + kernels::DenseBytes(type, segment.chunk_offset),
+                        /*factor=*/1, error);
+    }
+  }
+}
+
+Payload Reduction::State(uint32_t chunk) const {
+  Payload state(layout_.PayloadBytes(STATE, chunk));
+  std::memset(state.data(), 0, state.size());
+  return state;
+}
+
+absl::Span<float> Reduction::ErrorOf(const Chunk& chunk, const Segment& segment) {
+  if (codec_ == FLOAT32) return absl::MakeSpan(zeros_).first(segment.elements);
+  return absl::MakeSpan(error_).subspan(chunk.first_element + segment.chunk_offset,
+                                        segment.elements);
+}
+
+absl::Span<float> Reduction::ResultOf(const Segment& segment) {
+  return results_[segment.tensor].subspan(segment.tensor_offset, segment.elements);
+}
+
+}  // namespace signpost

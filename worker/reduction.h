@@ -1,0 +1,91 @@
+// The two-phase exchange by itself: tensors become their mean, or sum, over all ranks. What
+// compression loses is kept in this worker's error, and added to the next call's tensors.
+//
+// Invariant, for codecs that lose something: the sum over calls of answers, plus the aggregator's
+// error, plus the sum over ranks of errors (divided by their number, for the mean), is the sum over
+// calls of what the ranks put in. fp32 loses nothing and keeps nothing.
+
+#ifndef SIGNPOST_WORKER_REDUCTION_H_
+#define SIGNPOST_WORKER_REDUCTION_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/onebit.h"
+#include "proto/layout.h"
+#include "worker/optimizer.h"
+
+namespace signpost {
+
+struct ReductionOptions {
+  Codec codec = FLOAT32;  // or BFLOAT16 or ONE_BIT
+  bool sum = false;       // over the ranks, instead of the mean
+};
+
+// INVALID_ARGUMENT that names the option.
+absl::Status CheckOptions(const ReductionOptions& options);
+
+// "reduction codec=one-bit": JobOptions.optimizer.
+std::string DescribeOptions(const ReductionOptions& options);
+
+// Not thread-safe. Borrows the layout. Steps have no learning rates: those that come are ignored.
+class Reduction final : public Optimizer {
+ public:
+  Reduction(const Layout& layout, const ReductionOptions& options);
+
+  // Where answers go until the next call: results[i] is tensor i's, of its size. Without any they
+  // go nowhere. They may be the memory of the gradients: a chunk is read before it is written.
+  void SetResults(absl::Span<const absl::Span<float>> results);
+
+  void BeginStep(uint64_t step, absl::Span<const GroupRates> rates) override {
+    schedule_.set_begun_steps(step + 1);
+  }
+  absl::Status CheckRates(absl::Span<const GroupRates> rates) const override {
+    return absl::OkStatus();
+  }
+  uint32_t groups() const override { return 0; }
+  Codec codec() const override { return codec_; }
+  float error_scale() const override { return 1; }
+
+  uint32_t Compress(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
+                    uint8_t* payload) override;
+  void Apply(uint32_t chunk, Answer answer) override;
+  // The chunk's results are NaN. With fp32 nothing goes into an error: a result is of the tensors
+  // of its own call.
+  void TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) override;
+  void KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) override;
+
+  // A reduction has no parameters, momentum or variance: zeros, which nobody looks at.
+  Payload State(uint32_t chunk) const override;
+  void SetState(uint32_t chunk, absl::Span<const uint8_t> state) override {}
+  const Schedule& schedule() const override { return schedule_; }
+  void SetSchedule(Schedule schedule) override { schedule_ = std::move(schedule); }
+  void FollowStep(uint64_t step, const StepRates& rates) override {}
+  bool FreezesBefore(uint64_t step) const override { return false; }
+  bool HasFrozenFor(uint64_t step) const override { return false; }
+
+  absl::Span<const float> error() const { return error_; }  // in layout order; empty with fp32
+
+ private:
+  // Blocks packed of one segment, as the kernels return it.
+  size_t CompressSegment(const Chunk& chunk, const Segment& segment, absl::Span<const float> values,
+                         uint8_t* payload);
+  absl::Span<float> ErrorOf(const Chunk& chunk, const Segment& segment);
+  absl::Span<float> ResultOf(const Segment& segment);
+
+  const Layout& layout_;
+  const Codec codec_;
+  const kernels::BlockRule rule_;
+  Schedule schedule_;                       // steps alone
+  std::vector<absl::Span<float>> results_;  // by tensor, or none
+  std::vector<float> error_;                // in layout order; empty with fp32
+  std::vector<float> zeros_;                // with fp32: the error that the kernels ask for
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_WORKER_REDUCTION_H_
