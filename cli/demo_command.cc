@@ -16,6 +16,7 @@
 #include "cli/demo_worker_command.h"
 #include "cli/exit_code.h"
 #include "cli/launcher.h"
+#include "cli/torch_worker.h"
 #include "cli/training_flags.h"
 #include "client/demo/report.h"
 #include "client/demo/text.h"
@@ -26,6 +27,10 @@ namespace {
 
 struct Flags {
   demo::TrainingOptions training;
+  bool torch = false;
+  std::string python = "/usr/bin/python3";  // Debian's, which has Debian's PyTorch
+  // With --torch: those of the model's own flags that were given, as the example takes them.
+  std::vector<std::string> torch_model;
   uint32_t workers = 4;
   uint32_t aggregators = 2;
   FailureTimeout failure_timeout;
@@ -70,7 +75,9 @@ absl::Status Prepare(Flags& flags) {
   if (training.freeze_step == OptimizerOptions::kNever) {
     training.freeze_step = demo::DefaultFreezeStep(training.steps);
   }
-  absl::Status status = demo::CheckOptions(training);
+  demo::TrainingOptions checked = training;
+  if (flags.torch) checked.model = {};  // the example's is another
+  absl::Status status = demo::CheckOptions(checked);
   if (!training.text.empty()) status.Update(demo::LoadText(training.text).status());
   if (!status.ok()) return status;
 
@@ -92,18 +99,44 @@ void PrintLive(const OutputLine& line) {
   std::fflush(stdout);
 }
 
-LaunchResult Train(const Flags& flags, const demo::TrainingOptions& training,
-                   const std::string& results) {
+// What both trainings start, and the arguments in which they differ.
+struct Workers {
+  std::vector<std::string> command;
+  std::vector<std::string> adam, onebit;
+};
+
+absl::StatusOr<Workers> TorchWorkers(const Flags& flags) {
+  absl::StatusOr<std::vector<std::string>> command = TorchWorker(OwnExecutable(), flags.python);
+  if (!command.ok()) return command.status();
+  const demo::TrainingOptions& training = flags.training;
+  command->insert(command->end(), {absl::StrCat("--steps=", training.steps),
+                                   absl::StrCat("--seed=", training.seed)});
+  command->insert(command->end(), flags.torch_model.begin(), flags.torch_model.end());
+  return Workers{
+      .command = *std::move(command),
+      .adam = {"--optimizer=adam"},
+      .onebit = {"--optimizer=onebit_adam", absl::StrCat("--freeze-step=", training.freeze_step)}};
+}
+
+Workers OwnWorkers(const Flags& flags) {
+  demo::TrainingOptions adam = flags.training;
+  adam.freeze_step = OptimizerOptions::kNever;
+  return {.command = {OwnExecutable(), "demo-worker"},
+          .adam = TrainingArguments(adam),
+          .onebit = TrainingArguments(flags.training)};
+}
+
+LaunchResult Train(const Flags& flags, const std::vector<std::string>& command,
+                   const std::vector<std::string>& arguments, const std::string& results) {
   std::filesystem::create_directory(results);
   LaunchOptions launch;
   launch.workers = flags.workers;
   launch.aggregators = flags.aggregators;
   launch.failure_timeout = flags.failure_timeout;
   launch.on_line = PrintLive;
-  launch.command = {OwnExecutable(), "demo-worker", absl::StrCat("--results=", results)};
-  for (std::string& argument : TrainingArguments(training)) {
-    launch.command.push_back(std::move(argument));
-  }
+  launch.command = command;
+  launch.command.insert(launch.command.end(), arguments.begin(), arguments.end());
+  launch.command.push_back(absl::StrCat("--results=", results));
   return Launch(launch);
 }
 
@@ -111,6 +144,18 @@ std::vector<std::string> ResultFiles(const std::string& directory, uint32_t work
   std::vector<std::string> files;
   for (uint32_t rank = 0; rank < workers; ++rank) files.push_back(DemoResultFile(directory, rank));
   return files;
+}
+
+// The flags among `names` that were given, each with its values.
+std::vector<std::string> Given(const CLI::App& app, const std::vector<std::string>& names) {
+  std::vector<std::string> arguments;
+  for (const std::string& name : names) {
+    const CLI::Option& option = *app.get_option(name);
+    if (option.count() == 0) continue;
+    arguments.push_back(name);
+    arguments.insert(arguments.end(), option.results().begin(), option.results().end());
+  }
+  return arguments;
 }
 
 absl::StatusOr<int> RunDemo(Flags& flags) {
@@ -121,21 +166,22 @@ absl::StatusOr<int> RunDemo(Flags& flags) {
                                                    std::filesystem::temp_directory_path().string(),
                                                    "'; TMPDIR may name another place"));
   }
-  demo::TrainingOptions adam = flags.training;
-  adam.freeze_step = OptimizerOptions::kNever;
+  const absl::StatusOr<Workers> workers = flags.torch ? TorchWorkers(flags) : OwnWorkers(flags);
+  if (!workers.ok()) return workers.status();
 
   struct Training {
     const char* name;
-    const demo::TrainingOptions& options;
+    const std::vector<std::string>& arguments;
     std::string results;
   };
-  const Training trainings[] = {{"Adam", adam, directory.path() + "/adam"},
-                                {"1-bit Adam", flags.training, directory.path() + "/onebit"}};
+  const Training trainings[] = {{"Adam", workers->adam, directory.path() + "/adam"},
+                                {"1-bit Adam", workers->onebit, directory.path() + "/onebit"}};
   for (const Training& training : trainings) {
     std::printf("%s: %u workers, %u aggregators, %s steps\n", training.name, flags.workers,
                 flags.aggregators, absl::StrCat(flags.training.steps).c_str());
     std::fflush(stdout);
-    const LaunchResult result = Train(flags, training.options, training.results);
+    const LaunchResult result =
+        Train(flags, workers->command, training.arguments, training.results);
     if (result.exit_code != 0) {
       std::fprintf(stderr, "signpost demo: training with %s: %s\n", training.name,
                    result.explanation.c_str());
@@ -167,8 +213,12 @@ Command AddDemoCommand(CLI::App& program) {
       "Both trainings start from the same seed, each with aggregators and workers of its own, "
       "which\n"
       "talk over TCP. At the end: both losses, and the bytes that were measured on the wire.\n\n"
+      "With --torch the model is the transformer of the Python SDK's examples (language_model.py), "
+      "with\n"
+      "sizes of its own where none are given.\n\n"
       "Examples:\n"
       "  signpost demo\n"
+      "  signpost demo --torch\n"
       "  signpost demo --steps 100 --workers 2 --hidden 256 --json figures.json");
   app.add_option("-n,--workers", flags->workers, "Workers of each training")
       ->check(CLI::Range(1, 256).description(""))
@@ -182,11 +232,23 @@ Command AddDemoCommand(CLI::App& program) {
       app, flags->failure_timeout,
       "A peer without sign of life for this long is given up and looked for anew");
   AddTrainingFlags(app, flags->training);
+  CLI::Option* torch =
+      app.add_flag("--torch", flags->torch, "Train a transformer in PyTorch, from Python");
+  app.add_option("--python", flags->python, "With --torch: the interpreter")
+      ->type_name("PROGRAM")
+      ->envname("SIGNPOST_PYTHON")
+      ->capture_default_str();
+  app.add_option("--width", "With --torch: numbers per byte seen")->type_name("N")->needs(torch);
+  for (const char* name : {"--embedding", "--hidden"}) app.get_option(name)->excludes(torch);
   app.add_option("--output", flags->output, "Where loss.svg and loss.csv go")
       ->type_name("DIR")
       ->capture_default_str();
   app.add_option("--json", flags->json, "Also write the figures to this file")->type_name("FILE");
-  return {&app, [flags] { return RunDemo(*flags); }};
+  return {&app, [flags, &app] {
+            flags->torch_model = Given(
+                app, {"--batch", "--learning-rate", "--context", "--layers", "--width", "--text"});
+            return RunDemo(*flags);
+          }};
 }
 
 }  // namespace signpost::cli

@@ -119,6 +119,12 @@ TEST(Signpost, RefusesUnknownCommandsWithASuggestion) {
   EXPECT_THAT(outcome.output, HasSubstr("unknown command 'statsu'; did you mean 'status'?"));
 }
 
+TEST(Demo, SaysWhereThePythonPackageIsToBeHad) {
+  const Outcome outcome = RunProgram("demo --torch --output " + testing::TempDir());
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, HasSubstr("'./signpost demo --torch' builds one"));
+}
+
 TEST(Signpost, TellsItsVersionsInTwoWays) {
   const Outcome command = RunProgram("version");
   EXPECT_EQ(command.exit_code, 0);

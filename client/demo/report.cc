@@ -86,10 +86,10 @@ std::string FormatTable(const Comparison& comparison) {
       absl::StrFormat("%d parameters, %d workers; 1-bit Adam sends one bit from step %d on\n\n",
                       parameters, adam.world_size, onebit.steps - onebit.one_bit_steps),
       Row("", "Adam", "1-bit Adam"),
-      Row("validation loss, bits per byte", absl::StrFormat("%.4f", adam.validation_bpb),
-          absl::StrFormat("%.4f", onebit.validation_bpb)),
+      Row("validation loss, bits per byte", absl::StrFormat("%.4f", adam.validation),
+          absl::StrFormat("%.4f", onebit.validation)),
       Row("  against Adam", "",
-          absl::StrFormat("%+.2f%%", 100 * (onebit.validation_bpb / adam.validation_bpb - 1))),
+          absl::StrFormat("%+.2f%%", 100 * (onebit.validation / adam.validation - 1))),
       Row("steps", absl::StrCat(adam.steps), absl::StrCat(onebit.steps)),
       Row("time", absl::StrFormat("%.0f s", adam.seconds),
           absl::StrFormat("%.0f s", onebit.seconds)),
@@ -126,8 +126,8 @@ std::string FormatJson(const Comparison& comparison) {
   const uint64_t one_bit_steps = onebit.one_bit_steps;
   const bool identical = ReplicasIdentical(comparison.adam) && ReplicasIdentical(comparison.onebit);
   return absl::StrCat(
-      "{\n  \"val_bpb_adam\": ", Number(adam.validation_bpb),
-      ",\n  \"val_bpb_onebit\": ", Number(onebit.validation_bpb),
+      "{\n  \"val_bpb_adam\": ", Number(adam.validation),
+      ",\n  \"val_bpb_onebit\": ", Number(onebit.validation),
       ",\n  \"wire_bits_per_param_up\": ",
       Number(BitsPerParameter(rounds.sent, parameters, one_bit_steps)),
       ",\n  \"wire_bits_per_param_down\": ",

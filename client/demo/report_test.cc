@@ -21,7 +21,7 @@ Comparison MakeComparison() {
                              .seconds = 12.25,
                              .parameters_crc32c = 0xabc,
                              .wire = {.sent = 400000, .received = 400000},
-                             .validation_bpb = 2,
+                             .validation = 2,
                              .curve = {{50, 4, 3}, {100, 2.5, 2}}};
   const WorkerResult onebit = {.world_size = 1,
                                .parameters = 1000,
@@ -31,7 +31,7 @@ Comparison MakeComparison() {
                                .parameters_crc32c = 0xdef,
                                .wire = {.sent = 100000, .received = 60000},
                                .one_bit_wire = {.sent = 12500, .received = 10000},
-                               .validation_bpb = 2.02,
+                               .validation = 2.02,
                                .curve = {{50, 4.125, 3.125}, {100, 2.625, 2.02}}};
   return {{adam}, {onebit}};
 }
@@ -90,7 +90,7 @@ TEST(Report, HasTheFiguresAsJson) {
 
 TEST(Report, HasNullInJsonForALossThatIsNotFinite) {
   Comparison comparison = MakeComparison();
-  comparison.onebit[0].validation_bpb = std::numeric_limits<double>::quiet_NaN();
+  comparison.onebit[0].validation = std::numeric_limits<double>::quiet_NaN();
   EXPECT_THAT(FormatJson(comparison), HasSubstr("\"val_bpb_onebit\": null"));
 }
 

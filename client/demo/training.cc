@@ -295,7 +295,7 @@ absl::Status TrainAsWorker(const TrainingOptions& options) {
   if (!result.ok()) return result.status();
   if (absl::Status status = (*session)->Leave(); !status.ok()) return stop.Excuse(status);
   if (result->rank == 0 && !options.result_file.empty()) {
-    result->validation_bpb = BitsPerByteOn(text->validation, kFinalWindows, model);
+    result->validation = BitsPerByteOn(text->validation, kFinalWindows, model);
   }
   if (!options.result_file.empty()) return WriteResult(*result, options.result_file);
   if (result->rank == 0) {

@@ -29,7 +29,7 @@ void ForEachFigure(Result& result, Visit visit) {
   visit("wire_received", result.wire.received);
   visit("one_bit_wire_sent", result.one_bit_wire.sent);
   visit("one_bit_wire_received", result.one_bit_wire.received);
-  visit("validation_bpb", result.validation_bpb);
+  visit("validation", result.validation);
 }
 
 std::string FormatNumber(uint32_t number) { return absl::StrCat(number); }

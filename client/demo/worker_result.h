@@ -31,7 +31,7 @@ struct WorkerResult {
   uint32_t parameters_crc32c = 0;  // of the parameters after the last step
   WireBytes wire;                  // of all steps since it joined, measured
   WireBytes one_bit_wire;          // of the one-bit steps
-  double validation_bpb = 0;       // after the last step; rank 0 only
+  double validation = 0;           // after the last step, in bits per byte; rank 0 only
   std::vector<CurvePoint> curve;   // rank 0 only
 };
 

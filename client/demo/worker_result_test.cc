@@ -22,7 +22,7 @@ WorkerResult Example() {
           .parameters_crc32c = 0xfedcba98,
           .wire = {.sent = 10'000'000'000, .received = 20'000'000'000},
           .one_bit_wire = {.sent = 5, .received = 6},
-          .validation_bpb = 2.0 / 3,
+          .validation = 2.0 / 3,
           .curve = {{40, 3.5, 3.25}, {80, 1.0 / 3, 2.5}}};
 }
 
@@ -41,7 +41,7 @@ TEST(WorkerResult, ComesBackFromItsFile) {
   EXPECT_EQ(result.wire.received, 20'000'000'000);
   EXPECT_EQ(result.one_bit_wire.sent, 5);
   EXPECT_EQ(result.one_bit_wire.received, 6);
-  EXPECT_EQ(result.validation_bpb, 2.0 / 3);
+  EXPECT_EQ(result.validation, 2.0 / 3);
   ASSERT_EQ(result.curve.size(), 2);
   EXPECT_EQ(result.curve[0].step, 40);
   EXPECT_EQ(result.curve[1].training_bpb, 1.0 / 3);

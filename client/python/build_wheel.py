@@ -38,9 +38,9 @@ Entry = Tuple[str, bytes, int]  # name in the archive, contents, mode
 
 
 def package_entry(path: Path) -> Entry:
-    """Sources and what is built are in one package, whatever directories they come from."""
+    """The package lies in `package`, as in the wheel."""
     parts = path.parts
-    name = "/".join(parts[parts.index("python") + 1 :])
+    name = "/".join(parts[parts.index("package") + 1 :])
     return name, path.read_bytes(), 0o755 if name == "signpost/signpost" else 0o644
 
 

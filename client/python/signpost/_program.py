@@ -10,6 +10,7 @@ PROGRAM = Path(__file__).with_name("signpost")
 
 def main() -> None:
     """`signpost` and `python3 -m signpost`."""
+    os.environ.setdefault("SIGNPOST_PYTHON", sys.executable)  # for `signpost demo --torch`
     os.execv(PROGRAM, [str(PROGRAM), *sys.argv[1:]])
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The wheel, installed in a clean virtual environment, runs a job.
+# The wheel, installed in a clean virtual environment, runs a job, and the demo.
 set -euo pipefail
 wheel=$PWD/$1 job=$PWD/$2
 cd "$TEST_TMPDIR"
@@ -10,3 +10,4 @@ output=$(environment/bin/signpost run -n 2 --aggregators 2 -- environment/bin/py
   { echo "$output"; exit 1; }
 echo "$output"
 (($(grep -c 'steps 30 parameters' <<<"$output") == 2))
+environment/bin/signpost demo --torch -n 2 --steps 8 --width 32 --layers 1 --context 16 --batch 2

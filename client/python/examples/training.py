@@ -1,0 +1,194 @@
+"""What the examples share: arguments, learning-rate schedule, the loop over steps, its report.
+
+An example brings data, a model and a loss. What has to do with Signpost is in train() and
+make_optimizer().
+"""
+
+import argparse
+import math
+import os
+import time
+from pathlib import Path
+
+import signpost.torch as signpost
+import torch
+
+WARM_UP = 0.05  # of the steps, in which the learning rate rises
+INTERVALS = 20  # of the steps, after each of which rank 0 says how it is going
+
+
+def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
+    """For the arguments that all examples have, with the example's own defaults."""
+    parser = argparse.ArgumentParser(description=description)
+    add = parser.add_argument
+    add("--optimizer", choices=["adam", "onebit_adam"], default="onebit_adam")
+    add("--steps", type=int, default=steps, help="[%(default)s]")
+    add("--freeze-step", type=int, help="dense steps of 1-bit Adam [15%% of the steps]")
+    add("--learning-rate", type=float, default=learning_rate, help="the highest [%(default)s]")
+    add("--batch", type=int, default=batch, help=f"{batch_unit} per rank and step [%(default)s]")
+    add("--seed", type=int, default=1, help="of the first parameters and the batches")
+    add("--checkpoints", help="directory to save in, and to go on from if it is there")
+    add("--save-every", type=int, default=100, help="steps between two checkpoints [%(default)s]")
+    add("--output", type=Path, default=Path("."), help="directory of loss.png")
+    add("--results", type=Path, help="directory of each rank's figures, for programs; no loss.png")
+    return parser
+
+
+def train(arguments, model, loss_of_batch, validate, metric):
+    """Trains the model together with all other ranks.
+
+    Args:
+        loss_of_batch: the model's mean loss on a batch that it draws by a torch.Generator, which is
+            another one on each rank and at each step.
+        validate: a figure of the model on data that was held out.
+        metric: what that figure is, as in "validation loss {:.4f} bits per byte".
+    """
+    optimizer = make_optimizer(model.parameters(), arguments)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: schedule(step, arguments.steps), optimizer.steps - 1
+    )
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    progress = Progress(elements, arguments.steps)
+    if signpost.rank() == 0:
+        print(f"{elements} parameters, {signpost.world_size()} workers, {arguments.optimizer}")
+
+    while optimizer.steps < arguments.steps:
+        # Each rank has its own part of the batch, and after a resume the same as without.
+        seed = (arguments.seed << 48) + (optimizer.steps << 12) + signpost.rank()
+        optimizer.zero_grad()
+        loss = loss_of_batch(torch.Generator().manual_seed(seed))
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        progress.add(loss.item(), optimizer.report)
+        if arguments.checkpoints and optimizer.steps % arguments.save_every == 0:
+            optimizer.checkpoint(arguments.checkpoints)
+        if signpost.rank() == 0 and progress.is_end_of_interval():
+            progress.end_interval(validation(model, validate))
+
+    progress.end(optimizer.parameters_crc32c())
+    print(f"done: parameters {progress.parameters_crc32c:08x}", flush=True)
+    if signpost.rank() == 0 and progress.curve:
+        print(metric.format(progress.curve[-1][2]), flush=True)
+    if arguments.results:
+        progress.write(arguments.results)
+    elif signpost.rank() == 0 and progress.curve:
+        progress.draw(arguments.output, metric)
+
+
+def make_optimizer(parameters, arguments):
+    options = {"lr": arguments.learning_rate, "betas": (0.9, 0.99)}
+    if arguments.checkpoints and os.path.exists(arguments.checkpoints):
+        options["resume"] = arguments.checkpoints
+    if arguments.optimizer == "adam":
+        return signpost.Adam(parameters, **options)
+    freeze_step = arguments.freeze_step or max(1, arguments.steps * 15 // 100)
+    return signpost.OneBitAdam(parameters, freeze_step=freeze_step, **options)
+
+
+def schedule(step, steps):
+    """The learning rate's factor: a linear rise, then half a cosine."""
+    rise = max(1, round(WARM_UP * steps))
+    if step < rise:
+        return (step + 1) / rise
+    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+
+
+@torch.no_grad()
+def validation(model, validate):
+    model.eval()
+    figure = validate()
+    model.train()
+    return figure
+
+
+class Progress:
+    """What a rank has done: rank 0's lines and loss curve, and the figures that go to a file."""
+
+    def __init__(self, elements, steps):
+        self.elements = elements
+        self.steps = steps
+        self.start = time.monotonic()
+        self.curve = []  # (step, training loss, validation)
+        self.sent_bytes, self.received_bytes = 0, 0
+        self.freeze_step = None  # the first one-bit step
+        self.one_bit_steps, self.one_bit_sent_bytes, self.one_bit_received_bytes = 0, 0, 0
+        self._begin_interval()
+
+    def _begin_interval(self):
+        self.interval_start = time.monotonic()
+        self.interval_start_bytes = self.sent_bytes
+        self.reports, self.losses = [], []
+
+    def add(self, loss, report):
+        self.losses.append(loss)
+        self.reports.append(report)
+        if report.one_bit:
+            self.freeze_step = report.step if self.freeze_step is None else self.freeze_step
+            self.one_bit_steps += 1
+            self.one_bit_sent_bytes += report.sent_bytes - self.sent_bytes
+            self.one_bit_received_bytes += report.received_bytes - self.received_bytes
+        self.sent_bytes, self.received_bytes = report.sent_bytes, report.received_bytes
+
+    def is_end_of_interval(self):
+        step = self.reports[-1].step
+        return (step + 1) * INTERVALS // self.steps != step * INTERVALS // self.steps
+
+    def end_interval(self, figure):
+        """Prints a line: what the steps since the last one cost."""
+        seconds = time.monotonic() - self.interval_start
+        wire = sum(report.wire_s for report in self.reports) / seconds
+        wait = sum(report.wait_s for report in self.reports) / seconds
+        fp32_bytes = 4 * self.elements * len(self.reports)
+        sent_bytes = self.sent_bytes - self.interval_start_bytes
+        step, loss = self.reports[-1].step + 1, sum(self.losses) / len(self.losses)
+        self.curve.append((step, loss, figure))
+        print(
+            f"step {step}  loss {loss:.3f}  {1000 * seconds / len(self.reports):.0f} ms "
+            f"(compute {1 - wire - wait:.0%} wire {wire:.0%} wait {wait:.0%})  "
+            f"{fp32_bytes / sent_bytes:.1f}x fewer bytes  {signpost.world_size()} workers",
+            flush=True,
+        )
+        self._begin_interval()
+
+    def end(self, parameters_crc32c):
+        self.seconds = time.monotonic() - self.start
+        self.parameters_crc32c = parameters_crc32c
+
+    def write(self, directory):
+        """A line per figure, those of client/demo/worker_result.h among them."""
+        figures = {
+            "rank": signpost.rank(),
+            "world_size": signpost.world_size(),
+            "parameters": self.elements,
+            "steps": self.steps,
+            "one_bit_steps": self.one_bit_steps,
+            "freeze_step": self.steps if self.freeze_step is None else self.freeze_step,
+            "seconds": self.seconds,
+            "parameters_crc32c": self.parameters_crc32c,
+            "wire_sent": self.sent_bytes,
+            "wire_received": self.received_bytes,
+            "one_bit_wire_sent": self.one_bit_sent_bytes,
+            "one_bit_wire_received": self.one_bit_received_bytes,
+            "validation": self.curve[-1][2] if self.curve else 0,
+        }
+        lines = [f"{name} {value}" for name, value in figures.items()]
+        lines += [f"curve {step} {loss} {figure}" for step, loss, figure in self.curve]
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"rank-{signpost.rank()}").write_text("\n".join([*lines, "end\n"]))
+
+    def draw(self, directory, metric):
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            print("no loss.png: matplotlib is not installed (apt-get install python3-matplotlib)")
+            return
+        steps, losses, validations = zip(*self.curve)
+        figure = Figure(figsize=(9, 4), tight_layout=True)
+        left, right = figure.subplots(1, 2)
+        left.plot(steps, losses)
+        left.set(xlabel="step", ylabel="training loss")
+        right.plot(steps, validations)
+        right.set(xlabel="step", ylabel=metric.split(" {")[0])
+        directory.mkdir(parents=True, exist_ok=True)
+        figure.savefig(directory / "loss.png")

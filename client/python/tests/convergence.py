@@ -1,0 +1,320 @@
+#!/usr/bin/python3
+"""Compares 1-bit Adam with Adam on the examples, seed by seed, and writes docs/convergence.md.
+
+    bazel run //client/python:convergence
+    bazel run //client/python:convergence -- --examples resnet --seeds 2 -- --freeze-step 100
+
+What stands behind the second "--" goes to the runs of 1-bit Adam. Each run is kept as a file, and
+not made again: an interrupted suite goes on. Other options that were tried are in the report too.
+
+Exit code 1: 1-bit Adam is behind.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from scipy import stats
+
+PACKAGE = Path("client/python/package/signpost").absolute()  # Bazel starts it beside its data
+ROOT = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
+WORKERS, AGGREGATORS = 2, 1
+CONFIDENCE = 0.95
+BEHIND = 1.0  # percent; less does not matter, even if it is certain
+OPTIMIZERS = {"adam": "Adam", "onebit_adam": "1-bit Adam"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """An example in the size in which it is compared."""
+
+    name: str
+    title: str
+    metric: str
+    higher_is_better: bool
+    arguments: tuple
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            "language_model",
+            "byte-level transformer",
+            "bits per byte",
+            False,
+            ("--steps=800", "--learning-rate=2e-3"),
+        ),
+        Task(
+            "masked_language_model",
+            "BERT on words",
+            "bits per masked word",
+            False,
+            ("--steps=600", "--learning-rate=2e-3"),
+        ),
+        Task("resnet", "ResNet on digits", "accuracy, %", True, ("--steps=600",)),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Of the mean of paired differences, by Student's t."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def has_zero(self):
+        return self.low <= 0 <= self.high
+
+
+def confidence_interval(differences):
+    """At least two of them."""
+    mean = statistics.mean(differences)
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1)
+    half = quantile * statistics.stdev(differences) / len(differences) ** 0.5
+    return Interval(mean, mean - half, mean + half)
+
+
+def relative_differences(adam, onebit):
+    """Of the final metrics, in percent of Adam's, seed by seed."""
+    return [100 * (b["validation"] / a["validation"] - 1) for a, b in zip(adam, onebit)]
+
+
+def is_good_enough(task, interval):
+    behind = -interval.mean if task.higher_is_better else interval.mean
+    return interval.has_zero or behind < BEHIND
+
+
+class Runs:
+    """Runs of the examples, each kept as a file of its own."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def get(self, task, optimizer, seed, arguments):
+        """The run's figures; makes the run if that has not been done."""
+        key = dict(example=task.name, optimizer=optimizer, seed=seed, arguments=list(arguments))
+        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
+        file = self.directory / f"{task.name}-{optimizer}-{seed}-{digest}.json"
+        if not file.exists():
+            print(f"{task.name} {optimizer} seed {seed} {' '.join(arguments)}", end="", flush=True)
+            run = {**key, **train(task, optimizer, seed, arguments)}
+            print(f"  {run['validation']:.4f} in {run['seconds']:.0f} s", flush=True)
+            whole = file.with_suffix(".part")
+            whole.write_text(json.dumps(run))
+            whole.rename(file)
+        return json.loads(file.read_text())
+
+    def variants(self, task, common):
+        """Which options of 1-bit Adam were tried with these `common` arguments, and the seeds."""
+        tried = {}
+        for file in sorted(self.directory.glob(f"{task.name}-onebit_adam-*.json")):
+            run = json.loads(file.read_text())
+            if tuple(run["arguments"][: len(common)]) == common:
+                tried.setdefault(tuple(run["arguments"][len(common) :]), []).append(run["seed"])
+        return tried
+
+
+def train(task, optimizer, seed, arguments):
+    with tempfile.TemporaryDirectory() as results:
+        ended = subprocess.run(
+            [
+                *[
+                    PACKAGE / "signpost",
+                    "run",
+                    f"-n{WORKERS}",
+                    f"--aggregators={AGGREGATORS}",
+                    "--",
+                ],
+                *[sys.executable, PACKAGE / "examples" / f"{task.name}.py"],
+                *[f"--optimizer={optimizer}", f"--seed={seed}", f"--results={results}"],
+                *arguments,
+            ],
+            env={**os.environ, "PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        if ended.returncode != 0:
+            sys.exit(f"\n{ended.stdout}{ended.stderr}")
+        lines = [line.split() for line in (Path(results) / "rank-0").read_text().splitlines()]
+    figures = {words[0]: float(words[1]) for words in lines if len(words) == 2}
+    curve = [[float(word) for word in words[1:]] for words in lines if words[0] == "curve"]
+    return {**figures, "curve": curve}
+
+
+class Comparison:
+    """Adam and 1-bit Adam with some options on one task, a run of each per seed."""
+
+    def __init__(self, runs, task, seeds, common, options):
+        self.task = task
+        self.options = options
+        self.adam, self.onebit = [], []
+        for seed in seeds:  # in turns, so that an interrupted suite has pairs
+            self.adam.append(runs.get(task, "adam", seed, common))
+            self.onebit.append(runs.get(task, "onebit_adam", seed, (*common, *options)))
+        self.differences = relative_differences(self.adam, self.onebit)
+        self.interval = confidence_interval(self.differences)
+        self.is_good_enough = is_good_enough(task, self.interval)
+
+    def row(self):
+        adam, onebit = (
+            statistics.mean(run["validation"] for run in runs) for runs in (self.adam, self.onebit)
+        )
+        first, interval = self.onebit[0], self.interval
+        sent = statistics.mean(run["wire_sent"] for run in self.onebit)
+        ratio = 4 * first["parameters"] * first["steps"] / sent
+        return (
+            f"{self.task.title} | {first['parameters']:,.0f} | {first['steps']:.0f} | "
+            f"{self.task.metric} | {adam:.4g} | {onebit:.4g} | "
+            f"{interval.mean:+.2f}% ({interval.low:+.2f} to {interval.high:+.2f}) | {ratio:.1f}x | "
+            f"{'yes' if self.is_good_enough else 'NO'}"
+        )
+
+    def row_of_options(self):
+        interval = self.interval
+        options = " ".join(self.options) or "none"
+        return (
+            f"{self.task.title} | {options} | {len(self.differences)} | {interval.mean:+.2f}% "
+            f"({interval.low:+.2f} to {interval.high:+.2f})"
+        )
+
+    def rows_of_seeds(self):
+        for adam, onebit, difference in zip(self.adam, self.onebit, self.differences):
+            yield (
+                f"{self.task.title} | {adam['seed']} | {adam['validation']:.4f} | "
+                f"{onebit['validation']:.4f} | {difference:+.2f}%"
+            )
+
+    def draw(self, file):
+        """Training loss and metric, a faint line per seed and their mean."""
+        figure = Figure(figsize=(9, 3.6), tight_layout=True)
+        columns = figure.subplots(1, 2)
+        names = ("training loss", f"held out: {self.task.metric}")
+        for column, (axes, name) in enumerate(zip(columns, names), start=1):
+            axes.set(xlabel="step", ylabel=name)
+            for runs, optimizer, colour in (
+                (self.adam, "adam", "#0072b2"),
+                (self.onebit, "onebit_adam", "#d55e00"),
+            ):
+                steps = [point[0] for point in runs[0]["curve"]]
+                curves = [[point[column] for point in run["curve"]] for run in runs]
+                for curve in curves:
+                    axes.plot(steps, curve, color=colour, linewidth=0.5, alpha=0.4)
+                mean = [statistics.mean(points) for points in zip(*curves)]
+                axes.plot(steps, mean, color=colour, label=OPTIMIZERS[optimizer])
+            frozen = self.onebit[0]["freeze_step"]
+            axes.axvline(frozen, color="#999999", linestyle="dashed", label="freeze step")
+        columns[0].legend()
+        figure.savefig(file, dpi=80)
+
+
+REPORT = """\
+# Convergence
+
+Adam and 1-bit Adam on the [examples](../client/python/examples): {workers} workers of one thread each,
+{aggregators} aggregator, the same batches, learning rates, schedule and first parameters for both, and
+{seeds} seeds. The difference is that of the final metric on held-out data, relative to Adam's and seed by
+seed; in parentheses is its 95% confidence interval (Student's t). What must hold: zero is in the
+interval, or 1-bit Adam is less than {behind:g}% behind. Bytes are those that a worker sent in the whole
+run, dense steps included, against fp32.
+
+| example | parameters | steps | metric | Adam | 1-bit Adam | difference | fewer bytes | holds |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+{rows}
+
+Options of 1-bit Adam: {options}. To make the runs again: `{command}`
+
+{charts}
+
+## Seed by seed
+
+| example | seed | Adam | 1-bit Adam | difference |
+| --- | --- | --- | --- | --- |
+{seed_rows}
+{tried}"""
+
+TRIED = """
+## What was tried
+
+| example | options of 1-bit Adam | seeds | difference |
+| --- | --- | --- | --- |
+{rows}
+"""
+
+
+def table(rows):
+    return "\n".join(f"| {row} |" for row in rows)
+
+
+def write_report(comparisons, others, seeds, options, directory):
+    charts = []
+    for comparison in comparisons:
+        chart = f"convergence-{comparison.task.name}.png"
+        comparison.draw(directory / chart)
+        charts.append(f"![{comparison.task.title}]({chart})")
+    command = "bazel run //client/python:convergence"
+    if options:
+        command += f" -- -- {' '.join(options)}"
+    report = REPORT.format(
+        workers=WORKERS,
+        aggregators=AGGREGATORS,
+        seeds=seeds,
+        behind=BEHIND,
+        rows=table(comparison.row() for comparison in comparisons),
+        options=f"`{' '.join(options)}`" if options else "the examples' defaults",
+        command=command,
+        charts="\n\n".join(charts),
+        seed_rows=table(row for comparison in comparisons for row in comparison.rows_of_seeds()),
+        tried=TRIED.format(rows=table(other.row_of_options() for other in others))
+        if others
+        else "",
+    )
+    (directory / "convergence.md").write_text(report)
+
+
+def parse_arguments(words):
+    """The arguments, and the options of 1-bit Adam behind "--"."""
+    end = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--examples", nargs="+", choices=TASKS, default=list(TASKS), metavar="NAME")
+    add("--seeds", type=int, default=5, help="runs of each, at least 2 [%(default)s]")
+    add("--steps", type=int, help="instead of each example's own number")
+    add("--runs", type=Path, default=ROOT / "signpost-demo/convergence", help="where runs are kept")
+    add("--docs", type=Path, default=ROOT / "docs", help="where the report goes")
+    return parser.parse_args(words[:end]), tuple(words[end + 1 :])
+
+
+def main(words):
+    arguments, options = parse_arguments(words)
+    runs = Runs(arguments.runs)
+    seeds = range(1, arguments.seeds + 1)
+    comparisons, others = [], []
+    for task in (TASKS[name] for name in arguments.examples):
+        steps = () if arguments.steps is None else (f"--steps={arguments.steps}",)
+        common = (*task.arguments, *steps)
+        comparisons.append(Comparison(runs, task, seeds, common, options))
+        for variant, tried in runs.variants(task, common).items():
+            if variant != options and len(tried) >= 2:
+                others.append(Comparison(runs, task, sorted(tried), common, variant))
+    write_report(comparisons, others, arguments.seeds, options, arguments.docs)
+    print(table(comparison.row() for comparison in comparisons))
+    return 0 if all(comparison.is_good_enough for comparison in comparisons) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

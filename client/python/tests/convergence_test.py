@@ -1,0 +1,77 @@
+"""The convergence suite's arithmetic, and that it goes on where it was interrupted."""
+
+import convergence
+import pytest
+from convergence import TASKS, Interval
+
+SMALL = ["--examples", "resnet", "--seeds", "2", "--steps", "20"]
+
+
+def test_interval_is_students():
+    interval = convergence.confidence_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert interval.mean == 3
+    # 2.776 in a table of t for four degrees of freedom, times sqrt(2.5 / 5)
+    assert interval.low == pytest.approx(3 - 2.776 * 0.5**0.5, abs=1e-3)
+    assert interval.high == pytest.approx(3 + 2.776 * 0.5**0.5, abs=1e-3)
+
+
+def test_differences_are_relative_to_adams_of_the_same_seed():
+    adam, onebit = [{"validation": 2.0}, {"validation": 4.0}], [
+        {"validation": 2.1},
+        {"validation": 3},
+    ]
+    assert convergence.relative_differences(adam, onebit) == pytest.approx([5, -25])
+
+
+@pytest.mark.parametrize(
+    "interval, lower_is_good, higher_is_good",
+    [
+        (Interval(2, -1, 5), True, True),  # may be chance
+        (Interval(0.9, 0.8, 1), True, True),  # is none, but small
+        (Interval(2, 1, 3), False, True),
+        (Interval(-2, -3, -1), True, False),
+    ],
+)
+def test_only_a_certain_and_large_gap_is_too_much(interval, lower_is_good, higher_is_good):
+    assert convergence.is_good_enough(TASKS["language_model"], interval) == lower_is_good
+    assert convergence.is_good_enough(TASKS["resnet"], interval) == higher_is_good
+
+
+def test_makes_each_run_once_and_reports_what_was_tried(tmp_path, capsys, monkeypatch):
+    def train(task, optimizer, seed, arguments):
+        validation = 90 + seed + (optimizer == "onebit_adam") * len(arguments)
+        figures = dict(parameters=1e6, steps=100, freeze_step=15, wire_sent=1e8, seconds=1)
+        return {**figures, "seed": seed, "validation": validation, "curve": [[100, 1, validation]]}
+
+    monkeypatch.setattr(convergence, "train", train)
+    arguments = [*SMALL, "--runs", str(tmp_path / "runs"), "--docs", str(tmp_path)]
+    assert convergence.main(arguments) == 0
+    assert capsys.readouterr().out.count(" seed ") == 4
+    report = (tmp_path / "convergence.md").read_text()
+    assert "What was tried" not in report
+    # Two arguments, so 1-bit Adam reads two more of a hundred.
+    assert "| ResNet on digits | 1 | 91.0000 | 93.0000 | +2.20% |" in report
+    assert "| ResNet on digits | 2 | 92.0000 | 94.0000 | +2.17% |" in report
+    assert " | 4.0x | yes |" in report  # fp32 would be 400 MB
+    assert (tmp_path / "convergence-resnet.png").stat().st_size < 60000
+
+    convergence.main([*arguments, "--", "--freeze-step=10"])
+    printed = capsys.readouterr().out
+    assert printed.count(" seed ") == 2 and printed.count(" onebit_adam ") == 2
+    report = (tmp_path / "convergence.md").read_text()
+    assert "`bazel run //client/python:convergence -- -- --freeze-step=10`" in report
+    assert "| ResNet on digits | none | 2 | +2.19%" in report[report.index("What was tried") :]
+
+
+def test_trains_an_example():
+    run = convergence.train(TASKS["resnet"], "onebit_adam", 1, ("--steps=20",))
+    assert (run["steps"], run["freeze_step"], run["world_size"]) == (20, 3, 2)
+    assert run["one_bit_steps"] == 17
+    assert 1 < 8 * run["one_bit_wire_sent"] / run["parameters"] / 17 < 1.1  # bits
+    assert 0 < run["validation"] <= 100  # percent
+    assert len(run["curve"]) == 20 and run["curve"][-1][2] == run["validation"]
+
+
+def test_shows_what_a_run_that_fails_has_to_say():
+    with pytest.raises(SystemExit, match="unrecognized arguments: --freeze-stop=3"):
+        convergence.train(TASKS["resnet"], "onebit_adam", 1, ("--freeze-stop=3",))

@@ -1,0 +1,81 @@
+"""Each example trains, alone and as four ranks, which end with the same parameters."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import signpost
+
+EXAMPLES = Path(signpost.__file__).with_name("examples")
+TRANSFORMER = ["--steps=60", "--width=64", "--layers=1", "--context=32", "--batch=8"]
+SMALL = {
+    "language_model": TRANSFORMER,
+    "masked_language_model": [*TRANSFORMER, "--learning-rate=4e-3"],
+    "resnet": ["--steps=60", "--width=8"],
+}
+METRIC = {
+    "language_model": r"validation loss ([0-9.]+) bits per byte",
+    "masked_language_model": r"validation loss ([0-9.]+) bits per masked word",
+    "resnet": r"validation accuracy ([0-9.]+) %",
+}
+FOUR_RANKS = [sys.executable, "-m", "signpost", "run", "-n", "4", "--aggregators", "2", "--"]
+
+each_example = pytest.mark.parametrize("example", SMALL)
+
+
+def run(launch, example, output, *arguments):
+    script = [sys.executable, EXAMPLES / f"{example}.py", *SMALL[example]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(output)}
+    ended = subprocess.run(
+        [*launch, *script, f"--output={output}", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    print(ended.stdout)
+    assert ended.returncode == 0
+    return ended.stdout
+
+
+def metric(example, output):
+    return float(re.search(METRIC[example], output)[1])
+
+
+@each_example
+def test_trains_as_four_ranks_in_one_bit(example, tmp_path):
+    output = run(FOUR_RANKS, example, tmp_path, "--optimizer=onebit_adam")
+    digests = re.findall("done: parameters ([0-9a-f]{8})", output)
+    assert len(digests) == 4 and len(set(digests)) == 1
+    assert float(re.findall(r"([0-9.]+)x fewer bytes", output)[-1]) > 20
+    learned = metric(example, output)
+    if example == "language_model":
+        assert learned < 6  # bits per byte; 8 is knowing nothing
+    elif example == "masked_language_model":
+        assert learned < 8.5  # bits per word; 11 is knowing nothing
+    else:
+        assert learned > 50  # percent; 10 is knowing nothing
+
+
+def test_trains_alone_and_goes_on_from_a_checkpoint(tmp_path):
+    wanted = run([], "language_model", tmp_path, "--optimizer=adam")
+    saving = ["--optimizer=adam", f"--checkpoints={tmp_path / 'checkpoints'}", "--save-every=40"]
+    run([], "language_model", tmp_path, *saving)
+    resumed = run([], "language_model", tmp_path, *saving)
+    assert re.findall("^step ([0-9]+)", resumed, re.MULTILINE)[0] == "42"  # went on behind 40
+    assert re.findall("done.*", resumed) == re.findall("done.*", wanted)
+    assert metric("language_model", resumed) == metric("language_model", wanted)
+    drawn = (tmp_path / "loss.png").exists()
+    assert drawn == (importlib.util.find_spec("matplotlib") is not None)
+
+
+def test_says_what_to_install_for_the_digits(tmp_path):
+    (tmp_path / "sklearn.py").write_text("raise ImportError('No module named sklearn')")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}
+    command = [sys.executable, EXAMPLES / "resnet.py"]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("scikit-learn's: apt-get install python3-sklearn\n")
