@@ -63,9 +63,9 @@ def compressed(codec):
     wanted, _, _ = train(lambda model: None, 150)
     losses, model, state = train(hook(codec, start_step=5), 150)
     assert len(state._buckets) > 1
-    assert losses[:5] == wanted[:5] or abs(losses[4] - wanted[4]) < 1e-4 * wanted[4]
-    assert sum(losses[-20:]) < 0.2 * sum(losses[:20])
-    assert sum(losses[-20:]) < 1.5 * sum(wanted[-20:])
+    assert abs(losses[4] - wanted[4]) < 1e-4 * wanted[4]  # all of it in fp32
+    assert sum(wanted[-20:]) < 0.1 * sum(wanted[:20])
+    assert sum(losses[-20:]) < 1.1 * sum(wanted[-20:])
     say(model)
 
 
