@@ -83,7 +83,9 @@ def test_a_value_that_is_not_finite_makes_its_chunk_nan_and_is_warned_of(codec):
     tensor = numbers(2**20 + 5000)
     tensor[3] = float("inf")
     name = f"not finite {codec}"
-    with pytest.warns(UserWarning, match=f"'{name}': the values of rank 0 are not finite; 1 chunks"):
+    with pytest.warns(
+        UserWarning, match=f"'{name}': the values of rank 0 are not finite; 1 chunks"
+    ):
         signpost.all_reduce(tensor, codec, name=name)
     assert tensor[:1000].isnan().all() and not tensor[-1000:].isnan().any()
     with warnings.catch_warnings():
