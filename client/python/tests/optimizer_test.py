@@ -4,11 +4,13 @@ import copy
 import inspect
 import math
 import warnings
+from collections import defaultdict
 
 import pytest
 import signpost.torch as signpost
 import torch
 from torch import nn
+from torch.cuda.amp import grad_scaler
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -146,13 +148,14 @@ def test_every_refresh_of_the_variance_is_dense(make):
 def test_auto_freezes_once_the_variance_has_settled(make):
     [x] = tensors((1000,))
     optimizer = make(signpost.OneBitAdam, [x], betas=(0.9, 0.9), freeze_step="auto")
-    for step in range(60):
+    for step in range(200):
         # Settled from step 10 on; the variance is looked at every 10 steps.
         x.grad = torch.full_like(x, 10.0 - step if step < 10 else 0.5)
         optimizer.step()
         if optimizer.report.one_bit:
             break
-    assert step % 10 == 0 and 40 <= step < 60
+    # What was before has 0.9^10 of its weight at each look: 55 becomes 4% of 0.25 in 80 steps.
+    assert step % 10 == 0 and 40 <= step <= 100
 
 
 def test_a_floor_raises_the_variance_at_the_freeze(make):
@@ -217,6 +220,7 @@ class GradScalerOf1(torch.cuda.amp.GradScaler):
             warnings.simplefilter("ignore")
             super().__init__()
         self._enabled, self._scale = True, torch.tensor(scale)
+        self._per_optimizer_states = defaultdict(grad_scaler._refresh_per_optimizer_state)
         self._growth_tracker = torch.tensor(0)
 
     def unscale_(self, optimizer):

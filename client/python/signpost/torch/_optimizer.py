@@ -258,7 +258,8 @@ class _JobOptimizer(torch.optim.Optimizer):
 
     def _unscale(self, grad_scaler: Any = None) -> None:
         """Divides this rank's gradients by the loss's scale, unless the GradScaler has."""
-        if grad_scaler is None and self.grad_scale is None:
+        scale = self.grad_scale
+        if grad_scaler is None and scale is None:
             return
         if self._backward is not None and self._backward.has_begun:
             raise RuntimeError(
@@ -271,14 +272,14 @@ class _JobOptimizer(torch.optim.Optimizer):
             return
         for tensor in self._tensors:
             gradient = tensor.parameter.grad
-            if gradient is None:
+            if gradient is None or scale is None:
                 continue
             if gradient.dtype == torch.float16:
                 raise ValueError(
                     f"the gradient of {tensor.name} is float16 and would underflow when the loss's "
                     "scale is divided out; keep parameters in float32, under autocast"
                 )
-            gradient.div_(self.grad_scale)
+            gradient.div_(scale)
 
     def _gradient(self, tensor: TrainedTensor) -> torch.Tensor:
         gradient = tensor.gradient()
