@@ -321,11 +321,12 @@ void Aggregator::GiveRank(Entry& entry, Returning& returning) {
   returning.has_rank = true;
   const uint64_t before = entry.membership.incarnations()[rank];
   entry.membership.Return(returning.claim);
-  returning.needed = entry.job->Withdraw(rank, before == returning.claim.incarnation ? 0 : before);
+  const bool is_same_process = before == returning.claim.incarnation;
+  returning.needed = entry.job->Withdraw(rank, is_same_process ? 0 : before);
   uint64_t first_step = 0;
   for (const auto& [chunk, step] : returning.needed) first_step = std::max(first_step, step);
   returning.welcome.set_first_step(first_step);
-  entry.job->Return(rank, first_step);
+  entry.job->Return(rank, first_step, is_same_process);
 }
 
 bool Aggregator::IsAwaited(const Entry& entry) {

@@ -639,12 +639,16 @@ class LateRanks : public ::testing::Test {
  protected:
   LateRanks() : aggregator_({.now = clock_.function()}) {
     for (uint32_t rank = 0; rank < 4; ++rank) {
-      JoinRequest request = TestJoin(rank, /*world_size=*/4);
-      request.mutable_options()->set_round_deadline_us(1'000'000);
-      request.mutable_options()->set_min_workers(3);
-      const JoinResult result = Join(aggregator_, request);
+      const JoinResult result = Join(aggregator_, JoinOf(rank));
       if (result.ok()) epoch_ = result.value().epoch();
     }
+  }
+
+  static JoinRequest JoinOf(uint32_t rank) {
+    JoinRequest request = TestJoin(rank, /*world_size=*/4);
+    request.mutable_options()->set_round_deadline_us(1'000'000);
+    request.mutable_options()->set_min_workers(3);
+    return request;
   }
 
   Frame FrameFor(const FrameKey& key, double learning_rate = 0.5) {
@@ -725,6 +729,20 @@ TEST_F(LateRanks, GetTheAnswersThatTheyMissedAndTheRatesOfTheSteps) {
     for (uint64_t later = step + 1; later < 3; ++later) {
       EXPECT_EQ(header.later_rates(later - step - 1).groups(0).learning_rate(), 0.1 * (later + 1));
     }
+  }
+}
+
+TEST_F(LateRanks, GetTheAnswersEvenIfAnOldCopyOfTheirJoinComesBeforeTheirFirstFrame) {
+  for (uint64_t step : {0, 1, 2}) {
+    for (uint32_t rank : {0, 1, 2}) Send({.rank = rank, .step = step});
+    CloseAfter(absl::Seconds(1));
+    if (step > 0) continue;
+    Join(aggregator_, JoinOf(3));
+    CloseAfter(absl::ZeroDuration());
+  }
+  for (uint64_t step : {0, 1, 2}) {
+    ExchangeResult late = Send({.rank = 3, .step = step});
+    EXPECT_TRUE(late.ok()) << late.message();
   }
 }
 

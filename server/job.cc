@@ -273,10 +273,10 @@ OpenSteps Job::Withdraw(uint32_t rank, uint64_t incarnation) {
   return needed;
 }
 
-void Job::Return(uint32_t rank, uint64_t first_step) {
+void Job::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
   roll_.Return(rank);
   for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk != nullptr) chunk->Return(rank, first_step);
+    if (chunk != nullptr) chunk->Return(rank, first_step, is_same_process);
   }
 }
 

@@ -134,8 +134,9 @@ class Job {
   // Nothing more comes from the rank's process. Returns the steps from which on no frame of it can
   // be needed: see OwnedChunk::Withdraw.
   OpenSteps Withdraw(uint32_t rank, uint64_t incarnation);
-  // Another process has the rank from now on, and contributes to no earlier round.
-  void Return(uint32_t rank, uint64_t first_step);
+  // Another process has the rank from now on, and contributes to no earlier round; or the same one,
+  // from which nothing has come yet: see OwnedChunk::Return.
+  void Return(uint32_t rank, uint64_t first_step, bool is_same_process);
   // Asks a rank whose call waits for the state of chunks, if another rank needs them.
   void AskForStates(absl::Time now);
   // Over all chunks; none if it is not known of one.

@@ -224,9 +224,9 @@ void OwnedChunk::SetReturning(uint32_t rank) {
   left_out_[rank].reset();
 }
 
-void OwnedChunk::Return(uint32_t rank, uint64_t first_step) {
+void OwnedChunk::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
   absl::MutexLock lock(&mutex_);
-  heard_[rank] = open_step_;
+  if (!is_same_process) heard_[rank] = open_step_;
   first_step_[rank] = first_step;
 }
 

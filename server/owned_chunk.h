@@ -132,8 +132,10 @@ class OwnedChunk {
   uint64_t Withdraw(uint32_t rank, uint64_t incarnation) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Another process has taken the rank. It needs the answers from now on, and contributes to no
-  // round before first_step: such rounds can do without it, however few are left.
-  void Return(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
+  // round before first_step: such rounds can do without it, however few are left. If it is the
+  // process that had the rank before, it may have had the answer to an earlier Join, be about to
+  // begin where it is, and need the answers since.
+  void Return(uint32_t rank, uint64_t first_step, bool is_same_process) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The rank gets its state from the others: it has had no answers that rounds could have closed
   // with otherwise since.

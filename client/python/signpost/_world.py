@@ -27,8 +27,8 @@ class World:
         self._jobs = 0
 
     def next_job(self) -> _abi.Options:
-        """Options to join with: each optimizer has a job of its own, and begins with the values that
-        rank 0's parameters have.
+        """Options to join with: each optimizer has a job of its own, and begins with the values
+        that rank 0's parameters have.
 
         All ranks make their optimizers in the same order, so the n-th has the same name everywhere.
         """

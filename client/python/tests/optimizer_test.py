@@ -1,6 +1,7 @@
 """Adam and 1-bit Adam as optimizers of PyTorch, in a job of one worker."""
 
 import copy
+import inspect
 import math
 import warnings
 
@@ -191,6 +192,87 @@ def test_max_grad_norm_clips_as_clip_grad_norm(make, max_norm):
         for x, y in zip(ours, theirs):
             torch.testing.assert_close(x.grad, y.grad, rtol=1e-5, atol=1e-8)
         assert_same_step(ours, theirs)
+
+
+class GradScalerOf2:
+    """What PyTorch 2's GradScaler does around step(); that of 1.13 needs CUDA."""
+
+    def __init__(self, scale, is_unscaled=False):
+        self.scale, self.is_unscaled = torch.tensor(scale), is_unscaled
+
+    def step(self, optimizer):
+        assert optimizer._step_supports_amp_scaling
+        assert "grad_scaler" not in inspect.signature(optimizer.step).parameters
+        optimizer.grad_scale = None if self.is_unscaled else self.scale
+        optimizer.found_inf = torch.zeros(())
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf
+
+
+class GradScalerOf1(torch.cuda.amp.GradScaler):
+    """PyTorch 1.13's, as far as it does without CUDA."""
+
+    def __init__(self, scale):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            super().__init__()
+        self._enabled, self._scale = True, torch.tensor(scale)
+        self._growth_tracker = torch.tensor(0)
+
+    def unscale_(self, optimizer):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.div_(self._scale)
+
+
+@pytest.mark.parametrize("scaler", [GradScalerOf1, GradScalerOf2])
+def test_a_grad_scaler_s_scale_is_divided_out(make, scaler):
+    ours, theirs = tensors(*SHAPES), tensors(*SHAPES)
+    a = make(signpost.Adam, ours, lr=0.01)
+    b = torch.optim.AdamW(theirs, lr=0.01, weight_decay=0)
+    for step in range(5):
+        set_gradients(ours, step)
+        set_gradients(theirs, step)
+        for parameter in ours:
+            parameter.grad.mul_(1024)
+        scaling = scaler(1024.0)
+        scaling.step(a)
+        b.step()
+        assert_same_step(ours, theirs)
+
+
+def test_what_a_grad_scaler_has_unscaled_is_left_as_it_is(make):
+    [x] = tensors((10,))
+    optimizer = make(signpost.Adam, [x])
+    x.grad = torch.full((10,), 3.0)
+    GradScalerOf2(1024.0, is_unscaled=True).step(optimizer)
+    assert x.grad[0] == 3
+
+
+def test_an_overflow_under_a_grad_scaler_skips_the_step(make):
+    [x] = tensors((10,))
+    before = x.detach().clone()
+    optimizer = make(signpost.Adam, [x])
+    x.grad = torch.full((10,), math.inf)
+    with pytest.warns(UserWarning, match="the gradient of rank 0 is not finite"):
+        GradScalerOf2(1024.0).step(optimizer)
+    assert optimizer.steps == 1 and torch.equal(x, before)
+
+
+def test_float16_gradients_are_not_unscaled(make):
+    x = nn.Parameter(torch.ones(10, dtype=torch.float16))
+    optimizer = make(signpost.Adam, [x])
+    x.grad = torch.ones(10, dtype=torch.float16)
+    with pytest.raises(ValueError, match="parameter 0 of group 0 is float16 and would underflow"):
+        GradScalerOf2(1024.0).step(optimizer)
+
+
+def test_a_grad_scaler_and_overlap_exclude_each_other(make):
+    [x] = tensors((10,))
+    optimizer = make(signpost.Adam, [x], overlap=True)
+    (1024 * x.sum()).backward()
+    with pytest.raises(RuntimeError, match="as the GradScaler has scaled them"):
+        GradScalerOf2(1024.0).step(optimizer)
 
 
 def test_max_grad_norm_counts_all_types_and_layouts_of_gradients(make):

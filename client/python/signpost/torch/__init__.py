@@ -15,15 +15,18 @@ are made of.
 
 from signpost import SignpostError, StepReport, World, init, rank, world_size
 from signpost.torch._all_reduce import all_reduce
+from signpost.torch._ddp_hook import DdpHookState, ddp_hook
 from signpost.torch._optimizer import Adam, OneBitAdam
 
 __all__ = [
     "Adam",
+    "DdpHookState",
     "OneBitAdam",
     "SignpostError",
     "StepReport",
     "World",
     "all_reduce",
+    "ddp_hook",
     "init",
     "rank",
     "world_size",

@@ -92,9 +92,8 @@ def all_reduce(
         values = tensor.detach().to(torch.float32).contiguous()
         report = named.reduce(values.data_ptr())
         if values.data_ptr() == tensor.data_ptr():
-            values.view(-1)[
-                :0
-            ].zero_()  # shares the tensor's version counter: autograd sees a change
+            # It shares the tensor's version counter: autograd sees the change in place.
+            values.view(-1)[:0].zero_()
         else:
             tensor.detach().copy_(values)
     warn_of_skipped(report, f"all_reduce {name!r}")

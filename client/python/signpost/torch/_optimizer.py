@@ -70,7 +70,14 @@ class _JobOptimizer(torch.optim.Optimizer):
         """Steps that were taken, those before a resume included: the next one's number."""
         return self._joined().steps
 
-    def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
+    # A GradScaler then leaves it to step() to divide gradients by the loss's scale, and to skip what
+    # is not finite. By itself it would skip this rank's step, and the others would wait for it.
+    _step_supports_amp_scaling = True
+    grad_scale: Optional[torch.Tensor] = None  # that of PyTorch 2 sets this around step()
+
+    def step(
+        self, closure: Optional[Callable[[], float]] = None, **scaling: Any
+    ) -> Optional[float]:
         """Takes one step on the mean of all ranks' gradients. All ranks call it equally often.
 
         A parameter without a gradient counts as one with zeros: other ranks may have one.
@@ -80,6 +87,7 @@ class _JobOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: computes gradients anew, once, and returns the loss.
+            scaling: what a GradScaler of PyTorch 1 passes, itself as `grad_scaler`.
 
         Returns:
             the closure's loss.
@@ -103,6 +111,7 @@ class _JobOptimizer(torch.optim.Optimizer):
                 "new optimizer to train it"
             )
         with torch.no_grad():
+            self._unscale(**scaling)
             for tensor in self._tensors:
                 tensor.before_step()
             if self._clipping is not None:
@@ -246,6 +255,30 @@ class _JobOptimizer(torch.optim.Optimizer):
         if self._session is None:
             raise RuntimeError("this optimizer is a copy, without a job; make a new one")
         return self._session
+
+    def _unscale(self, grad_scaler: Any = None) -> None:
+        """Divides this rank's gradients by the loss's scale, unless the GradScaler has."""
+        if grad_scaler is None and self.grad_scale is None:
+            return
+        if self._backward is not None and self._backward.has_begun:
+            raise RuntimeError(
+                "gradients were sent during the backward pass as the GradScaler has scaled them; "
+                "make the optimizer with overlap=False"
+            )
+        if grad_scaler is not None:
+            if grad_scaler._per_optimizer_states[id(self)]["stage"].name == "READY":
+                grad_scaler.unscale_(self)
+            return
+        for tensor in self._tensors:
+            gradient = tensor.parameter.grad
+            if gradient is None:
+                continue
+            if gradient.dtype == torch.float16:
+                raise ValueError(
+                    f"the gradient of {tensor.name} is float16 and would underflow when the loss's "
+                    "scale is divided out; keep parameters in float32, under autocast"
+                )
+            gradient.div_(self.grad_scale)
 
     def _gradient(self, tensor: TrainedTensor) -> torch.Tensor:
         gradient = tensor.gradient()

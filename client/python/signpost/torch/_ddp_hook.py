@@ -1,0 +1,123 @@
+"""Gradients that travel in one bit under DistributedDataParallel, with any optimizer."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Dict, List, Tuple
+
+import torch
+from torch.distributed import GradBucket
+
+from signpost import Reduction, world
+from signpost._reduction import check_reduction
+from signpost.torch._all_reduce import all_reduce, warn_of_skipped
+
+
+@dataclass
+class _Bucket:
+    """A bucket's reduction, and of which parameters it is."""
+
+    parameters: List[torch.Tensor]
+    reduction: Reduction
+
+
+class DdpHookState:
+    """What ddp_hook keeps between steps: each parameter's error, by way of its bucket's."""
+
+    def __init__(self, codec: str = "onebit", *, start_step: int = 10, name: str = "ddp") -> None:
+        """
+        Args:
+            codec: "onebit", "bf16" or "fp32": how gradients travel, both ways.
+            start_step: so many steps travel in fp32 before, at least 2: DDP arranges its buckets
+                anew after the first. Early gradients change fast; a few hundred do no harm.
+            name: tells the states of several models apart; the same on all ranks.
+
+        Raises:
+            ValueError: for another codec, or a start_step below 2.
+        """
+        check_reduction(codec, "mean")
+        if start_step < 2:
+            raise ValueError(
+                f"start_step is {start_step}, wanted at least 2: DDP arranges its buckets anew "
+                "after the first step, and errors belong to a bucket's parameters"
+            )
+        self.codec = codec
+        self.start_step = start_step
+        self.name = name
+        self.steps = 0  # whose gradients were all handed in
+        self._buckets: Dict[int, _Bucket] = {}  # by index
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="signpost ddp")
+
+    def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Hands a bucket's gradients to the state's thread. The result is their mean over all
+        ranks, in the bucket's own memory, or the error that ended the exchange."""
+        self._check_world()
+        is_dense = self.codec == "fp32" or self.steps < self.start_step
+        index, buffer, parameters = bucket.index(), bucket.buffer(), bucket.parameters()
+
+        def reduce(_: torch.futures.Future[None]) -> torch.Tensor:
+            if is_dense:
+                return all_reduce(buffer, "fp32", name=f"{self.name} fp32 [{buffer.numel()}]")
+            return self._reduce(index, buffer, parameters)
+
+        # What a callback raises becomes the error of its future, and so of DDP's backward().
+        turn: torch.futures.Future[None] = torch.futures.Future()
+        mean = turn.then(reduce)
+        self._thread.submit(turn.set_result, None)
+        if bucket.is_last():
+            self.steps += 1
+        return mean
+
+    def _reduce(
+        self, index: int, buffer: torch.Tensor, parameters: List[torch.Tensor]
+    ) -> torch.Tensor:
+        reduction = self._reduction_of(index, parameters)
+        values = buffer.to(torch.float32)
+        addresses, first = [], values.data_ptr()
+        for parameter in parameters:
+            addresses.append(first)
+            first += parameter.numel() * values.element_size()
+        warn_of_skipped(reduction.reduce(addresses), f"bucket {index} of {self.name!r}")
+        return buffer if values is buffer else buffer.copy_(values)
+
+    def _reduction_of(self, index: int, parameters: List[torch.Tensor]) -> Reduction:
+        bucket = self._buckets.get(index)
+        if bucket is None:
+            tensors: List[Tuple[str, Tuple[int, ...]]] = [
+                (f"parameter {i} of bucket {index}", tuple(parameter.shape))
+                for i, parameter in enumerate(parameters)
+            ]
+            name = f"{self.name}/{index}"
+            reduction = Reduction(world().options(), name, tensors, codec=self.codec)
+            bucket = self._buckets[index] = _Bucket(parameters, reduction)
+        same = len(bucket.parameters) == len(parameters) and all(
+            a is b for a, b in zip(bucket.parameters, parameters)
+        )
+        if not same:
+            raise RuntimeError(
+                f"DDP has put other parameters into bucket {index} than in the steps before, and "
+                f"errors of {self.codec} belong to a bucket's parameters; give DdpHookState a "
+                "start_step behind the last change"
+            )
+        return bucket.reduction
+
+    def _check_world(self) -> None:
+        ranks = torch.distributed.get_world_size()
+        if ranks != world().world_size:
+            raise RuntimeError(
+                f"torch.distributed has {ranks} ranks and signpost {world().world_size}: DDP's "
+                "gradients are averaged over all ranks of the job"
+            )
+
+
+def ddp_hook(state: DdpHookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook of DDP: gradients' means come by way of Signpost's aggregators.
+
+        model = DistributedDataParallel(model)
+        model.register_comm_hook(signpost.DdpHookState("onebit"), signpost.ddp_hook)
+
+    DDP stays what it is, and so does the optimizer: this is for models on the CPU that have both.
+    With "onebit" and "bf16" what compression loses of a gradient is added to the same parameter's
+    next one. signpost.OneBitAdam compresses the momentum instead, which loses less. Where a
+    gradient is not finite the mean is NaN on all ranks, as a GradScaler wants it.
+    """
+    return state.exchange(bucket)

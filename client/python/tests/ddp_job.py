@@ -1,0 +1,104 @@
+"""What each rank does in ddp_test.py: `ddp_job.py SCENARIO`."""
+
+import sys
+import zlib
+
+import signpost.torch as signpost
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def model_of(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(40, 600), nn.Tanh(), nn.Linear(600, 600), nn.Linear(600, 1))
+
+
+def train(hook_of, steps):
+    """The losses, and the model, of which DDP makes several buckets: the first has a megabyte."""
+    model = DistributedDataParallel(model_of(), bucket_cap_mb=0.05)
+    state = hook_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    losses = []
+    for _ in range(steps):
+        inputs = torch.randn(32, 40, generator=generator)
+        loss = ((model(inputs) - inputs[:, :10].sum(1, keepdim=True)) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model, state
+
+
+def hook(codec, **options):
+    def register(model):
+        state = signpost.DdpHookState(codec, name=f"ddp {codec}", **options)
+        model.register_comm_hook(state, signpost.ddp_hook)
+        return state
+
+    return register
+
+
+def say(model):
+    crc = 0
+    for parameter in model.parameters():
+        crc = zlib.crc32(parameter.detach().numpy().tobytes(), crc)
+    print(f"parameters {crc:08x}", flush=True)
+
+
+def dense():
+    """The fp32 hook is DDP without one."""
+    _, reference, _ = train(lambda model: None, 20)
+    _, model, state = train(hook("fp32"), 20)
+    assert state.steps == 20
+    for a, b in zip(model.parameters(), reference.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    say(model)
+
+
+def compressed(codec):
+    """Learns nearly as well as DDP does, with replicas that stay identical."""
+    wanted, _, _ = train(lambda model: None, 150)
+    losses, model, state = train(hook(codec, start_step=5), 150)
+    assert len(state._buckets) > 1
+    assert abs(losses[4] - wanted[4]) < 1e-4 * wanted[4]  # all of it in fp32
+    assert sum(wanted[-20:]) < 0.1 * sum(wanted[:20])
+    assert sum(losses[-20:]) < 1.1 * sum(wanted[-20:])
+    say(model)
+
+
+def not_finite():
+    """Rank 1's gradient is not finite in one step: all ranks see NaN, and can leave it out."""
+    model = DistributedDataParallel(model_of())
+    hook("onebit", start_step=2)(model)
+    for step in range(5):
+        model.zero_grad()
+        inputs = torch.randn(8, 40)
+        if dist.get_rank() == 1 and step == 3:
+            inputs[0, 0] = float("nan")
+        model(inputs).mean().backward()
+        finite = all(p.grad.isfinite().all() for p in model.parameters())
+        assert finite == (step != 3)
+    print("parameters 00000000", flush=True)
+
+
+def other_buckets():
+    """DDP's own change of buckets, behind the start step, is found out."""
+    model = model_of()
+    state = signpost.DdpHookState("onebit", start_step=2)
+    state.start_step = 0
+    model = DistributedDataParallel(model, bucket_cap_mb=0.05)
+    model.register_comm_hook(state, signpost.ddp_hook)
+    for _ in range(3):
+        model(torch.randn(8, 40)).mean().backward()
+
+
+if __name__ == "__main__":
+    signpost.init()
+    # A file rather than a port: jobs of other tests run beside this one.
+    dist.init_process_group(
+        "gloo", f"file://{sys.argv[1]}", rank=signpost.rank(), world_size=signpost.world_size()
+    )
+    globals()[sys.argv[2]](*sys.argv[3:])

@@ -1,0 +1,62 @@
+"""Signpost's communication hook under DistributedDataParallel, on two ranks."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import signpost.torch as signpost
+
+JOB = str(Path(__file__).with_name("ddp_job.py"))
+
+
+def run(tmp_path, *arguments):
+    launch = [sys.executable, "-m", "signpost", "run", "-n", "2", "--aggregators", "2", "--"]
+    ended = subprocess.run(
+        [*launch, sys.executable, JOB, str(tmp_path / "rendezvous"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )
+    print(ended.stdout)
+    return ended.returncode, ended.stdout
+
+
+def assert_replicas_are_identical(output):
+    digests = re.findall(r"parameters ([0-9a-f]{8})", output)
+    assert len(digests) == 2 and len(set(digests)) == 1
+
+
+def test_the_fp32_hook_is_ddp_without_a_hook(tmp_path):
+    code, output = run(tmp_path, "dense")
+    assert code == 0
+    assert_replicas_are_identical(output)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "onebit"])
+def test_compressed_gradients_learn(tmp_path, codec):
+    code, output = run(tmp_path, "compressed", codec)
+    assert code == 0
+    assert_replicas_are_identical(output)
+
+
+def test_a_gradient_that_is_not_finite_is_nan_on_all_ranks(tmp_path):
+    code, output = run(tmp_path, "not_finite")
+    assert code == 0
+    assert "the values of rank 1 are not finite" in output
+
+
+def test_buckets_that_change_behind_the_start_step_are_an_error(tmp_path):
+    code, output = run(tmp_path, "other_buckets")
+    assert code == 1
+    assert re.search(r"DDP has put other parameters into bucket \d", output)
+
+
+def test_the_state_checks_its_options():
+    with pytest.raises(ValueError, match="codec is 'int8'"):
+        signpost.DdpHookState("int8")
+    with pytest.raises(ValueError, match="start_step is 1, wanted at least 2"):
+        signpost.DdpHookState("onebit", start_step=1)
