@@ -127,8 +127,7 @@ std::string FormatJson(const Comparison& comparison) {
   const bool identical = ReplicasIdentical(comparison.adam) && ReplicasIdentical(comparison.onebit);
   return absl::StrCat(
       "{\n  \"val_bpb_adam\": ", Number(adam.validation),
-      ",\n  \"val_bpb_onebit\": ", Number(onebit.validation),
-      ",\n  \"wire_bits_per_param_up\": ",
+      ",\n  \"val_bpb_onebit\": ", Number(onebit.validation), ",\n  \"wire_bits_per_param_up\": ",
       Number(BitsPerParameter(rounds.sent, parameters, one_bit_steps)),
       ",\n  \"wire_bits_per_param_down\": ",
       Number(BitsPerParameter(rounds.received, parameters, one_bit_steps)),

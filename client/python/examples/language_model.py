@@ -90,7 +90,7 @@ def loss_of(model, inputs, targets):
 def main():
     arguments = parse_arguments()
     signpost.init()
-    torch.manual_seed(arguments.seed)  # all ranks begin with the same parameters
+    torch.manual_seed(arguments.seed)
     training, validation = load_text(arguments.text)
     model = Transformer(arguments.context, arguments.width, arguments.layers)
 

@@ -108,7 +108,7 @@ def loss_of(model, tokens, generator):
 def main():
     arguments = parse_arguments()
     signpost.init()
-    torch.manual_seed(arguments.seed)  # all ranks begin with the same parameters
+    torch.manual_seed(arguments.seed)
     training, validation = load_text(arguments.text)
     model = Bert(arguments.context, arguments.width, arguments.layers)
 

@@ -86,7 +86,7 @@ def resnet(width):
 def main():
     arguments = parse_arguments()
     signpost.init()
-    torch.manual_seed(arguments.seed)  # all ranks begin with the same parameters
+    torch.manual_seed(arguments.seed)
     (images, labels), (held_out_images, held_out_labels) = load_digits()
     model = resnet(arguments.width)
 

@@ -15,6 +15,8 @@ import torch
 
 WARM_UP = 0.05  # of the steps, in which the learning rate rises
 INTERVALS = 20  # of the steps, after each of which rank 0 says how it is going
+# Options of OneBitAdam whose defaults are good; they are here to be tried.
+ONEBIT_OPTIONS = {"variance_refresh_interval": int, "variance_floor": float, "gamma": float}
 
 
 def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
@@ -23,7 +25,9 @@ def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
     add = parser.add_argument
     add("--optimizer", choices=["adam", "onebit_adam"], default="onebit_adam")
     add("--steps", type=int, default=steps, help="[%(default)s]")
-    add("--freeze-step", type=int, help="dense steps of 1-bit Adam [15%% of the steps]")
+    add("--freeze-step", type=steps_or_auto, help="dense steps, or auto [15%% of the steps]")
+    for name, kind in ONEBIT_OPTIONS.items():
+        add(f"--{name.replace('_', '-')}", type=kind, help="of signpost.torch.OneBitAdam")
     add("--learning-rate", type=float, default=learning_rate, help="the highest [%(default)s]")
     add("--batch", type=int, default=batch, help=f"{batch_unit} per rank and step [%(default)s]")
     add("--seed", type=int, default=1, help="of the first parameters and the batches")
@@ -32,6 +36,10 @@ def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
     add("--output", type=Path, default=Path("."), help="directory of loss.png")
     add("--results", type=Path, help="directory of each rank's figures, for programs; no loss.png")
     return parser
+
+
+def steps_or_auto(text):
+    return text if text == "auto" else int(text)
 
 
 def train(arguments, model, loss_of_batch, validate, metric):
@@ -83,6 +91,9 @@ def make_optimizer(parameters, arguments):
     if arguments.optimizer == "adam":
         return signpost.Adam(parameters, **options)
     freeze_step = arguments.freeze_step or max(1, arguments.steps * 15 // 100)
+    for name in ONEBIT_OPTIONS:
+        if getattr(arguments, name) is not None:
+            options[name] = getattr(arguments, name)
     return signpost.OneBitAdam(parameters, freeze_step=freeze_step, **options)
 
 

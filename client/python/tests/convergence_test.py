@@ -72,6 +72,23 @@ def test_trains_an_example():
     assert len(run["curve"]) == 20 and run["curve"][-1][2] == run["validation"]
 
 
-def test_shows_what_a_run_that_fails_has_to_say():
-    with pytest.raises(SystemExit, match="unrecognized arguments: --freeze-stop=3"):
-        convergence.train(TASKS["resnet"], "onebit_adam", 1, ("--freeze-stop=3",))
+@pytest.mark.parametrize(
+    "option, one_bit_steps",
+    [("--freeze-step=auto", 0), ("--variance-refresh-interval=4", 13)],  # of 20, behind the third
+)
+def test_varies_when_rounds_are_dense(option, one_bit_steps):
+    run = convergence.train(TASKS["resnet"], "onebit_adam", 1, ("--steps=20", option))
+    assert run["one_bit_steps"] == one_bit_steps
+
+
+@pytest.mark.parametrize(
+    "option, complaint",
+    [
+        ("--freeze-stop=3", "unrecognized arguments: --freeze-stop=3"),
+        ("--gamma=2", "gamma"),
+        ("--variance-floor=-1", "variance_floor"),
+    ],
+)
+def test_shows_what_a_run_that_fails_has_to_say(option, complaint):
+    with pytest.raises(SystemExit, match=complaint):
+        convergence.train(TASKS["resnet"], "onebit_adam", 1, (option,))
