@@ -147,7 +147,8 @@ def namespace(host):
 
 
 def shell(command):
-    subprocess.run(command.split(), check=True)
+    path = f"{os.environ.get('PATH', '/usr/bin')}:/usr/sbin:/sbin"  # where tc is
+    subprocess.run(command.split(), check=True, env={**os.environ, "PATH": path})
 
 
 def connect_hosts(rate):
