@@ -1,38 +1,41 @@
-""
-    "The simulator's own test: bugs that it must find."
-    ""
+"""The simulator's own test: bugs that it must find."""
 
-    def
-    planted_bug_test(name, src, old, new = "")
-    : ""
-      "Expects the simulation, built with a changed source file, to violate an invariant.
+def planted_bug_test(name, src, old, new = ""):
+    """Expects the simulation, built with a changed source file, to violate an invariant.
 
-      Args : name : what the bug is.src : the file,
-which a library that the simulation depends on is made of
-    .Its object comes before that library's, so the linker takes no notice of the latter. old
-    : a piece of text that stands in it exactly once.new : what stands there instead
-    .""
-     "
-                                                           file =
-    name + "/" +
-    src.split(":")[1] native
-        .genrule(name = name + "_source", testonly = True, srcs = [src], outs = [file],
-                 cmd = "OLD='%s' NEW='%s' perl -0pe " % (old, new) +
-                       "'$$n += s/\\Q$$ENV{OLD}\\E/$$ENV{NEW}/g; END { $$? = $$n != 1 }' $< > $@", )
-            native.cc_test(name = name + "_test", size = "medium",
-                           srcs =
-                               [
-                                 "simulation_test.cc",
-                                 file,
-                               ],
-                           args =
-                               [
-                                 "--gtest_filter=*FindsThePlantedBug",
-                                 "--seeds=50",
-                                 "--without_bug=$(location :simulation_test)",
-                               ],
-                           data = [":simulation_test"], linkstatic = True, deps = [
-                             ":simulation",
-                             "//third_party:absl",
-                             "//third_party:gtest",
-                           ], )
+    Args:
+      name: what the bug is.
+      src: the file, which a library that the simulation depends on is made of. Its object comes
+        before that library's, so the linker takes no notice of the latter.
+      old: a piece of text that stands in it exactly once.
+      new: what stands there instead.
+    """
+    file = name + "/" + src.split(":")[1]
+    native.genrule(
+        name = name + "_source",
+        testonly = True,
+        srcs = [src],
+        outs = [file],
+        cmd = "OLD='%s' NEW='%s' perl -0pe " % (old, new) +
+              "'$$n += s/\\Q$$ENV{OLD}\\E/$$ENV{NEW}/g; END { $$? = $$n != 1 }' $< > $@",
+    )
+    native.cc_test(
+        name = name + "_test",
+        size = "medium",
+        srcs = [
+            "simulation_test.cc",
+            file,
+        ],
+        args = [
+            "--gtest_filter=*FindsThePlantedBug",
+            "--seeds=50",
+            "--without_bug=$(location :simulation_test)",
+        ],
+        data = [":simulation_test"],
+        linkstatic = True,
+        deps = [
+            ":simulation",
+            "//third_party:absl",
+            "//third_party:gtest",
+        ],
+    )
