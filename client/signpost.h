@@ -85,8 +85,8 @@ typedef struct {
   uint32_t group; /* index into a step's rates */
 } signpost_parameter;
 
-/* All of them may change from step to step, alike on all ranks. A new epsilon acts from the next
- * dense step on. */
+/* All of them may change from step to step, alike on all ranks. While the variance is frozen a new
+ * epsilon waits for the next refresh. */
 typedef struct {
   double learning_rate;
   double weight_decay; /* decoupled */

@@ -11,8 +11,8 @@
 namespace signpost {
 
 // Gives the parameters the values that rank 0 has, on all ranks, which all must call it; by a
-// reduction, "<job>/start", that adds zeros to them and waits for all ranks, whatever the job's
-// round deadline. Zeros lose their sign.
+// reduction, "<job>/values of rank 0", that adds zeros to them and waits for all ranks, whatever
+// the job's round deadline. Zeros lose their sign.
 //
 // INVALID_ARGUMENT, on all ranks, names a block of rank 0's that is not finite or out of range.
 // Otherwise errors as ReductionSession's. On error parameters may have been overwritten.

@@ -52,7 +52,7 @@ void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<flo
 //   d = kept_variance * v + one_minus_kept_variance * (g * g)
 //                                      with r = 1 / d - epsilon; v = d > 0 ? r * r : 0
 // `inverse_denominator` is as Freeze left it and becomes a variance, for Freeze to come.
-// kept_variance is the product of beta2 over the steps since the variance was last estimated.
+// kept_variance is beta2^K with K steps from one refresh to the next; epsilon is that of the freeze.
 struct RefreshRates {
   float beta1, one_minus_beta1;
   float kept_variance, one_minus_kept_variance;

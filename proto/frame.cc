@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 
 #include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
@@ -129,7 +130,8 @@ bool AreFinite(std::initializer_list<double> values) {
 }
 
 absl::Status CheckRates(const StepRates& rates) {
-  for (const int size : {rates.groups_size(), rates.schedule().learning_rates_size()}) {
+  for (const int size : {rates.groups_size(), rates.schedule().learning_rates_size(),
+                         rates.schedule().epsilons_size()}) {
     if (size > kMaxGroups) return Invalid("rates of ", size, " groups; at most ", kMaxGroups);
   }
   for (const Rates& group : rates.groups()) {

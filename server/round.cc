@@ -21,7 +21,14 @@ std::string Where(const FrameHeader& header) {
   return absl::StrCat("step ", header.step(), ", chunk ", header.chunk());
 }
 
-absl::Status OutOfRangeError(const FrameHeader& header, absl::string_view where) {
+absl::Status OutOfRangeError(const FrameHeader& header, const Layout& layout,
+                             absl::string_view where) {
+  if (layout.options().sum()) {
+    return absl::InternalError(
+        absl::StrCat("the sum over the workers of ", Where(header), " is out of range (", where,
+                     "), and what it had in error is lost: this job can only "
+                     "be left"));
+  }
   return absl::InternalError(absl::StrCat(
       "the sum over the workers of ", Where(header), " is out of range (", where,
       "): the training has diverged, and this aggregator's error for the chunk is lost. Start the "
@@ -218,7 +225,7 @@ absl::Status Round::AggregateDense(Codec codec, const Layout& layout, absl::Span
   const kernels::DenseType type = DenseTypeOf(codec);
   kernels::AggregateDense(type, contributions, InverseCount(layout), error, out);
   if (kernels::DenseWithinRange(type, out, error.size())) return absl::OkStatus();
-  return OutOfRangeError(first_header(), CodecName(codec));
+  return OutOfRangeError(first_header(), layout, CodecName(codec));
 }
 
 absl::Status Round::AggregateOneBit(const Layout& layout, absl::Span<float> error,
@@ -238,7 +245,7 @@ absl::Status Round::AggregateOneBit(const Layout& layout, absl::Span<float> erro
         rule, contributions, InverseCount(layout),
         error.subspan(segment.chunk_offset, segment.elements), OneBitPart(chunk, segment, out));
     if (packed < kernels::BlockCount(segment.elements, rule.block_elements)) {
-      return OutOfRangeError(first_header(),
+      return OutOfRangeError(first_header(), layout,
                              layout.DescribeBlock(chunk_index, segment.first_block + packed));
     }
   }

@@ -222,8 +222,16 @@ TEST(Round, OneBitAnswerHasTheSignsAndScalesOfTheMeanPlusTheError) {
   }
 }
 
-// sum of contributions / n + error before == answer + error after, but for the rounding of the left
-// side (ExactInput) and of the error after, r times itself.
+TEST(Round, PlainFloat32LeavesTheErrorOut) {
+  const std::vector<Frame> plain = FramesOf({0, 1, 2}, /*chunk=*/1, PLAIN_FLOAT32);
+  const std::vector<Frame> fp32 = FramesOf({0, 1, 2}, /*chunk=*/1, FLOAT32);
+  const std::vector<float> zeros(Elements(1));
+  const Outcome outcome = RoundOf(plain, SomeError(1));
+  EXPECT_EQ(Decode(PLAIN_FLOAT32, 1, outcome.answer.payload),
+            Decode(FLOAT32, 1, RoundOf(fp32, zeros).answer.payload));
+  EXPECT_EQ(outcome.error, SomeError(1));
+}
+
 // With powers of two for the number of ranks a mean times that is the sum, to the bit.
 TEST(Round, AnswersWithTheSumIfTheJobSaysSo) {
   JoinRequest join = TestJoin(/*rank=*/0, /*world_size=*/1);
@@ -239,6 +247,8 @@ TEST(Round, AnswersWithTheSumIfTheJobSaysSo) {
   }
 }
 
+// sum of contributions / n + error before == answer + error after, but for the rounding of the left
+// side (ExactInput) and of the error after, r times itself.
 TEST(Round, NothingIsLostBetweenAnswerAndError) {
   for (Codec codec : kCodecsWithNumbers) {
     for (uint32_t chunk : {0, 1}) {

@@ -24,7 +24,7 @@ float RandomFloat(std::mt19937& random) {
 }
 
 void FillDense(Codec codec, std::mt19937& random, Payload& payload) {
-  const size_t bytes = codec == FLOAT32 ? 4 : 2;
+  const size_t bytes = codec == BFLOAT16 ? 2 : 4;
   for (size_t at = 0; at < payload.size(); at += bytes) {
     const float value = RandomFloat(random);
     // Little-endian: bf16 is the upper half.

@@ -52,14 +52,14 @@ mutate retry-after-close-refused server/owned_chunk.cc \
   'if (header.step() < open_step_ && header.step() >= oldest_step) {' 'if (false) {'
 mutate worker-error-dropped worker/onebit_adam.cc \
   'const absl::Span<float> error = SegmentOf(error_, chunk, segment);
-  if (codec_ != ONE_BIT) {' \
+  if (stage_ != Stage::kOneBit) {' \
   'const absl::Span<float> error = SegmentOf(error_, chunk, segment);
   for (float& e : error) e = 0;
-  if (codec_ != ONE_BIT) {'
+  if (stage_ != Stage::kOneBit) {'
 mutate contribution-not-taken-back worker/worker.cc \
   'optimizer_.TakeBack(chunk, exchange.packed->data(), exchange.blocks_packed);' ''
 mutate bias-correction-ignored worker/onebit_adam.cc \
-  'rates.momentum_correction = correct ?' 'rates.momentum_correction = !correct ?'
+  'const double momentum_correction = corrects ?' 'const double momentum_correction = !corrects ?'
 mutate aggregator-error-not-restored worker/worker.cc \
   'const auto found = errors.find(chunk);' 'const auto found = errors.end();'
 mutate worker-error-not-restored worker/onebit_adam.cc 'error_ = std::move(state.error);' ''

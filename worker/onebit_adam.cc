@@ -42,7 +42,7 @@ absl::Status CheckOptions(const OptimizerOptions& options) {
   if (options.freeze_step == 0) {
     return OptionError("freeze_step", 0, "at least 1: the warm-up estimates the variance");
   }
-  if (!IsDense(options.warm_up_codec)) {
+  if (options.warm_up_codec != FLOAT32 && options.warm_up_codec != BFLOAT16) {
     return absl::InvalidArgumentError(
         absl::StrFormat("optimizer option warm_up_codec is %s, wanted fp32 or bf16",
                         CodecName(options.warm_up_codec)));
@@ -269,6 +269,8 @@ void OneBitAdam::FreezeVariance(bool is_first) {
     rates.floor = static_cast<float>(options_.variance_floor * mean * variance_correction);
     first += elements;
   }
+  schedule_.clear_epsilons();
+  for (uint32_t g = 0; g < groups(); ++g) schedule_.add_epsilons(rates_[g].epsilon);
   if (is_first) error_scale_ = MomentumRatesOf(rates_[0]).one_minus_beta1;
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
     const Chunk& chunk = layout_.chunks()[c];
@@ -389,7 +391,7 @@ void OneBitAdam::ApplyRefresh(uint32_t chunk_index, const Segment& segment,
       .kept_variance = static_cast<float>(kept_variance),
       .one_minus_kept_variance = static_cast<float>(1 - kept_variance),
       .learning_rate = static_cast<float>(group.learning_rate),
-      .epsilon = static_cast<float>(group.epsilon),
+      .epsilon = FrozenEpsilon(parameter.group),
       .decay = static_cast<float>(group.learning_rate * group.weight_decay),
   };
   kernels::RefreshStep(
@@ -399,11 +401,17 @@ void OneBitAdam::ApplyRefresh(uint32_t chunk_index, const Segment& segment,
       parameter.values.subspan(segment.tensor_offset, segment.elements));
 }
 
+float OneBitAdam::FrozenEpsilon(uint32_t group) const {
+  // A schedule that came from outside may lack it.
+  const bool is_known = group < static_cast<uint32_t>(schedule_.epsilons_size());
+  return static_cast<float>(is_known ? schedule_.epsilons(group) : rates_[group].epsilon);
+}
+
 void OneBitAdam::ThawChunk(uint32_t chunk_index) {
   MakeMomentumDense(chunk_index);
   const Chunk& chunk = layout_.chunks()[chunk_index];
   for (const Segment& segment : chunk.segments) {
-    kernels::Thaw(static_cast<float>(RatesOfTensor(segment.tensor).epsilon),
+    kernels::Thaw(FrozenEpsilon(parameters_[segment.tensor].group),
                   SegmentOf(variance_, chunk, segment));
   }
 }

@@ -62,7 +62,7 @@ struct Parameter {
 };
 
 // What may change from step to step, per parameter group. Bias corrections are those of the step's
-// betas, as PyTorch has them. A new epsilon acts from the next dense step or freeze on.
+// betas, as PyTorch has them. While the variance is frozen a new epsilon waits for the next freeze.
 struct GroupRates {
   double learning_rate = 1e-3;
   double weight_decay = 0;  // decoupled
@@ -158,6 +158,7 @@ class OneBitAdam final : public Optimizer {
   // Takes account of a step and its learning rates.
   void Count(uint64_t step);
   void FreezeVariance(bool is_first);
+  float FrozenEpsilon(uint32_t group) const;
   // The chunk's part of a refresh, where no gradient came: to the form that it has after one.
   void ThawChunk(uint32_t chunk);
   void MakeMomentumDense(uint32_t chunk);

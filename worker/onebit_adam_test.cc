@@ -168,6 +168,20 @@ TEST_F(OneBitAdamTest, ARefreshGivesAVarianceToWhatHadNone) {
   }
 }
 
+TEST_F(OneBitAdamTest, ARefreshUndoesAFreezeWithTheEpsilonThatItHad) {
+  std::vector<float> variances[2];
+  for (const bool changes : {false, true}) {
+    Start({.freeze_step = 1, .variance_refresh_interval = 2});
+    for (uint64_t step = 0; step < 4; ++step) {
+      FillGradient(step);
+      const GroupRates rates = {.epsilon = changes && step > 1 ? 0.5 : 1e-8};
+      Step(step, {rates, rates});
+    }
+    variances[changes].assign(adam_->variance().begin(), adam_->variance().end());
+  }
+  EXPECT_EQ(variances[0], variances[1]);
+}
+
 TEST_F(OneBitAdamTest, AutoFreezesOnceTheVarianceHasSettled) {
   Start({.freeze_step = OptimizerOptions::kAuto});
   const GroupRates rates = {.beta2 = 0.75};  // looks at it every 4 steps

@@ -11,7 +11,9 @@
 namespace signpost {
 
 absl::Status CheckOptions(const ReductionOptions& options) {
-  if (IsDense(options.codec) || options.codec == ONE_BIT) return absl::OkStatus();
+  for (const Codec codec : {FLOAT32, BFLOAT16, ONE_BIT}) {
+    if (options.codec == codec) return absl::OkStatus();
+  }
   return absl::InvalidArgumentError(absl::StrFormat(
       "the codec of a reduction is %s, wanted fp32, bf16 or one-bit", CodecName(options.codec)));
 }

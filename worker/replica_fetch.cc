@@ -130,16 +130,24 @@ class ReplicaFetch {
   }
 
   // The others' schedule may say when the variance was frozen.
-  void Keep(const Schedule& schedule) {
-    schedules_[schedule.begun_steps()] = schedule;
+  // It is that of `step`, or of the one before.
+  absl::Status Keep(const Schedule& schedule, uint64_t step) {
+    const uint64_t begun = schedule.begun_steps();
+    if (begun != step && begun != step + 1) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "the schedule is that after %d steps, wanted %d or %d", begun, step, step + 1));
+    }
+    schedules_[begun] = schedule;
     optimizer_.SetSchedule(schedules_.rbegin()->second);
+    return absl::OkStatus();
   }
 
   absl::Status Adopt(Part& part, const Answer& answer) {
     if (answer.header.later_rates_size() != 1) {
       return absl::InvalidArgumentError("the state comes without the optimizer's schedule");
     }
-    Keep(answer.header.later_rates(0).schedule());
+    const Schedule& schedule = answer.header.later_rates(0).schedule();
+    if (absl::Status status = Keep(schedule, answer.header.step()); !status.ok()) return status;
     optimizer_.SetState(answer.header.chunk(), answer.payload.span());
     part.step = answer.header.step();
     newest_step_ = std::max(newest_step_, *part.step);
@@ -158,7 +166,9 @@ class ReplicaFetch {
           absl::StrFormat("the others step at rates for %d parameter groups, this worker has %d",
                           rates.groups_size(), optimizer_.groups()));
     }
-    Keep(rates.schedule());
+    absl::Status status = optimizer_.CheckRates(RatesOf(rates));
+    if (status.ok()) status = Keep(rates.schedule(), *part.step);
+    if (!status.ok()) return status;
     if (IsBehindFreeze(part)) {  // as it has just turned out
       part.step.reset();
       return absl::OkStatus();

@@ -157,16 +157,19 @@ class Worker {
   // gradients: BeginStep, GradientReady for each tensor, in any order, FinishStep. Other ranks may
   // have another order, or call Step. A chunk is compressed and sent when all its tensors'
   // gradients are there and the window has room; answers that come before FinishStep are kept, in
-  // the warm-up as much memory as the parameters', and parameters do not change until then.
+  // dense steps as much memory as the parameters', and parameters do not change until then. The
+  // exchange timeout, and a round deadline, must be longer than the ranks' ways through a step are
+  // apart: a frame that is sent first may wait for one that another rank sends last.
   //
   // A step that has begun can only be finished: there is no way back once something was sent.
   // FAILED_PRECONDITION, with nothing changed, for a call out of order: BeginStep, Step or
   // Checkpoint while a step is open, the others while none is, the same tensor twice, and
   // FinishStep while gradients are missing, of which it names one. Other errors as those of Step.
   absl::Status BeginStep(absl::Span<const GroupRates> rates);
-  // `gradient` must stay valid, and what it is, until FinishStep returns. Never blocks for the
-  // network. The step's exchange timeout counts from the sending of each chunk, and anew from
-  // FinishStep for those that are sent there.
+  // `gradient` must stay valid, and what it is, until FinishStep returns. Does not wait
+  // for answers; only to find out why an exchange has failed may take seconds. The step's exchange
+  // timeout counts from the sending of each chunk, and anew from FinishStep for those that are sent
+  // there.
   absl::Status GradientReady(size_t tensor, absl::Span<const float> gradient);
   absl::StatusOr<StepReport> FinishStep();
 

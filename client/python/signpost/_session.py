@@ -29,7 +29,7 @@ class Rates:
     weight_decay: float = 0.0  # decoupled: x -= learning_rate * weight_decay * x
     beta1: float = 0.9
     beta2: float = 0.999
-    epsilon: float = 1e-8  # a new one acts from the next dense step on
+    epsilon: float = 1e-8  # while the variance is frozen a new one waits for the next refresh
 
 
 @dataclass(frozen=True)
