@@ -223,11 +223,13 @@ TEST(Round, OneBitAnswerHasTheSignsAndScalesOfTheMeanPlusTheError) {
 }
 
 TEST(Round, PlainFloat32LeavesTheErrorOut) {
-  const std::vector<Frame> plain = FramesOf({0, 1, 2}, /*chunk=*/1, PLAIN_FLOAT32);
   const std::vector<Frame> fp32 = FramesOf({0, 1, 2}, /*chunk=*/1, FLOAT32);
+  std::vector<Frame> plain = FramesOf({0, 1, 2}, /*chunk=*/1, FLOAT32);
+  for (Frame& frame : plain) frame.header.set_codec(PLAIN_FLOAT32);
   const std::vector<float> zeros(Elements(1));
   const Outcome outcome = RoundOf(plain, SomeError(1));
-  EXPECT_EQ(Decode(PLAIN_FLOAT32, 1, outcome.answer.payload),
+  EXPECT_EQ(outcome.answer.header.codec(), PLAIN_FLOAT32);
+  EXPECT_EQ(Decode(FLOAT32, 1, outcome.answer.payload),
             Decode(FLOAT32, 1, RoundOf(fp32, zeros).answer.payload));
   EXPECT_EQ(outcome.error, SomeError(1));
 }

@@ -357,12 +357,12 @@ TEST_F(InterruptedCheckpointTest, AtAnyByteOrOperationThePreviousOneLoadsAndTheN
     const auto loaded = Load(disk, job_);
     ASSERT_TRUE(loaded.ok()) << "after " << budget << ": " << loaded.status();
     ASSERT_TRUE(loaded->warnings.empty()) << loaded->warnings[0];
-    const uint64_t step = loaded->optimizer.step;
+    const uint64_t step = loaded->optimizer.schedule.begun_steps();
     ASSERT_TRUE(step == 7 || step == 8);
     if (status.ok()) ASSERT_EQ(step, 8u) << "it was committed, after " << budget;
     ++(step == 7 ? previous : newest);
     ASSERT_TRUE(worker_->Checkpoint(disk).ok()) << "after " << budget;
-    ASSERT_EQ(Load(disk, job_)->optimizer.step, 8u);
+    ASSERT_EQ(Load(disk, job_)->optimizer.schedule.begun_steps(), 8u);
   }
   EXPECT_GT(previous, 1000);
   EXPECT_GT(newest, 5);
@@ -385,7 +385,7 @@ TEST_F(InterruptedCheckpointTest, AMachineThatLosesWhatWasNotSyncedLeavesTheOneB
       const auto loaded = Load(disk, job_);
       ASSERT_TRUE(loaded.ok()) << "seed " << seed << ": " << loaded.status();
       ASSERT_TRUE(loaded->warnings.empty()) << "seed " << seed << ": " << loaded->warnings[0];
-      const uint64_t step = loaded->optimizer.step;
+      const uint64_t step = loaded->optimizer.schedule.begun_steps();
       ASSERT_TRUE(step == 7 || step == 8) << "seed " << seed;
       if (status.ok()) ASSERT_EQ(step, 8u) << "it was committed; seed " << seed;
       ++(step == 7 ? previous : newest);
@@ -406,7 +406,7 @@ TEST_F(InterruptedCheckpointTest, AnyFlippedBitIsNoticedAndTheOneBeforeIsUsed) {
       disk.FlipBit(name, byte, byte % 8);
       const auto loaded = Load(disk, job_);
       ASSERT_TRUE(loaded.ok()) << loaded.status();
-      ASSERT_EQ(loaded->optimizer.step, 7u) << name << ", byte " << byte;
+      ASSERT_EQ(loaded->optimizer.schedule.begun_steps(), 7u) << name << ", byte " << byte;
       ASSERT_EQ(loaded->warnings.size(), 1u);
       ASSERT_THAT(loaded->warnings[0], HasSubstr(newest));
       ASSERT_THAT(loaded->warnings[0], HasSubstr(name.substr(newest.size() + 1) + " is damaged"));
@@ -437,7 +437,7 @@ TEST_F(InterruptedCheckpointTest, WhatIsDamagedDoesNotCountAsOneOfTheTwoThatAreK
 TEST_F(InterruptedCheckpointTest, AMissingFileIsDamageAndAllDamagedAreNamed) {
   const std::vector<std::string> names = CheckpointsIn(saved_);
   ASSERT_TRUE(saved_.Remove(absl::StrCat(names[0], "/rank-0")).ok());
-  EXPECT_EQ(Load(saved_, job_)->optimizer.step, 6u);
+  EXPECT_EQ(Load(saved_, job_)->optimizer.schedule.begun_steps(), 6u);
   ASSERT_TRUE(saved_.Remove(absl::StrCat(names[1], "/parameters")).ok());
   const absl::Status status = Load(saved_, job_).status();
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
@@ -454,9 +454,9 @@ TEST_F(InterruptedCheckpointTest, WhatAnEarlierAttemptHasLeftIsNoPartOfALaterOne
   }
   ASSERT_TRUE(Replace(saved_, "notes.txt", {"somebody's"}).ok());
   ASSERT_TRUE(Replace(saved_, "step-000000000900-0123456789abcdef/rank-0", {"not ours yet"}).ok());
-  EXPECT_EQ(Load(saved_, job_)->optimizer.step, 7u);
+  EXPECT_EQ(Load(saved_, job_)->optimizer.schedule.begun_steps(), 7u);
   ASSERT_TRUE(worker_->Checkpoint(saved_).ok());
-  EXPECT_EQ(Load(saved_, job_)->optimizer.step, 8u);
+  EXPECT_EQ(Load(saved_, job_)->optimizer.schedule.begun_steps(), 8u);
   EXPECT_EQ(saved_.Files().size(), 2 * 3u + 2) << "two checkpoints, and what is not ours";
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <functional>
@@ -76,7 +77,7 @@ class ReturningWorkerTest : public ::testing::TestWithParam<bool> {
       EXPECT_FALSE((*worker)->returned());
       if (rank == kLostRank) return body(replica, *std::move(worker));
       while ((*worker)->steps() < static_cast<uint64_t>(job_.steps)) {
-        absl::SleepFor(absl::Milliseconds(10));
+        absl::SleepFor(absl::Milliseconds(pace_ms_));
         const absl::Status status = Step(rank, replica, **worker);
         ASSERT_TRUE(status.ok()) << status;
         if (rank == 0 && after_step_) after_step_((*worker)->steps());
@@ -106,6 +107,7 @@ class ReturningWorkerTest : public ::testing::TestWithParam<bool> {
     values_[kLostRank] = replica.values;
   }
 
+  std::atomic<int> pace_ms_ = 10;  // of the others: how long they compute in each step
   JobOptionsForTest job_;
   std::unique_ptr<Cluster> cluster_;
   std::function<void(uint64_t steps)> after_step_;  // of rank 0
@@ -224,8 +226,11 @@ TEST_P(ReturningWorkerTest, AggregatorsThatAreKilledBeforeItsFirstStepGoOn) {
     Replica second(job_, kLostRank);
     auto again = Join(kLostRank, second);
     ASSERT_TRUE(again.ok()) << again.status();
+    pace_ms_ = 200;  // so small chunks' answers are kept for some steps only; connections take time
     cluster_->Kill(0);
     cluster_->Kill(1);
+    TakeSteps(kLostRank, second, **again, (*again)->steps() + 1);
+    pace_ms_ = 10;
     TakeSteps(kLostRank, second, **again, job_.steps);
     values_[kLostRank] = second.values;
   });

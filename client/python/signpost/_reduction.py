@@ -1,16 +1,15 @@
 """Means and sums of tensors over all ranks, for memory of any framework."""
 
-import atexit
 import ctypes
-import sys
 from typing import Optional, Sequence, Tuple
 
 from signpost import _abi
 from signpost._joining import join_in_background
+from signpost._leaving import Membership
 from signpost._session import StepReport, report_of
 
 
-class Reduction:
+class Reduction(Membership):
     """One worker's part in a reduction: a job of its own, with errors of its own. Not thread-safe;
     several may be used by a thread each."""
 
@@ -52,7 +51,7 @@ class Reduction:
             ctypes.byref(handle),
         )
         self._handle = handle
-        atexit.register(self._leave_at_exit)
+        super().__init__()
 
     def reduce(self, addresses: Sequence[int]) -> StepReport:
         """Each tensor becomes its mean or sum over all ranks, in place. All ranks call it equally
@@ -81,15 +80,10 @@ class Reduction:
         if self._handle is None:
             return
         handle, self._handle = self._handle, None
-        atexit.unregister(self._leave_at_exit)
         try:
             _abi.call("reduction_leave", handle)
         finally:
             _abi.library.signpost_reduction_close(handle)
-
-    def _leave_at_exit(self) -> None:
-        if not hasattr(sys, "last_type"):  # as Session
-            self.leave()
 
     def _joined(self) -> ctypes.c_void_p:
         if self._handle is None:

@@ -1,13 +1,12 @@
 """A training job's connection to its aggregators, for memory of any framework."""
 
-import atexit
 import ctypes
-import sys
 from dataclasses import dataclass
 from typing import Any, Optional, Sequence, Tuple
 
 from signpost import _abi
 from signpost._joining import join_in_background
+from signpost._leaving import Membership
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def report_of(report: _abi.Report) -> StepReport:
     return StepReport(**{**fields, "one_bit": bool(report.one_bit)})
 
 
-class Session:
+class Session(Membership):
     """One worker's membership in a job. Not thread-safe.
 
     After every step the parameters are byte-identical on all workers.
@@ -85,7 +84,7 @@ class Session:
             ctypes.byref(handle),
         )
         self._handle = handle
-        atexit.register(self._leave_at_exit)
+        super().__init__()
 
     @property
     def steps(self) -> int:
@@ -189,18 +188,11 @@ class Session:
         if self._handle is None:
             return
         handle, self._handle = self._handle, None
-        atexit.unregister(self._leave_at_exit)
         try:
             _abi.call("leave", handle)
         finally:
             _abi.library.signpost_close(handle)
             self._parameters.clear()
-
-    def _leave_at_exit(self) -> None:
-        # After an exception the launcher ends the others. They should not hear of it from a leave
-        # first: its report begins with the rank that ends first.
-        if not hasattr(sys, "last_type"):
-            self.leave()
 
     def _joined(self) -> ctypes.c_void_p:
         if self._handle is None:

@@ -136,3 +136,13 @@ def test_a_name_stands_for_one_shape_codec_and_op():
     ):
         with pytest.raises(ValueError, match=r"'settled' had a tensor \[3, 4\].*another name"):
             signpost.all_reduce(tensor, name="settled", **options)
+
+
+def test_tensors_that_cannot_be_written_are_refused_before_the_exchange():
+    with torch.inference_mode():
+        inference = numbers(10)
+        signpost.all_reduce(inference)
+    with pytest.raises(ValueError, match="inference_mode"):
+        signpost.all_reduce(inference)
+    with pytest.raises(ValueError, match=r"a tensor \[3, 5\] whose elements share memory"):
+        signpost.all_reduce(numbers(3, 1).expand(3, 5))

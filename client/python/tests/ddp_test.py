@@ -60,3 +60,11 @@ def test_the_state_checks_its_options():
         signpost.DdpHookState("int8")
     with pytest.raises(ValueError, match="start_step is 1, wanted at least 2"):
         signpost.DdpHookState("onebit", start_step=1)
+
+
+def test_two_states_of_one_name_are_refused():
+    first = signpost.DdpHookState("onebit", name="twins")
+    with pytest.raises(ValueError, match="a DdpHookState of the name 'twins' already"):
+        signpost.DdpHookState("onebit", name="twins")
+    del first
+    signpost.DdpHookState("onebit", name="twins")

@@ -206,7 +206,9 @@ class GradScalerOf2:
     def step(self, optimizer):
         assert optimizer._step_supports_amp_scaling
         assert "grad_scaler" not in inspect.signature(optimizer.step).parameters
-        optimizer.grad_scale = None if self.is_unscaled else self.scale
+        # PyTorch multiplies by what a second scaler may have left there.
+        scale = self.scale * getattr(optimizer, "grad_scale", 1)
+        optimizer.grad_scale = None if self.is_unscaled else scale
         optimizer.found_inf = torch.zeros(())
         optimizer.step()
         del optimizer.grad_scale, optimizer.found_inf
@@ -599,8 +601,17 @@ def test_a_copy_has_no_job(make):
 
 
 def test_wrong_options_are_named(make):
-    with pytest.raises(signpost.SignpostError, match="freeze_step is 0"):
-        make(signpost.OneBitAdam, tensors((10,)), freeze_step=0)
+    for wrong in (0, -1, 2**64):
+        with pytest.raises(ValueError, match="freeze_step is .*, wanted at least 1"):
+            make(signpost.OneBitAdam, tensors((10,)), freeze_step=wrong)
+    with pytest.raises(ValueError, match="freeze_step is 'Auto', wanted a number or \"auto\""):
+        make(signpost.OneBitAdam, tensors((10,)), freeze_step="Auto")
+    with pytest.raises(TypeError):
+        make(signpost.OneBitAdam, tensors((10,)), freeze_step=0.15)
+    with pytest.raises(ValueError, match="variance_refresh_interval is -1"):
+        make(signpost.OneBitAdam, tensors((10,)), freeze_step=1, variance_refresh_interval=-1)
+    with pytest.raises(ValueError, match="group 0 has lr nan"):
+        make(signpost.Adam, tensors((10,)), lr=math.nan)
     with pytest.raises(signpost.SignpostError, match="variance_refresh_interval is 1"):
         make(signpost.OneBitAdam, tensors((10,)), freeze_step=1, variance_refresh_interval=1)
     with pytest.raises(signpost.SignpostError, match="gamma is 1.6"):

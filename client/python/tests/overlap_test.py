@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import threading
 import weakref
 
 import pytest
@@ -201,7 +202,9 @@ def test_learning_rates_are_those_of_the_backward_pass(make):
     optimizer.zero_grad()
     loss_of(model, 3).backward()
     scheduler.step()
-    with pytest.raises(RuntimeError, match=r"set them before backward\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"learning_rate of group 0 was .* set rates before backward\(\)"
+    ):
         optimizer.step()
     optimizer.param_groups[0]["lr"] = 0.01 * 0.9
     optimizer.step()
@@ -270,3 +273,27 @@ def test_hooks_do_not_keep_an_optimizer_alive():
     gc.collect()
     assert backward() is None
     loss_of(model, 0).backward()
+
+
+def test_backward_passes_in_several_threads_change_no_bit(make):
+    def parameters_after(overlap):
+        torch.manual_seed(1)
+        parts = [nn.Sequential(*(nn.Linear(20, 20) for _ in range(8))) for _ in range(4)]
+        optimizer = make([p for part in parts for p in part.parameters()], overlap=overlap)
+        inputs = torch.randn(8, 20)
+        for _ in range(12):
+            optimizer.zero_grad()
+            passes = [
+                threading.Thread(target=lambda part=part: part(inputs).square().mean().backward())
+                for part in parts
+            ]
+            for thread in passes:
+                thread.start()
+            for thread in passes:
+                thread.join()
+            optimizer.step()
+        return optimizer.parameters_crc32c()
+
+    wanted = parameters_after(overlap=False)
+    for _ in range(5):
+        assert parameters_after(overlap=True) == wanted

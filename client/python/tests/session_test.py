@@ -47,3 +47,16 @@ def test_a_process_that_ends_has_left_its_job(aggregator):
 def test_a_process_that_ends_by_an_exception_leaves_that_to_its_launcher(aggregator):
     assert run(aggregator, JOIN + "raise ValueError").returncode == 1
     assert "test" in status(aggregator)
+
+
+def test_a_session_that_is_dropped_has_left_its_job(aggregator):
+    dropped = JOIN + "del session\n" + "import gc; gc.collect()\n"
+    still = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert run(aggregator, dropped + still).returncode == -9
+    assert "test" not in status(aggregator)
+
+
+def test_a_forked_child_ends_and_leaves_its_parents_job_alone(aggregator):
+    fork = "import os, sys\nif os.fork() == 0:\n    sys.exit(0)\nassert os.wait()[1] == 0\n"
+    assert run(aggregator, JOIN + fork).returncode == 0
+    assert "test" not in status(aggregator)

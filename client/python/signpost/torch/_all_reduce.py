@@ -22,13 +22,17 @@ class _Named:
         self._lock = threading.Lock()
         self._reduction: Optional[Reduction] = None  # from the first call on
 
+    @property
+    def has_joined(self) -> bool:
+        return self._reduction is not None
+
     def reduce(self, address: int) -> StepReport:
         with self._lock:
             if self._reduction is None:
                 shape, codec, op = self.arguments
-                self._reduction = Reduction(
-                    world().options(), self._name, [("tensor", shape)], codec=codec, op=op
-                )
+                name = f"all_reduce/{self._name}"
+                tensors = [("tensor", shape)]
+                self._reduction = Reduction(world().options(), name, tensors, codec=codec, op=op)
             return self._reduction.reduce([address])
 
 
@@ -46,7 +50,8 @@ def all_reduce(
     """Turns the tensor into its mean, or sum, over all ranks, in place; blocks until it is.
 
     The two-phase exchange that the optimizers are made of, by itself. All ranks call it equally
-    often for each name, with the same shape, codec and op, and get the same bytes. What "onebit"
+    often for each name, with the same shape, codec and op, and get the same bytes; threads that
+    share a name must come in the same order everywhere. What "onebit"
     and "bf16" lose in a call is kept under the name, by ranks and aggregators, and added to the
     next one's tensors: over many calls nothing is lost. "fp32" loses nothing.
 
@@ -63,7 +68,9 @@ def all_reduce(
             a float32 copy is reduced, and copied back.
         codec: "fp32", "bf16" or "onebit": how it travels, both ways.
         name: tells reductions apart; needed for codecs with errors. With "fp32" calls of the same
-            shape and op share one by default. A first call with a name waits for the other ranks'.
+            shape and op share one by default. A first call with a name waits for the other ranks',
+            and an aggregator takes 256 jobs, names among them (`--max-jobs`): pad tensors to a few
+            shapes if theirs vary.
         op: "mean" or "sum".
 
     Returns:
@@ -90,7 +97,11 @@ def all_reduce(
     named = _named_reduction(name, shape, codec, op)
     with torch.no_grad():
         values = tensor.detach().to(torch.float32).contiguous()
-        report = named.reduce(values.data_ptr())
+        try:
+            report = named.reduce(values.data_ptr())
+        finally:
+            if not named.has_joined:  # the name is free for another try
+                _named.pop(name, None)
         if values.data_ptr() == tensor.data_ptr():
             # It shares the tensor's version counter: autograd sees the change in place.
             values.view(-1)[:0].zero_()
@@ -131,6 +142,15 @@ def _check(tensor: torch.Tensor) -> None:
         raise TypeError(
             f"all_reduce got a tensor of {tensor.dtype}, {tensor.layout}; wanted a dense one of "
             "float32, bfloat16 or float16"
+        )
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError(
+            "all_reduce got a tensor of torch.inference_mode(), which can only be changed inside it"
+        )
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
+        raise ValueError(
+            f"all_reduce got a tensor {list(tensor.shape)} whose elements share memory, as those of "
+            "expand() do; clone() it"
         )
     if tensor.numel() == 0:
         raise ValueError(f"all_reduce got a tensor without elements, {list(tensor.shape)}")

@@ -1,5 +1,6 @@
 """Gradients that travel in one bit under DistributedDataParallel, with any optimizer."""
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Dict, List, Tuple
@@ -9,7 +10,7 @@ from torch.distributed import GradBucket
 
 from signpost import Reduction, world
 from signpost._reduction import check_reduction
-from signpost.torch._all_reduce import all_reduce, warn_of_skipped
+from signpost.torch._all_reduce import warn_of_skipped
 
 
 @dataclass
@@ -18,6 +19,9 @@ class _Bucket:
 
     parameters: List[torch.Tensor]
     reduction: Reduction
+
+
+_states: "weakref.WeakValueDictionary[str, DdpHookState]" = weakref.WeakValueDictionary()
 
 
 class DdpHookState:
@@ -32,7 +36,8 @@ class DdpHookState:
             name: tells the states of several models apart; the same on all ranks.
 
         Raises:
-            ValueError: for another codec, or a start_step below 2.
+            ValueError: for another codec, a start_step below 2, or a name that another model's state
+                has.
         """
         check_reduction(codec, "mean")
         if start_step < 2:
@@ -40,11 +45,17 @@ class DdpHookState:
                 f"start_step is {start_step}, wanted at least 2: DDP arranges its buckets anew "
                 "after the first step, and errors belong to a bucket's parameters"
             )
+        if _states.setdefault(name, self) is not self:
+            raise ValueError(
+                f"there is a DdpHookState of the name {name!r} already: give each model's a name of "
+                "its own, the same on all ranks"
+            )
         self.codec = codec
         self.start_step = start_step
         self.name = name
         self.steps = 0  # whose gradients were all handed in
         self._buckets: Dict[int, _Bucket] = {}  # by index
+        self._dense: Dict[int, Reduction] = {}  # by number of elements
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="signpost ddp")
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -56,7 +67,7 @@ class DdpHookState:
 
         def reduce(_: torch.futures.Future[None]) -> torch.Tensor:
             if is_dense:
-                return all_reduce(buffer, "fp32", name=f"{self.name} fp32 [{buffer.numel()}]")
+                return self._reduce_densely(buffer)
             return self._reduce(index, buffer, parameters)
 
         # What a callback raises becomes the error of its future, and so of DDP's backward().
@@ -66,6 +77,17 @@ class DdpHookState:
         if bucket.is_last():
             self.steps += 1
         return mean
+
+    def _reduce_densely(self, buffer: torch.Tensor) -> torch.Tensor:
+        elements = buffer.numel()
+        if elements not in self._dense:
+            name, tensors = f"{self.name}/fp32 {elements}", [("bucket", (elements,))]
+            self._dense[elements] = Reduction(world().options(), name, tensors)
+        values = buffer.to(torch.float32)
+        warn_of_skipped(
+            self._dense[elements].reduce([values.data_ptr()]), f"a bucket of {self.name!r}"
+        )
+        return buffer if values is buffer else buffer.copy_(values)
 
     def _reduce(
         self, index: int, buffer: torch.Tensor, parameters: List[torch.Tensor]

@@ -1,6 +1,8 @@
 """Adam and 1-bit Adam as PyTorch optimizers."""
 
 import contextlib
+import math
+import operator
 import os
 import warnings
 from typing import (
@@ -73,7 +75,8 @@ class _JobOptimizer(torch.optim.Optimizer):
     # A GradScaler then leaves it to step() to divide gradients by the loss's scale, and to skip what
     # is not finite. By itself it would skip this rank's step, and the others would wait for it.
     _step_supports_amp_scaling = True
-    grad_scale: Optional[torch.Tensor] = None  # that of PyTorch 2 sets this around step()
+    # That of PyTorch 2 sets this around step(). It must not be there otherwise.
+    grad_scale: Optional[torch.Tensor]
 
     def step(
         self, closure: Optional[Callable[[], float]] = None, **scaling: Any
@@ -97,8 +100,11 @@ class _JobOptimizer(torch.optim.Optimizer):
                 resume from the newest checkpoint.
             RuntimeError: a parameter has moved in memory, or a frozen one has a gradient; with
                 overlap, gradients or rates are not those of the backward pass any more.
-            ValueError: a group's betas or eps are out of range.
+            ValueError: a group's lr, weight decay, betas or eps are out of range. Nothing was sent.
         """
+        for name in scaling:
+            if name != "grad_scaler":
+                raise TypeError(f"step() got an unexpected keyword argument {name!r}")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -214,10 +220,12 @@ class _JobOptimizer(torch.optim.Optimizer):
         if self._backward is not None:
             self._backward.remove_hooks()
             self._backward = None
-        if self._session is not None:
-            self._session.leave()
-        if self._clipping is not None:
-            self._clipping.leave()
+        try:
+            if self._session is not None:
+                self._session.leave()
+        finally:
+            if self._clipping is not None:
+                self._clipping.leave()
 
     def _join(self, resume: Optional[str]) -> None:
         self._tensors = trained_tensors(self.param_groups)
@@ -258,7 +266,7 @@ class _JobOptimizer(torch.optim.Optimizer):
 
     def _unscale(self, grad_scaler: Any = None) -> None:
         """Divides this rank's gradients by the loss's scale, unless the GradScaler has."""
-        scale = self.grad_scale
+        scale = getattr(self, "grad_scale", None)
         if grad_scaler is None and scale is None:
             return
         if self._backward is not None and self._backward.has_begun:
@@ -294,6 +302,9 @@ class _JobOptimizer(torch.optim.Optimizer):
 
     def _check_groups(self) -> None:
         for g, group in enumerate(self.param_groups):
+            for name in ("lr", "weight_decay"):
+                if not math.isfinite(group[name]):
+                    raise ValueError(f"group {g} has {name} {group[name]}, wanted a finite number")
             beta1, beta2 = group["betas"]
             if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and 0 < group["eps"] < 1):
                 raise ValueError(
@@ -307,6 +318,19 @@ def _rates(group: Dict[str, Any]) -> Rates:
     return Rates(
         float(group["lr"]), float(group["weight_decay"]), beta1, beta2, float(group["eps"])
     )
+
+
+def _count(name: str, value: int, least: int) -> int:
+    """The option as the library takes it.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is out of range.
+    """
+    number = operator.index(value)
+    if not least <= number < 2**63:
+        raise ValueError(f"{name} is {number}, wanted at least {least}")
+    return number
 
 
 class Adam(_JobOptimizer):
@@ -413,7 +437,12 @@ class OneBitAdam(_JobOptimizer):
             warm_up_bf16: gradients travel as bf16 before the freeze step, instead of fp32; betas[0]
                 must then be the same in all groups.
         """
-        automatic = freeze_step == "auto"
+        if isinstance(freeze_step, str):
+            if freeze_step != "auto":
+                raise ValueError(f'freeze_step is {freeze_step!r}, wanted a number or "auto"')
+            first_frozen = _abi.AUTO
+        else:
+            first_frozen = _count("freeze_step", freeze_step, least=1)
         super().__init__(
             params,
             lr,
@@ -423,8 +452,10 @@ class OneBitAdam(_JobOptimizer):
             resume,
             overlap,
             max_grad_norm,
-            freeze_step=_abi.AUTO if automatic else int(freeze_step),
-            variance_refresh_interval=variance_refresh_interval,
+            freeze_step=first_frozen,
+            variance_refresh_interval=_count(
+                "variance_refresh_interval", variance_refresh_interval, least=0
+            ),
             variance_floor=variance_floor,
             gamma=gamma,
             warm_up_bf16=warm_up_bf16,

@@ -1,7 +1,8 @@
 """The exchange of gradients during the backward pass."""
 
+import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Callable, List, Optional, Sequence
 
 import torch
@@ -9,9 +10,12 @@ import torch
 from signpost import Rates, Session, StepReport
 from signpost.torch._tensors import TrainedTensor
 
-_ACCUMULATE = (
-    "to accumulate the gradients of several backward passes, do all but the last inside "
-    "`with optimizer.no_sync():`"
+_ADVICE = (
+    "Otherwise this step cannot be finished: go on from the newest checkpoint, on all ranks. To "
+    "accumulate the gradients of several backward passes, do all but the last inside "
+    "`with optimizer.no_sync():`; for a module that is checkpointed more than once, use "
+    "use_reentrant=False; and to clip, scale or clear gradients before step(), make the optimizer "
+    "with overlap=False"
 )
 
 
@@ -32,6 +36,7 @@ class Backward:
     ) -> None:
         """`rates` tells those of the step that begins."""
         self.paused = False
+        self._lock = threading.Lock()
         self._session = session
         self._tensors = tensors
         self._rates_now = rates
@@ -57,9 +62,9 @@ class Backward:
         """
         if rates != self._rates:
             raise RuntimeError(
-                f"learning rates or weight decays were {self._rates} when the backward pass began "
-                f"and are {rates} now; with overlap=True set them before backward(), and let "
-                "schedulers step after optimizer.step()"
+                f"{_difference(self._rates or [], rates)}, and its step had begun with the backward "
+                "pass; with overlap=True set rates before backward(), and let schedulers step after "
+                "optimizer.step()"
             )
         for tensor, sent in zip(self._tensors, self._sent):
             if sent is None:
@@ -68,8 +73,7 @@ class Backward:
             if gradient is not sent.of_parameter or gradient._version != sent.version:
                 raise RuntimeError(
                     f"the gradient of {tensor.name} has changed since it was sent during the "
-                    f"backward pass; {_ACCUMULATE}, and to clip, scale or clear gradients before "
-                    "step(), make the optimizer with overlap=False"
+                    f"backward pass. It must be as it was for step(). {_ADVICE}"
                 )
 
     def finish(self, zeros: Callable[[TrainedTensor], torch.Tensor]) -> StepReport:
@@ -90,11 +94,15 @@ class Backward:
             hook.remove()
 
     def _on_gradient(self, index: int) -> None:
+        with self._lock:  # several threads may run backward passes
+            self._take(index)
+
+    def _take(self, index: int) -> None:
         if self._sent[index] is not None:
             raise RuntimeError(
                 f"{self._tensors[index].name} got a gradient again after one was sent, before "
-                f"step(); {_ACCUMULATE}. If a backward pass was interrupted, step() takes the step "
-                "with the gradients that are there"
+                "step(). If a backward pass was interrupted, step() alone takes the step with the "
+                f"gradients that are there. {_ADVICE}"
             )
         if self.paused:
             return
@@ -135,6 +143,15 @@ class _AccumulationHook:
 
     def remove(self) -> None:
         self._handle.remove()
+
+
+def _difference(before: List[Rates], now: List[Rates]) -> str:
+    """Names the first group and rate that differ."""
+    for g, (old, new) in enumerate(zip(before, now)):
+        for name, was in asdict(old).items():
+            if getattr(new, name) != was:
+                return f"{name} of group {g} was {was} and is {getattr(new, name)}"
+    return f"there were {len(before)} param groups and are {len(now)}"
 
 
 def _call_on_gradient(backward: "weakref.ref[Backward]", index: int) -> Callable[[], None]:
