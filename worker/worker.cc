@@ -160,9 +160,6 @@ struct Worker::ChunkExchange {
   // The aggregator was started again, and is to find its way to the step at which this worker came
   // back without it.
   bool offers_again = false;
-  // The newest frame may be needed, and who has lost it may not have been offered it: the exchange
-  // under way is one with the aggregator's process before, or the one before has failed.
-  bool must_offer = false;
   // Of the frame that is not answered yet, to take it back.
   std::shared_ptr<const Payload> packed;
   uint32_t blocks_packed = 0;
@@ -677,7 +674,6 @@ void Worker::Exchange(uint32_t chunk, uint64_t step) {
   exchange.offers_again = false;
   SentFrame* frame = exchange.kept.Find(step);
   if (frame == nullptr) return;
-  exchange.must_offer = false;
   exchange.step_under_way = step;
   const uint32_t shard = shard_of_chunk_[chunk];
   frame->header.set_generation(generations_[shard]);
@@ -696,11 +692,9 @@ absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answ
   const uint64_t step = *exchange.step_under_way;
   SentFrame& frame = *exchange.kept.Find(step);
   if (!answer.ok() && frame.answered) {
-    // Nobody here needs the answer. If the frame was needed, this step's will be answered with
-    // REPLAY; until there is one, it is offered again.
+    // Nobody needs the answer. If the frame was needed, this step's will be answered with REPLAY.
     exchange.step_under_way.reset();
     if (!exchange.kept.newest().answered) Exchange(chunk, step_);
-    exchange.must_offer = !exchange.step_under_way;
     return false;
   }
   if (!answer.ok()) {
@@ -830,9 +824,7 @@ absl::Status Worker::Replay(uint32_t chunk, const AnswerHeader& wanted, StepRepo
   if (!is_news) return absl::OkStatus();
   ++report.restarted_aggregators;
   for (uint32_t other = 0; other < exchanges_.size(); ++other) {
-    if (shard_of_chunk_[other] != shard) continue;
-    exchanges_[other].must_offer = other != chunk && exchanges_[other].step_under_way.has_value();
-    Offer(other);
+    if (shard_of_chunk_[other] == shard) Offer(other);
   }
   return absl::OkStatus();
 }
@@ -846,7 +838,6 @@ void Worker::Offer(uint32_t chunk) {
 void Worker::OfferToIdleShards() {
   for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
     if (exchanges_[chunk].offers_again) Exchange(chunk, exchanges_[chunk].kept.oldest_step());
-    if (exchanges_[chunk].must_offer) Offer(chunk);
   }
   std::vector<bool> is_idle(channels_.size(), true);
   for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {

@@ -1,6 +1,6 @@
 """The simulator's own test: bugs that it must find."""
 
-def planted_bug_test(name, src, old, new = ""):
+def planted_bug_test(name, src, old, new = "", seeds = 50):
     """Expects the simulation, built with a changed source file, to violate an invariant.
 
     Args:
@@ -9,6 +9,7 @@ def planted_bug_test(name, src, old, new = ""):
         before that library's, so the linker takes no notice of the latter.
       old: a piece of text that stands in it exactly once.
       new: what stands there instead.
+      seeds: of how many it must find the bug in one.
     """
     file = name + "/" + src.split(":")[1]
     native.genrule(
@@ -28,7 +29,7 @@ def planted_bug_test(name, src, old, new = ""):
         ],
         args = [
             "--gtest_filter=*FindsThePlantedBug",
-            "--seeds=50",
+            "--seeds=%d" % seeds,
             "--without_bug=$(location :simulation_test)",
         ],
         data = [":simulation_test"],

@@ -276,15 +276,16 @@ def test_hooks_do_not_keep_an_optimizer_alive():
 
 
 def test_backward_passes_in_several_threads_change_no_bit(make):
+    # Without matrix products: those of PyTorch 1.13 in several threads are not always the same.
     def parameters_after(overlap):
-        torch.manual_seed(1)
-        parts = [nn.Sequential(*(nn.Linear(20, 20) for _ in range(8))) for _ in range(4)]
-        optimizer = make([p for part in parts for p in part.parameters()], overlap=overlap)
-        inputs = torch.randn(8, 20)
+        generator = torch.Generator().manual_seed(1)
+        parts = [[nn.Parameter(torch.ones(400)) for _ in range(16)] for _ in range(4)]
+        optimizer = make([p for part in parts for p in part], overlap=overlap)
         for _ in range(12):
             optimizer.zero_grad()
+            factors = torch.randn(400, generator=generator)
             passes = [
-                threading.Thread(target=lambda part=part: part(inputs).square().mean().backward())
+                threading.Thread(target=lambda part=part: sum(part).mul(factors).sum().backward())
                 for part in parts
             ]
             for thread in passes:
