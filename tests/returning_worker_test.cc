@@ -77,7 +77,7 @@ class ReturningWorkerTest : public ::testing::TestWithParam<bool> {
       EXPECT_FALSE((*worker)->returned());
       if (rank == kLostRank) return body(replica, *std::move(worker));
       while ((*worker)->steps() < static_cast<uint64_t>(job_.steps)) {
-        absl::SleepFor(absl::Milliseconds(pace_ms_));
+        absl::SleepFor(absl::Milliseconds(pace_ms_.load()));
         const absl::Status status = Step(rank, replica, **worker);
         ASSERT_TRUE(status.ok()) << status;
         if (rank == 0 && after_step_) after_step_((*worker)->steps());
