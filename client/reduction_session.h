@@ -43,7 +43,6 @@ class ReductionSession {
   absl::Status Leave() { return worker_->Leave(); }
 
   uint64_t steps() const { return worker_->steps(); }  // calls that were done
-  const Layout& layout() const { return worker_->layout(); }
 
   // As Session's.
   WireBytes wire_bytes() { return counter_.Read(); }

@@ -3,8 +3,9 @@
  * Conventions, stated once:
  *  - Functions return SIGNPOST_OK (0) or a gRPC status code, and on failure write a message, always
  *    terminated, into `error` (at most `error_size` bytes; `error` may be NULL). Outputs are then
- *    untouched, but for the parameters of a step: after a failure other than INVALID_ARGUMENT they
- *    may be partly stepped, and the session can only be left.
+ *    untouched, but for the parameters of a step and the tensors of a reduction: after a failure
+ *    other than INVALID_ARGUMENT they may be partly stepped or reduced, and the session, or the
+ *    reduction, can only be left.
  *  - Strings are UTF-8 and terminated. Sizes are in elements unless the name says bytes.
  *  - Start options with signpost_options_init, and rates with signpost_rates_init: fields that a
  *    caller does not set keep their defaults.

@@ -125,13 +125,13 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
       options_(options),
       rule_{layout.options().block_elements(), layout.options().gamma()},
       parameters_(std::move(parameters)),
-      codec_(options.warm_up_codec),
       error_(layout.elements()),
       variance_(layout.elements()),
       signed_momentum_(layout.chunks().size()) {
   for (const Chunk& chunk : layout.chunks()) dense_momentum_.emplace_back(chunk.elements);
-  if (options.freeze_step != OptimizerOptions::kAuto)
+  if (options.freeze_step != OptimizerOptions::kAuto) {
     schedule_.set_freeze_step(options.freeze_step);
+  }
 }
 
 void OneBitAdam::Restore(OptimizerState state) {
@@ -199,17 +199,18 @@ void OneBitAdam::SetStage(uint64_t step) {
   step_ = step;
   error_scale_ = 1;
   stage_ = StageOf(step);
+}
+
+Codec OneBitAdam::codec() const {
   switch (stage_) {
-    case Stage::kWarmUp:
-      codec_ = options_.warm_up_codec;
-      break;
     case Stage::kOneBit:
-      codec_ = ONE_BIT;
-      break;
+      return ONE_BIT;
     case Stage::kRefresh:
-      codec_ = PLAIN_FLOAT32;
+      return PLAIN_FLOAT32;
+    case Stage::kWarmUp:
       break;
   }
+  return options_.warm_up_codec;
 }
 
 void OneBitAdam::BeginStep(uint64_t step, absl::Span<const GroupRates> rates) {
@@ -308,7 +309,7 @@ size_t OneBitAdam::CompressSegment(uint32_t chunk_index, const Segment& segment,
   const absl::Span<float> error = SegmentOf(error_, chunk, segment);
   if (stage_ != Stage::kOneBit) {
     std::vector<float> no_error(stage_ == Stage::kRefresh ? segment.elements : 0);
-    const kernels::DenseType type = DenseTypeOf(codec_);
+    const kernels::DenseType type = DenseTypeOf(codec());
     return kernels::CompressDense(rule_, type, gradient,
                                   stage_ == Stage::kRefresh ? absl::MakeSpan(no_error) : error,
                                   payload + kernels::DenseBytes(type, segment.chunk_offset));
@@ -371,7 +372,7 @@ void OneBitAdam::ApplyDense(uint32_t chunk_index, const Segment& segment, const 
       .epsilon = static_cast<float>(group.epsilon),
       .decay = static_cast<float>(group.learning_rate * group.weight_decay),
   };
-  const kernels::DenseType type = DenseTypeOf(codec_);
+  const kernels::DenseType type = DenseTypeOf(codec());
   kernels::AdamStep(
       rates, type, payload + kernels::DenseBytes(type, segment.chunk_offset),
       absl::MakeSpan(dense_momentum_[chunk_index]).subspan(segment.chunk_offset, segment.elements),
@@ -442,7 +443,7 @@ void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, uint32_t 
     if (stage_ != Stage::kOneBit) {
       // After the freeze errors are in units of the momentum.
       const float unit = stage_ == Stage::kRefresh ? rates.one_minus_beta1 : 1;
-      const kernels::DenseType type = DenseTypeOf(codec_);
+      const kernels::DenseType type = DenseTypeOf(codec());
       kernels::AddDense(type, payload + kernels::DenseBytes(type, segment.chunk_offset), unit,
                         error);
       continue;

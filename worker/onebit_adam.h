@@ -100,10 +100,8 @@ class OneBitAdam final : public Optimizer {
   const Schedule& schedule() const override { return schedule_; }
   void SetSchedule(Schedule schedule) override { schedule_ = std::move(schedule); }
 
-  // The chunk's parameters, momentum and variance, a float each per element, one after the other:
-  // STATE's payload. Sign and payload of every number stay what they are.
+  // The chunk's parameters, momentum and variance, a float each per element, one after the other.
   Payload State(uint32_t chunk) const override;
-  // Takes them over. `state` has the size of the chunk's State.
   void SetState(uint32_t chunk, absl::Span<const uint8_t> state) override;
 
   // Where FreezesBefore says so it begins with that.
@@ -113,32 +111,21 @@ class OneBitAdam final : public Optimizer {
   // All variances become inverse denominators as the step begins: it is the freeze step, or the one
   // after a refresh. A tensor's mean goes into that.
   bool FreezesBefore(uint64_t step) const override;
-  bool HasFrozenFor(uint64_t step) const override {
-    return FreezesBefore(step) && frozen_for_ == step;
-  }
+  bool HasFrozenFor(uint64_t step) const override { return frozen_for_ == step; }
 
   absl::Status CheckRates(absl::Span<const GroupRates> rates) const override;
   uint32_t groups() const override;
 
-  Codec codec() const override { return codec_; }              // how this step's frames are encoded
-  float error_scale() const override { return error_scale_; }  // for this step's FrameHeader
+  Codec codec() const override;
+  float error_scale() const override { return error_scale_; }
 
-  // Writes the chunk's contribution to `payload` (Layout::PayloadBytes) and its compression error
-  // to this worker's error. gradients[i] belongs to tensor i. Returns the number of blocks packed:
-  // the chunk's, unless the input of a block was not finite; that block and all behind it are then
-  // untouched.
   uint32_t Compress(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
                     uint8_t* payload) override;
-
-  // Updates momentum and parameters of the chunk with a round's answer, in this step's codec.
+  // Updates the chunk's momentum and parameters, and in a dense step its variance.
   void Apply(uint32_t chunk, Answer answer) override;
-
-  // The round did not count: what Compress packed goes back into the error, momentum and parameters
-  // stay. With 0 blocks the payload may be null.
+  // Momentum and parameters stay. With 0 blocks the payload may be null.
   void TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) override;
-
-  // The round counted, but without what Compress packed (the worker was late): its whole input, the
-  // momentum's share included, goes into the error. Before Apply of the answer.
+  // The momentum's share of the input included.
   void KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) override;
 
   absl::Span<const float> error() const { return error_; }  // in layout order
@@ -187,7 +174,6 @@ class OneBitAdam final : public Optimizer {
 
   uint64_t step_ = 0;
   Stage stage_ = Stage::kWarmUp;  // of step_
-  Codec codec_;
   float error_scale_ = 1;
   std::vector<GroupRates> rates_;
   Schedule schedule_;

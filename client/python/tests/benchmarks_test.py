@@ -25,7 +25,7 @@ def test_step_time_compares_with_pytorch():
 def test_overlap_measures_both_stages():
     probe = f"signpost-probe-{os.getpid()}"
     if subprocess.run(["ip", "netns", "add", probe]).returncode != 0:
-        pytest.skip("there may be no named network namespace here, as in Bazel's sandbox")
+        pytest.skip("there may be no named network namespace here")
     subprocess.run(["ip", "netns", "delete", probe], check=True)
     small = ["--rounds=1", "--steps=1", "--batch=1", "--context=8", "--width=64", "--layers=1"]
     output = output_of(f"{BENCHMARKS}/overlap.py", *small, "--idle-ms=1")

@@ -32,7 +32,7 @@ class DdpHookState:
         Args:
             codec: "onebit", "bf16" or "fp32": how gradients travel, both ways.
             start_step: so many steps travel in fp32 before, at least 2: DDP arranges its buckets
-                anew after the first. Early gradients change fast; a few hundred do no harm.
+                anew after the first.
             name: tells the states of several models apart; the same on all ranks.
 
         Raises:
@@ -83,22 +83,22 @@ class DdpHookState:
         if elements not in self._dense:
             name, tensors = f"{self.name}/fp32 {elements}", [("bucket", (elements,))]
             self._dense[elements] = Reduction(world().options(), name, tensors)
-        values = buffer.to(torch.float32)
-        warn_of_skipped(
-            self._dense[elements].reduce([values.data_ptr()]), f"a bucket of {self.name!r}"
-        )
-        return buffer if values is buffer else buffer.copy_(values)
+        return self._mean(buffer, [elements], self._dense[elements])
 
     def _reduce(
         self, index: int, buffer: torch.Tensor, parameters: List[torch.Tensor]
     ) -> torch.Tensor:
-        reduction = self._reduction_of(index, parameters)
+        sizes = [parameter.numel() for parameter in parameters]
+        return self._mean(buffer, sizes, self._reduction_of(index, parameters))
+
+    def _mean(self, buffer: torch.Tensor, sizes: List[int], reduction: Reduction) -> torch.Tensor:
+        """In place, of the tensors of these sizes that lie in the buffer one after the other."""
         values = buffer.to(torch.float32)
         addresses, first = [], values.data_ptr()
-        for parameter in parameters:
+        for size in sizes:
             addresses.append(first)
-            first += parameter.numel() * values.element_size()
-        warn_of_skipped(reduction.reduce(addresses), f"bucket {index} of {self.name!r}")
+            first += size * values.element_size()
+        warn_of_skipped(reduction.reduce(addresses), f"a bucket of {self.name!r}")
         return buffer if values is buffer else buffer.copy_(values)
 
     def _reduction_of(self, index: int, parameters: List[torch.Tensor]) -> Reduction:
@@ -139,7 +139,7 @@ def ddp_hook(state: DdpHookState, bucket: GradBucket) -> torch.futures.Future[to
 
     DDP stays what it is, and so does the optimizer: this is for models on the CPU that have both.
     With "onebit" and "bf16" what compression loses of a gradient is added to the same parameter's
-    next one. signpost.OneBitAdam compresses the momentum instead, which loses less. Where a
+    next one. signpost.OneBitAdam compresses the momentum instead. Where a
     gradient is not finite the mean is NaN on all ranks, as a GradScaler wants it.
     """
     return state.exchange(bucket)
