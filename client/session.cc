@@ -35,12 +35,14 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
   WorkerOptions worker_options = options.worker;
   worker_options.parameters_may_differ = options.start_from_rank_0;
   absl::StatusOr<std::unique_ptr<Worker>> worker =
-      Worker::Join(worker_options, optimizer, parameters, ConnectTo(options), checkpoints.get());
-  if (absl::IsNotFound(worker.status()) || absl::IsDataLoss(worker.status())) {
-    return InDirectory(options.resume, worker.status());
-  }
+      Worker::Join(worker_options, optimizer, parameters, ConnectTo(options),
+                   {.checkpoints = checkpoints.get(), .state = options.resume_state});
+  const bool is_about_files =
+      absl::IsNotFound(worker.status()) || absl::IsDataLoss(worker.status());
+  if (is_about_files && checkpoints != nullptr) return InDirectory(options.resume, worker.status());
   if (!worker.ok()) return worker.status();
-  const bool is_new = options.resume.empty() && !(*worker)->returned();
+  const bool is_new =
+      options.resume.empty() && options.resume_state.empty() && !(*worker)->returned();
   if (options.start_from_rank_0 && is_new && options.worker.world_size > 1) {
     if (absl::Status status = TakeValuesOfRank0(options, parameters); !status.ok()) {
       // The others find out in the same way. The job's name should be free for the next start.
@@ -73,6 +75,8 @@ absl::Status Session::Checkpoint(const std::string& directory) {
   if (status.ok()) status = worker_->Checkpoint(*OpenDirectory(directory));
   return InDirectory(directory, status);
 }
+
+absl::StatusOr<std::string> Session::SaveState() { return worker_->SaveState(); }
 
 absl::Status Session::Leave() { return worker_->Leave(); }
 

@@ -62,6 +62,12 @@ class Session {
   // training may go on.
   absl::Status Checkpoint(const std::string& directory);
 
+  // This rank's share of such a checkpoint, as bytes to be kept wherever the program keeps things:
+  // 16 bytes for each parameter, and 4 / n more with n workers. Once all ranks have saved theirs
+  // after the same step, a job goes on from them (SessionOptions::resume_state, each rank with its
+  // own) as from a checkpoint; no rank waits for another. Errors as Worker::SaveState.
+  absl::StatusOr<std::string> SaveState();
+
   // Ends this worker's membership. Without it the aggregators keep the job until it has been idle
   // for long.
   absl::Status Leave();

@@ -26,6 +26,9 @@ struct SessionOptions {
   // A directory of checkpoints, which all workers see: go on from its newest that is whole. Empty:
   // start anew. See worker.resume_with_other_world_size too.
   std::string resume;
+  // Instead of such a directory, what Session::SaveState gave this rank; must live until Join
+  // returns.
+  absl::string_view resume_state;
   // Ranks may join with different values: all begin with rank 0's, unless they resume or come back
   // to a job. Otherwise they are refused.
   bool start_from_rank_0 = false;

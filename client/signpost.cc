@@ -22,6 +22,10 @@ struct signpost_session {
   std::string resume_warnings;
 };
 
+struct signpost_state {
+  std::string bytes;
+};
+
 struct signpost_reduction {
   std::unique_ptr<signpost::ReductionSession> session;
   std::vector<size_t> sizes;  // by tensor
@@ -67,6 +71,10 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   session.worker.resume_with_other_world_size = options.resume_with_other_world_size != 0;
   session.start_from_rank_0 = options.start_from_rank_0 != 0;
   if (options.resume != nullptr) session.resume = options.resume;
+  if (options.resume_state != nullptr) {
+    session.resume_state = {static_cast<const char*>(options.resume_state),
+                            options.resume_state_bytes};
+  }
   return session;
 }
 
@@ -265,6 +273,23 @@ int signpost_checkpoint(signpost_session* session, const char* directory, char* 
     return session->session->Checkpoint(directory);
   });
 }
+
+int signpost_save_state(signpost_session* session, signpost_state** state, char* error,
+                        size_t error_size) {
+  return Guard(error, error_size, [&] {
+    absl::StatusOr<std::string> saved = session->session->SaveState();
+    if (!saved.ok()) return saved.status();
+    *state = new signpost_state{*std::move(saved)};
+    return absl::OkStatus();
+  });
+}
+
+const void* signpost_state_data(const signpost_state* state, size_t* bytes) {
+  *bytes = state->bytes.size();
+  return state->bytes.data();
+}
+
+void signpost_free_state(signpost_state* state) { delete state; }
 
 uint64_t signpost_steps(const signpost_session* session) { return session->session->steps(); }
 

@@ -40,12 +40,13 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 5
+#define SIGNPOST_ABI 6
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
 typedef struct signpost_session signpost_session;
 typedef struct signpost_reduction signpost_reduction;
+typedef struct signpost_state signpost_state;
 
 typedef struct {
   const char* aggregators; /* "host:port,host:port", one for each shard, in shard order */
@@ -76,6 +77,9 @@ typedef struct {
    * refused. */
   uint8_t start_from_rank_0;
   const char* resume; /* directory of checkpoints to go on from; NULL: start anew */
+  /* Instead of such a directory, what signpost_save_state gave this rank; NULL: start anew. */
+  const void* resume_state;
+  size_t resume_state_bytes;
 } signpost_options;
 
 typedef struct {
@@ -124,7 +128,7 @@ SIGNPOST_API int signpost_options_from_environment(signpost_options* options, ch
 /* Joins the job; blocks until all ranks have. With options->resume the parameters get the values of
  * the newest checkpoint that is whole: SIGNPOST_NOT_FOUND if there is none, SIGNPOST_DATA_LOSS if
  * all are damaged, SIGNPOST_FAILED_PRECONDITION, naming it, for another tensor, option or world
- * size. */
+ * size. The same with options->resume_state, which only the rank can use that has saved it. */
 SIGNPOST_API int signpost_join(const signpost_options* options,
                                const signpost_parameter* parameters, size_t parameter_count,
                                signpost_session** session, char* error, size_t error_size);
@@ -156,6 +160,15 @@ SIGNPOST_API int signpost_finish_step(signpost_session* session, signpost_report
  * before stay, and training may go on. */
 SIGNPOST_API int signpost_checkpoint(signpost_session* session, const char* directory, char* error,
                                      size_t error_size);
+
+/* Saves this rank's share of such a checkpoint in memory: 16 bytes for each parameter, and 4 / n
+ * more with n ranks. Once all ranks have saved theirs after the same step, a job goes on from them,
+ * each rank with its own, as from a checkpoint; no rank waits for another. After a failure training
+ * may go on. signpost_free_state frees it. */
+SIGNPOST_API int signpost_save_state(signpost_session* session, signpost_state** state, char* error,
+                                     size_t error_size);
+SIGNPOST_API const void* signpost_state_data(const signpost_state* state, size_t* bytes);
+SIGNPOST_API void signpost_free_state(signpost_state* state); /* NULL is allowed */
 
 /* Steps that were done, those before a resume included: the next one's number. With a round
  * deadline, loops count by it: a late worker takes several steps in one call. */

@@ -129,6 +129,8 @@ struct Plan {
   std::vector<int> checkpoint_after = {};  // steps done
   Disk* checkpoints = nullptr;
   Disk* resume_from = nullptr;
+  std::vector<std::string>* save_states = nullptr;  // by rank; at the end
+  const std::vector<std::string>* resume_from_states = nullptr;
   // Called before a rank's Checkpoint, and after each rank's Join.
   std::function<void(uint32_t rank)> before_checkpoint = nullptr;
   std::function<void(uint32_t rank, Worker& worker)> after_join = nullptr;
@@ -145,12 +147,15 @@ std::vector<End> RunIn(Cluster& cluster, const Plan& plan) {
   std::vector<End> ends(plan.job.workers);
   OnEachRank(plan.job.workers, [&](uint32_t rank) {
     Replica replica(plan.job, rank);
-    if (plan.resume_from != nullptr) std::fill(replica.values.begin(), replica.values.end(), 7.0f);
+    ResumeFrom resume_from = {.checkpoints = plan.resume_from};
+    if (plan.resume_from_states != nullptr) resume_from.state = (*plan.resume_from_states)[rank];
+    const bool resumes = plan.resume_from != nullptr || plan.resume_from_states != nullptr;
+    if (resumes) std::fill(replica.values.begin(), replica.values.end(), 7.0f);
     WorkerOptions options = plan.job.worker;
     options.rank = rank;
     options.world_size = plan.job.workers;
     auto worker = Worker::Join(options, plan.job.optimizer, replica.Parameters(), cluster.Connect(),
-                               plan.resume_from);
+                               resume_from);
     ASSERT_TRUE(worker.ok()) << worker.status();
     if (plan.after_join) plan.after_join(rank, **worker);
     while (true) {
@@ -164,6 +169,11 @@ std::vector<End> RunIn(Cluster& cluster, const Plan& plan) {
       replica.gradient = GradientOf(rank, done, replica.values.size());
       auto report = (*worker)->Step(replica.Gradients(), {plan.job.rates});
       ASSERT_TRUE(report.ok()) << report.status();
+    }
+    if (plan.save_states != nullptr) {
+      absl::StatusOr<std::string> state = (*worker)->SaveState();
+      ASSERT_TRUE(state.ok()) << "rank " << rank << ": " << state.status();
+      (*plan.save_states)[rank] = *std::move(state);
     }
     std::string momentum;
     for (uint32_t chunk = 0; chunk < (*worker)->layout().chunks().size(); ++chunk) {
@@ -183,8 +193,9 @@ std::vector<End> RunAnew(uint32_t aggregators, const Plan& plan) {
   return RunIn(cluster, plan);
 }
 
-// What rank 0 of the job would resume from.
-absl::StatusOr<ResumeState> Load(Disk& disk, const JobOptionsForTest& job, uint32_t rank = 0) {
+// What a rank of the job would resume from.
+absl::StatusOr<ResumeState> Load(const ResumeFrom& from, const JobOptionsForTest& job,
+                                 uint32_t rank) {
   Replica replica(job, rank);
   std::vector<Tensor> tensors;
   for (const Parameter& parameter : replica.Parameters()) {
@@ -197,7 +208,11 @@ absl::StatusOr<ResumeState> Load(Disk& disk, const JobOptionsForTest& job, uint3
   options.set_chunk_elements(job.worker.chunk_elements);
   options.set_gamma(job.worker.gamma);
   options.set_optimizer(DescribeOptions(job.optimizer));
-  return LoadNewestCheckpoint(disk, {tensors, options, rank, job.workers});
+  return LoadResumeState(from, {tensors, options, rank, job.workers});
+}
+
+absl::StatusOr<ResumeState> Load(Disk& disk, const JobOptionsForTest& job, uint32_t rank = 0) {
+  return Load(ResumeFrom{.checkpoints = &disk}, job, rank);
 }
 
 std::vector<std::string> CheckpointsIn(Disk& disk) {
@@ -224,12 +239,17 @@ TEST_P(ResumeTest, EqualsNoInterruptionBitForBitOnAnyNumberOfShards) {
   const std::vector<End> expected = RunAnew(2, {.job = job, .until = 12});
   const int saved_after = GetParam().saved_after;
   MemoryDisk disk;
-  RunAnew(
-      2,
-      {.job = job, .until = saved_after, .checkpoint_after = {saved_after}, .checkpoints = &disk});
+  std::vector<std::string> states(job.workers);
+  RunAnew(2, {.job = job,
+              .until = saved_after,
+              .checkpoint_after = {saved_after},
+              .checkpoints = &disk,
+              .save_states = &states});
   for (const uint32_t aggregators : {1, 2, 3}) {
     SCOPED_TRACE(aggregators);
     EXPECT_EQ(RunAnew(aggregators, {.job = job, .until = 12, .resume_from = &disk}), expected);
+    EXPECT_EQ(RunAnew(aggregators, {.job = job, .until = 12, .resume_from_states = &states}),
+              expected);
   }
 }
 
@@ -482,6 +502,72 @@ TEST_F(InterruptedCheckpointTest, ResumingWithAnotherOptionOrTensorNamesIt) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("tensor 1 is 'tensor1' [2] here"));
 }
 
+TEST(RankState, AnyFlippedBitAndAnyMissingByteIsNoticed) {
+  JobOptionsForTest job;
+  job.workers = 1;
+  job.tensors = {37, 1, 40};
+  std::vector<std::string> states(1);
+  RunAnew(1, {.job = job, .until = 7, .save_states = &states});
+  ASSERT_TRUE(Load({.state = states[0]}, job, 0).ok());
+  for (size_t byte = 0; byte < states[0].size(); ++byte) {
+    std::string state = states[0];
+    state[byte] ^= static_cast<char>(1 << (byte % 8));
+    ASSERT_TRUE(absl::IsDataLoss(Load({.state = state}, job, 0).status())) << byte;
+    if (byte == 0) continue;  // no bytes are no state
+    state = states[0].substr(0, byte);
+    ASSERT_TRUE(absl::IsDataLoss(Load({.state = state}, job, 0).status())) << byte;
+  }
+  EXPECT_TRUE(absl::IsDataLoss(Load({.state = states[0] + "x"}, job, 0).status()));
+}
+
+TEST(RankState, OfAnotherRankOrWorldOrModelIsRefusedByName) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  std::vector<std::string> states(2);
+  RunAnew(1, {.job = job, .until = 7, .save_states = &states});
+  const auto refusal = [&](const JobOptionsForTest& other, uint32_t rank) {
+    const absl::Status status = Load({.state = states[0]}, other, rank).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refusal(job, 1), HasSubstr("that of rank 0 of 2, and this is rank 1 of 2"));
+  JobOptionsForTest other = job;
+  other.workers = 3;
+  EXPECT_THAT(refusal(other, 0), HasSubstr("that of rank 0 of 2, and this is rank 0 of 3"));
+  other = job;
+  other.optimizer.variance_floor = 0.1;
+  EXPECT_THAT(refusal(other, 0), HasSubstr("the saved state is of another job: option optimizer"));
+  MemoryDisk disk;
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(Load({.checkpoints = &disk, .state = states[0]}, job, 0).status()));
+}
+
+TEST(RankState, StatesOfDifferentStepsAreRefused) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.worker.join_timeout = absl::Seconds(1);
+  std::vector<std::string> early(2), late(2);
+  RunAnew(1, {.job = job, .until = 6, .save_states = &early});
+  RunAnew(1, {.job = job, .until = 8, .save_states = &late});
+  Cluster cluster({});
+  absl::Mutex mutex;
+  std::string messages;
+  OnEachRank(2, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    WorkerOptions options = job.worker;
+    options.rank = rank;
+    options.world_size = 2;
+    const std::vector<float> before = replica.values;
+    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect(),
+                               {.state = rank == 0 ? early[0] : late[1]});
+    EXPECT_FALSE(worker.ok());
+    EXPECT_EQ(replica.values, before) << "parameters are untouched";
+    absl::MutexLock lock(&mutex);
+    absl::StrAppend(&messages, std::string(worker.status().message()));
+  });
+  EXPECT_THAT(messages, HasSubstr("option first_step is"));
+}
+
 TEST(Checkpoint, ARankThatNeverComesIsNamedOnAllOthersWithinTheDeadlineAndTrainingGoesOn) {
   JobOptionsForTest job;
   job.workers = 3;
@@ -524,7 +610,7 @@ TEST(Checkpoint, RanksThatResumeFromDifferentOnesAreRefused) {
     options.world_size = 2;
     const std::vector<float> before = replica.values;
     auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect(),
-                               rank == 0 ? &early : &late);
+                               {.checkpoints = rank == 0 ? &early : &late});
     EXPECT_FALSE(worker.ok());
     EXPECT_EQ(replica.values, before) << "parameters are untouched";
     absl::MutexLock lock(&mutex);

@@ -177,8 +177,8 @@ class LostStateTest : public RecoveryTest {
     WorkerOptions options = job.worker;
     options.rank = rank;
     options.world_size = job.workers;
-    auto worker =
-        Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect(), resume_from);
+    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect(),
+                               {.checkpoints = resume_from});
     EXPECT_TRUE(worker.ok()) << worker.status();
     return *std::move(worker);
   }

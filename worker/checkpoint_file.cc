@@ -44,17 +44,16 @@ absl::Status ReadError(SectionReader& reader, uint64_t elements, std::vector<flo
   return absl::OkStatus();
 }
 
-absl::StatusOr<SectionReader> Open(absl::string_view file, CheckpointPart& part) {
+// All of a file, with one of the functions that read a part.
+template <typename Saved>
+absl::StatusOr<Saved> Decode(absl::string_view file, const Layout& layout,
+                             absl::StatusOr<Saved> (*read)(SectionReader&, const Layout&)) {
   if (!absl::StartsWith(file, kCheckpointFirstLine)) {
     return absl::DataLossError("it does not begin as a checkpoint of this version");
   }
   SectionReader reader(file.substr(kCheckpointFirstLine.size()));
-  if (absl::Status status = reader.Next(part); !status.ok()) return status;
-  return reader;
-}
-
-absl::Status CheckAtEnd(const SectionReader& reader) {
-  if (reader.at_end()) return absl::OkStatus();
+  absl::StatusOr<Saved> saved = read(reader, layout);
+  if (!saved.ok() || reader.at_end()) return saved;
   return absl::DataLossError("something follows its last section");
 }
 
@@ -70,16 +69,11 @@ void AddRankPart(const RankPart& part, SectionWriter& writer) {
   for (const auto& [chunk, error] : part.aggregator_errors) AddError(error, writer);
 }
 
-absl::StatusOr<SavedRank> DecodeRankPart(absl::string_view file, uint32_t rank,
-                                         const Layout& layout) {
+absl::StatusOr<SavedRank> ReadRankPart(SectionReader& reader, const Layout& layout) {
   CheckpointPart header;
-  absl::StatusOr<SectionReader> reader = Open(file, header);
-  if (!reader.ok()) return reader.status();
-  if (header.rank() != rank) {
-    return absl::DataLossError(absl::StrCat("it is rank ", header.rank(), "'s"));
-  }
-  SavedRank saved;
-  if (absl::Status status = ReadError(*reader, layout.elements(), saved.error); !status.ok()) {
+  if (absl::Status status = reader.Next(header); !status.ok()) return status;
+  SavedRank saved = {.rank = header.rank()};
+  if (absl::Status status = ReadError(reader, layout.elements(), saved.error); !status.ok()) {
     return status;
   }
   saved.error.resize(layout.elements());
@@ -88,11 +82,17 @@ absl::StatusOr<SavedRank> DecodeRankPart(absl::string_view file, uint32_t rank,
       return absl::DataLossError(absl::StrCat("the job has no chunk ", chunk));
     }
     const absl::Status status =
-        ReadError(*reader, layout.chunks()[chunk].elements, saved.aggregator_errors[chunk]);
+        ReadError(reader, layout.chunks()[chunk].elements, saved.aggregator_errors[chunk]);
     if (!status.ok()) return status;
   }
-  if (absl::Status status = CheckAtEnd(*reader); !status.ok()) return status;
   return saved;
+}
+
+absl::StatusOr<SavedRank> DecodeRankPart(absl::string_view file, uint32_t rank,
+                                         const Layout& layout) {
+  absl::StatusOr<SavedRank> saved = Decode(file, layout, ReadRankPart);
+  if (!saved.ok() || saved->rank == rank) return saved;
+  return absl::DataLossError(absl::StrCat("it is rank ", saved->rank, "'s"));
 }
 
 void AddParametersPart(const ParametersPart& part, const Layout& layout, SectionWriter& writer) {
@@ -107,23 +107,24 @@ void AddParametersPart(const ParametersPart& part, const Layout& layout, Section
   }
 }
 
-absl::StatusOr<SavedParameters> DecodeParametersPart(absl::string_view file, const Layout& layout) {
+absl::StatusOr<SavedParameters> ReadParametersPart(SectionReader& reader, const Layout& layout) {
   CheckpointPart header;
-  absl::StatusOr<SectionReader> reader = Open(file, header);
-  if (!reader.ok()) return reader.status();
+  absl::Status status = reader.Next(header);
   SavedParameters saved;
-  absl::Status status;
   for (const Tensor& tensor : layout.tensors()) {
-    if (status.ok()) status = ReadNumbers(*reader, ElementCount(tensor), saved.values);
+    if (status.ok()) status = ReadNumbers(reader, ElementCount(tensor), saved.values);
   }
   for (std::vector<float>* numbers : {&saved.momentum, &saved.variance}) {
     for (const Chunk& chunk : layout.chunks()) {
-      if (status.ok()) status = ReadNumbers(*reader, chunk.elements, *numbers);
+      if (status.ok()) status = ReadNumbers(reader, chunk.elements, *numbers);
     }
   }
-  if (status.ok()) status = CheckAtEnd(*reader);
   if (!status.ok()) return status;
   return saved;
+}
+
+absl::StatusOr<SavedParameters> DecodeParametersPart(absl::string_view file, const Layout& layout) {
+  return Decode(file, layout, ReadParametersPart);
 }
 
 }  // namespace signpost

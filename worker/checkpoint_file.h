@@ -6,6 +6,11 @@
 //   parameters = CheckpointPart, the values of each tensor, then the momentum of each chunk, then
 //                the variance of each chunk (OptimizerState::variance)
 //
+// What a rank saves of itself, without a directory, is in sections too:
+//
+//   state      = "signpost rank state 1\n", the CheckpointManifest, of no files, then what is in
+//                rank-<r> and in parameters
+//
 // An error of which all bits are 0 is a section without bytes.
 
 #ifndef SIGNPOST_WORKER_CHECKPOINT_FILE_H_
@@ -26,7 +31,8 @@
 
 namespace signpost {
 
-inline constexpr absl::string_view kCheckpointFirstLine = "signpost checkpoint 1\n";
+inline constexpr absl::string_view kCheckpointFirstLine = "signpost checkpoint 2\n";
+inline constexpr absl::string_view kRankStateFirstLine = "signpost rank state 1\n";
 
 // Aggregators' errors by chunk, one number for each of its elements; empty: all of it is zero.
 using ChunkErrors = std::map<uint32_t, std::vector<float>>;
@@ -42,10 +48,14 @@ struct RankPart {
 void AddRankPart(const RankPart& part, SectionWriter& writer);
 
 struct SavedRank {
+  uint32_t rank = 0;
   std::vector<float> error;
   ChunkErrors aggregator_errors;
 };
-// DATA_LOSS, saying what is wrong, for a file that is not that rank's of this layout.
+// What AddRankPart added. DATA_LOSS, saying what is wrong, if it is not that of a rank of this
+// layout.
+absl::StatusOr<SavedRank> ReadRankPart(SectionReader& reader, const Layout& layout);
+// The same for the whole file, which must be that rank's.
 absl::StatusOr<SavedRank> DecodeRankPart(absl::string_view file, uint32_t rank,
                                          const Layout& layout);
 
@@ -63,6 +73,7 @@ struct SavedParameters {
   std::vector<float> momentum;
   std::vector<float> variance;
 };
+absl::StatusOr<SavedParameters> ReadParametersPart(SectionReader& reader, const Layout& layout);
 absl::StatusOr<SavedParameters> DecodeParametersPart(absl::string_view file, const Layout& layout);
 
 }  // namespace signpost

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "proto/layout.h"
 #include "proto/payload.h"
 #include "worker/checkpoint_dir.h"
@@ -42,22 +43,44 @@ absl::StatusOr<Chosen> ChooseCheckpoint(const CheckpointDir& dir) {
       absl::StrCat("no checkpoint is whole: ", absl::StrJoin(chosen.warnings, "; ")));
 }
 
-absl::Status CheckFits(const Chosen& chosen, const ResumingWorker& worker, const Layout& layout) {
-  const CheckpointManifest& manifest = *chosen.entry.manifest;
+absl::Status CheckRank(const ResumingWorker& worker) {
+  if (worker.rank < worker.world_size) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("rank %d is not in [0, %d)", worker.rank, worker.world_size));
+}
+
+absl::StatusOr<Layout> LayoutOf(const CheckpointManifest& manifest) {
+  const std::vector<Tensor> tensors(manifest.tensors().begin(), manifest.tensors().end());
+  return Layout::Create(tensors, manifest.options());
+}
+
+// FAILED_PRECONDITION if `what` was saved of a job that differs in more than its world size.
+absl::Status CheckIsOfJob(absl::string_view what, const CheckpointManifest& manifest,
+                          const ResumingWorker& worker, const Layout& layout) {
   JobOptions options = worker.options;  // what tells a run from another is not compared
   options.set_parameters_crc32c(manifest.options().parameters_crc32c());
   options.set_first_step(manifest.options().first_step());
-  if (absl::Status status = CheckSameJob(worker.tensors, options, layout); !status.ok()) {
-    return absl::Status(status.code(), absl::StrCat("checkpoint ", chosen.entry.name,
-                                                    " is of another job: ", status.message()));
-  }
-  if (worker.world_size == manifest.world_size() || worker.allow_other_world_size) {
-    return absl::OkStatus();
-  }
+  const absl::Status status = CheckSameJob(worker.tensors, options, layout);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(what, " is of another job: ", status.message()));
+}
+
+absl::Status CheckWorldSize(const Chosen& chosen, const ResumingWorker& worker) {
+  const uint32_t saved = chosen.entry.manifest->world_size();
+  if (worker.world_size == saved || worker.allow_other_world_size) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
       "checkpoint %s was taken of %d workers, and %d resume from it. If that is meant, set "
       "resume_with_other_world_size: each worker then takes the mean of the %d workers' errors",
-      chosen.entry.name, manifest.world_size(), worker.world_size, manifest.world_size()));
+      chosen.entry.name, saved, worker.world_size, saved));
+}
+
+absl::Status CheckIsOfRank(const SavedRank& saved, uint32_t saved_world_size,
+                           const ResumingWorker& worker) {
+  if (saved.rank == worker.rank && saved_world_size == worker.world_size) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "the saved state is that of rank %d of %d, and this is rank %d of %d. Each rank goes on from "
+      "the state that it has saved itself; a checkpoint is one for all ranks",
+      saved.rank, saved_world_size, worker.rank, worker.world_size));
 }
 
 class Loader {
@@ -128,21 +151,32 @@ uint32_t Crc32cOf(const SavedParameters& saved) {
   return crc;
 }
 
+ResumeState ResumeStateOf(const CheckpointManifest& manifest, SavedParameters parameters,
+                          SavedRank rank) {
+  const uint32_t crc = Crc32cOf(parameters);
+  return {.optimizer = {.schedule = manifest.schedule(),
+                        .error = std::move(rank.error),
+                        .momentum = std::move(parameters.momentum),
+                        .variance = std::move(parameters.variance)},
+          .values = std::move(parameters.values),
+          .aggregator_errors = std::move(rank.aggregator_errors),
+          .parameters_crc32c = crc};
+}
+
 }  // namespace
 
 absl::StatusOr<ResumeState> LoadNewestCheckpoint(Disk& disk, const ResumingWorker& worker) {
-  if (worker.rank >= worker.world_size) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("rank %d is not in [0, %d)", worker.rank, worker.world_size));
-  }
+  if (absl::Status status = CheckRank(worker); !status.ok()) return status;
   const CheckpointDir dir(disk);
   absl::StatusOr<Chosen> chosen = ChooseCheckpoint(dir);
   if (!chosen.ok()) return chosen.status();
   const CheckpointManifest& manifest = *chosen->entry.manifest;
-  const std::vector<Tensor> tensors(manifest.tensors().begin(), manifest.tensors().end());
-  const absl::StatusOr<Layout> layout = Layout::Create(tensors, manifest.options());
+  const absl::StatusOr<Layout> layout = LayoutOf(manifest);
   if (!layout.ok()) return layout.status();
-  if (absl::Status status = CheckFits(*chosen, worker, *layout); !status.ok()) return status;
+  absl::Status status =
+      CheckIsOfJob(absl::StrCat("checkpoint ", chosen->entry.name), manifest, worker, *layout);
+  if (status.ok()) status = CheckWorldSize(*chosen, worker);
+  if (!status.ok()) return status;
 
   const Loader loader(dir, chosen->entry, *layout);
   absl::StatusOr<SavedParameters> parameters = loader.LoadParameters();
@@ -151,17 +185,42 @@ absl::StatusOr<ResumeState> LoadNewestCheckpoint(Disk& disk, const ResumingWorke
                                        ? loader.LoadRank(worker.rank)
                                        : loader.LoadShareOf(worker.rank, worker.world_size);
   if (!rank.ok()) return rank.status();
-  const uint32_t crc = Crc32cOf(*parameters);
-  return ResumeState{.checkpoint = chosen->entry.name,
-                     .warnings = std::move(chosen->warnings),
-                     .damaged = std::move(chosen->damaged),
-                     .optimizer = {.schedule = manifest.schedule(),
-                                   .error = std::move(rank->error),
-                                   .momentum = std::move(parameters->momentum),
-                                   .variance = std::move(parameters->variance)},
-                     .values = std::move(parameters->values),
-                     .aggregator_errors = std::move(rank->aggregator_errors),
-                     .parameters_crc32c = crc};
+  ResumeState state = ResumeStateOf(manifest, *std::move(parameters), *std::move(rank));
+  state.checkpoint = chosen->entry.name;
+  state.warnings = std::move(chosen->warnings);
+  state.damaged = std::move(chosen->damaged);
+  return state;
+}
+
+absl::StatusOr<ResumeState> LoadRankState(absl::string_view state, const ResumingWorker& worker) {
+  if (absl::Status status = CheckRank(worker); !status.ok()) return status;
+  if (!absl::ConsumePrefix(&state, kRankStateFirstLine)) {
+    return absl::DataLossError("the saved state is none of this version of signpost");
+  }
+  const auto damaged = [](const absl::Status& status) {
+    return absl::DataLossError(absl::StrCat("the saved state is damaged: ", status.message()));
+  };
+  SectionReader reader(state);
+  CheckpointManifest manifest;
+  if (absl::Status status = reader.Next(manifest); !status.ok()) return damaged(status);
+  const absl::StatusOr<Layout> layout = LayoutOf(manifest);
+  if (!layout.ok()) return damaged(layout.status());
+  absl::StatusOr<SavedRank> rank = ReadRankPart(reader, *layout);
+  if (!rank.ok()) return damaged(rank.status());
+  absl::StatusOr<SavedParameters> parameters = ReadParametersPart(reader, *layout);
+  if (!parameters.ok()) return damaged(parameters.status());
+  if (!reader.at_end()) return damaged(absl::DataLossError("something follows its last section"));
+  absl::Status status = CheckIsOfJob("the saved state", manifest, worker, *layout);
+  if (status.ok()) status = CheckIsOfRank(*rank, manifest.world_size(), worker);
+  if (!status.ok()) return status;
+  return ResumeStateOf(manifest, *std::move(parameters), *std::move(rank));
+}
+
+absl::StatusOr<ResumeState> LoadResumeState(const ResumeFrom& from, const ResumingWorker& worker) {
+  if (from.checkpoints == nullptr) return LoadRankState(from.state, worker);
+  if (from.state.empty()) return LoadNewestCheckpoint(*from.checkpoints, worker);
+  return absl::InvalidArgumentError(
+      "a job resumes from checkpoints or from its ranks' saved states, not from both");
 }
 
 }  // namespace signpost

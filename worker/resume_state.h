@@ -1,4 +1,4 @@
-// What a worker reads of a checkpoint in order to go on from it.
+// What a worker reads of a checkpoint, or of its own saved state, in order to go on from it.
 
 #ifndef SIGNPOST_WORKER_RESUME_STATE_H_
 #define SIGNPOST_WORKER_RESUME_STATE_H_
@@ -17,6 +17,12 @@
 
 namespace signpost {
 
+// What a job goes on from: at most one of these. None: it starts anew.
+struct ResumeFrom {
+  Disk* checkpoints = nullptr;  // a directory that all workers see
+  absl::string_view state;      // what Worker::SaveState gave this rank
+};
+
 // Who resumes, and with what.
 struct ResumingWorker {
   absl::Span<const Tensor> tensors;
@@ -27,7 +33,7 @@ struct ResumingWorker {
 };
 
 struct ResumeState {
-  std::string checkpoint;             // its subdirectory
+  std::string checkpoint;             // its subdirectory; empty with a rank's own state
   std::vector<std::string> warnings;  // of newer checkpoints, which are damaged, for a person
   std::set<std::string> damaged;      // their names
 
@@ -47,6 +53,14 @@ struct ResumeState {
 //   DATA_LOSS            all are damaged; each is named
 //   FAILED_PRECONDITION  another tensor, option, or world size, named
 absl::StatusOr<ResumeState> LoadNewestCheckpoint(Disk& disk, const ResumingWorker& worker);
+
+// From what this rank has saved of itself.
+//   DATA_LOSS            it is damaged, or of another version
+//   FAILED_PRECONDITION  it is another rank's, or of another tensor, option, or world size, named
+absl::StatusOr<ResumeState> LoadRankState(absl::string_view state, const ResumingWorker& worker);
+
+// By the one of the two that `from` asks for.
+absl::StatusOr<ResumeState> LoadResumeState(const ResumeFrom& from, const ResumingWorker& worker);
 
 }  // namespace signpost
 

@@ -113,14 +113,15 @@ class Worker {
   // Errors name the aggregator, rank, tensor or option at fault; DEADLINE_EXCEEDED names the ranks
   // that did not come.
   //
-  // With `resume_from`, a directory of checkpoints that all workers see, the job goes on from the
-  // newest one that is whole: parameters get its values, steps() begins at its step, and everything
+  // With a directory of checkpoints in `resume_from` the job goes on from the newest one that is
+  // whole: parameters get its values, steps() begins at its step, and everything
   // that follows has the bits that it would have had, on any number of shards. Errors as
-  // LoadNewestCheckpoint; on error parameters are untouched.
+  // LoadNewestCheckpoint; on error parameters are untouched. It is the same with the states that
+  // all ranks have saved after one step (SaveState); errors as LoadRankState.
   static absl::StatusOr<std::unique_ptr<Worker>> Join(
       const WorkerOptions& options, const OptimizerOptions& optimizer,
       std::vector<Parameter> parameters, std::vector<std::unique_ptr<Channel>> channels,
-      Disk* resume_from = nullptr);
+      const ResumeFrom& resume_from = {});
 
   // Joins a job that trains nothing and reduces tensors, whose values come with each Reduce; those
   // of `tensors` and their groups are not looked at. As Join otherwise: a rank that comes back to
@@ -185,6 +186,13 @@ class Worker {
   // aggregator's. Not after JoinReduction.
   absl::Status Checkpoint(Disk& directory);
 
+  // This rank's share of what Checkpoint saves, by itself: parameters and optimizer, this worker's
+  // error, and those aggregators' errors that it is to give back; 16 bytes for each parameter, and
+  // 4 / n more with n workers. Ranks need not call it at the same time, but a job goes on only from
+  // states that all ranks have saved after the same step. Errors as Checkpoint's; no rank is waited
+  // for. Not after JoinReduction.
+  absl::StatusOr<std::string> SaveState();
+
   // Ends this worker's membership. Returns once every aggregator has all of its rounds for good.
   absl::Status Leave();
 
@@ -199,6 +207,12 @@ class Worker {
   uint32_t ParametersCrc32c() const;
 
  private:
+  // When nothing has come for this long, an aggregator that owes us nothing may have been started
+  // again, and what others wait for may be frames of ours that it has lost.
+  static constexpr absl::Duration kOfferInterval = absl::Milliseconds(500);
+  // How long a failed call may take to find out whom the aggregator waits for.
+  static constexpr absl::Duration kStatusTimeout = absl::Seconds(3);
+
   struct ChunkExchange;
   struct OpenStep;
 
@@ -229,6 +243,7 @@ class Worker {
   absl::Status CheckRates(absl::Span<const GroupRates> rates) const;
   absl::Status CheckNoStepFailed() const;
   absl::Status CheckNoStepIsOpen() const;
+  absl::Status CheckCanBeSaved() const;
   enum class Until { kNothingIsThere, kAllAreAnswered };
   // Calls `send` for each chunk that is ready, as the queue allows, and receives answers: those
   // that are there, or all.

@@ -221,18 +221,18 @@ class Simulation {
               Wire{scheduler_, *process, links_[{rank, process.get()}], audit_, tells_late_ranks_}),
           life, on_return));
     }
-    absl::StatusOr<std::unique_ptr<Worker>> worker =
-        Worker::Join({.job = "simulated",
-                      .rank = rank,
-                      .world_size = plan_.workers,
-                      .block_elements = 16,
-                      .chunk_elements = plan_.chunk_elements,
-                      .join_timeout = absl::Minutes(10),
-                      .exchange_timeout = absl::Minutes(10),
-                      .round_deadline = plan_.round_deadline,
-                      .min_workers = plan_.min_workers,
-                      .clock = &scheduler_},
-                     plan_.optimizer, parameters, std::move(channels), part_.resume_from);
+    absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::Join(
+        {.job = "simulated",
+         .rank = rank,
+         .world_size = plan_.workers,
+         .block_elements = 16,
+         .chunk_elements = plan_.chunk_elements,
+         .join_timeout = absl::Minutes(10),
+         .exchange_timeout = absl::Minutes(10),
+         .round_deadline = plan_.round_deadline,
+         .min_workers = plan_.min_workers,
+         .clock = &scheduler_},
+        plan_.optimizer, parameters, std::move(channels), {.checkpoints = part_.resume_from});
     if (!worker.ok()) {
       const bool is_over = plan_.min_workers > 0 && (finished_ranks_ > 0 || state_is_lost_);
       if (!is_over) Report(absl::StrCat("join: ", worker.status().ToString()));

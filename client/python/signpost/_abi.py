@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 5
+ABI = 6
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "onebit": 3}
@@ -40,6 +40,8 @@ class Options(ctypes.Structure):
         ("resume_with_other_world_size", ctypes.c_uint8),
         ("start_from_rank_0", ctypes.c_uint8),
         ("resume", c_char_p),
+        ("resume_state", c_void_p),
+        ("resume_state_bytes", c_size_t),
     ]
 
 
@@ -112,6 +114,9 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "gradient_ready": (c_int, [c_void_p, c_size_t, c_void_p, *_ERROR]),
     "finish_step": (c_int, [c_void_p, POINTER(Report), *_ERROR]),
     "checkpoint": (c_int, [c_void_p, c_char_p, *_ERROR]),
+    "save_state": (c_int, [c_void_p, POINTER(c_void_p), *_ERROR]),
+    "state_data": (c_void_p, [c_void_p, POINTER(c_size_t)]),
+    "free_state": (None, [c_void_p]),
     "steps": (c_uint64, [c_void_p]),
     "resume_warnings": (c_char_p, [c_void_p]),
     "returned": (c_int, [c_void_p, POINTER(ctypes.c_double)]),

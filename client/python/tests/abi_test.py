@@ -17,7 +17,7 @@ C_TYPES = {
     ctypes.c_size_t: "size_t",
     ctypes.c_uint8: "uint8_t",
     ctypes.c_uint32: "uint32_t",
-    ctypes.c_void_p: "float*",
+    ctypes.c_void_p: "pointer",
     ctypes.POINTER(ctypes.c_uint64): "const uint64_t*",
 }
 C_TYPES_OF_8_BYTES = {"size_t", "uint64_t"}  # one type for ctypes
@@ -41,6 +41,8 @@ def header_fields(struct):
 )
 def test_struct_has_the_fields_of_the_header_in_their_order(struct, mirror):
     def same(c_type):
+        if c_type in ("float*", "const void*"):
+            return "pointer"
         return "8 bytes" if c_type in C_TYPES_OF_8_BYTES else c_type
 
     wanted = [(same(c_type.strip()), name) for c_type, name in header_fields(struct)]

@@ -87,6 +87,31 @@ def train(directory=None, dies_at=None):
     say(optimizer)
 
 
+def saves_alone(directory):
+    """As train; after step 14 each rank saves its optimizer in a file of its own."""
+    model = model_of()
+    optimizer = signpost.OneBitAdam(model.parameters(), lr=0.01, freeze_step=10)
+    while optimizer.steps < 30:
+        set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
+        optimizer.step()
+        if optimizer.steps == 14:
+            torch.save(optimizer.state_dict(), Path(directory, f"rank-{signpost.rank()}"))
+    say(optimizer)
+
+
+def goes_on_from_file(directory, of_rank=None):
+    """From there, to the end; or with the state that another rank has saved."""
+    model = model_of()
+    optimizer = signpost.OneBitAdam(model.parameters(), lr=0.01, freeze_step=10)
+    file = f"rank-{signpost.rank() if of_rank is None else of_rank}"
+    optimizer.load_state_dict(torch.load(Path(directory, file)))
+    assert optimizer.steps == 14
+    while optimizer.steps < 30:
+        set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
+        optimizer.step()
+    say(optimizer)
+
+
 def comes_back(directory):
     """Rank 1 dies, and is started again while rank 0 trains on; with bf16 parameters."""
     has_died, is_back = Path(directory, "has_died"), Path(directory, "is_back")

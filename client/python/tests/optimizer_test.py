@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import io
 import math
 import warnings
 from collections import defaultdict
@@ -9,6 +10,7 @@ from collections import defaultdict
 import pytest
 import signpost.torch as signpost
 import torch
+from signpost import DataLossError, FailedPreconditionError
 from torch import nn
 from torch.cuda.amp import grad_scaler
 
@@ -658,7 +660,8 @@ def train(make, parameters, saved_at=None, directory=None, **options):
         optimizer.step()
         scheduler.step()
         if optimizer.steps == saved_at:
-            optimizer.checkpoint(str(directory))
+            if directory is not None:
+                optimizer.checkpoint(str(directory))
             return optimizer
     return optimizer
 
@@ -682,19 +685,27 @@ def test_a_job_that_resumes_has_the_bits_of_one_that_did_not_end(make, tmp_path,
     assert all(torch.equal(a, b) for a, b in zip(uninterrupted, interrupted))
 
 
-def test_state_dict_leads_back_to_the_checkpoint(make, tmp_path):
+@pytest.mark.parametrize("in_checkpoint", [False, True])
+@pytest.mark.parametrize("saved_at", [2, FREEZE_STEP, SAVED_AT])
+def test_state_dict_leads_back_to_the_same_bits(make, tmp_path, saved_at, in_checkpoint):
     wanted = train(make, resumable()).parameters_crc32c()
     parameters = resumable()
-    saved = train(make, parameters, SAVED_AT, tmp_path)
-    state = copy.deepcopy(saved.state_dict())
-    assert state["param_groups"][0]["lr"] == pytest.approx(0.1 * 0.9**SAVED_AT)
+    saved = train(make, parameters, saved_at, tmp_path if in_checkpoint else None)
+    file = io.BytesIO()
+    torch.save(saved.state_dict(), file)
+    assert (file.tell() > 12 * 5000) == (not in_checkpoint), "what is in a checkpoint is named"
     saved.leave()
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.zero_()
 
     optimizer = make(signpost.OneBitAdam, parameters, lr=1, freeze_step=FREEZE_STEP)
-    optimizer.load_state_dict(state)
-    assert optimizer.steps == SAVED_AT
+    file.seek(0)
+    optimizer.load_state_dict(copy.deepcopy(torch.load(file)))
+    assert optimizer.steps == saved_at
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**saved_at)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: 0.9**step, last_epoch=SAVED_AT - 1
+        optimizer, lambda step: 0.9**step, last_epoch=saved_at - 1
     )
     while optimizer.steps < STEPS:
         set_gradients(parameters, optimizer.steps)
@@ -703,19 +714,65 @@ def test_state_dict_leads_back_to_the_checkpoint(make, tmp_path):
     assert optimizer.parameters_crc32c() == wanted
 
 
-def test_state_dict_without_a_checkpoint_of_the_step_is_refused(make, tmp_path):
+def test_state_dict_before_the_first_step_can_be_loaded(make):
+    (x,) = tensors((10,))
+    state = make(signpost.Adam, [x]).state_dict()
+    other = make(signpost.Adam, tensors((10,)), lr=7)
+    other.load_state_dict(state)
+    assert (other.steps, other.param_groups[0]["lr"]) == (0, 1e-3)
+    assert torch.equal(other.param_groups[0]["params"][0], x)
+
+
+def test_state_dict_names_a_checkpoint_only_of_the_same_step(make, tmp_path):
     parameters = tensors((10,))
     optimizer = make(signpost.Adam, parameters)
-    make(signpost.Adam, tensors((10,))).load_state_dict(optimizer.state_dict())  # of step 0
+    set_gradients(parameters, 0)
+    optimizer.checkpoint(str(tmp_path))
+    optimizer.step()
+    saved = optimizer.state_dict()["signpost"]
+    assert saved["checkpoint"] is None
+    assert saved["state"].dtype == torch.uint8
+    optimizer.checkpoint(str(tmp_path))
+    saved = optimizer.state_dict()["signpost"]
+    assert saved == {"steps": 1, "checkpoint": str(tmp_path), "state": None}
+
+
+def test_state_dict_that_is_damaged_or_of_another_model_is_refused(make):
+    parameters = tensors((10,))
+    optimizer = make(signpost.Adam, parameters)
     set_gradients(parameters, 0)
     optimizer.step()
-    with pytest.raises(RuntimeError, match=r"call optimizer.checkpoint\(directory\) on all ranks"):
-        optimizer.state_dict()
-    optimizer.checkpoint(str(tmp_path))
-    assert optimizer.state_dict()["signpost"] == {"steps": 1, "checkpoint": str(tmp_path)}
+    state = optimizer.state_dict()
+    with pytest.raises(FailedPreconditionError, match=r"saved state is .*\[10\]"):
+        make(signpost.Adam, tensors((11,))).load_state_dict(state)
+    with pytest.raises(FailedPreconditionError, match="saved state is .*1-bit adam"):
+        make(signpost.OneBitAdam, tensors((10,)), freeze_step=3).load_state_dict(state)
+    state["signpost"]["state"][100] ^= 1
+    with pytest.raises(DataLossError, match="saved state is damaged: the CRC-32C of section 0"):
+        make(signpost.Adam, tensors((10,))).load_state_dict(state)
+
+
+def test_what_cannot_be_loaded_changes_nothing(make):
+    (x,) = tensors((10,))
+    x = nn.Parameter(x.detach().bfloat16())
+    optimizer = make(signpost.Adam, [x], lr=0.1)
+    set_gradients([x], 0)
     optimizer.step()
-    with pytest.raises(RuntimeError, match="after 2 steps is not in a checkpoint"):
-        optimizer.state_dict()
+    state = optimizer.state_dict()
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.2
+    wanted, values = optimizer.parameters_crc32c(), x.clone()
+    state["signpost"]["state"][-1] ^= 1
+    with pytest.raises(DataLossError):
+        optimizer.load_state_dict(state)
+    assert (optimizer.steps, optimizer.param_groups[0]["lr"]) == (2, 0.2)
+    assert optimizer.parameters_crc32c() == wanted
+    assert torch.equal(x, values)
+    state["signpost"]["state"][-1] ^= 1
+    optimizer.load_state_dict(state)
+    assert (optimizer.steps, optimizer.param_groups[0]["lr"]) == (1, 0.1)
+    optimizer.step()
+    assert optimizer.parameters_crc32c() == wanted
 
 
 def test_state_dict_of_another_step_than_the_checkpoint_is_refused(make, tmp_path):

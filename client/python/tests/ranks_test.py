@@ -67,6 +67,24 @@ def test_a_job_that_is_killed_and_resumes_has_the_bits_of_one_that_is_not(tmp_pa
     assert digest_of(output, 2) == wanted
 
 
+def test_a_job_goes_on_from_what_its_ranks_have_saved_in_their_own_files(tmp_path):
+    _, output = run_job(3, 2, "saves_alone", str(tmp_path))
+    wanted = digest_of(output, 3)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["rank-0", "rank-1", "rank-2"]
+    _, output = run_job(3, 1, "goes_on_from_file", str(tmp_path))
+    assert digest_of(output, 3) == wanted
+
+
+def test_a_rank_with_the_state_of_another_is_told_so(tmp_path):
+    run_job(2, 1, "saves_alone", str(tmp_path))
+    code, output = run_job(2, 1, "goes_on_from_file", str(tmp_path), "0")
+    assert code == 1
+    assert "the saved state is that of rank 0 of 2, and this is rank 1 of 2" in output
+    code, output = run_job(1, 1, "goes_on_from_file", str(tmp_path))
+    assert code == 1
+    assert "the saved state is that of rank 0 of 2, and this is rank 0 of 1" in output
+
+
 def test_a_rank_that_died_comes_back_with_the_values_of_the_others(tmp_path):
     options = ["--round-deadline=500ms", "--min-workers=1", "--worker-restarts=1"]
     code, output = run_job(2, 1, "comes_back", str(tmp_path), options=options)

@@ -1,0 +1,247 @@
+// What a worker saves of its job, alone and together with the other ranks.
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "kernels/dense.h"
+#include "worker/checkpoint_dir.h"
+#include "worker/worker.h"
+
+namespace signpost {
+namespace {
+
+// How soon a worker looks again whether other ranks have written their part of a checkpoint; then
+// after twice that, and so on, up to kOfferInterval.
+constexpr absl::Duration kFirstLookInterval = absl::Milliseconds(5);
+
+// Whom a rank that does not commit waits for; nobody once it is committed.
+absl::StatusOr<std::vector<uint32_t>> MissingForCommit(const CheckpointDir& dir,
+                                                       const CheckpointId& id,
+                                                       uint32_t world_size) {
+  // In this order: what is committed has lost its sums.
+  absl::StatusOr<std::vector<uint32_t>> missing = dir.MissingRanks(id, world_size);
+  if (!missing.ok()) return missing;
+  const absl::StatusOr<bool> committed = dir.IsCommitted(id);
+  if (!committed.ok()) return committed.status();
+  if (*committed) return std::vector<uint32_t>();
+  if (missing->empty()) missing->push_back(0);  // which commits
+  return missing;
+}
+
+}  // namespace
+
+absl::Status Worker::Checkpoint(Disk& directory) {
+  if (absl::Status status = CheckCanBeSaved(); !status.ok()) return status;
+  CheckpointDir dir(directory);
+  const CheckpointId id = {step_, AttemptOf(epochs_)};
+  absl::StatusOr<bool> committed = dir.IsCommitted(id);
+  if (!committed.ok() || *committed) return committed.status();
+
+  if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
+  const absl::StatusOr<ChunkErrors> errors = ReadErrors();
+  if (!errors.ok()) return errors.status();
+  SectionWriter part(kCheckpointFirstLine);
+  AddRankPart({step_, options_.rank, adam_->error(), *errors}, part);
+  if (absl::Status status = dir.WriteRank(id, options_.rank, part); !status.ok()) return status;
+  if (options_.rank != 0) {
+    return AwaitRanks([&] { return MissingForCommit(dir, id, options_.world_size); });
+  }
+
+  SectionWriter parameters(kCheckpointFirstLine);
+  const std::vector<float> momentum = Momentum();
+  AddParametersPart({step_, parameters_, momentum, adam_->variance()}, layout_, parameters);
+  const absl::StatusOr<CheckpointFile> file = dir.WriteParameters(id, parameters);
+  if (!file.ok()) return file.status();
+  absl::Status status = AwaitRanks([&] { return dir.MissingRanks(id, options_.world_size); });
+  if (status.ok()) status = dir.Commit(id, Manifest(), *file);
+  if (!status.ok()) return status;
+  // It is committed. What cannot be removed now is tried again with the next.
+  dir.Prune(id, damaged_checkpoints_).IgnoreError();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Worker::SaveState() {
+  if (absl::Status status = CheckCanBeSaved(); !status.ok()) return status;
+  if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
+  const absl::StatusOr<ChunkErrors> errors = ReadErrors();
+  if (!errors.ok()) return errors.status();
+  SectionWriter state(kRankStateFirstLine);
+  state.Add(Manifest());
+  AddRankPart({step_, options_.rank, adam_->error(), *errors}, state);
+  const std::vector<float> momentum = Momentum();
+  AddParametersPart({step_, parameters_, momentum, adam_->variance()}, layout_, state);
+  return absl::StrJoin(state.parts(), "");
+}
+
+absl::Status Worker::CheckCanBeSaved() const {
+  if (failure_.ok()) return CheckNoStepIsOpen();
+  return absl::FailedPreconditionError(
+      absl::StrCat("an earlier step failed, and parts of it may have been taken; what was saved "
+                   "before is what to go on from. It failed with: ",
+                   failure_.message()));
+}
+
+CheckpointManifest Worker::Manifest() const {
+  CheckpointManifest manifest;
+  manifest.set_step(step_);
+  manifest.set_job(options_.job);
+  manifest.set_world_size(options_.world_size);
+  *manifest.mutable_options() = layout_.options();
+  manifest.mutable_options()->set_parameters_crc32c(ParametersCrc32c());
+  manifest.mutable_options()->clear_first_step();
+  manifest.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
+  *manifest.mutable_schedule() = adam_->schedule();
+  manifest.set_committed_us(absl::ToUnixMicros(options_.clock->Now()));
+  return manifest;
+}
+
+std::vector<float> Worker::Momentum() const {
+  std::vector<float> all;
+  all.reserve(layout_.elements());
+  for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) {
+    const std::vector<float> momentum = adam_->Momentum(chunk);
+    all.insert(all.end(), momentum.begin(), momentum.end());
+  }
+  return all;
+}
+
+absl::StatusOr<ChunkErrors> Worker::ReadErrors() {
+  deadline_ = options_.clock->Now() + options_.exchange_timeout;
+  ChunkErrors errors;
+  const uint32_t chunks = layout_.chunks().size();
+  for (uint32_t chunk = options_.rank; chunk < chunks; chunk += options_.world_size) {
+    absl::StatusOr<std::vector<float>> error = ReadError(chunk);
+    if (!error.ok()) {
+      if (absl::Status status = CheckNobodyIsGone({}); !status.ok()) return status;
+      return error.status();
+    }
+    errors[chunk] = *std::move(error);
+  }
+  return errors;
+}
+
+absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
+  const uint32_t shard = shard_of_chunk_[chunk];
+  ReadErrorRequest request;
+  request.set_job(options_.job);
+  request.set_epoch(epochs_[shard]);
+  request.set_rank(options_.rank);
+  request.set_chunk(chunk);
+  request.set_step(step_);
+  request.set_incarnation(incarnation_);
+  absl::StatusOr<ReadErrorResponse> response;
+  while (true) {
+    response = channels_[shard]->ReadError(request, deadline_);
+    if (!absl::IsAborted(response.status()) || options_.clock->Now() >= deadline_) break;
+    if (absl::Status offered = OfferAll(shard); !offered.ok()) return offered;
+  }
+  if (!response.ok()) {
+    return Explain(response.status(), shard,
+                   absl::StrFormat("the error of chunk %d before step %d of job '%s'", chunk, step_,
+                                   options_.job));
+  }
+  const absl::Span<const uint8_t> bytes = {
+      reinterpret_cast<const uint8_t*>(response->payload().data()), response->payload().size()};
+  std::vector<float> error(bytes.size() / sizeof(float));
+  const size_t elements = layout_.chunks()[chunk].elements;
+  const bool has_size = bytes.empty() || bytes.size() == elements * sizeof(float);
+  if (!has_size || response->step() != step_ || response->chunk() != chunk ||
+      response->payload_crc32c() != Crc32c(bytes)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "aggregator %s sent %d bytes for step %d, chunk %d where the error of step %d, chunk %d "
+        "has %d, or another CRC-32C than it says",
+        channels_[shard]->target(), bytes.size(), response->step(), response->chunk(), step_, chunk,
+        elements * sizeof(float)));
+  }
+  if (!kernels::DenseWithinRange(kernels::DenseType::kFloat32, bytes.data(), error.size())) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "the error of chunk %d is out of range: the training has diverged, and a checkpoint of it "
+        "could not be resumed",
+        chunk));
+  }
+  if (!error.empty()) std::memcpy(error.data(), bytes.data(), bytes.size());
+  return error;
+}
+
+absl::Status Worker::AwaitRanks(
+    absl::FunctionRef<absl::StatusOr<std::vector<uint32_t>>()> missing_ranks) {
+  const absl::Time start = options_.clock->Now();
+  deadline_ = start + options_.exchange_timeout;
+  absl::Time next_offer = start + kOfferInterval;
+  absl::Duration interval = kFirstLookInterval;
+  StepReport report;
+  while (true) {
+    const absl::StatusOr<std::vector<uint32_t>> missing = missing_ranks();
+    if (!missing.ok()) return missing.status();
+    if (missing->empty()) return absl::OkStatus();
+    const absl::Time now = options_.clock->Now();
+    if (now >= deadline_) {
+      return absl::DeadlineExceededError(absl::StrFormat(
+          "the checkpoint of step %d lacks the part of rank %s after %s. Has every rank called "
+          "Checkpoint after this step, and is the directory one that all workers see?",
+          step_, absl::StrJoin(*missing, ", "), absl::FormatDuration(options_.exchange_timeout)));
+    }
+    if (now >= next_offer) {
+      if (now >= start + 2 * options_.round_deadline) {
+        absl::Status status = CheckNobodyIsGone(*missing);
+        if (!status.ok()) return status;
+      }
+      OfferToIdleShards();
+      next_offer = now + kOfferInterval;
+    }
+    std::optional<Inbox::Item> item = inbox_->Take(*options_.clock, interval);
+    if (!item) {
+      interval = std::min(2 * interval, kOfferInterval);
+      continue;
+    }
+    absl::StatusOr<bool> done = Receive(item->chunk, std::move(item->answer), report);
+    if (!done.ok()) return done.status();
+  }
+}
+
+JobStatus Worker::AskAboutJob() const {
+  if (options_.min_workers == 0) return {};
+  StatusRequest request;
+  request.set_job(options_.job);
+  const absl::StatusOr<StatusResponse> response =
+      channels_[0]->Status(request, options_.clock->Now() + kStatusTimeout);
+  return response.ok() && response->jobs_size() == 1 ? response->jobs(0) : JobStatus();
+}
+
+absl::Status Worker::CheckNobodyHasLeft() const {
+  const JobStatus job = AskAboutJob();
+  for (uint32_t rank = 0; rank < job.world_size(); ++rank) {
+    if (absl::c_linear_search(job.joined_ranks(), rank)) continue;
+    return absl::AbortedError(absl::StrFormat(
+        "a checkpoint needs all ranks, and rank %d has left the job. The one before is what the "
+        "job can go on from",
+        rank));
+  }
+  return absl::OkStatus();
+}
+
+// Whoever has left by now may have seen the checkpoint that is waited for here.
+absl::Status Worker::CheckNobodyIsGone(absl::Span<const uint32_t> missing_ranks) const {
+  const JobStatus job = AskAboutJob();
+  for (const uint32_t rank : missing_ranks) {
+    if (!absl::c_linear_search(job.absent_ranks(), rank) ||
+        !absl::c_linear_search(job.joined_ranks(), rank)) {
+      continue;
+    }
+    return absl::AbortedError(absl::StrFormat(
+        "the checkpoint of step %d lacks the part of rank %d, from which nothing comes any more: "
+        "rounds close without it. Until it is back no checkpoint can be taken",
+        step_, rank));
+  }
+  if (job.step() <= step_) return absl::OkStatus();
+  return absl::AbortedError(absl::StrFormat(
+      "the others have gone on to step %d without a checkpoint of step %d", job.step(), step_));
+}
+
+}  // namespace signpost
