@@ -1,0 +1,92 @@
+#include "bench/figures.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_format.h"
+
+namespace signpost::bench {
+namespace {
+
+// Three digits that count.
+std::string FormatNumber(double value) {
+  if (value == 0) return "0";
+  const int exponent = static_cast<int>(std::floor(std::log10(std::fabs(value))));
+  if (exponent < -4) return absl::StrFormat("%.2e", value);
+  return absl::StrFormat("%.*f", std::clamp(2 - exponent, 0, 6), value);
+}
+
+std::string FormatShare(double share) { return absl::StrFormat("%.0f%%", 100 * share); }
+
+}  // namespace
+
+double Median(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  const size_t middle = samples.size() / 2;
+  if (samples.size() % 2 == 1) return samples[middle];
+  return (samples[middle - 1] + samples[middle]) / 2;
+}
+
+Figure MakeFigure(const std::string& name, const std::string& unit,
+                  absl::Span<const double> samples) {
+  Figure figure;
+  figure.set_name(name);
+  figure.set_unit(unit);
+  figure.set_value(Median({samples.begin(), samples.end()}));
+  figure.set_least(*std::min_element(samples.begin(), samples.end()));
+  figure.set_most(*std::max_element(samples.begin(), samples.end()));
+  return figure;
+}
+
+void SetBound(double bound, Better better, Figure& figure) {
+  figure.set_bound(bound);
+  figure.set_of_bound(better == Better::kMore ? figure.value() / bound : bound / figure.value());
+}
+
+void SetPeer(const std::string& peer, absl::Span<const double> samples,
+             absl::Span<const double> peers, Figure& figure) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < samples.size(); ++i) ratios.push_back(peers[i] / samples[i]);
+  figure.set_peer(peer);
+  figure.set_times_faster(Median(std::move(ratios)));
+}
+
+std::vector<std::vector<std::string>> TableOf(const Figures& figures) {
+  bool has_bound = false, has_peer = false;
+  for (const Figure& figure : figures.figures()) {
+    has_bound |= figure.has_bound();
+    has_peer |= figure.has_times_faster();
+  }
+  std::vector<std::string> head = {"", "MEDIAN", "LEAST", "MOST", "UNIT"};
+  if (has_bound) head.insert(head.end(), {"BOUND", "OF BOUND"});
+  if (has_peer) head.insert(head.end(), {"TIMES FASTER", "THAN"});
+  std::vector<std::vector<std::string>> rows = {std::move(head)};
+  for (const Figure& figure : figures.figures()) {
+    std::vector<std::string>& row = rows.emplace_back();
+    row = {figure.name(), FormatNumber(figure.value()), FormatNumber(figure.least()),
+           FormatNumber(figure.most()), figure.unit()};
+    if (has_bound) {
+      row.push_back(figure.has_bound() ? FormatNumber(figure.bound()) : "");
+      row.push_back(figure.has_bound() ? FormatShare(figure.of_bound()) : "");
+    }
+    if (has_peer) {
+      row.push_back(figure.has_times_faster() ? FormatNumber(figure.times_faster()) : "");
+      row.push_back(figure.peer());
+    }
+  }
+  return rows;
+}
+
+std::string FormatJson(const Figures& figures) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  // Only an Any of an unknown type can fail.
+  const auto status = google::protobuf::util::MessageToJsonString(figures, &json, options);
+  return status.ok() ? json : "{}";
+}
+
+}  // namespace signpost::bench

@@ -1,0 +1,38 @@
+// Figures: what benchmarks find, against what physics allows and what others need.
+
+#ifndef SIGNPOST_BENCH_FIGURES_H_
+#define SIGNPOST_BENCH_FIGURES_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "bench/figures.pb.h"
+
+namespace signpost::bench {
+
+// The middle one, or the mean of the middle two; of at least one number.
+double Median(std::vector<double> samples);
+
+// A row of what was measured, at least once: its median, least and most.
+Figure MakeFigure(const std::string& name, const std::string& unit,
+                  absl::Span<const double> samples);
+
+// Adds the bound and how much of it the value reaches.
+enum class Better { kMore, kLess };
+void SetBound(double bound, Better better, Figure& figure);
+
+// Adds the peer. `samples` and `peers` were measured in turns, are equally many, and less is
+// better.
+void SetPeer(const std::string& peer, absl::Span<const double> samples,
+             absl::Span<const double> peers, Figure& figure);
+
+// The cells of a table: a head, and a row for each, with columns for what any of them has.
+std::vector<std::vector<std::string>> TableOf(const Figures& figures);
+
+// As protobuf writes JSON, with the fields' names as they are in figures.proto.
+std::string FormatJson(const Figures& figures);
+
+}  // namespace signpost::bench
+
+#endif  // SIGNPOST_BENCH_FIGURES_H_
