@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "cli/aggregator_command.h"
+#include "cli/bench_command.h"
 #include "cli/chaos_command.h"
 #include "cli/checkpoint_command.h"
 #include "cli/command.h"
@@ -44,6 +46,7 @@ int Fail(const std::string& name, const absl::Status& status) {
 
 int Main(std::vector<std::string> arguments) {
   KeepFreedMemory();
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   QuietGrpc();
   const std::vector<std::string> tail = TakeTail(arguments);
 
@@ -56,9 +59,9 @@ int Main(std::vector<std::string> arguments) {
       "Start with 'signpost demo'. Each command explains itself: signpost COMMAND --help\n"
       "In a checkout, './signpost test' runs every test.");
   const std::vector<Command> commands = {
-      AddDemoCommand(program),    AddRunCommand(program, tail),  AddAggregatorCommand(program),
-      AddStatusCommand(program),  AddCheckpointCommand(program), AddChaosCommand(program, tail),
-      AddVersionCommand(program), AddDemoWorkerCommand(program),
+      AddDemoCommand(program),   AddRunCommand(program, tail),  AddAggregatorCommand(program),
+      AddStatusCommand(program), AddCheckpointCommand(program), AddChaosCommand(program, tail),
+      AddBenchCommand(program),  AddVersionCommand(program),    AddDemoWorkerCommand(program),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {

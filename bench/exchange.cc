@@ -1,0 +1,237 @@
+#include "bench/exchange.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "bench/hosts.h"
+#include "bench/line_process.h"
+
+namespace signpost::bench {
+namespace {
+
+constexpr int kMasterPort = 29511;  // of the first peer; the others have those behind it
+constexpr absl::string_view kListening = "listening on ";
+
+double BitsPerParameter(Codec codec) {
+  if (codec == ONE_BIT) return 1 + 32.0 / WorkerOptions().block_elements;
+  return codec == BFLOAT16 ? 16 : 32;
+}
+
+std::string NameOf(const RankOptions& rank) {
+  const std::string codec = rank.codec == ONE_BIT    ? "one-bit"
+                            : rank.codec == BFLOAT16 ? "bf16"
+                                                     : "fp32";
+  if (rank.mode == "frames") return absl::StrCat("packed frames, ", codec);
+  if (rank.mode == "mean") return absl::StrCat("gradients to mean, ", codec);
+  return absl::StrCat("optimizer step, ", codec);
+}
+
+// The ranks of one program. Exchanges of theirs take the processor when they are told to.
+struct Group {
+  std::vector<std::unique_ptr<LineProcess>> ranks;
+  std::vector<double> seconds;      // by turn: the median of its exchanges
+  std::vector<double> cpu_seconds;  // by turn: of an exchange, the aggregators' included
+};
+
+class Measurement {
+ public:
+  explicit Measurement(const ExchangeOptions& options) : options_(options) {}
+
+  absl::StatusOr<Figures> Run() {
+    absl::StatusOr<std::unique_ptr<Hosts>> hosts =
+        Hosts::Create(options_.workers + options_.shards, options_.rate);
+    if (!hosts.ok()) return hosts.status();
+    hosts_ = *std::move(hosts);
+    if (absl::Status status = StartAggregators(); !status.ok()) return status;
+    for (const RankOptions& rank : options_.ranks) {
+      if (absl::Status status = StartOurs(rank); !status.ok()) return status;
+    }
+    for (const Peer& peer : options_.peers) {
+      if (absl::Status status = StartPeer(peer); !status.ok()) return status;
+    }
+    // The first turn pages memory in and opens TCP's windows.
+    for (uint32_t turn = 0; turn < 1 + options_.turns; ++turn) {
+      for (Group& group : groups_) {
+        if (absl::Status status = TakeTurn(group); !status.ok()) return status;
+      }
+    }
+    return Report();
+  }
+
+ private:
+  absl::Status StartAggregators() {
+    for (uint32_t shard = 0; shard < options_.shards; ++shard) {
+      const uint32_t host = options_.workers + shard;
+      const auto command = hosts_->On(host, {options_.program, "aggregator", "--insecure",
+                                             "--listen", absl::StrCat(hosts_->address(host), ":0"),
+                                             "--shard", absl::StrCat(shard, "/", options_.shards)});
+      auto aggregator = LineProcess::Start(command, {});
+      if (!aggregator.ok()) return aggregator.status();
+      absl::StatusOr<std::string> line = (*aggregator)->ReadLine(absl::Now() + options_.timeout);
+      if (!line.ok()) return line.status();
+      absl::string_view address = *line;
+      if (!absl::ConsumePrefix(&address, kListening)) {
+        return absl::InternalError(absl::StrCat("an aggregator says '", *line, "'"));
+      }
+      addresses_.emplace_back(address);
+      aggregators_.push_back(*std::move(aggregator));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status StartOurs(const RankOptions& options) {
+    Group& group = groups_.emplace_back();
+    for (uint32_t rank = 0; rank < options_.workers; ++rank) {
+      const auto command =
+          hosts_->On(rank, {options_.program, "bench", "rank", "--mode", options.mode, "--codec",
+                            options.codec == ONE_BIT    ? "onebit"
+                            : options.codec == BFLOAT16 ? "bf16"
+                                                        : "fp32",
+                            "--parameters", absl::StrCat(options.parameters), "--chunk-elements",
+                            absl::StrCat(options.chunk_elements)});
+      const LineProcess::Environment environment = {
+          {"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses_, ",")},
+          {"SIGNPOST_JOB", absl::StrCat("bench ", groups_.size())},
+          {"SIGNPOST_RANK", absl::StrCat(rank)},
+          {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
+      };
+      if (absl::Status status = StartRank(command, environment, group); !status.ok()) return status;
+    }
+    return AwaitReady(group);
+  }
+
+  absl::Status StartPeer(const Peer& peer) {
+    Group& group = groups_.emplace_back();
+    for (uint32_t rank = 0; rank < options_.workers; ++rank) {
+      const LineProcess::Environment environment = {
+          {"RANK", absl::StrCat(rank)},
+          {"WORLD_SIZE", absl::StrCat(options_.workers)},
+          {"MASTER_ADDR", hosts_->address(0)},
+          {"MASTER_PORT", absl::StrCat(kMasterPort + groups_.size())},
+          {"GLOO_SOCKET_IFNAME", hosts_->interface()},
+          {"OMP_NUM_THREADS", "1"},
+      };
+      const absl::Status status = StartRank(hosts_->On(rank, peer.command), environment, group);
+      if (!status.ok()) return status;
+    }
+    return AwaitReady(group);
+  }
+
+  static absl::Status StartRank(const std::vector<std::string>& command,
+                                const LineProcess::Environment& environment, Group& group) {
+    auto process = LineProcess::Start(command, environment);
+    if (process.ok()) group.ranks.push_back(*std::move(process));
+    return process.status();
+  }
+
+  absl::Status AwaitReady(Group& group) const {
+    for (const auto& rank : group.ranks) {
+      const absl::StatusOr<std::string> line = rank->ReadLine(absl::Now() + options_.timeout);
+      if (!line.ok()) return line.status();
+      if (*line != "ready") {
+        return absl::InternalError(absl::StrCat("a rank says '", *line, "', not that it is ready"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Duration CpuTime(const Group& group) const {
+    absl::Duration sum;
+    for (const auto& rank : group.ranks) sum += rank->cpu_time();
+    for (const auto& aggregator : aggregators_) sum += aggregator->cpu_time();
+    return sum;
+  }
+
+  absl::Status TakeTurn(Group& group) const {
+    const absl::Duration cpu_before = CpuTime(group);
+    for (const auto& rank : group.ranks) {
+      if (absl::Status status = rank->Write(absl::StrCat(options_.exchanges)); !status.ok()) {
+        return status;
+      }
+    }
+    std::vector<double> slowest(options_.exchanges);
+    for (const auto& rank : group.ranks) {
+      const absl::StatusOr<std::string> line = rank->ReadLine(absl::Now() + options_.timeout);
+      if (!line.ok()) return line.status();
+      const std::vector<absl::string_view> times = absl::StrSplit(*line, ' ');
+      for (size_t i = 0; i < slowest.size(); ++i) {
+        double seconds = 0;
+        if (i >= times.size() || !absl::SimpleAtod(times[i], &seconds)) {
+          return absl::InternalError(absl::StrCat("a rank says '", *line, "', not its times"));
+        }
+        slowest[i] = std::max(slowest[i], seconds);
+      }
+    }
+    group.seconds.push_back(Median(slowest));
+    group.cpu_seconds.push_back(absl::ToDoubleSeconds(CpuTime(group) - cpu_before) /
+                                options_.exchanges);
+    return absl::OkStatus();
+  }
+
+  Figures Report() const {
+    Figures figures;
+    const size_t ours = options_.ranks.size();
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      // Without the first turn.
+      const auto seconds = absl::MakeConstSpan(groups_[g].seconds).subspan(1);
+      const bool is_peer = g >= ours;
+      Figure& time = *figures.add_figures();
+      time = MakeFigure(is_peer ? options_.peers[g - ours].name : NameOf(options_.ranks[g]), "s",
+                        seconds);
+      if (is_peer) continue;
+      if (!options_.rate.empty()) {
+        const double bound = LinkBound(options_.ranks[g], options_.workers, options_.shards,
+                                       *ParseRate(options_.rate));
+        SetBound(bound, Better::kLess, time);
+      }
+      if (!options_.peers.empty()) {
+        SetPeer(options_.peers[0].name, seconds,
+                absl::MakeConstSpan(groups_[ours].seconds).subspan(1), time);
+      }
+      if (options_.ranks[g].mode == "frames") {
+        *figures.add_figures() = CpuPerByte(options_.ranks[g], groups_[g]);
+      }
+    }
+    return figures;
+  }
+
+  Figure CpuPerByte(const RankOptions& rank, const Group& group) const {
+    const double gigabytes =
+        2 * options_.workers * rank.parameters * BitsPerParameter(rank.codec) / 8 / 1e9;
+    std::vector<double> per_gigabyte;
+    for (size_t turn = 1; turn < group.cpu_seconds.size(); ++turn) {
+      per_gigabyte.push_back(group.cpu_seconds[turn] / gigabytes);
+    }
+    return MakeFigure(absl::StrCat("  processor time"), "s/GB", per_gigabyte);
+  }
+
+  const ExchangeOptions& options_;
+  const InterruptScope interrupts_;
+  std::unique_ptr<Hosts> hosts_;  // outlives what runs on them
+  std::vector<std::unique_ptr<LineProcess>> aggregators_;
+  std::vector<std::string> addresses_;
+  std::vector<Group> groups_;  // ours, then the peers
+};
+
+}  // namespace
+
+double LinkBound(const RankOptions& rank, uint32_t workers, uint32_t shards,
+                 double bits_per_second) {
+  // An aggregator's link carries its share of what all workers send.
+  const double busiest = std::max(1.0, static_cast<double>(workers) / shards);
+  return busiest * rank.parameters * BitsPerParameter(rank.codec) / bits_per_second;
+}
+
+absl::StatusOr<Figures> MeasureExchange(const ExchangeOptions& options) {
+  return Measurement(options).Run();
+}
+
+}  // namespace signpost::bench

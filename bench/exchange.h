@@ -1,0 +1,53 @@
+// How long an exchange takes, of Signpost and of others, on the same hosts and in turns.
+
+#ifndef SIGNPOST_BENCH_EXCHANGE_H_
+#define SIGNPOST_BENCH_EXCHANGE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "bench/figures.h"
+#include "bench/rank.h"
+
+namespace signpost::bench {
+
+// Somebody else's program for the same, whose ranks speak as ServeLines does. They find RANK,
+// WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in their environment.
+struct Peer {
+  std::string name;
+  std::vector<std::string> command;
+};
+
+struct ExchangeOptions {
+  // Starts "<program> bench rank ..." and "<program> aggregator ...".
+  std::string program;
+  uint32_t workers = 4;
+  uint32_t shards = 2;
+  // Empty: all processes are on this machine. Otherwise each worker and each aggregator is a host
+  // with a link of that rate (ParseRate).
+  std::string rate;
+  std::vector<RankOptions> ranks;  // ours, in turns
+  std::vector<Peer> peers;         // likewise; ours are compared with the first
+  uint32_t turns = 5;
+  uint32_t exchanges = 3;                     // in each of a turn
+  absl::Duration timeout = absl::Minutes(5);  // for a start, or a turn of one of them
+};
+
+// For each of ours the seconds of an exchange, which is that of the slowest rank; with links,
+// against what a link takes for the bytes; and of packed frames the processor seconds that all
+// workers and aggregators together spend on each GB of payload that is sent, by either side. Then
+// the seconds of each peer.
+// CANCELLED on SIGINT or SIGTERM; otherwise names the process that failed.
+absl::StatusOr<Figures> MeasureExchange(const ExchangeOptions& options);
+
+// What the busier of links takes for an exchange, in seconds, with workers and aggregators on hosts
+// of their own: bytes go both ways at once.
+double LinkBound(const RankOptions& rank, uint32_t workers, uint32_t shards,
+                 double bits_per_second);
+
+}  // namespace signpost::bench
+
+#endif  // SIGNPOST_BENCH_EXCHANGE_H_

@@ -1,0 +1,110 @@
+#include "bench/hosts.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+
+namespace signpost::bench {
+namespace {
+
+constexpr uint32_t kMostHosts = 250;
+
+// A shell command, in whose PATH is what only root's has as a rule.
+absl::Status Run(const std::string& command) {
+  const int status = std::system(absl::StrCat("PATH=$PATH:/usr/sbin:/sbin; ", command).c_str());
+  if (status == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("links of a rate are network namespaces, which need root, iproute2 and a kernel "
+                   "with tbf; this failed: ",
+                   command));
+}
+
+}  // namespace
+
+absl::StatusOr<double> ParseRate(absl::string_view rate) {
+  absl::string_view number = rate;
+  double unit = 1e9;
+  if (!absl::ConsumeSuffix(&number, "gbit")) {
+    unit = 1e6;
+    if (!absl::ConsumeSuffix(&number, "mbit")) {
+      unit = 1e3;
+      if (!absl::ConsumeSuffix(&number, "kbit")) number = "";
+    }
+  }
+  double value = 0;
+  if (absl::SimpleAtod(number, &value) && value > 0 && value * unit <= 1e12) return value * unit;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("'%s' is no rate of a link; 1gbit, 100mbit or 64kbit are", rate));
+}
+
+absl::StatusOr<std::unique_ptr<Hosts>> Hosts::Create(uint32_t count, const std::string& rate) {
+  auto hosts = std::unique_ptr<Hosts>(new Hosts(rate.empty() ? 0 : count, rate));
+  if (rate.empty()) return hosts;
+  if (count > kMostHosts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(count, " hosts behind links; at most ", kMostHosts));
+  }
+  if (absl::Status status = hosts->Connect(); !status.ok()) return status;
+  return hosts;
+}
+
+absl::Status Hosts::Connect() {
+  const absl::StatusOr<double> bits = ParseRate(rate_);
+  if (!bits.ok()) return bits.status();
+  // tbf must let through at once what comes between two ticks of the kernel's timer.
+  const auto burst_bytes = static_cast<uint64_t>(std::max(256e3, *bits / 8 * 0.002));
+  const std::string tbf =
+      absl::StrFormat("root tbf rate %s burst %d latency 50ms", rate_, burst_bytes);
+  const std::string hub = switch_name();
+  absl::Status status = Run(absl::StrFormat(
+      "ip netns add %s && ip -n %s link add bridge type bridge && ip -n %s link set bridge up", hub,
+      hub, hub));
+  for (uint32_t host = 0; host < count_ && status.ok(); ++host) {
+    const std::string space = name(host);
+    status = Run(absl::StrFormat(
+        "ip netns add %s && ip link add eth0 netns %s type veth peer name port%d netns %s && "
+        "ip -n %s address add %s/24 dev eth0 && ip -n %s link set eth0 up && "
+        "ip -n %s link set lo up && ip -n %s link set port%d master bridge up && "
+        "tc -n %s qdisc add dev eth0 %s && tc -n %s qdisc add dev port%d %s",
+        space, space, host, hub, space, address(host), space, space, hub, host, space, tbf, hub,
+        host, tbf));
+  }
+  return status;
+}
+
+Hosts::~Hosts() {
+  if (rate_.empty()) return;
+  std::string command = absl::StrCat("ip netns delete ", switch_name());
+  for (uint32_t host = 0; host < count_; ++host) {
+    absl::StrAppend(&command, "; ip netns delete ", name(host));
+  }
+  // Those that could not be made are not there.
+  Run(absl::StrCat("{ ", command, "; } 2>/dev/null")).IgnoreError();
+}
+
+std::string Hosts::address(uint32_t host) const {
+  return rate_.empty() ? "127.0.0.1" : absl::StrCat("10.77.0.", host + 1);
+}
+
+std::vector<std::string> Hosts::On(uint32_t host, std::vector<std::string> command) const {
+  if (rate_.empty()) return command;
+  command.insert(command.begin(), {"ip", "netns", "exec", name(host)});
+  return command;
+}
+
+std::string Hosts::name(uint32_t host) const {
+  return absl::StrCat("signpost-bench-", getpid(), "-", host);
+}
+
+std::string Hosts::switch_name() const {
+  return absl::StrCat("signpost-bench-", getpid(), "-switch");
+}
+
+}  // namespace signpost::bench

@@ -1,0 +1,50 @@
+// The hosts that a benchmark's processes run on.
+
+#ifndef SIGNPOST_BENCH_HOSTS_H_
+#define SIGNPOST_BENCH_HOSTS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace signpost::bench {
+
+// "1gbit", "100mbit", "64kbit", as tc writes rates, in bit/s. INVALID_ARGUMENT otherwise.
+absl::StatusOr<double> ParseRate(absl::string_view rate);
+
+// All of them are this machine; or each is a network namespace of its own, with a link to a switch
+// that carries so much in each direction.
+class Hosts {
+ public:
+  // At most 250, as root, for links of a `rate` (ParseRate); any number if it is empty. Errors name
+  // the command that failed.
+  static absl::StatusOr<std::unique_ptr<Hosts>> Create(uint32_t count, const std::string& rate);
+
+  ~Hosts();  // takes the namespaces down; nothing may run in them any more
+  Hosts(const Hosts&) = delete;
+  Hosts& operator=(const Hosts&) = delete;
+
+  std::string address(uint32_t host) const;
+  // The network interface of a host's link.
+  std::string interface() const { return rate_.empty() ? "lo" : "eth0"; }
+  // The command as it is run on the host.
+  std::vector<std::string> On(uint32_t host, std::vector<std::string> command) const;
+
+ private:
+  Hosts(uint32_t count, const std::string& rate) : count_(count), rate_(rate) {}
+  absl::Status Connect();
+  std::string name(uint32_t host) const;
+  std::string switch_name() const;
+
+  const uint32_t count_;
+  const std::string rate_;
+};
+
+}  // namespace signpost::bench
+
+#endif  // SIGNPOST_BENCH_HOSTS_H_

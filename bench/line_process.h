@@ -1,0 +1,69 @@
+// A process that is told what to do, and answers, line by line.
+
+#ifndef SIGNPOST_BENCH_LINE_PROCESS_H_
+#define SIGNPOST_BENCH_LINE_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace signpost::bench {
+
+// Dies with the process that started it; its errors go where that one's go. Not thread-safe; to be
+// started from the main thread, since the kernel ties its life to that thread.
+class LineProcess {
+ public:
+  using Environment = std::vector<std::pair<std::string, std::string>>;
+
+  // Runs command[0], looked up in PATH, in this process's environment with `environment` on top.
+  // RESOURCE_EXHAUSTED if there can be no further process or pipe.
+  static absl::StatusOr<std::unique_ptr<LineProcess>> Start(const std::vector<std::string>& command,
+                                                            const Environment& environment);
+
+  // Closes its standard input, which asks it to end, and kills it if it has not within a second.
+  ~LineProcess();
+  LineProcess(const LineProcess&) = delete;
+  LineProcess& operator=(const LineProcess&) = delete;
+
+  // UNAVAILABLE, with how it ended, if it does not read any more.
+  absl::Status Write(const std::string& line);
+
+  // Without its end. UNAVAILABLE, with how it ended, if there is no further line; DEADLINE_EXCEEDED
+  // if none has come until then; CANCELLED on SIGINT or SIGTERM (InterruptScope).
+  absl::StatusOr<std::string> ReadLine(absl::Time deadline);
+
+  // Processor time of all its threads so far.
+  absl::Duration cpu_time() const;
+
+ private:
+  LineProcess(std::string name, pid_t pid, int in, int out)
+      : name_(std::move(name)), pid_(pid), in_(in), out_(out) {}
+  absl::Status Ended();
+
+  const std::string name_;
+  const pid_t pid_;
+  int in_, out_;
+  bool ended_ = false;
+  std::string unread_;
+};
+
+// While it lives, SIGINT and SIGTERM end what is waited for instead of this process, so that what
+// was set up can be taken down.
+class InterruptScope {
+ public:
+  InterruptScope();
+  ~InterruptScope();
+  InterruptScope(const InterruptScope&) = delete;
+  InterruptScope& operator=(const InterruptScope&) = delete;
+};
+
+}  // namespace signpost::bench
+
+#endif  // SIGNPOST_BENCH_LINE_PROCESS_H_

@@ -1,0 +1,62 @@
+#include "bench/line_process.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "absl/time/clock.h"
+
+namespace signpost::bench {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+
+std::unique_ptr<LineProcess> Shell(const std::string& script) {
+  auto process = LineProcess::Start({"sh", "-c", script}, {{"GREETING", "hello"}});
+  EXPECT_TRUE(process.ok()) << process.status();
+  return *std::move(process);
+}
+
+TEST(LineProcess, AnswersWhatItIsTold) {
+  auto process = Shell("while read line; do echo $GREETING $line; echo; done");
+  for (const char* name : {"Ada", "Grace"}) {
+    ASSERT_TRUE(process->Write(name).ok());
+    EXPECT_EQ(*process->ReadLine(Soon()), std::string("hello ") + name);
+    EXPECT_EQ(*process->ReadLine(Soon()), "");
+  }
+}
+
+TEST(LineProcess, OneThatHasEndedSaysHow) {
+  auto process = Shell("echo one; exit 7");
+  EXPECT_EQ(*process->ReadLine(Soon()), "one");
+  const absl::Status status = process->ReadLine(Soon()).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("exit 7' ended with exit code 7"));
+  EXPECT_TRUE(absl::IsUnavailable(process->Write("more")));
+  EXPECT_THAT(std::string(Shell("kill -9 $$")->ReadLine(Soon()).status().message()),
+              HasSubstr("was killed by SIGKILL"));
+}
+
+TEST(LineProcess, OneThatSaysNothingIsNotWaitedForLonger) {
+  auto process = Shell("sleep 60");
+  const absl::Status status = process->ReadLine(absl::Now() + absl::Milliseconds(50)).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+}
+
+TEST(LineProcess, AnInterruptEndsTheWaiting) {
+  const InterruptScope interrupts;
+  auto process = Shell("kill -INT $PPID; sleep 60");
+  EXPECT_TRUE(absl::IsCancelled(process->ReadLine(Soon()).status()));
+}
+
+TEST(LineProcess, CountsProcessorTime) {
+  auto process = Shell("i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done; echo; read line");
+  ASSERT_TRUE(process->ReadLine(Soon()).ok());
+  EXPECT_GT(process->cpu_time(), absl::Milliseconds(20));
+  EXPECT_LT(process->cpu_time(), absl::Seconds(20));
+}
+
+}  // namespace
+}  // namespace signpost::bench

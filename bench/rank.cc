@@ -1,0 +1,322 @@
+#include "bench/rank.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/reduction_session.h"
+#include "client/session.h"
+#include "kernels/onebit.h"
+#include "proto/frame.h"
+#include "proto/layout.h"
+#include "proto/payload.h"
+#include "proto/steady_time.h"
+#include "worker/chunk_queue.h"
+#include "worker/inbox.h"
+
+namespace signpost::bench {
+namespace {
+
+// A model has many tensors, and none of a round size.
+constexpr uint64_t kTensors = 24;
+
+std::vector<uint64_t> TensorSizes(uint64_t parameters) {
+  const uint64_t tensors = std::min(kTensors, parameters);
+  std::vector<uint64_t> sizes(tensors, parameters / tensors);
+  sizes.back() += parameters % tensors;
+  return sizes;
+}
+
+// Numbers of a gradient's kind: normal ones, of another rank others.
+std::vector<float> GradientOf(uint32_t rank, uint64_t elements) {
+  constexpr size_t kPeriod = 99991;  // they need not all be different
+  std::mt19937 engine(rank);
+  std::normal_distribution<float> normal(0, 1e-3f);
+  std::vector<float> gradient(elements);
+  for (size_t i = 0; i < elements; ++i) {
+    gradient[i] = i < kPeriod ? normal(engine) : gradient[i - kPeriod];
+  }
+  return gradient;
+}
+
+// The tensors of a model that lie one behind the other.
+template <typename T>
+std::vector<absl::Span<T>> Cut(std::vector<T>& values) {
+  std::vector<absl::Span<T>> tensors;
+  size_t begin = 0;
+  for (const uint64_t size : TensorSizes(values.size())) {
+    tensors.push_back(absl::MakeSpan(values).subspan(begin, size));
+    begin += size;
+  }
+  return tensors;
+}
+
+std::vector<Parameter> ParametersOf(std::vector<float>& values) {
+  std::vector<Parameter> parameters;
+  for (const absl::Span<float> tensor : Cut(values)) {
+    const std::string name = absl::StrCat("tensor ", parameters.size());
+    parameters.push_back({.name = name, .shape = {tensor.size()}, .values = tensor});
+  }
+  return parameters;
+}
+
+// Frames that were packed before.
+class FramesRank final : public Rank {
+ public:
+  FramesRank(const SessionOptions& session, const RankOptions& options, Layout layout)
+      : worker_(session.worker),
+        codec_(options.codec),
+        layout_(std::move(layout)),
+        shard_of_chunk_(layout_.ShardOfChunk(session.aggregators.size())),
+        window_(std::max<uint32_t>(8, 2 * session.aggregators.size())),
+        channels_(ConnectTo(session)) {}
+
+  absl::Status Join() {
+    JoinRequest request;
+    request.set_job(worker_.job);
+    request.set_rank(worker_.rank);
+    request.set_world_size(worker_.world_size);
+    request.set_incarnation(worker_.rank + 1);
+    request.set_shard_count(channels_.size());
+    *request.mutable_options() = layout_.options();
+    request.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
+    for (uint32_t shard = 0; shard < channels_.size(); ++shard) {
+      request.set_shard(shard);
+      const auto response = channels_[shard]->Join(request, SteadyNow() + worker_.join_timeout);
+      if (!response.ok()) return response.status();
+      epochs_.push_back(response->epoch());
+    }
+    for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) Pack(chunk);
+    return absl::OkStatus();
+  }
+
+  absl::Status Exchange() override {
+    const absl::Time deadline = SteadyNow() + worker_.exchange_timeout;
+    ChunkQueue queue(headers_.size(), window_);
+    for (uint32_t chunk = 0; chunk < headers_.size(); ++chunk) queue.SetReady(chunk);
+    while (!queue.all_answered()) {
+      if (const std::optional<uint32_t> chunk = queue.TakeNext()) {
+        Send(*chunk, deadline);
+        continue;
+      }
+      std::optional<Inbox::Item> item = inbox_.Take(*worker_.clock, worker_.exchange_timeout);
+      if (!item) return absl::DeadlineExceededError("an exchange got no answer");
+      if (!item->answer.ok()) return item->answer.status();
+      const Answer& answer = *item->answer;
+      const absl::Status status =
+          CheckAnswer(answer.header, answer.payload.span(), headers_[item->chunk], layout_);
+      if (!status.ok()) return status;
+      queue.SetAnswered(item->chunk);
+    }
+    ++step_;
+    return absl::OkStatus();
+  }
+
+  absl::Status Leave() override {
+    LeaveRequest request;
+    request.set_job(worker_.job);
+    request.set_rank(worker_.rank);
+    request.set_steps(step_);
+    request.set_incarnation(worker_.rank + 1);
+    absl::Status first_error;
+    for (uint32_t shard = 0; shard < channels_.size(); ++shard) {
+      request.set_epoch(epochs_[shard]);
+      first_error.Update(channels_[shard]->Leave(request, SteadyNow() + worker_.exchange_timeout));
+    }
+    return first_error;
+  }
+
+ private:
+  struct Packed {
+    std::shared_ptr<Payload> payload;
+    uint32_t crc32c = 0;
+  };
+
+  // A payload and its negative, which follow one another: their mean is zero, so no error grows.
+  void Pack(uint32_t chunk) {
+    std::vector<float> values = GradientOf(worker_.rank, layout_.chunks()[chunk].elements);
+    for (int sign = 0; sign < 2; ++sign) {
+      auto payload = std::make_shared<Payload>(layout_.PayloadBytes(codec_, chunk));
+      if (codec_ == ONE_BIT) {
+        PackOneBit(layout_.chunks()[chunk], values, payload->data());
+      } else {
+        std::memcpy(payload->data(), values.data(), payload->size());
+      }
+      packed_.push_back({payload, Crc32c(payload->span())});
+      for (float& value : values) value = -value;
+    }
+    FrameHeader& header = headers_.emplace_back();
+    header.set_job(worker_.job);
+    header.set_epoch(epochs_[shard_of_chunk_[chunk]]);
+    header.set_rank(worker_.rank);
+    header.set_chunk(chunk);
+    header.set_codec(codec_);
+    header.set_incarnation(worker_.rank + 1);
+  }
+
+  void PackOneBit(const Chunk& chunk, absl::Span<const float> values, uint8_t* payload) const {
+    const kernels::BlockRule rule = {.block_elements = worker_.block_elements,
+                                     .gamma = worker_.gamma};
+    for (const Segment& segment : chunk.segments) {
+      std::vector<float> no_error(segment.elements);
+      kernels::CompressOneBit(rule, values.subspan(segment.chunk_offset, segment.elements),
+                              absl::MakeSpan(no_error), OneBitPart(chunk, segment, payload));
+    }
+  }
+
+  void Send(uint32_t chunk, absl::Time deadline) {
+    const Packed& packed = packed_[2 * chunk + step_ % 2];
+    FrameHeader& header = headers_[chunk];
+    header.set_step(step_);
+    header.set_answered_steps(step_);
+    header.set_payload_crc32c(packed.crc32c);
+    channels_[shard_of_chunk_[chunk]]->Exchange(
+        header, packed.payload, deadline,
+        [this, chunk](absl::StatusOr<Answer> answer) { inbox_.Put(chunk, std::move(answer)); });
+  }
+
+  const WorkerOptions worker_;
+  const Codec codec_;
+  const Layout layout_;
+  const std::vector<uint32_t> shard_of_chunk_;
+  const uint32_t window_;
+  std::vector<uint64_t> epochs_;      // by shard
+  std::vector<FrameHeader> headers_;  // by chunk
+  std::vector<Packed> packed_;        // two for each chunk
+  uint64_t step_ = 0;
+  Inbox inbox_;
+  std::vector<std::unique_ptr<Channel>> channels_;  // by shard; destroyed first
+};
+
+class MeanRank final : public Rank {
+ public:
+  MeanRank(std::unique_ptr<ReductionSession> session, std::vector<float> gradient)
+      : session_(std::move(session)), gradient_(std::move(gradient)), values_(gradient_.size()) {}
+
+  absl::Status Prepare() override {
+    values_ = gradient_;
+    return absl::OkStatus();
+  }
+  absl::Status Exchange() override { return session_->Reduce(Cut(values_)).status(); }
+  absl::Status Leave() override { return session_->Leave(); }
+
+ private:
+  const std::unique_ptr<ReductionSession> session_;
+  const std::vector<float> gradient_;
+  std::vector<float> values_;
+};
+
+class StepRank final : public Rank {
+ public:
+  StepRank(std::unique_ptr<Session> session, std::vector<float> parameters,
+           std::vector<float> gradient)
+      : parameters_(std::move(parameters)),
+        gradient_(std::move(gradient)),
+        session_(std::move(session)) {}
+
+  absl::Status Exchange() override {
+    std::vector<absl::Span<const float>> gradients;
+    for (const absl::Span<float> tensor : Cut(gradient_)) gradients.push_back(tensor);
+    return session_->Step(gradients, {GroupRates()}).status();
+  }
+  absl::Status Leave() override { return session_->Leave(); }
+
+ private:
+  std::vector<float> parameters_;
+  std::vector<float> gradient_;
+  const std::unique_ptr<Session> session_;
+};
+
+absl::StatusOr<std::unique_ptr<Rank>> JoinFrames(const SessionOptions& session,
+                                                 const RankOptions& options) {
+  std::vector<Tensor> tensors;
+  for (const uint64_t size : TensorSizes(options.parameters)) {
+    Tensor& tensor = tensors.emplace_back();
+    tensor.set_name(absl::StrCat("tensor ", tensors.size()));
+    tensor.add_shape(size);
+  }
+  JobOptions job;
+  job.set_block_elements(session.worker.block_elements);
+  job.set_chunk_elements(session.worker.chunk_elements);
+  job.set_gamma(session.worker.gamma);
+  job.set_optimizer("none: frames that were packed before");
+  absl::StatusOr<Layout> layout = Layout::Create(tensors, job);
+  if (!layout.ok()) return layout.status();
+  auto rank = std::make_unique<FramesRank>(session, options, *std::move(layout));
+  if (absl::Status status = rank->Join(); !status.ok()) return status;
+  return rank;
+}
+
+absl::StatusOr<std::unique_ptr<Rank>> JoinMean(const SessionOptions& session,
+                                               const RankOptions& options) {
+  std::vector<float> gradient = GradientOf(session.worker.rank, options.parameters);
+  absl::StatusOr<std::unique_ptr<ReductionSession>> joined =
+      ReductionSession::Join(session, "mean", {.codec = options.codec}, ParametersOf(gradient));
+  if (!joined.ok()) return joined.status();
+  return std::make_unique<MeanRank>(*std::move(joined), std::move(gradient));
+}
+
+absl::StatusOr<std::unique_ptr<Rank>> JoinStep(const SessionOptions& session,
+                                               const RankOptions& options) {
+  const bool is_one_bit = options.codec == ONE_BIT;
+  const OptimizerOptions optimizer = {
+      .freeze_step = is_one_bit ? 1 : OptimizerOptions::kNever,
+      .warm_up_codec = is_one_bit ? FLOAT32 : options.codec,
+  };
+  std::vector<float> parameters(options.parameters, 0.5f);
+  absl::StatusOr<std::unique_ptr<Session>> joined =
+      Session::Join(session, optimizer, ParametersOf(parameters));
+  if (!joined.ok()) return joined.status();
+  auto rank = std::make_unique<StepRank>(*std::move(joined), std::move(parameters),
+                                         GradientOf(session.worker.rank, options.parameters));
+  // The dense step, and the first one-bit one, whose momentum is dense.
+  for (int step = 0; step < 2; ++step) {
+    if (absl::Status status = rank->Exchange(); !status.ok()) return status;
+  }
+  return rank;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Rank>> JoinAsRank(SessionOptions session,
+                                                 const RankOptions& options) {
+  if (options.parameters == 0) return absl::InvalidArgumentError("there are no parameters");
+  session.worker.chunk_elements = options.chunk_elements;
+  if (options.mode == "frames" && options.codec != BFLOAT16) return JoinFrames(session, options);
+  if (options.mode == "mean") return JoinMean(session, options);
+  if (options.mode == "step") return JoinStep(session, options);
+  return absl::InvalidArgumentError(
+      absl::StrCat("there are no exchanges of ", options.mode, " as ", Codec_Name(options.codec)));
+}
+
+absl::Status ServeLines(Rank& rank) {
+  std::puts("ready");
+  std::fflush(stdout);
+  std::string line;
+  while (std::getline(std::cin, line)) {
+    uint32_t exchanges;
+    if (!absl::SimpleAtoi(line, &exchanges)) {
+      return absl::InvalidArgumentError(absl::StrCat("'", line, "' is no number of exchanges"));
+    }
+    std::string times;
+    for (; exchanges > 0; --exchanges) {
+      if (absl::Status status = rank.Prepare(); !status.ok()) return status;
+      const absl::Time start = SteadyNow();
+      if (absl::Status status = rank.Exchange(); !status.ok()) return status;
+      absl::StrAppend(&times, times.empty() ? "" : " ", absl::ToDoubleSeconds(SteadyNow() - start));
+    }
+    std::puts(times.c_str());
+    std::fflush(stdout);
+  }
+  return rank.Leave();
+}
+
+}  // namespace signpost::bench

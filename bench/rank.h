@@ -1,0 +1,49 @@
+// One rank of a group whose exchanges are timed, of Signpost's own.
+
+#ifndef SIGNPOST_BENCH_RANK_H_
+#define SIGNPOST_BENCH_RANK_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/session_options.h"
+#include "proto/aggregator.pb.h"
+
+namespace signpost::bench {
+
+struct RankOptions {
+  // What an exchange is.
+  //   "frames"  transport and aggregation: frames that were packed before go out, the answers come
+  //             in and are checked, and nothing is done with them; ONE_BIT or FLOAT32
+  //   "mean"    gradients in, their mean out, in memory; errors are kept
+  //   "step"    a whole step of 1-bit Adam in its one-bit stage, or of Adam with a dense codec
+  std::string mode = "frames";
+  Codec codec = ONE_BIT;  // or FLOAT32, or but for "frames" BFLOAT16
+  uint64_t parameters = 25'000'000;
+  uint32_t chunk_elements = 1 << 20;
+};
+
+// What takes exchanges, once it has joined its job. Not thread-safe.
+class Rank {
+ public:
+  virtual ~Rank() = default;
+  virtual absl::Status Prepare() { return absl::OkStatus(); }  // not timed
+  virtual absl::Status Exchange() = 0;
+  virtual absl::Status Leave() = 0;
+};
+
+// Joins, and blocks until all ranks have. INVALID_ARGUMENT names the option that is wrong;
+// otherwise errors as Session::Join.
+absl::StatusOr<std::unique_ptr<Rank>> JoinAsRank(SessionOptions session,
+                                                 const RankOptions& options);
+
+// Prints "ready", and then for each line of standard input, a number of exchanges, a line with how
+// many seconds each of them took; leaves at the end of the input.
+absl::Status ServeLines(Rank& rank);
+
+}  // namespace signpost::bench
+
+#endif  // SIGNPOST_BENCH_RANK_H_

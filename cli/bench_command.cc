@@ -1,0 +1,142 @@
+#include "cli/bench_command.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "bench/exchange.h"
+#include "bench/figures.h"
+#include "bench/rank.h"
+#include "cli/exit_code.h"
+#include "cli/table.h"
+#include "client/session_options.h"
+
+namespace signpost::cli {
+namespace {
+
+using bench::ExchangeOptions;
+using bench::Figures;
+using bench::RankOptions;
+
+const std::map<std::string, Codec> kCodecs = {
+    {"onebit", ONE_BIT}, {"bf16", BFLOAT16}, {"fp32", FLOAT32}};
+
+struct Flags {
+  ExchangeOptions exchange;
+  RankOptions rank;
+  std::vector<std::string> modes = {"frames", "mean"};  // of "exchange"
+  std::string json;
+};
+
+// The table to standard output, and the file that was asked for.
+absl::StatusOr<int> Show(const absl::StatusOr<Figures>& figures, const std::string& json) {
+  if (!figures.ok()) return figures.status();
+  std::fputs(Align(bench::TableOf(*figures)).c_str(), stdout);
+  if (json.empty()) return kExitOk;
+  std::ofstream file(json);
+  file << bench::FormatJson(*figures) << std::flush;
+  if (file) return kExitOk;
+  return absl::InvalidArgumentError(absl::StrCat("--json: cannot write ", json));
+}
+
+absl::StatusOr<int> MeasureExchange(const Flags& flags, const std::vector<std::string>& modes) {
+  ExchangeOptions options = flags.exchange;
+  std::error_code ignored;
+  options.program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  if (options.shards == 0) options.shards = options.rate.empty() ? 2 : options.workers;
+  for (const std::string& mode : modes) {
+    options.ranks.push_back(flags.rank);
+    options.ranks.back().mode = mode;
+  }
+  return Show(bench::MeasureExchange(options), flags.json);
+}
+
+absl::StatusOr<int> BeRank(const RankOptions& options) {
+  const absl::StatusOr<SessionOptions> session = SessionOptions::FromEnvironment();
+  if (!session.ok()) return session.status();
+  absl::StatusOr<std::unique_ptr<bench::Rank>> rank = bench::JoinAsRank(*session, options);
+  if (!rank.ok()) return rank.status();
+  if (absl::Status status = bench::ServeLines(**rank); !status.ok()) return status;
+  return kExitOk;
+}
+
+void AddRankFlags(CLI::App& app, RankOptions& rank) {
+  app.add_option("--parameters", rank.parameters, "How many parameters the model has")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber.description(""));
+  app.add_option("--codec", rank.codec, "How numbers travel [onebit]")
+      ->transform(CLI::CheckedTransformer(kCodecs).description(""))
+      ->type_name("onebit|bf16|fp32");
+  app.add_option("--chunk-elements", rank.chunk_elements, "Elements that travel in one frame")
+      ->type_name("N")
+      ->capture_default_str();
+}
+
+void AddMeasuringFlags(CLI::App& app, Flags& flags) {
+  AddRankFlags(app, flags.rank);
+  ExchangeOptions& exchange = flags.exchange;
+  app.add_option("--workers", exchange.workers, "Workers, each a process")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber.description(""));
+  exchange.shards = 0;
+  app.add_option("--aggregators", exchange.shards,
+                 "Aggregators, each a process [2; with --netns as many as workers]")
+      ->type_name("N");
+  app.add_option("--netns", exchange.rate,
+                 "Make each process a host of its own behind a link of this rate (network "
+                 "namespaces; as root)")
+      ->type_name("RATE");
+  app.add_option("--turns", exchange.turns, "Turns that are measured, behind one that is not")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber.description(""));
+  app.add_option("--exchanges", exchange.exchanges, "Exchanges in a turn")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber.description(""));
+  app.add_option("--json", flags.json, "Write the figures to this file too")->type_name("FILE");
+}
+
+}  // namespace
+
+Command AddBenchCommand(CLI::App& program) {
+  // Shared by the flags' and the command's closures.
+  auto flags = std::make_shared<Flags>();
+  CLI::App& app = *program.add_subcommand(
+      "bench", "Measure how fast it is here, against what the links and the memory allow");
+  app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  signpost bench exchange\n"
+      "  signpost bench exchange --netns 1gbit --parameters 100000000\n"
+      "  signpost bench step --codec fp32 --json figures.json");
+  CLI::App& exchange = *app.add_subcommand(
+      "exchange", "Exchanges of frames that were packed before, and of gradients for their mean");
+  AddMeasuringFlags(exchange, *flags);
+  exchange.add_option("--what", flags->modes, "Which of the two, separated by a comma [both]")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"frames", "mean"}).description(""))
+      ->type_name("frames|mean");
+  CLI::App& step =
+      *app.add_subcommand("step", "Whole steps of 1-bit Adam, or with a dense codec of Adam");
+  AddMeasuringFlags(step, *flags);
+  CLI::App& rank = *app.add_subcommand("rank", "One rank of those that are measured");
+  rank.group("");  // hidden
+  rank.add_option("--mode", flags->rank.mode, "What an exchange is")->type_name("");
+  AddRankFlags(rank, flags->rank);
+  return {&app, [flags, &exchange, &step]() -> absl::StatusOr<int> {
+            if (exchange.parsed()) return MeasureExchange(*flags, flags->modes);
+            if (step.parsed()) return MeasureExchange(*flags, {"step"});
+            return BeRank(flags->rank);
+          }};
+}
+
+}  // namespace signpost::cli
