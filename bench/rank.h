@@ -23,7 +23,7 @@ struct RankOptions {
   std::string mode = "frames";
   Codec codec = ONE_BIT;  // or FLOAT32, or but for "frames" BFLOAT16
   uint64_t parameters = 25'000'000;
-  uint32_t chunk_elements = 1 << 20;
+  uint32_t chunk_elements = 0;  // 0: SuitableChunkElements
 };
 
 // What takes exchanges, once it has joined its job. Not thread-safe.

@@ -74,9 +74,8 @@ void AddRankFlags(CLI::App& app, RankOptions& rank) {
   app.add_option("--codec", rank.codec, "How numbers travel [onebit]")
       ->transform(CLI::CheckedTransformer(kCodecs).description(""))
       ->type_name("onebit|bf16|fp32");
-  app.add_option("--chunk-elements", rank.chunk_elements, "Elements that travel in one frame")
-      ->type_name("N")
-      ->capture_default_str();
+  app.add_option("--chunk-elements", rank.chunk_elements, "Elements that travel in one frame [by how many there are]")
+      ->type_name("N");
 }
 
 void AddMeasuringFlags(CLI::App& app, Flags& flags) {

@@ -1,6 +1,7 @@
 #include "proto/layout.h"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <functional>
 #include <limits>
@@ -383,6 +384,12 @@ std::string Layout::DescribeBlock(uint32_t chunk, uint32_t block) const {
       std::min<uint64_t>(into_segment + options_.block_elements(), segment.elements) - 1;
   return absl::StrCat("tensor ", DescribeTensor(tensors_[segment.tensor]), ", elements ", first,
                       " to ", last);
+}
+
+uint32_t SuitableChunkElements(uint64_t elements, uint32_t block_elements) {
+  constexpr uint64_t kLeast = uint64_t{1} << 20, kMost = uint64_t{4} << 20;
+  const auto chunk = static_cast<uint32_t>(std::clamp(std::bit_floor(elements / 8), kLeast, kMost));
+  return block_elements == 0 ? chunk : chunk / block_elements * block_elements;
 }
 
 uint64_t ElementCount(const Tensor& tensor) {

@@ -91,6 +91,11 @@ class Layout {
   uint64_t elements_ = 0;
 };
 
+// The chunk_elements for a job of so many elements: at least eight chunks, so that they overlap, but
+// of 1Mi elements or more, because each chunk costs a call, and of 4Mi at most. A multiple of
+// block_elements.
+uint32_t SuitableChunkElements(uint64_t elements, uint32_t block_elements);
+
 // 1 for a scalar; UINT64_MAX when the product of the dimensions does not fit.
 uint64_t ElementCount(const Tensor& tensor);
 // "'fc1.weight' [512, 256]"; bytes of the name that are not printable UTF-8 are escaped.

@@ -141,6 +141,15 @@ TEST(Layout, ALargestJobIsLaidOutInLittleTime) {
 
 // --- What is refused.
 
+TEST(Layout, SuitableChunksAreAnEighthWithinLimitsAndOfWholeBlocks) {
+  EXPECT_EQ(SuitableChunkElements(1, 4096), 1u << 20);
+  EXPECT_EQ(SuitableChunkElements(16'777'215, 4096), 1u << 20);
+  EXPECT_EQ(SuitableChunkElements(16'777'216, 4096), 2u << 20);
+  EXPECT_EQ(SuitableChunkElements(25'000'000, 4096), 2u << 20);
+  EXPECT_EQ(SuitableChunkElements(340'000'000, 4096), 4u << 20);
+  EXPECT_EQ(SuitableChunkElements(kMaxElements, 24), (4u << 20) / 24 * 24);
+}
+
 TEST(Layout, RefusesAJobWithoutTensors) { ExpectRefused({}, Options(8, 8), "at least one tensor"); }
 
 TEST(Layout, RefusesMoreTensorsThanItsLimit) {

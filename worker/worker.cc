@@ -85,10 +85,14 @@ absl::Status CheckLateness(const WorkerOptions& options) {
 }
 
 // What does not depend on what the job does.
-JobOptions JobOptionsOf(const WorkerOptions& options) {
+JobOptions JobOptionsOf(const WorkerOptions& options, absl::Span<const Parameter> parameters) {
+  uint64_t elements = 0;
+  for (const Tensor& tensor : TensorsOf(parameters)) elements += ElementCount(tensor);
   JobOptions job_options;
   job_options.set_block_elements(options.block_elements);
-  job_options.set_chunk_elements(options.chunk_elements);
+  job_options.set_chunk_elements(options.chunk_elements != 0
+                                     ? options.chunk_elements
+                                     : SuitableChunkElements(elements, options.block_elements));
   job_options.set_gamma(options.gamma);
   job_options.set_round_deadline_us(absl::ToInt64Microseconds(options.round_deadline));
   job_options.set_min_workers(options.min_workers);
@@ -186,7 +190,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
   if (absl::Status status = CheckLateness(options); !status.ok()) return status;
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
-  JobOptions job_options = JobOptionsOf(options);
+  JobOptions job_options = JobOptionsOf(options, parameters);
   job_options.set_optimizer(DescribeOptions(optimizer));
   if (!options.parameters_may_differ) job_options.set_parameters_crc32c(Crc32cOf(parameters));
   std::optional<ResumeState> state;
@@ -223,7 +227,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::JoinReduction(
   if (absl::Status status = CheckLateness(options); !status.ok()) return status;
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
-  JobOptions job_options = JobOptionsOf(options);
+  JobOptions job_options = JobOptionsOf(options, tensors);
   job_options.set_optimizer(DescribeOptions(reduction));
   job_options.set_sum(reduction.sum);
   absl::StatusOr<Layout> layout = Layout::Create(TensorsOf(tensors), job_options);

@@ -36,7 +36,7 @@ struct WorkerOptions {
   uint32_t rank = 0;
   uint32_t world_size = 1;
   uint32_t block_elements = 4096;
-  uint32_t chunk_elements = 1 << 20;
+  uint32_t chunk_elements = 0;  // 0: SuitableChunkElements
   float gamma = 1.35f;
   absl::Duration join_timeout = absl::Minutes(5);
   // For each step's exchange, and each wait of a Checkpoint for the other ranks.
