@@ -1,12 +1,18 @@
 """The benchmarks run; what they measure is for docs/measurements.md."""
 
 import os
+import shutil
+import socket
 import subprocess
 import sys
 
 import pytest
+import torch
 
 BENCHMARKS = "client/python/benchmarks"
+PEERS = f"{BENCHMARKS}/peers.py"
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
+MPIRUN += ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
 
 
 def output_of(*command):
@@ -30,3 +36,173 @@ def test_overlap_measures_both_stages():
     small = ["--rounds=1", "--steps=1", "--batch=1", "--context=8", "--width=64", "--layers=1"]
     output = output_of(f"{BENCHMARKS}/overlap.py", *small, "--idle-ms=1")
     assert output.count("of the longer one") == 2
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def piped(command, environment):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env={**os.environ, **environment}, text=True, **pipes)
+
+
+def over_gloo(command):
+    """Two processes of this command, as ranks on loopback."""
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [piped(command, {**environment, "RANK": str(rank)}) for rank in range(2)]
+
+
+def ask(processes, line):
+    """Gives all of them the line, and returns what each answers."""
+    for process in processes:
+        process.stdin.write(line)
+        process.stdin.flush()
+    return [process.stdout.readline() for process in processes]
+
+
+def seconds_in(answer):
+    return [float(word) for word in answer.split()]
+
+
+def converse(processes):
+    """Holds the ranks to what `signpost bench exchange` expects of them."""
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * len(processes)
+    for count in (1, 3):
+        for answer in ask(processes, f"{count}\n"):
+            assert len(seconds_in(answer)) == count
+            assert min(seconds_in(answer)) > 0
+    for process in processes:
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize("peer", ["gloo-fp32", "powersgd-1"])
+def test_peers_take_as_many_exchanges_as_they_are_asked_for(peer):
+    command = [sys.executable, PEERS, f"--peer={peer}", "--parameters=1000", "--tensors=3"]
+    converse(over_gloo(command))
+
+
+def test_a_peer_that_has_no_bfloat16_says_what_has():
+    command = [sys.executable, PEERS, "--peer=gloo-bf16", "--parameters=1000"]
+    ranks = over_gloo(command)
+    if ranks[0].stdout.readline() == "ready\n":  # a newer PyTorch
+        return [rank.communicate() for rank in ranks]
+    for rank in ranks:
+        assert "gloo-fp16" in rank.communicate(timeout=60)[1]
+        assert rank.returncode == 1
+
+
+def test_a_peer_refuses_what_is_not_a_number():
+    command = [sys.executable, PEERS, "--peer=gloo-fp32", "--parameters=1000"]
+    for rank in over_gloo(command):
+        _, errors = rank.communicate("ten\n", timeout=60)
+        assert "wanted a number of exchanges" in errors
+        assert rank.returncode == 1
+
+
+# Each rank exchanges what the test made for it, and leaves what comes out of it.
+EXCHANGE_FILE = f"""
+import sys
+sys.path.append("{BENCHMARKS}")
+import peers, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+peer, directory = sys.argv[1:]
+values = torch.load(f"{{directory}}/{{dist.get_rank()}}")
+exchange = peers.OVER_GLOO[peer](values, 2)
+exchange.exchange()
+results = dict(values=exchange.values, parameters=getattr(exchange, "parameters", None))
+torch.save(results, f"{{directory}}/{{dist.get_rank()}} exchanged")
+dist.barrier()
+peers.leave_gloo()
+"""
+
+
+def exchanged(peer, of_ranks, directory):
+    for rank, values in enumerate(of_ranks):
+        torch.save(values, f"{directory}/{rank}")
+    for rank in over_gloo([sys.executable, "-c", EXCHANGE_FILE, peer, str(directory)]):
+        assert rank.communicate(timeout=60)[1] == ""
+    return [torch.load(f"{directory}/{rank} exchanged") for rank in range(len(of_ranks))]
+
+
+def random_values(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("peer, tolerance", [("gloo-fp32", 1e-6), ("gloo-fp16", 2e-3)])
+def test_peers_come_to_the_mean(peer, tolerance, tmp_path):
+    of_ranks = [random_values(1, 1000), random_values(2, 1000)]
+    for results in exchanged(peer, of_ranks, tmp_path):
+        torch.testing.assert_close(
+            results["values"], (of_ranks[0] + of_ranks[1]) / 2, rtol=tolerance, atol=tolerance
+        )
+
+
+def test_the_peer_with_an_optimizer_steps_with_the_mean(tmp_path):
+    of_ranks = [random_values(1, 1000), random_values(2, 1000)]
+    for results in exchanged("gloo-adamw", of_ranks, tmp_path):
+        assert len(results["parameters"]) == 2
+        # Adam's first step from zero, whatever the gradient: the learning rate, against its sign.
+        stepped = torch.cat(results["parameters"]).detach()
+        torch.testing.assert_close(stepped, -1e-3 * torch.sign(of_ranks[0] + of_ranks[1]))
+
+
+@pytest.mark.parametrize("peer, rank", [("powersgd-1", 1), ("powersgd-2", 2)])
+def test_powersgd_comes_to_a_mean_of_its_rank(peer, rank, tmp_path):
+    # Two matrices of 20 x 20, whose means over the ranks have that rank, and 7 more elements.
+    left, right = random_values(1, 2, 20, rank), random_values(2, 2, rank, 20)
+    matrices = (left @ right).flatten()
+    of_ranks = [torch.cat([share * matrices, random_values(3 + share, 7)]) for share in (1, 3)]
+    for results in exchanged(peer, of_ranks, tmp_path):
+        torch.testing.assert_close(
+            results["values"], (of_ranks[0] + of_ranks[1]) / 2, rtol=1e-3, atol=1e-4
+        )
+
+
+def mpi_is_missing():
+    try:
+        import mpi4py  # noqa: F401
+    except ImportError:
+        return True
+    return shutil.which("mpirun") is None
+
+
+needs_mpi = pytest.mark.skipif(mpi_is_missing(), reason="needs openmpi-bin and python3-mpi4py")
+MPI_PEER = [sys.executable, PEERS, "--peer=mpi", "--parameters=1000"]
+
+
+@needs_mpi
+def test_mpi_takes_as_many_exchanges_as_it_is_asked_for():
+    converse([piped([*MPIRUN, *MPI_PEER], {})])
+
+
+@needs_mpi
+def test_mpi_comes_to_the_mean():
+    program = f"""
+import sys
+sys.path.append("{BENCHMARKS}")
+import peers, torch
+mpi = peers.Mpi()
+mpi.values = torch.tensor([1.0, 4.0]) if mpi.rank == 0 else torch.tensor([2.0, -8.0])
+mpi.exchange()
+print(mpi.values.tolist())
+"""
+    assert output_of_mpi([sys.executable, "-c", program]) == "[1.5, -2.0]\n" * 2
+
+
+def output_of_mpi(command):
+    return subprocess.run([*MPIRUN, *command], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def test_the_mpi_peer_says_what_is_missing(tmp_path):
+    alone = subprocess.run(MPI_PEER, stderr=subprocess.PIPE, text=True)
+    assert alone.returncode == 1
+    assert "mpirun" in alone.stderr and "apt-get install openmpi-bin" in alone.stderr
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('not here')")
+    environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2", "PYTHONPATH": str(tmp_path)}
+    without = subprocess.run(MPI_PEER, stderr=subprocess.PIPE, text=True, env=environment)
+    assert without.returncode == 1
+    assert "apt-get install python3-mpi4py" in without.stderr
