@@ -45,6 +45,9 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& target, const FailureT
   // Despite its name, how long a connection may take.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, Milliseconds(failure.connect_timeout()));
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  // What nobody uses here costs processor time in every call.
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
 }
 
