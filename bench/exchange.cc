@@ -1,6 +1,7 @@
 #include "bench/exchange.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <utility>
 
@@ -54,7 +55,7 @@ class Measurement {
     for (const RankOptions& rank : options_.ranks) {
       if (absl::Status status = StartOurs(rank); !status.ok()) return status;
     }
-    for (const Peer& peer : options_.peers) {
+    for (const std::string& peer : options_.peers) {
       if (absl::Status status = StartPeer(peer); !status.ok()) return status;
     }
     // The first turn pages memory in and opens TCP's windows.
@@ -108,9 +109,15 @@ class Measurement {
     return AwaitReady(group);
   }
 
-  absl::Status StartPeer(const Peer& peer) {
+  absl::Status StartPeer(const std::string& peer) {
     Group& group = groups_.emplace_back();
-    for (uint32_t rank = 0; rank < options_.workers; ++rank) {
+    const std::vector<std::string> command = {
+        options_.python, options_.peers_script,
+        "--peer",        peer,
+        "--parameters",  absl::StrCat(options_.ranks[0].parameters)};
+    // mpirun starts the ranks itself, of which the first speaks for all.
+    const bool is_mpi = peer == "mpi";
+    for (uint32_t rank = 0; rank < (is_mpi ? 1 : options_.workers); ++rank) {
       const LineProcess::Environment environment = {
           {"RANK", absl::StrCat(rank)},
           {"WORLD_SIZE", absl::StrCat(options_.workers)},
@@ -119,10 +126,36 @@ class Measurement {
           {"GLOO_SOCKET_IFNAME", hosts_->interface()},
           {"OMP_NUM_THREADS", "1"},
       };
-      const absl::Status status = StartRank(hosts_->On(rank, peer.command), environment, group);
+      const absl::Status status =
+          StartRank(hosts_->On(rank, is_mpi ? UnderMpi(command) : command), environment, group);
       if (!status.ok()) return status;
     }
     return AwaitReady(group);
+  }
+
+  // The command as mpirun starts it on the workers' hosts, over TCP as between machines.
+  std::vector<std::string> UnderMpi(const std::vector<std::string>& command) const {
+    std::vector<std::string> mpirun = {
+        "mpirun",  "--allow-run-as-root",          "--bind-to", "none",
+        "-n",      absl::StrCat(options_.workers), "--mca",     "btl",
+        "tcp,self"};
+    if (options_.rate.empty()) {
+      mpirun.insert(mpirun.end(), {"--oversubscribe", "--mca", "btl_tcp_if_include", "lo"});
+    } else {
+      std::vector<std::string> addresses;
+      for (uint32_t rank = 0; rank < options_.workers; ++rank) {
+        addresses.push_back(hosts_->address(rank));
+      }
+      const std::string agent =
+          absl::StrCat(std::filesystem::path(options_.peers_script).parent_path().string(),
+                       "/netns_agent.sh ", hosts_->name_prefix());
+      mpirun.insert(mpirun.end(),
+                    {"--host", absl::StrJoin(addresses, ","), "--mca", "plm_rsh_agent", agent,
+                     "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "oob_tcp_if_include",
+                     "10.77.0.0/24", "--mca", "btl_tcp_if_include", "10.77.0.0/24"});
+    }
+    mpirun.insert(mpirun.end(), command.begin(), command.end());
+    return mpirun;
   }
 
   static absl::Status StartRank(const std::vector<std::string>& command,
@@ -184,8 +217,8 @@ class Measurement {
       const auto seconds = absl::MakeConstSpan(groups_[g].seconds).subspan(1);
       const bool is_peer = g >= ours;
       Figure& time = *figures.add_figures();
-      time = MakeFigure(is_peer ? options_.peers[g - ours].name : NameOf(options_.ranks[g]), "s",
-                        seconds);
+      time =
+          MakeFigure(is_peer ? options_.peers[g - ours] : NameOf(options_.ranks[g]), "s", seconds);
       if (is_peer) continue;
       if (!options_.rate.empty()) {
         const double bound = LinkBound(options_.ranks[g], options_.workers, options_.shards,
@@ -193,8 +226,8 @@ class Measurement {
         SetBound(bound, Better::kLess, time);
       }
       if (!options_.peers.empty()) {
-        SetPeer(options_.peers[0].name, seconds,
-                absl::MakeConstSpan(groups_[ours].seconds).subspan(1), time);
+        SetPeer(options_.peers[0], seconds, absl::MakeConstSpan(groups_[ours].seconds).subspan(1),
+                time);
       }
       if (options_.ranks[g].mode == "frames") {
         *figures.add_figures() = CpuPerByte(options_.ranks[g], groups_[g]);

@@ -14,13 +14,6 @@
 
 namespace signpost::bench {
 
-// Somebody else's program for the same, whose ranks speak as ServeLines does. They find RANK,
-// WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in their environment.
-struct Peer {
-  std::string name;
-  std::vector<std::string> command;
-};
-
 struct ExchangeOptions {
   // Starts "<program> bench rank ..." and "<program> aggregator ...".
   std::string program;
@@ -30,7 +23,11 @@ struct ExchangeOptions {
   // with a link of that rate (ParseRate).
   std::string rate;
   std::vector<RankOptions> ranks;  // ours, in turns
-  std::vector<Peer> peers;         // likewise; ours are compared with the first
+  // Others that do the same, likewise; ours are compared with the first. They are known to
+  // `peers_script`, a rank of them all, which speaks as ServeLines does.
+  std::vector<std::string> peers;
+  std::string peers_script;
+  std::string python = "/usr/bin/python3";  // that runs it
   uint32_t turns = 5;
   uint32_t exchanges = 3;                     // in each of a turn
   absl::Duration timeout = absl::Minutes(5);  // for a start, or a turn of one of them

@@ -99,12 +99,10 @@ std::vector<std::string> Hosts::On(uint32_t host, std::vector<std::string> comma
   return command;
 }
 
-std::string Hosts::name(uint32_t host) const {
-  return absl::StrCat("signpost-bench-", getpid(), "-", host);
-}
+std::string Hosts::name_prefix() const { return absl::StrCat("signpost-bench-", getpid()); }
 
-std::string Hosts::switch_name() const {
-  return absl::StrCat("signpost-bench-", getpid(), "-switch");
-}
+std::string Hosts::name(uint32_t host) const { return absl::StrCat(name_prefix(), "-", host); }
+
+std::string Hosts::switch_name() const { return absl::StrCat(name_prefix(), "-switch"); }
 
 }  // namespace signpost::bench

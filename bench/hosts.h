@@ -30,6 +30,8 @@ class Hosts {
   Hosts& operator=(const Hosts&) = delete;
 
   std::string address(uint32_t host) const;
+  // With links, what a host's namespace is called, without "-" and its number.
+  std::string name_prefix() const;
   // The network interface of a host's link.
   std::string interface() const { return rate_.empty() ? "lo" : "eth0"; }
   // The command as it is run on the host.

@@ -37,8 +37,7 @@ void Interrupt(int) { interrupted = true; }
                          int out) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(kCannotRun);  // the parent died before the line above
-  // What interrupts this program is for it to tell the others of.
-  signal(SIGINT, SIG_IGN);
+  setpgid(0, 0);  // what interrupts this program is for it to tell the others of
   dup2(in, STDIN_FILENO);
   dup2(out, STDOUT_FILENO);
   for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
@@ -93,12 +92,11 @@ LineProcess::~LineProcess() {
   close(out_);
   const absl::Time deadline = absl::Now() + kGrace;
   while (!ended_ && absl::Now() < deadline) {
-    if (waitpid(pid_, nullptr, WNOHANG) != 0) return;
-    absl::SleepFor(absl::Milliseconds(5));
+    ended_ = waitpid(pid_, nullptr, WNOHANG) != 0;
+    if (!ended_) absl::SleepFor(absl::Milliseconds(5));
   }
-  if (ended_) return;
-  kill(pid_, SIGKILL);
-  waitpid(pid_, nullptr, 0);
+  kill(-pid_, SIGKILL);  // with what it has started
+  if (!ended_) waitpid(pid_, nullptr, 0);
 }
 
 absl::Status LineProcess::Write(const std::string& line) {
@@ -166,6 +164,7 @@ InterruptScope::InterruptScope() {
 InterruptScope::~InterruptScope() {
   signal(SIGINT, SIG_DFL);
   signal(SIGTERM, SIG_DFL);
+  interrupted = false;
 }
 
 }  // namespace signpost::bench

@@ -16,8 +16,9 @@
 
 namespace signpost::bench {
 
-// Dies with the process that started it; its errors go where that one's go. Not thread-safe; to be
-// started from the main thread, since the kernel ties its life to that thread.
+// Leads its own process group, and dies with the process that started it; its errors go where that
+// one's go. Not thread-safe; to be started from the main thread, since the kernel ties its life to
+// that thread.
 class LineProcess {
  public:
   using Environment = std::vector<std::pair<std::string, std::string>>;
@@ -27,7 +28,8 @@ class LineProcess {
   static absl::StatusOr<std::unique_ptr<LineProcess>> Start(const std::vector<std::string>& command,
                                                             const Environment& environment);
 
-  // Closes its standard input, which asks it to end, and kills it if it has not within a second.
+  // Closes its standard input, which asks it to end, and kills what is left of it, and of what it
+  // has started, after a second.
   ~LineProcess();
   LineProcess(const LineProcess&) = delete;
   LineProcess& operator=(const LineProcess&) = delete;

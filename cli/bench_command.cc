@@ -20,6 +20,8 @@
 namespace signpost::cli {
 namespace {
 
+namespace fs = std::filesystem;
+
 using bench::ExchangeOptions;
 using bench::Figures;
 using bench::RankOptions;
@@ -48,8 +50,18 @@ absl::StatusOr<int> Show(const absl::StatusOr<Figures>& figures, const std::stri
 absl::StatusOr<int> MeasureExchange(const Flags& flags, const std::vector<std::string>& modes) {
   ExchangeOptions options = flags.exchange;
   std::error_code ignored;
-  options.program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  options.program = fs::read_symlink("/proc/self/exe", ignored);
   if (options.shards == 0) options.shards = options.rate.empty() ? 2 : options.workers;
+  if (!options.peers.empty()) {
+    const fs::path package = fs::path(options.program).parent_path();
+    options.peers_script = package / "benchmarks" / "peers.py";
+    if (!fs::exists(options.peers_script, ignored)) {
+      return absl::NotFoundError(
+          absl::StrCat("--peers: there is no Python package around '", options.program,
+                       "'. In a checkout './signpost bench ... --peers' builds one; elsewhere "
+                       "install the wheel, which has a signpost of its own"));
+    }
+  }
   for (const std::string& mode : modes) {
     options.ranks.push_back(flags.rank);
     options.ranks.back().mode = mode;
@@ -74,7 +86,8 @@ void AddRankFlags(CLI::App& app, RankOptions& rank) {
   app.add_option("--codec", rank.codec, "How numbers travel [onebit]")
       ->transform(CLI::CheckedTransformer(kCodecs).description(""))
       ->type_name("onebit|bf16|fp32");
-  app.add_option("--chunk-elements", rank.chunk_elements, "Elements that travel in one frame [by how many there are]")
+  app.add_option("--chunk-elements", rank.chunk_elements,
+                 "Elements that travel in one frame [by how many there are]")
       ->type_name("N");
 }
 
@@ -93,6 +106,14 @@ void AddMeasuringFlags(CLI::App& app, Flags& flags) {
                  "Make each process a host of its own behind a link of this rate (network "
                  "namespaces; as root)")
       ->type_name("RATE");
+  app.add_option("--peers", exchange.peers,
+                 "Others to measure in turns with it, separated by commas: gloo-fp32, gloo-fp16, "
+                 "gloo-adamw, powersgd-1, powersgd-2, mpi")
+      ->delimiter(',')
+      ->type_name("NAMES");
+  app.add_option("--python", exchange.python, "With --peers: the interpreter, which has PyTorch")
+      ->type_name("FILE")
+      ->capture_default_str();
   app.add_option("--turns", exchange.turns, "Turns that are measured, behind one that is not")
       ->type_name("N")
       ->capture_default_str()
@@ -116,6 +137,7 @@ Command AddBenchCommand(CLI::App& program) {
       "Examples:\n"
       "  signpost bench exchange\n"
       "  signpost bench exchange --netns 1gbit --parameters 100000000\n"
+      "  signpost bench exchange --peers gloo-fp32,mpi\n"
       "  signpost bench step --codec fp32 --json figures.json");
   CLI::App& exchange = *app.add_subcommand(
       "exchange", "Exchanges of frames that were packed before, and of gradients for their mean");

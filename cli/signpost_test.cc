@@ -91,7 +91,7 @@ TEST(Signpost, ExplainsEachCommandWithAnExample) {
   EXPECT_EQ(all.exit_code, 0);
   EXPECT_THAT(all.output, Not(HasSubstr("demo-worker")));
   for (const char* command :
-       {"demo", "run", "chaos", "aggregator", "status", "checkpoint", "version"}) {
+       {"demo", "run", "chaos", "bench", "aggregator", "status", "checkpoint", "version"}) {
     EXPECT_THAT(all.output, HasSubstr(command));
     const Outcome one = RunProgram(absl::StrCat(command, " --help"));
     EXPECT_EQ(one.exit_code, 0);
@@ -533,6 +533,37 @@ TEST(Checkpoint, AJobGoesOnFromItsNewestAndDamageIsNamed) {
   EXPECT_EQ(ChecksumIn(resumed.output), ChecksumIn(quiet.output)) << resumed.output;
   EXPECT_EQ(RunProgram(absl::StrCat("checkpoint verify ", directory)).exit_code, 0)
       << "what was damaged is gone";
+}
+
+TEST(Bench, PrintsATableAndWritesItAsJson) {
+  const std::string file = testing::TempDir() + "/figures.json";
+  const Outcome outcome = RunProgram(absl::StrCat(
+      "bench exchange --workers 2 --parameters 20000 --turns 1 --exchanges 1 --json ", file));
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("MEDIAN"), HasSubstr("packed frames, one-bit"),
+                                    HasSubstr("gradients to mean, one-bit")));
+  std::ostringstream json;
+  json << std::ifstream(file).rdbuf();
+  EXPECT_THAT(json.str(), AllOf(HasSubstr("\"name\": \"packed frames, one-bit\""),
+                                HasSubstr("\"unit\": \"s\"")));
+}
+
+TEST(Bench, MeasuresWholeSteps) {
+  const Outcome outcome = RunProgram(
+      "bench step --workers 1 --aggregators 1 --codec fp32 --parameters 20000 --turns 1 "
+      "--exchanges 1");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.output, HasSubstr("optimizer step, fp32"));
+}
+
+TEST(Bench, RefusesWhatItCannotMeasure) {
+  EXPECT_EQ(RunProgram("bench").exit_code, 64);
+  EXPECT_EQ(RunProgram("bench exchange --codec int3").exit_code, 64);
+  EXPECT_THAT(RunProgram("bench exchange --netns fast").output,
+              HasSubstr("'fast' is no rate of a link"));
+  const Outcome outcome = RunProgram("bench step --peers gloo-adamw");
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, HasSubstr("'./signpost bench ... --peers' builds one"));
 }
 
 TEST(Checkpoint, NeedsOneToExamine) {

@@ -1,0 +1,105 @@
+// Exchanges as they are measured, with the program itself as worker and aggregator.
+
+#include "bench/exchange.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+namespace signpost::bench {
+namespace {
+
+using ::testing::HasSubstr;
+
+ExchangeOptions SmallExchange(const std::string& mode, Codec codec) {
+  ExchangeOptions options;
+  options.program = "cli/signpost";  // tests run where their data is
+  options.workers = 2;
+  options.shards = 2;
+  options.ranks = {{.mode = mode, .codec = codec, .parameters = 50'000}};
+  options.turns = 2;
+  options.exchanges = 2;
+  return options;
+}
+
+TEST(Exchange, EachKindTakesTime) {
+  for (const auto& [mode, codec] : {std::pair{"frames", ONE_BIT},
+                                    {"frames", FLOAT32},
+                                    {"mean", ONE_BIT},
+                                    {"mean", BFLOAT16},
+                                    {"step", ONE_BIT},
+                                    {"step", FLOAT32}}) {
+    SCOPED_TRACE(mode);
+    const absl::StatusOr<Figures> figures = MeasureExchange(SmallExchange(mode, codec));
+    ASSERT_TRUE(figures.ok()) << figures.status();
+    EXPECT_EQ(figures->figures(0).unit(), "s");
+    EXPECT_GT(figures->figures(0).least(), 0);
+    EXPECT_FALSE(figures->figures(0).has_bound()) << "without links nothing is known";
+  }
+}
+
+TEST(Exchange, SeveralKindsTakeTurnsWithAPeer) {
+  ExchangeOptions options = SmallExchange("frames", ONE_BIT);
+  options.ranks.push_back(options.ranks[0]);
+  options.ranks[1].mode = "mean";
+  options.peers = {"sleeper"};
+  options.python = "/bin/sh";
+  options.peers_script = ::testing::TempDir() + "/peer.sh";
+  FILE* const script = fopen(options.peers_script.c_str(), "w");
+  fputs(
+      "test \"$*\" = '--peer sleeper --parameters 50000' || exit 1\n"
+      "test \"$WORLD_SIZE $MASTER_ADDR $GLOO_SOCKET_IFNAME\" = '2 127.0.0.1 lo' || exit 1\n"
+      "echo ready; while read n; do echo \"100 100.$RANK\"; done",
+      script);
+  fclose(script);
+  const absl::StatusOr<Figures> figures = MeasureExchange(options);
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  ASSERT_EQ(figures->figures_size(), 4);
+  EXPECT_EQ(figures->figures(0).peer(), "sleeper");
+  EXPECT_GT(figures->figures(0).times_faster(), 1);
+  EXPECT_THAT(figures->figures(1).name(), HasSubstr("processor time"));
+  EXPECT_EQ(figures->figures(2).peer(), "sleeper");
+  EXPECT_EQ(figures->figures(3).name(), "sleeper");
+  EXPECT_DOUBLE_EQ(figures->figures(3).value(), (100 + 100.1) / 2) << "that of the slowest rank";
+}
+
+TEST(Exchange, WhatEndsIsNamed) {
+  ExchangeOptions options = SmallExchange("frames", BFLOAT16);
+  absl::Status status = MeasureExchange(options).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--mode frames"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("ended with exit code 64"));
+  options = SmallExchange("frames", ONE_BIT);
+  options.program = "/bin/echo";
+  status = MeasureExchange(options).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("an aggregator says 'aggregator"));
+}
+
+TEST(Exchange, TheBusierOfLinksIsTheBound) {
+  const RankOptions rank = {.parameters = 1'000'000'000};
+  const double bits = 1e9 * (1 + 32.0 / 4096);
+  EXPECT_DOUBLE_EQ(LinkBound(rank, 4, 4, 1e9), bits / 1e9);
+  EXPECT_DOUBLE_EQ(LinkBound(rank, 4, 8, 1e9), bits / 1e9) << "a worker's";
+  EXPECT_DOUBLE_EQ(LinkBound(rank, 4, 2, 1e9), 2 * bits / 1e9) << "an aggregator's";
+  const RankOptions dense = {.codec = FLOAT32, .parameters = 1'000'000'000};
+  EXPECT_DOUBLE_EQ(LinkBound(dense, 4, 4, 1e9), 32);
+}
+
+TEST(Exchange, BehindLinksItTakesWhatTheyTake) {
+  if (geteuid() != 0) GTEST_SKIP() << "network namespaces need root";
+  ExchangeOptions options = SmallExchange("frames", FLOAT32);
+  options.ranks[0].parameters = 1'000'000;
+  options.rate = "20mbit";
+  const absl::StatusOr<Figures> figures = MeasureExchange(options);
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  const Figure& time = figures->figures(0);
+  EXPECT_DOUBLE_EQ(time.bound(), 1.6);
+  // tbf lets a burst of 256 kB through at once, on each of the four links on the way.
+  EXPECT_LT(time.of_bound(), 1.6 / (1.6 - 4 * 0.256 * 8 / 20));
+  EXPECT_EQ(std::system("ip netns list | grep -q signpost-bench-$PPID"), 256) << "they are gone";
+}
+
+}  // namespace
+}  // namespace signpost::bench
