@@ -45,6 +45,16 @@ void SetBound(double bound, Better better, Figure& figure) {
   figure.set_of_bound(better == Better::kMore ? figure.value() / bound : bound / figure.value());
 }
 
+void SetBounds(absl::Span<const double> samples, absl::Span<const double> bounds, Better better,
+               Figure& figure) {
+  std::vector<double> shares;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    shares.push_back(better == Better::kMore ? samples[i] / bounds[i] : bounds[i] / samples[i]);
+  }
+  figure.set_bound(Median({bounds.begin(), bounds.end()}));
+  figure.set_of_bound(Median(std::move(shares)));
+}
+
 void SetPeer(const std::string& peer, absl::Span<const double> samples,
              absl::Span<const double> peers, Figure& figure) {
   std::vector<double> ratios;

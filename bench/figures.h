@@ -22,6 +22,11 @@ Figure MakeFigure(const std::string& name, const std::string& unit,
 enum class Better { kMore, kLess };
 void SetBound(double bound, Better better, Figure& figure);
 
+// The same of a bound that was measured too, in turns with `samples` and equally often: shows its
+// median, and how much of it was reached is the median of the pairs.
+void SetBounds(absl::Span<const double> samples, absl::Span<const double> bounds, Better better,
+               Figure& figure);
+
 // Adds the peer. `samples` and `peers` were measured in turns, are equally many, and less is
 // better.
 void SetPeer(const std::string& peer, absl::Span<const double> samples,

@@ -28,6 +28,16 @@ TEST(Figures, MoreOrLessIsBetterAndAllOfTheBoundIsOne) {
   EXPECT_DOUBLE_EQ(time.of_bound(), 0.8);
 }
 
+TEST(Figures, AMeasuredBoundIsComparedPairByPair) {
+  Figure rate = MakeFigure("compress", "GB/s", {9.0, 20.0, 4.0});
+  SetBounds({9.0, 20.0, 4.0}, {10.0, 40.0, 5.0}, Better::kMore, rate);
+  EXPECT_EQ(rate.bound(), 10);
+  EXPECT_EQ(rate.of_bound(), 0.8);
+  Figure time = MakeFigure("compress", "s", {2.0});
+  SetBounds({2.0}, {1.0}, Better::kLess, time);
+  EXPECT_EQ(time.of_bound(), 0.5);
+}
+
 TEST(Figures, APeerIsComparedPairByPair) {
   Figure figure = MakeFigure("exchange", "s", {1.0, 2.0, 4.0});
   SetPeer("Gloo", {1.0, 2.0, 4.0}, {10.0, 40.0, 20.0}, figure);

@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "bench/exchange.h"
 #include "bench/figures.h"
+#include "bench/kernels.h"
 #include "bench/rank.h"
 #include "cli/exit_code.h"
 #include "cli/table.h"
@@ -33,6 +34,7 @@ struct Flags {
   ExchangeOptions exchange;
   RankOptions rank;
   std::vector<std::string> modes = {"frames", "mean"};  // of "exchange"
+  bench::KernelsOptions kernels;
   std::string json;
 };
 
@@ -76,6 +78,23 @@ absl::StatusOr<int> BeRank(const RankOptions& options) {
   if (!rank.ok()) return rank.status();
   if (absl::Status status = bench::ServeLines(**rank); !status.ok()) return status;
   return kExitOk;
+}
+
+void AddJsonFlag(CLI::App& app, std::string& json) {
+  app.add_option("--json", json, "Write the figures to this file too")->type_name("FILE");
+}
+
+void AddKernelsFlags(CLI::App& app, Flags& flags) {
+  app.add_option("--elements", flags.kernels.elements,
+                 "Of each array; the default fits in no cache")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber.description(""));
+  app.add_option("--rounds", flags.kernels.rounds, "Rounds that are measured")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber.description(""));
+  AddJsonFlag(app, flags.json);
 }
 
 void AddRankFlags(CLI::App& app, RankOptions& rank) {
@@ -122,7 +141,7 @@ void AddMeasuringFlags(CLI::App& app, Flags& flags) {
       ->type_name("N")
       ->capture_default_str()
       ->check(CLI::PositiveNumber.description(""));
-  app.add_option("--json", flags.json, "Write the figures to this file too")->type_name("FILE");
+  AddJsonFlag(app, flags.json);
 }
 
 }  // namespace
@@ -135,10 +154,14 @@ Command AddBenchCommand(CLI::App& program) {
   app.require_subcommand(1);
   app.footer(
       "Examples:\n"
+      "  signpost bench kernels\n"
       "  signpost bench exchange\n"
       "  signpost bench exchange --netns 1gbit --parameters 100000000\n"
       "  signpost bench exchange --peers gloo-fp32,mpi\n"
       "  signpost bench step --codec fp32 --json figures.json");
+  CLI::App& kernels = *app.add_subcommand(
+      "kernels", "Kernels on one core, against changing as many bytes in place");
+  AddKernelsFlags(kernels, *flags);
   CLI::App& exchange = *app.add_subcommand(
       "exchange", "Exchanges of frames that were packed before, and of gradients for their mean");
   AddMeasuringFlags(exchange, *flags);
@@ -153,7 +176,8 @@ Command AddBenchCommand(CLI::App& program) {
   rank.group("");  // hidden
   rank.add_option("--mode", flags->rank.mode, "What an exchange is")->type_name("");
   AddRankFlags(rank, flags->rank);
-  return {&app, [flags, &exchange, &step]() -> absl::StatusOr<int> {
+  return {&app, [flags, &kernels, &exchange, &step]() -> absl::StatusOr<int> {
+            if (kernels.parsed()) return Show(bench::MeasureKernels(flags->kernels), flags->json);
             if (exchange.parsed()) return MeasureExchange(*flags, flags->modes);
             if (step.parsed()) return MeasureExchange(*flags, {"step"});
             return BeRank(flags->rank);

@@ -548,6 +548,12 @@ TEST(Bench, PrintsATableAndWritesItAsJson) {
                                 HasSubstr("\"unit\": \"s\"")));
 }
 
+TEST(Bench, MeasuresKernels) {
+  const Outcome outcome = RunProgram("bench kernels --elements 10000 --rounds 1");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("GB/s"), HasSubstr("OF BOUND")));
+}
+
 TEST(Bench, MeasuresWholeSteps) {
   const Outcome outcome = RunProgram(
       "bench step --workers 1 --aggregators 1 --codec fp32 --parameters 20000 --turns 1 "

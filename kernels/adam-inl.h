@@ -58,7 +58,7 @@ template <class Codec>
 HWY_INLINE void AdamStepAs(const AdamVectors& rates, const uint8_t* gradient,
                            absl::Span<float> momentum, absl::Span<float> variance,
                            absl::Span<float> parameters) {
-  ForEachStrip(parameters.size(), [&](size_t i, auto count) HWY_ATTR {
+  ForEachStrip(parameters.size(), [&](size_t i, auto count) STRIP_BODY {
     float* const m = momentum.data() + i;
     float* const v = variance.data() + i;
     float* const x = parameters.data() + i;
@@ -67,11 +67,11 @@ HWY_INLINE void AdamStepAs(const AdamVectors& rates, const uint8_t* gradient,
     PrefetchStrip(x);
     const Strip g = Codec::Decode(gradient, i, count);
     const Strip new_m =
-        Map([&](Vector m, Vector g) HWY_ATTR { return rates.Momentum(m, g); }, Load(m, count), g);
+        Map([&](Vector m, Vector g) STRIP_BODY { return rates.Momentum(m, g); }, Load(m, count), g);
     const Strip new_v =
-        Map([&](Vector v, Vector g) HWY_ATTR { return rates.Variance(v, g); }, Load(v, count), g);
+        Map([&](Vector v, Vector g) STRIP_BODY { return rates.Variance(v, g); }, Load(v, count), g);
     const Strip new_x =
-        Map([&](Vector x, Vector m, Vector v) HWY_ATTR { return rates.Parameter(x, m, v); },
+        Map([&](Vector x, Vector m, Vector v) STRIP_BODY { return rates.Parameter(x, m, v); },
             Load(x, count), new_m, new_v);
     Store(new_m, m, count);
     Store(new_v, v, count);
@@ -83,7 +83,7 @@ void AdamStep(const AdamRates& rates, DenseType type, const uint8_t* gradient,
               absl::Span<float> momentum, absl::Span<float> variance,
               absl::Span<float> parameters) {
   const AdamVectors vectors(rates);
-  WithCodec(type, [&](auto codec) HWY_ATTR {
+  WithCodec(type, [&](auto codec) STRIP_BODY {
     AdamStepAs<decltype(codec)>(vectors, gradient, momentum, variance, parameters);
   });
 }
@@ -94,16 +94,16 @@ void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<flo
   const Vector floor = hn::Set(Floats(), rates.floor);
   const Vector epsilon = hn::Set(Floats(), rates.epsilon);
   const Vector one = hn::Set(Floats(), 1.0f);
-  const auto correct = [&](Vector m) HWY_ATTR { return hn::Mul(m, momentum_correction); };
-  const auto invert = [&](Vector v) HWY_ATTR {
+  const auto correct = [&](Vector m) STRIP_BODY { return hn::Mul(m, momentum_correction); };
+  const auto invert = [&](Vector v) STRIP_BODY {
     const Vector floored = hn::Max(hn::Mul(v, variance_correction), floor);
     const Vector inverse = hn::Div(one, hn::Add(hn::Sqrt(floored), epsilon));
     return hn::IfThenElseZero(hn::Gt(v, hn::Zero(Floats())), inverse);
   };
-  ForEachStrip(momentum.size(), [&](size_t i, auto count) HWY_ATTR {
+  ForEachStrip(momentum.size(), [&](size_t i, auto count) STRIP_BODY {
     Store(Map(correct, Load(momentum.data() + i, count)), momentum.data() + i, count);
   });
-  ForEachStrip(variance.size(), [&](size_t i, auto count) HWY_ATTR {
+  ForEachStrip(variance.size(), [&](size_t i, auto count) STRIP_BODY {
     Store(Map(invert, Load(variance.data() + i, count)), variance.data() + i, count);
   });
 }
@@ -123,16 +123,16 @@ void RefreshStep(const RefreshRates& rates, const uint8_t* gradient, absl::Span<
   const Vector learning_rate = hn::Set(Floats(), rates.learning_rate);
   const Vector epsilon = hn::Set(Floats(), rates.epsilon);
   const Vector decay = hn::Set(Floats(), rates.decay);
-  const auto momentum_of = [&](Vector m, Vector g) HWY_ATTR {
+  const auto momentum_of = [&](Vector m, Vector g) STRIP_BODY {
     return hn::Add(hn::Mul(beta1, m), hn::Mul(one_minus_beta1, g));
   };
-  const auto parameter_of = [&](Vector x, Vector m, Vector d) HWY_ATTR {
+  const auto parameter_of = [&](Vector x, Vector m, Vector d) STRIP_BODY {
     return hn::Sub(hn::Sub(x, hn::Mul(decay, x)), hn::Mul(learning_rate, hn::Mul(m, d)));
   };
-  const auto variance_of = [&](Vector d, Vector g) HWY_ATTR {
+  const auto variance_of = [&](Vector d, Vector g) STRIP_BODY {
     return hn::Add(hn::Mul(kept, VarianceOf(d, epsilon)), hn::Mul(one_minus_kept, hn::Mul(g, g)));
   };
-  ForEachStrip(parameters.size(), [&](size_t i, auto count) HWY_ATTR {
+  ForEachStrip(parameters.size(), [&](size_t i, auto count) STRIP_BODY {
     float* const m = momentum.data() + i;
     float* const d = inverse_denominator.data() + i;
     float* const x = parameters.data() + i;
@@ -147,8 +147,8 @@ void RefreshStep(const RefreshRates& rates, const uint8_t* gradient, absl::Span<
 
 void Thaw(float epsilon, absl::Span<float> inverse_denominator) {
   const Vector epsilons = hn::Set(Floats(), epsilon);
-  const auto variance_of = [&](Vector d) HWY_ATTR { return VarianceOf(d, epsilons); };
-  ForEachStrip(inverse_denominator.size(), [&](size_t i, auto count) HWY_ATTR {
+  const auto variance_of = [&](Vector d) STRIP_BODY { return VarianceOf(d, epsilons); };
+  ForEachStrip(inverse_denominator.size(), [&](size_t i, auto count) STRIP_BODY {
     float* const d = inverse_denominator.data() + i;
     Store(Map(variance_of, Load(d, count)), d, count);
   });

@@ -30,7 +30,7 @@ using reference::Scale;
 HWY_INLINE bool IsWithinRange(const Strip& strip) {
   const Vector limit = hn::Set(Floats(), kMaxDense);
   bool within = true;
-  ForEachVector([&](size_t k) HWY_ATTR {
+  ForEachVector([&](size_t k) STRIP_BODY {
     within &= hn::AllTrue(Floats(), hn::Le(hn::Abs(strip.v[k]), limit));
   });
   return within;
@@ -38,7 +38,7 @@ HWY_INLINE bool IsWithinRange(const Strip& strip) {
 
 HWY_INLINE bool SumIsWithinRange(const float* gradient, const float* error, size_t length) {
   bool within = true;
-  ForEachStrip(length, [&](size_t i, auto count) HWY_ATTR {
+  ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
     PrefetchStrip(gradient + i);
     PrefetchStrip(error + i);
     within &= IsWithinRange(Add(Load(gradient + i, count), Load(error + i, count)));
@@ -56,7 +56,7 @@ HWY_INLINE size_t CompressDenseAs(const BlockRule& rule, absl::Span<const float>
     const float* const g = gradient.data() + begin;
     float* const e = error.data() + begin;
     if (!SumIsWithinRange(g, e, length)) return block;
-    ForEachStrip(length, [&](size_t i, auto count) HWY_ATTR {
+    ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
       const Strip u = Add(Load(g + i, count), Load(e + i, count));
       Store(Codec::Encode(u, out, begin + i, count), e + i, count);
     });
@@ -66,7 +66,7 @@ HWY_INLINE size_t CompressDenseAs(const BlockRule& rule, absl::Span<const float>
 
 size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const float> gradient,
                      absl::Span<float> error, uint8_t* out) {
-  return WithCodec(type, [&](auto codec) HWY_ATTR {
+  return WithCodec(type, [&](auto codec) STRIP_BODY {
     return CompressDenseAs<decltype(codec)>(rule, gradient, error, out);
   });
 }
@@ -92,8 +92,8 @@ HWY_INLINE void AggregateDenseAs(absl::Span<const uint8_t* const> contributions,
                                  float inverse_count, absl::Span<float> error, uint8_t* out) {
   const Vector inverse = hn::Set(Floats(), inverse_count);
   const auto mean_and_error = [inverse](Vector sum, Vector e)
-                                  HWY_ATTR { return hn::Add(hn::Mul(sum, inverse), e); };
-  ForEachStrip(error.size(), [&](size_t i, auto count) HWY_ATTR {
+                                  STRIP_BODY { return hn::Add(hn::Mul(sum, inverse), e); };
+  ForEachStrip(error.size(), [&](size_t i, auto count) STRIP_BODY {
     float* const e = error.data() + i;
     PrefetchStrip(e);
     const Strip u =
@@ -104,16 +104,16 @@ HWY_INLINE void AggregateDenseAs(absl::Span<const uint8_t* const> contributions,
 
 void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions,
                     float inverse_count, absl::Span<float> error, uint8_t* out) {
-  WithCodec(type, [&](auto codec) HWY_ATTR {
+  WithCodec(type, [&](auto codec) STRIP_BODY {
     AggregateDenseAs<decltype(codec)>(contributions, inverse_count, error, out);
   });
 }
 
 void AddDense(DenseType type, const uint8_t* addend, float factor, absl::Span<float> accumulator) {
   const Vector f = hn::Set(Floats(), factor);
-  const auto add = [f](Vector sum, Vector a) HWY_ATTR { return hn::Add(sum, hn::Mul(f, a)); };
-  WithCodec(type, [&](auto codec) HWY_ATTR {
-    ForEachStrip(accumulator.size(), [&](size_t i, auto count) HWY_ATTR {
+  const auto add = [f](Vector sum, Vector a) STRIP_BODY { return hn::Add(sum, hn::Mul(f, a)); };
+  WithCodec(type, [&](auto codec) STRIP_BODY {
+    ForEachStrip(accumulator.size(), [&](size_t i, auto count) STRIP_BODY {
       float* const sum = accumulator.data() + i;
       PrefetchStrip(sum);
       Store(Map(add, Load(sum, count), codec.Decode(addend, i, count)), sum, count);
@@ -123,8 +123,8 @@ void AddDense(DenseType type, const uint8_t* addend, float factor, absl::Span<fl
 
 void Scale(float factor, absl::Span<float> values) {
   const Vector f = hn::Set(Floats(), factor);
-  const auto scale = [f](Vector v) HWY_ATTR { return hn::Mul(f, v); };
-  ForEachStrip(values.size(), [&](size_t i, auto count) HWY_ATTR {
+  const auto scale = [f](Vector v) STRIP_BODY { return hn::Mul(f, v); };
+  ForEachStrip(values.size(), [&](size_t i, auto count) STRIP_BODY {
     PrefetchStrip(values.data() + i);
     Store(Map(scale, Load(values.data() + i, count)), values.data() + i, count);
   });
@@ -132,8 +132,8 @@ void Scale(float factor, absl::Span<float> values) {
 
 bool DenseWithinRange(DenseType type, const uint8_t* payload, size_t elements) {
   bool within = true;
-  WithCodec(type, [&](auto codec) HWY_ATTR {
-    ForEachStrip(elements, [&](size_t i, auto count) HWY_ATTR {
+  WithCodec(type, [&](auto codec) STRIP_BODY {
+    ForEachStrip(elements, [&](size_t i, auto count) STRIP_BODY {
       within &= IsWithinRange(codec.Decode(payload, i, count));
     });
   });

@@ -32,81 +32,123 @@ using reference::DecompressOneBit;
 
 // A block's u, between the pass that sums its squares and the pass that packs it. Blocks of the
 // usual size lie on the stack and stay in the first-level cache.
-struct alignas(64) ScratchStrip {
-  float u[kStripElements];
-};
-constexpr size_t kStackElements = 4096;
-using Scratch = absl::FixedArray<ScratchStrip, kStackElements / kStripElements>;
+class Scratch {
+ public:
+  explicit Scratch(size_t elements) : pieces_(BlockCount(elements, kPieceElements)) {}
+  float* data() { return pieces_.data()->elements; }
 
-constexpr size_t kSumStrips = kSumLanes / kStripElements;
+ private:
+  struct alignas(64) AlignedPiece {
+    float elements[kPieceElements];
+  };
+  static constexpr size_t kStackElements = 4096;
+  absl::FixedArray<AlignedPiece, kStackElements / kPieceElements> pieces_;
+};
 
 // Folds the lanes of block.h in halves.
-HWY_INLINE float FoldLanes(const Strip* sums) {
-  HWY_ALIGN float lanes[kStripElements];
-  static_assert(kSumStrips == 4, "64, then 32 lanes are whole strips");
-  Store(Add(Add(sums[0], sums[2]), Add(sums[1], sums[3])), lanes, Full());
+HWY_INLINE float FoldLanes(float* lanes) {
+  for (size_t w = kSumLanes / 2; w >= kStripElements; w /= 2) {
+    ForEachStrip(w, [&](size_t l, auto count) STRIP_BODY {
+      Store(Add(Load(lanes + l, count), Load(lanes + l + w, count)), lanes + l, count);
+    });
+  }
   for (size_t w = kStripElements / 2; w > 0; w /= 2) {
     for (size_t l = 0; l < w; ++l) lanes[l] += lanes[l + w];
   }
   return lanes[0];
 }
 
-// Each of the two passes over a block also fetches half of the next block, so that memory is never
-// idle: a strip is two cache lines long, so a line per strip, at i / 2 for the strip at i, does
-// that.
-static_assert(kStripElements * sizeof(float) == 2 * 64);
+// A block of a span: elements [begin, begin + length).
+struct Block {
+  size_t index;
+  size_t begin;
+  size_t length;
+};
 
-// Fills the scratch with the input's elements [begin, begin + length); returns their sum of
-// squares.
+// Fetches the next block while one is worked on, a part of it with each strip of each pass over the
+// block, so that memory is never idle.
 template <class Input>
-HWY_INLINE float Gather(const Input& input, size_t begin, size_t length, ScratchStrip* scratch) {
-  Strip sums[kSumStrips];
-  for (Strip& sum : sums) {
-    sum = MakeStrip([](size_t) HWY_ATTR { return hn::Zero(Floats()); });
+class Ahead {
+ public:
+  // With two passes, each strip fetches half a strip: a cache line.
+  HWY_INLINE Ahead(const Input& input, const Block& block)
+      : input_(input),
+        next_(block.begin + block.length),
+        step_((kStripElements + input.Passes() - 1) / input.Passes()) {
+    static_assert(kStripElements * sizeof(float) == 2 * 64);
   }
-  ForEachStrip(length, [&](size_t i, auto count) HWY_ATTR {
-    input.Prefetch(begin + length + i / 2);
-    const Strip u = ZeroBeyond(input(begin + i, count), count);
-    Store(u, scratch[i / kStripElements].u, Full());
-    Strip& sum = sums[i / kStripElements % kSumStrips];
+
+  HWY_INLINE void Fetch() {
+    input_.Prefetch(next_);
+    next_ += step_;
+  }
+
+ private:
+  const Input& input_;
+  size_t next_;
+  const size_t step_;
+};
+
+// Fills the scratch with the input's u of a block; returns their sum of squares.
+template <class Input>
+HWY_INLINE float Gather(Input& input, const Block& block, Ahead<Input>& ahead, float* scratch) {
+  HWY_ALIGN float lanes[kSumLanes] = {};
+  ForEachStripOf(input, block, ahead, scratch, [&](size_t i, auto count, Strip u) STRIP_BODY {
+    ahead.Fetch();
+    u = ZeroBeyond(u, count);
+    Store(u, scratch + i, Full());
     // Lanes beyond a short strip add +0, which changes no sum of squares.
-    sum = Map([](Vector s, Vector v) HWY_ATTR { return hn::Add(s, hn::Mul(v, v)); }, sum, u);
+    float* const sums = lanes + i % kSumLanes;
+    const auto add_square = [](Vector sum, Vector v)
+                                STRIP_BODY { return hn::Add(sum, hn::Mul(v, v)); };
+    Store(Map(add_square, Load(sums, Full()), u), sums, Full());
   });
-  return FoldLanes(sums);
+  return FoldLanes(lanes);
 }
 
-// Writes the block [begin, begin + length): its sign bits and what they lose.
+// Writes a block: its sign bits and what they lose.
 template <class Input>
-HWY_INLINE void Pack(const Input& input, size_t begin, size_t length, const ScratchStrip* scratch,
-                     float scale, float* error, uint8_t* bits) {
-  const Vector s = hn::Set(Floats(), scale);
-  ForEachStrip(length, [&](size_t i, auto count) HWY_ATTR {
-    input.Prefetch(begin + length + length / 2 + i / 2);
-    const Strip u = Load(scratch[i / kStripElements].u, Full());
-    const auto lost = [s](Vector v) HWY_ATTR { return hn::Sub(v, hn::CopySignToAbs(s, v)); };
-    Store(Map(lost, u), error + begin + i, count);
-    StoreSigns(u, bits + (begin + i) / 8, count);
+HWY_INLINE void Pack(const Block& block, Ahead<Input>& ahead, const float* scratch, float scale,
+                     float* error, uint8_t* bits) {
+  const Magnitude magnitude(scale);
+  const auto lost = [&](Vector v) STRIP_BODY { return hn::Sub(v, SignedLike(v, magnitude)); };
+  ForEachStrip(block.length, [&](size_t i, auto count) STRIP_BODY {
+    ahead.Fetch();
+    const Strip u = Load(scratch + i, Full());
+    Store(Map(lost, u), error + block.begin + i, count);
+    StoreSigns(u, bits + (block.begin + i) / 8, count);
   });
 }
 
 // Compresses the input block by block, up to the first block that is not finite. An input gives
 // the strip of u that begins at element i; EnterBlock comes before the strips of each block;
-// Prefetch(i) fetches the cache line of element i from each array that it reads.
+// Prefetch(i) fetches the cache line of element i from each array that it reads; Passes() is how
+// often its blocks are gone over, packing included.
 template <class Input>
 HWY_INLINE size_t Compress(const BlockRule& rule, Input input, absl::Span<float> error,
                            OneBitSpan out) {
   const size_t blocks = BlockCount(error.size(), rule.block_elements);
-  Scratch scratch(BlockCount(std::min(rule.block_elements, error.size()), kStripElements));
-  for (size_t block = 0; block < blocks; ++block) {
-    const size_t begin = block * rule.block_elements;
-    const size_t length = std::min(rule.block_elements, error.size() - begin);
-    input.EnterBlock(block);
-    const float scale = BlockScale(rule, Gather(input, begin, length, scratch.data()), length);
-    if (!(scale <= kMaxScale)) return block;  // also when it is not a number
-    out.scales[block] = scale;
-    Pack(input, begin, length, scratch.data(), scale, error.data(), out.bits);
+  Scratch scratch(std::min(rule.block_elements, error.size()));
+  for (size_t index = 0; index < blocks; ++index) {
+    const size_t begin = index * rule.block_elements;
+    const Block block = {index, begin, std::min(rule.block_elements, error.size() - begin)};
+    Ahead ahead(input, block);
+    const float squares = Gather(input, block, ahead, scratch.data());
+    const float scale = BlockScale(rule, squares, block.length);
+    if (!(scale <= kMaxScale)) return index;  // also when it is not a number
+    out.scales[index] = scale;
+    Pack(block, ahead, scratch.data(), scale, error.data(), out.bits);
   }
   return blocks;
+}
+
+// Calls use(i, count, u) for each strip of a block, with what an input makes of it at once.
+template <class Input, class Use>
+HWY_INLINE void ForEachStripOf(Input& input, const Block& block, Ahead<Input>&, const float*,
+                               Use use) {
+  input.EnterBlock(block.index);
+  ForEachStrip(block.length, [&](size_t i, auto count)
+                                 STRIP_BODY { use(i, count, input(block.begin + i, count)); });
 }
 
 // u = (decayed_momentum + (one_minus_beta1 * g)) + e
@@ -115,7 +157,7 @@ HWY_INLINE Strip AddGradientAndError(const Strip& decayed_momentum, float one_mi
                                      const float* gradient, const float* error, Count count) {
   const Vector rate = hn::Set(Floats(), one_minus_beta1);
   const auto u = [rate](Vector m, Vector g, Vector e)
-                     HWY_ATTR { return hn::Add(hn::Add(m, hn::Mul(rate, g)), e); };
+                     STRIP_BODY { return hn::Add(hn::Add(m, hn::Mul(rate, g)), e); };
   return Map(u, decayed_momentum, Load(gradient, count), Load(error, count));
 }
 
@@ -124,6 +166,8 @@ struct DenseMomentumInput {
   const float* gradient;
   const float* momentum;
   const float* error;
+
+  size_t Passes() const { return 2; }
 
   void EnterBlock(size_t block) {}
 
@@ -137,7 +181,7 @@ struct DenseMomentumInput {
   HWY_INLINE Strip operator()(size_t i, Count count) const {
     const Vector beta1 = hn::Set(Floats(), rates.beta1);
     const Strip decayed =
-        Map([beta1](Vector m) HWY_ATTR { return hn::Mul(beta1, m); }, Load(momentum + i, count));
+        Map([beta1](Vector m) STRIP_BODY { return hn::Mul(beta1, m); }, Load(momentum + i, count));
     return AddGradientAndError(decayed, rates.one_minus_beta1, gradient + i, error + i, count);
   }
 };
@@ -148,6 +192,8 @@ struct OneBitMomentumInput {
   OneBitView momentum;
   const float* error;
   Magnitude decayed{0};  // the current block's beta1 * S: rounding is the same for both signs
+
+  size_t Passes() const { return 2; }
 
   HWY_INLINE void EnterBlock(size_t block) {
     decayed = Magnitude(rates.beta1 * momentum.scales[block]);
@@ -170,6 +216,8 @@ struct ValueInput {
   const float* values;
   const float* error;
 
+  size_t Passes() const { return 2; }
+
   void EnterBlock(size_t block) {}
 
   HWY_INLINE void Prefetch(size_t i) const {
@@ -186,33 +234,57 @@ struct ValueInput {
 // u = (sum over ranks) * inverse_count + error
 struct RankSumInput {
   absl::Span<const OneBitView> contributions;
-  absl::Span<GroupSum> groups;
   float inverse_count;
   const float* error;
 
-  HWY_INLINE void EnterBlock(size_t block) {
-    for (size_t group = 0; group < groups.size(); ++group) {
-      groups[group].EnterBlock(contributions.subspan(group * kRankGroup, kRankGroup), block);
-    }
-  }
+  size_t Passes() const { return BlockCount(contributions.size(), kRankGroup) + 1; }
 
-  // Not here: bound by arithmetic rather than memory, it measures better with the short way ahead
-  // that PrefetchStrip looks.
-  void Prefetch(size_t i) const {}
+  HWY_INLINE void Prefetch(size_t i) const { hwy::Prefetch(error + i); }
 
   template <class Count>
-  HWY_INLINE Strip operator()(size_t i, Count count) const {
-    PrefetchStrip(error + i);
-    Strip sum = groups[0](i, count);
-    for (size_t group = 1; group < groups.size(); ++group) {
-      sum = Add(sum, groups[group](i, count));
-    }
+  HWY_INLINE Strip MeanAndError(const Strip& sum, size_t i, Count count) const {
     const Vector inverse = hn::Set(Floats(), inverse_count);
     const auto mean_and_error = [inverse](Vector s, Vector e)
-                                    HWY_ATTR { return hn::Add(hn::Mul(s, inverse), e); };
+                                    STRIP_BODY { return hn::Add(hn::Mul(s, inverse), e); };
     return Map(mean_and_error, sum, Load(error + i, count));
   }
+
+  // Calls use(i, count, sum) for each strip of a block, with the sum of a group of ranks.
+  template <class Use>
+  HWY_INLINE void ForEachSum(size_t group, const Block& block, Use use) const {
+    const auto ranks = contributions.subspan(group * kRankGroup, kRankGroup);
+    const bool is_last = (group + 1) * kRankGroup >= contributions.size();
+    const GroupBits bits(ranks, block.begin / 8);
+    // What is read next: only four ranks' bits are under way at a time, however many there are.
+    const GroupBits next(contributions.subspan(is_last ? 0 : (group + 1) * kRankGroup, kRankGroup),
+                         (is_last ? block.begin + block.length : block.begin) / 8);
+    GroupSum(ranks, block.index).ForEachStrip(bits, next, block.length, use);
+  }
 };
+
+// Goes over the block once for each group of ranks. All sums but the last are kept in the scratch.
+template <class Use>
+HWY_INLINE void ForEachStripOf(RankSumInput& input, const Block& block, Ahead<RankSumInput>& ahead,
+                               float* scratch, Use use) {
+  const auto keep = [&](size_t i, auto, const Strip& sum) STRIP_BODY {
+    ahead.Fetch();
+    Store(sum, scratch + i, Full());
+  };
+  const auto add = [&](size_t i, auto, const Strip& sum) STRIP_BODY {
+    ahead.Fetch();
+    Store(Add(Load(scratch + i, Full()), sum), scratch + i, Full());
+  };
+  const auto use_only = [&](size_t i, auto count, const Strip& sum) STRIP_BODY {
+    use(i, count, input.MeanAndError(sum, block.begin + i, count));
+  };
+  const auto use_last = [&](size_t i, auto count, const Strip& sum)
+                            STRIP_BODY { use_only(i, count, Add(Load(scratch + i, Full()), sum)); };
+  const size_t last = (input.contributions.size() - 1) / kRankGroup;
+  if (last == 0) return input.ForEachSum(0, block, use_only);
+  input.ForEachSum(0, block, keep);
+  for (size_t group = 1; group < last; ++group) input.ForEachSum(group, block, add);
+  input.ForEachSum(last, block, use_last);
+}
 
 size_t CompressDenseMomentum(const BlockRule& rule, MomentumRates rates,
                              absl::Span<const float> gradient, const float* momentum,
@@ -240,7 +312,7 @@ void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<f
     const size_t begin = block * rule.block_elements;
     const Magnitude scale(compressed.scales[block]);
     const size_t length = std::min(rule.block_elements, values.size() - begin);
-    ForEachStrip(length, [&](size_t i, auto count) HWY_ATTR {
+    ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
       const uint32_t signs = LoadSigns(compressed.bits + (begin + i) / 8, count);
       Store(Signed(scale, signs), values.data() + begin + i, count);
     });
@@ -249,8 +321,7 @@ void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<f
 
 size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contributions,
                        float inverse_count, absl::Span<float> error, OneBitSpan out) {
-  absl::FixedArray<GroupSum, 16> groups(BlockCount(contributions.size(), kRankGroup));
-  const RankSumInput input = {contributions, absl::MakeSpan(groups), inverse_count, error.data()};
+  const RankSumInput input = {contributions, inverse_count, error.data()};
   return Compress(rule, input, error, out);
 }
 
@@ -259,7 +330,7 @@ void ApplyMomentum(const BlockRule& rule, OneBitView momentum, float learning_ra
                    absl::Span<float> parameters) {
   const Vector rate = hn::Set(Floats(), learning_rate);
   const Vector decay = hn::Set(Floats(), weight_decay);
-  const auto step = [rate, decay](Vector m, Vector inverse, Vector x) HWY_ATTR {
+  const auto step = [rate, decay](Vector m, Vector inverse, Vector x) STRIP_BODY {
     const Vector direction = hn::Add(hn::Mul(m, inverse), hn::Mul(decay, x));
     return hn::Sub(x, hn::Mul(rate, direction));
   };
@@ -270,7 +341,7 @@ void ApplyMomentum(const BlockRule& rule, OneBitView momentum, float learning_ra
     const float* const inverse = inverse_denominator.data() + begin;
     float* const x = parameters.data() + begin;
     const size_t length = std::min(rule.block_elements, parameters.size() - begin);
-    ForEachStrip(length, [&](size_t i, auto count) HWY_ATTR {
+    ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
       PrefetchStrip(inverse + i);
       PrefetchStrip(x + i);
       const Strip m = Signed(scale, LoadSigns(momentum.bits + (begin + i) / 8, count));
@@ -287,7 +358,7 @@ void AddOneBit(const BlockRule& rule, OneBitView addend, float factor,
     const Magnitude scale(factor * addend.scales[block]);
     float* const sum = accumulator.data() + begin;
     const size_t length = std::min(rule.block_elements, accumulator.size() - begin);
-    ForEachStrip(length, [&](size_t i, auto count) HWY_ATTR {
+    ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
       PrefetchStrip(sum + i);
       const Strip value = Signed(scale, LoadSigns(addend.bits + (begin + i) / 8, count));
       Store(Add(Load(sum + i, count), value), sum + i, count);

@@ -44,6 +44,11 @@ struct Strip {
 // The number of a strip's elements: either all, known when compiling, or a size_t below that.
 using Full = std::integral_constant<size_t, kStripElements>;
 
+// For what is handed to a loop below: unless it is inlined, what it keeps from one strip to the
+// next goes through memory.
+#undef STRIP_BODY
+#define STRIP_BODY HWY_ATTR __attribute__((always_inline))
+
 // Calls body(i, count) for each strip of a span: i is where it begins.
 template <class Body>
 HWY_INLINE void ForEachStrip(size_t elements, Body body) {
@@ -81,7 +86,7 @@ HWY_INLINE Strip MakeStrip(Make make) {
 // result[lane] = operation(strips[lane]...): one vector operation for the whole strip.
 template <class Operation, class... Strips>
 HWY_INLINE Strip Map(Operation operation, const Strips&... strips) {
-  return MakeStrip([&](size_t k) HWY_ATTR { return operation(strips.v[k]...); });
+  return MakeStrip([&](size_t k) STRIP_BODY { return operation(strips.v[k]...); });
 }
 
 // The processor's own prefetchers stop at the end of a 4 KiB page.
@@ -100,21 +105,21 @@ HWY_INLINE hn::Mask<Floats> LanesOf(size_t k, size_t count) {
 }
 
 HWY_INLINE Strip Load(const float* p, Full) {
-  return MakeStrip([=](size_t k) HWY_ATTR { return hn::LoadU(Floats(), p + k * kLanes); });
+  return MakeStrip([=](size_t k) STRIP_BODY { return hn::LoadU(Floats(), p + k * kLanes); });
 }
 
 HWY_INLINE Strip Load(const float* p, size_t count) {
-  return MakeStrip([=](size_t k) HWY_ATTR {
+  return MakeStrip([=](size_t k) STRIP_BODY {
     return hn::MaskedLoad(LanesOf(k, count), Floats(), p + k * kLanes);
   });
 }
 
 HWY_INLINE void Store(const Strip& strip, float* p, Full) {
-  ForEachVector([&](size_t k) HWY_ATTR { hn::StoreU(strip.v[k], Floats(), p + k * kLanes); });
+  ForEachVector([&](size_t k) STRIP_BODY { hn::StoreU(strip.v[k], Floats(), p + k * kLanes); });
 }
 
 HWY_INLINE void Store(const Strip& strip, float* p, size_t count) {
-  ForEachVector([&](size_t k) HWY_ATTR {
+  ForEachVector([&](size_t k) STRIP_BODY {
     hn::BlendedStore(strip.v[k], LanesOf(k, count), Floats(), p + k * kLanes);
   });
 }
@@ -123,11 +128,11 @@ HWY_INLINE Strip ZeroBeyond(const Strip& strip, Full) { return strip; }
 
 HWY_INLINE Strip ZeroBeyond(const Strip& strip, size_t count) {
   return MakeStrip([&](size_t k)
-                       HWY_ATTR { return hn::IfThenElseZero(LanesOf(k, count), strip.v[k]); });
+                       STRIP_BODY { return hn::IfThenElseZero(LanesOf(k, count), strip.v[k]); });
 }
 
 HWY_INLINE Strip Add(const Strip& a, const Strip& b) {
-  return Map([](Vector x, Vector y) HWY_ATTR { return hn::Add(x, y); }, a, b);
+  return Map([](Vector x, Vector y) STRIP_BODY { return hn::Add(x, y); }, a, b);
 }
 
 // The sign bits of a strip, which begin at a whole byte; those beyond `count` are zero.
@@ -144,12 +149,28 @@ HWY_INLINE uint32_t LoadSigns(const uint8_t* bits, size_t count) {
 }
 
 // Packs a strip's sign bits; the lanes beyond `count` must be zero.
+#if HWY_TARGET == HWY_AVX2
 HWY_INLINE void StoreSigns(const Strip& strip, uint8_t* bits, Full) {
-  ForEachVector([&](size_t k) HWY_ATTR {
+  // Saturation keeps signs. Both halves of vectors are packed apart, so words must go back.
+  const hn::Repartition<int16_t, Floats> halves;
+  const hn::Repartition<int8_t, Floats> bytes;
+  const auto words = [&](size_t k) STRIP_BODY { return hn::BitCast(Words(), strip.v[k]); };
+  const auto low = hn::ReorderDemote2To(halves, words(0), words(1));
+  const auto high = hn::ReorderDemote2To(halves, words(2), words(3));
+  alignas(32) static constexpr int32_t kOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+  const hn::Vec<decltype(bytes)> packed{_mm256_packs_epi16(low.raw, high.raw)};  // not in Highway
+  const auto ordered =
+      hn::TableLookupLanes(hn::BitCast(Words(), packed), hn::SetTableIndices(Words(), kOrder));
+  hn::StoreMaskBits(bytes, hn::MaskFromVec(hn::BitCast(bytes, ordered)), bits);
+}
+#else
+HWY_INLINE void StoreSigns(const Strip& strip, uint8_t* bits, Full) {
+  ForEachVector([&](size_t k) STRIP_BODY {
     const auto negative = hn::BroadcastSignBit(hn::BitCast(Words(), strip.v[k]));
     hn::StoreMaskBits(Words(), hn::MaskFromVec(negative), bits + k * (kLanes / 8));
   });
 }
+#endif
 
 HWY_INLINE void StoreSigns(const Strip& strip, uint8_t* bits, size_t count) {
   uint8_t all[kStripElements / 8];
@@ -164,6 +185,11 @@ struct Magnitude {
   Vector positive, negative;
 };
 
+// The magnitude with the signs of v.
+HWY_INLINE Vector SignedLike(Vector v, const Magnitude& magnitude) {
+  return hn::IfNegativeThenElse(v, magnitude.negative, magnitude.positive);
+}
+
 #if HWY_TARGET == HWY_AVX2
 // Vector k of a strip: the magnitude with the strip's signs.
 HWY_INLINE Vector Signed(const Magnitude& magnitude, uint32_t signs, size_t k) {
@@ -171,8 +197,7 @@ HWY_INLINE Vector Signed(const Magnitude& magnitude, uint32_t signs, size_t k) {
   const auto shift =
       hn::Sub(hn::Set(Words(), static_cast<int32_t>(31 - k * kLanes)), hn::Iota(Words(), 0));
   const auto selector = hn::Shl(hn::Set(Words(), static_cast<int32_t>(signs)), shift);
-  return hn::IfNegativeThenElse(hn::BitCast(Floats(), selector), magnitude.negative,
-                                magnitude.positive);
+  return SignedLike(hn::BitCast(Floats(), selector), magnitude);
 }
 #else
 // The lanes of vector k of a strip that have their bit set.
@@ -188,7 +213,7 @@ HWY_INLINE Vector Signed(const Magnitude& magnitude, uint32_t signs, size_t k) {
 #endif
 
 HWY_INLINE Strip Signed(const Magnitude& magnitude, uint32_t signs) {
-  return MakeStrip([&](size_t k) HWY_ATTR { return Signed(magnitude, signs, k); });
+  return MakeStrip([&](size_t k) STRIP_BODY { return Signed(magnitude, signs, k); });
 }
 
 }  // namespace signpost::kernels::HWY_NAMESPACE

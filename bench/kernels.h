@@ -1,0 +1,29 @@
+// How fast the kernels go through memory, each against the same machine in the same seconds.
+
+#ifndef SIGNPOST_BENCH_KERNELS_H_
+#define SIGNPOST_BENCH_KERNELS_H_
+
+#include <cstddef>
+
+#include "bench/figures.pb.h"
+#include "kernels/target.h"
+
+namespace signpost::bench {
+
+struct KernelsOptions {
+  size_t elements = size_t{16} << 20;  // of each array: by default far more than caches hold
+  int rounds = 15;                     // timed, after one that is not
+  kernels::Target target = kernels::SupportedTargets().back();
+};
+
+// For each kernel a figure in GB/s, then each once more in Gelem/s. Bytes are those that must be
+// read and written, once each; scales do not count. The bound is what one core moves when it
+// changes as many bytes in place, in turns with the kernel; kernels that mostly read go beyond it.
+//
+// Runs on the calling thread, and puts other kernels of the process on `target` meanwhile. Takes
+// about 60 bytes of memory per element and, with the defaults, ten seconds.
+Figures MeasureKernels(const KernelsOptions& options);
+
+}  // namespace signpost::bench
+
+#endif  // SIGNPOST_BENCH_KERNELS_H_

@@ -1,0 +1,64 @@
+#include "bench/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "kernels/target.h"
+
+namespace signpost::bench {
+namespace {
+
+using kernels::Target;
+
+Figure FigureOf(const Figures& figures, const std::string& name, const std::string& unit) {
+  for (const Figure& figure : figures.figures()) {
+    if (figure.name() == name && figure.unit() == unit) return figure;
+  }
+  ADD_FAILURE() << "no " << name << " in " << unit;
+  return {};
+}
+
+TEST(Kernels, EachHasItsSpeedInBytesAgainstABoundAndInElements) {
+  const Figures figures = MeasureKernels({.elements = 10000, .rounds = 3});
+  for (const std::string name :
+       {"compress, one-bit momentum", "compress, dense momentum", "compress, no momentum", "apply",
+        "decompress", "take back", "aggregate, 2 workers", "aggregate, 4 workers",
+        "aggregate, 8 workers", "aggregate, 16 workers", "aggregate, 64 workers", "compress, fp32",
+        "aggregate, fp32, 4 workers", "Adam step, fp32", "compress, bf16",
+        "aggregate, bf16, 4 workers", "Adam step, bf16"}) {
+    SCOPED_TRACE(name);
+    const Figure bytes = FigureOf(figures, name, "GB/s");
+    EXPECT_GT(bytes.value(), 0);
+    EXPECT_GT(bytes.bound(), 0);
+    EXPECT_GT(bytes.of_bound(), 0);
+    EXPECT_GT(FigureOf(figures, name, "Gelem/s").value(), 0);
+  }
+  // e and 64 workers' bits are read; e and the answer's are written.
+  EXPECT_NEAR(FigureOf(figures, "aggregate, 64 workers", "GB/s").value(),
+              (4 + 8 + 4 + 0.125) * FigureOf(figures, "aggregate, 64 workers", "Gelem/s").value(),
+              1e-6);
+}
+
+TEST(Kernels, RoundsAreWhatTheMedianIsOf) {
+  const Figure one = FigureOf(MeasureKernels({.elements = 10000, .rounds = 1}), "apply", "Gelem/s");
+  EXPECT_EQ(one.least(), one.most());
+  const Figure many =
+      FigureOf(MeasureKernels({.elements = 10000, .rounds = 20}), "apply", "Gelem/s");
+  EXPECT_LT(many.least(), many.most());
+}
+
+TEST(Kernels, AreThoseOfTheTargetThatIsAskedFor) {
+  const Target best = kernels::SupportedTargets().back();
+  if (best == Target::kScalar) GTEST_SKIP() << "this processor has only one";
+  const auto speed = [](Target target) {
+    return FigureOf(MeasureKernels({.elements = 10000, .rounds = 9, .target = target}),
+                    "aggregate, 64 workers", "Gelem/s")
+        .most();
+  };
+  EXPECT_GT(speed(best), 2 * speed(Target::kScalar));
+  EXPECT_EQ(kernels::CurrentTarget(), best);  // as it was
+}
+
+}  // namespace
+}  // namespace signpost::bench
