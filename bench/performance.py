@@ -1,0 +1,236 @@
+#!/usr/bin/python3
+"""Measures what docs/performance.md shows, and writes it: tables, and plots beside it.
+
+    bazel run //bench:performance                     # as root: links are network namespaces
+
+Each run of `signpost bench` is kept as a file, and not made again: an interrupted suite goes on.
+After a change of the program, take another directory for them (--runs).
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+PROGRAM = Path("client/python/package/signpost/signpost").absolute()  # Bazel starts it beside it
+ROOT = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
+RATES = {"100mbit": 0.1, "1gbit": 1, "10gbit": 10, "": None}  # Gbit/s
+RATE_PARAMETERS = 10_000_000
+PARAMETERS = [1_000_000, 5_000_000, 25_000_000, 100_000_000]
+WORKERS = [1, 2, 4, 8]
+WORKERS_PARAMETERS = 5_000_000
+WARM_UP_SHARES = [0.05, 0.1, 0.15, 0.25, 1]
+
+
+class Runs:
+    """Runs of the program, by their arguments."""
+
+    def __init__(self, directory):
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def figures(self, *arguments):
+        """By name, each with its row's fields."""
+        file = self._directory / ("_".join(arguments).replace("--", "") + ".json")
+        if not file.exists():
+            print("signpost bench", *arguments, flush=True)
+            partial = file.with_suffix(".partial")
+            subprocess.run([PROGRAM, "bench", *arguments, f"--json={partial}"], check=True)
+            partial.rename(file)
+        rows = json.loads(file.read_text())["figures"]
+        return {f"{row['name'].strip()}, {row['unit']}": row for row in rows}
+
+
+def links(rate):
+    return [f"--netns={rate}"] if rate else ["--aggregators=4"]
+
+
+def name_of(rate):
+    return f"{RATES[rate]:g} Gbit/s" if rate else "none (loopback)"
+
+
+def milliseconds(row):
+    return f"{1000 * row['value']:.3g}"
+
+
+def of_bound(row):
+    """How many times the bound it takes."""
+    return f"{1 / row['of_bound']:.2f}" if "of_bound" in row else ""
+
+
+def times(row):
+    return f"{row['times_faster']:.1f}×"
+
+
+def table(head, rows):
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def plot(file, title, x_label, x, series, x_labels=None):
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
+    for label, y in series.items():
+        axes.plot(x, y, marker="o", label=label)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(x, x_labels or [f"{value:g}" for value in x])
+    axes.minorticks_off()
+    axes.set_xlabel(x_label)
+    axes.set_ylabel("seconds")
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+
+
+def against_rates(runs, output):
+    size = f"--parameters={RATE_PARAMETERS}"
+    few = ["--turns=3", "--exchanges=2"]
+    rows, ours, dense, gloo = [], [], [], []
+    for rate in RATES:
+        one_bit = runs.figures("step", *links(rate), size, "--peers=gloo-adamw", *few)
+        fp32 = runs.figures("step", *links(rate), size, "--codec=fp32", *few)
+        ours.append(one_bit["optimizer step, one-bit, s"])
+        dense.append(fp32["optimizer step, fp32, s"])
+        gloo.append(one_bit["gloo-adamw, s"])
+        rows.append(
+            [name_of(rate), milliseconds(ours[-1]), of_bound(ours[-1]), milliseconds(dense[-1])]
+            + [of_bound(dense[-1]), milliseconds(gloo[-1]), times(ours[-1])]
+        )
+    plot(
+        output / "performance-rates.png",
+        f"A step of {RATE_PARAMETERS / 1e6:g}M parameters, 4 workers",
+        "Gbit/s of each host's link",
+        [rate or 100 for rate in RATES.values()],
+        {
+            "DDP's all-reduce (Gloo) + AdamW": [row["value"] for row in gloo],
+            "Signpost, fp32": [row["value"] for row in dense],
+            "Signpost, one-bit": [row["value"] for row in ours],
+        },
+        [f"{rate:g}" if rate else "no limit" for rate in RATES.values()],
+    )
+    head = ["link", "one-bit, ms", "of the link's bound", "fp32, ms", "of the link's bound"]
+    return table([*head, "Gloo fp32 + AdamW, ms", "one-bit is faster"], rows)
+
+
+def exchange_row(label, figures):
+    frames = figures["packed frames, one-bit, s"]
+    mean = figures["gradients to mean, one-bit, s"]
+    gloo = figures["gloo-fp32, s"]
+    return [label, milliseconds(frames), of_bound(frames), times(frames), milliseconds(mean)] + [
+        of_bound(mean),
+        times(mean),
+        milliseconds(gloo),
+    ]
+
+
+EXCHANGE_HEAD = ["packed frames, ms", "of the bound", "faster than Gloo"]
+EXCHANGE_HEAD += ["gradients to mean, ms", "of the bound", "faster than Gloo", "Gloo fp32, ms"]
+
+
+def against_parameters(runs, output):
+    rows, found = [], []
+    for parameters in PARAMETERS:
+        few = (
+            ["--turns=3", "--exchanges=3"]
+            if parameters <= 25_000_000
+            else ["--turns=2", "--exchanges=1"]
+        )
+        size = f"--parameters={parameters}"
+        found.append(runs.figures("exchange", "--netns=1gbit", size, "--peers=gloo-fp32", *few))
+        rows.append(exchange_row(f"{parameters / 1e6:g}M", found[-1]))
+    plot_exchanges(
+        output / "performance-parameters.png", "parameters", PARAMETERS, found, "4 workers"
+    )
+    return table(["parameters", *EXCHANGE_HEAD], rows)
+
+
+def against_workers(runs, output):
+    rows, found = [], []
+    for workers in WORKERS:
+        size = [f"--workers={workers}", f"--parameters={WORKERS_PARAMETERS}"]
+        few = ["--turns=3", "--exchanges=3"]
+        found.append(runs.figures("exchange", "--netns=1gbit", *size, "--peers=gloo-fp32", *few))
+        rows.append(exchange_row(str(workers), found[-1]))
+    title = f"{WORKERS_PARAMETERS / 1e6:g}M parameters"
+    plot_exchanges(output / "performance-workers.png", "workers", WORKERS, found, title)
+    return table(["workers", *EXCHANGE_HEAD], rows)
+
+
+def plot_exchanges(file, x_label, x, found, title):
+    names = {
+        "Gloo, fp32": "gloo-fp32, s",
+        "Signpost, gradients to mean, one-bit": "gradients to mean, one-bit, s",
+        "Signpost, packed frames, one-bit": "packed frames, one-bit, s",
+    }
+    series = {label: [row[name]["value"] for row in found] for label, name in names.items()}
+    bounds = [row["packed frames, one-bit, s"]["bound"] for row in found]
+    plot(
+        file,
+        f"An exchange at 1 Gbit/s, {title}",
+        x_label,
+        x,
+        {**series, "the link's bound": bounds},
+    )
+
+
+def against_memory(runs):
+    rows = runs.figures("kernels")
+    kernels = [row for row in rows.values() if row["unit"] == "GB/s"]
+    return table(
+        ["kernel", "GB/s", "Gelem/s", "of read-modify-write"],
+        [
+            [row["name"], f"{row['value']:.1f}", f"{rows[row['name'] + ', Gelem/s']['value']:.2f}"]
+            + [f"{100 * row['of_bound']:.0f}%"]
+            for row in kernels
+        ],
+    )
+
+
+def volumes():
+    bits = 1 + 32 / 4096
+    head = ["share of warm-up", *(f"{share:.0%}" for share in WARM_UP_SHARES)]
+    rows = [
+        [
+            f"times less than {of} gradients",
+            *(f"{1 / (w + (1 - w) * bits / width):.1f}" for w in WARM_UP_SHARES),
+        ]
+        for of, width in (("fp32", 32), ("fp16", 16))
+    ]
+    return table(head, rows)
+
+
+def processor():
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "?")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, default=Path("/tmp/signpost-performance"))
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("performance.py: links of a rate are network namespaces, which need root")
+    runs, output = Runs(arguments.runs), ROOT / "docs"
+    before = os.getloadavg()[0]
+    report = Path("bench/performance.md.in").read_text()
+    report = report.replace("@RATES@", against_rates(runs, output))
+    report = report.replace("@PARAMETERS@", against_parameters(runs, output))
+    report = report.replace("@WORKERS@", against_workers(runs, output))
+    report = report.replace("@KERNELS@", against_memory(runs))
+    report = report.replace("@VOLUMES@", volumes())
+    machine = f"{os.cpu_count()} cores of an {processor()}, load {before:.1f} before"
+    report = report.replace("@MACHINE@", f"{datetime.date.today()}, {machine}")
+    (output / "performance.md").write_text(report)
+    print(f"written: {output / 'performance.md'}")
+
+
+if __name__ == "__main__":
+    main()
