@@ -1,10 +1,15 @@
 #include "bench/exchange.h"
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -18,7 +23,6 @@
 namespace signpost::bench {
 namespace {
 
-constexpr int kMasterPort = 29511;  // of the first peer; the others have those behind it
 constexpr absl::string_view kListening = "listening on ";
 
 double BitsPerParameter(Codec codec) {
@@ -33,6 +37,17 @@ std::string NameOf(const RankOptions& rank) {
   if (rank.mode == "frames") return absl::StrCat("packed frames, ", codec);
   if (rank.mode == "mean") return absl::StrCat("gradients to mean, ", codec);
   return absl::StrCat("optimizer step, ", codec);
+}
+
+// A TCP port that nothing listens on, here and now; behind links nothing else does either.
+uint16_t FreePort() {
+  sockaddr_in address = {.sin_family = AF_INET, .sin_port = 0, .sin_addr = {INADDR_ANY}};
+  socklen_t size = sizeof(address);
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  bind(listener, reinterpret_cast<sockaddr*>(&address), size);
+  getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
+  close(listener);
+  return ntohs(address.sin_port);
 }
 
 // The ranks of one program. Exchanges of theirs take the processor when they are told to.
@@ -115,6 +130,7 @@ class Measurement {
         options_.python, options_.peers_script,
         "--peer",        peer,
         "--parameters",  absl::StrCat(options_.ranks[0].parameters)};
+    const uint16_t port = FreePort();
     // mpirun starts the ranks itself, of which the first speaks for all.
     const bool is_mpi = peer == "mpi";
     for (uint32_t rank = 0; rank < (is_mpi ? 1 : options_.workers); ++rank) {
@@ -122,7 +138,7 @@ class Measurement {
           {"RANK", absl::StrCat(rank)},
           {"WORLD_SIZE", absl::StrCat(options_.workers)},
           {"MASTER_ADDR", hosts_->address(0)},
-          {"MASTER_PORT", absl::StrCat(kMasterPort + groups_.size())},
+          {"MASTER_PORT", absl::StrCat(port)},
           {"GLOO_SOCKET_IFNAME", hosts_->interface()},
           {"OMP_NUM_THREADS", "1"},
       };
@@ -165,13 +181,33 @@ class Measurement {
     return process.status();
   }
 
-  absl::Status AwaitReady(Group& group) const {
-    for (const auto& rank : group.ranks) {
-      const absl::StatusOr<std::string> line = rank->ReadLine(absl::Now() + options_.timeout);
-      if (!line.ok()) return line.status();
-      if (*line != "ready") {
-        return absl::InternalError(absl::StrCat("a rank says '", *line, "', not that it is ready"));
+  // A line of each rank. UNAVAILABLE as soon as one of them has ended.
+  absl::StatusOr<std::vector<std::string>> ReadFromAll(const Group& group) const {
+    const absl::Time deadline = absl::Now() + options_.timeout;
+    std::vector<std::string> lines(group.ranks.size());
+    std::vector<bool> has_line(group.ranks.size());
+    while (!absl::c_all_of(has_line, [](bool has) { return has; })) {
+      for (size_t rank = 0; rank < lines.size(); ++rank) {
+        if (has_line[rank]) continue;
+        const absl::Time soon = std::min(deadline, absl::Now() + absl::Milliseconds(20));
+        absl::StatusOr<std::string> line = group.ranks[rank]->ReadLine(soon);
+        has_line[rank] = line.ok();
+        if (line.ok()) {
+          lines[rank] = *std::move(line);
+        } else if (!absl::IsDeadlineExceeded(line.status()) || absl::Now() >= deadline) {
+          return line.status();
+        }
       }
+    }
+    return lines;
+  }
+
+  absl::Status AwaitReady(const Group& group) const {
+    const absl::StatusOr<std::vector<std::string>> lines = ReadFromAll(group);
+    if (!lines.ok()) return lines.status();
+    for (const std::string& line : *lines) {
+      if (line == "ready") continue;
+      return absl::InternalError(absl::StrCat("a rank says '", line, "', not that it is ready"));
     }
     return absl::OkStatus();
   }
@@ -191,14 +227,14 @@ class Measurement {
       }
     }
     std::vector<double> slowest(options_.exchanges);
-    for (const auto& rank : group.ranks) {
-      const absl::StatusOr<std::string> line = rank->ReadLine(absl::Now() + options_.timeout);
-      if (!line.ok()) return line.status();
-      const std::vector<absl::string_view> times = absl::StrSplit(*line, ' ');
+    const absl::StatusOr<std::vector<std::string>> lines = ReadFromAll(group);
+    if (!lines.ok()) return lines.status();
+    for (const std::string& line : *lines) {
+      const std::vector<absl::string_view> times = absl::StrSplit(line, ' ');
       for (size_t i = 0; i < slowest.size(); ++i) {
         double seconds = 0;
         if (i >= times.size() || !absl::SimpleAtod(times[i], &seconds)) {
-          return absl::InternalError(absl::StrCat("a rank says '", *line, "', not its times"));
+          return absl::InternalError(absl::StrCat("a rank says '", line, "', not its times"));
         }
         slowest[i] = std::max(slowest[i], seconds);
       }

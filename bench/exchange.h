@@ -37,11 +37,12 @@ struct ExchangeOptions {
 // against what a link takes for the bytes; and of packed frames the processor seconds that all
 // workers and aggregators together spend on each GB of payload that is sent, by either side. Then
 // the seconds of each peer.
-// CANCELLED on SIGINT or SIGTERM; otherwise names the process that failed.
+// CANCELLED when interrupted; otherwise names a process that failed.
 absl::StatusOr<Figures> MeasureExchange(const ExchangeOptions& options);
 
 // What the busier of links takes for an exchange, in seconds, with workers and aggregators on hosts
-// of their own: bytes go both ways at once.
+// of their own: bytes go both ways at once, and each aggregator has an equal share of them, as it
+// has where the number of shards divides that of chunks.
 double LinkBound(const RankOptions& rank, uint32_t workers, uint32_t shards,
                  double bits_per_second);
 

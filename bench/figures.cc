@@ -93,6 +93,7 @@ std::string FormatJson(const Figures& figures) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
   options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;  // zeros too
   std::string json;
   // Only an Any of an unknown type can fail.
   const auto status = google::protobuf::util::MessageToJsonString(figures, &json, options);

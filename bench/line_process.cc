@@ -13,12 +13,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
+#include <ctime>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 
 namespace signpost::bench {
@@ -37,6 +35,7 @@ void Interrupt(int) { interrupted = true; }
                          int out) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(kCannotRun);  // the parent died before the line above
+  signal(SIGPIPE, SIG_DFL);
   setpgid(0, 0);  // what interrupts this program is for it to tell the others of
   dup2(in, STDIN_FILENO);
   dup2(out, STDOUT_FILENO);
@@ -90,13 +89,22 @@ absl::StatusOr<std::unique_ptr<LineProcess>> LineProcess::Start(
 LineProcess::~LineProcess() {
   close(in_);
   close(out_);
+  if (!ended_) Reap();
+}
+
+int LineProcess::Reap() {
   const absl::Time deadline = absl::Now() + kGrace;
-  while (!ended_ && absl::Now() < deadline) {
-    ended_ = waitpid(pid_, nullptr, WNOHANG) != 0;
-    if (!ended_) absl::SleepFor(absl::Milliseconds(5));
+  siginfo_t end = {};
+  while (end.si_pid == 0 && absl::Now() < deadline) {
+    waitid(P_PID, pid_, &end, WEXITED | WNOHANG | WNOWAIT);
+    if (end.si_pid == 0) absl::SleepFor(absl::Milliseconds(2));
   }
-  kill(-pid_, SIGKILL);  // with what it has started
-  if (!ended_) waitpid(pid_, nullptr, 0);
+  kill(-pid_, SIGKILL);  // with what it has started; its number is not free yet
+  int wait_status = 0;
+  while (waitpid(pid_, &wait_status, 0) < 0 && errno == EINTR) {
+  }
+  ended_ = true;
+  return wait_status;
 }
 
 absl::Status LineProcess::Write(const std::string& line) {
@@ -134,23 +142,15 @@ absl::StatusOr<std::string> LineProcess::ReadLine(absl::Time deadline) {
 absl::Status LineProcess::Ended() {
   if (interrupted) return absl::CancelledError("interrupted");
   if (ended_) return absl::UnavailableError(absl::StrCat("'", name_, "' has ended"));
-  int wait_status = 0;
-  waitpid(pid_, &wait_status, 0);
-  ended_ = true;
-  return absl::UnavailableError(absl::StrCat("'", name_, "' ", DescribeEnd(wait_status)));
+  return absl::UnavailableError(absl::StrCat("'", name_, "' ", DescribeEnd(Reap())));
 }
 
 absl::Duration LineProcess::cpu_time() const {
-  std::ifstream file(absl::StrCat("/proc/", pid_, "/stat"));
-  std::string stat;
-  std::getline(file, stat);
-  // proc(5): behind the program's name in parentheses, utime and stime are fields 14 and 15.
-  const std::vector<std::string> fields = absl::StrSplit(stat.substr(stat.rfind(')') + 1), ' ');
-  int64_t user = 0, system = 0;
-  if (fields.size() > 13 && absl::SimpleAtoi(fields[12], &user)) {
-    (void)absl::SimpleAtoi(fields[13], &system);
-  }
-  return absl::Seconds(user + system) / sysconf(_SC_CLK_TCK);
+  clockid_t clock;
+  timespec time = {};
+  // It stands still for a process that has ended.
+  if (clock_getcpuclockid(pid_, &clock) == 0) clock_gettime(clock, &time);
+  return absl::DurationFromTimespec(time);
 }
 
 InterruptScope::InterruptScope() {
@@ -159,11 +159,13 @@ InterruptScope::InterruptScope() {
   action.sa_handler = Interrupt;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGHUP, &action, nullptr);
 }
 
 InterruptScope::~InterruptScope() {
   signal(SIGINT, SIG_DFL);
   signal(SIGTERM, SIG_DFL);
+  signal(SIGHUP, SIG_DFL);
   interrupted = false;
 }
 

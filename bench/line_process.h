@@ -38,7 +38,7 @@ class LineProcess {
   absl::Status Write(const std::string& line);
 
   // Without its end. UNAVAILABLE, with how it ended, if there is no further line; DEADLINE_EXCEEDED
-  // if none has come until then; CANCELLED on SIGINT or SIGTERM (InterruptScope).
+  // if none has come until then; CANCELLED when interrupted (InterruptScope).
   absl::StatusOr<std::string> ReadLine(absl::Time deadline);
 
   // Processor time of all its threads so far.
@@ -48,6 +48,8 @@ class LineProcess {
   LineProcess(std::string name, pid_t pid, int in, int out)
       : name_(std::move(name)), pid_(pid), in_(in), out_(out) {}
   absl::Status Ended();
+  // Waits for its end, for a second; then it is killed, and what it has started. How it ended.
+  int Reap();
 
   const std::string name_;
   const pid_t pid_;
@@ -56,8 +58,8 @@ class LineProcess {
   std::string unread_;
 };
 
-// While it lives, SIGINT and SIGTERM end what is waited for instead of this process, so that what
-// was set up can be taken down.
+// While it lives, SIGINT, SIGTERM and SIGHUP end what is waited for instead of this process, so
+// that what was set up can be taken down.
 class InterruptScope {
  public:
   InterruptScope();

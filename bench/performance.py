@@ -3,12 +3,13 @@
 
     bazel run //bench:performance                     # as root: links are network namespaces
 
-Each run of `signpost bench` is kept as a file, and not made again: an interrupted suite goes on.
-After a change of the program, take another directory for them (--runs).
+Each run of `signpost bench` is kept as a file, and not made again with the same program: an
+interrupted suite goes on.
 """
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import subprocess
@@ -20,10 +21,10 @@ from matplotlib.figure import Figure
 PROGRAM = Path("client/python/package/signpost/signpost").absolute()  # Bazel starts it beside it
 ROOT = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
 RATES = {"100mbit": 0.1, "1gbit": 1, "10gbit": 10, "": None}  # Gbit/s
-RATE_PARAMETERS = 10_000_000
-PARAMETERS = [1_000_000, 5_000_000, 25_000_000, 100_000_000]
+RATE_PARAMETERS = 25_000_000
+PARAMETERS = [5_000_000, 10_000_000, 25_000_000, 100_000_000]
 WORKERS = [1, 2, 4, 8]
-WORKERS_PARAMETERS = 5_000_000
+WORKERS_PARAMETERS = 10_000_000
 WARM_UP_SHARES = [0.05, 0.1, 0.15, 0.25, 1]
 
 
@@ -31,8 +32,9 @@ class Runs:
     """Runs of the program, by their arguments."""
 
     def __init__(self, directory):
-        self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        program = hashlib.sha256(PROGRAM.read_bytes()).hexdigest()[:16]
+        self._directory = directory / program
+        self._directory.mkdir(parents=True, exist_ok=True)
 
     def figures(self, *arguments):
         """By name, each with its row's fields."""
@@ -44,6 +46,12 @@ class Runs:
             partial.rename(file)
         rows = json.loads(file.read_text())["figures"]
         return {f"{row['name'].strip()}, {row['unit']}": row for row in rows}
+
+    def dates(self):
+        """When they were made: the first day, and the last one if it is another."""
+        times = [file.stat().st_mtime for file in self._directory.glob("*.json")]
+        days = [datetime.date.fromtimestamp(time).isoformat() for time in (min(times), max(times))]
+        return " to ".join(dict.fromkeys(days))
 
 
 def links(rate):
@@ -227,7 +235,7 @@ def main():
     report = report.replace("@KERNELS@", against_memory(runs))
     report = report.replace("@VOLUMES@", volumes())
     machine = f"{os.cpu_count()} cores of an {processor()}, load {before:.1f} before"
-    report = report.replace("@MACHINE@", f"{datetime.date.today()}, {machine}")
+    report = report.replace("@MACHINE@", f"{runs.dates()}; {machine}")
     (output / "performance.md").write_text(report)
     print(f"written: {output / 'performance.md'}")
 

@@ -201,8 +201,11 @@ class MeanRank final : public Rank {
   MeanRank(std::unique_ptr<ReductionSession> session, std::vector<float> gradient)
       : session_(std::move(session)), gradient_(std::move(gradient)), values_(gradient_.size()) {}
 
+  // A mean of means would grow for ever, since scales do. Seldom: other ranks' exchanges wait for
+  // it.
   absl::Status Prepare() override {
-    values_ = gradient_;
+    constexpr uint32_t kMeansOfMeans = 32;
+    if (exchanges_++ % kMeansOfMeans == 0) values_ = gradient_;
     return absl::OkStatus();
   }
   absl::Status Exchange() override { return session_->Reduce(Cut(values_)).status(); }
@@ -212,6 +215,7 @@ class MeanRank final : public Rank {
   const std::unique_ptr<ReductionSession> session_;
   const std::vector<float> gradient_;
   std::vector<float> values_;
+  uint32_t exchanges_ = 0;
 };
 
 class StepRank final : public Rank {

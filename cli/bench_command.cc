@@ -33,7 +33,7 @@ const std::map<std::string, Codec> kCodecs = {
 struct Flags {
   ExchangeOptions exchange;
   RankOptions rank;
-  std::vector<std::string> modes = {"frames", "mean"};  // of "exchange"
+  std::vector<std::string> modes;  // of "exchange"; empty: all that the codec has
   bench::KernelsOptions kernels;
   std::string json;
 };
@@ -65,6 +65,9 @@ absl::StatusOr<int> MeasureExchange(const Flags& flags, const std::vector<std::s
     }
   }
   for (const std::string& mode : modes) {
+    if (mode == "frames" && flags.rank.codec == BFLOAT16) {
+      return absl::InvalidArgumentError("--what frames: they are packed as onebit or fp32 only");
+    }
     options.ranks.push_back(flags.rank);
     options.ranks.back().mode = mode;
   }
@@ -178,7 +181,13 @@ Command AddBenchCommand(CLI::App& program) {
   AddRankFlags(rank, flags->rank);
   return {&app, [flags, &kernels, &exchange, &step]() -> absl::StatusOr<int> {
             if (kernels.parsed()) return Show(bench::MeasureKernels(flags->kernels), flags->json);
-            if (exchange.parsed()) return MeasureExchange(*flags, flags->modes);
+            if (exchange.parsed() && !flags->modes.empty()) {
+              return MeasureExchange(*flags, flags->modes);
+            }
+            if (exchange.parsed() && flags->rank.codec == BFLOAT16) {
+              return MeasureExchange(*flags, {"mean"});
+            }
+            if (exchange.parsed()) return MeasureExchange(*flags, {"frames", "mean"});
             if (step.parsed()) return MeasureExchange(*flags, {"step"});
             return BeRank(flags->rank);
           }};

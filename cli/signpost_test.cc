@@ -565,6 +565,7 @@ TEST(Bench, MeasuresWholeSteps) {
 TEST(Bench, RefusesWhatItCannotMeasure) {
   EXPECT_EQ(RunProgram("bench").exit_code, 64);
   EXPECT_EQ(RunProgram("bench exchange --codec int3").exit_code, 64);
+  EXPECT_EQ(RunProgram("bench exchange --what frames --codec bf16").exit_code, 64);
   EXPECT_THAT(RunProgram("bench exchange --netns fast").output,
               HasSubstr("'fast' is no rate of a link"));
   const Outcome outcome = RunProgram("bench step --peers gloo-adamw");

@@ -41,8 +41,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
       absl::IsNotFound(worker.status()) || absl::IsDataLoss(worker.status());
   if (is_about_files && checkpoints != nullptr) return InDirectory(options.resume, worker.status());
   if (!worker.ok()) return worker.status();
-  const bool is_new =
-      options.resume.empty() && options.resume_state.empty() && !(*worker)->returned();
+  const bool is_new = options.resume.empty() && !options.resume_state && !(*worker)->returned();
   if (options.start_from_rank_0 && is_new && options.worker.world_size > 1) {
     if (absl::Status status = TakeValuesOfRank0(options, parameters); !status.ok()) {
       // The others find out in the same way. The job's name should be free for the next start.

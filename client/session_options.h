@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,7 @@ struct SessionOptions {
   std::string resume;
   // Instead of such a directory, what Session::SaveState gave this rank; must live until Join
   // returns.
-  absl::string_view resume_state;
+  std::optional<absl::string_view> resume_state;
   // Ranks may join with different values: all begin with rank 0's, unless they resume or come back
   // to a job. Otherwise they are refused.
   bool start_from_rank_0 = false;

@@ -72,8 +72,8 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   session.start_from_rank_0 = options.start_from_rank_0 != 0;
   if (options.resume != nullptr) session.resume = options.resume;
   if (options.resume_state != nullptr) {
-    session.resume_state = {static_cast<const char*>(options.resume_state),
-                            options.resume_state_bytes};
+    session.resume_state.emplace(static_cast<const char*>(options.resume_state),
+                                 options.resume_state_bytes);
   }
   return session;
 }

@@ -77,7 +77,8 @@ typedef struct {
    * refused. */
   uint8_t start_from_rank_0;
   const char* resume; /* directory of checkpoints to go on from; NULL: start anew */
-  /* Instead of such a directory, what signpost_save_state gave this rank; NULL: start anew. */
+  /* Instead of such a directory, what signpost_save_state gave this rank: must stay until
+   * signpost_join returns. NULL: start anew. */
   const void* resume_state;
   size_t resume_state_bytes;
 } signpost_options;

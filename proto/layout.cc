@@ -1,7 +1,6 @@
 #include "proto/layout.h"
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
 #include <functional>
 #include <limits>
@@ -387,9 +386,16 @@ std::string Layout::DescribeBlock(uint32_t chunk, uint32_t block) const {
 }
 
 uint32_t SuitableChunkElements(uint64_t elements, uint32_t block_elements) {
-  constexpr uint64_t kLeast = uint64_t{1} << 20, kMost = uint64_t{4} << 20;
-  const auto chunk = static_cast<uint32_t>(std::clamp(std::bit_floor(elements / 8), kLeast, kMost));
-  return block_elements == 0 ? chunk : chunk / block_elements * block_elements;
+  constexpr uint64_t kMi = uint64_t{1} << 20;
+  uint64_t chunks = 1;
+  for (const uint64_t more : {2, 4, 8, 12}) {
+    if (elements >= more * kMi) chunks = more;
+  }
+  if (elements >= 48 * kMi) chunks = (elements + 96 * kMi - 1) / (96 * kMi) * 24;
+  // Chunks end with blocks: with room for one more they need not be more.
+  const uint64_t block = std::max<uint32_t>(block_elements, 1);
+  const uint64_t chunk = (std::min(elements, kMaxElements) / chunks / block + 2) * block;
+  return static_cast<uint32_t>(std::min<uint64_t>(chunk, kMaxChunkElements / block * block));
 }
 
 uint64_t ElementCount(const Tensor& tensor) {

@@ -91,8 +91,8 @@ class Layout {
   uint64_t elements_ = 0;
 };
 
-// The chunk_elements for a job of so many elements: at least eight chunks, so that they overlap, but
-// of 1Mi elements or more, because each chunk costs a call, and of 4Mi at most. A multiple of
+// The chunk_elements for a job of so many elements: of about 1Mi to 4Mi, because each chunk costs a
+// call, and so that the number of chunks is one that many numbers of shards divide. A multiple of
 // block_elements.
 uint32_t SuitableChunkElements(uint64_t elements, uint32_t block_elements);
 

@@ -141,13 +141,25 @@ TEST(Layout, ALargestJobIsLaidOutInLittleTime) {
 
 // --- What is refused.
 
-TEST(Layout, SuitableChunksAreAnEighthWithinLimitsAndOfWholeBlocks) {
-  EXPECT_EQ(SuitableChunkElements(1, 4096), 1u << 20);
-  EXPECT_EQ(SuitableChunkElements(16'777'215, 4096), 1u << 20);
-  EXPECT_EQ(SuitableChunkElements(16'777'216, 4096), 2u << 20);
-  EXPECT_EQ(SuitableChunkElements(25'000'000, 4096), 2u << 20);
-  EXPECT_EQ(SuitableChunkElements(340'000'000, 4096), 4u << 20);
-  EXPECT_EQ(SuitableChunkElements(kMaxElements, 24), (4u << 20) / 24 * 24);
+TEST(Layout, SuitableChunksAreAsManyAsManyShardsDivide) {
+  const auto chunks_of = [](uint64_t elements, uint32_t block = 4096) {
+    const uint32_t chunk_elements = SuitableChunkElements(elements, block);
+    EXPECT_EQ(chunk_elements % block, 0u) << elements;
+    return MakeLayout({MakeTensor("a", {1}), MakeTensor("w", {elements - 1})},
+                      Options(block, chunk_elements))
+        .chunks()
+        .size();
+  };
+  EXPECT_EQ(chunks_of(2), 1u);
+  EXPECT_EQ(chunks_of(2'097'151), 1u);
+  EXPECT_EQ(chunks_of(2'900'000), 2u);
+  EXPECT_EQ(chunks_of(5'000'000), 4u);
+  EXPECT_EQ(chunks_of(10'000'000), 8u);
+  EXPECT_EQ(chunks_of(25'000'000), 12u);
+  EXPECT_EQ(chunks_of(100'000'000), 24u);
+  EXPECT_EQ(chunks_of(340'000'000), 96u);
+  EXPECT_EQ(chunks_of(340'000'000, 65536), 96u);
+  EXPECT_EQ(chunks_of(25'000'000, 24), 12u);
 }
 
 TEST(Layout, RefusesAJobWithoutTensors) { ExpectRefused({}, Options(8, 8), "at least one tensor"); }

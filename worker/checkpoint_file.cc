@@ -81,6 +81,9 @@ absl::StatusOr<SavedRank> ReadRankPart(SectionReader& reader, const Layout& layo
     if (chunk >= layout.chunks().size()) {
       return absl::DataLossError(absl::StrCat("the job has no chunk ", chunk));
     }
+    if (saved.aggregator_errors.contains(chunk)) {
+      return absl::DataLossError(absl::StrCat("chunk ", chunk, " is there twice"));
+    }
     const absl::Status status =
         ReadError(reader, layout.chunks()[chunk].elements, saved.aggregator_errors[chunk]);
     if (!status.ok()) return status;

@@ -60,6 +60,9 @@ absl::Status CheckIsOfJob(absl::string_view what, const CheckpointManifest& mani
   JobOptions options = worker.options;  // what tells a run from another is not compared
   options.set_parameters_crc32c(manifest.options().parameters_crc32c());
   options.set_first_step(manifest.options().first_step());
+  if (options.chunk_elements() == 0) {
+    options.set_chunk_elements(manifest.options().chunk_elements());
+  }
   const absl::Status status = CheckSameJob(worker.tensors, options, layout);
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat(what, " is of another job: ", status.message()));
@@ -160,6 +163,7 @@ ResumeState ResumeStateOf(const CheckpointManifest& manifest, SavedParameters pa
                         .variance = std::move(parameters.variance)},
           .values = std::move(parameters.values),
           .aggregator_errors = std::move(rank.aggregator_errors),
+          .chunk_elements = manifest.options().chunk_elements(),
           .parameters_crc32c = crc};
 }
 
@@ -205,20 +209,22 @@ absl::StatusOr<ResumeState> LoadRankState(absl::string_view state, const Resumin
   if (absl::Status status = reader.Next(manifest); !status.ok()) return damaged(status);
   const absl::StatusOr<Layout> layout = LayoutOf(manifest);
   if (!layout.ok()) return damaged(layout.status());
+  // Before memory is taken for what it is said to have.
+  absl::Status status = CheckIsOfJob("the saved state", manifest, worker, *layout);
+  if (!status.ok()) return status;
   absl::StatusOr<SavedRank> rank = ReadRankPart(reader, *layout);
   if (!rank.ok()) return damaged(rank.status());
   absl::StatusOr<SavedParameters> parameters = ReadParametersPart(reader, *layout);
   if (!parameters.ok()) return damaged(parameters.status());
   if (!reader.at_end()) return damaged(absl::DataLossError("something follows its last section"));
-  absl::Status status = CheckIsOfJob("the saved state", manifest, worker, *layout);
-  if (status.ok()) status = CheckIsOfRank(*rank, manifest.world_size(), worker);
+  status = CheckIsOfRank(*rank, manifest.world_size(), worker);
   if (!status.ok()) return status;
   return ResumeStateOf(manifest, *std::move(parameters), *std::move(rank));
 }
 
 absl::StatusOr<ResumeState> LoadResumeState(const ResumeFrom& from, const ResumingWorker& worker) {
-  if (from.checkpoints == nullptr) return LoadRankState(from.state, worker);
-  if (from.state.empty()) return LoadNewestCheckpoint(*from.checkpoints, worker);
+  if (from.checkpoints == nullptr) return LoadRankState(from.state.value_or(""), worker);
+  if (!from.state) return LoadNewestCheckpoint(*from.checkpoints, worker);
   return absl::InvalidArgumentError(
       "a job resumes from checkpoints or from its ranks' saved states, not from both");
 }

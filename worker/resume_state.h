@@ -4,6 +4,7 @@
 #define SIGNPOST_WORKER_RESUME_STATE_H_
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -19,14 +20,17 @@ namespace signpost {
 
 // What a job goes on from: at most one of these. None: it starts anew.
 struct ResumeFrom {
-  Disk* checkpoints = nullptr;  // a directory that all workers see
-  absl::string_view state;      // what Worker::SaveState gave this rank
+  Disk* checkpoints = nullptr;             // a directory that all workers see
+  std::optional<absl::string_view> state;  // what Worker::SaveState gave this rank
+
+  bool is_anything() const { return checkpoints != nullptr || state.has_value(); }
 };
 
 // Who resumes, and with what.
 struct ResumingWorker {
   absl::Span<const Tensor> tensors;
-  JobOptions options;  // as of a job that starts anew
+  // As of a job that starts anew. With chunk_elements 0 it takes those of what it resumes from.
+  JobOptions options;
   uint32_t rank = 0;
   uint32_t world_size = 1;
   bool allow_other_world_size = false;
@@ -40,6 +44,7 @@ struct ResumeState {
   OptimizerState optimizer;
   std::vector<float> values;      // of the parameters, in layout order
   ChunkErrors aggregator_errors;  // that this rank is to give back
+  uint32_t chunk_elements = 0;
   // Over values, momentum and variance: JobOptions.parameters_crc32c.
   uint32_t parameters_crc32c = 0;
 };

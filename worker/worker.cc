@@ -85,18 +85,24 @@ absl::Status CheckLateness(const WorkerOptions& options) {
 }
 
 // What does not depend on what the job does.
-JobOptions JobOptionsOf(const WorkerOptions& options, absl::Span<const Parameter> parameters) {
-  uint64_t elements = 0;
-  for (const Tensor& tensor : TensorsOf(parameters)) elements += ElementCount(tensor);
+JobOptions JobOptionsOf(const WorkerOptions& options) {
   JobOptions job_options;
   job_options.set_block_elements(options.block_elements);
-  job_options.set_chunk_elements(options.chunk_elements != 0
-                                     ? options.chunk_elements
-                                     : SuitableChunkElements(elements, options.block_elements));
+  job_options.set_chunk_elements(options.chunk_elements);
   job_options.set_gamma(options.gamma);
   job_options.set_round_deadline_us(absl::ToInt64Microseconds(options.round_deadline));
   job_options.set_min_workers(options.min_workers);
   return job_options;
+}
+
+// Chunks of the size that was asked for, or of one that suits the tensors.
+absl::StatusOr<Layout> LayOut(absl::Span<const Tensor> tensors, JobOptions& options) {
+  if (options.chunk_elements() == 0) {
+    uint64_t elements = 0;
+    for (const Tensor& tensor : tensors) elements += ElementCount(tensor);
+    options.set_chunk_elements(SuitableChunkElements(elements, options.block_elements()));
+  }
+  return Layout::Create(tensors, options);
 }
 
 uint64_t NewIncarnation() {
@@ -190,12 +196,12 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
   if (absl::Status status = CheckLateness(options); !status.ok()) return status;
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
-  JobOptions job_options = JobOptionsOf(options, parameters);
+  JobOptions job_options = JobOptionsOf(options);
   job_options.set_optimizer(DescribeOptions(optimizer));
   if (!options.parameters_may_differ) job_options.set_parameters_crc32c(Crc32cOf(parameters));
   std::optional<ResumeState> state;
-  if (resume_from.checkpoints != nullptr || !resume_from.state.empty()) {
-    const std::vector<Tensor> tensors = TensorsOf(parameters);
+  const std::vector<Tensor> tensors = TensorsOf(parameters);
+  if (resume_from.is_anything()) {
     absl::StatusOr<ResumeState> loaded = LoadResumeState(
         resume_from, {.tensors = tensors,
                       .options = job_options,
@@ -204,10 +210,11 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
                       .allow_other_world_size = options.resume_with_other_world_size});
     if (!loaded.ok()) return loaded.status();
     state = *std::move(loaded);
+    job_options.set_chunk_elements(state->chunk_elements);
     job_options.set_parameters_crc32c(state->parameters_crc32c);
     job_options.set_first_step(state->optimizer.schedule.begun_steps());
   }
-  absl::StatusOr<Layout> layout = Layout::Create(TensorsOf(parameters), job_options);
+  absl::StatusOr<Layout> layout = LayOut(tensors, job_options);
   if (!layout.ok()) return layout.status();
   if (absl::Status status = CheckParameters(parameters, *layout); !status.ok()) return status;
 
@@ -227,10 +234,10 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::JoinReduction(
   if (absl::Status status = CheckLateness(options); !status.ok()) return status;
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
-  JobOptions job_options = JobOptionsOf(options, tensors);
+  JobOptions job_options = JobOptionsOf(options);
   job_options.set_optimizer(DescribeOptions(reduction));
   job_options.set_sum(reduction.sum);
-  absl::StatusOr<Layout> layout = Layout::Create(TensorsOf(tensors), job_options);
+  absl::StatusOr<Layout> layout = LayOut(TensorsOf(tensors), job_options);
   if (!layout.ok()) return layout.status();
   for (size_t i = 0; i < tensors.size(); ++i) {
     // Only their sizes are known before each Reduce.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -69,6 +70,10 @@ absl::Status Worker::Checkpoint(Disk& directory) {
 absl::StatusOr<std::string> Worker::SaveState() {
   if (absl::Status status = CheckCanBeSaved(); !status.ok()) return status;
   if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
+  // Without the states of those who are gone the others' are good for nothing.
+  std::vector<uint32_t> all_ranks(options_.world_size);
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
+  if (absl::Status status = CheckNobodyIsGone(all_ranks); !status.ok()) return status;
   const absl::StatusOr<ChunkErrors> errors = ReadErrors();
   if (!errors.ok()) return errors.status();
   SectionWriter state(kRankStateFirstLine);
@@ -219,8 +224,8 @@ absl::Status Worker::CheckNobodyHasLeft() const {
   for (uint32_t rank = 0; rank < job.world_size(); ++rank) {
     if (absl::c_linear_search(job.joined_ranks(), rank)) continue;
     return absl::AbortedError(absl::StrFormat(
-        "a checkpoint needs all ranks, and rank %d has left the job. The one before is what the "
-        "job can go on from",
+        "saving a job needs all ranks, and rank %d has left it. What was saved before is what it "
+        "can go on from",
         rank));
   }
   return absl::OkStatus();
@@ -235,13 +240,13 @@ absl::Status Worker::CheckNobodyIsGone(absl::Span<const uint32_t> missing_ranks)
       continue;
     }
     return absl::AbortedError(absl::StrFormat(
-        "the checkpoint of step %d lacks the part of rank %d, from which nothing comes any more: "
-        "rounds close without it. Until it is back no checkpoint can be taken",
+        "what is saved of step %d lacks the part of rank %d, from which nothing comes any more: "
+        "rounds close without it. Until it is back the job cannot be saved",
         step_, rank));
   }
   if (job.step() <= step_) return absl::OkStatus();
   return absl::AbortedError(absl::StrFormat(
-      "the others have gone on to step %d without a checkpoint of step %d", job.step(), step_));
+      "the others have gone on to step %d, and have not saved step %d", job.step(), step_));
 }
 
 }  // namespace signpost

@@ -20,7 +20,7 @@ from typing import (
 
 import torch
 
-from signpost import Rates, Session, StepReport, _abi, world
+from signpost import Rates, Session, SignpostError, StepReport, _abi, world
 from signpost.torch._clipping import GlobalClipping
 from signpost.torch._overlap import Backward
 from signpost.torch._tensors import TrainedTensor, Zeros, trained_tensors
@@ -37,7 +37,6 @@ class _JobOptimizer(torch.optim.Optimizer):
     grad_norm: Optional[float] = None
     _clipping: Optional[GlobalClipping] = None
     _session: Optional[Session] = None
-    _saved: Optional[Tuple[int, str]] = None  # steps and directory of the newest checkpoint
     _overlap = False
     _backward: Optional[Backward] = None  # with overlap
 
@@ -163,55 +162,43 @@ class _JobOptimizer(torch.optim.Optimizer):
         Raises:
             SignpostError: the checkpoints before stay, and training may go on.
         """
-        directory = os.path.abspath(directory)
-        self._joined().checkpoint(directory)
-        self._saved = (self.steps, directory)
+        self._joined().checkpoint(os.path.abspath(directory))
 
     def state_dict(self) -> Dict[str, Any]:
         """The param groups and this rank's share of the job: values, moments, its error, and some
         of the aggregators' errors. 16 bytes for each parameter, and 4 / n more with n ranks.
 
-        Every rank saves its own, after the same step, and loads its own. If checkpoint() has saved
-        this step, only its directory is named, and one rank's state is good for all ranks.
+        Every rank saves its own, after the same step, and loads its own: the errors of other ranks
+        are not in it. For one that rank 0 saves for all ranks there is checkpoint().
 
         Raises:
             SignpostError: an aggregator did not give its part; training may go on.
         """
-        session = self._joined()
-        saved: Dict[str, Any] = {"steps": session.steps, "checkpoint": None, "state": None}
-        if self._saved is not None and self._saved[0] == session.steps:
-            saved["checkpoint"] = self._saved[1]
-        else:
-            saved["state"] = torch.frombuffer(session.save_state(), dtype=torch.uint8)
-        return {**super().state_dict(), "signpost": saved}
+        state = torch.frombuffer(self._joined().save_state(), dtype=torch.uint8)
+        return {**super().state_dict(), "signpost": state}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Goes on as after the step of state_dict(), with the same bits. Called by all ranks.
 
-        The model's parameters get their values of then too.
+        The model's parameters get their values of then too. What has begun here since is left, once
+        all ranks have loaded theirs; until then aggregators hold both.
 
         Raises:
             ValueError: it is no state of an optimizer of Signpost, or of another model.
             FailedPreconditionError: it is another rank's; or of another tensor or option, named.
-            DataLossError: it is damaged. As after the two before, nothing has changed.
-            RuntimeError: the newest checkpoint in the directory that it names is of another step,
-                where the optimizer now is.
+            DataLossError: it is damaged.
+            DeadlineExceededError: names the ranks that did not come, perhaps because theirs are
+                wrong. After each of these nothing has changed.
         """
         if "signpost" not in state_dict:
             raise ValueError("this is not the state_dict() of an optimizer of Signpost")
-        saved = state_dict["signpost"]
         before = super().state_dict()
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         try:
-            self._join(saved["checkpoint"], saved["state"])
+            self._join(None, state_dict["signpost"])
         except BaseException:
             super().load_state_dict(before)
             raise
-        if self.steps != saved["steps"]:
-            raise RuntimeError(
-                f"the newest checkpoint in {saved['checkpoint']} is of step {self.steps}, and "
-                f"the state_dict() of step {saved['steps']}"
-            )
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Only at construction: what a job trains is settled when its ranks join."""
@@ -230,12 +217,7 @@ class _JobOptimizer(torch.optim.Optimizer):
         if self._backward is not None:
             self._backward.remove_hooks()
             self._backward = None
-        try:
-            if self._session is not None:
-                self._session.leave()
-        finally:
-            if self._clipping is not None:
-                self._clipping.leave()
+        _leave_both(self._session, self._clipping)
 
     def _join(self, resume: Optional[str], state: Optional[torch.Tensor] = None) -> None:
         tensors = trained_tensors(self.param_groups)
@@ -247,21 +229,32 @@ class _JobOptimizer(torch.optim.Optimizer):
         if resume is not None:
             options.resume = os.path.abspath(resume).encode()
         if state is not None:
-            state = state.to("cpu").contiguous()  # lives until the session has read it
+            if state.numel() == 0:
+                raise ValueError("the saved state is empty")
+            options.state = state = state.to("cpu").contiguous()  # lives as long as the options
             options.resume_state = state.data_ptr()
             options.resume_state_bytes = state.numel()
         resumes = resume is not None or state is not None
-        session = Session(options, [tensor.as_session_parameter() for tensor in tensors])
-        self.leave()  # the job before
-        self._session = session
-        self._tensors = tensors
+        clipping = None
+        if self._max_grad_norm is not None:
+            clipping = GlobalClipping(options, self._max_grad_norm)
+        try:
+            session = Session(options, [tensor.as_session_parameter() for tensor in tensors])
+        except BaseException:
+            _leave_both(None, clipping)
+            raise
+        before = self._session, self._clipping, self._backward
+        self._session, self._clipping, self._tensors = session, clipping, tensors
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._frozen = [p for p in parameters if not p.requires_grad]
+        if before[2] is not None:
+            before[2].remove_hooks()
         if self._overlap:
-            self._backward = Backward(session, self._tensors, self._rates)
-        self._saved = None
-        if self._max_grad_norm is not None:
-            self._clipping = GlobalClipping(options, self._max_grad_norm)
+            self._backward = Backward(session, tensors, self._rates)
+        try:
+            _leave_both(before[0], before[1])
+        except SignpostError as error:
+            warnings.warn(f"the job that was there before could not be left: {error}")
         if world().world_size > 1 or resumes:
             with torch.no_grad():
                 for tensor in tensors:
@@ -270,8 +263,6 @@ class _JobOptimizer(torch.optim.Optimizer):
             return
         if session.resume_warnings:
             warnings.warn(session.resume_warnings)
-        if resume is not None and not session.returned:
-            self._saved = (session.steps, os.path.abspath(resume))
         for group in self.param_groups:
             # What learning-rate schedulers ask for when they do not begin at step 0.
             group.setdefault("initial_lr", group["lr"])
@@ -328,6 +319,15 @@ class _JobOptimizer(torch.optim.Optimizer):
                     f"group {g} has betas {group['betas']} and eps {group['eps']}; wanted betas in "
                     "[0, 1) and eps in (0, 1)"
                 )
+
+
+def _leave_both(session: Optional[Session], clipping: Optional[GlobalClipping]) -> None:
+    try:
+        if session is not None:
+            session.leave()
+    finally:
+        if clipping is not None:
+            clipping.leave()
 
 
 def _rates(group: Dict[str, Any]) -> Rates:
