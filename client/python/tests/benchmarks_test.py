@@ -28,6 +28,12 @@ def test_step_time_compares_with_pytorch():
     assert output.count("OneBitAdam takes") == 2
 
 
+def test_transport_measures_each_codec():
+    output = output_of(f"{BENCHMARKS}/transport.py", "--elements=1000", "--exchanges=1")
+    assert output.startswith("1000 elements")
+    assert output.count("processor time of the worker") == 4
+
+
 def test_overlap_measures_both_stages():
     probe = f"signpost-probe-{os.getpid()}"
     if subprocess.run(["ip", "netns", "add", probe]).returncode != 0:

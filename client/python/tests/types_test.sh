@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# The package and the ranks of peers pass mypy, strictly, with PyTorch's own types.
+# The package and these benchmarks pass mypy, strictly, with PyTorch's own types.
 exec /usr/bin/python3 -m mypy --config-file=client/python/tests/mypy.ini --cache-dir="$TEST_TMPDIR" \
-  client/python/signpost client/python/benchmarks/peers.py
+  client/python/signpost client/python/benchmarks/peers.py client/python/benchmarks/transport.py

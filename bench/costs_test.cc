@@ -1,0 +1,45 @@
+#include "bench/costs.h"
+
+#include <gtest/gtest.h>
+
+namespace signpost::bench {
+namespace {
+
+// Gelem/s of one core, docs/measurements.md; the formulas' fits are within 4%.
+void ExpectRate(double seconds, double wanted) {
+  EXPECT_NEAR(1e-9 / seconds, wanted, 0.04 * wanted);
+}
+
+TEST(Costs, KernelsTakeWhatWasMeasured) {
+  ExpectRate(OneBitCosts().compress_s, 1.92);
+  ExpectRate(OneBitCosts().apply_s, 2.34);
+  ExpectRate(OneBitCosts().AggregateSeconds(2), 2.46);
+  ExpectRate(OneBitCosts().AggregateSeconds(4), 2.47);
+  ExpectRate(OneBitCosts().AggregateSeconds(8), 1.85);
+  ExpectRate(OneBitCosts().AggregateSeconds(16), 1.19);
+  ExpectRate(Float32Costs().AggregateSeconds(4), 0.94);
+  ExpectRate(Bfloat16Costs().AggregateSeconds(4), 1.54);
+}
+
+TEST(Costs, ChunksAreAsFewAsAMebiElementsEachAllows) {
+  const Cluster cluster = {.link_bits_per_s = 8e9, .workers = 2, .shards = 2};
+  const CodecCosts codec = {.bytes = 2, .compress_s = 3e-9, .apply_s = 5e-9, .aggregate_s = 7e-9};
+  const TransportCosts transport = {.cpu_s_per_byte = 1e-9, .cpu_s_per_frame = 1e-6};
+  EXPECT_EQ(ChunkTimesOf(cluster, 1 << 20, codec, transport).chunks, 1);
+  const ChunkTimes chunk = ChunkTimesOf(cluster, (1 << 20) + 2, codec, transport);
+  EXPECT_EQ(chunk.chunks, 2);
+  const double elements = (1 << 19) + 1;
+  EXPECT_DOUBLE_EQ(chunk.link_s, 2e-9 * elements);
+  EXPECT_DOUBLE_EQ(chunk.transport_s, 2e-9 * elements + 1e-6);
+  EXPECT_DOUBLE_EQ(chunk.compress_s, 3e-9 * elements);
+  EXPECT_DOUBLE_EQ(chunk.apply_s, 5e-9 * elements);
+  EXPECT_DOUBLE_EQ(chunk.aggregate_s, 7e-9 * elements);
+}
+
+TEST(Costs, TheWindowIsTheWorkers) {
+  EXPECT_EQ((Cluster{.workers = 4, .shards = 3}.window()), 8);
+  EXPECT_EQ((Cluster{.workers = 4, .shards = 5}.window()), 10);
+}
+
+}  // namespace
+}  // namespace signpost::bench
