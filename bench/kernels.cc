@@ -1,176 +1,37 @@
 #include "bench/kernels.h"
 
-#include <chrono>
+#include <time.h>
+
 #include <cstddef>
-#include <cstdint>
 #include <functional>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "bench/figures.h"
-#include "kernels/adam.h"
-#include "kernels/block.h"
+#include "bench/kernel_runs.h"
 #include "kernels/dense.h"
-#include "kernels/onebit.h"
 #include "kernels/target.h"
 #include "storage/block_vector.h"
 
 namespace signpost::bench {
 namespace {
 
-using kernels::BlockRule;
-using kernels::DenseType;
-using kernels::OneBitSpan;
-using kernels::OneBitView;
 using kernels::Target;
 
-using Values = BlockVector<float>;
-using Bytes = BlockVector<uint8_t>;
-
-constexpr BlockRule kRule;
-constexpr kernels::MomentumRates kMomentumRates;
-constexpr kernels::AdamRates kAdamRates = {0.9f, 0.1f, 0.999f, 0.001f, 1e-3f, 1.0f, 1e-8f, 1e-5f};
-constexpr double kSignBytes = 0.125;  // per element
-constexpr size_t kDenseRanks = 4;
-constexpr size_t kMostRanks = 64;
-
-// Numbers that look random, of either sign and in [-1, 1).
-Values RandomValues(size_t n) {
-  Values values(n);
-  uint32_t state = 1;
-  for (float& value : values) {
-    state = state * 1664525 + 1013904223;
-    value = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
-  }
-  return values;
-}
-
-// A compressed span of n elements.
-struct Compressed {
-  Compressed(size_t n, uint32_t seed)
-      : scales(kernels::BlockCount(n, kRule.block_elements), 1.0f), bits(kernels::SignBytes(n)) {
-    uint32_t state = seed;
-    for (uint8_t& byte : bits) {
-      state = state * 1664525 + 1013904223;
-      byte = static_cast<uint8_t>(state >> 24);
-    }
-  }
-  OneBitSpan span() { return {scales.data(), bits.data()}; }
-  OneBitView view() const { return {scales.data(), bits.data()}; }
-
-  Values scales;
-  Bytes bits;
-};
-
-// What kernels read and write; each uses those that it needs.
-struct Arrays {
-  explicit Arrays(size_t n)
-      : gradient(RandomValues(n)),
-        momentum(gradient),
-        parameters(gradient),
-        error(n),
-        variance(n, 1.0f),
-        answer(n, /*seed=*/0),
-        payload(kernels::DenseBytes(DenseType::kFloat32, n)),
-        payloads(kDenseRanks, Bytes(payload.size(), 0x3f)) {
-    for (size_t rank = 0; rank < kMostRanks; ++rank) sent.emplace_back(n, rank + 1);
-    for (const Compressed& of_rank : sent) contributions.push_back(of_rank.view());
-    for (const Bytes& of_rank : payloads) dense_contributions.push_back(of_rank.data());
-  }
-
-  Values gradient, momentum, parameters, error;
-  Values variance;  // or inverse denominators
-  Compressed answer;
-  std::vector<Compressed> sent;
-  std::vector<OneBitView> contributions;
-  Bytes payload;
-  std::vector<Bytes> payloads;
-  std::vector<const uint8_t*> dense_contributions;
-};
-
-struct Kernel {
-  std::string name;
-  double bytes_per_element;
-  std::function<void()> run;
-};
-
-std::vector<Kernel> CompressKernels(Arrays& a) {
-  return {{"compress, one-bit momentum", /*g, e=*/8 + kSignBytes + /*e=*/4 + kSignBytes,
-           [&a] {
-             CompressMomentum(kRule, kMomentumRates, a.gradient, a.sent[0].view(),
-                              absl::MakeSpan(a.error), a.answer.span());
-           }},
-          {"compress, dense momentum", /*g, m, e=*/12 + /*e=*/4 + kSignBytes,
-           [&a] {
-             CompressMomentum(kRule, kMomentumRates, a.gradient, a.momentum.data(),
-                              absl::MakeSpan(a.error), a.answer.span());
-           }},
-          {"compress, no momentum", /*x, e=*/8 + /*e=*/4 + kSignBytes,
-           [&a] { CompressOneBit(kRule, a.gradient, absl::MakeSpan(a.error), a.answer.span()); }}};
-}
-
-std::vector<Kernel> UseKernels(Arrays& a) {
-  return {{"apply", kSignBytes + /*inverse, x=*/8 + /*x=*/4,
-           [&a] {
-             ApplyMomentum(kRule, a.sent[0].view(), /*learning_rate=*/1e-3f,
-                           /*weight_decay=*/0.01f, a.variance, absl::MakeSpan(a.parameters));
-           }},
-          {"decompress", kSignBytes + /*x=*/4,
-           [&a] { DecompressOneBit(kRule, a.sent[0].view(), absl::MakeSpan(a.momentum)); }},
-          {"take back", kSignBytes + /*e=*/4 + 4, [&a] {
-             AddOneBit(kRule, a.sent[0].view(), /*factor=*/1e-3f, absl::MakeSpan(a.error));
-           }}};
-}
-
-Kernel AggregateKernel(Arrays& a, size_t ranks) {
-  return {absl::StrCat("aggregate, ", ranks, " workers"),
-          /*e=*/4 + static_cast<double>(ranks) * kSignBytes + /*e=*/4 + kSignBytes, [&a, ranks] {
-            AggregateOneBit(kRule, absl::MakeConstSpan(a.contributions).first(ranks),
-                            1 / static_cast<float>(ranks), absl::MakeSpan(a.error),
-                            a.answer.span());
-          }};
-}
-
-std::vector<Kernel> DenseKernels(Arrays& a, DenseType type, const std::string& type_name) {
-  const auto payload = static_cast<double>(kernels::DenseBytes(type, 1));
-  return {{"compress, " + type_name, /*g, e=*/8 + /*e=*/4 + payload,
-           [&a, type] {
-             CompressDense(kRule, type, a.gradient, absl::MakeSpan(a.error), a.payload.data());
-           }},
-          {absl::StrCat("aggregate, ", type_name, ", ", kDenseRanks, " workers"),
-           kDenseRanks * payload + /*e=*/4 + 4 + payload,
-           [&a, type] {
-             AggregateDense(type, a.dense_contributions, 1.0f / kDenseRanks,
-                            absl::MakeSpan(a.error), a.payload.data());
-           }},
-          {"Adam step, " + type_name, payload + /*m, v, x=*/12 + 12, [&a, type] {
-             AdamStep(kAdamRates, type, a.payloads[0].data(), absl::MakeSpan(a.momentum),
-                      absl::MakeSpan(a.variance), absl::MakeSpan(a.parameters));
-           }}};
-}
-
-std::vector<Kernel> AllKernels(Arrays& a) {
-  std::vector<Kernel> all;
-  const auto add = [&all](std::vector<Kernel> some) {
-    for (Kernel& kernel : some) all.push_back(std::move(kernel));
-  };
-  add(CompressKernels(a));
-  add(UseKernels(a));
-  for (size_t ranks : {2, 4, 8, 16, 64}) all.push_back(AggregateKernel(a, ranks));
-  add(DenseKernels(a, DenseType::kFloat32, "fp32"));
-  add(DenseKernels(a, DenseType::kBfloat16, "bf16"));
-  return all;
+// For how long this thread has had a core: what else runs on the machine takes time too.
+double SecondsOnCore() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
 }
 
 // How long a function takes on a target.
 double SecondsOf(const std::function<void()>& run, Target target) {
   kernels::UseTarget(target);
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = SecondsOnCore();
   run();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return SecondsOnCore() - begin;
 }
 
 // Of one kernel and of its bound, in turns.
@@ -179,10 +40,10 @@ struct Rates {
   std::vector<double> bounds;
 };
 
-Rates Measure(const Kernel& kernel, const KernelsOptions& options) {
+Rates Measure(const KernelRun& kernel, const KernelsOptions& options) {
   const double elements = static_cast<double>(options.elements);
   // A float is four bytes to read and four to write.
-  Values changed(static_cast<size_t>(elements * kernel.bytes_per_element / 8), 1.0f);
+  BlockVector<float> changed(static_cast<size_t>(elements * kernel.bytes_per_element / 8), 1.0f);
   const auto change = [&changed] { kernels::Scale(/*factor=*/-1, absl::MakeSpan(changed)); };
   const Target best = kernels::SupportedTargets().back();
   Rates rates;
@@ -203,9 +64,8 @@ std::vector<double> Times(double factor, std::vector<double> values) {
 
 Figures MeasureKernels(const KernelsOptions& options) {
   const Target before = kernels::CurrentTarget();
-  Arrays arrays(options.elements);
   std::vector<Figure> bytes, elements;
-  for (const Kernel& kernel : AllKernels(arrays)) {
+  for (const KernelRun& kernel : MakeKernelRuns(options.elements)) {
     const Rates rates = Measure(kernel, options);
     const std::vector<double> samples = Times(kernel.bytes_per_element, rates.elements);
     bytes.push_back(MakeFigure(kernel.name, "GB/s", samples));

@@ -20,8 +20,9 @@ struct KernelsOptions {
 // read and written, once each; scales do not count. The bound is what one core moves when it
 // changes as many bytes in place, in turns with the kernel; kernels that mostly read go beyond it.
 //
-// Runs on the calling thread, and puts other kernels of the process on `target` meanwhile. Takes
-// about 60 bytes of memory per element and, with the defaults, ten seconds.
+// Runs on the calling thread, whose time on a core is what counts, and puts other kernels of the
+// process on `target` meanwhile. Takes about 60 bytes of memory per element and, with the defaults,
+// ten seconds.
 Figures MeasureKernels(const KernelsOptions& options);
 
 }  // namespace signpost::bench

@@ -45,17 +45,27 @@ class Scratch {
   absl::FixedArray<AlignedPiece, kStackElements / kPieceElements> pieces_;
 };
 
+// Folds a vector in halves: the second is added to the first.
+template <class Lanes>
+HWY_INLINE float Fold(Lanes lanes, hn::Vec<Lanes> v) {
+  if constexpr (hn::MaxLanes(lanes) == 1) {
+    return hn::GetLane(v);
+  } else {
+    const hn::Half<Lanes> half;
+    return Fold(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
 // Folds the lanes of block.h in halves.
 HWY_INLINE float FoldLanes(float* lanes) {
-  for (size_t w = kSumLanes / 2; w >= kStripElements; w /= 2) {
-    ForEachStrip(w, [&](size_t l, auto count) STRIP_BODY {
-      Store(Add(Load(lanes + l, count), Load(lanes + l + w, count)), lanes + l, count);
-    });
+  for (size_t w = kSumLanes / 2; w >= kLanes; w /= 2) {
+    for (size_t l = 0; l < w; l += kLanes) {
+      const Vector folded =
+          hn::Add(hn::Load(Floats(), lanes + l), hn::Load(Floats(), lanes + l + w));
+      hn::Store(folded, Floats(), lanes + l);
+    }
   }
-  for (size_t w = kStripElements / 2; w > 0; w /= 2) {
-    for (size_t l = 0; l < w; ++l) lanes[l] += lanes[l + w];
-  }
-  return lanes[0];
+  return Fold(Floats(), hn::Load(Floats(), lanes));
 }
 
 // A block of a span: elements [begin, begin + length).
@@ -66,35 +76,43 @@ struct Block {
 };
 
 // Fetches the next block while one is worked on, a part of it with each strip of each pass over the
-// block, so that memory is never idle.
+// block, so that memory is never idle. Gather takes longer than other passes, and fetches the rest.
 template <class Input>
 class Ahead {
  public:
-  // With two passes, each strip fetches half a strip: a cache line.
-  HWY_INLINE Ahead(const Input& input, const Block& block)
-      : input_(input),
-        next_(block.begin + block.length),
-        step_((kStripElements + input.Passes() - 1) / input.Passes()) {
-    static_assert(kStripElements * sizeof(float) == 2 * 64);
-  }
+  explicit HWY_INLINE Ahead(const Input& input)
+      : input_(input), rest_(kStripElements - kShare * (input.Passes() - 1)) {}
+
+  HWY_INLINE void EnterBlock(const Block& block) { next_ = block.begin + block.length; }
 
   HWY_INLINE void Fetch() {
     input_.Prefetch(next_);
-    next_ += step_;
+    next_ += kShare;
+  }
+
+  HWY_INLINE void FetchRest() {
+    input_.Prefetch(next_);
+    input_.Prefetch(next_ + kCacheLine);
+    next_ += rest_;
   }
 
  private:
+  // In elements. As steps, neither leaves out a cache line.
+  static constexpr size_t kCacheLine = 16;
+  static constexpr size_t kShare = 12;
+
   const Input& input_;
-  size_t next_;
-  const size_t step_;
+  const size_t rest_;
+  size_t next_ = 0;
 };
 
 // Fills the scratch with the input's u of a block; returns their sum of squares.
 template <class Input>
 HWY_INLINE float Gather(Input& input, const Block& block, Ahead<Input>& ahead, float* scratch) {
-  HWY_ALIGN float lanes[kSumLanes] = {};
+  HWY_ALIGN float lanes[kSumLanes];
+  ForEachStrip(kSumLanes, [&](size_t i, auto) STRIP_BODY { Store(Zeros(), lanes + i, Full()); });
   ForEachStripOf(input, block, ahead, scratch, [&](size_t i, auto count, Strip u) STRIP_BODY {
-    ahead.Fetch();
+    ahead.FetchRest();
     u = ZeroBeyond(u, count);
     Store(u, scratch + i, Full());
     // Lanes beyond a short strip add +0, which changes no sum of squares.
@@ -123,16 +141,17 @@ HWY_INLINE void Pack(const Block& block, Ahead<Input>& ahead, const float* scrat
 // Compresses the input block by block, up to the first block that is not finite. An input gives
 // the strip of u that begins at element i; EnterBlock comes before the strips of each block;
 // Prefetch(i) fetches the cache line of element i from each array that it reads; Passes() is how
-// often its blocks are gone over, packing included.
+// often it fetches ahead of a whole block, packing included.
 template <class Input>
 HWY_INLINE size_t Compress(const BlockRule& rule, Input input, absl::Span<float> error,
                            OneBitSpan out) {
   const size_t blocks = BlockCount(error.size(), rule.block_elements);
   Scratch scratch(std::min(rule.block_elements, error.size()));
+  Ahead ahead(input);
   for (size_t index = 0; index < blocks; ++index) {
     const size_t begin = index * rule.block_elements;
     const Block block = {index, begin, std::min(rule.block_elements, error.size() - begin)};
-    Ahead ahead(input, block);
+    ahead.EnterBlock(block);
     const float squares = Gather(input, block, ahead, scratch.data());
     const float scale = BlockScale(rule, squares, block.length);
     if (!(scale <= kMaxScale)) return index;  // also when it is not a number
@@ -237,7 +256,8 @@ struct RankSumInput {
   float inverse_count;
   const float* error;
 
-  size_t Passes() const { return BlockCount(contributions.size(), kRankGroup) + 1; }
+  // Not in those between the first and the last, which are bound by arithmetic anyway.
+  size_t Passes() const { return contributions.size() > kRankGroup ? 3 : 2; }
 
   HWY_INLINE void Prefetch(size_t i) const { hwy::Prefetch(error + i); }
 
@@ -271,7 +291,6 @@ HWY_INLINE void ForEachStripOf(RankSumInput& input, const Block& block, Ahead<Ra
     Store(sum, scratch + i, Full());
   };
   const auto add = [&](size_t i, auto, const Strip& sum) STRIP_BODY {
-    ahead.Fetch();
     Store(Add(Load(scratch + i, Full()), sum), scratch + i, Full());
   };
   const auto use_only = [&](size_t i, auto count, const Strip& sum) STRIP_BODY {

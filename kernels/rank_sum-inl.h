@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "absl/types/span.h"
 #include "hwy/cache_control.h"
@@ -29,7 +30,6 @@ namespace signpost::kernels::HWY_NAMESPACE {
 // A group's ranks are walked in pieces of as many bits as a vector of AVX2 has.
 inline constexpr size_t kPieceElements = 256;
 inline constexpr size_t kPieceBytes = kPieceElements / 8;
-using WholePiece = std::integral_constant<size_t, kPieceElements>;
 
 // kPieceBytes of sign bits of each of a group's ranks; those that no element has are zero.
 struct Piece {
@@ -51,14 +51,16 @@ class GroupBits {
     }
   }
 
-  HWY_INLINE Piece At(size_t i, WholePiece) const {
+  // The piece of the elements from i on.
+  HWY_INLINE Piece WholePiece(size_t i) const {
     Piece piece;
     ForEachRank([&](size_t rank) STRIP_BODY { piece.bits[rank] = bits_[rank] + i / 8; });
     return piece;
   }
 
-  // A short piece at the end, in memory of the caller's.
-  HWY_INLINE Piece At(size_t i, size_t count, uint8_t (&memory)[kRankGroup][kPieceBytes]) const {
+  // The piece of the last `count` elements, in memory of the caller's.
+  HWY_INLINE Piece ShortPiece(size_t i, size_t count,
+                              uint8_t (&memory)[kRankGroup][kPieceBytes]) const {
     Piece piece;
     ForEachRank([&](size_t rank) STRIP_BODY {
       std::memcpy(memory[rank], bits_[rank] + i / 8, SignBytes(count));
@@ -97,13 +99,12 @@ class GroupSum {
     size_t i = 0;
     for (; i + kPieceElements <= length; i += kPieceElements) {
       next.Prefetch(i);
-      ForEachStripOf(bits.At(i, WholePiece()), [&](size_t s, const Strip& sums) STRIP_BODY {
-        use(i + s * kStripElements, Full(), sums);
-      });
+      UsePiece(bits.WholePiece(i), [&](size_t s, const Strip& sums)
+                                       STRIP_BODY { use(i + s * kStripElements, Full(), sums); });
     }
     if (i == length) return;
     uint8_t memory[kRankGroup][kPieceBytes] = {};
-    ForEachStripOf(bits.At(i, length - i, memory), [&](size_t s, const Strip& sums) STRIP_BODY {
+    UsePiece(bits.ShortPiece(i, length - i, memory), [&](size_t s, const Strip& sums) STRIP_BODY {
       const size_t begin = i + s * kStripElements;
       if (begin < length) use(begin, std::min(length - begin, kStripElements), sums);
     });
@@ -113,7 +114,7 @@ class GroupSum {
 #if HWY_TARGET == HWY_AVX2
   // Calls use(s, sums) for each strip s of a piece.
   template <class Use>
-  HWY_INLINE void ForEachStripOf(const Piece& piece, Use use) const {
+  HWY_INLINE void UsePiece(const Piece& piece, Use use) const {
     // The bytes of each rank hold eight elements. Of four such bytes, one per rank, two exchanges
     // of bits make four bytes that hold two elements: k in the lower half and k + 4 in the upper.
     auto signs0 = LoadBits(piece.bits[0]), signs1 = LoadBits(piece.bits[1]);
@@ -208,7 +209,7 @@ class GroupSum {
   static_assert(kLanes == 16, "AVX-512 looks up all 16 sums at once");
 
   template <class Use>
-  HWY_INLINE void ForEachStripOf(const Piece& piece, Use use) const {
+  HWY_INLINE void UsePiece(const Piece& piece, Use use) const {
     for (size_t s = 0; s < kPieceElements / kStripElements; ++s) {
       const auto signs = [&](size_t rank) STRIP_BODY {
         return LoadSigns(piece.bits[rank] + s * (kStripElements / 8), Full());

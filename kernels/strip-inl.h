@@ -124,6 +124,10 @@ HWY_INLINE void Store(const Strip& strip, float* p, size_t count) {
   });
 }
 
+HWY_INLINE Strip Zeros() {
+  return MakeStrip([](size_t) STRIP_BODY { return hn::Zero(Floats()); });
+}
+
 HWY_INLINE Strip ZeroBeyond(const Strip& strip, Full) { return strip; }
 
 HWY_INLINE Strip ZeroBeyond(const Strip& strip, size_t count) {

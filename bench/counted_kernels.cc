@@ -1,0 +1,29 @@
+// Runs each kernel, on arrays of so many elements, for a program that counts instructions: the
+// calls of CountedRun are those whose names are printed. On AVX2, which valgrind knows too.
+
+#include <cstddef>
+#include <cstdlib>
+#include <iostream>
+
+#include "bench/kernel_runs.h"
+#include "kernels/target.h"
+
+namespace signpost::bench {
+
+extern "C" [[gnu::noinline]] void CountedRun(const KernelRun& kernel) { kernel.run(); }
+
+void RunKernels(size_t elements) {
+  kernels::UseTarget(kernels::Target::kAvx2);
+  for (const KernelRun& kernel : MakeKernelRuns(elements)) {
+    kernel.run();  // resolves the symbols that it needs
+    CountedRun(kernel);
+    std::cout << kernel.name << std::endl;
+  }
+}
+
+}  // namespace signpost::bench
+
+int main(int argc, char** argv) {
+  if (argc != 2) return EXIT_FAILURE;
+  signpost::bench::RunKernels(std::strtoul(argv[1], nullptr, 10));
+}

@@ -1,0 +1,160 @@
+#include "bench/kernel_runs.h"
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "kernels/adam.h"
+#include "kernels/block.h"
+#include "kernels/dense.h"
+#include "kernels/onebit.h"
+#include "storage/block_vector.h"
+
+namespace signpost::bench {
+namespace {
+
+using kernels::BlockRule;
+using kernels::DenseType;
+using kernels::OneBitSpan;
+using kernels::OneBitView;
+
+using Values = BlockVector<float>;
+using Bytes = BlockVector<uint8_t>;
+
+constexpr BlockRule kRule;
+constexpr kernels::MomentumRates kMomentumRates;
+constexpr kernels::AdamRates kAdamRates = {0.9f, 0.1f, 0.999f, 0.001f, 1e-3f, 1.0f, 1e-8f, 1e-5f};
+constexpr double kSignBytes = 0.125;  // per element
+constexpr size_t kDenseRanks = 4;
+constexpr size_t kMostRanks = 64;
+
+// Numbers that look random, of either sign and in [-1, 1).
+Values RandomValues(size_t n) {
+  Values values(n);
+  uint32_t state = 1;
+  for (float& value : values) {
+    state = state * 1664525 + 1013904223;
+    value = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
+  }
+  return values;
+}
+
+// A compressed span of n elements.
+struct Compressed {
+  Compressed(size_t n, uint32_t seed)
+      : scales(kernels::BlockCount(n, kRule.block_elements), 1.0f), bits(kernels::SignBytes(n)) {
+    uint32_t state = seed;
+    for (uint8_t& byte : bits) {
+      state = state * 1664525 + 1013904223;
+      byte = static_cast<uint8_t>(state >> 24);
+    }
+  }
+  OneBitSpan span() { return {scales.data(), bits.data()}; }
+  OneBitView view() const { return {scales.data(), bits.data()}; }
+
+  Values scales;
+  Bytes bits;
+};
+
+// What kernels read and write; each uses those that it needs.
+struct Arrays {
+  explicit Arrays(size_t n)
+      : gradient(RandomValues(n)),
+        momentum(gradient),
+        parameters(gradient),
+        error(n),
+        variance(n, 1.0f),
+        answer(n, /*seed=*/0),
+        payload(kernels::DenseBytes(DenseType::kFloat32, n)),
+        payloads(kDenseRanks, Bytes(payload.size(), 0x3f)) {
+    for (size_t rank = 0; rank < kMostRanks; ++rank) sent.emplace_back(n, rank + 1);
+    for (const Compressed& of_rank : sent) contributions.push_back(of_rank.view());
+    for (const Bytes& of_rank : payloads) dense_contributions.push_back(of_rank.data());
+  }
+
+  Values gradient, momentum, parameters, error;
+  Values variance;  // or inverse denominators
+  Compressed answer;
+  std::vector<Compressed> sent;
+  std::vector<OneBitView> contributions;
+  Bytes payload;
+  std::vector<Bytes> payloads;
+  std::vector<const uint8_t*> dense_contributions;
+};
+
+std::vector<KernelRun> CompressKernels(const std::shared_ptr<Arrays>& a) {
+  return {{"compress, one-bit momentum", /*g, e=*/8 + kSignBytes + /*e=*/4 + kSignBytes,
+           [a] {
+             CompressMomentum(kRule, kMomentumRates, a->gradient, a->sent[0].view(),
+                              absl::MakeSpan(a->error), a->answer.span());
+           }},
+          {"compress, dense momentum", /*g, m, e=*/12 + /*e=*/4 + kSignBytes,
+           [a] {
+             CompressMomentum(kRule, kMomentumRates, a->gradient, a->momentum.data(),
+                              absl::MakeSpan(a->error), a->answer.span());
+           }},
+          {"compress, no momentum", /*x, e=*/8 + /*e=*/4 + kSignBytes, [a] {
+             CompressOneBit(kRule, a->gradient, absl::MakeSpan(a->error), a->answer.span());
+           }}};
+}
+
+std::vector<KernelRun> UseKernels(const std::shared_ptr<Arrays>& a) {
+  return {{"apply", kSignBytes + /*inverse, x=*/8 + /*x=*/4,
+           [a] {
+             ApplyMomentum(kRule, a->sent[0].view(), /*learning_rate=*/1e-3f,
+                           /*weight_decay=*/0.01f, a->variance, absl::MakeSpan(a->parameters));
+           }},
+          {"decompress", kSignBytes + /*x=*/4,
+           [a] { DecompressOneBit(kRule, a->sent[0].view(), absl::MakeSpan(a->momentum)); }},
+          {"take back", kSignBytes + /*e=*/4 + 4, [a] {
+             AddOneBit(kRule, a->sent[0].view(), /*factor=*/1e-3f, absl::MakeSpan(a->error));
+           }}};
+}
+
+KernelRun AggregateKernel(const std::shared_ptr<Arrays>& a, size_t ranks) {
+  return {absl::StrCat("aggregate, ", ranks, " workers"),
+          /*e=*/4 + static_cast<double>(ranks) * kSignBytes + /*e=*/4 + kSignBytes, [a, ranks] {
+            AggregateOneBit(kRule, absl::MakeConstSpan(a->contributions).first(ranks),
+                            1 / static_cast<float>(ranks), absl::MakeSpan(a->error),
+                            a->answer.span());
+          }};
+}
+
+std::vector<KernelRun> DenseKernels(const std::shared_ptr<Arrays>& a, DenseType type,
+                                    const std::string& type_name) {
+  const auto payload = static_cast<double>(kernels::DenseBytes(type, 1));
+  return {{"compress, " + type_name, /*g, e=*/8 + /*e=*/4 + payload,
+           [a, type] {
+             CompressDense(kRule, type, a->gradient, absl::MakeSpan(a->error), a->payload.data());
+           }},
+          {absl::StrCat("aggregate, ", type_name, ", ", kDenseRanks, " workers"),
+           kDenseRanks * payload + /*e=*/4 + 4 + payload,
+           [a, type] {
+             AggregateDense(type, a->dense_contributions, 1.0f / kDenseRanks,
+                            absl::MakeSpan(a->error), a->payload.data());
+           }},
+          {"Adam step, " + type_name, payload + /*m, v, x=*/12 + 12, [a, type] {
+             AdamStep(kAdamRates, type, a->payloads[0].data(), absl::MakeSpan(a->momentum),
+                      absl::MakeSpan(a->variance), absl::MakeSpan(a->parameters));
+           }}};
+}
+
+}  // namespace
+
+std::vector<KernelRun> MakeKernelRuns(size_t elements) {
+  const auto a = std::make_shared<Arrays>(elements);
+  std::vector<KernelRun> all;
+  const auto add = [&all](std::vector<KernelRun> some) {
+    for (KernelRun& kernel : some) all.push_back(std::move(kernel));
+  };
+  add(CompressKernels(a));
+  add(UseKernels(a));
+  for (size_t ranks : {2, 4, 8, 16, 64}) all.push_back(AggregateKernel(a, ranks));
+  add(DenseKernels(a, DenseType::kFloat32, "fp32"));
+  add(DenseKernels(a, DenseType::kBfloat16, "bf16"));
+  return all;
+}
+
+}  // namespace signpost::bench
