@@ -64,19 +64,25 @@ void SetPeer(const std::string& peer, absl::Span<const double> samples,
 }
 
 std::vector<std::vector<std::string>> TableOf(const Figures& figures) {
-  bool has_bound = false, has_peer = false;
+  bool has_spread = false, has_bound = false, has_peer = false;
   for (const Figure& figure : figures.figures()) {
+    has_spread |= figure.least() != figure.most();
     has_bound |= figure.has_bound();
     has_peer |= figure.has_times_faster();
   }
-  std::vector<std::string> head = {"", "MEDIAN", "LEAST", "MOST", "UNIT"};
+  std::vector<std::string> head = {"", has_spread ? "MEDIAN" : "VALUE"};
+  if (has_spread) head.insert(head.end(), {"LEAST", "MOST"});
+  head.push_back("UNIT");
   if (has_bound) head.insert(head.end(), {"BOUND", "OF BOUND"});
   if (has_peer) head.insert(head.end(), {"TIMES FASTER", "THAN"});
   std::vector<std::vector<std::string>> rows = {std::move(head)};
   for (const Figure& figure : figures.figures()) {
     std::vector<std::string>& row = rows.emplace_back();
-    row = {figure.name(), FormatNumber(figure.value()), FormatNumber(figure.least()),
-           FormatNumber(figure.most()), figure.unit()};
+    row = {figure.name(), FormatNumber(figure.value())};
+    if (has_spread) {
+      row.insert(row.end(), {FormatNumber(figure.least()), FormatNumber(figure.most())});
+    }
+    row.push_back(figure.unit());
     if (has_bound) {
       row.push_back(figure.has_bound() ? FormatNumber(figure.bound()) : "");
       row.push_back(figure.has_bound() ? FormatShare(figure.of_bound()) : "");

@@ -61,6 +61,13 @@ TEST(Figures, TheTableHasTheColumnsThatAreNeeded) {
               ElementsAre("rounds", "1.23e-05", "1.23e-05", "1.23e-05", "", "", "", "", ""));
 }
 
+TEST(Figures, WithoutASpreadThereAreOnlyValues) {
+  Figures figures;
+  *figures.add_figures() = MakeFigure("exchange", "s", {0.5});
+  EXPECT_THAT(TableOf(figures),
+              ElementsAre(ElementsAre("", "VALUE", "UNIT"), ElementsAre("exchange", "0.500", "s")));
+}
+
 TEST(Figures, JsonHasTheFieldsThatAreSet) {
   Figures figures;
   *figures.add_figures() = MakeFigure("copy", "GB/s", {18});

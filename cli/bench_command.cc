@@ -12,8 +12,11 @@
 #include "absl/strings/str_split.h"
 #include "bench/exchange.h"
 #include "bench/figures.h"
+#include "bench/hosts.h"
 #include "bench/kernels.h"
+#include "bench/predict.h"
 #include "bench/rank.h"
+#include "bench/scale.h"
 #include "cli/exit_code.h"
 #include "cli/table.h"
 #include "client/session_options.h"
@@ -35,6 +38,9 @@ struct Flags {
   RankOptions rank;
   std::vector<std::string> modes;  // of "exchange"; empty: all that the codec has
   bench::KernelsOptions kernels;
+  bench::Cluster cluster = {.link_bits_per_s = 0, .workers = 4, .shards = 0};
+  bench::Training training = {.parameters = 25'000'000, .compute_s = 0};
+  std::string link;
   std::string json;
 };
 
@@ -74,6 +80,46 @@ absl::StatusOr<int> MeasureExchange(const Flags& flags, const std::vector<std::s
   return Show(bench::MeasureExchange(options), flags.json);
 }
 
+absl::StatusOr<bench::Cluster> ClusterOf(const Flags& flags) {
+  const absl::StatusOr<double> rate = bench::ParseRate(flags.link);
+  if (!rate.ok()) return rate.status();
+  bench::Cluster cluster = flags.cluster;
+  cluster.link_bits_per_s = *rate;
+  if (cluster.shards == 0) cluster.shards = cluster.workers;
+  return cluster;
+}
+
+absl::StatusOr<int> PredictStep(const Flags& flags) {
+  const absl::StatusOr<bench::Cluster> cluster = ClusterOf(flags);
+  if (!cluster.ok()) return cluster.status();
+  const bench::Prediction prediction = bench::Predict(*cluster, flags.training);
+  const absl::StatusOr<int> code = Show(bench::FiguresOf(prediction), flags.json);
+  std::puts(prediction.verdict.c_str());
+  return code;
+}
+
+// One exchange of each codec, with what kept it so long.
+absl::StatusOr<int> PlayExchanges(const Flags& flags) {
+  const absl::StatusOr<bench::Cluster> cluster = ClusterOf(flags);
+  if (!cluster.ok()) return cluster.status();
+  const bench::Costs costs;
+  Figures figures;
+  const auto add = [&figures](const std::string& name, double seconds) {
+    *figures.add_figures() = bench::MakeFigure(name, "s", {seconds});
+  };
+  for (const auto& [name, codec] :
+       {std::pair{"fp32", costs.fp32}, {"bf16", costs.bf16}, {"one-bit", costs.one_bit}}) {
+    const bench::PlayedExchange played =
+        bench::PlayExchange(*cluster, flags.training.parameters, codec, costs.transport);
+    add(absl::StrCat("exchange, ", name), played.exchange_s);
+    add("  the busiest link", played.link_s);
+    add("  a worker's kernels", played.worker_s);
+    add("  an aggregator's sums", played.aggregator_s);
+    add("  its transport", played.transport_s);
+  }
+  return Show(figures, flags.json);
+}
+
 absl::StatusOr<int> BeRank(const RankOptions& options) {
   const absl::StatusOr<SessionOptions> session = SessionOptions::FromEnvironment();
   if (!session.ok()) return session.status();
@@ -98,6 +144,44 @@ void AddKernelsFlags(CLI::App& app, Flags& flags) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber.description(""));
   AddJsonFlag(app, flags.json);
+}
+
+void AddClusterFlags(CLI::App& app, Flags& flags) {
+  app.add_option("--link", flags.link, "What each host's link carries in each direction: 1gbit")
+      ->type_name("RATE")
+      ->required();
+  app.add_option("--parameters", flags.training.parameters, "How many parameters the model has")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber.description(""));
+  app.add_option("--workers", flags.cluster.workers, "Workers, each on a host")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber.description(""));
+  app.add_option("--aggregators", flags.cluster.shards, "Aggregators [as many as workers]")
+      ->type_name("N");
+  app.add_flag("--colocated", flags.cluster.colocated,
+               "Aggregators run on the workers' hosts [on hosts of their own]");
+  app.add_option("--cores", flags.cluster.cores_per_host, "Of each host")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber.description(""));
+  AddJsonFlag(app, flags.json);
+}
+
+void AddPredictFlags(CLI::App& app, Flags& flags) {
+  AddClusterFlags(app, flags);
+  app.add_option_function<double>(
+         "--compute-ms",
+         [&flags](double milliseconds) { flags.training.compute_s = milliseconds / 1000; },
+         "Forward and backward pass of a step, without any exchange")
+      ->type_name("MS")
+      ->required()
+      ->check(CLI::PositiveNumber.description(""));
+  app.add_option("--warm-up", flags.training.warm_up_share, "Share of all steps that are dense")
+      ->type_name("SHARE")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0).description(""));
 }
 
 void AddRankFlags(CLI::App& app, RankOptions& rank) {
@@ -161,7 +245,9 @@ Command AddBenchCommand(CLI::App& program) {
       "  signpost bench exchange\n"
       "  signpost bench exchange --netns 1gbit --parameters 100000000\n"
       "  signpost bench exchange --peers gloo-fp32,mpi\n"
-      "  signpost bench step --codec fp32 --json figures.json");
+      "  signpost bench step --codec fp32 --json figures.json\n"
+      "  signpost bench predict --link 1gbit --parameters 340000000 --workers 8 --compute-ms 900\n"
+      "  signpost bench scale --link 10gbit --parameters 1000000000 --workers 256");
   CLI::App& kernels = *app.add_subcommand(
       "kernels", "Kernels on one core, against changing as many bytes in place");
   AddKernelsFlags(kernels, *flags);
@@ -175,11 +261,20 @@ Command AddBenchCommand(CLI::App& program) {
   CLI::App& step =
       *app.add_subcommand("step", "Whole steps of 1-bit Adam, or with a dense codec of Adam");
   AddMeasuringFlags(step, *flags);
+  CLI::App& predict = *app.add_subcommand(
+      "predict", "What a step should take with fp32, bf16 and one bit, and whether one bit pays");
+  AddPredictFlags(predict, *flags);
+  CLI::App& scale = *app.add_subcommand(
+      "scale",
+      "What an exchange should take, played frame by frame, with up to a thousand workers");
+  AddClusterFlags(scale, *flags);
   CLI::App& rank = *app.add_subcommand("rank", "One rank of those that are measured");
   rank.group("");  // hidden
   rank.add_option("--mode", flags->rank.mode, "What an exchange is")->type_name("");
   AddRankFlags(rank, flags->rank);
-  return {&app, [flags, &kernels, &exchange, &step]() -> absl::StatusOr<int> {
+  return {&app, [flags, &kernels, &exchange, &step, &predict, &scale]() -> absl::StatusOr<int> {
+            if (predict.parsed()) return PredictStep(*flags);
+            if (scale.parsed()) return PlayExchanges(*flags);
             if (kernels.parsed()) return Show(bench::MeasureKernels(flags->kernels), flags->json);
             if (exchange.parsed() && !flags->modes.empty()) {
               return MeasureExchange(*flags, flags->modes);

@@ -540,7 +540,7 @@ TEST(Bench, PrintsATableAndWritesItAsJson) {
   const Outcome outcome = RunProgram(absl::StrCat(
       "bench exchange --workers 2 --parameters 20000 --turns 1 --exchanges 1 --json ", file));
   EXPECT_EQ(outcome.exit_code, 0);
-  EXPECT_THAT(outcome.output, AllOf(HasSubstr("MEDIAN"), HasSubstr("packed frames, one-bit"),
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("VALUE"), HasSubstr("packed frames, one-bit"),
                                     HasSubstr("gradients to mean, one-bit")));
   std::ostringstream json;
   json << std::ifstream(file).rdbuf();
@@ -560,6 +560,24 @@ TEST(Bench, MeasuresWholeSteps) {
       "--exchanges 1");
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_THAT(outcome.output, HasSubstr("optimizer step, fp32"));
+}
+
+TEST(Bench, PredictsWhetherOneBitPays) {
+  const Outcome slow =
+      RunProgram("bench predict --link 1gbit --parameters 340000000 --workers 8 --compute-ms 900");
+  EXPECT_EQ(slow.exit_code, 0);
+  EXPECT_THAT(slow.output, AllOf(HasSubstr("VALUE"), HasSubstr("one-bit"), HasSubstr("bf16")));
+  const Outcome fast =
+      RunProgram("bench predict --link 100gbit --parameters 100000 --workers 2 --compute-ms 900");
+  EXPECT_THAT(fast.output, HasSubstr("does not pay"));
+  EXPECT_EQ(RunProgram("bench predict --link 1gbit").exit_code, 64);
+}
+
+TEST(Bench, PlaysAnExchangeOfManyWorkers) {
+  const Outcome outcome =
+      RunProgram("bench scale --link 10gbit --parameters 100000000 --workers 64");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("exchange, one-bit"), HasSubstr("the busiest link")));
 }
 
 TEST(Bench, RefusesWhatItCannotMeasure) {
