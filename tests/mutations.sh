@@ -35,8 +35,8 @@ mutate() {
 
 mutate flipped-sign-bit kernels/onebit_reference.cc \
   'std::signbit(u[i]) <<' '!std::signbit(u[i]) <<'
-mutate flipped-sign-bit-simd kernels/strip-inl.h \
-  'hn::MaskFromVec(negative)' 'hn::Not(hn::MaskFromVec(negative))'
+mutate flipped-sign-bit-simd kernels/onebit-inl.h \
+  'StoreSigns(u, bits' 'StoreSigns(Map([](Vector v) HWY_ATTR { return hn::Neg(v); }, u), bits'
 mutate server-error-dropped server/round.cc \
   'answer.payload = *std::move(payload);' 'answer.payload = *std::move(payload); for (float& e : error) e = 0;'
 mutate sum-in-arrival-order server/round.cc \
