@@ -2,13 +2,12 @@
 
 #include <algorithm>
 
-#include "proto/layout.h"
-
 namespace signpost::bench {
 namespace {
 
 constexpr double kGiga = 1e9;
-constexpr uint32_t kBlockElements = 4096;  // the default of Signpost's jobs
+constexpr uint64_t kChunkElements = uint64_t{1} << 20;  // jobs have 1Mi to 4Mi
+constexpr double kBlockElements = 4096;                 // the default of Signpost's jobs
 
 }  // namespace
 
@@ -39,7 +38,7 @@ CodecCosts Bfloat16Costs() {
 CodecCosts OneBitCosts() {
   // Arithmetic's line goes through 1.85 Gelem/s with 8 workers and 1.19 with 16.
   constexpr double kWorker = (1 / 1.19 - 1 / 1.85) / 8;
-  return {.bytes = 1. / 8 + 4. / kBlockElements,
+  return {.bytes = 1. / 8 + 4 / kBlockElements,
           .compress_s = 1 / (1.92 * kGiga),
           .apply_s = 1 / (2.34 * kGiga),
           .aggregate_s = (1 / 1.85 - 8 * kWorker) / kGiga,
@@ -55,8 +54,7 @@ uint32_t Cluster::window() const { return std::max<uint32_t>(8, 2 * shards); }
 
 ChunkTimes ChunkTimesOf(const Cluster& cluster, uint64_t parameters, const CodecCosts& codec,
                         const TransportCosts& transport) {
-  const uint64_t chunk_elements = SuitableChunkElements(parameters, kBlockElements);
-  const uint64_t chunks = (parameters + chunk_elements - 1) / chunk_elements;
+  const uint64_t chunks = (parameters + kChunkElements - 1) / kChunkElements;
   const double elements = static_cast<double>(parameters) / static_cast<double>(chunks);
   const double bytes = elements * codec.bytes;
   return {.chunks = chunks,

@@ -158,7 +158,6 @@ TEST(Layout, SuitableChunksAreAsManyAsManyShardsDivide) {
   EXPECT_EQ(chunks_of(25'000'000), 12u);
   EXPECT_EQ(chunks_of(100'000'000), 24u);
   EXPECT_EQ(chunks_of(340'000'000), 96u);
-  EXPECT_EQ(chunks_of(340'000'000, 65536), 96u);
   EXPECT_EQ(chunks_of(25'000'000, 24), 12u);
 }
 
