@@ -40,7 +40,7 @@ and for ranks in network namespaces X-0, X-1, ... with the addresses 10.77.0.1, 
         --mca oob_tcp_if_include 10.77.0.0/24 TUNING --mca btl tcp,self
         --mca btl_tcp_if_include 10.77.0.0/24 python3 peers.py --peer mpi --parameters 1000000
 
-where TUNING is, for the fastest way that Open MPI 4.1 has,
+where TUNING is, as the fastest of what was tried with Open MPI 4.1,
 
     --mca mpi_yield_when_idle 1 --mca coll_tuned_use_dynamic_rules 1
         --mca coll_tuned_allreduce_algorithm 4
