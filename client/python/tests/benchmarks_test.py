@@ -13,6 +13,8 @@ BENCHMARKS = "client/python/benchmarks"
 PEERS = f"{BENCHMARKS}/peers.py"
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
 MPIRUN += ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
+MPIRUN += ["--mca", "mpi_yield_when_idle", "1", "--mca", "coll_tuned_use_dynamic_rules", "1"]
+MPIRUN += ["--mca", "coll_tuned_allreduce_algorithm", "4"]
 
 
 def output_of(*command):
