@@ -63,7 +63,8 @@ def name_of(rate):
 
 
 def milliseconds(row):
-    return f"{1000 * row['value']:.3g}"
+    value = 1000 * row["value"]
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def of_bound(row):
@@ -227,14 +228,13 @@ def main():
     if os.geteuid() != 0:
         sys.exit("performance.py: links of a rate are network namespaces, which need root")
     runs, output = Runs(arguments.runs), ROOT / "docs"
-    before = os.getloadavg()[0]
     report = Path("bench/performance.md.in").read_text()
     report = report.replace("@RATES@", against_rates(runs, output))
     report = report.replace("@PARAMETERS@", against_parameters(runs, output))
     report = report.replace("@WORKERS@", against_workers(runs, output))
     report = report.replace("@KERNELS@", against_memory(runs))
     report = report.replace("@VOLUMES@", volumes())
-    machine = f"{os.cpu_count()} cores of an {processor()}, load {before:.1f} before"
+    machine = f"{os.cpu_count()} cores of an {processor()}"
     report = report.replace("@MACHINE@", f"{runs.dates()}; {machine}")
     (output / "performance.md").write_text(report)
     print(f"written: {output / 'performance.md'}")
