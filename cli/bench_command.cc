@@ -36,7 +36,7 @@ const std::map<std::string, Codec> kCodecs = {
 struct Flags {
   ExchangeOptions exchange;
   RankOptions rank;
-  std::vector<std::string> modes;  // of "exchange"; empty: all that the codec has
+  std::vector<std::string> modes;  // that "exchange" was asked for
   bench::KernelsOptions kernels;
   bench::Cluster cluster = {.link_bits_per_s = 0, .workers = 4, .shards = 0};
   bench::Training training = {.parameters = 25'000'000, .compute_s = 0};
@@ -78,6 +78,13 @@ absl::StatusOr<int> MeasureExchange(const Flags& flags, const std::vector<std::s
     options.ranks.back().mode = mode;
   }
   return Show(bench::MeasureExchange(options), flags.json);
+}
+
+// Of "exchange": those that were asked for, or all that the codec has.
+std::vector<std::string> ModesOf(const Flags& flags) {
+  if (!flags.modes.empty()) return flags.modes;
+  if (flags.rank.codec == BFLOAT16) return {"mean"};
+  return {"frames", "mean"};
 }
 
 absl::StatusOr<bench::Cluster> ClusterOf(const Flags& flags) {
@@ -276,13 +283,7 @@ Command AddBenchCommand(CLI::App& program) {
             if (predict.parsed()) return PredictStep(*flags);
             if (scale.parsed()) return PlayExchanges(*flags);
             if (kernels.parsed()) return Show(bench::MeasureKernels(flags->kernels), flags->json);
-            if (exchange.parsed() && !flags->modes.empty()) {
-              return MeasureExchange(*flags, flags->modes);
-            }
-            if (exchange.parsed() && flags->rank.codec == BFLOAT16) {
-              return MeasureExchange(*flags, {"mean"});
-            }
-            if (exchange.parsed()) return MeasureExchange(*flags, {"frames", "mean"});
+            if (exchange.parsed()) return MeasureExchange(*flags, ModesOf(*flags));
             if (step.parsed()) return MeasureExchange(*flags, {"step"});
             return BeRank(flags->rank);
           }};

@@ -215,6 +215,27 @@ absl::StatusOr<ResumeState> Load(Disk& disk, const JobOptionsForTest& job, uint3
   return Load(ResumeFrom{.checkpoints = &disk}, job, rank);
 }
 
+// What ranks are told that resume from these and may not, all together.
+std::string RefusalsOf(const JobOptionsForTest& job, const std::vector<ResumeFrom>& from) {
+  Cluster cluster({});
+  absl::Mutex mutex;
+  std::string messages;
+  OnEachRank(2, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    WorkerOptions options = job.worker;
+    options.rank = rank;
+    options.world_size = 2;
+    const std::vector<float> before = replica.values;
+    auto worker =
+        Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect(), from[rank]);
+    EXPECT_FALSE(worker.ok());
+    EXPECT_EQ(replica.values, before) << "parameters are untouched";
+    absl::MutexLock lock(&mutex);
+    absl::StrAppend(&messages, std::string(worker.status().message()));
+  });
+  return messages;
+}
+
 std::vector<std::string> CheckpointsIn(Disk& disk) {
   std::vector<std::string> names;
   const auto entries = CheckpointDir(disk).List();
@@ -548,23 +569,8 @@ TEST(RankState, StatesOfDifferentStepsAreRefused) {
   std::vector<std::string> early(2), late(2);
   RunAnew(1, {.job = job, .until = 6, .save_states = &early});
   RunAnew(1, {.job = job, .until = 8, .save_states = &late});
-  Cluster cluster({});
-  absl::Mutex mutex;
-  std::string messages;
-  OnEachRank(2, [&](uint32_t rank) {
-    Replica replica(job, rank);
-    WorkerOptions options = job.worker;
-    options.rank = rank;
-    options.world_size = 2;
-    const std::vector<float> before = replica.values;
-    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect(),
-                               {.state = rank == 0 ? early[0] : late[1]});
-    EXPECT_FALSE(worker.ok());
-    EXPECT_EQ(replica.values, before) << "parameters are untouched";
-    absl::MutexLock lock(&mutex);
-    absl::StrAppend(&messages, std::string(worker.status().message()));
-  });
-  EXPECT_THAT(messages, HasSubstr("option first_step is"));
+  EXPECT_THAT(RefusalsOf(job, {{.state = early[0]}, {.state = late[1]}}),
+              HasSubstr("option first_step is"));
 }
 
 TEST(Checkpoint, ARankThatNeverComesIsNamedOnAllOthersWithinTheDeadlineAndTrainingGoesOn) {
@@ -599,23 +605,8 @@ TEST(Checkpoint, RanksThatResumeFromDifferentOnesAreRefused) {
   MemoryDisk early, late;
   RunAnew(1, {.job = job, .until = 6, .checkpoint_after = {6}, .checkpoints = &early});
   RunAnew(1, {.job = job, .until = 8, .checkpoint_after = {8}, .checkpoints = &late});
-  Cluster cluster({});
-  absl::Mutex mutex;
-  std::string messages;
-  OnEachRank(2, [&](uint32_t rank) {
-    Replica replica(job, rank);
-    WorkerOptions options = job.worker;
-    options.rank = rank;
-    options.world_size = 2;
-    const std::vector<float> before = replica.values;
-    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect(),
-                               {.checkpoints = rank == 0 ? &early : &late});
-    EXPECT_FALSE(worker.ok());
-    EXPECT_EQ(replica.values, before) << "parameters are untouched";
-    absl::MutexLock lock(&mutex);
-    absl::StrAppend(&messages, std::string(worker.status().message()));
-  });
-  EXPECT_THAT(messages, HasSubstr("option first_step is"));
+  EXPECT_THAT(RefusalsOf(job, {{.checkpoints = &early}, {.checkpoints = &late}}),
+              HasSubstr("option first_step is"));
 }
 
 // Aggregators that die at the wrong moment, over a real network and on a real disk.

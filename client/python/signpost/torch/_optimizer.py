@@ -243,16 +243,16 @@ class _JobOptimizer(torch.optim.Optimizer):
         except BaseException:
             _leave_both(None, clipping)
             raise
-        before = self._session, self._clipping, self._backward
+        old_session, old_clipping, old_backward = self._session, self._clipping, self._backward
         self._session, self._clipping, self._tensors = session, clipping, tensors
         parameters = [p for group in self.param_groups for p in group["params"]]
         self._frozen = [p for p in parameters if not p.requires_grad]
-        if before[2] is not None:
-            before[2].remove_hooks()
+        if old_backward is not None:
+            old_backward.remove_hooks()
         if self._overlap:
             self._backward = Backward(session, tensors, self._rates)
         try:
-            _leave_both(before[0], before[1])
+            _leave_both(old_session, old_clipping)
         except SignpostError as error:
             warnings.warn(f"the job that was there before could not be left: {error}")
         if world().world_size > 1 or resumes:
