@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "bench/hosts.h"
 #include "bench/line_process.h"
+#include "proto/frame.h"
 
 namespace signpost::bench {
 namespace {
@@ -31,9 +32,7 @@ double BitsPerParameter(Codec codec) {
 }
 
 std::string NameOf(const RankOptions& rank) {
-  const std::string codec = rank.codec == ONE_BIT    ? "one-bit"
-                            : rank.codec == BFLOAT16 ? "bf16"
-                                                     : "fp32";
+  const std::string codec = CodecName(rank.codec);
   if (rank.mode == "frames") return absl::StrCat("packed frames, ", codec);
   if (rank.mode == "mean") return absl::StrCat("gradients to mean, ", codec);
   return absl::StrCat("optimizer step, ", codec);

@@ -301,7 +301,7 @@ absl::StatusOr<std::unique_ptr<Rank>> JoinAsRank(SessionOptions session,
   if (options.mode == "mean") return JoinMean(session, options);
   if (options.mode == "step") return JoinStep(session, options);
   return absl::InvalidArgumentError(
-      absl::StrCat("there are no exchanges of ", options.mode, " as ", Codec_Name(options.codec)));
+      absl::StrCat("there are no exchanges of ", options.mode, " as ", CodecName(options.codec)));
 }
 
 absl::Status ServeLines(Rank& rank) {
