@@ -91,10 +91,11 @@ class Layout {
   uint64_t elements_ = 0;
 };
 
-// The chunk_elements for a job of so many elements: of about 1Mi to 4Mi, because each chunk costs a
-// call, and so that the number of chunks is one that many numbers of shards divide. A multiple of
-// block_elements.
-uint32_t SuitableChunkElements(uint64_t elements, uint32_t block_elements);
+// The chunk_elements for a job of so many elements over so many shards, a multiple of
+// block_elements. Each chunk costs a call, so chunks are of about 1Mi elements at least; links stand
+// idle for as long as a shard's first chunk takes, so of a large model each shard has 6 and more,
+// and as many as every other.
+uint32_t SuitableChunkElements(uint64_t elements, uint32_t shards, uint32_t block_elements);
 
 // 1 for a scalar; UINT64_MAX when the product of the dimensions does not fit.
 uint64_t ElementCount(const Tensor& tensor);
