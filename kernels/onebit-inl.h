@@ -326,16 +326,27 @@ size_t CompressOneBit(const BlockRule& rule, absl::Span<const float> values,
 }
 
 void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<float> values) {
+  // What no cache of a core's own holds is better not read from memory to be written.
+  constexpr size_t kStreamedElements = size_t{256} << 10;
+  const bool is_large = values.size() >= kStreamedElements;
   const size_t blocks = BlockCount(values.size(), rule.block_elements);
   for (size_t block = 0; block < blocks; ++block) {
     const size_t begin = block * rule.block_elements;
+    float* const out = values.data() + begin;
     const Magnitude scale(compressed.scales[block]);
     const size_t length = std::min(rule.block_elements, values.size() - begin);
-    ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
-      const uint32_t signs = LoadSigns(compressed.bits + (begin + i) / 8, count);
-      Store(Signed(scale, signs), values.data() + begin + i, count);
-    });
+    const auto strip_at = [&](size_t i, auto count) STRIP_BODY {
+      return Signed(scale, LoadSigns(compressed.bits + (begin + i) / 8, count));
+    };
+    if (is_large && AreVectorsAligned(out)) {
+      ForEachStrip(length, [&](size_t i, auto count)
+                               STRIP_BODY { Stream(strip_at(i, count), out + i, count); });
+    } else {
+      ForEachStrip(length, [&](size_t i, auto count)
+                               STRIP_BODY { Store(strip_at(i, count), out + i, count); });
+    }
   }
+  hwy::FlushStream();
 }
 
 size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contributions,

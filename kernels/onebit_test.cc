@@ -276,6 +276,30 @@ TEST(OneBit, DecompressedValuesMatchTheModelWithTheSignsOfTheirZeros) {
   });
 }
 
+// Large spans are written past the caches, where they are aligned.
+TEST(OneBit, DecompressedLargeSpansMatchTheModelWhereverTheyBegin) {
+  Random random;
+  constexpr size_t kElements = (size_t{256} << 10) + 4099;
+  for (size_t block : {size_t{24}, size_t{4096}}) {
+    const BlockRule rule = {block};
+    const model::Compressed compressed = RandomCompressed(random, rule, kElements);
+    const Values expected = model::Decompress(rule, compressed, kElements);
+    for (size_t offset : {0, 1, 8, 16}) {
+      SCOPED_TRACE(testing::Message() << "blocks of " << block << ", offset " << offset);
+      OnEveryTarget([&] {
+        Values memory(kElements + 64, kNan);
+        const size_t aligned = (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / 4;
+        const absl::Span<float> values =
+            absl::MakeSpan(memory).subspan(aligned + offset, kElements);
+        DecompressOneBit(rule, {compressed.scales.data(), compressed.bits.data()}, values);
+        EXPECT_TRUE(SameBytes<float>(values, expected));
+        EXPECT_TRUE(std::isnan(values.data()[-1]));
+        EXPECT_TRUE(std::isnan(values.data()[kElements]));
+      });
+    }
+  }
+}
+
 TEST(OneBit, AggregateOfAnyWorldSizeMatchesTheModel) {
   Random random;
   for (size_t ranks : {1, 2, 3, 4, 5, 8, 9, 16, 70}) {

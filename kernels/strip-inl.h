@@ -124,6 +124,17 @@ HWY_INLINE void Store(const Strip& strip, float* p, size_t count) {
   });
 }
 
+// Stores past the caches, to where vectors are aligned. Done with them, hwy::FlushStream().
+HWY_INLINE void Stream(const Strip& strip, float* p, Full) {
+  ForEachVector([&](size_t k) STRIP_BODY { hn::Stream(strip.v[k], Floats(), p + k * kLanes); });
+}
+
+HWY_INLINE void Stream(const Strip& strip, float* p, size_t count) { Store(strip, p, count); }
+
+HWY_INLINE bool AreVectorsAligned(const float* p) {
+  return reinterpret_cast<uintptr_t>(p) % sizeof(Vector) == 0;
+}
+
 HWY_INLINE Strip Zeros() {
   return MakeStrip([](size_t) STRIP_BODY { return hn::Zero(Floats()); });
 }
