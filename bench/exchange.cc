@@ -269,11 +269,20 @@ class Measurement {
         SetPeer(options_.peers[0], seconds, absl::MakeConstSpan(groups_[ours].seconds).subspan(1),
                 time);
       }
+      if (options_.ranks[g].mode == "step") *figures.add_figures() = PeakMemory(groups_[g]);
       if (options_.ranks[g].mode == "frames") {
         *figures.add_figures() = CpuPerByte(options_.ranks[g], groups_[g]);
       }
     }
     return figures;
+  }
+
+  // Of the ranks and the aggregators, each when it had most.
+  Figure PeakMemory(const Group& group) const {
+    uint64_t bytes = 0;
+    for (const auto& rank : group.ranks) bytes += rank->peak_memory_bytes();
+    for (const auto& aggregator : aggregators_) bytes += aggregator->peak_memory_bytes();
+    return MakeFigure("  memory of all processes", "GB", {bytes / 1e9});
   }
 
   Figure CpuPerByte(const RankOptions& rank, const Group& group) const {

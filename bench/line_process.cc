@@ -14,9 +14,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <fstream>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 
 namespace signpost::bench {
@@ -151,6 +154,19 @@ absl::Duration LineProcess::cpu_time() const {
   // It stands still for a process that has ended.
   if (clock_getcpuclockid(pid_, &clock) == 0) clock_gettime(clock, &time);
   return absl::DurationFromTimespec(time);
+}
+
+uint64_t LineProcess::peak_memory_bytes() const {
+  std::ifstream status(absl::StrCat("/proc/", pid_, "/status"));
+  for (std::string line; std::getline(status, line);) {
+    absl::string_view rest = line;
+    uint64_t kilobytes = 0;
+    if (absl::ConsumePrefix(&rest, "VmHWM:") && absl::ConsumeSuffix(&rest, "kB") &&
+        absl::SimpleAtoi(rest, &kilobytes)) {
+      return kilobytes << 10;
+    }
+  }
+  return 0;
 }
 
 InterruptScope::InterruptScope() {

@@ -44,6 +44,9 @@ class LineProcess {
   // Processor time of all its threads so far.
   absl::Duration cpu_time() const;
 
+  // The most memory that it has had at once; 0 once it has ended.
+  uint64_t peak_memory_bytes() const;
+
  private:
   LineProcess(std::string name, pid_t pid, int in, int out)
       : name_(std::move(name)), pid_(pid), in_(in), out_(out) {}

@@ -58,5 +58,13 @@ TEST(LineProcess, CountsProcessorTime) {
   EXPECT_LT(process->cpu_time(), absl::Seconds(20));
 }
 
+TEST(LineProcess, KnowsTheMostMemoryThatItHad) {
+  const std::string fill = "v=$(head -c 30000000 /dev/zero | tr '\\0' x)";
+  auto process = Shell(absl::StrCat(fill, "; v=; echo; read line"));
+  ASSERT_TRUE(process->ReadLine(Soon()).ok());
+  EXPECT_GT(process->peak_memory_bytes(), 30e6);
+  EXPECT_LT(process->peak_memory_bytes(), 3e9);
+}
+
 }  // namespace
 }  // namespace signpost::bench

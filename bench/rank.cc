@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -218,24 +219,46 @@ class MeanRank final : public Rank {
   uint32_t exchanges_ = 0;
 };
 
+// The gradients of a model's tensors. Those of a large model share memory, as where each goes
+// before the next is made: there is room for a part of them only, which is more than caches hold.
+class Gradients {
+ public:
+  Gradients(uint32_t rank, const std::vector<uint64_t>& sizes) {
+    uint64_t all = 0;
+    for (const uint64_t size : sizes) all += size;
+    const uint64_t room = std::max(kMostElements, *absl::c_max_element(sizes));
+    memory_ = GradientOf(rank, std::min(all, room));
+    size_t begin = 0;
+    for (const uint64_t size : sizes) {
+      if (begin + size > memory_.size()) begin = 0;
+      tensors_.push_back(absl::MakeConstSpan(memory_).subspan(begin, size));
+      begin += size;
+    }
+  }
+  absl::Span<const absl::Span<const float>> tensors() const { return tensors_; }
+
+ private:
+  static constexpr uint64_t kMostElements = uint64_t{32} << 20;
+
+  std::vector<float> memory_;
+  std::vector<absl::Span<const float>> tensors_;
+};
+
 class StepRank final : public Rank {
  public:
-  StepRank(std::unique_ptr<Session> session, std::vector<float> parameters,
-           std::vector<float> gradient)
+  StepRank(std::unique_ptr<Session> session, std::vector<float> parameters, uint32_t rank)
       : parameters_(std::move(parameters)),
-        gradient_(std::move(gradient)),
+        gradients_(rank, TensorSizes(parameters_.size())),
         session_(std::move(session)) {}
 
   absl::Status Exchange() override {
-    std::vector<absl::Span<const float>> gradients;
-    for (const absl::Span<float> tensor : Cut(gradient_)) gradients.push_back(tensor);
-    return session_->Step(gradients, {GroupRates()}).status();
+    return session_->Step(gradients_.tensors(), {GroupRates()}).status();
   }
   absl::Status Leave() override { return session_->Leave(); }
 
  private:
   std::vector<float> parameters_;
-  std::vector<float> gradient_;
+  const Gradients gradients_;
   const std::unique_ptr<Session> session_;
 };
 
@@ -282,8 +305,8 @@ absl::StatusOr<std::unique_ptr<Rank>> JoinStep(const SessionOptions& session,
   absl::StatusOr<std::unique_ptr<Session>> joined =
       Session::Join(session, optimizer, ParametersOf(parameters));
   if (!joined.ok()) return joined.status();
-  auto rank = std::make_unique<StepRank>(*std::move(joined), std::move(parameters),
-                                         GradientOf(session.worker.rank, options.parameters));
+  auto rank =
+      std::make_unique<StepRank>(*std::move(joined), std::move(parameters), session.worker.rank);
   // The dense step, and the first one-bit one, whose momentum is dense.
   for (int step = 0; step < 2; ++step) {
     if (absl::Status status = rank->Exchange(); !status.ok()) return status;

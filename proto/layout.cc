@@ -388,8 +388,7 @@ std::string Layout::DescribeBlock(uint32_t chunk, uint32_t block) const {
 uint32_t SuitableChunkElements(uint64_t elements, uint32_t shards, uint32_t block_elements) {
   constexpr uint64_t kMi = uint64_t{1} << 20;
   elements = std::clamp<uint64_t>(elements, 1, kMaxElements);
-  const uint64_t wanted = std::max(std::clamp(elements / (6 * shards), kMi, 2 * kMi),
-                                   std::min(elements / (24 * shards), 4 * kMi));
+  const uint64_t wanted = std::clamp(elements / (6 * shards), kMi, 2 * kMi);
   uint64_t chunks = std::max<uint64_t>(1, elements / wanted);
   if (chunks >= shards) chunks = (elements / wanted + shards / 2) / shards * shards;
   // Chunks end with blocks: with room for one more they need not be more.

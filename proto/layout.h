@@ -92,9 +92,9 @@ class Layout {
 };
 
 // The chunk_elements for a job of so many elements over so many shards, a multiple of
-// block_elements. Each chunk costs a call, so chunks are of about 1Mi elements at least; links stand
-// idle for as long as a shard's first chunk takes, so of a large model each shard has 6 and more,
-// and as many as every other.
+// block_elements: about 1Mi to 2Mi. Each chunk costs a call, whatever is in it; but links stand
+// idle for as long as a shard's first chunk takes, and several chunks are in memory at once. Of a
+// large model each shard has 6 and more, and as many as every other.
 uint32_t SuitableChunkElements(uint64_t elements, uint32_t shards, uint32_t block_elements);
 
 // 1 for a scalar; UINT64_MAX when the product of the dimensions does not fit.

@@ -160,8 +160,8 @@ TEST(Layout, SuitableChunksAreAsManyOnEachShard) {
   EXPECT_EQ(chunks_of(25'000'000, 4, 24), 24u);
   EXPECT_EQ(chunks_of(100'000'000, 2), 48u);
   EXPECT_EQ(chunks_of(100'000'000, 4), 48u);
-  EXPECT_EQ(chunks_of(340'000'000, 4), 96u);
-  EXPECT_EQ(chunks_of(1'000'000'000, 8), 240u);
+  EXPECT_EQ(chunks_of(340'000'000, 4), 164u);
+  EXPECT_EQ(chunks_of(1'000'000'000, 8), 479u);
 }
 
 // --- What is refused.

@@ -442,7 +442,8 @@ void OwnedChunk::KeptFrame(uint64_t payload_bytes) {
 }
 
 OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
-  error_.resize(layout_.chunks()[chunk_].elements);
+  // Its memory is not taken before there is an error.
+  if (open_->round.CanLose()) error_.resize(layout_.chunks()[chunk_].elements);
   absl::StatusOr<Answer> answer = open_->round.Close(layout_, absl::MakeSpan(error_));
   if (!answer.ok()) {
     spoilt_ = answer.status();

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
@@ -33,6 +34,13 @@ absl::Status OutOfRangeError(const FrameHeader& header, const Layout& layout,
       "the sum over the workers of ", Where(header), " is out of range (", where,
       "): the training has diverged, and this aggregator's error for the chunk is lost. Start the "
       "job again from a checkpoint, with a lower learning rate or gamma"));
+}
+
+// This thread's zeros, for the error that the kernels ask for: where nothing is lost it stays zero.
+absl::Span<float> NoError(size_t elements) {
+  thread_local std::vector<float> zeros;
+  if (zeros.size() < elements) zeros.resize(elements);
+  return absl::MakeSpan(zeros).first(elements);
 }
 
 }  // namespace
@@ -175,6 +183,11 @@ absl::StatusOr<Answer> Round::Close(const Layout& layout, absl::Span<float> erro
   return answer;
 }
 
+bool Round::CanLose() const {
+  const Codec codec = first_header().codec();
+  return !LowestSkippedRank() && codec != FLOAT32 && codec != PLAIN_FLOAT32;
+}
+
 std::optional<uint32_t> Round::LowestSkippedRank() const {
   for (uint32_t rank = 0; rank < frames_.size(); ++rank) {
     if (frames_[rank] && frames_[rank]->header.codec() == SKIP) return rank;
@@ -188,14 +201,12 @@ absl::StatusOr<Payload> Round::Aggregate(Codec codec, const Layout& layout,
     Restore(error);
     return Payload();
   }
-  std::vector<float> no_error;
-  if (codec == PLAIN_FLOAT32) {
-    no_error.resize(error.size());
-    error = absl::MakeSpan(no_error);
-  }
+  const bool has_error = codec != PLAIN_FLOAT32 && !error.empty();
+  if (!has_error) error = NoError(layout.chunks()[first_header().chunk()].elements);
   Payload out(layout.PayloadBytes(codec, first_header().chunk()));
   const absl::Status status = IsDense(codec) ? AggregateDense(codec, layout, error, out.data())
                                              : AggregateOneBit(layout, error, out.data());
+  if (!status.ok() && !has_error) absl::c_fill(error, 0.0f);
   if (!status.ok()) return status;
   return out;
 }

@@ -78,7 +78,12 @@ class Round {
   // (kMaxScale, kMaxDense of kernels/block.h): the error is then spoilt, and the chunk must not go
   // on. RESTORE: error = the sum of the contributions that have numbers, in rank order.
   // PLAIN_FLOAT32: answer = (sum in rank order) / world_size; error = error_scale * error.
+  //
+  // An error that is all zero may be empty instead where CanLose() is false.
   absl::StatusOr<Answer> Close(const Layout& layout, absl::Span<float> error) const;
+
+  // Whether an answer can differ from u, and so leave an error.
+  bool CanLose() const;
 
  private:
   absl::Status CheckDuplicate(const Frame& frame) const;

@@ -234,6 +234,26 @@ TEST(Round, PlainFloat32LeavesTheErrorOut) {
   EXPECT_EQ(outcome.error, SomeError(1));
 }
 
+TEST(Round, WithoutAnErrorNoneNeedBeThereForWhatLosesNothing) {
+  for (Codec codec : {FLOAT32, PLAIN_FLOAT32, SKIP, BFLOAT16, ONE_BIT}) {
+    std::vector<Frame> frames = FramesOf({0, 1, 2}, /*chunk=*/1, FLOAT32);
+    if (codec == PLAIN_FLOAT32) {
+      for (Frame& frame : frames) frame.header.set_codec(codec);
+    } else if (codec == SKIP) {
+      frames[1] = FrameOf(1, /*chunk=*/1, SKIP);
+    } else if (codec != FLOAT32) {
+      frames = FramesOf({0, 1, 2}, /*chunk=*/1, codec);
+    }
+    Round round(frames.size());
+    for (const Frame& frame : frames) ASSERT_TRUE(round.Contribute(CopyOf(frame)).ok());
+    EXPECT_EQ(round.CanLose(), codec == BFLOAT16 || codec == ONE_BIT) << CodecName(codec);
+    if (round.CanLose()) continue;
+    const absl::StatusOr<Answer> answer = round.Close(TestLayout(), {});
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    EXPECT_EQ(BytesOf(*answer), BytesOf(RoundOf(frames, std::vector<float>(Elements(1))).answer));
+  }
+}
+
 // With powers of two for the number of ranks a mean times that is the sum, to the bit.
 TEST(Round, AnswersWithTheSumIfTheJobSaysSo) {
   JoinRequest join = TestJoin(/*rank=*/0, /*world_size=*/1);

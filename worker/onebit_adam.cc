@@ -127,6 +127,8 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
       parameters_(std::move(parameters)),
       error_(layout.elements()),
       variance_(layout.elements()),
+      has_error_(layout.chunks().size()),
+      no_error_(std::min<uint64_t>(layout.elements(), layout.options().chunk_elements())),
       signed_momentum_(layout.chunks().size()) {
   for (const Chunk& chunk : layout.chunks()) dense_momentum_.emplace_back(chunk.elements);
   if (options.freeze_step != OptimizerOptions::kAuto) {
@@ -136,8 +138,9 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
 
 void OneBitAdam::Restore(OptimizerState state) {
   schedule_ = std::move(state.schedule);
-  error_ = std::move(state.error);
-  variance_ = std::move(state.variance);
+  error_.assign(state.error.begin(), state.error.end());
+  variance_.assign(state.variance.begin(), state.variance.end());
+  has_error_.assign(has_error_.size(), true);
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
     const Chunk& chunk = layout_.chunks()[c];
     const float* momentum = state.momentum.data() + chunk.first_element;
@@ -154,7 +157,7 @@ Payload OneBitAdam::State(uint32_t chunk_index) const {
     const float* values = parameters_[segment.tensor].values.data() + segment.tensor_offset;
     std::copy_n(values, segment.elements, parameters + segment.chunk_offset);
   }
-  const std::vector<float> momentum = Momentum(chunk_index);
+  const PageVector<float> momentum = Momentum(chunk_index);
   float* const after = std::copy(momentum.begin(), momentum.end(), parameters + chunk.elements);
   std::copy_n(variance_.data() + chunk.first_element, chunk.elements, after);
   return state;
@@ -281,7 +284,7 @@ void OneBitAdam::FreezeVariance(bool is_first) {
           absl::MakeSpan(dense_momentum_[c]).subspan(segment.chunk_offset, segment.elements),
           SegmentOf(variance_, chunk, segment));
       // Errors were in units of the gradient, and are in units of the momentum from here on.
-      if (!is_first) continue;
+      if (!is_first || !has_error_[c]) continue;
       kernels::Scale(MomentumRatesOf(RatesOfTensor(segment.tensor)).one_minus_beta1,
                      SegmentOf(error_, chunk, segment));
     }
@@ -306,12 +309,12 @@ uint32_t OneBitAdam::Compress(uint32_t chunk_index,
 size_t OneBitAdam::CompressSegment(uint32_t chunk_index, const Segment& segment,
                                    absl::Span<const float> gradient, uint8_t* payload) {
   const Chunk& chunk = layout_.chunks()[chunk_index];
-  const absl::Span<float> error = SegmentOf(error_, chunk, segment);
+  if (codec() != FLOAT32 && stage_ != Stage::kRefresh) has_error_[chunk_index] = true;
+  const bool adds_error = has_error_[chunk_index] && stage_ != Stage::kRefresh;
+  const absl::Span<float> error = adds_error ? SegmentOf(error_, chunk, segment) : NoError(segment);
   if (stage_ != Stage::kOneBit) {
-    std::vector<float> no_error(stage_ == Stage::kRefresh ? segment.elements : 0);
     const kernels::DenseType type = DenseTypeOf(codec());
-    return kernels::CompressDense(rule_, type, gradient,
-                                  stage_ == Stage::kRefresh ? absl::MakeSpan(no_error) : error,
+    return kernels::CompressDense(rule_, type, gradient, error,
                                   payload + kernels::DenseBytes(type, segment.chunk_offset));
   }
   const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(segment.tensor));
@@ -344,7 +347,7 @@ void OneBitAdam::Apply(uint32_t chunk_index, Answer answer) {
   }
   if (stage_ != Stage::kOneBit) return;
   signed_momentum_[chunk_index] = std::move(answer.payload);
-  dense_momentum_[chunk_index] = {};
+  dense_momentum_[chunk_index] = PageVector<float>();  // {} would keep its memory
 }
 
 void OneBitAdam::ApplyOneBit(const Chunk& chunk, const Segment& segment, const uint8_t* payload) {
@@ -439,6 +442,7 @@ void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, uint32_t 
     const size_t elements = std::min<size_t>(
         segment.elements, (blocks_packed - segment.first_block) * rule_.block_elements);
     const absl::Span<float> error = SegmentOf(error_, chunk, segment).first(elements);
+    has_error_[chunk_index] = true;
     const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(segment.tensor));
     if (stage_ != Stage::kOneBit) {
       // After the freeze errors are in units of the momentum.
@@ -468,18 +472,22 @@ void OneBitAdam::AddMomentum(uint32_t chunk_index, const Segment& segment, float
                      factor, accumulator);
 }
 
-absl::Span<float> OneBitAdam::SegmentOf(std::vector<float>& values, const Chunk& chunk,
+absl::Span<float> OneBitAdam::SegmentOf(PageVector<float>& values, const Chunk& chunk,
                                         const Segment& segment) {
   return absl::MakeSpan(values).subspan(chunk.first_element + segment.chunk_offset,
                                         segment.elements);
 }
 
-std::vector<float> OneBitAdam::Momentum(uint32_t chunk_index) const {
+absl::Span<float> OneBitAdam::NoError(const Segment& segment) {
+  return absl::MakeSpan(no_error_).first(segment.elements);
+}
+
+PageVector<float> OneBitAdam::Momentum(uint32_t chunk_index) const {
   const Payload& payload = signed_momentum_[chunk_index];
   if (payload.size() == 0) return dense_momentum_[chunk_index];
   // Not added to zeros: +0 + -0 is +0, and the next step takes the sign of what it sees.
   const Chunk& chunk = layout_.chunks()[chunk_index];
-  std::vector<float> momentum(chunk.elements);
+  PageVector<float> momentum(chunk.elements);
   for (const Segment& segment : chunk.segments) {
     const kernels::OneBitView view = OneBitPart(chunk, segment, payload.data());
     for (uint32_t i = 0; i < segment.elements; ++i) {

@@ -24,6 +24,7 @@
 #include "proto/frame.h"
 #include "proto/layout.h"
 #include "worker/optimizer.h"
+#include "worker/page_vector.h"
 
 namespace signpost {
 
@@ -134,7 +135,7 @@ class OneBitAdam final : public Optimizer {
   absl::Span<const float> variance() const { return variance_; }
   // The chunk's momentum, dense, whatever form it is stored in, with the signs of its zeros. For
   // tests and checkpoints.
-  std::vector<float> Momentum(uint32_t chunk) const;
+  PageVector<float> Momentum(uint32_t chunk) const;
 
  private:
   enum class Stage { kWarmUp, kOneBit, kRefresh };
@@ -161,8 +162,10 @@ class OneBitAdam final : public Optimizer {
   void AddMomentum(uint32_t chunk, const Segment& segment, float factor,
                    absl::Span<float> accumulator) const;
   // The part of a vector in layout order that belongs to the segment.
-  static absl::Span<float> SegmentOf(std::vector<float>& values, const Chunk& chunk,
+  static absl::Span<float> SegmentOf(PageVector<float>& values, const Chunk& chunk,
                                      const Segment& segment);
+  // Zeros for the error that the kernel of a codec asks for that loses nothing: it leaves them.
+  absl::Span<float> NoError(const Segment& segment);
   const GroupRates& RatesOfTensor(uint32_t tensor) const {
     return rates_[parameters_[tensor].group];
   }
@@ -179,11 +182,13 @@ class OneBitAdam final : public Optimizer {
   Schedule schedule_;
   std::optional<uint64_t> frozen_for_;  // the last step before which the variance was frozen
 
-  std::vector<float> error_;     // layout order
-  std::vector<float> variance_;  // layout order; see variance()
+  PageVector<float> error_;      // layout order
+  PageVector<float> variance_;   // layout order; see variance()
+  std::vector<bool> has_error_;  // by chunk; false: all zero, and no memory yet
+  PageVector<float> no_error_;   // zeros, as many as a chunk may have
   // Per chunk: dense until its first one-bit answer, then that answer's payload as it came (1/32 of
   // the memory).
-  std::vector<std::vector<float>> dense_momentum_;
+  std::vector<PageVector<float>> dense_momentum_;
   std::vector<Payload> signed_momentum_;
 };
 

@@ -26,14 +26,12 @@ Reduction::Reduction(const Layout& layout, const ReductionOptions& options)
     : layout_(layout),
       codec_(options.codec),
       rule_{layout.options().block_elements(), layout.options().gamma()} {
-  if (codec_ != FLOAT32) {
-    error_.resize(layout.elements());
-    return;
+  if (codec_ == FLOAT32) {
+    zeros_ =
+        PageVector<float>(std::min<uint64_t>(layout.elements(), layout.options().chunk_elements()));
+  } else {
+    error_ = PageVector<float>(layout.elements());
   }
-  uint32_t most_elements = 0;
-  for (const Chunk& chunk : layout.chunks())
-    most_elements = std::max(most_elements, chunk.elements);
-  zeros_.resize(most_elements);
 }
 
 void Reduction::SetResults(absl::Span<const absl::Span<float>> results) {

@@ -18,6 +18,7 @@
 #include "kernels/onebit.h"
 #include "proto/layout.h"
 #include "worker/optimizer.h"
+#include "worker/page_vector.h"
 
 namespace signpost {
 
@@ -82,8 +83,8 @@ class Reduction final : public Optimizer {
   const kernels::BlockRule rule_;
   Schedule schedule_;                       // steps alone
   std::vector<absl::Span<float>> results_;  // by tensor, or none
-  std::vector<float> error_;                // in layout order; empty with fp32
-  std::vector<float> zeros_;                // with fp32: the error that the kernels ask for
+  PageVector<float> error_;                 // in layout order; empty with fp32
+  PageVector<float> zeros_;                 // with fp32: the error that the kernels ask for
 };
 
 }  // namespace signpost

@@ -110,7 +110,7 @@ std::vector<float> Worker::Momentum() const {
   std::vector<float> all;
   all.reserve(layout_.elements());
   for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) {
-    const std::vector<float> momentum = adam_->Momentum(chunk);
+    const PageVector<float> momentum = adam_->Momentum(chunk);
     all.insert(all.end(), momentum.begin(), momentum.end());
   }
   return all;
