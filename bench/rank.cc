@@ -238,7 +238,7 @@ class Gradients {
   absl::Span<const absl::Span<const float>> tensors() const { return tensors_; }
 
  private:
-  static constexpr uint64_t kMostElements = uint64_t{32} << 20;
+  static constexpr uint64_t kMostElements = uint64_t{24} << 20;
 
   std::vector<float> memory_;
   std::vector<absl::Span<const float>> tensors_;

@@ -2,14 +2,15 @@
 
 #include <isa-l/crc.h>
 
-#include <limits>
+#include <cstdlib>
 #include <new>
+
+#include "proto/payload_pool.h"
 
 namespace signpost {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kMaxPayloadBytes = std::numeric_limits<ptrdiff_t>::max() - kAlignment;
 
 // crc32_iscsi counts bytes in an int.
 constexpr size_t kBytesPerCall = size_t{1} << 30;
@@ -18,10 +19,21 @@ constexpr size_t kBytesPerCall = size_t{1} << 30;
 
 Payload::Payload(size_t size) : size_(size) {
   if (size == 0) return;
-  if (size > kMaxPayloadBytes) throw std::bad_alloc();
+  if (size >= PayloadPool::kLeastBytes) {
+    bytes_ = static_cast<uint8_t*>(PayloadPool::Global().Take(size));
+    return;
+  }
   const size_t whole_lines = (size + kAlignment - 1) / kAlignment * kAlignment;
-  bytes_.reset(static_cast<uint8_t*>(std::aligned_alloc(kAlignment, whole_lines)));
+  bytes_ = static_cast<uint8_t*>(std::aligned_alloc(kAlignment, whole_lines));
   if (bytes_ == nullptr) throw std::bad_alloc();
+}
+
+Payload::~Payload() {
+  if (size_ >= PayloadPool::kLeastBytes) {
+    PayloadPool::Global().Give(bytes_, size_);
+  } else {
+    std::free(bytes_);
+  }
 }
 
 uint32_t Crc32c(absl::Span<const uint8_t> bytes) { return Crc32c(bytes, /*crc_so_far=*/0); }

@@ -5,8 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <utility>
 
 #include "absl/types/span.h"
@@ -20,24 +18,23 @@ class Payload {
   Payload() = default;
   // Throws std::bad_alloc, as operator new does.
   explicit Payload(size_t size);
+  ~Payload();
   Payload(Payload&& other) noexcept
-      : bytes_(std::move(other.bytes_)), size_(std::exchange(other.size_, 0)) {}
+      : bytes_(std::exchange(other.bytes_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   Payload& operator=(Payload&& other) noexcept {
-    bytes_ = std::move(other.bytes_);
-    size_ = std::exchange(other.size_, 0);
+    Payload moved = std::move(other);  // which may be this one
+    std::swap(bytes_, moved.bytes_);
+    std::swap(size_, moved.size_);
     return *this;
   }
 
-  uint8_t* data() { return bytes_.get(); }
-  const uint8_t* data() const { return bytes_.get(); }
+  uint8_t* data() { return bytes_; }
+  const uint8_t* data() const { return bytes_; }
   size_t size() const { return size_; }
   absl::Span<const uint8_t> span() const { return {data(), size_}; }
 
  private:
-  struct Free {
-    void operator()(uint8_t* bytes) const { std::free(bytes); }
-  };
-  std::unique_ptr<uint8_t[], Free> bytes_;
+  uint8_t* bytes_ = nullptr;
   size_t size_ = 0;
 };
 

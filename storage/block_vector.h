@@ -3,12 +3,12 @@
 #ifndef SIGNPOST_STORAGE_BLOCK_VECTOR_H_
 #define SIGNPOST_STORAGE_BLOCK_VECTOR_H_
 
-#include <sys/mman.h>
-
 #include <cstddef>
 #include <cstdlib>
 #include <new>
 #include <vector>
+
+#include "proto/payload_pool.h"
 
 namespace signpost {
 
@@ -25,20 +25,29 @@ struct BlockAllocator {
   explicit BlockAllocator(const BlockAllocator<U>&) {}
 
   T* allocate(size_t count) {
-    // The system looks up each page of what it writes: large ones are fewer.
-    constexpr size_t kHugePageBytes = size_t{2} << 20;
-    const size_t bytes = count * sizeof(T);
-    const bool is_large = bytes >= kHugePageBytes;
-    const size_t alignment = is_large ? kHugePageBytes : kBlockBytes;
-    const size_t whole = (bytes + alignment - 1) / alignment * alignment;
-    void* const memory = std::aligned_alloc(alignment, whole);
+    const size_t bytes = WholeBlocks(count);
+    if (bytes >= PayloadPool::kLeastBytes) {
+      return static_cast<T*>(PayloadPool::Global().Take(bytes));
+    }
+    void* const memory = std::aligned_alloc(kBlockBytes, bytes);
     if (memory == nullptr) throw std::bad_alloc();
-    if (is_large) madvise(memory, whole, MADV_HUGEPAGE);  // where the system has them
     return static_cast<T*>(memory);
   }
-  void deallocate(T* memory, size_t) { std::free(memory); }
+  void deallocate(T* memory, size_t count) {
+    const size_t bytes = WholeBlocks(count);
+    if (bytes >= PayloadPool::kLeastBytes) {
+      PayloadPool::Global().Give(memory, bytes);
+    } else {
+      std::free(memory);
+    }
+  }
 
   bool operator==(const BlockAllocator&) const { return true; }
+
+ private:
+  static size_t WholeBlocks(size_t count) {
+    return (count * sizeof(T) + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+  }
 };
 
 template <typename T>
