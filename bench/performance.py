@@ -12,6 +12,7 @@ import datetime
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,15 @@ RATE_PARAMETERS = 25_000_000
 PARAMETERS = [5_000_000, 10_000_000, 25_000_000, 100_000_000]
 WORKERS = [1, 2, 4, 8]
 WORKERS_PARAMETERS = 10_000_000
+PEERS = {
+    "gloo-fp32": "DDP's all-reduce over Gloo, fp32",
+    "gloo-fp16": "DDP's all-reduce over Gloo, fp16",
+    "powersgd-1": "DDP's PowerSGD hook, rank 1",
+    "powersgd-2": "DDP's PowerSGD hook, rank 2",
+    "mpi": "Open MPI's all-reduce (a ring), fp32",
+}
+PEERS_PARAMETERS = 25_000_000
+LARGEST_PARAMETERS = 340_000_000
 WARM_UP_SHARES = [0.05, 0.1, 0.15, 0.25, 1]
 
 
@@ -173,6 +183,36 @@ def against_workers(runs, output):
     return table(["workers", *EXCHANGE_HEAD], rows)
 
 
+def against_peers(runs):
+    peers = [peer for peer in PEERS if peer != "mpi" or shutil.which("mpirun")]
+    few = [f"--parameters={PEERS_PARAMETERS}", "--turns=3", "--exchanges=2"]
+    found = runs.figures("exchange", "--netns=1gbit", f"--peers={','.join(peers)}", *few)
+    frames = found["packed frames, one-bit, s"]
+    mean = found["gradients to mean, one-bit, s"]
+    rows = [["Signpost, packed frames", milliseconds(frames), "", ""]]
+    rows += [["Signpost, gradients to mean", milliseconds(mean), "", ""]]
+    for peer in peers:
+        row = found[f"{peer}, s"]
+        faster = [f"{row['value'] / ours['value']:.1f}×" for ours in (frames, mean)]
+        rows.append([PEERS[peer], milliseconds(row), *faster])
+    head = ["exchange", "ms", "packed frames are faster", "gradients to mean are faster"]
+    return table(head, rows)
+
+
+def of_the_largest(runs):
+    size = [f"--parameters={LARGEST_PARAMETERS}", "--turns=3", "--exchanges=2"]
+    rows = []
+    for rate in ("1gbit", ""):
+        links_of = [f"--netns={rate}"] if rate else ["--aggregators=2"]
+        found = runs.figures("step", *links_of, *size)
+        step, memory = found["optimizer step, one-bit, s"], found["memory of all processes, GB"]
+        hosts = "4 + 4" if rate else "4 + 2"
+        rows.append([name_of(rate), hosts, milliseconds(step), of_bound(step)])
+        rows[-1].append(f"{memory['value']:.1f}")
+    head = ["link", "workers + aggregators", "one-bit, ms", "of the link's bound"]
+    return table([*head, "memory of all, GB"], rows)
+
+
 def plot_exchanges(file, x_label, x, found, title):
     names = {
         "Gloo, fp32": "gloo-fp32, s",
@@ -221,17 +261,30 @@ def processor():
     return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "?")
 
 
+def enter_own_network():
+    """Goes on in a network namespace, where TCP's congestion control is Linux's default."""
+    if "SIGNPOST_OWN_NETWORK" in os.environ:
+        return
+    os.environ["SIGNPOST_OWN_NETWORK"] = "1"
+    setup = "ip link set lo up && echo cubic >/proc/sys/net/ipv4/tcp_congestion_control"
+    command = ["sh", "-c", f'{setup} && exec "$0" "$@"', sys.executable, *sys.argv]
+    os.execvp("unshare", ["unshare", "--net", *command])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, default=Path("/tmp/signpost-performance"))
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("performance.py: links of a rate are network namespaces, which need root")
+    enter_own_network()
     runs, output = Runs(arguments.runs), ROOT / "docs"
     report = Path("bench/performance.md.in").read_text()
     report = report.replace("@RATES@", against_rates(runs, output))
     report = report.replace("@PARAMETERS@", against_parameters(runs, output))
     report = report.replace("@WORKERS@", against_workers(runs, output))
+    report = report.replace("@PEERS@", against_peers(runs))
+    report = report.replace("@LARGEST@", of_the_largest(runs))
     report = report.replace("@KERNELS@", against_memory(runs))
     report = report.replace("@VOLUMES@", volumes())
     machine = f"{os.cpu_count()} cores of an {processor()}"
