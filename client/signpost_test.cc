@@ -28,8 +28,7 @@ void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
-// What comes of joining a job with one parameter, large enough for its optimizer state to take
-// much memory.
+// What comes of joining a job with so many parameters that their descriptions take much memory.
 class SignpostJoinTest : public testing::Test {
  protected:
   SignpostJoinTest() {
@@ -37,16 +36,24 @@ class SignpostJoinTest : public testing::Test {
     options_.aggregators = "127.0.0.1:1";
     options_.job = "test";
     options_.join_timeout_s = 0.1;
+    for (size_t i = 0; i < kParameters; ++i) names_.push_back("weight " + std::to_string(i));
+    for (const std::string& name : names_) {
+      parameters_.push_back({.name = name.c_str(), .values = &value_});
+    }
   }
   ~SignpostJoinTest() override { on_much_memory = nullptr; }
 
-  int Join() { return signpost_join(&options_, &parameter_, 1, &session_, error_, sizeof error_); }
+  int Join() {
+    return signpost_join(&options_, parameters_.data(), kParameters, &session_, error_,
+                         sizeof error_);
+  }
+
+  static constexpr size_t kParameters = 20'000;
 
   signpost_options options_;
-  std::vector<float> values_ = std::vector<float>(kMuchMemory);
-  const uint64_t shape_[1] = {kMuchMemory};
-  signpost_parameter parameter_ = {
-      .name = "weights", .shape = shape_, .dimensions = 1, .values = values_.data()};
+  float value_ = 0;
+  std::vector<std::string> names_;
+  std::vector<signpost_parameter> parameters_;  // scalars
   signpost_session* session_ = nullptr;
   char error_[64] = "untouched";
 };
@@ -65,7 +72,7 @@ TEST_F(SignpostJoinTest, LetsNoOtherExceptionOut) {
 }
 
 TEST_F(SignpostJoinTest, RefusesAParameterWithoutAName) {
-  parameter_.name = nullptr;
+  parameters_[0].name = nullptr;
   EXPECT_EQ(Join(), SIGNPOST_INVALID_ARGUMENT);
   EXPECT_STREQ(error_, "parameter 0 has no name");
 }
@@ -77,12 +84,12 @@ TEST_F(SignpostJoinTest, RefusesToResumeFromADirectoryThatIsNotThere) {
 }
 
 TEST_F(SignpostJoinTest, CutsMessagesToTheirBuffer) {
-  parameter_.name = nullptr;
+  parameters_[0].name = nullptr;
   char error[10];
-  EXPECT_EQ(signpost_join(&options_, &parameter_, 1, &session_, error, sizeof error),
+  EXPECT_EQ(signpost_join(&options_, parameters_.data(), 1, &session_, error, sizeof error),
             SIGNPOST_INVALID_ARGUMENT);
   EXPECT_STREQ(error, "parameter");
-  EXPECT_EQ(signpost_join(&options_, &parameter_, 1, &session_, nullptr, 0),
+  EXPECT_EQ(signpost_join(&options_, parameters_.data(), 1, &session_, nullptr, 0),
             SIGNPOST_INVALID_ARGUMENT);
 }
 

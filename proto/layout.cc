@@ -390,7 +390,7 @@ uint32_t SuitableChunkElements(uint64_t elements, uint32_t shards, uint32_t bloc
   elements = std::clamp<uint64_t>(elements, 1, kMaxElements);
   const uint64_t wanted = std::clamp(elements / (6 * shards), kMi, 2 * kMi);
   uint64_t chunks = std::max<uint64_t>(1, elements / wanted);
-  if (chunks >= shards) chunks = (elements / wanted + shards / 2) / shards * shards;
+  if (chunks >= shards) chunks = (chunks + shards / 2) / shards * shards;
   // Chunks end with blocks: with room for one more they need not be more.
   const uint64_t block = std::max<uint32_t>(block_elements, 1);
   const uint64_t chunk = (elements / chunks / block + 2) * block;

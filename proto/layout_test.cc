@@ -148,6 +148,7 @@ TEST(Layout, SuitableChunksAreAsManyOnEachShard) {
         .chunks()
         .size();
   };
+  EXPECT_EQ(chunks_of(2, 1), 1u);
   EXPECT_EQ(chunks_of(2, 4), 1u);
   EXPECT_EQ(chunks_of(2'000'000, 4), 1u);
   EXPECT_EQ(chunks_of(2'900'000, 4), 2u);
