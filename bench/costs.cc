@@ -6,7 +6,7 @@ namespace signpost::bench {
 namespace {
 
 constexpr double kGiga = 1e9;
-constexpr uint64_t kChunkElements = uint64_t{1} << 20;  // jobs have 1Mi to 4Mi
+constexpr uint64_t kChunkElements = uint64_t{1} << 20;  // jobs have 1Mi to 2Mi
 constexpr double kBlockElements = 4096;                 // the default of Signpost's jobs
 
 }  // namespace

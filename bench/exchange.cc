@@ -282,7 +282,7 @@ class Measurement {
     uint64_t bytes = 0;
     for (const auto& rank : group.ranks) bytes += rank->peak_memory_bytes();
     for (const auto& aggregator : aggregators_) bytes += aggregator->peak_memory_bytes();
-    return MakeFigure("  memory of all processes", "GB", {bytes / 1e9});
+    return MakeFigure("  memory of workers and aggregators", "GB", {bytes / 1e9});
   }
 
   Figure CpuPerByte(const RankOptions& rank, const Group& group) const {

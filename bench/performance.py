@@ -205,12 +205,12 @@ def of_the_largest(runs):
     for rate in ("1gbit", ""):
         links_of = [f"--netns={rate}"] if rate else ["--aggregators=2"]
         found = runs.figures("step", *links_of, *size)
-        step, memory = found["optimizer step, one-bit, s"], found["memory of all processes, GB"]
+        step, memory = found["optimizer step, one-bit, s"], found["memory of workers and aggregators, GB"]
         hosts = "4 + 4" if rate else "4 + 2"
         rows.append([name_of(rate), hosts, milliseconds(step), of_bound(step)])
         rows[-1].append(f"{memory['value']:.1f}")
     head = ["link", "workers + aggregators", "one-bit, ms", "of the link's bound"]
-    return table([*head, "memory of all, GB"], rows)
+    return table([*head, "memory, GB"], rows)
 
 
 def plot_exchanges(file, x_label, x, found, title):

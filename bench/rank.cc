@@ -272,10 +272,10 @@ absl::StatusOr<std::unique_ptr<Rank>> JoinFrames(const SessionOptions& session,
   }
   JobOptions job;
   job.set_block_elements(session.worker.block_elements);
-  job.set_chunk_elements(session.worker.chunk_elements != 0
-                             ? session.worker.chunk_elements
-                             : SuitableChunkElements(options.parameters, session.aggregators.size(),
-                                                     session.worker.block_elements));
+  job.set_chunk_elements(
+      session.worker.chunk_elements != 0
+          ? session.worker.chunk_elements
+          : SuitableChunkElements(options.parameters, session.worker.block_elements));
   job.set_gamma(session.worker.gamma);
   job.set_optimizer("none: frames that were packed before");
   absl::StatusOr<Layout> layout = Layout::Create(tensors, job);

@@ -59,7 +59,7 @@ typedef struct {
   double round_deadline_s;   /* rounds close without workers that are so late... */
   uint32_t min_workers;      /* ...while so many are not; both 0: they wait for all */
   uint32_t block_elements;
-  uint32_t chunk_elements; /* that travel in one frame; 0: as suits the model and aggregators */
+  uint32_t chunk_elements; /* that travel in one frame; 0: as suits the model */
   float gamma;
   double variance_floor; /* the least variance at a freeze, as a fraction of its tensor's mean */
   /* Steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam. SIGNPOST_AUTO: until the

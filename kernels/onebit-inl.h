@@ -346,7 +346,7 @@ void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<f
                                STRIP_BODY { Store(strip_at(i, count), out + i, count); });
     }
   }
-  hwy::FlushStream();
+  if (is_large) hwy::FlushStream();
 }
 
 size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contributions,

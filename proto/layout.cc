@@ -385,12 +385,14 @@ std::string Layout::DescribeBlock(uint32_t chunk, uint32_t block) const {
                       " to ", last);
 }
 
-uint32_t SuitableChunkElements(uint64_t elements, uint32_t shards, uint32_t block_elements) {
+uint32_t SuitableChunkElements(uint64_t elements, uint32_t block_elements) {
   constexpr uint64_t kMi = uint64_t{1} << 20;
-  elements = std::clamp<uint64_t>(elements, 1, kMaxElements);
-  const uint64_t wanted = std::clamp(elements / (6 * shards), kMi, 2 * kMi);
-  uint64_t chunks = std::max<uint64_t>(1, elements / wanted);
-  if (chunks >= shards) chunks = (chunks + shards / 2) / shards * shards;
+  elements = std::min(elements, kMaxElements);
+  uint64_t chunks = 1;
+  for (const uint64_t more : {2, 4, 8, 12, 24}) {
+    if (elements >= more * kMi * 15 / 16) chunks = more;
+  }
+  if (elements > 48 * kMi) chunks = (elements + 48 * kMi - 1) / (48 * kMi) * 24;
   // Chunks end with blocks: with room for one more they need not be more.
   const uint64_t block = std::max<uint32_t>(block_elements, 1);
   const uint64_t chunk = (elements / chunks / block + 2) * block;

@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <new>
 #include <utility>
 
@@ -15,24 +17,49 @@ constexpr size_t kUnit = size_t{64} << 10;
 constexpr size_t kLargePage = size_t{2} << 20;
 constexpr size_t kMostBytes = size_t{1} << 46;
 
+// Unmapping takes time, and whoever gives has no time for all of it.
+constexpr int kMostUnmappedAtOnce = 4;
+
 size_t Whole(size_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 
+#ifdef ABSL_HAVE_ADDRESS_SANITIZER
+
+// Nothing is kept: whoever uses it afterwards, or beyond its end, is to be found.
+constexpr bool kKeeps = false;
+
 void* Map(size_t bytes) {
+  void* const memory = std::aligned_alloc(bytes < kLargePage ? size_t{4096} : kLargePage, bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+void Unmap(void* memory, size_t) { std::free(memory); }
+
+#else
+
+constexpr bool kKeeps = true;
+
+void* MapAnywhere(size_t bytes) {
   void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                             /*fd=*/-1, /*offset=*/0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   return memory;
 }
 
-// The system looks up each page of what is written: large ones are fewer.
-void* MapAtLargePage(size_t bytes) {
-  char* const all = static_cast<char*>(Map(bytes + kLargePage));
+void Unmap(void* memory, size_t bytes) { munmap(memory, bytes); }
+
+void* Map(size_t bytes) {
+  if (bytes < kLargePage) return MapAnywhere(bytes);
+  // The system looks up each page of what is written: large ones are fewer.
+  char* const all = static_cast<char*>(MapAnywhere(bytes + kLargePage));
   const size_t before = (kLargePage - reinterpret_cast<uintptr_t>(all) % kLargePage) % kLargePage;
-  if (before > 0) munmap(all, before);
-  if (before < kLargePage) munmap(all + before + bytes, kLargePage - before);
+  if (before > 0) Unmap(all, before);
+  if (before < kLargePage) Unmap(all + before + bytes, kLargePage - before);
   madvise(all + before, bytes, MADV_HUGEPAGE);  // where the system has them
   return all + before;
 }
+
+#endif
 
 }  // namespace
 
@@ -41,53 +68,96 @@ PayloadPool& PayloadPool::Global() {
   return pool;
 }
 
+PayloadPool::~PayloadPool() {
+  absl::MutexLock lock(&mutex_);
+  for (auto& [bytes, size] : sizes_) {
+    while (size.idle != nullptr) Retire(std::exchange(size.idle, size.idle->next));
+  }
+  while (retired_ != nullptr) {
+    Idle* const piece = std::exchange(retired_, retired_->next);
+    Unmap(piece, piece->bytes);
+  }
+}
+
 void* PayloadPool::Take(size_t bytes) {
-  if (bytes > kMostBytes) throw std::bad_alloc();
+  if (bytes >= kMostBytes) throw std::bad_alloc();
   const size_t whole = Whole(bytes);
   {
     absl::MutexLock lock(&mutex_);
     ++calls_;
-    Size& size = sizes_[whole];
+    used_bytes_ += whole;
+    most_used_bytes_ = std::max(most_used_bytes_, used_bytes_);
+    Size& size = sizes_[whole];  // so that Give finds it
     size.was_taken = true;
-    if (!size.free.empty()) {
-      void* const memory = size.free.back();
-      size.free.pop_back();
-      return memory;
+    if (size.idle != nullptr) {
+      idle_bytes_ -= whole;
+      return std::exchange(size.idle, size.idle->next);
     }
-    bytes_mapped_ += whole;
+    mapped_bytes_ += whole;
   }
-  return whole < kLargePage ? Map(whole) : MapAtLargePage(whole);
+  try {
+    return Map(whole);
+  } catch (const std::bad_alloc&) {
+    absl::MutexLock lock(&mutex_);
+    used_bytes_ -= whole;
+    mapped_bytes_ -= whole;
+    throw;
+  }
 }
 
 void PayloadPool::Give(void* memory, size_t bytes) {
-#ifdef ABSL_HAVE_ADDRESS_SANITIZER
-  munmap(memory, Whole(bytes));  // whoever still uses it is to be found
-#else
-  std::vector<Unused> unused;
+  const size_t whole = Whole(bytes);
+  Idle* retired[kMostUnmappedAtOnce] = {};
   {
     absl::MutexLock lock(&mutex_);
-    sizes_[Whole(bytes)].free.push_back(memory);
-    if (++calls_ >= kCallsBetweenLooks) unused = Look();
+    used_bytes_ -= whole;
+    Idle* const idle = new (memory) Idle{nullptr, whole};
+    const auto size = sizes_.find(whole);
+    // Sizes have their peaks at different times.
+    const uint64_t most = 2 * std::max(most_used_bytes_, most_used_before_);
+    if (kKeeps && size != sizes_.end() && idle_bytes_ + whole <= most) {
+      idle->next = std::exchange(size->second.idle, idle);
+      idle_bytes_ += whole;
+    } else {
+      Retire(idle);
+    }
+    if (++calls_ >= kCallsBetweenLooks) Look();
+    for (Idle*& piece : retired) {
+      if (retired_ != nullptr) piece = std::exchange(retired_, retired_->next);
+    }
   }
-  for (const Unused& size : unused) {
-    for (void* const piece : size.memory) munmap(piece, size.bytes);
+  for (Idle* const piece : retired) {
+    if (piece != nullptr) Unmap(piece, piece->bytes);
   }
-#endif
 }
 
-std::vector<PayloadPool::Unused> PayloadPool::Look() {
+void PayloadPool::Look() {
   calls_ = 0;
-  std::vector<Unused> unused;
-  for (auto& [bytes, size] : sizes_) {
-    if (!std::exchange(size.was_taken, false)) unused.push_back({std::move(size.free), bytes});
+  most_used_before_ = std::exchange(most_used_bytes_, used_bytes_);
+  for (auto entry = sizes_.begin(); entry != sizes_.end();) {
+    auto& [bytes, size] = *entry;
+    if (std::exchange(size.was_taken, false)) {
+      ++entry;
+      continue;
+    }
+    while (size.idle != nullptr) {
+      idle_bytes_ -= bytes;
+      Retire(std::exchange(size.idle, size.idle->next));
+    }
+    entry = sizes_.erase(entry);
   }
-  for (const Unused& size : unused) sizes_.erase(size.bytes);
-  return unused;
 }
 
-uint64_t PayloadPool::bytes_mapped() const {
+void PayloadPool::Retire(Idle* idle) { idle->next = std::exchange(retired_, idle); }
+
+uint64_t PayloadPool::idle_bytes() const {
   absl::MutexLock lock(&mutex_);
-  return bytes_mapped_;
+  return idle_bytes_;
+}
+
+uint64_t PayloadPool::mapped_bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return mapped_bytes_;
 }
 
 }  // namespace signpost

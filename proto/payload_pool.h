@@ -8,23 +8,28 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 
 namespace signpost {
 
-// Thread-safe.
+// Thread-safe. What it keeps is never more than twice what was in use at once lately, so that
+// nobody can fill it with sizes of their own.
 class PayloadPool {
  public:
   // What is smaller is malloc's.
   static constexpr size_t kLeastBytes = size_t{64} << 10;
-  // After so many calls, memory of sizes that nobody took since goes back to the system: a job's
-  // rounds have another codec, or a job has ended.
+  // After so many calls it looks at what they were: memory of sizes that nobody took goes back to
+  // the system, as when a job's rounds have another codec.
   static constexpr uint32_t kCallsBetweenLooks = 1024;
 
   static PayloadPool& Global();  // lives as long as the process
+
+  PayloadPool() = default;
+  ~PayloadPool();  // requires that all has been given back
+  PayloadPool(const PayloadPool&) = delete;
+  PayloadPool& operator=(const PayloadPool&) = delete;
 
   // `bytes` at a page's boundary, and at a large page's if they are that many; uninitialised.
   // Throws std::bad_alloc.
@@ -32,26 +37,34 @@ class PayloadPool {
   // What Take(bytes) gave.
   void Give(void* memory, size_t bytes);
 
+  uint64_t idle_bytes() const;
   // From the system so far: it does not grow while rounds are like one another.
-  uint64_t bytes_mapped() const;
+  uint64_t mapped_bytes() const;
 
  private:
+  // Stands in memory that nobody has: giving it takes none.
+  struct Idle {
+    Idle* next;
+    size_t bytes;
+  };
   struct Size {
-    std::vector<void*> free;
+    Idle* idle = nullptr;
     bool was_taken = false;  // since the last look
   };
-  // What is to go back to the system.
-  struct Unused {
-    std::vector<void*> memory;
-    size_t bytes = 0;  // each
-  };
 
-  std::vector<Unused> Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Retire(Idle* idle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable absl::Mutex mutex_;
   std::map<size_t, Size> sizes_ ABSL_GUARDED_BY(mutex_);  // by bytes
+  Idle* retired_ ABSL_GUARDED_BY(mutex_) = nullptr;       // on their way back to the system
   uint32_t calls_ ABSL_GUARDED_BY(mutex_) = 0;            // since the last look
-  uint64_t bytes_mapped_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t idle_bytes_ ABSL_GUARDED_BY(mutex_) = 0;       // of sizes_
+  uint64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  // The most that was in use at once since the last look, and between the one before and that.
+  uint64_t most_used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t most_used_before_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t mapped_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace signpost

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -23,7 +24,6 @@ constexpr bool kKeeps = true;
 #endif
 
 bool IsMapped(void* memory) {
-  // The system cannot read a path at an address that is not there.
   FILE* const maps = fopen("/proc/self/maps", "r");
   const auto address = reinterpret_cast<uintptr_t>(memory);
   uintptr_t begin, end;
@@ -44,7 +44,7 @@ TEST(PayloadPool, GivesTheSameMemoryAgain) {
   EXPECT_NE(first, second);
   pool.Give(first, kMi);
   EXPECT_EQ(pool.Take(kMi - 100), first) << "nearly that size will do";
-  EXPECT_EQ(pool.bytes_mapped(), 2 * kMi);
+  EXPECT_EQ(pool.mapped_bytes(), 2 * kMi);
   pool.Give(first, kMi - 100);
   pool.Give(second, kMi);
 }
@@ -74,8 +74,25 @@ TEST(PayloadPool, SizesThatNobodyTakesGoBackToTheSystem) {
   }
   EXPECT_FALSE(IsMapped(dense));
   EXPECT_EQ(pool.Take(kMi), one_bit) << "what is taken all the time stays";
-  EXPECT_EQ(pool.bytes_mapped(), 33 * kMi);
+  EXPECT_EQ(pool.mapped_bytes(), 33 * kMi);
   pool.Give(one_bit, kMi);
+}
+
+TEST(PayloadPool, KeepsNoMoreThanTwiceWhatWasInUseWhateverSizesAreAskedFor) {
+  PayloadPool pool;
+  for (size_t bytes = kMi; bytes < 64 * kMi; bytes += kMi / 8) pool.Give(pool.Take(bytes), bytes);
+  EXPECT_LE(pool.idle_bytes(), 2 * 64 * kMi);
+}
+
+TEST(PayloadPool, LeavesNothingBehind) {
+  void* memory;
+  {
+    PayloadPool pool;
+    memory = pool.Take(8 * kMi);
+    pool.Give(memory, 8 * kMi);
+    EXPECT_EQ(pool.idle_bytes(), kKeeps ? 8 * kMi : 0);
+  }
+  EXPECT_FALSE(IsMapped(memory) && kKeeps);
 }
 
 TEST(PayloadPool, RefusesWhatCannotBe) {
@@ -100,7 +117,8 @@ TEST(PayloadPool, IsForManyThreads) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  if (kKeeps) EXPECT_LE(pool.bytes_mapped(), 4 * (1 + 2 + 3) * (uint64_t{64} << 10));
+  if (!kKeeps) return;
+  EXPECT_LE(pool.mapped_bytes(), 4 * (1 + 2 + 3) * (uint64_t{64} << 10));
 }
 
 }  // namespace

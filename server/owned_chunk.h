@@ -268,7 +268,7 @@ class OwnedChunk {
   mutable absl::Mutex mutex_;
   uint64_t open_step_ ABSL_GUARDED_BY(mutex_);
   std::optional<OpenRound> open_ ABSL_GUARDED_BY(mutex_);  // from its first frame on
-  BlockVector<float> error_ ABSL_GUARDED_BY(mutex_);       // from the first close on
+  BlockVector<float> error_ ABSL_GUARDED_BY(mutex_);       // from the first close on that can lose
   bool error_is_zero_ ABSL_GUARDED_BY(mutex_) = true;
   bool error_was_zero_ ABSL_GUARDED_BY(mutex_) = false;  // before the last round; false: none yet
   // Of the steps before open_step_. Answers are shared with the replies that still travel.

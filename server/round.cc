@@ -1,11 +1,13 @@
 #include "server/round.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
@@ -36,11 +38,19 @@ absl::Status OutOfRangeError(const FrameHeader& header, const Layout& layout,
       "job again from a checkpoint, with a lower learning rate or gamma"));
 }
 
-// This thread's zeros, for the error that the kernels ask for: where nothing is lost it stays zero.
-absl::Span<float> NoError(size_t elements) {
-  thread_local std::vector<float> zeros;
-  if (zeros.size() < elements) zeros.resize(elements);
-  return absl::MakeSpan(zeros).first(elements);
+// Requires that the type loses nothing. The kernel asks for an error: in pieces, zeros that a
+// core's cache holds will do, and stay zero.
+void AggregateDenseWithoutError(kernels::DenseType type, std::vector<const uint8_t*> contributions,
+                                float inverse_count, size_t elements, uint8_t* out) {
+  constexpr size_t kPieceElements = 4096;
+  float zeros[kPieceElements] = {};
+  for (size_t begin = 0; begin < elements; begin += kPieceElements) {
+    const size_t piece = std::min(kPieceElements, elements - begin);
+    kernels::AggregateDense(type, contributions, inverse_count, absl::MakeSpan(zeros, piece), out);
+    const size_t bytes = kernels::DenseBytes(type, piece);
+    for (const uint8_t*& contribution : contributions) contribution += bytes;
+    out += bytes;
+  }
 }
 
 }  // namespace
@@ -162,6 +172,7 @@ float Round::InverseCount(const Layout& layout) const {
 }
 
 absl::StatusOr<Answer> Round::Close(const Layout& layout, absl::Span<float> error) const {
+  ABSL_RAW_CHECK(!error.empty() || !CanLose(), "an error, where there can be one");
   const float error_scale = ContributionOf(first_header()).error_scale;
   if (error_scale != 1) kernels::Scale(error_scale, error);
 
@@ -201,12 +212,10 @@ absl::StatusOr<Payload> Round::Aggregate(Codec codec, const Layout& layout,
     Restore(error);
     return Payload();
   }
-  const bool has_error = codec != PLAIN_FLOAT32 && !error.empty();
-  if (!has_error) error = NoError(layout.chunks()[first_header().chunk()].elements);
+  if (codec == PLAIN_FLOAT32) error = {};
   Payload out(layout.PayloadBytes(codec, first_header().chunk()));
   const absl::Status status = IsDense(codec) ? AggregateDense(codec, layout, error, out.data())
                                              : AggregateOneBit(layout, error, out.data());
-  if (!status.ok() && !has_error) absl::c_fill(error, 0.0f);
   if (!status.ok()) return status;
   return out;
 }
@@ -234,8 +243,13 @@ absl::Status Round::AggregateDense(Codec codec, const Layout& layout, absl::Span
   }
 
   const kernels::DenseType type = DenseTypeOf(codec);
-  kernels::AggregateDense(type, contributions, InverseCount(layout), error, out);
-  if (kernels::DenseWithinRange(type, out, error.size())) return absl::OkStatus();
+  const size_t elements = layout.chunks()[first_header().chunk()].elements;
+  if (error.empty()) {
+    AggregateDenseWithoutError(type, std::move(contributions), InverseCount(layout), elements, out);
+  } else {
+    kernels::AggregateDense(type, contributions, InverseCount(layout), error, out);
+  }
+  if (kernels::DenseWithinRange(type, out, elements)) return absl::OkStatus();
   return OutOfRangeError(first_header(), layout, CodecName(codec));
 }
 

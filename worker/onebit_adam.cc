@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_format.h"
 #include "kernels/adam.h"
 #include "kernels/dense.h"
@@ -138,14 +139,19 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
 
 void OneBitAdam::Restore(OptimizerState state) {
   schedule_ = std::move(state.schedule);
-  error_.assign(state.error.begin(), state.error.end());
-  variance_.assign(state.variance.begin(), state.variance.end());
-  has_error_.assign(has_error_.size(), true);
+  std::copy(state.variance.begin(), state.variance.end(), variance_.begin());
+  std::vector<float>().swap(state.variance);  // not to have it twice
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
     const Chunk& chunk = layout_.chunks()[c];
     const float* momentum = state.momentum.data() + chunk.first_element;
     dense_momentum_[c].assign(momentum, momentum + chunk.elements);
     signed_momentum_[c] = Payload();
+    const auto error =
+        absl::MakeConstSpan(state.error).subspan(chunk.first_element, chunk.elements);
+    // Zeros need no memory, where there is none yet.
+    has_error_[c] =
+        has_error_[c] || absl::c_any_of(error, [](float e) { return e != 0 || std::signbit(e); });
+    if (has_error_[c]) std::copy(error.begin(), error.end(), error_.data() + chunk.first_element);
   }
 }
 

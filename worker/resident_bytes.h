@@ -8,10 +8,12 @@
 #include <cstddef>
 #include <fstream>
 
+#include "absl/base/config.h"
+
 namespace signpost {
 
 // Sanitizers take memory of their own.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(ABSL_HAVE_ADDRESS_SANITIZER) || defined(ABSL_HAVE_THREAD_SANITIZER)
 inline constexpr bool kMemoryIsTheProgramsOwn = false;
 #else
 inline constexpr bool kMemoryIsTheProgramsOwn = true;

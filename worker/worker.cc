@@ -95,13 +95,12 @@ JobOptions JobOptionsOf(const WorkerOptions& options) {
   return job_options;
 }
 
-// Chunks of the size that was asked for, or of one that suits the tensors and shards.
-absl::StatusOr<Layout> LayOut(absl::Span<const Tensor> tensors, uint32_t shards,
-                              JobOptions& options) {
+// Chunks of the size that was asked for, or of one that suits the tensors.
+absl::StatusOr<Layout> LayOut(absl::Span<const Tensor> tensors, JobOptions& options) {
   if (options.chunk_elements() == 0) {
     uint64_t elements = 0;
     for (const Tensor& tensor : tensors) elements += ElementCount(tensor);
-    options.set_chunk_elements(SuitableChunkElements(elements, shards, options.block_elements()));
+    options.set_chunk_elements(SuitableChunkElements(elements, options.block_elements()));
   }
   return Layout::Create(tensors, options);
 }
@@ -215,7 +214,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
     job_options.set_parameters_crc32c(state->parameters_crc32c);
     job_options.set_first_step(state->optimizer.schedule.begun_steps());
   }
-  absl::StatusOr<Layout> layout = LayOut(tensors, channels.size(), job_options);
+  absl::StatusOr<Layout> layout = LayOut(tensors, job_options);
   if (!layout.ok()) return layout.status();
   if (absl::Status status = CheckParameters(parameters, *layout); !status.ok()) return status;
 
@@ -238,7 +237,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::JoinReduction(
   JobOptions job_options = JobOptionsOf(options);
   job_options.set_optimizer(DescribeOptions(reduction));
   job_options.set_sum(reduction.sum);
-  absl::StatusOr<Layout> layout = LayOut(TensorsOf(tensors), channels.size(), job_options);
+  absl::StatusOr<Layout> layout = LayOut(TensorsOf(tensors), job_options);
   if (!layout.ok()) return layout.status();
   for (size_t i = 0; i < tensors.size(); ++i) {
     // Only their sizes are known before each Reduce.
