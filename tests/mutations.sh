@@ -51,9 +51,9 @@ mutate server-error-committed-twice server/round.cc \
 mutate retry-after-close-refused server/owned_chunk.cc \
   'if (header.step() < open_step_ && header.step() >= oldest_step) {' 'if (false) {'
 mutate worker-error-dropped worker/onebit_adam.cc \
-  'const absl::Span<float> error = SegmentOf(error_, chunk, segment);
+  ' : NoError(segment);
   if (stage_ != Stage::kOneBit) {' \
-  'const absl::Span<float> error = SegmentOf(error_, chunk, segment);
+  ' : NoError(segment);
   for (float& e : error) e = 0;
   if (stage_ != Stage::kOneBit) {'
 mutate contribution-not-taken-back worker/worker.cc \
@@ -62,7 +62,8 @@ mutate bias-correction-ignored worker/onebit_adam.cc \
   'const double momentum_correction = corrects ?' 'const double momentum_correction = !corrects ?'
 mutate aggregator-error-not-restored worker/worker.cc \
   'const auto found = errors.find(chunk);' 'const auto found = errors.end();'
-mutate worker-error-not-restored worker/onebit_adam.cc 'error_ = std::move(state.error);' ''
+mutate worker-error-not-restored worker/onebit_adam.cc \
+  'if (has_error_[c]) std::copy(error.begin(), error.end(), error_.data() + chunk.first_element);' ''
 mutate checkpoint-section-not-checked storage/section_file.cc 'if (Crc32c(bytes) != crc) {' 'if (false) {'
 mutate manifest-written-before-the-parts worker/worker_checkpoint.cc \
   'absl::Status status = AwaitRanks([&] { return dir.MissingRanks(id, options_.world_size); });' \
