@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace signpost::kernels {
 
@@ -28,6 +29,10 @@ inline constexpr size_t kRankGroup = 4;
 // moment cannot overflow.
 inline constexpr float kMaxScale = 0x1p50f;
 inline constexpr float kMaxDense = 0x1p60f;
+
+// What a payload has for a block that is not finite: as its scale, or as its first element. The
+// block is not packed: the rest of it in the payload, and its error, are untouched. The others are.
+inline constexpr float kNotPacked = std::numeric_limits<float>::quiet_NaN();
 
 // Blocks that `elements` take; the last one may be short.
 constexpr size_t BlockCount(size_t elements, size_t block_elements) {

@@ -50,18 +50,23 @@ template <class Codec>
 HWY_INLINE size_t CompressDenseAs(const BlockRule& rule, absl::Span<const float> gradient,
                                   absl::Span<float> error, uint8_t* out) {
   const size_t blocks = BlockCount(error.size(), rule.block_elements);
+  size_t first_not_packed = blocks;
   for (size_t block = 0; block < blocks; ++block) {
     const size_t begin = block * rule.block_elements;
     const size_t length = std::min(rule.block_elements, error.size() - begin);
     const float* const g = gradient.data() + begin;
     float* const e = error.data() + begin;
-    if (!SumIsWithinRange(g, e, length)) return block;
+    if (!SumIsWithinRange(g, e, length)) {
+      reference::StoreDense(Codec::kType, kNotPacked, out, begin);
+      first_not_packed = std::min(first_not_packed, block);
+      continue;
+    }
     ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
       const Strip u = Add(Load(g + i, count), Load(e + i, count));
       Store(Codec::Encode(u, out, begin + i, count), e + i, count);
     });
   }
-  return blocks;
+  return first_not_packed;
 }
 
 size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const float> gradient,

@@ -25,9 +25,9 @@ constexpr size_t DenseBytes(DenseType type, size_t elements) {
 // A worker's dense contribution: u = gradient + error; out = round(u); error = u - out, which is
 // zero for fp32. Sizes: gradient and error n elements, out DenseBytes(type, n).
 //
-// Returns the number of blocks of `rule.block_elements` packed: all, unless an element of u in a
-// block is not finite or exceeds kMaxDense in magnitude: then that block's index, and that block
-// and all behind it are untouched in `error` and `out`.
+// A block of `rule.block_elements` with an element of u that is not finite or exceeds kMaxDense in
+// magnitude is not packed: kNotPacked is its first element in `out`, and the rest of it and its
+// part of `error` are untouched. Returns the index of the first such block, or BlockCount(n).
 size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const float> gradient,
                      absl::Span<float> error, uint8_t* out);
 

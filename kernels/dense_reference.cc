@@ -54,18 +54,23 @@ float StoreDense(DenseType type, float value, uint8_t* payload, size_t i) {
 size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const float> gradient,
                      absl::Span<float> error, uint8_t* out) {
   const size_t blocks = BlockCount(error.size(), rule.block_elements);
+  size_t first_not_packed = blocks;
   for (size_t block = 0; block < blocks; ++block) {
     const size_t begin = block * rule.block_elements;
     const size_t end = std::min(begin + rule.block_elements, error.size());
-    for (size_t i = begin; i < end; ++i) {
-      if (!IsWithinRange(gradient[i] + error[i])) return block;
+    bool is_within_range = true;
+    for (size_t i = begin; i < end; ++i) is_within_range &= IsWithinRange(gradient[i] + error[i]);
+    if (!is_within_range) {
+      StoreDense(type, kNotPacked, out, begin);
+      first_not_packed = std::min(first_not_packed, block);
+      continue;
     }
     for (size_t i = begin; i < end; ++i) {
       const float u = gradient[i] + error[i];
       error[i] = u - StoreDense(type, u, out, i);
     }
   }
-  return blocks;
+  return first_not_packed;
 }
 
 void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions,

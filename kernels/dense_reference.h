@@ -15,7 +15,8 @@ namespace signpost::kernels::reference {
 // Element i of a dense payload.
 float LoadDense(DenseType type, const uint8_t* payload, size_t i);
 
-// Rounds a finite value to `type`, writes it to element i and returns what was written.
+// Rounds a value that is finite, or kNotPacked, to `type`, writes it to element i and returns what
+// was written.
 float StoreDense(DenseType type, float value, uint8_t* payload, size_t i);
 
 size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const float> gradient,

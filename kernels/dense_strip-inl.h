@@ -25,6 +25,8 @@ namespace signpost::kernels::HWY_NAMESPACE {
 // Encode rounds u and returns what that lost.
 
 struct Float32Codec {
+  static constexpr DenseType kType = DenseType::kFloat32;
+
   // Payloads are not aligned, which LoadU and StoreU do not mind.
   template <class Count>
   static HWY_INLINE Strip Decode(const uint8_t* payload, size_t i, Count count) {
@@ -39,6 +41,7 @@ struct Float32Codec {
 };
 
 struct Bfloat16Codec {
+  static constexpr DenseType kType = DenseType::kBfloat16;
   using Halves = hn::Rebind<uint16_t, Floats>;
   using Bits = hn::RebindToUnsigned<Floats>;
 

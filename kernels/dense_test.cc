@@ -158,7 +158,7 @@ TEST(Dense, CompressedMatchesTheModel) {
   }
 }
 
-TEST(Dense, BlockOutOfRangeIsLeftUntouched) {
+TEST(Dense, BlocksOutOfRangeAreLeftUntouchedAndNoOthers) {
   const size_t n = 5 * 256 + 3;
   Random random;
   const Values clean = random.Values(n);
@@ -171,17 +171,23 @@ TEST(Dense, BlockOutOfRangeIsLeftUntouched) {
     for (float poison : {kNan, kInfinity, -kInfinity, above, -above}) {
       for (size_t at : {0, 255, 256, 700, 1279, 1282}) {
         SCOPED_TRACE(testing::Message() << poison << " at " << at);
+        // The last block too, in every case.
         Values gradient = clean;
-        gradient[at] = poison;
-        const size_t bad = at / 256;
-        Payload bytes(DenseBytes(type, n), 0x5a);
-        Values left = error;
-        std::copy_n(payload.begin(), DenseBytes(type, bad * 256), bytes.begin());
-        std::copy_n(lost.begin(), bad * 256, left.begin());
+        gradient[at] = gradient[n - 1] = poison;
+        Payload bytes = payload;
+        Values left = lost;
+        for (const size_t bad : {at / 256, (n - 1) / 256}) {
+          const size_t begin = bad * 256, end = std::min(n, begin + 256);
+          std::fill(bytes.begin() + DenseBytes(type, begin), bytes.begin() + DenseBytes(type, end),
+                    0x5a);
+          const Payload mark = model::Encode(type, {kNotPacked});
+          std::copy(mark.begin(), mark.end(), bytes.begin() + DenseBytes(type, begin));
+          std::copy(error.begin() + begin, error.begin() + end, left.begin() + begin);
+        }
         OnEveryTarget([&] {
           Guarded<float> e = error;
           Guarded<uint8_t> out = Payload(DenseBytes(type, n), 0x5a);
-          EXPECT_EQ(CompressDense(BlockRule{256}, type, gradient, e.span(), out.data()), bad);
+          EXPECT_EQ(CompressDense(BlockRule{256}, type, gradient, e.span(), out.data()), at / 256);
           EXPECT_TRUE(SameBytes(out, bytes));
           EXPECT_TRUE(SameBytes(e, left));
         });

@@ -138,8 +138,8 @@ HWY_INLINE void Pack(const Block& block, Ahead<Input>& ahead, const float* scrat
   });
 }
 
-// Compresses the input block by block, up to the first block that is not finite. An input gives
-// the strip of u that begins at element i; EnterBlock comes before the strips of each block;
+// Compresses the input block by block; as onebit.h says of CompressMomentum. An input gives the
+// strip of u that begins at element i; EnterBlock comes before the strips of each block;
 // Prefetch(i) fetches the cache line of element i from each array that it reads; Passes() is how
 // often it fetches ahead of a whole block, packing included.
 template <class Input>
@@ -147,6 +147,7 @@ HWY_INLINE size_t Compress(const BlockRule& rule, Input input, absl::Span<float>
                            OneBitSpan out) {
   const size_t blocks = BlockCount(error.size(), rule.block_elements);
   Scratch scratch(std::min(rule.block_elements, error.size()));
+  size_t first_not_packed = blocks;
   Ahead ahead(input);
   for (size_t index = 0; index < blocks; ++index) {
     const size_t begin = index * rule.block_elements;
@@ -154,11 +155,15 @@ HWY_INLINE size_t Compress(const BlockRule& rule, Input input, absl::Span<float>
     ahead.EnterBlock(block);
     const float squares = Gather(input, block, ahead, scratch.data());
     const float scale = BlockScale(rule, squares, block.length);
-    if (!(scale <= kMaxScale)) return index;  // also when it is not a number
-    out.scales[index] = scale;
-    Pack(block, ahead, scratch.data(), scale, error.data(), out.bits);
+    if (HWY_LIKELY(scale <= kMaxScale)) {
+      out.scales[index] = scale;
+      Pack(block, ahead, scratch.data(), scale, error.data(), out.bits);
+    } else {  // also when it is not a number
+      out.scales[index] = kNotPacked;
+      first_not_packed = std::min(first_not_packed, index);
+    }
   }
-  return blocks;
+  return first_not_packed;
 }
 
 // Calls use(i, count, u) for each strip of a block, with what an input makes of it at once.

@@ -17,6 +17,7 @@
 #ifndef SIGNPOST_KERNELS_ONEBIT_H_
 #define SIGNPOST_KERNELS_ONEBIT_H_
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -36,6 +37,8 @@ struct OneBitSpan {
   operator OneBitView() const { return {scales, bits}; }
 };
 
+inline bool IsPacked(OneBitView view, size_t block) { return !std::isnan(view.scales[block]); }
+
 // u = beta1 * momentum + (1 - beta1) * gradient + error, rounded after each operation:
 //   u = ((beta1 * m) + (one_minus_beta1 * g)) + e
 struct MomentumRates {
@@ -46,9 +49,9 @@ struct MomentumRates {
 // A worker's one-bit contribution, in one pass over memory: compresses u of the span into `out`
 // and leaves the new error in `error`. `gradient` and `error` have equal sizes, n.
 //
-// Returns the number of blocks packed. It is BlockCount(n), unless a block's S is not finite or
-// exceeds kMaxScale (a NaN or infinite gradient does that): then it is that block's index, and that
-// block and all behind it are untouched in `error` and `out`.
+// A block whose S is not finite or exceeds kMaxScale (a NaN or infinite gradient does that) is not
+// packed: kNotPacked is its scale in `out`, and its bits and its part of `error` are untouched.
+// Returns the index of the first such block, or BlockCount(n): whether all are packed.
 //
 // The momentum is dense (n elements) in the first one-bit round, and afterwards what the
 // aggregators answered in the last one.
@@ -61,7 +64,7 @@ size_t CompressMomentum(const BlockRule& rule, MomentumRates rates,
 
 // A contribution without momentum, in one pass over memory: compresses u = value + error of the
 // span into `out` and leaves the new error in `error`. `values` and `error` have equal sizes, n.
-// Returns the number of blocks packed, as CompressMomentum does.
+// What is not finite, and what it returns, as CompressMomentum.
 size_t CompressOneBit(const BlockRule& rule, absl::Span<const float> values,
                       absl::Span<float> error, OneBitSpan out);
 
@@ -71,8 +74,8 @@ void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<f
 // An aggregator's one-bit round, in one pass over memory, no contribution expanded to floats:
 //   u = (sum over ranks of copysign(S_r, bits_r)) * inverse_count + error
 // summed in the order of block.h (kRankGroup), compressed into `out`, the new error left in
-// `error`. `contributions` are in rank order, at least one; inverse_count is fp32 1/world size.
-// Returns the number of blocks packed, as CompressMomentum does.
+// `error`. `contributions` are in rank order, at least one, with all blocks packed; inverse_count
+// is fp32 1/world size. What is not finite, and what it returns, as CompressMomentum.
 size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contributions,
                        float inverse_count, absl::Span<float> error, OneBitSpan out);
 

@@ -40,21 +40,26 @@ void Pack(absl::Span<const float> u, float scale, absl::Span<float> error, uint8
   }
 }
 
-// Compresses input(0), input(1), ... block by block, up to the first block that is not finite.
+// Compresses input(0), input(1), ... block by block; as onebit.h says of CompressMomentum.
 template <class Input>
 size_t Compress(const BlockRule& rule, Input input, absl::Span<float> error, OneBitSpan out) {
   const size_t blocks = BlockCount(error.size(), rule.block_elements);
+  size_t first_not_packed = blocks;
   std::vector<float> u;
   for (size_t block = 0; block < blocks; ++block) {
     const size_t begin = block * rule.block_elements;
     u.resize(std::min(rule.block_elements, error.size() - begin));
     for (size_t i = 0; i < u.size(); ++i) u[i] = input(begin + i);
     const float scale = BlockScale(rule, SumOfSquares(u), u.size());
-    if (!(scale <= kMaxScale)) return block;  // also when it is not a number
-    out.scales[block] = scale;
-    Pack(u, scale, error.subspan(begin, u.size()), out.bits + begin / 8);
+    if (scale <= kMaxScale) {
+      out.scales[block] = scale;
+      Pack(u, scale, error.subspan(begin, u.size()), out.bits + begin / 8);
+    } else {  // also when it is not a number
+      out.scales[block] = kNotPacked;
+      first_not_packed = std::min(first_not_packed, block);
+    }
   }
-  return blocks;
+  return first_not_packed;
 }
 
 }  // namespace

@@ -248,7 +248,7 @@ TEST(OneBit, CompressedValuesMatchTheModel) {
   });
 }
 
-TEST(OneBit, CompressedValuesEndBeforeABlockThatIsNotFinite) {
+TEST(OneBit, CompressedValuesLeaveOutABlockThatIsNotFinite) {
   const BlockRule rule = {.block_elements = 8};
   Values values(24, 1.0f);
   values[17] = kNan;
@@ -257,7 +257,7 @@ TEST(OneBit, CompressedValuesEndBeforeABlockThatIsNotFinite) {
     Output out(rule, 24);
     EXPECT_EQ(CompressOneBit(rule, values, absl::MakeSpan(error), out.span()), 2u);
     EXPECT_EQ(error[16], 0.5f);
-    EXPECT_EQ(out.scales.span()[2], Output::kUntouchedScale);
+    EXPECT_FALSE(IsPacked(out.span(), 2));
   });
 }
 
@@ -358,7 +358,7 @@ TEST(OneBit, RanksAreAddedInGroupsOfFour) {
   });
 }
 
-TEST(OneBit, NonFiniteBlockIsLeftUntouched) {
+TEST(OneBit, NonFiniteBlocksAreLeftUntouchedAndNoOthers) {
   const BlockRule rule = {.block_elements = 256};
   const size_t n = 5 * 256 + 3;
   Random random;
@@ -368,21 +368,25 @@ TEST(OneBit, NonFiniteBlockIsLeftUntouched) {
   for (float poison : {kNan, kInfinity, -kInfinity, 1e30f}) {
     for (size_t at : {0, 255, 256, 700, 1279, 1282}) {
       SCOPED_TRACE(testing::Message() << poison << " at " << at);
+      // The last block too, in every case.
       Values gradient = clean;
-      gradient[at] = poison;
-      const size_t bad = at / 256;
-      // Up to the bad block as packed, from it on as before.
-      Values scales(BlockCount(n, 256), Output::kUntouchedScale);
-      std::vector<uint8_t> bits(SignBytes(n), Output::kUntouchedBits);
-      Values left = error;
-      std::copy_n(packed.scales.begin(), bad, scales.begin());
-      std::copy_n(packed.bits.begin(), bad * 32, bits.begin());
-      std::copy_n(packed.error.begin(), bad * 256, left.begin());
+      gradient[at] = gradient[n - 1] = poison;
+      Values scales = packed.scales, left = packed.error;
+      std::vector<uint8_t> bits = packed.bits;
+      for (const size_t bad : {at / 256, (n - 1) / 256}) {
+        const size_t begin = bad * 256, end = std::min(n, begin + 256);
+        scales[bad] = kNotPacked;
+        std::fill_n(bits.begin() + begin / 8, SignBytes(end - begin), Output::kUntouchedBits);
+        std::copy(error.begin() + begin, error.begin() + end, left.begin() + begin);
+      }
       OnEveryTarget([&] {
         Guarded<float> e = error;
         Output out(rule, n);
         EXPECT_EQ(CompressMomentum(rule, kRates, gradient, momentum.data(), e.span(), out.span()),
-                  bad);
+                  at / 256);
+        for (size_t block = 0; block < scales.size(); ++block) {
+          EXPECT_EQ(IsPacked(out.span(), block), block != at / 256 && block != (n - 1) / 256);
+        }
         EXPECT_TRUE(SameBytes(out.scales, scales));
         EXPECT_TRUE(SameBytes(out.bits, bits));
         EXPECT_TRUE(SameBytes(e, left));

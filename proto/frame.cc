@@ -280,6 +280,13 @@ kernels::OneBitView OneBitPart(const Chunk& chunk, const Segment& segment, const
           payload + size_t{4} * chunk.blocks + segment.bits_offset};
 }
 
+bool IsPacked(Codec codec, const Chunk& chunk, const Segment& block, const uint8_t* payload) {
+  if (codec == ONE_BIT) return kernels::IsPacked(OneBitPart(chunk, block, payload), 0);
+  const kernels::DenseType type = DenseTypeOf(codec);
+  return kernels::DenseWithinRange(type, payload + kernels::DenseBytes(type, block.chunk_offset),
+                                   /*elements=*/1);
+}
+
 kernels::DenseType DenseTypeOf(Codec codec) {
   ABSL_RAW_CHECK(IsDense(codec), "a dense codec");
   return codec == BFLOAT16 ? kernels::DenseType::kBfloat16 : kernels::DenseType::kFloat32;

@@ -59,6 +59,10 @@ absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> p
 kernels::OneBitSpan OneBitPart(const Chunk& chunk, const Segment& segment, uint8_t* payload);
 kernels::OneBitView OneBitPart(const Chunk& chunk, const Segment& segment, const uint8_t* payload);
 
+// Whether a block of a payload, dense or one-bit, is packed (kernels/block.h); `block` has its
+// first element.
+bool IsPacked(Codec codec, const Chunk& chunk, const Segment& block, const uint8_t* payload);
+
 // The dense codecs' type; CHECK-fails for others.
 kernels::DenseType DenseTypeOf(Codec codec);
 bool IsDense(Codec codec);

@@ -42,6 +42,16 @@ struct Segment {
   uint32_t chunk_offset = 0;  // in elements
   uint32_t first_block = 0;   // in the chunk's blocks
   uint32_t bits_offset = 0;   // in bytes, behind the scales
+
+  // Its elements [begin, end) by themselves; begin is a multiple of block_elements.
+  Segment Part(uint32_t begin, uint32_t end, uint32_t block_elements) const {
+    return {.tensor = tensor,
+            .tensor_offset = tensor_offset + begin,
+            .elements = end - begin,
+            .chunk_offset = chunk_offset + begin,
+            .first_block = first_block + begin / block_elements,
+            .bits_offset = bits_offset + begin / 8};
+  }
 };
 
 struct Chunk {

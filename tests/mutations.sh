@@ -57,7 +57,7 @@ mutate worker-error-dropped worker/onebit_adam.cc \
   for (float& e : error) e = 0;
   if (stage_ != Stage::kOneBit) {'
 mutate contribution-not-taken-back worker/worker.cc \
-  'optimizer_.TakeBack(chunk, exchange.packed->data(), exchange.blocks_packed);' ''
+  'optimizer_.TakeBack(chunk, exchange.packed->data());' ''
 mutate bias-correction-ignored worker/onebit_adam.cc \
   'const double momentum_correction = corrects ?' 'const double momentum_correction = !corrects ?'
 mutate aggregator-error-not-restored worker/worker.cc \

@@ -108,14 +108,13 @@ TEST_F(NonFiniteGradientTest, LosesNoErrorAndNoOtherGradient) {
   TrainWith(kNan, bad_step);
   const size_t elements = states_[{0, 0}].values.size();
   const Chunk& bad_chunk = ChunkOf(kBadElement);
-  const size_t bad_block_start =
-      100 + (kBadElement - 100) / 16 * 16;  // rank 2 packed as far as this
+  const size_t bad_block = 100 + (kBadElement - 100) / 16 * 16;  // all that rank 2 did not pack
   for (uint32_t rank = 0; rank < job_.workers; ++rank) {
     const State &before = states_[{rank, bad_step - 1}], &after = states_[{rank, bad_step}];
     const std::vector<float> gradient = GradientOf(rank, bad_step, elements);
     for (size_t j = bad_chunk.first_element; j < bad_chunk.first_element + bad_chunk.elements;
          ++j) {
-      const bool packed = rank != kBadRank || j < bad_block_start;
+      const bool packed = rank != kBadRank || j < bad_block || j >= bad_block + 16;
       const double expected = before.error[j] + (packed ? 0.5 * gradient[j] : 0);
       // Six roundings of values below 16.
       EXPECT_NEAR(after.error[j], expected, 6 * 0x1p-21) << "rank " << rank << ", element " << j;

@@ -223,10 +223,10 @@ TEST_P(ReturningWorkerTest, AggregatorsThatAreKilledBeforeItsFirstStepGoOn) {
   Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
     TakeSteps(kLostRank, replica, *worker, 20);
     worker.reset();
+    pace_ms_ = 200;  // so small chunks' answers are kept for some steps only; connections take time
     Replica second(job_, kLostRank);
     auto again = Join(kLostRank, second);
     ASSERT_TRUE(again.ok()) << again.status();
-    pace_ms_ = 200;  // so small chunks' answers are kept for some steps only; connections take time
     cluster_->Kill(0);
     cluster_->Kill(1);
     TakeSteps(kLostRank, second, **again, (*again)->steps() + 1);

@@ -431,37 +431,47 @@ void OneBitAdam::MakeMomentumDense(uint32_t chunk) {
   signed_momentum_[chunk] = Payload();
 }
 
-void OneBitAdam::TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) {
-  PutBack(chunk, payload, blocks_packed, MomentumShare::kStays);
+void OneBitAdam::TakeBack(uint32_t chunk, const uint8_t* payload) {
+  if (payload != nullptr) PutBack(chunk, payload, MomentumShare::kStays);
   if (stage_ == Stage::kRefresh) ThawChunk(chunk);
 }
 
-void OneBitAdam::KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) {
-  PutBack(chunk, payload, blocks_packed, MomentumShare::kGoesBack);
+void OneBitAdam::KeepInput(uint32_t chunk, const uint8_t* payload) {
+  PutBack(chunk, payload, MomentumShare::kGoesBack);
 }
 
-void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, uint32_t blocks_packed,
+void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, MomentumShare share) {
+  has_error_[chunk_index] = true;
+  const uint32_t block_elements = rule_.block_elements;
+  for (const Segment& segment : layout_.chunks()[chunk_index].segments) {
+    for (uint32_t begin = 0; begin < segment.elements; begin += block_elements) {
+      const uint32_t end = std::min(begin + block_elements, segment.elements);
+      PutBack(chunk_index, segment.Part(begin, end, block_elements), payload, share);
+    }
+  }
+}
+
+void OneBitAdam::PutBack(uint32_t chunk_index, const Segment& block, const uint8_t* payload,
                          MomentumShare share) {
   const Chunk& chunk = layout_.chunks()[chunk_index];
-  for (const Segment& segment : chunk.segments) {
-    if (segment.first_block >= blocks_packed) return;
-    const size_t elements = std::min<size_t>(
-        segment.elements, (blocks_packed - segment.first_block) * rule_.block_elements);
-    const absl::Span<float> error = SegmentOf(error_, chunk, segment).first(elements);
-    has_error_[chunk_index] = true;
-    const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(segment.tensor));
-    if (stage_ != Stage::kOneBit) {
-      // After the freeze errors are in units of the momentum.
-      const float unit = stage_ == Stage::kRefresh ? rates.one_minus_beta1 : 1;
-      const kernels::DenseType type = DenseTypeOf(codec());
-      kernels::AddDense(type, payload + kernels::DenseBytes(type, segment.chunk_offset), unit,
-                        error);
-      continue;
-    }
-    kernels::AddOneBit(rule_, OneBitPart(chunk, segment, payload), 1, error);
-    if (share == MomentumShare::kGoesBack) continue;
-    // The momentum stays where it is, so its share must not be in the error as well.
-    AddMomentum(chunk_index, segment, -rates.beta1, error);
+  const absl::Span<float> error = SegmentOf(error_, chunk, block);
+  const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(block.tensor));
+  const bool is_packed = IsPacked(codec(), chunk, block, payload);
+  if (stage_ != Stage::kOneBit) {
+    if (!is_packed) return;
+    // After the freeze errors are in units of the momentum.
+    const float unit = stage_ == Stage::kRefresh ? rates.one_minus_beta1 : 1;
+    const kernels::DenseType type = DenseTypeOf(codec());
+    kernels::AddDense(type, payload + kernels::DenseBytes(type, block.chunk_offset), unit, error);
+    return;
+  }
+  if (is_packed) kernels::AddOneBit(rule_, OneBitPart(chunk, block, payload), 1, error);
+  // What was packed has a share of the momentum, which must not be in the error while the momentum
+  // stays where it is; and must be, in any case, when it goes.
+  if (is_packed && share == MomentumShare::kStays) {
+    AddMomentum(chunk_index, block, -rates.beta1, error);
+  } else if (!is_packed && share == MomentumShare::kGoesBack) {
+    AddMomentum(chunk_index, block, rates.beta1, error);
   }
 }
 

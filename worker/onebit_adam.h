@@ -124,10 +124,10 @@ class OneBitAdam final : public Optimizer {
                     uint8_t* payload) override;
   // Updates the chunk's momentum and parameters, and in a dense step its variance.
   void Apply(uint32_t chunk, Answer answer) override;
-  // Momentum and parameters stay. With 0 blocks the payload may be null.
-  void TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) override;
-  // The momentum's share of the input included.
-  void KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) override;
+  // Momentum and parameters stay.
+  void TakeBack(uint32_t chunk, const uint8_t* payload) override;
+  // The momentum's share of the input included, even where the gradient's was not finite.
+  void KeepInput(uint32_t chunk, const uint8_t* payload) override;
 
   absl::Span<const float> error() const { return error_; }  // in layout order
   // In layout order; from a freeze to the next refresh the inverse denominators, 1 / (sqrt(v) +
@@ -151,8 +151,9 @@ class OneBitAdam final : public Optimizer {
   void ThawChunk(uint32_t chunk);
   void MakeMomentumDense(uint32_t chunk);
   enum class MomentumShare { kStays, kGoesBack };
-  void PutBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed, MomentumShare share);
-  // Blocks packed of one segment, as the kernels return it.
+  void PutBack(uint32_t chunk, const Segment& block, const uint8_t* payload, MomentumShare share);
+  void PutBack(uint32_t chunk, const uint8_t* payload, MomentumShare share);
+  // The first block of one segment that was not packed, as the kernels return it.
   size_t CompressSegment(uint32_t chunk, const Segment& segment, absl::Span<const float> gradient,
                          uint8_t* payload);
   void ApplyOneBit(const Chunk& chunk, const Segment& segment, const uint8_t* payload);

@@ -32,21 +32,21 @@ class Optimizer {
   virtual float error_scale() const = 0;  // for this step's FrameHeader
 
   // Writes the chunk's contribution to `payload` (Layout::PayloadBytes) and its compression error
-  // to this worker's error. gradients[i] belongs to tensor i. Returns the number of blocks packed:
-  // the chunk's, unless the input of a block was not finite; that block and all behind it are then
-  // untouched.
+  // to this worker's error. gradients[i] belongs to tensor i. Blocks whose input is not finite are
+  // not packed (kernels/block.h); returns the first of them, or the number of the chunk's blocks.
   virtual uint32_t Compress(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
                             uint8_t* payload) = 0;
 
   // Takes in a round's answer, in this step's codec.
   virtual void Apply(uint32_t chunk, Answer answer) = 0;
 
-  // The round did not count: what Compress packed goes back into the error.
-  virtual void TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) = 0;
+  // The round did not count: what Compress packed goes back into the error. The payload is null if
+  // it was not called.
+  virtual void TakeBack(uint32_t chunk, const uint8_t* payload) = 0;
 
   // The round counted, but without what Compress packed (the worker was late): its whole input goes
   // into the error. Before Apply of the answer.
-  virtual void KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) = 0;
+  virtual void KeepInput(uint32_t chunk, const uint8_t* payload) = 0;
 
   // For a worker that comes back to a job: what is the same on all workers, as STATE's payload.
   // Sign and payload of every number stay what they are.

@@ -80,8 +80,8 @@ void Reduction::Apply(uint32_t chunk_index, Answer answer) {
   }
 }
 
-void Reduction::TakeBack(uint32_t chunk_index, const uint8_t* payload, uint32_t blocks_packed) {
-  KeepInput(chunk_index, payload, blocks_packed);
+void Reduction::TakeBack(uint32_t chunk_index, const uint8_t* payload) {
+  if (payload != nullptr) KeepInput(chunk_index, payload);
   if (results_.empty()) return;
   for (const Segment& segment : layout_.chunks()[chunk_index].segments) {
     const absl::Span<float> result = ResultOf(segment);
@@ -89,20 +89,23 @@ void Reduction::TakeBack(uint32_t chunk_index, const uint8_t* payload, uint32_t 
   }
 }
 
-void Reduction::KeepInput(uint32_t chunk_index, const uint8_t* payload, uint32_t blocks_packed) {
+void Reduction::KeepInput(uint32_t chunk_index, const uint8_t* payload) {
   if (codec_ == FLOAT32) return;
   const Chunk& chunk = layout_.chunks()[chunk_index];
+  const uint32_t block_elements = rule_.block_elements;
   for (const Segment& segment : chunk.segments) {
-    if (segment.first_block >= blocks_packed) return;
-    const size_t elements = std::min<size_t>(
-        segment.elements, (blocks_packed - segment.first_block) * rule_.block_elements);
-    const absl::Span<float> error = ErrorOf(chunk, segment).first(elements);
-    if (codec_ == ONE_BIT) {
-      kernels::AddOneBit(rule_, OneBitPart(chunk, segment, payload), /*factor=*/1, error);
-    } else {
-      const kernels::DenseType type = DenseTypeOf(codec_);
-      kernels::AddDense(type, payload + kernels::DenseBytes(type, segment.chunk_offset),
-                        /*factor=*/1, error);
+    for (uint32_t begin = 0; begin < segment.elements; begin += block_elements) {
+      const uint32_t end = std::min(begin + block_elements, segment.elements);
+      const Segment block = segment.Part(begin, end, block_elements);
+      if (!IsPacked(codec_, chunk, block, payload)) continue;
+      if (codec_ == ONE_BIT) {
+        kernels::AddOneBit(rule_, OneBitPart(chunk, block, payload), /*factor=*/1,
+                           ErrorOf(chunk, block));
+      } else {
+        const kernels::DenseType type = DenseTypeOf(codec_);
+        kernels::AddDense(type, payload + kernels::DenseBytes(type, block.chunk_offset),
+                          /*factor=*/1, ErrorOf(chunk, block));
+      }
     }
   }
 }

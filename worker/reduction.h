@@ -57,8 +57,8 @@ class Reduction final : public Optimizer {
   void Apply(uint32_t chunk, Answer answer) override;
   // The chunk's results are NaN. With fp32 nothing goes into an error: a result is of the tensors
   // of its own call.
-  void TakeBack(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) override;
-  void KeepInput(uint32_t chunk, const uint8_t* payload, uint32_t blocks_packed) override;
+  void TakeBack(uint32_t chunk, const uint8_t* payload) override;
+  void KeepInput(uint32_t chunk, const uint8_t* payload) override;
 
   // A reduction has no parameters, momentum or variance: zeros, which nobody looks at.
   Payload State(uint32_t chunk) const override;
@@ -72,7 +72,7 @@ class Reduction final : public Optimizer {
   absl::Span<const float> error() const { return error_; }  // in layout order; empty with fp32
 
  private:
-  // Blocks packed of one segment, as the kernels return it.
+  // The first block of one segment that was not packed, as the kernels return it.
   size_t CompressSegment(const Chunk& chunk, const Segment& segment, absl::Span<const float> values,
                          uint8_t* payload);
   absl::Span<float> ErrorOf(const Chunk& chunk, const Segment& segment);

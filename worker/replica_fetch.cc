@@ -176,7 +176,7 @@ class ReplicaFetch {
     optimizer_.FollowStep((*part.step)++, rates);
     const uint32_t chunk = answer.header.chunk();
     if (answer.header.codec() == SKIP) {
-      optimizer_.TakeBack(chunk, /*payload=*/nullptr, /*blocks_packed=*/0);
+      optimizer_.TakeBack(chunk, /*payload=*/nullptr);
       optimizer_.SetSchedule(schedules_.rbegin()->second);
       return absl::OkStatus();
     }

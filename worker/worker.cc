@@ -146,7 +146,6 @@ struct Worker::ChunkExchange {
   bool offers_again = false;
   // Of the frame that is not answered yet, to take it back.
   std::shared_ptr<const Payload> packed;
-  uint32_t blocks_packed = 0;
 };
 
 // A step that has begun.
@@ -635,7 +634,7 @@ FrameHeader Worker::HeaderOf(uint32_t chunk, Codec codec) const {
 void Worker::Send(uint32_t chunk) {
   ChunkExchange& exchange = exchanges_[chunk];
   auto packed = std::make_shared<Payload>(layout_.PayloadBytes(optimizer_.codec(), chunk));
-  exchange.blocks_packed = optimizer_.Compress(chunk, open_step_->gradients, packed->data());
+  const uint32_t bad_block = optimizer_.Compress(chunk, open_step_->gradients, packed->data());
   exchange.packed = packed;
 
   SentFrame frame;
@@ -644,8 +643,8 @@ void Worker::Send(uint32_t chunk) {
   FrameHeader& header = frame.header;
   header.set_error_scale(optimizer_.error_scale());
   if (options_.min_workers > 0) *header.mutable_rates() = rates_;
-  if (exchange.blocks_packed < layout_.chunks()[chunk].blocks) {
-    frame.payload = std::make_shared<Payload>(SkipPayload(exchange.blocks_packed));
+  if (bad_block < layout_.chunks()[chunk].blocks) {
+    frame.payload = std::make_shared<Payload>(SkipPayload(bad_block));
     header.set_codec(SKIP);
   }
   header.set_payload_crc32c(Crc32c(frame.payload->span()));
@@ -754,11 +753,11 @@ void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
     later_rates_[header.step() + 1 + i] = RatesOf(header.later_rates(i));
   }
   if (header.codec() == SKIP) {
-    optimizer_.TakeBack(chunk, exchange.packed->data(), exchange.blocks_packed);
+    optimizer_.TakeBack(chunk, exchange.packed->data());
     report.skipped.push_back({header.skipped_by_rank(),
                               layout_.DescribeBlock(chunk, SkippedBlock(answer.payload.span()))});
   } else {
-    if (is_late) optimizer_.KeepInput(chunk, exchange.packed->data(), exchange.blocks_packed);
+    if (is_late) optimizer_.KeepInput(chunk, exchange.packed->data());
     optimizer_.Apply(chunk, std::move(answer));
   }
   exchange.packed.reset();

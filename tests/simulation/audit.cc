@@ -161,7 +161,7 @@ void Audit::CheckRound(uint32_t c, uint64_t step, const Gradients& gradients,
         }
       }
     }
-    // From a block that is not finite on, nothing was packed.
+    // A block that is not finite was not packed; plans have one at most.
     const bool has_numbers = frame->second.codec != SKIP;
     Vector decoded(chunk.elements);
     if (has_numbers) decoded = Decode(frame->second, c, input, what);
@@ -169,9 +169,13 @@ void Audit::CheckRound(uint32_t c, uint64_t step, const Gradients& gradients,
     if (!has_numbers) std::memcpy(&bad_block, frame->second.payload.data(), sizeof bad_block);
     ForEachBlock(chunk, layout.options().block_elements(),
                  [&](uint32_t block, uint32_t begin, uint32_t elements, uint32_t) {
-                   if (block >= bad_block) return;
                    for (uint32_t i = begin; i < begin + elements; ++i) {
                      double& error = model.errors[rank][i];
+                     if (block == bad_block) {
+                       // Only the gradient is dropped.
+                       if (is_one_bit && !is_skipped) error += kBeta1 * model.momentum[i];
+                       continue;
+                     }
                      if (is_refresh) {
                        if (is_skipped || is_late) error += (1 - kBeta1) * input[i];
                        if (!is_skipped && !is_late) sum[i] += decoded[i];
