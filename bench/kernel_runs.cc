@@ -125,20 +125,24 @@ KernelRun AggregateKernel(const std::shared_ptr<Arrays>& a, size_t ranks) {
 std::vector<KernelRun> DenseKernels(const std::shared_ptr<Arrays>& a, DenseType type,
                                     const std::string& type_name) {
   const auto payload = static_cast<double>(kernels::DenseBytes(type, 1));
-  return {{"compress, " + type_name, /*g, e=*/8 + /*e=*/4 + payload,
-           [a, type] {
-             CompressDense(kRule, type, a->gradient, absl::MakeSpan(a->error), a->payload.data());
-           }},
-          {absl::StrCat("aggregate, ", type_name, ", ", kDenseRanks, " workers"),
-           kDenseRanks * payload + /*e=*/4 + 4 + payload,
-           [a, type] {
-             AggregateDense(type, a->dense_contributions, 1.0f / kDenseRanks,
-                            absl::MakeSpan(a->error), a->payload.data());
-           }},
-          {"Adam step, " + type_name, payload + /*m, v, x=*/12 + 12, [a, type] {
-             AdamStep(kAdamRates, type, a->payloads[0].data(), absl::MakeSpan(a->momentum),
-                      absl::MakeSpan(a->variance), absl::MakeSpan(a->parameters));
-           }}};
+  const bool has_error = type != DenseType::kFloat32;
+  const auto error = [a, has_error] {
+    return has_error ? absl::MakeSpan(a->error) : absl::Span<float>();
+  };
+  const double error_bytes = has_error ? 4 + 4 : 0;
+  return {
+      {"compress, " + type_name, /*g=*/4 + error_bytes + payload,
+       [a, type, error] { CompressDense(kRule, type, a->gradient, error(), a->payload.data()); }},
+      {absl::StrCat("aggregate, ", type_name, ", ", kDenseRanks, " workers"),
+       kDenseRanks * payload + error_bytes + payload,
+       [a, type, error] {
+         AggregateDense(type, a->dense_contributions, a->gradient.size(), 1.0f / kDenseRanks,
+                        error(), a->payload.data());
+       }},
+      {"Adam step, " + type_name, payload + /*m, v, x=*/12 + 12, [a, type] {
+         AdamStep(kAdamRates, type, a->payloads[0].data(), absl::MakeSpan(a->momentum),
+                  absl::MakeSpan(a->variance), absl::MakeSpan(a->parameters));
+       }}};
 }
 
 }  // namespace

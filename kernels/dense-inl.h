@@ -36,34 +36,58 @@ HWY_INLINE bool IsWithinRange(const Strip& strip) {
   return within;
 }
 
-HWY_INLINE bool SumIsWithinRange(const float* gradient, const float* error, size_t length) {
-  bool within = true;
-  ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
-    PrefetchStrip(gradient + i);
-    PrefetchStrip(error + i);
-    within &= IsWithinRange(Add(Load(gradient + i, count), Load(error + i, count)));
-  });
-  return within;
+// The strips of an error, or of the zeros that stand for none.
+struct SomeError {
+  float* data;
+
+  void Prefetch(size_t i) const { PrefetchStrip(data + i); }
+  template <class Count>
+  HWY_INLINE Strip Load(size_t i, Count count) const {
+    return HWY_NAMESPACE::Load(data + i, count);
+  }
+  template <class Count>
+  HWY_INLINE void Store(const Strip& strip, size_t i, Count count) const {
+    HWY_NAMESPACE::Store(strip, data + i, count);
+  }
+};
+struct NoError {
+  void Prefetch(size_t i) const {}
+  HWY_INLINE Strip Load(size_t i, size_t count) const { return Zeros(); }
+  HWY_INLINE void Store(const Strip& strip, size_t i, size_t count) const {}
+};
+
+// Calls body(codec, error) with those that they are.
+template <class Body>
+HWY_INLINE auto WithCodecAndError(DenseType type, absl::Span<float> error, Body body) {
+  const SomeError some = {error.data()};
+  if (type == DenseType::kBfloat16) return body(Bfloat16Codec(), some);
+  return error.empty() ? body(Float32Codec(), NoError()) : body(Float32Codec(), some);
 }
 
-template <class Codec>
+template <class Codec, class Error>
 HWY_INLINE size_t CompressDenseAs(const BlockRule& rule, absl::Span<const float> gradient,
-                                  absl::Span<float> error, uint8_t* out) {
-  const size_t blocks = BlockCount(error.size(), rule.block_elements);
+                                  Error error, uint8_t* out) {
+  const auto u = [&](size_t i, auto count) STRIP_BODY {
+    return Add(Load(gradient.data() + i, count), error.Load(i, count));
+  };
+  const size_t blocks = BlockCount(gradient.size(), rule.block_elements);
   size_t first_not_packed = blocks;
   for (size_t block = 0; block < blocks; ++block) {
     const size_t begin = block * rule.block_elements;
-    const size_t length = std::min(rule.block_elements, error.size() - begin);
-    const float* const g = gradient.data() + begin;
-    float* const e = error.data() + begin;
-    if (!SumIsWithinRange(g, e, length)) {
+    const size_t length = std::min(rule.block_elements, gradient.size() - begin);
+    bool is_within_range = true;
+    ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
+      PrefetchStrip(gradient.data() + begin + i);
+      error.Prefetch(begin + i);
+      is_within_range &= IsWithinRange(u(begin + i, count));
+    });
+    if (!is_within_range) {
       reference::StoreDense(Codec::kType, kNotPacked, out, begin);
       first_not_packed = std::min(first_not_packed, block);
       continue;
     }
     ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
-      const Strip u = Add(Load(g + i, count), Load(e + i, count));
-      Store(Codec::Encode(u, out, begin + i, count), e + i, count);
+      error.Store(Codec::Encode(u(begin + i, count), out, begin + i, count), begin + i, count);
     });
   }
   return first_not_packed;
@@ -71,8 +95,8 @@ HWY_INLINE size_t CompressDenseAs(const BlockRule& rule, absl::Span<const float>
 
 size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const float> gradient,
                      absl::Span<float> error, uint8_t* out) {
-  return WithCodec(type, [&](auto codec) STRIP_BODY {
-    return CompressDenseAs<decltype(codec)>(rule, gradient, error, out);
+  return WithCodecAndError(type, error, [&](auto codec, auto error_strips) STRIP_BODY {
+    return CompressDenseAs<decltype(codec)>(rule, gradient, error_strips, out);
   });
 }
 
@@ -92,25 +116,24 @@ HWY_INLINE Strip SumOverRanks(absl::Span<const uint8_t* const> contributions, si
   return sum;
 }
 
-template <class Codec>
-HWY_INLINE void AggregateDenseAs(absl::Span<const uint8_t* const> contributions,
-                                 float inverse_count, absl::Span<float> error, uint8_t* out) {
+template <class Codec, class Error>
+HWY_INLINE void AggregateDenseAs(absl::Span<const uint8_t* const> contributions, size_t n,
+                                 float inverse_count, Error error, uint8_t* out) {
   const Vector inverse = hn::Set(Floats(), inverse_count);
   const auto mean_and_error = [inverse](Vector sum, Vector e)
                                   STRIP_BODY { return hn::Add(hn::Mul(sum, inverse), e); };
-  ForEachStrip(error.size(), [&](size_t i, auto count) STRIP_BODY {
-    float* const e = error.data() + i;
-    PrefetchStrip(e);
+  ForEachStrip(n, [&](size_t i, auto count) STRIP_BODY {
+    error.Prefetch(i);
     const Strip u =
-        Map(mean_and_error, SumOverRanks<Codec>(contributions, i, count), Load(e, count));
-    Store(Codec::Encode(u, out, i, count), e, count);
+        Map(mean_and_error, SumOverRanks<Codec>(contributions, i, count), error.Load(i, count));
+    error.Store(Codec::Encode(u, out, i, count), i, count);
   });
 }
 
-void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions,
+void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions, size_t n,
                     float inverse_count, absl::Span<float> error, uint8_t* out) {
-  WithCodec(type, [&](auto codec) STRIP_BODY {
-    AggregateDenseAs<decltype(codec)>(contributions, inverse_count, error, out);
+  WithCodecAndError(type, error, [&](auto codec, auto error_strips) STRIP_BODY {
+    AggregateDenseAs<decltype(codec)>(contributions, n, inverse_count, error_strips, out);
   });
 }
 

@@ -25,9 +25,9 @@ size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const flo
   return HWY_DYNAMIC_DISPATCH(CompressDense)(rule, type, gradient, error, out);
 }
 
-void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions,
+void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions, size_t n,
                     float inverse_count, absl::Span<float> error, uint8_t* out) {
-  HWY_DYNAMIC_DISPATCH(AggregateDense)(type, contributions, inverse_count, error, out);
+  HWY_DYNAMIC_DISPATCH(AggregateDense)(type, contributions, n, inverse_count, error, out);
 }
 
 void AddDense(DenseType type, const uint8_t* addend, float factor, absl::Span<float> accumulator) {

@@ -25,6 +25,12 @@ float WidenBfloat16(uint16_t value) {
   return std::bit_cast<float>(static_cast<uint32_t>(value) << 16);
 }
 
+// Element i of an error, which is all zeros if it is empty.
+float LoadError(absl::Span<const float> error, size_t i) { return error.empty() ? 0 : error[i]; }
+void StoreError(float value, absl::Span<float> error, size_t i) {
+  if (!error.empty()) error[i] = value;
+}
+
 // False for NaN.
 bool IsWithinRange(float value) { return std::abs(value) <= kMaxDense; }
 
@@ -53,33 +59,34 @@ float StoreDense(DenseType type, float value, uint8_t* payload, size_t i) {
 
 size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const float> gradient,
                      absl::Span<float> error, uint8_t* out) {
-  const size_t blocks = BlockCount(error.size(), rule.block_elements);
+  const auto u = [&](size_t i) { return gradient[i] + LoadError(error, i); };
+  const size_t blocks = BlockCount(gradient.size(), rule.block_elements);
   size_t first_not_packed = blocks;
   for (size_t block = 0; block < blocks; ++block) {
     const size_t begin = block * rule.block_elements;
-    const size_t end = std::min(begin + rule.block_elements, error.size());
+    const size_t end = std::min(begin + rule.block_elements, gradient.size());
     bool is_within_range = true;
-    for (size_t i = begin; i < end; ++i) is_within_range &= IsWithinRange(gradient[i] + error[i]);
+    for (size_t i = begin; i < end; ++i) is_within_range &= IsWithinRange(u(i));
     if (!is_within_range) {
       StoreDense(type, kNotPacked, out, begin);
       first_not_packed = std::min(first_not_packed, block);
       continue;
     }
     for (size_t i = begin; i < end; ++i) {
-      const float u = gradient[i] + error[i];
-      error[i] = u - StoreDense(type, u, out, i);
+      const float value = u(i);
+      StoreError(value - StoreDense(type, value, out, i), error, i);
     }
   }
   return first_not_packed;
 }
 
-void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions,
+void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions, size_t n,
                     float inverse_count, absl::Span<float> error, uint8_t* out) {
-  for (size_t i = 0; i < error.size(); ++i) {
+  for (size_t i = 0; i < n; ++i) {
     const float sum = SumOverRanks(
         contributions.size(), [&](size_t rank) { return LoadDense(type, contributions[rank], i); });
-    const float u = sum * inverse_count + error[i];
-    error[i] = u - StoreDense(type, u, out, i);
+    const float u = sum * inverse_count + LoadError(error, i);
+    StoreError(u - StoreDense(type, u, out, i), error, i);
   }
 }
 

@@ -21,7 +21,7 @@ float StoreDense(DenseType type, float value, uint8_t* payload, size_t i);
 
 size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const float> gradient,
                      absl::Span<float> error, uint8_t* out);
-void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions,
+void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions, size_t n,
                     float inverse_count, absl::Span<float> error, uint8_t* out);
 void AddDense(DenseType type, const uint8_t* addend, float factor, absl::Span<float> accumulator);
 void Scale(float factor, absl::Span<float> values);

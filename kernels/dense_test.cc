@@ -218,13 +218,46 @@ TEST(Dense, AggregateOfAnyWorldSizeMatchesTheModel) {
         OnEveryTarget([&] {
           Guarded<float> e = error;
           Guarded<uint8_t> out(DenseBytes(type, n));
-          AggregateDense(type, contributions, inverse_count, e.span(), out.data());
+          AggregateDense(type, contributions, n, inverse_count, e.span(), out.data());
           EXPECT_TRUE(SameBytes(out, model::Encode(type, rounded)));
           EXPECT_TRUE(SameBytes(e, model::Error(u, rounded)));
         });
       }
     }
   }
+}
+
+// -0 + 0 is +0.
+TEST(Dense, WithoutAnErrorFloat32IsAsWithZeros) {
+  Random random;
+  for (size_t n : kLengths) {
+    SCOPED_TRACE(n);
+    Values gradient = random.Values(n);
+    if (n > 0) gradient[n / 2] = -0.0f;
+    const Guarded<float> g = gradient;
+    const Guarded<uint8_t> payload = model::Encode(DenseType::kFloat32, gradient);
+    const std::vector<const uint8_t*> contributions(3, payload.data());
+    OnEveryTarget([&] {
+      Values zeros(n, 0.0f);
+      std::vector<uint8_t> expected(4 * n), mean(4 * n);
+      CompressDense(BlockRule{8}, DenseType::kFloat32, gradient, absl::MakeSpan(zeros),
+                    expected.data());
+      AggregateDense(DenseType::kFloat32, contributions, n, 0.25f, absl::MakeSpan(zeros),
+                     mean.data());
+      Guarded<uint8_t> out(4 * n), mean_out(4 * n);
+      EXPECT_EQ(CompressDense(BlockRule{8}, DenseType::kFloat32, g.span(), {}, out.data()),
+                BlockCount(n, 8));
+      EXPECT_TRUE(SameBytes(out, expected));
+      AggregateDense(DenseType::kFloat32, contributions, n, 0.25f, {}, mean_out.data());
+      EXPECT_TRUE(SameBytes(mean_out, mean));
+    });
+  }
+  OnEveryTarget([&] {
+    Guarded<uint8_t> out(64);
+    Values gradient(16, 1.0f);
+    gradient[9] = kNan;
+    EXPECT_EQ(CompressDense(BlockRule{8}, DenseType::kFloat32, gradient, {}, out.data()), 1u);
+  });
 }
 
 // 2^24 + 1 is 2^24 in fp32. So ranks 1 to 3 vanish beside rank 0, but ranks 4 to 7, added up first,
@@ -237,7 +270,7 @@ TEST(Dense, RanksAreAddedInGroupsOfFour) {
   OnEveryTarget([&] {
     Values error = {0.0f};
     Guarded<uint8_t> out(4);
-    AggregateDense(DenseType::kFloat32, contributions, /*inverse_count=*/0.125f,
+    AggregateDense(DenseType::kFloat32, contributions, /*n=*/1, /*inverse_count=*/0.125f,
                    absl::MakeSpan(error), out.data());
     EXPECT_TRUE(SameBytes(out, model::Encode(DenseType::kFloat32, {(0x1p24f + 4) / 8})));
   });

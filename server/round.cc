@@ -38,21 +38,6 @@ absl::Status OutOfRangeError(const FrameHeader& header, const Layout& layout,
       "job again from a checkpoint, with a lower learning rate or gamma"));
 }
 
-// Requires that the type loses nothing. The kernel asks for an error: in pieces, zeros that a
-// core's cache holds will do, and stay zero.
-void AggregateDenseWithoutError(kernels::DenseType type, std::vector<const uint8_t*> contributions,
-                                float inverse_count, size_t elements, uint8_t* out) {
-  constexpr size_t kPieceElements = 4096;
-  float zeros[kPieceElements] = {};
-  for (size_t begin = 0; begin < elements; begin += kPieceElements) {
-    const size_t piece = std::min(kPieceElements, elements - begin);
-    kernels::AggregateDense(type, contributions, inverse_count, absl::MakeSpan(zeros, piece), out);
-    const size_t bytes = kernels::DenseBytes(type, piece);
-    for (const uint8_t*& contribution : contributions) contribution += bytes;
-    out += bytes;
-  }
-}
-
 }  // namespace
 
 Contribution ContributionOf(const FrameHeader& header) {
@@ -244,11 +229,7 @@ absl::Status Round::AggregateDense(Codec codec, const Layout& layout, absl::Span
 
   const kernels::DenseType type = DenseTypeOf(codec);
   const size_t elements = layout.chunks()[first_header().chunk()].elements;
-  if (error.empty()) {
-    AggregateDenseWithoutError(type, std::move(contributions), InverseCount(layout), elements, out);
-  } else {
-    kernels::AggregateDense(type, contributions, InverseCount(layout), error, out);
-  }
+  kernels::AggregateDense(type, contributions, elements, InverseCount(layout), error, out);
   if (kernels::DenseWithinRange(type, out, elements)) return absl::OkStatus();
   return OutOfRangeError(first_header(), layout, CodecName(codec));
 }

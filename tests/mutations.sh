@@ -51,9 +51,9 @@ mutate server-error-committed-twice server/round.cc \
 mutate retry-after-close-refused server/owned_chunk.cc \
   'if (header.step() < open_step_ && header.step() >= oldest_step) {' 'if (false) {'
 mutate worker-error-dropped worker/onebit_adam.cc \
-  ' : NoError(segment);
+  ' : absl::Span<float>();
   if (stage_ != Stage::kOneBit) {' \
-  ' : NoError(segment);
+  ' : absl::Span<float>();
   for (float& e : error) e = 0;
   if (stage_ != Stage::kOneBit) {'
 mutate contribution-not-taken-back worker/worker.cc \

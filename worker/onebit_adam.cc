@@ -129,7 +129,6 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
       error_(layout.elements()),
       variance_(layout.elements()),
       has_error_(layout.chunks().size()),
-      no_error_(std::min<uint64_t>(layout.elements(), layout.options().chunk_elements())),
       signed_momentum_(layout.chunks().size()) {
   for (const Chunk& chunk : layout.chunks()) dense_momentum_.emplace_back(chunk.elements);
   if (options.freeze_step != OptimizerOptions::kAuto) {
@@ -317,7 +316,9 @@ size_t OneBitAdam::CompressSegment(uint32_t chunk_index, const Segment& segment,
   const Chunk& chunk = layout_.chunks()[chunk_index];
   if (codec() != FLOAT32 && stage_ != Stage::kRefresh) has_error_[chunk_index] = true;
   const bool adds_error = has_error_[chunk_index] && stage_ != Stage::kRefresh;
-  const absl::Span<float> error = adds_error ? SegmentOf(error_, chunk, segment) : NoError(segment);
+  // Where there is none, the codec loses nothing.
+  const absl::Span<float> error =
+      adds_error ? SegmentOf(error_, chunk, segment) : absl::Span<float>();
   if (stage_ != Stage::kOneBit) {
     const kernels::DenseType type = DenseTypeOf(codec());
     return kernels::CompressDense(rule_, type, gradient, error,
@@ -492,10 +493,6 @@ absl::Span<float> OneBitAdam::SegmentOf(PageVector<float>& values, const Chunk& 
                                         const Segment& segment) {
   return absl::MakeSpan(values).subspan(chunk.first_element + segment.chunk_offset,
                                         segment.elements);
-}
-
-absl::Span<float> OneBitAdam::NoError(const Segment& segment) {
-  return absl::MakeSpan(no_error_).first(segment.elements);
 }
 
 PageVector<float> OneBitAdam::Momentum(uint32_t chunk_index) const {

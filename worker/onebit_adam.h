@@ -165,8 +165,6 @@ class OneBitAdam final : public Optimizer {
   // The part of a vector in layout order that belongs to the segment.
   static absl::Span<float> SegmentOf(PageVector<float>& values, const Chunk& chunk,
                                      const Segment& segment);
-  // Zeros for the error that the kernel of a codec asks for that loses nothing: it leaves them.
-  absl::Span<float> NoError(const Segment& segment);
   const GroupRates& RatesOfTensor(uint32_t tensor) const {
     return rates_[parameters_[tensor].group];
   }
@@ -186,7 +184,6 @@ class OneBitAdam final : public Optimizer {
   PageVector<float> error_;      // layout order
   PageVector<float> variance_;   // layout order; see variance()
   std::vector<bool> has_error_;  // by chunk; false: all zero, and no memory yet
-  PageVector<float> no_error_;   // zeros, as many as a chunk may have
   // Per chunk: dense until its first one-bit answer, then that answer's payload as it came (1/32 of
   // the memory).
   std::vector<PageVector<float>> dense_momentum_;

@@ -26,12 +26,7 @@ Reduction::Reduction(const Layout& layout, const ReductionOptions& options)
     : layout_(layout),
       codec_(options.codec),
       rule_{layout.options().block_elements(), layout.options().gamma()} {
-  if (codec_ == FLOAT32) {
-    zeros_ =
-        PageVector<float>(std::min<uint64_t>(layout.elements(), layout.options().chunk_elements()));
-  } else {
-    error_ = PageVector<float>(layout.elements());
-  }
+  if (codec_ != FLOAT32) error_ = PageVector<float>(layout.elements());
 }
 
 void Reduction::SetResults(absl::Span<const absl::Span<float>> results) {
@@ -117,7 +112,7 @@ Payload Reduction::State(uint32_t chunk) const {
 }
 
 absl::Span<float> Reduction::ErrorOf(const Chunk& chunk, const Segment& segment) {
-  if (codec_ == FLOAT32) return absl::MakeSpan(zeros_).first(segment.elements);
+  if (error_.empty()) return {};  // fp32 loses nothing
   return absl::MakeSpan(error_).subspan(chunk.first_element + segment.chunk_offset,
                                         segment.elements);
 }

@@ -84,7 +84,6 @@ class Reduction final : public Optimizer {
   Schedule schedule_;                       // steps alone
   std::vector<absl::Span<float>> results_;  // by tensor, or none
   PageVector<float> error_;                 // in layout order; empty with fp32
-  PageVector<float> zeros_;                 // with fp32: the error that the kernels ask for
 };
 
 }  // namespace signpost
