@@ -112,12 +112,16 @@ class Measurement {
                                                         : "fp32",
                             "--parameters", absl::StrCat(options.parameters), "--chunk-elements",
                             absl::StrCat(options.chunk_elements)});
-      const LineProcess::Environment environment = {
+      LineProcess::Environment environment = {
           {"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses_, ",")},
           {"SIGNPOST_JOB", absl::StrCat("bench ", groups_.size())},
           {"SIGNPOST_RANK", absl::StrCat(rank)},
           {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
+          {"LOCAL_WORLD_SIZE", absl::StrCat(options_.workers)},
       };
+      if (options_.threads > 0) {
+        environment.push_back({"SIGNPOST_THREADS", absl::StrCat(options_.threads)});
+      }
       if (absl::Status status = StartRank(command, environment, group); !status.ok()) return status;
     }
     return AwaitReady(group);

@@ -215,6 +215,9 @@ void AddMeasuringFlags(CLI::App& app, Flags& flags) {
   app.add_option("--aggregators", exchange.shards,
                  "Aggregators, each a process [2; with --netns as many as workers]")
       ->type_name("N");
+  app.add_option("--threads", exchange.threads,
+                 "Threads of each worker that compress and apply [its share of the processors]")
+      ->type_name("N");
   app.add_option("--netns", exchange.rate,
                  "Make each process a host of its own behind a link of this rate (network "
                  "namespaces; as root)")

@@ -107,6 +107,7 @@ class LaunchedRun {
         {"SIGNPOST_JOB", job_},
         {"SIGNPOST_RANK", absl::StrCat(rank)},
         {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
+        {"LOCAL_WORLD_SIZE", absl::StrCat(options_.workers)},
         {"SIGNPOST_FAILURE_TIMEOUT", options_.failure_timeout.ToString()}};
     if (options_.min_workers > 0) {
       environment.push_back(

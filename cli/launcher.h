@@ -42,8 +42,8 @@ struct ListeningAggregator {
 struct LaunchOptions {
   // One worker's program, found in PATH, and its arguments. Its environment says who it is:
   // SIGNPOST_AGGREGATORS, SIGNPOST_JOB (another one for each launch), SIGNPOST_RANK,
-  // SIGNPOST_WORLD_SIZE, SIGNPOST_FAILURE_TIMEOUT, and with min_workers SIGNPOST_ROUND_DEADLINE and
-  // SIGNPOST_MIN_WORKERS.
+  // SIGNPOST_WORLD_SIZE, LOCAL_WORLD_SIZE, SIGNPOST_FAILURE_TIMEOUT, and with min_workers
+  // SIGNPOST_ROUND_DEADLINE and SIGNPOST_MIN_WORKERS.
   std::vector<std::string> command;
   uint32_t workers = 1;
   uint32_t aggregators = 1;

@@ -16,7 +16,9 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
   app.footer(
       "COMMAND and its arguments stand behind ' -- '. SIGNPOST_AGGREGATORS, SIGNPOST_JOB,\n"
       "SIGNPOST_RANK, SIGNPOST_WORLD_SIZE and SIGNPOST_FAILURE_TIMEOUT are in each rank's\n"
-      "environment; a Session joins with them. If a rank fails, the others are stopped, and the\n"
+      "environment; a Session joins with them. Each compresses and applies with its share of the\n"
+      "processors, or with SIGNPOST_THREADS threads. If a rank fails, the others are stopped, and "
+      "the\n"
       "exit code is that rank's. Ctrl-C stops all, a second one kills them.\n\n"
       "With --state-dir, an aggregator that dies is started again in its place, up to ten times a\n"
       "minute. With --round-deadline and --min-workers, rounds close without late workers and the\n"

@@ -1,5 +1,8 @@
 #include "client/session_options.h"
 
+#include <sched.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -66,6 +69,9 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
       FailureTimeoutVariable("SIGNPOST_FAILURE_TIMEOUT");
   if (!failure_timeout.ok()) return failure_timeout.status();
   options.failure_timeout = *failure_timeout;
+  absl::StatusOr<uint32_t> threads = ThreadsFromEnvironment();
+  if (!threads.ok()) return threads.status();
+  options.worker.threads = *threads;
   if (std::getenv("SIGNPOST_MIN_WORKERS") == nullptr) return options;
   absl::StatusOr<uint32_t> min_workers = NumberVariable("SIGNPOST_MIN_WORKERS");
   if (!min_workers.ok()) return min_workers.status();
@@ -77,6 +83,22 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
       absl::StrFormat("environment variable SIGNPOST_ROUND_DEADLINE is '%s', wanted a duration, "
                       "such as 2s",
                       *deadline));
+}
+
+absl::StatusOr<uint32_t> ThreadsFromEnvironment() {
+  constexpr uint32_t kMostThreads = 8;
+  if (std::getenv("SIGNPOST_THREADS") != nullptr) {
+    absl::StatusOr<uint32_t> threads = NumberVariable("SIGNPOST_THREADS");
+    if (!threads.ok() || *threads > 0) return threads;
+    return absl::InvalidArgumentError(
+        "environment variable SIGNPOST_THREADS is 0, wanted 1 or more");
+  }
+  cpu_set_t processors;
+  if (sched_getaffinity(0, sizeof processors, &processors) != 0) return 1;
+  // Whoever set it did not ask us.
+  const absl::StatusOr<uint32_t> processes = NumberVariable("LOCAL_WORLD_SIZE");
+  const uint32_t share = CPU_COUNT(&processors) / std::max(processes.value_or(1), 1u);
+  return std::clamp(share, 1u, kMostThreads);
 }
 
 void Tell(const SessionOptions& options, const std::string& line) {

@@ -39,10 +39,15 @@ struct SessionOptions {
 
   // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,
   // SIGNPOST_WORLD_SIZE; and SIGNPOST_FAILURE_TIMEOUT ("10s"), SIGNPOST_MIN_WORKERS and with it
-  // SIGNPOST_ROUND_DEADLINE ("2s"), which need not be set.
+  // SIGNPOST_ROUND_DEADLINE ("2s"), which need not be set; and ThreadsFromEnvironment.
   // INVALID_ARGUMENT names the variable that is missing or malformed.
   static absl::StatusOr<SessionOptions> FromEnvironment();
 };
+
+// For worker.threads: SIGNPOST_THREADS if it is set. Otherwise this process's share of the
+// processors that it may run on, of which LOCAL_WORLD_SIZE processes have as much (torchrun and
+// `signpost run` set it), up to 8: more than that memory cannot feed.
+absl::StatusOr<uint32_t> ThreadsFromEnvironment();
 
 // Gives the options' on_connection a line about this worker.
 void Tell(const SessionOptions& options, const std::string& line);

@@ -18,8 +18,8 @@ class SessionOptionsTest : public testing::Test {
     setenv("SIGNPOST_JOB", "nightly", 1);
     setenv("SIGNPOST_RANK", "2", 1);
     setenv("SIGNPOST_WORLD_SIZE", "4", 1);
-    for (const char* name :
-         {"SIGNPOST_FAILURE_TIMEOUT", "SIGNPOST_MIN_WORKERS", "SIGNPOST_ROUND_DEADLINE"}) {
+    for (const char* name : {"SIGNPOST_FAILURE_TIMEOUT", "SIGNPOST_MIN_WORKERS",
+                             "SIGNPOST_ROUND_DEADLINE", "SIGNPOST_THREADS", "LOCAL_WORLD_SIZE"}) {
       unsetenv(name);
     }
   }
@@ -74,6 +74,50 @@ TEST_F(SessionOptionsTest, TakeTheRoundDeadlineFromTheEnvironmentIfItIsThere) {
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->worker.round_deadline, absl::Milliseconds(1500));
   EXPECT_EQ(options->worker.min_workers, 3);
+}
+
+// Confines this thread to some of its processors.
+class Confined {
+ public:
+  explicit Confined(int processors) {
+    sched_getaffinity(0, sizeof before_, &before_);
+    cpu_set_t some;
+    CPU_ZERO(&some);
+    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&some) < processors; ++cpu) {
+      if (CPU_ISSET(cpu, &before_)) CPU_SET(cpu, &some);
+    }
+    sched_setaffinity(0, sizeof some, &some);
+  }
+  ~Confined() { sched_setaffinity(0, sizeof before_, &before_); }
+
+ private:
+  cpu_set_t before_;
+};
+
+TEST_F(SessionOptionsTest, TakeThreadsFromTheProcessorsThereAreForThisProcess) {
+  EXPECT_GE(SessionOptions::FromEnvironment()->worker.threads, 1);
+  EXPECT_LE(SessionOptions::FromEnvironment()->worker.threads, 8);
+  {
+    const Confined one(1);
+    EXPECT_EQ(SessionOptions::FromEnvironment()->worker.threads, 1);
+  }
+  cpu_set_t all;
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  if (CPU_COUNT(&all) > 1) {
+    const Confined two(2);
+    EXPECT_EQ(SessionOptions::FromEnvironment()->worker.threads, 2);
+    setenv("LOCAL_WORLD_SIZE", "2", 1);
+    EXPECT_EQ(SessionOptions::FromEnvironment()->worker.threads, 1);
+  }
+  setenv("LOCAL_WORLD_SIZE", "1000000", 1);
+  EXPECT_EQ(SessionOptions::FromEnvironment()->worker.threads, 1);
+  setenv("SIGNPOST_THREADS", "12", 1);
+  EXPECT_EQ(SessionOptions::FromEnvironment()->worker.threads, 12);
+  for (const char* text : {"0", "many"}) {
+    setenv("SIGNPOST_THREADS", text, 1);
+    EXPECT_THAT(std::string(SessionOptions::FromEnvironment().status().message()),
+                AllOf(HasSubstr("SIGNPOST_THREADS"), HasSubstr(text)));
+  }
 }
 
 TEST_F(SessionOptionsTest, NameTheVariableThatIsNoNumber) {

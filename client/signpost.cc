@@ -67,6 +67,10 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   session.worker.min_workers = options.min_workers;
   session.worker.block_elements = options.block_elements;
   session.worker.chunk_elements = options.chunk_elements;
+  const absl::StatusOr<uint32_t> threads =
+      options.threads > 0 ? options.threads : signpost::ThreadsFromEnvironment();
+  if (!threads.ok()) return threads.status();
+  session.worker.threads = *threads;
   session.worker.gamma = options.gamma;
   session.worker.resume_with_other_world_size = options.resume_with_other_world_size != 0;
   session.start_from_rank_0 = options.start_from_rank_0 != 0;
@@ -174,6 +178,7 @@ void signpost_options_init(signpost_options* options) {
   options->failure_timeout_s = absl::ToDoubleSeconds(session.failure_timeout.duration());
   options->block_elements = session.worker.block_elements;
   options->chunk_elements = session.worker.chunk_elements;
+  options->threads = 0;
   options->gamma = session.worker.gamma;
   options->variance_floor = optimizer.variance_floor;
   options->variance_refresh_interval = optimizer.variance_refresh_interval;
@@ -196,6 +201,7 @@ int signpost_options_from_environment(signpost_options* options, char* error, si
     options->job = std::getenv("SIGNPOST_JOB");
     options->rank = session->worker.rank;
     options->world_size = session->worker.world_size;
+    options->threads = session->worker.threads;
     options->failure_timeout_s = absl::ToDoubleSeconds(session->failure_timeout.duration());
     options->round_deadline_s = absl::ToDoubleSeconds(session->worker.round_deadline);
     options->min_workers = session->worker.min_workers;

@@ -40,7 +40,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 6
+#define SIGNPOST_ABI 7
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -60,6 +60,9 @@ typedef struct {
   uint32_t min_workers;      /* ...while so many are not; both 0: they wait for all */
   uint32_t block_elements;
   uint32_t chunk_elements; /* that travel in one frame; 0: as suits the model */
+  /* That compress and apply, whoever calls included; changes no bit. 0: SIGNPOST_THREADS in the
+   * environment, or this process's share of its processors (of LOCAL_WORLD_SIZE), up to 8. */
+  uint32_t threads;
   float gamma;
   double variance_floor; /* the least variance at a freeze, as a fraction of its tensor's mean */
   /* Steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam. SIGNPOST_AUTO: until the

@@ -332,7 +332,7 @@ size_t CompressOneBit(const BlockRule& rule, absl::Span<const float> values,
 
 void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<float> values) {
   // What no cache of a core's own holds is better not read from memory to be written.
-  constexpr size_t kStreamedElements = size_t{256} << 10;
+  constexpr size_t kStreamedElements = size_t{64} << 10;
   const bool is_large = values.size() >= kStreamedElements;
   const size_t blocks = BlockCount(values.size(), rule.block_elements);
   for (size_t block = 0; block < blocks; ++block) {

@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "tests/job.h"
@@ -78,6 +82,54 @@ TEST(ReplicaIdentity, HoldsForManyWorkersAndManyChunks) {
   EXPECT_TRUE(SameBytes(
       TrainedOn({.aggregators = 2}, job),
       TrainedOn({.transport = Transport::kGrpc, .aggregators = 3, .fault_seed = 3}, job)));
+}
+
+// What a worker does to a chunk is shared out among its threads, and which chunks there are follows
+// from the tensors alone. Neither may show, in a round that is skipped either.
+TEST(ReplicaIdentity, HoldsForAnyNumberOfThreadsAndAggregatorsWhenRoundsAreSkipped) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.tensors = {1'200'000, 5, 1'000'000};
+  job.worker.block_elements = 4096;
+  job.worker.chunk_elements = 0;
+  job.optimizer = {.freeze_step = 2, .warm_up_codec = BFLOAT16, .variance_refresh_interval = 3};
+  job.steps = 8;
+  const auto spoil = [](uint32_t rank, int step, std::vector<float>& gradient) {
+    if (rank == 0 || step % 3 != 1) return;  // steps 1, 4, 7: warm-up, one-bit, ...
+    for (const size_t element : {3u, 200'000u, 300'001u}) {
+      gradient[element] = std::numeric_limits<float>::quiet_NaN();
+    }
+  };
+  // By rank: parameters and error.
+  using End = std::pair<std::vector<float>, std::vector<float>>;
+  const auto train = [&](uint32_t threads, uint32_t aggregators) {
+    job.worker.threads = threads;
+    Cluster cluster({.aggregators = aggregators});
+    absl::Mutex mutex;
+    std::map<uint32_t, End> ends;
+    Train(
+        cluster, job,
+        [&](uint32_t rank, int step, const Replica& replica, Worker& worker) {
+          EXPECT_GT(worker.layout().chunks().size(), 1);
+          if (step + 1 < job.steps) return;
+          const absl::Span<const float> error = worker.optimizer().error();
+          absl::MutexLock lock(&mutex);
+          ends[rank] = {replica.values, {error.begin(), error.end()}};
+        },
+        spoil);
+    return ends;
+  };
+  const std::map<uint32_t, End> expected = train(/*threads=*/1, /*aggregators=*/1);
+  EXPECT_TRUE(SameBytes(expected.at(0).first, expected.at(1).first));
+  for (const auto& [threads, aggregators] : {std::pair(4, 1), std::pair(1, 3), std::pair(3, 2)}) {
+    const std::map<uint32_t, End> ends = train(threads, aggregators);
+    for (uint32_t rank = 0; rank < job.workers; ++rank) {
+      SCOPED_TRACE(::testing::Message()
+                   << threads << " threads, " << aggregators << " aggregators, rank " << rank);
+      EXPECT_TRUE(SameBytes(ends.at(rank).first, expected.at(rank).first));
+      EXPECT_TRUE(SameBytes(ends.at(rank).second, expected.at(rank).second));
+    }
+  }
 }
 
 }  // namespace

@@ -121,7 +121,7 @@ std::vector<GroupRates> RatesOf(const StepRates& message) {
 }
 
 OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
-                       std::vector<Parameter> parameters)
+                       std::vector<Parameter> parameters, uint32_t threads)
     : layout_(layout),
       options_(options),
       rule_{layout.options().block_elements(), layout.options().gamma()},
@@ -129,7 +129,8 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
       error_(layout.elements()),
       variance_(layout.elements()),
       has_error_(layout.chunks().size()),
-      signed_momentum_(layout.chunks().size()) {
+      signed_momentum_(layout.chunks().size()),
+      crew_(layout, threads) {
   for (const Chunk& chunk : layout.chunks()) dense_momentum_.emplace_back(chunk.elements);
   if (options.freeze_step != OptimizerOptions::kAuto) {
     schedule_.set_freeze_step(options.freeze_step);
@@ -296,62 +297,51 @@ void OneBitAdam::FreezeVariance(bool is_first) {
   }
 }
 
-uint32_t OneBitAdam::Compress(uint32_t chunk_index,
-                              absl::Span<const absl::Span<const float>> gradients,
+uint32_t OneBitAdam::Compress(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
                               uint8_t* payload) {
-  const Chunk& chunk = layout_.chunks()[chunk_index];
-  for (const Segment& segment : chunk.segments) {
-    const auto gradient =
-        gradients[segment.tensor].subspan(segment.tensor_offset, segment.elements);
-    const size_t packed = CompressSegment(chunk_index, segment, gradient, payload);
-    if (packed < kernels::BlockCount(segment.elements, rule_.block_elements)) {
-      return segment.first_block + packed;
-    }
-  }
-  return chunk.blocks;
+  if (codec() != FLOAT32 && stage_ != Stage::kRefresh) has_error_[chunk] = true;
+  return crew_.Compress(chunk, [&](const Segment& part) {
+    return CompressPart(chunk, part,
+                        gradients[part.tensor].subspan(part.tensor_offset, part.elements), payload);
+  });
 }
 
-size_t OneBitAdam::CompressSegment(uint32_t chunk_index, const Segment& segment,
-                                   absl::Span<const float> gradient, uint8_t* payload) {
+size_t OneBitAdam::CompressPart(uint32_t chunk_index, const Segment& part,
+                                absl::Span<const float> gradient, uint8_t* payload) {
   const Chunk& chunk = layout_.chunks()[chunk_index];
-  if (codec() != FLOAT32 && stage_ != Stage::kRefresh) has_error_[chunk_index] = true;
   const bool adds_error = has_error_[chunk_index] && stage_ != Stage::kRefresh;
   // Where there is none, the codec loses nothing.
-  const absl::Span<float> error =
-      adds_error ? SegmentOf(error_, chunk, segment) : absl::Span<float>();
+  const absl::Span<float> error = adds_error ? SegmentOf(error_, chunk, part) : absl::Span<float>();
   if (stage_ != Stage::kOneBit) {
     const kernels::DenseType type = DenseTypeOf(codec());
     return kernels::CompressDense(rule_, type, gradient, error,
-                                  payload + kernels::DenseBytes(type, segment.chunk_offset));
+                                  payload + kernels::DenseBytes(type, part.chunk_offset));
   }
-  const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(segment.tensor));
-  const kernels::OneBitSpan out = OneBitPart(chunk, segment, payload);
+  const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(part.tensor));
+  const kernels::OneBitSpan out = OneBitPart(chunk, part, payload);
   const Payload& momentum = signed_momentum_[chunk_index];
   if (momentum.size() == 0) {
     return kernels::CompressMomentum(rule_, rates, gradient,
-                                     dense_momentum_[chunk_index].data() + segment.chunk_offset,
-                                     error, out);
+                                     dense_momentum_[chunk_index].data() + part.chunk_offset, error,
+                                     out);
   }
-  return kernels::CompressMomentum(rule_, rates, gradient,
-                                   OneBitPart(chunk, segment, momentum.data()), error, out);
+  return kernels::CompressMomentum(rule_, rates, gradient, OneBitPart(chunk, part, momentum.data()),
+                                   error, out);
 }
 
 void OneBitAdam::Apply(uint32_t chunk_index, Answer answer) {
   const Chunk& chunk = layout_.chunks()[chunk_index];
   if (stage_ == Stage::kRefresh) MakeMomentumDense(chunk_index);
-  for (const Segment& segment : chunk.segments) {
+  crew_.ForEachPart(chunk_index, [&](const Segment& part) {
     switch (stage_) {
       case Stage::kWarmUp:
-        ApplyDense(chunk_index, segment, answer.payload.data());
-        break;
+        return ApplyDense(chunk_index, part, answer.payload.data());
       case Stage::kOneBit:
-        ApplyOneBit(chunk, segment, answer.payload.data());
-        break;
+        return ApplyOneBit(chunk, part, answer.payload.data());
       case Stage::kRefresh:
-        ApplyRefresh(chunk_index, segment, answer.payload.data());
-        break;
+        return ApplyRefresh(chunk_index, part, answer.payload.data());
     }
-  }
+  });
   if (stage_ != Stage::kOneBit) return;
   signed_momentum_[chunk_index] = std::move(answer.payload);
   dense_momentum_[chunk_index] = PageVector<float>();  // {} would keep its memory

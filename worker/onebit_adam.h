@@ -23,6 +23,7 @@
 #include "proto/aggregator.pb.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
+#include "worker/chunk_crew.h"
 #include "worker/optimizer.h"
 #include "worker/page_vector.h"
 
@@ -88,11 +89,12 @@ struct OptimizerState {
   std::vector<float> variance;  // as OneBitAdam::variance
 };
 
-// Not thread-safe. Borrows layout and parameters.
+// Not thread-safe. Borrows layout and parameters. Compresses and applies each chunk with `threads`
+// threads, the caller's included.
 class OneBitAdam final : public Optimizer {
  public:
   OneBitAdam(const Layout& layout, const OptimizerOptions& options,
-             std::vector<Parameter> parameters);
+             std::vector<Parameter> parameters, uint32_t threads = 1);
 
   // Goes on from a saved state, whose vectors have the layout's size, to the bit: BeginStep of the
   // schedule's begun_steps comes next. Before anything else.
@@ -153,9 +155,9 @@ class OneBitAdam final : public Optimizer {
   enum class MomentumShare { kStays, kGoesBack };
   void PutBack(uint32_t chunk, const Segment& block, const uint8_t* payload, MomentumShare share);
   void PutBack(uint32_t chunk, const uint8_t* payload, MomentumShare share);
-  // The first block of one segment that was not packed, as the kernels return it.
-  size_t CompressSegment(uint32_t chunk, const Segment& segment, absl::Span<const float> gradient,
-                         uint8_t* payload);
+  // Of a part of a segment: its first block that was not packed, as the kernels return it.
+  size_t CompressPart(uint32_t chunk, const Segment& part, absl::Span<const float> gradient,
+                      uint8_t* payload);
   void ApplyOneBit(const Chunk& chunk, const Segment& segment, const uint8_t* payload);
   void ApplyDense(uint32_t chunk, const Segment& segment, const uint8_t* payload);
   void ApplyRefresh(uint32_t chunk, const Segment& segment, const uint8_t* payload);
@@ -188,6 +190,8 @@ class OneBitAdam final : public Optimizer {
   // the memory).
   std::vector<PageVector<float>> dense_momentum_;
   std::vector<Payload> signed_momentum_;
+
+  ChunkCrew crew_;
 };
 
 }  // namespace signpost

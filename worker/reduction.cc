@@ -22,10 +22,11 @@ std::string DescribeOptions(const ReductionOptions& options) {
   return absl::StrCat("reduction codec=", CodecName(options.codec));
 }
 
-Reduction::Reduction(const Layout& layout, const ReductionOptions& options)
+Reduction::Reduction(const Layout& layout, const ReductionOptions& options, uint32_t threads)
     : layout_(layout),
       codec_(options.codec),
-      rule_{layout.options().block_elements(), layout.options().gamma()} {
+      rule_{layout.options().block_elements(), layout.options().gamma()},
+      crew_(layout, threads) {
   if (codec_ != FLOAT32) error_ = PageVector<float>(layout.elements());
 }
 
@@ -33,46 +34,41 @@ void Reduction::SetResults(absl::Span<const absl::Span<float>> results) {
   results_.assign(results.begin(), results.end());
 }
 
-uint32_t Reduction::Compress(uint32_t chunk_index,
-                             absl::Span<const absl::Span<const float>> gradients,
+uint32_t Reduction::Compress(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
                              uint8_t* payload) {
-  const Chunk& chunk = layout_.chunks()[chunk_index];
-  for (const Segment& segment : chunk.segments) {
-    const auto values = gradients[segment.tensor].subspan(segment.tensor_offset, segment.elements);
-    const size_t packed = CompressSegment(chunk, segment, values, payload);
-    if (packed < kernels::BlockCount(segment.elements, rule_.block_elements)) {
-      return segment.first_block + packed;
-    }
-  }
-  return chunk.blocks;
+  return crew_.Compress(chunk, [&](const Segment& part) {
+    return CompressPart(layout_.chunks()[chunk], part,
+                        gradients[part.tensor].subspan(part.tensor_offset, part.elements), payload);
+  });
 }
 
-size_t Reduction::CompressSegment(const Chunk& chunk, const Segment& segment,
-                                  absl::Span<const float> values, uint8_t* payload) {
-  const absl::Span<float> error = ErrorOf(chunk, segment);
+size_t Reduction::CompressPart(const Chunk& chunk, const Segment& part,
+                               absl::Span<const float> values, uint8_t* payload) {
+  const absl::Span<float> error = ErrorOf(chunk, part);
   if (codec_ == ONE_BIT) {
-    return kernels::CompressOneBit(rule_, values, error, OneBitPart(chunk, segment, payload));
+    return kernels::CompressOneBit(rule_, values, error, OneBitPart(chunk, part, payload));
   }
   const kernels::DenseType type = DenseTypeOf(codec_);
   return kernels::CompressDense(rule_, type, values, error,
-                                payload + kernels::DenseBytes(type, segment.chunk_offset));
+                                payload + kernels::DenseBytes(type, part.chunk_offset));
 }
 
-void Reduction::Apply(uint32_t chunk_index, Answer answer) {
+void Reduction::Apply(uint32_t chunk, Answer answer) {
   if (results_.empty()) return;
-  const Chunk& chunk = layout_.chunks()[chunk_index];
-  const uint8_t* const payload = answer.payload.data();
-  for (const Segment& segment : chunk.segments) {
-    const absl::Span<float> result = ResultOf(segment);
-    if (codec_ == ONE_BIT) {
-      kernels::DecompressOneBit(rule_, OneBitPart(chunk, segment, payload), result);
-      continue;
-    }
-    const kernels::DenseType type = DenseTypeOf(codec_);
-    std::fill(result.begin(), result.end(), 0.0f);
-    kernels::AddDense(type, payload + kernels::DenseBytes(type, segment.chunk_offset),
-                      /*factor=*/1, result);
+  crew_.ForEachPart(chunk, [&](const Segment& part) {
+    ApplyPart(layout_.chunks()[chunk], part, answer.payload.data());
+  });
+}
+
+void Reduction::ApplyPart(const Chunk& chunk, const Segment& part, const uint8_t* payload) {
+  const absl::Span<float> result = ResultOf(part);
+  if (codec_ == ONE_BIT) {
+    return kernels::DecompressOneBit(rule_, OneBitPart(chunk, part, payload), result);
   }
+  const kernels::DenseType type = DenseTypeOf(codec_);
+  std::fill(result.begin(), result.end(), 0.0f);
+  kernels::AddDense(type, payload + kernels::DenseBytes(type, part.chunk_offset), /*factor=*/1,
+                    result);
 }
 
 void Reduction::TakeBack(uint32_t chunk_index, const uint8_t* payload) {

@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 #include "kernels/onebit.h"
 #include "proto/layout.h"
+#include "worker/chunk_crew.h"
 #include "worker/optimizer.h"
 #include "worker/page_vector.h"
 
@@ -33,10 +34,11 @@ absl::Status CheckOptions(const ReductionOptions& options);
 // "reduction codec=one-bit": JobOptions.optimizer.
 std::string DescribeOptions(const ReductionOptions& options);
 
-// Not thread-safe. Borrows the layout. Steps have no learning rates: those that come are ignored.
+// Not thread-safe. Borrows the layout. Compresses and applies each chunk with `threads` threads,
+// the caller's included. Steps have no learning rates: those that come are ignored.
 class Reduction final : public Optimizer {
  public:
-  Reduction(const Layout& layout, const ReductionOptions& options);
+  Reduction(const Layout& layout, const ReductionOptions& options, uint32_t threads = 1);
 
   // Where answers go until the next call: results[i] is tensor i's, of its size. Without any they
   // go nowhere. They may be the memory of the gradients: a chunk is read before it is written.
@@ -72,9 +74,10 @@ class Reduction final : public Optimizer {
   absl::Span<const float> error() const { return error_; }  // in layout order; empty with fp32
 
  private:
-  // The first block of one segment that was not packed, as the kernels return it.
-  size_t CompressSegment(const Chunk& chunk, const Segment& segment, absl::Span<const float> values,
-                         uint8_t* payload);
+  // Of a part of a segment: its first block that was not packed, as the kernels return it.
+  size_t CompressPart(const Chunk& chunk, const Segment& part, absl::Span<const float> values,
+                      uint8_t* payload);
+  void ApplyPart(const Chunk& chunk, const Segment& part, const uint8_t* payload);
   absl::Span<float> ErrorOf(const Chunk& chunk, const Segment& segment);
   absl::Span<float> ResultOf(const Segment& segment);
 
@@ -84,6 +87,7 @@ class Reduction final : public Optimizer {
   Schedule schedule_;                       // steps alone
   std::vector<absl::Span<float>> results_;  // by tensor, or none
   PageVector<float> error_;                 // in layout order; empty with fp32
+  ChunkCrew crew_;
 };
 
 }  // namespace signpost

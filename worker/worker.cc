@@ -175,8 +175,11 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
       first_chunk_of_tensor_(FirstChunkOfTensor(layout_)),
       window_(std::max<uint32_t>(8, 2 * channels.size())),
       incarnation_(NewIncarnation()),
-      adam_(optimizer ? std::make_unique<OneBitAdam>(layout_, *optimizer, parameters_) : nullptr),
-      reduction_(reduction ? std::make_unique<Reduction>(layout_, *reduction) : nullptr),
+      adam_(optimizer
+                ? std::make_unique<OneBitAdam>(layout_, *optimizer, parameters_, options.threads)
+                : nullptr),
+      reduction_(reduction ? std::make_unique<Reduction>(layout_, *reduction, options.threads)
+                           : nullptr),
       optimizer_(adam_ ? static_cast<Optimizer&>(*adam_) : *reduction_),
       epochs_(channels.size()),
       generations_(channels.size()),

@@ -38,6 +38,7 @@ struct WorkerOptions {
   uint32_t block_elements = 4096;
   uint32_t chunk_elements = 0;  // 0: SuitableChunkElements
   float gamma = 1.35f;
+  uint32_t threads = 1;  // that compress and apply, whoever calls included; changes no bit
   absl::Duration join_timeout = absl::Minutes(5);
   // For each step's exchange, and each wait of a Checkpoint for the other ranks.
   absl::Duration exchange_timeout = absl::Minutes(1);

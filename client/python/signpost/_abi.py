@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 6
+ABI = 7
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "onebit": 3}
@@ -31,6 +31,7 @@ class Options(ctypes.Structure):
         ("min_workers", c_uint32),
         ("block_elements", c_uint32),
         ("chunk_elements", c_uint32),
+        ("threads", c_uint32),
         ("gamma", ctypes.c_float),
         ("variance_floor", ctypes.c_double),
         ("freeze_step", c_uint64),
