@@ -1,8 +1,6 @@
 #include "kernels/dense_reference.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -10,29 +8,21 @@
 #include "absl/types/span.h"
 #include "kernels/block.h"
 #include "kernels/dense.h"
+#include "kernels/formulas.h"
 #include "kernels/rank_sum.h"
 
 namespace signpost::kernels::reference {
 namespace {
 
-// To nearest, ties to even: adds half a unit of the last place, less one where that place is even.
-uint16_t RoundToBfloat16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-float WidenBfloat16(uint16_t value) {
-  return std::bit_cast<float>(static_cast<uint32_t>(value) << 16);
-}
+using formulas::IsWithinRange;
+using formulas::RoundToBfloat16;
+using formulas::WidenBfloat16;
 
 // Element i of an error, which is all zeros if it is empty.
 float LoadError(absl::Span<const float> error, size_t i) { return error.empty() ? 0 : error[i]; }
 void StoreError(float value, absl::Span<float> error, size_t i) {
   if (!error.empty()) error[i] = value;
 }
-
-// False for NaN.
-bool IsWithinRange(float value) { return std::abs(value) <= kMaxDense; }
 
 }  // namespace
 

@@ -10,6 +10,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/block.h"
+#include "kernels/formulas.h"
 #include "kernels/onebit.h"
 #include "kernels/onebit_reference.h"
 #include "kernels/rank_sum-inl.h"
@@ -154,7 +155,7 @@ HWY_INLINE size_t Compress(const BlockRule& rule, Input input, absl::Span<float>
     const Block block = {index, begin, std::min(rule.block_elements, error.size() - begin)};
     ahead.EnterBlock(block);
     const float squares = Gather(input, block, ahead, scratch.data());
-    const float scale = BlockScale(rule, squares, block.length);
+    const float scale = formulas::BlockScale(rule.gamma, squares, block.length);
     if (HWY_LIKELY(scale <= kMaxScale)) {
       out.scales[index] = scale;
       Pack(block, ahead, scratch.data(), scale, error.data(), out.bits);

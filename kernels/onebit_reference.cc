@@ -8,6 +8,7 @@
 
 #include "absl/types/span.h"
 #include "kernels/block.h"
+#include "kernels/formulas.h"
 #include "kernels/onebit.h"
 #include "kernels/rank_sum.h"
 
@@ -18,8 +19,7 @@ bool IsNegative(const uint8_t* bits, size_t i) { return (bits[i / 8] >> (i % 8) 
 
 // What element i of a compressed span stands for, times a factor.
 float Decompress(const BlockRule& rule, OneBitView view, float factor, size_t i) {
-  const float magnitude = factor * view.scales[i / rule.block_elements];
-  return IsNegative(view.bits, i) ? -magnitude : magnitude;
+  return formulas::Signed(factor * view.scales[i / rule.block_elements], IsNegative(view.bits, i));
 }
 
 float SumOfSquares(absl::Span<const float> u) {
@@ -50,7 +50,7 @@ size_t Compress(const BlockRule& rule, Input input, absl::Span<float> error, One
     const size_t begin = block * rule.block_elements;
     u.resize(std::min(rule.block_elements, error.size() - begin));
     for (size_t i = 0; i < u.size(); ++i) u[i] = input(begin + i);
-    const float scale = BlockScale(rule, SumOfSquares(u), u.size());
+    const float scale = formulas::BlockScale(rule.gamma, SumOfSquares(u), u.size());
     if (scale <= kMaxScale) {
       out.scales[block] = scale;
       Pack(u, scale, error.subspan(begin, u.size()), out.bits + begin / 8);
@@ -68,7 +68,7 @@ size_t CompressDenseMomentum(const BlockRule& rule, MomentumRates rates,
                              absl::Span<const float> gradient, const float* momentum,
                              absl::Span<float> error, OneBitSpan out) {
   const auto u = [&](size_t i) {
-    return rates.beta1 * momentum[i] + rates.one_minus_beta1 * gradient[i] + error[i];
+    return formulas::MomentumAndError(rates, momentum[i], gradient[i], error[i]);
   };
   return Compress(rule, u, error, out);
 }
@@ -78,7 +78,7 @@ size_t CompressOneBitMomentum(const BlockRule& rule, MomentumRates rates,
                               absl::Span<float> error, OneBitSpan out) {
   const auto u = [&](size_t i) {
     const float m = Decompress(rule, momentum, /*factor=*/1, i);
-    return rates.beta1 * m + rates.one_minus_beta1 * gradient[i] + error[i];
+    return formulas::MomentumAndError(rates, m, gradient[i], error[i]);
   };
   return Compress(rule, u, error, out);
 }
@@ -111,8 +111,8 @@ void ApplyMomentum(const BlockRule& rule, OneBitView momentum, float learning_ra
                    absl::Span<float> parameters) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const float m = Decompress(rule, momentum, /*factor=*/1, i);
-    const float direction = m * inverse_denominator[i] + weight_decay * parameters[i];
-    parameters[i] = parameters[i] - learning_rate * direction;
+    parameters[i] = formulas::ApplyMomentum(m, inverse_denominator[i], learning_rate, weight_decay,
+                                            parameters[i]);
   }
 }
 

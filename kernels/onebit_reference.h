@@ -4,20 +4,12 @@
 #ifndef SIGNPOST_KERNELS_ONEBIT_REFERENCE_H_
 #define SIGNPOST_KERNELS_ONEBIT_REFERENCE_H_
 
-#include <cmath>
 #include <cstddef>
 
 #include "absl/types/span.h"
 #include "kernels/onebit.h"
 
-namespace signpost::kernels {
-
-// S of a block, from the sum of its squares. Every variant calls this one.
-inline float BlockScale(const BlockRule& rule, float sum_of_squares, size_t length) {
-  return rule.gamma * std::sqrt(sum_of_squares / static_cast<float>(length));
-}
-
-namespace reference {
+namespace signpost::kernels::reference {
 
 size_t CompressDenseMomentum(const BlockRule& rule, MomentumRates rates,
                              absl::Span<const float> gradient, const float* momentum,
@@ -36,7 +28,6 @@ void ApplyMomentum(const BlockRule& rule, OneBitView momentum, float learning_ra
 void AddOneBit(const BlockRule& rule, OneBitView addend, float factor,
                absl::Span<float> accumulator);
 
-}  // namespace reference
-}  // namespace signpost::kernels
+}  // namespace signpost::kernels::reference
 
 #endif  // SIGNPOST_KERNELS_ONEBIT_REFERENCE_H_
