@@ -4,10 +4,12 @@
 
 #include <cstddef>
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
+#include "bench/device_runs.h"
 #include "bench/figures.h"
 #include "bench/kernel_runs.h"
 #include "kernels/dense.h"
@@ -55,28 +57,59 @@ Rates Measure(const KernelRun& kernel, const KernelsOptions& options) {
   return rates;
 }
 
+std::vector<double> RatesOf(size_t elements, std::vector<double> seconds) {
+  for (double& value : seconds) value = static_cast<double>(elements) / value / 1e9;
+  return seconds;
+}
+
 std::vector<double> Times(double factor, std::vector<double> values) {
   for (double& value : values) value *= factor;
   return values;
 }
 
+// What was measured of each kernel, first in bytes and then in elements.
+class Tables {
+ public:
+  void Add(const std::string& name, double bytes_per_element, const Rates& rates) {
+    const std::vector<double> samples = Times(bytes_per_element, rates.elements);
+    bytes_.push_back(MakeFigure(name, "GB/s", samples));
+    SetBounds(samples, Times(bytes_per_element, rates.bounds), Better::kMore, bytes_.back());
+    elements_.push_back(MakeFigure(name, "Gelem/s", rates.elements));
+  }
+
+  Figures Join() {
+    Figures figures;
+    for (Figure& figure : bytes_) *figures.add_figures() = std::move(figure);
+    for (Figure& figure : elements_) *figures.add_figures() = std::move(figure);
+    return figures;
+  }
+
+ private:
+  std::vector<Figure> bytes_, elements_;
+};
+
 }  // namespace
 
 Figures MeasureKernels(const KernelsOptions& options) {
   const Target before = kernels::CurrentTarget();
-  std::vector<Figure> bytes, elements;
+  Tables tables;
   for (const KernelRun& kernel : MakeKernelRuns(options.elements)) {
-    const Rates rates = Measure(kernel, options);
-    const std::vector<double> samples = Times(kernel.bytes_per_element, rates.elements);
-    bytes.push_back(MakeFigure(kernel.name, "GB/s", samples));
-    SetBounds(samples, Times(kernel.bytes_per_element, rates.bounds), Better::kMore, bytes.back());
-    elements.push_back(MakeFigure(kernel.name, "Gelem/s", rates.elements));
+    tables.Add(kernel.name, kernel.bytes_per_element, Measure(kernel, options));
   }
   kernels::UseTarget(before);
-  Figures figures;
-  for (Figure& figure : bytes) *figures.add_figures() = std::move(figure);
-  for (Figure& figure : elements) *figures.add_figures() = std::move(figure);
-  return figures;
+  return tables.Join();
+}
+
+absl::StatusOr<Figures> MeasureDeviceKernels(const DeviceKernelsOptions& options) {
+  absl::StatusOr<std::vector<DeviceRun>> runs = MeasureOnDevice(options.elements, options.rounds);
+  if (!runs.ok()) return runs.status();
+  Tables tables;
+  for (const DeviceRun& run : *runs) {
+    tables.Add(
+        run.name, run.bytes_per_element,
+        {RatesOf(options.elements, run.seconds), RatesOf(options.elements, run.copy_seconds)});
+  }
+  return tables.Join();
 }
 
 }  // namespace signpost::bench

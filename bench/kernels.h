@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "absl/status/statusor.h"
 #include "bench/figures.pb.h"
 #include "kernels/target.h"
 
@@ -24,6 +25,14 @@ struct KernelsOptions {
 // process on `target` meanwhile. Takes about 60 bytes of memory per element and, with the defaults,
 // ten seconds.
 Figures MeasureKernels(const KernelsOptions& options);
+
+// The same of the CUDA kernels on the first device, timed by the device. The bound is a copy within
+// its memory that moves as many bytes, in turns with the kernel. Errors as MeasureOnDevice.
+struct DeviceKernelsOptions {
+  size_t elements = 100'000'000;
+  int rounds = 15;
+};
+absl::StatusOr<Figures> MeasureDeviceKernels(const DeviceKernelsOptions& options);
 
 }  // namespace signpost::bench
 

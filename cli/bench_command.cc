@@ -37,7 +37,9 @@ struct Flags {
   ExchangeOptions exchange;
   RankOptions rank;
   std::vector<std::string> modes;  // that "exchange" was asked for
-  bench::KernelsOptions kernels;
+  std::string device = "cpu";      // of `kernels`
+  std::optional<size_t> elements;  // likewise
+  int rounds = bench::KernelsOptions().rounds;
   bench::Cluster cluster = {.link_bits_per_s = 0, .workers = 4, .shards = 0};
   bench::Training training = {.parameters = 25'000'000, .compute_s = 0};
   std::string link;
@@ -96,6 +98,17 @@ absl::StatusOr<bench::Cluster> ClusterOf(const Flags& flags) {
   return cluster;
 }
 
+absl::StatusOr<int> MeasureKernels(const Flags& flags) {
+  if (flags.device == "cuda") {
+    bench::DeviceKernelsOptions options = {.rounds = flags.rounds};
+    if (flags.elements) options.elements = *flags.elements;
+    return Show(bench::MeasureDeviceKernels(options), flags.json);
+  }
+  bench::KernelsOptions options = {.rounds = flags.rounds};
+  if (flags.elements) options.elements = *flags.elements;
+  return Show(bench::MeasureKernels(options), flags.json);
+}
+
 absl::StatusOr<int> PredictStep(const Flags& flags) {
   const absl::StatusOr<bench::Cluster> cluster = ClusterOf(flags);
   if (!cluster.ok()) return cluster.status();
@@ -141,12 +154,15 @@ void AddJsonFlag(CLI::App& app, std::string& json) {
 }
 
 void AddKernelsFlags(CLI::App& app, Flags& flags) {
-  app.add_option("--elements", flags.kernels.elements,
-                 "Of each array; the default fits in no cache")
-      ->type_name("N")
+  app.add_option("--device", flags.device, "Where they run")
+      ->type_name("cpu|cuda")
       ->capture_default_str()
+      ->check(CLI::IsMember({"cpu", "cuda"}).description(""));
+  app.add_option("--elements", flags.elements,
+                 "Of each array; the default fits in no cache [16777216; with cuda 100000000]")
+      ->type_name("N")
       ->check(CLI::PositiveNumber.description(""));
-  app.add_option("--rounds", flags.kernels.rounds, "Rounds that are measured")
+  app.add_option("--rounds", flags.rounds, "Rounds that are measured")
       ->type_name("N")
       ->capture_default_str()
       ->check(CLI::PositiveNumber.description(""));
@@ -259,7 +275,8 @@ Command AddBenchCommand(CLI::App& program) {
       "  signpost bench predict --link 1gbit --parameters 340000000 --workers 8 --compute-ms 900\n"
       "  signpost bench scale --link 10gbit --parameters 1000000000 --workers 256");
   CLI::App& kernels = *app.add_subcommand(
-      "kernels", "Kernels on one core, against changing as many bytes in place");
+      "kernels",
+      "Kernels on one core, against changing as many bytes in place; or on a GPU, against copying");
   AddKernelsFlags(kernels, *flags);
   CLI::App& exchange = *app.add_subcommand(
       "exchange", "Exchanges of frames that were packed before, and of gradients for their mean");
@@ -285,7 +302,7 @@ Command AddBenchCommand(CLI::App& program) {
   return {&app, [flags, &kernels, &exchange, &step, &predict, &scale]() -> absl::StatusOr<int> {
             if (predict.parsed()) return PredictStep(*flags);
             if (scale.parsed()) return PlayExchanges(*flags);
-            if (kernels.parsed()) return Show(bench::MeasureKernels(flags->kernels), flags->json);
+            if (kernels.parsed()) return MeasureKernels(*flags);
             if (exchange.parsed()) return MeasureExchange(*flags, ModesOf(*flags));
             if (step.parsed()) return MeasureExchange(*flags, {"step"});
             return BeRank(flags->rank);

@@ -1,4 +1,4 @@
-// DescribeDevices of a build without CUDA.
+// The functions of device.h in a build without CUDA.
 
 #include <string>
 
@@ -8,6 +8,11 @@ namespace signpost::kernels {
 
 std::string DescribeDevices() {
   return "cuda: not built in (build with --config=cuda where nvcc is installed)";
+}
+
+absl::Status CheckDevice(int) {
+  return absl::UnavailableError(
+      "this program was built without CUDA: build it with --config=cuda where nvcc is installed");
 }
 
 }  // namespace signpost::kernels

@@ -8,6 +8,7 @@ namespace {
 
 using ::testing::AnyOf;
 using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 // That this test starts at all on a machine without a driver is half of what it is for.
@@ -18,6 +19,16 @@ TEST(Device, DescriptionSaysWhatIsThereOrWhyNothingIs) {
                     ContainsRegex("^cuda: none \\(.+\\)$")));
 #else
   EXPECT_THAT(DescribeDevices(), StartsWith("cuda: not built in"));
+#endif
+}
+
+TEST(Device, WhatCannotBeUsedIsExplained) {
+  const absl::Status status = CheckDevice(1000);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+#ifdef SIGNPOST_HAVE_CUDA
+  EXPECT_THAT(std::string(status.message()), StartsWith("GPU 1000 cannot be used: "));
+#else
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--config=cuda"));
 #endif
 }
 

@@ -124,6 +124,11 @@ testing::AssertionResult SameBytes(const Guarded<T>& actual, const std::vector<T
   return SameBytes(actual.span(), absl::MakeConstSpan(expected));
 }
 
+template <class T>
+testing::AssertionResult SameBytes(const Guarded<T>& actual, const Guarded<T>& expected) {
+  return SameBytes(actual.span(), expected.span());
+}
+
 }  // namespace signpost::kernels
 
 #endif  // SIGNPOST_KERNELS_TEST_INPUTS_H_

@@ -1,0 +1,239 @@
+// MeasureOnDevice of a build with CUDA.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "bench/device_runs.h"
+#include "kernels/adam_cuda.h"
+#include "kernels/block.h"
+#include "kernels/dense_cuda.h"
+#include "kernels/device.h"
+#include "kernels/onebit_cuda.h"
+
+namespace signpost::bench {
+namespace {
+
+using kernels::BlockRule;
+using kernels::DenseType;
+using kernels::cuda::GradientType;
+
+absl::Status StatusOf(cudaError_t error) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  const std::string message = absl::StrCat("CUDA: ", cudaGetErrorString(error));
+  return error == cudaErrorMemoryAllocation
+             ? absl::ResourceExhaustedError(
+                   absl::StrCat(message, "; fewer --elements take less of it"))
+             : absl::UnavailableError(message);
+}
+
+// Memory of the device, all zero.
+class Memory {
+ public:
+  Memory() = default;
+  ~Memory() { cudaFree(begin_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  absl::Status Take(size_t bytes) {
+    if (cudaError_t error = cudaMalloc(&begin_, bytes); error != cudaSuccess) {
+      return StatusOf(error);
+    }
+    return StatusOf(cudaMemset(begin_, 0, bytes));
+  }
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(begin_);
+  }
+
+ private:
+  void* begin_ = nullptr;
+};
+
+// The seconds that the device takes for what `work` launches.
+class Stopwatch {
+ public:
+  Stopwatch() {
+    cudaEventCreate(&begin_);
+    cudaEventCreate(&end_);
+  }
+  ~Stopwatch() {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+
+  absl::StatusOr<double> SecondsOf(const std::function<absl::Status()>& work) {
+    cudaEventRecord(begin_);
+    if (absl::Status status = work(); !status.ok()) return status;
+    cudaEventRecord(end_);
+    if (cudaError_t error = cudaEventSynchronize(end_); error != cudaSuccess) {
+      return StatusOf(error);
+    }
+    float milliseconds = 0;
+    cudaEventElapsedTime(&milliseconds, begin_, end_);
+    return milliseconds / 1e3;
+  }
+
+ private:
+  cudaEvent_t begin_, end_;
+};
+
+class Device {
+ public:
+  Device(size_t elements, int rounds)
+      : elements_(elements),
+        blocks_(kernels::BlockCount(elements, kRule.block_elements)),
+        rounds_(rounds) {}
+
+  absl::StatusOr<std::vector<DeviceRun>> Measure() {
+    if (absl::Status status = TakeMemory(); !status.ok()) return status;
+    const double bits = 1.0 / 8;
+    for (const auto& [type, name, bytes] :
+         {std::tuple(GradientType::kFloat32, "fp32", 4), {GradientType::kBfloat16, "bf16", 2}}) {
+      kernels::cuda::CompressSegment compress = {
+          .gradient = gradient_.as<void>(),
+          .type = type,
+          .error = error_.as<float>(),
+          .out = {scales_.as<float>(), bits_.as<uint8_t>()},
+          .rates = {},
+          .elements = static_cast<uint32_t>(elements_)};
+      compress.momentum = {scales_of_momentum_.as<float>(), bits_of_momentum_.as<uint8_t>()};
+      Run(absl::StrCat("compress, ", name, " gradient, one-bit momentum"),
+          bytes + 8 + 2 * bits, compress, Compress());
+      compress.momentum = {};
+      compress.dense_momentum = momentum_.as<float>();
+      Run(absl::StrCat("compress, ", name, " gradient, dense momentum"), bytes + 12 + bits,
+          compress, Compress());
+    }
+    Run("apply", 12 + bits,
+        kernels::cuda::ApplySegment{
+            .momentum = {scales_of_momentum_.as<float>(), bits_of_momentum_.as<uint8_t>()},
+            .inverse_denominator = variance_.as<float>(),
+            .parameters = parameters_.as<float>(),
+            .learning_rate = 1e-3f,
+            .elements = static_cast<uint32_t>(elements_)},
+        [this](const auto* segment) {
+          return kernels::cuda::ApplyMomentum(kRule, segment, 1, blocks_, nullptr);
+        });
+    for (const auto& [type, name, bytes] :
+         {std::tuple(DenseType::kFloat32, "fp32", 4), {DenseType::kBfloat16, "bf16", 2}}) {
+      const bool has_error = type != DenseType::kFloat32;
+      Run(absl::StrCat("compress, ", name), 4 + bytes + (has_error ? 8 : 0),
+          kernels::cuda::DenseSegment{.gradient = gradient_.as<void>(),
+                                      .type = type,
+                                      .error = has_error ? error_.as<float>() : nullptr,
+                                      .out = momentum_.as<uint8_t>(),
+                                      .elements = static_cast<uint32_t>(elements_)},
+          [this](const auto* segment) {
+            return kernels::cuda::CompressDense(kRule, segment, 1, blocks_,
+                                                first_not_packed_.as<uint32_t>(), nullptr);
+          });
+      Run(absl::StrCat("Adam step, ", name), bytes + 24,
+          kernels::cuda::AdamSegment<kernels::AdamRates>{
+              .rates = {0.9f, 0.1f, 0.999f, 1e-3f, 1e-3f, 1, 1e-8f, 0},
+              .gradient = gradient_.as<uint8_t>(),
+              .type = type,
+              .momentum = momentum_.as<float>(),
+              .variance = variance_.as<float>(),
+              .parameters = parameters_.as<float>(),
+              .elements = static_cast<uint32_t>(elements_)},
+          [this](const auto* segment) {
+            return kernels::cuda::AdamStep(kRule, segment, 1, blocks_, nullptr);
+          });
+    }
+    if (!status_.ok()) return status_;
+    return std::move(runs_);
+  }
+
+ private:
+  static constexpr BlockRule kRule = {};
+
+  absl::Status TakeMemory() {
+    for (Memory* array : {&gradient_, &error_, &momentum_, &variance_, &parameters_}) {
+      if (absl::Status status = array->Take(4 * elements_); !status.ok()) return status;
+    }
+    for (Memory* array : {&bits_, &bits_of_momentum_}) {
+      if (absl::Status status = array->Take(kernels::SignBytes(elements_)); !status.ok()) {
+        return status;
+      }
+    }
+    for (Memory* array : {&scales_, &scales_of_momentum_}) {
+      if (absl::Status status = array->Take(4 * blocks_); !status.ok()) return status;
+    }
+    if (absl::Status status = segment_.Take(kSegmentBytes); !status.ok()) return status;
+    return first_not_packed_.Take(sizeof(uint32_t));
+  }
+
+  std::function<absl::Status(const kernels::cuda::CompressSegment*)> Compress() {
+    return [this](const auto* segment) {
+      return kernels::cuda::CompressOneBit(kRule, segment, 1, blocks_,
+                                           first_not_packed_.as<uint32_t>(), nullptr);
+    };
+  }
+
+  // Times launch(segment), and a copy of half as many bytes as it moves: each is read and written.
+  template <class Segment, class Launch>
+  void Run(const std::string& name, double bytes_per_element, const Segment& segment,
+           Launch launch) {
+    static_assert(sizeof(Segment) <= kSegmentBytes);
+    if (!status_.ok()) return;
+    status_ = StatusOf(
+        cudaMemcpy(segment_.as<void>(), &segment, sizeof segment, cudaMemcpyHostToDevice));
+    DeviceRun run = {.name = name, .bytes_per_element = bytes_per_element};
+    const auto copied = static_cast<size_t>(bytes_per_element * elements_ / 2);
+    // From one array into the next ones, which lie apart.
+    const auto copy = [&] {
+      size_t left = copied;
+      for (const auto& [from, to] : {std::pair(&gradient_, &error_),
+                                     {&momentum_, &variance_},
+                                     {&variance_, &parameters_},
+                                     {&error_, &gradient_}}) {
+        const size_t bytes = std::min(left, 4 * elements_);
+        left -= bytes;
+        const cudaError_t error = cudaMemcpyAsync(to->template as<void>(), from->template as<void>(),
+                                                  bytes, cudaMemcpyDeviceToDevice);
+        if (error != cudaSuccess) return StatusOf(error);
+      }
+      return absl::OkStatus();
+    };
+    const auto once = [&](const std::function<absl::Status()>& work) {
+      if (!status_.ok()) return 0.0;
+      absl::StatusOr<double> seconds = stopwatch_.SecondsOf(work);
+      status_ = seconds.status();
+      return seconds.value_or(0);
+    };
+    const auto work = [&] { return launch(segment_.as<Segment>()); };
+    once(work);  // not timed: the first launch loads the code
+    for (int round = 0; round < rounds_; ++round) {
+      run.copy_seconds.push_back(once(copy));
+      run.seconds.push_back(once(work));
+    }
+    runs_.push_back(std::move(run));
+  }
+
+  static constexpr size_t kSegmentBytes = 256;
+
+  const size_t elements_;
+  const uint32_t blocks_;
+  const int rounds_;
+  Stopwatch stopwatch_;
+  Memory gradient_, error_, momentum_, variance_, parameters_;
+  Memory bits_, bits_of_momentum_, scales_, scales_of_momentum_;
+  Memory segment_, first_not_packed_;
+  absl::Status status_;  // of the first failure
+  std::vector<DeviceRun> runs_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<DeviceRun>> MeasureOnDevice(size_t elements, int rounds) {
+  if (absl::Status status = kernels::CheckDevice(0); !status.ok()) return status;
+  return Device(elements, rounds).Measure();
+}
+
+}  // namespace signpost::bench

@@ -1,0 +1,28 @@
+// Every CUDA kernel on arrays of its own, timed by the device against copying as many bytes.
+
+#ifndef SIGNPOST_BENCH_DEVICE_RUNS_H_
+#define SIGNPOST_BENCH_DEVICE_RUNS_H_
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace signpost::bench {
+
+struct DeviceRun {
+  std::string name;
+  double bytes_per_element = 0;      // that must be read and written, once each
+  std::vector<double> seconds;       // of the kernel on `elements`
+  std::vector<double> copy_seconds;  // each of a copy, in turns with it, that moves as many bytes
+};
+
+// On the first device, with arrays of `elements`, of which 20 bytes each are there at once.
+// UNAVAILABLE when there is no device, or this program was built without CUDA, with the reason and
+// what to do; RESOURCE_EXHAUSTED when its memory is too small.
+absl::StatusOr<std::vector<DeviceRun>> MeasureOnDevice(size_t elements, int rounds);
+
+}  // namespace signpost::bench
+
+#endif  // SIGNPOST_BENCH_DEVICE_RUNS_H_

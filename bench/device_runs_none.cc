@@ -1,0 +1,12 @@
+// MeasureOnDevice of a build without CUDA.
+
+#include "bench/device_runs.h"
+#include "kernels/device.h"
+
+namespace signpost::bench {
+
+absl::StatusOr<std::vector<DeviceRun>> MeasureOnDevice(size_t, int) {
+  return kernels::CheckDevice(0);
+}
+
+}  // namespace signpost::bench

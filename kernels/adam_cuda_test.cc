@@ -1,0 +1,90 @@
+// What the CUDA kernels' thread blocks compute, on the host, against the CPU kernels: the same
+// bytes.
+
+#include "kernels/adam_cuda.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/adam.h"
+#include "kernels/run_cuda.h"
+#include "kernels/test_inputs.h"
+
+namespace signpost::kernels::cuda {
+namespace {
+
+// What an optimizer keeps of a span; a variance that is zero here and there.
+struct State {
+  State(size_t n, Random& random)
+      : gradient(random.Values(n)),
+        momentum(random.Values(n)),
+        variance(random.PositiveValues(n)),
+        parameters(random.Values(n)) {}
+
+  const uint8_t* payload() const { return reinterpret_cast<const uint8_t*>(gradient.data()); }
+
+  template <class Rates>
+  std::vector<AdamSegment<Rates>> Segments(const Rates& rates, DenseType type) {
+    return {{rates, payload(), type, momentum.data(), variance.data(), parameters.data(),
+             static_cast<uint32_t>(gradient.span().size()), 0}};
+  }
+
+  void ExpectSame(const State& expected) const {
+    EXPECT_TRUE(SameBytes(momentum, expected.momentum));
+    EXPECT_TRUE(SameBytes(variance, expected.variance));
+    EXPECT_TRUE(SameBytes(parameters, expected.parameters));
+  }
+
+  Guarded<float> gradient, momentum, variance, parameters;
+};
+
+// body(rule, ours, expected)
+template <class Body>
+void ForEachShape(Body body) {
+  Random random;
+  for (const size_t block : kBlocks) {
+    for (const size_t n : kLengths) {
+      if (n == 0) continue;
+      SCOPED_TRACE(testing::Message() << n << " elements in blocks of " << block);
+      State ours(n, random);
+      State expected = ours;
+      body(BlockRule{block}, ours, expected);
+      ours.ExpectSame(expected);
+    }
+  }
+}
+
+TEST(AdamCuda, StepsAsTheCpuDoes) {
+  const AdamRates rates = {0.9f, 0.1f, 0.999f, 0.001f, 3e-3f, 1.7f, 1e-8f, 1e-5f};
+  for (const DenseType type : {DenseType::kFloat32, DenseType::kBfloat16}) {
+    ForEachShape([&](BlockRule rule, State& ours, State& expected) {
+      kernels::AdamStep(rates, type, expected.payload(), expected.momentum.span(),
+                        expected.variance.span(), expected.parameters.span());
+      RunAdamStep(rule, ours.Segments(rates, type));
+    });
+  }
+}
+
+TEST(AdamCuda, FreezesAsTheCpuDoes) {
+  const FreezeRates rates = {1.1f, 1.3f, 1e-9f, 1e-8f};
+  ForEachShape([&](BlockRule rule, State& ours, State& expected) {
+    kernels::Freeze(rates, expected.momentum.span(), expected.variance.span());
+    RunFreeze(rule, ours.Segments(rates, DenseType::kFloat32));
+  });
+}
+
+TEST(AdamCuda, RefreshesAndThawsAsTheCpuDoes) {
+  const RefreshRates rates = {0.9f, 0.1f, 0.8f, 0.2f, 3e-3f, 1e-8f, 1e-5f};
+  ForEachShape([&](BlockRule rule, State& ours, State& expected) {
+    kernels::RefreshStep(rates, expected.payload(), expected.momentum.span(),
+                         expected.variance.span(), expected.parameters.span());
+    RunRefreshStep(rule, ours.Segments(rates, DenseType::kFloat32));
+    ours.ExpectSame(expected);
+    kernels::Thaw(rates.epsilon, expected.variance.span());
+    RunThaw(rule, ours.Segments(rates, DenseType::kFloat32));
+  });
+}
+
+}  // namespace
+}  // namespace signpost::kernels::cuda

@@ -1,0 +1,127 @@
+// What a thread block does in the kernels of dense_cuda.h: one block of a segment.
+
+#ifndef SIGNPOST_KERNELS_DENSE_CUDA_INL_H_
+#define SIGNPOST_KERNELS_DENSE_CUDA_INL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/block.h"
+#include "kernels/dense.h"
+#include "kernels/dense_cuda.h"
+#include "kernels/formulas.h"
+#include "kernels/thread_block_cuda-inl.h"
+
+namespace signpost::kernels::cuda {
+
+// The quad at element i of a dense payload.
+SIGNPOST_DEVICE inline Quad LoadPayload(DenseType type, const uint8_t* payload, uint32_t i,
+                                        uint32_t count) {
+  return LoadGradient(
+      type == DenseType::kFloat32 ? GradientType::kFloat32 : GradientType::kBfloat16, payload, i,
+      count);
+}
+
+// Rounds a quad to `type` and writes it; it becomes what was written.
+SIGNPOST_DEVICE inline void StorePayload(DenseType type, Quad& quad, uint8_t* payload, uint32_t i,
+                                         uint32_t count) {
+  if (type == DenseType::kFloat32) {
+    return StoreQuad(quad, reinterpret_cast<float*>(payload) + i, count);
+  }
+  Halves halves;
+  for (uint32_t k = 0; k < kQuadElements; ++k) {
+    halves.v[k] = formulas::RoundToBfloat16(quad.v[k]);
+    quad.v[k] = formulas::WidenBfloat16(halves.v[k]);
+  }
+  StoreHalves(halves, payload + size_t{2} * i, count);
+}
+
+// u of the quad at element i of the segment.
+SIGNPOST_DEVICE inline Quad LoadInput(const DenseSegment& segment, uint32_t i, uint32_t count) {
+  Quad u = LoadGradient(segment.gradient_type, segment.gradient, i, count);
+  const Quad error = segment.error == nullptr ? Quad{} : LoadQuad(segment.error + i, count);
+  for (uint32_t k = 0; k < kQuadElements; ++k) u.v[k] = u.v[k] + error.v[k];
+  return u;
+}
+
+template <class Block>
+SIGNPOST_DEVICE void CompressDenseBlock(Block& block, const BlockRule& rule,
+                                        const DenseSegment& segment, uint32_t number,
+                                        uint32_t* first_not_packed) {
+  const BlockOfSegment at = BlockOf(segment, rule, number);
+  uint32_t& is_within_range = block.shared().flag;
+  typename Block::template PerThread<Tile> u;
+  const auto load = [&](uint32_t thread, uint32_t tile) {
+    ForEachQuad(thread, at.length - tile, [&](uint32_t begin, uint32_t count, uint32_t q) {
+      u[thread].quads[q] = LoadInput(segment, at.begin + tile + begin, count);
+    });
+  };
+
+  block.Phase([&](uint32_t thread) {
+    if (thread == 0) is_within_range = 1;
+  });
+  for (uint32_t tile = 0; tile < at.length; tile += kTileElements) {
+    block.Phase([&](uint32_t thread) {
+      load(thread, tile);
+      bool is_mine = true;
+      ForEachQuad(thread, at.length - tile, [&](uint32_t, uint32_t count, uint32_t q) {
+        for (uint32_t k = 0; k < Min(count, kQuadElements); ++k) {
+          is_mine = is_mine && formulas::IsWithinRange(u[thread].quads[q].v[k]);
+        }
+      });
+      if (!is_mine) block.LowerTo(is_within_range, 0);
+    });
+  }
+  if (is_within_range == 0) {
+    block.Phase([&](uint32_t thread) {
+      if (thread != 0) return;
+      Quad mark = {{kNotPacked}};
+      StorePayload(segment.type, mark, segment.out, at.begin, 1);
+      block.LowerTo(*first_not_packed, number);
+    });
+    return;
+  }
+  for (uint32_t tile = 0; tile < at.length; tile += kTileElements) {
+    block.Phase([&](uint32_t thread) {
+      if (at.length > kTileElements) load(thread, tile);  // the last tile's is what registers have
+      ForEachQuad(thread, at.length - tile, [&](uint32_t begin, uint32_t count, uint32_t q) {
+        const uint32_t i = at.begin + tile + begin;
+        Quad lost = u[thread].quads[q], rounded = lost;
+        StorePayload(segment.type, rounded, segment.out, i, count);
+        if (segment.error == nullptr) return;
+        for (uint32_t k = 0; k < kQuadElements; ++k) lost.v[k] = lost.v[k] - rounded.v[k];
+        StoreQuad(lost, segment.error + i, count);
+      });
+    });
+  }
+}
+
+template <class Block>
+SIGNPOST_DEVICE void AddDenseBlock(Block& block, const BlockRule& rule,
+                                   const AddDenseSegment& segment, uint32_t number) {
+  const float first =
+      LoadPayload(segment.type, segment.addend, BlockOf(segment, rule, number).begin, 1).v[0];
+  if (first != first) return;  // it is not packed
+  ForEachQuadOfBlock(block, rule, segment, number, [&](uint32_t, uint32_t i, uint32_t count) {
+    const Quad value = LoadPayload(segment.type, segment.addend, i, count);
+    Quad sum = LoadQuad(segment.accumulator + i, count);
+    for (uint32_t k = 0; k < kQuadElements; ++k) {
+      sum.v[k] = sum.v[k] + segment.factor * value.v[k];
+    }
+    StoreQuad(sum, segment.accumulator + i, count);
+  });
+}
+
+template <class Block>
+SIGNPOST_DEVICE void ScaleBlock(Block& block, const BlockRule& rule, const ScaleSegment& segment,
+                                uint32_t number) {
+  ForEachQuadOfBlock(block, rule, segment, number, [&](uint32_t, uint32_t i, uint32_t count) {
+    Quad values = LoadQuad(segment.values + i, count);
+    for (uint32_t k = 0; k < kQuadElements; ++k) values.v[k] = segment.factor * values.v[k];
+    StoreQuad(values, segment.values + i, count);
+  });
+}
+
+}  // namespace signpost::kernels::cuda
+
+#endif  // SIGNPOST_KERNELS_DENSE_CUDA_INL_H_

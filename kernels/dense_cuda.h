@@ -1,0 +1,55 @@
+// dense.h for workers whose state is on a GPU: the same bytes, for every input. types_cuda.h says
+// how calls are made.
+
+#ifndef SIGNPOST_KERNELS_DENSE_CUDA_H_
+#define SIGNPOST_KERNELS_DENSE_CUDA_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/block.h"
+#include "kernels/dense.h"
+#include "kernels/types_cuda.h"
+
+namespace signpost::kernels::cuda {
+
+// As CompressDense. With kFloat32 the error may be null, and counts as zeros.
+struct DenseSegment {
+  const void* gradient = nullptr;  // of `gradient_type`
+  GradientType gradient_type = GradientType::kFloat32;
+  DenseType type = DenseType::kFloat32;  // of `out`
+  float* error = nullptr;
+  uint8_t* out = nullptr;  // at a multiple of what a number takes
+  uint32_t elements = 0;
+  uint32_t first_block = 0;
+};
+// `first_not_packed`, in device memory, is lowered to the first block, counted over all segments,
+// that is not packed, if there is one.
+absl::Status CompressDense(const BlockRule& rule, const DenseSegment* segments, uint32_t count,
+                           uint32_t blocks, uint32_t* first_not_packed, Stream stream);
+
+// As AddDense, but for blocks that are not packed (kNotPacked), which add nothing.
+struct AddDenseSegment {
+  const uint8_t* addend = nullptr;  // as DenseSegment::out
+  DenseType type = DenseType::kFloat32;
+  float factor = 1;
+  float* accumulator = nullptr;
+  uint32_t elements = 0;
+  uint32_t first_block = 0;
+};
+absl::Status AddDense(const BlockRule& rule, const AddDenseSegment* segments, uint32_t count,
+                      uint32_t blocks, Stream stream);
+
+// As Scale.
+struct ScaleSegment {
+  float factor = 1;
+  float* values = nullptr;
+  uint32_t elements = 0;
+  uint32_t first_block = 0;
+};
+absl::Status Scale(const BlockRule& rule, const ScaleSegment* segments, uint32_t count,
+                   uint32_t blocks, Stream stream);
+
+}  // namespace signpost::kernels::cuda
+
+#endif  // SIGNPOST_KERNELS_DENSE_CUDA_H_

@@ -1,0 +1,112 @@
+// What the CUDA kernels' thread blocks compute, on the host, against the CPU kernels: the same
+// bytes.
+
+#include "kernels/dense_cuda.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/dense.h"
+#include "kernels/run_cuda.h"
+#include "kernels/test_inputs.h"
+
+namespace signpost::kernels::cuda {
+namespace {
+
+using Values = std::vector<float>;
+using Bytes = std::vector<uint8_t>;
+
+constexpr DenseType kTypes[] = {DenseType::kFloat32, DenseType::kBfloat16};
+
+template <class Body>
+void ForEachCase(Body body) {
+  for (const DenseType type : kTypes) {
+    for (const size_t block : kBlocks) {
+      for (const size_t n : kLengths) {
+        if (n == 0) continue;
+        SCOPED_TRACE(testing::Message() << n << " elements in blocks of " << block << ", type "
+                                        << static_cast<int>(type));
+        body(type, BlockRule{block}, n);
+      }
+    }
+  }
+}
+
+// Memory for a payload, at a multiple of what a number takes.
+class Payload {
+ public:
+  explicit Payload(size_t bytes) : bytes_(bytes), floats_(bytes / 4 + 2) {
+    std::fill_n(data(), bytes, 0x5a);
+  }
+  uint8_t* data() { return reinterpret_cast<uint8_t*>(floats_.data()) + 4; }
+  Bytes bytes() { return {data(), data() + bytes_}; }
+
+ private:
+  const size_t bytes_;
+  Values floats_;
+};
+
+TEST(DenseCuda, CompressesAsTheCpuDoes) {
+  Random random;
+  ForEachCase([&](DenseType type, BlockRule rule, size_t n) {
+    for (const float poison : {1.0f, std::numeric_limits<float>::quiet_NaN(), 0x1.01p60f}) {
+      for (const bool has_error : {true, false}) {
+        if (!has_error && type != DenseType::kFloat32) continue;
+        Guarded<float> gradient = random.Values(n), error = random.Values(n);
+        gradient.data()[n / 2] = poison;
+        Guarded<float> expected_error = error;
+        Payload out(DenseBytes(type, n)), expected(DenseBytes(type, n));
+        const size_t packed = kernels::CompressDense(
+            rule, type, gradient.span(), has_error ? expected_error.span() : absl::Span<float>(),
+            expected.data());
+        const size_t blocks = BlockCount(n, rule.block_elements);
+        const uint32_t first = RunCompressDense(rule, {{.gradient = gradient.data(),
+                                                        .type = type,
+                                                        .error = has_error ? error.data() : nullptr,
+                                                        .out = out.data(),
+                                                        .elements = static_cast<uint32_t>(n)}});
+        EXPECT_EQ(first, packed == blocks ? kAllPacked : packed);
+        EXPECT_EQ(first == kAllPacked, poison == 1);
+        EXPECT_TRUE(SameBytes<uint8_t>(out.bytes(), expected.bytes()));
+        EXPECT_TRUE(SameBytes(error, expected_error));
+      }
+    }
+  });
+}
+
+TEST(DenseCuda, AddsAndScalesAsTheCpuDoes) {
+  constexpr float kFactor = -0.3f;
+  Random random;
+  ForEachCase([&](DenseType type, BlockRule rule, size_t n) {
+    Payload addend(DenseBytes(type, n));
+    Values no_error(n);
+    kernels::CompressDense(rule, type, random.Values(n), absl::MakeSpan(no_error), addend.data());
+    Guarded<float> sum = random.Values(n), values = random.Values(n);
+    Guarded<float> expected_sum = sum, expected_values = values;
+    kernels::AddDense(type, addend.data(), kFactor, expected_sum.span());
+    kernels::Scale(kFactor, expected_values.span());
+    const auto elements = static_cast<uint32_t>(n);
+    RunAddDense(rule, {{addend.data(), type, kFactor, sum.data(), elements}});
+    RunScale(rule, {{kFactor, values.data(), elements}});
+    EXPECT_TRUE(SameBytes(sum, expected_sum));
+    EXPECT_TRUE(SameBytes(values, expected_values));
+  });
+}
+
+TEST(DenseCuda, WhatIsNotPackedAddsNothing) {
+  const BlockRule rule = {8};
+  for (const DenseType type : kTypes) {
+    Values gradient(24, 1), error(24), sum(24, 0.5f);
+    gradient[9] = std::numeric_limits<float>::infinity();
+    Payload addend(DenseBytes(type, 24));
+    kernels::CompressDense(rule, type, gradient, absl::MakeSpan(error), addend.data());
+    RunAddDense(rule, {{addend.data(), type, 1, sum.data(), 24}});
+    for (size_t i = 0; i < 24; ++i) EXPECT_EQ(sum[i], i / 8 == 1 ? 0.5f : 1.5f);
+  }
+}
+
+}  // namespace
+}  // namespace signpost::kernels::cuda

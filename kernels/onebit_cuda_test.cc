@@ -1,0 +1,230 @@
+// What the CUDA kernels' thread blocks compute, on the host, against the CPU kernels: the same
+// bytes.
+
+#include "kernels/onebit_cuda.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/formulas.h"
+#include "kernels/onebit.h"
+#include "kernels/run_cuda.h"
+#include "kernels/test_inputs.h"
+
+namespace signpost::kernels::cuda {
+namespace {
+
+using Values = std::vector<float>;
+using Bytes = std::vector<uint8_t>;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr MomentumRates kRates = {/*beta1=*/0.9f, /*one_minus_beta1=*/0.1f};
+
+uint16_t Narrow(GradientType type, float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if (type == GradientType::kBfloat16) return static_cast<uint16_t>(bits >> 16);
+  return static_cast<uint16_t>(bits >> 11);  // any half will do
+}
+
+// One span: where it is, and what the CPU kernels make of it.
+struct Span {
+  Span(const BlockRule& rule, size_t n, Random& random)
+      : n(n),
+        blocks(BlockCount(n, rule.block_elements)),
+        gradient(random.Values(n)),
+        dense_momentum(random.Values(n)),
+        error(random.Values(n)),
+        momentum_scales(random.PositiveValues(blocks)),
+        momentum_bits(random.Bytes(SignBytes(n))),
+        scales(Values(blocks, 12345)),
+        bits(Bytes(SignBytes(n), 0x5a)) {}
+
+  OneBitView momentum() const { return {momentum_scales.data(), momentum_bits.data()}; }
+
+  size_t n;
+  size_t blocks;
+  Guarded<float> gradient, dense_momentum, error, momentum_scales;
+  Guarded<uint8_t> momentum_bits;
+  Guarded<float> scales;
+  Guarded<uint8_t> bits;
+};
+
+enum class Momentum { kNone, kDense, kOneBit };
+
+CompressSegment SegmentOf(Span& span, Momentum momentum, uint32_t first_block) {
+  CompressSegment segment = {.gradient = span.gradient.data(),
+                             .error = span.error.data(),
+                             .out = {span.scales.data(), span.bits.data()},
+                             .rates = kRates,
+                             .elements = static_cast<uint32_t>(span.n),
+                             .first_block = first_block};
+  if (momentum == Momentum::kDense) segment.dense_momentum = span.dense_momentum.data();
+  if (momentum == Momentum::kOneBit) segment.momentum = span.momentum();
+  return segment;
+}
+
+size_t CompressOnCpu(const BlockRule& rule, Momentum momentum, Span& span) {
+  const OneBitSpan out = {span.scales.data(), span.bits.data()};
+  switch (momentum) {
+    case Momentum::kNone:
+      return kernels::CompressOneBit(rule, span.gradient.span(), span.error.span(), out);
+    case Momentum::kDense:
+      return CompressMomentum(rule, kRates, span.gradient.span(), span.dense_momentum.data(),
+                              span.error.span(), out);
+    case Momentum::kOneBit:
+      return CompressMomentum(rule, kRates, span.gradient.span(), span.momentum(),
+                              span.error.span(), out);
+  }
+  return 0;
+}
+
+// Spans of every length, of which some have an input that is not finite.
+std::list<Span> MakeSpans(const BlockRule& rule, Random& random) {
+  std::list<Span> spans;
+  for (const size_t n : kLengths) {
+    if (n > 0) spans.emplace_back(rule, n, random);
+  }
+  return spans;
+}
+
+void ExpectSame(const std::list<Span>& got, const std::list<Span>& expected) {
+  for (auto g = got.begin(), e = expected.begin(); g != got.end(); ++g, ++e) {
+    SCOPED_TRACE(testing::Message() << g->n << " elements");
+    EXPECT_TRUE(SameBytes(g->scales, e->scales));
+    EXPECT_TRUE(SameBytes(g->bits, e->bits));
+    EXPECT_TRUE(SameBytes(g->error, e->error));
+  }
+}
+
+TEST(OneBitCuda, CompressesAsTheCpuDoes) {
+  Random random;
+  for (const size_t block : kBlocks) {
+    const BlockRule rule = {block};
+    for (const Momentum momentum : {Momentum::kNone, Momentum::kDense, Momentum::kOneBit}) {
+      for (const bool is_spoilt : {false, true}) {
+        SCOPED_TRACE(testing::Message()
+                     << "blocks of " << block << ", momentum " << static_cast<int>(momentum));
+        std::list<Span> spans = MakeSpans(rule, random);
+        for (Span& span : spans) {
+          if (is_spoilt && span.n > 300) span.gradient.data()[span.n - 300] = kNan;
+        }
+        std::list<Span> expected = spans;
+        std::vector<CompressSegment> segments;
+        uint32_t blocks = 0, expected_first = kAllPacked;
+        auto span = spans.begin();
+        for (Span& other : expected) {
+          segments.push_back(SegmentOf(*span++, momentum, blocks));
+          const size_t packed = CompressOnCpu(rule, momentum, other);
+          if (packed < other.blocks) {
+            expected_first = std::min<uint32_t>(expected_first, blocks + packed);
+          }
+          blocks += other.blocks;
+        }
+        const uint32_t first = RunCompressOneBit(rule, segments);
+        EXPECT_EQ(first, expected_first);
+        EXPECT_EQ(first != kAllPacked, is_spoilt);
+        ExpectSame(spans, expected);
+      }
+    }
+  }
+}
+
+// Memory where quads are read and written at once, as tensors mostly are.
+TEST(OneBitCuda, CompressesAlignedMemoryAsAnyOther) {
+  const BlockRule rule = {4096};
+  const size_t n = 10007;
+  Random random;
+  Span span(rule, n, random);
+  struct alignas(16) Aligned {
+    float values[10007];
+  };
+  const auto aligned = std::make_unique<Aligned[]>(3);
+  std::copy_n(span.gradient.data(), n, aligned[0].values);
+  std::copy_n(span.dense_momentum.data(), n, aligned[1].values);
+  std::copy_n(span.error.data(), n, aligned[2].values);
+  CompressSegment segment = SegmentOf(span, Momentum::kDense, 0);
+  Values scales(span.blocks);
+  Bytes bits(SignBytes(n));
+  segment.gradient = aligned[0].values;
+  segment.dense_momentum = aligned[1].values;
+  segment.error = aligned[2].values;
+  segment.out = {scales.data(), bits.data()};
+  EXPECT_EQ(RunCompressOneBit(rule, {segment}), kAllPacked);
+  CompressOnCpu(rule, Momentum::kDense, span);
+  EXPECT_TRUE(SameBytes(span.scales, scales));
+  EXPECT_TRUE(SameBytes(span.bits, bits));
+  EXPECT_TRUE(SameBytes(span.error, Values(aligned[2].values, aligned[2].values + n)));
+}
+
+TEST(OneBitCuda, GradientsOfTwoBytesAreWidenedExactly) {
+  const BlockRule rule = {256};
+  Random random;
+  for (const GradientType type : {GradientType::kBfloat16, GradientType::kFloat16}) {
+    for (const size_t n : kLengths) {
+      if (n == 0) continue;
+      SCOPED_TRACE(testing::Message() << n << " elements of type " << static_cast<int>(type));
+      Span span(rule, n, random);
+      std::vector<uint16_t> narrow(n);
+      for (size_t i = 0; i < n; ++i) {
+        narrow[i] = Narrow(type, span.gradient.data()[i]);
+        span.gradient.data()[i] = type == GradientType::kBfloat16
+                                      ? formulas::WidenBfloat16(narrow[i])
+                                      : formulas::WidenFloat16(narrow[i]);
+      }
+      Span expected = span;
+      CompressSegment segment = SegmentOf(span, Momentum::kOneBit, 0);
+      segment.gradient = narrow.data();
+      segment.type = type;
+      RunCompressOneBit(rule, {segment});
+      CompressOnCpu(rule, Momentum::kOneBit, expected);
+      EXPECT_TRUE(SameBytes(span.scales, expected.scales));
+      EXPECT_TRUE(SameBytes(span.bits, expected.bits));
+      EXPECT_TRUE(SameBytes(span.error, expected.error));
+    }
+  }
+}
+
+TEST(OneBitCuda, AppliesAndAddsAsTheCpuDoes) {
+  constexpr float kLearningRate = 3e-4f, kDecay = 0.01f, kFactor = -0.9f;
+  Random random;
+  for (const size_t block : kBlocks) {
+    const BlockRule rule = {block};
+    for (const size_t n : kLengths) {
+      if (n == 0) continue;
+      SCOPED_TRACE(testing::Message() << n << " elements in blocks of " << block);
+      const Span span(rule, n, random);
+      const Guarded<float> inverse = random.PositiveValues(n);
+      Guarded<float> x = random.Values(n), sum = random.Values(n);
+      Guarded<float> expected_x = x, expected_sum = sum;
+      kernels::ApplyMomentum(rule, span.momentum(), kLearningRate, kDecay, inverse.span(),
+                             expected_x.span());
+      kernels::AddOneBit(rule, span.momentum(), kFactor, expected_sum.span());
+      const auto elements = static_cast<uint32_t>(n);
+      RunApplyMomentum(
+          rule, {{span.momentum(), inverse.data(), x.data(), kLearningRate, kDecay, elements}});
+      RunAddOneBit(rule, {{span.momentum(), kFactor, sum.data(), elements}});
+      EXPECT_TRUE(SameBytes(x, expected_x));
+      EXPECT_TRUE(SameBytes(sum, expected_sum));
+    }
+  }
+}
+
+TEST(OneBitCuda, WhatIsNotPackedAddsNothing) {
+  const BlockRule rule = {8};
+  const Values scales = {1, kNotPacked, 2};
+  const Bytes bits = {0, 0, 0};
+  Values sum(24, 0.5f);
+  RunAddOneBit(rule, {{{scales.data(), bits.data()}, 1, sum.data(), 24}});
+  for (size_t i = 0; i < 24; ++i) EXPECT_EQ(sum[i], i < 8 ? 1.5f : i < 16 ? 0.5f : 2.5f);
+}
+
+}  // namespace
+}  // namespace signpost::kernels::cuda
