@@ -38,10 +38,4 @@ void Thaw(float epsilon, absl::Span<float> inverse_denominator) {
   HWY_DYNAMIC_DISPATCH(Thaw)(epsilon, inverse_denominator);
 }
 
-double Sum(absl::Span<const float> values) {
-  double sum = 0;
-  for (float value : values) sum += value;
-  return sum;
-}
-
 }  // namespace signpost::kernels

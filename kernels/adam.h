@@ -67,9 +67,6 @@ void RefreshStep(const RefreshRates& rates, const uint8_t* gradient, absl::Span<
 //   d = d > 0 ? (1 / d - epsilon)^2 : 0
 void Thaw(float epsilon, absl::Span<float> inverse_denominator);
 
-// Sum of the values in double, in element order: the tensor's mean variance for `floor`.
-double Sum(absl::Span<const float> values);
-
 }  // namespace signpost::kernels
 
 #endif  // SIGNPOST_KERNELS_ADAM_H_

@@ -10,10 +10,12 @@
 #include <limits>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "kernels/adam_cuda.h"
 #include "kernels/block.h"
 #include "kernels/dense_cuda.h"
 #include "kernels/onebit_cuda.h"
+#include "kernels/sum_cuda.h"
 
 namespace signpost::kernels::cuda {
 
@@ -30,6 +32,9 @@ void RunAdamStep(const BlockRule& rule, const std::vector<AdamSegment<AdamRates>
 void RunFreeze(const BlockRule& rule, const std::vector<AdamSegment<FreezeRates>>& segments);
 void RunRefreshStep(const BlockRule& rule, const std::vector<AdamSegment<RefreshRates>>& segments);
 void RunThaw(const BlockRule& rule, const std::vector<AdamSegment<RefreshRates>>& segments);
+
+double RunSum(absl::Span<const float> values);
+double RunSumOfSquares(absl::Span<const float> values);
 
 // Of all segments.
 template <class Segment>

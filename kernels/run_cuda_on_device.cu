@@ -52,6 +52,14 @@ uint32_t CompressOnDevice(const BlockRule& rule, const std::vector<Segment>& seg
   return *first;
 }
 
+template <class Launch>
+double SumOnDevice(absl::Span<const float> values, Launch launch) {
+  std::vector<double> workspace(SumWorkspace(values.size()));
+  const auto sum = std::make_unique<double>();
+  Finish(launch(values.data(), values.size(), workspace.data(), sum.get(), /*stream=*/nullptr));
+  return *sum;
+}
+
 }  // namespace
 
 uint32_t RunCompressOneBit(const BlockRule& rule, const std::vector<CompressSegment>& segments) {
@@ -83,6 +91,13 @@ void RunRefreshStep(const BlockRule& rule, const std::vector<AdamSegment<Refresh
 }
 void RunThaw(const BlockRule& rule, const std::vector<AdamSegment<RefreshRates>>& segments) {
   OnDevice(rule, segments, Thaw);
+}
+
+double RunSum(absl::Span<const float> values) {
+  return SumOnDevice(values, [](auto... arguments) { return Sum(arguments...); });
+}
+double RunSumOfSquares(absl::Span<const float> values) {
+  return SumOnDevice(values, [](auto... arguments) { return SumOfSquares(arguments...); });
 }
 
 }  // namespace signpost::kernels::cuda

@@ -1,9 +1,12 @@
 #include <memory>
+#include <type_traits>
+#include <vector>
 
 #include "kernels/adam_cuda-inl.h"
 #include "kernels/dense_cuda-inl.h"
 #include "kernels/onebit_cuda-inl.h"
 #include "kernels/run_cuda.h"
+#include "kernels/sum_cuda-inl.h"
 #include "kernels/thread_block_cuda-inl.h"
 
 namespace signpost::kernels::cuda {
@@ -22,6 +25,22 @@ void OnBlocks(const BlockRule& rule, const std::vector<Segment>& segments, Body 
     const auto block = std::make_unique<HostBlock>(is_reversed);
     body(*block, SegmentOfBlock(segments.data(), segments.size(), number), number);
   }
+}
+
+template <Term kTerm>
+double SumOnHost(absl::Span<const float> values) {
+  std::vector<double> workspace(SumWorkspace(values.size()));
+  double sum;
+  const auto on_runs = [](size_t runs, const auto* terms, size_t count, double* sums) {
+    constexpr bool is_first = std::is_same_v<decltype(terms), const float*>;
+    for (uint32_t number = 0; number < runs; ++number) {
+      const auto block = std::make_unique<HostBlock>(/*is_reversed=*/number % 2 == 0);
+      SumBlock<is_first ? kTerm : Term::kItself>(*block, terms, count, number, sums);
+    }
+    return absl::OkStatus();
+  };
+  SumInRuns(values.data(), values.size(), workspace.data(), &sum, on_runs).IgnoreError();
+  return sum;
 }
 
 }  // namespace
@@ -93,5 +112,9 @@ void RunThaw(const BlockRule& rule, const std::vector<AdamSegment<RefreshRates>>
              ThawBlock(on, rule, segment, number);
            });
 }
+
+double RunSum(absl::Span<const float> values) { return SumOnHost<Term::kItself>(values); }
+
+double RunSumOfSquares(absl::Span<const float> values) { return SumOnHost<Term::kSquare>(values); }
 
 }  // namespace signpost::kernels::cuda

@@ -50,12 +50,13 @@ struct Tile {
   Quad quads[kQuads];
 };
 
-// What the threads of a block share: 17 KiB.
+// What the threads of a block share: 18 KiB.
 struct Shared {
   float u[kTileElements];
   float lanes[kSumLanes];
   uint8_t signs[kTileElements / kQuadElements];  // of a quad, in its lower half
   uint32_t flag;
+  double sums[kSumLanes];
 };
 
 // By value: std::min takes references, which constants have none of on a GPU.

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/adam.h"
 #include "kernels/dense.h"
+#include "kernels/sum.h"
 
 namespace signpost {
 namespace {
