@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -232,6 +233,10 @@ class Device {
 }  // namespace
 
 absl::StatusOr<std::vector<DeviceRun>> MeasureOnDevice(size_t elements, int rounds) {
+  if (elements > std::numeric_limits<uint32_t>::max()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("arrays of ", elements, " elements: at most 2^32 - 1 are measured"));
+  }
   if (absl::Status status = kernels::CheckDevice(0); !status.ok()) return status;
   return Device(elements, rounds).Measure();
 }

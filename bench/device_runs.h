@@ -1,4 +1,4 @@
-// Every CUDA kernel on arrays of its own, timed by the device against copying as many bytes.
+// The CUDA kernels that steps are made of, timed by the device against copying as many bytes.
 
 #ifndef SIGNPOST_BENCH_DEVICE_RUNS_H_
 #define SIGNPOST_BENCH_DEVICE_RUNS_H_
@@ -18,7 +18,8 @@ struct DeviceRun {
   std::vector<double> copy_seconds;  // each of a copy, in turns with it, that moves as many bytes
 };
 
-// On the first device, with arrays of `elements`, of which 20 bytes each are there at once.
+// On the first device, with five arrays of `elements` floats, which all of them share.
+// INVALID_ARGUMENT for more than 2^32 - 1 of them.
 // UNAVAILABLE when there is no device, or this program was built without CUDA, with the reason and
 // what to do; RESOURCE_EXHAUSTED when its memory is too small.
 absl::StatusOr<std::vector<DeviceRun>> MeasureOnDevice(size_t elements, int rounds);

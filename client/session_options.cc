@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "worker/chunk_crew.h"
 #include "worker/grpc_channel.h"
 
 namespace signpost {
@@ -87,11 +88,13 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
 
 absl::StatusOr<uint32_t> ThreadsFromEnvironment() {
   constexpr uint32_t kMostThreads = 8;
-  if (std::getenv("SIGNPOST_THREADS") != nullptr) {
+  const char* const text = std::getenv("SIGNPOST_THREADS");
+  if (text != nullptr && *text != '\0') {
     absl::StatusOr<uint32_t> threads = NumberVariable("SIGNPOST_THREADS");
-    if (!threads.ok() || *threads > 0) return threads;
+    if (!threads.ok() || (*threads >= 1 && *threads <= ChunkCrew::kMostThreads)) return threads;
     return absl::InvalidArgumentError(
-        "environment variable SIGNPOST_THREADS is 0, wanted 1 or more");
+        absl::StrFormat("environment variable SIGNPOST_THREADS is '%s', wanted 1 to %d", text,
+                        ChunkCrew::kMostThreads));
   }
   cpu_set_t processors;
   if (sched_getaffinity(0, sizeof processors, &processors) != 0) return 1;

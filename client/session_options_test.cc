@@ -111,9 +111,11 @@ TEST_F(SessionOptionsTest, TakeThreadsFromTheProcessorsThereAreForThisProcess) {
   }
   setenv("LOCAL_WORLD_SIZE", "1000000", 1);
   EXPECT_EQ(SessionOptions::FromEnvironment()->worker.threads, 1);
+  setenv("SIGNPOST_THREADS", "", 1);  // as if it were not set
+  EXPECT_EQ(SessionOptions::FromEnvironment()->worker.threads, 1);
   setenv("SIGNPOST_THREADS", "12", 1);
   EXPECT_EQ(SessionOptions::FromEnvironment()->worker.threads, 12);
-  for (const char* text : {"0", "many"}) {
+  for (const char* text : {"0", "many", "257"}) {
     setenv("SIGNPOST_THREADS", text, 1);
     EXPECT_THAT(std::string(SessionOptions::FromEnvironment().status().message()),
                 AllOf(HasSubstr("SIGNPOST_THREADS"), HasSubstr(text)));

@@ -46,11 +46,15 @@ void ForEachShape(Body body) {
   for (const size_t block : kBlocks) {
     for (const size_t n : kLengths) {
       if (n == 0) continue;
-      SCOPED_TRACE(testing::Message() << n << " elements in blocks of " << block);
-      State ours(n, random);
-      State expected = ours;
-      body(BlockRule{block}, ours, expected);
-      ours.ExpectSame(expected);
+      for (const bool is_aligned : {false, true}) {
+        SCOPED_TRACE(testing::Message()
+                     << n << " elements in blocks of " << block << (is_aligned ? ", aligned" : ""));
+        const AlignedMemory memory(is_aligned);
+        State ours(n, random);
+        State expected = ours;
+        body(BlockRule{block}, ours, expected);
+        ours.ExpectSame(expected);
+      }
     }
   }
 }

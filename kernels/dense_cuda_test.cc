@@ -27,26 +27,30 @@ void ForEachCase(Body body) {
     for (const size_t block : kBlocks) {
       for (const size_t n : kLengths) {
         if (n == 0) continue;
-        SCOPED_TRACE(testing::Message() << n << " elements in blocks of " << block << ", type "
-                                        << static_cast<int>(type));
-        body(type, BlockRule{block}, n);
+        for (const bool is_aligned : {false, true}) {
+          SCOPED_TRACE(testing::Message()
+                       << n << " elements in blocks of " << block << ", type "
+                       << static_cast<int>(type) << (is_aligned ? ", aligned" : ""));
+          const AlignedMemory memory(is_aligned);
+          body(type, BlockRule{block}, n);
+        }
       }
     }
   }
 }
 
-// Memory for a payload, at a multiple of what a number takes.
+// Memory for a payload: at multiples of 16, or only of what a number takes.
 class Payload {
  public:
-  explicit Payload(size_t bytes) : bytes_(bytes), floats_(bytes / 4 + 2) {
+  explicit Payload(size_t bytes) : bytes_(bytes), floats_(Values(bytes / 4 + 1)) {
     std::fill_n(data(), bytes, 0x5a);
   }
-  uint8_t* data() { return reinterpret_cast<uint8_t*>(floats_.data()) + 4; }
+  uint8_t* data() { return reinterpret_cast<uint8_t*>(floats_.data()); }
   Bytes bytes() { return {data(), data() + bytes_}; }
 
  private:
   const size_t bytes_;
-  Values floats_;
+  Guarded<float> floats_;
 };
 
 TEST(DenseCuda, CompressesAsTheCpuDoes) {

@@ -1,5 +1,5 @@
-// onebit.h for workers whose state is on a GPU: the same bytes, for every input. types_cuda.h says
-// how calls are made.
+// onebit.h for workers whose state is on a GPU: the same bytes, but for which NaN it is.
+// types_cuda.h says how calls are made.
 
 #ifndef SIGNPOST_KERNELS_ONEBIT_CUDA_H_
 #define SIGNPOST_KERNELS_ONEBIT_CUDA_H_

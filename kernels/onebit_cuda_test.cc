@@ -9,7 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <list>
-#include <memory>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -137,33 +137,6 @@ TEST(OneBitCuda, CompressesAsTheCpuDoes) {
   }
 }
 
-// Memory where quads are read and written at once, as tensors mostly are.
-TEST(OneBitCuda, CompressesAlignedMemoryAsAnyOther) {
-  const BlockRule rule = {4096};
-  const size_t n = 10007;
-  Random random;
-  Span span(rule, n, random);
-  struct alignas(16) Aligned {
-    float values[10007];
-  };
-  const auto aligned = std::make_unique<Aligned[]>(3);
-  std::copy_n(span.gradient.data(), n, aligned[0].values);
-  std::copy_n(span.dense_momentum.data(), n, aligned[1].values);
-  std::copy_n(span.error.data(), n, aligned[2].values);
-  CompressSegment segment = SegmentOf(span, Momentum::kDense, 0);
-  Values scales(span.blocks);
-  Bytes bits(SignBytes(n));
-  segment.gradient = aligned[0].values;
-  segment.dense_momentum = aligned[1].values;
-  segment.error = aligned[2].values;
-  segment.out = {scales.data(), bits.data()};
-  EXPECT_EQ(RunCompressOneBit(rule, {segment}), kAllPacked);
-  CompressOnCpu(rule, Momentum::kDense, span);
-  EXPECT_TRUE(SameBytes(span.scales, scales));
-  EXPECT_TRUE(SameBytes(span.bits, bits));
-  EXPECT_TRUE(SameBytes(span.error, Values(aligned[2].values, aligned[2].values + n)));
-}
-
 TEST(OneBitCuda, GradientsOfTwoBytesAreWidenedExactly) {
   const BlockRule rule = {256};
   Random random;
@@ -171,13 +144,14 @@ TEST(OneBitCuda, GradientsOfTwoBytesAreWidenedExactly) {
     for (const size_t n : kLengths) {
       if (n == 0) continue;
       SCOPED_TRACE(testing::Message() << n << " elements of type " << static_cast<int>(type));
+      const AlignedMemory memory(n % 2 == 0);
       Span span(rule, n, random);
-      std::vector<uint16_t> narrow(n);
+      Guarded<uint16_t> narrow(n);
       for (size_t i = 0; i < n; ++i) {
-        narrow[i] = Narrow(type, span.gradient.data()[i]);
+        narrow.data()[i] = Narrow(type, span.gradient.data()[i]);
         span.gradient.data()[i] = type == GradientType::kBfloat16
-                                      ? formulas::WidenBfloat16(narrow[i])
-                                      : formulas::WidenFloat16(narrow[i]);
+                                      ? formulas::WidenBfloat16(narrow.data()[i])
+                                      : formulas::WidenFloat16(narrow.data()[i]);
       }
       Span expected = span;
       CompressSegment segment = SegmentOf(span, Momentum::kOneBit, 0);
@@ -200,6 +174,7 @@ TEST(OneBitCuda, AppliesAndAddsAsTheCpuDoes) {
     for (const size_t n : kLengths) {
       if (n == 0) continue;
       SCOPED_TRACE(testing::Message() << n << " elements in blocks of " << block);
+      const AlignedMemory memory((n + block) % 3 == 0);
       const Span span(rule, n, random);
       const Guarded<float> inverse = random.PositiveValues(n);
       Guarded<float> x = random.Values(n), sum = random.Values(n);

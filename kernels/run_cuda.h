@@ -1,7 +1,7 @@
 // For tests: the functions of *_cuda.h on memory of the host's, done when they return.
 //
 // run_cuda_on_host.cc runs the thread blocks there, one after the other, where there is no GPU;
-// run_cuda_on_device.cc launches the kernels. The same tests hold for both.
+// run_cuda_on_device.cu launches the kernels. The same tests hold for both.
 
 #ifndef SIGNPOST_KERNELS_RUN_CUDA_H_
 #define SIGNPOST_KERNELS_RUN_CUDA_H_

@@ -20,10 +20,11 @@ class Device final : public testing::Environment {
   void SetUp() override {
     std::puts(DescribeDevices().c_str());
     constexpr size_t kBytes = size_t{8} << 30;
+    const absl::Status status = CheckDevice(0);
+    if (!status.ok()) GTEST_SKIP() << "there is no device: " << status;
     void* memory = nullptr;
-    if (cudaHostAlloc(&memory, kBytes, cudaHostAllocMapped) != cudaSuccess) {
-      GTEST_SKIP() << "there is no device";
-    }
+    const cudaError_t error = cudaHostAlloc(&memory, kBytes, cudaHostAllocMapped);
+    ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
     TakeMemoryFrom(memory, kBytes);
   }
 };

@@ -1,4 +1,5 @@
 #include <memory>
+#include <random>
 #include <type_traits>
 #include <vector>
 
@@ -7,22 +8,27 @@
 #include "kernels/onebit_cuda-inl.h"
 #include "kernels/run_cuda.h"
 #include "kernels/sum_cuda-inl.h"
+#include "kernels/test_inputs.h"
 #include "kernels/thread_block_cuda-inl.h"
 
 namespace signpost::kernels::cuda {
 namespace {
 
-// Calls body(block, segment, number) for each block, as OnBlocks does on a GPU. Thread blocks, and
-// threads, come in order in every other call, and in the opposite one in the others: in what order
-// a GPU has them nobody knows.
+// In what order a GPU has thread blocks, and threads in a phase, nobody knows: in each call
+// another.
+uint32_t NewOrder() {
+  static std::mt19937 engine(TestSeed());
+  return static_cast<uint32_t>(engine() % kThreads);
+}
+
+// Calls body(block, segment, number) for each block, as OnBlocks does on a GPU.
 template <class Segment, class Body>
 void OnBlocks(const BlockRule& rule, const std::vector<Segment>& segments, Body body) {
-  static bool is_reversed = false;
-  is_reversed = !is_reversed;
+  const uint32_t order = NewOrder();
   const uint32_t blocks = BlocksOf(rule, segments);
   for (uint32_t i = 0; i < blocks; ++i) {
-    const uint32_t number = is_reversed ? blocks - 1 - i : i;
-    const auto block = std::make_unique<HostBlock>(is_reversed);
+    const uint32_t number = (i + order) % blocks;
+    const auto block = std::make_unique<HostBlock>(order);
     body(*block, SegmentOfBlock(segments.data(), segments.size(), number), number);
   }
 }
@@ -34,7 +40,7 @@ double SumOnHost(absl::Span<const float> values) {
   const auto on_runs = [](size_t runs, const auto* terms, size_t count, double* sums) {
     constexpr bool is_first = std::is_same_v<decltype(terms), const float*>;
     for (uint32_t number = 0; number < runs; ++number) {
-      const auto block = std::make_unique<HostBlock>(/*is_reversed=*/number % 2 == 0);
+      const auto block = std::make_unique<HostBlock>(NewOrder());
       SumBlock<is_first ? kTerm : Term::kItself>(*block, terms, count, number, sums);
     }
     return absl::OkStatus();

@@ -1,5 +1,5 @@
-// sum.h for values on a GPU: the same double, for every input. types_cuda.h says how calls are
-// made.
+// sum.h for values on a GPU: the same double, but for which NaN it is. types_cuda.h says how calls
+// are made.
 
 #ifndef SIGNPOST_KERNELS_SUM_CUDA_H_
 #define SIGNPOST_KERNELS_SUM_CUDA_H_

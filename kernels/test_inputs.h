@@ -73,33 +73,47 @@ class Random {
   std::normal_distribution<float> normal_;
 };
 
+// As long as there is one, what Guarded makes lies at multiples of 16.
+class AlignedMemory {
+ public:
+  explicit AlignedMemory(bool is_aligned) { is_aligned_ = is_aligned; }
+  ~AlignedMemory() { is_aligned_ = false; }
+  AlignedMemory(const AlignedMemory&) = delete;
+  AlignedMemory& operator=(const AlignedMemory&) = delete;
+
+  static bool IsAligned() { return is_aligned_; }
+
+ private:
+  static inline bool is_aligned_ = false;
+};
+
 // A copy of some values at the worst alignment that their type allows, between guards that a write
 // out of bounds would break.
 template <class T>
 class Guarded {
  public:
   Guarded(const std::vector<T>& values)  // NOLINT: a conversion is what it is for
-      : size_(values.size()), memory_(kGuard + size_ * sizeof(T) + kGuard, kFill) {
+      : size_(values.size()), memory_(begin_ + size_ * sizeof(T) + begin_, kFill) {
     if (size_ != 0) std::memcpy(data(), values.data(), size_ * sizeof(T));
   }
   explicit Guarded(size_t size) : Guarded(std::vector<T>(size, T{})) {}
 
   ~Guarded() {
-    for (size_t i = 0; i < kGuard; ++i) {
-      EXPECT_EQ(memory_[i], kFill) << "written " << kGuard - i << " bytes before the beginning";
+    for (size_t i = 0; i < begin_; ++i) {
+      EXPECT_EQ(memory_[i], kFill) << "written " << begin_ - i << " bytes before the beginning";
       EXPECT_EQ(memory_[memory_.size() - 1 - i], kFill) << "written behind the end";
     }
   }
 
-  T* data() { return reinterpret_cast<T*>(memory_.data() + kGuard); }
-  const T* data() const { return reinterpret_cast<const T*>(memory_.data() + kGuard); }
+  T* data() { return reinterpret_cast<T*>(memory_.data() + begin_); }
+  const T* data() const { return reinterpret_cast<const T*>(memory_.data() + begin_); }
   absl::Span<T> span() { return absl::MakeSpan(data(), size_); }
   absl::Span<const T> span() const { return absl::MakeConstSpan(data(), size_); }
 
  private:
   static constexpr uint8_t kFill = 0xa5;
-  static constexpr size_t kGuard = 64 + sizeof(T);  // new gives multiples of 16
 
+  size_t begin_ = AlignedMemory::IsAligned() ? 64 : 64 + sizeof(T);  // new gives multiples of 16
   size_t size_;
   std::vector<uint8_t> memory_;
 };

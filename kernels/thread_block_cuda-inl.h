@@ -20,7 +20,8 @@
 // On what runs in a thread block.
 #ifdef __CUDACC__
 #define SIGNPOST_DEVICE __device__
-#define SIGNPOST_UNROLL(n) _Pragma("unroll")
+#define SIGNPOST_PRAGMA(text) _Pragma(#text)
+#define SIGNPOST_UNROLL(n) SIGNPOST_PRAGMA(unroll n)
 #else
 #define SIGNPOST_DEVICE
 #define SIGNPOST_UNROLL(n)
@@ -162,7 +163,7 @@ class DeviceBlock {
   Shared& shared_;
 };
 #else
-// Threads one after the other, in either order: what depends on it is wrong.
+// Threads one after the other, in an order that `order` chooses: what depends on it is wrong.
 class HostBlock {
  public:
   template <class T>
@@ -174,18 +175,18 @@ class HostBlock {
     T values_[kThreads];
   };
 
-  explicit HostBlock(bool is_reversed) : is_reversed_(is_reversed) {}
+  explicit HostBlock(uint32_t order) : order_(order) {}
   Shared& shared() { return shared_; }
 
   template <class Body>
   void Phase(Body body) {
-    for (uint32_t i = 0; i < kThreads; ++i) body(is_reversed_ ? kThreads - 1 - i : i);
+    for (uint32_t i = 0; i < kThreads; ++i) body((i * (2 * order_ + 1) + order_) % kThreads);
   }
 
   void LowerTo(uint32_t& least, uint32_t value) { least = Min(least, value); }
 
  private:
-  const bool is_reversed_;
+  const uint32_t order_;
   Shared shared_;
 };
 #endif

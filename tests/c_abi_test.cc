@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "client/signpost.h"
 #include "tests/cluster.h"
+#include "worker/crew_threads.h"
 
 namespace signpost::testing {
 namespace {
@@ -208,6 +209,35 @@ TEST(CAbi, ParametersOfRank0ThatAreNotFiniteAreNamedOnAllRanks) {
     EXPECT_THAT(rank.error(), HasSubstr("rank 0 begins with are not finite, or out of range: "
                                         "tensor 'weights' [3000], elements 64 to 127"));
   });
+}
+
+TEST(CAbi, AWorkerHasTheThreadsThatItsOptionsSay) {
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 1});
+  const std::string aggregators = absl::StrJoin(cluster.targets(), ",");
+  const uint64_t shape[] = {1'000'000};
+  std::vector<float> values(shape[0]);
+  const signpost_parameter parameter = {"weights", shape, 1, values.data(), 0};
+  for (const uint32_t threads : {1u, 3u, 257u}) {
+    signpost_options options;
+    signpost_options_init(&options);
+    options.aggregators = aggregators.c_str();
+    const std::string job = absl::StrCat("with ", threads);
+    options.job = job.c_str();
+    options.world_size = 1;
+    options.threads = threads;
+    signpost_session* session = nullptr;
+    char error[512] = "";
+    const int code = signpost_join(&options, &parameter, 1, &session, error, sizeof error);
+    if (threads > 256) {
+      EXPECT_EQ(code, SIGNPOST_INVALID_ARGUMENT);
+      EXPECT_THAT(std::string(error), HasSubstr("257 threads"));
+      continue;
+    }
+    ASSERT_EQ(code, SIGNPOST_OK) << error;
+    EXPECT_EQ(CrewThreads(), threads - 1);
+    EXPECT_EQ(signpost_leave(session, error, sizeof error), SIGNPOST_OK) << error;
+    signpost_close(session);
+  }
 }
 
 TEST(CAbi, AReductionGivesAllRanksTheMean) {

@@ -6,11 +6,13 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "tests/job.h"
+#include "worker/crew_threads.h"
 
 namespace signpost::testing {
 namespace {
@@ -94,12 +96,14 @@ TEST(ReplicaIdentity, HoldsForAnyNumberOfThreadsAndAggregatorsWhenRoundsAreSkipp
   job.worker.chunk_elements = 0;
   job.optimizer = {.freeze_step = 2, .warm_up_codec = BFLOAT16, .variance_refresh_interval = 3};
   job.steps = 8;
-  const auto spoil = [](uint32_t rank, int step, std::vector<float>& gradient) {
-    if (rank == 0 || step % 3 != 1) return;  // steps 1, 4, 7: warm-up, one-bit, ...
+  const std::set<int> spoilt_steps = {1, 4, 5};  // warm-up, one-bit, refresh
+  const auto spoil = [&](uint32_t rank, int step, std::vector<float>& gradient) {
+    if (rank == 0 || !spoilt_steps.contains(step)) return;
     for (const size_t element : {3u, 200'000u, 300'001u}) {
       gradient[element] = std::numeric_limits<float>::quiet_NaN();
     }
   };
+  using Gradients = absl::Span<const absl::Span<const float>>;
   // By rank: parameters and error.
   using End = std::pair<std::vector<float>, std::vector<float>>;
   const auto train = [&](uint32_t threads, uint32_t aggregators) {
@@ -107,6 +111,17 @@ TEST(ReplicaIdentity, HoldsForAnyNumberOfThreadsAndAggregatorsWhenRoundsAreSkipp
     Cluster cluster({.aggregators = aggregators});
     absl::Mutex mutex;
     std::map<uint32_t, End> ends;
+    std::set<int> skipped;
+    job.take_step = [&](uint32_t, int step, Worker& worker, Gradients gradients,
+                        const GroupRates& rates) {
+      absl::StatusOr<StepReport> report = worker.Step(gradients, {rates});
+      absl::MutexLock lock(&mutex);
+      if (report.ok() && !report->skipped.empty()) skipped.insert(step);
+      if (step == 0) {
+        EXPECT_EQ(CrewThreads(), job.workers * (threads - 1));
+      }
+      return report;
+    };
     Train(
         cluster, job,
         [&](uint32_t rank, int step, const Replica& replica, Worker& worker) {
@@ -117,6 +132,7 @@ TEST(ReplicaIdentity, HoldsForAnyNumberOfThreadsAndAggregatorsWhenRoundsAreSkipp
           ends[rank] = {replica.values, {error.begin(), error.end()}};
         },
         spoil);
+    EXPECT_EQ(skipped, spoilt_steps);
     return ends;
   };
   const std::map<uint32_t, End> expected = train(/*threads=*/1, /*aggregators=*/1);

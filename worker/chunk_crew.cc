@@ -30,6 +30,7 @@ ChunkCrew::ChunkCrew(const Layout& layout, uint32_t threads)
     : block_elements_(layout.options().block_elements()) {
   const uint32_t piece_elements =
       std::max(block_elements_, kPieceElements / block_elements_ * block_elements_);
+  size_t most_pieces = 0;
   for (const Chunk& chunk : layout.chunks()) {
     blocks_of_chunk_.push_back(chunk.blocks);
     std::vector<Piece>& pieces = pieces_of_chunk_.emplace_back();
@@ -45,9 +46,10 @@ ChunkCrew::ChunkCrew(const Layout& layout, uint32_t threads)
         room -= end - begin;
       }
     }
+    most_pieces = std::max(most_pieces, pieces.size());
   }
   try {
-    for (uint32_t thread = 1; thread < threads; ++thread) {
+    for (size_t thread = 1; thread < std::min<size_t>(threads, most_pieces); ++thread) {
       helpers_.emplace_back([this] { Help(); });
       pthread_setname_np(helpers_.back().native_handle(), "signpost-crew");
     }

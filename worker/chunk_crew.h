@@ -29,8 +29,11 @@ class ChunkCrew {
   // more on sharing out.
   static constexpr uint32_t kPieceElements = 64 * 1024;
 
-  // `threads` >= 1, whoever calls ForEachPart included: with 1 there are no others. There are fewer
-  // where the system has no more. The layout is only looked at here.
+  static constexpr uint32_t kMostThreads = 256;
+
+  // `threads` in [1, kMostThreads], whoever calls ForEachPart included: with 1 there are no others.
+  // There are fewer where no chunk has a piece for each, or the system has no more. The layout is
+  // only looked at here.
   ChunkCrew(const Layout& layout, uint32_t threads);
   ~ChunkCrew();
 

@@ -6,10 +6,12 @@
 #include <map>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "proto/aggregator.pb.h"
+#include "worker/crew_threads.h"
 
 namespace signpost {
 namespace {
@@ -101,6 +103,16 @@ TEST(ChunkCrew, WithOneThreadAllIsDoneInOrderWhereItIsAskedFor) {
     next += part.elements;
   });
   EXPECT_EQ(next, 4 * kPiece);
+}
+
+TEST(ChunkCrew, HasNoMoreThreadsThanAChunkHasPieces) {
+  for (const auto& [elements, wanted] :
+       {std::pair(10u, 0), {kPiece, 0}, {kPiece + 1, 1}, {20 * kPiece, 2}}) {
+    const Layout layout = LayoutOf({elements});
+    const ChunkCrew crew(layout, 3);
+    EXPECT_EQ(CrewThreads(), wanted) << elements;
+  }
+  EXPECT_EQ(CrewThreads(), 0);
 }
 
 // Threads that come late find nothing left, or the next chunk's pieces.

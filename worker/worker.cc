@@ -84,6 +84,12 @@ absl::Status CheckLateness(const WorkerOptions& options) {
                                                     options.min_workers, options.world_size));
 }
 
+absl::Status CheckThreads(const WorkerOptions& options) {
+  if (options.threads >= 1 && options.threads <= ChunkCrew::kMostThreads) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat("a worker of %d threads; wanted 1 to %d",
+                                                    options.threads, ChunkCrew::kMostThreads));
+}
+
 // What does not depend on what the job does.
 JobOptions JobOptionsOf(const WorkerOptions& options) {
   JobOptions job_options;
@@ -196,6 +202,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
                                                      const ResumeFrom& resume_from) {
   if (absl::Status status = CheckOptions(optimizer); !status.ok()) return status;
   if (absl::Status status = CheckLateness(options); !status.ok()) return status;
+  if (absl::Status status = CheckThreads(options); !status.ok()) return status;
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
   JobOptions job_options = JobOptionsOf(options);
@@ -234,6 +241,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::JoinReduction(
     std::vector<std::unique_ptr<Channel>> channels) {
   if (absl::Status status = CheckOptions(reduction); !status.ok()) return status;
   if (absl::Status status = CheckLateness(options); !status.ok()) return status;
+  if (absl::Status status = CheckThreads(options); !status.ok()) return status;
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
   JobOptions job_options = JobOptionsOf(options);

@@ -21,6 +21,7 @@
 #include "storage/disk.h"
 #include "worker/channel.h"
 #include "worker/checkpoint_file.h"
+#include "worker/chunk_crew.h"
 #include "worker/chunk_queue.h"
 #include "worker/clock.h"
 #include "worker/inbox.h"
@@ -38,7 +39,9 @@ struct WorkerOptions {
   uint32_t block_elements = 4096;
   uint32_t chunk_elements = 0;  // 0: SuitableChunkElements
   float gamma = 1.35f;
-  uint32_t threads = 1;  // that compress and apply, whoever calls included; changes no bit
+  // That compress and apply, whoever calls included; at most ChunkCrew::kMostThreads. Changes no
+  // bit.
+  uint32_t threads = 1;
   absl::Duration join_timeout = absl::Minutes(5);
   // For each step's exchange, and each wait of a Checkpoint for the other ranks.
   absl::Duration exchange_timeout = absl::Minutes(1);
