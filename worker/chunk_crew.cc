@@ -1,30 +1,12 @@
 #include "worker/chunk_crew.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <system_error>
 
-#include "hwy/cache_control.h"
 #include "kernels/block.h"
+#include "worker/helper_threads.h"
 
 namespace signpost {
-
-namespace {
-
-// A thread that sleeps takes tens of microseconds to wake up, and the next chunk, or the end of
-// this one, is seldom further away. So long a thread looks out for it first.
-constexpr auto kWatch = std::chrono::microseconds(20);
-
-template <class Condition>
-void WatchFor(Condition condition) {
-  const auto end = std::chrono::steady_clock::now() + kWatch;
-  while (!condition() && std::chrono::steady_clock::now() < end) hwy::Pause();
-}
-
-}  // namespace
 
 ChunkCrew::ChunkCrew(const Layout& layout, uint32_t threads)
     : block_elements_(layout.options().block_elements()) {
@@ -48,37 +30,19 @@ ChunkCrew::ChunkCrew(const Layout& layout, uint32_t threads)
     }
     most_pieces = std::max(most_pieces, pieces.size());
   }
-  try {
-    for (size_t thread = 1; thread < std::min<size_t>(threads, most_pieces); ++thread) {
-      helpers_.emplace_back([this] { Help(); });
-      pthread_setname_np(helpers_.back().native_handle(), "signpost-crew");
-    }
-  } catch (const std::system_error&) {
-    // As many as there are do the same.
-  }
+  const size_t useful = std::min<size_t>(threads, most_pieces);
+  if (useful > 1) helpers_ = HelperThreads::AtLeast(useful - 1);
 }
 
-ChunkCrew::~ChunkCrew() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stops_ = true;
-  }
-  for (std::thread& helper : helpers_) helper.join();
-}
+ChunkCrew::~ChunkCrew() = default;
 
 void ChunkCrew::ForEachPart(uint32_t chunk, absl::FunctionRef<void(const Segment& part)> work) {
-  {
-    absl::MutexLock lock(&mutex_);
-    pieces_ = pieces_of_chunk_[chunk];
-    work_ = &work;
-    next_ = 0;
-    unfinished_ = pieces_.size();
-    ++calls_;
-    TakePieces();
-  }
-  WatchFor([this] { return IsDone(); });
-  absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(this, &ChunkCrew::IsDone));
+  const std::vector<Piece>& pieces = pieces_of_chunk_[chunk];
+  const auto work_on_piece = [&](size_t i) {
+    for (const Segment& part : pieces[i]) work(part);
+  };
+  if (helpers_ != nullptr) return helpers_->Share(pieces.size(), work_on_piece);
+  for (size_t i = 0; i < pieces.size(); ++i) work_on_piece(i);
 }
 
 uint32_t ChunkCrew::Compress(uint32_t chunk,
@@ -92,31 +56,6 @@ uint32_t ChunkCrew::Compress(uint32_t chunk,
     while (block < first && !first_not_packed.compare_exchange_weak(first, block)) continue;
   });
   return first_not_packed;
-}
-
-void ChunkCrew::TakePieces() {
-  while (HasPiece()) {
-    const Piece& piece = pieces_[next_++];
-    const auto& work = *work_;
-    mutex_.Unlock();
-    for (const Segment& part : piece) work(part);
-    mutex_.Lock();
-    --unfinished_;
-  }
-}
-
-void ChunkCrew::Help() {
-  while (true) {
-    uint64_t calls;
-    {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(this, &ChunkCrew::HasPieceOrStops));
-      if (stops_) return;
-      TakePieces();
-      calls = calls_;
-    }
-    WatchFor([this, calls] { return calls_ != calls; });
-  }
 }
 
 }  // namespace signpost

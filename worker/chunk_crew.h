@@ -3,26 +3,25 @@
 #ifndef SIGNPOST_WORKER_CHUNK_CREW_H_
 #define SIGNPOST_WORKER_CHUNK_CREW_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <thread>
+#include <memory>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/types/span.h"
 #include "proto/layout.h"
 
 namespace signpost {
+
+class HelperThreads;
 
 // The segments of each chunk, cut into pieces that threads share out among themselves. Blocks are
 // whole, and each stands alone in all that workers do with a chunk, so results do not depend on how
 // many threads there are.
 //
 // A step's chunks still come one after the other: what is shared out is one chunk's arithmetic, in
-// the middle of a call, so that nobody else need know of threads. Not thread-safe.
+// the middle of a call, so that nobody else need know of threads. All crews of a process have the
+// same helpers, as many as the largest of them asks for. Not thread-safe.
 class ChunkCrew {
  public:
   // Some 20 to 50 us of work: more would leave threads idle at a chunk's end, less would spend
@@ -48,28 +47,10 @@ class ChunkCrew {
  private:
   using Piece = std::vector<Segment>;  // about kPieceElements, of one segment or more
 
-  void Help();
-  // Takes pieces of the chunk at hand until all are taken.
-  void TakePieces() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool HasPiece() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return next_ < pieces_.size(); }
-  bool HasPieceOrStops() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return HasPiece() || stops_; }
-  bool IsDone() const { return unfinished_ == 0; }
-
   const uint32_t block_elements_;
   std::vector<uint32_t> blocks_of_chunk_;
   std::vector<std::vector<Piece>> pieces_of_chunk_;
-
-  absl::Mutex mutex_;
-  // The chunk at hand: pieces from next_ on are not taken yet.
-  absl::Span<const Piece> pieces_ ABSL_GUARDED_BY(mutex_);
-  const absl::FunctionRef<void(const Segment& part)>* work_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  size_t next_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Also looked at without the mutex, before a thread goes to sleep.
-  std::atomic<uint64_t> calls_ = 0;  // of ForEachPart
-  std::atomic<size_t> unfinished_ = 0;
-  bool stops_ ABSL_GUARDED_BY(mutex_) = false;
-
-  std::vector<std::thread> helpers_;
+  std::shared_ptr<HelperThreads> helpers_;  // null: there are none
 };
 
 }  // namespace signpost

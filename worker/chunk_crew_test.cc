@@ -76,24 +76,6 @@ TEST(ChunkCrew, PartsMakeUpEachSegmentOfTheChunk) {
   }
 }
 
-TEST(ChunkCrew, ThreadsWorkAtTheSameTime) {
-  const Layout layout = LayoutOf({4 * kPiece});
-  ChunkCrew crew(layout, 3);
-  for (int round = 0; round < 3; ++round) {
-    absl::Mutex mutex;
-    std::set<std::thread::id> threads;
-    // Nobody goes on until three are there.
-    crew.ForEachPart(0, [&](const Segment&) {
-      absl::MutexLock lock(&mutex);
-      threads.insert(std::this_thread::get_id());
-      const auto all_came = [&] { return threads.size() == 3; };
-      EXPECT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&all_came), absl::Seconds(60)));
-    });
-    EXPECT_EQ(threads.size(), 3);
-    EXPECT_TRUE(threads.contains(std::this_thread::get_id()));
-  }
-}
-
 TEST(ChunkCrew, WithOneThreadAllIsDoneInOrderWhereItIsAskedFor) {
   const Layout layout = LayoutOf({4 * kPiece});
   ChunkCrew crew(layout, 1);
@@ -113,18 +95,6 @@ TEST(ChunkCrew, HasNoMoreThreadsThanAChunkHasPieces) {
     EXPECT_EQ(CrewThreads(), wanted) << elements;
   }
   EXPECT_EQ(CrewThreads(), 0);
-}
-
-// Threads that come late find nothing left, or the next chunk's pieces.
-TEST(ChunkCrew, AllIsDoneWhenItReturns) {
-  const Layout layout = LayoutOf({4 * kPiece, 4 * kPiece, 10});
-  ChunkCrew crew(layout, 4);
-  for (int round = 0; round < 3000; ++round) {
-    const uint32_t chunk = round % layout.chunks().size();
-    std::atomic<uint32_t> elements = 0;
-    crew.ForEachPart(chunk, [&](const Segment& part) { elements += part.elements; });
-    ASSERT_EQ(elements, layout.chunks()[chunk].elements);
-  }
 }
 
 TEST(ChunkCrew, CompressReturnsTheFirstBlockThatIsNotPacked) {
