@@ -46,7 +46,7 @@ struct SessionOptions {
 
 // For worker.threads: SIGNPOST_THREADS if it is set. Otherwise this process's share of the
 // processors that it may run on, of which LOCAL_WORLD_SIZE processes have as much (torchrun and
-// `signpost run` set it), up to 8: more than that memory cannot feed.
+// `signpost run` set it), up to 8.
 absl::StatusOr<uint32_t> ThreadsFromEnvironment();
 
 // Gives the options' on_connection a line about this worker.

@@ -91,11 +91,7 @@ SIGNPOST_DEVICE void CompressBlock(Block& block, const BlockRule& rule,
       if (thread < kSumLanes) AddSquares(shared, thread, length);
     });
   }
-  for (uint32_t width = kSumLanes / 2; width > 0; width /= 2) {
-    block.Phase([&](uint32_t thread) {
-      if (thread < width) shared.lanes[thread] += shared.lanes[thread + width];
-    });
-  }
+  FoldLanes(block, shared.lanes);
 
   const float scale = formulas::BlockScale(rule.gamma, shared.lanes[0], at.length);
   const bool is_packed = scale <= kMaxScale;  // not when it is not a number

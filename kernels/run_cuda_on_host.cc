@@ -1,6 +1,5 @@
 #include <memory>
 #include <random>
-#include <type_traits>
 #include <vector>
 
 #include "kernels/adam_cuda-inl.h"
@@ -37,15 +36,13 @@ template <Term kTerm>
 double SumOnHost(absl::Span<const float> values) {
   std::vector<double> workspace(SumWorkspace(values.size()));
   double sum;
-  const auto on_runs = [](size_t runs, const auto* terms, size_t count, double* sums) {
-    constexpr bool is_first = std::is_same_v<decltype(terms), const float*>;
-    for (uint32_t number = 0; number < runs; ++number) {
-      const auto block = std::make_unique<HostBlock>(NewOrder());
-      SumBlock<is_first ? kTerm : Term::kItself>(*block, terms, count, number, sums);
-    }
-    return absl::OkStatus();
-  };
-  SumInRuns(values.data(), values.size(), workspace.data(), &sum, on_runs).IgnoreError();
+  SumInRuns<kTerm>(values.data(), values.size(), workspace.data(), &sum,
+                   [](auto term, size_t runs, const auto* terms, size_t count, double* sums) {
+                     for (uint32_t number = 0; number < runs; ++number) {
+                       const auto block = std::make_unique<HostBlock>(NewOrder());
+                       SumBlock<term>(*block, terms, count, number, sums);
+                     }
+                   });
   return sum;
 }
 

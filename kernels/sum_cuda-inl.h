@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/block.h"
 #include "kernels/sum.h"
@@ -32,33 +33,30 @@ SIGNPOST_DEVICE void SumBlock(Block& block, const T* values, size_t n, uint32_t 
     }
     lanes[thread] = sum;
   });
-  for (uint32_t width = kSumLanes / 2; width > 0; width /= 2) {
-    block.Phase([&](uint32_t thread) {
-      if (thread < width) lanes[thread] += lanes[thread + width];
-    });
-  }
+  FoldLanes(block, lanes);
   block.Phase([&](uint32_t thread) {
     if (thread == 0) sums[number] = lanes[0];
   });
 }
 
-// Calls on_runs(run_count, values, n, sums) for the values, and then for their runs' sums until one
-// is left, which is `sum`: it does SumBlock for each run, of squares only of the values. Returns
-// the first error.
-template <class OnRuns>
-auto SumInRuns(const float* values, size_t n, double* workspace, double* sum, OnRuns on_runs) {
+template <Term kTerm>
+using TermConstant = std::integral_constant<Term, kTerm>;
+
+// Calls on_runs(term, run_count, values, n, sums), which is to do SumBlock for each run, for the
+// values, and then for their runs' sums until one is left, which is `sum`.
+template <Term kTerm, class OnRuns>
+void SumInRuns(const float* values, size_t n, double* workspace, double* sum, OnRuns on_runs) {
   size_t runs = n <= kSumRun ? 1 : BlockCount(n, kSumRun);
   double* sums = runs == 1 ? sum : workspace;
-  auto status = on_runs(runs, values, n, sums);
-  while (runs > 1 && status.ok()) {
+  on_runs(TermConstant<kTerm>(), runs, values, n, sums);
+  while (runs > 1) {
     const double* const terms = sums;
     const size_t count = runs;
     sums += count;
     runs = BlockCount(count, kSumRun);
     if (runs == 1) sums = sum;
-    status = on_runs(runs, terms, count, sums);
+    on_runs(TermConstant<Term::kItself>(), runs, terms, count, sums);
   }
-  return status;
 }
 
 }  // namespace signpost::kernels::cuda

@@ -1,7 +1,5 @@
 // The kernels of sum_cuda.h, and their launches: a thread block for each run.
 
-#include <type_traits>
-
 #include "kernels/launch_cuda-inl.h"
 #include "kernels/sum_cuda-inl.h"
 #include "kernels/sum_cuda.h"
@@ -18,14 +16,14 @@ __global__ void __launch_bounds__(kThreads) SumRuns(const T* values, size_t n, d
 
 template <Term kTerm>
 absl::Status Launch(const float* values, size_t n, double* workspace, double* sum, Stream stream) {
-  const auto on_runs = [stream](size_t runs, const auto* terms, size_t count, double* sums) {
-    // Sums are not squared again.
-    constexpr bool is_first = std::is_same_v<decltype(terms), const float*>;
-    SumRuns<is_first ? kTerm : Term::kItself>
-        <<<static_cast<uint32_t>(runs), kThreads, 0, stream>>>(terms, count, sums);
-    return StatusOf(cudaGetLastError());
-  };
-  return SumInRuns(values, n, workspace, sum, on_runs);
+  absl::Status status;
+  SumInRuns<kTerm>(values, n, workspace, sum,
+                   [&](auto term, size_t runs, const auto* terms, size_t count, double* sums) {
+                     SumRuns<term>
+                         <<<static_cast<uint32_t>(runs), kThreads, 0, stream>>>(terms, count, sums);
+                     status.Update(StatusOf(cudaGetLastError()));
+                   });
+  return status;
 }
 
 }  // namespace

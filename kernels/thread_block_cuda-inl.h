@@ -191,6 +191,16 @@ class HostBlock {
 };
 #endif
 
+// Folds the lanes of a sum in halves, as block.h says; the sum is then in the first.
+template <class Block, class T>
+SIGNPOST_DEVICE void FoldLanes(Block& block, T (&lanes)[kSumLanes]) {
+  for (uint32_t width = kSumLanes / 2; width > 0; width /= 2) {
+    block.Phase([&](uint32_t thread) {
+      if (thread < width) lanes[thread] += lanes[thread + width];
+    });
+  }
+}
+
 // Which of `count` segments has the block of that number: segments come in the order of their
 // first_block, and the first has block 0.
 template <class Segment>

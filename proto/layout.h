@@ -9,6 +9,7 @@
 #ifndef SIGNPOST_PROTO_LAYOUT_H_
 #define SIGNPOST_PROTO_LAYOUT_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -61,6 +62,16 @@ struct Chunk {
   uint32_t sign_bytes = 0;
   std::vector<Segment> segments;  // in element order
 };
+
+// Calls use(block) for each block of the chunk, which is a part of one of its segments.
+template <class Use>
+void ForEachBlock(const Chunk& chunk, uint32_t block_elements, Use use) {
+  for (const Segment& segment : chunk.segments) {
+    for (uint32_t begin = 0; begin < segment.elements; begin += block_elements) {
+      use(segment.Part(begin, std::min(begin + block_elements, segment.elements), block_elements));
+    }
+  }
+}
 
 // Immutable; copies are cheap enough for start-up only. Thread-safe.
 class Layout {

@@ -434,13 +434,8 @@ void OneBitAdam::KeepInput(uint32_t chunk, const uint8_t* payload) {
 
 void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, MomentumShare share) {
   has_error_[chunk_index] = true;
-  const uint32_t block_elements = rule_.block_elements;
-  for (const Segment& segment : layout_.chunks()[chunk_index].segments) {
-    for (uint32_t begin = 0; begin < segment.elements; begin += block_elements) {
-      const uint32_t end = std::min(begin + block_elements, segment.elements);
-      PutBack(chunk_index, segment.Part(begin, end, block_elements), payload, share);
-    }
-  }
+  ForEachBlock(layout_.chunks()[chunk_index], rule_.block_elements,
+               [&](const Segment& block) { PutBack(chunk_index, block, payload, share); });
 }
 
 void OneBitAdam::PutBack(uint32_t chunk_index, const Segment& block, const uint8_t* payload,

@@ -83,22 +83,17 @@ void Reduction::TakeBack(uint32_t chunk_index, const uint8_t* payload) {
 void Reduction::KeepInput(uint32_t chunk_index, const uint8_t* payload) {
   if (codec_ == FLOAT32) return;
   const Chunk& chunk = layout_.chunks()[chunk_index];
-  const uint32_t block_elements = rule_.block_elements;
-  for (const Segment& segment : chunk.segments) {
-    for (uint32_t begin = 0; begin < segment.elements; begin += block_elements) {
-      const uint32_t end = std::min(begin + block_elements, segment.elements);
-      const Segment block = segment.Part(begin, end, block_elements);
-      if (!IsPacked(codec_, chunk, block, payload)) continue;
-      if (codec_ == ONE_BIT) {
-        kernels::AddOneBit(rule_, OneBitPart(chunk, block, payload), /*factor=*/1,
-                           ErrorOf(chunk, block));
-      } else {
-        const kernels::DenseType type = DenseTypeOf(codec_);
-        kernels::AddDense(type, payload + kernels::DenseBytes(type, block.chunk_offset),
-                          /*factor=*/1, ErrorOf(chunk, block));
-      }
+  ForEachBlock(chunk, rule_.block_elements, [&](const Segment& block) {
+    if (!IsPacked(codec_, chunk, block, payload)) return;
+    if (codec_ == ONE_BIT) {
+      kernels::AddOneBit(rule_, OneBitPart(chunk, block, payload), /*factor=*/1,
+                         ErrorOf(chunk, block));
+    } else {
+      const kernels::DenseType type = DenseTypeOf(codec_);
+      kernels::AddDense(type, payload + kernels::DenseBytes(type, block.chunk_offset),
+                        /*factor=*/1, ErrorOf(chunk, block));
     }
-  }
+  });
 }
 
 Payload Reduction::State(uint32_t chunk) const {

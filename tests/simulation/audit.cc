@@ -38,18 +38,6 @@ float Bfloat16Of(const uint8_t* bytes) {
   return value;
 }
 
-// Calls body(block, first element, elements, first byte of its signs) for each block of a chunk.
-template <typename Body>
-void ForEachBlock(const Chunk& chunk, uint32_t block_elements, const Body& body) {
-  for (const Segment& segment : chunk.segments) {
-    uint32_t block = segment.first_block;
-    for (uint32_t begin = 0; begin < segment.elements; begin += block_elements, ++block) {
-      body(block, segment.chunk_offset + begin, std::min(block_elements, segment.elements - begin),
-           segment.bits_offset + begin / 8);
-    }
-  }
-}
-
 }  // namespace
 
 // What the equations make of one chunk.
@@ -167,26 +155,26 @@ void Audit::CheckRound(uint32_t c, uint64_t step, const Gradients& gradients,
     if (has_numbers) decoded = Decode(frame->second, c, input, what);
     uint32_t bad_block = chunk.blocks;
     if (!has_numbers) std::memcpy(&bad_block, frame->second.payload.data(), sizeof bad_block);
-    ForEachBlock(chunk, layout.options().block_elements(),
-                 [&](uint32_t block, uint32_t begin, uint32_t elements, uint32_t) {
-                   for (uint32_t i = begin; i < begin + elements; ++i) {
-                     double& error = model.errors[rank][i];
-                     if (block == bad_block) {
-                       // Only the gradient is dropped.
-                       if (is_one_bit && !is_skipped) error += kBeta1 * model.momentum[i];
-                       continue;
-                     }
-                     if (is_refresh) {
-                       if (is_skipped || is_late) error += (1 - kBeta1) * input[i];
-                       if (!is_skipped && !is_late) sum[i] += decoded[i];
-                     } else if (is_skipped) {
-                       error = input[i] - (is_one_bit ? kBeta1 * model.momentum[i] : 0);
-                     } else {
-                       error = is_late ? input[i] : input[i] - decoded[i];
-                       if (!is_late) sum[i] += decoded[i];
-                     }
-                   }
-                 });
+    ForEachBlock(chunk, layout.options().block_elements(), [&](const Segment& block) {
+      const uint32_t begin = block.chunk_offset;
+      for (uint32_t i = begin; i < begin + block.elements; ++i) {
+        double& error = model.errors[rank][i];
+        if (block.first_block == bad_block) {
+          // Only the gradient is dropped.
+          if (is_one_bit && !is_skipped) error += kBeta1 * model.momentum[i];
+          continue;
+        }
+        if (is_refresh) {
+          if (is_skipped || is_late) error += (1 - kBeta1) * input[i];
+          if (!is_skipped && !is_late) sum[i] += decoded[i];
+        } else if (is_skipped) {
+          error = input[i] - (is_one_bit ? kBeta1 * model.momentum[i] : 0);
+        } else {
+          error = is_late ? input[i] : input[i] - decoded[i];
+          if (!is_late) sum[i] += decoded[i];
+        }
+      }
+    });
   }
   if (is_skipped) return;
 
@@ -220,20 +208,20 @@ std::vector<double> Audit::Decode(const Numbers& numbers, uint32_t c,
     return result;
   }
   const uint8_t* signs = bytes + size_t{4} * chunk.blocks;
-  ForEachBlock(chunk, layout.options().block_elements(),
-               [&](uint32_t block, uint32_t begin, uint32_t elements, uint32_t first_byte) {
-                 const double scale = FloatOf(bytes + size_t{4} * block);
-                 double squares = 0;
-                 for (uint32_t i = 0; i < elements; ++i) {
-                   squares += input[begin + i] * input[begin + i];
-                   const bool is_negative = signs[first_byte + i / 8] >> (i % 8) & 1;
-                   result[begin + i] = is_negative ? -scale : scale;
-                 }
-                 const double wanted = layout.options().gamma() * std::sqrt(squares / elements);
-                 if (IsNear(scale, wanted, kTolerance)) return;
-                 report_(absl::StrFormat("%s has scale %g in block %d, wanted %g", what, scale,
-                                         block, wanted));
-               });
+  ForEachBlock(chunk, layout.options().block_elements(), [&](const Segment& block) {
+    const double scale = FloatOf(bytes + size_t{4} * block.first_block);
+    double squares = 0;
+    for (uint32_t i = 0; i < block.elements; ++i) {
+      const double u = input[block.chunk_offset + i];
+      squares += u * u;
+      const bool is_negative = signs[block.bits_offset + i / 8] >> (i % 8) & 1;
+      result[block.chunk_offset + i] = is_negative ? -scale : scale;
+    }
+    const double wanted = layout.options().gamma() * std::sqrt(squares / block.elements);
+    if (IsNear(scale, wanted, kTolerance)) return;
+    report_(absl::StrFormat("%s has scale %g in block %d, wanted %g", what, scale,
+                            block.first_block, wanted));
+  });
   return result;
 }
 
