@@ -8,33 +8,14 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/error_cuda.h"
 
 namespace signpost::kernels {
 namespace {
 
+using cuda::Explain;
+
 constexpr int kLeastMajor = 8;  // Ampere: what nvcc_object compiles for
-
-// "12.4", as CUDA counts them.
-std::string Version(int version) {
-  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
-}
-
-// Why there is no device, and what to do.
-std::string Explain(cudaError_t error) {
-  int driver = 0;
-  cudaDriverGetVersion(&driver);
-  switch (error) {
-    case cudaErrorInsufficientDriver:
-      if (driver == 0) return "no NVIDIA driver is installed";
-      return absl::StrCat("the NVIDIA driver is for CUDA up to ", Version(driver),
-                          " and this program needs ", Version(CUDART_VERSION),
-                          "; install a newer driver");
-    case cudaErrorNoDevice:
-      return "the driver sees no GPU; is CUDA_VISIBLE_DEVICES right?";
-    default:
-      return cudaGetErrorString(error);
-  }
-}
 
 std::string DescribeDevice(int device) {
   cudaDeviceProp properties;

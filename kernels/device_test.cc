@@ -2,6 +2,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/gpu.h"
 
 namespace signpost::kernels {
 namespace {
@@ -30,6 +31,7 @@ TEST(Device, WhatCannotBeUsedIsExplained) {
 #else
   EXPECT_THAT(std::string(status.message()), HasSubstr("--config=cuda"));
 #endif
+  EXPECT_EQ(cuda::OpenGpu(1000).status(), status);
 }
 
 }  // namespace

@@ -6,9 +6,9 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <string>
 
 #include "absl/status/status.h"
+#include "kernels/error_cuda.h"
 #include "kernels/thread_block_cuda-inl.h"
 #include "kernels/types_cuda.h"
 
@@ -21,11 +21,6 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Shared shared;
   DeviceBlock block(shared);
   body(block, SegmentOfBlock(segments, count, blockIdx.x), blockIdx.x);
-}
-
-inline absl::Status StatusOf(cudaError_t error) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  return absl::UnavailableError(std::string("CUDA: ") + cudaGetErrorString(error));
 }
 
 template <class Segment, class Body>

@@ -1,7 +1,7 @@
-// For tests: the functions of *_cuda.h on memory of the host's, done when they return.
+// For tests: a GPU's kernels on memory of the host's, done when they return.
 //
-// run_cuda_on_host.cc runs the thread blocks there, one after the other, where there is no GPU;
-// run_cuda_on_device.cu launches the kernels. The same tests hold for both.
+// Where there is no GPU, run_cuda_on_host.cc simulates one; run_cuda_on_device.cc has a real one.
+// The same tests hold for both.
 
 #ifndef SIGNPOST_KERNELS_RUN_CUDA_H_
 #define SIGNPOST_KERNELS_RUN_CUDA_H_
@@ -14,10 +14,13 @@
 #include "kernels/adam_cuda.h"
 #include "kernels/block.h"
 #include "kernels/dense_cuda.h"
+#include "kernels/gpu.h"
 #include "kernels/onebit_cuda.h"
-#include "kernels/sum_cuda.h"
 
 namespace signpost::kernels::cuda {
+
+// Its kernels reach what the tests have of operator new, at the same addresses.
+Gpu& TestGpu();
 
 // What the compressing ones return where all blocks are packed; otherwise the first that is not.
 inline constexpr uint32_t kAllPacked = std::numeric_limits<uint32_t>::max();
@@ -35,13 +38,6 @@ void RunThaw(const BlockRule& rule, const std::vector<AdamSegment<RefreshRates>>
 
 double RunSum(absl::Span<const float> values);
 double RunSumOfSquares(absl::Span<const float> values);
-
-// Of all segments.
-template <class Segment>
-uint32_t BlocksOf(const BlockRule& rule, const std::vector<Segment>& segments) {
-  const Segment& last = segments.back();
-  return last.first_block + BlockCount(last.elements, rule.block_elements);
-}
 
 }  // namespace signpost::kernels::cuda
 

@@ -1,0 +1,56 @@
+// What CUDA's errors mean.
+
+#ifndef SIGNPOST_KERNELS_ERROR_CUDA_H_
+#define SIGNPOST_KERNELS_ERROR_CUDA_H_
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace signpost::kernels::cuda {
+
+// "12.4", as CUDA counts them.
+inline std::string Version(int version) {
+  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
+}
+
+// What happened, and what to do about it.
+inline std::string Explain(cudaError_t error) {
+  int driver = 0;
+  switch (error) {
+    case cudaErrorInsufficientDriver:
+      cudaDriverGetVersion(&driver);
+      if (driver == 0) return "no NVIDIA driver is installed";
+      return absl::StrCat("the NVIDIA driver is for CUDA up to ", Version(driver),
+                          " and this program needs ", Version(CUDART_VERSION),
+                          "; install a newer driver");
+    case cudaErrorNoDevice:
+      return "the driver sees no GPU; is CUDA_VISIBLE_DEVICES right?";
+    // After these the process cannot use the GPU any more. Any kernel of the process may have done
+    // it, training's too.
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorMisalignedAddress:
+      return absl::StrCat(cudaGetErrorString(error),
+                          " (in some kernel of this process: CUDA_LAUNCH_BLOCKING=1 or "
+                          "compute-sanitizer shows in which)");
+    default:
+      return cudaGetErrorString(error);
+  }
+}
+
+inline absl::Status StatusOf(cudaError_t error) {
+  return error == cudaSuccess ? absl::OkStatus() : absl::UnavailableError(Explain(error));
+}
+
+}  // namespace signpost::kernels::cuda
+
+#endif  // SIGNPOST_KERNELS_ERROR_CUDA_H_

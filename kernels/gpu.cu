@@ -1,0 +1,299 @@
+// OpenGpu of a build with CUDA.
+
+#include "kernels/gpu.h"
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/adam_cuda.h"
+#include "kernels/dense_cuda.h"
+#include "kernels/device.h"
+#include "kernels/error_cuda.h"
+#include "kernels/gpu_messages.h"
+#include "kernels/onebit_cuda.h"
+#include "kernels/sum_cuda.h"
+
+namespace signpost::kernels::cuda {
+namespace {
+
+// The driver's functions are found at run time, as the runtime does: programs must start without.
+template <class Function>
+absl::Status Find(const char* name, Function*& function) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+#else
+  const cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+  if (error != cudaSuccess) return StatusOf(error);
+  if (found == nullptr) {
+    return absl::UnavailableError(absl::StrCat("the NVIDIA driver has no ", name));
+  }
+  function = reinterpret_cast<Function*>(found);
+  return absl::OkStatus();
+}
+
+// The runtime's errors have the driver's numbers.
+absl::Status StatusOfDriver(CUresult result) { return StatusOf(static_cast<cudaError_t>(result)); }
+
+// What the runtime uses of a device in this process.
+//
+// It is made a thread's by pushing it, not by cudaSetDevice: to set back the GPU that a thread had
+// would give a thread that has used none a context on GPU 0, and with it hundreds of megabytes
+// there for each process.
+class Context {
+ public:
+  absl::Status Open(int device) {
+    absl::Status status;
+    status.Update(Find("cuCtxPushCurrent", push_));
+    status.Update(Find("cuCtxPopCurrent", pop_));
+    status.Update(Find("cuDevicePrimaryCtxRetain", retain_));
+    status.Update(Find("cuDevicePrimaryCtxRelease", release_));
+    if (!status.ok()) return status;
+    status = StatusOfDriver(retain_(&context_, device));
+    if (status.ok()) device_ = device;
+    return status;
+  }
+
+  Context() = default;
+  ~Context() {
+    if (device_ >= 0) release_(device_);
+  }
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  // Calls call() with this device as the thread's, which has its own again afterwards.
+  template <class Call>
+  absl::Status With(Call call) const {
+    if (const CUresult pushed = push_(context_); pushed != CUDA_SUCCESS)
+      return StatusOfDriver(pushed);
+    absl::Status status = call();
+    CUcontext popped;
+    pop_(&popped);
+    return status;
+  }
+
+ private:
+  int device_ = -1;  // or none is held
+  CUcontext context_ = nullptr;
+  decltype(cuCtxPushCurrent)* push_ = nullptr;
+  decltype(cuCtxPopCurrent)* pop_ = nullptr;
+  decltype(cuDevicePrimaryCtxRetain)* retain_ = nullptr;
+  decltype(cuDevicePrimaryCtxRelease)* release_ = nullptr;
+};
+
+class CudaGpu final : public Gpu {
+ public:
+  explicit CudaGpu(int device) : device_(device), name_(absl::StrCat("GPU ", device)) {}
+
+  absl::Status Open() {
+    cudaDeviceProp properties;
+    absl::Status status = StatusOf(cudaGetDeviceProperties(&properties, device_));
+    if (status.ok()) absl::StrAppend(&name_, " (", properties.name, ")");
+    status.Update(context_.Open(device_));
+    return Named(status);
+  }
+
+  std::string name() const override { return name_; }
+
+  absl::Status CheckIsHere(const void* memory) const override {
+    cudaPointerAttributes attributes;
+    const absl::Status status = Call([&] { return cudaPointerGetAttributes(&attributes, memory); });
+    if (!status.ok()) return status;
+    switch (attributes.type) {
+      case cudaMemoryTypeDevice:
+      case cudaMemoryTypeManaged:
+        if (attributes.device == device_) return absl::OkStatus();
+        return NotHereError(name_, absl::StrCat("memory of GPU ", attributes.device));
+      case cudaMemoryTypeHost:
+        return NotHereError(name_, "the host's memory (pinned)");
+      default:
+        return NotHereError(name_, memory == nullptr ? "a null pointer" : "the host's memory");
+    }
+  }
+
+  absl::StatusOr<Owned<uint8_t>> Allocate(size_t bytes) override {
+    if (bytes == 0) return Owned<uint8_t>();
+    void* memory = nullptr;
+    size_t free = 0, total = 0;
+    bool is_full = false;
+    const absl::Status status = Call([&] {
+      const cudaError_t error = cudaMalloc(&memory, bytes);
+      is_full = error == cudaErrorMemoryAllocation;
+      if (is_full) cudaMemGetInfo(&free, &total);
+      return error;
+    });
+    if (is_full) return NoRoomError(name_, bytes, free, total);
+    if (!status.ok()) return status;
+    return MadeHere(static_cast<uint8_t*>(memory), [](uint8_t* m) { return cudaFree(m); });
+  }
+
+  absl::StatusOr<Owned<uint8_t>> AllocatePinned(size_t bytes) override {
+    if (bytes == 0) return Owned<uint8_t>();
+    void* memory = nullptr;
+    bool is_full = false;
+    const absl::Status status = Call([&] {
+      const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+      is_full = error == cudaErrorMemoryAllocation;
+      return error;
+    });
+    if (is_full) return NoPinnedRoomError(name_, bytes);
+    if (!status.ok()) return status;
+    return MadeHere(static_cast<uint8_t*>(memory), [](uint8_t* m) { return cudaFreeHost(m); });
+  }
+
+  absl::StatusOr<Owned<CUstream_st>> NewStream() override {
+    Stream stream = nullptr;
+    const absl::Status status =
+        Call([&] { return cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking); });
+    if (!status.ok()) return status;
+    return MadeHere(stream, [](Stream s) { return cudaStreamDestroy(s); });
+  }
+
+  absl::StatusOr<Owned<CUevent_st>> NewEvent() override {
+    Event event = nullptr;
+    const absl::Status status = Call([&] {
+      return cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync);
+    });
+    if (!status.ok()) return status;
+    return MadeHere(event, [](Event e) { return cudaEventDestroy(e); });
+  }
+
+  absl::Status Record(Event event, Stream stream) override {
+    return Call([&] { return cudaEventRecord(event, stream); });
+  }
+  absl::Status Wait(Stream stream, Event event) override {
+    return Call([&] { return cudaStreamWaitEvent(stream, event, 0); });
+  }
+  absl::Status Await(Event event) override {
+    return Call([&] { return cudaEventSynchronize(event); });
+  }
+
+  absl::Status CopyIn(void* to, const void* pinned, size_t bytes, Stream stream) override {
+    return Call([&] { return cudaMemcpyAsync(to, pinned, bytes, cudaMemcpyHostToDevice, stream); });
+  }
+  absl::Status CopyOut(void* pinned, const void* from, size_t bytes, Stream stream) override {
+    return Call(
+        [&] { return cudaMemcpyAsync(pinned, from, bytes, cudaMemcpyDeviceToHost, stream); });
+  }
+  absl::Status SetToZero(void* memory, size_t bytes, Stream stream) override {
+    return Call([&] { return cudaMemsetAsync(memory, 0, bytes, stream); });
+  }
+  absl::Status Read(void* to, const void* from, size_t bytes, Stream stream) override {
+    return Finish(CopyOut(to, from, bytes, stream), stream);
+  }
+  absl::Status Write(void* to, const void* from, size_t bytes, Stream stream) override {
+    return Finish(CopyIn(to, from, bytes, stream), stream);
+  }
+
+  absl::Status CompressOneBit(const BlockRule& rule, const CompressSegment* segments,
+                              uint32_t count, uint32_t blocks, uint32_t* first_not_packed,
+                              Stream stream) override {
+    return Launch([&] {
+      return cuda::CompressOneBit(rule, segments, count, blocks, first_not_packed, stream);
+    });
+  }
+  absl::Status CompressDense(const BlockRule& rule, const DenseSegment* segments, uint32_t count,
+                             uint32_t blocks, uint32_t* first_not_packed, Stream stream) override {
+    return Launch([&] {
+      return cuda::CompressDense(rule, segments, count, blocks, first_not_packed, stream);
+    });
+  }
+  absl::Status ApplyMomentum(const BlockRule& rule, const ApplySegment* segments, uint32_t count,
+                             uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::ApplyMomentum(rule, segments, count, blocks, stream); });
+  }
+  absl::Status AddOneBit(const BlockRule& rule, const AddSegment* segments, uint32_t count,
+                         uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::AddOneBit(rule, segments, count, blocks, stream); });
+  }
+  absl::Status AddDense(const BlockRule& rule, const AddDenseSegment* segments, uint32_t count,
+                        uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::AddDense(rule, segments, count, blocks, stream); });
+  }
+  absl::Status Scale(const BlockRule& rule, const ScaleSegment* segments, uint32_t count,
+                     uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::Scale(rule, segments, count, blocks, stream); });
+  }
+  absl::Status AdamStep(const BlockRule& rule, const AdamSegment<AdamRates>* segments,
+                        uint32_t count, uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::AdamStep(rule, segments, count, blocks, stream); });
+  }
+  absl::Status Freeze(const BlockRule& rule, const AdamSegment<FreezeRates>* segments,
+                      uint32_t count, uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::Freeze(rule, segments, count, blocks, stream); });
+  }
+  absl::Status RefreshStep(const BlockRule& rule, const AdamSegment<RefreshRates>* segments,
+                           uint32_t count, uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::RefreshStep(rule, segments, count, blocks, stream); });
+  }
+  absl::Status Thaw(const BlockRule& rule, const AdamSegment<RefreshRates>* segments,
+                    uint32_t count, uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::Thaw(rule, segments, count, blocks, stream); });
+  }
+  absl::Status Sum(const float* values, size_t n, double* workspace, double* sum,
+                   Stream stream) override {
+    return Launch([&] { return cuda::Sum(values, n, workspace, sum, stream); });
+  }
+  absl::Status SumOfSquares(const float* values, size_t n, double* workspace, double* sum,
+                            Stream stream) override {
+    return Launch([&] { return cuda::SumOfSquares(values, n, workspace, sum, stream); });
+  }
+
+ private:
+  absl::Status Named(const absl::Status& status) const {
+    if (status.ok()) return status;
+    return absl::Status(status.code(), absl::StrCat(name_, ": ", status.message()));
+  }
+
+  // What launch() puts on a stream of this GPU.
+  template <class Launched>
+  absl::Status Launch(Launched launch) const {
+    return Named(context_.With(launch));
+  }
+
+  // What call() tells CUDA to do.
+  template <class Function>
+  absl::Status Call(Function call) const {
+    return Launch([&] {
+      const cudaError_t error = call();
+      // Or the next launch on this thread would take it for its own.
+      if (error != cudaSuccess) cudaGetLastError();
+      return StatusOf(error);
+    });
+  }
+
+  absl::Status Finish(absl::Status copied, Stream stream) const {
+    if (!copied.ok()) return copied;
+    return Call([&] { return cudaStreamSynchronize(stream); });
+  }
+
+  // Given back by give_back(made). That it fails tells only what an earlier error has said.
+  template <class T, class GiveBack>
+  Owned<T> MadeHere(T* made, GiveBack give_back) {
+    return Owned<T>(
+        made, [this, give_back](T* it) { Call([&] { return give_back(it); }).IgnoreError(); });
+  }
+
+  const int device_;
+  std::string name_;
+  Context context_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device) {
+  if (absl::Status status = CheckDevice(device); !status.ok()) return status;
+  auto gpu = std::make_unique<CudaGpu>(device);
+  if (absl::Status status = gpu->Open(); !status.ok()) return status;
+  return gpu;
+}
+
+}  // namespace signpost::kernels::cuda

@@ -1,0 +1,99 @@
+// A GPU as a worker sees it: its memory, streams and events, and the kernels of *_cuda.h. OpenGpu
+// gives a real one; tests have one that is simulated on the host (simulated_gpu.h).
+
+#ifndef SIGNPOST_KERNELS_GPU_H_
+#define SIGNPOST_KERNELS_GPU_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/adam_cuda.h"
+#include "kernels/block.h"
+#include "kernels/dense_cuda.h"
+#include "kernels/onebit_cuda.h"
+#include "kernels/types_cuda.h"
+
+struct CUevent_st;
+
+namespace signpost::kernels::cuda {
+
+using Event = CUevent_st*;  // cudaEvent_t
+
+// What is given back to the GPU when its owner goes. The GPU must outlive it.
+template <class T>
+using Owned = std::unique_ptr<T, std::function<void(T*)>>;
+
+// Thread-safe. Whichever GPU is the calling thread's, it stays so. What is put on a stream happens
+// in that order, some time; nothing on one stream waits for another's, but by an event. An error of
+// what happened there comes back from any later call.
+class Gpu {
+ public:
+  virtual ~Gpu() = default;
+
+  virtual std::string name() const = 0;  // "GPU 0 (NVIDIA H200)"
+
+  // INVALID_ARGUMENT, saying where it points instead, unless to memory of this GPU.
+  virtual absl::Status CheckIsHere(const void* memory) const = 0;
+
+  // Uninitialised. RESOURCE_EXHAUSTED with how much was wanted, and is free.
+  virtual absl::StatusOr<Owned<uint8_t>> Allocate(size_t bytes) = 0;
+  // Memory of the host that can be copied from and to while the host does something else.
+  virtual absl::StatusOr<Owned<uint8_t>> AllocatePinned(size_t bytes) = 0;
+
+  virtual absl::StatusOr<Owned<CUstream_st>> NewStream() = 0;
+  virtual absl::StatusOr<Owned<CUevent_st>> NewEvent() = 0;
+  // The event happens when all that is on the stream now is done. One that was not recorded yet has
+  // happened.
+  virtual absl::Status Record(Event event, Stream stream) = 0;
+  // What comes on the stream from now on waits for it.
+  virtual absl::Status Wait(Stream stream, Event event) = 0;
+  // Blocks until it has happened.
+  virtual absl::Status Await(Event event) = 0;
+
+  virtual absl::Status CopyIn(void* to, const void* pinned, size_t bytes, Stream stream) = 0;
+  virtual absl::Status CopyOut(void* pinned, const void* from, size_t bytes, Stream stream) = 0;
+  virtual absl::Status SetToZero(void* memory, size_t bytes, Stream stream) = 0;
+  // Block until all that is on the stream, and then the copy, is done. Any memory of the host's.
+  virtual absl::Status Read(void* to, const void* from, size_t bytes, Stream stream) = 0;
+  virtual absl::Status Write(void* to, const void* from, size_t bytes, Stream stream) = 0;
+
+  // As the functions of these names.
+  virtual absl::Status CompressOneBit(const BlockRule& rule, const CompressSegment* segments,
+                                      uint32_t count, uint32_t blocks, uint32_t* first_not_packed,
+                                      Stream stream) = 0;
+  virtual absl::Status CompressDense(const BlockRule& rule, const DenseSegment* segments,
+                                     uint32_t count, uint32_t blocks, uint32_t* first_not_packed,
+                                     Stream stream) = 0;
+  virtual absl::Status ApplyMomentum(const BlockRule& rule, const ApplySegment* segments,
+                                     uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status AddOneBit(const BlockRule& rule, const AddSegment* segments, uint32_t count,
+                                 uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status AddDense(const BlockRule& rule, const AddDenseSegment* segments,
+                                uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status Scale(const BlockRule& rule, const ScaleSegment* segments, uint32_t count,
+                             uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status AdamStep(const BlockRule& rule, const AdamSegment<AdamRates>* segments,
+                                uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status Freeze(const BlockRule& rule, const AdamSegment<FreezeRates>* segments,
+                              uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status RefreshStep(const BlockRule& rule, const AdamSegment<RefreshRates>* segments,
+                                   uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status Thaw(const BlockRule& rule, const AdamSegment<RefreshRates>* segments,
+                            uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status Sum(const float* values, size_t n, double* workspace, double* sum,
+                           Stream stream) = 0;
+  virtual absl::Status SumOfSquares(const float* values, size_t n, double* workspace, double* sum,
+                                    Stream stream) = 0;
+};
+
+// A GPU of this process, as CUDA counts them. UNAVAILABLE as CheckDevice says.
+absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device);
+
+}  // namespace signpost::kernels::cuda
+
+#endif  // SIGNPOST_KERNELS_GPU_H_

@@ -1,0 +1,41 @@
+#include "kernels/gpu_messages.h"
+
+#include <array>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace signpost::kernels::cuda {
+namespace {
+
+// "1.3 GiB"
+std::string Size(size_t bytes) {
+  static constexpr std::array kUnits = {"bytes", "KiB", "MiB", "GiB"};
+  size_t unit = 0;
+  double size = static_cast<double>(bytes);
+  for (; size >= 1024 && unit + 1 < kUnits.size(); ++unit) size /= 1024;
+  return absl::StrFormat("%.*f %s", unit == 0 ? 0 : 1, size, kUnits[unit]);
+}
+
+}  // namespace
+
+absl::Status NotHereError(absl::string_view gpu, absl::string_view place) {
+  return absl::InvalidArgumentError(absl::StrCat("memory of ", gpu, " is needed, and this is ",
+                                                 place, ": move there what is in it"));
+}
+
+absl::Status NoRoomError(absl::string_view gpu, size_t wanted, size_t free, size_t total) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      gpu, " has no room for another ", Size(wanted), ": ", Size(free), " of ", Size(total),
+      " are free. Have less of the model on it, or smaller batches, or end what else runs there: "
+      "nvidia-smi shows it"));
+}
+
+absl::Status NoPinnedRoomError(absl::string_view gpu, size_t wanted) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the host has no room for ", Size(wanted), " of pinned memory for copies to and from ", gpu,
+      ": end what else runs on it, or raise its memory limit"));
+}
+
+}  // namespace signpost::kernels::cuda

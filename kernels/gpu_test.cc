@@ -1,0 +1,179 @@
+// What a Gpu promises, of whichever these tests have: simulated on the host, or real.
+
+#include "kernels/gpu.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/run_cuda.h"
+#include "kernels/test_inputs.h"
+
+namespace signpost::kernels::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Asserts that it is OK.
+template <class T>
+T Take(absl::StatusOr<T> result) {
+  EXPECT_TRUE(result.ok()) << result.status();
+  return *std::move(result);
+}
+void Succeeds(const absl::Status& status) { ASSERT_TRUE(status.ok()) << status; }
+
+Owned<uint8_t> Pinned(absl::Span<const uint8_t> bytes) {
+  Owned<uint8_t> pinned = Take(TestGpu().AllocatePinned(bytes.size()));
+  std::memcpy(pinned.get(), bytes.data(), bytes.size());
+  return pinned;
+}
+
+TEST(Gpu, WhatIsCopiedInComesOut) {
+  Random random;
+  for (const size_t bytes : {1, 7, 4096, 100003}) {
+    SCOPED_TRACE(bytes);
+    const std::vector<uint8_t> sent = random.Bytes(bytes);
+    const Owned<uint8_t> from = Pinned(sent);
+    const Owned<uint8_t> memory = Take(TestGpu().Allocate(bytes));
+    const Owned<uint8_t> to = Pinned(std::vector<uint8_t>(bytes));
+    const Owned<CUstream_st> stream = Take(TestGpu().NewStream());
+    const Owned<CUevent_st> event = Take(TestGpu().NewEvent());
+    Succeeds(TestGpu().CopyIn(memory.get(), from.get(), bytes, stream.get()));
+    Succeeds(TestGpu().CopyOut(to.get(), memory.get(), bytes, stream.get()));
+    Succeeds(TestGpu().Record(event.get(), stream.get()));
+    Succeeds(TestGpu().Await(event.get()));
+    EXPECT_TRUE(SameBytes<uint8_t>({to.get(), bytes}, sent));
+  }
+}
+
+TEST(Gpu, WritesAndReadsAnyMemoryOfTheHosts) {
+  uint8_t there[] = {1, 2, 3, 4, 5}, back[5] = {};
+  const Owned<uint8_t> memory = Take(TestGpu().Allocate(sizeof there));
+  Succeeds(TestGpu().Write(memory.get(), there, sizeof there, nullptr));
+  Succeeds(TestGpu().SetToZero(memory.get() + 1, 3, nullptr));
+  Succeeds(TestGpu().Read(back, memory.get(), sizeof back, nullptr));
+  EXPECT_THAT(back, testing::ElementsAre(1, 0, 0, 0, 5));
+}
+
+// One stream copies in and scales what another copies out, each a part at a time.
+TEST(Gpu, EventsOrderStreams) {
+  constexpr size_t kParts = 8, kElements = 1 << 18, kBytes = 4 * kElements;
+  const BlockRule rule;
+  const Owned<uint8_t> memory = Take(TestGpu().Allocate(kBytes));
+  const Owned<uint8_t> segments = Take(TestGpu().Allocate(sizeof(ScaleSegment)));
+  const ScaleSegment segment = {2, reinterpret_cast<float*>(memory.get()), kElements};
+  Succeeds(TestGpu().Write(segments.get(), &segment, sizeof segment, nullptr));
+  const Owned<CUstream_st> in = Take(TestGpu().NewStream()), out = Take(TestGpu().NewStream());
+  const Owned<CUevent_st> is_scaled = Take(TestGpu().NewEvent());
+  const Owned<CUevent_st> is_out = Take(TestGpu().NewEvent());
+  std::vector<Owned<uint8_t>> sent, received;
+  for (size_t part = 0; part < kParts; ++part) {
+    const std::vector<float> values(kElements, 1.0f + part);
+    sent.push_back(Take(TestGpu().AllocatePinned(kBytes)));
+    std::memcpy(sent.back().get(), values.data(), kBytes);
+    received.push_back(Take(TestGpu().AllocatePinned(kBytes)));
+  }
+  for (size_t part = 0; part < kParts; ++part) {
+    Succeeds(TestGpu().Wait(in.get(), is_out.get()));
+    Succeeds(TestGpu().CopyIn(memory.get(), sent[part].get(), kBytes, in.get()));
+    Succeeds(TestGpu().Scale(rule, reinterpret_cast<const ScaleSegment*>(segments.get()), 1,
+                             BlockCount(kElements, rule.block_elements), in.get()));
+    Succeeds(TestGpu().Record(is_scaled.get(), in.get()));
+    Succeeds(TestGpu().Wait(out.get(), is_scaled.get()));
+    Succeeds(TestGpu().CopyOut(received[part].get(), memory.get(), kBytes, out.get()));
+    Succeeds(TestGpu().Record(is_out.get(), out.get()));
+  }
+  Succeeds(TestGpu().Await(is_out.get()));
+  for (size_t part = 0; part < kParts; ++part) {
+    const auto* const values = reinterpret_cast<const float*>(received[part].get());
+    for (size_t i = 0; i < kElements; i += 1023) ASSERT_EQ(values[i], 2 * (1.0f + part)) << part;
+  }
+}
+
+TEST(Gpu, AnEventThatWasNotRecordedHasHappened) {
+  const Owned<CUstream_st> stream = Take(TestGpu().NewStream());
+  const Owned<CUevent_st> event = Take(TestGpu().NewEvent());
+  const Owned<CUevent_st> end = Take(TestGpu().NewEvent());
+  Succeeds(TestGpu().Await(event.get()));
+  Succeeds(TestGpu().Wait(stream.get(), event.get()));
+  Succeeds(TestGpu().Record(end.get(), stream.get()));
+  Succeeds(TestGpu().Await(end.get()));
+}
+
+// If the first wait were for the event's second record too, both streams would wait for ever.
+TEST(Gpu, AWaitIsForTheRecordBeforeIt) {
+  const Owned<CUstream_st> first = Take(TestGpu().NewStream());
+  const Owned<CUstream_st> second = Take(TestGpu().NewStream());
+  const Owned<CUevent_st> twice = Take(TestGpu().NewEvent()), once = Take(TestGpu().NewEvent());
+  Succeeds(TestGpu().Record(twice.get(), first.get()));
+  Succeeds(TestGpu().Wait(second.get(), twice.get()));
+  Succeeds(TestGpu().Record(once.get(), second.get()));
+  Succeeds(TestGpu().Wait(first.get(), once.get()));
+  Succeeds(TestGpu().Record(twice.get(), first.get()));
+  Succeeds(TestGpu().Await(twice.get()));
+}
+
+// The newest record is awaited.
+TEST(Gpu, AnEventIsRecordedAgain) {
+  constexpr size_t kElements = 1 << 16;
+  const BlockRule rule;
+  const std::vector<float> ones(kElements, 1.0f);
+  const Owned<uint8_t> memory = Take(TestGpu().Allocate(4 * kElements));
+  const Owned<uint8_t> segments = Take(TestGpu().Allocate(sizeof(ScaleSegment)));
+  const Owned<uint8_t> out = Take(TestGpu().AllocatePinned(4 * kElements));
+  const ScaleSegment segment = {2, reinterpret_cast<float*>(memory.get()), kElements};
+  const Owned<CUstream_st> stream = Take(TestGpu().NewStream());
+  const Owned<CUevent_st> event = Take(TestGpu().NewEvent());
+  Succeeds(TestGpu().Write(segments.get(), &segment, sizeof segment, stream.get()));
+  Succeeds(TestGpu().Write(memory.get(), ones.data(), 4 * kElements, stream.get()));
+  for (int i = 0; i < 4; ++i) {
+    Succeeds(TestGpu().Scale(rule, reinterpret_cast<const ScaleSegment*>(segments.get()), 1,
+                             BlockCount(kElements, rule.block_elements), stream.get()));
+    Succeeds(TestGpu().CopyOut(out.get(), memory.get(), 4 * kElements, stream.get()));
+    Succeeds(TestGpu().Record(event.get(), stream.get()));
+  }
+  Succeeds(TestGpu().Await(event.get()));
+  EXPECT_EQ(reinterpret_cast<const float*>(out.get())[kElements - 1], 16.0f);
+}
+
+TEST(Gpu, TellsItsMemoryFromTheHosts) {
+  const Owned<uint8_t> memory = Take(TestGpu().Allocate(100));
+  Succeeds(TestGpu().CheckIsHere(memory.get()));
+  Succeeds(TestGpu().CheckIsHere(memory.get() + 99));
+
+  const int on_stack = 0;
+  absl::Status status = TestGpu().CheckIsHere(&on_stack);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(TestGpu().name()));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the host's memory: "));
+
+  const Owned<uint8_t> pinned = Take(TestGpu().AllocatePinned(100));
+  status = TestGpu().CheckIsHere(pinned.get());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("(pinned)"));
+
+  status = TestGpu().CheckIsHere(nullptr);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("a null pointer"));
+}
+
+TEST(Gpu, SaysHowMuchRoomThereIs) {
+  const absl::Status status = TestGpu().Allocate(size_t{1} << 50).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no room for another 1048576.0 GiB"));
+  // And goes on.
+  Succeeds(TestGpu().Allocate(100).status());
+}
+
+TEST(Gpu, AllocatesNothingForNoBytes) {
+  EXPECT_EQ(Take(TestGpu().Allocate(0)), nullptr);
+  EXPECT_EQ(Take(TestGpu().AllocatePinned(0)), nullptr);
+}
+
+}  // namespace
+}  // namespace signpost::kernels::cuda

@@ -1,0 +1,546 @@
+#include "kernels/simulated_gpu.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <iterator>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "kernels/adam_cuda-inl.h"
+#include "kernels/dense_cuda-inl.h"
+#include "kernels/gpu_messages.h"
+#include "kernels/onebit_cuda-inl.h"
+#include "kernels/sum_cuda-inl.h"
+#include "kernels/thread_block_cuda-inl.h"
+
+namespace signpost::kernels::cuda {
+namespace {
+
+// Of which some may be null.
+using Arrays = std::vector<const void*>;
+
+// A point on a stream, which the stream notifies when it comes there. Shared by who waits for it
+// and the stream, of which each may be the last to look at it.
+using Point = std::shared_ptr<absl::Notification>;
+
+constexpr size_t kAlignment = 256;
+constexpr uint8_t kFresh = 0xa5;  // what fresh memory is full of
+
+uintptr_t AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
+
+// Bytes by where they begin.
+using Allocations = std::map<uintptr_t, size_t>;
+
+bool IsIn(const Allocations& allocations, const void* memory, size_t bytes) {
+  auto after = allocations.upper_bound(AddressOf(memory));
+  if (after == allocations.begin()) return false;
+  const auto& [begin, length] = *std::prev(after);
+  const size_t before = AddressOf(memory) - begin;
+  return before < length && bytes <= length - before;
+}
+
+size_t BytesOf(const Allocations& allocations) {
+  size_t bytes = 0;
+  for (const auto& [begin, length] : allocations) bytes += length;
+  return bytes;
+}
+
+absl::Status Copy(void* to, const void* from, size_t bytes) {
+  if (bytes != 0) std::memcpy(to, from, bytes);
+  return absl::OkStatus();
+}
+
+template <class Rates>
+Arrays ArraysOfStep(const AdamSegment<Rates>& s) {
+  return {s.gradient, s.momentum, s.variance, s.parameters};
+}
+
+// Calls body(block, number) for each of so many thread blocks. In what order a GPU has them, and
+// the threads in a phase, nobody knows: `order` chooses one.
+template <class Body>
+void OnThreadBlocks(uint32_t blocks, uint32_t order, Body body) {
+  for (uint32_t i = 0; i < blocks; ++i) {
+    const auto block = std::make_unique<HostBlock>(order);
+    body(*block, (i + order) % blocks);
+  }
+}
+
+}  // namespace
+
+// A stream's work, and the thread that does it.
+class SimulatedGpu::StreamThread {
+ public:
+  explicit StreamThread(uint32_t seed) : random_(seed), thread_([this] { DoWork(); }) {}
+
+  // Does what there is to do first.
+  ~StreamThread() {
+    {
+      const absl::MutexLock lock(&mutex_);
+      is_closed_ = true;
+    }
+    thread_.join();
+  }
+
+  void Put(std::function<void()> work) {
+    const absl::MutexLock lock(&mutex_);
+    work_.push_back(std::move(work));
+  }
+
+  Point PutPoint() {
+    auto point = std::make_shared<absl::Notification>();
+    Put([point] { point->Notify(); });
+    return point;
+  }
+
+ private:
+  void DoWork() {
+    while (true) {
+      std::function<void()> work;
+      {
+        const absl::MutexLock lock(&mutex_);
+        mutex_.Await(absl::Condition(this, &StreamThread::IsAwake));
+        if (work_.empty()) return;
+        work = std::move(work_.front());
+        work_.pop_front();
+      }
+      Delay();
+      work();
+    }
+  }
+
+  bool IsAwake() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return is_closed_ || !work_.empty();
+  }
+
+  // Not to wait for anything, but so that others overtake.
+  void Delay() {
+    const uint32_t kind = random_() % 32;
+    if (kind == 0) std::this_thread::sleep_for(std::chrono::microseconds(50 + random_() % 250));
+    if (kind < 8) std::this_thread::yield();
+  }
+
+  absl::Mutex mutex_;
+  std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mutex_);
+  bool is_closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::mt19937 random_;  // only the thread's
+  std::thread thread_;
+};
+
+// What an Event points to. Guarded by the GPU's mutex.
+struct SimulatedGpu::RecordedEvent {
+  Point newest;  // or null before the first
+
+  static RecordedEvent& Of(Event event) { return *reinterpret_cast<RecordedEvent*>(event); }
+};
+
+SimulatedGpu::SimulatedGpu(uint32_t seed) : memory_bytes_(size_t{16} << 30), random_(seed) {
+  const absl::MutexLock lock(&mutex_);
+  streams_[nullptr] = std::make_unique<StreamThread>(random_());
+}
+
+SimulatedGpu::~SimulatedGpu() {
+  // Before any of them goes: one may wait for another.
+  WaitForAllStreams();
+}
+
+SimulatedGpu::Counts SimulatedGpu::counts() const {
+  const absl::MutexLock lock(&mutex_);
+  return counts_;
+}
+
+void SimulatedGpu::LimitMemory(size_t bytes) {
+  const absl::MutexLock lock(&mutex_);
+  memory_bytes_ = bytes;
+}
+
+void SimulatedGpu::FailOperationAfter(uint64_t operations) {
+  const absl::MutexLock lock(&mutex_);
+  failing_operation_ = counts_.operations + operations;
+}
+
+void SimulatedGpu::LetKernelsUseAllMemory() { can_kernels_use_all_memory_ = true; }
+
+std::string SimulatedGpu::name() const { return "GPU 0 (simulated)"; }
+
+absl::Status SimulatedGpu::CheckIsHere(const void* memory) const {
+  if (absl::Status fault = Fault(); !fault.ok()) return fault;
+  const absl::MutexLock lock(&mutex_);
+  if (IsIn(device_memory_, memory, 1)) return absl::OkStatus();
+  if (IsIn(pinned_memory_, memory, 1)) return NotHereError(name(), "the host's memory (pinned)");
+  return NotHereError(name(), memory == nullptr ? "a null pointer" : "the host's memory");
+}
+
+absl::StatusOr<Owned<uint8_t>> SimulatedGpu::Allocate(size_t bytes) {
+  if (absl::Status fault = Fault(); !fault.ok()) return fault;
+  const absl::MutexLock lock(&mutex_);
+  ++counts_.allocations;
+  const size_t free = memory_bytes_ - std::min(BytesOf(device_memory_), memory_bytes_);
+  if (bytes > free) return NoRoomError(name(), bytes, free, memory_bytes_);
+  return Take(bytes, device_memory_);
+}
+
+absl::StatusOr<Owned<uint8_t>> SimulatedGpu::AllocatePinned(size_t bytes) {
+  if (absl::Status fault = Fault(); !fault.ok()) return fault;
+  const absl::MutexLock lock(&mutex_);
+  ++counts_.pinned_allocations;
+  return Take(bytes, pinned_memory_);
+}
+
+Owned<uint8_t> SimulatedGpu::Take(size_t bytes, Allocations& allocations) {
+  if (bytes == 0) return nullptr;
+  // As aligned as CUDA's, and no longer than asked for: AddressSanitizer sees what is behind it.
+  auto* const memory = static_cast<uint8_t*>(::operator new (bytes, std::align_val_t{kAlignment}));
+  std::memset(memory, kFresh, bytes);
+  allocations[AddressOf(memory)] = bytes;
+  return Owned<uint8_t>(memory, [this, &allocations](uint8_t* given_back) {
+    WaitForAllStreams();
+    const absl::MutexLock lock(&mutex_);
+    allocations.erase(AddressOf(given_back));
+    ::operator delete (given_back, std::align_val_t{kAlignment});
+  });
+}
+
+void SimulatedGpu::WaitForAllStreams() {
+  std::vector<Point> points;
+  {
+    const absl::MutexLock lock(&mutex_);
+    for (const auto& [stream, thread] : streams_) points.push_back(thread->PutPoint());
+    for (const auto& thread : old_streams_) points.push_back(thread->PutPoint());
+  }
+  for (const Point& point : points) point->WaitForNotification();
+}
+
+absl::StatusOr<Owned<CUstream_st>> SimulatedGpu::NewStream() {
+  if (absl::Status fault = Fault(); !fault.ok()) return fault;
+  const absl::MutexLock lock(&mutex_);
+  ++counts_.streams;
+  auto thread = std::make_unique<StreamThread>(random_());
+  const auto stream = reinterpret_cast<Stream>(thread.get());
+  streams_[stream] = std::move(thread);
+  return Owned<CUstream_st>(stream, [this](Stream given_back) {
+    const absl::MutexLock lock(&mutex_);
+    old_streams_.push_back(std::move(streams_.extract(given_back).mapped()));
+  });
+}
+
+absl::StatusOr<SimulatedGpu::StreamThread*> SimulatedGpu::ThreadOf(Stream stream) {
+  const auto found = streams_.find(stream);
+  if (found != streams_.end()) return found->second.get();
+  return absl::UnavailableError(absl::StrCat(name(), ": there is no such stream"));
+}
+
+absl::StatusOr<Owned<CUevent_st>> SimulatedGpu::NewEvent() {
+  if (absl::Status fault = Fault(); !fault.ok()) return fault;
+  const absl::MutexLock lock(&mutex_);
+  ++counts_.events;
+  return Owned<CUevent_st>(reinterpret_cast<Event>(new RecordedEvent),
+                           [](Event event) { delete &RecordedEvent::Of(event); });
+}
+
+absl::Status SimulatedGpu::Record(Event event, Stream stream) {
+  if (absl::Status fault = Fault(); !fault.ok()) return fault;
+  const absl::MutexLock lock(&mutex_);
+  const absl::StatusOr<StreamThread*> thread = ThreadOf(stream);
+  if (!thread.ok()) return thread.status();
+  RecordedEvent::Of(event).newest = (*thread)->PutPoint();
+  return absl::OkStatus();
+}
+
+absl::Status SimulatedGpu::Wait(Stream stream, Event event) {
+  if (absl::Status fault = Fault(); !fault.ok()) return fault;
+  const absl::MutexLock lock(&mutex_);
+  const absl::StatusOr<StreamThread*> thread = ThreadOf(stream);
+  if (!thread.ok()) return thread.status();
+  const Point newest = RecordedEvent::Of(event).newest;
+  if (newest != nullptr) (*thread)->Put([newest] { newest->WaitForNotification(); });
+  return absl::OkStatus();
+}
+
+absl::Status SimulatedGpu::Await(Event event) {
+  Point newest;
+  {
+    const absl::MutexLock lock(&mutex_);
+    newest = RecordedEvent::Of(event).newest;
+  }
+  if (newest != nullptr) newest->WaitForNotification();
+  return Fault();
+}
+
+absl::Status SimulatedGpu::CopyIn(void* to, const void* pinned, size_t bytes, Stream stream) {
+  if (absl::Status status = CheckPinnedRange(pinned, bytes); !status.ok()) return status;
+  return PutCopyIn(to, pinned, bytes, stream);
+}
+
+absl::Status SimulatedGpu::CopyOut(void* pinned, const void* from, size_t bytes, Stream stream) {
+  if (absl::Status status = CheckPinnedRange(pinned, bytes); !status.ok()) return status;
+  return PutCopyOut(pinned, from, bytes, stream);
+}
+
+absl::Status SimulatedGpu::Read(void* to, const void* from, size_t bytes, Stream stream) {
+  if (absl::Status status = PutCopyOut(to, from, bytes, stream); !status.ok()) return status;
+  return Finish(stream);
+}
+
+absl::Status SimulatedGpu::Write(void* to, const void* from, size_t bytes, Stream stream) {
+  if (absl::Status status = PutCopyIn(to, from, bytes, stream); !status.ok()) return status;
+  return Finish(stream);
+}
+
+absl::Status SimulatedGpu::PutCopyIn(void* to, const void* from, size_t bytes, Stream stream) {
+  if (absl::Status status = CheckDeviceRange(to, bytes); !status.ok()) return status;
+  const absl::Status status = Put(stream, [=] { return Copy(to, from, bytes); });
+  const absl::MutexLock lock(&mutex_);
+  if (status.ok()) counts_.bytes_in += bytes;
+  return status;
+}
+
+absl::Status SimulatedGpu::PutCopyOut(void* to, const void* from, size_t bytes, Stream stream) {
+  if (absl::Status status = CheckDeviceRange(from, bytes); !status.ok()) return status;
+  const absl::Status status = Put(stream, [=] { return Copy(to, from, bytes); });
+  const absl::MutexLock lock(&mutex_);
+  if (status.ok()) counts_.bytes_out += bytes;
+  return status;
+}
+
+absl::Status SimulatedGpu::SetToZero(void* memory, size_t bytes, Stream stream) {
+  if (absl::Status status = CheckDeviceRange(memory, bytes); !status.ok()) return status;
+  return Put(stream, [=] {
+    if (bytes != 0) std::memset(memory, 0, bytes);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SimulatedGpu::CheckDeviceRange(const void* memory, size_t bytes) const {
+  const absl::MutexLock lock(&mutex_);
+  if (bytes == 0 || IsIn(device_memory_, memory, bytes)) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(name(), ": invalid argument (", bytes,
+                                             " bytes that are not all in memory of this GPU)"));
+}
+
+absl::Status SimulatedGpu::CheckPinnedRange(const void* memory, size_t bytes) const {
+  const absl::MutexLock lock(&mutex_);
+  if (bytes == 0 || IsIn(pinned_memory_, memory, bytes)) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(name(), ": invalid argument (", bytes,
+                                             " bytes that are not all in pinned memory)"));
+}
+
+bool SimulatedGpu::CanUse(const Arrays& arrays) const {
+  if (can_kernels_use_all_memory_) return true;
+  const absl::MutexLock lock(&mutex_);
+  for (const void* array : arrays) {
+    if (array == nullptr || IsIn(device_memory_, array, 1)) continue;
+    if (!IsIn(pinned_memory_, array, 1)) return false;
+  }
+  return true;
+}
+
+absl::Status SimulatedGpu::Fault() const {
+  if (!has_fault_) return absl::OkStatus();
+  const absl::MutexLock lock(&mutex_);
+  return fault_;
+}
+
+void SimulatedGpu::SetFault(const absl::Status& fault) {
+  const absl::MutexLock lock(&mutex_);
+  fault_.Update(fault);
+  has_fault_ = true;
+}
+
+absl::Status SimulatedGpu::IllegalAddress() const {
+  return absl::UnavailableError(absl::StrCat(name(), ": an illegal memory access was encountered"));
+}
+
+absl::Status SimulatedGpu::Put(Stream stream, Operation operation) {
+  if (absl::Status fault = Fault(); !fault.ok()) return fault;
+  const absl::MutexLock lock(&mutex_);
+  const absl::StatusOr<StreamThread*> thread = ThreadOf(stream);
+  if (!thread.ok()) return thread.status();
+  const bool fails = counts_.operations == failing_operation_;
+  ++counts_.operations;
+  (*thread)->Put([this, fails, operation = std::move(operation)] {
+    if (has_fault_) return;
+    const absl::Status status = fails ? IllegalAddress() : operation();
+    if (!status.ok()) SetFault(status);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status SimulatedGpu::Finish(Stream stream) {
+  Point point;
+  {
+    const absl::MutexLock lock(&mutex_);
+    const absl::StatusOr<StreamThread*> thread = ThreadOf(stream);
+    if (!thread.ok()) return thread.status();
+    point = (*thread)->PutPoint();
+  }
+  point->WaitForNotification();
+  return Fault();
+}
+
+uint32_t SimulatedGpu::NewOrder() {
+  const absl::MutexLock lock(&mutex_);
+  return static_cast<uint32_t>(random_() % kThreads);
+}
+
+// Does body(block, segment, number) for each block, as LaunchOnBlocks has it done on a GPU;
+// arrays_of(segment) is what of it is read or written.
+template <class Segment, class ArraysOf, class Body>
+absl::Status SimulatedGpu::OnBlocks(const Segment* segments, uint32_t count, uint32_t blocks,
+                                    Stream stream, ArraysOf arrays_of, Body body) {
+  if (blocks == 0) return Fault();
+  return Put(stream, [=, this, order = NewOrder()] {
+    if (!CanUse({segments})) return IllegalAddress();
+    for (uint32_t s = 0; s < count; ++s) {
+      if (!CanUse(arrays_of(segments[s]))) return IllegalAddress();
+    }
+    OnThreadBlocks(blocks, order, [&](HostBlock& block, uint32_t number) {
+      body(block, SegmentOfBlock(segments, count, number), number);
+    });
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SimulatedGpu::CompressOneBit(const BlockRule& rule, const CompressSegment* segments,
+                                          uint32_t count, uint32_t blocks,
+                                          uint32_t* first_not_packed, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [=](const CompressSegment& s) {
+        return Arrays{first_not_packed, s.gradient, s.dense_momentum, s.momentum.scales,
+                      s.momentum.bits,  s.error,    s.out.scales,     s.out.bits};
+      },
+      [=](HostBlock& block, const CompressSegment& s, uint32_t number) {
+        CompressBlock(block, rule, s, number, first_not_packed);
+      });
+}
+
+absl::Status SimulatedGpu::CompressDense(const BlockRule& rule, const DenseSegment* segments,
+                                         uint32_t count, uint32_t blocks,
+                                         uint32_t* first_not_packed, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [=](const DenseSegment& s) {
+        return Arrays{first_not_packed, s.gradient, s.error, s.out};
+      },
+      [=](HostBlock& block, const DenseSegment& s, uint32_t number) {
+        CompressDenseBlock(block, rule, s, number, first_not_packed);
+      });
+}
+
+absl::Status SimulatedGpu::ApplyMomentum(const BlockRule& rule, const ApplySegment* segments,
+                                         uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const ApplySegment& s) {
+        return Arrays{s.momentum.scales, s.momentum.bits, s.inverse_denominator, s.parameters};
+      },
+      [=](HostBlock& block, const ApplySegment& s, uint32_t number) {
+        ApplyBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::AddOneBit(const BlockRule& rule, const AddSegment* segments,
+                                     uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const AddSegment& s) {
+        return Arrays{s.addend.scales, s.addend.bits, s.accumulator};
+      },
+      [=](HostBlock& block, const AddSegment& s, uint32_t number) {
+        AddBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::AddDense(const BlockRule& rule, const AddDenseSegment* segments,
+                                    uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const AddDenseSegment& s) {
+        return Arrays{s.addend, s.accumulator};
+      },
+      [=](HostBlock& block, const AddDenseSegment& s, uint32_t number) {
+        AddDenseBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::Scale(const BlockRule& rule, const ScaleSegment* segments,
+                                 uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream, [](const ScaleSegment& s) { return Arrays{s.values}; },
+      [=](HostBlock& block, const ScaleSegment& s, uint32_t number) {
+        ScaleBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::AdamStep(const BlockRule& rule, const AdamSegment<AdamRates>* segments,
+                                    uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(segments, count, blocks, stream, ArraysOfStep<AdamRates>,
+                  [=](HostBlock& block, const AdamSegment<AdamRates>& s, uint32_t number) {
+                    AdamBlock(block, rule, s, number);
+                  });
+}
+
+absl::Status SimulatedGpu::Freeze(const BlockRule& rule, const AdamSegment<FreezeRates>* segments,
+                                  uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const AdamSegment<FreezeRates>& s) {
+        return Arrays{s.momentum, s.variance};
+      },
+      [=](HostBlock& block, const AdamSegment<FreezeRates>& s, uint32_t number) {
+        FreezeBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::RefreshStep(const BlockRule& rule,
+                                       const AdamSegment<RefreshRates>* segments, uint32_t count,
+                                       uint32_t blocks, Stream stream) {
+  return OnBlocks(segments, count, blocks, stream, ArraysOfStep<RefreshRates>,
+                  [=](HostBlock& block, const AdamSegment<RefreshRates>& s, uint32_t number) {
+                    RefreshBlock(block, rule, s, number);
+                  });
+}
+
+absl::Status SimulatedGpu::Thaw(const BlockRule& rule, const AdamSegment<RefreshRates>* segments,
+                                uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const AdamSegment<RefreshRates>& s) { return Arrays{s.variance}; },
+      [=](HostBlock& block, const AdamSegment<RefreshRates>& s, uint32_t number) {
+        ThawBlock(block, rule, s, number);
+      });
+}
+
+template <class Term>
+absl::Status SimulatedGpu::SumOf(Term, const float* values, size_t n, double* workspace,
+                                 double* sum, Stream stream) {
+  return Put(stream, [=, this, order = NewOrder()] {
+    if (!CanUse({values, workspace, sum})) return IllegalAddress();
+    SumInRuns<Term::value>(
+        values, n, workspace, sum,
+        [=](auto term, size_t runs, const auto* terms, size_t count, double* sums) {
+          OnThreadBlocks(static_cast<uint32_t>(runs), order,
+                         [&](HostBlock& block, uint32_t number) {
+                           SumBlock<term>(block, terms, count, number, sums);
+                         });
+        });
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SimulatedGpu::Sum(const float* values, size_t n, double* workspace, double* sum,
+                               Stream stream) {
+  return SumOf(TermConstant<Term::kItself>(), values, n, workspace, sum, stream);
+}
+
+absl::Status SimulatedGpu::SumOfSquares(const float* values, size_t n, double* workspace,
+                                        double* sum, Stream stream) {
+  return SumOf(TermConstant<Term::kSquare>(), values, n, workspace, sum, stream);
+}
+
+}  // namespace signpost::kernels::cuda
