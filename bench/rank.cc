@@ -70,6 +70,8 @@ std::vector<Parameter> ParametersOf(std::vector<float>& values) {
 }
 
 // Frames that were packed before.
+using Answers = Inbox<absl::StatusOr<Answer>>;
+
 class FramesRank final : public Rank {
  public:
   FramesRank(const SessionOptions& session, const RankOptions& options, Layout layout)
@@ -108,10 +110,10 @@ class FramesRank final : public Rank {
         Send(*chunk, deadline);
         continue;
       }
-      std::optional<Inbox::Item> item = inbox_.Take(*worker_.clock, worker_.exchange_timeout);
+      std::optional<Answers::Item> item = inbox_.Take(*worker_.clock, worker_.exchange_timeout);
       if (!item) return absl::DeadlineExceededError("an exchange got no answer");
-      if (!item->answer.ok()) return item->answer.status();
-      const Answer& answer = *item->answer;
+      if (!item->what.ok()) return item->what.status();
+      const Answer& answer = *item->what;
       const absl::Status status =
           CheckAnswer(answer.header, answer.payload.span(), headers_[item->chunk], layout_);
       if (!status.ok()) return status;
@@ -193,7 +195,7 @@ class FramesRank final : public Rank {
   std::vector<FrameHeader> headers_;  // by chunk
   std::vector<Packed> packed_;        // two for each chunk
   uint64_t step_ = 0;
-  Inbox inbox_;
+  Answers inbox_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by shard; destroyed first
 };
 
@@ -235,13 +237,13 @@ class Gradients {
       begin += size;
     }
   }
-  absl::Span<const absl::Span<const float>> tensors() const { return tensors_; }
+  absl::Span<const Gradient> tensors() const { return tensors_; }
 
  private:
   static constexpr uint64_t kMostElements = uint64_t{24} << 20;
 
   std::vector<float> memory_;
-  std::vector<absl::Span<const float>> tensors_;
+  std::vector<Gradient> tensors_;
 };
 
 class StepRank final : public Rank {

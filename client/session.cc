@@ -32,7 +32,15 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
                                                        std::vector<Parameter> parameters) {
   std::unique_ptr<Disk> checkpoints;
   if (!options.resume.empty()) checkpoints = OpenDirectory(options.resume);
+  std::unique_ptr<kernels::cuda::Gpu> gpu;
+  if (options.gpu) {
+    absl::StatusOr<std::unique_ptr<kernels::cuda::Gpu>> opened =
+        kernels::cuda::OpenGpu(*options.gpu);
+    if (!opened.ok()) return opened.status();
+    gpu = *std::move(opened);
+  }
   WorkerOptions worker_options = options.worker;
+  worker_options.gpu = gpu.get();
   worker_options.parameters_may_differ = options.start_from_rank_0;
   absl::StatusOr<std::unique_ptr<Worker>> worker =
       Worker::Join(worker_options, optimizer, parameters, ConnectTo(options),
@@ -43,7 +51,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
   if (!worker.ok()) return worker.status();
   const bool is_new = options.resume.empty() && !options.resume_state && !(*worker)->returned();
   if (options.start_from_rank_0 && is_new && options.worker.world_size > 1) {
-    if (absl::Status status = TakeValuesOfRank0(options, parameters); !status.ok()) {
+    if (absl::Status status = TakeValuesOfRank0(options, parameters, gpu.get()); !status.ok()) {
       // The others find out in the same way. The job's name should be free for the next start.
       (*worker)->Leave().IgnoreError();
       return status;
@@ -51,10 +59,10 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
   }
   if ((*worker)->returned()) Tell(options, Describe(*(*worker)->returned()));
   return std::unique_ptr<Session>(
-      new Session(*std::move(worker), WireByteCounter(PortsOf(options))));
+      new Session(std::move(gpu), *std::move(worker), WireByteCounter(PortsOf(options))));
 }
 
-absl::StatusOr<StepReport> Session::Step(absl::Span<const absl::Span<const float>> gradients,
+absl::StatusOr<StepReport> Session::Step(absl::Span<const Gradient> gradients,
                                          absl::Span<const GroupRates> rates) {
   return worker_->Step(gradients, rates);
 }
@@ -63,7 +71,7 @@ absl::Status Session::BeginStep(absl::Span<const GroupRates> rates) {
   return worker_->BeginStep(rates);
 }
 
-absl::Status Session::GradientReady(size_t parameter, absl::Span<const float> gradient) {
+absl::Status Session::GradientReady(size_t parameter, Gradient gradient) {
   return worker_->GradientReady(parameter, gradient);
 }
 

@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/session_options.h"
+#include "kernels/gpu.h"
 #include "worker/onebit_adam.h"
 #include "worker/wire_bytes.h"
 #include "worker/worker.h"
@@ -37,21 +38,30 @@ class Session {
   // had without the end of the job. In a job with a round deadline it may come in the place of a
   // worker that is gone (returned()): parameters and the optimizer's state then come from the
   // others, who train on. Errors as Worker::Join.
+  //
+  // With options.gpu parameters are on that GPU, and what was put on any of its streams to make
+  // them must be done; UNAVAILABLE when it cannot be used, RESOURCE_EXHAUSTED when 12 bytes for
+  // each parameter, and some, are not free on it. Every call is then made with the same bits as on
+  // a host, where others of the job may be.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options,
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters);
 
+  // With a GPU: later calls put their work on this stream, in the order of which gradients are read
+  // and parameters written, in part after calls return. The default one at first.
+  void SetStream(kernels::cuda::Stream stream) { worker_->SetStream(stream); }
+
   // One optimizer step on the mean of all workers' gradients, as Worker::Step: after one that
   // failed, but for INVALID_ARGUMENT, parameters may be partly stepped, and the session can only
   // leave. gradients[i] belongs to parameter i and is only read during the call.
-  absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
+  absl::StatusOr<StepReport> Step(absl::Span<const Gradient> gradients,
                                   absl::Span<const GroupRates> rates);
 
   // The same step in parts, so that the exchange overlaps the computation of gradients: begin,
   // each parameter's gradient as soon as it is there, finish. Parameters change in FinishStep only,
   // until which gradients must stay. The same bits as Step, and errors as Worker's.
   absl::Status BeginStep(absl::Span<const GroupRates> rates);
-  absl::Status GradientReady(size_t parameter, absl::Span<const float> gradient);
+  absl::Status GradientReady(size_t parameter, Gradient gradient);
   absl::StatusOr<StepReport> FinishStep();
 
   // Saves the job as it is after the last step: what Join can `resume` from, workers' and
@@ -85,9 +95,11 @@ class Session {
   WireBytes wire_bytes() { return counter_.Read(); }
 
  private:
-  Session(std::unique_ptr<Worker> worker, WireByteCounter counter)
-      : worker_(std::move(worker)), counter_(std::move(counter)) {}
+  Session(std::unique_ptr<kernels::cuda::Gpu> gpu, std::unique_ptr<Worker> worker,
+          WireByteCounter counter)
+      : gpu_(std::move(gpu)), worker_(std::move(worker)), counter_(std::move(counter)) {}
 
+  std::unique_ptr<kernels::cuda::Gpu> gpu_;  // null: on the host
   std::unique_ptr<Worker> worker_;
   WireByteCounter counter_;
 };

@@ -33,6 +33,9 @@ struct SessionOptions {
   // Ranks may join with different values: all begin with rank 0's, unless they resume or come back
   // to a job. Otherwise they are refused.
   bool start_from_rank_0 = false;
+  // The GPU, as CUDA counts them, that has parameters and gradients; none: the host has them.
+  // worker.gpu is not looked at.
+  std::optional<int> gpu;
   // Gets a line for a person when an aggregator no longer answers, so that this worker waits for
   // it, and when it answers again. From any thread. Null: nobody is told.
   std::function<void(const std::string& line)> on_connection = PrintConnection;

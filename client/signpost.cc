@@ -18,7 +18,7 @@
 
 struct signpost_session {
   std::unique_ptr<signpost::Session> session;
-  std::vector<size_t> gradient_sizes;  // by parameter
+  std::vector<signpost::Gradient> gradients;  // by parameter: the size and type of each
   std::string resume_warnings;
 };
 
@@ -34,6 +34,8 @@ struct signpost_reduction {
 namespace {
 
 using signpost::FailureTimeout;
+using signpost::Gradient;
+using signpost::GradientType;
 using signpost::GroupRates;
 using signpost::OptimizerOptions;
 using signpost::Parameter;
@@ -74,6 +76,7 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   session.worker.gamma = options.gamma;
   session.worker.resume_with_other_world_size = options.resume_with_other_world_size != 0;
   session.start_from_rank_0 = options.start_from_rank_0 != 0;
+  if (options.gpu >= 0) session.gpu = options.gpu;
   if (options.resume != nullptr) session.resume = options.resume;
   if (options.resume_state != nullptr) {
     session.resume_state.emplace(static_cast<const char*>(options.resume_state),
@@ -113,6 +116,29 @@ Parameter ParameterOf(const signpost_parameter& parameter) {
   result.values = {parameter.values, elements};
   result.group = parameter.group;
   return result;
+}
+
+// Of no size where there is no such parameter.
+Gradient GradientOf(const signpost_session& session, size_t parameter, const void* values) {
+  Gradient gradient;
+  if (parameter < session.gradients.size()) gradient = session.gradients[parameter];
+  gradient.values = values;
+  return gradient;
+}
+
+absl::StatusOr<GradientType> GradientTypeOf(const signpost_parameter& parameter) {
+  switch (parameter.gradient_type) {
+    case SIGNPOST_GRADIENT_FP32:
+      return GradientType::kFloat32;
+    case SIGNPOST_GRADIENT_BF16:
+      return GradientType::kBfloat16;
+    case SIGNPOST_GRADIENT_FP16:
+      return GradientType::kFloat16;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("gradient_type of parameter ", parameter.name, " is ",
+                       parameter.gradient_type, "; there are 0 (fp32), 1 (bf16) and 2 (fp16)"));
+  }
 }
 
 std::vector<GroupRates> GroupRatesOf(const signpost_rates* rates, size_t count) {
@@ -176,6 +202,7 @@ void signpost_options_init(signpost_options* options) {
   options->join_timeout_s = absl::ToDoubleSeconds(session.worker.join_timeout);
   options->exchange_timeout_s = absl::ToDoubleSeconds(session.worker.exchange_timeout);
   options->failure_timeout_s = absl::ToDoubleSeconds(session.failure_timeout.duration());
+  options->gpu = -1;
   options->block_elements = session.worker.block_elements;
   options->chunk_elements = session.worker.chunk_elements;
   options->threads = 0;
@@ -218,27 +245,40 @@ int signpost_join(const signpost_options* options, const signpost_parameter* par
     if (!session_options.ok()) return session_options.status();
     absl::StatusOr<Tensors> tensors = TensorsOf(parameters, parameter_count);
     if (!tensors.ok()) return tensors.status();
+    std::vector<Gradient> gradients;
+    for (size_t i = 0; i < parameter_count; ++i) {
+      const absl::StatusOr<GradientType> type = GradientTypeOf(parameters[i]);
+      if (!type.ok()) return type.status();
+      if (*type != GradientType::kFloat32 && !session_options->gpu) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "gradient_type of parameter ", parameters[i].name, ": on the host gradients are fp32"));
+      }
+      gradients.emplace_back(nullptr, tensors->sizes[i], *type);
+    }
     auto joined = signpost::Session::Join(*session_options, OptimizerOptionsOf(*options),
                                           std::move(tensors->tensors));
     if (!joined.ok()) return joined.status();
     std::string warnings = absl::StrJoin((*joined)->resumed().warnings, "\n");
-    *session =
-        new signpost_session{*std::move(joined), std::move(tensors->sizes), std::move(warnings)};
+    *session = new signpost_session{*std::move(joined), std::move(gradients), std::move(warnings)};
     return absl::OkStatus();
   });
 }
 
-int signpost_step(signpost_session* session, const float* const* gradients, size_t gradient_count,
+int signpost_set_stream(signpost_session* session, void* stream, char* error, size_t error_size) {
+  return Guard(error, error_size, [&] {
+    session->session->SetStream(static_cast<CUstream_st*>(stream));
+    return absl::OkStatus();
+  });
+}
+
+int signpost_step(signpost_session* session, const void* const* gradients, size_t gradient_count,
                   const signpost_rates* rates, size_t rates_count, signpost_report* report,
                   char* error, size_t error_size) {
   return Guard(error, error_size, [&] {
-    const std::vector<size_t>& sizes = session->gradient_sizes;
-    std::vector<absl::Span<const float>> spans;
-    for (size_t i = 0; i < gradient_count; ++i) {
-      spans.emplace_back(gradients[i], i < sizes.size() ? sizes[i] : 0);
-    }
-    absl::StatusOr<StepReport> step =
-        session->session->Step(spans, GroupRatesOf(rates, rates_count));
+    std::vector<Gradient> all;
+    for (size_t i = 0; i < gradient_count; ++i)
+      all.push_back(GradientOf(*session, i, gradients[i]));
+    absl::StatusOr<StepReport> step = session->session->Step(all, GroupRatesOf(rates, rates_count));
     if (!step.ok()) return step.status();
     if (report != nullptr) *report = ReportOf(*step, session->session->wire_bytes());
     return absl::OkStatus();
@@ -251,12 +291,10 @@ int signpost_begin_step(signpost_session* session, const signpost_rates* rates, 
                [&] { return session->session->BeginStep(GroupRatesOf(rates, rates_count)); });
 }
 
-int signpost_gradient_ready(signpost_session* session, size_t parameter, const float* gradient,
+int signpost_gradient_ready(signpost_session* session, size_t parameter, const void* gradient,
                             char* error, size_t error_size) {
   return Guard(error, error_size, [&] {
-    const std::vector<size_t>& sizes = session->gradient_sizes;
-    const size_t size = parameter < sizes.size() ? sizes[parameter] : 0;
-    return session->session->GradientReady(parameter, {gradient, size});
+    return session->session->GradientReady(parameter, GradientOf(*session, parameter, gradient));
   });
 }
 

@@ -40,7 +40,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 7
+#define SIGNPOST_ABI 8
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -58,6 +58,7 @@ typedef struct {
   double failure_timeout_s;  /* an aggregator without sign of life is reconnected to; 0.5 or more */
   double round_deadline_s;   /* rounds close without workers that are so late... */
   uint32_t min_workers;      /* ...while so many are not; both 0: they wait for all */
+  int32_t gpu; /* that has parameters and gradients, as CUDA counts; -1: the host has */
   uint32_t block_elements;
   uint32_t chunk_elements; /* that travel in one frame; 0: as suits the model */
   /* That compress and apply, whoever calls included; changes no bit. 0: SIGNPOST_THREADS in the
@@ -86,12 +87,20 @@ typedef struct {
   size_t resume_state_bytes;
 } signpost_options;
 
+/* As training computes gradients. Of a parameter on the host they are fp32. */
+enum {
+  SIGNPOST_GRADIENT_FP32 = 0,
+  SIGNPOST_GRADIENT_BF16 = 1,
+  SIGNPOST_GRADIENT_FP16 = 2,
+};
+
 typedef struct {
   const char* name;
   const uint64_t* shape; /* `dimensions` sizes */
   size_t dimensions;
-  float* values;  /* product of the sizes; see start_from_rank_0 */
-  uint32_t group; /* index into a step's rates */
+  float* values;          /* product of the sizes; see start_from_rank_0 */
+  uint32_t group;         /* index into a step's rates */
+  uint32_t gradient_type; /* of all its gradients */
 } signpost_parameter;
 
 /* All of them may change from step to step, alike on all ranks. While the variance is frozen a new
@@ -137,9 +146,17 @@ SIGNPOST_API int signpost_join(const signpost_options* options,
                                const signpost_parameter* parameters, size_t parameter_count,
                                signpost_session** session, char* error, size_t error_size);
 
+/* With options->gpu: calls put their work on this stream of it (a cudaStream_t) from now on, behind
+ * all that they have put on the one before. Gradients are read, and parameters written, in its
+ * order, in part after calls return. The default one, NULL, at first. Whatever makes the parameters
+ * must be done before signpost_join. */
+SIGNPOST_API int signpost_set_stream(signpost_session* session, void* stream, char* error,
+                                     size_t error_size);
+
 /* One optimizer step on the mean of all workers' gradients. gradients[i] belongs to parameter i and
- * has its size; rates[g] applies to the parameters of group g. `report` may be NULL. */
-SIGNPOST_API int signpost_step(signpost_session* session, const float* const* gradients,
+ * has its size and gradient_type; rates[g] applies to the parameters of group g. `report` may be
+ * NULL. */
+SIGNPOST_API int signpost_step(signpost_session* session, const void* const* gradients,
                                size_t gradient_count, const signpost_rates* rates,
                                size_t rates_count, signpost_report* report, char* error,
                                size_t error_size);
@@ -154,7 +171,7 @@ SIGNPOST_API int signpost_step(signpost_session* session, const float* const* gr
 SIGNPOST_API int signpost_begin_step(signpost_session* session, const signpost_rates* rates,
                                      size_t rates_count, char* error, size_t error_size);
 SIGNPOST_API int signpost_gradient_ready(signpost_session* session, size_t parameter,
-                                         const float* gradient, char* error, size_t error_size);
+                                         const void* gradient, char* error, size_t error_size);
 SIGNPOST_API int signpost_finish_step(signpost_session* session, signpost_report* report,
                                       char* error, size_t error_size);
 
@@ -209,7 +226,8 @@ enum {
 /* Joins a reduction, which turns tensors into their means, or sums with `sum` 1, over all ranks;
  * blocks until all have. It is a job of its own, beside options->job: of the options, those of the
  * optimizer and `resume` are not looked at. `name` tells reductions apart and is the same on all
- * ranks, as are the tensors' names and shapes; their values and groups are not looked at. */
+ * ranks, as are the tensors' names and shapes; the rest of them is not looked at. Tensors are the
+ * host's. */
 SIGNPOST_API int signpost_reduction_join(const signpost_options* options, const char* name,
                                          uint32_t codec, uint8_t sum,
                                          const signpost_parameter* tensors, size_t tensor_count,

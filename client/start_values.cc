@@ -6,21 +6,32 @@
 
 #include "absl/strings/str_format.h"
 #include "client/reduction_session.h"
+#include "worker/page_vector.h"
 
 namespace signpost {
 
 absl::Status TakeValuesOfRank0(const SessionOptions& options,
-                               absl::Span<const Parameter> parameters) {
+                               absl::Span<const Parameter> parameters, kernels::cuda::Gpu* gpu) {
   SessionOptions for_all = options;
   for_all.worker.round_deadline = absl::ZeroDuration();
   for_all.worker.min_workers = 0;
+  for_all.gpu.reset();
   absl::StatusOr<std::unique_ptr<ReductionSession>> reduction =
       ReductionSession::Join(for_all, "values of rank 0", {.codec = FLOAT32, .sum = true},
                              std::vector<Parameter>(parameters.begin(), parameters.end()));
   if (!reduction.ok()) return reduction.status();
 
   std::vector<absl::Span<float>> values;
-  for (const Parameter& parameter : parameters) values.push_back(parameter.values);
+  std::vector<PageVector<float>> copies;
+  for (const Parameter& parameter : parameters) {
+    values.push_back(parameter.values);
+    if (gpu == nullptr) continue;
+    copies.emplace_back(parameter.values.size());
+    values.back() = absl::MakeSpan(copies.back());
+    absl::Status status = gpu->Read(values.back().data(), parameter.values.data(),
+                                    values.back().size() * sizeof(float), /*stream=*/nullptr);
+    if (!status.ok()) return status;
+  }
   if (options.worker.rank != 0) {
     for (const absl::Span<float> zeros : values) std::fill(zeros.begin(), zeros.end(), 0.0f);
   }
@@ -29,10 +40,17 @@ absl::Status TakeValuesOfRank0(const SessionOptions& options,
   const absl::Status left = (*reduction)->Leave();
   if (!report.ok()) return report.status();
   if (!left.ok()) return left;
-  if (report->skipped.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("the parameters that rank 0 begins with are not finite, or out of range: %s",
-                      report->skipped.front().block));
+  if (!report->skipped.empty()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the parameters that rank 0 begins with are not finite, or out of range: %s",
+        report->skipped.front().block));
+  }
+  absl::Status written;
+  for (size_t i = 0; i < copies.size(); ++i) {
+    written.Update(gpu->Write(parameters[i].values.data(), copies[i].data(),
+                              copies[i].size() * sizeof(float), /*stream=*/nullptr));
+  }
+  return written;
 }
 
 }  // namespace signpost

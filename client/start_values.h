@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "client/session_options.h"
+#include "kernels/gpu.h"
 #include "worker/onebit_adam.h"
 
 namespace signpost {
@@ -14,10 +15,12 @@ namespace signpost {
 // reduction, "<job>/values of rank 0", that adds zeros to them and waits for all ranks, whatever
 // the job's round deadline. Zeros lose their sign.
 //
+// Parameters are on `gpu`, and cross to the host and back; or, if it is null, on the host.
+//
 // INVALID_ARGUMENT, on all ranks, names a block of rank 0's that is not finite or out of range.
 // Otherwise errors as ReductionSession's. On error parameters may have been overwritten.
 absl::Status TakeValuesOfRank0(const SessionOptions& options,
-                               absl::Span<const Parameter> parameters);
+                               absl::Span<const Parameter> parameters, kernels::cuda::Gpu* gpu);
 
 }  // namespace signpost
 

@@ -210,6 +210,10 @@ class CudaGpu final : public Gpu {
                              uint32_t blocks, Stream stream) override {
     return Launch([&] { return cuda::ApplyMomentum(rule, segments, count, blocks, stream); });
   }
+  absl::Status DecompressOneBit(const BlockRule& rule, const DecompressSegment* segments,
+                                uint32_t count, uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::DecompressOneBit(rule, segments, count, blocks, stream); });
+  }
   absl::Status AddOneBit(const BlockRule& rule, const AddSegment* segments, uint32_t count,
                          uint32_t blocks, Stream stream) override {
     return Launch([&] { return cuda::AddOneBit(rule, segments, count, blocks, stream); });
@@ -289,7 +293,8 @@ class CudaGpu final : public Gpu {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device) {
+// Weak, because tests have another (open_simulated_gpu.cc).
+__attribute__((weak)) absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device) {
   if (absl::Status status = CheckDevice(device); !status.ok()) return status;
   auto gpu = std::make_unique<CudaGpu>(device);
   if (absl::Status status = gpu->Open(); !status.ok()) return status;

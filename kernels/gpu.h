@@ -71,6 +71,8 @@ class Gpu {
                                      Stream stream) = 0;
   virtual absl::Status ApplyMomentum(const BlockRule& rule, const ApplySegment* segments,
                                      uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status DecompressOneBit(const BlockRule& rule, const DecompressSegment* segments,
+                                        uint32_t count, uint32_t blocks, Stream stream) = 0;
   virtual absl::Status AddOneBit(const BlockRule& rule, const AddSegment* segments, uint32_t count,
                                  uint32_t blocks, Stream stream) = 0;
   virtual absl::Status AddDense(const BlockRule& rule, const AddDenseSegment* segments,

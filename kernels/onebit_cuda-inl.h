@@ -144,6 +144,15 @@ SIGNPOST_DEVICE void ApplyBlock(Block& block, const BlockRule& rule, const Apply
 }
 
 template <class Block>
+SIGNPOST_DEVICE void DecompressBlock(Block& block, const BlockRule& rule,
+                                     const DecompressSegment& segment, uint32_t number) {
+  ForEachQuadOfBlock(block, rule, segment, number, [&](uint32_t index, uint32_t i, uint32_t count) {
+    StoreQuad(SignedQuad(segment.compressed.scales[index], SignsOfQuad(segment.compressed.bits, i)),
+              segment.values + i, count);
+  });
+}
+
+template <class Block>
 SIGNPOST_DEVICE void AddBlock(Block& block, const BlockRule& rule, const AddSegment& segment,
                               uint32_t number) {
   ForEachQuadOfBlock(block, rule, segment, number, [&](uint32_t index, uint32_t i, uint32_t count) {

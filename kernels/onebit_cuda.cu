@@ -26,6 +26,15 @@ absl::Status ApplyMomentum(const BlockRule& rule, const ApplySegment* segments, 
       });
 }
 
+absl::Status DecompressOneBit(const BlockRule& rule, const DecompressSegment* segments,
+                              uint32_t count, uint32_t blocks, Stream stream) {
+  return LaunchOnBlocks(
+      segments, count, blocks, stream,
+      [=] __device__(DeviceBlock & block, const DecompressSegment& segment, uint32_t number) {
+        DecompressBlock(block, rule, segment, number);
+      });
+}
+
 absl::Status AddOneBit(const BlockRule& rule, const AddSegment* segments, uint32_t count,
                        uint32_t blocks, Stream stream) {
   return LaunchOnBlocks(

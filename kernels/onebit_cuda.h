@@ -46,6 +46,16 @@ struct ApplySegment {
 absl::Status ApplyMomentum(const BlockRule& rule, const ApplySegment* segments, uint32_t count,
                            uint32_t blocks, Stream stream);
 
+// As DecompressOneBit.
+struct DecompressSegment {
+  OneBitView compressed;
+  float* values = nullptr;
+  uint32_t elements = 0;
+  uint32_t first_block = 0;
+};
+absl::Status DecompressOneBit(const BlockRule& rule, const DecompressSegment* segments,
+                              uint32_t count, uint32_t blocks, Stream stream);
+
 // As AddOneBit, but for blocks that are not packed (IsPacked), which add nothing.
 struct AddSegment {
   OneBitView addend;

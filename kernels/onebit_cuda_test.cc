@@ -178,18 +178,31 @@ TEST(OneBitCuda, AppliesAndAddsAsTheCpuDoes) {
       const Span span(rule, n, random);
       const Guarded<float> inverse = random.PositiveValues(n);
       Guarded<float> x = random.Values(n), sum = random.Values(n);
-      Guarded<float> expected_x = x, expected_sum = sum;
+      Guarded<float> expected_x = x, expected_sum = sum, values = sum, expected_values = sum;
       kernels::ApplyMomentum(rule, span.momentum(), kLearningRate, kDecay, inverse.span(),
                              expected_x.span());
       kernels::AddOneBit(rule, span.momentum(), kFactor, expected_sum.span());
+      kernels::DecompressOneBit(rule, span.momentum(), expected_values.span());
       const auto elements = static_cast<uint32_t>(n);
       RunApplyMomentum(
           rule, {{span.momentum(), inverse.data(), x.data(), kLearningRate, kDecay, elements}});
       RunAddOneBit(rule, {{span.momentum(), kFactor, sum.data(), elements}});
+      RunDecompressOneBit(rule, {{span.momentum(), values.data(), elements}});
       EXPECT_TRUE(SameBytes(x, expected_x));
+      EXPECT_TRUE(SameBytes(values, expected_values));
       EXPECT_TRUE(SameBytes(sum, expected_sum));
     }
   }
+}
+
+TEST(OneBitCuda, DecompressedZerosHaveTheirSigns) {
+  const Values scales = {0};
+  const Bytes bits = {0b10};
+  Values values(2, 1.0f);
+  RunDecompressOneBit({8}, {{{scales.data(), bits.data()}, values.data(), 2}});
+  EXPECT_EQ(values, Values(2, 0.0f));
+  EXPECT_FALSE(std::signbit(values[0]));
+  EXPECT_TRUE(std::signbit(values[1]));
 }
 
 TEST(OneBitCuda, WhatIsNotPackedAddsNothing) {

@@ -51,6 +51,11 @@ void RunApplyMomentum(const BlockRule& rule, const std::vector<ApplySegment>& se
       [&](auto... arguments) { return TestGpu().ApplyMomentum(rule, arguments..., kStream); });
 }
 
+void RunDecompressOneBit(const BlockRule& rule, const std::vector<DecompressSegment>& segments) {
+  Run(rule, segments,
+      [&](auto... arguments) { return TestGpu().DecompressOneBit(rule, arguments..., kStream); });
+}
+
 void RunAddOneBit(const BlockRule& rule, const std::vector<AddSegment>& segments) {
   Run(rule, segments,
       [&](auto... arguments) { return TestGpu().AddOneBit(rule, arguments..., kStream); });

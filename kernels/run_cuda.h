@@ -28,6 +28,7 @@ inline constexpr uint32_t kAllPacked = std::numeric_limits<uint32_t>::max();
 uint32_t RunCompressOneBit(const BlockRule& rule, const std::vector<CompressSegment>& segments);
 uint32_t RunCompressDense(const BlockRule& rule, const std::vector<DenseSegment>& segments);
 void RunApplyMomentum(const BlockRule& rule, const std::vector<ApplySegment>& segments);
+void RunDecompressOneBit(const BlockRule& rule, const std::vector<DecompressSegment>& segments);
 void RunAddOneBit(const BlockRule& rule, const std::vector<AddSegment>& segments);
 void RunAddDense(const BlockRule& rule, const std::vector<AddDenseSegment>& segments);
 void RunScale(const BlockRule& rule, const std::vector<ScaleSegment>& segments);

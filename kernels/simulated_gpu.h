@@ -55,6 +55,8 @@ class SimulatedGpu final : public Gpu {
   void FailOperationAfter(uint64_t operations);
   // Kernels may be given any memory of the host's, as if all of it were pinned.
   void LetKernelsUseAllMemory();
+  // As if any memory of the host's were its own.
+  void OwnAllMemory();
 
   std::string name() const override;
   absl::Status CheckIsHere(const void* memory) const override;
@@ -83,6 +85,8 @@ class SimulatedGpu final : public Gpu {
                              uint32_t blocks, uint32_t* first_not_packed, Stream stream) override;
   absl::Status ApplyMomentum(const BlockRule& rule, const ApplySegment* segments, uint32_t count,
                              uint32_t blocks, Stream stream) override;
+  absl::Status DecompressOneBit(const BlockRule& rule, const DecompressSegment* segments,
+                                uint32_t count, uint32_t blocks, Stream stream) override;
   absl::Status AddOneBit(const BlockRule& rule, const AddSegment* segments, uint32_t count,
                          uint32_t blocks, Stream stream) override;
   absl::Status AddDense(const BlockRule& rule, const AddDenseSegment* segments, uint32_t count,
@@ -137,6 +141,7 @@ class SimulatedGpu final : public Gpu {
                      Stream stream);
 
   std::atomic<bool> can_kernels_use_all_memory_ = false;
+  std::atomic<bool> owns_all_memory_ = false;
   // Says whether there is a fault without ordering streams, as the mutex would.
   std::atomic<bool> has_fault_ = false;
 

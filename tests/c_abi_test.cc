@@ -50,7 +50,7 @@ class Rank {
 
   int Step() {
     const std::vector<float> gradient = Gradient();
-    const float* gradients[] = {gradient.data()};
+    const void* gradients[] = {gradient.data()};
     return signpost_step(session_, gradients, 1, &rates_, 1, nullptr, error_, sizeof error_);
   }
 

@@ -208,7 +208,7 @@ TEST_P(FaultTest, GradientsOfTheWrongSizeAreRefusedWithNothingSent) {
   auto worker = Join(0, replica);
   ASSERT_TRUE(worker.ok()) << worker.status();
   auto gradients = replica.Gradients();
-  gradients[3].remove_suffix(1);
+  --gradients[3].size;
   EXPECT_THAT(Message((*worker)->Step(gradients, {job_.rates}).status()),
               AllOf(HasSubstr("'tensor3'"), HasSubstr("299"), HasSubstr("300")));
   EXPECT_THAT(Message((*worker)->Step(replica.Gradients(), {}).status()), HasSubstr("group 0"));

@@ -40,8 +40,8 @@ std::vector<Parameter> Replica::Parameters() {
   return parameters;
 }
 
-std::vector<absl::Span<const float>> Replica::Gradients() const {
-  std::vector<absl::Span<const float>> spans;
+std::vector<Gradient> Replica::Gradients() const {
+  std::vector<Gradient> spans;
   size_t first = 0;
   for (size_t elements : tensors) {
     spans.push_back(absl::MakeSpan(gradient).subspan(first, elements));

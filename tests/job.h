@@ -14,9 +14,9 @@
 namespace signpost::testing {
 
 // How a rank takes a step.
-using TakeStep = std::function<absl::StatusOr<StepReport>(
-    uint32_t rank, int step, Worker& worker, absl::Span<const absl::Span<const float>> gradients,
-    const GroupRates& rates)>;
+using TakeStep = std::function<absl::StatusOr<StepReport>(uint32_t rank, int step, Worker& worker,
+                                                          absl::Span<const Gradient> gradients,
+                                                          const GroupRates& rates)>;
 
 struct JobOptionsForTest {
   uint32_t workers = 4;
@@ -44,7 +44,7 @@ struct Replica {
   Replica(const JobOptionsForTest& options, uint32_t rank);
 
   std::vector<Parameter> Parameters();
-  std::vector<absl::Span<const float>> Gradients() const;
+  std::vector<Gradient> Gradients() const;
 
   const std::vector<size_t> tensors;
   std::vector<float> values;

@@ -50,12 +50,10 @@ mutate server-error-committed-twice server/round.cc \
   'kernels::AggregateOneBit(rule, contributions, InverseCount(layout), error.subspan(segment.chunk_offset, segment.elements), OneBitPart(chunk, segment, out)); const size_t packed = kernels::AggregateOneBit('
 mutate retry-after-close-refused server/owned_chunk.cc \
   'if (header.step() < open_step_ && header.step() >= oldest_step) {' 'if (false) {'
-mutate worker-error-dropped worker/onebit_adam.cc \
-  ' : absl::Span<float>();
-  if (stage_ != Stage::kOneBit) {' \
-  ' : absl::Span<float>();
-  for (float& e : error) e = 0;
-  if (stage_ != Stage::kOneBit) {'
+mutate worker-error-dropped worker/host_adam_state.cc \
+  'const absl::Span<float> error = ErrorOf(chunk, part);' \
+  'const absl::Span<float> error = ErrorOf(chunk, part);
+    for (float& e : error) e = 0;'
 mutate contribution-not-taken-back worker/worker.cc \
   'optimizer_.TakeBack(chunk, exchange.packed->data());' ''
 mutate bias-correction-ignored worker/onebit_adam.cc \
@@ -63,7 +61,7 @@ mutate bias-correction-ignored worker/onebit_adam.cc \
 mutate aggregator-error-not-restored worker/worker.cc \
   'const auto found = errors.find(chunk);' 'const auto found = errors.end();'
 mutate worker-error-not-restored worker/onebit_adam.cc \
-  'if (has_error_[c]) std::copy(error.begin(), error.end(), error_.data() + chunk.first_element);' ''
+  'if (has_error_[c]) state_->Set(AdamState::Field::kError, c, error.data());' ''
 mutate checkpoint-section-not-checked storage/section_file.cc 'if (Crc32c(bytes) != crc) {' 'if (false) {'
 mutate manifest-written-before-the-parts worker/worker_checkpoint.cc \
   'absl::Status status = AwaitRanks([&] { return dir.MissingRanks(id, options_.world_size); });' \

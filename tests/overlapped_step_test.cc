@@ -26,7 +26,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
-using Gradients = absl::Span<const absl::Span<const float>>;
+using Gradients = absl::Span<const Gradient>;
 
 // The tensors in an order that differs from rank to rank and step to step.
 std::vector<size_t> OrderOf(uint32_t rank, int step, size_t tensors) {

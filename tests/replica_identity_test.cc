@@ -103,7 +103,7 @@ TEST(ReplicaIdentity, HoldsForAnyNumberOfThreadsAndAggregatorsWhenRoundsAreSkipp
       gradient[element] = std::numeric_limits<float>::quiet_NaN();
     }
   };
-  using Gradients = absl::Span<const absl::Span<const float>>;
+  using Gradients = absl::Span<const Gradient>;
   // By rank: parameters and error.
   using End = std::pair<std::vector<float>, std::vector<float>>;
   const auto train = [&](uint32_t threads, uint32_t aggregators) {
@@ -127,7 +127,7 @@ TEST(ReplicaIdentity, HoldsForAnyNumberOfThreadsAndAggregatorsWhenRoundsAreSkipp
         [&](uint32_t rank, int step, const Replica& replica, Worker& worker) {
           EXPECT_GT(worker.layout().chunks().size(), 1);
           if (step + 1 < job.steps) return;
-          const absl::Span<const float> error = worker.optimizer().error();
+          const HostFloats error = worker.optimizer().error();
           absl::MutexLock lock(&mutex);
           ends[rank] = {replica.values, {error.begin(), error.end()}};
         },

@@ -102,7 +102,7 @@ void AddParametersPart(const ParametersPart& part, const Layout& layout, Section
   CheckpointPart header;
   header.set_step(part.step);
   writer.Add(header);
-  for (const Parameter& parameter : part.parameters) writer.Add(BytesOf(parameter.values));
+  for (const absl::Span<const float> values : part.values) writer.Add(BytesOf(values));
   for (const absl::Span<const float> numbers : {part.momentum, part.variance}) {
     for (const Chunk& chunk : layout.chunks()) {
       writer.Add(BytesOf(numbers.subspan(chunk.first_element, chunk.elements)));

@@ -62,7 +62,7 @@ absl::StatusOr<SavedRank> DecodeRankPart(absl::string_view file, uint32_t rank,
 // The file "parameters". `momentum` is in layout order.
 struct ParametersPart {
   uint64_t step = 0;
-  absl::Span<const Parameter> parameters;
+  absl::Span<const absl::Span<const float>> values;  // by tensor
   absl::Span<const float> momentum;
   absl::Span<const float> variance;
 };

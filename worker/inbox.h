@@ -1,4 +1,4 @@
-// What became of each exchange, in the order in which they ended.
+// What others tell a worker of its chunks, in the order in which they do.
 
 #ifndef SIGNPOST_WORKER_INBOX_H_
 #define SIGNPOST_WORKER_INBOX_H_
@@ -9,25 +9,24 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "proto/frame.h"
 #include "worker/clock.h"
 
 namespace signpost {
 
 // Thread-safe.
+template <class What>
 class Inbox {
  public:
   struct Item {
     uint32_t chunk;
-    absl::StatusOr<Answer> answer;
+    What what;
   };
 
-  void Put(uint32_t chunk, absl::StatusOr<Answer> answer) {
+  void Put(uint32_t chunk, What what) {
     absl::MutexLock lock(&mutex_);
-    items_.push_back({chunk, std::move(answer)});
+    items_.push_back({chunk, std::move(what)});
   }
 
   // Blocks for at most `timeout`.

@@ -8,8 +8,8 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_format.h"
 #include "kernels/adam.h"
-#include "kernels/dense.h"
-#include "kernels/sum.h"
+#include "worker/gpu_adam_state.h"
+#include "worker/host_adam_state.h"
 
 namespace signpost {
 namespace {
@@ -35,8 +35,20 @@ double Power(double base, uint64_t exponent) {
   return power;
 }
 
+std::unique_ptr<AdamState> NewState(const Layout& layout, absl::Span<const Parameter> parameters,
+                                    uint32_t threads, kernels::cuda::Gpu* gpu) {
+  std::vector<absl::Span<float>> values;
+  for (const Parameter& parameter : parameters) values.push_back(parameter.values);
+  if (gpu == nullptr) return std::make_unique<HostAdamState>(layout, std::move(values), threads);
+  return std::make_unique<GpuAdamState>(layout, std::move(values), *gpu);
+}
+
 // How far two looks at the variance may be apart: 1-bit Adam, section 7.1.
 constexpr double kSettled = 0.96;
+
+// What all workers have alike, in the order of STATE's payload.
+constexpr AdamState::Field kFieldsOfState[] = {
+    AdamState::Field::kParameters, AdamState::Field::kMomentum, AdamState::Field::kVariance};
 
 }  // namespace
 
@@ -122,17 +134,13 @@ std::vector<GroupRates> RatesOf(const StepRates& message) {
 }
 
 OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
-                       std::vector<Parameter> parameters, uint32_t threads)
+                       std::vector<Parameter> parameters, uint32_t threads, kernels::cuda::Gpu* gpu)
     : layout_(layout),
       options_(options),
       rule_{layout.options().block_elements(), layout.options().gamma()},
       parameters_(std::move(parameters)),
-      error_(layout.elements()),
-      variance_(layout.elements()),
       has_error_(layout.chunks().size()),
-      signed_momentum_(layout.chunks().size()),
-      crew_(layout, threads) {
-  for (const Chunk& chunk : layout.chunks()) dense_momentum_.emplace_back(chunk.elements);
+      state_(NewState(layout, parameters_, threads, gpu)) {
   if (options.freeze_step != OptimizerOptions::kAuto) {
     schedule_.set_freeze_step(options.freeze_step);
   }
@@ -140,47 +148,46 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
 
 void OneBitAdam::Restore(OptimizerState state) {
   schedule_ = std::move(state.schedule);
-  std::copy(state.variance.begin(), state.variance.end(), variance_.begin());
+  for (size_t c = 0; c < layout_.chunks().size(); ++c) {
+    const size_t first = layout_.chunks()[c].first_element;
+    state_->Set(AdamState::Field::kVariance, c, state.variance.data() + first);
+  }
   std::vector<float>().swap(state.variance);  // not to have it twice
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
     const Chunk& chunk = layout_.chunks()[c];
-    const float* momentum = state.momentum.data() + chunk.first_element;
-    dense_momentum_[c].assign(momentum, momentum + chunk.elements);
-    signed_momentum_[c] = Payload();
+    state_->Set(AdamState::Field::kMomentum, c, state.momentum.data() + chunk.first_element);
     const auto error =
         absl::MakeConstSpan(state.error).subspan(chunk.first_element, chunk.elements);
     // Zeros need no memory, where there is none yet.
     has_error_[c] =
         has_error_[c] || absl::c_any_of(error, [](float e) { return e != 0 || std::signbit(e); });
-    if (has_error_[c]) std::copy(error.begin(), error.end(), error_.data() + chunk.first_element);
+    if (has_error_[c]) state_->Set(AdamState::Field::kError, c, error.data());
   }
 }
 
-Payload OneBitAdam::State(uint32_t chunk_index) const {
-  const Chunk& chunk = layout_.chunks()[chunk_index];
-  Payload state(layout_.PayloadBytes(STATE, chunk_index));
-  auto* parameters = reinterpret_cast<float*>(state.data());
-  for (const Segment& segment : chunk.segments) {
-    const float* values = parameters_[segment.tensor].values.data() + segment.tensor_offset;
-    std::copy_n(values, segment.elements, parameters + segment.chunk_offset);
+void OneBitAdam::SetValues(absl::Span<const float> values) {
+  for (size_t c = 0; c < layout_.chunks().size(); ++c) {
+    const size_t first = layout_.chunks()[c].first_element;
+    state_->Set(AdamState::Field::kParameters, c, values.data() + first);
   }
-  const PageVector<float> momentum = Momentum(chunk_index);
-  float* const after = std::copy(momentum.begin(), momentum.end(), parameters + chunk.elements);
-  std::copy_n(variance_.data() + chunk.first_element, chunk.elements, after);
+}
+
+Payload OneBitAdam::State(uint32_t chunk) const {
+  Payload state(layout_.PayloadBytes(STATE, chunk));
+  auto* numbers = reinterpret_cast<float*>(state.data());
+  for (const AdamState::Field field : kFieldsOfState) {
+    state_->Get(field, chunk, numbers);
+    numbers += layout_.chunks()[chunk].elements;
+  }
   return state;
 }
 
-void OneBitAdam::SetState(uint32_t chunk_index, absl::Span<const uint8_t> state) {
-  const Chunk& chunk = layout_.chunks()[chunk_index];
-  const auto* parameters = reinterpret_cast<const float*>(state.data());
-  for (const Segment& segment : chunk.segments) {
-    std::copy_n(parameters + segment.chunk_offset, segment.elements,
-                parameters_[segment.tensor].values.data() + segment.tensor_offset);
+void OneBitAdam::SetState(uint32_t chunk, absl::Span<const uint8_t> state) {
+  const auto* numbers = reinterpret_cast<const float*>(state.data());
+  for (const AdamState::Field field : kFieldsOfState) {
+    state_->Set(field, chunk, numbers);
+    numbers += layout_.chunks()[chunk].elements;
   }
-  const float* momentum = parameters + chunk.elements;
-  dense_momentum_[chunk_index].assign(momentum, momentum + chunk.elements);
-  signed_momentum_[chunk_index] = Payload();
-  std::copy_n(momentum + chunk.elements, chunk.elements, variance_.data() + chunk.first_element);
 }
 
 absl::Status OneBitAdam::CheckRates(absl::Span<const GroupRates> rates) const {
@@ -256,7 +263,7 @@ void OneBitAdam::LookAtVariance(uint64_t step) {
   const auto interval = static_cast<uint64_t>(std::lround(1 / (1 - rates_[0].beta2)));
   if (step == 0 || step % interval != 0) return;
   const double correction = options_.bias_correction ? 1 / (1 - Power(rates_[0].beta2, step)) : 1;
-  const double norm = kernels::Sum(variance_) * correction;
+  const double norm = state_->SumOfVariance(0, layout_.elements()) * correction;
   const double before = schedule_.variance_norm();
   schedule_.set_variance_norm(norm);
   const bool is_steady = before > 0 && norm >= kSettled * before && kSettled * norm <= before;
@@ -276,7 +283,7 @@ void OneBitAdam::FreezeVariance(bool is_first) {
     rates.variance_correction = static_cast<float>(variance_correction);
     rates.epsilon = static_cast<float>(group.epsilon);
     const size_t elements = parameter.values.size();
-    const double mean = kernels::Sum(absl::MakeSpan(variance_).subspan(first, elements)) / elements;
+    const double mean = state_->SumOfVariance(first, elements) / elements;
     rates.floor = static_cast<float>(options_.variance_floor * mean * variance_correction);
     first += elements;
   }
@@ -284,86 +291,55 @@ void OneBitAdam::FreezeVariance(bool is_first) {
   for (uint32_t g = 0; g < groups(); ++g) schedule_.add_epsilons(rates_[g].epsilon);
   if (is_first) error_scale_ = MomentumRatesOf(rates_[0]).one_minus_beta1;
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
-    const Chunk& chunk = layout_.chunks()[c];
-    for (const Segment& segment : chunk.segments) {
-      kernels::Freeze(
-          by_tensor[segment.tensor],
-          absl::MakeSpan(dense_momentum_[c]).subspan(segment.chunk_offset, segment.elements),
-          SegmentOf(variance_, chunk, segment));
-      // Errors were in units of the gradient, and are in units of the momentum from here on.
-      if (!is_first || !has_error_[c]) continue;
-      kernels::Scale(MomentumRatesOf(RatesOfTensor(segment.tensor)).one_minus_beta1,
-                     SegmentOf(error_, chunk, segment));
-    }
+    state_->Freeze(c, [&](uint32_t tensor) { return by_tensor[tensor]; });
+    // Errors were in units of the gradient, and are in units of the momentum from here on.
+    if (!is_first || !has_error_[c]) continue;
+    state_->ScaleError(
+        c, [&](uint32_t tensor) { return MomentumRatesOf(RatesOfTensor(tensor)).one_minus_beta1; });
   }
 }
 
-uint32_t OneBitAdam::Compress(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
-                              uint8_t* payload) {
+std::optional<uint32_t> OneBitAdam::Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
+                                             uint8_t* payload, Packed later) {
   if (codec() != FLOAT32 && stage_ != Stage::kRefresh) has_error_[chunk] = true;
-  return crew_.Compress(chunk, [&](const Segment& part) {
-    return CompressPart(chunk, part,
-                        gradients[part.tensor].subspan(part.tensor_offset, part.elements), payload);
-  });
-}
-
-size_t OneBitAdam::CompressPart(uint32_t chunk_index, const Segment& part,
-                                absl::Span<const float> gradient, uint8_t* payload) {
-  const Chunk& chunk = layout_.chunks()[chunk_index];
-  const bool adds_error = has_error_[chunk_index] && stage_ != Stage::kRefresh;
-  // Where there is none, the codec loses nothing.
-  const absl::Span<float> error = adds_error ? SegmentOf(error_, chunk, part) : absl::Span<float>();
-  if (stage_ != Stage::kOneBit) {
-    const kernels::DenseType type = DenseTypeOf(codec());
-    return kernels::CompressDense(rule_, type, gradient, error,
-                                  payload + kernels::DenseBytes(type, part.chunk_offset));
+  if (stage_ == Stage::kOneBit) {
+    return state_->CompressMomentum(
+        chunk, [this](uint32_t tensor) { return MomentumRatesOf(RatesOfTensor(tensor)); },
+        gradients, payload, std::move(later));
   }
-  const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(part.tensor));
-  const kernels::OneBitSpan out = OneBitPart(chunk, part, payload);
-  const Payload& momentum = signed_momentum_[chunk_index];
-  if (momentum.size() == 0) {
-    return kernels::CompressMomentum(rule_, rates, gradient,
-                                     dense_momentum_[chunk_index].data() + part.chunk_offset, error,
-                                     out);
+  // Where there is no error, the codec loses nothing.
+  const bool adds_error = has_error_[chunk] && stage_ != Stage::kRefresh;
+  return state_->CompressDense(chunk, codec(), adds_error, gradients, payload, std::move(later));
+}
+
+void OneBitAdam::Apply(uint32_t chunk, Answer answer) {
+  switch (stage_) {
+    case Stage::kWarmUp:
+      return state_->AdamStep(
+          chunk, codec(), [this](uint32_t tensor) { return AdamRatesOf(tensor); },
+          std::move(answer.payload));
+    case Stage::kOneBit:
+      return state_->ApplyMomentum(
+          chunk,
+          [this](uint32_t tensor) {
+            const GroupRates& rates = RatesOfTensor(tensor);
+            return AdamState::UpdateRates{static_cast<float>(rates.learning_rate),
+                                          static_cast<float>(rates.weight_decay)};
+          },
+          std::move(answer.payload));
+    case Stage::kRefresh:
+      state_->MakeMomentumDense(chunk);
+      return state_->RefreshStep(
+          chunk, [this](uint32_t tensor) { return RefreshRatesOf(tensor); },
+          std::move(answer.payload));
   }
-  return kernels::CompressMomentum(rule_, rates, gradient, OneBitPart(chunk, part, momentum.data()),
-                                   error, out);
 }
 
-void OneBitAdam::Apply(uint32_t chunk_index, Answer answer) {
-  const Chunk& chunk = layout_.chunks()[chunk_index];
-  if (stage_ == Stage::kRefresh) MakeMomentumDense(chunk_index);
-  crew_.ForEachPart(chunk_index, [&](const Segment& part) {
-    switch (stage_) {
-      case Stage::kWarmUp:
-        return ApplyDense(chunk_index, part, answer.payload.data());
-      case Stage::kOneBit:
-        return ApplyOneBit(chunk, part, answer.payload.data());
-      case Stage::kRefresh:
-        return ApplyRefresh(chunk_index, part, answer.payload.data());
-    }
-  });
-  if (stage_ != Stage::kOneBit) return;
-  signed_momentum_[chunk_index] = std::move(answer.payload);
-  dense_momentum_[chunk_index] = PageVector<float>();  // {} would keep its memory
-}
-
-void OneBitAdam::ApplyOneBit(const Chunk& chunk, const Segment& segment, const uint8_t* payload) {
-  const Parameter& parameter = parameters_[segment.tensor];
-  const GroupRates& rates = rates_[parameter.group];
-  kernels::ApplyMomentum(
-      rule_, OneBitPart(chunk, segment, payload), static_cast<float>(rates.learning_rate),
-      static_cast<float>(rates.weight_decay), SegmentOf(variance_, chunk, segment),
-      parameter.values.subspan(segment.tensor_offset, segment.elements));
-}
-
-void OneBitAdam::ApplyDense(uint32_t chunk_index, const Segment& segment, const uint8_t* payload) {
-  const Chunk& chunk = layout_.chunks()[chunk_index];
-  const Parameter& parameter = parameters_[segment.tensor];
-  const GroupRates& group = rates_[parameter.group];
+kernels::AdamRates OneBitAdam::AdamRatesOf(uint32_t tensor) const {
+  const GroupRates& group = RatesOfTensor(tensor);
   const double correction1 = options_.bias_correction ? 1 - Power(group.beta1, step_ + 1) : 1;
   const double correction2 = options_.bias_correction ? 1 - Power(group.beta2, step_ + 1) : 1;
-  const kernels::AdamRates rates = {
+  return {
       .beta1 = static_cast<float>(group.beta1),
       .one_minus_beta1 = static_cast<float>(1 - group.beta1),
       .beta2 = static_cast<float>(group.beta2),
@@ -373,34 +349,20 @@ void OneBitAdam::ApplyDense(uint32_t chunk_index, const Segment& segment, const 
       .epsilon = static_cast<float>(group.epsilon),
       .decay = static_cast<float>(group.learning_rate * group.weight_decay),
   };
-  const kernels::DenseType type = DenseTypeOf(codec());
-  kernels::AdamStep(
-      rates, type, payload + kernels::DenseBytes(type, segment.chunk_offset),
-      absl::MakeSpan(dense_momentum_[chunk_index]).subspan(segment.chunk_offset, segment.elements),
-      SegmentOf(variance_, chunk, segment),
-      parameter.values.subspan(segment.tensor_offset, segment.elements));
 }
 
-void OneBitAdam::ApplyRefresh(uint32_t chunk_index, const Segment& segment,
-                              const uint8_t* payload) {
-  const Chunk& chunk = layout_.chunks()[chunk_index];
-  const Parameter& parameter = parameters_[segment.tensor];
-  const GroupRates& group = rates_[parameter.group];
+kernels::RefreshRates OneBitAdam::RefreshRatesOf(uint32_t tensor) const {
+  const GroupRates& group = RatesOfTensor(tensor);
   const double kept_variance = Power(group.beta2, options_.variance_refresh_interval);
-  const kernels::RefreshRates rates = {
+  return {
       .beta1 = static_cast<float>(group.beta1),
       .one_minus_beta1 = static_cast<float>(1 - group.beta1),
       .kept_variance = static_cast<float>(kept_variance),
       .one_minus_kept_variance = static_cast<float>(1 - kept_variance),
       .learning_rate = static_cast<float>(group.learning_rate),
-      .epsilon = FrozenEpsilon(parameter.group),
+      .epsilon = FrozenEpsilon(parameters_[tensor].group),
       .decay = static_cast<float>(group.learning_rate * group.weight_decay),
   };
-  kernels::RefreshStep(
-      rates, payload + kernels::DenseBytes(kernels::DenseType::kFloat32, segment.chunk_offset),
-      absl::MakeSpan(dense_momentum_[chunk_index]).subspan(segment.chunk_offset, segment.elements),
-      SegmentOf(variance_, chunk, segment),
-      parameter.values.subspan(segment.tensor_offset, segment.elements));
 }
 
 float OneBitAdam::FrozenEpsilon(uint32_t group) const {
@@ -409,18 +371,9 @@ float OneBitAdam::FrozenEpsilon(uint32_t group) const {
   return static_cast<float>(is_known ? schedule_.epsilons(group) : rates_[group].epsilon);
 }
 
-void OneBitAdam::ThawChunk(uint32_t chunk_index) {
-  MakeMomentumDense(chunk_index);
-  const Chunk& chunk = layout_.chunks()[chunk_index];
-  for (const Segment& segment : chunk.segments) {
-    kernels::Thaw(FrozenEpsilon(parameters_[segment.tensor].group),
-                  SegmentOf(variance_, chunk, segment));
-  }
-}
-
-void OneBitAdam::MakeMomentumDense(uint32_t chunk) {
-  dense_momentum_[chunk] = Momentum(chunk);
-  signed_momentum_[chunk] = Payload();
+void OneBitAdam::ThawChunk(uint32_t chunk) {
+  state_->MakeMomentumDense(chunk);
+  state_->Thaw(chunk, [this](uint32_t tensor) { return FrozenEpsilon(parameters_[tensor].group); });
 }
 
 void OneBitAdam::TakeBack(uint32_t chunk, const uint8_t* payload) {
@@ -433,68 +386,30 @@ void OneBitAdam::KeepInput(uint32_t chunk, const uint8_t* payload) {
 }
 
 void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, MomentumShare share) {
-  has_error_[chunk_index] = true;
-  ForEachBlock(layout_.chunks()[chunk_index], rule_.block_elements,
-               [&](const Segment& block) { PutBack(chunk_index, block, payload, share); });
-}
-
-void OneBitAdam::PutBack(uint32_t chunk_index, const Segment& block, const uint8_t* payload,
-                         MomentumShare share) {
   const Chunk& chunk = layout_.chunks()[chunk_index];
-  const absl::Span<float> error = SegmentOf(error_, chunk, block);
-  const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(block.tensor));
-  const bool is_packed = IsPacked(codec(), chunk, block, payload);
-  if (stage_ != Stage::kOneBit) {
-    if (!is_packed) return;
+  has_error_[chunk_index] = true;
+  std::vector<AdamState::Addition> of_payload, of_momentum;
+  ForEachBlock(chunk, rule_.block_elements, [&](const Segment& block) {
+    const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(block.tensor));
+    const bool is_packed = IsPacked(codec(), chunk, block, payload);
     // After the freeze errors are in units of the momentum.
     const float unit = stage_ == Stage::kRefresh ? rates.one_minus_beta1 : 1;
-    const kernels::DenseType type = DenseTypeOf(codec());
-    kernels::AddDense(type, payload + kernels::DenseBytes(type, block.chunk_offset), unit, error);
-    return;
-  }
-  if (is_packed) kernels::AddOneBit(rule_, OneBitPart(chunk, block, payload), 1, error);
-  // What was packed has a share of the momentum, which must not be in the error while the momentum
-  // stays where it is; and must be, in any case, when it goes.
-  if (is_packed && share == MomentumShare::kStays) {
-    AddMomentum(chunk_index, block, -rates.beta1, error);
-  } else if (!is_packed && share == MomentumShare::kGoesBack) {
-    AddMomentum(chunk_index, block, rates.beta1, error);
-  }
-}
-
-void OneBitAdam::AddMomentum(uint32_t chunk_index, const Segment& segment, float factor,
-                             absl::Span<float> accumulator) const {
-  const Payload& momentum = signed_momentum_[chunk_index];
-  if (momentum.size() == 0) {
-    const float* dense = dense_momentum_[chunk_index].data() + segment.chunk_offset;
-    kernels::AddDense(kernels::DenseType::kFloat32, reinterpret_cast<const uint8_t*>(dense), factor,
-                      accumulator);
-    return;
-  }
-  kernels::AddOneBit(rule_, OneBitPart(layout_.chunks()[chunk_index], segment, momentum.data()),
-                     factor, accumulator);
-}
-
-absl::Span<float> OneBitAdam::SegmentOf(PageVector<float>& values, const Chunk& chunk,
-                                        const Segment& segment) {
-  return absl::MakeSpan(values).subspan(chunk.first_element + segment.chunk_offset,
-                                        segment.elements);
-}
-
-PageVector<float> OneBitAdam::Momentum(uint32_t chunk_index) const {
-  const Payload& payload = signed_momentum_[chunk_index];
-  if (payload.size() == 0) return dense_momentum_[chunk_index];
-  // Not added to zeros: +0 + -0 is +0, and the next step takes the sign of what it sees.
-  const Chunk& chunk = layout_.chunks()[chunk_index];
-  PageVector<float> momentum(chunk.elements);
-  for (const Segment& segment : chunk.segments) {
-    const kernels::OneBitView view = OneBitPart(chunk, segment, payload.data());
-    for (uint32_t i = 0; i < segment.elements; ++i) {
-      const float scale = view.scales[i / rule_.block_elements];
-      const bool is_negative = view.bits[i / 8] >> (i % 8) & 1;
-      momentum[segment.chunk_offset + i] = is_negative ? -scale : scale;
+    if (is_packed) of_payload.push_back({block, unit});
+    if (stage_ != Stage::kOneBit) return;
+    // What was packed has a share of the momentum, which must not be in the error while the
+    // momentum stays where it is; and must be, in any case, when it goes.
+    if (is_packed && share == MomentumShare::kStays) {
+      of_momentum.push_back({block, -rates.beta1});
+    } else if (!is_packed && share == MomentumShare::kGoesBack) {
+      of_momentum.push_back({block, rates.beta1});
     }
-  }
+  });
+  state_->AddToError(chunk_index, codec(), payload, of_payload, of_momentum);
+}
+
+PageVector<float> OneBitAdam::Momentum(uint32_t chunk) const {
+  PageVector<float> momentum(layout_.chunks()[chunk].elements);
+  state_->Get(AdamState::Field::kMomentum, chunk, momentum.data());
   return momentum;
 }
 

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,11 +20,12 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "kernels/onebit.h"
+#include "kernels/block.h"
+#include "kernels/gpu.h"
 #include "proto/aggregator.pb.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
-#include "worker/chunk_crew.h"
+#include "worker/adam_state.h"
 #include "worker/optimizer.h"
 #include "worker/page_vector.h"
 
@@ -59,7 +61,8 @@ std::string DescribeOptions(const OptimizerOptions& options);
 struct Parameter {
   std::string name;
   std::vector<uint64_t> shape;
-  absl::Span<float> values;  // product of shape elements, row-major
+  absl::Span<float> values;  // product of shape elements, row-major; on the worker's GPU if it has
+                             // one
   uint32_t group = 0;        // which entry of the step's group rates applies
 };
 
@@ -89,16 +92,22 @@ struct OptimizerState {
   std::vector<float> variance;  // as OneBitAdam::variance
 };
 
-// Not thread-safe. Borrows layout and parameters. Compresses and applies each chunk with `threads`
-// threads, the caller's included.
+// Not thread-safe. Borrows layout, parameters and `gpu`, which has them; without it they are the
+// host's, and `threads` threads compress and apply each chunk, the caller's included. Not a bit
+// depends on either.
 class OneBitAdam final : public Optimizer {
  public:
   OneBitAdam(const Layout& layout, const OptimizerOptions& options,
-             std::vector<Parameter> parameters, uint32_t threads = 1);
+             std::vector<Parameter> parameters, uint32_t threads = 1,
+             kernels::cuda::Gpu* gpu = nullptr);
 
   // Goes on from a saved state, whose vectors have the layout's size, to the bit: BeginStep of the
   // schedule's begun_steps comes next. Before anything else.
   void Restore(OptimizerState state);
+  void SetValues(absl::Span<const float> values);  // of all parameters, in layout order
+
+  absl::Status Check() const override { return state_->Check(); }
+  void SetStream(kernels::cuda::Stream stream) override { state_->SetStream(stream); }
 
   const Schedule& schedule() const override { return schedule_; }
   void SetSchedule(Schedule schedule) override { schedule_ = std::move(schedule); }
@@ -122,8 +131,13 @@ class OneBitAdam final : public Optimizer {
   Codec codec() const override;
   float error_scale() const override { return error_scale_; }
 
-  uint32_t Compress(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
-                    uint8_t* payload) override;
+  absl::Status CheckGradient(const Gradient& gradient) const override {
+    return state_->CheckGradient(gradient);
+  }
+  Gradient ZeroGradient(size_t elements) override { return state_->ZeroGradient(elements); }
+
+  std::optional<uint32_t> Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
+                                   uint8_t* payload, Packed later) override;
   // Updates the chunk's momentum and parameters, and in a dense step its variance.
   void Apply(uint32_t chunk, Answer answer) override;
   // Momentum and parameters stay.
@@ -131,10 +145,11 @@ class OneBitAdam final : public Optimizer {
   // The momentum's share of the input included, even where the gradient's was not finite.
   void KeepInput(uint32_t chunk, const uint8_t* payload) override;
 
-  absl::Span<const float> error() const { return error_; }  // in layout order
+  HostFloats error() const { return state_->Errors(); }  // in layout order
   // In layout order; from a freeze to the next refresh the inverse denominators, 1 / (sqrt(v) +
   // epsilon).
-  absl::Span<const float> variance() const { return variance_; }
+  HostFloats variance() const { return state_->Variances(); }
+  HostFloats values(uint32_t tensor) const { return state_->ValuesOf(tensor); }
   // The chunk's momentum, dense, whatever form it is stored in, with the signs of its zeros. For
   // tests and checkpoints.
   PageVector<float> Momentum(uint32_t chunk) const;
@@ -151,22 +166,10 @@ class OneBitAdam final : public Optimizer {
   float FrozenEpsilon(uint32_t group) const;
   // The chunk's part of a refresh, where no gradient came: to the form that it has after one.
   void ThawChunk(uint32_t chunk);
-  void MakeMomentumDense(uint32_t chunk);
   enum class MomentumShare { kStays, kGoesBack };
-  void PutBack(uint32_t chunk, const Segment& block, const uint8_t* payload, MomentumShare share);
   void PutBack(uint32_t chunk, const uint8_t* payload, MomentumShare share);
-  // Of a part of a segment: its first block that was not packed, as the kernels return it.
-  size_t CompressPart(uint32_t chunk, const Segment& part, absl::Span<const float> gradient,
-                      uint8_t* payload);
-  void ApplyOneBit(const Chunk& chunk, const Segment& segment, const uint8_t* payload);
-  void ApplyDense(uint32_t chunk, const Segment& segment, const uint8_t* payload);
-  void ApplyRefresh(uint32_t chunk, const Segment& segment, const uint8_t* payload);
-  // accumulator = accumulator + factor * momentum, over the segment's first elements.
-  void AddMomentum(uint32_t chunk, const Segment& segment, float factor,
-                   absl::Span<float> accumulator) const;
-  // The part of a vector in layout order that belongs to the segment.
-  static absl::Span<float> SegmentOf(PageVector<float>& values, const Chunk& chunk,
-                                     const Segment& segment);
+  kernels::AdamRates AdamRatesOf(uint32_t tensor) const;
+  kernels::RefreshRates RefreshRatesOf(uint32_t tensor) const;
   const GroupRates& RatesOfTensor(uint32_t tensor) const {
     return rates_[parameters_[tensor].group];
   }
@@ -183,15 +186,8 @@ class OneBitAdam final : public Optimizer {
   Schedule schedule_;
   std::optional<uint64_t> frozen_for_;  // the last step before which the variance was frozen
 
-  PageVector<float> error_;      // layout order
-  PageVector<float> variance_;   // layout order; see variance()
-  std::vector<bool> has_error_;  // by chunk; false: all zero, and no memory yet
-  // Per chunk: dense until its first one-bit answer, then that answer's payload as it came (1/32 of
-  // the memory).
-  std::vector<PageVector<float>> dense_momentum_;
-  std::vector<Payload> signed_momentum_;
-
-  ChunkCrew crew_;
+  std::vector<bool> has_error_;  // by chunk; false: all zero
+  const std::unique_ptr<AdamState> state_;
 };
 
 }  // namespace signpost

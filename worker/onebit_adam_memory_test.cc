@@ -23,7 +23,7 @@ void Step(uint64_t step, const Layout& layout, absl::Span<const float> gradient,
   for (uint32_t chunk = 0; chunk < layout.chunks().size(); ++chunk) {
     Answer answer;
     answer.payload = Payload(layout.PayloadBytes(adam.codec(), chunk));
-    adam.Compress(chunk, {gradient}, answer.payload.data());
+    adam.Compress(chunk, {absl::MakeConstSpan(gradient)}, answer.payload.data(), nullptr);
     adam.Apply(chunk, std::move(answer));
   }
 }

@@ -6,12 +6,17 @@
 #define SIGNPOST_WORKER_OPTIMIZER_H_
 
 #include <cstdint>
+#include <optional>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/types_cuda.h"
 #include "proto/aggregator.pb.h"
 #include "proto/frame.h"
 #include "proto/payload.h"
+#include "worker/gradient.h"
 
 namespace signpost {
 
@@ -20,7 +25,17 @@ struct GroupRates;
 // Not thread-safe.
 class Optimizer {
  public:
+  // Gets what Compress returns, once the payload is there; or why it will not be.
+  using Packed = absl::AnyInvocable<void(absl::StatusOr<uint32_t>)>;
+
   virtual ~Optimizer() = default;
+
+  // OK, or what has failed for good: on a GPU, where work goes on after calls return, any of them
+  // may find out. Then nothing here is worth anything.
+  virtual absl::Status Check() const { return absl::OkStatus(); }
+  // On a GPU: calls put their work on this stream from now on, behind all that they have put on the
+  // one before.
+  virtual void SetStream(kernels::cuda::Stream stream) {}
 
   // Starts step `step`, the one after the last. `rates` passed CheckRates, and has an entry for
   // each group.
@@ -31,11 +46,19 @@ class Optimizer {
   virtual Codec codec() const = 0;        // how this step's frames are encoded
   virtual float error_scale() const = 0;  // for this step's FrameHeader
 
+  // INVALID_ARGUMENT for one that is of another type, or elsewhere, than this optimizer's.
+  virtual absl::Status CheckGradient(const Gradient& gradient) const = 0;
+  // A gradient of zeros, for any tensor that has at most so many elements; valid until the next
+  // call.
+  virtual Gradient ZeroGradient(size_t elements) = 0;
+
   // Writes the chunk's contribution to `payload` (Layout::PayloadBytes) and its compression error
   // to this worker's error. gradients[i] belongs to tensor i. Blocks whose input is not finite are
   // not packed (kernels/block.h); returns the first of them, or the number of the chunk's blocks.
-  virtual uint32_t Compress(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
-                            uint8_t* payload) = 0;
+  // Or nothing: then `later` gets it, from another thread, and until then, or until this optimizer
+  // goes, `payload` and the gradients must stay.
+  virtual std::optional<uint32_t> Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
+                                           uint8_t* payload, Packed later) = 0;
 
   // Takes in a round's answer, in this step's codec.
   virtual void Apply(uint32_t chunk, Answer answer) = 0;

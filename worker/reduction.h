@@ -9,6 +9,7 @@
 #define SIGNPOST_WORKER_REDUCTION_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,8 +55,13 @@ class Reduction final : public Optimizer {
   Codec codec() const override { return codec_; }
   float error_scale() const override { return 1; }
 
-  uint32_t Compress(uint32_t chunk, absl::Span<const absl::Span<const float>> gradients,
-                    uint8_t* payload) override;
+  absl::Status CheckGradient(const Gradient& gradient) const override {
+    return absl::OkStatus();  // Worker::Reduce takes no other than are right
+  }
+  Gradient ZeroGradient(size_t elements) override;
+  // Done when it returns.
+  std::optional<uint32_t> Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
+                                   uint8_t* payload, Packed later) override;
   void Apply(uint32_t chunk, Answer answer) override;
   // The chunk's results are NaN. With fp32 nothing goes into an error: a result is of the tensors
   // of its own call.
@@ -87,6 +93,7 @@ class Reduction final : public Optimizer {
   Schedule schedule_;                       // steps alone
   std::vector<absl::Span<float>> results_;  // by tensor, or none
   PageVector<float> error_;                 // in layout order; empty with fp32
+  PageVector<float> zeros_;
   ChunkCrew crew_;
 };
 

@@ -17,6 +17,8 @@ namespace {
 // Of each chunk: how often it may turn out that the state which came is too old to go on from.
 constexpr uint32_t kMostFetches = 8;
 
+using Answers = Inbox<absl::StatusOr<Answer>>;
+
 class ReplicaFetch {
  public:
   ReplicaFetch(const ReplicaSource& source, const Layout& layout, Optimizer& optimizer)
@@ -25,7 +27,7 @@ class ReplicaFetch {
         optimizer_(optimizer),
         parts_(layout.chunks().size()),
         newest_step_(source.least_step),
-        inbox_(std::make_shared<Inbox>()) {}
+        inbox_(std::make_shared<Answers>()) {}
 
   absl::StatusOr<uint64_t> Run() {
     while (true) {
@@ -40,9 +42,9 @@ class ReplicaFetch {
         return absl::FailedPreconditionError(
             "the states that came are too old to go on from, time and again");
       }
-      std::optional<Inbox::Item> item = inbox_->Take(*source_.clock, source_.timeout);
+      std::optional<Answers::Item> item = inbox_->Take(*source_.clock, source_.timeout);
       if (!item) continue;  // it ends by its deadline
-      absl::Status status = Receive(item->chunk, std::move(item->answer));
+      absl::Status status = Receive(item->chunk, std::move(item->what));
       if (!status.ok()) return status;
     }
   }
@@ -199,7 +201,7 @@ class ReplicaFetch {
   std::optional<uint64_t> target_;
   std::map<uint64_t, Schedule> schedules_;  // by begun_steps, of the steps that were heard of
   // Shared with exchanges that may still be under way at the end.
-  std::shared_ptr<Inbox> inbox_;
+  std::shared_ptr<Answers> inbox_;
 };
 
 }  // namespace

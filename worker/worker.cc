@@ -25,22 +25,36 @@ namespace {
 // How long a start that failed may take to take back what it has done.
 constexpr absl::Duration kGiveUpTimeout = absl::Seconds(3);
 
+Tensor TensorOf(const Parameter& parameter) {
+  Tensor tensor;
+  tensor.set_name(parameter.name);
+  tensor.mutable_shape()->Add(parameter.shape.begin(), parameter.shape.end());
+  return tensor;
+}
+
 std::vector<Tensor> TensorsOf(absl::Span<const Parameter> parameters) {
   std::vector<Tensor> tensors;
-  for (const Parameter& parameter : parameters) {
-    Tensor& tensor = tensors.emplace_back();
-    tensor.set_name(parameter.name);
-    tensor.mutable_shape()->Add(parameter.shape.begin(), parameter.shape.end());
-  }
+  for (const Parameter& parameter : parameters) tensors.push_back(TensorOf(parameter));
   return tensors;
 }
 
-uint32_t Crc32cOf(absl::Span<const Parameter> parameters) {
+uint32_t ValuesCrc32c(absl::Span<const float> values, uint32_t crc_so_far) {
+  return Crc32c({reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)},
+                crc_so_far);
+}
+
+absl::StatusOr<uint32_t> Crc32cOf(absl::Span<const Parameter> parameters, kernels::cuda::Gpu* gpu) {
   uint32_t crc = 0;
   for (const Parameter& parameter : parameters) {
-    crc = Crc32c({reinterpret_cast<const uint8_t*>(parameter.values.data()),
-                  parameter.values.size() * sizeof(float)},
-                 crc);
+    if (gpu == nullptr) {
+      crc = ValuesCrc32c(parameter.values, crc);
+      continue;
+    }
+    PageVector<float> copy(parameter.values.size());
+    absl::Status status = gpu->Read(copy.data(), parameter.values.data(),
+                                    copy.size() * sizeof(float), /*stream=*/nullptr);
+    if (!status.ok()) return status;
+    crc = ValuesCrc32c(copy, crc);
   }
   return crc;
 }
@@ -56,13 +70,20 @@ uint32_t Crc32cOf(absl::Span<const Parameter> parameters, absl::Span<const Group
                 crc);
 }
 
-absl::Status CheckParameters(absl::Span<const Parameter> parameters, const Layout& layout) {
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const uint64_t wanted = ElementCount(layout.tensors()[i]);
-    if (parameters[i].values.size() == wanted) continue;
-    return absl::InvalidArgumentError(
-        absl::StrFormat("tensor %s has %d values, its shape asks for %d",
-                        DescribeTensor(layout.tensors()[i]), parameters[i].values.size(), wanted));
+absl::Status CheckParameters(absl::Span<const Parameter> parameters, kernels::cuda::Gpu* gpu) {
+  for (const Parameter& parameter : parameters) {
+    const Tensor tensor = TensorOf(parameter);
+    const uint64_t wanted = ElementCount(tensor);
+    if (parameter.values.size() != wanted) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("tensor %s has %d values, its shape asks for %d", DescribeTensor(tensor),
+                          parameter.values.size(), wanted));
+    }
+    if (gpu == nullptr) continue;
+    if (absl::Status status = gpu->CheckIsHere(parameter.values.data()); !status.ok()) {
+      return absl::Status(status.code(), absl::StrFormat("tensor %s: %s", DescribeTensor(tensor),
+                                                         status.message()));
+    }
   }
   return absl::OkStatus();
 }
@@ -124,6 +145,11 @@ std::vector<uint32_t> FirstChunkOfTensor(const Layout& layout) {
   return first;
 }
 
+// How long the aggregator has waited for others before it answered.
+absl::Duration WaitedFor(const absl::StatusOr<Answer>& answer) {
+  return answer.ok() ? absl::Microseconds(answer->header.waited_us()) : absl::ZeroDuration();
+}
+
 // "waiting for rank 3", or the empty string when the aggregator waits for nobody.
 std::string WhoIsWaitedFor(const StatusResponse& response) {
   std::vector<std::string> parts;
@@ -150,6 +176,7 @@ struct Worker::ChunkExchange {
   // The aggregator was started again, and is to find its way to the step at which this worker came
   // back without it.
   bool offers_again = false;
+  bool is_packing = false;  // on a GPU, until the inbox has it
   // Of the frame that is not answered yet, to take it back.
   std::shared_ptr<const Payload> packed;
 };
@@ -161,8 +188,8 @@ struct Worker::OpenStep {
     Answer answer;
   };
 
-  std::vector<absl::Span<const float>> gradients;  // by tensor
-  std::vector<bool> has_gradient;                  // likewise
+  std::vector<Gradient> gradients;  // by tensor
+  std::vector<bool> has_gradient;   // likewise
   size_t gradients_missing = 0;
   std::vector<uint32_t> segments_missing;  // by chunk: without a gradient
   ChunkQueue queue;
@@ -181,16 +208,16 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
       first_chunk_of_tensor_(FirstChunkOfTensor(layout_)),
       window_(std::max<uint32_t>(8, 2 * channels.size())),
       incarnation_(NewIncarnation()),
-      adam_(optimizer
-                ? std::make_unique<OneBitAdam>(layout_, *optimizer, parameters_, options.threads)
-                : nullptr),
+      adam_(optimizer ? std::make_unique<OneBitAdam>(layout_, *optimizer, parameters_,
+                                                     options.threads, options.gpu)
+                      : nullptr),
       reduction_(reduction ? std::make_unique<Reduction>(layout_, *reduction, options.threads)
                            : nullptr),
       optimizer_(adam_ ? static_cast<Optimizer&>(*adam_) : *reduction_),
       epochs_(channels.size()),
       generations_(channels.size()),
       exchanges_(layout_.chunks().size()),
-      inbox_(std::make_shared<Inbox>()),
+      inbox_(std::make_shared<WorkerInbox>()),
       channels_(std::move(channels)) {}
 
 Worker::~Worker() = default;
@@ -207,7 +234,12 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
 
   JobOptions job_options = JobOptionsOf(options);
   job_options.set_optimizer(DescribeOptions(optimizer));
-  if (!options.parameters_may_differ) job_options.set_parameters_crc32c(Crc32cOf(parameters));
+  if (absl::Status status = CheckParameters(parameters, options.gpu); !status.ok()) return status;
+  if (!options.parameters_may_differ) {
+    const absl::StatusOr<uint32_t> crc = Crc32cOf(parameters, options.gpu);
+    if (!crc.ok()) return crc.status();
+    job_options.set_parameters_crc32c(*crc);
+  }
   std::optional<ResumeState> state;
   const std::vector<Tensor> tensors = TensorsOf(parameters);
   if (resume_from.is_anything()) {
@@ -225,11 +257,11 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
   }
   absl::StatusOr<Layout> layout = LayOut(tensors, job_options);
   if (!layout.ok()) return layout.status();
-  if (absl::Status status = CheckParameters(parameters, *layout); !status.ok()) return status;
 
   std::unique_ptr<Worker> worker(new Worker(options, &optimizer, /*reduction=*/nullptr,
                                             std::move(parameters), std::move(channels),
                                             *std::move(layout)));
+  if (absl::Status status = worker->adam_->Check(); !status.ok()) return status;
   if (absl::Status status = worker->JoinShards(job_options, std::move(state)); !status.ok()) {
     return status;
   }
@@ -301,14 +333,10 @@ absl::Status Worker::Resume(ResumeState state) {
     step_ = first_step;
   }
   adam_->Restore(std::move(state.optimizer));
-  const float* values = state.values.data();
-  for (const Parameter& parameter : parameters_) {
-    std::copy_n(values, parameter.values.size(), parameter.values.data());
-    values += parameter.values.size();
-  }
+  adam_->SetValues(state.values);
   resumed_ = {std::move(state.checkpoint), std::move(state.warnings)};
   damaged_checkpoints_ = std::move(state.damaged);
-  return absl::OkStatus();
+  return adam_->Check();
 }
 
 absl::Status Worker::ComeBack() {
@@ -328,7 +356,7 @@ absl::Status Worker::ComeBack() {
   }
   step_ = newest_step_ = returned_->step = *step;
   for (ChunkExchange& exchange : exchanges_) exchange.next_step = *step;
-  return absl::OkStatus();
+  return optimizer_.Check();
 }
 
 void Worker::SendRestore(uint32_t chunk, const ChunkErrors& errors) {
@@ -380,7 +408,7 @@ absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, ab
 }
 
 absl::StatusOr<StepReport> Worker::Reduce(absl::Span<const absl::Span<float>> values) {
-  const std::vector<absl::Span<const float>> inputs(values.begin(), values.end());
+  const std::vector<Gradient> inputs(values.begin(), values.end());
   reduction_->SetResults(values);
   absl::StatusOr<StepReport> report = Step(inputs, {GroupRates()});
   // Answers that come after a failure have nowhere to go.
@@ -388,7 +416,7 @@ absl::StatusOr<StepReport> Worker::Reduce(absl::Span<const absl::Span<float>> va
   return report;
 }
 
-absl::StatusOr<StepReport> Worker::Step(absl::Span<const absl::Span<const float>> gradients,
+absl::StatusOr<StepReport> Worker::Step(absl::Span<const Gradient> gradients,
                                         absl::Span<const GroupRates> rates) {
   if (absl::Status status = CheckStepArguments(gradients, rates); !status.ok()) return status;
   if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
@@ -408,7 +436,7 @@ absl::Status Worker::BeginStep(absl::Span<const GroupRates> rates) {
   return absl::OkStatus();
 }
 
-absl::Status Worker::GradientReady(size_t tensor, absl::Span<const float> gradient) {
+absl::Status Worker::GradientReady(size_t tensor, Gradient gradient) {
   if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
   if (open_step_ == nullptr) {
     return absl::FailedPreconditionError("a gradient came before its step has begun");
@@ -422,7 +450,7 @@ absl::Status Worker::GradientReady(size_t tensor, absl::Span<const float> gradie
   AddGradient(tensor, gradient);
   deadline_ = options_.clock->Now() + options_.exchange_timeout;
   failure_ = ExchangeChunks(
-      open_step_->queue, [this](uint32_t chunk) { Send(chunk); }, Until::kNothingIsThere,
+      open_step_->queue, [this](uint32_t chunk) { Pack(chunk); }, Until::kNothingIsThere,
       open_step_->report);
   return failure_;
 }
@@ -449,7 +477,7 @@ void Worker::OpenStepWith(absl::Span<const GroupRates> rates) {
   if (options_.min_workers > 0) rates_ = MessageOf(rates, optimizer_.schedule());
   const size_t tensors = parameters_.size();
   const uint32_t chunks = layout_.chunks().size();
-  open_step_.reset(new OpenStep{.gradients = std::vector<absl::Span<const float>>(tensors),
+  open_step_.reset(new OpenStep{.gradients = std::vector<Gradient>(tensors),
                                 .has_gradient = std::vector<bool>(tensors),
                                 .gradients_missing = tensors,
                                 .queue = ChunkQueue(chunks, window_)});
@@ -458,7 +486,7 @@ void Worker::OpenStepWith(absl::Span<const GroupRates> rates) {
   }
 }
 
-void Worker::AddGradient(size_t tensor, absl::Span<const float> gradient) {
+void Worker::AddGradient(size_t tensor, Gradient gradient) {
   open_step_->gradients[tensor] = gradient;
   open_step_->has_gradient[tensor] = true;
   --open_step_->gradients_missing;
@@ -486,8 +514,9 @@ absl::Status Worker::ExchangeOpenStep(StepReport& report) {
   report.codec = optimizer_.codec();
   deadline_ = options_.clock->Now() + options_.exchange_timeout;
   open_step_->may_apply = true;
-  const absl::Status status = ExchangeChunks(
-      open_step_->queue, [this](uint32_t chunk) { Send(chunk); }, Until::kAllAreAnswered, report);
+  absl::Status status = ExchangeChunks(
+      open_step_->queue, [this](uint32_t chunk) { Pack(chunk); }, Until::kAllAreAnswered, report);
+  if (status.ok()) status = optimizer_.Check();
   if (!status.ok()) return status;
   open_step_.reset();
   ++step_;
@@ -502,7 +531,7 @@ absl::Status Worker::CatchUp(StepReport& report) {
   for (const Parameter& parameter : parameters_) {
     largest = std::max(largest, parameter.values.size());
   }
-  const std::vector<float> zeros(largest);
+  const Gradient zeros = optimizer_.ZeroGradient(largest);
   while (step_ < newest_step) {
     const std::vector<GroupRates> rates = std::move(later_rates_[step_]);
     if (absl::Status status = CheckRates(rates); !status.ok()) {
@@ -512,7 +541,7 @@ absl::Status Worker::CatchUp(StepReport& report) {
     }
     OpenStepWith(rates);
     for (size_t tensor = 0; tensor < parameters_.size(); ++tensor) {
-      AddGradient(tensor, absl::MakeConstSpan(zeros).first(parameters_[tensor].values.size()));
+      AddGradient(tensor, zeros);
     }
     if (absl::Status status = ExchangeOpenStep(report); !status.ok()) return status;
     ++report.steps_caught_up;
@@ -541,18 +570,23 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
       continue;
     }
     const bool waits = all && !holds_answers();
-    std::optional<Inbox::Item> item =
+    std::optional<WorkerInbox::Item> item =
         waits ? inbox_->Take(*options_.clock, kOfferInterval) : inbox_->TakeIfAny();
     absl::Duration blocked;
     account(blocked);
-    const absl::Duration waited = item && item->answer.ok()
-                                      ? absl::Microseconds(item->answer->header.waited_us())
-                                      : absl::ZeroDuration();
-    report.wait += std::min(blocked, waited);
-    report.wire += blocked - std::min(blocked, waited);
+    if (item && std::holds_alternative<Packed>(item->what)) {
+      report.kernels += blocked;
+    } else {
+      const absl::Duration waited =
+          std::min(blocked, item ? WaitedFor(std::get<absl::StatusOr<Answer>>(item->what))
+                                 : absl::ZeroDuration());
+      report.wait += waited;
+      report.wire += blocked - waited;
+    }
     if (!item) {
       if (!all) return absl::OkStatus();
       if (waits) {
+        if (absl::Status status = CheckGpuIsInTime(); !status.ok()) return status;
         OfferToIdleShards();
       } else {
         OpenStep::HeldAnswer held = std::move(open_step_->held_answers.front());
@@ -563,7 +597,7 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
       continue;
     }
     const uint32_t chunk = item->chunk;
-    absl::StatusOr<bool> done = Receive(chunk, std::move(item->answer), report);
+    absl::StatusOr<bool> done = Receive(*std::move(item), report);
     if (!done.ok()) return done.status();
     if (*done) queue.SetAnswered(chunk);
     account(report.kernels);
@@ -571,7 +605,7 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
   return absl::OkStatus();
 }
 
-absl::Status Worker::CheckStepArguments(absl::Span<const absl::Span<const float>> gradients,
+absl::Status Worker::CheckStepArguments(absl::Span<const Gradient> gradients,
                                         absl::Span<const GroupRates> rates) const {
   if (gradients.size() != parameters_.size()) {
     return absl::InvalidArgumentError(absl::StrFormat("got gradients of %d tensors, the job has %d",
@@ -584,16 +618,22 @@ absl::Status Worker::CheckStepArguments(absl::Span<const absl::Span<const float>
   return CheckRates(rates);
 }
 
-absl::Status Worker::CheckGradient(size_t tensor, absl::Span<const float> gradient) const {
+absl::Status Worker::CheckGradient(size_t tensor, const Gradient& gradient) const {
   if (tensor >= parameters_.size()) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "got the gradient of tensor %d, the job has %d", tensor, parameters_.size()));
   }
   const size_t wanted = parameters_[tensor].values.size();
-  if (gradient.size() == wanted) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("the gradient of tensor %s has %d values, wanted %d",
-                      DescribeTensor(layout_.tensors()[tensor]), gradient.size(), wanted));
+  if (gradient.size != wanted) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the gradient of tensor %s has %d values, wanted %d",
+                        DescribeTensor(layout_.tensors()[tensor]), gradient.size, wanted));
+  }
+  const absl::Status status = optimizer_.CheckGradient(gradient);
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrFormat("the gradient of tensor %s: %s",
+                                      DescribeTensor(layout_.tensors()[tensor]), status.message()));
 }
 
 absl::Status Worker::CheckRates(absl::Span<const GroupRates> rates) const {
@@ -629,6 +669,18 @@ absl::Status Worker::CheckNoStepIsOpen() const {
       parameters_.size() - open_step_->gradients_missing, parameters_.size()));
 }
 
+absl::Status Worker::CheckGpuIsInTime() const {
+  if (options_.clock->Now() < deadline_) return absl::OkStatus();
+  for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
+    if (!exchanges_[chunk].is_packing) continue;
+    return absl::DeadlineExceededError(absl::StrFormat(
+        "%s has not compressed chunk %d of step %d in %s: what was put on the stream before it is "
+        "not done",
+        options_.gpu->name(), chunk, step_, absl::FormatDuration(options_.exchange_timeout)));
+  }
+  return absl::OkStatus();
+}
+
 FrameHeader Worker::HeaderOf(uint32_t chunk, Codec codec) const {
   FrameHeader header;
   header.set_job(options_.job);
@@ -642,14 +694,22 @@ FrameHeader Worker::HeaderOf(uint32_t chunk, Codec codec) const {
   return header;
 }
 
-void Worker::Send(uint32_t chunk) {
-  ChunkExchange& exchange = exchanges_[chunk];
+void Worker::Pack(uint32_t chunk) {
   auto packed = std::make_shared<Payload>(layout_.PayloadBytes(optimizer_.codec(), chunk));
-  const uint32_t bad_block = optimizer_.Compress(chunk, open_step_->gradients, packed->data());
-  exchange.packed = packed;
+  exchanges_[chunk].packed = packed;
+  const std::optional<uint32_t> bad_block =
+      optimizer_.Compress(chunk, open_step_->gradients, packed->data(),
+                          [inbox = inbox_, packed, chunk](absl::StatusOr<uint32_t> bad_block) {
+                            inbox->Put(chunk, Packed{std::move(bad_block)});
+                          });
+  exchanges_[chunk].is_packing = !bad_block;
+  if (bad_block) Send(chunk, *bad_block);
+}
 
+void Worker::Send(uint32_t chunk, uint32_t bad_block) {
+  ChunkExchange& exchange = exchanges_[chunk];
   SentFrame frame;
-  frame.payload = packed;
+  frame.payload = exchange.packed;
   frame.header = HeaderOf(chunk, optimizer_.codec());
   FrameHeader& header = frame.header;
   header.set_error_scale(optimizer_.error_scale());
@@ -681,8 +741,18 @@ void Worker::Exchange(uint32_t chunk, uint64_t step) {
                              });
 }
 
-absl::StatusOr<bool> Worker::Receive(uint32_t chunk, absl::StatusOr<Answer> answer,
-                                     StepReport& report) {
+absl::StatusOr<bool> Worker::Receive(WorkerInbox::Item item, StepReport& report) {
+  if (const auto* packed = std::get_if<Packed>(&item.what)) {
+    exchanges_[item.chunk].is_packing = false;
+    if (!packed->bad_block.ok()) return packed->bad_block.status();
+    Send(item.chunk, *packed->bad_block);
+    return false;
+  }
+  return ReceiveAnswer(item.chunk, std::get<absl::StatusOr<Answer>>(std::move(item.what)), report);
+}
+
+absl::StatusOr<bool> Worker::ReceiveAnswer(uint32_t chunk, absl::StatusOr<Answer> answer,
+                                           StepReport& report) {
   const uint32_t shard = shard_of_chunk_[chunk];
   ChunkExchange& exchange = exchanges_[chunk];
   const uint64_t step = *exchange.step_under_way;
@@ -913,18 +983,26 @@ absl::Status Worker::AwaitOffers() {
   };
   while (options_.clock->Now() < deadline_ &&
          std::any_of(exchanges_.begin(), exchanges_.end(), under_way)) {
-    std::optional<Inbox::Item> item = inbox_->Take(*options_.clock, kOfferInterval);
+    std::optional<WorkerInbox::Item> item = inbox_->Take(*options_.clock, kOfferInterval);
     if (!item) {
       OfferToIdleShards();
       continue;
     }
-    absl::StatusOr<bool> done = Receive(item->chunk, std::move(item->answer), report);
+    // A step that is left open sends nothing more.
+    if (std::holds_alternative<Packed>(item->what)) continue;
+    absl::StatusOr<bool> done = Receive(*std::move(item), report);
     // What failed before may fail again, and does not keep the worker from leaving.
     if (!done.ok() && failure_.ok()) return done.status();
   }
   return absl::OkStatus();
 }
 
-uint32_t Worker::ParametersCrc32c() const { return Crc32cOf(parameters_); }
+uint32_t Worker::ParametersCrc32c() const {
+  uint32_t crc = 0;
+  for (uint32_t tensor = 0; tensor < parameters_.size(); ++tensor) {
+    crc = ValuesCrc32c(adam_->values(tensor), crc);
+  }
+  return crc;
+}
 
 }  // namespace signpost

@@ -10,12 +10,14 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "kernels/gpu.h"
 #include "proto/checkpoint.pb.h"
 #include "proto/layout.h"
 #include "storage/disk.h"
@@ -24,6 +26,7 @@
 #include "worker/chunk_crew.h"
 #include "worker/chunk_queue.h"
 #include "worker/clock.h"
+#include "worker/gradient.h"
 #include "worker/inbox.h"
 #include "worker/onebit_adam.h"
 #include "worker/optimizer.h"
@@ -56,6 +59,9 @@ struct WorkerOptions {
   // Lets ranks join whose parameters have different values. Whoever sets it makes them equal before
   // the first step, unless the job resumes or the worker comes back.
   bool parameters_may_differ = false;
+  // Where parameters and gradients are, and the optimizer's state will be; must outlive the worker.
+  // Null: on the host.
+  kernels::cuda::Gpu* gpu = nullptr;
   Clock* clock = &Clock::Real();
 };
 
@@ -89,7 +95,7 @@ struct StepReport {
   uint32_t late_rounds = 0;
   std::vector<uint32_t> late_ranks;  // without whose frame some round closed, ascending
   Codec codec = CODEC_UNSPECIFIED;
-  absl::Duration kernels;  // compressing and applying
+  absl::Duration kernels;  // compressing and applying; on a GPU what the worker waits for of it
   absl::Duration wire;     // blocked on transfer and aggregation
   absl::Duration wait;     // blocked because another worker's frame was late
   std::vector<SkippedRound> skipped;
@@ -147,6 +153,11 @@ class Worker {
   // Errors as Step; the tensors are then partly reduced, but for INVALID_ARGUMENT.
   absl::StatusOr<StepReport> Reduce(absl::Span<const absl::Span<float>> values);
 
+  // With a GPU: calls put their work on this stream of it from now on, behind all that they have
+  // put on the one before. Gradients are read, and parameters written, in its order, some of which
+  // may happen after calls return. The default one at first.
+  void SetStream(kernels::cuda::Stream stream) { optimizer_.SetStream(stream); }
+
   // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its
   // size. In a job with a round deadline it may be several steps: a worker that was late takes
   // those that the others have taken meanwhile, at their rates, so that loops count by steps(). One
@@ -155,7 +166,7 @@ class Worker {
   // nothing sent, for a wrong number or size of gradients or rates. DEADLINE_EXCEEDED names the
   // ranks that are waited for. DATA_LOSS when an aggregator has lost what it had promised to keep,
   // or comes to another result than before.
-  absl::StatusOr<StepReport> Step(absl::Span<const absl::Span<const float>> gradients,
+  absl::StatusOr<StepReport> Step(absl::Span<const Gradient> gradients,
                                   absl::Span<const GroupRates> rates);
 
   // The same step in parts, with the same bits, so that the exchange overlaps the computation of
@@ -171,11 +182,11 @@ class Worker {
   // Checkpoint while a step is open, the others while none is, the same tensor twice, and
   // FinishStep while gradients are missing, of which it names one. Other errors as those of Step.
   absl::Status BeginStep(absl::Span<const GroupRates> rates);
-  // `gradient` must stay valid, and what it is, until FinishStep returns. Does not wait
-  // for answers; only to find out why an exchange has failed may take seconds. The step's exchange
-  // timeout counts from the sending of each chunk, and anew from FinishStep for those that are sent
-  // there.
-  absl::Status GradientReady(size_t tensor, absl::Span<const float> gradient);
+  // `gradient` must stay valid, and what it is, until FinishStep returns; on a GPU, until its
+  // stream has come past that. Does not wait for answers; only to find out why an exchange has
+  // failed may take seconds. The step's exchange timeout counts from the sending of each chunk, and
+  // anew from FinishStep for those that are sent there.
+  absl::Status GradientReady(size_t tensor, Gradient gradient);
   absl::StatusOr<StepReport> FinishStep();
 
   // Saves the job as it is after the last step. All ranks must call it after the same step, with
@@ -217,6 +228,12 @@ class Worker {
   // How long a failed call may take to find out whom the aggregator waits for.
   static constexpr absl::Duration kStatusTimeout = absl::Seconds(3);
 
+  // Its first block that was not packed, or their number.
+  struct Packed {
+    absl::StatusOr<uint32_t> bad_block;
+  };
+  using WorkerInbox = Inbox<std::variant<absl::StatusOr<Answer>, Packed>>;
+
   struct ChunkExchange;
   struct OpenStep;
 
@@ -234,19 +251,21 @@ class Worker {
   // Sends the chunk's state, for a rank that comes back.
   void GiveState(uint32_t chunk);
   void OpenStepWith(absl::Span<const GroupRates> rates);
-  void AddGradient(size_t tensor, absl::Span<const float> gradient);
+  void AddGradient(size_t tensor, Gradient gradient);
   // What is left of the open step, of which all gradients are there; and then the steps that the
   // others have taken meanwhile.
   absl::StatusOr<StepReport> Finish();
   // Of the open step, which is none any more unless it fails. Adds what happened to `report`.
   absl::Status ExchangeOpenStep(StepReport& report);
   absl::Status CatchUp(StepReport& report);
-  absl::Status CheckStepArguments(absl::Span<const absl::Span<const float>> gradients,
+  absl::Status CheckStepArguments(absl::Span<const Gradient> gradients,
                                   absl::Span<const GroupRates> rates) const;
-  absl::Status CheckGradient(size_t tensor, absl::Span<const float> gradient) const;
+  absl::Status CheckGradient(size_t tensor, const Gradient& gradient) const;
   absl::Status CheckRates(absl::Span<const GroupRates> rates) const;
   absl::Status CheckNoStepFailed() const;
   absl::Status CheckNoStepIsOpen() const;
+  // DEADLINE_EXCEEDED when a GPU lets this step wait.
+  absl::Status CheckGpuIsInTime() const;
   absl::Status CheckCanBeSaved() const;
   enum class Until { kNothingIsThere, kAllAreAnswered };
   // Calls `send` for each chunk that is ready, as the queue allows, and receives answers: those
@@ -262,7 +281,6 @@ class Worker {
   // Of the chunks that this rank saves.
   absl::StatusOr<ChunkErrors> ReadErrors();
   absl::StatusOr<std::vector<float>> ReadError(uint32_t chunk);
-  std::vector<float> Momentum() const;  // in layout order
   CheckpointManifest Manifest() const;
   // ABORTED when a checkpoint is not to be waited for, as Checkpoint says. What cannot be found out
   // is no reason.
@@ -273,11 +291,17 @@ class Worker {
   // Returns when `missing_ranks` finds none. Meanwhile others get what they may need of this
   // worker.
   absl::Status AwaitRanks(absl::FunctionRef<absl::StatusOr<std::vector<uint32_t>>()> missing_ranks);
-  // Compresses and sends the chunk's frame of the open step.
-  void Send(uint32_t chunk);
+  // Compresses the chunk's contribution to the open step, and sends it; or a GPU compresses it, and
+  // the inbox will have it.
+  void Pack(uint32_t chunk);
+  // Sends the frame of what was packed; `bad_block` is the first that was not, or their number.
+  void Send(uint32_t chunk, uint32_t bad_block);
+  // Whether it was the answer to a frame of this step.
+  absl::StatusOr<bool> Receive(WorkerInbox::Item item, StepReport& report);
   // Takes what became of the chunk's exchange, and sends what is to come next. Whether it was the
   // answer to this step's frame.
-  absl::StatusOr<bool> Receive(uint32_t chunk, absl::StatusOr<Answer> answer, StepReport& report);
+  absl::StatusOr<bool> ReceiveAnswer(uint32_t chunk, absl::StatusOr<Answer> answer,
+                                     StepReport& report);
   void ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report);
   absl::Status Replay(uint32_t chunk, const AnswerHeader& wanted, StepReport& report);
   // Sends the newest frame of the chunk again, unless an exchange is under way.
@@ -318,8 +342,8 @@ class Worker {
   std::vector<uint64_t> generations_;     // by shard: of its process, as far as is known
   std::vector<ChunkExchange> exchanges_;  // by chunk
   std::unique_ptr<OpenStep> open_step_;   // null between steps
-  // Shared with exchanges that may still be under way when a failed Step returns.
-  std::shared_ptr<Inbox> inbox_;
+  // Shared with what may still be under way when a failed Step returns.
+  std::shared_ptr<WorkerInbox> inbox_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by shard; destroyed first
 };
 

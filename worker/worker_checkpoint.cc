@@ -35,6 +35,30 @@ absl::StatusOr<std::vector<uint32_t>> MissingForCommit(const CheckpointDir& dir,
   return missing;
 }
 
+// What all ranks have alike, on the host.
+class HostReplica {
+ public:
+  HostReplica(const OneBitAdam& adam, const Layout& layout) : variance_(adam.variance()) {
+    for (uint32_t tensor = 0; tensor < layout.tensors().size(); ++tensor) {
+      values_.push_back(adam.values(tensor));
+      spans_.push_back(values_.back());
+    }
+    momentum_.reserve(layout.elements());
+    for (uint32_t chunk = 0; chunk < layout.chunks().size(); ++chunk) {
+      const PageVector<float> momentum = adam.Momentum(chunk);
+      momentum_.insert(momentum_.end(), momentum.begin(), momentum.end());
+    }
+  }
+
+  ParametersPart PartOf(uint64_t step) const { return {step, spans_, momentum_, variance_}; }
+
+ private:
+  std::vector<HostFloats> values_;
+  std::vector<absl::Span<const float>> spans_;  // of values_
+  std::vector<float> momentum_;
+  HostFloats variance_;
+};
+
 }  // namespace
 
 absl::Status Worker::Checkpoint(Disk& directory) {
@@ -47,16 +71,19 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
   const absl::StatusOr<ChunkErrors> errors = ReadErrors();
   if (!errors.ok()) return errors.status();
+  const HostFloats error = adam_->error();
+  if (absl::Status status = adam_->Check(); !status.ok()) return status;
   SectionWriter part(kCheckpointFirstLine);
-  AddRankPart({step_, options_.rank, adam_->error(), *errors}, part);
+  AddRankPart({step_, options_.rank, error, *errors}, part);
   if (absl::Status status = dir.WriteRank(id, options_.rank, part); !status.ok()) return status;
   if (options_.rank != 0) {
     return AwaitRanks([&] { return MissingForCommit(dir, id, options_.world_size); });
   }
 
+  const HostReplica replica(*adam_, layout_);
+  if (absl::Status status = adam_->Check(); !status.ok()) return status;
   SectionWriter parameters(kCheckpointFirstLine);
-  const std::vector<float> momentum = Momentum();
-  AddParametersPart({step_, parameters_, momentum, adam_->variance()}, layout_, parameters);
+  AddParametersPart(replica.PartOf(step_), layout_, parameters);
   const absl::StatusOr<CheckpointFile> file = dir.WriteParameters(id, parameters);
   if (!file.ok()) return file.status();
   absl::Status status = AwaitRanks([&] { return dir.MissingRanks(id, options_.world_size); });
@@ -78,9 +105,11 @@ absl::StatusOr<std::string> Worker::SaveState() {
   if (!errors.ok()) return errors.status();
   SectionWriter state(kRankStateFirstLine);
   state.Add(Manifest());
-  AddRankPart({step_, options_.rank, adam_->error(), *errors}, state);
-  const std::vector<float> momentum = Momentum();
-  AddParametersPart({step_, parameters_, momentum, adam_->variance()}, layout_, state);
+  const HostFloats error = adam_->error();
+  const HostReplica replica(*adam_, layout_);
+  if (absl::Status status = adam_->Check(); !status.ok()) return status;
+  AddRankPart({step_, options_.rank, error, *errors}, state);
+  AddParametersPart(replica.PartOf(step_), layout_, state);
   return absl::StrJoin(state.parts(), "");
 }
 
@@ -104,16 +133,6 @@ CheckpointManifest Worker::Manifest() const {
   *manifest.mutable_schedule() = adam_->schedule();
   manifest.set_committed_us(absl::ToUnixMicros(options_.clock->Now()));
   return manifest;
-}
-
-std::vector<float> Worker::Momentum() const {
-  std::vector<float> all;
-  all.reserve(layout_.elements());
-  for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) {
-    const PageVector<float> momentum = adam_->Momentum(chunk);
-    all.insert(all.end(), momentum.begin(), momentum.end());
-  }
-  return all;
 }
 
 absl::StatusOr<ChunkErrors> Worker::ReadErrors() {
@@ -200,12 +219,12 @@ absl::Status Worker::AwaitRanks(
       OfferToIdleShards();
       next_offer = now + kOfferInterval;
     }
-    std::optional<Inbox::Item> item = inbox_->Take(*options_.clock, interval);
+    std::optional<WorkerInbox::Item> item = inbox_->Take(*options_.clock, interval);
     if (!item) {
       interval = std::min(2 * interval, kOfferInterval);
       continue;
     }
-    absl::StatusOr<bool> done = Receive(item->chunk, std::move(item->answer), report);
+    absl::StatusOr<bool> done = Receive(*std::move(item), report);
     if (!done.ok()) return done.status();
   }
 }

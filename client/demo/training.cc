@@ -56,8 +56,8 @@ std::vector<Parameter> ParametersOf(LanguageModel<float>& model) {
 }
 
 // By tensor, as Session::Step wants them.
-std::vector<absl::Span<const float>> GradientsOf(const LanguageModel<float>& model) {
-  std::vector<absl::Span<const float>> gradients;
+std::vector<Gradient> GradientsOf(const LanguageModel<float>& model) {
+  std::vector<Gradient> gradients;
   for (const ModelTensor& tensor : model.tensors()) {
     gradients.push_back(model.gradients().subspan(tensor.offset, tensor.elements));
   }

@@ -50,7 +50,7 @@ int main(void) {
     return fail("join", error);
   }
 
-  const float* gradients[] = {weight_gradient, bias_gradient};
+  const void* gradients[] = {weight_gradient, bias_gradient};
   signpost_report report;
   signpost_rates rates[2];  // by group
   for (int group = 0; group < 2; ++group) {

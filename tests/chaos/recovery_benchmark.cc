@@ -62,7 +62,7 @@ void Train(const std::vector<std::unique_ptr<Supervised>>& shards, size_t parame
                                {{"w", {parameters}, absl::MakeSpan(values)}}, ConnectTo(shards));
     if (!worker.ok())
       return std::fprintf(stderr, "%s\n", worker.status().ToString().c_str()), void();
-    const absl::Span<const float> gradients[] = {gradient};
+    const Gradient gradients[] = {gradient};
     while (true) {
       const auto report = (*worker)->Step(gradients, {{.learning_rate = 1e-4}});
       if (!report.ok()) {

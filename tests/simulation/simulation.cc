@@ -302,7 +302,7 @@ class Simulation {
     const uint64_t first = worker.steps();
     has_trained_[rank][first] = true;
     const auto gradients = GradientsOf(plan_, rank, first);
-    const std::vector<absl::Span<const float>> spans(gradients.begin(), gradients.end());
+    const std::vector<Gradient> spans(gradients.begin(), gradients.end());
     std::vector<uint64_t> serving;
     for (const auto& process : processes_) serving.push_back(process->incarnation());
     if (expected_ != nullptr && plan_.workers_die && scheduler_.OneIn(15)) {
@@ -345,8 +345,7 @@ class Simulation {
   }
 
   // With gradients in an order of its own, and time between them.
-  absl::StatusOr<StepReport> OverlappedStep(Worker& worker,
-                                            const std::vector<absl::Span<const float>>& gradients,
+  absl::StatusOr<StepReport> OverlappedStep(Worker& worker, const std::vector<Gradient>& gradients,
                                             const GroupRates& rates) {
     std::vector<size_t> order(gradients.size());
     std::iota(order.begin(), order.end(), 0);

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 7
+ABI = 8
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "onebit": 3}
@@ -29,6 +29,7 @@ class Options(ctypes.Structure):
         ("failure_timeout_s", ctypes.c_double),
         ("round_deadline_s", ctypes.c_double),
         ("min_workers", c_uint32),
+        ("gpu", ctypes.c_int32),
         ("block_elements", c_uint32),
         ("chunk_elements", c_uint32),
         ("threads", c_uint32),
@@ -55,6 +56,7 @@ class Parameter(ctypes.Structure):
         ("dimensions", c_size_t),
         ("values", c_void_p),
         ("group", c_uint32),
+        ("gradient_type", c_uint32),
     ]
 
 
@@ -111,6 +113,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
             *_ERROR,
         ],
     ),
+    "set_stream": (c_int, [c_void_p, c_void_p, *_ERROR]),
     "begin_step": (c_int, [c_void_p, POINTER(Rates), c_size_t, *_ERROR]),
     "gradient_ready": (c_int, [c_void_p, c_size_t, c_void_p, *_ERROR]),
     "finish_step": (c_int, [c_void_p, POINTER(Report), *_ERROR]),

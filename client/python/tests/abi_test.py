@@ -16,6 +16,7 @@ C_TYPES = {
     ctypes.c_float: "float",
     ctypes.c_size_t: "size_t",
     ctypes.c_uint8: "uint8_t",
+    ctypes.c_int32: "int32_t",
     ctypes.c_uint32: "uint32_t",
     ctypes.c_void_p: "pointer",
     ctypes.POINTER(ctypes.c_uint64): "const uint64_t*",

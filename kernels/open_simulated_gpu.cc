@@ -1,0 +1,19 @@
+// For tests: an OpenGpu that takes the place of the other, and simulates GPUs 0 and 1. All memory
+// of the host's is theirs, so that PyTorch's tensors can play at being on a GPU.
+
+#include "absl/strings/str_cat.h"
+#include "kernels/simulated_gpu.h"
+
+namespace signpost::kernels::cuda {
+
+absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device) {
+  if (device > 1) {
+    return absl::UnavailableError(
+        absl::StrCat("GPU ", device, " cannot be used: 2 GPUs are simulated"));
+  }
+  auto gpu = std::make_unique<SimulatedGpu>(/*seed=*/device);
+  gpu->OwnAllMemory();
+  return gpu;
+}
+
+}  // namespace signpost::kernels::cuda

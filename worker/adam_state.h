@@ -1,0 +1,118 @@
+// Where 1-bit Adam's state is, and what is done to it there: on the host (HostAdamState) or on a
+// GPU (GpuAdamState). What is to be done, and at which rates, OneBitAdam knows.
+
+#ifndef SIGNPOST_WORKER_ADAM_STATE_H_
+#define SIGNPOST_WORKER_ADAM_STATE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/adam.h"
+#include "kernels/onebit.h"
+#include "kernels/types_cuda.h"
+#include "proto/frame.h"
+#include "proto/layout.h"
+#include "proto/payload.h"
+#include "worker/gradient.h"
+#include "worker/optimizer.h"
+#include "worker/page_vector.h"
+
+namespace signpost {
+
+// Numbers on the host: where they are, or a copy of what is on a GPU.
+class HostFloats {
+ public:
+  explicit HostFloats(absl::Span<const float> there) : floats_(there) {}
+  explicit HostFloats(PageVector<float> copy) : copy_(std::move(copy)), floats_(copy_) {}
+  HostFloats(HostFloats&&) = default;  // a vector that moves leaves its numbers where they are
+
+  operator absl::Span<const float>() const { return floats_; }
+  const float* begin() const { return floats_.begin(); }
+  const float* end() const { return floats_.end(); }
+  float operator[](size_t i) const { return floats_[i]; }
+  size_t size() const { return floats_.size(); }
+
+ private:
+  PageVector<float> copy_;
+  absl::Span<const float> floats_;
+};
+
+// Parameters, momentum, variance and error of all tensors. A function `rates` tells those of each
+// tensor; kernels/ has the equations. Not thread-safe.
+class AdamState {
+ public:
+  template <class Rates>
+  using RatesOf = absl::FunctionRef<Rates(uint32_t tensor)>;
+
+  enum class Field { kParameters, kMomentum, kVariance, kError };
+
+  struct UpdateRates {
+    float learning_rate;
+    float weight_decay;
+  };
+
+  // A part of a segment that takes something, times the factor, into its error.
+  struct Addition {
+    Segment part;
+    float factor;
+  };
+
+  virtual ~AdamState() = default;
+
+  // As Optimizer's. Whatever fails here, fails there.
+  virtual absl::Status Check() const = 0;
+  virtual absl::Status CheckGradient(const Gradient& gradient) const = 0;
+  virtual void SetStream(kernels::cuda::Stream stream) = 0;
+
+  // A contribution of gradients, with or without the error; as Optimizer::Compress.
+  virtual std::optional<uint32_t> CompressDense(uint32_t chunk, Codec codec, bool adds_error,
+                                                absl::Span<const Gradient> gradients,
+                                                uint8_t* payload, Optimizer::Packed later) = 0;
+  // One of the momentum's signs.
+  virtual std::optional<uint32_t> CompressMomentum(uint32_t chunk,
+                                                   RatesOf<kernels::MomentumRates> rates,
+                                                   absl::Span<const Gradient> gradients,
+                                                   uint8_t* payload, Optimizer::Packed later) = 0;
+
+  // Answers, in each of the codecs. The momentum must be dense, but for ApplyMomentum, which leaves
+  // it in the form in which it came.
+  virtual void AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
+                        Payload answer) = 0;
+  virtual void ApplyMomentum(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) = 0;
+  virtual void RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates,
+                           Payload answer) = 0;
+  virtual void MakeMomentumDense(uint32_t chunk) = 0;
+
+  // error = error + factor * what a payload of that codec has packed there, and then
+  // error = error + factor * momentum.
+  virtual void AddToError(uint32_t chunk, Codec codec, const uint8_t* payload,
+                          absl::Span<const Addition> of_payload,
+                          absl::Span<const Addition> of_momentum) = 0;
+
+  // Of so many variances, in layout order; in the order of kernels/sum.h.
+  virtual double SumOfVariance(size_t first, size_t elements) = 0;
+  virtual void Freeze(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) = 0;
+  // Back from inverse denominators to variances.
+  virtual void Thaw(uint32_t chunk, RatesOf<float> epsilon) = 0;
+  virtual void ScaleError(uint32_t chunk, RatesOf<float> factor) = 0;
+
+  // The chunk's numbers, the momentum dense whatever form it has, with the signs of its zeros.
+  virtual void Get(Field field, uint32_t chunk, float* numbers) const = 0;
+  virtual void Set(Field field, uint32_t chunk, const float* numbers) = 0;
+  // All chunks', in layout order.
+  virtual HostFloats Errors() const = 0;
+  virtual HostFloats Variances() const = 0;
+  virtual HostFloats ValuesOf(uint32_t tensor) const = 0;
+
+  // So many elements of a gradient that is zero, of any tensor; valid until the next call.
+  virtual Gradient ZeroGradient(size_t elements) = 0;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_WORKER_ADAM_STATE_H_

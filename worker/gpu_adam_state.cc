@@ -1,0 +1,520 @@
+#include "worker/gpu_adam_state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/dense.h"
+#include "kernels/sum_cuda.h"
+
+namespace signpost {
+namespace {
+
+using kernels::cuda::AdamSegment;
+using kernels::cuda::AddDenseSegment;
+using kernels::cuda::AddSegment;
+using kernels::cuda::ApplySegment;
+using kernels::cuda::CompressSegment;
+using kernels::cuda::DecompressSegment;
+using kernels::cuda::DenseSegment;
+using kernels::cuda::ScaleSegment;
+using kernels::cuda::Stream;
+
+// Chunks that may be on their way from the GPU, and to it. More would be ahead of the network.
+constexpr size_t kPackingSlots = 8;
+constexpr size_t kApplyingSlots = 4;
+
+// What a GPU reads 16 bytes at a time begins at such a multiple.
+constexpr size_t kAlignment = 256;
+constexpr size_t Aligned(size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// The first block that was not packed, between a slot's payload and its tables.
+using FirstNotPacked = uint32_t;
+constexpr FirstNotPacked kAllPacked = std::numeric_limits<FirstNotPacked>::max();
+constexpr size_t kFirstNotPackedBytes = 16;
+
+constexpr size_t kLargestRow =
+    std::max({sizeof(AddDenseSegment), sizeof(AddSegment), sizeof(AdamSegment<kernels::AdamRates>),
+              sizeof(AdamSegment<kernels::FreezeRates>), sizeof(AdamSegment<kernels::RefreshRates>),
+              sizeof(ApplySegment), sizeof(CompressSegment), sizeof(DecompressSegment),
+              sizeof(DenseSegment), sizeof(ScaleSegment)});
+
+// Where the part's gradient begins.
+const void* PartOf(const Gradient& gradient, const Segment& part) {
+  const size_t bytes = gradient.type == GradientType::kFloat32 ? 4 : 2;
+  return static_cast<const uint8_t*>(gradient.values) + bytes * part.tensor_offset;
+}
+
+// Where it may be in a list.
+const Segment& PartOf(const Segment& segment) { return segment; }
+const Segment& PartOf(const AdamState::Addition& addition) { return addition.part; }
+
+}  // namespace
+
+GpuAdamState::GpuAdamState(const Layout& layout, std::vector<absl::Span<float>> values,
+                           kernels::cuda::Gpu& gpu)
+    : layout_(layout),
+      rule_{layout.options().block_elements(), layout.options().gamma()},
+      values_(std::move(values)),
+      gpu_(gpu),
+      momentum_is_signed_(layout.chunks().size()) {
+  if (TakeMemory()) watch_.emplace(gpu);
+}
+
+bool GpuAdamState::TakeMemory() {
+  size_t most_elements = 0, most_blocks = 0, signed_bytes = 0;
+  for (size_t c = 0; c < layout_.chunks().size(); ++c) {
+    const Chunk& chunk = layout_.chunks()[c];
+    most_elements = std::max<size_t>(most_elements, chunk.elements);
+    most_blocks = std::max<size_t>(most_blocks, chunk.blocks);
+    first_signed_.push_back(signed_bytes);
+    signed_bytes += Aligned(layout_.PayloadBytes(ONE_BIT, c));
+    payload_room_ = std::max<size_t>(payload_room_, layout_.PayloadBytes(ONE_BIT, c));
+  }
+  payload_room_ = Aligned(std::max(payload_room_, most_elements * sizeof(float)));
+  // A table may have a row for each block, and a slot two of them.
+  slot_bytes_ = payload_room_ + Aligned(kFirstNotPackedBytes + 2 * most_blocks * kLargestRow);
+
+  const size_t bytes = layout_.elements() * sizeof(float);
+  const size_t sums = kernels::cuda::SumWorkspace(layout_.elements()) + 1;
+  bool is_there = Take(gpu_.NewStream(), copies_) && Take(gpu_.Allocate(bytes), error_) &&
+                  Take(gpu_.Allocate(bytes), variance_) &&
+                  Take(gpu_.Allocate(bytes), dense_momentum_) &&
+                  Take(gpu_.Allocate(signed_bytes), signed_momentum_) &&
+                  Take(gpu_.Allocate(sums * sizeof(double)), sums_);
+  packing_.resize(kPackingSlots);
+  applying_.resize(kApplyingSlots);
+  for (std::vector<Slot>* ring : {&packing_, &applying_}) {
+    for (Slot& slot : *ring) {
+      is_there = is_there && Take(gpu_.AllocatePinned(slot_bytes_), slot.pinned) &&
+                 Take(gpu_.Allocate(slot_bytes_), slot.device) &&
+                 Take(gpu_.NewEvent(), slot.used) && Take(gpu_.NewEvent(), slot.copied);
+    }
+  }
+  for (const Memory* memory : {&error_, &variance_, &dense_momentum_}) {
+    is_there = is_there && Do(gpu_.SetToZero(memory->get(), bytes, stream_));
+  }
+  if (is_there) Release(applying_[0]);
+  return is_there && status_.ok();
+}
+
+GpuAdamState::~GpuAdamState() {
+  watch_.reset();
+  // What was put on the stream uses this memory.
+  if (last_ != nullptr) gpu_.Await(last_).IgnoreError();
+}
+
+absl::Status GpuAdamState::CheckGradient(const Gradient& gradient) const {
+  return gpu_.CheckIsHere(gradient.values);
+}
+
+void GpuAdamState::SetStream(Stream stream) {
+  if (stream == stream_) return;
+  if (last_ != nullptr) Do(gpu_.Wait(stream, last_));
+  stream_ = stream;
+}
+
+template <class Row, class Parts, class RowOf>
+GpuAdamState::Table<Row> GpuAdamState::Write(Slot& slot, size_t begin, const Parts& parts,
+                                             RowOf row_of) {
+  Table<Row> table = {.rows = reinterpret_cast<const Row*>(slot.device.get() + begin),
+                      .end = begin + parts.size() * sizeof(Row)};
+  for (const auto& item : parts) {
+    const Segment& part = PartOf(item);
+    Row row = row_of(item);
+    row.elements = part.elements;
+    row.first_block = table.blocks;
+    std::memcpy(slot.pinned.get() + begin + table.count * sizeof(Row), &row, sizeof(Row));
+    table.blocks += kernels::BlockCount(part.elements, rule_.block_elements);
+    ++table.count;
+  }
+  return table;
+}
+
+GpuAdamState::Slot& GpuAdamState::NextPacking() {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto has_room = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+      return packings_ - packed_ < kPackingSlots;
+    };
+    mutex_.Await(absl::Condition(&has_room));
+  }
+  return packing_[packings_++ % kPackingSlots];
+}
+
+GpuAdamState::Slot& GpuAdamState::NextApplying() {
+  Slot& slot = applying_[appliances_++ % kApplyingSlots];
+  Do(gpu_.Await(slot.used.get()));
+  return slot;
+}
+
+void GpuAdamState::CopyIn(Slot& slot, size_t begin, size_t end) {
+  Do(gpu_.CopyIn(slot.device.get() + begin, slot.pinned.get() + begin, end - begin, stream_));
+}
+
+void GpuAdamState::Release(Slot& slot) {
+  if (Do(gpu_.Record(slot.used.get(), stream_))) last_ = slot.used.get();
+}
+
+size_t GpuAdamState::PayloadBegin(size_t bytes) const {
+  return payload_room_ - (bytes + 15) / 16 * 16;
+}
+
+size_t GpuAdamState::TablesBegin() const { return payload_room_ + kFirstNotPackedBytes; }
+
+template <class RowOf, class Launch>
+void GpuAdamState::Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Packed later,
+                        RowOf row_of, Launch launch) {
+  if (!status_.ok()) return later(status_);
+  const Chunk& at = layout_.chunks()[chunk];
+  const size_t bytes = layout_.PayloadBytes(codec, chunk);
+  const size_t begin = PayloadBegin(bytes);
+  Slot& slot = NextPacking();
+  uint8_t* const on_gpu = slot.device.get() + begin;
+  const auto table = Write<decltype(row_of(at.segments[0], on_gpu))>(
+      slot, TablesBegin(), at.segments,
+      [&](const Segment& segment) { return row_of(segment, on_gpu); });
+  std::memcpy(slot.pinned.get() + payload_room_, &kAllPacked, sizeof kAllPacked);
+  CopyIn(slot, payload_room_, table.end);
+  auto* first = reinterpret_cast<FirstNotPacked*>(slot.device.get() + payload_room_);
+  Do(launch(table.rows, table.count, table.blocks, first));
+  Release(slot);
+  Do(gpu_.Wait(copies_.get(), slot.used.get()));
+  Do(gpu_.CopyOut(slot.pinned.get() + begin, on_gpu, TablesBegin() - begin, copies_.get()));
+  Do(gpu_.Record(slot.copied.get(), copies_.get()));
+  watch_->Add(slot.copied.get(),
+              [this, &slot, begin, bytes, payload, blocks = table.blocks, launched = status_,
+               later = std::move(later)](absl::Status status) mutable {
+                status.Update(launched);
+                FirstNotPacked first = blocks;
+                if (status.ok()) {
+                  std::memcpy(payload, slot.pinned.get() + begin, bytes);
+                  std::memcpy(&first, slot.pinned.get() + payload_room_, sizeof first);
+                }
+                {
+                  absl::MutexLock lock(&mutex_);
+                  ++packed_;
+                }
+                if (status.ok()) {
+                  later(std::min(first, blocks));
+                } else {
+                  later(status);
+                }
+              });
+}
+
+std::optional<uint32_t> GpuAdamState::CompressDense(uint32_t chunk, Codec codec, bool adds_error,
+                                                    absl::Span<const Gradient> gradients,
+                                                    uint8_t* payload, Optimizer::Packed later) {
+  const kernels::DenseType type = DenseTypeOf(codec);
+  const auto row_of = [&](const Segment& segment, uint8_t* out) {
+    const Gradient& gradient = gradients[segment.tensor];
+    return DenseSegment{.gradient = PartOf(gradient, segment),
+                        .gradient_type = gradient.type,
+                        .type = type,
+                        .error = adds_error ? Error(chunk, segment) : nullptr,
+                        .out = out + kernels::DenseBytes(type, segment.chunk_offset)};
+  };
+  Pack(chunk, codec, payload, std::move(later), row_of,
+       [&](auto... table) { return gpu_.CompressDense(rule_, table..., stream_); });
+  return std::nullopt;
+}
+
+std::optional<uint32_t> GpuAdamState::CompressMomentum(uint32_t chunk,
+                                                       RatesOf<kernels::MomentumRates> rates,
+                                                       absl::Span<const Gradient> gradients,
+                                                       uint8_t* payload, Optimizer::Packed later) {
+  const auto row_of = [&](const Segment& segment, uint8_t* out) {
+    const Gradient& gradient = gradients[segment.tensor];
+    CompressSegment row = {.gradient = PartOf(gradient, segment),
+                           .type = gradient.type,
+                           .error = Error(chunk, segment),
+                           .out = OneBitPart(layout_.chunks()[chunk], segment, out),
+                           .rates = rates(segment.tensor)};
+    if (momentum_is_signed_[chunk]) {
+      row.momentum = SignedMomentum(chunk, segment);
+    } else {
+      row.dense_momentum = DenseMomentum(chunk, segment);
+    }
+    return row;
+  };
+  Pack(chunk, ONE_BIT, payload, std::move(later), row_of,
+       [&](auto... table) { return gpu_.CompressOneBit(rule_, table..., stream_); });
+  return std::nullopt;
+}
+
+template <class RowOf, class Launch>
+void GpuAdamState::Run(uint32_t chunk, RowOf row_of, Launch launch) {
+  if (!status_.ok()) return;
+  const Chunk& at = layout_.chunks()[chunk];
+  Slot& slot = NextApplying();
+  const auto table =
+      Write<decltype(row_of(at.segments[0]))>(slot, TablesBegin(), at.segments, row_of);
+  CopyIn(slot, TablesBegin(), table.end);
+  Do(launch(table.rows, table.count, table.blocks));
+  Release(slot);
+}
+
+template <class RowOf, class Launch>
+void GpuAdamState::RunOnAnswer(uint32_t chunk, const Payload& answer, RowOf row_of, Launch launch) {
+  if (!status_.ok()) return;
+  const Chunk& at = layout_.chunks()[chunk];
+  Slot& slot = NextApplying();
+  const size_t begin = PayloadBegin(answer.size());
+  std::memcpy(slot.pinned.get() + begin, answer.data(), answer.size());
+  const uint8_t* const on_gpu = slot.device.get() + begin;
+  const auto table = Write<decltype(row_of(at.segments[0], on_gpu))>(
+      slot, TablesBegin(), at.segments,
+      [&](const Segment& segment) { return row_of(segment, on_gpu); });
+  CopyIn(slot, begin, table.end);
+  Do(launch(table.rows, table.count, table.blocks));
+  Release(slot);
+}
+
+void GpuAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
+                            Payload answer) {
+  const kernels::DenseType type = DenseTypeOf(codec);
+  const auto row_of = [&](const Segment& segment, const uint8_t* gradient) {
+    return AdamSegment<kernels::AdamRates>{
+        .rates = rates(segment.tensor),
+        .gradient = gradient + kernels::DenseBytes(type, segment.chunk_offset),
+        .type = type,
+        .momentum = DenseMomentum(chunk, segment),
+        .variance = Variance(chunk, segment),
+        .parameters = Values(segment)};
+  };
+  RunOnAnswer(chunk, answer, row_of,
+              [&](auto... table) { return gpu_.AdamStep(rule_, table..., stream_); });
+}
+
+void GpuAdamState::RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates,
+                               Payload answer) {
+  constexpr kernels::DenseType kType = kernels::DenseType::kFloat32;
+  const auto row_of = [&](const Segment& segment, const uint8_t* gradient) {
+    return AdamSegment<kernels::RefreshRates>{
+        .rates = rates(segment.tensor),
+        .gradient = gradient + kernels::DenseBytes(kType, segment.chunk_offset),
+        .type = kType,
+        .momentum = DenseMomentum(chunk, segment),
+        .variance = Variance(chunk, segment),
+        .parameters = Values(segment)};
+  };
+  RunOnAnswer(chunk, answer, row_of,
+              [&](auto... table) { return gpu_.RefreshStep(rule_, table..., stream_); });
+}
+
+void GpuAdamState::ApplyMomentum(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) {
+  if (!status_.ok()) return;
+  const Chunk& at = layout_.chunks()[chunk];
+  // The last answer has been read by all that came before on the stream.
+  Slot& slot = NextApplying();
+  std::memcpy(slot.pinned.get(), answer.data(), answer.size());
+  Do(gpu_.CopyIn(signed_momentum_.get() + first_signed_[chunk], slot.pinned.get(), answer.size(),
+                 stream_));
+  momentum_is_signed_[chunk] = true;
+  const auto table =
+      Write<ApplySegment>(slot, TablesBegin(), at.segments, [&](const Segment& segment) {
+        const UpdateRates update = rates(segment.tensor);
+        return ApplySegment{.momentum = SignedMomentum(chunk, segment),
+                            .inverse_denominator = Variance(chunk, segment),
+                            .parameters = Values(segment),
+                            .learning_rate = update.learning_rate,
+                            .weight_decay = update.weight_decay};
+      });
+  CopyIn(slot, TablesBegin(), table.end);
+  Do(gpu_.ApplyMomentum(rule_, table.rows, table.count, table.blocks, stream_));
+  Release(slot);
+}
+
+void GpuAdamState::MakeMomentumDense(uint32_t chunk) {
+  if (!momentum_is_signed_[chunk]) return;
+  Run(
+      chunk,
+      [&](const Segment& segment) {
+        return DecompressSegment{.compressed = SignedMomentum(chunk, segment),
+                                 .values = DenseMomentum(chunk, segment)};
+      },
+      [&](auto... table) { return gpu_.DecompressOneBit(rule_, table..., stream_); });
+  momentum_is_signed_[chunk] = false;
+}
+
+void GpuAdamState::AddToError(uint32_t chunk, Codec codec, const uint8_t* payload,
+                              absl::Span<const Addition> of_payload,
+                              absl::Span<const Addition> of_momentum) {
+  if (!status_.ok()) return;
+  const Chunk& at = layout_.chunks()[chunk];
+  Slot& slot = NextApplying();
+  const size_t bytes = layout_.PayloadBytes(codec, chunk);
+  const size_t begin = PayloadBegin(bytes);
+  std::memcpy(slot.pinned.get() + begin, payload, bytes);
+  const uint8_t* const on_gpu = slot.device.get() + begin;
+  CopyIn(slot, begin, begin + bytes);
+
+  size_t end = TablesBegin();
+  const auto add = [&](absl::Span<const Addition> additions, auto row_of, auto launch) {
+    if (additions.empty()) return;
+    const auto table =
+        Write<decltype(row_of(additions[0]))>(slot, end, additions, [&](const Addition& addition) {
+          auto row = row_of(addition);
+          row.factor = addition.factor;
+          row.accumulator = Error(chunk, addition.part);
+          return row;
+        });
+    CopyIn(slot, end, table.end);
+    end = table.end;
+    Do(launch(table.rows, table.count, table.blocks));
+  };
+  const auto add_one_bit = [&](auto... table) { return gpu_.AddOneBit(rule_, table..., stream_); };
+  const auto add_dense = [&](auto... table) { return gpu_.AddDense(rule_, table..., stream_); };
+  if (codec == ONE_BIT) {
+    add(
+        of_payload,
+        [&](const Addition& a) { return AddSegment{.addend = OneBitPart(at, a.part, on_gpu)}; },
+        add_one_bit);
+  } else {
+    const kernels::DenseType type = DenseTypeOf(codec);
+    add(
+        of_payload,
+        [&](const Addition& a) {
+          return AddDenseSegment{.addend = on_gpu + kernels::DenseBytes(type, a.part.chunk_offset),
+                                 .type = type};
+        },
+        add_dense);
+  }
+  if (momentum_is_signed_[chunk]) {
+    add(
+        of_momentum,
+        [&](const Addition& a) { return AddSegment{.addend = SignedMomentum(chunk, a.part)}; },
+        add_one_bit);
+  } else {
+    add(
+        of_momentum,
+        [&](const Addition& a) {
+          const float* const dense = DenseMomentum(chunk, a.part);
+          return AddDenseSegment{.addend = reinterpret_cast<const uint8_t*>(dense)};
+        },
+        add_dense);
+  }
+  Release(slot);
+}
+
+double GpuAdamState::SumOfVariance(size_t first, size_t elements) {
+  double sum = 0;
+  if (!status_.ok()) return sum;
+  auto* const workspace = reinterpret_cast<double*>(sums_.get());
+  double* const on_gpu = workspace + kernels::cuda::SumWorkspace(layout_.elements());
+  const auto* const variance = reinterpret_cast<const float*>(variance_.get()) + first;
+  Do(gpu_.Sum(variance, elements, workspace, on_gpu, stream_));
+  Do(gpu_.Read(&sum, on_gpu, sizeof sum, stream_));
+  return sum;
+}
+
+void GpuAdamState::Freeze(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) {
+  Run(
+      chunk,
+      [&](const Segment& segment) {
+        return AdamSegment<kernels::FreezeRates>{.rates = rates(segment.tensor),
+                                                 .momentum = DenseMomentum(chunk, segment),
+                                                 .variance = Variance(chunk, segment)};
+      },
+      [&](auto... table) { return gpu_.Freeze(rule_, table..., stream_); });
+}
+
+void GpuAdamState::Thaw(uint32_t chunk, RatesOf<float> epsilon) {
+  Run(
+      chunk,
+      [&](const Segment& segment) {
+        AdamSegment<kernels::RefreshRates> row = {.variance = Variance(chunk, segment)};
+        row.rates.epsilon = epsilon(segment.tensor);
+        return row;
+      },
+      [&](auto... table) { return gpu_.Thaw(rule_, table..., stream_); });
+}
+
+void GpuAdamState::ScaleError(uint32_t chunk, RatesOf<float> factor) {
+  Run(
+      chunk,
+      [&](const Segment& segment) {
+        return ScaleSegment{.factor = factor(segment.tensor), .values = Error(chunk, segment)};
+      },
+      [&](auto... table) { return gpu_.Scale(rule_, table..., stream_); });
+}
+
+void GpuAdamState::Get(Field field, uint32_t chunk, float* numbers) const {
+  const Chunk& at = layout_.chunks()[chunk];
+  const bool is_signed = field == Field::kMomentum && momentum_is_signed_[chunk];
+  Payload payload(is_signed ? layout_.PayloadBytes(ONE_BIT, chunk) : 0);
+  if (is_signed)
+    Read(payload.data(), signed_momentum_.get() + first_signed_[chunk], payload.size());
+  for (const Segment& segment : at.segments) {
+    float* const to = numbers + segment.chunk_offset;
+    if (is_signed) {
+      kernels::DecompressOneBit(rule_, OneBitPart(at, segment, payload.data()),
+                                {to, segment.elements});
+    } else {
+      Read(to, DenseField(field, chunk, segment), segment.elements * sizeof(float));
+    }
+  }
+}
+
+void GpuAdamState::Set(Field field, uint32_t chunk, const float* numbers) {
+  if (!status_.ok()) return;
+  if (field == Field::kMomentum) momentum_is_signed_[chunk] = false;
+  for (const Segment& segment : layout_.chunks()[chunk].segments) {
+    Do(gpu_.Write(DenseField(field, chunk, segment), numbers + segment.chunk_offset,
+                  segment.elements * sizeof(float), stream_));
+  }
+}
+
+void GpuAdamState::Read(void* to, const void* from, size_t bytes) const {
+  if (status_.ok()) Do(gpu_.Read(to, from, bytes, stream_));
+}
+
+HostFloats GpuAdamState::Copy(const float* from, size_t elements) const {
+  PageVector<float> copy(elements);
+  Read(copy.data(), from, elements * sizeof(float));
+  return HostFloats(std::move(copy));
+}
+
+Gradient GpuAdamState::ZeroGradient(size_t elements) {
+  if (elements > zero_elements_ && status_.ok() &&
+      Take(gpu_.Allocate(elements * sizeof(float)), zeros_) &&
+      Do(gpu_.SetToZero(zeros_.get(), elements * sizeof(float), stream_))) {
+    zero_elements_ = elements;
+  }
+  return Gradient(zeros_.get(), elements, GradientType::kFloat32);
+}
+
+float* GpuAdamState::DenseField(Field field, uint32_t chunk, const Segment& segment) const {
+  switch (field) {
+    case Field::kParameters:
+      return Values(segment);
+    case Field::kMomentum:
+      return DenseMomentum(chunk, segment);
+    case Field::kVariance:
+      return Variance(chunk, segment);
+    case Field::kError:
+      break;
+  }
+  return Error(chunk, segment);
+}
+
+float* GpuAdamState::InLayoutOrder(const Memory& memory, uint32_t chunk,
+                                   const Segment& segment) const {
+  return reinterpret_cast<float*>(memory.get()) + layout_.chunks()[chunk].first_element +
+         segment.chunk_offset;
+}
+
+float* GpuAdamState::Values(const Segment& segment) const {
+  return values_[segment.tensor].data() + segment.tensor_offset;
+}
+
+kernels::OneBitView GpuAdamState::SignedMomentum(uint32_t chunk, const Segment& segment) const {
+  const uint8_t* const payload = signed_momentum_.get() + first_signed_[chunk];
+  return OneBitPart(layout_.chunks()[chunk], segment, payload);
+}
+
+}  // namespace signpost

@@ -1,0 +1,189 @@
+// 1-bit Adam's state on a GPU, beside the parameters, and the CUDA kernels.
+//
+// Work goes on the caller's stream, but for copies to the host, which have a stream of their own:
+// while chunk k is compressed, k - 1 is copied to the host, k - 2 is on the wire, and the answer
+// for k - 3 is applied. Calls wait for the GPU only where their comments say so, and to get a slot:
+// what crosses to or from the host, payloads and tables of what kernels are to do, goes through a
+// ring of them, in pinned memory.
+
+#ifndef SIGNPOST_WORKER_GPU_ADAM_STATE_H_
+#define SIGNPOST_WORKER_GPU_ADAM_STATE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "kernels/block.h"
+#include "kernels/gpu.h"
+#include "proto/layout.h"
+#include "worker/adam_state.h"
+#include "worker/event_watch.h"
+
+namespace signpost {
+
+// Borrows layout, values and gpu: values[i] is tensor i's parameters, on the GPU. All memory that
+// it needs it takes at once; when there is not so much, Check says so from the beginning.
+class GpuAdamState final : public AdamState {
+ public:
+  GpuAdamState(const Layout& layout, std::vector<absl::Span<float>> values,
+               kernels::cuda::Gpu& gpu);
+  // Waits for the GPU.
+  ~GpuAdamState() override;
+
+  absl::Status Check() const override { return status_; }
+  // INVALID_ARGUMENT for one that is not on this GPU.
+  absl::Status CheckGradient(const Gradient& gradient) const override;
+  void SetStream(kernels::cuda::Stream stream) override;
+
+  // Both always return nothing.
+  std::optional<uint32_t> CompressDense(uint32_t chunk, Codec codec, bool adds_error,
+                                        absl::Span<const Gradient> gradients, uint8_t* payload,
+                                        Optimizer::Packed later) override;
+  std::optional<uint32_t> CompressMomentum(uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
+                                           absl::Span<const Gradient> gradients, uint8_t* payload,
+                                           Optimizer::Packed later) override;
+
+  void AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
+                Payload answer) override;
+  void ApplyMomentum(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) override;
+  void RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates, Payload answer) override;
+  void MakeMomentumDense(uint32_t chunk) override;
+
+  void AddToError(uint32_t chunk, Codec codec, const uint8_t* payload,
+                  absl::Span<const Addition> of_payload,
+                  absl::Span<const Addition> of_momentum) override;
+
+  double SumOfVariance(size_t first, size_t elements) override;  // waits for the GPU
+  void Freeze(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) override;
+  void Thaw(uint32_t chunk, RatesOf<float> epsilon) override;
+  void ScaleError(uint32_t chunk, RatesOf<float> factor) override;
+
+  // All of these wait for the GPU.
+  void Get(Field field, uint32_t chunk, float* numbers) const override;
+  void Set(Field field, uint32_t chunk, const float* numbers) override;
+  HostFloats Errors() const override { return Copy(error_); }
+  HostFloats Variances() const override { return Copy(variance_); }
+  HostFloats ValuesOf(uint32_t tensor) const override {
+    return Copy(values_[tensor].data(), values_[tensor].size());
+  }
+
+  Gradient ZeroGradient(size_t elements) override;
+
+ private:
+  using Memory = kernels::cuda::Owned<uint8_t>;
+  using OwnedEvent = kernels::cuda::Owned<CUevent_st>;
+
+  // Memory of the host and as much of the GPU's, in the same order: room that ends with a payload,
+  // the first block that was not packed, tables.
+  struct Slot {
+    Memory pinned;
+    Memory device;
+    OwnedEvent used;    // on the caller's stream
+    OwnedEvent copied;  // to the host
+  };
+
+  // Rows of a table in a slot, for one launch.
+  template <class Row>
+  struct Table {
+    const Row* rows;  // on the GPU
+    uint32_t count = 0;
+    uint32_t blocks = 0;
+    size_t end;  // in the slot
+  };
+
+  // Writes the row of each part, whose blocks it numbers, to the slot, from `begin` on.
+  template <class Row, class Parts, class RowOf>
+  Table<Row> Write(Slot& slot, size_t begin, const Parts& parts, RowOf row_of);
+  // One that nothing on the GPU uses any more.
+  Slot& NextPacking();
+  Slot& NextApplying();
+  // Where a payload of so many bytes begins in a slot, and where tables do.
+  size_t PayloadBegin(size_t bytes) const;
+  size_t TablesBegin() const;
+  void CopyIn(Slot& slot, size_t begin, size_t end);
+  // What is done on the slot's memory has been put on the stream.
+  void Release(Slot& slot);
+
+  // Launches a kernel that compresses the chunk: row_of(segment, payload) has where on the GPU the
+  // payload goes. It is then copied to the host, and `later` is called.
+  template <class RowOf, class Launch>
+  void Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Packed later, RowOf row_of,
+            Launch launch);
+  // Launches a kernel on all of the chunk's segments, of which row_of(segment) has all.
+  template <class RowOf, class Launch>
+  void Run(uint32_t chunk, RowOf row_of, Launch launch);
+  // The same with a dense answer: row_of(segment, payload) has where it is on the GPU.
+  template <class RowOf, class Launch>
+  void RunOnAnswer(uint32_t chunk, const Payload& answer, RowOf row_of, Launch launch);
+
+  bool TakeMemory();
+  // Keeps the first error.
+  bool Do(const absl::Status& status) const {
+    status_.Update(status);
+    return status.ok();
+  }
+  template <class T>
+  bool Take(absl::StatusOr<T> made, T& to) {
+    if (!Do(made.status())) return false;
+    to = *std::move(made);
+    return true;
+  }
+  // To the host.
+  void Read(void* to, const void* from, size_t bytes) const;
+  HostFloats Copy(const float* from, size_t elements) const;
+  HostFloats Copy(const Memory& all) const {
+    return Copy(reinterpret_cast<const float*>(all.get()), layout_.elements());
+  }
+
+  // Where a segment's numbers begin on the GPU.
+  float* InLayoutOrder(const Memory& memory, uint32_t chunk, const Segment& segment) const;
+  float* Error(uint32_t chunk, const Segment& segment) const {
+    return InLayoutOrder(error_, chunk, segment);
+  }
+  float* Variance(uint32_t chunk, const Segment& segment) const {
+    return InLayoutOrder(variance_, chunk, segment);
+  }
+  float* DenseMomentum(uint32_t chunk, const Segment& segment) const {
+    return InLayoutOrder(dense_momentum_, chunk, segment);
+  }
+  float* Values(const Segment& segment) const;
+  float* DenseField(Field field, uint32_t chunk, const Segment& segment) const;
+  kernels::OneBitView SignedMomentum(uint32_t chunk, const Segment& segment) const;
+
+  const Layout& layout_;
+  const kernels::BlockRule rule_;
+  const std::vector<absl::Span<float>> values_;  // by tensor
+  kernels::cuda::Gpu& gpu_;
+  size_t payload_room_ = 0;  // in each slot
+  size_t slot_bytes_ = 0;
+
+  mutable absl::Status status_;  // of the first failure
+  kernels::cuda::Stream stream_ = nullptr;
+  kernels::cuda::Event last_ = nullptr;  // the last that was recorded on it
+  kernels::cuda::Owned<CUstream_st> copies_;
+
+  // In layout order, 4 bytes for each element.
+  Memory error_;
+  Memory variance_;
+  Memory dense_momentum_;
+  Memory signed_momentum_;                // each chunk's one-bit payload, from first_signed_ on
+  std::vector<size_t> first_signed_;      // by chunk
+  std::vector<bool> momentum_is_signed_;  // by chunk: which of the two counts
+  Memory zeros_;
+  size_t zero_elements_ = 0;
+  Memory sums_;  // what it takes to make a sum, and the sum
+
+  std::vector<Slot> packing_, applying_;    // rings
+  uint64_t packings_ = 0, appliances_ = 0;  // so many were taken
+  absl::Mutex mutex_;
+  uint64_t packed_ ABSL_GUARDED_BY(mutex_) = 0;  // so many of packings_ are over
+  std::optional<EventWatch> watch_;              // goes first
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_WORKER_GPU_ADAM_STATE_H_

@@ -1,0 +1,43 @@
+// One tensor's gradient, as a training job hands it over.
+
+#ifndef SIGNPOST_WORKER_GRADIENT_H_
+#define SIGNPOST_WORKER_GRADIENT_H_
+
+#include <concepts>
+#include <cstddef>
+
+#include "absl/types/span.h"
+#include "kernels/types_cuda.h"
+#include "proto/layout.h"
+
+namespace signpost {
+
+using kernels::cuda::GradientType;
+
+// In the memory where the parameters are: the host's, where it is fp32, or their GPU's.
+struct Gradient {
+  Gradient() = default;
+  // Of fp32 numbers, in whatever a span can be made of.
+  template <class Floats>
+  requires std::convertible_to<const Floats&, absl::Span<const float>> Gradient(
+      const Floats& floats) {
+    const absl::Span<const float> span = floats;
+    values = span.data();
+    size = span.size();
+  }
+  Gradient(const void* values, size_t size, GradientType type)
+      : values(values), size(size), type(type) {}
+
+  // Of an fp32 one.
+  absl::Span<const float> floats(const Segment& part) const {
+    return {static_cast<const float*>(values) + part.tensor_offset, part.elements};
+  }
+
+  const void* values = nullptr;
+  size_t size = 0;  // elements
+  GradientType type = GradientType::kFloat32;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_WORKER_GRADIENT_H_

@@ -1,0 +1,227 @@
+#include "worker/host_adam_state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/adam.h"
+#include "kernels/dense.h"
+#include "kernels/sum.h"
+
+namespace signpost {
+namespace {
+
+const uint8_t* DensePart(kernels::DenseType type, const Payload& payload, const Segment& part) {
+  return payload.data() + kernels::DenseBytes(type, part.chunk_offset);
+}
+
+}  // namespace
+
+HostAdamState::HostAdamState(const Layout& layout, std::vector<absl::Span<float>> values,
+                             uint32_t threads)
+    : layout_(layout),
+      rule_{layout.options().block_elements(), layout.options().gamma()},
+      values_(std::move(values)),
+      error_(layout.elements()),
+      variance_(layout.elements()),
+      signed_momentum_(layout.chunks().size()),
+      crew_(layout, threads) {
+  for (const Chunk& chunk : layout.chunks()) dense_momentum_.emplace_back(chunk.elements);
+}
+
+absl::Status HostAdamState::CheckGradient(const Gradient& gradient) const {
+  if (gradient.type == GradientType::kFloat32) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "a gradient of a tensor on the host is fp32; bf16 and fp16 are for those on a GPU");
+}
+
+std::optional<uint32_t> HostAdamState::CompressDense(uint32_t chunk, Codec codec, bool adds_error,
+                                                     absl::Span<const Gradient> gradients,
+                                                     uint8_t* payload, Optimizer::Packed) {
+  const kernels::DenseType type = DenseTypeOf(codec);
+  return crew_.Compress(chunk, [&](const Segment& part) {
+    return kernels::CompressDense(rule_, type, gradients[part.tensor].floats(part),
+                                  adds_error ? ErrorOf(chunk, part) : absl::Span<float>(),
+                                  payload + kernels::DenseBytes(type, part.chunk_offset));
+  });
+}
+
+std::optional<uint32_t> HostAdamState::CompressMomentum(uint32_t chunk,
+                                                        RatesOf<kernels::MomentumRates> rates,
+                                                        absl::Span<const Gradient> gradients,
+                                                        uint8_t* payload, Optimizer::Packed) {
+  const Chunk& at = layout_.chunks()[chunk];
+  const Payload& momentum = signed_momentum_[chunk];
+  return crew_.Compress(chunk, [&](const Segment& part) {
+    const absl::Span<const float> gradient = gradients[part.tensor].floats(part);
+    const absl::Span<float> error = ErrorOf(chunk, part);
+    const kernels::OneBitSpan out = OneBitPart(at, part, payload);
+    if (momentum.size() == 0) {
+      return kernels::CompressMomentum(rule_, rates(part.tensor), gradient,
+                                       MomentumOf(chunk, part).data(), error, out);
+    }
+    return kernels::CompressMomentum(rule_, rates(part.tensor), gradient,
+                                     OneBitPart(at, part, momentum.data()), error, out);
+  });
+}
+
+void HostAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
+                             Payload answer) {
+  const kernels::DenseType type = DenseTypeOf(codec);
+  crew_.ForEachPart(chunk, [&](const Segment& part) {
+    kernels::AdamStep(rates(part.tensor), type, DensePart(type, answer, part),
+                      MomentumOf(chunk, part), VarianceOf(chunk, part), ValuesOf(part));
+  });
+}
+
+void HostAdamState::ApplyMomentum(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) {
+  crew_.ForEachPart(chunk, [&](const Segment& part) {
+    const UpdateRates update = rates(part.tensor);
+    kernels::ApplyMomentum(rule_, OneBitPart(layout_.chunks()[chunk], part, answer.data()),
+                           update.learning_rate, update.weight_decay, VarianceOf(chunk, part),
+                           ValuesOf(part));
+  });
+  signed_momentum_[chunk] = std::move(answer);
+  dense_momentum_[chunk] = PageVector<float>();  // {} would keep its memory
+}
+
+void HostAdamState::RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates,
+                                Payload answer) {
+  crew_.ForEachPart(chunk, [&](const Segment& part) {
+    kernels::RefreshStep(rates(part.tensor), DensePart(kernels::DenseType::kFloat32, answer, part),
+                         MomentumOf(chunk, part), VarianceOf(chunk, part), ValuesOf(part));
+  });
+}
+
+void HostAdamState::MakeMomentumDense(uint32_t chunk) {
+  if (signed_momentum_[chunk].size() == 0) return;
+  PageVector<float> momentum(layout_.chunks()[chunk].elements);
+  GetMomentum(chunk, momentum.data());
+  dense_momentum_[chunk] = std::move(momentum);
+  signed_momentum_[chunk] = Payload();
+}
+
+void HostAdamState::AddToError(uint32_t chunk, Codec codec, const uint8_t* payload,
+                               absl::Span<const Addition> of_payload,
+                               absl::Span<const Addition> of_momentum) {
+  const Chunk& at = layout_.chunks()[chunk];
+  for (const auto& [part, factor] : of_payload) {
+    if (codec == ONE_BIT) {
+      kernels::AddOneBit(rule_, OneBitPart(at, part, payload), factor, ErrorOf(chunk, part));
+    } else {
+      const kernels::DenseType type = DenseTypeOf(codec);
+      kernels::AddDense(type, payload + kernels::DenseBytes(type, part.chunk_offset), factor,
+                        ErrorOf(chunk, part));
+    }
+  }
+  const Payload& momentum = signed_momentum_[chunk];
+  for (const auto& [part, factor] : of_momentum) {
+    if (momentum.size() == 0) {
+      const float* dense = MomentumOf(chunk, part).data();
+      kernels::AddDense(kernels::DenseType::kFloat32, reinterpret_cast<const uint8_t*>(dense),
+                        factor, ErrorOf(chunk, part));
+    } else {
+      kernels::AddOneBit(rule_, OneBitPart(at, part, momentum.data()), factor,
+                         ErrorOf(chunk, part));
+    }
+  }
+}
+
+double HostAdamState::SumOfVariance(size_t first, size_t elements) {
+  return kernels::Sum(absl::MakeConstSpan(variance_).subspan(first, elements));
+}
+
+void HostAdamState::Freeze(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) {
+  for (const Segment& segment : layout_.chunks()[chunk].segments) {
+    kernels::Freeze(rates(segment.tensor), MomentumOf(chunk, segment), VarianceOf(chunk, segment));
+  }
+}
+
+void HostAdamState::Thaw(uint32_t chunk, RatesOf<float> epsilon) {
+  for (const Segment& segment : layout_.chunks()[chunk].segments) {
+    kernels::Thaw(epsilon(segment.tensor), VarianceOf(chunk, segment));
+  }
+}
+
+void HostAdamState::ScaleError(uint32_t chunk, RatesOf<float> factor) {
+  for (const Segment& segment : layout_.chunks()[chunk].segments) {
+    kernels::Scale(factor(segment.tensor), ErrorOf(chunk, segment));
+  }
+}
+
+void HostAdamState::Get(Field field, uint32_t chunk, float* numbers) const {
+  const Chunk& at = layout_.chunks()[chunk];
+  switch (field) {
+    case Field::kParameters:
+      for (const Segment& segment : at.segments) {
+        const absl::Span<const float> values = ValuesOf(segment);
+        std::copy(values.begin(), values.end(), numbers + segment.chunk_offset);
+      }
+      return;
+    case Field::kMomentum:
+      return GetMomentum(chunk, numbers);
+    case Field::kVariance:
+      std::copy_n(variance_.data() + at.first_element, at.elements, numbers);
+      return;
+    case Field::kError:
+      std::copy_n(error_.data() + at.first_element, at.elements, numbers);
+  }
+}
+
+void HostAdamState::Set(Field field, uint32_t chunk, const float* numbers) {
+  const Chunk& at = layout_.chunks()[chunk];
+  switch (field) {
+    case Field::kParameters:
+      for (const Segment& segment : at.segments) {
+        std::copy_n(numbers + segment.chunk_offset, segment.elements, ValuesOf(segment).data());
+      }
+      return;
+    case Field::kMomentum:
+      dense_momentum_[chunk].assign(numbers, numbers + at.elements);
+      signed_momentum_[chunk] = Payload();
+      return;
+    case Field::kVariance:
+      std::copy_n(numbers, at.elements, variance_.data() + at.first_element);
+      return;
+    case Field::kError:
+      std::copy_n(numbers, at.elements, error_.data() + at.first_element);
+  }
+}
+
+void HostAdamState::GetMomentum(uint32_t chunk, float* numbers) const {
+  const Payload& payload = signed_momentum_[chunk];
+  if (payload.size() == 0) {
+    std::copy(dense_momentum_[chunk].begin(), dense_momentum_[chunk].end(), numbers);
+    return;
+  }
+  // Not added to zeros: +0 + -0 is +0, and the next step takes the sign of what it sees.
+  const Chunk& at = layout_.chunks()[chunk];
+  for (const Segment& segment : at.segments) {
+    kernels::DecompressOneBit(rule_, OneBitPart(at, segment, payload.data()),
+                              {numbers + segment.chunk_offset, segment.elements});
+  }
+}
+
+Gradient HostAdamState::ZeroGradient(size_t elements) {
+  if (zeros_.size() < elements) zeros_ = PageVector<float>(elements);
+  return absl::MakeConstSpan(zeros_).first(elements);
+}
+
+absl::Span<float> HostAdamState::ValuesOf(const Segment& segment) const {
+  return values_[segment.tensor].subspan(segment.tensor_offset, segment.elements);
+}
+
+absl::Span<float> HostAdamState::MomentumOf(uint32_t chunk, const Segment& segment) {
+  return absl::MakeSpan(dense_momentum_[chunk]).subspan(segment.chunk_offset, segment.elements);
+}
+
+absl::Span<float> HostAdamState::VarianceOf(uint32_t chunk, const Segment& segment) {
+  return absl::MakeSpan(variance_).subspan(
+      layout_.chunks()[chunk].first_element + segment.chunk_offset, segment.elements);
+}
+
+absl::Span<float> HostAdamState::ErrorOf(uint32_t chunk, const Segment& segment) {
+  return absl::MakeSpan(error_).subspan(
+      layout_.chunks()[chunk].first_element + segment.chunk_offset, segment.elements);
+}
+
+}  // namespace signpost

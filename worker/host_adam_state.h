@@ -1,0 +1,88 @@
+// 1-bit Adam's state on the host, and the CPU's kernels.
+
+#ifndef SIGNPOST_WORKER_HOST_ADAM_STATE_H_
+#define SIGNPOST_WORKER_HOST_ADAM_STATE_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "kernels/block.h"
+#include "kernels/onebit.h"
+#include "proto/layout.h"
+#include "proto/payload.h"
+#include "worker/adam_state.h"
+#include "worker/chunk_crew.h"
+#include "worker/page_vector.h"
+
+namespace signpost {
+
+// Borrows layout and values: values[i] is tensor i's parameters. Compresses and applies each chunk
+// with `threads` threads, the caller's included.
+class HostAdamState final : public AdamState {
+ public:
+  HostAdamState(const Layout& layout, std::vector<absl::Span<float>> values, uint32_t threads);
+
+  absl::Status Check() const override { return absl::OkStatus(); }
+  // INVALID_ARGUMENT for one that is not fp32.
+  absl::Status CheckGradient(const Gradient& gradient) const override;
+  void SetStream(kernels::cuda::Stream stream) override {}
+
+  // Both are done when they return.
+  std::optional<uint32_t> CompressDense(uint32_t chunk, Codec codec, bool adds_error,
+                                        absl::Span<const Gradient> gradients, uint8_t* payload,
+                                        Optimizer::Packed later) override;
+  std::optional<uint32_t> CompressMomentum(uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
+                                           absl::Span<const Gradient> gradients, uint8_t* payload,
+                                           Optimizer::Packed later) override;
+
+  void AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
+                Payload answer) override;
+  void ApplyMomentum(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) override;
+  void RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates, Payload answer) override;
+  void MakeMomentumDense(uint32_t chunk) override;
+
+  void AddToError(uint32_t chunk, Codec codec, const uint8_t* payload,
+                  absl::Span<const Addition> of_payload,
+                  absl::Span<const Addition> of_momentum) override;
+
+  double SumOfVariance(size_t first, size_t elements) override;
+  void Freeze(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) override;
+  void Thaw(uint32_t chunk, RatesOf<float> epsilon) override;
+  void ScaleError(uint32_t chunk, RatesOf<float> factor) override;
+
+  void Get(Field field, uint32_t chunk, float* numbers) const override;
+  void Set(Field field, uint32_t chunk, const float* numbers) override;
+  HostFloats Errors() const override { return HostFloats(absl::MakeConstSpan(error_)); }
+  HostFloats Variances() const override { return HostFloats(absl::MakeConstSpan(variance_)); }
+  HostFloats ValuesOf(uint32_t tensor) const override { return HostFloats(values_[tensor]); }
+
+  Gradient ZeroGradient(size_t elements) override;
+
+ private:
+  void GetMomentum(uint32_t chunk, float* numbers) const;
+  // Parts of vectors that belong to a segment of the chunk.
+  absl::Span<float> ValuesOf(const Segment& segment) const;
+  absl::Span<float> MomentumOf(uint32_t chunk, const Segment& segment);
+  absl::Span<float> VarianceOf(uint32_t chunk, const Segment& segment);
+  absl::Span<float> ErrorOf(uint32_t chunk, const Segment& segment);
+
+  const Layout& layout_;
+  const kernels::BlockRule rule_;
+  const std::vector<absl::Span<float>> values_;  // by tensor
+
+  PageVector<float> error_;     // in layout order; takes no memory before it is written
+  PageVector<float> variance_;  // in layout order
+  // Per chunk: dense until its first one-bit answer, then that answer's payload as it came (1/32 of
+  // the memory).
+  std::vector<PageVector<float>> dense_momentum_;
+  std::vector<Payload> signed_momentum_;
+  PageVector<float> zeros_;
+
+  ChunkCrew crew_;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_WORKER_HOST_ADAM_STATE_H_
