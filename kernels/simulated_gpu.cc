@@ -84,7 +84,8 @@ void OnThreadBlocks(uint32_t blocks, uint32_t order, Body body) {
 // A stream's work, and the thread that does it.
 class SimulatedGpu::StreamThread {
  public:
-  explicit StreamThread(uint32_t seed) : random_(seed), thread_([this] { DoWork(); }) {}
+  StreamThread(uint32_t seed, const std::atomic<bool>& is_held)
+      : random_(seed), is_held_(is_held), thread_([this] { DoWork(); }) {}
 
   // Does what there is to do first.
   ~StreamThread() {
@@ -131,12 +132,14 @@ class SimulatedGpu::StreamThread {
     const uint32_t kind = random_() % 32;
     if (kind == 0) std::this_thread::sleep_for(std::chrono::microseconds(50 + random_() % 250));
     if (kind < 8) std::this_thread::yield();
+    while (is_held_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 
   absl::Mutex mutex_;
   std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mutex_);
   bool is_closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::mt19937 random_;  // only the thread's
+  const std::atomic<bool>& is_held_;
   std::thread thread_;
 };
 
@@ -149,7 +152,7 @@ struct SimulatedGpu::RecordedEvent {
 
 SimulatedGpu::SimulatedGpu(uint32_t seed) : memory_bytes_(size_t{16} << 30), random_(seed) {
   const absl::MutexLock lock(&mutex_);
-  streams_[nullptr] = std::make_unique<StreamThread>(random_());
+  streams_[nullptr] = std::make_unique<StreamThread>(random_(), is_held_);
 }
 
 SimulatedGpu::~SimulatedGpu() {
@@ -171,6 +174,10 @@ void SimulatedGpu::FailOperationAfter(uint64_t operations) {
   const absl::MutexLock lock(&mutex_);
   failing_operation_ = counts_.operations + operations;
 }
+
+void SimulatedGpu::Hold() { is_held_ = true; }
+
+void SimulatedGpu::LetGoOn() { is_held_ = false; }
 
 void SimulatedGpu::LetKernelsUseAllMemory() { can_kernels_use_all_memory_ = true; }
 
@@ -234,7 +241,7 @@ absl::StatusOr<Owned<CUstream_st>> SimulatedGpu::NewStream() {
   if (absl::Status fault = Fault(); !fault.ok()) return fault;
   const absl::MutexLock lock(&mutex_);
   ++counts_.streams;
-  auto thread = std::make_unique<StreamThread>(random_());
+  auto thread = std::make_unique<StreamThread>(random_(), is_held_);
   const auto stream = reinterpret_cast<Stream>(thread.get());
   streams_[stream] = std::move(thread);
   return Owned<CUstream_st>(stream, [this](Stream given_back) {

@@ -53,6 +53,9 @@ class SimulatedGpu final : public Gpu {
   // The operation after that many more goes wrong when its stream comes to it. It and all that is
   // done later has no effect, and the GPU can be used no more.
   void FailOperationAfter(uint64_t operations);
+  // Streams do nothing more, until they are let go on.
+  void Hold();
+  void LetGoOn();
   // Kernels may be given any memory of the host's, as if all of it were pinned.
   void LetKernelsUseAllMemory();
   // As if any memory of the host's were its own.
@@ -140,6 +143,7 @@ class SimulatedGpu final : public Gpu {
   absl::Status SumOf(TermConstant, const float* values, size_t n, double* workspace, double* sum,
                      Stream stream);
 
+  std::atomic<bool> is_held_ = false;
   std::atomic<bool> can_kernels_use_all_memory_ = false;
   std::atomic<bool> owns_all_memory_ = false;
   // Says whether there is a fault without ordering streams, as the mutex would.

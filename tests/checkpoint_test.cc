@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/optional.h"
+#include "kernels/simulated_gpu.h"
 #include "storage/disk.h"
 #include "tests/job.h"
 #include "tests/simulation/scheduler.h"
@@ -151,11 +152,8 @@ std::vector<End> RunIn(Cluster& cluster, const Plan& plan) {
     if (plan.resume_from_states != nullptr) resume_from.state = (*plan.resume_from_states)[rank];
     const bool resumes = plan.resume_from != nullptr || plan.resume_from_states != nullptr;
     if (resumes) std::fill(replica.values.begin(), replica.values.end(), 7.0f);
-    WorkerOptions options = plan.job.worker;
-    options.rank = rank;
-    options.world_size = plan.job.workers;
-    auto worker = Worker::Join(options, plan.job.optimizer, replica.Parameters(), cluster.Connect(),
-                               resume_from);
+    auto worker = Worker::Join(replica.Options(), plan.job.optimizer, replica.Parameters(),
+                               cluster.Connect(), resume_from);
     ASSERT_TRUE(worker.ok()) << worker.status();
     if (plan.after_join) plan.after_join(rank, **worker);
     while (true) {
@@ -167,6 +165,7 @@ std::vector<End> RunIn(Cluster& cluster, const Plan& plan) {
       }
       if (done >= plan.until) break;
       replica.gradient = GradientOf(rank, done, replica.values.size());
+      replica.BeforeStep(**worker);
       auto report = (*worker)->Step(replica.Gradients(), {plan.job.rates});
       ASSERT_TRUE(report.ok()) << report.status();
     }
@@ -179,6 +178,7 @@ std::vector<End> RunIn(Cluster& cluster, const Plan& plan) {
     for (uint32_t chunk = 0; chunk < (*worker)->layout().chunks().size(); ++chunk) {
       momentum += BytesOfAll((*worker)->optimizer().Momentum(chunk));
     }
+    replica.GetValues();
     ends[rank] = {BytesOfAll(replica.values), momentum,
                   BytesOfAll((*worker)->optimizer().variance()),
                   BytesOfAll((*worker)->optimizer().error())};
@@ -272,6 +272,19 @@ TEST_P(ResumeTest, EqualsNoInterruptionBitForBitOnAnyNumberOfShards) {
     EXPECT_EQ(RunAnew(aggregators, {.job = job, .until = 12, .resume_from_states = &states}),
               expected);
   }
+
+  // Saved on a host, or on a GPU, and resumed on either.
+  kernels::cuda::SimulatedGpu gpu(/*seed=*/1);
+  JobOptionsForTest gpu_job = job;
+  gpu_job.gpu_of = [&](uint32_t rank) { return rank != 2 ? &gpu : nullptr; };
+  MemoryDisk gpu_disk;
+  RunAnew(2, {.job = gpu_job,
+              .until = saved_after,
+              .checkpoint_after = {saved_after},
+              .checkpoints = &gpu_disk});
+  EXPECT_EQ(RunAnew(2, {.job = gpu_job, .until = 12, .resume_from = &disk}), expected);
+  EXPECT_EQ(RunAnew(2, {.job = gpu_job, .until = 12, .resume_from_states = &states}), expected);
+  EXPECT_EQ(RunAnew(2, {.job = job, .until = 12, .resume_from = &gpu_disk}), expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Steps, ResumeTest,

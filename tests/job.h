@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/gpu.h"
 #include "tests/cluster.h"
 #include "worker/worker.h"
 
@@ -30,6 +31,9 @@ struct JobOptionsForTest {
   int steps = 12;
   GroupRates rates = {.learning_rate = 0.01, .weight_decay = 0.1};
   TakeStep take_step;  // null: Worker::Step
+  // Which GPU has a rank's replica, null for the host. Null: the host has all.
+  std::function<kernels::cuda::Gpu*(uint32_t rank)> gpu_of;
+  GradientType gradient_type_on_gpu = GradientType::kFloat32;
 };
 
 // What a rank's gradient is in a step: normally distributed around a drift that is the same for
@@ -40,15 +44,31 @@ std::vector<float> GradientOf(uint32_t rank, int step, size_t elements);
 std::vector<float> InitialParameters(size_t elements);
 
 // A rank's replica, with spans into it as the worker wants them.
-struct Replica {
+class Replica {
+ public:
   Replica(const JobOptionsForTest& options, uint32_t rank);
+  ~Replica();
 
+  // What the rank joins with.
+  WorkerOptions Options() const;
   std::vector<Parameter> Parameters();
   std::vector<Gradient> Gradients() const;
+
+  // On a GPU `values` and `gradient` are copies. A step is between these: the first copies the
+  // gradient there, and has the worker's work follow on the same stream, in every step another one;
+  // neither waits for anything. GetValues waits, and copies values from there.
+  void BeforeStep(Worker& worker);
+  void GetValues();
 
   const std::vector<size_t> tensors;
   std::vector<float> values;
   std::vector<float> gradient;
+
+ private:
+  struct OnGpu;
+
+  WorkerOptions worker_;
+  std::unique_ptr<OnGpu> on_gpu_;  // null: on the host
 };
 
 // Called on each rank's thread after each step.

@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "kernels/simulated_gpu.h"
 #include "server/state_dir.h"
 #include "storage/disk.h"
 #include "tests/forwarding_channel.h"
@@ -190,19 +191,18 @@ Ledger TrainWithALateWorker(const JobOptionsForTest& job, const GradientOfStep& 
   OnEachRank(job.workers, [&](uint32_t rank) {
     replicas[rank] = std::make_unique<Replica>(job, rank);
     Replica& replica = *replicas[rank];
-    WorkerOptions options = job.worker;
-    options.rank = rank;
-    options.world_size = job.workers;
     std::vector<std::unique_ptr<Channel>> channels;
     channels.push_back(
         std::make_unique<NotingChannel>(LoopbackTo(shard.aggregator()), layouts.front(), answers));
-    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), std::move(channels));
+    auto worker =
+        Worker::Join(replica.Options(), job.optimizer, replica.Parameters(), std::move(channels));
     ASSERT_TRUE(worker.ok()) << worker.status();
     while ((*worker)->steps() < static_cast<uint64_t>(job.steps)) {
       const uint64_t step = (*worker)->steps();
       // Past the deadline, but not past the answers of four steps.
       absl::SleepFor(absl::Milliseconds(rank == 2 && step % 5 == 3 ? 170 : 30));
       replica.gradient = gradient_of(rank, step, elements);
+      replica.BeforeStep(**worker);
       const auto report = (*worker)->Step(replica.Gradients(), {job.rates});
       ASSERT_TRUE(report.ok()) << report.status();
       absl::MutexLock lock(&mutex);
@@ -215,10 +215,10 @@ Ledger TrainWithALateWorker(const JobOptionsForTest& job, const GradientOfStep& 
         ledger.gradients[i] += factor * replica.gradient[i] / job.workers;
       }
     }
+    replica.GetValues();
+    const HostFloats error = (*worker)->optimizer().error();
     absl::MutexLock lock(&mutex);
-    for (size_t i = 0; i < elements; ++i) {
-      ledger.worker_errors[i] += (*worker)->optimizer().error()[i] / job.workers;
-    }
+    for (size_t i = 0; i < elements; ++i) ledger.worker_errors[i] += error[i] / job.workers;
     ledger.replicas[rank] = replica.values;
     workers[rank] = *std::move(worker);
   });
@@ -273,6 +273,8 @@ TEST(LateWorker, ConservesIntegersExactly) {
 TEST(LateWorker, ConservesErrorsOfOneBitRounds) {
   JobOptionsForTest job = ElasticJob();
   job.optimizer.freeze_step = 4;
+  kernels::cuda::SimulatedGpu gpu(/*seed=*/1);
+  job.gpu_of = [&](uint32_t rank) { return rank == 2 ? &gpu : nullptr; };  // the late one
   const Ledger ledger = TrainWithALateWorker(job, [](uint32_t rank, uint64_t step, size_t n) {
     return GradientOf(rank, static_cast<int>(step), n);
   });
@@ -286,6 +288,8 @@ class ElasticJobTest : public ::testing::Test {
   ElasticJobTest()
       : job_(ElasticJob()), cluster_({.transport = Transport::kGrpc, .aggregators = 2}) {
     job_.worker.exchange_timeout = absl::Seconds(5);
+    // The rank that is late, dies, leaves or comes back, and another.
+    job_.gpu_of = [this](uint32_t rank) { return rank % 2 == 1 ? &gpu_ : nullptr; };
   }
 
   // Runs all ranks; each ends when body, called before each step, returns false.
@@ -294,21 +298,21 @@ class ElasticJobTest : public ::testing::Test {
     statuses_.resize(job_.workers);
     OnEachRank(job_.workers, [&](uint32_t rank) {
       Replica replica(job_, rank);
-      WorkerOptions options = job_.worker;
-      options.rank = rank;
-      options.world_size = job_.workers;
-      auto worker = Worker::Join(options, job_.optimizer, replica.Parameters(), cluster_.Connect());
+      auto worker =
+          Worker::Join(replica.Options(), job_.optimizer, replica.Parameters(), cluster_.Connect());
       ASSERT_TRUE(worker.ok()) << worker.status();
       while ((*worker)->steps() < static_cast<uint64_t>(job_.steps)) {
         if (!body(rank, **worker)) return;
         const int step = static_cast<int>((*worker)->steps());
         replica.gradient = GradientOf(rank, step, replica.values.size());
+        replica.BeforeStep(**worker);
         const auto report = (*worker)->Step(replica.Gradients(), {job_.rates});
         statuses_[rank] = report.status();
         if (!report.ok()) return;
         absl::MutexLock lock(&mutex_);
         for (const uint32_t late : report->late_ranks) late_ranks_.push_back(late);
       }
+      replica.GetValues();
       values_[rank] = replica.values;
     });
   }
@@ -320,6 +324,7 @@ class ElasticJobTest : public ::testing::Test {
   }
 
   const std::string checkpoints_ = ::testing::TempDir() + "/checkpoints";
+  kernels::cuda::SimulatedGpu gpu_{/*seed=*/1};
   JobOptionsForTest job_;
   Cluster cluster_;
   absl::Mutex mutex_;

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "kernels/simulated_gpu.h"
 #include "tests/cluster.h"
 #include "tests/job.h"
 
@@ -39,6 +40,8 @@ class ReturningWorkerTest : public ::testing::TestWithParam<bool> {
     job_.worker.min_workers = 3;
     job_.worker.exchange_timeout = absl::Seconds(10);
     job_.steps = 100;
+    // Where a worker computes is its own affair: what one gives another takes.
+    job_.gpu_of = [this](uint32_t rank) { return rank % 2 == 1 ? &gpu_ : nullptr; };
     ClusterOptions options = {.transport = Transport::kGrpc, .aggregators = 2};
     if (GetParam()) {
       options.state_dir = ::testing::TempDir() + "/returning";
@@ -48,14 +51,13 @@ class ReturningWorkerTest : public ::testing::TestWithParam<bool> {
   }
 
   absl::StatusOr<std::unique_ptr<Worker>> Join(uint32_t rank, Replica& replica) {
-    WorkerOptions options = job_.worker;
-    options.rank = rank;
-    options.world_size = job_.workers;
-    return Worker::Join(options, job_.optimizer, replica.Parameters(), cluster_->Connect());
+    return Worker::Join(replica.Options(), job_.optimizer, replica.Parameters(),
+                        cluster_->Connect());
   }
 
   absl::Status Step(uint32_t rank, Replica& replica, Worker& worker) {
     replica.gradient = GradientOf(rank, static_cast<int>(worker.steps()), replica.values.size());
+    replica.BeforeStep(worker);
     return worker.Step(replica.Gradients(), {job_.rates}).status();
   }
 
@@ -82,6 +84,7 @@ class ReturningWorkerTest : public ::testing::TestWithParam<bool> {
         ASSERT_TRUE(status.ok()) << status;
         if (rank == 0 && after_step_) after_step_((*worker)->steps());
       }
+      replica.GetValues();
       values_[rank] = replica.values;
     });
     for (const std::vector<float>& values : values_) EXPECT_EQ(values, values_.front());
@@ -104,9 +107,11 @@ class ReturningWorkerTest : public ::testing::TestWithParam<bool> {
     }
     ASSERT_TRUE(first.ok()) << first;
     TakeSteps(kLostRank, replica, **worker, job_.steps);
+    replica.GetValues();
     values_[kLostRank] = replica.values;
   }
 
+  kernels::cuda::SimulatedGpu gpu_{/*seed=*/1};
   std::atomic<int> pace_ms_ = 10;  // of the others: how long they compute in each step
   JobOptionsForTest job_;
   std::unique_ptr<Cluster> cluster_;
@@ -188,6 +193,7 @@ TEST_P(ReturningWorkerTest, ARankThatTakesPartIsNotTaken) {
     while (!refused.HasBeenNotified()) TakeSteps(kLostRank, replica, *worker, worker->steps() + 1);
     other.join();
     TakeSteps(kLostRank, replica, *worker, job_.steps);
+    replica.GetValues();
     values_[kLostRank] = replica.values;
   });
 }
@@ -232,6 +238,7 @@ TEST_P(ReturningWorkerTest, AggregatorsThatAreKilledBeforeItsFirstStepGoOn) {
     TakeSteps(kLostRank, second, **again, (*again)->steps() + 1);
     pace_ms_ = 10;
     TakeSteps(kLostRank, second, **again, job_.steps);
+    second.GetValues();
     values_[kLostRank] = second.values;
   });
 }

@@ -1,0 +1,280 @@
+// Jobs whose workers are on a GPU, alone and beside others on the host: the bytes are those of a
+// job on the host. On a simulated GPU, or with SIGNPOST_REAL_GPU on a real one, where there is one.
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "gtest/gtest.h"
+#include "kernels/gpu.h"
+#include "tests/job.h"
+#ifndef SIGNPOST_REAL_GPU
+#include "kernels/simulated_gpu.h"
+#endif
+
+namespace signpost::testing {
+namespace {
+
+using kernels::cuda::Gpu;
+
+// Null where there is none.
+std::unique_ptr<Gpu> NewGpu() {
+#ifdef SIGNPOST_REAL_GPU
+  absl::StatusOr<std::unique_ptr<Gpu>> gpu = kernels::cuda::OpenGpu(0);
+  if (gpu.ok()) return *std::move(gpu);
+  std::printf("there is no device: %s\n", std::string(gpu.status().message()).c_str());
+  return nullptr;
+#else
+  static uint32_t seed = 0;
+  return std::make_unique<kernels::cuda::SimulatedGpu>(++seed);
+#endif
+}
+
+// Two workers on the GPU and one on the host, in all stages, through three freezes.
+class GpuJobTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (gpu_ == nullptr) GTEST_SKIP();
+    job_.workers = 3;
+    job_.tensors = {3700, 8, 1, 30'000, 64, 4096, 515};
+    job_.worker.block_elements = 256;
+    job_.worker.chunk_elements = 4096;
+    job_.optimizer = {.freeze_step = 4, .variance_refresh_interval = 4};
+    job_.steps = 15;
+  }
+
+  // What ranks end with, by rank: the same on all.
+  struct End {
+    std::vector<float> values;
+    std::vector<std::vector<float>> errors;  // by rank
+    std::set<int> skipped_steps;
+
+    bool operator==(const End&) const = default;
+  };
+
+  End TrainOn(Gpu* gpu, const BeforeStep& before_step = nullptr) {
+    JobOptionsForTest job = job_;
+    job.gpu_of = [gpu](uint32_t rank) { return rank < 2 ? gpu : nullptr; };
+    End end;
+    end.errors.resize(job.workers);
+    absl::Mutex mutex;
+    job.take_step = [&](uint32_t rank, int step, Worker& worker,
+                        absl::Span<const Gradient> gradients, const GroupRates& rates) {
+      absl::StatusOr<StepReport> report = job_.take_step
+                                              ? job_.take_step(rank, step, worker, gradients, rates)
+                                              : worker.Step(gradients, {rates});
+      if (step + 1 == job.steps) {
+        const HostFloats error = worker.optimizer().error();
+        end.errors[rank] = {error.begin(), error.end()};
+      }
+      absl::MutexLock lock(&mutex);
+      if (report.ok() && !report->skipped.empty()) end.skipped_steps.insert(step);
+      return report;
+    };
+    Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+    const std::vector<std::vector<float>> replicas =
+        Train(cluster, job, /*after_step=*/nullptr, before_step);
+    for (const std::vector<float>& replica : replicas) EXPECT_EQ(replica, replicas[0]);
+    end.values = replicas[0];
+    return end;
+  }
+
+  std::unique_ptr<Gpu> gpu_ = NewGpu();
+  JobOptionsForTest job_;
+};
+
+TEST_F(GpuJobTest, HasTheBytesOfAJobOnTheHost) {
+  for (const Codec warm_up : {FLOAT32, BFLOAT16}) {
+    job_.optimizer.warm_up_codec = warm_up;
+    EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr)) << CodecName(warm_up);
+  }
+}
+
+TEST_F(GpuJobTest, AlsoWhenRoundsAreSkipped) {
+  const std::set<int> spoilt_steps = {1, 6, 8, 12};  // warm-up, one-bit, and two refreshes
+  const auto spoil = [&](uint32_t rank, int step, std::vector<float>& gradient) {
+    if (rank != 1 || !spoilt_steps.contains(step)) return;
+    gradient[2] = std::numeric_limits<float>::quiet_NaN();
+    gradient[20'000] = std::numeric_limits<float>::infinity();
+  };
+  const End end = TrainOn(gpu_.get(), spoil);
+  EXPECT_EQ(end.skipped_steps, spoilt_steps);
+  EXPECT_EQ(end, TrainOn(nullptr, spoil));
+}
+
+TEST_F(GpuJobTest, AlsoInParts) {
+  job_.take_step = [](uint32_t rank, int, Worker& worker, absl::Span<const Gradient> gradients,
+                      const GroupRates& rates) -> absl::StatusOr<StepReport> {
+    absl::Status status = worker.BeginStep({rates});
+    for (size_t i = 0; i < gradients.size() && status.ok(); ++i) {
+      const size_t tensor = rank == 0 ? i : gradients.size() - 1 - i;
+      status = worker.GradientReady(tensor, gradients[tensor]);
+    }
+    if (!status.ok()) return status;
+    return worker.FinishStep();
+  };
+  EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr));
+}
+
+TEST_F(GpuJobTest, AlsoWithGradientsOfHalfTheBytes) {
+  // Such as both types have.
+  const auto round = [](uint32_t, int, std::vector<float>& gradient) {
+    for (float& g : gradient) g = std::round(g * 16) / 16;
+  };
+  const End expected = TrainOn(nullptr, round);
+  for (const GradientType type : {GradientType::kBfloat16, GradientType::kFloat16}) {
+    job_.gradient_type_on_gpu = type;
+    EXPECT_EQ(TrainOn(gpu_.get(), round), expected);
+  }
+}
+
+TEST_F(GpuJobTest, FindsItsFreezeStepAndClimbsOutOfPlainAdam) {
+  job_.optimizer.freeze_step = OptimizerOptions::kAuto;
+  job_.rates.beta2 = 0.6;  // looks every 3 steps, at numbers that settle at once
+  job_.steps = 24;
+  EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr));
+}
+
+TEST_F(GpuJobTest, RefusesWhatIsOnTheHost) {
+  Cluster cluster({});
+  job_.workers = 1;
+  Replica on_host(job_, 0);
+  WorkerOptions options = on_host.Options();
+  options.gpu = gpu_.get();
+  const auto no_worker =
+      Worker::Join(options, job_.optimizer, on_host.Parameters(), cluster.Connect());
+  EXPECT_EQ(no_worker.status().code(), absl::StatusCode::kInvalidArgument) << no_worker.status();
+  EXPECT_TRUE(no_worker.status().message().find("tensor 'tensor0' [3700]: ") == 0)
+      << no_worker.status();
+
+  job_.gpu_of = [this](uint32_t) { return gpu_.get(); };
+  Replica on_gpu(job_, 0);
+  auto worker =
+      Worker::Join(on_gpu.Options(), job_.optimizer, on_gpu.Parameters(), cluster.Connect());
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  const absl::Status no_step = (*worker)->Step(on_host.Gradients(), {job_.rates}).status();
+  EXPECT_EQ(no_step.code(), absl::StatusCode::kInvalidArgument) << no_step;
+  EXPECT_TRUE(no_step.message().find("the gradient of tensor 'tensor0' [3700]: ") == 0) << no_step;
+  // Nothing has happened.
+  on_gpu.BeforeStep(**worker);
+  EXPECT_TRUE((*worker)->Step(on_gpu.Gradients(), {job_.rates}).ok());
+}
+
+#ifndef SIGNPOST_REAL_GPU
+
+// What a test can ask of a simulated GPU only.
+class SimulatedGpuJobTest : public GpuJobTest {
+ protected:
+  using SimulatedGpu = kernels::cuda::SimulatedGpu;
+
+  SimulatedGpu& gpu() { return static_cast<SimulatedGpu&>(*gpu_); }
+
+  // A worker alone, on the GPU.
+  absl::StatusOr<std::unique_ptr<Worker>> JoinAlone(Cluster& cluster) {
+    job_.workers = 1;
+    job_.gpu_of = [this](uint32_t) { return gpu_.get(); };
+    replica_ = std::make_unique<Replica>(job_, 0);
+    return Worker::Join(replica_->Options(), job_.optimizer, replica_->Parameters(),
+                        cluster.Connect());
+  }
+  absl::Status Step(Worker& worker) {
+    replica_->gradient = GradientOf(0, static_cast<int>(worker.steps()), replica_->gradient.size());
+    replica_->BeforeStep(worker);
+    return worker.Step(replica_->Gradients(), {job_.rates}).status();
+  }
+
+  std::unique_ptr<Replica> replica_;
+};
+
+TEST_F(SimulatedGpuJobTest, InOneBitStepsSignBitsCrossAndLittleElse) {
+  Cluster cluster({});
+  job_.tensors = {200'000, 3, 62'000};
+  job_.worker.block_elements = 4096;
+  job_.worker.chunk_elements = 128 * 1024;
+  job_.optimizer = {.freeze_step = 2};
+  auto worker = JoinAlone(cluster);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  for (int step = 0; step < 3; ++step) ASSERT_TRUE(Step(**worker).ok());
+  const SimulatedGpu::Counts before = gpu().counts();
+  constexpr int kSteps = 4;
+  for (int step = 0; step < kSteps; ++step) ASSERT_TRUE(Step(**worker).ok());
+  const SimulatedGpu::Counts after = gpu().counts();
+  // Without the test's own, for each gradient.
+  EXPECT_EQ(after.allocations - before.allocations, kSteps);
+  EXPECT_EQ(after.pinned_allocations - before.pinned_allocations, kSteps);
+  EXPECT_EQ(after.streams, before.streams);
+  EXPECT_EQ(after.events, before.events);
+  const double parameters = replica_->gradient.size();
+  const double bytes =
+      static_cast<double>(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out) /
+          kSteps -
+      4 * parameters;
+  const double bound = 2 * (1 + 32.0 / 4096) * parameters / 8;
+  EXPECT_LE(bytes, 1.05 * bound);
+  EXPECT_GE(bytes, bound);
+}
+
+TEST_F(SimulatedGpuJobTest, WithoutRoomItIsRefusedAndSaysHowMuchItWanted) {
+  Cluster cluster({});
+  const size_t elements = Replica(job_, 0).values.size();
+  gpu().LimitMemory(elements * 3 * sizeof(float));
+  const auto worker = JoinAlone(cluster);
+  EXPECT_EQ(worker.status().code(), absl::StatusCode::kResourceExhausted) << worker.status();
+  EXPECT_NE(worker.status().message().find("GPU 0"), absl::string_view::npos) << worker.status();
+  // The job is there for the next.
+  gpu().LimitMemory(size_t{1} << 30);
+  EXPECT_TRUE(JoinAlone(cluster).ok());
+}
+
+// Wherever it happens, a step says so: none succeeds whose work was not done, and none waits for
+// ever.
+TEST_F(SimulatedGpuJobTest, AFaultEndsTheStepItHappensInOrTheNext) {
+  job_.tensors = {2000, 8};
+  job_.worker.chunk_elements = 512;
+  job_.optimizer = {.freeze_step = 2, .variance_refresh_interval = 2};
+  for (int operations = 0;; operations += 7) {
+    SCOPED_TRACE(operations);
+    replica_.reset();
+    gpu_ = NewGpu();
+    Cluster cluster({});
+    auto worker = JoinAlone(cluster);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    gpu().FailOperationAfter(operations);
+    absl::Status status;
+    constexpr uint64_t kSteps = 6;
+    while (status.ok() && (*worker)->steps() < kSteps) status = Step(**worker);
+    (*worker)->Leave().IgnoreError();
+    if (status.ok()) {
+      EXPECT_GT(operations, 100);
+      break;
+    }
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_NE(status.message().find("GPU 0"), absl::string_view::npos) << status;
+  }
+}
+
+TEST_F(SimulatedGpuJobTest, WhatTheStreamDoesNotComeToIsNamed) {
+  Cluster cluster({});
+  job_.worker.exchange_timeout = absl::Seconds(1);
+  auto worker = JoinAlone(cluster);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  ASSERT_TRUE(Step(**worker).ok());
+  gpu().Hold();
+  const absl::Status status = Step(**worker);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_NE(status.message().find("GPU 0 (simulated) has not compressed chunk"),
+            absl::string_view::npos)
+      << status;
+  gpu().LetGoOn();
+}
+
+#endif
+
+}  // namespace
+}  // namespace signpost::testing
