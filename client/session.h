@@ -47,8 +47,8 @@ class Session {
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters);
 
-  // With a GPU: later calls put their work on this stream, in the order of which gradients are read
-  // and parameters written, in part after calls return. The default one at first.
+  // With a GPU: later calls put their work on this stream. A step has read all gradients when it
+  // returns; parameters are written in the stream's order, perhaps later. The default one at first.
   void SetStream(kernels::cuda::Stream stream) { worker_->SetStream(stream); }
 
   // One optimizer step on the mean of all workers' gradients, as Worker::Step: after one that

@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,13 +46,25 @@ class Rank {
 
   int Join() {
     const uint64_t shape[] = {kElements};
-    const signpost_parameter parameter = {"weights", shape, 1, values_.data(), 0};
+    const signpost_parameter parameter = {"weights", shape, 1, values_.data(), 0, gradient_type_};
     return signpost_join(&options_, &parameter, 1, &session_, error_, sizeof error_);
+  }
+
+  // Which are both simulated: their memory is the host's (open_simulated_gpu.cc).
+  void UseGpu(int32_t gpu, uint32_t gradient_type) {
+    options_.gpu = gpu;
+    gradient_type_ = gradient_type;
+  }
+  int SetStream(void* stream) {
+    return signpost_set_stream(session_, stream, error_, sizeof error_);
   }
 
   int Step() {
     const std::vector<float> gradient = Gradient();
+    std::vector<uint16_t> half;  // such as bf16 has
+    for (const float g : gradient) half.push_back(std::bit_cast<uint32_t>(g) >> 16);
     const void* gradients[] = {gradient.data()};
+    if (gradient_type_ == SIGNPOST_GRADIENT_BF16) gradients[0] = half.data();
     return signpost_step(session_, gradients, 1, &rates_, 1, nullptr, error_, sizeof error_);
   }
 
@@ -92,6 +106,7 @@ class Rank {
     return rates;
   }();
   std::vector<float> values_ = std::vector<float>(kElements, 1);
+  uint32_t gradient_type_ = SIGNPOST_GRADIENT_FP32;
   signpost_session* session_ = nullptr;
   char error_[512] = "";
 };
@@ -209,6 +224,48 @@ TEST(CAbi, ParametersOfRank0ThatAreNotFiniteAreNamedOnAllRanks) {
     EXPECT_THAT(rank.error(), HasSubstr("rank 0 begins with are not finite, or out of range: "
                                         "tensor 'weights' [3000], elements 64 to 127"));
   });
+}
+
+TEST(CAbi, WorkersOnGpusHaveTheBytesOfThoseOnTheHost) {
+  // GPU of each rank, and what its gradients are.
+  constexpr int32_t kGpus[][kWorkers] = {{-1, -1}, {0, -1}, {0, 0}, {-1, 1}};
+  std::set<uint32_t> digests;
+  for (const auto& gpus : kGpus) {
+    for (const uint32_t type : {SIGNPOST_GRADIENT_FP32, SIGNPOST_GRADIENT_BF16}) {
+      Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+      absl::Mutex mutex;
+      OnEachRank(kWorkers, [&](uint32_t index) {
+        Rank rank(cluster, index, nullptr);
+        rank.values().assign(kElements, index + 0.5f);
+        rank.options().start_from_rank_0 = 1;
+        if (gpus[index] >= 0) rank.UseGpu(gpus[index], type);
+        ASSERT_EQ(rank.Join(), SIGNPOST_OK) << rank.error();
+        EXPECT_THAT(rank.values(), Each(0.5f));
+        ASSERT_EQ(rank.SetStream(nullptr), SIGNPOST_OK) << rank.error();
+        for (int step = 0; step < 7; ++step) ASSERT_EQ(rank.Step(), SIGNPOST_OK) << rank.error();
+        const uint32_t digest = signpost_parameters_crc32c(rank.session());
+        EXPECT_EQ(rank.Leave(), SIGNPOST_OK);
+        absl::MutexLock lock(&mutex);
+        digests.insert(digest);
+      });
+    }
+  }
+  EXPECT_EQ(digests.size(), 1u);
+}
+
+TEST(CAbi, WhatCannotBeOnAGpuIsRefused) {
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 1});
+  Rank on_host(cluster, 0, nullptr);
+  on_host.UseGpu(-1, SIGNPOST_GRADIENT_BF16);
+  EXPECT_EQ(on_host.Join(), SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_THAT(on_host.error(), HasSubstr("gradient_type of parameter weights: on the host"));
+  on_host.UseGpu(-1, 3);
+  EXPECT_EQ(on_host.Join(), SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_THAT(on_host.error(), HasSubstr("gradient_type of parameter weights is 3; there are 0"));
+  Rank nowhere(cluster, 0, nullptr);
+  nowhere.UseGpu(7, SIGNPOST_GRADIENT_FP32);
+  EXPECT_EQ(nowhere.Join(), SIGNPOST_UNAVAILABLE);
+  EXPECT_THAT(nowhere.error(), HasSubstr("GPU 7 cannot be used: "));
 }
 
 TEST(CAbi, AWorkerHasTheThreadsThatItsOptionsSay) {

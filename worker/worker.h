@@ -154,8 +154,8 @@ class Worker {
   absl::StatusOr<StepReport> Reduce(absl::Span<const absl::Span<float>> values);
 
   // With a GPU: calls put their work on this stream of it from now on, behind all that they have
-  // put on the one before. Gradients are read, and parameters written, in its order, some of which
-  // may happen after calls return. The default one at first.
+  // put on the one before. A step has read all gradients when it returns; parameters are written
+  // in the stream's order, perhaps later. The default one at first.
   void SetStream(kernels::cuda::Stream stream) { optimizer_.SetStream(stream); }
 
   // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its
