@@ -47,8 +47,9 @@ class Session {
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters);
 
-  // With a GPU: later calls put their work on this stream. A step has read all gradients when it
-  // returns; parameters are written in the stream's order, perhaps later. The default one at first.
+  // With a GPU: later calls put their work on this stream, behind all that is on the one before,
+  // which must be there until then. A step has read all gradients when it returns; parameters are
+  // written in the stream's order, perhaps later. The default one at first.
   void SetStream(kernels::cuda::Stream stream) { worker_->SetStream(stream); }
 
   // One optimizer step on the mean of all workers' gradients, as Worker::Step: after one that

@@ -166,6 +166,37 @@ TEST_F(GpuJobTest, RefusesWhatIsOnTheHost) {
   EXPECT_TRUE((*worker)->Step(on_gpu.Gradients(), {job_.rates}).ok());
 }
 
+// Gradients that were made on one stream, and are read on the next.
+TEST_F(GpuJobTest, AStreamIsBehindTheOneBefore) {
+  job_.workers = 1;
+  job_.tensors = {40'000, 30'000};
+  const auto train = [&](Gpu* gpu) {
+    job_.gpu_of = [gpu](uint32_t) { return gpu; };
+    Cluster cluster({});
+    Replica replica(job_, 0);
+    kernels::cuda::Owned<CUstream_st> stream;
+    if (gpu != nullptr) stream = *gpu->NewStream();
+    auto worker =
+        Worker::Join(replica.Options(), job_.optimizer, replica.Parameters(), cluster.Connect());
+    EXPECT_TRUE(worker.ok()) << worker.status();
+    for (int step = 0; step < job_.steps; ++step) {
+      replica.gradient = GradientOf(0, step, replica.gradient.size());
+      EXPECT_TRUE((*worker)->BeginStep({job_.rates}).ok());
+      replica.BeforeStep(**worker);
+      if (stream) (*worker)->SetStream(stream.get());
+      const std::vector<Gradient> gradients = replica.Gradients();
+      for (size_t tensor : {1, 0}) {
+        EXPECT_TRUE((*worker)->GradientReady(tensor, gradients[tensor]).ok());
+      }
+      EXPECT_TRUE((*worker)->FinishStep().ok());
+      if (stream) (*worker)->SetStream(replica.stream());
+      replica.GetValues();
+    }
+    return replica.values;
+  };
+  EXPECT_EQ(train(gpu_.get()), train(nullptr));
+}
+
 #ifndef SIGNPOST_REAL_GPU
 
 // What a test can ask of a simulated GPU only.

@@ -109,6 +109,8 @@ void Replica::BeforeStep(Worker& worker) {
   on.gpu.CopyIn(to.memory.get(), to.pinned.get(), on.bytes, on.stream()).IgnoreError();
 }
 
+kernels::cuda::Stream Replica::stream() const { return on_gpu_->stream(); }
+
 void Replica::GetValues() {
   if (on_gpu_ == nullptr) return;
   OnGpu& on = *on_gpu_;

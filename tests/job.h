@@ -59,6 +59,7 @@ class Replica {
   // neither waits for anything. GetValues waits, and copies values from there.
   void BeforeStep(Worker& worker);
   void GetValues();
+  kernels::cuda::Stream stream() const;  // the step's
 
   const std::vector<size_t> tensors;
   std::vector<float> values;

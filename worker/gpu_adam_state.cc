@@ -80,8 +80,8 @@ bool GpuAdamState::TakeMemory() {
 
   const size_t bytes = layout_.elements() * sizeof(float);
   const size_t sums = kernels::cuda::SumWorkspace(layout_.elements()) + 1;
-  bool is_there = Take(gpu_.NewStream(), copies_) && Take(gpu_.Allocate(bytes), error_) &&
-                  Take(gpu_.Allocate(bytes), variance_) &&
+  bool is_there = Take(gpu_.NewStream(), copies_) && Take(gpu_.NewEvent(), left_) &&
+                  Take(gpu_.Allocate(bytes), error_) && Take(gpu_.Allocate(bytes), variance_) &&
                   Take(gpu_.Allocate(bytes), dense_momentum_) &&
                   Take(gpu_.Allocate(signed_bytes), signed_momentum_) &&
                   Take(gpu_.Allocate(sums * sizeof(double)), sums_);
@@ -112,8 +112,11 @@ absl::Status GpuAdamState::CheckGradient(const Gradient& gradient) const {
 }
 
 void GpuAdamState::SetStream(Stream stream) {
-  if (stream == stream_) return;
-  if (last_ != nullptr) Do(gpu_.Wait(stream, last_));
+  if (stream == stream_ || !status_.ok()) return;
+  // What is on the one before may be the caller's too: gradients that have come already.
+  Do(gpu_.Record(left_.get(), stream_));
+  Do(gpu_.Wait(stream, left_.get()));
+
   stream_ = stream;
 }
 

@@ -163,7 +163,8 @@ class GpuAdamState final : public AdamState {
 
   mutable absl::Status status_;  // of the first failure
   kernels::cuda::Stream stream_ = nullptr;
-  kernels::cuda::Event last_ = nullptr;  // the last that was recorded on it
+  OwnedEvent left_;                      // on the one before, when it was left
+  kernels::cuda::Event last_ = nullptr;  // the last that is behind work of this state's
   kernels::cuda::Owned<CUstream_st> copies_;
 
   // In layout order, 4 bytes for each element.

@@ -33,8 +33,7 @@ class Optimizer {
   // OK, or what has failed for good: on a GPU, where work goes on after calls return, any of them
   // may find out. Then nothing here is worth anything.
   virtual absl::Status Check() const { return absl::OkStatus(); }
-  // On a GPU: calls put their work on this stream from now on, behind all that they have put on the
-  // one before.
+  // On a GPU: calls put their work on this stream from now on, behind all that is on the one before.
   virtual void SetStream(kernels::cuda::Stream stream) {}
 
   // Starts step `step`, the one after the last. `rates` passed CheckRates, and has an entry for

@@ -153,9 +153,9 @@ class Worker {
   // Errors as Step; the tensors are then partly reduced, but for INVALID_ARGUMENT.
   absl::StatusOr<StepReport> Reduce(absl::Span<const absl::Span<float>> values);
 
-  // With a GPU: calls put their work on this stream of it from now on, behind all that they have
-  // put on the one before. A step has read all gradients when it returns; parameters are written
-  // in the stream's order, perhaps later. The default one at first.
+  // With a GPU: calls put their work on this stream of it from now on, behind all that is on the
+  // one before, which must be there until then. A step has read all gradients when it returns;
+  // parameters are written in the stream's order, perhaps later. The default one at first.
   void SetStream(kernels::cuda::Stream stream) { optimizer_.SetStream(stream); }
 
   // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its

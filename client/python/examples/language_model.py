@@ -11,7 +11,7 @@ import signpost.torch as signpost
 import torch
 from torch import nn
 
-from training import argument_parser, train
+from training import argument_parser, device_of, train
 
 LICENCES = Path("/usr/share/common-licenses")  # which every Debian has
 BYTES = 256
@@ -91,8 +91,9 @@ def main():
     arguments = parse_arguments()
     signpost.init()
     torch.manual_seed(arguments.seed)
-    training, validation = load_text(arguments.text)
-    model = Transformer(arguments.context, arguments.width, arguments.layers)
+    device = device_of(arguments)
+    training, validation = (text.to(device) for text in load_text(arguments.text))
+    model = Transformer(arguments.context, arguments.width, arguments.layers).to(device)
 
     def loss_of_batch(generator):
         last = len(training) - arguments.context - 1

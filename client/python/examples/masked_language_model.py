@@ -14,7 +14,7 @@ import signpost.torch as signpost
 import torch
 from torch import nn
 
-from training import argument_parser, train
+from training import argument_parser, device_of, train
 
 VOCABULARY = 2000
 MASK, UNKNOWN = 0, 1  # tokens that are no word
@@ -101,7 +101,8 @@ class Bert(nn.Module):
 
 def loss_of(model, tokens, generator):
     """The mean of -log2 p(word): bits per masked word."""
-    seen, chosen = mask(tokens, generator)
+    device = model.position.device
+    seen, chosen, tokens = (t.to(device) for t in (*mask(tokens, generator), tokens))
     return nn.functional.cross_entropy(model(seen, chosen), tokens[chosen]) / math.log(2)
 
 
@@ -110,7 +111,7 @@ def main():
     signpost.init()
     torch.manual_seed(arguments.seed)
     training, validation = load_text(arguments.text)
-    model = Bert(arguments.context, arguments.width, arguments.layers)
+    model = Bert(arguments.context, arguments.width, arguments.layers).to(device_of(arguments))
 
     def loss_of_batch(generator):
         last = len(training) - arguments.context

@@ -10,7 +10,7 @@ import signpost.torch as signpost
 import torch
 from torch import nn
 
-from training import argument_parser, train
+from training import argument_parser, device_of, train
 
 HELD_OUT = 3  # one image in so many
 
@@ -23,15 +23,15 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def load_digits():
+def load_digits(device):
     """Images [n, 1, 8, 8] and their labels: those to train on, and every third, held out."""
     try:
         from sklearn import datasets
     except ImportError:
         sys.exit("the images are scikit-learn's: apt-get install python3-sklearn")
     digits = datasets.load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(digits.target)
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1).to(device) / 16
+    labels = torch.tensor(digits.target).to(device)
     held_out = torch.arange(len(labels)) % HELD_OUT == 0
     return (images[~held_out], labels[~held_out]), (images[held_out], labels[held_out])
 
@@ -87,8 +87,9 @@ def main():
     arguments = parse_arguments()
     signpost.init()
     torch.manual_seed(arguments.seed)
-    (images, labels), (held_out_images, held_out_labels) = load_digits()
-    model = resnet(arguments.width)
+    device = device_of(arguments)
+    (images, labels), (held_out_images, held_out_labels) = load_digits(device)
+    model = resnet(arguments.width).to(device)
 
     def loss_of_batch(generator):
         batch = torch.randint(len(labels), (arguments.batch,), generator=generator)

@@ -30,6 +30,7 @@ def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
         add(f"--{name.replace('_', '-')}", type=kind, help="of signpost.torch.OneBitAdam")
     add("--learning-rate", type=float, default=learning_rate, help="the highest [%(default)s]")
     add("--batch", type=int, default=batch, help=f"{batch_unit} per rank and step [%(default)s]")
+    add("--device", default="cpu", help="cuda: one of each rank's own [%(default)s]")
     add("--seed", type=int, default=1, help="of the first parameters and the batches")
     add("--checkpoints", help="directory to save in, and to go on from if it is there")
     add("--save-every", type=int, default=100, help="steps between two checkpoints [%(default)s]")
@@ -40,6 +41,13 @@ def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
 
 def steps_or_auto(text):
     return text if text == "auto" else int(text)
+
+
+def device_of(arguments):
+    """Where this rank's model goes: of the GPUs of a machine each of its ranks has another."""
+    if arguments.device != "cuda":
+        return torch.device(arguments.device)
+    return torch.device("cuda", signpost.rank() % torch.cuda.device_count())
 
 
 def train(arguments, model, loss_of_batch, validate, metric):

@@ -11,6 +11,7 @@ ABI = 8
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "onebit": 3}
+GRADIENT_TYPES = {"fp32": 0, "bf16": 1, "fp16": 2}
 
 _LIBRARY = Path(__file__).with_name("libsignpost.so")
 _ERROR_BYTES = 4096

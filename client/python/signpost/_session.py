@@ -11,13 +11,14 @@ from signpost._leaving import Membership
 
 @dataclass(frozen=True)
 class Parameter:
-    """One fp32 tensor that is trained."""
+    """One fp32 tensor that is trained, in the memory of the host or of options.gpu."""
 
     name: str
     shape: Tuple[int, ...]  # in elements, none of them 0; () is a scalar
     address: int  # of the first of its values, which lie row-major without gaps
     owner: object  # keeps that memory
     group: int = 0  # index into a step's rates
+    gradient_type: str = "fp32"  # of all its gradients; on a GPU "bf16" and "fp16" too
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class Session(Membership):
     """One worker's membership in a job. Not thread-safe.
 
     After every step the parameters are byte-identical on all workers.
+
+    With `options.gpu`, CUDA's number of one, all addresses are of its memory. Work is put on a
+    stream, set_stream()'s: gradients are read and parameters written in its order, in part after
+    calls have returned. The bits are those of the host.
     """
 
     def __init__(self, options: _abi.Options, parameters: Sequence[Parameter]) -> None:
@@ -66,14 +71,18 @@ class Session(Membership):
         With `options.start_from_rank_0`, as World.next_job() has it, parameters get the values that
         they have on rank 0; otherwise they must have the same on all ranks. With `options.resume`
         they get those of the newest whole checkpoint in that directory, and with
-        `options.resume_state` those that save_state() of this rank had.
+        `options.resume_state` those that save_state() of this rank had. What makes parameters on a
+        GPU must be done before.
 
         Raises:
+            ValueError: for another gradient_type.
             FailedPreconditionError: names the tensor or option in which this rank differs.
             DeadlineExceededError: names the ranks that did not come.
             InvalidArgumentError: names a parameter of rank 0 that is not finite.
             NotFoundError, DataLossError: there is no checkpoint, or none that is whole; or the
                 saved state is damaged.
+            UnavailableError, ResourceExhaustedError: the GPU cannot be used, or has too little
+                memory free: 12 bytes for each parameter, and some. Nothing was sent.
         """
         self._parameters = list(parameters)  # whose memory the library has borrowed
         self._handle: Optional[ctypes.c_void_p] = None
@@ -114,12 +123,17 @@ class Session(Membership):
         _abi.library.signpost_returned(self._joined(), ctypes.byref(norm))
         return norm.value
 
+    def set_stream(self, stream: int) -> None:
+        """With `options.gpu`: later calls put their work on this stream of it, a cudaStream_t,
+        behind all that they have put on the one before. 0, the default one, at first."""
+        _abi.call("set_stream", self._joined(), stream)
+
     def step(self, gradients: Sequence[int], rates: Sequence[Rates]) -> StepReport:
         """Takes one optimizer step on the mean of all workers' gradients.
 
         Args:
-            gradients: for each parameter the address of its fp32 gradient, of the parameter's size
-                and row-major; only read during the call.
+            gradients: for each parameter the address of its gradient, of the parameter's size and
+                gradient_type, row-major; only read during the call.
             rates: for each group.
 
         Raises:
@@ -127,9 +141,8 @@ class Session(Membership):
             SignpostError: the parameters may be partly stepped, and the session can only leave.
         """
         report = _abi.Report()
-        _abi.call(
+        self._call(
             "step",
-            self._joined(),
             (ctypes.c_void_p * len(gradients))(*gradients),
             len(gradients),
             *_rates(rates),
@@ -146,21 +159,21 @@ class Session(Membership):
         Raises:
             FailedPreconditionError: a step has begun already.
         """
-        _abi.call("begin_step", self._joined(), *_rates(rates))
+        self._call("begin_step", *_rates(rates))
 
     def gradient_ready(self, parameter: int, gradient: int) -> None:
         """Sends what this gradient completes, without waiting for the network.
 
         Args:
             parameter: its index.
-            gradient: address of its fp32 gradient, as in step(); it stays, unchanged, until
+            gradient: address of its gradient, as in step(); it stays, unchanged, until
                 finish_step() has returned.
 
         Raises:
             FailedPreconditionError: it came twice, or no step has begun; nothing has changed.
             SignpostError: as from step().
         """
-        _abi.call("gradient_ready", self._joined(), parameter, gradient)
+        self._call("gradient_ready", parameter, gradient)
 
     def finish_step(self) -> StepReport:
         """Waits for the rest of the step that has begun, and takes it. Errors as from step().
@@ -169,7 +182,7 @@ class Session(Membership):
             FailedPreconditionError: a gradient is missing; the step stays open.
         """
         report = _abi.Report()
-        _abi.call("finish_step", self._joined(), ctypes.byref(report))
+        self._call("finish_step", ctypes.byref(report))
         return report_of(report)
 
     def checkpoint(self, directory: str) -> None:
@@ -178,7 +191,7 @@ class Session(Membership):
         Every rank calls it after the same step. Returns once the checkpoint is committed; the
         newest two are kept. If it fails, those before stay, and training may go on.
         """
-        _abi.call("checkpoint", self._joined(), directory.encode())
+        self._call("checkpoint", directory.encode())
 
     def save_state(self) -> bytearray:
         """This rank's share of such a checkpoint: 16 bytes for each parameter, and 4 / n more with
@@ -188,7 +201,7 @@ class Session(Membership):
         same step, each rank from its own.
         """
         state = ctypes.c_void_p()
-        _abi.call("save_state", self._joined(), ctypes.byref(state))
+        self._call("save_state", ctypes.byref(state))
         try:
             size = ctypes.c_size_t()
             address = _abi.library.signpost_state_data(state, ctypes.byref(size))
@@ -214,6 +227,10 @@ class Session(Membership):
             _abi.library.signpost_close(handle)
             self._parameters.clear()
 
+    def _call(self, function: str, *arguments: object) -> None:
+        """What puts work on the stream."""
+        _abi.call(function, self._joined(), *arguments)
+
     def _joined(self) -> ctypes.c_void_p:
         if self._handle is None:
             raise RuntimeError("this worker has left its job")
@@ -221,12 +238,18 @@ class Session(Membership):
 
 
 def _parameter(parameter: Parameter) -> _abi.Parameter:
+    if parameter.gradient_type not in _abi.GRADIENT_TYPES:
+        raise ValueError(
+            f"gradient_type of parameter {parameter.name} is {parameter.gradient_type!r}, wanted "
+            f"one of {', '.join(_abi.GRADIENT_TYPES)}"
+        )
     return _abi.Parameter(
         parameter.name.encode(),
         (ctypes.c_uint64 * len(parameter.shape))(*parameter.shape),
         len(parameter.shape),
         parameter.address,
         parameter.group,
+        _abi.GRADIENT_TYPES[parameter.gradient_type],
     )
 
 

@@ -31,6 +31,7 @@ class World:
         that rank 0's parameters have.
 
         All ranks make their optimizers in the same order, so the n-th has the same name everywhere.
+        Where parameters are on a GPU, set `gpu` to CUDA's number of it; otherwise it is -1.
         """
         options = self.options()
         options.job = (f"{self.job}.{self._jobs}" if self._jobs else self.job).encode()

@@ -79,6 +79,13 @@ def test_codecs_are_those_of_the_header():
     }
 
 
+def test_gradient_types_are_those_of_the_header():
+    types = header_enum("SIGNPOST_GRADIENT_FP32")
+    assert _abi.GRADIENT_TYPES == {
+        name[len("SIGNPOST_GRADIENT_") :].lower(): n for name, n in types.items()
+    }
+
+
 def test_each_code_of_the_header_has_an_exception():
     codes = set(header_enum("SIGNPOST_OK").values())
     assert set(_errors._BY_CODE) == codes - {0}

@@ -118,7 +118,7 @@ def test_arguments_are_checked(wrong, message):
         (torch.zeros(3, dtype=torch.int32), TypeError, "torch.int32"),
         (torch.zeros(3, dtype=torch.float64), TypeError, "torch.float64"),
         (torch.zeros(3).to_sparse(), TypeError, "torch.sparse_coo; wanted a dense one"),
-        (torch.zeros(3, device="meta"), TypeError, "on meta; Signpost reduces .* CPU only"),
+        (torch.zeros(3, device="meta"), TypeError, "on meta; Signpost reduces .* a CUDA GPU"),
         (torch.zeros(0, 3), ValueError, r"without elements, \[0, 3\]"),
     ],
 )

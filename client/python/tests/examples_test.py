@@ -72,6 +72,13 @@ def test_trains_alone_and_goes_on_from_a_checkpoint(tmp_path):
     assert drawn == (importlib.util.find_spec("matplotlib") is not None)
 
 
+@each_example
+def test_trains_on_the_device_that_is_named(example):
+    command = [sys.executable, EXAMPLES / f"{example}.py", *SMALL[example], "--device=meta"]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert re.search("parameter 0 .* is on meta; Signpost trains", ended.stderr)
+
+
 def test_says_what_to_install_for_the_digits(tmp_path):
     (tmp_path / "sklearn.py").write_text("raise ImportError('No module named sklearn')")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}

@@ -6,11 +6,13 @@ import io
 import math
 import warnings
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 import signpost.torch as signpost
 import torch
-from signpost import DataLossError, FailedPreconditionError
+from signpost import DataLossError, FailedPreconditionError, UnavailableError
+from signpost.torch import _device
 from torch import nn
 from torch.cuda.amp import grad_scaler
 
@@ -568,7 +570,10 @@ def test_autograd_notices_that_a_step_has_changed_parameters(make):
     [
         (torch.zeros(3, dtype=torch.float64), "torch.float64"),
         (torch.zeros(3, dtype=torch.complex64), "torch.complex64"),
-        (torch.zeros(3, device="meta"), "is on meta; Signpost trains tensors on the CPU only"),
+        (
+            torch.zeros(3, device="meta"),
+            "is on meta; Signpost trains tensors on the CPU or",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_named(make, parameter, problem):
@@ -576,6 +581,17 @@ def test_what_cannot_be_trained_is_named(make, parameter, problem):
     with pytest.raises(TypeError, match=r"parameter 1 of group 0 \[3\] is") as raised:
         make(signpost.Adam, [x, nn.Parameter(parameter)])
     assert problem in str(raised.value)
+
+
+def test_a_gpu_that_cannot_be_used_is_told_of_before_joining(make, monkeypatch, world):
+    monkeypatch.setattr(_device, "gpu_of", lambda tensor: 99)
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(_device, "current_stream", lambda gpu: stream)
+    monkeypatch.setattr(world, "aggregators", ["127.0.0.1:1"])  # where none is
+    with pytest.raises(
+        UnavailableError, match="built without CUDA: build it with|GPU 99 cannot be used: "
+    ):
+        make(signpost.Adam, tensors((10,)))
 
 
 def test_a_gradient_that_is_not_finite_is_warned_of_and_skipped(make):

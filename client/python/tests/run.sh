@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
-# Runs one file of tests as Bazel wants it: with its results where `./signpost test` counts them.
-export PYTHONPATH=client/python/package:client/python/tests PYTHONDONTWRITEBYTECODE=1
-exec /usr/bin/python3 -m pytest --quiet -p no:cacheprovider --junitxml="$XML_OUTPUT_FILE" "$@"
+# run.sh PACKAGE FILE: runs one file of tests as Bazel wants it, with its results where
+# `./signpost test` counts them.
+export PYTHONPATH=client/python/$1:client/python/tests PYTHONDONTWRITEBYTECODE=1
+exec /usr/bin/python3 -m pytest --quiet -p no:cacheprovider --junitxml="$XML_OUTPUT_FILE" "${@:2}"

@@ -11,6 +11,10 @@
 Tried with PyTorch 1.13. There is no communication but when an optimizer is made, in `step()`, in
 `checkpoint()` and, with `overlap=True`, in `backward()`; and in `all_reduce()`, which is what they
 are made of.
+
+A model on one CUDA GPU is trained there: `model.cuda()` before the optimizer is made. Calls then
+put their work on PyTorch's current stream. The library must be built for it, as in `bazel build
+--config=cuda //client/python:wheel`. So far this has been tried on a simulated GPU only.
 """
 
 from signpost import SignpostError, StepReport, World, init, rank, world_size

@@ -8,6 +8,7 @@ import torch
 
 from signpost import Reduction, StepReport, world
 from signpost._reduction import check_reduction
+from signpost.torch import _device
 
 # What float32 holds, rounded for bf16 and fp16.
 _REDUCIBLE = (torch.float32, torch.bfloat16, torch.float16)
@@ -64,8 +65,9 @@ def all_reduce(
     "fp32" nowhere. Who joins in the place of a rank that is gone does so in all its reductions.
 
     Args:
-        tensor: on the CPU, of float32, bfloat16 or float16. If it is not a contiguous float32 one,
-            a float32 copy is reduced, and copied back.
+        tensor: on the CPU or a CUDA GPU, of float32, bfloat16 or float16. If it is not a contiguous
+            float32 one on the CPU, a copy is made there, in float32, reduced, and copied back: from
+            a GPU all of it goes through the host, in the order of PyTorch's current stream.
         codec: "fp32", "bf16" or "onebit": how it travels, both ways.
         name: tells reductions apart; needed for codecs with errors. With "fp32" calls of the same
             shape and op share one by default. A first call with a name waits for the other ranks',
@@ -79,7 +81,7 @@ def all_reduce(
     Raises:
         ValueError: codec or op is another, the name is missing or has another shape, codec or op,
             or the tensor has no elements.
-        TypeError: the tensor is not on the CPU, or of another type or layout.
+        TypeError: the tensor is neither on the CPU nor on a CUDA GPU, or of another type or layout.
         FailedPreconditionError: names the option or shape in which this rank differs from the
             others.
         DeadlineExceededError: names the ranks that did not come.
@@ -96,7 +98,7 @@ def all_reduce(
         name = f"fp32 {op} {list(shape)}"
     named = _named_reduction(name, shape, codec, op)
     with torch.no_grad():
-        values = tensor.detach().to(torch.float32).contiguous()
+        values = tensor.detach().to("cpu", torch.float32).contiguous()
         try:
             report = named.reduce(values.data_ptr())
         finally:
@@ -134,9 +136,10 @@ def _named_reduction(name: str, shape: Tuple[int, ...], codec: str, op: str) -> 
 
 
 def _check(tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
+    if _device.gpu_of(tensor) is None and tensor.device.type != "cpu":
         raise TypeError(
-            f"all_reduce got a tensor on {tensor.device}; Signpost reduces tensors on the CPU only"
+            f"all_reduce got a tensor on {tensor.device}; Signpost reduces tensors on the CPU or on "
+            "a CUDA GPU"
         )
     if tensor.dtype not in _REDUCIBLE or tensor.layout != torch.strided:
         raise TypeError(

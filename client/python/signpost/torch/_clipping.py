@@ -44,8 +44,9 @@ class GlobalClipping:
 
 def _norm(gradients: List[torch.Tensor]) -> float:
     """Of all of them as one vector. Each one's in fp32, their squares' sum in double precision."""
-    squares = 0.0
-    for gradient in gradients:
-        values = gradient.coalesce().values() if gradient.is_sparse else gradient
-        squares += torch.linalg.vector_norm(values, dtype=torch.float32).item() ** 2
-    return math.sqrt(squares)
+    if not gradients:
+        return 0.0
+    values = (g.coalesce().values() if g.is_sparse else g for g in gradients)
+    norms = [torch.linalg.vector_norm(v, dtype=torch.float32) for v in values]
+    # Together, as the host waits for a GPU each time that it asks for a number.
+    return math.sqrt(sum(norm**2 for norm in torch.stack(norms).tolist()))

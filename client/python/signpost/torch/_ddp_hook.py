@@ -10,6 +10,7 @@ from torch.distributed import GradBucket
 
 from signpost import Reduction, world
 from signpost._reduction import check_reduction
+from signpost.torch import _device
 from signpost.torch._all_reduce import warn_of_skipped
 
 
@@ -64,14 +65,19 @@ class DdpHookState:
         self._check_world()
         is_dense = self.codec == "fp32" or self.steps < self.start_step
         index, buffer, parameters = bucket.index(), bucket.buffer(), bucket.parameters()
+        gpu = _device.gpu_of(buffer)
+        is_filled = None if gpu is None else _device.current_stream(gpu).record_event()
 
         def reduce(_: torch.futures.Future[None]) -> torch.Tensor:
+            if is_filled is not None:
+                is_filled.synchronize()  # this thread's stream is another
             if is_dense:
                 return self._reduce_densely(buffer)
             return self._reduce(index, buffer, parameters)
 
         # What a callback raises becomes the error of its future, and so of DDP's backward().
-        turn: torch.futures.Future[None] = torch.futures.Future()
+        devices = None if gpu is None else [gpu]
+        turn: torch.futures.Future[None] = torch.futures.Future(devices=devices)
         mean = turn.then(reduce)
         self._thread.submit(turn.set_result, None)
         if bucket.is_last():
@@ -93,7 +99,7 @@ class DdpHookState:
 
     def _mean(self, buffer: torch.Tensor, sizes: List[int], reduction: Reduction) -> torch.Tensor:
         """In place, of the tensors of these sizes that lie in the buffer one after the other."""
-        values = buffer.to(torch.float32)
+        values = buffer.to("cpu", torch.float32)
         addresses, first = [], values.data_ptr()
         for size in sizes:
             addresses.append(first)
@@ -137,7 +143,8 @@ def ddp_hook(state: DdpHookState, bucket: GradBucket) -> torch.futures.Future[to
         model = DistributedDataParallel(model)
         model.register_comm_hook(signpost.DdpHookState("onebit"), signpost.ddp_hook)
 
-    DDP stays what it is, and so does the optimizer: this is for models on the CPU that have both.
+    DDP stays what it is, and so does the optimizer: this is for models that have both. Gradients on
+    a CUDA GPU go through the host.
     With "onebit" and "bf16" what compression loses of a gradient is added to the same parameter's
     next one. signpost.OneBitAdam compresses the momentum instead. Where a
     gradient is not finite the mean is NaN on all ranks, as a GradScaler wants it.

@@ -22,6 +22,7 @@ import torch
 
 from signpost import Rates, Session, SignpostError, StepReport, _abi, world
 from signpost.torch._clipping import GlobalClipping
+from signpost.torch._device import session_of
 from signpost.torch._overlap import Backward
 from signpost.torch._tensors import TrainedTensor, Zeros, trained_tensors
 
@@ -61,7 +62,6 @@ class _JobOptimizer(torch.optim.Optimizer):
                 "max_grad_norm needs all gradients before any is sent: use it with overlap=False"
             )
         self._max_grad_norm = max_grad_norm
-        self._zeros = Zeros()
         self._overlap = overlap
         self._check_groups()
         self._join(resume)
@@ -239,14 +239,16 @@ class _JobOptimizer(torch.optim.Optimizer):
         if self._max_grad_norm is not None:
             clipping = GlobalClipping(options, self._max_grad_norm)
         try:
-            session = Session(options, [tensor.as_session_parameter() for tensor in tensors])
+            parameters = [tensor.as_session_parameter() for tensor in tensors]
+            session = session_of(tensors[0].gpu, options, parameters)
         except BaseException:
             _leave_both(None, clipping)
             raise
         old_session, old_clipping, old_backward = self._session, self._clipping, self._backward
         self._session, self._clipping, self._tensors = session, clipping, tensors
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        self._frozen = [p for p in parameters if not p.requires_grad]
+        self._zeros = Zeros(tensors[0].values.device)
+        in_groups = [p for group in self.param_groups for p in group["params"]]
+        self._frozen = [p for p in in_groups if not p.requires_grad]
         if old_backward is not None:
             old_backward.remove_hooks()
         if self._overlap:
@@ -398,7 +400,10 @@ class Adam(_JobOptimizer):
             InvalidArgumentError: names a parameter of rank 0 that is not finite.
             DeadlineExceededError: names the ranks that did not come.
             NotFoundError, DataLossError: there is no checkpoint, or none that is whole.
-            TypeError: names a parameter that is not on the CPU, or not fp32, bf16 or fp16.
+            TypeError: names a parameter that is not fp32, bf16 or fp16, or neither on the CPU nor
+                on a CUDA GPU; or two that are not on the same.
+            UnavailableError, ResourceExhaustedError: the GPU cannot be used, or has too little
+                memory free: 12 bytes for each parameter, and some.
         """
         super().__init__(
             params,

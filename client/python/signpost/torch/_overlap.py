@@ -25,7 +25,7 @@ class _Sent:
 
     of_parameter: torch.Tensor
     version: int
-    fp32: torch.Tensor  # what the session reads, until the step is finished
+    values: torch.Tensor  # what the session reads, until the step is finished
 
 
 class Backward:
@@ -116,13 +116,13 @@ class Backward:
     def _send(self, index: int) -> bool:
         """Whether there is a gradient."""
         tensor = self._tensors[index]
-        fp32 = tensor.gradient()
-        if fp32 is None:
+        values = tensor.gradient()
+        if values is None:
             return False
         gradient = tensor.parameter.grad
         assert gradient is not None
-        self._sent[index] = _Sent(gradient, gradient._version, fp32)
-        self._session.gradient_ready(index, fp32.data_ptr())
+        self._sent[index] = _Sent(gradient, gradient._version, values)
+        self._session.gradient_ready(index, values.data_ptr())
         return True
 
 

@@ -5,12 +5,14 @@ from typing import Dict, Iterable, List, Optional
 import torch
 
 from signpost import Parameter
+from signpost.torch import _device
 
-_TRAINABLE = (torch.float32, torch.bfloat16, torch.float16)
+# And what the library calls gradients of that type.
+_TRAINABLE = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class TrainedTensor:
-    """One parameter of the model, and the fp32 values that a session trains.
+    """One parameter of the model, and the fp32 values that a session trains, where it is.
 
     If the parameter is fp32 and contiguous, these are its own memory. Otherwise they are a copy,
     which keeps full precision between steps; the parameter gets them, rounded, after each step.
@@ -20,25 +22,42 @@ class TrainedTensor:
         self.parameter = parameter
         self.name = name
         self.group = group
+        self.gpu = _device.gpu_of(parameter)
+        # A GPU reads them as they are.
+        self._gradient_dtype = torch.float32 if self.gpu is None else parameter.dtype
         self.is_own_memory = parameter.dtype == torch.float32 and parameter.is_contiguous()
         if self.is_own_memory:
             self.values = parameter.detach()
         else:
-            self.values = _fp32(parameter.detach()).clone()
+            self.values = parameter.detach().to(torch.float32).contiguous()
         self._nothing = self.values.view(-1)[:0]
         self._address = parameter.data_ptr()
         self._version = parameter._version
 
     def as_session_parameter(self) -> Parameter:
         values = self.values
-        return Parameter(self.name, tuple(values.shape), values.data_ptr(), values, self.group)
+        return Parameter(
+            self.name,
+            tuple(values.shape),
+            values.data_ptr(),
+            values,
+            self.group,
+            _TRAINABLE[self._gradient_dtype],
+        )
 
     def gradient(self) -> Optional[torch.Tensor]:
-        """As a session wants it: fp32, row-major; None if there is none."""
+        """As a session wants it: row-major, on the CPU fp32, on a GPU of the parameter's type; None
+        if there is none."""
         gradient = self.parameter.grad
         if gradient is None:
             return None
-        return _fp32(gradient.to_dense() if gradient.is_sparse else gradient)
+        if gradient.device != self.values.device:
+            raise RuntimeError(
+                f"the gradient of {self.name} is on {gradient.device}, and its parameter was on "
+                f"{self.values.device} when the optimizer was made; move the model before"
+            )
+        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        return dense.to(self._gradient_dtype).contiguous()
 
     def before_step(self) -> None:
         """Takes notice of what the program has done to the parameter."""
@@ -61,14 +80,15 @@ class TrainedTensor:
 
 
 class Zeros:
-    """Gradients for parameters that have none, in one piece of memory for all of them."""
+    """Gradients for parameters that have none, in one piece of memory for all of them, of any type:
+    zeros have the same bits."""
 
-    def __init__(self) -> None:
-        self._memory = torch.zeros(0)
+    def __init__(self, device: torch.device) -> None:
+        self._memory = torch.zeros(0, device=device)
 
     def at_least(self, elements: int) -> torch.Tensor:
         if self._memory.numel() < elements:
-            self._memory = torch.zeros(elements)
+            self._memory = torch.zeros(elements, device=self._memory.device)
         return self._memory
 
 
@@ -77,7 +97,8 @@ def trained_tensors(groups: Iterable[Dict[str, List[torch.Tensor]]]) -> List[Tra
     that is there more than once, once.
 
     Raises:
-        TypeError: names the parameter that cannot be trained, and why.
+        TypeError: names the parameter that cannot be trained, and why; or two that are not in the
+            same place.
     """
     trained: Dict[torch.Tensor, TrainedTensor] = {}  # by identity, as tensors hash
     for g, group in enumerate(groups):
@@ -87,21 +108,33 @@ def trained_tensors(groups: Iterable[Dict[str, List[torch.Tensor]]]) -> List[Tra
             name = f"parameter {i} of group {g}"
             _check_trainable(parameter, name)
             trained[parameter] = TrainedTensor(parameter, name, g)
-    return list(trained.values())
+    tensors = list(trained.values())
+    _check_are_together(tensors)
+    return tensors
+
+
+def _check_are_together(tensors: List[TrainedTensor]) -> None:
+    for tensor in tensors:
+        if tensor.gpu != tensors[0].gpu:
+            raise TypeError(
+                f"{tensors[0].name} is on {_place(tensors[0].gpu)} and {tensor.name} on "
+                f"{_place(tensor.gpu)}; Signpost trains parameters that are all on the CPU or all "
+                "on one GPU: model.cpu(), or model.cuda(), before the optimizer is made"
+            )
+
+
+def _place(gpu: Optional[int]) -> str:
+    return "the CPU" if gpu is None else f"cuda:{gpu}"
 
 
 def _check_trainable(parameter: torch.Tensor, name: str) -> None:
-    if parameter.device.type != "cpu":
+    if _device.gpu_of(parameter) is None and parameter.device.type != "cpu":
         raise TypeError(
             f"{name} {list(parameter.shape)} is on {parameter.device}; Signpost trains tensors on "
-            "the CPU only: model.cpu() before the optimizer is made"
+            "the CPU or on a CUDA GPU: model.cpu(), or model.cuda(), before the optimizer is made"
         )
     if parameter.dtype not in _TRAINABLE or parameter.layout != torch.strided:
         raise TypeError(
             f"{name} {list(parameter.shape)} is {parameter.dtype}, {parameter.layout}; wanted a "
             "dense one of float32, bfloat16 or float16"
         )
-
-
-def _fp32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.float32).contiguous()

@@ -1,0 +1,72 @@
+"""What each rank does in gpu_test.py: `gpu_job.py RANKS`, of which those ("02") are on a GPU."""
+
+import sys
+import zlib
+
+import signpost.torch as signpost
+import simulated_gpu
+import torch
+from job import say, use_small_chunks
+from torch import nn
+
+STEPS = 12
+
+
+class OfAllTypes(nn.Module):
+    """Parameters of all types and layouts, and gradients of all kinds."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        shapes = ((50, 20), (1000,), (), (7, 3), (300,))
+        tensors = [torch.randn(shape, generator=generator) for shape in shapes]
+        tensors[1] = tensors[1].bfloat16()
+        tensors[3] = tensors[3].t()
+        tensors[4] = tensors[4].half()
+        self.all = nn.ParameterList(map(nn.Parameter, tensors))
+        self.rows = nn.Embedding(40, 6, sparse=True)
+        nn.init.constant_(self.rows.weight, 0.5)
+        self.unused = nn.Parameter(torch.ones(700, dtype=torch.bfloat16))
+
+    def loss(self, step, rank):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        rows = self.rows(torch.randint(40, (10,), generator=generator))
+        factors = [torch.randn(p.shape, generator=generator) for p in self.all]
+        losses = [(f * p.float()).square().sum() for f, p in zip(factors, self.all)]
+        return sum(losses) + rows.square().sum()
+
+
+def train(optimizer, model, steps=STEPS):
+    """Goes on to step `steps`; the checksum of what is trained."""
+    while optimizer.steps < steps:
+        optimizer.zero_grad()
+        model.loss(optimizer.steps, signpost.rank()).backward()
+        optimizer.step()
+    return optimizer.parameters_crc32c()
+
+
+def crc_of(model):
+    crc = 0
+    for parameter in model.parameters():
+        crc = zlib.crc32(parameter.detach().float().numpy().tobytes(), crc)
+    return crc
+
+
+def main(ranks):
+    use_small_chunks()
+    if str(signpost.rank()) in ranks:
+        simulated_gpu.put_tensors_on(signpost.rank() % 2)
+    one_bit = {"freeze_step": 4, "variance_refresh_interval": 5}
+    for optimizer_of, options in ((signpost.Adam, {}), (signpost.OneBitAdam, one_bit)):
+        for more in ({}, {"overlap": True}, {"max_grad_norm": 5.0}):
+            model = OfAllTypes()
+            optimizer = optimizer_of(model.parameters(), lr=0.01, **options, **more)
+            train(optimizer, model)
+            say(optimizer)
+            print(f"model {crc_of(model):08x}", flush=True)
+            optimizer.leave()
+
+
+if __name__ == "__main__":
+    signpost.init()
+    main(sys.argv[1])
