@@ -27,7 +27,7 @@ constexpr uint32_t kShards = 2;
 
 JobOptionsForTest Job() {
   JobOptionsForTest job;
-  job.steps = 40;
+  job.steps = 60;  // on a busy machine a snapshot is due less often
   job.optimizer.freeze_step = 6;
   return job;
 }

@@ -1,20 +1,26 @@
 #!/usr/bin/env bash
 # Builds what tests/gpu/run.sh takes to a machine with a GPU: gpu-package.tar.gz in this repository's
-# root, with the programs and the libraries that they need, since such a machine may have none of
-# them. For a machine with nvcc, after ./signpost has installed the rest.
+# root, with the programs, the Python package, and the libraries that both need, since such a machine
+# may have none of them. (Linking those statically would do for the programs, but Debian's archives
+# cannot go into libsignpost.so.) For a machine with nvcc, after ./signpost has installed the rest.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.."
 
-bazel build --config=cuda //kernels:cuda_device_test //cli:signpost
+# Where programs, and what Python loads, look for libraries, and these for theirs.
+rpath='$ORIGIN/../lib:$ORIGIN/../../lib'
+bazel build --config=cuda --linkopt=-Wl,--disable-new-dtags --linkopt="-Wl,-rpath,$rpath" \
+  //kernels:cuda_device_test //tests:gpu_job_device_test //cli:signpost //client/python:package
 rm -rf gpu-package
-mkdir -p gpu-package/bin gpu-package/lib/c
-cp -L bazel-bin/kernels/cuda_device_test bazel-bin/cli/signpost gpu-package/bin/
-ldd gpu-package/bin/* | awk '$2 == "=>" { print $3 } $1 ~ "^/.*ld-linux" { print $1 }' | sort -u |
-  xargs cp -Lt gpu-package/lib
+mkdir -p gpu-package/bin gpu-package/lib/c gpu-package/python
+cp -L bazel-bin/kernels/cuda_device_test bazel-bin/tests/gpu_job_device_test bazel-bin/cli/signpost gpu-package/bin/
+cp -RL bazel-bin/client/python/package/signpost gpu-package/python/
+ln -f gpu-package/bin/signpost gpu-package/python/signpost/signpost
+ldd gpu-package/bin/* gpu-package/python/signpost/libsignpost.so |
+  awk '$2 == "=>" { print $3 } $1 ~ "^/.*ld-linux" { print $1 }' | sort -u | xargs cp -Lt gpu-package/lib
 # The C library and what loads programs stand apart: they are for machines whose own are older.
 mv gpu-package/lib/{ld-linux*,libc.so.6,libm.so.6} gpu-package/lib/c/
 chmod -R u+w gpu-package
-strip gpu-package/bin/* gpu-package/lib/*.so* gpu-package/lib/c/*
+strip gpu-package/bin/* gpu-package/python/signpost/libsignpost.so gpu-package/lib/*.so* gpu-package/lib/c/*
 tar -czf gpu-package.tar.gz gpu-package
 rm -rf gpu-package
 du -h gpu-package.tar.gz

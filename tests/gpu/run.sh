@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
-# What must be run on a GPU, on a machine that has one: with the driver, and for compute-sanitizer the
-# CUDA toolkit, but neither Bazel nor any of the libraries: gpu-package.tar.gz, which
-# tests/gpu/package.sh has made elsewhere, is in the repository's root.
+# What must be run on a GPU, on a machine that has one: with the driver, for compute-sanitizer the
+# CUDA toolkit, and PyTorch with CUDA; but neither Bazel nor any of the libraries: gpu-package.tar.gz,
+# which tests/gpu/package.sh has made elsewhere, is in the repository's root.
 #
 #   equality   the CUDA kernels give the CPU kernels' bytes, and kernels/gpu.h is as it says, in the same
 #              tests as on the host
-#   memcheck, racecheck   compute-sanitizer finds nothing in them; what is read or written beside a
-#              buffer, but in the tests' own memory, is for the tests' guards to find
+#   jobs       two workers that share the GPU, one on the CPU, and two aggregators: the bytes of a job
+#              on the CPU, in all stages
+#   memcheck, racecheck   compute-sanitizer finds nothing in equality, and memcheck-jobs not in jobs;
+#              what is read or written beside a buffer, but in the tests' own memory, is for the tests'
+#              guards to find
+#   language_model and so on: the PyTorch examples, two ranks on the GPU and one on the CPU, which end
+#              with the same parameters
 #   kernels    how fast they are, against copying within the device's memory
 #
 # Ends with a table of these, and 1 if one of them failed. OUT=DIR keeps what they say in DIR.
@@ -23,11 +28,9 @@ trap 'rm -rf "$unpacked"' EXIT
 tar -xzf gpu-package.tar.gz -C "$unpacked"
 package=$unpacked/gpu-package
 
-# The package's programs with its libraries, and where the machine's C library is older with its own.
-export LD_LIBRARY_PATH=$package/lib
+# The package's programs find its libraries; where the machine's C library is older, with its own.
 loader=()
 if ! "$package/bin/signpost" version >/dev/null 2>&1; then
-  unset LD_LIBRARY_PATH
   loader=("$package"/lib/c/ld-linux*.so* --library-path "$package/lib:$package/lib/c")
 fi
 program() { "${loader[@]}" "$package/bin/$1" "${@:2}"; }
@@ -42,7 +45,7 @@ step() {
   tail -n 40 "$out/$name.log"
   local word=passed
   if ((code != 0)); then word="FAILED ($code)" failed=1; fi
-  results+=("$(printf '%-12s %-12s %4d s' "$name" "$word" $((SECONDS - begin)))")
+  results+=("$(printf '%-22s %-12s %4d s' "$name" "$word" $((SECONDS - begin)))")
 }
 
 # The tests skip themselves where there is no device, which must not pass for success here.
@@ -54,19 +57,41 @@ with_device() {
   ((code == 0)) && [[ $said != *"there is no device"* ]]
 }
 equality() { with_device program cuda_device_test; }
-# Without the test that asks CUDA for more than it has: the error is what it wants.
+jobs_on_gpu() { with_device program gpu_job_device_test; }
+# sanitize TOOL PROGRAM: without the test that asks CUDA for more than it has, whose error is right.
 sanitize() {
   with_device compute-sanitizer --tool "$1" --error-exitcode 9 "${loader[@]}" \
-    "$package/bin/cuda_device_test" --gtest_filter=-Gpu.SaysHowMuchRoomThereIs
+    "$package/bin/$2" --gtest_filter=-Gpu.SaysHowMuchRoomThereIs
+}
+# pytorch EXAMPLE: on three ranks, of which the last is on the CPU; all end with the same parameters.
+pytorch() {
+  local said
+  said=$(PYTHONPATH=$package/python "$package/bin/signpost" run -n 3 --aggregators 2 -- bash -c '
+    device=cuda:0
+    ((SIGNPOST_RANK < 2)) || device=cpu
+    exec python3 "$0" --device "$device" --results "$1" --steps 100' \
+    "$package/python/signpost/examples/$1.py" "$unpacked/$1" 2>&1)
+  local code=$?
+  echo "$said"
+  local ends
+  ends=$(grep -o 'done: parameters [0-9a-f]*' <<<"$said" | sort | uniq -c | awk '{ print $1 }')
+  [[ $code == 0 && $ends == 3 ]]
 }
 
 program signpost version
 step equality equality
+step jobs jobs_on_gpu
 if command -v compute-sanitizer >/dev/null; then
-  step memcheck sanitize memcheck
-  step racecheck sanitize racecheck
+  step memcheck sanitize memcheck cuda_device_test
+  step racecheck sanitize racecheck cuda_device_test
+  step memcheck-jobs sanitize memcheck gpu_job_device_test
 else
-  results+=("memcheck     not run: there is no compute-sanitizer")
+  results+=("memcheck               not run: there is no compute-sanitizer")
+fi
+if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+  for example in language_model masked_language_model resnet; do step "$example" pytorch "$example"; done
+else
+  results+=("the examples are not run: python3 has no PyTorch that finds a GPU")
 fi
 step kernels program signpost bench kernels --device cuda --json "$out/kernels.json"
 step kernels-340M program signpost bench kernels --device cuda --elements 340000000
