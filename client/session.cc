@@ -57,6 +57,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
       return status;
     }
   }
+  if (gpu != nullptr) Tell(options, absl::StrCat("trains on ", gpu->name()));
   if ((*worker)->returned()) Tell(options, Describe(*(*worker)->returned()));
   return std::unique_ptr<Session>(
       new Session(std::move(gpu), *std::move(worker), WireByteCounter(PortsOf(options))));

@@ -37,7 +37,8 @@ struct SessionOptions {
   // worker.gpu is not looked at.
   std::optional<int> gpu;
   // Gets a line for a person when an aggregator no longer answers, so that this worker waits for
-  // it, and when it answers again. From any thread. Null: nobody is told.
+  // it, and when it answers again; and on which GPU it trains. From any thread. Null: nobody is
+  // told.
   std::function<void(const std::string& line)> on_connection = PrintConnection;
 
   // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,

@@ -253,6 +253,18 @@ TEST(CAbi, WorkersOnGpusHaveTheBytesOfThoseOnTheHost) {
   EXPECT_EQ(digests.size(), 1u);
 }
 
+TEST(CAbi, AWorkerSaysWhichGpuItTrainsOn) {
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 1});
+  ::testing::internal::CaptureStderr();
+  OnEachRank(kWorkers, [&](uint32_t index) {
+    Rank rank(cluster, index, nullptr);
+    if (index == 1) rank.UseGpu(0, SIGNPOST_GRADIENT_FP32);
+    ASSERT_EQ(rank.Join(), SIGNPOST_OK) << rank.error();
+  });
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "signpost: rank 1: trains on GPU 0 (simulated)\n");
+}
+
 TEST(CAbi, WhatCannotBeOnAGpuIsRefused) {
   Cluster cluster({.transport = Transport::kGrpc, .aggregators = 1});
   Rank on_host(cluster, 0, nullptr);
