@@ -52,13 +52,17 @@ class Context {
  public:
   absl::Status Open(int device) {
     absl::Status status;
+    decltype(cuDeviceGet)* device_get = nullptr;
+    status.Update(Find("cuDeviceGet", device_get));
     status.Update(Find("cuCtxPushCurrent", push_));
     status.Update(Find("cuCtxPopCurrent", pop_));
     status.Update(Find("cuDevicePrimaryCtxRetain", retain_));
     status.Update(Find("cuDevicePrimaryCtxRelease", release_));
     if (!status.ok()) return status;
-    status = StatusOfDriver(retain_(&context_, device));
-    if (status.ok()) device_ = device;
+    CUdevice handle;
+    status = StatusOfDriver(device_get(&handle, device));
+    if (status.ok()) status = StatusOfDriver(retain_(&context_, handle));
+    if (status.ok()) device_ = handle;
     return status;
   }
 
@@ -81,7 +85,7 @@ class Context {
   }
 
  private:
-  int device_ = -1;  // or none is held
+  CUdevice device_ = -1;  // or none is held
   CUcontext context_ = nullptr;
   decltype(cuCtxPushCurrent)* push_ = nullptr;
   decltype(cuCtxPopCurrent)* pop_ = nullptr;
