@@ -12,6 +12,20 @@ namespace signpost {
 
 absl::Status TakeValuesOfRank0(const SessionOptions& options,
                                absl::Span<const Parameter> parameters, kernels::cuda::Gpu* gpu) {
+  // Those of the others are zeros.
+  const bool is_rank_0 = options.worker.rank == 0;
+  std::vector<absl::Span<float>> values;
+  std::vector<PageVector<float>> copies;
+  for (const Parameter& parameter : parameters) {
+    values.push_back(parameter.values);
+    if (gpu == nullptr) continue;
+    copies.emplace_back(parameter.values.size());
+    values.back() = absl::MakeSpan(copies.back());
+    if (!is_rank_0) continue;
+    absl::Status status = gpu->Read(values.back().data(), parameter.values.data(),
+                                    values.back().size() * sizeof(float), /*stream=*/nullptr);
+    if (!status.ok()) return status;
+  }
   SessionOptions for_all = options;
   for_all.worker.round_deadline = absl::ZeroDuration();
   for_all.worker.min_workers = 0;
@@ -21,18 +35,7 @@ absl::Status TakeValuesOfRank0(const SessionOptions& options,
                              std::vector<Parameter>(parameters.begin(), parameters.end()));
   if (!reduction.ok()) return reduction.status();
 
-  std::vector<absl::Span<float>> values;
-  std::vector<PageVector<float>> copies;
-  for (const Parameter& parameter : parameters) {
-    values.push_back(parameter.values);
-    if (gpu == nullptr) continue;
-    copies.emplace_back(parameter.values.size());
-    values.back() = absl::MakeSpan(copies.back());
-    absl::Status status = gpu->Read(values.back().data(), parameter.values.data(),
-                                    values.back().size() * sizeof(float), /*stream=*/nullptr);
-    if (!status.ok()) return status;
-  }
-  if (options.worker.rank != 0) {
+  if (!is_rank_0 && gpu == nullptr) {
     for (const absl::Span<float> zeros : values) std::fill(zeros.begin(), zeros.end(), 0.0f);
   }
   const absl::StatusOr<StepReport> report = (*reduction)->Reduce(values);

@@ -15,7 +15,7 @@ namespace signpost::kernels::cuda {
 
 // As CompressDense. With kFloat32 the error may be null, and counts as zeros.
 struct DenseSegment {
-  const void* gradient = nullptr;  // of `gradient_type`
+  const void* gradient = nullptr;  // of `gradient_type`; null: zeros
   GradientType gradient_type = GradientType::kFloat32;
   DenseType type = DenseType::kFloat32;  // of `out`
   float* error = nullptr;

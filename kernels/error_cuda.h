@@ -47,8 +47,12 @@ inline std::string Explain(cudaError_t error) {
   }
 }
 
+// Of what a function has returned. Otherwise the next launch on this thread would take it for its
+// own.
 inline absl::Status StatusOf(cudaError_t error) {
-  return error == cudaSuccess ? absl::OkStatus() : absl::UnavailableError(Explain(error));
+  if (error == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();
+  return absl::UnavailableError(Explain(error));
 }
 
 }  // namespace signpost::kernels::cuda

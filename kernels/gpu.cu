@@ -270,12 +270,7 @@ class CudaGpu final : public Gpu {
   // What call() tells CUDA to do.
   template <class Function>
   absl::Status Call(Function call) const {
-    return Launch([&] {
-      const cudaError_t error = call();
-      // Or the next launch on this thread would take it for its own.
-      if (error != cudaSuccess) cudaGetLastError();
-      return StatusOf(error);
-    });
+    return Launch([&] { return StatusOf(call()); });
   }
 
   absl::Status Finish(absl::Status copied, Stream stream) const {

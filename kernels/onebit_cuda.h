@@ -16,7 +16,7 @@ namespace signpost::kernels::cuda {
 // u = beta1 * momentum + (1 - beta1) * gradient + error as CompressMomentum has it, or without a
 // momentum u = gradient + error as CompressOneBit.
 struct CompressSegment {
-  const void* gradient = nullptr;  // of `type`
+  const void* gradient = nullptr;  // of `type`; null: zeros
   GradientType type = GradientType::kFloat32;
   // At most one of them.
   const float* dense_momentum = nullptr;

@@ -195,6 +195,24 @@ TEST(OneBitCuda, AppliesAndAddsAsTheCpuDoes) {
   }
 }
 
+TEST(OneBitCuda, NoGradientIsOneOfZeros) {
+  const BlockRule rule = {64};
+  const Values zeros(100, 0.0f), momentum(100, -0.5f);
+  Values errors[2] = {Values(100, 0.25f), Values(100, 0.25f)};
+  Values scales[2] = {Values(2), Values(2)};
+  Bytes bits[2] = {Bytes(13), Bytes(13)};
+  for (const bool is_null : {false, true}) {
+    RunCompressOneBit(rule, {{.gradient = is_null ? nullptr : zeros.data(),
+                              .dense_momentum = momentum.data(),
+                              .error = errors[is_null].data(),
+                              .out = {scales[is_null].data(), bits[is_null].data()},
+                              .elements = 100}});
+  }
+  EXPECT_EQ(errors[1], errors[0]);
+  EXPECT_EQ(scales[1], scales[0]);
+  EXPECT_EQ(bits[1], bits[0]);
+}
+
 TEST(OneBitCuda, DecompressedZerosHaveTheirSigns) {
   const Values scales = {0};
   const Bytes bits = {0b10};

@@ -29,7 +29,7 @@ using Arrays = std::vector<const void*>;
 using Point = std::shared_ptr<absl::Notification>;
 
 constexpr size_t kAlignment = 256;
-constexpr uint8_t kFresh = 0xa5;  // what fresh memory is full of
+constexpr uint8_t kFresh = 0xff;  // what fresh memory is full of: NaN in all types
 
 uintptr_t AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 

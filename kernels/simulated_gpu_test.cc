@@ -91,8 +91,8 @@ TEST(SimulatedGpu, FreshMemoryIsNotZero) {
   const auto memory = Take(gpu.Allocate(3)), pinned = Take(gpu.AllocatePinned(3));
   std::vector<uint8_t> read(3);
   Succeeds(gpu.Read(read.data(), memory.get(), 3, nullptr));
-  EXPECT_THAT(read, Each(0xa5));
-  EXPECT_EQ(pinned.get()[2], 0xa5);
+  EXPECT_THAT(read, Each(0xff));
+  EXPECT_EQ(pinned.get()[2], 0xff);
 }
 
 TEST(SimulatedGpu, MemoryIsGivenBackWhenStreamsAreDoneWithIt) {

@@ -247,9 +247,10 @@ SIGNPOST_DEVICE void ForEachQuad(uint32_t thread, uint32_t length, Use use) {
   }
 }
 
-// The quad at element i of a gradient.
+// The quad at element i of a gradient; zeros where there is none.
 SIGNPOST_DEVICE inline Quad LoadGradient(GradientType type, const void* gradient, uint32_t i,
                                          uint32_t count) {
+  if (gradient == nullptr) return Quad{};
   if (type == GradientType::kFloat32) {
     return LoadQuad(static_cast<const float*>(gradient) + i, count);
   }

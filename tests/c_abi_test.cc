@@ -61,10 +61,15 @@ class Rank {
 
   int Step() {
     const std::vector<float> gradient = Gradient();
-    std::vector<uint16_t> half;  // such as bf16 has
-    for (const float g : gradient) half.push_back(std::bit_cast<uint32_t>(g) >> 16);
+    std::vector<uint16_t> bf16, fp16;  // which have such numbers
+    for (const float g : gradient) {
+      const uint32_t bits = std::bit_cast<uint32_t>(g);
+      bf16.push_back(bits >> 16);
+      fp16.push_back(g == 0 ? 0 : bits >> 31 << 15 | ((bits >> 13 & 0x3ffff) - (112 << 10)));
+    }
     const void* gradients[] = {gradient.data()};
-    if (gradient_type_ == SIGNPOST_GRADIENT_BF16) gradients[0] = half.data();
+    if (gradient_type_ == SIGNPOST_GRADIENT_BF16) gradients[0] = bf16.data();
+    if (gradient_type_ == SIGNPOST_GRADIENT_FP16) gradients[0] = fp16.data();
     return signpost_step(session_, gradients, 1, &rates_, 1, nullptr, error_, sizeof error_);
   }
 
@@ -231,7 +236,8 @@ TEST(CAbi, WorkersOnGpusHaveTheBytesOfThoseOnTheHost) {
   constexpr int32_t kGpus[][kWorkers] = {{-1, -1}, {0, -1}, {0, 0}, {-1, 1}};
   std::set<uint32_t> digests;
   for (const auto& gpus : kGpus) {
-    for (const uint32_t type : {SIGNPOST_GRADIENT_FP32, SIGNPOST_GRADIENT_BF16}) {
+    for (const uint32_t type :
+         {SIGNPOST_GRADIENT_FP32, SIGNPOST_GRADIENT_BF16, SIGNPOST_GRADIENT_FP16}) {
       Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
       absl::Mutex mutex;
       OnEachRank(kWorkers, [&](uint32_t index) {
@@ -263,6 +269,18 @@ TEST(CAbi, AWorkerSaysWhichGpuItTrainsOn) {
   });
   EXPECT_EQ(::testing::internal::GetCapturedStderr(),
             "signpost: rank 1: trains on GPU 0 (simulated)\n");
+}
+
+TEST(CAbi, AStreamThatIsNoneEndsTheStep) {
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 1});
+  OnEachRank(kWorkers, [&](uint32_t index) {
+    Rank rank(cluster, index, nullptr);
+    rank.UseGpu(0, SIGNPOST_GRADIENT_FP32);
+    rank.options().exchange_timeout_s = 5;
+    ASSERT_EQ(rank.Join(), SIGNPOST_OK) << rank.error();
+    ASSERT_EQ(rank.SetStream(reinterpret_cast<void*>(0x1234)), SIGNPOST_OK) << rank.error();
+    EXPECT_EQ(rank.Step(), SIGNPOST_UNAVAILABLE) << rank.error();
+  });
 }
 
 TEST(CAbi, WhatCannotBeOnAGpuIsRefused) {

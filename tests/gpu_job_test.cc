@@ -1,18 +1,22 @@
 // Jobs whose workers are on a GPU, alone and beside others on the host: the bytes are those of a
 // job on the host. On a simulated GPU, or with SIGNPOST_REAL_GPU on a real one, where there is one.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "gtest/gtest.h"
 #include "kernels/gpu.h"
+#include "tests/forwarding_channel.h"
 #include "tests/job.h"
 #ifndef SIGNPOST_REAL_GPU
 #include "kernels/simulated_gpu.h"
@@ -97,15 +101,18 @@ TEST_F(GpuJobTest, HasTheBytesOfAJobOnTheHost) {
 }
 
 TEST_F(GpuJobTest, AlsoWhenRoundsAreSkipped) {
-  const std::set<int> spoilt_steps = {1, 6, 8, 12};  // warm-up, one-bit, and two refreshes
-  const auto spoil = [&](uint32_t rank, int step, std::vector<float>& gradient) {
-    if (rank != 1 || !spoilt_steps.contains(step)) return;
-    gradient[2] = std::numeric_limits<float>::quiet_NaN();
-    gradient[20'000] = std::numeric_limits<float>::infinity();
-  };
-  const End end = TrainOn(gpu_.get(), spoil);
-  EXPECT_EQ(end.skipped_steps, spoilt_steps);
-  EXPECT_EQ(end, TrainOn(nullptr, spoil));
+  for (const Codec warm_up : {FLOAT32, BFLOAT16}) {
+    job_.optimizer.warm_up_codec = warm_up;
+    const std::set<int> spoilt_steps = {1, 6, 8, 12};  // warm-up, one-bit, and two refreshes
+    const auto spoil = [&](uint32_t rank, int step, std::vector<float>& gradient) {
+      if (rank != 1 || !spoilt_steps.contains(step)) return;
+      gradient[2] = std::numeric_limits<float>::quiet_NaN();
+      gradient[20'000] = std::numeric_limits<float>::infinity();
+    };
+    const End end = TrainOn(gpu_.get(), spoil);
+    EXPECT_EQ(end.skipped_steps, spoilt_steps);
+    EXPECT_EQ(end, TrainOn(nullptr, spoil));
+  }
 }
 
 TEST_F(GpuJobTest, AlsoInParts) {
@@ -278,11 +285,20 @@ TEST_F(SimulatedGpuJobTest, AFaultEndsTheStepItHappensInOrTheNext) {
     ASSERT_TRUE(worker.ok()) << worker.status();
     gpu().FailOperationAfter(operations);
     absl::Status status;
+    float last = 0;
     constexpr uint64_t kSteps = 6;
     while (status.ok() && (*worker)->steps() < kSteps) status = Step(**worker);
+    // What the last step has left to do.
+    if (status.ok() &&
+        !gpu()
+             .Read(&last, replica_->Parameters()[0].values.data(), sizeof last, replica_->stream())
+             .ok()) {
+      status = Step(**worker);
+    }
     (*worker)->Leave().IgnoreError();
     if (status.ok()) {
       EXPECT_GT(operations, 100);
+      EXPECT_TRUE(gpu().Allocate(1).ok()) << "it has failed, and no step has said so";
       break;
     }
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
@@ -303,6 +319,129 @@ TEST_F(SimulatedGpuJobTest, WhatTheStreamDoesNotComeToIsNamed) {
             absl::string_view::npos)
       << status;
   gpu().LetGoOn();
+}
+
+// More chunks than the GPU takes at a time, in an order in which all may be under way.
+TEST_F(SimulatedGpuJobTest, AlsoWithMoreChunksThanItTakes) {
+  for (const uint32_t aggregators : {1, 5}) {
+    Cluster cluster({.aggregators = aggregators});
+    job_.worker.exchange_timeout = absl::Seconds(1);
+    job_.tensors.assign(20, 4096);
+    auto worker = JoinAlone(cluster);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    ASSERT_TRUE(Step(**worker).ok());
+    replica_->BeforeStep(**worker);
+    gpu().Hold();
+    absl::Status status = (*worker)->BeginStep({job_.rates});
+    const std::vector<Gradient> gradients = replica_->Gradients();
+    for (size_t i = gradients.size(); i-- > 0 && status.ok();) {
+      status = (*worker)->GradientReady(i, gradients[i]);
+    }
+    EXPECT_TRUE(status.ok()) << status;
+    status = (*worker)->FinishStep().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    gpu().LetGoOn();
+  }
+}
+
+TEST_F(SimulatedGpuJobTest, AWorkerThatIsMissingIsNamedAndNotTheGpu) {
+  Cluster cluster({.transport = Transport::kGrpc});
+  job_.workers = 2;
+  job_.worker.exchange_timeout = absl::Seconds(1);
+  job_.gpu_of = [this](uint32_t) { return gpu_.get(); };
+  OnEachRank(2, [&](uint32_t rank) {
+    Replica replica(job_, rank);
+    auto worker =
+        Worker::Join(replica.Options(), job_.optimizer, replica.Parameters(), cluster.Connect());
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    if (rank == 1) return;
+    replica.BeforeStep(**worker);
+    const absl::Status status = (*worker)->Step(replica.Gradients(), {job_.rates}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    EXPECT_NE(status.message().find("waiting for rank 1"), absl::string_view::npos) << status;
+  });
+}
+
+TEST_F(SimulatedGpuJobTest, AStepThatIsLeftOpenSendsNothingMore) {
+  Cluster cluster({});
+  auto worker = JoinAlone(cluster);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  ASSERT_TRUE(Step(**worker).ok());
+  replica_->BeforeStep(**worker);
+  gpu().Hold();
+  ASSERT_TRUE((*worker)->BeginStep({job_.rates}).ok());
+  ASSERT_TRUE((*worker)->GradientReady(0, replica_->Gradients()[0]).ok());
+  gpu().LetGoOn();
+  EXPECT_TRUE((*worker)->Leave().ok());
+  worker->reset();
+}
+
+// Whose aggregator asks for a state once, of a rank that comes back.
+class AskingChannel final : public ForwardingChannel {
+ public:
+  AskingChannel(std::unique_ptr<Channel> inner, std::function<bool()> asks,
+                std::vector<Codec>& sent)
+      : ForwardingChannel(std::move(inner)), asks_(std::move(asks)), sent_(sent) {}
+
+  void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
+                absl::Time deadline, ExchangeDone done) override {
+    sent_.push_back(header.codec());
+    if (header.codec() == STATE) return;
+    if (!asks_()) {
+      return ForwardingChannel::Exchange(header, std::move(payload), deadline, std::move(done));
+    }
+    Answer answer;
+    answer.header.set_step(header.step());
+    answer.header.set_chunk(header.chunk());
+    answer.header.set_codec(FETCH);
+    answer.header.add_wanted_chunks(0);
+    done(std::move(answer));
+  }
+
+ private:
+  const std::function<bool()> asks_;
+  std::vector<Codec>& sent_;
+};
+
+TEST_F(SimulatedGpuJobTest, NoStateIsGivenThatCannotBeRead) {
+  for (const bool fails : {false, true}) {
+    replica_.reset();
+    gpu_ = NewGpu();
+    Cluster cluster({});
+    job_.workers = 1;
+    job_.tensors = {3000};
+    job_.optimizer = {.freeze_step = OptimizerOptions::kNever};
+    job_.gpu_of = [this](uint32_t) { return gpu_.get(); };
+    replica_ = std::make_unique<Replica>(job_, 0);
+    bool asks = false;
+    std::vector<Codec> sent;
+    std::vector<std::unique_ptr<Channel>> channels;
+    channels.push_back(std::make_unique<AskingChannel>(
+        std::move(cluster.Connect()[0]),
+        [&] {
+          if (asks && fails) gpu().FailOperationAfter(0);
+          return std::exchange(asks, false);
+        },
+        sent));
+    auto worker = Worker::Join(replica_->Options(), job_.optimizer, replica_->Parameters(),
+                               std::move(channels));
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    ASSERT_TRUE(Step(**worker).ok());
+    asks = true;
+    EXPECT_EQ(Step(**worker).ok(), !fails);
+    EXPECT_EQ(std::count(sent.begin(), sent.end(), STATE), fails ? 0 : 1);
+  }
+}
+
+TEST_F(SimulatedGpuJobTest, WhatAStreamRefusesEndsTheStep) {
+  Cluster cluster({});
+  auto worker = JoinAlone(cluster);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  ASSERT_TRUE(Step(**worker).ok());
+  replica_->BeforeStep(**worker);
+  (*worker)->SetStream(reinterpret_cast<CUstream_st*>(0x1234));
+  const absl::Status status = (*worker)->Step(replica_->Gradients(), {job_.rates}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
 }
 
 #endif

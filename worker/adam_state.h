@@ -67,6 +67,7 @@ class AdamState {
   // As Optimizer's. Whatever fails here, fails there.
   virtual absl::Status Check() const = 0;
   virtual absl::Status CheckGradient(const Gradient& gradient) const = 0;
+  virtual bool CanCompress() const = 0;
   virtual void SetStream(kernels::cuda::Stream stream) = 0;
 
   // A contribution of gradients, with or without the error; as Optimizer::Compress.
@@ -101,7 +102,8 @@ class AdamState {
   virtual void Thaw(uint32_t chunk, RatesOf<float> epsilon) = 0;
   virtual void ScaleError(uint32_t chunk, RatesOf<float> factor) = 0;
 
-  // The chunk's numbers, the momentum dense whatever form it has, with the signs of its zeros.
+  // The chunk's numbers, the momentum dense whatever form it has, with the signs of its zeros. What
+  // they are after a failure, Check knows.
   virtual void Get(Field field, uint32_t chunk, float* numbers) const = 0;
   virtual void Set(Field field, uint32_t chunk, const float* numbers) = 0;
   // All chunks', in layout order.
@@ -109,7 +111,6 @@ class AdamState {
   virtual HostFloats Variances() const = 0;
   virtual HostFloats ValuesOf(uint32_t tensor) const = 0;
 
-  // So many elements of a gradient that is zero, of any tensor; valid until the next call.
   virtual Gradient ZeroGradient(size_t elements) = 0;
 };
 

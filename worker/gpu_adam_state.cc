@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/dense.h"
 #include "kernels/sum_cuda.h"
 
@@ -21,7 +21,7 @@ using kernels::cuda::DenseSegment;
 using kernels::cuda::ScaleSegment;
 using kernels::cuda::Stream;
 
-// Chunks that may be on their way from the GPU, and to it. More would be ahead of the network.
+// Chunks that may be on their way from the GPU, and to it.
 constexpr size_t kPackingSlots = 8;
 constexpr size_t kApplyingSlots = 4;
 
@@ -44,6 +44,7 @@ constexpr size_t kLargestRow =
 
 // Where the part's gradient begins.
 const void* PartOf(const Gradient& gradient, const Segment& part) {
+  if (gradient.values == nullptr) return nullptr;  // ZeroGradient
   const size_t bytes = gradient.type == GradientType::kFloat32 ? 4 : 2;
   return static_cast<const uint8_t*>(gradient.values) + bytes * part.tensor_offset;
 }
@@ -102,7 +103,7 @@ bool GpuAdamState::TakeMemory() {
 }
 
 GpuAdamState::~GpuAdamState() {
-  watch_.reset();
+  watch_.reset();  // what it waits for uses all the rest
   // What was put on the stream uses this memory.
   if (last_ != nullptr) gpu_.Await(last_).IgnoreError();
 }
@@ -137,15 +138,9 @@ GpuAdamState::Table<Row> GpuAdamState::Write(Slot& slot, size_t begin, const Par
   return table;
 }
 
-GpuAdamState::Slot& GpuAdamState::NextPacking() {
-  {
-    absl::MutexLock lock(&mutex_);
-    const auto has_room = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-      return packings_ - packed_ < kPackingSlots;
-    };
-    mutex_.Await(absl::Condition(&has_room));
-  }
-  return packing_[packings_++ % kPackingSlots];
+bool GpuAdamState::CanCompress() const {
+  absl::MutexLock lock(&mutex_);
+  return packings_ - packed_ < kPackingSlots;
 }
 
 GpuAdamState::Slot& GpuAdamState::NextApplying() {
@@ -175,7 +170,7 @@ void GpuAdamState::Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer
   const Chunk& at = layout_.chunks()[chunk];
   const size_t bytes = layout_.PayloadBytes(codec, chunk);
   const size_t begin = PayloadBegin(bytes);
-  Slot& slot = NextPacking();
+  Slot& slot = packing_[packings_++ % kPackingSlots];
   uint8_t* const on_gpu = slot.device.get() + begin;
   const auto table = Write<decltype(row_of(at.segments[0], on_gpu))>(
       slot, TablesBegin(), at.segments,
@@ -480,15 +475,6 @@ HostFloats GpuAdamState::Copy(const float* from, size_t elements) const {
   PageVector<float> copy(elements);
   Read(copy.data(), from, elements * sizeof(float));
   return HostFloats(std::move(copy));
-}
-
-Gradient GpuAdamState::ZeroGradient(size_t elements) {
-  if (elements > zero_elements_ && status_.ok() &&
-      Take(gpu_.Allocate(elements * sizeof(float)), zeros_) &&
-      Do(gpu_.SetToZero(zeros_.get(), elements * sizeof(float), stream_))) {
-    zero_elements_ = elements;
-  }
-  return Gradient(zeros_.get(), elements, GradientType::kFloat32);
 }
 
 float* GpuAdamState::DenseField(Field field, uint32_t chunk, const Segment& segment) const {

@@ -1,10 +1,11 @@
 // 1-bit Adam's state on a GPU, beside the parameters, and the CUDA kernels.
 //
 // Work goes on the caller's stream, but for copies to the host, which have a stream of their own:
-// while chunk k is compressed, k - 1 is copied to the host, k - 2 is on the wire, and the answer
-// for k - 3 is applied. Calls wait for the GPU only where their comments say so, and to get a slot:
-// what crosses to or from the host, payloads and tables of what kernels are to do, goes through a
-// ring of them, in pinned memory.
+// while chunk k is compressed, or the answer for k - 3 applied, k - 1 is copied to the host, and
+// k - 2 is on the wire. What crosses to or from the host, payloads and tables of what kernels are
+// to do, goes through two rings of slots in pinned memory. Calls wait for the GPU only where their
+// comments say so, and those that apply or add something for a slot that the GPU has not come past:
+// without a deadline, since CUDA has none.
 
 #ifndef SIGNPOST_WORKER_GPU_ADAM_STATE_H_
 #define SIGNPOST_WORKER_GPU_ADAM_STATE_H_
@@ -31,7 +32,7 @@ class GpuAdamState final : public AdamState {
  public:
   GpuAdamState(const Layout& layout, std::vector<absl::Span<float>> values,
                kernels::cuda::Gpu& gpu);
-  // Waits for the GPU.
+  // Waits for the GPU, which uses its memory, for ever if it does not come to an end.
   ~GpuAdamState() override;
 
   absl::Status Check() const override { return status_; }
@@ -39,6 +40,8 @@ class GpuAdamState final : public AdamState {
   absl::Status CheckGradient(const Gradient& gradient) const override;
   void SetStream(kernels::cuda::Stream stream) override;
 
+  // While there is a slot.
+  bool CanCompress() const override;
   // Both always return nothing.
   std::optional<uint32_t> CompressDense(uint32_t chunk, Codec codec, bool adds_error,
                                         absl::Span<const Gradient> gradients, uint8_t* payload,
@@ -71,7 +74,10 @@ class GpuAdamState final : public AdamState {
     return Copy(values_[tensor].data(), values_[tensor].size());
   }
 
-  Gradient ZeroGradient(size_t elements) override;
+  // Takes no memory: kernels read zeros where a gradient is null.
+  Gradient ZeroGradient(size_t elements) override {
+    return Gradient(nullptr, elements, GradientType::kFloat32);
+  }
 
  private:
   using Memory = kernels::cuda::Owned<uint8_t>;
@@ -99,7 +105,6 @@ class GpuAdamState final : public AdamState {
   template <class Row, class Parts, class RowOf>
   Table<Row> Write(Slot& slot, size_t begin, const Parts& parts, RowOf row_of);
   // One that nothing on the GPU uses any more.
-  Slot& NextPacking();
   Slot& NextApplying();
   // Where a payload of so many bytes begins in a slot, and where tables do.
   size_t PayloadBegin(size_t bytes) const;
@@ -174,15 +179,13 @@ class GpuAdamState final : public AdamState {
   Memory signed_momentum_;                // each chunk's one-bit payload, from first_signed_ on
   std::vector<size_t> first_signed_;      // by chunk
   std::vector<bool> momentum_is_signed_;  // by chunk: which of the two counts
-  Memory zeros_;
-  size_t zero_elements_ = 0;
-  Memory sums_;  // what it takes to make a sum, and the sum
+  Memory sums_;                           // what it takes to make a sum, and the sum
 
   std::vector<Slot> packing_, applying_;    // rings
   uint64_t packings_ = 0, appliances_ = 0;  // so many were taken
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   uint64_t packed_ ABSL_GUARDED_BY(mutex_) = 0;  // so many of packings_ are over
-  std::optional<EventWatch> watch_;              // goes first
+  std::optional<EventWatch> watch_;
 };
 
 }  // namespace signpost

@@ -29,6 +29,7 @@ class HostAdamState final : public AdamState {
   absl::Status CheckGradient(const Gradient& gradient) const override;
   void SetStream(kernels::cuda::Stream stream) override {}
 
+  bool CanCompress() const override { return true; }
   // Both are done when they return.
   std::optional<uint32_t> CompressDense(uint32_t chunk, Codec codec, bool adds_error,
                                         absl::Span<const Gradient> gradients, uint8_t* payload,

@@ -135,6 +135,7 @@ class OneBitAdam final : public Optimizer {
     return state_->CheckGradient(gradient);
   }
   Gradient ZeroGradient(size_t elements) override { return state_->ZeroGradient(elements); }
+  bool CanCompress() const override { return state_->CanCompress(); }
 
   std::optional<uint32_t> Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
                                    uint8_t* payload, Packed later) override;

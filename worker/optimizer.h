@@ -33,7 +33,8 @@ class Optimizer {
   // OK, or what has failed for good: on a GPU, where work goes on after calls return, any of them
   // may find out. Then nothing here is worth anything.
   virtual absl::Status Check() const { return absl::OkStatus(); }
-  // On a GPU: calls put their work on this stream from now on, behind all that is on the one before.
+  // On a GPU: calls put their work on this stream from now on, behind all that is on the one
+  // before.
   virtual void SetStream(kernels::cuda::Stream stream) {}
 
   // Starts step `step`, the one after the last. `rates` passed CheckRates, and has an entry for
@@ -47,15 +48,17 @@ class Optimizer {
 
   // INVALID_ARGUMENT for one that is of another type, or elsewhere, than this optimizer's.
   virtual absl::Status CheckGradient(const Gradient& gradient) const = 0;
-  // A gradient of zeros, for any tensor that has at most so many elements; valid until the next
-  // call.
+  // A gradient of zeros, for any tensor that has at most so many elements; valid until it is asked
+  // for another.
   virtual Gradient ZeroGradient(size_t elements) = 0;
 
+  // Whether it could compress another chunk now; otherwise when `later` has been called for one.
+  virtual bool CanCompress() const { return true; }
   // Writes the chunk's contribution to `payload` (Layout::PayloadBytes) and its compression error
   // to this worker's error. gradients[i] belongs to tensor i. Blocks whose input is not finite are
   // not packed (kernels/block.h); returns the first of them, or the number of the chunk's blocks.
-  // Or nothing: then `later` gets it, from another thread, and until then, or until this optimizer
-  // goes, `payload` and the gradients must stay.
+  // Or nothing: then `later` gets it, as a rule from another thread, and until then, or until this
+  // optimizer goes, `payload` and the gradients must stay. Requires CanCompress.
   virtual std::optional<uint32_t> Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
                                            uint8_t* payload, Packed later) = 0;
 

@@ -564,7 +564,9 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
     last = now;
   };
   while (!queue.all_answered() || holds_answers()) {
-    if (const std::optional<uint32_t> chunk = queue.TakeNext()) {
+    const std::optional<uint32_t> chunk =
+        optimizer_.CanCompress() ? queue.TakeNext() : std::nullopt;
+    if (chunk) {
       send(*chunk);
       account(report.kernels);
       continue;
@@ -596,10 +598,10 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
       }
       continue;
     }
-    const uint32_t chunk = item->chunk;
+    const uint32_t received = item->chunk;
     absl::StatusOr<bool> done = Receive(*std::move(item), report);
     if (!done.ok()) return done.status();
-    if (*done) queue.SetAnswered(chunk);
+    if (*done) queue.SetAnswered(received);
     account(report.kernels);
   }
   return absl::OkStatus();
@@ -852,6 +854,7 @@ void Worker::GiveState(uint32_t chunk) {
   exchanges_[chunk].owes_state = optimizer_.HasFrozenFor(step);
   if (exchanges_[chunk].owes_state) return;
   auto state = std::make_shared<const Payload>(optimizer_.State(chunk));
+  if (!optimizer_.Check().ok()) return;  // it is worth nothing
   FrameHeader header = HeaderOf(chunk, STATE);
   header.set_step(step);
   header.set_payload_crc32c(Crc32c(state->span()));

@@ -181,11 +181,13 @@ class Worker {
   // FAILED_PRECONDITION, with nothing changed, for a call out of order: BeginStep, Step or
   // Checkpoint while a step is open, the others while none is, the same tensor twice, and
   // FinishStep while gradients are missing, of which it names one. Other errors as those of Step.
+  //
+  // A step that begins with a freeze of the variance, or a look at it, waits for the GPU.
   absl::Status BeginStep(absl::Span<const GroupRates> rates);
-  // `gradient` must stay valid, and what it is, until FinishStep returns; on a GPU, until its
-  // stream has come past that. Does not wait for answers; only to find out why an exchange has
-  // failed may take seconds. The step's exchange timeout counts from the sending of each chunk, and
-  // anew from FinishStep for those that are sent there.
+  // `gradient` must stay valid, and what it is, until FinishStep returns. Does not wait for
+  // answers, nor for a GPU; only to find out why an exchange has failed may take seconds. The
+  // step's exchange timeout counts from the sending of each chunk, and anew from FinishStep for
+  // those that are sent there.
   absl::Status GradientReady(size_t tensor, Gradient gradient);
   absl::StatusOr<StepReport> FinishStep();
 
@@ -218,7 +220,8 @@ class Worker {
   const Resumed& resumed() const { return resumed_; }                    // empty if it started anew
   const std::optional<Returned>& returned() const { return returned_; }  // none if it began the job
 
-  // CRC-32C over all parameters in order: equal on all workers after every step.
+  // CRC-32C over all parameters in order: equal on all workers after every step. Of nothing, once a
+  // GPU has failed.
   uint32_t ParametersCrc32c() const;
 
  private:
