@@ -108,6 +108,7 @@ class CudaGpu final : public Gpu {
   std::string name() const override { return name_; }
 
   absl::Status CheckIsHere(const void* memory) const override {
+    if (memory == nullptr) return NotHereError(name_, "a null pointer");
     cudaPointerAttributes attributes;
     const absl::Status status = Call([&] { return cudaPointerGetAttributes(&attributes, memory); });
     if (!status.ok()) return status;
@@ -119,7 +120,7 @@ class CudaGpu final : public Gpu {
       case cudaMemoryTypeHost:
         return NotHereError(name_, "the host's memory (pinned)");
       default:
-        return NotHereError(name_, memory == nullptr ? "a null pointer" : "the host's memory");
+        return NotHereError(name_, "the host's memory");
     }
   }
 

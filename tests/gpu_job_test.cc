@@ -168,8 +168,18 @@ TEST_F(GpuJobTest, RefusesWhatIsOnTheHost) {
   const absl::Status no_step = (*worker)->Step(on_host.Gradients(), {job_.rates}).status();
   EXPECT_EQ(no_step.code(), absl::StatusCode::kInvalidArgument) << no_step;
   EXPECT_TRUE(no_step.message().find("the gradient of tensor 'tensor0' [3700]: ") == 0) << no_step;
-  // Nothing has happened.
   on_gpu.BeforeStep(**worker);
+  std::vector<Gradient> between = on_gpu.Gradients();
+  between[3].values = static_cast<const uint8_t*>(between[3].values) + 2;
+  EXPECT_EQ((*worker)->Step(between, {job_.rates}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  std::vector<Parameter> parameters = on_gpu.Parameters();
+  auto* const first = reinterpret_cast<char*>(parameters[3].values.data());
+  parameters[3].values = {reinterpret_cast<float*>(first + 2), parameters[3].values.size()};
+  EXPECT_EQ(
+      Worker::Join(on_gpu.Options(), job_.optimizer, parameters, cluster.Connect()).status().code(),
+      absl::StatusCode::kInvalidArgument);
+  // Nothing has happened.
   EXPECT_TRUE((*worker)->Step(on_gpu.Gradients(), {job_.rates}).ok());
 }
 

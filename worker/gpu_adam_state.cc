@@ -42,11 +42,12 @@ constexpr size_t kLargestRow =
               sizeof(ApplySegment), sizeof(CompressSegment), sizeof(DecompressSegment),
               sizeof(DenseSegment), sizeof(ScaleSegment)});
 
+size_t BytesOf(GradientType type) { return type == GradientType::kFloat32 ? 4 : 2; }
+
 // Where the part's gradient begins.
 const void* PartOf(const Gradient& gradient, const Segment& part) {
   if (gradient.values == nullptr) return nullptr;  // ZeroGradient
-  const size_t bytes = gradient.type == GradientType::kFloat32 ? 4 : 2;
-  return static_cast<const uint8_t*>(gradient.values) + bytes * part.tensor_offset;
+  return static_cast<const uint8_t*>(gradient.values) + BytesOf(gradient.type) * part.tensor_offset;
 }
 
 // Where it may be in a list.
@@ -109,6 +110,10 @@ GpuAdamState::~GpuAdamState() {
 }
 
 absl::Status GpuAdamState::CheckGradient(const Gradient& gradient) const {
+  // On a GPU it would be an error that ends the process' use of it.
+  if (reinterpret_cast<uintptr_t>(gradient.values) % BytesOf(gradient.type) != 0) {
+    return absl::InvalidArgumentError("it begins between two numbers of its type");
+  }
   return gpu_.CheckIsHere(gradient.values);
 }
 
@@ -117,7 +122,6 @@ void GpuAdamState::SetStream(Stream stream) {
   // What is on the one before may be the caller's too: gradients that have come already.
   Do(gpu_.Record(left_.get(), stream_));
   Do(gpu_.Wait(stream, left_.get()));
-
   stream_ = stream;
 }
 

@@ -36,7 +36,7 @@ class GpuAdamState final : public AdamState {
   ~GpuAdamState() override;
 
   absl::Status Check() const override { return status_; }
-  // INVALID_ARGUMENT for one that is not on this GPU.
+  // INVALID_ARGUMENT for one that is not on this GPU, or not aligned.
   absl::Status CheckGradient(const Gradient& gradient) const override;
   void SetStream(kernels::cuda::Stream stream) override;
 

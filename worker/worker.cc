@@ -80,7 +80,11 @@ absl::Status CheckParameters(absl::Span<const Parameter> parameters, kernels::cu
                           parameter.values.size(), wanted));
     }
     if (gpu == nullptr) continue;
-    if (absl::Status status = gpu->CheckIsHere(parameter.values.data()); !status.ok()) {
+    absl::Status status = gpu->CheckIsHere(parameter.values.data());
+    if (reinterpret_cast<uintptr_t>(parameter.values.data()) % sizeof(float) != 0) {
+      status = absl::InvalidArgumentError("it begins between two numbers");
+    }
+    if (!status.ok()) {
       return absl::Status(status.code(), absl::StrFormat("tensor %s: %s", DescribeTensor(tensor),
                                                          status.message()));
     }
