@@ -316,6 +316,37 @@ TEST_F(SimulatedGpuJobTest, AFaultEndsTheStepItHappensInOrTheNext) {
   }
 }
 
+TEST_F(SimulatedGpuJobTest, SoDoSavingAndResuming) {
+  job_.tensors = {2000, 8};
+  job_.optimizer = {.freeze_step = 2};
+  std::string state;
+  {
+    Cluster cluster({});
+    auto worker = JoinAlone(cluster);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    for (int step = 0; step < 4; ++step) ASSERT_TRUE(Step(**worker).ok());
+    state = (*worker)->SaveState().value();
+    gpu().FailOperationAfter(0);
+    EXPECT_EQ((*worker)->SaveState().status().code(), absl::StatusCode::kUnavailable);
+  }
+  for (int operations = 0;; operations += 2) {
+    SCOPED_TRACE(operations);
+    replica_.reset();
+    gpu_ = NewGpu();
+    replica_ = std::make_unique<Replica>(job_, 0);
+    gpu().FailOperationAfter(operations);
+    Cluster cluster({});
+    auto worker = Worker::Join(replica_->Options(), job_.optimizer, replica_->Parameters(),
+                               cluster.Connect(), {.state = state});
+    if (worker.ok()) {
+      EXPECT_GT(operations, 10);
+      EXPECT_TRUE(gpu().Allocate(1).ok()) << "it has failed, and nobody has said so";
+      break;
+    }
+    EXPECT_EQ(worker.status().code(), absl::StatusCode::kUnavailable) << worker.status();
+  }
+}
+
 TEST_F(SimulatedGpuJobTest, WhatTheStreamDoesNotComeToIsNamed) {
   Cluster cluster({});
   job_.worker.exchange_timeout = absl::Seconds(1);

@@ -416,6 +416,36 @@ TEST_P(OneBitAdamTest, GoesOnFromASavedStateAsIfNothingHadHappened) {
   }
 }
 
+TEST_P(OneBitAdamTest, TakesAStateWhateverFormItsMomentumHas) {
+  Start({.freeze_step = 2});
+  const auto step = [this](uint64_t number) {
+    FillGradient(number);
+    Step(number, {{}, {}});
+  };
+  const auto states = [this] {
+    std::vector<std::string> states;
+    for (uint32_t chunk = 0; chunk < layout_->chunks().size(); ++chunk) {
+      const Payload state = adam_->State(chunk);
+      states.emplace_back(state.span().begin(), state.span().end());
+    }
+    return states;
+  };
+  step(0);
+  const std::vector<std::string> dense = states();
+  step(1);
+  step(2);
+  const std::vector<std::string> packed = states();
+  step(3);
+  for (const std::vector<std::string>* wanted : {&dense, &packed, &dense}) {
+    for (uint32_t chunk = 0; chunk < layout_->chunks().size(); ++chunk) {
+      const std::string& state = (*wanted)[chunk];
+      adam_->SetState(chunk, {reinterpret_cast<const uint8_t*>(state.data()), state.size()});
+    }
+    EXPECT_EQ(states(), *wanted);
+    ASSERT_TRUE(adam_->Check().ok()) << adam_->Check();
+  }
+}
+
 TEST_P(OneBitAdamTest, MomentumKeepsTheSignsOfItsZeros) {
   Start({.freeze_step = 1});
   Step(0, {{}, {}});
