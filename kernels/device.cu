@@ -13,14 +13,16 @@
 namespace signpost::kernels {
 namespace {
 
-using cuda::Explain;
+using cuda::StatusOf;
 
 constexpr int kLeastMajor = 8;  // Ampere: what nvcc_object compiles for
 
 std::string DescribeDevice(int device) {
   cudaDeviceProp properties;
   const cudaError_t error = cudaGetDeviceProperties(&properties, device);
-  if (error != cudaSuccess) return absl::StrCat("cuda: device ", device, " (", StatusOf(error).message(), ")");
+  if (error != cudaSuccess) {
+    return absl::StrCat("cuda: device ", device, " (", StatusOf(error).message(), ")");
+  }
   return absl::StrCat("cuda: ", properties.name, ", ", properties.totalGlobalMem >> 30,
                       " GiB, compute ", properties.major, ".", properties.minor);
 }
@@ -30,7 +32,9 @@ std::string DescribeDevice(int device) {
 std::string DescribeDevices() {
   int devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&devices);
-  if (error != cudaSuccess) return absl::StrCat("cuda: none (", StatusOf(error).message(), ")");
+  if (error != cudaSuccess) {
+    return absl::StrCat("cuda: none (", StatusOf(error).message(), ")");
+  }
   std::string description;
   for (int device = 0; device < devices; ++device) {
     if (device > 0) description += "\n";

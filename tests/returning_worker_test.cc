@@ -229,13 +229,13 @@ TEST_P(ReturningWorkerTest, AggregatorsThatAreKilledBeforeItsFirstStepGoOn) {
   Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
     TakeSteps(kLostRank, replica, *worker, 20);
     worker.reset();
-    pace_ms_ = 200;  // so small chunks' answers are kept for some steps only; connections take time
+    pace_ms_ = 300;  // so small chunks' answers are kept for some steps only; connections take time
     Replica second(job_, kLostRank);
     auto again = Join(kLostRank, second);
     ASSERT_TRUE(again.ok()) << again.status();
     cluster_->Kill(0);
     cluster_->Kill(1);
-    TakeSteps(kLostRank, second, **again, (*again)->steps() + 1);
+    TakeSteps(kLostRank, second, **again, (*again)->steps() + 4);  // the others' too
     pace_ms_ = 10;
     TakeSteps(kLostRank, second, **again, job_.steps);
     second.GetValues();
