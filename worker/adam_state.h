@@ -73,12 +73,12 @@ class AdamState {
   // A contribution of gradients, with or without the error; as Optimizer::Compress.
   virtual std::optional<uint32_t> CompressDense(uint32_t chunk, Codec codec, bool adds_error,
                                                 absl::Span<const Gradient> gradients,
-                                                uint8_t* payload, Optimizer::Packed later) = 0;
+                                                uint8_t* payload, Optimizer::Later later) = 0;
   // One of the momentum's signs.
   virtual std::optional<uint32_t> CompressMomentum(uint32_t chunk,
                                                    RatesOf<kernels::MomentumRates> rates,
                                                    absl::Span<const Gradient> gradients,
-                                                   uint8_t* payload, Optimizer::Packed later) = 0;
+                                                   uint8_t* payload, Optimizer::Later later) = 0;
 
   // Answers, in each of the codecs. The momentum must be dense, but for ApplyMomentum, which leaves
   // it in the form in which it came.
@@ -110,8 +110,6 @@ class AdamState {
   virtual HostFloats Errors() const = 0;
   virtual HostFloats Variances() const = 0;
   virtual HostFloats ValuesOf(uint32_t tensor) const = 0;
-
-  virtual Gradient ZeroGradient(size_t elements) = 0;
 };
 
 }  // namespace signpost

@@ -46,7 +46,7 @@ size_t BytesOf(GradientType type) { return type == GradientType::kFloat32 ? 4 : 
 
 // Where the part's gradient begins.
 const void* PartOf(const Gradient& gradient, const Segment& part) {
-  if (gradient.values == nullptr) return nullptr;  // ZeroGradient
+  if (gradient.values == nullptr) return nullptr;  // zeros
   return static_cast<const uint8_t*>(gradient.values) + BytesOf(gradient.type) * part.tensor_offset;
 }
 
@@ -148,7 +148,7 @@ bool GpuAdamState::CanCompress() const {
 }
 
 GpuAdamState::Slot& GpuAdamState::NextApplying() {
-  Slot& slot = applying_[appliances_++ % kApplyingSlots];
+  Slot& slot = applying_[applyings_++ % kApplyingSlots];
   Do(gpu_.Await(slot.used.get()));
   return slot;
 }
@@ -168,7 +168,7 @@ size_t GpuAdamState::PayloadBegin(size_t bytes) const {
 size_t GpuAdamState::TablesBegin() const { return payload_room_ + kFirstNotPackedBytes; }
 
 template <class RowOf, class Launch>
-void GpuAdamState::Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Packed later,
+void GpuAdamState::Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Later later,
                         RowOf row_of, Launch launch) {
   if (!status_.ok()) return later(status_);
   const Chunk& at = layout_.chunks()[chunk];
@@ -210,7 +210,7 @@ void GpuAdamState::Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer
 
 std::optional<uint32_t> GpuAdamState::CompressDense(uint32_t chunk, Codec codec, bool adds_error,
                                                     absl::Span<const Gradient> gradients,
-                                                    uint8_t* payload, Optimizer::Packed later) {
+                                                    uint8_t* payload, Optimizer::Later later) {
   const kernels::DenseType type = DenseTypeOf(codec);
   const auto row_of = [&](const Segment& segment, uint8_t* out) {
     const Gradient& gradient = gradients[segment.tensor];
@@ -228,7 +228,7 @@ std::optional<uint32_t> GpuAdamState::CompressDense(uint32_t chunk, Codec codec,
 std::optional<uint32_t> GpuAdamState::CompressMomentum(uint32_t chunk,
                                                        RatesOf<kernels::MomentumRates> rates,
                                                        absl::Span<const Gradient> gradients,
-                                                       uint8_t* payload, Optimizer::Packed later) {
+                                                       uint8_t* payload, Optimizer::Later later) {
   const auto row_of = [&](const Segment& segment, uint8_t* out) {
     const Gradient& gradient = gradients[segment.tensor];
     CompressSegment row = {.gradient = PartOf(gradient, segment),

@@ -45,10 +45,10 @@ class GpuAdamState final : public AdamState {
   // Both always return nothing.
   std::optional<uint32_t> CompressDense(uint32_t chunk, Codec codec, bool adds_error,
                                         absl::Span<const Gradient> gradients, uint8_t* payload,
-                                        Optimizer::Packed later) override;
+                                        Optimizer::Later later) override;
   std::optional<uint32_t> CompressMomentum(uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
                                            absl::Span<const Gradient> gradients, uint8_t* payload,
-                                           Optimizer::Packed later) override;
+                                           Optimizer::Later later) override;
 
   void AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
                 Payload answer) override;
@@ -72,11 +72,6 @@ class GpuAdamState final : public AdamState {
   HostFloats Variances() const override { return Copy(variance_); }
   HostFloats ValuesOf(uint32_t tensor) const override {
     return Copy(values_[tensor].data(), values_[tensor].size());
-  }
-
-  // Takes no memory: kernels read zeros where a gradient is null.
-  Gradient ZeroGradient(size_t elements) override {
-    return Gradient(nullptr, elements, GradientType::kFloat32);
   }
 
  private:
@@ -116,7 +111,7 @@ class GpuAdamState final : public AdamState {
   // Launches a kernel that compresses the chunk: row_of(segment, payload) has where on the GPU the
   // payload goes. It is then copied to the host, and `later` is called.
   template <class RowOf, class Launch>
-  void Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Packed later, RowOf row_of,
+  void Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Later later, RowOf row_of,
             Launch launch);
   // Launches a kernel on all of the chunk's segments, of which row_of(segment) has all.
   template <class RowOf, class Launch>
@@ -181,8 +176,8 @@ class GpuAdamState final : public AdamState {
   std::vector<bool> momentum_is_signed_;  // by chunk: which of the two counts
   Memory sums_;                           // what it takes to make a sum, and the sum
 
-  std::vector<Slot> packing_, applying_;    // rings
-  uint64_t packings_ = 0, appliances_ = 0;  // so many were taken
+  std::vector<Slot> packing_, applying_;   // rings
+  uint64_t packings_ = 0, applyings_ = 0;  // so many were taken
   mutable absl::Mutex mutex_;
   uint64_t packed_ ABSL_GUARDED_BY(mutex_) = 0;  // so many of packings_ are over
   std::optional<EventWatch> watch_;

@@ -33,8 +33,8 @@ struct Gradient {
     return {static_cast<const float*>(values) + part.tensor_offset, part.elements};
   }
 
-  const void* values = nullptr;
-  size_t size = 0;  // elements
+  const void* values = nullptr;  // on a GPU null stands for zeros
+  size_t size = 0;               // elements
   GradientType type = GradientType::kFloat32;
 };
 

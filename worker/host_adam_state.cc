@@ -36,7 +36,7 @@ absl::Status HostAdamState::CheckGradient(const Gradient& gradient) const {
 
 std::optional<uint32_t> HostAdamState::CompressDense(uint32_t chunk, Codec codec, bool adds_error,
                                                      absl::Span<const Gradient> gradients,
-                                                     uint8_t* payload, Optimizer::Packed) {
+                                                     uint8_t* payload, Optimizer::Later) {
   const kernels::DenseType type = DenseTypeOf(codec);
   return crew_.Compress(chunk, [&](const Segment& part) {
     return kernels::CompressDense(rule_, type, gradients[part.tensor].floats(part),
@@ -48,7 +48,7 @@ std::optional<uint32_t> HostAdamState::CompressDense(uint32_t chunk, Codec codec
 std::optional<uint32_t> HostAdamState::CompressMomentum(uint32_t chunk,
                                                         RatesOf<kernels::MomentumRates> rates,
                                                         absl::Span<const Gradient> gradients,
-                                                        uint8_t* payload, Optimizer::Packed) {
+                                                        uint8_t* payload, Optimizer::Later) {
   const Chunk& at = layout_.chunks()[chunk];
   const Payload& momentum = signed_momentum_[chunk];
   return crew_.Compress(chunk, [&](const Segment& part) {
@@ -199,11 +199,6 @@ void HostAdamState::GetMomentum(uint32_t chunk, float* numbers) const {
     kernels::DecompressOneBit(rule_, OneBitPart(at, segment, payload.data()),
                               {numbers + segment.chunk_offset, segment.elements});
   }
-}
-
-Gradient HostAdamState::ZeroGradient(size_t elements) {
-  if (zeros_.size() < elements) zeros_ = PageVector<float>(elements);
-  return absl::MakeConstSpan(zeros_).first(elements);
 }
 
 absl::Span<float> HostAdamState::ValuesOf(const Segment& segment) const {

@@ -33,10 +33,10 @@ class HostAdamState final : public AdamState {
   // Both are done when they return.
   std::optional<uint32_t> CompressDense(uint32_t chunk, Codec codec, bool adds_error,
                                         absl::Span<const Gradient> gradients, uint8_t* payload,
-                                        Optimizer::Packed later) override;
+                                        Optimizer::Later later) override;
   std::optional<uint32_t> CompressMomentum(uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
                                            absl::Span<const Gradient> gradients, uint8_t* payload,
-                                           Optimizer::Packed later) override;
+                                           Optimizer::Later later) override;
 
   void AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
                 Payload answer) override;
@@ -59,8 +59,6 @@ class HostAdamState final : public AdamState {
   HostFloats Variances() const override { return HostFloats(absl::MakeConstSpan(variance_)); }
   HostFloats ValuesOf(uint32_t tensor) const override { return HostFloats(values_[tensor]); }
 
-  Gradient ZeroGradient(size_t elements) override;
-
  private:
   void GetMomentum(uint32_t chunk, float* numbers) const;
   // Parts of vectors that belong to a segment of the chunk.
@@ -79,7 +77,6 @@ class HostAdamState final : public AdamState {
   // the memory).
   std::vector<PageVector<float>> dense_momentum_;
   std::vector<Payload> signed_momentum_;
-  PageVector<float> zeros_;
 
   ChunkCrew crew_;
 };

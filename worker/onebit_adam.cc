@@ -300,7 +300,7 @@ void OneBitAdam::FreezeVariance(bool is_first) {
 }
 
 std::optional<uint32_t> OneBitAdam::Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
-                                             uint8_t* payload, Packed later) {
+                                             uint8_t* payload, Later later) {
   if (codec() != FLOAT32 && stage_ != Stage::kRefresh) has_error_[chunk] = true;
   if (stage_ == Stage::kOneBit) {
     return state_->CompressMomentum(

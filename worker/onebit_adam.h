@@ -134,11 +134,10 @@ class OneBitAdam final : public Optimizer {
   absl::Status CheckGradient(const Gradient& gradient) const override {
     return state_->CheckGradient(gradient);
   }
-  Gradient ZeroGradient(size_t elements) override { return state_->ZeroGradient(elements); }
   bool CanCompress() const override { return state_->CanCompress(); }
 
   std::optional<uint32_t> Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
-                                   uint8_t* payload, Packed later) override;
+                                   uint8_t* payload, Later later) override;
   // Updates the chunk's momentum and parameters, and in a dense step its variance.
   void Apply(uint32_t chunk, Answer answer) override;
   // Momentum and parameters stay.

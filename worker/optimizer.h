@@ -26,7 +26,7 @@ struct GroupRates;
 class Optimizer {
  public:
   // Gets what Compress returns, once the payload is there; or why it will not be.
-  using Packed = absl::AnyInvocable<void(absl::StatusOr<uint32_t>)>;
+  using Later = absl::AnyInvocable<void(absl::StatusOr<uint32_t>)>;
 
   virtual ~Optimizer() = default;
 
@@ -48,9 +48,6 @@ class Optimizer {
 
   // INVALID_ARGUMENT for one that is of another type, or elsewhere, than this optimizer's.
   virtual absl::Status CheckGradient(const Gradient& gradient) const = 0;
-  // A gradient of zeros, for any tensor that has at most so many elements; valid until it is asked
-  // for another.
-  virtual Gradient ZeroGradient(size_t elements) = 0;
 
   // Whether it could compress another chunk now; otherwise when `later` has been called for one.
   virtual bool CanCompress() const { return true; }
@@ -60,7 +57,7 @@ class Optimizer {
   // Or nothing: then `later` gets it, as a rule from another thread, and until then, or until this
   // optimizer goes, `payload` and the gradients must stay. Requires CanCompress.
   virtual std::optional<uint32_t> Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
-                                           uint8_t* payload, Packed later) = 0;
+                                           uint8_t* payload, Later later) = 0;
 
   // Takes in a round's answer, in this step's codec.
   virtual void Apply(uint32_t chunk, Answer answer) = 0;

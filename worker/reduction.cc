@@ -34,13 +34,8 @@ void Reduction::SetResults(absl::Span<const absl::Span<float>> results) {
   results_.assign(results.begin(), results.end());
 }
 
-Gradient Reduction::ZeroGradient(size_t elements) {
-  if (zeros_.size() < elements) zeros_ = PageVector<float>(elements);
-  return absl::MakeConstSpan(zeros_).first(elements);
-}
-
 std::optional<uint32_t> Reduction::Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
-                                            uint8_t* payload, Packed) {
+                                            uint8_t* payload, Later) {
   return crew_.Compress(chunk, [&](const Segment& part) {
     return CompressPart(layout_.chunks()[chunk], part, gradients[part.tensor].floats(part),
                         payload);

@@ -58,10 +58,9 @@ class Reduction final : public Optimizer {
   absl::Status CheckGradient(const Gradient& gradient) const override {
     return absl::OkStatus();  // Worker::Reduce takes no other than are right
   }
-  Gradient ZeroGradient(size_t elements) override;
   // Done when it returns.
   std::optional<uint32_t> Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
-                                   uint8_t* payload, Packed later) override;
+                                   uint8_t* payload, Later later) override;
   void Apply(uint32_t chunk, Answer answer) override;
   // The chunk's results are NaN. With fp32 nothing goes into an error: a result is of the tensors
   // of its own call.
@@ -93,7 +92,6 @@ class Reduction final : public Optimizer {
   Schedule schedule_;                       // steps alone
   std::vector<absl::Span<float>> results_;  // by tensor, or none
   PageVector<float> error_;                 // in layout order; empty with fp32
-  PageVector<float> zeros_;
   ChunkCrew crew_;
 };
 

@@ -17,6 +17,7 @@
 #include "failpoint/failpoint.h"
 #include "kernels/dense.h"
 #include "worker/kept_frames.h"
+#include "worker/page_vector.h"
 #include "worker/replica_fetch.h"
 
 namespace signpost {
@@ -535,7 +536,9 @@ absl::Status Worker::CatchUp(StepReport& report) {
   for (const Parameter& parameter : parameters_) {
     largest = std::max(largest, parameter.values.size());
   }
-  const Gradient zeros = optimizer_.ZeroGradient(largest);
+  // A GPU needs no memory for them.
+  const bool is_on_gpu = adam_ != nullptr && options_.gpu != nullptr;
+  const PageVector<float> zeros(is_on_gpu ? 0 : largest);
   while (step_ < newest_step) {
     const std::vector<GroupRates> rates = std::move(later_rates_[step_]);
     if (absl::Status status = CheckRates(rates); !status.ok()) {
@@ -545,7 +548,8 @@ absl::Status Worker::CatchUp(StepReport& report) {
     }
     OpenStepWith(rates);
     for (size_t tensor = 0; tensor < parameters_.size(); ++tensor) {
-      AddGradient(tensor, zeros);
+      AddGradient(tensor, Gradient(is_on_gpu ? nullptr : zeros.data(),
+                                   parameters_[tensor].values.size(), GradientType::kFloat32));
     }
     if (absl::Status status = ExchangeOpenStep(report); !status.ok()) return status;
     ++report.steps_caught_up;
