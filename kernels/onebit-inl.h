@@ -332,27 +332,17 @@ size_t CompressOneBit(const BlockRule& rule, absl::Span<const float> values,
 }
 
 void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<float> values) {
-  // What no cache of a core's own holds is better not read from memory to be written.
-  constexpr size_t kStreamedElements = size_t{64} << 10;
-  const bool is_large = values.size() >= kStreamedElements;
   const size_t blocks = BlockCount(values.size(), rule.block_elements);
   for (size_t block = 0; block < blocks; ++block) {
     const size_t begin = block * rule.block_elements;
-    float* const out = values.data() + begin;
     const Magnitude scale(compressed.scales[block]);
     const size_t length = std::min(rule.block_elements, values.size() - begin);
     const auto strip_at = [&](size_t i, auto count) STRIP_BODY {
       return Signed(scale, LoadSigns(compressed.bits + (begin + i) / 8, count));
     };
-    if (is_large && AreVectorsAligned(out)) {
-      ForEachStrip(length, [&](size_t i, auto count)
-                               STRIP_BODY { Stream(strip_at(i, count), out + i, count); });
-    } else {
-      ForEachStrip(length, [&](size_t i, auto count)
-                               STRIP_BODY { Store(strip_at(i, count), out + i, count); });
-    }
+    WriteStrips(values.data() + begin, length, values.size(), strip_at);
   }
-  if (is_large) hwy::FlushStream();
+  FinishStrips(values.size());
 }
 
 size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contributions,
