@@ -11,6 +11,7 @@
 
 #include "kernels/adam.h"
 #include "kernels/block.h"
+#include "kernels/dense.h"
 #include "kernels/onebit.h"
 
 // On functions that run on GPUs too.
@@ -65,6 +66,21 @@ SIGNPOST_HOST_DEVICE inline uint16_t RoundToBfloat16(float value) {
 
 SIGNPOST_HOST_DEVICE inline float WidenBfloat16(uint16_t value) {
   return BitsToFloat(static_cast<uint32_t>(value) << 16);
+}
+
+// To nearest, ties to even, and no further than kMaxFloat16.
+SIGNPOST_HOST_DEVICE inline uint16_t RoundToFloat16(float value) {
+  const uint32_t sign = FloatToBits(value) >> 16 & 0x8000;
+  const float magnitude = fabsf(value);
+  if (magnitude != magnitude) return static_cast<uint16_t>(sign | 0x7e00);
+  const float clipped = magnitude > kMaxFloat16 ? kMaxFloat16 : magnitude;
+  // Denormal numbers are multiples of 2^-24, as floats from 0.5 on are: the sum rounds to them.
+  if (clipped < 0x1p-14f) {
+    return static_cast<uint16_t>(sign | (FloatToBits(clipped + 0.5f) - FloatToBits(0.5f)));
+  }
+  const uint32_t bits = FloatToBits(clipped);
+  const uint32_t rounded = bits + 0xfff + (bits >> 13 & 1);
+  return static_cast<uint16_t>(sign | ((rounded - ((127 - 15) << 23)) >> 13));
 }
 
 // Every half is a float: a denormal one, mantissa * 2^-24, too.

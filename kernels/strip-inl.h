@@ -124,7 +124,7 @@ HWY_INLINE void Store(const Strip& strip, float* p, size_t count) {
   });
 }
 
-// Stores past the caches, to where vectors are aligned. Done with them, hwy::FlushStream().
+// Stores past the caches, to where vectors are aligned.
 HWY_INLINE void Stream(const Strip& strip, float* p, Full) {
   ForEachVector([&](size_t k) STRIP_BODY { hn::Stream(strip.v[k], Floats(), p + k * kLanes); });
 }
@@ -133,6 +133,26 @@ HWY_INLINE void Stream(const Strip& strip, float* p, size_t count) { Store(strip
 
 HWY_INLINE bool AreVectorsAligned(const float* p) {
   return reinterpret_cast<uintptr_t>(p) % sizeof(Vector) == 0;
+}
+
+// What no cache of a core's own holds is better not read from memory to be written.
+inline constexpr size_t kStreamedElements = size_t{64} << 10;
+
+// Writes the strips that strip_at(i, count) gives of a span of `length` elements, which is a part
+// of a span of `whole`. When all parts are written, FinishStrips(whole).
+template <class StripAt>
+HWY_INLINE void WriteStrips(float* span, size_t length, size_t whole, StripAt strip_at) {
+  if (whole >= kStreamedElements && AreVectorsAligned(span)) {
+    ForEachStrip(length, [&](size_t i, auto count)
+                             STRIP_BODY { Stream(strip_at(i, count), span + i, count); });
+  } else {
+    ForEachStrip(length, [&](size_t i, auto count)
+                             STRIP_BODY { Store(strip_at(i, count), span + i, count); });
+  }
+}
+
+HWY_INLINE void FinishStrips(size_t whole) {
+  if (whole >= kStreamedElements) hwy::FlushStream();
 }
 
 HWY_INLINE Strip Zeros() {
