@@ -1,5 +1,6 @@
 // What the kernels do to one element or one block, once for the scalar reference and for CUDA: each
-// line is one of the equations of onebit.h, dense.h and adam.h, rounded after each operation.
+// line is one of the equations of onebit.h, quantized.h, dense.h and adam.h, rounded after each
+// operation.
 
 #ifndef SIGNPOST_KERNELS_FORMULAS_H_
 #define SIGNPOST_KERNELS_FORMULAS_H_
@@ -13,6 +14,7 @@
 #include "kernels/block.h"
 #include "kernels/dense.h"
 #include "kernels/onebit.h"
+#include "kernels/quantized.h"
 
 // On functions that run on GPUs too.
 #ifdef __CUDACC__
@@ -45,6 +47,35 @@ SIGNPOST_HOST_DEVICE inline float Signed(float magnitude, bool is_negative) {
 // S of a block of `length` elements.
 SIGNPOST_HOST_DEVICE inline float BlockScale(float gamma, float sum_of_squares, size_t length) {
   return gamma * sqrtf(sum_of_squares / static_cast<float>(length));
+}
+
+// A of a block, magnitude by magnitude from 0 on. NaN is larger than all numbers, as its bits are.
+SIGNPOST_HOST_DEVICE inline float LargerMagnitude(float largest, float value) {
+  const float magnitude = fabsf(value);
+  return FloatToBits(magnitude) > FloatToBits(largest) ? magnitude : largest;
+}
+
+// S and r of a block with that A.
+SIGNPOST_HOST_DEVICE inline float ScaleOf(IntegerType type, float largest) {
+  return largest < kLeastMagnitude ? 0.0f : largest / MostCode(type);
+}
+SIGNPOST_HOST_DEVICE inline float InverseScale(IntegerType type, float largest) {
+  return largest < kLeastMagnitude ? 0.0f : MostCode(type) / largest;
+}
+
+SIGNPOST_HOST_DEVICE inline int32_t Quantize(float u, float inverse_scale) {
+  return static_cast<int32_t>(rintf(u * inverse_scale));
+}
+
+SIGNPOST_HOST_DEVICE inline float Dequantize(int32_t code, float scale) {
+  return static_cast<float>(code) * scale;
+}
+
+// The code in the lowest bits.
+SIGNPOST_HOST_DEVICE inline int32_t CodeOf(IntegerType type, uint32_t bits) {
+  const int32_t sign = type == IntegerType::kInt8 ? 0x80 : 0x8;
+  const int32_t code = static_cast<int32_t>(bits & (2 * sign - 1));
+  return (code ^ sign) - sign;
 }
 
 SIGNPOST_HOST_DEVICE inline float MomentumAndError(const MomentumRates& rates, float m, float g,
