@@ -500,7 +500,8 @@ TEST(Dense, WithinRangeFindsTheOneElementThatIsNot) {
           EXPECT_TRUE(within(type, -0.0f));
           EXPECT_FALSE(within(type, kNan));
           EXPECT_FALSE(within(type, -kInfinity));
-          if (type != DenseType::kFloat16) EXPECT_FALSE(within(type, 0x1.02p100f));
+          if (type == DenseType::kFloat16) continue;  // it has no such numbers
+          EXPECT_FALSE(within(type, 0x1.02p100f));
         }
       }
     }

@@ -1,6 +1,6 @@
 // What the kernels do to one element or one block, once for the scalar reference and for CUDA: each
-// line is one of the equations of onebit.h, quantized.h, dense.h and adam.h, rounded after each
-// operation.
+// line is one of the equations of onebit.h, quantized.h, momentum.h, dense.h and adam.h, rounded
+// after each operation.
 
 #ifndef SIGNPOST_KERNELS_FORMULAS_H_
 #define SIGNPOST_KERNELS_FORMULAS_H_
@@ -13,6 +13,7 @@
 #include "kernels/adam.h"
 #include "kernels/block.h"
 #include "kernels/dense.h"
+#include "kernels/momentum.h"
 #include "kernels/onebit.h"
 #include "kernels/quantized.h"
 
@@ -78,9 +79,13 @@ SIGNPOST_HOST_DEVICE inline int32_t CodeOf(IntegerType type, uint32_t bits) {
   return (code ^ sign) - sign;
 }
 
+SIGNPOST_HOST_DEVICE inline float MomentumInput(const MomentumRates& rates, float m, float g) {
+  return rates.beta1 * m + rates.one_minus_beta1 * g;
+}
+
 SIGNPOST_HOST_DEVICE inline float MomentumAndError(const MomentumRates& rates, float m, float g,
                                                    float e) {
-  return rates.beta1 * m + rates.one_minus_beta1 * g + e;
+  return MomentumInput(rates, m, g) + e;
 }
 
 SIGNPOST_HOST_DEVICE inline float ApplyMomentum(float m, float inverse_denominator,
