@@ -107,6 +107,14 @@ SIGNPOST_DEVICE void CompressDenseBlock(Block& block, const BlockRule& rule,
 }
 
 template <class Block>
+SIGNPOST_DEVICE void DecompressDenseBlock(Block& block, const BlockRule& rule,
+                                          const DecompressDenseSegment& segment, uint32_t number) {
+  ForEachQuadOfBlock(block, rule, segment, number, [&](uint32_t, uint32_t i, uint32_t count) {
+    StoreQuad(LoadPayload(segment.type, segment.compressed, i, count), segment.values + i, count);
+  });
+}
+
+template <class Block>
 SIGNPOST_DEVICE void AddDenseBlock(Block& block, const BlockRule& rule,
                                    const AddDenseSegment& segment, uint32_t number) {
   const float first =

@@ -17,6 +17,15 @@ absl::Status CompressDense(const BlockRule& rule, const DenseSegment* segments, 
       });
 }
 
+absl::Status DecompressDense(const BlockRule& rule, const DecompressDenseSegment* segments,
+                             uint32_t count, uint32_t blocks, Stream stream) {
+  return LaunchOnBlocks(
+      segments, count, blocks, stream,
+      [=] __device__(DeviceBlock & block, const DecompressDenseSegment& segment, uint32_t number) {
+        DecompressDenseBlock(block, rule, segment, number);
+      });
+}
+
 absl::Status AddDense(const BlockRule& rule, const AddDenseSegment* segments, uint32_t count,
                       uint32_t blocks, Stream stream) {
   return LaunchOnBlocks(

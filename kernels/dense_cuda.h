@@ -28,6 +28,17 @@ struct DenseSegment {
 absl::Status CompressDense(const BlockRule& rule, const DenseSegment* segments, uint32_t count,
                            uint32_t blocks, uint32_t* first_not_packed, Stream stream);
 
+// As DecompressDense.
+struct DecompressDenseSegment {
+  const uint8_t* compressed = nullptr;  // as DenseSegment::out
+  DenseType type = DenseType::kFloat32;
+  float* values = nullptr;
+  uint32_t elements = 0;
+  uint32_t first_block = 0;
+};
+absl::Status DecompressDense(const BlockRule& rule, const DecompressDenseSegment* segments,
+                             uint32_t count, uint32_t blocks, Stream stream);
+
 // As AddDense, but for blocks that are not packed (kNotPacked), which add nothing.
 struct AddDenseSegment {
   const uint8_t* addend = nullptr;  // as DenseSegment::out

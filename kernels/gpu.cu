@@ -1,7 +1,5 @@
 // OpenGpu of a build with CUDA.
 
-#include "kernels/gpu.h"
-
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -14,8 +12,11 @@
 #include "kernels/dense_cuda.h"
 #include "kernels/device.h"
 #include "kernels/error_cuda.h"
+#include "kernels/gpu.h"
 #include "kernels/gpu_messages.h"
+#include "kernels/momentum_cuda.h"
 #include "kernels/onebit_cuda.h"
+#include "kernels/quantized_cuda.h"
 #include "kernels/sum_cuda.h"
 
 namespace signpost::kernels::cuda {
@@ -211,17 +212,44 @@ class CudaGpu final : public Gpu {
       return cuda::CompressDense(rule, segments, count, blocks, first_not_packed, stream);
     });
   }
+  absl::Status CompressQuantized(const BlockRule& rule, const QuantizeSegment* segments,
+                                 uint32_t count, uint32_t blocks, uint32_t* first_not_packed,
+                                 Stream stream) override {
+    return Launch([&] {
+      return cuda::CompressQuantized(rule, segments, count, blocks, first_not_packed, stream);
+    });
+  }
+  absl::Status MomentumInput(const BlockRule& rule, const MomentumInputSegment* segments,
+                             uint32_t count, uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::MomentumInput(rule, segments, count, blocks, stream); });
+  }
   absl::Status ApplyMomentum(const BlockRule& rule, const ApplySegment* segments, uint32_t count,
                              uint32_t blocks, Stream stream) override {
     return Launch([&] { return cuda::ApplyMomentum(rule, segments, count, blocks, stream); });
+  }
+  absl::Status ApplyDenseMomentum(const BlockRule& rule, const ApplyDenseSegment* segments,
+                                  uint32_t count, uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::ApplyDenseMomentum(rule, segments, count, blocks, stream); });
   }
   absl::Status DecompressOneBit(const BlockRule& rule, const DecompressSegment* segments,
                                 uint32_t count, uint32_t blocks, Stream stream) override {
     return Launch([&] { return cuda::DecompressOneBit(rule, segments, count, blocks, stream); });
   }
+  absl::Status DecompressQuantized(const BlockRule& rule, const DequantizeSegment* segments,
+                                   uint32_t count, uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::DecompressQuantized(rule, segments, count, blocks, stream); });
+  }
+  absl::Status DecompressDense(const BlockRule& rule, const DecompressDenseSegment* segments,
+                               uint32_t count, uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::DecompressDense(rule, segments, count, blocks, stream); });
+  }
   absl::Status AddOneBit(const BlockRule& rule, const AddSegment* segments, uint32_t count,
                          uint32_t blocks, Stream stream) override {
     return Launch([&] { return cuda::AddOneBit(rule, segments, count, blocks, stream); });
+  }
+  absl::Status AddQuantized(const BlockRule& rule, const AddQuantizedSegment* segments,
+                            uint32_t count, uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::AddQuantized(rule, segments, count, blocks, stream); });
   }
   absl::Status AddDense(const BlockRule& rule, const AddDenseSegment* segments, uint32_t count,
                         uint32_t blocks, Stream stream) override {

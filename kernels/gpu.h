@@ -15,7 +15,9 @@
 #include "kernels/adam_cuda.h"
 #include "kernels/block.h"
 #include "kernels/dense_cuda.h"
+#include "kernels/momentum_cuda.h"
 #include "kernels/onebit_cuda.h"
+#include "kernels/quantized_cuda.h"
 #include "kernels/types_cuda.h"
 
 struct CUevent_st;
@@ -69,12 +71,26 @@ class Gpu {
   virtual absl::Status CompressDense(const BlockRule& rule, const DenseSegment* segments,
                                      uint32_t count, uint32_t blocks, uint32_t* first_not_packed,
                                      Stream stream) = 0;
+  virtual absl::Status CompressQuantized(const BlockRule& rule, const QuantizeSegment* segments,
+                                         uint32_t count, uint32_t blocks,
+                                         uint32_t* first_not_packed, Stream stream) = 0;
+  virtual absl::Status MomentumInput(const BlockRule& rule, const MomentumInputSegment* segments,
+                                     uint32_t count, uint32_t blocks, Stream stream) = 0;
   virtual absl::Status ApplyMomentum(const BlockRule& rule, const ApplySegment* segments,
                                      uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status ApplyDenseMomentum(const BlockRule& rule, const ApplyDenseSegment* segments,
+                                          uint32_t count, uint32_t blocks, Stream stream) = 0;
   virtual absl::Status DecompressOneBit(const BlockRule& rule, const DecompressSegment* segments,
                                         uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status DecompressQuantized(const BlockRule& rule, const DequantizeSegment* segments,
+                                           uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status DecompressDense(const BlockRule& rule,
+                                       const DecompressDenseSegment* segments, uint32_t count,
+                                       uint32_t blocks, Stream stream) = 0;
   virtual absl::Status AddOneBit(const BlockRule& rule, const AddSegment* segments, uint32_t count,
                                  uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status AddQuantized(const BlockRule& rule, const AddQuantizedSegment* segments,
+                                    uint32_t count, uint32_t blocks, Stream stream) = 0;
   virtual absl::Status AddDense(const BlockRule& rule, const AddDenseSegment* segments,
                                 uint32_t count, uint32_t blocks, Stream stream) = 0;
   virtual absl::Status Scale(const BlockRule& rule, const ScaleSegment* segments, uint32_t count,

@@ -46,9 +46,27 @@ uint32_t RunCompressDense(const BlockRule& rule, const std::vector<DenseSegment>
   return *first;
 }
 
+uint32_t RunCompressQuantized(const BlockRule& rule, const std::vector<QuantizeSegment>& segments) {
+  const auto first = std::make_unique<uint32_t>(kAllPacked);
+  Run(rule, segments, [&](auto... arguments) {
+    return TestGpu().CompressQuantized(rule, arguments..., first.get(), kStream);
+  });
+  return *first;
+}
+
+void RunMomentumInput(const BlockRule& rule, const std::vector<MomentumInputSegment>& segments) {
+  Run(rule, segments,
+      [&](auto... arguments) { return TestGpu().MomentumInput(rule, arguments..., kStream); });
+}
+
 void RunApplyMomentum(const BlockRule& rule, const std::vector<ApplySegment>& segments) {
   Run(rule, segments,
       [&](auto... arguments) { return TestGpu().ApplyMomentum(rule, arguments..., kStream); });
+}
+
+void RunApplyDenseMomentum(const BlockRule& rule, const std::vector<ApplyDenseSegment>& segments) {
+  Run(rule, segments,
+      [&](auto... arguments) { return TestGpu().ApplyDenseMomentum(rule, arguments..., kStream); });
 }
 
 void RunDecompressOneBit(const BlockRule& rule, const std::vector<DecompressSegment>& segments) {
@@ -56,9 +74,26 @@ void RunDecompressOneBit(const BlockRule& rule, const std::vector<DecompressSegm
       [&](auto... arguments) { return TestGpu().DecompressOneBit(rule, arguments..., kStream); });
 }
 
+void RunDecompressQuantized(const BlockRule& rule, const std::vector<DequantizeSegment>& segments) {
+  Run(rule, segments, [&](auto... arguments) {
+    return TestGpu().DecompressQuantized(rule, arguments..., kStream);
+  });
+}
+
+void RunDecompressDense(const BlockRule& rule,
+                        const std::vector<DecompressDenseSegment>& segments) {
+  Run(rule, segments,
+      [&](auto... arguments) { return TestGpu().DecompressDense(rule, arguments..., kStream); });
+}
+
 void RunAddOneBit(const BlockRule& rule, const std::vector<AddSegment>& segments) {
   Run(rule, segments,
       [&](auto... arguments) { return TestGpu().AddOneBit(rule, arguments..., kStream); });
+}
+
+void RunAddQuantized(const BlockRule& rule, const std::vector<AddQuantizedSegment>& segments) {
+  Run(rule, segments,
+      [&](auto... arguments) { return TestGpu().AddQuantized(rule, arguments..., kStream); });
 }
 
 void RunAddDense(const BlockRule& rule, const std::vector<AddDenseSegment>& segments) {

@@ -15,7 +15,9 @@
 #include "kernels/block.h"
 #include "kernels/dense_cuda.h"
 #include "kernels/gpu.h"
+#include "kernels/momentum_cuda.h"
 #include "kernels/onebit_cuda.h"
+#include "kernels/quantized_cuda.h"
 
 namespace signpost::kernels::cuda {
 
@@ -27,9 +29,15 @@ inline constexpr uint32_t kAllPacked = std::numeric_limits<uint32_t>::max();
 
 uint32_t RunCompressOneBit(const BlockRule& rule, const std::vector<CompressSegment>& segments);
 uint32_t RunCompressDense(const BlockRule& rule, const std::vector<DenseSegment>& segments);
+uint32_t RunCompressQuantized(const BlockRule& rule, const std::vector<QuantizeSegment>& segments);
+void RunMomentumInput(const BlockRule& rule, const std::vector<MomentumInputSegment>& segments);
 void RunApplyMomentum(const BlockRule& rule, const std::vector<ApplySegment>& segments);
+void RunApplyDenseMomentum(const BlockRule& rule, const std::vector<ApplyDenseSegment>& segments);
 void RunDecompressOneBit(const BlockRule& rule, const std::vector<DecompressSegment>& segments);
+void RunDecompressQuantized(const BlockRule& rule, const std::vector<DequantizeSegment>& segments);
+void RunDecompressDense(const BlockRule& rule, const std::vector<DecompressDenseSegment>& segments);
 void RunAddOneBit(const BlockRule& rule, const std::vector<AddSegment>& segments);
+void RunAddQuantized(const BlockRule& rule, const std::vector<AddQuantizedSegment>& segments);
 void RunAddDense(const BlockRule& rule, const std::vector<AddDenseSegment>& segments);
 void RunScale(const BlockRule& rule, const std::vector<ScaleSegment>& segments);
 void RunAdamStep(const BlockRule& rule, const std::vector<AdamSegment<AdamRates>>& segments);

@@ -14,7 +14,9 @@
 #include "kernels/adam_cuda-inl.h"
 #include "kernels/dense_cuda-inl.h"
 #include "kernels/gpu_messages.h"
+#include "kernels/momentum_cuda-inl.h"
 #include "kernels/onebit_cuda-inl.h"
+#include "kernels/quantized_cuda-inl.h"
 #include "kernels/sum_cuda-inl.h"
 #include "kernels/thread_block_cuda-inl.h"
 
@@ -452,6 +454,32 @@ absl::Status SimulatedGpu::CompressDense(const BlockRule& rule, const DenseSegme
       });
 }
 
+absl::Status SimulatedGpu::CompressQuantized(const BlockRule& rule, const QuantizeSegment* segments,
+                                             uint32_t count, uint32_t blocks,
+                                             uint32_t* first_not_packed, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [=](const QuantizeSegment& s) {
+        return Arrays{first_not_packed, s.gradient, s.error, s.out.scales, s.out.codes};
+      },
+      [=](HostBlock& block, const QuantizeSegment& s, uint32_t number) {
+        QuantizeBlock(block, rule, s, number, first_not_packed);
+      });
+}
+
+absl::Status SimulatedGpu::MomentumInput(const BlockRule& rule,
+                                         const MomentumInputSegment* segments, uint32_t count,
+                                         uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const MomentumInputSegment& s) {
+        return Arrays{s.gradient, s.momentum, s.input};
+      },
+      [=](HostBlock& block, const MomentumInputSegment& s, uint32_t number) {
+        MomentumInputBlock(block, rule, s, number);
+      });
+}
+
 absl::Status SimulatedGpu::ApplyMomentum(const BlockRule& rule, const ApplySegment* segments,
                                          uint32_t count, uint32_t blocks, Stream stream) {
   return OnBlocks(
@@ -461,6 +489,19 @@ absl::Status SimulatedGpu::ApplyMomentum(const BlockRule& rule, const ApplySegme
       },
       [=](HostBlock& block, const ApplySegment& s, uint32_t number) {
         ApplyBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::ApplyDenseMomentum(const BlockRule& rule,
+                                              const ApplyDenseSegment* segments, uint32_t count,
+                                              uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const ApplyDenseSegment& s) {
+        return Arrays{s.momentum, s.inverse_denominator, s.parameters};
+      },
+      [=](HostBlock& block, const ApplyDenseSegment& s, uint32_t number) {
+        ApplyDenseBlock(block, rule, s, number);
       });
 }
 
@@ -477,6 +518,32 @@ absl::Status SimulatedGpu::DecompressOneBit(const BlockRule& rule,
       });
 }
 
+absl::Status SimulatedGpu::DecompressQuantized(const BlockRule& rule,
+                                               const DequantizeSegment* segments, uint32_t count,
+                                               uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const DequantizeSegment& s) {
+        return Arrays{s.compressed.scales, s.compressed.codes, s.values};
+      },
+      [=](HostBlock& block, const DequantizeSegment& s, uint32_t number) {
+        DequantizeBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::DecompressDense(const BlockRule& rule,
+                                           const DecompressDenseSegment* segments, uint32_t count,
+                                           uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const DecompressDenseSegment& s) {
+        return Arrays{s.compressed, s.values};
+      },
+      [=](HostBlock& block, const DecompressDenseSegment& s, uint32_t number) {
+        DecompressDenseBlock(block, rule, s, number);
+      });
+}
+
 absl::Status SimulatedGpu::AddOneBit(const BlockRule& rule, const AddSegment* segments,
                                      uint32_t count, uint32_t blocks, Stream stream) {
   return OnBlocks(
@@ -486,6 +553,18 @@ absl::Status SimulatedGpu::AddOneBit(const BlockRule& rule, const AddSegment* se
       },
       [=](HostBlock& block, const AddSegment& s, uint32_t number) {
         AddBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::AddQuantized(const BlockRule& rule, const AddQuantizedSegment* segments,
+                                        uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const AddQuantizedSegment& s) {
+        return Arrays{s.addend.scales, s.addend.codes, s.accumulator};
+      },
+      [=](HostBlock& block, const AddQuantizedSegment& s, uint32_t number) {
+        AddQuantizedBlock(block, rule, s, number);
       });
 }
 

@@ -86,12 +86,25 @@ class SimulatedGpu final : public Gpu {
                               Stream stream) override;
   absl::Status CompressDense(const BlockRule& rule, const DenseSegment* segments, uint32_t count,
                              uint32_t blocks, uint32_t* first_not_packed, Stream stream) override;
+  absl::Status CompressQuantized(const BlockRule& rule, const QuantizeSegment* segments,
+                                 uint32_t count, uint32_t blocks, uint32_t* first_not_packed,
+                                 Stream stream) override;
+  absl::Status MomentumInput(const BlockRule& rule, const MomentumInputSegment* segments,
+                             uint32_t count, uint32_t blocks, Stream stream) override;
   absl::Status ApplyMomentum(const BlockRule& rule, const ApplySegment* segments, uint32_t count,
                              uint32_t blocks, Stream stream) override;
+  absl::Status ApplyDenseMomentum(const BlockRule& rule, const ApplyDenseSegment* segments,
+                                  uint32_t count, uint32_t blocks, Stream stream) override;
   absl::Status DecompressOneBit(const BlockRule& rule, const DecompressSegment* segments,
                                 uint32_t count, uint32_t blocks, Stream stream) override;
+  absl::Status DecompressQuantized(const BlockRule& rule, const DequantizeSegment* segments,
+                                   uint32_t count, uint32_t blocks, Stream stream) override;
+  absl::Status DecompressDense(const BlockRule& rule, const DecompressDenseSegment* segments,
+                               uint32_t count, uint32_t blocks, Stream stream) override;
   absl::Status AddOneBit(const BlockRule& rule, const AddSegment* segments, uint32_t count,
                          uint32_t blocks, Stream stream) override;
+  absl::Status AddQuantized(const BlockRule& rule, const AddQuantizedSegment* segments,
+                            uint32_t count, uint32_t blocks, Stream stream) override;
   absl::Status AddDense(const BlockRule& rule, const AddDenseSegment* segments, uint32_t count,
                         uint32_t blocks, Stream stream) override;
   absl::Status Scale(const BlockRule& rule, const ScaleSegment* segments, uint32_t count,

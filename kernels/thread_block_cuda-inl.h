@@ -191,14 +191,21 @@ class HostBlock {
 };
 #endif
 
-// Folds the lanes of a sum in halves, as block.h says; the sum is then in the first.
-template <class Block, class T>
-SIGNPOST_DEVICE void FoldLanes(Block& block, T (&lanes)[kSumLanes]) {
-  for (uint32_t width = kSumLanes / 2; width > 0; width /= 2) {
+// Folds so many lanes, a power of two up to 2 * kThreads, in halves; what `combine` makes of all of
+// them is then in the first.
+template <class Block, class T, class Combine>
+SIGNPOST_DEVICE void FoldInHalves(Block& block, T* lanes, uint32_t count, Combine combine) {
+  for (uint32_t width = count / 2; width > 0; width /= 2) {
     block.Phase([&](uint32_t thread) {
-      if (thread < width) lanes[thread] += lanes[thread + width];
+      if (thread < width) lanes[thread] = combine(lanes[thread], lanes[thread + width]);
     });
   }
+}
+
+// Folds the lanes of a sum, as block.h says.
+template <class Block, class T>
+SIGNPOST_DEVICE void FoldLanes(Block& block, T (&lanes)[kSumLanes]) {
+  FoldInHalves(block, lanes, kSumLanes, [](T a, T b) { return a + b; });
 }
 
 // Which of `count` segments has the block of that number: segments come in the order of their
