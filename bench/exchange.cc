@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "bench/hosts.h"
 #include "bench/line_process.h"
+#include "proto/codec.h"
 #include "proto/frame.h"
 
 namespace signpost::bench {
@@ -27,8 +28,9 @@ namespace {
 constexpr absl::string_view kListening = "listening on ";
 
 double BitsPerParameter(Codec codec) {
-  if (codec == ONE_BIT) return 1 + 32.0 / WorkerOptions().block_elements;
-  return codec == BFLOAT16 ? 16 : 32;
+  if (const auto type = DenseTypeOf(codec)) return 8.0 * kernels::DenseBytes(*type, 1);
+  const auto type = IntegerTypeOf(codec);
+  return (type ? kernels::BitsOf(*type) : 1) + 32.0 / WorkerOptions().block_elements;
 }
 
 std::string NameOf(const RankOptions& rank) {
@@ -105,13 +107,10 @@ class Measurement {
   absl::Status StartOurs(const RankOptions& options) {
     Group& group = groups_.emplace_back();
     for (uint32_t rank = 0; rank < options_.workers; ++rank) {
-      const auto command =
-          hosts_->On(rank, {options_.program, "bench", "rank", "--mode", options.mode, "--codec",
-                            options.codec == ONE_BIT    ? "onebit"
-                            : options.codec == BFLOAT16 ? "bf16"
-                                                        : "fp32",
-                            "--parameters", absl::StrCat(options.parameters), "--chunk-elements",
-                            absl::StrCat(options.chunk_elements)});
+      const auto command = hosts_->On(
+          rank, {options_.program, "bench", "rank", "--mode", options.mode, "--codec",
+                 NameOfCodec(options.codec), "--parameters", absl::StrCat(options.parameters),
+                 "--chunk-elements", absl::StrCat(options.chunk_elements)});
       LineProcess::Environment environment = {
           {"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses_, ",")},
           {"SIGNPOST_JOB", absl::StrCat("bench ", groups_.size())},

@@ -16,6 +16,7 @@
 #include "client/reduction_session.h"
 #include "client/session.h"
 #include "kernels/onebit.h"
+#include "proto/codec.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
 #include "proto/payload.h"
@@ -318,11 +319,27 @@ absl::StatusOr<std::unique_ptr<Rank>> JoinStep(const SessionOptions& session,
 
 }  // namespace
 
+const std::map<std::string, Codec>& Codecs() {
+  static const auto* const codecs =
+      new std::map<std::string, Codec>{{"onebit", ONE_BIT}, {"int4", INT4},    {"int8", INT8},
+                                       {"bf16", BFLOAT16},  {"fp16", FLOAT16}, {"fp32", FLOAT32}};
+  return *codecs;
+}
+
+std::string NameOfCodec(Codec codec) {
+  for (const auto& [name, named] : Codecs()) {
+    if (named == codec) return name;
+  }
+  return "";
+}
+
+bool CanPackFrames(Codec codec) { return codec == ONE_BIT || codec == FLOAT32; }
+
 absl::StatusOr<std::unique_ptr<Rank>> JoinAsRank(SessionOptions session,
                                                  const RankOptions& options) {
   if (options.parameters == 0) return absl::InvalidArgumentError("there are no parameters");
   session.worker.chunk_elements = options.chunk_elements;
-  if (options.mode == "frames" && options.codec != BFLOAT16) return JoinFrames(session, options);
+  if (options.mode == "frames" && CanPackFrames(options.codec)) return JoinFrames(session, options);
   if (options.mode == "mean") return JoinMean(session, options);
   if (options.mode == "step") return JoinStep(session, options);
   return absl::InvalidArgumentError(

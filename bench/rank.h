@@ -4,6 +4,7 @@
 #define SIGNPOST_BENCH_RANK_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -14,14 +15,20 @@
 
 namespace signpost::bench {
 
+// By the name that --codec takes.
+const std::map<std::string, Codec>& Codecs();
+std::string NameOfCodec(Codec codec);
+// Of what "frames" has.
+bool CanPackFrames(Codec codec);
+
 struct RankOptions {
   // What an exchange is.
   //   "frames"  transport and aggregation: frames that were packed before go out, the answers come
-  //             in and are checked, and nothing is done with them; ONE_BIT or FLOAT32
+  //             in and are checked, and nothing is done with them; if CanPackFrames
   //   "mean"    gradients in, their mean out, in memory; errors are kept
-  //   "step"    a whole step of 1-bit Adam in its one-bit stage, or of Adam with a dense codec
+  //   "step"    a whole step of 1-bit Adam in its one-bit stage, or of Adam with another codec
   std::string mode = "frames";
-  Codec codec = ONE_BIT;  // or FLOAT32, or but for "frames" BFLOAT16
+  Codec codec = ONE_BIT;
   uint64_t parameters = 25'000'000;
   uint32_t chunk_elements = 0;  // 0: SuitableChunkElements
 };

@@ -30,9 +30,6 @@ using bench::ExchangeOptions;
 using bench::Figures;
 using bench::RankOptions;
 
-const std::map<std::string, Codec> kCodecs = {
-    {"onebit", ONE_BIT}, {"bf16", BFLOAT16}, {"fp32", FLOAT32}};
-
 struct Flags {
   ExchangeOptions exchange;
   RankOptions rank;
@@ -73,7 +70,7 @@ absl::StatusOr<int> MeasureExchange(const Flags& flags, const std::vector<std::s
     }
   }
   for (const std::string& mode : modes) {
-    if (mode == "frames" && flags.rank.codec == BFLOAT16) {
+    if (mode == "frames" && !bench::CanPackFrames(flags.rank.codec)) {
       return absl::InvalidArgumentError("--what frames: they are packed as onebit or fp32 only");
     }
     options.ranks.push_back(flags.rank);
@@ -85,7 +82,7 @@ absl::StatusOr<int> MeasureExchange(const Flags& flags, const std::vector<std::s
 // Of "exchange": those that were asked for, or all that the codec has.
 std::vector<std::string> ModesOf(const Flags& flags) {
   if (!flags.modes.empty()) return flags.modes;
-  if (flags.rank.codec == BFLOAT16) return {"mean"};
+  if (!bench::CanPackFrames(flags.rank.codec)) return {"mean"};
   return {"frames", "mean"};
 }
 
@@ -213,7 +210,7 @@ void AddRankFlags(CLI::App& app, RankOptions& rank) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber.description(""));
   app.add_option("--codec", rank.codec, "How numbers travel [onebit]")
-      ->transform(CLI::CheckedTransformer(kCodecs).description(""))
+      ->transform(CLI::CheckedTransformer(bench::Codecs()).description(""))
       ->type_name("onebit|bf16|fp32");
   app.add_option("--chunk-elements", rank.chunk_elements,
                  "Elements that travel in one frame [by how many there are]")
@@ -286,7 +283,7 @@ Command AddBenchCommand(CLI::App& program) {
       ->check(CLI::IsMember({"frames", "mean"}).description(""))
       ->type_name("frames|mean");
   CLI::App& step =
-      *app.add_subcommand("step", "Whole steps of 1-bit Adam, or with a dense codec of Adam");
+      *app.add_subcommand("step", "Whole steps of 1-bit Adam, or with another codec of Adam");
   AddMeasuringFlags(step, *flags);
   CLI::App& predict = *app.add_subcommand(
       "predict", "What a step should take with fp32, bf16 and one bit, and whether one bit pays");

@@ -22,6 +22,7 @@
 #include "absl/types/span.h"
 #include "client/session_options.h"
 #include "kernels/types_cuda.h"
+#include "proto/codec.h"
 #include "worker/gradient.h"
 #include "worker/onebit_adam.h"
 #include "worker/wire_bytes.h"

@@ -89,7 +89,8 @@ OptimizerOptions OptimizerOptionsOf(const signpost_options& options) {
   return {
       .bias_correction = options.bias_correction != 0,
       .freeze_step = options.freeze_step,
-      .warm_up_codec = options.warm_up_bf16 ? signpost::BFLOAT16 : signpost::FLOAT32,
+      .warm_up_codec = static_cast<signpost::Codec>(options.warm_up_codec),
+      .codec = static_cast<signpost::Codec>(options.codec),
       .variance_floor = options.variance_floor,
       .variance_refresh_interval = options.variance_refresh_interval,
   };
@@ -179,7 +180,7 @@ signpost_report ReportOf(const StepReport& step, const signpost::WireBytes& byte
   report.step = step.step;
   report.steps_caught_up = step.steps_caught_up;
   report.late_rounds = step.late_rounds;
-  report.one_bit = step.codec == signpost::ONE_BIT;
+  report.codec = step.codec == signpost::PLAIN_FLOAT32 ? SIGNPOST_CODEC_FP32 : step.codec;
   report.skipped_rounds = step.skipped.size();
   report.skipped_by_rank = step.skipped.empty() ? 0 : step.skipped.front().rank;
   report.kernels_s = absl::ToDoubleSeconds(step.kernels);
@@ -210,6 +211,8 @@ void signpost_options_init(signpost_options* options) {
   options->variance_floor = optimizer.variance_floor;
   options->variance_refresh_interval = optimizer.variance_refresh_interval;
   options->freeze_step = optimizer.freeze_step;
+  options->warm_up_codec = optimizer.warm_up_codec;
+  options->codec = optimizer.codec;
   options->bias_correction = optimizer.bias_correction;
 }
 

@@ -40,9 +40,20 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 8
+#define SIGNPOST_ABI 9
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
+
+/* How numbers travel, both ways. What others than fp32 lose is kept, by workers and aggregators,
+ * for the next step or call. int8, int4 and one bit have a scale for each block. */
+enum {
+  SIGNPOST_CODEC_FP32 = 1,
+  SIGNPOST_CODEC_BF16 = 2,
+  SIGNPOST_CODEC_FP16 = 11,
+  SIGNPOST_CODEC_INT8 = 12,
+  SIGNPOST_CODEC_INT4 = 13,
+  SIGNPOST_CODEC_ONE_BIT = 3,
+};
 
 typedef struct signpost_session signpost_session;
 typedef struct signpost_reduction signpost_reduction;
@@ -72,8 +83,9 @@ typedef struct {
   uint64_t freeze_step;
   /* Every so many steps after the freeze step one is dense and refreshes the variance; 0: never. */
   uint64_t variance_refresh_interval;
+  uint32_t warm_up_codec; /* how gradients travel before the freeze step; SIGNPOST_CODEC_FP32 */
+  uint32_t codec;         /* how the momentum travels from it on; SIGNPOST_CODEC_ONE_BIT */
   uint8_t bias_correction;
-  uint8_t warm_up_bf16; /* 0: fp32 */
   /* Resume a checkpoint of another number of workers: each takes the mean of their errors. 0: such
    * a checkpoint is refused. */
   uint8_t resume_with_other_world_size;
@@ -108,7 +120,7 @@ typedef struct {
 typedef struct {
   double learning_rate;
   double weight_decay; /* decoupled */
-  double beta1;        /* with warm_up_bf16 the same in all groups */
+  double beta1;        /* unless the warm-up is in fp32 the same in all groups */
   double beta2;
   double epsilon;
 } signpost_rates;
@@ -117,7 +129,7 @@ typedef struct {
   uint64_t step;            /* the last one that was taken */
   uint64_t steps_caught_up; /* taken before it in the same call, because the others had gone on */
   uint32_t late_rounds;     /* of single chunks, that closed without this worker's gradient */
-  uint8_t one_bit;          /* 0: a dense step, of the warm-up or a refresh */
+  uint32_t codec;           /* in which its numbers travelled: SIGNPOST_CODEC_FP32 and so on */
   uint32_t skipped_rounds;  /* chunks that a non-finite gradient kept out of this step */
   uint32_t skipped_by_rank; /* of the first one, with skipped_rounds > 0 */
   double kernels_s;         /* compressing and applying */
@@ -147,9 +159,9 @@ SIGNPOST_API int signpost_join(const signpost_options* options,
                                signpost_session** session, char* error, size_t error_size);
 
 /* With options->gpu: calls put their work on this stream of it (a cudaStream_t) from now on, behind
- * all that is on the one before, which must be there until then. A step has read all gradients when it returns;
- * parameters are written in the stream's order, perhaps later. The default one, NULL, at first.
- * Whatever makes the parameters must be done before signpost_join. */
+ * all that is on the one before, which must be there until then. A step has read all gradients when
+ * it returns; parameters are written in the stream's order, perhaps later. The default one, NULL,
+ * at first. Whatever makes the parameters must be done before signpost_join. */
 SIGNPOST_API int signpost_set_stream(signpost_session* session, void* stream, char* error,
                                      size_t error_size);
 
@@ -214,14 +226,6 @@ SIGNPOST_API int signpost_leave(signpost_session* session, char* error, size_t e
 
 /* Frees the session, left or not. NULL is allowed. */
 SIGNPOST_API void signpost_close(signpost_session* session);
-
-/* How tensors that are reduced travel. What bf16 and one bit lose is kept, by workers and
- * aggregators, for the next call. */
-enum {
-  SIGNPOST_CODEC_FP32 = 1,
-  SIGNPOST_CODEC_BF16 = 2,
-  SIGNPOST_CODEC_ONE_BIT = 3,
-};
 
 /* Joins a reduction, which turns tensors into their means, or sums with `sum` 1, over all ranks;
  * blocks until all have. It is a job of its own, beside options->job: of the options, those of the

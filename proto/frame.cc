@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "kernels/block.h"
+#include "proto/codec.h"
 
 namespace signpost {
 namespace {
@@ -32,8 +33,7 @@ uint32_t ReadWord(const uint8_t* bytes) {
 }
 
 bool IsKnown(Codec codec) {
-  return IsDense(codec) || codec == ONE_BIT || codec == SKIP || codec == RESTORE ||
-         !IsContribution(codec);
+  return HasNumbers(codec) || codec == SKIP || codec == RESTORE || !IsContribution(codec);
 }
 
 // A job that goes on from a checkpoint restores the aggregators' errors first, and then never
@@ -51,50 +51,21 @@ absl::Status CheckCodecFitsStep(const FrameHeader& header, const Layout& layout)
                  first_step, ", only");
 }
 
-absl::Status CheckScales(const Layout& layout, uint32_t chunk, const uint8_t* scales) {
-  // As integers, floats from +0 up are in order, and every negative, infinite or NaN one is above.
-  constexpr uint32_t kMaxScaleBits = std::bit_cast<uint32_t>(kernels::kMaxScale);
-  for (uint32_t block = 0; block < layout.chunks()[chunk].blocks; ++block) {
-    const uint32_t bits = ReadWord(scales + size_t{4} * block);
-    if (bits <= kMaxScaleBits) continue;
-    return Invalid("the scale of block ", block, " (", layout.DescribeBlock(chunk, block), ") is ",
-                   std::bit_cast<float>(bits), ", not in [0, ", kernels::kMaxScale, "]");
-  }
-  return absl::OkStatus();
-}
-
-// Only a tensor's last block can end within a byte, and it ends its segment.
-absl::Status CheckUnusedBits(const Layout& layout, uint32_t chunk, const uint8_t* bits) {
-  for (const Segment& segment : layout.chunks()[chunk].segments) {
-    const uint32_t used = segment.elements % 8;
-    if (used == 0) continue;
-    const uint8_t last = bits[segment.bits_offset + segment.elements / 8];
-    if (last >> used == 0) continue;
-    return Invalid("sign bits are set behind the last element of tensor ",
-                   DescribeTensor(layout.tensors()[segment.tensor]));
-  }
-  return absl::OkStatus();
-}
-
 // What looks at every byte of a payload finds out.
 struct Examined {
   uint32_t crc32c = 0;
-  bool is_within_range = true;  // with a dense codec
+  bool is_within_range = true;  // the numbers, if it has any
 };
 
 // Piece by piece, so that the second look at each is into the cache.
 Examined Examine(Codec codec, absl::Span<const uint8_t> payload) {
   constexpr size_t kPieceBytes = 32 << 10;
-  const bool is_dense = IsDense(codec) || codec == RESTORE;
+  const bool has_numbers = HasNumbers(codec) || codec == RESTORE;
   Examined examined;
   for (size_t begin = 0; begin < payload.size(); begin += kPieceBytes) {
     const absl::Span<const uint8_t> piece = payload.subspan(begin, kPieceBytes);
     examined.crc32c = Crc32c(piece, examined.crc32c);
-    if (!is_dense) continue;
-    const kernels::DenseType type =
-        codec == RESTORE ? kernels::DenseType::kFloat32 : DenseTypeOf(codec);
-    examined.is_within_range &=
-        kernels::DenseWithinRange(type, piece.data(), piece.size() / kernels::DenseBytes(type, 1));
+    if (has_numbers) examined.is_within_range &= NumberCodecOf(codec).IsWithinRange(piece);
   }
   return examined;
 }
@@ -109,12 +80,7 @@ absl::Status CheckContent(Codec codec, uint32_t chunk_index, const uint8_t* payl
     if (block < chunk.blocks) return absl::OkStatus();
     return Invalid("the skipped block is ", block, ", but the chunk has ", chunk.blocks);
   }
-  if (codec == ONE_BIT) {
-    absl::Status status = CheckScales(layout, chunk_index, payload);
-    if (!status.ok()) return status;
-    return CheckUnusedBits(layout, chunk_index, payload + size_t{4} * chunk.blocks);
-  }
-  if (is_within_range) return absl::OkStatus();
+  if (is_within_range) return NumberCodecOf(codec).Check(layout, chunk_index, payload);
   return Invalid("a ", CodecName(codec), " element is not finite, or above ", kernels::kMaxDense,
                  " in magnitude");
 }
@@ -270,60 +236,7 @@ absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> p
                   status);
 }
 
-kernels::OneBitSpan OneBitPart(const Chunk& chunk, const Segment& segment, uint8_t* payload) {
-  return {reinterpret_cast<float*>(payload) + segment.first_block,
-          payload + size_t{4} * chunk.blocks + segment.bits_offset};
-}
-
-kernels::OneBitView OneBitPart(const Chunk& chunk, const Segment& segment, const uint8_t* payload) {
-  return {reinterpret_cast<const float*>(payload) + segment.first_block,
-          payload + size_t{4} * chunk.blocks + segment.bits_offset};
-}
-
-bool IsPacked(Codec codec, const Chunk& chunk, const Segment& block, const uint8_t* payload) {
-  if (codec == ONE_BIT) return kernels::IsPacked(OneBitPart(chunk, block, payload), 0);
-  const kernels::DenseType type = DenseTypeOf(codec);
-  return kernels::DenseWithinRange(type, payload + kernels::DenseBytes(type, block.chunk_offset),
-                                   /*elements=*/1);
-}
-
-kernels::DenseType DenseTypeOf(Codec codec) {
-  ABSL_RAW_CHECK(IsDense(codec), "a dense codec");
-  return codec == BFLOAT16 ? kernels::DenseType::kBfloat16 : kernels::DenseType::kFloat32;
-}
-
-bool IsDense(Codec codec) {
-  return codec == FLOAT32 || codec == BFLOAT16 || codec == PLAIN_FLOAT32;
-}
-
 bool IsContribution(Codec codec) { return codec != FETCH && codec != STATE && codec != LISTEN; }
-
-std::string CodecName(Codec codec) {
-  switch (codec) {
-    case FLOAT32:
-      return "fp32";
-    case BFLOAT16:
-      return "bf16";
-    case ONE_BIT:
-      return "one-bit";
-    case SKIP:
-      return "skip";
-    case REPLAY:
-      return "replay";
-    case RESTORE:
-      return "restore";
-    case FETCH:
-      return "fetch";
-    case STATE:
-      return "state";
-    case LISTEN:
-      return "listen";
-    case PLAIN_FLOAT32:
-      return "plain fp32";
-    default:
-      return absl::StrCat("codec ", static_cast<int>(codec));
-  }
-}
 
 Payload SkipPayload(uint32_t block) {
   Payload payload(sizeof(block));

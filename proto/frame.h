@@ -1,5 +1,5 @@
-// Frames: what one worker sends for one (step, chunk), and the aggregator's answer; their checking,
-// and access to a one-bit payload's parts. WIRE.md describes the bytes.
+// Frames: what one worker sends for one (step, chunk), and the aggregator's answer; and their
+// checking. WIRE.md describes the bytes.
 
 #ifndef SIGNPOST_PROTO_FRAME_H_
 #define SIGNPOST_PROTO_FRAME_H_
@@ -9,8 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "kernels/dense.h"
-#include "kernels/onebit.h"
 #include "proto/aggregator.pb.h"
 #include "proto/layout.h"
 #include "proto/payload.h"
@@ -36,8 +34,8 @@ struct Answer {
 // The one place where bytes from outside are judged. OK means: the kernels may run on the payload.
 // INVALID_ARGUMENT names what is wrong, got and wanted: rank, chunk, codec, payload size or
 // checksum; a scale that is negative (-0 is), not finite or over kMaxScale; a dense element that is
-// not finite or over kMaxDense; rates that are not finite, or of more than kMaxGroups; set bits
-// behind a block's last element; a skipped block that the chunk does not have; a negative or
+// not finite or over kMaxDense; rates that are not finite, or of more than kMaxGroups; set bits or
+// codes behind a block's last element; a skipped block that the chunk does not have; a negative or
 // non-finite error_scale; late ranks that do not ascend or are all ranks; RESTORE at another step
 // than the one before the job's first_step, or another codec at that one. Otherwise it does not
 // look at job, epoch and step: those are state, and the aggregator's to judge.
@@ -54,23 +52,8 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
 absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload,
                          const FrameHeader& frame, const Layout& layout);
 
-// A one-bit payload: one scale per block of the chunk, then the sign bits of its segments.
-// `payload` begins at a multiple of 4 bytes, as a Payload does.
-kernels::OneBitSpan OneBitPart(const Chunk& chunk, const Segment& segment, uint8_t* payload);
-kernels::OneBitView OneBitPart(const Chunk& chunk, const Segment& segment, const uint8_t* payload);
-
-// Whether a block of a payload, dense or one-bit, is packed (kernels/block.h); `block` has its
-// first element.
-bool IsPacked(Codec codec, const Chunk& chunk, const Segment& block, const uint8_t* payload);
-
-// The dense codecs' type; CHECK-fails for others.
-kernels::DenseType DenseTypeOf(Codec codec);
-bool IsDense(Codec codec);
 // Whether a frame of that codec is a rank's part of a round: not if it is FETCH, STATE or LISTEN.
 bool IsContribution(Codec codec);
-// "fp32", "bf16", "one-bit", "skip", "replay", "restore", "fetch", "state", "listen"; for others
-// "codec 17".
-std::string CodecName(Codec codec);
 
 // A SKIP payload: the first block, counted in the chunk, whose input was not finite.
 Payload SkipPayload(uint32_t block);

@@ -15,6 +15,7 @@
 #include "kernels/dense.h"
 #include "kernels/onebit.h"
 #include "proto/aggregator.pb.h"
+#include "proto/codec.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
 #include "proto/message.h"
@@ -79,14 +80,6 @@ void ExpectSameAsGenerated(absl::Span<const uint8_t> bytes, bool parsed_ok, cons
                  "the payload differs from the generated class's");
 }
 
-void AddOneBitPayload(const Chunk& chunk, const uint8_t* payload, absl::Span<float> sum) {
-  const kernels::BlockRule rule{.block_elements = kBlockElements};
-  for (const Segment& segment : chunk.segments) {
-    kernels::AddOneBit(rule, OneBitPart(chunk, segment, payload), /*factor=*/1.0f,
-                       sum.subspan(segment.chunk_offset, segment.elements));
-  }
-}
-
 // What a server or worker does with a payload that was found good. kMaxDense is over every
 // number in it.
 void UsePayload(Codec codec, uint32_t chunk_index, const Payload& payload) {
@@ -107,12 +100,10 @@ void UsePayload(Codec codec, uint32_t chunk_index, const Payload& payload) {
     return;
   }
   std::vector<float> sum(chunk.elements);
-  if (codec == ONE_BIT) {
-    AddOneBitPayload(chunk, payload.data(), absl::MakeSpan(sum));
-  } else {
-    const kernels::DenseType type =
-        codec == RESTORE ? kernels::DenseType::kFloat32 : DenseTypeOf(codec);
-    kernels::AddDense(type, payload.data(), /*factor=*/1.0f, absl::MakeSpan(sum));
+  const kernels::BlockRule rule{.block_elements = kBlockElements};
+  for (const Segment& segment : chunk.segments) {
+    NumberCodecOf(codec).Add(rule, chunk, segment, payload.data(), /*factor=*/1.0f,
+                             absl::MakeSpan(sum).subspan(segment.chunk_offset, segment.elements));
   }
   for (const float value : sum) {
     ABSL_RAW_CHECK(value >= -kernels::kMaxDense && value <= kernels::kMaxDense,

@@ -452,48 +452,6 @@ TEST_F(CheckAnswerTest, RefusesABadScale) {
   ExpectRefused(answer, ONE_BIT, "the scale of block 0");
 }
 
-// --- Parts and names.
-
-TEST(OneBitPart, SegmentsScalesAndBitsLieWhereTheFormatSays) {
-  const Layout layout = TwoChunks();
-  const Chunk& chunk = layout.chunks()[1];
-  Payload payload(layout.PayloadBytes(ONE_BIT, 1));
-  for (uint32_t block = 0; block < 3; ++block) PutFloat(payload, 4 * block, 10.0f + block);
-  for (uint32_t byte = 0; byte < 3; ++byte) payload.data()[12 + byte] = 20 + byte;
-
-  const kernels::OneBitSpan b = OneBitPart(chunk, chunk.segments[0], payload.data());
-  EXPECT_EQ(b.scales[0], 10);
-  EXPECT_EQ(b.scales[1], 11);
-  EXPECT_EQ(b.bits[0], 20);
-  EXPECT_EQ(b.bits[1], 21);
-  const kernels::OneBitView c =
-      OneBitPart(chunk, chunk.segments[1], static_cast<const Payload&>(payload).data());
-  EXPECT_EQ(c.scales[0], 12);
-  EXPECT_EQ(c.bits[0], 22);
-}
-
-TEST(Codec, DenseOnesHaveAType) {
-  EXPECT_EQ(DenseTypeOf(FLOAT32), kernels::DenseType::kFloat32);
-  EXPECT_EQ(DenseTypeOf(BFLOAT16), kernels::DenseType::kBfloat16);
-  EXPECT_TRUE(IsDense(FLOAT32));
-  EXPECT_TRUE(IsDense(BFLOAT16));
-  EXPECT_FALSE(IsDense(ONE_BIT));
-  EXPECT_FALSE(IsDense(SKIP));
-  EXPECT_FALSE(IsDense(CODEC_UNSPECIFIED));
-}
-
-TEST(CodecDeathTest, OtherOnesHaveNoDenseType) {
-  EXPECT_DEATH(DenseTypeOf(ONE_BIT), "a dense codec");
-}
-
-TEST(Codec, HasTheNameThatLogsUse) {
-  EXPECT_EQ(CodecName(FLOAT32), "fp32");
-  EXPECT_EQ(CodecName(BFLOAT16), "bf16");
-  EXPECT_EQ(CodecName(ONE_BIT), "one-bit");
-  EXPECT_EQ(CodecName(SKIP), "skip");
-  EXPECT_EQ(CodecName(static_cast<Codec>(17)), "codec 17");
-}
-
 TEST(SkipPayload, HoldsItsBlockInLittleEndian) {
   const Payload payload = SkipPayload(0x04030201);
   EXPECT_THAT(payload.span(), ::testing::ElementsAre(1, 2, 3, 4));

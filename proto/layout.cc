@@ -351,7 +351,12 @@ uint64_t Layout::PayloadBytes(Codec codec, uint32_t chunk) const {
     case PLAIN_FLOAT32:
       return uint64_t{4} * c.elements;
     case BFLOAT16:
+    case FLOAT16:
       return uint64_t{2} * c.elements;
+    case INT8:
+      return uint64_t{4} * c.blocks + uint64_t{8} * c.sign_bytes;
+    case INT4:
+      return uint64_t{4} * c.blocks + uint64_t{4} * c.sign_bytes;
     case ONE_BIT:
       return uint64_t{4} * c.blocks + c.sign_bytes;
     case SKIP:

@@ -63,14 +63,18 @@ struct Chunk {
   std::vector<Segment> segments;  // in element order
 };
 
-// Calls use(block) for each block of the chunk, which is a part of one of its segments.
+// Calls use(block) for each block of a segment, or of a part of one that begins at a block.
+template <class Use>
+void ForEachBlock(const Segment& segment, uint32_t block_elements, Use use) {
+  for (uint32_t begin = 0; begin < segment.elements; begin += block_elements) {
+    use(segment.Part(begin, std::min(begin + block_elements, segment.elements), block_elements));
+  }
+}
+
+// The same for all of the chunk's.
 template <class Use>
 void ForEachBlock(const Chunk& chunk, uint32_t block_elements, Use use) {
-  for (const Segment& segment : chunk.segments) {
-    for (uint32_t begin = 0; begin < segment.elements; begin += block_elements) {
-      use(segment.Part(begin, std::min(begin + block_elements, segment.elements), block_elements));
-    }
-  }
+  for (const Segment& segment : chunk.segments) ForEachBlock(segment, block_elements, use);
 }
 
 // Immutable; copies are cheap enough for start-up only. Thread-safe.

@@ -1,5 +1,6 @@
 // WIRE.md's worked example, read from the document itself.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
+#include "proto/codec.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
 #include "proto/message.h"
@@ -103,6 +105,50 @@ Layout ExampleLayout() {
   options.set_chunk_elements(16);
   options.set_gamma(1.35f);
   return *Layout::Create(tensors, options);
+}
+
+// The formulas of int8 and int4, with Q = `most` and so many codes in a byte.
+std::string Quantized(float most, size_t codes_per_byte) {
+  std::string scales, codes;
+  for (const std::vector<float>& block : FencedFloats()) {
+    float largest = 0;
+    for (const float u : block) largest = std::max(largest, std::abs(u));
+    const float scale = largest / most, inverse = most / largest;
+    scales.append(reinterpret_cast<const char*>(&scale), sizeof(scale));
+    std::string bytes(8 / codes_per_byte, 0);  // all of these blocks have at most 8 elements
+    for (size_t i = 0; i < block.size(); ++i) {
+      const int code = static_cast<int>(std::nearbyint(block[i] * inverse));
+      const int bits = codes_per_byte == 1 ? code & 0xff : (code & 0xf) << i % 2 * 4;
+      bytes[i / codes_per_byte] = static_cast<char>(bytes[i / codes_per_byte] | bits);
+    }
+    codes.append(bytes);
+  }
+  return scales + codes;
+}
+
+TEST(WireDocument, Int8AndInt4PayloadsAreWhatTheirFormulasMakeOfItsFloats) {
+  EXPECT_EQ(FencedBytes("hex int8"), Quantized(/*most=*/127, /*codes_per_byte=*/1));
+  EXPECT_EQ(FencedBytes("hex int4"), Quantized(/*most=*/7, /*codes_per_byte=*/2));
+}
+
+TEST(WireDocument, Int8AndInt4PayloadsAreWhatCodecsMakeOfItsFloats) {
+  const Layout layout = ExampleLayout();
+  const Chunk& chunk = layout.chunks()[0];
+  std::vector<float> values;
+  for (const std::vector<float>& block : FencedFloats()) {
+    values.insert(values.end(), block.begin(), block.end());
+  }
+  for (const Codec codec : {INT8, INT4}) {
+    Payload payload(layout.PayloadBytes(codec, 0));
+    for (const Segment& segment : chunk.segments) {
+      std::vector<float> error(segment.elements);
+      NumberCodecOf(codec).Compress(
+          {.block_elements = 8}, chunk, segment,
+          absl::MakeSpan(values).subspan(segment.chunk_offset, segment.elements),
+          absl::MakeSpan(error), payload.data());
+    }
+    EXPECT_EQ(AsString(payload), FencedBytes(codec == INT8 ? "hex int8" : "hex int4"));
+  }
 }
 
 TEST(WireDocument, PayloadIsWhatItsFormulasMakeOfItsFloats) {

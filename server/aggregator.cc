@@ -93,9 +93,9 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
   if (!layout.ok()) return layout;
   uint64_t payload_bytes = 0;
   for (uint32_t chunk = 0; chunk < layout->chunks().size(); ++chunk) {
-    // In one bit, a tensor of one element takes more than its 4 bytes.
-    payload_bytes = std::max({payload_bytes, layout->PayloadBytes(FLOAT32, chunk),
-                              layout->PayloadBytes(ONE_BIT, chunk)});
+    // In int8, a tensor of one element takes more than its 4 bytes.
+    payload_bytes = std::max(
+        {payload_bytes, layout->PayloadBytes(FLOAT32, chunk), layout->PayloadBytes(INT8, chunk)});
     // Of ranks that come back.
     if (request.options().min_workers() > 0) {
       payload_bytes = std::max(payload_bytes, layout->PayloadBytes(STATE, chunk));

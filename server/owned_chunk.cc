@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "failpoint/failpoint.h"
+#include "proto/codec.h"
 
 namespace signpost {
 namespace {

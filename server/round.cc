@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/block.h"
 #include "kernels/dense.h"
-#include "kernels/onebit.h"
+#include "proto/codec.h"
 #include "proto/payload.h"
 
 namespace signpost {
@@ -181,7 +181,8 @@ absl::StatusOr<Answer> Round::Close(const Layout& layout, absl::Span<float> erro
 
 bool Round::CanLose() const {
   const Codec codec = first_header().codec();
-  return !LowestSkippedRank() && codec != FLOAT32 && codec != PLAIN_FLOAT32;
+  if (LowestSkippedRank() || codec == PLAIN_FLOAT32) return false;
+  return codec == RESTORE || Loses(codec);
 }
 
 std::optional<uint32_t> Round::LowestSkippedRank() const {
@@ -198,10 +199,26 @@ absl::StatusOr<Payload> Round::Aggregate(Codec codec, const Layout& layout,
     return Payload();
   }
   if (codec == PLAIN_FLOAT32) error = {};
-  Payload out(layout.PayloadBytes(codec, first_header().chunk()));
-  const absl::Status status = IsDense(codec) ? AggregateDense(codec, layout, error, out.data())
-                                             : AggregateOneBit(layout, error, out.data());
-  if (!status.ok()) return status;
+  const uint32_t chunk_index = first_header().chunk();
+  const Chunk& chunk = layout.chunks()[chunk_index];
+  const kernels::BlockRule rule = {.block_elements = layout.options().block_elements(),
+                                   .gamma = layout.options().gamma()};
+  std::vector<const uint8_t*> contributions;
+  contributions.reserve(contributed_);
+  for (const std::optional<Frame>& frame : frames_) {
+    if (frame) contributions.push_back(frame->payload.data());
+  }
+
+  Payload out(layout.PayloadBytes(codec, chunk_index));
+  for (const Segment& segment : chunk.segments) {
+    const absl::Span<float> error_there =
+        error.empty() ? error : error.subspan(segment.chunk_offset, segment.elements);
+    const size_t packed = NumberCodecOf(codec).Aggregate(
+        rule, chunk, segment, contributions, InverseCount(layout), error_there, out.data());
+    if (packed == kernels::BlockCount(segment.elements, rule.block_elements)) continue;
+    return OutOfRangeError(first_header(), layout,
+                           layout.DescribeBlock(chunk_index, segment.first_block + packed));
+  }
   return out;
 }
 
@@ -217,45 +234,6 @@ void Round::Restore(absl::Span<float> error) const {
       kernels::AddDense(kernels::DenseType::kFloat32, payload.data(), /*factor=*/1, error);
     }
   }
-}
-
-absl::Status Round::AggregateDense(Codec codec, const Layout& layout, absl::Span<float> error,
-                                   uint8_t* out) const {
-  std::vector<const uint8_t*> contributions;
-  contributions.reserve(contributed_);
-  for (const std::optional<Frame>& frame : frames_) {
-    if (frame) contributions.push_back(frame->payload.data());
-  }
-
-  const kernels::DenseType type = DenseTypeOf(codec);
-  const size_t elements = layout.chunks()[first_header().chunk()].elements;
-  kernels::AggregateDense(type, contributions, elements, InverseCount(layout), error, out);
-  if (kernels::DenseWithinRange(type, out, elements)) return absl::OkStatus();
-  return OutOfRangeError(first_header(), layout, CodecName(codec));
-}
-
-absl::Status Round::AggregateOneBit(const Layout& layout, absl::Span<float> error,
-                                    uint8_t* out) const {
-  const uint32_t chunk_index = first_header().chunk();
-  const Chunk& chunk = layout.chunks()[chunk_index];
-  const kernels::BlockRule rule = {.block_elements = layout.options().block_elements(),
-                                   .gamma = layout.options().gamma()};
-  std::vector<kernels::OneBitView> contributions;
-  contributions.reserve(contributed_);
-  for (const Segment& segment : chunk.segments) {
-    contributions.clear();
-    for (const std::optional<Frame>& frame : frames_) {
-      if (frame) contributions.push_back(OneBitPart(chunk, segment, frame->payload.data()));
-    }
-    const size_t packed = kernels::AggregateOneBit(
-        rule, contributions, InverseCount(layout),
-        error.subspan(segment.chunk_offset, segment.elements), OneBitPart(chunk, segment, out));
-    if (packed < kernels::BlockCount(segment.elements, rule.block_elements)) {
-      return OutOfRangeError(first_header(), layout,
-                             layout.DescribeBlock(chunk_index, segment.first_block + packed));
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace signpost

@@ -91,10 +91,7 @@ class Round {
   std::optional<uint32_t> LowestSkippedRank() const;
   absl::StatusOr<Payload> Aggregate(Codec codec, const Layout& layout,
                                     absl::Span<float> error) const;
-  absl::Status AggregateDense(Codec codec, const Layout& layout, absl::Span<float> error,
-                              uint8_t* out) const;
   void Restore(absl::Span<float> error) const;
-  absl::Status AggregateOneBit(const Layout& layout, absl::Span<float> error, uint8_t* out) const;
 
   const FrameHeader& first_header() const { return frames_[*first_rank_]->header; }
   float InverseCount(const Layout& layout) const;

@@ -10,6 +10,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/codec.h"
 #include "server/test_job.h"
 
 namespace signpost {

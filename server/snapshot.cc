@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "proto/codec.h"
 #include "proto/payload.h"
 #include "proto/snapshot.pb.h"
 #include "storage/block_vector.h"
@@ -93,7 +94,7 @@ absl::Status CheckChunk(const SnapshotChunk& header, absl::string_view error,
 absl::Status CheckRound(const SnapshotRound& round, uint64_t step, absl::string_view payload,
                         uint32_t chunk, const Layout& layout, size_t world_size) {
   const Codec codec = round.answer().codec();
-  const bool is_known = IsDense(codec) || codec == ONE_BIT || codec == SKIP || codec == RESTORE;
+  const bool is_known = HasNumbers(codec) || codec == SKIP || codec == RESTORE;
   const uint64_t bytes = codec == RESTORE || !is_known ? 0 : layout.PayloadBytes(codec, chunk);
   if (is_known && round.answer().step() == step && round.answer().chunk() == chunk &&
       payload.size() == bytes && round.contributions_size() == static_cast<int>(world_size)) {

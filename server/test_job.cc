@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/codec.h"
 
 namespace signpost {
 namespace {

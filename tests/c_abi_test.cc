@@ -180,7 +180,7 @@ TEST(CAbi, AStepInPartsIsAStep) {
         EXPECT_EQ(report.step, 100) << "outputs are untouched";
         ASSERT_EQ(rank.FinishStep(&report), SIGNPOST_OK) << rank.error();
         EXPECT_EQ(report.step, step);
-        EXPECT_EQ(report.one_bit, step >= 3);
+        EXPECT_EQ(report.codec, step >= 3 ? SIGNPOST_CODEC_ONE_BIT : SIGNPOST_CODEC_FP32);
       }
       digests[in_parts][index] = signpost_parameters_crc32c(rank.session());
       EXPECT_EQ(rank.Leave(), SIGNPOST_OK);
@@ -350,7 +350,7 @@ TEST(CAbi, AReductionGivesAllRanksTheMean) {
         << error;
     EXPECT_THAT(a, Each(1.5f));
     EXPECT_EQ(b, 5);
-    EXPECT_EQ(report.one_bit, 0);
+    EXPECT_EQ(report.codec, SIGNPOST_CODEC_FP32);
     EXPECT_GT(report.sent_bytes, 4 * kElements);
     EXPECT_EQ(signpost_reduction_leave(reduction, error, sizeof error), SIGNPOST_OK) << error;
     signpost_reduction_close(reduction);
@@ -370,7 +370,7 @@ TEST(CAbi, AReductionNeedsANameAndACodecThatThereIs) {
   EXPECT_EQ(signpost_reduction_join(&rank.options(), "name", 17, 0, &scalar, 1, &reduction, error,
                                     sizeof error),
             SIGNPOST_INVALID_ARGUMENT);
-  EXPECT_THAT(error, HasSubstr("codec of a reduction is codec 17, wanted fp32, bf16 or one-bit"));
+  EXPECT_THAT(error, HasSubstr("codec of a reduction is codec 17, wanted one of fp32, bf16, "));
 }
 
 }  // namespace

@@ -250,6 +250,7 @@ struct ResumeCase {
   const char* name;
   Codec warm_up_codec;
   int saved_after;  // the variance freezes after 5
+  Codec codec = ONE_BIT;
 };
 
 class ResumeTest : public ::testing::TestWithParam<ResumeCase> {};
@@ -257,6 +258,7 @@ class ResumeTest : public ::testing::TestWithParam<ResumeCase> {};
 TEST_P(ResumeTest, EqualsNoInterruptionBitForBitOnAnyNumberOfShards) {
   JobOptionsForTest job;
   job.optimizer.warm_up_codec = GetParam().warm_up_codec;
+  job.optimizer.codec = GetParam().codec;
   const std::vector<End> expected = RunAnew(2, {.job = job, .until = 12});
   const int saved_after = GetParam().saved_after;
   MemoryDisk disk;
@@ -293,7 +295,11 @@ INSTANTIATE_TEST_SUITE_P(Steps, ResumeTest,
                                            ResumeCase{"InABf16WarmUp", BFLOAT16, 3},
                                            ResumeCase{"AtTheFreeze", BFLOAT16, 5},
                                            ResumeCase{"AfterTheFirstOneBitStep", FLOAT32, 6},
-                                           ResumeCase{"AmongOneBitSteps", BFLOAT16, 9}),
+                                           ResumeCase{"AmongOneBitSteps", BFLOAT16, 9},
+                                           ResumeCase{"InAnInt8WarmUp", INT8, 3},
+                                           ResumeCase{"AmongInt4Steps", INT8, 9, INT4},
+                                           ResumeCase{"AmongFp16Steps", INT4, 6, FLOAT16},
+                                           ResumeCase{"AmongFp32Steps", ONE_BIT, 8, FLOAT32}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(Checkpoint, TakingOneChangesNothing) {

@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "gtest/gtest.h"
 #include "kernels/gpu.h"
+#include "proto/codec.h"
 #include "tests/forwarding_channel.h"
 #include "tests/job.h"
 #ifndef SIGNPOST_REAL_GPU
@@ -93,16 +94,25 @@ class GpuJobTest : public ::testing::Test {
   JobOptionsForTest job_;
 };
 
+struct Stages {
+  Codec warm_up, frozen;
+};
+constexpr Stages kStages[] = {{FLOAT32, ONE_BIT}, {BFLOAT16, ONE_BIT}, {INT8, INT4},
+                              {ONE_BIT, FLOAT16}, {FLOAT16, INT8},     {INT4, FLOAT32}};
+
 TEST_F(GpuJobTest, HasTheBytesOfAJobOnTheHost) {
-  for (const Codec warm_up : {FLOAT32, BFLOAT16}) {
-    job_.optimizer.warm_up_codec = warm_up;
-    EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr)) << CodecName(warm_up);
+  for (const Stages& stages : kStages) {
+    job_.optimizer.warm_up_codec = stages.warm_up;
+    job_.optimizer.codec = stages.frozen;
+    EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr))
+        << CodecName(stages.warm_up) << ", " << CodecName(stages.frozen);
   }
 }
 
 TEST_F(GpuJobTest, AlsoWhenRoundsAreSkipped) {
-  for (const Codec warm_up : {FLOAT32, BFLOAT16}) {
-    job_.optimizer.warm_up_codec = warm_up;
+  for (const Stages& stages : kStages) {
+    job_.optimizer.warm_up_codec = stages.warm_up;
+    job_.optimizer.codec = stages.frozen;
     const std::set<int> spoilt_steps = {1, 6, 8, 12};  // warm-up, one-bit, and two refreshes
     const auto spoil = [&](uint32_t rank, int step, std::vector<float>& gradient) {
       if (rank != 1 || !spoilt_steps.contains(step)) return;

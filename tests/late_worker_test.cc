@@ -14,6 +14,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "kernels/simulated_gpu.h"
+#include "proto/codec.h"
 #include "server/state_dir.h"
 #include "storage/disk.h"
 #include "tests/forwarding_channel.h"

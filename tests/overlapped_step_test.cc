@@ -66,7 +66,7 @@ JobOptionsForTest ManyChunks() {
 
 TEST(OverlappedStep, HasTheBitsOfAStepInAnyOrderOfGradients) {
   JobOptionsForTest job = ManyChunks();
-  for (const Codec codec : {FLOAT32, BFLOAT16}) {
+  for (const Codec codec : {FLOAT32, BFLOAT16, INT8}) {
     job.optimizer.warm_up_codec = codec;
     job.take_step = nullptr;
     Cluster reference({});

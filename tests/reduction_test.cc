@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "proto/codec.h"
 #include "proto/layout.h"
 #include "tests/cluster.h"
 #include "tests/forwarding_channel.h"
@@ -211,7 +212,7 @@ class ReadingChannel final : public ForwardingChannel {
 
 TEST(Reduction, WhatWasNotAnsweredYetIsInErrors) {
   constexpr int kCalls = 20;
-  for (const Codec codec : {BFLOAT16, ONE_BIT}) {
+  for (const Codec codec : {BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT}) {
     Cluster cluster({.aggregators = 1});
     std::vector<Vector> answered(kRanks), missing(kRanks);
     OnEachRank(kRanks, [&](uint32_t rank) {
@@ -266,7 +267,7 @@ void ExpectOneChunkOfNan(const Layout& layout, const Values& values) {
 }
 
 TEST(Reduction, AValueThatIsNotFiniteMakesItsChunkNanOnAllRanksAndIsNamed) {
-  for (const Codec codec : {FLOAT32, BFLOAT16, ONE_BIT}) {
+  for (const Codec codec : {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT}) {
     Cluster cluster({.aggregators = 2});
     OnEachRank(kRanks, [&](uint32_t rank) {
       const auto worker = Join(OptionsOf(rank), {.codec = codec}, cluster.Connect());
@@ -341,8 +342,9 @@ TEST(Reduction, OtherCodecsAreRefused) {
   Cluster cluster({.aggregators = 1});
   const auto worker =
       Worker::JoinReduction(OptionsOf(0, 1), {.codec = SKIP}, Tensors(), cluster.Connect());
-  EXPECT_EQ(worker.status().message(),
-            "the codec of a reduction is skip, wanted fp32, bf16 or one-bit");
+  EXPECT_EQ(
+      worker.status().message(),
+      "the codec of a reduction is skip, wanted one of fp32, bf16, fp16, int8, int4, one-bit");
 }
 
 TEST(Reduction, RanksWithAnotherCodecOrOperationAreToldWhichDiffers) {
@@ -439,7 +441,8 @@ TEST_P(LateReductionTest, AProcessTakesThePlaceOfOneThatIsGone) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, LateReductionTest, ::testing::Values(FLOAT32, BFLOAT16, ONE_BIT),
+INSTANTIATE_TEST_SUITE_P(Codecs, LateReductionTest,
+                         ::testing::Values(FLOAT32, BFLOAT16, INT8, ONE_BIT),
                          [](const auto& info) { return absl::StrCat("codec", info.param); });
 
 }  // namespace

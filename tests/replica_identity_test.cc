@@ -67,14 +67,23 @@ TEST(ReplicaIdentity, HoldsForAnyArrivalOrderWithDuplicatesAndRetries) {
   }
 }
 
-TEST(ReplicaIdentity, HoldsWithABfloat16WarmUp) {
-  JobOptionsForTest job;
-  job.optimizer.warm_up_codec = BFLOAT16;
-  const std::vector<float> expected = TrainedOn({}, job);
-  EXPECT_TRUE(
-      SameBytes(TrainedOn({.transport = Transport::kGrpc, .aggregators = 3, .fault_seed = 7}, job),
-                expected));
-  EXPECT_FALSE(SameBytes(expected, TrainedOn({}, JobOptionsForTest()))) << "bf16 was not used";
+TEST(ReplicaIdentity, HoldsForEveryCodecInEveryStage) {
+  const std::vector<float> plain = TrainedOn({}, JobOptionsForTest());
+  std::set<std::vector<float>> seen = {plain};
+  for (const Codec codec : {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT}) {
+    for (const bool in_warm_up : {true, false}) {
+      JobOptionsForTest job;
+      Codec& option = in_warm_up ? job.optimizer.warm_up_codec : job.optimizer.codec;
+      if (option == codec) continue;
+      option = codec;
+      SCOPED_TRACE(DescribeOptions(job.optimizer));
+      const std::vector<float> expected = TrainedOn({}, job);
+      EXPECT_TRUE(SameBytes(
+          TrainedOn({.transport = Transport::kGrpc, .aggregators = 3, .fault_seed = 7}, job),
+          expected));
+      EXPECT_TRUE(seen.insert(expected).second) << "the codec was not used";
+    }
+  }
 }
 
 TEST(ReplicaIdentity, HoldsForManyWorkersAndManyChunks) {

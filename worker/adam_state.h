@@ -70,21 +70,22 @@ class AdamState {
   virtual bool CanCompress() const = 0;
   virtual void SetStream(kernels::cuda::Stream stream) = 0;
 
-  // A contribution of gradients, with or without the error; as Optimizer::Compress.
-  virtual std::optional<uint32_t> CompressDense(uint32_t chunk, Codec codec, bool adds_error,
-                                                absl::Span<const Gradient> gradients,
-                                                uint8_t* payload, Optimizer::Later later) = 0;
-  // One of the momentum's signs.
-  virtual std::optional<uint32_t> CompressMomentum(uint32_t chunk,
+  // A contribution of gradients; as Optimizer::Compress. Without the error only what loses nothing.
+  virtual std::optional<uint32_t> CompressGradient(uint32_t chunk, Codec codec, bool adds_error,
+                                                   absl::Span<const Gradient> gradients,
+                                                   uint8_t* payload, Optimizer::Later later) = 0;
+  // One of the momentum.
+  virtual std::optional<uint32_t> CompressMomentum(uint32_t chunk, Codec codec,
                                                    RatesOf<kernels::MomentumRates> rates,
                                                    absl::Span<const Gradient> gradients,
                                                    uint8_t* payload, Optimizer::Later later) = 0;
 
   // Answers, in each of the codecs. The momentum must be dense, but for ApplyMomentum, which leaves
-  // it in the form in which it came.
+  // one that came in one bit as it is.
   virtual void AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
                         Payload answer) = 0;
-  virtual void ApplyMomentum(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) = 0;
+  virtual void ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
+                             Payload answer) = 0;
   virtual void RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates,
                            Payload answer) = 0;
   virtual void MakeMomentumDense(uint32_t chunk) = 0;

@@ -6,18 +6,26 @@
 #include <utility>
 
 #include "kernels/dense.h"
+#include "kernels/momentum.h"
 #include "kernels/sum_cuda.h"
+#include "proto/codec.h"
 
 namespace signpost {
 namespace {
 
 using kernels::cuda::AdamSegment;
 using kernels::cuda::AddDenseSegment;
+using kernels::cuda::AddQuantizedSegment;
 using kernels::cuda::AddSegment;
+using kernels::cuda::ApplyDenseSegment;
 using kernels::cuda::ApplySegment;
 using kernels::cuda::CompressSegment;
+using kernels::cuda::DecompressDenseSegment;
 using kernels::cuda::DecompressSegment;
 using kernels::cuda::DenseSegment;
+using kernels::cuda::DequantizeSegment;
+using kernels::cuda::MomentumInputSegment;
+using kernels::cuda::QuantizeSegment;
 using kernels::cuda::ScaleSegment;
 using kernels::cuda::Stream;
 
@@ -37,10 +45,12 @@ constexpr FirstNotPacked kAllPacked = std::numeric_limits<FirstNotPacked>::max()
 constexpr size_t kFirstNotPackedBytes = 16;
 
 constexpr size_t kLargestRow =
-    std::max({sizeof(AddDenseSegment), sizeof(AddSegment), sizeof(AdamSegment<kernels::AdamRates>),
-              sizeof(AdamSegment<kernels::FreezeRates>), sizeof(AdamSegment<kernels::RefreshRates>),
-              sizeof(ApplySegment), sizeof(CompressSegment), sizeof(DecompressSegment),
-              sizeof(DenseSegment), sizeof(ScaleSegment)});
+    std::max({sizeof(AddDenseSegment), sizeof(AddQuantizedSegment), sizeof(AddSegment),
+              sizeof(AdamSegment<kernels::AdamRates>), sizeof(AdamSegment<kernels::FreezeRates>),
+              sizeof(AdamSegment<kernels::RefreshRates>), sizeof(ApplyDenseSegment),
+              sizeof(ApplySegment), sizeof(CompressSegment), sizeof(DecompressDenseSegment),
+              sizeof(DecompressSegment), sizeof(DenseSegment), sizeof(DequantizeSegment),
+              sizeof(MomentumInputSegment), sizeof(QuantizeSegment), sizeof(ScaleSegment)});
 
 size_t BytesOf(GradientType type) { return type == GradientType::kFloat32 ? 4 : 2; }
 
@@ -57,28 +67,31 @@ const Segment& PartOf(const AdamState::Addition& addition) { return addition.par
 }  // namespace
 
 GpuAdamState::GpuAdamState(const Layout& layout, std::vector<absl::Span<float>> values,
-                           kernels::cuda::Gpu& gpu)
+                           const Codecs& codecs, kernels::cuda::Gpu& gpu)
     : layout_(layout),
       rule_{layout.options().block_elements(), layout.options().gamma()},
       values_(std::move(values)),
       gpu_(gpu),
       momentum_is_signed_(layout.chunks().size()) {
-  if (TakeMemory()) watch_.emplace(gpu);
+  if (TakeMemory(codecs)) watch_.emplace(gpu);
 }
 
-bool GpuAdamState::TakeMemory() {
+bool GpuAdamState::TakeMemory(const Codecs& codecs) {
   size_t most_elements = 0, most_blocks = 0, signed_bytes = 0;
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
     const Chunk& chunk = layout_.chunks()[c];
     most_elements = std::max<size_t>(most_elements, chunk.elements);
     most_blocks = std::max<size_t>(most_blocks, chunk.blocks);
+    payload_room_ = std::max({payload_room_, layout_.PayloadBytes(codecs.gradient, c),
+                              layout_.PayloadBytes(codecs.momentum, c)});
     first_signed_.push_back(signed_bytes);
-    signed_bytes += Aligned(layout_.PayloadBytes(ONE_BIT, c));
-    payload_room_ = std::max<size_t>(payload_room_, layout_.PayloadBytes(ONE_BIT, c));
+    if (codecs.momentum == ONE_BIT) signed_bytes += Aligned(layout_.PayloadBytes(ONE_BIT, c));
   }
   payload_room_ = Aligned(std::max(payload_room_, most_elements * sizeof(float)));
   // A table may have a row for each block, and a slot two of them.
   slot_bytes_ = payload_room_ + Aligned(kFirstNotPackedBytes + 2 * most_blocks * kLargestRow);
+  const bool needs_scratch = codecs.momentum != ONE_BIT || !DenseTypeOf(codecs.gradient);
+  const size_t scratch_bytes = needs_scratch ? most_elements * sizeof(float) : 0;
 
   const size_t bytes = layout_.elements() * sizeof(float);
   const size_t sums = kernels::cuda::SumWorkspace(layout_.elements()) + 1;
@@ -86,6 +99,7 @@ bool GpuAdamState::TakeMemory() {
                   Take(gpu_.Allocate(bytes), error_) && Take(gpu_.Allocate(bytes), variance_) &&
                   Take(gpu_.Allocate(bytes), dense_momentum_) &&
                   Take(gpu_.Allocate(signed_bytes), signed_momentum_) &&
+                  Take(gpu_.Allocate(scratch_bytes), scratch_) &&
                   Take(gpu_.Allocate(sums * sizeof(double)), sums_);
   packing_.resize(kPackingSlots);
   applying_.resize(kApplyingSlots);
@@ -165,31 +179,41 @@ size_t GpuAdamState::PayloadBegin(size_t bytes) const {
   return payload_room_ - (bytes + 15) / 16 * 16;
 }
 
+size_t GpuAdamState::PutPayload(Slot& slot, const uint8_t* payload, size_t bytes) const {
+  const size_t begin = PayloadBegin(bytes);
+  std::memcpy(slot.pinned.get() + begin, payload, bytes);
+  return begin;
+}
+
 size_t GpuAdamState::TablesBegin() const { return payload_room_ + kFirstNotPackedBytes; }
 
-template <class RowOf, class Launch>
+template <class Parts, class RowOf, class Kernel>
+size_t GpuAdamState::Launch(Slot& slot, size_t copied_from, size_t begin, const Parts& parts,
+                            RowOf row_of, Kernel kernel) {
+  if (parts.empty()) return begin;
+  const auto table = Write<decltype(row_of(parts[0]))>(slot, begin, parts, row_of);
+  CopyIn(slot, copied_from, table.end);
+  Do(kernel(table.rows, table.count, table.blocks));
+  return table.end;
+}
+
+template <class Fill>
 void GpuAdamState::Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Later later,
-                        RowOf row_of, Launch launch) {
+                        Fill fill) {
   if (!status_.ok()) return later(status_);
-  const Chunk& at = layout_.chunks()[chunk];
   const size_t bytes = layout_.PayloadBytes(codec, chunk);
   const size_t begin = PayloadBegin(bytes);
   Slot& slot = packing_[packings_++ % kPackingSlots];
   uint8_t* const on_gpu = slot.device.get() + begin;
-  const auto table = Write<decltype(row_of(at.segments[0], on_gpu))>(
-      slot, TablesBegin(), at.segments,
-      [&](const Segment& segment) { return row_of(segment, on_gpu); });
   std::memcpy(slot.pinned.get() + payload_room_, &kAllPacked, sizeof kAllPacked);
-  CopyIn(slot, payload_room_, table.end);
-  auto* first = reinterpret_cast<FirstNotPacked*>(slot.device.get() + payload_room_);
-  Do(launch(table.rows, table.count, table.blocks, first));
+  fill(slot, on_gpu, reinterpret_cast<FirstNotPacked*>(slot.device.get() + payload_room_));
   Release(slot);
   Do(gpu_.Wait(copies_.get(), slot.used.get()));
   Do(gpu_.CopyOut(slot.pinned.get() + begin, on_gpu, TablesBegin() - begin, copies_.get()));
   Do(gpu_.Record(slot.copied.get(), copies_.get()));
   watch_->Add(slot.copied.get(),
-              [this, &slot, begin, bytes, payload, blocks = table.blocks, launched = status_,
-               later = std::move(later)](absl::Status status) mutable {
+              [this, &slot, begin, bytes, payload, blocks = layout_.chunks()[chunk].blocks,
+               launched = status_, later = std::move(later)](absl::Status status) mutable {
                 status.Update(launched);
                 FirstNotPacked first = blocks;
                 if (status.ok()) {
@@ -208,88 +232,211 @@ void GpuAdamState::Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer
               });
 }
 
-std::optional<uint32_t> GpuAdamState::CompressDense(uint32_t chunk, Codec codec, bool adds_error,
-                                                    absl::Span<const Gradient> gradients,
-                                                    uint8_t* payload, Optimizer::Later later) {
-  const kernels::DenseType type = DenseTypeOf(codec);
-  const auto row_of = [&](const Segment& segment, uint8_t* out) {
-    const Gradient& gradient = gradients[segment.tensor];
-    return DenseSegment{.gradient = PartOf(gradient, segment),
-                        .gradient_type = gradient.type,
-                        .type = type,
-                        .error = adds_error ? Error(chunk, segment) : nullptr,
-                        .out = out + kernels::DenseBytes(type, segment.chunk_offset)};
+template <class GradientOf>
+void GpuAdamState::Compress(Slot& slot, size_t begin, uint32_t chunk, Codec codec, bool adds_error,
+                            GradientOf gradient_of, uint8_t* out, uint32_t* first_not_packed) {
+  const Chunk& at = layout_.chunks()[chunk];
+  const auto error = [&](const Segment& s) { return adds_error ? Error(chunk, s) : nullptr; };
+  const auto launch = [&](auto row_of, auto kernel) {
+    Launch(slot, payload_room_, begin, at.segments, row_of, kernel);
   };
-  Pack(chunk, codec, payload, std::move(later), row_of,
-       [&](auto... table) { return gpu_.CompressDense(rule_, table..., stream_); });
+  if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
+    return launch(
+        [&](const Segment& segment) {
+          const auto [gradient, gradient_type] = gradient_of(segment);
+          return DenseSegment{.gradient = gradient,
+                              .gradient_type = gradient_type,
+                              .type = *type,
+                              .error = error(segment),
+                              .out = out + kernels::DenseBytes(*type, segment.chunk_offset)};
+        },
+        [&](auto... table) {
+          return gpu_.CompressDense(rule_, table..., first_not_packed, stream_);
+        });
+  }
+  if (const std::optional<kernels::IntegerType> type = IntegerTypeOf(codec)) {
+    return launch(
+        [&](const Segment& segment) {
+          const auto [gradient, gradient_type] = gradient_of(segment);
+          return QuantizeSegment{.gradient = gradient,
+                                 .gradient_type = gradient_type,
+                                 .error = error(segment),
+                                 .out = QuantizedPart(*type, at, segment, out),
+                                 .type = *type};
+        },
+        [&](auto... table) {
+          return gpu_.CompressQuantized(rule_, table..., first_not_packed, stream_);
+        });
+  }
+  launch(
+      [&](const Segment& segment) {
+        const auto [gradient, gradient_type] = gradient_of(segment);
+        return CompressSegment{.gradient = gradient,
+                               .type = gradient_type,
+                               .error = error(segment),
+                               .out = OneBitPart(at, segment, out)};
+      },
+      [&](auto... table) {
+        return gpu_.CompressOneBit(rule_, table..., first_not_packed, stream_);
+      });
+}
+
+std::optional<uint32_t> GpuAdamState::CompressGradient(uint32_t chunk, Codec codec, bool adds_error,
+                                                       absl::Span<const Gradient> gradients,
+                                                       uint8_t* payload, Optimizer::Later later) {
+  const auto gradient_of = [&](const Segment& segment) {
+    const Gradient& gradient = gradients[segment.tensor];
+    return std::pair(PartOf(gradient, segment), gradient.type);
+  };
+  Pack(chunk, codec, payload, std::move(later),
+       [&](Slot& slot, uint8_t* out, uint32_t* first_not_packed) {
+         Compress(slot, TablesBegin(), chunk, codec, adds_error, gradient_of, out,
+                  first_not_packed);
+       });
   return std::nullopt;
 }
 
-std::optional<uint32_t> GpuAdamState::CompressMomentum(uint32_t chunk,
+std::optional<uint32_t> GpuAdamState::CompressMomentum(uint32_t chunk, Codec codec,
                                                        RatesOf<kernels::MomentumRates> rates,
                                                        absl::Span<const Gradient> gradients,
                                                        uint8_t* payload, Optimizer::Later later) {
-  const auto row_of = [&](const Segment& segment, uint8_t* out) {
-    const Gradient& gradient = gradients[segment.tensor];
-    CompressSegment row = {.gradient = PartOf(gradient, segment),
-                           .type = gradient.type,
-                           .error = Error(chunk, segment),
-                           .out = OneBitPart(layout_.chunks()[chunk], segment, out),
-                           .rates = rates(segment.tensor)};
-    if (momentum_is_signed_[chunk]) {
-      row.momentum = SignedMomentum(chunk, segment);
-    } else {
-      row.dense_momentum = DenseMomentum(chunk, segment);
-    }
-    return row;
-  };
-  Pack(chunk, ONE_BIT, payload, std::move(later), row_of,
-       [&](auto... table) { return gpu_.CompressOneBit(rule_, table..., stream_); });
+  Pack(chunk, codec, payload, std::move(later),
+       [&](Slot& slot, uint8_t* out, uint32_t* first_not_packed) {
+         if (codec == ONE_BIT) {
+           return CompressSigns(slot, chunk, rates, gradients, out, first_not_packed);
+         }
+         const size_t end = Launch(
+             slot, TablesBegin(), TablesBegin(), layout_.chunks()[chunk].segments,
+             [&](const Segment& segment) {
+               const Gradient& gradient = gradients[segment.tensor];
+               return MomentumInputSegment{.gradient = PartOf(gradient, segment),
+                                           .gradient_type = gradient.type,
+                                           .momentum = DenseMomentum(chunk, segment),
+                                           .input = Scratch(segment),
+                                           .rates = rates(segment.tensor)};
+             },
+             [&](auto... table) { return gpu_.MomentumInput(rule_, table..., stream_); });
+         const auto input_of = [&](const Segment& segment) {
+           return std::pair<const void*, GradientType>(Scratch(segment), GradientType::kFloat32);
+         };
+         Compress(slot, end, chunk, codec, /*adds_error=*/true, input_of, out, first_not_packed);
+       });
   return std::nullopt;
 }
 
-template <class RowOf, class Launch>
-void GpuAdamState::Run(uint32_t chunk, RowOf row_of, Launch launch) {
-  if (!status_.ok()) return;
+void GpuAdamState::CompressSigns(Slot& slot, uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
+                                 absl::Span<const Gradient> gradients, uint8_t* out,
+                                 uint32_t* first_not_packed) {
   const Chunk& at = layout_.chunks()[chunk];
+  Launch(
+      slot, payload_room_, TablesBegin(), at.segments,
+      [&](const Segment& segment) {
+        const Gradient& gradient = gradients[segment.tensor];
+        CompressSegment row = {.gradient = PartOf(gradient, segment),
+                               .type = gradient.type,
+                               .error = Error(chunk, segment),
+                               .out = OneBitPart(at, segment, out),
+                               .rates = rates(segment.tensor)};
+        if (momentum_is_signed_[chunk]) {
+          row.momentum = SignedMomentum(chunk, segment);
+        } else {
+          row.dense_momentum = DenseMomentum(chunk, segment);
+        }
+        return row;
+      },
+      [&](auto... table) {
+        return gpu_.CompressOneBit(rule_, table..., first_not_packed, stream_);
+      });
+}
+
+template <class RowOf, class Kernel>
+void GpuAdamState::Run(uint32_t chunk, RowOf row_of, Kernel kernel) {
+  if (!status_.ok()) return;
   Slot& slot = NextApplying();
-  const auto table =
-      Write<decltype(row_of(at.segments[0]))>(slot, TablesBegin(), at.segments, row_of);
-  CopyIn(slot, TablesBegin(), table.end);
-  Do(launch(table.rows, table.count, table.blocks));
+  Launch(slot, TablesBegin(), TablesBegin(), layout_.chunks()[chunk].segments, row_of, kernel);
   Release(slot);
 }
 
-template <class RowOf, class Launch>
-void GpuAdamState::RunOnAnswer(uint32_t chunk, const Payload& answer, RowOf row_of, Launch launch) {
+template <class RowOf, class Kernel>
+void GpuAdamState::RunOnAnswer(uint32_t chunk, const Payload& answer, RowOf row_of, Kernel kernel) {
+  if (!status_.ok()) return;
+  Slot& slot = NextApplying();
+  const size_t begin = PutPayload(slot, answer.data(), answer.size());
+  const uint8_t* const on_gpu = slot.device.get() + begin;
+  Launch(
+      slot, begin, TablesBegin(), layout_.chunks()[chunk].segments,
+      [&](const Segment& segment) { return row_of(segment, on_gpu); }, kernel);
+  Release(slot);
+}
+
+template <class ToOf, class RowOf, class Kernel>
+void GpuAdamState::RunOnDecompressed(uint32_t chunk, Codec codec, const Payload& answer, ToOf to_of,
+                                     RowOf row_of, Kernel kernel) {
   if (!status_.ok()) return;
   const Chunk& at = layout_.chunks()[chunk];
   Slot& slot = NextApplying();
-  const size_t begin = PayloadBegin(answer.size());
-  std::memcpy(slot.pinned.get() + begin, answer.data(), answer.size());
+  const size_t begin = PutPayload(slot, answer.data(), answer.size());
   const uint8_t* const on_gpu = slot.device.get() + begin;
-  const auto table = Write<decltype(row_of(at.segments[0], on_gpu))>(
-      slot, TablesBegin(), at.segments,
-      [&](const Segment& segment) { return row_of(segment, on_gpu); });
-  CopyIn(slot, begin, table.end);
-  Do(launch(table.rows, table.count, table.blocks));
+  const auto decompress = [&](auto decompressed_row_of, auto decompress_kernel) {
+    return Launch(slot, begin, TablesBegin(), at.segments, decompressed_row_of, decompress_kernel);
+  };
+  size_t end;
+  if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
+    end = decompress(
+        [&](const Segment& segment) {
+          return DecompressDenseSegment{
+              .compressed = on_gpu + kernels::DenseBytes(*type, segment.chunk_offset),
+              .type = *type,
+              .values = to_of(segment)};
+        },
+        [&](auto... table) { return gpu_.DecompressDense(rule_, table..., stream_); });
+  } else if (const std::optional<kernels::IntegerType> type = IntegerTypeOf(codec)) {
+    end = decompress(
+        [&](const Segment& segment) {
+          return DequantizeSegment{.compressed = QuantizedPart(*type, at, segment, on_gpu),
+                                   .type = *type,
+                                   .values = to_of(segment)};
+        },
+        [&](auto... table) { return gpu_.DecompressQuantized(rule_, table..., stream_); });
+  } else {
+    end = decompress(
+        [&](const Segment& segment) {
+          return DecompressSegment{.compressed = OneBitPart(at, segment, on_gpu),
+                                   .values = to_of(segment)};
+        },
+        [&](auto... table) { return gpu_.DecompressOneBit(rule_, table..., stream_); });
+  }
+  Launch(slot, end, end, at.segments, row_of, kernel);
   Release(slot);
 }
 
 void GpuAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
                             Payload answer) {
-  const kernels::DenseType type = DenseTypeOf(codec);
-  const auto row_of = [&](const Segment& segment, const uint8_t* gradient) {
-    return AdamSegment<kernels::AdamRates>{
-        .rates = rates(segment.tensor),
-        .gradient = gradient + kernels::DenseBytes(type, segment.chunk_offset),
-        .type = type,
-        .momentum = DenseMomentum(chunk, segment),
-        .variance = Variance(chunk, segment),
-        .parameters = Values(segment)};
+  const auto row_of = [&](const Segment& segment, kernels::DenseType type,
+                          const uint8_t* gradient) {
+    return AdamSegment<kernels::AdamRates>{.rates = rates(segment.tensor),
+                                           .gradient = gradient,
+                                           .type = type,
+                                           .momentum = DenseMomentum(chunk, segment),
+                                           .variance = Variance(chunk, segment),
+                                           .parameters = Values(segment)};
   };
-  RunOnAnswer(chunk, answer, row_of,
-              [&](auto... table) { return gpu_.AdamStep(rule_, table..., stream_); });
+  const auto step = [&](auto... table) { return gpu_.AdamStep(rule_, table..., stream_); };
+  if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
+    return RunOnAnswer(
+        chunk, answer,
+        [&](const Segment& segment, const uint8_t* payload) {
+          return row_of(segment, *type, payload + kernels::DenseBytes(*type, segment.chunk_offset));
+        },
+        step);
+  }
+  RunOnDecompressed(
+      chunk, codec, answer, [&](const Segment& segment) { return Scratch(segment); },
+      [&](const Segment& segment) {
+        return row_of(segment, kernels::DenseType::kFloat32,
+                      reinterpret_cast<const uint8_t*>(Scratch(segment)));
+      },
+      step);
 }
 
 void GpuAdamState::RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates,
@@ -308,26 +455,41 @@ void GpuAdamState::RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> ra
               [&](auto... table) { return gpu_.RefreshStep(rule_, table..., stream_); });
 }
 
-void GpuAdamState::ApplyMomentum(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) {
+void GpuAdamState::ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
+                                 Payload answer) {
+  if (codec == ONE_BIT) return ApplySigns(chunk, rates, std::move(answer));
+  RunOnDecompressed(
+      chunk, codec, answer, [&](const Segment& segment) { return DenseMomentum(chunk, segment); },
+      [&](const Segment& segment) {
+        const UpdateRates update = rates(segment.tensor);
+        return ApplyDenseSegment{.momentum = DenseMomentum(chunk, segment),
+                                 .inverse_denominator = Variance(chunk, segment),
+                                 .parameters = Values(segment),
+                                 .learning_rate = update.learning_rate,
+                                 .weight_decay = update.weight_decay};
+      },
+      [&](auto... table) { return gpu_.ApplyDenseMomentum(rule_, table..., stream_); });
+}
+
+void GpuAdamState::ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) {
   if (!status_.ok()) return;
-  const Chunk& at = layout_.chunks()[chunk];
   // The last answer has been read by all that came before on the stream.
   Slot& slot = NextApplying();
   std::memcpy(slot.pinned.get(), answer.data(), answer.size());
   Do(gpu_.CopyIn(signed_momentum_.get() + first_signed_[chunk], slot.pinned.get(), answer.size(),
                  stream_));
   momentum_is_signed_[chunk] = true;
-  const auto table =
-      Write<ApplySegment>(slot, TablesBegin(), at.segments, [&](const Segment& segment) {
+  Launch(
+      slot, TablesBegin(), TablesBegin(), layout_.chunks()[chunk].segments,
+      [&](const Segment& segment) {
         const UpdateRates update = rates(segment.tensor);
         return ApplySegment{.momentum = SignedMomentum(chunk, segment),
                             .inverse_denominator = Variance(chunk, segment),
                             .parameters = Values(segment),
                             .learning_rate = update.learning_rate,
                             .weight_decay = update.weight_decay};
-      });
-  CopyIn(slot, TablesBegin(), table.end);
-  Do(gpu_.ApplyMomentum(rule_, table.rows, table.count, table.blocks, stream_));
+      },
+      [&](auto... table) { return gpu_.ApplyMomentum(rule_, table..., stream_); });
   Release(slot);
 }
 
@@ -349,53 +511,54 @@ void GpuAdamState::AddToError(uint32_t chunk, Codec codec, const uint8_t* payloa
   if (!status_.ok()) return;
   const Chunk& at = layout_.chunks()[chunk];
   Slot& slot = NextApplying();
-  const size_t bytes = layout_.PayloadBytes(codec, chunk);
-  const size_t begin = PayloadBegin(bytes);
-  std::memcpy(slot.pinned.get() + begin, payload, bytes);
+  const size_t begin = PutPayload(slot, payload, layout_.PayloadBytes(codec, chunk));
   const uint8_t* const on_gpu = slot.device.get() + begin;
-  CopyIn(slot, begin, begin + bytes);
+  CopyIn(slot, begin, payload_room_);
 
   size_t end = TablesBegin();
-  const auto add = [&](absl::Span<const Addition> additions, auto row_of, auto launch) {
-    if (additions.empty()) return;
-    const auto table =
-        Write<decltype(row_of(additions[0]))>(slot, end, additions, [&](const Addition& addition) {
-          auto row = row_of(addition);
-          row.factor = addition.factor;
-          row.accumulator = Error(chunk, addition.part);
-          return row;
-        });
-    CopyIn(slot, end, table.end);
-    end = table.end;
-    Do(launch(table.rows, table.count, table.blocks));
+  const auto add = [&](absl::Span<const Addition> additions, auto row_of, auto kernel) {
+    const auto whole_row_of = [&](const Addition& addition) {
+      auto row = row_of(addition.part);
+      row.factor = addition.factor;
+      row.accumulator = Error(chunk, addition.part);
+      return row;
+    };
+    end = Launch(slot, end, end, additions, whole_row_of, kernel);
   };
   const auto add_one_bit = [&](auto... table) { return gpu_.AddOneBit(rule_, table..., stream_); };
   const auto add_dense = [&](auto... table) { return gpu_.AddDense(rule_, table..., stream_); };
-  if (codec == ONE_BIT) {
+  if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
     add(
         of_payload,
-        [&](const Addition& a) { return AddSegment{.addend = OneBitPart(at, a.part, on_gpu)}; },
-        add_one_bit);
-  } else {
-    const kernels::DenseType type = DenseTypeOf(codec);
-    add(
-        of_payload,
-        [&](const Addition& a) {
-          return AddDenseSegment{.addend = on_gpu + kernels::DenseBytes(type, a.part.chunk_offset),
-                                 .type = type};
+        [&](const Segment& part) {
+          return AddDenseSegment{.addend = on_gpu + kernels::DenseBytes(*type, part.chunk_offset),
+                                 .type = *type};
         },
         add_dense);
+  } else if (const std::optional<kernels::IntegerType> type = IntegerTypeOf(codec)) {
+    add(
+        of_payload,
+        [&](const Segment& part) {
+          return AddQuantizedSegment{.addend = QuantizedPart(*type, at, part, on_gpu),
+                                     .type = *type};
+        },
+        [&](auto... table) { return gpu_.AddQuantized(rule_, table..., stream_); });
+  } else {
+    add(
+        of_payload,
+        [&](const Segment& part) { return AddSegment{.addend = OneBitPart(at, part, on_gpu)}; },
+        add_one_bit);
   }
   if (momentum_is_signed_[chunk]) {
     add(
         of_momentum,
-        [&](const Addition& a) { return AddSegment{.addend = SignedMomentum(chunk, a.part)}; },
+        [&](const Segment& part) { return AddSegment{.addend = SignedMomentum(chunk, part)}; },
         add_one_bit);
   } else {
     add(
         of_momentum,
-        [&](const Addition& a) {
-          const float* const dense = DenseMomentum(chunk, a.part);
+        [&](const Segment& part) {
+          const float* const dense = DenseMomentum(chunk, part);
           return AddDenseSegment{.addend = reinterpret_cast<const uint8_t*>(dense)};
         },
         add_dense);
@@ -503,6 +666,10 @@ float* GpuAdamState::InLayoutOrder(const Memory& memory, uint32_t chunk,
 
 float* GpuAdamState::Values(const Segment& segment) const {
   return values_[segment.tensor].data() + segment.tensor_offset;
+}
+
+float* GpuAdamState::Scratch(const Segment& segment) const {
+  return reinterpret_cast<float*>(scratch_.get()) + segment.chunk_offset;
 }
 
 kernels::OneBitView GpuAdamState::SignedMomentum(uint32_t chunk, const Segment& segment) const {

@@ -30,7 +30,12 @@ namespace signpost {
 // it needs it takes at once; when there is not so much, Check says so from the beginning.
 class GpuAdamState final : public AdamState {
  public:
-  GpuAdamState(const Layout& layout, std::vector<absl::Span<float>> values,
+  // In which gradients travel before the freeze, and the momentum after it.
+  struct Codecs {
+    Codec gradient = FLOAT32;
+    Codec momentum = ONE_BIT;
+  };
+  GpuAdamState(const Layout& layout, std::vector<absl::Span<float>> values, const Codecs& codecs,
                kernels::cuda::Gpu& gpu);
   // Waits for the GPU, which uses its memory, for ever if it does not come to an end.
   ~GpuAdamState() override;
@@ -43,16 +48,18 @@ class GpuAdamState final : public AdamState {
   // While there is a slot.
   bool CanCompress() const override;
   // Both always return nothing.
-  std::optional<uint32_t> CompressDense(uint32_t chunk, Codec codec, bool adds_error,
-                                        absl::Span<const Gradient> gradients, uint8_t* payload,
-                                        Optimizer::Later later) override;
-  std::optional<uint32_t> CompressMomentum(uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
+  std::optional<uint32_t> CompressGradient(uint32_t chunk, Codec codec, bool adds_error,
+                                           absl::Span<const Gradient> gradients, uint8_t* payload,
+                                           Optimizer::Later later) override;
+  std::optional<uint32_t> CompressMomentum(uint32_t chunk, Codec codec,
+                                           RatesOf<kernels::MomentumRates> rates,
                                            absl::Span<const Gradient> gradients, uint8_t* payload,
                                            Optimizer::Later later) override;
 
   void AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
                 Payload answer) override;
-  void ApplyMomentum(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) override;
+  void ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
+                     Payload answer) override;
   void RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates, Payload answer) override;
   void MakeMomentumDense(uint32_t chunk) override;
 
@@ -104,23 +111,41 @@ class GpuAdamState final : public AdamState {
   // Where a payload of so many bytes begins in a slot, and where tables do.
   size_t PayloadBegin(size_t bytes) const;
   size_t TablesBegin() const;
+  size_t PutPayload(Slot& slot, const uint8_t* payload, size_t bytes) const;  // returns the former
   void CopyIn(Slot& slot, size_t begin, size_t end);
   // What is done on the slot's memory has been put on the stream.
   void Release(Slot& slot);
 
-  // Launches a kernel that compresses the chunk: row_of(segment, payload) has where on the GPU the
-  // payload goes. It is then copied to the host, and `later` is called.
-  template <class RowOf, class Launch>
-  void Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Later later, RowOf row_of,
-            Launch launch);
+  // Writes a table of the parts to the slot, from `begin` on, copies all from `copied_from` to its
+  // end to the GPU, and launches the kernel on it. Returns where it ends.
+  template <class Parts, class RowOf, class Kernel>
+  size_t Launch(Slot& slot, size_t copied_from, size_t begin, const Parts& parts, RowOf row_of,
+                Kernel kernel);
+  // fill(slot, payload, first_not_packed) launches what compresses the chunk; the latter two are on
+  // the GPU, and what the first table copies includes the last. The payload is then copied to the
+  // host, and `later` is called.
+  template <class Fill>
+  void Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Later later, Fill fill);
+  // Launches the codec's kernel: gradient_of(segment) has where it is, and its type.
+  template <class GradientOf>
+  void Compress(Slot& slot, size_t begin, uint32_t chunk, Codec codec, bool adds_error,
+                GradientOf gradient_of, uint8_t* out, uint32_t* first_not_packed);
+  void CompressSigns(Slot& slot, uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
+                     absl::Span<const Gradient> gradients, uint8_t* out,
+                     uint32_t* first_not_packed);
+  void ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer);
   // Launches a kernel on all of the chunk's segments, of which row_of(segment) has all.
-  template <class RowOf, class Launch>
-  void Run(uint32_t chunk, RowOf row_of, Launch launch);
+  template <class RowOf, class Kernel>
+  void Run(uint32_t chunk, RowOf row_of, Kernel kernel);
   // The same with a dense answer: row_of(segment, payload) has where it is on the GPU.
-  template <class RowOf, class Launch>
-  void RunOnAnswer(uint32_t chunk, const Payload& answer, RowOf row_of, Launch launch);
+  template <class RowOf, class Kernel>
+  void RunOnAnswer(uint32_t chunk, const Payload& answer, RowOf row_of, Kernel kernel);
+  // The same once the answer is decompressed, to to_of(segment).
+  template <class ToOf, class RowOf, class Kernel>
+  void RunOnDecompressed(uint32_t chunk, Codec codec, const Payload& answer, ToOf to_of,
+                         RowOf row_of, Kernel kernel);
 
-  bool TakeMemory();
+  bool TakeMemory(const Codecs& codecs);
   // Keeps the first error.
   bool Do(const absl::Status& status) const {
     status_.Update(status);
@@ -152,6 +177,7 @@ class GpuAdamState final : public AdamState {
   }
   float* Values(const Segment& segment) const;
   float* DenseField(Field field, uint32_t chunk, const Segment& segment) const;
+  float* Scratch(const Segment& segment) const;
   kernels::OneBitView SignedMomentum(uint32_t chunk, const Segment& segment) const;
 
   const Layout& layout_;
@@ -171,6 +197,7 @@ class GpuAdamState final : public AdamState {
   Memory error_;
   Memory variance_;
   Memory dense_momentum_;
+  Memory scratch_;                        // of one chunk at a time, on the caller's stream
   Memory signed_momentum_;                // each chunk's one-bit payload, from first_signed_ on
   std::vector<size_t> first_signed_;      // by chunk
   std::vector<bool> momentum_is_signed_;  // by chunk: which of the two counts

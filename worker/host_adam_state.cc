@@ -5,7 +5,9 @@
 
 #include "kernels/adam.h"
 #include "kernels/dense.h"
+#include "kernels/momentum.h"
 #include "kernels/sum.h"
+#include "proto/codec.h"
 
 namespace signpost {
 namespace {
@@ -34,21 +36,43 @@ absl::Status HostAdamState::CheckGradient(const Gradient& gradient) const {
       "a gradient of a tensor on the host is fp32; bf16 and fp16 are for those on a GPU");
 }
 
-std::optional<uint32_t> HostAdamState::CompressDense(uint32_t chunk, Codec codec, bool adds_error,
-                                                     absl::Span<const Gradient> gradients,
-                                                     uint8_t* payload, Optimizer::Later) {
-  const kernels::DenseType type = DenseTypeOf(codec);
+std::optional<uint32_t> HostAdamState::CompressGradient(uint32_t chunk, Codec codec,
+                                                        bool adds_error,
+                                                        absl::Span<const Gradient> gradients,
+                                                        uint8_t* payload, Optimizer::Later) {
   return crew_.Compress(chunk, [&](const Segment& part) {
-    return kernels::CompressDense(rule_, type, gradients[part.tensor].floats(part),
-                                  adds_error ? ErrorOf(chunk, part) : absl::Span<float>(),
-                                  payload + kernels::DenseBytes(type, part.chunk_offset));
+    return NumberCodecOf(codec).Compress(
+        rule_, layout_.chunks()[chunk], part, gradients[part.tensor].floats(part),
+        adds_error ? ErrorOf(chunk, part) : absl::Span<float>(), payload);
   });
 }
 
-std::optional<uint32_t> HostAdamState::CompressMomentum(uint32_t chunk,
+std::optional<uint32_t> HostAdamState::CompressMomentum(uint32_t chunk, Codec codec,
                                                         RatesOf<kernels::MomentumRates> rates,
                                                         absl::Span<const Gradient> gradients,
                                                         uint8_t* payload, Optimizer::Later) {
+  if (codec == ONE_BIT) return CompressSigns(chunk, rates, gradients, payload);
+  return crew_.Compress(chunk, [&](const Segment& part) {
+    std::vector<float> scratch(std::min<size_t>(part.elements, rule_.block_elements));
+    size_t block_number = 0, first_not_packed = 0;
+    ForEachBlock(part, rule_.block_elements, [&](const Segment& block) {
+      const absl::Span<float> input = absl::MakeSpan(scratch).first(block.elements);
+      kernels::MomentumInput(rates(part.tensor), gradients[part.tensor].floats(block),
+                             MomentumOf(chunk, block).data(), input);
+      const bool is_packed =
+          NumberCodecOf(codec).Compress(rule_, layout_.chunks()[chunk], block, input,
+                                        ErrorOf(chunk, block), payload) > 0;
+      if (is_packed && first_not_packed == block_number) ++first_not_packed;
+      ++block_number;
+    });
+    return first_not_packed;
+  });
+}
+
+std::optional<uint32_t> HostAdamState::CompressSigns(uint32_t chunk,
+                                                     RatesOf<kernels::MomentumRates> rates,
+                                                     absl::Span<const Gradient> gradients,
+                                                     uint8_t* payload) {
   const Chunk& at = layout_.chunks()[chunk];
   const Payload& momentum = signed_momentum_[chunk];
   return crew_.Compress(chunk, [&](const Segment& part) {
@@ -66,14 +90,40 @@ std::optional<uint32_t> HostAdamState::CompressMomentum(uint32_t chunk,
 
 void HostAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
                              Payload answer) {
-  const kernels::DenseType type = DenseTypeOf(codec);
+  const auto step = [&](const Segment& part, kernels::DenseType type, const uint8_t* gradient) {
+    kernels::AdamStep(rates(part.tensor), type, gradient, MomentumOf(chunk, part),
+                      VarianceOf(chunk, part), ValuesOf(part));
+  };
+  if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
+    return crew_.ForEachPart(
+        chunk, [&](const Segment& part) { step(part, *type, DensePart(*type, answer, part)); });
+  }
   crew_.ForEachPart(chunk, [&](const Segment& part) {
-    kernels::AdamStep(rates(part.tensor), type, DensePart(type, answer, part),
-                      MomentumOf(chunk, part), VarianceOf(chunk, part), ValuesOf(part));
+    std::vector<float> scratch(std::min<size_t>(part.elements, rule_.block_elements));
+    ForEachBlock(part, rule_.block_elements, [&](const Segment& block) {
+      NumberCodecOf(codec).Decompress(rule_, layout_.chunks()[chunk], block, answer.data(),
+                                      absl::MakeSpan(scratch).first(block.elements));
+      step(block, kernels::DenseType::kFloat32, reinterpret_cast<const uint8_t*>(scratch.data()));
+    });
   });
 }
 
-void HostAdamState::ApplyMomentum(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) {
+void HostAdamState::ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
+                                  Payload answer) {
+  if (codec == ONE_BIT) return ApplySigns(chunk, rates, std::move(answer));
+  crew_.ForEachPart(chunk, [&](const Segment& part) {
+    const UpdateRates update = rates(part.tensor);
+    ForEachBlock(part, rule_.block_elements, [&](const Segment& block) {
+      const absl::Span<float> momentum = MomentumOf(chunk, block);
+      NumberCodecOf(codec).Decompress(rule_, layout_.chunks()[chunk], block, answer.data(),
+                                      momentum);
+      kernels::ApplyDenseMomentum(momentum, update.learning_rate, update.weight_decay,
+                                  VarianceOf(chunk, block), ValuesOf(block));
+    });
+  });
+}
+
+void HostAdamState::ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) {
   crew_.ForEachPart(chunk, [&](const Segment& part) {
     const UpdateRates update = rates(part.tensor);
     kernels::ApplyMomentum(rule_, OneBitPart(layout_.chunks()[chunk], part, answer.data()),
@@ -105,13 +155,7 @@ void HostAdamState::AddToError(uint32_t chunk, Codec codec, const uint8_t* paylo
                                absl::Span<const Addition> of_momentum) {
   const Chunk& at = layout_.chunks()[chunk];
   for (const auto& [part, factor] : of_payload) {
-    if (codec == ONE_BIT) {
-      kernels::AddOneBit(rule_, OneBitPart(at, part, payload), factor, ErrorOf(chunk, part));
-    } else {
-      const kernels::DenseType type = DenseTypeOf(codec);
-      kernels::AddDense(type, payload + kernels::DenseBytes(type, part.chunk_offset), factor,
-                        ErrorOf(chunk, part));
-    }
+    NumberCodecOf(codec).Add(rule_, at, part, payload, factor, ErrorOf(chunk, part));
   }
   const Payload& momentum = signed_momentum_[chunk];
   for (const auto& [part, factor] : of_momentum) {

@@ -31,16 +31,18 @@ class HostAdamState final : public AdamState {
 
   bool CanCompress() const override { return true; }
   // Both are done when they return.
-  std::optional<uint32_t> CompressDense(uint32_t chunk, Codec codec, bool adds_error,
-                                        absl::Span<const Gradient> gradients, uint8_t* payload,
-                                        Optimizer::Later later) override;
-  std::optional<uint32_t> CompressMomentum(uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
+  std::optional<uint32_t> CompressGradient(uint32_t chunk, Codec codec, bool adds_error,
+                                           absl::Span<const Gradient> gradients, uint8_t* payload,
+                                           Optimizer::Later later) override;
+  std::optional<uint32_t> CompressMomentum(uint32_t chunk, Codec codec,
+                                           RatesOf<kernels::MomentumRates> rates,
                                            absl::Span<const Gradient> gradients, uint8_t* payload,
                                            Optimizer::Later later) override;
 
   void AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
                 Payload answer) override;
-  void ApplyMomentum(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) override;
+  void ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
+                     Payload answer) override;
   void RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates, Payload answer) override;
   void MakeMomentumDense(uint32_t chunk) override;
 
@@ -60,6 +62,9 @@ class HostAdamState final : public AdamState {
   HostFloats ValuesOf(uint32_t tensor) const override { return HostFloats(values_[tensor]); }
 
  private:
+  std::optional<uint32_t> CompressSigns(uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
+                                        absl::Span<const Gradient> gradients, uint8_t* payload);
+  void ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer);
   void GetMomentum(uint32_t chunk, float* numbers) const;
   // Parts of vectors that belong to a segment of the chunk.
   absl::Span<float> ValuesOf(const Segment& segment) const;

@@ -8,6 +8,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_format.h"
 #include "kernels/adam.h"
+#include "proto/codec.h"
 #include "worker/gpu_adam_state.h"
 #include "worker/host_adam_state.h"
 
@@ -35,12 +36,14 @@ double Power(double base, uint64_t exponent) {
   return power;
 }
 
-std::unique_ptr<AdamState> NewState(const Layout& layout, absl::Span<const Parameter> parameters,
-                                    uint32_t threads, kernels::cuda::Gpu* gpu) {
+std::unique_ptr<AdamState> NewState(const Layout& layout, const OptimizerOptions& options,
+                                    absl::Span<const Parameter> parameters, uint32_t threads,
+                                    kernels::cuda::Gpu* gpu) {
   std::vector<absl::Span<float>> values;
   for (const Parameter& parameter : parameters) values.push_back(parameter.values);
   if (gpu == nullptr) return std::make_unique<HostAdamState>(layout, std::move(values), threads);
-  return std::make_unique<GpuAdamState>(layout, std::move(values), *gpu);
+  const GpuAdamState::Codecs codecs = {options.warm_up_codec, options.codec};
+  return std::make_unique<GpuAdamState>(layout, std::move(values), codecs, *gpu);
 }
 
 // How far two looks at the variance may be apart: 1-bit Adam, section 7.1.
@@ -56,11 +59,9 @@ absl::Status CheckOptions(const OptimizerOptions& options) {
   if (options.freeze_step == 0) {
     return OptionError("freeze_step", 0, "at least 1: the warm-up estimates the variance");
   }
-  if (options.warm_up_codec != FLOAT32 && options.warm_up_codec != BFLOAT16) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("optimizer option warm_up_codec is %s, wanted fp32 or bf16",
-                        CodecName(options.warm_up_codec)));
-  }
+  absl::Status status = CheckCodecOption("optimizer option warm_up_codec", options.warm_up_codec);
+  status.Update(CheckCodecOption("optimizer option codec", options.codec));
+  if (!status.ok()) return status;
   if (!IsFraction(options.variance_floor)) {
     return OptionError("variance_floor", options.variance_floor, "[0, 1)");
   }
@@ -90,10 +91,10 @@ absl::Status CheckRates(const OptimizerOptions& options, absl::Span<const GroupR
       return error("epsilon", group.epsilon, "a number between 1.2e-38 and 1");
     }
     // At the freeze an aggregator's errors change unit, for all of a chunk.
-    if (options.warm_up_codec != FLOAT32 && group.beta1 != rates[0].beta1) {
+    if (Loses(options.warm_up_codec) && group.beta1 != rates[0].beta1) {
       return error("beta1", group.beta1,
-                   absl::StrFormat("%g as in group 0: with a bf16 warm-up it is the same in all",
-                                   rates[0].beta1));
+                   absl::StrFormat("%g as in group 0: with a warm-up in %s it is the same in all",
+                                   rates[0].beta1, CodecName(options.warm_up_codec)));
     }
   }
   return absl::OkStatus();
@@ -104,10 +105,10 @@ std::string DescribeOptions(const OptimizerOptions& options) {
   if (options.freeze_step == OptimizerOptions::kNever) freeze = "never";
   if (options.freeze_step == OptimizerOptions::kAuto) freeze = "auto";
   return absl::StrFormat(
-      "1-bit adam bias_correction=%d freeze_step=%s warm_up_codec=%s variance_floor=%.17g "
-      "variance_refresh_interval=%d",
-      options.bias_correction, freeze, CodecName(options.warm_up_codec), options.variance_floor,
-      options.variance_refresh_interval);
+      "1-bit adam bias_correction=%d freeze_step=%s warm_up_codec=%s codec=%s "
+      "variance_floor=%.17g variance_refresh_interval=%d",
+      options.bias_correction, freeze, CodecName(options.warm_up_codec), CodecName(options.codec),
+      options.variance_floor, options.variance_refresh_interval);
 }
 
 StepRates MessageOf(absl::Span<const GroupRates> rates, const Schedule& schedule) {
@@ -140,7 +141,7 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
       rule_{layout.options().block_elements(), layout.options().gamma()},
       parameters_(std::move(parameters)),
       has_error_(layout.chunks().size()),
-      state_(NewState(layout, parameters_, threads, gpu)) {
+      state_(NewState(layout, options, parameters_, threads, gpu)) {
   if (options.freeze_step != OptimizerOptions::kAuto) {
     schedule_.set_freeze_step(options.freeze_step);
   }
@@ -221,7 +222,7 @@ void OneBitAdam::SetStage(uint64_t step) {
 Codec OneBitAdam::codec() const {
   switch (stage_) {
     case Stage::kOneBit:
-      return ONE_BIT;
+      return options_.codec;
     case Stage::kRefresh:
       return PLAIN_FLOAT32;
     case Stage::kWarmUp:
@@ -301,15 +302,16 @@ void OneBitAdam::FreezeVariance(bool is_first) {
 
 std::optional<uint32_t> OneBitAdam::Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
                                              uint8_t* payload, Later later) {
-  if (codec() != FLOAT32 && stage_ != Stage::kRefresh) has_error_[chunk] = true;
+  const bool has_feedback = stage_ != Stage::kRefresh;
+  if (has_feedback && Loses(codec())) has_error_[chunk] = true;
   if (stage_ == Stage::kOneBit) {
     return state_->CompressMomentum(
-        chunk, [this](uint32_t tensor) { return MomentumRatesOf(RatesOfTensor(tensor)); },
+        chunk, codec(), [this](uint32_t tensor) { return MomentumRatesOf(RatesOfTensor(tensor)); },
         gradients, payload, std::move(later));
   }
   // Where there is no error, the codec loses nothing.
-  const bool adds_error = has_error_[chunk] && stage_ != Stage::kRefresh;
-  return state_->CompressDense(chunk, codec(), adds_error, gradients, payload, std::move(later));
+  return state_->CompressGradient(chunk, codec(), has_error_[chunk] && has_feedback, gradients,
+                                  payload, std::move(later));
 }
 
 void OneBitAdam::Apply(uint32_t chunk, Answer answer) {
@@ -320,7 +322,7 @@ void OneBitAdam::Apply(uint32_t chunk, Answer answer) {
           std::move(answer.payload));
     case Stage::kOneBit:
       return state_->ApplyMomentum(
-          chunk,
+          chunk, codec(),
           [this](uint32_t tensor) {
             const GroupRates& rates = RatesOfTensor(tensor);
             return AdamState::UpdateRates{static_cast<float>(rates.learning_rate),
@@ -391,7 +393,7 @@ void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, MomentumS
   std::vector<AdamState::Addition> of_payload, of_momentum;
   ForEachBlock(chunk, rule_.block_elements, [&](const Segment& block) {
     const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(block.tensor));
-    const bool is_packed = IsPacked(codec(), chunk, block, payload);
+    const bool is_packed = NumberCodecOf(codec()).IsPacked(chunk, block, payload);
     // After the freeze errors are in units of the momentum.
     const float unit = stage_ == Stage::kRefresh ? rates.one_minus_beta1 : 1;
     if (is_packed) of_payload.push_back({block, unit});

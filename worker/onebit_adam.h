@@ -42,7 +42,10 @@ struct OptimizerOptions {
   bool bias_correction = true;  // false: as DeepSpeed does
   // Steps of warm-up; kNever is plain Adam. At least 1: there is no variance to freeze before.
   uint64_t freeze_step = kNever;
-  Codec warm_up_codec = FLOAT32;  // or BFLOAT16
+  // How gradients travel in the warm-up, and the momentum after it: any that CheckCodecOption
+  // (proto/codec.h) takes.
+  Codec warm_up_codec = FLOAT32;
+  Codec codec = ONE_BIT;
   // At the freeze the variance is raised to at least this fraction of its tensor's mean.
   double variance_floor = 0.01;
   // Every so many steps after the freeze step gradients travel densely, in fp32, and the variance

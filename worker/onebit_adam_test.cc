@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "kernels/simulated_gpu.h"
+#include "proto/codec.h"
 
 namespace signpost {
 namespace {
@@ -305,8 +306,10 @@ TEST_P(OneBitAdamTest, ANonFiniteGradientKeepsItsBlockFromBeingPacked) {
   EXPECT_EQ(Compress(0, payload), 0);
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(Error()[i], error[i]);
   const Chunk& chunk = layout_->chunks()[0];
-  EXPECT_FALSE(IsPacked(ONE_BIT, chunk, chunk.segments[0].Part(0, 8, 8), payload.data()));
-  EXPECT_TRUE(IsPacked(ONE_BIT, chunk, chunk.segments[0].Part(8, 16, 8), payload.data()));
+  EXPECT_FALSE(
+      NumberCodecOf(ONE_BIT).IsPacked(chunk, chunk.segments[0].Part(0, 8, 8), payload.data()));
+  EXPECT_TRUE(
+      NumberCodecOf(ONE_BIT).IsPacked(chunk, chunk.segments[0].Part(8, 16, 8), payload.data()));
 }
 
 // Whoever is late does not get its momentum's share into the round, and the answer replaces it.
@@ -463,7 +466,8 @@ TEST(CheckOptions, NamesTheOptionAtFault) {
   EXPECT_TRUE(CheckOptions({}).ok());
   const std::pair<OptimizerOptions, const char*> cases[] = {
       {{.freeze_step = 0}, "freeze_step"},
-      {{.warm_up_codec = ONE_BIT}, "warm_up_codec"},
+      {{.warm_up_codec = PLAIN_FLOAT32}, "warm_up_codec"},
+      {{.codec = SKIP}, "option codec"},
       {{.variance_floor = kNan}, "variance_floor"},
       {{.variance_refresh_interval = 1}, "variance_refresh_interval"},
   };

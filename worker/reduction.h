@@ -25,7 +25,7 @@
 namespace signpost {
 
 struct ReductionOptions {
-  Codec codec = FLOAT32;  // or BFLOAT16 or ONE_BIT
+  Codec codec = FLOAT32;  // one that CheckCodecOption takes
   bool sum = false;       // over the ranks, instead of the mean
 };
 
@@ -79,10 +79,6 @@ class Reduction final : public Optimizer {
   absl::Span<const float> error() const { return error_; }  // in layout order; empty with fp32
 
  private:
-  // Of a part of a segment: its first block that was not packed, as the kernels return it.
-  size_t CompressPart(const Chunk& chunk, const Segment& part, absl::Span<const float> values,
-                      uint8_t* payload);
-  void ApplyPart(const Chunk& chunk, const Segment& part, const uint8_t* payload);
   absl::Span<float> ErrorOf(const Chunk& chunk, const Segment& segment);
   absl::Span<float> ResultOf(const Segment& segment);
 

@@ -9,6 +9,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_format.h"
+#include "proto/codec.h"
 #include "worker/inbox.h"
 
 namespace signpost {

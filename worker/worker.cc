@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "failpoint/failpoint.h"
 #include "kernels/dense.h"
+#include "proto/codec.h"
 #include "worker/kept_frames.h"
 #include "worker/page_vector.h"
 #include "worker/replica_fetch.h"

@@ -38,6 +38,27 @@ float Bfloat16Of(const uint8_t* bytes) {
   return value;
 }
 
+float Float16Of(const uint8_t* bytes) {
+  uint16_t bits;
+  std::memcpy(&bits, bytes, sizeof bits);
+  const int exponent = bits >> 10 & 0x1f, fraction = bits & 0x3ff;
+  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                                        : std::ldexp(1024.0f + fraction, exponent - 25);
+  return bits >> 15 ? -magnitude : magnitude;
+}
+
+float DenseOf(Codec codec, const uint8_t* bytes, uint32_t i) {
+  if (codec == BFLOAT16) return Bfloat16Of(bytes + size_t{2} * i);
+  if (codec == FLOAT16) return Float16Of(bytes + size_t{2} * i);
+  return FloatOf(bytes + size_t{4} * i);
+}
+
+int CodeOf(Codec codec, const uint8_t* bytes, uint32_t i) {
+  if (codec == INT8) return static_cast<int8_t>(bytes[i]);
+  const int code = bytes[i / 2] >> (i % 2 * 4) & 0xf;
+  return code < 8 ? code : code - 16;
+}
+
 }  // namespace
 
 // What the equations make of one chunk.
@@ -197,24 +218,47 @@ std::vector<double> Audit::Decode(const Numbers& numbers, uint32_t c,
   const Chunk& chunk = layout.chunks()[c];
   const uint8_t* bytes = numbers.payload.data();
   Vector result(chunk.elements);
-  if (numbers.codec != ONE_BIT) {
-    const bool is_fp32 = numbers.codec != BFLOAT16;
+  const bool is_int = numbers.codec == INT8 || numbers.codec == INT4;
+  if (numbers.codec != ONE_BIT && !is_int) {
+    const double tolerance = numbers.codec == BFLOAT16 ? kBfloat16Tolerance : kTolerance;
     for (uint32_t i = 0; i < chunk.elements; ++i) {
-      result[i] = is_fp32 ? FloatOf(bytes + size_t{4} * i) : Bfloat16Of(bytes + size_t{2} * i);
-      if (IsNear(result[i], input[i], is_fp32 ? kTolerance : kBfloat16Tolerance)) continue;
+      result[i] = DenseOf(numbers.codec, bytes, i);
+      if (IsNear(result[i], input[i], tolerance)) continue;
       report_(absl::StrFormat("%s has %g at element %d, wanted %g", what, result[i], i, input[i]));
       break;
     }
     return result;
   }
-  const uint8_t* signs = bytes + size_t{4} * chunk.blocks;
+  const uint8_t* packed = bytes + size_t{4} * chunk.blocks;
+  if (is_int) {
+    const int bits = numbers.codec == INT8 ? 8 : 4;
+    ForEachBlock(chunk, layout.options().block_elements(), [&](const Segment& block) {
+      const double scale = FloatOf(bytes + size_t{4} * block.first_block);
+      double largest = 0;
+      for (uint32_t i = 0; i < block.elements; ++i) {
+        const uint32_t at = block.chunk_offset + i;
+        largest = std::max(largest, std::abs(input[at]));
+        result[at] = CodeOf(numbers.codec, packed + bits * block.bits_offset, i) * scale;
+        // To the nearest code, unless another is as near but for what fp32 makes of it.
+        if (std::abs(result[at] - input[at]) <= 0.5 * scale + kTolerance * (largest + 0.1))
+          continue;
+        report_(
+            absl::StrFormat("%s has %g at element %d, wanted %g", what, result[at], at, input[at]));
+      }
+      const double wanted = largest / (numbers.codec == INT8 ? 127 : 7);
+      if (IsNear(scale, wanted, kTolerance)) return;
+      report_(absl::StrFormat("%s has scale %g in block %d, wanted %g", what, scale,
+                              block.first_block, wanted));
+    });
+    return result;
+  }
   ForEachBlock(chunk, layout.options().block_elements(), [&](const Segment& block) {
     const double scale = FloatOf(bytes + size_t{4} * block.first_block);
     double squares = 0;
     for (uint32_t i = 0; i < block.elements; ++i) {
       const double u = input[block.chunk_offset + i];
       squares += u * u;
-      const bool is_negative = signs[block.bits_offset + i / 8] >> (i % 8) & 1;
+      const bool is_negative = packed[block.bits_offset + i / 8] >> (i % 8) & 1;
       result[block.chunk_offset + i] = is_negative ? -scale : scale;
     }
     const double wanted = layout.options().gamma() * std::sqrt(squares / block.elements);

@@ -52,6 +52,9 @@ struct JobPlan {
       chunk_elements = 16;
       tensors.push_back(150);
     }
+    constexpr Codec kOthers[] = {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4};
+    if (Below(3) == 0) optimizer.codec = kOthers[Below(std::size(kOthers))];
+    if (Below(4) == 0) optimizer.warm_up_codec = kOthers[2 + Below(3)];
   }
 
   uint64_t Below(uint64_t n) { return random() % n; }

@@ -16,7 +16,13 @@ import torch
 WARM_UP = 0.05  # of the steps, in which the learning rate rises
 INTERVALS = 20  # of the steps, after each of which rank 0 says how it is going
 # Options of OneBitAdam whose defaults are good; they are here to be tried.
-ONEBIT_OPTIONS = {"variance_refresh_interval": int, "variance_floor": float, "gamma": float}
+ONEBIT_OPTIONS = {
+    "variance_refresh_interval": int,
+    "variance_floor": float,
+    "gamma": float,
+    "warm_up_codec": str,
+    "codec": str,
+}
 
 
 def argument_parser(description, *, steps, batch, batch_unit, learning_rate):

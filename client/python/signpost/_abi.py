@@ -7,10 +7,11 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 8
+ABI = 9
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
-CODECS = {"fp32": 1, "bf16": 2, "onebit": 3}
+CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
+CODEC_NAMES = {number: name for name, number in CODECS.items()}
 GRADIENT_TYPES = {"fp32": 0, "bf16": 1, "fp16": 2}
 
 _LIBRARY = Path(__file__).with_name("libsignpost.so")
@@ -38,8 +39,9 @@ class Options(ctypes.Structure):
         ("variance_floor", ctypes.c_double),
         ("freeze_step", c_uint64),
         ("variance_refresh_interval", c_uint64),
+        ("warm_up_codec", c_uint32),
+        ("codec", c_uint32),
         ("bias_correction", ctypes.c_uint8),
-        ("warm_up_bf16", ctypes.c_uint8),
         ("resume_with_other_world_size", ctypes.c_uint8),
         ("start_from_rank_0", ctypes.c_uint8),
         ("resume", c_char_p),
@@ -80,7 +82,7 @@ class Report(ctypes.Structure):
         ("step", c_uint64),
         ("steps_caught_up", c_uint64),
         ("late_rounds", c_uint32),
-        ("one_bit", ctypes.c_uint8),
+        ("codec", c_uint32),
         ("skipped_rounds", c_uint32),
         ("skipped_by_rank", c_uint32),
         ("kernels_s", ctypes.c_double),

@@ -29,7 +29,7 @@ class Reduction(Membership):
             name: tells that job's reductions apart.
             tensors: names and shapes, in elements; () is a scalar. A block of one-bit compression
                 never holds elements of two of them.
-            codec: "fp32", or "bf16" or "onebit" with error feedback.
+            codec: "fp32", or with error feedback "bf16", "fp16", "int8", "int4" or "onebit".
             op: "mean" or "sum".
 
         Raises:

@@ -39,7 +39,7 @@ class StepReport:
     step: int  # the last one that was taken
     steps_caught_up: int  # taken before it in the same call, because the others had gone on
     late_rounds: int  # of single chunks, that closed without this worker's gradient
-    one_bit: bool  # False: a dense step, of the warm-up or a refresh
+    codec: str  # in which its numbers travelled: "fp32", "onebit" and so on
     skipped_rounds: int  # chunks that a gradient that is not finite kept out of this step
     skipped_by_rank: int  # of the first one, with skipped_rounds > 0
     kernels_s: float  # compressing and applying
@@ -48,11 +48,15 @@ class StepReport:
     sent_bytes: int  # as the kernel counted them on the sockets
     received_bytes: int
 
+    @property
+    def one_bit(self) -> bool:
+        return self.codec == "onebit"
+
 
 def report_of(report: _abi.Report) -> StepReport:
     """As the library has filled it in."""
     fields = {name: getattr(report, name) for name, _ in _abi.Report._fields_}
-    return StepReport(**{**fields, "one_bit": bool(report.one_bit)})
+    return StepReport(**{**fields, "codec": _abi.CODEC_NAMES[report.codec]})
 
 
 class Session(Membership):

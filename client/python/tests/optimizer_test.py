@@ -642,7 +642,7 @@ def test_wrong_options_are_named(make):
 def test_a_bf16_warm_up_sends_half_the_bytes(make):
     parameters = tensors((100_000,))
     sent = []
-    for options in ({}, {"warm_up_bf16": True}):
+    for options in ({}, {"warm_up_codec": "bf16"}):
         optimizer = make(signpost.OneBitAdam, parameters, freeze_step=10, **options)
         set_gradients(parameters, 0)
         optimizer.step()

@@ -68,7 +68,7 @@ def all_reduce(
         tensor: on the CPU or a CUDA GPU, of float32, bfloat16 or float16. If it is not a contiguous
             float32 one on the CPU, a copy is made there, in float32, reduced, and copied back: from
             a GPU all of it goes through the host, in the order of PyTorch's current stream.
-        codec: "fp32", "bf16" or "onebit": how it travels, both ways.
+        codec: "fp32", "bf16", "fp16", "int8", "int4" or "onebit": how it travels, both ways.
         name: tells reductions apart; needed for codecs with errors. With "fp32" calls of the same
             shape and op share one by default. A first call with a name waits for the other ranks',
             and an aggregator takes 256 jobs, names among them (`--max-jobs`): pad tensors to a few

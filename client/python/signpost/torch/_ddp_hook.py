@@ -31,7 +31,8 @@ class DdpHookState:
     def __init__(self, codec: str = "onebit", *, start_step: int = 10, name: str = "ddp") -> None:
         """
         Args:
-            codec: "onebit", "bf16" or "fp32": how gradients travel, both ways.
+            codec: "onebit", "int4", "int8", "fp16", "bf16" or "fp32": how gradients travel,
+                both ways.
             start_step: so many steps travel in fp32 before, at least 2: DDP arranges its buckets
                 anew after the first.
             name: tells the states of several models apart; the same on all ranks.

@@ -339,6 +339,17 @@ def _rates(group: Dict[str, Any]) -> Rates:
     )
 
 
+def _codec(name: str, value: str) -> int:
+    """The option as the library takes it.
+
+    Raises:
+        ValueError: there is no such codec.
+    """
+    if value not in _abi.CODECS:
+        raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(_abi.CODECS)}")
+    return _abi.CODECS[value]
+
+
 def _count(name: str, value: int, least: int) -> int:
     """The option as the library takes it.
 
@@ -438,7 +449,8 @@ class OneBitAdam(_JobOptimizer):
         variance_refresh_interval: int = 0,
         variance_floor: float = 0.01,
         gamma: float = 1.35,
-        warm_up_bf16: bool = False,
+        codec: str = "onebit",
+        warm_up_codec: str = "fp32",
         max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
@@ -456,8 +468,10 @@ class OneBitAdam(_JobOptimizer):
             variance_floor: where the variance is frozen or brought up to date, it is raised to this
                 fraction of its tensor's mean.
             gamma: a block's scale is gamma times its root mean square; in (0, 1.6).
-            warm_up_bf16: gradients travel as bf16 before the freeze step, instead of fp32; betas[0]
-                must then be the same in all groups.
+            codec: how the momentum travels from the freeze step on, both ways: "onebit", "int4",
+                "int8", "bf16", "fp16" or "fp32".
+            warm_up_codec: how gradients travel before; likewise. Unless it is "fp32", betas[0] must
+                be the same in all groups.
         """
         if isinstance(freeze_step, str):
             if freeze_step != "auto":
@@ -480,6 +494,7 @@ class OneBitAdam(_JobOptimizer):
             ),
             variance_floor=variance_floor,
             gamma=gamma,
-            warm_up_bf16=warm_up_bf16,
+            codec=_codec("codec", codec),
+            warm_up_codec=_codec("warm_up_codec", warm_up_codec),
             resume_with_other_world_size=resume_with_other_world_size,
         )
