@@ -70,6 +70,12 @@ class Optimizer {
   // into the error. Before Apply of the answer.
   virtual void KeepInput(uint32_t chunk, const uint8_t* payload) = 0;
 
+  // All chunks' answers of the step have been applied, or taken back: does what needs all of a
+  // tensor. On a GPU it may wait.
+  virtual void EndStep() {}
+  // Whether EndStep has something to do to the chunk: until then its State is that before no step.
+  virtual bool AwaitsEndStep(uint32_t chunk) const { return false; }
+
   // For a worker that comes back to a job: what is the same on all workers, as STATE's payload.
   // Sign and payload of every number stay what they are.
   virtual Payload State(uint32_t chunk) const = 0;

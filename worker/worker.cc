@@ -521,10 +521,20 @@ absl::Status Worker::ExchangeOpenStep(StepReport& report) {
   open_step_->may_apply = true;
   absl::Status status = ExchangeChunks(
       open_step_->queue, [this](uint32_t chunk) { Pack(chunk); }, Until::kAllAreAnswered, report);
-  if (status.ok()) status = optimizer_.Check();
-  if (!status.ok()) return status;
+  if (status.ok()) status = EndOpenStep(report);
+  return status;
+}
+
+absl::Status Worker::EndOpenStep(StepReport& report) {
+  const absl::Time start = options_.clock->Now();
+  optimizer_.EndStep();
+  report.kernels += options_.clock->Now() - start;
+  if (absl::Status status = optimizer_.Check(); !status.ok()) return status;
   open_step_.reset();
   ++step_;
+  for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
+    if (exchanges_[chunk].owes_state) GiveState(chunk);
+  }
   return absl::OkStatus();
 }
 
@@ -858,8 +868,9 @@ void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
 void Worker::GiveState(uint32_t chunk) {
   const uint64_t step = exchanges_[chunk].next_step;
   if (step_ < layout_.options().first_step()) return;  // it has no state yet
-  // Between a freeze of the variance and the first answer after it a state fits no step.
-  exchanges_[chunk].owes_state = optimizer_.HasFrozenFor(step);
+  // Between a freeze of the variance and the first answer after it a state fits no step, nor does
+  // it between an answer and the end of its step, where there is something left to do.
+  exchanges_[chunk].owes_state = optimizer_.HasFrozenFor(step) || optimizer_.AwaitsEndStep(chunk);
   if (exchanges_[chunk].owes_state) return;
   auto state = std::make_shared<const Payload>(optimizer_.State(chunk));
   if (!optimizer_.Check().ok()) return;  // it is worth nothing

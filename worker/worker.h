@@ -260,6 +260,8 @@ class Worker {
   absl::StatusOr<StepReport> Finish();
   // Of the open step, which is none any more unless it fails. Adds what happened to `report`.
   absl::Status ExchangeOpenStep(StepReport& report);
+  // Once all its answers have been applied.
+  absl::Status EndOpenStep(StepReport& report);
   absl::Status CatchUp(StepReport& report);
   absl::Status CheckStepArguments(absl::Span<const Gradient> gradients,
                                   absl::Span<const GroupRates> rates) const;
