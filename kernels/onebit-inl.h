@@ -14,6 +14,7 @@
 #include "kernels/onebit.h"
 #include "kernels/onebit_reference.h"
 #include "kernels/rank_sum-inl.h"
+#include "kernels/square_lanes-inl.h"
 #include "kernels/strip-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -45,29 +46,6 @@ class Scratch {
   static constexpr size_t kStackElements = 4096;
   absl::FixedArray<AlignedPiece, kStackElements / kPieceElements> pieces_;
 };
-
-// Folds a vector in halves: the second is added to the first.
-template <class Lanes>
-HWY_INLINE float Fold(Lanes lanes, hn::Vec<Lanes> v) {
-  if constexpr (hn::MaxLanes(lanes) == 1) {
-    return hn::GetLane(v);
-  } else {
-    const hn::Half<Lanes> half;
-    return Fold(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
-  }
-}
-
-// Folds the lanes of block.h in halves.
-HWY_INLINE float FoldLanes(float* lanes) {
-  for (size_t w = kSumLanes / 2; w >= kLanes; w /= 2) {
-    for (size_t l = 0; l < w; l += kLanes) {
-      const Vector folded =
-          hn::Add(hn::Load(Floats(), lanes + l), hn::Load(Floats(), lanes + l + w));
-      hn::Store(folded, Floats(), lanes + l);
-    }
-  }
-  return Fold(Floats(), hn::Load(Floats(), lanes));
-}
 
 // A block of a span: elements [begin, begin + length).
 struct Block {
@@ -110,19 +88,14 @@ class Ahead {
 // Fills the scratch with the input's u of a block; returns their sum of squares.
 template <class Input>
 HWY_INLINE float Gather(Input& input, const Block& block, Ahead<Input>& ahead, float* scratch) {
-  HWY_ALIGN float lanes[kSumLanes];
-  ForEachStrip(kSumLanes, [&](size_t i, auto) STRIP_BODY { Store(Zeros(), lanes + i, Full()); });
+  SquareLanes squares;
   ForEachStripOf(input, block, ahead, scratch, [&](size_t i, auto count, Strip u) STRIP_BODY {
     ahead.FetchRest();
     u = ZeroBeyond(u, count);
     Store(u, scratch + i, Full());
-    // Lanes beyond a short strip add +0, which changes no sum of squares.
-    float* const sums = lanes + i % kSumLanes;
-    const auto add_square = [](Vector sum, Vector v)
-                                STRIP_BODY { return hn::Add(sum, hn::Mul(v, v)); };
-    Store(Map(add_square, Load(sums, Full()), u), sums, Full());
+    squares.Add(i, u);
   });
-  return FoldLanes(lanes);
+  return squares.Fold();
 }
 
 // Writes a block: its sign bits and what they lose.
