@@ -7,6 +7,7 @@
 
 #include "kernels/dense.h"
 #include "kernels/sum_cuda.h"
+#include "worker/lamb_state.h"
 
 namespace signpost {
 namespace {
@@ -470,6 +471,8 @@ void GpuAdamState::Set(Field field, uint32_t chunk, const float* numbers) {
                   segment.elements * sizeof(float), stream_));
   }
 }
+
+std::unique_ptr<LambState> GpuAdamState::NewLambState() { return nullptr; }
 
 void GpuAdamState::Read(void* to, const void* from, size_t bytes) const {
   if (status_.ok()) Do(gpu_.Read(to, from, bytes, stream_));

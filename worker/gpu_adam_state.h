@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -73,6 +74,7 @@ class GpuAdamState final : public AdamState {
   HostFloats ValuesOf(uint32_t tensor) const override {
     return Copy(values_[tensor].data(), values_[tensor].size());
   }
+  std::unique_ptr<LambState> NewLambState() override;
 
  private:
   using Memory = kernels::cuda::Owned<uint8_t>;

@@ -6,6 +6,7 @@
 #include "kernels/adam.h"
 #include "kernels/dense.h"
 #include "kernels/sum.h"
+#include "worker/host_lamb_state.h"
 
 namespace signpost {
 namespace {
@@ -185,6 +186,10 @@ void HostAdamState::Set(Field field, uint32_t chunk, const float* numbers) {
     case Field::kError:
       std::copy_n(numbers, at.elements, error_.data() + at.first_element);
   }
+}
+
+std::unique_ptr<LambState> HostAdamState::NewLambState() {
+  return std::make_unique<HostLambState>(*this);
 }
 
 void HostAdamState::GetMomentum(uint32_t chunk, float* numbers) const {

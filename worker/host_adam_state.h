@@ -4,6 +4,7 @@
 #define SIGNPOST_WORKER_HOST_ADAM_STATE_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -58,8 +59,11 @@ class HostAdamState final : public AdamState {
   HostFloats Errors() const override { return HostFloats(absl::MakeConstSpan(error_)); }
   HostFloats Variances() const override { return HostFloats(absl::MakeConstSpan(variance_)); }
   HostFloats ValuesOf(uint32_t tensor) const override { return HostFloats(values_[tensor]); }
+  std::unique_ptr<LambState> NewLambState() override;
 
  private:
+  friend class HostLambState;  // the rest of 1-bit LAMB's state
+
   void GetMomentum(uint32_t chunk, float* numbers) const;
   // Parts of vectors that belong to a segment of the chunk.
   absl::Span<float> ValuesOf(const Segment& segment) const;
