@@ -52,6 +52,7 @@ struct JobPlan {
       chunk_elements = 16;
       tensors.push_back(150);
     }
+    if (Below(3) == 0) optimizer.lamb.emplace();
   }
 
   uint64_t Below(uint64_t n) { return random() % n; }
