@@ -139,7 +139,7 @@ struct Plan {
 
 // What a rank ends with.
 struct End {
-  std::string values, momentum, variance, error;
+  std::string values, momentum, variance, fresh_variance, error;
 
   bool operator==(const End&) const = default;
 };
@@ -181,6 +181,7 @@ std::vector<End> RunIn(Cluster& cluster, const Plan& plan) {
     replica.GetValues();
     ends[rank] = {BytesOfAll(replica.values), momentum,
                   BytesOfAll((*worker)->optimizer().variance()),
+                  BytesOfAll((*worker)->optimizer().fresh_variance()),
                   BytesOfAll((*worker)->optimizer().error())};
     EXPECT_TRUE((*worker)->Leave().ok());
   });
@@ -208,6 +209,7 @@ absl::StatusOr<ResumeState> Load(const ResumeFrom& from, const JobOptionsForTest
   options.set_chunk_elements(job.worker.chunk_elements);
   options.set_gamma(job.worker.gamma);
   options.set_optimizer(DescribeOptions(job.optimizer));
+  options.set_state_numbers(StateNumbers(job.optimizer));
   return LoadResumeState(from, {tensors, options, rank, job.workers});
 }
 
@@ -250,13 +252,17 @@ struct ResumeCase {
   const char* name;
   Codec warm_up_codec;
   int saved_after;  // the variance freezes after 5
+  std::optional<LambOptions> lamb = std::nullopt;
 };
+
+constexpr LambOptions kLamb;
 
 class ResumeTest : public ::testing::TestWithParam<ResumeCase> {};
 
 TEST_P(ResumeTest, EqualsNoInterruptionBitForBitOnAnyNumberOfShards) {
   JobOptionsForTest job;
   job.optimizer.warm_up_codec = GetParam().warm_up_codec;
+  job.optimizer.lamb = GetParam().lamb;
   const std::vector<End> expected = RunAnew(2, {.job = job, .until = 12});
   const int saved_after = GetParam().saved_after;
   MemoryDisk disk;
@@ -293,7 +299,10 @@ INSTANTIATE_TEST_SUITE_P(Steps, ResumeTest,
                                            ResumeCase{"InABf16WarmUp", BFLOAT16, 3},
                                            ResumeCase{"AtTheFreeze", BFLOAT16, 5},
                                            ResumeCase{"AfterTheFirstOneBitStep", FLOAT32, 6},
-                                           ResumeCase{"AmongOneBitSteps", BFLOAT16, 9}),
+                                           ResumeCase{"AmongOneBitSteps", BFLOAT16, 9},
+                                           ResumeCase{"OfLambInTheWarmUp", FLOAT32, 3, kLamb},
+                                           ResumeCase{"OfLambAtTheFreeze", BFLOAT16, 5, kLamb},
+                                           ResumeCase{"OfLambAmongOneBitSteps", FLOAT32, 9, kLamb}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(Checkpoint, TakingOneChangesNothing) {

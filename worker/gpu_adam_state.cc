@@ -7,7 +7,8 @@
 
 #include "kernels/dense.h"
 #include "kernels/sum_cuda.h"
-#include "worker/lamb_state.h"
+#include "worker/gpu_adam_state-inl.h"
+#include "worker/gpu_lamb_state.h"
 
 namespace signpost {
 namespace {
@@ -41,7 +42,8 @@ constexpr size_t kLargestRow =
     std::max({sizeof(AddDenseSegment), sizeof(AddSegment), sizeof(AdamSegment<kernels::AdamRates>),
               sizeof(AdamSegment<kernels::FreezeRates>), sizeof(AdamSegment<kernels::RefreshRates>),
               sizeof(ApplySegment), sizeof(CompressSegment), sizeof(DecompressSegment),
-              sizeof(DenseSegment), sizeof(ScaleSegment)});
+              sizeof(DenseSegment), sizeof(ScaleSegment), sizeof(kernels::cuda::FloorSegment),
+              sizeof(kernels::cuda::FollowSegment), sizeof(kernels::cuda::LambSegment)});
 
 size_t BytesOf(GradientType type) { return type == GradientType::kFloat32 ? 4 : 2; }
 
@@ -50,10 +52,6 @@ const void* PartOf(const Gradient& gradient, const Segment& part) {
   if (gradient.values == nullptr) return nullptr;  // zeros
   return static_cast<const uint8_t*>(gradient.values) + BytesOf(gradient.type) * part.tensor_offset;
 }
-
-// Where it may be in a list.
-const Segment& PartOf(const Segment& segment) { return segment; }
-const Segment& PartOf(const AdamState::Addition& addition) { return addition.part; }
 
 }  // namespace
 
@@ -124,23 +122,6 @@ void GpuAdamState::SetStream(Stream stream) {
   Do(gpu_.Record(left_.get(), stream_));
   Do(gpu_.Wait(stream, left_.get()));
   stream_ = stream;
-}
-
-template <class Row, class Parts, class RowOf>
-GpuAdamState::Table<Row> GpuAdamState::Write(Slot& slot, size_t begin, const Parts& parts,
-                                             RowOf row_of) {
-  Table<Row> table = {.rows = reinterpret_cast<const Row*>(slot.device.get() + begin),
-                      .end = begin + parts.size() * sizeof(Row)};
-  for (const auto& item : parts) {
-    const Segment& part = PartOf(item);
-    Row row = row_of(item);
-    row.elements = part.elements;
-    row.first_block = table.blocks;
-    std::memcpy(slot.pinned.get() + begin + table.count * sizeof(Row), &row, sizeof(Row));
-    table.blocks += kernels::BlockCount(part.elements, rule_.block_elements);
-    ++table.count;
-  }
-  return table;
 }
 
 bool GpuAdamState::CanCompress() const {
@@ -247,34 +228,6 @@ std::optional<uint32_t> GpuAdamState::CompressMomentum(uint32_t chunk,
   Pack(chunk, ONE_BIT, payload, std::move(later), row_of,
        [&](auto... table) { return gpu_.CompressOneBit(rule_, table..., stream_); });
   return std::nullopt;
-}
-
-template <class RowOf, class Launch>
-void GpuAdamState::Run(uint32_t chunk, RowOf row_of, Launch launch) {
-  if (!status_.ok()) return;
-  const Chunk& at = layout_.chunks()[chunk];
-  Slot& slot = NextApplying();
-  const auto table =
-      Write<decltype(row_of(at.segments[0]))>(slot, TablesBegin(), at.segments, row_of);
-  CopyIn(slot, TablesBegin(), table.end);
-  Do(launch(table.rows, table.count, table.blocks));
-  Release(slot);
-}
-
-template <class RowOf, class Launch>
-void GpuAdamState::RunOnAnswer(uint32_t chunk, const Payload& answer, RowOf row_of, Launch launch) {
-  if (!status_.ok()) return;
-  const Chunk& at = layout_.chunks()[chunk];
-  Slot& slot = NextApplying();
-  const size_t begin = PayloadBegin(answer.size());
-  std::memcpy(slot.pinned.get() + begin, answer.data(), answer.size());
-  const uint8_t* const on_gpu = slot.device.get() + begin;
-  const auto table = Write<decltype(row_of(at.segments[0], on_gpu))>(
-      slot, TablesBegin(), at.segments,
-      [&](const Segment& segment) { return row_of(segment, on_gpu); });
-  CopyIn(slot, begin, table.end);
-  Do(launch(table.rows, table.count, table.blocks));
-  Release(slot);
 }
 
 void GpuAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
@@ -472,7 +425,9 @@ void GpuAdamState::Set(Field field, uint32_t chunk, const float* numbers) {
   }
 }
 
-std::unique_ptr<LambState> GpuAdamState::NewLambState() { return nullptr; }
+std::unique_ptr<LambState> GpuAdamState::NewLambState() {
+  return std::make_unique<GpuLambState>(*this);
+}
 
 void GpuAdamState::Read(void* to, const void* from, size_t bytes) const {
   if (status_.ok()) Do(gpu_.Read(to, from, bytes, stream_));

@@ -77,6 +77,8 @@ class GpuAdamState final : public AdamState {
   std::unique_ptr<LambState> NewLambState() override;
 
  private:
+  friend class GpuLambState;  // the rest of 1-bit LAMB's state
+
   using Memory = kernels::cuda::Owned<uint8_t>;
   using OwnedEvent = kernels::cuda::Owned<CUevent_st>;
 
@@ -88,6 +90,8 @@ class GpuAdamState final : public AdamState {
     OwnedEvent used;    // on the caller's stream
     OwnedEvent copied;  // to the host
   };
+
+  // Below: gpu_adam_state-inl.h has the templates that others need too.
 
   // Rows of a table in a slot, for one launch.
   template <class Row>

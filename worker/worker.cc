@@ -245,9 +245,6 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
   if (absl::Status status = CheckLateness(options); !status.ok()) return status;
   if (absl::Status status = CheckThreads(options); !status.ok()) return status;
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
-  if (optimizer.lamb && options.gpu != nullptr) {
-    return absl::InvalidArgumentError("1-bit LAMB trains parameters on the host only");
-  }
 
   JobOptions job_options = JobOptionsOf(options);
   job_options.set_optimizer(DescribeOptions(optimizer));
