@@ -40,7 +40,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 8
+#define SIGNPOST_ABI 9
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -66,9 +66,18 @@ typedef struct {
   uint32_t threads;
   float gamma;
   double variance_floor; /* the least variance at a freeze, as a fraction of its tensor's mean */
-  /* Steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam. SIGNPOST_AUTO: until the
-   * variance has settled, which is looked at every 1 / (1 - beta2) steps, and no learning rate has
-   * risen since the last look. */
+  /* With `lamb` alone: a tensor's trust ratio is clipped to [min_coeff, max_coeff]; coeff_beta is
+   * of the moving average that is frozen; the factor of one-bit steps is clipped to [factor_min,
+   * factor_max], and changes by at most the fraction factor_threshold in a step. */
+  double max_coeff;
+  double min_coeff;
+  double coeff_beta;
+  double factor_max;
+  double factor_min;
+  double factor_threshold;
+  /* Steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam, or LAMB. SIGNPOST_AUTO:
+   * until the variance has settled, which is looked at every 1 / (1 - beta2) steps, and no learning
+   * rate has risen since the last look. */
   uint64_t freeze_step;
   /* Every so many steps after the freeze step one is dense and refreshes the variance; 0: never. */
   uint64_t variance_refresh_interval;
@@ -80,6 +89,7 @@ typedef struct {
   /* All ranks begin with rank 0's values, unless they resume. 0: those that begin with others are
    * refused. */
   uint8_t start_from_rank_0;
+  uint8_t lamb;       /* 1: 1-bit LAMB; 0: 1-bit Adam */
   const char* resume; /* directory of checkpoints to go on from; NULL: start anew */
   /* Instead of such a directory, what signpost_save_state gave this rank: must stay until
    * signpost_join returns. NULL: start anew. */
@@ -147,9 +157,9 @@ SIGNPOST_API int signpost_join(const signpost_options* options,
                                signpost_session** session, char* error, size_t error_size);
 
 /* With options->gpu: calls put their work on this stream of it (a cudaStream_t) from now on, behind
- * all that is on the one before, which must be there until then. A step has read all gradients when it returns;
- * parameters are written in the stream's order, perhaps later. The default one, NULL, at first.
- * Whatever makes the parameters must be done before signpost_join. */
+ * all that is on the one before, which must be there until then. A step has read all gradients when
+ * it returns; parameters are written in the stream's order, perhaps later. The default one, NULL,
+ * at first. Whatever makes the parameters must be done before signpost_join. */
 SIGNPOST_API int signpost_set_stream(signpost_session* session, void* stream, char* error,
                                      size_t error_size);
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 8
+ABI = 9
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "onebit": 3}
@@ -36,12 +36,19 @@ class Options(ctypes.Structure):
         ("threads", c_uint32),
         ("gamma", ctypes.c_float),
         ("variance_floor", ctypes.c_double),
+        ("max_coeff", ctypes.c_double),
+        ("min_coeff", ctypes.c_double),
+        ("coeff_beta", ctypes.c_double),
+        ("factor_max", ctypes.c_double),
+        ("factor_min", ctypes.c_double),
+        ("factor_threshold", ctypes.c_double),
         ("freeze_step", c_uint64),
         ("variance_refresh_interval", c_uint64),
         ("bias_correction", ctypes.c_uint8),
         ("warm_up_bf16", ctypes.c_uint8),
         ("resume_with_other_world_size", ctypes.c_uint8),
         ("start_from_rank_0", ctypes.c_uint8),
+        ("lamb", ctypes.c_uint8),
         ("resume", c_char_p),
         ("resume_state", c_void_p),
         ("resume_state_bytes", c_size_t),
