@@ -6,21 +6,28 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "kernels/adam.h"
+#include "kernels/dense.h"
 #include "kernels/run_cuda.h"
 #include "kernels/test_inputs.h"
 
 namespace signpost::kernels::cuda {
 namespace {
 
-// What an optimizer keeps of a span; a variance that is zero here and there.
+// What an optimizer keeps of a span, a variance that is zero here and there, and a gradient: a
+// payload of `type`.
 struct State {
-  State(size_t n, Random& random)
-      : gradient(random.Values(n)),
+  State(size_t n, DenseType type, Random& random)
+      : gradient(n),
         momentum(random.Values(n)),
         variance(random.PositiveValues(n)),
-        parameters(random.Values(n)) {}
+        parameters(random.Values(n)) {
+    std::vector<float> lost(n);
+    kernels::CompressDense(BlockRule(), type, random.Values(n), absl::MakeSpan(lost),
+                           reinterpret_cast<uint8_t*>(gradient.data()));
+  }
 
   const uint8_t* payload() const { return reinterpret_cast<const uint8_t*>(gradient.data()); }
 
@@ -41,7 +48,7 @@ struct State {
 
 // body(rule, ours, expected)
 template <class Body>
-void ForEachShape(Body body) {
+void ForEachShape(DenseType type, Body body) {
   Random random;
   for (const size_t block : kBlocks) {
     for (const size_t n : kLengths) {
@@ -50,7 +57,7 @@ void ForEachShape(Body body) {
         SCOPED_TRACE(testing::Message()
                      << n << " elements in blocks of " << block << (is_aligned ? ", aligned" : ""));
         const AlignedMemory memory(is_aligned);
-        State ours(n, random);
+        State ours(n, type, random);
         State expected = ours;
         body(BlockRule{block}, ours, expected);
         ours.ExpectSame(expected);
@@ -61,8 +68,8 @@ void ForEachShape(Body body) {
 
 TEST(AdamCuda, StepsAsTheCpuDoes) {
   const AdamRates rates = {0.9f, 0.1f, 0.999f, 0.001f, 3e-3f, 1.7f, 1e-8f, 1e-5f};
-  for (const DenseType type : {DenseType::kFloat32, DenseType::kBfloat16}) {
-    ForEachShape([&](BlockRule rule, State& ours, State& expected) {
+  for (const DenseType type : {DenseType::kFloat32, DenseType::kBfloat16, DenseType::kFloat16}) {
+    ForEachShape(type, [&](BlockRule rule, State& ours, State& expected) {
       kernels::AdamStep(rates, type, expected.payload(), expected.momentum.span(),
                         expected.variance.span(), expected.parameters.span());
       RunAdamStep(rule, ours.Segments(rates, type));
@@ -72,7 +79,7 @@ TEST(AdamCuda, StepsAsTheCpuDoes) {
 
 TEST(AdamCuda, FreezesAsTheCpuDoes) {
   const FreezeRates rates = {1.1f, 1.3f, 1e-9f, 1e-8f};
-  ForEachShape([&](BlockRule rule, State& ours, State& expected) {
+  ForEachShape(DenseType::kFloat32, [&](BlockRule rule, State& ours, State& expected) {
     kernels::Freeze(rates, expected.momentum.span(), expected.variance.span());
     RunFreeze(rule, ours.Segments(rates, DenseType::kFloat32));
   });
@@ -80,7 +87,7 @@ TEST(AdamCuda, FreezesAsTheCpuDoes) {
 
 TEST(AdamCuda, RefreshesAndThawsAsTheCpuDoes) {
   const RefreshRates rates = {0.9f, 0.1f, 0.8f, 0.2f, 3e-3f, 1e-8f, 1e-5f};
-  ForEachShape([&](BlockRule rule, State& ours, State& expected) {
+  ForEachShape(DenseType::kFloat32, [&](BlockRule rule, State& ours, State& expected) {
     kernels::RefreshStep(rates, expected.payload(), expected.momentum.span(),
                          expected.variance.span(), expected.parameters.span());
     RunRefreshStep(rule, ours.Segments(rates, DenseType::kFloat32));

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -35,13 +35,15 @@ TEST(Adam, StepGivesTheNumbersComputedByHand) {
                            .epsilon = 1,
                            .decay = 0.5f};
   const Values gradient = {4};
-  const uint8_t bfloat16[] = {0x80, 0x40};  // 4 as well
+  const uint8_t bfloat16[] = {0x80, 0x40}, float16[] = {0x00, 0x44};  // 4 as well
+  const std::pair<DenseType, const uint8_t*> payloads[] = {
+      {DenseType::kFloat32, Float32Payload(gradient)},
+      {DenseType::kBfloat16, bfloat16},
+      {DenseType::kFloat16, float16}};
   OnEveryTarget([&] {
-    for (const bool wide : {true, false}) {
+    for (const auto& [type, payload] : payloads) {
       Values m = {2}, v = {16}, x = {8};
-      AdamStep(rates, wide ? DenseType::kFloat32 : DenseType::kBfloat16,
-               wide ? Float32Payload(gradient) : bfloat16, absl::MakeSpan(m), absl::MakeSpan(v),
-               absl::MakeSpan(x));
+      AdamStep(rates, type, payload, absl::MakeSpan(m), absl::MakeSpan(v), absl::MakeSpan(x));
       EXPECT_EQ(m[0], 2);
       EXPECT_EQ(v[0], 16);
       EXPECT_EQ(x[0], 3.25f);
@@ -92,32 +94,21 @@ TEST(Adam, StepMatchesTheModel) {
   for (size_t n : kLengths) {
     SCOPED_TRACE(n);
     const State before = {random.Values(n), random.PositiveValues(n), random.Values(n)};
-    Values gradient = random.Values(n);
-    std::vector<uint8_t> upper_halves(2 * n);
-    for (size_t i = 0; i < n; ++i) {
-      // Representable in bf16, so that both payloads hold the same numbers.
-      uint32_t bits;
-      std::memcpy(&bits, &gradient[i], 4);
-      bits &= 0xffff0000;
-      std::memcpy(&gradient[i], &bits, 4);
-      upper_halves[2 * i] = static_cast<uint8_t>(bits >> 16);
-      upper_halves[2 * i + 1] = static_cast<uint8_t>(bits >> 24);
-    }
-    const State expected = StepByStep(kRates, gradient, before);
-    const Guarded<float> fp32 = gradient;
-    const Guarded<uint8_t> bf16 = upper_halves;
-    OnEveryTarget([&] {
-      for (DenseType type : {DenseType::kFloat32, DenseType::kBfloat16}) {
+    for (DenseType type : {DenseType::kFloat32, DenseType::kBfloat16, DenseType::kFloat16}) {
+      // What dense_test holds to be what a payload stands for.
+      Values gradient = random.Values(n), lost(n);
+      Guarded<uint8_t> payload(DenseBytes(type, n));
+      CompressDense(BlockRule(), type, gradient, absl::MakeSpan(lost), payload.data());
+      DecompressDense(type, payload.data(), absl::MakeSpan(gradient));
+      const State expected = StepByStep(kRates, gradient, before);
+      OnEveryTarget([&] {
         Guarded<float> m = before.momentum, v = before.variance, x = before.parameters;
-        const uint8_t* payload = type == DenseType::kFloat32
-                                     ? reinterpret_cast<const uint8_t*>(fp32.data())
-                                     : bf16.data();
-        AdamStep(kRates, type, payload, m.span(), v.span(), x.span());
+        AdamStep(kRates, type, payload.data(), m.span(), v.span(), x.span());
         EXPECT_TRUE(SameBytes(m, expected.momentum));
         EXPECT_TRUE(SameBytes(v, expected.variance));
         EXPECT_TRUE(SameBytes(x, expected.parameters));
-      }
-    });
+      });
+    }
   }
 }
 

@@ -21,6 +21,7 @@ namespace signpost::kernels::HWY_NAMESPACE {
 using reference::AddDense;
 using reference::AggregateDense;
 using reference::CompressDense;
+using reference::DecompressDense;
 using reference::DenseWithinRange;
 using reference::Scale;
 
@@ -60,8 +61,8 @@ struct NoError {
 template <class Body>
 HWY_INLINE auto WithCodecAndError(DenseType type, absl::Span<float> error, Body body) {
   const SomeError some = {error.data()};
-  if (type == DenseType::kBfloat16) return body(Bfloat16Codec(), some);
-  return error.empty() ? body(Float32Codec(), NoError()) : body(Float32Codec(), some);
+  if (error.empty() && type == DenseType::kFloat32) return body(Float32Codec(), NoError());
+  return WithCodec(type, [&](auto codec) STRIP_BODY { return body(codec, some); });
 }
 
 template <class Codec, class Error>
@@ -135,6 +136,14 @@ void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributio
   WithCodecAndError(type, error, [&](auto codec, auto error_strips) STRIP_BODY {
     AggregateDenseAs<decltype(codec)>(contributions, n, inverse_count, error_strips, out);
   });
+}
+
+void DecompressDense(DenseType type, const uint8_t* payload, absl::Span<float> values) {
+  WithCodec(type, [&](auto codec) STRIP_BODY {
+    WriteStrips(values.data(), values.size(), values.size(),
+                [&](size_t i, auto count) STRIP_BODY { return codec.Decode(payload, i, count); });
+  });
+  FinishStrips(values.size());
 }
 
 void AddDense(DenseType type, const uint8_t* addend, float factor, absl::Span<float> accumulator) {

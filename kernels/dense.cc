@@ -16,6 +16,7 @@ namespace signpost::kernels {
 
 HWY_EXPORT(CompressDense);
 HWY_EXPORT(AggregateDense);
+HWY_EXPORT(DecompressDense);
 HWY_EXPORT(AddDense);
 HWY_EXPORT(Scale);
 HWY_EXPORT(DenseWithinRange);
@@ -28,6 +29,10 @@ size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const flo
 void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions, size_t n,
                     float inverse_count, absl::Span<float> error, uint8_t* out) {
   HWY_DYNAMIC_DISPATCH(AggregateDense)(type, contributions, n, inverse_count, error, out);
+}
+
+void DecompressDense(DenseType type, const uint8_t* payload, absl::Span<float> values) {
+  HWY_DYNAMIC_DISPATCH(DecompressDense)(type, payload, values);
 }
 
 void AddDense(DenseType type, const uint8_t* addend, float factor, absl::Span<float> accumulator) {

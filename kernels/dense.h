@@ -1,11 +1,12 @@
-// Dense codecs: gradients as fp32 or bf16, for the warm-up, with the same error feedback as
-// one-bit.
+// Dense codecs: numbers as fp32, bf16 or fp16, with the same error feedback as one-bit.
 //
 // A dense payload holds n numbers of `type` in element order, little-endian, with no alignment
-// requirement. bf16 is the upper half of fp32, rounded to nearest, ties to even.
+// requirement. bf16 is the upper half of fp32, and fp16 is IEEE 754's binary16, denormal numbers
+// included; both are rounded to nearest, ties to even. What is beyond kMaxFloat16 is kMaxFloat16 of
+// its sign in fp16, and the rest of it is in the error.
 //
-// fp32 loses nothing: an error that is zero stays zero. For kFloat32 `error` may therefore be
-// empty, and counts as zeros.
+// fp32 loses nothing: an error that is zero stays zero. For kFloat32, and for no other type,
+// `error` may therefore be empty, and counts as zeros.
 //
 // Thread-safe; spans of one call must not overlap.
 
@@ -20,7 +21,10 @@
 
 namespace signpost::kernels {
 
-enum class DenseType { kFloat32, kBfloat16 };
+enum class DenseType { kFloat32, kBfloat16, kFloat16 };
+
+// The largest fp16. Numbers up to kMaxDense are larger.
+inline constexpr float kMaxFloat16 = 65504;
 
 constexpr size_t DenseBytes(DenseType type, size_t elements) {
   return elements * (type == DenseType::kFloat32 ? 4 : 2);
@@ -41,6 +45,9 @@ size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const flo
 // least one, each element at most kMaxDense in magnitude, as DenseWithinRange says.
 void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions, size_t n,
                     float inverse_count, absl::Span<float> error, uint8_t* out);
+
+// values = payload, the signs of zeros included.
+void DecompressDense(DenseType type, const uint8_t* payload, absl::Span<float> values);
 
 // accumulator = accumulator + factor * payload, rounded after each operation.
 void AddDense(DenseType type, const uint8_t* addend, float factor, absl::Span<float> accumulator);

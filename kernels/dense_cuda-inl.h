@@ -17,9 +17,14 @@ namespace signpost::kernels::cuda {
 // The quad at element i of a dense payload.
 SIGNPOST_DEVICE inline Quad LoadPayload(DenseType type, const uint8_t* payload, uint32_t i,
                                         uint32_t count) {
-  return LoadGradient(
-      type == DenseType::kFloat32 ? GradientType::kFloat32 : GradientType::kBfloat16, payload, i,
-      count);
+  switch (type) {
+    case DenseType::kBfloat16:
+      return LoadGradient(GradientType::kBfloat16, payload, i, count);
+    case DenseType::kFloat16:
+      return LoadGradient(GradientType::kFloat16, payload, i, count);
+    default:
+      return LoadGradient(GradientType::kFloat32, payload, i, count);
+  }
 }
 
 // Rounds a quad to `type` and writes it; it becomes what was written.
@@ -30,8 +35,13 @@ SIGNPOST_DEVICE inline void StorePayload(DenseType type, Quad& quad, uint8_t* pa
   }
   Halves halves;
   for (uint32_t k = 0; k < kQuadElements; ++k) {
-    halves.v[k] = formulas::RoundToBfloat16(quad.v[k]);
-    quad.v[k] = formulas::WidenBfloat16(halves.v[k]);
+    if (type == DenseType::kBfloat16) {
+      halves.v[k] = formulas::RoundToBfloat16(quad.v[k]);
+      quad.v[k] = formulas::WidenBfloat16(halves.v[k]);
+    } else {
+      halves.v[k] = formulas::RoundToFloat16(quad.v[k]);
+      quad.v[k] = formulas::WidenFloat16(halves.v[k]);
+    }
   }
   StoreHalves(halves, payload + size_t{2} * i, count);
 }

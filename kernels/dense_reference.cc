@@ -15,13 +15,21 @@ namespace signpost::kernels::reference {
 namespace {
 
 using formulas::IsWithinRange;
-using formulas::RoundToBfloat16;
-using formulas::WidenBfloat16;
 
 // Element i of an error, which is all zeros if it is empty.
 float LoadError(absl::Span<const float> error, size_t i) { return error.empty() ? 0 : error[i]; }
 void StoreError(float value, absl::Span<float> error, size_t i) {
   if (!error.empty()) error[i] = value;
+}
+
+// To and from the types of two bytes.
+uint16_t RoundToHalf(DenseType type, float value) {
+  return type == DenseType::kBfloat16 ? formulas::RoundToBfloat16(value)
+                                      : formulas::RoundToFloat16(value);
+}
+float Widen(DenseType type, uint16_t half) {
+  return type == DenseType::kBfloat16 ? formulas::WidenBfloat16(half)
+                                      : formulas::WidenFloat16(half);
 }
 
 }  // namespace
@@ -32,9 +40,9 @@ float LoadDense(DenseType type, const uint8_t* payload, size_t i) {
     std::memcpy(&value, payload + 4 * i, sizeof value);
     return value;
   }
-  uint16_t value;
-  std::memcpy(&value, payload + 2 * i, sizeof value);
-  return WidenBfloat16(value);
+  uint16_t half;
+  std::memcpy(&half, payload + 2 * i, sizeof half);
+  return Widen(type, half);
 }
 
 float StoreDense(DenseType type, float value, uint8_t* payload, size_t i) {
@@ -42,9 +50,9 @@ float StoreDense(DenseType type, float value, uint8_t* payload, size_t i) {
     std::memcpy(payload + 4 * i, &value, sizeof value);
     return value;
   }
-  const uint16_t rounded = RoundToBfloat16(value);
-  std::memcpy(payload + 2 * i, &rounded, sizeof rounded);
-  return WidenBfloat16(rounded);
+  const uint16_t half = RoundToHalf(type, value);
+  std::memcpy(payload + 2 * i, &half, sizeof half);
+  return Widen(type, half);
 }
 
 size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const float> gradient,
@@ -78,6 +86,10 @@ void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributio
     const float u = sum * inverse_count + LoadError(error, i);
     StoreError(u - StoreDense(type, u, out, i), error, i);
   }
+}
+
+void DecompressDense(DenseType type, const uint8_t* payload, absl::Span<float> values) {
+  for (size_t i = 0; i < values.size(); ++i) values[i] = LoadDense(type, payload, i);
 }
 
 void AddDense(DenseType type, const uint8_t* addend, float factor, absl::Span<float> accumulator) {

@@ -23,6 +23,7 @@ size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const flo
                      absl::Span<float> error, uint8_t* out);
 void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions, size_t n,
                     float inverse_count, absl::Span<float> error, uint8_t* out);
+void DecompressDense(DenseType type, const uint8_t* payload, absl::Span<float> values);
 void AddDense(DenseType type, const uint8_t* addend, float factor, absl::Span<float> accumulator);
 void Scale(float factor, absl::Span<float> values);
 bool DenseWithinRange(DenseType type, const uint8_t* payload, size_t elements);

@@ -40,16 +40,15 @@ struct Float32Codec {
   }
 };
 
-struct Bfloat16Codec {
-  static constexpr DenseType kType = DenseType::kBfloat16;
-  using Halves = hn::Rebind<uint16_t, Floats>;
-  using Bits = hn::RebindToUnsigned<Floats>;
+// Of numbers that take two bytes. Half loads and stores a vector of them as it is in memory, and
+// rounds floats to it and widens it.
+template <class Half>
+struct HalfCodec {
+  static constexpr DenseType kType = Half::kType;
 
   static HWY_INLINE Strip Decode(const uint8_t* payload, size_t i, Full) {
-    const uint16_t* const halves = reinterpret_cast<const uint16_t*>(payload) + i;
-    return MakeStrip([=](size_t k) HWY_ATTR {
-      return Widen(hn::PromoteTo(Bits(), hn::LoadU(Halves(), halves + k * kLanes)));
-    });
+    return MakeStrip(
+        [=](size_t k) HWY_ATTR { return Half::Widen(Half::Load(payload + 2 * (i + k * kLanes))); });
   }
 
   static HWY_INLINE Strip Decode(const uint8_t* payload, size_t i, size_t count) {
@@ -59,11 +58,10 @@ struct Bfloat16Codec {
   }
 
   static HWY_INLINE Strip Encode(const Strip& u, uint8_t* payload, size_t i, Full) {
-    uint16_t* const halves = reinterpret_cast<uint16_t*>(payload) + i;
     return MakeStrip([&](size_t k) HWY_ATTR {
-      const auto rounded = Round(u.v[k]);
-      hn::StoreU(hn::TruncateTo(Halves(), rounded), Halves(), halves + k * kLanes);
-      return hn::Sub(u.v[k], Widen(rounded));
+      const auto rounded = Half::Round(u.v[k]);
+      Half::Store(rounded, payload + 2 * (i + k * kLanes));
+      return hn::Sub(u.v[k], Half::Widen(rounded));
     });
   }
 
@@ -73,13 +71,27 @@ struct Bfloat16Codec {
     std::memcpy(payload + 2 * i, all, 2 * count);
     return lost;
   }
+};
 
- private:
+using Halves = hn::Rebind<uint16_t, Floats>;
+
+// In the lower halves of 32-bit lanes.
+struct Bfloat16Half {
+  static constexpr DenseType kType = DenseType::kBfloat16;
+  using Bits = hn::RebindToUnsigned<Floats>;
+
+  static HWY_INLINE hn::Vec<Bits> Load(const uint8_t* p) {
+    return hn::PromoteTo(Bits(), hn::LoadU(Halves(), reinterpret_cast<const uint16_t*>(p)));
+  }
+  static HWY_INLINE void Store(hn::Vec<Bits> half, uint8_t* p) {
+    hn::StoreU(hn::TruncateTo(Halves(), half), Halves(), reinterpret_cast<uint16_t*>(p));
+  }
+
   static HWY_INLINE Vector Widen(hn::Vec<Bits> half) {
     return hn::BitCast(Floats(), hn::ShiftLeft<16>(half));
   }
 
-  // To nearest, ties to even; the result is in the lower half of each lane.
+  // To nearest, ties to even.
   static HWY_INLINE hn::Vec<Bits> Round(Vector value) {
     const auto bits = hn::BitCast(Bits(), value);
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(Bits(), 1));
@@ -88,10 +100,35 @@ struct Bfloat16Codec {
   }
 };
 
+struct Float16Half {
+  static constexpr DenseType kType = DenseType::kFloat16;
+  using Lanes = hn::Rebind<hwy::float16_t, Floats>;
+
+  static HWY_INLINE hn::Vec<Lanes> Load(const uint8_t* p) {
+    return hn::BitCast(Lanes(), hn::LoadU(Halves(), reinterpret_cast<const uint16_t*>(p)));
+  }
+  static HWY_INLINE void Store(hn::Vec<Lanes> half, uint8_t* p) {
+    hn::StoreU(hn::BitCast(Halves(), half), Halves(), reinterpret_cast<uint16_t*>(p));
+  }
+
+  static HWY_INLINE Vector Widen(hn::Vec<Lanes> half) { return hn::PromoteTo(Floats(), half); }
+
+  // The processor's own instruction, which rounds to nearest, ties to even.
+  static HWY_INLINE hn::Vec<Lanes> Round(Vector value) {
+    const Vector most = hn::Set(Floats(), kMaxFloat16);
+    return hn::DemoteTo(Lanes(), hn::Min(hn::Max(value, hn::Neg(most)), most));
+  }
+};
+
+using Bfloat16Codec = HalfCodec<Bfloat16Half>;
+using Float16Codec = HalfCodec<Float16Half>;
+
 // body(codec) with the codec of `type`.
 template <class Body>
 HWY_INLINE auto WithCodec(DenseType type, Body body) {
-  return type == DenseType::kFloat32 ? body(Float32Codec()) : body(Bfloat16Codec());
+  if (type == DenseType::kBfloat16) return body(Bfloat16Codec());
+  if (type == DenseType::kFloat16) return body(Float16Codec());
+  return body(Float32Codec());
 }
 
 }  // namespace signpost::kernels::HWY_NAMESPACE

@@ -22,19 +22,43 @@ using Payload = std::vector<uint8_t>;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr DenseType kTypes[] = {DenseType::kFloat32, DenseType::kBfloat16};
+constexpr DenseType kTypes[] = {DenseType::kFloat32, DenseType::kBfloat16, DenseType::kFloat16};
 
 // What the words of dense.h say, as naively as they can be said.
 namespace model {
 
-// The nearest number of 8 significant bits, ties to even, which is how nearbyint rounds. The least
-// denormal of bf16 is 2^-133.
-float Round(DenseType type, float value) {
-  if (type == DenseType::kFloat32) return value;
+// The nearest number of so many significant bits that is a multiple of the least denormal, ties to
+// even, which is how nearbyint rounds.
+double Round(int bits, int least_exponent, float value) {
   int exponent;
   std::frexp(value, &exponent);
-  const double unit = std::ldexp(1.0, std::max(exponent - 8, -133));
-  return static_cast<float>(std::nearbyint(value / unit) * unit);
+  const double unit = std::ldexp(1.0, std::max(exponent - bits, least_exponent));
+  return std::nearbyint(value / unit) * unit;
+}
+
+float Round(DenseType type, float value) {
+  switch (type) {
+    case DenseType::kFloat32:
+      return value;
+    case DenseType::kBfloat16:
+      return static_cast<float>(Round(/*bits=*/8, /*least_exponent=*/-133, value));
+    case DenseType::kFloat16:
+      return static_cast<float>(
+          std::clamp(Round(/*bits=*/11, /*least_exponent=*/-24, value), -65504.0, 65504.0));
+  }
+  return kNan;
+}
+
+// IEEE 754's binary16: a sign, five bits of exponent and ten of mantissa.
+uint16_t EncodeFloat16(float value) {
+  const int sign = std::signbit(value) ? 0x8000 : 0;
+  const float magnitude = std::abs(value);
+  if (std::isnan(value)) return 0x7e00;
+  if (std::isinf(value)) return sign + 0x7c00;
+  if (magnitude < 0x1p-14f) return sign + static_cast<int>(std::ldexp(magnitude, 24));
+  int exponent;
+  const int significand = static_cast<int>(std::ldexp(std::frexp(magnitude, &exponent), 11));
+  return sign + ((exponent - 1 + 15) * 1024) + (significand - 1024);
 }
 
 // Of values that `type` represents.
@@ -43,6 +67,8 @@ Payload Encode(DenseType type, const Values& values) {
   for (float value : values) {
     uint8_t bytes[4];
     std::memcpy(bytes, &value, 4);
+    const uint16_t half = EncodeFloat16(value);
+    if (type == DenseType::kFloat16) std::memcpy(bytes + 2, &half, 2);
     payload.insert(payload.end(), type == DenseType::kFloat32 ? bytes : bytes + 2, bytes + 4);
   }
   return payload;
@@ -76,8 +102,8 @@ float RankSum(const std::vector<Values>& of_rank, size_t i) {
 
 }  // namespace model
 
-// The two bytes of a bf16, little-endian.
-Payload Bfloat16(uint16_t bits) {
+// The two bytes of a bf16 or fp16, little-endian.
+Payload Half(uint16_t bits) {
   return {static_cast<uint8_t>(bits), static_cast<uint8_t>(bits >> 8)};
 }
 
@@ -112,12 +138,117 @@ TEST(Dense, Bfloat16RoundsToNearestTiesToEven) {
       EXPECT_EQ(CompressDense(BlockRule(), DenseType::kBfloat16, {golden.value},
                               absl::MakeSpan(error), out.data()),
                 1u);
-      EXPECT_TRUE(SameBytes(out, Bfloat16(golden.bits)));
+      EXPECT_TRUE(SameBytes(out, Half(golden.bits)));
       const float rounded = std::ldexp(
           static_cast<float>((golden.bits & 0x7f) + ((golden.bits & 0x7f80) != 0 ? 0x80 : 0)),
           std::max((golden.bits >> 7 & 0xff), 1) - 127 - 7);
       EXPECT_EQ(error[0], golden.value - std::copysign(rounded, golden.value));
     }
+  });
+}
+
+struct Float16Rounding {
+  float value;
+  uint16_t bits;
+  float rounded;
+};
+
+TEST(Dense, Float16RoundsToNearestTiesToEvenAndClips) {
+  const Float16Rounding goldens[] = {
+      {1.0f, 0x3c00, 1.0f},
+      {0x1.002p0f, 0x3c00, 1.0f},            // a tie, down to even
+      {0x1.006p0f, 0x3c02, 0x1.008p0f},      // a tie, up to even
+      {0x1.002002p0f, 0x3c01, 0x1.004p0f},   // just above a tie
+      {0x1.005ffep0f, 0x3c01, 0x1.004p0f},   // just below a tie
+      {-0x1.006p0f, 0xbc02, -0x1.008p0f},    // the sign does not matter
+      {0x1.ffep0f, 0x4000, 2.0f},            // the carry goes into the exponent
+      {0.0f, 0x0000, 0.0f},                  //
+      {-0.0f, 0x8000, -0.0f},                // zero keeps its sign
+      {0x1p-149f, 0x0000, 0.0f},             // the least denormal of fp32 is lost
+      {-0x1p-149f, 0x8000, -0.0f},           //
+      {0x1p-24f, 0x0001, 0x1p-24f},          // the least of fp16 is not
+      {0x1p-25f, 0x0000, 0.0f},              // half a unit is a tie
+      {0x1.000002p-25f, 0x0001, 0x1p-24f},   // just above it
+      {0x1.8p-24f, 0x0002, 0x1p-23f},        // one and a half units
+      {-0x1.8p-24f, 0x8002, -0x1p-23f},      //
+      {0x1.ff8p-15f, 0x03ff, 0x1.ff8p-15f},  // a denormal
+      {0x1.ffcp-15f, 0x0400, 0x1p-14f},      // up to the least normal number
+      {65504.0f, 0x7bff, 65504.0f},          // kMaxFloat16
+      {0x1.ffdffep15f, 0x7bff, 65504.0f},    // nearer to it than to 65536
+      {65520.0f, 0x7bff, 65504.0f},          // as near: IEEE 754 would go to infinity
+      {-70000.0f, 0xfbff, -65504.0f},        //
+      {kMaxDense, 0x7bff, 65504.0f},         //
+      {-kMaxDense, 0xfbff, -65504.0f},       //
+  };
+  OnEveryTarget([&] {
+    for (const Float16Rounding& golden : goldens) {
+      SCOPED_TRACE(golden.value);
+      Values error = {-0.0f};
+      Guarded<uint8_t> out(2);
+      EXPECT_EQ(CompressDense(BlockRule(), DenseType::kFloat16, {golden.value},
+                              absl::MakeSpan(error), out.data()),
+                1u);
+      EXPECT_TRUE(SameBytes(out, Half(golden.bits)));
+      EXPECT_EQ(error[0], golden.value - golden.rounded);
+      Values back(1);
+      DecompressDense(DenseType::kFloat16, out.data(), absl::MakeSpan(back));
+      EXPECT_TRUE(SameBytes<float>(back, Values{golden.rounded}));
+    }
+  });
+}
+
+// Each fp16, and around the middle between it and the next one.
+TEST(Dense, Float16RoundsAroundEachOfItsNumbers) {
+  Values values;
+  for (int half = 0; half < 0x7bff; ++half) {
+    const int exponent = std::max(half >> 10, 1), mantissa = half % 1024 + (half < 1024 ? 0 : 1024);
+    const auto number = static_cast<float>(std::ldexp(mantissa, exponent - 25));
+    const auto middle = static_cast<float>(std::ldexp(2 * mantissa + 1, exponent - 26));
+    for (const float value :
+         {number, std::nextafter(middle, 0.0f), middle, std::nextafter(middle, kInfinity)}) {
+      values.push_back(value);
+      values.push_back(-value);
+    }
+  }
+  const Values rounded = model::Round(DenseType::kFloat16, values);
+  const Payload expected = model::Encode(DenseType::kFloat16, rounded);
+  OnEveryTarget([&] {
+    Values error(values.size(), -0.0f);
+    Payload out(expected.size());
+    CompressDense(BlockRule(), DenseType::kFloat16, values, absl::MakeSpan(error), out.data());
+    EXPECT_TRUE(SameBytes<uint8_t>(out, expected));
+    EXPECT_TRUE(SameBytes<float>(error, model::Error(values, rounded)));
+  });
+}
+
+// What does not fit waits in the error, however many rounds it takes.
+TEST(Dense, WhatFloat16ClipsIsSentLater) {
+  OnEveryTarget([&] {
+    Values error = {0.0f};
+    double sent = 0;
+    for (int round = 0; round < 4; ++round) {
+      uint8_t out[2];
+      const Values gradient = {round == 0 ? -200'000.0f : 0.0f};
+      CompressDense(BlockRule(), DenseType::kFloat16, gradient, absl::MakeSpan(error), out);
+      Values received(1);
+      DecompressDense(DenseType::kFloat16, out, absl::MakeSpan(received));
+      EXPECT_GE(received[0], -65504);
+      sent += received[0];
+    }
+    EXPECT_EQ(sent + error[0], -200'000.0);
+    EXPECT_LT(std::abs(error[0]), 1);
+  });
+}
+
+TEST(Dense, AnAggregatorClipsFloat16Too) {
+  const Payload most = Half(0x7bff);
+  OnEveryTarget([&] {
+    Values error = {100.0f};
+    Guarded<uint8_t> out(2);
+    AggregateDense(DenseType::kFloat16, std::vector<const uint8_t*>(4, most.data()), /*n=*/1,
+                   /*inverse_count=*/0.25f, absl::MakeSpan(error), out.data());
+    EXPECT_TRUE(SameBytes(out, most));
+    EXPECT_EQ(error[0], 100);
   });
 }
 
@@ -276,6 +407,45 @@ TEST(Dense, RanksAreAddedInGroupsOfFour) {
   });
 }
 
+TEST(Dense, DecompressedNumbersAreThePayloads) {
+  Random random;
+  for (DenseType type : kTypes) {
+    for (size_t n : kLengths) {
+      SCOPED_TRACE(n);
+      const Values sent = model::Round(type, random.Values(n));
+      const Guarded<uint8_t> payload = model::Encode(type, sent);
+      OnEveryTarget([&] {
+        Guarded<float> values = Values(n, kNan);
+        DecompressDense(type, payload.data(), values.span());
+        EXPECT_TRUE(SameBytes(values, sent));
+      });
+    }
+  }
+}
+
+// Large spans are written past the caches, where they are aligned.
+TEST(Dense, DecompressedLargeSpansAreThePayloadsWhereverTheyBegin) {
+  Random random;
+  constexpr size_t kElements = (size_t{64} << 10) + 4099;
+  for (DenseType type : kTypes) {
+    const Values sent = model::Round(type, random.Values(kElements));
+    const Payload payload = model::Encode(type, sent);
+    for (size_t offset : {0, 1, 8}) {
+      SCOPED_TRACE(offset);
+      OnEveryTarget([&] {
+        Values memory(kElements + 64, kNan);
+        const size_t aligned = (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / 4;
+        const absl::Span<float> values =
+            absl::MakeSpan(memory).subspan(aligned + offset, kElements);
+        DecompressDense(type, payload.data(), values);
+        EXPECT_TRUE(SameBytes<float>(values, sent));
+        EXPECT_TRUE(std::isnan(values.data()[-1]));
+        EXPECT_TRUE(std::isnan(values.data()[kElements]));
+      });
+    }
+  }
+}
+
 TEST(Dense, AddMatchesTheModel) {
   constexpr float kFactor = -0.3f;
   Random random;
@@ -318,7 +488,7 @@ TEST(Dense, WithinRangeFindsTheOneElementThatIsNot) {
       for (size_t at = 0; at < n; ++at) {
         SCOPED_TRACE(testing::Message() << at << " of " << n);
         const auto within = [&](DenseType type, float value) {
-          Values values(n, -kMaxDense);
+          Values values(n, type == DenseType::kFloat16 ? -kMaxFloat16 : -kMaxDense);
           values[at] = value;
           const Guarded<uint8_t> payload = model::Encode(type, values);
           return DenseWithinRange(type, payload.data(), n);
@@ -330,6 +500,7 @@ TEST(Dense, WithinRangeFindsTheOneElementThatIsNot) {
           EXPECT_TRUE(within(type, -0.0f));
           EXPECT_FALSE(within(type, kNan));
           EXPECT_FALSE(within(type, -kInfinity));
+          if (type == DenseType::kFloat16) continue;  // it has no such numbers
           EXPECT_FALSE(within(type, 0x1.02p100f));
         }
       }

@@ -1,6 +1,6 @@
 // What the kernels do to one element or one block, once for the scalar reference and for CUDA: each
-// line is one of the equations of onebit.h, dense.h, adam.h and lamb.h, rounded after each
-// operation.
+// line is one of the equations of onebit.h, quantized.h, momentum.h, dense.h, adam.h and lamb.h,
+// rounded after each operation.
 
 #ifndef SIGNPOST_KERNELS_FORMULAS_H_
 #define SIGNPOST_KERNELS_FORMULAS_H_
@@ -12,8 +12,11 @@
 
 #include "kernels/adam.h"
 #include "kernels/block.h"
+#include "kernels/dense.h"
 #include "kernels/lamb.h"
+#include "kernels/momentum.h"
 #include "kernels/onebit.h"
+#include "kernels/quantized.h"
 
 // On functions that run on GPUs too.
 #ifdef __CUDACC__
@@ -48,9 +51,42 @@ SIGNPOST_HOST_DEVICE inline float BlockScale(float gamma, float sum_of_squares, 
   return gamma * sqrtf(sum_of_squares / static_cast<float>(length));
 }
 
+// A of a block, magnitude by magnitude from 0 on. NaN is larger than all numbers, as its bits are.
+SIGNPOST_HOST_DEVICE inline float LargerMagnitude(float largest, float value) {
+  const float magnitude = fabsf(value);
+  return FloatToBits(magnitude) > FloatToBits(largest) ? magnitude : largest;
+}
+
+// S and r of a block with that A.
+SIGNPOST_HOST_DEVICE inline float ScaleOf(IntegerType type, float largest) {
+  return largest < kLeastMagnitude ? 0.0f : largest / MostCode(type);
+}
+SIGNPOST_HOST_DEVICE inline float InverseScale(IntegerType type, float largest) {
+  return largest < kLeastMagnitude ? 0.0f : MostCode(type) / largest;
+}
+
+SIGNPOST_HOST_DEVICE inline int32_t Quantize(float u, float inverse_scale) {
+  return static_cast<int32_t>(rintf(u * inverse_scale));
+}
+
+SIGNPOST_HOST_DEVICE inline float Dequantize(int32_t code, float scale) {
+  return static_cast<float>(code) * scale;
+}
+
+// The code in the lowest bits.
+SIGNPOST_HOST_DEVICE inline int32_t CodeOf(IntegerType type, uint32_t bits) {
+  const int32_t sign = type == IntegerType::kInt8 ? 0x80 : 0x8;
+  const int32_t code = static_cast<int32_t>(bits & (2 * sign - 1));
+  return (code ^ sign) - sign;
+}
+
+SIGNPOST_HOST_DEVICE inline float MomentumInput(const MomentumRates& rates, float m, float g) {
+  return rates.beta1 * m + rates.one_minus_beta1 * g;
+}
+
 SIGNPOST_HOST_DEVICE inline float MomentumAndError(const MomentumRates& rates, float m, float g,
                                                    float e) {
-  return rates.beta1 * m + rates.one_minus_beta1 * g + e;
+  return MomentumInput(rates, m, g) + e;
 }
 
 SIGNPOST_HOST_DEVICE inline float ApplyMomentum(float m, float inverse_denominator,
@@ -67,6 +103,21 @@ SIGNPOST_HOST_DEVICE inline uint16_t RoundToBfloat16(float value) {
 
 SIGNPOST_HOST_DEVICE inline float WidenBfloat16(uint16_t value) {
   return BitsToFloat(static_cast<uint32_t>(value) << 16);
+}
+
+// To nearest, ties to even, and no further than kMaxFloat16.
+SIGNPOST_HOST_DEVICE inline uint16_t RoundToFloat16(float value) {
+  const uint32_t sign = FloatToBits(value) >> 16 & 0x8000;
+  const float magnitude = fabsf(value);
+  if (magnitude != magnitude) return static_cast<uint16_t>(sign | 0x7e00);
+  const float clipped = magnitude > kMaxFloat16 ? kMaxFloat16 : magnitude;
+  // Denormal numbers are multiples of 2^-24, as floats from 0.5 on are: the sum rounds to them.
+  if (clipped < 0x1p-14f) {
+    return static_cast<uint16_t>(sign | (FloatToBits(clipped + 0.5f) - FloatToBits(0.5f)));
+  }
+  const uint32_t bits = FloatToBits(clipped);
+  const uint32_t rounded = bits + 0xfff + (bits >> 13 & 1);
+  return static_cast<uint16_t>(sign | ((rounded - ((127 - 15) << 23)) >> 13));
 }
 
 // Every half is a float: a denormal one, mantissa * 2^-24, too.

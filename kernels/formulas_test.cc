@@ -26,5 +26,22 @@ TEST(Formulas, HalvesAreWhatTheyStandFor) {
   }
 }
 
+// Between two that follow each other, to the nearer one, or that whose last bit is 0.
+TEST(Formulas, HalvesAreRoundedTo) {
+  for (uint16_t half = 0; half < 0x7bff; ++half) {
+    const double low = formulas::WidenFloat16(half), high = formulas::WidenFloat16(half + 1);
+    const auto middle = static_cast<float>((low + high) / 2);
+    const uint16_t next = half + 1;
+    EXPECT_EQ(formulas::RoundToFloat16(static_cast<float>(low)), half);
+    EXPECT_EQ(formulas::RoundToFloat16(std::nextafter(middle, 0.0f)), half);
+    EXPECT_EQ(formulas::RoundToFloat16(middle), half % 2 == 0 ? half : next);
+    EXPECT_EQ(formulas::RoundToFloat16(std::nextafter(middle, 1e9f)), next);
+    EXPECT_EQ(formulas::RoundToFloat16(-std::nextafter(middle, 1e9f)), 0x8000 + next);
+  }
+  EXPECT_EQ(formulas::RoundToFloat16(65536.0f), 0x7bff);
+  EXPECT_EQ(formulas::RoundToFloat16(-1e30f), 0xfbff);
+  EXPECT_TRUE(std::isnan(formulas::WidenFloat16(formulas::RoundToFloat16(kNotPacked))));
+}
+
 }  // namespace
 }  // namespace signpost::kernels

@@ -23,6 +23,7 @@
 
 #include "absl/types/span.h"
 #include "kernels/block.h"
+#include "kernels/momentum.h"
 
 namespace signpost::kernels {
 
@@ -39,15 +40,10 @@ struct OneBitSpan {
 
 inline bool IsPacked(OneBitView view, size_t block) { return !std::isnan(view.scales[block]); }
 
-// u = beta1 * momentum + (1 - beta1) * gradient + error, rounded after each operation:
+// A worker's one-bit contribution, in one pass over memory: compresses
 //   u = ((beta1 * m) + (one_minus_beta1 * g)) + e
-struct MomentumRates {
-  float beta1 = 0.9f;
-  float one_minus_beta1 = 0.1f;  // rounded from the double 1 - beta1
-};
-
-// A worker's one-bit contribution, in one pass over memory: compresses u of the span into `out`
-// and leaves the new error in `error`. `gradient` and `error` have equal sizes, n.
+// of the span, rounded after each operation, into `out` and leaves the new error in `error`.
+// `gradient` and `error` have equal sizes, n.
 //
 // A block whose S is not finite or exceeds kMaxScale (a NaN or infinite gradient does that) is not
 // packed: kNotPacked is its scale in `out`, and its bits and its part of `error` are untouched.

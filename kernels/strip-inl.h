@@ -41,6 +41,10 @@ struct Strip {
   Vector v[kStripVectors];
 };
 
+struct WordStrip {
+  hn::Vec<Words> v[kStripVectors];
+};
+
 // The number of a strip's elements: either all, known when compiling, or a size_t below that.
 using Full = std::integral_constant<size_t, kStripElements>;
 
@@ -66,8 +70,8 @@ HWY_INLINE void ForEachVector(Body body, std::index_sequence<k...>) {
   (body(k), ...);
 }
 
-template <class Make, size_t... k>
-HWY_INLINE Strip MakeStrip(Make make, std::index_sequence<k...>) {
+template <class Result, class Make, size_t... k>
+HWY_INLINE Result MakeStrip(Make make, std::index_sequence<k...>) {
   return {{make(k)...}};
 }
 
@@ -78,9 +82,9 @@ HWY_INLINE void ForEachVector(Body body) {
 }
 
 // The strip of the vectors make(0), make(1), ...
-template <class Make>
-HWY_INLINE Strip MakeStrip(Make make) {
-  return MakeStrip(make, VectorIndices());
+template <class Result = Strip, class Make>
+HWY_INLINE Result MakeStrip(Make make) {
+  return MakeStrip<Result>(make, VectorIndices());
 }
 
 // result[lane] = operation(strips[lane]...): one vector operation for the whole strip.
@@ -124,7 +128,7 @@ HWY_INLINE void Store(const Strip& strip, float* p, size_t count) {
   });
 }
 
-// Stores past the caches, to where vectors are aligned. Done with them, hwy::FlushStream().
+// Stores past the caches, to where vectors are aligned.
 HWY_INLINE void Stream(const Strip& strip, float* p, Full) {
   ForEachVector([&](size_t k) STRIP_BODY { hn::Stream(strip.v[k], Floats(), p + k * kLanes); });
 }
@@ -133,6 +137,26 @@ HWY_INLINE void Stream(const Strip& strip, float* p, size_t count) { Store(strip
 
 HWY_INLINE bool AreVectorsAligned(const float* p) {
   return reinterpret_cast<uintptr_t>(p) % sizeof(Vector) == 0;
+}
+
+// What no cache of a core's own holds is better not read from memory to be written.
+inline constexpr size_t kStreamedElements = size_t{64} << 10;
+
+// Writes the strips that strip_at(i, count) gives of a span of `length` elements, which is a part
+// of a span of `whole`. When all parts are written, FinishStrips(whole).
+template <class StripAt>
+HWY_INLINE void WriteStrips(float* span, size_t length, size_t whole, StripAt strip_at) {
+  if (whole >= kStreamedElements && AreVectorsAligned(span)) {
+    ForEachStrip(length, [&](size_t i, auto count)
+                             STRIP_BODY { Stream(strip_at(i, count), span + i, count); });
+  } else {
+    ForEachStrip(length, [&](size_t i, auto count)
+                             STRIP_BODY { Store(strip_at(i, count), span + i, count); });
+  }
+}
+
+HWY_INLINE void FinishStrips(size_t whole) {
+  if (whole >= kStreamedElements) hwy::FlushStream();
 }
 
 HWY_INLINE Strip Zeros() {
@@ -163,20 +187,35 @@ HWY_INLINE uint32_t LoadSigns(const uint8_t* bits, size_t count) {
   return signs;
 }
 
+// A byte for each element of a strip.
+using StripBytes = hn::Full256<int8_t>;
+
+// The words' numbers; those that no byte holds become the nearest that one does.
+#if HWY_TARGET == HWY_AVX2
+HWY_INLINE hn::Vec<StripBytes> ByteOfEach(const WordStrip& words) {
+  // Both halves of vectors are packed apart, so that words of four bytes must go back.
+  const hn::Repartition<int16_t, Floats> halves;
+  const auto low = hn::ReorderDemote2To(halves, words.v[0], words.v[1]);
+  const auto high = hn::ReorderDemote2To(halves, words.v[2], words.v[3]);
+  alignas(32) static constexpr int32_t kOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+  const hn::Vec<StripBytes> packed{_mm256_packs_epi16(low.raw, high.raw)};  // not in Highway
+  const auto ordered =
+      hn::TableLookupLanes(hn::BitCast(Words(), packed), hn::SetTableIndices(Words(), kOrder));
+  return hn::BitCast(StripBytes(), ordered);
+}
+#else
+HWY_INLINE hn::Vec<StripBytes> ByteOfEach(const WordStrip& words) {
+  const hn::Half<StripBytes> half;
+  return hn::Combine(StripBytes(), hn::DemoteTo(half, words.v[1]), hn::DemoteTo(half, words.v[0]));
+}
+#endif
+
 // Packs a strip's sign bits; the lanes beyond `count` must be zero.
 #if HWY_TARGET == HWY_AVX2
 HWY_INLINE void StoreSigns(const Strip& strip, uint8_t* bits, Full) {
-  // Saturation keeps signs. Both halves of vectors are packed apart, so words must go back.
-  const hn::Repartition<int16_t, Floats> halves;
-  const hn::Repartition<int8_t, Floats> bytes;
-  const auto words = [&](size_t k) STRIP_BODY { return hn::BitCast(Words(), strip.v[k]); };
-  const auto low = hn::ReorderDemote2To(halves, words(0), words(1));
-  const auto high = hn::ReorderDemote2To(halves, words(2), words(3));
-  alignas(32) static constexpr int32_t kOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
-  const hn::Vec<decltype(bytes)> packed{_mm256_packs_epi16(low.raw, high.raw)};  // not in Highway
-  const auto ordered =
-      hn::TableLookupLanes(hn::BitCast(Words(), packed), hn::SetTableIndices(Words(), kOrder));
-  hn::StoreMaskBits(bytes, hn::MaskFromVec(hn::BitCast(bytes, ordered)), bits);
+  const auto bytes = ByteOfEach(
+      MakeStrip<WordStrip>([&](size_t k) STRIP_BODY { return hn::BitCast(Words(), strip.v[k]); }));
+  hn::StoreMaskBits(StripBytes(), hn::MaskFromVec(bytes), bits);
 }
 #else
 HWY_INLINE void StoreSigns(const Strip& strip, uint8_t* bits, Full) {

@@ -1,0 +1,230 @@
+// How the SIMD kernels compress with error feedback, block by block and in one pass over main
+// memory: a block's u is made and measured, stays in the first-level cache, and is packed, while
+// the next block is fetched. Included once per Highway target.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/container/fixed_array.h"
+#include "absl/types/span.h"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "kernels/block.h"
+#include "kernels/strip-inl.h"
+
+#if defined(SIGNPOST_KERNELS_COMPRESS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SIGNPOST_KERNELS_COMPRESS_INL_H_
+#undef SIGNPOST_KERNELS_COMPRESS_INL_H_
+#else
+#define SIGNPOST_KERNELS_COMPRESS_INL_H_
+#endif
+
+#if HWY_TARGET != HWY_SCALAR
+
+HWY_BEFORE_NAMESPACE();
+namespace signpost::kernels::HWY_NAMESPACE {
+
+// A block's u, between the pass that measures it and the pass that packs it. Blocks of the usual
+// size lie on the stack and stay in the first-level cache.
+class Scratch {
+ public:
+  explicit Scratch(size_t elements) : strips_(BlockCount(elements, kStripElements)) {}
+  float* data() { return strips_.data()->elements; }
+
+ private:
+  struct alignas(64) AlignedStrip {
+    float elements[kStripElements];
+  };
+  static constexpr size_t kStackElements = 4096;
+  absl::FixedArray<AlignedStrip, kStackElements / kStripElements> strips_;
+};
+
+// A block of a span: elements [begin, begin + length).
+struct Block {
+  size_t index;
+  size_t begin;
+  size_t length;
+};
+
+// Fetches the next block while one is worked on, a part of it with each strip of each pass over the
+// block, so that memory is never idle. The pass that makes u takes longer than others, and fetches
+// the rest.
+template <class Input>
+class Ahead {
+ public:
+  explicit HWY_INLINE Ahead(const Input& input)
+      : input_(input), rest_(kStripElements - kShare * (input.Passes() - 1)) {}
+
+  HWY_INLINE void EnterBlock(const Block& block) { next_ = block.begin + block.length; }
+
+  HWY_INLINE void Fetch() {
+    input_.Prefetch(next_);
+    next_ += kShare;
+  }
+
+  HWY_INLINE void FetchRest() {
+    input_.Prefetch(next_);
+    input_.Prefetch(next_ + kCacheLine);
+    next_ += rest_;
+  }
+
+ private:
+  // In elements. As steps, neither leaves out a cache line.
+  static constexpr size_t kCacheLine = 16;
+  static constexpr size_t kShare = 12;
+
+  const Input& input_;
+  const size_t rest_;
+  size_t next_ = 0;
+};
+
+// Calls use(i, count, u) for each strip of a block, with what an input makes of it at once.
+template <class Input, class Use>
+HWY_INLINE void ForEachStripOf(Input& input, const Block& block, Ahead<Input>&, const float*,
+                               Use use) {
+  input.EnterBlock(block.index);
+  ForEachStrip(block.length, [&](size_t i, auto count)
+                                 STRIP_BODY { use(i, count, input(block.begin + i, count)); });
+}
+
+// Fills the scratch with the input's u of a block, and measures it.
+template <class Input, class Measure>
+HWY_INLINE void MeasureBlock(Input& input, const Block& block, Ahead<Input>& ahead, float* scratch,
+                             Measure& measure) {
+  ForEachStripOf(input, block, ahead, scratch, [&](size_t i, auto count, Strip u) STRIP_BODY {
+    ahead.FetchRest();
+    u = ZeroBeyond(u, count);
+    Store(u, scratch + i, Full());
+    measure.Add(i, u);
+  });
+}
+
+// Packs a block, and writes what that loses.
+template <class Input, class Packer>
+HWY_INLINE void PackBlock(const Block& block, Ahead<Input>& ahead, const float* scratch,
+                          const Packer& pack, float* error) {
+  ForEachStrip(block.length, [&](size_t i, auto count) STRIP_BODY {
+    ahead.Fetch();
+    const Strip u = Load(scratch + i, Full());
+    Store(pack(u, block.begin + i, count), error + block.begin + i, count);
+  });
+}
+
+// Compresses the input block by block, and leaves what that loses in `error`; what is not finite,
+// and what it returns, as onebit.h says of CompressMomentum.
+//
+// An input gives the strip of u that begins at element i; EnterBlock comes before the strips of
+// each block; Prefetch(i) fetches the cache line of element i from each array that it reads;
+// Passes() is how often it fetches ahead of a whole block, packing included.
+//
+// A format has a Measure, whose Add(i, u) takes in a block's u strip by strip, zeros behind its
+// end. ScaleOf(measure, length) is the scale that they make, and PackerOf(measure, scale) a
+// function that writes the strip that begins at element i of the span and returns what that loses.
+template <class Input, class Format>
+HWY_INLINE size_t Compress(const BlockRule& rule, Input input, absl::Span<float> error,
+                           const Format& format, float* scales) {
+  const size_t blocks = BlockCount(error.size(), rule.block_elements);
+  Scratch scratch(std::min(rule.block_elements, error.size()));
+  size_t first_not_packed = blocks;
+  Ahead ahead(input);
+  for (size_t index = 0; index < blocks; ++index) {
+    const size_t begin = index * rule.block_elements;
+    const Block block = {index, begin, std::min(rule.block_elements, error.size() - begin)};
+    ahead.EnterBlock(block);
+    typename Format::Measure measure;
+    MeasureBlock(input, block, ahead, scratch.data(), measure);
+    const float scale = format.ScaleOf(measure, block.length);
+    if (HWY_LIKELY(scale <= kMaxScale)) {
+      scales[index] = scale;
+      PackBlock(block, ahead, scratch.data(), format.PackerOf(measure, scale), error.data());
+    } else {  // also when it is not a number
+      scales[index] = kNotPacked;
+      first_not_packed = std::min(first_not_packed, index);
+    }
+  }
+  return first_not_packed;
+}
+
+// u = value + error
+struct ValueInput {
+  const float* values;
+  const float* error;
+
+  size_t Passes() const { return 2; }
+
+  void EnterBlock(size_t block) {}
+
+  HWY_INLINE void Prefetch(size_t i) const {
+    hwy::Prefetch(values + i);
+    hwy::Prefetch(error + i);
+  }
+
+  template <class Count>
+  HWY_INLINE Strip operator()(size_t i, Count count) const {
+    return Add(Load(values + i, count), Load(error + i, count));
+  }
+};
+
+// What is read after a group of ranks of a block: the elements from `begin` on of another group.
+// Only four ranks are under way at a time, however many there are.
+struct NextGroup {
+  HWY_INLINE NextGroup(size_t ranks, size_t this_group, const Block& block) {
+    const bool is_last = (this_group + 1) * kRankGroup >= ranks;
+    group = is_last ? 0 : this_group + 1;
+    begin = is_last ? block.begin + block.length : block.begin;
+  }
+  size_t group;
+  size_t begin;
+};
+
+// u = (sum over ranks) * inverse_count + error. `ranks` are so many, and ForEachSum(group, block,
+// use) calls use(i, count, sum) for each strip of a block, with the sum of a group of ranks.
+template <class Ranks>
+struct RankSumInput {
+  Ranks ranks;
+  float inverse_count;
+  const float* error;
+
+  // Not in those between the first and the last, which are bound by arithmetic anyway.
+  size_t Passes() const { return ranks.size() > kRankGroup ? 3 : 2; }
+
+  HWY_INLINE void Prefetch(size_t i) const { hwy::Prefetch(error + i); }
+
+  template <class Count>
+  HWY_INLINE Strip MeanAndError(const Strip& sum, size_t i, Count count) const {
+    const Vector inverse = hn::Set(Floats(), inverse_count);
+    const auto mean_and_error = [inverse](Vector s, Vector e)
+                                    STRIP_BODY { return hn::Add(hn::Mul(s, inverse), e); };
+    return Map(mean_and_error, sum, Load(error + i, count));
+  }
+};
+
+// Goes over the block once for each group of ranks. All sums but the last are kept in the scratch.
+template <class Ranks, class Use>
+HWY_INLINE void ForEachStripOf(RankSumInput<Ranks>& input, const Block& block,
+                               Ahead<RankSumInput<Ranks>>& ahead, float* scratch, Use use) {
+  const auto keep = [&](size_t i, auto, const Strip& sum) STRIP_BODY {
+    ahead.Fetch();
+    Store(sum, scratch + i, Full());
+  };
+  const auto add = [&](size_t i, auto, const Strip& sum) STRIP_BODY {
+    Store(Add(Load(scratch + i, Full()), sum), scratch + i, Full());
+  };
+  const auto use_only = [&](size_t i, auto count, const Strip& sum) STRIP_BODY {
+    use(i, count, input.MeanAndError(sum, block.begin + i, count));
+  };
+  const auto use_last = [&](size_t i, auto count, const Strip& sum)
+                            STRIP_BODY { use_only(i, count, Add(Load(scratch + i, Full()), sum)); };
+  const size_t last = (input.ranks.size() - 1) / kRankGroup;
+  if (last == 0) return input.ranks.ForEachSum(0, block, use_only);
+  input.ranks.ForEachSum(0, block, keep);
+  for (size_t group = 1; group < last; ++group) input.ranks.ForEachSum(group, block, add);
+  input.ranks.ForEachSum(last, block, use_last);
+}
+
+}  // namespace signpost::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET != HWY_SCALAR
+#endif  // SIGNPOST_KERNELS_COMPRESS_INL_H_

@@ -1,0 +1,26 @@
+#include "kernels/momentum_reference.h"
+
+#include <cstddef>
+
+#include "absl/types/span.h"
+#include "kernels/formulas.h"
+#include "kernels/momentum.h"
+
+namespace signpost::kernels::reference {
+
+void MomentumInput(MomentumRates rates, absl::Span<const float> gradient, const float* momentum,
+                   absl::Span<float> input) {
+  for (size_t i = 0; i < input.size(); ++i) {
+    input[i] = formulas::MomentumInput(rates, momentum[i], gradient[i]);
+  }
+}
+
+void ApplyDenseMomentum(absl::Span<const float> momentum, float learning_rate, float weight_decay,
+                        absl::Span<const float> inverse_denominator, absl::Span<float> parameters) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i] = formulas::ApplyMomentum(momentum[i], inverse_denominator[i], learning_rate,
+                                            weight_decay, parameters[i]);
+  }
+}
+
+}  // namespace signpost::kernels::reference

@@ -1,0 +1,319 @@
+// The SIMD variants of quantized.h, in strips; quantized.cc includes this once per Highway target.
+// No guard of its own: Highway's foreach_target.h relies on that.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "absl/types/span.h"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "kernels/block.h"
+#include "kernels/compress-inl.h"
+#include "kernels/formulas.h"
+#include "kernels/quantized.h"
+#include "kernels/quantized_reference.h"
+#include "kernels/strip-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace signpost::kernels::HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_SCALAR
+
+using reference::AddQuantized;
+using reference::AggregateQuantized;
+using reference::CompressQuantized;
+using reference::DecompressQuantized;
+
+#else
+
+// A strip's codes in memory: Load gives the floats that they are, and Store takes words.
+struct Int8Codes {
+  static constexpr IntegerType kType = IntegerType::kInt8;
+
+  static HWY_INLINE Strip Load(const uint8_t* codes) {
+    const hn::Rebind<int8_t, Floats> bytes;
+    return MakeStrip([=](size_t k) STRIP_BODY {
+      const auto* const p = reinterpret_cast<const int8_t*>(codes) + k * kLanes;
+      return hn::ConvertTo(Floats(), hn::PromoteTo(Words(), hn::LoadU(bytes, p)));
+    });
+  }
+
+  static HWY_INLINE void Store(const WordStrip& words, uint8_t* codes) {
+    hn::StoreU(ByteOfEach(words), StripBytes(), reinterpret_cast<int8_t*>(codes));
+  }
+};
+
+struct Int4Codes {
+  static constexpr IntegerType kType = IntegerType::kInt4;
+
+  static HWY_INLINE Strip Load(const uint8_t* codes) {
+    // Moves each lane's four bits to the top of its word, and back with their sign.
+    alignas(64) static constexpr int32_t kShifts[16] = {28, 24, 20, 16, 12, 8, 4, 0,
+                                                        28, 24, 20, 16, 12, 8, 4, 0};
+    const auto shifts = hn::Load(Words(), kShifts);
+    return MakeStrip([=](size_t k) STRIP_BODY {
+      const auto words = EightInEach(codes + k * kLanes / 2);
+      return hn::ConvertTo(Floats(), hn::ShiftRight<28>(hn::Shl(words, shifts)));
+    });
+  }
+
+  static HWY_INLINE void Store(const WordStrip& words, uint8_t* codes) {
+    const hn::Full256<uint16_t> pairs;
+    const auto pair = hn::BitCast(pairs, ByteOfEach(words));
+    const auto even = hn::And(pair, hn::Set(pairs, 0x0f));
+    const auto odd = hn::And(hn::ShiftRight<4>(pair), hn::Set(pairs, 0xf0));
+    const auto both = hn::BitCast(hn::RebindToSigned<decltype(pairs)>(), hn::Or(even, odd));
+    hn::StoreU(hn::DemoteTo(hn::Full128<uint8_t>(), both), hn::Full128<uint8_t>(), codes);
+  }
+
+ private:
+  static HWY_INLINE int32_t Word(const uint8_t* codes) {
+    int32_t word;
+    std::memcpy(&word, codes, sizeof word);
+    return word;
+  }
+
+  // The words of a vector's codes: the first eight lanes have the first one.
+#if HWY_TARGET == HWY_AVX2
+  static HWY_INLINE hn::Vec<Words> EightInEach(const uint8_t* codes) {
+    return hn::Set(Words(), Word(codes));
+  }
+#else
+  static HWY_INLINE hn::Vec<Words> EightInEach(const uint8_t* codes) {
+    return hn::IfThenElse(hn::FirstN(Words(), 8), hn::Set(Words(), Word(codes)),
+                          hn::Set(Words(), Word(codes + 4)));
+  }
+#endif
+};
+
+template <class Codes>
+HWY_INLINE Strip LoadCodes(const uint8_t* codes, Full) {
+  return Codes::Load(codes);
+}
+
+template <class Codes>
+HWY_INLINE Strip LoadCodes(const uint8_t* codes, size_t count) {
+  uint8_t all[kStripElements] = {};
+  std::memcpy(all, codes, CodeBytes(Codes::kType, count));
+  return Codes::Load(all);
+}
+
+template <class Codes>
+HWY_INLINE void StoreCodes(const WordStrip& words, uint8_t* codes, Full) {
+  Codes::Store(words, codes);
+}
+
+template <class Codes>
+HWY_INLINE void StoreCodes(const WordStrip& words, uint8_t* codes, size_t count) {
+  uint8_t all[kStripElements];
+  Codes::Store(words, all);
+  std::memcpy(codes, all, CodeBytes(Codes::kType, count));
+}
+
+// To the nearest integer, ties to even. Highway's own looks after what no word holds, too.
+HWY_INLINE hn::Vec<Words> Nearest(Vector v) {
+#if HWY_TARGET == HWY_AVX2
+  return hn::Vec<Words>{_mm256_cvtps_epi32(v.raw)};
+#else
+  return hn::Vec<Words>{_mm512_cvtps_epi32(v.raw)};
+#endif
+}
+
+// What Compress makes of a block: codes, and the scale of its largest magnitude.
+template <class Codes>
+struct IntegerFormat {
+  uint8_t* codes;
+
+  class Measure {
+   public:
+    HWY_INLINE Measure() : largest_(hn::Zero(Words())) {}
+
+    HWY_INLINE void Add(size_t, const Strip& u) {
+      ForEachVector([&](size_t k) STRIP_BODY {
+        largest_ = hn::Max(largest_, hn::BitCast(Words(), hn::Abs(u.v[k])));
+      });
+    }
+
+    HWY_INLINE float Largest() const {
+      return formulas::BitsToFloat(hn::GetLane(hn::MaxOfLanes(Words(), largest_)));
+    }
+
+   private:
+    // As bits, which come in the order of the numbers, and NaN behind them.
+    hn::Vec<Words> largest_;
+  };
+
+  class Packer {
+   public:
+    HWY_INLINE Packer(float inverse, float scale, uint8_t* codes)
+        : inverse_(hn::Set(Floats(), inverse)), scale_(hn::Set(Floats(), scale)), codes_(codes) {}
+
+    template <class Count>
+    HWY_INLINE Strip operator()(const Strip& u, size_t i, Count count) const {
+      const auto words = MakeStrip<WordStrip>(
+          [&](size_t k) STRIP_BODY { return Nearest(hn::Mul(u.v[k], inverse_)); });
+      StoreCodes<Codes>(words, codes_ + CodeBytes(Codes::kType, i), count);
+      return MakeStrip([&](size_t k) STRIP_BODY {
+        return hn::Sub(u.v[k], hn::Mul(hn::ConvertTo(Floats(), words.v[k]), scale_));
+      });
+    }
+
+   private:
+    Vector inverse_, scale_;
+    uint8_t* codes_;
+  };
+
+  HWY_INLINE float ScaleOf(const Measure& measure, size_t) const {
+    return formulas::ScaleOf(Codes::kType, measure.Largest());
+  }
+
+  HWY_INLINE Packer PackerOf(const Measure& measure, float scale) const {
+    return {formulas::InverseScale(Codes::kType, measure.Largest()), scale, codes};
+  }
+};
+
+// Strips of what a block's codes stand for.
+template <class Codes>
+class BlockCodes {
+ public:
+  HWY_INLINE BlockCodes(QuantizedView view, const Block& block)
+      : scale_(hn::Set(Floats(), view.scales[block.index])),
+        codes_(view.codes + CodeBytes(Codes::kType, block.begin)) {}
+
+  // The strip that begins at element i of the block.
+  template <class Count>
+  HWY_INLINE Strip operator()(size_t i, Count count) const {
+    const auto scaled = [this](Vector code) STRIP_BODY { return hn::Mul(code, scale_); };
+    return Map(scaled, LoadCodes<Codes>(codes_ + CodeBytes(Codes::kType, i), count));
+  }
+
+ private:
+  Vector scale_;
+  const uint8_t* codes_;
+};
+
+// What all ranks sent, for RankSumInput.
+template <class Codes>
+struct IntegerRanks {
+  absl::Span<const QuantizedView> contributions;
+
+  size_t size() const { return contributions.size(); }
+
+  template <class Use>
+  HWY_INLINE void ForEachSum(size_t group, const Block& block, Use use) const {
+    switch (std::min(kRankGroup, contributions.size() - group * kRankGroup)) {
+      case 1:
+        return ForEachSumOf(std::make_index_sequence<1>(), group, block, use);
+      case 2:
+        return ForEachSumOf(std::make_index_sequence<2>(), group, block, use);
+      case 3:
+        return ForEachSumOf(std::make_index_sequence<3>(), group, block, use);
+      default:
+        return ForEachSumOf(std::make_index_sequence<4>(), group, block, use);
+    }
+  }
+
+  // The same of a group of so many ranks.
+  template <class Use, size_t... rank>
+  HWY_INLINE void ForEachSumOf(std::index_sequence<rank...>, size_t group, const Block& block,
+                               Use use) const {
+    const QuantizedView* const ranks = &contributions[group * kRankGroup];
+    const BlockCodes<Codes> codes[] = {{ranks[rank], block}...};
+    const NextGroup next(contributions.size(), group, block);
+    ForEachStrip(block.length, [&](size_t i, auto count) STRIP_BODY {
+      Prefetch(next, i);
+      use(i, count, Sum(codes[rank](i, count)...));
+    });
+  }
+
+  // From the first to the last.
+  static HWY_INLINE Strip Sum(const Strip& sum) { return sum; }
+  template <class... More>
+  static HWY_INLINE Strip Sum(const Strip& first, const Strip& second, const More&... more) {
+    return Sum(Add(first, second), more...);
+  }
+
+  HWY_INLINE void Prefetch(const NextGroup& next, size_t i) const {
+    const auto ranks = contributions.subspan(next.group * kRankGroup, kRankGroup);
+    for (const QuantizedView& rank : ranks) {
+      hwy::Prefetch(rank.codes + CodeBytes(Codes::kType, next.begin + i));
+    }
+  }
+};
+
+// body(codes) with those of `type`.
+template <class Body>
+HWY_INLINE auto WithCodes(IntegerType type, Body body) {
+  return type == IntegerType::kInt8 ? body(Int8Codes()) : body(Int4Codes());
+}
+
+template <class Codes, class Input>
+HWY_INLINE size_t CompressToCodes(const BlockRule& rule, const Input& input,
+                                  absl::Span<float> error, QuantizedSpan out) {
+  return Compress(rule, input, error, IntegerFormat<Codes>{out.codes}, out.scales);
+}
+
+size_t CompressQuantized(const BlockRule& rule, IntegerType type, absl::Span<const float> values,
+                         absl::Span<float> error, QuantizedSpan out) {
+  const ValueInput input = {values.data(), error.data()};
+  return WithCodes(type, [&](auto codes) STRIP_BODY {
+    return CompressToCodes<decltype(codes)>(rule, input, error, out);
+  });
+}
+
+size_t AggregateQuantized(const BlockRule& rule, IntegerType type,
+                          absl::Span<const QuantizedView> contributions, float inverse_count,
+                          absl::Span<float> error, QuantizedSpan out) {
+  return WithCodes(type, [&](auto codes) STRIP_BODY {
+    using Codes = decltype(codes);
+    const RankSumInput<IntegerRanks<Codes> > input = {{contributions}, inverse_count, error.data()};
+    return CompressToCodes<Codes>(rule, input, error, out);
+  });
+}
+
+// Calls body(block, strips) for each block of a span, with the strips of what its codes stand for.
+template <class Codes, class Body>
+HWY_INLINE void ForEachBlock(const BlockRule& rule, QuantizedView view, size_t elements,
+                             Body body) {
+  const size_t blocks = BlockCount(elements, rule.block_elements);
+  for (size_t index = 0; index < blocks; ++index) {
+    const size_t begin = index * rule.block_elements;
+    const Block block = {index, begin, std::min(rule.block_elements, elements - begin)};
+    body(block, BlockCodes<Codes>(view, block));
+  }
+}
+
+void DecompressQuantized(const BlockRule& rule, IntegerType type, QuantizedView compressed,
+                         absl::Span<float> values) {
+  WithCodes(type, [&](auto codes) STRIP_BODY {
+    ForEachBlock<decltype(codes)>(
+        rule, compressed, values.size(), [&](const Block& block, const auto& strips) STRIP_BODY {
+          WriteStrips(values.data() + block.begin, block.length, values.size(), strips);
+        });
+  });
+  FinishStrips(values.size());
+}
+
+void AddQuantized(const BlockRule& rule, IntegerType type, QuantizedView addend, float factor,
+                  absl::Span<float> accumulator) {
+  const Vector f = hn::Set(Floats(), factor);
+  const auto add = [f](Vector sum, Vector a) STRIP_BODY { return hn::Add(sum, hn::Mul(f, a)); };
+  WithCodes(type, [&](auto codes) STRIP_BODY {
+    ForEachBlock<decltype(codes)>(
+        rule, addend, accumulator.size(), [&](const Block& block, const auto& strips) STRIP_BODY {
+          float* const sum = accumulator.data() + block.begin;
+          ForEachStrip(block.length, [&](size_t i, auto count) STRIP_BODY {
+            PrefetchStrip(sum + i);
+            Store(Map(add, Load(sum + i, count), strips(i, count)), sum + i, count);
+          });
+        });
+  });
+}
+
+#endif  // HWY_TARGET == HWY_SCALAR
+
+}  // namespace signpost::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
