@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +38,7 @@ using signpost::FailureTimeout;
 using signpost::Gradient;
 using signpost::GradientType;
 using signpost::GroupRates;
+using signpost::LambOptions;
 using signpost::OptimizerOptions;
 using signpost::Parameter;
 using signpost::ReductionOptions;
@@ -85,6 +87,18 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   return session;
 }
 
+std::optional<LambOptions> LambOptionsOf(const signpost_options& options) {
+  if (options.lamb == 0) return std::nullopt;
+  return LambOptions{
+      .max_coeff = options.max_coeff,
+      .min_coeff = options.min_coeff,
+      .coeff_beta = options.coeff_beta,
+      .factor_max = options.factor_max,
+      .factor_min = options.factor_min,
+      .factor_threshold = options.factor_threshold,
+  };
+}
+
 OptimizerOptions OptimizerOptionsOf(const signpost_options& options) {
   return {
       .bias_correction = options.bias_correction != 0,
@@ -93,6 +107,7 @@ OptimizerOptions OptimizerOptionsOf(const signpost_options& options) {
       .codec = static_cast<signpost::Codec>(options.codec),
       .variance_floor = options.variance_floor,
       .variance_refresh_interval = options.variance_refresh_interval,
+      .lamb = LambOptionsOf(options),
   };
 }
 
@@ -210,6 +225,13 @@ void signpost_options_init(signpost_options* options) {
   options->gamma = session.worker.gamma;
   options->variance_floor = optimizer.variance_floor;
   options->variance_refresh_interval = optimizer.variance_refresh_interval;
+  const LambOptions lamb;
+  options->max_coeff = lamb.max_coeff;
+  options->min_coeff = lamb.min_coeff;
+  options->coeff_beta = lamb.coeff_beta;
+  options->factor_max = lamb.factor_max;
+  options->factor_min = lamb.factor_min;
+  options->factor_threshold = lamb.factor_threshold;
   options->freeze_step = optimizer.freeze_step;
   options->warm_up_codec = optimizer.warm_up_codec;
   options->codec = optimizer.codec;

@@ -77,9 +77,18 @@ typedef struct {
   uint32_t threads;
   float gamma;
   double variance_floor; /* the least variance at a freeze, as a fraction of its tensor's mean */
-  /* Steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam. SIGNPOST_AUTO: until the
-   * variance has settled, which is looked at every 1 / (1 - beta2) steps, and no learning rate has
-   * risen since the last look. */
+  /* With `lamb` alone: a tensor's trust ratio is clipped to [min_coeff, max_coeff]; coeff_beta is
+   * of the moving average that is frozen; the factor of one-bit steps is clipped to [factor_min,
+   * factor_max], and changes by at most the fraction factor_threshold in a step. */
+  double max_coeff;
+  double min_coeff;
+  double coeff_beta;
+  double factor_max;
+  double factor_min;
+  double factor_threshold;
+  /* Steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam, or LAMB. SIGNPOST_AUTO:
+   * until the variance has settled, which is looked at every 1 / (1 - beta2) steps, and no learning
+   * rate has risen since the last look. */
   uint64_t freeze_step;
   /* Every so many steps after the freeze step one is dense and refreshes the variance; 0: never. */
   uint64_t variance_refresh_interval;
@@ -92,6 +101,7 @@ typedef struct {
   /* All ranks begin with rank 0's values, unless they resume. 0: those that begin with others are
    * refused. */
   uint8_t start_from_rank_0;
+  uint8_t lamb;       /* 1: 1-bit LAMB; 0: 1-bit Adam */
   const char* resume; /* directory of checkpoints to go on from; NULL: start anew */
   /* Instead of such a directory, what signpost_save_state gave this rank: must stay until
    * signpost_join returns. NULL: start anew. */

@@ -1,6 +1,6 @@
 // What the kernels do to one element or one block, once for the scalar reference and for CUDA: each
-// line is one of the equations of onebit.h, quantized.h, momentum.h, dense.h and adam.h, rounded
-// after each operation.
+// line is one of the equations of onebit.h, quantized.h, momentum.h, dense.h, adam.h and lamb.h,
+// rounded after each operation.
 
 #ifndef SIGNPOST_KERNELS_FORMULAS_H_
 #define SIGNPOST_KERNELS_FORMULAS_H_
@@ -13,6 +13,7 @@
 #include "kernels/adam.h"
 #include "kernels/block.h"
 #include "kernels/dense.h"
+#include "kernels/lamb.h"
 #include "kernels/momentum.h"
 #include "kernels/onebit.h"
 #include "kernels/quantized.h"
@@ -143,11 +144,15 @@ SIGNPOST_HOST_DEVICE inline void AdamStep(const AdamRates& rates, float g, float
   x = decayed - rates.step_size * (m / denominator);
 }
 
-SIGNPOST_HOST_DEVICE inline float InverseDenominator(const FreezeRates& rates, float variance) {
+SIGNPOST_HOST_DEVICE inline float FlooredVariance(const FreezeRates& rates, float variance) {
   if (!(variance > 0)) return 0;
   const float corrected = variance * rates.variance_correction;
-  const float floored = corrected < rates.floor ? rates.floor : corrected;
-  return 1 / (sqrtf(floored) + rates.epsilon);
+  return corrected < rates.floor ? rates.floor : corrected;
+}
+
+SIGNPOST_HOST_DEVICE inline float InverseDenominator(const FreezeRates& rates, float variance) {
+  if (!(variance > 0)) return 0;
+  return 1 / (sqrtf(FlooredVariance(rates, variance)) + rates.epsilon);
 }
 
 SIGNPOST_HOST_DEVICE inline float VarianceOf(float inverse_denominator, float epsilon) {
@@ -164,6 +169,31 @@ SIGNPOST_HOST_DEVICE inline void RefreshStep(const RefreshRates& rates, float g,
   const float decayed = x - rates.decay * x;
   x = decayed - rates.learning_rate * (m * d);
   d = rates.kept_variance * v + rates.one_minus_kept_variance * (g * g);
+}
+
+SIGNPOST_HOST_DEVICE inline void UpdateMoments(const LambRates& rates, float g, float& m,
+                                               float& v) {
+  m = rates.beta1 * m + rates.one_minus_beta1 * g;
+  v = rates.beta2 * v + rates.one_minus_beta2 * (g * g);
+}
+
+SIGNPOST_HOST_DEVICE inline float LambUpdate(const LambRates& rates, float m, float v, float x) {
+  const float denominator = sqrtf(v) * rates.inverse_sqrt_correction2 + rates.epsilon;
+  return m * rates.inverse_correction1 / denominator + rates.weight_decay * x;
+}
+
+struct FreshStep {
+  float step, update;
+  float quotient;  // d * (sqrt(f) + epsilon)
+};
+
+// d is the inverse denominator, f the fresh variance.
+SIGNPOST_HOST_DEVICE inline FreshStep FollowMomentum(const FreshRates& rates, float m,
+                                                     float m_before, float d, float x, float& f) {
+  const float g = (m - rates.beta1 * m_before) * rates.inverse_one_minus_beta1;
+  f = rates.beta2 * f + rates.one_minus_beta2 * (g * g);
+  const float step = m * d;
+  return {step, step + rates.weight_decay * x, d * (sqrtf(f) + rates.epsilon)};
 }
 
 }  // namespace signpost::kernels::formulas

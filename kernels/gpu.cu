@@ -14,6 +14,7 @@
 #include "kernels/error_cuda.h"
 #include "kernels/gpu.h"
 #include "kernels/gpu_messages.h"
+#include "kernels/lamb_cuda.h"
 #include "kernels/momentum_cuda.h"
 #include "kernels/onebit_cuda.h"
 #include "kernels/quantized_cuda.h"
@@ -274,6 +275,22 @@ class CudaGpu final : public Gpu {
   absl::Status Thaw(const BlockRule& rule, const AdamSegment<RefreshRates>* segments,
                     uint32_t count, uint32_t blocks, Stream stream) override {
     return Launch([&] { return cuda::Thaw(rule, segments, count, blocks, stream); });
+  }
+  absl::Status UpdateMoments(const BlockRule& rule, const LambSegment* segments, uint32_t count,
+                             uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::UpdateMoments(rule, segments, count, blocks, stream); });
+  }
+  absl::Status LambStep(const BlockRule& rule, const LambSegment* segments, uint32_t count,
+                        uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::LambStep(rule, segments, count, blocks, stream); });
+  }
+  absl::Status FloorVariance(const BlockRule& rule, const FloorSegment* segments, uint32_t count,
+                             uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::FloorVariance(rule, segments, count, blocks, stream); });
+  }
+  absl::Status FollowMomentum(const BlockRule& rule, const FollowSegment* segments, uint32_t count,
+                              uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::FollowMomentum(rule, segments, count, blocks, stream); });
   }
   absl::Status Sum(const float* values, size_t n, double* workspace, double* sum,
                    Stream stream) override {

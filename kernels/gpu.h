@@ -15,6 +15,7 @@
 #include "kernels/adam_cuda.h"
 #include "kernels/block.h"
 #include "kernels/dense_cuda.h"
+#include "kernels/lamb_cuda.h"
 #include "kernels/momentum_cuda.h"
 #include "kernels/onebit_cuda.h"
 #include "kernels/quantized_cuda.h"
@@ -103,6 +104,14 @@ class Gpu {
                                    uint32_t count, uint32_t blocks, Stream stream) = 0;
   virtual absl::Status Thaw(const BlockRule& rule, const AdamSegment<RefreshRates>* segments,
                             uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status UpdateMoments(const BlockRule& rule, const LambSegment* segments,
+                                     uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status LambStep(const BlockRule& rule, const LambSegment* segments, uint32_t count,
+                                uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status FloorVariance(const BlockRule& rule, const FloorSegment* segments,
+                                     uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status FollowMomentum(const BlockRule& rule, const FollowSegment* segments,
+                                      uint32_t count, uint32_t blocks, Stream stream) = 0;
   virtual absl::Status Sum(const float* values, size_t n, double* workspace, double* sum,
                            Stream stream) = 0;
   virtual absl::Status SumOfSquares(const float* values, size_t n, double* workspace, double* sum,

@@ -14,6 +14,7 @@
 #include "kernels/onebit.h"
 #include "kernels/onebit_reference.h"
 #include "kernels/rank_sum-inl.h"
+#include "kernels/square_lanes-inl.h"
 #include "kernels/strip-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -31,54 +32,12 @@ using reference::DecompressOneBit;
 
 #else
 
-// Folds a vector in halves: the second is added to the first.
-template <class Lanes>
-HWY_INLINE float Fold(Lanes lanes, hn::Vec<Lanes> v) {
-  if constexpr (hn::MaxLanes(lanes) == 1) {
-    return hn::GetLane(v);
-  } else {
-    const hn::Half<Lanes> half;
-    return Fold(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
-  }
-}
-
-// Folds the lanes of block.h in halves.
-HWY_INLINE float FoldLanes(float* lanes) {
-  for (size_t w = kSumLanes / 2; w >= kLanes; w /= 2) {
-    for (size_t l = 0; l < w; l += kLanes) {
-      const Vector folded =
-          hn::Add(hn::Load(Floats(), lanes + l), hn::Load(Floats(), lanes + l + w));
-      hn::Store(folded, Floats(), lanes + l);
-    }
-  }
-  return Fold(Floats(), hn::Load(Floats(), lanes));
-}
-
 // What Compress makes of a block: sign bits, and the scale of its sum of squares.
 struct OneBitFormat {
   float gamma;
   uint8_t* bits;
 
-  class Measure {
-   public:
-    HWY_INLINE Measure() {
-      ForEachStrip(kSumLanes,
-                   [&](size_t i, auto) STRIP_BODY { Store(Zeros(), lanes_ + i, Full()); });
-    }
-
-    // Zeros behind the end add +0, which changes no sum of squares.
-    HWY_INLINE void Add(size_t i, const Strip& u) {
-      float* const sums = lanes_ + i % kSumLanes;
-      const auto add_square = [](Vector sum, Vector v)
-                                  STRIP_BODY { return hn::Add(sum, hn::Mul(v, v)); };
-      Store(Map(add_square, Load(sums, Full()), u), sums, Full());
-    }
-
-    HWY_INLINE float SumOfSquares() { return FoldLanes(lanes_); }
-
-   private:
-    HWY_ALIGN float lanes_[kSumLanes];
-  };
+  using Measure = SquareLanes;
 
   class Packer {
    public:
@@ -96,7 +55,7 @@ struct OneBitFormat {
   };
 
   HWY_INLINE float ScaleOf(Measure& measure, size_t length) const {
-    return formulas::BlockScale(gamma, measure.SumOfSquares(), length);
+    return formulas::BlockScale(gamma, measure.Fold(), length);
   }
 
   HWY_INLINE Packer PackerOf(const Measure&, float scale) const { return {scale, bits}; }

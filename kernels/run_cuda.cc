@@ -126,6 +126,26 @@ void RunThaw(const BlockRule& rule, const std::vector<AdamSegment<RefreshRates>>
       [&](auto... arguments) { return TestGpu().Thaw(rule, arguments..., kStream); });
 }
 
+void RunUpdateMoments(const BlockRule& rule, const std::vector<LambSegment>& segments) {
+  Run(rule, segments,
+      [&](auto... arguments) { return TestGpu().UpdateMoments(rule, arguments..., kStream); });
+}
+
+void RunLambStep(const BlockRule& rule, const std::vector<LambSegment>& segments) {
+  Run(rule, segments,
+      [&](auto... arguments) { return TestGpu().LambStep(rule, arguments..., kStream); });
+}
+
+void RunFloorVariance(const BlockRule& rule, const std::vector<FloorSegment>& segments) {
+  Run(rule, segments,
+      [&](auto... arguments) { return TestGpu().FloorVariance(rule, arguments..., kStream); });
+}
+
+void RunFollowMomentum(const BlockRule& rule, const std::vector<FollowSegment>& segments) {
+  Run(rule, segments,
+      [&](auto... arguments) { return TestGpu().FollowMomentum(rule, arguments..., kStream); });
+}
+
 double RunSum(absl::Span<const float> values) {
   std::vector<double> workspace(SumWorkspace(values.size()));
   const auto sum = std::make_unique<double>();

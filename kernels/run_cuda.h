@@ -15,6 +15,7 @@
 #include "kernels/block.h"
 #include "kernels/dense_cuda.h"
 #include "kernels/gpu.h"
+#include "kernels/lamb_cuda.h"
 #include "kernels/momentum_cuda.h"
 #include "kernels/onebit_cuda.h"
 #include "kernels/quantized_cuda.h"
@@ -44,6 +45,10 @@ void RunAdamStep(const BlockRule& rule, const std::vector<AdamSegment<AdamRates>
 void RunFreeze(const BlockRule& rule, const std::vector<AdamSegment<FreezeRates>>& segments);
 void RunRefreshStep(const BlockRule& rule, const std::vector<AdamSegment<RefreshRates>>& segments);
 void RunThaw(const BlockRule& rule, const std::vector<AdamSegment<RefreshRates>>& segments);
+void RunUpdateMoments(const BlockRule& rule, const std::vector<LambSegment>& segments);
+void RunLambStep(const BlockRule& rule, const std::vector<LambSegment>& segments);
+void RunFloorVariance(const BlockRule& rule, const std::vector<FloorSegment>& segments);
+void RunFollowMomentum(const BlockRule& rule, const std::vector<FollowSegment>& segments);
 
 double RunSum(absl::Span<const float> values);
 double RunSumOfSquares(absl::Span<const float> values);

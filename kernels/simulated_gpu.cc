@@ -14,6 +14,7 @@
 #include "kernels/adam_cuda-inl.h"
 #include "kernels/dense_cuda-inl.h"
 #include "kernels/gpu_messages.h"
+#include "kernels/lamb_cuda-inl.h"
 #include "kernels/momentum_cuda-inl.h"
 #include "kernels/onebit_cuda-inl.h"
 #include "kernels/quantized_cuda-inl.h"
@@ -625,6 +626,56 @@ absl::Status SimulatedGpu::Thaw(const BlockRule& rule, const AdamSegment<Refresh
       [](const AdamSegment<RefreshRates>& s) { return Arrays{s.variance}; },
       [=](HostBlock& block, const AdamSegment<RefreshRates>& s, uint32_t number) {
         ThawBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::UpdateMoments(const BlockRule& rule, const LambSegment* segments,
+                                         uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const LambSegment& s) {
+        return Arrays{s.gradient, s.momentum, s.variance, s.parameters, s.sums};
+      },
+      [=](HostBlock& block, const LambSegment& s, uint32_t number) {
+        UpdateMomentsBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::LambStep(const BlockRule& rule, const LambSegment* segments,
+                                    uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const LambSegment& s) {
+        return Arrays{s.momentum, s.variance, s.parameters};
+      },
+      [=](HostBlock& block, const LambSegment& s, uint32_t number) {
+        LambStepBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::FloorVariance(const BlockRule& rule, const FloorSegment* segments,
+                                         uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const FloorSegment& s) {
+        return Arrays{s.variance, s.fresh_variance};
+      },
+      [=](HostBlock& block, const FloorSegment& s, uint32_t number) {
+        FloorBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::FollowMomentum(const BlockRule& rule, const FollowSegment* segments,
+                                          uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const FollowSegment& s) {
+        return Arrays{s.momentum.scales,        s.momentum.bits,        s.dense_momentum_before,
+                      s.momentum_before.scales, s.momentum_before.bits, s.inverse_denominator,
+                      s.fresh_variance,         s.parameters,           s.sums};
+      },
+      [=](HostBlock& block, const FollowSegment& s, uint32_t number) {
+        FollowBlock(block, rule, s, number);
       });
 }
 

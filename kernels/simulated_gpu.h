@@ -117,6 +117,14 @@ class SimulatedGpu final : public Gpu {
                            uint32_t count, uint32_t blocks, Stream stream) override;
   absl::Status Thaw(const BlockRule& rule, const AdamSegment<RefreshRates>* segments,
                     uint32_t count, uint32_t blocks, Stream stream) override;
+  absl::Status UpdateMoments(const BlockRule& rule, const LambSegment* segments, uint32_t count,
+                             uint32_t blocks, Stream stream) override;
+  absl::Status LambStep(const BlockRule& rule, const LambSegment* segments, uint32_t count,
+                        uint32_t blocks, Stream stream) override;
+  absl::Status FloorVariance(const BlockRule& rule, const FloorSegment* segments, uint32_t count,
+                             uint32_t blocks, Stream stream) override;
+  absl::Status FollowMomentum(const BlockRule& rule, const FollowSegment* segments, uint32_t count,
+                              uint32_t blocks, Stream stream) override;
   absl::Status Sum(const float* values, size_t n, double* workspace, double* sum,
                    Stream stream) override;
   absl::Status SumOfSquares(const float* values, size_t n, double* workspace, double* sum,

@@ -115,7 +115,7 @@ bool AreFinite(std::initializer_list<double> values) {
   return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
 }
 
-absl::Status CheckRates(const StepRates& rates) {
+absl::Status CheckRates(const StepRates& rates, const Layout& layout) {
   for (const int size : {rates.groups_size(), rates.schedule().learning_rates_size(),
                          rates.schedule().epsilons_size()}) {
     if (size > kMaxGroups) return Invalid("rates of ", size, " groups; at most ", kMaxGroups);
@@ -126,6 +126,18 @@ absl::Status CheckRates(const StepRates& rates) {
       continue;
     }
     return Invalid("a learning rate, weight decay, beta or epsilon is not finite");
+  }
+  const size_t tensors = layout.tensors().size();
+  if (static_cast<size_t>(rates.scales_size()) > tensors) {
+    return Invalid("scales of ", rates.scales_size(), " tensors; the job has ", tensors);
+  }
+  for (const TensorScale& scale : rates.scales()) {
+    if (scale.tensor() >= tensors) {
+      return Invalid("the scale of tensor ", scale.tensor(), "; the job has ", tensors);
+    }
+    if (AreFinite({scale.ratio(), scale.average(), scale.weight(), scale.factor()})) continue;
+    return Invalid("the scale of tensor ", DescribeTensor(layout.tensors()[scale.tensor()]),
+                   " is not finite: the training has diverged");
   }
   return absl::OkStatus();
 }
@@ -193,7 +205,7 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
     return Invalid("chunk ", header.chunk(), " is not in [0, ", layout.chunks().size(), ")");
   }
   absl::Status status = CheckErrorScale(header.error_scale());
-  if (status.ok()) status = CheckRates(header.rates());
+  if (status.ok()) status = CheckRates(header.rates(), layout);
   if (status.ok()) status = CheckLateRanks(header, world_size);
   if (status.ok()) status = CheckCodecFitsStep(header, layout);
   if (status.ok()) {

@@ -366,6 +366,20 @@ TEST_F(CheckFrameTest, RefusesRatesThatAreNotFiniteOrTooMany) {
   ExpectRefused(frame, "rates of 129 groups");
 }
 
+TEST_F(CheckFrameTest, RefusesScalesThatAreNotFiniteOrOfNoTensor) {
+  Frame frame = ValidFrame(ONE_BIT);
+  TensorScale& scale = *frame.header.mutable_rates()->add_scales();
+  EXPECT_TRUE(Check(frame).ok()) << Check(frame);
+  scale.set_factor(kNan);
+  ExpectRefused(frame, "is not finite");
+  scale.set_factor(1);
+  scale.set_tensor(static_cast<uint32_t>(layout_.tensors().size()));
+  ExpectRefused(frame, "the scale of tensor");
+  scale.set_tensor(0);
+  for (size_t i = 0; i < layout_.tensors().size(); ++i) frame.header.mutable_rates()->add_scales();
+  ExpectRefused(frame, "scales of");
+}
+
 // --- Answers.
 
 class CheckAnswerTest : public CheckFrameTest {

@@ -53,6 +53,10 @@ absl::Status CheckOptions(const JobOptions& options) {
     return Invalid("option optimizer has ", options.optimizer().size(), " bytes; at most ",
                    kMaxOptimizerBytes);
   }
+  if (options.state_numbers() > kMaxStateNumbers) {
+    return Invalid("option state_numbers is ", options.state_numbers(), "; at most ",
+                   kMaxStateNumbers);
+  }
   return absl::OkStatus();
 }
 
@@ -260,6 +264,10 @@ absl::Status CheckSameOptions(const JobOptions& theirs, const JobOptions& jobs) 
                    absl::StrCat("'", absl::Utf8SafeCHexEscape(theirs.optimizer()), "'"),
                    absl::StrCat("'", absl::Utf8SafeCHexEscape(jobs.optimizer()), "'"));
   }
+  if (theirs.state_numbers() != jobs.state_numbers()) {
+    return Differs("option state_numbers", absl::StrCat(theirs.state_numbers()),
+                   absl::StrCat(jobs.state_numbers()));
+  }
   if (theirs.sum() != jobs.sum()) {
     return Differs("option sum", theirs.sum() ? "true" : "false", jobs.sum() ? "true" : "false");
   }
@@ -364,7 +372,8 @@ uint64_t Layout::PayloadBytes(Codec codec, uint32_t chunk) const {
     case RESTORE:
       return uint64_t{4} * c.elements;
     case STATE:
-      return uint64_t{12} * c.elements;
+      return uint64_t{4} * (options_.state_numbers() == 0 ? 3 : options_.state_numbers()) *
+             c.elements;
     case FETCH:
     case LISTEN:
       return 0;

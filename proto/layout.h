@@ -32,6 +32,7 @@ inline constexpr uint32_t kMaxBlockElements = 65536;
 inline constexpr uint32_t kMaxChunkElements = uint32_t{1} << 24;
 inline constexpr size_t kMaxChunks = size_t{1} << 20;
 inline constexpr size_t kMaxOptimizerBytes = 4096;
+inline constexpr uint32_t kMaxStateNumbers = 16;
 
 // The part of one tensor that lies in one chunk. Its blocks have block_elements each, the last one
 // of a tensor may be short. Offsets say where the segment lies in its tensor, in the chunk's
@@ -84,8 +85,8 @@ class Layout {
   // name that is empty, repeated or over kMaxTensorNameBytes; a zero dimension, or more than
   // kMaxTensorDimensions; block_elements not a positive multiple of 8 or over kMaxBlockElements;
   // chunk_elements not a positive multiple of block_elements or over kMaxChunkElements; gamma
-  // outside (0, 1.6); optimizer over kMaxOptimizerBytes; more than kMaxElements or kMaxChunks in
-  // all.
+  // outside (0, 1.6); optimizer over kMaxOptimizerBytes; state_numbers over kMaxStateNumbers; more
+  // than kMaxElements or kMaxChunks in all.
   static absl::StatusOr<Layout> Create(absl::Span<const Tensor> tensors, const JobOptions& options);
 
   absl::Span<const Tensor> tensors() const { return tensors_; }

@@ -252,6 +252,15 @@ TEST(Layout, RefusesALongOptimizer) {
   ExpectRefused({MakeTensor("a", {1})}, options, "option optimizer");
 }
 
+TEST(Layout, StatesHaveAsManyNumbersAsTheJobSays) {
+  JobOptions options = Options(8, 8);
+  EXPECT_EQ(MakeLayout({MakeTensor("a", {5})}, options).PayloadBytes(STATE, 0), 5 * 3 * 4);
+  options.set_state_numbers(4);
+  EXPECT_EQ(MakeLayout({MakeTensor("a", {5})}, options).PayloadBytes(STATE, 0), 5 * 4 * 4);
+  options.set_state_numbers(kMaxStateNumbers + 1);
+  ExpectRefused({MakeTensor("a", {5})}, options, "option state_numbers");
+}
+
 // --- Whether two describe the same job.
 
 class SameJob : public ::testing::Test {
@@ -319,6 +328,11 @@ TEST_F(SameJob, NamesGammaWithTheDigitsThatTellItApart) {
 TEST_F(SameJob, NamesTheSum) {
   options_.set_sum(true);
   ExpectDifference("option sum is true here but false in the job");
+}
+
+TEST_F(SameJob, NamesTheNumbersOfAState) {
+  options_.set_state_numbers(4);
+  ExpectDifference("option state_numbers is 4 here but 0 in the job");
 }
 
 TEST_F(SameJob, NamesTheOptimizer) {

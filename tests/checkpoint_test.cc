@@ -139,7 +139,7 @@ struct Plan {
 
 // What a rank ends with.
 struct End {
-  std::string values, momentum, variance, error;
+  std::string values, momentum, variance, fresh_variance, error;
 
   bool operator==(const End&) const = default;
 };
@@ -181,6 +181,7 @@ std::vector<End> RunIn(Cluster& cluster, const Plan& plan) {
     replica.GetValues();
     ends[rank] = {BytesOfAll(replica.values), momentum,
                   BytesOfAll((*worker)->optimizer().variance()),
+                  BytesOfAll((*worker)->optimizer().fresh_variance()),
                   BytesOfAll((*worker)->optimizer().error())};
     EXPECT_TRUE((*worker)->Leave().ok());
   });
@@ -208,6 +209,7 @@ absl::StatusOr<ResumeState> Load(const ResumeFrom& from, const JobOptionsForTest
   options.set_chunk_elements(job.worker.chunk_elements);
   options.set_gamma(job.worker.gamma);
   options.set_optimizer(DescribeOptions(job.optimizer));
+  options.set_state_numbers(StateNumbers(job.optimizer));
   return LoadResumeState(from, {tensors, options, rank, job.workers});
 }
 
@@ -251,7 +253,10 @@ struct ResumeCase {
   Codec warm_up_codec;
   int saved_after;  // the variance freezes after 5
   Codec codec = ONE_BIT;
+  std::optional<LambOptions> lamb = std::nullopt;
 };
+
+constexpr LambOptions kLamb;
 
 class ResumeTest : public ::testing::TestWithParam<ResumeCase> {};
 
@@ -259,6 +264,7 @@ TEST_P(ResumeTest, EqualsNoInterruptionBitForBitOnAnyNumberOfShards) {
   JobOptionsForTest job;
   job.optimizer.warm_up_codec = GetParam().warm_up_codec;
   job.optimizer.codec = GetParam().codec;
+  job.optimizer.lamb = GetParam().lamb;
   const std::vector<End> expected = RunAnew(2, {.job = job, .until = 12});
   const int saved_after = GetParam().saved_after;
   MemoryDisk disk;
@@ -289,18 +295,19 @@ TEST_P(ResumeTest, EqualsNoInterruptionBitForBitOnAnyNumberOfShards) {
   EXPECT_EQ(RunAnew(2, {.job = job, .until = 12, .resume_from = &gpu_disk}), expected);
 }
 
-INSTANTIATE_TEST_SUITE_P(Steps, ResumeTest,
-                         ::testing::Values(ResumeCase{"BeforeTheFirstStep", FLOAT32, 0},
-                                           ResumeCase{"InTheWarmUp", FLOAT32, 2},
-                                           ResumeCase{"InABf16WarmUp", BFLOAT16, 3},
-                                           ResumeCase{"AtTheFreeze", BFLOAT16, 5},
-                                           ResumeCase{"AfterTheFirstOneBitStep", FLOAT32, 6},
-                                           ResumeCase{"AmongOneBitSteps", BFLOAT16, 9},
-                                           ResumeCase{"InAnInt8WarmUp", INT8, 3},
-                                           ResumeCase{"AmongInt4Steps", INT8, 9, INT4},
-                                           ResumeCase{"AmongFp16Steps", INT4, 6, FLOAT16},
-                                           ResumeCase{"AmongFp32Steps", ONE_BIT, 8, FLOAT32}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Steps, ResumeTest,
+    ::testing::Values(
+        ResumeCase{"BeforeTheFirstStep", FLOAT32, 0}, ResumeCase{"InTheWarmUp", FLOAT32, 2},
+        ResumeCase{"InABf16WarmUp", BFLOAT16, 3}, ResumeCase{"AtTheFreeze", BFLOAT16, 5},
+        ResumeCase{"AfterTheFirstOneBitStep", FLOAT32, 6},
+        ResumeCase{"AmongOneBitSteps", BFLOAT16, 9}, ResumeCase{"InAnInt8WarmUp", INT8, 3},
+        ResumeCase{"AmongInt4Steps", INT8, 9, INT4}, ResumeCase{"AmongFp16Steps", INT4, 6, FLOAT16},
+        ResumeCase{"AmongFp32Steps", ONE_BIT, 8, FLOAT32},
+        ResumeCase{"OfLambInTheWarmUp", FLOAT32, 3, ONE_BIT, kLamb},
+        ResumeCase{"OfLambAtTheFreeze", BFLOAT16, 5, ONE_BIT, kLamb},
+        ResumeCase{"OfLambAmongOneBitSteps", FLOAT32, 9, ONE_BIT, kLamb}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(Checkpoint, TakingOneChangesNothing) {
   const JobOptionsForTest job;

@@ -41,6 +41,14 @@ std::unique_ptr<Gpu> NewGpu() {
 #endif
 }
 
+const std::set<int> kSpoiltSteps = {1, 6, 8, 12};  // warm-up, one-bit, and two refreshes
+
+void Spoil(uint32_t rank, int step, std::vector<float>& gradient) {
+  if (rank != 1 || !kSpoiltSteps.contains(step)) return;
+  gradient[2] = std::numeric_limits<float>::quiet_NaN();
+  gradient[20'000] = std::numeric_limits<float>::infinity();
+}
+
 // Two workers on the GPU and one on the host, in all stages, through three freezes.
 class GpuJobTest : public ::testing::Test {
  protected:
@@ -113,15 +121,19 @@ TEST_F(GpuJobTest, AlsoWhenRoundsAreSkipped) {
   for (const Stages& stages : kStages) {
     job_.optimizer.warm_up_codec = stages.warm_up;
     job_.optimizer.codec = stages.frozen;
-    const std::set<int> spoilt_steps = {1, 6, 8, 12};  // warm-up, one-bit, and two refreshes
-    const auto spoil = [&](uint32_t rank, int step, std::vector<float>& gradient) {
-      if (rank != 1 || !spoilt_steps.contains(step)) return;
-      gradient[2] = std::numeric_limits<float>::quiet_NaN();
-      gradient[20'000] = std::numeric_limits<float>::infinity();
-    };
-    const End end = TrainOn(gpu_.get(), spoil);
-    EXPECT_EQ(end.skipped_steps, spoilt_steps);
-    EXPECT_EQ(end, TrainOn(nullptr, spoil));
+    const End end = TrainOn(gpu_.get(), Spoil);
+    EXPECT_EQ(end.skipped_steps, kSpoiltSteps);
+    EXPECT_EQ(end, TrainOn(nullptr, Spoil));
+  }
+}
+
+TEST_F(GpuJobTest, AlsoWithLamb) {
+  job_.optimizer.lamb.emplace();
+  for (const Codec warm_up : {FLOAT32, BFLOAT16, INT8}) {
+    job_.optimizer.warm_up_codec = warm_up;
+    EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr)) << CodecName(warm_up);
+    // Then only a part of a tensor is in the step.
+    EXPECT_EQ(TrainOn(gpu_.get(), Spoil), TrainOn(nullptr, Spoil)) << CodecName(warm_up);
   }
 }
 

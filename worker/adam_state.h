@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -23,6 +24,8 @@
 #include "worker/page_vector.h"
 
 namespace signpost {
+
+class LambState;
 
 // Numbers on the host: where they are, or a copy of what is on a GPU.
 class HostFloats {
@@ -111,6 +114,9 @@ class AdamState {
   virtual HostFloats Errors() const = 0;
   virtual HostFloats Variances() const = 0;
   virtual HostFloats ValuesOf(uint32_t tensor) const = 0;
+
+  // What 1-bit LAMB has beside, in the same place; it borrows this state. Once.
+  virtual std::unique_ptr<LambState> NewLambState() = 0;
 };
 
 }  // namespace signpost

@@ -91,6 +91,10 @@ absl::Status CheckManifest(const CheckpointManifest& manifest) {
   if (manifest.schedule().begun_steps() != manifest.step()) {
     return absl::DataLossError("its optimizer's schedule is of another step");
   }
+  for (const TensorScale& scale : manifest.scales()) {
+    if (scale.tensor() < tensors.size()) continue;
+    return absl::DataLossError(absl::StrCat("it has a scale of tensor ", scale.tensor()));
+  }
   for (uint32_t rank = 0; rank < manifest.world_size(); ++rank) {
     const absl::Status found = FindFile(manifest, RankFileName(rank)).status();
     if (!found.ok()) return found;

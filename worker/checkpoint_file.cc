@@ -101,9 +101,12 @@ absl::StatusOr<SavedRank> DecodeRankPart(absl::string_view file, uint32_t rank,
 void AddParametersPart(const ParametersPart& part, const Layout& layout, SectionWriter& writer) {
   CheckpointPart header;
   header.set_step(part.step);
+  header.set_has_fresh_variance(!part.fresh_variance.empty());
   writer.Add(header);
   for (const absl::Span<const float> values : part.values) writer.Add(BytesOf(values));
-  for (const absl::Span<const float> numbers : {part.momentum, part.variance}) {
+  for (const absl::Span<const float> numbers :
+       {part.momentum, part.variance, part.fresh_variance}) {
+    if (numbers.empty()) continue;
     for (const Chunk& chunk : layout.chunks()) {
       writer.Add(BytesOf(numbers.subspan(chunk.first_element, chunk.elements)));
     }
@@ -117,7 +120,9 @@ absl::StatusOr<SavedParameters> ReadParametersPart(SectionReader& reader, const 
   for (const Tensor& tensor : layout.tensors()) {
     if (status.ok()) status = ReadNumbers(reader, ElementCount(tensor), saved.values);
   }
-  for (std::vector<float>* numbers : {&saved.momentum, &saved.variance}) {
+  std::vector<std::vector<float>*> fields = {&saved.momentum, &saved.variance};
+  if (header.has_fresh_variance()) fields.push_back(&saved.fresh_variance);
+  for (std::vector<float>* numbers : fields) {
     for (const Chunk& chunk : layout.chunks()) {
       if (status.ok()) status = ReadNumbers(reader, chunk.elements, *numbers);
     }

@@ -4,7 +4,8 @@
 //   rank-<r>   = CheckpointPart, the worker's error in layout order, then for each chunk that the
 //                CheckpointPart names the error of its aggregator
 //   parameters = CheckpointPart, the values of each tensor, then the momentum of each chunk, then
-//                the variance of each chunk (OptimizerState::variance)
+//                the variance of each chunk (OptimizerState::variance), and then, if the
+//                CheckpointPart says so, the fresh variance of each chunk
 //
 // What a rank saves of itself, without a directory, is in sections too:
 //
@@ -65,6 +66,7 @@ struct ParametersPart {
   absl::Span<const absl::Span<const float>> values;  // by tensor
   absl::Span<const float> momentum;
   absl::Span<const float> variance;
+  absl::Span<const float> fresh_variance;  // or empty
 };
 void AddParametersPart(const ParametersPart& part, const Layout& layout, SectionWriter& writer);
 
@@ -72,6 +74,7 @@ struct SavedParameters {
   std::vector<float> values;  // in layout order, as the others
   std::vector<float> momentum;
   std::vector<float> variance;
+  std::vector<float> fresh_variance;  // or empty
 };
 absl::StatusOr<SavedParameters> ReadParametersPart(SectionReader& reader, const Layout& layout);
 absl::StatusOr<SavedParameters> DecodeParametersPart(absl::string_view file, const Layout& layout);

@@ -9,6 +9,8 @@
 #include "kernels/momentum.h"
 #include "kernels/sum_cuda.h"
 #include "proto/codec.h"
+#include "worker/gpu_adam_state-inl.h"
+#include "worker/gpu_lamb_state.h"
 
 namespace signpost {
 namespace {
@@ -44,13 +46,14 @@ using FirstNotPacked = uint32_t;
 constexpr FirstNotPacked kAllPacked = std::numeric_limits<FirstNotPacked>::max();
 constexpr size_t kFirstNotPackedBytes = 16;
 
-constexpr size_t kLargestRow =
-    std::max({sizeof(AddDenseSegment), sizeof(AddQuantizedSegment), sizeof(AddSegment),
-              sizeof(AdamSegment<kernels::AdamRates>), sizeof(AdamSegment<kernels::FreezeRates>),
-              sizeof(AdamSegment<kernels::RefreshRates>), sizeof(ApplyDenseSegment),
-              sizeof(ApplySegment), sizeof(CompressSegment), sizeof(DecompressDenseSegment),
-              sizeof(DecompressSegment), sizeof(DenseSegment), sizeof(DequantizeSegment),
-              sizeof(MomentumInputSegment), sizeof(QuantizeSegment), sizeof(ScaleSegment)});
+constexpr size_t kLargestRow = std::max(
+    {sizeof(AddDenseSegment), sizeof(AddQuantizedSegment), sizeof(AddSegment),
+     sizeof(AdamSegment<kernels::AdamRates>), sizeof(AdamSegment<kernels::FreezeRates>),
+     sizeof(AdamSegment<kernels::RefreshRates>), sizeof(ApplyDenseSegment), sizeof(ApplySegment),
+     sizeof(CompressSegment), sizeof(DecompressDenseSegment), sizeof(DecompressSegment),
+     sizeof(DenseSegment), sizeof(DequantizeSegment), sizeof(MomentumInputSegment),
+     sizeof(QuantizeSegment), sizeof(ScaleSegment), sizeof(kernels::cuda::FloorSegment),
+     sizeof(kernels::cuda::FollowSegment), sizeof(kernels::cuda::LambSegment)});
 
 size_t BytesOf(GradientType type) { return type == GradientType::kFloat32 ? 4 : 2; }
 
@@ -59,10 +62,6 @@ const void* PartOf(const Gradient& gradient, const Segment& part) {
   if (gradient.values == nullptr) return nullptr;  // zeros
   return static_cast<const uint8_t*>(gradient.values) + BytesOf(gradient.type) * part.tensor_offset;
 }
-
-// Where it may be in a list.
-const Segment& PartOf(const Segment& segment) { return segment; }
-const Segment& PartOf(const AdamState::Addition& addition) { return addition.part; }
 
 }  // namespace
 
@@ -139,23 +138,6 @@ void GpuAdamState::SetStream(Stream stream) {
   stream_ = stream;
 }
 
-template <class Row, class Parts, class RowOf>
-GpuAdamState::Table<Row> GpuAdamState::Write(Slot& slot, size_t begin, const Parts& parts,
-                                             RowOf row_of) {
-  Table<Row> table = {.rows = reinterpret_cast<const Row*>(slot.device.get() + begin),
-                      .end = begin + parts.size() * sizeof(Row)};
-  for (const auto& item : parts) {
-    const Segment& part = PartOf(item);
-    Row row = row_of(item);
-    row.elements = part.elements;
-    row.first_block = table.blocks;
-    std::memcpy(slot.pinned.get() + begin + table.count * sizeof(Row), &row, sizeof(Row));
-    table.blocks += kernels::BlockCount(part.elements, rule_.block_elements);
-    ++table.count;
-  }
-  return table;
-}
-
 bool GpuAdamState::CanCompress() const {
   absl::MutexLock lock(&mutex_);
   return packings_ - packed_ < kPackingSlots;
@@ -186,16 +168,6 @@ size_t GpuAdamState::PutPayload(Slot& slot, const uint8_t* payload, size_t bytes
 }
 
 size_t GpuAdamState::TablesBegin() const { return payload_room_ + kFirstNotPackedBytes; }
-
-template <class Parts, class RowOf, class Kernel>
-size_t GpuAdamState::Launch(Slot& slot, size_t copied_from, size_t begin, const Parts& parts,
-                            RowOf row_of, Kernel kernel) {
-  if (parts.empty()) return begin;
-  const auto table = Write<decltype(row_of(parts[0]))>(slot, begin, parts, row_of);
-  CopyIn(slot, copied_from, table.end);
-  Do(kernel(table.rows, table.count, table.blocks));
-  return table.end;
-}
 
 template <class Fill>
 void GpuAdamState::Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Later later,
@@ -347,67 +319,6 @@ void GpuAdamState::CompressSigns(Slot& slot, uint32_t chunk, RatesOf<kernels::Mo
       [&](auto... table) {
         return gpu_.CompressOneBit(rule_, table..., first_not_packed, stream_);
       });
-}
-
-template <class RowOf, class Kernel>
-void GpuAdamState::Run(uint32_t chunk, RowOf row_of, Kernel kernel) {
-  if (!status_.ok()) return;
-  Slot& slot = NextApplying();
-  Launch(slot, TablesBegin(), TablesBegin(), layout_.chunks()[chunk].segments, row_of, kernel);
-  Release(slot);
-}
-
-template <class RowOf, class Kernel>
-void GpuAdamState::RunOnAnswer(uint32_t chunk, const Payload& answer, RowOf row_of, Kernel kernel) {
-  if (!status_.ok()) return;
-  Slot& slot = NextApplying();
-  const size_t begin = PutPayload(slot, answer.data(), answer.size());
-  const uint8_t* const on_gpu = slot.device.get() + begin;
-  Launch(
-      slot, begin, TablesBegin(), layout_.chunks()[chunk].segments,
-      [&](const Segment& segment) { return row_of(segment, on_gpu); }, kernel);
-  Release(slot);
-}
-
-template <class ToOf, class RowOf, class Kernel>
-void GpuAdamState::RunOnDecompressed(uint32_t chunk, Codec codec, const Payload& answer, ToOf to_of,
-                                     RowOf row_of, Kernel kernel) {
-  if (!status_.ok()) return;
-  const Chunk& at = layout_.chunks()[chunk];
-  Slot& slot = NextApplying();
-  const size_t begin = PutPayload(slot, answer.data(), answer.size());
-  const uint8_t* const on_gpu = slot.device.get() + begin;
-  const auto decompress = [&](auto decompressed_row_of, auto decompress_kernel) {
-    return Launch(slot, begin, TablesBegin(), at.segments, decompressed_row_of, decompress_kernel);
-  };
-  size_t end;
-  if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
-    end = decompress(
-        [&](const Segment& segment) {
-          return DecompressDenseSegment{
-              .compressed = on_gpu + kernels::DenseBytes(*type, segment.chunk_offset),
-              .type = *type,
-              .values = to_of(segment)};
-        },
-        [&](auto... table) { return gpu_.DecompressDense(rule_, table..., stream_); });
-  } else if (const std::optional<kernels::IntegerType> type = IntegerTypeOf(codec)) {
-    end = decompress(
-        [&](const Segment& segment) {
-          return DequantizeSegment{.compressed = QuantizedPart(*type, at, segment, on_gpu),
-                                   .type = *type,
-                                   .values = to_of(segment)};
-        },
-        [&](auto... table) { return gpu_.DecompressQuantized(rule_, table..., stream_); });
-  } else {
-    end = decompress(
-        [&](const Segment& segment) {
-          return DecompressSegment{.compressed = OneBitPart(at, segment, on_gpu),
-                                   .values = to_of(segment)};
-        },
-        [&](auto... table) { return gpu_.DecompressOneBit(rule_, table..., stream_); });
-  }
-  Launch(slot, end, end, at.segments, row_of, kernel);
-  Release(slot);
 }
 
 void GpuAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
@@ -632,6 +543,10 @@ void GpuAdamState::Set(Field field, uint32_t chunk, const float* numbers) {
     Do(gpu_.Write(DenseField(field, chunk, segment), numbers + segment.chunk_offset,
                   segment.elements * sizeof(float), stream_));
   }
+}
+
+std::unique_ptr<LambState> GpuAdamState::NewLambState() {
+  return std::make_unique<GpuLambState>(*this);
 }
 
 void GpuAdamState::Read(void* to, const void* from, size_t bytes) const {

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -80,8 +81,11 @@ class GpuAdamState final : public AdamState {
   HostFloats ValuesOf(uint32_t tensor) const override {
     return Copy(values_[tensor].data(), values_[tensor].size());
   }
+  std::unique_ptr<LambState> NewLambState() override;
 
  private:
+  friend class GpuLambState;  // the rest of 1-bit LAMB's state
+
   using Memory = kernels::cuda::Owned<uint8_t>;
   using OwnedEvent = kernels::cuda::Owned<CUevent_st>;
 
@@ -93,6 +97,8 @@ class GpuAdamState final : public AdamState {
     OwnedEvent used;    // on the caller's stream
     OwnedEvent copied;  // to the host
   };
+
+  // Below: gpu_adam_state-inl.h has the templates that others need too.
 
   // Rows of a table in a slot, for one launch.
   template <class Row>

@@ -8,6 +8,7 @@
 #include "kernels/momentum.h"
 #include "kernels/sum.h"
 #include "proto/codec.h"
+#include "worker/host_lamb_state.h"
 
 namespace signpost {
 namespace {
@@ -98,12 +99,23 @@ void HostAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamR
     return crew_.ForEachPart(
         chunk, [&](const Segment& part) { step(part, *type, DensePart(*type, answer, part)); });
   }
+  ForEachDecompressedBlock(chunk, codec, answer,
+                           [&](const Segment& block, absl::Span<const float> gradient) {
+                             step(block, kernels::DenseType::kFloat32,
+                                  reinterpret_cast<const uint8_t*>(gradient.data()));
+                           });
+}
+
+void HostAdamState::ForEachDecompressedBlock(
+    uint32_t chunk, Codec codec, const Payload& answer,
+    absl::FunctionRef<void(const Segment& block, absl::Span<const float> numbers)> use) {
   crew_.ForEachPart(chunk, [&](const Segment& part) {
     std::vector<float> scratch(std::min<size_t>(part.elements, rule_.block_elements));
     ForEachBlock(part, rule_.block_elements, [&](const Segment& block) {
+      const absl::Span<float> numbers = absl::MakeSpan(scratch).first(block.elements);
       NumberCodecOf(codec).Decompress(rule_, layout_.chunks()[chunk], block, answer.data(),
-                                      absl::MakeSpan(scratch).first(block.elements));
-      step(block, kernels::DenseType::kFloat32, reinterpret_cast<const uint8_t*>(scratch.data()));
+                                      numbers);
+      use(block, numbers);
     });
   });
 }
@@ -229,6 +241,10 @@ void HostAdamState::Set(Field field, uint32_t chunk, const float* numbers) {
     case Field::kError:
       std::copy_n(numbers, at.elements, error_.data() + at.first_element);
   }
+}
+
+std::unique_ptr<LambState> HostAdamState::NewLambState() {
+  return std::make_unique<HostLambState>(*this);
 }
 
 void HostAdamState::GetMomentum(uint32_t chunk, float* numbers) const {

@@ -4,9 +4,11 @@
 #define SIGNPOST_WORKER_HOST_ADAM_STATE_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "kernels/block.h"
 #include "kernels/onebit.h"
@@ -60,11 +62,18 @@ class HostAdamState final : public AdamState {
   HostFloats Errors() const override { return HostFloats(absl::MakeConstSpan(error_)); }
   HostFloats Variances() const override { return HostFloats(absl::MakeConstSpan(variance_)); }
   HostFloats ValuesOf(uint32_t tensor) const override { return HostFloats(values_[tensor]); }
+  std::unique_ptr<LambState> NewLambState() override;
 
  private:
+  friend class HostLambState;  // the rest of 1-bit LAMB's state
+
   std::optional<uint32_t> CompressSigns(uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
                                         absl::Span<const Gradient> gradients, uint8_t* payload);
   void ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer);
+  // What the answer has for each block of the chunk, on any of the crew's threads.
+  void ForEachDecompressedBlock(
+      uint32_t chunk, Codec codec, const Payload& answer,
+      absl::FunctionRef<void(const Segment& block, absl::Span<const float> numbers)> use);
   void GetMomentum(uint32_t chunk, float* numbers) const;
   // Parts of vectors that belong to a segment of the chunk.
   absl::Span<float> ValuesOf(const Segment& segment) const;

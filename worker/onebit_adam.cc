@@ -68,7 +68,14 @@ absl::Status CheckOptions(const OptimizerOptions& options) {
   if (options.variance_refresh_interval == 1) {
     return OptionError("variance_refresh_interval", 1, "at least 2, or 0 for never");
   }
-  return absl::OkStatus();
+  if (!options.lamb) return absl::OkStatus();
+  if (options.codec != ONE_BIT) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("optimizer option codec is %s, wanted one-bit: 1-bit LAMB reconstructs "
+                        "gradients from momenta of one bit",
+                        CodecName(options.codec)));
+  }
+  return CheckLambOptions(*options.lamb);
 }
 
 absl::Status CheckRates(const OptimizerOptions& options, absl::Span<const GroupRates> rates) {
@@ -104,11 +111,18 @@ std::string DescribeOptions(const OptimizerOptions& options) {
   std::string freeze = absl::StrFormat("%d", options.freeze_step);
   if (options.freeze_step == OptimizerOptions::kNever) freeze = "never";
   if (options.freeze_step == OptimizerOptions::kAuto) freeze = "auto";
-  return absl::StrFormat(
-      "1-bit adam bias_correction=%d freeze_step=%s warm_up_codec=%s codec=%s "
+  std::string description = absl::StrFormat(
+      "1-bit %s bias_correction=%d freeze_step=%s warm_up_codec=%s codec=%s "
       "variance_floor=%.17g variance_refresh_interval=%d",
-      options.bias_correction, freeze, CodecName(options.warm_up_codec), CodecName(options.codec),
-      options.variance_floor, options.variance_refresh_interval);
+      options.lamb ? "lamb" : "adam", options.bias_correction, freeze,
+      CodecName(options.warm_up_codec), CodecName(options.codec), options.variance_floor,
+      options.variance_refresh_interval);
+  if (options.lamb) absl::StrAppend(&description, " ", DescribeLambOptions(*options.lamb));
+  return description;
+}
+
+uint32_t StateNumbers(const OptimizerOptions& options) {
+  return options.lamb ? 4 : 0;  // 0 as in jobs from before there was a choice
 }
 
 StepRates MessageOf(absl::Span<const GroupRates> rates, const Schedule& schedule) {
@@ -244,7 +258,7 @@ void OneBitAdam::BeginStep(uint64_t step, absl::Span<const GroupRates> rates) {
 }
 
 void OneBitAdam::FollowStep(uint64_t step, const StepRates& rates) {
-  rates_ = RatesOf(rates);
+  SetRates(rates);
   schedule_ = rates.schedule();
   SetStage(step);
 }
@@ -291,6 +305,7 @@ void OneBitAdam::FreezeVariance(bool is_first) {
   schedule_.clear_epsilons();
   for (uint32_t g = 0; g < groups(); ++g) schedule_.add_epsilons(rates_[g].epsilon);
   if (is_first) error_scale_ = MomentumRatesOf(rates_[0]).one_minus_beta1;
+  BeforeFreeze([&](uint32_t tensor) { return by_tensor[tensor]; });
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
     state_->Freeze(c, [&](uint32_t tensor) { return by_tensor[tensor]; });
     // Errors were in units of the gradient, and are in units of the momentum from here on.
@@ -317,18 +332,9 @@ std::optional<uint32_t> OneBitAdam::Compress(uint32_t chunk, absl::Span<const Gr
 void OneBitAdam::Apply(uint32_t chunk, Answer answer) {
   switch (stage_) {
     case Stage::kWarmUp:
-      return state_->AdamStep(
-          chunk, codec(), [this](uint32_t tensor) { return AdamRatesOf(tensor); },
-          std::move(answer.payload));
+      return ApplyGradient(chunk, std::move(answer.payload));
     case Stage::kOneBit:
-      return state_->ApplyMomentum(
-          chunk, codec(),
-          [this](uint32_t tensor) {
-            const GroupRates& rates = RatesOfTensor(tensor);
-            return AdamState::UpdateRates{static_cast<float>(rates.learning_rate),
-                                          static_cast<float>(rates.weight_decay)};
-          },
-          std::move(answer.payload));
+      return ApplyMomentum(chunk, std::move(answer.payload));
     case Stage::kRefresh:
       state_->MakeMomentumDense(chunk);
       return state_->RefreshStep(
@@ -337,17 +343,35 @@ void OneBitAdam::Apply(uint32_t chunk, Answer answer) {
   }
 }
 
+void OneBitAdam::ApplyGradient(uint32_t chunk, Payload answer) {
+  state_->AdamStep(
+      chunk, codec(), [this](uint32_t tensor) { return AdamRatesOf(tensor); }, std::move(answer));
+}
+
+void OneBitAdam::ApplyMomentum(uint32_t chunk, Payload answer) {
+  state_->ApplyMomentum(
+      chunk, codec(),
+      [this](uint32_t tensor) {
+        const GroupRates& rates = RatesOfTensor(tensor);
+        return AdamState::UpdateRates{static_cast<float>(rates.learning_rate),
+                                      static_cast<float>(rates.weight_decay)};
+      },
+      std::move(answer));
+}
+
+double OneBitAdam::Correction(double beta) const {
+  return options_.bias_correction ? 1 - Power(beta, step_ + 1) : 1;
+}
+
 kernels::AdamRates OneBitAdam::AdamRatesOf(uint32_t tensor) const {
   const GroupRates& group = RatesOfTensor(tensor);
-  const double correction1 = options_.bias_correction ? 1 - Power(group.beta1, step_ + 1) : 1;
-  const double correction2 = options_.bias_correction ? 1 - Power(group.beta2, step_ + 1) : 1;
   return {
       .beta1 = static_cast<float>(group.beta1),
       .one_minus_beta1 = static_cast<float>(1 - group.beta1),
       .beta2 = static_cast<float>(group.beta2),
       .one_minus_beta2 = static_cast<float>(1 - group.beta2),
-      .step_size = static_cast<float>(group.learning_rate / correction1),
-      .inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(correction2)),
+      .step_size = static_cast<float>(group.learning_rate / Correction(group.beta1)),
+      .inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(Correction(group.beta2))),
       .epsilon = static_cast<float>(group.epsilon),
       .decay = static_cast<float>(group.learning_rate * group.weight_decay),
   };
@@ -356,18 +380,20 @@ kernels::AdamRates OneBitAdam::AdamRatesOf(uint32_t tensor) const {
 kernels::RefreshRates OneBitAdam::RefreshRatesOf(uint32_t tensor) const {
   const GroupRates& group = RatesOfTensor(tensor);
   const double kept_variance = Power(group.beta2, options_.variance_refresh_interval);
+  const double learning_rate = group.learning_rate * ScaleOf(tensor);
   return {
       .beta1 = static_cast<float>(group.beta1),
       .one_minus_beta1 = static_cast<float>(1 - group.beta1),
       .kept_variance = static_cast<float>(kept_variance),
       .one_minus_kept_variance = static_cast<float>(1 - kept_variance),
-      .learning_rate = static_cast<float>(group.learning_rate),
-      .epsilon = FrozenEpsilon(parameters_[tensor].group),
-      .decay = static_cast<float>(group.learning_rate * group.weight_decay),
+      .learning_rate = static_cast<float>(learning_rate),
+      .epsilon = FrozenEpsilon(tensor),
+      .decay = static_cast<float>(learning_rate * group.weight_decay),
   };
 }
 
-float OneBitAdam::FrozenEpsilon(uint32_t group) const {
+float OneBitAdam::FrozenEpsilon(uint32_t tensor) const {
+  const uint32_t group = parameters_[tensor].group;
   // A schedule that came from outside may lack it.
   const bool is_known = group < static_cast<uint32_t>(schedule_.epsilons_size());
   return static_cast<float>(is_known ? schedule_.epsilons(group) : rates_[group].epsilon);
@@ -375,7 +401,7 @@ float OneBitAdam::FrozenEpsilon(uint32_t group) const {
 
 void OneBitAdam::ThawChunk(uint32_t chunk) {
   state_->MakeMomentumDense(chunk);
-  state_->Thaw(chunk, [this](uint32_t tensor) { return FrozenEpsilon(parameters_[tensor].group); });
+  state_->Thaw(chunk, [this](uint32_t tensor) { return FrozenEpsilon(tensor); });
 }
 
 void OneBitAdam::TakeBack(uint32_t chunk, const uint8_t* payload) {

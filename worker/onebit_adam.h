@@ -4,6 +4,8 @@
 // the momentum travels in one bit, but for every variance_refresh_interval-th step, which is dense
 // again and refreshes the variance. Plain Adam is 1-bit Adam that never freezes.
 //
+// 1-bit LAMB (onebit_lamb.h) is the same but for what answers do to the parameters.
+//
 // Invariant: after every step momentum, variance and parameters are byte-identical on all workers,
 // and sum over workers of error / n + aggregator's error + momentum loses nothing that was put in.
 
@@ -26,6 +28,7 @@
 #include "proto/frame.h"
 #include "proto/layout.h"
 #include "worker/adam_state.h"
+#include "worker/lamb_options.h"
 #include "worker/optimizer.h"
 #include "worker/page_vector.h"
 
@@ -45,13 +48,15 @@ struct OptimizerOptions {
   // How gradients travel in the warm-up, and the momentum after it: any that CheckCodecOption
   // (proto/codec.h) takes.
   Codec warm_up_codec = FLOAT32;
-  Codec codec = ONE_BIT;
+  Codec codec = ONE_BIT;  // 1-bit LAMB takes no other
   // At the freeze the variance is raised to at least this fraction of its tensor's mean.
   double variance_floor = 0.01;
   // Every so many steps after the freeze step gradients travel densely, in fp32, and the variance
   // is estimated anew: with K steps since the last estimate v = beta2^K v + (1 - beta2^K) g^2. At
   // least 2; 0: never.
   uint64_t variance_refresh_interval = 0;
+  // None: 1-bit Adam, or Adam. Otherwise 1-bit LAMB, or LAMB.
+  std::optional<LambOptions> lamb = std::nullopt;
 };
 
 // INVALID_ARGUMENT that names the option.
@@ -59,6 +64,9 @@ absl::Status CheckOptions(const OptimizerOptions& options);
 
 // "1-bit adam beta1=0.9 ...": equal exactly if the options are; JobOptions.optimizer.
 std::string DescribeOptions(const OptimizerOptions& options);
+
+// JobOptions.state_numbers.
+uint32_t StateNumbers(const OptimizerOptions& options);
 
 // One tensor that is trained, in memory that outlives the session.
 struct Parameter {
@@ -93,12 +101,15 @@ struct OptimizerState {
   std::vector<float> error;     // this worker's; the rest is the same on all workers
   std::vector<float> momentum;  // dense
   std::vector<float> variance;  // as OneBitAdam::variance
+  // Of 1-bit LAMB; otherwise, or before its freeze step, empty.
+  std::vector<float> fresh_variance;
+  TensorScales scales;
 };
 
 // Not thread-safe. Borrows layout, parameters and `gpu`, which has them; without it they are the
 // host's, and `threads` threads compress and apply each chunk, the caller's included. Not a bit
 // depends on either.
-class OneBitAdam final : public Optimizer {
+class OneBitAdam : public Optimizer {
  public:
   OneBitAdam(const Layout& layout, const OptimizerOptions& options,
              std::vector<Parameter> parameters, uint32_t threads = 1,
@@ -106,7 +117,7 @@ class OneBitAdam final : public Optimizer {
 
   // Goes on from a saved state, whose vectors have the layout's size, to the bit: BeginStep of the
   // schedule's begun_steps comes next. Before anything else.
-  void Restore(OptimizerState state);
+  virtual void Restore(OptimizerState state);
   void SetValues(absl::Span<const float> values);  // of all parameters, in layout order
 
   absl::Status Check() const override { return state_->Check(); }
@@ -153,29 +164,49 @@ class OneBitAdam final : public Optimizer {
   // epsilon).
   HostFloats variance() const { return state_->Variances(); }
   HostFloats values(uint32_t tensor) const { return state_->ValuesOf(tensor); }
+  // As OptimizerState's.
+  virtual HostFloats fresh_variance() const { return HostFloats(absl::Span<const float>()); }
   // The chunk's momentum, dense, whatever form it is stored in, with the signs of its zeros. For
   // tests and checkpoints.
   PageVector<float> Momentum(uint32_t chunk) const;
 
- private:
+ protected:
   enum class Stage { kWarmUp, kOneBit, kRefresh };
-  Stage StageOf(uint64_t step) const;
+
+  // How 1-bit LAMB differs: what a step's answer does in each of the first two stages, by what a
+  // tensor's learning rate is multiplied in a refresh, and what comes before the variance is
+  // inverted.
+  virtual void ApplyGradient(uint32_t chunk, Payload answer);
+  virtual void ApplyMomentum(uint32_t chunk, Payload answer);
+  virtual double ScaleOf(uint32_t tensor) const { return 1; }
+  virtual void BeforeFreeze(AdamState::RatesOf<kernels::FreezeRates> rates) {}
+
   void SetStage(uint64_t step);
+  void SetRates(const StepRates& rates) { rates_ = signpost::RatesOf(rates); }
+  Stage stage() const { return stage_; }  // of this step
+  const GroupRates& RatesOfTensor(uint32_t tensor) const {
+    return rates_[parameters_[tensor].group];
+  }
+  // 1 - beta^t after this step's t, or 1 without bias correction.
+  double Correction(double beta) const;
+  float FrozenEpsilon(uint32_t tensor) const;
+  const Layout& layout() const { return layout_; }
+  const OptimizerOptions& options() const { return options_; }
+  AdamState& state() { return *state_; }
+
+ private:
+  Stage StageOf(uint64_t step) const;
   // Where the job finds the freeze step itself: if it is time for a look, and `step` is the one.
   void LookAtVariance(uint64_t step);
   // Takes account of a step and its learning rates.
   void Count(uint64_t step);
   void FreezeVariance(bool is_first);
-  float FrozenEpsilon(uint32_t group) const;
   // The chunk's part of a refresh, where no gradient came: to the form that it has after one.
   void ThawChunk(uint32_t chunk);
   enum class MomentumShare { kStays, kGoesBack };
   void PutBack(uint32_t chunk, const uint8_t* payload, MomentumShare share);
   kernels::AdamRates AdamRatesOf(uint32_t tensor) const;
   kernels::RefreshRates RefreshRatesOf(uint32_t tensor) const;
-  const GroupRates& RatesOfTensor(uint32_t tensor) const {
-    return rates_[parameters_[tensor].group];
-  }
 
   const Layout& layout_;
   const OptimizerOptions options_;

@@ -22,6 +22,8 @@ namespace signpost {
 
 struct GroupRates;
 
+using TensorScales = google::protobuf::RepeatedPtrField<TensorScale>;
+
 // Not thread-safe.
 class Optimizer {
  public:
@@ -85,13 +87,23 @@ class Optimizer {
   virtual const Schedule& schedule() const = 0;
   // Takes over another worker's, of the next step or the one before.
   virtual void SetSchedule(Schedule schedule) = 0;
-  // As BeginStep, for one chunk, of a step that others have taken: with their rates and schedule.
-  // Not where FreezesBefore.
+  // As BeginStep, for one chunk, of a step that others have taken: with their rates, schedule and
+  // scales. Not where FreezesBefore.
   virtual void FollowStep(uint64_t step, const StepRates& rates) = 0;
   // Whether the step begins with something that needs all chunks: a chunk by itself cannot follow.
   virtual bool FreezesBefore(uint64_t step) const = 0;
   // Whether that has been done.
   virtual bool HasFrozenFor(uint64_t step) const = 0;
+  // What learning rates are multiplied by, of the chunk's tensors and of all; none: by nothing. A
+  // worker that follows the chunk gets them with the next step.
+  virtual TensorScales ScalesOf(uint32_t chunk) const { return {}; }
+  virtual TensorScales Scales() const { return {}; }
+  // As EndStep, for one chunk that has followed `step`, with the rates that it had and, of the
+  // chunk's tensors at least, the scales after it. Nothing unless AwaitsEndStep.
+  virtual void EndFollowedStep(uint32_t chunk, uint64_t step, const StepRates& rates,
+                               const TensorScales& after) {}
+  // Takes over another worker's, as EndStep and EndFollowedStep change them.
+  virtual void SetScales(const TensorScales& scales) {}
 };
 
 }  // namespace signpost

@@ -34,6 +34,7 @@ class ReplicaFetch {
     while (true) {
       SetTarget();
       if (target_ && absl::c_all_of(parts_, [&](const Part& p) { return p.step == target_; })) {
+        EndLastStep();
         optimizer_.SetSchedule(schedules_.lower_bound(*target_)->second);
         return *target_;
       }
@@ -57,6 +58,7 @@ class ReplicaFetch {
     FrameHeader asked;             // with is_under_way
     bool is_under_way = false;
     uint32_t fetches = 0;
+    StepRates followed;  // those of the last step that it followed
   };
 
   // When all chunks are here, the step to which all are to come: that of the newest.
@@ -75,6 +77,19 @@ class ReplicaFetch {
   // A freeze needs all of a tensor, so a chunk by itself cannot go beyond it.
   bool IsBehindFreeze(const Part& part) const {
     return optimizer_.FreezesBefore(*part.step) && newest_step_ > *part.step;
+  }
+
+  // Of the one before the target. What it needs of all chunks came with the state of a chunk that
+  // was given after it. When there was none, all chunks have followed it, and all is here.
+  void EndLastStep() {
+    if (newest_state_step_ == *target_) {
+      for (uint32_t chunk = 0; chunk < parts_.size(); ++chunk) {
+        optimizer_.EndFollowedStep(chunk, *target_ - 1, parts_[chunk].followed, newest_scales_);
+      }
+      return optimizer_.SetScales(newest_scales_);
+    }
+    for (const Part& part : parts_) optimizer_.FollowStep(*target_ - 1, part.followed);
+    optimizer_.EndStep();
   }
 
   // For what comes next of the chunk, if it is time.
@@ -149,11 +164,16 @@ class ReplicaFetch {
     if (answer.header.later_rates_size() != 1) {
       return absl::InvalidArgumentError("the state comes without the optimizer's schedule");
     }
-    const Schedule& schedule = answer.header.later_rates(0).schedule();
-    if (absl::Status status = Keep(schedule, answer.header.step()); !status.ok()) return status;
+    const StepRates& rates = answer.header.later_rates(0);
+    absl::Status status = Keep(rates.schedule(), answer.header.step());
+    if (!status.ok()) return status;
     optimizer_.SetState(answer.header.chunk(), answer.payload.span());
     part.step = answer.header.step();
     newest_step_ = std::max(newest_step_, *part.step);
+    if (*part.step >= newest_state_step_) {
+      newest_state_step_ = *part.step;
+      newest_scales_ = rates.scales();
+    }
     return absl::OkStatus();
   }
 
@@ -176,8 +196,10 @@ class ReplicaFetch {
       part.step.reset();
       return absl::OkStatus();
     }
-    optimizer_.FollowStep((*part.step)++, rates);
     const uint32_t chunk = answer.header.chunk();
+    optimizer_.EndFollowedStep(chunk, *part.step - 1, part.followed, rates.scales());
+    part.followed = rates;
+    optimizer_.FollowStep((*part.step)++, rates);
     if (answer.header.codec() == SKIP) {
       optimizer_.TakeBack(chunk, /*payload=*/nullptr);
       optimizer_.SetSchedule(schedules_.rbegin()->second);
@@ -201,6 +223,8 @@ class ReplicaFetch {
   uint64_t newest_step_;  // that an aggregator is known to have reached
   std::optional<uint64_t> target_;
   std::map<uint64_t, Schedule> schedules_;  // by begun_steps, of the steps that were heard of
+  uint64_t newest_state_step_ = 0;          // of the states that came
+  TensorScales newest_scales_;              // as that state has them
   // Shared with exchanges that may still be under way at the end.
   std::shared_ptr<Answers> inbox_;
 };

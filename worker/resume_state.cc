@@ -147,7 +147,8 @@ class Loader {
 
 uint32_t Crc32cOf(const SavedParameters& saved) {
   uint32_t crc = 0;
-  for (const std::vector<float>* numbers : {&saved.values, &saved.momentum, &saved.variance}) {
+  for (const std::vector<float>* numbers :
+       {&saved.values, &saved.momentum, &saved.variance, &saved.fresh_variance}) {
     crc = Crc32c(
         {reinterpret_cast<const uint8_t*>(numbers->data()), numbers->size() * sizeof(float)}, crc);
   }
@@ -160,7 +161,9 @@ ResumeState ResumeStateOf(const CheckpointManifest& manifest, SavedParameters pa
   return {.optimizer = {.schedule = manifest.schedule(),
                         .error = std::move(rank.error),
                         .momentum = std::move(parameters.momentum),
-                        .variance = std::move(parameters.variance)},
+                        .variance = std::move(parameters.variance),
+                        .fresh_variance = std::move(parameters.fresh_variance),
+                        .scales = manifest.scales()},
           .values = std::move(parameters.values),
           .aggregator_errors = std::move(rank.aggregator_errors),
           .chunk_elements = manifest.options().chunk_elements(),

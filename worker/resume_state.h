@@ -45,7 +45,7 @@ struct ResumeState {
   std::vector<float> values;      // of the parameters, in layout order
   ChunkErrors aggregator_errors;  // that this rank is to give back
   uint32_t chunk_elements = 0;
-  // Over values, momentum and variance: JobOptions.parameters_crc32c.
+  // Over values, momentum and variances: JobOptions.parameters_crc32c.
   uint32_t parameters_crc32c = 0;
 };
 

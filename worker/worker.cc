@@ -18,6 +18,7 @@
 #include "kernels/dense.h"
 #include "proto/codec.h"
 #include "worker/kept_frames.h"
+#include "worker/onebit_lamb.h"
 #include "worker/page_vector.h"
 #include "worker/replica_fetch.h"
 
@@ -128,6 +129,16 @@ JobOptions JobOptionsOf(const WorkerOptions& options) {
   return job_options;
 }
 
+std::unique_ptr<OneBitAdam> NewOptimizer(const Layout& layout, const OptimizerOptions& optimizer,
+                                         const std::vector<Parameter>& parameters,
+                                         const WorkerOptions& options) {
+  if (optimizer.lamb) {
+    return std::make_unique<OneBitLamb>(layout, optimizer, parameters, options.threads,
+                                        options.gpu);
+  }
+  return std::make_unique<OneBitAdam>(layout, optimizer, parameters, options.threads, options.gpu);
+}
+
 // Chunks of the size that was asked for, or of one that suits the tensors.
 absl::StatusOr<Layout> LayOut(absl::Span<const Tensor> tensors, JobOptions& options) {
   if (options.chunk_elements() == 0) {
@@ -214,9 +225,7 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
       first_chunk_of_tensor_(FirstChunkOfTensor(layout_)),
       window_(std::max<uint32_t>(8, 2 * channels.size())),
       incarnation_(NewIncarnation()),
-      adam_(optimizer ? std::make_unique<OneBitAdam>(layout_, *optimizer, parameters_,
-                                                     options.threads, options.gpu)
-                      : nullptr),
+      adam_(optimizer ? NewOptimizer(layout_, *optimizer, parameters_, options) : nullptr),
       reduction_(reduction ? std::make_unique<Reduction>(layout_, *reduction, options.threads)
                            : nullptr),
       optimizer_(adam_ ? static_cast<Optimizer&>(*adam_) : *reduction_),
@@ -240,6 +249,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
 
   JobOptions job_options = JobOptionsOf(options);
   job_options.set_optimizer(DescribeOptions(optimizer));
+  job_options.set_state_numbers(StateNumbers(optimizer));
   if (absl::Status status = CheckParameters(parameters, options.gpu); !status.ok()) return status;
   if (!options.parameters_may_differ) {
     const absl::StatusOr<uint32_t> crc = Crc32cOf(parameters, options.gpu);
@@ -734,7 +744,10 @@ void Worker::Send(uint32_t chunk, uint32_t bad_block) {
   frame.header = HeaderOf(chunk, optimizer_.codec());
   FrameHeader& header = frame.header;
   header.set_error_scale(optimizer_.error_scale());
-  if (options_.min_workers > 0) *header.mutable_rates() = rates_;
+  if (options_.min_workers > 0) {
+    *header.mutable_rates() = rates_;
+    *header.mutable_rates()->mutable_scales() = optimizer_.ScalesOf(chunk);
+  }
   if (bad_block < layout_.chunks()[chunk].blocks) {
     frame.payload = std::make_shared<Payload>(SkipPayload(bad_block));
     header.set_codec(SKIP);
@@ -879,6 +892,7 @@ void Worker::GiveState(uint32_t chunk) {
   header.set_step(step);
   header.set_payload_crc32c(Crc32c(state->span()));
   *header.mutable_rates()->mutable_schedule() = optimizer_.schedule();
+  *header.mutable_rates()->mutable_scales() = optimizer_.Scales();
   // If it is lost, another worker is asked.
   channels_[shard_of_chunk_[chunk]]->Exchange(header, std::move(state), deadline_,
                                               [](const absl::StatusOr<Answer>&) {});

@@ -38,7 +38,8 @@ absl::StatusOr<std::vector<uint32_t>> MissingForCommit(const CheckpointDir& dir,
 // What all ranks have alike, on the host.
 class HostReplica {
  public:
-  HostReplica(const OneBitAdam& adam, const Layout& layout) : variance_(adam.variance()) {
+  HostReplica(const OneBitAdam& adam, const Layout& layout)
+      : variance_(adam.variance()), fresh_variance_(adam.fresh_variance()) {
     for (uint32_t tensor = 0; tensor < layout.tensors().size(); ++tensor) {
       values_.push_back(adam.values(tensor));
       spans_.push_back(values_.back());
@@ -50,13 +51,15 @@ class HostReplica {
     }
   }
 
-  ParametersPart PartOf(uint64_t step) const { return {step, spans_, momentum_, variance_}; }
+  ParametersPart PartOf(uint64_t step) const {
+    return {step, spans_, momentum_, variance_, fresh_variance_};
+  }
 
  private:
   std::vector<HostFloats> values_;
   std::vector<absl::Span<const float>> spans_;  // of values_
   std::vector<float> momentum_;
-  HostFloats variance_;
+  HostFloats variance_, fresh_variance_;
 };
 
 }  // namespace
@@ -131,6 +134,7 @@ CheckpointManifest Worker::Manifest() const {
   manifest.mutable_options()->clear_first_step();
   manifest.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
   *manifest.mutable_schedule() = adam_->schedule();
+  *manifest.mutable_scales() = adam_->Scales();
   manifest.set_committed_us(absl::ToUnixMicros(options_.clock->Now()));
   return manifest;
 }

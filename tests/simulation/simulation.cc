@@ -52,8 +52,10 @@ struct JobPlan {
       chunk_elements = 16;
       tensors.push_back(150);
     }
+    if (Below(3) == 0) optimizer.lamb.emplace();
     constexpr Codec kOthers[] = {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4};
-    if (Below(3) == 0) optimizer.codec = kOthers[Below(std::size(kOthers))];
+    const bool may_choose = !optimizer.lamb;
+    if (may_choose && Below(3) == 0) optimizer.codec = kOthers[Below(std::size(kOthers))];
     if (Below(4) == 0) optimizer.warm_up_codec = kOthers[2 + Below(3)];
   }
 

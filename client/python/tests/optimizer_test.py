@@ -1,4 +1,4 @@
-"""Adam and 1-bit Adam as optimizers of PyTorch, in a job of one worker."""
+"""Adam, 1-bit Adam and 1-bit LAMB as optimizers of PyTorch, in a job of one worker."""
 
 import copy
 import inspect
@@ -135,6 +135,64 @@ def test_one_bit_steps_follow_the_paper(make):
         wanted = wanted - lr * (update + decay * wanted)
         optimizer.step()
         torch.testing.assert_close(x.detach(), wanted.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_lamb_steps_follow_the_papers(make):
+    """Likewise, with a trust ratio until the freeze, and a factor from then on."""
+    freeze, beta1, beta2, eps, lr, decay, gamma = 5, 0.9, 0.99, 1e-8, 0.01, 0.1, 1.35
+    [x] = tensors((1000,))
+    optimizer = make(
+        signpost.OneBitLamb,
+        [x],
+        lr=lr,
+        betas=(beta1, beta2),
+        weight_decay=decay,
+        freeze_step=freeze,
+        max_coeff=0.9,
+        coeff_beta=0.5,
+        factor_threshold=0.05,
+    )
+    wanted, m, v = x.detach().double(), torch.zeros(1000).double(), torch.zeros(1000).double()
+    worker_error, aggregator_error = torch.zeros(1000).double(), torch.zeros(1000).double()
+    average, weight, factor = 0.0, 0.0, 1.0
+
+    def compress(u):
+        return torch.sign(u) * gamma * u.norm() / len(u) ** 0.5
+
+    for step in range(20):
+        set_gradients([x], step)
+        g = x.grad.double()
+        if step < freeze:
+            m = beta1 * m + (1 - beta1) * g
+            v = beta2 * v + (1 - beta2) * g * g
+            m_corrected, v_corrected = m / (1 - beta1 ** (step + 1)), v / (1 - beta2 ** (step + 1))
+            update = m_corrected / (v_corrected.sqrt() + eps) + decay * wanted
+            scale = min(max((wanted.norm() / update.norm()).item(), 0.01), 0.9)
+            average, weight = 0.5 * average + 0.5 * scale, 0.5 * weight + 0.5
+        else:
+            if step == freeze:
+                m, v = m_corrected, v_corrected.clamp(min=0.01 * v_corrected.mean().item())
+                fresh = v
+            before = m
+            u = beta1 * m + (1 - beta1) * g + worker_error
+            sent = compress(u)
+            worker_error = u - sent
+            u = sent + aggregator_error
+            m = compress(u)
+            aggregator_error = u - m
+            fresh = beta2 * fresh + (1 - beta2) * ((m - beta1 * before) / (1 - beta1)) ** 2
+            adam = m / (v.sqrt() + eps)
+            update = adam + decay * wanted
+            share = min(1.0, (adam.norm() / update.norm()).item())
+            largest = ((v.sqrt() + eps) / (fresh.sqrt() + eps)).max().item()
+            clipped = min(max(largest * share + 1 - share, 0.5), 4.0)
+            factor = min(max(clipped, 0.95 * factor), 1.05 * factor)
+            scale = average / weight * factor
+        wanted = wanted - lr * scale * update
+        optimizer.step()
+        assert optimizer.report.one_bit == (step >= freeze)
+        torch.testing.assert_close(x.detach(), wanted.float(), rtol=1e-5, atol=1e-6)
+    assert factor != 1
 
 
 def test_every_refresh_of_the_variance_is_dense(make):
@@ -639,6 +697,22 @@ def test_wrong_options_are_named(make):
             make(signpost.Adam, tensors((10,)), **wrong)
 
 
+@pytest.mark.parametrize(
+    "name, wrong",
+    [
+        ("max_coeff", 0.001),
+        ("min_coeff", 0),
+        ("coeff_beta", 1),
+        ("factor_max", 0.5),
+        ("factor_min", 0),
+        ("factor_threshold", 1),
+    ],
+)
+def test_wrong_options_of_lamb_are_named(make, name, wrong):
+    with pytest.raises(signpost.SignpostError, match=f"option {name} is {wrong}, wanted"):
+        make(signpost.OneBitLamb, tensors((10,)), freeze_step=1, **{name: wrong})
+
+
 def test_a_bf16_warm_up_sends_half_the_bytes(make):
     parameters = tensors((100_000,))
     sent = []
@@ -665,9 +739,12 @@ def test_processes_that_load_data_are_forked_from_a_job_without_harm(make):
 FREEZE_STEP, SAVED_AT, STEPS = 4, 7, 12
 
 
-def train(make, parameters, saved_at=None, directory=None, **options):
+BOTH = pytest.mark.parametrize("kind", [signpost.OneBitAdam, signpost.OneBitLamb])
+
+
+def train(make, kind, parameters, saved_at=None, directory=None, **options):
     """Goes on to STEPS; at `saved_at` it saves, and with no directory to resume stops."""
-    optimizer = make(signpost.OneBitAdam, parameters, lr=0.1, freeze_step=FREEZE_STEP, **options)
+    optimizer = make(kind, parameters, lr=0.1, freeze_step=FREEZE_STEP, **options)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 0.9**step, last_epoch=optimizer.steps - 1
     )
@@ -687,25 +764,27 @@ def resumable():
     return [x, y, nn.Parameter(torch.full((7,), 0.5, dtype=torch.bfloat16))]
 
 
+@BOTH
 @pytest.mark.parametrize("saved_at", [2, FREEZE_STEP, SAVED_AT])
-def test_a_job_that_resumes_has_the_bits_of_one_that_did_not_end(make, tmp_path, saved_at):
+def test_a_job_that_resumes_has_the_bits_of_one_that_did_not_end(make, tmp_path, saved_at, kind):
     uninterrupted, interrupted = resumable(), resumable()
-    wanted = train(make, uninterrupted).parameters_crc32c()
-    train(make, interrupted, saved_at, tmp_path).leave()
+    wanted = train(make, kind, uninterrupted).parameters_crc32c()
+    train(make, kind, interrupted, saved_at, tmp_path).leave()
     with torch.no_grad():
         for parameter in interrupted:
             parameter.zero_()
-    resumed = train(make, interrupted, resume=str(tmp_path))
+    resumed = train(make, kind, interrupted, resume=str(tmp_path))
     assert resumed.steps == STEPS
     assert resumed.parameters_crc32c() == wanted
     assert all(torch.equal(a, b) for a, b in zip(uninterrupted, interrupted))
 
 
+@BOTH
 @pytest.mark.parametrize("saved_at", [2, FREEZE_STEP, SAVED_AT])
-def test_state_dict_leads_back_to_the_same_bits(make, saved_at):
-    wanted = train(make, resumable()).parameters_crc32c()
+def test_state_dict_leads_back_to_the_same_bits(make, saved_at, kind):
+    wanted = train(make, kind, resumable()).parameters_crc32c()
     parameters = resumable()
-    saved = train(make, parameters, saved_at)
+    saved = train(make, kind, parameters, saved_at)
     file = io.BytesIO()
     torch.save(saved.state_dict(), file)
     saved.leave()
@@ -713,7 +792,7 @@ def test_state_dict_leads_back_to_the_same_bits(make, saved_at):
         for parameter in parameters:
             parameter.zero_()
 
-    optimizer = make(signpost.OneBitAdam, parameters, lr=1, freeze_step=FREEZE_STEP)
+    optimizer = make(kind, parameters, lr=1, freeze_step=FREEZE_STEP)
     file.seek(0)
     optimizer.load_state_dict(copy.deepcopy(torch.load(file)))
     assert optimizer.steps == saved_at

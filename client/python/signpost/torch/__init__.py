@@ -20,12 +20,13 @@ put their work on PyTorch's current stream. The library must be built for it, as
 from signpost import SignpostError, StepReport, World, init, rank, world_size
 from signpost.torch._all_reduce import all_reduce
 from signpost.torch._ddp_hook import DdpHookState, ddp_hook
-from signpost.torch._optimizer import Adam, OneBitAdam
+from signpost.torch._optimizer import Adam, OneBitAdam, OneBitLamb
 
 __all__ = [
     "Adam",
     "DdpHookState",
     "OneBitAdam",
+    "OneBitLamb",
     "SignpostError",
     "StepReport",
     "World",

@@ -1,4 +1,4 @@
-"""Adam and 1-bit Adam as PyTorch optimizers."""
+"""Adam, 1-bit Adam and 1-bit LAMB as PyTorch optimizers."""
 
 import contextlib
 import math
@@ -30,7 +30,7 @@ Parameters = Union[Iterable[torch.Tensor], Iterable[Dict[str, Any]]]
 
 
 class _JobOptimizer(torch.optim.Optimizer):
-    """What Adam and 1-bit Adam share: each is a job, whose steps all ranks take together."""
+    """What the optimizers share: each is a job, whose steps all ranks take together."""
 
     report: Optional[StepReport] = None  # of the last step
     # Of the last step, with max_grad_norm: sqrt(mean over ranks of ||gradient||^2) before clipping;
@@ -363,6 +363,15 @@ def _count(name: str, value: int, least: int) -> int:
     return number
 
 
+def _freeze_step(freeze_step: Union[int, Literal["auto"]]) -> int:
+    """The option as the library takes it. Errors as those of _count()."""
+    if not isinstance(freeze_step, str):
+        return _count("freeze_step", freeze_step, least=1)
+    if freeze_step != "auto":
+        raise ValueError(f'freeze_step is {freeze_step!r}, wanted a number or "auto"')
+    return _abi.AUTO
+
+
 class Adam(_JobOptimizer):
     """Adam on the mean of all ranks' gradients, which travel densely in fp32.
 
@@ -473,12 +482,6 @@ class OneBitAdam(_JobOptimizer):
             warm_up_codec: how gradients travel before; likewise. Unless it is "fp32", betas[0] must
                 be the same in all groups.
         """
-        if isinstance(freeze_step, str):
-            if freeze_step != "auto":
-                raise ValueError(f'freeze_step is {freeze_step!r}, wanted a number or "auto"')
-            first_frozen = _abi.AUTO
-        else:
-            first_frozen = _count("freeze_step", freeze_step, least=1)
         super().__init__(
             params,
             lr,
@@ -488,7 +491,79 @@ class OneBitAdam(_JobOptimizer):
             resume,
             overlap,
             max_grad_norm,
-            freeze_step=first_frozen,
+            freeze_step=_freeze_step(freeze_step),
+            variance_refresh_interval=_count(
+                "variance_refresh_interval", variance_refresh_interval, least=0
+            ),
+            variance_floor=variance_floor,
+            gamma=gamma,
+            warm_up_bf16=warm_up_bf16,
+            resume_with_other_world_size=resume_with_other_world_size,
+        )
+
+
+class OneBitLamb(_JobOptimizer):
+    """1-bit LAMB (arXiv:2104.06069), for large batches: LAMB (arXiv:1904.00962) until
+    `freeze_step`, then one bit per parameter each way.
+
+    In LAMB each tensor's learning rate is multiplied by its trust ratio, ||x|| / ||update||. At the
+    freeze step the moving average of these ratios is frozen with the variance, and from then on
+    multiplied by a factor that makes up for how old the variance is. Parameters move once the whole
+    step's answers are there: nothing of it overlaps the exchange.
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        betas: Tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        freeze_step: Union[int, Literal["auto"]],
+        max_coeff: float = 10.0,
+        min_coeff: float = 0.01,
+        coeff_beta: float = 0.9,
+        factor_max: float = 4.0,
+        factor_min: float = 0.5,
+        factor_threshold: float = 0.1,
+        variance_refresh_interval: int = 0,
+        variance_floor: float = 0.01,
+        gamma: float = 1.35,
+        warm_up_bf16: bool = False,
+        max_grad_norm: Optional[float] = None,
+        resume: Optional[str] = None,
+        resume_with_other_world_size: bool = False,
+        overlap: bool = False,
+    ) -> None:
+        """As OneBitAdam, with:
+
+        Args:
+            lr: before it is multiplied by a tensor's trust ratio.
+            weight_decay: update += weight_decay * x, of which the trust ratio takes account.
+            min_coeff, max_coeff: a trust ratio is clipped to these. It is 1 where a norm is zero.
+            coeff_beta: of the moving average. 1 / (1 - coeff_beta) should be below freeze_step.
+            factor_min, factor_max: the factor of one-bit steps is clipped to these.
+            factor_threshold: the factor changes by at most this fraction from step to step.
+            variance_refresh_interval: as OneBitAdam's; the factor then begins at 1 again.
+        """
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            resume,
+            overlap,
+            max_grad_norm,
+            lamb=1,
+            freeze_step=_freeze_step(freeze_step),
+            max_coeff=max_coeff,
+            min_coeff=min_coeff,
+            coeff_beta=coeff_beta,
+            factor_max=factor_max,
+            factor_min=factor_min,
+            factor_threshold=factor_threshold,
             variance_refresh_interval=_count(
                 "variance_refresh_interval", variance_refresh_interval, least=0
             ),
