@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "cli/exit_code.h"
+#include "proto/custom_codec.h"
 #include "server/server.h"
 
 namespace signpost::cli {
@@ -20,6 +22,7 @@ struct Flags {
   ServerOptions server;
   std::string shard = "0/1";
   absl::Duration drain_grace = absl::Seconds(30);
+  std::vector<std::string> codec_libraries;
 };
 
 absl::Status ParseShard(const std::string& text, AggregatorOptions& options) {
@@ -39,10 +42,22 @@ std::string Address(const std::string& listen, uint16_t port) {
   return absl::StrCat(listen.substr(0, listen.rfind(':')), ":", port);
 }
 
+absl::Status LoadCodecs(std::vector<std::string> libraries) {
+  const char* const from_environment = std::getenv("SIGNPOST_CODEC_LIBRARIES");
+  if (libraries.empty() && from_environment != nullptr) {
+    libraries = absl::StrSplit(from_environment, ':', absl::SkipEmpty());
+  }
+  for (const std::string& library : libraries) {
+    if (absl::Status status = LoadCodecLibrary(library).status(); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<int> Serve(Flags& flags) {
   if (absl::Status status = ParseShard(flags.shard, flags.server.aggregator); !status.ok()) {
     return status;
   }
+  if (absl::Status status = LoadCodecs(flags.codec_libraries); !status.ok()) return status;
   // Blocked before the server starts its threads, so that none of them is interrupted.
   sigset_t stop;
   sigemptyset(&stop);
@@ -113,6 +128,12 @@ Command AddAggregatorCommand(CLI::App& program) {
   app.add_option("--max-message-bytes", limits.payload_bytes, "Largest payload of a frame")
       ->type_name("BYTES")
       ->capture_default_str();
+  app.add_option(
+         "--codec-library", flags->codec_libraries,
+         "A codec from outside, for jobs that ask for it: a shared object as signpost_codec.h "
+         "has it; may be repeated, and is $SIGNPOST_CODEC_LIBRARIES, with ':' in between, if not "
+         "given")
+      ->type_name("FILE");
   AddDurationFlag(app, "--drain-grace", flags->drain_grace,
                   "How long running jobs may go on after SIGTERM [30s]");
   return {&app, [flags] { return Serve(*flags); }};

@@ -15,6 +15,7 @@
 #include "cli/bench_command.h"
 #include "cli/chaos_command.h"
 #include "cli/checkpoint_command.h"
+#include "cli/codec_command.h"
 #include "cli/command.h"
 #include "cli/demo_command.h"
 #include "cli/demo_worker_command.h"
@@ -59,9 +60,10 @@ int Main(std::vector<std::string> arguments) {
       "Start with 'signpost demo'. Each command explains itself: signpost COMMAND --help\n"
       "In a checkout, './signpost test' runs every test.");
   const std::vector<Command> commands = {
-      AddDemoCommand(program),   AddRunCommand(program, tail),  AddAggregatorCommand(program),
-      AddStatusCommand(program), AddCheckpointCommand(program), AddChaosCommand(program, tail),
-      AddBenchCommand(program),  AddVersionCommand(program),    AddDemoWorkerCommand(program),
+      AddDemoCommand(program),       AddRunCommand(program, tail),  AddAggregatorCommand(program),
+      AddStatusCommand(program),     AddCheckpointCommand(program), AddChaosCommand(program, tail),
+      AddBenchCommand(program),      AddCodecCommand(program),      AddVersionCommand(program),
+      AddDemoWorkerCommand(program),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {

@@ -79,6 +79,8 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   session.worker.resume_with_other_world_size = options.resume_with_other_world_size != 0;
   session.start_from_rank_0 = options.start_from_rank_0 != 0;
   if (options.gpu >= 0) session.gpu = options.gpu;
+  if (options.codec_library != nullptr) session.worker.codec_library = options.codec_library;
+  if (options.codec_options != nullptr) session.worker.codec_options = options.codec_options;
   if (options.resume != nullptr) session.resume = options.resume;
   if (options.resume_state != nullptr) {
     session.resume_state.emplace(static_cast<const char*>(options.resume_state),

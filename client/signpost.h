@@ -53,6 +53,7 @@ enum {
   SIGNPOST_CODEC_INT8 = 12,
   SIGNPOST_CODEC_INT4 = 13,
   SIGNPOST_CODEC_ONE_BIT = 3,
+  SIGNPOST_CODEC_CUSTOM = 14, /* codec_library's */
 };
 
 typedef struct signpost_session signpost_session;
@@ -101,7 +102,11 @@ typedef struct {
   /* All ranks begin with rank 0's values, unless they resume. 0: those that begin with others are
    * refused. */
   uint8_t start_from_rank_0;
-  uint8_t lamb;       /* 1: 1-bit LAMB; 0: 1-bit Adam */
+  uint8_t lamb; /* 1: 1-bit LAMB; 0: 1-bit Adam */
+  /* What SIGNPOST_CODEC_CUSTOM is: a shared object as signpost_codec.h has it, which the
+   * aggregators need too, and options of the codec's own. NULL: none. On the host only. */
+  const char* codec_library;
+  const char* codec_options;
   const char* resume; /* directory of checkpoints to go on from; NULL: start anew */
   /* Instead of such a directory, what signpost_save_state gave this rank: must stay until
    * signpost_join returns. NULL: start anew. */

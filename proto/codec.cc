@@ -9,6 +9,7 @@
 #include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/custom_codec.h"
 
 namespace signpost {
 namespace {
@@ -210,11 +211,11 @@ class QuantizedCodec final : public NumberCodec {
 };
 
 // That users may choose from.
-constexpr Codec kChoices[] = {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT};
+constexpr Codec kChoices[] = {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT, CUSTOM};
 
 }  // namespace
 
-const NumberCodec& NumberCodecOf(Codec codec) {
+const NumberCodec& NumberCodecOf(Codec codec, const Layout& layout) {
   static const auto* const fp32 = new DenseCodec(kernels::DenseType::kFloat32);
   static const auto* const bf16 = new DenseCodec(kernels::DenseType::kBfloat16);
   static const auto* const fp16 = new DenseCodec(kernels::DenseType::kFloat16);
@@ -236,6 +237,8 @@ const NumberCodec& NumberCodecOf(Codec codec) {
       return *int4;
     case ONE_BIT:
       return *one_bit;
+    case CUSTOM:
+      return CustomNumberCodec(layout.options().custom_codec());
     default:
       ABSL_RAW_LOG(FATAL, "codec %d has no numbers", static_cast<int>(codec));
       return *fp32;
@@ -243,7 +246,8 @@ const NumberCodec& NumberCodecOf(Codec codec) {
 }
 
 bool HasNumbers(Codec codec) {
-  return codec == ONE_BIT || IntegerTypeOf(codec) || (DenseTypeOf(codec) && codec != RESTORE);
+  return codec == ONE_BIT || codec == CUSTOM || IntegerTypeOf(codec) ||
+         (DenseTypeOf(codec) && codec != RESTORE);
 }
 
 bool Loses(Codec codec) { return DenseTypeOf(codec) != kernels::DenseType::kFloat32; }
@@ -310,6 +314,8 @@ std::string CodecName(Codec codec) {
       return "int4";
     case ONE_BIT:
       return "one-bit";
+    case CUSTOM:
+      return "custom";
     case PLAIN_FLOAT32:
       return "plain fp32";
     case SKIP:

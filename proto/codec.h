@@ -59,8 +59,9 @@ class NumberCodec {
   virtual bool IsPacked(const Chunk& chunk, const Segment& part, const uint8_t* payload) const = 0;
 };
 
-// CHECK-fails for a codec that has none: unless HasNumbers, or it is RESTORE.
-const NumberCodec& NumberCodecOf(Codec codec);
+// CHECK-fails for a codec that has none: unless HasNumbers, or it is RESTORE. CUSTOM is the
+// layout's job's, which must have one that CheckCustomCodec (custom_codec.h) has found good.
+const NumberCodec& NumberCodecOf(Codec codec, const Layout& layout);
 
 // Whether a round of that codec takes the mean of numbers.
 bool HasNumbers(Codec codec);
@@ -82,8 +83,8 @@ kernels::QuantizedView QuantizedPart(kernels::IntegerType type, const Chunk& chu
 std::optional<kernels::DenseType> DenseTypeOf(Codec codec);
 std::optional<kernels::IntegerType> IntegerTypeOf(Codec codec);
 
-// "fp32", "bf16", "fp16", "int8", "int4", "one-bit", "plain fp32", "skip", "replay", "restore",
-// "fetch", "state", "listen"; for others "codec 17".
+// "fp32", "bf16", "fp16", "int8", "int4", "one-bit", "custom", "plain fp32", "skip", "replay",
+// "restore", "fetch", "state", "listen"; for others "codec 17".
 std::string CodecName(Codec codec);
 
 // INVALID_ARGUMENT, naming the option, unless it is a codec that users may choose: one that has

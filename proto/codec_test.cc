@@ -61,7 +61,7 @@ struct Packed {
 // What holds for every codec that has numbers, in each chunk of the layout.
 class CodecTest : public testing::TestWithParam<Codec> {
  protected:
-  const NumberCodec& codec() const { return NumberCodecOf(GetParam()); }
+  const NumberCodec& codec() const { return NumberCodecOf(GetParam(), TheLayout()); }
 
   template <class Use>
   void ForEachChunk(Use use) const {
@@ -316,12 +316,12 @@ TEST(PackedPart, ScalesBitsAndCodesOfSegmentsLieWhereTheFormatSays) {
 }
 
 TEST(NumberCodec, PlainFp32AndARestoreAreFp32) {
-  EXPECT_EQ(&NumberCodecOf(PLAIN_FLOAT32), &NumberCodecOf(FLOAT32));
-  EXPECT_EQ(&NumberCodecOf(RESTORE), &NumberCodecOf(FLOAT32));
+  EXPECT_EQ(&NumberCodecOf(PLAIN_FLOAT32, TheLayout()), &NumberCodecOf(FLOAT32, TheLayout()));
+  EXPECT_EQ(&NumberCodecOf(RESTORE, TheLayout()), &NumberCodecOf(FLOAT32, TheLayout()));
 }
 
 TEST(NumberCodecDeathTest, OthersHaveNoNumbers) {
-  EXPECT_DEATH(NumberCodecOf(SKIP), "codec 4 has no numbers");
+  EXPECT_DEATH(NumberCodecOf(SKIP, TheLayout()), "codec 4 has no numbers");
 }
 
 TEST(Codec, ARestoreIsNoRoundOfNumbers) {
@@ -346,7 +346,7 @@ TEST(Codec, UsersChooseAmongThoseWithErrorFeedback) {
     EXPECT_EQ(CheckCodecOption("codec", codec), absl::OkStatus());
   }
   EXPECT_EQ(CheckCodecOption("codec", PLAIN_FLOAT32).message(),
-            "codec is plain fp32, wanted one of fp32, bf16, fp16, int8, int4, one-bit");
+            "codec is plain fp32, wanted one of fp32, bf16, fp16, int8, int4, one-bit, custom");
 }
 
 }  // namespace

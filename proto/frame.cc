@@ -32,7 +32,8 @@ uint32_t ReadWord(const uint8_t* bytes) {
   return word;
 }
 
-bool IsKnown(Codec codec) {
+bool IsKnown(Codec codec, const Layout& layout) {
+  if (codec == CUSTOM) return layout.options().has_custom_codec();
   return HasNumbers(codec) || codec == SKIP || codec == RESTORE || !IsContribution(codec);
 }
 
@@ -58,14 +59,14 @@ struct Examined {
 };
 
 // Piece by piece, so that the second look at each is into the cache.
-Examined Examine(Codec codec, absl::Span<const uint8_t> payload) {
+Examined Examine(Codec codec, absl::Span<const uint8_t> payload, const Layout& layout) {
   constexpr size_t kPieceBytes = 32 << 10;
   const bool has_numbers = HasNumbers(codec) || codec == RESTORE;
   Examined examined;
   for (size_t begin = 0; begin < payload.size(); begin += kPieceBytes) {
     const absl::Span<const uint8_t> piece = payload.subspan(begin, kPieceBytes);
     examined.crc32c = Crc32c(piece, examined.crc32c);
-    if (has_numbers) examined.is_within_range &= NumberCodecOf(codec).IsWithinRange(piece);
+    if (has_numbers) examined.is_within_range &= NumberCodecOf(codec, layout).IsWithinRange(piece);
   }
   return examined;
 }
@@ -80,7 +81,7 @@ absl::Status CheckContent(Codec codec, uint32_t chunk_index, const uint8_t* payl
     if (block < chunk.blocks) return absl::OkStatus();
     return Invalid("the skipped block is ", block, ", but the chunk has ", chunk.blocks);
   }
-  if (is_within_range) return NumberCodecOf(codec).Check(layout, chunk_index, payload);
+  if (is_within_range) return NumberCodecOf(codec, layout).Check(layout, chunk_index, payload);
   return Invalid("a ", CodecName(codec), " element is not finite, or above ", kernels::kMaxDense,
                  " in magnitude");
 }
@@ -88,14 +89,14 @@ absl::Status CheckContent(Codec codec, uint32_t chunk_index, const uint8_t* payl
 // From the cheapest check to the dearest; each relies on those before.
 absl::Status CheckPayload(Codec codec, uint32_t chunk, uint32_t crc32c,
                           absl::Span<const uint8_t> payload, const Layout& layout) {
-  if (!IsKnown(codec)) return Invalid(CodecName(codec), " is unknown to this version");
+  if (!IsKnown(codec, layout)) return Invalid(CodecName(codec), " is unknown to this version");
   const uint64_t size = layout.PayloadBytes(codec, chunk);
   const bool is_nothing = codec == RESTORE && payload.empty();
   if (payload.size() != size && !is_nothing) {
     return Invalid("a ", CodecName(codec), " payload of this chunk has ", size, " bytes; got ",
                    payload.size());
   }
-  const Examined examined = Examine(codec, payload);
+  const Examined examined = Examine(codec, payload, layout);
   if (examined.crc32c != crc32c) {
     return Invalid(
         absl::StrFormat("the payload's CRC-32C is %08x, but the header says %08x: it was "

@@ -102,7 +102,7 @@ void UsePayload(Codec codec, uint32_t chunk_index, const Payload& payload) {
   std::vector<float> sum(chunk.elements);
   const kernels::BlockRule rule{.block_elements = kBlockElements};
   for (const Segment& segment : chunk.segments) {
-    NumberCodecOf(codec).Add(rule, chunk, segment, payload.data(), /*factor=*/1.0f,
+    NumberCodecOf(codec, TheLayout()).Add(rule, chunk, segment, payload.data(), /*factor=*/1.0f,
                              absl::MakeSpan(sum).subspan(segment.chunk_offset, segment.elements));
   }
   for (const float value : sum) {

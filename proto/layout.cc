@@ -247,6 +247,14 @@ absl::Status CheckSameTensors(absl::Span<const Tensor> theirs, absl::Span<const 
                  DescribeEntry(jobs, first));
 }
 
+std::string Describe(const CustomCodec& codec) {
+  if (codec.name().empty()) return "none";
+  return absl::StrFormat(
+      "'%s' version '%s' with options '%s', %d bytes for a block of %d",
+      absl::Utf8SafeCHexEscape(codec.name()), absl::Utf8SafeCHexEscape(codec.version()),
+      absl::Utf8SafeCHexEscape(codec.options()), codec.block_bytes(), codec.block_elements());
+}
+
 absl::Status CheckSameOptions(const JobOptions& theirs, const JobOptions& jobs) {
   if (theirs.block_elements() != jobs.block_elements()) {
     return Differs("option block_elements", absl::StrCat(theirs.block_elements()),
@@ -267,6 +275,10 @@ absl::Status CheckSameOptions(const JobOptions& theirs, const JobOptions& jobs) 
   if (theirs.state_numbers() != jobs.state_numbers()) {
     return Differs("option state_numbers", absl::StrCat(theirs.state_numbers()),
                    absl::StrCat(jobs.state_numbers()));
+  }
+  if (Describe(theirs.custom_codec()) != Describe(jobs.custom_codec())) {
+    return Differs("option custom_codec", Describe(theirs.custom_codec()),
+                   Describe(jobs.custom_codec()));
   }
   if (theirs.sum() != jobs.sum()) {
     return Differs("option sum", theirs.sum() ? "true" : "false", jobs.sum() ? "true" : "false");
@@ -367,6 +379,8 @@ uint64_t Layout::PayloadBytes(Codec codec, uint32_t chunk) const {
       return uint64_t{4} * c.blocks + uint64_t{4} * c.sign_bytes;
     case ONE_BIT:
       return uint64_t{4} * c.blocks + c.sign_bytes;
+    case CUSTOM:
+      return (uint64_t{1} + options_.custom_codec().block_bytes()) * c.blocks;
     case SKIP:
       return 4;
     case RESTORE:

@@ -142,7 +142,7 @@ TEST(WireDocument, Int8AndInt4PayloadsAreWhatCodecsMakeOfItsFloats) {
     Payload payload(layout.PayloadBytes(codec, 0));
     for (const Segment& segment : chunk.segments) {
       std::vector<float> error(segment.elements);
-      NumberCodecOf(codec).Compress(
+      NumberCodecOf(codec, layout).Compress(
           {.block_elements = 8}, chunk, segment,
           absl::MakeSpan(values).subspan(segment.chunk_offset, segment.elements),
           absl::MakeSpan(error), payload.data());

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "failpoint/failpoint.h"
+#include "proto/custom_codec.h"
 
 namespace signpost {
 namespace {
@@ -91,11 +92,19 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
   const std::vector<Tensor> tensors(request.tensors().begin(), request.tensors().end());
   absl::StatusOr<Layout> layout = Layout::Create(tensors, request.options());
   if (!layout.ok()) return layout;
+  if (request.options().has_custom_codec()) {
+    absl::Status status =
+        CheckCustomCodec(request.options().custom_codec(), request.options().block_elements());
+    if (!status.ok()) return status;
+  }
   uint64_t payload_bytes = 0;
   for (uint32_t chunk = 0; chunk < layout->chunks().size(); ++chunk) {
     // In int8, a tensor of one element takes more than its 4 bytes.
     payload_bytes = std::max(
         {payload_bytes, layout->PayloadBytes(FLOAT32, chunk), layout->PayloadBytes(INT8, chunk)});
+    if (request.options().has_custom_codec()) {
+      payload_bytes = std::max(payload_bytes, layout->PayloadBytes(CUSTOM, chunk));
+    }
     // Of ranks that come back.
     if (request.options().min_workers() > 0) {
       payload_bytes = std::max(payload_bytes, layout->PayloadBytes(STATE, chunk));

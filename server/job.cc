@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "proto/codec.h"
+#include "proto/custom_codec.h"
 
 namespace signpost {
 namespace {
@@ -148,6 +149,14 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Restore(const JobState& state, ShardId
                                                   uint64_t generation, absl::Time now) {
   absl::StatusOr<Layout> layout = Layout::Create(state.tensors, state.options);
   if (!layout.ok()) return absl::DataLossError(layout.status().message());
+  if (state.options.has_custom_codec()) {
+    const absl::Status status =
+        CheckCustomCodec(state.options.custom_codec(), state.options.block_elements());
+    if (!status.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("job '", state.id.name, "': ", status.message()));
+    }
+  }
   auto job = std::make_unique<Job>(state.id, static_cast<uint32_t>(state.incarnations.size()),
                                    *std::move(layout), shard, bell);
   size_t restored = 0;

@@ -344,7 +344,7 @@ TEST(Reduction, OtherCodecsAreRefused) {
       Worker::JoinReduction(OptionsOf(0, 1), {.codec = SKIP}, Tensors(), cluster.Connect());
   EXPECT_EQ(
       worker.status().message(),
-      "the codec of a reduction is skip, wanted one of fp32, bf16, fp16, int8, int4, one-bit");
+      "the codec of a reduction is skip, wanted one of fp32, bf16, fp16, int8, int4, one-bit, custom");
 }
 
 TEST(Reduction, RanksWithAnotherCodecOrOperationAreToldWhichDiffers) {

@@ -42,9 +42,9 @@ std::optional<uint32_t> HostAdamState::CompressGradient(uint32_t chunk, Codec co
                                                         absl::Span<const Gradient> gradients,
                                                         uint8_t* payload, Optimizer::Later) {
   return crew_.Compress(chunk, [&](const Segment& part) {
-    return NumberCodecOf(codec).Compress(
-        rule_, layout_.chunks()[chunk], part, gradients[part.tensor].floats(part),
-        adds_error ? ErrorOf(chunk, part) : absl::Span<float>(), payload);
+    return NumberCodecOf(codec, layout_)
+        .Compress(rule_, layout_.chunks()[chunk], part, gradients[part.tensor].floats(part),
+                  adds_error ? ErrorOf(chunk, part) : absl::Span<float>(), payload);
   });
 }
 
@@ -60,9 +60,9 @@ std::optional<uint32_t> HostAdamState::CompressMomentum(uint32_t chunk, Codec co
       const absl::Span<float> input = absl::MakeSpan(scratch).first(block.elements);
       kernels::MomentumInput(rates(part.tensor), gradients[part.tensor].floats(block),
                              MomentumOf(chunk, block).data(), input);
-      const bool is_packed =
-          NumberCodecOf(codec).Compress(rule_, layout_.chunks()[chunk], block, input,
-                                        ErrorOf(chunk, block), payload) > 0;
+      const bool is_packed = NumberCodecOf(codec, layout_)
+                                 .Compress(rule_, layout_.chunks()[chunk], block, input,
+                                           ErrorOf(chunk, block), payload) > 0;
       if (is_packed && first_not_packed == block_number) ++first_not_packed;
       ++block_number;
     });
@@ -113,8 +113,8 @@ void HostAdamState::ForEachDecompressedBlock(
     std::vector<float> scratch(std::min<size_t>(part.elements, rule_.block_elements));
     ForEachBlock(part, rule_.block_elements, [&](const Segment& block) {
       const absl::Span<float> numbers = absl::MakeSpan(scratch).first(block.elements);
-      NumberCodecOf(codec).Decompress(rule_, layout_.chunks()[chunk], block, answer.data(),
-                                      numbers);
+      NumberCodecOf(codec, layout_)
+          .Decompress(rule_, layout_.chunks()[chunk], block, answer.data(), numbers);
       use(block, numbers);
     });
   });
@@ -127,8 +127,8 @@ void HostAdamState::ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRat
     const UpdateRates update = rates(part.tensor);
     ForEachBlock(part, rule_.block_elements, [&](const Segment& block) {
       const absl::Span<float> momentum = MomentumOf(chunk, block);
-      NumberCodecOf(codec).Decompress(rule_, layout_.chunks()[chunk], block, answer.data(),
-                                      momentum);
+      NumberCodecOf(codec, layout_)
+          .Decompress(rule_, layout_.chunks()[chunk], block, answer.data(), momentum);
       kernels::ApplyDenseMomentum(momentum, update.learning_rate, update.weight_decay,
                                   VarianceOf(chunk, block), ValuesOf(block));
     });
@@ -167,7 +167,7 @@ void HostAdamState::AddToError(uint32_t chunk, Codec codec, const uint8_t* paylo
                                absl::Span<const Addition> of_momentum) {
   const Chunk& at = layout_.chunks()[chunk];
   for (const auto& [part, factor] : of_payload) {
-    NumberCodecOf(codec).Add(rule_, at, part, payload, factor, ErrorOf(chunk, part));
+    NumberCodecOf(codec, layout_).Add(rule_, at, part, payload, factor, ErrorOf(chunk, part));
   }
   const Payload& momentum = signed_momentum_[chunk];
   for (const auto& [part, factor] : of_momentum) {

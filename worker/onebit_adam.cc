@@ -419,7 +419,7 @@ void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, MomentumS
   std::vector<AdamState::Addition> of_payload, of_momentum;
   ForEachBlock(chunk, rule_.block_elements, [&](const Segment& block) {
     const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(block.tensor));
-    const bool is_packed = NumberCodecOf(codec()).IsPacked(chunk, block, payload);
+    const bool is_packed = NumberCodecOf(codec(), layout_).IsPacked(chunk, block, payload);
     // After the freeze errors are in units of the momentum.
     const float unit = stage_ == Stage::kRefresh ? rates.one_minus_beta1 : 1;
     if (is_packed) of_payload.push_back({block, unit});

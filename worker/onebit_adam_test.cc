@@ -306,10 +306,10 @@ TEST_P(OneBitAdamTest, ANonFiniteGradientKeepsItsBlockFromBeingPacked) {
   EXPECT_EQ(Compress(0, payload), 0);
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(Error()[i], error[i]);
   const Chunk& chunk = layout_->chunks()[0];
-  EXPECT_FALSE(
-      NumberCodecOf(ONE_BIT).IsPacked(chunk, chunk.segments[0].Part(0, 8, 8), payload.data()));
-  EXPECT_TRUE(
-      NumberCodecOf(ONE_BIT).IsPacked(chunk, chunk.segments[0].Part(8, 16, 8), payload.data()));
+  EXPECT_FALSE(NumberCodecOf(ONE_BIT, *layout_)
+                   .IsPacked(chunk, chunk.segments[0].Part(0, 8, 8), payload.data()));
+  EXPECT_TRUE(NumberCodecOf(ONE_BIT, *layout_)
+                  .IsPacked(chunk, chunk.segments[0].Part(8, 16, 8), payload.data()));
 }
 
 // Whoever is late does not get its momentum's share into the round, and the answer replaces it.

@@ -33,8 +33,8 @@ std::optional<uint32_t> Reduction::Compress(uint32_t chunk, absl::Span<const Gra
                                             uint8_t* payload, Later) {
   const Chunk& at = layout_.chunks()[chunk];
   return crew_.Compress(chunk, [&](const Segment& part) {
-    return NumberCodecOf(codec_).Compress(rule_, at, part, gradients[part.tensor].floats(part),
-                                          ErrorOf(at, part), payload);
+    return NumberCodecOf(codec_, layout_)
+        .Compress(rule_, at, part, gradients[part.tensor].floats(part), ErrorOf(at, part), payload);
   });
 }
 
@@ -42,7 +42,8 @@ void Reduction::Apply(uint32_t chunk, Answer answer) {
   if (results_.empty()) return;
   const Chunk& at = layout_.chunks()[chunk];
   crew_.ForEachPart(chunk, [&](const Segment& part) {
-    NumberCodecOf(codec_).Decompress(rule_, at, part, answer.payload.data(), ResultOf(part));
+    NumberCodecOf(codec_, layout_)
+        .Decompress(rule_, at, part, answer.payload.data(), ResultOf(part));
   });
 }
 
@@ -57,7 +58,7 @@ void Reduction::TakeBack(uint32_t chunk_index, const uint8_t* payload) {
 
 void Reduction::KeepInput(uint32_t chunk_index, const uint8_t* payload) {
   if (!Loses(codec_)) return;
-  const NumberCodec& codec = NumberCodecOf(codec_);
+  const NumberCodec& codec = NumberCodecOf(codec_, layout_);
   const Chunk& chunk = layout_.chunks()[chunk_index];
   ForEachBlock(chunk, rule_.block_elements, [&](const Segment& block) {
     if (!codec.IsPacked(chunk, block, payload)) return;

@@ -17,6 +17,7 @@
 #include "failpoint/failpoint.h"
 #include "kernels/dense.h"
 #include "proto/codec.h"
+#include "proto/custom_codec.h"
 #include "worker/kept_frames.h"
 #include "worker/onebit_lamb.h"
 #include "worker/page_vector.h"
@@ -139,6 +140,27 @@ std::unique_ptr<OneBitAdam> NewOptimizer(const Layout& layout, const OptimizerOp
   return std::make_unique<OneBitAdam>(layout, optimizer, parameters, options.threads, options.gpu);
 }
 
+// Has it in the job's options, if one of the codecs is CUSTOM.
+absl::Status UseCustomCodec(const WorkerOptions& options, std::initializer_list<Codec> codecs,
+                            JobOptions& job_options) {
+  if (!absl::c_linear_search(codecs, CUSTOM)) return absl::OkStatus();
+  if (options.codec_library.empty()) {
+    return absl::InvalidArgumentError("a codec is custom, and there is no codec_library");
+  }
+  if (options.gpu != nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a codec is custom, which is for parameters on the host; these are on ",
+                     options.gpu->name()));
+  }
+  const absl::StatusOr<std::string> name = LoadCodecLibrary(options.codec_library);
+  if (!name.ok()) return name.status();
+  absl::StatusOr<CustomCodec> codec =
+      DescribeCustomCodec(*name, options.codec_options, options.block_elements);
+  if (!codec.ok()) return codec.status();
+  *job_options.mutable_custom_codec() = *std::move(codec);
+  return absl::OkStatus();
+}
+
 // Chunks of the size that was asked for, or of one that suits the tensors.
 absl::StatusOr<Layout> LayOut(absl::Span<const Tensor> tensors, JobOptions& options) {
   if (options.chunk_elements() == 0) {
@@ -249,6 +271,11 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
 
   JobOptions job_options = JobOptionsOf(options);
   job_options.set_optimizer(DescribeOptions(optimizer));
+  if (absl::Status status =
+          UseCustomCodec(options, {optimizer.warm_up_codec, optimizer.codec}, job_options);
+      !status.ok()) {
+    return status;
+  }
   job_options.set_state_numbers(StateNumbers(optimizer));
   if (absl::Status status = CheckParameters(parameters, options.gpu); !status.ok()) return status;
   if (!options.parameters_may_differ) {
@@ -294,6 +321,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::JoinReduction(
 
   JobOptions job_options = JobOptionsOf(options);
   job_options.set_optimizer(DescribeOptions(reduction));
+  if (absl::Status status = UseCustomCodec(options, {reduction.codec}, job_options); !status.ok()) {
+    return status;
+  }
   job_options.set_sum(reduction.sum);
   absl::StatusOr<Layout> layout = LayOut(TensorsOf(tensors), job_options);
   if (!layout.ok()) return layout.status();

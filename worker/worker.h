@@ -62,6 +62,10 @@ struct WorkerOptions {
   // Where parameters and gradients are, and the optimizer's state will be; must outlive the worker.
   // Null: on the host.
   kernels::cuda::Gpu* gpu = nullptr;
+  // What CUSTOM is, where it is the codec of a stage or a reduction: the shared object
+  // (signpost_codec.h), which the aggregators need too, and the codec's own options.
+  std::string codec_library;
+  std::string codec_options;
   Clock* clock = &Clock::Real();
 };
 

@@ -4,6 +4,7 @@
 """
 
 from signpost._abi import Options
+from signpost._codec import Codec
 from signpost._errors import (
     DataLossError,
     DeadlineExceededError,
@@ -21,6 +22,7 @@ from signpost._world import World, init, rank, world, world_size
 __version__ = "0.1.0"
 
 __all__ = [
+    "Codec",
     "DataLossError",
     "DeadlineExceededError",
     "FailedPreconditionError",

@@ -11,7 +11,8 @@ ABI = 9
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
-CODEC_NAMES = {number: name for name, number in CODECS.items()}
+CUSTOM = 14
+CODEC_NAMES = {CUSTOM: "custom", **{number: name for name, number in CODECS.items()}}
 GRADIENT_TYPES = {"fp32": 0, "bf16": 1, "fp16": 2}
 
 _LIBRARY = Path(__file__).with_name("libsignpost.so")
@@ -51,6 +52,8 @@ class Options(ctypes.Structure):
         ("resume_with_other_world_size", ctypes.c_uint8),
         ("start_from_rank_0", ctypes.c_uint8),
         ("lamb", ctypes.c_uint8),
+        ("codec_library", c_char_p),
+        ("codec_options", c_char_p),
         ("resume", c_char_p),
         ("resume_state", c_void_p),
         ("resume_state_bytes", c_size_t),

@@ -1,9 +1,10 @@
 """Means and sums of tensors over all ranks, for memory of any framework."""
 
 import ctypes
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple, Union
 
 from signpost import _abi
+from signpost._codec import Codec, codec_options
 from signpost._joining import join_in_background
 from signpost._leaving import Membership
 from signpost._session import StepReport, report_of
@@ -19,7 +20,7 @@ class Reduction(Membership):
         name: str,
         tensors: Sequence[Tuple[str, Tuple[int, ...]]],
         *,
-        codec: str = "fp32",
+        codec: Union[str, Codec] = "fp32",
         op: str = "mean",
     ) -> None:
         """Joins; blocks until all ranks have, with the same arguments.
@@ -29,7 +30,8 @@ class Reduction(Membership):
             name: tells that job's reductions apart.
             tensors: names and shapes, in elements; () is a scalar. A block of one-bit compression
                 never holds elements of two of them.
-            codec: "fp32", or with error feedback "bf16", "fp16", "int8", "int4" or "onebit".
+            codec: "fp32", or with error feedback "bf16", "fp16", "int8", "int4" or "onebit", or
+                a signpost.Codec.
             op: "mean" or "sum".
 
         Raises:
@@ -40,11 +42,14 @@ class Reduction(Membership):
         check_reduction(codec, op)
         self._handle: Optional[ctypes.c_void_p] = None
         handle = ctypes.c_void_p()
+        own = _abi.Options.from_buffer_copy(options)
+        for field, value in codec_options(codec=codec).items():
+            setattr(own, field, value)
         join_in_background(
             "reduction_join",
-            options,
+            own,
             name.encode(),
-            _abi.CODECS[codec],
+            own.codec,
             op == "sum",
             (_abi.Parameter * len(tensors))(*(_tensor(*tensor) for tensor in tensors)),
             len(tensors),
@@ -91,9 +96,8 @@ class Reduction(Membership):
         return self._handle
 
 
-def check_reduction(codec: str, op: str) -> None:
-    if codec not in _abi.CODECS:
-        raise ValueError(f"codec is {codec!r}, wanted one of {', '.join(_abi.CODECS)}")
+def check_reduction(codec: Union[str, Codec], op: str) -> None:
+    codec_options(codec=codec)
     if op not in ("mean", "sum"):
         raise ValueError(f"op is {op!r}, wanted mean or sum")
 

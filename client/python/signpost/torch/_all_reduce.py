@@ -2,11 +2,11 @@
 
 import threading
 import warnings
-from typing import Dict, Optional, Tuple
+from typing import Dict, Optional, Tuple, Union
 
 import torch
 
-from signpost import Reduction, StepReport, world
+from signpost import Codec, Reduction, StepReport, world
 from signpost._reduction import check_reduction
 from signpost.torch import _device
 
@@ -17,7 +17,7 @@ _REDUCIBLE = (torch.float32, torch.bfloat16, torch.float16)
 class _Named:
     """The reduction of a name, and what its calls must agree with."""
 
-    def __init__(self, name: str, shape: Tuple[int, ...], codec: str, op: str) -> None:
+    def __init__(self, name: str, shape: Tuple[int, ...], codec: Union[str, Codec], op: str) -> None:
         self.arguments = (shape, codec, op)
         self._name = name
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ _naming = threading.Lock()
 
 def all_reduce(
     tensor: torch.Tensor,
-    codec: str = "fp32",
+    codec: Union[str, Codec] = "fp32",
     *,
     name: Optional[str] = None,
     op: str = "mean",
@@ -122,7 +122,7 @@ def warn_of_skipped(report: StepReport, what: str) -> None:
         )
 
 
-def _named_reduction(name: str, shape: Tuple[int, ...], codec: str, op: str) -> _Named:
+def _named_reduction(name: str, shape: Tuple[int, ...], codec: Union[str, Codec], op: str) -> _Named:
     with _naming:
         named = _named.setdefault(name, _Named(name, shape, codec, op))
     if named.arguments == (shape, codec, op):

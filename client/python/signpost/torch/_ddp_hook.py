@@ -3,12 +3,12 @@
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Dict, List, Tuple
+from typing import Dict, List, Tuple, Union
 
 import torch
 from torch.distributed import GradBucket
 
-from signpost import Reduction, world
+from signpost import Codec, Reduction, world
 from signpost._reduction import check_reduction
 from signpost.torch import _device
 from signpost.torch._all_reduce import warn_of_skipped
@@ -28,7 +28,7 @@ _states: "weakref.WeakValueDictionary[str, DdpHookState]" = weakref.WeakValueDic
 class DdpHookState:
     """What ddp_hook keeps between steps: each parameter's error, by way of its bucket's."""
 
-    def __init__(self, codec: str = "onebit", *, start_step: int = 10, name: str = "ddp") -> None:
+    def __init__(self, codec: Union[str, Codec] = "onebit", *, start_step: int = 10, name: str = "ddp") -> None:
         """
         Args:
             codec: "onebit", "int4", "int8", "fp16", "bf16" or "fp32": how gradients travel,

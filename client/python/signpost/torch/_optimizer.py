@@ -20,7 +20,8 @@ from typing import (
 
 import torch
 
-from signpost import Rates, Session, SignpostError, StepReport, _abi, world
+from signpost import Codec, Rates, Session, SignpostError, StepReport, _abi, world
+from signpost._codec import codec_options
 from signpost.torch._clipping import GlobalClipping
 from signpost.torch._device import session_of
 from signpost.torch._overlap import Backward
@@ -339,17 +340,6 @@ def _rates(group: Dict[str, Any]) -> Rates:
     )
 
 
-def _codec(name: str, value: str) -> int:
-    """The option as the library takes it.
-
-    Raises:
-        ValueError: there is no such codec.
-    """
-    if value not in _abi.CODECS:
-        raise ValueError(f"{name} is {value!r}, wanted one of {', '.join(_abi.CODECS)}")
-    return _abi.CODECS[value]
-
-
 def _count(name: str, value: int, least: int) -> int:
     """The option as the library takes it.
 
@@ -458,8 +448,8 @@ class OneBitAdam(_JobOptimizer):
         variance_refresh_interval: int = 0,
         variance_floor: float = 0.01,
         gamma: float = 1.35,
-        codec: str = "onebit",
-        warm_up_codec: str = "fp32",
+        codec: Union[str, Codec] = "onebit",
+        warm_up_codec: Union[str, Codec] = "fp32",
         max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
@@ -478,7 +468,7 @@ class OneBitAdam(_JobOptimizer):
                 fraction of its tensor's mean.
             gamma: a block's scale is gamma times its root mean square; in (0, 1.6).
             codec: how the momentum travels from the freeze step on, both ways: "onebit", "int4",
-                "int8", "bf16", "fp16" or "fp32".
+                "int8", "bf16", "fp16" or "fp32", or a signpost.Codec.
             warm_up_codec: how gradients travel before; likewise. Unless it is "fp32", betas[0] must
                 be the same in all groups.
         """
@@ -569,7 +559,6 @@ class OneBitLamb(_JobOptimizer):
             ),
             variance_floor=variance_floor,
             gamma=gamma,
-            codec=_codec("codec", codec),
-            warm_up_codec=_codec("warm_up_codec", warm_up_codec),
+            **codec_options(codec=codec, warm_up_codec=warm_up_codec),
             resume_with_other_world_size=resume_with_other_world_size,
         )

@@ -1,0 +1,223 @@
+#include "proto/codec_check.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "kernels/block.h"
+#include "proto/aggregator.pb.h"
+#include "proto/custom_codec.h"
+#include "proto/layout.h"
+#include "proto/payload.h"
+
+namespace signpost {
+namespace {
+
+using Floats = std::vector<float>;
+
+// Lengths of the tensors that are tried, and so of blocks, of at most this many numbers.
+constexpr uint32_t kBlockElements = 4096;
+constexpr uint32_t kLengths[] = {1, 2, 7, 8, 9, 63, 64, 65, 1000, 4095, 4096, 5000};
+
+// A codec at work on one tensor.
+class Trial {
+ public:
+  Trial(const CustomCodec& codec, uint32_t elements) : codec_(CustomNumberCodec(codec)) {
+    Tensor tensor;
+    tensor.set_name("tensor");
+    tensor.add_shape(elements);
+    JobOptions options;
+    options.set_block_elements(kBlockElements);
+    options.set_chunk_elements(16 * kBlockElements);
+    options.set_gamma(kRule.gamma);
+    *options.mutable_custom_codec() = codec;
+    layout_.push_back(*Layout::Create({tensor}, options));
+  }
+
+  uint32_t elements() const { return chunk().elements; }
+  size_t bytes() const { return layout_[0].PayloadBytes(CUSTOM, 0); }
+
+  // Whether all of it was packed. `fill` is what the payload has before.
+  bool Compress(const Floats& values, Floats& error, Payload& payload, uint8_t fill = 0) const {
+    payload = Payload(bytes());
+    std::memset(payload.data(), fill, payload.size());
+    return codec_.Compress(kRule, chunk(), chunk().segments[0], values, absl::MakeSpan(error),
+                           payload.data()) == chunk().blocks;
+  }
+
+  bool IsGood(const Payload& payload) const {
+    return codec_.Check(layout_[0], 0, payload.data()).ok();
+  }
+
+  Floats Decompress(const Payload& payload) const {
+    Floats values(elements(), std::numeric_limits<float>::quiet_NaN());
+    codec_.Decompress(kRule, chunk(), chunk().segments[0], payload.data(), absl::MakeSpan(values));
+    return values;
+  }
+
+ private:
+  static constexpr kernels::BlockRule kRule = {.block_elements = kBlockElements};
+
+  const Chunk& chunk() const { return layout_[0].chunks()[0]; }
+
+  const NumberCodec& codec_;
+  std::vector<Layout> layout_;  // one
+};
+
+Floats NormalNumbers(std::mt19937& random, uint32_t elements, float size) {
+  std::normal_distribution<float> normal(0, size);
+  Floats numbers(elements);
+  for (float& number : numbers) number = normal(random);
+  return numbers;
+}
+
+double Norm(const Floats& numbers) {
+  double squares = 0;
+  for (const float number : numbers) squares += double{number} * number;
+  return std::sqrt(squares);
+}
+
+// Of each length: normal numbers, zeros, one number among zeros, the smallest and the largest that
+// there are. Returns where `is_right` says no.
+std::string TryNumbers(const CustomCodec& codec, uint32_t seed,
+                       const std::function<bool(const Trial&, const Floats&)>& is_right) {
+  std::mt19937 random(seed);
+  for (const uint32_t elements : kLengths) {
+    const Trial trial(codec, elements);
+    Floats one(elements);
+    one[elements / 2] = -3;
+    const std::pair<const char*, Floats> inputs[] = {
+        {"normal numbers", NormalNumbers(random, elements, 1)},
+        {"zeros", Floats(elements)},
+        {"one number among zeros", one},
+        {"denormal numbers", Floats(elements, std::numeric_limits<float>::denorm_min())},
+        {"numbers of 2^60", Floats(elements, kernels::kMaxDense)},
+    };
+    for (const auto& [name, values] : inputs) {
+      if (!is_right(trial, values)) {
+        return absl::StrFormat("%s, a tensor of %d", name, elements);
+      }
+    }
+  }
+  return "";
+}
+
+bool SameBytes(const Floats& a, const Floats& b) {
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+bool PacksWhatItCanUnpack(const Trial& trial, const Floats& values) {
+  Floats error(values.size());
+  Payload payload;
+  return trial.Compress(values, error, payload) && trial.IsGood(payload);
+}
+
+bool GivesTheSameBytes(const Trial& trial, const Floats& values) {
+  Floats error(values.size()), error_again(values.size());
+  Payload payload, again;
+  trial.Compress(values, error, payload, /*fill=*/0x00);
+  trial.Compress(values, error_again, again, /*fill=*/0xa5);
+  return payload.span() == again.span() && SameBytes(error, error_again);
+}
+
+bool LosesNothing(const Trial& trial, const Floats& values) {
+  Floats error(values.size());
+  Payload payload;
+  if (!trial.Compress(values, error, payload)) return false;
+  const Floats sent = trial.Decompress(payload);
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (error[i] != values[i] - sent[i]) return false;
+  }
+  return true;
+}
+
+// Bytes that nobody has packed: they are refused, or stand for numbers, always the same.
+std::string TryRandomBytes(const CustomCodec& codec, uint32_t seed) {
+  std::mt19937 random(seed);
+  for (const uint32_t elements : kLengths) {
+    const Trial trial(codec, elements);
+    for (int round = 0; round < 50; ++round) {
+      Payload payload(trial.bytes());
+      for (size_t i = 0; i < payload.size(); ++i) payload.data()[i] = random();
+      payload.data()[0] = 1;
+      if (trial.IsGood(payload) &&
+          !SameBytes(trial.Decompress(payload), trial.Decompress(payload))) {
+        return absl::StrFormat("they stand for other numbers each time, a tensor of %d", elements);
+      }
+    }
+  }
+  return "";
+}
+
+// What stays in the error of numbers with a fixed mean, relative to their size: in each quarter of
+// the rounds. NaN when a round could not be packed.
+constexpr int kQuarters = 4;
+using ErrorRatios = std::array<double, kQuarters>;
+ErrorRatios FeedBack(const CustomCodec& codec, uint32_t seed) {
+  constexpr int kRounds = 2000;
+  ErrorRatios ratios = {};
+  std::mt19937 random(seed);
+  const Trial trial(codec, kBlockElements);
+  const Floats mean = NormalNumbers(random, kBlockElements, 1);
+  Floats error(kBlockElements);
+  for (int round = 0; round < kRounds; ++round) {
+    Floats values = NormalNumbers(random, kBlockElements, 0.5f);
+    for (size_t i = 0; i < values.size(); ++i) values[i] += mean[i];
+    Payload payload;
+    double& ratio = ratios[round * kQuarters / kRounds];
+    if (!trial.Compress(values, error, payload)) {
+      ratio = std::nan("");
+      break;
+    }
+    ratio += Norm(error) / Norm(values) / (kRounds / kQuarters);
+  }
+  return ratios;
+}
+
+// An error that grows with the rounds does so by more from the second quarter to the last.
+constexpr double kMostGrowth = 1.5;
+
+}  // namespace
+
+bool CodecReport::is_good() const {
+  return std::all_of(findings.begin(), findings.end(),
+                     [](const CodecFinding& finding) { return finding.trouble.empty(); });
+}
+
+absl::StatusOr<CodecReport> CheckCodecLibrary(const std::string& path, const std::string& options,
+                                              uint32_t seed) {
+  const absl::StatusOr<std::string> name = LoadCodecLibrary(path);
+  if (!name.ok()) return name.status();
+  const absl::StatusOr<CustomCodec> codec = DescribeCustomCodec(*name, options, kBlockElements);
+  if (!codec.ok()) return codec.status();
+
+  CodecReport report;
+  report.name = codec->name();
+  report.version = codec->version();
+  report.bits_per_parameter = 8 * (1.0 + codec->block_bytes()) / kBlockElements;
+  report.findings.push_back({"what it packs it unpacks to finite numbers",
+                             TryNumbers(*codec, seed, PacksWhatItCanUnpack)});
+  report.findings.push_back(
+      {"the same numbers give the same bytes", TryNumbers(*codec, seed, GivesTheSameBytes)});
+  // The rest relies on that.
+  if (!report.is_good()) return report;
+  report.findings.push_back(
+      {"what is lost is in the error", TryNumbers(*codec, seed, LosesNothing)});
+  report.findings.push_back(
+      {"bytes from anybody are refused or unpacked", TryRandomBytes(*codec, seed)});
+  const ErrorRatios ratios = FeedBack(*codec, seed);
+  report.error_ratio = ratios.back();
+  const bool settles = ratios.back() <= kMostGrowth * ratios[1];
+  report.findings.push_back(
+      {"error feedback keeps the error down",
+       settles ? "" : absl::StrFormat("it grows to %.3g times the input", report.error_ratio)});
+  return report;
+}
+
+}  // namespace signpost

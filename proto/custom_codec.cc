@@ -1,0 +1,324 @@
+#include "proto/custom_codec.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/base/internal/raw_logging.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/dense.h"
+#include "proto/signpost_codec.h"
+
+namespace signpost {
+namespace {
+
+using kernels::BlockRule;
+
+constexpr size_t kMaxNameBytes = 64;
+constexpr size_t kMaxOptionsBytes = 4096;
+
+constexpr uint8_t kNotPackedMark = 0;
+constexpr uint8_t kPackedMark = 1;
+
+bool AreWithinRange(absl::Span<const float> values) {
+  return kernels::DenseWithinRange(kernels::DenseType::kFloat32,
+                                   reinterpret_cast<const uint8_t*>(values.data()), values.size());
+}
+
+class OpenCodec final : public NumberCodec {
+ public:
+  OpenCodec(const signpost_codec_v1& codec, const void* state, size_t block_bytes)
+      : codec_(codec), state_(state), stride_(1 + block_bytes) {}
+
+  size_t block_bytes() const { return stride_ - 1; }
+
+  absl::Status Check(const Layout& layout, uint32_t chunk, const uint8_t* payload) const override {
+    const uint32_t block_elements = layout.options().block_elements();
+    std::vector<float> values(block_elements);
+    absl::Status status;
+    ForEachBlock(layout.chunks()[chunk], block_elements, [&](const Segment& block) {
+      const uint8_t* const at = At(block, payload);
+      const absl::Span<float> there = absl::MakeSpan(values).first(block.elements);
+      if (!status.ok() || (*at == kPackedMark && Unpack(at, there) && HasZerosBehind(at, block))) {
+        return;
+      }
+      status = absl::InvalidArgumentError(absl::StrCat(
+          "codec '", codec_.name, "' can have made no such block as ", block.first_block, " (",
+          layout.DescribeBlock(chunk, block.first_block), ")"));
+    });
+    return status;
+  }
+
+  size_t Compress(const BlockRule& rule, const Chunk&, const Segment& part,
+                  absl::Span<const float> values, absl::Span<float> error,
+                  uint8_t* payload) const override {
+    std::vector<float> u(rule.block_elements), packed(rule.block_elements);
+    const uint32_t blocks = kernels::BlockCount(part.elements, rule.block_elements);
+    uint32_t first_not_packed = blocks;
+    ForEachBlock(part, rule.block_elements, [&](const Segment& block) {
+      const size_t begin = block.chunk_offset - part.chunk_offset;
+      const absl::Span<float> input = absl::MakeSpan(u).first(block.elements);
+      const absl::Span<float> output = absl::MakeSpan(packed).first(block.elements);
+      for (size_t i = 0; i < input.size(); ++i) input[i] = values[begin + i] + error[begin + i];
+      if (Pack(input, At(block, payload), output)) {
+        for (size_t i = 0; i < input.size(); ++i) error[begin + i] = input[i] - output[i];
+      } else {
+        first_not_packed = std::min(first_not_packed, block.first_block - part.first_block);
+      }
+    });
+    return first_not_packed;
+  }
+
+  size_t Aggregate(const BlockRule& rule, const Chunk& chunk, const Segment& part,
+                   absl::Span<const uint8_t* const> contributions, float inverse_count,
+                   absl::Span<float> error, uint8_t* out) const override {
+    std::vector<std::vector<float>> ranks(contributions.size(),
+                                          std::vector<float>(rule.block_elements));
+    std::vector<const uint8_t*> as_dense;
+    for (const std::vector<float>& rank : ranks) {
+      as_dense.push_back(reinterpret_cast<const uint8_t*>(rank.data()));
+    }
+    std::vector<float> mean(rule.block_elements);
+    const uint32_t blocks = kernels::BlockCount(part.elements, rule.block_elements);
+    uint32_t first_not_packed = blocks;
+    ForEachBlock(part, rule.block_elements, [&](const Segment& block) {
+      for (size_t rank = 0; rank < ranks.size(); ++rank) {
+        Decompress(rule, chunk, block, contributions[rank],
+                   absl::MakeSpan(ranks[rank]).first(block.elements));
+      }
+      kernels::AggregateDense(kernels::DenseType::kFloat32, as_dense, block.elements, inverse_count,
+                              /*error=*/{}, reinterpret_cast<uint8_t*>(mean.data()));
+      const absl::Span<float> error_there =
+          error.subspan(block.chunk_offset - part.chunk_offset, block.elements);
+      if (Compress(rule, chunk, block, absl::MakeConstSpan(mean).first(block.elements), error_there,
+                   out) == 0) {
+        first_not_packed = std::min(first_not_packed, block.first_block - part.first_block);
+      }
+    });
+    return first_not_packed;
+  }
+
+  void Decompress(const BlockRule& rule, const Chunk&, const Segment& part, const uint8_t* payload,
+                  absl::Span<float> values) const override {
+    ForEachBlock(part, rule.block_elements, [&](const Segment& block) {
+      const size_t begin = block.chunk_offset - part.chunk_offset;
+      const bool is_good = Unpack(At(block, payload), values.subspan(begin, block.elements));
+      ABSL_RAW_CHECK(is_good, "CheckFrame has had it decompressed");
+    });
+  }
+
+  void Add(const BlockRule& rule, const Chunk& chunk, const Segment& part, const uint8_t* payload,
+           float factor, absl::Span<float> accumulator) const override {
+    std::vector<float> values(part.elements);
+    Decompress(rule, chunk, part, payload, absl::MakeSpan(values));
+    for (size_t i = 0; i < values.size(); ++i) {
+      accumulator[i] = accumulator[i] + factor * values[i];
+    }
+  }
+
+  bool IsPacked(const Chunk&, const Segment& part, const uint8_t* payload) const override {
+    return *At(part, payload) == kPackedMark;
+  }
+
+ private:
+  template <class Bytes>
+  Bytes* At(const Segment& block, Bytes* payload) const {
+    return payload + stride_ * block.first_block;
+  }
+
+  // Writes a block, and what it stands for to `packed`; or that it is not packed.
+  bool Pack(absl::Span<const float> input, uint8_t* at, absl::Span<float> packed) const {
+    std::memset(at, 0, stride_);
+    *at = kNotPackedMark;
+    if (!AreWithinRange(input)) return false;
+    codec_.compress(state_, input.data(), input.size(), at + 1);
+    if (!Unpack(at, packed)) return false;
+    *at = kPackedMark;
+    return true;
+  }
+
+  bool Unpack(const uint8_t* at, absl::Span<float> values) const {
+    return codec_.decompress(state_, at + 1, values.size(), values.data()) == 0 &&
+           AreWithinRange(values);
+  }
+
+  bool HasZerosBehind(const uint8_t* at, const Segment& block) const {
+    const uint8_t* const end = at + 1 + codec_.block_bytes(state_, block.elements);
+    return std::all_of(end, at + stride_, [](uint8_t byte) { return byte == 0; });
+  }
+
+  const signpost_codec_v1& codec_;
+  const void* const state_;
+  const size_t stride_;
+};
+
+// What this process has loaded. Nothing ever goes.
+class Codecs {
+ public:
+  static Codecs& OfProcess() {
+    static auto* const codecs = new Codecs();
+    return *codecs;
+  }
+
+  absl::Status Add(const std::string& path, const signpost_codec_v1& codec)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    const auto [before, is_new] = libraries_.try_emplace(codec.name, &codec);
+    if (is_new || before->second == &codec) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": another codec '", codec.name, "' is loaded already"));
+  }
+
+  const signpost_codec_v1* Find(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    const auto library = libraries_.find(name);
+    return library == libraries_.end() ? nullptr : library->second;
+  }
+
+  std::string Names() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    std::string names;
+    for (const auto& [name, library] : libraries_) {
+      absl::StrAppend(&names, names.empty() ? "" : ", ", name, " ", library->version);
+    }
+    return names.empty() ? "none" : names;
+  }
+
+  // Opens it, unless it is.
+  absl::StatusOr<const OpenCodec*> Open(const signpost_codec_v1& codec, const std::string& options,
+                                        uint32_t block_elements) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    std::unique_ptr<OpenCodec>& open = open_[{codec.name, options, block_elements}];
+    if (open) return open.get();
+    char error[1024] = "";
+    const void* const state = codec.open(options.c_str(), error, sizeof error);
+    if (state == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat("codec '", codec.name,
+                                                     "' does not take the options '", options,
+                                                     "': ", absl::string_view(error)));
+    }
+    const size_t most = codec.block_bytes(state, block_elements);
+    if (most > size_t{16} * block_elements + 4096) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "codec '%s' wants %d bytes for a block of %d numbers", codec.name, most, block_elements));
+    }
+    for (uint32_t elements = 1; elements < block_elements; ++elements) {
+      if (codec.block_bytes(state, elements) <= most) continue;
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "codec '%s' takes more bytes for a block of %d numbers than for one of %d", codec.name,
+          elements, block_elements));
+    }
+    open = std::make_unique<OpenCodec>(codec, state, most);
+    return open.get();
+  }
+
+  // One that is open.
+  const OpenCodec* FindOpen(const CustomCodec& wanted) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    const auto open = open_.find({wanted.name(), wanted.options(), wanted.block_elements()});
+    return open == open_.end() ? nullptr : open->second.get();
+  }
+
+ private:
+  using Key = std::tuple<std::string, std::string, uint32_t>;  // name, options, block_elements
+
+  mutable absl::Mutex mutex_;
+  std::map<std::string, const signpost_codec_v1*> libraries_ ABSL_GUARDED_BY(mutex_);
+  std::map<Key, std::unique_ptr<OpenCodec>> open_ ABSL_GUARDED_BY(mutex_);
+};
+
+bool IsName(const char* name) {
+  if (name == nullptr || *name == '\0' || std::strlen(name) > kMaxNameBytes) return false;
+  return std::all_of(name, name + std::strlen(name), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.';
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> LoadCodecLibrary(const std::string& path) {
+  // With a slash, or the loader looks elsewhere.
+  const std::string file = path.find('/') == std::string::npos ? absl::StrCat("./", path) : path;
+  void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("codec library ", path, ": ", dlerror()));
+  }
+  const auto entry =
+      reinterpret_cast<const signpost_codec_v1* (*)()>(dlsym(library, "signpost_codec"));
+  if (entry == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("codec library ", path, " has no function signpost_codec (signpost_codec.h)"));
+  }
+  const signpost_codec_v1* const codec = entry();
+  if (codec == nullptr || codec->abi != SIGNPOST_CODEC_ABI) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("codec library ", path, " is for another version of signpost_codec.h: ",
+                     codec == nullptr ? 0 : codec->abi, ", wanted ", SIGNPOST_CODEC_ABI));
+  }
+  if (!IsName(codec->name) || !IsName(codec->version)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("codec library ", path,
+                     ": name and version are wanted, of small letters, digits, '-', '_' and '.'"));
+  }
+  if (absl::Status status = Codecs::OfProcess().Add(path, *codec); !status.ok()) return status;
+  return codec->name;
+}
+
+absl::StatusOr<CustomCodec> DescribeCustomCodec(const std::string& name, const std::string& options,
+                                                uint32_t block_elements) {
+  const signpost_codec_v1* const codec = Codecs::OfProcess().Find(name);
+  if (codec == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("no codec '", name, "' has been loaded"));
+  }
+  const absl::StatusOr<const OpenCodec*> open =
+      Codecs::OfProcess().Open(*codec, options, block_elements);
+  if (!open.ok()) return open.status();
+  CustomCodec description;
+  description.set_name(name);
+  description.set_version(codec->version);
+  description.set_options(options);
+  description.set_block_elements(block_elements);
+  description.set_block_bytes((*open)->block_bytes());
+  return description;
+}
+
+absl::Status CheckCustomCodec(const CustomCodec& wanted, uint32_t block_elements) {
+  if (wanted.name().size() > kMaxNameBytes || wanted.options().size() > kMaxOptionsBytes) {
+    return absl::InvalidArgumentError("the custom codec's name or options are too long");
+  }
+  const signpost_codec_v1* const codec = Codecs::OfProcess().Find(wanted.name());
+  if (codec == nullptr || wanted.version() != codec->version) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the job wants codec '", wanted.name(), "' of version ", wanted.version(),
+                     "; codecs loaded here: ", Codecs::OfProcess().Names(),
+                     ". Workers and aggregators need the same shared object (--codec-library)"));
+  }
+  const absl::StatusOr<CustomCodec> here =
+      DescribeCustomCodec(wanted.name(), wanted.options(), block_elements);
+  if (!here.ok()) return here.status();
+  if (wanted.block_bytes() == here->block_bytes() && wanted.block_elements() == block_elements) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "codec '%s' of version %s takes %d bytes for a block of %d here, and %d at the worker: it is "
+      "not the same",
+      wanted.name(), wanted.version(), here->block_bytes(), block_elements, wanted.block_bytes()));
+}
+
+const NumberCodec& CustomNumberCodec(const CustomCodec& wanted) {
+  const OpenCodec* const open = Codecs::OfProcess().FindOpen(wanted);
+  ABSL_RAW_CHECK(open != nullptr, "CheckCustomCodec has opened it");
+  return *open;
+}
+
+}  // namespace signpost

@@ -1,0 +1,61 @@
+/* A codec from outside: how numbers travel, both ways, in jobs that ask for it by its name.
+ *
+ * A shared object exports signpost_codec(). It is loaded by every worker and every aggregator of a
+ * job that uses it (`signpost aggregator --codec-library`, SessionOptions::codec_library, Python's
+ * signpost.Codec), which refuse each other when names, versions or options differ. Signpost
+ * does the rest: errors on both sides, sums over ranks, replay, checkpoints. What a block stands
+ * for is subtracted from what was packed, so a codec may lose as much as it likes, but what it
+ * keeps must bring the error down in the long run.
+ *
+ *  - A block is at most 65536 numbers of one tensor (4096 by default; its last one may be short),
+ *    and is packed by itself.
+ *  - Functions are called from several threads at a time, with the same state.
+ *  - The same numbers must give the same bytes, and the same bytes the same numbers, on every
+ * machine of a job: neither time nor chance may show, unless it is chance with a seed from the
+ * numbers.
+ *  - No function may fail but where it says so, or throw.
+ *  - `signpost codec check` holds a codec to all of this that can be tried. */
+
+#ifndef SIGNPOST_PROTO_SIGNPOST_CODEC_H_
+#define SIGNPOST_PROTO_SIGNPOST_CODEC_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SIGNPOST_CODEC_ABI 1
+
+typedef struct {
+  uint32_t abi; /* SIGNPOST_CODEC_ABI */
+  /* By which jobs ask for it, and what its payloads mean: change the version when that changes. */
+  const char* name;
+  const char* version;
+
+  /* A codec with these options, which are the job's and the same everywhere: a text of the codec's
+   * own, "" by default. NULL, and why, if they are wrong: up to `error_size` bytes, ended by a 0.
+   * What it returns is never freed. */
+  void* (*open)(const char* options, char* error, size_t error_size);
+
+  /* Bytes that a block of so many numbers takes, in [1, 65536] numbers; never more for fewer. */
+  size_t (*block_bytes)(const void* state, uint32_t elements);
+
+  /* Packs finite numbers, of at most 2^60 in magnitude. Writes all of the block's bytes; `block` is
+   * aligned to nothing. */
+  void (*compress)(const void* state, const float* values, uint32_t elements, uint8_t* block);
+
+  /* values[i] = what the block stands for. Returns 0; or anything else when no call of compress can
+   * have made it: it may come from anybody, and have any bytes. */
+  int (*decompress)(const void* state, const uint8_t* block, uint32_t elements, float* values);
+} signpost_codec_v1;
+
+/* What a shared object exports. What it points to stays for ever. */
+const signpost_codec_v1* signpost_codec(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SIGNPOST_PROTO_SIGNPOST_CODEC_H_ */

@@ -1,0 +1,216 @@
+// Codecs from outside: the example in client/examples, and some that are wrong.
+
+#include "proto/custom_codec.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/codec_check.h"
+#include "proto/frame.h"
+#include "tests/job.h"
+#include "worker/worker.h"
+
+namespace signpost::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kTopK[] = "client/examples/libtopk.so";
+constexpr char kFaulty[] = "tests/libfaulty_codec.so";
+
+// What the check finds wrong, one line for each.
+std::string TroubleOf(const std::string& fault) {
+  const absl::StatusOr<CodecReport> report = CheckCodecLibrary(kFaulty, fault);
+  if (!report.ok()) return std::string(report.status().message());
+  std::string trouble;
+  for (const CodecFinding& finding : report->findings) {
+    if (!finding.trouble.empty()) trouble += finding.what + ": " + finding.trouble + "\n";
+  }
+  return trouble;
+}
+
+TEST(CodecCheck, FindsNothingWrongWithTheExample) {
+  for (const char* options : {"", "ratio=0.001", "ratio=0.05", "ratio=1"}) {
+    const absl::StatusOr<CodecReport> report = CheckCodecLibrary(kTopK, options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    for (const CodecFinding& finding : report->findings) {
+      EXPECT_EQ(finding.trouble, "") << finding.what << ", " << options;
+    }
+  }
+  const absl::StatusOr<CodecReport> report = CheckCodecLibrary(kTopK, "ratio=0.05");
+  EXPECT_EQ(report->name, "topk");
+  EXPECT_NEAR(report->bits_per_parameter, 0.05 * 6 * 8, 0.01);
+  EXPECT_GT(report->error_ratio, 5) << "a number waits for some 20 rounds";
+}
+
+TEST(CodecCheck, FindsWhatIsWrongWithOthers) {
+  EXPECT_EQ(TroubleOf(""), "");
+  EXPECT_THAT(TroubleOf("cannot unpack"), HasSubstr("what it packs it unpacks"));
+  EXPECT_THAT(TroubleOf("not finite"), HasSubstr("what it packs it unpacks"));
+  EXPECT_THAT(TroubleOf("chance"), HasSubstr("the same numbers give the same bytes"));
+  EXPECT_THAT(TroubleOf("sends nothing"), HasSubstr("error feedback keeps the error down"));
+  EXPECT_THAT(TroubleOf("large"), HasSubstr("wants 1099511627776 bytes for a block of 4096"));
+  EXPECT_THAT(TroubleOf("shrinks"),
+              HasSubstr("more bytes for a block of 1 numbers than for one of"));
+  EXPECT_THAT(TroubleOf("refuses"), HasSubstr("does not take the options 'refuses': not today"));
+}
+
+TEST(LoadCodecLibrary, NamesTheFileThatIsNone) {
+  for (const char* path : {"no/such/file.so", "tests/custom_codec_test"}) {
+    const absl::Status status = LoadCodecLibrary(path).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr(path));
+  }
+  EXPECT_EQ(LoadCodecLibrary(kTopK).value(), "topk");
+  EXPECT_EQ(LoadCodecLibrary(kTopK).value(), "topk") << "once more does nothing";
+}
+
+TEST(CheckCustomCodec, ComparesWhatTheJobWantsWithWhatIsHere) {
+  ASSERT_TRUE(LoadCodecLibrary(kTopK).ok());
+  const CustomCodec good = DescribeCustomCodec("topk", "ratio=0.5", 16).value();
+  EXPECT_EQ(CheckCustomCodec(good, 16), absl::OkStatus());
+  CustomCodec other = good;
+  other.set_version("2");
+  const absl::Status version = CheckCustomCodec(other, 16);
+  EXPECT_EQ(version.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(version.message(),
+              HasSubstr("wants codec 'topk' of version 2; codecs loaded here: "));
+  EXPECT_THAT(version.message(), HasSubstr("topk 1"));
+  other = good;
+  other.set_name("bottomk");
+  EXPECT_THAT(CheckCustomCodec(other, 16).message(), HasSubstr("wants codec 'bottomk'"));
+  other = good;
+  other.set_options("ratio=2");
+  EXPECT_THAT(CheckCustomCodec(other, 16).message(),
+              HasSubstr("ratio is 2, wanted a number in (0"));
+  other = good;
+  other.set_block_bytes(1);
+  EXPECT_THAT(CheckCustomCodec(other, 16).message(), HasSubstr("48 bytes for a block of 16 here"));
+  EXPECT_FALSE(CheckCustomCodec(good, 32).ok());
+}
+
+JobOptionsForTest TopKJob() {
+  JobOptionsForTest job;
+  job.worker.codec_library = kTopK;
+  job.worker.codec_options = "ratio=0.25";
+  job.optimizer.codec = CUSTOM;
+  return job;
+}
+
+TEST(CustomCodecJob, TrainsToTheSameBitsWhateverHappensOnTheWay) {
+  for (const bool in_warm_up : {false, true}) {
+    JobOptionsForTest job = TopKJob();
+    if (in_warm_up) job.optimizer.warm_up_codec = CUSTOM;
+    Cluster loopback({});
+    const auto expected = Train(loopback, job);
+    for (const std::vector<float>& replica : expected) EXPECT_EQ(replica, expected[0]);
+    Cluster cluster({.transport = Transport::kGrpc, .aggregators = 3, .fault_seed = 7});
+    EXPECT_EQ(Train(cluster, job), expected);
+    job.worker.codec_options = "ratio=0.5";
+    Cluster other({});
+    EXPECT_NE(Train(other, job), expected) << "the options were not used";
+  }
+}
+
+// A tensor's numbers, a share at a time: in the long run all of them.
+TEST(CustomCodecJob, ReducesToTheMeanInTheLongRun) {
+  Cluster cluster({});
+  WorkerOptions options = TopKJob().worker;
+  options.job = "reduction";
+  const auto worker = Worker::JoinReduction(options, {.codec = CUSTOM},
+                                            {{.name = "tensor", .shape = {8}}}, cluster.Connect());
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  std::vector<double> sum(8);
+  constexpr int kCalls = 400;
+  for (int call = 0; call < kCalls; ++call) {
+    std::vector<float> values = {1, -2, 3, -4, 0.5, 0.25, 0, 8};
+    const absl::Span<float> tensor = absl::MakeSpan(values);
+    ASSERT_TRUE((*worker)->Reduce({tensor}).ok());
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i] / kCalls;
+  }
+  const double wanted[] = {1, -2, 3, -4, 0.5, 0.25, 0, 8};
+  for (size_t i = 0; i < sum.size(); ++i) EXPECT_NEAR(sum[i], wanted[i], 0.1) << i;
+}
+
+TEST(CustomCodecJob, ARankWithOtherOptionsIsToldWhichDiffer) {
+  Cluster cluster({});
+  std::vector<float> values(8);
+  OnEachRank(2, [&](uint32_t rank) {
+    WorkerOptions options = TopKJob().worker;
+    options.job = "job";
+    options.rank = rank;
+    options.world_size = 2;
+    options.join_timeout = absl::Seconds(2);
+    if (rank == 1) absl::SleepFor(absl::Milliseconds(200));
+    if (rank == 1) options.codec_options = "ratio=0.75";
+    const auto worker = Worker::JoinReduction(
+        options, {.codec = CUSTOM}, {{.name = "tensor", .shape = {8}}}, cluster.Connect());
+    ASSERT_FALSE(worker.ok());
+    if (rank == 1) {
+      EXPECT_THAT(worker.status().message(),
+                  AllOf(HasSubstr("option custom_codec"), HasSubstr("ratio=0.25"),
+                        HasSubstr("ratio=0.75")));
+    }
+  });
+}
+
+TEST(CustomCodecJob, IsRefusedWithoutALibraryAndForAGpu) {
+  Cluster cluster({});
+  WorkerOptions options = TopKJob().worker;
+  options.codec_library.clear();
+  const std::vector<Parameter> tensors = {{.name = "tensor", .shape = {8}}};
+  const auto join = [&] {
+    return Worker::JoinReduction(options, {.codec = CUSTOM}, tensors, cluster.Connect()).status();
+  };
+  EXPECT_EQ(join().message(), "a codec is custom, and there is no codec_library");
+  options.codec_library = "no/such/file.so";
+  EXPECT_THAT(join().message(), HasSubstr("no/such/file.so"));
+}
+
+// The trust boundary: what the example says no to, and what is behind a short block.
+TEST(CustomCodecFrame, WhatTheCodecCannotHaveMadeIsRefused) {
+  ASSERT_TRUE(LoadCodecLibrary(kTopK).ok());
+  Tensor tensor;
+  tensor.set_name("tensor");
+  tensor.add_shape(20);
+  JobOptions job;
+  job.set_block_elements(16);
+  job.set_chunk_elements(64);
+  job.set_gamma(1.35f);
+  *job.mutable_custom_codec() = DescribeCustomCodec("topk", "ratio=0.25", 16).value();
+  const Layout layout = Layout::Create({tensor}, job).value();
+  const Chunk& chunk = layout.chunks()[0];
+  ASSERT_EQ(layout.PayloadBytes(CUSTOM, 0), 2 * (1 + 4 * 6));
+  const auto check = [&](const Payload& payload) {
+    FrameHeader header;
+    header.set_codec(CUSTOM);
+    header.set_payload_crc32c(Crc32c(payload.span()));
+    return CheckFrame(header, payload.span(), /*world_size=*/1, layout);
+  };
+  const auto packed = [&] {
+    Payload payload(layout.PayloadBytes(CUSTOM, 0));
+    std::vector<float> values(20, 1), error(20);
+    NumberCodecOf(CUSTOM, layout)
+        .Compress({.block_elements = 16}, chunk, chunk.segments[0], values, absl::MakeSpan(error),
+                  payload.data());
+    return payload;
+  };
+  EXPECT_EQ(check(packed()), absl::OkStatus());
+  // The mark of the second block; an index that does not ascend; a number that is none; and what is
+  // behind the second block, which is short.
+  for (const size_t byte : {25u, 3u, 12u, 49u}) {
+    Payload payload = packed();
+    payload.data()[byte] = 0xff;
+    if (byte == 12) std::memset(payload.data() + 9, 0xff, 4);
+    const absl::Status status = check(payload);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << byte;
+    EXPECT_THAT(status.message(), HasSubstr("codec 'topk' can have made no such block")) << byte;
+  }
+}
+
+}  // namespace
+}  // namespace signpost::testing

@@ -1,0 +1,44 @@
+// Codecs that do not keep what signpost_codec.h asks for; the option says how.
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/signpost_codec.h"
+
+static void* open_faulty(const char* options, char* error, size_t error_size) {
+  if (strcmp(options, "refuses") != 0) return strdup(options);
+  strncpy(error, "not today", error_size);
+  return NULL;
+}
+
+static int is(const void* state, const char* fault) { return strcmp(state, fault) == 0; }
+
+static size_t block_bytes(const void* state, uint32_t elements) {
+  if (is(state, "large")) return (size_t)1 << 40;
+  if (is(state, "shrinks")) return 70000 - elements;
+  return sizeof(float) * (size_t)elements;
+}
+
+static void compress(const void* state, const float* values, uint32_t elements, uint8_t* block) {
+  static uint8_t chance;
+  const size_t bytes = sizeof(float) * elements;
+  if (is(state, "leaves bytes") && elements > 1) return;
+  memcpy(block, values, bytes);
+  if (is(state, "chance")) block[0] = ++chance;
+  if (is(state, "sends nothing")) memset(block, 0, bytes);
+}
+
+static int decompress(const void* state, const uint8_t* block, uint32_t elements, float* values) {
+  if (is(state, "cannot unpack")) return 1;
+  memcpy(values, block, sizeof(float) * elements);
+  if (is(state, "not finite")) values[0] = NAN;
+  return 0;
+}
+
+const signpost_codec_v1* signpost_codec(void) {
+  static const signpost_codec_v1 codec = {
+      SIGNPOST_CODEC_ABI, "faulty", "1", open_faulty, block_bytes, compress, decompress,
+  };
+  return &codec;
+}
