@@ -287,6 +287,34 @@ TEST(ZeroOneAdamReference, UpdatesTheVarianceLessAndLessOften) {
   EXPECT_EQ(updates, std::vector<int>({0, 1, 2, 3, 5, 7, 9, 13, 17, 21, 29}));
 }
 
+// What all errors together still owe to element j's mean.
+double Owed(const ZeroOneAdamReference& reference, size_t j) {
+  return reference.server_error()[j] +
+         (reference.worker_error(0)[j] + reference.worker_error(1)[j]) / 2;
+}
+
+TEST(ZeroOneAdamReference, ErrorsGoOnInUnitsOfTheMomentumOrAreReset) {
+  constexpr int kFreezeStep = 9;
+  for (const bool resets : {false, true}) {
+    TwoWorkers two({.bias_correction = false,
+                    .var_freeze_step = kFreezeStep,
+                    .var_update_scaler = 3,
+                    .resets_errors = resets});
+    const ZeroOneAdamReference& reference = two.reference;
+    for (int step = 0; step < kFreezeStep; ++step) two.Step(0.01, /*weight_decay=*/0);
+    Vector expected(16);
+    for (size_t j = 0; j < 16; ++j) {
+      const double owed = resets ? 0 : (1 - 0.9) * Owed(reference, j);
+      expected[j] = 0.9 * reference.momentum(0)[j] + owed;
+      EXPECT_NE(Owed(reference, j), 0);
+    }
+    two.Step(0.01, /*weight_decay=*/0, /*size=*/0);
+    for (size_t j = 0; j < 16; ++j) {
+      EXPECT_NEAR(reference.momentum(0)[j] + Owed(reference, j), expected[j], 1e-12);
+    }
+  }
+}
+
 TEST(ZeroOneAdamReference, SendsLessAndLess) {
   ZeroOneAdamReference reference(
       1, {4096}, /*block=*/4096,
