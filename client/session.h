@@ -46,8 +46,8 @@ class Session {
   //
   // With options.gpu parameters are on that GPU, and what was put on any of its streams to make
   // them must be done; UNAVAILABLE when it cannot be used, RESOURCE_EXHAUSTED when 12 bytes for
-  // each parameter, and some, are not free on it. Every call is then made with the same bits as on
-  // a host, where others of the job may be.
+  // each parameter (with 1-bit LAMB 16), and some, are not free on it. Every call is then made with
+  // the same bits as on a host, where others of the job may be.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options,
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters);
@@ -79,9 +79,10 @@ class Session {
   virtual absl::Status Checkpoint(const std::string& directory) = 0;
 
   // This rank's share of such a checkpoint, as bytes to be kept wherever the program keeps things:
-  // 16 bytes for each parameter, and 4 / n more with n workers. Once all ranks have saved theirs
-  // after the same step, a job goes on from them (SessionOptions::resume_state, each rank with its
-  // own) as from a checkpoint; no rank waits for another. Errors as Worker::SaveState.
+  // 16 bytes for each parameter (with 1-bit LAMB 20), and 4 / n more with n workers. Once all ranks
+  // have saved theirs after the same step, a job goes on from them (SessionOptions::resume_state,
+  // each rank with its own) as from a checkpoint; no rank waits for another. Errors as
+  // Worker::SaveState.
   virtual absl::StatusOr<std::string> SaveState() = 0;
 
   // Ends this worker's membership. Without it the aggregators keep the job until it has been idle

@@ -197,7 +197,8 @@ signpost_report ReportOf(const StepReport& step, const signpost::WireBytes& byte
   report.step = step.step;
   report.steps_caught_up = step.steps_caught_up;
   report.late_rounds = step.late_rounds;
-  report.codec = step.codec == signpost::PLAIN_FLOAT32 ? SIGNPOST_CODEC_FP32 : step.codec;
+  const bool is_refresh = step.codec == signpost::PLAIN_FLOAT32;
+  report.codec = static_cast<uint32_t>(is_refresh ? signpost::FLOAT32 : step.codec);
   report.skipped_rounds = step.skipped.size();
   report.skipped_by_rank = step.skipped.empty() ? 0 : step.skipped.front().rank;
   report.kernels_s = absl::ToDoubleSeconds(step.kernels);

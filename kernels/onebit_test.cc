@@ -248,6 +248,34 @@ TEST(OneBit, CompressedValuesMatchTheModel) {
   });
 }
 
+// 1-bit LAMB's paper scales the tensors' momenta to one size before it compresses them, with one
+// scale for all. Here blocks have their own: it would change no bit, and what is lost would be
+// scaled back as what is not.
+TEST(OneBit, AScaledInputHasTheSameBitsAndAsMuchLargerScaleAndError) {
+  constexpr float kFactor = 0x1p10f;  // exact
+  for (size_t n : kLengths) {
+    SCOPED_TRACE(n);
+    Values u(n);
+    for (size_t i = 0; i < n; ++i) u[i] = std::sin(static_cast<float>(i + 1));
+    Values scaled = u;
+    for (float& value : scaled) value *= kFactor;
+    const BlockRule rule = {.block_elements = 256};
+    OnEveryTarget([&] {
+      Values error(n), scaled_error(n);
+      std::vector<float> scales(BlockCount(n, 256)), scaled_scales(scales.size());
+      std::vector<uint8_t> bits(SignBytes(n)), scaled_bits(bits.size());
+      CompressOneBit(rule, u, absl::MakeSpan(error), {scales.data(), bits.data()});
+      CompressOneBit(rule, scaled, absl::MakeSpan(scaled_error),
+                     {scaled_scales.data(), scaled_bits.data()});
+      EXPECT_EQ(scaled_bits, bits);
+      for (float& scale : scales) scale *= kFactor;
+      EXPECT_EQ(scaled_scales, scales);
+      for (float& e : error) e *= kFactor;
+      EXPECT_EQ(scaled_error, error);
+    });
+  }
+}
+
 TEST(OneBit, CompressedValuesLeaveOutABlockThatIsNotFinite) {
   const BlockRule rule = {.block_elements = 8};
   Values values(24, 1.0f);

@@ -129,8 +129,8 @@ absl::Status CheckRates(const StepRates& rates, const Layout& layout) {
     return Invalid("a learning rate, weight decay, beta or epsilon is not finite");
   }
   const size_t tensors = layout.tensors().size();
-  if (static_cast<size_t>(rates.scales_size()) > tensors) {
-    return Invalid("scales of ", rates.scales_size(), " tensors; the job has ", tensors);
+  if (rates.scales_size() > kMaxScales) {
+    return Invalid("scales of ", rates.scales_size(), " tensors; at most ", kMaxScales);
   }
   for (const TensorScale& scale : rates.scales()) {
     if (scale.tensor() >= tensors) {

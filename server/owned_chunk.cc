@@ -546,6 +546,7 @@ absl::StatusOr<OwnedChunk::Reply> OwnedChunk::Recall(const FrameHeader& header) 
   Reply reply = ReplyWith(round.answer, absl::ZeroDuration());
   for (size_t later = index + 1; later < closed_.size(); ++later) {
     reply.later_rates.push_back(closed_[later].rates);
+    reply.later_rates.back().clear_scales();  // who takes part has its own
   }
   return reply;
 }

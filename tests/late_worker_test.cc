@@ -436,6 +436,20 @@ TEST_F(ElasticJobTest, MoreParameterGroupsThanTravelInHeadersAreRefused) {
   EXPECT_TRUE((*worker)->Step(replica.Gradients(), std::vector(128, job_.rates)).ok());
 }
 
+TEST_F(ElasticJobTest, MoreTensorsOfLambThanTravelInHeadersAreRefused) {
+  job_.workers = 1;
+  job_.worker.min_workers = 1;
+  job_.optimizer.lamb.emplace();
+  for (const size_t tensors : {4097, 4096}) {
+    job_.tensors.assign(tensors, 1);
+    Replica replica(job_, 0);
+    auto worker =
+        Worker::Join(job_.worker, job_.optimizer, replica.Parameters(), cluster_.Connect());
+    const bool is_refused = worker.status().code() == absl::StatusCode::kInvalidArgument;
+    EXPECT_EQ(is_refused, tensors > 4096) << worker.status();
+  }
+}
+
 TEST(WorkerOptions, LatenessIsCheckedBeforeAnythingIsSent) {
   Cluster cluster({});
   for (const auto& [deadline, min_workers] : {std::pair{absl::Seconds(1), 0},

@@ -62,6 +62,10 @@ mutate aggregator-error-not-restored worker/worker.cc \
   'const auto found = errors.find(chunk);' 'const auto found = errors.end();'
 mutate worker-error-not-restored worker/onebit_adam.cc \
   'if (has_error_[c]) state_->Set(AdamState::Field::kError, c, error.data());' ''
+mutate lamb-ratio-not-clipped worker/onebit_lamb.cc \
+  'scale.set_ratio(std::clamp(ratio, lamb.min_coeff, lamb.max_coeff));' 'scale.set_ratio(ratio);'
+mutate lamb-decay-takes-part-in-the-factor worker/onebit_lamb.cc 'largest * share + (1 - share)' 'largest'
+mutate lamb-scales-not-restored worker/onebit_lamb.cc 'SetScales(saved.scales);' ''
 mutate checkpoint-section-not-checked storage/section_file.cc 'if (Crc32c(bytes) != crc) {' 'if (false) {'
 mutate manifest-written-before-the-parts worker/worker_checkpoint.cc \
   'absl::Status status = AwaitRanks([&] { return dir.MissingRanks(id, options_.world_size); });' \

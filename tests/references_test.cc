@@ -7,7 +7,9 @@
 #include <random>
 #include <vector>
 
+#include "tests/onebit_adam_reference.h"
 #include "tests/onebit_lamb_reference.h"
+#include "tests/zero_one_adam_reference.h"
 
 namespace signpost::testing {
 namespace {
@@ -92,21 +94,27 @@ class Regression {
   const Vector teacher_;
 };
 
-// The loss after training with a learning rate that falls to zero.
 template <typename Reference>
-double LossAfterTraining(int workers, typename Reference::Options options, int steps,
-                         double learning_rate, double weight_decay) {
+const Vector& ParametersOf(const Reference& reference, int) {
+  return reference.parameters();
+}
+const Vector& ParametersOf(const ZeroOneAdamReference& reference, int worker) {
+  return reference.parameters(worker);
+}
+
+// Trains with a learning rate that falls to zero, and returns the loss of worker 0's parameters.
+template <typename Reference>
+double LossAfterTraining(Reference& reference, int workers, int steps, double learning_rate,
+                         double weight_decay) {
   const Regression problem;
-  Reference reference(workers, Regression::Tensors(), kBlock, options,
-                      Regression::RandomParameters(2));
   for (int step = 0; step < steps; ++step) {
     std::vector<Vector> gradients;
     for (int i = 0; i < workers; ++i) {
-      gradients.push_back(problem.Gradient(reference.parameters(), i, step));
+      gradients.push_back(problem.Gradient(ParametersOf(reference, i), i, step));
     }
     reference.Step(gradients, learning_rate * (1 - 1.0 * step / steps), weight_decay);
   }
-  return problem.Loss(reference.parameters());
+  return problem.Loss(ParametersOf(reference, 0));
 }
 
 TEST(OneBitLambReference, TrainsWhatLambTrains) {
@@ -114,8 +122,10 @@ TEST(OneBitLambReference, TrainsWhatLambTrains) {
   for (const int workers : {1, kWorkers}) {
     for (const double weight_decay : {0., 0.01}) {
       const auto loss = [&](int freeze_step) {
-        return LossAfterTraining<OneBitLambReference>(workers, {.freeze_step = freeze_step}, kSteps,
-                                                      /*learning_rate=*/0.02, weight_decay);
+        OneBitLambReference reference(workers, Regression::Tensors(), kBlock,
+                                      {.freeze_step = freeze_step},
+                                      Regression::RandomParameters(2));
+        return LossAfterTraining(reference, workers, kSteps, /*learning_rate=*/0.02, weight_decay);
       };
       const double dense = loss(/*freeze_step=*/kSteps);
       const double compressed = loss(/*freeze_step=*/kSteps / 5);
@@ -172,6 +182,174 @@ TEST(OneBitLambReference, ATensorWithoutGradientsBeforeTheFreezeStaysWhereItIs) 
     for (size_t j = 6; j < 16; ++j) EXPECT_EQ(tensors.reference.parameters()[j], 0.5);
     EXPECT_TRUE(std::isfinite(tensors.reference.parameters()[0]));
   }
+}
+
+TEST(ZeroOneAdamReference, TrainsWhatAdamTrains) {
+  constexpr int kSteps = 1500, kFreezeStep = kSteps / 5;
+  for (const int workers : {1, kWorkers}) {
+    for (const double weight_decay : {0., 0.01}) {
+      const auto reference_with = [&](ZeroOneAdamReference::Options options) {
+        return ZeroOneAdamReference(workers, Regression::Tensors(), kBlock, options,
+                                    Regression::RandomParameters(2));
+      };
+      ZeroOneAdamReference adam =
+          reference_with({.beta2 = 0.99, .var_freeze_step = kSteps, .var_update_scaler = kSteps});
+      ZeroOneAdamReference compressed =
+          reference_with({.beta2 = 0.99, .var_freeze_step = kFreezeStep, .local_step_scaler = 200});
+      const auto loss_of = [&](ZeroOneAdamReference& reference) {
+        return LossAfterTraining(reference, workers, kSteps, /*learning_rate=*/0.01, weight_decay);
+      };
+      const double dense = loss_of(adam);
+      const double before = Regression().Loss(Regression::RandomParameters(2));
+      EXPECT_LT(dense, 0.03 * before);
+      EXPECT_GT(before - loss_of(compressed), 0.98 * (before - dense))
+          << workers << " workers, weight decay " << weight_decay;
+      EXPECT_LT(compressed.sent_bits(), 0.1 * adam.sent_bits());
+    }
+  }
+}
+
+// Parameters after each of `steps` steps of 2 workers that draw gradients at random; weight decay
+// and a learning rate that changes included.
+template <typename Reference>
+std::vector<Vector> Trajectory(Reference reference, int steps) {
+  std::vector<Vector> trajectory;
+  std::mt19937 random(5);
+  std::normal_distribution<double> normal;
+  for (int step = 0; step < steps; ++step) {
+    std::vector<Vector> gradients(2, Vector(16));
+    for (Vector& gradient : gradients) {
+      for (double& g : gradient) g = normal(random);
+    }
+    reference.Step(gradients, /*learning_rate=*/0.01 / (1 + step % 3), /*weight_decay=*/0.1);
+    trajectory.push_back(ParametersOf(reference, 1));
+  }
+  return trajectory;
+}
+
+TEST(ZeroOneAdamReference, IsOneBitAdamIfItUpdatesTheVarianceAndSynchronisesInEveryStep) {
+  constexpr int kSteps = 40, kFreezeStep = 10;
+  const std::vector<Vector> expected = Trajectory(
+      OneBitAdamReference(2, {6, 10}, /*block=*/4, {.freeze_step = kFreezeStep}, Vector(16, 0.5)),
+      kSteps);
+  const std::vector<Vector> got = Trajectory(ZeroOneAdamReference(2, {6, 10}, /*block=*/4,
+                                                                  {.var_freeze_step = kFreezeStep,
+                                                                   .var_update_scaler = kFreezeStep,
+                                                                   .local_step_clipper = 1},
+                                                                  Vector(16, 0.5)),
+                                             kSteps);
+  for (int step = 0; step < kSteps; ++step) {
+    for (size_t j = 0; j < 16; ++j) EXPECT_NEAR(got[step][j], expected[step][j], 1e-12) << step;
+  }
+}
+
+class TwoWorkers {
+ public:
+  explicit TwoWorkers(ZeroOneAdamReference::Options options)
+      : reference(2, {6, 10}, /*block=*/4, options, Vector(16, 0.5)) {}
+
+  void Step(double learning_rate, double weight_decay, double size = 1) {
+    std::vector<Vector> gradients(2, Vector(16));
+    for (Vector& gradient : gradients) {
+      for (double& g : gradient) g = size * normal_(random_);
+    }
+    reference.Step(gradients, learning_rate, weight_decay);
+  }
+
+  ZeroOneAdamReference reference;
+
+ private:
+  std::mt19937 random_{7};
+  std::normal_distribution<double> normal_;
+};
+
+TEST(ZeroOneAdamReference, WorkersAreTheSameWhenTheySynchroniseWhichIsLessAndLessOften) {
+  TwoWorkers two({.var_freeze_step = 5, .local_step_scaler = 4, .local_step_clipper = 4});
+  std::vector<int> synchronised;
+  for (int step = 0; step < 24; ++step) {
+    two.Step(/*learning_rate=*/0.01, /*weight_decay=*/0.1);
+    const ZeroOneAdamReference& reference = two.reference;
+    EXPECT_EQ(reference.parameters(0) == reference.parameters(1), reference.is_synchronised());
+    EXPECT_EQ(reference.momentum(0) == reference.momentum(1), reference.is_synchronised());
+    if (step >= 5 && reference.is_synchronised()) synchronised.push_back(step);
+  }
+  EXPECT_EQ(synchronised, std::vector<int>({5, 6, 7, 8, 10, 12, 16, 20}));
+}
+
+TEST(ZeroOneAdamReference, UpdatesTheVarianceLessAndLessOften) {
+  TwoWorkers two({.var_freeze_step = 100, .var_update_scaler = 3});
+  std::vector<int> updates;
+  for (int step = 0; step < 30; ++step) {
+    const Vector before = two.reference.variance();
+    two.Step(/*learning_rate=*/0.01, /*weight_decay=*/0.1);
+    if (two.reference.variance() != before) updates.push_back(step);
+  }
+  EXPECT_EQ(updates, std::vector<int>({0, 1, 2, 3, 5, 7, 9, 13, 17, 21, 29}));
+}
+
+// What all errors together still owe to element j's mean.
+double Owed(const ZeroOneAdamReference& reference, size_t j) {
+  return reference.server_error()[j] +
+         (reference.worker_error(0)[j] + reference.worker_error(1)[j]) / 2;
+}
+
+TEST(ZeroOneAdamReference, ErrorsGoOnInUnitsOfTheMomentumOrAreReset) {
+  constexpr int kFreezeStep = 9;
+  for (const bool resets : {false, true}) {
+    TwoWorkers two({.bias_correction = false,
+                    .var_freeze_step = kFreezeStep,
+                    .var_update_scaler = 3,
+                    .resets_errors = resets});
+    const ZeroOneAdamReference& reference = two.reference;
+    for (int step = 0; step < kFreezeStep; ++step) two.Step(0.01, /*weight_decay=*/0);
+    Vector expected(16);
+    for (size_t j = 0; j < 16; ++j) {
+      const double owed = resets ? 0 : (1 - 0.9) * Owed(reference, j);
+      expected[j] = 0.9 * reference.momentum(0)[j] + owed;
+      EXPECT_NE(Owed(reference, j), 0);
+    }
+    two.Step(0.01, /*weight_decay=*/0, /*size=*/0);
+    for (size_t j = 0; j < 16; ++j) {
+      EXPECT_NEAR(reference.momentum(0)[j] + Owed(reference, j), expected[j], 1e-12);
+    }
+  }
+}
+
+TEST(ZeroOneAdamReference, SendsLessAndLess) {
+  ZeroOneAdamReference reference(
+      1, {4096}, /*block=*/4096,
+      {.var_freeze_step = 20, .var_update_scaler = 4, .local_step_scaler = 8}, Vector(4096));
+  const auto bits_of = [&](int steps) {
+    const double before = reference.sent_bits();
+    for (int i = 0; i < steps; ++i) reference.Step({Vector(4096, 1)}, 0.01, 0);
+    return reference.sent_bits() - before;
+  };
+  const double one_bit = 1 + 32. / 4096;
+  EXPECT_DOUBLE_EQ(bits_of(20), 10 * 32 + 10 * one_bit);  // updates: 0-4, 6, 8, 10, 12, 16
+  EXPECT_DOUBLE_EQ(bits_of(8), 8 * one_bit);
+  EXPECT_DOUBLE_EQ(bits_of(8), 4 * one_bit);
+  EXPECT_DOUBLE_EQ(bits_of(8), 2 * one_bit);
+  EXPECT_DOUBLE_EQ(bits_of(8), 1 * one_bit);
+  EXPECT_DOUBLE_EQ(bits_of(160), 10 * one_bit);
+}
+
+TEST(ZeroOneAdamReference, WeightDecayIsInNoMomentum) {
+  TwoWorkers two({.var_freeze_step = 5, .local_step_scaler = 1, .local_step_clipper = 4});
+  for (int step = 0; step < 30; ++step) two.Step(0.01, /*weight_decay=*/1, /*size=*/0);
+  for (double m : two.reference.momentum(0)) EXPECT_EQ(m, 0);
+  for (double x : two.reference.parameters(0)) EXPECT_NEAR(x, 0.5 * std::exp(-0.3), 0.002);
+}
+
+TEST(ZeroOneAdamReference, NothingMovesWithoutALearningRate) {
+  TwoWorkers two({.var_freeze_step = 5, .local_step_scaler = 1, .local_step_clipper = 4});
+  for (int step = 0; step < 30; ++step) two.Step(0.01, /*weight_decay=*/1);
+  while (!two.reference.is_synchronised()) two.Step(0.01, /*weight_decay=*/1);
+  const Vector before = two.reference.parameters(0);
+  for (int step = 0; step < 9; ++step) {
+    two.Step(/*learning_rate=*/0, /*weight_decay=*/1);
+    EXPECT_EQ(two.reference.parameters(0), before);
+  }
+  for (double m : two.reference.momentum(0)) EXPECT_LT(std::abs(m), 10);
 }
 
 }  // namespace

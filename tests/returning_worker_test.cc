@@ -157,6 +157,20 @@ TEST_P(ReturningWorkerTest, ComesBackAroundTheFreeze) {
   }
 }
 
+TEST_P(ReturningWorkerTest, WithLambTooInTheWarmUpAroundTheFreezeAndAfterIt) {
+  job_.optimizer.lamb.emplace();
+  for (const uint64_t freeze_step : {OptimizerOptions::kNever, uint64_t{32}, uint64_t{5}}) {
+    SCOPED_TRACE(freeze_step);
+    job_.worker.job = "lamb" + std::to_string(freeze_step);
+    job_.optimizer.freeze_step = freeze_step;
+    Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
+      TakeSteps(kLostRank, replica, *worker, 20);
+      worker.reset();
+      ComeBack(20);
+    });
+  }
+}
+
 TEST_P(ReturningWorkerTest, ComesBackAfterItHasLeft) {
   Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
     TakeSteps(kLostRank, replica, *worker, 20);

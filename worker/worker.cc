@@ -113,6 +113,17 @@ absl::Status CheckLateness(const WorkerOptions& options) {
                                                     options.min_workers, options.world_size));
 }
 
+// What travels in headers to ranks that come back.
+absl::Status CheckScales(const WorkerOptions& options, const OptimizerOptions& optimizer,
+                         size_t tensors) {
+  if (!optimizer.lamb || options.min_workers == 0 || tensors <= size_t{kMaxScales}) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("1-bit LAMB in a job with a round deadline may have %d tensors; got %d",
+                      kMaxScales, tensors));
+}
+
 absl::Status CheckThreads(const WorkerOptions& options) {
   if (options.threads >= 1 && options.threads <= ChunkCrew::kMostThreads) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat("a worker of %d threads; wanted 1 to %d",
@@ -267,6 +278,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
   if (absl::Status status = CheckOptions(optimizer); !status.ok()) return status;
   if (absl::Status status = CheckLateness(options); !status.ok()) return status;
   if (absl::Status status = CheckThreads(options); !status.ok()) return status;
+  if (absl::Status status = CheckScales(options, optimizer, parameters.size()); !status.ok()) {
+    return status;
+  }
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
   JobOptions job_options = JobOptionsOf(options);

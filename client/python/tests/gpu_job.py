@@ -57,7 +57,12 @@ def main(ranks):
     if str(signpost.rank()) in ranks:
         simulated_gpu.put_tensors_on(signpost.rank() % 2)
     one_bit = {"freeze_step": 4, "variance_refresh_interval": 5}
-    for optimizer_of, options in ((signpost.Adam, {}), (signpost.OneBitAdam, one_bit)):
+    optimizers = (
+        (signpost.Adam, {}),
+        (signpost.OneBitAdam, one_bit),
+        (signpost.OneBitLamb, one_bit),
+    )
+    for optimizer_of, options in optimizers:
         for more in ({}, {"overlap": True}, {"max_grad_norm": 5.0}):
             model = OfAllTypes()
             optimizer = optimizer_of(model.parameters(), lr=0.01, **options, **more)

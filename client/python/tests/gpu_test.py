@@ -72,7 +72,7 @@ def run_job(ranks):
 def test_ranks_on_gpus_have_the_bits_of_ranks_on_the_cpu():
     wanted, same = run_job(ranks="")
     assert wanted == same
-    assert len(wanted) == 12 and len(set(wanted)) == 8  # those with overlap have those without
+    assert len(wanted) == 18 and len(set(wanted)) == 12  # those with overlap have those without
     for ranks in ("0", "1", "01"):
         assert run_job(ranks) == [wanted, wanted], ranks
 
