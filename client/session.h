@@ -21,16 +21,20 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/session_options.h"
-#include "kernels/gpu.h"
+#include "kernels/types_cuda.h"
+#include "worker/gradient.h"
 #include "worker/onebit_adam.h"
 #include "worker/wire_bytes.h"
 #include "worker/worker.h"
 
 namespace signpost {
 
-// Not thread-safe.
+// One worker's membership in a job. Not thread-safe.
 class Session {
  public:
+  // Without leaving.
+  virtual ~Session() = default;
+
   // Connects, and blocks until all ranks have joined. Parameters' memory must outlive the session,
   // and must hold the same values on all ranks, or get rank 0's (start_from_rank_0: then zeros lose
   // their sign, and INVALID_ARGUMENT names what is not finite); with `resume` it gets those of the
@@ -50,20 +54,20 @@ class Session {
   // With a GPU: later calls put their work on this stream, behind all that is on the one before,
   // which must be there until then. A step has read all gradients when it returns; parameters are
   // written in the stream's order, perhaps later. The default one at first.
-  void SetStream(kernels::cuda::Stream stream) { worker_->SetStream(stream); }
+  virtual void SetStream(kernels::cuda::Stream stream) = 0;
 
   // One optimizer step on the mean of all workers' gradients, as Worker::Step: after one that
   // failed, but for INVALID_ARGUMENT, parameters may be partly stepped, and the session can only
   // leave. gradients[i] belongs to parameter i and is only read during the call.
-  absl::StatusOr<StepReport> Step(absl::Span<const Gradient> gradients,
-                                  absl::Span<const GroupRates> rates);
+  virtual absl::StatusOr<StepReport> Step(absl::Span<const Gradient> gradients,
+                                          absl::Span<const GroupRates> rates) = 0;
 
   // The same step in parts, so that the exchange overlaps the computation of gradients: begin,
   // each parameter's gradient as soon as it is there, finish. Parameters change in FinishStep only,
   // until which gradients must stay. The same bits as Step, and errors as Worker's.
-  absl::Status BeginStep(absl::Span<const GroupRates> rates);
-  absl::Status GradientReady(size_t parameter, Gradient gradient);
-  absl::StatusOr<StepReport> FinishStep();
+  virtual absl::Status BeginStep(absl::Span<const GroupRates> rates) = 0;
+  virtual absl::Status GradientReady(size_t parameter, Gradient gradient) = 0;
+  virtual absl::StatusOr<StepReport> FinishStep() = 0;
 
   // Saves the job as it is after the last step: what Join can `resume` from, workers' and
   // aggregators' errors included. Every rank must call it after the same step with the same
@@ -71,38 +75,29 @@ class Session {
   // created if need be. Returns once the checkpoint is committed, on every rank; the newest two are
   // kept. Errors as Worker::Checkpoint, naming the directory; the checkpoints before stay, and
   // training may go on.
-  absl::Status Checkpoint(const std::string& directory);
+  virtual absl::Status Checkpoint(const std::string& directory) = 0;
 
   // This rank's share of such a checkpoint, as bytes to be kept wherever the program keeps things:
   // 16 bytes for each parameter, and 4 / n more with n workers. Once all ranks have saved theirs
   // after the same step, a job goes on from them (SessionOptions::resume_state, each rank with its
   // own) as from a checkpoint; no rank waits for another. Errors as Worker::SaveState.
-  absl::StatusOr<std::string> SaveState();
+  virtual absl::StatusOr<std::string> SaveState() = 0;
 
   // Ends this worker's membership. Without it the aggregators keep the job until it has been idle
   // for long.
-  absl::Status Leave();
+  virtual absl::Status Leave() = 0;
 
-  uint64_t steps() const { return worker_->steps(); }  // done, before a resume included
+  virtual uint64_t steps() const = 0;  // done, before a resume included
   // Which checkpoint it goes on from, and what newer ones were damaged; empty if it started anew.
-  const Resumed& resumed() const { return worker_->resumed(); }
+  virtual const Resumed& resumed() const = 0;
   // Where this worker came back to a job that had gone on without its rank; none if it did not.
-  const std::optional<Returned>& returned() const { return worker_->returned(); }
-  uint64_t elements() const { return worker_->layout().elements(); }
-  uint32_t ParametersCrc32c() const { return worker_->ParametersCrc32c(); }
+  virtual const std::optional<Returned>& returned() const = 0;
+  virtual uint64_t elements() const = 0;  // of all parameters
+  virtual uint32_t ParametersCrc32c() const = 0;
 
   // Since Join, as the kernel counted them on this process's sockets to the aggregators: those of
   // other sessions with the same aggregators are in it.
-  WireBytes wire_bytes() { return counter_.Read(); }
-
- private:
-  Session(std::unique_ptr<kernels::cuda::Gpu> gpu, std::unique_ptr<Worker> worker,
-          WireByteCounter counter)
-      : gpu_(std::move(gpu)), worker_(std::move(worker)), counter_(std::move(counter)) {}
-
-  std::unique_ptr<kernels::cuda::Gpu> gpu_;  // null: on the host
-  std::unique_ptr<Worker> worker_;
-  WireByteCounter counter_;
+  virtual WireBytes wire_bytes() = 0;
 };
 
 }  // namespace signpost

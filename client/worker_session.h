@@ -1,0 +1,67 @@
+// A session whose worker is in this process.
+
+#ifndef SIGNPOST_CLIENT_WORKER_SESSION_H_
+#define SIGNPOST_CLIENT_WORKER_SESSION_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/session.h"
+#include "client/session_options.h"
+#include "kernels/gpu.h"
+#include "worker/onebit_adam.h"
+#include "worker/wire_bytes.h"
+#include "worker/worker.h"
+
+namespace signpost {
+
+// All calls as Session has them. Not thread-safe.
+class WorkerSession final : public Session {
+ public:
+  static absl::StatusOr<std::unique_ptr<WorkerSession>> Join(const SessionOptions& options,
+                                                             const OptimizerOptions& optimizer,
+                                                             std::vector<Parameter> parameters);
+
+  void SetStream(kernels::cuda::Stream stream) override { worker_->SetStream(stream); }
+
+  absl::StatusOr<StepReport> Step(absl::Span<const Gradient> gradients,
+                                  absl::Span<const GroupRates> rates) override {
+    return worker_->Step(gradients, rates);
+  }
+  absl::Status BeginStep(absl::Span<const GroupRates> rates) override {
+    return worker_->BeginStep(rates);
+  }
+  absl::Status GradientReady(size_t parameter, Gradient gradient) override {
+    return worker_->GradientReady(parameter, gradient);
+  }
+  absl::StatusOr<StepReport> FinishStep() override { return worker_->FinishStep(); }
+
+  absl::Status Checkpoint(const std::string& directory) override;
+  absl::StatusOr<std::string> SaveState() override { return worker_->SaveState(); }
+  absl::Status Leave() override { return worker_->Leave(); }
+
+  uint64_t steps() const override { return worker_->steps(); }
+  const Resumed& resumed() const override { return worker_->resumed(); }
+  const std::optional<Returned>& returned() const override { return worker_->returned(); }
+  uint64_t elements() const override { return worker_->layout().elements(); }
+  uint32_t ParametersCrc32c() const override { return worker_->ParametersCrc32c(); }
+  WireBytes wire_bytes() override { return counter_.Read(); }
+
+ private:
+  WorkerSession(std::unique_ptr<kernels::cuda::Gpu> gpu, std::unique_ptr<Worker> worker,
+                WireByteCounter counter)
+      : gpu_(std::move(gpu)), worker_(std::move(worker)), counter_(std::move(counter)) {}
+
+  std::unique_ptr<kernels::cuda::Gpu> gpu_;  // null: on the host
+  std::unique_ptr<Worker> worker_;
+  WireByteCounter counter_;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_CLIENT_WORKER_SESSION_H_
