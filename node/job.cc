@@ -105,11 +105,13 @@ void Job::Call(uint64_t number, const Request& request, Done done) {
   const bool is_attached = process->gradients != nullptr;
   if (call == Request::kLeave) {
     TakeLeave(*process, answers);
+  } else if (call == Request::kSaveState && !stopping_ && IsOfLastCohort(*process)) {
+    // It needs no others.
   } else if (!process->over.ok()) {
     answers.Add(*process, ReplyOf(process->over));
   } else if (call == Request::CALL_NOT_SET || process->has_left ||
              (call == Request::kAttach) == is_attached ||
-             (is_attached && (call == Request::kBegin) == process->has_begun)) {
+             (is_attached && (call == Request::kBegin) == (process->cohort > 0))) {
     answers.Add(*process, ReplyOf(absl::InvalidArgumentError(
                               "a request out of order: attach, begin, and then steps")));
   } else if (!is_attached) {
@@ -164,8 +166,12 @@ absl::Status Job::Admit(Process& process, Reply& reply) {
   return absl::OkStatus();
 }
 
+bool Job::IsOfLastCohort(const Process& process) const {
+  return has_joined_ && process.cohort == cohorts_;
+}
+
 void Job::TakeLeave(Process& process, Answers& answers) {
-  if (!has_joined_ || !process.has_begun) return answers.Add(process, Reply());
+  if (!IsOfLastCohort(process)) return answers.Add(process, Reply());
   process.has_left = true;
   left_.insert(process.local_rank);
   const bool is_last = left_.size() == options_.processes;
@@ -191,7 +197,7 @@ void Job::Gone(uint64_t number) {
   }
   if (cohort_[process->local_rank] != process) return;
   cohort_[process->local_rank].reset();
-  if (!process->has_begun && !process->is_at_work) {
+  if (process->cohort == 0 && !process->is_at_work) {
     // Nothing has come of it yet: another one can take its place.
     ForgetIfUnused();
     return AdmitWaiting(answers);
@@ -211,7 +217,8 @@ void Job::Break(const absl::Status& why, Answers& answers) {
   for (std::shared_ptr<Process>& process : cohort_) {
     if (process == nullptr) continue;
     process->over = why;
-    if (process->done != nullptr && !process->is_at_work) answers.Add(*process, ReplyOf(why));
+    const bool goes_on = process->is_at_work || (has_joined_ && process->request.has_save_state());
+    if (process->done != nullptr && !goes_on) answers.Add(*process, ReplyOf(why));
     process.reset();
   }
   ForgetIfUnused();
@@ -285,8 +292,8 @@ Job::Work Job::NextWork() const {
     if (process->request.has_leave()) return Work::kLeave;
     if (process->request.has_save_state()) of_one = Work::kSaveState;
   }
-  if (stopping_) return Work::kEnd;
   if (of_one != Work::kNone) return of_one;
+  if (stopping_) return Work::kEnd;
   const Request* first = nullptr;
   bool is_quarrel = false;
   for (const std::shared_ptr<Process>& process : cohort_) {
@@ -457,9 +464,10 @@ void Job::Begin(const Processes& processes) {
   absl::MutexLock lock(&mutex_);
   has_joined_ = true;
   steps_ = begun.steps();
+  ++cohorts_;
   left_.clear();
   for (const std::shared_ptr<Process>& process : processes) {
-    process->has_begun = true;
+    process->cohort = cohorts_;
     answers.Add(*process, reply);
   }
 }
@@ -506,6 +514,11 @@ void Job::Checkpoint(const Processes& processes) {
 }
 
 void Job::SaveState(const Processes& processes) {
+  if (training_ == nullptr) {
+    return AnswerAll(processes,
+                     ReplyOf(absl::FailedPreconditionError(
+                         "the job is over; what was saved before is what to go on from")));
+  }
   absl::StatusOr<std::unique_ptr<SharedMemory>> state = training_->SaveState();
   Reply reply = ReplyOf(state.status());
   if (state.ok()) {
@@ -520,9 +533,10 @@ void Job::Leave(const Processes& processes) {
   std::unique_ptr<Training> training;
   {
     absl::MutexLock lock(&mutex_);
-    training = GiveUp();
+    // Otherwise others have begun in the meantime.
+    if (left_.size() == options_.processes) training = GiveUp();
   }
-  AnswerAll(processes, ReplyOf(training->Leave()));
+  AnswerAll(processes, training == nullptr ? Reply() : ReplyOf(training->Leave()));
 }
 
 void Job::Quarrel(const Processes& processes) {

@@ -73,7 +73,7 @@ class Job {
     const Attach attach;
     std::unique_ptr<SharedMemory> gradients;    // null: it is not attached yet
     std::unique_ptr<SharedMemory> saved_state;  // until the next request
-    bool has_begun = false;
+    uint64_t cohort = 0;                        // which, from 1 on; 0: it has not begun
     bool has_left = false;
     absl::Status over;  // why the cohort is over that it was of
 
@@ -115,6 +115,8 @@ class Job {
   absl::Status WhoIsWaitedFor(const Process& waiting) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The cohort is over, for that reason.
   void Break(const absl::Status& why, Answers& answers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether what is trained is what the process has taken part in, and nobody after it.
+  bool IsOfLastCohort(const Process& process) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The process will not take part any more.
   void TakeLeave(Process& process, Answers& answers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets what nobody has begun.
@@ -134,10 +136,10 @@ class Job {
   std::map<uint32_t, std::string> refusals_ ABSL_GUARDED_BY(mutex_);  // the last of each local rank
   bool is_at_work_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_joined_ ABSL_GUARDED_BY(mutex_) = false;
-  uint64_t steps_ ABSL_GUARDED_BY(mutex_) = 0;  // done, once it has joined
-  // Local ranks, since the last cohort began.
-  std::set<uint32_t> left_ ABSL_GUARDED_BY(mutex_);
-  bool has_news_ ABSL_GUARDED_BY(mutex_) = false;  // a deadline may be nearer
+  uint64_t steps_ ABSL_GUARDED_BY(mutex_) = 0;       // done, once it has joined
+  uint64_t cohorts_ ABSL_GUARDED_BY(mutex_) = 0;     // that have begun
+  std::set<uint32_t> left_ ABSL_GUARDED_BY(mutex_);  // local ranks of the last of them
+  bool has_news_ ABSL_GUARDED_BY(mutex_) = false;    // a deadline may be nearer
   // Changes hands under the lock; while is_at_work_ by the job's thread only, which uses it then.
   std::unique_ptr<Training> training_;
 

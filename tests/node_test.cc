@@ -1,5 +1,5 @@
 // Processes that train through the worker of their node, against workers that train by themselves.
-// Here they are threads; cli/node_run_test.cc has real ones.
+// Here they are threads; node_run_test.cc has real ones.
 
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -400,6 +400,25 @@ TEST(Node, GoesOnWithTheSameBitsAfterAProcessHasDiedWhileOthersWaited) {
   });
 }
 
+TEST(Node, TellsAProcessThatOthersDiedInTheStepThatItHasYetToCallFor) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  std::vector<std::unique_ptr<RawProcess>> processes;
+  for (uint32_t i = 0; i < 2; ++i) {
+    processes.push_back(std::make_unique<RawProcess>(nodes.SocketOf(0)));
+    ASSERT_TRUE(processes[i]->Call(RawAttach(i, 2)).ok());
+    processes[i]->Send(RawBegin());
+  }
+  for (auto& process : processes) ASSERT_TRUE(process->Receive().ok());
+  processes[0]->Send(RawStep());
+  processes[0]->Die();
+  processes[0] = std::make_unique<RawProcess>(nodes.SocketOf(0));
+  ASSERT_TRUE(processes[0]->Call(RawAttach(0, 2)).ok());  // once the other's end has been noticed
+  const absl::Status told = processes[1]->Call(RawStep()).status();
+  EXPECT_EQ(told.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(MessageOf(told), HasSubstr("local rank 0 (process 1000) of job 'raw' is gone without "
+                                         "having left, after 0 steps"));
+}
+
 TEST(Node, FinishesTheStepThatIsUnderWayWhenAProcessDies) {
   Nodes nodes({.nodes = 2, .processes = 2});
   std::vector<std::unique_ptr<RawProcess>> processes;
@@ -496,17 +515,52 @@ TEST(Node, LeavesTheJobWhenAllItsProcessesHave) {
 
 TEST(Node, TellsTheOthersWhenAProcessHasLeft) {
   Nodes nodes({.nodes = 1, .processes = 2});
+  absl::Notification has_left;
   OnEachRank(2, [&](uint32_t process) {
     Model model(process);
     auto session = model.Join(nodes.OptionsOf(process));
     ASSERT_TRUE(session.ok()) << session.status();
-    if (process == 0) {
-      const absl::Status told = TakeStep(**session, process, model.replica).status();
-      EXPECT_EQ(told.code(), absl::StatusCode::kFailedPrecondition);
-      EXPECT_THAT(MessageOf(told), ContainsRegex("local rank 1 \\(process [0-9]+\\) has left"));
+    if (process == 1) {
+      EXPECT_TRUE((*session)->Leave().ok());
+      return has_left.Notify();
     }
+    has_left.WaitForNotification();
+    EXPECT_TRUE((*session)->SaveState().ok());  // which needs nobody else
+    const absl::Status told = TakeStep(**session, process, model.replica).status();
+    EXPECT_EQ(told.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(MessageOf(told), ContainsRegex("local rank 1 \\(process [0-9]+\\) has left"));
     EXPECT_TRUE((*session)->Leave().ok());
   });
+}
+
+TEST(Node, CountsOnlyTheLastCohortsProcessesAsThoseWhoHaveLeft) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  const auto attached = [&](uint32_t rank) {
+    auto process = std::make_unique<RawProcess>(nodes.SocketOf(0));
+    EXPECT_TRUE(process->Call(RawAttach(rank, 2)).ok());
+    process->Send(RawBegin());
+    return process;
+  };
+  node::Request leave;
+  leave.mutable_leave();
+  auto lives_on = attached(0), dies = attached(1);
+  ASSERT_TRUE(lives_on->Receive().ok());
+  ASSERT_TRUE(dies->Receive().ok());
+  dies.reset();
+  auto second = attached(1), first = attached(0);
+  ASSERT_TRUE(first->Receive().ok());
+  ASSERT_TRUE(second->Receive().ok());
+  EXPECT_TRUE(lives_on->Call(leave).ok());
+  first->Send(RawStep());
+  EXPECT_TRUE(second->Call(RawStep()).ok());
+  EXPECT_TRUE(first->Receive().ok());
+  EXPECT_TRUE(first->Call(leave).ok());
+  EXPECT_TRUE(second->Call(leave).ok());
+  // Now nobody has it any more.
+  first = attached(0), second = attached(1);
+  const auto begun = first->Receive();
+  ASSERT_TRUE(begun.ok()) << begun.status();
+  EXPECT_FALSE(begun->begun().returned());
 }
 
 TEST(Node, LeavesTheJobWhenItEnds) {

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 8
+ABI = 9
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "onebit": 3}
@@ -22,6 +22,7 @@ class Options(ctypes.Structure):
 
     _fields_ = [
         ("aggregators", c_char_p),
+        ("node", c_char_p),
         ("job", c_char_p),
         ("rank", c_uint32),
         ("world_size", c_uint32),
