@@ -58,8 +58,10 @@ absl::Status CheckSameRates(const StepRates& theirs, const StepRates& wanted,
 class Job::Answers {
  public:
   ~Answers() {
+    for (const auto& [job, line] : lines_) job->Tell(line);
     for (auto& [done, reply] : answers_) done(std::move(reply));
   }
+  void AddLine(const Job& job, std::string line) { lines_.emplace_back(&job, std::move(line)); }
   void Add(Done done, Reply reply) { answers_.emplace_back(std::move(done), std::move(reply)); }
   void Add(Process& process, Reply reply) {
     process.is_at_work = false;
@@ -67,6 +69,7 @@ class Job::Answers {
   }
 
  private:
+  std::vector<std::pair<const Job*, std::string>> lines_;  // for a person
   std::vector<std::pair<Done, Reply>> answers_;
 };
 
@@ -81,9 +84,16 @@ Job::~Job() = default;
 
 // What processes ask for.
 
-uint64_t Job::Enter(const Attach& attach) {
+absl::StatusOr<uint64_t> Job::Enter(const Attach& attach) {
+  // Those of a cohort, of those before that have yet to notice its end, and a few for good measure.
+  const size_t most = 4 * options_.processes + 4;
   const uint32_t first_rank = options_.session.worker.rank * options_.processes;
   absl::MutexLock lock(&mutex_);
+  if (processes_.size() >= most) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("%d processes have job '%s' on this node, of %d that train", most, name_,
+                        options_.processes));
+  }
   processes_[++last_process_] = std::make_shared<Process>(attach.rank() - first_rank, attach);
   return last_process_;
 }
@@ -104,7 +114,7 @@ void Job::Call(uint64_t number, const Request& request, Done done) {
   const auto call = request.call_case();
   const bool is_attached = process->gradients != nullptr;
   if (call == Request::kLeave) {
-    TakeLeave(*process, answers);
+    TakeLeave(process, answers);
   } else if (call == Request::kSaveState && !stopping_ && IsOfLastCohort(*process)) {
     // It needs no others.
   } else if (!process->over.ok()) {
@@ -170,17 +180,21 @@ bool Job::IsOfLastCohort(const Process& process) const {
   return has_joined_ && process.cohort == cohorts_;
 }
 
-void Job::TakeLeave(Process& process, Answers& answers) {
-  if (!IsOfLastCohort(process)) return answers.Add(process, Reply());
-  process.has_left = true;
-  left_.insert(process.local_rank);
-  const bool is_last = left_.size() == options_.processes;
-  process.is_at_work = is_last;  // no cohort's end concerns it
-  if (!is_last) answers.Add(process, Reply());
-  if (process.over.ok()) {
-    cohort_[process.local_rank].reset();
+void Job::TakeLeave(const std::shared_ptr<Process>& process, Answers& answers) {
+  // When the worker ends it leaves by itself.
+  if (stopping_ || !IsOfLastCohort(*process)) return answers.Add(*process, Reply());
+  process->has_left = true;
+  left_.insert(process->local_rank);
+  if (left_.size() == options_.processes) {
+    process->is_at_work = true;  // no cohort's end concerns it
+    last_to_leave_ = process;
+  } else {
+    answers.Add(*process, Reply());
+  }
+  if (process->over.ok()) {
+    cohort_[process->local_rank].reset();
     Break(absl::FailedPreconditionError(
-              absl::StrFormat("%s has left job '%s'", process.Describe(), name_)),
+              absl::StrFormat("%s has left job '%s'", process->Describe(), name_)),
           answers);
   }
 }
@@ -202,9 +216,9 @@ void Job::Gone(uint64_t number) {
     ForgetIfUnused();
     return AdmitWaiting(answers);
   }
-  Tell(
-      absl::StrFormat("%s is gone after %d steps; waiting for the node's processes to attach again",
-                      process->Describe(), steps_));
+  answers.AddLine(*this, absl::StrFormat("%s is gone after %d steps; waiting for the node's "
+                                         "processes to attach again",
+                                         process->Describe(), steps_));
   Break(absl::AbortedError(absl::StrFormat(
             "%s of job '%s' is gone without having left, after %d steps. The node's worker keeps "
             "what these have made: start the process again, and have all processes of the node "
@@ -286,13 +300,10 @@ absl::Status Job::WhoIsWaitedFor(const Process& waiting) const {
 }
 
 Job::Work Job::NextWork() const {
-  Work of_one = Work::kNone;
+  if (last_to_leave_ != nullptr) return Work::kLeave;
   for (const auto& [number, process] : processes_) {
-    if (process->done == nullptr) continue;
-    if (process->request.has_leave()) return Work::kLeave;
-    if (process->request.has_save_state()) of_one = Work::kSaveState;
+    if (process->done != nullptr && process->request.has_save_state()) return Work::kSaveState;
   }
-  if (of_one != Work::kNone) return of_one;
   if (stopping_) return Work::kEnd;
   const Request* first = nullptr;
   bool is_quarrel = false;
@@ -311,12 +322,12 @@ bool Job::HasNewsOrWork() const { return has_news_ || NextWork() != Work::kNone;
 std::pair<Job::Work, Job::Processes> Job::TakeWork() {
   const Work work = NextWork();
   Processes processes;
-  if (work == Work::kSaveState || work == Work::kLeave) {
+  if (work == Work::kLeave) {
+    processes.push_back(std::exchange(last_to_leave_, nullptr));
+  } else if (work == Work::kSaveState) {
     for (const auto& [number, process] : processes_) {
-      if (process->done == nullptr || !processes.empty()) continue;
-      const Request& request = process->request;
-      if (work == Work::kSaveState ? request.has_save_state() : request.has_leave()) {
-        processes.push_back(process);
+      if (process->done != nullptr && process->request.has_save_state()) {
+        processes = {process};
       }
     }
   } else if (work != Work::kNone && work != Work::kEnd) {

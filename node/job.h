@@ -16,6 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/session_options.h"
@@ -46,7 +47,8 @@ class Job {
   ~Job();  // Requires Stop.
 
   // A process is there, which `attach` describes, and gets a number. It is of this node.
-  uint64_t Enter(const Attach& attach) ABSL_LOCKS_EXCLUDED(mutex_);
+  // RESOURCE_EXHAUSTED when too many are there already, most of which can only wait.
+  absl::StatusOr<uint64_t> Enter(const Attach& attach) ABSL_LOCKS_EXCLUDED(mutex_);
   // A request of that process, whose last one has been answered. The first one is to attach, and
   // waits for the failure timeout at most while another process is attached as its rank, whose end
   // may not have been noticed yet.
@@ -118,7 +120,8 @@ class Job {
   // Whether what is trained is what the process has taken part in, and nobody after it.
   bool IsOfLastCohort(const Process& process) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The process will not take part any more.
-  void TakeLeave(Process& process, Answers& answers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeLeave(const std::shared_ptr<Process>& process, Answers& answers)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets what nobody has begun.
   void ForgetIfUnused() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time DeadlineOf(const Process& process) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -139,7 +142,9 @@ class Job {
   uint64_t steps_ ABSL_GUARDED_BY(mutex_) = 0;       // done, once it has joined
   uint64_t cohorts_ ABSL_GUARDED_BY(mutex_) = 0;     // that have begun
   std::set<uint32_t> left_ ABSL_GUARDED_BY(mutex_);  // local ranks of the last of them
-  bool has_news_ ABSL_GUARDED_BY(mutex_) = false;    // a deadline may be nearer
+  // Whose call is answered once the job has been left.
+  std::shared_ptr<Process> last_to_leave_ ABSL_GUARDED_BY(mutex_);
+  bool has_news_ ABSL_GUARDED_BY(mutex_) = false;  // a deadline may be nearer
   // Changes hands under the lock; while is_at_work_ by the job's thread only, which uses it then.
   std::unique_ptr<Training> training_;
 

@@ -27,15 +27,17 @@ absl::Status Node::Check(const Attach& request) const {
 absl::StatusOr<Node::Process> Node::Enter(const Attach& request) {
   if (absl::Status status = Check(request); !status.ok()) return status;
   absl::MutexLock lock(&mutex_);
-  absl::StatusOr<Job*> job = JobOf(request.job());
+  absl::StatusOr<std::shared_ptr<Job>> job = JobOf(request.job());
   if (!job.ok()) return job.status();
   // Under the lock, so that the job is not taken for one that nobody needs.
-  return Process{*job, (*job)->Enter(request)};
+  const absl::StatusOr<uint64_t> number = (*job)->Enter(request);
+  if (!number.ok()) return number.status();
+  return Process{*std::move(job), *number};
 }
 
-absl::StatusOr<Job*> Node::JobOf(const std::string& name) {
+absl::StatusOr<std::shared_ptr<Job>> Node::JobOf(const std::string& name) {
   if (stopped_) return absl::UnavailableError("the node's worker is about to end");
-  if (const auto found = jobs_.find(name); found != jobs_.end()) return found->second.get();
+  if (const auto found = jobs_.find(name); found != jobs_.end()) return found->second;
   for (auto job = jobs_.begin(); jobs_.size() >= kMostJobs && job != jobs_.end();) {
     if (!job->second->is_idle()) {
       ++job;
@@ -50,7 +52,7 @@ absl::StatusOr<Job*> Node::JobOf(const std::string& name) {
   }
   NodeOptions options = options_;
   options.session.worker.job = name;
-  return (jobs_[name] = std::make_unique<Job>(name, options)).get();
+  return jobs_[name] = std::make_shared<Job>(name, options);
 }
 
 void Node::Stop() {

@@ -25,8 +25,8 @@ class Node {
   ~Node() { Stop(); }
 
   struct Process {
-    Job* job;         // lives until the process is gone
-    uint64_t number;  // there
+    std::shared_ptr<Job> job;  // which may be over before its streams have ended
+    uint64_t number;           // there
   };
 
   // As Job::Enter, of the job that the process names. INVALID_ARGUMENT for a process that is not of
@@ -38,12 +38,13 @@ class Node {
 
  private:
   absl::Status Check(const Attach& request) const;
-  absl::StatusOr<Job*> JobOf(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::shared_ptr<Job>> JobOf(const std::string& name)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const NodeOptions options_;
   absl::Mutex mutex_;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
-  std::map<std::string, std::unique_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace signpost::node

@@ -34,8 +34,9 @@ class Stream final : public grpc::ServerBidiReactor<Request, Reply> {
       absl::MutexLock lock(&mutex_);
       process_ = *process;
     }
-    // Which is answered even if the process is gone, and this object waits for that.
-    process_->job->Call(process_->number, request_, [this](Reply reply) {
+    // It is answered even if the process is gone, and this object waits for that.
+    const Node::Process process = *process_;
+    process.job->Call(process.number, request_, [this](Reply reply) {
       reply_ = std::move(reply);
       StartWrite(&reply_);
     });

@@ -533,6 +533,22 @@ TEST(Node, TellsTheOthersWhenAProcessHasLeft) {
   });
 }
 
+TEST(Node, SurvivesProcessesThatDoNotWaitForAnAnswer) {
+  Nodes nodes({.nodes = 1, .processes = 1});
+  node::Request leave, save;
+  leave.mutable_leave();
+  save.mutable_save_state();
+  for (const node::Request& last : {leave, save, RawStep(), RawAttach(0, 1), leave}) {
+    for (int run = 0; run < 10; ++run) {
+      RawProcess process(nodes.SocketOf(0));
+      ASSERT_TRUE(process.Call(RawAttach(0, 1)).ok());
+      const auto begun = process.Call(RawBegin());
+      ASSERT_TRUE(begun.ok()) << begun.status();
+      process.Send(last);
+    }
+  }
+}
+
 TEST(Node, CountsOnlyTheLastCohortsProcessesAsThoseWhoHaveLeft) {
   Nodes nodes({.nodes = 1, .processes = 2});
   const auto attached = [&](uint32_t rank) {
