@@ -94,7 +94,7 @@ absl::Status Prepare(Flags& flags) {
 
 // Rank 0's lines are the live view; the others' are for when something goes wrong.
 void PrintLive(const OutputLine& line) {
-  if (line.is_aggregator || line.is_error || line.index != 0) return;
+  if (line.role != Role::kRank || line.is_error || line.index != 0) return;
   std::printf("  %.*s\n", static_cast<int>(line.text.size()), line.text.data());
   std::fflush(stdout);
 }

@@ -14,6 +14,10 @@ void AddLaunchFlags(CLI::App& app, LaunchOptions& launch) {
       ->check(CLI::Range(1, 4096).description(""))
       ->type_name("N")
       ->capture_default_str();
+  app.add_option("--per-node", launch.per_node,
+                 "So many ranks attach to the worker of a node, which sends for all of them "
+                 "[each rank is a worker]")
+      ->type_name("N");
   AddFailureTimeoutFlag(
       app, launch.failure_timeout,
       "A peer without sign of life for this long is given up and looked for anew");
@@ -22,9 +26,10 @@ void AddLaunchFlags(CLI::App& app, LaunchOptions& launch) {
   app.add_option("--min-workers", launch.min_workers,
                  "With a round deadline: least workers in a round; fewer end the run")
       ->type_name("N");
-  app.add_option("--worker-restarts", launch.worker_restarts,
-                 "With --min-workers: how often a rank that fails is started again, to take its "
-                 "place with the state of the others")
+  app.add_option(
+         "--worker-restarts", launch.worker_restarts,
+         "With --min-workers or --per-node: how often a rank that fails is started again, to "
+         "take its place with the state of the others, or of its node's worker")
       ->type_name("N")
       ->capture_default_str();
   AddDurationFlag(app, "--timeout", launch.timeout, "Stop the run after this long [no limit]");
@@ -44,10 +49,19 @@ absl::Status SetCommand(const std::vector<std::string>& command, const std::stri
     return absl::InvalidArgumentError(
         "--round-deadline and --min-workers go together: give both, or neither");
   }
-  if (launch.worker_restarts > 0 && launch.min_workers == 0) {
+  if (launch.worker_restarts > 0 && launch.min_workers == 0 && launch.per_node == 0) {
     return absl::InvalidArgumentError(
-        "--worker-restarts needs --round-deadline and --min-workers: the others must be able to go "
-        "on meanwhile");
+        "--worker-restarts needs --per-node, so that a node's worker keeps the state, or "
+        "--round-deadline and --min-workers: the others must be able to go on meanwhile");
+  }
+  if (launch.per_node > 0 && launch.workers % launch.per_node != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--per-node is ", launch.per_node,
+                                                   ", which does not divide the ", launch.workers,
+                                                   " ranks: all nodes have as many"));
+  }
+  if (launch.per_node > 0 && launch.min_workers > 0) {
+    return absl::InvalidArgumentError(
+        "--per-node and --min-workers do not go together: ranks of a node wait for each other");
   }
   if (launch.min_workers > launch.workers) {
     return absl::InvalidArgumentError(

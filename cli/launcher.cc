@@ -8,9 +8,12 @@
 #include <algorithm>
 #include <climits>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -26,9 +29,32 @@
 namespace signpost::cli {
 namespace {
 
-std::string NameOf(bool is_aggregator, uint32_t index) {
-  return absl::StrCat(is_aggregator ? "aggregator " : "rank ", index);
+std::string NameOf(Role role, uint32_t index) {
+  switch (role) {
+    case Role::kAggregator:
+      return absl::StrCat("aggregator ", index);
+    case Role::kNode:
+      return absl::StrCat("node ", index);
+    case Role::kRank:
+      break;
+  }
+  return absl::StrCat("rank ", index);
 }
+
+// For the sockets of the nodes' workers, whose paths must be short. Goes with this object.
+class SocketDirectory {
+ public:
+  SocketDirectory() { made_ = mkdtemp(path_) != nullptr; }
+  ~SocketDirectory() {
+    std::error_code ignored;
+    if (made_) std::filesystem::remove_all(path_, ignored);
+  }
+  std::string AddressOf(uint32_t node) const { return absl::StrCat("unix:", path_, "/", node); }
+
+ private:
+  char path_[32] = "/tmp/signpost-run.XXXXXX";
+  bool made_ = false;
+};
 
 class LaunchedRun {
  public:
@@ -38,7 +64,7 @@ class LaunchedRun {
 
   LaunchResult Run() {
     StartAggregators();
-    while (!AllEnded(aggregators_) || !AllEnded(workers_)) {
+    while (!AllEnded(aggregators_) || !AllEnded(nodes_) || !AllEnded(workers_)) {
       WaitForEvent();
       ReadOutput();
       while (const std::optional<int> signal = scope_.NextSignal()) {
@@ -51,7 +77,21 @@ class LaunchedRun {
   }
 
  private:
-  using Processes = std::vector<std::unique_ptr<ChildProcess>>;  // by shard or rank
+  using Processes = std::vector<std::unique_ptr<ChildProcess>>;  // by shard, node or rank
+  using Environment = std::vector<std::pair<std::string, std::string>>;
+  static constexpr Role kRoles[] = {Role::kAggregator, Role::kNode, Role::kRank};
+
+  Processes& ProcessesOf(Role role) {
+    switch (role) {
+      case Role::kAggregator:
+        return aggregators_;
+      case Role::kNode:
+        return nodes_;
+      case Role::kRank:
+        break;
+    }
+    return workers_;
+  }
 
   static bool AllEnded(const Processes& processes) {
     return std::all_of(processes.begin(), processes.end(),
@@ -90,6 +130,22 @@ class LaunchedRun {
     return command;
   }
 
+  // Once all aggregators listen. Ranks start when these do.
+  void StartNodes() {
+    const uint32_t nodes = options_.workers / options_.per_node;
+    node_listens_.resize(nodes);
+    start_deadline_ = SteadyNow() + options_.aggregator_start_timeout;
+    for (uint32_t node = 0; node < nodes; ++node) {
+      std::vector<std::string> command = options_.node_command;
+      if (command.empty()) command = {OwnExecutable(), "worker"};
+      command.push_back(absl::StrCat("--listen=", sockets_.AddressOf(node)));
+      command.push_back(absl::StrCat("--processes=", options_.per_node));
+      std::unique_ptr<ChildProcess> process = StartProcess(command, EnvironmentOf(node, nodes));
+      if (process == nullptr) return;
+      nodes_.push_back(std::move(process));
+    }
+  }
+
   void StartWorkers() {
     worker_restarts_.resize(options_.workers);
     for (uint32_t rank = 0; rank < options_.workers; ++rank) {
@@ -100,15 +156,12 @@ class LaunchedRun {
   }
 
   std::unique_ptr<ChildProcess> StartWorker(uint32_t rank) {
-    std::vector<std::string> addresses;
-    for (const Shard& shard : shards_) addresses.push_back(shard.address_for_workers);
-    std::vector<std::pair<std::string, std::string>> environment = {
-        {"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses, ",")},
-        {"SIGNPOST_JOB", job_},
-        {"SIGNPOST_RANK", absl::StrCat(rank)},
-        {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
-        {"LOCAL_WORLD_SIZE", absl::StrCat(options_.workers)},
-        {"SIGNPOST_FAILURE_TIMEOUT", options_.failure_timeout.ToString()}};
+    Environment environment = EnvironmentOf(rank, options_.workers);
+    environment.push_back({"SIGNPOST_JOB", job_});
+    // An empty one overrides that of a run around this one.
+    environment.push_back({"SIGNPOST_NODE", options_.per_node == 0
+                                                ? ""
+                                                : sockets_.AddressOf(rank / options_.per_node)});
     if (options_.min_workers > 0) {
       environment.push_back(
           {"SIGNPOST_ROUND_DEADLINE", absl::FormatDuration(options_.round_deadline)});
@@ -117,10 +170,20 @@ class LaunchedRun {
     return StartProcess(options_.command, environment);
   }
 
+  // Of a rank, or of a node's worker.
+  Environment EnvironmentOf(uint32_t rank, uint32_t world_size) const {
+    std::vector<std::string> addresses;
+    for (const Shard& shard : shards_) addresses.push_back(shard.address_for_workers);
+    return {{"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses, ",")},
+            {"SIGNPOST_RANK", absl::StrCat(rank)},
+            {"SIGNPOST_WORLD_SIZE", absl::StrCat(world_size)},
+            {"LOCAL_WORLD_SIZE", absl::StrCat(world_size)},
+            {"SIGNPOST_FAILURE_TIMEOUT", options_.failure_timeout.ToString()}};
+  }
+
   // Null: it could not be started, and the run stops.
-  std::unique_ptr<ChildProcess> StartProcess(
-      const std::vector<std::string>& command,
-      const std::vector<std::pair<std::string, std::string>>& environment) {
+  std::unique_ptr<ChildProcess> StartProcess(const std::vector<std::string>& command,
+                                             const Environment& environment) {
     absl::StatusOr<std::unique_ptr<ChildProcess>> process =
         ChildProcess::Start(command, environment);
     if (process.ok()) return *std::move(process);
@@ -132,8 +195,8 @@ class LaunchedRun {
 
   void WaitForEvent() {
     std::vector<pollfd> fds = {{scope_.fd(), POLLIN, 0}};
-    for (const Processes* processes : {&aggregators_, &workers_}) {
-      for (const auto& process : *processes) {
+    for (const Role role : kRoles) {
+      for (const auto& process : ProcessesOf(role)) {
         for (const int fd : process->pipes()) fds.push_back({fd, POLLIN, 0});
       }
     }
@@ -145,35 +208,51 @@ class LaunchedRun {
   }
 
   void ReadOutput() {
-    // By index: an aggregator's line may start the workers.
-    for (uint32_t shard = 0; shard < aggregators_.size(); ++shard) {
-      aggregators_[shard]->ReadOutput(Lines(/*is_aggregator=*/true, shard));
-    }
-    for (uint32_t rank = 0; rank < workers_.size(); ++rank) {
-      workers_[rank]->ReadOutput(Lines(/*is_aggregator=*/false, rank));
+    // By index: a line may start processes.
+    for (const Role role : kRoles) {
+      for (uint32_t i = 0; i < ProcessesOf(role).size(); ++i) {
+        ProcessesOf(role)[i]->ReadOutput(Lines(role, i));
+      }
     }
   }
 
-  ChildProcess::OnLine Lines(bool is_aggregator, uint32_t index) {
-    return [this, is_aggregator, index](bool is_error, absl::string_view text) {
-      if (is_aggregator && !is_error && !shards_[index].listening) {
+  ChildProcess::OnLine Lines(Role role, uint32_t index) {
+    return [this, role, index](bool is_error, absl::string_view text) {
+      if (role == Role::kAggregator && !is_error && !shards_[index].listening) {
         SetAddress(index, text);
+      } else if (role == Role::kNode && !is_error && !node_listens_[index]) {
+        SetNodeListens(index, text);
       } else {
-        options_.on_line({is_aggregator, index, is_error, text});
+        options_.on_line({role, index, is_error, text});
       }
     };
   }
 
+  void SetNodeListens(uint32_t node, absl::string_view first_line) {
+    if (!absl::ConsumePrefix(&first_line, "listening on ")) {
+      Stop({kExitUnreachable, absl::StrCat(NameOf(Role::kNode, node), " began with '", first_line,
+                                           "' instead of 'listening on unix:PATH'")});
+      return;
+    }
+    node_listens_[node] = true;
+    const bool all =
+        std::find(node_listens_.begin(), node_listens_.end(), false) == node_listens_.end();
+    if (!all || stopping_) return;
+    start_deadline_ = absl::InfiniteFuture();
+    StartWorkers();
+  }
+
   void SetAddress(uint32_t shard, absl::string_view first_line) {
     if (!absl::ConsumePrefix(&first_line, "listening on ")) {
-      Stop({kExitUnreachable, absl::StrCat(NameOf(true, shard), " began with '", first_line,
-                                           "' instead of 'listening on HOST:PORT'")});
+      Stop({kExitUnreachable, absl::StrCat(NameOf(Role::kAggregator, shard), " began with '",
+                                           first_line, "' instead of 'listening on HOST:PORT'")});
       return;
     }
     std::string& address = shards_[shard].address;
     if (!address.empty() && address != first_line) {
-      Stop({kExitUnreachable, absl::StrCat(NameOf(true, shard), " was started again on ", address,
-                                           ", but listens on ", first_line)});
+      Stop({kExitUnreachable,
+            absl::StrCat(NameOf(Role::kAggregator, shard), " was started again on ", address,
+                         ", but listens on ", first_line)});
       return;
     }
     const bool is_first = address.empty();
@@ -186,7 +265,8 @@ class LaunchedRun {
                                  [](const Shard& shard) { return shard.listening; });
     if (!all || stopping_) return;
     start_deadline_ = absl::InfiniteFuture();
-    if (workers_.empty()) StartWorkers();
+    if (!workers_.empty() || !nodes_.empty()) return;
+    options_.per_node > 0 ? StartNodes() : StartWorkers();
   }
 
   void Reap() {
@@ -198,32 +278,33 @@ class LaunchedRun {
       int wait_status = 0;
       waitpid(pid, &wait_status, 0);
       // If it is none of these, it is an orphan of one.
-      for (uint32_t shard = 0; shard < aggregators_.size(); ++shard) {
-        if (aggregators_[shard]->pid() == pid) SetEnded(/*is_aggregator=*/true, shard, wait_status);
-      }
-      for (uint32_t rank = 0; rank < workers_.size(); ++rank) {
-        if (workers_[rank]->pid() == pid) SetEnded(/*is_aggregator=*/false, rank, wait_status);
+      for (const Role role : kRoles) {
+        for (uint32_t i = 0; i < ProcessesOf(role).size(); ++i) {
+          if (ProcessesOf(role)[i]->pid() == pid) SetEnded(role, i, wait_status);
+        }
       }
     }
   }
 
-  void SetEnded(bool is_aggregator, uint32_t index, int wait_status) {
-    ChildProcess& process = is_aggregator ? *aggregators_[index] : *workers_[index];
-    process.SetEnded(wait_status, Lines(is_aggregator, index));
-    if (is_aggregator && MayRestart(index)) {
+  void SetEnded(Role role, uint32_t index, int wait_status) {
+    ChildProcess& process = *ProcessesOf(role)[index];
+    process.SetEnded(wait_status, Lines(role, index));
+    const bool is_rank = role == Role::kRank;
+    const bool failed = !is_rank || process.exit_code() != 0;
+    if (role == Role::kAggregator && MayRestart(index)) {
       RestartAggregator(index);
-    } else if (!is_aggregator && process.exit_code() != 0 && MayRestartWorker(index)) {
+    } else if (is_rank && failed && MayRestartWorker(index)) {
       RestartWorker(index);
-    } else if (!stopping_ && !is_aggregator && process.exit_code() != 0 && HasEnoughWorkers()) {
-      options_.on_failure(absl::StrCat(NameOf(false, index), " failed: ", process.DescribeEnd(),
+    } else if (!stopping_ && is_rank && failed && HasEnoughWorkers()) {
+      options_.on_failure(absl::StrCat(NameOf(role, index), " failed: ", process.DescribeEnd(),
                                        "; the others go on without it"));
-      if (AllEnded(workers_)) StopAggregators();
-    } else if (!stopping_ && (is_aggregator || process.exit_code() != 0)) {
-      Stop(Failure(NameOf(is_aggregator, index), process));
-    } else if (!is_aggregator && AllEnded(workers_)) {
-      StopAggregators();
+      if (AllEnded(workers_)) StopServers();
+    } else if (!stopping_ && failed) {
+      Stop(Failure(NameOf(role, index), process));
+    } else if (role != Role::kAggregator && AllEnded(workers_)) {
+      StopServers();
     }
-    if (!is_aggregator) GiveUpLateRestarts();
+    if (is_rank) GiveUpLateRestarts();
   }
 
   // That run, or have come to the end.
@@ -243,9 +324,9 @@ class LaunchedRun {
   }
 
   void RestartAggregator(uint32_t shard) {
-    options_.on_failure(
-        absl::StrCat(NameOf(true, shard), " failed: ", aggregators_[shard]->DescribeEnd(),
-                     "; started again (restart ", shards_[shard].restarts.restarts(), ")"));
+    options_.on_failure(absl::StrCat(
+        NameOf(Role::kAggregator, shard), " failed: ", aggregators_[shard]->DescribeEnd(),
+        "; started again (restart ", shards_[shard].restarts.restarts(), ")"));
     shards_[shard].listening = false;
     start_deadline_ = SteadyNow() + options_.aggregator_start_timeout;
     std::unique_ptr<ChildProcess> process = StartProcess(AggregatorCommand(shard), {});
@@ -255,7 +336,8 @@ class LaunchedRun {
   bool MayRestartWorker(uint32_t rank) const {
     const bool others_run = std::any_of(workers_.begin(), workers_.end(),
                                         [](const auto& worker) { return !worker->ended(); });
-    return !stopping_ && options_.min_workers > 0 && others_run && !AnySucceeded() &&
+    const bool has_state = options_.per_node > 0 || (options_.min_workers > 0 && others_run);
+    return !stopping_ && has_state && !AnySucceeded() &&
            worker_restarts_[rank] < options_.worker_restarts;
   }
 
@@ -270,6 +352,7 @@ class LaunchedRun {
   // over.
   void GiveUpLateRestarts() {
     if (stopping_ || late_restarts_deadline_ != absl::InfiniteFuture() || !AnySucceeded()) return;
+    if (options_.per_node > 0) return;  // none ends without the others
     for (uint32_t rank = 0; rank < workers_.size(); ++rank) {
       if (!workers_[rank]->ended() && worker_restarts_[rank] == 0) return;
     }
@@ -277,7 +360,7 @@ class LaunchedRun {
   }
 
   void RestartWorker(uint32_t rank) {
-    options_.on_failure(absl::StrCat(NameOf(false, rank),
+    options_.on_failure(absl::StrCat(NameOf(Role::kRank, rank),
                                      " failed: ", workers_[rank]->DescribeEnd(),
                                      "; started again (restart ", ++worker_restarts_[rank], ")"));
     std::unique_ptr<ChildProcess> process = StartWorker(rank);
@@ -307,7 +390,8 @@ class LaunchedRun {
     }
     if (now >= start_deadline_) {
       Stop({kExitUnreachable,
-            absl::StrCat("the aggregators did not come up within ",
+            absl::StrCat(nodes_.empty() ? "the aggregators" : "the nodes' workers",
+                         " did not come up within ",
                          absl::FormatDuration(options_.aggregator_start_timeout))});
     } else if (now >= deadline_) {
       Stop({kExitTryAgain, absl::StrCat("stopped after ", absl::FormatDuration(options_.timeout),
@@ -318,7 +402,7 @@ class LaunchedRun {
   std::string RunningRanks() const {
     std::vector<std::string> names;
     for (uint32_t rank = 0; rank < workers_.size(); ++rank) {
-      if (!workers_[rank]->ended()) names.push_back(NameOf(false, rank));
+      if (!workers_[rank]->ended()) names.push_back(NameOf(Role::kRank, rank));
     }
     return names.empty() ? "no rank" : absl::StrJoin(names, ", ");
   }
@@ -331,27 +415,28 @@ class LaunchedRun {
     }
   }
 
-  // Asks all workers to end, and then the aggregators. Once.
+  // Asks all ranks to end, and then who serves them. Once.
   void Stop(LaunchResult result) {
     if (std::exchange(stopping_, true)) return;
     result_ = std::move(result);
     start_deadline_ = deadline_ = absl::InfiniteFuture();
     kill_deadline_ = SteadyNow() + options_.grace;
     for (const auto& worker : workers_) worker->Signal(SIGTERM);
-    if (AllEnded(workers_)) StopAggregators();
+    if (AllEnded(workers_)) StopServers();
   }
 
-  void StopAggregators() {
+  // The nodes' workers, which leave the job if their processes have not, and then the aggregators.
+  void StopServers() {
     stopping_ = true;
     start_deadline_ = deadline_ = absl::InfiniteFuture();
     kill_deadline_ = SteadyNow() + options_.grace;
-    for (const auto& aggregator : aggregators_) aggregator->Signal(SIGTERM);
+    for (const auto& process : AllEnded(nodes_) ? aggregators_ : nodes_) process->Signal(SIGTERM);
   }
 
   void SignalAll(int signal) {
     kill_deadline_ = absl::InfiniteFuture();
-    for (const Processes* processes : {&aggregators_, &workers_}) {
-      for (const auto& process : *processes) process->Signal(signal);
+    for (const Role role : kRoles) {
+      for (const auto& process : ProcessesOf(role)) process->Signal(signal);
     }
   }
 
@@ -365,9 +450,12 @@ class LaunchedRun {
   const LaunchOptions& options_;
   const std::string job_;
   const ProcessScope scope_;  // outlives the processes
+  const SocketDirectory sockets_;
   std::vector<Shard> shards_;
   Processes aggregators_;
-  Processes workers_;                      // none until all addresses are known
+  std::vector<bool> node_listens_;
+  Processes nodes_;                        // none until all aggregators' addresses are known
+  Processes workers_;                      // none until all of those listen
   std::vector<uint32_t> worker_restarts_;  // by rank
   absl::Time start_deadline_ = absl::InfiniteFuture();
   absl::Time deadline_ = absl::InfiniteFuture();
@@ -381,9 +469,8 @@ class LaunchedRun {
 }  // namespace
 
 void PrintPrefixed(const OutputLine& line) {
-  FILE* stream = line.is_error || line.is_aggregator ? stderr : stdout;
-  const std::string text =
-      absl::StrCat("[", NameOf(line.is_aggregator, line.index), "] ", line.text, "\n");
+  FILE* stream = line.is_error || line.role != Role::kRank ? stderr : stdout;
+  const std::string text = absl::StrCat("[", NameOf(line.role, line.index), "] ", line.text, "\n");
   fwrite(text.data(), 1, text.size(), stream);
   fflush(stream);
 }

@@ -1,5 +1,5 @@
-// Runs a training job on this machine: its aggregators and one process per rank, which start, fail
-// and end as one.
+// Runs a training job on this machine: its aggregators, workers of nodes if there are any, and one
+// process per rank, which start, fail and end as one.
 
 #ifndef SIGNPOST_CLI_LAUNCHER_H_
 #define SIGNPOST_CLI_LAUNCHER_H_
@@ -17,16 +17,19 @@
 
 namespace signpost::cli {
 
+// What a process is in the run.
+enum class Role { kAggregator, kNode, kRank };
+
 // A line that one of the processes wrote.
 struct OutputLine {
-  bool is_aggregator = false;  // otherwise a worker
-  uint32_t index = 0;          // its shard or rank
-  bool is_error = false;       // written to standard error
+  Role role = Role::kRank;
+  uint32_t index = 0;     // its shard, node or rank
+  bool is_error = false;  // written to standard error
   absl::string_view text;
 };
 
-// "[rank 2] text", to standard output or standard error as the process wrote it. An aggregator's
-// lines all go to standard error: standard output belongs to the job.
+// "[rank 2] text", to standard output or standard error as the process wrote it. Lines that are not
+// a rank's all go to standard error: standard output belongs to the job.
 void PrintPrefixed(const OutputLine& line);
 
 // "signpost: aggregator 1 failed: killed by SIGKILL; started again (restart 1)", to standard error.
@@ -45,22 +48,27 @@ struct LaunchOptions {
   // SIGNPOST_WORLD_SIZE, LOCAL_WORLD_SIZE, SIGNPOST_FAILURE_TIMEOUT, and with min_workers
   // SIGNPOST_ROUND_DEADLINE and SIGNPOST_MIN_WORKERS.
   std::vector<std::string> command;
-  uint32_t workers = 1;
+  uint32_t workers = 1;  // ranks
   uint32_t aggregators = 1;
+  // So many ranks, one after the other, attach to the worker of a node of theirs, whose address is
+  // in their environment as SIGNPOST_NODE. Divides `workers`. 0: each rank is a worker by itself.
+  uint32_t per_node = 0;
   FailureTimeout failure_timeout;  // of workers and aggregators
   // Rounds close without workers that are so late, and the run goes on without workers that fail,
   // while so many are left. Both zero: the first worker to fail ends the run.
   absl::Duration round_deadline;
   uint32_t min_workers = 0;
-  // With min_workers: how often each rank that fails is started again, while another runs. It takes
-  // the state of the others.
+  // How often each rank that fails is started again. With min_workers, while another runs, of which
+  // it takes the state; with per_node it attaches to its node's worker again.
   uint32_t worker_restarts = 0;
   absl::Duration timeout = absl::InfiniteDuration();  // of the whole run
   absl::Duration grace = absl::Seconds(10);  // between asking a process to end and killing it
   // Starts an aggregator, with --listen, --shard, --drain-grace and --failure-timeout behind it.
   // The first line that it prints is "listening on HOST:PORT". Empty: this program's own.
   std::vector<std::string> aggregator_command;
-  absl::Duration aggregator_start_timeout = absl::Seconds(30);
+  // The same for a node's worker, with --listen and --processes, and "listening on unix:PATH".
+  std::vector<std::string> node_command;
+  absl::Duration aggregator_start_timeout = absl::Seconds(30);  // and of the nodes' workers
   std::function<void(const OutputLine&)> on_line = PrintPrefixed;
   // Non-empty: where aggregators keep their state. Each is told --state-dir=STATE_DIR/shard-I too,
   // and one that ends while workers run is started again at the same address, up to
@@ -85,10 +93,10 @@ struct LaunchResult {
 };
 
 // Returns when all processes, and all that they started, have ended: none survives. SIGINT, SIGTERM
-// or SIGHUP stops the run: workers get SIGTERM, and once they have ended, the aggregators; after
-// `grace`, or at the second signal, SIGKILL. The same happens to the others when one process fails,
-// unless it is an aggregator that may be started again.
-// If this process is killed itself, workers and aggregators are killed with it.
+// or SIGHUP stops the run: ranks get SIGTERM, and once they have ended, the nodes' workers, and
+// then the aggregators; after `grace`, or at the second signal, SIGKILL. The same happens to the
+// others when one process fails, unless it is an aggregator that may be started again. If this
+// process is killed itself, workers and aggregators are killed with it.
 //
 // To be called from the main thread of a process that has no other children and, while this runs,
 // no thread that the signals above could go to.

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -17,6 +18,7 @@ namespace signpost::cli {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -37,7 +39,8 @@ class LaunchTest : public ::testing::Test {
         "sh", "-c", "echo listening on fake:${2#--shard=}; exec tail -f /dev/null", "fake"};
     options_.on_failure = [this](const std::string& what) { restarts_.push_back(what); };
     options_.on_line = [this](const OutputLine& line) {
-      output_[{line.is_aggregator ? "aggregator" : "rank", line.index}].emplace_back(line.text);
+      const char* const roles[] = {"aggregator", "node", "rank"};
+      output_[{roles[static_cast<int>(line.role)], line.index}].emplace_back(line.text);
     };
   }
 
@@ -334,6 +337,70 @@ TEST_F(LaunchTest, StartsARankThatFailsAgain) {
   EXPECT_THAT(restarts_[2], HasSubstr("the others go on without it"));
 }
 
+// Nodes' workers are scripts too.
+class NodeLaunchTest : public LaunchTest {
+ protected:
+  NodeLaunchTest() {
+    options_.workers = 4;
+    options_.per_node = 2;
+    options_.node_command = {
+        "sh", "-c",
+        absl::StrCat("trap 'echo stopped; exit 0' TERM; echo listening on ${1#--listen=}; "
+                     "echo $SIGNPOST_RANK/$SIGNPOST_WORLD_SIZE $2 $SIGNPOST_AGGREGATORS; ",
+                     kWaitForTraps),
+        "fake"};
+  }
+};
+
+TEST_F(NodeLaunchTest, TellsRanksTheirNodesWorkerAndThatWhoItIs) {
+  const LaunchResult result = RunScript("echo $SIGNPOST_RANK/$SIGNPOST_WORLD_SIZE $SIGNPOST_NODE");
+  EXPECT_EQ(result.exit_code, 0) << result.explanation;
+  for (uint32_t node = 0; node < 2; ++node) {
+    const std::vector<std::string>& lines = output_[{"node", node}];
+    EXPECT_THAT(lines, ElementsAre(absl::StrCat(node, "/2 --processes=2 fake:0/1"), "stopped"));
+    for (const uint32_t rank : {2 * node, 2 * node + 1}) {
+      EXPECT_THAT(OutputOfRank(rank),
+                  ElementsAre(AllOf(StartsWith(absl::StrCat(rank, "/4 unix:/")),
+                                    testing::EndsWith(absl::StrCat("/", node)))));
+    }
+  }
+}
+
+TEST_F(NodeLaunchTest, StopsNodesAfterTheRanksAndAggregatorsAfterThose) {
+  options_.aggregator_command = {
+      "sh", "-c",
+      absl::StrCat("trap 'echo the last; exit 0' TERM; echo listening on fake:1; ", kWaitForTraps)};
+  std::vector<std::string> order;
+  options_.on_line = [&](const OutputLine& line) {
+    if (!absl::StrContains(line.text, "--processes")) order.emplace_back(line.text);
+  };
+  options_.workers = 2;
+  RunScript("echo done");
+  EXPECT_THAT(order, ElementsAre("done", "done", "stopped", "the last"));
+}
+
+TEST_F(NodeLaunchTest, StartsRanksThatFailAgain) {
+  options_.worker_restarts = 1;
+  const std::string mark = testing::TempDir() + "/failed.";
+  // None ends before all have failed.
+  const LaunchResult survived = RunScript(absl::StrCat(
+      "test -e ", mark, "$SIGNPOST_RANK || { touch ", mark, "$SIGNPOST_RANK; exit 5; }; ",
+      "until test $(ls ", mark, "* | wc -l) = 4; do sleep 0.01; done"));
+  EXPECT_EQ(survived.exit_code, 0) << survived.explanation;
+  EXPECT_EQ(restarts_.size(), 4);
+  const LaunchResult failed = RunScript("exit 5");
+  EXPECT_EQ(failed.exit_code, 5);
+}
+
+TEST_F(NodeLaunchTest, StopsWhenANodesWorkerEnds) {
+  options_.node_command = {"sh", "-c", "echo listening on x; exit 3"};
+  const LaunchResult result = RunScript(kWait);
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.explanation, ContainsRegex("node [01] failed first: exit code 3"));
+  options_.node_command = {"sh", "-c", "echo no; exit 3"};
+  EXPECT_THAT(RunScript(kWait).explanation, HasSubstr("instead of 'listening on unix:PATH'"));
+}
+
 TEST(PrintFailure, WritesOneLineToStandardError) {
   testing::internal::CaptureStderr();
   PrintFailure("aggregator 1 failed");
@@ -345,9 +412,11 @@ TEST(PrintPrefixed, NamesTheRankAndKeepsTheStreamsApart) {
   testing::internal::CaptureStderr();
   PrintPrefixed({.index = 2, .text = "loss 2.3"});
   PrintPrefixed({.index = 3, .is_error = true, .text = "oops"});
-  PrintPrefixed({.is_aggregator = true, .index = 1, .text = "note"});
+  PrintPrefixed({.role = Role::kAggregator, .index = 1, .text = "note"});
+  PrintPrefixed({.role = Role::kNode, .index = 0, .text = "line"});
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "[rank 2] loss 2.3\n");
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "[rank 3] oops\n[aggregator 1] note\n");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "[rank 3] oops\n[aggregator 1] note\n[node 0] line\n");
 }
 
 }  // namespace

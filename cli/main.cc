@@ -23,6 +23,7 @@
 #include "cli/run_command.h"
 #include "cli/status_command.h"
 #include "cli/version_command.h"
+#include "cli/worker_command.h"
 #include "failpoint/failpoint.h"
 
 namespace signpost::cli {
@@ -60,10 +61,10 @@ int Main(std::vector<std::string> arguments) {
       "Start with 'signpost demo'. Each command explains itself: signpost COMMAND --help\n"
       "In a checkout, './signpost test' runs every test.");
   const std::vector<Command> commands = {
-      AddDemoCommand(program),       AddRunCommand(program, tail),  AddAggregatorCommand(program),
-      AddStatusCommand(program),     AddCheckpointCommand(program), AddChaosCommand(program, tail),
-      AddBenchCommand(program),      AddCodecCommand(program),      AddVersionCommand(program),
-      AddDemoWorkerCommand(program),
+      AddDemoCommand(program),        AddRunCommand(program, tail),  AddAggregatorCommand(program),
+      AddWorkerCommand(program),      AddStatusCommand(program),     AddCheckpointCommand(program),
+      AddChaosCommand(program, tail), AddBenchCommand(program),      AddCodecCommand(program),
+      AddVersionCommand(program),     AddDemoWorkerCommand(program),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {

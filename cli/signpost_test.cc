@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <string>
 
@@ -90,8 +91,8 @@ TEST(Signpost, ExplainsEachCommandWithAnExample) {
   const Outcome all = RunProgram("--help");
   EXPECT_EQ(all.exit_code, 0);
   EXPECT_THAT(all.output, Not(HasSubstr("demo-worker")));
-  for (const char* command :
-       {"demo", "run", "chaos", "bench", "codec", "aggregator", "status", "checkpoint", "version"}) {
+  for (const char* command : {"demo", "run", "chaos", "bench", "codec", "aggregator", "worker",
+                              "status", "checkpoint", "version"}) {
     EXPECT_THAT(all.output, HasSubstr(command));
     const Outcome one = RunProgram(absl::StrCat(command, " --help"));
     EXPECT_EQ(one.exit_code, 0);
@@ -189,6 +190,85 @@ std::string Rank(int rank, const std::string& address, int world_size) {
       "env SIGNPOST_AGGREGATORS=", address, " SIGNPOST_JOB=small SIGNPOST_RANK=", rank,
       " SIGNPOST_WORLD_SIZE=", world_size, " ", kProgram,
       " demo-worker --hidden 8 --layers 1 --steps 2 --results ", testing::TempDir());
+}
+
+// Where a node's worker may listen. Its directory goes with this object.
+class SocketPath {
+ public:
+  SocketPath() { EXPECT_NE(mkdtemp(directory_), nullptr); }
+  ~SocketPath() { rmdir(directory_); }
+  std::string address() const { return absl::StrCat("unix:", directory_, "/worker"); }
+
+ private:
+  char directory_[24] = "/tmp/signpost-XXXXXX";  // a socket's path is short
+};
+
+TEST(Worker, TrainsForAProcessAndEndsAtSigterm) {
+  Started aggregator(WithPid("aggregator"));
+  const pid_t aggregator_pid = ToPid(aggregator.ReadLine());
+  const std::string line = aggregator.ReadLine();
+  const std::string aggregators(absl::StripPrefix(line, "listening on "));
+  const SocketPath socket;
+  Started worker(WithPid(absl::StrCat("worker --processes 1 --rank 0 --world-size 1 --listen ",
+                                      socket.address(), " --aggregators ", aggregators)));
+  const pid_t pid = ToPid(worker.ReadLine());
+  EXPECT_EQ(worker.ReadLine(), absl::StrCat("listening on ", socket.address()));
+  const std::string rank = Rank(0, /*address=*/"unused:1", /*world_size=*/1);
+  const Outcome trained =
+      Started(absl::StrCat("env SIGNPOST_NODE=", socket.address(), " ", rank)).End();
+  EXPECT_EQ(trained.exit_code, 0) << trained.output;
+  const Outcome second =
+      RunProgram(absl::StrCat("worker --processes 1 --rank 0 --world-size 1 ", "--listen ",
+                              socket.address(), " --aggregators x:1"));
+  EXPECT_EQ(second.exit_code, 64);
+  EXPECT_THAT(second.output, HasSubstr(absl::StrCat("process ", pid, " does")));
+  kill(pid, SIGTERM);
+  EXPECT_EQ(worker.End().exit_code, 0);
+  kill(aggregator_pid, SIGTERM);
+}
+
+TEST(Worker, NamesWhatIsMissingOrWrong) {
+  const SocketPath socket;
+  const std::map<std::string, std::string> good = {{"--listen", socket.address()},
+                                                   {"--processes", "2"},
+                                                   {"--rank", "0"},
+                                                   {"--world-size", "2"},
+                                                   {"--aggregators", "x:1"}};
+  // Another value for a flag; none: without it.
+  const auto with = [&](const std::string& changed, const std::string& value) {
+    std::string arguments = "worker";
+    for (const auto& [flag, usual] : good) {
+      const std::string& given = flag == changed ? value : usual;
+      if (!given.empty()) absl::StrAppend(&arguments, " ", flag, " ", given);
+    }
+    const Outcome outcome = RunProgram(arguments);
+    EXPECT_EQ(outcome.exit_code, 64) << arguments;
+    return outcome.output;
+  };
+  for (const auto& [flag, value] : good) EXPECT_THAT(with(flag, ""), HasSubstr(flag));
+  EXPECT_THAT(with("--rank", "2"), HasSubstr("worker 2 of 2"));
+  EXPECT_THAT(with("--processes", "0"), HasSubstr("--processes"));
+  EXPECT_THAT(with("--aggregators", "elsewhere"),
+              HasSubstr("--aggregators: 'elsewhere' should be HOST:PORT"));
+  EXPECT_THAT(with("--listen", "127.0.0.1:4000"), HasSubstr("wanted unix:PATH"));
+}
+
+TEST(Worker, KeepsItsLimitAndTakesItsRankFromTheEnvironment) {
+  const SocketPath socket;
+  Started worker(absl::StrCat("env SIGNPOST_RANK=1 SIGNPOST_WORLD_SIZE=2 SIGNPOST_AGGREGATORS=x:1 ",
+                              WithPid(absl::StrCat("worker --processes 1 --max-parameters 10 ",
+                                                   "--listen ", socket.address()))));
+  const pid_t pid = ToPid(worker.ReadLine());
+  worker.ReadLine();
+  const std::string node = absl::StrCat("env SIGNPOST_NODE=", socket.address(), " ");
+  const Outcome large = Started(absl::StrCat(node, Rank(1, "x:1", /*world_size=*/2))).End();
+  EXPECT_EQ(large.exit_code, 64);
+  EXPECT_THAT(large.output, HasSubstr("takes 10 (--max-parameters)"));
+  const Outcome other = Started(absl::StrCat(node, Rank(0, "x:1", /*world_size=*/2))).End();
+  EXPECT_EQ(other.exit_code, 64);
+  EXPECT_THAT(other.output, HasSubstr("does not belong to this node, 1 of 2"));
+  kill(pid, SIGTERM);
+  EXPECT_EQ(worker.End().exit_code, 0);
 }
 
 TEST(Aggregator, KeepsTheLimitsThatItIsGiven) {

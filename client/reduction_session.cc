@@ -12,6 +12,11 @@ absl::StatusOr<std::unique_ptr<ReductionSession>> ReductionSession::Join(
   if (name.empty()) return absl::InvalidArgumentError("a reduction needs a name");
   WorkerOptions worker_options = options.worker;
   worker_options.job = absl::StrCat(options.worker.job, "/", name);
+  if (!options.node.empty()) {
+    // Lateness is a matter of nodes there, and those who reduce are processes.
+    worker_options.round_deadline = absl::ZeroDuration();
+    worker_options.min_workers = 0;
+  }
   absl::StatusOr<std::unique_ptr<Worker>> worker =
       Worker::JoinReduction(worker_options, reduction, std::move(tensors), ConnectTo(options));
   if (!worker.ok()) return worker.status();

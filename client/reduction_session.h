@@ -27,7 +27,9 @@ class ReductionSession {
   // Connects, and blocks until all ranks have joined: a reduction is a job of its own, and so has
   // errors of its own on workers and aggregators. It is called "<job>/<name>"; `name` tells the
   // training job's reductions apart and must be the same on all ranks, as must be `tensors`: their
-  // values and groups are not looked at, and options.resume is not either. Errors as Worker::Join.
+  // values and groups are not looked at, and options.resume is not either. Nor is options.node: the
+  // processes of a node reduce each for itself, with the aggregators, and wait for all others.
+  // Errors as Worker::Join.
   static absl::StatusOr<std::unique_ptr<ReductionSession>> Join(const SessionOptions& options,
                                                                 absl::string_view name,
                                                                 const ReductionOptions& reduction,

@@ -44,6 +44,9 @@ class Session {
   // worker that is gone (returned()): parameters and the optimizer's state then come from the
   // others, who train on. Errors as Worker::Join.
   //
+  // With options.node this process attaches to the worker of its node instead of being one:
+  // node/attached_session.h says what differs.
+  //
   // With options.gpu parameters are on that GPU, and what was put on any of its streams to make
   // them must be done; UNAVAILABLE when it cannot be used, RESOURCE_EXHAUSTED when 12 bytes for
   // each parameter (with 1-bit LAMB 16), and some, are not free on it. Every call is then made with

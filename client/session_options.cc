@@ -54,9 +54,13 @@ void PrintConnection(const std::string& line) {
 
 absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
   SessionOptions options;
+  options.node = Variable("SIGNPOST_NODE").value_or("");
   absl::StatusOr<std::string> aggregators = Variable("SIGNPOST_AGGREGATORS");
-  if (!aggregators.ok()) return aggregators.status();
-  options.aggregators = absl::StrSplit(*aggregators, ',');
+  if (aggregators.ok()) {
+    options.aggregators = absl::StrSplit(*aggregators, ',');
+  } else if (options.node.empty()) {
+    return aggregators.status();
+  }
   absl::StatusOr<std::string> job = Variable("SIGNPOST_JOB");
   if (!job.ok()) return job.status();
   options.worker.job = *job;

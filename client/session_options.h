@@ -23,7 +23,12 @@ void PrintConnection(const std::string& line);
 struct SessionOptions {
   WorkerOptions worker;
   std::vector<std::string> aggregators;  // "host:port" of each shard, in shard order
-  FailureTimeout failure_timeout;        // an aggregator without sign of life is reconnected to
+  // "unix:path" of this node's worker (`signpost worker`), which trains for the processes that
+  // attach to it: the node sends what one worker would with the mean of their gradients. Rank and
+  // world size then count processes, which are as many on each node, node by node; aggregators and
+  // threads are the worker's affair, and gpu must not be set. Empty: this process is a worker.
+  std::string node;
+  FailureTimeout failure_timeout;  // an aggregator without sign of life is reconnected to
   // A directory of checkpoints, which all workers see: go on from its newest that is whole. Empty:
   // start anew. See worker.resume_with_other_world_size too.
   std::string resume;
@@ -42,7 +47,8 @@ struct SessionOptions {
   std::function<void(const std::string& line)> on_connection = PrintConnection;
 
   // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,
-  // SIGNPOST_WORLD_SIZE; and SIGNPOST_FAILURE_TIMEOUT ("10s"), SIGNPOST_MIN_WORKERS and with it
+  // SIGNPOST_WORLD_SIZE; SIGNPOST_NODE, with which there need be no aggregators (but for
+  // reductions); and SIGNPOST_FAILURE_TIMEOUT ("10s"), SIGNPOST_MIN_WORKERS and with it
   // SIGNPOST_ROUND_DEADLINE ("2s"), which need not be set; and ThreadsFromEnvironment.
   // INVALID_ARGUMENT names the variable that is missing or malformed.
   static absl::StatusOr<SessionOptions> FromEnvironment();

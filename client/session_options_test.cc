@@ -19,7 +19,8 @@ class SessionOptionsTest : public testing::Test {
     setenv("SIGNPOST_RANK", "2", 1);
     setenv("SIGNPOST_WORLD_SIZE", "4", 1);
     for (const char* name : {"SIGNPOST_FAILURE_TIMEOUT", "SIGNPOST_MIN_WORKERS",
-                             "SIGNPOST_ROUND_DEADLINE", "SIGNPOST_THREADS", "LOCAL_WORLD_SIZE"}) {
+                             "SIGNPOST_ROUND_DEADLINE", "SIGNPOST_THREADS", "SIGNPOST_NODE",
+                             "LOCAL_WORLD_SIZE"}) {
       unsetenv(name);
     }
   }
@@ -43,6 +44,19 @@ TEST_F(SessionOptionsTest, NameTheVariableThatIsMissing) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr(name));
   }
+}
+
+TEST_F(SessionOptionsTest, NeedNoAggregatorsWhereTheNodeHasAWorker) {
+  EXPECT_EQ(SessionOptions::FromEnvironment()->node, "");
+  setenv("SIGNPOST_NODE", "unix:/run/signpost/worker", 1);
+  EXPECT_THAT(SessionOptions::FromEnvironment()->aggregators,
+              ElementsAre("127.0.0.1:4000", "127.0.0.1:4001"));
+  unsetenv("SIGNPOST_AGGREGATORS");
+  const absl::StatusOr<SessionOptions> options = SessionOptions::FromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->node, "unix:/run/signpost/worker");
+  EXPECT_THAT(options->aggregators, ElementsAre());
+  EXPECT_EQ(options->worker.rank, 2);
 }
 
 TEST_F(SessionOptionsTest, TakeTheFailureTimeoutFromTheEnvironmentIfItIsThere) {

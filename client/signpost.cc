@@ -61,7 +61,10 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   if (!failure_timeout.ok()) return failure_timeout.status();
   SessionOptions session;
   session.failure_timeout = *failure_timeout;
-  session.aggregators = absl::StrSplit(options.aggregators, ',');
+  if (options.aggregators != nullptr) {
+    session.aggregators = absl::StrSplit(options.aggregators, ',');
+  }
+  if (options.node != nullptr) session.node = options.node;
   session.worker.job = options.job;
   session.worker.rank = options.rank;
   session.worker.world_size = options.world_size;
@@ -188,8 +191,9 @@ absl::StatusOr<Tensors> TensorsOf(const signpost_parameter* parameters, size_t c
 }
 
 absl::Status CheckHasJob(const signpost_options& options) {
-  if (options.aggregators != nullptr && options.job != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError("options need aggregators and a job");
+  const bool has_target = options.aggregators != nullptr || options.node != nullptr;
+  if (has_target && options.job != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError("options need aggregators, or a node, and a job");
 }
 
 signpost_report ReportOf(const StepReport& step, const signpost::WireBytes& bytes) {
@@ -253,6 +257,7 @@ int signpost_options_from_environment(signpost_options* options, char* error, si
     if (!session.ok()) return session.status();
     signpost_options_init(options);
     options->aggregators = std::getenv("SIGNPOST_AGGREGATORS");
+    if (!session->node.empty()) options->node = std::getenv("SIGNPOST_NODE");
     options->job = std::getenv("SIGNPOST_JOB");
     options->rank = session->worker.rank;
     options->world_size = session->worker.world_size;

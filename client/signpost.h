@@ -62,9 +62,13 @@ typedef struct signpost_state signpost_state;
 
 typedef struct {
   const char* aggregators; /* "host:port,host:port", one for each shard, in shard order */
+  /* "unix:path" of this node's worker (`signpost worker`), to which this process attaches: rank and
+   * world_size then count processes, as many on each node, node by node; only reductions need
+   * aggregators, and gpu must be -1. NULL: this process is a worker. */
+  const char* node;
   const char* job;
   uint32_t rank;       /* [0, world_size) */
-  uint32_t world_size; /* number of workers */
+  uint32_t world_size; /* number of workers, or with a node of processes */
   double join_timeout_s;
   double exchange_timeout_s; /* for each step, and each wait of a checkpoint for other ranks */
   double failure_timeout_s;  /* an aggregator without sign of life is reconnected to; 0.5 or more */
@@ -150,7 +154,7 @@ typedef struct {
   double kernels_s;         /* compressing and applying */
   double wire_s;            /* blocked on transfer and aggregation */
   double wait_s;            /* blocked because another worker was late */
-  uint64_t sent_bytes;      /* since joining, as the kernel counted them on the sockets */
+  uint64_t sent_bytes;      /* since joining, as the kernel counted them on the worker's sockets */
   uint64_t received_bytes;
 } signpost_report;
 
@@ -161,7 +165,8 @@ SIGNPOST_API void signpost_options_init(signpost_options* options);
 SIGNPOST_API void signpost_rates_init(signpost_rates* rates);
 
 /* The same, with aggregators, job, rank and world size from the environment that `signpost run`
- * sets, and the failure timeout if it is there. The strings live as long as the environment. */
+ * sets, and the failure timeout and the node if they are there. The strings live as long as the
+ * environment. */
 SIGNPOST_API int signpost_options_from_environment(signpost_options* options, char* error,
                                                    size_t error_size);
 
@@ -230,7 +235,8 @@ SIGNPOST_API const char* signpost_resume_warnings(const signpost_session* sessio
  * that is gone: parameters and the optimizer's state are then those of the others, and
  * signpost_steps begins where they are. What the process before had not sent yet is lost;
  * `lost_error_norm`, which may be NULL, gets the most that its Euclidean norm can have been, or NaN
- * if that is not known. */
+ * if that is not known. 1 too for a process that has attached to its node's worker (options->node)
+ * when that had the job already: nothing is lost then. */
 SIGNPOST_API int signpost_returned(const signpost_session* session, double* lost_error_norm);
 
 /* CRC-32C over all parameters: equal on all workers after every step. */

@@ -71,5 +71,11 @@ mutate manifest-written-before-the-parts worker/worker_checkpoint.cc \
   'absl::Status status = AwaitRanks([&] { return dir.MissingRanks(id, options_.world_size); });' \
   'absl::Status status;'
 mutate checkpoint-pruned-to-one worker/checkpoint_dir.cc 'kGenerations = 2' 'kGenerations = 1'
+mutate node-gradients-summed-not-averaged node/training.cc \
+  '1.0f / static_cast<float>(gradients.size())' '1.0f'
+mutate node-forgets-its-first-process node/training.cc \
+  'for (const SharedMemory* gradient : gradients) {
+      of_processes' 'for (const SharedMemory* gradient : gradients.subspan(gradients.size() > 1)) {
+      of_processes'
 
 [[ $survivors == 0 ]]

@@ -24,6 +24,7 @@ class Options(ctypes.Structure):
 
     _fields_ = [
         ("aggregators", c_char_p),
+        ("node", c_char_p),
         ("job", c_char_p),
         ("rank", c_uint32),
         ("world_size", c_uint32),

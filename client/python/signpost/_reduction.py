@@ -8,6 +8,7 @@ from signpost._codec import Codec, codec_options
 from signpost._joining import join_in_background
 from signpost._leaving import Membership
 from signpost._session import StepReport, report_of
+from signpost._world import attempt
 
 
 class Reduction(Membership):
@@ -40,6 +41,9 @@ class Reduction(Membership):
             DeadlineExceededError: names the ranks that did not come.
         """
         check_reduction(codec, op)
+        if options.node and attempt() != "0":
+            # The job goes on with the node's worker, but not what processes had that died.
+            name += f", attempt {attempt()}"
         self._handle: Optional[ctypes.c_void_p] = None
         handle = ctypes.c_void_p()
         own = _abi.Options.from_buffer_copy(options)

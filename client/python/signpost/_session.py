@@ -115,8 +115,9 @@ class Session(Membership):
     @property
     def returned(self) -> bool:
         """Whether this worker came to a job that had gone on without its rank, in the place of one
-        that is gone: parameters and optimizer state are then those of the others, and `steps`
-        begins where they are."""
+        that is gone; or attached to the worker of its node when that had the job already. Parameters
+        and optimizer state are then those of the others, or of that worker, and `steps` begins
+        where they are."""
         return bool(_abi.library.signpost_returned(self._joined(), None))
 
     @property

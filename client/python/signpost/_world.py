@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import time
-from typing import List, Optional
+from typing import Callable, List, Optional
 
 from signpost import _abi
 from signpost._errors import InvalidArgumentError, UnavailableError
@@ -16,13 +16,18 @@ _VARIABLES = ("AGGREGATORS", "JOB", "RANK", "WORLD_SIZE")
 
 
 class World:
-    """This process's rank among the workers of its job."""
+    """This process's rank among the workers of its job, or among the processes of all nodes."""
 
     def __init__(self, options: _abi.Options) -> None:
         self.rank = int(options.rank)  # [0, world_size)
-        self.world_size = int(options.world_size)  # number of workers
+        self.world_size = int(options.world_size)
         self.job: str = options.job.decode()
-        self.aggregators: List[str] = options.aggregators.decode().split(",")  # "host:port"
+        # "host:port" of each shard. With a node they are its worker's affair, and may be missing.
+        self.aggregators: List[str] = []
+        if options.aggregators:
+            self.aggregators = options.aggregators.decode().split(",")
+        # "unix:path" of the node's worker; None: this process is a worker itself.
+        self.node: Optional[str] = options.node.decode() if options.node else None
         self._options = options
         self._jobs = 0
 
@@ -42,7 +47,8 @@ class World:
     def options(self) -> _abi.Options:
         """Options of which the job is the training job itself: what reductions are named after."""
         options = _abi.Options.from_buffer_copy(self._options)
-        options.aggregators = ",".join(self.aggregators).encode()
+        options.aggregators = ",".join(self.aggregators).encode() or None
+        options.node = self.node.encode() if self.node else None
         options.job = self.job.encode()
         return options
 
@@ -55,7 +61,8 @@ def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> 
 
     `signpost run` sets it: SIGNPOST_AGGREGATORS ("host:port" of each shard, comma-separated),
     SIGNPOST_JOB, SIGNPOST_RANK and SIGNPOST_WORLD_SIZE. Under torchrun SIGNPOST_AGGREGATORS is
-    enough. Without any of them the process is the only worker, of an aggregator of its own, and
+    enough. With SIGNPOST_NODE ("unix:path" of a `signpost worker`) the process attaches to the
+    worker of its node, and needs SIGNPOST_AGGREGATORS for reductions only. Without any of them the process is the only worker, of an aggregator of its own, and
     says so.
 
     Args:
@@ -64,7 +71,8 @@ def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> 
 
     Raises:
         InvalidArgumentError: names the environment variable that is missing or wrong.
-        UnavailableError: names the aggregator that could not be connected to for ten seconds.
+        UnavailableError: names the aggregator, or the node's worker, that could not be connected
+            to for ten seconds.
     """
     global _world
     if _world is not None:
@@ -83,7 +91,10 @@ def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> 
             f"SIGNPOST_RANK is {world.rank} and SIGNPOST_WORLD_SIZE {world.world_size}: ranks "
             "count from 0"
         )
-    _check_aggregators(world.aggregators)
+    if world.node is not None:
+        _check_node(world.node)
+    else:
+        _check_aggregators(world.aggregators)
     _world = world
     return world
 
@@ -101,7 +112,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """Number of workers of the job."""
+    """Number of workers of the job, or of the processes on all its nodes."""
     return world().world_size
 
 
@@ -110,7 +121,7 @@ def _invalid(message: str) -> InvalidArgumentError:
 
 
 def _is_alone() -> bool:
-    if any(f"SIGNPOST_{name}" in os.environ for name in _VARIABLES):
+    if any(f"SIGNPOST_{name}" in os.environ for name in (*_VARIABLES, "NODE")):
         return False
     return os.environ.get("WORLD_SIZE", "1") == "1"
 
@@ -134,7 +145,8 @@ def _adopt_torchrun() -> None:
     variables = os.environ
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         return
-    if "SIGNPOST_AGGREGATORS" not in variables:
+    has_node = bool(variables.get("SIGNPOST_NODE"))
+    if "SIGNPOST_AGGREGATORS" not in variables and not has_node:
         raise _invalid(
             "RANK and WORLD_SIZE are set, as by torchrun, but SIGNPOST_AGGREGATORS is not. Start "
             "an aggregator that all ranks can reach, `signpost aggregator --listen 127.0.0.1:4000` "
@@ -143,9 +155,35 @@ def _adopt_torchrun() -> None:
     variables.setdefault("SIGNPOST_RANK", variables["RANK"])
     variables.setdefault("SIGNPOST_WORLD_SIZE", variables["WORLD_SIZE"])
     if "TORCHELASTIC_RUN_ID" in variables:
-        attempt = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
-        job = f"torchrun-{variables['TORCHELASTIC_RUN_ID']}-{attempt}"
+        job = f"torchrun-{variables['TORCHELASTIC_RUN_ID']}"
+        # A node's worker goes on with the job of the attempt before. Other workers died with theirs.
+        if not has_node:
+            job += f"-{attempt()}"
         variables.setdefault("SIGNPOST_JOB", job)
+
+
+def attempt() -> str:
+    """How often torchrun has started the processes again."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def _check_node(node: str) -> None:
+    if not node.startswith("unix:"):
+        raise _invalid(f"SIGNPOST_NODE is '{node}', wanted unix:PATH")
+    deadline = time.monotonic() + _CONNECT_TIMEOUT_S
+    error = _connect(lambda left: _connect_to_socket(node[len("unix:") :], left), deadline)
+    if error is not None:
+        raise UnavailableError(
+            f"the worker of this node, SIGNPOST_NODE {node}, cannot be connected to: {error}. Does "
+            f"it run? `signpost worker --listen {node} --processes ...`",
+            14,
+        )
+
+
+def _connect_to_socket(path: str, timeout: float) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout)
+        connection.connect(path)
 
 
 def _check_aggregators(aggregators: List[str]) -> None:
@@ -158,7 +196,7 @@ def _check_aggregators(aggregators: List[str]) -> None:
             raise _invalid(
                 f"SIGNPOST_AGGREGATORS has '{address}', wanted HOST:PORT, or several, with commas"
             )
-        error = _connect(host.strip("[]"), int(port), deadline)
+        error = _connect(lambda left: _connect_to_port(host.strip("[]"), int(port), left), deadline)
         if error is not None:
             raise UnavailableError(
                 f"aggregator {shard} of SIGNPOST_AGGREGATORS, {address}, cannot be connected to: "
@@ -168,12 +206,15 @@ def _check_aggregators(aggregators: List[str]) -> None:
             )
 
 
-def _connect(host: str, port: int, deadline: float) -> Optional[OSError]:
+def _connect_to_port(host: str, port: int, timeout: float) -> None:
+    socket.create_connection((host, port), timeout=timeout).close()
+
+
+def _connect(connect: Callable[[float], None], deadline: float) -> Optional[OSError]:
     """Tries until the deadline; returns the last error, or None once there was a connection."""
     while True:
         try:
-            left = deadline - time.monotonic()
-            socket.create_connection((host, port), timeout=max(left, 0.1)).close()
+            connect(max(deadline - time.monotonic(), 0.1))
             return None
         except OSError as error:
             if time.monotonic() + 0.1 >= deadline:

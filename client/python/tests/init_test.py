@@ -17,7 +17,7 @@ def bare_environment(monkeypatch):
     """No launcher's variables, no init() before, and little patience."""
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
-    for name in _world._VARIABLES:
+    for name in (*_world._VARIABLES, "NODE"):
         # Set first, so that what init() sets is taken back too.
         monkeypatch.setenv(f"SIGNPOST_{name}", "")
         monkeypatch.delenv(f"SIGNPOST_{name}")
@@ -96,6 +96,34 @@ def test_names_the_aggregator_that_does_not_run_and_how_to_start_it(monkeypatch,
     assert f"`signpost aggregator --listen {gone} --shard 1/2`" in str(raised.value)
 
 
+def test_attaches_to_the_worker_of_its_node_without_aggregators(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("worker")
+        server.listen()
+        set_environment(monkeypatch, None, NODE="unix:worker")
+        world = signpost.init()
+    assert (world.rank, world.world_size, world.aggregators) == (1, 3, [])
+    options = world.next_job()
+    assert (options.node, options.aggregators) == (b"unix:worker", None)
+
+
+def test_names_the_nodes_worker_that_does_not_run_and_how_to_start_it(monkeypatch, listener):
+    set_environment(monkeypatch, listener, NODE="unix:/nowhere/worker")
+    with pytest.raises(signpost.UnavailableError) as raised:
+        signpost.init()
+    assert "No such file" in str(raised.value)
+    assert "`signpost worker --listen unix:/nowhere/worker --processes" in str(raised.value)
+
+
+def test_refuses_a_node_that_is_no_socket(monkeypatch, listener):
+    set_environment(monkeypatch, listener, NODE=listener)
+    with pytest.raises(
+        signpost.InvalidArgumentError, match="SIGNPOST_NODE is .*, wanted unix:PATH"
+    ):
+        signpost.init()
+
+
 def test_refuses_to_be_called_twice(monkeypatch, listener):
     set_environment(monkeypatch, listener)
     signpost.init()
@@ -115,6 +143,19 @@ def test_torchrun_needs_only_the_aggregators(monkeypatch, listener):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "5")
     world = signpost.init()
     assert (world.rank, world.world_size, world.job) == (2, 4, "torchrun-a-5")
+
+
+def test_torchrun_goes_on_with_the_job_of_a_nodes_worker(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SIGNPOST_NODE", "unix:worker")
+    for name, value in [("RANK", "2"), ("WORLD_SIZE", "4"), ("TORCHELASTIC_RUN_ID", "a")]:
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "5")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("worker")
+        server.listen()
+        world = signpost.init()
+    assert (world.rank, world.world_size, world.job) == (2, 4, "torchrun-a")
 
 
 def test_torchrun_without_aggregators_is_told_how_to_start_one(monkeypatch):

@@ -87,6 +87,25 @@ def train(directory=None, dies_at=None):
     say(optimizer)
 
 
+def dies_once(directory, max_grad_norm="0"):
+    """Thirty steps in bf16, of which ten dense; rank 1 dies in the middle, unless it has."""
+    has_died = Path(directory, "has_died")
+    model = model_of().bfloat16()
+    optimizer = signpost.OneBitAdam(
+        model.parameters(), lr=0.01, freeze_step=10, max_grad_norm=float(max_grad_norm) or None
+    )
+    print(f"begins at step {optimizer.steps}", flush=True)
+    while optimizer.steps < 30:
+        if signpost.rank() == 1 and optimizer.steps == 17 and not has_died.exists():
+            has_died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        generator = torch.Generator().manual_seed(optimizer.steps * 100 + signpost.rank())
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator).bfloat16()
+        optimizer.step()
+    say(optimizer)
+
+
 def saves_alone(directory):
     """As train; after step 14 each rank saves its optimizer in a file of its own."""
     model = model_of()

@@ -154,23 +154,33 @@ def test_what_the_readme_shows_runs():
     assert output.count("after 4 steps") == 2
 
 
+def start(*arguments):
+    """A command of the program that serves, and where it listens."""
+    process = subprocess.Popen([*SIGNPOST, *arguments], stdout=subprocess.PIPE, text=True)
+    return process, process.stdout.readline().split()[-1]
+
+
+def torchrun(environment, *arguments, name="test"):
+    """What the ranks of a job that torchrun starts have written."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--rdzv_id={name}"]
+    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0"]
+    # Under Python 3.11 PyTorch 1.13 stumbles over the default of these, 0.
+    command += ["--redirects=1", "--tee=1"]
+    output = subprocess.run(
+        [*command, "--nproc_per_node=2", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
+    ).stdout
+    print(output)
+    return output
+
+
 def test_torchrun_starts_jobs_too():
-    aggregator = subprocess.Popen(
-        [*SIGNPOST, "aggregator", "--drain-grace=0s"], stdout=subprocess.PIPE, text=True
-    )
+    aggregator, address = start("aggregator", "--drain-grace=0s")
     try:
-        address = aggregator.stdout.readline().split()[-1]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--rdzv_id=test"]
-        torchrun += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0"]
-        # Under Python 3.11 PyTorch 1.13 stumbles over the default of these, 0.
-        torchrun += ["--redirects=1", "--tee=1"]
-        output = subprocess.run(
-            [*torchrun, "--nproc_per_node=2", JOB, "train"],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            env={**os.environ, "SIGNPOST_AGGREGATORS": address},
-        ).stdout
+        output = torchrun({"SIGNPOST_AGGREGATORS": address}, JOB, "train")
     finally:
         aggregator.terminate()
         aggregator.wait()

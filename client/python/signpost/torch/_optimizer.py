@@ -258,7 +258,7 @@ class _JobOptimizer(torch.optim.Optimizer):
             _leave_both(old_session, old_clipping)
         except SignpostError as error:
             warnings.warn(f"the job that was there before could not be left: {error}")
-        if world().world_size > 1 or resumes:
+        if world().world_size > 1 or resumes or session.returned:
             with torch.no_grad():
                 for tensor in tensors:
                     tensor.after_step()

@@ -1,0 +1,109 @@
+#include "cli/worker_command.h"
+
+#include <signal.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cli/exit_code.h"
+#include "client/session_options.h"
+#include "node/server.h"
+
+namespace signpost::cli {
+namespace {
+
+struct Flags {
+  node::ServerOptions server;
+  std::string aggregators;
+};
+
+absl::StatusOr<int> Serve(Flags& flags) {
+  SessionOptions& session = flags.server.node.session;
+  absl::StatusOr<std::vector<std::string>> aggregators = ParseAddresses(flags.aggregators);
+  if (!aggregators.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--aggregators: ", aggregators.status().message()));
+  }
+  session.aggregators = *std::move(aggregators);
+  const absl::StatusOr<uint32_t> threads = ThreadsFromEnvironment();
+  if (!threads.ok()) return threads.status();
+  session.worker.threads = *threads;
+  // Blocked before the server starts its threads, so that none of them is interrupted.
+  sigset_t stop;
+  sigemptyset(&stop);
+  sigaddset(&stop, SIGINT);
+  sigaddset(&stop, SIGTERM);
+  sigprocmask(SIG_BLOCK, &stop, nullptr);
+
+  const absl::StatusOr<std::unique_ptr<node::Server>> server = node::Server::Start(flags.server);
+  if (!server.ok()) return server.status();
+  std::printf("listening on %s\n", flags.server.listen.c_str());
+  std::fflush(stdout);
+
+  int signal = 0;
+  sigwait(&stop, &signal);
+  // A second signal ends the process at once.
+  sigprocmask(SIG_UNBLOCK, &stop, nullptr);
+  (*server)->Stop();
+  return kExitOk;
+}
+
+}  // namespace
+
+Command AddWorkerCommand(CLI::App& program) {
+  // Shared by the flags' and the command's closures.
+  auto flags = std::make_shared<Flags>();
+  CLI::App& app = *program.add_subcommand(
+      "worker", "Be the worker of a node: train for all of its processes, and send once for them");
+  app.footer(
+      "Training processes with SIGNPOST_NODE=unix:PATH in their environment attach to it, instead "
+      "of\n"
+      "being workers themselves: they need nothing else but SIGNPOST_JOB, SIGNPOST_RANK and\n"
+      "SIGNPOST_WORLD_SIZE, which count processes, node by node (torchrun's RANK and WORLD_SIZE "
+      "will\n"
+      "do). Gradients and parameters are in memory that they share, so it must run as the same "
+      "user,\n"
+      "and in the same container, or one that sees its processes.\n\n"
+      "The optimizer's state, the error and the connections are its own: when a process dies, the\n"
+      "others are told which, all of them attach again, and the job goes on where it was.\n"
+      "The first line that it prints is 'listening on unix:PATH'. A path that a worker has left\n"
+      "behind is used again; one where another listens is refused. SIGTERM ends it: it finishes "
+      "the\n"
+      "step that is under way, and leaves its jobs.\n\n"
+      "Example, the first of two nodes with four processes each:\n"
+      "  signpost worker --listen unix:/run/signpost/worker --processes 4 --rank 0 --world-size 2 "
+      "\\\n"
+      "      --aggregators 10.0.0.1:4000,10.0.0.2:4000");
+  app.add_option("--listen", flags->server.listen, "The socket that processes attach to")
+      ->type_name("unix:PATH")
+      ->required();
+  node::NodeOptions& node = flags->server.node;
+  app.add_option("--processes", node.processes, "Training processes of each node")
+      ->check(CLI::Range(1, 4096).description(""))
+      ->type_name("N")
+      ->required();
+  app.add_option("--rank", node.session.worker.rank, "Which node this is, from 0 on")
+      ->envname("SIGNPOST_RANK")
+      ->type_name("N")
+      ->required();
+  app.add_option("--world-size", node.session.worker.world_size, "Number of nodes")
+      ->envname("SIGNPOST_WORLD_SIZE")
+      ->type_name("N")
+      ->required();
+  app.add_option("--aggregators", flags->aggregators, "Of each shard, in shard order")
+      ->envname("SIGNPOST_AGGREGATORS")
+      ->type_name("HOST:PORT,...")
+      ->required();
+  AddFailureTimeoutFlag(app, node.session.failure_timeout,
+                        "An aggregator without sign of life for this long is reconnected to")
+      ->envname("SIGNPOST_FAILURE_TIMEOUT");
+  app.add_option("--max-parameters", node.max_parameters, "Most parameters of a job")
+      ->capture_default_str();
+  return {&app, [flags] { return Serve(*flags); }};
+}
+
+}  // namespace signpost::cli

@@ -1,0 +1,43 @@
+"""Ranks that attach to the worker of their node."""
+
+import os
+import tempfile
+
+from ranks_test import JOB, digest_of, run_job, start, torchrun
+
+
+def test_ranks_of_a_node_train_through_its_worker():
+    for scenario in (["average"], ["clipped"], ["overlap", "02"], ["reduce"]):
+        code, output = run_job(4, 2, *scenario, options=["--per-node", "2"])
+        assert code == 0
+        digest_of(output, 4)
+
+
+def test_a_node_goes_on_with_the_same_bits_when_one_of_its_ranks_has_died(tmp_path):
+    options = ["--per-node", "2", "--worker-restarts", "1"]
+    code, output = run_job(4, 1, "dies_once", str(tmp_path), options=options)
+    assert code == 0
+    assert output.count("begins at step 17") == 2
+    undisturbed = run_job(4, 1, "dies_once", str(tmp_path), options=options)[1]
+    assert "begins at step 17" not in undisturbed
+    assert digest_of(output, 4) == digest_of(undisturbed, 4)
+
+
+def test_torchrun_restarts_ranks_that_go_on_with_their_nodes_worker(tmp_path):
+    aggregator, address = start("aggregator", "--drain-grace=0s")
+    worker, node = start(
+        *("worker", f"--listen=unix:{tempfile.mkdtemp(dir='/tmp')}/worker", "--processes=2"),
+        *("--rank=0", "--world-size=1", f"--aggregators={address}"),
+    )
+    environment = {"SIGNPOST_AGGREGATORS": address, "SIGNPOST_NODE": node}
+    try:
+        job = [JOB, "dies_once", str(tmp_path), "0.5"]  # with a reduction beside it
+        output = torchrun(environment, "--max_restarts=1", *job)
+        assert output.count("begins at step 17") == 2
+        undisturbed = torchrun(environment, *job, name="undisturbed")
+        assert digest_of(output, 2) == digest_of(undisturbed, 2)
+    finally:
+        for process in (worker, aggregator):
+            process.terminate()
+            assert process.wait() == 0
+    assert not os.path.exists(node[len("unix:") :])

@@ -1,0 +1,379 @@
+#include "node/attached_session.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "grpcpp/grpcpp.h"
+#include "node/definition.h"
+#include "proto/frame.h"
+#include "proto/grpc_status.h"
+#include "proto/node.grpc.pb.h"
+#include "proto/steady_time.h"
+
+namespace signpost::node {
+namespace {
+
+int Milliseconds(absl::Duration duration) {
+  return static_cast<int>(absl::ToInt64Milliseconds(duration));
+}
+
+std::shared_ptr<grpc::Channel> Connect(const SessionOptions& options) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // A worker that hangs. One that works, for however long, answers.
+  const FailureTimeout& failure = options.failure_timeout;
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(failure.keepalive_time()));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(failure.keepalive_timeout()));
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, Milliseconds(failure.longest_backoff()));
+  arguments.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);
+  arguments.SetMaxReceiveMessageSize(-1);
+  return grpc::CreateCustomChannel(options.node, grpc::InsecureChannelCredentials(), arguments);
+}
+
+// As the node's worker, which may be elsewhere in the file system, has to have it.
+std::string Absolute(const std::string& path) {
+  return path.empty() ? path : std::filesystem::absolute(path).string();
+}
+
+StepReport ReportOf(const Stepped& message) {
+  StepReport report;
+  report.step = message.step();
+  report.steps_caught_up = message.steps_caught_up();
+  report.late_rounds = message.late_rounds();
+  report.late_ranks = {message.late_ranks().begin(), message.late_ranks().end()};
+  report.codec = message.codec();
+  report.kernels = absl::Nanoseconds(message.kernels_ns());
+  report.wire = absl::Nanoseconds(message.wire_ns());
+  report.wait = absl::Nanoseconds(message.wait_ns());
+  for (const Stepped::SkippedRound& skipped : message.skipped()) {
+    report.skipped.push_back({skipped.rank(), skipped.block()});
+  }
+  report.restarted_aggregators = message.restarted_aggregators();
+  report.replayed_frames = message.replayed_frames();
+  report.kept_bytes = message.kept_bytes();
+  return report;
+}
+
+WireBytes WireBytesOf(const Wire& wire) { return {wire.sent_bytes(), wire.received_bytes()}; }
+
+}  // namespace
+
+// The stream to the node's worker.
+class AttachedSession::Connection {
+ public:
+  explicit Connection(const SessionOptions& options)
+      : target_(options.node),
+        channel_(node::Connect(options)),
+        stub_(NodeService::NewStub(channel_)) {}
+
+  ~Connection() {
+    if (stream_ == nullptr) return;
+    context_.TryCancel();
+    stream_->Finish();
+  }
+
+  absl::Status Open(absl::Duration timeout) {
+    if (!channel_->WaitForConnected(ToSystemClock(SteadyNow() + timeout))) {
+      return absl::UnavailableError(absl::StrFormat(
+          "no worker of this node answers at %s in %s. Start it: signpost worker --listen %s "
+          "--processes ...",
+          target_, absl::FormatDuration(timeout), target_));
+    }
+    stream_ = stub_->Serve(&context_);
+    return absl::OkStatus();
+  }
+
+  // Waits for as long as the worker does, which has deadlines of its own, and is alive.
+  absl::StatusOr<Reply> Call(const Request& request) {
+    Reply reply;
+    if (stream_ == nullptr || !stream_->Write(request) || !stream_->Read(&reply)) {
+      std::string why = "it has closed the connection";
+      if (stream_ != nullptr) {
+        why = stream_->Finish().error_message();
+        stream_.reset();
+      }
+      return absl::UnavailableError(
+          absl::StrCat("the worker of this node, at ", target_,
+                       ", is gone, and what it had of the job with it (", why,
+                       "). Start it again, and resume from the newest checkpoint"));
+    }
+    if (reply.code() == 0) return reply;
+    return absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message());
+  }
+
+ private:
+  const std::string target_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<NodeService::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<Request, Reply>> stream_;  // null: not open
+};
+
+absl::StatusOr<std::unique_ptr<AttachedSession>> AttachedSession::Join(
+    const SessionOptions& options, const OptimizerOptions& optimizer,
+    std::vector<Parameter> parameters) {
+  if (options.gpu) {
+    return absl::InvalidArgumentError(
+        "a process on a GPU cannot attach to its node's worker, which shares the host's memory "
+        "only: keep parameters and gradients on the host, or join without SessionOptions::node "
+        "(SIGNPOST_NODE)");
+  }
+  if (absl::Status status = CheckOptions(optimizer); !status.ok()) return status;
+  std::unique_ptr<AttachedSession> session(
+      new AttachedSession(optimizer, std::move(parameters), std::make_unique<Connection>(options)));
+  absl::Status status = session->connection_->Open(options.worker.join_timeout);
+  if (status.ok()) status = session->Attach(options, optimizer);
+  if (!status.ok()) return status;
+  return session;
+}
+
+AttachedSession::AttachedSession(const OptimizerOptions& optimizer,
+                                 std::vector<Parameter> parameters,
+                                 std::unique_ptr<Connection> connection)
+    : optimizer_(optimizer),
+      parameters_(std::move(parameters)),
+      connection_(std::move(connection)) {
+  uint64_t first = 0;
+  for (const Parameter& parameter : parameters_) {
+    first_element_.push_back(first);
+    first += parameter.values.size();
+  }
+}
+
+AttachedSession::~AttachedSession() = default;
+
+absl::Status AttachedSession::Attach(const SessionOptions& options,
+                                     const OptimizerOptions& optimizer) {
+  Request request;
+  node::Attach& attach = *request.mutable_attach();
+  attach.set_job(options.worker.job);
+  attach.set_rank(options.worker.rank);
+  attach.set_world_size(options.worker.world_size);
+  attach.set_pid(getpid());
+  *attach.mutable_definition() = DefinitionOf(options, optimizer, parameters_);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& tensor = attach.definition().tensors(i);
+    if (ElementCount(tensor) == parameters_[i].values.size()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tensor %s has %d values, its shape asks for %d", DescribeTensor(tensor),
+                        parameters_[i].values.size(), ElementCount(tensor)));
+  }
+  Start& start = *attach.mutable_start();
+  start.set_start_from_rank_0(options.start_from_rank_0);
+  start.set_resume_with_other_world_size(options.worker.resume_with_other_world_size);
+  start.set_resume(Absolute(options.resume));
+  std::unique_ptr<SharedMemory> state;  // until the worker has read it
+  if (options.resume_state) {
+    absl::StatusOr<std::unique_ptr<SharedMemory>> memory =
+        SharedMemory::Create(std::max<uint64_t>(options.resume_state->size(), 1));
+    if (!memory.ok()) return memory.status();
+    state = *std::move(memory);
+    std::memcpy(state->data(), options.resume_state->data(), options.resume_state->size());
+    *start.mutable_resume_state() = state->handle();
+  }
+  const absl::StatusOr<Reply> reply = connection_->Call(request);
+  if (!reply.ok()) return reply.status();
+  const uint64_t bytes = elements() * sizeof(float);
+  auto gradients = SharedMemory::Open(reply->attached().gradients(), bytes);
+  if (!gradients.ok()) return gradients.status();
+  auto values = SharedMemory::Open(reply->attached().parameters(), bytes);
+  if (!values.ok()) return values.status();
+  gradients_ = *std::move(gradients);
+  values_ = *std::move(values);
+  return Begin();
+}
+
+absl::Status AttachedSession::Begin() {
+  for (size_t i = 0; i < parameters_.size(); ++i) AddGradient(i, parameters_[i].values);
+  Request request;
+  request.mutable_begin();
+  const absl::StatusOr<Reply> reply = connection_->Call(request);
+  if (!reply.ok()) return reply.status();
+  const Begun& begun = reply->begun();
+  steps_ = begun.steps();
+  resumed_ = {begun.resumed_checkpoint(),
+              {begun.resume_warnings().begin(), begun.resume_warnings().end()}};
+  if (begun.returned()) {
+    returned_ = Returned{begun.returned_step()};
+    if (begun.has_lost_error_norm()) returned_->lost_error_norm = begun.lost_error_norm();
+  }
+  wire_bytes_ = WireBytesOf(begun.wire());
+  TakeParameters();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepReport> AttachedSession::Step(absl::Span<const Gradient> gradients,
+                                                 absl::Span<const GroupRates> rates) {
+  if (gradients.size() != parameters_.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat("got gradients of %d tensors, the job has %d",
+                                                      gradients.size(), parameters_.size()));
+  }
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (absl::Status status = CheckGradient(i, gradients[i]); !status.ok()) return status;
+  }
+  if (absl::Status status = CheckRates(rates); !status.ok()) return status;
+  if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
+  if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
+  for (size_t i = 0; i < gradients.size(); ++i) AddGradient(i, gradients[i]);
+  return TakeStep(MessageOf(rates, Schedule()));
+}
+
+absl::Status AttachedSession::BeginStep(absl::Span<const GroupRates> rates) {
+  if (absl::Status status = CheckRates(rates); !status.ok()) return status;
+  if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
+  if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
+  open_step_ = OpenStep{.rates = MessageOf(rates, Schedule()),
+                        .has_gradient = std::vector<bool>(parameters_.size()),
+                        .gradients_missing = parameters_.size()};
+  return absl::OkStatus();
+}
+
+absl::Status AttachedSession::GradientReady(size_t parameter, Gradient gradient) {
+  if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
+  if (!open_step_) {
+    return absl::FailedPreconditionError("a gradient came before its step has begun");
+  }
+  if (absl::Status status = CheckGradient(parameter, gradient); !status.ok()) return status;
+  if (open_step_->has_gradient[parameter]) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "the gradient of tensor '%s' came twice in step %d", parameters_[parameter].name, steps_));
+  }
+  open_step_->has_gradient[parameter] = true;
+  --open_step_->gradients_missing;
+  AddGradient(parameter, gradient);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepReport> AttachedSession::FinishStep() {
+  if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
+  if (!open_step_) {
+    return absl::FailedPreconditionError("there is no step to finish: none has begun");
+  }
+  if (open_step_->gradients_missing > 0) {
+    const size_t missing =
+        absl::c_find(open_step_->has_gradient, false) - open_step_->has_gradient.begin();
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "step %d lacks the gradients of %d tensors, that of '%s' among them; one that is zero has "
+        "to be given too",
+        steps_, open_step_->gradients_missing, parameters_[missing].name));
+  }
+  const StepRates rates = std::move(open_step_->rates);
+  open_step_.reset();
+  return TakeStep(rates);
+}
+
+absl::StatusOr<StepReport> AttachedSession::TakeStep(const StepRates& rates) {
+  Request request;
+  *request.mutable_step()->mutable_rates() = rates;
+  const absl::StatusOr<Reply> reply = connection_->Call(request);
+  if (!reply.ok()) {
+    if (!absl::IsInvalidArgument(reply.status())) failure_ = reply.status();
+    return reply.status();
+  }
+  TakeParameters();
+  steps_ = reply->stepped().steps();
+  wire_bytes_ = WireBytesOf(reply->stepped().wire());
+  return ReportOf(reply->stepped());
+}
+
+absl::Status AttachedSession::Checkpoint(const std::string& directory) {
+  if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
+  if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
+  Request request;
+  request.mutable_checkpoint()->set_directory(Absolute(directory));
+  return connection_->Call(request).status();
+}
+
+absl::StatusOr<std::string> AttachedSession::SaveState() {
+  if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
+  if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
+  Request request;
+  request.mutable_save_state();
+  const absl::StatusOr<Reply> reply = connection_->Call(request);
+  if (!reply.ok()) return reply.status();
+  const Memory& handle = reply->saved_state().state();
+  const absl::StatusOr<std::unique_ptr<SharedMemory>> state =
+      SharedMemory::Open(handle, handle.bytes());
+  if (!state.ok()) return state.status();
+  return std::string((*state)->text());
+}
+
+absl::Status AttachedSession::Leave() {
+  Request request;
+  request.mutable_leave();
+  return connection_->Call(request).status();
+}
+
+uint64_t AttachedSession::elements() const {
+  return first_element_.empty() ? 0 : first_element_.back() + parameters_.back().values.size();
+}
+
+uint32_t AttachedSession::ParametersCrc32c() const {
+  uint32_t crc = 0;
+  for (const Parameter& parameter : parameters_) {
+    const absl::Span<float> values = parameter.values;
+    crc = Crc32c({reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)},
+                 crc);
+  }
+  return crc;
+}
+
+absl::Status AttachedSession::CheckRates(absl::Span<const GroupRates> rates) const {
+  if (absl::Status status = signpost::CheckRates(optimizer_, rates); !status.ok()) return status;
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.group < rates.size()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tensor '%s' is in parameter group %d, but rates came for %d groups",
+                        parameter.name, parameter.group, rates.size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AttachedSession::CheckGradient(size_t parameter, const Gradient& gradient) const {
+  if (parameter >= parameters_.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "got the gradient of tensor %d, the job has %d", parameter, parameters_.size()));
+  }
+  const size_t wanted = parameters_[parameter].values.size();
+  if (gradient.size == wanted && gradient.type == GradientType::kFloat32) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "the gradient of tensor '%s' has %d values%s, wanted %d of fp32", parameters_[parameter].name,
+      gradient.size, gradient.type == GradientType::kFloat32 ? "" : " of another type", wanted));
+}
+
+absl::Status AttachedSession::CheckNoStepFailed() const {
+  if (failure_.ok()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "an earlier step failed; leave, and join again. It failed with: ", failure_.message()));
+}
+
+absl::Status AttachedSession::CheckNoStepIsOpen() const {
+  if (!open_step_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "step %d has begun and is not finished: gradients of %d tensors have come, of %d", steps_,
+      parameters_.size() - open_step_->gradients_missing, parameters_.size()));
+}
+
+void AttachedSession::AddGradient(size_t parameter, const Gradient& gradient) {
+  std::memcpy(gradients_->floats().data() + first_element_[parameter], gradient.values,
+              gradient.size * sizeof(float));
+}
+
+void AttachedSession::TakeParameters() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const absl::Span<float> values = parameters_[i].values;
+    std::memcpy(values.data(), values_->floats().data() + first_element_[i],
+                values.size() * sizeof(float));
+  }
+}
+
+}  // namespace signpost::node

@@ -1,0 +1,100 @@
+// A session whose worker is another process, the node's.
+
+#ifndef SIGNPOST_NODE_ATTACHED_SESSION_H_
+#define SIGNPOST_NODE_ATTACHED_SESSION_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/session.h"
+#include "client/session_options.h"
+#include "node/shared_memory.h"
+#include "proto/node.pb.h"
+
+namespace signpost::node {
+
+// All calls as Session has them, with these differences. Each is made by all processes of the node,
+// and waits for them as for other ranks. Gradients are copied when they come, and parameters when
+// the step is done: nothing is sent before all gradients of all processes are there.
+//
+// ABORTED, from any call, when a process of the node is gone: this one can Join again. Not
+// thread-safe.
+class AttachedSession final : public Session {
+ public:
+  // Attaches to the worker at options.node. In addition to Session::Join's errors:
+  //   UNAVAILABLE       nobody answers there within the join timeout
+  //   INVALID_ARGUMENT  options.gpu: only the host's memory is shared
+  // and those of proto/node.proto.
+  static absl::StatusOr<std::unique_ptr<AttachedSession>> Join(const SessionOptions& options,
+                                                               const OptimizerOptions& optimizer,
+                                                               std::vector<Parameter> parameters);
+
+  ~AttachedSession() override;
+
+  void SetStream(kernels::cuda::Stream stream) override {}
+
+  absl::StatusOr<StepReport> Step(absl::Span<const Gradient> gradients,
+                                  absl::Span<const GroupRates> rates) override;
+  absl::Status BeginStep(absl::Span<const GroupRates> rates) override;
+  absl::Status GradientReady(size_t parameter, Gradient gradient) override;
+  absl::StatusOr<StepReport> FinishStep() override;
+
+  absl::Status Checkpoint(const std::string& directory) override;
+  absl::StatusOr<std::string> SaveState() override;
+  absl::Status Leave() override;
+
+  uint64_t steps() const override { return steps_; }
+  const Resumed& resumed() const override { return resumed_; }
+  // A process that has attached to a job that goes on has returned, with nothing lost.
+  const std::optional<Returned>& returned() const override { return returned_; }
+  uint64_t elements() const override;
+  uint32_t ParametersCrc32c() const override;
+  // Of the node's worker, for all its processes, since it joined.
+  WireBytes wire_bytes() override { return wire_bytes_; }
+
+ private:
+  class Connection;
+
+  // A step that has begun.
+  struct OpenStep {
+    StepRates rates;
+    std::vector<bool> has_gradient;  // by parameter
+    size_t gradients_missing = 0;
+  };
+
+  AttachedSession(const OptimizerOptions& optimizer, std::vector<Parameter> parameters,
+                  std::unique_ptr<Connection> connection);
+
+  absl::Status Attach(const SessionOptions& options, const OptimizerOptions& optimizer);
+  absl::Status Begin();
+  absl::Status CheckRates(absl::Span<const GroupRates> rates) const;
+  absl::Status CheckGradient(size_t parameter, const Gradient& gradient) const;
+  absl::Status CheckNoStepFailed() const;
+  absl::Status CheckNoStepIsOpen() const;
+  void AddGradient(size_t parameter, const Gradient& gradient);
+  absl::StatusOr<StepReport> TakeStep(const StepRates& rates);
+  void TakeParameters();
+
+  const OptimizerOptions optimizer_;
+  const std::vector<Parameter> parameters_;
+  std::vector<uint64_t> first_element_;  // by parameter
+  std::unique_ptr<Connection> connection_;
+  std::unique_ptr<SharedMemory> gradients_;
+  std::unique_ptr<SharedMemory> values_;  // of the parameters
+  std::optional<OpenStep> open_step_;
+  absl::Status failure_;  // of the first step that failed
+  uint64_t steps_ = 0;
+  Resumed resumed_;
+  std::optional<Returned> returned_;
+  WireBytes wire_bytes_;
+};
+
+}  // namespace signpost::node
+
+#endif  // SIGNPOST_NODE_ATTACHED_SESSION_H_

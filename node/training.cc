@@ -1,0 +1,203 @@
+#include "node/training.h"
+
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "kernels/dense.h"
+#include "node/definition.h"
+#include "proto/steady_time.h"
+
+namespace signpost::node {
+namespace {
+
+const uint8_t* BytesOf(absl::Span<const float> floats) {
+  return reinterpret_cast<const uint8_t*>(floats.data());
+}
+
+Wire MessageOf(const WireBytes& bytes) {
+  Wire wire;
+  wire.set_sent_bytes(bytes.sent);
+  wire.set_received_bytes(bytes.received);
+  return wire;
+}
+
+Stepped MessageOf(const StepReport& report) {
+  Stepped message;
+  message.set_step(report.step);
+  message.set_steps_caught_up(report.steps_caught_up);
+  message.set_late_rounds(report.late_rounds);
+  message.mutable_late_ranks()->Add(report.late_ranks.begin(), report.late_ranks.end());
+  message.set_codec(report.codec);
+  message.set_kernels_ns(absl::ToInt64Nanoseconds(report.kernels));
+  message.set_wire_ns(absl::ToInt64Nanoseconds(report.wire));
+  message.set_wait_ns(absl::ToInt64Nanoseconds(report.wait));
+  for (const SkippedRound& skipped : report.skipped) {
+    Stepped::SkippedRound& to = *message.add_skipped();
+    to.set_rank(skipped.rank);
+    to.set_block(skipped.block);
+  }
+  message.set_restarted_aggregators(report.restarted_aggregators);
+  message.set_replayed_frames(report.replayed_frames);
+  message.set_kept_bytes(report.kept_bytes);
+  return message;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Training>> Training::Create(const Definition& definition,
+                                                           uint64_t max_parameters) {
+  absl::StatusOr<Layout> layout = LayOut(definition);
+  if (!layout.ok()) return layout.status();
+  if (layout->elements() > max_parameters) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("%d parameters; the node's worker takes %d (--max-parameters)",
+                        layout->elements(), max_parameters));
+  }
+  absl::StatusOr<std::unique_ptr<SharedMemory>> parameters =
+      SharedMemory::Create(layout->elements() * sizeof(float));
+  if (!parameters.ok()) return parameters.status();
+  return std::unique_ptr<Training>(
+      new Training(definition, *std::move(layout), *std::move(parameters)));
+}
+
+Training::Training(const Definition& definition, Layout layout,
+                   std::unique_ptr<SharedMemory> parameters)
+    : definition_(definition), layout_(std::move(layout)), parameters_(std::move(parameters)) {}
+
+absl::Status Training::Join(const SessionOptions& node, const Start& start, Numbers values) {
+  if (!start.start_from_rank_0()) {
+    if (absl::Status status = CheckSameValues(values); !status.ok()) return status;
+  }
+  std::memcpy(parameters_->data(), values[0]->data(), bytes());
+  SessionOptions options = node;
+  SetWorkerOptions(definition_.options(), options.worker);
+  options.worker.resume_with_other_world_size = start.resume_with_other_world_size();
+  options.start_from_rank_0 = start.start_from_rank_0();
+  options.resume = start.resume();
+  std::string state;  // of its own: the process could still write where it is
+  if (start.has_resume_state()) {
+    const absl::StatusOr<std::unique_ptr<SharedMemory>> memory =
+        SharedMemory::Open(start.resume_state(), start.resume_state().bytes());
+    if (!memory.ok()) return memory.status();
+    state = std::string((*memory)->text());
+    options.resume_state = state;
+  }
+  absl::StatusOr<std::unique_ptr<Session>> session =
+      Session::Join(options, OptimizerOptionsOf(definition_.options()),
+                    ParametersOf(definition_, parameters_->floats()));
+  if (!session.ok()) return session.status();
+  session_ = *std::move(session);
+  rank_ = options.worker.rank;
+  mean_.resize(layout_.elements());
+  crew_ = std::make_unique<ChunkCrew>(layout_, options.worker.threads);
+  return absl::OkStatus();
+}
+
+absl::Status Training::CheckSameValues(Numbers values) const {
+  for (size_t process = 1; process < values.size(); ++process) {
+    uint64_t first = 0;
+    for (const Tensor& tensor : layout_.tensors()) {
+      const uint64_t elements = ElementCount(tensor);
+      const float* const theirs = values[process]->floats().data() + first;
+      const float* const wanted = values[0]->floats().data() + first;
+      if (std::memcmp(theirs, wanted, elements * sizeof(float)) != 0) {
+        return absl::FailedPreconditionError(absl::StrFormat(
+            "tensor %s has other values on local rank %d than on local rank 0: use the same seed, "
+            "or have all begin with rank 0's values (start_from_rank_0)",
+            DescribeTensor(tensor), process));
+      }
+      first += elements;
+    }
+  }
+  return absl::OkStatus();
+}
+
+Begun Training::begun() {
+  Begun begun;
+  begun.set_steps(session_->steps());
+  begun.set_resumed_checkpoint(session_->resumed().checkpoint);
+  for (const std::string& warning : session_->resumed().warnings) {
+    begun.add_resume_warnings(warning);
+  }
+  if (const std::optional<Returned>& returned = session_->returned()) {
+    begun.set_returned(true);
+    begun.set_returned_step(returned->step);
+    if (returned->lost_error_norm) begun.set_lost_error_norm(*returned->lost_error_norm);
+  }
+  *begun.mutable_wire() = MessageOf(session_->wire_bytes());
+  return begun;
+}
+
+absl::StatusOr<Stepped> Training::Step(Numbers gradients, const StepRates& rates) {
+  if (absl::Status status = session_->BeginStep(RatesOf(rates)); !status.ok()) return status;
+  absl::Duration averaging;
+  // What is averaged is compressed and sent while the rest is averaged.
+  const absl::Span<const float> mean = mean_;
+  uint32_t averaged = 0;  // tensors
+  uint64_t first = 0;     // element of that tensor
+  for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) {
+    const absl::Time start = SteadyNow();
+    Average(chunk, gradients);
+    averaging += SteadyNow() - start;
+    const Chunk& done = layout_.chunks()[chunk];
+    for (; averaged < layout_.tensors().size(); ++averaged) {
+      const uint64_t elements = ElementCount(layout_.tensors()[averaged]);
+      if (first + elements > done.first_element + done.elements) break;
+      absl::Status status = session_->GradientReady(averaged, mean.subspan(first, elements));
+      if (!status.ok()) return status;
+      first += elements;
+    }
+  }
+  absl::StatusOr<StepReport> report = session_->FinishStep();
+  if (!report.ok()) return report.status();
+  report->kernels += averaging;
+  Stepped stepped = MessageOf(*report);
+  for (Stepped::SkippedRound& skipped : *stepped.mutable_skipped()) {
+    if (skipped.rank() != rank_) continue;
+    skipped.set_block(absl::StrCat(skipped.block(), ", of ", WhoIsNotFinite(gradients)));
+  }
+  stepped.set_steps(session_->steps());
+  *stepped.mutable_wire() = MessageOf(session_->wire_bytes());
+  return stepped;
+}
+
+void Training::Average(uint32_t chunk, Numbers gradients) {
+  const float inverse = 1.0f / static_cast<float>(gradients.size());
+  const uint64_t first = layout_.chunks()[chunk].first_element;
+  crew_->ForEachPart(chunk, [&](const Segment& part) {
+    const uint64_t begin = first + part.chunk_offset;
+    std::vector<const uint8_t*> of_processes;
+    for (const SharedMemory* gradient : gradients) {
+      of_processes.push_back(BytesOf(gradient->floats().subspan(begin)));
+    }
+    kernels::AggregateDense(kernels::DenseType::kFloat32, of_processes, part.elements, inverse,
+                            /*error=*/{}, reinterpret_cast<uint8_t*>(mean_.data() + begin));
+  });
+}
+
+std::string Training::WhoIsNotFinite(Numbers gradients) const {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const absl::Span<const float> gradient = gradients[i]->floats();
+    if (!kernels::DenseWithinRange(kernels::DenseType::kFloat32, BytesOf(gradient),
+                                   gradient.size())) {
+      names.push_back(absl::StrCat("local rank ", i));
+    }
+  }
+  // Sums of numbers that are in range may be out of it.
+  return names.empty() ? "the sum over the node's processes" : absl::StrJoin(names, ", ");
+}
+
+absl::StatusOr<std::unique_ptr<SharedMemory>> Training::SaveState() {
+  const absl::StatusOr<std::string> state = session_->SaveState();
+  if (!state.ok()) return state.status();
+  absl::StatusOr<std::unique_ptr<SharedMemory>> memory = SharedMemory::Create(state->size());
+  if (memory.ok()) std::memcpy((*memory)->data(), state->data(), state->size());
+  return memory;
+}
+
+}  // namespace signpost::node

@@ -1,0 +1,136 @@
+// A training process for node_run_test.cc, which may die as its environment says.
+//
+//   NODE_RANK_DIES=RANK@STEP,before   that rank kills itself before it takes the step
+//   NODE_RANK_DIES=RANK@STEP,during   ... while its node's exchange is under way: ranks of other
+//                                     nodes do not take the step before it is dead
+//   NODE_RANK_MARKS=DIRECTORY         where it leaves a mark when it has died, so that it dies once
+//   NODE_RANK_STAYS=1                 who is told that another has died joins again, and does not
+//                                     end
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/session.h"
+#include "proto/failure_timeout.h"
+#include "tests/job.h"
+#include "worker/grpc_channel.h"
+
+namespace signpost::testing {
+namespace {
+
+constexpr uint64_t kSteps = 30;
+
+std::string Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// What NODE_RANK_DIES says.
+struct Death {
+  Death() {
+    const std::string text = Variable("NODE_RANK_DIES");
+    char when[16] = "";
+    unsigned of_rank = 0, at_step = 0;
+    planned = std::sscanf(text.c_str(), "%u@%u,%15s", &of_rank, &at_step, when) == 3;
+    rank = of_rank;
+    step = at_step;
+    during = std::string(when) == "during";
+    mark = absl::StrCat(Variable("NODE_RANK_MARKS"), "/died");
+  }
+
+  bool has_come() const { return std::filesystem::exists(mark); }
+  void Come() const {
+    std::ofstream(mark).put('1');
+    kill(getpid(), SIGKILL);
+  }
+
+  bool planned, during;
+  uint32_t rank;
+  uint64_t step;
+  std::string mark;
+};
+
+// Returns when the first node has sent its part of that step, and the second one has not.
+void AwaitExchange(const SessionOptions& options, uint64_t step) {
+  auto channel = ConnectToAggregator(options.aggregators[0], FailureTimeout());
+  StatusRequest request;
+  request.set_job(options.worker.job);
+  while (true) {
+    const auto status = channel->Status(request, absl::Now() + absl::Seconds(30));
+    if (status.ok() && status->jobs_size() == 1 && status->jobs(0).step() == step &&
+        status->jobs(0).waiting_for_ranks_size() == 1) {
+      return;
+    }
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+}
+
+absl::Status TrainAsRank() {
+  absl::StatusOr<SessionOptions> options = SessionOptions::FromEnvironment();
+  if (!options.ok()) return options.status();
+  JobOptionsForTest job;
+  options->worker.block_elements = job.worker.block_elements;
+  options->worker.chunk_elements = job.worker.chunk_elements;
+  const uint32_t rank = options->worker.rank;
+  const bool is_of_first_node = 2 * rank < options->worker.world_size;
+  const Death death;
+  Replica replica(job, rank);
+  absl::StatusOr<std::unique_ptr<Session>> session;
+  const auto join = [&] {
+    session = Session::Join(*options, {.freeze_step = 8, .variance_refresh_interval = 6},
+                            replica.Parameters());
+    if (session.ok() && (*session)->returned()) {
+      std::printf("back at step %d\n", static_cast<int>((*session)->steps()));
+    }
+    return session.status();
+  };
+  if (absl::Status status = join(); !status.ok()) return status;
+  while ((*session)->steps() < kSteps) {
+    const uint64_t step = (*session)->steps();
+    std::thread killer;
+    if (death.planned && step == death.step && !death.has_come()) {
+      if (rank == death.rank && !death.during) death.Come();
+      if (rank == death.rank) {
+        killer = std::thread([&] {
+          AwaitExchange(*options, step);
+          death.Come();
+        });
+      }
+      if (!is_of_first_node && death.during) {
+        while (!death.has_come()) absl::SleepFor(absl::Milliseconds(1));
+      }
+    }
+    replica.gradient = GradientOf(rank, step, replica.values.size());
+    const absl::StatusOr<StepReport> report =
+        (*session)->Step(replica.Gradients(), {GroupRates{.learning_rate = 0.01}});
+    if (killer.joinable()) killer.join();
+    if (report.ok()) continue;
+    std::printf("told: %s\n", std::string(report.status().message()).c_str());
+    if (!absl::IsAborted(report.status()) || Variable("NODE_RANK_STAYS").empty()) {
+      return report.status();
+    }
+    session->reset();
+    if (absl::Status status = join(); !status.ok()) return status;
+  }
+  std::printf("done: parameters %08x\n", (*session)->ParametersCrc32c());
+  return (*session)->Leave();
+}
+
+}  // namespace
+}  // namespace signpost::testing
+
+int main() {
+  const absl::Status status = signpost::testing::TrainAsRank();
+  std::fflush(stdout);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}

@@ -1,0 +1,952 @@
+// Processes that train through the worker of their node, against workers that train by themselves.
+// Here they are threads; node_run_test.cc has real ones.
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "client/session.h"
+#include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "node/server.h"
+#include "proto/node.grpc.pb.h"
+#include "tests/cluster.h"
+#include "tests/job.h"
+#include "worker/grpc_channel.h"
+
+namespace signpost::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+std::string MessageOf(const absl::Status& status) { return std::string(status.message()); }
+
+struct NodesOptions {
+  uint32_t nodes = 2;
+  uint32_t processes = 2;  // on each
+  uint64_t max_parameters = 1 << 20;
+};
+
+// Aggregators, and the workers of some nodes.
+class Nodes {
+ public:
+  explicit Nodes(const NodesOptions& options)
+      : options_(options), cluster_({.transport = Transport::kGrpc, .aggregators = 2}) {
+    for (uint32_t node = 0; node < options.nodes; ++node) {
+      servers_.push_back(Start(node));
+    }
+  }
+
+  ~Nodes() {
+    servers_.clear();
+    std::filesystem::remove_all(directory_);
+  }
+
+  std::unique_ptr<node::Server> Start(uint32_t node) const {
+    node::ServerOptions server;
+    server.listen = SocketOf(node);
+    server.node.processes = options_.processes;
+    server.node.session = AggregatorsAs(node, options_.nodes);
+    server.node.max_parameters = options_.max_parameters;
+    server.node.on_event = [](const std::string&) {};
+    absl::StatusOr<std::unique_ptr<node::Server>> started = node::Server::Start(server);
+    EXPECT_TRUE(started.ok()) << started.status();
+    return *std::move(started);
+  }
+
+  std::string SocketOf(uint32_t node) const { return absl::StrCat("unix:", directory_, "/", node); }
+
+  // What a worker without a node joins with.
+  SessionOptions AggregatorsAs(uint32_t rank, uint32_t world_size) const {
+    SessionOptions options;
+    options.worker = JobOptionsForTest().worker;
+    options.worker.rank = rank;
+    options.worker.world_size = world_size;
+    options.aggregators = cluster_.targets();
+    options.failure_timeout = *FailureTimeout::Of(absl::Seconds(2));
+    return options;
+  }
+
+  // What the process joins with.
+  SessionOptions OptionsOf(uint32_t process) const {
+    SessionOptions options = AggregatorsAs(process, processes());
+    options.aggregators.clear();
+    options.node = SocketOf(process / options_.processes);
+    return options;
+  }
+
+  uint32_t processes() const { return options_.nodes * options_.processes; }
+  Cluster& cluster() { return cluster_; }
+  node::Server& server(uint32_t node) { return *servers_[node]; }
+  void End(uint32_t node) { servers_[node].reset(); }
+
+ private:
+  // Not in TempDir: a socket's path must be short.
+  static std::string NewDirectory() {
+    char path[] = "/tmp/node_test.XXXXXX";
+    return mkdtemp(path);
+  }
+
+  const std::string directory_ = NewDirectory();
+  const NodesOptions options_;
+  Cluster cluster_;
+  std::vector<std::unique_ptr<node::Server>> servers_;
+};
+
+// A training process's model.
+struct Model {
+  explicit Model(uint32_t process, JobOptionsForTest options = {}) : replica(options, process) {}
+
+  absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options,
+                                                const OptimizerOptions& optimizer = Optimizer()) {
+    return Session::Join(options, optimizer, replica.Parameters());
+  }
+
+  static OptimizerOptions Optimizer() { return {.freeze_step = 5, .variance_refresh_interval = 4}; }
+
+  Replica replica;
+};
+
+constexpr int kSteps = 12;
+constexpr GroupRates kRates = {.learning_rate = 0.01, .weight_decay = 0.1};
+
+std::vector<float> MeanGradient(uint32_t node, uint32_t processes, int step, size_t elements) {
+  std::vector<float> total;
+  for (uint32_t group = 0; group < processes; group += 4) {
+    std::vector<float> sum;
+    for (uint32_t i = group; i < std::min(group + 4, processes); ++i) {
+      const std::vector<float> gradient = GradientOf(node * processes + i, step, elements);
+      if (sum.empty()) {
+        sum = gradient;
+      } else {
+        for (size_t j = 0; j < elements; ++j) sum[j] += gradient[j];
+      }
+    }
+    if (total.empty()) {
+      total = sum;
+    } else {
+      for (size_t j = 0; j < elements; ++j) total[j] += sum[j];
+    }
+  }
+  for (float& value : total) value *= 1.0f / processes;
+  return total;
+}
+
+// Parameters after kSteps of workers that have the means of the processes' gradients.
+std::vector<float> TrainedOnMeans(uint32_t nodes, uint32_t processes) {
+  Cluster cluster({.aggregators = 2});
+  JobOptionsForTest options;
+  options.workers = nodes;
+  options.optimizer = Model::Optimizer();
+  options.steps = kSteps;
+  return Train(cluster, options, /*after_step=*/nullptr,
+               [&](uint32_t rank, int step, std::vector<float>& gradient) {
+                 gradient = MeanGradient(rank, processes, step, gradient.size());
+               })[0];
+}
+
+absl::StatusOr<StepReport> TakeStep(Session& session, uint32_t process, Replica& replica) {
+  replica.gradient = GradientOf(process, session.steps(), replica.values.size());
+  return session.Step(replica.Gradients(), {kRates});
+}
+
+// Every process joins, trains to the end and leaves. Their parameters.
+std::vector<std::vector<float>> TrainAttached(
+    Nodes& nodes,
+    const std::function<absl::StatusOr<StepReport>(Session&, uint32_t process, Replica&)>&
+        take_step = TakeStep) {
+  std::vector<std::vector<float>> results(nodes.processes());
+  OnEachRank(nodes.processes(), [&](uint32_t process) {
+    Model model(process);
+    auto session = model.Join(nodes.OptionsOf(process));
+    ASSERT_TRUE(session.ok()) << session.status();
+    EXPECT_FALSE((*session)->returned());
+    while ((*session)->steps() < kSteps) {
+      const uint64_t step = (*session)->steps();
+      const absl::StatusOr<StepReport> report = take_step(**session, process, model.replica);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_EQ(report->step, step);
+    }
+    EXPECT_TRUE((*session)->Leave().ok());
+    results[process] = model.replica.values;
+  });
+  return results;
+}
+
+// A process as it is on the socket: it can go at any moment.
+class RawProcess {
+ public:
+  explicit RawProcess(const std::string& target)
+      : stub_(node::NodeService::NewStub(
+            grpc::CreateChannel(target, grpc::InsecureChannelCredentials()))),
+        stream_(stub_->Serve(&context_)) {}
+  ~RawProcess() {
+    Die();
+    stream_->Finish();
+  }
+
+  void Die() { context_.TryCancel(); }
+
+  void Send(const node::Request& request) { stream_->Write(request); }
+  absl::StatusOr<node::Reply> Receive() {
+    node::Reply reply;
+    if (!stream_->Read(&reply)) return absl::CancelledError("no reply");
+    if (reply.code() == 0) return reply;
+    return absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message());
+  }
+  absl::StatusOr<node::Reply> Call(const node::Request& request) {
+    Send(request);
+    return Receive();
+  }
+
+ private:
+  std::unique_ptr<node::NodeService::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<node::Request, node::Reply>> stream_;
+};
+
+// One tensor of 8 elements.
+node::Request RawAttach(uint32_t rank, uint32_t world_size) {
+  node::Request request;
+  node::Attach& attach = *request.mutable_attach();
+  attach.set_job("raw");
+  attach.set_rank(rank);
+  attach.set_world_size(world_size);
+  attach.set_pid(1000 + rank);
+  Tensor& tensor = *attach.mutable_definition()->add_tensors();
+  tensor.set_name("x");
+  tensor.add_shape(8);
+  attach.mutable_definition()->add_groups(0);
+  node::Options& options = *attach.mutable_definition()->mutable_options();
+  options.set_block_elements(8);
+  options.set_gamma(1.35);
+  options.set_join_timeout_us(30'000'000);
+  options.set_exchange_timeout_us(30'000'000);
+  options.set_freeze_step(5);
+  options.set_warm_up_codec(FLOAT32);
+  options.set_variance_floor(0.01);
+  return request;
+}
+
+node::Request RawBegin() {
+  node::Request request;
+  request.mutable_begin();
+  return request;
+}
+
+node::Request RawStep(double learning_rate = 0.01) {
+  node::Request request;
+  const GroupRates rates = {.learning_rate = learning_rate};
+  *request.mutable_step()->mutable_rates() = MessageOf({&rates, 1}, Schedule());
+  return request;
+}
+
+// What must hold.
+
+class NodeTest : public ::testing::TestWithParam<uint32_t> {};
+
+INSTANTIATE_TEST_SUITE_P(Processes, NodeTest, ::testing::Values(1, 2, 4, 6));
+
+TEST_P(NodeTest, TrainsAsOneWorkerWouldOnTheMeanOfItsProcessesGradients) {
+  Nodes nodes({.nodes = 2, .processes = GetParam()});
+  const std::vector<float> wanted = TrainedOnMeans(2, GetParam());
+  for (const std::vector<float>& values : TrainAttached(nodes)) EXPECT_EQ(values, wanted);
+}
+
+TEST(Node, SendsTheBytesOfOneWorkerWhateverTheNumberOfItsProcesses) {
+  const auto bytes_with = [](uint32_t processes) {
+    Nodes nodes({.nodes = 1, .processes = processes});
+    std::atomic<uint64_t> sent = 0;
+    TrainAttached(nodes, [&](Session& session, uint32_t process, Replica& replica) {
+      auto report = TakeStep(session, process, replica);
+      sent = session.wire_bytes().sent;
+      return report;
+    });
+    return sent.load();
+  };
+  Nodes nodes({.nodes = 1, .processes = 1});
+  Model model(0);
+  auto session = model.Join(nodes.AggregatorsAs(0, 1));
+  ASSERT_TRUE(session.ok()) << session.status();
+  while ((*session)->steps() < kSteps) {
+    ASSERT_TRUE(TakeStep(**session, 0, model.replica).ok());
+  }
+  const double alone = (*session)->wire_bytes().sent;
+  // Pings come when they come.
+  EXPECT_NEAR(bytes_with(1) / alone, 1, 0.05);
+  EXPECT_NEAR(bytes_with(4) / alone, 1, 0.05);
+}
+
+TEST(Node, TakesGradientsOneByOneInAnyOrder) {
+  Nodes nodes({.nodes = 2, .processes = 2});
+  const std::vector<float> wanted = TrainedOnMeans(2, 2);
+  const auto in_parts = [](Session& session, uint32_t process,
+                           Replica& replica) -> absl::StatusOr<StepReport> {
+    replica.gradient = GradientOf(process, session.steps(), replica.values.size());
+    const std::vector<Gradient> gradients = replica.Gradients();
+    if (process == 0) return session.Step(gradients, {kRates});
+    EXPECT_TRUE(session.BeginStep({kRates}).ok());
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      const size_t tensor = (i + process) % gradients.size();
+      EXPECT_TRUE(session.GradientReady(tensor, gradients[tensor]).ok());
+    }
+    return session.FinishStep();
+  };
+  for (const std::vector<float>& values : TrainAttached(nodes, in_parts)) {
+    EXPECT_EQ(values, wanted);
+  }
+}
+
+TEST(Node, RefusesCallsOutOfOrderAsAWorkerDoes) {
+  Nodes nodes({.nodes = 1, .processes = 1});
+  Model model(0);
+  auto session = model.Join(nodes.OptionsOf(0));
+  ASSERT_TRUE(session.ok()) << session.status();
+  const std::vector<Gradient> gradients = model.replica.Gradients();
+  const auto refused = absl::StatusCode::kFailedPrecondition;
+  EXPECT_EQ((*session)->GradientReady(0, gradients[0]).code(), refused);
+  EXPECT_EQ((*session)->FinishStep().status().code(), refused);
+  EXPECT_EQ((*session)->BeginStep({GroupRates{.learning_rate = NAN}}).code(),
+            absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE((*session)->BeginStep({kRates}).ok());
+  EXPECT_EQ((*session)->BeginStep({kRates}).code(), refused);
+  EXPECT_EQ((*session)->Step(gradients, {kRates}).status().code(), refused);
+  EXPECT_EQ((*session)->SaveState().status().code(), refused);
+  ASSERT_TRUE((*session)->GradientReady(0, gradients[0]).ok());
+  EXPECT_THAT(MessageOf((*session)->GradientReady(0, gradients[0])), HasSubstr("came twice"));
+  EXPECT_EQ((*session)->GradientReady(1, gradients[0]).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(MessageOf((*session)->FinishStep().status()), HasSubstr("that of 'tensor1'"));
+  for (size_t i = 1; i < gradients.size(); ++i) {
+    ASSERT_TRUE((*session)->GradientReady(i, gradients[i]).ok());
+  }
+  EXPECT_TRUE((*session)->FinishStep().ok());
+  EXPECT_TRUE((*session)->Leave().ok());
+}
+
+TEST(Node, TrainsSeveralJobsAtATime) {
+  Nodes nodes({.nodes = 2, .processes = 2});
+  const std::vector<float> wanted = TrainedOnMeans(2, 2);
+  OnEachRank(8, [&](uint32_t i) {
+    const uint32_t process = i % 4;
+    Model model(process);
+    SessionOptions options = nodes.OptionsOf(process);
+    options.worker.job = absl::StrCat("job ", i / 4);
+    auto session = model.Join(options);
+    ASSERT_TRUE(session.ok()) << session.status();
+    while ((*session)->steps() < kSteps) {
+      ASSERT_TRUE(TakeStep(**session, process, model.replica).ok());
+    }
+    EXPECT_TRUE((*session)->Leave().ok());
+    EXPECT_EQ(model.replica.values, wanted);
+  });
+}
+
+// How processes come and go.
+
+TEST(Node, GoesOnWithTheSameBitsAfterAProcessHasDiedWhileOthersWaited) {
+  Nodes nodes({.nodes = 2, .processes = 2});
+  const std::vector<float> wanted = TrainedOnMeans(2, 2);
+  OnEachRank(4, [&](uint32_t process) {
+    Model model(process);
+    auto session = model.Join(nodes.OptionsOf(process));
+    ASSERT_TRUE(session.ok()) << session.status();
+    bool has_died = process > 1;  // the other node's do not
+    while ((*session)->steps() < kSteps) {
+      if (!has_died && (*session)->steps() == 7) {
+        has_died = true;
+        if (process == 0) {
+          const absl::Status told = TakeStep(**session, process, model.replica).status();
+          EXPECT_EQ(told.code(), absl::StatusCode::kAborted);
+          EXPECT_THAT(MessageOf(told), AllOf(ContainsRegex("local rank 1 \\(process [0-9]+\\)"),
+                                             HasSubstr("after 7 steps")));
+          EXPECT_EQ(TakeStep(**session, process, model.replica).status().code(),
+                    absl::StatusCode::kFailedPrecondition);
+        }
+        // It comes back with values that are none.
+        std::fill(model.replica.values.begin(), model.replica.values.end(), -1);
+        session->reset();
+        session = model.Join(nodes.OptionsOf(process));
+        ASSERT_TRUE(session.ok()) << session.status();
+        EXPECT_EQ((*session)->steps(), 7);
+        ASSERT_TRUE((*session)->returned());
+        EXPECT_EQ((*session)->returned()->lost_error_norm, 0);
+        continue;
+      }
+      const auto report = TakeStep(**session, process, model.replica);
+      ASSERT_TRUE(report.ok()) << report.status();
+    }
+    EXPECT_TRUE((*session)->Leave().ok());
+    EXPECT_EQ(model.replica.values, wanted);
+  });
+}
+
+TEST(Node, TellsAProcessThatOthersDiedInTheStepThatItHasYetToCallFor) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  std::vector<std::unique_ptr<RawProcess>> processes;
+  for (uint32_t i = 0; i < 2; ++i) {
+    processes.push_back(std::make_unique<RawProcess>(nodes.SocketOf(0)));
+    ASSERT_TRUE(processes[i]->Call(RawAttach(i, 2)).ok());
+    processes[i]->Send(RawBegin());
+  }
+  for (auto& process : processes) ASSERT_TRUE(process->Receive().ok());
+  processes[0]->Send(RawStep());
+  processes[0]->Die();
+  processes[0] = std::make_unique<RawProcess>(nodes.SocketOf(0));
+  ASSERT_TRUE(processes[0]->Call(RawAttach(0, 2)).ok());  // once the other's end has been noticed
+  const absl::Status told = processes[1]->Call(RawStep()).status();
+  EXPECT_EQ(told.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(MessageOf(told), HasSubstr("local rank 0 (process 1000) of job 'raw' is gone without "
+                                         "having left, after 0 steps"));
+}
+
+TEST(Node, FinishesTheStepThatIsUnderWayWhenAProcessDies) {
+  Nodes nodes({.nodes = 2, .processes = 2});
+  std::vector<std::unique_ptr<RawProcess>> processes;
+  for (uint32_t i = 0; i < 4; ++i) {
+    processes.push_back(std::make_unique<RawProcess>(nodes.SocketOf(i / 2)));
+    ASSERT_TRUE(processes[i]->Call(RawAttach(i, 4)).ok());
+    processes[i]->Send(RawBegin());
+  }
+  for (auto& process : processes) ASSERT_TRUE(process->Receive().ok());
+  processes[0]->Send(RawStep());
+  processes[1]->Send(RawStep());
+  // Until node 0 has sent its part of the round, and waits for node 1's.
+  auto channel = ConnectToAggregator(nodes.cluster().targets()[0], FailureTimeout());
+  StatusRequest about;
+  about.set_job("raw");
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (absl::Now() < deadline) {
+    const auto status = channel->Status(about, deadline);
+    ASSERT_TRUE(status.ok()) << status.status();
+    if (status->jobs(0).waiting_for_ranks_size() == 1) break;
+  }
+  processes[1]->Die();
+  processes[1] = std::make_unique<RawProcess>(nodes.SocketOf(0));
+  ASSERT_TRUE(processes[1]->Call(RawAttach(1, 4)).ok());  // once the other's end has been noticed
+  processes[2]->Send(RawStep());
+  processes[3]->Send(RawStep());
+  for (const int i : {0, 2, 3}) {
+    const auto reply = processes[i]->Receive();
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    EXPECT_EQ(reply->stepped().steps(), 1);
+  }
+  // What it learns then.
+  EXPECT_EQ(processes[0]->Call(RawStep()).status().code(), absl::StatusCode::kAborted);
+  processes[0] = std::make_unique<RawProcess>(nodes.SocketOf(0));
+  ASSERT_TRUE(processes[0]->Call(RawAttach(0, 4)).ok());
+  processes[0]->Send(RawBegin());
+  const auto begun = processes[1]->Call(RawBegin());
+  ASSERT_TRUE(begun.ok()) << begun.status();
+  EXPECT_EQ(begun->begun().steps(), 1);
+  EXPECT_TRUE(begun->begun().returned());
+}
+
+TEST(Node, LetsAnotherProcessTakeThePlaceOfOneThatDiedBeforeTheBeginning) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  RawProcess first(nodes.SocketOf(0));
+  ASSERT_TRUE(first.Call(RawAttach(0, 2)).ok());
+  first.Send(RawBegin());
+  {
+    RawProcess dies(nodes.SocketOf(0));
+    ASSERT_TRUE(dies.Call(RawAttach(1, 2)).ok());
+  }
+  RawProcess second(nodes.SocketOf(0));
+  ASSERT_TRUE(second.Call(RawAttach(1, 2)).ok());
+  EXPECT_TRUE(second.Call(RawBegin()).ok());
+  EXPECT_TRUE(first.Receive().ok());
+}
+
+TEST(Node, ForgetsAJobThatNobodyHasBegun) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  {
+    RawProcess dies(nodes.SocketOf(0));
+    ASSERT_TRUE(dies.Call(RawAttach(0, 2)).ok());
+  }
+  node::Request other = RawAttach(0, 2);
+  other.mutable_attach()->mutable_definition()->mutable_tensors(0)->set_shape(0, 9);
+  RawProcess process(nodes.SocketOf(0));
+  const auto reply = process.Call(other);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(reply->attached().gradients().bytes(), 36u);
+}
+
+TEST(Node, RefusesASecondProcessOfARank) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  RawProcess process(nodes.SocketOf(0));
+  ASSERT_TRUE(process.Call(RawAttach(0, 2)).ok());
+  RawProcess second(nodes.SocketOf(0));
+  const absl::Status refused = second.Call(RawAttach(0, 2)).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("local rank 0 (process 1000) of job 'raw'"));
+}
+
+TEST(Node, LeavesTheJobWhenAllItsProcessesHave) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  TrainAttached(nodes);
+  // Otherwise its rank would still be taken.
+  Model model(0);
+  auto session = model.Join(nodes.AggregatorsAs(0, 1));
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_EQ((*session)->steps(), 0);
+  EXPECT_TRUE((*session)->Leave().ok());
+  // And it has no values any more that the next processes would get.
+  TrainAttached(nodes);
+}
+
+TEST(Node, TellsTheOthersWhenAProcessHasLeft) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  absl::Notification has_left;
+  OnEachRank(2, [&](uint32_t process) {
+    Model model(process);
+    auto session = model.Join(nodes.OptionsOf(process));
+    ASSERT_TRUE(session.ok()) << session.status();
+    if (process == 1) {
+      EXPECT_TRUE((*session)->Leave().ok());
+      return has_left.Notify();
+    }
+    has_left.WaitForNotification();
+    EXPECT_TRUE((*session)->SaveState().ok());  // which needs nobody else
+    const absl::Status told = TakeStep(**session, process, model.replica).status();
+    EXPECT_EQ(told.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(MessageOf(told), ContainsRegex("local rank 1 \\(process [0-9]+\\) has left"));
+    EXPECT_TRUE((*session)->Leave().ok());
+  });
+}
+
+TEST(Node, SurvivesProcessesThatDoNotWaitForAnAnswer) {
+  Nodes nodes({.nodes = 1, .processes = 1});
+  node::Request leave, save;
+  leave.mutable_leave();
+  save.mutable_save_state();
+  for (const node::Request& last : {leave, save, RawStep(), RawAttach(0, 1), leave}) {
+    for (int run = 0; run < 10; ++run) {
+      RawProcess process(nodes.SocketOf(0));
+      ASSERT_TRUE(process.Call(RawAttach(0, 1)).ok());
+      const auto begun = process.Call(RawBegin());
+      ASSERT_TRUE(begun.ok()) << begun.status();
+      process.Send(last);
+    }
+  }
+}
+
+TEST(Node, CountsOnlyTheLastCohortsProcessesAsThoseWhoHaveLeft) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  const auto attached = [&](uint32_t rank) {
+    auto process = std::make_unique<RawProcess>(nodes.SocketOf(0));
+    EXPECT_TRUE(process->Call(RawAttach(rank, 2)).ok());
+    process->Send(RawBegin());
+    return process;
+  };
+  node::Request leave;
+  leave.mutable_leave();
+  auto lives_on = attached(0), dies = attached(1);
+  ASSERT_TRUE(lives_on->Receive().ok());
+  ASSERT_TRUE(dies->Receive().ok());
+  dies.reset();
+  auto second = attached(1), first = attached(0);
+  ASSERT_TRUE(first->Receive().ok());
+  ASSERT_TRUE(second->Receive().ok());
+  EXPECT_TRUE(lives_on->Call(leave).ok());
+  first->Send(RawStep());
+  EXPECT_TRUE(second->Call(RawStep()).ok());
+  EXPECT_TRUE(first->Receive().ok());
+  EXPECT_TRUE(first->Call(leave).ok());
+  EXPECT_TRUE(second->Call(leave).ok());
+  // Now nobody has it any more.
+  first = attached(0), second = attached(1);
+  const auto begun = first->Receive();
+  ASSERT_TRUE(begun.ok()) << begun.status();
+  EXPECT_FALSE(begun->begun().returned());
+}
+
+TEST(Node, LeavesTheJobWhenItEnds) {
+  Nodes nodes({.nodes = 1, .processes = 1});
+  Model model(0);
+  auto session = model.Join(nodes.OptionsOf(0));
+  ASSERT_TRUE(session.ok()) << session.status();
+  ASSERT_TRUE(TakeStep(**session, 0, model.replica).ok());
+  nodes.End(0);
+  const absl::Status told = TakeStep(**session, 0, model.replica).status();
+  EXPECT_EQ(told.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(MessageOf(told), HasSubstr("the worker of this node"));
+  Model next(0);
+  auto other = next.Join(nodes.AggregatorsAs(0, 1));
+  EXPECT_TRUE(other.ok()) << other.status();
+}
+
+TEST(Node, EndsTheJobForItsProcessesWhenAnExchangeFails) {
+  Nodes nodes({.nodes = 2, .processes = 1});
+  OnEachRank(2, [&](uint32_t process) {
+    Model model(process);
+    SessionOptions options = nodes.OptionsOf(process);
+    options.worker.exchange_timeout = absl::Milliseconds(500);
+    auto session = model.Join(options);
+    ASSERT_TRUE(session.ok()) << session.status();
+    if (process == 1) return;  // without leaving
+    const absl::Status failed = TakeStep(**session, process, model.replica).status();
+    EXPECT_EQ(failed.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(MessageOf(failed), HasSubstr("waiting for rank 1"));
+    EXPECT_TRUE((*session)->Leave().ok());
+  });
+}
+
+// What the node's worker waits for, and for how long.
+
+TEST(Node, NamesTheProcessThatDoesNotStep) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  absl::Notification has_given_up;
+  OnEachRank(2, [&](uint32_t process) {
+    Model model(process);
+    SessionOptions options = nodes.OptionsOf(process);
+    options.worker.exchange_timeout = absl::Milliseconds(200);
+    auto session = model.Join(options);
+    ASSERT_TRUE(session.ok()) << session.status();
+    if (process == 1) return has_given_up.WaitForNotification();
+    const absl::Status late = TakeStep(**session, process, model.replica).status();
+    has_given_up.Notify();
+    EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(MessageOf(late), ContainsRegex("waited .* for local rank 1 \\(process [0-9]+\\)"));
+  });
+}
+
+TEST(Node, NamesTheProcessThatDoesNotAttach) {
+  Nodes nodes({.nodes = 1, .processes = 3});
+  std::thread([&] {
+    Model model(1);
+    SessionOptions options = nodes.OptionsOf(1);
+    options.worker.join_timeout = absl::Milliseconds(300);
+    const absl::Status late = model.Join(options).status();
+    EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(MessageOf(late), AllOf(HasSubstr("local rank 0, which is not attached"),
+                                       HasSubstr("local rank 2, which is not attached")));
+  }).join();
+}
+
+TEST(Node, SaysWhichProcessesMakeDifferentCalls) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  OnEachRank(2, [&](uint32_t process) {
+    Model model(process);
+    auto session = model.Join(nodes.OptionsOf(process));
+    ASSERT_TRUE(session.ok()) << session.status();
+    const absl::Status told = process == 0
+                                  ? TakeStep(**session, process, model.replica).status()
+                                  : (*session)->Checkpoint(::testing::TempDir() + "/never");
+    EXPECT_EQ(told.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(MessageOf(told), ContainsRegex("local rank 0 .* calls for a step, local rank 1 .* "
+                                               "calls for a checkpoint"));
+  });
+}
+
+TEST(Node, RemembersWhyTheProcessWasRefusedThatIsWaitedFor) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  node::Request attach = RawAttach(0, 2);
+  attach.mutable_attach()->mutable_definition()->mutable_options()->set_join_timeout_us(100'000);
+  RawProcess process(nodes.SocketOf(0));
+  ASSERT_TRUE(process.Call(attach).ok());
+  attach.mutable_attach()->set_rank(1);
+  attach.mutable_attach()->mutable_definition()->mutable_tensors(0)->set_shape(0, 9);
+  EXPECT_EQ(RawProcess(nodes.SocketOf(0)).Call(attach).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(
+      MessageOf(process.Call(RawBegin()).status()),
+      HasSubstr("local rank 1, which is not attached (refused: tensor 0 is 'x' [9] here but "
+                "'x' [8] in the job)"));
+}
+
+// What processes must have alike.
+
+// What one of two processes is told when the second changes something; the other one waits for it.
+absl::Status WhatDiffers(
+    const std::function<void(SessionOptions&, OptimizerOptions&, Model&)>& change) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  std::vector<absl::Status> told(2);
+  OnEachRank(2, [&](uint32_t process) {
+    Model model(process);
+    SessionOptions options = nodes.OptionsOf(process);
+    options.worker.join_timeout = absl::Milliseconds(500);
+    OptimizerOptions optimizer = Model::Optimizer();
+    if (process == 1) change(options, optimizer, model);
+    told[process] = model.Join(options, optimizer).status();
+    EXPECT_FALSE(told[process].ok());
+  });
+  return absl::IsDeadlineExceeded(told[1]) ? told[0] : told[1];
+}
+
+TEST(Node, RefusesProcessesThatDifferAndSaysInWhat) {
+  const absl::Status option = WhatDiffers(
+      [](SessionOptions&, OptimizerOptions& optimizer, Model&) { optimizer.freeze_step = 7; });
+  EXPECT_EQ(option.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(MessageOf(option), ContainsRegex("freeze_step: (5 -> 7|7 -> 5)"));
+
+  const absl::Status values = WhatDiffers(
+      [](SessionOptions&, OptimizerOptions&, Model& model) { model.replica.values[40] += 1; });
+  EXPECT_EQ(values.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(MessageOf(values), HasSubstr("'tensor1' [8] has other values on local rank 1"));
+
+  const absl::Status rank = WhatDiffers(
+      [](SessionOptions& options, OptimizerOptions&, Model&) { options.worker.rank = 2; });
+  EXPECT_EQ(rank.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(MessageOf(rank), HasSubstr("rank 2 of 2 does not belong to this node, 0 of 1, which "
+                                         "has the ranks 0 to 1 of 2"));
+
+  const absl::Status gpu =
+      WhatDiffers([](SessionOptions& options, OptimizerOptions&, Model&) { options.gpu = 0; });
+  EXPECT_EQ(gpu.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(MessageOf(gpu), HasSubstr("shares the host's memory only"));
+}
+
+TEST(Node, BeginsWithTheValuesOfRank0IfAsked) {
+  Nodes nodes({.nodes = 2, .processes = 2});
+  OnEachRank(4, [&](uint32_t process) {
+    Model model(process);
+    const std::vector<float> wanted = model.replica.values;
+    if (process > 0) {
+      for (float& value : model.replica.values) value += process;
+    }
+    SessionOptions options = nodes.OptionsOf(process);
+    options.start_from_rank_0 = true;
+    auto session = model.Join(options);
+    ASSERT_TRUE(session.ok()) << session.status();
+    EXPECT_EQ(model.replica.values, wanted);
+    EXPECT_TRUE((*session)->Leave().ok());
+  });
+}
+
+TEST(Node, RefusesAStepAtDifferentRatesAndTakesItWhenTheyAgree) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  std::vector<std::unique_ptr<RawProcess>> processes;
+  for (uint32_t i = 0; i < 2; ++i) {
+    processes.push_back(std::make_unique<RawProcess>(nodes.SocketOf(0)));
+    ASSERT_TRUE(processes[i]->Call(RawAttach(i, 2)).ok());
+    processes[i]->Send(RawBegin());
+  }
+  for (auto& process : processes) ASSERT_TRUE(process->Receive().ok());
+  processes[0]->Send(RawStep(0.01));
+  processes[1]->Send(RawStep(0.02));
+  for (auto& process : processes) {
+    const absl::Status told = process->Receive().status();
+    EXPECT_EQ(told.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(MessageOf(told), AllOf(HasSubstr("local rank 1 (process 1001)"), HasSubstr("0.02"),
+                                       HasSubstr("not {learning_rate: 0.01")));
+  }
+  for (auto& process : processes) process->Send(RawStep(0.01));
+  for (auto& process : processes) EXPECT_TRUE(process->Receive().ok());
+}
+
+TEST(Node, NamesTheProcessWhoseGradientIsNotFinite) {
+  Nodes nodes({.nodes = 2, .processes = 2});
+  OnEachRank(4, [&](uint32_t process) {
+    Model model(process);
+    auto session = model.Join(nodes.OptionsOf(process));
+    ASSERT_TRUE(session.ok()) << session.status();
+    model.replica.gradient = GradientOf(process, 0, model.replica.values.size());
+    if (process == 3) model.replica.gradient[50] = std::numeric_limits<float>::infinity();
+    const auto report = (*session)->Step(model.replica.Gradients(), {kRates});
+    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_EQ(report->skipped.size(), 1u);
+    EXPECT_EQ(report->skipped[0].rank, 1u);
+    EXPECT_THAT(report->skipped[0].block, HasSubstr("tensor 'tensor3' [300]"));
+    // The other node does not know more than that.
+    EXPECT_EQ(report->skipped[0].block.find(", of local rank 1") != std::string::npos,
+              process >= 2);
+    EXPECT_TRUE((*session)->Leave().ok());
+  });
+}
+
+// What is saved.
+
+TEST(Node, ResumesFromACheckpointAndFromSavedStates) {
+  const std::vector<float> wanted = TrainedOnMeans(2, 2);
+  const std::string directory = absl::StrCat(::testing::TempDir(), "/node-checkpoints-", getpid());
+  std::vector<std::string> states(4);
+  {
+    Nodes nodes({.nodes = 2, .processes = 2});
+    OnEachRank(4, [&](uint32_t process) {
+      Model model(process);
+      auto session = model.Join(nodes.OptionsOf(process));
+      ASSERT_TRUE(session.ok()) << session.status();
+      while ((*session)->steps() < 7) {
+        ASSERT_TRUE(TakeStep(**session, process, model.replica).ok());
+      }
+      const absl::Status saved = (*session)->Checkpoint(directory);
+      EXPECT_TRUE(saved.ok()) << saved;
+      auto state = (*session)->SaveState();
+      ASSERT_TRUE(state.ok()) << state.status();
+      states[process] = *std::move(state);
+      ASSERT_TRUE(TakeStep(**session, process, model.replica).ok());
+      EXPECT_TRUE((*session)->Leave().ok());
+    });
+  }
+  for (const bool from_states : {false, true}) {
+    Nodes nodes({.nodes = 2, .processes = 2});
+    OnEachRank(4, [&](uint32_t process) {
+      Model model(process);
+      std::fill(model.replica.values.begin(), model.replica.values.end(), 0);
+      SessionOptions options = nodes.OptionsOf(process);
+      if (from_states) {
+        options.resume_state = states[process];
+      } else {
+        options.resume = directory;
+      }
+      auto session = model.Join(options);
+      ASSERT_TRUE(session.ok()) << session.status();
+      EXPECT_EQ((*session)->steps(), 7);
+      EXPECT_EQ((*session)->resumed().checkpoint.empty(), from_states);
+      while ((*session)->steps() < kSteps) {
+        ASSERT_TRUE(TakeStep(**session, process, model.replica).ok());
+      }
+      EXPECT_EQ(model.replica.values, wanted);
+      EXPECT_TRUE((*session)->Leave().ok());
+    });
+  }
+}
+
+TEST(Node, TakesCheckpointsIntoOneDirectoryOnly) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  OnEachRank(2, [&](uint32_t process) {
+    Model model(process);
+    auto session = model.Join(nodes.OptionsOf(process));
+    ASSERT_TRUE(session.ok()) << session.status();
+    const absl::Status told = (*session)->Checkpoint(absl::StrCat("/tmp/", process));
+    EXPECT_EQ(told.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(MessageOf(told), AllOf(HasSubstr("'/tmp/1'"), HasSubstr("'/tmp/0'")));
+    EXPECT_TRUE(TakeStep(**session, process, model.replica).ok());
+    EXPECT_TRUE((*session)->Leave().ok());
+  });
+}
+
+// What comes from outside.
+
+TEST(Node, RefusesWhatItCannotTake) {
+  Nodes nodes({.nodes = 1, .processes = 1, .max_parameters = 100});
+  const auto code_of = [&](const std::function<void(node::Attach&)>& change) {
+    node::Request request = RawAttach(0, 1);
+    change(*request.mutable_attach());
+    return RawProcess(nodes.SocketOf(0)).Call(request).status().code();
+  };
+  using Code = absl::StatusCode;
+  EXPECT_EQ(code_of([](node::Attach&) {}), Code::kOk);
+  EXPECT_EQ(code_of([](node::Attach& attach) { attach.clear_job(); }), Code::kInvalidArgument);
+  EXPECT_EQ(code_of([](node::Attach& attach) { attach.clear_definition(); }),
+            Code::kInvalidArgument);
+  EXPECT_EQ(code_of([](node::Attach& attach) { attach.mutable_definition()->clear_groups(); }),
+            Code::kInvalidArgument);
+  const auto set_size = [](uint64_t size) {
+    return [size](node::Attach& attach) {
+      attach.mutable_definition()->mutable_tensors(0)->set_shape(0, size);
+    };
+  };
+  EXPECT_EQ(code_of(set_size(0)), Code::kInvalidArgument);
+  EXPECT_EQ(code_of(set_size(101)), Code::kResourceExhausted);
+  EXPECT_EQ(code_of(set_size(std::numeric_limits<uint64_t>::max())), Code::kInvalidArgument);
+}
+
+TEST(Node, RefusesRequestsOutOfOrder) {
+  Nodes nodes({.nodes = 1, .processes = 1});
+  RawProcess process(nodes.SocketOf(0));
+  EXPECT_EQ(process.Call(RawStep()).status().code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE(process.Call(RawAttach(0, 1)).ok());
+  for (const node::Request& request : {RawAttach(0, 1), RawStep(), node::Request()}) {
+    const absl::Status told = process.Call(request).status();
+    EXPECT_EQ(told.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(MessageOf(told), HasSubstr("out of order"));
+  }
+  ASSERT_TRUE(process.Call(RawBegin()).ok());
+  EXPECT_EQ(process.Call(RawBegin()).status().code(), absl::StatusCode::kInvalidArgument);
+  // Rates of no group.
+  node::Request step;
+  step.mutable_step();
+  EXPECT_EQ(process.Call(step).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(process.Call(RawStep()).ok());
+}
+
+TEST(Node, DoesNotReadMemoryThatIsNotOfItsProcesses) {
+  Nodes nodes({.nodes = 1, .processes = 1});
+  node::Request request = RawAttach(0, 1);
+  node::Memory& state = *request.mutable_attach()->mutable_start()->mutable_resume_state();
+  state.set_pid(getpid());
+  state.set_fd(0);
+  state.set_bytes(uint64_t{1} << 60);
+  RawProcess process(nodes.SocketOf(0));
+  ASSERT_TRUE(process.Call(request).ok());
+  const absl::Status told = process.Call(RawBegin()).status();
+  EXPECT_EQ(told.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(MessageOf(told), HasSubstr("cannot be seen"));
+}
+
+// Where it listens.
+
+absl::Status WhyNotAt(const std::string& listen) {
+  node::ServerOptions options;
+  options.listen = listen;
+  return node::Server::Start(options).status();
+}
+
+TEST(NodeServer, RefusesAnAddressThatIsNoSocketOfThisNode) {
+  EXPECT_EQ(WhyNotAt("127.0.0.1:4000").code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(WhyNotAt("unix:").code(), absl::StatusCode::kInvalidArgument);
+  const absl::Status long_path = WhyNotAt("unix:/" + std::string(200, 'x'));
+  EXPECT_EQ(long_path.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(MessageOf(long_path), HasSubstr("at most 107 bytes"));
+  EXPECT_EQ(WhyNotAt("unix:/nowhere/socket").code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(NodeServer, RefusesThePathOfAnotherWorkerByItsProcess) {
+  Nodes nodes({.nodes = 1, .processes = 1});
+  const absl::Status refused = WhyNotAt(nodes.SocketOf(0));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(MessageOf(refused), HasSubstr(absl::StrCat("process ", getpid(), " does")));
+  TrainAttached(nodes);  // which it has not hurt
+}
+
+TEST(NodeServer, ReplacesASocketWhoseProcessHasDied) {
+  Nodes nodes({.nodes = 1, .processes = 1});
+  nodes.End(0);
+  const std::string path = nodes.SocketOf(0).substr(5);
+  const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  close(fd);
+  const auto server = nodes.Start(0);
+  ASSERT_NE(server, nullptr);
+  struct stat found = {};
+  ASSERT_EQ(stat(path.c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 0777, 0600);
+  TrainAttached(nodes);
+}
+
+TEST(NodeServer, WhoIsNotThereIsNamedWithTheCommandThatStartsIt) {
+  Model model(0);
+  SessionOptions options;
+  options.worker = JobOptionsForTest().worker;
+  options.worker.join_timeout = absl::Milliseconds(100);
+  options.node = "unix:/nowhere/socket";
+  const absl::Status told = model.Join(options).status();
+  EXPECT_EQ(told.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(MessageOf(told), HasSubstr("signpost worker --listen unix:/nowhere/socket"));
+}
+
+}  // namespace
+}  // namespace signpost::testing
