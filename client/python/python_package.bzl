@@ -6,10 +6,12 @@ def python_package(name, sources, files, library, **kwargs):
         name = name,
         srcs = sources + files + [
             "//cli:signpost",
+            "//client:libpythoncodec.so",
             library,
         ],
         outs = [name + "/" + source for source in sources] +
                [name + "/signpost/" + file for file in files] + [
+            name + "/signpost/libpythoncodec.so",
             name + "/signpost/libsignpost.so",
             name + "/signpost/signpost",
         ],
@@ -18,6 +20,7 @@ def python_package(name, sources, files, library, **kwargs):
                 case $$file in
                     */python/signpost/*) name=$${file#*/python/signpost/} ;;
                     */python/examples/* | */python/benchmarks/*) name=$${file#*/python/} ;;
+                    */libpythoncodec.so) name=libpythoncodec.so ;;
                     *.so) name=libsignpost.so ;;
                     *) name=$${file##*/} ;;
                 esac

@@ -4,7 +4,7 @@
 """
 
 from signpost._abi import Options
-from signpost._codec import Codec
+from signpost._codec import PYTHON_CODEC, Codec, python_codec
 from signpost._errors import (
     DataLossError,
     DeadlineExceededError,
@@ -29,6 +29,7 @@ __all__ = [
     "InvalidArgumentError",
     "NotFoundError",
     "Options",
+    "PYTHON_CODEC",
     "Parameter",
     "Rates",
     "Reduction",
@@ -39,6 +40,7 @@ __all__ = [
     "UnavailableError",
     "World",
     "init",
+    "python_codec",
     "rank",
     "world",
     "world_size",

@@ -1,6 +1,7 @@
 """How numbers travel: names, and codecs from outside."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Dict, Union
 
 from signpost import _abi
@@ -19,6 +20,35 @@ class Codec:
 
     library: str
     options: str = ""
+
+
+# The shared object of codecs that are Python classes.
+PYTHON_CODEC = str(Path(__file__).with_name("libpythoncodec.so"))
+
+
+def python_codec(codec_class: type) -> Codec:
+    """A codec that is a class of a module, for experiments: each block takes a way to another process
+    and back. It is made without arguments, by every rank and aggregator, which need the same
+    module in their PYTHONPATH, and have three methods called:
+
+        block_bytes(elements) -> int: that a block of so many numbers takes, never more for fewer
+        compress(values) -> bytes: of a float32 array, at most 65536 of them; so many
+        decompress(block, elements) -> the float32 array that the bytes stand for; it raises
+            whatever it likes for bytes that compress cannot have made
+
+    The same numbers must give the same bytes on all machines. Aggregators need
+    SIGNPOST_CODEC_LIBRARIES=signpost.PYTHON_CODEC, and SIGNPOST_PYTHON if their python3 is not
+    the one that has Signpost and NumPy.
+
+    Raises:
+        ValueError: the class is not a module's, or that of a script.
+    """
+    from signpost._codec_host import digest_of  # NumPy is for those who need this
+
+    if codec_class.__module__ == "__main__" or "." in codec_class.__qualname__:
+        raise ValueError(f"{codec_class.__qualname__} must be in a module of its own")
+    name = f"{codec_class.__module__}:{codec_class.__qualname__}"
+    return Codec(PYTHON_CODEC, f"{name} {digest_of(codec_class)}")
 
 
 def codec_options(**codecs: Union[str, Codec]) -> Dict[str, Union[int, bytes]]:

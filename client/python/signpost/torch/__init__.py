@@ -17,13 +17,23 @@ put their work on PyTorch's current stream. The library must be built for it, as
 --config=cuda //client/python:wheel`. So far this has been tried on a simulated GPU only.
 """
 
-from signpost import SignpostError, StepReport, World, init, rank, world_size
+from signpost import (
+    Codec,
+    SignpostError,
+    StepReport,
+    World,
+    init,
+    python_codec,
+    rank,
+    world_size,
+)
 from signpost.torch._all_reduce import all_reduce
 from signpost.torch._ddp_hook import DdpHookState, ddp_hook
 from signpost.torch._optimizer import Adam, OneBitAdam, OneBitLamb
 
 __all__ = [
     "Adam",
+    "Codec",
     "DdpHookState",
     "OneBitAdam",
     "OneBitLamb",
@@ -33,6 +43,7 @@ __all__ = [
     "all_reduce",
     "ddp_hook",
     "init",
+    "python_codec",
     "rank",
     "world_size",
 ]

@@ -17,7 +17,9 @@ _REDUCIBLE = (torch.float32, torch.bfloat16, torch.float16)
 class _Named:
     """The reduction of a name, and what its calls must agree with."""
 
-    def __init__(self, name: str, shape: Tuple[int, ...], codec: Union[str, Codec], op: str) -> None:
+    def __init__(
+        self, name: str, shape: Tuple[int, ...], codec: Union[str, Codec], op: str
+    ) -> None:
         self.arguments = (shape, codec, op)
         self._name = name
         self._lock = threading.Lock()
@@ -122,7 +124,9 @@ def warn_of_skipped(report: StepReport, what: str) -> None:
         )
 
 
-def _named_reduction(name: str, shape: Tuple[int, ...], codec: Union[str, Codec], op: str) -> _Named:
+def _named_reduction(
+    name: str, shape: Tuple[int, ...], codec: Union[str, Codec], op: str
+) -> _Named:
     with _naming:
         named = _named.setdefault(name, _Named(name, shape, codec, op))
     if named.arguments == (shape, codec, op):

@@ -28,7 +28,9 @@ _states: "weakref.WeakValueDictionary[str, DdpHookState]" = weakref.WeakValueDic
 class DdpHookState:
     """What ddp_hook keeps between steps: each parameter's error, by way of its bucket's."""
 
-    def __init__(self, codec: Union[str, Codec] = "onebit", *, start_step: int = 10, name: str = "ddp") -> None:
+    def __init__(
+        self, codec: Union[str, Codec] = "onebit", *, start_step: int = 10, name: str = "ddp"
+    ) -> None:
         """
         Args:
             codec: "onebit", "int4", "int8", "fp16", "bf16" or "fp32": how gradients travel,

@@ -1,0 +1,104 @@
+"""Codecs from outside: shared objects, and Python classes."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import codecs_of_mine
+import pytest
+import signpost
+
+HERE = Path(__file__).parent
+TOPK = "client/examples/libtopk.so"
+SIGNPOST = [sys.executable, "-m", "signpost"]
+
+
+def run(*command, **environment):
+    paths = os.pathsep.join([str(HERE), os.environ["PYTHONPATH"]])
+    ended = subprocess.run(
+        [*SIGNPOST, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": paths,
+            "SIGNPOST_PYTHON": sys.executable,
+            **environment,
+        },
+    )
+    print(ended.stdout)
+    return ended.returncode, ended.stdout
+
+
+def run_job(what, name, libraries):
+    job = [sys.executable, str(HERE / "codec_job.py"), what, name]
+    return run(
+        "run", "-n", "2", "--aggregators", "2", "--", *job, SIGNPOST_CODEC_LIBRARIES=libraries
+    )
+
+
+@pytest.mark.parametrize("what", ["train", "reduce"])
+@pytest.mark.parametrize("name, library", [("topk", TOPK), ("python", signpost.PYTHON_CODEC)])
+def test_all_ranks_have_the_bytes_of_what_is_wanted(what, name, library):
+    code, output = run_job(what, name, library)
+    assert code == 0
+    digests = re.findall(r"digest ([0-9a-f]{8})", output)
+    assert len(digests) == 2 and digests[0] == digests[1]
+    assert all(float(distance) < 0.1 for distance in re.findall(r"distance ([0-9.]+)", output))
+
+
+def test_an_aggregator_without_the_codec_refuses_the_job_and_says_what_it_needs():
+    code, output = run_job("reduce", "topk", "")
+    assert code != 0
+    assert "the job wants codec 'topk' of version 1; codecs loaded here: none" in output
+    assert "--codec-library" in output
+
+
+@pytest.mark.parametrize("arguments", [(TOPK,), (TOPK, "--options", "ratio=0.1")])
+def test_the_check_finds_nothing_wrong_with_the_example(arguments):
+    code, output = run("codec", "check", *arguments)
+    assert code == 0
+    assert "codec 'topk', version 1: " in output and "NO" not in output
+
+
+def test_the_check_takes_a_python_class():
+    codec = signpost.python_codec(codecs_of_mine.Signs)
+    code, output = run("codec", "check", codec.library, "--options", codec.options)
+    assert code == 0
+    assert "codec 'python', version 1: 1.0" in output
+
+
+def test_the_check_says_what_is_wrong():
+    code, output = run("codec", "check", TOPK, "--options", "ratio=2")
+    assert code == 64
+    assert "codec 'topk' does not take the options 'ratio=2': ratio is 2, wanted" in output
+    code, output = run("codec", "check", signpost.PYTHON_CODEC, "--options", "nobody:Here 0")
+    assert code == 64
+    assert "there is no nobody:Here here" in output
+
+
+def test_a_class_whose_source_is_another_is_refused():
+    codec = signpost.python_codec(codecs_of_mine.Signs)
+    code, output = run("codec", "check", codec.library, "--options", codec.options[:-1] + "-")
+    assert code == 64
+    assert "the source of codecs_of_mine:Signs has the digest" in output
+
+
+def test_a_class_that_others_cannot_import_is_refused():
+    class Local:
+        pass
+
+    with pytest.raises(ValueError, match="Local must be in a module of its own"):
+        signpost.python_codec(Local)
+
+
+def test_a_job_has_one_codec_from_outside():
+    codecs = signpost.Codec(TOPK), signpost.Codec(TOPK, "ratio=0.5")
+    with pytest.raises(ValueError, match="codec and warm_up_codec are different codecs"):
+        signpost._codec.codec_options(codec=codecs[0], warm_up_codec=codecs[1])
+    with pytest.raises(ValueError, match="codec is 'int3', wanted one of fp32, .*signpost.Codec"):
+        signpost._codec.codec_options(codec="int3")

@@ -1,0 +1,142 @@
+/* A codec that is a Python class, for experiments: a process of the interpreter for each that is
+ * open, which compresses and decompresses one block at a time (signpost/_codec_host.py). */
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "proto/signpost_codec.h"
+
+extern char** environ;
+
+#define MOST_ELEMENTS 65536
+
+typedef struct {
+  int socket; /* to the interpreter */
+  pthread_mutex_t mutex;
+  size_t block_bytes[MOST_ELEMENTS + 1]; /* 0: not asked for yet */
+} host;
+
+static int write_all(int socket, const void* bytes, size_t size) {
+  const char* from = bytes;
+  while (size > 0) {
+    const ssize_t sent = send(socket, from, size, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) return 0;
+    from += sent;
+    size -= (size_t)sent;
+  }
+  return 1;
+}
+
+static int read_all(int socket, void* bytes, size_t size) {
+  char* to = bytes;
+  while (size > 0) {
+    const ssize_t received = read(socket, to, size);
+    if (received < 0 && errno == EINTR) continue;
+    if (received <= 0) return 0;
+    to += received;
+    size -= (size_t)received;
+  }
+  return 1;
+}
+
+/* Runs the interpreter with one end of the socket as its standard input. */
+static int start(const char* options, int theirs) {
+  const char* python = getenv("SIGNPOST_PYTHON");
+  if (python == NULL) python = "python3";
+  char* const arguments[] = {(char*)python, "-m", "signpost._codec_host", (char*)options, NULL};
+  posix_spawn_file_actions_t actions;
+  pid_t pid;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, theirs, STDIN_FILENO);
+  const int failure = posix_spawnp(&pid, python, &actions, NULL, arguments, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  return failure == 0;
+}
+
+/* The host's first word: nothing, or what is wrong. */
+static int is_ready(int socket, char* error, size_t error_size) {
+  uint32_t size = 0;
+  if (!read_all(socket, &size, sizeof size)) {
+    snprintf(error, error_size, "its Python process has ended; see above");
+    return 0;
+  }
+  if (size == 0) return 1;
+  if (size >= error_size) size = (uint32_t)error_size - 1;
+  if (!read_all(socket, error, size)) size = 0;
+  error[size] = '\0';
+  return 0;
+}
+
+static void* open_host(const char* options, char* error, size_t error_size) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    snprintf(error, error_size, "no socket: %s", strerror(errno));
+    return NULL;
+  }
+  const int started = start(options, ends[1]);
+  close(ends[1]);
+  host* opened = started ? calloc(1, sizeof *opened) : NULL;
+  if (opened == NULL) {
+    snprintf(error, error_size, "its Python process could not be started: %s", strerror(errno));
+  } else if (is_ready(ends[0], error, error_size)) {
+    opened->socket = ends[0];
+    pthread_mutex_init(&opened->mutex, NULL);
+    return opened;
+  }
+  close(ends[0]);
+  free(opened);
+  return NULL;
+}
+
+/* Asks with a block of `sent` bytes, and gets an answer of `wanted` bytes. Returns 0 if Python does
+ * not know one. */
+static int ask(host* asked, char what, uint32_t elements, const void* bytes, size_t sent,
+               void* answer, size_t wanted) {
+  const uint64_t question[] = {(uint64_t)what, elements, sent};
+  uint64_t got = 0;
+  pthread_mutex_lock(&asked->mutex);
+  const int is_there = write_all(asked->socket, question, sizeof question) &&
+                       write_all(asked->socket, bytes, sent) &&
+                       read_all(asked->socket, &got, sizeof got) &&
+                       (got == 0 || (got == wanted && read_all(asked->socket, answer, wanted)));
+  pthread_mutex_unlock(&asked->mutex);
+  if (!is_there) fprintf(stderr, "signpost: a codec's Python process has ended, or is confused\n");
+  return is_there && got == wanted;
+}
+
+static size_t block_bytes(const void* state, uint32_t elements) {
+  host* asked = (host*)state;
+  size_t* known = &asked->block_bytes[elements];
+  uint64_t answer = 0;
+  size_t bytes = __atomic_load_n(known, __ATOMIC_RELAXED);
+  if (bytes == 0 && ask(asked, 'b', elements, NULL, 0, &answer, sizeof answer)) {
+    bytes = answer;
+    __atomic_store_n(known, bytes, __ATOMIC_RELAXED);
+  }
+  return bytes;
+}
+
+static void compress(const void* state, const float* values, uint32_t elements, uint8_t* block) {
+  const size_t bytes = block_bytes(state, elements);
+  ask((host*)state, 'c', elements, values, sizeof(float) * elements, block, bytes);
+}
+
+static int decompress(const void* state, const uint8_t* block, uint32_t elements, float* values) {
+  const size_t bytes = block_bytes(state, elements);
+  return !ask((host*)state, 'd', elements, block, bytes, values, sizeof(float) * elements);
+}
+
+const signpost_codec_v1* signpost_codec(void) {
+  static const signpost_codec_v1 codec = {
+      SIGNPOST_CODEC_ABI, "python", "1", open_host, block_bytes, compress, decompress,
+  };
+  return &codec;
+}
