@@ -10,7 +10,9 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
 #include "grpcpp/grpcpp.h"
+#include "grpcpp/support/client_callback.h"
 #include "node/definition.h"
 #include "proto/frame.h"
 #include "proto/grpc_status.h"
@@ -67,18 +69,17 @@ WireBytes WireBytesOf(const Wire& wire) { return {wire.sent_bytes(), wire.receiv
 
 }  // namespace
 
-// The stream to the node's worker.
-class AttachedSession::Connection {
+// The stream to the node's worker. gRPC's threads look after it, also while this process computes:
+// otherwise its pings would go unanswered, and a connection that lives be given up.
+class AttachedSession::Connection final : private grpc::ClientBidiReactor<Request, Reply> {
  public:
   explicit Connection(const SessionOptions& options)
       : target_(options.node),
         channel_(node::Connect(options)),
         stub_(NodeService::NewStub(channel_)) {}
 
-  ~Connection() {
-    if (stream_ == nullptr) return;
-    context_.TryCancel();
-    stream_->Finish();
+  ~Connection() override {
+    if (is_open_) Close();
   }
 
   absl::Status Open(absl::Duration timeout) {
@@ -88,34 +89,71 @@ class AttachedSession::Connection {
           "--processes ...",
           target_, absl::FormatDuration(timeout), target_));
     }
-    stream_ = stub_->Serve(&context_);
+    is_open_ = true;
+    stub_->async()->Serve(&context_, this);
+    AddHold();  // until Close: between two requests there is nothing under way
+    StartCall();
     return absl::OkStatus();
   }
 
   // Waits for as long as the worker does, which has deadlines of its own, and is alive.
   absl::StatusOr<Reply> Call(const Request& request) {
-    Reply reply;
-    if (stream_ == nullptr || !stream_->Write(request) || !stream_->Read(&reply)) {
-      std::string why = "it has closed the connection";
-      if (stream_ != nullptr) {
-        why = stream_->Finish().error_message();
-        stream_.reset();
+    if (is_open_) {
+      outstanding_ = 2;
+      StartWrite(&request);
+      StartRead(&reply_);
+      Await(&Connection::HasNothingOutstanding);
+      if (!is_broken_) {
+        if (reply_.code() == 0) return reply_;
+        return absl::Status(static_cast<absl::StatusCode>(reply_.code()), reply_.message());
       }
-      return absl::UnavailableError(
-          absl::StrCat("the worker of this node, at ", target_,
-                       ", is gone, and what it had of the job with it (", why,
-                       "). Start it again, and resume from the newest checkpoint"));
+      Close();
     }
-    if (reply.code() == 0) return reply;
-    return absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.message());
+    return absl::UnavailableError(absl::StrCat(
+        "the worker of this node, at ", target_, ", is gone, and what it had of the job with it (",
+        status_.error_message(), "). Start it again, and resume from the newest checkpoint"));
   }
 
  private:
+  // Waits until gRPC has no more to say; status_ is there then.
+  void Close() {
+    is_open_ = false;
+    if (!is_broken_) context_.TryCancel();
+    RemoveHold();
+    Await(&Connection::IsDone);
+  }
+
+  void OnWriteDone(bool ok) override { OnOneDone(ok); }
+  void OnReadDone(bool ok) override { OnOneDone(ok); }
+  void OnOneDone(bool ok) {
+    absl::MutexLock lock(&mutex_);
+    --outstanding_;
+    if (!ok) is_broken_ = true;
+  }
+  void OnDone(const grpc::Status& status) override {
+    absl::MutexLock lock(&mutex_);
+    status_ = status;
+    is_done_ = true;
+  }
+
+  bool HasNothingOutstanding() const { return outstanding_ == 0; }
+  bool IsDone() const { return is_done_; }
+  void Await(bool (Connection::*condition)() const) {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(this, condition));
+  }
+
   const std::string target_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<NodeService::Stub> stub_;
   grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<Request, Reply>> stream_;  // null: not open
+  bool is_open_ = false;
+  Reply reply_;
+  absl::Mutex mutex_;  // of the following, which gRPC's threads write while something is under way
+  int outstanding_ = 0;
+  bool is_broken_ = false;
+  bool is_done_ = false;
+  grpc::Status status_;
 };
 
 absl::StatusOr<std::unique_ptr<AttachedSession>> AttachedSession::Join(

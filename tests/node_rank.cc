@@ -4,6 +4,7 @@
 //   NODE_RANK_DIES=RANK@STEP,during   ... while its node's exchange is under way: ranks of other
 //                                     nodes do not take the step before it is dead
 //   NODE_RANK_MARKS=DIRECTORY         where it leaves a mark when it has died, so that it dies once
+//   NODE_RANK_COMPUTES=DURATION       for so long all do before the second step
 //   NODE_RANK_STAYS=1                 who is told that another has died joins again, and does not
 //                                     end
 
@@ -108,6 +109,10 @@ absl::Status TrainAsRank() {
       if (!is_of_first_node && death.during) {
         while (!death.has_come()) absl::SleepFor(absl::Milliseconds(1));
       }
+    }
+    absl::Duration computing;
+    if (step == 1 && absl::ParseDuration(Variable("NODE_RANK_COMPUTES"), &computing)) {
+      absl::SleepFor(computing);
     }
     replica.gradient = GradientOf(rank, step, replica.values.size());
     const absl::StatusOr<StepReport> report =

@@ -96,6 +96,12 @@ TEST(NodeRun, LetsProcessesThatLiveOnAttachAgain) {
   }
 }
 
+TEST(NodeRun, KeepsProcessesThatComputeForLongerThanTheFailureTimeout) {
+  // gRPC pings once a second at most.
+  ExpectUndisturbedEnd(
+      RunRanks("-n 4 --per-node 2 --failure-timeout 500ms", "NODE_RANK_COMPUTES=4s"));
+}
+
 TEST(NodeRun, EndsTheRunWhenARankDiesIfItIsNotToBeStartedAgain) {
   const Outcome outcome = RunRanks("-n 4 --per-node 2", "NODE_RANK_DIES=2@5,before");
   // The kernel closes a process's connections before its parent hears of its end: who was told may
