@@ -9,7 +9,9 @@
 #include "kernels/adam.h"
 #include "kernels/block.h"
 #include "kernels/dense.h"
+#include "kernels/momentum.h"
 #include "kernels/onebit.h"
+#include "kernels/quantized.h"
 #include "storage/block_vector.h"
 
 namespace signpost::bench {
@@ -17,8 +19,10 @@ namespace {
 
 using kernels::BlockRule;
 using kernels::DenseType;
+using kernels::IntegerType;
 using kernels::OneBitSpan;
 using kernels::OneBitView;
+using kernels::QuantizedView;
 
 using Values = BlockVector<float>;
 using Bytes = BlockVector<uint8_t>;
@@ -28,6 +32,7 @@ constexpr kernels::MomentumRates kMomentumRates;
 constexpr kernels::AdamRates kAdamRates = {0.9f, 0.1f, 0.999f, 0.001f, 1e-3f, 1.0f, 1e-8f, 1e-5f};
 constexpr double kSignBytes = 0.125;  // per element
 constexpr size_t kDenseRanks = 4;
+constexpr size_t kIntegerRanks = 8;  // two in a dense payload's memory
 constexpr size_t kMostRanks = 64;
 
 // Numbers that look random, of either sign and in [-1, 1).
@@ -67,11 +72,16 @@ struct Arrays {
         error(n),
         variance(n, 1.0f),
         answer(n, /*seed=*/0),
-        payload(kernels::DenseBytes(DenseType::kFloat32, n)),
+        payload(kernels::DenseBytes(DenseType::kFloat32, n + 8)),  // codes are by eights
         payloads(kDenseRanks, Bytes(payload.size(), 0x3f)) {
     for (size_t rank = 0; rank < kMostRanks; ++rank) sent.emplace_back(n, rank + 1);
     for (const Compressed& of_rank : sent) contributions.push_back(of_rank.view());
     for (const Bytes& of_rank : payloads) dense_contributions.push_back(of_rank.data());
+    for (size_t rank = 0; rank < kIntegerRanks; ++rank) {
+      const size_t begin = rank < kDenseRanks ? 0 : payload.size() / 2;
+      integer_contributions.push_back(
+          {sent[rank].scales.data(), payloads[rank % kDenseRanks].data() + begin});
+    }
   }
 
   Values gradient, momentum, parameters, error;
@@ -82,6 +92,7 @@ struct Arrays {
   Bytes payload;
   std::vector<Bytes> payloads;
   std::vector<const uint8_t*> dense_contributions;
+  std::vector<QuantizedView> integer_contributions;
 };
 
 std::vector<KernelRun> CompressKernels(const std::shared_ptr<Arrays>& a) {
@@ -145,6 +156,45 @@ std::vector<KernelRun> DenseKernels(const std::shared_ptr<Arrays>& a, DenseType 
        }}};
 }
 
+std::vector<KernelRun> MomentumKernels(const std::shared_ptr<Arrays>& a) {
+  return {{"momentum input", /*g, m=*/8 + /*input=*/4,
+           [a] {
+             MomentumInput(kMomentumRates, a->gradient, a->momentum.data(),
+                           absl::MakeSpan(a->parameters));
+           }},
+          {"apply, dense momentum", /*m, inverse, x=*/12 + /*x=*/4, [a] {
+             kernels::ApplyDenseMomentum(a->momentum, /*learning_rate=*/1e-3f,
+                                         /*weight_decay=*/0.01f, a->variance,
+                                         absl::MakeSpan(a->parameters));
+           }}};
+}
+
+std::vector<KernelRun> IntegerKernels(const std::shared_ptr<Arrays>& a, IntegerType type,
+                                      const std::string& type_name) {
+  const double code = static_cast<double>(kernels::BitsOf(type)) / 8;
+  const auto out = [a] {
+    return kernels::QuantizedSpan{a->answer.scales.data(), a->payload.data()};
+  };
+  std::vector<KernelRun> all = {
+      {"compress, " + type_name, /*x, e=*/8 + /*e=*/4 + code,
+       [a, type, out] {
+         CompressQuantized(kRule, type, a->gradient, absl::MakeSpan(a->error), out());
+       }},
+      {"decompress, " + type_name, code + /*x=*/4, [a, type] {
+         DecompressQuantized(kRule, type, a->integer_contributions[0], absl::MakeSpan(a->momentum));
+       }}};
+  for (const size_t ranks : {kIntegerRanks / 2, kIntegerRanks}) {
+    all.push_back(
+        {absl::StrCat("aggregate, ", type_name, ", ", ranks, " workers"),
+         /*e=*/4 + static_cast<double>(ranks) * code + /*e=*/4 + code, [a, type, ranks, out] {
+           AggregateQuantized(kRule, type,
+                              absl::MakeConstSpan(a->integer_contributions).first(ranks),
+                              1 / static_cast<float>(ranks), absl::MakeSpan(a->error), out());
+         }});
+  }
+  return all;
+}
+
 }  // namespace
 
 std::vector<KernelRun> MakeKernelRuns(size_t elements) {
@@ -158,6 +208,10 @@ std::vector<KernelRun> MakeKernelRuns(size_t elements) {
   for (size_t ranks : {2, 4, 8, 16, 64}) all.push_back(AggregateKernel(a, ranks));
   add(DenseKernels(a, DenseType::kFloat32, "fp32"));
   add(DenseKernels(a, DenseType::kBfloat16, "bf16"));
+  add(DenseKernels(a, DenseType::kFloat16, "fp16"));
+  add(IntegerKernels(a, IntegerType::kInt8, "int8"));
+  add(IntegerKernels(a, IntegerType::kInt4, "int4"));
+  add(MomentumKernels(a));
   return all;
 }
 

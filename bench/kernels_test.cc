@@ -21,12 +21,36 @@ Figure FigureOf(const Figures& figures, const std::string& name, const std::stri
 
 TEST(Kernels, EachHasItsSpeedInBytesAgainstABoundAndInElements) {
   const Figures figures = MeasureKernels({.elements = 10000, .rounds = 3});
-  for (const std::string name :
-       {"compress, one-bit momentum", "compress, dense momentum", "compress, no momentum", "apply",
-        "decompress", "take back", "aggregate, 2 workers", "aggregate, 4 workers",
-        "aggregate, 8 workers", "aggregate, 16 workers", "aggregate, 64 workers", "compress, fp32",
-        "aggregate, fp32, 4 workers", "Adam step, fp32", "compress, bf16",
-        "aggregate, bf16, 4 workers", "Adam step, bf16"}) {
+  for (const std::string name : {"compress, one-bit momentum",
+                                 "compress, dense momentum",
+                                 "compress, no momentum",
+                                 "apply",
+                                 "decompress",
+                                 "take back",
+                                 "aggregate, 2 workers",
+                                 "aggregate, 4 workers",
+                                 "aggregate, 8 workers",
+                                 "aggregate, 16 workers",
+                                 "aggregate, 64 workers",
+                                 "compress, fp32",
+                                 "aggregate, fp32, 4 workers",
+                                 "Adam step, fp32",
+                                 "compress, bf16",
+                                 "aggregate, bf16, 4 workers",
+                                 "Adam step, bf16",
+                                 "compress, fp16",
+                                 "aggregate, fp16, 4 workers",
+                                 "Adam step, fp16",
+                                 "compress, int8",
+                                 "decompress, int8",
+                                 "aggregate, int8, 4 workers",
+                                 "aggregate, int8, 8 workers",
+                                 "compress, int4",
+                                 "decompress, int4",
+                                 "aggregate, int4, 4 workers",
+                                 "aggregate, int4, 8 workers",
+                                 "momentum input",
+                                 "apply, dense momentum"}) {
     SCOPED_TRACE(name);
     const Figure bytes = FigureOf(figures, name, "GB/s");
     EXPECT_GT(bytes.value(), 0);

@@ -1,6 +1,6 @@
 // How the SIMD kernels compress with error feedback, block by block and in one pass over main
-// memory: a block's u is made and measured, stays in the first-level cache, and is packed, while
-// the next block is fetched. Included once per Highway target.
+// memory: a block's u is made and measured, and then packed, while the next block is fetched.
+// Included once per Highway target.
 
 #include <algorithm>
 #include <cstddef>
@@ -8,7 +8,6 @@
 
 #include "absl/container/fixed_array.h"
 #include "absl/types/span.h"
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/block.h"
 #include "kernels/strip-inl.h"
@@ -25,8 +24,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace signpost::kernels::HWY_NAMESPACE {
 
-// A block's u, between the pass that measures it and the pass that packs it. Blocks of the usual
-// size lie on the stack and stay in the first-level cache.
+// A block's u, or a part of the sum that it is made of, from one pass over the block to the next.
+// Blocks of the usual size lie on the stack and stay in the first-level cache.
 class Scratch {
  public:
   explicit Scratch(size_t elements) : strips_(BlockCount(elements, kStripElements)) {}
@@ -88,26 +87,33 @@ HWY_INLINE void ForEachStripOf(Input& input, const Block& block, Ahead<Input>&, 
                                  STRIP_BODY { use(i, count, input(block.begin + i, count)); });
 }
 
-// Fills the scratch with the input's u of a block, and measures it.
+// Measures the input's u of a block, and keeps it in the scratch unless the input can make it
+// again.
 template <class Input, class Measure>
 HWY_INLINE void MeasureBlock(Input& input, const Block& block, Ahead<Input>& ahead, float* scratch,
                              Measure& measure) {
   ForEachStripOf(input, block, ahead, scratch, [&](size_t i, auto count, Strip u) STRIP_BODY {
     ahead.FetchRest();
     u = ZeroBeyond(u, count);
-    Store(u, scratch + i, Full());
+    if constexpr (!Input::kIsMadeTwice) Store(u, scratch + i, Full());
     measure.Add(i, u);
   });
 }
 
 // Packs a block, and writes what that loses.
 template <class Input, class Packer>
-HWY_INLINE void PackBlock(const Block& block, Ahead<Input>& ahead, const float* scratch,
-                          const Packer& pack, float* error) {
+HWY_INLINE void PackBlock(const Input& input, const Block& block, Ahead<Input>& ahead,
+                          const float* scratch, const Packer& pack, float* error) {
+  const auto u = [&](size_t i, auto count) STRIP_BODY {
+    if constexpr (Input::kIsMadeTwice) {
+      return ZeroBeyond(input(block.begin + i, count), count);
+    } else {
+      return Load(scratch + i, Full());
+    }
+  };
   ForEachStrip(block.length, [&](size_t i, auto count) STRIP_BODY {
     ahead.Fetch();
-    const Strip u = Load(scratch + i, Full());
-    Store(pack(u, block.begin + i, count), error + block.begin + i, count);
+    Store(pack(u(i, count), block.begin + i, count), error + block.begin + i, count);
   });
 }
 
@@ -116,7 +122,9 @@ HWY_INLINE void PackBlock(const Block& block, Ahead<Input>& ahead, const float* 
 //
 // An input gives the strip of u that begins at element i; EnterBlock comes before the strips of
 // each block; Prefetch(i) fetches the cache line of element i from each array that it reads;
-// Passes() is how often it fetches ahead of a whole block, packing included.
+// Passes() is how often it fetches ahead of a whole block, packing included. With kIsMadeTwice it
+// gives the strips once more when they are packed, which pays where it reads two arrays: the first-
+// level cache holds a block of two, but not its u besides.
 //
 // A format has a Measure, whose Add(i, u) takes in a block's u strip by strip, zeros behind its
 // end. ScaleOf(measure, length) is the scale that they make, and PackerOf(measure, scale) a
@@ -125,7 +133,7 @@ template <class Input, class Format>
 HWY_INLINE size_t Compress(const BlockRule& rule, Input input, absl::Span<float> error,
                            const Format& format, float* scales) {
   const size_t blocks = BlockCount(error.size(), rule.block_elements);
-  Scratch scratch(std::min(rule.block_elements, error.size()));
+  Scratch scratch(Input::kIsMadeTwice ? 0 : std::min(rule.block_elements, error.size()));
   size_t first_not_packed = blocks;
   Ahead ahead(input);
   for (size_t index = 0; index < blocks; ++index) {
@@ -137,7 +145,7 @@ HWY_INLINE size_t Compress(const BlockRule& rule, Input input, absl::Span<float>
     const float scale = format.ScaleOf(measure, block.length);
     if (HWY_LIKELY(scale <= kMaxScale)) {
       scales[index] = scale;
-      PackBlock(block, ahead, scratch.data(), format.PackerOf(measure, scale), error.data());
+      PackBlock(input, block, ahead, scratch.data(), format.PackerOf(measure, scale), error.data());
     } else {  // also when it is not a number
       scales[index] = kNotPacked;
       first_not_packed = std::min(first_not_packed, index);
@@ -148,6 +156,8 @@ HWY_INLINE size_t Compress(const BlockRule& rule, Input input, absl::Span<float>
 
 // u = value + error
 struct ValueInput {
+  static constexpr bool kIsMadeTwice = true;
+
   const float* values;
   const float* error;
 
@@ -156,8 +166,8 @@ struct ValueInput {
   void EnterBlock(size_t block) {}
 
   HWY_INLINE void Prefetch(size_t i) const {
-    hwy::Prefetch(values + i);
-    hwy::Prefetch(error + i);
+    PrefetchFar(values + i);
+    PrefetchFar(error + i);
   }
 
   template <class Count>
@@ -178,10 +188,13 @@ struct NextGroup {
   size_t begin;
 };
 
-// u = (sum over ranks) * inverse_count + error. `ranks` are so many, and ForEachSum(group, block,
-// use) calls use(i, count, sum) for each strip of a block, with the sum of a group of ranks.
+// u = (sum over ranks) * inverse_count + error. `ranks` are so many; ForEachSum(group, block, use)
+// calls use(i, count, sum) for each strip of a block, with the sum of a group of kRankGroup ranks,
+// and ForEachLastSum with that of the last group, which may have fewer.
 template <class Ranks>
 struct RankSumInput {
+  static constexpr bool kIsMadeTwice = false;
+
   Ranks ranks;
   float inverse_count;
   const float* error;
@@ -189,7 +202,7 @@ struct RankSumInput {
   // Not in those between the first and the last, which are bound by arithmetic anyway.
   size_t Passes() const { return ranks.size() > kRankGroup ? 3 : 2; }
 
-  HWY_INLINE void Prefetch(size_t i) const { hwy::Prefetch(error + i); }
+  HWY_INLINE void Prefetch(size_t i) const { PrefetchFar(error + i); }
 
   template <class Count>
   HWY_INLINE Strip MeanAndError(const Strip& sum, size_t i, Count count) const {
@@ -217,10 +230,10 @@ HWY_INLINE void ForEachStripOf(RankSumInput<Ranks>& input, const Block& block,
   const auto use_last = [&](size_t i, auto count, const Strip& sum)
                             STRIP_BODY { use_only(i, count, Add(Load(scratch + i, Full()), sum)); };
   const size_t last = (input.ranks.size() - 1) / kRankGroup;
-  if (last == 0) return input.ranks.ForEachSum(0, block, use_only);
+  if (last == 0) return input.ranks.ForEachLastSum(0, block, use_only);
   input.ranks.ForEachSum(0, block, keep);
   for (size_t group = 1; group < last; ++group) input.ranks.ForEachSum(group, block, add);
-  input.ranks.ForEachSum(last, block, use_last);
+  input.ranks.ForEachLastSum(last, block, use_last);
 }
 
 }  // namespace signpost::kernels::HWY_NAMESPACE

@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/block.h"
 #include "kernels/compress-inl.h"
@@ -72,6 +71,8 @@ HWY_INLINE Strip AddGradientAndError(const Strip& decayed_momentum, float one_mi
 }
 
 struct DenseMomentumInput {
+  static constexpr bool kIsMadeTwice = false;
+
   MomentumRates rates;
   const float* gradient;
   const float* momentum;
@@ -82,9 +83,9 @@ struct DenseMomentumInput {
   void EnterBlock(size_t block) {}
 
   HWY_INLINE void Prefetch(size_t i) const {
-    hwy::Prefetch(gradient + i);
-    hwy::Prefetch(momentum + i);
-    hwy::Prefetch(error + i);
+    PrefetchFar(gradient + i);
+    PrefetchFar(momentum + i);
+    PrefetchFar(error + i);
   }
 
   template <class Count>
@@ -97,6 +98,8 @@ struct DenseMomentumInput {
 };
 
 struct OneBitMomentumInput {
+  static constexpr bool kIsMadeTwice = true;
+
   MomentumRates rates;
   const float* gradient;
   OneBitView momentum;
@@ -110,8 +113,8 @@ struct OneBitMomentumInput {
   }
 
   HWY_INLINE void Prefetch(size_t i) const {
-    hwy::Prefetch(gradient + i);
-    hwy::Prefetch(error + i);
+    PrefetchFar(gradient + i);
+    PrefetchFar(error + i);
   }
 
   template <class Count>
@@ -135,6 +138,11 @@ struct OneBitRanks {
     const GroupBits next_bits(contributions.subspan(next.group * kRankGroup, kRankGroup),
                               next.begin / 8);
     GroupSum(ranks, block.index).ForEachStrip(bits, next_bits, block.length, use);
+  }
+
+  template <class Use>
+  HWY_INLINE void ForEachLastSum(size_t group, const Block& block, Use use) const {
+    ForEachSum(group, block, use);
   }
 };
 

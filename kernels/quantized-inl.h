@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/types/span.h"
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/block.h"
 #include "kernels/compress-inl.h"
@@ -29,36 +28,33 @@ using reference::DecompressQuantized;
 
 #else
 
-// A strip's codes in memory: Load gives the floats that they are, and Store takes words.
+// How a strip's codes lie in memory: Store writes them from words, and Values reads them as what
+// they stand for in a block, vector by vector.
 struct Int8Codes {
   static constexpr IntegerType kType = IntegerType::kInt8;
-
-  static HWY_INLINE Strip Load(const uint8_t* codes) {
-    const hn::Rebind<int8_t, Floats> bytes;
-    return MakeStrip([=](size_t k) STRIP_BODY {
-      const auto* const p = reinterpret_cast<const int8_t*>(codes) + k * kLanes;
-      return hn::ConvertTo(Floats(), hn::PromoteTo(Words(), hn::LoadU(bytes, p)));
-    });
-  }
 
   static HWY_INLINE void Store(const WordStrip& words, uint8_t* codes) {
     hn::StoreU(ByteOfEach(words), StripBytes(), reinterpret_cast<int8_t*>(codes));
   }
+
+  class Values {
+   public:
+    explicit HWY_INLINE Values(float scale) : scale_(hn::Set(Floats(), scale)) {}
+
+    HWY_INLINE Vector operator()(const uint8_t* codes, size_t k) const {
+      const hn::Rebind<int8_t, Floats> bytes;
+      const auto* const p = reinterpret_cast<const int8_t*>(codes) + k * kLanes;
+      const auto words = hn::PromoteTo(Words(), hn::LoadU(bytes, p));
+      return hn::Mul(hn::ConvertTo(Floats(), words), scale_);
+    }
+
+   private:
+    Vector scale_;
+  };
 };
 
 struct Int4Codes {
   static constexpr IntegerType kType = IntegerType::kInt4;
-
-  static HWY_INLINE Strip Load(const uint8_t* codes) {
-    // Moves each lane's four bits to the top of its word, and back with their sign.
-    alignas(64) static constexpr int32_t kShifts[16] = {28, 24, 20, 16, 12, 8, 4, 0,
-                                                        28, 24, 20, 16, 12, 8, 4, 0};
-    const auto shifts = hn::Load(Words(), kShifts);
-    return MakeStrip([=](size_t k) STRIP_BODY {
-      const auto words = EightInEach(codes + k * kLanes / 2);
-      return hn::ConvertTo(Floats(), hn::ShiftRight<28>(hn::Shl(words, shifts)));
-    });
-  }
 
   static HWY_INLINE void Store(const WordStrip& words, uint8_t* codes) {
     const hn::Full256<uint16_t> pairs;
@@ -69,37 +65,56 @@ struct Int4Codes {
     hn::StoreU(hn::DemoteTo(hn::Full128<uint8_t>(), both), hn::Full128<uint8_t>(), codes);
   }
 
+#if HWY_TARGET == HWY_AVX2
+  class Values {
+   public:
+    explicit HWY_INLINE Values(float scale) : scale_(hn::Set(Floats(), scale)) {}
+
+    HWY_INLINE Vector operator()(const uint8_t* codes, size_t k) const {
+      // Moves each lane's four bits to the top of its word, and back with their sign.
+      alignas(32) static constexpr int32_t kShifts[8] = {28, 24, 20, 16, 12, 8, 4, 0};
+      const auto eight = hn::Set(Words(), EightCodes(codes + 4 * k));
+      const auto words = hn::ShiftRight<28>(hn::Shl(eight, hn::Load(Words(), kShifts)));
+      return hn::Mul(hn::ConvertTo(Floats(), words), scale_);
+    }
+
+   private:
+    Vector scale_;
+  };
+#else
+  // AVX-512 looks up what the 16 codes stand for.
+  class Values {
+   public:
+    explicit HWY_INLINE Values(float scale) {
+      alignas(64) static constexpr float kCodes[16] = {0,  1,  2,  3,  4,  5,  6,  7,
+                                                       -8, -7, -6, -5, -4, -3, -2, -1};
+      values_ = hn::Mul(hn::Load(Floats(), kCodes), hn::Set(Floats(), scale));
+    }
+
+    HWY_INLINE Vector operator()(const uint8_t* codes, size_t k) const {
+      alignas(64) static constexpr uint32_t kShifts[16] = {0, 4, 8, 12, 16, 20, 24, 28,
+                                                           0, 4, 8, 12, 16, 20, 24, 28};
+      const auto words =
+          hn::IfThenElse(hn::FirstN(Words(), 8), hn::Set(Words(), EightCodes(codes + 8 * k)),
+                         hn::Set(Words(), EightCodes(codes + 8 * k + 4)));
+      const auto shifted = hn::Shr(hn::BitCast(hn::RebindToUnsigned<Words>(), words),
+                                   hn::Load(hn::RebindToUnsigned<Words>(), kShifts));
+      // Of the indices only the lowest four bits count, for which Highway does not ask.
+      return Vector{_mm512_permutexvar_ps(shifted.raw, values_.raw)};
+    }
+
+   private:
+    Vector values_;
+  };
+#endif
+
  private:
-  static HWY_INLINE int32_t Word(const uint8_t* codes) {
+  static HWY_INLINE int32_t EightCodes(const uint8_t* codes) {
     int32_t word;
     std::memcpy(&word, codes, sizeof word);
     return word;
   }
-
-  // The words of a vector's codes: the first eight lanes have the first one.
-#if HWY_TARGET == HWY_AVX2
-  static HWY_INLINE hn::Vec<Words> EightInEach(const uint8_t* codes) {
-    return hn::Set(Words(), Word(codes));
-  }
-#else
-  static HWY_INLINE hn::Vec<Words> EightInEach(const uint8_t* codes) {
-    return hn::IfThenElse(hn::FirstN(Words(), 8), hn::Set(Words(), Word(codes)),
-                          hn::Set(Words(), Word(codes + 4)));
-  }
-#endif
 };
-
-template <class Codes>
-HWY_INLINE Strip LoadCodes(const uint8_t* codes, Full) {
-  return Codes::Load(codes);
-}
-
-template <class Codes>
-HWY_INLINE Strip LoadCodes(const uint8_t* codes, size_t count) {
-  uint8_t all[kStripElements] = {};
-  std::memcpy(all, codes, CodeBytes(Codes::kType, count));
-  return Codes::Load(all);
-}
 
 template <class Codes>
 HWY_INLINE void StoreCodes(const WordStrip& words, uint8_t* codes, Full) {
@@ -153,6 +168,7 @@ struct IntegerFormat {
 
     template <class Count>
     HWY_INLINE Strip operator()(const Strip& u, size_t i, Count count) const {
+      PrefetchFar(codes_ + CodeBytes(Codes::kType, i) + kPrefetchBytes);
       const auto words = MakeStrip<WordStrip>(
           [&](size_t k) STRIP_BODY { return Nearest(hn::Mul(u.v[k], inverse_)); });
       StoreCodes<Codes>(words, codes_ + CodeBytes(Codes::kType, i), count);
@@ -162,6 +178,9 @@ struct IntegerFormat {
     }
 
    private:
+    // Stores wait for each other when a line of codes, which have not been read, is not there.
+    static constexpr size_t kPrefetchBytes = 2048;
+
     Vector inverse_, scale_;
     uint8_t* codes_;
   };
@@ -175,23 +194,28 @@ struct IntegerFormat {
   }
 };
 
-// Strips of what a block's codes stand for.
+// Strips of what the codes of a block of a span stand for.
 template <class Codes>
-class BlockCodes {
+class BlockValues {
  public:
-  HWY_INLINE BlockCodes(QuantizedView view, const Block& block)
-      : scale_(hn::Set(Floats(), view.scales[block.index])),
+  HWY_INLINE BlockValues(QuantizedView view, const Block& block)
+      : values_(view.scales[block.index]),
         codes_(view.codes + CodeBytes(Codes::kType, block.begin)) {}
 
   // The strip that begins at element i of the block.
-  template <class Count>
-  HWY_INLINE Strip operator()(size_t i, Count count) const {
-    const auto scaled = [this](Vector code) STRIP_BODY { return hn::Mul(code, scale_); };
-    return Map(scaled, LoadCodes<Codes>(codes_ + CodeBytes(Codes::kType, i), count));
+  HWY_INLINE Strip operator()(size_t i, Full) const {
+    const uint8_t* const codes = codes_ + CodeBytes(Codes::kType, i);
+    return MakeStrip([=, this](size_t k) STRIP_BODY { return values_(codes, k); });
+  }
+  // Out of line: there is one in a span, and many places that want it.
+  HWY_NOINLINE Strip operator()(size_t i, size_t count) const {
+    uint8_t all[kStripElements] = {};
+    std::memcpy(all, codes_ + CodeBytes(Codes::kType, i), CodeBytes(Codes::kType, count));
+    return MakeStrip([&](size_t k) STRIP_BODY { return values_(all, k); });
   }
 
  private:
-  Vector scale_;
+  typename Codes::Values values_;
   const uint8_t* codes_;
 };
 
@@ -204,42 +228,46 @@ struct IntegerRanks {
 
   template <class Use>
   HWY_INLINE void ForEachSum(size_t group, const Block& block, Use use) const {
-    switch (std::min(kRankGroup, contributions.size() - group * kRankGroup)) {
+    ForEachSumOf(std::make_index_sequence<kRankGroup - 1>(), group, block, use);
+  }
+
+  template <class Use>
+  HWY_INLINE void ForEachLastSum(size_t group, const Block& block, Use use) const {
+    static_assert(kRankGroup == 4);
+    switch (contributions.size() - group * kRankGroup) {
       case 1:
-        return ForEachSumOf(std::make_index_sequence<1>(), group, block, use);
+        return ForEachSumOf(std::make_index_sequence<0>(), group, block, use);
       case 2:
-        return ForEachSumOf(std::make_index_sequence<2>(), group, block, use);
+        return ForEachSumOf(std::make_index_sequence<1>(), group, block, use);
       case 3:
-        return ForEachSumOf(std::make_index_sequence<3>(), group, block, use);
+        return ForEachSumOf(std::make_index_sequence<2>(), group, block, use);
       default:
-        return ForEachSumOf(std::make_index_sequence<4>(), group, block, use);
+        return ForEachSumOf(std::make_index_sequence<3>(), group, block, use);
     }
   }
 
-  // The same of a group of so many ranks.
-  template <class Use, size_t... rank>
-  HWY_INLINE void ForEachSumOf(std::index_sequence<rank...>, size_t group, const Block& block,
+ private:
+  // The same of a group of a first and so many more ranks.
+  template <class Use, size_t... more>
+  HWY_INLINE void ForEachSumOf(std::index_sequence<more...>, size_t group, const Block& block,
                                Use use) const {
     const QuantizedView* const ranks = &contributions[group * kRankGroup];
-    const BlockCodes<Codes> codes[] = {{ranks[rank], block}...};
+    const BlockValues<Codes> values[] = {{ranks[0], block}, {ranks[1 + more], block}...};
     const NextGroup next(contributions.size(), group, block);
     ForEachStrip(block.length, [&](size_t i, auto count) STRIP_BODY {
       Prefetch(next, i);
-      use(i, count, Sum(codes[rank](i, count)...));
+      Strip sum = values[0](i, count);
+      ((sum = Add(sum, values[1 + more](i, count))), ...);
+      use(i, count, sum);
     });
   }
 
-  // From the first to the last.
-  static HWY_INLINE Strip Sum(const Strip& sum) { return sum; }
-  template <class... More>
-  static HWY_INLINE Strip Sum(const Strip& first, const Strip& second, const More&... more) {
-    return Sum(Add(first, second), more...);
-  }
-
+  // What is as far on in the next group; a cache line at a time.
   HWY_INLINE void Prefetch(const NextGroup& next, size_t i) const {
-    const auto ranks = contributions.subspan(next.group * kRankGroup, kRankGroup);
-    for (const QuantizedView& rank : ranks) {
-      hwy::Prefetch(rank.codes + CodeBytes(Codes::kType, next.begin + i));
+    constexpr size_t kCacheLine = 64;
+    if (CodeBytes(Codes::kType, i) % kCacheLine != 0) return;
+    for (const QuantizedView& rank : contributions.subspan(next.group * kRankGroup, kRankGroup)) {
+      PrefetchFar(rank.codes + CodeBytes(Codes::kType, next.begin + i));
     }
   }
 };
@@ -274,7 +302,7 @@ size_t AggregateQuantized(const BlockRule& rule, IntegerType type,
   });
 }
 
-// Calls body(block, strips) for each block of a span, with the strips of what its codes stand for.
+// Calls body(block, values) for each block of a span, with the strips of what its codes stand for.
 template <class Codes, class Body>
 HWY_INLINE void ForEachBlock(const BlockRule& rule, QuantizedView view, size_t elements,
                              Body body) {
@@ -282,17 +310,18 @@ HWY_INLINE void ForEachBlock(const BlockRule& rule, QuantizedView view, size_t e
   for (size_t index = 0; index < blocks; ++index) {
     const size_t begin = index * rule.block_elements;
     const Block block = {index, begin, std::min(rule.block_elements, elements - begin)};
-    body(block, BlockCodes<Codes>(view, block));
+    body(block, BlockValues<Codes>(view, block));
   }
 }
 
 void DecompressQuantized(const BlockRule& rule, IntegerType type, QuantizedView compressed,
                          absl::Span<float> values) {
   WithCodes(type, [&](auto codes) STRIP_BODY {
-    ForEachBlock<decltype(codes)>(
-        rule, compressed, values.size(), [&](const Block& block, const auto& strips) STRIP_BODY {
-          WriteStrips(values.data() + block.begin, block.length, values.size(), strips);
-        });
+    ForEachBlock<decltype(codes)>(rule, compressed, values.size(),
+                                  [&](const Block& block, const auto& values_of_block) STRIP_BODY {
+                                    WriteStrips(values.data() + block.begin, block.length,
+                                                values.size(), values_of_block);
+                                  });
   });
   FinishStrips(values.size());
 }
@@ -303,11 +332,12 @@ void AddQuantized(const BlockRule& rule, IntegerType type, QuantizedView addend,
   const auto add = [f](Vector sum, Vector a) STRIP_BODY { return hn::Add(sum, hn::Mul(f, a)); };
   WithCodes(type, [&](auto codes) STRIP_BODY {
     ForEachBlock<decltype(codes)>(
-        rule, addend, accumulator.size(), [&](const Block& block, const auto& strips) STRIP_BODY {
+        rule, addend, accumulator.size(),
+        [&](const Block& block, const auto& values_of_block) STRIP_BODY {
           float* const sum = accumulator.data() + block.begin;
           ForEachStrip(block.length, [&](size_t i, auto count) STRIP_BODY {
             PrefetchStrip(sum + i);
-            Store(Map(add, Load(sum + i, count), strips(i, count)), sum + i, count);
+            Store(Map(add, Load(sum + i, count), values_of_block(i, count)), sum + i, count);
           });
         });
   });

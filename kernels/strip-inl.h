@@ -93,6 +93,10 @@ HWY_INLINE Strip Map(Operation operation, const Strips&... strips) {
   return MakeStrip([&](size_t k) STRIP_BODY { return operation(strips.v[k]...); });
 }
 
+// Fetches what is needed only some thousand cycles later, into the second-level cache: it has room,
+// and more lines can be on their way to it than to the first level.
+HWY_INLINE void PrefetchFar(const void* p) { __builtin_prefetch(p, /*rw=*/0, /*locality=*/2); }
+
 // The processor's own prefetchers stop at the end of a 4 KiB page.
 inline constexpr size_t kPrefetchElements = 512;
 
