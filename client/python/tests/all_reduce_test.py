@@ -102,7 +102,7 @@ def test_codecs_with_errors_need_a_name():
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (dict(codec="int8"), "codec is 'int8', wanted one of fp32, bf16, onebit"),
+        (dict(codec="int3"), "codec is 'int3', wanted one of fp32, bf16, fp16, int8, int4, onebit"),
         (dict(op="max"), "op is 'max', wanted mean or sum"),
     ],
 )

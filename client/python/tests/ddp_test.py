@@ -56,8 +56,8 @@ def test_buckets_that_change_behind_the_start_step_are_an_error(tmp_path):
 
 
 def test_the_state_checks_its_options():
-    with pytest.raises(ValueError, match="codec is 'int8'"):
-        signpost.DdpHookState("int8")
+    with pytest.raises(ValueError, match="codec is 'int3'"):
+        signpost.DdpHookState("int3")
     with pytest.raises(ValueError, match="start_step is 1, wanted at least 2"):
         signpost.DdpHookState("onebit", start_step=1)
 
