@@ -185,18 +185,21 @@ void Job::TakeLeave(const std::shared_ptr<Process>& process, Answers& answers) {
   if (stopping_ || !IsOfLastCohort(*process)) return answers.Add(*process, Reply());
   process->has_left = true;
   left_.insert(process->local_rank);
-  if (left_.size() == options_.processes) {
-    process->is_at_work = true;  // no cohort's end concerns it
+  const bool was_attached = process->over.ok();
+  if (was_attached) cohort_[process->local_rank].reset();
+  // If the next cohort is there already, it is for that to leave.
+  if (left_.size() == options_.processes && !IsUsed() && !is_at_work_) {
+    // At once: whoever attaches from now on begins anew.
+    left_training_ = GiveUp();
     last_to_leave_ = process;
+    process->is_at_work = true;
   } else {
     answers.Add(*process, Reply());
   }
-  if (process->over.ok()) {
-    cohort_[process->local_rank].reset();
-    Break(absl::FailedPreconditionError(
-              absl::StrFormat("%s has left job '%s'", process->Describe(), name_)),
-          answers);
-  }
+  if (!was_attached) return;
+  Break(absl::FailedPreconditionError(
+            absl::StrFormat("%s has left job '%s'", process->Describe(), name_)),
+        answers);
 }
 
 void Job::Gone(uint64_t number) {
@@ -239,10 +242,13 @@ void Job::Break(const absl::Status& why, Answers& answers) {
   AdmitWaiting(answers);
 }
 
+bool Job::IsUsed() const {
+  return std::any_of(cohort_.begin(), cohort_.end(),
+                     [](const auto& process) { return process != nullptr; });
+}
+
 void Job::ForgetIfUnused() {
-  const bool is_used = std::any_of(cohort_.begin(), cohort_.end(),
-                                   [](const auto& process) { return process != nullptr; });
-  if (!is_used && !has_joined_ && !is_at_work_) training_.reset();
+  if (!IsUsed() && !has_joined_ && !is_at_work_) training_.reset();
 }
 
 // Waiting.
@@ -411,13 +417,13 @@ void Job::Do(Work work, const Processes& processes) {
       break;
   }
   absl::MutexLock lock(&mutex_);
-  is_at_work_ = false;
   ForgetIfUnused();
 }
 
 void Job::AnswerAll(const Processes& processes, const Reply& reply) {
   Answers answers;
   absl::MutexLock lock(&mutex_);
+  is_at_work_ = false;
   for (const std::shared_ptr<Process>& process : processes) answers.Add(*process, reply);
 }
 
@@ -434,6 +440,7 @@ void Job::Fail(const absl::Status& status, const Processes& processes) {
   {
     Answers answers;
     absl::MutexLock lock(&mutex_);
+    is_at_work_ = false;
     had_joined = has_joined_;
     failed = GiveUp();
     for (const std::shared_ptr<Process>& process : processes) {
@@ -473,6 +480,7 @@ void Job::Begin(const Processes& processes) {
   }
   Answers answers;
   absl::MutexLock lock(&mutex_);
+  is_at_work_ = false;
   has_joined_ = true;
   steps_ = begun.steps();
   ++cohorts_;
@@ -500,6 +508,7 @@ void Job::Step(const Processes& processes) {
   if (!stepped.ok()) return Fail(stepped.status(), processes);
   Answers answers;
   absl::MutexLock lock(&mutex_);
+  is_at_work_ = false;
   steps_ = stepped->steps();
   for (const std::shared_ptr<Process>& process : processes) {
     Reply reply;
@@ -525,10 +534,16 @@ void Job::Checkpoint(const Processes& processes) {
 }
 
 void Job::SaveState(const Processes& processes) {
-  if (training_ == nullptr) {
+  bool is_over;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_over = !IsOfLastCohort(*processes[0]);
+  }
+  if (is_over) {
     return AnswerAll(processes,
                      ReplyOf(absl::FailedPreconditionError(
-                         "the job is over; what was saved before is what to go on from")));
+                         "the job has gone on without this process, or is over; what was saved "
+                         "before is what to go on from")));
   }
   absl::StatusOr<std::unique_ptr<SharedMemory>> state = training_->SaveState();
   Reply reply = ReplyOf(state.status());
@@ -544,10 +559,9 @@ void Job::Leave(const Processes& processes) {
   std::unique_ptr<Training> training;
   {
     absl::MutexLock lock(&mutex_);
-    // Otherwise others have begun in the meantime.
-    if (left_.size() == options_.processes) training = GiveUp();
+    training = std::move(left_training_);
   }
-  AnswerAll(processes, training == nullptr ? Reply() : ReplyOf(training->Leave()));
+  AnswerAll(processes, ReplyOf(training->Leave()));
 }
 
 void Job::Quarrel(const Processes& processes) {
@@ -560,6 +574,7 @@ void Job::Quarrel(const Processes& processes) {
       "the processes of a node make the same calls, but ", absl::StrJoin(calls, ", ")));
   Answers answers;
   absl::MutexLock lock(&mutex_);
+  is_at_work_ = false;
   for (const std::shared_ptr<Process>& process : processes) {
     answers.Add(*process, ReplyOf(status));
   }

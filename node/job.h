@@ -96,7 +96,7 @@ class Job {
   std::pair<Work, Processes> TakeWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Duration TimeToNextDeadline() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // On the job's thread; they answer these processes.
+  // On the job's thread; they answer these processes, and are not at work any more when they do.
   void Do(Work work, const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Begin(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Step(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -122,6 +122,7 @@ class Job {
   // The process will not take part any more.
   void TakeLeave(const std::shared_ptr<Process>& process, Answers& answers)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsUsed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // whether a process is attached
   // Forgets what nobody has begun.
   void ForgetIfUnused() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time DeadlineOf(const Process& process) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -137,13 +138,15 @@ class Job {
   std::map<uint64_t, std::shared_ptr<Process>> processes_ ABSL_GUARDED_BY(mutex_);
   Processes cohort_ ABSL_GUARDED_BY(mutex_);  // by local rank; null: that place is free
   std::map<uint32_t, std::string> refusals_ ABSL_GUARDED_BY(mutex_);  // the last of each local rank
-  bool is_at_work_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_at_work_ ABSL_GUARDED_BY(mutex_) =
+      false;  // until it answers: what follows may be at once
   bool has_joined_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t steps_ ABSL_GUARDED_BY(mutex_) = 0;       // done, once it has joined
   uint64_t cohorts_ ABSL_GUARDED_BY(mutex_) = 0;     // that have begun
   std::set<uint32_t> left_ ABSL_GUARDED_BY(mutex_);  // local ranks of the last of them
-  // Whose call is answered once the job has been left.
+  // Whose call is answered once the job has been left, and with what it has been trained.
   std::shared_ptr<Process> last_to_leave_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Training> left_training_ ABSL_GUARDED_BY(mutex_);
   bool has_news_ ABSL_GUARDED_BY(mutex_) = false;  // a deadline may be nearer
   // Changes hands under the lock; while is_at_work_ by the job's thread only, which uses it then.
   std::unique_ptr<Training> training_;
