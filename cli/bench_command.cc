@@ -211,7 +211,7 @@ void AddRankFlags(CLI::App& app, RankOptions& rank) {
       ->check(CLI::PositiveNumber.description(""));
   app.add_option("--codec", rank.codec, "How numbers travel [onebit]")
       ->transform(CLI::CheckedTransformer(bench::Codecs()).description(""))
-      ->type_name("onebit|bf16|fp32");
+      ->type_name("onebit|int4|int8|bf16|fp16|fp32");
   app.add_option("--chunk-elements", rank.chunk_elements,
                  "Elements that travel in one frame [by how many there are]")
       ->type_name("N");

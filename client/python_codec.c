@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "proto/signpost_codec.h"
@@ -17,9 +19,13 @@ extern char** environ;
 
 #define MOST_ELEMENTS 65536
 
+/* A host that takes longer to answer is given up. */
+#define MOST_SECONDS 60
+
 typedef struct {
-  int socket; /* to the interpreter */
   pthread_mutex_t mutex;
+  int socket;    /* to the interpreter */
+  int has_ended; /* it has, or its answers are not what was asked for: it has no more of them */
   size_t block_bytes[MOST_ELEMENTS + 1]; /* 0: not asked for yet */
 } host;
 
@@ -48,17 +54,23 @@ static int read_all(int socket, void* bytes, size_t size) {
 }
 
 /* Runs the interpreter with one end of the socket as its standard input. */
-static int start(const char* options, int theirs) {
+static int start(const char* options, int theirs, pid_t* pid) {
   const char* python = getenv("SIGNPOST_PYTHON");
   if (python == NULL) python = "python3";
   char* const arguments[] = {(char*)python, "-m", "signpost._codec_host", (char*)options, NULL};
   posix_spawn_file_actions_t actions;
-  pid_t pid;
+  posix_spawnattr_t attributes;
+  sigset_t none;
+  sigemptyset(&none);
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, theirs, STDIN_FILENO);
-  const int failure = posix_spawnp(&pid, python, &actions, NULL, arguments, environ);
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setsigmask(&attributes, &none); /* whatever this thread has blocked */
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  errno = posix_spawnp(pid, python, &actions, &attributes, arguments, environ);
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
-  return failure == 0;
+  return errno == 0;
 }
 
 /* The host's first word: nothing, or what is wrong. */
@@ -81,17 +93,24 @@ static void* open_host(const char* options, char* error, size_t error_size) {
     snprintf(error, error_size, "no socket: %s", strerror(errno));
     return NULL;
   }
-  const int started = start(options, ends[1]);
+  const struct timeval most = {.tv_sec = MOST_SECONDS};
+  setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
+  setsockopt(ends[0], SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
+  pid_t pid = 0;
+  const int started = start(options, ends[1], &pid);
   close(ends[1]);
   host* opened = started ? calloc(1, sizeof *opened) : NULL;
-  if (opened == NULL) {
+  if (!started) {
     snprintf(error, error_size, "its Python process could not be started: %s", strerror(errno));
+  } else if (opened == NULL) {
+    snprintf(error, error_size, "out of memory");
   } else if (is_ready(ends[0], error, error_size)) {
     opened->socket = ends[0];
     pthread_mutex_init(&opened->mutex, NULL);
     return opened;
   }
-  close(ends[0]);
+  close(ends[0]); /* which ends it, if it runs */
+  if (started) waitpid(pid, NULL, 0);
   free(opened);
   return NULL;
 }
@@ -103,17 +122,24 @@ static int ask(host* asked, char what, uint32_t elements, const void* bytes, siz
   const uint64_t question[] = {(uint64_t)what, elements, sent};
   uint64_t got = 0;
   pthread_mutex_lock(&asked->mutex);
-  const int is_there = write_all(asked->socket, question, sizeof question) &&
+  const int is_there = !asked->has_ended && write_all(asked->socket, question, sizeof question) &&
                        write_all(asked->socket, bytes, sent) &&
                        read_all(asked->socket, &got, sizeof got) &&
                        (got == 0 || (got == wanted && read_all(asked->socket, answer, wanted)));
+  /* Without a block there is nothing that could be sent, from now on either. */
+  const int ends = !is_there || (got == 0 && what != 'd');
+  if (ends && !asked->has_ended) {
+    asked->has_ended = 1;
+    shutdown(asked->socket, SHUT_RDWR);
+    fprintf(stderr, "signpost: a codec's Python process has no answer, and is given up\n");
+  }
   pthread_mutex_unlock(&asked->mutex);
-  if (!is_there) fprintf(stderr, "signpost: a codec's Python process has ended, or is confused\n");
   return is_there && got == wanted;
 }
 
 static size_t block_bytes(const void* state, uint32_t elements) {
   host* asked = (host*)state;
+  if (elements > MOST_ELEMENTS) return 0;
   size_t* known = &asked->block_bytes[elements];
   uint64_t answer = 0;
   size_t bytes = __atomic_load_n(known, __ATOMIC_RELAXED);

@@ -80,6 +80,14 @@ absl::Status Training::Join(const SessionOptions& node, const Start& start, Numb
   options.resume = start.resume();
   std::string state;  // of its own: the process could still write where it is
   if (start.has_resume_state()) {
+    // Numbers of each element, and what is written around them.
+    const uint64_t most = 24 * layout_.elements() + (uint64_t{16} << 20);
+    if (start.resume_state().bytes() > most) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("a state to resume from of %d bytes; of this job's parameters none has "
+                          "more than %d",
+                          start.resume_state().bytes(), most));
+    }
     const absl::StatusOr<std::unique_ptr<SharedMemory>> memory =
         SharedMemory::Open(start.resume_state(), start.resume_state().bytes());
     if (!memory.ok()) return memory.status();

@@ -92,9 +92,11 @@ class DenseCodec final : public NumberCodec {
     kernels::AggregateDense(type_, parts, part.elements, inverse_count, error, At(part, out));
     const size_t blocks = kernels::BlockCount(part.elements, rule.block_elements);
     if (kernels::DenseWithinRange(type_, packed, part.elements)) return blocks;
-    size_t first = 0;
+    size_t first = 0;  // what is not is in the last block, if in none before
     while (first + 1 < blocks &&
-           kernels::DenseWithinRange(type_, packed, (first + 1) * rule.block_elements)) {
+           kernels::DenseWithinRange(
+               type_, packed + kernels::DenseBytes(type_, first * rule.block_elements),
+               rule.block_elements)) {
       ++first;
     }
     return first;

@@ -112,8 +112,10 @@ class OpenCodec final : public NumberCodec {
                   absl::Span<float> values) const override {
     ForEachBlock(part, rule.block_elements, [&](const Segment& block) {
       const size_t begin = block.chunk_offset - part.chunk_offset;
-      const bool is_good = Unpack(At(block, payload), values.subspan(begin, block.elements));
-      ABSL_RAW_CHECK(is_good, "CheckFrame has had it decompressed");
+      const absl::Span<float> there = values.subspan(begin, block.elements);
+      // CheckFrame has had it decompressed: a codec that fails now does not keep its promises.
+      if (Unpack(At(block, payload), there)) return;
+      std::fill(there.begin(), there.end(), kernels::kNotPacked);
     });
   }
 
@@ -138,7 +140,8 @@ class OpenCodec final : public NumberCodec {
 
   // Writes a block, and what it stands for to `packed`; or that it is not packed.
   bool Pack(absl::Span<const float> input, uint8_t* at, absl::Span<float> packed) const {
-    std::memset(at, 0, stride_);
+    const size_t bytes = codec_.block_bytes(state_, input.size());
+    std::memset(at + 1 + bytes, 0, stride_ - 1 - bytes);
     *at = kNotPackedMark;
     if (!AreWithinRange(input)) return false;
     codec_.compress(state_, input.data(), input.size(), at + 1);
@@ -196,19 +199,33 @@ class Codecs {
 
   // Opens it, unless it is.
   absl::StatusOr<const OpenCodec*> Open(const signpost_codec_v1& codec, const std::string& options,
-                                        uint32_t block_elements) ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    std::unique_ptr<OpenCodec>& open = open_[{codec.name, options, block_elements}];
-    if (open) return open.get();
+                                        uint32_t block_elements)
+      ABSL_LOCKS_EXCLUDED(mutex_, opening_) {
+    if (block_elements == 0 || block_elements > kMaxBlockElements) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "blocks of %d numbers; a codec takes 1 to %d", block_elements, kMaxBlockElements));
+    }
+    if (options.find('\0') != std::string::npos) {
+      return absl::InvalidArgumentError("a codec's options end with a 0, and have none before");
+    }
+    // Codecs that are in use need not wait for one that takes its time to open.
+    absl::MutexLock opening(&opening_);
+    const Key key = {codec.name, options, block_elements};
+    if (const OpenCodec* const open = FindOpen(key); open != nullptr) return open;
+    if (CountOpen() >= kMostOpen) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          kMostOpen, " codecs are open, of other names, options or blocks: the most that may be"));
+    }
     char error[1024] = "";
     const void* const state = codec.open(options.c_str(), error, sizeof error);
+    error[sizeof error - 1] = '\0';
     if (state == nullptr) {
       return absl::InvalidArgumentError(absl::StrCat("codec '", codec.name,
                                                      "' does not take the options '", options,
                                                      "': ", absl::string_view(error)));
     }
     const size_t most = codec.block_bytes(state, block_elements);
-    if (most > size_t{16} * block_elements + 4096) {
+    if (most == 0 || most > size_t{16} * block_elements + 4096) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "codec '%s' wants %d bytes for a block of %d numbers", codec.name, most, block_elements));
     }
@@ -218,20 +235,31 @@ class Codecs {
           "codec '%s' takes more bytes for a block of %d numbers than for one of %d", codec.name,
           elements, block_elements));
     }
+    absl::MutexLock lock(&mutex_);
+    std::unique_ptr<OpenCodec>& open = open_[key];
     open = std::make_unique<OpenCodec>(codec, state, most);
     return open.get();
   }
 
-  // One that is open.
-  const OpenCodec* FindOpen(const CustomCodec& wanted) const ABSL_LOCKS_EXCLUDED(mutex_) {
+  using Key = std::tuple<std::string, std::string, uint32_t>;  // name, options, block_elements
+
+  // Null if it is not open.
+  const OpenCodec* FindOpen(const Key& key) const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
-    const auto open = open_.find({wanted.name(), wanted.options(), wanted.block_elements()});
+    const auto open = open_.find(key);
     return open == open_.end() ? nullptr : open->second.get();
   }
 
  private:
-  using Key = std::tuple<std::string, std::string, uint32_t>;  // name, options, block_elements
+  // What is open stays so, and jobs come from anybody.
+  static constexpr size_t kMostOpen = 64;
 
+  size_t CountOpen() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return open_.size();
+  }
+
+  absl::Mutex opening_;  // held while a codec opens
   mutable absl::Mutex mutex_;
   std::map<std::string, const signpost_codec_v1*> libraries_ ABSL_GUARDED_BY(mutex_);
   std::map<Key, std::unique_ptr<OpenCodec>> open_ ABSL_GUARDED_BY(mutex_);
@@ -316,7 +344,8 @@ absl::Status CheckCustomCodec(const CustomCodec& wanted, uint32_t block_elements
 }
 
 const NumberCodec& CustomNumberCodec(const CustomCodec& wanted) {
-  const OpenCodec* const open = Codecs::OfProcess().FindOpen(wanted);
+  const OpenCodec* const open =
+      Codecs::OfProcess().FindOpen({wanted.name(), wanted.options(), wanted.block_elements()});
   ABSL_RAW_CHECK(open != nullptr, "CheckCustomCodec has opened it");
   return *open;
 }

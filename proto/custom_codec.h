@@ -22,7 +22,7 @@ namespace signpost {
 absl::StatusOr<std::string> LoadCodecLibrary(const std::string& path);
 
 // JobOptions.custom_codec of a job with a codec that is loaded. INVALID_ARGUMENT if it does not
-// take the options.
+// take the options, or blocks of that length; RESOURCE_EXHAUSTED when too many are open already.
 absl::StatusOr<CustomCodec> DescribeCustomCodec(const std::string& name, const std::string& options,
                                                 uint32_t block_elements);
 

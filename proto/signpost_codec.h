@@ -11,8 +11,8 @@
  *    and is packed by itself.
  *  - Functions are called from several threads at a time, with the same state.
  *  - The same numbers must give the same bytes, and the same bytes the same numbers, on every
- * machine of a job: neither time nor chance may show, unless it is chance with a seed from the
- * numbers.
+ *    machine of a job: neither time nor chance may show, unless it is chance with a seed from the
+ *    numbers.
  *  - No function may fail but where it says so, or throw.
  *  - `signpost codec check` holds a codec to all of this that can be tried. */
 
@@ -39,7 +39,8 @@ typedef struct {
    * What it returns is never freed. */
   void* (*open)(const char* options, char* error, size_t error_size);
 
-  /* Bytes that a block of so many numbers takes, in [1, 65536] numbers; never more for fewer. */
+  /* Bytes that a block of so many numbers takes, of 1 to 65536 numbers; at least 1 and at most 16
+   * for each and 4096, and never more for fewer. */
   size_t (*block_bytes)(const void* state, uint32_t elements);
 
   /* Packs finite numbers, of at most 2^60 in magnitude. Writes all of the block's bytes; `block` is

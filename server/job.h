@@ -94,7 +94,8 @@ class Job {
   Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, Bell* bell);
 
   // A job that goes on from a saved state, in the `generation`-th process. DATA_LOSS when the state
-  // does not fit its own layout, or this shard.
+  // does not fit its own layout, or this shard; FAILED_PRECONDITION when its codec from outside is
+  // not loaded here.
   static absl::StatusOr<std::unique_ptr<Job>> Restore(const JobState& state, ShardId shard,
                                                       Bell* bell, uint64_t generation,
                                                       absl::Time now);

@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/simulated_gpu.h"
 #include "proto/codec_check.h"
 #include "proto/frame.h"
 #include "tests/job.h"
@@ -51,6 +53,7 @@ TEST(CodecCheck, FindsWhatIsWrongWithOthers) {
   EXPECT_EQ(TroubleOf(""), "");
   EXPECT_THAT(TroubleOf("cannot unpack"), HasSubstr("what it packs it unpacks"));
   EXPECT_THAT(TroubleOf("not finite"), HasSubstr("what it packs it unpacks"));
+  EXPECT_THAT(TroubleOf("leaves bytes"), HasSubstr("the same numbers give the same bytes"));
   EXPECT_THAT(TroubleOf("chance"), HasSubstr("the same numbers give the same bytes"));
   EXPECT_THAT(TroubleOf("sends nothing"), HasSubstr("error feedback keeps the error down"));
   EXPECT_THAT(TroubleOf("large"), HasSubstr("wants 1099511627776 bytes for a block of 4096"));
@@ -91,6 +94,9 @@ TEST(CheckCustomCodec, ComparesWhatTheJobWantsWithWhatIsHere) {
   other.set_block_bytes(1);
   EXPECT_THAT(CheckCustomCodec(other, 16).message(), HasSubstr("48 bytes for a block of 16 here"));
   EXPECT_FALSE(CheckCustomCodec(good, 32).ok());
+  EXPECT_FALSE(DescribeCustomCodec("topk", "", 0).ok());
+  EXPECT_FALSE(DescribeCustomCodec("topk", "", 65537).ok());
+  EXPECT_FALSE(DescribeCustomCodec("topk", std::string("ratio=1\0", 8), 16).ok());
 }
 
 JobOptionsForTest TopKJob() {
@@ -169,6 +175,10 @@ TEST(CustomCodecJob, IsRefusedWithoutALibraryAndForAGpu) {
   EXPECT_EQ(join().message(), "a codec is custom, and there is no codec_library");
   options.codec_library = "no/such/file.so";
   EXPECT_THAT(join().message(), HasSubstr("no/such/file.so"));
+  kernels::cuda::SimulatedGpu gpu(/*seed=*/1);
+  options.gpu = &gpu;
+  EXPECT_THAT(join().message(),
+              HasSubstr("custom, which is for parameters on the host; these are"));
 }
 
 // The trust boundary: what the example says no to, and what is behind a short block.
@@ -210,6 +220,17 @@ TEST(CustomCodecFrame, WhatTheCodecCannotHaveMadeIsRefused) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << byte;
     EXPECT_THAT(status.message(), HasSubstr("codec 'topk' can have made no such block")) << byte;
   }
+}
+
+// Last: what is open stays so.
+TEST(DescribeCustomCodec, OpensSoManyAndNoMore) {
+  ASSERT_TRUE(LoadCodecLibrary(kTopK).ok());
+  absl::Status status;
+  for (int i = 1; status.ok(); ++i) {
+    ASSERT_LE(i, 65);
+    status = DescribeCustomCodec("topk", absl::StrFormat("ratio=0.%04d", i), 8).status();
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
 }
 
 }  // namespace

@@ -112,11 +112,12 @@ std::string DescribeOptions(const OptimizerOptions& options) {
   if (options.freeze_step == OptimizerOptions::kNever) freeze = "never";
   if (options.freeze_step == OptimizerOptions::kAuto) freeze = "auto";
   std::string description = absl::StrFormat(
-      "1-bit %s bias_correction=%d freeze_step=%s warm_up_codec=%s codec=%s "
-      "variance_floor=%.17g variance_refresh_interval=%d",
+      "1-bit %s bias_correction=%d freeze_step=%s warm_up_codec=%s variance_floor=%.17g "
+      "variance_refresh_interval=%d",
       options.lamb ? "lamb" : "adam", options.bias_correction, freeze,
-      CodecName(options.warm_up_codec), CodecName(options.codec), options.variance_floor,
-      options.variance_refresh_interval);
+      CodecName(options.warm_up_codec), options.variance_floor, options.variance_refresh_interval);
+  // Not in checkpoints from before there was a choice.
+  if (options.codec != ONE_BIT) absl::StrAppend(&description, " codec=", CodecName(options.codec));
   if (options.lamb) absl::StrAppend(&description, " ", DescribeLambOptions(*options.lamb));
   return description;
 }

@@ -46,7 +46,9 @@ class OneBitLamb final : public OneBitAdam {
 
   void FollowStep(uint64_t step, const StepRates& rates) override;
   void EndStep() override;
-  bool AwaitsEndStep(uint32_t chunk) const override { return awaits_end_[chunk]; }
+  bool EndsSteps() const override { return true; }
+  // Whether the chunk's parameters have still to move.
+  bool AwaitsEndStep(uint32_t chunk) const { return awaits_end_[chunk]; }
 
   TensorScales ScalesOf(uint32_t chunk) const override;
   TensorScales Scales() const override;

@@ -75,8 +75,9 @@ class Optimizer {
   // All chunks' answers of the step have been applied, or taken back: does what needs all of a
   // tensor. On a GPU it may wait.
   virtual void EndStep() {}
-  // Whether EndStep has something to do to the chunk: until then its State is that before no step.
-  virtual bool AwaitsEndStep(uint32_t chunk) const { return false; }
+  // Whether it does anything: until then a chunk that has its answer, or was skipped, is in the
+  // state before no step.
+  virtual bool EndsSteps() const { return false; }
 
   // For a worker that comes back to a job: what is the same on all workers, as STATE's payload.
   // Sign and payload of every number stay what they are.
@@ -99,7 +100,7 @@ class Optimizer {
   virtual TensorScales ScalesOf(uint32_t chunk) const { return {}; }
   virtual TensorScales Scales() const { return {}; }
   // As EndStep, for one chunk that has followed `step`, with the rates that it had and, of the
-  // chunk's tensors at least, the scales after it. Nothing unless AwaitsEndStep.
+  // chunk's tensors at least, the scales after it. Nothing unless EndsSteps.
   virtual void EndFollowedStep(uint32_t chunk, uint64_t step, const StepRates& rates,
                                const TensorScales& after) {}
   // Takes over another worker's, as EndStep and EndFollowedStep change them.

@@ -10,6 +10,11 @@
 namespace signpost {
 
 absl::Status CheckOptions(const ReductionOptions& options) {
+  // Sums beyond its range would wait in errors for ever.
+  if (options.sum && options.codec == FLOAT16) {
+    return absl::InvalidArgumentError(
+        "the codec of a reduction is fp16, which has no room for sums");
+  }
   return CheckCodecOption("the codec of a reduction", options.codec);
 }
 

@@ -157,7 +157,9 @@ uint32_t Crc32cOf(const SavedParameters& saved) {
 
 ResumeState ResumeStateOf(const CheckpointManifest& manifest, SavedParameters parameters,
                           SavedRank rank) {
-  const uint32_t crc = Crc32cOf(parameters);
+  const std::string scales = manifest.scales().SerializeAsString();
+  const uint32_t crc = Crc32c({reinterpret_cast<const uint8_t*>(scales.data()), scales.size()},
+                              Crc32cOf(parameters));
   return {.optimizer = {.schedule = manifest.schedule(),
                         .error = std::move(rank.error),
                         .momentum = std::move(parameters.momentum),

@@ -928,7 +928,8 @@ void Worker::GiveState(uint32_t chunk) {
   if (step_ < layout_.options().first_step()) return;  // it has no state yet
   // Between a freeze of the variance and the first answer after it a state fits no step, nor does
   // it between an answer and the end of its step, where there is something left to do.
-  exchanges_[chunk].owes_state = optimizer_.HasFrozenFor(step) || optimizer_.AwaitsEndStep(chunk);
+  const bool has_still_to_end = optimizer_.EndsSteps() && open_step_ != nullptr && step > step_;
+  exchanges_[chunk].owes_state = optimizer_.HasFrozenFor(step) || has_still_to_end;
   if (exchanges_[chunk].owes_state) return;
   auto state = std::make_shared<const Payload>(optimizer_.State(chunk));
   if (!optimizer_.Check().ok()) return;  // it is worth nothing

@@ -1,5 +1,7 @@
 """How numbers travel: names, and codecs from outside."""
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Union
@@ -36,9 +38,13 @@ def python_codec(codec_class: type) -> Codec:
         decompress(block, elements) -> the float32 array that the bytes stand for; it raises
             whatever it likes for bytes that compress cannot have made
 
-    The same numbers must give the same bytes on all machines. Aggregators need
-    SIGNPOST_CODEC_LIBRARIES=signpost.PYTHON_CODEC, and SIGNPOST_PYTHON if their python3 is not
-    the one that has Signpost and NumPy.
+    The same numbers must give the same bytes on all machines. Aggregators need in their environment
+
+        SIGNPOST_CODEC_LIBRARIES=signpost.PYTHON_CODEC
+        SIGNPOST_PYTHON_CODECS=module:Class     which jobs may ask for; with commas in between
+        SIGNPOST_PYTHON                         if their python3 has not Signpost and NumPy
+
+    and so does whoever runs `signpost codec check`.
 
     Raises:
         ValueError: the class is not a module's, or that of a script.
@@ -48,7 +54,11 @@ def python_codec(codec_class: type) -> Codec:
     if codec_class.__module__ == "__main__" or "." in codec_class.__qualname__:
         raise ValueError(f"{codec_class.__qualname__} must be in a module of its own")
     name = f"{codec_class.__module__}:{codec_class.__qualname__}"
-    return Codec(PYTHON_CODEC, f"{name} {digest_of(codec_class)}")
+    # This process's own may be used by it.
+    allowed = [*os.environ.get("SIGNPOST_PYTHON_CODECS", "").split(","), name]
+    os.environ["SIGNPOST_PYTHON_CODECS"] = ",".join(filter(None, dict.fromkeys(allowed)))
+    os.environ.setdefault("SIGNPOST_PYTHON", sys.executable)
+    return Codec(PYTHON_CODEC, f"{name} {digest_of(codec_class.__module__)}")
 
 
 def codec_options(**codecs: Union[str, Codec]) -> Dict[str, Union[int, bytes]]:

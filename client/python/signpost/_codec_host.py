@@ -2,14 +2,16 @@
 
     python3 -m signpost._codec_host "module:Class sha256"
 
-with a socket as its standard input. Questions are three numbers, of 64 bits each (what is asked,
+with a socket as its standard input. The options come from a job, so from anybody: what is not in
+SIGNPOST_PYTHON_CODECS, which whoever starts the process has set, is not imported. Questions are three numbers, of 64 bits each (what is asked,
 elements, bytes), and then so many bytes; an answer is a number of bytes, 0 if there is none, and
 then those.
 """
 
 import hashlib
 import importlib
-import inspect
+import importlib.util
+import os
 import socket
 import struct
 import sys
@@ -19,11 +21,19 @@ from typing import Any, BinaryIO, Callable, Dict
 import numpy as np
 
 
-def digest_of(codec_class: type) -> str:
-    """Of the class's source file: ranks and aggregators must have the same."""
-    source = inspect.getsourcefile(codec_class)
-    assert source is not None
-    with open(source, "rb") as file:
+def digest_of(module: str) -> str:
+    """Of the module's source file: ranks and aggregators must have the same.
+
+    Raises:
+        ValueError: it has none.
+    """
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"there is no module {module} here: {error}") from error
+    if found is None or found.origin is None or not os.path.isfile(found.origin):
+        raise ValueError(f"there is no module {module} here")
+    with open(found.origin, "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()[:16]
 
 
@@ -31,26 +41,34 @@ def load(options: str) -> Any:
     """An instance of the class that the options name.
 
     Raises:
-        ValueError: there is none, or its source is another.
+        ValueError: it may not be used, there is none, or its source is another.
     """
     name, _, digest = options.partition(" ")
-    module_name, _, class_name = name.partition(":")
-    try:
-        codec_class = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"there is no {name} here: {error}") from error
-    here = digest_of(codec_class)
+    allowed = os.environ.get("SIGNPOST_PYTHON_CODECS", "")
+    if name not in allowed.split(","):
+        raise ValueError(f"{name} is not in SIGNPOST_PYTHON_CODECS, which is {allowed!r}")
+    module, _, class_name = name.partition(":")
+    here = digest_of(module)
     if digest != here:
         raise ValueError(f"the source of {name} has the digest {here} here, {digest} in the job")
+    codec_class = getattr(importlib.import_module(module), class_name, None)
+    if not isinstance(codec_class, type):
+        raise ValueError(f"{module} has no class {class_name}")
     return codec_class()
 
 
 def answers_of(codec: Any) -> Dict[str, Callable[[int, bytes], bytes]]:
     def compress(elements: int, numbers: bytes) -> bytes:
-        return bytes(codec.compress(np.frombuffer(numbers, np.float32)))
+        block = bytes(codec.compress(np.frombuffer(numbers, np.float32)))
+        if len(block) != codec.block_bytes(elements):
+            raise ValueError(f"compress gave {len(block)} bytes, not block_bytes({elements})")
+        return block
 
     def decompress(elements: int, block: bytes) -> bytes:
-        return np.ascontiguousarray(codec.decompress(block, elements), np.float32).tobytes()
+        numbers = np.ascontiguousarray(codec.decompress(block, elements), np.float32)
+        if numbers.shape != (elements,):
+            raise ValueError(f"decompress gave the shape {numbers.shape}, wanted ({elements},)")
+        return numbers.tobytes()
 
     def block_bytes(elements: int, _: bytes) -> bytes:
         return struct.pack("=Q", codec.block_bytes(elements))

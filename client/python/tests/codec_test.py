@@ -27,6 +27,7 @@ def run(*command, **environment):
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": paths,
             "SIGNPOST_PYTHON": sys.executable,
+            "SIGNPOST_PYTHON_CODECS": "codecs_of_mine:Signs,nobody:Here",
             **environment,
         },
     )
@@ -78,7 +79,14 @@ def test_the_check_says_what_is_wrong():
     assert "codec 'topk' does not take the options 'ratio=2': ratio is 2, wanted" in output
     code, output = run("codec", "check", signpost.PYTHON_CODEC, "--options", "nobody:Here 0")
     assert code == 64
-    assert "there is no nobody:Here here" in output
+    assert "there is no module nobody here" in output
+
+
+def test_a_class_that_nobody_has_allowed_is_not_imported():
+    options = "http.server:test 0"
+    code, output = run("codec", "check", signpost.PYTHON_CODEC, "--options", options)
+    assert code == 64
+    assert "http.server:test is not in SIGNPOST_PYTHON_CODECS" in output
 
 
 def test_a_class_whose_source_is_another_is_refused():

@@ -54,9 +54,9 @@ def all_reduce(
 
     The two-phase exchange that the optimizers are made of, by itself. All ranks call it equally
     often for each name, with the same shape, codec and op, and get the same bytes; threads that
-    share a name must come in the same order everywhere. What "onebit"
-    and "bf16" lose in a call is kept under the name, by ranks and aggregators, and added to the
-    next one's tensors: over many calls nothing is lost. "fp32" loses nothing.
+    share a name must come in the same order everywhere. What a codec
+    loses in a call is kept under the name, by ranks and aggregators, and added to the next one's
+    tensors: over many calls nothing is lost. "fp32" loses nothing.
 
     Where a rank's values are not finite (or beyond 1e15), that chunk of the result is NaN on all
     ranks, a warning names the rank, and what the others had there is kept for the next call; with

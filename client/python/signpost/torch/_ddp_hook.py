@@ -148,7 +148,7 @@ def ddp_hook(state: DdpHookState, bucket: GradBucket) -> torch.futures.Future[to
 
     DDP stays what it is, and so does the optimizer: this is for models that have both. Gradients on
     a CUDA GPU go through the host.
-    With "onebit" and "bf16" what compression loses of a gradient is added to the same parameter's
+    What compression loses of a gradient, unless with "fp32", is added to the same parameter's
     next one. signpost.OneBitAdam compresses the momentum instead. Where a
     gradient is not finite the mean is NaN on all ranks, as a GradScaler wants it.
     """

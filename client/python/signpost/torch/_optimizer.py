@@ -487,7 +487,7 @@ class OneBitAdam(_JobOptimizer):
             ),
             variance_floor=variance_floor,
             gamma=gamma,
-            warm_up_bf16=warm_up_bf16,
+            **codec_options(codec=codec, warm_up_codec=warm_up_codec),
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
@@ -520,7 +520,7 @@ class OneBitLamb(_JobOptimizer):
         variance_refresh_interval: int = 0,
         variance_floor: float = 0.01,
         gamma: float = 1.35,
-        warm_up_bf16: bool = False,
+        warm_up_codec: Union[str, Codec] = "fp32",
         max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
@@ -560,6 +560,6 @@ class OneBitLamb(_JobOptimizer):
             ),
             variance_floor=variance_floor,
             gamma=gamma,
-            **codec_options(codec=codec, warm_up_codec=warm_up_codec),
+            **codec_options(warm_up_codec=warm_up_codec),
             resume_with_other_world_size=resume_with_other_world_size,
         )
