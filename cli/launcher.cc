@@ -49,6 +49,7 @@ class SocketDirectory {
     std::error_code ignored;
     if (made_) std::filesystem::remove_all(path_, ignored);
   }
+  bool is_there() const { return made_; }
   std::string AddressOf(uint32_t node) const { return absl::StrCat("unix:", path_, "/", node); }
 
  private:
@@ -132,6 +133,11 @@ class LaunchedRun {
 
   // Once all aggregators listen. Ranks start when these do.
   void StartNodes() {
+    if (!sockets_.is_there()) {
+      return Stop({.exit_code = kExitBadConfiguration,
+                   .explanation = "there is no directory for the nodes' sockets: /tmp cannot be "
+                                  "written to"});
+    }
     const uint32_t nodes = options_.workers / options_.per_node;
     node_listens_.resize(nodes);
     start_deadline_ = SteadyNow() + options_.aggregator_start_timeout;
@@ -429,8 +435,11 @@ class LaunchedRun {
   void StopServers() {
     stopping_ = true;
     start_deadline_ = deadline_ = absl::InfiniteFuture();
+    const bool nodes_have_ended = AllEnded(nodes_);
+    // Once: a second signal would end them at once.
+    if (std::exchange(nodes_have_ended ? told_aggregators_ : told_nodes_, true)) return;
     kill_deadline_ = SteadyNow() + options_.grace;
-    for (const auto& process : AllEnded(nodes_) ? aggregators_ : nodes_) process->Signal(SIGTERM);
+    for (const auto& process : nodes_have_ended ? aggregators_ : nodes_) process->Signal(SIGTERM);
   }
 
   void SignalAll(int signal) {
@@ -462,6 +471,7 @@ class LaunchedRun {
   absl::Time kill_deadline_ = absl::InfiniteFuture();
   absl::Time late_restarts_deadline_ = absl::InfiniteFuture();
   bool stopping_ = false;
+  bool told_nodes_ = false, told_aggregators_ = false;  // to end
   bool interrupted_ = false;
   LaunchResult result_;
 };

@@ -142,6 +142,10 @@ Begun Training::begun() {
 
 absl::StatusOr<Stepped> Training::Step(Numbers gradients, const StepRates& rates) {
   if (absl::Status status = session_->BeginStep(RatesOf(rates)); !status.ok()) return status;
+  // From here on something was sent, and INVALID_ARGUMENT would say that nothing was.
+  const auto failed = [](const absl::Status& status) {
+    return absl::IsInvalidArgument(status) ? absl::InternalError(status.message()) : status;
+  };
   absl::Duration averaging;
   // What is averaged is compressed and sent while the rest is averaged.
   const absl::Span<const float> mean = mean_;
@@ -156,12 +160,12 @@ absl::StatusOr<Stepped> Training::Step(Numbers gradients, const StepRates& rates
       const uint64_t elements = ElementCount(layout_.tensors()[averaged]);
       if (first + elements > done.first_element + done.elements) break;
       absl::Status status = session_->GradientReady(averaged, mean.subspan(first, elements));
-      if (!status.ok()) return status;
+      if (!status.ok()) return failed(status);
       first += elements;
     }
   }
   absl::StatusOr<StepReport> report = session_->FinishStep();
-  if (!report.ok()) return report.status();
+  if (!report.ok()) return failed(report.status());
   report->kernels += averaging;
   Stepped stepped = MessageOf(*report);
   for (Stepped::SkippedRound& skipped : *stepped.mutable_skipped()) {

@@ -157,7 +157,8 @@ uint32_t Crc32cOf(const SavedParameters& saved) {
 
 ResumeState ResumeStateOf(const CheckpointManifest& manifest, SavedParameters parameters,
                           SavedRank rank) {
-  const std::string scales = manifest.scales().SerializeAsString();
+  std::string scales;
+  for (const TensorScale& scale : manifest.scales()) scale.AppendToString(&scales);
   const uint32_t crc = Crc32c({reinterpret_cast<const uint8_t*>(scales.data()), scales.size()},
                               Crc32cOf(parameters));
   return {.optimizer = {.schedule = manifest.schedule(),
