@@ -4,17 +4,18 @@ import numpy as np
 
 
 class Signs:
-    """One bit for each number and their mean magnitude: signSGD's, with error feedback."""
+    """A bit for each number, and one magnitude for all: what one-bit rounds send."""
 
     def block_bytes(self, elements):
         return 4 + (elements + 7) // 8
 
     def compress(self, values):
-        scale = np.abs(values).mean(dtype=np.float32)
-        return scale.tobytes() + np.packbits(values < 0, bitorder="little").tobytes()
+        scale = 1.35 * np.sqrt(np.mean(values.astype(np.float64) ** 2))
+        bits = np.packbits(np.signbit(values), bitorder="little")
+        return np.float32(min(scale, 2**60)).tobytes() + bits.tobytes()
 
     def decompress(self, block, elements):
-        scale = np.frombuffer(block[:4], np.float32)[0]
+        scale = float(np.frombuffer(block[:4], np.float32)[0])
         if not 0 <= scale <= 2**60:
             raise ValueError(f"a scale of {scale}")
         bits = np.unpackbits(np.frombuffer(block[4:], np.uint8), bitorder="little")
