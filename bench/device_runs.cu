@@ -15,12 +15,14 @@
 #include "kernels/dense_cuda.h"
 #include "kernels/device.h"
 #include "kernels/onebit_cuda.h"
+#include "kernels/quantized_cuda.h"
 
 namespace signpost::bench {
 namespace {
 
 using kernels::BlockRule;
 using kernels::DenseType;
+using kernels::IntegerType;
 using kernels::cuda::GradientType;
 
 absl::Status StatusOf(cudaError_t error) {
@@ -121,8 +123,9 @@ class Device {
         [this](const auto* segment) {
           return kernels::cuda::ApplyMomentum(kRule, segment, 1, blocks_, nullptr);
         });
-    for (const auto& [type, name, bytes] :
-         {std::tuple(DenseType::kFloat32, "fp32", 4), {DenseType::kBfloat16, "bf16", 2}}) {
+    for (const auto& [type, name, bytes] : {std::tuple(DenseType::kFloat32, "fp32", 4),
+                                            {DenseType::kBfloat16, "bf16", 2},
+                                            {DenseType::kFloat16, "fp16", 2}}) {
       const bool has_error = type != DenseType::kFloat32;
       Run(absl::StrCat("compress, ", name), 4 + bytes + (has_error ? 8 : 0),
           kernels::cuda::DenseSegment{.gradient = gradient_.as<void>(),
@@ -145,6 +148,19 @@ class Device {
               .elements = static_cast<uint32_t>(elements_)},
           [this](const auto* segment) {
             return kernels::cuda::AdamStep(kRule, segment, 1, blocks_, nullptr);
+          });
+    }
+    for (const auto& [type, name] :
+         {std::pair(IntegerType::kInt8, "int8"), {IntegerType::kInt4, "int4"}}) {
+      Run(absl::StrCat("compress, ", name), 12 + kernels::BitsOf(type) / 8.0,
+          kernels::cuda::QuantizeSegment{.gradient = gradient_.as<void>(),
+                                         .error = error_.as<float>(),
+                                         .out = {scales_.as<float>(), momentum_.as<uint8_t>()},
+                                         .type = type,
+                                         .elements = static_cast<uint32_t>(elements_)},
+          [this](const auto* segment) {
+            return kernels::cuda::CompressQuantized(kRule, segment, 1, blocks_,
+                                                    first_not_packed_.as<uint32_t>(), nullptr);
           });
     }
     if (!status_.ok()) return status_;

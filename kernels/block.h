@@ -25,7 +25,7 @@ inline constexpr size_t kSumLanes = 128;
 // plain rank order.
 inline constexpr size_t kRankGroup = 4;
 
-// The largest scale that a one-bit block may have, and the largest magnitude of a dense element.
+// The largest scale that a compressed block may have, and the largest magnitude of a dense element.
 // Beyond them a block counts as not finite: sums of squares, sums over ranks and Adam's second
 // moment cannot overflow.
 inline constexpr float kMaxScale = 0x1p50f;
@@ -43,11 +43,11 @@ constexpr size_t BlockCount(size_t elements, size_t block_elements) {
 // Bytes of packed sign bits that `elements` take; unused bits of the last byte are zero.
 constexpr size_t SignBytes(size_t elements) { return (elements + 7) / 8; }
 
-// How one-bit kernels cut a span into blocks and scale them.
+// How kernels cut a span into blocks, and one-bit ones scale them.
 struct BlockRule {
-  // A positive multiple of 8. Above 4096, one-bit kernels take the memory of a block from the heap.
+  // A positive multiple of 8. Above 4096, kernels may take the memory of a block from the heap.
   size_t block_elements = 4096;
-  float gamma = 1.35f;  // S = gamma * ||u||_2 / sqrt(length); below 1.6 (ARCHITECTURE.md)
+  float gamma = 1.35f;  // one-bit: S = gamma * ||u||_2 / sqrt(length); below 1.6 (ARCHITECTURE.md)
 };
 
 }  // namespace signpost::kernels

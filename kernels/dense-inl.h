@@ -42,6 +42,7 @@ struct SomeError {
   float* data;
 
   void Prefetch(size_t i) const { PrefetchStrip(data + i); }
+  void PrefetchFar(size_t i) const { PrefetchStripFar(data + i); }
   template <class Count>
   HWY_INLINE Strip Load(size_t i, Count count) const {
     return HWY_NAMESPACE::Load(data + i, count);
@@ -53,6 +54,7 @@ struct SomeError {
 };
 struct NoError {
   void Prefetch(size_t i) const {}
+  void PrefetchFar(size_t i) const {}
   HWY_INLINE Strip Load(size_t i, size_t count) const { return Zeros(); }
   HWY_INLINE void Store(const Strip& strip, size_t i, size_t count) const {}
 };
@@ -78,8 +80,8 @@ HWY_INLINE size_t CompressDenseAs(const BlockRule& rule, absl::Span<const float>
     const size_t length = std::min(rule.block_elements, gradient.size() - begin);
     bool is_within_range = true;
     ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
-      PrefetchStrip(gradient.data() + begin + i);
-      error.Prefetch(begin + i);
+      PrefetchStripFar(gradient.data() + begin + i);
+      error.PrefetchFar(begin + i);
       is_within_range &= IsWithinRange(u(begin + i, count));
     });
     if (!is_within_range) {
@@ -88,6 +90,7 @@ HWY_INLINE size_t CompressDenseAs(const BlockRule& rule, absl::Span<const float>
       continue;
     }
     ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
+      PrefetchWritten(out + DenseBytes(Codec::kType, begin + i));
       error.Store(Codec::Encode(u(begin + i, count), out, begin + i, count), begin + i, count);
     });
   }

@@ -1,5 +1,7 @@
 // OpenGpu of a build with CUDA.
 
+#include "kernels/gpu.h"
+
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -12,7 +14,6 @@
 #include "kernels/dense_cuda.h"
 #include "kernels/device.h"
 #include "kernels/error_cuda.h"
-#include "kernels/gpu.h"
 #include "kernels/gpu_messages.h"
 #include "kernels/lamb_cuda.h"
 #include "kernels/momentum_cuda.h"

@@ -168,7 +168,7 @@ struct IntegerFormat {
 
     template <class Count>
     HWY_INLINE Strip operator()(const Strip& u, size_t i, Count count) const {
-      PrefetchFar(codes_ + CodeBytes(Codes::kType, i) + kPrefetchBytes);
+      PrefetchWritten(codes_ + CodeBytes(Codes::kType, i));
       const auto words = MakeStrip<WordStrip>(
           [&](size_t k) STRIP_BODY { return Nearest(hn::Mul(u.v[k], inverse_)); });
       StoreCodes<Codes>(words, codes_ + CodeBytes(Codes::kType, i), count);
@@ -178,9 +178,6 @@ struct IntegerFormat {
     }
 
    private:
-    // Stores wait for each other when a line of codes, which have not been read, is not there.
-    static constexpr size_t kPrefetchBytes = 2048;
-
     Vector inverse_, scale_;
     uint8_t* codes_;
   };

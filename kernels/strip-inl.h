@@ -106,6 +106,18 @@ HWY_INLINE void PrefetchStrip(const float* p) {
   hwy::Prefetch(p + kPrefetchElements + kStripElements / 2);
 }
 
+HWY_INLINE void PrefetchStripFar(const float* p) {
+  PrefetchFar(p + kPrefetchElements);
+  PrefetchFar(p + kPrefetchElements + kStripElements / 2);
+}
+
+// Where bytes are written that have not been read: stores wait for each other when one of them has
+// no cache line.
+HWY_INLINE void PrefetchWritten(const uint8_t* p) {
+  constexpr size_t kBytesAhead = 2048;
+  PrefetchFar(p + kBytesAhead);
+}
+
 // The lanes of vector k that belong to a strip of `count` elements.
 HWY_INLINE hn::Mask<Floats> LanesOf(size_t k, size_t count) {
   const size_t before = k * kLanes;
