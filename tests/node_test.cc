@@ -244,6 +244,7 @@ node::Request RawAttach(uint32_t rank, uint32_t world_size) {
   options.set_exchange_timeout_us(30'000'000);
   options.set_freeze_step(5);
   options.set_warm_up_codec(FLOAT32);
+  options.set_codec(ONE_BIT);
   options.set_variance_floor(0.01);
   return request;
 }
