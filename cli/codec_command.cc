@@ -44,6 +44,9 @@ Command AddCodecCommand(CLI::App& program) {
   CLI::App& app =
       *program.add_subcommand("codec", "Try a codec from outside, before jobs are trained with it");
   app.require_subcommand(1);
+  app.footer(
+      "Example:\n"
+      "  signpost codec check ./libtopk.so --options ratio=0.05");
   CLI::App& check = *app.add_subcommand(
       "check", "Whether a shared object keeps what signpost_codec.h asks of a codec");
   check.footer(
