@@ -887,12 +887,25 @@ TEST(Node, DoesNotReadMemoryThatIsNotOfItsProcesses) {
   node::Memory& state = *request.mutable_attach()->mutable_start()->mutable_resume_state();
   state.set_pid(getpid());
   state.set_fd(0);
-  state.set_bytes(uint64_t{1} << 60);
+  state.set_bytes(4096);
   RawProcess process(nodes.SocketOf(0));
   ASSERT_TRUE(process.Call(request).ok());
   const absl::Status told = process.Call(RawBegin()).status();
   EXPECT_EQ(told.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(MessageOf(told), HasSubstr("cannot be seen"));
+}
+
+TEST(Node, TakesNoMemoryForAStateThatIsLargerThanAnyOfTheJob) {
+  Nodes nodes({.nodes = 1, .processes = 1});
+  node::Request request = RawAttach(0, 1);
+  node::Memory& state = *request.mutable_attach()->mutable_start()->mutable_resume_state();
+  state.set_pid(getpid());
+  state.set_bytes(uint64_t{1} << 60);
+  RawProcess process(nodes.SocketOf(0));
+  ASSERT_TRUE(process.Call(request).ok());
+  const absl::Status told = process.Call(RawBegin()).status();
+  EXPECT_EQ(told.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(MessageOf(told), HasSubstr("a state to resume from of 1152921504606846976 bytes"));
 }
 
 // Where it listens.
