@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Union
+from typing import Any, Dict, Union
 
 from signpost import _abi
 
@@ -61,18 +61,20 @@ def python_codec(codec_class: type) -> Codec:
     return Codec(PYTHON_CODEC, f"{name} {digest_of(codec_class.__module__)}")
 
 
-def codec_options(**codecs: Union[str, Codec]) -> Dict[str, Union[int, bytes]]:
+def codec_options(**codecs: Union[str, Codec]) -> Dict[str, Any]:
     """What fields of _abi.Options say of the codecs, by the name of their argument.
 
     Raises:
         ValueError: there is no such codec, or two of them are from outside and differ.
     """
-    fields: Dict[str, Union[int, bytes]] = {}
+    fields: Dict[str, Any] = {}
     custom = {codec for codec in codecs.values() if isinstance(codec, Codec)}
     if len(custom) > 1:
         raise ValueError(f"{' and '.join(codecs)} are different codecs from outside: a job has one")
-    for codec in custom:
-        fields.update(codec_library=codec.library.encode(), codec_options=codec.options.encode())
+    for outside in custom:
+        fields.update(
+            codec_library=outside.library.encode(), codec_options=outside.options.encode()
+        )
     for name, codec in codecs.items():
         if isinstance(codec, Codec):
             fields[name] = _abi.CUSTOM

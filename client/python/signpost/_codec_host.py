@@ -68,7 +68,7 @@ def answers_of(codec: Any) -> Dict[str, Callable[[int, bytes], bytes]]:
         numbers = np.ascontiguousarray(codec.decompress(block, elements), np.float32)
         if numbers.shape != (elements,):
             raise ValueError(f"decompress gave the shape {numbers.shape}, wanted ({elements},)")
-        return numbers.tobytes()
+        return bytes(numbers.tobytes())
 
     def block_bytes(elements: int, _: bytes) -> bytes:
         return struct.pack("=Q", codec.block_bytes(elements))

@@ -2,7 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from signpost import _abi
 from signpost._joining import join_in_background
@@ -55,8 +55,9 @@ class StepReport:
 
 def report_of(report: _abi.Report) -> StepReport:
     """As the library has filled it in."""
-    fields = {name: getattr(report, name) for name, _ in _abi.Report._fields_}
-    return StepReport(**{**fields, "codec": _abi.CODEC_NAMES[report.codec]})
+    fields: Dict[str, Any] = {name: getattr(report, name) for name, _ in _abi.Report._fields_}
+    fields["codec"] = _abi.CODEC_NAMES[report.codec]
+    return StepReport(**fields)
 
 
 class Session(Membership):
