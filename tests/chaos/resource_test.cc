@@ -109,13 +109,17 @@ TEST_P(DamageTest, OfTheNewestSnapshotCostsARoundOrTwoOfReplay) {
     }
     shards.push_back(std::make_unique<Supervised>(options));
   }
-  int kills = 0;
-  const auto results = Train([&] { return ConnectTo(shards); }, Job(),
-                             [&](uint32_t rank, int step, const Replica&, Worker&) {
-                               if (rank != 0 || (step != 4 && step != 12 && step != 25)) return;
-                               shards[1]->Signal(SIGKILL);
-                               shards[1]->AwaitListeningAfter(++kills);
-                             });
+  constexpr int kKillFrom[] = {4, 12, 25};
+  size_t kills = 0;
+  const auto results =
+      Train([&] { return ConnectTo(shards); }, Job(),
+            [&](uint32_t rank, int step, const Replica&, Worker&) {
+              if (rank != 0 || kills == std::size(kKillFrom) || step < kKillFrom[kills]) return;
+              if (SnapshotsIn(root + "/1").size() < 2)
+                return absl::SleepFor(absl::Milliseconds(100));
+              shards[1]->Signal(SIGKILL);
+              shards[1]->AwaitListeningAfter(++kills);
+            });
   EXPECT_EQ(results, TrainUndisturbed());
   EXPECT_EQ(damaged, 3);
   int set_aside = 0;
@@ -230,14 +234,13 @@ TEST(FullDisk, StopsTheJobWithAReasonAndLetsItGoOnWhenThereIsRoom) {
       replica.gradient = GradientOf(rank, step, replica.values.size());
       auto report = (*worker)->Step(replica.Gradients(), {job.rates});
       ASSERT_TRUE(report.ok()) << report.status();
-      // Once snapshots have caught up with the warm-up, whose frames are large: two rounds are
-      // kept.
+      // Snapshots have caught up with the warm-up, whose frames are large: four rounds are kept.
       const bool has_caught_up = report->kept_bytes <= 4 * replica.values.size() * 3 / 8;
-      if (rank == 0 && step >= kFullAfter && !has_caught_up)
-        absl::SleepFor(absl::Milliseconds(100));
+      const bool may_fill = rank == 0 && step >= kFullAfter;
+      if (may_fill && !has_caught_up) absl::SleepFor(absl::Milliseconds(100));
       absl::MutexLock lock(&mutex);
       last_step = std::max(last_step, step);
-      if (rank == 0 && step >= kFullAfter && has_caught_up && !full_step) {
+      if (may_fill && has_caught_up && !full_step) {
         fill();
         full_step = step;
       }
