@@ -27,16 +27,6 @@ using reference::Scale;
 
 #else
 
-// Whether every lane is finite and at most kMaxDense in magnitude.
-HWY_INLINE bool IsWithinRange(const Strip& strip) {
-  const Vector limit = hn::Set(Floats(), kMaxDense);
-  bool within = true;
-  ForEachVector([&](size_t k) STRIP_BODY {
-    within &= hn::AllTrue(Floats(), hn::Le(hn::Abs(strip.v[k]), limit));
-  });
-  return within;
-}
-
 // The strips of an error, or of the zeros that stand for none.
 struct SomeError {
   float* data;

@@ -190,6 +190,16 @@ HWY_INLINE Strip Add(const Strip& a, const Strip& b) {
   return Map([](Vector x, Vector y) STRIP_BODY { return hn::Add(x, y); }, a, b);
 }
 
+// Whether every lane is finite and at most kMaxDense in magnitude.
+HWY_INLINE bool IsWithinRange(const Strip& strip) {
+  const Vector limit = hn::Set(Floats(), kMaxDense);
+  bool within = true;
+  ForEachVector([&](size_t k) STRIP_BODY {
+    within &= hn::AllTrue(Floats(), hn::Le(hn::Abs(strip.v[k]), limit));
+  });
+  return within;
+}
+
 // The sign bits of a strip, which begin at a whole byte; those beyond `count` are zero.
 HWY_INLINE uint32_t LoadSigns(const uint8_t* bits, Full) {
   uint32_t signs;
