@@ -1,6 +1,6 @@
 // What the kernels do to one element or one block, once for the scalar reference and for CUDA: each
-// line is one of the equations of onebit.h, quantized.h, momentum.h, dense.h, adam.h and lamb.h,
-// rounded after each operation.
+// line is one of the equations of onebit.h, quantized.h, momentum.h, dense.h, adam.h, lamb.h and
+// zero_one.h, rounded after each operation.
 
 #ifndef SIGNPOST_KERNELS_FORMULAS_H_
 #define SIGNPOST_KERNELS_FORMULAS_H_
@@ -17,6 +17,7 @@
 #include "kernels/momentum.h"
 #include "kernels/onebit.h"
 #include "kernels/quantized.h"
+#include "kernels/zero_one.h"
 
 // On functions that run on GPUs too.
 #ifdef __CUDACC__
@@ -194,6 +195,25 @@ SIGNPOST_HOST_DEVICE inline FreshStep FollowMomentum(const FreshRates& rates, fl
   f = rates.beta2 * f + rates.one_minus_beta2 * (g * g);
   const float step = m * d;
   return {step, step + rates.weight_decay * x, d * (sqrtf(f) + rates.epsilon)};
+}
+
+SIGNPOST_HOST_DEVICE inline void AdaptiveStep(const AdaptiveRates& rates, float g, float& m,
+                                              float& v, float& x) {
+  if (rates.updates_variance) {
+    v = rates.kept_variance * v + rates.one_minus_kept_variance * (g * g);
+  }
+  m = rates.beta1 * m + rates.one_minus_beta1 * g;
+  const float floored = v < rates.floor ? rates.floor : v;
+  const float denominator = sqrtf(floored) * rates.inverse_sqrt_correction2 + rates.epsilon;
+  const float ratio = v > 0 ? m / denominator : 0.0f;
+  const float decayed = x - rates.decay * x;
+  x = decayed - rates.step_size * ratio;
+}
+
+// The first two equations of LocalStep; the third is ApplyMomentum.
+SIGNPOST_HOST_DEVICE inline void Accumulate(const LocalRates& rates, float g, float& m, float& u) {
+  m = rates.beta1 * m + rates.one_minus_beta1 * g;
+  u = u + rates.learning_rate * m;
 }
 
 }  // namespace signpost::kernels::formulas
