@@ -191,6 +191,9 @@ class CudaGpu final : public Gpu {
     return Call(
         [&] { return cudaMemcpyAsync(pinned, from, bytes, cudaMemcpyDeviceToHost, stream); });
   }
+  absl::Status Copy(void* to, const void* from, size_t bytes, Stream stream) override {
+    return Call([&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream); });
+  }
   absl::Status SetToZero(void* memory, size_t bytes, Stream stream) override {
     return Call([&] { return cudaMemsetAsync(memory, 0, bytes, stream); });
   }

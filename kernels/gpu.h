@@ -60,6 +60,8 @@ class Gpu {
 
   virtual absl::Status CopyIn(void* to, const void* pinned, size_t bytes, Stream stream) = 0;
   virtual absl::Status CopyOut(void* pinned, const void* from, size_t bytes, Stream stream) = 0;
+  // From this GPU's memory to this GPU's; they must not overlap.
+  virtual absl::Status Copy(void* to, const void* from, size_t bytes, Stream stream) = 0;
   virtual absl::Status SetToZero(void* memory, size_t bytes, Stream stream) = 0;
   // Block until all that is on the stream, and then the copy, is done. Any memory of the host's.
   virtual absl::Status Read(void* to, const void* from, size_t bytes, Stream stream) = 0;

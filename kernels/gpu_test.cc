@@ -60,6 +60,19 @@ TEST(Gpu, WritesAndReadsAnyMemoryOfTheHosts) {
   EXPECT_THAT(back, testing::ElementsAre(1, 0, 0, 0, 5));
 }
 
+TEST(Gpu, CopiesWithinItsMemoryInTheOrderOfTheStream) {
+  uint8_t there[] = {1, 2, 3, 4, 5}, back[5] = {};
+  const Owned<uint8_t> from = Take(TestGpu().Allocate(5)), to = Take(TestGpu().Allocate(5));
+  const Owned<CUstream_st> stream = Take(TestGpu().NewStream());
+  Succeeds(TestGpu().Write(from.get(), there, sizeof there, stream.get()));
+  Succeeds(TestGpu().SetToZero(to.get(), 5, stream.get()));
+  Succeeds(TestGpu().Copy(to.get() + 1, from.get() + 2, 3, stream.get()));
+  Succeeds(TestGpu().SetToZero(from.get(), 5, stream.get()));
+  Succeeds(TestGpu().Copy(to.get(), from.get(), 0, stream.get()));
+  Succeeds(TestGpu().Read(back, to.get(), sizeof back, stream.get()));
+  EXPECT_THAT(back, testing::ElementsAre(0, 3, 4, 5, 0));
+}
+
 // One stream copies in and scales what another copies out, each a part at a time.
 TEST(Gpu, EventsOrderStreams) {
   constexpr size_t kParts = 8, kElements = 1 << 18, kBytes = 4 * kElements;

@@ -55,7 +55,7 @@ size_t BytesOf(const Allocations& allocations) {
 
 // ThreadSanitizer, as .bazelrc has it, sees what is compiled here, but nothing of memcpy and
 // memset.
-absl::Status Copy(void* to, const void* from, size_t bytes) {
+absl::Status CopyBytes(void* to, const void* from, size_t bytes) {
   auto* const __restrict written = static_cast<uint8_t*>(to);
   const auto* const __restrict read = static_cast<const uint8_t*>(from);
   for (size_t i = 0; i < bytes; ++i) written[i] = read[i];
@@ -318,7 +318,7 @@ absl::Status SimulatedGpu::Write(void* to, const void* from, size_t bytes, Strea
 
 absl::Status SimulatedGpu::PutCopyIn(void* to, const void* from, size_t bytes, Stream stream) {
   if (absl::Status status = CheckDeviceRange(to, bytes); !status.ok()) return status;
-  const absl::Status status = Put(stream, [=] { return Copy(to, from, bytes); });
+  const absl::Status status = Put(stream, [=] { return CopyBytes(to, from, bytes); });
   const absl::MutexLock lock(&mutex_);
   if (status.ok()) counts_.bytes_in += bytes;
   return status;
@@ -326,10 +326,16 @@ absl::Status SimulatedGpu::PutCopyIn(void* to, const void* from, size_t bytes, S
 
 absl::Status SimulatedGpu::PutCopyOut(void* to, const void* from, size_t bytes, Stream stream) {
   if (absl::Status status = CheckDeviceRange(from, bytes); !status.ok()) return status;
-  const absl::Status status = Put(stream, [=] { return Copy(to, from, bytes); });
+  const absl::Status status = Put(stream, [=] { return CopyBytes(to, from, bytes); });
   const absl::MutexLock lock(&mutex_);
   if (status.ok()) counts_.bytes_out += bytes;
   return status;
+}
+
+absl::Status SimulatedGpu::Copy(void* to, const void* from, size_t bytes, Stream stream) {
+  if (absl::Status status = CheckDeviceRange(to, bytes); !status.ok()) return status;
+  if (absl::Status status = CheckDeviceRange(from, bytes); !status.ok()) return status;
+  return Put(stream, [=] { return CopyBytes(to, from, bytes); });
 }
 
 absl::Status SimulatedGpu::SetToZero(void* memory, size_t bytes, Stream stream) {

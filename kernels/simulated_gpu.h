@@ -77,6 +77,7 @@ class SimulatedGpu final : public Gpu {
 
   absl::Status CopyIn(void* to, const void* pinned, size_t bytes, Stream stream) override;
   absl::Status CopyOut(void* pinned, const void* from, size_t bytes, Stream stream) override;
+  absl::Status Copy(void* to, const void* from, size_t bytes, Stream stream) override;
   absl::Status SetToZero(void* memory, size_t bytes, Stream stream) override;
   absl::Status Read(void* to, const void* from, size_t bytes, Stream stream) override;
   absl::Status Write(void* to, const void* from, size_t bytes, Stream stream) override;

@@ -159,6 +159,7 @@ TEST(SimulatedGpu, AFaultComesBackFromAllCallsAfterIt) {
   EXPECT_EQ(gpu.Await(event.get()), fault);
   EXPECT_EQ(gpu.CopyIn(bytes.here.get(), bytes.pinned.get(), 1, nullptr), fault);
   EXPECT_EQ(gpu.CopyOut(bytes.pinned.get(), bytes.here.get(), 1, nullptr), fault);
+  EXPECT_EQ(gpu.Copy(bytes.here.get(), other.here.get(), 1, nullptr), fault);
   EXPECT_EQ(gpu.SetToZero(bytes.here.get(), 1, nullptr), fault);
   EXPECT_EQ(gpu.Scale({}, nullptr, 0, 0, nullptr), fault);
   EXPECT_EQ(gpu.CheckIsHere(bytes.here.get()), fault);
@@ -207,6 +208,15 @@ TEST(SimulatedGpu, CopiesAreOfWhatIsAllocated) {
   EXPECT_EQ(copy_in(bytes.here.get(), bytes.pinned.get() + 1, 1000), refused);
   EXPECT_EQ(copy_in(bytes.here.get(), on_host.data(), 1), refused) << "it is not pinned";
   EXPECT_EQ(copy_in(on_host.data(), bytes.pinned.get(), 1), refused) << "it is not the GPU's";
+
+  const Bytes other(gpu, 2);
+  const auto copy = [&](void* to, const void* from, size_t size) {
+    return gpu.Copy(to, from, size, nullptr).code();
+  };
+  EXPECT_EQ(copy(other.here.get() + 1, bytes.here.get() + 1, 999), absl::StatusCode::kOk);
+  EXPECT_EQ(copy(other.here.get() + 1, bytes.here.get(), 1000), refused);
+  EXPECT_EQ(copy(other.here.get(), bytes.here.get() + 1, 1000), refused);
+  EXPECT_EQ(copy(other.here.get(), bytes.pinned.get(), 1), refused);
 }
 
 TEST(SimulatedGpu, CountsWhatItIsAskedFor) {
@@ -221,6 +231,7 @@ TEST(SimulatedGpu, CountsWhatItIsAskedFor) {
   Succeeds(gpu.CopyOut(bytes.pinned.get(), bytes.here.get(), 10, nullptr));
   Succeeds(gpu.Read(host, bytes.here.get(), 20, nullptr));
   Succeeds(gpu.SetToZero(memory.get(), 8, nullptr));
+  Succeeds(gpu.Copy(memory.get(), bytes.here.get(), 8, nullptr));
   Succeeds(gpu.Sum(nullptr, 0, nullptr, reinterpret_cast<double*>(memory.get()), nullptr));
   Succeeds(gpu.Record(event.get(), nullptr));
   const SimulatedGpu::Counts counts = gpu.counts();
@@ -228,7 +239,7 @@ TEST(SimulatedGpu, CountsWhatItIsAskedFor) {
   EXPECT_EQ(counts.pinned_allocations, 1);
   EXPECT_EQ(counts.streams, 1);
   EXPECT_EQ(counts.events, 2);
-  EXPECT_EQ(counts.operations, 6);
+  EXPECT_EQ(counts.operations, 7);
   EXPECT_EQ(counts.bytes_in, 3);
   EXPECT_EQ(counts.bytes_out, 30);
 }
