@@ -3,6 +3,7 @@
 #ifndef SIGNPOST_KERNELS_TEST_INPUTS_H_
 #define SIGNPOST_KERNELS_TEST_INPUTS_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +18,7 @@
 
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
+#include "kernels/block.h"
 
 namespace signpost::kernels {
 
@@ -59,6 +61,25 @@ class Random {
   std::vector<float> PositiveValues(size_t n) {
     std::vector<float> values = Values(n);
     for (float& value : values) value = std::abs(value);
+    return values;
+  }
+
+  // With the largest numbers that gradients may have, and in some blocks one that they may not.
+  std::vector<float> Gradient(size_t n, const BlockRule& rule) {
+    static const float kBad[] = {
+        std::numeric_limits<float>::quiet_NaN(),  -std::numeric_limits<float>::quiet_NaN(),
+        std::numeric_limits<float>::infinity(),   -std::numeric_limits<float>::infinity(),
+        std::nextafter(kMaxDense, 2 * kMaxDense), -std::nextafter(kMaxDense, 2 * kMaxDense)};
+    std::vector<float> values = Values(n);
+    for (float& value : values) {
+      if (engine_() % 64 == 0) value = std::copysign(kMaxDense, value);
+    }
+    for (size_t begin = 0; begin < n; begin += rule.block_elements) {
+      const size_t length = std::min(rule.block_elements, n - begin);
+      if (engine_() % 3 == 0) {
+        values[begin + engine_() % length] = kBad[engine_() % std::size(kBad)];
+      }
+    }
     return values;
   }
 
