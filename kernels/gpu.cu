@@ -20,6 +20,7 @@
 #include "kernels/onebit_cuda.h"
 #include "kernels/quantized_cuda.h"
 #include "kernels/sum_cuda.h"
+#include "kernels/zero_one_cuda.h"
 
 namespace signpost::kernels::cuda {
 namespace {
@@ -295,6 +296,14 @@ class CudaGpu final : public Gpu {
   absl::Status FollowMomentum(const BlockRule& rule, const FollowSegment* segments, uint32_t count,
                               uint32_t blocks, Stream stream) override {
     return Launch([&] { return cuda::FollowMomentum(rule, segments, count, blocks, stream); });
+  }
+  absl::Status AdaptiveStep(const BlockRule& rule, const AdaptiveSegment* segments, uint32_t count,
+                            uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::AdaptiveStep(rule, segments, count, blocks, stream); });
+  }
+  absl::Status LocalStep(const BlockRule& rule, const LocalSegment* segments, uint32_t count,
+                         uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::LocalStep(rule, segments, count, blocks, stream); });
   }
   absl::Status Sum(const float* values, size_t n, double* workspace, double* sum,
                    Stream stream) override {

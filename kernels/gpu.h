@@ -20,6 +20,7 @@
 #include "kernels/onebit_cuda.h"
 #include "kernels/quantized_cuda.h"
 #include "kernels/types_cuda.h"
+#include "kernels/zero_one_cuda.h"
 
 struct CUevent_st;
 
@@ -114,6 +115,10 @@ class Gpu {
                                      uint32_t count, uint32_t blocks, Stream stream) = 0;
   virtual absl::Status FollowMomentum(const BlockRule& rule, const FollowSegment* segments,
                                       uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status AdaptiveStep(const BlockRule& rule, const AdaptiveSegment* segments,
+                                    uint32_t count, uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status LocalStep(const BlockRule& rule, const LocalSegment* segments,
+                                 uint32_t count, uint32_t blocks, Stream stream) = 0;
   virtual absl::Status Sum(const float* values, size_t n, double* workspace, double* sum,
                            Stream stream) = 0;
   virtual absl::Status SumOfSquares(const float* values, size_t n, double* workspace, double* sum,

@@ -146,6 +146,16 @@ void RunFollowMomentum(const BlockRule& rule, const std::vector<FollowSegment>& 
       [&](auto... arguments) { return TestGpu().FollowMomentum(rule, arguments..., kStream); });
 }
 
+void RunAdaptiveStep(const BlockRule& rule, const std::vector<AdaptiveSegment>& segments) {
+  Run(rule, segments,
+      [&](auto... arguments) { return TestGpu().AdaptiveStep(rule, arguments..., kStream); });
+}
+
+void RunLocalStep(const BlockRule& rule, const std::vector<LocalSegment>& segments) {
+  Run(rule, segments,
+      [&](auto... arguments) { return TestGpu().LocalStep(rule, arguments..., kStream); });
+}
+
 double RunSum(absl::Span<const float> values) {
   std::vector<double> workspace(SumWorkspace(values.size()));
   const auto sum = std::make_unique<double>();

@@ -19,6 +19,7 @@
 #include "kernels/momentum_cuda.h"
 #include "kernels/onebit_cuda.h"
 #include "kernels/quantized_cuda.h"
+#include "kernels/zero_one_cuda.h"
 
 namespace signpost::kernels::cuda {
 
@@ -49,6 +50,8 @@ void RunUpdateMoments(const BlockRule& rule, const std::vector<LambSegment>& seg
 void RunLambStep(const BlockRule& rule, const std::vector<LambSegment>& segments);
 void RunFloorVariance(const BlockRule& rule, const std::vector<FloorSegment>& segments);
 void RunFollowMomentum(const BlockRule& rule, const std::vector<FollowSegment>& segments);
+void RunAdaptiveStep(const BlockRule& rule, const std::vector<AdaptiveSegment>& segments);
+void RunLocalStep(const BlockRule& rule, const std::vector<LocalSegment>& segments);
 
 double RunSum(absl::Span<const float> values);
 double RunSumOfSquares(absl::Span<const float> values);

@@ -20,6 +20,7 @@
 #include "kernels/quantized_cuda-inl.h"
 #include "kernels/sum_cuda-inl.h"
 #include "kernels/thread_block_cuda-inl.h"
+#include "kernels/zero_one_cuda-inl.h"
 
 namespace signpost::kernels::cuda {
 namespace {
@@ -682,6 +683,30 @@ absl::Status SimulatedGpu::FollowMomentum(const BlockRule& rule, const FollowSeg
       },
       [=](HostBlock& block, const FollowSegment& s, uint32_t number) {
         FollowBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::AdaptiveStep(const BlockRule& rule, const AdaptiveSegment* segments,
+                                        uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const AdaptiveSegment& s) {
+        return Arrays{s.gradient, s.momentum, s.variance, s.parameters};
+      },
+      [=](HostBlock& block, const AdaptiveSegment& s, uint32_t number) {
+        AdaptiveBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::LocalStep(const BlockRule& rule, const LocalSegment* segments,
+                                     uint32_t count, uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const LocalSegment& s) {
+        return Arrays{s.gradient, s.momentum, s.accumulated, s.inverse_denominator, s.parameters};
+      },
+      [=](HostBlock& block, const LocalSegment& s, uint32_t number) {
+        LocalBlock(block, rule, s, number);
       });
 }
 
