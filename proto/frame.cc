@@ -8,7 +8,6 @@
 #include <functional>
 #include <initializer_list>
 
-#include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
@@ -117,8 +116,9 @@ bool AreFinite(std::initializer_list<double> values) {
 }
 
 absl::Status CheckRates(const StepRates& rates, const Layout& layout) {
-  for (const int size : {rates.groups_size(), rates.schedule().learning_rates_size(),
-                         rates.schedule().epsilons_size()}) {
+  const Schedule& schedule = rates.schedule();
+  for (const int size : {rates.groups_size(), schedule.learning_rates_size(),
+                         schedule.epsilons_size(), schedule.local_sums_size()}) {
     if (size > kMaxGroups) return Invalid("rates of ", size, " groups; at most ", kMaxGroups);
   }
   for (const Rates& group : rates.groups()) {
@@ -128,15 +128,24 @@ absl::Status CheckRates(const StepRates& rates, const Layout& layout) {
     }
     return Invalid("a learning rate, weight decay, beta or epsilon is not finite");
   }
+  for (const LocalSums& sums : schedule.local_sums()) {
+    if (AreFinite({sums.learning_rate(), sums.decay(), sums.momentum(), sums.last_momentum()})) {
+      continue;
+    }
+    return Invalid("a sum over an interval of local steps is not finite");
+  }
   const size_t tensors = layout.tensors().size();
-  if (rates.scales_size() > kMaxScales) {
-    return Invalid("scales of ", rates.scales_size(), " tensors; at most ", kMaxScales);
+  if (rates.scales_size() > kMaxTensorScales) {
+    return Invalid("scales of ", rates.scales_size(), " tensors; at most ", kMaxTensorScales);
   }
   for (const TensorScale& scale : rates.scales()) {
     if (scale.tensor() >= tensors) {
       return Invalid("the scale of tensor ", scale.tensor(), "; the job has ", tensors);
     }
-    if (AreFinite({scale.ratio(), scale.average(), scale.weight(), scale.factor()})) continue;
+    if (AreFinite({scale.ratio(), scale.average(), scale.weight(), scale.factor(),
+                   scale.floor()})) {
+      continue;
+    }
     return Invalid("the scale of tensor ", DescribeTensor(layout.tensors()[scale.tensor()]),
                    " is not finite: the training has diverged");
   }

@@ -18,7 +18,7 @@ namespace signpost {
 // Parameter groups whose rates travel in headers: an answer may have those of 16 steps.
 inline constexpr int kMaxGroups = 128;
 // Tensors whose scales do: all of a job's, in a state's.
-inline constexpr int kMaxScales = 4096;
+inline constexpr int kMaxTensorScales = 4096;
 
 // What a worker contributes to a round.
 struct Frame {
@@ -37,7 +37,7 @@ struct Answer {
 // INVALID_ARGUMENT names what is wrong, got and wanted: rank, chunk, codec, payload size or
 // checksum; a scale that is negative (-0 is), not finite or over kMaxScale; a dense element that is
 // not finite or over kMaxDense; rates that are not finite, or of more than kMaxGroups; scales that
-// are not finite, of tensors that there are not, or more than kMaxScales; set bits or codes behind a
+// are not finite, of tensors that there are not, or more than kMaxTensorScales; set bits or codes behind a
 // block's last element; a skipped block that the chunk does not have; a negative or non-finite
 // error_scale; late ranks that do not ascend or are all ranks; RESTORE at another step than the one
 // before the job's first_step, or another codec at that one. Otherwise it does not look at job,

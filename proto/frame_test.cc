@@ -376,7 +376,7 @@ TEST_F(CheckFrameTest, RefusesScalesThatAreNotFiniteOrOfNoTensor) {
   scale.set_tensor(static_cast<uint32_t>(layout_.tensors().size()));
   ExpectRefused(frame, "the scale of tensor");
   scale.set_tensor(0);
-  for (int i = 0; i < kMaxScales; ++i) frame.header.mutable_rates()->add_scales();
+  for (int i = 0; i < kMaxTensorScales; ++i) frame.header.mutable_rates()->add_scales();
   ExpectRefused(frame, "scales of 4097 tensors");
 }
 

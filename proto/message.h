@@ -26,7 +26,7 @@ grpc::ByteBuffer SerializeResponse(const AnswerHeader& header,
                                    std::shared_ptr<const Answer> answer);
 
 // More than a header can need: most are the rates and schedules of 16 steps, of kMaxGroups each, or
-// kMaxScales scales.
+// kMaxTensorScales scales.
 inline constexpr uint64_t kMaxHeaderBytes = 256 * 1024;
 
 // INVALID_ARGUMENT when the bytes are not the message, or hold a payload of more than

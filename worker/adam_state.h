@@ -26,6 +26,7 @@
 namespace signpost {
 
 class LambState;
+class ZeroOneState;
 
 // Numbers on the host: where they are, or a copy of what is on a GPU.
 class HostFloats {
@@ -104,7 +105,7 @@ class AdamState {
   virtual void Freeze(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) = 0;
   // Back from inverse denominators to variances.
   virtual void Thaw(uint32_t chunk, RatesOf<float> epsilon) = 0;
-  virtual void ScaleError(uint32_t chunk, RatesOf<float> factor) = 0;
+  virtual void Scale(Field field, uint32_t chunk, RatesOf<float> factor) = 0;
 
   // The chunk's numbers, the momentum dense whatever form it has, with the signs of its zeros. What
   // they are after a failure, Check knows.
@@ -117,6 +118,8 @@ class AdamState {
 
   // What 1-bit LAMB has beside, in the same place; it borrows this state. Once.
   virtual std::unique_ptr<LambState> NewLambState() = 0;
+  // What 0/1 Adam has beside, likewise.
+  virtual std::unique_ptr<ZeroOneState> NewZeroOneState() = 0;
 };
 
 }  // namespace signpost

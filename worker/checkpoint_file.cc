@@ -64,9 +64,14 @@ void AddRankPart(const RankPart& part, SectionWriter& writer) {
   header.set_step(part.step);
   header.set_rank(part.rank);
   for (const auto& [chunk, error] : part.aggregator_errors) header.add_chunks(chunk);
+  header.set_is_local(!part.local_sum.empty());
   writer.Add(header);
   AddError(part.error, writer);
   for (const auto& [chunk, error] : part.aggregator_errors) AddError(error, writer);
+  if (!header.is_local()) return;
+  for (const absl::Span<const float> numbers : {part.values, part.momentum, part.local_sum}) {
+    writer.Add(BytesOf(numbers));
+  }
 }
 
 absl::StatusOr<SavedRank> ReadRankPart(SectionReader& reader, const Layout& layout) {
@@ -88,6 +93,12 @@ absl::StatusOr<SavedRank> ReadRankPart(SectionReader& reader, const Layout& layo
         ReadError(reader, layout.chunks()[chunk].elements, saved.aggregator_errors[chunk]);
     if (!status.ok()) return status;
   }
+  if (!header.is_local()) return saved;
+  for (std::vector<float>* numbers : {&saved.values, &saved.momentum, &saved.local_sum}) {
+    if (absl::Status status = ReadNumbers(reader, layout.elements(), *numbers); !status.ok()) {
+      return status;
+    }
+  }
   return saved;
 }
 
@@ -102,6 +113,7 @@ void AddParametersPart(const ParametersPart& part, const Layout& layout, Section
   CheckpointPart header;
   header.set_step(part.step);
   header.set_has_fresh_variance(!part.fresh_variance.empty());
+  header.set_is_local(part.momentum.empty());
   writer.Add(header);
   for (const absl::Span<const float> values : part.values) writer.Add(BytesOf(values));
   for (const absl::Span<const float> numbers :
@@ -120,7 +132,9 @@ absl::StatusOr<SavedParameters> ReadParametersPart(SectionReader& reader, const 
   for (const Tensor& tensor : layout.tensors()) {
     if (status.ok()) status = ReadNumbers(reader, ElementCount(tensor), saved.values);
   }
-  std::vector<std::vector<float>*> fields = {&saved.momentum, &saved.variance};
+  std::vector<std::vector<float>*> fields;
+  if (!header.is_local()) fields.push_back(&saved.momentum);
+  fields.push_back(&saved.variance);
   if (header.has_fresh_variance()) fields.push_back(&saved.fresh_variance);
   for (std::vector<float>* numbers : fields) {
     for (const Chunk& chunk : layout.chunks()) {

@@ -2,10 +2,12 @@
 // and begin with "signpost checkpoint 2\n"; numbers are fp32.
 //
 //   rank-<r>   = CheckpointPart, the worker's error in layout order, then for each chunk that the
-//                CheckpointPart names the error of its aggregator
-//   parameters = CheckpointPart, the values of each tensor, then the momentum of each chunk, then
-//                the variance of each chunk (OptimizerState::variance), and then, if the
-//                CheckpointPart says so, the fresh variance of each chunk
+//                CheckpointPart names the error of its aggregator, and then, if the CheckpointPart
+//                is_local, the worker's values, momentum and sum in layout order
+//   parameters = CheckpointPart, the values of each tensor, then the momentum of each chunk unless
+//                the CheckpointPart is_local, then the variance of each chunk
+//                (OptimizerState::variance), and then, if the CheckpointPart says so, the fresh
+//                variance of each chunk
 //
 // What a rank saves of itself, without a directory, is in sections too:
 //
@@ -44,6 +46,8 @@ struct RankPart {
   uint32_t rank = 0;
   absl::Span<const float> error;  // the worker's, in layout order
   const ChunkErrors& aggregator_errors;
+  // Between 0/1 Adam's synchronisations, otherwise empty: in layout order.
+  absl::Span<const float> values, momentum, local_sum;
 };
 // What is added must outlive the writer.
 void AddRankPart(const RankPart& part, SectionWriter& writer);
@@ -52,6 +56,7 @@ struct SavedRank {
   uint32_t rank = 0;
   std::vector<float> error;
   ChunkErrors aggregator_errors;
+  std::vector<float> values, momentum, local_sum;  // or empty
 };
 // What AddRankPart added. DATA_LOSS, saying what is wrong, if it is not that of a rank of this
 // layout.
@@ -64,15 +69,15 @@ absl::StatusOr<SavedRank> DecodeRankPart(absl::string_view file, uint32_t rank,
 struct ParametersPart {
   uint64_t step = 0;
   absl::Span<const absl::Span<const float>> values;  // by tensor
-  absl::Span<const float> momentum;
+  absl::Span<const float> momentum;                  // or empty
   absl::Span<const float> variance;
   absl::Span<const float> fresh_variance;  // or empty
 };
 void AddParametersPart(const ParametersPart& part, const Layout& layout, SectionWriter& writer);
 
 struct SavedParameters {
-  std::vector<float> values;  // in layout order, as the others
-  std::vector<float> momentum;
+  std::vector<float> values;    // in layout order, as the others
+  std::vector<float> momentum;  // or empty
   std::vector<float> variance;
   std::vector<float> fresh_variance;  // or empty
 };

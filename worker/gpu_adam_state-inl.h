@@ -22,6 +22,14 @@ namespace signpost {
 inline const Segment& PartOf(const Segment& segment) { return segment; }
 inline const Segment& PartOf(const AdamState::Addition& addition) { return addition.part; }
 
+inline size_t BytesOf(GradientType type) { return type == GradientType::kFloat32 ? 4 : 2; }
+
+// Where the part's gradient begins.
+inline const void* PartOf(const Gradient& gradient, const Segment& part) {
+  if (gradient.values == nullptr) return nullptr;  // zeros
+  return static_cast<const uint8_t*>(gradient.values) + BytesOf(gradient.type) * part.tensor_offset;
+}
+
 template <class Row, class Parts, class RowOf>
 GpuAdamState::Table<Row> GpuAdamState::Write(Slot& slot, size_t begin, const Parts& parts,
                                              RowOf row_of) {

@@ -11,6 +11,7 @@
 #include "proto/codec.h"
 #include "worker/gpu_adam_state-inl.h"
 #include "worker/gpu_lamb_state.h"
+#include "worker/gpu_zero_one_state.h"
 
 namespace signpost {
 namespace {
@@ -46,22 +47,27 @@ using FirstNotPacked = uint32_t;
 constexpr FirstNotPacked kAllPacked = std::numeric_limits<FirstNotPacked>::max();
 constexpr size_t kFirstNotPackedBytes = 16;
 
-constexpr size_t kLargestRow = std::max(
-    {sizeof(AddDenseSegment), sizeof(AddQuantizedSegment), sizeof(AddSegment),
-     sizeof(AdamSegment<kernels::AdamRates>), sizeof(AdamSegment<kernels::FreezeRates>),
-     sizeof(AdamSegment<kernels::RefreshRates>), sizeof(ApplyDenseSegment), sizeof(ApplySegment),
-     sizeof(CompressSegment), sizeof(DecompressDenseSegment), sizeof(DecompressSegment),
-     sizeof(DenseSegment), sizeof(DequantizeSegment), sizeof(MomentumInputSegment),
-     sizeof(QuantizeSegment), sizeof(ScaleSegment), sizeof(kernels::cuda::FloorSegment),
-     sizeof(kernels::cuda::FollowSegment), sizeof(kernels::cuda::LambSegment)});
-
-size_t BytesOf(GradientType type) { return type == GradientType::kFloat32 ? 4 : 2; }
-
-// Where the part's gradient begins.
-const void* PartOf(const Gradient& gradient, const Segment& part) {
-  if (gradient.values == nullptr) return nullptr;  // zeros
-  return static_cast<const uint8_t*>(gradient.values) + BytesOf(gradient.type) * part.tensor_offset;
-}
+constexpr size_t kLargestRow = std::max({sizeof(AddDenseSegment),
+                                         sizeof(AddQuantizedSegment),
+                                         sizeof(AddSegment),
+                                         sizeof(AdamSegment<kernels::AdamRates>),
+                                         sizeof(AdamSegment<kernels::FreezeRates>),
+                                         sizeof(AdamSegment<kernels::RefreshRates>),
+                                         sizeof(ApplyDenseSegment),
+                                         sizeof(ApplySegment),
+                                         sizeof(CompressSegment),
+                                         sizeof(DecompressDenseSegment),
+                                         sizeof(DecompressSegment),
+                                         sizeof(DenseSegment),
+                                         sizeof(DequantizeSegment),
+                                         sizeof(MomentumInputSegment),
+                                         sizeof(QuantizeSegment),
+                                         sizeof(ScaleSegment),
+                                         sizeof(kernels::cuda::FloorSegment),
+                                         sizeof(kernels::cuda::FollowSegment),
+                                         sizeof(kernels::cuda::LambSegment),
+                                         sizeof(kernels::cuda::AdaptiveSegment),
+                                         sizeof(kernels::cuda::LocalSegment)});
 
 }  // namespace
 
@@ -510,11 +516,12 @@ void GpuAdamState::Thaw(uint32_t chunk, RatesOf<float> epsilon) {
       [&](auto... table) { return gpu_.Thaw(rule_, table..., stream_); });
 }
 
-void GpuAdamState::ScaleError(uint32_t chunk, RatesOf<float> factor) {
+void GpuAdamState::Scale(Field field, uint32_t chunk, RatesOf<float> factor) {
   Run(
       chunk,
       [&](const Segment& segment) {
-        return ScaleSegment{.factor = factor(segment.tensor), .values = Error(chunk, segment)};
+        return ScaleSegment{.factor = factor(segment.tensor),
+                            .values = DenseField(field, chunk, segment)};
       },
       [&](auto... table) { return gpu_.Scale(rule_, table..., stream_); });
 }
@@ -547,6 +554,10 @@ void GpuAdamState::Set(Field field, uint32_t chunk, const float* numbers) {
 
 std::unique_ptr<LambState> GpuAdamState::NewLambState() {
   return std::make_unique<GpuLambState>(*this);
+}
+
+std::unique_ptr<ZeroOneState> GpuAdamState::NewZeroOneState() {
+  return std::make_unique<GpuZeroOneState>(*this);
 }
 
 void GpuAdamState::Read(void* to, const void* from, size_t bytes) const {

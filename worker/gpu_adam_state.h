@@ -71,7 +71,7 @@ class GpuAdamState final : public AdamState {
   double SumOfVariance(size_t first, size_t elements) override;  // waits for the GPU
   void Freeze(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) override;
   void Thaw(uint32_t chunk, RatesOf<float> epsilon) override;
-  void ScaleError(uint32_t chunk, RatesOf<float> factor) override;
+  void Scale(Field field, uint32_t chunk, RatesOf<float> factor) override;
 
   // All of these wait for the GPU.
   void Get(Field field, uint32_t chunk, float* numbers) const override;
@@ -82,9 +82,11 @@ class GpuAdamState final : public AdamState {
     return Copy(values_[tensor].data(), values_[tensor].size());
   }
   std::unique_ptr<LambState> NewLambState() override;
+  std::unique_ptr<ZeroOneState> NewZeroOneState() override;
 
  private:
-  friend class GpuLambState;  // the rest of 1-bit LAMB's state
+  friend class GpuLambState;     // the rest of 1-bit LAMB's state
+  friend class GpuZeroOneState;  // and of 0/1 Adam's
 
   using Memory = kernels::cuda::Owned<uint8_t>;
   using OwnedEvent = kernels::cuda::Owned<CUevent_st>;

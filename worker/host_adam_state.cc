@@ -9,6 +9,7 @@
 #include "kernels/sum.h"
 #include "proto/codec.h"
 #include "worker/host_lamb_state.h"
+#include "worker/host_zero_one_state.h"
 
 namespace signpost {
 namespace {
@@ -198,9 +199,9 @@ void HostAdamState::Thaw(uint32_t chunk, RatesOf<float> epsilon) {
   }
 }
 
-void HostAdamState::ScaleError(uint32_t chunk, RatesOf<float> factor) {
+void HostAdamState::Scale(Field field, uint32_t chunk, RatesOf<float> factor) {
   for (const Segment& segment : layout_.chunks()[chunk].segments) {
-    kernels::Scale(factor(segment.tensor), ErrorOf(chunk, segment));
+    kernels::Scale(factor(segment.tensor), FieldOf(field, chunk, segment));
   }
 }
 
@@ -247,6 +248,10 @@ std::unique_ptr<LambState> HostAdamState::NewLambState() {
   return std::make_unique<HostLambState>(*this);
 }
 
+std::unique_ptr<ZeroOneState> HostAdamState::NewZeroOneState() {
+  return std::make_unique<HostZeroOneState>(*this);
+}
+
 void HostAdamState::GetMomentum(uint32_t chunk, float* numbers) const {
   const Payload& payload = signed_momentum_[chunk];
   if (payload.size() == 0) {
@@ -269,14 +274,24 @@ absl::Span<float> HostAdamState::MomentumOf(uint32_t chunk, const Segment& segme
   return absl::MakeSpan(dense_momentum_[chunk]).subspan(segment.chunk_offset, segment.elements);
 }
 
-absl::Span<float> HostAdamState::VarianceOf(uint32_t chunk, const Segment& segment) {
-  return absl::MakeSpan(variance_).subspan(
+absl::Span<float> HostAdamState::InLayoutOrder(PageVector<float>& numbers, uint32_t chunk,
+                                               const Segment& segment) {
+  return absl::MakeSpan(numbers).subspan(
       layout_.chunks()[chunk].first_element + segment.chunk_offset, segment.elements);
 }
 
-absl::Span<float> HostAdamState::ErrorOf(uint32_t chunk, const Segment& segment) {
-  return absl::MakeSpan(error_).subspan(
-      layout_.chunks()[chunk].first_element + segment.chunk_offset, segment.elements);
+absl::Span<float> HostAdamState::FieldOf(Field field, uint32_t chunk, const Segment& segment) {
+  switch (field) {
+    case Field::kParameters:
+      return ValuesOf(segment);
+    case Field::kMomentum:
+      return MomentumOf(chunk, segment);
+    case Field::kVariance:
+      return VarianceOf(chunk, segment);
+    case Field::kError:
+      break;
+  }
+  return ErrorOf(chunk, segment);
 }
 
 }  // namespace signpost

@@ -55,7 +55,7 @@ class HostAdamState final : public AdamState {
   double SumOfVariance(size_t first, size_t elements) override;
   void Freeze(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) override;
   void Thaw(uint32_t chunk, RatesOf<float> epsilon) override;
-  void ScaleError(uint32_t chunk, RatesOf<float> factor) override;
+  void Scale(Field field, uint32_t chunk, RatesOf<float> factor) override;
 
   void Get(Field field, uint32_t chunk, float* numbers) const override;
   void Set(Field field, uint32_t chunk, const float* numbers) override;
@@ -63,9 +63,11 @@ class HostAdamState final : public AdamState {
   HostFloats Variances() const override { return HostFloats(absl::MakeConstSpan(variance_)); }
   HostFloats ValuesOf(uint32_t tensor) const override { return HostFloats(values_[tensor]); }
   std::unique_ptr<LambState> NewLambState() override;
+  std::unique_ptr<ZeroOneState> NewZeroOneState() override;
 
  private:
-  friend class HostLambState;  // the rest of 1-bit LAMB's state
+  friend class HostLambState;     // the rest of 1-bit LAMB's state
+  friend class HostZeroOneState;  // and of 0/1 Adam's
 
   std::optional<uint32_t> CompressSigns(uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
                                         absl::Span<const Gradient> gradients, uint8_t* payload);
@@ -77,9 +79,16 @@ class HostAdamState final : public AdamState {
   void GetMomentum(uint32_t chunk, float* numbers) const;
   // Parts of vectors that belong to a segment of the chunk.
   absl::Span<float> ValuesOf(const Segment& segment) const;
+  absl::Span<float> InLayoutOrder(PageVector<float>& numbers, uint32_t chunk,
+                                  const Segment& segment);
   absl::Span<float> MomentumOf(uint32_t chunk, const Segment& segment);
-  absl::Span<float> VarianceOf(uint32_t chunk, const Segment& segment);
-  absl::Span<float> ErrorOf(uint32_t chunk, const Segment& segment);
+  absl::Span<float> VarianceOf(uint32_t chunk, const Segment& segment) {
+    return InLayoutOrder(variance_, chunk, segment);
+  }
+  absl::Span<float> ErrorOf(uint32_t chunk, const Segment& segment) {
+    return InLayoutOrder(error_, chunk, segment);
+  }
+  absl::Span<float> FieldOf(Field field, uint32_t chunk, const Segment& segment);
 
   const Layout& layout_;
   const kernels::BlockRule rule_;

@@ -97,8 +97,7 @@ void HostLambState::SetFreshVariance(uint32_t chunk, const float* numbers) {
 }
 
 absl::Span<float> HostLambState::FreshVarianceOf(uint32_t chunk, const Segment& segment) {
-  const size_t first = adam_.layout_.chunks()[chunk].first_element;
-  return absl::MakeSpan(fresh_variance_).subspan(first + segment.chunk_offset, segment.elements);
+  return adam_.InLayoutOrder(fresh_variance_, chunk, segment);
 }
 
 kernels::LambSums* HostLambState::SumsOf(uint32_t chunk, const Segment& segment) {

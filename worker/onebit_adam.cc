@@ -27,7 +27,46 @@ kernels::MomentumRates MomentumRatesOf(const GroupRates& rates) {
   return {static_cast<float>(rates.beta1), static_cast<float>(1 - rates.beta1)};
 }
 
-// base^exponent by multiplications alone, which are the same on every machine.
+std::unique_ptr<AdamState> NewState(const Layout& layout, const OptimizerOptions& options,
+                                    absl::Span<const Parameter> parameters, uint32_t threads,
+                                    kernels::cuda::Gpu* gpu) {
+  std::vector<absl::Span<float>> values;
+  for (const Parameter& parameter : parameters) values.push_back(parameter.values);
+  if (gpu == nullptr) return std::make_unique<HostAdamState>(layout, std::move(values), threads);
+  const GpuAdamState::Codecs codecs = {options.zero_one ? options.codec : options.warm_up_codec,
+                                       options.codec};
+  return std::make_unique<GpuAdamState>(layout, std::move(values), codecs, *gpu);
+}
+
+absl::Status CheckZeroOne(const OptimizerOptions& options) {
+  const auto error = [](absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("0/1 Adam ", what));
+  };
+  if (options.lamb) return error("and 1-bit LAMB are different optimizers");
+  if (options.variance_refresh_interval != 0) {
+    return error("updates its variance by var_update_scaler, without variance_refresh_interval");
+  }
+  if (options.warm_up_codec != FLOAT32) {
+    return error(absl::StrCat("updates its variance from gradients in fp32; warm_up_codec is ",
+                              CodecName(options.warm_up_codec)));
+  }
+  return CheckZeroOneOptions(*options.zero_one, options.freeze_step);
+}
+
+// How far two looks at the variance may be apart: 1-bit Adam, section 7.1.
+constexpr double kSettled = 0.96;
+
+absl::string_view NameOf(const OptimizerOptions& options) {
+  if (options.zero_one) return "0/1 adam";
+  return options.lamb ? "1-bit lamb" : "1-bit adam";
+}
+
+// What all workers have alike, in the order of STATE's payload.
+constexpr AdamState::Field kFieldsOfState[] = {
+    AdamState::Field::kParameters, AdamState::Field::kMomentum, AdamState::Field::kVariance};
+
+}  // namespace
+
 double Power(double base, uint64_t exponent) {
   double power = 1;
   for (; exponent > 0; exponent /= 2, base *= base) {
@@ -35,25 +74,6 @@ double Power(double base, uint64_t exponent) {
   }
   return power;
 }
-
-std::unique_ptr<AdamState> NewState(const Layout& layout, const OptimizerOptions& options,
-                                    absl::Span<const Parameter> parameters, uint32_t threads,
-                                    kernels::cuda::Gpu* gpu) {
-  std::vector<absl::Span<float>> values;
-  for (const Parameter& parameter : parameters) values.push_back(parameter.values);
-  if (gpu == nullptr) return std::make_unique<HostAdamState>(layout, std::move(values), threads);
-  const GpuAdamState::Codecs codecs = {options.warm_up_codec, options.codec};
-  return std::make_unique<GpuAdamState>(layout, std::move(values), codecs, *gpu);
-}
-
-// How far two looks at the variance may be apart: 1-bit Adam, section 7.1.
-constexpr double kSettled = 0.96;
-
-// What all workers have alike, in the order of STATE's payload.
-constexpr AdamState::Field kFieldsOfState[] = {
-    AdamState::Field::kParameters, AdamState::Field::kMomentum, AdamState::Field::kVariance};
-
-}  // namespace
 
 absl::Status CheckOptions(const OptimizerOptions& options) {
   if (options.freeze_step == 0) {
@@ -68,6 +88,7 @@ absl::Status CheckOptions(const OptimizerOptions& options) {
   if (options.variance_refresh_interval == 1) {
     return OptionError("variance_refresh_interval", 1, "at least 2, or 0 for never");
   }
+  if (options.zero_one) return CheckZeroOne(options);
   if (!options.lamb) return absl::OkStatus();
   if (options.codec != ONE_BIT) {
     return absl::InvalidArgumentError(
@@ -98,10 +119,11 @@ absl::Status CheckRates(const OptimizerOptions& options, absl::Span<const GroupR
       return error("epsilon", group.epsilon, "a number between 1.2e-38 and 1");
     }
     // At the freeze an aggregator's errors change unit, for all of a chunk.
-    if (Loses(options.warm_up_codec) && group.beta1 != rates[0].beta1) {
+    const Codec before = options.zero_one ? options.codec : options.warm_up_codec;
+    if (Loses(before) && group.beta1 != rates[0].beta1) {
       return error("beta1", group.beta1,
-                   absl::StrFormat("%g as in group 0: with a warm-up in %s it is the same in all",
-                                   rates[0].beta1, CodecName(options.warm_up_codec)));
+                   absl::StrFormat("%g as in group 0: with gradients in %s it is the same in all",
+                                   rates[0].beta1, CodecName(before)));
     }
   }
   return absl::OkStatus();
@@ -112,13 +134,16 @@ std::string DescribeOptions(const OptimizerOptions& options) {
   if (options.freeze_step == OptimizerOptions::kNever) freeze = "never";
   if (options.freeze_step == OptimizerOptions::kAuto) freeze = "auto";
   std::string description = absl::StrFormat(
-      "1-bit %s bias_correction=%d freeze_step=%s warm_up_codec=%s variance_floor=%.17g "
+      "%s bias_correction=%d freeze_step=%s warm_up_codec=%s variance_floor=%.17g "
       "variance_refresh_interval=%d",
-      options.lamb ? "lamb" : "adam", options.bias_correction, freeze,
-      CodecName(options.warm_up_codec), options.variance_floor, options.variance_refresh_interval);
+      NameOf(options), options.bias_correction, freeze, CodecName(options.warm_up_codec),
+      options.variance_floor, options.variance_refresh_interval);
   // Not in checkpoints from before there was a choice.
   if (options.codec != ONE_BIT) absl::StrAppend(&description, " codec=", CodecName(options.codec));
   if (options.lamb) absl::StrAppend(&description, " ", DescribeLambOptions(*options.lamb));
+  if (options.zero_one) {
+    absl::StrAppend(&description, " ", DescribeZeroOneOptions(*options.zero_one));
+  }
   return description;
 }
 
@@ -251,15 +276,18 @@ void OneBitAdam::BeginStep(uint64_t step, absl::Span<const GroupRates> rates) {
   const bool is_new = schedule_.begun_steps() == step;
   if (is_new && schedule_.freeze_step() == 0) LookAtVariance(step);
   SetStage(step);
-  if (FreezesBefore(step)) {
-    FreezeVariance(/*is_first=*/step == schedule_.freeze_step());
-    frozen_for_ = step;
-  }
+  FreezeIfDue(step);
   if (is_new) Count(step);
 }
 
+void OneBitAdam::FreezeIfDue(uint64_t step) {
+  if (!FreezesBefore(step)) return;
+  FreezeVariance(/*is_first=*/step == schedule_.freeze_step());
+  frozen_for_ = step;
+}
+
 void OneBitAdam::FollowStep(uint64_t step, const StepRates& rates) {
-  SetRates(rates);
+  SetRates(signpost::RatesOf(rates));
   schedule_ = rates.schedule();
   SetStage(step);
 }
@@ -294,7 +322,8 @@ void OneBitAdam::FreezeVariance(bool is_first) {
     const bool corrects = is_first && options_.bias_correction;
     const GroupRates& group = rates_[parameter.group];
     const double momentum_correction = corrects ? 1 / (1 - Power(group.beta1, step_)) : 1;
-    const double variance_correction = corrects ? 1 / (1 - Power(group.beta2, step_)) : 1;
+    const double variance_correction =
+        corrects ? 1 / (1 - Power(group.beta2, StepsOfVariance())) : 1;
     rates.momentum_correction = static_cast<float>(momentum_correction);
     rates.variance_correction = static_cast<float>(variance_correction);
     rates.epsilon = static_cast<float>(group.epsilon);
@@ -311,8 +340,9 @@ void OneBitAdam::FreezeVariance(bool is_first) {
     state_->Freeze(c, [&](uint32_t tensor) { return by_tensor[tensor]; });
     // Errors were in units of the gradient, and are in units of the momentum from here on.
     if (!is_first || !has_error_[c]) continue;
-    state_->ScaleError(
-        c, [&](uint32_t tensor) { return MomentumRatesOf(RatesOfTensor(tensor)).one_minus_beta1; });
+    state_->Scale(AdamState::Field::kError, c, [&](uint32_t tensor) {
+      return MomentumRatesOf(RatesOfTensor(tensor)).one_minus_beta1;
+    });
   }
 }
 
@@ -360,8 +390,8 @@ void OneBitAdam::ApplyMomentum(uint32_t chunk, Payload answer) {
       std::move(answer));
 }
 
-double OneBitAdam::Correction(double beta) const {
-  return options_.bias_correction ? 1 - Power(beta, step_ + 1) : 1;
+double OneBitAdam::Correction(double beta, uint64_t steps) const {
+  return options_.bias_correction ? 1 - Power(beta, steps) : 1;
 }
 
 kernels::AdamRates OneBitAdam::AdamRatesOf(uint32_t tensor) const {
@@ -371,8 +401,9 @@ kernels::AdamRates OneBitAdam::AdamRatesOf(uint32_t tensor) const {
       .one_minus_beta1 = static_cast<float>(1 - group.beta1),
       .beta2 = static_cast<float>(group.beta2),
       .one_minus_beta2 = static_cast<float>(1 - group.beta2),
-      .step_size = static_cast<float>(group.learning_rate / Correction(group.beta1)),
-      .inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(Correction(group.beta2))),
+      .step_size = static_cast<float>(group.learning_rate / Correction(group.beta1, step_ + 1)),
+      .inverse_sqrt_correction2 =
+          static_cast<float>(1 / std::sqrt(Correction(group.beta2, step_ + 1))),
       .epsilon = static_cast<float>(group.epsilon),
       .decay = static_cast<float>(group.learning_rate * group.weight_decay),
   };
@@ -406,25 +437,29 @@ void OneBitAdam::ThawChunk(uint32_t chunk) {
 }
 
 void OneBitAdam::TakeBack(uint32_t chunk, const uint8_t* payload) {
-  if (payload != nullptr) PutBack(chunk, payload, MomentumShare::kStays);
+  const bool has_share = stage_ == Stage::kOneBit;
+  if (payload != nullptr) {
+    PutBack(chunk, payload, has_share ? MomentumShare::kStays : MomentumShare::kNone);
+  }
   if (stage_ == Stage::kRefresh) ThawChunk(chunk);
 }
 
 void OneBitAdam::KeepInput(uint32_t chunk, const uint8_t* payload) {
-  PutBack(chunk, payload, MomentumShare::kGoesBack);
+  const bool has_share = stage_ == Stage::kOneBit;
+  PutBack(chunk, payload, has_share ? MomentumShare::kGoesBack : MomentumShare::kNone);
 }
 
 void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, MomentumShare share) {
   const Chunk& chunk = layout_.chunks()[chunk_index];
   has_error_[chunk_index] = true;
   std::vector<AdamState::Addition> of_payload, of_momentum;
+  const NumberCodec& number_codec = NumberCodecOf(codec(), layout_);
   ForEachBlock(chunk, rule_.block_elements, [&](const Segment& block) {
     const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(block.tensor));
-    const bool is_packed = NumberCodecOf(codec(), layout_).IsPacked(chunk, block, payload);
+    const bool is_packed = number_codec.IsPacked(chunk, block, payload);
     // After the freeze errors are in units of the momentum.
     const float unit = stage_ == Stage::kRefresh ? rates.one_minus_beta1 : 1;
     if (is_packed) of_payload.push_back({block, unit});
-    if (stage_ != Stage::kOneBit) return;
     // What was packed has a share of the momentum, which must not be in the error while the
     // momentum stays where it is; and must be, in any case, when it goes.
     if (is_packed && share == MomentumShare::kStays) {

@@ -4,7 +4,8 @@
 // the momentum travels in one bit, but for every variance_refresh_interval-th step, which is dense
 // again and refreshes the variance. Plain Adam is 1-bit Adam that never freezes.
 //
-// 1-bit LAMB (onebit_lamb.h) is the same but for what answers do to the parameters.
+// 1-bit LAMB (onebit_lamb.h) is the same but for what answers do to the parameters. 0/1 Adam
+// (zero_one_adam.h) has another warm-up, and local steps after it.
 //
 // Invariant: after every step momentum, variance and parameters are byte-identical on all workers,
 // and sum over workers of error / n + aggregator's error + momentum loses nothing that was put in.
@@ -31,6 +32,7 @@
 #include "worker/lamb_options.h"
 #include "worker/optimizer.h"
 #include "worker/page_vector.h"
+#include "worker/zero_one_options.h"
 
 namespace signpost {
 
@@ -46,17 +48,19 @@ struct OptimizerOptions {
   // Steps of warm-up; kNever is plain Adam. At least 1: there is no variance to freeze before.
   uint64_t freeze_step = kNever;
   // How gradients travel in the warm-up, and the momentum after it: any that CheckCodecOption
-  // (proto/codec.h) takes.
+  // (proto/codec.h) takes. 1-bit LAMB's momentum travels in one bit only. 0/1 Adam's gradients do
+  // as its momentum, but in fp32 where they update the variance.
   Codec warm_up_codec = FLOAT32;
-  Codec codec = ONE_BIT;  // 1-bit LAMB takes no other
+  Codec codec = ONE_BIT;
   // At the freeze the variance is raised to at least this fraction of its tensor's mean.
   double variance_floor = 0.01;
   // Every so many steps after the freeze step gradients travel densely, in fp32, and the variance
   // is estimated anew: with K steps since the last estimate v = beta2^K v + (1 - beta2^K) g^2. At
   // least 2; 0: never.
   uint64_t variance_refresh_interval = 0;
-  // None: 1-bit Adam, or Adam. Otherwise 1-bit LAMB, or LAMB.
+  // Neither: 1-bit Adam, or Adam. Otherwise 1-bit LAMB, or LAMB; or 0/1 Adam.
   std::optional<LambOptions> lamb = std::nullopt;
+  std::optional<ZeroOneOptions> zero_one = std::nullopt;
 };
 
 // INVALID_ARGUMENT that names the option.
@@ -67,6 +71,9 @@ std::string DescribeOptions(const OptimizerOptions& options);
 
 // JobOptions.state_numbers.
 uint32_t StateNumbers(const OptimizerOptions& options);
+
+// base^exponent by multiplications alone, which are the same on every machine.
+double Power(double base, uint64_t exponent);
 
 // One tensor that is trained, in memory that outlives the session.
 struct Parameter {
@@ -104,6 +111,10 @@ struct OptimizerState {
   // Of 1-bit LAMB; otherwise, or before its freeze step, empty.
   std::vector<float> fresh_variance;
   TensorScales scales;
+  // Of 0/1 Adam between two synchronisations, otherwise empty: the parameters after the last one,
+  // which are the same on all workers, and this one's sum. The momentum is this worker's, too.
+  std::vector<float> anchor;
+  std::vector<float> local_sum;
 };
 
 // Not thread-safe. Borrows layout, parameters and `gpu`, which has them; without it they are the
@@ -132,6 +143,9 @@ class OneBitAdam : public Optimizer {
 
   // Where FreezesBefore says so it begins with that.
   void BeginStep(uint64_t step, absl::Span<const GroupRates> rates) override;
+  void BeginMissedStep(uint64_t step, const StepRates& rates) override {
+    BeginStep(step, signpost::RatesOf(rates));
+  }
   void FollowStep(uint64_t step, const StepRates& rates) override;
 
   // All variances become inverse denominators as the step begins: it is the freeze step, or the one
@@ -166,6 +180,8 @@ class OneBitAdam : public Optimizer {
   HostFloats values(uint32_t tensor) const { return state_->ValuesOf(tensor); }
   // As OptimizerState's.
   virtual HostFloats fresh_variance() const { return HostFloats(absl::Span<const float>()); }
+  virtual HostFloats anchor() const { return HostFloats(absl::Span<const float>()); }
+  virtual HostFloats local_sum() const { return HostFloats(absl::Span<const float>()); }
   // The chunk's momentum, dense, whatever form it is stored in, with the signs of its zeros. For
   // tests and checkpoints.
   PageVector<float> Momentum(uint32_t chunk) const;
@@ -180,19 +196,30 @@ class OneBitAdam : public Optimizer {
   virtual void ApplyMomentum(uint32_t chunk, Payload answer);
   virtual double ScaleOf(uint32_t tensor) const { return 1; }
   virtual void BeforeFreeze(AdamState::RatesOf<kernels::FreezeRates> rates) {}
+  // How 0/1 Adam does: the steps that the variance is an average over, when it is frozen.
+  virtual uint64_t StepsOfVariance() const { return step_; }
 
   void SetStage(uint64_t step);
-  void SetRates(const StepRates& rates) { rates_ = signpost::RatesOf(rates); }
+  void SetRates(std::vector<GroupRates> rates) { rates_ = std::move(rates); }
   Stage stage() const { return stage_; }  // of this step
-  const GroupRates& RatesOfTensor(uint32_t tensor) const {
-    return rates_[parameters_[tensor].group];
-  }
-  // 1 - beta^t after this step's t, or 1 without bias correction.
-  double Correction(double beta) const;
+  uint64_t step() const { return step_; }
+  uint32_t GroupOf(uint32_t tensor) const { return parameters_[tensor].group; }
+  const GroupRates& RatesOfGroup(uint32_t group) const { return rates_[group]; }
+  const GroupRates& RatesOfTensor(uint32_t tensor) const { return rates_[GroupOf(tensor)]; }
+  // 1 - beta^steps, or 1 without bias correction.
+  double Correction(double beta, uint64_t steps) const;
   float FrozenEpsilon(uint32_t tensor) const;
   const Layout& layout() const { return layout_; }
   const OptimizerOptions& options() const { return options_; }
   AdamState& state() { return *state_; }
+  Schedule& mutable_schedule() { return schedule_; }
+  // If FreezesBefore(step).
+  void FreezeIfDue(uint64_t step);
+  void SetHasError(uint32_t chunk) { has_error_[chunk] = true; }
+  // What becomes of the momentum's share of an input that goes back: there is none of it, the
+  // momentum stays, or it goes, too.
+  enum class MomentumShare { kNone, kStays, kGoesBack };
+  void PutBack(uint32_t chunk, const uint8_t* payload, MomentumShare share);
 
  private:
   Stage StageOf(uint64_t step) const;
@@ -203,8 +230,6 @@ class OneBitAdam : public Optimizer {
   void FreezeVariance(bool is_first);
   // The chunk's part of a refresh, where no gradient came: to the form that it has after one.
   void ThawChunk(uint32_t chunk);
-  enum class MomentumShare { kStays, kGoesBack };
-  void PutBack(uint32_t chunk, const uint8_t* payload, MomentumShare share);
   kernels::AdamRates AdamRatesOf(uint32_t tensor) const;
   kernels::RefreshRates RefreshRatesOf(uint32_t tensor) const;
 

@@ -187,7 +187,7 @@ void OneBitLamb::SetScales(const TensorScales& scales) {
 void OneBitLamb::EndFollowedStep(uint32_t chunk, uint64_t step, const StepRates& rates,
                                  const TensorScales& after) {
   if (!awaits_end_[chunk]) return;
-  SetRates(rates);
+  SetRates(signpost::RatesOf(rates));
   SetStage(step);
   SetScales(after);
   Step(chunk);
@@ -200,8 +200,9 @@ kernels::LambRates OneBitLamb::LambRatesOf(uint32_t tensor) const {
       .one_minus_beta1 = static_cast<float>(1 - group.beta1),
       .beta2 = static_cast<float>(group.beta2),
       .one_minus_beta2 = static_cast<float>(1 - group.beta2),
-      .inverse_correction1 = static_cast<float>(1 / Correction(group.beta1)),
-      .inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(Correction(group.beta2))),
+      .inverse_correction1 = static_cast<float>(1 / Correction(group.beta1, step() + 1)),
+      .inverse_sqrt_correction2 =
+          static_cast<float>(1 / std::sqrt(Correction(group.beta2, step() + 1))),
       .epsilon = static_cast<float>(group.epsilon),
       .weight_decay = static_cast<float>(group.weight_decay),
   };

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -24,7 +26,14 @@ struct GroupRates;
 
 using TensorScales = google::protobuf::RepeatedPtrField<TensorScale>;
 
-// Not thread-safe.
+// The first block of a chunk whose gradient a local step had to leave alone.
+struct BlockLeftAlone {
+  uint32_t chunk;
+  uint32_t block;
+};
+
+// Not thread-safe. A step has a round, unless it is local; where this file counts by the step it
+// means those that have one, and their rounds.
 class Optimizer {
  public:
   // Gets what Compress returns, once the payload is there; or why it will not be.
@@ -39,9 +48,20 @@ class Optimizer {
   // before.
   virtual void SetStream(kernels::cuda::Stream stream) {}
 
-  // Starts step `step`, the one after the last. `rates` passed CheckRates, and has an entry for
-  // each group.
+  // Starts step `step`, the one after the last, or a local one before it. `rates` passed
+  // CheckRates, and has an entry for each group.
   virtual void BeginStep(uint64_t step, absl::Span<const GroupRates> rates) = 0;
+  // Starts it where the others have closed its round already, with their rates; local steps before
+  // it are left out.
+  virtual void BeginMissedStep(uint64_t step, const StepRates& rates) = 0;
+  // Whether the step that has begun is local: StepLocally then takes the place of Compress and
+  // Apply, for each chunk.
+  virtual bool IsLocal() const { return false; }
+  virtual void StepLocally(uint32_t chunk, absl::Span<const Gradient> gradients) {}
+  // Since the last call. On a GPU nobody hears of them.
+  virtual std::vector<BlockLeftAlone> TakeBlocksLeftAlone() { return {}; }
+  // How many steps there are before that round, local ones included.
+  virtual uint64_t StepsBefore(uint64_t step) const { return step; }
   // INVALID_ARGUMENT that names the group and the rate.
   virtual absl::Status CheckRates(absl::Span<const GroupRates> rates) const = 0;
   virtual uint32_t groups() const = 0;    // entries that steps need of their rates
@@ -79,6 +99,9 @@ class Optimizer {
   // state before no step.
   virtual bool EndsSteps() const { return false; }
 
+  // Whether the chunk has local steps, of an interval that has not ended for it: then there is no
+  // state that others could go on from.
+  virtual bool HasLocalSteps(uint32_t chunk) const { return false; }
   // For a worker that comes back to a job: what is the same on all workers, as STATE's payload.
   // Sign and payload of every number stay what they are.
   virtual Payload State(uint32_t chunk) const = 0;
@@ -95,8 +118,8 @@ class Optimizer {
   virtual bool FreezesBefore(uint64_t step) const = 0;
   // Whether that has been done.
   virtual bool HasFrozenFor(uint64_t step) const = 0;
-  // What learning rates are multiplied by, of the chunk's tensors and of all; none: by nothing. A
-  // worker that follows the chunk gets them with the next step.
+  // What is known of the chunk's tensors, or of all, as a whole. A worker that follows the chunk
+  // gets them with the next step.
   virtual TensorScales ScalesOf(uint32_t chunk) const { return {}; }
   virtual TensorScales Scales() const { return {}; }
   // As EndStep, for one chunk that has followed `step`, with the rates that it had and, of the

@@ -48,6 +48,7 @@ class Reduction final : public Optimizer {
   void BeginStep(uint64_t step, absl::Span<const GroupRates> rates) override {
     schedule_.set_begun_steps(step + 1);
   }
+  void BeginMissedStep(uint64_t step, const StepRates& rates) override { BeginStep(step, {}); }
   absl::Status CheckRates(absl::Span<const GroupRates> rates) const override {
     return absl::OkStatus();
   }

@@ -70,7 +70,14 @@ absl::Status CheckIsOfJob(absl::string_view what, const CheckpointManifest& mani
 
 absl::Status CheckWorldSize(const Chosen& chosen, const ResumingWorker& worker) {
   const uint32_t saved = chosen.entry.manifest->world_size();
-  if (worker.world_size == saved || worker.allow_other_world_size) return absl::OkStatus();
+  if (worker.world_size == saved) return absl::OkStatus();
+  if (chosen.entry.manifest->schedule().local_steps() > 0) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "checkpoint %s was taken of %d workers between two synchronisations, when each had "
+        "parameters of its own; %d can only go on from one that was taken after a synchronisation",
+        chosen.entry.name, saved, worker.world_size));
+  }
+  if (worker.allow_other_world_size) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
       "checkpoint %s was taken of %d workers, and %d resume from it. If that is meant, set "
       "resume_with_other_world_size: each worker then takes the mean of the %d workers' errors",
@@ -84,6 +91,17 @@ absl::Status CheckIsOfRank(const SavedRank& saved, uint32_t saved_world_size,
       "the saved state is that of rank %d of %d, and this is rank %d of %d. Each rank goes on from "
       "the state that it has saved itself; a checkpoint is one for all ranks",
       saved.rank, saved_world_size, worker.rank, worker.world_size));
+}
+
+// DATA_LOSS if the files do not go together: only between synchronisations a rank has a momentum of
+// its own, and the job none.
+absl::Status CheckGoTogether(const CheckpointManifest& manifest, const SavedParameters& parameters,
+                             const SavedRank& rank) {
+  const bool is_local = manifest.schedule().local_steps() > 0;
+  if (parameters.momentum.empty() == is_local && rank.local_sum.empty() != is_local) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError("its parts are not of the same step");
 }
 
 class Loader {
@@ -161,13 +179,16 @@ ResumeState ResumeStateOf(const CheckpointManifest& manifest, SavedParameters pa
   for (const TensorScale& scale : manifest.scales()) scale.AppendToString(&scales);
   const uint32_t crc = Crc32c({reinterpret_cast<const uint8_t*>(scales.data()), scales.size()},
                               Crc32cOf(parameters));
+  const bool is_local = !rank.local_sum.empty();
   return {.optimizer = {.schedule = manifest.schedule(),
                         .error = std::move(rank.error),
-                        .momentum = std::move(parameters.momentum),
+                        .momentum = std::move(is_local ? rank.momentum : parameters.momentum),
                         .variance = std::move(parameters.variance),
                         .fresh_variance = std::move(parameters.fresh_variance),
-                        .scales = manifest.scales()},
-          .values = std::move(parameters.values),
+                        .scales = manifest.scales(),
+                        .anchor = is_local ? parameters.values : std::vector<float>(),
+                        .local_sum = std::move(rank.local_sum)},
+          .values = std::move(is_local ? rank.values : parameters.values),
           .aggregator_errors = std::move(rank.aggregator_errors),
           .chunk_elements = manifest.options().chunk_elements(),
           .parameters_crc32c = crc};
@@ -195,6 +216,11 @@ absl::StatusOr<ResumeState> LoadNewestCheckpoint(Disk& disk, const ResumingWorke
                                        ? loader.LoadRank(worker.rank)
                                        : loader.LoadShareOf(worker.rank, worker.world_size);
   if (!rank.ok()) return rank.status();
+  status = CheckGoTogether(manifest, *parameters, *rank);
+  if (!status.ok()) {
+    return absl::Status(status.code(),
+                        absl::StrCat("checkpoint ", chosen->entry.name, ": ", status.message()));
+  }
   ResumeState state = ResumeStateOf(manifest, *std::move(parameters), *std::move(rank));
   state.checkpoint = chosen->entry.name;
   state.warnings = std::move(chosen->warnings);
@@ -223,6 +249,8 @@ absl::StatusOr<ResumeState> LoadRankState(absl::string_view state, const Resumin
   absl::StatusOr<SavedParameters> parameters = ReadParametersPart(reader, *layout);
   if (!parameters.ok()) return damaged(parameters.status());
   if (!reader.at_end()) return damaged(absl::DataLossError("something follows its last section"));
+  status = CheckGoTogether(manifest, *parameters, *rank);
+  if (!status.ok()) return damaged(status);
   status = CheckIsOfRank(*rank, manifest.world_size(), worker);
   if (!status.ok()) return status;
   return ResumeStateOf(manifest, *std::move(parameters), *std::move(rank));

@@ -22,6 +22,7 @@
 #include "worker/onebit_lamb.h"
 #include "worker/page_vector.h"
 #include "worker/replica_fetch.h"
+#include "worker/zero_one_adam.h"
 
 namespace signpost {
 namespace {
@@ -63,15 +64,22 @@ absl::StatusOr<uint32_t> Crc32cOf(absl::Span<const Parameter> parameters, kernel
   return crc;
 }
 
-// Of what decides how each parameter steps.
-uint32_t Crc32cOf(absl::Span<const Parameter> parameters, absl::Span<const GroupRates> rates) {
+// Of what decides how each parameter steps: in a local interval, in all of its steps.
+uint32_t Crc32cOf(absl::Span<const Parameter> parameters, absl::Span<const GroupRates> rates,
+                  const Schedule& schedule) {
   uint32_t crc = 0;
   for (const Parameter& parameter : parameters) {
     crc =
         Crc32c({reinterpret_cast<const uint8_t*>(&parameter.group), sizeof(parameter.group)}, crc);
   }
-  return Crc32c({reinterpret_cast<const uint8_t*>(rates.data()), rates.size() * sizeof(GroupRates)},
-                crc);
+  crc = Crc32c({reinterpret_cast<const uint8_t*>(rates.data()), rates.size() * sizeof(GroupRates)},
+               crc);
+  for (const LocalSums& sums : schedule.local_sums()) {
+    const double numbers[] = {sums.learning_rate(), sums.decay(), sums.momentum(),
+                              sums.last_momentum()};
+    crc = Crc32c({reinterpret_cast<const uint8_t*>(numbers), sizeof numbers}, crc);
+  }
+  return crc;
 }
 
 absl::Status CheckParameters(absl::Span<const Parameter> parameters, kernels::cuda::Gpu* gpu) {
@@ -116,12 +124,13 @@ absl::Status CheckLateness(const WorkerOptions& options) {
 // What travels in headers to ranks that come back.
 absl::Status CheckScales(const WorkerOptions& options, const OptimizerOptions& optimizer,
                          size_t tensors) {
-  if (!optimizer.lamb || options.min_workers == 0 || tensors <= size_t{kMaxScales}) {
+  const bool has_scales = optimizer.lamb || optimizer.zero_one;
+  if (!has_scales || options.min_workers == 0 || tensors <= size_t{kMaxTensorScales}) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrFormat("1-bit LAMB in a job with a round deadline may have %d tensors; got %d",
-                      kMaxScales, tensors));
+      absl::StrFormat("%s in a job with a round deadline may have %d tensors; got %d",
+                      optimizer.lamb ? "1-bit LAMB" : "0/1 Adam", kMaxTensorScales, tensors));
 }
 
 absl::Status CheckThreads(const WorkerOptions& options) {
@@ -147,6 +156,10 @@ std::unique_ptr<OneBitAdam> NewOptimizer(const Layout& layout, const OptimizerOp
   if (optimizer.lamb) {
     return std::make_unique<OneBitLamb>(layout, optimizer, parameters, options.threads,
                                         options.gpu);
+  }
+  if (optimizer.zero_one) {
+    return std::make_unique<ZeroOneAdam>(layout, optimizer, parameters, options.threads,
+                                         options.gpu);
   }
   return std::make_unique<OneBitAdam>(layout, optimizer, parameters, options.threads, options.gpu);
 }
@@ -392,6 +405,7 @@ absl::Status Worker::Resume(ResumeState state) {
     if (!status.ok()) return status;
     step_ = first_step;
   }
+  steps_ = optimizer_.StepsBefore(step_) + state.optimizer.schedule.local_steps();
   adam_->Restore(std::move(state.optimizer));
   adam_->SetValues(state.values);
   resumed_ = {std::move(state.checkpoint), std::move(state.warnings)};
@@ -414,7 +428,8 @@ absl::Status Worker::ComeBack() {
                         absl::StrFormat("rank %d could not come back to job '%s': %s",
                                         options_.rank, options_.job, step.status().message()));
   }
-  step_ = newest_step_ = returned_->step = *step;
+  step_ = newest_step_ = *step;
+  steps_ = returned_->step = optimizer_.StepsBefore(*step);
   for (ChunkExchange& exchange : exchanges_) exchange.next_step = *step;
   return optimizer_.Check();
 }
@@ -481,6 +496,7 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const Gradient> gradients,
   if (absl::Status status = CheckStepArguments(gradients, rates); !status.ok()) return status;
   if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
   if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
+  optimizer_.BeginStep(step_, rates);
   OpenStepWith(rates);
   for (size_t tensor = 0; tensor < gradients.size(); ++tensor) {
     AddGradient(tensor, gradients[tensor]);
@@ -492,6 +508,7 @@ absl::Status Worker::BeginStep(absl::Span<const GroupRates> rates) {
   if (absl::Status status = CheckRates(rates); !status.ok()) return status;
   if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
   if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
+  optimizer_.BeginStep(step_, rates);
   OpenStepWith(rates);
   return absl::OkStatus();
 }
@@ -508,6 +525,7 @@ absl::Status Worker::GradientReady(size_t tensor, Gradient gradient) {
                         DescribeTensor(layout_.tensors()[tensor]), step_));
   }
   AddGradient(tensor, gradient);
+  if (optimizer_.IsLocal()) return absl::OkStatus();
   deadline_ = options_.clock->Now() + options_.exchange_timeout;
   failure_ = ExchangeChunks(
       open_step_->queue, [this](uint32_t chunk) { Pack(chunk); }, Until::kNothingIsThere,
@@ -532,8 +550,7 @@ absl::StatusOr<StepReport> Worker::FinishStep() {
 }
 
 void Worker::OpenStepWith(absl::Span<const GroupRates> rates) {
-  optimizer_.BeginStep(step_, rates);
-  rates_crc32c_ = Crc32cOf(parameters_, rates);
+  rates_crc32c_ = Crc32cOf(parameters_, rates, optimizer_.schedule());
   if (options_.min_workers > 0) rates_ = MessageOf(rates, optimizer_.schedule());
   const size_t tensors = parameters_.size();
   const uint32_t chunks = layout_.chunks().size();
@@ -559,9 +576,11 @@ void Worker::AddGradient(size_t tensor, Gradient gradient) {
 
 absl::StatusOr<StepReport> Worker::Finish() {
   StepReport report = std::move(open_step_->report);
-  failure_ = ExchangeOpenStep(report);
+  failure_ = optimizer_.IsLocal() ? StepLocally(report) : ExchangeOpenStep(report);
   if (failure_.ok()) failure_ = CatchUp(report);
   if (!failure_.ok()) return failure_;
+  report.step = steps_ - 1;
+  report.sent_bits = 8.0 * sent_bytes_ / layout_.elements() / steps_since_join_;
   for (const ChunkExchange& exchange : exchanges_) {
     report.kept_bytes += exchange.kept.payload_bytes();
   }
@@ -569,8 +588,27 @@ absl::StatusOr<StepReport> Worker::Finish() {
   return report;
 }
 
+absl::Status Worker::StepLocally(StepReport& report) {
+  const absl::Time start = options_.clock->Now();
+  for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) {
+    optimizer_.StepLocally(chunk, open_step_->gradients);
+  }
+  report.kernels += options_.clock->Now() - start;
+  NoteBlocksLeftAlone(report);
+  if (absl::Status status = optimizer_.Check(); !status.ok()) return status;
+  open_step_.reset();
+  ++steps_;
+  ++steps_since_join_;
+  return absl::OkStatus();
+}
+
+void Worker::NoteBlocksLeftAlone(StepReport& report) {
+  for (const BlockLeftAlone& block : optimizer_.TakeBlocksLeftAlone()) {
+    report.skipped.push_back({options_.rank, layout_.DescribeBlock(block.chunk, block.block)});
+  }
+}
+
 absl::Status Worker::ExchangeOpenStep(StepReport& report) {
-  report.step = step_;
   report.codec = optimizer_.codec();
   deadline_ = options_.clock->Now() + options_.exchange_timeout;
   open_step_->may_apply = true;
@@ -584,9 +622,12 @@ absl::Status Worker::EndOpenStep(StepReport& report) {
   const absl::Time start = options_.clock->Now();
   optimizer_.EndStep();
   report.kernels += options_.clock->Now() - start;
+  NoteBlocksLeftAlone(report);
   if (absl::Status status = optimizer_.Check(); !status.ok()) return status;
   open_step_.reset();
-  ++step_;
+  const uint64_t steps_before = steps_;
+  steps_ = optimizer_.StepsBefore(++step_);
+  steps_since_join_ += steps_ - steps_before;
   for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
     if (exchanges_[chunk].owes_state) GiveState(chunk);
   }
@@ -605,19 +646,22 @@ absl::Status Worker::CatchUp(StepReport& report) {
   const bool is_on_gpu = adam_ != nullptr && options_.gpu != nullptr;
   const PageVector<float> zeros(is_on_gpu ? 0 : largest);
   while (step_ < newest_step) {
-    const std::vector<GroupRates> rates = std::move(later_rates_[step_]);
+    const StepRates message = std::move(later_rates_[step_]);
+    const std::vector<GroupRates> rates = RatesOf(message);
     if (absl::Status status = CheckRates(rates); !status.ok()) {
       return absl::InternalError(
           absl::StrFormat("the others took step %d, but at which rates did not arrive: %s", step_,
                           status.message()));
     }
+    optimizer_.BeginMissedStep(step_, message);
     OpenStepWith(rates);
     for (size_t tensor = 0; tensor < parameters_.size(); ++tensor) {
       AddGradient(tensor, Gradient(is_on_gpu ? nullptr : zeros.data(),
                                    parameters_[tensor].values.size(), GradientType::kFloat32));
     }
+    const uint64_t steps_before = steps_;
     if (absl::Status status = ExchangeOpenStep(report); !status.ok()) return status;
-    ++report.steps_caught_up;
+    report.steps_caught_up += steps_ - steps_before;
   }
   later_rates_.erase(later_rates_.begin(), later_rates_.lower_bound(step_));
   return absl::OkStatus();
@@ -797,6 +841,7 @@ void Worker::Send(uint32_t chunk, uint32_t bad_block) {
     header.set_codec(SKIP);
   }
   header.set_payload_crc32c(Crc32c(frame.payload->span()));
+  sent_bytes_ += frame.payload->size();
   exchange.kept.Add(std::move(frame));
   // Otherwise it follows the one that is under way.
   if (!exchange.step_under_way) Exchange(chunk, step_);
@@ -909,7 +954,7 @@ void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
   report.late_rounds += is_late;
   newest_step_ = std::max(newest_step_, header.open_step());
   for (int i = 0; i < header.later_rates_size(); ++i) {
-    later_rates_[header.step() + 1 + i] = RatesOf(header.later_rates(i));
+    later_rates_[header.step() + 1 + i] = header.later_rates(i);
   }
   if (header.codec() == SKIP) {
     optimizer_.TakeBack(chunk, exchange.packed->data());
@@ -927,9 +972,11 @@ void Worker::GiveState(uint32_t chunk) {
   const uint64_t step = exchanges_[chunk].next_step;
   if (step_ < layout_.options().first_step()) return;  // it has no state yet
   // Between a freeze of the variance and the first answer after it a state fits no step, nor does
-  // it between an answer and the end of its step, where there is something left to do.
+  // it between an answer and the end of its step, where there is something left to do, or after a
+  // local step.
   const bool has_still_to_end = optimizer_.EndsSteps() && open_step_ != nullptr && step > step_;
-  exchanges_[chunk].owes_state = optimizer_.HasFrozenFor(step) || has_still_to_end;
+  exchanges_[chunk].owes_state =
+      optimizer_.HasFrozenFor(step) || has_still_to_end || optimizer_.HasLocalSteps(chunk);
   if (exchanges_[chunk].owes_state) return;
   auto state = std::make_shared<const Payload>(optimizer_.State(chunk));
   if (!optimizer_.Check().ok()) return;  // it is worth nothing
@@ -954,7 +1001,7 @@ absl::Status Worker::Replay(uint32_t chunk, const AnswerHeader& wanted, StepRepo
   if (kept.Find(wanted.step()) != nullptr) {
     report.replayed_frames += kept.newest().header.step() - wanted.step();
     Exchange(chunk, wanted.step());
-  } else if (!returned_ || wanted.step() >= returned_->step) {
+  } else if (!returned_ || optimizer_.StepsBefore(wanted.step()) >= returned_->step) {
     return absl::DataLossError(absl::StrFormat(
         "aggregator %s (shard %d of %d) was started again from an older state than it had promised "
         "to keep: it asks for step %d of chunk %d, and frames are kept from step %d on. Start the "

@@ -69,7 +69,8 @@ struct WorkerOptions {
   Clock* clock = &Clock::Real();
 };
 
-// A round that all workers skipped because one worker's input was not finite.
+// A round that all workers skipped because one worker's input was not finite. Or, of this rank, a
+// block that its local step left alone (0/1 Adam): that of a GPU does not say so.
 struct SkippedRound {
   uint32_t rank = 0;  // the lowest rank at fault
   std::string block;  // Layout::DescribeBlock
@@ -98,7 +99,7 @@ struct StepReport {
   // worker's error, for later rounds.
   uint32_t late_rounds = 0;
   std::vector<uint32_t> late_ranks;  // without whose frame some round closed, ascending
-  Codec codec = CODEC_UNSPECIFIED;
+  Codec codec = CODEC_UNSPECIFIED;   // none: it was a local step
   absl::Duration kernels;  // compressing and applying; on a GPU what the worker waits for of it
   absl::Duration wire;     // blocked on transfer and aggregation
   absl::Duration wait;     // blocked because another worker's frame was late
@@ -106,6 +107,8 @@ struct StepReport {
   uint32_t restarted_aggregators = 0;  // that were found to have gone back to an earlier state
   uint64_t replayed_frames = 0;        // sent again to them
   uint64_t kept_bytes = 0;             // of frames that aggregators may ask for, after the step
+  // Of payloads that this worker has sent, once each, by parameter and step since it joined.
+  double sent_bits = 0;
 };
 
 // Not thread-safe. After an error from Step, GradientReady or FinishStep, unless it is
@@ -217,15 +220,17 @@ class Worker {
   // Ends this worker's membership. Returns once every aggregator has all of its rounds for good.
   absl::Status Leave();
 
-  uint64_t steps() const { return step_; }
+  uint64_t steps() const { return steps_; }
+  // Whether all ranks have the same parameters: always, but between 0/1 Adam's synchronisations.
+  bool is_synchronised() const { return steps_ == optimizer_.StepsBefore(step_); }
   const Layout& layout() const { return layout_; }
   const OneBitAdam& optimizer() const { return *adam_; }                 // not after JoinReduction
   const Reduction& reduction() const { return *reduction_; }             // only after it
   const Resumed& resumed() const { return resumed_; }                    // empty if it started anew
   const std::optional<Returned>& returned() const { return returned_; }  // none if it began the job
 
-  // CRC-32C over all parameters in order: equal on all workers after every step. Of nothing, once a
-  // GPU has failed.
+  // CRC-32C over all parameters in order: equal on all workers after every step, if
+  // is_synchronised. Of nothing, once a GPU has failed.
   uint32_t ParametersCrc32c() const;
 
  private:
@@ -257,6 +262,7 @@ class Worker {
   absl::Status ComeBack();
   // Sends the chunk's state, for a rank that comes back.
   void GiveState(uint32_t chunk);
+  // Of a step that the optimizer has begun.
   void OpenStepWith(absl::Span<const GroupRates> rates);
   void AddGradient(size_t tensor, Gradient gradient);
   // What is left of the open step, of which all gradients are there; and then the steps that the
@@ -266,6 +272,9 @@ class Worker {
   absl::Status ExchangeOpenStep(StepReport& report);
   // Once all its answers have been applied.
   absl::Status EndOpenStep(StepReport& report);
+  // Takes the open step, which is local.
+  absl::Status StepLocally(StepReport& report);
+  void NoteBlocksLeftAlone(StepReport& report);
   absl::Status CatchUp(StepReport& report);
   absl::Status CheckStepArguments(absl::Span<const Gradient> gradients,
                                   absl::Span<const GroupRates> rates) const;
@@ -337,7 +346,8 @@ class Worker {
   const std::unique_ptr<OneBitAdam> adam_;  // null after JoinReduction
   const std::unique_ptr<Reduction> reduction_;  // null otherwise
   Optimizer& optimizer_;                        // the one of them that is there
-  uint64_t step_ = 0;
+  uint64_t step_ = 0;                           // that has the next round
+  uint64_t steps_ = 0;                          // that were taken
   Resumed resumed_;
   std::optional<Returned> returned_;
   std::set<std::string> damaged_checkpoints_;  // found when resuming
@@ -345,12 +355,14 @@ class Worker {
   uint32_t rates_crc32c_ = 0;                  // of the current step
   StepRates rates_;                            // likewise; empty in a job without a round deadline
   uint64_t newest_step_ = 0;                   // that another worker has reached
-  std::map<uint64_t, std::vector<GroupRates>> later_rates_;  // of steps before that
-  absl::Time deadline_;                                      // of the current call's exchanges
-  std::vector<uint64_t> epochs_;                             // by shard
-  std::vector<uint64_t> generations_;     // by shard: of its process, as far as is known
-  std::vector<ChunkExchange> exchanges_;  // by chunk
-  std::unique_ptr<OpenStep> open_step_;   // null between steps
+  std::map<uint64_t, StepRates> later_rates_;  // of steps before that
+  absl::Time deadline_;                        // of the current call's exchanges
+  std::vector<uint64_t> epochs_;               // by shard
+  std::vector<uint64_t> generations_;          // by shard: of its process, as far as is known
+  std::vector<ChunkExchange> exchanges_;       // by chunk
+  // Since it joined: of payloads that were sent, and steps.
+  uint64_t sent_bytes_ = 0, steps_since_join_ = 0;
+  std::unique_ptr<OpenStep> open_step_;  // null between steps
   // Shared with what may still be under way when a failed Step returns.
   std::shared_ptr<WorkerInbox> inbox_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by shard; destroyed first

@@ -35,20 +35,39 @@ absl::StatusOr<std::vector<uint32_t>> MissingForCommit(const CheckpointDir& dir,
   return missing;
 }
 
+uint32_t Crc32cOf(absl::Span<const float> values) {
+  return Crc32c({reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)});
+}
+
+// In layout order.
+std::vector<float> MomentumOf(const OneBitAdam& adam, const Layout& layout) {
+  std::vector<float> all;
+  all.reserve(layout.elements());
+  for (uint32_t chunk = 0; chunk < layout.chunks().size(); ++chunk) {
+    const PageVector<float> momentum = adam.Momentum(chunk);
+    all.insert(all.end(), momentum.begin(), momentum.end());
+  }
+  return all;
+}
+
 // What all ranks have alike, on the host.
 class HostReplica {
  public:
   HostReplica(const OneBitAdam& adam, const Layout& layout)
-      : variance_(adam.variance()), fresh_variance_(adam.fresh_variance()) {
+      : anchor_(adam.anchor()), variance_(adam.variance()), fresh_variance_(adam.fresh_variance()) {
+    const bool is_local = anchor_.size() > 0;
+    size_t first = 0;
     for (uint32_t tensor = 0; tensor < layout.tensors().size(); ++tensor) {
-      values_.push_back(adam.values(tensor));
-      spans_.push_back(values_.back());
+      const size_t elements = ElementCount(layout.tensors()[tensor]);
+      if (is_local) {
+        spans_.push_back(absl::Span<const float>(anchor_).subspan(first, elements));
+      } else {
+        values_.push_back(adam.values(tensor));
+        spans_.push_back(values_.back());
+      }
+      first += elements;
     }
-    momentum_.reserve(layout.elements());
-    for (uint32_t chunk = 0; chunk < layout.chunks().size(); ++chunk) {
-      const PageVector<float> momentum = adam.Momentum(chunk);
-      momentum_.insert(momentum_.end(), momentum.begin(), momentum.end());
-    }
+    if (!is_local) momentum_ = MomentumOf(adam, layout);
   }
 
   ParametersPart PartOf(uint64_t step) const {
@@ -56,10 +75,33 @@ class HostReplica {
   }
 
  private:
+  HostFloats anchor_;
   std::vector<HostFloats> values_;
-  std::vector<absl::Span<const float>> spans_;  // of values_
+  std::vector<absl::Span<const float>> spans_;  // of anchor_ or values_
   std::vector<float> momentum_;
   HostFloats variance_, fresh_variance_;
+};
+
+// What a rank has for itself, on the host.
+class HostRank {
+ public:
+  HostRank(const OneBitAdam& adam, const Layout& layout)
+      : error_(adam.error()), local_sum_(adam.local_sum()) {
+    if (local_sum_.size() == 0) return;
+    for (uint32_t tensor = 0; tensor < layout.tensors().size(); ++tensor) {
+      const HostFloats values = adam.values(tensor);
+      values_.insert(values_.end(), values.begin(), values.end());
+    }
+    momentum_ = MomentumOf(adam, layout);
+  }
+
+  RankPart PartOf(uint64_t step, uint32_t rank, const ChunkErrors& errors) const {
+    return {step, rank, error_, errors, values_, momentum_, local_sum_};
+  }
+
+ private:
+  HostFloats error_, local_sum_;
+  std::vector<float> values_, momentum_;
 };
 
 }  // namespace
@@ -67,17 +109,17 @@ class HostReplica {
 absl::Status Worker::Checkpoint(Disk& directory) {
   if (absl::Status status = CheckCanBeSaved(); !status.ok()) return status;
   CheckpointDir dir(directory);
-  const CheckpointId id = {step_, AttemptOf(epochs_)};
+  const CheckpointId id = {steps_, AttemptOf(epochs_)};
   absl::StatusOr<bool> committed = dir.IsCommitted(id);
   if (!committed.ok() || *committed) return committed.status();
 
   if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
   const absl::StatusOr<ChunkErrors> errors = ReadErrors();
   if (!errors.ok()) return errors.status();
-  const HostFloats error = adam_->error();
+  const HostRank rank(*adam_, layout_);
   if (absl::Status status = adam_->Check(); !status.ok()) return status;
   SectionWriter part(kCheckpointFirstLine);
-  AddRankPart({step_, options_.rank, error, *errors}, part);
+  AddRankPart(rank.PartOf(steps_, options_.rank, *errors), part);
   if (absl::Status status = dir.WriteRank(id, options_.rank, part); !status.ok()) return status;
   if (options_.rank != 0) {
     return AwaitRanks([&] { return MissingForCommit(dir, id, options_.world_size); });
@@ -86,7 +128,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   const HostReplica replica(*adam_, layout_);
   if (absl::Status status = adam_->Check(); !status.ok()) return status;
   SectionWriter parameters(kCheckpointFirstLine);
-  AddParametersPart(replica.PartOf(step_), layout_, parameters);
+  AddParametersPart(replica.PartOf(steps_), layout_, parameters);
   const absl::StatusOr<CheckpointFile> file = dir.WriteParameters(id, parameters);
   if (!file.ok()) return file.status();
   absl::Status status = AwaitRanks([&] { return dir.MissingRanks(id, options_.world_size); });
@@ -108,11 +150,11 @@ absl::StatusOr<std::string> Worker::SaveState() {
   if (!errors.ok()) return errors.status();
   SectionWriter state(kRankStateFirstLine);
   state.Add(Manifest());
-  const HostFloats error = adam_->error();
+  const HostRank rank(*adam_, layout_);
   const HostReplica replica(*adam_, layout_);
   if (absl::Status status = adam_->Check(); !status.ok()) return status;
-  AddRankPart({step_, options_.rank, error, *errors}, state);
-  AddParametersPart(replica.PartOf(step_), layout_, state);
+  AddRankPart(rank.PartOf(steps_, options_.rank, *errors), state);
+  AddParametersPart(replica.PartOf(steps_), layout_, state);
   return absl::StrJoin(state.parts(), "");
 }
 
@@ -126,11 +168,12 @@ absl::Status Worker::CheckCanBeSaved() const {
 
 CheckpointManifest Worker::Manifest() const {
   CheckpointManifest manifest;
-  manifest.set_step(step_);
+  manifest.set_step(steps_);
   manifest.set_job(options_.job);
   manifest.set_world_size(options_.world_size);
   *manifest.mutable_options() = layout_.options();
-  manifest.mutable_options()->set_parameters_crc32c(ParametersCrc32c());
+  manifest.mutable_options()->set_parameters_crc32c(is_synchronised() ? ParametersCrc32c()
+                                                                      : Crc32cOf(adam_->anchor()));
   manifest.mutable_options()->clear_first_step();
   manifest.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
   *manifest.mutable_schedule() = adam_->schedule();

@@ -1,0 +1,138 @@
+#include "worker/gpu_zero_one_state.h"
+
+#include <utility>
+
+#include "kernels/dense.h"
+#include "proto/codec.h"
+#include "worker/gpu_adam_state-inl.h"
+
+namespace signpost {
+
+using kernels::cuda::AdaptiveSegment;
+using kernels::cuda::LocalSegment;
+using kernels::cuda::ScaleSegment;
+
+GpuZeroOneState::GpuZeroOneState(GpuAdamState& adam) : adam_(adam) {
+  if (!adam_.status_.ok()) return;
+  const size_t bytes = adam_.layout_.elements() * sizeof(float);
+  if (!adam_.Take(adam_.gpu_.Allocate(bytes), anchor_)) return;
+  if (!adam_.Take(adam_.gpu_.Allocate(bytes), sum_)) return;
+  const auto* tensor = reinterpret_cast<const float*>(sum_.get());
+  for (const absl::Span<float> values : adam_.values_) {
+    sum_of_tensor_.emplace_back(tensor, values.size(), GradientType::kFloat32);
+    tensor += values.size();
+  }
+}
+
+void GpuZeroOneState::AdaptiveStep(uint32_t chunk, Codec codec,
+                                   RatesOf<kernels::AdaptiveRates> rates, Payload answer) {
+  const auto row_of = [&](const Segment& segment, kernels::DenseType type,
+                          const uint8_t* gradient) {
+    return AdaptiveSegment{.rates = rates(segment.tensor),
+                           .gradient = gradient,
+                           .type = type,
+                           .momentum = adam_.DenseMomentum(chunk, segment),
+                           .variance = adam_.Variance(chunk, segment),
+                           .parameters = adam_.Values(segment)};
+  };
+  const auto step = [&](auto... table) {
+    return adam_.gpu_.AdaptiveStep(adam_.rule_, table..., adam_.stream_);
+  };
+  if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
+    return adam_.RunOnAnswer(
+        chunk, answer,
+        [&](const Segment& segment, const uint8_t* payload) {
+          return row_of(segment, *type, payload + kernels::DenseBytes(*type, segment.chunk_offset));
+        },
+        step);
+  }
+  adam_.RunOnDecompressed(
+      chunk, codec, answer, [&](const Segment& segment) { return adam_.Scratch(segment); },
+      [&](const Segment& segment) {
+        return row_of(segment, kernels::DenseType::kFloat32,
+                      reinterpret_cast<const uint8_t*>(adam_.Scratch(segment)));
+      },
+      step);
+}
+
+void GpuZeroOneState::Begin(uint32_t chunk) {
+  adam_.MakeMomentumDense(chunk);
+  if (!adam_.status_.ok()) return;
+  const Chunk& at = adam_.layout_.chunks()[chunk];
+  for (const Segment& segment : at.segments) {
+    Copy(Anchor(chunk, segment), adam_.Values(segment), segment.elements);
+  }
+  adam_.Do(
+      adam_.gpu_.SetToZero(Sum(chunk, at.segments[0]), at.elements * sizeof(float), adam_.stream_));
+}
+
+std::optional<uint32_t> GpuZeroOneState::Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
+                                              absl::Span<const Gradient> gradients) {
+  Step(chunk, rates, gradients, Parameters::kMove);
+  return std::nullopt;
+}
+
+std::optional<uint32_t> GpuZeroOneState::AddToSum(uint32_t chunk,
+                                                  RatesOf<kernels::LocalRates> rates,
+                                                  absl::Span<const Gradient> gradients) {
+  Step(chunk, rates, gradients, Parameters::kStay);
+  return std::nullopt;
+}
+
+void GpuZeroOneState::Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
+                           absl::Span<const Gradient> gradients, Parameters parameters) {
+  adam_.Run(
+      chunk,
+      [&](const Segment& segment) {
+        const Gradient& gradient = gradients[segment.tensor];
+        return LocalSegment{
+            .rates = rates(segment.tensor),
+            .gradient = PartOf(gradient, segment),
+            .gradient_type = gradient.type,
+            .momentum = adam_.DenseMomentum(chunk, segment),
+            .accumulated = Sum(chunk, segment),
+            .inverse_denominator = adam_.Variance(chunk, segment),
+            .parameters = parameters == Parameters::kMove ? adam_.Values(segment) : nullptr};
+      },
+      [&](auto... table) { return adam_.gpu_.LocalStep(adam_.rule_, table..., adam_.stream_); });
+}
+
+void GpuZeroOneState::SetSumToMomentum(uint32_t chunk) {
+  adam_.MakeMomentumDense(chunk);
+  if (!adam_.status_.ok()) return;
+  const Chunk& at = adam_.layout_.chunks()[chunk];
+  Copy(Sum(chunk, at.segments[0]), adam_.DenseMomentum(chunk, at.segments[0]), at.elements);
+}
+
+std::optional<uint32_t> GpuZeroOneState::CompressSum(uint32_t chunk, Codec codec,
+                                                     RatesOf<float> factor, uint8_t* payload,
+                                                     Optimizer::Later later) {
+  adam_.Run(
+      chunk,
+      [&](const Segment& segment) {
+        return ScaleSegment{.factor = factor(segment.tensor), .values = Sum(chunk, segment)};
+      },
+      [&](auto... table) { return adam_.gpu_.Scale(adam_.rule_, table..., adam_.stream_); });
+  return adam_.CompressGradient(chunk, codec, /*adds_error=*/true, sum_of_tensor_, payload,
+                                std::move(later));
+}
+
+void GpuZeroOneState::ReturnToAnchor(uint32_t chunk) {
+  if (!adam_.status_.ok()) return;
+  for (const Segment& segment : adam_.layout_.chunks()[chunk].segments) {
+    Copy(adam_.Values(segment), Anchor(chunk, segment), segment.elements);
+  }
+}
+
+void GpuZeroOneState::Set(Field field, uint32_t chunk, const float* numbers) {
+  if (!adam_.status_.ok()) return;
+  const Chunk& at = adam_.layout_.chunks()[chunk];
+  adam_.Do(adam_.gpu_.Write(adam_.InLayoutOrder(MemoryOf(field), chunk, at.segments[0]), numbers,
+                            at.elements * sizeof(float), adam_.stream_));
+}
+
+void GpuZeroOneState::Copy(float* to, const float* from, size_t elements) {
+  adam_.Do(adam_.gpu_.Copy(to, from, elements * sizeof(float), adam_.stream_));
+}
+
+}  // namespace signpost

@@ -1,0 +1,63 @@
+// 0/1 Adam's state on a GPU, and the CUDA kernels.
+
+#ifndef SIGNPOST_WORKER_GPU_ZERO_ONE_STATE_H_
+#define SIGNPOST_WORKER_GPU_ZERO_ONE_STATE_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "worker/gpu_adam_state.h"
+#include "worker/zero_one_state.h"
+
+namespace signpost {
+
+// Borrows `adam`, which has the rest of the state, the slots and the stream. Takes eight bytes more
+// for each parameter; when there is not so much, adam.Check says so. Which blocks a step has left
+// alone it does not tell.
+class GpuZeroOneState final : public ZeroOneState {
+ public:
+  explicit GpuZeroOneState(GpuAdamState& adam);
+
+  void AdaptiveStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdaptiveRates> rates,
+                    Payload answer) override;
+
+  void Begin(uint32_t chunk) override;
+  std::optional<uint32_t> Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
+                               absl::Span<const Gradient> gradients) override;
+  std::optional<uint32_t> AddToSum(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
+                                   absl::Span<const Gradient> gradients) override;
+  void SetSumToMomentum(uint32_t chunk) override;
+  std::optional<uint32_t> CompressSum(uint32_t chunk, Codec codec, RatesOf<float> factor,
+                                      uint8_t* payload, Optimizer::Later later) override;
+  void ReturnToAnchor(uint32_t chunk) override;
+
+  // Both wait for the GPU.
+  void Set(Field field, uint32_t chunk, const float* numbers) override;
+  HostFloats All(Field field) const override { return adam_.Copy(MemoryOf(field)); }
+
+ private:
+  using Memory = kernels::cuda::Owned<uint8_t>;
+
+  enum class Parameters { kMove, kStay };
+  void Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
+            absl::Span<const Gradient> gradients, Parameters parameters);
+  const Memory& MemoryOf(Field field) const { return field == Field::kAnchor ? anchor_ : sum_; }
+  float* Anchor(uint32_t chunk, const Segment& segment) const {
+    return adam_.InLayoutOrder(anchor_, chunk, segment);
+  }
+  float* Sum(uint32_t chunk, const Segment& segment) const {
+    return adam_.InLayoutOrder(sum_, chunk, segment);
+  }
+  // So many numbers, on the GPU.
+  void Copy(float* to, const float* from, size_t elements);
+
+  GpuAdamState& adam_;
+  Memory anchor_, sum_;                  // in layout order
+  std::vector<Gradient> sum_of_tensor_;  // of sum_
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_WORKER_GPU_ZERO_ONE_STATE_H_

@@ -1,0 +1,58 @@
+// What 0/1 Adam has beside AdamState, and in the same place: the sum that an interval of local
+// steps comes to, and the parameters that all workers had when it began. What is to be done, and at
+// which rates, ZeroOneAdam knows.
+
+#ifndef SIGNPOST_WORKER_ZERO_ONE_STATE_H_
+#define SIGNPOST_WORKER_ZERO_ONE_STATE_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/types/span.h"
+#include "kernels/zero_one.h"
+#include "proto/frame.h"
+#include "proto/payload.h"
+#include "worker/adam_state.h"
+#include "worker/gradient.h"
+
+namespace signpost {
+
+// A function `rates` tells those of each tensor; kernels/zero_one.h has the equations. Not
+// thread-safe. Whatever fails here, AdamState::Check knows.
+class ZeroOneState {
+ public:
+  template <class Rates>
+  using RatesOf = AdamState::RatesOf<Rates>;
+
+  enum class Field { kAnchor, kSum };
+
+  virtual ~ZeroOneState() = default;
+
+  // Takes in the answer of a round of gradients. The momentum must be dense.
+  virtual void AdaptiveStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdaptiveRates> rates,
+                            Payload answer) = 0;
+
+  // An interval begins: the parameters are its anchor, the sum is zero, and the momentum dense.
+  virtual void Begin(uint32_t chunk) = 0;
+  // A local step. Returns the first block that it left alone, if one is known.
+  virtual std::optional<uint32_t> Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
+                                       absl::Span<const Gradient> gradients) = 0;
+  // The same, but for the parameters.
+  virtual std::optional<uint32_t> AddToSum(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
+                                           absl::Span<const Gradient> gradients) = 0;
+  virtual void SetSumToMomentum(uint32_t chunk) = 0;
+  // A contribution of the sum, which is multiplied by `factor`; as AdamState::CompressGradient.
+  virtual std::optional<uint32_t> CompressSum(uint32_t chunk, Codec codec, RatesOf<float> factor,
+                                              uint8_t* payload, Optimizer::Later later) = 0;
+  // The parameters are those of the anchor again.
+  virtual void ReturnToAnchor(uint32_t chunk) = 0;
+
+  // The chunk's numbers.
+  virtual void Set(Field field, uint32_t chunk, const float* numbers) = 0;
+  // All chunks', in layout order.
+  virtual HostFloats All(Field field) const = 0;
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_WORKER_ZERO_ONE_STATE_H_
