@@ -254,9 +254,13 @@ struct ResumeCase {
   int saved_after;  // the variance freezes after 5
   Codec codec = ONE_BIT;
   std::optional<LambOptions> lamb = std::nullopt;
+  std::optional<ZeroOneOptions> zero_one = std::nullopt;
 };
 
 constexpr LambOptions kLamb;
+// Steps 0, 1 and 3 update the variance; 5, 7 and 10 end intervals.
+constexpr ZeroOneOptions kZeroOne = {
+    .var_update_scaler = 1, .local_step_scaler = 1, .local_step_clipper = 3};
 
 class ResumeTest : public ::testing::TestWithParam<ResumeCase> {};
 
@@ -265,6 +269,7 @@ TEST_P(ResumeTest, EqualsNoInterruptionBitForBitOnAnyNumberOfShards) {
   job.optimizer.warm_up_codec = GetParam().warm_up_codec;
   job.optimizer.codec = GetParam().codec;
   job.optimizer.lamb = GetParam().lamb;
+  job.optimizer.zero_one = GetParam().zero_one;
   const std::vector<End> expected = RunAnew(2, {.job = job, .until = 12});
   const int saved_after = GetParam().saved_after;
   MemoryDisk disk;
@@ -306,7 +311,12 @@ INSTANTIATE_TEST_SUITE_P(
         ResumeCase{"AmongFp32Steps", ONE_BIT, 8, FLOAT32},
         ResumeCase{"OfLambInTheWarmUp", FLOAT32, 3, ONE_BIT, kLamb},
         ResumeCase{"OfLambAtTheFreeze", BFLOAT16, 5, ONE_BIT, kLamb},
-        ResumeCase{"OfLambAmongOneBitSteps", FLOAT32, 9, ONE_BIT, kLamb}),
+        ResumeCase{"OfLambAmongOneBitSteps", FLOAT32, 9, ONE_BIT, kLamb},
+        ResumeCase{"OfZeroOneAdamBetweenUpdates", FLOAT32, 4, ONE_BIT, {}, kZeroOne},
+        ResumeCase{"OfZeroOneAdamAtTheFreeze", FLOAT32, 5, ONE_BIT, {}, kZeroOne},
+        ResumeCase{"OfZeroOneAdamAfterASynchronisation", FLOAT32, 8, ONE_BIT, {}, kZeroOne},
+        ResumeCase{"OfZeroOneAdamAfterALocalStep", FLOAT32, 9, ONE_BIT, {}, kZeroOne},
+        ResumeCase{"OfZeroOneAdamAfterTwoOfThem", FLOAT32, 10, INT8, {}, kZeroOne}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Checkpoint, TakingOneChangesNothing) {

@@ -137,6 +137,23 @@ TEST_F(GpuJobTest, AlsoWithLamb) {
   }
 }
 
+TEST_F(GpuJobTest, AlsoWithZeroOneAdam) {
+  job_.optimizer = {.freeze_step = 6};
+  job_.optimizer.zero_one = {
+      .var_update_scaler = 2, .local_step_scaler = 2, .local_step_clipper = 3};
+  job_.steps = 22;  // which ends an interval
+  for (const Codec codec : {ONE_BIT, INT8, FLOAT32}) {
+    job_.optimizer.codec = codec;
+    EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr)) << CodecName(codec);
+    // Rounds are skipped, and from the freeze on blocks left alone, of which GPUs say nothing.
+    const End spoilt = TrainOn(nullptr, Spoil), on_gpu = TrainOn(gpu_.get(), Spoil);
+    EXPECT_EQ(spoilt.skipped_steps, kSpoiltSteps);
+    EXPECT_EQ(on_gpu.values, spoilt.values) << CodecName(codec);
+    EXPECT_EQ(on_gpu.errors, spoilt.errors) << CodecName(codec);
+    EXPECT_NE(spoilt.values, TrainOn(nullptr).values);
+  }
+}
+
 TEST_F(GpuJobTest, AlsoInParts) {
   job_.take_step = [](uint32_t rank, int, Worker& worker, absl::Span<const Gradient> gradients,
                       const GroupRates& rates) -> absl::StatusOr<StepReport> {

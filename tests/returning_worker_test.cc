@@ -171,6 +171,22 @@ TEST_P(ReturningWorkerTest, WithLambTooInTheWarmUpAroundTheFreezeAndAfterIt) {
   }
 }
 
+TEST_P(ReturningWorkerTest, WithZeroOneAdamTooBetweenUpdatesAroundTheFreezeAndAfterIt) {
+  job_.optimizer.zero_one = {
+      .var_update_scaler = 2, .local_step_scaler = 10, .local_step_clipper = 3};
+  job_.steps = 121;  // which ends an interval
+  for (const uint64_t freeze_step : {101, 32, 5}) {
+    SCOPED_TRACE(freeze_step);
+    job_.worker.job = "zero-one" + std::to_string(freeze_step);
+    job_.optimizer.freeze_step = freeze_step;
+    Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
+      TakeSteps(kLostRank, replica, *worker, 20);
+      worker.reset();
+      ComeBack(20, [](Worker& returned) { EXPECT_TRUE(returned.is_synchronised()); });
+    });
+  }
+}
+
 TEST_P(ReturningWorkerTest, ComesBackAfterItHasLeft) {
   Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
     TakeSteps(kLostRank, replica, *worker, 20);

@@ -88,7 +88,8 @@ absl::Status CheckManifest(const CheckpointManifest& manifest) {
   const absl::StatusOr<Layout> layout = Layout::Create(tensors, manifest.options());
   if (!layout.ok()) return absl::DataLossError(layout.status().message());
   if (manifest.world_size() == 0) return absl::DataLossError("it has no workers");
-  if (manifest.schedule().begun_steps() != manifest.step()) {
+  // It counts rounds: local steps are none.
+  if (manifest.schedule().begun_steps() > manifest.step()) {
     return absl::DataLossError("its optimizer's schedule is of another step");
   }
   for (const TensorScale& scale : manifest.scales()) {
