@@ -16,6 +16,7 @@
 #include "kernels/device.h"
 #include "kernels/onebit_cuda.h"
 #include "kernels/quantized_cuda.h"
+#include "kernels/zero_one_cuda.h"
 
 namespace signpost::bench {
 namespace {
@@ -149,6 +150,18 @@ class Device {
           [this](const auto* segment) {
             return kernels::cuda::AdamStep(kRule, segment, 1, blocks_, nullptr);
           });
+      Run(absl::StrCat("adaptive step, ", name), bytes + 24,
+          kernels::cuda::AdaptiveSegment{
+              .rates = {0.9f, 0.1f, 0.999f, 1e-3f, 1e-3f, 1, 1e-6f, 1e-8f, 0, true},
+              .gradient = gradient_.as<uint8_t>(),
+              .type = type,
+              .momentum = momentum_.as<float>(),
+              .variance = variance_.as<float>(),
+              .parameters = parameters_.as<float>(),
+              .elements = static_cast<uint32_t>(elements_)},
+          [this](const auto* segment) {
+            return kernels::cuda::AdaptiveStep(kRule, segment, 1, blocks_, nullptr);
+          });
     }
     for (const auto& [type, name] :
          {std::pair(IntegerType::kInt8, "int8"), {IntegerType::kInt4, "int4"}}) {
@@ -161,6 +174,21 @@ class Device {
           [this](const auto* segment) {
             return kernels::cuda::CompressQuantized(kRule, segment, 1, blocks_,
                                                     first_not_packed_.as<uint32_t>(), nullptr);
+          });
+    }
+    for (const auto& [type, name, bytes] :
+         {std::tuple(GradientType::kFloat32, "fp32", 4), {GradientType::kBfloat16, "bf16", 2}}) {
+      Run(absl::StrCat("local step, ", name, " gradient"), bytes + 28,
+          kernels::cuda::LocalSegment{.rates = {0.9f, 0.1f, 1e-3f, 0},
+                                      .gradient = gradient_.as<void>(),
+                                      .gradient_type = type,
+                                      .momentum = momentum_.as<float>(),
+                                      .accumulated = error_.as<float>(),
+                                      .inverse_denominator = variance_.as<float>(),
+                                      .parameters = parameters_.as<float>(),
+                                      .elements = static_cast<uint32_t>(elements_)},
+          [this](const auto* segment) {
+            return kernels::cuda::LocalStep(kRule, segment, 1, blocks_, nullptr);
           });
     }
     if (!status_.ok()) return status_;

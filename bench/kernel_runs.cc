@@ -12,6 +12,7 @@
 #include "kernels/momentum.h"
 #include "kernels/onebit.h"
 #include "kernels/quantized.h"
+#include "kernels/zero_one.h"
 #include "storage/block_vector.h"
 
 namespace signpost::bench {
@@ -30,6 +31,18 @@ using Bytes = BlockVector<uint8_t>;
 constexpr BlockRule kRule;
 constexpr kernels::MomentumRates kMomentumRates;
 constexpr kernels::AdamRates kAdamRates = {0.9f, 0.1f, 0.999f, 0.001f, 1e-3f, 1.0f, 1e-8f, 1e-5f};
+constexpr kernels::AdaptiveRates kAdaptiveRates = {.beta1 = 0.9f,
+                                                   .one_minus_beta1 = 0.1f,
+                                                   .kept_variance = 0.999f,
+                                                   .one_minus_kept_variance = 0.001f,
+                                                   .step_size = 1e-3f,
+                                                   .inverse_sqrt_correction2 = 1.0f,
+                                                   .floor = 1e-6f,
+                                                   .epsilon = 1e-8f,
+                                                   .decay = 1e-5f,
+                                                   .updates_variance = true};
+constexpr kernels::LocalRates kLocalRates = {
+    .beta1 = 0.9f, .one_minus_beta1 = 0.1f, .learning_rate = 1e-3f, .weight_decay = 0.01f};
 constexpr double kSignBytes = 0.125;  // per element
 constexpr size_t kDenseRanks = 4;
 constexpr size_t kIntegerRanks = 8;  // two in a dense payload's memory
@@ -150,9 +163,14 @@ std::vector<KernelRun> DenseKernels(const std::shared_ptr<Arrays>& a, DenseType 
          AggregateDense(type, a->dense_contributions, a->gradient.size(), 1.0f / kDenseRanks,
                         error(), a->payload.data());
        }},
-      {"Adam step, " + type_name, payload + /*m, v, x=*/12 + 12, [a, type] {
+      {"Adam step, " + type_name, payload + /*m, v, x=*/12 + 12,
+       [a, type] {
          AdamStep(kAdamRates, type, a->payloads[0].data(), absl::MakeSpan(a->momentum),
                   absl::MakeSpan(a->variance), absl::MakeSpan(a->parameters));
+       }},
+      {"adaptive step, " + type_name, payload + /*m, v, x=*/12 + 12, [a, type] {
+         AdaptiveStep(kAdaptiveRates, type, a->payloads[0].data(), absl::MakeSpan(a->momentum),
+                      absl::MakeSpan(a->variance), absl::MakeSpan(a->parameters));
        }}};
 }
 
@@ -167,6 +185,13 @@ std::vector<KernelRun> MomentumKernels(const std::shared_ptr<Arrays>& a) {
                                          /*weight_decay=*/0.01f, a->variance,
                                          absl::MakeSpan(a->parameters));
            }}};
+}
+
+KernelRun LocalStepKernel(const std::shared_ptr<Arrays>& a) {
+  return {"local step", /*g, m, u, inverse, x=*/20 + /*m, u, x=*/12, [a] {
+            LocalStep(kRule, kLocalRates, a->gradient, absl::MakeSpan(a->momentum),
+                      absl::MakeSpan(a->error), a->variance, absl::MakeSpan(a->parameters));
+          }};
 }
 
 std::vector<KernelRun> IntegerKernels(const std::shared_ptr<Arrays>& a, IntegerType type,
@@ -212,6 +237,7 @@ std::vector<KernelRun> MakeKernelRuns(size_t elements) {
   add(IntegerKernels(a, IntegerType::kInt8, "int8"));
   add(IntegerKernels(a, IntegerType::kInt4, "int4"));
   add(MomentumKernels(a));
+  all.push_back(LocalStepKernel(a));
   return all;
 }
 

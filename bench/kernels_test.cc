@@ -35,12 +35,15 @@ TEST(Kernels, EachHasItsSpeedInBytesAgainstABoundAndInElements) {
                                  "compress, fp32",
                                  "aggregate, fp32, 4 workers",
                                  "Adam step, fp32",
+                                 "adaptive step, fp32",
                                  "compress, bf16",
                                  "aggregate, bf16, 4 workers",
                                  "Adam step, bf16",
+                                 "adaptive step, bf16",
                                  "compress, fp16",
                                  "aggregate, fp16, 4 workers",
                                  "Adam step, fp16",
+                                 "adaptive step, fp16",
                                  "compress, int8",
                                  "decompress, int8",
                                  "aggregate, int8, 4 workers",
@@ -50,7 +53,8 @@ TEST(Kernels, EachHasItsSpeedInBytesAgainstABoundAndInElements) {
                                  "aggregate, int4, 4 workers",
                                  "aggregate, int4, 8 workers",
                                  "momentum input",
-                                 "apply, dense momentum"}) {
+                                 "apply, dense momentum",
+                                 "local step"}) {
     SCOPED_TRACE(name);
     const Figure bytes = FigureOf(figures, name, "GB/s");
     EXPECT_GT(bytes.value(), 0);
@@ -62,6 +66,12 @@ TEST(Kernels, EachHasItsSpeedInBytesAgainstABoundAndInElements) {
   EXPECT_NEAR(FigureOf(figures, "aggregate, 64 workers", "GB/s").value(),
               (4 + 8 + 4 + 0.125) * FigureOf(figures, "aggregate, 64 workers", "Gelem/s").value(),
               1e-6);
+  // A gradient of two bytes, m, v and x are read; m, v and x are written.
+  EXPECT_NEAR(FigureOf(figures, "adaptive step, bf16", "GB/s").value(),
+              (2 + 12 + 12) * FigureOf(figures, "adaptive step, bf16", "Gelem/s").value(), 1e-6);
+  // g, m, u, d and x are read; m, u and x are written.
+  EXPECT_NEAR(FigureOf(figures, "local step", "GB/s").value(),
+              (20 + 12) * FigureOf(figures, "local step", "Gelem/s").value(), 1e-6);
 }
 
 TEST(Kernels, RoundsAreWhatTheMedianIsOf) {
