@@ -576,8 +576,12 @@ void Worker::AddGradient(size_t tensor, Gradient gradient) {
 
 absl::StatusOr<StepReport> Worker::Finish() {
   StepReport report = std::move(open_step_->report);
-  failure_ = optimizer_.IsLocal() ? StepLocally(report) : ExchangeOpenStep(report);
-  if (failure_.ok()) failure_ = CatchUp(report);
+  if (optimizer_.IsLocal()) {
+    failure_ = StepLocally(report);  // its gradient counts in the round that ends the interval
+  } else {
+    failure_ = ExchangeOpenStep(report);
+    if (failure_.ok()) failure_ = CatchUp(report);
+  }
   if (!failure_.ok()) return failure_;
   report.step = steps_ - 1;
   report.sent_bits = 8.0 * sent_bytes_ / layout_.elements() / steps_since_join_;

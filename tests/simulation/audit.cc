@@ -106,9 +106,10 @@ void Audit::Check(uint64_t steps, const Gradients& gradients) const {
     const Chunk& chunk = layout.chunks()[c];
     const Vector zeros(chunk.elements);
     ChunkModel model = {zeros, zeros, std::vector<Vector>(workers_, zeros)};
-    for (uint64_t step = 0; step < steps; ++step) {
-      if (step == freeze_step_) {
-        const double correction = 1 - std::pow(kBeta1, static_cast<double>(step));
+    uint64_t round = 0;
+    for (; StepsOf(round + 1).first_step <= steps; ++round) {
+      if (round == freeze_step_) {
+        const double correction = 1 - std::pow(kBeta1, static_cast<double>(round));
         for (double& m : model.momentum) m /= correction;
         for (double& e : model.aggregator_error) e *= 1 - kBeta1;
         for (Vector& error : model.errors) {
@@ -116,12 +117,13 @@ void Audit::Check(uint64_t steps, const Gradients& gradients) const {
         }
       }
       for (uint32_t rank = 0; rank < workers_; ++rank) {
-        if (returns_.contains({rank, step})) model.errors[rank] = zeros;
+        if (returns_.contains({rank, StepsOf(round).first_step})) model.errors[rank] = zeros;
       }
-      CheckRound(c, step, gradients, model);
+      CheckRound(c, round, gradients, model);
     }
     for (const auto& [rank, error] : errors_) {
-      if (returns_.contains({rank, steps})) continue;  // it took none
+      // It took part in none.
+      if (returns_.contains({rank, StepsOf(round).first_step})) continue;
       for (uint32_t i = 0; i < chunk.elements; ++i) {
         const double got = error[chunk.first_element + i];
         if (IsNear(got, model.errors[rank][i], kTolerance)) continue;
@@ -134,15 +136,54 @@ void Audit::Check(uint64_t steps, const Gradients& gradients) const {
   }
 }
 
-void Audit::CheckRound(uint32_t c, uint64_t step, const Gradients& gradients,
+std::vector<double> Audit::InputOf(uint32_t rank, const Chunk& chunk, uint64_t round,
+                                   const Gradients& gradients, const ChunkModel& model) const {
+  const auto [first_step, steps] = StepsOf(round);
+  const bool is_one_bit = IsOneBit(round);
+  Vector input(chunk.elements), momentum = model.momentum;
+  double sum_of_rates = 0;
+  for (uint64_t step = first_step; step < first_step + steps; ++step) {
+    const auto gradient = gradients(rank, step);
+    const double rate = learning_rate_(step);
+    sum_of_rates += rate;
+    ForEachBlock(chunk, layout_.front().options().block_elements(), [&](const Segment& block) {
+      const float* const g = gradient[block.tensor].data() + block.tensor_offset;
+      // A local step leaves a block alone that is not finite.
+      const bool is_finite =
+          std::all_of(g, g + block.elements, [](float value) { return std::isfinite(value); });
+      if (steps > 1 && !is_finite) return;
+      for (uint32_t i = 0; i < block.elements; ++i) {
+        const uint32_t at = block.chunk_offset + i;
+        if (!is_one_bit) {
+          input[at] = g[i];
+          continue;
+        }
+        momentum[at] = kBeta1 * momentum[at] + (1 - kBeta1) * g[i];
+        input[at] += rate * momentum[at];
+      }
+    });
+  }
+  if (!is_one_bit) return input;
+  for (double& u : input) u /= sum_of_rates;
+  return input;
+}
+
+void Audit::CheckRound(uint32_t c, uint64_t round, const Gradients& gradients,
                        ChunkModel& model) const {
   const Layout& layout = layout_.front();
   const Chunk& chunk = layout.chunks()[c];
-  const bool is_one_bit = IsOneBit(step);
-  const bool is_refresh = IsRefresh(step);
-  const auto answer = answers_.find({c, step});
+  const bool is_one_bit = IsOneBit(round);
+  const bool is_plain = IsPlain(round);
+  const bool is_mean = StepsOf(round).steps > 1;  // of local momenta
+  // After the freeze errors are in units of the momentum, of which a gradient is so much.
+  const double unit = IsRefresh(round) ? 1 - kBeta1 : 1;
+  // What of an input is the momentum's, which stays where it is when the input goes back.
+  const auto share = [&](uint32_t i) {
+    return is_one_bit && !is_mean ? kBeta1 * model.momentum[i] : 0;
+  };
+  const auto answer = answers_.find({c, round});
   if (answer == answers_.end()) {
-    return report_(absl::StrFormat("step %d, chunk %d was never answered", step, c));
+    return report_(absl::StrFormat("round %d of chunk %d was never answered", round, c));
   }
   const bool is_skipped = answer->second.codec == SKIP;
 
@@ -150,26 +191,14 @@ void Audit::CheckRound(uint32_t c, uint64_t step, const Gradients& gradients,
   for (uint32_t rank = 0; rank < workers_; ++rank) {
     const bool is_late = absl::c_linear_search(answer->second.late_ranks, rank);
     const std::string what =
-        absl::StrFormat("the frame of rank %d for step %d, chunk %d", rank, step, c);
-    const auto frame = frames_.find({rank, c, step});
+        absl::StrFormat("the frame of rank %d for round %d, chunk %d", rank, round, c);
+    const auto frame = frames_.find({rank, c, round});
     if (frame == frames_.end()) {
       if (is_late) continue;
       return report_(absl::StrFormat("%s was never sent, but counted", what));
     }
-    const auto gradient = gradients(rank, step);
-    Vector input(chunk.elements);
-    for (const Segment& segment : chunk.segments) {
-      for (uint32_t i = 0; i < segment.elements; ++i) {
-        const uint32_t at = segment.chunk_offset + i;
-        const double g = gradient[segment.tensor][segment.tensor_offset + i];
-        if (is_refresh) {
-          input[at] = g;
-        } else {
-          input[at] = model.errors[rank][at] +
-                      (is_one_bit ? kBeta1 * model.momentum[at] + (1 - kBeta1) * g : g);
-        }
-      }
-    }
+    Vector input = InputOf(rank, chunk, round, gradients, model);
+    for (uint32_t i = 0; i < chunk.elements && !is_plain; ++i) input[i] += model.errors[rank][i];
     // A block that is not finite was not packed; plans have one at most.
     const bool has_numbers = frame->second.codec != SKIP;
     Vector decoded(chunk.elements);
@@ -182,14 +211,14 @@ void Audit::CheckRound(uint32_t c, uint64_t step, const Gradients& gradients,
         double& error = model.errors[rank][i];
         if (block.first_block == bad_block) {
           // Only the gradient is dropped.
-          if (is_one_bit && !is_skipped) error += kBeta1 * model.momentum[i];
+          if (!is_skipped) error += share(i);
           continue;
         }
-        if (is_refresh) {
-          if (is_skipped || is_late) error += (1 - kBeta1) * input[i];
+        if (is_plain) {
+          if (is_skipped || is_late) error += unit * input[i];
           if (!is_skipped && !is_late) sum[i] += decoded[i];
         } else if (is_skipped) {
-          error = input[i] - (is_one_bit ? kBeta1 * model.momentum[i] : 0);
+          error = input[i] - share(i);
         } else {
           error = is_late ? input[i] : input[i] - decoded[i];
           if (!is_late) sum[i] += decoded[i];
@@ -197,16 +226,19 @@ void Audit::CheckRound(uint32_t c, uint64_t step, const Gradients& gradients,
       }
     });
   }
-  if (is_skipped) return;
+  if (is_skipped) {
+    if (is_mean) model.momentum.assign(chunk.elements, 0);
+    return;
+  }
 
   Vector input(chunk.elements);
   for (uint32_t i = 0; i < chunk.elements; ++i) {
-    input[i] = sum[i] / workers_ + (is_refresh ? 0 : model.aggregator_error[i]);
+    input[i] = sum[i] / workers_ + (is_plain ? 0 : model.aggregator_error[i]);
   }
   const Vector result = Decode(answer->second, c, input,
-                               absl::StrFormat("the answer for step %d, chunk %d", step, c));
+                               absl::StrFormat("the answer for round %d, chunk %d", round, c));
   for (uint32_t i = 0; i < chunk.elements; ++i) {
-    if (!is_refresh) model.aggregator_error[i] = input[i] - result[i];
+    if (!is_plain) model.aggregator_error[i] = input[i] - result[i];
     double& m = model.momentum[i];
     m = is_one_bit ? result[i] : kBeta1 * m + (1 - kBeta1) * result[i];
   }

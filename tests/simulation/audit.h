@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -18,6 +19,7 @@
 #include "proto/frame.h"
 #include "proto/layout.h"
 #include "worker/onebit_adam.h"
+#include "worker/zero_one_options.h"
 
 namespace signpost::simulation {
 
@@ -28,15 +30,25 @@ class Audit {
   // Of one rank and step, by tensor; all zero where a worker took a step without a gradient.
   using Gradients = std::function<std::vector<std::vector<float>>(uint32_t rank, uint64_t step)>;
 
-  Audit(uint32_t workers, const OptimizerOptions& optimizer, Report report)
-      : workers_(workers), optimizer_(optimizer), report_(std::move(report)) {}
+  // Of one step.
+  using LearningRate = std::function<double(uint64_t step)>;
+
+  Audit(uint32_t workers, const OptimizerOptions& optimizer, LearningRate learning_rate,
+        Report report)
+      : workers_(workers),
+        optimizer_(optimizer),
+        learning_rate_(std::move(learning_rate)),
+        report_(std::move(report)) {
+    if (optimizer.zero_one) zero_one_.emplace(*optimizer.zero_one, optimizer.freeze_step);
+  }
 
   // The job's; the same from every rank.
   void SetLayout(const Layout& layout) { layout_.assign(1, layout); }
   // Each as it travels. Reports a frame or answer that is not the one before for the same key.
   void AddFrame(const FrameHeader& header, absl::Span<const uint8_t> payload);
   void AddAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload);
-  // Another process takes the rank's place from that step on, and has no error then.
+  // Another process takes the rank's place from that step on, which begins a round, and has no
+  // error then.
   void SetReturn(uint32_t rank, uint64_t step) { returns_.insert({rank, step}); }
   // Where a rank's variance was frozen, 0 if it was not. Reports another one than before.
   void SetFreezeStep(uint64_t step);
@@ -49,8 +61,8 @@ class Audit {
   void Check(uint64_t steps, const Gradients& gradients) const;
 
  private:
-  using FrameKey = std::tuple<uint32_t, uint32_t, uint64_t>;  // rank, chunk, step
-  using AnswerKey = std::tuple<uint32_t, uint64_t>;           // chunk, step
+  using FrameKey = std::tuple<uint32_t, uint32_t, uint64_t>;  // rank, chunk, round
+  using AnswerKey = std::tuple<uint32_t, uint64_t>;           // chunk, round
   struct ChunkModel;
   struct Numbers {
     Codec codec = CODEC_UNSPECIFIED;
@@ -58,21 +70,36 @@ class Audit {
     std::vector<uint32_t> late_ranks;
   };
 
-  bool IsOneBit(uint64_t step) const { return step >= freeze_step_ && !IsRefresh(step); }
-  bool IsRefresh(uint64_t step) const {
-    const uint64_t interval = optimizer_.variance_refresh_interval;
-    return interval > 0 && step > freeze_step_ && (step - freeze_step_) % interval == 0;
+  // That the round ends.
+  ZeroOneSchedule::Interval StepsOf(uint64_t round) const {
+    return zero_one_ ? zero_one_->StepsOf(round) : ZeroOneSchedule::Interval{round, 1};
   }
-  void CheckRound(uint32_t chunk, uint64_t step, const Gradients& gradients,
+  bool IsOneBit(uint64_t round) const { return round >= freeze_step_ && !IsRefresh(round); }
+  bool IsRefresh(uint64_t round) const {
+    const uint64_t interval = optimizer_.variance_refresh_interval;
+    return interval > 0 && round > freeze_step_ && (round - freeze_step_) % interval == 0;
+  }
+  // Whether gradients travel apart from the errors.
+  bool IsPlain(uint64_t round) const {
+    const bool is_update =
+        zero_one_ && round < freeze_step_ && zero_one_->LastUpdate(round).step == round;
+    return is_update || IsRefresh(round);
+  }
+  void CheckRound(uint32_t chunk, uint64_t round, const Gradients& gradients,
                   ChunkModel& model) const;
+  // What a rank has to send in that round, without its error.
+  std::vector<double> InputOf(uint32_t rank, const Chunk& chunk, uint64_t round,
+                              const Gradients& gradients, const ChunkModel& model) const;
   // Whether `numbers` is `input` in its codec; what it stands for.
   std::vector<double> Decode(const Numbers& numbers, uint32_t chunk, absl::Span<const double> input,
                              const std::string& what) const;
 
   const uint32_t workers_;
   const OptimizerOptions optimizer_;
+  const LearningRate learning_rate_;
   const Report report_;
-  std::vector<Layout> layout_;  // one, once it is known
+  std::optional<ZeroOneSchedule> zero_one_;  // of 0/1 Adam
+  std::vector<Layout> layout_;               // one, once it is known
   std::map<FrameKey, Numbers> frames_;
   std::map<AnswerKey, Numbers> answers_;
   std::map<uint32_t, std::vector<float>> errors_;  // by rank

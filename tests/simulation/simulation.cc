@@ -57,6 +57,14 @@ struct JobPlan {
     const bool may_choose = !optimizer.lamb;
     if (may_choose && Below(3) == 0) optimizer.codec = kOthers[Below(std::size(kOthers))];
     if (Below(4) == 0) optimizer.warm_up_codec = kOthers[2 + Below(3)];
+    if (!optimizer.lamb && Below(3) == 0) ChooseZeroOneAdam();
+  }
+
+  void ChooseZeroOneAdam() {
+    optimizer = {.freeze_step = 1 + Below(steps), .codec = optimizer.codec};
+    optimizer.zero_one = {.var_update_scaler = static_cast<uint32_t>(1 + Below(4)),
+                          .local_step_scaler = 1 + Below(6),
+                          .local_step_clipper = static_cast<uint32_t>(1 + Below(5))};
   }
 
   uint64_t Below(uint64_t n) { return random() % n; }
@@ -91,6 +99,8 @@ std::vector<std::vector<float>> GradientsOf(const JobPlan& plan, uint32_t rank, 
   }
   return gradients;
 }
+
+double LearningRateOf(uint64_t step) { return 0.01 / (1 + step); }
 
 // What one simulation runs of the job.
 struct Part {
@@ -155,7 +165,7 @@ class Simulation {
         part_(part),
         until_(std::min(part.until, plan.steps)),
         tells_late_ranks_(seed % 2 == 0),
-        audit_(plan.workers, plan.optimizer,
+        audit_(plan.workers, plan.optimizer, LearningRateOf,
                [this](const std::string& violation) { Report(violation); }),
         has_trained_(plan.workers, std::vector<bool>(plan.steps)) {
     for (uint32_t shard = 0; shard < plan.shards; ++shard) {
@@ -317,12 +327,13 @@ class Simulation {
     life->is_stepping = !life->served_by.empty();
     // A beta2 that lets a job which looks for its freeze step find it soon.
     const GroupRates rates = {
-        .learning_rate = 0.01 / (1 + first), .weight_decay = 0.1, .beta2 = 0.75};
+        .learning_rate = LearningRateOf(first), .weight_decay = 0.1, .beta2 = 0.75};
     const bool overlaps = plan_.overlaps && !scheduler_.OneIn(4);
     const absl::StatusOr<StepReport> report =
         overlaps ? OverlappedStep(worker, spans, rates) : worker.Step(spans, {rates});
     life->is_stepping = false;
-    life->served_by = std::move(serving);
+    const bool is_local = report.ok() && report->codec == CODEC_UNSPECIFIED;
+    if (!is_local) life->served_by = std::move(serving);
     life->exchanges.clear();
     if (life->is_dead) return false;
     if (!report.ok()) {
@@ -344,7 +355,8 @@ class Simulation {
     result_.skipped_rounds += report->skipped.size();
     result_.late_rounds += report->late_rounds;
     result_.steps_caught_up += report->steps_caught_up;
-    CheckDigest(rank, report->step, worker.ParametersCrc32c());
+    // After a local step each rank has its own.
+    CheckDigest(rank, report->step, worker.is_synchronised() ? worker.ParametersCrc32c() : 0);
     if (scheduler_.OneIn(12)) KillSoon();
     return true;
   }
