@@ -16,7 +16,7 @@ namespace signpost {
 namespace {
 
 // Of each chunk: how often it may turn out that the state which came is too old to go on from.
-constexpr uint32_t kMostFetches = 8;
+constexpr uint32_t kMostFetches = 32;
 
 using Answers = Inbox<absl::StatusOr<Answer>>;
 
