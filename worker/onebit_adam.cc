@@ -88,6 +88,14 @@ absl::Status CheckOptions(const OptimizerOptions& options) {
   if (options.variance_refresh_interval == 1) {
     return OptionError("variance_refresh_interval", 1, "at least 2, or 0 for never");
   }
+  if (options.as_deepspeed && options.freeze_step == 1) {
+    return OptionError("freeze_step", 1,
+                       "at least 2: as DeepSpeed, the first step changes nothing");
+  }
+  if (options.as_deepspeed && (options.bias_correction || options.variance_floor != 0)) {
+    return absl::InvalidArgumentError(
+        "as DeepSpeed, an optimizer has neither bias_correction nor variance_floor");
+  }
   if (options.zero_one) return CheckZeroOne(options);
   if (!options.lamb) return absl::OkStatus();
   if (options.codec != ONE_BIT) {
@@ -144,6 +152,7 @@ std::string DescribeOptions(const OptimizerOptions& options) {
   if (options.zero_one) {
     absl::StrAppend(&description, " ", DescribeZeroOneOptions(*options.zero_one));
   }
+  if (options.as_deepspeed) absl::StrAppend(&description, " compat=deepspeed");
   return description;
 }
 
@@ -334,15 +343,14 @@ void OneBitAdam::FreezeVariance(bool is_first) {
   }
   schedule_.clear_epsilons();
   for (uint32_t g = 0; g < groups(); ++g) schedule_.add_epsilons(rates_[g].epsilon);
-  if (is_first) error_scale_ = MomentumRatesOf(rates_[0]).one_minus_beta1;
+  if (is_first) error_scale_ = ErrorScaleOf(rates_[0]);
   BeforeFreeze([&](uint32_t tensor) { return by_tensor[tensor]; });
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
     state_->Freeze(c, [&](uint32_t tensor) { return by_tensor[tensor]; });
     // Errors were in units of the gradient, and are in units of the momentum from here on.
     if (!is_first || !has_error_[c]) continue;
-    state_->Scale(AdamState::Field::kError, c, [&](uint32_t tensor) {
-      return MomentumRatesOf(RatesOfTensor(tensor)).one_minus_beta1;
-    });
+    state_->Scale(AdamState::Field::kError, c,
+                  [&](uint32_t tensor) { return ErrorScaleOf(RatesOfTensor(tensor)); });
   }
 }
 
@@ -360,7 +368,12 @@ std::optional<uint32_t> OneBitAdam::Compress(uint32_t chunk, absl::Span<const Gr
                                   payload, std::move(later));
 }
 
+float OneBitAdam::ErrorScaleOf(const GroupRates& rates) const {
+  return MomentumRatesOf(rates).one_minus_beta1;
+}
+
 void OneBitAdam::Apply(uint32_t chunk, Answer answer) {
+  if (options_.as_deepspeed && step_ == 0) return;
   switch (stage_) {
     case Stage::kWarmUp:
       return ApplyGradient(chunk, std::move(answer.payload));

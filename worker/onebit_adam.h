@@ -44,7 +44,7 @@ struct OptimizerOptions {
   // a mean that grows pass for one that is settled, and knows the learning rate's warm-up.
   static constexpr uint64_t kAuto = kNever - 1;
 
-  bool bias_correction = true;  // false: as DeepSpeed does
+  bool bias_correction = true;
   // Steps of warm-up; kNever is plain Adam. At least 1: there is no variance to freeze before.
   uint64_t freeze_step = kNever;
   // How gradients travel in the warm-up, and the momentum after it: any that CheckCodecOption
@@ -61,6 +61,12 @@ struct OptimizerOptions {
   // Neither: 1-bit Adam, or Adam. Otherwise 1-bit LAMB, or LAMB; or 0/1 Adam.
   std::optional<LambOptions> lamb = std::nullopt;
   std::optional<ZeroOneOptions> zero_one = std::nullopt;
+  // As DeepSpeed's optimizers of that name, to compare with: the first step changes nothing, and
+  // 0/1 Adam has their schedule (ZeroOneSchedule), moves its variance by 1 - beta2 in each update,
+  // whatever the interval, and begins with errors of zero at the freeze. Requires that there is
+  // neither bias_correction nor variance_floor. Blocks as long as tensors, and a gamma of 1, which
+  // DeepSpeed has too, are WorkerOptions'.
+  bool as_deepspeed = false;
 };
 
 // INVALID_ARGUMENT that names the option.
@@ -196,8 +202,10 @@ class OneBitAdam : public Optimizer {
   virtual void ApplyMomentum(uint32_t chunk, Payload answer);
   virtual double ScaleOf(uint32_t tensor) const { return 1; }
   virtual void BeforeFreeze(AdamState::RatesOf<kernels::FreezeRates> rates) {}
-  // How 0/1 Adam does: the steps that the variance is an average over, when it is frozen.
+  // How 0/1 Adam does: the steps that the variance is an average over, when it is frozen, and what
+  // errors are multiplied by then.
   virtual uint64_t StepsOfVariance() const { return step_; }
+  virtual float ErrorScaleOf(const GroupRates& rates) const;
 
   void SetStage(uint64_t step);
   void SetRates(std::vector<GroupRates> rates) { rates_ = std::move(rates); }

@@ -1,6 +1,7 @@
 #include "worker/zero_one_adam.h"
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 namespace signpost {
@@ -20,7 +21,7 @@ ZeroOneAdam::ZeroOneAdam(const Layout& layout, const OptimizerOptions& options,
                          std::vector<Parameter> parameters, uint32_t threads,
                          kernels::cuda::Gpu* gpu)
     : OneBitAdam(layout, options, std::move(parameters), threads, gpu),
-      steps_(*options.zero_one, options.freeze_step),
+      steps_(*options.zero_one, options.freeze_step, options.as_deepspeed),
       local_(state().NewZeroOneState()),
       floors_(layout.tensors().size()),
       has_local_steps_(layout.chunks().size()) {}
@@ -98,7 +99,7 @@ bool ZeroOneAdam::HasFloor(uint64_t round) const {
 }
 
 void ZeroOneAdam::UpdateFloors(uint64_t round) {
-  if (!HasFloor(round)) return;
+  if (!HasFloor(round) || options().variance_floor == 0) return;
   const uint64_t update = steps_.LastUpdate(round - 1).step;
   if (floors_of_ == update) return;
   floors_of_ = update;
@@ -137,6 +138,12 @@ const LocalSums& ZeroOneAdam::SumsOf(uint32_t tensor) const {
 
 uint64_t ZeroOneAdam::StepsOfVariance() const {
   return steps_.LastUpdate(options().freeze_step - 1).step + 1;
+}
+
+float ZeroOneAdam::ErrorScaleOf(const GroupRates& rates) const {
+  // Aggregators take 0 for 1.
+  if (options().as_deepspeed) return std::numeric_limits<float>::min();
+  return OneBitAdam::ErrorScaleOf(rates);
 }
 
 Codec ZeroOneAdam::codec() const {
@@ -191,7 +198,7 @@ void ZeroOneAdam::Apply(uint32_t chunk, Answer answer) {
         },
         std::move(answer.payload));
   }
-  if (!HasFloor(step())) return OneBitAdam::Apply(chunk, std::move(answer));
+  if (!HasFloor(step()) || step() == 0) return OneBitAdam::Apply(chunk, std::move(answer));
   local_->AdaptiveStep(
       chunk, codec(), [this](uint32_t tensor) { return AdaptiveRatesOf(tensor); },
       std::move(answer.payload));
@@ -262,7 +269,8 @@ HostFloats ZeroOneAdam::local_sum() const {
 kernels::AdaptiveRates ZeroOneAdam::AdaptiveRatesOf(uint32_t tensor) const {
   const GroupRates& group = RatesOfTensor(tensor);
   const ZeroOneSchedule::Update update = steps_.LastUpdate(step());
-  const double kept_variance = Power(group.beta2, update.interval);
+  const uint64_t weighed_steps = options().as_deepspeed ? 1 : update.interval;
+  const double kept_variance = Power(group.beta2, weighed_steps);
   const double correction2 = Correction(group.beta2, update.step + 1);
   return {
       .beta1 = static_cast<float>(group.beta1),

@@ -41,26 +41,53 @@ std::string DescribeZeroOneOptions(const ZeroOneOptions& options) {
                          options.local_step_clipper);
 }
 
-ZeroOneSchedule::ZeroOneSchedule(const ZeroOneOptions& options, uint64_t freeze_step)
-    : freeze_step_(freeze_step),
+ZeroOneSchedule::ZeroOneSchedule(const ZeroOneOptions& options, uint64_t freeze_step,
+                                 bool as_deepspeed)
+    : as_deepspeed_(as_deepspeed),
+      freeze_step_(freeze_step),
       var_update_scaler_(options.var_update_scaler),
       local_step_scaler_(options.local_step_scaler == 0 ? freeze_step : options.local_step_scaler),
       local_step_clipper_(options.local_step_clipper) {}
 
 ZeroOneSchedule::Update ZeroOneSchedule::LastUpdate(uint64_t step) const {
-  uint64_t first = 0;  // of those that are so many steps apart
+  uint64_t first = as_deepspeed_ ? 1 : 0;  // of those that are so many steps apart
   uint64_t interval = 1;
-  while (step - first >= var_update_scaler_ * interval) {
-    first += var_update_scaler_ * interval;
+  if (step < first) return {0, 1};
+  while (true) {
+    const uint64_t last = first + (var_update_scaler_ - 1) * interval;
+    const uint64_t next =
+        as_deepspeed_ ? ((last + 1) / (2 * interval) + 1) * 2 * interval - 1 : last + interval;
+    if (step < next) break;
+    first = next;
     interval *= 2;
   }
-  const uint64_t last = first + (step - first) / interval * interval;
+  const uint64_t last = std::min(first + (step - first) / interval * interval,
+                                 first + (var_update_scaler_ - 1) * interval);
   const bool is_first = last == first && interval > 1;
   return {last, is_first ? interval / 2 : interval};
 }
 
+uint64_t ZeroOneSchedule::EndAsDeepSpeed(uint64_t round) const {
+  if (round < freeze_step_) return round + 1;
+  uint64_t first_round = freeze_step_, first_step = freeze_step_;  // with this interval
+  for (uint64_t interval = 1;;) {
+    const uint64_t before = first_step / interval;
+    const uint64_t rounds = (first_step + local_step_scaler_) / interval - before;
+    if (interval == local_step_clipper_ || round - first_round < rounds) {
+      return (before + round - first_round + 1) * interval;
+    }
+    first_round += rounds;
+    first_step += local_step_scaler_;
+    interval = std::min(2 * interval, local_step_clipper_);
+  }
+}
+
 ZeroOneSchedule::Interval ZeroOneSchedule::StepsOf(uint64_t round) const {
   if (round < freeze_step_) return {round, 1};
+  if (as_deepspeed_) {
+    const uint64_t first_step = EndAsDeepSpeed(round - 1);
+    return {first_step, EndAsDeepSpeed(round) - first_step};
+  }
   uint64_t first_round = freeze_step_, first_step = freeze_step_;  // of intervals of this length
   for (uint64_t doublings = 0;; ++doublings) {
     const uint64_t steps = std::min(uint64_t{1} << doublings, local_step_clipper_);

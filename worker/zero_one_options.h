@@ -32,8 +32,11 @@ std::string DescribeZeroOneOptions(const ZeroOneOptions& options);
 // synchronisation after it.
 class ZeroOneSchedule {
  public:
-  // Of options that passed the check.
-  ZeroOneSchedule(const ZeroOneOptions& options, uint64_t freeze_step);
+  // Of options that passed the check. DeepSpeed numbers steps from 1. It updates the variance, and
+  // synchronises, in steps whose number is a multiple of the interval; the first step, of which
+  // nothing is left there, is no update. Its interval between synchronisations doubles after so
+  // many steps, wherever the last one was.
+  ZeroOneSchedule(const ZeroOneOptions& options, uint64_t freeze_step, bool as_deepspeed = false);
 
   // The last update of the variance that is not after a step.
   struct Update {
@@ -50,6 +53,10 @@ class ZeroOneSchedule {
   Interval StepsOf(uint64_t round) const;
 
  private:
+  // After how many steps DeepSpeed's round is closed.
+  uint64_t EndAsDeepSpeed(uint64_t round) const;
+
+  const bool as_deepspeed_;
   const uint64_t freeze_step_;
   const uint64_t var_update_scaler_;
   const uint64_t local_step_scaler_;

@@ -67,6 +67,45 @@ TEST(ZeroOneSchedule, FindsTheStepsOfEachRound) {
   }
 }
 
+// What DeepSpeed's counters do, step after step.
+TEST(ZeroOneSchedule, OfDeepSpeedCountsAsItDoes) {
+  for (const uint32_t scaler : {1, 3, 16}) {
+    for (const uint32_t clipper : {1, 2, 5, 16}) {
+      const uint64_t freeze_step = 40;
+      const ZeroOneSchedule schedule({.var_update_scaler = scaler,
+                                      .local_step_scaler = 2 * scaler,
+                                      .local_step_clipper = clipper},
+                                     freeze_step, /*as_deepspeed=*/true);
+      uint64_t interval = 1, counter = 0, last = 0;
+      for (uint64_t step = 1; step < freeze_step; ++step) {
+        if ((step + 1) % interval == 0) {
+          last = step;
+          if (++counter == scaler) {
+            counter = 0;
+            interval *= 2;
+          }
+        }
+        ASSERT_EQ(schedule.LastUpdate(step).step, last) << step << " " << scaler;
+      }
+      interval = 1;
+      counter = 0;
+      uint64_t round = freeze_step, first_step = freeze_step;
+      for (uint64_t step = freeze_step; step < 500; ++step) {
+        if ((step + 1) % interval == 0) {
+          ASSERT_EQ(schedule.StepsOf(round).first_step, first_step) << round;
+          ASSERT_EQ(schedule.StepsOf(round).steps, step + 1 - first_step) << round;
+          ++round;
+          first_step = step + 1;
+        }
+        if (++counter == 2 * scaler) {
+          counter = 0;
+          interval = std::min<uint64_t>(2 * interval, clipper);
+        }
+      }
+    }
+  }
+}
+
 TEST(ZeroOneSchedule, WithoutAScalerTakesTheFreezeStepForIt) {
   const ZeroOneSchedule schedule({}, 10);
   EXPECT_EQ(schedule.StepsOf(19).steps, 1);
