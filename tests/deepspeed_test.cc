@@ -103,11 +103,11 @@ TEST_P(DeepSpeedTest, ZeroOneAdam) {
   constexpr int kVarFreezeStep = 11;
   job_.optimizer.freeze_step = kVarFreezeStep + 1;
   job_.optimizer.zero_one = {
-      .var_update_scaler = 2, .local_step_scaler = 4, .local_step_clipper = 3};
+      .var_update_scaler = 3, .local_step_scaler = 5, .local_step_clipper = 3};
   DeepSpeedZeroOneAdamReference reference(job_.workers, kTensors,
                                           {.var_freeze_step = kVarFreezeStep,
-                                           .var_update_scaler = 2,
-                                           .local_step_scaler = 4,
+                                           .var_update_scaler = 3,
+                                           .local_step_scaler = 5,
                                            .local_step_clipper = 3},
                                           ToDouble(InitialParameters(kElements)));
   Trajectory expected;
