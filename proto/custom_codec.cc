@@ -26,6 +26,7 @@ using kernels::BlockRule;
 
 constexpr size_t kMaxNameBytes = 64;
 constexpr size_t kMaxOptionsBytes = 4096;
+constexpr uint32_t kMaxCodecBlock = 65536;  // as signpost_codec.h says
 
 constexpr uint8_t kNotPackedMark = 0;
 constexpr uint8_t kPackedMark = 1;
@@ -201,9 +202,9 @@ class Codecs {
   absl::StatusOr<const OpenCodec*> Open(const signpost_codec_v1& codec, const std::string& options,
                                         uint32_t block_elements)
       ABSL_LOCKS_EXCLUDED(mutex_, opening_) {
-    if (block_elements == 0 || block_elements > kMaxBlockElements) {
+    if (block_elements == 0 || block_elements > kMaxCodecBlock) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "blocks of %d numbers; a codec takes 1 to %d", block_elements, kMaxBlockElements));
+          "blocks of %d numbers; a codec takes 1 to %d", block_elements, kMaxCodecBlock));
     }
     if (options.find('\0') != std::string::npos) {
       return absl::InvalidArgumentError("a codec's options end with a 0, and have none before");
