@@ -7,7 +7,8 @@
 //   }
 //   (*session)->Leave();
 //
-// After every step the parameters are byte-identical on all workers.
+// After every step the parameters are byte-identical on all workers, but between 0/1 Adam's
+// synchronisations.
 
 #ifndef SIGNPOST_CLIENT_SESSION_H_
 #define SIGNPOST_CLIENT_SESSION_H_
@@ -49,8 +50,8 @@ class Session {
   //
   // With options.gpu parameters are on that GPU, and what was put on any of its streams to make
   // them must be done; UNAVAILABLE when it cannot be used, RESOURCE_EXHAUSTED when 12 bytes for
-  // each parameter (with 1-bit LAMB 16), and some, are not free on it. Every call is then made with
-  // the same bits as on a host, where others of the job may be.
+  // each parameter (with 1-bit LAMB 16, with 0/1 Adam 20), and some, are not free on it. Every call
+  // is then made with the same bits as on a host, where others of the job may be.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options,
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters);
@@ -82,10 +83,10 @@ class Session {
   virtual absl::Status Checkpoint(const std::string& directory) = 0;
 
   // This rank's share of such a checkpoint, as bytes to be kept wherever the program keeps things:
-  // 16 bytes for each parameter (with 1-bit LAMB 20), and 4 / n more with n workers. Once all ranks
-  // have saved theirs after the same step, a job goes on from them (SessionOptions::resume_state,
-  // each rank with its own) as from a checkpoint; no rank waits for another. Errors as
-  // Worker::SaveState.
+  // 16 bytes for each parameter (with 1-bit LAMB 20, with 0/1 Adam between two synchronisations
+  // 24), and 4 / n more with n workers. Once all ranks have saved theirs after the same step, a job
+  // goes on from them (SessionOptions::resume_state, each rank with its own) as from a checkpoint;
+  // no rank waits for another. Errors as Worker::SaveState.
   virtual absl::StatusOr<std::string> SaveState() = 0;
 
   // Ends this worker's membership. Without it the aggregators keep the job until it has been idle
@@ -93,6 +94,8 @@ class Session {
   virtual absl::Status Leave() = 0;
 
   virtual uint64_t steps() const = 0;  // done, before a resume included
+  // Whether all workers have the same parameters: always, but between 0/1 Adam's synchronisations.
+  virtual bool is_synchronised() const = 0;
   // Which checkpoint it goes on from, and what newer ones were damaged; empty if it started anew.
   virtual const Resumed& resumed() const = 0;
   // Where this worker came back to a job that had gone on without its rank; none if it did not.

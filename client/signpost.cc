@@ -45,6 +45,7 @@ using signpost::ReductionOptions;
 using signpost::ReductionSession;
 using signpost::SessionOptions;
 using signpost::StepReport;
+using signpost::ZeroOneOptions;
 
 int Report(const absl::Status& status, char* error, size_t error_size) {
   if (!status.ok() && error != nullptr && error_size > 0) {
@@ -104,6 +105,15 @@ std::optional<LambOptions> LambOptionsOf(const signpost_options& options) {
   };
 }
 
+std::optional<ZeroOneOptions> ZeroOneOptionsOf(const signpost_options& options) {
+  if (options.zero_one == 0) return std::nullopt;
+  return ZeroOneOptions{
+      .var_update_scaler = options.var_update_scaler,
+      .local_step_scaler = options.local_step_scaler,
+      .local_step_clipper = options.local_step_clipper,
+  };
+}
+
 OptimizerOptions OptimizerOptionsOf(const signpost_options& options) {
   return {
       .bias_correction = options.bias_correction != 0,
@@ -113,6 +123,7 @@ OptimizerOptions OptimizerOptionsOf(const signpost_options& options) {
       .variance_floor = options.variance_floor,
       .variance_refresh_interval = options.variance_refresh_interval,
       .lamb = LambOptionsOf(options),
+      .zero_one = ZeroOneOptionsOf(options),
   };
 }
 
@@ -208,6 +219,7 @@ signpost_report ReportOf(const StepReport& step, const signpost::WireBytes& byte
   report.kernels_s = absl::ToDoubleSeconds(step.kernels);
   report.wire_s = absl::ToDoubleSeconds(step.wire);
   report.wait_s = absl::ToDoubleSeconds(step.wait);
+  report.sent_bits = step.sent_bits;
   report.sent_bytes = bytes.sent;
   report.received_bytes = bytes.received;
   return report;
@@ -239,6 +251,10 @@ void signpost_options_init(signpost_options* options) {
   options->factor_max = lamb.factor_max;
   options->factor_min = lamb.factor_min;
   options->factor_threshold = lamb.factor_threshold;
+  const ZeroOneOptions zero_one;
+  options->var_update_scaler = zero_one.var_update_scaler;
+  options->local_step_scaler = zero_one.local_step_scaler;
+  options->local_step_clipper = zero_one.local_step_clipper;
   options->freeze_step = optimizer.freeze_step;
   options->warm_up_codec = optimizer.warm_up_codec;
   options->codec = optimizer.codec;
@@ -381,6 +397,10 @@ int signpost_returned(const signpost_session* session, double* lost_error_norm) 
     *lost_error_norm = returned->lost_error_norm.value_or(std::numeric_limits<double>::quiet_NaN());
   }
   return 1;
+}
+
+int signpost_is_synchronised(const signpost_session* session) {
+  return session->session->is_synchronised() ? 1 : 0;
 }
 
 uint32_t signpost_parameters_crc32c(const signpost_session* session) {

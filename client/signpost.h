@@ -40,13 +40,14 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 9
+#define SIGNPOST_ABI 10
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
 /* How numbers travel, both ways. What others than fp32 lose is kept, by workers and aggregators,
  * for the next step or call. int8, int4 and one bit have a scale for each block. */
 enum {
+  SIGNPOST_CODEC_NONE = 0, /* in reports: nothing was sent, in a local step of 0/1 Adam */
   SIGNPOST_CODEC_FP32 = 1,
   SIGNPOST_CODEC_BF16 = 2,
   SIGNPOST_CODEC_FP16 = 11,
@@ -93,12 +94,23 @@ typedef struct {
   double factor_threshold;
   /* Steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam, or LAMB. SIGNPOST_AUTO:
    * until the variance has settled, which is looked at every 1 / (1 - beta2) steps, and no learning
-   * rate has risen since the last look. */
+   * rate has risen since the last look. With `zero_one` neither: the steps before local ones, of
+   * which those that update the variance are dense. */
   uint64_t freeze_step;
   /* Every so many steps after the freeze step one is dense and refreshes the variance; 0: never. */
   uint64_t variance_refresh_interval;
+  /* With `zero_one` alone: before the freeze step the variance is updated in every step for
+   * var_update_scaler updates, then in every second for as many, in every fourth, and so on. From
+   * it on workers synchronise in every step for local_step_scaler steps (0: as many as
+   * freeze_step), then in every second for as many, and so on; at least every
+   * local_step_clipper-th. */
+  uint64_t local_step_scaler;
+  uint32_t var_update_scaler;
+  uint32_t local_step_clipper;
   uint32_t warm_up_codec; /* how gradients travel before the freeze step; SIGNPOST_CODEC_FP32 */
-  uint32_t codec;         /* how the momentum travels from it on; SIGNPOST_CODEC_ONE_BIT */
+  /* How the momentum travels from it on, and 0/1 Adam's gradients before it where they update no
+   * variance; SIGNPOST_CODEC_ONE_BIT. */
+  uint32_t codec;
   uint8_t bias_correction;
   /* Resume a checkpoint of another number of workers: each takes the mean of their errors. 0: such
    * a checkpoint is refused. */
@@ -106,7 +118,8 @@ typedef struct {
   /* All ranks begin with rank 0's values, unless they resume. 0: those that begin with others are
    * refused. */
   uint8_t start_from_rank_0;
-  uint8_t lamb; /* 1: 1-bit LAMB; 0: 1-bit Adam */
+  uint8_t lamb;     /* 1: 1-bit LAMB */
+  uint8_t zero_one; /* 1: 0/1 Adam; with neither it is 1-bit Adam, both are refused */
   /* What SIGNPOST_CODEC_CUSTOM is: a shared object as signpost_codec.h has it, which the
    * aggregators need too, and options of the codec's own. NULL: none. On the host only. */
   const char* codec_library;
@@ -149,11 +162,13 @@ typedef struct {
   uint64_t steps_caught_up; /* taken before it in the same call, because the others had gone on */
   uint32_t late_rounds;     /* of single chunks, that closed without this worker's gradient */
   uint32_t codec;           /* in which its numbers travelled: SIGNPOST_CODEC_FP32 and so on */
-  uint32_t skipped_rounds;  /* chunks that a non-finite gradient kept out of this step */
+  uint32_t skipped_rounds;  /* chunks that a non-finite gradient kept out of this step; in 0/1
+                             * Adam's intervals blocks too, on this rank alone */
   uint32_t skipped_by_rank; /* of the first one, with skipped_rounds > 0 */
   double kernels_s;         /* compressing and applying */
   double wire_s;            /* blocked on transfer and aggregation */
   double wait_s;            /* blocked because another worker was late */
+  double sent_bits;         /* of payloads, by parameter and step, on average since joining */
   uint64_t sent_bytes;      /* since joining, as the kernel counted them on the worker's sockets */
   uint64_t received_bytes;
 } signpost_report;
@@ -214,10 +229,11 @@ SIGNPOST_API int signpost_finish_step(signpost_session* session, signpost_report
 SIGNPOST_API int signpost_checkpoint(signpost_session* session, const char* directory, char* error,
                                      size_t error_size);
 
-/* Saves this rank's share of such a checkpoint in memory: 16 bytes for each parameter, and 4 / n
- * more with n ranks. Once all ranks have saved theirs after the same step, a job goes on from them,
- * each rank with its own, as from a checkpoint; no rank waits for another. After a failure training
- * may go on. signpost_free_state frees it. */
+/* Saves this rank's share of such a checkpoint in memory: 16 bytes for each parameter (with 1-bit
+ * LAMB 20, with 0/1 Adam between two synchronisations 24), and 4 / n more with n ranks. Once all
+ * ranks have saved theirs after the same step, a job goes on from them, each rank with its own, as
+ * from a checkpoint; no rank waits for another. After a failure training may go on.
+ * signpost_free_state frees it. */
 SIGNPOST_API int signpost_save_state(signpost_session* session, signpost_state** state, char* error,
                                      size_t error_size);
 SIGNPOST_API const void* signpost_state_data(const signpost_state* state, size_t* bytes);
@@ -239,7 +255,12 @@ SIGNPOST_API const char* signpost_resume_warnings(const signpost_session* sessio
  * when that had the job already: nothing is lost then. */
 SIGNPOST_API int signpost_returned(const signpost_session* session, double* lost_error_norm);
 
-/* CRC-32C over all parameters: equal on all workers after every step. */
+/* 1 when all workers have the same parameters: always, but between 0/1 Adam's synchronisations.
+ * Only then they are worth validating, or saving as the model. */
+SIGNPOST_API int signpost_is_synchronised(const signpost_session* session);
+
+/* CRC-32C over all parameters: equal on all workers after every step, if
+ * signpost_is_synchronised. */
 SIGNPOST_API uint32_t signpost_parameters_crc32c(const signpost_session* session);
 
 /* Ends the membership. */

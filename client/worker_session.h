@@ -46,6 +46,7 @@ class WorkerSession final : public Session {
   absl::Status Leave() override { return worker_->Leave(); }
 
   uint64_t steps() const override { return worker_->steps(); }
+  bool is_synchronised() const override { return worker_->is_synchronised(); }
   const Resumed& resumed() const override { return worker_->resumed(); }
   const std::optional<Returned>& returned() const override { return worker_->returned(); }
   uint64_t elements() const override { return worker_->layout().elements(); }

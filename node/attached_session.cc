@@ -62,6 +62,7 @@ StepReport ReportOf(const Stepped& message) {
   report.restarted_aggregators = message.restarted_aggregators();
   report.replayed_frames = message.replayed_frames();
   report.kept_bytes = message.kept_bytes();
+  report.sent_bits = message.sent_bits();
   return report;
 }
 
@@ -245,6 +246,7 @@ absl::Status AttachedSession::Begin() {
     if (begun.has_lost_error_norm()) returned_->lost_error_norm = begun.lost_error_norm();
   }
   wire_bytes_ = WireBytesOf(begun.wire());
+  is_synchronised_ = begun.is_synchronised();
   TakeParameters();
   return absl::OkStatus();
 }
@@ -320,6 +322,7 @@ absl::StatusOr<StepReport> AttachedSession::TakeStep(const StepRates& rates) {
   TakeParameters();
   steps_ = reply->stepped().steps();
   wire_bytes_ = WireBytesOf(reply->stepped().wire());
+  is_synchronised_ = reply->stepped().is_synchronised();
   return ReportOf(reply->stepped());
 }
 

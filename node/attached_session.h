@@ -50,6 +50,7 @@ class AttachedSession final : public Session {
   absl::Status Leave() override;
 
   uint64_t steps() const override { return steps_; }
+  bool is_synchronised() const override { return is_synchronised_; }
   const Resumed& resumed() const override { return resumed_; }
   // A process that has attached to a job that goes on has returned, with nothing lost.
   const std::optional<Returned>& returned() const override { return returned_; }
@@ -90,6 +91,7 @@ class AttachedSession final : public Session {
   std::optional<OpenStep> open_step_;
   absl::Status failure_;  // of the first step that failed
   uint64_t steps_ = 0;
+  bool is_synchronised_ = true;
   Resumed resumed_;
   std::optional<Returned> returned_;
   WireBytes wire_bytes_;

@@ -49,7 +49,7 @@ Definition DefinitionOf(const SessionOptions& options, const OptimizerOptions& o
   to.set_codec_options(worker.codec_options);
   // By name, so that an option that is new does not compile before it is here too.
   const auto& [bias_correction, freeze_step, warm_up_codec, codec, variance_floor,
-               variance_refresh_interval, lamb] = optimizer;
+               variance_refresh_interval, lamb, zero_one] = optimizer;
   to.set_bias_correction(bias_correction);
   to.set_freeze_step(freeze_step);
   to.set_warm_up_codec(warm_up_codec);
@@ -66,6 +66,13 @@ Definition DefinitionOf(const SessionOptions& options, const OptimizerOptions& o
     to_lamb.set_factor_max(factor_max);
     to_lamb.set_factor_min(factor_min);
     to_lamb.set_factor_threshold(factor_threshold);
+  }
+  if (zero_one) {
+    const auto& [var_update_scaler, local_step_scaler, local_step_clipper] = *zero_one;
+    ZeroOne& to_zero_one = *to.mutable_zero_one();
+    to_zero_one.set_var_update_scaler(var_update_scaler);
+    to_zero_one.set_local_step_scaler(local_step_scaler);
+    to_zero_one.set_local_step_clipper(local_step_clipper);
   }
   return definition;
 }
@@ -99,6 +106,12 @@ OptimizerOptions OptimizerOptionsOf(const Options& options) {
                       .factor_max = lamb.factor_max(),
                       .factor_min = lamb.factor_min(),
                       .factor_threshold = lamb.factor_threshold()};
+  }
+  if (options.has_zero_one()) {
+    const ZeroOne& zero_one = options.zero_one();
+    optimizer.zero_one = {.var_update_scaler = zero_one.var_update_scaler(),
+                          .local_step_scaler = zero_one.local_step_scaler(),
+                          .local_step_clipper = zero_one.local_step_clipper()};
   }
   return optimizer;
 }

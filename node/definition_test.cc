@@ -32,6 +32,7 @@ TEST(Definition, BringsEveryOptionToTheNodesWorker) {
                     .factor_max = 5,
                     .factor_min = 0.25,
                     .factor_threshold = 0.3};
+  optimizer.zero_one = {.var_update_scaler = 22, .local_step_scaler = 23, .local_step_clipper = 24};
   std::vector<float> values(6);
   const std::vector<Parameter> parameters = {
       {.name = "w", .shape = {2, 2}, .values = absl::MakeSpan(values).first(4)},
@@ -56,6 +57,10 @@ TEST(Definition, BringsEveryOptionToTheNodesWorker) {
   EXPECT_EQ(there.lamb->max_coeff, 21);
   EXPECT_EQ(there.lamb->min_coeff, 0.02);
   EXPECT_EQ(there.lamb->factor_threshold, 0.3);
+  ASSERT_TRUE(there.zero_one);
+  EXPECT_EQ(there.zero_one->var_update_scaler, 22);
+  EXPECT_EQ(there.zero_one->local_step_scaler, 23);
+  EXPECT_EQ(there.zero_one->local_step_clipper, 24);
 
   const std::vector<Parameter> of_node = ParametersOf(definition, absl::MakeSpan(values));
   ASSERT_EQ(of_node.size(), 2);
@@ -64,9 +69,11 @@ TEST(Definition, BringsEveryOptionToTheNodesWorker) {
   EXPECT_EQ(of_node[1].group, 1);
 }
 
-TEST(Definition, WithoutLambThereIsNone) {
+TEST(Definition, AnOptimizerWithoutOptionsOfItsOwnHasNone) {
   const Definition definition = DefinitionOf({}, {}, {});
-  EXPECT_FALSE(OptimizerOptionsOf(definition.options()).lamb);
+  const OptimizerOptions there = OptimizerOptionsOf(definition.options());
+  EXPECT_FALSE(there.lamb);
+  EXPECT_FALSE(there.zero_one);
 }
 
 }  // namespace

@@ -43,6 +43,7 @@ Stepped MessageOf(const StepReport& report) {
   message.set_restarted_aggregators(report.restarted_aggregators);
   message.set_replayed_frames(report.replayed_frames);
   message.set_kept_bytes(report.kept_bytes);
+  message.set_sent_bits(report.sent_bits);
   return message;
 }
 
@@ -81,7 +82,7 @@ absl::Status Training::Join(const SessionOptions& node, const Start& start, Numb
   std::string state;  // of its own: the process could still write where it is
   if (start.has_resume_state()) {
     // Numbers of each element, and what is written around them.
-    const uint64_t most = 24 * layout_.elements() + (uint64_t{16} << 20);
+    const uint64_t most = 28 * layout_.elements() + (uint64_t{16} << 20);
     if (start.resume_state().bytes() > most) {
       return absl::InvalidArgumentError(
           absl::StrFormat("a state to resume from of %d bytes; of this job's parameters none has "
@@ -137,6 +138,7 @@ Begun Training::begun() {
     if (returned->lost_error_norm) begun.set_lost_error_norm(*returned->lost_error_norm);
   }
   *begun.mutable_wire() = MessageOf(session_->wire_bytes());
+  begun.set_is_synchronised(session_->is_synchronised());
   return begun;
 }
 
@@ -174,6 +176,7 @@ absl::StatusOr<Stepped> Training::Step(Numbers gradients, const StepRates& rates
   }
   stepped.set_steps(session_->steps());
   *stepped.mutable_wire() = MessageOf(session_->wire_bytes());
+  stepped.set_is_synchronised(session_->is_synchronised());
   return stepped;
 }
 

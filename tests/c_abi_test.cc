@@ -59,7 +59,7 @@ class Rank {
     return signpost_set_stream(session_, stream, error_, sizeof error_);
   }
 
-  int Step() {
+  int Step(signpost_report* report = nullptr) {
     const std::vector<float> gradient = Gradient();
     std::vector<uint16_t> bf16, fp16;  // which have such numbers
     for (const float g : gradient) {
@@ -70,7 +70,7 @@ class Rank {
     const void* gradients[] = {gradient.data()};
     if (gradient_type_ == SIGNPOST_GRADIENT_BF16) gradients[0] = bf16.data();
     if (gradient_type_ == SIGNPOST_GRADIENT_FP16) gradients[0] = fp16.data();
-    return signpost_step(session_, gradients, 1, &rates_, 1, nullptr, error_, sizeof error_);
+    return signpost_step(session_, gradients, 1, &rates_, 1, report, error_, sizeof error_);
   }
 
   int BeginStep() { return signpost_begin_step(session_, &rates_, 1, error_, sizeof error_); }
@@ -189,6 +189,69 @@ TEST(CAbi, AStepInPartsIsAStep) {
   EXPECT_EQ(digests[0][0], digests[0][1]);
   EXPECT_EQ(digests[1][0], digests[0][0]);
   EXPECT_EQ(digests[1][1], digests[0][0]);
+}
+
+// Steps 5 and 6 are an interval of two, 7 to 10 one of four.
+void UseZeroOneAdam(signpost_options& options) {
+  options.zero_one = 1;
+  options.var_update_scaler = 1;
+  options.local_step_scaler = 2;
+  options.local_step_clipper = 4;
+}
+
+TEST(CAbi, ZeroOneAdamSaysWhichStepsSentNothingAndWhenRanksAreAlike) {
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+  uint32_t digests[kWorkers][12] = {};
+  OnEachRank(kWorkers, [&](uint32_t index) {
+    Rank rank(cluster, index, nullptr);
+    UseZeroOneAdam(rank.options());
+    ASSERT_EQ(rank.Join(), SIGNPOST_OK) << rank.error();
+    EXPECT_EQ(signpost_is_synchronised(rank.session()), 1);
+    const std::set<uint64_t> local_steps = {5, 7, 8, 9, 11};
+    double sent_bits = 0;
+    for (uint64_t step = 0; step < 12; ++step) {
+      signpost_report report = {};
+      ASSERT_EQ(rank.Step(&report), SIGNPOST_OK) << rank.error();
+      // The variance is updated in steps 0 and 1, and next in 3.
+      uint32_t wanted = step < 2 ? SIGNPOST_CODEC_FP32 : SIGNPOST_CODEC_ONE_BIT;
+      if (local_steps.contains(step)) wanted = SIGNPOST_CODEC_NONE;
+      EXPECT_EQ(report.codec, wanted) << step;
+      EXPECT_EQ(signpost_is_synchronised(rank.session()), wanted != SIGNPOST_CODEC_NONE) << step;
+      // A block of 64 is its signs and a scale; of 3000 elements there are 47.
+      if (step < 2) sent_bits += 32;
+      if (wanted == SIGNPOST_CODEC_ONE_BIT) sent_bits += (3008 + 47 * 32) / 3000.0;
+      EXPECT_NEAR(report.sent_bits, sent_bits / (step + 1), 0.1) << step;
+      digests[index][step] = signpost_parameters_crc32c(rank.session());
+    }
+    EXPECT_EQ(rank.Leave(), SIGNPOST_OK);
+  });
+  EXPECT_EQ(digests[0][10], digests[1][10]);
+  EXPECT_NE(digests[0][9], digests[1][9]);
+}
+
+TEST(CAbi, RefusesOptionsThatZeroOneAdamCannotHave) {
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+  const auto why_not = [&](void (*change)(signpost_options&)) {
+    Rank rank(cluster, 0, nullptr);
+    UseZeroOneAdam(rank.options());
+    change(rank.options());
+    EXPECT_EQ(rank.Join(), SIGNPOST_INVALID_ARGUMENT);
+    return std::string(rank.error());
+  };
+  EXPECT_THAT(why_not([](signpost_options& options) { options.lamb = 1; }),
+              HasSubstr("1-bit LAMB are different optimizers"));
+  for (const auto change : {
+           +[](signpost_options& options) { options.freeze_step = SIGNPOST_NEVER; },
+           +[](signpost_options& options) { options.freeze_step = SIGNPOST_AUTO; },
+       }) {
+    EXPECT_THAT(why_not(change), HasSubstr("freeze_step of 0/1 Adam is a number of steps"));
+  }
+  EXPECT_THAT(why_not([](signpost_options& options) { options.var_update_scaler = 0; }),
+              HasSubstr("var_update_scaler is 0"));
+  EXPECT_THAT(why_not([](signpost_options& options) { options.local_step_scaler = UINT64_MAX; }),
+              HasSubstr("local_step_scaler is 18446744073709551615"));
+  EXPECT_THAT(why_not([](signpost_options& options) { options.local_step_clipper = 0; }),
+              HasSubstr("local_step_clipper is 0"));
 }
 
 TEST(CAbi, RanksThatBeginApartAreRefusedUnlessTheyAreToStartFromRank0) {

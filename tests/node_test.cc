@@ -344,6 +344,82 @@ TEST(Node, RefusesCallsOutOfOrderAsAWorkerDoes) {
   EXPECT_TRUE((*session)->Leave().ok());
 }
 
+// In one of 0/1 Adam's local intervals a node has parameters of its own, and so has each process
+// that attaches.
+TEST(Node, TakesLocalStepsAsItsWorkerWouldOnTheMeanOfItsProcessesGradients) {
+  constexpr uint32_t kNodes = 2, kProcesses = 2;
+  const OptimizerOptions optimizer = {
+      .freeze_step = 3,
+      .zero_one =
+          ZeroOneOptions{.var_update_scaler = 1, .local_step_scaler = 2, .local_step_clipper = 4}};
+  // What is there after so many steps. Steps 5 and 6 end with a synchronisation, and 7 to 10.
+  struct After {
+    std::vector<float> values;
+    bool is_synchronised = true;
+    double sent_bits = 0;
+  };
+  std::vector<std::vector<After>> wanted(kNodes, std::vector<After>(kSteps + 1));
+  {
+    Cluster cluster({.aggregators = 2});
+    JobOptionsForTest options;
+    options.workers = kNodes;
+    options.optimizer = optimizer;
+    options.steps = kSteps;
+    options.take_step = [&](uint32_t rank, int step, Worker& worker,
+                            absl::Span<const Gradient> gradients, const GroupRates& rates) {
+      auto report = worker.Step(gradients, {rates});
+      if (report.ok()) wanted[rank][step + 1].sent_bits = report->sent_bits;
+      return report;
+    };
+    Train(
+        cluster, options,
+        [&](uint32_t rank, int step, const Replica& replica, Worker& worker) {
+          wanted[rank][step + 1].values = replica.values;
+          wanted[rank][step + 1].is_synchronised = worker.is_synchronised();
+        },
+        [&](uint32_t rank, int step, std::vector<float>& gradient) {
+          gradient = MeanGradient(rank, kProcesses, step, gradient.size());
+        });
+  }
+  ASSERT_NE(wanted[0][9].values, wanted[1][9].values);
+
+  Nodes nodes({.nodes = kNodes, .processes = kProcesses});
+  OnEachRank(nodes.processes(), [&](uint32_t process) {
+    const std::vector<After>& wanted_here = wanted[process / kProcesses];
+    Model model(process);
+    auto session = model.Join(nodes.OptionsOf(process), optimizer);
+    ASSERT_TRUE(session.ok()) << session.status();
+    bool has_died = process != 1;  // the others of its node attach again
+    while ((*session)->steps() < kSteps) {
+      const auto report = TakeStep(**session, process, model.replica);
+      if (process == 0 && absl::IsAborted(report.status())) {
+        session->reset();
+        session = model.Join(nodes.OptionsOf(process), optimizer);
+        ASSERT_TRUE(session.ok()) << session.status();
+        continue;
+      }
+      ASSERT_TRUE(report.ok()) << report.status();
+      const uint64_t steps = (*session)->steps();
+      EXPECT_EQ(model.replica.values, wanted_here[steps].values) << "after " << steps;
+      EXPECT_EQ((*session)->is_synchronised(), wanted_here[steps].is_synchronised)
+          << "after " << steps;
+      EXPECT_EQ((*session)->is_synchronised(), steps < 6 || steps == 7 || steps == 11);
+      EXPECT_EQ(report->codec == CODEC_UNSPECIFIED, !wanted_here[steps].is_synchronised);
+      EXPECT_EQ(report->sent_bits, wanted_here[steps].sent_bits);
+      if (has_died || steps != 9) continue;
+      has_died = true;
+      std::fill(model.replica.values.begin(), model.replica.values.end(), -1);
+      session->reset();
+      session = model.Join(nodes.OptionsOf(process), optimizer);
+      ASSERT_TRUE(session.ok()) << session.status();
+      EXPECT_EQ((*session)->steps(), 9);
+      EXPECT_FALSE((*session)->is_synchronised());
+      EXPECT_EQ(model.replica.values, wanted_here[9].values);
+    }
+    EXPECT_TRUE((*session)->Leave().ok());
+  });
+}
+
 TEST(Node, TrainsSeveralJobsAtATime) {
   Nodes nodes({.nodes = 2, .processes = 2});
   const std::vector<float> wanted = TrainedOnMeans(2, 2);

@@ -15,13 +15,34 @@ import torch
 
 WARM_UP = 0.05  # of the steps, in which the learning rate rises
 INTERVALS = 20  # of the steps, after each of which rank 0 says how it is going
-# Options of OneBitAdam whose defaults are good; they are here to be tried.
-ONEBIT_OPTIONS = {
+OPTIMIZERS = {
+    "adam": signpost.Adam,
+    "onebit_adam": signpost.OneBitAdam,
+    "zero_one_adam": signpost.ZeroOneAdam,
+    "lamb": signpost.OneBitLamb,  # that never freezes
+    "onebit_lamb": signpost.OneBitLamb,
+}
+NEVER = 2**62
+# Of all steps, in percent, before the freeze.
+FREEZE_AT = {"onebit_adam": 15, "zero_one_adam": 20, "onebit_lamb": 15}
+# Options of optimizers that freeze whose defaults are good; they are here to be tried.
+OPTIONS = {
     "variance_refresh_interval": int,
     "variance_floor": float,
     "gamma": float,
     "warm_up_codec": str,
     "codec": str,
+    "var_update_scaler": int,
+    "local_step_scaler": int,
+    "local_step_clipper": int,
+}
+LAMB_OPTIONS = {
+    "max_coeff": float,
+    "min_coeff": float,
+    "coeff_beta": float,
+    "factor_max": float,
+    "factor_min": float,
+    "factor_threshold": float,
 }
 
 
@@ -29,11 +50,15 @@ def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
     """For the arguments that all examples have, with the example's own defaults."""
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
-    add("--optimizer", choices=["adam", "onebit_adam"], default="onebit_adam")
+    add("--optimizer", choices=OPTIMIZERS, default="onebit_adam", help="[%(default)s]")
     add("--steps", type=int, default=steps, help="[%(default)s]")
-    add("--freeze-step", type=steps_or_auto, help="dense steps, or auto [15%% of the steps]")
-    for name, kind in ONEBIT_OPTIONS.items():
-        add(f"--{name.replace('_', '-')}", type=kind, help="of signpost.torch.OneBitAdam")
+    add(
+        "--freeze-step",
+        type=steps_or_auto,
+        help="dense steps, or auto [15%% of the steps]; zero_one_adam: var_freeze_step [20%%]",
+    )
+    for name, kind in {**OPTIONS, **LAMB_OPTIONS}.items():
+        add(f"--{name.replace('_', '-')}", type=kind, help="of the optimizer, if it has that")
     add("--learning-rate", type=float, default=learning_rate, help="the highest [%(default)s]")
     add("--batch", type=int, default=batch, help=f"{batch_unit} per rank and step [%(default)s]")
     add("--device", default="cpu", help="cuda: one of each rank's own [%(default)s]")
@@ -70,11 +95,13 @@ def train(arguments, model, loss_of_batch, validate, metric):
         optimizer, lambda step: schedule(step, arguments.steps), optimizer.steps - 1
     )
     elements = sum(parameter.numel() for parameter in model.parameters())
-    progress = Progress(elements, arguments.steps)
+    progress = Progress(elements, arguments, optimizer.steps)
     if signpost.rank() == 0:
         print(f"{elements} parameters, {signpost.world_size()} workers, {arguments.optimizer}")
 
-    while optimizer.steps < arguments.steps:
+    # Between synchronisations of 0/1 Adam each rank has another model. At the end a few steps more,
+    # whose learning rate is 0, lead to the next.
+    while optimizer.steps < arguments.steps or not optimizer.is_synchronised:
         # Each rank has its own part of the batch, and after a resume the same as without.
         seed = (arguments.seed << 48) + (optimizer.steps << 12) + signpost.rank()
         optimizer.zero_grad()
@@ -85,11 +112,13 @@ def train(arguments, model, loss_of_batch, validate, metric):
         progress.add(loss.item(), optimizer.report)
         if arguments.checkpoints and optimizer.steps % arguments.save_every == 0:
             optimizer.checkpoint(arguments.checkpoints)
-        if signpost.rank() == 0 and progress.is_end_of_interval():
+        if signpost.rank() == 0 and optimizer.is_synchronised and progress.is_end_of_interval():
             progress.end_interval(validation(model, validate))
 
     progress.end(optimizer.parameters_crc32c())
     print(f"done: parameters {progress.parameters_crc32c:08x}", flush=True)
+    if signpost.rank() == 0:
+        print(f"sent {optimizer.sent_bits:.2f} bits per parameter and step")
     if signpost.rank() == 0 and progress.curve:
         print(metric.format(progress.curve[-1][2]), flush=True)
     if arguments.results:
@@ -102,13 +131,25 @@ def make_optimizer(parameters, arguments):
     options = {"lr": arguments.learning_rate, "betas": (0.9, 0.99)}
     if arguments.checkpoints and os.path.exists(arguments.checkpoints):
         options["resume"] = arguments.checkpoints
+    options.update(options_of(arguments))
+    return OPTIMIZERS[arguments.optimizer](parameters, **options)
+
+
+def options_of(arguments):
+    """Of the optimizer that is named: where it freezes, and what was asked for."""
+    asked = {name: getattr(arguments, name) for name in (*OPTIONS, *LAMB_OPTIONS)}
+    asked = {name: value for name, value in asked.items() if value is not None}
     if arguments.optimizer == "adam":
-        return signpost.Adam(parameters, **options)
-    freeze_step = arguments.freeze_step or max(1, arguments.steps * 15 // 100)
-    for name in ONEBIT_OPTIONS:
-        if getattr(arguments, name) is not None:
-            options[name] = getattr(arguments, name)
-    return signpost.OneBitAdam(parameters, freeze_step=freeze_step, **options)
+        return {}
+    if arguments.optimizer == "lamb":
+        return {"freeze_step": NEVER, **{k: v for k, v in asked.items() if k in LAMB_OPTIONS}}
+    name = "var_freeze_step" if arguments.optimizer == "zero_one_adam" else "freeze_step"
+    return {name: freeze_step_of(arguments), **asked}
+
+
+def freeze_step_of(arguments):
+    percent = FREEZE_AT[arguments.optimizer]
+    return arguments.freeze_step or max(1, arguments.steps * percent // 100)
 
 
 def schedule(step, steps):
@@ -116,7 +157,8 @@ def schedule(step, steps):
     rise = max(1, round(WARM_UP * steps))
     if step < rise:
         return (step + 1) / rise
-    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+    fall = max(1, steps - rise)
+    return 0.5 * (1 + math.cos(math.pi * min(step - rise, fall) / fall))
 
 
 @torch.no_grad()
@@ -130,13 +172,16 @@ def validation(model, validate):
 class Progress:
     """What a rank has done: rank 0's lines and loss curve, and the figures that go to a file."""
 
-    def __init__(self, elements, steps):
+    def __init__(self, elements, arguments, first_step):
         self.elements = elements
-        self.steps = steps
+        self.steps = arguments.steps
         self.start = time.monotonic()
         self.curve = []  # (step, training loss, validation)
         self.sent_bytes, self.received_bytes = 0, 0
-        self.freeze_step = None  # the first one-bit step
+        # None: the first one-bit step. 0/1 Adam has some before.
+        is_known = arguments.optimizer == "zero_one_adam"
+        self.freeze_step = freeze_step_of(arguments) if is_known else None
+        self.intervals = first_step * INTERVALS // self.steps  # that are over
         self.one_bit_steps, self.one_bit_sent_bytes, self.one_bit_received_bytes = 0, 0, 0
         self._begin_interval()
 
@@ -156,8 +201,10 @@ class Progress:
         self.sent_bytes, self.received_bytes = report.sent_bytes, report.received_bytes
 
     def is_end_of_interval(self):
-        step = self.reports[-1].step
-        return (step + 1) * INTERVALS // self.steps != step * INTERVALS // self.steps
+        return self._intervals_now() > self.intervals
+
+    def _intervals_now(self):
+        return min(INTERVALS, (self.reports[-1].step + 1) * INTERVALS // self.steps)
 
     def end_interval(self, figure):
         """Prints a line: what the steps since the last one cost."""
@@ -174,6 +221,7 @@ class Progress:
             f"{fp32_bytes / sent_bytes:.1f}x fewer bytes  {signpost.world_size()} workers",
             flush=True,
         )
+        self.intervals = self._intervals_now()
         self._begin_interval()
 
     def end(self, parameters_crc32c):

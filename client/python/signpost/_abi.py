@@ -7,12 +7,13 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 9
+ABI = 10
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
 CUSTOM = 14
-CODEC_NAMES = {CUSTOM: "custom", **{number: name for name, number in CODECS.items()}}
+NONE = 0  # of a step's report
+CODEC_NAMES = {NONE: "none", CUSTOM: "custom", **{number: name for name, number in CODECS.items()}}
 GRADIENT_TYPES = {"fp32": 0, "bf16": 1, "fp16": 2}
 
 _LIBRARY = Path(__file__).with_name("libsignpost.so")
@@ -47,12 +48,16 @@ class Options(ctypes.Structure):
         ("factor_threshold", ctypes.c_double),
         ("freeze_step", c_uint64),
         ("variance_refresh_interval", c_uint64),
+        ("local_step_scaler", c_uint64),
+        ("var_update_scaler", c_uint32),
+        ("local_step_clipper", c_uint32),
         ("warm_up_codec", c_uint32),
         ("codec", c_uint32),
         ("bias_correction", ctypes.c_uint8),
         ("resume_with_other_world_size", ctypes.c_uint8),
         ("start_from_rank_0", ctypes.c_uint8),
         ("lamb", ctypes.c_uint8),
+        ("zero_one", ctypes.c_uint8),
         ("codec_library", c_char_p),
         ("codec_options", c_char_p),
         ("resume", c_char_p),
@@ -99,6 +104,7 @@ class Report(ctypes.Structure):
         ("kernels_s", ctypes.c_double),
         ("wire_s", ctypes.c_double),
         ("wait_s", ctypes.c_double),
+        ("sent_bits", ctypes.c_double),
         ("sent_bytes", c_uint64),
         ("received_bytes", c_uint64),
     ]
@@ -138,6 +144,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "steps": (c_uint64, [c_void_p]),
     "resume_warnings": (c_char_p, [c_void_p]),
     "returned": (c_int, [c_void_p, POINTER(ctypes.c_double)]),
+    "is_synchronised": (c_int, [c_void_p]),
     "parameters_crc32c": (c_uint32, [c_void_p]),
     "leave": (c_int, [c_void_p, *_ERROR]),
     "close": (None, [c_void_p]),

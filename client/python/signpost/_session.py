@@ -39,12 +39,15 @@ class StepReport:
     step: int  # the last one that was taken
     steps_caught_up: int  # taken before it in the same call, because the others had gone on
     late_rounds: int  # of single chunks, that closed without this worker's gradient
-    codec: str  # in which its numbers travelled: "fp32", "onebit" and so on
-    skipped_rounds: int  # chunks that a gradient that is not finite kept out of this step
+    codec: str  # in which its numbers travelled: "fp32", "onebit" and so on; "none": nothing did
+    # Chunks that a gradient that is not finite kept out of this step; in 0/1 Adam's intervals blocks
+    # too, on this rank alone.
+    skipped_rounds: int
     skipped_by_rank: int  # of the first one, with skipped_rounds > 0
     kernels_s: float  # compressing and applying
     wire_s: float  # blocked on transfer and aggregation
     wait_s: float  # blocked because another worker was late
+    sent_bits: float  # of payloads, by parameter and step, on average since joining
     sent_bytes: int  # as the kernel counted them on the sockets
     received_bytes: int
 
@@ -63,7 +66,7 @@ def report_of(report: _abi.Report) -> StepReport:
 class Session(Membership):
     """One worker's membership in a job. Not thread-safe.
 
-    After every step the parameters are byte-identical on all workers.
+    After every step the parameters are byte-identical on all workers, if `is_synchronised`.
 
     With `options.gpu`, CUDA's number of one, all addresses are of its memory. Work is put on a
     stream, set_stream()'s: gradients are read and parameters written in its order, in part after
@@ -87,7 +90,8 @@ class Session(Membership):
             NotFoundError, DataLossError: there is no checkpoint, or none that is whole; or the
                 saved state is damaged.
             UnavailableError, ResourceExhaustedError: the GPU cannot be used, or has too little
-                memory free: 12 bytes for each parameter, and some. Nothing was sent.
+                memory free: 12 bytes for each parameter, with 1-bit LAMB 16, with 0/1 Adam 20,
+                and some. Nothing was sent.
         """
         self._parameters = list(parameters)  # whose memory the library has borrowed
         self._handle: Optional[ctypes.c_void_p] = None
@@ -106,6 +110,12 @@ class Session(Membership):
     def steps(self) -> int:
         """Steps that were done, those before a resume included: the next one's number."""
         return int(_abi.library.signpost_steps(self._joined()))
+
+    @property
+    def is_synchronised(self) -> bool:
+        """Whether all workers have the same parameters: always, but between 0/1 Adam's
+        synchronisations. Only then they are worth validating, or saving as the model."""
+        return bool(_abi.library.signpost_is_synchronised(self._joined()))
 
     @property
     def resume_warnings(self) -> str:
@@ -200,8 +210,8 @@ class Session(Membership):
         self._call("checkpoint", directory.encode())
 
     def save_state(self) -> bytearray:
-        """This rank's share of such a checkpoint: 16 bytes for each parameter, and 4 / n more with
-        n ranks.
+        """This rank's share of such a checkpoint: 16 bytes for each parameter (with 1-bit LAMB 20,
+        with 0/1 Adam between two synchronisations 24), and 4 / n more with n ranks.
 
         No rank waits for another; but a job goes on only from what all ranks have saved after the
         same step, each rank from its own.
@@ -218,7 +228,8 @@ class Session(Membership):
         return saved
 
     def parameters_crc32c(self) -> int:
-        """CRC-32C over all parameters: equal on all ranks after every step."""
+        """CRC-32C over all parameters: equal on all ranks after every step, if
+        `is_synchronised`."""
         return int(_abi.library.signpost_parameters_crc32c(self._joined()))
 
     def leave(self) -> None:

@@ -3,18 +3,24 @@
 
     bazel run //client/python:convergence
     bazel run //client/python:convergence -- --examples resnet --seeds 2 -- --freeze-step 100
+    bazel run //client/python:convergence -- --optimizer zero_one_adam
+    bazel run //client/python:convergence -- --optimizer onebit_lamb --batch-factor 8 \\
+        --both="--steps=300" --both="resnet: --learning-rate=1e-2"
 
-What stands behind the second "--" goes to the runs of 1-bit Adam. Each run is kept as a file, and
+Another --optimizer is compared with what it is without compression, in a report of its own, such as
+docs/convergence-onebit_lamb.md. What stands behind the second "--" goes to the runs of the one that
+compresses; what --both has to all runs, or to those of one example. Each run is kept as a file, and
 not made again: an interrupted suite goes on. Other options that were tried are in the report too.
 After a change of the program, take another directory for them.
 
-Exit code 1: 1-bit Adam is behind.
+Exit code 1: the one that compresses is behind.
 """
 
 import argparse
 import hashlib
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -31,7 +37,16 @@ ROOT = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
 WORKERS, AGGREGATORS = 2, 1
 CONFIDENCE = 0.95
 BEHIND = 1.0  # percent; less does not matter, even if it is certain
-OPTIMIZERS = {"adam": "Adam", "onebit_adam": "1-bit Adam"}
+OPTIMIZERS = {
+    "adam": "Adam",
+    "lamb": "LAMB",
+    "onebit_adam": "1-bit Adam",
+    "onebit_lamb": "1-bit LAMB",
+    "zero_one_adam": "0/1 Adam",
+}
+# Those that compress, and what they are compared with.
+DENSE = {"onebit_adam": "adam", "zero_one_adam": "adam", "onebit_lamb": "lamb"}
+FIRST = "onebit_adam"
 
 
 @dataclass(frozen=True)
@@ -42,6 +57,7 @@ class Task:
     title: str
     metric: str
     higher_is_better: bool
+    batch: int  # the example's own, per rank and step
     arguments: tuple
 
 
@@ -53,6 +69,7 @@ TASKS = {
             "byte-level transformer",
             "bits per byte",
             False,
+            8,
             (f"--text={topics.__file__}", "--steps=1500", "--learning-rate=2e-3"),
         ),
         Task(
@@ -60,9 +77,10 @@ TASKS = {
             "BERT on words",
             "bits per masked word",
             False,
+            16,
             ("--steps=1000", "--learning-rate=3e-3"),
         ),
-        Task("resnet", "ResNet on digits", "accuracy, %", True, ("--steps=1200",)),
+        Task("resnet", "ResNet on digits", "accuracy, %", True, 32, ("--steps=1200",)),
     )
 }
 
@@ -88,9 +106,9 @@ def confidence_interval(differences):
     return Interval(mean, mean - half, mean + half)
 
 
-def relative_differences(adam, onebit):
-    """Of the final metrics, in percent of Adam's, seed by seed."""
-    return [100 * (b["validation"] / a["validation"] - 1) for a, b in zip(adam, onebit)]
+def relative_differences(dense, compressed):
+    """Of the final metrics, in percent of the dense runs', seed by seed."""
+    return [100 * (b["validation"] / a["validation"] - 1) for a, b in zip(dense, compressed)]
 
 
 def is_good_enough(task, interval):
@@ -105,27 +123,29 @@ class Runs:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
 
-    def get(self, task, optimizer, seed, arguments):
+    def get(self, task, optimizer, seed, common, options=()):
         """The run's figures; makes the run if that has not been done."""
+        arguments = (*common, *options)
         key = dict(example=task.name, optimizer=optimizer, seed=seed, arguments=list(arguments))
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
         file = self.directory / f"{task.name}-{optimizer}-{seed}-{digest}.json"
         if not file.exists():
             print(f"{task.name} {optimizer} seed {seed} {' '.join(arguments)}", end="", flush=True)
-            run = {**key, **train(task, optimizer, seed, arguments)}
+            run = {**key, "options": list(options), **train(task, optimizer, seed, arguments)}
             print(f"  {run['validation']:.4f} in {run['seconds']:.0f} s", flush=True)
             whole = file.with_suffix(".part")
             whole.write_text(json.dumps(run))
             whole.rename(file)
         return json.loads(file.read_text())
 
-    def variants(self, task, common):
-        """Which options of 1-bit Adam were tried with these `common` arguments, and the seeds."""
+    def variants(self, task, optimizer, common):
+        """Which options of it were tried with these `common` arguments, and the seeds."""
         tried = {}
-        for file in sorted(self.directory.glob(f"{task.name}-onebit_adam-*.json")):
+        for file in sorted(self.directory.glob(f"{task.name}-{optimizer}-*.json")):
             run = json.loads(file.read_text())
-            if tuple(run["arguments"][: len(common)]) == common:
-                tried.setdefault(tuple(run["arguments"][len(common) :]), []).append(run["seed"])
+            options = run["options"]
+            if run["arguments"] == [*common, *options]:
+                tried.setdefault(tuple(options), []).append(run["seed"])
         return tried
 
 
@@ -157,29 +177,32 @@ def train(task, optimizer, seed, arguments):
 
 
 class Comparison:
-    """Adam and 1-bit Adam with some options on one task, a run of each per seed."""
+    """An optimizer that compresses, with some options, and the dense one on one task, a run of each
+    per seed."""
 
-    def __init__(self, runs, task, seeds, common, options):
+    def __init__(self, runs, task, optimizer, seeds, common, options):
         self.task = task
+        self.optimizer = optimizer
         self.options = options
-        self.adam, self.onebit = [], []
+        self.dense, self.compressed = [], []
         for seed in seeds:  # in turns, so that an interrupted suite has pairs
-            self.adam.append(runs.get(task, "adam", seed, common))
-            self.onebit.append(runs.get(task, "onebit_adam", seed, (*common, *options)))
-        self.differences = relative_differences(self.adam, self.onebit)
+            self.dense.append(runs.get(task, DENSE[optimizer], seed, common))
+            self.compressed.append(runs.get(task, optimizer, seed, common, options))
+        self.differences = relative_differences(self.dense, self.compressed)
         self.interval = confidence_interval(self.differences)
         self.is_good_enough = is_good_enough(task, self.interval)
 
     def row(self):
-        adam, onebit = (
-            statistics.mean(run["validation"] for run in runs) for runs in (self.adam, self.onebit)
+        dense, compressed = (
+            statistics.mean(run["validation"] for run in runs)
+            for runs in (self.dense, self.compressed)
         )
-        first, interval = self.onebit[0], self.interval
-        sent = statistics.mean(run["wire_sent"] for run in self.onebit)
+        first, interval = self.compressed[0], self.interval
+        sent = statistics.mean(run["wire_sent"] for run in self.compressed)
         ratio = 4 * first["parameters"] * first["steps"] / sent
         return (
             f"{self.task.title} | {first['parameters']:,.0f} | {first['steps']:.0f} | "
-            f"{self.task.metric} | {adam:.4g} | {onebit:.4g} | "
+            f"{self.task.metric} | {dense:.4g} | {compressed:.4g} | "
             f"{interval.mean:+.2f}% ({interval.low:+.2f} to {interval.high:+.2f}) | {ratio:.1f}x | "
             f"{'yes' if self.is_good_enough else 'NO'}"
         )
@@ -193,10 +216,10 @@ class Comparison:
         )
 
     def rows_of_seeds(self):
-        for adam, onebit, difference in zip(self.adam, self.onebit, self.differences):
+        for dense, compressed, difference in zip(self.dense, self.compressed, self.differences):
             yield (
-                f"{self.task.title} | {adam['seed']} | {adam['validation']:.4f} | "
-                f"{onebit['validation']:.4f} | {difference:+.2f}%"
+                f"{self.task.title} | {dense['seed']} | {dense['validation']:.4f} | "
+                f"{compressed['validation']:.4f} | {difference:+.2f}%"
             )
 
     def draw(self, file):
@@ -207,8 +230,8 @@ class Comparison:
         for column, (axes, name) in enumerate(zip(columns, names), start=1):
             axes.set(xlabel="step", ylabel=name)
             for runs, optimizer, colour in (
-                (self.adam, "adam", "#0072b2"),
-                (self.onebit, "onebit_adam", "#d55e00"),
+                (self.dense, DENSE[self.optimizer], "#0072b2"),
+                (self.compressed, self.optimizer, "#d55e00"),
             ):
                 steps = [point[0] for point in runs[0]["curve"]]
                 curves = [[point[column] for point in run["curve"]] for run in runs]
@@ -216,33 +239,33 @@ class Comparison:
                     axes.plot(steps, curve, color=colour, linewidth=0.5, alpha=0.4)
                 mean = [statistics.mean(points) for points in zip(*curves)]
                 axes.plot(steps, mean, color=colour, label=OPTIMIZERS[optimizer])
-            frozen = self.onebit[0]["freeze_step"]
+            frozen = self.compressed[0]["freeze_step"]
             axes.axvline(frozen, color="#999999", linestyle="dashed", label="freeze step")
         columns[0].legend()
         figure.savefig(file, dpi=80)
 
 
 REPORT = """\
-# Convergence
+# Convergence{of}
 
-Adam and 1-bit Adam on the [examples](../client/python/examples): {workers} workers of one thread each,
+{dense} and {compressed} on the [examples](../client/python/examples): {workers} workers of one thread each,
 {aggregators} aggregator, the same batches, learning rates, schedule and first parameters for both, and
-{seeds} seeds. The difference is that of the final metric on held-out data, relative to Adam's and seed by
+{seeds} seeds. The difference is that of the final metric on held-out data, relative to {dense}'s and seed by
 seed; in parentheses is its 95% confidence interval (Student's t). What must hold: zero is in the
-interval, or 1-bit Adam is less than {behind:g}% behind. Bytes are those that a worker sent in the whole
+interval, or {compressed} is less than {behind:g}% behind. Bytes are those that a worker sent in the whole
 run, dense steps included, against fp32.
 
-| example | parameters | steps | metric | Adam | 1-bit Adam | difference | fewer bytes | holds |
+| example | parameters | steps | metric | {dense} | {compressed} | difference | fewer bytes | holds |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-Options of 1-bit Adam: {options}. To make the runs again: `{command}`
+Options of {compressed}: {options}. To make the runs again: `{command}`
 
 {charts}
 
 ## Seed by seed
 
-| example | seed | Adam | 1-bit Adam | difference |
+| example | seed | {dense} | {compressed} | difference |
 | --- | --- | --- | --- | --- |
 {seed_rows}
 {tried}"""
@@ -250,7 +273,7 @@ Options of 1-bit Adam: {options}. To make the runs again: `{command}`
 TRIED = """
 ## What was tried
 
-| example | options of 1-bit Adam | seeds | difference |
+| example | options of {compressed} | seeds | difference |
 | --- | --- | --- | --- |
 {rows}
 """
@@ -260,42 +283,86 @@ def table(rows):
     return "\n".join(f"| {row} |" for row in rows)
 
 
-def write_report(comparisons, others, seeds, options, directory):
+def write_report(arguments, comparisons, others, options):
+    """A file for each optimizer; that of the first has the name that was there before others."""
+    is_first = arguments.optimizer == FIRST
+    name = "convergence" if is_first else f"convergence-{arguments.optimizer}"
     charts = []
     for comparison in comparisons:
-        chart = f"convergence-{comparison.task.name}.png"
-        comparison.draw(directory / chart)
+        chart = f"{name}-{comparison.task.name}.png"
+        comparison.draw(arguments.docs / chart)
         charts.append(f"![{comparison.task.title}]({chart})")
-    command = "bazel run //client/python:convergence"
-    if options:
-        command += f" -- -- {' '.join(options)}"
+    compressed = OPTIMIZERS[arguments.optimizer]
     report = REPORT.format(
+        of="" if is_first else f" of {compressed}",
+        dense=OPTIMIZERS[DENSE[arguments.optimizer]],
+        compressed=compressed,
         workers=WORKERS,
         aggregators=AGGREGATORS,
-        seeds=seeds,
+        seeds=arguments.seeds,
         behind=BEHIND,
         rows=table(comparison.row() for comparison in comparisons),
         options=f"`{' '.join(options)}`" if options else "the examples' defaults",
-        command=command,
+        command=command_of(arguments, options),
         charts="\n\n".join(charts),
         seed_rows=table(row for comparison in comparisons for row in comparison.rows_of_seeds()),
-        tried=TRIED.format(rows=table(other.row_of_options() for other in others))
+        tried=TRIED.format(
+            compressed=compressed, rows=table(other.row_of_options() for other in others)
+        )
         if others
         else "",
     )
-    (directory / "convergence.md").write_text(report)
+    (arguments.docs / f"{name}.md").write_text(report)
+
+
+def command_of(arguments, options):
+    """What makes the runs again, all examples' and with as many seeds and steps as usual."""
+    words = []
+    if arguments.optimizer != FIRST:
+        words.append(f"--optimizer={arguments.optimizer}")
+    if arguments.batch_factor != 1:
+        words.append(f"--batch-factor={arguments.batch_factor}")
+    words += [f'--both="{both}"' for both in arguments.both]
+    if options:
+        words += ["--", *options]
+    return " ".join(["bazel run //client/python:convergence", *(["--", *words] if words else [])])
+
+
+def common_of(arguments, task):
+    """What all runs of the task are given."""
+    common = list(task.arguments)
+    if arguments.steps is not None:
+        common.append(f"--steps={arguments.steps}")
+    if arguments.batch_factor != 1:
+        common.append(f"--batch={arguments.batch_factor * task.batch}")
+    for both in arguments.both:
+        name, _, words = both.partition(":")
+        if name not in TASKS:
+            common += shlex.split(both)
+        elif name == task.name:
+            common += shlex.split(words)
+    return tuple(common)
 
 
 def parse_arguments(words):
-    """The arguments, and the options of 1-bit Adam behind "--"."""
+    """The arguments, and the options behind "--"."""
     end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
+    add("--optimizer", choices=DENSE, default=FIRST, help="that compresses [%(default)s]")
     add("--examples", nargs="+", choices=TASKS, default=list(TASKS), metavar="NAME")
     add("--seeds", type=int, default=5, help="runs of each, at least 2 [%(default)s]")
     add("--steps", type=int, help="instead of each example's own number")
+    add("--batch-factor", type=int, default=1, help="times each example's own batch [%(default)s]")
+    add(
+        "--both",
+        action="append",
+        default=[],
+        metavar="[NAME:]ARGUMENTS",
+        help="of all runs, or those of one example",
+    )
     add("--runs", type=Path, default=ROOT / "signpost-demo/convergence", help="where runs are kept")
     add("--docs", type=Path, default=ROOT / "docs", help="where the report goes")
     return parser.parse_args(words[:end]), tuple(words[end + 1 :])
@@ -307,13 +374,12 @@ def main(words):
     seeds = range(1, arguments.seeds + 1)
     comparisons, others = [], []
     for task in (TASKS[name] for name in arguments.examples):
-        steps = () if arguments.steps is None else (f"--steps={arguments.steps}",)
-        common = (*task.arguments, *steps)
-        comparisons.append(Comparison(runs, task, seeds, common, options))
-        for variant, tried in runs.variants(task, common).items():
+        kind, common = arguments.optimizer, common_of(arguments, task)
+        comparisons.append(Comparison(runs, task, kind, seeds, common, options))
+        for variant, tried in runs.variants(task, kind, common).items():
             if variant != options and len(tried) >= 2:
-                others.append(Comparison(runs, task, sorted(tried), common, variant))
-    write_report(comparisons, others, arguments.seeds, options, arguments.docs)
+                others.append(Comparison(runs, task, kind, sorted(tried), common, variant))
+    write_report(arguments, comparisons, others, options)
     print(table(comparison.row() for comparison in comparisons))
     return 0 if all(comparison.is_good_enough for comparison in comparisons) else 1
 

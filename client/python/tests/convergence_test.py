@@ -1,5 +1,10 @@
 """The convergence suite's arithmetic, and that it goes on where it was interrupted."""
 
+import os
+import re
+import subprocess
+import sys
+
 import convergence
 import pytest
 from convergence import TASKS, Interval
@@ -63,6 +68,60 @@ def test_makes_each_run_once_and_reports_what_was_tried(tmp_path, capsys, monkey
     assert "| ResNet on digits | none | 2 | +2.19%" in report[report.index("What was tried") :]
 
 
+@pytest.fixture
+def trained(monkeypatch):
+    """The runs that were made, (optimizer, arguments), and none of them for real."""
+    trained = []
+
+    def train(task, optimizer, seed, arguments):
+        trained.append((optimizer, arguments))
+        figures = dict(parameters=1e6, steps=100, freeze_step=15, wire_sent=1e8, seconds=1)
+        return {**figures, "validation": 90 + seed, "curve": [[100, 1, 90 + seed]]}
+
+    monkeypatch.setattr(convergence, "train", train)
+    return trained
+
+
+def test_compares_another_optimizer_with_its_own_dense_one_in_its_own_report(trained, tmp_path):
+    paths = ["--runs", str(tmp_path / "runs"), "--docs", str(tmp_path)]
+    both = ["--both=--learning-rate=1e-2", "--both", "resnet: --width=8 --seed=3"]
+    both += ["--both", "language_model: --width=64"]
+    lamb = [*SMALL, "--optimizer", "onebit_lamb", "--batch-factor", "8", *both, *paths]
+    convergence.main([*lamb, "--", "--gamma=1"])
+    common = (*TASKS["resnet"].arguments, "--steps=20", "--batch=256")
+    common += ("--learning-rate=1e-2", "--width=8", "--seed=3")
+    assert trained == 2 * [("lamb", common), ("onebit_lamb", (*common, "--gamma=1"))]
+    assert not (tmp_path / "convergence.md").exists()
+    report = (tmp_path / "convergence-onebit_lamb.md").read_text()
+    assert report.startswith("# Convergence of 1-bit LAMB\n\nLAMB and 1-bit LAMB on the")
+    assert (
+        "`bazel run //client/python:convergence -- --optimizer=onebit_lamb --batch-factor=8 "
+        '--both="--learning-rate=1e-2" --both="resnet: --width=8 --seed=3" '
+        '--both="language_model: --width=64" -- --gamma=1`'
+    ) in report
+    assert "![ResNet on digits](convergence-onebit_lamb-resnet.png)" in report
+
+
+def test_what_both_were_given_is_no_option_that_was_tried(trained, tmp_path):
+    paths = ["--runs", str(tmp_path / "runs"), "--docs", str(tmp_path)]
+    kind = ["--optimizer", "zero_one_adam", *SMALL, *paths]
+    convergence.main([*kind, "--both=--batch=64"])
+    convergence.main(kind)
+    report = (tmp_path / "convergence-zero_one_adam.md").read_text()
+    assert [optimizer for optimizer, _ in trained] == 4 * ["adam", "zero_one_adam"]
+    assert "What was tried" not in report
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
+def test_knows_the_batch_of_each_example(task):
+    script = convergence.PACKAGE / "examples" / f"{task.name}.py"
+    environment = {**os.environ, "PYTHONPATH": str(convergence.PACKAGE.parent)}
+    told = subprocess.run(
+        [sys.executable, script, "--help"], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert re.search(r"per rank and\s+step \[(\d+)\]", told.stdout)[1] == str(task.batch)
+
+
 def test_trains_an_example():
     run = convergence.train(TASKS["resnet"], "onebit_adam", 1, ("--steps=20",))
     assert (run["steps"], run["freeze_step"], run["world_size"]) == (20, 3, 2)
@@ -79,6 +138,31 @@ def test_trains_an_example():
 def test_varies_when_rounds_are_dense(option, one_bit_steps):
     run = convergence.train(TASKS["resnet"], "onebit_adam", 1, ("--steps=20", option))
     assert run["one_bit_steps"] == one_bit_steps
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "onebit_lamb", "zero_one_adam"])
+def test_trains_an_example_with_each_optimizer(optimizer):
+    arguments = ["--steps=20"]
+    if optimizer == "zero_one_adam":
+        arguments += ["--freeze-step=8", "--var-update-scaler=2"]
+        arguments += ["--local-step-scaler=4", "--local-step-clipper=4"]
+    run = convergence.train(TASKS["resnet"], optimizer, 1, arguments)
+    # Of steps 0 to 7 those bring one bit that do not update the variance: 3, 5 and 7.
+    # Rounds are after steps 8 to 11, 13, 15, 19.
+    wanted = {"lamb": (0, 20), "onebit_lamb": (17, 3), "zero_one_adam": (3 + 7, 8)}
+    assert (run["one_bit_steps"], run["freeze_step"]) == wanted[optimizer]
+    assert run["curve"][-1][2] == run["validation"] > 0
+
+
+def test_validates_after_a_synchronisation():
+    run = convergence.train(
+        TASKS["resnet"],
+        "zero_one_adam",
+        1,
+        ("--steps=20", "--freeze-step=2", "--local-step-scaler=2", "--local-step-clipper=8"),
+    )
+    # From step 2 on: after 2, 3, 5, 9, 17, and 25 though there are 20.
+    assert [point[0] for point in run["curve"]] == [1, 2, 3, 4, 6, 10, 18, 26]
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,25 @@ def test_trains_as_four_ranks_in_one_bit(example, tmp_path):
         assert learned > 50  # percent; 10 is knowing nothing
 
 
+@pytest.mark.parametrize(
+    "optimizer, learning_rate, bits",
+    [
+        ("lamb", "2e-2", 32),
+        ("onebit_lamb", "2e-2", 9 / 60 * 32 + 51 / 60),
+        # 12 steps are dense, and in 52, the last of which end an interval, there are 23 rounds.
+        ("zero_one_adam", "2e-3", 12 / 64 * 32 + 23 / 64),
+    ],
+)
+def test_trains_with_other_optimizers_too(optimizer, learning_rate, bits, tmp_path):
+    arguments = [f"--optimizer={optimizer}", f"--learning-rate={learning_rate}"]
+    output = run(FOUR_RANKS, "resnet", tmp_path, *arguments)
+    digests = re.findall("done: parameters ([0-9a-f]{8})", output)
+    assert len(digests) == 4 and len(set(digests)) == 1
+    sent = float(re.search("sent ([0-9.]+) bits per parameter and step", output)[1])
+    assert sent == pytest.approx(bits, abs=0.1)
+    assert metric("resnet", output) > 30  # percent; 10 is knowing nothing
+
+
 def test_trains_alone_and_goes_on_from_a_checkpoint(tmp_path):
     wanted = run([], "language_model", tmp_path, "--optimizer=adam")
     saving = ["--optimizer=adam", f"--checkpoints={tmp_path / 'checkpoints'}", "--save-every=40"]

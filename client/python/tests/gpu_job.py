@@ -10,6 +10,13 @@ from job import say, use_small_chunks
 from torch import nn
 
 STEPS = 12
+# Ranks synchronise after each step until step 6, then after two: not after 7, but after STEPS.
+LOCAL = {
+    "var_freeze_step": 4,
+    "var_update_scaler": 1,
+    "local_step_scaler": 2,
+    "local_step_clipper": 2,
+}
 
 
 class OfAllTypes(nn.Module):
@@ -61,6 +68,7 @@ def main(ranks):
         (signpost.Adam, {}),
         (signpost.OneBitAdam, one_bit),
         (signpost.OneBitLamb, one_bit),
+        (signpost.ZeroOneAdam, LOCAL),
     )
     for optimizer_of, options in optimizers:
         for more in ({}, {"overlap": True}, {"max_grad_norm": 5.0}):

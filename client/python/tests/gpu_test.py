@@ -13,7 +13,7 @@ import pytest
 import signpost.torch as signpost
 import simulated_gpu
 import torch
-from gpu_job import STEPS, OfAllTypes, crc_of, train
+from gpu_job import LOCAL, STEPS, OfAllTypes, crc_of, train
 from job import use_small_chunks
 from signpost import InvalidArgumentError, Parameter, Rates, Session, _abi
 from signpost.torch import _device
@@ -72,7 +72,7 @@ def run_job(ranks):
 def test_ranks_on_gpus_have_the_bits_of_ranks_on_the_cpu():
     wanted, same = run_job(ranks="")
     assert wanted == same
-    assert len(wanted) == 18 and len(set(wanted)) == 12  # those with overlap have those without
+    assert len(wanted) == 24 and len(set(wanted)) == 16  # those with overlap have those without
     for ranks in ("0", "1", "01"):
         assert run_job(ranks) == [wanted, wanted], ranks
 
@@ -91,33 +91,37 @@ def go_on(make, monkeypatch):
 
 
 PLACES = pytest.mark.parametrize("before, after", [(0, 1), (0, None), (None, 0)])
+ZERO_ONE = {"optimizer": signpost.ZeroOneAdam, **LOCAL}
+EACH = pytest.mark.parametrize(
+    "saved_at, options", [(2, {}), (7, {}), (2, ZERO_ONE), (7, ZERO_ONE)]
+)
 
 
 @PLACES
-@pytest.mark.parametrize("saved_at", [2, 7])
-def test_checkpoints_lead_to_and_from_gpus(go_on, tmp_path, before, after, saved_at):
+@EACH
+def test_checkpoints_lead_to_and_from_gpus(go_on, tmp_path, before, after, saved_at, options):
     whole, model = OfAllTypes(), OfAllTypes()
-    wanted = go_on(whole, STEPS, gpu=None).parameters_crc32c()
-    saved = go_on(model, saved_at, before)
+    wanted = go_on(whole, STEPS, gpu=None, **options).parameters_crc32c()
+    saved = go_on(model, saved_at, before, **options)
     saved.checkpoint(str(tmp_path))
     saved.leave()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    resumed = go_on(model, STEPS, after, resume=str(tmp_path))
+    resumed = go_on(model, STEPS, after, resume=str(tmp_path), **options)
     assert resumed.parameters_crc32c() == wanted
     assert crc_of(model) == crc_of(whole)
 
 
 @PLACES
-@pytest.mark.parametrize("saved_at", [2, 7])
-def test_state_dicts_lead_to_and_from_gpus(go_on, before, after, saved_at):
+@EACH
+def test_state_dicts_lead_to_and_from_gpus(go_on, before, after, saved_at, options):
     whole, model, other = OfAllTypes(), OfAllTypes(), OfAllTypes()
-    wanted = go_on(whole, STEPS, gpu=None).parameters_crc32c()
+    wanted = go_on(whole, STEPS, gpu=None, **options).parameters_crc32c()
     file = io.BytesIO()
-    torch.save(go_on(model, saved_at, before).state_dict(), file)
+    torch.save(go_on(model, saved_at, before, **options).state_dict(), file)
     file.seek(0)
-    optimizer = go_on(other, 1, after)
+    optimizer = go_on(other, 1, after, **options)
     optimizer.load_state_dict(torch.load(file))
     assert optimizer.steps == saved_at
     assert train(optimizer, other) == wanted

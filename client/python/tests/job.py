@@ -66,17 +66,35 @@ def average():
     say(ours)
 
 
-def train(directory=None, dies_at=None):
-    """Thirty steps, of which ten dense. With a directory it saves every seventh, and resumes."""
+def one_bit_adam(parameters, **options):
+    return signpost.OneBitAdam(parameters, lr=0.01, freeze_step=10, **options)
+
+
+def zero_one_adam(parameters, **options):
+    """Ranks synchronise after each step until step 10, then after two, and from step 14 on after
+    four: not after 16 and 21, but after 30."""
+    return signpost.ZeroOneAdam(
+        parameters,
+        lr=0.01,
+        var_freeze_step=6,
+        var_update_scaler=2,
+        local_step_scaler=4,
+        local_step_clipper=4,
+        **options,
+    )
+
+
+OPTIMIZERS = {"one_bit_adam": one_bit_adam, "zero_one_adam": zero_one_adam}
+
+
+def train(kind="one_bit_adam", directory=None, dies_at=None):
+    """Thirty steps. With a directory it saves every seventh, and resumes."""
     model = model_of()
     resume = directory if directory and os.path.exists(directory) else None
-    optimizer = signpost.OneBitAdam(
-        model.parameters(),
-        lr=0.01,
-        freeze_step=10,
-        variance_refresh_interval=6,
-        resume=resume,
-    )
+    dense = {"variance_refresh_interval": 6} if kind == "one_bit_adam" else {}
+    optimizer = OPTIMIZERS[kind](model.parameters(), resume=resume, **dense)
+    if resume:
+        print(f"goes on from step {optimizer.steps}", flush=True)
     while optimizer.steps < 30:
         if optimizer.steps == int(dies_at or 30) and signpost.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -106,25 +124,26 @@ def dies_once(directory, max_grad_norm="0"):
     say(optimizer)
 
 
-def saves_alone(directory):
-    """As train; after step 14 each rank saves its optimizer in a file of its own."""
+def saves_alone(directory, kind="one_bit_adam"):
+    """As train; after step 16 each rank saves its optimizer in a file of its own."""
     model = model_of()
-    optimizer = signpost.OneBitAdam(model.parameters(), lr=0.01, freeze_step=10)
+    optimizer = OPTIMIZERS[kind](model.parameters())
     while optimizer.steps < 30:
         set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
         optimizer.step()
-        if optimizer.steps == 14:
+        if optimizer.steps == 16:
+            assert optimizer.is_synchronised == (kind == "one_bit_adam")
             torch.save(optimizer.state_dict(), Path(directory, f"rank-{signpost.rank()}"))
     say(optimizer)
 
 
-def goes_on_from_file(directory, of_rank=None):
+def goes_on_from_file(directory, kind="one_bit_adam", of_rank=None):
     """From there, to the end; or with the state that another rank has saved."""
     model = model_of()
-    optimizer = signpost.OneBitAdam(model.parameters(), lr=0.01, freeze_step=10)
+    optimizer = OPTIMIZERS[kind](model.parameters())
     file = f"rank-{signpost.rank() if of_rank is None else of_rank}"
     optimizer.load_state_dict(torch.load(Path(directory, file)))
-    assert optimizer.steps == 14
+    assert optimizer.steps == 16
     while optimizer.steps < 30:
         set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
         optimizer.step()
@@ -153,17 +172,12 @@ def comes_back(directory):
     say(optimizer)
 
 
-def overlap(ranks):
-    """Thirty steps, of which ten dense, on these ranks ("02") with overlap."""
+def overlap(ranks, kind="one_bit_adam"):
+    """Thirty steps, on these ranks ("02") with overlap."""
     use_small_chunks()
     model, rank = model_of(), signpost.rank()
-    optimizer = signpost.OneBitAdam(
-        model.parameters(),
-        lr=0.01,
-        freeze_step=10,
-        variance_refresh_interval=7,
-        overlap=str(rank) in ranks,
-    )
+    dense = {"variance_refresh_interval": 7} if kind == "one_bit_adam" else {}
+    optimizer = OPTIMIZERS[kind](model.parameters(), overlap=str(rank) in ranks, **dense)
     while optimizer.steps < 30:
         generator = torch.Generator().manual_seed(optimizer.steps * 100 + rank)
         inputs = torch.randn(16, 50, generator=generator)
@@ -257,6 +271,28 @@ def clipped():
                 torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * 0.01)
                 b.copy_(a)
     say(ours)
+
+
+def clipped_alone():
+    """With 0/1 Adam so until its step 6, and from then on by the factor of each rank's own."""
+    model, ranks = model_of(), range(signpost.world_size())
+    optimizer = zero_one_adam(model.parameters(), max_grad_norm=0.5)
+    for step in range(14):
+        by_rank = [[(1 + rank) * g for g in gradients_of(model_of(), step, rank)] for rank in ranks]
+        norms = [
+            sum(g.double().square().sum().item() for g in of_rank) ** 0.5 for of_rank in by_rank
+        ]
+        norm = (sum(norm**2 for norm in norms) / len(ranks)) ** 0.5
+        if step >= 6:
+            norm = norms[signpost.rank()]
+        mine = by_rank[signpost.rank()]
+        wanted = [0.5 / (norm + 1e-6) * g for g in mine]
+        set_gradients(model, mine)
+        optimizer.step()
+        assert abs(optimizer.grad_norm / norm - 1) < 1e-6
+        for parameter, gradient in zip(model.parameters(), wanted):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-8)
+    say(optimizer)
 
 
 def clipped_apart():

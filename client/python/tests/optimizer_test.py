@@ -1,4 +1,4 @@
-"""Adam, 1-bit Adam and 1-bit LAMB as optimizers of PyTorch, in a job of one worker."""
+"""Adam, 1-bit Adam, 1-bit LAMB and 0/1 Adam as optimizers of PyTorch, in a job of one worker."""
 
 import copy
 import inspect
@@ -195,6 +195,85 @@ def test_lamb_steps_follow_the_papers(make):
     assert factor != 1
 
 
+def test_zero_one_adam_steps_follow_the_paper(make):
+    """Likewise: docs/algorithms.md. The variance is updated in steps 0, 1 and 3; steps 8 and 9 are
+    an interval, and so are 10 to 13 and 14 to 17."""
+    freeze, beta1, beta2, eps, lr, decay, gamma = 6, 0.9, 0.99, 1e-8, 0.01, 0.1, 1.35
+    updates, ends = {0: 1, 1: 1, 3: 2}, {6: 1, 7: 1, 9: 2, 13: 4, 17: 4}  # and their intervals
+    [x] = tensors((1000,))
+    optimizer = make(
+        signpost.ZeroOneAdam,
+        [x],
+        lr=lr,
+        betas=(beta1, beta2),
+        weight_decay=decay,
+        var_freeze_step=freeze,
+        var_update_scaler=1,
+        local_step_scaler=2,
+        local_step_clipper=4,
+    )
+    wanted, m, v = x.detach().double(), torch.zeros(1000).double(), torch.zeros(1000).double()
+    worker_error, aggregator_error = torch.zeros(1000).double(), torch.zeros(1000).double()
+    floor, last_update, bits = 0.0, 0, 0.0
+
+    def exchange(u):
+        nonlocal worker_error, aggregator_error
+        sent = compress(u + worker_error)
+        worker_error = u + worker_error - sent
+        answer = compress(sent + aggregator_error)
+        aggregator_error = sent + aggregator_error - answer
+        return answer
+
+    def compress(u):
+        return torch.sign(u) * gamma * u.norm() / len(u) ** 0.5
+
+    for step in range(18):
+        # Rates that change tell the sum of them from their number.
+        optimizer.param_groups[0]["lr"] = rate = lr * 0.9**step
+        set_gradients([x], step)
+        g = x.grad.double()
+        if step < freeze:
+            if step > 1:
+                floor = 0.01 * (v / (1 - beta2 ** (last_update + 1))).mean().item()
+            if step in updates:
+                kept, last_update = beta2 ** updates[step], step
+                v = kept * v + (1 - kept) * g * g
+                codec, sent = "fp32", 32.0
+            else:
+                g = exchange(g)
+                codec, sent = "onebit", 1.032
+            m = beta1 * m + (1 - beta1) * g
+            corrected = (v / (1 - beta2 ** (last_update + 1))).clamp(min=floor)
+            update = m / (1 - beta1 ** (step + 1)) / (corrected.sqrt() + eps)
+            wanted = wanted - rate * (update + decay * wanted)
+        else:
+            if step == freeze:
+                m = m / (1 - beta1**freeze)
+                v = v / (1 - beta2 ** (last_update + 1))
+                d = 1 / (v.clamp(min=0.01 * v.mean().item()).sqrt() + eps)
+                worker_error, aggregator_error = (
+                    (1 - beta1) * worker_error,
+                    (1 - beta1) * aggregator_error,
+                )
+                anchor, u, total = wanted, torch.zeros(1000).double(), 0.0
+            m = beta1 * m + (1 - beta1) * g
+            u, total = u + rate * m, total + rate
+            if step in ends:
+                m = exchange(u / total)
+                wanted = anchor - total * (d * m + decay * anchor)
+                anchor, u, total = wanted, torch.zeros(1000).double(), 0.0
+                codec, sent = "onebit", 1.032
+            else:
+                wanted = wanted - rate * (d * m + decay * wanted)
+                codec, sent = "none", 0.0
+        optimizer.step()
+        bits += sent
+        assert optimizer.report.codec == codec
+        assert optimizer.is_synchronised == (codec != "none")
+        assert optimizer.sent_bits == pytest.approx(bits / (step + 1))
+        torch.testing.assert_close(x.detach(), wanted.float(), rtol=1e-5, atol=1e-6)
+
+
 def test_every_refresh_of_the_variance_is_dense(make):
     parameters = tensors((1000,), (7,))
     optimizer = make(signpost.OneBitAdam, parameters, freeze_step=2, variance_refresh_interval=3)
@@ -377,6 +456,52 @@ def test_a_norm_that_is_not_finite_clips_nothing(make):
         optimizer.step()
     assert math.isnan(optimizer.grad_norm)
     assert big.grad[0] == 1
+
+
+def test_zero_one_adam_exchanges_no_norm_in_local_steps(make):
+    parameters = tensors((1000,))
+    optimizer = make(signpost.ZeroOneAdam, parameters, max_grad_norm=0.5, **LOCAL)
+    sent_bytes = 0
+    for step in range(STEPS):
+        set_gradients(parameters, step)
+        norm = parameters[0].grad.norm().item()
+        optimizer.step()
+        assert optimizer.grad_norm == pytest.approx(norm, rel=1e-6)
+        assert parameters[0].grad.norm().item() == pytest.approx(0.5, rel=1e-5)
+        sent = optimizer.report.sent_bytes - sent_bytes
+        sent_bytes = optimizer.report.sent_bytes
+        assert (sent < 100) == (optimizer.report.codec == "none")  # a ping may be among them
+
+
+def test_of_a_norm_of_its_own_that_is_not_finite_a_rank_clips_nothing(make):
+    good, bad = tensors((100,), (100,))
+    optimizer = make(signpost.ZeroOneAdam, [good, bad], max_grad_norm=1.0, **LOCAL)
+    for step in range(FREEZE_STEP):
+        set_gradients([good, bad], step)
+        optimizer.step()
+    good.grad.fill_(1.0)
+    bad.grad.fill_(math.inf)
+    with pytest.warns(UserWarning, match="not finite"):
+        optimizer.step()
+    assert math.isnan(optimizer.grad_norm)
+    assert good.grad[0] == 1
+
+
+def test_a_local_step_leaves_out_what_is_not_finite(make):
+    good, bad = tensors((100,), (100,))
+    optimizer = make(signpost.ZeroOneAdam, [good, bad], **LOCAL)
+    for step in range(STEPS):
+        set_gradients([good, bad], step)
+        if step < 6:
+            optimizer.step()
+            continue
+        before = good.detach().clone(), bad.detach().clone()
+        bad.grad[3] = math.nan
+        message = f"step {step}: the gradient of rank 0 is not finite; 1 blocks take no part in it"
+        with pytest.warns(UserWarning, match=message):
+            optimizer.step()
+        assert not torch.equal(good, before[0])
+        assert bad.isfinite().all()
 
 
 def test_max_grad_norm_must_be_positive(make):
@@ -677,9 +802,11 @@ def test_a_copy_has_no_job(make):
 
 
 def test_wrong_options_are_named(make):
-    for wrong in (0, -1, 2**64):
+    for wrong in (0, -1):
         with pytest.raises(ValueError, match="freeze_step is .*, wanted at least 1"):
             make(signpost.OneBitAdam, tensors((10,)), freeze_step=wrong)
+    with pytest.raises(ValueError, match="freeze_step is .*, wanted at most"):
+        make(signpost.OneBitAdam, tensors((10,)), freeze_step=2**64)
     with pytest.raises(ValueError, match="freeze_step is 'Auto', wanted a number or \"auto\""):
         make(signpost.OneBitAdam, tensors((10,)), freeze_step="Auto")
     with pytest.raises(TypeError):
@@ -713,6 +840,45 @@ def test_wrong_options_of_lamb_are_named(make, name, wrong):
         make(signpost.OneBitLamb, tensors((10,)), freeze_step=1, **{name: wrong})
 
 
+@pytest.mark.parametrize(
+    "name, wrong",
+    [
+        ("var_freeze_step", 0),
+        ("var_update_scaler", 0),
+        ("var_update_scaler", 2**32),
+        ("local_step_scaler", 0),
+        ("local_step_clipper", 0),
+        ("local_step_clipper", 2**32),
+    ],
+)
+def test_wrong_options_of_zero_one_adam_are_named(make, name, wrong):
+    options = {**LOCAL, name: wrong}
+    with pytest.raises(ValueError, match=f"{name} is {wrong}, wanted at"):
+        make(signpost.ZeroOneAdam, tensors((10,)), **options)
+
+
+def test_zero_one_adam_says_what_the_library_does_not_take(make):
+    for name, wrong in (("var_freeze_step", 2**50), ("local_step_clipper", 2**20)):
+        options = {**LOCAL, name: wrong}
+        with pytest.raises(signpost.SignpostError, match=f"{name.replace('var_', '')} .*"):
+            make(signpost.ZeroOneAdam, tensors((10,)), **options)
+    with pytest.raises(TypeError):
+        make(signpost.ZeroOneAdam, tensors((10,)), var_freeze_step="auto")
+
+
+def test_a_local_step_scaler_of_none_is_as_many_steps_as_before_the_freeze(make):
+    parameters = tensors((100,))
+    options = dict(var_freeze_step=3, var_update_scaler=1, local_step_clipper=2)
+    optimizer = make(signpost.ZeroOneAdam, parameters, **options)
+    local = []
+    for step in range(12):
+        set_gradients(parameters, step)
+        optimizer.step()
+        if not optimizer.is_synchronised:
+            local.append(step)
+    assert local == [6, 8, 10]
+
+
 def test_a_bf16_warm_up_sends_half_the_bytes(make):
     parameters = tensors((100_000,))
     sent = []
@@ -737,14 +903,26 @@ def test_processes_that_load_data_are_forked_from_a_job_without_harm(make):
 
 
 FREEZE_STEP, SAVED_AT, STEPS = 4, 7, 12
+# Steps 6 and 7 are an interval, and so are 8 to 11: SAVED_AT is between two synchronisations.
+LOCAL = dict(
+    var_freeze_step=FREEZE_STEP, var_update_scaler=1, local_step_scaler=2, local_step_clipper=4
+)
+ONE_BIT = dict(freeze_step=FREEZE_STEP)
 
 
-BOTH = pytest.mark.parametrize("kind", [signpost.OneBitAdam, signpost.OneBitLamb])
+EACH = pytest.mark.parametrize(
+    "kind, own",
+    [
+        (signpost.OneBitAdam, ONE_BIT),
+        (signpost.OneBitLamb, ONE_BIT),
+        (signpost.ZeroOneAdam, LOCAL),
+    ],
+)
 
 
 def train(make, kind, parameters, saved_at=None, directory=None, **options):
     """Goes on to STEPS; at `saved_at` it saves, and with no directory to resume stops."""
-    optimizer = make(kind, parameters, lr=0.1, freeze_step=FREEZE_STEP, **options)
+    optimizer = make(kind, parameters, lr=0.1, **options)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 0.9**step, last_epoch=optimizer.steps - 1
     )
@@ -764,27 +942,31 @@ def resumable():
     return [x, y, nn.Parameter(torch.full((7,), 0.5, dtype=torch.bfloat16))]
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("saved_at", [2, FREEZE_STEP, SAVED_AT])
-def test_a_job_that_resumes_has_the_bits_of_one_that_did_not_end(make, tmp_path, saved_at, kind):
+def test_a_job_that_resumes_has_the_bits_of_one_that_did_not_end(
+    make, tmp_path, saved_at, kind, own
+):
     uninterrupted, interrupted = resumable(), resumable()
-    wanted = train(make, kind, uninterrupted).parameters_crc32c()
-    train(make, kind, interrupted, saved_at, tmp_path).leave()
+    wanted = train(make, kind, uninterrupted, **own).parameters_crc32c()
+    train(make, kind, interrupted, saved_at, tmp_path, **own).leave()
     with torch.no_grad():
         for parameter in interrupted:
             parameter.zero_()
-    resumed = train(make, kind, interrupted, resume=str(tmp_path))
+    resumed = train(make, kind, interrupted, resume=str(tmp_path), **own)
     assert resumed.steps == STEPS
     assert resumed.parameters_crc32c() == wanted
     assert all(torch.equal(a, b) for a, b in zip(uninterrupted, interrupted))
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("saved_at", [2, FREEZE_STEP, SAVED_AT])
-def test_state_dict_leads_back_to_the_same_bits(make, saved_at, kind):
-    wanted = train(make, kind, resumable()).parameters_crc32c()
+def test_state_dict_leads_back_to_the_same_bits(make, saved_at, kind, own):
+    wanted = train(make, kind, resumable(), **own).parameters_crc32c()
     parameters = resumable()
-    saved = train(make, kind, parameters, saved_at)
+    saved = train(make, kind, parameters, saved_at, **own)
+    is_synchronised = saved.is_synchronised
+    assert is_synchronised == (kind is not signpost.ZeroOneAdam or saved_at != SAVED_AT)
     file = io.BytesIO()
     torch.save(saved.state_dict(), file)
     saved.leave()
@@ -792,10 +974,11 @@ def test_state_dict_leads_back_to_the_same_bits(make, saved_at, kind):
         for parameter in parameters:
             parameter.zero_()
 
-    optimizer = make(kind, parameters, lr=1, freeze_step=FREEZE_STEP)
+    optimizer = make(kind, parameters, lr=1, **own)
     file.seek(0)
     optimizer.load_state_dict(copy.deepcopy(torch.load(file)))
     assert optimizer.steps == saved_at
+    assert optimizer.is_synchronised == is_synchronised
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**saved_at)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 0.9**step, last_epoch=saved_at - 1

@@ -27,9 +27,10 @@ def make():
     """Makes optimizers, with overlap, that leave their jobs when the test is over."""
     made = []
 
-    def make(parameters, overlap=True, **options):
-        options = {"lr": 0.01, "freeze_step": 4, **options}
-        made.append(signpost.OneBitAdam(parameters, overlap=overlap, **options))
+    def make(parameters, overlap=True, kind=signpost.OneBitAdam, **options):
+        if kind is signpost.OneBitAdam:
+            options = {"freeze_step": 4, **options}
+        made.append(kind(parameters, overlap=overlap, **{"lr": 0.01, **options}))
         return made[-1]
 
     yield make
@@ -72,10 +73,23 @@ def train(optimizer, model, steps=10):
     return optimizer.parameters_crc32c()
 
 
-def test_it_has_the_bits_of_one_without(make):
+# Steps 6 and 7 are an interval, and 8 and 9 are in one.
+LOCAL = {
+    "kind": signpost.ZeroOneAdam,
+    "var_freeze_step": 4,
+    "var_update_scaler": 1,
+    "local_step_scaler": 2,
+    "local_step_clipper": 4,
+}
+
+
+@pytest.mark.parametrize("options", [{}, LOCAL])
+def test_it_has_the_bits_of_one_without(make, options):
     plain, overlapped = Odd(), Odd()
-    wanted = train(make(plain.parameters(), overlap=False), plain)
-    assert train(make(overlapped.parameters()), overlapped) == wanted
+    wanted = train(make(plain.parameters(), overlap=False, **options), plain)
+    optimizer = make(overlapped.parameters(), **options)
+    assert train(optimizer, overlapped) == wanted
+    assert (optimizer.report.codec == "none") == bool(options)
     for a, b in zip(plain.parameters(), overlapped.parameters()):
         assert torch.equal(a, b)
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 JOB = str(Path(__file__).with_name("job.py"))
 TWO_TENSORS = "client/examples/two_tensors"
 SIGNPOST = [sys.executable, "-m", "signpost"]
@@ -30,6 +32,9 @@ def run(workers, aggregators, *command, options=()):
 
 def run_job(workers, aggregators, *arguments, options=()):
     return run(workers, aggregators, sys.executable, JOB, *arguments, options=options)
+
+
+each_kind = pytest.mark.parametrize("kind", ["one_bit_adam", "zero_one_adam"])
 
 
 def digest_of(output, workers):
@@ -57,27 +62,30 @@ def test_one_bit_rounds_have_the_bits_of_a_program_in_c():
     assert digest_of(in_python, 4) == digest_of(in_c, 4)
 
 
-def test_a_job_that_is_killed_and_resumes_has_the_bits_of_one_that_is_not(tmp_path):
-    _, output = run_job(2, 2, "train")
+@each_kind
+def test_a_job_that_is_killed_and_resumes_has_the_bits_of_one_that_is_not(tmp_path, kind):
+    _, output = run_job(2, 2, "train", kind)
     wanted = digest_of(output, 2)
     directory = str(tmp_path / "checkpoints")
-    code, _ = run_job(2, 2, "train", directory, "25")
+    code, _ = run_job(2, 2, "train", kind, directory, "25")
     assert code == 128 + 9
-    _, output = run_job(2, 3, "train", directory)
+    _, output = run_job(2, 3, "train", kind, directory)
+    assert output.count("goes on from step 21") == 2
     assert digest_of(output, 2) == wanted
 
 
-def test_a_job_goes_on_from_what_its_ranks_have_saved_in_their_own_files(tmp_path):
-    _, output = run_job(3, 2, "saves_alone", str(tmp_path))
+@each_kind
+def test_a_job_goes_on_from_what_its_ranks_have_saved_in_their_own_files(tmp_path, kind):
+    _, output = run_job(3, 2, "saves_alone", str(tmp_path), kind)
     wanted = digest_of(output, 3)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["rank-0", "rank-1", "rank-2"]
-    _, output = run_job(3, 1, "goes_on_from_file", str(tmp_path))
+    _, output = run_job(3, 1, "goes_on_from_file", str(tmp_path), kind)
     assert digest_of(output, 3) == wanted
 
 
 def test_a_rank_with_the_state_of_another_is_told_so(tmp_path):
     run_job(2, 1, "saves_alone", str(tmp_path))
-    code, output = run_job(2, 1, "goes_on_from_file", str(tmp_path), "0")
+    code, output = run_job(2, 1, "goes_on_from_file", str(tmp_path), "one_bit_adam", "0")
     assert code == 1
     assert "the saved state is that of rank 0 of 2, and this is rank 1 of 2" in output
     code, output = run_job(1, 1, "goes_on_from_file", str(tmp_path))
@@ -92,8 +100,9 @@ def test_a_rank_that_died_comes_back_with_the_values_of_the_others(tmp_path):
     digest_of(output, 2)
 
 
-def test_overlap_on_some_ranks_or_all_changes_no_bit():
-    outputs = [run_job(3, 2, "overlap", ranks)[1] for ranks in ("", "1", "012")]
+@each_kind
+def test_overlap_on_some_ranks_or_all_changes_no_bit(kind):
+    outputs = [run_job(3, 2, "overlap", ranks, kind)[1] for ranks in ("", "1", "012")]
     assert len({digest_of(output, 3) for output in outputs}) == 1
 
 
@@ -113,6 +122,12 @@ def test_gradients_are_clipped_alike_on_all_ranks():
     code, output = run_job(3, 2, "clipped")
     assert code == 0
     digest_of(output, 3)
+
+
+def test_between_synchronisations_each_rank_clips_its_own_gradients():
+    code, output = run_job(2, 1, "clipped_alone")
+    assert code == 0
+    digest_of(output, 2)
 
 
 def test_ranks_that_clip_to_other_norms_are_refused():

@@ -1,4 +1,4 @@
-"""1-bit Adam for PyTorch: optimizers that average gradients over all workers of a job.
+"""1-bit Adam and its kin for PyTorch: optimizers that average gradients over all workers of a job.
 
     import signpost.torch as signpost
 
@@ -29,7 +29,7 @@ from signpost import (
 )
 from signpost.torch._all_reduce import all_reduce
 from signpost.torch._ddp_hook import DdpHookState, ddp_hook
-from signpost.torch._optimizer import Adam, OneBitAdam, OneBitLamb
+from signpost.torch._optimizer import Adam, OneBitAdam, OneBitLamb, ZeroOneAdam
 
 __all__ = [
     "Adam",
@@ -40,6 +40,7 @@ __all__ = [
     "SignpostError",
     "StepReport",
     "World",
+    "ZeroOneAdam",
     "all_reduce",
     "ddp_hook",
     "init",

@@ -1,7 +1,7 @@
-"""Gradients clipped by one factor on all ranks."""
+"""Gradients clipped by their norm: by one factor on all ranks, or by each rank's own."""
 
 import math
-from typing import Iterable, List
+from typing import Iterable, List, Protocol
 
 import torch
 
@@ -11,8 +11,23 @@ from signpost import Options, Reduction
 _UNIT = 2.0**16
 
 
+class Clipping(Protocol):
+    """What is done to a rank's gradients before a step."""
+
+    def clip(self, gradients: Iterable[torch.Tensor]) -> float:
+        """Multiplies them in place by min(1, max_norm / (norm + 1e-6)).
+
+        Returns:
+            the norm before; NaN when it is not finite, and then nothing is clipped.
+        """
+
+    def leave(self) -> None:
+        """Ends this rank's part in it."""
+
+
 class GlobalClipping:
-    """Bounds the norm of the mean gradient, over all parameters and ranks."""
+    """Bounds the norm of the mean gradient, over all parameters and ranks: `norm` is
+    sqrt(mean over ranks of ||g||^2)."""
 
     def __init__(self, options: Options, max_norm: float) -> None:
         """Joins a reduction beside the job of `options`. Errors as Reduction's; a rank with another
@@ -22,24 +37,40 @@ class GlobalClipping:
         self._reduction = Reduction(options, "norm", [(f"norm, clipped to {max_norm}", ())])
 
     def clip(self, gradients: Iterable[torch.Tensor]) -> float:
-        """Multiplies this rank's gradients in place by what all ranks agree on.
-
-        Returns:
-            sqrt(mean over ranks of ||g||^2), before; NaN when it is not finite on some rank, and
-            then nothing is clipped.
-        """
         gradients = list(gradients)
         self._squared.fill_((_norm(gradients) / _UNIT) ** 2)
         self._reduction.reduce([self._squared.data_ptr()])
         norm = math.sqrt(self._squared.item()) * _UNIT
-        factor = self._max_norm / (norm + 1e-6)
-        if factor < 1:
-            for gradient in gradients:
-                gradient.mul_(factor)
+        _scale(gradients, norm, self._max_norm)
         return norm
 
     def leave(self) -> None:
         self._reduction.leave()
+
+
+class OwnClipping:
+    """Bounds the norm of this rank's gradient, over all parameters, without a word to others."""
+
+    def __init__(self, max_norm: float) -> None:
+        self._max_norm = max_norm
+
+    def clip(self, gradients: Iterable[torch.Tensor]) -> float:
+        gradients = list(gradients)
+        norm = _norm(gradients)
+        if not math.isfinite(norm):
+            return math.nan
+        _scale(gradients, norm, self._max_norm)
+        return norm
+
+    def leave(self) -> None:
+        pass
+
+
+def _scale(gradients: List[torch.Tensor], norm: float, max_norm: float) -> None:
+    factor = max_norm / (norm + 1e-6)
+    if factor < 1:
+        for gradient in gradients:
+            gradient.mul_(factor)
 
 
 def _norm(gradients: List[torch.Tensor]) -> float:

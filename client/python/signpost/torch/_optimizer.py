@@ -1,4 +1,4 @@
-"""Adam, 1-bit Adam and 1-bit LAMB as PyTorch optimizers."""
+"""Adam, 1-bit Adam, 1-bit LAMB and 0/1 Adam as PyTorch optimizers."""
 
 import contextlib
 import math
@@ -20,9 +20,9 @@ from typing import (
 
 import torch
 
-from signpost import Codec, Rates, Session, SignpostError, StepReport, _abi, world
+from signpost import Codec, Options, Rates, Session, SignpostError, StepReport, _abi, world
 from signpost._codec import codec_options
-from signpost.torch._clipping import GlobalClipping
+from signpost.torch._clipping import Clipping, GlobalClipping, OwnClipping
 from signpost.torch._device import session_of
 from signpost.torch._overlap import Backward
 from signpost.torch._tensors import TrainedTensor, Zeros, trained_tensors
@@ -37,7 +37,7 @@ class _JobOptimizer(torch.optim.Optimizer):
     # Of the last step, with max_grad_norm: sqrt(mean over ranks of ||gradient||^2) before clipping;
     # NaN if it was not finite.
     grad_norm: Optional[float] = None
-    _clipping: Optional[GlobalClipping] = None
+    _clipping: Optional[Clipping] = None
     _session: Optional[Session] = None
     _overlap = False
     _backward: Optional[Backward] = None  # with overlap
@@ -71,6 +71,17 @@ class _JobOptimizer(torch.optim.Optimizer):
     def steps(self) -> int:
         """Steps that were taken, those before a resume included: the next one's number."""
         return self._joined().steps
+
+    @property
+    def is_synchronised(self) -> bool:
+        """Whether all ranks have the same parameters: always, but between synchronisations of
+        ZeroOneAdam. Only then they are worth validating, or saving as the model."""
+        return self._joined().is_synchronised
+
+    @property
+    def sent_bits(self) -> float:
+        """How many bits this rank has sent by parameter and step, on average since it joined."""
+        return 0.0 if self.report is None else self.report.sent_bits
 
     # A GradScaler then leaves it to step() to divide gradients by the loss's scale, and to skip what
     # is not finite. By itself it would skip this rank's step, and the others would wait for it.
@@ -110,6 +121,7 @@ class _JobOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         session = self._joined()
+        was_synchronised = session.is_synchronised
         rates = self._rates()
         if any(parameter.grad is not None for parameter in self._frozen):
             raise RuntimeError(
@@ -120,6 +132,7 @@ class _JobOptimizer(torch.optim.Optimizer):
             self._unscale(**scaling)
             for tensor in self._tensors:
                 tensor.before_step()
+            self._clipping = self._clipping_of_step()
             if self._clipping is not None:
                 own = [tensor.parameter.grad for tensor in self._tensors]
                 self.grad_norm = self._clipping.clip(g for g in own if g is not None)
@@ -133,9 +146,12 @@ class _JobOptimizer(torch.optim.Optimizer):
             for tensor in self._tensors:
                 tensor.after_step()
         if self.report.skipped_rounds > 0:
+            what = "chunks were not stepped, on all ranks"
+            if not (was_synchronised and session.is_synchronised):
+                what = "blocks take no part in it, on this rank"
             warnings.warn(
                 f"step {self.report.step}: the gradient of rank {self.report.skipped_by_rank} is "
-                f"not finite; {self.report.skipped_rounds} chunks were not stepped, on all ranks"
+                f"not finite; {self.report.skipped_rounds} {what}"
             )
         return loss
 
@@ -167,7 +183,8 @@ class _JobOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> Dict[str, Any]:
         """The param groups and this rank's share of the job: values, moments, its error, and some
-        of the aggregators' errors. 16 bytes for each parameter, and 4 / n more with n ranks.
+        of the aggregators' errors. 16 bytes for each parameter (OneBitLamb: 20, ZeroOneAdam between
+        two synchronisations: 24), and 4 / n more with n ranks.
 
         Every rank saves its own, after the same step, and loads its own: the errors of other ranks
         are not in it. For one that rank 0 saves for all ranks there is checkpoint().
@@ -210,7 +227,8 @@ class _JobOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def parameters_crc32c(self) -> int:
-        """A checksum over all values that are trained: equal on all ranks after every step."""
+        """A checksum over all values that are trained: equal on all ranks after every step, if
+        `is_synchronised`."""
         return self._joined().parameters_crc32c()
 
     def leave(self) -> None:
@@ -236,9 +254,7 @@ class _JobOptimizer(torch.optim.Optimizer):
             options.resume_state = state.data_ptr()
             options.resume_state_bytes = state.numel()
         resumes = resume is not None or state is not None
-        clipping = None
-        if self._max_grad_norm is not None:
-            clipping = GlobalClipping(options, self._max_grad_norm)
+        clipping = self._new_clipping(options)
         try:
             parameters = [tensor.as_session_parameter() for tensor in tensors]
             session = session_of(tensors[0].gpu, options, parameters)
@@ -269,6 +285,15 @@ class _JobOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             # What learning-rate schedulers ask for when they do not begin at step 0.
             group.setdefault("initial_lr", group["lr"])
+
+    def _new_clipping(self, options: Options) -> Optional[Clipping]:
+        if self._max_grad_norm is None:
+            return None
+        return GlobalClipping(options, self._max_grad_norm)
+
+    def _clipping_of_step(self) -> Optional[Clipping]:
+        """That of the step that is to be taken."""
+        return self._clipping
 
     def _joined(self) -> Session:
         if self._session is None:
@@ -324,7 +349,7 @@ class _JobOptimizer(torch.optim.Optimizer):
                 )
 
 
-def _leave_both(session: Optional[Session], clipping: Optional[GlobalClipping]) -> None:
+def _leave_both(session: Optional[Session], clipping: Optional[Clipping]) -> None:
     try:
         if session is not None:
             session.leave()
@@ -340,7 +365,7 @@ def _rates(group: Dict[str, Any]) -> Rates:
     )
 
 
-def _count(name: str, value: int, least: int) -> int:
+def _count(name: str, value: int, least: int, most: int = 2**63 - 1) -> int:
     """The option as the library takes it.
 
     Raises:
@@ -348,8 +373,10 @@ def _count(name: str, value: int, least: int) -> int:
         ValueError: it is out of range.
     """
     number = operator.index(value)
-    if not least <= number < 2**63:
+    if number < least:
         raise ValueError(f"{name} is {number}, wanted at least {least}")
+    if number > most:
+        raise ValueError(f"{name} is {number}, wanted at most {most}")
     return number
 
 
@@ -563,3 +590,103 @@ class OneBitLamb(_JobOptimizer):
             **codec_options(warm_up_codec=warm_up_codec),
             resume_with_other_world_size=resume_with_other_world_size,
         )
+
+
+class ZeroOneAdam(_JobOptimizer):
+    """0/1 Adam (arXiv:2202.06009): fewer than one bit per parameter and step, and fewer rounds.
+
+    Before `var_freeze_step` only the steps that update the variance are dense, ever fewer of them;
+    in the others gradients travel in one bit. From it on ranks take steps of their own, and
+    synchronise in one bit after ever more of them.
+
+    Between two synchronisations ranks have different parameters: validate the model, or save it,
+    after a step with `is_synchronised` True. checkpoint() and state_dict() may come after any step,
+    and what follows has the same bits.
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        betas: Tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        var_freeze_step: int,
+        var_update_scaler: int = 16,
+        local_step_scaler: Optional[int] = None,
+        local_step_clipper: int = 16,
+        variance_floor: float = 0.01,
+        gamma: float = 1.35,
+        codec: Union[str, Codec] = "onebit",
+        max_grad_norm: Optional[float] = None,
+        resume: Optional[str] = None,
+        resume_with_other_world_size: bool = False,
+        overlap: bool = False,
+    ) -> None:
+        """As Adam, with:
+
+        Args:
+            params: on a GPU each takes 20 bytes there. In state_dict() each takes 24 between two
+                synchronisations, 16 otherwise.
+            betas: betas[0] must be the same in all groups, unless the codec is "fp32".
+            var_freeze_step: number of steps before the variance is frozen and local steps begin, at
+                least 1. Best behind the learning rate's highest point: about a fifth of all steps.
+            var_update_scaler: the variance is updated in every step for so many updates, then in
+                every second for as many, in every fourth, and so on.
+            local_step_scaler: from var_freeze_step on ranks synchronise in every step for so many
+                steps, then in every second for as many, in every fourth, and so on. None: as many
+                as var_freeze_step. More, where the loss suffers.
+            local_step_clipper: the most steps from one synchronisation to the next.
+            variance_floor: variances count as at least this fraction of their tensor's mean, once
+                gradients have travelled in one bit, and when they are frozen.
+            gamma: a block's scale is gamma times its root mean square; in (0, 1.6).
+            codec: how the momentum travels at synchronisations, and gradients before that update no
+                variance, both ways: "onebit", "int4", "int8", "bf16", "fp16" or "fp32", or a
+                signpost.Codec.
+            max_grad_norm: before var_freeze_step as Adam's. From it on nothing is exchanged for it:
+                each rank's gradients are multiplied by that factor with its own gradient's norm as
+                grad_norm, also in steps that synchronise. In a job with a round deadline it is so
+                from the beginning.
+            overlap: as Adam's; local steps send nothing, during the backward pass or after it.
+        """
+        self._var_freeze_step = _count("var_freeze_step", var_freeze_step, least=1)
+        scaler = 0  # the library's None
+        if local_step_scaler is not None:
+            scaler = _count("local_step_scaler", local_step_scaler, least=1)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            resume,
+            overlap,
+            max_grad_norm,
+            zero_one=1,
+            freeze_step=self._var_freeze_step,
+            var_update_scaler=_count(
+                "var_update_scaler", var_update_scaler, least=1, most=2**32 - 1
+            ),
+            local_step_scaler=scaler,
+            local_step_clipper=_count(
+                "local_step_clipper", local_step_clipper, least=1, most=2**32 - 1
+            ),
+            variance_floor=variance_floor,
+            gamma=gamma,
+            **codec_options(codec=codec),
+            resume_with_other_world_size=resume_with_other_world_size,
+        )
+
+    def _new_clipping(self, options: Options) -> Optional[Clipping]:
+        # Once others exchange nothing any more, who comes back could not join them.
+        if self._max_grad_norm is not None and options.min_workers > 0:
+            return OwnClipping(self._max_grad_norm)
+        return super()._new_clipping(options)
+
+    def _clipping_of_step(self) -> Optional[Clipping]:
+        if isinstance(self._clipping, GlobalClipping) and self.steps >= self._var_freeze_step:
+            assert self._max_grad_norm is not None
+            self._clipping.leave()
+            self._clipping = OwnClipping(self._max_grad_norm)
+        return self._clipping
