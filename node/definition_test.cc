@@ -25,7 +25,8 @@ TEST(Definition, BringsEveryOptionToTheNodesWorker) {
                                 .warm_up_codec = INT8,
                                 .codec = CUSTOM,
                                 .variance_floor = 0.125,
-                                .variance_refresh_interval = 9};
+                                .variance_refresh_interval = 9,
+                                .as_deepspeed = true};
   optimizer.lamb = {.max_coeff = 21,
                     .min_coeff = 0.02,
                     .coeff_beta = 0.7,
