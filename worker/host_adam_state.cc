@@ -144,7 +144,7 @@ void HostAdamState::ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Paylo
                            ValuesOf(part));
   });
   signed_momentum_[chunk] = std::move(answer);
-  dense_momentum_[chunk] = PageVector<float>();  // {} would keep its memory
+  if (!keeps_dense_momentum_) dense_momentum_[chunk] = PageVector<float>();  // {} would keep it
 }
 
 void HostAdamState::RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates,
@@ -157,9 +157,8 @@ void HostAdamState::RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> r
 
 void HostAdamState::MakeMomentumDense(uint32_t chunk) {
   if (signed_momentum_[chunk].size() == 0) return;
-  PageVector<float> momentum(layout_.chunks()[chunk].elements);
-  GetMomentum(chunk, momentum.data());
-  dense_momentum_[chunk] = std::move(momentum);
+  dense_momentum_[chunk].resize(layout_.chunks()[chunk].elements);
+  GetMomentum(chunk, dense_momentum_[chunk].data());
   signed_momentum_[chunk] = Payload();
 }
 

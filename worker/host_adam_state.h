@@ -100,6 +100,7 @@ class HostAdamState final : public AdamState {
   // the memory).
   std::vector<PageVector<float>> dense_momentum_;
   std::vector<Payload> signed_momentum_;
+  bool keeps_dense_momentum_ = false;  // its memory, for the next time
 
   ChunkCrew crew_;
 };

@@ -36,6 +36,7 @@ void HostZeroOneState::AdaptiveStep(uint32_t chunk, Codec codec,
 }
 
 void HostZeroOneState::Begin(uint32_t chunk) {
+  adam_.keeps_dense_momentum_ = true;
   adam_.MakeMomentumDense(chunk);
   adam_.crew_.ForEachPart(chunk, [&](const Segment& part) {
     const absl::Span<const float> values = adam_.ValuesOf(part);

@@ -180,7 +180,9 @@ ResumeState ResumeStateOf(const CheckpointManifest& manifest, SavedParameters pa
   const uint32_t crc = Crc32c({reinterpret_cast<const uint8_t*>(scales.data()), scales.size()},
                               Crc32cOf(parameters));
   const bool is_local = !rank.local_sum.empty();
-  return {.optimizer = {.schedule = manifest.schedule(),
+  return {.step = manifest.step(),
+          .groups = {manifest.groups().begin(), manifest.groups().end()},
+          .optimizer = {.schedule = manifest.schedule(),
                         .error = std::move(rank.error),
                         .momentum = std::move(is_local ? rank.momentum : parameters.momentum),
                         .variance = std::move(parameters.variance),

@@ -41,6 +41,8 @@ struct ResumeState {
   std::vector<std::string> warnings;  // of newer checkpoints, which are damaged, for a person
   std::set<std::string> damaged;      // their names
 
+  uint64_t step = 0;             // steps that were done
+  std::vector<uint32_t> groups;  // by tensor; of local steps, otherwise empty
   OptimizerState optimizer;
   std::vector<float> values;      // of the parameters, in layout order
   ChunkErrors aggregator_errors;  // that this rank is to give back

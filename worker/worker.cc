@@ -332,6 +332,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
                                             std::move(parameters), std::move(channels),
                                             *std::move(layout)));
   if (absl::Status status = worker->adam_->Check(); !status.ok()) return status;
+  if (state) {
+    if (absl::Status status = worker->CheckCanResume(*state); !status.ok()) return status;
+  }
   if (absl::Status status = worker->JoinShards(job_options, std::move(state)); !status.ok()) {
     return status;
   }
@@ -388,12 +391,30 @@ absl::Status Worker::JoinShards(const JobOptions& job_options, std::optional<Res
   return status;
 }
 
+absl::Status Worker::CheckCanResume(const ResumeState& state) const {
+  const Schedule& schedule = state.optimizer.schedule;
+  const uint64_t first = optimizer_.StepsBefore(schedule.begun_steps());
+  const uint64_t end = optimizer_.StepsBefore(schedule.begun_steps() + 1);
+  if (first + schedule.local_steps() != state.step || state.step >= end) {
+    return absl::DataLossError(absl::StrFormat(
+        "what was saved of step %d has the optimizer's schedule of another one", state.step));
+  }
+  if (schedule.local_steps() == 0) return absl::OkStatus();
+  std::vector<uint32_t> groups;
+  for (const Parameter& parameter : parameters_) groups.push_back(parameter.group);
+  const bool has_sums = schedule.local_sums_size() == static_cast<int>(optimizer_.groups());
+  if (has_sums && groups == state.groups) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "what was saved between two synchronisations has other parameter groups; those may change "
+      "where one was saved after a synchronisation");
+}
+
 absl::Status Worker::Resume(ResumeState state) {
   const uint64_t first_step = state.optimizer.schedule.begun_steps();
   if (first_step > 0) {
     // The aggregators' errors go back in a round of its own: what holds for rounds, after a crash
     // too, holds for them.
-    step_ = first_step - 1;
+    round_ = first_step - 1;
     rates_crc32c_ = 0;
     deadline_ = options_.clock->Now() + options_.exchange_timeout;
     StepReport report;
@@ -403,9 +424,9 @@ absl::Status Worker::Resume(ResumeState state) {
     const absl::Status status = ExchangeChunks(
         queue, [&](uint32_t chunk) { SendRestore(chunk, errors); }, Until::kAllAreAnswered, report);
     if (!status.ok()) return status;
-    step_ = first_step;
+    round_ = first_step;
   }
-  steps_ = optimizer_.StepsBefore(step_) + state.optimizer.schedule.local_steps();
+  steps_ = optimizer_.StepsBefore(round_) + state.optimizer.schedule.local_steps();
   adam_->Restore(std::move(state.optimizer));
   adam_->SetValues(state.values);
   resumed_ = {std::move(state.checkpoint), std::move(state.warnings)};
@@ -428,7 +449,7 @@ absl::Status Worker::ComeBack() {
                         absl::StrFormat("rank %d could not come back to job '%s': %s",
                                         options_.rank, options_.job, step.status().message()));
   }
-  step_ = newest_step_ = *step;
+  round_ = newest_step_ = *step;
   steps_ = returned_->step = optimizer_.StepsBefore(*step);
   for (ChunkExchange& exchange : exchanges_) exchange.next_step = *step;
   return optimizer_.Check();
@@ -442,7 +463,7 @@ void Worker::SendRestore(uint32_t chunk, const ChunkErrors& errors) {
   SentFrame frame{HeaderOf(chunk, RESTORE), std::move(payload)};
   frame.header.set_payload_crc32c(Crc32c(frame.payload->span()));
   exchanges_[chunk].kept.Add(std::move(frame));
-  Exchange(chunk, step_);
+  Exchange(chunk, round_);
 }
 
 absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, absl::Time deadline) {
@@ -496,7 +517,7 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const Gradient> gradients,
   if (absl::Status status = CheckStepArguments(gradients, rates); !status.ok()) return status;
   if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
   if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
-  optimizer_.BeginStep(step_, rates);
+  optimizer_.BeginStep(round_, rates);
   OpenStepWith(rates);
   for (size_t tensor = 0; tensor < gradients.size(); ++tensor) {
     AddGradient(tensor, gradients[tensor]);
@@ -508,7 +529,7 @@ absl::Status Worker::BeginStep(absl::Span<const GroupRates> rates) {
   if (absl::Status status = CheckRates(rates); !status.ok()) return status;
   if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
   if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
-  optimizer_.BeginStep(step_, rates);
+  optimizer_.BeginStep(round_, rates);
   OpenStepWith(rates);
   return absl::OkStatus();
 }
@@ -522,7 +543,7 @@ absl::Status Worker::GradientReady(size_t tensor, Gradient gradient) {
   if (open_step_->has_gradient[tensor]) {
     return absl::FailedPreconditionError(
         absl::StrFormat("the gradient of tensor %s came twice in step %d",
-                        DescribeTensor(layout_.tensors()[tensor]), step_));
+                        DescribeTensor(layout_.tensors()[tensor]), steps_));
   }
   AddGradient(tensor, gradient);
   if (optimizer_.IsLocal()) return absl::OkStatus();
@@ -544,7 +565,7 @@ absl::StatusOr<StepReport> Worker::FinishStep() {
     return absl::FailedPreconditionError(absl::StrFormat(
         "step %d lacks the gradients of %d tensors, that of %s among them; one that is zero has to "
         "be given too",
-        step_, open_step_->gradients_missing, DescribeTensor(layout_.tensors()[tensor])));
+        steps_, open_step_->gradients_missing, DescribeTensor(layout_.tensors()[tensor])));
   }
   return Finish();
 }
@@ -630,7 +651,7 @@ absl::Status Worker::EndOpenStep(StepReport& report) {
   if (absl::Status status = optimizer_.Check(); !status.ok()) return status;
   open_step_.reset();
   const uint64_t steps_before = steps_;
-  steps_ = optimizer_.StepsBefore(++step_);
+  steps_ = optimizer_.StepsBefore(++round_);
   steps_since_join_ += steps_ - steps_before;
   for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
     if (exchanges_[chunk].owes_state) GiveState(chunk);
@@ -641,7 +662,7 @@ absl::Status Worker::EndOpenStep(StepReport& report) {
 absl::Status Worker::CatchUp(StepReport& report) {
   // Those that are taken while it catches up are for the next call, which has a gradient.
   const uint64_t newest_step = newest_step_;
-  if (step_ >= newest_step) return absl::OkStatus();
+  if (round_ >= newest_step) return absl::OkStatus();
   size_t largest = 0;
   for (const Parameter& parameter : parameters_) {
     largest = std::max(largest, parameter.values.size());
@@ -649,15 +670,15 @@ absl::Status Worker::CatchUp(StepReport& report) {
   // A GPU needs no memory for them.
   const bool is_on_gpu = adam_ != nullptr && options_.gpu != nullptr;
   const PageVector<float> zeros(is_on_gpu ? 0 : largest);
-  while (step_ < newest_step) {
-    const StepRates message = std::move(later_rates_[step_]);
+  while (round_ < newest_step) {
+    const StepRates message = std::move(later_rates_[round_]);
     const std::vector<GroupRates> rates = RatesOf(message);
     if (absl::Status status = CheckRates(rates); !status.ok()) {
       return absl::InternalError(
-          absl::StrFormat("the others took step %d, but at which rates did not arrive: %s", step_,
+          absl::StrFormat("the others took step %d, but at which rates did not arrive: %s", steps_,
                           status.message()));
     }
-    optimizer_.BeginMissedStep(step_, message);
+    optimizer_.BeginMissedStep(round_, message);
     OpenStepWith(rates);
     for (size_t tensor = 0; tensor < parameters_.size(); ++tensor) {
       AddGradient(tensor, Gradient(is_on_gpu ? nullptr : zeros.data(),
@@ -667,7 +688,7 @@ absl::Status Worker::CatchUp(StepReport& report) {
     if (absl::Status status = ExchangeOpenStep(report); !status.ok()) return status;
     report.steps_caught_up += steps_ - steps_before;
   }
-  later_rates_.erase(later_rates_.begin(), later_rates_.lower_bound(step_));
+  later_rates_.erase(later_rates_.begin(), later_rates_.lower_bound(round_));
   return absl::OkStatus();
 }
 
@@ -788,7 +809,7 @@ absl::Status Worker::CheckNoStepFailed() const {
 absl::Status Worker::CheckNoStepIsOpen() const {
   if (open_step_ == nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
-      "step %d has begun and is not finished: gradients of %d tensors have come, of %d", step_,
+      "step %d has begun and is not finished: gradients of %d tensors have come, of %d", steps_,
       parameters_.size() - open_step_->gradients_missing, parameters_.size()));
 }
 
@@ -799,7 +820,7 @@ absl::Status Worker::CheckGpuIsInTime() const {
     return absl::DeadlineExceededError(absl::StrFormat(
         "%s has not compressed chunk %d of step %d in %s: what was put on the stream before it is "
         "not done",
-        options_.gpu->name(), chunk, step_, absl::FormatDuration(options_.exchange_timeout)));
+        options_.gpu->name(), chunk, steps_, absl::FormatDuration(options_.exchange_timeout)));
   }
   return absl::OkStatus();
 }
@@ -809,7 +830,7 @@ FrameHeader Worker::HeaderOf(uint32_t chunk, Codec codec) const {
   header.set_job(options_.job);
   header.set_epoch(epochs_[shard_of_chunk_[chunk]]);
   header.set_rank(options_.rank);
-  header.set_step(step_);
+  header.set_step(round_);
   header.set_chunk(chunk);
   header.set_codec(codec);
   header.set_rates_crc32c(rates_crc32c_);
@@ -848,7 +869,7 @@ void Worker::Send(uint32_t chunk, uint32_t bad_block) {
   sent_bytes_ += frame.payload->size();
   exchange.kept.Add(std::move(frame));
   // Otherwise it follows the one that is under way.
-  if (!exchange.step_under_way) Exchange(chunk, step_);
+  if (!exchange.step_under_way) Exchange(chunk, round_);
 }
 
 void Worker::Exchange(uint32_t chunk, uint64_t step) {
@@ -887,7 +908,7 @@ absl::StatusOr<bool> Worker::ReceiveAnswer(uint32_t chunk, absl::StatusOr<Answer
   if (!answer.ok() && frame.answered) {
     // Nobody needs the answer. If the frame was needed, this step's will be answered with REPLAY.
     exchange.step_under_way.reset();
-    if (!exchange.kept.newest().answered) Exchange(chunk, step_);
+    if (!exchange.kept.newest().answered) Exchange(chunk, round_);
     return false;
   }
   if (!answer.ok()) {
@@ -974,11 +995,11 @@ void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
 
 void Worker::GiveState(uint32_t chunk) {
   const uint64_t step = exchanges_[chunk].next_step;
-  if (step_ < layout_.options().first_step()) return;  // it has no state yet
+  if (round_ < layout_.options().first_step()) return;  // it has no state yet
   // Between a freeze of the variance and the first answer after it a state fits no step, nor does
   // it between an answer and the end of its step, where there is something left to do, or after a
   // local step.
-  const bool has_still_to_end = optimizer_.EndsSteps() && open_step_ != nullptr && step > step_;
+  const bool has_still_to_end = optimizer_.EndsSteps() && open_step_ != nullptr && step > round_;
   exchanges_[chunk].owes_state =
       optimizer_.HasFrozenFor(step) || has_still_to_end || optimizer_.HasLocalSteps(chunk);
   if (exchanges_[chunk].owes_state) return;
@@ -1077,13 +1098,13 @@ absl::Status Worker::Leave() {
 // In a job that goes on without this worker, its part of a step that failed counts where it was
 // answered.
 uint64_t Worker::StepsAt(uint32_t shard) const {
-  uint64_t steps = step_;
+  uint64_t steps = round_;
   for (uint32_t chunk = 0; chunk < exchanges_.size() && options_.min_workers > 0; ++chunk) {
     if (shard_of_chunk_[chunk] == shard) steps = std::max(steps, exchanges_[chunk].next_step);
   }
   if (open_step_ == nullptr || options_.min_workers == 0) return steps;
   for (const OpenStep::HeldAnswer& held : open_step_->held_answers) {
-    if (shard_of_chunk_[held.chunk] == shard) steps = std::max(steps, step_ + 1);
+    if (shard_of_chunk_[held.chunk] == shard) steps = std::max(steps, round_ + 1);
   }
   return steps;
 }

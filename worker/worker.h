@@ -161,8 +161,9 @@ class Worker {
   absl::StatusOr<StepReport> Reduce(absl::Span<const absl::Span<float>> values);
 
   // With a GPU: calls put their work on this stream of it from now on, behind all that is on the
-  // one before, which must be there until then. A step has read all gradients when it returns;
-  // parameters are written in the stream's order, perhaps later. The default one at first.
+  // one before, which must be there until then. A step has read all gradients when it returns, but
+  // for 0/1 Adam's local ones, which read them in the stream's order; parameters are written in
+  // that order, perhaps later. The default one at first.
   void SetStream(kernels::cuda::Stream stream) { optimizer_.SetStream(stream); }
 
   // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its
@@ -211,10 +212,10 @@ class Worker {
   absl::Status Checkpoint(Disk& directory);
 
   // This rank's share of what Checkpoint saves, by itself: parameters and optimizer, this worker's
-  // error, and those aggregators' errors that it is to give back; 16 bytes for each parameter, and
-  // 4 / n more with n workers. Ranks need not call it at the same time, but a job goes on only from
-  // states that all ranks have saved after the same step. Errors as Checkpoint's; no rank is waited
-  // for. Not after JoinReduction.
+  // error, and those aggregators' errors that it is to give back; 16 bytes for each parameter, 24
+  // between 0/1 Adam's synchronisations, and 4 / n more with n workers. Ranks need not call it at
+  // the same time, but a job goes on only from states that all ranks have saved after the same
+  // step. Errors as Checkpoint's; no rank is waited for. Not after JoinReduction.
   absl::StatusOr<std::string> SaveState();
 
   // Ends this worker's membership. Returns once every aggregator has all of its rounds for good.
@@ -222,7 +223,7 @@ class Worker {
 
   uint64_t steps() const { return steps_; }
   // Whether all ranks have the same parameters: always, but between 0/1 Adam's synchronisations.
-  bool is_synchronised() const { return steps_ == optimizer_.StepsBefore(step_); }
+  bool is_synchronised() const { return steps_ == optimizer_.StepsBefore(round_); }
   const Layout& layout() const { return layout_; }
   const OneBitAdam& optimizer() const { return *adam_; }                 // not after JoinReduction
   const Reduction& reduction() const { return *reduction_; }             // only after it
@@ -292,6 +293,8 @@ class Worker {
                               Until until, StepReport& report);
   // Of a frame of this step.
   FrameHeader HeaderOf(uint32_t chunk, Codec codec) const;
+  // DATA_LOSS or FAILED_PRECONDITION if what was saved does not fit the optimizer.
+  absl::Status CheckCanResume(const ResumeState& state) const;
   // Goes on from a checkpoint, once all shards are joined.
   absl::Status Resume(ResumeState state);
   // Sends the chunk's frame of the round that restores the aggregators' errors.
@@ -346,7 +349,7 @@ class Worker {
   const std::unique_ptr<OneBitAdam> adam_;  // null after JoinReduction
   const std::unique_ptr<Reduction> reduction_;  // null otherwise
   Optimizer& optimizer_;                        // the one of them that is there
-  uint64_t step_ = 0;                           // that has the next round
+  uint64_t round_ = 0;                          // the next one
   uint64_t steps_ = 0;                          // that were taken
   Resumed resumed_;
   std::optional<Returned> returned_;

@@ -88,6 +88,7 @@ class HostRank {
   HostRank(const OneBitAdam& adam, const Layout& layout)
       : error_(adam.error()), local_sum_(adam.local_sum()) {
     if (local_sum_.size() == 0) return;
+    values_.reserve(layout.elements());
     for (uint32_t tensor = 0; tensor < layout.tensors().size(); ++tensor) {
       const HostFloats values = adam.values(tensor);
       values_.insert(values_.end(), values.begin(), values.end());
@@ -178,6 +179,9 @@ CheckpointManifest Worker::Manifest() const {
   manifest.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
   *manifest.mutable_schedule() = adam_->schedule();
   *manifest.mutable_scales() = adam_->Scales();
+  if (!is_synchronised()) {
+    for (const Parameter& parameter : parameters_) manifest.add_groups(parameter.group);
+  }
   manifest.set_committed_us(absl::ToUnixMicros(options_.clock->Now()));
   return manifest;
 }
@@ -204,7 +208,7 @@ absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
   request.set_epoch(epochs_[shard]);
   request.set_rank(options_.rank);
   request.set_chunk(chunk);
-  request.set_step(step_);
+  request.set_step(round_);
   request.set_incarnation(incarnation_);
   absl::StatusOr<ReadErrorResponse> response;
   while (true) {
@@ -214,21 +218,21 @@ absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
   }
   if (!response.ok()) {
     return Explain(response.status(), shard,
-                   absl::StrFormat("the error of chunk %d before step %d of job '%s'", chunk, step_,
-                                   options_.job));
+                   absl::StrFormat("the error of chunk %d before step %d of job '%s'", chunk,
+                                   round_, options_.job));
   }
   const absl::Span<const uint8_t> bytes = {
       reinterpret_cast<const uint8_t*>(response->payload().data()), response->payload().size()};
   std::vector<float> error(bytes.size() / sizeof(float));
   const size_t elements = layout_.chunks()[chunk].elements;
   const bool has_size = bytes.empty() || bytes.size() == elements * sizeof(float);
-  if (!has_size || response->step() != step_ || response->chunk() != chunk ||
+  if (!has_size || response->step() != round_ || response->chunk() != chunk ||
       response->payload_crc32c() != Crc32c(bytes)) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "aggregator %s sent %d bytes for step %d, chunk %d where the error of step %d, chunk %d "
         "has %d, or another CRC-32C than it says",
-        channels_[shard]->target(), bytes.size(), response->step(), response->chunk(), step_, chunk,
-        elements * sizeof(float)));
+        channels_[shard]->target(), bytes.size(), response->step(), response->chunk(), round_,
+        chunk, elements * sizeof(float)));
   }
   if (!kernels::DenseWithinRange(kernels::DenseType::kFloat32, bytes.data(), error.size())) {
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -256,7 +260,7 @@ absl::Status Worker::AwaitRanks(
       return absl::DeadlineExceededError(absl::StrFormat(
           "the checkpoint of step %d lacks the part of rank %s after %s. Has every rank called "
           "Checkpoint after this step, and is the directory one that all workers see?",
-          step_, absl::StrJoin(*missing, ", "), absl::FormatDuration(options_.exchange_timeout)));
+          steps_, absl::StrJoin(*missing, ", "), absl::FormatDuration(options_.exchange_timeout)));
     }
     if (now >= next_offer) {
       if (now >= start + 2 * options_.round_deadline) {
@@ -308,11 +312,11 @@ absl::Status Worker::CheckNobodyIsGone(absl::Span<const uint32_t> missing_ranks)
     return absl::AbortedError(absl::StrFormat(
         "what is saved of step %d lacks the part of rank %d, from which nothing comes any more: "
         "rounds close without it. Until it is back the job cannot be saved",
-        step_, rank));
+        steps_, rank));
   }
-  if (job.step() <= step_) return absl::OkStatus();
+  if (job.step() <= round_) return absl::OkStatus();
   return absl::AbortedError(absl::StrFormat(
-      "the others have gone on to step %d, and have not saved step %d", job.step(), step_));
+      "the others have gone on to round %d, and have not saved round %d", job.step(), round_));
 }
 
 }  // namespace signpost

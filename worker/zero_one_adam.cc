@@ -81,6 +81,11 @@ void ZeroOneAdam::FollowStep(uint64_t round, const StepRates& rates) {
   for (const TensorScale& scale : rates.scales()) floors_[scale.tensor()] = scale.floor();
 }
 
+void ZeroOneAdam::SetSchedule(Schedule schedule) {
+  schedule.set_local_steps(0);
+  OneBitAdam::SetSchedule(std::move(schedule));
+}
+
 // As it is if it is not local.
 void ZeroOneAdam::SetKind(uint64_t round) {
   SetStage(round);
@@ -106,9 +111,7 @@ void ZeroOneAdam::UpdateFloors(uint64_t round) {
   size_t first = 0;
   for (uint32_t tensor = 0; tensor < floors_.size(); ++tensor) {
     const size_t elements = ElementCount(layout().tensors()[tensor]);
-    const double mean = state().SumOfVariance(first, elements) / elements;
-    const double correction = Correction(RatesOfTensor(tensor).beta2, update + 1);
-    floors_[tensor] = options().variance_floor * mean / correction;
+    floors_[tensor] = options().variance_floor * state().SumOfVariance(first, elements) / elements;
     first += elements;
   }
 }
@@ -119,7 +122,7 @@ void ZeroOneAdam::AddToLocalSums() {
     schedule.clear_local_sums();
     for (uint32_t g = 0; g < groups(); ++g) schedule.add_local_sums()->set_last_momentum(1);
   }
-  for (int g = 0; g < schedule.local_sums_size(); ++g) {
+  for (uint32_t g = 0; g < groups(); ++g) {
     const GroupRates& rates = RatesOfGroup(g);
     LocalSums& sums = *schedule.mutable_local_sums(g);
     sums.set_last_momentum(rates.beta1 * sums.last_momentum());
@@ -272,6 +275,9 @@ kernels::AdaptiveRates ZeroOneAdam::AdaptiveRatesOf(uint32_t tensor) const {
   const uint64_t weighed_steps = options().as_deepspeed ? 1 : update.interval;
   const double kept_variance = Power(group.beta2, weighed_steps);
   const double correction2 = Correction(group.beta2, update.step + 1);
+  // The floor is that of the variance before the step.
+  const uint64_t updated = step() == 0 ? 0 : steps_.LastUpdate(step() - 1).step;
+  const double floor = floors_[tensor] / Correction(group.beta2, updated + 1);
   return {
       .beta1 = static_cast<float>(group.beta1),
       .one_minus_beta1 = static_cast<float>(1 - group.beta1),
@@ -279,7 +285,7 @@ kernels::AdaptiveRates ZeroOneAdam::AdaptiveRatesOf(uint32_t tensor) const {
       .one_minus_kept_variance = static_cast<float>(1 - kept_variance),
       .step_size = static_cast<float>(group.learning_rate / Correction(group.beta1, step() + 1)),
       .inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(correction2)),
-      .floor = static_cast<float>(floors_[tensor] * correction2),
+      .floor = static_cast<float>(floor * correction2),
       .epsilon = static_cast<float>(group.epsilon),
       .decay = static_cast<float>(group.learning_rate * group.weight_decay),
       .updates_variance = kind_ == Kind::kUpdate,

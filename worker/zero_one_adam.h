@@ -11,8 +11,8 @@
 // bit. docs/algorithms.md has the equations, and what the paper does otherwise.
 //
 // A block whose gradient is not finite is left alone by that worker's local step. A round that does
-// not count leaves the parameters where they were, but for their weight decay: each worker's sum is
-// in its error, and its momentum zero.
+// not count ends an interval with the parameters where they were, but for their weight decay: each
+// worker's mean is in its error, and the momentum zero. A round of one step is as 1-bit Adam's.
 
 #ifndef SIGNPOST_WORKER_ZERO_ONE_ADAM_H_
 #define SIGNPOST_WORKER_ZERO_ONE_ADAM_H_
@@ -44,6 +44,8 @@ class ZeroOneAdam final : public OneBitAdam {
   void BeginStep(uint64_t round, absl::Span<const GroupRates> rates) override;
   void BeginMissedStep(uint64_t round, const StepRates& rates) override;
   void FollowStep(uint64_t round, const StepRates& rates) override;
+  // Its local steps are none of this worker's.
+  void SetSchedule(Schedule schedule) override;
   uint64_t StepsBefore(uint64_t round) const override { return steps_.StepsOf(round).first_step; }
 
   Codec codec() const override;
@@ -90,7 +92,7 @@ class ZeroOneAdam final : public OneBitAdam {
   const std::unique_ptr<ZeroOneState> local_;
   Kind kind_ = Kind::kUpdate;          // of the step that has begun
   bool is_missed_ = false;             // its round, and all local steps before
-  std::vector<double> floors_;         // by tensor: of variances with their bias correction
+  std::vector<double> floors_;         // by tensor: of variances without their bias correction
   std::optional<uint64_t> floors_of_;  // the update of the variance that they are of
   std::vector<bool> has_local_steps_;  // by chunk
   std::vector<BlockLeftAlone> left_alone_;
