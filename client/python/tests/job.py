@@ -150,24 +150,36 @@ def goes_on_from_file(directory, kind="one_bit_adam", of_rank=None):
     say(optimizer)
 
 
-def comes_back(directory):
-    """Rank 1 dies, and is started again while rank 0 trains on; with bf16 parameters."""
+def comes_back(directory, kind="one_bit_adam"):
+    """Rank 1 dies, and is started again while rank 0 trains on; with bf16 parameters. With 0/1 Adam
+    each rank clips its own gradients, from the beginning."""
     has_died, is_back = Path(directory, "has_died"), Path(directory, "is_back")
     model = model_of().bfloat16()
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer = signpost.OneBitAdam(model.parameters(), lr=0.01, freeze_step=5)
+    if kind == "zero_one_adam":
+        optimizer = zero_one_adam(model.parameters(), max_grad_norm=1.0)
+    else:
+        optimizer = signpost.OneBitAdam(model.parameters(), lr=0.01, freeze_step=5)
     if signpost.rank() == 1 and has_died.exists():
         assert optimizer.steps > 0
         for parameter, old in zip(model.parameters(), before):
             assert not torch.equal(parameter, old), "it has not got the others' values"
         is_back.write_text(str(optimizer.steps + 20))
-    while not is_back.exists() or optimizer.steps < int(is_back.read_text() or 2**40):
+
+    def is_over():
+        steps = int(is_back.read_text() or 2**40) if is_back.exists() else 2**40
+        return optimizer.steps >= steps and optimizer.is_synchronised
+
+    while not is_over():
         if signpost.rank() == 1 and optimizer.steps == 10:
             has_died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
+            parameter.grad = torch.full_like(parameter, 1 + signpost.rank())
         optimizer.step()
+        if kind == "zero_one_adam":
+            own = (1 + signpost.rank()) * sum(p.numel() for p in model.parameters()) ** 0.5
+            assert abs(optimizer.grad_norm / own - 1) < 1e-5
         time.sleep(0.01)  # computing
     say(optimizer)
 

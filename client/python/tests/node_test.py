@@ -7,7 +7,14 @@ from ranks_test import JOB, digest_of, run_job, start, torchrun
 
 
 def test_ranks_of_a_node_train_through_its_worker():
-    for scenario in (["average"], ["clipped"], ["overlap", "02"], ["reduce"]):
+    for scenario in (
+        ["average"],
+        ["clipped"],
+        ["clipped_alone"],
+        ["overlap", "02"],
+        ["overlap", "02", "zero_one_adam"],
+        ["reduce"],
+    ):
         code, output = run_job(4, 2, *scenario, options=["--per-node", "2"])
         assert code == 0
         digest_of(output, 4)

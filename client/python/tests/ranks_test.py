@@ -93,9 +93,10 @@ def test_a_rank_with_the_state_of_another_is_told_so(tmp_path):
     assert "the saved state is that of rank 0 of 2, and this is rank 0 of 1" in output
 
 
-def test_a_rank_that_died_comes_back_with_the_values_of_the_others(tmp_path):
+@each_kind
+def test_a_rank_that_died_comes_back_with_the_values_of_the_others(tmp_path, kind):
     options = ["--round-deadline=500ms", "--min-workers=1", "--worker-restarts=1"]
-    code, output = run_job(2, 1, "comes_back", str(tmp_path), options=options)
+    code, output = run_job(2, 1, "comes_back", str(tmp_path), kind, options=options)
     assert code == 0
     digest_of(output, 2)
 
