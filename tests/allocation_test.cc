@@ -176,6 +176,14 @@ TEST_F(Allocation, ADenseStepTakesNoMemoryOfAPayloadsSize) {
       0u);
 }
 
+TEST_F(Allocation, NorDoesAnIntervalOfLocalSteps) {
+  EXPECT_EQ(AllocationsInSteadyState(
+                Transport::kLoopback,
+                {.freeze_step = 1,
+                 .zero_one = ZeroOneOptions{.local_step_scaler = 1, .local_step_clipper = 2}}),
+            0u);
+}
+
 TEST_F(Allocation, NorDoesAStepOverGrpc) {
   EXPECT_EQ(AllocationsInSteadyState(Transport::kGrpc,
                                      {.freeze_step = 2, .variance_refresh_interval = 0}),

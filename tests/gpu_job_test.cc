@@ -152,6 +152,15 @@ TEST_F(GpuJobTest, AlsoWithZeroOneAdam) {
     EXPECT_EQ(on_gpu.errors, spoilt.errors) << CodecName(codec);
     EXPECT_NE(spoilt.values, TrainOn(nullptr).values);
   }
+  // Rounds of local means are skipped: of steps 8 and 9, and of 13 to 15.
+  job_.optimizer.codec = ONE_BIT;
+  const auto spoil = [](uint32_t rank, int step, std::vector<float>& gradient) {
+    if (rank != 1 || (step != 9 && step != 14)) return;
+    std::fill_n(gradient.begin() + 100, 64, 0x1p59f);  // finite, but too much for a scale
+  };
+  const End skipped = TrainOn(nullptr, spoil);
+  EXPECT_EQ(skipped.skipped_steps, std::set<int>({9, 15}));
+  EXPECT_EQ(TrainOn(gpu_.get(), spoil), skipped);
 }
 
 TEST_F(GpuJobTest, AlsoInParts) {
