@@ -389,6 +389,42 @@ TEST(Checkpoint, ResumingWithOtherWorkersKeepsTheMeanOfTheErrors) {
   EXPECT_EQ(after, before) << "the aggregators' errors are what they were";
 }
 
+// 0/1 Adam's local steps are each rank's own, and their sums each group's.
+TEST(Checkpoint, OfLocalStepsIsForAsManyWorkersAndTheSameGroups) {
+  JobOptionsForTest job;
+  job.optimizer.zero_one = kZeroOne;
+  MemoryDisk local, synchronised;
+  std::vector<std::string> states(job.workers);
+  RunAnew(2, {.job = job,
+              .until = 9,
+              .checkpoint_after = {9},
+              .checkpoints = &local,
+              .save_states = &states});
+  RunAnew(2, {.job = job, .until = 8, .checkpoint_after = {8}, .checkpoints = &synchronised});
+
+  const auto resume = [&](const ResumeFrom& from, uint32_t group) {
+    Replica replica(job, 0);
+    std::vector<Parameter> parameters = replica.Parameters();
+    parameters.back().group = group;
+    Cluster cluster({});
+    return Worker::Join(replica.Options(), job.optimizer, parameters, cluster.Connect(), from)
+        .status();
+  };
+  for (const ResumeFrom& from :
+       {ResumeFrom{.checkpoints = &local}, ResumeFrom{.state = states[0]}}) {
+    const absl::Status status = resume(from, /*group=*/1);
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("other parameter groups"));
+  }
+
+  job.workers = 3;
+  job.worker.resume_with_other_world_size = true;
+  const absl::Status status = Load(local, job).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("between two synchronisations"));
+  RunAnew(2, {.job = job, .until = 12, .resume_from = &synchronised});
+}
+
 // Faults.
 
 // A job of one worker that has saved at step 7 and stands at step 8.

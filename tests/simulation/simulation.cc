@@ -65,6 +65,9 @@ struct JobPlan {
     optimizer.zero_one = {.var_update_scaler = static_cast<uint32_t>(1 + Below(4)),
                           .local_step_scaler = 1 + Below(6),
                           .local_step_clipper = static_cast<uint32_t>(1 + Below(5))};
+    // What is not finite a local step leaves alone; what is too large for a scale ends in a skip.
+    const bool may_be_large = optimizer.codec == ONE_BIT && bad_step >= optimizer.freeze_step;
+    if (may_be_large && Below(2) == 0) bad_gradient = 0x1p59f;
   }
 
   uint64_t Below(uint64_t n) { return random() % n; }
@@ -73,8 +76,9 @@ struct JobPlan {
   uint32_t workers, shards;
   uint64_t steps;
   OptimizerOptions optimizer;
-  uint64_t bad_step = std::numeric_limits<uint64_t>::max();  // at which a gradient is not finite
+  uint64_t bad_step = std::numeric_limits<uint64_t>::max();  // with a gradient that is not packed
   uint32_t bad_rank = 0;
+  float bad_gradient = std::numeric_limits<float>::quiet_NaN();
   uint32_t min_workers = 0;
   absl::Duration round_deadline;
   bool workers_die = false;
@@ -95,7 +99,7 @@ std::vector<std::vector<float>> GradientsOf(const JobPlan& plan, uint32_t rank, 
     }
   }
   if (rank == plan.bad_rank && step == plan.bad_step) {
-    gradients[3][200] = std::numeric_limits<float>::quiet_NaN();
+    gradients[3][200] = plan.bad_gradient;
   }
   return gradients;
 }
