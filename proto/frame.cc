@@ -61,11 +61,12 @@ struct Examined {
 Examined Examine(Codec codec, absl::Span<const uint8_t> payload, const Layout& layout) {
   constexpr size_t kPieceBytes = 32 << 10;
   const bool has_numbers = HasNumbers(codec) || codec == RESTORE;
+  const NumberCodec* const number_codec = has_numbers ? &NumberCodecOf(codec, layout) : nullptr;
   Examined examined;
   for (size_t begin = 0; begin < payload.size(); begin += kPieceBytes) {
     const absl::Span<const uint8_t> piece = payload.subspan(begin, kPieceBytes);
     examined.crc32c = Crc32c(piece, examined.crc32c);
-    if (has_numbers) examined.is_within_range &= NumberCodecOf(codec, layout).IsWithinRange(piece);
+    if (has_numbers) examined.is_within_range &= number_codec->IsWithinRange(piece);
   }
   return examined;
 }
@@ -142,8 +143,8 @@ absl::Status CheckRates(const StepRates& rates, const Layout& layout) {
     if (scale.tensor() >= tensors) {
       return Invalid("the scale of tensor ", scale.tensor(), "; the job has ", tensors);
     }
-    if (AreFinite({scale.ratio(), scale.average(), scale.weight(), scale.factor(),
-                   scale.floor()})) {
+    if (AreFinite(
+            {scale.ratio(), scale.average(), scale.weight(), scale.factor(), scale.floor()})) {
       continue;
     }
     return Invalid("the scale of tensor ", DescribeTensor(layout.tensors()[scale.tensor()]),

@@ -210,12 +210,12 @@ absl::StatusOr<Payload> Round::Aggregate(Codec codec, const Layout& layout,
   }
 
   Payload out(layout.PayloadBytes(codec, chunk_index));
+  const NumberCodec& number_codec = NumberCodecOf(codec, layout);
   for (const Segment& segment : chunk.segments) {
     const absl::Span<float> error_there =
         error.empty() ? error : error.subspan(segment.chunk_offset, segment.elements);
-    const size_t packed = NumberCodecOf(codec, layout)
-                              .Aggregate(rule, chunk, segment, contributions, InverseCount(layout),
-                                         error_there, out.data());
+    const size_t packed = number_codec.Aggregate(rule, chunk, segment, contributions,
+                                                 InverseCount(layout), error_there, out.data());
     if (packed == kernels::BlockCount(segment.elements, rule.block_elements)) continue;
     return OutOfRangeError(first_header(), layout,
                            layout.DescribeBlock(chunk_index, segment.first_block + packed));

@@ -42,10 +42,11 @@ std::optional<uint32_t> HostAdamState::CompressGradient(uint32_t chunk, Codec co
                                                         bool adds_error,
                                                         absl::Span<const Gradient> gradients,
                                                         uint8_t* payload, Optimizer::Later) {
+  const NumberCodec& number_codec = NumberCodecOf(codec, layout_);
   return crew_.Compress(chunk, [&](const Segment& part) {
-    return NumberCodecOf(codec, layout_)
-        .Compress(rule_, layout_.chunks()[chunk], part, gradients[part.tensor].floats(part),
-                  adds_error ? ErrorOf(chunk, part) : absl::Span<float>(), payload);
+    return number_codec.Compress(rule_, layout_.chunks()[chunk], part,
+                                 gradients[part.tensor].floats(part),
+                                 adds_error ? ErrorOf(chunk, part) : absl::Span<float>(), payload);
   });
 }
 
@@ -54,6 +55,7 @@ std::optional<uint32_t> HostAdamState::CompressMomentum(uint32_t chunk, Codec co
                                                         absl::Span<const Gradient> gradients,
                                                         uint8_t* payload, Optimizer::Later) {
   if (codec == ONE_BIT) return CompressSigns(chunk, rates, gradients, payload);
+  const NumberCodec& number_codec = NumberCodecOf(codec, layout_);
   return crew_.Compress(chunk, [&](const Segment& part) {
     std::vector<float> scratch(std::min<size_t>(part.elements, rule_.block_elements));
     size_t block_number = 0, first_not_packed = 0;
@@ -61,9 +63,8 @@ std::optional<uint32_t> HostAdamState::CompressMomentum(uint32_t chunk, Codec co
       const absl::Span<float> input = absl::MakeSpan(scratch).first(block.elements);
       kernels::MomentumInput(rates(part.tensor), gradients[part.tensor].floats(block),
                              MomentumOf(chunk, block).data(), input);
-      const bool is_packed = NumberCodecOf(codec, layout_)
-                                 .Compress(rule_, layout_.chunks()[chunk], block, input,
-                                           ErrorOf(chunk, block), payload) > 0;
+      const bool is_packed = number_codec.Compress(rule_, layout_.chunks()[chunk], block, input,
+                                                   ErrorOf(chunk, block), payload) > 0;
       if (is_packed && first_not_packed == block_number) ++first_not_packed;
       ++block_number;
     });
@@ -110,12 +111,12 @@ void HostAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamR
 void HostAdamState::ForEachDecompressedBlock(
     uint32_t chunk, Codec codec, const Payload& answer,
     absl::FunctionRef<void(const Segment& block, absl::Span<const float> numbers)> use) {
+  const NumberCodec& number_codec = NumberCodecOf(codec, layout_);
   crew_.ForEachPart(chunk, [&](const Segment& part) {
     std::vector<float> scratch(std::min<size_t>(part.elements, rule_.block_elements));
     ForEachBlock(part, rule_.block_elements, [&](const Segment& block) {
       const absl::Span<float> numbers = absl::MakeSpan(scratch).first(block.elements);
-      NumberCodecOf(codec, layout_)
-          .Decompress(rule_, layout_.chunks()[chunk], block, answer.data(), numbers);
+      number_codec.Decompress(rule_, layout_.chunks()[chunk], block, answer.data(), numbers);
       use(block, numbers);
     });
   });
@@ -124,12 +125,12 @@ void HostAdamState::ForEachDecompressedBlock(
 void HostAdamState::ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
                                   Payload answer) {
   if (codec == ONE_BIT) return ApplySigns(chunk, rates, std::move(answer));
+  const NumberCodec& number_codec = NumberCodecOf(codec, layout_);
   crew_.ForEachPart(chunk, [&](const Segment& part) {
     const UpdateRates update = rates(part.tensor);
     ForEachBlock(part, rule_.block_elements, [&](const Segment& block) {
       const absl::Span<float> momentum = MomentumOf(chunk, block);
-      NumberCodecOf(codec, layout_)
-          .Decompress(rule_, layout_.chunks()[chunk], block, answer.data(), momentum);
+      number_codec.Decompress(rule_, layout_.chunks()[chunk], block, answer.data(), momentum);
       kernels::ApplyDenseMomentum(momentum, update.learning_rate, update.weight_decay,
                                   VarianceOf(chunk, block), ValuesOf(block));
     });
@@ -166,8 +167,9 @@ void HostAdamState::AddToError(uint32_t chunk, Codec codec, const uint8_t* paylo
                                absl::Span<const Addition> of_payload,
                                absl::Span<const Addition> of_momentum) {
   const Chunk& at = layout_.chunks()[chunk];
+  const NumberCodec& number_codec = NumberCodecOf(codec, layout_);
   for (const auto& [part, factor] : of_payload) {
-    NumberCodecOf(codec, layout_).Add(rule_, at, part, payload, factor, ErrorOf(chunk, part));
+    number_codec.Add(rule_, at, part, payload, factor, ErrorOf(chunk, part));
   }
   const Payload& momentum = signed_momentum_[chunk];
   for (const auto& [part, factor] : of_momentum) {

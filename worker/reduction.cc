@@ -37,18 +37,19 @@ void Reduction::SetResults(absl::Span<const absl::Span<float>> results) {
 std::optional<uint32_t> Reduction::Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
                                             uint8_t* payload, Later) {
   const Chunk& at = layout_.chunks()[chunk];
+  const NumberCodec& codec = NumberCodecOf(codec_, layout_);
   return crew_.Compress(chunk, [&](const Segment& part) {
-    return NumberCodecOf(codec_, layout_)
-        .Compress(rule_, at, part, gradients[part.tensor].floats(part), ErrorOf(at, part), payload);
+    return codec.Compress(rule_, at, part, gradients[part.tensor].floats(part), ErrorOf(at, part),
+                          payload);
   });
 }
 
 void Reduction::Apply(uint32_t chunk, Answer answer) {
   if (results_.empty()) return;
   const Chunk& at = layout_.chunks()[chunk];
+  const NumberCodec& codec = NumberCodecOf(codec_, layout_);
   crew_.ForEachPart(chunk, [&](const Segment& part) {
-    NumberCodecOf(codec_, layout_)
-        .Decompress(rule_, at, part, answer.payload.data(), ResultOf(part));
+    codec.Decompress(rule_, at, part, answer.payload.data(), ResultOf(part));
   });
 }
 
