@@ -31,6 +31,14 @@
 
 namespace signpost {
 
+// Has the optimizer train these parameters as DeepSpeed's of that name does, to compare with:
+// docs/algorithms.md. It has neither bias_correction nor variance_floor, gamma is 1, and a block is
+// as long as the largest tensor, so that each tensor has one scale; one of more than
+// kMaxBlockElements has one for each so many. What these options were is lost, and chunk_elements,
+// unless it is 0, becomes whole blocks. Large blocks take long: each is compressed by one thread.
+void SetAsDeepSpeed(absl::Span<const Parameter> parameters, SessionOptions& session,
+                    OptimizerOptions& optimizer);
+
 // One worker's membership in a job. Not thread-safe.
 class Session {
  public:

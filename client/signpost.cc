@@ -290,8 +290,9 @@ int signpost_join(const signpost_options* options, const signpost_parameter* par
                   size_t error_size) {
   return Guard(error, error_size, [&] {
     if (absl::Status status = CheckHasJob(*options); !status.ok()) return status;
-    const absl::StatusOr<SessionOptions> session_options = SessionOptionsOf(*options);
+    absl::StatusOr<SessionOptions> session_options = SessionOptionsOf(*options);
     if (!session_options.ok()) return session_options.status();
+    OptimizerOptions optimizer = OptimizerOptionsOf(*options);
     absl::StatusOr<Tensors> tensors = TensorsOf(parameters, parameter_count);
     if (!tensors.ok()) return tensors.status();
     std::vector<Gradient> gradients;
@@ -304,8 +305,10 @@ int signpost_join(const signpost_options* options, const signpost_parameter* par
       }
       gradients.emplace_back(nullptr, tensors->sizes[i], *type);
     }
-    auto joined = signpost::Session::Join(*session_options, OptimizerOptionsOf(*options),
-                                          std::move(tensors->tensors));
+    if (options->as_deepspeed != 0) {
+      signpost::SetAsDeepSpeed(tensors->tensors, *session_options, optimizer);
+    }
+    auto joined = signpost::Session::Join(*session_options, optimizer, std::move(tensors->tensors));
     if (!joined.ok()) return joined.status();
     std::string warnings = absl::StrJoin((*joined)->resumed().warnings, "\n");
     *session = new signpost_session{*std::move(joined), std::move(gradients), std::move(warnings)};

@@ -40,7 +40,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 10
+#define SIGNPOST_ABI 11
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -120,6 +120,11 @@ typedef struct {
   uint8_t start_from_rank_0;
   uint8_t lamb;     /* 1: 1-bit LAMB */
   uint8_t zero_one; /* 1: 0/1 Adam; with neither it is 1-bit Adam, both are refused */
+  /* 1: as DeepSpeed has that optimizer, to compare with; docs/algorithms.md says how. Without
+   * bias_correction and variance_floor, with a gamma of 1, and with one scale for each tensor, or
+   * each 2^24 elements of a larger one, whatever these options and block_elements say. A freeze
+   * step is at least 2. Of 0/1 Adam it is DeepSpeed's var_freeze_step + 1. */
+  uint8_t as_deepspeed;
   /* What SIGNPOST_CODEC_CUSTOM is: a shared object as signpost_codec.h has it, which the
    * aggregators need too, and options of the codec's own. NULL: none. On the host only. */
   const char* codec_library;

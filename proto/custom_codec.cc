@@ -204,7 +204,9 @@ class Codecs {
       ABSL_LOCKS_EXCLUDED(mutex_, opening_) {
     if (block_elements == 0 || block_elements > kMaxCodecBlock) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "blocks of %d numbers; a codec takes 1 to %d", block_elements, kMaxCodecBlock));
+          "blocks of %d numbers (block_elements, or as DeepSpeed those of the largest tensor); a "
+          "codec takes 1 to %d",
+          block_elements, kMaxCodecBlock));
     }
     if (options.find('\0') != std::string::npos) {
       return absl::InvalidArgumentError("a codec's options end with a 0, and have none before");

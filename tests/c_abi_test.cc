@@ -254,6 +254,81 @@ TEST(CAbi, RefusesOptionsThatZeroOneAdamCannotHave) {
               HasSubstr("local_step_clipper is 0"));
 }
 
+// 1-bit Adam's, in double precision and with one scale for all elements.
+class DeepSpeedReference {
+ public:
+  void Step(int step, const std::vector<float> (&gradients)[kWorkers]) {
+    if (step == 0) return;
+    std::vector<double> mean(kElements);
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+      std::vector<double> put_in(gradients[rank].begin(), gradients[rank].end());
+      if (step >= 3) {
+        for (size_t i = 0; i < kElements; ++i) put_in[i] = 0.9 * m_[i] + 0.1 * put_in[i];
+        put_in = Compress(std::move(put_in), errors_[rank]);
+      }
+      for (size_t i = 0; i < kElements; ++i) mean[i] += put_in[i] / kWorkers;
+    }
+    if (step >= 3) mean = Compress(std::move(mean), errors_[kWorkers]);
+    for (size_t i = 0; i < kElements; ++i) {
+      m_[i] = step >= 3 ? mean[i] : 0.9 * m_[i] + 0.1 * mean[i];
+      if (step < 3) v_[i] = 0.999 * v_[i] + 0.001 * mean[i] * mean[i];
+      x_[i] -= 0.01 * m_[i] / (std::sqrt(v_[i]) + 1e-8);
+    }
+  }
+
+  const std::vector<double>& parameters() const { return x_; }
+
+ private:
+  static std::vector<double> Compress(std::vector<double> u, std::vector<double>& error) {
+    double squares = 0;
+    for (size_t i = 0; i < kElements; ++i) squares += std::pow(u[i] += error[i], 2);
+    for (size_t i = 0; i < kElements; ++i) {
+      const double sent = std::copysign(std::sqrt(squares / kElements), u[i]);
+      error[i] = u[i] - sent;
+      u[i] = sent;
+    }
+    return u;
+  }
+
+  std::vector<double> x_ = std::vector<double>(kElements, 1);
+  std::vector<double> m_ = std::vector<double>(kElements), v_ = m_;
+  std::vector<double> errors_[kWorkers + 1] = {m_, m_, m_};  // the aggregator's last
+};
+
+TEST(CAbi, AsDeepSpeedItHasNeitherCorrectionNorFloorAndOneScaleForEachTensor) {
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+  std::vector<float> gradients[8][kWorkers];
+  std::vector<float> values[8];  // rank 0's
+  OnEachRank(kWorkers, [&](uint32_t index) {
+    Rank rank(cluster, index, nullptr);
+    rank.options().as_deepspeed = 1;
+    rank.options().variance_floor = 0.9;
+    ASSERT_EQ(rank.Join(), SIGNPOST_OK) << rank.error();
+    for (int step = 0; step < 8; ++step) {
+      gradients[step][index] = rank.Gradient();
+      ASSERT_EQ(rank.Step(), SIGNPOST_OK) << rank.error();
+      if (index == 0) values[step] = rank.values();
+    }
+    EXPECT_EQ(rank.Leave(), SIGNPOST_OK);
+  });
+  DeepSpeedReference reference;
+  for (int step = 0; step < 8; ++step) {
+    reference.Step(step, gradients[step]);
+    for (size_t i = 0; i < kElements; ++i) {
+      ASSERT_NEAR(values[step][i], reference.parameters()[i], 1e-5) << "step " << step << ", " << i;
+    }
+  }
+}
+
+TEST(CAbi, AsDeepSpeedTheFirstStepIsLostAndSoOneThatFreezesThenIsRefused) {
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 1});
+  Rank rank(cluster, 0, nullptr);
+  rank.options().as_deepspeed = 1;
+  rank.options().freeze_step = 1;
+  EXPECT_EQ(rank.Join(), SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_THAT(rank.error(), HasSubstr("freeze_step is 1, wanted at least 2: as DeepSpeed"));
+}
+
 TEST(CAbi, RanksThatBeginApartAreRefusedUnlessTheyAreToStartFromRank0) {
   Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
   uint32_t crc[kWorkers] = {};

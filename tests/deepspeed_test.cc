@@ -7,6 +7,8 @@
 #include <numeric>
 
 #include "absl/synchronization/mutex.h"
+#include "client/session.h"
+#include "proto/layout.h"
 #include "tests/deepspeed_zero_one_adam_reference.h"
 #include "tests/job.h"
 #include "tests/onebit_adam_reference.h"
@@ -122,6 +124,37 @@ TEST_P(DeepSpeedTest, ZeroOneAdam) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Workers, DeepSpeedTest, ::testing::Values(1, 2, 4));
+
+// As the options are that a session joins with to have each tensor's scale.
+WorkerOptions WorkerOptionsFor(const std::vector<size_t>& tensors, uint32_t chunk_elements = 0) {
+  std::vector<Parameter> parameters;
+  for (const size_t elements : tensors) {
+    parameters.push_back({.values = absl::Span<float>(nullptr, elements)});
+  }
+  SessionOptions session;
+  session.worker.chunk_elements = chunk_elements;
+  OptimizerOptions optimizer;
+  SetAsDeepSpeed(parameters, session, optimizer);
+  EXPECT_TRUE(optimizer.as_deepspeed);
+  EXPECT_TRUE(CheckOptions(optimizer).ok());
+  EXPECT_EQ(session.worker.gamma, 1);
+  return session.worker;
+}
+
+TEST(DeepSpeed, ABlockIsTheLargestTensorUpToALimit) {
+  EXPECT_EQ(WorkerOptionsFor(kTensors).block_elements, kWholeTensor);
+  EXPECT_EQ(WorkerOptionsFor({1}).block_elements, 8);
+  EXPECT_EQ(WorkerOptionsFor({5000, 5008}).block_elements, 5008);
+  EXPECT_EQ(WorkerOptionsFor({kMaxBlockElements - 1}).block_elements, kMaxBlockElements);
+  EXPECT_EQ(WorkerOptionsFor({size_t{1} << 40}).block_elements, kMaxBlockElements);
+}
+
+TEST(DeepSpeed, ChunksAreOfWholeBlocks) {
+  EXPECT_EQ(WorkerOptionsFor(kTensors, 0).chunk_elements, 0) << "as suits the model";
+  EXPECT_EQ(WorkerOptionsFor(kTensors, 8).chunk_elements, kWholeTensor);
+  EXPECT_EQ(WorkerOptionsFor(kTensors, 105).chunk_elements, 2 * kWholeTensor);
+  EXPECT_EQ(WorkerOptionsFor({6'000'000}, kMaxChunkElements).chunk_elements, 12'000'000);
+}
 
 TEST(DeepSpeed, WithBiasCorrectionOrAFloorIsRefused) {
   OptimizerOptions options = {.bias_correction = false, .variance_floor = 0, .as_deepspeed = true};

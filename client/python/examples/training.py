@@ -35,6 +35,7 @@ OPTIONS = {
     "var_update_scaler": int,
     "local_step_scaler": int,
     "local_step_clipper": int,
+    "compat": str,
 }
 LAMB_OPTIONS = {
     "max_coeff": float,

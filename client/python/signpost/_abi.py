@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 10
+ABI = 11
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
@@ -58,6 +58,7 @@ class Options(ctypes.Structure):
         ("start_from_rank_0", ctypes.c_uint8),
         ("lamb", ctypes.c_uint8),
         ("zero_one", ctypes.c_uint8),
+        ("as_deepspeed", ctypes.c_uint8),
         ("codec_library", c_char_p),
         ("codec_options", c_char_p),
         ("resume", c_char_p),

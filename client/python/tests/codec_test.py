@@ -9,6 +9,8 @@ from pathlib import Path
 import codecs_of_mine
 import pytest
 import signpost
+import torch
+from signpost.torch import OneBitAdam
 
 HERE = Path(__file__).parent
 TOPK = "client/examples/libtopk.so"
@@ -40,6 +42,13 @@ def run_job(what, name, libraries):
     return run(
         "run", "-n", "2", "--aggregators", "2", "--", *job, SIGNPOST_CODEC_LIBRARIES=libraries
     )
+
+
+def test_a_tensor_in_one_block_may_be_too_long_for_a_codec():
+    signpost.init()
+    x = torch.zeros(70_000, requires_grad=True)
+    with pytest.raises(signpost.InvalidArgumentError, match="blocks of 70000 .* as DeepSpeed"):
+        OneBitAdam([x], freeze_step=2, codec=signpost.Codec(TOPK), compat="deepspeed")
 
 
 @pytest.mark.parametrize("what", ["train", "reduce"])

@@ -79,6 +79,13 @@ def test_trains_with_other_optimizers_too(optimizer, learning_rate, bits, tmp_pa
     assert metric("resnet", output) > 30  # percent; 10 is knowing nothing
 
 
+def test_trains_as_deepspeed(tmp_path):
+    output = run(FOUR_RANKS, "resnet", tmp_path, "--compat=deepspeed")
+    digests = re.findall("done: parameters ([0-9a-f]{8})", output)
+    assert len(digests) == 4 and len(set(digests)) == 1
+    assert metric("resnet", output) > 30  # percent; 10 is knowing nothing
+
+
 def test_trains_alone_and_goes_on_from_a_checkpoint(tmp_path):
     wanted = run([], "language_model", tmp_path, "--optimizer=adam")
     saving = ["--optimizer=adam", f"--checkpoints={tmp_path / 'checkpoints'}", "--save-every=40"]

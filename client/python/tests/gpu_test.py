@@ -92,8 +92,18 @@ def go_on(make, monkeypatch):
 
 PLACES = pytest.mark.parametrize("before, after", [(0, 1), (0, None), (None, 0)])
 ZERO_ONE = {"optimizer": signpost.ZeroOneAdam, **LOCAL}
+AS_DEEPSPEED = {"compat": "deepspeed"}
 EACH = pytest.mark.parametrize(
-    "saved_at, options", [(2, {}), (7, {}), (2, ZERO_ONE), (7, ZERO_ONE)]
+    "saved_at, options",
+    [
+        (2, {}),
+        (7, {}),
+        (2, ZERO_ONE),
+        (7, ZERO_ONE),
+        (7, AS_DEEPSPEED),
+        (7, {"optimizer": signpost.OneBitLamb, "freeze_step": 4, **AS_DEEPSPEED}),
+        (7, {**ZERO_ONE, **AS_DEEPSPEED}),
+    ],
 )
 
 

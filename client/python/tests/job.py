@@ -105,6 +105,59 @@ def train(kind="one_bit_adam", directory=None, dies_at=None):
     say(optimizer)
 
 
+def as_deepspeed():
+    """DeepSpeed's 1-bit Adam, in double precision, as far as docs/algorithms.md says that it is
+    followed."""
+    freeze, beta1, beta2, eps, lr, decay = 6, 0.9, 0.999, 1e-8, 0.01, 0.1
+    ranks, shapes = range(signpost.world_size()), ((30, 20), (500,), (7,), ())
+
+    def numbers(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randn(shape, generator=generator) for shape in shapes]
+
+    def zeros():
+        return [torch.zeros(shape).double() for shape in shapes]
+
+    def compress(u):
+        return torch.copysign(u.norm() / u.numel() ** 0.5, u)
+
+    def compressed_allreduce(m, errors, t):
+        """`m` by rank; the last error is the server's."""
+        sent = [compress(m[rank] + errors[rank][t]) for rank in ranks]
+        for rank in ranks:
+            errors[rank][t] += m[rank] - sent[rank]
+        mean = sum(sent) / len(ranks) + errors[-1][t]
+        errors[-1][t] = mean - compress(mean)
+        return compress(mean)
+
+    model = [nn.Parameter(values) for values in numbers(0)]
+    optimizer = signpost.OneBitAdam(
+        model, lr=lr, weight_decay=decay, freeze_step=freeze, compat="deepspeed"
+    )
+    wanted = [values.double() for values in numbers(0)]
+    m, v, errors = zeros(), zeros(), [zeros() for _ in (*ranks, "server")]
+    for step in range(20):
+        gradients = [numbers(1000 + 100 * step + rank) for rank in ranks]
+        for parameter, gradient in zip(model, gradients[signpost.rank()]):
+            parameter.grad = gradient
+        optimizer.step()
+        assert optimizer.report.one_bit == (step >= freeze)
+        for t, parameter in enumerate(model):
+            by_rank = [gradient[t].double() for gradient in gradients]
+            if step >= freeze:
+                moved = [beta1 * m[t] + (1 - beta1) * g for g in by_rank]
+                m[t] = compressed_allreduce(moved, errors, t)
+            elif step > 0:
+                g = sum(by_rank) / len(ranks)
+                m[t] = beta1 * m[t] + (1 - beta1) * g
+                v[t] = beta2 * v[t] + (1 - beta2) * g * g
+            if step > 0:
+                update = m[t] / (v[t].sqrt() + eps) + decay * wanted[t]
+                wanted[t] = wanted[t] - lr * update
+            torch.testing.assert_close(parameter.detach(), wanted[t].float(), rtol=1e-5, atol=1e-6)
+    say(optimizer)
+
+
 def dies_once(directory, max_grad_norm="0"):
     """Thirty steps in bf16, of which ten dense; rank 1 dies in the middle, unless it has."""
     has_died = Path(directory, "has_died")

@@ -11,7 +11,12 @@ from types import SimpleNamespace
 import pytest
 import signpost.torch as signpost
 import torch
-from signpost import DataLossError, FailedPreconditionError, UnavailableError
+from signpost import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from signpost.torch import _device
 from torch import nn
 from torch.cuda.amp import grad_scaler
@@ -910,12 +915,18 @@ LOCAL = dict(
 ONE_BIT = dict(freeze_step=FREEZE_STEP)
 
 
+AS_DEEPSPEED = dict(compat="deepspeed")
+
 EACH = pytest.mark.parametrize(
     "kind, own",
     [
         (signpost.OneBitAdam, ONE_BIT),
         (signpost.OneBitLamb, ONE_BIT),
         (signpost.ZeroOneAdam, LOCAL),
+        (signpost.OneBitAdam, {**ONE_BIT, **AS_DEEPSPEED}),
+        (signpost.OneBitLamb, {**ONE_BIT, **AS_DEEPSPEED}),
+        # Ranks synchronise in step 5, of which the number is 6, then in 7 and 11.
+        (signpost.ZeroOneAdam, {**LOCAL, "local_step_scaler": 1, **AS_DEEPSPEED}),
     ],
 )
 
@@ -988,6 +999,61 @@ def test_state_dict_leads_back_to_the_same_bits(make, saved_at, kind, own):
         optimizer.step()
         scheduler.step()
     assert optimizer.parameters_crc32c() == wanted
+
+
+def test_state_dict_with_compat_leads_nowhere_else(make):
+    state = make(signpost.OneBitAdam, tensors((8,)), **ONE_BIT, **AS_DEEPSPEED).state_dict()
+    plain = make(signpost.OneBitAdam, tensors((8,)), **ONE_BIT)
+    with pytest.raises(FailedPreconditionError, match="option block_elements is 4096 here but 8"):
+        plain.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [signpost.OneBitAdam, signpost.OneBitLamb, signpost.ZeroOneAdam])
+def test_with_compat_the_first_step_changes_nothing(make, kind):
+    name = "var_freeze_step" if kind is signpost.ZeroOneAdam else "freeze_step"
+    parameters = tensors(*SHAPES)
+    before = [parameter.detach().clone() for parameter in parameters]
+    optimizer = make(kind, parameters, weight_decay=0.1, **{name: 3}, **AS_DEEPSPEED)
+    for step in range(6):
+        set_gradients(parameters, step)
+        optimizer.step()
+        for parameter, old in zip(parameters, before):
+            assert parameter.isfinite().all()
+            assert torch.equal(parameter, old) == (step == 0)
+
+
+def test_with_compat_zero_one_adam_synchronises_when_deepspeed_does(make):
+    """In steps whose number, from 1, is a multiple of the interval, which doubles every two: those
+    that are local_step_scaler's None."""
+    parameters = tensors((100,))
+    options = dict(var_freeze_step=2, var_update_scaler=1, local_step_clipper=8)
+    optimizer = make(signpost.ZeroOneAdam, parameters, **options, **AS_DEEPSPEED)
+    numbers = []
+    for step in range(16):
+        set_gradients(parameters, step)
+        optimizer.step()
+        if optimizer.is_synchronised:
+            numbers.append(step + 1)
+    assert numbers == [1, 2, 3, 4, 5, 6, 8, 16]
+
+
+@pytest.mark.parametrize("kind", [signpost.OneBitAdam, signpost.OneBitLamb, signpost.ZeroOneAdam])
+def test_what_compat_leaves_no_choice_of_is_named(make, kind):
+    own = LOCAL if kind is signpost.ZeroOneAdam else ONE_BIT
+    for choice, named in (
+        ({"gamma": 1.0}, "gamma$"),
+        ({"variance_floor": 0.0, "gamma": 1.0}, "variance_floor and gamma$"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            make(kind, tensors((8,)), **own, **AS_DEEPSPEED, **choice)
+    with pytest.raises(ValueError, match="compat is 'apex', wanted \"deepspeed\" or None"):
+        make(kind, tensors((8,)), **own, compat="apex")
+
+
+def test_with_compat_a_freeze_behind_the_step_that_is_lost_is_wanted(make):
+    for kind in (signpost.OneBitAdam, signpost.OneBitLamb):
+        with pytest.raises(InvalidArgumentError, match="freeze_step is 1, wanted at least 2"):
+            make(kind, tensors((8,)), freeze_step=1, **AS_DEEPSPEED)
 
 
 def test_state_dict_before_the_first_step_can_be_loaded(make):

@@ -62,6 +62,13 @@ def test_one_bit_rounds_have_the_bits_of_a_program_in_c():
     assert digest_of(in_python, 4) == digest_of(in_c, 4)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_one_bit_adam_steps_as_deepspeeds(workers):
+    code, output = run_job(workers, 1, "as_deepspeed")
+    assert code == 0
+    digest_of(output, workers)
+
+
 @each_kind
 def test_a_job_that_is_killed_and_resumes_has_the_bits_of_one_that_is_not(tmp_path, kind):
     _, output = run_job(2, 2, "train", kind)

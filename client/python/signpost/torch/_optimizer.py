@@ -389,6 +389,22 @@ def _freeze_step(freeze_step: Union[int, Literal["auto"]]) -> int:
     return _abi.AUTO
 
 
+def _compat(compat: Optional[str], **of_choice: Optional[float]) -> Dict[str, float]:
+    """The options as the library takes them; of those that are None it has defaults.
+
+    Raises:
+        ValueError: there is no such `compat`, or it leaves no choice in an option that is given.
+    """
+    given = {name: value for name, value in of_choice.items() if value is not None}
+    if compat is None:
+        return given
+    if compat != "deepspeed":
+        raise ValueError(f'compat is {compat!r}, wanted "deepspeed" or None')
+    if given:
+        raise ValueError(f'with compat="deepspeed" there is no choice of {" and ".join(given)}')
+    return {"as_deepspeed": 1}
+
+
 class Adam(_JobOptimizer):
     """Adam on the mean of all ranks' gradients, which travel densely in fp32.
 
@@ -473,14 +489,15 @@ class OneBitAdam(_JobOptimizer):
         *,
         freeze_step: Union[int, Literal["auto"]],
         variance_refresh_interval: int = 0,
-        variance_floor: float = 0.01,
-        gamma: float = 1.35,
+        variance_floor: Optional[float] = None,
+        gamma: Optional[float] = None,
         codec: Union[str, Codec] = "onebit",
         warm_up_codec: Union[str, Codec] = "fp32",
         max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
         overlap: bool = False,
+        compat: Optional[Literal["deepspeed"]] = None,
     ) -> None:
         """As Adam, with:
 
@@ -492,12 +509,21 @@ class OneBitAdam(_JobOptimizer):
             variance_refresh_interval: after the freeze step every so many steps one is dense, in
                 fp32, and brings the variance up to date; at least 2. 0: never.
             variance_floor: where the variance is frozen or brought up to date, it is raised to this
-                fraction of its tensor's mean.
-            gamma: a block's scale is gamma times its root mean square; in (0, 1.6).
+                fraction of its tensor's mean. None: 0.01.
+            gamma: a block's scale is gamma times its root mean square; in (0, 1.6). None: 1.35.
             codec: how the momentum travels from the freeze step on, both ways: "onebit", "int4",
                 "int8", "bf16", "fp16" or "fp32", or a signpost.Codec.
             warm_up_codec: how gradients travel before; likewise. Unless it is "fp32", betas[0] must
                 be the same in all groups.
+            compat: "deepspeed": as DeepSpeed's optimizer of that name, to compare with. Each tensor
+                has one scale, its root mean square; there is neither bias correction nor a
+                variance_floor; the first step counts, changes nothing, and its gradients are lost;
+                freeze_step is at least 2. What is not followed is in docs/algorithms.md: one worker
+                compresses too, what is not finite is left out, and checkpoints keep all errors.
+                For comparison, not for speed: a tensor is compressed by one thread.
+
+        Raises:
+            ValueError: gamma or variance_floor is given with compat.
         """
         super().__init__(
             params,
@@ -512,8 +538,7 @@ class OneBitAdam(_JobOptimizer):
             variance_refresh_interval=_count(
                 "variance_refresh_interval", variance_refresh_interval, least=0
             ),
-            variance_floor=variance_floor,
-            gamma=gamma,
+            **_compat(compat, variance_floor=variance_floor, gamma=gamma),
             **codec_options(codec=codec, warm_up_codec=warm_up_codec),
             resume_with_other_world_size=resume_with_other_world_size,
         )
@@ -545,13 +570,14 @@ class OneBitLamb(_JobOptimizer):
         factor_min: float = 0.5,
         factor_threshold: float = 0.1,
         variance_refresh_interval: int = 0,
-        variance_floor: float = 0.01,
-        gamma: float = 1.35,
+        variance_floor: Optional[float] = None,
+        gamma: Optional[float] = None,
         warm_up_codec: Union[str, Codec] = "fp32",
         max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
         overlap: bool = False,
+        compat: Optional[Literal["deepspeed"]] = None,
     ) -> None:
         """As OneBitAdam, with:
 
@@ -564,6 +590,8 @@ class OneBitLamb(_JobOptimizer):
             factor_min, factor_max: the factor of one-bit steps is clipped to these.
             factor_threshold: the factor changes by at most this fraction from step to step.
             variance_refresh_interval: as OneBitAdam's; the factor then begins at 1 again.
+            compat: as OneBitAdam's; the mean of trust ratios that is frozen is not corrected for
+                its start either. Each tensor has its own scale, where DeepSpeed has one for all.
         """
         super().__init__(
             params,
@@ -585,8 +613,7 @@ class OneBitLamb(_JobOptimizer):
             variance_refresh_interval=_count(
                 "variance_refresh_interval", variance_refresh_interval, least=0
             ),
-            variance_floor=variance_floor,
-            gamma=gamma,
+            **_compat(compat, variance_floor=variance_floor, gamma=gamma),
             **codec_options(warm_up_codec=warm_up_codec),
             resume_with_other_world_size=resume_with_other_world_size,
         )
@@ -616,13 +643,14 @@ class ZeroOneAdam(_JobOptimizer):
         var_update_scaler: int = 16,
         local_step_scaler: Optional[int] = None,
         local_step_clipper: int = 16,
-        variance_floor: float = 0.01,
-        gamma: float = 1.35,
+        variance_floor: Optional[float] = None,
+        gamma: Optional[float] = None,
         codec: Union[str, Codec] = "onebit",
         max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
         overlap: bool = False,
+        compat: Optional[Literal["deepspeed"]] = None,
     ) -> None:
         """As Adam, with:
 
@@ -639,8 +667,8 @@ class ZeroOneAdam(_JobOptimizer):
                 as var_freeze_step. More, where the loss suffers.
             local_step_clipper: the most steps from one synchronisation to the next.
             variance_floor: variances count as at least this fraction of their tensor's mean, once
-                gradients have travelled in one bit, and when they are frozen.
-            gamma: a block's scale is gamma times its root mean square; in (0, 1.6).
+                gradients have travelled in one bit, and when they are frozen. None: 0.01.
+            gamma: a block's scale is gamma times its root mean square; in (0, 1.6). None: 1.35.
             codec: how the momentum travels at synchronisations, and gradients before that update no
                 variance, both ways: "onebit", "int4", "int8", "bf16", "fp16" or "fp32", or a
                 signpost.Codec.
@@ -649,11 +677,20 @@ class ZeroOneAdam(_JobOptimizer):
                 grad_norm, also in steps that synchronise. In a job with a round deadline it is so
                 from the beginning.
             overlap: as Adam's; local steps send nothing, during the backward pass or after it.
+            compat: as OneBitAdam's, and with DeepSpeed's schedule: the variance is updated, and
+                ranks synchronise, in steps whose number (from 1) is a multiple of the interval, and
+                the first stage has a step more than var_freeze_step. Each update of the variance
+                has a weight of 1 - betas[1], whatever the interval, and errors are dropped at the
+                freeze. Weight decay is in no momentum, as without.
         """
-        self._var_freeze_step = _count("var_freeze_step", var_freeze_step, least=1)
-        scaler = 0  # the library's None
+        scaler = 0  # the library's None: as many as its freeze step
         if local_step_scaler is not None:
             scaler = _count("local_step_scaler", local_step_scaler, least=1)
+        own = _compat(compat, variance_floor=variance_floor, gamma=gamma)
+        self._freeze_step = _count("var_freeze_step", var_freeze_step, least=1)
+        if compat is not None:
+            scaler = scaler or self._freeze_step
+            self._freeze_step += 1  # the first stage's steps, of which DeepSpeed has one more
         super().__init__(
             params,
             lr,
@@ -664,7 +701,7 @@ class ZeroOneAdam(_JobOptimizer):
             overlap,
             max_grad_norm,
             zero_one=1,
-            freeze_step=self._var_freeze_step,
+            freeze_step=self._freeze_step,
             var_update_scaler=_count(
                 "var_update_scaler", var_update_scaler, least=1, most=2**32 - 1
             ),
@@ -672,8 +709,7 @@ class ZeroOneAdam(_JobOptimizer):
             local_step_clipper=_count(
                 "local_step_clipper", local_step_clipper, least=1, most=2**32 - 1
             ),
-            variance_floor=variance_floor,
-            gamma=gamma,
+            **own,
             **codec_options(codec=codec),
             resume_with_other_world_size=resume_with_other_world_size,
         )
@@ -685,7 +721,7 @@ class ZeroOneAdam(_JobOptimizer):
         return super()._new_clipping(options)
 
     def _clipping_of_step(self) -> Optional[Clipping]:
-        if isinstance(self._clipping, GlobalClipping) and self.steps >= self._var_freeze_step:
+        if isinstance(self._clipping, GlobalClipping) and self.steps >= self._freeze_step:
             assert self._max_grad_norm is not None
             self._clipping.leave()
             self._clipping = OwnClipping(self._max_grad_norm)
