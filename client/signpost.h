@@ -200,8 +200,8 @@ SIGNPOST_API int signpost_join(const signpost_options* options,
 
 /* With options->gpu: calls put their work on this stream of it (a cudaStream_t) from now on, behind
  * all that is on the one before, which must be there until then. A step has read all gradients when
- * it returns; parameters are written in the stream's order, perhaps later. The default one, NULL,
- * at first. Whatever makes the parameters must be done before signpost_join. */
+ * it returns, but for 0/1 Adam's local ones, which read them in the stream's order; parameters are
+ * written in that order, perhaps later. The default one, NULL, at first. Whatever makes the parameters must be done before signpost_join. */
 SIGNPOST_API int signpost_set_stream(signpost_session* session, void* stream, char* error,
                                      size_t error_size);
 

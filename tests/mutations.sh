@@ -66,6 +66,13 @@ mutate lamb-ratio-not-clipped worker/onebit_lamb.cc \
   'scale.set_ratio(std::clamp(ratio, lamb.min_coeff, lamb.max_coeff));' 'scale.set_ratio(ratio);'
 mutate lamb-decay-takes-part-in-the-factor worker/onebit_lamb.cc 'largest * share + (1 - share)' 'largest'
 mutate lamb-scales-not-restored worker/onebit_lamb.cc 'SetScales(saved.scales);' ''
+mutate zero-one-interval-by-the-last-rate worker/zero_one_adam.cc \
+  'sums.set_decay(sums.decay() + rates.learning_rate * rates.weight_decay);' \
+  'sums.set_decay(rates.learning_rate * rates.weight_decay);'
+mutate zero-one-floor-of-another-update worker/zero_one_adam.cc \
+  'if (floors_of_ == update) return;' 'if (floors_of_) return;'
+mutate zero-one-momentum-left-after-a-skip worker/zero_one_adam.cc \
+  'state().Set(AdamState::Field::kMomentum, chunk, zeros.data());' ''
 mutate checkpoint-section-not-checked storage/section_file.cc 'if (Crc32c(bytes) != crc) {' 'if (false) {'
 mutate manifest-written-before-the-parts worker/worker_checkpoint.cc \
   'absl::Status status = AwaitRanks([&] { return dir.MissingRanks(id, options_.world_size); });' \
