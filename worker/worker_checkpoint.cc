@@ -315,8 +315,9 @@ absl::Status Worker::CheckNobodyIsGone(absl::Span<const uint32_t> missing_ranks)
         steps_, rank));
   }
   if (job.step() <= round_) return absl::OkStatus();
-  return absl::AbortedError(absl::StrFormat(
-      "the others have gone on to round %d, and have not saved round %d", job.step(), round_));
+  return absl::AbortedError(
+      absl::StrFormat("the others have gone on to step %d, and have not saved step %d",
+                      optimizer_.StepsBefore(job.step()), steps_));
 }
 
 }  // namespace signpost
