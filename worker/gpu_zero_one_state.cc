@@ -67,20 +67,8 @@ void GpuZeroOneState::Begin(uint32_t chunk) {
 }
 
 std::optional<uint32_t> GpuZeroOneState::Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                                              absl::Span<const Gradient> gradients) {
-  Step(chunk, rates, gradients, Parameters::kMove);
-  return std::nullopt;
-}
-
-std::optional<uint32_t> GpuZeroOneState::AddToSum(uint32_t chunk,
-                                                  RatesOf<kernels::LocalRates> rates,
-                                                  absl::Span<const Gradient> gradients) {
-  Step(chunk, rates, gradients, Parameters::kStay);
-  return std::nullopt;
-}
-
-void GpuZeroOneState::Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                           absl::Span<const Gradient> gradients, Parameters parameters) {
+                                              absl::Span<const Gradient> gradients,
+                                              Parameters parameters) {
   adam_.Run(
       chunk,
       [&](const Segment& segment) {
@@ -95,6 +83,7 @@ void GpuZeroOneState::Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
             .parameters = parameters == Parameters::kMove ? adam_.Values(segment) : nullptr};
       },
       [&](auto... table) { return adam_.gpu_.LocalStep(adam_.rule_, table..., adam_.stream_); });
+  return std::nullopt;
 }
 
 void GpuZeroOneState::SetSumToMomentum(uint32_t chunk) {

@@ -25,9 +25,8 @@ class GpuZeroOneState final : public ZeroOneState {
 
   void Begin(uint32_t chunk) override;
   std::optional<uint32_t> Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                               absl::Span<const Gradient> gradients) override;
-  std::optional<uint32_t> AddToSum(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                                   absl::Span<const Gradient> gradients) override;
+                               absl::Span<const Gradient> gradients,
+                               Parameters parameters) override;
   void SetSumToMomentum(uint32_t chunk) override;
   std::optional<uint32_t> CompressSum(uint32_t chunk, Codec codec, RatesOf<float> factor,
                                       uint8_t* payload, Optimizer::Later later) override;
@@ -40,9 +39,6 @@ class GpuZeroOneState final : public ZeroOneState {
  private:
   using Memory = kernels::cuda::Owned<uint8_t>;
 
-  enum class Parameters { kMove, kStay };
-  void Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-            absl::Span<const Gradient> gradients, Parameters parameters);
   const Memory& MemoryOf(Field field) const { return field == Field::kAnchor ? anchor_ : sum_; }
   float* Anchor(uint32_t chunk, const Segment& segment) const {
     return adam_.InLayoutOrder(anchor_, chunk, segment);

@@ -47,17 +47,6 @@ void HostZeroOneState::Begin(uint32_t chunk) {
 }
 
 std::optional<uint32_t> HostZeroOneState::Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                                               absl::Span<const Gradient> gradients) {
-  return Step(chunk, rates, gradients, Parameters::kMove);
-}
-
-std::optional<uint32_t> HostZeroOneState::AddToSum(uint32_t chunk,
-                                                   RatesOf<kernels::LocalRates> rates,
-                                                   absl::Span<const Gradient> gradients) {
-  return Step(chunk, rates, gradients, Parameters::kStay);
-}
-
-std::optional<uint32_t> HostZeroOneState::Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
                                                absl::Span<const Gradient> gradients,
                                                Parameters parameters) {
   const std::optional<uint32_t> first = adam_.crew_.Compress(chunk, [&](const Segment& part) {

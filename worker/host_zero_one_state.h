@@ -25,9 +25,8 @@ class HostZeroOneState final : public ZeroOneState {
 
   void Begin(uint32_t chunk) override;
   std::optional<uint32_t> Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                               absl::Span<const Gradient> gradients) override;
-  std::optional<uint32_t> AddToSum(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                                   absl::Span<const Gradient> gradients) override;
+                               absl::Span<const Gradient> gradients,
+                               Parameters parameters) override;
   void SetSumToMomentum(uint32_t chunk) override;
   std::optional<uint32_t> CompressSum(uint32_t chunk, Codec codec, RatesOf<float> factor,
                                       uint8_t* payload, Optimizer::Later later) override;
@@ -39,10 +38,6 @@ class HostZeroOneState final : public ZeroOneState {
   }
 
  private:
-  enum class Parameters { kMove, kStay };
-  std::optional<uint32_t> Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                               absl::Span<const Gradient> gradients, Parameters parameters);
-
   HostAdamState& adam_;
   PageVector<float> anchor_, sum_;       // in layout order
   std::vector<Gradient> sum_of_tensor_;  // of sum_

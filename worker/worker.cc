@@ -384,6 +384,7 @@ absl::Status Worker::JoinShards(const JobOptions& job_options, std::optional<Res
   } else if (status.ok() && state) {
     status = Resume(*std::move(state));
   }
+  first_step_ = steps_;
   if (status.ok()) return status;
   // Otherwise the shards before would keep the job's name for a start that comes to nothing.
   deadline_ = options_.clock->Now() + kGiveUpTimeout;
@@ -605,7 +606,10 @@ absl::StatusOr<StepReport> Worker::Finish() {
   }
   if (!failure_.ok()) return failure_;
   report.step = steps_ - 1;
-  report.sent_bits = 8.0 * sent_bytes_ / layout_.elements() / steps_since_join_;
+  for (const BlockLeftAlone& block : optimizer_.TakeBlocksLeftAlone()) {
+    report.skipped.push_back({options_.rank, layout_.DescribeBlock(block.chunk, block.block)});
+  }
+  report.sent_bits = 8.0 * sent_bytes_ / layout_.elements() / (steps_ - first_step_);
   for (const ChunkExchange& exchange : exchanges_) {
     report.kept_bytes += exchange.kept.payload_bytes();
   }
@@ -619,18 +623,10 @@ absl::Status Worker::StepLocally(StepReport& report) {
     optimizer_.StepLocally(chunk, open_step_->gradients);
   }
   report.kernels += options_.clock->Now() - start;
-  NoteBlocksLeftAlone(report);
   if (absl::Status status = optimizer_.Check(); !status.ok()) return status;
   open_step_.reset();
   ++steps_;
-  ++steps_since_join_;
   return absl::OkStatus();
-}
-
-void Worker::NoteBlocksLeftAlone(StepReport& report) {
-  for (const BlockLeftAlone& block : optimizer_.TakeBlocksLeftAlone()) {
-    report.skipped.push_back({options_.rank, layout_.DescribeBlock(block.chunk, block.block)});
-  }
 }
 
 absl::Status Worker::ExchangeOpenStep(StepReport& report) {
@@ -647,12 +643,9 @@ absl::Status Worker::EndOpenStep(StepReport& report) {
   const absl::Time start = options_.clock->Now();
   optimizer_.EndStep();
   report.kernels += options_.clock->Now() - start;
-  NoteBlocksLeftAlone(report);
   if (absl::Status status = optimizer_.Check(); !status.ok()) return status;
   open_step_.reset();
-  const uint64_t steps_before = steps_;
   steps_ = optimizer_.StepsBefore(++round_);
-  steps_since_join_ += steps_ - steps_before;
   for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
     if (exchanges_[chunk].owes_state) GiveState(chunk);
   }

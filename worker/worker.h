@@ -275,7 +275,6 @@ class Worker {
   absl::Status EndOpenStep(StepReport& report);
   // Takes the open step, which is local.
   absl::Status StepLocally(StepReport& report);
-  void NoteBlocksLeftAlone(StepReport& report);
   absl::Status CatchUp(StepReport& report);
   absl::Status CheckStepArguments(absl::Span<const Gradient> gradients,
                                   absl::Span<const GroupRates> rates) const;
@@ -351,6 +350,7 @@ class Worker {
   Optimizer& optimizer_;                        // the one of them that is there
   uint64_t round_ = 0;                          // the next one
   uint64_t steps_ = 0;                          // that were taken
+  uint64_t first_step_ = 0;                     // that this worker takes
   Resumed resumed_;
   std::optional<Returned> returned_;
   std::set<std::string> damaged_checkpoints_;  // found when resuming
@@ -363,9 +363,8 @@ class Worker {
   std::vector<uint64_t> epochs_;               // by shard
   std::vector<uint64_t> generations_;          // by shard: of its process, as far as is known
   std::vector<ChunkExchange> exchanges_;       // by chunk
-  // Since it joined: of payloads that were sent, and steps.
-  uint64_t sent_bytes_ = 0, steps_since_join_ = 0;
-  std::unique_ptr<OpenStep> open_step_;  // null between steps
+  uint64_t sent_bytes_ = 0;                    // of payloads, since it joined
+  std::unique_ptr<OpenStep> open_step_;        // null between steps
   // Shared with what may still be under way when a failed Step returns.
   std::shared_ptr<WorkerInbox> inbox_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by shard; destroyed first

@@ -43,13 +43,10 @@ void ZeroOneAdam::Restore(OptimizerState saved) {
 void ZeroOneAdam::BeginStep(uint64_t round, absl::Span<const GroupRates> rates) {
   SetRates({rates.begin(), rates.end()});
   Schedule& schedule = mutable_schedule();
-  if (schedule.begun_steps() != round) {  // for others, before this worker came back
-    schedule.set_begun_steps(round);
-    schedule.set_local_steps(0);
-  }
+  schedule.set_begun_steps(round);  // others may have begun it before this worker came back
   SetKind(round);
   FreezeIfDue(round);
-  UpdateFloors(round);
+  UpdateFloors();
   const uint64_t steps = steps_.StepsOf(round).steps;
   if (steps > 1) {
     AddToLocalSums();
@@ -98,14 +95,14 @@ void ZeroOneAdam::SetKind(uint64_t round) {
 }
 
 // As long as there has been a dense gradient in every step it is Adam.
-bool ZeroOneAdam::HasFloor(uint64_t round) const {
+bool ZeroOneAdam::HasFloor() const {
   return kind_ == Kind::kGradient ||
-         (kind_ == Kind::kUpdate && steps_.LastUpdate(round).interval > 1);
+         (kind_ == Kind::kUpdate && steps_.LastUpdate(step()).interval > 1);
 }
 
-void ZeroOneAdam::UpdateFloors(uint64_t round) {
-  if (!HasFloor(round) || options().variance_floor == 0) return;
-  const uint64_t update = steps_.LastUpdate(round - 1).step;
+void ZeroOneAdam::UpdateFloors() {
+  if (!HasFloor() || options().variance_floor == 0) return;
+  const uint64_t update = steps_.LastUpdate(step() - 1).step;
   if (floors_of_ == update) return;
   floors_of_ = update;
   size_t first = 0;
@@ -175,14 +172,14 @@ std::optional<uint32_t> ZeroOneAdam::Compress(uint32_t chunk, absl::Span<const G
         },
         payload, std::move(later));
   }
-  NoteBlock(chunk, local_->AddToSum(
+  NoteBlock(chunk, local_->Step(
                        chunk,
                        [this](uint32_t tensor) {
                          kernels::LocalRates rates = LocalRatesOf(tensor);
                          if (!WeightOf(SumsOf(tensor))) rates.learning_rate = 1;
                          return rates;
                        },
-                       gradients));
+                       gradients, ZeroOneState::Parameters::kStay));
   return local_->CompressSum(
       chunk, codec(), [this](uint32_t tensor) { return WeightOf(SumsOf(tensor)).value_or(1); },
       payload, std::move(later));
@@ -201,7 +198,7 @@ void ZeroOneAdam::Apply(uint32_t chunk, Answer answer) {
         },
         std::move(answer.payload));
   }
-  if (!HasFloor(step()) || step() == 0) return OneBitAdam::Apply(chunk, std::move(answer));
+  if (!HasFloor()) return OneBitAdam::Apply(chunk, std::move(answer));
   local_->AdaptiveStep(
       chunk, codec(), [this](uint32_t tensor) { return AdaptiveRatesOf(tensor); },
       std::move(answer.payload));
@@ -227,7 +224,8 @@ void ZeroOneAdam::StepLocally(uint32_t chunk, absl::Span<const Gradient> gradien
   if (!has_local_steps_[chunk]) local_->Begin(chunk);
   has_local_steps_[chunk] = true;
   NoteBlock(chunk, local_->Step(
-                       chunk, [this](uint32_t tensor) { return LocalRatesOf(tensor); }, gradients));
+                       chunk, [this](uint32_t tensor) { return LocalRatesOf(tensor); }, gradients,
+                       ZeroOneState::Parameters::kMove));
 }
 
 void ZeroOneAdam::NoteBlock(uint32_t chunk, std::optional<uint32_t> block) {
@@ -250,7 +248,7 @@ void ZeroOneAdam::SetState(uint32_t chunk, absl::Span<const uint8_t> saved) {
 
 TensorScales ZeroOneAdam::ScalesOf(uint32_t chunk) const {
   TensorScales scales;
-  if (!HasFloor(step())) return scales;
+  if (!HasFloor()) return scales;
   for (const Segment& segment : layout().chunks()[chunk].segments) {
     TensorScale& scale = *scales.Add();
     scale.set_tensor(segment.tensor);
@@ -276,7 +274,7 @@ kernels::AdaptiveRates ZeroOneAdam::AdaptiveRatesOf(uint32_t tensor) const {
   const double kept_variance = Power(group.beta2, weighed_steps);
   const double correction2 = Correction(group.beta2, update.step + 1);
   // The floor is that of the variance before the step.
-  const uint64_t updated = step() == 0 ? 0 : steps_.LastUpdate(step() - 1).step;
+  const uint64_t updated = steps_.LastUpdate(step() - 1).step;
   const double floor = floors_[tensor] / Correction(group.beta2, updated + 1);
   return {
       .beta1 = static_cast<float>(group.beta1),

@@ -78,8 +78,8 @@ class ZeroOneAdam final : public OneBitAdam {
   enum class Kind { kUpdate, kGradient, kMomentum, kLocal, kMean };
 
   void SetKind(uint64_t round);
-  bool HasFloor(uint64_t round) const;
-  void UpdateFloors(uint64_t round);
+  bool HasFloor() const;  // in this step
+  void UpdateFloors();
   void AddToLocalSums();
   const LocalSums& SumsOf(uint32_t tensor) const;
   void NoteBlock(uint32_t chunk, std::optional<uint32_t> block);

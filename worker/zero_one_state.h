@@ -25,6 +25,7 @@ class ZeroOneState {
   using RatesOf = AdamState::RatesOf<Rates>;
 
   enum class Field { kAnchor, kSum };
+  enum class Parameters { kMove, kStay };
 
   virtual ~ZeroOneState() = default;
 
@@ -36,10 +37,8 @@ class ZeroOneState {
   virtual void Begin(uint32_t chunk) = 0;
   // A local step. Returns the first block that it left alone, if one is known.
   virtual std::optional<uint32_t> Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                                       absl::Span<const Gradient> gradients) = 0;
-  // The same, but for the parameters.
-  virtual std::optional<uint32_t> AddToSum(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                                           absl::Span<const Gradient> gradients) = 0;
+                                       absl::Span<const Gradient> gradients,
+                                       Parameters parameters) = 0;
   virtual void SetSumToMomentum(uint32_t chunk) = 0;
   // A contribution of the sum, which is multiplied by `factor`; as AdamState::CompressGradient.
   virtual std::optional<uint32_t> CompressSum(uint32_t chunk, Codec codec, RatesOf<float> factor,
