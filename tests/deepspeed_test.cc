@@ -13,6 +13,7 @@
 #include "tests/job.h"
 #include "tests/onebit_adam_reference.h"
 #include "tests/onebit_lamb_reference.h"
+#include "tests/reference_comparison.h"
 
 namespace signpost::testing {
 namespace {
@@ -21,11 +22,6 @@ const std::vector<size_t> kTensors = {37, 8, 2, 100};
 constexpr size_t kElements = 147;
 constexpr uint32_t kWholeTensor = 104;  // elements of a block
 constexpr double kLearningRate = 0.01, kWeightDecay = 0.1;
-
-// As in reference_test.cc.
-double Tolerance(int step) { return (step + 1) * 20 * 0x1p-21; }
-
-Vector ToDouble(absl::Span<const float> values) { return Vector(values.begin(), values.end()); }
 
 std::vector<Vector> GradientsOf(uint32_t workers, int step) {
   std::vector<Vector> gradients;

@@ -9,14 +9,10 @@
 #include "absl/synchronization/mutex.h"
 #include "tests/job.h"
 #include "tests/onebit_lamb_reference.h"
+#include "tests/reference_comparison.h"
 
 namespace signpost::testing {
 namespace {
-
-Vector ToDouble(absl::Span<const float> values) { return Vector(values.begin(), values.end()); }
-
-// As in reference_test.cc.
-double Tolerance(int step) { return (step + 1) * 20 * 0x1p-21; }
 
 // Relative. A momentum has some five roundings, each of at most 2^-24, in each step, and a gradient
 // that is reconstructed from it 19 times as much; the fresh variance has its square, and the factor

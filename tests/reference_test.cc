@@ -9,16 +9,10 @@
 #include "absl/synchronization/mutex.h"
 #include "tests/job.h"
 #include "tests/onebit_adam_reference.h"
+#include "tests/reference_comparison.h"
 
 namespace signpost::testing {
 namespace {
-
-Vector ToDouble(absl::Span<const float> values) { return Vector(values.begin(), values.end()); }
-
-// Every value here stays below 16 in magnitude. A step rounds a value some ten times, each by at
-// most half an ulp (2^-21), scales inherit as much relative to S < 8, and the errors carry it on to
-// the next step: it grows linearly with the steps.
-double Tolerance(int step) { return (step + 1) * 20 * 0x1p-21; }
 
 struct Case {
   uint32_t workers;

@@ -6,15 +6,11 @@
 
 #include "absl/synchronization/mutex.h"
 #include "tests/job.h"
+#include "tests/reference_comparison.h"
 #include "tests/zero_one_adam_reference.h"
 
 namespace signpost::testing {
 namespace {
-
-Vector ToDouble(absl::Span<const float> values) { return Vector(values.begin(), values.end()); }
-
-// As in reference_test.cc.
-double Tolerance(int step) { return (step + 1) * 20 * 0x1p-21; }
 
 struct Case {
   uint32_t workers;

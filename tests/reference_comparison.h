@@ -1,0 +1,20 @@
+// How what the system computes in fp32 is compared with references in double precision.
+
+#ifndef SIGNPOST_TESTS_REFERENCE_COMPARISON_H_
+#define SIGNPOST_TESTS_REFERENCE_COMPARISON_H_
+
+#include "absl/types/span.h"
+#include "tests/exchange_reference.h"
+
+namespace signpost::testing {
+
+inline Vector ToDouble(absl::Span<const float> values) { return {values.begin(), values.end()}; }
+
+// Every value in these tests stays below 16 in magnitude. A step rounds a value some ten times,
+// each by at most half an ulp (2^-21), scales inherit as much relative to S < 8, and the errors
+// carry it on to the next step: it grows linearly with the steps.
+inline double Tolerance(int step) { return (step + 1) * 20 * 0x1p-21; }
+
+}  // namespace signpost::testing
+
+#endif  // SIGNPOST_TESTS_REFERENCE_COMPARISON_H_
