@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "cli/aggregator_command.h"
 #include "cli/bench_command.h"
+#include "cli/cert_command.h"
 #include "cli/chaos_command.h"
 #include "cli/checkpoint_command.h"
 #include "cli/codec_command.h"
@@ -20,6 +21,7 @@
 #include "cli/demo_command.h"
 #include "cli/demo_worker_command.h"
 #include "cli/exit_code.h"
+#include "cli/probe_command.h"
 #include "cli/run_command.h"
 #include "cli/status_command.h"
 #include "cli/version_command.h"
@@ -61,10 +63,11 @@ int Main(std::vector<std::string> arguments) {
       "Start with 'signpost demo'. Each command explains itself: signpost COMMAND --help\n"
       "In a checkout, './signpost test' runs every test.");
   const std::vector<Command> commands = {
-      AddDemoCommand(program),        AddRunCommand(program, tail),  AddAggregatorCommand(program),
-      AddWorkerCommand(program),      AddStatusCommand(program),     AddCheckpointCommand(program),
-      AddChaosCommand(program, tail), AddBenchCommand(program),      AddCodecCommand(program),
-      AddVersionCommand(program),     AddDemoWorkerCommand(program),
+      AddDemoCommand(program),        AddRunCommand(program, tail), AddAggregatorCommand(program),
+      AddWorkerCommand(program),      AddStatusCommand(program),    AddCheckpointCommand(program),
+      AddChaosCommand(program, tail), AddBenchCommand(program),     AddCodecCommand(program),
+      AddCertCommand(program),        AddProbeCommand(program),     AddVersionCommand(program),
+      AddDemoWorkerCommand(program),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {
