@@ -1,0 +1,358 @@
+// Peers that mean harm, while a job trains over mTLS: it must go on with the bits of a quiet run,
+// and the aggregator's memory must stay within bounds.
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <grpc/support/log.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <openssl/ssl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/grpcpp.h"
+#include "proto/steady_time.h"
+#include "security/certificate.h"
+#include "security/client_security.h"
+#include "security/tls_dir.h"
+#include "tests/chaos/supervised.h"
+#include "tests/job.h"
+#include "worker/grpc_channel.h"
+
+namespace signpost::testing {
+namespace {
+
+// What the aggregator's memory may grow by under an attack: --max-receive-bytes is 32 MiB here, and
+// what gRPC has for calls that begin and end is not in it.
+constexpr size_t kMemoryBudget = size_t{256} << 20;
+
+JobOptionsForTest Job() {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.steps = 30;
+  return job;
+}
+
+class AttackTest : public ::testing::Test {
+ protected:
+  AttackTest() {
+    gpr_set_log_function([](gpr_log_func_args*) {});
+    signal(SIGPIPE, SIG_IGN);  // OpenSSL writes to what may be closed
+    EXPECT_NE(mkdtemp(directory_), nullptr);
+    Certify("aggregator", "spiffe://signpost/aggregator");
+    Certify("worker", "spiffe://signpost/worker/test");
+    Certify("attacker", "spiffe://signpost/worker/other");
+    SupervisedOptions options;
+    options.flags = {"--tls-dir=" + TlsDir("aggregator"),
+                     "--handshake-timeout=500ms",
+                     "--max-connections=64",
+                     "--max-connections-per-peer=32",
+                     "--max-message-bytes=1048576",
+                     "--max-receive-bytes=33554432"};
+    aggregator_ = std::make_unique<Supervised>(options);
+    absl::SimpleAtoi(aggregator_->target().substr(aggregator_->target().rfind(':') + 1), &port_);
+  }
+
+  ~AttackTest() override {
+    aggregator_.reset();
+    std::filesystem::remove_all(directory_);
+  }
+
+  std::string TlsDir(const std::string& name) const { return absl::StrCat(directory_, "/", name); }
+  void Certify(const std::string& name, const std::string& uri) {
+    const auto files = authority_.Issue(*Identity::Parse(uri), absl::Hours(1));
+    EXPECT_TRUE(WriteTlsDir(TlsDir(name), *files).ok());
+  }
+
+  std::shared_ptr<const ClientSecurity> SecurityOf(const std::string& name) {
+    return *ClientSecurity::Open({.tls_dir = TlsDir(name)}, {aggregator_->target()},
+                                 [](const std::string&) {});
+  }
+
+  std::vector<std::unique_ptr<Channel>> Connect() {
+    std::vector<std::unique_ptr<Channel>> channels;
+    channels.push_back(ConnectToAggregator(aggregator_->target(), FailureTimeout(), nullptr,
+                                           SecurityOf("worker")));
+    return channels;
+  }
+
+  // Trains once the attack is under way, which then goes on until the job is done, and expects the
+  // bits of a quiet run and no growth of memory. `attack` is called again and again.
+  void TrainUnder(const std::function<void()>& attack) {
+    Cluster quiet({});
+    const auto expected = Train(quiet, Job());
+    EXPECT_EQ(Train([&] { return Connect(); }, Job()), expected);  // what a job takes by itself
+    const size_t before = MemoryBytes();
+    std::atomic<bool> over = false;
+    absl::Notification begun;
+    std::thread attacker([&] {
+      attack();
+      begun.Notify();
+      while (!over) attack();
+    });
+    begun.WaitForNotification();
+    EXPECT_EQ(Train([&] { return Connect(); }, Job()), expected);
+    over = true;
+    attacker.join();
+    EXPECT_THAT(aggregator_->ends(), ::testing::IsEmpty());
+    EXPECT_LT(MemoryBytes(), before + kMemoryBudget);
+    RecordProperty("grown_kib", static_cast<int>((MemoryBytes() - before) / 1024));
+  }
+
+  size_t MemoryBytes() const {
+    size_t all = 0, resident = 0;
+    std::ifstream(absl::StrCat("/proc/", aggregator_->pid(), "/statm")) >> all >> resident;
+    return resident * sysconf(_SC_PAGESIZE);
+  }
+
+  // A TCP connection from another loopback address than the workers', so from another peer. -1: it
+  // was refused.
+  int ConnectFrom(const char* source) const {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    inet_pton(AF_INET, source, &address.sin_addr);
+    EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
+    address.sin_port = htons(static_cast<uint16_t>(port_));
+    if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return fd;
+    close(fd);
+    return -1;
+  }
+
+  char directory_[40] = "/tmp/signpost-attack-XXXXXX";
+  Authority authority_ = *Authority::Make("Signpost test", absl::Hours(24));
+  std::unique_ptr<Supervised> aggregator_;
+  uint32_t port_ = 0;
+};
+
+// Blocks until the other side closes the connection, whatever it sends before.
+bool AwaitClosed(int fd) {
+  char bytes[4096];
+  while (true) {
+    pollfd readable = {fd, POLLIN, 0};
+    if (poll(&readable, 1, /*timeout_ms=*/30'000) != 1) return false;
+    const ssize_t got = read(fd, bytes, sizeof bytes);
+    if (got == 0 || (got < 0 && errno != EINTR)) return true;
+  }
+}
+
+TEST_F(AttackTest, ConnectionsThatSayNothingAreClosed) {
+  TrainUnder([&] {
+    const int fd = ConnectFrom("127.0.0.2");
+    const int slow = ConnectFrom("127.0.0.2");
+    EXPECT_EQ(write(slow, "\x16\x03", 2), 2);  // how a TLS handshake begins
+    for (const int connection : {fd, slow}) {
+      EXPECT_TRUE(AwaitClosed(connection));
+      close(connection);
+    }
+  });
+}
+
+TEST_F(AttackTest, OnePeerCannotTakeAllConnections) {
+  std::vector<int> held;
+  TrainUnder([&] {
+    for (int i = 0; i < 200; ++i) {
+      const int fd = ConnectFrom("127.0.0.2");
+      if (fd >= 0) held.push_back(fd);
+    }
+    for (const int fd : std::exchange(held, {})) close(fd);
+  });
+}
+
+TEST_F(AttackTest, OversizeMessagesAreRefusedBeforeMemoryIsTaken) {
+  const auto security = SecurityOf("attacker");
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxSendMessageSize(-1);
+  grpc::GenericStub stub(
+      grpc::CreateCustomChannel(aggregator_->target(), security->credentials(), arguments));
+  const grpc::Slice slice(std::string(256 << 20, 'x'));
+  TrainUnder([&] {
+    const grpc::ByteBuffer request(&slice, 1);
+    grpc::ByteBuffer response;
+    grpc::ClientContext context;
+    grpc::Status status;
+    absl::Notification done;
+    stub.UnaryCall(&context, "/signpost.AggregatorService/Exchange", {}, &request, &response,
+                   [&](grpc::Status result) {
+                     status = std::move(result);
+                     done.Notify();
+                   });
+    done.WaitForNotification();
+    // Or its connection was closed, because the bytes of one that is on its way are many already.
+    EXPECT_THAT(status.error_code(), ::testing::AnyOf(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                                                      grpc::StatusCode::UNAVAILABLE))
+        << status.error_message();
+  });
+}
+
+// TLS as somebody who has a certificate, and bytes of one's own behind it.
+class TlsConnection {
+ public:
+  TlsConnection(int fd, const std::string& tls_dir) : fd_(fd), context_(SSL_CTX_new(TLS_method())) {
+    SSL_CTX_use_certificate_chain_file(context_, (tls_dir + "/tls.crt").c_str());
+    SSL_CTX_use_PrivateKey_file(context_, (tls_dir + "/tls.key").c_str(), SSL_FILETYPE_PEM);
+    const unsigned char kProtocols[] = "\x02h2";
+    SSL_CTX_set_alpn_protos(context_, kProtocols, 3);
+    ssl_ = SSL_new(context_);
+    SSL_set_fd(ssl_, fd_);
+    is_open_ = SSL_connect(ssl_) == 1;
+    // The other side may stop reading.
+    const timeval timeout = {.tv_sec = 1, .tv_usec = 0};
+    setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout);
+  }
+  ~TlsConnection() {
+    SSL_free(ssl_);
+    SSL_CTX_free(context_);
+    close(fd_);
+  }
+
+  bool is_open() const { return is_open_; }
+  // False: it was closed, or nobody reads.
+  bool Write(const std::string& bytes) {
+    return SSL_write(ssl_, bytes.data(), static_cast<int>(bytes.size())) > 0;
+  }
+
+ private:
+  const int fd_;
+  SSL_CTX* const context_;
+  SSL* ssl_ = nullptr;
+  bool is_open_ = false;
+};
+
+// HTTP/2, RFC 9113, section 4.1.
+std::string FrameOf(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload) {
+  std::string frame;
+  for (const int shift : {16, 8, 0}) frame.push_back(static_cast<char>(payload.size() >> shift));
+  frame.push_back(static_cast<char>(type));
+  frame.push_back(static_cast<char>(flags));
+  for (const int shift : {24, 16, 8, 0}) frame.push_back(static_cast<char>(stream >> shift));
+  return frame + payload;
+}
+
+constexpr uint8_t kHeaders = 1, kReset = 3, kSettings = 4, kPing = 6;
+constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+std::string Greeting() { return kPreface + FrameOf(kSettings, 0, 0, ""); }
+
+// A field that HPACK neither indexes nor compresses (RFC 7541, section 6.2.2).
+std::string FieldOf(const std::string& name, const std::string& value) {
+  std::string field(1, '\0');
+  for (const std::string& text : {name, value}) {
+    field.push_back(static_cast<char>(text.size()));
+    field += text;
+  }
+  return field;
+}
+
+TEST_F(AttackTest, PingsWhoseAnswersNobodyReadsTakeNoMemory) {
+  std::string pings;
+  while (pings.size() < size_t{1} << 20) pings += FrameOf(kPing, 0, 0, "12345678");
+  TrainUnder([&] {
+    TlsConnection connection(ConnectFrom("127.0.0.2"), TlsDir("attacker"));
+    ASSERT_TRUE(connection.is_open());
+    ASSERT_TRUE(connection.Write(Greeting()));
+    for (int i = 0; i < 64 && connection.Write(pings); ++i) {
+    }
+  });
+}
+
+// CVE-2023-44487.
+TEST_F(AttackTest, CallsThatAreResetAtOnceTakeNoMemory) {
+  const std::string fields = FieldOf(":method", "POST") + FieldOf(":scheme", "https") +
+                             FieldOf(":path", "/signpost.AggregatorService/Status") +
+                             FieldOf(":authority", "a") + FieldOf("te", "trailers") +
+                             FieldOf("content-type", "application/grpc");
+  TrainUnder([&] {
+    TlsConnection connection(ConnectFrom("127.0.0.2"), TlsDir("attacker"));
+    ASSERT_TRUE(connection.is_open());
+    ASSERT_TRUE(connection.Write(Greeting()));
+    for (uint32_t stream = 1; stream < 20'000; stream += 2) {
+      const bool sent = connection.Write(FrameOf(kHeaders, /*END_HEADERS=*/4, stream, fields) +
+                                         FrameOf(kReset, 0, stream, std::string("\0\0\0\x8", 4)));
+      if (!sent) break;
+    }
+  });
+}
+
+// What a worker has said over the wire means nothing on another connection.
+TEST_F(AttackTest, BytesThatAreSentAgainSayNothing) {
+  std::string recorded;
+  {
+    // Somebody in between, who sees all bytes of a worker.
+    const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    ASSERT_EQ(listen(listener, 1), 0);
+    socklen_t size = sizeof address;
+    getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
+    std::thread between([&] {
+      pollfd fds[2] = {{accept(listener, nullptr, nullptr), POLLIN, 0},
+                       {ConnectFrom("127.0.0.1"), POLLIN, 0}};
+      char bytes[4096];
+      while (poll(fds, 2, /*timeout_ms=*/30'000) > 0) {
+        for (int from : {0, 1}) {
+          if (fds[from].revents == 0) continue;
+          const ssize_t got = read(fds[from].fd, bytes, sizeof bytes);
+          if (got <= 0) {
+            close(fds[0].fd);
+            close(fds[1].fd);
+            return;
+          }
+          if (from == 0) recorded.append(bytes, got);
+          EXPECT_EQ(write(fds[1 - from].fd, bytes, got), got);
+        }
+      }
+    });
+    auto channel = ConnectToAggregator(absl::StrCat("127.0.0.1:", ntohs(address.sin_port)),
+                                       FailureTimeout(), nullptr, SecurityOf("worker"));
+    JobOptionsForTest job = Job();
+    job.workers = 1;
+    Train(
+        [&] {
+          std::vector<std::unique_ptr<Channel>> channels;
+          channels.push_back(std::move(channel));
+          return channels;
+        },
+        job);
+    between.join();
+    close(listener);
+  }
+  ASSERT_GT(recorded.size(), 1000);
+  TrainUnder([&] {
+    const int fd = ConnectFrom("127.0.0.2");
+    // The aggregator may close it before the end.
+    send(fd, recorded.data(), recorded.size(), MSG_NOSIGNAL);
+    EXPECT_TRUE(AwaitClosed(fd));
+    close(fd);
+  });
+  StatusRequest request;
+  request.set_job("test");
+  const auto status = Connect()[0]->Status(request, SteadyNow() + absl::Seconds(30));
+  ASSERT_TRUE(status.ok()) << status.status();
+  EXPECT_EQ(status->jobs_size(), 0) << "a job that nobody has joined";
+}
+
+}  // namespace
+}  // namespace signpost::testing
