@@ -25,6 +25,9 @@ constexpr char kExchangeMethod[] = "/signpost.AggregatorService/Exchange";
 constexpr uint64_t kMaxPayloadBytes = uint64_t{192} << 20;
 constexpr int kMaxMessageBytes = kMaxPayloadBytes + (64 << 10);
 
+// What gRPC makes of it; limits of the aggregator itself have other words.
+constexpr char kResetForMemory[] = "Received RST_STREAM with error code 11";
+
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(50);
 constexpr absl::Duration kReasonTimeout = absl::Milliseconds(100);
 constexpr absl::Duration kFirstReconnectBackoff = absl::Milliseconds(100);  // the least gRPC takes
@@ -55,10 +58,13 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& target, const FailureT
       arguments);
 }
 
-// The connection was lost, or the server is shutting down: it cancels calls that come meanwhile.
+// The connection was lost, or the server is shutting down: it cancels calls that come meanwhile. Or
+// its gRPC had no memory, and let go of calls that had done nothing (HTTP/2's ENHANCE_YOUR_CALM).
 bool MayPass(const grpc::Status& status) {
   return status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-         status.error_code() == grpc::StatusCode::CANCELLED;
+         status.error_code() == grpc::StatusCode::CANCELLED ||
+         (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+          status.error_message() == kResetForMemory);
 }
 
 class GrpcChannel final : public Channel {

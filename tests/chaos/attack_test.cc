@@ -267,13 +267,16 @@ std::string FieldOf(const std::string& name, const std::string& value) {
 TEST_F(AttackTest, PingsWhoseAnswersNobodyReadsTakeNoMemory) {
   std::string pings;
   while (pings.size() < size_t{1} << 20) pings += FrameOf(kPing, 0, 0, "12345678");
+  int connections = 0;
   TrainUnder([&] {
     TlsConnection connection(ConnectFrom("127.0.0.2"), TlsDir("attacker"));
-    ASSERT_TRUE(connection.is_open());
-    ASSERT_TRUE(connection.Write(Greeting()));
+    // It may have as many connections as it is allowed, still being closed.
+    if (!connection.is_open() || !connection.Write(Greeting())) return;
+    ++connections;
     for (int i = 0; i < 64 && connection.Write(pings); ++i) {
     }
   });
+  EXPECT_GT(connections, 0);
 }
 
 // CVE-2023-44487.
@@ -282,16 +285,19 @@ TEST_F(AttackTest, CallsThatAreResetAtOnceTakeNoMemory) {
                              FieldOf(":path", "/signpost.AggregatorService/Status") +
                              FieldOf(":authority", "a") + FieldOf("te", "trailers") +
                              FieldOf("content-type", "application/grpc");
+  int connections = 0;
   TrainUnder([&] {
     TlsConnection connection(ConnectFrom("127.0.0.2"), TlsDir("attacker"));
-    ASSERT_TRUE(connection.is_open());
-    ASSERT_TRUE(connection.Write(Greeting()));
+    // It may have as many connections as it is allowed, still being closed.
+    if (!connection.is_open() || !connection.Write(Greeting())) return;
+    ++connections;
     for (uint32_t stream = 1; stream < 20'000; stream += 2) {
       const bool sent = connection.Write(FrameOf(kHeaders, /*END_HEADERS=*/4, stream, fields) +
                                          FrameOf(kReset, 0, stream, std::string("\0\0\0\x8", 4)));
       if (!sent) break;
     }
   });
+  EXPECT_GT(connections, 0);
 }
 
 // What a worker has said over the wire means nothing on another connection.
