@@ -75,6 +75,10 @@ absl::StatusOr<int> Serve(Flags& flags) {
     std::fprintf(stderr, "warning: %s\n", warning.c_str());
   }
   std::printf("listening on %s\n", Address(flags.server.listen, (*server)->port()).c_str());
+  if (!flags.server.metrics_listen.empty()) {
+    std::printf("metrics on %s\n",
+                Address(flags.server.metrics_listen, (*server)->metrics_port()).c_str());
+  }
   std::fflush(stdout);
 
   int signal = 0;
@@ -93,7 +97,8 @@ Command AddAggregatorCommand(CLI::App& program) {
   CLI::App& app = *program.add_subcommand(
       "aggregator", "Serve one shard of any number of jobs: average what their workers send");
   app.footer(
-      "The first line that it prints is 'listening on HOST:PORT'. SIGTERM ends it: with "
+      "The first line that it prints is 'listening on HOST:PORT'; with --metrics-listen the second "
+      "one\nis 'metrics on HOST:PORT'. SIGTERM ends it: with "
       "--state-dir\n"
       "at once, and jobs go on when it is started again; without, running jobs may end and new "
       "ones\n"
@@ -106,6 +111,10 @@ Command AddAggregatorCommand(CLI::App& program) {
   app.add_option("--listen", server.listen, "Where to listen; port 0: the kernel chooses one")
       ->type_name("HOST:PORT")
       ->capture_default_str();
+  app.add_option("--metrics-listen", server.metrics_listen,
+                 "Tell about itself here, in plain text, to whoever asks: http://HOST:PORT/metrics "
+                 "for Prometheus and http://HOST:PORT/ for a browser; it takes nothing there")
+      ->type_name("HOST:PORT");
   app.add_option("--shard", flags->shard, "This process's shard and the number of shards")
       ->type_name("I/N")
       ->capture_default_str();

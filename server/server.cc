@@ -81,6 +81,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   }
   std::unique_ptr<Server> server(new Server(options, std::move(state_dir)));
   if (status = server->Recover(options.allow_error_reset); !status.ok()) return status;
+  if (status = server->ServeMetrics(options); !status.ok()) return status;
   server->late_rounds_ = std::thread([self = server.get()] { self->CloseLateRounds(); });
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
@@ -91,6 +92,29 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   if (!status.ok()) return status;
   Reach(Failpoint::kServerListening);
   return server;
+}
+
+absl::Status Server::ServeMetrics(const ServerOptions& options) {
+  if (options.metrics_listen.empty()) return absl::OkStatus();
+  if (IsUnixAddress(options.metrics_listen)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("metrics cannot be had at '", options.metrics_listen, "': wanted host:port"));
+  }
+  absl::Status status = CheckListenAddress(options.metrics_listen, /*insecure=*/true);
+  if (!status.ok()) return status;
+  absl::StatusOr<std::unique_ptr<MetricsPort>> metrics = MetricsPort::Listen(
+      options.metrics_listen, [this, gauges = options.gauges] { return Observe(gauges); });
+  if (metrics.ok()) metrics_ = *std::move(metrics);
+  return metrics.status();
+}
+
+Observation Server::Observe(const std::function<std::vector<Gauge>()>& gauges) const {
+  return {.time = absl::Now(),
+          .aggregator = aggregator_.Metrics(),
+          .message_bytes_received = service_->exchange_bytes_received(),
+          .message_bytes_sent = service_->exchange_bytes_sent(),
+          .process = ReadProcessMetrics(),
+          .gauges = gauges ? gauges() : std::vector<Gauge>()};
 }
 
 absl::Status Server::ServeUnixSocket(const std::string& address, grpc::ServerBuilder& builder) {

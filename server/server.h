@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -15,6 +16,8 @@
 #include "proto/failure_timeout.h"
 #include "server/acceptor.h"
 #include "server/aggregator.h"
+#include "server/exposition.h"
+#include "server/metrics_port.h"
 
 namespace grpc {
 class Server;
@@ -35,6 +38,11 @@ struct ServerOptions {
   std::string state_dir;
   // Give up jobs whose state cannot be read, instead of refusing to start.
   bool allow_error_reset = false;
+  // Where the metrics port listens, as `listen` but not unix:; beyond loopback too, since it takes
+  // nothing and tells nothing secret. Empty: nowhere.
+  std::string metrics_listen = {};
+  // What else it shows. Called from its thread until the server is destroyed.
+  std::function<std::vector<Gauge>()> gauges = nullptr;
 };
 
 // Serves aggregator.proto and gRPC's health protocol until Drain or destruction. Thread-safe.
@@ -51,6 +59,9 @@ class Server {
 
   // 0 for a unix: address.
   uint16_t port() const { return acceptor_ == nullptr ? 0 : acceptor_->port(); }
+
+  // 0 without one.
+  uint16_t metrics_port() const { return metrics_ == nullptr ? 0 : metrics_->port(); }
 
   // What could not be read in the state directory, for a person.
   const std::vector<std::string>& warnings() const { return warnings_; }
@@ -72,6 +83,8 @@ class Server {
   absl::Status Recover(bool allow_error_reset);
   absl::Status ServeUnixSocket(const std::string& address, grpc::ServerBuilder& builder);
   absl::Status ServeTcp(const ServerOptions& options, grpc::ServerBuilder& builder);
+  absl::Status ServeMetrics(const ServerOptions& options);
+  Observation Observe(const std::function<std::vector<Gauge>()>& gauges) const;
   void TakeSnapshots();
   void CloseLateRounds();
   void StopThreads();
@@ -84,7 +97,8 @@ class Server {
   std::thread late_rounds_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<Acceptor> acceptor_;  // of TCP connections
+  std::unique_ptr<Acceptor> acceptor_;    // of TCP connections
+  std::unique_ptr<MetricsPort> metrics_;  // or null
 };
 
 }  // namespace signpost

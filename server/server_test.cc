@@ -1,5 +1,8 @@
 #include "server/server.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -12,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
@@ -84,6 +88,84 @@ std::string CheckHealth(const std::shared_ptr<grpc::Channel>& channel) {
                  });
   ended.WaitForNotification();
   return status.ok() ? BytesOf(response) : status.error_message();
+}
+
+std::unique_ptr<Server> StartWithMetrics(std::function<std::vector<Gauge>()> gauges = nullptr) {
+  auto server = Server::Start({.metrics_listen = "127.0.0.1:0", .gauges = std::move(gauges)});
+  EXPECT_TRUE(server.ok()) << server.status();
+  return *std::move(server);
+}
+
+// All that comes after such a request.
+std::string Get(uint16_t port, const std::string& path) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port);
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return "refused";
+  const std::string request = absl::StrCat("GET ", path, " HTTP/1.0\r\n\r\n");
+  EXPECT_EQ(write(fd, request.data(), request.size()), static_cast<ssize_t>(request.size()));
+  std::string answer;
+  char buffer[4096];
+  for (ssize_t size; (size = read(fd, buffer, sizeof buffer)) > 0;) answer.append(buffer, size);
+  close(fd);
+  return answer;
+}
+
+TEST(Metrics, AreServedOnAPortOfTheirOwnWithThoseOfOthers) {
+  const auto server = StartWithMetrics([] {
+    return std::vector<Gauge>{{"signpost_example", "An example.", 7}};
+  });
+  AggregatorService::Stub stub(ConnectTo(*server));
+  const uint64_t epoch = JoinAlone(stub);
+  const std::string metrics = Get(server->metrics_port(), "/metrics");
+  EXPECT_THAT(metrics, AllOf(HasSubstr("text/plain; version=0.0.4"),
+                             HasSubstr("\nsignpost_job_workers{shard=\"0\",job_name=\"job\"} 1\n"),
+                             HasSubstr("\nsignpost_example{shard=\"0\"} 7\n")));
+  EXPECT_THAT(Get(server->metrics_port(), "/status.json"),
+              AllOf(HasSubstr("application/json"), HasSubstr("\"job\":\"job\"")));
+  EXPECT_THAT(Get(server->metrics_port(), "/"),
+              AllOf(HasSubstr("text/html"), HasSubstr("script-src 'sha256-")));
+  EXPECT_THAT(Get(server->port(), "/metrics"), testing::Not(HasSubstr("signpost_")));
+  EXPECT_TRUE(Leave(stub, epoch).ok());
+}
+
+TEST(Metrics, SayWhatTheProcessTakes) {
+  const auto server = StartWithMetrics();
+  const std::string metrics = Get(server->metrics_port(), "/metrics");
+  const auto value = [&](const std::string& name) {
+    const size_t at = metrics.find("\n" + name + " ");
+    EXPECT_NE(at, std::string::npos) << name;
+    return std::atof(metrics.c_str() + at + name.size() + 2);
+  };
+  EXPECT_GT(value("process_cpu_seconds_total"), 0);
+  EXPECT_GT(value("process_resident_memory_bytes"), 1e6);
+  EXPECT_GT(value("process_virtual_memory_bytes"), value("process_resident_memory_bytes"));
+  EXPECT_GT(value("process_open_fds"), 3);
+  EXPECT_GE(value("process_max_fds"), value("process_open_fds"));
+  EXPECT_GT(value("process_threads"), 1);
+  // The boot's time has whole seconds.
+  const double now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+  EXPECT_NEAR(value("process_start_time_seconds"), now, 300);
+}
+
+TEST(Metrics, AreNotServedUnlessAskedFor) {
+  const auto server = Server::Start({});
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_EQ((*server)->metrics_port(), 0);
+}
+
+TEST(Metrics, TellWhyTheyCannotBeServed) {
+  const auto first = StartWithMetrics();
+  const std::string taken = absl::StrCat("127.0.0.1:", first->metrics_port());
+  EXPECT_EQ(Server::Start({.metrics_listen = taken}).status().code(),
+            absl::StatusCode::kUnavailable);
+  for (const char* address : {"nonsense", "unix:/tmp/metrics"}) {
+    const absl::Status status = Server::Start({.metrics_listen = address}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), AllOf(HasSubstr(address), HasSubstr("host:port")));
+  }
 }
 
 TEST(ListenAddress, OnLoopbackIsAllowed) {

@@ -4,6 +4,7 @@
 #ifndef SIGNPOST_SERVER_SERVICE_H_
 #define SIGNPOST_SERVER_SERVICE_H_
 
+#include <atomic>
 #include <cstdint>
 
 #include "grpcpp/support/byte_buffer.h"
@@ -41,9 +42,15 @@ class Service final : public ServiceBase {
   grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* context,
                                    const StatusRequest* request, StatusResponse* response) override;
 
+  // Of the messages of Exchange, headers included, since the beginning.
+  uint64_t exchange_bytes_received() const { return exchange_bytes_received_; }
+  uint64_t exchange_bytes_sent() const { return exchange_bytes_sent_; }
+
  private:
   Aggregator& aggregator_;
   const uint64_t max_payload_bytes_;
+  std::atomic<uint64_t> exchange_bytes_received_ = 0;
+  std::atomic<uint64_t> exchange_bytes_sent_ = 0;
 };
 
 }  // namespace signpost
