@@ -96,21 +96,33 @@ std::unique_ptr<Server> StartWithMetrics(std::function<std::vector<Gauge>()> gau
   return *std::move(server);
 }
 
-// All that comes after such a request.
-std::string Get(uint16_t port, const std::string& path) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+int ConnectToPort(uint16_t port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   address.sin_port = htons(port);
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return "refused";
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  return fd;
+}
+
+// All that comes after such a request; nothing if the connection is refused.
+std::string Get(uint16_t port, const std::string& path) {
+  const int fd = ConnectToPort(port);
   const std::string request = absl::StrCat("GET ", path, " HTTP/1.0\r\n\r\n");
-  EXPECT_EQ(write(fd, request.data(), request.size()), static_cast<ssize_t>(request.size()));
+  send(fd, request.data(), request.size(), MSG_NOSIGNAL);
   std::string answer;
   char buffer[4096];
   for (ssize_t size; (size = read(fd, buffer, sizeof buffer)) > 0;) answer.append(buffer, size);
   close(fd);
   return answer;
+}
+
+// The value of a metric without labels, in Prometheus's format.
+double ValueOf(const std::string& metrics, const std::string& name) {
+  const size_t at = metrics.find(absl::StrCat("\n", name, " "));
+  EXPECT_NE(at, std::string::npos) << name;
+  return at == std::string::npos ? 0 : std::atof(metrics.c_str() + at + name.size() + 2);
 }
 
 TEST(Metrics, AreServedOnAPortOfTheirOwnWithThoseOfOthers) {
@@ -134,11 +146,7 @@ TEST(Metrics, AreServedOnAPortOfTheirOwnWithThoseOfOthers) {
 TEST(Metrics, SayWhatTheProcessTakes) {
   const auto server = StartWithMetrics();
   const std::string metrics = Get(server->metrics_port(), "/metrics");
-  const auto value = [&](const std::string& name) {
-    const size_t at = metrics.find("\n" + name + " ");
-    EXPECT_NE(at, std::string::npos) << name;
-    return std::atof(metrics.c_str() + at + name.size() + 2);
-  };
+  const auto value = [&](const std::string& name) { return ValueOf(metrics, name); };
   EXPECT_GT(value("process_cpu_seconds_total"), 0);
   EXPECT_GT(value("process_resident_memory_bytes"), 1e6);
   EXPECT_GT(value("process_virtual_memory_bytes"), value("process_resident_memory_bytes"));
@@ -148,6 +156,31 @@ TEST(Metrics, SayWhatTheProcessTakes) {
   // The boot's time has whole seconds.
   const double now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
   EXPECT_NEAR(value("process_start_time_seconds"), now, 300);
+}
+
+TEST(Metrics, TakeNothingFromWorkersWhenTheirPortIsMisused) {
+  const auto server = StartWithMetrics();
+  const double fds_before = ValueOf(Get(server->metrics_port(), "/metrics"), "process_open_fds");
+  std::vector<int> misused;
+  for (const std::string& begun :
+       {std::string(), std::string("GET /metr"),
+        std::string("POST / HTTP/1.1\r\nContent-Length: 9"),
+        absl::StrCat("GET /", std::string(100000, 'x')), std::string(100000, '\0')}) {
+    for (int i = 0; i < 40; ++i) {
+      misused.push_back(ConnectToPort(server->metrics_port()));
+      send(misused.back(), begun.data(), begun.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+  }
+  AggregatorService::Stub stub(ConnectTo(*server));
+  const uint64_t epoch = JoinAlone(stub);
+  EXPECT_TRUE(Leave(stub, epoch).ok());
+  for (const int fd : misused) close(fd);
+  // Until it has noticed, it takes no more connections from this peer.
+  std::string metrics;
+  const absl::Time deadline = absl::Now() + absl::Seconds(10);
+  while (metrics.empty() && absl::Now() < deadline)
+    metrics = Get(server->metrics_port(), "/metrics");
+  EXPECT_LE(ValueOf(metrics, "process_open_fds"), fds_before + 40);
 }
 
 TEST(Metrics, AreNotServedUnlessAskedFor) {
