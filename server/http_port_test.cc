@@ -1,12 +1,5 @@
 #include "server/http_port.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <sys/time.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/raw_client.h"
 
 namespace signpost {
 namespace {
@@ -35,50 +29,8 @@ std::unique_ptr<HttpPort> Listen(const HttpLimits& limits = {}) {
   return *std::move(port);
 }
 
-// A connection that sends and reads bytes, and gives up reading after ten seconds.
-class Client {
- public:
-  explicit Client(const HttpPort& port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(port.port());
-    EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-    const timeval patience = {.tv_sec = 10};
-    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  }
-  Client(Client&& other) : fd_(std::exchange(other.fd_, -1)) {}
-  ~Client() {
-    if (fd_ >= 0) close(fd_);
-  }
-
-  // As much of it as the other side takes.
-  void Send(const std::string& bytes) {
-    for (size_t sent = 0; sent < bytes.size();) {
-      const ssize_t size = send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-      if (size < 0) return;
-      sent += size;
-    }
-  }
-
-  // Until the other side closes; "timeout" when it does not.
-  std::string ReadAll() {
-    std::string all;
-    char buffer[4096];
-    while (true) {
-      const ssize_t size = recv(fd_, buffer, sizeof buffer, 0);
-      if (size == 0 || (size < 0 && errno == ECONNRESET)) return all;
-      if (size < 0) return "timeout";
-      all.append(buffer, size);
-    }
-  }
-
- private:
-  int fd_;
-};
-
 std::string Ask(const HttpPort& port, const std::string& method, const std::string& path) {
-  Client client(port);
+  RawClient client(port.port());
   client.Send(absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
   return client.ReadAll();
 }
@@ -115,7 +67,7 @@ TEST(HttpPort, TakesNothing) {
                 AllOf(StartsWith("HTTP/1.1 405 "), HasSubstr("\r\nAllow: GET, HEAD\r\n")))
         << method;
   }
-  Client uploads(*port);
+  RawClient uploads(port->port());
   uploads.Send("POST /page HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000000\r\n\r\nabc");
   EXPECT_THAT(uploads.ReadAll(), StartsWith("HTTP/1.1 405 "));
 }
@@ -126,7 +78,7 @@ TEST(HttpPort, RefusesRequestsThatAreTooLong) {
        {absl::StrCat("GET /", std::string(1 << 20, 'x'), " HTTP/1.1\r\nHost: x\r\n\r\n"),
         absl::StrCat("GET /page HTTP/1.1\r\nHost: x\r\nX: ", std::string(1 << 20, 'x'),
                      "\r\n\r\n")}) {
-    Client client(*port);
+    RawClient client(port->port());
     client.Send(request);
     EXPECT_THAT(client.ReadAll(), Not(testing::AnyOf(HasSubstr("200 OK"), StartsWith("timeout"))));
   }
@@ -138,7 +90,7 @@ TEST(HttpPort, RefusesWhatIsNotHttp) {
   for (const std::string& request :
        {std::string("\r\n\r\n\r\n"), std::string(100, '\0') + "\n\n",
         std::string("\x16\x03\x01\x02\x00\x01\x00\r\n\r\n"), std::string("GET\r\n\r\n")}) {
-    Client client(*port);
+    RawClient client(port->port());
     client.Send(request);
   }
   EXPECT_THAT(Ask(*port, "GET", "/page"), HasSubstr("200 OK"));
@@ -146,9 +98,9 @@ TEST(HttpPort, RefusesWhatIsNotHttp) {
 
 TEST(HttpPort, AnswersOthersWhileSomeDawdle) {
   const auto port = Listen({.connections = 4, .connections_per_peer = 4});
-  std::vector<Client> slow;
+  std::vector<RawClient> slow;
   for (int i = 0; i < 3; ++i) {
-    slow.emplace_back(*port);
+    slow.emplace_back(port->port());
     slow.back().Send("GET /pa");
   }
   EXPECT_THAT(Ask(*port, "GET", "/page"), HasSubstr("200 OK"));
@@ -156,8 +108,8 @@ TEST(HttpPort, AnswersOthersWhileSomeDawdle) {
 
 TEST(HttpPort, EndsConnectionsThatSayNothing) {
   const auto port = Listen({.idle_timeout = absl::Seconds(1)});
-  Client silent(*port);
-  Client half(*port);
+  RawClient silent(port->port());
+  RawClient half(port->port());
   half.Send("GET /page HTTP/1.1\r\n");
   EXPECT_NE(silent.ReadAll(), "timeout");
   EXPECT_NE(half.ReadAll(), "timeout");
@@ -165,9 +117,9 @@ TEST(HttpPort, EndsConnectionsThatSayNothing) {
 
 TEST(HttpPort, TakesNoMoreConnectionsThanItMay) {
   const auto port = Listen({.connections = 8, .connections_per_peer = 2});
-  auto first = std::make_unique<Client>(*port);
-  Client second(*port);
-  Client third(*port);
+  auto first = std::make_unique<RawClient>(port->port());
+  RawClient second(port->port());
+  RawClient third(port->port());
   EXPECT_EQ(third.ReadAll(), "");  // closed at once
   second.Send("GET /page HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
   EXPECT_THAT(second.ReadAll(), HasSubstr("200 OK"));

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "proto/steady_time.h"
 #include "server/status_page.h"
 
 namespace signpost {
@@ -13,8 +12,9 @@ constexpr absl::Duration kLeastInterval = absl::Milliseconds(250);
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsPort>> MetricsPort::Listen(
-    const std::string& address, std::function<Observation()> observe) {
-  std::unique_ptr<MetricsPort> metrics(new MetricsPort(std::move(observe)));
+    const std::string& address, std::function<Observation()> observe,
+    std::function<absl::Time()> now) {
+  std::unique_ptr<MetricsPort> metrics(new MetricsPort(std::move(observe), std::move(now)));
   absl::StatusOr<std::unique_ptr<HttpPort>> port = HttpPort::Listen(
       address, [metrics = metrics.get()](absl::string_view path) { return metrics->Find(path); });
   if (!port.ok()) return port.status();
@@ -35,7 +35,7 @@ std::optional<HttpPage> MetricsPort::Find(absl::string_view path) {
 }
 
 const Observation& MetricsPort::Observe() {
-  const absl::Time now = SteadyNow();
+  const absl::Time now = now_();
   if (now >= observed_ + kLeastInterval) {
     newest_ = observe_();
     observed_ = now;

@@ -9,10 +9,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "proto/steady_time.h"
 #include "server/exposition.h"
 #include "server/http_port.h"
 
@@ -22,18 +24,21 @@ class MetricsPort {
  public:
   // `observe` is called by one thread at a time, and at most every quarter of a second however many
   // ask: what came less than that before is told again. Errors as HttpPort's.
-  static absl::StatusOr<std::unique_ptr<MetricsPort>> Listen(const std::string& address,
-                                                             std::function<Observation()> observe);
+  static absl::StatusOr<std::unique_ptr<MetricsPort>> Listen(
+      const std::string& address, std::function<Observation()> observe,
+      std::function<absl::Time()> now = SteadyNow);
 
   uint16_t port() const { return port_->port(); }
 
  private:
-  explicit MetricsPort(std::function<Observation()> observe) : observe_(std::move(observe)) {}
+  MetricsPort(std::function<Observation()> observe, std::function<absl::Time()> now)
+      : observe_(std::move(observe)), now_(std::move(now)) {}
 
   std::optional<HttpPage> Find(absl::string_view path);
   const Observation& Observe();
 
   const std::function<Observation()> observe_;
+  const std::function<absl::Time()> now_;
   // Of the port's thread.
   Observation newest_;
   absl::Time observed_ = absl::InfinitePast();

@@ -1,8 +1,5 @@
 #include "server/server.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -22,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "proto/aggregator.grpc.pb.h"
 #include "server/listen_address.h"
+#include "server/raw_client.h"
 #include "server/test_job.h"
 
 namespace signpost {
@@ -96,28 +94,6 @@ std::unique_ptr<Server> StartWithMetrics(std::function<std::vector<Gauge>()> gau
   return *std::move(server);
 }
 
-int ConnectToPort(uint16_t port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(port);
-  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  return fd;
-}
-
-// All that comes after such a request; nothing if the connection is refused.
-std::string Get(uint16_t port, const std::string& path) {
-  const int fd = ConnectToPort(port);
-  const std::string request = absl::StrCat("GET ", path, " HTTP/1.0\r\n\r\n");
-  send(fd, request.data(), request.size(), MSG_NOSIGNAL);
-  std::string answer;
-  char buffer[4096];
-  for (ssize_t size; (size = read(fd, buffer, sizeof buffer)) > 0;) answer.append(buffer, size);
-  close(fd);
-  return answer;
-}
-
 // The value of a metric without labels, in Prometheus's format.
 double ValueOf(const std::string& metrics, const std::string& name) {
   const size_t at = metrics.find(absl::StrCat("\n", name, " "));
@@ -131,21 +107,21 @@ TEST(Metrics, AreServedOnAPortOfTheirOwnWithThoseOfOthers) {
   });
   AggregatorService::Stub stub(ConnectTo(*server));
   const uint64_t epoch = JoinAlone(stub);
-  const std::string metrics = Get(server->metrics_port(), "/metrics");
+  const std::string metrics = HttpGet(server->metrics_port(), "/metrics");
   EXPECT_THAT(metrics, AllOf(HasSubstr("text/plain; version=0.0.4"),
                              HasSubstr("\nsignpost_job_workers{shard=\"0\",job_name=\"job\"} 1\n"),
                              HasSubstr("\nsignpost_example{shard=\"0\"} 7\n")));
-  EXPECT_THAT(Get(server->metrics_port(), "/status.json"),
+  EXPECT_THAT(HttpGet(server->metrics_port(), "/status.json"),
               AllOf(HasSubstr("application/json"), HasSubstr("\"job\":\"job\"")));
-  EXPECT_THAT(Get(server->metrics_port(), "/"),
+  EXPECT_THAT(HttpGet(server->metrics_port(), "/"),
               AllOf(HasSubstr("text/html"), HasSubstr("script-src 'sha256-")));
-  EXPECT_THAT(Get(server->port(), "/metrics"), testing::Not(HasSubstr("signpost_")));
+  EXPECT_THAT(HttpGet(server->port(), "/metrics"), testing::Not(HasSubstr("signpost_")));
   EXPECT_TRUE(Leave(stub, epoch).ok());
 }
 
 TEST(Metrics, SayWhatTheProcessTakes) {
   const auto server = StartWithMetrics();
-  const std::string metrics = Get(server->metrics_port(), "/metrics");
+  const std::string metrics = HttpGet(server->metrics_port(), "/metrics");
   const auto value = [&](const std::string& name) { return ValueOf(metrics, name); };
   EXPECT_GT(value("process_cpu_seconds_total"), 0);
   EXPECT_GT(value("process_resident_memory_bytes"), 1e6);
@@ -160,26 +136,24 @@ TEST(Metrics, SayWhatTheProcessTakes) {
 
 TEST(Metrics, TakeNothingFromWorkersWhenTheirPortIsMisused) {
   const auto server = StartWithMetrics();
-  const double fds_before = ValueOf(Get(server->metrics_port(), "/metrics"), "process_open_fds");
-  std::vector<int> misused;
+  const double fds_before =
+      ValueOf(HttpGet(server->metrics_port(), "/metrics"), "process_open_fds");
+  std::vector<RawClient> misused;
   for (const std::string& begun :
        {std::string(), std::string("GET /metr"),
         std::string("POST / HTTP/1.1\r\nContent-Length: 9"),
         absl::StrCat("GET /", std::string(100000, 'x')), std::string(100000, '\0')}) {
-    for (int i = 0; i < 40; ++i) {
-      misused.push_back(ConnectToPort(server->metrics_port()));
-      send(misused.back(), begun.data(), begun.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    }
+    for (int i = 0; i < 40; ++i) misused.emplace_back(server->metrics_port()).SendSome(begun);
   }
   AggregatorService::Stub stub(ConnectTo(*server));
   const uint64_t epoch = JoinAlone(stub);
   EXPECT_TRUE(Leave(stub, epoch).ok());
-  for (const int fd : misused) close(fd);
+  misused.clear();
   // Until it has noticed, it takes no more connections from this peer.
   std::string metrics;
   const absl::Time deadline = absl::Now() + absl::Seconds(10);
   while (metrics.empty() && absl::Now() < deadline)
-    metrics = Get(server->metrics_port(), "/metrics");
+    metrics = HttpGet(server->metrics_port(), "/metrics");
   EXPECT_LE(ValueOf(metrics, "process_open_fds"), fds_before + 40);
 }
 
