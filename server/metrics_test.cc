@@ -2,14 +2,18 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/aggregator.h"
+#include "server/state_dir.h"
 #include "server/test_job.h"
 
 namespace signpost {
@@ -218,6 +222,27 @@ TEST_F(MetricsTest, RetainedBytesAreThoseOfOpenRoundsAnswersAndErrors) {
   EXPECT_EQ(retained.answers, onebit);
   EXPECT_EQ(retained.error, 4 * layout_.chunks()[0].elements);
   EXPECT_EQ(retained.undurable, 0);
+}
+
+TEST_F(MetricsTest, SnapshotsAreCountedWhereTheyAreTaken) {
+  Join(/*world_size=*/1);
+  EXPECT_FALSE(Metrics().snapshots) << "there is no state directory";
+
+  const std::string path = absl::StrCat(testing::TempDir(), "/metrics");
+  std::filesystem::remove_all(path);
+  const absl::StatusOr<std::unique_ptr<StateDir>> state_dir = StateDir::Open(path, {});
+  ASSERT_TRUE(state_dir.ok()) << state_dir.status();
+  Aggregator aggregator({.now = [this] { return now_; }}, state_dir->get());
+  aggregator.Join(TestJoin(0, 1), [](absl::StatusOr<JoinResponse> response) {
+    EXPECT_TRUE(response.ok()) << response.status();
+  });
+  EXPECT_FALSE(aggregator.Metrics().jobs.at(0).snapshots->last);
+  ASSERT_TRUE(aggregator.TakeSnapshots().ok());
+  const AggregatorMetrics metrics = aggregator.Metrics();
+  EXPECT_EQ(metrics.generation, (*state_dir)->generation());
+  EXPECT_EQ(metrics.jobs.at(0).snapshots->durations.count(), 1);
+  EXPECT_EQ(metrics.jobs.at(0).snapshots->failures, 0);
+  EXPECT_TRUE(metrics.jobs.at(0).snapshots->last);
 }
 
 TEST_F(MetricsTest, AJobThatIsOverIsNotAmongThem) {
