@@ -74,6 +74,10 @@ absl::StatusOr<int> Serve(Flags& flags) {
   if (!server.ok()) return server.status();
   for (const std::string& warning : (*server)->warnings()) PrintWarning(warning);
   std::printf("listening on %s\n", Address(flags.server.listen, (*server)->port()).c_str());
+  if (!flags.server.metrics_listen.empty()) {
+    std::printf("metrics on %s\n",
+                Address(flags.server.metrics_listen, (*server)->metrics_port()).c_str());
+  }
   std::fflush(stdout);
 
   int signal = 0;
@@ -92,7 +96,8 @@ Command AddAggregatorCommand(CLI::App& program) {
   CLI::App& app = *program.add_subcommand(
       "aggregator", "Serve one shard of any number of jobs: average what their workers send");
   app.footer(
-      "The first line that it prints is 'listening on HOST:PORT'. SIGTERM ends it: with "
+      "The first line that it prints is 'listening on HOST:PORT'; with --metrics-listen the second "
+      "one\nis 'metrics on HOST:PORT'. SIGTERM ends it: with "
       "--state-dir\n"
       "at once, and jobs go on when it is started again; without, running jobs may end and new "
       "ones\n"
@@ -108,6 +113,10 @@ Command AddAggregatorCommand(CLI::App& program) {
   app.add_option("--listen", server.listen, "Where to listen; port 0: the kernel chooses one")
       ->type_name("HOST:PORT")
       ->capture_default_str();
+  app.add_option("--metrics-listen", server.metrics_listen,
+                 "Tell about itself here, in plain text, to whoever asks: http://HOST:PORT/metrics "
+                 "for Prometheus and http://HOST:PORT/ for a browser; it takes nothing there")
+      ->type_name("HOST:PORT");
   app.add_option("--shard", flags->shard, "This process's shard and the number of shards")
       ->type_name("I/N")
       ->capture_default_str();

@@ -172,6 +172,37 @@ TEST(Aggregator, SaysInOneLineThatItsPortIsTaken) {
   kill(pid, SIGTERM);
 }
 
+TEST(Aggregator, SaysInItsSecondLineWhereItsMetricsAre) {
+  Started aggregator(WithPid("aggregator --metrics-listen 127.0.0.1:0"));
+  const pid_t pid = ToPid(aggregator.ReadLine());
+  EXPECT_THAT(aggregator.ReadLine(), StartsWith("listening on 127.0.0.1:"));
+  const std::string line = aggregator.ReadLine();
+  EXPECT_THAT(line, StartsWith("metrics on 127.0.0.1:"));
+  EXPECT_THAT(line, Not(testing::EndsWith(":0")));
+  kill(pid, SIGTERM);
+  EXPECT_EQ(aggregator.End().exit_code, 0);
+}
+
+TEST(Status, LooksAgainAndAgainUntilItIsInterrupted) {
+  Started aggregator(WithPid("aggregator"));
+  const pid_t aggregator_pid = ToPid(aggregator.ReadLine());
+  const std::string listening = aggregator.ReadLine();
+  const std::string address(absl::StripPrefix(listening, "listening on "));
+  Started status(WithPid(absl::StrCat("status --watch --interval 100ms --aggregators ", address)));
+  const pid_t pid = ToPid(status.ReadLine());
+  for (int look = 0; look < 3; ++look) {
+    EXPECT_THAT(status.ReadLine(), testing::MatchesRegex("[0-9][0-9]:[0-9][0-9]:[0-9][0-9]"));
+    EXPECT_EQ(status.ReadLine(), "no jobs");
+  }
+  kill(pid, SIGINT);
+  EXPECT_EQ(status.End().exit_code, 0);
+  kill(aggregator_pid, SIGTERM);
+
+  EXPECT_EQ(RunProgram("status --aggregators a:1 --interval 1s").exit_code, 64);
+  EXPECT_EQ(RunProgram("status --aggregators a:1 --watch --json").exit_code, 64);
+  EXPECT_EQ(RunProgram("status --aggregators a:1 --watch --interval 1ms").exit_code, 64);
+}
+
 TEST(Aggregator, ListensOnAUnixSocket) {
   char directory[] = "/tmp/signpost-XXXXXX";  // a socket's path is short
   ASSERT_NE(mkdtemp(directory), nullptr);

@@ -1,8 +1,11 @@
 #include "cli/status_command.h"
 
 #include <google/protobuf/util/json_util.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <future>
 #include <map>
@@ -12,6 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
 #include "cli/exit_code.h"
 #include "cli/table.h"
 #include "proto/failure_timeout.h"
@@ -20,6 +25,14 @@
 
 namespace signpost::cli {
 namespace {
+
+// Names and reasons come from outside, and terminals obey control characters.
+std::string Printable(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return text;
+}
 
 // A job as all its shards together have it.
 struct JobSummary {
@@ -30,6 +43,7 @@ struct JobSummary {
   absl::Duration waiting;
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;
+  uint64_t rounds_closed_late = 0;
   std::map<uint32_t, std::string> refused;  // reason by rank
   std::set<uint32_t> absent;                // at any shard
   std::string state_error;                  // of the first shard that has one
@@ -55,6 +69,7 @@ void AddShard(const JobStatus& shard, bool first, JobSummary& job) {
   job.world_size = shard.world_size();
   job.bytes_received += shard.payload_bytes_received();
   job.bytes_sent += shard.payload_bytes_sent();
+  job.rounds_closed_late += shard.rounds_closed_late();
   for (const RefusedJoin& refused : shard.refused_joins()) {
     job.refused[refused.rank()] = refused.reason();
   }
@@ -110,31 +125,121 @@ std::string ToJson(const google::protobuf::Message& message) {
   return status.ok() ? json : Quote(status.ToString());
 }
 
+std::string FormatNotes(const std::map<std::string, JobSummary>& jobs,
+                        const std::vector<AggregatorStatus>& aggregators) {
+  std::string notes;
+  for (const auto& [given_name, job] : jobs) {
+    const std::string name = Printable(given_name);
+    for (const auto& [rank, reason] : job.refused) {
+      absl::StrAppend(&notes, "job ", name, " refused rank ", rank, ": ", Printable(reason), "\n");
+    }
+    if (!job.absent.empty()) {
+      absl::StrAppend(&notes, "job ", name, " goes on without ", FormatRanks(job.absent), "\n");
+    }
+    if (!job.state_error.empty()) {
+      absl::StrAppend(&notes, "job ", name, " cannot be written down: ", Printable(job.state_error),
+                      "\n");
+    }
+  }
+  for (const AggregatorStatus& aggregator : aggregators) {
+    if (aggregator.response.ok()) {
+      for (const std::string& warning : aggregator.response->warnings()) {
+        absl::StrAppend(&notes, "aggregator ", aggregator.address,
+                        " warned when it was started: ", warning, "\n");
+      }
+      continue;
+    }
+    absl::StrAppend(&notes, "no answer from aggregator ", aggregator.address, ": ",
+                    aggregator.response.status().message(), "\n");
+  }
+  return notes;
+}
+
+std::string FormatTable(const std::vector<std::vector<std::string>>& rows,
+                        const std::string& notes) {
+  const bool has_jobs = rows.size() > 1;
+  if (!has_jobs && notes.empty()) return "no jobs\n";
+  return absl::StrCat(has_jobs ? Align(rows) : "", notes);
+}
+
+bool SameAnswer(const std::vector<AggregatorStatus>& a, const std::vector<AggregatorStatus>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const AggregatorStatus& one, const AggregatorStatus& other) {
+                      return one.response.ok() == other.response.ok();
+                    });
+}
+
 struct Flags {
   std::string aggregators;
   TransportSecurity security;
   absl::Duration timeout = absl::Seconds(5);
   bool json = false;
+  bool watch = false;
+  absl::Duration interval = absl::Seconds(1);
 };
 
-// All at once: one that does not answer takes no time from the others.
-std::vector<AggregatorStatus> Ask(const std::vector<std::string>& addresses,
-                                  const std::shared_ptr<const ClientSecurity>& security,
-                                  absl::Time deadline) {
-  StatusRequest request;
-  // Whoever has a part in one job only may not ask about others.
-  if (security->is_tls()) request.set_job(security->identity().job.value_or(""));
+// Those to ask. They stay connected.
+class Aggregators {
+ public:
+  Aggregators(const std::vector<std::string>& addresses,
+              const std::shared_ptr<const ClientSecurity>& security) {
+    // Whoever has a part in one job only may not ask about others.
+    if (security->is_tls()) request_.set_job(security->identity().job.value_or(""));
+    for (const std::string& address : addresses) {
+      connected_.push_back({address, ConnectToAggregator(address, FailureTimeout(),
+                                                         /*on_connection=*/nullptr, security)});
+    }
+  }
+
+  // All at once: one that does not answer takes no time from the others.
+  std::vector<AggregatorStatus> Ask(absl::Duration timeout);
+
+ private:
+  struct Connected {
+    std::string address;
+    std::unique_ptr<Channel> channel;
+  };
+  StatusRequest request_;
+  std::vector<Connected> connected_;
+};
+
+std::vector<AggregatorStatus> Aggregators::Ask(absl::Duration timeout) {
+  const absl::Time deadline = SteadyNow() + timeout;
   std::vector<std::future<AggregatorStatus>> asked;
-  for (const std::string& address : addresses) {
-    asked.push_back(std::async(std::launch::async, [&, deadline] {
-      const auto channel =
-          ConnectToAggregator(address, FailureTimeout(), /*on_connection=*/nullptr, security);
-      return AggregatorStatus{address, channel->Status(request, deadline)};
+  for (const Connected& one : connected_) {
+    asked.push_back(std::async(std::launch::async, [this, &one, deadline] {
+      return AggregatorStatus{one.address, one.channel->Status(request_, deadline)};
     }));
   }
   std::vector<AggregatorStatus> answered;
   for (std::future<AggregatorStatus>& status : asked) answered.push_back(status.get());
   return answered;
+}
+
+// Until the process is told to end.
+[[noreturn]] void Watch(Aggregators& aggregators, const Flags& flags) {
+  for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, [](int) { _exit(kExitOk); });
+  const bool is_terminal = isatty(STDOUT_FILENO) != 0;
+  std::vector<AggregatorStatus> before;
+  absl::Time asked_before;
+  if (is_terminal) std::fputs("\x1b[2J", stdout);
+  while (true) {
+    const absl::Time asked = SteadyNow();
+    std::vector<AggregatorStatus> now = aggregators.Ask(flags.timeout);
+    const std::string page =
+        absl::StrCat(absl::FormatTime("%H:%M:%S", absl::Now(), absl::LocalTimeZone()), "\n",
+                     FormatWatchTable(before, now, asked - asked_before));
+    // Over the page before, line by line, so that nothing flickers.
+    std::fputs(is_terminal ? absl::StrCat("\x1b[H", absl::StrReplaceAll(page, {{"\n", "\x1b[K\n"}}),
+                                          "\x1b[J")
+                                 .c_str()
+                           : page.c_str(),
+               stdout);
+    std::fflush(stdout);
+    before = std::move(now);
+    asked_before = asked;
+    absl::SleepFor(asked + flags.interval - SteadyNow());
+  }
 }
 
 absl::StatusOr<int> ShowStatus(const Flags& flags) {
@@ -145,10 +250,14 @@ absl::StatusOr<int> ShowStatus(const Flags& flags) {
   const absl::StatusOr<std::vector<std::string>> addresses = ParseAddresses(flags.aggregators);
   if (!addresses.ok()) return addresses.status();
 
+  if (flags.interval < absl::Milliseconds(100)) {
+    return absl::InvalidArgumentError("--interval is less than 100ms");
+  }
   const auto security = ClientSecurity::Open(flags.security, *addresses, PrintWarning);
   if (!security.ok()) return security.status();
-  const std::vector<AggregatorStatus> aggregators =
-      Ask(*addresses, *security, SteadyNow() + flags.timeout);
+  Aggregators asked(*addresses, *security);
+  if (flags.watch) Watch(asked, flags);
+  const std::vector<AggregatorStatus> aggregators = asked.Ask(flags.timeout);
   absl::Status error;  // the first
   for (const AggregatorStatus& aggregator : aggregators) {
     error.Update(aggregator.response.status());
@@ -166,35 +275,40 @@ std::string FormatStatusTable(const std::vector<AggregatorStatus>& aggregators) 
   const std::map<std::string, JobSummary> jobs = Summarize(aggregators);
   std::vector<std::vector<std::string>> rows = {
       {"JOB", "STEP", "JOINED", "WAITING FOR", "RECEIVED", "SENT", "REFUSED"}};
-  std::string notes;
   for (const auto& [name, job] : jobs) {
-    rows.push_back({name, absl::StrCat(job.step),
+    rows.push_back({Printable(name), absl::StrCat(job.step),
                     absl::StrCat(job.joined.size(), "/", job.world_size), FormatWaiting(job),
                     FormatBytes(job.bytes_received), FormatBytes(job.bytes_sent),
                     absl::StrCat(job.refused.size())});
-    for (const auto& [rank, reason] : job.refused) {
-      absl::StrAppend(&notes, "job ", name, " refused rank ", rank, ": ", reason, "\n");
-    }
-    if (!job.absent.empty()) {
-      absl::StrAppend(&notes, "job ", name, " goes on without ", FormatRanks(job.absent), "\n");
-    }
-    if (!job.state_error.empty()) {
-      absl::StrAppend(&notes, "job ", name, " cannot be written down: ", job.state_error, "\n");
-    }
   }
-  for (const AggregatorStatus& aggregator : aggregators) {
-    if (aggregator.response.ok()) {
-      for (const std::string& warning : aggregator.response->warnings()) {
-        absl::StrAppend(&notes, "aggregator ", aggregator.address,
-                        " warned when it was started: ", warning, "\n");
-      }
-      continue;
-    }
-    absl::StrAppend(&notes, "no answer from aggregator ", aggregator.address, ": ",
-                    aggregator.response.status().message(), "\n");
+  return FormatTable(rows, FormatNotes(jobs, aggregators));
+}
+
+std::string FormatWatchTable(const std::vector<AggregatorStatus>& before,
+                             const std::vector<AggregatorStatus>& now, absl::Duration elapsed) {
+  const std::map<std::string, JobSummary> jobs = Summarize(now);
+  const std::map<std::string, JobSummary> jobs_before = Summarize(before);
+  const double seconds = absl::ToDoubleSeconds(elapsed);
+  std::vector<std::vector<std::string>> rows = {
+      {"JOB", "STEP", "STEPS/s", "JOINED", "WAITING FOR", "RECEIVED/s", "SENT/s", "LATE"}};
+  for (const auto& [name, job] : jobs) {
+    const auto found = jobs_before.find(name);
+    const bool can_tell = found != jobs_before.end() && SameAnswer(before, now) &&
+                          job.step >= found->second.step &&
+                          job.bytes_received >= found->second.bytes_received &&
+                          job.bytes_sent >= found->second.bytes_sent;
+    const JobSummary& old = can_tell ? found->second : job;
+    const auto rate = [&](uint64_t then, uint64_t now) {
+      return can_tell ? FormatBytes(std::lround((now - then) / seconds)) : "-";
+    };
+    rows.push_back(
+        {Printable(name), absl::StrCat(job.step),
+         can_tell ? absl::StrFormat("%.1f", (job.step - old.step) / seconds) : "-",
+         absl::StrCat(job.joined.size(), "/", job.world_size), FormatWaiting(job),
+         rate(old.bytes_received, job.bytes_received), rate(old.bytes_sent, job.bytes_sent),
+         can_tell ? absl::StrCat(job.rounds_closed_late - old.rounds_closed_late) : "-"});
   }
-  if (jobs.empty() && notes.empty()) return "no jobs\n";
-  return absl::StrCat(jobs.empty() ? "" : Align(rows), notes);
+  return FormatTable(rows, FormatNotes(jobs, now));
 }
 
 std::string FormatStatusJson(const std::vector<AggregatorStatus>& aggregators) {
@@ -218,13 +332,19 @@ Command AddStatusCommand(CLI::App& program) {
   app.footer(
       "Of each job: its step, who has joined, whom it waits for and since when, the bytes of its\n"
       "frames, and whose join was refused. Exit code 69 if an aggregator does not answer.\n\n"
+      "With --watch again and again, until Ctrl-C, with steps and bytes in each second.\n\n"
       "Example:\n"
       "  signpost status --aggregators 10.0.0.1:4000,10.0.0.2:4000");
   app.add_option("--aggregators", flags->aggregators, "Whom to ask, separated by commas")
       ->type_name("HOST:PORT,...")
       ->envname("SIGNPOST_AGGREGATORS");
   AddSecurityFlags(app, flags->security);
-  app.add_flag("--json", flags->json, "For programs: each aggregator's answer as it is");
+  CLI::Option* json =
+      app.add_flag("--json", flags->json, "For programs: each aggregator's answer as it is");
+  CLI::Option* watch =
+      app.add_flag("--watch", flags->watch, "Look again and again, until Ctrl-C")->excludes(json);
+  AddDurationFlag(app, "--interval", flags->interval, "How often to look, with --watch [1s]")
+      ->needs(watch);
   AddDurationFlag(app, "--timeout", flags->timeout, "How long to wait for the answers [5s]");
   return {&app, [flags] { return ShowStatus(*flags); }};
 }

@@ -23,6 +23,12 @@ struct AggregatorStatus {
 // answer. A job is as far as its last shard, and waits for whom that shard waits for.
 std::string FormatStatusTable(const std::vector<AggregatorStatus>& aggregators);
 
+// The same for who looks again and again: what jobs have done since `before`, `elapsed` ago, as
+// rates in each second, and how many rounds closed late in that time. "-" for what cannot be told:
+// no aggregator had been asked before, others answer now, or one was started again.
+std::string FormatWatchTable(const std::vector<AggregatorStatus>& before,
+                             const std::vector<AggregatorStatus>& now, absl::Duration elapsed);
+
 // {"aggregators": [{"address": ..., "status": a StatusResponse in protobuf's JSON} or
 //                  {"address": ..., "error": ...}, ...]}
 std::string FormatStatusJson(const std::vector<AggregatorStatus>& aggregators);

@@ -103,6 +103,47 @@ TEST(StatusTable, SaysSoWhenThereAreNoJobs) {
   EXPECT_EQ(FormatStatusTable({Answer("a:1", "")}), "no jobs\n");
 }
 
+TEST(StatusTable, PutsNoControlCharactersOnATerminal) {
+  const std::string table =
+      FormatStatusTable({Answer("a:1", R"pb(jobs {
+                                              job: "\x1b[2Jj\n"
+                                              refused_joins { rank: 1 reason: "\x1b]0;x\x07" }
+                                            })pb")});
+  EXPECT_THAT(table, HasSubstr("?[2Jj?"));
+  EXPECT_THAT(table, Not(HasSubstr("\x1b")));
+}
+
+AggregatorStatus Job(uint64_t step, uint64_t received, uint64_t sent, uint64_t late) {
+  AggregatorStatus status = Answer("a:1", R"pb(jobs { job: "j" world_size: 2 absent_ranks: 1 })pb");
+  JobStatus& job = *status.response->mutable_jobs(0);
+  job.set_step(step);
+  job.set_payload_bytes_received(received);
+  job.set_payload_bytes_sent(sent);
+  job.set_rounds_closed_late(late);
+  return status;
+}
+
+TEST(WatchTable, HasWhatWasDoneInEachSecondSinceTheLastLook) {
+  EXPECT_EQ(
+      FormatWatchTable({Job(100, 1000, 2000, 1)}, {Job(105, 7000, 2500, 4)}, absl::Seconds(2)),
+      "JOB  STEP  STEPS/s  JOINED  WAITING FOR  RECEIVED/s  SENT/s  LATE\n"
+      "j    105   2.5      0/2     nobody       3.0 kB      250 B   3\n"
+      "job j goes on without rank 1\n");
+}
+
+TEST(WatchTable, DoesNotGuessWhatItCannotTell) {
+  const AggregatorStatus now = Job(105, 7000, 2500, 4);
+  const AggregatorStatus gone = {"b:1", absl::UnavailableError("refused")};
+  const auto unknown =
+      HasSubstr("j    105   -        0/2     nobody       -           -       -\n");
+  EXPECT_THAT(FormatWatchTable({}, {now}, absl::Seconds(1)), unknown);
+  // Started again, so that its counters begin anew; or another one answers than before.
+  EXPECT_THAT(FormatWatchTable({Job(104, 9000, 2000, 1)}, {now}, absl::Seconds(1)), unknown);
+  EXPECT_THAT(
+      FormatWatchTable({Job(104, 6000, 2000, 1), gone}, {now, Answer("b:1", "")}, absl::Seconds(1)),
+      unknown);
+}
+
 TEST(StatusJson, HasEachAnswerAsItIs) {
   EXPECT_THAT(FormatStatusJson({Answer("a:1", R"pb(shard_count: 2
                                                    jobs { job: "j" step: 7 })pb")}),

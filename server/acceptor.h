@@ -24,7 +24,7 @@ namespace signpost {
 // connection is accepted and closed at once; its peer tries again later.
 class Acceptor {
  public:
-  // On a "host:port" that CheckListenAddress accepts: on all that the host resolves to and that can
+  // On a "host:port" that CheckTransport accepts: on all that the host resolves to and that can
   // be had, with the same port. Sent bytes may stay unacknowledged for `tcp_user_timeout`.
   // UNAVAILABLE when there is nothing to be had.
   static absl::StatusOr<std::unique_ptr<Acceptor>> Listen(const std::string& address,

@@ -623,17 +623,40 @@ StatusResponse Aggregator::Status(const StatusRequest& request) const {
     response.mutable_warnings()->Add(warnings_.begin(), warnings_.end());
     for (const auto& [name, entry] : jobs_) {
       if (!request.job().empty() && name != request.job()) continue;
-      JobStatus& status = *response.add_jobs();
-      entry.membership.FillStatus(status);
-      absl::Status error = entry.state_error;
-      error.Update(entry.late_error);
-      status.set_state_error(std::string(error.message()));
-      status.set_generation(generation());
+      FillStatus(entry, *response.add_jobs());
       jobs.push_back(entry.job);
     }
   }
   for (size_t i = 0; i < jobs.size(); ++i) jobs[i]->FillStatus(now, *response.mutable_jobs(i));
   return response;
+}
+
+void Aggregator::FillStatus(const Entry& entry, JobStatus& status) const {
+  entry.membership.FillStatus(status);
+  absl::Status error = entry.state_error;
+  error.Update(entry.late_error);
+  status.set_state_error(std::string(error.message()));
+  status.set_generation(generation());
+}
+
+AggregatorMetrics Aggregator::Metrics() const {
+  const absl::Time now = options_.now();
+  AggregatorMetrics metrics = {options_.shard, options_.shard_count, generation()};
+  std::vector<std::shared_ptr<const Job>> jobs;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [name, entry] : jobs_) {
+      JobMetrics& job = metrics.jobs.emplace_back();
+      FillStatus(entry, job.status);
+      if (state_dir_ != nullptr) job.snapshots = entry.snapshots;
+      jobs.push_back(entry.job);
+    }
+  }
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    jobs[i]->FillStatus(now, metrics.jobs[i].status);
+    jobs[i]->FillMetrics(metrics.jobs[i]);
+  }
+  return metrics;
 }
 
 void Aggregator::StopAdmitting() {
@@ -716,9 +739,10 @@ absl::Status Aggregator::TakeSnapshots() {
     all_due = FindDueSnapshots();
   }
   for (const DueSnapshot& due : all_due) {
+    const absl::Time begin = options_.now();
     const absl::StatusOr<OpenSteps> saved = Save(due);
     first_error.Update(saved.status());
-    SetSaved(due, saved);
+    SetSaved(due, saved, options_.now() - begin);
   }
   return first_error;
 }
@@ -793,7 +817,8 @@ absl::StatusOr<OpenSteps> Aggregator::Save(const DueSnapshot& due) {
 
 // Workers may forget what is before the snapshot before this one: if this one cannot be read when
 // it is needed, that one still can be gone on from.
-void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved) {
+void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved,
+                          absl::Duration duration) {
   Callbacks callbacks;
   OpenSteps durable;
   {
@@ -802,6 +827,7 @@ void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps
     if (found == jobs_.end() || found->second.job != due.job) return Forget(due.job->id().epoch);
     Entry& entry = found->second;
     entry.state_error = saved.status();
+    entry.snapshots.Add(saved.status(), duration);
     if (saved.ok()) {
       durable = std::exchange(entry.saved_steps, *saved);
       entry.saved = true;

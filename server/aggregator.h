@@ -25,6 +25,7 @@
 #include "server/bell.h"
 #include "server/job.h"
 #include "server/membership.h"
+#include "server/metrics.h"
 #include "server/owned_chunk.h"
 #include "server/state_dir.h"
 
@@ -128,6 +129,9 @@ class Aggregator {
 
   StatusResponse Status(const StatusRequest& request) const ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Takes some tens of microseconds for each chunk, and holds up frames of that chunk meanwhile.
+  AggregatorMetrics Metrics() const ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Refuses new jobs from now on (UNAVAILABLE); jobs that are running, or waiting to, go on.
   void StopAdmitting() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -190,6 +194,7 @@ class Aggregator {
     std::vector<WaitingLeave> leaves = {};          // likewise
     absl::Status state_error = absl::OkStatus();    // of the last attempt to save
     absl::Status late_error = absl::OkStatus();     // likewise, to save late rounds
+    SnapshotMetrics snapshots = {};
   };
   using Entries = std::map<std::string, Entry>;  // by name
   // A job as it is to be written down, but for its chunks.
@@ -254,8 +259,10 @@ class Aggregator {
   static DueSnapshot SnapshotOf(const Entry& entry);
   absl::StatusOr<OpenSteps> Save(const DueSnapshot& due)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
-  void SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  void SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved,
+                absl::Duration duration) ABSL_LOCKS_EXCLUDED(mutex_);
+  // What is known without asking its rounds.
+  void FillStatus(const Entry& entry, JobStatus& status) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   const AggregatorOptions options_;
   StateDir* const state_dir_;   // or null

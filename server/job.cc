@@ -420,4 +420,10 @@ void Job::FillStatus(absl::Time now, JobStatus& status) const {
   FillWaiting(chunks, do_without ? absent_ranks : std::vector<uint32_t>(), now, status);
 }
 
+void Job::FillMetrics(JobMetrics& metrics) const {
+  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
+    if (chunk != nullptr) chunk->AddMetrics(metrics.rounds, metrics.retained, metrics.norms);
+  }
+}
+
 }  // namespace signpost

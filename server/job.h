@@ -21,6 +21,7 @@
 #include "proto/aggregator.pb.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
+#include "server/metrics.h"
 #include "server/owned_chunk.h"
 #include "server/state_desk.h"
 
@@ -164,6 +165,9 @@ class Job {
 
   // Sets everything in the status of a complete job but joined_ranks and refused_joins.
   void FillStatus(absl::Time now, JobStatus& status) const;
+
+  // Sets what the chunks have counted.
+  void FillMetrics(JobMetrics& metrics) const;
 
  private:
   absl::Status CheckOwnership(uint32_t rank, uint32_t chunk) const;

@@ -1,6 +1,7 @@
 #include "server/owned_chunk.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "failpoint/failpoint.h"
+#include "kernels/sum.h"
 #include "proto/codec.h"
 
 namespace signpost {
@@ -66,6 +68,11 @@ double SquareOf(const Chunk& chunk, uint32_t block_elements, const Payload& payl
   return sum;
 }
 
+// Of an error, for its norm: some tens of microseconds under the chunk's lock.
+constexpr size_t kMostSampledBlocks = 32;
+
+bool HasNumbers(Codec codec, const Payload& payload) { return codec != SKIP && payload.size() > 0; }
+
 // The round that restores the errors is the step before the first.
 uint64_t FirstOpenStep(const Layout& layout) {
   const uint64_t first_step = layout.options().first_step();
@@ -86,7 +93,9 @@ OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size
       most_error_squared_(world_size),
       is_back_(world_size),
       left_out_(world_size),
-      first_kept_step_(open_step_) {}
+      first_kept_step_(open_step_) {
+  metrics_.straggler_seconds.resize(world_size);
+}
 
 void OwnedChunk::Restore(ChunkState state, uint64_t generation, absl::Time now) {
   absl::MutexLock lock(&mutex_);
@@ -104,7 +113,10 @@ void OwnedChunk::Exchange(Frame frame, absl::Time now, Done done) {
   EndedCalls ended;
   {
     absl::MutexLock lock(&mutex_);
-    payload_bytes_received_ += frame.payload.size();
+    metrics_.payload_bytes_received += frame.payload.size();
+    if (HasNumbers(frame.header.codec(), frame.payload)) {
+      metrics_.float32_bytes_received += uint64_t{4} * layout_.chunks()[chunk_].elements;
+    }
     ended = Contribute(std::move(frame), now, std::move(done));
     CountSent(ended);
   }
@@ -152,6 +164,7 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   Hear(header);
   most_error_squared_[header.rank()] = MostErrorOf(frame);
   if (generation_ != 0 && (header.generation() < generation_ || header.step() > open_step_)) {
+    ++metrics_.replays_asked;
     ended.push_back({std::move(done), AskForReplay(std::min(header.step(), open_step_))});
     return ended;
   }
@@ -170,7 +183,10 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   if (status.ok()) LearnLateRanks(header);
   if (status.ok() && !open_->round.IsLate(header.rank())) {
     open_->largest_payload = std::max(open_->largest_payload, payload_bytes);
+    const bool is_first = !open_->round.Has(header.rank());
+    const uint32_t missing = open_->round.missing();
     status = open_->round.Contribute(std::move(frame));
+    if (status.ok() && is_first) CountWait({header.rank()}, missing, now);
   }
   if (!status.ok()) {
     ended.push_back({std::move(done), status});
@@ -347,6 +363,7 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
     // Those that an earlier process left out, if this is such a round, stay out: nobody has had the
     // answer without them, but their frames may be gone.
     std::vector<uint32_t> ranks = open_->round.MissingRanks();
+    CountWait(ranks, ranks.size(), now);
     for (const uint32_t rank : ranks) {
       if (!left_out_[rank]) left_out_[rank] = open_step_;
     }
@@ -355,6 +372,7 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
     open_->round.LeaveOut(std::move(ranks));
     late_ranks_[open_step_] = open_->round.late_ranks();
     open_->is_late_durable = false;
+    open_->completed = now;
   }
   if (open_->is_late_durable) return {};
   return open_->round.late_ranks();
@@ -408,7 +426,9 @@ void OwnedChunk::SetLateRanksDurable(absl::Time now) {
 }
 
 OwnedChunk::EndedCalls OwnedChunk::CloseIfComplete(absl::Time now) {
-  if (!open_ || !open_->round.complete() || !open_->is_late_durable) return {};
+  if (!open_ || !open_->round.complete()) return {};
+  if (!open_->completed) open_->completed = now;
+  if (!open_->is_late_durable) return {};
   if (HasRoom()) return CloseRound(now);
   RequestSnapshot();  // of two that it takes
   return {};
@@ -445,11 +465,14 @@ void OwnedChunk::KeptFrame(uint64_t payload_bytes) {
 OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   // Its memory is not taken before there is an error.
   if (open_->round.CanLose()) error_.resize(layout_.chunks()[chunk_].elements);
+  // Real time, whatever the clock of those who call: it is told, and decides nothing.
+  const auto begin = std::chrono::steady_clock::now();
   absl::StatusOr<Answer> answer = open_->round.Close(layout_, absl::MakeSpan(error_));
   if (!answer.ok()) {
     spoilt_ = answer.status();
     return EndRound(spoilt_);
   }
+  CountRound(*answer, now, absl::FromChrono(std::chrono::steady_clock::now() - begin));
 
   const Codec codec = answer->header.codec();
   error_was_zero_ = error_is_zero_;
@@ -625,7 +648,11 @@ void OwnedChunk::SetDurable(uint64_t step, absl::Time now) {
 
 void OwnedChunk::CountSent(const EndedCalls& ended) {
   for (const EndedCall& call : ended) {
-    if (call.result.ok()) payload_bytes_sent_ += call.result->answer->payload.size();
+    if (!call.result.ok()) continue;
+    const Answer& answer = *call.result->answer;
+    metrics_.payload_bytes_sent += answer.payload.size();
+    if (!HasNumbers(answer.header.codec(), answer.payload)) continue;
+    metrics_.float32_bytes_sent += uint64_t{4} * layout_.chunks()[chunk_].elements;
   }
 }
 
@@ -634,8 +661,8 @@ OwnedChunk::Progress OwnedChunk::progress() const {
   Progress progress;
   progress.open_step = open_step_;
   progress.durable_step = durable_step_;
-  progress.payload_bytes_received = payload_bytes_received_;
-  progress.payload_bytes_sent = payload_bytes_sent_;
+  progress.payload_bytes_received = metrics_.payload_bytes_received;
+  progress.payload_bytes_sent = metrics_.payload_bytes_sent;
   progress.rounds_closed = open_step_ - FirstOpenStep(layout_);
   progress.rounds_skipped = rounds_skipped_;
   progress.rounds_closed_late = rounds_closed_late_;
@@ -645,6 +672,64 @@ OwnedChunk::Progress OwnedChunk::progress() const {
     if (call.done) progress.waiting_since = std::min(progress.waiting_since, call.since);
   }
   return progress;
+}
+
+void OwnedChunk::CountWait(absl::Span<const uint32_t> ranks, uint32_t missing, absl::Time now) {
+  // Times are taken before the lock is.
+  const absl::Duration waited = std::max(now - open_->newest_arrival, absl::ZeroDuration());
+  open_->newest_arrival += waited;
+  open_->share_of_each += absl::ToDoubleSeconds(waited) / missing;
+  for (const uint32_t rank : ranks) metrics_.straggler_seconds[rank] += open_->share_of_each;
+}
+
+void OwnedChunk::CountRound(const Answer& answer, absl::Time now, absl::Duration averaging) {
+  metrics_.gathering.Add(open_->newest_arrival - open_->since);
+  metrics_.holding.Add(now - open_->completed.value_or(now));
+  metrics_.averaging.Add(averaging);
+  if (answer.header.codec() == SKIP) {
+    ++metrics_.rounds_skipped;
+  } else if (open_step_ < answered_steps_) {
+    ++metrics_.rounds_replayed;
+  } else if (!open_->round.late_ranks().empty()) {
+    ++metrics_.rounds_partial;
+  } else {
+    ++metrics_.rounds_full;
+  }
+}
+
+double OwnedChunk::SampleErrorSquared() const {
+  if (error_is_zero_) return 0;
+  const uint32_t block_elements = layout_.options().block_elements();
+  const size_t blocks = (error_.size() + block_elements - 1) / block_elements;
+  const size_t stride = (blocks + kMostSampledBlocks - 1) / kMostSampledBlocks;
+  double sum = 0;
+  size_t sampled = 0;
+  for (size_t block = open_step_ % stride; block < blocks; block += stride) {
+    const size_t first = block * block_elements;
+    const size_t length = std::min<size_t>(block_elements, error_.size() - first);
+    sum += kernels::SumOfSquares({error_.data() + first, length});
+    sampled += length;
+  }
+  return sampled == 0 ? 0 : sum * error_.size() / sampled;
+}
+
+void OwnedChunk::AddMetrics(RoundMetrics& rounds, RetainedBytes& retained,
+                            NormMetrics& norms) const {
+  absl::MutexLock lock(&mutex_);
+  rounds.Merge(metrics_);
+  if (open_) retained.open_frames += open_->round.payload_bytes();
+  for (const ClosedRound& round : closed_) retained.answers += round.answer->payload.size();
+  retained.error += error_.size() * sizeof(float);
+  for (const uint64_t bytes : kept_bytes_) retained.undurable += bytes;
+
+  norms.error_squared += SampleErrorSquared();
+  const Answer* const newest = closed_.empty() ? nullptr : closed_.back().answer.get();
+  if (newest == nullptr || newest->header.codec() != ONE_BIT) {
+    norms.answer_squared.reset();
+  } else if (norms.answer_squared) {
+    *norms.answer_squared +=
+        SquareOf(layout_.chunks()[chunk_], layout_.options().block_elements(), newest->payload);
+  }
 }
 
 }  // namespace signpost

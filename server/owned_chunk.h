@@ -22,6 +22,7 @@
 #include "proto/frame.h"
 #include "proto/layout.h"
 #include "server/bell.h"
+#include "server/metrics.h"
 #include "server/round.h"
 #include "storage/block_vector.h"
 
@@ -195,6 +196,11 @@ class OwnedChunk {
   };
   Progress progress() const ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Adds what has happened in this process, and what is here now, to those of other chunks. Reads
+  // at most 32 blocks of the error.
+  void AddMetrics(RoundMetrics& rounds, RetainedBytes& retained, NormMetrics& norms) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
  private:
   struct WaitingCall {
     Done done;  // null: no call waits for this rank
@@ -202,8 +208,11 @@ class OwnedChunk {
   };
   struct OpenRound {
     OpenRound(uint32_t world_size, absl::Time now)
-        : since(now), round(world_size), calls(world_size) {}
+        : since(now), newest_arrival(now), round(world_size), calls(world_size) {}
     absl::Time since;
+    absl::Time newest_arrival;
+    double share_of_each = 0;  // seconds of the time so far that each missing rank answers for
+    std::optional<absl::Time> completed;
     Round round;
     bool is_late_durable = true;     // what the round leaves out
     std::vector<WaitingCall> calls;  // by rank
@@ -230,6 +239,14 @@ class OwnedChunk {
   EndedCalls CloseRound(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   EndedCalls TakeListeners(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   EndedCalls EndRound(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // The open round waits no longer for these ranks, of those that were missing until now.
+  void CountWait(absl::Span<const uint32_t> ranks, uint32_t missing, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The open round closes with that answer, after that much arithmetic.
+  void CountRound(const Answer& answer, absl::Time now, absl::Duration averaging)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  double SampleErrorSquared() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   // Closes the open round if it is complete and may; else asks for the snapshot that it waits for.
   EndedCalls CloseIfComplete(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -302,8 +319,7 @@ class OwnedChunk {
   uint64_t unsaved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of those since the last Save
   bool snapshot_due_ ABSL_GUARDED_BY(mutex_) = false;
 
-  uint64_t payload_bytes_received_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t payload_bytes_sent_ ABSL_GUARDED_BY(mutex_) = 0;
+  RoundMetrics metrics_ ABSL_GUARDED_BY(mutex_);
   uint64_t rounds_skipped_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t rounds_closed_late_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -85,7 +85,51 @@ class OwnedChunkTest : public ::testing::Test {
       std::make_unique<OwnedChunk>(layout_, /*chunk=*/0, kWorkers, &bell_);
 };
 
+RoundMetrics MetricsOf(const OwnedChunk& chunk) {
+  RoundMetrics rounds;
+  RetainedBytes retained;
+  NormMetrics norms;
+  chunk.AddMetrics(rounds, retained, norms);
+  return rounds;
+}
+
 using RestoredChunkTest = OwnedChunkTest;
+
+TEST_F(RestoredChunkTest, CountsRoundsThatAnEarlierProcessHadClosedAsReplayed) {
+  Restore({});
+  Send(0, kOpenStep, /*answered_steps=*/kOpenStep + 1);
+  for (uint32_t rank : {1, 2, 3}) Send(rank, kOpenStep);
+  EXPECT_EQ(MetricsOf(*chunk_).rounds_replayed, 1);
+  EXPECT_EQ(MetricsOf(*chunk_).rounds_full, 0);
+  for (uint32_t rank : {0, 1, 2, 3}) Send(rank, kOpenStep + 1);
+  EXPECT_EQ(MetricsOf(*chunk_).rounds_replayed, 1);
+  EXPECT_EQ(MetricsOf(*chunk_).rounds_full, 1);
+}
+
+TEST_F(RestoredChunkTest, CountsTheFramesThatItAnswersWithARequestForEarlierOnes) {
+  Restore({});
+  Send(0, kOpenStep + 2);
+  Send(1, kOpenStep);
+  EXPECT_EQ(MetricsOf(*chunk_).replays_asked, 1);
+}
+
+TEST_F(OwnedChunkTest, CountsForHowLongARoundIsHeldUntilEarlierOnesAreDurable) {
+  Result last;
+  uint64_t steps = 0;
+  do {
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) last = Send(rank, steps);
+    ++steps;
+  } while (last->has_value() && steps < 100);
+  ASSERT_FALSE(last->has_value());
+  const RoundMetrics before = MetricsOf(*chunk_);
+  EXPECT_EQ(before.holding.count(), steps - 1);
+  EXPECT_EQ(before.holding.sum_seconds(), 0);
+  now_ += absl::Seconds(3);
+  chunk_->SetDurable(steps - 1, now_);
+  EXPECT_TRUE(last->has_value());
+  EXPECT_EQ(MetricsOf(*chunk_).holding.sum_seconds(), 3);
+  EXPECT_EQ(MetricsOf(*chunk_).gathering.sum_seconds(), 0);
+}
 
 TEST_F(RestoredChunkTest, ClosesARoundWithoutTheRanksThatThoseTellWhoHadItsAnswer) {
   Restore({{kOpenStep, {3}}});

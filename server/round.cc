@@ -135,6 +135,12 @@ void Round::Drop(uint32_t rank) {
   }
 }
 
+uint64_t Round::payload_bytes() const {
+  uint64_t bytes = 0;
+  for (const std::optional<Frame>& frame : frames_) bytes += frame ? frame->payload.size() : 0;
+  return bytes;
+}
+
 std::vector<uint32_t> Round::MissingRanks() const {
   std::vector<uint32_t> missing;
   for (uint32_t rank = 0; rank < frames_.size(); ++rank) {

@@ -60,6 +60,7 @@ class Round {
   bool complete() const { return missing() == 0; }
   uint32_t missing() const { return frames_.size() - contributed_ - late_ranks_.size(); }
   uint32_t contributed() const { return contributed_; }
+  uint64_t payload_bytes() const;              // of the frames that are here
   std::vector<uint32_t> MissingRanks() const;  // those that it leaves out are not among them
 
   // By rank; of those left out, the default. Requires complete().

@@ -105,6 +105,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   std::unique_ptr<Server> server(new Server(options, std::move(state_dir)));
   if (status = server->Protect(options); !status.ok()) return status;
   if (status = server->Recover(options.allow_error_reset); !status.ok()) return status;
+  if (status = server->ServeMetrics(options); !status.ok()) return status;
   server->late_rounds_ = std::thread([self = server.get()] { self->CloseLateRounds(); });
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
@@ -115,6 +116,36 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   if (!status.ok()) return status;
   Reach(Failpoint::kServerListening);
   return server;
+}
+
+absl::Status Server::ServeMetrics(const ServerOptions& options) {
+  if (options.metrics_listen.empty()) return absl::OkStatus();
+  if (IsUnixAddress(options.metrics_listen)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("metrics cannot be had at '", options.metrics_listen, "': wanted host:port"));
+  }
+  absl::Status status = CheckTransport(options.metrics_listen, {.insecure = true});
+  if (!status.ok()) return status;
+  absl::StatusOr<std::unique_ptr<MetricsPort>> metrics =
+      MetricsPort::Listen(options.metrics_listen, [this] { return Observe(); });
+  if (metrics.ok()) metrics_ = *std::move(metrics);
+  return metrics.status();
+}
+
+Observation Server::Observe() const {
+  Observation observation = {.time = absl::Now(),
+                             .aggregator = aggregator_.Metrics(),
+                             .message_bytes_received = service_->exchange_bytes_received(),
+                             .message_bytes_sent = service_->exchange_bytes_sent(),
+                             .process = ReadProcessMetrics()};
+  SecurityMetrics& security = observation.security;
+  security.insecure = plain_text_warning_ != nullptr;
+  if (tls_ != nullptr) {
+    security.certificate_valid_until = tls_->valid_until();
+    security.denied_calls = authorizer_->denied_calls();
+  }
+  if (acceptor_ != nullptr) security.refused_connections = acceptor_->refused_connections();
+  return observation;
 }
 
 absl::Status Server::ServeUnixSocket(const std::string& address, grpc::ServerBuilder& builder) {

@@ -21,6 +21,8 @@
 #include "security/transport_security.h"
 #include "server/acceptor.h"
 #include "server/aggregator.h"
+#include "server/exposition.h"
+#include "server/metrics_port.h"
 
 namespace grpc {
 class Server;
@@ -51,6 +53,9 @@ struct ServerOptions {
   bool allow_error_reset = false;
   // Gets a line for a person: about certificates, plain text, denied calls. From any thread.
   std::function<void(const std::string& line)> on_warning = [](const std::string&) {};
+  // Where the metrics port listens, as `listen` but not unix:; beyond loopback too, since it takes
+  // nothing and tells nothing secret. Empty: nowhere.
+  std::string metrics_listen = {};
 };
 
 // Serves aggregator.proto and gRPC's health protocol until Drain or destruction. Thread-safe.
@@ -67,6 +72,9 @@ class Server {
 
   // 0 for a unix: address.
   uint16_t port() const { return acceptor_ == nullptr ? 0 : acceptor_->port(); }
+
+  // 0 without one.
+  uint16_t metrics_port() const { return metrics_ == nullptr ? 0 : metrics_->port(); }
 
   // What could not be read in the state directory, for a person.
   const std::vector<std::string>& warnings() const { return warnings_; }
@@ -90,6 +98,8 @@ class Server {
   absl::Status Recover(bool allow_error_reset);
   absl::Status ServeUnixSocket(const std::string& address, grpc::ServerBuilder& builder);
   absl::Status ServeTcp(const ServerOptions& options, grpc::ServerBuilder& builder);
+  absl::Status ServeMetrics(const ServerOptions& options);
+  Observation Observe() const;
   void TakeSnapshots();
   void CloseLateRounds();
   void StopThreads();
@@ -105,7 +115,8 @@ class Server {
   std::shared_ptr<Authorizer> authorizer_;                // with mTLS
   std::unique_ptr<Service> service_;
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<Acceptor> acceptor_;  // of TCP connections
+  std::unique_ptr<Acceptor> acceptor_;    // of TCP connections
+  std::unique_ptr<MetricsPort> metrics_;  // or null
 };
 
 }  // namespace signpost

@@ -12,11 +12,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "proto/aggregator.grpc.pb.h"
+#include "server/raw_client.h"
 #include "server/test_job.h"
 
 namespace signpost {
@@ -83,6 +85,91 @@ std::string CheckHealth(const std::shared_ptr<grpc::Channel>& channel) {
                  });
   ended.WaitForNotification();
   return status.ok() ? BytesOf(response) : status.error_message();
+}
+
+std::unique_ptr<Server> StartWithMetrics() {
+  auto server = Server::Start({.metrics_listen = "127.0.0.1:0"});
+  EXPECT_TRUE(server.ok()) << server.status();
+  return *std::move(server);
+}
+
+// The value of a metric without labels, in Prometheus's format.
+double ValueOf(const std::string& metrics, const std::string& name) {
+  const size_t at = metrics.find(absl::StrCat("\n", name, " "));
+  EXPECT_NE(at, std::string::npos) << name;
+  return at == std::string::npos ? 0 : std::atof(metrics.c_str() + at + name.size() + 2);
+}
+
+TEST(Metrics, AreServedOnAPortOfTheirOwn) {
+  const auto server = StartWithMetrics();
+  AggregatorService::Stub stub(ConnectTo(*server));
+  const uint64_t epoch = JoinAlone(stub);
+  const std::string metrics = HttpGet(server->metrics_port(), "/metrics");
+  EXPECT_THAT(metrics, AllOf(HasSubstr("text/plain; version=0.0.4"),
+                             HasSubstr("\nsignpost_job_workers{shard=\"0\",job_name=\"job\"} 1\n"),
+                             HasSubstr("\nsignpost_insecure_plain_text{shard=\"0\"} 0\n")));
+  EXPECT_THAT(HttpGet(server->metrics_port(), "/status.json"),
+              AllOf(HasSubstr("application/json"), HasSubstr("\"job\":\"job\"")));
+  EXPECT_THAT(HttpGet(server->metrics_port(), "/"),
+              AllOf(HasSubstr("text/html"), HasSubstr("script-src 'sha256-")));
+  EXPECT_THAT(HttpGet(server->port(), "/metrics"), testing::Not(HasSubstr("signpost_")));
+  EXPECT_TRUE(Leave(stub, epoch).ok());
+}
+
+TEST(Metrics, SayWhatTheProcessTakes) {
+  const auto server = StartWithMetrics();
+  const std::string metrics = HttpGet(server->metrics_port(), "/metrics");
+  const auto value = [&](const std::string& name) { return ValueOf(metrics, name); };
+  EXPECT_GT(value("process_cpu_seconds_total"), 0);
+  EXPECT_GT(value("process_resident_memory_bytes"), 1e6);
+  EXPECT_GT(value("process_virtual_memory_bytes"), value("process_resident_memory_bytes"));
+  EXPECT_GT(value("process_open_fds"), 3);
+  EXPECT_GE(value("process_max_fds"), value("process_open_fds"));
+  EXPECT_GT(value("process_threads"), 1);
+  // The boot's time has whole seconds.
+  const double now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+  EXPECT_NEAR(value("process_start_time_seconds"), now, 300);
+}
+
+TEST(Metrics, TakeNothingFromWorkersWhenTheirPortIsMisused) {
+  const auto server = StartWithMetrics();
+  const double fds_before =
+      ValueOf(HttpGet(server->metrics_port(), "/metrics"), "process_open_fds");
+  std::vector<RawClient> misused;
+  for (const std::string& begun :
+       {std::string(), std::string("GET /metr"),
+        std::string("POST / HTTP/1.1\r\nContent-Length: 9"),
+        absl::StrCat("GET /", std::string(100000, 'x')), std::string(100000, '\0')}) {
+    for (int i = 0; i < 40; ++i) misused.emplace_back(server->metrics_port()).SendSome(begun);
+  }
+  AggregatorService::Stub stub(ConnectTo(*server));
+  const uint64_t epoch = JoinAlone(stub);
+  EXPECT_TRUE(Leave(stub, epoch).ok());
+  misused.clear();
+  // Until it has noticed, it takes no more connections from this peer.
+  std::string metrics;
+  const absl::Time deadline = absl::Now() + absl::Seconds(10);
+  while (metrics.empty() && absl::Now() < deadline)
+    metrics = HttpGet(server->metrics_port(), "/metrics");
+  EXPECT_LE(ValueOf(metrics, "process_open_fds"), fds_before + 40);
+}
+
+TEST(Metrics, AreNotServedUnlessAskedFor) {
+  const auto server = Server::Start({});
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_EQ((*server)->metrics_port(), 0);
+}
+
+TEST(Metrics, TellWhyTheyCannotBeServed) {
+  const auto first = StartWithMetrics();
+  const std::string taken = absl::StrCat("127.0.0.1:", first->metrics_port());
+  EXPECT_EQ(Server::Start({.metrics_listen = taken}).status().code(),
+            absl::StatusCode::kUnavailable);
+  for (const char* address : {"nonsense", "unix:/tmp/metrics"}) {
+    const absl::Status status = Server::Start({.metrics_listen = address}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), AllOf(HasSubstr(address), HasSubstr("host:port")));
+  }
 }
 
 TEST(Server, StartsOnAPortThatTheKernelChose) {

@@ -74,6 +74,7 @@ grpc::ServerUnaryReactor* Service::Join(grpc::CallbackServerContext* context,
 grpc::ServerUnaryReactor* Service::Exchange(grpc::CallbackServerContext* context,
                                             const grpc::ByteBuffer* request,
                                             grpc::ByteBuffer* response) {
+  exchange_bytes_received_.fetch_add(request->Length(), std::memory_order_relaxed);
   Frame frame;
   absl::Status status = ParseRequest(*request, max_payload_bytes_, frame);
   status.Update(Check(*context, frame.header.job()));
@@ -81,12 +82,13 @@ grpc::ServerUnaryReactor* Service::Exchange(grpc::CallbackServerContext* context
   // The frame is a copy: while the call waits, the transport need not keep the bytes.
   const_cast<grpc::ByteBuffer*>(request)->Clear();
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  aggregator_.Exchange(std::move(frame),
-                       [reactor, response](absl::StatusOr<Aggregator::Reply> reply) {
-                         if (reply.ok()) *response = Serialize(*std::move(reply));
-                         reactor->Finish(ToGrpcStatus(reply.status()));
-                         Reach(Failpoint::kAnswerSent);
-                       });
+  aggregator_.Exchange(
+      std::move(frame), [this, reactor, response](absl::StatusOr<Aggregator::Reply> reply) {
+        if (reply.ok()) *response = Serialize(*std::move(reply));
+        exchange_bytes_sent_.fetch_add(response->Length(), std::memory_order_relaxed);
+        reactor->Finish(ToGrpcStatus(reply.status()));
+        Reach(Failpoint::kAnswerSent);
+      });
   return reactor;
 }
 

@@ -4,6 +4,7 @@
 #ifndef SIGNPOST_SERVER_SERVICE_H_
 #define SIGNPOST_SERVER_SERVICE_H_
 
+#include <atomic>
 #include <cstdint>
 
 #include "grpcpp/support/byte_buffer.h"
@@ -43,6 +44,10 @@ class Service final : public ServiceBase {
   grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* context,
                                    const StatusRequest* request, StatusResponse* response) override;
 
+  // Of the messages of Exchange, headers included, since the beginning.
+  uint64_t exchange_bytes_received() const { return exchange_bytes_received_; }
+  uint64_t exchange_bytes_sent() const { return exchange_bytes_sent_; }
+
  private:
   // Whether the caller has a part in the job.
   absl::Status Check(const grpc::CallbackServerContext& context, absl::string_view job) const;
@@ -50,6 +55,8 @@ class Service final : public ServiceBase {
   Aggregator& aggregator_;
   const uint64_t max_payload_bytes_;
   Authorizer* const authorizer_;  // or null
+  std::atomic<uint64_t> exchange_bytes_received_ = 0;
+  std::atomic<uint64_t> exchange_bytes_sent_ = 0;
 };
 
 }  // namespace signpost
