@@ -25,6 +25,11 @@ TEST(ExitCode, OfAWaitThatEndedIs75) {
   EXPECT_EQ(ExitCodeOf(absl::CancelledError("")), 75);
 }
 
+// The process before it in that rank is given up, and its successor is let in, some time later.
+TEST(ExitCode, OfARankThatAnotherProcessHoldsIs75) {
+  EXPECT_EQ(ExitCodeOf(absl::AlreadyExistsError("")), 75);
+}
+
 TEST(ExitCode, OfAMismatchIs76) {
   EXPECT_EQ(ExitCodeOf(absl::FailedPreconditionError("")), 76);
   EXPECT_EQ(ExitCodeOf(absl::UnimplementedError("")), 76);
