@@ -12,7 +12,9 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
+#include "deploy/templates.h"
 
 namespace signpost::deploy {
 namespace {
@@ -27,9 +29,6 @@ constexpr size_t kMaxLabelBytes = 63;
 constexpr uint64_t kStateBytesPerSecond = 20 * kMiB;
 constexpr int kDrainGraceSeconds = 30;
 
-constexpr char kGenerated[] =
-    "# Written by `signpost k8s render`, which knows the numbers in it: see deploy/README.md.\n";
-
 // What an overlay has of its own.
 struct Overlay {
   const char* name;
@@ -38,423 +37,28 @@ struct Overlay {
   bool certificates;  // cert-manager's
   bool one_node;      // all pods are on
 };
+constexpr Overlay kProduction = {
+    .name = "production", .tls = true, .spread = true, .certificates = true, .one_node = false};
 constexpr Overlay kOverlays[] = {
     {.name = "dev", .tls = false, .spread = false, .certificates = false, .one_node = false},
     {.name = "local", .tls = true, .spread = false, .certificates = false, .one_node = true},
-    {.name = "production", .tls = true, .spread = true, .certificates = true, .one_node = false},
+    kProduction,
 };
-
-// Templates: "{word}" is replaced; where it stands for lines, they bring their own indentation.
-
-constexpr char kNamespace[] = R"(apiVersion: v1
-kind: Namespace
-metadata:
-  name: {namespace}
-  labels:
-    # No pod in here may have more rights than ours need.
-    pod-security.kubernetes.io/enforce: restricted
-    pod-security.kubernetes.io/warn: restricted
-)";
-
-constexpr char kServices[] = R"(apiVersion: v1
-kind: ServiceAccount
-metadata:
-  name: {job}-aggregator
-  namespace: {namespace}
-  labels: {aggregator_labels}
-automountServiceAccountToken: false
----
-apiVersion: v1
-kind: ServiceAccount
-metadata:
-  name: {job}-worker
-  namespace: {namespace}
-  labels: {worker_labels}
-automountServiceAccountToken: false
----
-# Gives each aggregator a name of its own, which it keeps when it is started again elsewhere.
-apiVersion: v1
-kind: Service
-metadata:
-  name: {job}-aggregator
-  namespace: {namespace}
-  labels: {aggregator_labels}
-spec:
-  clusterIP: None
-  # Workers wait for aggregators that load their state; they need to find them meanwhile.
-  publishNotReadyAddresses: true
-  selector: {aggregator_labels}
-  ports:
-    - name: data
-      port: {data_port}
-      targetPort: data
----
-# A job waits for each of its aggregators: nodes are drained one at a time.
-apiVersion: policy/v1
-kind: PodDisruptionBudget
-metadata:
-  name: {job}-aggregator
-  namespace: {namespace}
-  labels: {aggregator_labels}
-spec:
-  maxUnavailable: 1
-  selector:
-    matchLabels: {aggregator_labels}
-)";
-
-constexpr char kNetworkPolicies[] = R"(# Nothing may talk to anything,
-apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata:
-  name: default-deny
-  namespace: {namespace}
-spec:
-  podSelector: {}
-  policyTypes: [Ingress, Egress]
----
-# but workers to the aggregators of their job,
-apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata:
-  name: {job}-aggregator
-  namespace: {namespace}
-  labels: {aggregator_labels}
-spec:
-  podSelector:
-    matchLabels: {aggregator_labels}
-  policyTypes: [Ingress]
-  ingress:
-    - from:
-        - podSelector:
-            matchLabels: {worker_labels}
-      ports:
-        - port: data
----
-# whose names they look up.
-apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata:
-  name: {job}-worker
-  namespace: {namespace}
-  labels: {worker_labels}
-spec:
-  podSelector:
-    matchLabels: {worker_labels}
-  policyTypes: [Egress]
-  egress:
-    - to:
-        - podSelector:
-            matchLabels: {aggregator_labels}
-      ports:
-        - port: {data_port}
-    - to:
-        - namespaceSelector:
-            matchLabels: {kubernetes.io/metadata.name: kube-system}
-          podSelector:
-            matchLabels: {k8s-app: kube-dns}
-      ports:
-        - port: 53
-          protocol: UDP
-        - port: 53
-          protocol: TCP
-)";
-
-constexpr char kAggregators[] = R"(apiVersion: apps/v1
-kind: StatefulSet
-metadata:
-  name: {job}-aggregator
-  namespace: {namespace}
-  labels: {aggregator_labels}
-spec:
-  serviceName: {job}-aggregator
-  replicas: {aggregators}
-  podManagementPolicy: Parallel
-  selector:
-    matchLabels: {aggregator_labels}
-  template:
-    metadata:
-      labels: {aggregator_labels}
-    spec:
-      serviceAccountName: {job}-aggregator
-      automountServiceAccountToken: false
-      enableServiceLinks: false
-      # SIGTERM has the state written down, {state} at most.
-      terminationGracePeriodSeconds: {aggregator_grace}
-      securityContext:
-        runAsNonRoot: true
-        runAsUser: 65532
-        runAsGroup: 65532
-        fsGroup: 65532
-        fsGroupChangePolicy: OnRootMismatch
-        seccompProfile:
-          type: RuntimeDefault
-{spread}      containers:
-        - name: aggregator
-          image: {image}
-          args:
-            - aggregator
-            - --listen=0.0.0.0:{data_port}
-            - --shard=$(SHARD)/{aggregators}
-            - --state-dir=/var/lib/signpost/state
-            - --drain-grace={drain_grace}s
-            - --max-workers={workers}
-            - --max-parameters={parameters}
-{aggregator_security_args}          env:
-            - name: SHARD
-              valueFrom:
-                fieldRef:
-                  fieldPath: metadata.labels['apps.kubernetes.io/pod-index']
-{security_env}          ports:
-            - name: data
-              containerPort: {data_port}
-          # It listens once its state is loaded.
-          startupProbe:
-            exec:
-              command: {probe}
-            periodSeconds: 2
-            timeoutSeconds: 5
-            failureThreshold: {startup_failures}
-          readinessProbe:
-            exec:
-              command: {probe}
-            periodSeconds: 5
-            timeoutSeconds: 5
-            failureThreshold: 2
-          livenessProbe:
-            exec:
-              command: {probe}
-            periodSeconds: 10
-            timeoutSeconds: 5
-            failureThreshold: 6
-          resources:
-            requests:
-              cpu: "1"
-              memory: {aggregator_memory}
-            limits:
-              memory: {aggregator_memory}
-          securityContext: {container_security}
-          volumeMounts:
-            - name: state
-              mountPath: /var/lib/signpost
-{tls_mount}{aggregator_volumes}  volumeClaimTemplates:
-    - metadata:
-        name: state
-        labels: {aggregator_labels}
-      spec:
-{storage_class_8}        accessModes: [ReadWriteOnce]
-        resources:
-          requests:
-            storage: {aggregator_disk}
-)";
-
-constexpr char kWorkers[] =
-    R"(# Seen by all workers. Two checkpoints, and the one that is being written.
-apiVersion: v1
-kind: PersistentVolumeClaim
-metadata:
-  name: {job}-checkpoints
-  namespace: {namespace}
-  labels: {worker_labels}
-spec:
-{storage_class_2}  accessModes: [{checkpoint_access}]
-  resources:
-    requests:
-      storage: {checkpoint_disk}
----
-apiVersion: batch/v1
-kind: Job
-metadata:
-  name: {job}-worker
-  namespace: {namespace}
-  labels: {worker_labels}
-spec:
-  completionMode: Indexed
-  completions: {workers}
-  parallelism: {workers}
-  backoffLimit: {backoff_limit}
-  podReplacementPolicy: Failed
-  podFailurePolicy:
-    rules:
-      # Who is told to go somewhere else comes back,
-      - action: Ignore
-        onPodConditions:
-          - type: DisruptionTarget
-            status: "True"
-      # and so does who was interrupted, or found no aggregator.
-      - action: Ignore
-        onExitCodes:
-          containerName: worker
-          operator: In
-          values: [69, 75]
-      # A wrong configuration stays wrong.
-      - action: FailJob
-        onExitCodes:
-          containerName: worker
-          operator: In
-          values: [64]
-  template:
-    metadata:
-      labels: {worker_labels}
-    spec:
-      restartPolicy: Never
-      serviceAccountName: {job}-worker
-      automountServiceAccountToken: false
-      enableServiceLinks: false
-      # SIGTERM has the step finished and the job left.
-      terminationGracePeriodSeconds: 120
-      securityContext:
-        runAsNonRoot: true
-        runAsUser: 65532
-        runAsGroup: 65532
-        fsGroup: 65532
-        fsGroupChangePolicy: OnRootMismatch
-        seccompProfile:
-          type: RuntimeDefault
-      containers:
-        - name: worker
-          image: {worker_image}
-{worker_command}          env:
-            - name: SIGNPOST_JOB
-              value: {job_name}
-            - name: SIGNPOST_AGGREGATORS
-              value: {aggregator_addresses}
-            - name: SIGNPOST_WORLD_SIZE
-              value: "{workers}"
-            - name: SIGNPOST_RANK
-              valueFrom:
-                fieldRef:
-                  fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
-{late_workers_env}            - name: HOME
-              value: /tmp
-{security_env}          resources:
-            requests:
-              cpu: {worker_cpus}
-              memory: {worker_memory}
-            limits:
-              memory: {worker_memory}
-{gpus}          securityContext: {container_security}
-          volumeMounts:
-            - name: checkpoints
-              mountPath: /checkpoints
-            - name: tmp
-              mountPath: /tmp
-{tls_mount}      volumes:
-        - name: checkpoints
-          persistentVolumeClaim:
-            claimName: {job}-checkpoints
-        - name: tmp
-          emptyDir: {}
-{tls_volume})";
-
-constexpr char kSpread[] = R"(      affinity:
-        podAntiAffinity:
-          preferredDuringSchedulingIgnoredDuringExecution:
-            # Not on a node where another aggregator takes the link's rate.
-            - weight: 100
-              podAffinityTerm:
-                topologyKey: kubernetes.io/hostname
-                labelSelector:
-                  matchLabels: {app.kubernetes.io/component: aggregator}
-      topologySpreadConstraints:
-        - maxSkew: 1
-          topologyKey: kubernetes.io/hostname
-          whenUnsatisfiable: ScheduleAnyway
-          labelSelector:
-            matchLabels: {aggregator_labels}
-)";
-
-constexpr char kIssuers[] =
-    R"(# An authority of this namespace's own. An issuer that you have can take the place of these three.
-apiVersion: cert-manager.io/v1
-kind: Issuer
-metadata:
-  name: {job}-self-signed
-  namespace: {namespace}
-spec:
-  selfSigned: {}
----
-apiVersion: cert-manager.io/v1
-kind: Certificate
-metadata:
-  name: {job}-authority
-  namespace: {namespace}
-spec:
-  isCA: true
-  commonName: {job}-authority
-  secretName: {job}-authority
-  duration: 87600h
-  privateKey:
-    algorithm: ECDSA
-    size: 256
-  issuerRef:
-    group: cert-manager.io
-    kind: Issuer
-    name: {job}-self-signed
----
-apiVersion: cert-manager.io/v1
-kind: Issuer
-metadata:
-  name: {job}-authority
-  namespace: {namespace}
-spec:
-  ca:
-    secretName: {job}-authority
-)";
-
-constexpr char kCertificate[] = R"(---
-# Secret {job}-{role}-tls: ca.crt, tls.crt and tls.key. Renewed while processes run.
-apiVersion: cert-manager.io/v1
-kind: Certificate
-metadata:
-  name: {job}-{role}
-  namespace: {namespace}
-spec:
-  secretName: {job}-{role}-tls
-  uris:
-    - spiffe://{trust_domain}/{role}/{job}
-  duration: 168h
-  renewBefore: 56h
-  usages: [digital signature, server auth, client auth]
-  privateKey:
-    algorithm: ECDSA
-    size: 256
-    rotationPolicy: Always
-  issuerRef:
-    group: cert-manager.io
-    kind: Issuer
-    name: {job}-authority
-)";
-
-constexpr char kTlsVolume[] = R"(        - name: tls
-          secret:
-            secretName: {job}-{role}-tls
-            defaultMode: 0440
-)";
-
-constexpr char kTlsMount[] = R"(            - name: tls
-              mountPath: /etc/signpost/tls
-              readOnly: true
-)";
-
-constexpr char kTlsEnvironment[] = R"(            - name: SIGNPOST_TLS_DIR
-              value: /etc/signpost/tls
-)";
-
-constexpr char kInsecureEnvironment[] = R"(            - name: SIGNPOST_INSECURE_I_UNDERSTAND
-              value: "1"
-)";
-
-// Until `signpost aggregator` reads the variable.
-constexpr char kInsecureArgument[] = "            - --insecure\n";
-
-constexpr char kContainerSecurity[] =
-    "{allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}";
 
 // By word, with its braces. What stands for one is not looked at again.
 using Words = std::map<std::string, std::string>;
 
 std::string Fill(absl::string_view text, const Words& words) {
   return absl::StrReplaceAll(text, words);
+}
+
+// Each line of it, none of which is empty.
+std::string Indent(absl::string_view lines, size_t spaces) {
+  const std::string indentation(spaces, ' ');
+  return absl::StrCat(indentation,
+                      absl::StrReplaceAll(absl::StripSuffix(lines, "\n"),
+                                          {{"\n", absl::StrCat("\n", indentation)}}),
+                      "\n");
 }
 
 bool IsLabel(absl::string_view name) {
@@ -657,6 +261,10 @@ Words WordsOf(const RenderOptions& options, const Requirements& required, uint64
       {"{gpus}", options.gpus == 0
                      ? ""
                      : absl::StrFormat("              nvidia.com/gpu: %d\n", options.gpus)},
+      {"{kueue_gpu}", options.gpus == 0 ? "" : ", nvidia.com/gpu"},
+      {"{kueue_gpus}",
+       options.gpus == 0 ? ""
+                         : "            - name: nvidia.com/gpu\n              nominalQuota: 64\n"},
       {"{checkpoint_disk}", Mebibytes(3 * checkpoint_bytes)},
       {"{backoff_limit}", absl::StrCat(3 * size.workers)},
       {"{aggregator_labels}", Labels(options, "aggregator")},
@@ -683,6 +291,9 @@ Words WordsOf(const Overlay& overlay, Words words) {
   words["{aggregator_security_args}"] = overlay.tls ? "" : kInsecureArgument;
   words["{tls_mount}"] = overlay.tls ? kTlsMount : "";
   words["{tls_volume}"] = overlay.tls ? of_role(kTlsVolume, "worker") : "";
+  words["{worker_spec}"] = Fill(kWorkerSpec, words);
+  words["{worker_spec_8}"] = Indent(words["{worker_spec}"], 8);
+  words["{worker_spec_12}"] = Indent(words["{worker_spec}"], 12);
   words["{aggregator_volumes}"] =
       overlay.tls ? absl::StrCat("      volumes:\n", of_role(kTlsVolume, "aggregator")) : "";
   return words;
@@ -705,17 +316,34 @@ std::string Kustomization(const std::vector<std::string>& resources) {
       absl::StrJoin(resources, "\n  - "), "\n");
 }
 
-void AddOverlay(const Overlay& overlay, const Words& common, Files& files) {
-  const Words words = WordsOf(overlay, common);
-  const std::string directory = absl::StrCat("overlays/", overlay.name, "/");
-  std::vector<std::string> resources = {"../../base", "aggregators.yaml", "workers.yaml"};
-  files[directory + "aggregators.yaml"] = kGenerated + Fill(kAggregators, words);
-  files[directory + "workers.yaml"] = kGenerated + Fill(kWorkers, words);
-  if (overlay.certificates) {
-    resources.push_back("certificates.yaml");
-    files[directory + "certificates.yaml"] = kGenerated + Certificates(words);
+// A directory's kustomization, and its files, which are templates by name.
+void AddDirectory(const std::string& directory, std::vector<std::string> others,
+                  const std::map<std::string, std::string>& templates, const Words& words,
+                  Files& files) {
+  for (const auto& [name, text] : templates) {
+    files[absl::StrCat(directory, "/", name)] = kGenerated + Fill(text, words);
+    others.push_back(name);
   }
-  files[directory + "kustomization.yaml"] = Kustomization(resources);
+  files[directory + "/kustomization.yaml"] = Kustomization(others);
+}
+
+void AddOverlay(const Overlay& overlay, const Words& words, Files& files) {
+  const std::string directory = absl::StrCat("overlays/", overlay.name);
+  std::map<std::string, std::string> aggregators = {{"aggregators.yaml", kAggregators},
+                                                    {"checkpoints.yaml", kCheckpoints}};
+  if (overlay.certificates) aggregators["certificates.yaml"] = Certificates(words);
+  AddDirectory(directory, {"../../base", "aggregators", "workers"}, {}, words, files);
+  AddDirectory(directory + "/aggregators", {}, aggregators, words, files);
+  AddDirectory(directory + "/workers", {}, {{"workers.yaml", kJob}}, words, files);
+}
+
+void AddExamples(const Words& words, Files& files) {
+  const std::map<std::string, std::string> examples = {
+      {"jobset", kJobSet}, {"kubeflow-trainer", kTrainer}, {"kueue", kKueue}};
+  for (const auto& [name, text] : examples) {
+    AddDirectory("examples/" + name, {"../../base", "../../overlays/production/aggregators"},
+                 {{name + ".yaml", text}}, words, files);
+  }
 }
 
 }  // namespace
@@ -732,12 +360,13 @@ absl::StatusOr<Files> Render(const RenderOptions& options) {
 
   const Words words = WordsOf(options, *required, *program_bytes);
   Files files;
-  files["base/kustomization.yaml"] =
-      Kustomization({"namespace.yaml", "network-policies.yaml", "services.yaml"});
-  files["base/namespace.yaml"] = kGenerated + Fill(kNamespace, words);
-  files["base/network-policies.yaml"] = kGenerated + Fill(kNetworkPolicies, words);
-  files["base/services.yaml"] = kGenerated + Fill(kServices, words);
-  for (const Overlay& overlay : kOverlays) AddOverlay(overlay, words, files);
+  AddDirectory("base", {},
+               {{"namespace.yaml", kNamespace},
+                {"network-policies.yaml", kNetworkPolicies},
+                {"services.yaml", kServices}},
+               words, files);
+  for (const Overlay& overlay : kOverlays) AddOverlay(overlay, WordsOf(overlay, words), files);
+  AddExamples(WordsOf(kProduction, words), files);
   return files;
 }
 

@@ -5,10 +5,12 @@
 //
 //   base/                 namespace, service accounts, the aggregators' headless service and
 //                         disruption budget, network policies
-//   overlays/production/  aggregators and workers with TLS, spread over nodes; cert-manager's
-//                         Certificates
+//   overlays/production/  aggregators and workers, which are directories of their own, with TLS:
+//                         cert-manager's Certificates; aggregators spread over nodes
 //   overlays/local/       the same on a cluster of one node; `signpost cert init` makes
-//   certificates overlays/dev/         the same without TLS
+//   certificates overlays/dev/         the same without TLS examples/             production's
+//   aggregators, with workers in the hands of JobSet, Kubeflow
+//                         Trainer or Kueue, which never restart aggregators
 //
 // deploy/kustomize is this tree for the default options: a test holds it.
 //

@@ -27,7 +27,7 @@ std::string Refusal(const std::function<void(RenderOptions&)>& change) {
 std::string Workers(const RenderOptions& options) {
   const absl::StatusOr<Files> files = Render(options);
   EXPECT_TRUE(files.ok()) << files.status();
-  return files->at("overlays/production/workers.yaml");
+  return files->at("overlays/production/workers/workers.yaml");
 }
 
 TEST(Render, OfTheDefaultsIsWhatIsCheckedIn) {
@@ -101,7 +101,7 @@ TEST(Render, AnArgumentOfTheTrainingProgramArrivesAsItIs) {
 
 TEST(Render, LateWorkersTakeMoreMemoryAndAreToldToWorkers) {
   RenderOptions options;
-  const char* const path = "overlays/production/aggregators.yaml";
+  const char* const path = "overlays/production/aggregators/aggregators.yaml";
   const std::string without = Render(options)->at(path);
   options.min_workers = 3;
   EXPECT_NE(Render(options)->at(path), without);
