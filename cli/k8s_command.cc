@@ -126,8 +126,10 @@ Command AddK8sCommand(CLI::App& program, const std::vector<std::string>& tail) {
       "  kubectl apply -k bert/overlays/production");
   AddSizeFlags(render, flags->render);
   AddClusterFlags(render, flags->render);
-  render.add_option("--overlay", flags->overlay, "dev is without TLS, local for one node")
-      ->type_name("local|dev|production")
+  render
+      .add_option("--overlay", flags->overlay,
+                  "dev is without TLS, local for one node, monitoring is production with metrics")
+      ->type_name("local|dev|production|monitoring")
       ->capture_default_str();
   render
       .add_option("--output", flags->output,

@@ -36,12 +36,33 @@ struct Overlay {
   bool spread;        // over nodes
   bool certificates;  // cert-manager's
   bool one_node;      // all pods are on
+  bool metrics;       // on a port of their own
 };
-constexpr Overlay kProduction = {
-    .name = "production", .tls = true, .spread = true, .certificates = true, .one_node = false};
+constexpr Overlay kProduction = {.name = "production",
+                                 .tls = true,
+                                 .spread = true,
+                                 .certificates = true,
+                                 .one_node = false,
+                                 .metrics = false};
 constexpr Overlay kOverlays[] = {
-    {.name = "dev", .tls = false, .spread = false, .certificates = false, .one_node = false},
-    {.name = "local", .tls = true, .spread = false, .certificates = false, .one_node = true},
+    {.name = "dev",
+     .tls = false,
+     .spread = false,
+     .certificates = false,
+     .one_node = false,
+     .metrics = false},
+    {.name = "local",
+     .tls = true,
+     .spread = false,
+     .certificates = false,
+     .one_node = true,
+     .metrics = false},
+    {.name = "monitoring",
+     .tls = true,
+     .spread = true,
+     .certificates = true,
+     .one_node = false,
+     .metrics = true},
     kProduction,
 };
 
@@ -250,6 +271,7 @@ Words WordsOf(const RenderOptions& options, const Requirements& required, uint64
       {"{aggregators}", absl::StrCat(size.aggregators)},
       {"{parameters}", absl::StrCat(size.parameters)},
       {"{data_port}", absl::StrCat(kDataPort)},
+      {"{metrics}", absl::StrCat(kMetricsPort)},
       {"{drain_grace}", absl::StrCat(kDrainGraceSeconds)},
       {"{state}", Mebibytes(required.aggregator_disk_bytes / 3)},
       {"{aggregator_grace}", absl::StrCat(2 * kDrainGraceSeconds + state_seconds)},
@@ -289,6 +311,8 @@ Words WordsOf(const Overlay& overlay, Words words) {
   words["{spread}"] = overlay.spread ? Fill(kSpread, words) : "";
   words["{security_env}"] = overlay.tls ? kTlsEnvironment : kInsecureEnvironment;
   words["{aggregator_security_args}"] = overlay.tls ? "" : kInsecureArgument;
+  words["{metrics_args}"] = overlay.metrics ? Fill(kMetricsArgument, words) : "";
+  words["{metrics_port}"] = overlay.metrics ? Fill(kMetricsPortLines, words) : "";
   words["{tls_mount}"] = overlay.tls ? kTlsMount : "";
   words["{tls_volume}"] = overlay.tls ? of_role(kTlsVolume, "worker") : "";
   words["{worker_spec}"] = Fill(kWorkerSpec, words);
@@ -332,6 +356,7 @@ void AddOverlay(const Overlay& overlay, const Words& words, Files& files) {
   std::map<std::string, std::string> aggregators = {{"aggregators.yaml", kAggregators},
                                                     {"checkpoints.yaml", kCheckpoints}};
   if (overlay.certificates) aggregators["certificates.yaml"] = Certificates(words);
+  if (overlay.metrics) aggregators["monitoring.yaml"] = kMonitoring;
   AddDirectory(directory, {"../../base", "aggregators", "workers"}, {}, words, files);
   AddDirectory(directory + "/aggregators", {}, aggregators, words, files);
   AddDirectory(directory + "/workers", {}, {{"workers.yaml", kJob}}, words, files);

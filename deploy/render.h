@@ -7,6 +7,7 @@
 //                         disruption budget, network policies
 //   overlays/production/  aggregators and workers, which are directories of their own, with TLS:
 //                         cert-manager's Certificates; aggregators spread over nodes
+//   overlays/monitoring/  production, with metrics for the Prometheus operator
 //   overlays/local/       the same on a cluster of one node; `signpost cert init` makes
 //   certificates overlays/dev/         the same without TLS examples/             production's
 //   aggregators, with workers in the hands of JobSet, Kubeflow
@@ -32,6 +33,7 @@
 namespace signpost::deploy {
 
 inline constexpr uint16_t kDataPort = 4000;
+inline constexpr uint16_t kMetricsPort = 9090;
 
 // The defaults are the demo's job: what is rendered without options trains, with the image alone.
 struct RenderOptions {
@@ -60,8 +62,8 @@ using Files = std::map<std::string, std::string>;
 // and for a size that no job can have.
 absl::StatusOr<Files> Render(const RenderOptions& options);
 
-// Those of one overlay, "local", "dev" or "production", with those of the base, as one stream of
-// documents for `kubectl apply -f -`. INVALID_ARGUMENT for another overlay.
+// Those of one overlay, "local", "dev", "production" or "monitoring", with those of the base, as
+// one stream of documents for `kubectl apply -f -`. INVALID_ARGUMENT for another overlay.
 absl::StatusOr<std::string> DocumentsOf(const Files& files, const std::string& overlay);
 
 }  // namespace signpost::deploy

@@ -162,7 +162,7 @@ spec:
             - --drain-grace={drain_grace}s
             - --max-workers={workers}
             - --max-parameters={parameters}
-{aggregator_security_args}          env:
+{metrics_args}{aggregator_security_args}          env:
             - name: SHARD
               valueFrom:
                 fieldRef:
@@ -170,7 +170,7 @@ spec:
 {security_env}          ports:
             - name: data
               containerPort: {data_port}
-          # It listens once its state is loaded.
+{metrics_port}          # It listens once its state is loaded.
           startupProbe:
             exec:
               command: {probe}
@@ -427,6 +427,47 @@ inline constexpr char kSpread[] = R"(      affinity:
           whenUnsatisfiable: ScheduleAnyway
           labelSelector:
             matchLabels: {aggregator_labels}
+)";
+
+inline constexpr char kMetricsArgument[] = "            - --metrics-listen=0.0.0.0:{metrics}\n";
+inline constexpr char kMetricsPortLines[] = R"(            - name: metrics
+              containerPort: {metrics}
+)";
+
+inline constexpr char kMonitoring[] = R"(# The Prometheus operator scrapes each aggregator,
+apiVersion: monitoring.coreos.com/v1
+kind: PodMonitor
+metadata:
+  name: {job}-aggregator
+  namespace: {namespace}
+  labels: {aggregator_labels}
+spec:
+  selector:
+    matchLabels: {aggregator_labels}
+  podTargetLabels: [app.kubernetes.io/instance]
+  podMetricsEndpoints:
+    - port: metrics
+      interval: 15s
+---
+# and is let in from the namespace where it usually runs.
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {job}-metrics
+  namespace: {namespace}
+  labels: {aggregator_labels}
+spec:
+  podSelector:
+    matchLabels: {aggregator_labels}
+  policyTypes: [Ingress]
+  ingress:
+    - from:
+        - namespaceSelector:
+            matchLabels: {kubernetes.io/metadata.name: monitoring}
+          podSelector:
+            matchLabels: {app.kubernetes.io/name: prometheus}
+      ports:
+        - port: metrics
 )";
 
 inline constexpr char kIssuers[] =

@@ -5,7 +5,7 @@ import subprocess
 import yaml
 
 SIGNPOST = "cli/signpost"
-OVERLAYS = ("dev", "local", "production")
+OVERLAYS = ("dev", "local", "monitoring", "production")
 
 
 def render(*arguments):

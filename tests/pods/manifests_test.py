@@ -269,15 +269,17 @@ def test_network_policies_let_through_what_is_needed_and_no_more(documents):
     policies = [policy["spec"] for policy in of_kind(documents, "NetworkPolicy")]
     deny = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     assert deny in policies
-    into = [
+    into, *scraping = [
         rule
         for p in policies
         if selects(p["podSelector"], aggregator)
         for rule in p.get("ingress", [])
     ]
-    assert into == [
-        {"from": [{"podSelector": {"matchLabels": worker}}], "ports": [{"port": "data"}]}
-    ]
+    assert into == {
+        "from": [{"podSelector": {"matchLabels": worker}}],
+        "ports": [{"port": "data"}],
+    }
+    assert len(scraping) == len(of_kind(documents, "PodMonitor"))
     out = [
         rule for p in policies if selects(p["podSelector"], worker) for rule in p.get("egress", [])
     ]
@@ -295,6 +297,19 @@ def test_network_policies_let_through_what_is_needed_and_no_more(documents):
         if selects(p["podSelector"], aggregator)
         for rule in p.get("egress", [])
     ] == []
+
+
+def test_what_is_scraped_is_a_port_that_pods_have_and_prometheus_may_dial():
+    documents = render("--overlay=monitoring")
+    monitor = the(documents, "PodMonitor")["spec"]
+    template = the(documents, "StatefulSet")["spec"]["template"]
+    assert selects(monitor["selector"], template["metadata"]["labels"])
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    (container,) = template["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert f"--metrics-listen=0.0.0.0:{ports[endpoint['port']]}" in container["args"]
+    (rule,) = the(documents, "NetworkPolicy", "-metrics")["spec"]["ingress"]
+    assert rule["ports"] == [{"port": endpoint["port"]}]
 
 
 def test_exit_codes_decide_whether_a_worker_comes_back(documents):
