@@ -88,7 +88,8 @@ absl::StatusOr<Requirements> RequirementsOf(const JobSize& size) {
   const uint64_t kept = size.closes_without_late_workers
                             ? std::max(2 * shard.elements, 4 * shard.round_bytes)
                             : 2 * shard.round_bytes;
-  const uint64_t frames = 2 * size.workers * std::min(window, shard.chunks) * frame_bytes;
+  const uint64_t share = 2 * ((window + size.aggregators - 1) / size.aggregators);
+  const uint64_t frames = 2 * size.workers * std::min({window, share, shard.chunks}) * frame_bytes;
   return Requirements{
       .aggregator_memory_bytes =
           64 * kMiB + 4 * shard.elements + frames + kept + 16 * chunk_elements,

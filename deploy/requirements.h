@@ -5,7 +5,9 @@
 // that has the most of them,
 //   E  elements,
 //   R  the bytes of a round's payloads in the largest of the job's codecs, r of them in one chunk,
-//   W  = min(max(8, 2 * aggregators), chunks of the shard): chunks that a worker has under way,
+//   w  = max(8, 2 * aggregators): chunks that a worker has under way (worker/worker.cc),
+//   W  = min(w, 2 * ceil(w / aggregators), chunks of the shard): of them, at one shard. Shards have
+//        chunks in turn; twice their share is for workers that are not in step,
 //   K  = max(2 * E, 4 * R) if rounds close without late workers, otherwise 2 * R: answers that some
 //      rank may still need (server/owned_chunk.h),
 // an aggregator has

@@ -114,6 +114,10 @@ TEST(Requirements, AnAggregatorFitsWithManyWorkers) {
   ExpectToFit({.workers = 12, .aggregators = 2, .parameters = 8'000'000});
 }
 
+TEST(Requirements, AnAggregatorFitsThatIsOneOfMany) {
+  ExpectToFit({.workers = 6, .aggregators = 4, .parameters = 24'000'000});
+}
+
 TEST(Requirements, AnAggregatorFitsAShardOfManyChunks) {
   ExpectToFit({.workers = 2, .aggregators = 1, .parameters = 32'000'000});
 }
