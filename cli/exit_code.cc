@@ -1,8 +1,11 @@
 #include "cli/exit_code.h"
 
+#include "proto/try_again.h"
+
 namespace signpost::cli {
 
 ExitCode ExitCodeOf(const absl::Status& status) {
+  if (IsTryAgain(status)) return kExitTryAgain;
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return kExitOk;

@@ -238,18 +238,18 @@ inline constexpr char kWorkerSpec[] = R"(  completionMode: Indexed
         onPodConditions:
           - type: DisruptionTarget
             status: "True"
-      # and so does who was interrupted, or found no aggregator.
+      # and so does who was interrupted, found no aggregator, or lost another worker.
       - action: Ignore
         onExitCodes:
           containerName: worker
           operator: In
           values: [69, 75]
-      # A wrong configuration stays wrong.
+      # A wrong configuration stays wrong, and so does a model that is not the others'.
       - action: FailJob
         onExitCodes:
           containerName: worker
           operator: In
-          values: [64]
+          values: [64, 76]
   template:
     metadata:
       labels: {worker_labels}

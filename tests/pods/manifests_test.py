@@ -315,7 +315,7 @@ def test_what_is_scraped_is_a_port_that_pods_have_and_prometheus_may_dial():
 def test_exit_codes_decide_whether_a_worker_comes_back(documents):
     rules = the(documents, "Job")["spec"]["podFailurePolicy"]["rules"]
     codes = {c: r["action"] for r in rules for c in r.get("onExitCodes", {}).get("values", [])}
-    assert codes == {69: "Ignore", 75: "Ignore", 64: "FailJob"}
+    assert codes == {69: "Ignore", 75: "Ignore", 64: "FailJob", 76: "FailJob"}
     assert rules[0]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert the(documents, "Job")["spec"]["template"]["spec"]["restartPolicy"] == "Never"
 

@@ -119,8 +119,7 @@ def test_a_worker_that_is_evicted_fails_no_job(cluster, undisturbed):
     train(cluster, until_step=100)
     worker = cluster.workers()[1]
     codes = [worker.terminate()] + [other.wait() for other in cluster.workers() if other != worker]
-    assert codes[0] == 75, worker.text()
-    assert 0 not in codes and 64 not in codes, [pod.text() for pod in cluster.workers()]
+    assert codes == [75] * WORKERS, [pod.text() for pod in cluster.workers()]
     cluster.start_workers()
     assert digest(cluster) == undisturbed
     assert "going on from" in cluster.workers()[0].text()
