@@ -87,7 +87,7 @@ class Measurement {
   absl::Status StartAggregators() {
     for (uint32_t shard = 0; shard < options_.shards; ++shard) {
       const uint32_t host = options_.workers + shard;
-      const auto command = hosts_->On(host, {options_.program, "aggregator", "--insecure",
+      const auto command = hosts_->On(host, {options_.program, "aggregator", "--insecure-i-understand",
                                              "--listen", absl::StrCat(hosts_->address(host), ":0"),
                                              "--shard", absl::StrCat(shard, "/", options_.shards)});
       auto aggregator = LineProcess::Start(command, {});
@@ -113,6 +113,7 @@ class Measurement {
                  "--chunk-elements", absl::StrCat(options.chunk_elements)});
       LineProcess::Environment environment = {
           {"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses_, ",")},
+          {"SIGNPOST_INSECURE_I_UNDERSTAND", "1"},
           {"SIGNPOST_JOB", absl::StrCat("bench ", groups_.size())},
           {"SIGNPOST_RANK", absl::StrCat(rank)},
           {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},

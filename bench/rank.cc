@@ -75,13 +75,14 @@ using Answers = Inbox<absl::StatusOr<Answer>>;
 
 class FramesRank final : public Rank {
  public:
-  FramesRank(const SessionOptions& session, const RankOptions& options, Layout layout)
+  FramesRank(const SessionOptions& session, const RankOptions& options, Layout layout,
+             std::vector<std::unique_ptr<Channel>> channels)
       : worker_(session.worker),
         codec_(options.codec),
         layout_(std::move(layout)),
         shard_of_chunk_(layout_.ShardOfChunk(session.aggregators.size())),
         window_(std::max<uint32_t>(8, 2 * session.aggregators.size())),
-        channels_(ConnectTo(session)) {}
+        channels_(std::move(channels)) {}
 
   absl::Status Join() {
     JoinRequest request;
@@ -283,7 +284,10 @@ absl::StatusOr<std::unique_ptr<Rank>> JoinFrames(const SessionOptions& session,
   job.set_optimizer("none: frames that were packed before");
   absl::StatusOr<Layout> layout = Layout::Create(tensors, job);
   if (!layout.ok()) return layout.status();
-  auto rank = std::make_unique<FramesRank>(session, options, *std::move(layout));
+  absl::StatusOr<std::vector<std::unique_ptr<Channel>>> channels = ConnectTo(session);
+  if (!channels.ok()) return channels.status();
+  auto rank =
+      std::make_unique<FramesRank>(session, options, *std::move(layout), *std::move(channels));
   if (absl::Status status = rank->Join(); !status.ok()) return status;
   return rank;
 }

@@ -65,15 +65,14 @@ absl::StatusOr<int> Serve(Flags& flags) {
   sigaddset(&stop, SIGTERM);
   sigprocmask(SIG_BLOCK, &stop, nullptr);
 
+  flags.server.on_warning = PrintWarning;
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(flags.server);
-  // Of a server that does not start, a precondition is a flag.
+  // Of a server that does not start, a precondition is a flag, or a certificate.
   if (absl::IsFailedPrecondition(server.status())) {
     return absl::InvalidArgumentError(server.status().message());
   }
   if (!server.ok()) return server.status();
-  for (const std::string& warning : (*server)->warnings()) {
-    std::fprintf(stderr, "warning: %s\n", warning.c_str());
-  }
+  for (const std::string& warning : (*server)->warnings()) PrintWarning(warning);
   std::printf("listening on %s\n", Address(flags.server.listen, (*server)->port()).c_str());
   std::fflush(stdout);
 
@@ -98,10 +97,13 @@ Command AddAggregatorCommand(CLI::App& program) {
       "at once, and jobs go on when it is started again; without, running jobs may end and new "
       "ones\n"
       "are refused.\n\n"
-      "Example, a job's two shards on two hosts of a trusted network:\n"
-      "  a$ signpost aggregator --listen 10.0.0.1:4000 --insecure --shard 0/2\n"
-      "  b$ signpost aggregator --listen 10.0.0.2:4000 --insecure --shard 1/2\n"
-      "Workers then have SIGNPOST_AGGREGATORS=10.0.0.1:4000,10.0.0.2:4000");
+      "Example, a job's two shards on two hosts, after `signpost cert init certificates`:\n"
+      "  a$ signpost aggregator --listen 10.0.0.1:4000 --tls-dir certificates/aggregator --shard "
+      "0/2\n"
+      "  b$ signpost aggregator --listen 10.0.0.2:4000 --tls-dir certificates/aggregator --shard "
+      "1/2\n"
+      "Workers then have SIGNPOST_AGGREGATORS=10.0.0.1:4000,10.0.0.2:4000 and\n"
+      "SIGNPOST_TLS_DIR=certificates/worker");
   ServerOptions& server = flags->server;
   app.add_option("--listen", server.listen, "Where to listen; port 0: the kernel chooses one")
       ->type_name("HOST:PORT")
@@ -116,8 +118,7 @@ Command AddAggregatorCommand(CLI::App& program) {
       "--allow-error-reset", server.allow_error_reset,
       "Give up jobs whose state in --state-dir cannot be read, instead of refusing to start: they "
       "end, and can be started again, from a checkpoint if they have one");
-  app.add_flag("--insecure", server.insecure,
-               "Allow other hosts to connect, without encryption or authentication");
+  AddSecurityFlags(app, server.security);
   AddFailureTimeoutFlag(app, server.failure_timeout,
                         "A worker without sign of life for this long is disconnected");
   AggregatorLimits& limits = server.aggregator.limits;
@@ -128,6 +129,18 @@ Command AddAggregatorCommand(CLI::App& program) {
   app.add_option("--max-message-bytes", limits.payload_bytes, "Largest payload of a frame")
       ->type_name("BYTES")
       ->capture_default_str();
+  app.add_option("--max-connections", server.connections.connections, "Most connections at a time")
+      ->capture_default_str();
+  app.add_option("--max-connections-per-peer", server.connections.connections_per_peer,
+                 "Most connections of one address")
+      ->capture_default_str();
+  AddDurationFlag(app, "--handshake-timeout", server.handshake_timeout,
+                  "How long a new connection may take to show who it is [10s]");
+  app.add_option(
+         "--max-receive-bytes", server.receive_bytes,
+         "Most bytes that are received and not handed on yet, over all connections [half of "
+         "the memory]")
+      ->type_name("BYTES");
   app.add_option(
          "--codec-library", flags->codec_libraries,
          "A codec from outside, for jobs that ask for it: a shared object as signpost_codec.h "

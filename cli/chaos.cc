@@ -80,6 +80,11 @@ std::string Chaos::SetListening(const ListeningAggregator& aggregator) {
   shard.aggregator = aggregator;
   shard.pidfd = static_cast<int>(syscall(SYS_pidfd_open, aggregator.pid, 0));
   ++shard.starts;
+  if (security_ == nullptr) {
+    const auto security = ClientSecurity::Open({.tls_dir = aggregator.tls_dir},
+                                               {aggregator.address}, options_.on_line);
+    if (security.ok()) security_ = *security;
+  }
   if (shard.proxy == nullptr) {
     uint32_t port = 0;
     if (!absl::SimpleAtoi(aggregator.address.substr(aggregator.address.rfind(':') + 1), &port)) {
@@ -203,13 +208,16 @@ void Chaos::Signal(uint32_t shard, int signal) {
 
 bool Chaos::ReadProgress(uint32_t shard, Progress& progress) {
   std::string address;
+  std::shared_ptr<const ClientSecurity> security;
   {
     absl::MutexLock lock(&mutex_);
     address = shards_[shard].aggregator.address;
+    security = security_;
   }
   // A channel that had lost its connection would wait for its backoff.
   const absl::StatusOr<StatusResponse> status =
-      ConnectToAggregator(address, FailureTimeout())->Status({}, SteadyNow() + kStatusTimeout);
+      ConnectToAggregator(address, FailureTimeout(), /*on_connection=*/nullptr, security)
+          ->Status({}, SteadyNow() + kStatusTimeout);
   if (!status.ok() || status->jobs_size() != 1) return false;
   const JobStatus& job = status->jobs(0);
   progress = {job.rounds_closed(), job.chunks(), job.step()};

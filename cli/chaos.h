@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "cli/launcher.h"
 #include "cli/proxy.h"
+#include "security/client_security.h"
 
 namespace signpost::cli {
 
@@ -118,6 +119,7 @@ class Chaos {
   std::vector<Shard> shards_ ABSL_GUARDED_BY(mutex_);
   std::map<Fault, int> counts_ ABSL_GUARDED_BY(mutex_);
   std::vector<absl::Duration> recoveries_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const ClientSecurity> security_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

@@ -1,6 +1,7 @@
 #include "cli/command.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <iostream>
 #include <iterator>
 
@@ -36,6 +37,22 @@ CLI::Option* AddFailureTimeoutFlag(CLI::App& flags, FailureTimeout& value,
       .add_option_function<std::string>(kName, parse,
                                         absl::StrCat(help, " [", value.ToString(), "]"))
       ->type_name("DURATION");
+}
+
+void PrintWarning(const std::string& line) { std::fprintf(stderr, "warning: %s\n", line.c_str()); }
+
+void AddSecurityFlags(CLI::App& flags, TransportSecurity& value) {
+  flags
+      .add_option("--tls-dir", value.tls_dir,
+                  "mTLS with the ca.crt, tls.crt and tls.key in here, which may be replaced at any "
+                  "time (`signpost cert init` makes some)")
+      ->type_name("DIR")
+      ->envname("SIGNPOST_TLS_DIR");
+  flags
+      .add_flag("--insecure-i-understand", value.insecure,
+                "Plain text beyond this machine: whoever is in between can read gradients, and "
+                "forge them")
+      ->envname("SIGNPOST_INSECURE_I_UNDERSTAND");
 }
 
 absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addresses) {

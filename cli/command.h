@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/failure_timeout.h"
+#include "security/transport_security.h"
 
 namespace signpost::cli {
 
@@ -28,6 +29,12 @@ CLI::Option* AddDurationFlag(CLI::App& flags, const std::string& name, absl::Dur
 
 // --failure-timeout.
 CLI::Option* AddFailureTimeoutFlag(CLI::App& flags, FailureTimeout& value, const std::string& help);
+
+// "warning: ...", to standard error.
+void PrintWarning(const std::string& line);
+
+// --tls-dir and --insecure-i-understand, or their environment variables.
+void AddSecurityFlags(CLI::App& flags, TransportSecurity& value);
 
 // "HOST:PORT" addresses separated by commas: none may be empty.
 absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addresses);

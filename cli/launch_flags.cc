@@ -21,6 +21,10 @@ void AddLaunchFlags(CLI::App& app, LaunchOptions& launch) {
   AddFailureTimeoutFlag(
       app, launch.failure_timeout,
       "A peer without sign of life for this long is given up and looked for anew");
+  app.add_flag(
+      "--plain-text", launch.plain_text,
+      "Loopback without TLS, whose certificates otherwise come and go with the run: faster, "
+      "and open to other users of this machine");
   AddDurationFlag(app, "--round-deadline", launch.round_deadline,
                   "Rounds close without workers that are so much later than the first [wait]");
   app.add_option("--min-workers", launch.min_workers,

@@ -25,9 +25,13 @@
 #include "cli/process_scope.h"
 #include "cli/restart_limit.h"
 #include "proto/steady_time.h"
+#include "security/certificate.h"
+#include "security/tls_dir.h"
 
 namespace signpost::cli {
 namespace {
+
+constexpr absl::Duration kCertificateLifetime = absl::Hours(24 * 3650);
 
 std::string NameOf(Role role, uint32_t index) {
   switch (role) {
@@ -41,16 +45,18 @@ std::string NameOf(Role role, uint32_t index) {
   return absl::StrCat("rank ", index);
 }
 
-// For the sockets of the nodes' workers, whose paths must be short. Goes with this object.
-class SocketDirectory {
+// For certificates, and the sockets of the nodes' workers, whose paths must be short. Only this
+// user sees what is in it. Goes with this object.
+class RunDirectory {
  public:
-  SocketDirectory() { made_ = mkdtemp(path_) != nullptr; }
-  ~SocketDirectory() {
+  RunDirectory() { made_ = mkdtemp(path_) != nullptr; }
+  ~RunDirectory() {
     std::error_code ignored;
     if (made_) std::filesystem::remove_all(path_, ignored);
   }
   bool is_there() const { return made_; }
   std::string AddressOf(uint32_t node) const { return absl::StrCat("unix:", path_, "/", node); }
+  std::string TlsDirOf(PeerRole role) const { return absl::StrCat(path_, "/", NameOf(role)); }
 
  private:
   char path_[32] = "/tmp/signpost-run.XXXXXX";
@@ -64,6 +70,9 @@ class LaunchedRun {
         job_(absl::StrCat("run-", absl::ToUnixMicros(absl::Now()), "-", getpid())) {}
 
   LaunchResult Run() {
+    if (absl::Status status = MakeCertificates(); !status.ok()) {
+      return {ExitCodeOf(status), std::string(status.message())};
+    }
     StartAggregators();
     while (!AllEnded(aggregators_) || !AllEnded(nodes_) || !AllEnded(workers_)) {
       WaitForEvent();
@@ -101,6 +110,35 @@ class LaunchedRun {
 
   // Starting.
 
+  // Of an authority whose key nobody ever sees. They outlive any run.
+  absl::Status MakeCertificates() {
+    if (!directory_.is_there()) {
+      return absl::InvalidArgumentError(
+          "there is no directory for the run's certificates and sockets: /tmp cannot be written "
+          "to");
+    }
+    if (options_.plain_text) return absl::OkStatus();
+    const absl::StatusOr<Authority> authority = Authority::Make(job_, kCertificateLifetime);
+    if (!authority.ok()) return authority.status();
+    for (const PeerRole role : {PeerRole::kAggregator, PeerRole::kWorker, PeerRole::kObserver}) {
+      const auto files = authority->Issue({"signpost", role, std::nullopt}, kCertificateLifetime);
+      if (!files.ok()) return files.status();
+      absl::Status status = WriteTlsDir(directory_.TlsDirOf(role), *files);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  // Empty: plain text.
+  std::string TlsDirOf(PeerRole role) const {
+    return options_.plain_text ? "" : directory_.TlsDirOf(role);
+  }
+
+  // What the environment of this process says of security is not for the run's.
+  Environment SecurityOf(PeerRole role) const {
+    return {{"SIGNPOST_TLS_DIR", TlsDirOf(role)}, {"SIGNPOST_INSECURE_I_UNDERSTAND", "0"}};
+  }
+
   void StartAggregators() {
     shards_.resize(options_.aggregators);
     if (!options_.limit_restarts) {
@@ -110,7 +148,8 @@ class LaunchedRun {
     start_deadline_ = SteadyNow() + options_.aggregator_start_timeout;
     deadline_ = SteadyNow() + options_.timeout;
     for (uint32_t shard = 0; shard < options_.aggregators; ++shard) {
-      std::unique_ptr<ChildProcess> process = StartProcess(AggregatorCommand(shard), {});
+      std::unique_ptr<ChildProcess> process =
+          StartProcess(AggregatorCommand(shard), SecurityOf(PeerRole::kAggregator));
       if (process == nullptr) return;
       aggregators_.push_back(std::move(process));
     }
@@ -133,18 +172,13 @@ class LaunchedRun {
 
   // Once all aggregators listen. Ranks start when these do.
   void StartNodes() {
-    if (!sockets_.is_there()) {
-      return Stop({.exit_code = kExitBadConfiguration,
-                   .explanation = "there is no directory for the nodes' sockets: /tmp cannot be "
-                                  "written to"});
-    }
     const uint32_t nodes = options_.workers / options_.per_node;
     node_listens_.resize(nodes);
     start_deadline_ = SteadyNow() + options_.aggregator_start_timeout;
     for (uint32_t node = 0; node < nodes; ++node) {
       std::vector<std::string> command = options_.node_command;
       if (command.empty()) command = {OwnExecutable(), "worker"};
-      command.push_back(absl::StrCat("--listen=", sockets_.AddressOf(node)));
+      command.push_back(absl::StrCat("--listen=", directory_.AddressOf(node)));
       command.push_back(absl::StrCat("--processes=", options_.per_node));
       std::unique_ptr<ChildProcess> process = StartProcess(command, EnvironmentOf(node, nodes));
       if (process == nullptr) return;
@@ -167,7 +201,7 @@ class LaunchedRun {
     // An empty one overrides that of a run around this one.
     environment.push_back({"SIGNPOST_NODE", options_.per_node == 0
                                                 ? ""
-                                                : sockets_.AddressOf(rank / options_.per_node)});
+                                                : directory_.AddressOf(rank / options_.per_node)});
     if (options_.min_workers > 0) {
       environment.push_back(
           {"SIGNPOST_ROUND_DEADLINE", absl::FormatDuration(options_.round_deadline)});
@@ -180,11 +214,14 @@ class LaunchedRun {
   Environment EnvironmentOf(uint32_t rank, uint32_t world_size) const {
     std::vector<std::string> addresses;
     for (const Shard& shard : shards_) addresses.push_back(shard.address_for_workers);
-    return {{"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses, ",")},
-            {"SIGNPOST_RANK", absl::StrCat(rank)},
-            {"SIGNPOST_WORLD_SIZE", absl::StrCat(world_size)},
-            {"LOCAL_WORLD_SIZE", absl::StrCat(world_size)},
-            {"SIGNPOST_FAILURE_TIMEOUT", options_.failure_timeout.ToString()}};
+    Environment environment = SecurityOf(PeerRole::kWorker);
+    environment.insert(environment.end(),
+                       {{"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses, ",")},
+                        {"SIGNPOST_RANK", absl::StrCat(rank)},
+                        {"SIGNPOST_WORLD_SIZE", absl::StrCat(world_size)},
+                        {"LOCAL_WORLD_SIZE", absl::StrCat(world_size)},
+                        {"SIGNPOST_FAILURE_TIMEOUT", options_.failure_timeout.ToString()}});
+    return environment;
   }
 
   // Null: it could not be started, and the run stops.
@@ -264,8 +301,8 @@ class LaunchedRun {
     const bool is_first = address.empty();
     address = std::string(first_line);
     shards_[shard].listening = true;
-    const std::string for_workers =
-        options_.on_listening({shard, address, aggregators_[shard]->pid()});
+    const std::string for_workers = options_.on_listening(
+        {shard, address, aggregators_[shard]->pid(), TlsDirOf(PeerRole::kObserver)});
     if (is_first) shards_[shard].address_for_workers = for_workers;
     const bool all = std::all_of(shards_.begin(), shards_.end(),
                                  [](const Shard& shard) { return shard.listening; });
@@ -335,7 +372,8 @@ class LaunchedRun {
         "; started again (restart ", shards_[shard].restarts.restarts(), ")"));
     shards_[shard].listening = false;
     start_deadline_ = SteadyNow() + options_.aggregator_start_timeout;
-    std::unique_ptr<ChildProcess> process = StartProcess(AggregatorCommand(shard), {});
+    std::unique_ptr<ChildProcess> process =
+        StartProcess(AggregatorCommand(shard), SecurityOf(PeerRole::kAggregator));
     if (process != nullptr) aggregators_[shard] = std::move(process);
   }
 
@@ -459,7 +497,7 @@ class LaunchedRun {
   const LaunchOptions& options_;
   const std::string job_;
   const ProcessScope scope_;  // outlives the processes
-  const SocketDirectory sockets_;
+  const RunDirectory directory_;
   std::vector<Shard> shards_;
   Processes aggregators_;
   std::vector<bool> node_listens_;

@@ -40,13 +40,14 @@ struct ListeningAggregator {
   uint32_t shard = 0;
   std::string address;  // "HOST:PORT"
   pid_t pid = 0;        // it has not been waited for yet
+  std::string tls_dir;  // with which it can be observed; empty: in plain text
 };
 
 struct LaunchOptions {
   // One worker's program, found in PATH, and its arguments. Its environment says who it is:
   // SIGNPOST_AGGREGATORS, SIGNPOST_JOB (another one for each launch), SIGNPOST_RANK,
-  // SIGNPOST_WORLD_SIZE, LOCAL_WORLD_SIZE, SIGNPOST_FAILURE_TIMEOUT, and with min_workers
-  // SIGNPOST_ROUND_DEADLINE and SIGNPOST_MIN_WORKERS.
+  // SIGNPOST_WORLD_SIZE, LOCAL_WORLD_SIZE, SIGNPOST_FAILURE_TIMEOUT, SIGNPOST_TLS_DIR, and with
+  // min_workers SIGNPOST_ROUND_DEADLINE and SIGNPOST_MIN_WORKERS.
   std::vector<std::string> command;
   uint32_t workers = 1;  // ranks
   uint32_t aggregators = 1;
@@ -54,6 +55,9 @@ struct LaunchOptions {
   // in their environment as SIGNPOST_NODE. Divides `workers`. 0: each rank is a worker by itself.
   uint32_t per_node = 0;
   FailureTimeout failure_timeout;  // of workers and aggregators
+  // Instead of mTLS, with certificates that are made for the run and go with it. On loopback other
+  // users of this machine could then take part.
+  bool plain_text = false;
   // Rounds close without workers that are so late, and the run goes on without workers that fail,
   // while so many are left. Both zero: the first worker to fail ends the run.
   absl::Duration round_deadline;
@@ -63,7 +67,8 @@ struct LaunchOptions {
   uint32_t worker_restarts = 0;
   absl::Duration timeout = absl::InfiniteDuration();  // of the whole run
   absl::Duration grace = absl::Seconds(10);  // between asking a process to end and killing it
-  // Starts an aggregator, with --listen, --shard, --drain-grace and --failure-timeout behind it.
+  // Starts an aggregator, with --listen, --shard, --drain-grace and --failure-timeout behind it,
+  // and SIGNPOST_TLS_DIR.
   // The first line that it prints is "listening on HOST:PORT". Empty: this program's own.
   std::vector<std::string> aggregator_command;
   // The same for a node's worker, with --listen and --processes, and "listening on unix:PATH".

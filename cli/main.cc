@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "cli/aggregator_command.h"
 #include "cli/bench_command.h"
+#include "cli/cert_command.h"
 #include "cli/chaos_command.h"
 #include "cli/checkpoint_command.h"
 #include "cli/codec_command.h"
@@ -21,6 +22,7 @@
 #include "cli/demo_worker_command.h"
 #include "cli/exit_code.h"
 #include "cli/k8s_command.h"
+#include "cli/probe_command.h"
 #include "cli/run_command.h"
 #include "cli/status_command.h"
 #include "cli/version_command.h"
@@ -62,10 +64,11 @@ int Main(std::vector<std::string> arguments) {
       "Start with 'signpost demo'. Each command explains itself: signpost COMMAND --help\n"
       "In a checkout, './signpost test' runs every test.");
   const std::vector<Command> commands = {
-      AddDemoCommand(program),        AddRunCommand(program, tail), AddAggregatorCommand(program),
-      AddWorkerCommand(program),      AddStatusCommand(program),    AddCheckpointCommand(program),
-      AddChaosCommand(program, tail), AddBenchCommand(program),     AddCodecCommand(program),
-      AddK8sCommand(program, tail),   AddVersionCommand(program),   AddDemoWorkerCommand(program),
+      AddDemoCommand(program),        AddRunCommand(program, tail),  AddAggregatorCommand(program),
+      AddWorkerCommand(program),      AddStatusCommand(program),     AddCheckpointCommand(program),
+      AddChaosCommand(program, tail), AddBenchCommand(program),      AddCodecCommand(program),
+      AddCertCommand(program),        AddProbeCommand(program),      AddK8sCommand(program, tail),
+      AddVersionCommand(program),     AddDemoWorkerCommand(program),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {

@@ -24,8 +24,10 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
       "minute. With --round-deadline and --min-workers, rounds close without late workers and the\n"
       "run goes on without failed ones while enough are left; with --worker-restarts those are\n"
       "started again, and take their places with the state of the others.\n\n"
-      "With --per-node, ranks attach in groups to a 'signpost worker', as those of a node do, which\n"
-      "sends once for all of them, and SIGNPOST_NODE says where; with --worker-restarts ranks that\n"
+      "With --per-node, ranks attach in groups to a 'signpost worker', as those of a node do, "
+      "which\n"
+      "sends once for all of them, and SIGNPOST_NODE says where; with --worker-restarts ranks "
+      "that\n"
       "fail attach to it again.\n\n"
       "Example:\n"
       "  signpost run -n 4 --aggregators 2 -- python3 train.py --epochs 3");

@@ -149,10 +149,11 @@ TEST(Aggregator, SaysWhereItListensAndDrainsAtSigterm) {
 TEST(Aggregator, RefusesOtherHostsUnlessToldOtherwise) {
   const Outcome outcome = RunProgram("aggregator --listen 0.0.0.0:0");
   EXPECT_EQ(outcome.exit_code, 64);
-  EXPECT_THAT(outcome.output, HasSubstr("--insecure"));
+  EXPECT_THAT(outcome.output, HasSubstr("--insecure-i-understand"));
 
-  Started aggregator(WithPid("aggregator --listen 0.0.0.0:0 --insecure"));
+  Started aggregator(WithPid("aggregator --listen 0.0.0.0:0 --insecure-i-understand"));
   const pid_t pid = ToPid(aggregator.ReadLine());
+  EXPECT_THAT(aggregator.ReadLine(), StartsWith("warning: plain text at 0.0.0.0:0"));
   EXPECT_THAT(aggregator.ReadLine(), StartsWith("listening on 0.0.0.0:"));
   kill(pid, SIGTERM);
   EXPECT_EQ(aggregator.End().exit_code, 0);

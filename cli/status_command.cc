@@ -112,17 +112,24 @@ std::string ToJson(const google::protobuf::Message& message) {
 
 struct Flags {
   std::string aggregators;
+  TransportSecurity security;
   absl::Duration timeout = absl::Seconds(5);
   bool json = false;
 };
 
 // All at once: one that does not answer takes no time from the others.
-std::vector<AggregatorStatus> Ask(const std::vector<std::string>& addresses, absl::Time deadline) {
+std::vector<AggregatorStatus> Ask(const std::vector<std::string>& addresses,
+                                  const std::shared_ptr<const ClientSecurity>& security,
+                                  absl::Time deadline) {
+  StatusRequest request;
+  // Whoever has a part in one job only may not ask about others.
+  if (security->is_tls()) request.set_job(security->identity().job.value_or(""));
   std::vector<std::future<AggregatorStatus>> asked;
   for (const std::string& address : addresses) {
-    asked.push_back(std::async(std::launch::async, [&address, deadline] {
-      return AggregatorStatus{address,
-                              ConnectToAggregator(address, FailureTimeout())->Status({}, deadline)};
+    asked.push_back(std::async(std::launch::async, [&, deadline] {
+      const auto channel =
+          ConnectToAggregator(address, FailureTimeout(), /*on_connection=*/nullptr, security);
+      return AggregatorStatus{address, channel->Status(request, deadline)};
     }));
   }
   std::vector<AggregatorStatus> answered;
@@ -138,7 +145,10 @@ absl::StatusOr<int> ShowStatus(const Flags& flags) {
   const absl::StatusOr<std::vector<std::string>> addresses = ParseAddresses(flags.aggregators);
   if (!addresses.ok()) return addresses.status();
 
-  const std::vector<AggregatorStatus> aggregators = Ask(*addresses, SteadyNow() + flags.timeout);
+  const auto security = ClientSecurity::Open(flags.security, *addresses, PrintWarning);
+  if (!security.ok()) return security.status();
+  const std::vector<AggregatorStatus> aggregators =
+      Ask(*addresses, *security, SteadyNow() + flags.timeout);
   absl::Status error;  // the first
   for (const AggregatorStatus& aggregator : aggregators) {
     error.Update(aggregator.response.status());
@@ -213,6 +223,7 @@ Command AddStatusCommand(CLI::App& program) {
   app.add_option("--aggregators", flags->aggregators, "Whom to ask, separated by commas")
       ->type_name("HOST:PORT,...")
       ->envname("SIGNPOST_AGGREGATORS");
+  AddSecurityFlags(app, flags->security);
   app.add_flag("--json", flags->json, "For programs: each aggregator's answer as it is");
   AddDurationFlag(app, "--timeout", flags->timeout, "How long to wait for the answers [5s]");
   return {&app, [flags] { return ShowStatus(*flags); }};

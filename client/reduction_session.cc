@@ -17,8 +17,10 @@ absl::StatusOr<std::unique_ptr<ReductionSession>> ReductionSession::Join(
     worker_options.round_deadline = absl::ZeroDuration();
     worker_options.min_workers = 0;
   }
+  absl::StatusOr<std::vector<std::unique_ptr<Channel>>> channels = ConnectTo(options);
+  if (!channels.ok()) return channels.status();
   absl::StatusOr<std::unique_ptr<Worker>> worker =
-      Worker::JoinReduction(worker_options, reduction, std::move(tensors), ConnectTo(options));
+      Worker::JoinReduction(worker_options, reduction, std::move(tensors), *std::move(channels));
   if (!worker.ok()) return worker.status();
   return std::unique_ptr<ReductionSession>(
       new ReductionSession(*std::move(worker), WireByteCounter(PortsOf(options))));

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "security/client_security.h"
 #include "worker/chunk_crew.h"
 #include "worker/grpc_channel.h"
 
@@ -70,6 +71,9 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
   absl::StatusOr<uint32_t> world_size = NumberVariable("SIGNPOST_WORLD_SIZE");
   if (!world_size.ok()) return world_size.status();
   options.worker.world_size = *world_size;
+  absl::StatusOr<TransportSecurity> security = TransportSecurity::FromEnvironment();
+  if (!security.ok()) return security.status();
+  options.security = *security;
   absl::StatusOr<FailureTimeout> failure_timeout =
       FailureTimeoutVariable("SIGNPOST_FAILURE_TIMEOUT");
   if (!failure_timeout.ok()) return failure_timeout.status();
@@ -112,15 +116,18 @@ void Tell(const SessionOptions& options, const std::string& line) {
   if (options.on_connection) options.on_connection(LineOf(options.worker.rank, line));
 }
 
-std::vector<std::unique_ptr<Channel>> ConnectTo(const SessionOptions& options) {
-  OnConnection on_connection;
+absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOptions& options) {
+  OnConnection on_connection = [](const std::string&) {};
   if (options.on_connection) {
     on_connection = [tell = options.on_connection, rank = options.worker.rank](
                         const std::string& line) { tell(LineOf(rank, line)); };
   }
+  const auto security = ClientSecurity::Open(options.security, options.aggregators, on_connection);
+  if (!security.ok()) return security.status();
   std::vector<std::unique_ptr<Channel>> channels;
   for (const std::string& target : options.aggregators) {
-    channels.push_back(ConnectToAggregator(target, options.failure_timeout, on_connection));
+    channels.push_back(
+        ConnectToAggregator(target, options.failure_timeout, on_connection, *security));
   }
   return channels;
 }

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "proto/failure_timeout.h"
+#include "security/transport_security.h"
 #include "worker/channel.h"
 #include "worker/worker.h"
 
@@ -28,6 +29,7 @@ struct SessionOptions {
   // world size then count processes, which are as many on each node, node by node; aggregators and
   // threads are the worker's affair, and gpu must not be set. Empty: this process is a worker.
   std::string node;
+  TransportSecurity security;      // of connections to aggregators
   FailureTimeout failure_timeout;  // an aggregator without sign of life is reconnected to
   // A directory of checkpoints, which all workers see: go on from its newest that is whole. Empty:
   // start anew. See worker.resume_with_other_world_size too.
@@ -42,15 +44,16 @@ struct SessionOptions {
   // worker.gpu is not looked at.
   std::optional<int> gpu;
   // Gets a line for a person when an aggregator no longer answers, so that this worker waits for
-  // it, and when it answers again; and on which GPU it trains. From any thread. Null: nobody is
-  // told.
+  // it, and when it answers again; about its certificate, or plain text; and on which GPU it
+  // trains. From any thread. Null: nobody is told.
   std::function<void(const std::string& line)> on_connection = PrintConnection;
 
   // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,
   // SIGNPOST_WORLD_SIZE; SIGNPOST_NODE, with which there need be no aggregators (but for
-  // reductions); and SIGNPOST_FAILURE_TIMEOUT ("10s"), SIGNPOST_MIN_WORKERS and with it
-  // SIGNPOST_ROUND_DEADLINE ("2s"), which need not be set; and ThreadsFromEnvironment.
-  // INVALID_ARGUMENT names the variable that is missing or malformed.
+  // reductions); what TransportSecurity::FromEnvironment reads; and SIGNPOST_FAILURE_TIMEOUT
+  // ("10s"), SIGNPOST_MIN_WORKERS and with it SIGNPOST_ROUND_DEADLINE ("2s"), which need not be
+  // set; and ThreadsFromEnvironment. INVALID_ARGUMENT names the variable that is missing or
+  // malformed.
   static absl::StatusOr<SessionOptions> FromEnvironment();
 };
 
@@ -62,8 +65,8 @@ absl::StatusOr<uint32_t> ThreadsFromEnvironment();
 // Gives the options' on_connection a line about this worker.
 void Tell(const SessionOptions& options, const std::string& line);
 
-// New channels, one for each of the options' aggregators.
-std::vector<std::unique_ptr<Channel>> ConnectTo(const SessionOptions& options);
+// New channels, one for each of the options' aggregators. Errors as ClientSecurity::Open's.
+absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOptions& options);
 
 // The ports of the options' aggregators; one without a port has no TCP socket to count.
 std::vector<uint16_t> PortsOf(const SessionOptions& options);

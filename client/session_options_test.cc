@@ -18,9 +18,9 @@ class SessionOptionsTest : public testing::Test {
     setenv("SIGNPOST_JOB", "nightly", 1);
     setenv("SIGNPOST_RANK", "2", 1);
     setenv("SIGNPOST_WORLD_SIZE", "4", 1);
-    for (const char* name : {"SIGNPOST_FAILURE_TIMEOUT", "SIGNPOST_MIN_WORKERS",
-                             "SIGNPOST_ROUND_DEADLINE", "SIGNPOST_THREADS", "SIGNPOST_NODE",
-                             "LOCAL_WORLD_SIZE"}) {
+    for (const char* name :
+         {"SIGNPOST_FAILURE_TIMEOUT", "SIGNPOST_MIN_WORKERS", "SIGNPOST_ROUND_DEADLINE",
+          "SIGNPOST_THREADS", "SIGNPOST_NODE", "LOCAL_WORLD_SIZE"}) {
       unsetenv(name);
     }
   }

@@ -66,6 +66,8 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
     session.aggregators = absl::StrSplit(options.aggregators, ',');
   }
   if (options.node != nullptr) session.node = options.node;
+  if (options.tls_dir != nullptr) session.security.tls_dir = options.tls_dir;
+  session.security.insecure = options.insecure != 0;
   session.worker.job = options.job;
   session.worker.rank = options.rank;
   session.worker.world_size = options.world_size;
@@ -274,6 +276,8 @@ int signpost_options_from_environment(signpost_options* options, char* error, si
     signpost_options_init(options);
     options->aggregators = std::getenv("SIGNPOST_AGGREGATORS");
     if (!session->node.empty()) options->node = std::getenv("SIGNPOST_NODE");
+    if (!session->security.tls_dir.empty()) options->tls_dir = std::getenv("SIGNPOST_TLS_DIR");
+    options->insecure = session->security.insecure;
     options->job = std::getenv("SIGNPOST_JOB");
     options->rank = session->worker.rank;
     options->world_size = session->worker.world_size;

@@ -40,7 +40,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 11
+#define SIGNPOST_ABI 12
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -67,6 +67,9 @@ typedef struct {
    * world_size then count processes, as many on each node, node by node; only reductions need
    * aggregators, and gpu must be -1. NULL: this process is a worker. */
   const char* node;
+  /* ca.crt, tls.crt and tls.key, for mTLS with the aggregators. NULL: plain text, which beyond
+   * loopback is refused without `insecure`. */
+  const char* tls_dir;
   const char* job;
   uint32_t rank;       /* [0, world_size) */
   uint32_t world_size; /* number of workers, or with a node of processes */
@@ -118,6 +121,7 @@ typedef struct {
   /* All ranks begin with rank 0's values, unless they resume. 0: those that begin with others are
    * refused. */
   uint8_t start_from_rank_0;
+  uint8_t insecure; /* 1: plain text beyond loopback; both it and tls_dir are refused */
   uint8_t lamb;     /* 1: 1-bit LAMB */
   uint8_t zero_one; /* 1: 0/1 Adam; with neither it is 1-bit Adam, both are refused */
   /* 1: as DeepSpeed has that optimizer, to compare with; docs/algorithms.md says how. Without

@@ -42,8 +42,10 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
   WorkerOptions worker_options = options.worker;
   worker_options.gpu = gpu.get();
   worker_options.parameters_may_differ = options.start_from_rank_0;
+  absl::StatusOr<std::vector<std::unique_ptr<Channel>>> channels = ConnectTo(options);
+  if (!channels.ok()) return channels.status();
   absl::StatusOr<std::unique_ptr<Worker>> worker =
-      Worker::Join(worker_options, optimizer, parameters, ConnectTo(options),
+      Worker::Join(worker_options, optimizer, parameters, *std::move(channels),
                    {.checkpoints = checkpoints.get(), .state = options.resume_state});
   const bool is_about_files =
       absl::IsNotFound(worker.status()) || absl::IsDataLoss(worker.status());

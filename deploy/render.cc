@@ -310,7 +310,6 @@ Words WordsOf(const Overlay& overlay, Words words) {
   words["{checkpoint_access}"] = overlay.one_node ? "ReadWriteOnce" : "ReadWriteMany";
   words["{spread}"] = overlay.spread ? Fill(kSpread, words) : "";
   words["{security_env}"] = overlay.tls ? kTlsEnvironment : kInsecureEnvironment;
-  words["{aggregator_security_args}"] = overlay.tls ? "" : kInsecureArgument;
   words["{metrics_args}"] = overlay.metrics ? Fill(kMetricsArgument, words) : "";
   words["{metrics_port}"] = overlay.metrics ? Fill(kMetricsPortLines, words) : "";
   words["{tls_mount}"] = overlay.tls ? kTlsMount : "";

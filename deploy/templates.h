@@ -162,7 +162,7 @@ spec:
             - --drain-grace={drain_grace}s
             - --max-workers={workers}
             - --max-parameters={parameters}
-{metrics_args}{aggregator_security_args}          env:
+{metrics_args}          env:
             - name: SHARD
               valueFrom:
                 fieldRef:
@@ -550,9 +550,6 @@ inline constexpr char kTlsEnvironment[] = R"(            - name: SIGNPOST_TLS_DI
 inline constexpr char kInsecureEnvironment[] = R"(            - name: SIGNPOST_INSECURE_I_UNDERSTAND
               value: "1"
 )";
-
-// Until `signpost aggregator` reads the variable.
-inline constexpr char kInsecureArgument[] = "            - --insecure\n";
 
 inline constexpr char kContainerSecurity[] =
     "{allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}";

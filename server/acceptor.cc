@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "proto/steady_time.h"
 
 namespace signpost {
 namespace {
@@ -62,7 +63,8 @@ int ListenOn(const addrinfo& entry, uint16_t port, int tcp_user_timeout_ms) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(const std::string& address,
-                                                           absl::Duration tcp_user_timeout) {
+                                                           absl::Duration tcp_user_timeout,
+                                                           const ConnectionLimits& limits) {
   const size_t colon = address.rfind(':');
   absl::string_view host = absl::string_view(address).substr(0, colon);
   if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
@@ -77,7 +79,7 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(const std::string& ad
         absl::StrCat("cannot listen on ", address, ": ", gai_strerror(error)));
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
-  std::unique_ptr<Acceptor> acceptor(new Acceptor);
+  std::unique_ptr<Acceptor> acceptor(new Acceptor(limits));
   const int timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(tcp_user_timeout));
   for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
     const uint16_t asked = ntohs(reinterpret_cast<const sockaddr_in*>(entry->ai_addr)->sin_port);
@@ -94,7 +96,8 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(const std::string& ad
       "the address"));
 }
 
-Acceptor::Acceptor() : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), spare_(OpenSpare()) {}
+Acceptor::Acceptor(const ConnectionLimits& limits)
+    : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), spare_(OpenSpare()), connections_(limits) {}
 
 Acceptor::~Acceptor() {
   Stop();
@@ -125,12 +128,26 @@ void Acceptor::Run() {
   }
 }
 
+void Acceptor::Refuse(int fd) {
+  ++refused_connections_;
+  close(fd);
+}
+
 void Acceptor::AcceptAll(int listener) {
   while (true) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.listener_fd = listener;
-    connection.fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    sockaddr_storage address = {};
+    socklen_t size = sizeof address;
+    connection.fd = accept4(listener, reinterpret_cast<sockaddr*>(&address), &size,
+                            SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (connection.fd >= 0) {
+      const std::string peer = PeerOf(address);
+      if (!connections_.MayAdd(peer, SteadyNow())) {
+        Refuse(connection.fd);
+        continue;
+      }
+      connections_.Add(connection.fd, peer);
       to_->HandleNewConnection(&connection);
       continue;
     }
@@ -140,7 +157,7 @@ void Acceptor::AcceptAll(int listener) {
     if (spare_ >= 0) {
       close(std::exchange(spare_, -1));
       const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-      if (fd >= 0) close(fd);
+      if (fd >= 0) Refuse(fd);
     }
     spare_ = OpenSpare();
     if (spare_ >= 0) continue;

@@ -4,6 +4,7 @@
 #ifndef SIGNPOST_SERVER_ACCEPTOR_H_
 #define SIGNPOST_SERVER_ACCEPTOR_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -15,18 +16,20 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "grpcpp/server_builder.h"
+#include "server/connection_table.h"
 
 namespace signpost {
 
-// Listens from the beginning. Without a descriptor to spare, the next connection is accepted and
-// closed at once; its peer tries again later.
+// Listens from the beginning. Without a descriptor to spare, or beyond the limits, the next
+// connection is accepted and closed at once; its peer tries again later.
 class Acceptor {
  public:
   // On a "host:port" that CheckListenAddress accepts: on all that the host resolves to and that can
   // be had, with the same port. Sent bytes may stay unacknowledged for `tcp_user_timeout`.
   // UNAVAILABLE when there is nothing to be had.
   static absl::StatusOr<std::unique_ptr<Acceptor>> Listen(const std::string& address,
-                                                          absl::Duration tcp_user_timeout);
+                                                          absl::Duration tcp_user_timeout,
+                                                          const ConnectionLimits& limits);
 
   ~Acceptor();  // as Stop
 
@@ -35,13 +38,17 @@ class Acceptor {
   // Hands all connections to `to` from now on, from a thread of its own.
   void Start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to);
 
+  // Connections that were closed at once so far.
+  uint64_t refused_connections() const { return refused_connections_; }
+
   // Listens no more: connections that were not accepted yet are refused. Idempotent; thread-safe.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  Acceptor();
+  explicit Acceptor(const ConnectionLimits& limits);
 
   void Run();
+  void Refuse(int fd);
   // Until nobody waits to be accepted.
   void AcceptAll(int listener);
 
@@ -51,6 +58,8 @@ class Acceptor {
   int wake_ = -1;   // an eventfd: Stop was called
   int spare_ = -1;  // to have a descriptor when there is none left
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to_;
+  ConnectionTable connections_;  // of the thread
+  std::atomic<uint64_t> refused_connections_ = 0;
   std::thread thread_;
 };
 

@@ -1,6 +1,9 @@
 #include "server/server.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <fstream>
 #include <limits>
 
 #include "absl/status/status.h"
@@ -9,8 +12,9 @@
 #include "failpoint/failpoint.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/resource_quota.h"
 #include "proto/message.h"
-#include "server/listen_address.h"
+#include "security/loopback.h"
 #include "server/service.h"
 
 namespace signpost {
@@ -18,6 +22,10 @@ namespace {
 
 // After a drain, how long answers may take to get to workers that do not read.
 constexpr absl::Duration kFlushTimeout = absl::Seconds(2);
+
+// Calls at a time of one connection. A worker has twice as many under way as there are shards at
+// most; if it had to wait with some, ranks could wait for each other's.
+constexpr int kMaxStreams = 2048;
 
 // A full disk is tried again this often.
 constexpr absl::Duration kSnapshotRetryInterval = absl::Seconds(1);
@@ -29,6 +37,15 @@ int MaxMessageBytes(const AggregatorLimits& limits) {
   constexpr uint64_t kMost = std::numeric_limits<int>::max() - kMaxHeaderBytes;
   return static_cast<int>(
       std::max(kMinMaxMessageBytes, std::min(limits.payload_bytes, kMost) + kMaxHeaderBytes));
+}
+
+// That this process may have: of the machine, or less (memory.max, of this version 2 control
+// group).
+uint64_t MemoryBytes() {
+  const uint64_t physical = uint64_t{1} * sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGE_SIZE);
+  std::ifstream file("/sys/fs/cgroup/memory.max");
+  uint64_t limit = 0;
+  return file >> limit && limit > 0 ? std::min(limit, physical) : physical;
 }
 
 int Milliseconds(absl::Duration duration) {
@@ -48,6 +65,12 @@ void Configure(const ServerOptions& options, grpc::ServerBuilder& builder) {
   // gRPC would disconnect them for that, and have them ping half as often ever after. Their own
   // gRPC lets them ping once a second.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                             Milliseconds(options.handshake_timeout));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
+  builder.SetResourceQuota(
+      grpc::ResourceQuota("signpost")
+          .Resize(options.receive_bytes > 0 ? options.receive_bytes : MemoryBytes() / 2));
   builder.AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);  // unused, it costs time in every call
 }
 
@@ -68,7 +91,7 @@ absl::Status CheckShard(const AggregatorOptions& options) {
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options) {
   if (absl::Status status = CheckShard(options.aggregator); !status.ok()) return status;
-  absl::Status status = CheckListenAddress(options.listen, options.insecure);
+  absl::Status status = CheckTransport(options.listen, options.security);
   if (!status.ok()) return status;
 
   std::unique_ptr<StateDir> state_dir;
@@ -80,6 +103,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     Reach(Failpoint::kStateDirCounted);
   }
   std::unique_ptr<Server> server(new Server(options, std::move(state_dir)));
+  if (status = server->Protect(options); !status.ok()) return status;
   if (status = server->Recover(options.allow_error_reset); !status.ok()) return status;
   server->late_rounds_ = std::thread([self = server.get()] { self->CloseLateRounds(); });
   grpc::EnableDefaultHealthCheckService(true);
@@ -104,12 +128,11 @@ absl::Status Server::ServeUnixSocket(const std::string& address, grpc::ServerBui
 }
 
 absl::Status Server::ServeTcp(const ServerOptions& options, grpc::ServerBuilder& builder) {
-  absl::StatusOr<std::unique_ptr<Acceptor>> acceptor =
-      Acceptor::Listen(options.listen, options.failure_timeout.keepalive_timeout());
+  absl::StatusOr<std::unique_ptr<Acceptor>> acceptor = Acceptor::Listen(
+      options.listen, options.failure_timeout.keepalive_timeout(), options.connections);
   if (!acceptor.ok()) return acceptor.status();
   auto to = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      grpc::InsecureServerCredentials());
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, Credentials());
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return absl::UnavailableError(absl::StrCat("gRPC cannot serve on ", options.listen));
@@ -120,15 +143,40 @@ absl::Status Server::ServeTcp(const ServerOptions& options, grpc::ServerBuilder&
 }
 
 Server::Server(const ServerOptions& options, std::unique_ptr<StateDir> state_dir)
-    : state_dir_(std::move(state_dir)),
-      aggregator_(Derive(options), state_dir_.get()),
-      service_(std::make_unique<Service>(aggregator_, options.aggregator.limits.payload_bytes)) {}
+    : state_dir_(std::move(state_dir)), aggregator_(Derive(options), state_dir_.get()) {}
 
 Server::~Server() {
   StopThreads();
   if (acceptor_ != nullptr) acceptor_->Stop();
   aggregator_.Drain();
   if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTimeout));
+}
+
+absl::Status Server::Protect(const ServerOptions& options) {
+  const bool loopback = IsLoopback(options.listen).value_or(false);
+  if (!options.security.tls_dir.empty() && !IsUnixAddress(options.listen)) {
+    auto tls = TlsCredentials::Load(options.security.tls_dir, options.on_warning);
+    if (!tls.ok()) return tls.status();
+    tls_ = *std::move(tls);
+    if (tls_->identity().role != PeerRole::kAggregator) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("TLS directory ", options.security.tls_dir, ": the certificate is of ",
+                       tls_->identity().ToUri(), ", wanted one of an aggregator"));
+    }
+    authorizer_ = std::make_shared<Authorizer>(tls_->identity(), options.on_warning);
+  } else if (!loopback) {
+    plain_text_warning_ = std::make_unique<PlainTextWarning>(options.listen, options.on_warning);
+  }
+  service_ = std::make_unique<Service>(aggregator_, options.aggregator.limits.payload_bytes,
+                                       authorizer_.get());
+  return absl::OkStatus();
+}
+
+std::shared_ptr<grpc::ServerCredentials> Server::Credentials() const {
+  if (tls_ == nullptr) return grpc::InsecureServerCredentials();
+  std::shared_ptr<grpc::ServerCredentials> credentials = tls_->ForServers();
+  credentials->SetAuthMetadataProcessor(authorizer_);
+  return credentials;
 }
 
 absl::Status Server::Recover(bool allow_error_reset) {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -12,7 +13,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "grpcpp/security/server_credentials.h"
 #include "proto/failure_timeout.h"
+#include "security/authorizer.h"
+#include "security/credentials.h"
+#include "security/plain_text_warning.h"
+#include "security/transport_security.h"
 #include "server/acceptor.h"
 #include "server/aggregator.h"
 
@@ -27,23 +33,33 @@ class Service;
 
 struct ServerOptions {
   std::string listen = "127.0.0.1:0";  // or [IPv6]:port, unix:path; port 0 lets the kernel choose
-  bool insecure = false;               // allow plain text beyond loopback
-  FailureTimeout failure_timeout;      // a worker without sign of life is disconnected
+  TransportSecurity
+      security;  // a unix: socket is in plain text, and its directory's mode guards it
+  FailureTimeout failure_timeout;  // a worker without sign of life is disconnected
+  // For TLS, and HTTP/2's first frames: who takes longer is disconnected.
+  absl::Duration handshake_timeout = absl::Seconds(10);
+  ConnectionLimits connections;
+  // What the transport may have received and not handed on yet, over all connections: beyond it,
+  // they are read no further, and some may be closed. 0: half of this process's memory
+  // (--max-receive-bytes).
+  uint64_t receive_bytes = 0;
   AggregatorOptions aggregator;
   // What running jobs need to survive a crash or restart of this process is kept in here. Empty:
   // they do not.
   std::string state_dir;
   // Give up jobs whose state cannot be read, instead of refusing to start.
   bool allow_error_reset = false;
+  // Gets a line for a person: about certificates, plain text, denied calls. From any thread.
+  std::function<void(const std::string& line)> on_warning = [](const std::string&) {};
 };
 
 // Serves aggregator.proto and gRPC's health protocol until Drain or destruction. Thread-safe.
 class Server {
  public:
-  // INVALID_ARGUMENT for a malformed address, a host that does not resolve, or a shard that is not
-  // less than the number of shards; FAILED_PRECONDITION, with the reason, for an address beyond
-  // loopback without `insecure`; UNAVAILABLE when the address cannot be bound. Errors of the state
-  // directory as StateDir's.
+  // INVALID_ARGUMENT for a malformed address, a shard that is not less than the number of shards,
+  // or a certificate that is no aggregator's; UNAVAILABLE when the address cannot be bound. Errors
+  // of the security as CheckTransport's and TlsCredentials::Load's, of the state directory as
+  // StateDir's.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options);
 
   // Stops at once. Jobs whose state directory it had are recovered as after a crash.
@@ -69,6 +85,8 @@ class Server {
  private:
   Server(const ServerOptions& options, std::unique_ptr<StateDir> state_dir);
 
+  absl::Status Protect(const ServerOptions& options);
+  std::shared_ptr<grpc::ServerCredentials> Credentials() const;
   absl::Status Recover(bool allow_error_reset);
   absl::Status ServeUnixSocket(const std::string& address, grpc::ServerBuilder& builder);
   absl::Status ServeTcp(const ServerOptions& options, grpc::ServerBuilder& builder);
@@ -82,6 +100,9 @@ class Server {
   std::atomic<bool> stopping_ = false;
   std::thread snapshots_;
   std::thread late_rounds_;
+  std::unique_ptr<PlainTextWarning> plain_text_warning_;  // or null
+  std::shared_ptr<TlsCredentials> tls_;                   // or null: plain text
+  std::shared_ptr<Authorizer> authorizer_;                // with mTLS
   std::unique_ptr<Service> service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Acceptor> acceptor_;  // of TCP connections

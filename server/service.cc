@@ -65,6 +65,9 @@ grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext& context,
 
 grpc::ServerUnaryReactor* Service::Join(grpc::CallbackServerContext* context,
                                         const JoinRequest* request, JoinResponse* response) {
+  if (absl::Status status = Check(*context, request->job()); !status.ok()) {
+    return FinishNow(*context, status);
+  }
   return new JoinReactor(aggregator_, *context, *request, *response);
 }
 
@@ -73,6 +76,7 @@ grpc::ServerUnaryReactor* Service::Exchange(grpc::CallbackServerContext* context
                                             grpc::ByteBuffer* response) {
   Frame frame;
   absl::Status status = ParseRequest(*request, max_payload_bytes_, frame);
+  status.Update(Check(*context, frame.header.job()));
   if (!status.ok()) return FinishNow(*context, status);
   // The frame is a copy: while the call waits, the transport need not keep the bytes.
   const_cast<grpc::ByteBuffer*>(request)->Clear();
@@ -88,6 +92,9 @@ grpc::ServerUnaryReactor* Service::Exchange(grpc::CallbackServerContext* context
 
 grpc::ServerUnaryReactor* Service::Leave(grpc::CallbackServerContext* context,
                                          const LeaveRequest* request, LeaveResponse* response) {
+  if (absl::Status status = Check(*context, request->job()); !status.ok()) {
+    return FinishNow(*context, status);
+  }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   aggregator_.Leave(*request,
                     [reactor](absl::Status status) { reactor->Finish(ToGrpcStatus(status)); });
@@ -97,6 +104,9 @@ grpc::ServerUnaryReactor* Service::Leave(grpc::CallbackServerContext* context,
 grpc::ServerUnaryReactor* Service::ReadError(grpc::CallbackServerContext* context,
                                              const ReadErrorRequest* request,
                                              ReadErrorResponse* response) {
+  if (absl::Status status = Check(*context, request->job()); !status.ok()) {
+    return FinishNow(*context, status);
+  }
   absl::StatusOr<ReadErrorResponse> result = aggregator_.ReadError(*request);
   if (result.ok()) *response = *std::move(result);
   return FinishNow(*context, result.status());
@@ -104,8 +114,15 @@ grpc::ServerUnaryReactor* Service::ReadError(grpc::CallbackServerContext* contex
 
 grpc::ServerUnaryReactor* Service::Status(grpc::CallbackServerContext* context,
                                           const StatusRequest* request, StatusResponse* response) {
-  *response = aggregator_.Status(*request);
-  return FinishNow(*context, absl::OkStatus());
+  const absl::Status status = Check(*context, request->job());
+  if (status.ok()) *response = aggregator_.Status(*request);
+  return FinishNow(*context, status);
+}
+
+absl::Status Service::Check(const grpc::CallbackServerContext& context,
+                            absl::string_view job) const {
+  return authorizer_ == nullptr ? absl::OkStatus()
+                                : authorizer_->Check(*context.auth_context(), job);
 }
 
 }  // namespace signpost

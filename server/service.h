@@ -9,6 +9,7 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "proto/aggregator.grpc.pb.h"
+#include "security/authorizer.h"
 #include "server/aggregator.h"
 
 namespace signpost {
@@ -23,10 +24,11 @@ using ServiceBase =
 // (Aggregator::Drain, then grpc::Server::Shutdown) before the destructor.
 class Service final : public ServiceBase {
  public:
-  // `aggregator` must outlive the service. Payloads of more than `max_payload_bytes` are refused
-  // before memory is taken for them.
-  Service(Aggregator& aggregator, uint64_t max_payload_bytes)
-      : aggregator_(aggregator), max_payload_bytes_(max_payload_bytes) {}
+  // `aggregator` and `authorizer` must outlive the service. Payloads of more than
+  // `max_payload_bytes` are refused before memory is taken for them. Without an authorizer everyone
+  // may call everything.
+  Service(Aggregator& aggregator, uint64_t max_payload_bytes, Authorizer* authorizer)
+      : aggregator_(aggregator), max_payload_bytes_(max_payload_bytes), authorizer_(authorizer) {}
 
   grpc::ServerUnaryReactor* Join(grpc::CallbackServerContext* context, const JoinRequest* request,
                                  JoinResponse* response) override;
@@ -42,8 +44,12 @@ class Service final : public ServiceBase {
                                    const StatusRequest* request, StatusResponse* response) override;
 
  private:
+  // Whether the caller has a part in the job.
+  absl::Status Check(const grpc::CallbackServerContext& context, absl::string_view job) const;
+
   Aggregator& aggregator_;
   const uint64_t max_payload_bytes_;
+  Authorizer* const authorizer_;  // or null
 };
 
 }  // namespace signpost

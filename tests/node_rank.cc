@@ -23,6 +23,7 @@
 #include "client/session.h"
 #include "proto/failure_timeout.h"
 #include "tests/job.h"
+#include "security/client_security.h"
 #include "worker/grpc_channel.h"
 
 namespace signpost::testing {
@@ -62,7 +63,9 @@ struct Death {
 
 // Returns when the first node has sent its part of that step, and the second one has not.
 void AwaitExchange(const SessionOptions& options, uint64_t step) {
-  auto channel = ConnectToAggregator(options.aggregators[0], FailureTimeout());
+  const auto security = ClientSecurity::Open(options.security, options.aggregators, PrintConnection);
+  auto channel = ConnectToAggregator(options.aggregators[0], FailureTimeout(),
+                                     /*on_connection=*/nullptr, security.value_or(nullptr));
   StatusRequest request;
   request.set_job(options.worker.job);
   while (true) {

@@ -26,13 +26,15 @@ constexpr uint64_t kMaxPayloadBytes = uint64_t{192} << 20;
 constexpr int kMaxMessageBytes = kMaxPayloadBytes + (64 << 10);
 
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(50);
+constexpr absl::Duration kReasonTimeout = absl::Milliseconds(100);
 constexpr absl::Duration kFirstReconnectBackoff = absl::Milliseconds(100);  // the least gRPC takes
 
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
 }
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& target, const FailureTimeout& failure) {
+std::shared_ptr<grpc::Channel> Connect(const std::string& target, const FailureTimeout& failure,
+                                       const ClientSecurity* security) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY,
                    0);  // gRPC 1.51 honours http_proxy even for 127.0.0.1
@@ -52,7 +54,9 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& target, const FailureT
   // What nobody uses here costs processor time in every call.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(
+      target, security == nullptr ? grpc::InsecureChannelCredentials() : security->credentials(),
+      arguments);
 }
 
 // The connection was lost, or the server is shutting down: it cancels calls that come meanwhile.
@@ -64,11 +68,12 @@ bool MayPass(const grpc::Status& status) {
 class GrpcChannel final : public Channel {
  public:
   GrpcChannel(const std::string& target, const FailureTimeout& failure_timeout,
-              OnConnection on_connection)
+              OnConnection on_connection, std::shared_ptr<const ClientSecurity> security)
       : target_(target),
+        security_(std::move(security)),
         on_connection_(std::move(on_connection)),
         longest_backoff_(failure_timeout.longest_backoff()),
-        channel_(Connect(target, failure_timeout)),
+        channel_(Connect(target, failure_timeout, security_.get())),
         stub_(AggregatorService::NewStub(channel_)),
         generic_stub_(channel_) {}
 
@@ -106,9 +111,10 @@ class GrpcChannel final : public Channel {
   absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
                                         absl::Time deadline) override {
     StatusResponse response;
-    const grpc::Status status = Try(&AggregatorService::Stub::Status, request, deadline, response);
-    if (!status.ok()) return Explain(status);
-    return response;
+    const grpc::Status status =
+        Try(&AggregatorService::Stub::Status, request, deadline, /*wait=*/true, response);
+    if (status.ok()) return response;
+    return Explain(WithReason(status));
   }
 
  private:
@@ -236,39 +242,66 @@ class GrpcChannel final : public Channel {
     calls_.erase(call);
   }
 
+  // Tries until the deadline. The first try does not wait for a connection, so that it is known why
+  // there is none. Those that follow do: gRPC makes progress with a connection while a call waits.
   template <typename Response, typename Method, typename Request>
   absl::StatusOr<Response> Unary(Method method, const Request& request, absl::Time deadline) {
+    bool wait = false;
     for (absl::Duration backoff = kFirstBackoff;;
          backoff = std::min(2 * backoff, longest_backoff_)) {
       Response response;
-      const grpc::Status status = Try(method, request, deadline, response);
-      if (status.ok()) return response;
-      if (!MayPass(status) || SteadyNow() + backoff >= deadline) return Explain(status);
-      absl::SleepFor(backoff);
+      grpc::Status status = Try(method, request, deadline, wait, response);
+      if (status.ok()) {
+        SetFound();
+        return response;
+      }
+      if (status.error_code() == grpc::StatusCode::UNAVAILABLE) SetLost(status);
+      if (!MayPass(status) || SteadyNow() + backoff >= deadline) return Explain(WithReason(status));
+      if (wait) absl::SleepFor(backoff);
+      wait = true;
     }
   }
 
   template <typename Response, typename Method, typename Request>
-  grpc::Status Try(Method method, const Request& request, absl::Time deadline, Response& response) {
+  grpc::Status Try(Method method, const Request& request, absl::Time deadline, bool wait,
+                   Response& response) {
     grpc::ClientContext context;
     context.set_deadline(ToSystemClock(deadline));
-    context.set_wait_for_ready(true);
+    context.set_wait_for_ready(wait);  // for a connection
     return (stub_.get()->*method)(&context, request, &response);
   }
 
-  // gRPC waits for a connection until the deadline; the caller wants to know that there was none.
+  // What was waited for until the deadline has a reason, which is told to who does not wait.
+  grpc::Status WithReason(const grpc::Status& status) {
+    if (status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED || IsConnected()) return status;
+    StatusResponse response;
+    const grpc::Status now = Try(&AggregatorService::Stub::Status, StatusRequest(),
+                                 SteadyNow() + kReasonTimeout, /*wait=*/false, response);
+    return now.error_code() == grpc::StatusCode::UNAVAILABLE ? now : status;
+  }
+
+  bool IsConnected() const {
+    return channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
+  }
+
+  // The caller wants to know when there was no connection, and why.
   absl::Status Explain(const grpc::Status& status) const {
-    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-      if (channel_->GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_READY) {
-        return absl::UnavailableError(absl::StrFormat(
-            "no connection to %s in the time given; is an aggregator running there?", target_));
-      }
-      return absl::DeadlineExceededError("no answer in the time given");
+    const bool is_late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+    const bool is_unavailable = status.error_code() == grpc::StatusCode::UNAVAILABLE;
+    if ((is_late || is_unavailable) && !IsConnected()) {
+      return absl::UnavailableError(absl::StrFormat(
+          "no connection to %s in the time given%s; is an aggregator running there%s?", target_,
+          is_late ? "" : absl::StrCat(" (", status.error_message(), ")"),
+          security_ != nullptr && security_->is_tls()
+              ? ", with mTLS and a certificate that the root in the TLS directory vouches for"
+              : ", and without mTLS"));
     }
+    if (is_late) return absl::DeadlineExceededError("no answer in the time given");
     return FromGrpcStatus(status);
   }
 
   const std::string target_;
+  const std::shared_ptr<const ClientSecurity> security_;  // or null; outlives channel_
   const OnConnection on_connection_;
   const absl::Duration longest_backoff_;  // of an exchange's tries
   const std::shared_ptr<grpc::Channel> channel_;
@@ -284,8 +317,10 @@ class GrpcChannel final : public Channel {
 
 std::unique_ptr<Channel> ConnectToAggregator(const std::string& target,
                                              const FailureTimeout& failure_timeout,
-                                             OnConnection on_connection) {
-  return std::make_unique<GrpcChannel>(target, failure_timeout, std::move(on_connection));
+                                             OnConnection on_connection,
+                                             std::shared_ptr<const ClientSecurity> security) {
+  return std::make_unique<GrpcChannel>(target, failure_timeout, std::move(on_connection),
+                                       std::move(security));
 }
 
 }  // namespace signpost

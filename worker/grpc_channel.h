@@ -8,6 +8,7 @@
 #include <string>
 
 #include "proto/failure_timeout.h"
+#include "security/client_security.h"
 #include "worker/channel.h"
 
 namespace signpost {
@@ -19,10 +20,10 @@ using OnConnection = std::function<void(const std::string& line)>;
 
 // Returns at once; the connection is made by the first call, and made again when it is lost. An
 // aggregator that shows no sign of life for `failure_timeout` counts as lost too. `target` is
-// "host:port" or "unix:/path".
-std::unique_ptr<Channel> ConnectToAggregator(const std::string& target,
-                                             const FailureTimeout& failure_timeout,
-                                             OnConnection on_connection = nullptr);
+// "host:port" or "unix:/path". In plain text without `security`, which ClientSecurity::Open checks.
+std::unique_ptr<Channel> ConnectToAggregator(
+    const std::string& target, const FailureTimeout& failure_timeout,
+    OnConnection on_connection = nullptr, std::shared_ptr<const ClientSecurity> security = nullptr);
 
 }  // namespace signpost
 

@@ -129,9 +129,10 @@ pid_t Supervised::Start(size_t start, int output) const {
   for (const std::string& argument :
        {std::string("cli/signpost"), std::string("aggregator"), absl::StrCat("--listen=", listen),
         absl::StrCat("--shard=", options_.shard, "/", options_.shard_count),
-        absl::StrCat("--failure-timeout=", options_.failure_timeout), std::string("--insecure")}) {
+        absl::StrCat("--failure-timeout=", options_.failure_timeout)}) {
     command.push_back(argument);
   }
+  command.insert(command.end(), options_.flags.begin(), options_.flags.end());
   if (!options_.state_dir.empty()) {
     command.push_back(absl::StrCat("--state-dir=", options_.state_dir));
   }

@@ -26,6 +26,8 @@ struct SupervisedOptions {
   std::string state_dir;  // empty: it has none
   std::string listen = "127.0.0.1:0";
   std::string failure_timeout = "1s";
+  // How its connections are protected, and further flags.
+  std::vector<std::string> flags = {"--insecure-i-understand"};
   // A command that runs the aggregator's, such as {"ip", "netns", "exec", NAME}.
   std::vector<std::string> wrapper;
   // SIGNPOST_FAILPOINT of the first process, of the second, and so on; beyond: not set.

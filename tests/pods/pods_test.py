@@ -1,5 +1,5 @@
-"""The rendered manifests of the dev overlay, carried out: a job trains to its end, while aggregators are
-rolled, nodes are drained or lost, and workers go."""
+"""The rendered manifests, carried out: a job trains to its end, while aggregators are rolled, nodes are
+drained or lost, and workers go; with mTLS, and always with the bits of a job without."""
 
 import re
 import subprocess
@@ -25,10 +25,16 @@ def image(tmp_path_factory):
     return str(root)
 
 
+def cluster_of(overlay, image, directory):
+    documents = manifests.render(f"--overlay={overlay}", f"--workers={WORKERS}", "--", *TRAINING)
+    return pods.Cluster(documents, image, directory)
+
+
 @pytest.fixture
 def cluster(image, tmp_path):
-    documents = manifests.render("--overlay=dev", f"--workers={WORKERS}", "--", *TRAINING)
-    cluster = pods.Cluster(documents, image, tmp_path)
+    """Production's, with mTLS."""
+    cluster = cluster_of("production", image, tmp_path)
+    cluster.add_certificates("demo")
     yield cluster
     cluster.close()
 
@@ -60,9 +66,8 @@ def digest(cluster):
 
 @pytest.fixture(scope="module")
 def undisturbed(image, tmp_path_factory):
-    """What all jobs here must end with."""
-    documents = manifests.render("--overlay=dev", f"--workers={WORKERS}", "--", *TRAINING)
-    cluster = pods.Cluster(documents, image, tmp_path_factory.mktemp("undisturbed"))
+    """What all jobs here must end with: dev's, without TLS."""
+    cluster = cluster_of("dev", image, tmp_path_factory.mktemp("undisturbed"))
     try:
         train(cluster, until_step=1)
         result = digest(cluster)
@@ -112,6 +117,15 @@ def test_network_policies_are_what_the_job_needs(cluster):
     assert not cluster.connects(aggregator, other.address, 4000)
     assert not cluster.connects(aggregator, pods.DNS_ADDRESS, 53)
     expect_progress(cluster, within_s=30)
+
+
+def test_who_has_no_certificate_of_the_job_is_not_answered(cluster):
+    cluster.start_aggregators()
+    aggregator = cluster.aggregators()[0]
+    probe = ["ip", "netns", "exec", aggregator.space, manifests.SIGNPOST, "probe"]
+    probe += [f"--aggregators={aggregator.address}:4000", "--timeout=2s"]
+    assert pods.run(probe + ["--tls-dir", cluster.secret("demo-worker-tls")]).returncode == 0
+    assert pods.run(probe + ["--insecure-i-understand"], check=False).returncode != 0
 
 
 def test_a_worker_that_is_evicted_fails_no_job(cluster, undisturbed):

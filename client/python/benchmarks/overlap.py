@@ -175,7 +175,7 @@ def main():
         targets = [f"{address(host)}:{PORT}" for host in range(HOSTS)]
         for host, target in enumerate(targets):
             inside = ["ip", "netns", "exec", namespace(host)]
-            shard = ["aggregator", "--insecure", "--listen", target, "--shard", f"{host}/{HOSTS}"]
+            shard = ["aggregator", "--insecure-i-understand", "--listen", target, "--shard", f"{host}/{HOSTS}"]
             processes.append(subprocess.Popen([*inside, *SIGNPOST, *shard]))
         workers = []
         for host in range(HOSTS):

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 11
+ABI = 12
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
@@ -26,6 +26,7 @@ class Options(ctypes.Structure):
     _fields_ = [
         ("aggregators", c_char_p),
         ("node", c_char_p),
+        ("tls_dir", c_char_p),
         ("job", c_char_p),
         ("rank", c_uint32),
         ("world_size", c_uint32),
@@ -56,6 +57,7 @@ class Options(ctypes.Structure):
         ("bias_correction", ctypes.c_uint8),
         ("resume_with_other_world_size", ctypes.c_uint8),
         ("start_from_rank_0", ctypes.c_uint8),
+        ("insecure", ctypes.c_uint8),
         ("lamb", ctypes.c_uint8),
         ("zero_one", ctypes.c_uint8),
         ("as_deepspeed", ctypes.c_uint8),

@@ -19,9 +19,11 @@ def start_private_aggregator() -> str:
 
     To be called from a thread that lives as long as the process, as the main thread does.
     """
+    environment = {k: v for k, v in os.environ.items() if k != "SIGNPOST_TLS_DIR"}
     process = subprocess.Popen(
         # setpriv is of util-linux; however this process ends, the aggregator ends with it.
         ["setpriv", "--pdeathsig", "KILL", str(PROGRAM), "aggregator", "--drain-grace=0s"],
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for this process, which may still need the aggregator

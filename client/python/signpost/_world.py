@@ -39,7 +39,7 @@ class World:
         Where parameters are on a GPU, set `gpu` to CUDA's number of it; otherwise it is -1.
         """
         options = self.options()
-        options.job = (f"{self.job}.{self._jobs}" if self._jobs else self.job).encode()
+        options.job = (f"{self.job}/optimizer-{self._jobs}" if self._jobs else self.job).encode()
         options.start_from_rank_0 = 1
         self._jobs += 1
         return options
@@ -135,7 +135,7 @@ def _options_alone() -> _abi.Options:
     )
     options = _abi.Options()
     _abi.library.signpost_options_init(ctypes.byref(options))
-    options.aggregators = start_private_aggregator().encode()
+    options.aggregators = start_private_aggregator().encode()  # on loopback, in plain text
     options.job = b"alone"
     return options
 

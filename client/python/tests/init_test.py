@@ -56,7 +56,7 @@ def test_timeouts_are_those_of_the_job_to_join(monkeypatch, listener):
 def test_each_optimizer_has_a_job_of_its_own(monkeypatch, listener):
     set_environment(monkeypatch, listener)
     world = signpost.init()
-    assert [world.next_job().job for _ in range(3)] == [b"test", b"test.1", b"test.2"]
+    assert [world.next_job().job for _ in range(3)] == [b"test", b"test/optimizer-1", b"test/optimizer-2"]
 
 
 @pytest.mark.parametrize("missing", ["AGGREGATORS", "JOB", "RANK", "WORLD_SIZE"])

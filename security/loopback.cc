@@ -1,4 +1,4 @@
-#include "server/listen_address.h"
+#include "security/loopback.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -8,7 +8,6 @@
 #include <memory>
 #include <string>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -19,8 +18,9 @@ namespace {
 
 absl::Status MalformedError(absl::string_view address) {
   return absl::InvalidArgumentError(
-      absl::StrCat("cannot listen on '", address,
-                   "': wanted host:port, as 127.0.0.1:4000 or [::1]:4000, port 0 for any"));
+      absl::StrCat("'", address,
+                   "' is no address: wanted host:port, as 127.0.0.1:4000 or "
+                   "[::1]:4000"));
 }
 
 // Without brackets.
@@ -49,39 +49,26 @@ bool IsLoopback(const sockaddr& address) {
   return false;
 }
 
-// Whether everything that the host resolves to is loopback.
-absl::StatusOr<bool> ResolvesToLoopback(const std::string& host) {
+}  // namespace
+
+bool IsUnixAddress(absl::string_view address) { return absl::StartsWith(address, "unix:"); }
+
+absl::StatusOr<bool> IsLoopback(absl::string_view address) {
+  if (IsUnixAddress(address)) return true;
+  const absl::StatusOr<std::string> host = HostOf(address);
+  if (!host.ok()) return host.status();
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(host.c_str(), /*service=*/nullptr, &hints, &found);
+  if (const int error = getaddrinfo(host->c_str(), /*service=*/nullptr, &hints, &found);
       error != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot listen on '", host, "': ", gai_strerror(error)));
+    return absl::NotFoundError(absl::StrCat("'", *host, "': ", gai_strerror(error)));
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
   for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
     if (!IsLoopback(*entry->ai_addr)) return false;
   }
   return true;
-}
-
-}  // namespace
-
-bool IsUnixAddress(absl::string_view address) { return absl::StartsWith(address, "unix:"); }
-
-absl::Status CheckListenAddress(absl::string_view address, bool insecure) {
-  if (IsUnixAddress(address)) return absl::OkStatus();
-  const absl::StatusOr<std::string> host = HostOf(address);
-  if (!host.ok()) return host.status();
-  const absl::StatusOr<bool> loopback = ResolvesToLoopback(*host);
-  if (!loopback.ok()) return loopback.status();
-  if (*loopback || insecure) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "refusing to listen on '", address,
-      "', which other machines can reach: there is no encryption or authentication yet, so anyone "
-      "there could read the workers' frames or forge them. Listen on 127.0.0.1, or, in a network "
-      "that you trust, add --insecure"));
 }
 
 }  // namespace signpost

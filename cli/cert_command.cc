@@ -1,0 +1,184 @@
+#include "cli/cert_command.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cli/exit_code.h"
+#include "security/certificate.h"
+#include "security/tls_dir.h"
+
+namespace signpost::cli {
+namespace {
+
+constexpr PeerRole kRoles[] = {PeerRole::kAggregator, PeerRole::kWorker, PeerRole::kObserver,
+                               PeerRole::kAdmin};
+
+struct Flags {
+  std::string directory;
+  std::string role = "worker";
+  std::string to;
+  std::string trust_domain = "signpost";
+  std::string job;
+  uint32_t days = 365;
+  uint32_t authority_days = 3650;
+
+  std::optional<std::string> JobOrAll() const {
+    return job.empty() ? std::nullopt : std::optional(job);
+  }
+};
+
+absl::Duration Days(uint32_t days) { return days * absl::Hours(24); }
+
+std::string FormatDay(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%d %H:%M UTC", time, absl::UTCTimeZone());
+}
+
+std::string AuthorityFile(const Flags& flags, const char* name) {
+  return absl::StrCat(flags.directory, "/ca/", name);
+}
+
+std::string Describe(const CertificateFacts& facts) {
+  return absl::StrCat(facts.identity.ToUri(), ", until ", FormatDay(facts.valid_until));
+}
+
+// Issues one, writes it, and says so.
+absl::Status IssueTo(const Authority& authority, const Flags& flags, const Identity& identity,
+                     const std::string& directory) {
+  const absl::StatusOr<TlsFiles> files = authority.Issue(identity, Days(flags.days));
+  if (!files.ok()) return files.status();
+  const absl::StatusOr<CertificateFacts> facts = CheckTlsFiles(*files, absl::Now());
+  if (!facts.ok()) return facts.status();
+  if (absl::Status status = WriteTlsDir(directory, *files); !status.ok()) return status;
+  std::printf("%s: %s\n", directory.c_str(), Describe(*facts).c_str());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> Init(const Flags& flags) {
+  const std::string certificate_file = AuthorityFile(flags, "ca.crt");
+  if (std::filesystem::exists(certificate_file)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(certificate_file,
+                     " is there already, and certificates of it may be in use; "
+                     "`signpost cert issue` makes more of them"));
+  }
+  const absl::StatusOr<Authority> authority =
+      Authority::Make(absl::StrCat("Signpost ", flags.trust_domain), Days(flags.authority_days));
+  if (!authority.ok()) return authority.status();
+  for (const PeerRole role : kRoles) {
+    Identity identity = {flags.trust_domain, role, flags.JobOrAll()};
+    // They serve any number of jobs.
+    if (role == PeerRole::kAggregator) identity.job.reset();
+    absl::Status status =
+        IssueTo(*authority, flags, identity, absl::StrCat(flags.directory, "/", NameOf(role)));
+    if (!status.ok()) return status;
+  }
+  // Last: without it, the command can be repeated.
+  std::error_code error;
+  std::filesystem::create_directories(flags.directory + "/ca", error);
+  absl::Status status = WritePrivateFile(AuthorityFile(flags, "ca.key"), authority->key());
+  if (status.ok()) status = WritePrivateFile(certificate_file, authority->certificate());
+  if (!status.ok()) return status;
+  std::printf("%s: the authority. Whoever has its ca.key can be anyone: keep it off the cluster\n",
+              AuthorityFile(flags, "").c_str());
+  return kExitOk;
+}
+
+absl::StatusOr<std::string> ReadText(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (file) return text.str();
+  return absl::NotFoundError(absl::StrCat(
+      "cannot read ", path, ": is that the directory that `signpost cert init` was given?"));
+}
+
+absl::StatusOr<int> Issue(const Flags& flags) {
+  const std::optional<PeerRole> role = ParsePeerRole(flags.role);
+  if (!role) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--role is '", flags.role, "', wanted aggregator, worker, observer or admin"));
+  }
+  const absl::StatusOr<std::string> certificate = ReadText(AuthorityFile(flags, "ca.crt"));
+  if (!certificate.ok()) return certificate.status();
+  const absl::StatusOr<std::string> key = ReadText(AuthorityFile(flags, "ca.key"));
+  if (!key.ok()) return key.status();
+  const absl::StatusOr<Authority> authority = Authority::Load(*certificate, *key);
+  if (!authority.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(AuthorityFile(flags, ""), ": ", authority.status().message()));
+  }
+  const Identity identity = {flags.trust_domain, *role, flags.JobOrAll()};
+  if (absl::Status status = IssueTo(*authority, flags, identity, flags.to); !status.ok()) {
+    return status;
+  }
+  return kExitOk;
+}
+
+absl::StatusOr<int> Show(const Flags& flags) {
+  const absl::StatusOr<TlsFiles> files = ReadTlsDir(flags.directory);
+  if (!files.ok()) return files.status();
+  const absl::StatusOr<CertificateFacts> facts = CheckTlsFiles(*files, absl::Now());
+  if (!facts.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flags.directory, ": ", facts.status().message()));
+  }
+  std::printf("%s\n", Describe(*facts).c_str());
+  return kExitOk;
+}
+
+void AddIdentityFlags(CLI::App& app, Flags& flags) {
+  app.add_option("--trust-domain", flags.trust_domain, "Whose processes these are")
+      ->type_name("NAME")
+      ->capture_default_str();
+  app.add_option("--job", flags.job, "The only job that it has a part in [every job]")
+      ->type_name("JOB");
+  app.add_option("--days", flags.days, "How long it is valid")
+      ->check(CLI::Range(1, 36500).description(""))
+      ->capture_default_str();
+}
+
+}  // namespace
+
+Command AddCertCommand(CLI::App& program) {
+  // Shared by the flags' and the command's closures.
+  auto flags = std::make_shared<Flags>();
+  CLI::App& app = *program.add_subcommand("cert", "Make certificates for mTLS, and look at them");
+  app.require_subcommand(1);
+  app.footer(
+      "A process shows who it is with a TLS directory: ca.crt, tls.crt and tls.key, whose\n"
+      "certificate has spiffe://TRUST-DOMAIN/ROLE or spiffe://TRUST-DOMAIN/ROLE/JOB among its\n"
+      "names. Other authorities, such as cert-manager's, can make them as well.\n\n"
+      "Example:\n"
+      "  signpost cert init certificates");
+  CLI::App& init = *app.add_subcommand(
+      "init", "A new authority, and a TLS directory for each role: DIR/aggregator, DIR/worker ...");
+  init.add_option("directory", flags->directory)->type_name("DIR")->required();
+  AddIdentityFlags(init, *flags);
+  init.add_option("--authority-days", flags->authority_days, "How long the authority is valid")
+      ->check(CLI::Range(1, 36500).description(""))
+      ->capture_default_str();
+  CLI::App& issue = *app.add_subcommand(
+      "issue", "One more TLS directory, or new files in one that is in use, of DIR's authority");
+  issue.add_option("directory", flags->directory, "What `cert init` was given")
+      ->type_name("DIR")
+      ->required();
+  issue.add_option("--role", flags->role, "aggregator, worker, observer or admin")
+      ->capture_default_str();
+  issue.add_option("--to", flags->to, "The TLS directory to write")->type_name("DIR")->required();
+  AddIdentityFlags(issue, *flags);
+  CLI::App& show = *app.add_subcommand("show", "Whether a TLS directory is good, and whose it is");
+  show.add_option("directory", flags->directory)->type_name("DIR")->required();
+  return {&app, [flags, &init, &issue]() -> absl::StatusOr<int> {
+            if (init.parsed()) return Init(*flags);
+            return issue.parsed() ? Issue(*flags) : Show(*flags);
+          }};
+}
+
+}  // namespace signpost::cli

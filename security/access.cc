@@ -1,0 +1,52 @@
+#include "security/access.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace signpost {
+namespace {
+
+struct Grant {
+  absl::string_view method;
+  PeerRole role;
+};
+
+constexpr Grant kGrants[] = {
+    {"/signpost.AggregatorService/Join", PeerRole::kWorker},
+    {"/signpost.AggregatorService/Exchange", PeerRole::kWorker},
+    {"/signpost.AggregatorService/Leave", PeerRole::kWorker},
+    {"/signpost.AggregatorService/ReadError", PeerRole::kWorker},
+    // A worker asks whom it waits for.
+    {"/signpost.AggregatorService/Status", PeerRole::kWorker},
+    {"/signpost.AggregatorService/Status", PeerRole::kObserver},
+    {"/signpost.AggregatorService/Status", PeerRole::kAdmin},
+    // Whoever has a certificate may know whether there is an aggregator; its own probes have its.
+    {"/grpc.health.v1.Health/Check", PeerRole::kAggregator},
+    {"/grpc.health.v1.Health/Check", PeerRole::kWorker},
+    {"/grpc.health.v1.Health/Check", PeerRole::kObserver},
+    {"/grpc.health.v1.Health/Check", PeerRole::kAdmin},
+};
+
+}  // namespace
+
+absl::Status CheckMethod(absl::string_view method, const Identity& caller) {
+  const bool granted = std::any_of(std::begin(kGrants), std::end(kGrants), [&](const Grant& grant) {
+    return grant.method == method && grant.role == caller.role;
+  });
+  if (granted) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat(caller.ToUri(), " may not call ", method, ": its role has no part in that"));
+}
+
+absl::Status CheckJob(absl::string_view job, const Identity& caller) {
+  if (job.empty() && caller.job.has_value()) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(caller.ToUri(), " may only ask about its own job, which the call must name"));
+  }
+  if (caller.Covers(job)) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat(caller.ToUri(), " has no part in the job '", job,
+                                                  "': its certificate is of another job"));
+}
+
+}  // namespace signpost

@@ -1,0 +1,85 @@
+#include "security/access.h"
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/aggregator.pb.h"
+
+namespace signpost {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr PeerRole kRoles[] = {PeerRole::kAggregator, PeerRole::kWorker, PeerRole::kObserver,
+                               PeerRole::kAdmin};
+
+Identity Of(PeerRole role, std::optional<std::string> job = std::nullopt) {
+  return {"signpost", role, std::move(job)};
+}
+
+// All methods that the aggregator has, and gRPC's own.
+std::set<std::string> Methods() {
+  std::set<std::string> methods = {
+      "/grpc.health.v1.Health/Check",
+      "/grpc.health.v1.Health/Watch",
+      "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+      "/grpc.channelz.v1.Channelz/GetTopChannels",
+      "/signpost.AggregatorService/Shutdown",
+      "/signpost.AggregatorService/",
+      "",
+  };
+  const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
+      "signpost.AggregatorService");
+  EXPECT_NE(service, nullptr);
+  for (int i = 0; service != nullptr && i < service->method_count(); ++i) {
+    methods.insert(absl::StrCat("/", service->full_name(), "/", service->method(i)->name()));
+  }
+  return methods;
+}
+
+// A new method is in Methods() at once, and denied to all until it is here as well.
+TEST(Access, IsGrantedForWhatIsListedAndNothingElse) {
+  StatusRequest::descriptor();  // so that the service is known
+  using enum PeerRole;
+  const std::map<std::string, std::set<PeerRole>> granted = {
+      {"/signpost.AggregatorService/Join", {kWorker}},
+      {"/signpost.AggregatorService/Exchange", {kWorker}},
+      {"/signpost.AggregatorService/Leave", {kWorker}},
+      {"/signpost.AggregatorService/ReadError", {kWorker}},
+      {"/signpost.AggregatorService/Status", {kWorker, kObserver, kAdmin}},
+      {"/grpc.health.v1.Health/Check", {kAggregator, kWorker, kObserver, kAdmin}},
+  };
+  for (const std::string& method : Methods()) {
+    const auto found = granted.find(method);
+    for (const PeerRole role : kRoles) {
+      const bool expected = found != granted.end() && found->second.contains(role);
+      const absl::Status status = CheckMethod(method, Of(role));
+      EXPECT_EQ(status.ok(), expected) << method << " " << NameOf(role);
+      if (!expected) {
+        EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
+        EXPECT_THAT(status.message(), HasSubstr(absl::StrCat("spiffe://signpost/", NameOf(role))));
+        EXPECT_THAT(status.message(), HasSubstr(method));
+      }
+    }
+  }
+}
+
+TEST(Access, IsToTheJobOfTheCertificate) {
+  for (const PeerRole role : kRoles) {
+    EXPECT_TRUE(CheckJob("a", Of(role, "a")).ok());
+    EXPECT_TRUE(CheckJob("a/norms", Of(role, "a")).ok());
+    EXPECT_TRUE(CheckJob("a", Of(role)).ok());
+    EXPECT_TRUE(CheckJob("", Of(role)).ok());
+    EXPECT_EQ(CheckJob("b", Of(role, "a")).code(), absl::StatusCode::kPermissionDenied);
+    EXPECT_EQ(CheckJob("", Of(role, "a")).code(), absl::StatusCode::kPermissionDenied);
+  }
+  EXPECT_THAT(CheckJob("b", Of(PeerRole::kWorker, "a")).message(),
+              HasSubstr("spiffe://signpost/worker/a has no part in the job 'b'"));
+}
+
+}  // namespace
+}  // namespace signpost

@@ -1,0 +1,112 @@
+#include "security/certificate.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace signpost {
+namespace {
+
+using ::testing::HasSubstr;
+
+const Identity kWorkerOfA = {"signpost", PeerRole::kWorker, "a"};
+
+class CertificateTest : public ::testing::Test {
+ protected:
+  Authority authority_ = *Authority::Make("Signpost test", absl::Hours(24));
+  TlsFiles files_ = *authority_.Issue(kWorkerOfA, absl::Hours(1));
+};
+
+TEST_F(CertificateTest, SaysWhoAndUntilWhen) {
+  const absl::Time now = absl::Now();
+  const auto facts = CheckTlsFiles(files_, now);
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_EQ(facts->identity.ToUri(), "spiffe://signpost/worker/a");
+  EXPECT_LT(facts->valid_from, now);
+  EXPECT_NEAR(absl::ToDoubleSeconds(facts->valid_until - now), 3600, /*abs_error=*/60);
+}
+
+TEST_F(CertificateTest, OfAnAuthorityThatWasLoadedIsAsGood) {
+  const auto loaded = Authority::Load(authority_.certificate(), authority_.key());
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  TlsFiles files = *loaded->Issue(kWorkerOfA, absl::Hours(1));
+  files.roots = files_.roots;
+  EXPECT_TRUE(CheckTlsFiles(files, absl::Now()).ok());
+}
+
+TEST_F(CertificateTest, IsValidForItsTimeOnly) {
+  const auto early = CheckTlsFiles(files_, absl::Now() - absl::Hours(1));
+  EXPECT_EQ(early.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(early.status().message(), HasSubstr("is valid from "));
+  const auto late = CheckTlsFiles(files_, absl::Now() + absl::Hours(2));
+  EXPECT_EQ(late.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(late.status().message(), HasSubstr("was valid until "));
+}
+
+TEST_F(CertificateTest, LivesNoLongerThanItsAuthority) {
+  const auto files = authority_.Issue(kWorkerOfA, absl::Hours(1000));
+  EXPECT_LE(CheckTlsFiles(*files, absl::Now())->valid_until, absl::Now() + absl::Hours(24));
+}
+
+TEST_F(CertificateTest, OfAnotherAuthorityIsRefused) {
+  files_.roots = Authority::Make("Other", absl::Hours(1))->certificate();
+  const auto facts = CheckTlsFiles(files_, absl::Now());
+  EXPECT_EQ(facts.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(facts.status().message(), HasSubstr("no root vouches for the certificate"));
+}
+
+TEST_F(CertificateTest, IsGoodWithOneOfSeveralRoots) {
+  files_.roots =
+      absl::StrCat(Authority::Make("Other", absl::Hours(1))->certificate(), files_.roots);
+  EXPECT_TRUE(CheckTlsFiles(files_, absl::Now()).ok());
+}
+
+TEST_F(CertificateTest, WithAnothersKeyIsRefused) {
+  files_.key = authority_.Issue(kWorkerOfA, absl::Hours(1))->key;
+  EXPECT_THAT(CheckTlsFiles(files_, absl::Now()).status().message(),
+              HasSubstr("the key is another certificate's"));
+}
+
+TEST_F(CertificateTest, CutAnywhereIsRefusedOrWhole) {
+  const TlsFiles whole = files_;
+  for (std::string TlsFiles::*part : {&TlsFiles::roots, &TlsFiles::certificate, &TlsFiles::key}) {
+    // The last line break may be missing.
+    for (size_t size = 0; size + 1 < (whole.*part).size(); size += 7) {
+      TlsFiles cut = whole;
+      (cut.*part).resize(size);
+      EXPECT_FALSE(CheckTlsFiles(cut, absl::Now()).ok()) << size;
+    }
+  }
+}
+
+TEST_F(CertificateTest, AnAuthoritysIsNoIdentity) {
+  EXPECT_THAT(CheckTlsFiles({authority_.certificate(), authority_.certificate(), authority_.key()},
+                            absl::Now())
+                  .status()
+                  .message(),
+              HasSubstr("has 0 SPIFFE IDs"));
+}
+
+TEST_F(CertificateTest, IsNotIssuedForANameThatCannotBeWritten) {
+  EXPECT_EQ(
+      authority_.Issue({"signpost", PeerRole::kWorker, "a b"}, absl::Hours(1)).status().code(),
+      absl::StatusCode::kInvalidArgument);
+}
+
+// Its certificate is signed by one that may sign none.
+TEST_F(CertificateTest, OfAWorkerSignsNobody) {
+  EXPECT_THAT(Authority::Load(files_.certificate, files_.key).status().message(),
+              HasSubstr("not an authority's"));
+}
+
+TEST_F(CertificateTest, AuthorityIsLoadedWithItsOwnKeyOnly) {
+  EXPECT_FALSE(Authority::Load(authority_.certificate(), files_.key).ok());
+  EXPECT_FALSE(Authority::Load("", authority_.key()).ok());
+  EXPECT_FALSE(Authority::Load(authority_.certificate(), "").ok());
+}
+
+}  // namespace
+}  // namespace signpost

@@ -1,0 +1,43 @@
+// The connecting side of a connection's security.
+
+#ifndef SIGNPOST_SECURITY_CLIENT_SECURITY_H_
+#define SIGNPOST_SECURITY_CLIENT_SECURITY_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "grpcpp/security/credentials.h"
+#include "security/credentials.h"
+#include "security/plain_text_warning.h"
+#include "security/transport_security.h"
+
+namespace signpost {
+
+// Shared by a process's channels, which keep it. Thread-safe.
+class ClientSecurity {
+ public:
+  // For connections to all of these. Warnings are of TlsCredentials, or PlainTextWarning's when a
+  // target is beyond loopback; from any thread. Errors as CheckTransport's and
+  // TlsCredentials::Load's.
+  static absl::StatusOr<std::shared_ptr<const ClientSecurity>> Open(
+      const TransportSecurity& security, const std::vector<std::string>& targets,
+      TlsCredentials::OnWarning on_warning);
+
+  bool is_tls() const { return tls_ != nullptr; }
+  // This process's, with mTLS.
+  const Identity& identity() const { return tls_->identity(); }
+
+  // Must not be used after this object.
+  std::shared_ptr<grpc::ChannelCredentials> credentials() const;
+
+ private:
+  std::shared_ptr<TlsCredentials> tls_;                   // or null
+  std::unique_ptr<PlainTextWarning> plain_text_warning_;  // or null
+};
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SECURITY_CLIENT_SECURITY_H_

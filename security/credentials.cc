@@ -1,0 +1,233 @@
+#include "security/credentials.h"
+
+#include <fcntl.h>
+#include <grpc/grpc_security_constants.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "grpcpp/security/tls_certificate_provider.h"
+#include "grpcpp/security/tls_certificate_verifier.h"
+#include "grpcpp/security/tls_credentials_options.h"
+#include "security/peer.h"
+#include "security/tls_dir.h"
+
+namespace signpost {
+namespace {
+
+constexpr absl::Duration kLookInterval = absl::Seconds(1);
+constexpr unsigned int kGrpcLookSeconds = 1;  // the least it takes
+constexpr absl::Duration kExpiryWarningInterval = absl::Hours(1);
+constexpr int kWarningShare = 5;  // of a certificate's time
+
+// Judges aggregators for those who connect to them. gRPC has verified the chain.
+class AggregatorVerifier final : public grpc::experimental::ExternalCertificateVerifier {
+ public:
+  explicit AggregatorVerifier(Identity own) : own_(std::move(own)) {}
+
+  bool Verify(grpc::experimental::TlsCustomVerificationCheckRequest* request,
+              std::function<void(grpc::Status)>, grpc::Status* sync_status) override {
+    const absl::Status status = CheckAggregator(request->uri_names(), own_);
+    *sync_status = status.ok() ? grpc::Status::OK
+                               : grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
+                                              std::string(status.message()));
+    return true;
+  }
+
+  void Cancel(grpc::experimental::TlsCustomVerificationCheckRequest*) override {}
+
+ private:
+  const Identity own_;
+};
+
+// For the watchdog, which reads them by path as often as it likes.
+int OpenMemoryFile() { return memfd_create("signpost-tls", MFD_CLOEXEC); }
+
+absl::Status WriteMemoryFile(int fd, const std::string& contents, int64_t version) {
+  const timespec time = {version, 0};
+  const timespec times[2] = {time, time};
+  if (write(fd, contents.data(), contents.size()) == static_cast<ssize_t>(contents.size()) &&
+      futimens(fd, times) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no memory for certificates: ", std::strerror(errno)));
+}
+
+std::string PathOf(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
+
+}  // namespace
+
+// What gRPC's own watchdog reads. It takes whatever it finds, half a file or a key without its
+// certificate included, so it is not shown the directory but copies in memory, which change from
+// one version to the next in one instant: a new file takes the place of the old one's descriptor.
+// It reads key and certificate one after the other, and both again if a file's time has changed
+// meanwhile; so both are in one file, whose time is its version.
+class TlsCredentials::Files {
+ public:
+  Files() : pair_(OpenMemoryFile()), roots_(OpenMemoryFile()) {}
+  ~Files() {
+    close(pair_);
+    close(roots_);
+  }
+
+  // Errors leave what was there before.
+  absl::Status Set(const TlsFiles& files) {
+    if (files == current_) return absl::OkStatus();
+    ++version_;
+    absl::Status status = Replace(roots_, files.roots);
+    status.Update(Replace(pair_, absl::StrCat(files.key, "\n", files.certificate)));
+    if (status.ok()) current_ = files;
+    return status;
+  }
+
+  // After the first Set.
+  void Provide() {
+    provider_ = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+        PathOf(pair_), PathOf(pair_), PathOf(roots_), kGrpcLookSeconds);
+  }
+
+  const TlsFiles& current() const { return current_; }
+
+  std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider() const {
+    return provider_;
+  }
+
+ private:
+  absl::Status Replace(int fd, const std::string& contents) {
+    const int next = OpenMemoryFile();
+    absl::Status status = WriteMemoryFile(next, contents, version_);
+    if (status.ok() && dup3(next, fd, O_CLOEXEC) < 0) {
+      status = absl::ResourceExhaustedError(
+          absl::StrCat("no descriptor for certificates: ", std::strerror(errno)));
+    }
+    close(next);
+    return status;
+  }
+
+  const int pair_, roots_;
+  int64_t version_ = 0;
+  TlsFiles current_;
+  std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider_;
+};
+
+absl::StatusOr<std::shared_ptr<TlsCredentials>> TlsCredentials::Load(const std::string& directory,
+                                                                     OnWarning on_warning) {
+  absl::StatusOr<TlsFiles> files = ReadTlsDir(directory);
+  if (!files.ok()) return files.status();
+  const absl::StatusOr<CertificateFacts> facts = CheckTlsFiles(*files, absl::Now());
+  if (!facts.ok()) {
+    return absl::Status(facts.status().code(),
+                        absl::StrCat("TLS directory ", directory, ": ", facts.status().message()));
+  }
+  std::shared_ptr<TlsCredentials> credentials(
+      new TlsCredentials(directory, *files, *facts, std::move(on_warning)));
+  if (absl::Status status = credentials->files_->Set(*files); !status.ok()) return status;
+  credentials->files_->Provide();
+  credentials->thread_ = std::thread([self = credentials.get()] { self->Watch(); });
+  return credentials;
+}
+
+TlsCredentials::TlsCredentials(std::string directory, const TlsFiles& files,
+                               const CertificateFacts& facts, OnWarning on_warning)
+    : directory_(std::move(directory)),
+      identity_(facts.identity),
+      on_warning_(std::move(on_warning)),
+      files_(std::make_unique<Files>()),
+      valid_from_(facts.valid_from),
+      valid_until_(facts.valid_until) {}
+
+TlsCredentials::~TlsCredentials() {
+  stop_.Notify();
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::Time TlsCredentials::valid_until() const {
+  absl::MutexLock lock(&mutex_);
+  return valid_until_;
+}
+
+void TlsCredentials::Watch() {
+  do {
+    Look(absl::Now());
+    WarnOfExpiry(absl::Now());
+  } while (!stop_.WaitForNotificationWithTimeout(kLookInterval));
+}
+
+void TlsCredentials::Look(absl::Time now) {
+  absl::StatusOr<TlsFiles> files = ReadTlsDir(directory_);
+  if (files.ok() && *files == files_->current()) {
+    last_error_.clear();
+    return;
+  }
+  absl::StatusOr<CertificateFacts> facts = files.ok() ? CheckTlsFiles(*files, now) : files.status();
+  absl::Status status = facts.status();
+  if (status.ok() && facts->identity.ToUri() != identity_.ToUri()) {
+    status = absl::InvalidArgumentError(absl::StrCat(
+        "the certificate is now of ", facts->identity.ToUri(), ", and was of ", identity_.ToUri()));
+  }
+  if (status.ok()) status = files_->Set(*files);
+  if (status.ok()) {
+    absl::MutexLock lock(&mutex_);
+    valid_from_ = facts->valid_from;
+    valid_until_ = facts->valid_until;
+  }
+  // The first time it may be half of a change that is under way.
+  const std::string error(status.message());
+  if (error == std::exchange(last_error_, error) && error != told_error_) {
+    told_error_ = error;
+    if (!status.ok()) {
+      on_warning_(absl::StrCat("TLS directory ", directory_, ": ", error,
+                               "; the certificate from before stays in use"));
+    }
+  }
+}
+
+void TlsCredentials::WarnOfExpiry(absl::Time now) {
+  absl::Duration left, whole;
+  {
+    absl::MutexLock lock(&mutex_);
+    left = valid_until_ - now;
+    whole = valid_until_ - valid_from_;
+  }
+  if (left * kWarningShare > whole || now < next_expiry_warning_) return;
+  next_expiry_warning_ = now + kExpiryWarningInterval;
+  on_warning_(absl::StrCat(
+      "TLS directory ", directory_, ": the certificate ",
+      left > absl::ZeroDuration()
+          ? absl::StrCat("is valid for another ",
+                         absl::FormatDuration(absl::Trunc(left, absl::Seconds(1))), " only")
+          : "is no longer valid",
+      "; a new one in its place is used without a restart (`signpost cert issue`)"));
+}
+
+std::shared_ptr<grpc::ChannelCredentials> TlsCredentials::ForChannels() const {
+  grpc::experimental::TlsChannelCredentialsOptions options;
+  options.set_certificate_provider(files_->provider());
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  options.set_verify_server_certs(true);
+  options.set_check_call_host(false);
+  options.set_certificate_verifier(
+      grpc::experimental::ExternalCertificateVerifier::Create<AggregatorVerifier>(identity_));
+  return grpc::experimental::TlsCredentials(options);
+}
+
+std::shared_ptr<grpc::ServerCredentials> TlsCredentials::ForServers() const {
+  grpc::experimental::TlsServerCredentialsOptions options(files_->provider());
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.set_check_call_host(false);
+  // The chain has been verified by then, and what remains depends on the call.
+  options.set_certificate_verifier(std::make_shared<grpc::experimental::NoOpCertificateVerifier>());
+  return grpc::experimental::TlsServerCredentials(options);
+}
+
+}  // namespace signpost

@@ -1,0 +1,21 @@
+// Which addresses other machines can reach.
+
+#ifndef SIGNPOST_SECURITY_LOOPBACK_H_
+#define SIGNPOST_SECURITY_LOOPBACK_H_
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace signpost {
+
+// "unix:path", a socket in the file system.
+bool IsUnixAddress(absl::string_view address);
+
+// Whether all that the host of "host:port" or "[IPv6]:port" resolves to is loopback (127.0.0.0/8,
+// ::1); a unix: address is. INVALID_ARGUMENT, with the address, for a malformed one; NOT_FOUND for
+// a host that does not resolve. Blocks for as long as the resolver does.
+absl::StatusOr<bool> IsLoopback(absl::string_view address);
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SECURITY_LOOPBACK_H_

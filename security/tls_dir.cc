@@ -1,0 +1,107 @@
+#include "security/tls_dir.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+
+namespace signpost {
+namespace {
+
+constexpr size_t kMaxFileBytes = size_t{1} << 20;
+
+absl::Status ReadError(const std::string& path, int error) {
+  const std::string message = absl::StrCat(path, ": ", std::strerror(error));
+  if (error == ENOENT || error == ENOTDIR) {
+    return absl::NotFoundError(absl::StrCat(
+        message,
+        "; a TLS directory has ca.crt, tls.crt and tls.key (`signpost cert init` makes "
+        "some)"));
+  }
+  return absl::PermissionDeniedError(message);
+}
+
+absl::StatusOr<std::string> ReadWhole(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return ReadError(path, errno);
+  const absl::Cleanup closer = [fd] { close(fd); };
+  std::string contents(kMaxFileBytes + 1, '\0');
+  size_t size = 0;
+  while (size < contents.size()) {
+    const ssize_t got = read(fd, contents.data() + size, contents.size() - size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ReadError(path, errno);
+    if (got == 0) break;
+    size += got;
+  }
+  if (size > kMaxFileBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": more than a mebibyte"));
+  }
+  contents.resize(size);
+  contents.shrink_to_fit();
+  return contents;
+}
+
+absl::Status WriteError(const std::string& path) {
+  return absl::UnavailableError(absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
+}
+
+absl::Status WriteWhole(const std::string& path, absl::string_view contents, mode_t mode) {
+  const std::string unfinished = absl::StrCat(path, ".new");
+  const int fd = open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
+  if (fd < 0) return WriteError(unfinished);
+  const bool written =
+      fchmod(fd, mode) == 0 &&
+      write(fd, contents.data(), contents.size()) == static_cast<ssize_t>(contents.size()) &&
+      fsync(fd) == 0;
+  const absl::Status status = written ? absl::OkStatus() : WriteError(unfinished);
+  close(fd);
+  if (!status.ok()) return status;
+  return rename(unfinished.c_str(), path.c_str()) == 0 ? absl::OkStatus() : WriteError(path);
+}
+
+absl::Status MakePrivateDirectory(const std::string& directory) {
+  std::error_code error;
+  const std::filesystem::path parent = std::filesystem::path(directory).parent_path();
+  if (!parent.empty()) std::filesystem::create_directories(parent, error);
+  if (mkdir(directory.c_str(), S_IRWXU) == 0 || errno == EEXIST) return absl::OkStatus();
+  return WriteError(directory);
+}
+
+}  // namespace
+
+absl::StatusOr<TlsFiles> ReadTlsDir(const std::string& directory) {
+  TlsFiles files;
+  for (const auto& [name, contents] : {std::pair{"ca.crt", &files.roots},
+                                       {"tls.crt", &files.certificate},
+                                       {"tls.key", &files.key}}) {
+    absl::StatusOr<std::string> read = ReadWhole(absl::StrCat(directory, "/", name));
+    if (!read.ok()) return read.status();
+    *contents = *std::move(read);
+  }
+  return files;
+}
+
+absl::Status WriteTlsDir(const std::string& directory, const TlsFiles& files) {
+  absl::Status status = MakePrivateDirectory(directory);
+  if (!status.ok()) return status;
+  status.Update(WritePrivateFile(absl::StrCat(directory, "/tls.key"), files.key));
+  if (!status.ok()) return status;
+  constexpr mode_t kForAll = S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH;
+  status = WriteWhole(absl::StrCat(directory, "/tls.crt"), files.certificate, kForAll);
+  if (!status.ok()) return status;
+  return WriteWhole(absl::StrCat(directory, "/ca.crt"), files.roots, kForAll);
+}
+
+absl::Status WritePrivateFile(const std::string& path, absl::string_view contents) {
+  return WriteWhole(path, contents, S_IRUSR | S_IWUSR);
+}
+
+}  // namespace signpost

@@ -1,0 +1,47 @@
+#include "security/transport_security.h"
+
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "security/loopback.h"
+
+namespace signpost {
+namespace {
+
+absl::string_view Variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+absl::StatusOr<TransportSecurity> TransportSecurity::FromEnvironment() {
+  TransportSecurity security;
+  security.tls_dir = std::string(Variable("SIGNPOST_TLS_DIR"));
+  const absl::string_view insecure = Variable("SIGNPOST_INSECURE_I_UNDERSTAND");
+  security.insecure = insecure == "1";
+  if (security.insecure || insecure.empty() || insecure == "0") return security;
+  return absl::InvalidArgumentError(
+      absl::StrCat("environment variable SIGNPOST_INSECURE_I_UNDERSTAND is '", insecure,
+                   "', wanted 1, for plain text beyond loopback"));
+}
+
+absl::Status CheckTransport(absl::string_view address, const TransportSecurity& security) {
+  const absl::StatusOr<bool> loopback = IsLoopback(address);
+  if (absl::IsInvalidArgument(loopback.status())) return loopback.status();
+  if (security.insecure && !security.tls_dir.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("both a TLS directory (", security.tls_dir,
+                     ") and plain text beyond loopback were asked for: take one of them back"));
+  }
+  if (loopback.value_or(false) || security.insecure || !security.tls_dir.empty()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "refusing plain text at '", address,
+      "', which other machines can reach: anyone there could read gradients or forge them. Give a "
+      "TLS directory (--tls-dir or SIGNPOST_TLS_DIR; `signpost cert init` makes some), or "
+      "--insecure-i-understand (SIGNPOST_INSECURE_I_UNDERSTAND=1)"));
+}
+
+}  // namespace signpost

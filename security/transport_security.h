@@ -1,0 +1,31 @@
+// How a process protects its connections.
+
+#ifndef SIGNPOST_SECURITY_TRANSPORT_SECURITY_H_
+#define SIGNPOST_SECURITY_TRANSPORT_SECURITY_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace signpost {
+
+struct TransportSecurity {
+  std::string tls_dir;    // mTLS, with what is in there (tls_dir.h). Empty: plain text
+  bool insecure = false;  // plain text, beyond loopback as well
+
+  // SIGNPOST_TLS_DIR; SIGNPOST_INSECURE_I_UNDERSTAND, which is 1, 0 or not set. INVALID_ARGUMENT
+  // for another value.
+  static absl::StatusOr<TransportSecurity> FromEnvironment();
+};
+
+// Whether there may be a connection between this process and `address`, "host:port" or "unix:path",
+// where it listens or connects to. FAILED_PRECONDITION, with the reason and what to do, for plain
+// text beyond loopback without `insecure`, or when both mTLS and plain text were asked for;
+// INVALID_ARGUMENT for a malformed address. A host that does not resolve (yet) counts as beyond.
+absl::Status CheckTransport(absl::string_view address, const TransportSecurity& security);
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SECURITY_TRANSPORT_SECURITY_H_

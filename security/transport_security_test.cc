@@ -1,0 +1,86 @@
+#include "security/transport_security.h"
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/blocking_counter.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "security/plain_text_warning.h"
+
+namespace signpost {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(TransportSecurity, PlainTextOnLoopbackIsAllowed) {
+  for (const char* address :
+       {"127.0.0.1:0", "127.9.8.7:4000", "localhost:0", "[::1]:65535", "unix:/tmp/signpost.sock"}) {
+    EXPECT_TRUE(CheckTransport(address, {}).ok()) << address;
+  }
+}
+
+TEST(TransportSecurity, PlainTextBeyondLoopbackIsRefusedWithTheReason) {
+  for (const char* address : {"0.0.0.0:0", "[::]:0", "10.1.2.3:4000", "128.0.0.1:0",
+                              "[::ffff:8.8.8.8]:0", "[fe80::1]:0", "host.invalid:4000"}) {
+    const absl::Status status = CheckTransport(address, {});
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << address;
+    EXPECT_THAT(status.message(), AllOf(HasSubstr(address), HasSubstr("--tls-dir"),
+                                        HasSubstr("--insecure-i-understand")));
+    EXPECT_TRUE(CheckTransport(address, {.insecure = true}).ok()) << address;
+    EXPECT_TRUE(CheckTransport(address, {.tls_dir = "certificates"}).ok()) << address;
+  }
+}
+
+TEST(TransportSecurity, IsOneOfTheTwo) {
+  const absl::Status status =
+      CheckTransport("127.0.0.1:0", {.tls_dir = "certificates", .insecure = true});
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("take one of them back"));
+}
+
+TEST(TransportSecurity, RefusesMalformedAddresses) {
+  for (const char* address :
+       {"", "4000", ":4000", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536",
+        "127.0.0.1:-1", "::1", "::1:4000", "[::1]", "[::1:4000", "[127.0.0.1]:0"}) {
+    EXPECT_EQ(CheckTransport(address, {.insecure = true}).code(),
+              absl::StatusCode::kInvalidArgument)
+        << address;
+  }
+}
+
+TEST(TransportSecurity, IsReadFromTheEnvironment) {
+  setenv("SIGNPOST_TLS_DIR", "certificates", /*replace=*/1);
+  setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "1", /*replace=*/1);
+  EXPECT_EQ(TransportSecurity::FromEnvironment()->tls_dir, "certificates");
+  EXPECT_TRUE(TransportSecurity::FromEnvironment()->insecure);
+  setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "yes", /*replace=*/1);
+  EXPECT_THAT(TransportSecurity::FromEnvironment().status().message(),
+              HasSubstr("SIGNPOST_INSECURE_I_UNDERSTAND is 'yes', wanted 1"));
+  setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "0", /*replace=*/1);
+  unsetenv("SIGNPOST_TLS_DIR");
+  EXPECT_EQ(TransportSecurity::FromEnvironment()->tls_dir, "");
+  EXPECT_FALSE(TransportSecurity::FromEnvironment()->insecure);
+}
+
+TEST(PlainTextWarning, ComesAtOnceAndAgainUntilItIsGone) {
+  absl::BlockingCounter three(3);
+  std::vector<std::string> lines;
+  {
+    const PlainTextWarning warning(
+        "10.0.0.1:4000",
+        [&](const std::string& line) {
+          if (lines.size() == 3) return;
+          lines.push_back(line);
+          three.DecrementCount();
+        },
+        absl::Milliseconds(1));
+    three.Wait();
+  }
+  EXPECT_THAT(lines, testing::Each(HasSubstr("plain text at 10.0.0.1:4000")));
+}
+
+}  // namespace
+}  // namespace signpost

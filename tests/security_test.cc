@@ -1,0 +1,432 @@
+// mTLS as peers see it: who gets in, who may call what, and certificates that change meanwhile.
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "grpc/support/log.h"
+#include "grpcpp/generic/async_generic_service.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "proto/aggregator.pb.h"
+#include "proto/steady_time.h"
+#include "security/certificate.h"
+#include "security/client_security.h"
+#include "security/tls_dir.h"
+#include "server/server.h"
+#include "tests/job.h"
+#include "worker/grpc_channel.h"
+
+namespace signpost::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+absl::Time Later() { return SteadyNow() + absl::Seconds(30); }
+
+// What was said, by several threads.
+class Lines {
+ public:
+  std::function<void(const std::string&)> Listener() {
+    return [this](const std::string& line) {
+      absl::MutexLock lock(&mutex_);
+      lines_.push_back(line);
+    };
+  }
+
+  // The first line with that text, once there is one.
+  std::string Await(const std::string& text) {
+    absl::MutexLock lock(&mutex_);
+    const auto find = [&] {
+      for (const std::string& line : lines_) {
+        if (absl::StrContains(line, text)) return &line;
+      }
+      return static_cast<const std::string*>(nullptr);
+    };
+    const auto is_there = [&] { return find() != nullptr; };
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&is_there), absl::Seconds(30))) return "";
+    return *find();
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<std::string> lines_ ABSL_GUARDED_BY(mutex_);
+};
+
+class SecurityTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    gpr_set_log_function([](gpr_log_func_args*) {});  // handshakes are to fail here
+  }
+
+  SecurityTest() {
+    EXPECT_NE(mkdtemp(directory_), nullptr);
+    aggregator_ = Certify("aggregator", "spiffe://signpost/aggregator");
+  }
+  ~SecurityTest() override {
+    server_.reset();
+    std::filesystem::remove_all(directory_);
+  }
+
+  // Gives a TLS directory, which may be there, a certificate.
+  std::string Certify(const std::string& name, const std::string& uri,
+                      absl::Duration lifetime = absl::Hours(1)) {
+    return Certify(name, *authority_.Issue(*Identity::Parse(uri), lifetime));
+  }
+  std::string Certify(const std::string& name, const TlsFiles& files) {
+    const std::string path = absl::StrCat(directory_, "/", name);
+    EXPECT_TRUE(WriteTlsDir(path, files).ok());
+    return path;
+  }
+
+  void Serve(ServerOptions options = {}) {
+    options.security.tls_dir = aggregator_;
+    options.on_warning = said_.Listener();
+    auto server = Server::Start(options);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    target_ = absl::StrCat("127.0.0.1:", server_->port());
+  }
+
+  std::shared_ptr<const ClientSecurity> SecurityOf(const std::string& tls_dir) {
+    auto security =
+        ClientSecurity::Open({.tls_dir = tls_dir}, {target_}, [](const std::string&) {});
+    EXPECT_TRUE(security.ok()) << security.status();
+    return *security;
+  }
+
+  std::unique_ptr<Channel> Connect(const std::string& tls_dir) {
+    return ConnectToAggregator(target_, FailureTimeout(), nullptr, SecurityOf(tls_dir));
+  }
+
+  absl::Status AskStatus(Channel& channel, const std::string& job = "",
+                         absl::Time deadline = Later()) {
+    StatusRequest request;
+    request.set_job(job);
+    return channel.Status(request, deadline).status();
+  }
+
+  char directory_[32] = "/tmp/signpost-tls-XXXXXX";
+  Authority authority_ = *Authority::Make("Signpost test", absl::Hours(24));
+  std::string aggregator_;
+  Lines said_;
+  std::unique_ptr<Server> server_;
+  std::string target_;
+};
+
+// Any method, by its name.
+class RawClient {
+ public:
+  RawClient(const std::string& target, std::shared_ptr<const ClientSecurity> security)
+      : security_(std::move(security)),
+        stub_(grpc::CreateCustomChannel(target, security_->credentials(), Arguments())) {}
+
+  grpc::StatusCode Call(const std::string& method, const std::string& bytes) {
+    const grpc::Slice slice(bytes);
+    const grpc::ByteBuffer request(&slice, 1);
+    grpc::ByteBuffer response;
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(30)));
+    grpc::Status status;
+    absl::Notification done;
+    stub_.UnaryCall(&context, method, {}, &request, &response, [&](grpc::Status result) {
+      status = std::move(result);
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return status.error_code();
+  }
+
+ private:
+  static grpc::ChannelArguments Arguments() {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return arguments;
+  }
+
+  const std::shared_ptr<const ClientSecurity> security_;
+  grpc::GenericStub stub_;
+};
+
+TEST_F(SecurityTest, EachCallIsForItsRolesAndItsJobOnly) {
+  Serve();
+  // Requests that concern job a, or, the last ones, none in particular.
+  JoinRequest join;
+  join.set_job("a");
+  ExchangeRequest exchange;
+  exchange.mutable_header()->set_job("a");
+  LeaveRequest leave;
+  leave.set_job("a");
+  ReadErrorRequest read_error;
+  read_error.set_job("a");
+  StatusRequest status;
+  status.set_job("a");
+  const std::string service = "/signpost.AggregatorService/";
+  struct Case {
+    std::string method, request;
+    std::set<std::string> allowed;  // identities
+  };
+  const std::set<std::string> workers = {"worker", "worker/a"};
+  const std::set<std::string> watchers = {"worker", "observer", "observer/a", "admin", "worker/a"};
+  const std::set<std::string> all = {"aggregator", "worker",     "worker/a", "worker/b", "observer",
+                                     "observer/a", "observer/b", "admin",    "admin/b"};
+  const std::vector<Case> cases = {
+      {service + "Join", join.SerializeAsString(), workers},
+      {service + "Exchange", exchange.SerializeAsString(), workers},
+      {service + "Leave", leave.SerializeAsString(), workers},
+      {service + "ReadError", read_error.SerializeAsString(), workers},
+      {service + "Status", status.SerializeAsString(), watchers},
+      {service + "Status", "", {"worker", "observer", "admin"}},
+      {service + "Shutdown", "", {}},
+      {"/grpc.health.v1.Health/Check", "", all},
+      {"/grpc.health.v1.Health/Watch", "", {}},
+      {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "", {}},
+  };
+  std::set<std::string> identities = all;
+  identities.insert("//other/worker");
+  for (const std::string& identity : identities) {
+    const bool is_other = absl::StartsWith(identity, "//");
+    const std::string uri =
+        is_other ? absl::StrCat("spiffe:", identity) : absl::StrCat("spiffe://signpost/", identity);
+    // Who is of another trust domain would refuse the server's, so it must not judge it here.
+    const std::string name = absl::StrCat("peer", std::hash<std::string>()(identity));
+    const std::string tls_dir = Certify(name, uri);
+    if (is_other) {
+      EXPECT_TRUE(
+          absl::IsUnavailable(AskStatus(*Connect(tls_dir), "", SteadyNow() + absl::Seconds(1))));
+      continue;
+    }
+    RawClient client(target_, SecurityOf(tls_dir));
+    for (const Case& c : cases) {
+      const grpc::StatusCode code = client.Call(c.method, c.request);
+      EXPECT_EQ(code == grpc::StatusCode::PERMISSION_DENIED, !c.allowed.contains(identity))
+          << identity << " calls " << c.method << ": " << code;
+      EXPECT_NE(code, grpc::StatusCode::UNAUTHENTICATED);
+      EXPECT_NE(code, grpc::StatusCode::UNAVAILABLE);
+    }
+  }
+  EXPECT_THAT(said_.Await("denied: "), HasSubstr("calls so far"));
+}
+
+TEST_F(SecurityTest, AJobTrainsWithTheBitsOfPlainText) {
+  Serve();
+  const std::string worker = Certify("worker", "spiffe://signpost/worker/test");
+  JobOptionsForTest job;
+  const auto connect = [&] {
+    std::vector<std::unique_ptr<Channel>> channels;
+    channels.push_back(Connect(worker));
+    return channels;
+  };
+  Cluster plain({});
+  EXPECT_EQ(Train(connect, job), Train(plain, job));
+}
+
+TEST_F(SecurityTest, WhoIsNotVouchedForDoesNotGetIn) {
+  Serve();
+  const Authority other = *Authority::Make("Other", absl::Hours(1));
+  TlsFiles stranger = *other.Issue(*Identity::Parse("spiffe://signpost/worker"), absl::Hours(1));
+  const auto deadline = [] { return SteadyNow() + absl::Seconds(1); };
+  // Each side refuses the other.
+  EXPECT_TRUE(absl::IsUnavailable(AskStatus(*Connect(Certify("other", stranger)), "", deadline())));
+
+  const auto plain = ConnectToAggregator(target_, FailureTimeout());
+  const absl::Status status = AskStatus(*plain, "", deadline());
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("Socket closed"), HasSubstr("without mTLS?")));
+
+  EXPECT_TRUE(AskStatus(*Connect(Certify("observer", "spiffe://signpost/observer"))).ok());
+}
+
+TEST_F(SecurityTest, AClientThatShowsNoCertificateDoesNotGetIn) {
+  Serve();
+  grpc::SslCredentialsOptions one_sided;
+  one_sided.pem_root_certs = authority_.certificate();
+  grpc::GenericStub stub(grpc::CreateChannel(target_, grpc::SslCredentials(one_sided)));
+  grpc::ClientContext context;
+  const grpc::Slice nothing;
+  const grpc::ByteBuffer request(&nothing, 1);
+  grpc::ByteBuffer response;
+  absl::Notification done;
+  grpc::Status status;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", {}, &request, &response,
+                 [&](grpc::Status result) {
+                   status = std::move(result);
+                   done.Notify();
+                 });
+  done.WaitForNotification();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+}
+
+TEST_F(SecurityTest, AWorkersCertificateServesNobody) {
+  aggregator_ = Certify("worker", "spiffe://signpost/worker");
+  const auto server = Server::Start({.security = {.tls_dir = aggregator_}});
+  EXPECT_TRUE(absl::IsInvalidArgument(server.status()));
+  EXPECT_THAT(server.status().message(), HasSubstr("wanted one of an aggregator"));
+}
+
+// As if a worker's certificate had been stolen, to pose as an aggregator with a server of one's
+// own.
+TEST_F(SecurityTest, AWorkerThatPosesAsAnAggregatorIsRefused) {
+  const std::string worker = Certify("worker", "spiffe://signpost/worker");
+  const auto stolen = *TlsCredentials::Load(worker, [](const std::string&) {});
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", stolen->ForServers(), &port);
+  grpc::CallbackGenericService anything;
+  builder.RegisterCallbackGenericService(&anything);
+  const auto impostor = builder.BuildAndStart();
+  target_ = absl::StrCat("127.0.0.1:", port);
+  const absl::Status status = AskStatus(*Connect(worker), "", SteadyNow() + absl::Seconds(1));
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(status.message(),
+              HasSubstr("the server is spiffe://signpost/worker, which is no aggregator"));
+}
+
+TEST_F(SecurityTest, APlainServerIsNoAggregatorForWhoHasCertificates) {
+  const auto server = *Server::Start({});
+  target_ = absl::StrCat("127.0.0.1:", server->port());
+  const auto channel = Connect(Certify("worker", "spiffe://signpost/worker"));
+  const absl::Status status = AskStatus(*channel, "", SteadyNow() + absl::Seconds(1));
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(status.message(), HasSubstr("with mTLS and a certificate"));
+}
+
+// The whole way to another authority: trust both, show the new one's certificates, trust it alone.
+// Connections are made all the time, and one is kept.
+TEST_F(SecurityTest, CertificatesRotateWithoutAFailedCall) {
+  Serve();
+  const std::string client = Certify("client", "spiffe://signpost/observer");
+  const Authority next = *Authority::Make("Next", absl::Hours(24));
+  const std::string both = authority_.certificate() + next.certificate();
+  const auto issue = [](const Authority& authority, const char* uri, const std::string& roots) {
+    TlsFiles files = *authority.Issue(*Identity::Parse(uri), absl::Hours(2));
+    files.roots = roots;
+    return files;
+  };
+  const auto security = SecurityOf(client);
+  const auto kept = ConnectToAggregator(target_, FailureTimeout(), nullptr, security);
+  int calls = 0, failed = 0;
+  const auto call = [&] {
+    const auto fresh = ConnectToAggregator(target_, FailureTimeout(), nullptr, security);
+    for (Channel* channel : {fresh.get(), kept.get()}) {
+      const absl::Status status = AskStatus(*channel);
+      EXPECT_TRUE(status.ok()) << status;
+      ++calls;
+      failed += !status.ok();
+    }
+  };
+  // Calls go on until a change has been taken, which shows in who else can connect.
+  const auto call_until = [&](const std::function<bool()>& taken) {
+    while (!taken()) call();
+  };
+  const auto can_connect = [&](const TlsFiles& files) {
+    const std::string tls_dir = Certify("probe", files);
+    return AskStatus(*Connect(tls_dir), "", SteadyNow() + absl::Milliseconds(200)).ok();
+  };
+  const char* const observer = "spiffe://signpost/observer";
+  const char* const server = "spiffe://signpost/aggregator";
+
+  Certify("aggregator", issue(authority_, server, both));
+  Certify("client", issue(authority_, observer, both));
+  // A client of the next authority, that trusts both, gets in.
+  call_until([&] { return can_connect(issue(next, observer, both)); });
+  // The client's own roots have followed when it can connect to a server of the next authority.
+  ServerOptions options;
+  options.security.tls_dir = Certify("next", issue(next, server, both));
+  const auto next_server = *Server::Start(options);
+  const std::string next_target = absl::StrCat("127.0.0.1:", next_server->port());
+  call_until([&] {
+    const auto channel = ConnectToAggregator(next_target, FailureTimeout(), nullptr, security);
+    return AskStatus(*channel, "", SteadyNow() + absl::Milliseconds(200)).ok();
+  });
+
+  Certify("aggregator", issue(next, server, both));
+  // One that only trusts the next authority takes the server for an aggregator.
+  call_until([&] { return can_connect(issue(next, observer, next.certificate())); });
+  Certify("client", issue(next, observer, next.certificate()));
+  // It shows its new certificate when it can connect to who trusts the next authority alone.
+  options.security.tls_dir = Certify("strict", issue(next, server, next.certificate()));
+  const auto strict_server = *Server::Start(options);
+  const std::string strict_target = absl::StrCat("127.0.0.1:", strict_server->port());
+  call_until([&] {
+    const auto channel = ConnectToAggregator(strict_target, FailureTimeout(), nullptr, security);
+    return AskStatus(*channel, "", SteadyNow() + absl::Milliseconds(200)).ok();
+  });
+  Certify("aggregator", issue(next, server, next.certificate()));
+  call_until([&] { return !can_connect(issue(authority_, observer, both)); });
+  call_until([&] { return calls >= 1000; });
+  EXPECT_GE(calls, 1000);
+  EXPECT_EQ(failed, 0);
+}
+
+TEST_F(SecurityTest, HalfWrittenFilesChangeNothingUntilTheyAreWhole) {
+  Serve();
+  const std::string client = Certify("client", "spiffe://signpost/observer");
+  const TlsFiles whole =
+      *authority_.Issue(*Identity::Parse("spiffe://signpost/aggregator"), absl::Hours(9));
+  TlsFiles half = whole;
+  half.key.resize(half.key.size() / 2);
+  Certify("aggregator", half);
+  EXPECT_THAT(said_.Await("no key in PEM"), HasSubstr("the certificate from before stays in use"));
+  EXPECT_TRUE(AskStatus(*Connect(client)).ok());
+
+  TlsFiles other_identity =
+      *authority_.Issue(*Identity::Parse("spiffe://signpost/worker"), absl::Hours(1));
+  Certify("aggregator", other_identity);
+  EXPECT_THAT(said_.Await("is now of spiffe://signpost/worker"), HasSubstr("stays in use"));
+  EXPECT_TRUE(AskStatus(*Connect(client)).ok());
+
+  std::filesystem::remove(aggregator_ + "/tls.crt");
+  EXPECT_THAT(said_.Await("No such file"), HasSubstr("stays in use"));
+  EXPECT_TRUE(AskStatus(*Connect(client)).ok());
+}
+
+TEST_F(SecurityTest, AnExpiringCertificateIsWarnedOf) {
+  aggregator_ = Certify("aggregator", "spiffe://signpost/aggregator", absl::Seconds(30));
+  Serve();
+  EXPECT_THAT(said_.Await("is valid for another"), HasSubstr("used without a restart"));
+}
+
+TEST_F(SecurityTest, AnExpiredCertificateIsRefusedAtTheStart) {
+  aggregator_ = Certify("aggregator", "spiffe://signpost/aggregator", -absl::Seconds(1));
+  const auto server = Server::Start({.security = {.tls_dir = aggregator_}});
+  EXPECT_TRUE(absl::IsFailedPrecondition(server.status())) << server.status();
+  EXPECT_THAT(server.status().message(),
+              AllOf(HasSubstr(aggregator_), HasSubstr("was valid until")));
+}
+
+TEST_F(SecurityTest, PlainTextBeyondLoopbackIsWarnedOfAtOnce) {
+  ServerOptions options;
+  options.listen = "0.0.0.0:0";
+  options.security.insecure = true;
+  options.on_warning = said_.Listener();
+  const auto server = Server::Start(options);
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_THAT(said_.Await("plain text at 0.0.0.0:0"), HasSubstr("--tls-dir"));
+}
+
+TEST_F(SecurityTest, ATlsDirectoryThatIsNotThereIsNamed) {
+  const auto server = Server::Start({.security = {.tls_dir = "/nowhere"}});
+  EXPECT_TRUE(absl::IsNotFound(server.status())) << server.status();
+  EXPECT_THAT(server.status().message(), HasSubstr("/nowhere/ca.crt: No such file"));
+}
+
+}  // namespace
+}  // namespace signpost::testing
