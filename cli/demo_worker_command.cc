@@ -42,6 +42,8 @@ Command AddDemoWorkerCommand(CLI::App& program) {
                  "Steps between two checkpoints [never]")
       ->type_name("N");
   app.add_flag("--resume", flags->training.resume, "Go on from the newest checkpoint there");
+  app.add_flag("--resume-if-any", flags->training.resume_if_any,
+               "The same, or begin anew if there is none");
   return {&app, [flags] { return Work(*flags); }};
 }
 

@@ -1,8 +1,11 @@
 #include "cli/exit_code.h"
 
+#include "proto/try_again.h"
+
 namespace signpost::cli {
 
 ExitCode ExitCodeOf(const absl::Status& status) {
+  if (IsTryAgain(status)) return kExitTryAgain;
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return kExitOk;
@@ -11,13 +14,14 @@ ExitCode ExitCodeOf(const absl::Status& status) {
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kPermissionDenied:
     case absl::StatusCode::kUnauthenticated:
-    case absl::StatusCode::kAlreadyExists:      // another process holds the rank
     case absl::StatusCode::kResourceExhausted:  // a limit; the message names its flag
       return kExitBadConfiguration;
     case absl::StatusCode::kDataLoss:
       return kExitDamaged;
     case absl::StatusCode::kUnavailable:
       return kExitUnreachable;
+    case absl::StatusCode::kAlreadyExists:  // another process holds the rank: it may be about to
+                                            // end
     case absl::StatusCode::kAborted:
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kDeadlineExceeded:

@@ -1,6 +1,7 @@
 #include "cli/exit_code.h"
 
 #include "gtest/gtest.h"
+#include "proto/try_again.h"
 
 namespace signpost::cli {
 namespace {
@@ -23,6 +24,16 @@ TEST(ExitCode, OfAnUnreachableAggregatorIs69) {
 TEST(ExitCode, OfAWaitThatEndedIs75) {
   EXPECT_EQ(ExitCodeOf(absl::DeadlineExceededError("")), 75);
   EXPECT_EQ(ExitCodeOf(absl::CancelledError("")), 75);
+}
+
+// The process before it in that rank is given up, and its successor is let in, some time later.
+TEST(ExitCode, OfARankThatAnotherProcessHoldsIs75) {
+  EXPECT_EQ(ExitCodeOf(absl::AlreadyExistsError("")), 75);
+}
+
+// Nothing is wrong with this rank.
+TEST(ExitCode, OfARankThatAnotherHasLeftAloneIs75) {
+  EXPECT_EQ(ExitCodeOf(TryAgain(absl::FailedPreconditionError(""))), 75);
 }
 
 TEST(ExitCode, OfAMismatchIs76) {

@@ -21,6 +21,7 @@
 #include "cli/demo_command.h"
 #include "cli/demo_worker_command.h"
 #include "cli/exit_code.h"
+#include "cli/k8s_command.h"
 #include "cli/probe_command.h"
 #include "cli/run_command.h"
 #include "cli/status_command.h"
@@ -63,11 +64,11 @@ int Main(std::vector<std::string> arguments) {
       "Start with 'signpost demo'. Each command explains itself: signpost COMMAND --help\n"
       "In a checkout, './signpost test' runs every test.");
   const std::vector<Command> commands = {
-      AddDemoCommand(program),        AddRunCommand(program, tail), AddAggregatorCommand(program),
-      AddWorkerCommand(program),      AddStatusCommand(program),    AddCheckpointCommand(program),
-      AddChaosCommand(program, tail), AddBenchCommand(program),     AddCodecCommand(program),
-      AddCertCommand(program),        AddProbeCommand(program),     AddVersionCommand(program),
-      AddDemoWorkerCommand(program),
+      AddDemoCommand(program),        AddRunCommand(program, tail),  AddAggregatorCommand(program),
+      AddWorkerCommand(program),      AddStatusCommand(program),     AddCheckpointCommand(program),
+      AddChaosCommand(program, tail), AddBenchCommand(program),      AddCodecCommand(program),
+      AddCertCommand(program),        AddProbeCommand(program),      AddK8sCommand(program, tail),
+      AddVersionCommand(program),     AddDemoWorkerCommand(program),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {
@@ -81,7 +82,8 @@ int Main(std::vector<std::string> arguments) {
   for (const Command& command : commands) {
     if (!command.flags->parsed()) continue;
     const std::string name = "signpost " + command.flags->get_name();
-    const bool takes_tail = name == "signpost run" || name == "signpost chaos";
+    const bool takes_tail =
+        name == "signpost run" || name == "signpost chaos" || name == "signpost k8s";
     if (!tail.empty() && !takes_tail) {
       return Fail(name,
                   absl::InvalidArgumentError("takes nothing behind ' -- '; 'signpost run' does"));

@@ -252,7 +252,7 @@ TEST(Worker, TrainsForAProcessAndEndsAtSigterm) {
   const Outcome second =
       RunProgram(absl::StrCat("worker --processes 1 --rank 0 --world-size 1 ", "--listen ",
                               socket.address(), " --aggregators x:1"));
-  EXPECT_EQ(second.exit_code, 64);
+  EXPECT_EQ(second.exit_code, 75);
   EXPECT_THAT(second.output, HasSubstr(absl::StrCat("process ", pid, " does")));
   kill(pid, SIGTERM);
   EXPECT_EQ(worker.End().exit_code, 0);

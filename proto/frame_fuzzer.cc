@@ -102,8 +102,9 @@ void UsePayload(Codec codec, uint32_t chunk_index, const Payload& payload) {
   std::vector<float> sum(chunk.elements);
   const kernels::BlockRule rule{.block_elements = kBlockElements};
   for (const Segment& segment : chunk.segments) {
-    NumberCodecOf(codec, TheLayout()).Add(rule, chunk, segment, payload.data(), /*factor=*/1.0f,
-                             absl::MakeSpan(sum).subspan(segment.chunk_offset, segment.elements));
+    NumberCodecOf(codec, TheLayout())
+        .Add(rule, chunk, segment, payload.data(), /*factor=*/1.0f,
+             absl::MakeSpan(sum).subspan(segment.chunk_offset, segment.elements));
   }
   for (const float value : sum) {
     ABSL_RAW_CHECK(value >= -kernels::kMaxDense && value <= kernels::kMaxDense,

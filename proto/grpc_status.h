@@ -13,6 +13,7 @@ namespace signpost {
 // percent-encoded to at most three times its size, and peers drop trailers of more than 8 KiB along
 // with the code in them.
 inline constexpr size_t kMaxStatusMessageBytes = 2048;
+// The mark of TryAgain (try_again.h) becomes the status's details.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
 // A code that no standard names, which only a peer's fault can send, becomes UNKNOWN.

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "proto/try_again.h"
 
 namespace signpost {
 namespace {
@@ -14,6 +15,13 @@ TEST(GrpcStatus, EveryCodeAndItsMessageGoThereAndBack) {
     EXPECT_EQ(sent.error_code(), code);
     EXPECT_EQ(FromGrpcStatus(sent), status);
   }
+}
+
+TEST(GrpcStatus, WhetherToTryAgainGoesThereAndBack) {
+  const absl::Status status = TryAgain(absl::FailedPreconditionError("rank 1 has left"));
+  EXPECT_EQ(FromGrpcStatus(ToGrpcStatus(status)), status);
+  EXPECT_TRUE(IsTryAgain(FromGrpcStatus(ToGrpcStatus(status))));
+  EXPECT_FALSE(IsTryAgain(FromGrpcStatus(ToGrpcStatus(absl::FailedPreconditionError("layout")))));
 }
 
 TEST(GrpcStatus, OkStaysOk) {

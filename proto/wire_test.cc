@@ -142,10 +142,10 @@ TEST(WireDocument, Int8AndInt4PayloadsAreWhatCodecsMakeOfItsFloats) {
     Payload payload(layout.PayloadBytes(codec, 0));
     for (const Segment& segment : chunk.segments) {
       std::vector<float> error(segment.elements);
-      NumberCodecOf(codec, layout).Compress(
-          {.block_elements = 8}, chunk, segment,
-          absl::MakeSpan(values).subspan(segment.chunk_offset, segment.elements),
-          absl::MakeSpan(error), payload.data());
+      NumberCodecOf(codec, layout)
+          .Compress({.block_elements = 8}, chunk, segment,
+                    absl::MakeSpan(values).subspan(segment.chunk_offset, segment.elements),
+                    absl::MakeSpan(error), payload.data());
     }
     EXPECT_EQ(AsString(payload), FencedBytes(codec == INT8 ? "hex int8" : "hex int4"));
   }

@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "failpoint/failpoint.h"
 #include "proto/custom_codec.h"
+#include "proto/try_again.h"
 
 namespace signpost {
 namespace {
@@ -170,7 +171,8 @@ void Finish(std::vector<Membership::EndedJoin> ended) {
 }
 
 absl::Status LeftError(uint32_t rank, absl::string_view job) {
-  return absl::FailedPreconditionError(absl::StrFormat("rank %d has left job '%s'", rank, job));
+  return TryAgain(
+      absl::FailedPreconditionError(absl::StrFormat("rank %d has left job '%s'", rank, job)));
 }
 
 // The least of them; there is none if the shard owns no chunk.

@@ -18,6 +18,7 @@
 #include "kernels/dense.h"
 #include "proto/codec.h"
 #include "proto/custom_codec.h"
+#include "proto/try_again.h"
 #include "worker/kept_frames.h"
 #include "worker/onebit_lamb.h"
 #include "worker/page_vector.h"
@@ -1078,7 +1079,8 @@ absl::Status Worker::Explain(const absl::Status& status, uint32_t shard,
     if (!who.empty()) absl::StrAppend(&message, "; it is ", who);
     if (!response.ok()) absl::StrAppend(&message, "; it no longer answers");
   }
-  return absl::Status(status.code(), message);
+  const absl::Status explained(status.code(), message);
+  return IsTryAgain(status) ? TryAgain(explained) : explained;
 }
 
 absl::Status Worker::Leave() {

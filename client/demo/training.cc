@@ -243,9 +243,11 @@ absl::Status CheckOptions(const TrainingOptions& options) {
         absl::InvalidArgumentError(absl::StrCat("option --learning-rate is ", options.learning_rate,
                                                 ", wanted more than 0 and at most 1")));
   }
-  if ((options.checkpoint_every > 0 || options.resume) && options.checkpoint_directory.empty()) {
+  if ((options.checkpoint_every > 0 || options.resume || options.resume_if_any) &&
+      options.checkpoint_directory.empty()) {
     status.Update(absl::InvalidArgumentError(
-        "options --checkpoint-every and --resume need --checkpoint-dir, which all workers see"));
+        "options --checkpoint-every, --resume and --resume-if-any need --checkpoint-dir, which all "
+        "workers see"));
   }
   return status;
 }
@@ -281,13 +283,22 @@ absl::Status TrainAsWorker(const TrainingOptions& options) {
   if (!text.ok()) return text.status();
   absl::StatusOr<SessionOptions> session_options = SessionOptions::FromEnvironment();
   if (!session_options.ok()) return session_options.status();
-  if (options.resume) session_options->resume = options.checkpoint_directory;
+  if (options.resume || options.resume_if_any) {
+    session_options->resume = options.checkpoint_directory;
+  }
 
   LanguageModel<float> model(options.model, options.seed);
+  const OptimizerOptions optimizer = {.freeze_step = options.freeze_step};
   absl::StatusOr<std::unique_ptr<Session>> session =
-      Session::Join(*session_options, {.freeze_step = options.freeze_step}, ParametersOf(model));
+      Session::Join(*session_options, optimizer, ParametersOf(model));
+  if (absl::IsNotFound(session.status()) && options.resume_if_any) {
+    session_options->resume.clear();
+    session = Session::Join(*session_options, optimizer, ParametersOf(model));
+  }
   if (!session.ok()) return session.status();
-  if (options.resume && session_options->worker.rank == 0) PrintResumed(**session);
+  if (!session_options->resume.empty() && session_options->worker.rank == 0) {
+    PrintResumed(**session);
+  }
 
   const StopRequest stop;
   absl::StatusOr<WorkerResult> result =

@@ -33,6 +33,7 @@ struct TrainingOptions {
   std::string checkpoint_directory;  // seen by all workers
   uint64_t checkpoint_every = 0;     // steps; 0: never
   bool resume = false;               // from the newest checkpoint in the directory
+  bool resume_if_any = false;        // the same, or anew if there is none
 };
 
 // 15% of the steps, at least 1: the warm-up that the demo gives 1-bit Adam if not told otherwise.
