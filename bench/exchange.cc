@@ -21,6 +21,9 @@
 #include "bench/line_process.h"
 #include "proto/codec.h"
 #include "proto/frame.h"
+#include "security/certificate.h"
+#include "security/identity.h"
+#include "security/tls_dir.h"
 
 namespace signpost::bench {
 namespace {
@@ -51,11 +54,45 @@ uint16_t FreePort() {
   return ntohs(address.sin_port);
 }
 
+// Who serves a group, or several: in plain text, or over mTLS.
+struct Service {
+  std::string
+      tls_dir;  // of aggregators, and workers, in directories of these names; empty: plain text
+  std::vector<std::unique_ptr<LineProcess>> aggregators;
+  std::vector<std::string> addresses;
+
+  // The environment of who plays that part.
+  LineProcess::Environment Security(PeerRole role) const {
+    if (tls_dir.empty()) {
+      return {{"SIGNPOST_INSECURE_I_UNDERSTAND", "1"}, {"SIGNPOST_TLS_DIR", ""}};
+    }
+    return {{"SIGNPOST_INSECURE_I_UNDERSTAND", "0"},
+            {"SIGNPOST_TLS_DIR", absl::StrCat(tls_dir, "/", NameOf(role))}};
+  }
+};
+
 // The ranks of one program. Exchanges of theirs take the processor when they are told to.
 struct Group {
+  const Service* service = nullptr;  // of ours
+  RankOptions options;               // likewise
   std::vector<std::unique_ptr<LineProcess>> ranks;
   std::vector<double> seconds;      // by turn: the median of its exchanges
   std::vector<double> cpu_seconds;  // by turn: of an exchange, the aggregators' included
+};
+
+// Only this user sees what is in it. Goes with this object.
+class CertificateDirectory {
+ public:
+  CertificateDirectory() { made_ = mkdtemp(path_) != nullptr; }
+  ~CertificateDirectory() {
+    std::error_code ignored;
+    if (made_) std::filesystem::remove_all(path_, ignored);
+  }
+  std::string path() const { return path_; }
+
+ private:
+  char path_[32] = "/tmp/signpost-bench.XXXXXX";
+  bool made_ = false;
 };
 
 class Measurement {
@@ -67,9 +104,14 @@ class Measurement {
         Hosts::Create(options_.workers + options_.shards, options_.rate);
     if (!hosts.ok()) return hosts.status();
     hosts_ = *std::move(hosts);
-    if (absl::Status status = StartAggregators(); !status.ok()) return status;
+    absl::Status status = StartAggregators(plain_text_);
+    if (status.ok() && options_.tls) status = MakeCertificates();
+    if (status.ok() && options_.tls) status = StartAggregators(mtls_);
+    if (!status.ok()) return status;
     for (const RankOptions& rank : options_.ranks) {
-      if (absl::Status status = StartOurs(rank); !status.ok()) return status;
+      status = StartOurs(plain_text_, rank);
+      if (status.ok() && options_.tls) status = StartOurs(mtls_, rank);
+      if (!status.ok()) return status;
     }
     for (const std::string& peer : options_.peers) {
       if (absl::Status status = StartPeer(peer); !status.ok()) return status;
@@ -84,13 +126,27 @@ class Measurement {
   }
 
  private:
-  absl::Status StartAggregators() {
+  absl::Status MakeCertificates() {
+    const absl::Duration lifetime = absl::Hours(24);
+    const absl::StatusOr<Authority> authority = Authority::Make("signpost bench", lifetime);
+    if (!authority.ok()) return authority.status();
+    mtls_.tls_dir = directory_.path();
+    for (const PeerRole role : {PeerRole::kAggregator, PeerRole::kWorker}) {
+      const auto files = authority->Issue({"signpost", role, std::nullopt}, lifetime);
+      if (!files.ok()) return files.status();
+      absl::Status status = WriteTlsDir(absl::StrCat(mtls_.tls_dir, "/", NameOf(role)), *files);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status StartAggregators(Service& service) {
     for (uint32_t shard = 0; shard < options_.shards; ++shard) {
       const uint32_t host = options_.workers + shard;
-      const auto command = hosts_->On(host, {options_.program, "aggregator", "--insecure-i-understand",
-                                             "--listen", absl::StrCat(hosts_->address(host), ":0"),
-                                             "--shard", absl::StrCat(shard, "/", options_.shards)});
-      auto aggregator = LineProcess::Start(command, {});
+      const auto command = hosts_->On(host, {options_.program, "aggregator", "--listen",
+                                             absl::StrCat(hosts_->address(host), ":0"), "--shard",
+                                             absl::StrCat(shard, "/", options_.shards)});
+      auto aggregator = LineProcess::Start(command, service.Security(PeerRole::kAggregator));
       if (!aggregator.ok()) return aggregator.status();
       absl::StatusOr<std::string> line = (*aggregator)->ReadLine(absl::Now() + options_.timeout);
       if (!line.ok()) return line.status();
@@ -98,27 +154,31 @@ class Measurement {
       if (!absl::ConsumePrefix(&address, kListening)) {
         return absl::InternalError(absl::StrCat("an aggregator says '", *line, "'"));
       }
-      addresses_.emplace_back(address);
-      aggregators_.push_back(*std::move(aggregator));
+      service.addresses.emplace_back(address);
+      service.aggregators.push_back(*std::move(aggregator));
     }
     return absl::OkStatus();
   }
 
-  absl::Status StartOurs(const RankOptions& options) {
+  absl::Status StartOurs(const Service& service, const RankOptions& options) {
     Group& group = groups_.emplace_back();
+    group.service = &service;
+    group.options = options;
     for (uint32_t rank = 0; rank < options_.workers; ++rank) {
       const auto command = hosts_->On(
           rank, {options_.program, "bench", "rank", "--mode", options.mode, "--codec",
                  NameOfCodec(options.codec), "--parameters", absl::StrCat(options.parameters),
                  "--chunk-elements", absl::StrCat(options.chunk_elements)});
       LineProcess::Environment environment = {
-          {"SIGNPOST_AGGREGATORS", absl::StrJoin(addresses_, ",")},
-          {"SIGNPOST_INSECURE_I_UNDERSTAND", "1"},
+          {"SIGNPOST_AGGREGATORS", absl::StrJoin(service.addresses, ",")},
           {"SIGNPOST_JOB", absl::StrCat("bench ", groups_.size())},
           {"SIGNPOST_RANK", absl::StrCat(rank)},
           {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
           {"LOCAL_WORLD_SIZE", absl::StrCat(options_.workers)},
       };
+      for (const auto& variable : service.Security(PeerRole::kWorker)) {
+        environment.push_back(variable);
+      }
       if (options_.threads > 0) {
         environment.push_back({"SIGNPOST_THREADS", absl::StrCat(options_.threads)});
       }
@@ -223,7 +283,8 @@ class Measurement {
   absl::Duration CpuTime(const Group& group) const {
     absl::Duration sum;
     for (const auto& rank : group.ranks) sum += rank->cpu_time();
-    for (const auto& aggregator : aggregators_) sum += aggregator->cpu_time();
+    if (group.service == nullptr) return sum;
+    for (const auto& aggregator : group.service->aggregators) sum += aggregator->cpu_time();
     return sum;
   }
 
@@ -253,30 +314,37 @@ class Measurement {
     return absl::OkStatus();
   }
 
+  // Without the first turn.
+  static absl::Span<const double> SecondsOf(const Group& group) {
+    return absl::MakeConstSpan(group.seconds).subspan(1);
+  }
+
+  // Ours come first, each behind the one in plain text that it is compared with.
   Figures Report() const {
     Figures figures;
-    const size_t ours = options_.ranks.size();
+    const size_t ours = groups_.size() - options_.peers.size();
     for (size_t g = 0; g < groups_.size(); ++g) {
-      // Without the first turn.
-      const auto seconds = absl::MakeConstSpan(groups_[g].seconds).subspan(1);
-      const bool is_peer = g >= ours;
+      const Group& group = groups_[g];
+      const auto seconds = SecondsOf(group);
+      if (g >= ours) {
+        *figures.add_figures() = MakeFigure(options_.peers[g - ours], "s", seconds);
+        continue;
+      }
+      const bool is_mtls = group.service == &mtls_;
       Figure& time = *figures.add_figures();
-      time =
-          MakeFigure(is_peer ? options_.peers[g - ours] : NameOf(options_.ranks[g]), "s", seconds);
-      if (is_peer) continue;
+      time = MakeFigure(absl::StrCat(NameOf(group.options), is_mtls ? ", mTLS" : ""), "s", seconds);
       if (!options_.rate.empty()) {
-        const double bound = LinkBound(options_.ranks[g], options_.workers, options_.shards,
-                                       *ParseRate(options_.rate));
+        const double bound =
+            LinkBound(group.options, options_.workers, options_.shards, *ParseRate(options_.rate));
         SetBound(bound, Better::kLess, time);
       }
-      if (!options_.peers.empty()) {
-        SetPeer(options_.peers[0], seconds, absl::MakeConstSpan(groups_[ours].seconds).subspan(1),
-                time);
+      if (is_mtls) {
+        SetPeer("plain text", seconds, SecondsOf(groups_[g - 1]), time);
+      } else if (!options_.peers.empty()) {
+        SetPeer(options_.peers[0], seconds, SecondsOf(groups_[ours]), time);
       }
-      if (options_.ranks[g].mode == "step") *figures.add_figures() = PeakMemory(groups_[g]);
-      if (options_.ranks[g].mode == "frames") {
-        *figures.add_figures() = CpuPerByte(options_.ranks[g], groups_[g]);
-      }
+      if (group.options.mode == "step") *figures.add_figures() = PeakMemory(group);
+      if (group.options.mode == "frames") *figures.add_figures() = CpuPerByte(group);
     }
     return figures;
   }
@@ -285,11 +353,14 @@ class Measurement {
   Figure PeakMemory(const Group& group) const {
     uint64_t bytes = 0;
     for (const auto& rank : group.ranks) bytes += rank->peak_memory_bytes();
-    for (const auto& aggregator : aggregators_) bytes += aggregator->peak_memory_bytes();
+    for (const auto& aggregator : group.service->aggregators) {
+      bytes += aggregator->peak_memory_bytes();
+    }
     return MakeFigure("  memory of workers and aggregators", "GB", {bytes / 1e9});
   }
 
-  Figure CpuPerByte(const RankOptions& rank, const Group& group) const {
+  Figure CpuPerByte(const Group& group) const {
+    const RankOptions& rank = group.options;
     const double gigabytes =
         2 * options_.workers * rank.parameters * BitsPerParameter(rank.codec) / 8 / 1e9;
     std::vector<double> per_gigabyte;
@@ -302,8 +373,8 @@ class Measurement {
   const ExchangeOptions& options_;
   const InterruptScope interrupts_;
   std::unique_ptr<Hosts> hosts_;  // outlives what runs on them
-  std::vector<std::unique_ptr<LineProcess>> aggregators_;
-  std::vector<std::string> addresses_;
+  const CertificateDirectory directory_;
+  Service plain_text_, mtls_;
   std::vector<Group> groups_;  // ours, then the peers
 };
 

@@ -23,6 +23,8 @@ struct ExchangeOptions {
   // with a link of that rate (ParseRate).
   std::string rate;
   std::vector<RankOptions> ranks;  // ours, in turns
+  // Each of ours a second time, with aggregators of its own, over mTLS: compared with the first.
+  bool tls = false;
   // Others that do the same, likewise; ours are compared with the first. They are known to
   // `peers_script`, a rank of them all, which speaks as ServeLines does.
   std::vector<std::string> peers;

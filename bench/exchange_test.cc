@@ -66,6 +66,18 @@ TEST(Exchange, SeveralKindsTakeTurnsWithAPeer) {
   EXPECT_DOUBLE_EQ(figures->figures(3).value(), (100 + 100.1) / 2) << "that of the slowest rank";
 }
 
+TEST(Exchange, WithMtlsIsComparedWithPlainText) {
+  ExchangeOptions options = SmallExchange("frames", ONE_BIT);
+  options.tls = true;
+  const absl::StatusOr<Figures> figures = MeasureExchange(options);
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  ASSERT_EQ(figures->figures_size(), 4);
+  EXPECT_EQ(figures->figures(0).peer(), "");
+  EXPECT_THAT(figures->figures(2).name(), HasSubstr(", mTLS"));
+  EXPECT_EQ(figures->figures(2).peer(), "plain text");
+  EXPECT_GT(figures->figures(2).times_faster(), 0);
+}
+
 TEST(Exchange, WhatEndsIsNamed) {
   ExchangeOptions options = SmallExchange("frames", BFLOAT16);
   absl::Status status = MeasureExchange(options).status();

@@ -235,6 +235,7 @@ void AddMeasuringFlags(CLI::App& app, Flags& flags) {
                  "Make each process a host of its own behind a link of this rate (network "
                  "namespaces; as root)")
       ->type_name("RATE");
+  app.add_flag("--tls", exchange.tls, "Each of ours again, over mTLS, compared with plain text");
   app.add_option("--peers", exchange.peers,
                  "Others to measure in turns with it, separated by commas: gloo-fp32, gloo-fp16, "
                  "gloo-adamw, powersgd-1, powersgd-2, mpi")

@@ -219,6 +219,7 @@ class TlsConnection {
     // The other side may stop reading.
     const timeval timeout = {.tv_sec = 1, .tv_usec = 0};
     setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout);
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
   }
   ~TlsConnection() {
     SSL_free(ssl_);
@@ -227,6 +228,12 @@ class TlsConnection {
   }
 
   bool is_open() const { return is_open_; }
+  // Until it is closed, or silent for a second.
+  void ReadAll() {
+    char bytes[4096];
+    while (SSL_read(ssl_, bytes, sizeof bytes) > 0) {
+    }
+  }
   // False: it was closed, or nobody reads.
   bool Write(const std::string& bytes) {
     return SSL_write(ssl_, bytes.data(), static_cast<int>(bytes.size())) > 0;
@@ -254,14 +261,21 @@ constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 std::string Greeting() { return kPreface + FrameOf(kSettings, 0, 0, ""); }
 
+// RFC 7541, section 5.1, with a prefix of 7 bits.
+std::string IntegerOf(size_t value) {
+  if (value < 127) return std::string(1, static_cast<char>(value));
+  std::string bytes(1, 127);
+  for (value -= 127; value >= 128; value /= 128) {
+    bytes.push_back(static_cast<char>(value % 128 + 128));
+  }
+  bytes.push_back(static_cast<char>(value));
+  return bytes;
+}
+
 // A field that HPACK neither indexes nor compresses (RFC 7541, section 6.2.2).
 std::string FieldOf(const std::string& name, const std::string& value) {
-  std::string field(1, '\0');
-  for (const std::string& text : {name, value}) {
-    field.push_back(static_cast<char>(text.size()));
-    field += text;
-  }
-  return field;
+  return absl::StrCat(std::string(1, '\0'), IntegerOf(name.size()), name, IntegerOf(value.size()),
+                      value);
 }
 
 TEST_F(AttackTest, PingsWhoseAnswersNobodyReadsTakeNoMemory) {
@@ -295,6 +309,24 @@ TEST_F(AttackTest, CallsThatAreResetAtOnceTakeNoMemory) {
       const bool sent = connection.Write(FrameOf(kHeaders, /*END_HEADERS=*/4, stream, fields) +
                                          FrameOf(kReset, 0, stream, std::string("\0\0\0\x8", 4)));
       if (!sent) break;
+    }
+  });
+  EXPECT_GT(connections, 0);
+}
+
+// CVE-2023-1428: gRPC before 1.53 may abort on these, when the fields have more than its limit
+// together.
+TEST_F(AttackTest, FieldsThatGrpcCannotPrintDoNotEndTheAggregator) {
+  int connections = 0;
+  TrainUnder([&] {
+    for (const auto& [name, value] :
+         {std::pair{"te", "x"}, {":scheme", "x"}, {"grpclb_client_stats", "x"}}) {
+      TlsConnection connection(ConnectFrom("127.0.0.2"), TlsDir("attacker"));
+      if (!connection.is_open() || !connection.Write(Greeting())) return;
+      ++connections;
+      connection.Write(FrameOf(kHeaders, /*END_HEADERS=*/4, 1,
+                               FieldOf(name, value) + FieldOf("padding", std::string(15000, 'x'))));
+      connection.ReadAll();
     }
   });
   EXPECT_GT(connections, 0);
