@@ -622,7 +622,12 @@ StatusResponse Aggregator::Status(const StatusRequest& request) const {
   std::vector<std::shared_ptr<const Job>> jobs;
   {
     absl::MutexLock lock(&mutex_);
-    response.mutable_warnings()->Add(warnings_.begin(), warnings_.end());
+    // They may be about other jobs.
+    if (request.job().empty()) {
+      for (const std::string& warning : warnings_) {
+        response.add_warnings(state_dir_->WithoutPath(warning));
+      }
+    }
     for (const auto& [name, entry] : jobs_) {
       if (!request.job().empty() && name != request.job()) continue;
       FillStatus(entry, *response.add_jobs());
@@ -637,7 +642,7 @@ void Aggregator::FillStatus(const Entry& entry, JobStatus& status) const {
   entry.membership.FillStatus(status);
   absl::Status error = entry.state_error;
   error.Update(entry.late_error);
-  status.set_state_error(std::string(error.message()));
+  if (!error.ok()) status.set_state_error(state_dir_->WithoutPath(error.message()));
   status.set_generation(generation());
 }
 

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "failpoint/failpoint.h"
 
 namespace signpost {
@@ -69,6 +70,7 @@ absl::StatusOr<std::unique_ptr<StateDir>> StateDir::Open(const std::string& path
   std::unique_ptr<Disk> disk = OpenDirectory(path);
   std::unique_ptr<StateDir> state_dir(new StateDir(*disk));
   state_dir->owned_disk_ = std::move(disk);
+  state_dir->path_ = path;
   state_dir->lock_fd_ = *lock;
   if (absl::Status status = state_dir->CountGeneration(shard); !status.ok()) {
     return absl::Status(status.code(),
@@ -109,6 +111,11 @@ absl::Status StateDir::CountGeneration(ShardId shard) {
   const std::string text = absl::StrFormat("signpost state 1\nshard %d of %d\ngeneration %d\n",
                                            shard.shard, shard.shard_count, generation_);
   return Replace(disk_, kIdentity, {text});
+}
+
+std::string StateDir::WithoutPath(absl::string_view message) const {
+  if (path_.empty()) return std::string(message);
+  return absl::StrReplaceAll(message, {{path_ + "/", ""}, {path_, "the state directory"}});
 }
 
 absl::StatusOr<StateDir::Recovered> StateDir::Recover(bool allow_error_reset) {

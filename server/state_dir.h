@@ -37,6 +37,9 @@ class StateDir {
 
   uint64_t generation() const { return generation_; }  // the first one is 1
 
+  // A message about it, for peers: they need not know where it is.
+  std::string WithoutPath(absl::string_view message) const;
+
   struct Recovered {
     std::vector<JobState> jobs;         // each from its newest snapshot that can be read
     std::vector<uint64_t> given_up;     // epochs of jobs that cannot be gone on with
@@ -66,6 +69,7 @@ class StateDir {
   absl::Status RecoverLateRounds(JobState& state);
 
   std::unique_ptr<Disk> owned_disk_;
+  std::string path_;  // of the owned one
   Disk& disk_;
   int lock_fd_ = -1;
   uint64_t generation_ = 0;
