@@ -32,9 +32,9 @@ JOBS = {
     "yes": ["--job=yes", "--namespace=null", "--storage-class=1"],
 }
 
-# Fields of resources that no package of types has, as their documentation names them, as far as we use
-# them: JobSet (jobset.sigs.k8s.io/docs/reference, v1alpha2), Kubeflow Trainer (trainer.kubeflow.org,
-# v1alpha1) and Kueue (kueue.sigs.k8s.io/docs/reference, v1beta1). A value is a field's own fields, or
+# Fields of resources that no package of types has, as their API types name them, as far as we use them:
+# JobSet (api/jobset/v1alpha2/jobset_types.go), Kubeflow Trainer (pkg/apis/trainer/v1alpha1) and Kueue
+# (apis/kueue/v1beta1) in their repositories. A value is a field's own fields, or
 # None where it is not looked into.
 OWN_FIELDS = {
     "JobSet": {
