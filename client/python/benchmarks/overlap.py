@@ -173,22 +173,24 @@ def main():
     try:
         connect_hosts(arguments.rate)
         targets = [f"{address(host)}:{PORT}" for host in range(HOSTS)]
+        # The namespaces are this machine's own.
+        environment = {**os.environ, "SIGNPOST_INSECURE_I_UNDERSTAND": "1"}
         for host, target in enumerate(targets):
             inside = ["ip", "netns", "exec", namespace(host)]
-            shard = ["aggregator", "--insecure-i-understand", "--listen", target, "--shard", f"{host}/{HOSTS}"]
-            processes.append(subprocess.Popen([*inside, *SIGNPOST, *shard]))
+            shard = ["aggregator", "--listen", target, "--shard", f"{host}/{HOSTS}"]
+            processes.append(subprocess.Popen([*inside, *SIGNPOST, *shard], env=environment))
         workers = []
         for host in range(HOSTS):
             inside = ["ip", "netns", "exec", namespace(host)]
-            environment = {
+            rank = {
                 "OMP_NUM_THREADS": "1",
-                **os.environ,
+                **environment,
                 "SIGNPOST_AGGREGATORS": ",".join(targets),
                 "SIGNPOST_JOB": "overlap",
                 "SIGNPOST_RANK": str(host),
                 "SIGNPOST_WORLD_SIZE": str(HOSTS),
             }
-            workers.append(subprocess.Popen([*inside, sys.executable, *sys.argv], env=environment))
+            workers.append(subprocess.Popen([*inside, sys.executable, *sys.argv], env=rank))
         processes += workers
         codes = [worker.wait() for worker in workers]
         sys.exit(max(codes))
