@@ -88,6 +88,7 @@ class CertificateDirectory {
     std::error_code ignored;
     if (made_) std::filesystem::remove_all(path_, ignored);
   }
+  bool is_there() const { return made_; }
   std::string path() const { return path_; }
 
  private:
@@ -130,6 +131,10 @@ class Measurement {
     const absl::Duration lifetime = absl::Hours(24);
     const absl::StatusOr<Authority> authority = Authority::Make("signpost bench", lifetime);
     if (!authority.ok()) return authority.status();
+    if (!directory_.is_there()) {
+      return absl::UnavailableError(
+          "there is no directory for certificates: /tmp cannot be written");
+    }
     mtls_.tls_dir = directory_.path();
     for (const PeerRole role : {PeerRole::kAggregator, PeerRole::kWorker}) {
       const auto files = authority->Issue({"signpost", role, std::nullopt}, lifetime);

@@ -135,6 +135,8 @@ Command AddAggregatorCommand(CLI::App& program) {
   app.add_option("--max-workers", limits.workers, "Most workers of a job")->capture_default_str();
   app.add_option("--max-parameters", limits.parameters, "Most parameters of a job")
       ->capture_default_str();
+  app.add_option("--max-frames", limits.frames, "Most frames of a job's step: chunks times workers")
+      ->capture_default_str();
   app.add_option("--max-message-bytes", limits.payload_bytes, "Largest payload of a frame")
       ->type_name("BYTES")
       ->capture_default_str();

@@ -80,9 +80,8 @@ absl::StatusOr<int> Init(const Flags& flags) {
     if (!status.ok()) return status;
   }
   // Last: without it, the command can be repeated.
-  std::error_code error;
-  std::filesystem::create_directories(flags.directory + "/ca", error);
-  absl::Status status = WritePrivateFile(AuthorityFile(flags, "ca.key"), authority->key());
+  absl::Status status = MakePrivateDirectory(flags.directory + "/ca");
+  if (status.ok()) status = WritePrivateFile(AuthorityFile(flags, "ca.key"), authority->key());
   if (status.ok()) status = WritePrivateFile(certificate_file, authority->certificate());
   if (!status.ok()) return status;
   std::printf("%s: the authority. Whoever has its ca.key can be anyone: keep it off the cluster\n",

@@ -42,17 +42,23 @@ CLI::Option* AddFailureTimeoutFlag(CLI::App& flags, FailureTimeout& value,
 void PrintWarning(const std::string& line) { std::fprintf(stderr, "warning: %s\n", line.c_str()); }
 
 void AddSecurityFlags(CLI::App& flags, TransportSecurity& value) {
+  // A variable that is malformed protects: it does not allow plain text.
+  value = TransportSecurity::FromEnvironment().value_or(TransportSecurity());
+  CLI::Option* const tls_dir =
+      flags
+          .add_option_function<std::string>(
+              "--tls-dir",
+              [&value](const std::string& directory) { value = {.tls_dir = directory}; },
+              "mTLS with the ca.crt, tls.crt and tls.key in here, which may be replaced at any "
+              "time "
+              "(`signpost cert init` makes some) [$SIGNPOST_TLS_DIR]")
+          ->type_name("DIR");
   flags
-      .add_option("--tls-dir", value.tls_dir,
-                  "mTLS with the ca.crt, tls.crt and tls.key in here, which may be replaced at any "
-                  "time (`signpost cert init` makes some)")
-      ->type_name("DIR")
-      ->envname("SIGNPOST_TLS_DIR");
-  flags
-      .add_flag("--insecure-i-understand", value.insecure,
-                "Plain text beyond this machine: whoever is in between can read gradients, and "
-                "forge them")
-      ->envname("SIGNPOST_INSECURE_I_UNDERSTAND");
+      .add_flag_callback(
+          "--insecure-i-understand", [&value] { value = {.insecure = true}; },
+          "Plain text beyond this machine: whoever is in between can read gradients, and forge "
+          "them [$SIGNPOST_INSECURE_I_UNDERSTAND]")
+      ->excludes(tls_dir);
 }
 
 absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addresses) {

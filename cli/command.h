@@ -33,7 +33,7 @@ CLI::Option* AddFailureTimeoutFlag(CLI::App& flags, FailureTimeout& value, const
 // "warning: ...", to standard error.
 void PrintWarning(const std::string& line);
 
-// --tls-dir and --insecure-i-understand, or their environment variables.
+// --tls-dir and --insecure-i-understand, either of which is put before what the environment says.
 void AddSecurityFlags(CLI::App& flags, TransportSecurity& value);
 
 // "HOST:PORT" addresses separated by commas: none may be empty.

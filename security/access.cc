@@ -1,7 +1,9 @@
 #include "security/access.h"
 
 #include <algorithm>
+#include <string>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 namespace signpost {
@@ -28,6 +30,13 @@ constexpr Grant kGrants[] = {
     {"/grpc.health.v1.Health/Check", PeerRole::kAdmin},
 };
 
+// What a peer has sent, for messages and logs.
+std::string Printable(absl::string_view text) {
+  constexpr size_t kMostBytes = 128;
+  return absl::StrCat(absl::CHexEscape(text.substr(0, kMostBytes)),
+                      text.size() > kMostBytes ? "..." : "");
+}
+
 }  // namespace
 
 absl::Status CheckMethod(absl::string_view method, const Identity& caller) {
@@ -35,8 +44,8 @@ absl::Status CheckMethod(absl::string_view method, const Identity& caller) {
     return grant.method == method && grant.role == caller.role;
   });
   if (granted) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat(caller.ToUri(), " may not call ", method, ": its role has no part in that"));
+  return absl::PermissionDeniedError(absl::StrCat(
+      caller.ToUri(), " may not call ", Printable(method), ": its role has no part in that"));
 }
 
 absl::Status CheckJob(absl::string_view job, const Identity& caller) {
@@ -45,7 +54,8 @@ absl::Status CheckJob(absl::string_view job, const Identity& caller) {
         absl::StrCat(caller.ToUri(), " may only ask about its own job, which the call must name"));
   }
   if (caller.Covers(job)) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat(caller.ToUri(), " has no part in the job '", job,
+  return absl::PermissionDeniedError(absl::StrCat(caller.ToUri(), " has no part in the job '",
+                                                  Printable(job),
                                                   "': its certificate is of another job"));
 }
 

@@ -12,7 +12,10 @@
 namespace signpost {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Le;
+using ::testing::SizeIs;
 
 constexpr PeerRole kRoles[] = {PeerRole::kAggregator, PeerRole::kWorker, PeerRole::kObserver,
                                PeerRole::kAdmin};
@@ -77,6 +80,10 @@ TEST(Access, IsToTheJobOfTheCertificate) {
     EXPECT_EQ(CheckJob("b", Of(role, "a")).code(), absl::StatusCode::kPermissionDenied);
     EXPECT_EQ(CheckJob("", Of(role, "a")).code(), absl::StatusCode::kPermissionDenied);
   }
+  const std::string odd = "\n\x1b" + std::string(1000, 'x');
+  EXPECT_THAT(CheckJob(odd, Of(PeerRole::kWorker, "a")).message(),
+              AllOf(HasSubstr("'\\n\\x1bxxx"), SizeIs(Le(400))));
+  EXPECT_THAT(CheckMethod(odd, Of(PeerRole::kWorker, "a")).message(), SizeIs(Le(400)));
   EXPECT_THAT(CheckJob("b", Of(PeerRole::kWorker, "a")).message(),
               HasSubstr("spiffe://signpost/worker/a has no part in the job 'b'"));
 }

@@ -3,6 +3,7 @@
 #include <grpc/grpc_security_constants.h>
 
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "proto/grpc_status.h"
@@ -22,6 +23,18 @@ absl::string_view MethodOf(const Authorizer::InputMetadata& metadata) {
   return absl::string_view(path->second.data(), path->second.size());
 }
 
+// Of an earlier connection, whose certificate is not looked at again: it may no longer be valid.
+bool IsResumed(const grpc::AuthContext& context) {
+  const std::vector<grpc::string_ref> resumed =
+      context.FindPropertyValues(GRPC_SSL_SESSION_REUSED_PROPERTY);
+  return !resumed.empty() && resumed[0] == "true";
+}
+
+absl::Status ResumedError() {
+  return absl::UnauthenticatedError(
+      "the connection goes on with the TLS session of an earlier one: connect without it");
+}
+
 absl::StatusOr<Identity> CallerOf(const grpc::AuthContext& context, const Identity& own) {
   return IdentityOfPeer(context.FindPropertyValues(GRPC_PEER_URI_PROPERTY_NAME), own);
 }
@@ -30,6 +43,7 @@ absl::StatusOr<Identity> CallerOf(const grpc::AuthContext& context, const Identi
 
 grpc::Status Authorizer::Process(const InputMetadata& metadata, grpc::AuthContext* context,
                                  OutputMetadata*, OutputMetadata*) {
+  if (IsResumed(*context)) return ToGrpcStatus(Count(ResumedError()));
   const absl::StatusOr<Identity> caller = CallerOf(*context, own_);
   return ToGrpcStatus(
       Count(caller.ok() ? CheckMethod(MethodOf(metadata), *caller) : caller.status()));

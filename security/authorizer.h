@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -19,8 +20,9 @@
 
 namespace signpost {
 
-// Thread-safe. Denied calls end with UNAUTHENTICATED (access.h and peer.h say when) or
-// PERMISSION_DENIED, and the message says who was denied what.
+// Thread-safe. Denied calls end with UNAUTHENTICATED (peer.h; or TLS was resumed, so that the
+// certificate has not been looked at) or PERMISSION_DENIED (access.h), and the message says who was
+// denied what.
 class Authorizer final : public grpc::AuthMetadataProcessor {
  public:
   // Gets a line about a denied call, at most once a second. From gRPC's threads.

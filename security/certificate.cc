@@ -104,7 +104,7 @@ absl::StatusOr<Identity> IdentityOf(X509* certificate) {
 
 absl::Status CheckValidity(const CertificateFacts& facts, absl::Time now) {
   const auto text = [](absl::Time time) {
-    return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", time, absl::UTCTimeZone());
+    return absl::FormatTime("%Y-%m-%d %H:%M UTC", time, absl::UTCTimeZone());
   };
   if (now < facts.valid_from) {
     return absl::FailedPreconditionError(
@@ -180,9 +180,12 @@ absl::StatusOr<Certificate> Unsigned(absl::string_view name, EVP_PKEY* key, absl
   BN_to_ASN1_INTEGER(serial.get(), X509_get_serialNumber(certificate.get()));
   ASN1_TIME_set(X509_getm_notBefore(certificate.get()), absl::ToTimeT(from));
   ASN1_TIME_set(X509_getm_notAfter(certificate.get()), absl::ToTimeT(until));
-  X509_NAME_add_entry_by_txt(X509_get_subject_name(certificate.get()), "CN", MBSTRING_UTF8,
-                             reinterpret_cast<const unsigned char*>(name.data()),
-                             static_cast<int>(name.size()), -1, 0);
+  name = name.substr(0, ub_common_name);
+  if (X509_NAME_add_entry_by_txt(X509_get_subject_name(certificate.get()), "CN", MBSTRING_UTF8,
+                                 reinterpret_cast<const unsigned char*>(name.data()),
+                                 static_cast<int>(name.size()), -1, 0) != 1) {
+    return OpensslError("name a certificate");
+  }
   if (X509_set_pubkey(certificate.get(), key) != 1) return OpensslError("set a public key");
   return certificate;
 }

@@ -20,6 +20,11 @@ class CertificateTest : public ::testing::Test {
   TlsFiles files_ = *authority_.Issue(kWorkerOfA, absl::Hours(1));
 };
 
+TEST_F(CertificateTest, OfAnAuthorityWithALongNameIsAsGood) {
+  const Authority authority = *Authority::Make(std::string(300, 'n'), absl::Hours(1));
+  EXPECT_TRUE(CheckTlsFiles(*authority.Issue(kWorkerOfA, absl::Hours(1)), absl::Now()).ok());
+}
+
 TEST_F(CertificateTest, SaysWhoAndUntilWhen) {
   const absl::Time now = absl::Now();
   const auto facts = CheckTlsFiles(files_, now);

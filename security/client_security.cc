@@ -26,8 +26,10 @@ absl::StatusOr<std::shared_ptr<const ClientSecurity>> ClientSecurity::Open(
   return client;
 }
 
-std::shared_ptr<grpc::ChannelCredentials> ClientSecurity::credentials() const {
-  return tls_ == nullptr ? grpc::InsecureChannelCredentials() : tls_->ForChannels();
+std::shared_ptr<grpc::ChannelCredentials> ClientSecurity::CredentialsFor(
+    const std::string& target) const {
+  const bool is_plain = tls_ == nullptr || IsUnixAddress(target);
+  return is_plain ? grpc::InsecureChannelCredentials() : tls_->ForChannels();
 }
 
 }  // namespace signpost

@@ -30,8 +30,8 @@ class ClientSecurity {
   // This process's, with mTLS.
   const Identity& identity() const { return tls_->identity(); }
 
-  // Must not be used after this object.
-  std::shared_ptr<grpc::ChannelCredentials> credentials() const;
+  // For that target: a unix: one is in plain text. Must not be used after this object.
+  std::shared_ptr<grpc::ChannelCredentials> CredentialsFor(const std::string& target) const;
 
  private:
   std::shared_ptr<TlsCredentials> tls_;                   // or null

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,7 @@
 #include "grpcpp/security/tls_certificate_provider.h"
 #include "grpcpp/security/tls_certificate_verifier.h"
 #include "grpcpp/security/tls_credentials_options.h"
+#include "proto/steady_time.h"
 #include "security/peer.h"
 #include "security/tls_dir.h"
 
@@ -24,6 +26,8 @@ namespace {
 constexpr absl::Duration kLookInterval = absl::Seconds(1);
 constexpr unsigned int kGrpcLookSeconds = 1;  // the least it takes
 constexpr absl::Duration kExpiryWarningInterval = absl::Hours(1);
+// How long gRPC may go on with credentials that nobody has any more.
+constexpr absl::Duration kRetirement = absl::Minutes(5);
 constexpr int kWarningShare = 5;  // of a certificate's time
 
 // Judges aggregators for those who connect to them. gRPC has verified the chain.
@@ -46,8 +50,13 @@ class AggregatorVerifier final : public grpc::experimental::ExternalCertificateV
   const Identity own_;
 };
 
-// For the watchdog, which reads them by path as often as it likes.
+// For gRPC's watcher, which reads them by path as often as it likes.
 int OpenMemoryFile() { return memfd_create("signpost-tls", MFD_CLOEXEC); }
+
+absl::Status MemoryError() {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no file in memory for certificates: ", std::strerror(errno)));
+}
 
 absl::Status WriteMemoryFile(int fd, const std::string& contents, int64_t version) {
   const timespec time = {version, 0};
@@ -56,15 +65,38 @@ absl::Status WriteMemoryFile(int fd, const std::string& contents, int64_t versio
       futimens(fd, times) == 0) {
     return absl::OkStatus();
   }
-  return absl::ResourceExhaustedError(
-      absl::StrCat("no memory for certificates: ", std::strerror(errno)));
+  return MemoryError();
 }
+
+// Descriptors that gRPC's watchers may still read by path, since it lets go of them when it likes,
+// and ends the process when it finds nothing there. They are closed when nobody can be reading
+// them.
+class RetiredFiles {
+ public:
+  static RetiredFiles& All() {
+    static RetiredFiles& files = *new RetiredFiles;
+    return files;
+  }
+
+  void Add(int fd) {
+    absl::MutexLock lock(&mutex_);
+    retired_.emplace_back(SteadyNow(), fd);
+    while (SteadyNow() - retired_.front().first > kRetirement) {
+      close(retired_.front().second);
+      retired_.pop_front();
+    }
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::deque<std::pair<absl::Time, int>> retired_ ABSL_GUARDED_BY(mutex_);  // oldest first
+};
 
 std::string PathOf(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
 
 }  // namespace
 
-// What gRPC's own watchdog reads. It takes whatever it finds, half a file or a key without its
+// What gRPC's own watcher reads. It takes whatever it finds, half a file or a key without its
 // certificate included, so it is not shown the directory but copies in memory, which change from
 // one version to the next in one instant: a new file takes the place of the old one's descriptor.
 // It reads key and certificate one after the other, and both again if a file's time has changed
@@ -73,18 +105,26 @@ class TlsCredentials::Files {
  public:
   Files() : pair_(OpenMemoryFile()), roots_(OpenMemoryFile()) {}
   ~Files() {
-    close(pair_);
-    close(roots_);
+    provider_.reset();
+    for (const int fd : {pair_, roots_}) RetiredFiles::All().Add(fd);
   }
 
-  // Errors leave what was there before.
+  // Errors leave what was there before. Roots change an instant before the pair.
   absl::Status Set(const TlsFiles& files) {
     if (files == current_) return absl::OkStatus();
-    ++version_;
-    absl::Status status = Replace(roots_, files.roots);
-    status.Update(Replace(pair_, absl::StrCat(files.key, "\n", files.certificate)));
-    if (status.ok()) current_ = files;
-    return status;
+    const int64_t version = version_ + 1;
+    const int roots = OpenMemoryFile(), pair = OpenMemoryFile();
+    absl::Status status = WriteMemoryFile(roots, files.roots, version);
+    status.Update(WriteMemoryFile(pair, absl::StrCat(files.key, "\n", files.certificate), version));
+    if (status.ok() && (dup3(roots, roots_, O_CLOEXEC) < 0 || dup3(pair, pair_, O_CLOEXEC) < 0)) {
+      status = MemoryError();
+    }
+    close(roots);
+    close(pair);
+    if (!status.ok()) return status;
+    version_ = version;
+    current_ = files;
+    return absl::OkStatus();
   }
 
   // After the first Set.
@@ -100,17 +140,6 @@ class TlsCredentials::Files {
   }
 
  private:
-  absl::Status Replace(int fd, const std::string& contents) {
-    const int next = OpenMemoryFile();
-    absl::Status status = WriteMemoryFile(next, contents, version_);
-    if (status.ok() && dup3(next, fd, O_CLOEXEC) < 0) {
-      status = absl::ResourceExhaustedError(
-          absl::StrCat("no descriptor for certificates: ", std::strerror(errno)));
-    }
-    close(next);
-    return status;
-  }
-
   const int pair_, roots_;
   int64_t version_ = 0;
   TlsFiles current_;
@@ -164,6 +193,7 @@ void TlsCredentials::Look(absl::Time now) {
   absl::StatusOr<TlsFiles> files = ReadTlsDir(directory_);
   if (files.ok() && *files == files_->current()) {
     last_error_.clear();
+    told_error_.clear();
     return;
   }
   absl::StatusOr<CertificateFacts> facts = files.ok() ? CheckTlsFiles(*files, now) : files.status();

@@ -57,18 +57,14 @@ absl::StatusOr<bool> IsLoopback(absl::string_view address) {
   if (IsUnixAddress(address)) return true;
   const absl::StatusOr<std::string> host = HostOf(address);
   if (!host.ok()) return host.status();
+  if (*host == "localhost") return true;
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST;
   addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(host->c_str(), /*service=*/nullptr, &hints, &found);
-      error != 0) {
-    return absl::NotFoundError(absl::StrCat("'", *host, "': ", gai_strerror(error)));
-  }
+  if (getaddrinfo(host->c_str(), /*service=*/nullptr, &hints, &found) != 0) return false;
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
-  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
-    if (!IsLoopback(*entry->ai_addr)) return false;
-  }
-  return true;
+  return IsLoopback(*found->ai_addr);
 }
 
 }  // namespace signpost

@@ -11,9 +11,10 @@ namespace signpost {
 // "unix:path", a socket in the file system.
 bool IsUnixAddress(absl::string_view address);
 
-// Whether all that the host of "host:port" or "[IPv6]:port" resolves to is loopback (127.0.0.0/8,
-// ::1); a unix: address is. INVALID_ARGUMENT, with the address, for a malformed one; NOT_FOUND for
-// a host that does not resolve. Blocks for as long as the resolver does.
+// Whether the host of "host:port" or "[IPv6]:port" is localhost, or a loopback address
+// (127.0.0.0/8,
+// ::1); a unix: address is. No other name is, whatever it resolves to now: later it may resolve to
+// something else. INVALID_ARGUMENT, with the address, for a malformed one.
 absl::StatusOr<bool> IsLoopback(absl::string_view address);
 
 }  // namespace signpost

@@ -55,7 +55,9 @@ absl::Status WriteError(const std::string& path) {
 
 absl::Status WriteWhole(const std::string& path, absl::string_view contents, mode_t mode) {
   const std::string unfinished = absl::StrCat(path, ".new");
-  const int fd = open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
+  unlink(unfinished.c_str());  // what is left of an earlier try, or somebody else's
+  const int fd =
+      open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
   if (fd < 0) return WriteError(unfinished);
   const bool written =
       fchmod(fd, mode) == 0 &&
@@ -65,14 +67,6 @@ absl::Status WriteWhole(const std::string& path, absl::string_view contents, mod
   close(fd);
   if (!status.ok()) return status;
   return rename(unfinished.c_str(), path.c_str()) == 0 ? absl::OkStatus() : WriteError(path);
-}
-
-absl::Status MakePrivateDirectory(const std::string& directory) {
-  std::error_code error;
-  const std::filesystem::path parent = std::filesystem::path(directory).parent_path();
-  if (!parent.empty()) std::filesystem::create_directories(parent, error);
-  if (mkdir(directory.c_str(), S_IRWXU) == 0 || errno == EEXIST) return absl::OkStatus();
-  return WriteError(directory);
 }
 
 }  // namespace
@@ -87,6 +81,24 @@ absl::StatusOr<TlsFiles> ReadTlsDir(const std::string& directory) {
     *contents = *std::move(read);
   }
   return files;
+}
+
+absl::Status MakePrivateDirectory(const std::string& directory) {
+  std::error_code error;
+  const std::filesystem::path parent = std::filesystem::path(directory).parent_path();
+  if (!parent.empty()) std::filesystem::create_directories(parent, error);
+  if (mkdir(directory.c_str(), S_IRWXU) == 0) return absl::OkStatus();
+  if (errno != EEXIST) return WriteError(directory);
+  struct stat facts = {};
+  if (stat(directory.c_str(), &facts) != 0) return WriteError(directory);
+  if ((facts.st_uid == geteuid() || facts.st_uid == 0) &&
+      (facts.st_mode & (S_IWGRP | S_IWOTH)) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::UnavailableError(
+      absl::StrCat("keys are not written to ", directory,
+                   ", where others can write: choose another directory, or "
+                   "make it your own (chmod go-w)"));
 }
 
 absl::Status WriteTlsDir(const std::string& directory, const TlsFiles& files) {

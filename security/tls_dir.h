@@ -17,7 +17,11 @@ namespace signpost {
 // than a mebibyte.
 absl::StatusOr<TlsFiles> ReadTlsDir(const std::string& directory);
 
-// Makes the directory, for its owner only, if it is not there; each file comes whole, in the place
+// For its owner only, if it is not there. UNAVAILABLE, with the path and the reason, when it cannot
+// be made, or when others may write there.
+absl::Status MakePrivateDirectory(const std::string& directory);
+
+// Makes the directory, as above; each file comes whole, in the place
 // of the one before. UNAVAILABLE, with the path and the reason, when it cannot be written.
 absl::Status WriteTlsDir(const std::string& directory, const TlsFiles& files);
 

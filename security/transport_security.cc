@@ -28,13 +28,13 @@ absl::StatusOr<TransportSecurity> TransportSecurity::FromEnvironment() {
 
 absl::Status CheckTransport(absl::string_view address, const TransportSecurity& security) {
   const absl::StatusOr<bool> loopback = IsLoopback(address);
-  if (absl::IsInvalidArgument(loopback.status())) return loopback.status();
+  if (!loopback.ok()) return loopback.status();
   if (security.insecure && !security.tls_dir.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("both a TLS directory (", security.tls_dir,
                      ") and plain text beyond loopback were asked for: take one of them back"));
   }
-  if (loopback.value_or(false) || security.insecure || !security.tls_dir.empty()) {
+  if (*loopback || security.insecure || !security.tls_dir.empty()) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(

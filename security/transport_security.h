@@ -23,7 +23,7 @@ struct TransportSecurity {
 // Whether there may be a connection between this process and `address`, "host:port" or "unix:path",
 // where it listens or connects to. FAILED_PRECONDITION, with the reason and what to do, for plain
 // text beyond loopback without `insecure`, or when both mTLS and plain text were asked for;
-// INVALID_ARGUMENT for a malformed address. A host that does not resolve (yet) counts as beyond.
+// INVALID_ARGUMENT for a malformed address.
 absl::Status CheckTransport(absl::string_view address, const TransportSecurity& security);
 
 }  // namespace signpost

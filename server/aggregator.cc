@@ -93,6 +93,11 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
   const std::vector<Tensor> tensors(request.tensors().begin(), request.tensors().end());
   absl::StatusOr<Layout> layout = Layout::Create(tensors, request.options());
   if (!layout.ok()) return layout;
+  // Each has a place in memory, whatever a chunk's size.
+  const uint64_t frames = uint64_t{request.world_size()} * layout->chunks().size();
+  if (frames > limits.frames) {
+    return LimitError("frames of a step", frames, limits.frames, "--max-frames");
+  }
   if (request.options().has_custom_codec()) {
     absl::Status status =
         CheckCustomCodec(request.options().custom_codec(), request.options().block_elements());

@@ -36,9 +36,10 @@ inline constexpr size_t kMaxJobNameBytes = 256;
 // Checked before memory is taken; over them a Join gets RESOURCE_EXHAUSTED, naming the flag of
 // `signpost aggregator` that raises the limit.
 struct AggregatorLimits {
-  uint32_t jobs = 256;                          // --max-jobs
-  uint32_t workers = 1024;                      // --max-workers, per job
-  uint64_t parameters = uint64_t{1} << 34;      // --max-parameters, per job, over all shards
+  uint32_t jobs = 256;                      // --max-jobs
+  uint32_t workers = 1024;                  // --max-workers, per job
+  uint64_t parameters = uint64_t{1} << 34;  // --max-parameters, per job, over all shards
+  uint64_t frames = uint64_t{1} << 22;  // --max-frames, of a step, per job: chunks times workers
   uint64_t payload_bytes = uint64_t{64} << 20;  // --max-message-bytes, per frame
 };
 

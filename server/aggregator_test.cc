@@ -303,21 +303,27 @@ uint64_t LargestFp32PayloadBytes() {
 
 TEST(Join, EachLimitIsCheckedAndNamesItsFlag) {
   const JoinRequest request = TestJoin(0, /*world_size=*/4);
-  const AggregatorLimits just_enough = {
-      .jobs = 2, .workers = 4, .parameters = 57, .payload_bytes = LargestFp32PayloadBytes()};
+  const AggregatorLimits just_enough = {.jobs = 2,
+                                        .workers = 4,
+                                        .parameters = 57,
+                                        .frames = 8,
+                                        .payload_bytes = LargestFp32PayloadBytes()};
   EXPECT_EQ(JoinUnder(just_enough, request).message(),
             "this aggregator is shutting down");  // it waited until the end of JoinUnder
 
   AggregatorLimits fewer_jobs = just_enough, fewer_workers = just_enough,
-                   fewer_parameters = just_enough, fewer_bytes = just_enough;
+                   fewer_parameters = just_enough, fewer_frames = just_enough,
+                   fewer_bytes = just_enough;
   --fewer_jobs.jobs;
   --fewer_workers.workers;
   --fewer_parameters.parameters;
+  --fewer_frames.frames;
   --fewer_bytes.payload_bytes;
   const std::pair<JoinResult, std::string> refusals[] = {
       {JoinUnder(fewer_jobs, request), "--max-jobs"},
       {JoinUnder(fewer_workers, request), "--max-workers"},
       {JoinUnder(fewer_parameters, request), "--max-parameters"},
+      {JoinUnder(fewer_frames, request), "--max-frames"},
       {JoinUnder(fewer_bytes, request), "--max-message-bytes"},
   };
   for (const auto& [result, flag] : refusals) {

@@ -105,7 +105,6 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   std::unique_ptr<Server> server(new Server(options, std::move(state_dir)));
   if (status = server->Protect(options); !status.ok()) return status;
   if (status = server->Recover(options.allow_error_reset); !status.ok()) return status;
-  if (status = server->ServeMetrics(options); !status.ok()) return status;
   server->late_rounds_ = std::thread([self = server.get()] { self->CloseLateRounds(); });
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
@@ -113,6 +112,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   builder.RegisterService(server->service_.get());
   status = IsUnixAddress(options.listen) ? server->ServeUnixSocket(options.listen, builder)
                                          : server->ServeTcp(options, builder);
+  // Last: a look at metrics looks at all that was made before.
+  if (status.ok()) status = server->ServeMetrics(options);
   if (!status.ok()) return status;
   Reach(Failpoint::kServerListening);
   return server;

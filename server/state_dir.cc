@@ -8,6 +8,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -67,10 +68,12 @@ absl::StatusOr<std::unique_ptr<StateDir>> StateDir::Open(const std::string& path
   if (absl::Status status = MakeDirectory(path); !status.ok()) return status;
   absl::StatusOr<int> lock = Lock(path);
   if (!lock.ok()) return lock.status();
-  std::unique_ptr<Disk> disk = OpenDirectory(path);
+  // What is said of it can then be told from other words.
+  const std::string absolute = std::filesystem::absolute(path).lexically_normal();
+  std::unique_ptr<Disk> disk = OpenDirectory(absolute);
   std::unique_ptr<StateDir> state_dir(new StateDir(*disk));
   state_dir->owned_disk_ = std::move(disk);
-  state_dir->path_ = path;
+  state_dir->path_ = absolute;
   state_dir->lock_fd_ = *lock;
   if (absl::Status status = state_dir->CountGeneration(shard); !status.ok()) {
     return absl::Status(status.code(),

@@ -58,7 +58,8 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& target, const FailureT
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);
   return grpc::CreateCustomChannel(
-      target, security == nullptr ? grpc::InsecureChannelCredentials() : security->credentials(),
+      target,
+      security == nullptr ? grpc::InsecureChannelCredentials() : security->CredentialsFor(target),
       arguments);
 }
 
@@ -281,7 +282,12 @@ class GrpcChannel final : public Channel {
   grpc::Status WithReason(const grpc::Status& status) {
     if (status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED || IsConnected()) return status;
     StatusResponse response;
-    const grpc::Status now = Try(&AggregatorService::Stub::Status, StatusRequest(),
+    StatusRequest request;
+    // Whoever has a part in one job only may not ask about others.
+    if (security_ != nullptr && security_->is_tls()) {
+      request.set_job(security_->identity().job.value_or(""));
+    }
+    const grpc::Status now = Try(&AggregatorService::Stub::Status, request,
                                  SteadyNow() + kReasonTimeout, /*wait=*/false, response);
     return now.error_code() == grpc::StatusCode::UNAVAILABLE ? now : status;
   }
