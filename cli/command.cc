@@ -55,6 +55,16 @@ void AddSecurityFlags(CLI::App& flags, TransportSecurity& value) {
       ->envname("SIGNPOST_INSECURE_I_UNDERSTAND");
 }
 
+void AddClientSecurityFlags(CLI::App& flags, TransportSecurity& value) {
+  AddSecurityFlags(flags, value);
+  flags
+      .add_option("--token-file", value.token_file,
+                  "A Kubernetes service account's token, for aggregators that want one besides the "
+                  "certificate; it may be renewed at any time")
+      ->type_name("FILE")
+      ->envname("SIGNPOST_TOKEN_FILE");
+}
+
 absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addresses) {
   std::vector<std::string> parsed = absl::StrSplit(addresses, ',');
   for (const std::string& address : parsed) {

@@ -223,7 +223,7 @@ Command AddStatusCommand(CLI::App& program) {
   app.add_option("--aggregators", flags->aggregators, "Whom to ask, separated by commas")
       ->type_name("HOST:PORT,...")
       ->envname("SIGNPOST_AGGREGATORS");
-  AddSecurityFlags(app, flags->security);
+  AddClientSecurityFlags(app, flags->security);
   app.add_flag("--json", flags->json, "For programs: each aggregator's answer as it is");
   AddDurationFlag(app, "--timeout", flags->timeout, "How long to wait for the answers [5s]");
   return {&app, [flags] { return ShowStatus(*flags); }};
