@@ -88,6 +88,23 @@ absl::StatusOr<int> Serve(Flags& flags) {
   return kExitOk;
 }
 
+void AddTokenFlags(CLI::App& app, TokenOptions& tokens) {
+  app.add_option(
+         "--token-jwks", tokens.jwks,
+         "Public keys of a Kubernetes cluster (`kubectl get --raw /openid/v1/jwks`), which "
+         "may change at any time: callers then need a service account's token besides their "
+         "certificate (SIGNPOST_TOKEN_FILE); needs --tls-dir and the other three")
+      ->type_name("FILE");
+  app.add_option("--token-issuer", tokens.rules.issuer,
+                 "Whose tokens: https://kubernetes.default.svc, say")
+      ->type_name("ISS");
+  app.add_option("--token-audience", tokens.rules.audience, "For whom they are to be")
+      ->type_name("AUD");
+  app.add_option("--token-subject", tokens.rules.subjects,
+                 "Of which service account; may be repeated")
+      ->type_name("system:serviceaccount:NAMESPACE:NAME");
+}
+
 }  // namespace
 
 Command AddAggregatorCommand(CLI::App& program) {
@@ -128,6 +145,7 @@ Command AddAggregatorCommand(CLI::App& program) {
       "Give up jobs whose state in --state-dir cannot be read, instead of refusing to start: they "
       "end, and can be started again, from a checkpoint if they have one");
   AddSecurityFlags(app, server.security);
+  AddTokenFlags(app, server.tokens);
   AddFailureTimeoutFlag(app, server.failure_timeout,
                         "A worker without sign of life for this long is disconnected");
   AggregatorLimits& limits = server.aggregator.limits;

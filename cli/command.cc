@@ -44,21 +44,39 @@ void PrintWarning(const std::string& line) { std::fprintf(stderr, "warning: %s\n
 void AddSecurityFlags(CLI::App& flags, TransportSecurity& value) {
   // A variable that is malformed protects: it does not allow plain text.
   value = TransportSecurity::FromEnvironment().value_or(TransportSecurity());
+  value.token_file.clear();  // of those who connect
   CLI::Option* const tls_dir =
       flags
           .add_option_function<std::string>(
               "--tls-dir",
-              [&value](const std::string& directory) { value = {.tls_dir = directory}; },
+              [&value](const std::string& directory) {
+                value.tls_dir = directory;
+                value.insecure = false;
+              },
               "mTLS with the ca.crt, tls.crt and tls.key in here, which may be replaced at any "
               "time "
               "(`signpost cert init` makes some) [$SIGNPOST_TLS_DIR]")
           ->type_name("DIR");
   flags
       .add_flag_callback(
-          "--insecure-i-understand", [&value] { value = {.insecure = true}; },
+          "--insecure-i-understand",
+          [&value] {
+            value.tls_dir.clear();
+            value.insecure = true;
+          },
           "Plain text beyond this machine: whoever is in between can read gradients, and forge "
           "them [$SIGNPOST_INSECURE_I_UNDERSTAND]")
       ->excludes(tls_dir);
+}
+
+void AddClientSecurityFlags(CLI::App& flags, TransportSecurity& value) {
+  AddSecurityFlags(flags, value);
+  flags
+      .add_option("--token-file", value.token_file,
+                  "A Kubernetes service account's token, for aggregators that want one besides the "
+                  "certificate; it may be renewed at any time")
+      ->type_name("FILE")
+      ->envname("SIGNPOST_TOKEN_FILE");
 }
 
 absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addresses) {

@@ -35,6 +35,8 @@ void PrintWarning(const std::string& line);
 
 // --tls-dir and --insecure-i-understand, either of which is put before what the environment says.
 void AddSecurityFlags(CLI::App& flags, TransportSecurity& value);
+// The same and --token-file, for commands that connect to aggregators.
+void AddClientSecurityFlags(CLI::App& flags, TransportSecurity& value);
 
 // "HOST:PORT" addresses separated by commas: none may be empty.
 absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addresses);

@@ -137,7 +137,9 @@ class LaunchedRun {
 
   // What the environment of this process says of security is not for the run's.
   Environment SecurityOf(PeerRole role) const {
-    return {{"SIGNPOST_TLS_DIR", TlsDirOf(role)}, {"SIGNPOST_INSECURE_I_UNDERSTAND", "0"}};
+    return {{"SIGNPOST_TLS_DIR", TlsDirOf(role)},
+            {"SIGNPOST_INSECURE_I_UNDERSTAND", "0"},
+            {"SIGNPOST_TOKEN_FILE", ""}};
   }
 
   void StartAggregators() {

@@ -92,7 +92,7 @@ Command AddProbeCommand(CLI::App& program) {
       ->type_name("HOST:PORT,...")
       ->envname("SIGNPOST_AGGREGATORS")
       ->required();
-  AddSecurityFlags(app, flags->security);
+  AddClientSecurityFlags(app, flags->security);
   AddDurationFlag(app, "--timeout", flags->timeout, "How long to wait for each answer [5s]");
   return {&app, [flags] { return ProbeAll(*flags); }};
 }

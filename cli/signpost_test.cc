@@ -159,6 +159,27 @@ TEST(Aggregator, RefusesOtherHostsUnlessToldOtherwise) {
   EXPECT_EQ(aggregator.End().exit_code, 0);
 }
 
+TEST(Aggregator, WantsTokensWithMtlsAndAllRulesOnly) {
+  const std::string jwks = "aggregator --token-jwks /nowhere";
+  Outcome outcome = RunProgram(jwks);
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, HasSubstr("tokens need an issuer"));
+  const std::string rules =
+      " --token-issuer iss --token-audience aud --token-subject system:serviceaccount:a:b";
+  outcome = RunProgram(jwks + rules);
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, HasSubstr("--tls-dir"));
+  outcome = RunProgram("aggregator" + rules);
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, HasSubstr("no JWKS file"));
+}
+
+TEST(Status, ShowsNoTokenInPlainText) {
+  const Outcome outcome = RunProgram("status --aggregators 127.0.0.1:1 --token-file /nowhere");
+  EXPECT_NE(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.output, HasSubstr("the token in /nowhere would travel in plain text"));
+}
+
 TEST(Aggregator, SaysInOneLineThatItsPortIsTaken) {
   Started first(WithPid("aggregator"));
   const pid_t pid = ToPid(first.ReadLine());

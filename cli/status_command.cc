@@ -338,7 +338,7 @@ Command AddStatusCommand(CLI::App& program) {
   app.add_option("--aggregators", flags->aggregators, "Whom to ask, separated by commas")
       ->type_name("HOST:PORT,...")
       ->envname("SIGNPOST_AGGREGATORS");
-  AddSecurityFlags(app, flags->security);
+  AddClientSecurityFlags(app, flags->security);
   CLI::Option* json =
       app.add_flag("--json", flags->json, "For programs: each aggregator's answer as it is");
   CLI::Option* watch =

@@ -94,7 +94,7 @@ Command AddWorkerCommand(CLI::App& program) {
       ->envname("SIGNPOST_WORLD_SIZE")
       ->type_name("N")
       ->required();
-  AddSecurityFlags(app, flags->server.node.session.security);
+  AddClientSecurityFlags(app, flags->server.node.session.security);
   app.add_option("--aggregators", flags->aggregators, "Of each shard, in shard order")
       ->envname("SIGNPOST_AGGREGATORS")
       ->type_name("HOST:PORT,...")

@@ -67,6 +67,7 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   }
   if (options.node != nullptr) session.node = options.node;
   if (options.tls_dir != nullptr) session.security.tls_dir = options.tls_dir;
+  if (options.token_file != nullptr) session.security.token_file = options.token_file;
   session.security.insecure = options.insecure != 0;
   session.worker.job = options.job;
   session.worker.rank = options.rank;
@@ -277,6 +278,9 @@ int signpost_options_from_environment(signpost_options* options, char* error, si
     options->aggregators = std::getenv("SIGNPOST_AGGREGATORS");
     if (!session->node.empty()) options->node = std::getenv("SIGNPOST_NODE");
     if (!session->security.tls_dir.empty()) options->tls_dir = std::getenv("SIGNPOST_TLS_DIR");
+    if (!session->security.token_file.empty()) {
+      options->token_file = std::getenv("SIGNPOST_TOKEN_FILE");
+    }
     options->insecure = session->security.insecure;
     options->job = std::getenv("SIGNPOST_JOB");
     options->rank = session->worker.rank;

@@ -40,7 +40,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 12
+#define SIGNPOST_ABI 13
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -70,6 +70,9 @@ typedef struct {
   /* ca.crt, tls.crt and tls.key, for mTLS with the aggregators. NULL: plain text, which beyond
    * loopback is refused without `insecure`. */
   const char* tls_dir;
+  /* With tls_dir: a Kubernetes service account's token, shown with each call, for aggregators that
+   * want one; it may be renewed at any time. NULL: none. */
+  const char* token_file;
   const char* job;
   uint32_t rank;       /* [0, world_size) */
   uint32_t world_size; /* number of workers, or with a node of processes */
@@ -205,7 +208,8 @@ SIGNPOST_API int signpost_join(const signpost_options* options,
 /* With options->gpu: calls put their work on this stream of it (a cudaStream_t) from now on, behind
  * all that is on the one before, which must be there until then. A step has read all gradients when
  * it returns, but for 0/1 Adam's local ones, which read them in the stream's order; parameters are
- * written in that order, perhaps later. The default one, NULL, at first. Whatever makes the parameters must be done before signpost_join. */
+ * written in that order, perhaps later. The default one, NULL, at first. Whatever makes the
+ * parameters must be done before signpost_join. */
 SIGNPOST_API int signpost_set_stream(signpost_session* session, void* stream, char* error,
                                      size_t error_size);
 

@@ -5,7 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "proto/grpc_status.h"
 #include "proto/steady_time.h"
 #include "security/access.h"
@@ -15,6 +18,10 @@ namespace signpost {
 namespace {
 
 constexpr absl::Duration kLineInterval = absl::Seconds(1);
+
+constexpr char kAuthorization[] = "authorization";
+constexpr absl::string_view kBearer = "Bearer ";
+constexpr absl::string_view kHealthService = "/grpc.health.v1.Health/";
 
 // gRPC has it among the metadata.
 absl::string_view MethodOf(const Authorizer::InputMetadata& metadata) {
@@ -42,11 +49,40 @@ absl::StatusOr<Identity> CallerOf(const grpc::AuthContext& context, const Identi
 }  // namespace
 
 grpc::Status Authorizer::Process(const InputMetadata& metadata, grpc::AuthContext* context,
-                                 OutputMetadata*, OutputMetadata*) {
-  if (IsResumed(*context)) return ToGrpcStatus(Count(ResumedError()));
-  const absl::StatusOr<Identity> caller = CallerOf(*context, own_);
-  return ToGrpcStatus(
-      Count(caller.ok() ? CheckMethod(MethodOf(metadata), *caller) : caller.status()));
+                                 OutputMetadata* consumed, OutputMetadata*) {
+  const auto [first, last] = metadata.equal_range(kAuthorization);
+  for (auto entry = first; entry != last; ++entry) {
+    consumed->emplace(kAuthorization, std::string(entry->second.data(), entry->second.size()));
+  }
+  return ToGrpcStatus(Count(CheckCall(metadata, *context)));
+}
+
+absl::Status Authorizer::CheckCall(const InputMetadata& metadata,
+                                   const grpc::AuthContext& context) {
+  if (IsResumed(context)) return ResumedError();
+  const absl::StatusOr<Identity> caller = CallerOf(context, own_);
+  if (!caller.ok()) return caller.status();
+  const absl::string_view method = MethodOf(metadata);
+  absl::Status status = CheckMethod(method, *caller);
+  if (!status.ok() || tokens_ == nullptr || absl::StartsWith(method, kHealthService)) return status;
+  return CheckToken(metadata, *caller);
+}
+
+absl::Status Authorizer::CheckToken(const InputMetadata& metadata, const Identity& caller) {
+  const auto refuse = [&](absl::string_view why) {
+    return absl::UnauthenticatedError(absl::StrCat(caller.ToUri(), ": ", why));
+  };
+  if (const size_t count = metadata.count(kAuthorization); count != 1) {
+    return refuse(absl::StrCat("the call has ", count,
+                               " tokens, wanted one (--token-file or SIGNPOST_TOKEN_FILE)"));
+  }
+  const grpc::string_ref value = metadata.find(kAuthorization)->second;
+  absl::string_view token(value.data(), value.size());
+  if (!absl::ConsumePrefix(&token, kBearer)) {
+    return refuse("the call's authorization is none of a bearer, 'Bearer TOKEN'");
+  }
+  const absl::Status status = tokens_->Check(token, absl::Now());
+  return status.ok() ? status : refuse(status.message());
 }
 
 absl::Status Authorizer::Check(const grpc::AuthContext& context, absl::string_view job) {

@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "security/openssl_ptr.h"
 
 namespace signpost {
 namespace {
@@ -25,25 +26,17 @@ constexpr absl::Duration kClockSkew = absl::Minutes(5);
 
 constexpr int kSerialBits = 127;  // positive, as X.509 wants it
 
-template <auto Free>
-struct Freer {
-  template <typename T>
-  void operator()(T* object) const {
-    Free(object);
-  }
-};
-
 void FreeCertificates(STACK_OF(X509) * certificates) { sk_X509_pop_free(certificates, X509_free); }
 
-using Bio = std::unique_ptr<BIO, Freer<BIO_free_all>>;
-using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
-using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
-using Certificates = std::unique_ptr<STACK_OF(X509), Freer<FreeCertificates>>;
-using Extension = std::unique_ptr<X509_EXTENSION, Freer<X509_EXTENSION_free>>;
-using Names = std::unique_ptr<GENERAL_NAMES, Freer<GENERAL_NAMES_free>>;
-using Serial = std::unique_ptr<BIGNUM, Freer<BN_free>>;
-using Store = std::unique_ptr<X509_STORE, Freer<X509_STORE_free>>;
-using StoreContext = std::unique_ptr<X509_STORE_CTX, Freer<X509_STORE_CTX_free>>;
+using Bio = OpensslPtr<BIO, BIO_free_all>;
+using Key = OpensslPtr<EVP_PKEY, EVP_PKEY_free>;
+using Certificate = OpensslPtr<X509, X509_free>;
+using Certificates = OpensslPtr<STACK_OF(X509), FreeCertificates>;
+using Extension = OpensslPtr<X509_EXTENSION, X509_EXTENSION_free>;
+using Names = OpensslPtr<GENERAL_NAMES, GENERAL_NAMES_free>;
+using Serial = OpensslPtr<BIGNUM, BN_free>;
+using Store = OpensslPtr<X509_STORE, X509_STORE_free>;
+using StoreContext = OpensslPtr<X509_STORE_CTX, X509_STORE_CTX_free>;
 
 Bio Reader(const std::string& text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));

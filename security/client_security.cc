@@ -15,6 +15,11 @@ absl::StatusOr<std::shared_ptr<const ClientSecurity>> ClientSecurity::Open(
     if (absl::Status status = CheckTransport(target, security); !status.ok()) return status;
     if (exposed.empty() && !IsLoopback(target).value_or(false)) exposed = target;
   }
+  if (!security.token_file.empty()) {
+    auto token = TokenFile::Open(security.token_file, on_warning);
+    if (!token.ok()) return token.status();
+    client->token_ = *std::move(token);
+  }
   if (!security.tls_dir.empty()) {
     auto tls = TlsCredentials::Load(security.tls_dir, std::move(on_warning));
     if (!tls.ok()) return tls.status();
@@ -28,8 +33,9 @@ absl::StatusOr<std::shared_ptr<const ClientSecurity>> ClientSecurity::Open(
 
 std::shared_ptr<grpc::ChannelCredentials> ClientSecurity::CredentialsFor(
     const std::string& target) const {
-  const bool is_plain = tls_ == nullptr || IsUnixAddress(target);
-  return is_plain ? grpc::InsecureChannelCredentials() : tls_->ForChannels();
+  if (tls_ == nullptr || IsUnixAddress(target)) return grpc::InsecureChannelCredentials();
+  if (token_ == nullptr) return tls_->ForChannels();
+  return grpc::CompositeChannelCredentials(tls_->ForChannels(), CredentialsOf(token_));
 }
 
 }  // namespace signpost

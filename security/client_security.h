@@ -12,6 +12,7 @@
 #include "grpcpp/security/credentials.h"
 #include "security/credentials.h"
 #include "security/plain_text_warning.h"
+#include "security/token_file.h"
 #include "security/transport_security.h"
 
 namespace signpost {
@@ -19,9 +20,9 @@ namespace signpost {
 // Shared by a process's channels, which keep it. Thread-safe.
 class ClientSecurity {
  public:
-  // For connections to all of these. Warnings are of TlsCredentials, or PlainTextWarning's when a
-  // target is beyond loopback; from any thread. Errors as CheckTransport's and
-  // TlsCredentials::Load's.
+  // For connections to all of these. Warnings are of TlsCredentials and TokenFile, or
+  // PlainTextWarning's when a target is beyond loopback; from any thread. Errors as
+  // CheckTransport's, TlsCredentials::Load's and TokenFile::Open's.
   static absl::StatusOr<std::shared_ptr<const ClientSecurity>> Open(
       const TransportSecurity& security, const std::vector<std::string>& targets,
       TlsCredentials::OnWarning on_warning);
@@ -35,6 +36,7 @@ class ClientSecurity {
 
  private:
   std::shared_ptr<TlsCredentials> tls_;                   // or null
+  std::shared_ptr<TokenFile> token_;                      // with mTLS, or null
   std::unique_ptr<PlainTextWarning> plain_text_warning_;  // or null
 };
 

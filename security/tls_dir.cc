@@ -9,45 +9,11 @@
 #include <filesystem>
 #include <system_error>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "security/small_file.h"
 
 namespace signpost {
 namespace {
-
-constexpr size_t kMaxFileBytes = size_t{1} << 20;
-
-absl::Status ReadError(const std::string& path, int error) {
-  const std::string message = absl::StrCat(path, ": ", std::strerror(error));
-  if (error == ENOENT || error == ENOTDIR) {
-    return absl::NotFoundError(absl::StrCat(
-        message,
-        "; a TLS directory has ca.crt, tls.crt and tls.key (`signpost cert init` makes "
-        "some)"));
-  }
-  return absl::PermissionDeniedError(message);
-}
-
-absl::StatusOr<std::string> ReadWhole(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return ReadError(path, errno);
-  const absl::Cleanup closer = [fd] { close(fd); };
-  std::string contents(kMaxFileBytes + 1, '\0');
-  size_t size = 0;
-  while (size < contents.size()) {
-    const ssize_t got = read(fd, contents.data() + size, contents.size() - size);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ReadError(path, errno);
-    if (got == 0) break;
-    size += got;
-  }
-  if (size > kMaxFileBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": more than a mebibyte"));
-  }
-  contents.resize(size);
-  contents.shrink_to_fit();
-  return contents;
-}
 
 absl::Status WriteError(const std::string& path) {
   return absl::UnavailableError(absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
@@ -76,7 +42,12 @@ absl::StatusOr<TlsFiles> ReadTlsDir(const std::string& directory) {
   for (const auto& [name, contents] : {std::pair{"ca.crt", &files.roots},
                                        {"tls.crt", &files.certificate},
                                        {"tls.key", &files.key}}) {
-    absl::StatusOr<std::string> read = ReadWhole(absl::StrCat(directory, "/", name));
+    absl::StatusOr<std::string> read = ReadSmallFile(absl::StrCat(directory, "/", name));
+    if (absl::IsNotFound(read.status())) {
+      return absl::NotFoundError(absl::StrCat(read.status().message(),
+                                              "; a TLS directory has ca.crt, tls.crt and tls.key "
+                                              "(`signpost cert init` makes some)"));
+    }
     if (!read.ok()) return read.status();
     *contents = *std::move(read);
   }

@@ -18,6 +18,7 @@ absl::string_view Variable(const char* name) {
 absl::StatusOr<TransportSecurity> TransportSecurity::FromEnvironment() {
   TransportSecurity security;
   security.tls_dir = std::string(Variable("SIGNPOST_TLS_DIR"));
+  security.token_file = std::string(Variable("SIGNPOST_TOKEN_FILE"));
   const absl::string_view insecure = Variable("SIGNPOST_INSECURE_I_UNDERSTAND");
   security.insecure = insecure == "1";
   if (security.insecure || insecure.empty() || insecure == "0") return security;
@@ -33,6 +34,12 @@ absl::Status CheckTransport(absl::string_view address, const TransportSecurity& 
     return absl::FailedPreconditionError(
         absl::StrCat("both a TLS directory (", security.tls_dir,
                      ") and plain text beyond loopback were asked for: take one of them back"));
+  }
+  if (security.tls_dir.empty() && !security.token_file.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the token in ", security.token_file,
+                     " would travel in plain text: give a TLS directory (--tls-dir or "
+                     "SIGNPOST_TLS_DIR) too, or no token file"));
   }
   if (*loopback || security.insecure || !security.tls_dir.empty()) {
     return absl::OkStatus();

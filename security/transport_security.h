@@ -14,16 +14,18 @@ namespace signpost {
 struct TransportSecurity {
   std::string tls_dir;    // mTLS, with what is in there (tls_dir.h). Empty: plain text
   bool insecure = false;  // plain text, beyond loopback as well
+  // Of who connects: shown with each call, with mTLS only (token_file.h). Empty: none.
+  std::string token_file;
 
-  // SIGNPOST_TLS_DIR; SIGNPOST_INSECURE_I_UNDERSTAND, which is 1, 0 or not set. INVALID_ARGUMENT
-  // for another value.
+  // SIGNPOST_TLS_DIR; SIGNPOST_TOKEN_FILE; SIGNPOST_INSECURE_I_UNDERSTAND, which is 1, 0 or not
+  // set. INVALID_ARGUMENT for another value.
   static absl::StatusOr<TransportSecurity> FromEnvironment();
 };
 
 // Whether there may be a connection between this process and `address`, "host:port" or "unix:path",
 // where it listens or connects to. FAILED_PRECONDITION, with the reason and what to do, for plain
-// text beyond loopback without `insecure`, or when both mTLS and plain text were asked for;
-// INVALID_ARGUMENT for a malformed address.
+// text beyond loopback without `insecure`, when both mTLS and plain text were asked for, or for a
+// token in plain text; INVALID_ARGUMENT for a malformed address.
 absl::Status CheckTransport(absl::string_view address, const TransportSecurity& security);
 
 }  // namespace signpost

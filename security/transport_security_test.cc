@@ -41,6 +41,17 @@ TEST(TransportSecurity, IsOneOfTheTwo) {
   EXPECT_THAT(status.message(), HasSubstr("take one of them back"));
 }
 
+TEST(TransportSecurity, ATokenTravelsWithTlsOnly) {
+  for (const char* address : {"127.0.0.1:0", "10.1.2.3:4000", "unix:/tmp/signpost.sock"}) {
+    const absl::Status status = CheckTransport(address, {.token_file = "token"});
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << address;
+    EXPECT_THAT(status.message(), AllOf(HasSubstr("the token in token would travel in plain text"),
+                                        HasSubstr("--tls-dir")));
+    EXPECT_FALSE(CheckTransport(address, {.insecure = true, .token_file = "token"}).ok());
+    EXPECT_TRUE(CheckTransport(address, {.tls_dir = "tls", .token_file = "token"}).ok());
+  }
+}
+
 TEST(TransportSecurity, RefusesMalformedAddresses) {
   for (const char* address :
        {"", "4000", ":4000", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536",
@@ -53,15 +64,19 @@ TEST(TransportSecurity, RefusesMalformedAddresses) {
 
 TEST(TransportSecurity, IsReadFromTheEnvironment) {
   setenv("SIGNPOST_TLS_DIR", "certificates", /*replace=*/1);
+  setenv("SIGNPOST_TOKEN_FILE", "token", /*replace=*/1);
   setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "1", /*replace=*/1);
   EXPECT_EQ(TransportSecurity::FromEnvironment()->tls_dir, "certificates");
+  EXPECT_EQ(TransportSecurity::FromEnvironment()->token_file, "token");
   EXPECT_TRUE(TransportSecurity::FromEnvironment()->insecure);
   setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "yes", /*replace=*/1);
   EXPECT_THAT(TransportSecurity::FromEnvironment().status().message(),
               HasSubstr("SIGNPOST_INSECURE_I_UNDERSTAND is 'yes', wanted 1"));
   setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "0", /*replace=*/1);
   unsetenv("SIGNPOST_TLS_DIR");
+  unsetenv("SIGNPOST_TOKEN_FILE");
   EXPECT_EQ(TransportSecurity::FromEnvironment()->tls_dir, "");
+  EXPECT_EQ(TransportSecurity::FromEnvironment()->token_file, "");
   EXPECT_FALSE(TransportSecurity::FromEnvironment()->insecure);
 }
 

@@ -87,6 +87,15 @@ absl::Status CheckShard(const AggregatorOptions& options) {
       absl::StrCat("shard ", options.shard, " is not in [0, ", options.shard_count, ")"));
 }
 
+absl::Status CheckTokens(const ServerOptions& options) {
+  if (absl::Status status = options.tokens.Check(); !status.ok()) return status;
+  const bool is_tls = !options.security.tls_dir.empty() && !IsUnixAddress(options.listen);
+  if (!options.tokens.wanted() || is_tls) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "tokens would travel in plain text: with a JWKS file an aggregator needs a TLS directory "
+      "(--tls-dir or SIGNPOST_TLS_DIR) and a TCP address");
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options) {
@@ -185,6 +194,7 @@ Server::~Server() {
 }
 
 absl::Status Server::Protect(const ServerOptions& options) {
+  if (absl::Status status = CheckTokens(options); !status.ok()) return status;
   const bool loopback = IsLoopback(options.listen).value_or(false);
   if (!options.security.tls_dir.empty() && !IsUnixAddress(options.listen)) {
     auto tls = TlsCredentials::Load(options.security.tls_dir, options.on_warning);
@@ -195,7 +205,14 @@ absl::Status Server::Protect(const ServerOptions& options) {
           absl::StrCat("TLS directory ", options.security.tls_dir, ": the certificate is of ",
                        tls_->identity().ToUri(), ", wanted one of an aggregator"));
     }
-    authorizer_ = std::make_shared<Authorizer>(tls_->identity(), options.on_warning);
+    std::unique_ptr<TokenVerifier> tokens;
+    if (options.tokens.wanted()) {
+      auto opened = TokenVerifier::Open(options.tokens, options.on_warning);
+      if (!opened.ok()) return opened.status();
+      tokens = *std::move(opened);
+    }
+    authorizer_ =
+        std::make_shared<Authorizer>(tls_->identity(), std::move(tokens), options.on_warning);
   } else if (!loopback) {
     plain_text_warning_ = std::make_unique<PlainTextWarning>(options.listen, options.on_warning);
   }

@@ -18,6 +18,7 @@
 #include "security/authorizer.h"
 #include "security/credentials.h"
 #include "security/plain_text_warning.h"
+#include "security/token_verifier.h"
 #include "security/transport_security.h"
 #include "server/acceptor.h"
 #include "server/aggregator.h"
@@ -36,7 +37,8 @@ class Service;
 struct ServerOptions {
   std::string listen = "127.0.0.1:0";  // or [IPv6]:port, unix:path; port 0 lets the kernel choose
   TransportSecurity
-      security;  // a unix: socket is in plain text, and its directory's mode guards it
+      security;         // a unix: socket is in plain text, and its directory's mode guards it
+  TokenOptions tokens;  // with mTLS: what callers need beside their certificates
   FailureTimeout failure_timeout;  // a worker without sign of life is disconnected
   // For TLS, and HTTP/2's first frames: who takes longer is disconnected.
   absl::Duration handshake_timeout = absl::Seconds(10);
@@ -62,9 +64,9 @@ struct ServerOptions {
 class Server {
  public:
   // INVALID_ARGUMENT for a malformed address, a shard that is not less than the number of shards,
-  // or a certificate that is no aggregator's; UNAVAILABLE when the address cannot be bound. Errors
-  // of the security as CheckTransport's and TlsCredentials::Load's, of the state directory as
-  // StateDir's.
+  // or a certificate that is no aggregator's; UNAVAILABLE when the address cannot be bound;
+  // FAILED_PRECONDITION for tokens without mTLS. Errors of the security as CheckTransport's,
+  // TlsCredentials::Load's and TokenVerifier::Open's, of the state directory as StateDir's.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options);
 
   // Stops at once. Jobs whose state directory it had are recovered as after a crash.

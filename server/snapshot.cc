@@ -83,6 +83,11 @@ absl::Status CheckChunk(const SnapshotChunk& header, absl::string_view error,
   if (header.chunk() >= layout.chunks().size()) {
     return absl::DataLossError(absl::StrCat("the job has no chunk ", header.chunk()));
   }
+  if (static_cast<uint64_t>(header.closed_rounds_size()) > header.open_step()) {
+    return absl::DataLossError(absl::StrCat("chunk ", header.chunk(), " has ",
+                                            header.closed_rounds_size(),
+                                            " closed rounds before step ", header.open_step()));
+  }
   const uint64_t error_bytes = uint64_t{4} * layout.chunks()[header.chunk()].elements;
   if (!error.empty() && error.size() != error_bytes) {
     return absl::DataLossError(absl::StrCat("the error of chunk ", header.chunk(), " has ",
@@ -172,6 +177,9 @@ absl::StatusOr<JobState> Decode(absl::string_view file) {
   for (uint32_t i = 0; i < header.chunks(); ++i) {
     absl::StatusOr<ChunkState> chunk = ReadChunk(reader, *layout, state.incarnations.size());
     if (!chunk.ok()) return chunk.status();
+    if (i > 0 && chunk->chunk <= state.chunks.back().chunk) {
+      return absl::DataLossError(absl::StrCat("chunk ", chunk->chunk, " is out of order"));
+    }
     state.chunks.push_back(*std::move(chunk));
   }
   if (!reader.at_end()) return absl::DataLossError("something follows its last section");

@@ -4,11 +4,14 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <functional>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -45,6 +48,17 @@ std::optional<SnapshotName> ParseName(const std::string& text) {
     return std::nullopt;
   }
   return name;
+}
+
+// Ascending.
+bool AreRanks(absl::Span<const uint32_t> ranks, size_t world_size) {
+  return !ranks.empty() && ranks.back() < world_size &&
+         std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
+}
+
+std::string IdentityOf(ShardId shard, uint64_t generation) {
+  return absl::StrFormat("signpost state 1\nshard %d of %d\ngeneration %d\n", shard.shard,
+                         shard.shard_count, generation);
 }
 
 // A descriptor that holds the lock.
@@ -97,7 +111,9 @@ absl::Status StateDir::CountGeneration(ShardId shard) {
   if (identity.ok()) {
     ShardId found;
     if (std::sscanf(identity->c_str(), kIdentityFormat, &found.shard, &found.shard_count,
-                    &generation_) != 3) {
+                    &generation_) != 3 ||
+        IdentityOf(found, generation_) != *identity ||
+        generation_ == std::numeric_limits<uint64_t>::max()) {
       return absl::FailedPreconditionError(
           "it belongs to another version of signpost, or is none of its directories: its file "
           "'identity' is not understood");
@@ -111,9 +127,7 @@ absl::Status StateDir::CountGeneration(ShardId shard) {
     return identity.status();
   }
   ++generation_;
-  const std::string text = absl::StrFormat("signpost state 1\nshard %d of %d\ngeneration %d\n",
-                                           shard.shard, shard.shard_count, generation_);
-  return Replace(disk_, kIdentity, {text});
+  return Replace(disk_, kIdentity, {IdentityOf(shard, generation_)});
 }
 
 std::string StateDir::WithoutPath(absl::string_view message) const {
@@ -189,7 +203,7 @@ absl::Status StateDir::RecoverLateRounds(JobState& state) {
   if (!rounds.ok()) return rounds.status();
   for (const auto& [chunk, late_ranks] : *rounds) {
     for (const auto& [step, ranks] : late_ranks) {
-      if (ranks.empty() || ranks.back() >= state.incarnations.size()) {
+      if (!AreRanks(ranks, state.incarnations.size())) {
         return absl::DataLossError(absl::StrFormat(
             "step %d of chunk %d cannot have been closed without such ranks", step, chunk));
       }

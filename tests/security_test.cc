@@ -1,5 +1,6 @@
 // mTLS as peers see it: who gets in, who may call what, and certificates that change meanwhile.
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -29,9 +30,12 @@
 #include "gtest/gtest.h"
 #include "proto/aggregator.pb.h"
 #include "proto/steady_time.h"
+#include "security/authorizer.h"
 #include "security/certificate.h"
 #include "security/client_security.h"
+#include "security/test_issuer.h"
 #include "security/tls_dir.h"
+#include "security/token_verifier.h"
 #include "server/server.h"
 #include "tests/job.h"
 #include "worker/grpc_channel.h"
@@ -42,6 +46,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 absl::Time Later() { return SteadyNow() + absl::Seconds(30); }
 
@@ -109,9 +114,10 @@ class SecurityTest : public ::testing::Test {
     target_ = absl::StrCat("127.0.0.1:", server_->port());
   }
 
-  std::shared_ptr<const ClientSecurity> SecurityOf(const std::string& tls_dir) {
-    auto security =
-        ClientSecurity::Open({.tls_dir = tls_dir}, {target_}, [](const std::string&) {});
+  std::shared_ptr<const ClientSecurity> SecurityOf(const std::string& tls_dir,
+                                                   const std::string& token_file = "") {
+    auto security = ClientSecurity::Open({.tls_dir = tls_dir, .token_file = token_file}, {target_},
+                                         [](const std::string&) {});
     EXPECT_TRUE(security.ok()) << security.status();
     return *security;
   }
@@ -145,11 +151,18 @@ class RawClient {
         stub_(grpc::CreateCustomChannel(target, security_->CredentialsFor(target), Arguments())) {}
 
   grpc::StatusCode Call(const std::string& method, const std::string& bytes) {
+    return Try(method, bytes).error_code();
+  }
+
+  grpc::Status Try(const std::string& method, const std::string& bytes,
+                   const std::vector<std::string>& authorizations = {}) {
     const grpc::Slice slice(bytes);
     const grpc::ByteBuffer request(&slice, 1);
     grpc::ByteBuffer response;
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(30)));
+    context.AddMetadata("other", "value");
+    for (const std::string& value : authorizations) context.AddMetadata("authorization", value);
     grpc::Status status;
     absl::Notification done;
     stub_.UnaryCall(&context, method, {}, &request, &response, [&](grpc::Status result) {
@@ -157,7 +170,7 @@ class RawClient {
       done.Notify();
     });
     done.WaitForNotification();
-    return status.error_code();
+    return status;
   }
 
  private:
@@ -451,6 +464,169 @@ TEST_F(SecurityTest, ATlsDirectoryThatIsNotThereIsNamed) {
   const auto server = Server::Start({.security = {.tls_dir = "/nowhere"}});
   EXPECT_TRUE(absl::IsNotFound(server.status())) << server.status();
   EXPECT_THAT(server.status().message(), HasSubstr("/nowhere/ca.crt: No such file"));
+}
+
+constexpr char kStatusMethod[] = "/signpost.AggregatorService/Status";
+
+// An aggregator that wants a service account's token besides the certificate.
+class TokenTest : public SecurityTest {
+ protected:
+  TokenTest() {
+    WriteText("jwks", JwksOf({issuer_.jwk()}));
+    WriteText("token", issuer_.Issue(Claims()));
+  }
+
+  void ServeWithTokens() {
+    ServerOptions options;
+    options.tokens = Tokens();
+    Serve(options);
+  }
+
+  TokenOptions Tokens() const {
+    return {PathOf("jwks"), {"iss", "signpost", {"system:serviceaccount:training:worker"}}};
+  }
+
+  static std::string Claims(const std::string& subject = "system:serviceaccount:training:worker") {
+    return absl::StrCat(R"({"iss":"iss","aud":["signpost"],"sub":")", subject, R"(","exp":)",
+                        absl::ToUnixSeconds(absl::Now() + absl::Hours(1)), "}");
+  }
+
+  std::string PathOf(const std::string& name) const { return absl::StrCat(directory_, "/", name); }
+  std::string WriteText(const std::string& name, const std::string& text) {
+    std::ofstream(PathOf(name + ".new")) << text;
+    std::filesystem::rename(PathOf(name + ".new"), PathOf(name));
+    return PathOf(name);
+  }
+
+  const TestIssuer issuer_{"first", "ES256"};
+};
+
+TEST_F(TokenTest, EachCallButHealthNeedsATokenToo) {
+  ServeWithTokens();
+  const std::string observer = Certify("observer", "spiffe://signpost/observer");
+  RawClient client(target_, SecurityOf(observer));
+  const std::string good = issuer_.Issue(Claims());
+  const TestIssuer stranger("first", "ES256");
+  struct Case {
+    std::vector<std::string> authorizations;
+    std::string why;
+  };
+  const std::vector<Case> cases = {
+      {{}, "spiffe://signpost/observer: the call has 0 tokens, wanted one"},
+      {{"Bearer " + good, "Bearer " + good}, "the call has 2 tokens"},
+      {{"Bearer "}, "it is no JSON Web Token"},
+      {{good}, "none of a bearer"},
+      {{"Basic " + good}, "none of a bearer"},
+      {{"Bearer " + good.substr(0, good.size() - 4)}, "its signature is not"},
+      {{"Bearer " + stranger.Issue(Claims())}, "its signature is not its key's"},
+      {{"Bearer " + issuer_.Issue(Claims("system:serviceaccount:training:other"))},
+       "its subject is 'system:serviceaccount:training:other'"},
+  };
+  for (const Case& c : cases) {
+    const grpc::Status status = client.Try(kStatusMethod, "", c.authorizations);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << c.why;
+    EXPECT_THAT(status.error_message(), HasSubstr(c.why));
+    EXPECT_THAT(status.error_message(), Not(HasSubstr(good)));
+  }
+  EXPECT_TRUE(client.Try(kStatusMethod, "", {"Bearer " + good}).ok());
+  EXPECT_TRUE(client.Try("/grpc.health.v1.Health/Check", "").ok());
+  // A token is no role.
+  EXPECT_EQ(client.Try("/signpost.AggregatorService/Leave", "", {"Bearer " + good}).error_code(),
+            grpc::StatusCode::PERMISSION_DENIED);
+}
+
+TEST_F(TokenTest, AJobTrainsWithTheBitsOfPlainText) {
+  ServeWithTokens();
+  const auto security =
+      SecurityOf(Certify("worker", "spiffe://signpost/worker/test"), PathOf("token"));
+  JobOptionsForTest job;
+  const auto connect = [&] {
+    std::vector<std::unique_ptr<Channel>> channels;
+    channels.push_back(ConnectToAggregator(target_, FailureTimeout(), nullptr, security));
+    return channels;
+  };
+  Cluster plain({});
+  EXPECT_EQ(Train(connect, job), Train(plain, job));
+}
+
+// The whole way to another key: publish both, sign with the new one, publish it alone.
+TEST_F(TokenTest, TokensAndKeysRotateWithoutAFailedCall) {
+  ServeWithTokens();
+  const std::string observer = Certify("observer", "spiffe://signpost/observer");
+  const auto kept = ConnectToAggregator(target_, FailureTimeout(), nullptr,
+                                        SecurityOf(observer, PathOf("token")));
+  RawClient other(target_, SecurityOf(observer));
+  const auto call_until = [&](const std::function<bool()>& taken) {
+    do {
+      ASSERT_TRUE(AskStatus(*kept).ok());
+    } while (!taken());
+  };
+  const auto is_good = [&](const std::string& token) {
+    return other.Try(kStatusMethod, "", {"Bearer " + token}).ok();
+  };
+  const TestIssuer next("second", "RS256");
+  const std::string first = issuer_.Issue(Claims()), second = next.Issue(Claims());
+  call_until([] { return true; });
+  WriteText("jwks", JwksOf({issuer_.jwk(), next.jwk()}));
+  call_until([&] { return is_good(second); });
+  WriteText("token", second);
+  const absl::Time shown = absl::Now() + absl::Seconds(1);  // the file is read again by then
+  call_until([&] { return absl::Now() > shown; });
+  WriteText("jwks", JwksOf({next.jwk()}));
+  call_until([&] { return !is_good(first); });
+  call_until([] { return true; });
+}
+
+TEST_F(TokenTest, HandlersDoNotSeeTokens) {
+  class Listener final : public grpc::CallbackGenericService {
+   public:
+    grpc::ServerGenericBidiReactor* CreateReactor(
+        grpc::GenericCallbackServerContext* context) override {
+      tokens += static_cast<int>(context->client_metadata().count("authorization"));
+      others += static_cast<int>(context->client_metadata().count("other"));
+      return grpc::CallbackGenericService::CreateReactor(context);
+    }
+    std::atomic<int> tokens = 0, others = 0;
+  };
+  const auto tls = *TlsCredentials::Load(aggregator_, [](const std::string&) {});
+  const auto ignore = [](const std::string&) {};
+  for (const bool wanted : {true, false}) {
+    auto verifier = wanted ? *TokenVerifier::Open(Tokens(), ignore) : nullptr;
+    const auto credentials = tls->ForServers();
+    credentials->SetAuthMetadataProcessor(
+        std::make_shared<Authorizer>(tls->identity(), std::move(verifier), ignore));
+    int port = 0;
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", credentials, &port);
+    Listener listener;
+    builder.RegisterCallbackGenericService(&listener);
+    const auto server = builder.BuildAndStart();
+    target_ = absl::StrCat("127.0.0.1:", port);
+    RawClient client(target_, SecurityOf(Certify("observer", "spiffe://signpost/observer")));
+    const auto status = client.Try(kStatusMethod, "", {"Bearer " + issuer_.Issue(Claims())});
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << status.error_message();
+    EXPECT_EQ(listener.tokens, 0);
+    EXPECT_EQ(listener.others, 1);
+  }
+}
+
+TEST_F(TokenTest, AreWantedWithMtlsOnly) {
+  EXPECT_TRUE(absl::IsFailedPrecondition(Server::Start({.tokens = Tokens()}).status()));
+  ServerOptions options;
+  options.security.tls_dir = aggregator_;
+  options.tokens.rules = Tokens().rules;
+  EXPECT_THAT(Server::Start(options).status().message(), HasSubstr("no JWKS file"));
+  options.tokens = Tokens();
+  options.listen = absl::StrCat("unix:", directory_, "/socket");
+  EXPECT_TRUE(absl::IsFailedPrecondition(Server::Start(options).status()));
+}
+
+TEST_F(TokenTest, ATokenFileThatIsNotThereIsNamed) {
+  const std::string worker = Certify("worker", "spiffe://signpost/worker");
+  const auto security = ClientSecurity::Open({.tls_dir = worker, .token_file = "/nowhere"},
+                                             {"127.0.0.1:1"}, [](const std::string&) {});
+  EXPECT_TRUE(absl::IsNotFound(security.status())) << security.status();
+  EXPECT_THAT(security.status().message(), HasSubstr("/nowhere"));
 }
 
 }  // namespace

@@ -30,7 +30,6 @@
 #include "absl/types/span.h"
 #include "proto/layout.h"
 #include "storage/section_file.h"
-#include "worker/onebit_adam.h"
 
 namespace signpost {
 

@@ -31,6 +31,7 @@
 #include "worker/adam_state.h"
 #include "worker/lamb_options.h"
 #include "worker/optimizer.h"
+#include "worker/optimizer_state.h"
 #include "worker/page_vector.h"
 #include "worker/zero_one_options.h"
 
@@ -107,21 +108,6 @@ absl::Status CheckRates(const OptimizerOptions& options, absl::Span<const GroupR
 // As they travel, with the schedule that the step has made.
 StepRates MessageOf(absl::Span<const GroupRates> rates, const Schedule& schedule);
 std::vector<GroupRates> RatesOf(const StepRates& message);
-
-// All that an optimizer remembers between two steps, parameters apart. Vectors are in layout order.
-struct OptimizerState {
-  Schedule schedule;            // its begun_steps is the next step
-  std::vector<float> error;     // this worker's; the rest is the same on all workers
-  std::vector<float> momentum;  // dense
-  std::vector<float> variance;  // as OneBitAdam::variance
-  // Of 1-bit LAMB; otherwise, or before its freeze step, empty.
-  std::vector<float> fresh_variance;
-  TensorScales scales;
-  // Of 0/1 Adam between two synchronisations, otherwise empty: the parameters after the last one,
-  // which are the same on all workers, and this one's sum. The momentum is this worker's, too.
-  std::vector<float> anchor;
-  std::vector<float> local_sum;
-};
 
 // Not thread-safe. Borrows layout, parameters and `gpu`, which has them; without it they are the
 // host's, and `threads` threads compress and apply each chunk, the caller's included. Not a bit

@@ -19,12 +19,11 @@
 #include "proto/frame.h"
 #include "proto/payload.h"
 #include "worker/gradient.h"
+#include "worker/optimizer_state.h"
 
 namespace signpost {
 
 struct GroupRates;
-
-using TensorScales = google::protobuf::RepeatedPtrField<TensorScale>;
 
 // The first block of a chunk whose gradient a local step had to leave alone.
 struct BlockLeftAlone {

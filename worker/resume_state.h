@@ -14,7 +14,7 @@
 #include "proto/aggregator.pb.h"
 #include "storage/disk.h"
 #include "worker/checkpoint_file.h"
-#include "worker/onebit_adam.h"
+#include "worker/optimizer_state.h"
 
 namespace signpost {
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 12
+ABI = 13
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
@@ -27,6 +27,7 @@ class Options(ctypes.Structure):
         ("aggregators", c_char_p),
         ("node", c_char_p),
         ("tls_dir", c_char_p),
+        ("token_file", c_char_p),
         ("job", c_char_p),
         ("rank", c_uint32),
         ("world_size", c_uint32),

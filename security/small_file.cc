@@ -1,0 +1,46 @@
+#include "security/small_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+
+namespace signpost {
+namespace {
+
+constexpr size_t kMaxFileBytes = size_t{1} << 20;
+
+absl::Status ReadError(const std::string& path, int error) {
+  const std::string message = absl::StrCat(path, ": ", std::strerror(error));
+  return error == ENOENT || error == ENOTDIR ? absl::NotFoundError(message)
+                                             : absl::PermissionDeniedError(message);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return ReadError(path, errno);
+  const absl::Cleanup closer = [fd] { close(fd); };
+  std::string contents(kMaxFileBytes + 1, '\0');
+  size_t size = 0;
+  while (size < contents.size()) {
+    const ssize_t got = read(fd, contents.data() + size, contents.size() - size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ReadError(path, errno);
+    if (got == 0) break;
+    size += got;
+  }
+  if (size > kMaxFileBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": more than a mebibyte"));
+  }
+  contents.resize(size);
+  contents.shrink_to_fit();
+  return contents;
+}
+
+}  // namespace signpost
