@@ -20,6 +20,7 @@
 #include "cli/command.h"
 #include "cli/demo_command.h"
 #include "cli/demo_worker_command.h"
+#include "cli/doctor_command.h"
 #include "cli/exit_code.h"
 #include "cli/probe_command.h"
 #include "cli/run_command.h"
@@ -66,8 +67,8 @@ int Main(std::vector<std::string> arguments) {
       AddDemoCommand(program),        AddRunCommand(program, tail), AddAggregatorCommand(program),
       AddWorkerCommand(program),      AddStatusCommand(program),    AddCheckpointCommand(program),
       AddChaosCommand(program, tail), AddBenchCommand(program),     AddCodecCommand(program),
-      AddCertCommand(program),        AddProbeCommand(program),     AddVersionCommand(program),
-      AddDemoWorkerCommand(program),
+      AddCertCommand(program),        AddProbeCommand(program),     AddDoctorCommand(program),
+      AddVersionCommand(program),     AddDemoWorkerCommand(program),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {

@@ -10,14 +10,9 @@
 #include "cli/exit_code.h"
 #include "kernels/device.h"
 #include "kernels/target.h"
+#include "proto/version.h"
 
 namespace signpost::cli {
-namespace {
-
-constexpr char kVersion[] = "0.1.0";
-
-}  // namespace
-
 std::string DescribeVersion() {
   std::vector<std::string> targets;
   for (const kernels::Target target : kernels::SupportedTargets()) {

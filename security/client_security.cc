@@ -26,8 +26,8 @@ absl::StatusOr<std::shared_ptr<const ClientSecurity>> ClientSecurity::Open(
   return client;
 }
 
-std::shared_ptr<grpc::ChannelCredentials> ClientSecurity::credentials() const {
-  return tls_ == nullptr ? grpc::InsecureChannelCredentials() : tls_->ForChannels();
+std::shared_ptr<grpc::ChannelCredentials> ClientSecurity::credentials(TlsCredentials::To to) const {
+  return tls_ == nullptr ? grpc::InsecureChannelCredentials() : tls_->ForChannels(to);
 }
 
 }  // namespace signpost

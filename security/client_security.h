@@ -31,7 +31,8 @@ class ClientSecurity {
   const Identity& identity() const { return tls_->identity(); }
 
   // Must not be used after this object.
-  std::shared_ptr<grpc::ChannelCredentials> credentials() const;
+  std::shared_ptr<grpc::ChannelCredentials> credentials(
+      TlsCredentials::To to = TlsCredentials::To::kAggregators) const;
 
  private:
   std::shared_ptr<TlsCredentials> tls_;                   // or null
