@@ -3,6 +3,7 @@
 #include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -21,6 +22,11 @@ const char* NameOf(Verdict verdict) {
     default:
       return "unknown";
   }
+}
+
+// What is to be seen stands last, where the eye is.
+int UrgencyOf(Verdict verdict) {
+  return verdict == FAULT ? 3 : verdict == WARNING ? 2 : verdict == UNCHECKED ? 1 : 0;
 }
 
 // On one line, without anything that is not to be read.
@@ -77,8 +83,12 @@ std::string FormatText(const DoctorReport& report) {
     faults += line.verdict() == FAULT ? 1 : 0;
     warnings += line.verdict() == WARNING ? 1 : 0;
   }
+  std::vector<DoctorLine> lines(report.lines().begin(), report.lines().end());
+  std::stable_sort(lines.begin(), lines.end(), [](const DoctorLine& a, const DoctorLine& b) {
+    return UrgencyOf(a.verdict()) < UrgencyOf(b.verdict());
+  });
   std::string text;
-  for (const DoctorLine& line : report.lines()) {
+  for (const DoctorLine& line : lines) {
     absl::StrAppendFormat(&text, "%-7s  %-*s  %-*s  %s\n", NameOf(line.verdict()), check_width,
                           Tame(line.check()), where_width, Tame(line.where()), Tame(line.text()));
     if (!line.mend().empty()) {

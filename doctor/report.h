@@ -30,8 +30,8 @@ class Reporter {
 
 bool HasFault(const DoctorReport& report);
 
-// For a person: a line for each, with "mend:" below a finding, and a last one that counts them.
-// What could stir a terminal is replaced: some lines come from other hosts.
+// For a person: a line for each, findings last, with "mend:" below them, and one that counts. What
+// could stir a terminal is replaced: some lines come from other hosts.
 std::string FormatText(const DoctorReport& report);
 
 // As protobuf writes JSON, with the fields' names as they are in doctor.proto.

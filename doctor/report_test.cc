@@ -8,22 +8,22 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Report, ShowsEachLineWithItsVerdictAndWhatMendsIt) {
+TEST(Report, ShowsFindingsLastWithWhatMendsThem) {
   DoctorReport report;
   Reporter to("host", report);
-  to.Fine("disk", "fast");
   to.Warn("proxy", "set", "unset http_proxy");
   EXPECT_FALSE(HasFault(report));
   to.Fault("mtu", "lost", "ip link");
+  to.Fine("disk", "fast");
   to.Unchecked("reach", "later");
   EXPECT_TRUE(HasFault(report));
   EXPECT_EQ(FormatText(report),
             "ok       disk   host  fast\n"
+            "unknown  reach  host  later\n"
             "WARNING  proxy  host  set\n"
             "         mend: unset http_proxy\n"
             "FAULT    mtu    host  lost\n"
             "         mend: ip link\n"
-            "unknown  reach  host  later\n"
             "4 checks: 1 fault, 1 warning\n");
   EXPECT_THAT(FormatJson(report), HasSubstr("\"verdict\": \"FAULT\""));
 }
