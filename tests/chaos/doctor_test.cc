@@ -353,6 +353,19 @@ TEST(DoctorHere, FindsThatOneSideSpeaksPlainText) {
              HasSubstr("speaks mTLS, and this host plain text"), HasSubstr("--tls-dir"));
 }
 
+TEST(DoctorHere, PredictsWhatALinkMakesOfTheJob) {
+  const Examined examined =
+      ExamineHere("--predict --link 100mbit --parameters 25000000 --workers 4 --compute-ms 200");
+  ExpectNothing(examined);
+  std::string predictions;
+  for (const DoctorLine& line : examined.report.lines()) {
+    if (line.check() == "prediction") absl::StrAppend(&predictions, line.text(), "\n");
+  }
+  EXPECT_THAT(predictions, AllOf(HasSubstr("25000000 parameters, 4 workers, 4 aggregators"),
+                                 HasSubstr("fp32: an exchange takes 13"), HasSubstr("bf16: "),
+                                 HasSubstr("1 bit: "), HasSubstr("one-bit saves")));
+}
+
 // --- Between hosts ---
 
 // `signpost doctor --listen` on a host.
