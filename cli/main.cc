@@ -20,6 +20,7 @@
 #include "cli/command.h"
 #include "cli/demo_command.h"
 #include "cli/demo_worker_command.h"
+#include "cli/doctor_command.h"
 #include "cli/exit_code.h"
 #include "cli/k8s_command.h"
 #include "cli/probe_command.h"
@@ -64,11 +65,11 @@ int Main(std::vector<std::string> arguments) {
       "Start with 'signpost demo'. Each command explains itself: signpost COMMAND --help\n"
       "In a checkout, './signpost test' runs every test.");
   const std::vector<Command> commands = {
-      AddDemoCommand(program),        AddRunCommand(program, tail),  AddAggregatorCommand(program),
-      AddWorkerCommand(program),      AddStatusCommand(program),     AddCheckpointCommand(program),
-      AddChaosCommand(program, tail), AddBenchCommand(program),      AddCodecCommand(program),
-      AddCertCommand(program),        AddProbeCommand(program),      AddK8sCommand(program, tail),
-      AddVersionCommand(program),     AddDemoWorkerCommand(program),
+      AddDemoCommand(program),        AddRunCommand(program, tail), AddAggregatorCommand(program),
+      AddWorkerCommand(program),      AddStatusCommand(program),    AddCheckpointCommand(program),
+      AddChaosCommand(program, tail), AddBenchCommand(program),     AddCodecCommand(program),
+      AddCertCommand(program),        AddProbeCommand(program),     AddK8sCommand(program, tail),
+      AddDoctorCommand(program),      AddVersionCommand(program),   AddDemoWorkerCommand(program),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {

@@ -1,4 +1,4 @@
-// The version of all of Signpost.
+// The version of all of Signpost, as aggregators tell it in their status.
 
 #ifndef SIGNPOST_PROTO_VERSION_H_
 #define SIGNPOST_PROTO_VERSION_H_

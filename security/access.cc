@@ -28,6 +28,16 @@ constexpr Grant kGrants[] = {
     {"/grpc.health.v1.Health/Check", PeerRole::kWorker},
     {"/grpc.health.v1.Health/Check", PeerRole::kObserver},
     {"/grpc.health.v1.Health/Check", PeerRole::kAdmin},
+    // Before a run, of hosts that will be any of these.
+    {"/signpost.DoctorService/Describe", PeerRole::kAggregator},
+    {"/signpost.DoctorService/Describe", PeerRole::kWorker},
+    {"/signpost.DoctorService/Describe", PeerRole::kAdmin},
+    {"/signpost.DoctorService/Try", PeerRole::kAggregator},
+    {"/signpost.DoctorService/Try", PeerRole::kWorker},
+    {"/signpost.DoctorService/Try", PeerRole::kAdmin},
+    {"/signpost.DoctorService/Swallow", PeerRole::kAggregator},
+    {"/signpost.DoctorService/Swallow", PeerRole::kWorker},
+    {"/signpost.DoctorService/Swallow", PeerRole::kAdmin},
 };
 
 // What a peer has sent, for messages and logs.

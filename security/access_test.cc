@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "doctor/doctor.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/aggregator.pb.h"
@@ -24,7 +25,7 @@ Identity Of(PeerRole role, std::optional<std::string> job = std::nullopt) {
   return {"signpost", role, std::move(job)};
 }
 
-// All methods that the aggregator has, and gRPC's own.
+// All methods that there are, and gRPC's own.
 std::set<std::string> Methods() {
   std::set<std::string> methods = {
       "/grpc.health.v1.Health/Check",
@@ -35,18 +36,21 @@ std::set<std::string> Methods() {
       "/signpost.AggregatorService/",
       "",
   };
-  const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
-      "signpost.AggregatorService");
-  EXPECT_NE(service, nullptr);
-  for (int i = 0; service != nullptr && i < service->method_count(); ++i) {
-    methods.insert(absl::StrCat("/", service->full_name(), "/", service->method(i)->name()));
+  for (const char* name : {"signpost.AggregatorService", "signpost.DoctorService"}) {
+    const auto* service =
+        google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
+    EXPECT_NE(service, nullptr) << name;
+    for (int i = 0; service != nullptr && i < service->method_count(); ++i) {
+      methods.insert(absl::StrCat("/", service->full_name(), "/", service->method(i)->name()));
+    }
   }
   return methods;
 }
 
 // A new method is in Methods() at once, and denied to all until it is here as well.
 TEST(Access, IsGrantedForWhatIsListedAndNothingElse) {
-  StatusRequest::descriptor();  // so that the service is known
+  StatusRequest::descriptor();  // so that the services are known
+  DoctorReport::descriptor();
   using enum PeerRole;
   const std::map<std::string, std::set<PeerRole>> granted = {
       {"/signpost.AggregatorService/Join", {kWorker}},
@@ -54,6 +58,9 @@ TEST(Access, IsGrantedForWhatIsListedAndNothingElse) {
       {"/signpost.AggregatorService/Leave", {kWorker}},
       {"/signpost.AggregatorService/ReadError", {kWorker}},
       {"/signpost.AggregatorService/Status", {kWorker, kObserver, kAdmin}},
+      {"/signpost.DoctorService/Describe", {kAggregator, kWorker, kAdmin}},
+      {"/signpost.DoctorService/Try", {kAggregator, kWorker, kAdmin}},
+      {"/signpost.DoctorService/Swallow", {kAggregator, kWorker, kAdmin}},
       {"/grpc.health.v1.Health/Check", {kAggregator, kWorker, kObserver, kAdmin}},
   };
   for (const std::string& method : Methods()) {

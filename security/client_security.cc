@@ -32,10 +32,10 @@ absl::StatusOr<std::shared_ptr<const ClientSecurity>> ClientSecurity::Open(
 }
 
 std::shared_ptr<grpc::ChannelCredentials> ClientSecurity::CredentialsFor(
-    const std::string& target) const {
+    const std::string& target, TlsCredentials::To to) const {
   if (tls_ == nullptr || IsUnixAddress(target)) return grpc::InsecureChannelCredentials();
-  if (token_ == nullptr) return tls_->ForChannels();
-  return grpc::CompositeChannelCredentials(tls_->ForChannels(), CredentialsOf(token_));
+  if (token_ == nullptr) return tls_->ForChannels(to);
+  return grpc::CompositeChannelCredentials(tls_->ForChannels(to), CredentialsOf(token_));
 }
 
 }  // namespace signpost

@@ -32,7 +32,8 @@ class ClientSecurity {
   const Identity& identity() const { return tls_->identity(); }
 
   // For that target: a unix: one is in plain text. Must not be used after this object.
-  std::shared_ptr<grpc::ChannelCredentials> CredentialsFor(const std::string& target) const;
+  std::shared_ptr<grpc::ChannelCredentials> CredentialsFor(
+      const std::string& target, TlsCredentials::To to = TlsCredentials::To::kAggregators) const;
 
  private:
   std::shared_ptr<TlsCredentials> tls_;                   // or null

@@ -30,14 +30,16 @@ constexpr absl::Duration kExpiryWarningInterval = absl::Hours(1);
 constexpr absl::Duration kRetirement = absl::Minutes(5);
 constexpr int kWarningShare = 5;  // of a certificate's time
 
-// Judges aggregators for those who connect to them. gRPC has verified the chain.
-class AggregatorVerifier final : public grpc::experimental::ExternalCertificateVerifier {
+// Judges servers for those who connect to them. gRPC has verified the chain.
+class ServerVerifier final : public grpc::experimental::ExternalCertificateVerifier {
  public:
-  explicit AggregatorVerifier(Identity own) : own_(std::move(own)) {}
+  ServerVerifier(Identity own, TlsCredentials::To to) : own_(std::move(own)), to_(to) {}
 
   bool Verify(grpc::experimental::TlsCustomVerificationCheckRequest* request,
               std::function<void(grpc::Status)>, grpc::Status* sync_status) override {
-    const absl::Status status = CheckAggregator(request->uri_names(), own_);
+    const absl::Status status = to_ == TlsCredentials::To::kAggregators
+                                    ? CheckAggregator(request->uri_names(), own_)
+                                    : IdentityOfPeer(request->uri_names(), own_).status();
     *sync_status = status.ok() ? grpc::Status::OK
                                : grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
                                               std::string(status.message()));
@@ -48,6 +50,7 @@ class AggregatorVerifier final : public grpc::experimental::ExternalCertificateV
 
  private:
   const Identity own_;
+  const TlsCredentials::To to_;
 };
 
 // For gRPC's watcher, which reads them by path as often as it likes.
@@ -237,7 +240,7 @@ void TlsCredentials::WarnOfExpiry(absl::Time now) {
       "; a new one in its place is used without a restart (`signpost cert issue`)"));
 }
 
-std::shared_ptr<grpc::ChannelCredentials> TlsCredentials::ForChannels() const {
+std::shared_ptr<grpc::ChannelCredentials> TlsCredentials::ForChannels(To to) const {
   grpc::experimental::TlsChannelCredentialsOptions options;
   options.set_certificate_provider(files_->provider());
   options.watch_root_certs();
@@ -245,7 +248,7 @@ std::shared_ptr<grpc::ChannelCredentials> TlsCredentials::ForChannels() const {
   options.set_verify_server_certs(true);
   options.set_check_call_host(false);
   options.set_certificate_verifier(
-      grpc::experimental::ExternalCertificateVerifier::Create<AggregatorVerifier>(identity_));
+      grpc::experimental::ExternalCertificateVerifier::Create<ServerVerifier>(identity_, to));
   return grpc::experimental::TlsCredentials(options);
 }
 

@@ -38,10 +38,12 @@ class TlsCredentials {
   const Identity& identity() const { return identity_; }
   absl::Time valid_until() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // For connections to aggregators: a server is one if its certificate has that role, this trust
-  // domain, and this identity's job or all jobs. Names of hosts are not looked at. Must not be used
-  // after this object.
-  std::shared_ptr<grpc::ChannelCredentials> ForChannels() const;
+  // For connections to whom. Names of hosts are not looked at. Must not be used after this object.
+  //
+  // To aggregators: a server is one if its certificate has that role, this trust
+  // domain, and this identity's job or all jobs. To members: whoever is of this trust domain.
+  enum class To { kAggregators, kMembers };
+  std::shared_ptr<grpc::ChannelCredentials> ForChannels(To to = To::kAggregators) const;
 
   // For servers that only talk to who has a certificate. What those may do is for an Authorizer.
   // Must not be used after this object.

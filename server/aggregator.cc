@@ -12,6 +12,7 @@
 #include "failpoint/failpoint.h"
 #include "proto/custom_codec.h"
 #include "proto/try_again.h"
+#include "proto/version.h"
 
 namespace signpost {
 namespace {
@@ -624,6 +625,7 @@ StatusResponse Aggregator::Status(const StatusRequest& request) const {
   StatusResponse response;
   response.set_shard(options_.shard);
   response.set_shard_count(options_.shard_count);
+  response.set_version(kVersion);
   std::vector<std::shared_ptr<const Job>> jobs;
   {
     absl::MutexLock lock(&mutex_);

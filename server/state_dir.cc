@@ -76,6 +76,29 @@ absl::StatusOr<int> Lock(const std::string& directory) {
                                              "` names it): two cannot serve one shard"));
 }
 
+// How often the directory has been served. NOT_FOUND: never; FAILED_PRECONDITION: not by that
+// shard.
+absl::StatusOr<uint64_t> GenerationOf(Disk& disk, ShardId shard) {
+  const absl::StatusOr<std::string> identity = disk.Read(kIdentity);
+  if (!identity.ok()) return identity.status();
+  ShardId found;
+  uint64_t generation = 0;
+  if (std::sscanf(identity->c_str(), kIdentityFormat, &found.shard, &found.shard_count,
+                  &generation) != 3 ||
+      IdentityOf(found, generation) != *identity ||
+      generation == std::numeric_limits<uint64_t>::max()) {
+    return absl::FailedPreconditionError(
+        "it belongs to another version of signpost, or is none of its directories: its file "
+        "'identity' is not understood");
+  }
+  if (found.shard != shard.shard || found.shard_count != shard.shard_count) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("it belongs to shard %d of %d, and this aggregator is shard %d of %d",
+                        found.shard, found.shard_count, shard.shard, shard.shard_count));
+  }
+  return generation;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StateDir>> StateDir::Open(const std::string& path, ShardId shard) {
@@ -106,25 +129,18 @@ StateDir::~StateDir() {
   if (lock_fd_ >= 0) close(lock_fd_);
 }
 
+absl::Status StateDir::CheckShard(const std::string& path, ShardId shard) {
+  const std::unique_ptr<Disk> disk = OpenDirectory(path);
+  const absl::Status status = GenerationOf(*disk, shard).status();
+  return absl::IsNotFound(status) ? absl::OkStatus() : status;
+}
+
 absl::Status StateDir::CountGeneration(ShardId shard) {
-  absl::StatusOr<std::string> identity = disk_.Read(kIdentity);
-  if (identity.ok()) {
-    ShardId found;
-    if (std::sscanf(identity->c_str(), kIdentityFormat, &found.shard, &found.shard_count,
-                    &generation_) != 3 ||
-        IdentityOf(found, generation_) != *identity ||
-        generation_ == std::numeric_limits<uint64_t>::max()) {
-      return absl::FailedPreconditionError(
-          "it belongs to another version of signpost, or is none of its directories: its file "
-          "'identity' is not understood");
-    }
-    if (found.shard != shard.shard || found.shard_count != shard.shard_count) {
-      return absl::FailedPreconditionError(
-          absl::StrFormat("it belongs to shard %d of %d, and this aggregator is shard %d of %d",
-                          found.shard, found.shard_count, shard.shard, shard.shard_count));
-    }
-  } else if (!absl::IsNotFound(identity.status())) {
-    return identity.status();
+  const absl::StatusOr<uint64_t> generation = GenerationOf(disk_, shard);
+  if (generation.ok()) {
+    generation_ = *generation;
+  } else if (!absl::IsNotFound(generation.status())) {
+    return generation.status();
   }
   ++generation_;
   return Replace(disk_, kIdentity, {IdentityOf(shard, generation_)});

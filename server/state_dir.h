@@ -33,6 +33,10 @@ class StateDir {
   // The same, without the lock, on a disk that outlives it.
   static absl::StatusOr<std::unique_ptr<StateDir>> Open(Disk& disk, ShardId shard);
 
+  // Whether Open would find it of that shard and version. Changes nothing; OK when nothing is
+  // there.
+  static absl::Status CheckShard(const std::string& path, ShardId shard);
+
   ~StateDir();
 
   uint64_t generation() const { return generation_; }  // the first one is 1

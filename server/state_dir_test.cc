@@ -118,6 +118,15 @@ class StateDirTest : public ::testing::Test {
   const std::string path_;
 };
 
+TEST_F(StateDirTest, CanBeAskedWhoseItIsWithoutBeingServed) {
+  EXPECT_TRUE(StateDir::CheckShard(path_, kShard).ok());  // there is nothing
+  const uint64_t generation = Open({0, 2})->generation();
+  EXPECT_TRUE(StateDir::CheckShard(path_, {0, 2}).ok());
+  EXPECT_THAT(StateDir::CheckShard(path_, {1, 2}).message(),
+              HasSubstr("it belongs to shard 0 of 2, and this aggregator is shard 1 of 2"));
+  EXPECT_EQ(Open({0, 2})->generation(), generation + 1);
+}
+
 TEST_F(StateDirTest, BringsBackWhatWasSaved) {
   ASSERT_TRUE(Save(*Open(), TestState()).ok());
   const auto recovered = Recover();

@@ -1,0 +1,242 @@
+// What the checks find in facts that are given to them.
+
+#include "doctor/aggregators.h"
+#include "doctor/comparison.h"
+#include "doctor/gpu.h"
+#include "doctor/hosts.h"
+#include "doctor/job.h"
+#include "doctor/limits.h"
+#include "doctor/name.h"
+#include "doctor/proxy.h"
+#include "doctor/state_disk.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/version.h"
+
+namespace signpost::doctor {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Those of warnings and faults, as "check where".
+std::vector<std::string> Findings(const DoctorReport& report) {
+  std::vector<std::string> findings;
+  for (const DoctorLine& line : report.lines()) {
+    if (line.verdict() == FINE || line.verdict() == UNCHECKED) continue;
+    EXPECT_FALSE(line.mend().empty()) << line.DebugString();
+    findings.push_back(line.check() + " " + line.where());
+  }
+  return findings;
+}
+
+using Found = std::vector<std::string>;
+
+TEST(Proxies, AreExceptedByNameDomainAndNetwork) {
+  EXPECT_TRUE(IsExcepted("10.0.0.1", "localhost, 10.0.0.1"));
+  EXPECT_TRUE(IsExcepted("10.0.7.1", "10.0.0.0/16"));
+  EXPECT_FALSE(IsExcepted("10.1.0.1", "10.0.0.0/16"));
+  EXPECT_TRUE(IsExcepted("10.1.0.1", "0.0.0.0/0"));
+  EXPECT_FALSE(IsExcepted("10.1.0.1", "10.0.0.0/33"));
+  EXPECT_TRUE(IsExcepted("a.cluster.local", ".cluster.local"));
+  EXPECT_TRUE(IsExcepted("a.cluster.local", "*.local"));
+  EXPECT_TRUE(IsExcepted("anything", "*"));
+  EXPECT_FALSE(IsExcepted("a-cluster.local", "cluster.local"));
+  EXPECT_FALSE(IsExcepted("a", ""));
+}
+
+TEST(Names, BehindLoopbackAreOfOtherHostsThanLocalhost) {
+  ResolvedName name;
+  name.set_host("b");
+  name.add_addresses("127.0.1.1");
+  EXPECT_TRUE(IsHiddenBehindLoopback(name));
+  name.add_addresses("10.0.0.2");
+  EXPECT_FALSE(IsHiddenBehindLoopback(name));
+  name.clear_addresses();
+  EXPECT_FALSE(IsHiddenBehindLoopback(name));
+  for (const char* local : {"localhost", "127.0.0.1", "::1"}) {
+    EXPECT_FALSE(IsHiddenBehindLoopback(Resolve(local))) << local;
+  }
+  EXPECT_EQ(HostOf("[::1]:70"), "::1");
+  EXPECT_EQ(HostOf("a:70"), "a");
+  EXPECT_EQ(PortOf("[::1]:70"), "70");
+}
+
+TEST(Memory, IsForWorkersAndTheAggregatorOfThisHost) {
+  Job job = {.workers = 4, .parameters = 100'000'000};
+  EXPECT_EQ(WorkerBytes(job), 3'600'000'000);
+  job.warm_up_bytes = 2;
+  EXPECT_EQ(WorkerBytes(job), 2'800'000'000);
+  job.shard = ShardId{1, 2};
+  job.local_workers = 2;
+  // Of 50M parameters, and four chunks of each of four workers.
+  EXPECT_EQ(AggregatorBytes(job), 50'000'000 * 6 + 4 * 4 * (2 << 20) * 2);
+  EXPECT_EQ(StateBytes(job), 3 * 50'000'000 * 6);
+  const uint64_t needed = 2 * WorkerBytes(job) + AggregatorBytes(job);
+  for (const bool enough : {true, false}) {
+    DoctorReport report;
+    Reporter to("here", report);
+    CheckLimits({1024, 1024, needed - (enough ? 0 : 1), "this machine"}, job, to);
+    EXPECT_EQ(Findings(report), enough ? Found() : Found{"memory here"});
+  }
+}
+
+TEST(OpenFiles, AreAsManyAsWorkers) {
+  const Job job = {.workers = 1000};
+  DoctorReport report;
+  Reporter to("here", report);
+  CheckLimits({1024, 4096, 1 << 30, "this machine"}, job, to);
+  EXPECT_EQ(Findings(report), Found{"open files here"});
+  EXPECT_THAT(report.lines(0).mend(), HasSubstr("ulimit -n 4096"));
+}
+
+TEST(Gpu, IsLookedForWhenItIsAskedFor) {
+  GpuFacts facts = {.has_driver = true, .devices = "cuda: NVIDIA H200"};
+  facts.torch = TorchFacts{"2.4.0", /*sees_gpu=*/false};
+  DoctorReport report;
+  Reporter to("here", report);
+  CheckGpu(facts, {}, to);
+  EXPECT_THAT(Findings(report), IsEmpty());
+  CheckGpu(facts, {.gpu = 0}, to);
+  EXPECT_EQ(Findings(report), Found{"pytorch here"});
+  facts.torch->value().sees_gpu = true;
+  facts.kernels = absl::UnavailableError("no such GPU");
+  CheckGpu(facts, {.gpu = 7}, to);
+  EXPECT_EQ(Findings(report), (Found{"pytorch here", "gpu here"}));
+}
+
+TEST(AggregatorStatus, TellsWarningsOfItsStart) {
+  StatusResponse status;
+  status.set_version(kVersion);
+  status.set_shard_count(1);
+  DoctorReport report;
+  Reporter to("here", report);
+  CheckAggregatorStatus(status, "a:1", 0, 1, to);
+  EXPECT_THAT(Findings(report), IsEmpty());
+  status.add_warnings("a job was given up");
+  CheckAggregatorStatus(status, "a:1", 0, 1, to);
+  EXPECT_EQ(Findings(report), Found{"aggregator here"});
+  status.clear_warnings();
+  status.clear_version();
+  CheckAggregatorStatus(status, "a:1", 0, 1, to);
+  EXPECT_EQ(Findings(report), (Found{"aggregator here", "version here"}));
+}
+
+// Hosts "a:1", "b:1" ... that were asked, with paths of 10 Gbit/s between them.
+Hosts HealthyHosts(size_t count) {
+  Hosts hosts;
+  for (size_t i = 0; i < count; ++i) {
+    Host host = {.address = std::string(1, static_cast<char>('a' + i)) + ":1"};
+    host.facts.emplace().set_version(kVersion);
+    for (size_t name = 0; name < count; ++name) {
+      ResolvedName& seen = *host.facts->add_names();
+      seen.set_host(std::string(1, static_cast<char>('a' + name)));
+      seen.add_addresses("10.0.0." + std::to_string(name));
+    }
+    hosts.hosts.push_back(std::move(host));
+  }
+  hosts.paths.resize(count, std::vector<std::optional<PathFacts>>(count));
+  for (size_t from = 0; from < count; ++from) {
+    for (size_t to = 0; to < count; ++to) {
+      if (from == to) continue;
+      PathFacts& path = hosts.paths[from][to].emplace();
+      path.set_interface("eth0");
+      path.set_local_address("10.0.0." + std::to_string(from));
+      path.set_mtu(1500);
+      path.set_bits_per_s(10e9);
+    }
+  }
+  return hosts;
+}
+
+void SetFinding(const std::string& check, PathFacts& path) {
+  path.set_bits_per_s(0);
+  DoctorLine& line = *path.add_findings();
+  line.set_verdict(FAULT);
+  line.set_check(check);
+  line.set_mend("mend it");
+}
+
+TEST(BetweenHosts, NothingIsFoundWhereAllIsWell) {
+  for (const size_t count : {1, 2, 3, 8}) {
+    EXPECT_THAT(Findings(CheckHosts(HealthyHosts(count))), IsEmpty()) << count;
+  }
+  EXPECT_EQ(SlowestRate(HealthyHosts(3)), 10e9);
+}
+
+TEST(BetweenHosts, VersionsMustBeTheSame) {
+  Hosts hosts = HealthyHosts(2);
+  hosts.hosts[1].facts->set_version("0.0.9");
+  const DoctorReport report = CheckHosts(hosts);
+  EXPECT_EQ(Findings(report), Found{"version all hosts"});
+  EXPECT_THAT(report.lines(0).text(), HasSubstr("0.0.9 on b:1"));
+}
+
+TEST(BetweenHosts, ClocksAreComparedWithTheMedian) {
+  Hosts hosts = HealthyHosts(3);
+  // Who asked may be the one that is wrong.
+  for (Host& host : hosts.hosts) host.clock_ahead_s = -100;
+  EXPECT_THAT(Findings(CheckHosts(hosts)), IsEmpty());
+  hosts.hosts[0].clock_ahead_s = 0;
+  EXPECT_EQ(Findings(CheckHosts(hosts)), Found{"clock a:1"});
+  EXPECT_FALSE(HasFault(CheckHosts(hosts)));
+  hosts.hosts[0].clock_ahead_s = 1000;
+  EXPECT_TRUE(HasFault(CheckHosts(hosts)));
+}
+
+TEST(BetweenHosts, NamesMustStandForTheSameEverywhere) {
+  Hosts hosts = HealthyHosts(3);
+  hosts.hosts[2].facts->mutable_names(1)->set_addresses(0, "10.9.9.9");
+  const DoctorReport report = CheckHosts(hosts);
+  EXPECT_EQ(Findings(report), Found{"name c:1"});
+}
+
+TEST(BetweenHosts, AHostThatNobodyReachesIsOneFinding) {
+  Hosts hosts = HealthyHosts(4);
+  for (const size_t from : {0, 1, 2}) SetFinding("reach", *hosts.paths[from][3]);
+  EXPECT_EQ(Findings(CheckHosts(hosts)), Found{"reach d:1"});
+  // And one that some reach is a finding for each that does not.
+  hosts = HealthyHosts(4);
+  SetFinding("reach", *hosts.paths[1][3]);
+  SetFinding("reach", *hosts.paths[2][3]);
+  EXPECT_EQ(Findings(CheckHosts(hosts)), (Found{"reach b:1 -> d:1", "reach c:1 -> d:1"}));
+}
+
+TEST(BetweenHosts, PacketsThatAreLostBothWaysAreOneFinding) {
+  Hosts hosts = HealthyHosts(2);
+  SetFinding("mtu", *hosts.paths[0][1]);
+  SetFinding("mtu", *hosts.paths[1][0]);
+  EXPECT_EQ(Findings(CheckHosts(hosts)), Found{"mtu b:1 -> a:1"});
+}
+
+TEST(BetweenHosts, ASlowLinkIsTheHostsThatHasItsShareInAllSlowPaths) {
+  Hosts hosts = HealthyHosts(4);
+  for (const size_t other : {0, 1, 3}) {
+    hosts.paths[other][2]->set_bits_per_s(1e9);
+    hosts.paths[2][other]->set_bits_per_s(1e9);
+  }
+  EXPECT_EQ(Findings(CheckHosts(hosts)), Found{"bandwidth c:1"});
+  EXPECT_EQ(SlowestRate(hosts), 1e9);
+  // Between two that are fast otherwise it is the path's.
+  hosts = HealthyHosts(4);
+  hosts.paths[1][2]->set_bits_per_s(10e6);
+  EXPECT_EQ(Findings(CheckHosts(hosts)), Found{"bandwidth b:1 -> c:1"});
+}
+
+TEST(BetweenHosts, ALinkIsHeldAgainstWhatItsInterfaceSays) {
+  Hosts hosts = HealthyHosts(2);
+  hosts.paths[0][1]->set_link_mbit(1000);
+  hosts.paths[0][1]->set_bits_per_s(240e6);
+  EXPECT_EQ(Findings(CheckHosts(hosts)), Found{"bandwidth a:1 -> b:1"});
+  hosts.paths[0][1]->set_bits_per_s(260e6);
+  EXPECT_THAT(Findings(CheckHosts(hosts)), IsEmpty());
+}
+
+TEST(BetweenHosts, WhatAHostFoundAboutItselfIsToldOnce) {
+  Hosts hosts = HealthyHosts(2);
+  Reporter("b:1", *hosts.hosts[1].facts->mutable_report()).Fault("disk", "full", "df");
+  EXPECT_EQ(Findings(CheckHosts(hosts)), Found{"disk b:1"});
+}
+
+}  // namespace
+}  // namespace signpost::doctor

@@ -1,0 +1,320 @@
+#include "doctor/comparison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "doctor/name.h"
+#include "doctor/path.h"
+#include "doctor/report.h"
+
+namespace signpost::doctor {
+namespace {
+
+// Certificates are valid from five minutes before they are made.
+constexpr double kFaultClockSeconds = 240, kWarningClockSeconds = 1;
+
+constexpr double kLeastBitsPerSecond = 100e6;
+// Of what its interface says it has, up to so much: one connection need not fill more.
+constexpr double kLeastShare = 0.25, kJudgedMbit = 1000;
+// Of the median of all hosts, and only below so much.
+constexpr double kLeastShareOfOthers = 0.25, kComparedBitsPerSecond = 2.5e9;
+
+double Median(std::vector<double> numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  const size_t size = numbers.size();
+  return (numbers[(size - 1) / 2] + numbers[size / 2]) / 2;
+}
+
+std::string Rate(double bits_per_s) {
+  return bits_per_s >= 1e9 ? absl::StrFormat("%.3g Gbit/s", bits_per_s / 1e9)
+                           : absl::StrFormat("%.3g Mbit/s", bits_per_s / 1e6);
+}
+
+// Of all that were asked, by index.
+std::vector<size_t> Asked(const Hosts& hosts) {
+  std::vector<size_t> asked;
+  for (size_t i = 0; i < hosts.hosts.size(); ++i) {
+    if (hosts.hosts[i].facts) asked.push_back(i);
+  }
+  return asked;
+}
+
+void CheckVersions(const Hosts& hosts, DoctorReport& report) {
+  std::map<std::string, std::vector<std::string>> by_version;
+  for (const size_t i : Asked(hosts)) {
+    by_version[hosts.hosts[i].facts->version()].push_back(hosts.hosts[i].address);
+  }
+  if (by_version.size() < 2) return;
+  std::vector<std::string> all;
+  for (const auto& [version, addresses] : by_version) {
+    all.push_back(absl::StrCat(version, " on ", absl::StrJoin(addresses, ", ")));
+  }
+  Reporter("all hosts", report)
+      .Fault("version", absl::StrCat("versions differ: ", absl::StrJoin(all, "; ")),
+             "the same version on all hosts; `signpost version` tells");
+}
+
+void CheckClocks(const Hosts& hosts, DoctorReport& report) {
+  const std::vector<size_t> asked = Asked(hosts);
+  if (asked.size() < 2) return;
+  std::vector<double> ahead;
+  for (const size_t i : asked) ahead.push_back(hosts.hosts[i].clock_ahead_s);
+  // Of two hosts it is not known whose is wrong.
+  const double right = asked.size() == 2 ? ahead[0] : Median(ahead);
+  double most = 0;
+  for (size_t n = 0; n < asked.size(); ++n) {
+    const double off = ahead[n] - right;
+    most = std::max(most, std::abs(off));
+    if (std::abs(off) < kWarningClockSeconds) continue;
+    const std::string than = asked.size() == 2 ? hosts.hosts[asked[0]].address : "the others'";
+    Reporter to(hosts.hosts[asked[n]].address, report);
+    const std::string text = absl::StrFormat("the clock is %.1f s %s %s", std::abs(off),
+                                             off > 0 ? "ahead of" : "behind", than);
+    constexpr char kMend[] =
+        "timedatectl set-ntp true, on the host that is wrong; chronyc tracking, or timedatectl "
+        "timesync-status, shows whether it is kept";
+    if (std::abs(off) >= kFaultClockSeconds) {
+      to.Fault("clock", absl::StrCat(text, ": new certificates are not valid yet on one side"),
+               kMend);
+    } else {
+      to.Warn("clock", absl::StrCat(text, ": logs of hosts do not line up"), kMend);
+    }
+  }
+  if (most < kWarningClockSeconds) {
+    Reporter("all hosts", report).Fine("clock", absl::StrFormat("at most %.2g s apart", most));
+  }
+}
+
+// As most others see it; empty: nobody knows it.
+std::set<std::string> AddressesFor(const Hosts& hosts, size_t name) {
+  std::map<std::set<std::string>, int> votes;
+  for (const size_t i : Asked(hosts)) {
+    const ResolvedName& seen = hosts.hosts[i].facts->names(static_cast<int>(name));
+    const std::set<std::string> addresses(seen.addresses().begin(), seen.addresses().end());
+    // Itself may have it as loopback.
+    if (!addresses.empty()) votes[addresses] += IsHiddenBehindLoopback(seen) ? 1 : 1024;
+  }
+  if (votes.empty()) return {};
+  return std::max_element(votes.begin(), votes.end(),
+                          [](const auto& a, const auto& b) { return a.second < b.second; })
+      ->first;
+}
+
+void CheckName(const ResolvedName& seen, const std::set<std::string>& wanted, Reporter& to) {
+  const std::string right = absl::StrJoin(wanted, ", ");
+  const std::string mend = absl::StrCat(
+      "sed -i '/[[:space:]]", seen.host(), "$/d' /etc/hosts && echo '",
+      wanted.empty() ? "ADDRESS" : *wanted.begin(), " ", seen.host(), "' >> /etc/hosts");
+  if (!seen.error().empty()) {
+    to.Fault("name", absl::StrCat("'", seen.host(), "' is not known here: ", seen.error()), mend);
+  } else if (std::none_of(seen.addresses().begin(), seen.addresses().end(),
+                          [&](const std::string& address) { return wanted.contains(address); })) {
+    to.Fault("name",
+             absl::StrCat("'", seen.host(), "' is ", absl::StrJoin(seen.addresses(), ", "),
+                          " here, and ", right, " for others",
+                          IsHiddenBehindLoopback(seen)
+                              ? ": what listens by that name is reached by nobody else"
+                              : ""),
+             mend);
+  }
+}
+
+void CheckNamesOfAll(const Hosts& hosts, DoctorReport& report) {
+  for (size_t name = 0; name < hosts.hosts.size(); ++name) {
+    const std::set<std::string> wanted = AddressesFor(hosts, name);
+    for (const size_t i : Asked(hosts)) {
+      const ResolvedName& seen = hosts.hosts[i].facts->names(static_cast<int>(name));
+      if (!IsName(seen.host())) continue;
+      Reporter to(hosts.hosts[i].address, report);
+      CheckName(seen, wanted, to);
+    }
+  }
+}
+
+std::string Arrow(const Hosts& hosts, size_t from, size_t to) {
+  return absl::StrCat(hosts.hosts[from].address, " -> ", hosts.hosts[to].address);
+}
+
+// Whether nobody who was asked gets to it, and all say the same.
+bool IsReachedByNobody(const Hosts& hosts, size_t to) {
+  std::set<std::string> checks;
+  for (size_t from = 0; from < hosts.hosts.size(); ++from) {
+    if (from == to || !hosts.paths[from][to]) continue;
+    const PathFacts& path = *hosts.paths[from][to];
+    checks.insert(path.findings().empty() ? "" : path.findings(0).check());
+  }
+  return checks.empty() || (checks.size() == 1 && !checks.contains(""));
+}
+
+void AddFinding(DoctorLine line, const std::string& where, DoctorReport& report) {
+  line.set_where(where);
+  *report.add_lines() = std::move(line);
+}
+
+void TellGoodPaths(const Hosts& hosts, DoctorReport& report) {
+  for (size_t from = 0; from < hosts.hosts.size(); ++from) {
+    for (size_t to = 0; to < hosts.hosts.size(); ++to) {
+      if (!hosts.paths[from][to] || !hosts.paths[from][to]->findings().empty()) continue;
+      const PathFacts& path = *hosts.paths[from][to];
+      Reporter(Arrow(hosts, from, to), report)
+          .Fine("path", absl::StrCat(Describe(path), ", ", Rate(path.bits_per_s())));
+    }
+  }
+}
+
+// A host that nobody gets to is one finding, and so is a pair that loses packets both ways.
+void CheckPaths(const Hosts& hosts, DoctorReport& report) {
+  std::set<std::pair<size_t, size_t>> told;  // pairs whose packets are lost
+  for (size_t to = 0; to < hosts.hosts.size(); ++to) {
+    const bool nobody = hosts.hosts.size() > 2 && IsReachedByNobody(hosts, to);
+    bool is_told = false;
+    for (size_t from = 0; from < hosts.hosts.size(); ++from) {
+      if (!hosts.paths[from][to]) continue;
+      const PathFacts& path = *hosts.paths[from][to];
+      for (const DoctorLine& line : path.findings()) {
+        if (line.check() == "name") continue;  // CheckNamesOfAll has told
+        if (nobody && std::exchange(is_told, true)) continue;
+        const bool is_mtu = line.check() == "mtu";
+        if (is_mtu && !told.insert(std::minmax(from, to)).second) continue;
+        AddFinding(line, nobody ? hosts.hosts[to].address : Arrow(hosts, from, to), report);
+        is_told = true;
+      }
+    }
+    if (hosts.hosts[to].facts) continue;
+    const bool was_mtu = std::any_of(told.begin(), told.end(), [to](const auto& pair) {
+      return pair.first == to || pair.second == to;
+    });
+    for (const DoctorLine& line : hosts.hosts[to].findings) {
+      if (is_told || was_mtu) break;
+      AddFinding(line, hosts.hosts[to].address, report);
+    }
+    Reporter(hosts.hosts[to].address, report)
+        .Unchecked("host", "it could not be asked what it finds");
+  }
+}
+
+void CheckMtus(const Hosts& hosts, DoctorReport& report) {
+  std::map<uint32_t, std::set<std::string>> by_mtu;
+  for (const auto& paths : hosts.paths) {
+    for (const auto& path : paths) {
+      if (!path || path->mtu() == 0 || path->interface() == "lo") continue;
+      by_mtu[path->mtu()].insert(absl::StrCat(path->local_address(), " (", path->interface(), ")"));
+    }
+  }
+  if (by_mtu.size() < 2) return;
+  std::vector<std::string> all;
+  for (const auto& [mtu, interfaces] : by_mtu) {
+    all.push_back(absl::StrCat(mtu, " at ", absl::StrJoin(interfaces, ", ")));
+  }
+  Reporter("all hosts", report)
+      .Warn("mtu", absl::StrCat("MTUs differ: ", absl::StrJoin(all, "; ")),
+            "ip link set dev INTERFACE mtu N: the same on all hosts of a network, and no more than "
+            "its switches carry");
+}
+
+// The best that each host sent or received; 0: nothing.
+std::vector<double> BestRates(const Hosts& hosts) {
+  std::vector<double> best(hosts.hosts.size());
+  for (size_t from = 0; from < best.size(); ++from) {
+    for (size_t to = 0; to < best.size(); ++to) {
+      if (!hosts.paths[from][to]) continue;
+      const double rate = hosts.paths[from][to]->bits_per_s();
+      best[from] = std::max(best[from], rate);
+      best[to] = std::max(best[to], rate);
+    }
+  }
+  return best;
+}
+
+// What less than that is a finding.
+double LeastRate(const PathFacts& path) {
+  return std::max(kLeastBitsPerSecond,
+                  kLeastShare * 1e6 * std::min<double>(path.link_mbit(), kJudgedMbit));
+}
+
+void WarnOfRate(const std::string& where, double rate, const PathFacts& path,
+                const std::string& than, DoctorReport& report) {
+  Reporter(where, report)
+      .Warn("bandwidth",
+            absl::StrCat(Rate(rate), " come through", than, "; ", path.interface(), " says ",
+                         path.link_mbit() > 0 ? absl::StrCat(path.link_mbit(), " Mbit/s")
+                                              : "nothing of its speed"),
+            absl::StrCat("ethtool ", path.interface(),
+                         " shows what was negotiated (a cable, a "
+                         "switch port); tc qdisc show dev ",
+                         path.interface(), " whether it is shaped"));
+}
+
+// Calls `look(from, to, path)` for each path whose bandwidth was measured.
+template <typename Look>
+void ForEachRate(const Hosts& hosts, const Look& look) {
+  for (size_t from = 0; from < hosts.hosts.size(); ++from) {
+    for (size_t to = 0; to < hosts.hosts.size(); ++to) {
+      const std::optional<PathFacts>& path = hosts.paths[from][to];
+      if (path && path->bits_per_s() > 0) look(from, to, *path);
+    }
+  }
+}
+
+// Of three hosts or more it shows whose link is slow: theirs whose best path is. Returns them.
+std::set<size_t> WarnOfSlowHosts(const Hosts& hosts, DoctorReport& report) {
+  const std::vector<double> best = BestRates(hosts);
+  std::vector<double> measured;
+  std::copy_if(best.begin(), best.end(), std::back_inserter(measured),
+               [](double rate) { return rate > 0; });
+  if (measured.size() < 3) return {};
+  const double others = Median(measured);
+  const double least_of_others = std::min(kLeastShareOfOthers * others, kComparedBitsPerSecond);
+  std::set<size_t> slow;
+  ForEachRate(hosts, [&](size_t from, size_t, const PathFacts& path) {
+    if (best[from] >= std::max(LeastRate(path), least_of_others)) return;
+    if (!slow.insert(from).second) return;
+    WarnOfRate(hosts.hosts[from].address, best[from], path,
+               absl::StrCat(" at most, and ", Rate(others), " elsewhere"), report);
+  });
+  return slow;
+}
+
+void CheckRates(const Hosts& hosts, DoctorReport& report) {
+  const std::set<size_t> slow = WarnOfSlowHosts(hosts, report);
+  std::set<std::pair<size_t, size_t>> told;
+  ForEachRate(hosts, [&](size_t from, size_t to, const PathFacts& path) {
+    if (path.bits_per_s() >= LeastRate(path) || slow.contains(from) || slow.contains(to)) return;
+    if (!told.insert(std::minmax(from, to)).second) return;
+    WarnOfRate(Arrow(hosts, from, to), path.bits_per_s(), path, "", report);
+  });
+}
+
+}  // namespace
+
+DoctorReport CheckHosts(const Hosts& hosts) {
+  DoctorReport report;
+  for (const size_t i : Asked(hosts)) report.MergeFrom(hosts.hosts[i].facts->report());
+  CheckVersions(hosts, report);
+  CheckClocks(hosts, report);
+  CheckNamesOfAll(hosts, report);
+  TellGoodPaths(hosts, report);
+  CheckPaths(hosts, report);
+  CheckMtus(hosts, report);
+  CheckRates(hosts, report);
+  return report;
+}
+
+double SlowestRate(const Hosts& hosts) {
+  double slowest = 0;
+  for (const double rate : BestRates(hosts)) {
+    if (rate > 0 && (slowest == 0 || rate < slowest)) slowest = rate;
+  }
+  return slowest;
+}
+
+}  // namespace signpost::doctor

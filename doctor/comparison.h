@@ -1,0 +1,20 @@
+// What is found in what hosts say: about each, and between them.
+
+#ifndef SIGNPOST_DOCTOR_COMPARISON_H_
+#define SIGNPOST_DOCTOR_COMPARISON_H_
+
+#include "doctor/doctor.pb.h"
+#include "doctor/hosts.h"
+
+namespace signpost::doctor {
+
+// What they found about themselves, and what there is between them.
+DoctorReport CheckHosts(const Hosts& hosts);
+
+// In bit/s, of the slowest host; 0: nothing was measured. The best that a host sent or received is
+// its rate.
+double SlowestRate(const Hosts& hosts);
+
+}  // namespace signpost::doctor
+
+#endif  // SIGNPOST_DOCTOR_COMPARISON_H_

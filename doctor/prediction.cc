@@ -1,0 +1,39 @@
+#include "doctor/prediction.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace signpost::doctor {
+namespace {
+
+std::string FormatSeconds(double seconds) {
+  return seconds >= 1 ? absl::StrFormat("%.1f s", seconds)
+                      : absl::StrFormat("%.3g ms", 1e3 * seconds);
+}
+
+}  // namespace
+
+void AddPrediction(const bench::Cluster& cluster, const bench::Training& training, Reporter& to) {
+  const bench::Prediction prediction = bench::Predict(cluster, training);
+  to.Fine("prediction",
+          absl::StrFormat("%d parameters, %d workers, %d aggregators, links of %.0f Mbit/s:",
+                          training.parameters, cluster.workers, cluster.shards,
+                          cluster.link_bits_per_s / 1e6));
+  const std::pair<const char*, const bench::StepTimes&> codecs[] = {
+      {"fp32", prediction.fp32}, {"bf16", prediction.bf16}, {"1 bit", prediction.one_bit}};
+  const bool computes = training.compute_s > 0;
+  for (const auto& [codec, times] : codecs) {
+    const std::string step =
+        computes ? absl::StrCat(", a step with overlap ", FormatSeconds(times.overlapped_s)) : "";
+    to.Fine("prediction",
+            absl::StrCat(codec, ": an exchange takes ", FormatSeconds(times.exchange_s), step));
+  }
+  to.Fine("prediction",
+          computes ? prediction.verdict
+                   : "with --compute-ms, what a step computes, it says whether 1 bit pays");
+}
+
+}  // namespace signpost::doctor
