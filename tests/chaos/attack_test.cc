@@ -202,7 +202,9 @@ TEST_F(AttackTest, OnePeerCannotTakeAllConnections) {
       closed =
           std::count_if(held.begin(), held.end(), [](const pollfd& p) { return p.revents != 0; });
     }
-    if (held.size() == 100) EXPECT_LT(absl::Now() - start, kHandshakeTimeout) << closed;
+    if (held.size() == 100) {
+      EXPECT_LT(absl::Now() - start, kHandshakeTimeout) << closed;
+    }
     for (const pollfd& connection : held) close(connection.fd);
   });
 }
