@@ -21,9 +21,9 @@
 #include "bench/line_process.h"
 #include "proto/codec.h"
 #include "proto/frame.h"
-#include "security/certificate.h"
 #include "security/identity.h"
-#include "security/tls_dir.h"
+#include "security/throwaway_certificates.h"
+#include "storage/temporary_directory.h"
 
 namespace signpost::bench {
 namespace {
@@ -56,18 +56,17 @@ uint16_t FreePort() {
 
 // Who serves a group, or several: in plain text, or over mTLS.
 struct Service {
-  std::string
-      tls_dir;  // of aggregators, and workers, in directories of these names; empty: plain text
+  std::string certificates;  // the directory of them all; empty: plain text
   std::vector<std::unique_ptr<LineProcess>> aggregators;
   std::vector<std::string> addresses;
 
   // The environment of who plays that part.
   LineProcess::Environment Security(PeerRole role) const {
-    if (tls_dir.empty()) {
+    if (certificates.empty()) {
       return {{"SIGNPOST_INSECURE_I_UNDERSTAND", "1"}, {"SIGNPOST_TLS_DIR", ""}};
     }
     return {{"SIGNPOST_INSECURE_I_UNDERSTAND", "0"},
-            {"SIGNPOST_TLS_DIR", absl::StrCat(tls_dir, "/", NameOf(role))}};
+            {"SIGNPOST_TLS_DIR", ThrowawayTlsDir(certificates, role)}};
   }
 };
 
@@ -78,22 +77,6 @@ struct Group {
   std::vector<std::unique_ptr<LineProcess>> ranks;
   std::vector<double> seconds;      // by turn: the median of its exchanges
   std::vector<double> cpu_seconds;  // by turn: of an exchange, the aggregators' included
-};
-
-// Only this user sees what is in it. Goes with this object.
-class CertificateDirectory {
- public:
-  CertificateDirectory() { made_ = mkdtemp(path_) != nullptr; }
-  ~CertificateDirectory() {
-    std::error_code ignored;
-    if (made_) std::filesystem::remove_all(path_, ignored);
-  }
-  bool is_there() const { return made_; }
-  std::string path() const { return path_; }
-
- private:
-  char path_[32] = "/tmp/signpost-bench.XXXXXX";
-  bool made_ = false;
 };
 
 class Measurement {
@@ -128,21 +111,13 @@ class Measurement {
 
  private:
   absl::Status MakeCertificates() {
-    const absl::Duration lifetime = absl::Hours(24);
-    const absl::StatusOr<Authority> authority = Authority::Make("signpost bench", lifetime);
-    if (!authority.ok()) return authority.status();
-    if (!directory_.is_there()) {
+    if (directory_.path().empty()) {
       return absl::UnavailableError(
           "there is no directory for certificates: /tmp cannot be written");
     }
-    mtls_.tls_dir = directory_.path();
-    for (const PeerRole role : {PeerRole::kAggregator, PeerRole::kWorker}) {
-      const auto files = authority->Issue({"signpost", role, std::nullopt}, lifetime);
-      if (!files.ok()) return files.status();
-      absl::Status status = WriteTlsDir(absl::StrCat(mtls_.tls_dir, "/", NameOf(role)), *files);
-      if (!status.ok()) return status;
-    }
-    return absl::OkStatus();
+    mtls_.certificates = directory_.path();
+    return WriteThrowawayCertificates(mtls_.certificates,
+                                      {PeerRole::kAggregator, PeerRole::kWorker});
   }
 
   absl::Status StartAggregators(Service& service) {
@@ -377,8 +352,8 @@ class Measurement {
 
   const ExchangeOptions& options_;
   const InterruptScope interrupts_;
-  std::unique_ptr<Hosts> hosts_;  // outlives what runs on them
-  const CertificateDirectory directory_;
+  std::unique_ptr<Hosts> hosts_;                               // outlives what runs on them
+  const TemporaryDirectory directory_{"/tmp/signpost-bench"};  // for certificates
   Service plain_text_, mtls_;
   std::vector<Group> groups_;  // ours, then the peers
 };

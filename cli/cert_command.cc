@@ -17,9 +17,6 @@
 namespace signpost::cli {
 namespace {
 
-constexpr PeerRole kRoles[] = {PeerRole::kAggregator, PeerRole::kWorker, PeerRole::kObserver,
-                               PeerRole::kAdmin};
-
 struct Flags {
   std::string directory;
   std::string role = "worker";
@@ -71,7 +68,7 @@ absl::StatusOr<int> Init(const Flags& flags) {
   const absl::StatusOr<Authority> authority =
       Authority::Make(absl::StrCat("Signpost ", flags.trust_domain), Days(flags.authority_days));
   if (!authority.ok()) return authority.status();
-  for (const PeerRole role : kRoles) {
+  for (const PeerRole role : kPeerRoles) {
     Identity identity = {flags.trust_domain, role, flags.JobOrAll()};
     // They serve any number of jobs.
     if (role == PeerRole::kAggregator) identity.job.reset();

@@ -1,9 +1,9 @@
 #include "cli/chaos_command.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -12,6 +12,7 @@
 #include "cli/launch_flags.h"
 #include "cli/launcher.h"
 #include "failpoint/failpoint.h"
+#include "storage/temporary_directory.h"
 
 namespace signpost::cli {
 namespace {
@@ -32,24 +33,6 @@ int ListFailpoints() {
   return kExitOk;
 }
 
-// A state directory that goes when the run is over, if the user wants none in particular.
-class StateDirOfRun {
- public:
-  explicit StateDirOfRun(LaunchOptions& launch) {
-    if (!launch.state_dir.empty()) return;
-    std::string path = (std::filesystem::temp_directory_path() / "signpost-chaos-XXXXXX").string();
-    if (mkdtemp(path.data()) == nullptr) return;
-    launch.state_dir = own_ = path;
-  }
-  ~StateDirOfRun() {
-    std::error_code ignored;  // what is left there is in nobody's way
-    if (!own_.empty()) std::filesystem::remove_all(own_, ignored);
-  }
-
- private:
-  std::string own_;
-};
-
 absl::StatusOr<int> Run(Flags& flags, const std::vector<std::string>& command) {
   if (flags.list_failpoints) return ListFailpoints();
   if (absl::Status status = SetCommand(command, "chaos", flags.launch); !status.ok()) {
@@ -59,7 +42,11 @@ absl::StatusOr<int> Run(Flags& flags, const std::vector<std::string>& command) {
   if (!faults.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--faults: ", faults.status().message()));
   }
-  const StateDirOfRun state_dir(flags.launch);
+  std::optional<TemporaryDirectory> state_dir;  // if the user wants none in particular
+  if (flags.launch.state_dir.empty()) {
+    flags.launch.state_dir =
+        state_dir.emplace(std::filesystem::temp_directory_path() / "signpost-chaos").path();
+  }
   if (flags.launch.state_dir.empty()) {
     return absl::InvalidArgumentError(
         "cannot make a temporary state directory; name one with --state-dir");

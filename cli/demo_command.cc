@@ -21,6 +21,7 @@
 #include "client/demo/report.h"
 #include "client/demo/text.h"
 #include "proto/failure_timeout.h"
+#include "storage/temporary_directory.h"
 
 namespace signpost::cli {
 namespace {
@@ -36,26 +37,6 @@ struct Flags {
   FailureTimeout failure_timeout;
   std::string output = "signpost-demo";
   std::string json;
-};
-
-// A new directory that is gone with it.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    path_ = std::filesystem::temp_directory_path() / "signpost-demo-XXXXXX";
-    if (mkdtemp(path_.data()) == nullptr) path_.clear();
-  }
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-
-  const std::string& path() const { return path_; }  // empty: it could not be made
-
- private:
-  std::string path_;
 };
 
 absl::Status CheckDirectory(const std::string& flag, const std::string& directory) {
@@ -160,7 +141,7 @@ std::vector<std::string> Given(const CLI::App& app, const std::vector<std::strin
 
 absl::StatusOr<int> RunDemo(Flags& flags) {
   if (absl::Status status = Prepare(flags); !status.ok()) return status;
-  const TemporaryDirectory directory;
+  const TemporaryDirectory directory(std::filesystem::temp_directory_path() / "signpost-demo");
   if (directory.path().empty()) {
     return absl::InvalidArgumentError(absl::StrCat("cannot make a directory in '",
                                                    std::filesystem::temp_directory_path().string(),

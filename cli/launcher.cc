@@ -9,11 +9,9 @@
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,13 +23,12 @@
 #include "cli/process_scope.h"
 #include "cli/restart_limit.h"
 #include "proto/steady_time.h"
-#include "security/certificate.h"
-#include "security/tls_dir.h"
+#include "security/identity.h"
+#include "security/throwaway_certificates.h"
+#include "storage/temporary_directory.h"
 
 namespace signpost::cli {
 namespace {
-
-constexpr absl::Duration kCertificateLifetime = absl::Hours(24 * 3650);
 
 std::string NameOf(Role role, uint32_t index) {
   switch (role) {
@@ -44,24 +41,6 @@ std::string NameOf(Role role, uint32_t index) {
   }
   return absl::StrCat("rank ", index);
 }
-
-// For certificates, and the sockets of the nodes' workers, whose paths must be short. Only this
-// user sees what is in it. Goes with this object.
-class RunDirectory {
- public:
-  RunDirectory() { made_ = mkdtemp(path_) != nullptr; }
-  ~RunDirectory() {
-    std::error_code ignored;
-    if (made_) std::filesystem::remove_all(path_, ignored);
-  }
-  bool is_there() const { return made_; }
-  std::string AddressOf(uint32_t node) const { return absl::StrCat("unix:", path_, "/", node); }
-  std::string TlsDirOf(PeerRole role) const { return absl::StrCat(path_, "/", NameOf(role)); }
-
- private:
-  char path_[32] = "/tmp/signpost-run.XXXXXX";
-  bool made_ = false;
-};
 
 class LaunchedRun {
  public:
@@ -110,29 +89,26 @@ class LaunchedRun {
 
   // Starting.
 
-  // Of an authority whose key nobody ever sees. They outlive any run.
   absl::Status MakeCertificates() {
     if (options_.plain_text && options_.per_node == 0) return absl::OkStatus();
-    if (!directory_.is_there()) {
+    if (directory_.path().empty()) {
       return absl::InvalidArgumentError(
           "there is no directory for the run's certificates and sockets: /tmp cannot be written "
           "to");
     }
     if (options_.plain_text) return absl::OkStatus();
-    const absl::StatusOr<Authority> authority = Authority::Make(job_, kCertificateLifetime);
-    if (!authority.ok()) return authority.status();
-    for (const PeerRole role : {PeerRole::kAggregator, PeerRole::kWorker, PeerRole::kObserver}) {
-      const auto files = authority->Issue({"signpost", role, std::nullopt}, kCertificateLifetime);
-      if (!files.ok()) return files.status();
-      absl::Status status = WriteTlsDir(directory_.TlsDirOf(role), *files);
-      if (!status.ok()) return status;
-    }
-    return absl::OkStatus();
+    return WriteThrowawayCertificates(
+        directory_.path(), {PeerRole::kAggregator, PeerRole::kWorker, PeerRole::kObserver});
+  }
+
+  // Of a node's worker.
+  std::string SocketOf(uint32_t node) const {
+    return absl::StrCat("unix:", directory_.path(), "/", node);
   }
 
   // Empty: plain text.
   std::string TlsDirOf(PeerRole role) const {
-    return options_.plain_text ? "" : directory_.TlsDirOf(role);
+    return options_.plain_text ? "" : ThrowawayTlsDir(directory_.path(), role);
   }
 
   // What the environment of this process says of security is not for the run's.
@@ -181,7 +157,7 @@ class LaunchedRun {
     for (uint32_t node = 0; node < nodes; ++node) {
       std::vector<std::string> command = options_.node_command;
       if (command.empty()) command = {OwnExecutable(), "worker"};
-      command.push_back(absl::StrCat("--listen=", directory_.AddressOf(node)));
+      command.push_back(absl::StrCat("--listen=", SocketOf(node)));
       command.push_back(absl::StrCat("--processes=", options_.per_node));
       std::unique_ptr<ChildProcess> process = StartProcess(command, EnvironmentOf(node, nodes));
       if (process == nullptr) return;
@@ -202,9 +178,8 @@ class LaunchedRun {
     Environment environment = EnvironmentOf(rank, options_.workers);
     environment.push_back({"SIGNPOST_JOB", job_});
     // An empty one overrides that of a run around this one.
-    environment.push_back({"SIGNPOST_NODE", options_.per_node == 0
-                                                ? ""
-                                                : directory_.AddressOf(rank / options_.per_node)});
+    environment.push_back(
+        {"SIGNPOST_NODE", options_.per_node == 0 ? "" : SocketOf(rank / options_.per_node)});
     if (options_.min_workers > 0) {
       environment.push_back(
           {"SIGNPOST_ROUND_DEADLINE", absl::FormatDuration(options_.round_deadline)});
@@ -500,7 +475,8 @@ class LaunchedRun {
   const LaunchOptions& options_;
   const std::string job_;
   const ProcessScope scope_;  // outlives the processes
-  const RunDirectory directory_;
+  // For certificates and sockets, whose paths must be short.
+  const TemporaryDirectory directory_{"/tmp/signpost-run"};
   std::vector<Shard> shards_;
   Processes aggregators_;
   std::vector<bool> node_listens_;

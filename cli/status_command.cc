@@ -183,8 +183,7 @@ class Aggregators {
  public:
   Aggregators(const std::vector<std::string>& addresses,
               const std::shared_ptr<const ClientSecurity>& security) {
-    // Whoever has a part in one job only may not ask about others.
-    if (security->is_tls()) request_.set_job(security->identity().job.value_or(""));
+    request_.set_job(security->JobToAskAbout());
     for (const std::string& address : addresses) {
       connected_.push_back({address, ConnectToAggregator(address, FailureTimeout(),
                                                          /*on_connection=*/nullptr, security)});

@@ -31,8 +31,7 @@ grpc::Status Ask(const std::string& address, const ClientSecurity& security,
   grpc::ClientContext context;
   context.set_deadline(ToSystemClock(SteadyNow() + kAnswered));
   StatusRequest request;
-  // Whoever has a part in one job only may not ask about others.
-  if (security.is_tls()) request.set_job(security.identity().job.value_or(""));
+  request.set_job(security.JobToAskAbout());
   return stub->Status(&context, request, &response);
 }
 

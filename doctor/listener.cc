@@ -19,7 +19,7 @@
 #include "proto/grpc_status.h"
 #include "proto/steady_time.h"
 #include "proto/version.h"
-#include "security/loopback.h"
+#include "security/client_security.h"
 
 namespace signpost::doctor {
 namespace {
@@ -143,27 +143,15 @@ class Listener::Service final : public DoctorService::Service {
 };
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Start(const ListenerOptions& options) {
-  if (absl::Status status = CheckTransport(options.listen, options.security); !status.ok()) {
-    return status;
-  }
+  auto security =
+      ServerSecurity::Open(options.security, options.listen, /*tokens=*/{}, options.on_warning);
+  if (!security.ok()) return security.status();
   std::unique_ptr<Listener> listener(new Listener());
-  std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
-  if (!options.security.tls_dir.empty()) {
-    auto tls = TlsCredentials::Load(options.security.tls_dir, options.on_warning);
-    if (!tls.ok()) return tls.status();
-    listener->tls_ = *std::move(tls);
-    listener->authorizer_ = std::make_shared<Authorizer>(listener->tls_->identity(),
-                                                         /*tokens=*/nullptr, options.on_warning);
-    credentials = listener->tls_->ForServers();
-    credentials->SetAuthMetadataProcessor(listener->authorizer_);
-  } else if (!IsLoopback(options.listen).value_or(false)) {
-    listener->plain_text_warning_ =
-        std::make_unique<PlainTextWarning>(options.listen, options.on_warning);
-  }
+  listener->security_ = *std::move(security);
   listener->service_ = std::make_unique<Service>(options);
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort(options.listen, credentials, &port);
+  builder.AddListeningPort(options.listen, listener->security_->credentials(), &port);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetResourceQuota(grpc::ResourceQuota("doctor").SetMaxThreads(kMostThreads));
   builder.RegisterService(listener->service_.get());

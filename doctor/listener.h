@@ -10,10 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "doctor/doctor.pb.h"
-#include "security/authorizer.h"
-#include "security/client_security.h"
-#include "security/credentials.h"
-#include "security/plain_text_warning.h"
+#include "security/server_security.h"
 #include "security/transport_security.h"
 
 namespace grpc {
@@ -35,8 +32,8 @@ struct ListenerOptions {
 // (security/access.cc).
 class Listener {
  public:
-  // UNAVAILABLE when the address cannot be bound; errors of the security as CheckTransport's and
-  // TlsCredentials::Load's.
+  // UNAVAILABLE when the address cannot be bound; errors of the security as
+  // ServerSecurity::Open's.
   static absl::StatusOr<std::unique_ptr<Listener>> Start(const ListenerOptions& options);
   ~Listener();  // at once
 
@@ -47,9 +44,7 @@ class Listener {
 
   Listener() = default;
 
-  std::shared_ptr<TlsCredentials> tls_;                   // or null: plain text
-  std::shared_ptr<Authorizer> authorizer_;                // with mTLS
-  std::unique_ptr<PlainTextWarning> plain_text_warning_;  // or null
+  std::unique_ptr<ServerSecurity> security_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<grpc::Server> server_;
   uint16_t port_ = 0;

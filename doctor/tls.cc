@@ -18,27 +18,20 @@
 #include "absl/time/clock.h"
 #include "doctor/name.h"
 #include "security/identity.h"
+#include "security/openssl_ptr.h"
 #include "security/tls_dir.h"
 
 namespace signpost::doctor {
 namespace {
 
 constexpr absl::Duration kTimeout = absl::Seconds(3);
-constexpr int kWarningShare = 5;  // of a certificate's time, as the running program warns
 
-template <auto Free>
-struct Freer {
-  template <typename T>
-  void operator()(T* object) const {
-    Free(object);
-  }
-};
-using Context = std::unique_ptr<SSL_CTX, Freer<SSL_CTX_free>>;
-using Connection = std::unique_ptr<SSL, Freer<SSL_free>>;
-using Bio = std::unique_ptr<BIO, Freer<BIO_free_all>>;
-using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
-using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
-using Names = std::unique_ptr<GENERAL_NAMES, Freer<GENERAL_NAMES_free>>;
+using Context = OpensslPtr<SSL_CTX, SSL_CTX_free>;
+using Connection = OpensslPtr<SSL, SSL_free>;
+using Bio = OpensslPtr<BIO, BIO_free_all>;
+using Certificate = OpensslPtr<X509, X509_free>;
+using Key = OpensslPtr<EVP_PKEY, EVP_PKEY_free>;
+using Names = OpensslPtr<GENERAL_NAMES, GENERAL_NAMES_free>;
 
 std::string Minute(absl::Time time) {
   return absl::FormatTime("%Y-%m-%d %H:%M UTC", time, absl::UTCTimeZone());
@@ -139,10 +132,9 @@ std::optional<CertificateFacts> CheckTlsDir(const TransportSecurity& security, a
              kMakeOne);
     return std::nullopt;
   }
-  const absl::Duration left = facts->valid_until - now;
   const std::string text =
       absl::StrCat(facts->identity.ToUri(), ", until ", Minute(facts->valid_until));
-  if (left * kWarningShare < facts->valid_until - facts->valid_from) {
+  if (facts->IsNearItsEnd(now)) {
     to.Warn("certificate", absl::StrCat(text, ": less than a fifth of its time is left"), kMakeOne);
   } else {
     to.Fine("certificate", text);

@@ -18,9 +18,6 @@ using ::testing::HasSubstr;
 using ::testing::Le;
 using ::testing::SizeIs;
 
-constexpr PeerRole kRoles[] = {PeerRole::kAggregator, PeerRole::kWorker, PeerRole::kObserver,
-                               PeerRole::kAdmin};
-
 Identity Of(PeerRole role, std::optional<std::string> job = std::nullopt) {
   return {"signpost", role, std::move(job)};
 }
@@ -65,7 +62,7 @@ TEST(Access, IsGrantedForWhatIsListedAndNothingElse) {
   };
   for (const std::string& method : Methods()) {
     const auto found = granted.find(method);
-    for (const PeerRole role : kRoles) {
+    for (const PeerRole role : kPeerRoles) {
       const bool expected = found != granted.end() && found->second.contains(role);
       const absl::Status status = CheckMethod(method, Of(role));
       EXPECT_EQ(status.ok(), expected) << method << " " << NameOf(role);
@@ -79,7 +76,7 @@ TEST(Access, IsGrantedForWhatIsListedAndNothingElse) {
 }
 
 TEST(Access, IsToTheJobOfTheCertificate) {
-  for (const PeerRole role : kRoles) {
+  for (const PeerRole role : kPeerRoles) {
     EXPECT_TRUE(CheckJob("a", Of(role, "a")).ok());
     EXPECT_TRUE(CheckJob("a/norms", Of(role, "a")).ok());
     EXPECT_TRUE(CheckJob("a", Of(role)).ok());

@@ -26,6 +26,11 @@ struct TlsFiles {
 struct CertificateFacts {
   Identity identity;
   absl::Time valid_from, valid_until;
+
+  // Less than a fifth of its time is left: it is to be warned of.
+  bool IsNearItsEnd(absl::Time now) const {
+    return 5 * (valid_until - now) <= valid_until - valid_from;
+  }
 };
 
 // Checks at `now` all that the other side would, and that the three belong together.

@@ -31,6 +31,10 @@ absl::StatusOr<std::shared_ptr<const ClientSecurity>> ClientSecurity::Open(
   return client;
 }
 
+std::string ClientSecurity::JobToAskAbout() const {
+  return is_tls() ? identity().job.value_or("") : "";
+}
+
 std::shared_ptr<grpc::ChannelCredentials> ClientSecurity::CredentialsFor(
     const std::string& target, TlsCredentials::To to) const {
   if (tls_ == nullptr || IsUnixAddress(target)) return grpc::InsecureChannelCredentials();

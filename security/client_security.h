@@ -31,6 +31,10 @@ class ClientSecurity {
   // This process's, with mTLS.
   const Identity& identity() const { return tls_->identity(); }
 
+  // The job that a Status call of this process's has to name, for who has a part in one only may
+  // not ask about others; empty: it may ask about all.
+  std::string JobToAskAbout() const;
+
   // For that target: a unix: one is in plain text. Must not be used after this object.
   std::shared_ptr<grpc::ChannelCredentials> CredentialsFor(
       const std::string& target, TlsCredentials::To to = TlsCredentials::To::kAggregators) const;

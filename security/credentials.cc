@@ -28,7 +28,6 @@ constexpr unsigned int kGrpcLookSeconds = 1;  // the least it takes
 constexpr absl::Duration kExpiryWarningInterval = absl::Hours(1);
 // How long gRPC may go on with credentials that nobody has any more.
 constexpr absl::Duration kRetirement = absl::Minutes(5);
-constexpr int kWarningShare = 5;  // of a certificate's time
 
 // Judges servers for those who connect to them. gRPC has verified the chain.
 class ServerVerifier final : public grpc::experimental::ExternalCertificateVerifier {
@@ -172,8 +171,7 @@ TlsCredentials::TlsCredentials(std::string directory, const TlsFiles& files,
       identity_(facts.identity),
       on_warning_(std::move(on_warning)),
       files_(std::make_unique<Files>()),
-      valid_from_(facts.valid_from),
-      valid_until_(facts.valid_until) {}
+      facts_(facts) {}
 
 TlsCredentials::~TlsCredentials() {
   stop_.Notify();
@@ -182,7 +180,7 @@ TlsCredentials::~TlsCredentials() {
 
 absl::Time TlsCredentials::valid_until() const {
   absl::MutexLock lock(&mutex_);
-  return valid_until_;
+  return facts_.valid_until;
 }
 
 void TlsCredentials::Watch() {
@@ -208,8 +206,7 @@ void TlsCredentials::Look(absl::Time now) {
   if (status.ok()) status = files_->Set(*files);
   if (status.ok()) {
     absl::MutexLock lock(&mutex_);
-    valid_from_ = facts->valid_from;
-    valid_until_ = facts->valid_until;
+    facts_ = *facts;
   }
   // The first time it may be half of a change that is under way.
   const std::string error(status.message());
@@ -223,13 +220,14 @@ void TlsCredentials::Look(absl::Time now) {
 }
 
 void TlsCredentials::WarnOfExpiry(absl::Time now) {
-  absl::Duration left, whole;
+  absl::Duration left;
+  bool is_near;
   {
     absl::MutexLock lock(&mutex_);
-    left = valid_until_ - now;
-    whole = valid_until_ - valid_from_;
+    left = facts_.valid_until - now;
+    is_near = facts_.IsNearItsEnd(now);
   }
-  if (left * kWarningShare > whole || now < next_expiry_warning_) return;
+  if (!is_near || now < next_expiry_warning_) return;
   next_expiry_warning_ = now + kExpiryWarningInterval;
   on_warning_(absl::StrCat(
       "TLS directory ", directory_, ": the certificate ",

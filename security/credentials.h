@@ -69,7 +69,7 @@ class TlsCredentials {
   absl::Time next_expiry_warning_ = absl::InfinitePast();
 
   mutable absl::Mutex mutex_;
-  absl::Time valid_from_ ABSL_GUARDED_BY(mutex_), valid_until_ ABSL_GUARDED_BY(mutex_);
+  CertificateFacts facts_ ABSL_GUARDED_BY(mutex_);
   absl::Notification stop_;
   std::thread thread_;
 };

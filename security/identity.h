@@ -18,8 +18,11 @@ enum class PeerRole {
   kAggregator,
   kWorker,
   kObserver,  // sees what a job does
-  kAdmin,     // as kObserver: nothing needs more yet
+  kAdmin,     // as kObserver, and may look at hosts before a run
 };
+
+inline constexpr PeerRole kPeerRoles[] = {PeerRole::kAggregator, PeerRole::kWorker,
+                                          PeerRole::kObserver, PeerRole::kAdmin};
 
 // "aggregator", "worker", "observer", "admin".
 absl::string_view NameOf(PeerRole role);

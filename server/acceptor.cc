@@ -1,7 +1,6 @@
 #include "server/acceptor.h"
 
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -13,9 +12,8 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "proto/steady_time.h"
+#include "server/listen_addresses.h"
 
 namespace signpost {
 namespace {
@@ -65,23 +63,11 @@ int ListenOn(const addrinfo& entry, uint16_t port, int tcp_user_timeout_ms) {
 absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(const std::string& address,
                                                            absl::Duration tcp_user_timeout,
                                                            const ConnectionLimits& limits) {
-  const size_t colon = address.rfind(':');
-  absl::string_view host = absl::string_view(address).substr(0, colon);
-  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  if (const int error =
-          getaddrinfo(std::string(host).c_str(), address.c_str() + colon + 1, &hints, &found);
-      error != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", address, ": ", gai_strerror(error)));
-  }
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
+  const absl::StatusOr<ListenAddresses> found = ResolveToListen(address);
+  if (!found.ok()) return found.status();
   std::unique_ptr<Acceptor> acceptor(new Acceptor(limits));
   const int timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(tcp_user_timeout));
-  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
+  for (const addrinfo* entry = found->get(); entry != nullptr; entry = entry->ai_next) {
     const uint16_t asked = ntohs(reinterpret_cast<const sockaddr_in*>(entry->ai_addr)->sin_port);
     const uint16_t port = acceptor->port_ != 0 ? acceptor->port_ : asked;
     const int fd = ListenOn(*entry, port, timeout_ms);
@@ -90,10 +76,7 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(const std::string& ad
     acceptor->port_ = PortOf(fd);
   }
   if (!acceptor->listeners_.empty()) return acceptor;
-  return absl::UnavailableError(absl::StrCat(
-      "cannot listen on ", address, ": ", std::strerror(errno),
-      "; another process may have the port (`ss -ltnp` shows them), or this machine may not have "
-      "the address"));
+  return CannotListenError(address);
 }
 
 Acceptor::Acceptor(const ConnectionLimits& limits)

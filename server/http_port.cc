@@ -1,15 +1,12 @@
 #include "server/http_port.h"
 
 #include <microhttpd.h>
-#include <netdb.h>
 #include <sys/socket.h>
 
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "server/listen_addresses.h"
 
 namespace signpost {
 namespace {
@@ -53,28 +50,11 @@ MHD_Result Serve(void* find, MHD_Connection* connection, const char* url, const 
   return Answer(connection, MHD_HTTP_OK, *page);
 }
 
-using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-absl::StatusOr<Addresses> Resolve(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  absl::string_view host = absl::string_view(address).substr(0, colon);
-  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  const int error =
-      getaddrinfo(std::string(host).c_str(), address.c_str() + colon + 1, &hints, &found);
-  if (error == 0) return Addresses(found, &freeaddrinfo);
-  return absl::UnavailableError(
-      absl::StrCat("cannot listen on ", address, ": ", gai_strerror(error)));
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpPort>> HttpPort::Listen(const std::string& address, Find find,
                                                            const HttpLimits& limits) {
-  const absl::StatusOr<Addresses> resolved = Resolve(address);
+  const absl::StatusOr<ListenAddresses> resolved = ResolveToListen(address);
   if (!resolved.ok()) return resolved.status();
   std::unique_ptr<HttpPort> port(new HttpPort(std::move(find)));
   unsigned int flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO;
@@ -89,10 +69,7 @@ absl::StatusOr<std::unique_ptr<HttpPort>> HttpPort::Listen(const std::string& ad
       MHD_OPTION_CONNECTION_MEMORY_LIMIT, static_cast<size_t>(limits.connection_bytes),  //
       MHD_OPTION_END);
   if (port->daemon_ != nullptr) return port;
-  return absl::UnavailableError(absl::StrCat(
-      "cannot listen on ", address, ": ", std::strerror(errno),
-      "; another process may have the port (`ss -ltnp` shows them), or this machine may not have "
-      "the address"));
+  return CannotListenError(address);
 }
 
 HttpPort::~HttpPort() {

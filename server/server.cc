@@ -87,20 +87,24 @@ absl::Status CheckShard(const AggregatorOptions& options) {
       absl::StrCat("shard ", options.shard, " is not in [0, ", options.shard_count, ")"));
 }
 
-absl::Status CheckTokens(const ServerOptions& options) {
-  if (absl::Status status = options.tokens.Check(); !status.ok()) return status;
-  const bool is_tls = !options.security.tls_dir.empty() && !IsUnixAddress(options.listen);
-  if (!options.tokens.wanted() || is_tls) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      "tokens would travel in plain text: with a JWKS file an aggregator needs a TLS directory "
-      "(--tls-dir or SIGNPOST_TLS_DIR) and a TCP address");
+absl::Status CheckRole(const ServerOptions& options, const Identity& identity) {
+  if (identity.role == PeerRole::kAggregator) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("TLS directory ", options.security.tls_dir,
+                                                 ": the certificate is of ", identity.ToUri(),
+                                                 ", wanted one of an aggregator"));
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options) {
   if (absl::Status status = CheckShard(options.aggregator); !status.ok()) return status;
-  absl::Status status = CheckTransport(options.listen, options.security);
+  absl::StatusOr<std::unique_ptr<ServerSecurity>> security =
+      ServerSecurity::Open(options.security, options.listen, options.tokens, options.on_warning);
+  if (!security.ok()) return security.status();
+  absl::Status status;
+  if (const Identity* identity = (*security)->identity(); identity != nullptr) {
+    status = CheckRole(options, *identity);
+  }
   if (!status.ok()) return status;
 
   std::unique_ptr<StateDir> state_dir;
@@ -111,8 +115,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     state_dir = *std::move(opened);
     Reach(Failpoint::kStateDirCounted);
   }
-  std::unique_ptr<Server> server(new Server(options, std::move(state_dir)));
-  if (status = server->Protect(options); !status.ok()) return status;
+  std::unique_ptr<Server> server(new Server(options, *std::move(security), std::move(state_dir)));
   if (status = server->Recover(options.allow_error_reset); !status.ok()) return status;
   server->late_rounds_ = std::thread([self = server.get()] { self->CloseLateRounds(); });
   grpc::EnableDefaultHealthCheckService(true);
@@ -149,10 +152,10 @@ Observation Server::Observe() const {
                              .message_bytes_sent = service_->exchange_bytes_sent(),
                              .process = ReadProcessMetrics()};
   SecurityMetrics& security = observation.security;
-  security.insecure = plain_text_warning_ != nullptr;
-  if (tls_ != nullptr) {
-    security.certificate_valid_until = tls_->valid_until();
-    security.denied_calls = authorizer_->denied_calls();
+  security.insecure = security_->is_exposed();
+  security.certificate_valid_until = security_->valid_until();
+  if (const Authorizer* authorizer = security_->authorizer(); authorizer != nullptr) {
+    security.denied_calls = authorizer->denied_calls();
   }
   if (acceptor_ != nullptr) security.refused_connections = acceptor_->refused_connections();
   return observation;
@@ -160,7 +163,7 @@ Observation Server::Observe() const {
 
 absl::Status Server::ServeUnixSocket(const std::string& address, grpc::ServerBuilder& builder) {
   int bound = 0;
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &bound);
+  builder.AddListeningPort(address, security_->credentials(), &bound);
   server_ = builder.BuildAndStart();
   if (server_ != nullptr && bound != 0) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
@@ -173,7 +176,8 @@ absl::Status Server::ServeTcp(const ServerOptions& options, grpc::ServerBuilder&
       options.listen, options.failure_timeout.keepalive_timeout(), options.connections);
   if (!acceptor.ok()) return acceptor.status();
   auto to = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, Credentials());
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      security_->credentials());
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return absl::UnavailableError(absl::StrCat("gRPC cannot serve on ", options.listen));
@@ -183,49 +187,19 @@ absl::Status Server::ServeTcp(const ServerOptions& options, grpc::ServerBuilder&
   return absl::OkStatus();
 }
 
-Server::Server(const ServerOptions& options, std::unique_ptr<StateDir> state_dir)
-    : state_dir_(std::move(state_dir)), aggregator_(Derive(options), state_dir_.get()) {}
+Server::Server(const ServerOptions& options, std::unique_ptr<ServerSecurity> security,
+               std::unique_ptr<StateDir> state_dir)
+    : security_(std::move(security)),
+      state_dir_(std::move(state_dir)),
+      aggregator_(Derive(options), state_dir_.get()),
+      service_(std::make_unique<Service>(aggregator_, options.aggregator.limits.payload_bytes,
+                                         security_->authorizer())) {}
 
 Server::~Server() {
   StopThreads();
   if (acceptor_ != nullptr) acceptor_->Stop();
   aggregator_.Drain();
   if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(absl::Now() + kFlushTimeout));
-}
-
-absl::Status Server::Protect(const ServerOptions& options) {
-  if (absl::Status status = CheckTokens(options); !status.ok()) return status;
-  const bool loopback = IsLoopback(options.listen).value_or(false);
-  if (!options.security.tls_dir.empty() && !IsUnixAddress(options.listen)) {
-    auto tls = TlsCredentials::Load(options.security.tls_dir, options.on_warning);
-    if (!tls.ok()) return tls.status();
-    tls_ = *std::move(tls);
-    if (tls_->identity().role != PeerRole::kAggregator) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("TLS directory ", options.security.tls_dir, ": the certificate is of ",
-                       tls_->identity().ToUri(), ", wanted one of an aggregator"));
-    }
-    std::unique_ptr<TokenVerifier> tokens;
-    if (options.tokens.wanted()) {
-      auto opened = TokenVerifier::Open(options.tokens, options.on_warning);
-      if (!opened.ok()) return opened.status();
-      tokens = *std::move(opened);
-    }
-    authorizer_ =
-        std::make_shared<Authorizer>(tls_->identity(), std::move(tokens), options.on_warning);
-  } else if (!loopback) {
-    plain_text_warning_ = std::make_unique<PlainTextWarning>(options.listen, options.on_warning);
-  }
-  service_ = std::make_unique<Service>(aggregator_, options.aggregator.limits.payload_bytes,
-                                       authorizer_.get());
-  return absl::OkStatus();
-}
-
-std::shared_ptr<grpc::ServerCredentials> Server::Credentials() const {
-  if (tls_ == nullptr) return grpc::InsecureServerCredentials();
-  std::shared_ptr<grpc::ServerCredentials> credentials = tls_->ForServers();
-  credentials->SetAuthMetadataProcessor(authorizer_);
-  return credentials;
 }
 
 absl::Status Server::Recover(bool allow_error_reset) {

@@ -13,11 +13,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "grpcpp/security/server_credentials.h"
 #include "proto/failure_timeout.h"
-#include "security/authorizer.h"
-#include "security/credentials.h"
-#include "security/plain_text_warning.h"
+#include "security/server_security.h"
 #include "security/token_verifier.h"
 #include "security/transport_security.h"
 #include "server/acceptor.h"
@@ -64,9 +61,8 @@ struct ServerOptions {
 class Server {
  public:
   // INVALID_ARGUMENT for a malformed address, a shard that is not less than the number of shards,
-  // or a certificate that is no aggregator's; UNAVAILABLE when the address cannot be bound;
-  // FAILED_PRECONDITION for tokens without mTLS. Errors of the security as CheckTransport's,
-  // TlsCredentials::Load's and TokenVerifier::Open's, of the state directory as StateDir's.
+  // or a certificate that is no aggregator's; UNAVAILABLE when the address cannot be bound. Errors
+  // of the security as ServerSecurity::Open's, of the state directory as StateDir's.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options);
 
   // Stops at once. Jobs whose state directory it had are recovered as after a crash.
@@ -93,10 +89,9 @@ class Server {
   void Wait();
 
  private:
-  Server(const ServerOptions& options, std::unique_ptr<StateDir> state_dir);
+  Server(const ServerOptions& options, std::unique_ptr<ServerSecurity> security,
+         std::unique_ptr<StateDir> state_dir);
 
-  absl::Status Protect(const ServerOptions& options);
-  std::shared_ptr<grpc::ServerCredentials> Credentials() const;
   absl::Status Recover(bool allow_error_reset);
   absl::Status ServeUnixSocket(const std::string& address, grpc::ServerBuilder& builder);
   absl::Status ServeTcp(const ServerOptions& options, grpc::ServerBuilder& builder);
@@ -106,15 +101,13 @@ class Server {
   void CloseLateRounds();
   void StopThreads();
 
+  const std::unique_ptr<ServerSecurity> security_;
   const std::unique_ptr<StateDir> state_dir_;  // or null
   std::vector<std::string> warnings_;
   Aggregator aggregator_;
   std::atomic<bool> stopping_ = false;
   std::thread snapshots_;
   std::thread late_rounds_;
-  std::unique_ptr<PlainTextWarning> plain_text_warning_;  // or null
-  std::shared_ptr<TlsCredentials> tls_;                   // or null: plain text
-  std::shared_ptr<Authorizer> authorizer_;                // with mTLS
   std::unique_ptr<Service> service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Acceptor> acceptor_;    // of TCP connections

@@ -283,10 +283,7 @@ class GrpcChannel final : public Channel {
     if (status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED || IsConnected()) return status;
     StatusResponse response;
     StatusRequest request;
-    // Whoever has a part in one job only may not ask about others.
-    if (security_ != nullptr && security_->is_tls()) {
-      request.set_job(security_->identity().job.value_or(""));
-    }
+    if (security_ != nullptr) request.set_job(security_->JobToAskAbout());
     const grpc::Status now = Try(&AggregatorService::Stub::Status, request,
                                  SteadyNow() + kReasonTimeout, /*wait=*/false, response);
     return now.error_code() == grpc::StatusCode::UNAVAILABLE ? now : status;

@@ -1,0 +1,28 @@
+// What "host:port" stands for, for who listens there.
+
+#ifndef SIGNPOST_SERVER_LISTEN_ADDRESSES_H_
+#define SIGNPOST_SERVER_LISTEN_ADDRESSES_H_
+
+#include <netdb.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace signpost {
+
+// A list of one at least.
+using ListenAddresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+// Of an address that CheckTransport accepts, but no unix: one. UNAVAILABLE when the host does not
+// resolve. Blocks for as long as the resolver does.
+absl::StatusOr<ListenAddresses> ResolveToListen(const std::string& address);
+
+// UNAVAILABLE: none of them can be had, for what errno says.
+absl::Status CannotListenError(const std::string& address);
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SERVER_LISTEN_ADDRESSES_H_
