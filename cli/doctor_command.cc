@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "bench/hosts.h"
+#include "bench/rank.h"
 #include "cli/exit_code.h"
 #include "doctor/comparison.h"
 #include "doctor/host.h"
@@ -193,12 +194,9 @@ void AddJobFlags(CLI::App& app, Flags& flags) {
   app.add_option("--workers", job.workers, "Workers of the job")->type_name("N");
   app.add_option("--parameters", job.parameters, "Parameters of the model: is there memory?")
       ->type_name("N");
-  app.add_option_function<std::string>(
-         "--codec",
-         [&job](const std::string& codec) { job.warm_up_bytes = codec == "fp32" ? 4 : 2; },
-         "Of the warm-up's frames [fp32]")
-      ->type_name("fp32|bf16|fp16")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""));
+  app.add_option("--codec", job.warm_up_codec, "Of the warm-up's frames [fp32]")
+      ->transform(CLI::CheckedTransformer(bench::Codecs()).description(""))
+      ->type_name("onebit|int4|int8|bf16|fp16|fp32");
   app.add_option("--local-workers", job.local_workers, "Workers on this host")
       ->type_name("N")
       ->capture_default_str();

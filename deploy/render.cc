@@ -381,6 +381,11 @@ absl::StatusOr<Files> Render(const RenderOptions& options) {
   size.closes_without_late_workers = options.min_workers != 0;
   const absl::StatusOr<Requirements> required = RequirementsOf(size);
   if (!required.ok()) return required.status();
+  if (required->chunks < size.aggregators) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        size.parameters, " parameters are ", required->chunks, " chunks, fewer than the ",
+        size.aggregators, " aggregators: some would have nothing to do"));
+  }
 
   const Words words = WordsOf(options, *required, *program_bytes);
   Files files;

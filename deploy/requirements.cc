@@ -76,11 +76,6 @@ absl::StatusOr<Requirements> RequirementsOf(const JobSize& size) {
   if (absl::Status status = Check(size); !status.ok()) return status;
   const absl::StatusOr<Layout> layout = LayoutOf(size);
   if (!layout.ok()) return layout.status();
-  if (layout->chunks().size() < size.aggregators) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        size.parameters, " parameters are ", layout->chunks().size(), " chunks, fewer than the ",
-        size.aggregators, " aggregators: some would have nothing to do"));
-  }
   const Shard shard = LargestShard(size, *layout);
   const uint64_t chunk_elements = layout->chunks()[0].elements;
   const uint64_t frame_bytes = PayloadBytes(size, *layout, 0);
@@ -91,6 +86,7 @@ absl::StatusOr<Requirements> RequirementsOf(const JobSize& size) {
   const uint64_t share = 2 * ((window + size.aggregators - 1) / size.aggregators);
   const uint64_t frames = 2 * size.workers * std::min({window, share, shard.chunks}) * frame_bytes;
   return Requirements{
+      .chunks = layout->chunks().size(),
       .aggregator_memory_bytes =
           64 * kMiB + 4 * shard.elements + frames + kept + 16 * chunk_elements,
       .aggregator_disk_bytes = 64 * kMiB + 3 * (4 * shard.elements + kept),

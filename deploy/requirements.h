@@ -38,13 +38,13 @@ struct JobSize {
 };
 
 struct Requirements {
+  uint64_t chunks = 0;  // that the job has; aggregators beyond that have nothing to do
   uint64_t aggregator_memory_bytes = 0;
   uint64_t aggregator_disk_bytes = 0;
   uint64_t worker_memory_bytes = 0;  // for Signpost, beside model and activations
 };
 
-// INVALID_ARGUMENT, naming the number, for a size that no job can have, or that has fewer chunks
-// than aggregators: some of them would have nothing to do.
+// INVALID_ARGUMENT, naming the number, for a size that no job can have.
 absl::StatusOr<Requirements> RequirementsOf(const JobSize& size);
 
 }  // namespace signpost::deploy

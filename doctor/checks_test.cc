@@ -64,21 +64,32 @@ TEST(Names, BehindLoopbackAreOfOtherHostsThanLocalhost) {
 
 TEST(Memory, IsForWorkersAndTheAggregatorOfThisHost) {
   Job job = {.workers = 4, .parameters = 100'000'000};
-  EXPECT_EQ(WorkerBytes(job), 3'600'000'000);
-  job.warm_up_bytes = 2;
-  EXPECT_EQ(WorkerBytes(job), 2'800'000'000);
+  const uint64_t alone = NeedsOf(job)->worker_bytes;
+  EXPECT_GE(alone, 32 * job.parameters);  // a parameter, and deploy/requirements.h's 28
+  job.warm_up_codec = BFLOAT16;
   job.shard = ShardId{1, 2};
   job.local_workers = 2;
-  // Of 50M parameters, and four chunks of each of four workers.
-  EXPECT_EQ(AggregatorBytes(job), 50'000'000 * 6 + 4 * 4 * (2 << 20) * 2);
-  EXPECT_EQ(StateBytes(job), 3 * 50'000'000 * 6);
-  const uint64_t needed = 2 * WorkerBytes(job) + AggregatorBytes(job);
+  const absl::StatusOr<Needs> needs = NeedsOf(job);
+  ASSERT_TRUE(needs.ok()) << needs.status();
+  EXPECT_LT(needs->worker_bytes, alone);                                 // smaller frames
+  EXPECT_GE(needs->aggregator_bytes, (4 + 2 + 2) * job.parameters / 2);  // the error, two answers
+  EXPECT_GE(needs->state_bytes, 3 * (4 + 2 + 2) * job.parameters / 2);
+  const uint64_t needed = 2 * needs->worker_bytes + needs->aggregator_bytes;
   for (const bool enough : {true, false}) {
     DoctorReport report;
     Reporter to("here", report);
     CheckLimits({1024, 1024, needed - (enough ? 0 : 1), "this machine"}, job, to);
     EXPECT_EQ(Findings(report), enough ? Found() : Found{"memory here"});
   }
+}
+
+TEST(Memory, IsNotOfAJobThatCannotBe) {
+  DoctorReport report;
+  Reporter to("here", report);
+  CheckLimits({1 << 21, 1 << 21, 1 << 30, "this machine"}, {.workers = 1 << 20, .parameters = 1000},
+              to);
+  EXPECT_EQ(Findings(report), Found{"memory here"});
+  EXPECT_THAT(report.lines(1).text(), HasSubstr("1048576 workers; a job has 1 to "));
 }
 
 TEST(OpenFiles, AreAsManyAsWorkers) {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "proto/aggregator.pb.h"
 #include "server/job.h"
 
 namespace signpost::doctor {
@@ -16,7 +18,7 @@ struct Job {
   std::vector<std::string> aggregators;  // HOST:PORT in shard order; empty: they are not known
   uint32_t workers = 0;                  // of the whole job; 0: not known
   uint64_t parameters = 0;               // likewise
-  uint32_t warm_up_bytes = 4;            // of a number, in the warm-up's codec
+  Codec warm_up_codec = FLOAT32;
 
   // On this host.
   uint32_t local_workers = 1;
@@ -26,15 +28,18 @@ struct Job {
   std::string python;            // an interpreter that must have PyTorch; empty: none need to
 };
 
-// Most bytes that a host's processes take for a job of known size; roughly, and without what only
-// the model knows, its activations. For each parameter a worker has it and its gradient (8), error,
-// momentum and variance (12), and frames of up to four rounds of the warm-up; an aggregator, of its
-// shard, the error, the last answer, and all workers' frames of the chunks that are under way.
-uint64_t WorkerBytes(const Job& job);
-uint64_t AggregatorBytes(const Job& job);
+// What a job takes of its hosts at most.
+struct Needs {
+  // Of a worker, with the model's parameters and without what only the model knows, its
+  // activations.
+  uint64_t worker_bytes;
+  uint64_t aggregator_bytes;
+  uint64_t state_bytes;  // of a state directory
+};
 
-// What the state directory of the shard takes: three snapshots, the newest two and the next one.
-uint64_t StateBytes(const Job& job);
+// As deploy/requirements.h has them. The number of parameters must be known; one worker and one
+// aggregator stand for numbers that are not. INVALID_ARGUMENT for a job that cannot be.
+absl::StatusOr<Needs> NeedsOf(const Job& job);
 
 }  // namespace signpost::doctor
 

@@ -99,8 +99,14 @@ void CheckMemory(const Limits& limits, const Job& job, Reporter& to) {
     to.Fine("memory", absl::StrCat(there, "; with --parameters it is compared with the job"));
     return;
   }
-  const uint64_t workers = job.local_workers * WorkerBytes(job);
-  const uint64_t aggregator = job.shard ? AggregatorBytes(job) : 0;
+  const absl::StatusOr<Needs> needs = NeedsOf(job);
+  if (!needs.ok()) {
+    to.Fault("memory", absl::StrCat("there is no such job: ", needs.status().message()),
+             "--workers, --parameters, --codec and the number of aggregators as the job has them");
+    return;
+  }
+  const uint64_t workers = job.local_workers * needs->worker_bytes;
+  const uint64_t aggregator = job.shard ? needs->aggregator_bytes : 0;
   const std::string needed =
       absl::StrCat(Gibibytes(workers + aggregator), " are needed (", job.local_workers,
                    job.local_workers == 1 ? " worker " : " workers ", Gibibytes(workers),

@@ -126,9 +126,11 @@ void CheckStateDisk(const StateDisk& disk, const Job& job, Reporter& to) {
   const std::string speed =
       absl::StrFormat("fsync takes %.2g ms, %s/s, %s free", 1e3 * disk.fsync_s,
                       Mebibytes(disk.bytes_per_s), Mebibytes(static_cast<double>(disk.free_bytes)));
-  if (const uint64_t needed = StateBytes(job); needed > disk.free_bytes) {
+  // A job that cannot be is the memory's finding.
+  const absl::StatusOr<Needs> needs = job.parameters == 0 ? Needs{} : NeedsOf(job);
+  if (needs.ok() && needs->state_bytes > disk.free_bytes) {
     to.Fault("disk",
-             absl::StrCat(speed, ", and ", Mebibytes(static_cast<double>(needed)),
+             absl::StrCat(speed, ", and ", Mebibytes(static_cast<double>(needs->state_bytes)),
                           " are needed for three snapshots"),
              absl::StrCat("df -h ", disk.path, "; a larger disk, or more shards"));
   } else if (disk.fsync_s > kSlowSyncSeconds) {
