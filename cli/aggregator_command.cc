@@ -151,9 +151,10 @@ Command AddAggregatorCommand(CLI::App& program) {
   AggregatorLimits& limits = server.aggregator.limits;
   app.add_option("--max-jobs", limits.jobs, "Most jobs at a time")->capture_default_str();
   app.add_option("--max-workers", limits.workers, "Most workers of a job")->capture_default_str();
-  app.add_option("--max-parameters", limits.parameters, "Most parameters of a job")
+  app.add_option("--max-parameters", limits.parameters, "Most parameters, of all jobs")
       ->capture_default_str();
-  app.add_option("--max-frames", limits.frames, "Most frames of a job's step: chunks times workers")
+  app.add_option("--max-frames", limits.frames,
+                 "Most frames of a step, of all jobs: chunks times workers")
       ->capture_default_str();
   app.add_option("--max-message-bytes", limits.payload_bytes, "Largest payload of a frame")
       ->type_name("BYTES")
@@ -169,6 +170,11 @@ Command AddAggregatorCommand(CLI::App& program) {
          "--max-receive-bytes", server.receive_bytes,
          "Most bytes that are received and not handed on yet, over all connections [half of "
          "the memory]")
+      ->type_name("BYTES");
+  app.add_option(
+         "--max-held-bytes", server.held_bytes,
+         "Most bytes of payloads and errors, over all jobs: beyond, frames wait with their workers "
+         "[nine tenths of the memory]")
       ->type_name("BYTES");
   app.add_option(
          "--codec-library", flags->codec_libraries,

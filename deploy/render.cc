@@ -269,7 +269,8 @@ Words WordsOf(const RenderOptions& options, const Requirements& required, uint64
       {"{worker_image}", Quote(worker_image)},
       {"{workers}", absl::StrCat(size.workers)},
       {"{aggregators}", absl::StrCat(size.aggregators)},
-      {"{parameters}", absl::StrCat(size.parameters)},
+      // With its reductions, and whatever takes its place while it is still there.
+      {"{most_parameters}", absl::StrCat(2 * size.parameters)},
       {"{data_port}", absl::StrCat(kDataPort)},
       {"{metrics}", absl::StrCat(kMetricsPort)},
       {"{drain_grace}", absl::StrCat(kDrainGraceSeconds)},

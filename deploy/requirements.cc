@@ -88,7 +88,7 @@ absl::StatusOr<Requirements> RequirementsOf(const JobSize& size) {
   return Requirements{
       .chunks = layout->chunks().size(),
       .aggregator_memory_bytes =
-          64 * kMiB + 4 * shard.elements + frames + kept + 16 * chunk_elements,
+          (64 * kMiB + 4 * shard.elements + frames + kept + 16 * chunk_elements) / 9 * 10,
       .aggregator_disk_bytes = 64 * kMiB + 3 * (4 * shard.elements + kept),
       .worker_memory_bytes = 256 * kMiB + 28 * size.parameters + window * frame_bytes,
   };

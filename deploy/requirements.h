@@ -12,7 +12,8 @@
 //      rank may still need (server/owned_chunk.h),
 // an aggregator has
 //   memory  64 MiB + 4 * E error + 2 * workers * W * r frames, as they come and as they wait
-//           + K + 16 bytes for each element of a chunk, of the snapshot or the state under way
+//           + K + 16 bytes for each element of a chunk, of the snapshot or the state under way;
+//           and a ninth more, which --max-held-bytes leaves free
 //   disk    3 * (4 * E + K) snapshots: two, and the one that is being written; and 64 MiB
 // and a worker, beside the training program's own, 256 MiB and 20 bytes for each parameter
 // (momentum, variance, error, gradient in fp32, and a refresh of the variance), 8 more of frames

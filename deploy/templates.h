@@ -161,7 +161,7 @@ spec:
             - --state-dir=/var/lib/signpost/state
             - --drain-grace={drain_grace}s
             - --max-workers={workers}
-            - --max-parameters={parameters}
+            - --max-parameters={most_parameters}
 {metrics_args}          env:
             - name: SHARD
               valueFrom:

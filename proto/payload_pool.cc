@@ -94,6 +94,9 @@ void* PayloadPool::Take(size_t bytes) {
       return std::exchange(size.idle, size.idle->next);
     }
     mapped_bytes_ += whole;
+    if (used_bytes_ + idle_bytes_ > most_bytes_) {
+      RetireIdle(most_bytes_ - std::min(most_bytes_, used_bytes_));
+    }
   }
   try {
     return Map(whole);
@@ -115,7 +118,8 @@ void PayloadPool::Give(void* memory, size_t bytes) {
     const auto size = sizes_.find(whole);
     // Sizes have their peaks at different times.
     const uint64_t most = 2 * std::max(most_used_bytes_, most_used_before_);
-    if (kKeeps && size != sizes_.end() && idle_bytes_ + whole <= most) {
+    if (kKeeps && size != sizes_.end() && idle_bytes_ + whole <= most &&
+        used_bytes_ + idle_bytes_ + whole <= most_bytes_) {
       idle->next = std::exchange(size->second.idle, idle);
       idle_bytes_ += whole;
     } else {
@@ -148,7 +152,26 @@ void PayloadPool::Look() {
   }
 }
 
+void PayloadPool::RetireIdle(uint64_t most_idle_bytes) {
+  for (auto& [bytes, size] : sizes_) {
+    while (idle_bytes_ > most_idle_bytes && size.idle != nullptr) {
+      idle_bytes_ -= bytes;
+      Retire(std::exchange(size.idle, size.idle->next));
+    }
+  }
+}
+
 void PayloadPool::Retire(Idle* idle) { idle->next = std::exchange(retired_, idle); }
+
+void PayloadPool::KeepWithin(uint64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  most_bytes_ = bytes;
+}
+
+uint64_t PayloadPool::used_bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return used_bytes_;
+}
 
 uint64_t PayloadPool::idle_bytes() const {
   absl::MutexLock lock(&mutex_);

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 
 #include "absl/base/thread_annotations.h"
@@ -37,6 +38,10 @@ class PayloadPool {
   // What Take(bytes) gave.
   void Give(void* memory, size_t bytes);
 
+  // Idle memory goes back to the system rather than that it and what is in use are more than this.
+  void KeepWithin(uint64_t bytes);
+
+  uint64_t used_bytes() const;
   uint64_t idle_bytes() const;
   // From the system so far: it does not grow while rounds are like one another.
   uint64_t mapped_bytes() const;
@@ -54,6 +59,7 @@ class PayloadPool {
 
   void Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Retire(Idle* idle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RetireIdle(uint64_t most_idle_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable absl::Mutex mutex_;
   std::map<size_t, Size> sizes_ ABSL_GUARDED_BY(mutex_);  // by bytes
@@ -65,6 +71,7 @@ class PayloadPool {
   uint64_t most_used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t most_used_before_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t mapped_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t most_bytes_ ABSL_GUARDED_BY(mutex_) = std::numeric_limits<uint64_t>::max();
 };
 
 }  // namespace signpost

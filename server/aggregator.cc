@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "failpoint/failpoint.h"
 #include "proto/custom_codec.h"
+#include "proto/payload_pool.h"
 #include "proto/try_again.h"
 #include "proto/version.h"
 
@@ -25,6 +26,19 @@ absl::Status LimitError(absl::string_view what, uint64_t got, uint64_t limit,
                         absl::string_view flag) {
   return absl::ResourceExhaustedError(absl::StrFormat(
       "%s: %d is over this aggregator's limit of %d, which %s sets", what, got, limit, flag));
+}
+
+// Of a step. Each has a place in memory, whatever a chunk's size.
+uint64_t FramesOf(uint32_t world_size, const Layout& layout) {
+  return uint64_t{world_size} * layout.chunks().size();
+}
+
+absl::Status HeldBytesError(uint64_t held, uint64_t most) {
+  return absl::UnavailableError(absl::StrFormat(
+      "no memory for another frame: payloads and errors take %d bytes, of at most %d, which "
+      "--max-held-bytes of `signpost aggregator` sets; a frame waits with its worker until rounds "
+      "have closed",
+      held, most));
 }
 
 absl::Status CheckIdentity(const JoinRequest& request, const AggregatorOptions& options) {
@@ -94,9 +108,7 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
   const std::vector<Tensor> tensors(request.tensors().begin(), request.tensors().end());
   absl::StatusOr<Layout> layout = Layout::Create(tensors, request.options());
   if (!layout.ok()) return layout;
-  // Each has a place in memory, whatever a chunk's size.
-  const uint64_t frames = uint64_t{request.world_size()} * layout->chunks().size();
-  if (frames > limits.frames) {
+  if (const uint64_t frames = FramesOf(request.world_size(), *layout); frames > limits.frames) {
     return LimitError("frames of a step", frames, limits.frames, "--max-frames");
   }
   if (request.options().has_custom_codec()) {
@@ -403,18 +415,39 @@ absl::StatusOr<Aggregator::Entry*> Aggregator::Admit(const JoinRequest& request,
     }
   }
   if (!admitting_) return ShuttingDownError();
-  if (old == jobs_.end() && jobs_.size() >= options_.limits.jobs) {
+  absl::Status room = CheckRoom(request.world_size(), layout, old);
+  if (!room.ok() && old == jobs_.end()) {
     old = FindGivingWay(now);
-    if (old == jobs_.end()) {
-      return LimitError("jobs", jobs_.size() + 1, options_.limits.jobs, "--max-jobs");
-    }
+    if (old != jobs_.end()) room = CheckRoom(request.world_size(), layout, old);
   }
+  if (!room.ok()) return room;
   if (old != jobs_.end()) {
     replaced.emplace(std::move(old->second));
     Forget(replaced->job->id().epoch);
     jobs_.erase(old);
   }
   return &CreateEntry(request, std::move(layout));
+}
+
+absl::Status Aggregator::CheckRoom(uint32_t world_size, const Layout& layout,
+                                   Entries::iterator leaving) {
+  uint64_t jobs = 1, parameters = layout.elements(), frames = FramesOf(world_size, layout);
+  for (auto entry = jobs_.begin(); entry != jobs_.end(); ++entry) {
+    if (entry == leaving) continue;
+    const Job& job = *entry->second.job;
+    ++jobs;
+    parameters += job.layout().elements();
+    frames += FramesOf(job.world_size(), job.layout());
+  }
+  const AggregatorLimits& limits = options_.limits;
+  if (jobs > limits.jobs) return LimitError("jobs", jobs, limits.jobs, "--max-jobs");
+  if (parameters > limits.parameters) {
+    return LimitError("parameters of all jobs", parameters, limits.parameters, "--max-parameters");
+  }
+  if (frames > limits.frames) {
+    return LimitError("frames of a step of all jobs", frames, limits.frames, "--max-frames");
+  }
+  return absl::OkStatus();
 }
 
 Aggregator::Entries::iterator Aggregator::FindGivingWay(absl::Time now) {
@@ -468,6 +501,10 @@ void Aggregator::Exchange(Frame frame, ExchangeDone done) {
   const absl::Time now = options_.now();
   absl::StatusOr<std::shared_ptr<Job>> job = FindRunningJob(frame.header, now);
   if (!job.ok()) return done(job.status());
+  const uint64_t held = PayloadPool::Global().used_bytes();
+  if (held > options_.limits.held_bytes && (*job)->CanDoWithout(frame)) {
+    return done(HeldBytesError(held, options_.limits.held_bytes));
+  }
   if ((*job)->Exchange(std::move(frame), now, std::move(done))) late_bell_.Ring();
 }
 

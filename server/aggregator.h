@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -34,13 +35,17 @@ namespace signpost {
 inline constexpr size_t kMaxJobNameBytes = 256;
 
 // Checked before memory is taken; over them a Join gets RESOURCE_EXHAUSTED, naming the flag of
-// `signpost aggregator` that raises the limit.
+// `signpost aggregator` that raises the limit. Parameters and frames are counted over all jobs.
 struct AggregatorLimits {
-  uint32_t jobs = 256;                      // --max-jobs
-  uint32_t workers = 1024;                  // --max-workers, per job
-  uint64_t parameters = uint64_t{1} << 34;  // --max-parameters, per job, over all shards
-  uint64_t frames = uint64_t{1} << 22;  // --max-frames, of a step, per job: chunks times workers
+  uint32_t jobs = 256;                          // --max-jobs
+  uint32_t workers = 1024;                      // --max-workers, per job
+  uint64_t parameters = uint64_t{1} << 34;      // --max-parameters, of all jobs and shards
+  uint64_t frames = uint64_t{1} << 22;          // --max-frames, of a step: chunks times workers
   uint64_t payload_bytes = uint64_t{64} << 20;  // --max-message-bytes, per frame
+  // --max-held-bytes: what all payloads and errors of the process take. Beyond it a frame gets
+  // UNAVAILABLE, and is to be sent again, unless it belongs to the round of its job that has waited
+  // for longest: so jobs go on, chunk by chunk.
+  uint64_t held_bytes = std::numeric_limits<uint64_t>::max();
 };
 
 struct AggregatorOptions {
@@ -227,6 +232,9 @@ class Aggregator {
   // A snapshot was written.
   static void WelcomeReturning(Entry& entry, const DueSnapshot& due, const OpenSteps& saved,
                                Callbacks& callbacks);
+  // RESOURCE_EXHAUSTED for one more than the jobs there are, without `leaving` (or end()).
+  absl::Status CheckRoom(uint32_t world_size, const Layout& layout, Entries::iterator leaving)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The job that has been silent for longest, of those that give way; end() if none does.
   Entries::iterator FindGivingWay(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Entry& CreateEntry(const JoinRequest& request, Layout layout)

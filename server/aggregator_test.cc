@@ -17,6 +17,7 @@
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/payload_pool.h"
 #include "server/round.h"
 #include "server/test_job.h"
 
@@ -68,6 +69,8 @@ class FakeClock {
  private:
   absl::Time now_ = absl::FromUnixSeconds(1700000000);
 };
+
+constexpr uint32_t kLargeChunkElements = 8 * 4096;
 
 JoinResult Join(Aggregator& aggregator, const JoinRequest& request) {
   JoinResult result;
@@ -303,10 +306,11 @@ uint64_t LargestFp32PayloadBytes() {
 
 TEST(Join, EachLimitIsCheckedAndNamesItsFlag) {
   const JoinRequest request = TestJoin(0, /*world_size=*/4);
+  // With the other job's 45 parameters in six chunks.
   const AggregatorLimits just_enough = {.jobs = 2,
                                         .workers = 4,
-                                        .parameters = 57,
-                                        .frames = 8,
+                                        .parameters = 57 + 45,
+                                        .frames = 8 + 6,
                                         .payload_bytes = LargestFp32PayloadBytes()};
   EXPECT_EQ(JoinUnder(just_enough, request).message(),
             "this aggregator is shutting down");  // it waited until the end of JoinUnder
@@ -417,6 +421,58 @@ TEST(Join, EpochsAreNeverUsedAgain) {
 }
 
 // ---- Exchange
+
+// Four chunks, of which an fp32 payload is not malloc's.
+JoinRequest LargeJoin(uint32_t rank, const std::string& job) {
+  JoinRequest request = TestJoin(rank, /*world_size=*/2, job);
+  request.mutable_tensors()->DeleteSubrange(1, 2);
+  request.mutable_tensors(0)->set_shape(0, 4);
+  request.mutable_tensors(0)->set_shape(1, kLargeChunkElements);
+  request.mutable_options()->set_block_elements(4096);
+  request.mutable_options()->set_chunk_elements(kLargeChunkElements);
+  return request;
+}
+
+TEST(Exchange, BeyondTheMemoryOnlyTheRoundThatWaitsForLongestGoesOn) {
+  FakeClock clock;
+  const uint64_t payload_bytes = 4 * kLargeChunkElements;
+  Aggregator aggregator(
+      {.limits = {.held_bytes = PayloadPool::Global().used_bytes() + 3 * payload_bytes},
+       .now = clock.function()});
+  const Layout layout = LayoutOf(LargeJoin(0, "a"));
+  std::map<std::string, uint64_t> epochs;
+  for (const std::string job : {"a", "b"}) {
+    EXPECT_TRUE(Join(aggregator, LargeJoin(0, job)).waits());
+    epochs[job] = Join(aggregator, LargeJoin(1, job)).value().epoch();
+  }
+  const auto send = [&](const std::string& job, uint32_t rank, uint64_t step, uint32_t chunk) {
+    clock.Advance(absl::Seconds(1));
+    Frame frame = TestFrame(layout, {.rank = rank, .step = step, .chunk = chunk}, FLOAT32);
+    return Exchange(aggregator, Addressed(std::move(frame), job, epochs[job]));
+  };
+
+  ExchangeResult first = send("a", 0, 0, 2), second = send("a", 0, 0, 1);
+  EXPECT_TRUE(first.waits());
+  EXPECT_TRUE(second.waits());
+  ExchangeResult of_b = send("b", 1, 0, 3);
+  EXPECT_TRUE(of_b.waits()) << "it is just within the limit";
+  for (const ExchangeResult& refused : {send("a", 0, 0, 0), send("a", 1, 0, 1)}) {
+    EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(refused.message(), HasSubstr("--max-held-bytes"));
+  }
+  ExchangeResult skips =
+      Exchange(aggregator, Addressed(TestFrame(layout, {.chunk = 0}, SKIP), "a", epochs["a"]));
+  EXPECT_TRUE(skips.waits()) << "it has next to no payload";
+
+  EXPECT_TRUE(send("a", 1, 0, 2).ok()) << "that round has waited for longest";
+  EXPECT_TRUE(first.ok());
+  EXPECT_TRUE(send("b", 0, 0, 3).ok()) << "of job b, so has that";
+  EXPECT_TRUE(of_b.ok());
+  // Two frames are gone with each of the rounds, and an answer and an error have come.
+  EXPECT_TRUE(send("a", 1, 0, 1).ok());
+  EXPECT_TRUE(second.ok());
+  EXPECT_TRUE(send("a", 1, 0, 2).ok()) << "that step's answer is kept";
+}
 
 TEST(Exchange, AnswersAllRanksWithTheSameBytesOnceTheLastFrameIsThere) {
   Aggregator aggregator({});

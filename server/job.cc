@@ -11,6 +11,7 @@
 #include "absl/types/span.h"
 #include "proto/codec.h"
 #include "proto/custom_codec.h"
+#include "proto/payload_pool.h"
 
 namespace signpost {
 namespace {
@@ -216,6 +217,18 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done) {
   if (absent == 0 || round_deadline() == absl::InfiniteDuration()) return false;
   const uint32_t missing = chunk.missing();
   return 0 < missing && missing <= absent;
+}
+
+bool Job::CanDoWithout(const Frame& frame) const {
+  const uint32_t own = frame.header.chunk();
+  if (own >= chunks_.size() || chunks_[own] == nullptr) return false;  // it is malformed
+  if (frame.payload.size() < PayloadPool::kLeastBytes) return false;
+  // Its rank does not go on without the answer.
+  if (frame.header.step() < chunks_[own]->progress().open_step) return false;
+  const absl::Time since = chunks_[own]->waits_since();
+  return absl::c_any_of(chunks_, [since](const std::unique_ptr<OwnedChunk>& chunk) {
+    return chunk != nullptr && chunk->waits_since() < since;
+  });
 }
 
 absl::Duration Job::round_deadline() const {

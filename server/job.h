@@ -111,6 +111,10 @@ class Job {
   // contributed to it but those that are absent or have left: see LeaveOut, which is not cheap.
   bool Exchange(Frame frame, absl::Time now, OwnedChunk::Done done);
 
+  // Whether the frame has a payload worth refusing, and other rounds of the job wait for longer
+  // than its own: they can close without it, and then it may come again.
+  bool CanDoWithout(const Frame& frame) const;
+
   // Infinite: rounds wait for all ranks.
   absl::Duration round_deadline() const;
   uint32_t min_workers() const;

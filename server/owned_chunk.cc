@@ -407,6 +407,11 @@ uint32_t OwnedChunk::missing() const {
   return open_ ? open_->round.missing() : 0;
 }
 
+absl::Time OwnedChunk::waits_since() const {
+  absl::MutexLock lock(&mutex_);
+  return open_ && !open_->round.complete() ? open_->since : absl::InfiniteFuture();
+}
+
 LateRanks OwnedChunk::late_ranks() const {
   absl::MutexLock lock(&mutex_);
   return late_ranks_;

@@ -14,6 +14,7 @@
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "proto/message.h"
+#include "proto/payload_pool.h"
 #include "security/loopback.h"
 #include "server/service.h"
 
@@ -48,6 +49,10 @@ uint64_t MemoryBytes() {
   return file >> limit && limit > 0 ? std::min(limit, physical) : physical;
 }
 
+uint64_t HeldBytes(const ServerOptions& options) {
+  return options.held_bytes > 0 ? options.held_bytes : MemoryBytes() / 10 * 9;
+}
+
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
 }
@@ -78,6 +83,7 @@ void Configure(const ServerOptions& options, grpc::ServerBuilder& builder) {
 AggregatorOptions Derive(const ServerOptions& options) {
   AggregatorOptions aggregator = options.aggregator;
   aggregator.restart_grace = 3 * options.failure_timeout.duration();
+  aggregator.limits.held_bytes = HeldBytes(options);
   return aggregator;
 }
 
@@ -116,6 +122,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     Reach(Failpoint::kStateDirCounted);
   }
   std::unique_ptr<Server> server(new Server(options, *std::move(security), std::move(state_dir)));
+  PayloadPool::Global().KeepWithin(HeldBytes(options));
   if (status = server->Recover(options.allow_error_reset); !status.ok()) return status;
   server->late_rounds_ = std::thread([self = server.get()] { self->CloseLateRounds(); });
   grpc::EnableDefaultHealthCheckService(true);

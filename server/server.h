@@ -45,6 +45,9 @@ struct ServerOptions {
   // (--max-receive-bytes).
   uint64_t receive_bytes = 0;
   AggregatorOptions aggregator;
+  // Instead of aggregator.limits.held_bytes, and of the whole process. 0: nine tenths of its memory
+  // (--max-held-bytes).
+  uint64_t held_bytes = 0;
   // What running jobs need to survive a crash or restart of this process is kept in here. Empty:
   // they do not.
   std::string state_dir;

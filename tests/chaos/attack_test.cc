@@ -17,6 +17,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -32,11 +33,14 @@
 #include "absl/time/clock.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
+#include "proto/aggregator.pb.h"
+#include "proto/payload.h"
 #include "proto/steady_time.h"
 #include "security/certificate.h"
 #include "security/client_security.h"
 #include "security/tls_dir.h"
 #include "tests/chaos/supervised.h"
+#include "tests/cluster.h"
 #include "tests/job.h"
 #include "worker/grpc_channel.h"
 
@@ -71,7 +75,8 @@ class AttackTest : public ::testing::Test {
                      "--max-connections=64",
                      "--max-connections-per-peer=32",
                      "--max-message-bytes=1048576",
-                     "--max-receive-bytes=33554432"};
+                     "--max-receive-bytes=33554432",
+                     "--max-held-bytes=33554432"};
     aggregator_ = std::make_unique<Supervised>(options);
     absl::SimpleAtoi(aggregator_->target().substr(aggregator_->target().rfind(':') + 1), &port_);
   }
@@ -207,6 +212,59 @@ TEST_F(AttackTest, OnePeerCannotTakeAllConnections) {
     }
     for (const pollfd& connection : held) close(connection.fd);
   });
+}
+
+// 320 MiB of a job of the attacker's own, all of whose rounds wait for a rank that sends
+// nothing.
+TEST_F(AttackTest, AJobThatSendsMoreThanThereIsMemoryForIsTheOneThatWaits) {
+  constexpr uint32_t kChunks = 320, kChunkElements = 1 << 18;
+  const auto channel =
+      ConnectToAggregator(aggregator_->target(), FailureTimeout(), nullptr, SecurityOf("attacker"));
+  uint64_t epoch = 0;
+  const auto join = [&](uint32_t rank) {
+    JoinRequest request;
+    request.set_job("other");
+    request.set_rank(rank);
+    request.set_incarnation(rank + 1);
+    request.set_world_size(2);
+    request.set_shard_count(1);
+    request.mutable_options()->set_block_elements(4096);
+    request.mutable_options()->set_chunk_elements(kChunkElements);
+    request.mutable_options()->set_gamma(1.35f);
+    Tensor& tensor = *request.add_tensors();
+    tensor.set_name("all");
+    tensor.add_shape(uint64_t{kChunks} * kChunkElements);
+    const auto welcome = channel->Join(request, SteadyNow() + absl::Seconds(60));
+    ASSERT_TRUE(welcome.ok()) << welcome.status();
+    if (rank == 0) epoch = welcome->epoch();
+  };
+  OnEachRank(2, join);
+
+  const auto payload = std::make_shared<Payload>(4 * kChunkElements);
+  std::memset(payload->data(), 0, payload->size());
+  std::atomic<int> waiting = 0, refused = 0;
+  TrainUnder([&] {
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+      FrameHeader header;
+      header.set_job("other");
+      header.set_epoch(epoch);
+      header.set_rank(0);
+      header.set_incarnation(1);
+      header.set_chunk(chunk);
+      header.set_codec(FLOAT32);
+      header.set_payload_crc32c(Crc32c(payload->span()));
+      ++waiting;
+      channel->Exchange(header, payload, SteadyNow() + absl::Milliseconds(500),
+                        [&](absl::StatusOr<Answer> answer) {
+                          EXPECT_FALSE(answer.ok());
+                          if (absl::IsUnavailable(answer.status())) ++refused;
+                          --waiting;
+                        });
+      while (waiting > 32) absl::SleepFor(absl::Milliseconds(1));
+    }
+  });
+  while (waiting > 0) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_GT(refused, 0);
 }
 
 TEST_F(AttackTest, OversizeMessagesAreRefusedBeforeMemoryIsTaken) {

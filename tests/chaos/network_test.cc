@@ -61,7 +61,9 @@ class NetworkTest : public ::testing::Test {
   }
 
   void TearDown() override {
-    if (no_namespace_.empty()) EXPECT_TRUE(Shell("nft delete chain inet faults in"));
+    if (no_namespace_.empty()) {
+      EXPECT_TRUE(Shell("nft delete chain inet faults in"));
+    }
   }
 
   static void Drop(const std::vector<std::string>& packets) {
