@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
+#include "deploy/monitoring/alerts.h"
 #include "deploy/templates.h"
 
 namespace signpost::deploy {
@@ -73,13 +74,19 @@ std::string Fill(absl::string_view text, const Words& words) {
   return absl::StrReplaceAll(text, words);
 }
 
-// Each line of it, none of which is empty.
-std::string Indent(absl::string_view lines, size_t spaces) {
-  const std::string indentation(spaces, ' ');
-  return absl::StrCat(indentation,
-                      absl::StrReplaceAll(absl::StripSuffix(lines, "\n"),
-                                          {{"\n", absl::StrCat("\n", indentation)}}),
-                      "\n");
+// Each line of it that is not empty.
+std::string Indent(absl::string_view text, size_t spaces) {
+  std::string indented;
+  for (const absl::string_view line : absl::StrSplit(absl::StripSuffix(text, "\n"), '\n')) {
+    absl::StrAppend(&indented, line.empty() ? "" : std::string(spaces, ' '), line, "\n");
+  }
+  return indented;
+}
+
+// Of Prometheus' own file, without the comment above them.
+std::string AlertGroups() {
+  const absl::string_view file = kAlerts;
+  return Indent(file.substr(file.find("groups:")), 2);
 }
 
 bool IsLabel(absl::string_view name) {
@@ -292,6 +299,7 @@ Words WordsOf(const RenderOptions& options, const Requirements& required, uint64
       {"{backoff_limit}", absl::StrCat(3 * size.workers)},
       {"{aggregator_labels}", Labels(options, "aggregator")},
       {"{worker_labels}", Labels(options, "worker")},
+      {"{alerts}", AlertGroups()},
       {"{aggregator_addresses}", Quote(AggregatorAddresses(options))},
       {"{storage_class_2}", StorageClass(options, "  ")},
       {"{storage_class_8}", StorageClass(options, "        ")},
@@ -356,7 +364,10 @@ void AddOverlay(const Overlay& overlay, const Words& words, Files& files) {
   std::map<std::string, std::string> aggregators = {{"aggregators.yaml", kAggregators},
                                                     {"checkpoints.yaml", kCheckpoints}};
   if (overlay.certificates) aggregators["certificates.yaml"] = Certificates(words);
-  if (overlay.metrics) aggregators["monitoring.yaml"] = kMonitoring;
+  if (overlay.metrics) {
+    aggregators["monitoring.yaml"] = kMonitoring;
+    aggregators["alerts.yaml"] = kAlertRules;
+  }
   AddDirectory(directory, {"../../base", "aggregators", "workers"}, {}, words, files);
   AddDirectory(directory + "/aggregators", {}, aggregators, words, files);
   AddDirectory(directory + "/workers", {}, {{"workers.yaml", kJob}}, words, files);

@@ -448,6 +448,9 @@ spec:
   podMetricsEndpoints:
     - port: metrics
       interval: 15s
+      relabelings:  # the name that alerts and the dashboard have for all aggregators
+        - targetLabel: job
+          replacement: signpost
 ---
 # and is let in from the namespace where it usually runs.
 apiVersion: networking.k8s.io/v1
@@ -469,6 +472,16 @@ spec:
       ports:
         - port: metrics
 )";
+
+// Of all jobs in the namespace.
+inline constexpr char kAlertRules[] = R"(apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: signpost
+  namespace: {namespace}
+  labels: {app.kubernetes.io/name: signpost}
+spec:
+{alerts})";
 
 inline constexpr char kIssuers[] =
     R"(# An authority of this namespace's own. An issuer that you have can take the place of these three.

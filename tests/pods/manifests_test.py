@@ -1,6 +1,7 @@
 """What `signpost k8s render` writes, held against Kubernetes' types and against itself."""
 
 import os
+import re
 import shutil
 import subprocess
 
@@ -310,6 +311,17 @@ def test_what_is_scraped_is_a_port_that_pods_have_and_prometheus_may_dial():
     assert f"--metrics-listen=0.0.0.0:{ports[endpoint['port']]}" in container["args"]
     (rule,) = the(documents, "NetworkPolicy", "-metrics")["spec"]["ingress"]
     assert rule["ports"] == [{"port": endpoint["port"]}]
+
+
+def test_alerts_are_prometheus_own_and_find_what_is_scraped():
+    documents = render("--overlay=monitoring")
+    with open("deploy/monitoring/alerts.yaml", encoding="utf-8") as file:
+        assert the(documents, "PrometheusRule")["spec"] == yaml.safe_load(file)
+    (endpoint,) = the(documents, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "signpost"}]
+    rules = [r for g in the(documents, "PrometheusRule")["spec"]["groups"] for r in g["rules"]]
+    jobs = {job for rule in rules for job in re.findall(r'\bjob="([^"]*)"', rule["expr"])}
+    assert jobs == {"signpost"}
 
 
 def test_exit_codes_decide_whether_a_worker_comes_back(documents):
