@@ -1,6 +1,6 @@
 """What is fuzzed: a program for libFuzzer, and a test that does without."""
 
-def fuzz_target(name, deps, size = "small"):
+def fuzz_target(name, deps, size = "small", tags = []):
     """`<name>.cc` defines LLVMFuzzerTestOneInput and Seeds (seeds.h).
 
     `<name>`, with --config=fuzz, is the libFuzzer program; `<name>_test` is in every test run.
@@ -29,6 +29,7 @@ def fuzz_target(name, deps, size = "small"):
     native.cc_test(
         name = name + "_test",
         size = size,
+        tags = tags,
         deps = [
             ":" + name + "_target",
             "//fuzzing:mutation_test",
