@@ -165,7 +165,8 @@ Command AddCertCommand(CLI::App& program) {
   issue.add_option("directory", flags->directory, "What `cert init` was given")
       ->type_name("DIR")
       ->required();
-  issue.add_option("--role", flags->role, "aggregator, worker, observer or admin")
+  issue.add_option("--role", flags->role, "What its process is")
+      ->type_name("aggregator|worker|observer|admin")
       ->capture_default_str();
   issue.add_option("--to", flags->to, "The TLS directory to write")->type_name("DIR")->required();
   AddIdentityFlags(issue, *flags);

@@ -94,7 +94,7 @@ Command AddChaosCommand(CLI::App& program, const std::vector<std::string>& comma
                   "From one fault to the next; the last one has been recovered from by then [5s]");
   AddDurationFlag(app, "--pause", flags->chaos.pause, "How long stop and stall last [2s]");
   app.add_option("--faults", flags->faults, "The kinds of faults, separated by commas")
-      ->type_name("KIND,...")
+      ->type_name("kill|stop|reset|stall,...")
       ->capture_default_str();
   app.add_option("--seed", flags->chaos.seed, "The same seed plans the same faults")
       ->capture_default_str();

@@ -4,6 +4,8 @@
 #define SIGNPOST_CLI_EXIT_CODE_H_
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace signpost::cli {
 
@@ -16,6 +18,15 @@ enum ExitCode : int {
   kExitTryAgain = 75,  // interrupted, or somebody did not come in time
   kExitMismatch = 76,  // of layouts, options or versions
 };
+
+// What a code says, in a few words: of the manual, and of docs/errors.md.
+struct ExitCodeMeaning {
+  ExitCode code;
+  absl::string_view meaning;
+};
+
+// All of them, in their order.
+absl::Span<const ExitCodeMeaning> AllExitCodes();
 
 // The one place where errors become exit codes.
 ExitCode ExitCodeOf(const absl::Status& status);
