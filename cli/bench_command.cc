@@ -17,9 +17,9 @@
 #include "bench/predict.h"
 #include "bench/rank.h"
 #include "bench/scale.h"
-#include "cli/exit_code.h"
 #include "cli/table.h"
 #include "client/session_options.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "cli/exit_code.h"
+#include "proto/exit_code.h"
 #include "security/certificate.h"
 #include "security/tls_dir.h"
 

@@ -8,10 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/chaos.h"
-#include "cli/exit_code.h"
 #include "cli/launch_flags.h"
 #include "cli/launcher.h"
 #include "failpoint/failpoint.h"
+#include "proto/exit_code.h"
 #include "storage/temporary_directory.h"
 
 namespace signpost::cli {

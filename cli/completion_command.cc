@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "cli/completion.h"
-#include "cli/exit_code.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 

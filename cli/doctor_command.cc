@@ -15,7 +15,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "bench/hosts.h"
-#include "cli/exit_code.h"
 #include "doctor/comparison.h"
 #include "doctor/host.h"
 #include "doctor/hosts.h"
@@ -23,6 +22,7 @@
 #include "doctor/listener.h"
 #include "doctor/prediction.h"
 #include "doctor/report.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 namespace {

@@ -22,7 +22,6 @@
 #include "cli/demo_command.h"
 #include "cli/demo_worker_command.h"
 #include "cli/doctor_command.h"
-#include "cli/exit_code.h"
 #include "cli/k8s_command.h"
 #include "cli/man_command.h"
 #include "cli/probe_command.h"
@@ -31,6 +30,7 @@
 #include "cli/version_command.h"
 #include "cli/worker_command.h"
 #include "failpoint/failpoint.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 namespace {

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cli/exit_code.h"
 #include "cli/flag.h"
 #include "cli/manual.h"
 #include "cli/suggestion.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 namespace {

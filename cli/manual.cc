@@ -10,8 +10,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "cli/exit_code.h"
 #include "cli/flag.h"
+#include "proto/exit_code.h"
 #include "proto/version.h"
 
 namespace signpost::cli {

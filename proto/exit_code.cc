@@ -1,8 +1,8 @@
-#include "cli/exit_code.h"
+#include "proto/exit_code.h"
 
 #include "proto/try_again.h"
 
-namespace signpost::cli {
+namespace signpost {
 namespace {
 
 constexpr ExitCodeMeaning kMeanings[] = {
@@ -52,4 +52,4 @@ ExitCode ExitCodeOf(const absl::Status& status) {
   }
 }
 
-}  // namespace signpost::cli
+}  // namespace signpost
