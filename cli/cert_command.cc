@@ -155,7 +155,9 @@ Command AddCertCommand(CLI::App& program) {
       "  signpost cert init certificates");
   CLI::App& init = *app.add_subcommand(
       "init", "A new authority, and a TLS directory for each role: DIR/aggregator, DIR/worker ...");
-  init.add_option("directory", flags->directory)->type_name("DIR")->required();
+  init.add_option("directory", flags->directory, "Where all of them go, which has no authority yet")
+      ->type_name("DIR")
+      ->required();
   AddIdentityFlags(init, *flags);
   init.add_option("--authority-days", flags->authority_days, "How long the authority is valid")
       ->check(CLI::Range(1, 36500).description(""))
@@ -171,7 +173,7 @@ Command AddCertCommand(CLI::App& program) {
   issue.add_option("--to", flags->to, "The TLS directory to write")->type_name("DIR")->required();
   AddIdentityFlags(issue, *flags);
   CLI::App& show = *app.add_subcommand("show", "Whether a TLS directory is good, and whose it is");
-  show.add_option("directory", flags->directory)->type_name("DIR")->required();
+  show.add_option("directory", flags->directory, "The TLS directory")->type_name("DIR")->required();
   return {&app, [flags, &init, &issue]() -> absl::StatusOr<int> {
             if (init.parsed()) return Init(*flags);
             return issue.parsed() ? Issue(*flags) : Show(*flags);

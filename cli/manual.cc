@@ -89,6 +89,12 @@ std::string Escape(absl::string_view text) {
   return absl::StartsWith(escaped, ".") ? absl::StrCat("\\&", escaped) : escaped;
 }
 
+// What a command is for, as a sentence.
+std::string Sentence(const CLI::App& command) {
+  const std::string text = command.get_description();
+  return Escape(absl::EndsWith(text, ".") ? text : absl::StrCat(text, "."));
+}
+
 std::string Bold(absl::string_view text) { return absl::StrCat("\\fB", Escape(text), "\\fR"); }
 std::string Italic(absl::string_view text) { return absl::StrCat("\\fI", Escape(text), "\\fR"); }
 
@@ -102,11 +108,11 @@ void AddText(std::string& page, absl::string_view text) {
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     const bool is_indented = absl::StartsWith(line, "  ");
     if (is_indented != is_example) {
-      absl::StrAppend(&page, is_indented ? ".PP\n.nf\n.RS 4\n" : ".RE\n.fi\n");
+      absl::StrAppend(&page, is_indented ? ".PP\n.nf\n.RS 4\n" : ".RE\n.fi\n.PP\n");
       is_example = is_indented;
     }
     if (line.empty()) {
-      absl::StrAppend(&page, ".PP\n");
+      if (!absl::EndsWith(page, ".PP\n")) absl::StrAppend(&page, ".PP\n");
     } else {
       absl::StrAppend(&page, Escape(is_indented ? line.substr(2) : line), "\n");
     }
@@ -164,7 +170,7 @@ std::string SynopsisOf(const CLI::App& command) {
 
 // What one command is and takes, and those below it.
 void AddCommand(std::string& page, const CLI::App& command) {
-  absl::StrAppend(&page, SynopsisOf(command), "\n.PP\n", Escape(command.get_description()), ".\n");
+  absl::StrAppend(&page, SynopsisOf(command), "\n.PP\n", Sentence(command), "\n");
   AddFlags(page, command);
   // Commands have their parent's footer unless they have one of their own.
   const CLI::App& parent = *command.get_parent();
@@ -247,7 +253,7 @@ std::string ManualOf(const CLI::App& program) {
   AddFlags(page, program);
   absl::StrAppend(&page, ".SH COMMANDS\n");
   for (const CLI::App* command : CommandsOf(program)) {
-    AddEntry(page, Bold(command->get_name()), Escape(command->get_description() + "."));
+    AddEntry(page, Bold(command->get_name()), Sentence(*command));
   }
   for (const CLI::App* command : CommandsOf(program)) AddCommandWithItsOwn(page, *command);
   AddExitCodes(page);
@@ -266,7 +272,7 @@ std::string ManualOfCommand(const CLI::App& command) {
   std::string page;
   AddTitle(page, PageOf(command), command.get_description());
   absl::StrAppend(&page, ".SH SYNOPSIS\n", SynopsisOf(command), "\n.SH DESCRIPTION\n",
-                  Escape(command.get_description()), ".\n.PP\n");
+                  Sentence(command), "\n.PP\n");
   AddText(page, command.get_footer());
   absl::StrAppend(&page, ".SH OPTIONS\n");
   AddFlags(page, command);

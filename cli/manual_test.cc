@@ -49,9 +49,10 @@ TEST_F(ManualTest, HidesWhatIsHidden) {
 }
 
 TEST_F(ManualTest, LeavesExamplesAsTheyAreAndEscapesWhatRoffWouldTakeForItself) {
-  EXPECT_THAT(ManualOfCommand(train_),
-              HasSubstr("It takes a while, doesn\\(aqt it:\n"
-                        ".PP\n.nf\n.RS 4\na$ train \\-\\-fast \\e\n.RE\n.fi\nand then ends.\n"));
+  EXPECT_THAT(
+      ManualOfCommand(train_),
+      HasSubstr("It takes a while, doesn\\(aqt it:\n"
+                ".PP\n.nf\n.RS 4\na$ train \\-\\-fast \\e\n.RE\n.fi\n.PP\nand then ends.\n"));
 }
 
 TEST_F(ManualTest, HasEachVariableOnce) {
