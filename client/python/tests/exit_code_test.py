@@ -63,6 +63,13 @@ def test_a_wrong_environment_is_64():
     assert "InvalidArgumentError: environment variable SIGNPOST_JOB is not set" in text
 
 
+def test_plain_text_to_another_machine_is_64():
+    program = "signpost._world._check_aggregators = lambda _: None\njoin()"
+    [rank] = start_ranks("192.0.2.1:4000", "far", program)
+    code, text = end(rank)
+    assert (code, "refusing plain text" in text) == (64, True)
+
+
 def test_no_aggregator_is_69():
     program = "import signpost; signpost._world._CONNECT_TIMEOUT_S = 0.1; signpost.init()"
     variables = {"AGGREGATORS": "127.0.0.1:1", "JOB": "j", "RANK": "0", "WORLD_SIZE": "1"}
