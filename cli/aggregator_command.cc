@@ -11,8 +11,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "cli/exit_code.h"
 #include "proto/custom_codec.h"
+#include "proto/exit_code.h"
 #include "server/server.h"
 
 namespace signpost::cli {

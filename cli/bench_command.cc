@@ -17,9 +17,9 @@
 #include "bench/predict.h"
 #include "bench/rank.h"
 #include "bench/scale.h"
-#include "cli/exit_code.h"
 #include "cli/table.h"
 #include "client/session_options.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 namespace {
@@ -237,10 +237,9 @@ void AddMeasuringFlags(CLI::App& app, Flags& flags) {
       ->type_name("RATE");
   app.add_flag("--tls", exchange.tls, "Each of ours again, over mTLS, compared with plain text");
   app.add_option("--peers", exchange.peers,
-                 "Others to measure in turns with it, separated by commas: gloo-fp32, gloo-fp16, "
-                 "gloo-adamw, powersgd-1, powersgd-2, mpi")
+                 "Others to measure in turns with it, separated by commas")
       ->delimiter(',')
-      ->type_name("NAMES");
+      ->type_name("gloo-fp32|gloo-fp16|gloo-adamw|powersgd-1|powersgd-2|mpi,...");
   app.add_option("--python", exchange.python, "With --peers: the interpreter, which has PyTorch")
       ->type_name("FILE")
       ->capture_default_str();

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "cli/exit_code.h"
+#include "proto/exit_code.h"
 #include "security/certificate.h"
 #include "security/tls_dir.h"
 
@@ -155,7 +155,9 @@ Command AddCertCommand(CLI::App& program) {
       "  signpost cert init certificates");
   CLI::App& init = *app.add_subcommand(
       "init", "A new authority, and a TLS directory for each role: DIR/aggregator, DIR/worker ...");
-  init.add_option("directory", flags->directory)->type_name("DIR")->required();
+  init.add_option("directory", flags->directory, "Where all of them go, which has no authority yet")
+      ->type_name("DIR")
+      ->required();
   AddIdentityFlags(init, *flags);
   init.add_option("--authority-days", flags->authority_days, "How long the authority is valid")
       ->check(CLI::Range(1, 36500).description(""))
@@ -165,12 +167,13 @@ Command AddCertCommand(CLI::App& program) {
   issue.add_option("directory", flags->directory, "What `cert init` was given")
       ->type_name("DIR")
       ->required();
-  issue.add_option("--role", flags->role, "aggregator, worker, observer or admin")
+  issue.add_option("--role", flags->role, "What its process is")
+      ->type_name("aggregator|worker|observer|admin")
       ->capture_default_str();
   issue.add_option("--to", flags->to, "The TLS directory to write")->type_name("DIR")->required();
   AddIdentityFlags(issue, *flags);
   CLI::App& show = *app.add_subcommand("show", "Whether a TLS directory is good, and whose it is");
-  show.add_option("directory", flags->directory)->type_name("DIR")->required();
+  show.add_option("directory", flags->directory, "The TLS directory")->type_name("DIR")->required();
   return {&app, [flags, &init, &issue]() -> absl::StatusOr<int> {
             if (init.parsed()) return Init(*flags);
             return issue.parsed() ? Issue(*flags) : Show(*flags);

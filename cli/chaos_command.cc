@@ -8,10 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/chaos.h"
-#include "cli/exit_code.h"
 #include "cli/launch_flags.h"
 #include "cli/launcher.h"
 #include "failpoint/failpoint.h"
+#include "proto/exit_code.h"
 #include "storage/temporary_directory.h"
 
 namespace signpost::cli {
@@ -94,7 +94,7 @@ Command AddChaosCommand(CLI::App& program, const std::vector<std::string>& comma
                   "From one fault to the next; the last one has been recovered from by then [5s]");
   AddDurationFlag(app, "--pause", flags->chaos.pause, "How long stop and stall last [2s]");
   app.add_option("--faults", flags->faults, "The kinds of faults, separated by commas")
-      ->type_name("KIND,...")
+      ->type_name("kill|stop|reset|stall,...")
       ->capture_default_str();
   app.add_option("--seed", flags->chaos.seed, "The same seed plans the same faults")
       ->capture_default_str();

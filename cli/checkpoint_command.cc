@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
-#include "cli/exit_code.h"
 #include "cli/table.h"
+#include "proto/exit_code.h"
 #include "proto/layout.h"
 #include "storage/disk.h"
 

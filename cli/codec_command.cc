@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/strings/str_format.h"
-#include "cli/exit_code.h"
 #include "proto/codec_check.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 namespace {

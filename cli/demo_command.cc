@@ -14,12 +14,12 @@
 #include "absl/strings/str_cat.h"
 #include "cli/child_process.h"
 #include "cli/demo_worker_command.h"
-#include "cli/exit_code.h"
 #include "cli/launcher.h"
 #include "cli/torch_worker.h"
 #include "cli/training_flags.h"
 #include "client/demo/report.h"
 #include "client/demo/text.h"
+#include "proto/exit_code.h"
 #include "proto/failure_timeout.h"
 #include "storage/temporary_directory.h"
 

@@ -3,10 +3,10 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "cli/exit_code.h"
 #include "cli/training_flags.h"
 #include "client/demo/training.h"
 #include "client/session.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 namespace {

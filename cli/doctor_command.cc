@@ -16,7 +16,6 @@
 #include "absl/strings/strip.h"
 #include "bench/hosts.h"
 #include "bench/rank.h"
-#include "cli/exit_code.h"
 #include "doctor/comparison.h"
 #include "doctor/host.h"
 #include "doctor/hosts.h"
@@ -24,6 +23,7 @@
 #include "doctor/listener.h"
 #include "doctor/prediction.h"
 #include "doctor/report.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/rank.h"
-#include "cli/exit_code.h"
 #include "deploy/render.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 namespace {

@@ -18,17 +18,19 @@
 #include "cli/checkpoint_command.h"
 #include "cli/codec_command.h"
 #include "cli/command.h"
+#include "cli/completion_command.h"
 #include "cli/demo_command.h"
 #include "cli/demo_worker_command.h"
 #include "cli/doctor_command.h"
-#include "cli/exit_code.h"
 #include "cli/k8s_command.h"
+#include "cli/man_command.h"
 #include "cli/probe_command.h"
 #include "cli/run_command.h"
 #include "cli/status_command.h"
 #include "cli/version_command.h"
 #include "cli/worker_command.h"
 #include "failpoint/failpoint.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 namespace {
@@ -61,15 +63,20 @@ int Main(std::vector<std::string> arguments) {
       "aggregators average.",
       "signpost");
   program.set_version_flag("--version", DescribeVersion);
+  program.require_subcommand(0, 1);  // a command's arguments may be called like another command
   program.footer(
       "Start with 'signpost demo'. Each command explains itself: signpost COMMAND --help\n"
       "In a checkout, './signpost test' runs every test.");
   const std::vector<Command> commands = {
-      AddDemoCommand(program),        AddRunCommand(program, tail), AddAggregatorCommand(program),
-      AddWorkerCommand(program),      AddStatusCommand(program),    AddCheckpointCommand(program),
-      AddChaosCommand(program, tail), AddBenchCommand(program),     AddCodecCommand(program),
-      AddCertCommand(program),        AddProbeCommand(program),     AddK8sCommand(program, tail),
-      AddDoctorCommand(program),      AddVersionCommand(program),   AddDemoWorkerCommand(program),
+      AddDemoCommand(program),        AddRunCommand(program, tail),
+      AddAggregatorCommand(program),  AddWorkerCommand(program),
+      AddStatusCommand(program),      AddCheckpointCommand(program),
+      AddChaosCommand(program, tail), AddBenchCommand(program),
+      AddCodecCommand(program),       AddCertCommand(program),
+      AddProbeCommand(program),       AddK8sCommand(program, tail),
+      AddDoctorCommand(program),      AddVersionCommand(program),
+      AddDemoWorkerCommand(program),  AddManCommand(program),
+      AddCompletionCommand(program),  AddCompleteCommand(program, tail),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {
@@ -83,8 +90,8 @@ int Main(std::vector<std::string> arguments) {
   for (const Command& command : commands) {
     if (!command.flags->parsed()) continue;
     const std::string name = "signpost " + command.flags->get_name();
-    const bool takes_tail =
-        name == "signpost run" || name == "signpost chaos" || name == "signpost k8s";
+    const bool takes_tail = name == "signpost run" || name == "signpost chaos" ||
+                            name == "signpost k8s" || name == "signpost complete";
     if (!tail.empty() && !takes_tail) {
       return Fail(name,
                   absl::InvalidArgumentError("takes nothing behind ' -- '; 'signpost run' does"));

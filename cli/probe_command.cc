@@ -9,9 +9,9 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "cli/exit_code.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
+#include "proto/exit_code.h"
 #include "proto/grpc_status.h"
 #include "security/client_security.h"
 

@@ -7,8 +7,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "cli/exit_code.h"
 #include "cli/launcher.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "cli/exit_code.h"
 #include "kernels/device.h"
 #include "kernels/target.h"
+#include "proto/exit_code.h"
 #include "proto/version.h"
 
 namespace signpost::cli {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cli/exit_code.h"
 #include "client/session_options.h"
 #include "node/server.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 namespace {

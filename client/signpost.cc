@@ -16,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "client/reduction_session.h"
 #include "client/session.h"
+#include "proto/exit_code.h"
 
 struct signpost_session {
   std::unique_ptr<signpost::Session> session;
@@ -47,7 +48,10 @@ using signpost::SessionOptions;
 using signpost::StepReport;
 using signpost::ZeroOneOptions;
 
+thread_local absl::Status last_failure;  // of a call on this thread
+
 int Report(const absl::Status& status, char* error, size_t error_size) {
+  if (!status.ok()) last_failure = status;
   if (!status.ok() && error != nullptr && error_size > 0) {
     const size_t size = std::min(status.message().size(), error_size - 1);
     std::memcpy(error, status.message().data(), size);
@@ -231,6 +235,12 @@ signpost_report ReportOf(const StepReport& step, const signpost::WireBytes& byte
 }  // namespace
 
 uint32_t signpost_abi(void) { return SIGNPOST_ABI; }
+
+int signpost_exit_code(int code) {
+  const auto status_code = static_cast<absl::StatusCode>(code);
+  const bool is_last = last_failure.code() == status_code;
+  return signpost::ExitCodeOf(is_last ? last_failure : absl::Status(status_code, ""));
+}
 
 void signpost_options_init(signpost_options* options) {
   const SessionOptions session;

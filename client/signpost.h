@@ -40,7 +40,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 13
+#define SIGNPOST_ABI 14
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -186,6 +186,13 @@ typedef struct {
 } signpost_report;
 
 SIGNPOST_API uint32_t signpost_abi(void);
+
+/* What a program should end with behind a failure with this code, so that launchers and clusters
+ * know what to do: 64 wrong configuration, 65 what was saved is damaged, 69 no aggregator, 75 try
+ * again, 76 another model, options or version than the others'; 70 a defect. If it is the code of
+ * the last failure of a call on this thread, it knows more than the code says: another rank's end
+ * passes, another model does not, and both are FAILED_PRECONDITION. */
+SIGNPOST_API int signpost_exit_code(int code);
 
 /* Defaults. */
 SIGNPOST_API void signpost_options_init(signpost_options* options);

@@ -83,6 +83,18 @@ TEST_F(SignpostJoinTest, RefusesToResumeFromADirectoryThatIsNotThere) {
   EXPECT_NE(std::string(error_).find("/nowhere/at/all"), std::string::npos) << error_;
 }
 
+// What else there is to know of an error, tests/c_abi_test.cc has.
+TEST_F(SignpostJoinTest, HasAnExitCodeForEachCode) {
+  EXPECT_EQ(signpost_exit_code(SIGNPOST_OK), 0);
+  EXPECT_EQ(signpost_exit_code(SIGNPOST_INVALID_ARGUMENT), 64);
+  EXPECT_EQ(signpost_exit_code(SIGNPOST_NOT_FOUND), 64);
+  EXPECT_EQ(signpost_exit_code(SIGNPOST_DATA_LOSS), 65);
+  EXPECT_EQ(signpost_exit_code(SIGNPOST_UNAVAILABLE), 69);
+  EXPECT_EQ(signpost_exit_code(SIGNPOST_DEADLINE_EXCEEDED), 75);
+  EXPECT_EQ(signpost_exit_code(SIGNPOST_FAILED_PRECONDITION), 76);
+  EXPECT_EQ(signpost_exit_code(13), 70);  // INTERNAL
+}
+
 TEST_F(SignpostJoinTest, CutsMessagesToTheirBuffer) {
   parameters_[0].name = nullptr;
   char error[10];

@@ -18,6 +18,7 @@
 #include "proto/grpc_status.h"
 #include "proto/node.grpc.pb.h"
 #include "proto/steady_time.h"
+#include "proto/try_again.h"
 
 namespace signpost::node {
 namespace {
@@ -106,7 +107,8 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
       Await(&Connection::HasNothingOutstanding);
       if (!is_broken_) {
         if (reply_.code() == 0) return reply_;
-        return absl::Status(static_cast<absl::StatusCode>(reply_.code()), reply_.message());
+        const absl::Status error(static_cast<absl::StatusCode>(reply_.code()), reply_.message());
+        return reply_.try_again() ? TryAgain(error) : error;
       }
       Close();
     }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "node/definition.h"
+#include "proto/try_again.h"
 
 namespace signpost::node {
 namespace {
@@ -16,6 +17,7 @@ Reply ReplyOf(const absl::Status& status) {
   Reply reply;
   reply.set_code(static_cast<int>(status.code()));
   reply.set_message(std::string(status.message()));
+  reply.set_try_again(IsTryAgain(status));
   return reply;
 }
 
@@ -197,8 +199,8 @@ void Job::TakeLeave(const std::shared_ptr<Process>& process, Answers& answers) {
     answers.Add(*process, Reply());
   }
   if (!was_attached) return;
-  Break(absl::FailedPreconditionError(
-            absl::StrFormat("%s has left job '%s'", process->Describe(), name_)),
+  Break(TryAgain(absl::FailedPreconditionError(
+            absl::StrFormat("%s has left job '%s'", process->Describe(), name_))),
         answers);
 }
 

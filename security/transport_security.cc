@@ -31,12 +31,12 @@ absl::Status CheckTransport(absl::string_view address, const TransportSecurity& 
   const absl::StatusOr<bool> loopback = IsLoopback(address);
   if (!loopback.ok()) return loopback.status();
   if (security.insecure && !security.tls_dir.empty()) {
-    return absl::FailedPreconditionError(
+    return absl::InvalidArgumentError(
         absl::StrCat("both a TLS directory (", security.tls_dir,
                      ") and plain text beyond loopback were asked for: take one of them back"));
   }
   if (security.tls_dir.empty() && !security.token_file.empty()) {
-    return absl::FailedPreconditionError(
+    return absl::InvalidArgumentError(
         absl::StrCat("the token in ", security.token_file,
                      " would travel in plain text: give a TLS directory (--tls-dir or "
                      "SIGNPOST_TLS_DIR) too, or no token file"));
@@ -44,7 +44,7 @@ absl::Status CheckTransport(absl::string_view address, const TransportSecurity& 
   if (*loopback || security.insecure || !security.tls_dir.empty()) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
+  return absl::InvalidArgumentError(absl::StrCat(
       "refusing plain text at '", address,
       "', which other machines can reach: anyone there could read gradients or forge them. Give a "
       "TLS directory (--tls-dir or SIGNPOST_TLS_DIR; `signpost cert init` makes some), or "

@@ -23,9 +23,9 @@ struct TransportSecurity {
 };
 
 // Whether there may be a connection between this process and `address`, "host:port" or "unix:path",
-// where it listens or connects to. FAILED_PRECONDITION, with the reason and what to do, for plain
-// text beyond loopback without `insecure`, when both mTLS and plain text were asked for, or for a
-// token in plain text; INVALID_ARGUMENT for a malformed address.
+// where it listens or connects to. INVALID_ARGUMENT, with the reason and what to do, for plain
+// text beyond loopback without `insecure`, when both mTLS and plain text were asked for, for a
+// token in plain text, or for a malformed address.
 absl::Status CheckTransport(absl::string_view address, const TransportSecurity& security);
 
 }  // namespace signpost

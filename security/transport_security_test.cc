@@ -26,7 +26,7 @@ TEST(TransportSecurity, PlainTextBeyondLoopbackIsRefusedWithTheReason) {
   for (const char* address : {"0.0.0.0:0", "[::]:0", "10.1.2.3:4000", "128.0.0.1:0",
                               "[::ffff:8.8.8.8]:0", "[fe80::1]:0", "host.invalid:4000"}) {
     const absl::Status status = CheckTransport(address, {});
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << address;
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << address;
     EXPECT_THAT(status.message(), AllOf(HasSubstr(address), HasSubstr("--tls-dir"),
                                         HasSubstr("--insecure-i-understand")));
     EXPECT_TRUE(CheckTransport(address, {.insecure = true}).ok()) << address;
@@ -37,14 +37,14 @@ TEST(TransportSecurity, PlainTextBeyondLoopbackIsRefusedWithTheReason) {
 TEST(TransportSecurity, IsOneOfTheTwo) {
   const absl::Status status =
       CheckTransport("127.0.0.1:0", {.tls_dir = "certificates", .insecure = true});
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("take one of them back"));
 }
 
 TEST(TransportSecurity, ATokenTravelsWithTlsOnly) {
   for (const char* address : {"127.0.0.1:0", "10.1.2.3:4000", "unix:/tmp/signpost.sock"}) {
     const absl::Status status = CheckTransport(address, {.token_file = "token"});
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << address;
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << address;
     EXPECT_THAT(status.message(), AllOf(HasSubstr("the token in token would travel in plain text"),
                                         HasSubstr("--tls-dir")));
     EXPECT_FALSE(CheckTransport(address, {.insecure = true, .token_file = "token"}).ok());

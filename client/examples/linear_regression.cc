@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "client/session.h"
+#include "proto/exit_code.h"
 
 namespace {
 
@@ -74,5 +75,5 @@ absl::Status Train() {
 int main() {
   const absl::Status status = Train();
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  return signpost::ExitCodeOf(status);  // whether to start it again
 }

@@ -27,17 +27,17 @@ static float largest_distance(const float* values, int count, float from) {
   return largest;
 }
 
-static int fail(const char* what, const char* error) {
+// The exit code, which says whether to start it again.
+static int fail(const char* what, int code, const char* error) {
   fprintf(stderr, "%s: %s\n", what, error);
-  return EXIT_FAILURE;
+  return signpost_exit_code(code);
 }
 
 int main(void) {
   char error[512];
   signpost_options options;
-  if (signpost_options_from_environment(&options, error, sizeof error)) {
-    return fail("options", error);
-  }
+  int code = signpost_options_from_environment(&options, error, sizeof error);
+  if (code) return fail("options", code, error);
   options.freeze_step = 80;
 
   const uint64_t weights_shape[] = {24, 10}, biases_shape[] = {10};
@@ -46,9 +46,8 @@ int main(void) {
       {.name = "biases", .shape = biases_shape, .dimensions = 1, .values = biases, .group = 1},
   };
   signpost_session* session;
-  if (signpost_join(&options, parameters, 2, &session, error, sizeof error)) {
-    return fail("join", error);
-  }
+  code = signpost_join(&options, parameters, 2, &session, error, sizeof error);
+  if (code) return fail("join", code, error);
 
   const void* gradients[] = {weight_gradient, bias_gradient};
   signpost_report report;
@@ -63,9 +62,8 @@ int main(void) {
     const double learning_rate = 0.05 * (1 - (double)step / STEPS);
     rates[0].learning_rate = learning_rate;
     rates[1].learning_rate = 0.5 * learning_rate;
-    if (signpost_step(session, gradients, 2, rates, 2, &report, error, sizeof error)) {
-      return fail("step", error);
-    }
+    code = signpost_step(session, gradients, 2, rates, 2, &report, error, sizeof error);
+    if (code) return fail("step", code, error);
   }
 
   const float mean = (options.world_size - 1) / 2.0f;
@@ -74,8 +72,10 @@ int main(void) {
   printf("done: parameters %08x, at most %.4f from %.2f, sent %llu bytes, received %llu bytes\n",
          signpost_parameters_crc32c(session), distance, mean, (unsigned long long)report.sent_bytes,
          (unsigned long long)report.received_bytes);
-  const int left = signpost_leave(session, error, sizeof error);
+  code = signpost_leave(session, error, sizeof error);
   signpost_close(session);
-  if (left) return fail("leave", error);
-  return distance < 0.05f ? EXIT_SUCCESS : fail("result", "too far from the workers' mean");
+  if (code) return fail("leave", code, error);
+  if (distance < 0.05f) return EXIT_SUCCESS;
+  fprintf(stderr, "result: too far from the workers' mean\n");
+  return EXIT_FAILURE;
 }

@@ -6,6 +6,7 @@ The same inputs give the same bytes.
 import base64
 import hashlib
 import re
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -34,6 +35,14 @@ ENTRY_POINTS = """\
 signpost = signpost._program:main
 """
 
+# What the program writes of itself, and where a shell and man(1) look for it below share/.
+SHARED = [
+    (["man"], "man/man1/signpost.1"),
+    (["completion", "bash"], "bash-completion/completions/signpost"),
+    (["completion", "zsh"], "zsh/site-functions/_signpost"),
+    (["completion", "fish"], "fish/vendor_completions.d/signpost.fish"),
+]
+
 Entry = Tuple[str, bytes, int]  # name in the archive, contents, mode
 
 
@@ -42,6 +51,17 @@ def package_entry(path: Path) -> Entry:
     parts = path.parts
     name = "/".join(parts[parts.index("package") + 1 :])
     return name, path.read_bytes(), 0o755 if name == "signpost/signpost" else 0o644
+
+
+def shared_entries(program: str, version: str) -> List[Entry]:
+    return [
+        (
+            f"signpost-{version}.data/data/share/{name}",
+            subprocess.run([program, *arguments], check=True, stdout=subprocess.PIPE).stdout,
+            0o644,
+        )
+        for arguments, name in SHARED
+    ]
 
 
 def version_of(entries: List[Entry]) -> str:
@@ -63,6 +83,8 @@ def main(wheel: str, licence: str, files: List[str]) -> None:
     version = version_of(entries)
     if Path(wheel).name != f"signpost-{version}-{TAG}.whl":
         sys.exit(f"{wheel}: the package's version is {version}, its tag {TAG}")
+    [program] = [file for file in files if file.endswith("/signpost/signpost")]
+    entries += shared_entries(program, version)
     info = f"signpost-{version}.dist-info"
     for name, contents in [
         ("METADATA", METADATA.format(version=version).encode()),

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 13
+ABI = 14
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
@@ -118,6 +118,7 @@ _ERROR: List[Any] = [c_char_p, c_size_t]
 
 # By name without "signpost_": what it returns, and its arguments.
 _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
+    "exit_code": (c_int, [c_int]),
     "options_init": (None, [POINTER(Options)]),
     "rates_init": (None, [POINTER(Rates)]),
     "options_from_environment": (c_int, [POINTER(Options), *_ERROR]),
@@ -198,4 +199,5 @@ def call(function: str, *arguments: object) -> None:
     message = ctypes.create_string_buffer(_ERROR_BYTES)
     code = getattr(library, f"signpost_{function}")(*arguments, message, len(message))
     if code != 0:
-        raise error_of(code, message.value.decode(errors="replace"))
+        exit_code = library.signpost_exit_code(code)
+        raise error_of(code, message.value.decode(errors="replace"), exit_code)

@@ -4,13 +4,20 @@ from typing import Dict, Type
 
 
 class SignpostError(RuntimeError):
-    """What libsignpost.so could not do; `code` is the gRPC status code."""
+    """What libsignpost.so could not do; `code` is the gRPC status code.
+
+    `exit_code` is what a program should end with because of it, so that launchers and clusters know
+    whether to start it again: see docs/errors.md. After init() an error that nobody catches ends the
+    process with it.
+    """
 
     code = 2
+    exit_code = 70
 
-    def __init__(self, message: str, code: int) -> None:
+    def __init__(self, message: str, code: int, exit_code: int) -> None:
         super().__init__(message)
         self.code = code
+        self.exit_code = exit_code
 
 
 class InvalidArgumentError(SignpostError):
@@ -52,5 +59,5 @@ _BY_CODE: Dict[int, Type[SignpostError]] = {
 }
 
 
-def error_of(code: int, message: str) -> SignpostError:
-    return _BY_CODE.get(code, SignpostError)(message, code)
+def error_of(code: int, message: str, exit_code: int) -> SignpostError:
+    return _BY_CODE.get(code, SignpostError)(message, code, exit_code)

@@ -9,6 +9,7 @@ from typing import Callable, List, Optional
 
 from signpost import _abi
 from signpost._errors import InvalidArgumentError, UnavailableError
+from signpost._exiting import end_with_exit_codes
 from signpost._program import start_private_aggregator
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -65,6 +66,8 @@ def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> 
     worker of its node, and needs SIGNPOST_AGGREGATORS for reductions only. Without any of them the process is the only worker, of an aggregator of its own, and
     says so.
 
+    From then on a SignpostError that nobody catches ends the process with its `exit_code`.
+
     Args:
         join_timeout_s: how long to wait for the other ranks when an optimizer is made.
         exchange_timeout_s: how long to wait for them in a step, and in a checkpoint.
@@ -77,6 +80,7 @@ def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> 
     global _world
     if _world is not None:
         raise RuntimeError("signpost.init() was called before; once per process is enough")
+    end_with_exit_codes()
     if _is_alone():
         options = _options_alone()
     else:
@@ -117,7 +121,7 @@ def world_size() -> int:
 
 
 def _invalid(message: str) -> InvalidArgumentError:
-    return InvalidArgumentError(message, 3)
+    return InvalidArgumentError(message, code=3, exit_code=64)
 
 
 def _is_alone() -> bool:
@@ -176,7 +180,8 @@ def _check_node(node: str) -> None:
         raise UnavailableError(
             f"the worker of this node, SIGNPOST_NODE {node}, cannot be connected to: {error}. Does "
             f"it run? `signpost worker --listen {node} --processes ...`",
-            14,
+            code=14,
+            exit_code=69,
         )
 
 
@@ -202,7 +207,8 @@ def _check_aggregators(aggregators: List[str]) -> None:
                 f"aggregator {shard} of SIGNPOST_AGGREGATORS, {address}, cannot be connected to: "
                 f"{error}. Does it run? On its host: "
                 f"`signpost aggregator --listen {address} --shard {shard}/{len(aggregators)}`",
-                14,
+                code=14,
+                exit_code=69,
             )
 
 

@@ -23,6 +23,7 @@ def bare_environment(monkeypatch):
         monkeypatch.delenv(f"SIGNPOST_{name}")
     monkeypatch.setattr(_world, "_world", None)
     monkeypatch.setattr(_world, "_CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which init() changes
 
 
 @pytest.fixture

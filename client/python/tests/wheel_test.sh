@@ -5,6 +5,12 @@ wheel=$PWD/$1 job=$PWD/$2
 cd "$TEST_TMPDIR"
 /usr/bin/python3 -m venv --system-site-packages environment  # which has PyTorch
 environment/bin/pip install --quiet --no-index "$wheel"
+# The manual and completions lie where a shell with this environment looks.
+grep -q '^\.TH "SIGNPOST" 1' environment/share/man/man1/signpost.1
+for file in bash-completion/completions/signpost zsh/site-functions/_signpost \
+  fish/vendor_completions.d/signpost.fish; do
+  grep -q ' complete -- ' "environment/share/$file"
+done
 export OMP_NUM_THREADS=1
 output=$(environment/bin/signpost run -n 2 --aggregators 2 -- environment/bin/python "$job" train 2>&1) ||
   { echo "$output"; exit 1; }

@@ -1,8 +1,26 @@
-#include "cli/exit_code.h"
+#include "proto/exit_code.h"
 
 #include "proto/try_again.h"
 
-namespace signpost::cli {
+namespace signpost {
+namespace {
+
+constexpr ExitCodeMeaning kMeanings[] = {
+    {kExitOk, "It went well."},
+    {kExitBadConfiguration,
+     "A flag, variable, file or certificate is wrong, or a limit is reached."},
+    {kExitDamaged, "What was saved is damaged, or an aggregator has lost what it had to keep."},
+    {kExitUnreachable, "An aggregator cannot be reached."},
+    {kExitInternalError, "A defect of Signpost: please report it."},
+    {kExitTryAgain,
+     "Interrupted, or somebody did not come in time, or is gone: it passes when the process is "
+     "started again."},
+    {kExitMismatch, "Another model, other options or another version than the others'."},
+};
+
+}  // namespace
+
+absl::Span<const ExitCodeMeaning> AllExitCodes() { return kMeanings; }
 
 ExitCode ExitCodeOf(const absl::Status& status) {
   if (IsTryAgain(status)) return kExitTryAgain;
@@ -34,4 +52,4 @@ ExitCode ExitCodeOf(const absl::Status& status) {
   }
 }
 
-}  // namespace signpost::cli
+}  // namespace signpost

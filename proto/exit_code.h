@@ -1,11 +1,13 @@
 // What the program's exit code says. The numbers are those of sysexits.h.
 
-#ifndef SIGNPOST_CLI_EXIT_CODE_H_
-#define SIGNPOST_CLI_EXIT_CODE_H_
+#ifndef SIGNPOST_PROTO_EXIT_CODE_H_
+#define SIGNPOST_PROTO_EXIT_CODE_H_
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
-namespace signpost::cli {
+namespace signpost {
 
 enum ExitCode : int {
   kExitOk = 0,
@@ -17,9 +19,18 @@ enum ExitCode : int {
   kExitMismatch = 76,  // of layouts, options or versions
 };
 
+// What a code says, in a few words: of the manual, and of docs/errors.md.
+struct ExitCodeMeaning {
+  ExitCode code;
+  absl::string_view meaning;
+};
+
+// All of them, in their order.
+absl::Span<const ExitCodeMeaning> AllExitCodes();
+
 // The one place where errors become exit codes.
 ExitCode ExitCodeOf(const absl::Status& status);
 
-}  // namespace signpost::cli
+}  // namespace signpost
 
-#endif  // SIGNPOST_CLI_EXIT_CODE_H_
+#endif  // SIGNPOST_PROTO_EXIT_CODE_H_

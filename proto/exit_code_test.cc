@@ -1,9 +1,9 @@
-#include "cli/exit_code.h"
+#include "proto/exit_code.h"
 
 #include "gtest/gtest.h"
 #include "proto/try_again.h"
 
-namespace signpost::cli {
+namespace signpost {
 namespace {
 
 // The numbers are a promise to scripts, hence literals.
@@ -44,4 +44,4 @@ TEST(ExitCode, OfAMismatchIs76) {
 TEST(ExitCode, OfADefectIs70) { EXPECT_EQ(ExitCodeOf(absl::InternalError("")), 70); }
 
 }  // namespace
-}  // namespace signpost::cli
+}  // namespace signpost

@@ -1,0 +1,72 @@
+#include "cli/flag.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+namespace signpost::cli {
+namespace {
+
+// CLI11's own words for the types of numbers are not for readers.
+std::string ValueOf(const CLI::Option& option) {
+  if (option.get_type_size_max() == 0) return "";
+  const std::string type = option.get_type_name();
+  if (type == "UINT" || type == "INT") return "N";
+  if (type == "FLOAT") return "X";
+  return type.empty() && option.get_positional() ? option.get_name(true) : type;
+}
+
+Flag FlagOf(const CLI::Option& option) {
+  Flag flag = {.value = ValueOf(option),
+               .help = option.get_description(),
+               .default_value = option.get_default_str(),
+               .variable = option.get_envname(),
+               .is_required = option.get_required(),
+               .is_repeated = option.get_expected_max() > 1 && option.get_delimiter() == '\0',
+               .is_list = option.get_delimiter() == ','};
+  if (absl::EndsWith(flag.value, ",...")) flag.is_list = true;
+  for (const std::string& name : option.get_snames()) flag.names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames()) flag.names.push_back("--" + name);
+  return flag;
+}
+
+std::vector<Flag> Shown(const CLI::App& command, bool arguments) {
+  std::vector<Flag> flags;
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->get_group().empty() || option->get_positional() != arguments) continue;
+    flags.push_back(FlagOf(*option));
+  }
+  return flags;
+}
+
+}  // namespace
+
+std::vector<Flag> FlagsOf(const CLI::App& command) { return Shown(command, /*arguments=*/false); }
+
+std::vector<Flag> ArgumentsOf(const CLI::App& command) {
+  return Shown(command, /*arguments=*/true);
+}
+
+std::vector<const CLI::App*> CommandsOf(const CLI::App& command) {
+  return command.get_subcommands(
+      [](const CLI::App* subcommand) { return !subcommand->get_group().empty(); });
+}
+
+std::string FullNameOf(const CLI::App& command) {
+  const CLI::App* const parent = command.get_parent();
+  return parent == nullptr ? command.get_name()
+                           : absl::StrCat(FullNameOf(*parent), " ", command.get_name());
+}
+
+std::vector<std::string> ChoicesOf(const Flag& flag) {
+  if (!absl::StrContains(flag.value, '|')) return {};
+  std::vector<std::string> choices;
+  const absl::string_view values = absl::StripSuffix(flag.value, ",...");
+  for (const absl::string_view value : absl::StrSplit(values, '|')) {
+    choices.emplace_back(value.substr(0, value.find('[')));
+  }
+  return choices;
+}
+
+}  // namespace signpost::cli

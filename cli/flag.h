@@ -1,0 +1,41 @@
+// What CLI11 knows of a command's flags and arguments, in the words of those who tell of them: the
+// manual and the completion.
+
+#ifndef SIGNPOST_CLI_FLAG_H_
+#define SIGNPOST_CLI_FLAG_H_
+
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+
+namespace signpost::cli {
+
+// A flag, or an argument, which has no names.
+struct Flag {
+  std::vector<std::string> names;  // "-n", "--workers"
+  std::string value;               // "DIR", "I/N", "kill|stop,..."; empty: it takes none
+  std::string help;
+  std::string default_value;  // empty: none, or the help tells it
+  std::string variable;       // of the environment, that says it too; empty: none
+  bool is_required = false;
+  bool is_repeated = false;  // it takes several values, one behind the other
+  bool is_list = false;      // several with commas in between
+};
+
+// In the order in which they were added, without those that are hidden.
+std::vector<Flag> FlagsOf(const CLI::App& command);
+std::vector<Flag> ArgumentsOf(const CLI::App& command);
+
+// Its commands, without those that are hidden.
+std::vector<const CLI::App*> CommandsOf(const CLI::App& command);
+
+// "signpost cert init"
+std::string FullNameOf(const CLI::App& command);
+
+// What a value may be where it is one of a few, as "cpu|cuda[:N]" says: "cpu", "cuda".
+std::vector<std::string> ChoicesOf(const Flag& flag);
+
+}  // namespace signpost::cli
+
+#endif  // SIGNPOST_CLI_FLAG_H_
