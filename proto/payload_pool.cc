@@ -28,8 +28,9 @@ size_t Whole(size_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 constexpr bool kKeeps = false;
 
 void* Map(size_t bytes) {
-  void* const memory = std::aligned_alloc(bytes < kLargePage ? size_t{4096} : kLargePage, bytes);
-  if (memory == nullptr) throw std::bad_alloc();
+  void* memory = nullptr;
+  const size_t alignment = bytes < kLargePage ? size_t{4096} : kLargePage;
+  if (posix_memalign(&memory, alignment, bytes) != 0) throw std::bad_alloc();
   return memory;
 }
 
