@@ -8,7 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "cli/suggestion.h"
+#include "config/suggestion.h"
 
 namespace signpost::cli {
 
@@ -132,7 +132,8 @@ std::string FullName(const CLI::App& app) {
 absl::Status Unknown(const CLI::App& app, const std::string& word) {
   const std::string name = word.substr(0, word.find('='));
   const bool command = !IsFlag(word) && app.get_parent() == nullptr;
-  const std::string suggestion = Nearest(name, command ? CommandNames(app) : FlagNames(app));
+  const std::string suggestion =
+      config::Nearest(name, command ? CommandNames(app) : FlagNames(app));
   const absl::string_view kind = command        ? "unknown command"
                                  : IsFlag(word) ? "unknown flag"
                                                 : "unexpected argument";
