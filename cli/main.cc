@@ -22,6 +22,7 @@
 #include "cli/demo_worker_command.h"
 #include "cli/doctor_command.h"
 #include "cli/exit_code.h"
+#include "cli/flag_settings.h"
 #include "cli/k8s_command.h"
 #include "cli/probe_command.h"
 #include "cli/run_command.h"
@@ -77,6 +78,7 @@ int Main(std::vector<std::string> arguments) {
       return Fail("signpost: SIGNPOST_FAILPOINT", armed);
     }
   }
+  AddConfigFlags(program);
   const absl::Status parsed = Parse(program, arguments);
   if (absl::IsCancelled(parsed)) return kExitOk;
   if (!parsed.ok()) return Fail("signpost", parsed);

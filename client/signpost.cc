@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
 #include "client/reduction_session.h"
 #include "client/session.h"
 
@@ -128,6 +130,15 @@ OptimizerOptions OptimizerOptionsOf(const signpost_options& options) {
       .lamb = LambOptionsOf(options),
       .zero_one = ZeroOneOptionsOf(options),
   };
+}
+
+// A copy that stays until the process ends, one of each text; null of an empty one.
+const char* KeptOrNull(const std::string& text) {
+  static absl::Mutex mutex;
+  static auto* const kept = new std::set<std::string>;
+  if (text.empty()) return nullptr;
+  const absl::MutexLock lock(&mutex);
+  return kept->insert(text).first->c_str();
 }
 
 // Calls `body`, which may allocate, and lets no exception out.
@@ -275,14 +286,12 @@ int signpost_options_from_environment(signpost_options* options, char* error, si
     absl::StatusOr<SessionOptions> session = SessionOptions::FromEnvironment();
     if (!session.ok()) return session.status();
     signpost_options_init(options);
-    options->aggregators = std::getenv("SIGNPOST_AGGREGATORS");
-    if (!session->node.empty()) options->node = std::getenv("SIGNPOST_NODE");
-    if (!session->security.tls_dir.empty()) options->tls_dir = std::getenv("SIGNPOST_TLS_DIR");
-    if (!session->security.token_file.empty()) {
-      options->token_file = std::getenv("SIGNPOST_TOKEN_FILE");
-    }
+    options->aggregators = KeptOrNull(absl::StrJoin(session->aggregators, ","));
+    options->node = KeptOrNull(session->node);
+    options->tls_dir = KeptOrNull(session->security.tls_dir);
+    options->token_file = KeptOrNull(session->security.token_file);
     options->insecure = session->security.insecure;
-    options->job = std::getenv("SIGNPOST_JOB");
+    options->job = KeptOrNull(session->worker.job);
     options->rank = session->worker.rank;
     options->world_size = session->worker.world_size;
     options->threads = session->worker.threads;

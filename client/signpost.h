@@ -191,9 +191,10 @@ SIGNPOST_API uint32_t signpost_abi(void);
 SIGNPOST_API void signpost_options_init(signpost_options* options);
 SIGNPOST_API void signpost_rates_init(signpost_rates* rates);
 
-/* The same, with aggregators, job, rank and world size from the environment that `signpost run`
- * sets, and the failure timeout and the node if they are there. The strings live as long as the
- * environment. */
+/* The same, with what the environment says, as `signpost run` sets it, and the configuration file
+ * that SIGNPOST_CONFIG names: aggregators, job, rank and world size, and all that
+ * docs/configuration.md lists for sessions, if it is there. The strings live as long as the
+ * process. */
 SIGNPOST_API int signpost_options_from_environment(signpost_options* options, char* error,
                                                    size_t error_size);
 
