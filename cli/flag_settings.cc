@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "config/document.h"
 #include "config/session_keys.h"
@@ -252,7 +252,41 @@ void AddConfigFlag(CLI::App& app) {
       ->envname(kConfigVariable);
 }
 
+// What is in front of the default.
+std::string MeaningOf(const CLI::Option& option) {
+  std::string text = option.get_description();
+  const std::string standard = absl::StrCat(" [", DefaultOf(option), "]");
+  if (absl::EndsWith(text, standard)) text.resize(text.size() - standard.size());
+  return text;
+}
+
+using Sections = std::vector<std::pair<std::string, std::vector<FileKey>>>;
+
+void AddKeys(CLI::App& app, const std::string& name, Sections& sections) {
+  std::vector<FileKey> keys;
+  for (const CLI::Option* option : OptionsOf(app)) {
+    if (KeyOf(*option).empty() || option->get_group().empty()) continue;
+    const std::string type = IsSwitch(*option) ? "true or false" : option->get_type_name();
+    keys.push_back({KeyOf(*option), IsRepeatable(*option) ? "list of " + type : type,
+                    DefaultOf(*option), option->get_envname(), MeaningOf(*option)});
+  }
+  if (!keys.empty()) sections.emplace_back(name, std::move(keys));
+  for (CLI::App* command : CommandsOf(app)) {
+    if (command->get_group().empty()) continue;
+    AddKeys(*command, absl::StrCat(name, " ", command->get_name()), sections);
+  }
+}
+
 }  // namespace
+
+Sections FileKeys(CLI::App& program) {
+  Sections sections;
+  for (const absl::string_view name : config::CommandSections()) {
+    CLI::App* const command = FindCommand(program, name);
+    if (command != nullptr) AddKeys(*command, std::string(name), sections);
+  }
+  return sections;
+}
 
 void AddConfigFlags(CLI::App& program) {
   for (const absl::string_view name : config::CommandSections()) {

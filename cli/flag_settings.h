@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -21,6 +22,15 @@ namespace signpost::cli {
 
 // Gives --config to each command that a file has a section for, and to those inside it.
 void AddConfigFlags(CLI::App& program);
+
+// A flag as files have it.
+struct FileKey {
+  std::string name, type, standard, variable, meaning;
+};
+
+// Of each of the commands that files have sections for, "cert init", and in their order; without
+// hidden ones.
+std::vector<std::pair<std::string, std::vector<FileKey>>> FileKeys(CLI::App& program);
 
 // While it lives, CLI11 takes the command line for all there is: it reads no variables, and does
 // not ask for flags that somebody else may give. Afterwards all is as it was.

@@ -18,6 +18,7 @@
 #include "cli/checkpoint_command.h"
 #include "cli/codec_command.h"
 #include "cli/command.h"
+#include "cli/config_command.h"
 #include "cli/demo_command.h"
 #include "cli/demo_worker_command.h"
 #include "cli/doctor_command.h"
@@ -56,6 +57,7 @@ int Main(std::vector<std::string> arguments) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   QuietGrpc();
   const std::vector<std::string> tail = TakeTail(arguments);
+  const std::vector<std::string> explained = TakeExplained(arguments);
 
   CLI::App program(
       "Signpost trains with one sign bit per parameter each way: workers compress, sharded\n"
@@ -66,11 +68,14 @@ int Main(std::vector<std::string> arguments) {
       "Start with 'signpost demo'. Each command explains itself: signpost COMMAND --help\n"
       "In a checkout, './signpost test' runs every test.");
   const std::vector<Command> commands = {
-      AddDemoCommand(program),        AddRunCommand(program, tail), AddAggregatorCommand(program),
-      AddWorkerCommand(program),      AddStatusCommand(program),    AddCheckpointCommand(program),
-      AddChaosCommand(program, tail), AddBenchCommand(program),     AddCodecCommand(program),
-      AddCertCommand(program),        AddProbeCommand(program),     AddK8sCommand(program, tail),
-      AddDoctorCommand(program),      AddVersionCommand(program),   AddDemoWorkerCommand(program),
+      AddDemoCommand(program),        AddRunCommand(program, tail),
+      AddAggregatorCommand(program),  AddWorkerCommand(program),
+      AddStatusCommand(program),      AddCheckpointCommand(program),
+      AddChaosCommand(program, tail), AddBenchCommand(program),
+      AddCodecCommand(program),       AddCertCommand(program),
+      AddProbeCommand(program),       AddK8sCommand(program, tail),
+      AddDoctorCommand(program),      AddConfigCommand(program, explained),
+      AddVersionCommand(program),     AddDemoWorkerCommand(program),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {
