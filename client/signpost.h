@@ -85,8 +85,9 @@ typedef struct {
   int32_t gpu; /* that has parameters and gradients, as CUDA counts; -1: the host has */
   uint32_t block_elements;
   uint32_t chunk_elements; /* that travel in one frame; 0: as suits the model */
-  /* That compress and apply, whoever calls included; changes no bit. 0: SIGNPOST_THREADS in the
-   * environment, or this process's share of its processors (of LOCAL_WORLD_SIZE), up to 8. */
+  /* That compress and apply, whoever calls included; changes no bit. 0: what SIGNPOST_THREADS says,
+   * or SIGNPOST_CONFIG's file, or this process's share of its processors (of LOCAL_WORLD_SIZE), up
+   * to 8. */
   uint32_t threads;
   float gamma;
   double variance_floor; /* the least variance at a freeze, as a fraction of its tensor's mean */
