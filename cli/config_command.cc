@@ -32,8 +32,9 @@ std::string NotRead(const std::optional<File>& file) {
   std::vector<std::string> keys;
   for (const config::Entry* entry : file->not_read()) {
     keys.push_back(absl::StrCat(entry->key, " (", file->document().Place(entry->line), ")"));
+    if (entry->key == "gradient_clipping") keys.back() += ", which is max_grad_norm here";
   }
-  return absl::StrCat("not read, in DeepSpeed's file: ", absl::StrJoin(keys, ", "), "\n");
+  return absl::StrCat("not read, in DeepSpeed's file: ", absl::StrJoin(keys, "; "), "\n");
 }
 
 absl::StatusOr<std::string> ExplainSession(const std::optional<File>& file) {

@@ -30,7 +30,7 @@ class ExplainConfigTest : public ::testing::Test {
                                  "session: {threads: 4}\n"
                                  "status: {watch: true}\n"
                                  "optimizer: {type: OneBitAdam, params: {lr: 0.5}}\n";
-    std::ofstream("ds.json") << "{\"train_batch_size\": 8,\n"
+    std::ofstream("ds.json") << "{\"train_batch_size\": 8, \"gradient_clipping\": 1,\n"
                                 " \"optimizer\": {\"type\": \"Adam\", \"params\": {\n"
                                 "   \"torch_adam\": true}},\n"
                                 " \"fp16\": {\"enabled\": true}}\n";
@@ -91,7 +91,8 @@ TEST_F(ExplainConfigTest, SaysWhatOfAFileOfDeepSpeedsIsReadAndWhatIsNot) {
             "amsgrad          false         default\n"
             "adam_w_mode      true          default\n"
             "torch_adam       true          ds.json:3, ignored\n"
-            "not read, in DeepSpeed's file: train_batch_size (ds.json:1), fp16 (ds.json:4)\n");
+            "not read, in DeepSpeed's file: train_batch_size (ds.json:1); gradient_clipping "
+            "(ds.json:1), which is max_grad_norm here; fp16 (ds.json:4)\n");
   EXPECT_THAT(Explain("ds.json", {}), HasSubstr("session\nKEY"));
   EXPECT_THAT(Explain("ds.json", {}), HasSubstr("\noptimizer\n" + text));
 }

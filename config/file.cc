@@ -26,6 +26,15 @@ bool IsSection(absl::string_view name) {
          std::find(commands.begin(), commands.end(), name) != commands.end();
 }
 
+// A key that only files of DeepSpeed's have; null: there is none.
+const Entry* DeepSpeedsKey(const Node& root) {
+  for (const char* key : {"train_batch_size", "train_micro_batch_size_per_gpu",
+                          "gradient_accumulation_steps", "zero_optimization", "fp16", "bf16"}) {
+    if (const Entry* const entry = root.Find(key); entry != nullptr) return entry;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 absl::Span<const absl::string_view> CommandSections() {
@@ -110,10 +119,7 @@ absl::Status File::CheckKeys(const Node& section, absl::string_view where,
 
 absl::Status File::Check() {
   const Node& root = document_.root;
-  if (root.Find("train_batch_size") != nullptr ||
-      root.Find("train_micro_batch_size_per_gpu") != nullptr) {
-    return CheckDeepSpeeds();
-  }
+  if (DeepSpeedsKey(root) != nullptr) return CheckDeepSpeeds();
   return CheckOurs();
 }
 
@@ -148,10 +154,11 @@ absl::Status File::CheckDeepSpeeds() {
                          (IsSection(entry.key) && entry.key != "checkpoint");
     if (is_ours) {
       return document_.Error(
-          entry.line, absl::StrCat("'", entry.key,
-                                   "' is a key of Signpost's, but the file is DeepSpeed's (it has "
-                                   "a batch size), of which only 'optimizer' is read: put it into "
-                                   "a file of its own"));
+          entry.line,
+          absl::StrCat("'", entry.key,
+                       "' is a key of Signpost's, but the file is DeepSpeed's (it has '",
+                       DeepSpeedsKey(document_.root)->key,
+                       "'), of which only 'optimizer' is read: put it into a file of its own"));
     }
     not_read_.push_back(&entry);
   }

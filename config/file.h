@@ -9,8 +9,8 @@
 //
 // Words in a key are joined by '-' or by '_', which are the same.
 //
-// A file with train_batch_size or train_micro_batch_size_per_gpu is DeepSpeed's. Of it only
-// `optimizer` is read, and every other key may stand there that is not one of ours.
+// A file with train_batch_size, fp16 or some other key that only DeepSpeed has is DeepSpeed's. Of
+// it only `optimizer` is read, and every other key may stand there that is not one of ours.
 
 #ifndef SIGNPOST_CONFIG_FILE_H_
 #define SIGNPOST_CONFIG_FILE_H_

@@ -76,9 +76,21 @@ TEST(File, OfDeepSpeedsIsReadForItsOptimizerOnly) {
   EXPECT_EQ(file->not_read()[2]->line, 5);
 }
 
+TEST(File, OfDeepSpeedsIsKnownByAnyKeyThatOnlyDeepSpeedHas) {
+  for (const char* key : {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+                          "zero_optimization", "fp16", "bf16"}) {
+    const auto file = File::Parse("ds.json", std::string(key) + ": 1\nsteps_per_print: 9\n");
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(file->not_read().size(), 2);
+  }
+  EXPECT_THAT(Error("steps_per_print: 9\n"), HasSubstr("unknown key 'steps_per_print'"));
+}
+
 TEST(File, OfDeepSpeedsMayNotHoldKeysThatWouldNotBeRead) {
   EXPECT_THAT(Error("train_micro_batch_size_per_gpu: 8\nfailure-timeout: 10s\n"),
-              AllOf(StartsWith("job.yaml:2: 'failure-timeout'"), HasSubstr("a file of its own")));
+              AllOf(StartsWith("job.yaml:2: 'failure-timeout'"),
+                    HasSubstr("(it has 'train_micro_batch_size_per_gpu')"),
+                    HasSubstr("a file of its own")));
   EXPECT_THAT(Error("train_batch_size: 8\nsession: {}\n"), HasSubstr("'session'"));
 }
 
