@@ -3,7 +3,6 @@
 #include <signal.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,11 +41,7 @@ std::string Address(const std::string& listen, uint16_t port) {
   return absl::StrCat(listen.substr(0, listen.rfind(':')), ":", port);
 }
 
-absl::Status LoadCodecs(std::vector<std::string> libraries) {
-  const char* const from_environment = std::getenv("SIGNPOST_CODEC_LIBRARIES");
-  if (libraries.empty() && from_environment != nullptr) {
-    libraries = absl::StrSplit(from_environment, ':', absl::SkipEmpty());
-  }
+absl::Status LoadCodecs(const std::vector<std::string>& libraries) {
   for (const std::string& library : libraries) {
     if (absl::Status status = LoadCodecLibrary(library).status(); !status.ok()) return status;
   }
@@ -179,9 +174,9 @@ Command AddAggregatorCommand(CLI::App& program) {
   app.add_option(
          "--codec-library", flags->codec_libraries,
          "A codec from outside, for jobs that ask for it: a shared object as signpost_codec.h "
-         "has it; may be repeated, and is $SIGNPOST_CODEC_LIBRARIES, with ':' in between, if not "
-         "given")
-      ->type_name("FILE");
+         "has it; may be repeated. The variable has ':' in between")
+      ->type_name("FILE")
+      ->envname("SIGNPOST_CODEC_LIBRARIES");
   AddDurationFlag(app, "--drain-grace", flags->drain_grace,
                   "How long running jobs may go on after SIGTERM [30s]");
   return {&app, [flags] { return Serve(*flags); }};

@@ -1,6 +1,7 @@
 #include "cli/bench_command.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -55,6 +56,7 @@ absl::StatusOr<int> Show(const absl::StatusOr<Figures>& figures, const std::stri
 }
 
 absl::StatusOr<int> MeasureExchange(const Flags& flags, const std::vector<std::string>& modes) {
+  unsetenv("SIGNPOST_CONFIG");  // of what it starts: flags say all
   ExchangeOptions options = flags.exchange;
   std::error_code ignored;
   options.program = fs::read_symlink("/proc/self/exe", ignored);

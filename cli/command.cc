@@ -4,11 +4,12 @@
 #include <cstdio>
 #include <iostream>
 #include <iterator>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "cli/suggestion.h"
+#include "config/suggestion.h"
 
 namespace signpost::cli {
 
@@ -36,36 +37,25 @@ CLI::Option* AddFailureTimeoutFlag(CLI::App& flags, FailureTimeout& value,
   return flags
       .add_option_function<std::string>(kName, parse,
                                         absl::StrCat(help, " [", value.ToString(), "]"))
-      ->type_name("DURATION");
+      ->type_name("DURATION")
+      ->envname("SIGNPOST_FAILURE_TIMEOUT");
 }
 
 void PrintWarning(const std::string& line) { std::fprintf(stderr, "warning: %s\n", line.c_str()); }
 
 void AddSecurityFlags(CLI::App& flags, TransportSecurity& value) {
-  // A variable that is malformed protects: it does not allow plain text.
-  value = TransportSecurity::FromEnvironment().value_or(TransportSecurity());
-  value.token_file.clear();  // of those who connect
   CLI::Option* const tls_dir =
       flags
-          .add_option_function<std::string>(
-              "--tls-dir",
-              [&value](const std::string& directory) {
-                value.tls_dir = directory;
-                value.insecure = false;
-              },
-              "mTLS with the ca.crt, tls.crt and tls.key in here, which may be replaced at any "
-              "time "
-              "(`signpost cert init` makes some) [$SIGNPOST_TLS_DIR]")
-          ->type_name("DIR");
+          .add_option("--tls-dir", value.tls_dir,
+                      "mTLS with the ca.crt, tls.crt and tls.key in here, which may be replaced at "
+                      "any time (`signpost cert init` makes some)")
+          ->type_name("DIR")
+          ->envname("SIGNPOST_TLS_DIR");
   flags
-      .add_flag_callback(
-          "--insecure-i-understand",
-          [&value] {
-            value.tls_dir.clear();
-            value.insecure = true;
-          },
-          "Plain text beyond this machine: whoever is in between can read gradients, and forge "
-          "them [$SIGNPOST_INSECURE_I_UNDERSTAND]")
+      .add_flag("--insecure-i-understand", value.insecure,
+                "Plain text beyond this machine: whoever is in between can read gradients, and "
+                "forge them")
+      ->envname("SIGNPOST_INSECURE_I_UNDERSTAND")
       ->excludes(tls_dir);
 }
 
@@ -132,7 +122,8 @@ std::string FullName(const CLI::App& app) {
 absl::Status Unknown(const CLI::App& app, const std::string& word) {
   const std::string name = word.substr(0, word.find('='));
   const bool command = !IsFlag(word) && app.get_parent() == nullptr;
-  const std::string suggestion = Nearest(name, command ? CommandNames(app) : FlagNames(app));
+  const std::string suggestion =
+      config::Nearest(name, command ? CommandNames(app) : FlagNames(app));
   const absl::string_view kind = command        ? "unknown command"
                                  : IsFlag(word) ? "unknown flag"
                                                 : "unexpected argument";
@@ -144,21 +135,32 @@ absl::Status Unknown(const CLI::App& app, const std::string& word) {
                    hint, "\nAll there are: ", FullName(app), " --help"));
 }
 
+// The command line alone. CANCELLED with the help that was asked for.
+absl::Status ParseCommandLine(CLI::App& program, const std::vector<std::string>& arguments,
+                              std::optional<CLI::Success>& help) {
+  const CommandLineAlone alone(program);
+  try {
+    program.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::Success& success) {
+    help = success;
+    return absl::CancelledError();
+  } catch (const CLI::ParseError& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::Status Parse(CLI::App& program, const std::vector<std::string>& arguments) {
+absl::StatusOr<FlagSettings> ParseAndExplain(CLI::App& program,
+                                             const std::vector<std::string>& arguments) {
   program.allow_extras();
   for (CLI::App* command : program.get_subcommands({})) command->allow_extras();
 
-  std::string error;
-  try {
-    program.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
-  } catch (const CLI::Success& help) {
-    program.exit(help);
-    return absl::CancelledError();
-  } catch (const CLI::ParseError& parse_error) {
-    error = parse_error.what();
-  }
+  std::optional<CLI::Success> help;
+  absl::Status status = ParseCommandLine(program, arguments, help);
+  if (help.has_value()) program.exit(*help);
+  if (absl::IsCancelled(status)) return status;
 
   const std::vector<CLI::App*> chosen = program.get_subcommands();
   const CLI::App& app = chosen.empty() ? program : *chosen.back();
@@ -166,10 +168,18 @@ absl::Status Parse(CLI::App& program, const std::vector<std::string>& arguments)
     const std::vector<std::string> unknown = level->remaining();
     if (!unknown.empty()) return Unknown(*level, unknown.front());
   }
-  if (!error.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(error, "\nMore: ", FullName(app), " --help"));
+  absl::StatusOr<FlagSettings> settings;
+  if (status.ok()) {
+    settings = FillIn(program);
+    status = settings.status();
   }
-  return absl::OkStatus();
+  if (status.ok()) return settings;
+  return absl::Status(status.code(),
+                      absl::StrCat(status.message(), "\nMore: ", FullName(app), " --help"));
+}
+
+absl::Status Parse(CLI::App& program, const std::vector<std::string>& arguments) {
+  return ParseAndExplain(program, arguments).status();
 }
 
 }  // namespace signpost::cli

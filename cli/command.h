@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cli/flag_settings.h"
 #include "proto/failure_timeout.h"
 #include "security/transport_security.h"
 
@@ -33,7 +34,7 @@ CLI::Option* AddFailureTimeoutFlag(CLI::App& flags, FailureTimeout& value, const
 // "warning: ...", to standard error.
 void PrintWarning(const std::string& line);
 
-// --tls-dir and --insecure-i-understand, either of which is put before what the environment says.
+// --tls-dir and --insecure-i-understand.
 void AddSecurityFlags(CLI::App& flags, TransportSecurity& value);
 // The same and --token-file, for commands that connect to aggregators.
 void AddClientSecurityFlags(CLI::App& flags, TransportSecurity& value);
@@ -46,9 +47,13 @@ absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addre
 std::vector<std::string> TakeTail(std::vector<std::string>& arguments);
 
 // Parses `arguments` (without the program's name) into the program's and its commands' flags.
+// What the arguments do not say comes from the environment and from a configuration file (FillIn).
 // INVALID_ARGUMENT for an unknown command or flag, with a suggestion, and for a bad value. When
 // help was asked for, prints it and returns CANCELLED.
 absl::Status Parse(CLI::App& program, const std::vector<std::string>& arguments);
+// The same, and where the command's flags come from.
+absl::StatusOr<FlagSettings> ParseAndExplain(CLI::App& program,
+                                             const std::vector<std::string>& arguments);
 
 }  // namespace signpost::cli
 

@@ -128,10 +128,17 @@ class LaunchedRun {
     deadline_ = SteadyNow() + options_.timeout;
     for (uint32_t shard = 0; shard < options_.aggregators; ++shard) {
       std::unique_ptr<ChildProcess> process =
-          StartProcess(AggregatorCommand(shard), SecurityOf(PeerRole::kAggregator));
+          StartProcess(AggregatorCommand(shard), AggregatorEnvironment());
       if (process == nullptr) return;
       aggregators_.push_back(std::move(process));
     }
+  }
+
+  // Flags say all: a file that configures aggregators, elsewhere, is not for the run's.
+  Environment AggregatorEnvironment() const {
+    Environment environment = SecurityOf(PeerRole::kAggregator);
+    environment.push_back({"SIGNPOST_CONFIG", ""});
+    return environment;
   }
 
   std::vector<std::string> AggregatorCommand(uint32_t shard) const {

@@ -19,9 +19,11 @@
 #include "cli/codec_command.h"
 #include "cli/command.h"
 #include "cli/completion_command.h"
+#include "cli/config_command.h"
 #include "cli/demo_command.h"
 #include "cli/demo_worker_command.h"
 #include "cli/doctor_command.h"
+#include "cli/flag_settings.h"
 #include "cli/k8s_command.h"
 #include "cli/man_command.h"
 #include "cli/probe_command.h"
@@ -57,6 +59,7 @@ int Main(std::vector<std::string> arguments) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   QuietGrpc();
   const std::vector<std::string> tail = TakeTail(arguments);
+  const std::vector<std::string> explained = TakeExplained(arguments);
 
   CLI::App program(
       "Signpost trains with one sign bit per parameter each way: workers compress, sharded\n"
@@ -68,15 +71,25 @@ int Main(std::vector<std::string> arguments) {
       "Start with 'signpost demo'. Each command explains itself: signpost COMMAND --help\n"
       "In a checkout, './signpost test' runs every test.");
   const std::vector<Command> commands = {
-      AddDemoCommand(program),        AddRunCommand(program, tail),
-      AddAggregatorCommand(program),  AddWorkerCommand(program),
-      AddStatusCommand(program),      AddCheckpointCommand(program),
-      AddChaosCommand(program, tail), AddBenchCommand(program),
-      AddCodecCommand(program),       AddCertCommand(program),
-      AddProbeCommand(program),       AddK8sCommand(program, tail),
-      AddDoctorCommand(program),      AddVersionCommand(program),
-      AddDemoWorkerCommand(program),  AddManCommand(program),
-      AddCompletionCommand(program),  AddCompleteCommand(program, tail),
+      AddDemoCommand(program),
+      AddRunCommand(program, tail),
+      AddAggregatorCommand(program),
+      AddWorkerCommand(program),
+      AddStatusCommand(program),
+      AddCheckpointCommand(program),
+      AddChaosCommand(program, tail),
+      AddBenchCommand(program),
+      AddCodecCommand(program),
+      AddCertCommand(program),
+      AddProbeCommand(program),
+      AddK8sCommand(program, tail),
+      AddDoctorCommand(program),
+      AddConfigCommand(program, explained),
+      AddVersionCommand(program),
+      AddDemoWorkerCommand(program),
+      AddManCommand(program),
+      AddCompletionCommand(program),
+      AddCompleteCommand(program, tail),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {
@@ -84,6 +97,7 @@ int Main(std::vector<std::string> arguments) {
       return Fail("signpost: SIGNPOST_FAILPOINT", armed);
     }
   }
+  AddConfigFlags(program);
   const absl::Status parsed = Parse(program, arguments);
   if (absl::IsCancelled(parsed)) return kExitOk;
   if (!parsed.ok()) return Fail("signpost", parsed);

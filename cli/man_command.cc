@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/flag.h"
 #include "cli/manual.h"
-#include "cli/suggestion.h"
+#include "config/suggestion.h"
 #include "proto/exit_code.h"
 
 namespace signpost::cli {

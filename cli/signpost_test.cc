@@ -92,7 +92,7 @@ TEST(Signpost, ExplainsEachCommandWithAnExample) {
   EXPECT_EQ(all.exit_code, 0);
   EXPECT_THAT(all.output, Not(HasSubstr("demo-worker")));
   for (const char* command : {"demo", "run", "chaos", "bench", "codec", "aggregator", "worker",
-                              "status", "checkpoint", "doctor", "version"}) {
+                              "status", "checkpoint", "doctor", "config", "version"}) {
     EXPECT_THAT(all.output, HasSubstr(command));
     const Outcome one = RunProgram(absl::StrCat(command, " --help"));
     EXPECT_EQ(one.exit_code, 0);
@@ -144,6 +144,68 @@ TEST(Aggregator, SaysWhereItListensAndDrainsAtSigterm) {
   const Outcome outcome = aggregator.End();
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_EQ(outcome.output, "");
+}
+
+// Writes the file, and returns its path.
+std::string WriteConfig(const std::string& text) {
+  const std::string path = testing::TempDir() + "/job.yaml";
+  std::ofstream(path) << text;
+  return path;
+}
+
+TEST(Aggregator, TakesFromAFileWhatItsFlagsDoNotSay) {
+  const std::string path =
+      WriteConfig("aggregator: {listen: \"127.0.0.1:99999\", metrics-listen: \"127.0.0.1:0\"}\n");
+  Started aggregator(WithPid(absl::StrCat("aggregator --listen=127.0.0.1:0 --config=", path)));
+  const pid_t pid = ToPid(aggregator.ReadLine());
+  EXPECT_THAT(aggregator.ReadLine(), StartsWith("listening on 127.0.0.1:"));
+  EXPECT_THAT(aggregator.ReadLine(), StartsWith("metrics on 127.0.0.1:"));
+  kill(pid, SIGTERM);
+  EXPECT_EQ(aggregator.End().exit_code, 0);
+}
+
+TEST(Aggregator, RefusesAFileWithAnUnknownKey) {
+  const std::string path = WriteConfig("aggregator:\n  listne: a:1\n");
+  const Outcome outcome = RunProgram("aggregator --config " + path);
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, HasSubstr(path + ":2: unknown key 'listne' in section aggregator; "
+                                               "did you mean 'listen'?"));
+}
+
+TEST(Run, ConfiguresItsAggregatorsItselfAndHandsTheFileToRanks) {
+  const std::string path = WriteConfig("run: {workers: 2}\naggregator: {listen: nowhere}\n");
+  const Outcome outcome =
+      RunProgram(absl::StrCat("run --config ", path, " -- sh -c 'echo has $SIGNPOST_CONFIG'"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("[rank 0] has " + path + "\n"),
+                                    HasSubstr("[rank 1] has " + path + "\n")));
+}
+
+TEST(Config, DocumentsAllKeys) {
+  const Outcome keys = RunProgram("config keys");
+  EXPECT_EQ(keys.exit_code, 0);
+  EXPECT_THAT(keys.output, HasSubstr("| `metrics-listen` |"));
+  EXPECT_TRUE(absl::StrContains(ReadFile("docs/configuration.md"), keys.output))
+      << "the tables of docs/configuration.md are what `signpost config keys` prints:\n"
+      << keys.output;
+}
+
+TEST(Config, ExplainsTheExampleOfItsDocumentation) {
+  const std::string explain = "config explain --config docs/job.yaml";
+  const Outcome both = RunProgram(explain);
+  EXPECT_EQ(both.exit_code, 0);
+  EXPECT_THAT(both.output, AllOf(HasSubstr("docs/job.yaml:"), HasSubstr("OneBitAdam"),
+                                 Not(HasSubstr("not complete"))));
+  const Outcome command = RunProgram(explain + " aggregator --shard 1/2");
+  EXPECT_EQ(command.exit_code, 0);
+  EXPECT_THAT(command.output,
+              AllOf(HasSubstr("--shard"), HasSubstr("0.0.0.0:4000"), Not(HasSubstr("job  "))));
+}
+
+TEST(Config, ExplainsAHelpfulErrorAndExitsAsTheCommandWould) {
+  EXPECT_EQ(RunProgram("config explain aggregator --lsten a:1").exit_code, 64);
+  EXPECT_EQ(RunProgram("config explain aggregator --help").exit_code, 0);
+  EXPECT_EQ(RunProgram("config").exit_code, 64);
 }
 
 TEST(Aggregator, RefusesOtherHostsUnlessToldOtherwise) {

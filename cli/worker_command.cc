@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@ namespace {
 struct Flags {
   node::ServerOptions server;
   std::string aggregators;
+  std::optional<uint32_t> threads;
 };
 
 absl::StatusOr<int> Serve(Flags& flags) {
@@ -29,9 +31,7 @@ absl::StatusOr<int> Serve(Flags& flags) {
         absl::StrCat("--aggregators: ", aggregators.status().message()));
   }
   session.aggregators = *std::move(aggregators);
-  const absl::StatusOr<uint32_t> threads = ThreadsFromEnvironment();
-  if (!threads.ok()) return threads.status();
-  session.worker.threads = *threads;
+  session.worker.threads = flags.threads.value_or(ShareOfProcessors());
   // Blocked before the server starts its threads, so that none of them is interrupted.
   sigset_t stop;
   sigemptyset(&stop);
@@ -100,8 +100,12 @@ Command AddWorkerCommand(CLI::App& program) {
       ->type_name("HOST:PORT,...")
       ->required();
   AddFailureTimeoutFlag(app, node.session.failure_timeout,
-                        "An aggregator without sign of life for this long is reconnected to")
-      ->envname("SIGNPOST_FAILURE_TIMEOUT");
+                        "An aggregator without sign of life for this long is reconnected to");
+  app.add_option("--threads", flags->threads,
+                 "That compress and apply [its share of the processors, up to 8]")
+      ->envname("SIGNPOST_THREADS")
+      ->check(CLI::Range(1, 256).description(""))
+      ->type_name("N");
   app.add_option("--max-parameters", node.max_parameters, "Most parameters of a job")
       ->capture_default_str();
   return {&app, [flags] { return Serve(*flags); }};

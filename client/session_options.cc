@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "config/session_keys.h"
 #include "security/client_security.h"
 #include "worker/chunk_crew.h"
 #include "worker/grpc_channel.h"
@@ -17,30 +20,92 @@
 namespace signpost {
 namespace {
 
-absl::StatusOr<std::string> Variable(const char* name) {
-  const char* value = std::getenv(name);
-  if (value != nullptr && *value != '\0') return std::string(value);
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "environment variable %s is not set; start the program under `signpost run`, or set it",
-      name));
+using config::SessionKey;
+using config::SessionSettings;
+using config::Setting;
+
+const SessionKey& KeyOf(absl::string_view name) {
+  return *std::find_if(config::SessionKeys().begin(), config::SessionKeys().end(),
+                       [name](const SessionKey& key) { return key.name == name; });
 }
 
-absl::StatusOr<uint32_t> NumberVariable(const char* name) {
-  absl::StatusOr<std::string> text = Variable(name);
+// "environment variable SIGNPOST_RANK", "job.yaml:3: rank".
+std::string Subject(absl::string_view name, const Setting& setting) {
+  if (setting.source == config::Source::kFile) return absl::StrCat(setting.origin, ": ", name);
+  return absl::StrCat("environment variable ", KeyOf(name).variable);
+}
+
+absl::StatusOr<std::string> Text(const SessionSettings& settings, absl::string_view name) {
+  const Setting* const setting = settings.Find(name);
+  if (setting != nullptr) return setting->Text();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "environment variable %s is not set; start the program under `signpost run`, or set it, or "
+      "'%s' in the configuration file that SIGNPOST_CONFIG names",
+      KeyOf(name).variable, name));
+}
+
+absl::StatusOr<uint32_t> Number(const SessionSettings& settings, absl::string_view name) {
+  const absl::StatusOr<std::string> text = Text(settings, name);
   if (!text.ok()) return text.status();
   uint32_t number;
   if (absl::SimpleAtoi(*text, &number)) return number;
   return absl::InvalidArgumentError(
-      absl::StrFormat("environment variable %s is '%s', wanted a number", name, *text));
+      absl::StrFormat("%s is '%s', wanted a number", Subject(name, *settings.Find(name)), *text));
 }
 
-// The default if it is not set.
-absl::StatusOr<FailureTimeout> FailureTimeoutVariable(const char* name) {
-  if (std::getenv(name) == nullptr) return FailureTimeout();
-  absl::StatusOr<FailureTimeout> timeout = FailureTimeout::Parse(std::getenv(name));
+// The default if nothing is said.
+absl::StatusOr<FailureTimeout> FailureTimeoutOf(const SessionSettings& settings) {
+  constexpr absl::string_view kName = "failure-timeout";
+  const Setting* const setting = settings.Find(kName);
+  if (setting == nullptr) return FailureTimeout();
+  absl::StatusOr<FailureTimeout> timeout = FailureTimeout::Parse(setting->Text());
   if (timeout.ok()) return timeout;
   return absl::InvalidArgumentError(
-      absl::StrFormat("environment variable %s: %s", name, timeout.status().message()));
+      absl::StrCat(Subject(kName, *setting), ": ", timeout.status().message()));
+}
+
+absl::StatusOr<TransportSecurity> SecurityOf(const SessionSettings& settings) {
+  constexpr absl::string_view kInsecure = "insecure-i-understand";
+  TransportSecurity security;
+  security.tls_dir = Text(settings, "tls-dir").value_or("");
+  security.token_file = Text(settings, "token-file").value_or("");
+  const Setting* const insecure = settings.Find(kInsecure);
+  if (insecure == nullptr) return security;
+  const std::optional<bool> value = config::ParseSwitch(insecure->Text());
+  if (!value.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s is '%s', wanted 1 or true, for plain text beyond loopback",
+                        Subject(kInsecure, *insecure), insecure->Text()));
+  }
+  security.insecure = *value;
+  return security;
+}
+
+absl::StatusOr<uint32_t> ThreadsOf(const SessionSettings& settings) {
+  const Setting* const setting = settings.Find("threads");
+  if (setting == nullptr) return ShareOfProcessors();
+  absl::StatusOr<uint32_t> threads = Number(settings, "threads");
+  if (!threads.ok() || (*threads >= 1 && *threads <= ChunkCrew::kMostThreads)) return threads;
+  return absl::InvalidArgumentError(absl::StrFormat("%s is '%s', wanted 1 to %d",
+                                                    Subject("threads", *setting), setting->Text(),
+                                                    ChunkCrew::kMostThreads));
+}
+
+// Both or neither.
+absl::Status SetRoundDeadline(const SessionSettings& settings, WorkerOptions& worker) {
+  constexpr absl::string_view kDeadline = "round-deadline";
+  if (settings.Find("min-workers") == nullptr && settings.Find(kDeadline) == nullptr) {
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<uint32_t> min_workers = Number(settings, "min-workers");
+  if (!min_workers.ok()) return min_workers.status();
+  worker.min_workers = *min_workers;
+  const absl::StatusOr<std::string> deadline = Text(settings, kDeadline);
+  if (!deadline.ok()) return deadline.status();
+  if (absl::ParseDuration(*deadline, &worker.round_deadline)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat("%s is '%s', wanted a duration, such as 2s",
+                                                    Subject(kDeadline, *settings.Find(kDeadline)),
+                                                    *deadline));
 }
 
 std::string LineOf(uint32_t rank, const std::string& line) {
@@ -54,61 +119,59 @@ void PrintConnection(const std::string& line) {
 }
 
 absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
+  const absl::StatusOr<SessionSettings> settings = SessionSettings::FromEnvironment();
+  if (!settings.ok()) return settings.status();
+  return FromSettings(*settings);
+}
+
+absl::StatusOr<SessionOptions> SessionOptions::FromSettings(const SessionSettings& settings) {
   SessionOptions options;
-  options.node = Variable("SIGNPOST_NODE").value_or("");
-  absl::StatusOr<std::string> aggregators = Variable("SIGNPOST_AGGREGATORS");
+  options.node = Text(settings, "node").value_or("");
+  absl::StatusOr<std::string> aggregators = Text(settings, "aggregators");
   if (aggregators.ok()) {
     options.aggregators = absl::StrSplit(*aggregators, ',');
   } else if (options.node.empty()) {
     return aggregators.status();
   }
-  absl::StatusOr<std::string> job = Variable("SIGNPOST_JOB");
+  absl::StatusOr<std::string> job = Text(settings, "job");
   if (!job.ok()) return job.status();
   options.worker.job = *job;
-  absl::StatusOr<uint32_t> rank = NumberVariable("SIGNPOST_RANK");
+  absl::StatusOr<uint32_t> rank = Number(settings, "rank");
   if (!rank.ok()) return rank.status();
   options.worker.rank = *rank;
-  absl::StatusOr<uint32_t> world_size = NumberVariable("SIGNPOST_WORLD_SIZE");
+  absl::StatusOr<uint32_t> world_size = Number(settings, "world-size");
   if (!world_size.ok()) return world_size.status();
   options.worker.world_size = *world_size;
-  absl::StatusOr<TransportSecurity> security = TransportSecurity::FromEnvironment();
+  absl::StatusOr<TransportSecurity> security = SecurityOf(settings);
   if (!security.ok()) return security.status();
   options.security = *security;
-  absl::StatusOr<FailureTimeout> failure_timeout =
-      FailureTimeoutVariable("SIGNPOST_FAILURE_TIMEOUT");
+  absl::StatusOr<FailureTimeout> failure_timeout = FailureTimeoutOf(settings);
   if (!failure_timeout.ok()) return failure_timeout.status();
   options.failure_timeout = *failure_timeout;
-  absl::StatusOr<uint32_t> threads = ThreadsFromEnvironment();
+  absl::StatusOr<uint32_t> threads = ThreadsOf(settings);
   if (!threads.ok()) return threads.status();
   options.worker.threads = *threads;
-  if (std::getenv("SIGNPOST_MIN_WORKERS") == nullptr) return options;
-  absl::StatusOr<uint32_t> min_workers = NumberVariable("SIGNPOST_MIN_WORKERS");
-  if (!min_workers.ok()) return min_workers.status();
-  options.worker.min_workers = *min_workers;
-  absl::StatusOr<std::string> deadline = Variable("SIGNPOST_ROUND_DEADLINE");
-  if (!deadline.ok()) return deadline.status();
-  if (absl::ParseDuration(*deadline, &options.worker.round_deadline)) return options;
-  return absl::InvalidArgumentError(
-      absl::StrFormat("environment variable SIGNPOST_ROUND_DEADLINE is '%s', wanted a duration, "
-                      "such as 2s",
-                      *deadline));
+  if (absl::Status status = SetRoundDeadline(settings, options.worker); !status.ok()) {
+    return status;
+  }
+  return options;
 }
 
 absl::StatusOr<uint32_t> ThreadsFromEnvironment() {
+  const absl::StatusOr<SessionSettings> settings = SessionSettings::FromEnvironment();
+  if (!settings.ok()) return settings.status();
+  return ThreadsOf(*settings);
+}
+
+uint32_t ShareOfProcessors() {
   constexpr uint32_t kMostThreads = 8;
-  const char* const text = std::getenv("SIGNPOST_THREADS");
-  if (text != nullptr && *text != '\0') {
-    absl::StatusOr<uint32_t> threads = NumberVariable("SIGNPOST_THREADS");
-    if (!threads.ok() || (*threads >= 1 && *threads <= ChunkCrew::kMostThreads)) return threads;
-    return absl::InvalidArgumentError(
-        absl::StrFormat("environment variable SIGNPOST_THREADS is '%s', wanted 1 to %d", text,
-                        ChunkCrew::kMostThreads));
-  }
   cpu_set_t processors;
   if (sched_getaffinity(0, sizeof processors, &processors) != 0) return 1;
   // Whoever set it did not ask us.
-  const absl::StatusOr<uint32_t> processes = NumberVariable("LOCAL_WORLD_SIZE");
-  const uint32_t share = CPU_COUNT(&processors) / std::max(processes.value_or(1), 1u);
+  const char* const text = std::getenv("LOCAL_WORLD_SIZE");
+  uint32_t processes = 1;
+  if (text != nullptr && !absl::SimpleAtoi(text, &processes)) processes = 1;
+  const uint32_t share = CPU_COUNT(&processors) / std::max(processes, 1u);
   return std::clamp(share, 1u, kMostThreads);
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "config/session_settings.h"
 #include "proto/failure_timeout.h"
 #include "security/transport_security.h"
 #include "worker/channel.h"
@@ -48,19 +49,21 @@ struct SessionOptions {
   // trains. From any thread. Null: nobody is told.
   std::function<void(const std::string& line)> on_connection = PrintConnection;
 
-  // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,
-  // SIGNPOST_WORLD_SIZE; SIGNPOST_NODE, with which there need be no aggregators (but for
-  // reductions); what TransportSecurity::FromEnvironment reads; and SIGNPOST_FAILURE_TIMEOUT
-  // ("10s"), SIGNPOST_MIN_WORKERS and with it SIGNPOST_ROUND_DEADLINE ("2s"), which need not be
-  // set; and ThreadsFromEnvironment. INVALID_ARGUMENT names the variable that is missing or
-  // malformed.
+  // What the environment says, as `signpost run` sets it, and the configuration file that
+  // SIGNPOST_CONFIG names: config/session_keys.h has all keys, with their variables. aggregators,
+  // job, rank and world-size must be there; with a node there need be no aggregators (but for
+  // reductions). INVALID_ARGUMENT names the variable, or the line of the file, that is missing or
+  // malformed; errors of the file as config::File's.
   static absl::StatusOr<SessionOptions> FromEnvironment();
+  static absl::StatusOr<SessionOptions> FromSettings(const config::SessionSettings& settings);
 };
 
-// For worker.threads: SIGNPOST_THREADS if it is set. Otherwise this process's share of the
-// processors that it may run on, of which LOCAL_WORLD_SIZE processes have as much (torchrun and
-// `signpost run` set it), up to 8.
+// For worker.threads: what they say of `threads`; without it ShareOfProcessors.
 absl::StatusOr<uint32_t> ThreadsFromEnvironment();
+
+// This process's share of the processors that it may run on, of which LOCAL_WORLD_SIZE processes
+// have as much (torchrun and `signpost run` set it), up to 8.
+uint32_t ShareOfProcessors();
 
 // Gives the options' on_connection a line about this worker.
 void Tell(const SessionOptions& options, const std::string& line);

@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace signpost {
 namespace {
@@ -20,7 +24,8 @@ class SessionOptionsTest : public testing::Test {
     setenv("SIGNPOST_WORLD_SIZE", "4", 1);
     for (const char* name :
          {"SIGNPOST_FAILURE_TIMEOUT", "SIGNPOST_MIN_WORKERS", "SIGNPOST_ROUND_DEADLINE",
-          "SIGNPOST_THREADS", "SIGNPOST_NODE", "LOCAL_WORLD_SIZE"}) {
+          "SIGNPOST_THREADS", "SIGNPOST_NODE", "SIGNPOST_CONFIG", "SIGNPOST_TLS_DIR",
+          "SIGNPOST_TOKEN_FILE", "SIGNPOST_INSECURE_I_UNDERSTAND", "LOCAL_WORLD_SIZE"}) {
       unsetenv(name);
     }
   }
@@ -67,12 +72,80 @@ TEST_F(SessionOptionsTest, TakeTheFailureTimeoutFromTheEnvironmentIfItIsThere) {
 }
 
 TEST_F(SessionOptionsTest, RefuseAFailureTimeoutThatIsNone) {
-  for (const char* text : {"", "soon", "100ms"}) {
+  for (const char* text : {"soon", "100ms"}) {
     setenv("SIGNPOST_FAILURE_TIMEOUT", text, 1);
     const absl::Status status = SessionOptions::FromEnvironment().status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr("SIGNPOST_FAILURE_TIMEOUT"), HasSubstr(text)));
+  }
+}
+
+TEST_F(SessionOptionsTest, SayHowConnectionsAreProtected) {
+  setenv("SIGNPOST_TLS_DIR", "certificates", 1);
+  setenv("SIGNPOST_TOKEN_FILE", "token", 1);
+  EXPECT_EQ(SessionOptions::FromEnvironment()->security.tls_dir, "certificates");
+  EXPECT_EQ(SessionOptions::FromEnvironment()->security.token_file, "token");
+  EXPECT_FALSE(SessionOptions::FromEnvironment()->security.insecure);
+  setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "1", 1);
+  EXPECT_TRUE(SessionOptions::FromEnvironment()->security.insecure);
+  setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "yes", 1);
+  EXPECT_THAT(std::string(SessionOptions::FromEnvironment().status().message()),
+              HasSubstr("SIGNPOST_INSECURE_I_UNDERSTAND is 'yes', wanted 1"));
+  setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "0", 1);
+  unsetenv("SIGNPOST_TLS_DIR");
+  unsetenv("SIGNPOST_TOKEN_FILE");
+  EXPECT_EQ(SessionOptions::FromEnvironment()->security.tls_dir, "");
+  EXPECT_EQ(SessionOptions::FromEnvironment()->security.token_file, "");
+  EXPECT_FALSE(SessionOptions::FromEnvironment()->security.insecure);
+}
+
+TEST_F(SessionOptionsTest, ComeFromAFileWhereTheEnvironmentSaysNothing) {
+  const std::string path = testing::TempDir() + "/job.yaml";
+  std::ofstream(path) << "job: of-the-file\n"
+                         "aggregators: [10.0.0.1:4000, 10.0.0.2:4000]\n"
+                         "world-size: 16\n"
+                         "failure-timeout: 20s\n"
+                         "tls-dir: certificates\n"
+                         "session: {threads: 3, min-workers: 15, round-deadline: 2s}\n";
+  setenv("SIGNPOST_CONFIG", path.c_str(), 1);
+  for (const char* name : {"SIGNPOST_AGGREGATORS", "SIGNPOST_JOB", "SIGNPOST_WORLD_SIZE"}) {
+    unsetenv(name);
+  }
+  const absl::StatusOr<SessionOptions> options = SessionOptions::FromEnvironment();
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_THAT(options->aggregators, ElementsAre("10.0.0.1:4000", "10.0.0.2:4000"));
+  EXPECT_EQ(options->worker.job, "of-the-file");
+  EXPECT_EQ(options->worker.rank, 2);
+  EXPECT_EQ(options->worker.world_size, 16);
+  EXPECT_EQ(options->failure_timeout.duration(), absl::Seconds(20));
+  EXPECT_EQ(options->security.tls_dir, "certificates");
+  EXPECT_EQ(options->worker.threads, 3);
+  EXPECT_EQ(options->worker.min_workers, 15);
+  EXPECT_EQ(options->worker.round_deadline, absl::Seconds(2));
+  EXPECT_EQ(*ThreadsFromEnvironment(), 3);
+  setenv("SIGNPOST_JOB", "nightly", 1);
+  EXPECT_EQ(SessionOptions::FromEnvironment()->worker.job, "nightly");
+}
+
+TEST_F(SessionOptionsTest, NameTheLineOfTheFileThatIsMalformed) {
+  const std::string path = testing::TempDir() + "/malformed.yaml";
+  setenv("SIGNPOST_CONFIG", path.c_str(), 1);
+  unsetenv("SIGNPOST_RANK");
+  for (const auto& [line, complaint] : std::vector<std::pair<std::string, std::string>>{
+           {"rank: second", "rank is 'second', wanted a number"},
+           {"failure-timeout: soon", "failure-timeout: "},
+           {"insecure-i-understand: yes", "insecure-i-understand is 'yes', wanted 1"},
+           {"threads: 0", "threads is '0', wanted 1 to 256"},
+           {"round-deadline: 2s", "SIGNPOST_MIN_WORKERS"},
+           {"{min-workers: 3, round-deadline: soon}", "round-deadline is 'soon', wanted"}}) {
+    const bool has_rank = line.find("rank") == 0;
+    has_rank ? unsetenv("SIGNPOST_RANK") : setenv("SIGNPOST_RANK", "0", 1);
+    std::ofstream(path) << "# one key\n" << line << "\n";
+    const std::string message(SessionOptions::FromEnvironment().status().message());
+    EXPECT_THAT(message, HasSubstr(complaint));
+    if (line == "round-deadline: 2s") continue;
+    EXPECT_THAT(message, HasSubstr(path + ":2: "));
   }
 }
 

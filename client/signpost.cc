@@ -4,9 +4,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <functional>
+#include <map>
 #include <memory>
 #include <new>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,8 +17,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
+#include "client/optimizer_config.h"
 #include "client/reduction_session.h"
 #include "client/session.h"
+#include "config/file.h"
+#include "config/session_settings.h"
 #include "proto/exit_code.h"
 
 struct signpost_session {
@@ -26,6 +33,11 @@ struct signpost_session {
 
 struct signpost_state {
   std::string bytes;
+};
+
+struct signpost_config {
+  std::optional<signpost::OptimizerConfig> optimizer;
+  std::map<std::string, std::string, std::less<>> session;  // by key
 };
 
 struct signpost_reduction {
@@ -40,6 +52,7 @@ using signpost::Gradient;
 using signpost::GradientType;
 using signpost::GroupRates;
 using signpost::LambOptions;
+using signpost::OptimizerConfig;
 using signpost::OptimizerOptions;
 using signpost::Parameter;
 using signpost::ReductionOptions;
@@ -47,6 +60,8 @@ using signpost::ReductionSession;
 using signpost::SessionOptions;
 using signpost::StepReport;
 using signpost::ZeroOneOptions;
+using signpost::config::File;
+using signpost::config::SessionSettings;
 
 thread_local absl::Status last_failure;  // of a call on this thread
 
@@ -132,6 +147,71 @@ OptimizerOptions OptimizerOptionsOf(const signpost_options& options) {
       .lamb = LambOptionsOf(options),
       .zero_one = ZeroOneOptionsOf(options),
   };
+}
+
+// A copy that stays until the process ends, one of each text; null of an empty one.
+const char* KeptOrNull(const std::string& text) {
+  static absl::Mutex mutex;
+  static auto* const kept = new std::set<std::string>;
+  if (text.empty()) return nullptr;
+  const absl::MutexLock lock(&mutex);
+  return kept->insert(text).first->c_str();
+}
+
+// The other way round than OptimizerOptionsOf; what the optimizer does not have gets its default.
+void SetOptimizerOptions(const OptimizerOptions& optimizer, signpost_options& options) {
+  options.variance_floor = optimizer.variance_floor;
+  options.variance_refresh_interval = optimizer.variance_refresh_interval;
+  options.lamb = optimizer.lamb.has_value();
+  const LambOptions lamb = optimizer.lamb.value_or(LambOptions());
+  options.max_coeff = lamb.max_coeff;
+  options.min_coeff = lamb.min_coeff;
+  options.coeff_beta = lamb.coeff_beta;
+  options.factor_max = lamb.factor_max;
+  options.factor_min = lamb.factor_min;
+  options.factor_threshold = lamb.factor_threshold;
+  options.zero_one = optimizer.zero_one.has_value();
+  const ZeroOneOptions zero_one = optimizer.zero_one.value_or(ZeroOneOptions());
+  options.var_update_scaler = zero_one.var_update_scaler;
+  options.local_step_scaler = zero_one.local_step_scaler;
+  options.local_step_clipper = zero_one.local_step_clipper;
+  options.freeze_step = optimizer.freeze_step;
+  options.warm_up_codec = optimizer.warm_up_codec;
+  options.codec = optimizer.codec;
+  options.bias_correction = optimizer.bias_correction;
+}
+
+void SetOptimizer(const OptimizerConfig& config, signpost_options& options) {
+  SetOptimizerOptions(config.options, options);
+  options.gamma = config.gamma;
+  options.as_deepspeed = config.as_deepspeed;
+}
+
+signpost_rates RatesOf(const GroupRates& rates) {
+  return {rates.learning_rate, rates.weight_decay, rates.beta1, rates.beta2, rates.epsilon};
+}
+
+absl::StatusOr<std::optional<File>> FileOf(const char* path, const char* text) {
+  if (path == nullptr && text == nullptr) return File::FromEnvironment();
+  absl::StatusOr<File> file =
+      text == nullptr ? File::Read(path) : File::Parse(path == nullptr ? "config" : path, text);
+  if (!file.ok()) return file.status();
+  return std::optional<File>(*std::move(file));
+}
+
+absl::StatusOr<std::unique_ptr<signpost_config>> ConfigOf(const std::optional<File>& file) {
+  auto config = std::make_unique<signpost_config>();
+  const absl::StatusOr<SessionSettings> settings =
+      SessionSettings::Collect(file.has_value() ? &*file : nullptr);
+  if (!settings.ok()) return settings.status();
+  for (const signpost::config::Key& key : settings->keys()) {
+    if (key.Strongest() != nullptr) config->session[key.name] = key.Strongest()->Text();
+  }
+  if (!file.has_value() || file->Section("optimizer") == nullptr) return config;
+  absl::StatusOr<OptimizerConfig> optimizer = OptimizerConfig::Read(*file);
+  if (!optimizer.ok()) return optimizer.status();
+  config->optimizer = *std::move(optimizer);
+  return config;
 }
 
 // Calls `body`, which may allocate, and lets no exception out.
@@ -255,44 +335,22 @@ void signpost_options_init(signpost_options* options) {
   options->chunk_elements = session.worker.chunk_elements;
   options->threads = 0;
   options->gamma = session.worker.gamma;
-  options->variance_floor = optimizer.variance_floor;
-  options->variance_refresh_interval = optimizer.variance_refresh_interval;
-  const LambOptions lamb;
-  options->max_coeff = lamb.max_coeff;
-  options->min_coeff = lamb.min_coeff;
-  options->coeff_beta = lamb.coeff_beta;
-  options->factor_max = lamb.factor_max;
-  options->factor_min = lamb.factor_min;
-  options->factor_threshold = lamb.factor_threshold;
-  const ZeroOneOptions zero_one;
-  options->var_update_scaler = zero_one.var_update_scaler;
-  options->local_step_scaler = zero_one.local_step_scaler;
-  options->local_step_clipper = zero_one.local_step_clipper;
-  options->freeze_step = optimizer.freeze_step;
-  options->warm_up_codec = optimizer.warm_up_codec;
-  options->codec = optimizer.codec;
-  options->bias_correction = optimizer.bias_correction;
+  SetOptimizerOptions(optimizer, *options);
 }
 
-void signpost_rates_init(signpost_rates* rates) {
-  const GroupRates defaults;
-  *rates = {defaults.learning_rate, defaults.weight_decay, defaults.beta1, defaults.beta2,
-            defaults.epsilon};
-}
+void signpost_rates_init(signpost_rates* rates) { *rates = RatesOf(GroupRates()); }
 
 int signpost_options_from_environment(signpost_options* options, char* error, size_t error_size) {
   return Guard(error, error_size, [&] {
     absl::StatusOr<SessionOptions> session = SessionOptions::FromEnvironment();
     if (!session.ok()) return session.status();
     signpost_options_init(options);
-    options->aggregators = std::getenv("SIGNPOST_AGGREGATORS");
-    if (!session->node.empty()) options->node = std::getenv("SIGNPOST_NODE");
-    if (!session->security.tls_dir.empty()) options->tls_dir = std::getenv("SIGNPOST_TLS_DIR");
-    if (!session->security.token_file.empty()) {
-      options->token_file = std::getenv("SIGNPOST_TOKEN_FILE");
-    }
+    options->aggregators = KeptOrNull(absl::StrJoin(session->aggregators, ","));
+    options->node = KeptOrNull(session->node);
+    options->tls_dir = KeptOrNull(session->security.tls_dir);
+    options->token_file = KeptOrNull(session->security.token_file);
     options->insecure = session->security.insecure;
-    options->job = std::getenv("SIGNPOST_JOB");
+    options->job = KeptOrNull(session->worker.job);
     options->rank = session->worker.rank;
     options->world_size = session->worker.world_size;
     options->threads = session->worker.threads;
@@ -301,6 +359,47 @@ int signpost_options_from_environment(signpost_options* options, char* error, si
     options->min_workers = session->worker.min_workers;
     return absl::OkStatus();
   });
+}
+
+int signpost_config_open(const char* path, const char* text, signpost_config** config, char* error,
+                         size_t error_size) {
+  return Guard(error, error_size, [&] {
+    const absl::StatusOr<std::optional<File>> file = FileOf(path, text);
+    if (!file.ok()) return file.status();
+    absl::StatusOr<std::unique_ptr<signpost_config>> read = ConfigOf(*file);
+    if (!read.ok()) return read.status();
+    *config = read->release();
+    return absl::OkStatus();
+  });
+}
+
+void signpost_config_close(signpost_config* config) { delete config; }
+
+int signpost_config_optimizer(const signpost_config* config, signpost_options* options,
+                              signpost_rates* rates, char* error, size_t error_size) {
+  return Guard(error, error_size, [&] {
+    if (!config->optimizer.has_value()) {
+      return absl::InvalidArgumentError("there is no configuration with a section 'optimizer'");
+    }
+    const OptimizerConfig& optimizer = *config->optimizer;
+    if (optimizer.max_grad_norm > 0) {
+      return absl::InvalidArgumentError(
+          "max_grad_norm of section 'optimizer' is for Python alone: clip gradients yourself");
+    }
+    if (absl::Status status = optimizer.Check(); !status.ok()) return status;
+    SetOptimizer(optimizer, *options);
+    *rates = RatesOf(optimizer.rates);
+    return absl::OkStatus();
+  });
+}
+
+const char* signpost_config_optimizer_json(const signpost_config* config) {
+  return config->optimizer.has_value() ? config->optimizer->json.c_str() : nullptr;
+}
+
+const char* signpost_config_session(const signpost_config* config, const char* key) {
+  const auto found = config->session.find(absl::string_view(key));
+  return found == config->session.end() ? nullptr : found->second.c_str();
 }
 
 int signpost_join(const signpost_options* options, const signpost_parameter* parameters,

@@ -60,6 +60,7 @@ enum {
 typedef struct signpost_session signpost_session;
 typedef struct signpost_reduction signpost_reduction;
 typedef struct signpost_state signpost_state;
+typedef struct signpost_config signpost_config;
 
 typedef struct {
   const char* aggregators; /* "host:port,host:port", one for each shard, in shard order */
@@ -84,8 +85,9 @@ typedef struct {
   int32_t gpu; /* that has parameters and gradients, as CUDA counts; -1: the host has */
   uint32_t block_elements;
   uint32_t chunk_elements; /* that travel in one frame; 0: as suits the model */
-  /* That compress and apply, whoever calls included; changes no bit. 0: SIGNPOST_THREADS in the
-   * environment, or this process's share of its processors (of LOCAL_WORLD_SIZE), up to 8. */
+  /* That compress and apply, whoever calls included; changes no bit. 0: what SIGNPOST_THREADS says,
+   * or SIGNPOST_CONFIG's file, or this process's share of its processors (of LOCAL_WORLD_SIZE), up
+   * to 8. */
   uint32_t threads;
   float gamma;
   double variance_floor; /* the least variance at a freeze, as a fraction of its tensor's mean */
@@ -198,11 +200,32 @@ SIGNPOST_API int signpost_exit_code(int code);
 SIGNPOST_API void signpost_options_init(signpost_options* options);
 SIGNPOST_API void signpost_rates_init(signpost_rates* rates);
 
-/* The same, with aggregators, job, rank and world size from the environment that `signpost run`
- * sets, and the failure timeout and the node if they are there. The strings live as long as the
- * environment. */
+/* The same, with what the environment says, as `signpost run` sets it, and the configuration file
+ * that SIGNPOST_CONFIG names: aggregators, job, rank and world size, and all that
+ * docs/configuration.md lists for sessions, if it is there. The strings live as long as the
+ * process. */
 SIGNPOST_API int signpost_options_from_environment(signpost_options* options, char* error,
                                                    size_t error_size);
+
+/* Reads a configuration file, as docs/configuration.md has it: `path`, or if that is NULL the one
+ * that SIGNPOST_CONFIG names, if it does. With `text`, which is then what is in it, `path` is only
+ * its name in messages. SIGNPOST_INVALID_ARGUMENT with line and suggestion; SIGNPOST_NOT_FOUND.
+ * signpost_config_close frees it. */
+SIGNPOST_API int signpost_config_open(const char* path, const char* text, signpost_config** config,
+                                      char* error, size_t error_size);
+SIGNPOST_API void signpost_config_close(signpost_config* config); /* NULL is allowed */
+
+/* Gives options and rates, which have been started, what its section `optimizer` says; other fields
+ * stay. SIGNPOST_INVALID_ARGUMENT if there is none, if it lacks something, or has a max_grad_norm,
+ * which is for Python alone. */
+SIGNPOST_API int signpost_config_optimizer(const signpost_config* config, signpost_options* options,
+                                           signpost_rates* rates, char* error, size_t error_size);
+/* The section as JSON, {"type": "OneBitAdam", "params": {"lr": 0.001}}, checked but for what it
+ * lacks, with what was given and counts. NULL: there is none. Lives as long as `config`. */
+SIGNPOST_API const char* signpost_config_optimizer_json(const signpost_config* config);
+/* What the environment and the file say of one of a session's keys, such as "job"; NULL: nothing.
+ * Lives as long as `config`. */
+SIGNPOST_API const char* signpost_config_session(const signpost_config* config, const char* key);
 
 /* Joins the job; blocks until all ranks have. With options->resume the parameters get the values of
  * the newest checkpoint that is whole: SIGNPOST_NOT_FOUND if there is none, SIGNPOST_DATA_LOSS if

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -103,6 +104,105 @@ TEST_F(SignpostJoinTest, CutsMessagesToTheirBuffer) {
   EXPECT_STREQ(error, "parameter");
   EXPECT_EQ(signpost_join(&options_, parameters_.data(), 1, &session_, nullptr, 0),
             SIGNPOST_INVALID_ARGUMENT);
+}
+
+// What a configuration's text makes of options and rates, or the error's message.
+class SignpostConfigTest : public testing::Test {
+ protected:
+  SignpostConfigTest() {
+    signpost_options_init(&options_);
+    signpost_rates_init(&rates_);
+  }
+  ~SignpostConfigTest() override { signpost_config_close(config_); }
+
+  int Open(const char* text) {
+    return signpost_config_open("job.yaml", text, &config_, error_, sizeof error_);
+  }
+  int Optimizer() {
+    return signpost_config_optimizer(config_, &options_, &rates_, error_, sizeof error_);
+  }
+
+  signpost_config* config_ = nullptr;
+  signpost_options options_;
+  signpost_rates rates_;
+  char error_[500] = "";
+};
+
+TEST_F(SignpostConfigTest, GivesOptionsAndRatesWhatAFileSaysOfTheOptimizer) {
+  options_.rank = 3;
+  ASSERT_EQ(Open("optimizer: {type: OneBitLamb, params: {lr: 0.5, betas: [0.25, 0.75], "
+                 "weight_decay: 0.125, freeze_step: 7, max_coeff: 3, gamma: 1.25}}"),
+            SIGNPOST_OK)
+      << error_;
+  ASSERT_EQ(Optimizer(), SIGNPOST_OK) << error_;
+  EXPECT_EQ(options_.rank, 3);
+  EXPECT_EQ(options_.lamb, 1);
+  EXPECT_EQ(options_.zero_one, 0);
+  EXPECT_EQ(options_.freeze_step, 7);
+  EXPECT_EQ(options_.max_coeff, 3);
+  EXPECT_EQ(options_.min_coeff, 0.01);
+  EXPECT_EQ(options_.gamma, 1.25f);
+  EXPECT_EQ(rates_.learning_rate, 0.5);
+  EXPECT_EQ(rates_.beta1, 0.25);
+  EXPECT_EQ(rates_.beta2, 0.75);
+  EXPECT_EQ(rates_.weight_decay, 0.125);
+  EXPECT_EQ(rates_.epsilon, 1e-8);
+}
+
+TEST_F(SignpostConfigTest, NamesTheLineOfAnError) {
+  EXPECT_EQ(Open("optimizer:\n  type: OneBitAdm\n"), SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(error_).find("job.yaml:2: "), std::string::npos) << error_;
+  EXPECT_EQ(config_, nullptr);
+  EXPECT_EQ(signpost_config_open("/not/there", nullptr, &config_, error_, sizeof error_),
+            SIGNPOST_NOT_FOUND);
+}
+
+TEST_F(SignpostConfigTest, RefusesAnOptimizerThatIsNotThereNotCompleteOrClips) {
+  ASSERT_EQ(Open("job: nightly"), SIGNPOST_OK);
+  EXPECT_EQ(Optimizer(), SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_EQ(signpost_config_optimizer_json(config_), nullptr);
+  signpost_config_close(config_);
+  ASSERT_EQ(Open("optimizer: {type: OneBitAdam}"), SIGNPOST_OK);
+  EXPECT_EQ(Optimizer(), SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(error_).find("freeze_step"), std::string::npos) << error_;
+  EXPECT_STREQ(signpost_config_optimizer_json(config_),
+               "{\"type\": \"OneBitAdam\", \"params\": {}}");
+  signpost_config_close(config_);
+  ASSERT_EQ(Open("optimizer: {type: Adam, params: {max_grad_norm: 1}}"), SIGNPOST_OK);
+  EXPECT_EQ(Optimizer(), SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(error_).find("max_grad_norm"), std::string::npos) << error_;
+}
+
+TEST_F(SignpostConfigTest, SaysWhatASessionIsTold) {
+  setenv("SIGNPOST_RANK", "2", 1);
+  ASSERT_EQ(Open("job: nightly\naggregators: [a:1, b:2]\nrank: 1\n"), SIGNPOST_OK);
+  unsetenv("SIGNPOST_RANK");
+  EXPECT_STREQ(signpost_config_session(config_, "job"), "nightly");
+  EXPECT_STREQ(signpost_config_session(config_, "aggregators"), "a:1,b:2");
+  EXPECT_STREQ(signpost_config_session(config_, "rank"), "2");
+  EXPECT_EQ(signpost_config_session(config_, "node"), nullptr);
+  EXPECT_EQ(signpost_config_session(config_, "no such key"), nullptr);
+}
+
+TEST(SignpostOptionsFromEnvironment, HasTextsThatStay) {
+  const std::string path = testing::TempDir() + "/job.yaml";
+  std::ofstream(path) << "job: nightly\naggregators: [a:1, b:2]\nrank: 1\nworld-size: 2\n"
+                         "tls-dir: certificates\n";
+  setenv("SIGNPOST_CONFIG", path.c_str(), 1);
+  signpost_options options;
+  char error[500] = "";
+  ASSERT_EQ(signpost_options_from_environment(&options, error, sizeof error), SIGNPOST_OK) << error;
+  std::ofstream(path) << "job: other\naggregators: [c:1]\nrank: 1\nworld-size: 2\n";
+  signpost_options others;
+  ASSERT_EQ(signpost_options_from_environment(&others, error, sizeof error), SIGNPOST_OK) << error;
+  unsetenv("SIGNPOST_CONFIG");
+  EXPECT_STREQ(options.job, "nightly");
+  EXPECT_STREQ(options.aggregators, "a:1,b:2");
+  EXPECT_STREQ(options.tls_dir, "certificates");
+  EXPECT_EQ(options.node, nullptr);
+  EXPECT_EQ(options.rank, 1);
+  EXPECT_STREQ(others.job, "other");
+  EXPECT_EQ(others.tls_dir, nullptr);
 }
 
 }  // namespace

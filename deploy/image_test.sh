@@ -7,7 +7,7 @@ program=$(readlink -f "$1")
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-libraries=libabsl20220623,libgrpc++1.51,libhwy1,libisal2,libmicrohttpd12,libopenblas0-serial,libprotobuf32
+libraries=libabsl20220623,libgrpc++1.51,libhwy1,libisal2,libmicrohttpd12,libopenblas0-serial,libprotobuf32,libyaml-cpp0.7
 image=("--root=$work/images" "--runroot=$work/run" --storage-driver=vfs)
 
 fail() { echo "image_test: $*" >&2; exit 1; }

@@ -12,7 +12,7 @@ USER 0:0
 # What libsignpost.so and the program in the wheel load.
 RUN apt-get update && \
     apt-get install -y --no-install-recommends libabsl20220623 libgrpc++1.51 libhwy1 libisal2 \
-      libmicrohttpd12 libopenblas0-serial libprotobuf32 && \
+      libmicrohttpd12 libopenblas0-serial libprotobuf32 libyaml-cpp0.7 && \
     rm -rf /var/lib/apt/lists/*
 COPY . /job/
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 $PYTHON -m pip install --no-index --no-deps /job/signpost-*.whl

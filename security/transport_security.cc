@@ -1,32 +1,9 @@
 #include "security/transport_security.h"
 
-#include <cstdlib>
-
 #include "absl/strings/str_cat.h"
 #include "security/loopback.h"
 
 namespace signpost {
-namespace {
-
-absl::string_view Variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-}  // namespace
-
-absl::StatusOr<TransportSecurity> TransportSecurity::FromEnvironment() {
-  TransportSecurity security;
-  security.tls_dir = std::string(Variable("SIGNPOST_TLS_DIR"));
-  security.token_file = std::string(Variable("SIGNPOST_TOKEN_FILE"));
-  const absl::string_view insecure = Variable("SIGNPOST_INSECURE_I_UNDERSTAND");
-  security.insecure = insecure == "1";
-  if (security.insecure || insecure.empty() || insecure == "0") return security;
-  return absl::InvalidArgumentError(
-      absl::StrCat("environment variable SIGNPOST_INSECURE_I_UNDERSTAND is '", insecure,
-                   "', wanted 1, for plain text beyond loopback"));
-}
-
 absl::Status CheckTransport(absl::string_view address, const TransportSecurity& security) {
   const absl::StatusOr<bool> loopback = IsLoopback(address);
   if (!loopback.ok()) return loopback.status();

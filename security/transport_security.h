@@ -6,7 +6,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace signpost {
@@ -16,10 +15,6 @@ struct TransportSecurity {
   bool insecure = false;  // plain text, beyond loopback as well
   // Of who connects: shown with each call, with mTLS only (token_file.h). Empty: none.
   std::string token_file;
-
-  // SIGNPOST_TLS_DIR; SIGNPOST_TOKEN_FILE; SIGNPOST_INSECURE_I_UNDERSTAND, which is 1, 0 or not
-  // set. INVALID_ARGUMENT for another value.
-  static absl::StatusOr<TransportSecurity> FromEnvironment();
 };
 
 // Whether there may be a connection between this process and `address`, "host:port" or "unix:path",

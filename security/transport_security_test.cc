@@ -62,24 +62,6 @@ TEST(TransportSecurity, RefusesMalformedAddresses) {
   }
 }
 
-TEST(TransportSecurity, IsReadFromTheEnvironment) {
-  setenv("SIGNPOST_TLS_DIR", "certificates", /*replace=*/1);
-  setenv("SIGNPOST_TOKEN_FILE", "token", /*replace=*/1);
-  setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "1", /*replace=*/1);
-  EXPECT_EQ(TransportSecurity::FromEnvironment()->tls_dir, "certificates");
-  EXPECT_EQ(TransportSecurity::FromEnvironment()->token_file, "token");
-  EXPECT_TRUE(TransportSecurity::FromEnvironment()->insecure);
-  setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "yes", /*replace=*/1);
-  EXPECT_THAT(TransportSecurity::FromEnvironment().status().message(),
-              HasSubstr("SIGNPOST_INSECURE_I_UNDERSTAND is 'yes', wanted 1"));
-  setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "0", /*replace=*/1);
-  unsetenv("SIGNPOST_TLS_DIR");
-  unsetenv("SIGNPOST_TOKEN_FILE");
-  EXPECT_EQ(TransportSecurity::FromEnvironment()->tls_dir, "");
-  EXPECT_EQ(TransportSecurity::FromEnvironment()->token_file, "");
-  EXPECT_FALSE(TransportSecurity::FromEnvironment()->insecure);
-}
-
 TEST(PlainTextWarning, ComesAtOnceAndAgainUntilItIsGone) {
   absl::BlockingCounter three(3);
   std::vector<std::string> lines;

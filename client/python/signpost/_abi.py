@@ -122,6 +122,11 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "options_init": (None, [POINTER(Options)]),
     "rates_init": (None, [POINTER(Rates)]),
     "options_from_environment": (c_int, [POINTER(Options), *_ERROR]),
+    "config_open": (c_int, [c_char_p, c_char_p, POINTER(c_void_p), *_ERROR]),
+    "config_close": (None, [c_void_p]),
+    "config_optimizer": (c_int, [c_void_p, POINTER(Options), POINTER(Rates), *_ERROR]),
+    "config_optimizer_json": (c_char_p, [c_void_p]),
+    "config_session": (c_char_p, [c_void_p, c_char_p]),
     "join": (
         c_int,
         [POINTER(Options), POINTER(Parameter), c_size_t, POINTER(c_void_p), *_ERROR],

@@ -19,7 +19,8 @@ def start_private_aggregator() -> str:
 
     To be called from a thread that lives as long as the process, as the main thread does.
     """
-    environment = {k: v for k, v in os.environ.items() if k != "SIGNPOST_TLS_DIR"}
+    for_others = ("SIGNPOST_TLS_DIR", "SIGNPOST_CONFIG")
+    environment = {k: v for k, v in os.environ.items() if k not in for_others}
     process = subprocess.Popen(
         # setpriv is of util-linux; however this process ends, the aggregator ends with it.
         ["setpriv", "--pdeathsig", "KILL", str(PROGRAM), "aggregator", "--drain-grace=0s"],

@@ -8,6 +8,7 @@ import time
 from typing import Callable, List, Optional
 
 from signpost import _abi
+from signpost._config import session_setting
 from signpost._errors import InvalidArgumentError, UnavailableError
 from signpost._exiting import end_with_exit_codes
 from signpost._program import start_private_aggregator
@@ -63,8 +64,10 @@ def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> 
     `signpost run` sets it: SIGNPOST_AGGREGATORS ("host:port" of each shard, comma-separated),
     SIGNPOST_JOB, SIGNPOST_RANK and SIGNPOST_WORLD_SIZE. Under torchrun SIGNPOST_AGGREGATORS is
     enough. With SIGNPOST_NODE ("unix:path" of a `signpost worker`) the process attaches to the
-    worker of its node, and needs SIGNPOST_AGGREGATORS for reductions only. Without any of them the process is the only worker, of an aggregator of its own, and
-    says so.
+    worker of its node, and needs SIGNPOST_AGGREGATORS for reductions only. What the environment does
+    not say may be in the configuration file that SIGNPOST_CONFIG names. Where nothing says where an
+    aggregator or a node's worker is, the process is the only worker, of an aggregator of its own,
+    and says so.
 
     From then on a SignpostError that nobody catches ends the process with its `exit_code`.
 
@@ -73,7 +76,8 @@ def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> 
         exchange_timeout_s: how long to wait for them in a step, and in a checkpoint.
 
     Raises:
-        InvalidArgumentError: names the environment variable that is missing or wrong.
+        InvalidArgumentError: names the environment variable, or the line of the file, that is
+            missing or wrong.
         UnavailableError: names the aggregator, or the node's worker, that could not be connected
             to for ten seconds.
     """
@@ -127,6 +131,8 @@ def _invalid(message: str) -> InvalidArgumentError:
 def _is_alone() -> bool:
     if any(f"SIGNPOST_{name}" in os.environ for name in (*_VARIABLES, "NODE")):
         return False
+    if session_setting("aggregators") or session_setting("node"):
+        return False
     return os.environ.get("WORLD_SIZE", "1") == "1"
 
 
@@ -149,8 +155,8 @@ def _adopt_torchrun() -> None:
     variables = os.environ
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         return
-    has_node = bool(variables.get("SIGNPOST_NODE"))
-    if "SIGNPOST_AGGREGATORS" not in variables and not has_node:
+    has_node = bool(session_setting("node"))
+    if not session_setting("aggregators") and not has_node:
         raise _invalid(
             "RANK and WORLD_SIZE are set, as by torchrun, but SIGNPOST_AGGREGATORS is not. Start "
             "an aggregator that all ranks can reach, `signpost aggregator --listen 127.0.0.1:4000` "
@@ -163,7 +169,8 @@ def _adopt_torchrun() -> None:
         # A node's worker goes on with the job of the attempt before. Other workers died with theirs.
         if not has_node:
             job += f"-{attempt()}"
-        variables.setdefault("SIGNPOST_JOB", job)
+        if not session_setting("job"):
+            variables["SIGNPOST_JOB"] = job
 
 
 def attempt() -> str:

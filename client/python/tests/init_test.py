@@ -21,6 +21,7 @@ def bare_environment(monkeypatch):
         # Set first, so that what init() sets is taken back too.
         monkeypatch.setenv(f"SIGNPOST_{name}", "")
         monkeypatch.delenv(f"SIGNPOST_{name}")
+    monkeypatch.delenv("SIGNPOST_CONFIG", raising=False)
     monkeypatch.setattr(_world, "_world", None)
     monkeypatch.setattr(_world, "_CONNECT_TIMEOUT_S", 0.3)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which init() changes
@@ -48,6 +49,39 @@ def test_takes_rank_size_job_and_aggregators_from_the_environment(monkeypatch, l
     assert (signpost.rank(), signpost.world_size()) == (1, 3)
 
 
+def test_takes_from_a_file_what_the_environment_does_not_say(monkeypatch, tmp_path, listener):
+    file = tmp_path / "job.yaml"
+    file.write_text(f"job: of-the-file\naggregators: [{listener}, {listener}]\nworld-size: 3\n")
+    monkeypatch.setenv("SIGNPOST_CONFIG", str(file))
+    monkeypatch.setenv("SIGNPOST_RANK", "1")
+    world = signpost.init()
+    assert (world.rank, world.world_size, world.job) == (1, 3, "of-the-file")
+    assert world.aggregators == [listener, listener]
+
+
+def test_under_torchrun_the_file_names_the_job_and_its_aggregators(monkeypatch, tmp_path, listener):
+    file = tmp_path / "job.yaml"
+    file.write_text(f"aggregators: {listener}\nrank: 7\n")
+    monkeypatch.setenv("SIGNPOST_CONFIG", str(file))
+    variables = {"RANK": "1", "WORLD_SIZE": "3", "TORCHELASTIC_RUN_ID": "42"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    world = signpost.init()
+    assert (world.rank, world.world_size, world.job) == (1, 3, "torchrun-42-0")
+    monkeypatch.setattr(_world, "_world", None)
+    monkeypatch.delenv("SIGNPOST_JOB")
+    file.write_text(f"aggregators: {listener}\njob: of-the-file\n")
+    assert signpost.init().job == "of-the-file"
+
+
+def test_names_the_line_of_a_file_that_is_wrong(monkeypatch, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("job: a\nagregators: b:1\n")
+    monkeypatch.setenv("SIGNPOST_CONFIG", str(file))
+    with pytest.raises(signpost.InvalidArgumentError, match="job.yaml:2: .*mean 'aggregators'"):
+        signpost.init()
+
+
 def test_timeouts_are_those_of_the_job_to_join(monkeypatch, listener):
     set_environment(monkeypatch, listener)
     options = signpost.init(join_timeout_s=7, exchange_timeout_s=8).next_job()
@@ -57,7 +91,11 @@ def test_timeouts_are_those_of_the_job_to_join(monkeypatch, listener):
 def test_each_optimizer_has_a_job_of_its_own(monkeypatch, listener):
     set_environment(monkeypatch, listener)
     world = signpost.init()
-    assert [world.next_job().job for _ in range(3)] == [b"test", b"test/optimizer-1", b"test/optimizer-2"]
+    assert [world.next_job().job for _ in range(3)] == [
+        b"test",
+        b"test/optimizer-1",
+        b"test/optimizer-2",
+    ]
 
 
 @pytest.mark.parametrize("missing", ["AGGREGATORS", "JOB", "RANK", "WORLD_SIZE"])

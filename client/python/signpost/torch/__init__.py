@@ -29,6 +29,7 @@ from signpost import (
 )
 from signpost.torch._all_reduce import all_reduce
 from signpost.torch._ddp_hook import DdpHookState, ddp_hook
+from signpost.torch._from_config import optimizer
 from signpost.torch._optimizer import Adam, OneBitAdam, OneBitLamb, ZeroOneAdam
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "all_reduce",
     "ddp_hook",
     "init",
+    "optimizer",
     "python_codec",
     "rank",
     "world_size",

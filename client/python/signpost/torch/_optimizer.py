@@ -419,6 +419,7 @@ class Adam(_JobOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
+        bias_correction: bool = True,
         max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
@@ -432,6 +433,7 @@ class Adam(_JobOptimizer):
             lr: learning rate.
             betas, eps: of the moments' averages and the denominator, as in torch.optim.Adam.
             weight_decay: x -= lr * weight_decay * x.
+            bias_correction: of the moments, for their beginning at zero, as in torch.optim.Adam.
             max_grad_norm: multiply all ranks' gradients, in place, by the same
                 min(1, max_grad_norm / (grad_norm + 1e-6)), where grad_norm is
                 sqrt(mean over ranks of ||gradient||^2), over all parameters. That is at least the
@@ -467,6 +469,7 @@ class Adam(_JobOptimizer):
             resume,
             overlap,
             max_grad_norm,
+            bias_correction=bias_correction,
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
@@ -487,6 +490,7 @@ class OneBitAdam(_JobOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
+        bias_correction: bool = True,
         freeze_step: Union[int, Literal["auto"]],
         variance_refresh_interval: int = 0,
         variance_floor: Optional[float] = None,
@@ -534,6 +538,7 @@ class OneBitAdam(_JobOptimizer):
             resume,
             overlap,
             max_grad_norm,
+            bias_correction=bias_correction,
             freeze_step=_freeze_step(freeze_step),
             variance_refresh_interval=_count(
                 "variance_refresh_interval", variance_refresh_interval, least=0
@@ -562,6 +567,7 @@ class OneBitLamb(_JobOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
+        bias_correction: bool = True,
         freeze_step: Union[int, Literal["auto"]],
         max_coeff: float = 10.0,
         min_coeff: float = 0.01,
@@ -602,6 +608,7 @@ class OneBitLamb(_JobOptimizer):
             resume,
             overlap,
             max_grad_norm,
+            bias_correction=bias_correction,
             lamb=1,
             freeze_step=_freeze_step(freeze_step),
             max_coeff=max_coeff,
@@ -639,6 +646,7 @@ class ZeroOneAdam(_JobOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
+        bias_correction: bool = True,
         var_freeze_step: int,
         var_update_scaler: int = 16,
         local_step_scaler: Optional[int] = None,
@@ -700,6 +708,7 @@ class ZeroOneAdam(_JobOptimizer):
             resume,
             overlap,
             max_grad_norm,
+            bias_correction=bias_correction,
             zero_one=1,
             freeze_step=self._freeze_step,
             var_update_scaler=_count(

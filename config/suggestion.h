@@ -1,7 +1,7 @@
 // "Did you mean ...?"
 
-#ifndef SIGNPOST_CLI_SUGGESTION_H_
-#define SIGNPOST_CLI_SUGGESTION_H_
+#ifndef SIGNPOST_CONFIG_SUGGESTION_H_
+#define SIGNPOST_CONFIG_SUGGESTION_H_
 
 #include <cstddef>
 #include <string>
@@ -9,7 +9,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace signpost::cli {
+namespace signpost::config {
 
 // How many letters must be inserted, removed, replaced or swapped with their neighbour to make b of
 // a.
@@ -19,6 +19,6 @@ size_t EditDistance(absl::string_view a, absl::string_view b);
 // its beginning. Empty if there is none.
 std::string Nearest(absl::string_view word, const std::vector<std::string>& known);
 
-}  // namespace signpost::cli
+}  // namespace signpost::config
 
-#endif  // SIGNPOST_CLI_SUGGESTION_H_
+#endif  // SIGNPOST_CONFIG_SUGGESTION_H_

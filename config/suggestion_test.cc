@@ -1,8 +1,8 @@
-#include "cli/suggestion.h"
+#include "config/suggestion.h"
 
 #include "gtest/gtest.h"
 
-namespace signpost::cli {
+namespace signpost::config {
 namespace {
 
 TEST(EditDistance, CountsInsertedRemovedReplacedAndSwappedLetters) {
@@ -35,4 +35,4 @@ TEST(Nearest, SaysNothingRatherThanNonsense) {
 }
 
 }  // namespace
-}  // namespace signpost::cli
+}  // namespace signpost::config

@@ -1,10 +1,10 @@
-#include "cli/suggestion.h"
+#include "config/suggestion.h"
 
 #include <algorithm>
 
 #include "absl/strings/match.h"
 
-namespace signpost::cli {
+namespace signpost::config {
 
 // Optimal string alignment distance; rows[i][j] is that of a's first i and b's first j letters.
 size_t EditDistance(absl::string_view a, absl::string_view b) {
@@ -40,4 +40,4 @@ std::string Nearest(absl::string_view word, const std::vector<std::string>& know
   return "";
 }
 
-}  // namespace signpost::cli
+}  // namespace signpost::config

@@ -1,0 +1,55 @@
+"""Configuration files: docs/configuration.md. The library reads them."""
+
+import ctypes
+import json
+import os
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple, Union
+
+from signpost import _abi
+from signpost._errors import InvalidArgumentError
+
+# A file, what would be in one, or None: the file that SIGNPOST_CONFIG names, if it does.
+Source = Union[str, "os.PathLike[str]", Mapping[str, Any], None]
+
+
+def optimizer_section(source: Source) -> Tuple[str, Dict[str, Any]]:
+    """Type and params of the section `optimizer`, as they were given, without what is ignored.
+
+    Raises:
+        InvalidArgumentError: names the line, or the key, that is wrong; or there is no such
+            section.
+        NotFoundError: there is no such file.
+    """
+    with _opened(source) as config:
+        text: Optional[bytes] = _abi.library.signpost_config_optimizer_json(config)
+    if text is None:
+        raise InvalidArgumentError(
+            "there is no configuration with a section 'optimizer': give a file or a dictionary, "
+            "or set SIGNPOST_CONFIG",
+            3,
+        )
+    section: Dict[str, Any] = json.loads(text)
+    return section["type"], section["params"]
+
+
+def session_setting(key: str) -> Optional[str]:
+    """What the environment and SIGNPOST_CONFIG's file say of a key of sessions. Errors as above."""
+    with _opened(None) as config:
+        text: Optional[bytes] = _abi.library.signpost_config_session(config, key.encode())
+    return None if text is None else text.decode()
+
+
+@contextmanager
+def _opened(source: Source) -> Iterator[ctypes.c_void_p]:
+    path, text = None, None
+    if isinstance(source, Mapping):
+        path, text = b"config", json.dumps(source, indent=1).encode()
+    elif source is not None:
+        path = os.fsencode(source)
+    config = ctypes.c_void_p()
+    _abi.call("config_open", path, text, ctypes.byref(config))
+    try:
+        yield config
+    finally:
+        _abi.library.signpost_config_close(config)

@@ -1,0 +1,148 @@
+"""Optimizers, and ranks, as a configuration file has them."""
+
+import inspect
+import json
+
+import pytest
+import signpost.torch as signpost
+import torch
+from signpost import InvalidArgumentError, NotFoundError
+from torch import nn
+
+CLASSES = {
+    "Adam": signpost.Adam,
+    "OneBitAdam": signpost.OneBitAdam,
+    "OneBitLamb": signpost.OneBitLamb,
+    "ZeroOneAdam": signpost.ZeroOneAdam,
+}
+NEEDED = {
+    "Adam": {},
+    "OneBitAdam": {"freeze_step": 3},
+    "OneBitLamb": {"freeze_step": 3},
+    "ZeroOneAdam": {"var_freeze_step": 3},
+}
+# A program's affair.
+NOT_IN_FILES = {"self", "params", "resume", "resume_with_other_world_size", "overlap"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world(tmp_path_factory):
+    """Of a single process, whose file says nothing of sessions: it has an aggregator of its own, for
+    which the file's are not meant."""
+    file = tmp_path_factory.mktemp("world") / "job.yaml"
+    file.write_text("aggregator: {listen: nowhere}\noptimizer: {type: Adam}\n")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("SIGNPOST_CONFIG", str(file))
+        return signpost.init()
+
+
+@pytest.fixture
+def make():
+    """Makes optimizers that leave their jobs when the test is over."""
+    made = []
+
+    def make(optimizer, *args, **kwargs):
+        made.append(optimizer(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for optimizer in made:
+        optimizer.leave()
+
+
+def tensor():
+    return nn.Parameter(torch.linspace(-1, 1, 300))
+
+
+def section(kind, **params):
+    return {"optimizer": {"type": kind, "params": params}}
+
+
+def train(optimizer, parameter, steps=6):
+    for step in range(steps):
+        parameter.grad = torch.sin(torch.arange(300.0) + step)
+        optimizer.step()
+    return parameter.detach().clone()
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_trains_with_the_bits_of_the_class(make, kind):
+    params = {**NEEDED[kind], "lr": 0.02, "betas": [0.8, 0.99], "weight_decay": 0.01, "eps": 1e-6}
+    ours, theirs = tensor(), tensor()
+    optimizer = make(signpost.optimizer, [ours], section(kind, **params))
+    assert type(optimizer) is CLASSES[kind]
+    assert torch.equal(
+        train(optimizer, ours), train(make(CLASSES[kind], [theirs], **params), theirs)
+    )
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_files_know_every_param_of_the_class_and_its_default(make, kind):
+    signature = inspect.signature(CLASSES[kind].__init__).parameters
+    defaults = {n: p.default for n, p in signature.items() if n not in NOT_IN_FILES}
+    given = {n: d for n, d in defaults.items() if d not in (None, inspect.Parameter.empty)}
+    assert {"lr", "betas", "bias_correction"} <= set(given)
+    ours, theirs = tensor(), tensor()
+    optimizer = make(signpost.optimizer, [ours], section(kind, **{**given, **NEEDED[kind]}))
+    plain = make(signpost.optimizer, [theirs], section(kind, **NEEDED[kind]))
+    assert torch.equal(train(optimizer, ours), train(plain, theirs))
+    for name in set(defaults) - set(given):
+        with pytest.raises(InvalidArgumentError, match=f"{name} is 'x', wanted"):
+            signpost.optimizer([tensor()], section(kind, **{name: "x"}))
+
+
+def test_arguments_come_before_the_file(make):
+    config = section("OneBitAdam", lr=0.5, freeze_step=3)
+    optimizer = make(signpost.optimizer, [tensor()], config, lr=0.25, weight_decay=0.125)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert optimizer.param_groups[0]["weight_decay"] == 0.125
+    assert optimizer._options["freeze_step"] == 3
+
+
+def test_takes_a_whole_file_of_deepspeeds(make, tmp_path):
+    file = tmp_path / "ds_config.json"
+    params = {
+        "lr": 1e-3,
+        "weight_decay": 0.01,
+        "bias_correction": False,
+        "var_freeze_step": 1000,
+        "var_update_scaler": 8,
+        "local_step_scaler": 500,
+        "local_step_clipper": 4,
+        "cuda_aware": False,
+        "comm_backend_name": "nccl",
+    }
+    whole = {**section("ZeroOneAdam", **params), "train_batch_size": 8, "fp16": {"enabled": True}}
+    file.write_text(json.dumps(whole))
+    optimizer = make(signpost.optimizer, [tensor()], file)
+    assert isinstance(optimizer, signpost.ZeroOneAdam)
+    assert optimizer._options["bias_correction"] is False
+    assert optimizer._options["var_update_scaler"] == 8
+    assert optimizer._options["local_step_clipper"] == 4
+
+
+def test_without_a_file_it_is_the_environments(make, monkeypatch, tmp_path):
+    with pytest.raises(InvalidArgumentError, match="set SIGNPOST_CONFIG"):
+        signpost.optimizer([tensor()])
+    file = tmp_path / "job.yaml"
+    file.write_text("optimizer: {type: AdamW, params: {lr: 0.125, max_grad_norm: 2}}\n")
+    monkeypatch.setenv("SIGNPOST_CONFIG", str(file))
+    optimizer = make(signpost.optimizer, [tensor()])
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    train(optimizer, optimizer.param_groups[0]["params"][0], steps=1)
+    assert optimizer.grad_norm > 2
+
+
+def test_errors_name_the_line_and_the_nearest_key(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("optimizer:\n  type: OneBitAdam\n  params:\n    freze_step: 3\n")
+    with pytest.raises(InvalidArgumentError, match="job.yaml:4: .*did you mean 'freeze_step'?"):
+        signpost.optimizer([tensor()], file)
+    with pytest.raises(InvalidArgumentError, match="config:.*did you mean 'OneBitAdam'?"):
+        signpost.optimizer([tensor()], section("OneBitAdm"))
+    with pytest.raises(NotFoundError, match="not/there"):
+        signpost.optimizer([tensor()], "/not/there")
+    with pytest.raises(InvalidArgumentError, match="OneBitLamb needs freeze_step"):
+        signpost.optimizer([tensor()], section("OneBitLamb"))
+    with pytest.raises(TypeError, match="lerning_rate"):
+        signpost.optimizer([tensor()], section("Adam"), lerning_rate=1)
