@@ -204,7 +204,8 @@ class LaunchedRun {
 
   // Null: it could not be started, and the run stops.
   std::unique_ptr<ChildProcess> StartProcess(const std::vector<std::string>& command,
-                                             const Environment& environment) {
+                                             Environment environment) {
+    if (!options_.trace_dir.empty()) environment.push_back({"SIGNPOST_TRACE", options_.trace_dir});
     absl::StatusOr<std::unique_ptr<ChildProcess>> process =
         ChildProcess::Start(command, environment);
     if (process.ok()) return *std::move(process);

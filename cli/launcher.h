@@ -81,6 +81,8 @@ struct LaunchOptions {
   std::string state_dir;
   // Something failed that the run survives.
   std::function<void(const std::string& what)> on_failure = PrintFailure;
+  // All processes have it as SIGNPOST_TRACE, unless it is empty.
+  std::string trace_dir;
   bool limit_restarts = true;  // false: they end because somebody wants them to
   // Called each time that an aggregator has been started and listens. Returns the address that
   // workers are told, at the first time.

@@ -26,6 +26,7 @@
 #include "cli/probe_command.h"
 #include "cli/run_command.h"
 #include "cli/status_command.h"
+#include "cli/trace_command.h"
 #include "cli/version_command.h"
 #include "cli/worker_command.h"
 #include "failpoint/failpoint.h"
@@ -70,6 +71,7 @@ int Main(std::vector<std::string> arguments) {
       AddChaosCommand(program, tail), AddBenchCommand(program),     AddCodecCommand(program),
       AddCertCommand(program),        AddProbeCommand(program),     AddK8sCommand(program, tail),
       AddDoctorCommand(program),      AddVersionCommand(program),   AddDemoWorkerCommand(program),
+      AddTraceCommand(program),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {

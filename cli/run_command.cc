@@ -1,16 +1,39 @@
 #include "cli/run_command.h"
 
 #include <cstdio>
+#include <filesystem>
 #include <memory>
+#include <string>
 
+#include "absl/strings/str_cat.h"
+#include "cli/exit_code.h"
 #include "cli/launch_flags.h"
 #include "cli/launcher.h"
+#include "cli/trace_command.h"
 
 namespace signpost::cli {
+namespace {
+
+int Run(LaunchOptions& launch, const std::string& trace) {
+  if (!trace.empty())
+    launch.trace_dir = absl::StrCat(std::filesystem::absolute(trace).string(), ".parts");
+  const LaunchResult result = Launch(launch);
+  if (result.exit_code != 0) {
+    std::fprintf(stderr, "signpost run: %s\n", result.explanation.c_str());
+  }
+  if (trace.empty()) return result.exit_code;
+  const absl::Status merged = MergeTraceOfRun(launch.trace_dir, trace);
+  if (merged.ok()) return result.exit_code;
+  std::fprintf(stderr, "signpost run: %s\n", std::string(merged.message()).c_str());
+  return result.exit_code != 0 ? result.exit_code : ExitCodeOf(merged);
+}
+
+}  // namespace
 
 Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command) {
   // Shared by the flags' and the command's closures.
   auto launch = std::make_shared<LaunchOptions>();
+  auto trace = std::make_shared<std::string>();
   CLI::App& app = *program.add_subcommand(
       "run", "Run a training job on this machine: COMMAND as every rank, and aggregators");
   app.footer(
@@ -35,15 +58,16 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
   app.add_option("--state-dir", launch->state_dir,
                  "Aggregators keep their state here, and are started again when they die")
       ->type_name("DIR");
-  return {&app, [launch, &command]() -> absl::StatusOr<int> {
+  app.add_option(
+         "--trace", *trace,
+         "When all processes did what goes into this file, for ui.perfetto.dev and `signpost "
+         "trace summary`, however the run ends; meanwhile FILE.parts has 16 MiB of each")
+      ->type_name("FILE");
+  return {&app, [launch, trace, &command]() -> absl::StatusOr<int> {
             if (absl::Status status = SetCommand(command, "run", *launch); !status.ok()) {
               return status;
             }
-            const LaunchResult result = Launch(*launch);
-            if (result.exit_code != 0) {
-              std::fprintf(stderr, "signpost run: %s\n", result.explanation.c_str());
-            }
-            return result.exit_code;
+            return Run(*launch, *trace);
           }};
 }
 

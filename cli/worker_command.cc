@@ -10,8 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/exit_code.h"
+#include "cli/trace_command.h"
 #include "client/session_options.h"
 #include "node/server.h"
+#include "trace/recorder.h"
 
 namespace signpost::cli {
 namespace {
@@ -32,6 +34,10 @@ absl::StatusOr<int> Serve(Flags& flags) {
   const absl::StatusOr<uint32_t> threads = ThreadsFromEnvironment();
   if (!threads.ok()) return threads.status();
   session.worker.threads = *threads;
+  if (!session.trace.empty()) {
+    absl::Status status = trace::Start(session.trace, absl::StrCat("node ", session.worker.rank));
+    if (!status.ok()) return status;
+  }
   // Blocked before the server starts its threads, so that none of them is interrupted.
   sigset_t stop;
   sigemptyset(&stop);
@@ -102,6 +108,7 @@ Command AddWorkerCommand(CLI::App& program) {
   AddFailureTimeoutFlag(app, node.session.failure_timeout,
                         "An aggregator without sign of life for this long is reconnected to")
       ->envname("SIGNPOST_FAILURE_TIMEOUT");
+  AddTraceFlag(app, node.session.trace);
   app.add_option("--max-parameters", node.max_parameters, "Most parameters of a job")
       ->capture_default_str();
   return {&app, [flags] { return Serve(*flags); }};

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "security/client_security.h"
+#include "trace/recorder.h"
 #include "worker/chunk_crew.h"
 #include "worker/grpc_channel.h"
 
@@ -81,6 +82,7 @@ absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
   absl::StatusOr<uint32_t> threads = ThreadsFromEnvironment();
   if (!threads.ok()) return threads.status();
   options.worker.threads = *threads;
+  options.trace = Variable("SIGNPOST_TRACE").value_or("");
   if (std::getenv("SIGNPOST_MIN_WORKERS") == nullptr) return options;
   absl::StatusOr<uint32_t> min_workers = NumberVariable("SIGNPOST_MIN_WORKERS");
   if (!min_workers.ok()) return min_workers.status();
@@ -121,6 +123,11 @@ absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOpt
   if (options.on_connection) {
     on_connection = [tell = options.on_connection, rank = options.worker.rank](
                         const std::string& line) { tell(LineOf(rank, line)); };
+  }
+  if (!options.trace.empty()) {
+    absl::Status status =
+        trace::Start(options.trace, absl::StrFormat("rank %d", options.worker.rank));
+    if (!status.ok()) return status;
   }
   const auto security = ClientSecurity::Open(options.security, options.aggregators, on_connection);
   if (!security.ok()) return security.status();

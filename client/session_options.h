@@ -43,6 +43,9 @@ struct SessionOptions {
   // The GPU, as CUDA counts them, that has parameters and gradients; none: the host has them.
   // worker.gpu is not looked at.
   std::optional<int> gpu;
+  // What this process does when is recorded in a file of its own in this directory, from its first
+  // session on: see docs/tracing.md. Empty: nothing is.
+  std::string trace;
   // Gets a line for a person when an aggregator no longer answers, so that this worker waits for
   // it, and when it answers again; about its certificate, or plain text; and on which GPU it
   // trains. From any thread. Null: nobody is told.
@@ -51,9 +54,9 @@ struct SessionOptions {
   // What `signpost run` sets: SIGNPOST_AGGREGATORS (comma-separated), SIGNPOST_JOB, SIGNPOST_RANK,
   // SIGNPOST_WORLD_SIZE; SIGNPOST_NODE, with which there need be no aggregators (but for
   // reductions); what TransportSecurity::FromEnvironment reads; and SIGNPOST_FAILURE_TIMEOUT
-  // ("10s"), SIGNPOST_MIN_WORKERS and with it SIGNPOST_ROUND_DEADLINE ("2s"), which need not be
-  // set; and ThreadsFromEnvironment. INVALID_ARGUMENT names the variable that is missing or
-  // malformed.
+  // ("10s"), SIGNPOST_TRACE, SIGNPOST_MIN_WORKERS and with it SIGNPOST_ROUND_DEADLINE ("2s"), which
+  // need not be set; and ThreadsFromEnvironment. INVALID_ARGUMENT names the variable that is
+  // missing or malformed.
   static absl::StatusOr<SessionOptions> FromEnvironment();
 };
 
@@ -65,7 +68,8 @@ absl::StatusOr<uint32_t> ThreadsFromEnvironment();
 // Gives the options' on_connection a line about this worker.
 void Tell(const SessionOptions& options, const std::string& line);
 
-// New channels, one for each of the options' aggregators. Errors as ClientSecurity::Open's.
+// New channels, one for each of the options' aggregators; before that, starts the trace. Errors as
+// ClientSecurity::Open's and trace::Start's.
 absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOptions& options);
 
 // The ports of the options' aggregators; one without a port has no TCP socket to count.

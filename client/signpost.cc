@@ -62,6 +62,7 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   if (!failure_timeout.ok()) return failure_timeout.status();
   SessionOptions session;
   session.failure_timeout = *failure_timeout;
+  if (const char* trace = std::getenv("SIGNPOST_TRACE")) session.trace = trace;
   if (options.aggregators != nullptr) {
     session.aggregators = absl::StrSplit(options.aggregators, ',');
   }

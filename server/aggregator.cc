@@ -13,6 +13,7 @@
 #include "proto/custom_codec.h"
 #include "proto/try_again.h"
 #include "proto/version.h"
+#include "trace/span.h"
 
 namespace signpost {
 namespace {
@@ -754,7 +755,12 @@ absl::Status Aggregator::TakeSnapshots() {
   }
   for (const DueSnapshot& due : all_due) {
     const absl::Time begin = options_.now();
-    const absl::StatusOr<OpenSteps> saved = Save(due);
+    const absl::StatusOr<OpenSteps> saved = [&] {
+      trace::Event event = {.kind = trace::Kind::kSnapshot, .epoch = due.job->id().epoch};
+      event.job = trace::LabelOf(due.job->id().name);
+      const trace::Span span(event);
+      return Save(due);
+    }();
     first_error.Update(saved.status());
     SetSaved(due, saved, options_.now() - begin);
   }
