@@ -216,6 +216,19 @@ TEST(TraceRun, HasAllStepsWhosePartsAreNotLongerThanThey) {
   EXPECT_EQ(steps, kRanks * kSteps);
 }
 
+TEST(TraceRun, IsSummedUp) {
+  const std::string path = TraceFile("summary");
+  std::ofstream(path) << TraceOfARun();
+  FILE* const stream =
+      popen(absl::StrCat("cli/signpost trace summary --steps ", path, " 2>&1").c_str(), "r");
+  std::string summary;
+  for (int byte; (byte = fgetc(stream)) != EOF;) summary.push_back(static_cast<char>(byte));
+  EXPECT_EQ(pclose(stream), 0);
+  for (const char* line : {"rank 0 ", "rank 2 ", "12 steps", "step 11", "last to come", "chunk "}) {
+    EXPECT_THAT(summary, HasSubstr(line));
+  }
+}
+
 TEST(TraceRun, ChangesNoBit) {
   const Outcome without = RunDemo("");
   const Outcome with = RunDemo("--trace " + TraceFile("bits"));
