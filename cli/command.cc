@@ -1,7 +1,6 @@
 #include "cli/command.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <iostream>
 #include <iterator>
 
@@ -9,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "cli/suggestion.h"
+#include "log/log.h"
 
 namespace signpost::cli {
 
@@ -39,7 +39,23 @@ CLI::Option* AddFailureTimeoutFlag(CLI::App& flags, FailureTimeout& value,
       ->type_name("DURATION");
 }
 
-void PrintWarning(const std::string& line) { std::fprintf(stderr, "warning: %s\n", line.c_str()); }
+void PrintWarning(const std::string& line) { log::Write(log::Level::kWarning, "warning", line); }
+
+void AddLogFlags(CLI::App& program) {
+  const auto set = [](const std::string& format) {
+    if (absl::Status status = log::SetFormat(format); !status.ok()) {
+      throw CLI::ValidationError("--log-format", std::string(status.message()));
+    }
+  };
+  for (CLI::App* command : program.get_subcommands({})) {
+    command
+        ->add_option_function<std::string>("--log-format", set,
+                                           "What goes to standard error: text for people, or json, "
+                                           "one object for each line [text]")
+        ->type_name("text|json")
+        ->envname("SIGNPOST_LOG_FORMAT");
+  }
+}
 
 void AddSecurityFlags(CLI::App& flags, TransportSecurity& value) {
   // A variable that is malformed protects: it does not allow plain text.

@@ -33,6 +33,9 @@ CLI::Option* AddFailureTimeoutFlag(CLI::App& flags, FailureTimeout& value, const
 // "warning: ...", to standard error.
 void PrintWarning(const std::string& line);
 
+// --log-format, which is $SIGNPOST_LOG_FORMAT too, for all of the program's commands.
+void AddLogFlags(CLI::App& program);
+
 // --tls-dir and --insecure-i-understand, either of which is put before what the environment says.
 void AddSecurityFlags(CLI::App& flags, TransportSecurity& value);
 // The same and --token-file, for commands that connect to aggregators.

@@ -29,7 +29,8 @@ struct OutputLine {
 };
 
 // "[rank 2] text", to standard output or standard error as the process wrote it. Lines that are not
-// a rank's all go to standard error: standard output belongs to the job.
+// a rank's all go to standard error: standard output belongs to the job. With JSON as the log's
+// format, what goes to standard error is that, and says whose it is.
 void PrintPrefixed(const OutputLine& line);
 
 // "signpost: aggregator 1 failed: killed by SIGKILL; started again (restart 1)", to standard error.

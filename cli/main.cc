@@ -30,6 +30,7 @@
 #include "cli/version_command.h"
 #include "cli/worker_command.h"
 #include "failpoint/failpoint.h"
+#include "log/log.h"
 
 namespace signpost::cli {
 namespace {
@@ -47,7 +48,7 @@ void QuietGrpc() {
 }
 
 int Fail(const std::string& name, const absl::Status& status) {
-  std::fprintf(stderr, "%s: %s\n", name.c_str(), std::string(status.message()).c_str());
+  log::Write(log::Level::kError, name, status.message());
   return ExitCodeOf(status);
 }
 
@@ -79,6 +80,7 @@ int Main(std::vector<std::string> arguments) {
       return Fail("signpost: SIGNPOST_FAILPOINT", armed);
     }
   }
+  AddLogFlags(program);
   const absl::Status parsed = Parse(program, arguments);
   if (absl::IsCancelled(parsed)) return kExitOk;
   if (!parsed.ok()) return Fail("signpost", parsed);

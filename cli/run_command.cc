@@ -1,6 +1,5 @@
 #include "cli/run_command.h"
 
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -10,6 +9,7 @@
 #include "cli/launch_flags.h"
 #include "cli/launcher.h"
 #include "cli/trace_command.h"
+#include "log/log.h"
 
 namespace signpost::cli {
 namespace {
@@ -19,12 +19,12 @@ int Run(LaunchOptions& launch, const std::string& trace) {
     launch.trace_dir = absl::StrCat(std::filesystem::absolute(trace).string(), ".parts");
   const LaunchResult result = Launch(launch);
   if (result.exit_code != 0) {
-    std::fprintf(stderr, "signpost run: %s\n", result.explanation.c_str());
+    log::Write(log::Level::kError, "signpost run", result.explanation);
   }
   if (trace.empty()) return result.exit_code;
   const absl::Status merged = MergeTraceOfRun(launch.trace_dir, trace);
   if (merged.ok()) return result.exit_code;
-  std::fprintf(stderr, "signpost run: %s\n", std::string(merged.message()).c_str());
+  log::Write(log::Level::kError, "signpost run", merged.message());
   return result.exit_code != 0 ? result.exit_code : ExitCodeOf(merged);
 }
 

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/exit_code.h"
+#include "log/log.h"
 #include "trace/merge.h"
 #include "trace/summary.h"
 
@@ -27,9 +28,8 @@ absl::Status Merge(const std::vector<std::string>& inputs, const std::string& ou
   const absl::StatusOr<trace::Timeline> timeline = trace::ReadRecordings(inputs);
   if (!timeline.ok()) return timeline.status();
   if (absl::Status status = trace::WriteTrace(*timeline, output); !status.ok()) return status;
-  std::fprintf(stderr, "signpost: trace %s:\n", output.c_str());
   for (const std::string& line : trace::Describe(*timeline)) {
-    std::fprintf(stderr, "  %s\n", line.c_str());
+    log::Write(log::Level::kInfo, "signpost", absl::StrCat("trace ", output, ": ", line));
   }
   return absl::OkStatus();
 }

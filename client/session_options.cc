@@ -3,13 +3,13 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "log/log.h"
 #include "security/client_security.h"
 #include "trace/recorder.h"
 #include "worker/chunk_crew.h"
@@ -51,7 +51,7 @@ std::string LineOf(uint32_t rank, const std::string& line) {
 }  // namespace
 
 void PrintConnection(const std::string& line) {
-  std::fprintf(stderr, "signpost: %s\n", line.c_str());
+  log::Write(log::Level::kWarning, "signpost", line);
 }
 
 absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
@@ -115,14 +115,19 @@ absl::StatusOr<uint32_t> ThreadsFromEnvironment() {
 }
 
 void Tell(const SessionOptions& options, const std::string& line) {
-  if (options.on_connection) options.on_connection(LineOf(options.worker.rank, line));
+  if (!options.on_connection) return;
+  const log::Scope scope({.job = options.worker.job, .worker = options.worker.rank});
+  options.on_connection(LineOf(options.worker.rank, line));
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOptions& options) {
   OnConnection on_connection = [](const std::string&) {};
   if (options.on_connection) {
-    on_connection = [tell = options.on_connection, rank = options.worker.rank](
-                        const std::string& line) { tell(LineOf(rank, line)); };
+    on_connection = [tell = options.on_connection, job = options.worker.job,
+                     rank = options.worker.rank](const std::string& line) {
+      const log::Scope scope({.job = job, .worker = rank});
+      tell(LineOf(rank, line));
+    };
   }
   if (!options.trace.empty()) {
     absl::Status status =

@@ -18,7 +18,7 @@
 
 namespace signpost {
 
-// "signpost: rank 2: waiting for aggregator ...", to standard error.
+// "signpost: rank 2: waiting for aggregator ...", to standard error, as SIGNPOST_LOG_FORMAT has it.
 void PrintConnection(const std::string& line);
 
 struct SessionOptions {

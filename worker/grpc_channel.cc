@@ -12,6 +12,7 @@
 #include "grpcpp/alarm.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
+#include "log/log.h"
 #include "proto/aggregator.grpc.pb.h"
 #include "proto/grpc_status.h"
 #include "proto/message.h"
@@ -255,6 +256,7 @@ class GrpcChannel final : public Channel {
   }
 
   void Tell(const std::string& what) const {
+    const log::Scope scope({.aggregator = target_});
     if (on_connection_) on_connection_(what);
   }
 
