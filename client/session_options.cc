@@ -120,6 +120,11 @@ void Tell(const SessionOptions& options, const std::string& line) {
   options.on_connection(LineOf(options.worker.rank, line));
 }
 
+absl::Status StartTrace(const SessionOptions& options) {
+  if (options.trace.empty()) return absl::OkStatus();
+  return trace::Start(options.trace, absl::StrFormat("rank %d", options.worker.rank));
+}
+
 absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOptions& options) {
   OnConnection on_connection = [](const std::string&) {};
   if (options.on_connection) {
@@ -129,11 +134,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOpt
       tell(LineOf(rank, line));
     };
   }
-  if (!options.trace.empty()) {
-    absl::Status status =
-        trace::Start(options.trace, absl::StrFormat("rank %d", options.worker.rank));
-    if (!status.ok()) return status;
-  }
+  if (absl::Status status = StartTrace(options); !status.ok()) return status;
   const auto security = ClientSecurity::Open(options.security, options.aggregators, on_connection);
   if (!security.ok()) return security.status();
   std::vector<std::unique_ptr<Channel>> channels;

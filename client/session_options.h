@@ -68,8 +68,11 @@ absl::StatusOr<uint32_t> ThreadsFromEnvironment();
 // Gives the options' on_connection a line about this worker.
 void Tell(const SessionOptions& options, const std::string& line);
 
-// New channels, one for each of the options' aggregators; before that, starts the trace. Errors as
-// ClientSecurity::Open's and trace::Start's.
+// If the options say so, as "rank 3". Errors as trace::Start's.
+absl::Status StartTrace(const SessionOptions& options);
+
+// New channels, one for each of the options' aggregators, after StartTrace. Errors as its, and
+// ClientSecurity::Open's.
 absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOptions& options);
 
 // The ports of the options' aggregators; one without a port has no TCP socket to count.

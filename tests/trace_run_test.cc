@@ -36,18 +36,20 @@ struct Outcome {
   }
 };
 
-Outcome RunDemo(const std::string& flags, const std::string& worker_flags = "") {
+Outcome RunShell(const std::string& command) {
   Outcome outcome;
-  FILE* const stream = popen(
-      absl::StrCat("cli/signpost run -n ", kRanks, " --aggregators ", kAggregators, " ", flags,
-                   " -- cli/signpost demo-worker --hidden 1024 --batch 4 --freeze-step "
-                   "4 --steps ",
-                   kSteps, " ", worker_flags, " 2>&1")
-          .c_str(),
-      "r");
+  FILE* const stream = popen(absl::StrCat(command, " 2>&1").c_str(), "r");
   for (int byte; (byte = fgetc(stream)) != EOF;) outcome.output.push_back(static_cast<char>(byte));
   outcome.exit_code = WEXITSTATUS(pclose(stream));
   return outcome;
+}
+
+Outcome RunDemo(const std::string& flags, const std::string& variables = "") {
+  return RunShell(absl::StrCat(variables, " cli/signpost run -n ", kRanks, " --aggregators ",
+                               kAggregators, " ", flags,
+                               " -- cli/signpost demo-worker --hidden 1024 --batch 4 "
+                               "--freeze-step 4 --steps ",
+                               kSteps));
 }
 
 // A place for a trace, which has none yet.
@@ -219,13 +221,10 @@ TEST(TraceRun, HasAllStepsWhosePartsAreNotLongerThanThey) {
 TEST(TraceRun, IsSummedUp) {
   const std::string path = TraceFile("summary");
   std::ofstream(path) << TraceOfARun();
-  FILE* const stream =
-      popen(absl::StrCat("cli/signpost trace summary --steps ", path, " 2>&1").c_str(), "r");
-  std::string summary;
-  for (int byte; (byte = fgetc(stream)) != EOF;) summary.push_back(static_cast<char>(byte));
-  EXPECT_EQ(pclose(stream), 0);
+  const Outcome summary = RunShell("cli/signpost trace summary --steps " + path);
+  EXPECT_EQ(summary.exit_code, 0);
   for (const char* line : {"rank 0 ", "rank 2 ", "12 steps", "step 11", "last to come", "chunk "}) {
-    EXPECT_THAT(summary, HasSubstr(line));
+    EXPECT_THAT(summary.output, HasSubstr(line));
   }
 }
 
@@ -239,17 +238,49 @@ TEST(TraceRun, ChangesNoBit) {
 
 TEST(TraceRun, IsThereAfterARunThatFails) {
   const std::string path = TraceFile("failure");
-  FILE* const stream =
-      popen(absl::StrCat("cli/signpost run -n 2 --trace ", path,
-                         " -- sh -c 'SIGNPOST_FAILPOINT=worker.answered=kill@6 exec cli/signpost "
-                         "demo-worker --hidden 64 --steps 100000' 2>&1")
-                .c_str(),
-            "r");
-  std::string output;
-  for (int byte; (byte = fgetc(stream)) != EOF;) output.push_back(static_cast<char>(byte));
-  EXPECT_NE(WEXITSTATUS(pclose(stream)), 0);
+  const Outcome outcome = RunShell(
+      absl::StrCat("cli/signpost run -n 2 --trace ", path,
+                   " -- sh -c 'SIGNPOST_FAILPOINT=worker.answered=kill@6 exec cli/signpost "
+                   "demo-worker --hidden 64 --steps 100000'"));
+  EXPECT_NE(outcome.exit_code, 0);
   const json trace = Read(path);
-  EXPECT_GE(EventsOf(trace, "X", "step").size(), 5) << output;
+  EXPECT_GE(EventsOf(trace, "X", "step").size(), 5) << outcome.output;
+}
+
+TEST(TraceRun, IsMergedOfDirectoriesToo) {
+  const std::string path = TraceFile("directories");
+  const Outcome run = RunDemo("", "SIGNPOST_TRACE=" + path + ".parts");
+  EXPECT_EQ(run.exit_code, 0) << run.output;
+  const Outcome merge =
+      RunShell(absl::StrCat("cli/signpost trace merge ", path, " ", path, ".parts"));
+  EXPECT_EQ(merge.exit_code, 0);
+  EXPECT_THAT(merge.output, HasSubstr("5 processes on 1 host, "));
+  EXPECT_EQ(EventsOf(Read(path), "X", "step").size(), kRanks * kSteps);
+  const Outcome nothing = RunShell("cli/signpost trace merge " + path + " " + ::testing::TempDir());
+  EXPECT_EQ(nothing.exit_code, 64);
+  EXPECT_THAT(nothing.output, HasSubstr("SIGNPOST_TRACE"));
+}
+
+TEST(TraceRun, HasWorkersOfTheCAbi) {
+  const std::string path = TraceFile("c");
+  const Outcome outcome = RunShell(
+      absl::StrCat("cli/signpost run -n 2 --trace ", path, " -- client/examples/two_tensors"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_GT(EventsOf(Read(path), "X", "step").size(), 0);
+}
+
+TEST(TraceRun, HasANodesWorkerAndItsProcesses) {
+  const std::string path = TraceFile("node");
+  const Outcome outcome = RunDemo(absl::StrCat("--per-node ", kRanks, " --trace ", path));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  const json trace = Read(path);
+  std::map<std::string, int> steps;
+  for (const json& step : EventsOf(trace, "X", "step")) {
+    ++steps[trace.at("otherData").at("processes")[step.at("pid").get<int>() - 1].at("process")];
+  }
+  EXPECT_THAT(steps, ::testing::UnorderedElementsAre(
+                         ::testing::Pair("node 0", kSteps), ::testing::Pair("rank 0", kSteps),
+                         ::testing::Pair("rank 1", kSteps), ::testing::Pair("rank 2", kSteps)));
 }
 
 TEST(TraceRun, SaysWhatItsFilesAreWhenTheyCannotBeMerged) {

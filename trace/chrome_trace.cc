@@ -1,5 +1,6 @@
 #include "trace/chrome_trace.h"
 
+#include <algorithm>
 #include <cmath>
 #include <istream>
 #include <map>
@@ -29,7 +30,10 @@ std::string Microseconds(int64_t nanoseconds) {
   return absl::StrFormat("%d.%03d", nanoseconds / 1000, nanoseconds % 1000);
 }
 double ToMicroseconds(int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1000; }
-int64_t ToNanoseconds(double microseconds) { return std::llround(microseconds * 1000); }
+// Of what somebody has written: at most some decades.
+int64_t ToNanoseconds(double microseconds) {
+  return std::llround(std::clamp(microseconds, -1e15, 1e15) * 1000);
+}
 
 // Writes the array's entries.
 class Entries {

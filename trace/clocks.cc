@@ -6,6 +6,9 @@
 namespace signpost::trace {
 namespace {
 
+// Clocks that contradict each other make ways shorter without end.
+constexpr int64_t kMost = int64_t{1} << 60;
+
 void Lower(std::optional<int64_t>& most, int64_t to) { most = std::min(most.value_or(to), to); }
 
 }  // namespace
@@ -24,7 +27,8 @@ std::vector<std::optional<Clocks::Offset>> Clocks::Solve() const {
       for (size_t to = 0; to < hosts_; ++to) {
         const std::optional<int64_t> first = most[from * hosts_ + via];
         const std::optional<int64_t> second = most[via * hosts_ + to];
-        if (from != to && first && second) Lower(most[from * hosts_ + to], *first + *second);
+        if (from == to || !first || !second) continue;
+        Lower(most[from * hosts_ + to], std::clamp(*first + *second, -kMost, kMost));
       }
     }
   }

@@ -101,8 +101,8 @@ void Recorder::Record(const Event& event) {
   const uint64_t ticket =
       std::atomic_ref<uint64_t>(header_->tickets).fetch_add(1, std::memory_order_relaxed);
   RecordingSlot& slot = reinterpret_cast<RecordingSlot*>(header_ + 1)[ticket % events_];
-  Store(slot.number, uint64_t{0});
-  std::atomic_thread_fence(std::memory_order_release);
+  // What follows is not written before it.
+  std::atomic_ref<uint64_t>(slot.number).exchange(0, std::memory_order_acquire);
   Store(slot.begin, event.begin);
   Store(slot.end, event.end);
   Store(slot.epoch, event.epoch);

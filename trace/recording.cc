@@ -11,6 +11,10 @@
 namespace signpost::trace {
 namespace {
 
+// Of a steady clock, and of the system's: what is computed of such times does not overflow.
+constexpr int64_t kLatest = int64_t{1} << 59;
+constexpr int64_t kMostWallOffset = int64_t{1} << 61;
+
 template <size_t kBytes>
 std::string TextOf(const char (&text)[kBytes]) {
   return std::string(text, strnlen(text, kBytes));
@@ -25,7 +29,7 @@ std::optional<Event> EventOf(const RecordingSlot& slot, uint64_t index, uint32_t
   event.codec = static_cast<uint16_t>(slot.kind_and_labels >> 32);
   const bool is_whole = slot.number > 0 && (slot.number - 1) % events == index &&
                         kind < uint64_t{kKinds} && event.job < labels && event.codec < labels &&
-                        slot.begin >= 0 && slot.begin <= slot.end;
+                        slot.begin >= 0 && slot.begin <= slot.end && slot.end <= kLatest;
   if (!is_whole) return std::nullopt;
   event.kind = static_cast<Kind>(kind);
   event.begin = slot.begin;
@@ -54,6 +58,9 @@ absl::StatusOr<Recording> ParseRecording(absl::string_view bytes, absl::string_v
       bytes.size() != RecordingBytes(header.events)) {
     return is_none(absl::StrCat("it has ", bytes.size(), " bytes and says ", header.events,
                                 " events; has all of it been copied?"));
+  }
+  if (header.wall_offset < 0 || header.wall_offset > kMostWallOffset) {
+    return is_none("its clock is none");
   }
   Recording recording = {.process = TextOf(header.process),
                          .host = TextOf(header.host),
