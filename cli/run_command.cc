@@ -14,9 +14,21 @@
 namespace signpost::cli {
 namespace {
 
-int Run(LaunchOptions& launch, const std::string& trace) {
-  if (!trace.empty())
-    launch.trace_dir = absl::StrCat(std::filesystem::absolute(trace).string(), ".parts");
+// Where a run's processes record what is to become that file.
+absl::StatusOr<std::string> PartsOf(const std::string& trace) {
+  const std::string parts = absl::StrCat(std::filesystem::absolute(trace).string(), ".parts");
+  if (!std::filesystem::exists(parts)) return parts;
+  return absl::InvalidArgumentError(
+      absl::StrCat(parts, " is there already, from a run that was killed. `signpost trace merge ",
+                   trace, " ", parts, "` makes a trace of it; then remove it"));
+}
+
+absl::StatusOr<int> Run(LaunchOptions& launch, const std::string& trace) {
+  if (!trace.empty()) {
+    absl::StatusOr<std::string> parts = PartsOf(trace);
+    if (!parts.ok()) return parts.status();
+    launch.trace_dir = *std::move(parts);
+  }
   const LaunchResult result = Launch(launch);
   if (result.exit_code != 0) {
     log::Write(log::Level::kError, "signpost run", result.explanation);

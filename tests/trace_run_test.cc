@@ -261,6 +261,14 @@ TEST(TraceRun, IsMergedOfDirectoriesToo) {
   EXPECT_THAT(nothing.output, HasSubstr("SIGNPOST_TRACE"));
 }
 
+TEST(TraceRun, LeavesWhatAKilledRunHasRecordedAlone) {
+  const std::string path = TraceFile("killed");
+  std::filesystem::create_directory(path + ".parts");
+  const Outcome outcome = RunDemo("--trace " + path);
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, HasSubstr("signpost trace merge " + path));
+}
+
 TEST(TraceRun, HasWorkersOfTheCAbi) {
   const std::string path = TraceFile("c");
   const Outcome outcome = RunShell(
