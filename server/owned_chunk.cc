@@ -468,11 +468,11 @@ void OwnedChunk::KeptFrame(uint64_t payload_bytes) {
 }
 
 OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
+  open_->trace.BeginAverage();
   // Its memory is not taken before there is an error.
   if (open_->round.CanLose()) error_.resize(layout_.chunks()[chunk_].elements);
   // Real time, whatever the clock of those who call: it is told, and decides nothing.
   const auto begin = std::chrono::steady_clock::now();
-  open_->trace.BeginAverage();
   absl::StatusOr<Answer> answer = open_->round.Close(layout_, absl::MakeSpan(error_));
   if (!answer.ok()) {
     spoilt_ = answer.status();
