@@ -10,9 +10,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "cli/trace_command.h"
 #include "proto/custom_codec.h"
 #include "proto/exit_code.h"
 #include "server/server.h"
+#include "trace/recorder.h"
 
 namespace signpost::cli {
 namespace {
@@ -22,6 +24,7 @@ struct Flags {
   std::string shard = "0/1";
   absl::Duration drain_grace = absl::Seconds(30);
   std::vector<std::string> codec_libraries;
+  std::string trace;
 };
 
 absl::Status ParseShard(const std::string& text, AggregatorOptions& options) {
@@ -53,6 +56,10 @@ absl::StatusOr<int> Serve(Flags& flags) {
     return status;
   }
   if (absl::Status status = LoadCodecs(flags.codec_libraries); !status.ok()) return status;
+  if (!flags.trace.empty()) {
+    absl::Status status = trace::Start(flags.trace, absl::StrCat("aggregator ", flags.shard));
+    if (!status.ok()) return status;
+  }
   // Blocked before the server starts its threads, so that none of them is interrupted.
   sigset_t stop;
   sigemptyset(&stop);
@@ -177,6 +184,7 @@ Command AddAggregatorCommand(CLI::App& program) {
          "has it; may be repeated. The variable has ':' in between")
       ->type_name("FILE")
       ->envname("SIGNPOST_CODEC_LIBRARIES");
+  AddTraceFlag(app, flags->trace);
   AddDurationFlag(app, "--drain-grace", flags->drain_grace,
                   "How long running jobs may go on after SIGTERM [30s]");
   return {&app, [flags] { return Serve(*flags); }};

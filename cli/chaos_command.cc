@@ -11,6 +11,7 @@
 #include "cli/launch_flags.h"
 #include "cli/launcher.h"
 #include "failpoint/failpoint.h"
+#include "log/log.h"
 #include "proto/exit_code.h"
 #include "storage/temporary_directory.h"
 
@@ -24,7 +25,7 @@ struct Flags {
   bool list_failpoints = false;
 };
 
-void Print(const std::string& line) { std::fprintf(stderr, "chaos: %s\n", line.c_str()); }
+void Print(const std::string& line) { log::Write(log::Level::kInfo, "chaos", line); }
 
 int ListFailpoints() {
   for (const FailpointPlace& place : AllFailpoints()) {
@@ -62,7 +63,7 @@ absl::StatusOr<int> Run(Flags& flags, const std::vector<std::string>& command) {
   const LaunchResult result = Launch(flags.launch);
   Print(absl::StrCat(chaos.Finish(), ". The job ended with exit code ", result.exit_code));
   if (result.exit_code != 0) {
-    std::fprintf(stderr, "signpost chaos: %s\n", result.explanation.c_str());
+    log::Write(log::Level::kError, "signpost chaos", result.explanation);
   }
   return result.exit_code;
 }

@@ -1,7 +1,6 @@
 #include "cli/command.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <iostream>
 #include <iterator>
 #include <optional>
@@ -10,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "config/suggestion.h"
+#include "log/log.h"
 
 namespace signpost::cli {
 
@@ -41,7 +41,23 @@ CLI::Option* AddFailureTimeoutFlag(CLI::App& flags, FailureTimeout& value,
       ->envname("SIGNPOST_FAILURE_TIMEOUT");
 }
 
-void PrintWarning(const std::string& line) { std::fprintf(stderr, "warning: %s\n", line.c_str()); }
+void PrintWarning(const std::string& line) { log::Write(log::Level::kWarning, "warning", line); }
+
+void AddLogFlags(CLI::App& program) {
+  const auto set = [](const std::string& format) {
+    if (absl::Status status = log::SetFormat(format); !status.ok()) {
+      throw CLI::ValidationError("--log-format", std::string(status.message()));
+    }
+  };
+  for (CLI::App* command : program.get_subcommands({})) {
+    command
+        ->add_option_function<std::string>("--log-format", set,
+                                           "What goes to standard error: text for people, or json, "
+                                           "one object for each line [text]")
+        ->type_name("text|json")
+        ->envname("SIGNPOST_LOG_FORMAT");
+  }
+}
 
 void AddSecurityFlags(CLI::App& flags, TransportSecurity& value) {
   CLI::Option* const tls_dir =

@@ -34,6 +34,9 @@ CLI::Option* AddFailureTimeoutFlag(CLI::App& flags, FailureTimeout& value, const
 // "warning: ...", to standard error.
 void PrintWarning(const std::string& line);
 
+// --log-format, which is $SIGNPOST_LOG_FORMAT too, for all of the program's commands.
+void AddLogFlags(CLI::App& program);
+
 // --tls-dir and --insecure-i-understand.
 void AddSecurityFlags(CLI::App& flags, TransportSecurity& value);
 // The same and --token-file, for commands that connect to aggregators.

@@ -19,6 +19,7 @@
 #include "cli/training_flags.h"
 #include "client/demo/report.h"
 #include "client/demo/text.h"
+#include "log/log.h"
 #include "proto/exit_code.h"
 #include "proto/failure_timeout.h"
 #include "storage/temporary_directory.h"
@@ -164,8 +165,8 @@ absl::StatusOr<int> RunDemo(Flags& flags) {
     const LaunchResult result =
         Train(flags, workers->command, training.arguments, training.results);
     if (result.exit_code != 0) {
-      std::fprintf(stderr, "signpost demo: training with %s: %s\n", training.name,
-                   result.explanation.c_str());
+      log::Write(log::Level::kError, "signpost demo",
+                 absl::StrCat("training with ", training.name, ": ", result.explanation));
       return result.exit_code;
     }
   }

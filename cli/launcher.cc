@@ -21,6 +21,7 @@
 #include "cli/child_process.h"
 #include "cli/process_scope.h"
 #include "cli/restart_limit.h"
+#include "log/log.h"
 #include "proto/exit_code.h"
 #include "proto/steady_time.h"
 #include "security/identity.h"
@@ -211,7 +212,8 @@ class LaunchedRun {
 
   // Null: it could not be started, and the run stops.
   std::unique_ptr<ChildProcess> StartProcess(const std::vector<std::string>& command,
-                                             const Environment& environment) {
+                                             Environment environment) {
+    if (!options_.trace_dir.empty()) environment.push_back({"SIGNPOST_TRACE", options_.trace_dir});
     absl::StatusOr<std::unique_ptr<ChildProcess>> process =
         ChildProcess::Start(command, environment);
     if (process.ok()) return *std::move(process);
@@ -500,16 +502,31 @@ class LaunchedRun {
   LaunchResult result_;
 };
 
+// What the process has written as JSON, and whose it is; any other line becomes a message.
+std::string AsJson(const OutputLine& line) {
+  log::About about;
+  std::optional<uint32_t>& index = line.role == Role::kRank   ? about.worker
+                                   : line.role == Role::kNode ? about.node
+                                                              : about.shard;
+  index = line.index;
+  return log::AddTo(line.text, about)
+      .value_or(log::JsonLine(log::Level::kInfo, line.text, about, absl::Now()));
+}
+
 }  // namespace
 
 void PrintPrefixed(const OutputLine& line) {
-  FILE* stream = line.is_error || line.role != Role::kRank ? stderr : stdout;
-  const std::string text = absl::StrCat("[", NameOf(line.role, line.index), "] ", line.text, "\n");
+  const bool is_log = line.is_error || line.role != Role::kRank;
+  FILE* stream = is_log ? stderr : stdout;
+  const std::string text =
+      is_log && log::format() == log::Format::kJson
+          ? absl::StrCat(AsJson(line), "\n")
+          : absl::StrCat("[", NameOf(line.role, line.index), "] ", line.text, "\n");
   fwrite(text.data(), 1, text.size(), stream);
   fflush(stream);
 }
 
-void PrintFailure(const std::string& what) { std::fprintf(stderr, "signpost: %s\n", what.c_str()); }
+void PrintFailure(const std::string& what) { log::Write(log::Level::kWarning, "signpost", what); }
 
 LaunchResult Launch(const LaunchOptions& options) { return LaunchedRun(options).Run(); }
 

@@ -29,7 +29,8 @@ struct OutputLine {
 };
 
 // "[rank 2] text", to standard output or standard error as the process wrote it. Lines that are not
-// a rank's all go to standard error: standard output belongs to the job.
+// a rank's all go to standard error: standard output belongs to the job. With JSON as the log's
+// format, what goes to standard error is that, and says whose it is.
 void PrintPrefixed(const OutputLine& line);
 
 // "signpost: aggregator 1 failed: killed by SIGKILL; started again (restart 1)", to standard error.
@@ -81,6 +82,8 @@ struct LaunchOptions {
   std::string state_dir;
   // Something failed that the run survives.
   std::function<void(const std::string& what)> on_failure = PrintFailure;
+  // All processes have it as SIGNPOST_TRACE, unless it is empty.
+  std::string trace_dir;
   bool limit_restarts = true;  // false: they end because somebody wants them to
   // Called each time that an aggregator has been started and listens. Returns the address that
   // workers are told, at the first time.

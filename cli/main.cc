@@ -29,9 +29,11 @@
 #include "cli/probe_command.h"
 #include "cli/run_command.h"
 #include "cli/status_command.h"
+#include "cli/trace_command.h"
 #include "cli/version_command.h"
 #include "cli/worker_command.h"
 #include "failpoint/failpoint.h"
+#include "log/log.h"
 #include "proto/exit_code.h"
 
 namespace signpost::cli {
@@ -50,7 +52,7 @@ void QuietGrpc() {
 }
 
 int Fail(const std::string& name, const absl::Status& status) {
-  std::fprintf(stderr, "%s: %s\n", name.c_str(), std::string(status.message()).c_str());
+  log::Write(log::Level::kError, name, status.message());
   return ExitCodeOf(status);
 }
 
@@ -90,6 +92,7 @@ int Main(std::vector<std::string> arguments) {
       AddManCommand(program),
       AddCompletionCommand(program),
       AddCompleteCommand(program, tail),
+      AddTraceCommand(program),
   };
 
   if (const char* failpoints = std::getenv("SIGNPOST_FAILPOINT"); failpoints != nullptr) {
@@ -97,6 +100,7 @@ int Main(std::vector<std::string> arguments) {
       return Fail("signpost: SIGNPOST_FAILPOINT", armed);
     }
   }
+  AddLogFlags(program);
   AddConfigFlags(program);
   const absl::Status parsed = Parse(program, arguments);
   if (absl::IsCancelled(parsed)) return kExitOk;

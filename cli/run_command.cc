@@ -1,16 +1,51 @@
 #include "cli/run_command.h"
 
-#include <cstdio>
+#include <filesystem>
 #include <memory>
+#include <string>
 
+#include "absl/strings/str_cat.h"
+#include "cli/exit_code.h"
 #include "cli/launch_flags.h"
 #include "cli/launcher.h"
+#include "cli/trace_command.h"
+#include "log/log.h"
 
 namespace signpost::cli {
+namespace {
+
+// Where a run's processes record what is to become that file.
+absl::StatusOr<std::string> PartsOf(const std::string& trace) {
+  const std::string parts = absl::StrCat(std::filesystem::absolute(trace).string(), ".parts");
+  if (!std::filesystem::exists(parts)) return parts;
+  return absl::InvalidArgumentError(
+      absl::StrCat(parts, " is there already, from a run that was killed. `signpost trace merge ",
+                   trace, " ", parts, "` makes a trace of it; then remove it"));
+}
+
+absl::StatusOr<int> Run(LaunchOptions& launch, const std::string& trace) {
+  if (!trace.empty()) {
+    absl::StatusOr<std::string> parts = PartsOf(trace);
+    if (!parts.ok()) return parts.status();
+    launch.trace_dir = *std::move(parts);
+  }
+  const LaunchResult result = Launch(launch);
+  if (result.exit_code != 0) {
+    log::Write(log::Level::kError, "signpost run", result.explanation);
+  }
+  if (trace.empty()) return result.exit_code;
+  const absl::Status merged = MergeTraceOfRun(launch.trace_dir, trace);
+  if (merged.ok()) return result.exit_code;
+  log::Write(log::Level::kError, "signpost run", merged.message());
+  return result.exit_code != 0 ? result.exit_code : ExitCodeOf(merged);
+}
+
+}  // namespace
 
 Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command) {
   // Shared by the flags' and the command's closures.
   auto launch = std::make_shared<LaunchOptions>();
+  auto trace = std::make_shared<std::string>();
   CLI::App& app = *program.add_subcommand(
       "run", "Run a training job on this machine: COMMAND as every rank, and aggregators");
   app.footer(
@@ -35,15 +70,16 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
   app.add_option("--state-dir", launch->state_dir,
                  "Aggregators keep their state here, and are started again when they die")
       ->type_name("DIR");
-  return {&app, [launch, &command]() -> absl::StatusOr<int> {
+  app.add_option(
+         "--trace", *trace,
+         "When all processes did what goes into this file, for ui.perfetto.dev and `signpost "
+         "trace summary`, however the run ends; meanwhile FILE.parts has 16 MiB of each")
+      ->type_name("FILE");
+  return {&app, [launch, trace, &command]() -> absl::StatusOr<int> {
             if (absl::Status status = SetCommand(command, "run", *launch); !status.ok()) {
               return status;
             }
-            const LaunchResult result = Launch(*launch);
-            if (result.exit_code != 0) {
-              std::fprintf(stderr, "signpost run: %s\n", result.explanation.c_str());
-            }
-            return result.exit_code;
+            return Run(*launch, *trace);
           }};
 }
 

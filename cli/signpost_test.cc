@@ -92,7 +92,7 @@ TEST(Signpost, ExplainsEachCommandWithAnExample) {
   EXPECT_EQ(all.exit_code, 0);
   EXPECT_THAT(all.output, Not(HasSubstr("demo-worker")));
   for (const char* command : {"demo", "run", "chaos", "bench", "codec", "aggregator", "worker",
-                              "status", "checkpoint", "doctor", "config", "version"}) {
+                              "status", "checkpoint", "doctor", "config", "trace", "version"}) {
     EXPECT_THAT(all.output, HasSubstr(command));
     const Outcome one = RunProgram(absl::StrCat(command, " --help"));
     EXPECT_EQ(one.exit_code, 0);

@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cli/trace_command.h"
 #include "client/session_options.h"
 #include "node/server.h"
 #include "proto/exit_code.h"
+#include "trace/recorder.h"
 
 namespace signpost::cli {
 namespace {
@@ -32,6 +34,10 @@ absl::StatusOr<int> Serve(Flags& flags) {
   }
   session.aggregators = *std::move(aggregators);
   session.worker.threads = flags.threads.value_or(ShareOfProcessors());
+  if (!session.trace.empty()) {
+    absl::Status status = trace::Start(session.trace, absl::StrCat("node ", session.worker.rank));
+    if (!status.ok()) return status;
+  }
   // Blocked before the server starts its threads, so that none of them is interrupted.
   sigset_t stop;
   sigemptyset(&stop);
@@ -106,6 +112,7 @@ Command AddWorkerCommand(CLI::App& program) {
       ->envname("SIGNPOST_THREADS")
       ->check(CLI::Range(1, 256).description(""))
       ->type_name("N");
+  AddTraceFlag(app, node.session.trace);
   app.add_option("--max-parameters", node.max_parameters, "Most parameters of a job")
       ->capture_default_str();
   return {&app, [flags] { return Serve(*flags); }};

@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <utility>
@@ -13,7 +12,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "config/session_keys.h"
+#include "log/log.h"
 #include "security/client_security.h"
+#include "trace/recorder.h"
 #include "worker/chunk_crew.h"
 #include "worker/grpc_channel.h"
 
@@ -115,7 +116,7 @@ std::string LineOf(uint32_t rank, const std::string& line) {
 }  // namespace
 
 void PrintConnection(const std::string& line) {
-  std::fprintf(stderr, "signpost: %s\n", line.c_str());
+  log::Write(log::Level::kWarning, "signpost", line);
 }
 
 absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
@@ -154,6 +155,7 @@ absl::StatusOr<SessionOptions> SessionOptions::FromSettings(const SessionSetting
   if (absl::Status status = SetRoundDeadline(settings, options.worker); !status.ok()) {
     return status;
   }
+  if (const config::Setting* trace = settings.Find("trace")) options.trace = trace->Text();
   return options;
 }
 
@@ -161,6 +163,13 @@ absl::StatusOr<uint32_t> ThreadsFromEnvironment() {
   const absl::StatusOr<SessionSettings> settings = SessionSettings::FromEnvironment();
   if (!settings.ok()) return settings.status();
   return ThreadsOf(*settings);
+}
+
+absl::StatusOr<std::string> TraceFromEnvironment() {
+  const absl::StatusOr<SessionSettings> settings = SessionSettings::FromEnvironment();
+  if (!settings.ok()) return settings.status();
+  const config::Setting* const trace = settings->Find("trace");
+  return trace == nullptr ? "" : trace->Text();
 }
 
 uint32_t ShareOfProcessors() {
@@ -176,15 +185,26 @@ uint32_t ShareOfProcessors() {
 }
 
 void Tell(const SessionOptions& options, const std::string& line) {
-  if (options.on_connection) options.on_connection(LineOf(options.worker.rank, line));
+  if (!options.on_connection) return;
+  const log::Scope scope({.job = options.worker.job, .worker = options.worker.rank});
+  options.on_connection(LineOf(options.worker.rank, line));
+}
+
+absl::Status StartTrace(const SessionOptions& options) {
+  if (options.trace.empty()) return absl::OkStatus();
+  return trace::Start(options.trace, absl::StrFormat("rank %d", options.worker.rank));
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOptions& options) {
   OnConnection on_connection = [](const std::string&) {};
   if (options.on_connection) {
-    on_connection = [tell = options.on_connection, rank = options.worker.rank](
-                        const std::string& line) { tell(LineOf(rank, line)); };
+    on_connection = [tell = options.on_connection, job = options.worker.job,
+                     rank = options.worker.rank](const std::string& line) {
+      const log::Scope scope({.job = job, .worker = rank});
+      tell(LineOf(rank, line));
+    };
   }
+  if (absl::Status status = StartTrace(options); !status.ok()) return status;
   const auto security = ClientSecurity::Open(options.security, options.aggregators, on_connection);
   if (!security.ok()) return security.status();
   std::vector<std::unique_ptr<Channel>> channels;

@@ -19,7 +19,7 @@
 
 namespace signpost {
 
-// "signpost: rank 2: waiting for aggregator ...", to standard error.
+// "signpost: rank 2: waiting for aggregator ...", to standard error, as SIGNPOST_LOG_FORMAT has it.
 void PrintConnection(const std::string& line);
 
 struct SessionOptions {
@@ -44,6 +44,9 @@ struct SessionOptions {
   // The GPU, as CUDA counts them, that has parameters and gradients; none: the host has them.
   // worker.gpu is not looked at.
   std::optional<int> gpu;
+  // What this process does when is recorded in a file of its own in this directory, from its first
+  // session on: see docs/tracing.md. Empty: nothing is.
+  std::string trace;
   // Gets a line for a person when an aggregator no longer answers, so that this worker waits for
   // it, and when it answers again; about its certificate, or plain text; and on which GPU it
   // trains. From any thread. Null: nobody is told.
@@ -61,6 +64,9 @@ struct SessionOptions {
 // For worker.threads: what they say of `threads`; without it ShareOfProcessors.
 absl::StatusOr<uint32_t> ThreadsFromEnvironment();
 
+// For trace: what they say of it, or nothing.
+absl::StatusOr<std::string> TraceFromEnvironment();
+
 // This process's share of the processors that it may run on, of which LOCAL_WORLD_SIZE processes
 // have as much (torchrun and `signpost run` set it), up to 8.
 uint32_t ShareOfProcessors();
@@ -68,7 +74,11 @@ uint32_t ShareOfProcessors();
 // Gives the options' on_connection a line about this worker.
 void Tell(const SessionOptions& options, const std::string& line);
 
-// New channels, one for each of the options' aggregators. Errors as ClientSecurity::Open's.
+// If the options say so, as "rank 3". Errors as trace::Start's.
+absl::Status StartTrace(const SessionOptions& options);
+
+// New channels, one for each of the options' aggregators, after StartTrace. Errors as its, and
+// ClientSecurity::Open's.
 absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOptions& options);
 
 // The ports of the options' aggregators; one without a port has no TCP socket to count.

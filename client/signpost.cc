@@ -79,8 +79,11 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   const absl::StatusOr<FailureTimeout> failure_timeout =
       FailureTimeout::Of(absl::Seconds(options.failure_timeout_s));
   if (!failure_timeout.ok()) return failure_timeout.status();
+  absl::StatusOr<std::string> trace = signpost::TraceFromEnvironment();
+  if (!trace.ok()) return trace.status();
   SessionOptions session;
   session.failure_timeout = *failure_timeout;
+  session.trace = *std::move(trace);
   if (options.aggregators != nullptr) {
     session.aggregators = absl::StrSplit(options.aggregators, ',');
   }

@@ -13,6 +13,8 @@
  * library's.
  *  - Memory that is passed in stays the caller's. Parameters are borrowed until signpost_close,
  * what is reduced during the call.
+ *  - SIGNPOST_TRACE in the environment, a directory, has every process that joins record there what
+ * it does when (docs/tracing.md).
  *  - A session or a reduction may be used by one thread at a time, different ones by several. No
  * exception crosses this interface.
  */

@@ -36,6 +36,9 @@ std::string Canonical(absl::string_view key);
 
 class File {
  public:
+  File(File&&) = default;  // a copy's not_read() would be of the first one
+  File& operator=(File&&) = default;
+
   // Errors as Document's; and INVALID_ARGUMENT, with line and suggestion, for a key that is not
   // known on the top level or in `session`. What is in other sections is for those to check who
   // know their keys.

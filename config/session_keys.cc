@@ -23,6 +23,8 @@ absl::Span<const SessionKey> SessionKeys() {
        "mTLS with the ca.crt, tls.crt and tls.key in it; none: plain text, on loopback only"},
       {"token-file", "SIGNPOST_TOKEN_FILE", "file", "",
        "a Kubernetes service account's token, shown to aggregators"},
+      {"trace", "SIGNPOST_TRACE", "directory", "",
+       "where the process writes down what it does when, for `signpost trace`"},
       {"insecure-i-understand", "SIGNPOST_INSECURE_I_UNDERSTAND", "true or false", "false",
        "plain text beyond loopback"},
   };

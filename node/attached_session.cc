@@ -19,6 +19,8 @@
 #include "proto/node.grpc.pb.h"
 #include "proto/steady_time.h"
 #include "proto/try_again.h"
+#include "trace/recorder.h"
+#include "trace/span.h"
 
 namespace signpost::node {
 namespace {
@@ -169,8 +171,11 @@ absl::StatusOr<std::unique_ptr<AttachedSession>> AttachedSession::Join(
         "(SIGNPOST_NODE)");
   }
   if (absl::Status status = CheckOptions(optimizer); !status.ok()) return status;
+  if (absl::Status status = StartTrace(options); !status.ok()) return status;
   std::unique_ptr<AttachedSession> session(
       new AttachedSession(optimizer, std::move(parameters), std::make_unique<Connection>(options)));
+  session->trace_step_.rank = options.worker.rank;
+  session->trace_step_.job = trace::LabelOf(options.worker.job);
   absl::Status status = session->connection_->Open(options.worker.join_timeout);
   if (status.ok()) status = session->Attach(options, optimizer);
   if (!status.ok()) return status;
@@ -265,6 +270,8 @@ absl::StatusOr<StepReport> AttachedSession::Step(absl::Span<const Gradient> grad
   if (absl::Status status = CheckRates(rates); !status.ok()) return status;
   if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
   if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
+  trace_step_.step = steps_;
+  const trace::Span span(trace_step_);
   for (size_t i = 0; i < gradients.size(); ++i) AddGradient(i, gradients[i]);
   return TakeStep(MessageOf(rates, Schedule()));
 }
@@ -310,6 +317,8 @@ absl::StatusOr<StepReport> AttachedSession::FinishStep() {
   }
   const StepRates rates = std::move(open_step_->rates);
   open_step_.reset();
+  trace_step_.step = steps_;
+  const trace::Span span(trace_step_);
   return TakeStep(rates);
 }
 

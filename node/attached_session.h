@@ -16,6 +16,7 @@
 #include "client/session_options.h"
 #include "node/shared_memory.h"
 #include "proto/node.pb.h"
+#include "trace/event.h"
 
 namespace signpost::node {
 
@@ -86,6 +87,7 @@ class AttachedSession final : public Session {
   const std::vector<Parameter> parameters_;
   std::vector<uint64_t> first_element_;  // by parameter
   std::unique_ptr<Connection> connection_;
+  trace::Event trace_step_;  // the whole of it: the node's worker has its parts
   std::unique_ptr<SharedMemory> gradients_;
   std::unique_ptr<SharedMemory> values_;  // of the parameters
   std::optional<OpenStep> open_step_;

@@ -10,10 +10,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "failpoint/failpoint.h"
+#include "log/log.h"
 #include "proto/custom_codec.h"
 #include "proto/payload_pool.h"
 #include "proto/try_again.h"
 #include "proto/version.h"
+#include "trace/span.h"
 
 namespace signpost {
 namespace {
@@ -241,6 +243,9 @@ absl::Status Aggregator::Restore(const StateDir::Recovered& recovered) {
                                        .membership = std::move(membership),
                                        .saved = true,
                                        .saved_steps = OpenStepsOf(state)});
+    log::WriteEvent(
+        log::Level::kInfo, "goes on with a job, from its snapshot",
+        {.job = state.id.name, .step = LeastOf(OpenStepsOf(state)), .shard = options_.shard});
   }
   return absl::OkStatus();
 }
@@ -262,7 +267,15 @@ uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done) {
       AddReturning(**entry, {claim, call, std::move(done)}, callbacks);
       late_bell_.Ring();
     } else if (entry.ok()) {
-      Welcome(**entry, (*entry)->membership.Join(claim, call, std::move(done), now), callbacks);
+      Membership& membership = (*entry)->membership;
+      const bool was_complete = membership.complete();
+      Welcome(**entry, membership.Join(claim, call, std::move(done), now), callbacks);
+      if (!was_complete && membership.complete()) {
+        callbacks.push_back([job = request.job(), shard = options_.shard] {
+          log::WriteEvent(log::Level::kInfo, "a job begins: all of its ranks have joined",
+                          {.job = job, .shard = shard});
+        });
+      }
     } else {
       RecordRefusal(request, entry.status());
       callbacks.push_back(
@@ -632,6 +645,10 @@ absl::StatusOr<bool> Aggregator::IsMember(Entries::iterator entry,
 void Aggregator::ForgetIfAllLeft(Entries::iterator entry, Callbacks& callbacks) {
   if (!entry->second.membership.AllLeft()) return;
   Forget(entry->second.job->id().epoch);
+  callbacks.push_back([job = entry->first, shard = options_.shard] {
+    log::WriteEvent(log::Level::kInfo, "a job is over: all of its ranks have left",
+                    {.job = job, .shard = shard});
+  });
   for (auto& [rank, returning] : entry->second.returning) {
     if (!returning.done) continue;
     callbacks.push_back(
@@ -791,8 +808,18 @@ absl::Status Aggregator::TakeSnapshots() {
   }
   for (const DueSnapshot& due : all_due) {
     const absl::Time begin = options_.now();
-    const absl::StatusOr<OpenSteps> saved = Save(due);
+    const absl::StatusOr<OpenSteps> saved = [&] {
+      trace::Event event = {.kind = trace::Kind::kSnapshot, .epoch = due.job->id().epoch};
+      event.job = trace::LabelOf(due.job->id().name);
+      const trace::Span span(event);
+      return Save(due);
+    }();
     first_error.Update(saved.status());
+    if (!saved.ok()) {
+      log::WriteEvent(log::Level::kWarning,
+                      absl::StrCat("a snapshot has failed: ", saved.status().message()),
+                      {.job = due.job->id().name, .shard = options_.shard});
+    }
     SetSaved(due, saved, options_.now() - begin);
   }
   return first_error;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
+#include "log/log.h"
 #include "proto/codec.h"
 #include "proto/custom_codec.h"
 #include "proto/payload_pool.h"
@@ -246,6 +247,7 @@ bool Job::LeaveOut(absl::Duration restart_grace, absl::Time now) {
                            .min_workers = min_workers(),
                            .restart_grace = restart_grace};
   roll_.Fill(attendance);
+  const std::vector<bool> was_absent = attendance.is_absent;
   bool any = false;
   for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
     if (chunk == nullptr) continue;
@@ -254,6 +256,12 @@ bool Job::LeaveOut(absl::Duration restart_grace, absl::Time now) {
     any = true;
     roll_.SetAbsent(late_ranks);
     roll_.Fill(attendance);
+  }
+  for (uint32_t rank = 0; any && rank < world_size_; ++rank) {
+    if (!attendance.is_absent[rank] || was_absent[rank] || attendance.has_left[rank]) continue;
+    log::WriteEvent(log::Level::kWarning,
+                    "a rank is late: rounds close without it until it is back",
+                    {.job = id_.name, .step = open_step(), .worker = rank, .shard = shard_.shard});
   }
   return any;
 }

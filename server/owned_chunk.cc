@@ -176,7 +176,7 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   absl::Status status =
       header.step() == open_step_ ? end_ : WrongStepError(header, open_step_, oldest_step);
   if (status.ok() && !open_) {
-    open_.emplace(world_size_, now);
+    open_.emplace(world_size_, header, now);
     const auto late_ranks = late_ranks_.find(open_step_);
     if (late_ranks != late_ranks_.end()) open_->round.LeaveOut(late_ranks->second);
   }
@@ -186,7 +186,10 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
     const bool is_first = !open_->round.Has(header.rank());
     const uint32_t missing = open_->round.missing();
     status = open_->round.Contribute(std::move(frame));
-    if (status.ok() && is_first) CountWait({header.rank()}, missing, now);
+    if (status.ok() && is_first) {
+      CountWait({header.rank()}, missing, now);
+      open_->trace.AddFrame(header, payload_bytes);
+    }
   }
   if (!status.ok()) {
     ended.push_back({std::move(done), status});
@@ -373,6 +376,7 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
     late_ranks_[open_step_] = open_->round.late_ranks();
     open_->is_late_durable = false;
     open_->completed = now;
+    open_->trace.SetComplete();
   }
   if (open_->is_late_durable) return {};
   return open_->round.late_ranks();
@@ -433,6 +437,7 @@ void OwnedChunk::SetLateRanksDurable(absl::Time now) {
 OwnedChunk::EndedCalls OwnedChunk::CloseIfComplete(absl::Time now) {
   if (!open_ || !open_->round.complete()) return {};
   if (!open_->completed) open_->completed = now;
+  open_->trace.SetComplete();
   if (!open_->is_late_durable) return {};
   if (HasRoom()) return CloseRound(now);
   RequestSnapshot();  // of two that it takes
@@ -468,6 +473,7 @@ void OwnedChunk::KeptFrame(uint64_t payload_bytes) {
 }
 
 OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
+  open_->trace.BeginAverage();
   // Its memory is not taken before there is an error.
   if (open_->round.CanLose()) error_.resize(layout_.chunks()[chunk_].elements);
   // Real time, whatever the clock of those who call: it is told, and decides nothing.
@@ -478,6 +484,7 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
     return EndRound(spoilt_);
   }
   CountRound(*answer, now, absl::FromChrono(std::chrono::steady_clock::now() - begin));
+  open_->trace.EndAverage();
 
   const Codec codec = answer->header.codec();
   error_was_zero_ = error_is_zero_;
@@ -497,11 +504,14 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
 
   Reach(Failpoint::kRoundClosed);
   EndedCalls ended;
-  for (WaitingCall& call : open_->calls) {
+  for (uint32_t rank = 0; rank < world_size_; ++rank) {
+    WaitingCall& call = open_->calls[rank];
     if (!call.done) continue;
     const absl::Duration waited = std::max(now - call.since, absl::ZeroDuration());
     ended.push_back({std::move(call.done), ReplyWith(closed_.back().answer, waited)});
+    open_->trace.AddAnswer(rank, closed_.back().answer->payload.size());
   }
+  open_->trace.Close();
   AnswerListeners(ended);
   open_.reset();
   return ended;

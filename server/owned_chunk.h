@@ -24,6 +24,7 @@
 #include "server/bell.h"
 #include "server/metrics.h"
 #include "server/round.h"
+#include "server/round_trace.h"
 #include "storage/block_vector.h"
 
 namespace signpost {
@@ -209,8 +210,8 @@ class OwnedChunk {
     absl::Time since;
   };
   struct OpenRound {
-    OpenRound(uint32_t world_size, absl::Time now)
-        : since(now), newest_arrival(now), round(world_size), calls(world_size) {}
+    OpenRound(uint32_t world_size, const FrameHeader& first, absl::Time now)
+        : since(now), newest_arrival(now), round(world_size), calls(world_size), trace(first) {}
     absl::Time since;
     absl::Time newest_arrival;
     double share_of_each = 0;  // seconds of the time so far that each missing rank answers for
@@ -219,6 +220,7 @@ class OwnedChunk {
     bool is_late_durable = true;     // what the round leaves out
     std::vector<WaitingCall> calls;  // by rank
     uint64_t largest_payload = 0;    // in bytes
+    RoundTrace trace;
   };
   // That waits for the answer of a round it has no part in.
   struct Listener {

@@ -1,6 +1,7 @@
 #include "worker/grpc_channel.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -11,10 +12,13 @@
 #include "grpcpp/alarm.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
+#include "log/log.h"
 #include "proto/aggregator.grpc.pb.h"
 #include "proto/grpc_status.h"
 #include "proto/message.h"
 #include "proto/steady_time.h"
+#include "trace/recorder.h"
+#include "trace/span.h"
 
 namespace signpost {
 namespace {
@@ -133,7 +137,14 @@ class GrpcChannel final : public Channel {
         : channel_(channel),
           request_(SerializeRequest(header, std::move(payload))),
           deadline_(deadline),
-          done_(std::move(done)) {}
+          done_(std::move(done)) {
+      if (!trace::IsOn()) return;
+      retry_.epoch = header.epoch();
+      retry_.step = header.step();
+      retry_.chunk = header.chunk();
+      retry_.rank = header.rank();
+      retry_.job = trace::LabelOf(header.job());
+    }
 
     void Try() {
       {
@@ -175,6 +186,7 @@ class GrpcChannel final : public Channel {
     }
 
     void TryLater() {
+      trace::RecordMoment(retry_);
       const absl::Time when = SteadyNow() + backoff_;
       backoff_ = std::min(2 * backoff_, channel_.longest_backoff_);
       bool cancelled;
@@ -207,6 +219,7 @@ class GrpcChannel final : public Channel {
     const grpc::ByteBuffer request_;
     const absl::Time deadline_;
     ExchangeDone done_;
+    trace::Event retry_ = {.kind = trace::Kind::kRetry};
     grpc::ByteBuffer response_;
     absl::Duration backoff_ = kFirstBackoff;
 
@@ -224,6 +237,7 @@ class GrpcChannel final : public Channel {
       absl::MutexLock lock(&mutex_);
       if (lost_since_ != absl::InfiniteFuture()) return;
       lost_since_ = SteadyNow();
+      lost_span_.emplace(trace::Event{.kind = trace::Kind::kLost});
     }
     Tell(absl::StrFormat("waiting for aggregator %s, which does not answer (%s)", target_,
                          why.error_message()));
@@ -235,12 +249,14 @@ class GrpcChannel final : public Channel {
       absl::MutexLock lock(&mutex_);
       if (lost_since_ == absl::InfiniteFuture()) return;
       lost = SteadyNow() - std::exchange(lost_since_, absl::InfiniteFuture());
+      lost_span_.reset();
     }
     Tell(absl::StrFormat("aggregator %s answers again, after %.2f s", target_,
                          absl::ToDoubleSeconds(lost)));
   }
 
   void Tell(const std::string& what) const {
+    const log::Scope scope({.aggregator = target_});
     if (on_connection_) on_connection_(what);
   }
 
@@ -320,6 +336,7 @@ class GrpcChannel final : public Channel {
   absl::Mutex mutex_;
   std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
   absl::Time lost_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // that: it is not
+  std::optional<trace::Span> lost_span_ ABSL_GUARDED_BY(mutex_);            // since then
 };
 
 }  // namespace

@@ -19,6 +19,8 @@
 #include "proto/codec.h"
 #include "proto/custom_codec.h"
 #include "proto/try_again.h"
+#include "trace/recorder.h"
+#include "trace/span.h"
 #include "worker/kept_frames.h"
 #include "worker/onebit_lamb.h"
 #include "worker/page_vector.h"
@@ -260,6 +262,7 @@ struct Worker::OpenStep {
   bool may_apply = false;
   std::deque<HeldAnswer> held_answers;  // until it may
   StepReport report;
+  int64_t trace_begin = 0;
 };
 
 Worker::Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
@@ -272,6 +275,7 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
       first_chunk_of_tensor_(FirstChunkOfTensor(layout_)),
       window_(std::max<uint32_t>(8, 2 * channels.size())),
       incarnation_(NewIncarnation()),
+      trace_job_(trace::LabelOf(options.job)),
       adam_(optimizer ? NewOptimizer(layout_, *optimizer, parameters_, options) : nullptr),
       reduction_(reduction ? std::make_unique<Reduction>(layout_, *reduction, options.threads)
                            : nullptr),
@@ -373,6 +377,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::JoinReduction(
 }
 
 absl::Status Worker::JoinShards(const JobOptions& job_options, std::optional<ResumeState> state) {
+  const trace::Span span(StepEvent(trace::Kind::kJoin));
   const absl::Time deadline = options_.clock->Now() + options_.join_timeout;
   uint32_t joined = 0;
   absl::Status status;
@@ -519,6 +524,7 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const Gradient> gradients,
   if (absl::Status status = CheckStepArguments(gradients, rates); !status.ok()) return status;
   if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
   if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
+  const trace::Span span(StepEvent(trace::Kind::kStep));
   optimizer_.BeginStep(round_, rates);
   OpenStepWith(rates);
   for (size_t tensor = 0; tensor < gradients.size(); ++tensor) {
@@ -531,8 +537,11 @@ absl::Status Worker::BeginStep(absl::Span<const GroupRates> rates) {
   if (absl::Status status = CheckRates(rates); !status.ok()) return status;
   if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
   if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
+  const int64_t begin = trace::IsOn() ? trace::Now() : 0;
+  const trace::Span span(StepEvent(trace::Kind::kCall));
   optimizer_.BeginStep(round_, rates);
   OpenStepWith(rates);
+  open_step_->trace_begin = begin;
   return absl::OkStatus();
 }
 
@@ -547,6 +556,7 @@ absl::Status Worker::GradientReady(size_t tensor, Gradient gradient) {
         absl::StrFormat("the gradient of tensor %s came twice in step %d",
                         DescribeTensor(layout_.tensors()[tensor]), steps_));
   }
+  const trace::Span span(StepEvent(trace::Kind::kCall));
   AddGradient(tensor, gradient);
   if (optimizer_.IsLocal()) return absl::OkStatus();
   deadline_ = options_.clock->Now() + options_.exchange_timeout;
@@ -569,6 +579,8 @@ absl::StatusOr<StepReport> Worker::FinishStep() {
         "be given too",
         steps_, open_step_->gradients_missing, DescribeTensor(layout_.tensors()[tensor])));
   }
+  const trace::Span step(StepEvent(trace::Kind::kStep), open_step_->trace_begin);
+  const trace::Span call(StepEvent(trace::Kind::kCall));
   return Finish();
 }
 
@@ -619,6 +631,7 @@ absl::StatusOr<StepReport> Worker::Finish() {
 }
 
 absl::Status Worker::StepLocally(StepReport& report) {
+  const trace::Span span(StepEvent(trace::Kind::kLocalStep));
   const absl::Time start = options_.clock->Now();
   for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) {
     optimizer_.StepLocally(chunk, open_step_->gradients);
@@ -641,6 +654,7 @@ absl::Status Worker::ExchangeOpenStep(StepReport& report) {
 }
 
 absl::Status Worker::EndOpenStep(StepReport& report) {
+  const trace::Span span(StepEvent(trace::Kind::kEndStep));
   const absl::Time start = options_.clock->Now();
   optimizer_.EndStep();
   report.kernels += options_.clock->Now() - start;
@@ -657,6 +671,7 @@ absl::Status Worker::CatchUp(StepReport& report) {
   // Those that are taken while it catches up are for the next call, which has a gradient.
   const uint64_t newest_step = newest_step_;
   if (round_ >= newest_step) return absl::OkStatus();
+  const trace::Span span(StepEvent(trace::Kind::kCatchUp));
   size_t largest = 0;
   for (const Parameter& parameter : parameters_) {
     largest = std::max(largest, parameter.values.size());
@@ -692,6 +707,7 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
   const auto holds_answers = [this] {
     return open_step_ != nullptr && !open_step_->held_answers.empty();
   };
+  trace::Laps laps;
   absl::Time last = options_.clock->Now();
   // Adds the time since the last call to one of the report's durations.
   auto account = [this, &last](absl::Duration& to) {
@@ -705,6 +721,7 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
     if (chunk) {
       send(*chunk);
       account(report.kernels);
+      laps.Record(EventOf(trace::Kind::kCompress, *chunk));
       continue;
     }
     const bool waits = all && !holds_answers();
@@ -714,12 +731,19 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
     account(blocked);
     if (item && std::holds_alternative<Packed>(item->what)) {
       report.kernels += blocked;
+      if (waits) laps.Record(EventOf(trace::Kind::kCompress, item->chunk));
     } else {
       const absl::Duration waited =
           std::min(blocked, item ? WaitedFor(std::get<absl::StatusOr<Answer>>(item->what))
                                  : absl::ZeroDuration());
       report.wait += waited;
       report.wire += blocked - waited;
+      if (waits && waited > absl::ZeroDuration()) {
+        laps.Record(EventOf(trace::Kind::kWait, item->chunk), waited);
+      }
+      if (waits) {
+        laps.Record(EventOf(trace::Kind::kWire, item ? item->chunk : trace::kNone));
+      }
     }
     if (!item) {
       if (!all) return absl::OkStatus();
@@ -731,6 +755,7 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
         open_step_->held_answers.pop_front();
         ApplyAnswer(held.chunk, std::move(held.answer), report);
         account(report.kernels);
+        laps.Record(EventOf(trace::Kind::kApply, held.chunk));
       }
       continue;
     }
@@ -739,6 +764,7 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
     if (!done.ok()) return done.status();
     if (*done) queue.SetAnswered(received);
     account(report.kernels);
+    laps.Record(EventOf(trace::Kind::kApply, received));
   }
   return absl::OkStatus();
 }
@@ -877,8 +903,17 @@ void Worker::Exchange(uint32_t chunk, uint64_t step) {
   frame->header.set_generation(generations_[shard]);
   frame->header.set_answered_steps(exchange.kept.answered_steps());
   Reach(Failpoint::kWorkerSending);
+  trace::Event sent = EventOf(trace::Kind::kExchange, chunk);
+  if (trace::IsOn()) {
+    sent.step = step;
+    sent.begin = trace::Now();
+    sent.bytes = frame->payload->size();
+    sent.codec = trace::LabelOf(CodecName(frame->header.codec()));
+  }
   channels_[shard]->Exchange(frame->header, frame->payload, deadline_,
-                             [inbox = inbox_, chunk](absl::StatusOr<Answer> answer) {
+                             [inbox = inbox_, chunk, sent](absl::StatusOr<Answer> answer) mutable {
+                               if (trace::IsOn()) sent.end = trace::Now();
+                               trace::Record(sent);
                                inbox->Put(chunk, std::move(answer));
                              });
 }
@@ -1010,6 +1045,7 @@ void Worker::GiveState(uint32_t chunk) {
 }
 
 absl::Status Worker::Replay(uint32_t chunk, const AnswerHeader& wanted, StepReport& report) {
+  trace::RecordMoment(EventOf(trace::Kind::kReplay, chunk));
   const uint32_t shard = shard_of_chunk_[chunk];
   ChunkExchange& exchange = exchanges_[chunk];
   KeptFrames& kept = exchange.kept;
@@ -1062,6 +1098,20 @@ void Worker::OfferToIdleShards() {
     Offer(chunk);
     is_idle[shard_of_chunk_[chunk]] = false;
   }
+}
+
+trace::Event Worker::EventOf(trace::Kind kind, uint32_t chunk) const {
+  trace::Event event = {.kind = kind, .step = round_, .chunk = chunk};
+  event.rank = options_.rank;
+  event.job = trace_job_;
+  if (chunk != trace::kNone) event.epoch = epochs_[shard_of_chunk_[chunk]];
+  return event;
+}
+
+trace::Event Worker::StepEvent(trace::Kind kind) const {
+  trace::Event event = EventOf(kind, trace::kNone);
+  event.step = steps_;
+  return event;
 }
 
 // A status with what failed, where, and, when time ran out, whom the aggregator waits for.

@@ -21,6 +21,7 @@
 #include "proto/checkpoint.pb.h"
 #include "proto/layout.h"
 #include "storage/disk.h"
+#include "trace/event.h"
 #include "worker/channel.h"
 #include "worker/checkpoint_file.h"
 #include "worker/chunk_crew.h"
@@ -337,6 +338,9 @@ class Worker {
   uint64_t StepsAt(uint32_t shard) const;  // that this worker has had answers of
   absl::Status LeaveShard(uint32_t shard);
   absl::Status Explain(const absl::Status& status, uint32_t shard, absl::string_view what) const;
+  // For the trace: of the current round, or the current step as a whole.
+  trace::Event EventOf(trace::Kind kind, uint32_t chunk) const;
+  trace::Event StepEvent(trace::Kind kind) const;
 
   const WorkerOptions options_;
   const std::vector<Parameter> parameters_;
@@ -345,6 +349,7 @@ class Worker {
   const std::vector<uint32_t> first_chunk_of_tensor_;
   const uint32_t window_;                   // most chunks under way at once
   const uint64_t incarnation_;              // tells this process from another that claims the rank
+  const uint16_t trace_job_;                // the job's label in the trace
   const std::unique_ptr<OneBitAdam> adam_;  // null after JoinReduction
   const std::unique_ptr<Reduction> reduction_;  // null otherwise
   Optimizer& optimizer_;                        // the one of them that is there

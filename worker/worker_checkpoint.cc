@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/dense.h"
+#include "trace/span.h"
 #include "worker/checkpoint_dir.h"
 #include "worker/worker.h"
 
@@ -108,6 +109,7 @@ class HostRank {
 }  // namespace
 
 absl::Status Worker::Checkpoint(Disk& directory) {
+  const trace::Span span(StepEvent(trace::Kind::kCheckpoint));
   if (absl::Status status = CheckCanBeSaved(); !status.ok()) return status;
   CheckpointDir dir(directory);
   const CheckpointId id = {steps_, AttemptOf(epochs_)};

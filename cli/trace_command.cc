@@ -1,0 +1,98 @@
+#include "cli/trace_command.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cli/exit_code.h"
+#include "log/log.h"
+#include "trace/merge.h"
+#include "trace/summary.h"
+
+namespace signpost::cli {
+namespace {
+
+constexpr char kMerge[] = "merge";
+constexpr char kSummary[] = "summary";
+
+struct Flags {
+  std::string action;
+  std::vector<std::string> files;
+  bool steps = false;
+};
+
+absl::Status Merge(const std::vector<std::string>& inputs, const std::string& output) {
+  const absl::StatusOr<trace::Timeline> timeline = trace::ReadRecordings(inputs);
+  if (!timeline.ok()) return timeline.status();
+  if (absl::Status status = trace::WriteTrace(*timeline, output); !status.ok()) return status;
+  for (const std::string& line : trace::Describe(*timeline)) {
+    log::Write(log::Level::kInfo, "signpost", absl::StrCat("trace ", output, ": ", line));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> PrintSummary(const Flags& flags) {
+  const absl::StatusOr<trace::Timeline> timeline = trace::ReadTrace(flags.files);
+  if (!timeline.ok()) return timeline.status();
+  std::fputs(trace::Format(trace::Summarise(*timeline), flags.steps).c_str(), stdout);
+  return kExitOk;
+}
+
+absl::StatusOr<int> Run(const Flags& flags) {
+  if (flags.action == kSummary) return PrintSummary(flags);
+  if (flags.files.size() < 2) {
+    return absl::InvalidArgumentError(
+        "merge takes the file to write, and then what to merge: signpost trace merge OUT IN...");
+  }
+  const std::vector<std::string> inputs(flags.files.begin() + 1, flags.files.end());
+  if (absl::Status status = Merge(inputs, flags.files[0]); !status.ok()) return status;
+  return kExitOk;
+}
+
+}  // namespace
+
+absl::Status MergeTraceOfRun(const std::string& directory, const std::string& file) {
+  absl::Status status = Merge({directory}, file);
+  std::error_code error;
+  if (status.ok()) std::filesystem::remove_all(directory, error);
+  return status;
+}
+
+void AddTraceFlag(CLI::App& app, std::string& directory) {
+  app.add_option("--trace", directory,
+                 "Record what this process does when, in a file of its own in here, of 16 MiB with "
+                 "the newest events; `signpost trace merge` makes a picture of all processes'")
+      ->type_name("DIR")
+      ->envname("SIGNPOST_TRACE");
+}
+
+Command AddTraceCommand(CLI::App& program) {
+  // Shared by the flags' and the command's closures.
+  auto flags = std::make_shared<Flags>();
+  CLI::App& app = *program.add_subcommand(
+      "trace", "Merge what processes have recorded into one trace, or sum up where time has gone");
+  app.footer(
+      "merge OUT IN...: makes one file of the recordings IN, or of all in a directory IN. Clocks "
+      "of\n"
+      "different hosts are compared by the frames and answers that went between them.\n\n"
+      "summary FILE: of a merged trace, or of recordings, how long each worker's steps took and "
+      "what "
+      "of;\nwhich rank the others waited for, and which chunks took longest.\n\n"
+      "Processes record when SIGNPOST_TRACE, or --trace of `signpost aggregator` and `signpost\n"
+      "worker`, names a directory; `signpost run --trace FILE` does all of it by itself.\n\n"
+      "Examples, the first after copying the directories of two hosts:\n"
+      "  signpost trace merge job.json traces-of-a traces-of-b\n"
+      "  signpost trace summary job.json");
+  app.add_option("ACTION", flags->action, "What to do")
+      ->required()
+      ->check(CLI::IsMember({kMerge, kSummary}).description(""))
+      ->type_name("merge|summary");
+  app.add_option("FILES", flags->files, "What to do it with")->required()->type_name("");
+  app.add_flag("--steps", flags->steps, "With summary: each step too");
+  return {&app, [flags] { return Run(*flags); }};
+}
+
+}  // namespace signpost::cli

@@ -1,0 +1,113 @@
+#include "trace/merge.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "trace/chrome_trace.h"
+#include "trace/recording.h"
+
+namespace signpost::trace {
+namespace {
+
+// In a fixed order.
+std::vector<std::string> RecordingsIn(const std::string& directory) {
+  std::vector<std::string> paths;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    const std::string path = entry.path().string();
+    if (absl::EndsWith(path, kRecordingSuffix)) paths.push_back(path);
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+std::string Milliseconds(int64_t nanoseconds) {
+  return absl::StrFormat("%.3f ms", nanoseconds / 1e6);
+}
+
+std::string DescribeClock(const HostClock& host, const HostClock& first) {
+  const std::string offset =
+      absl::StrCat("the clock of ", host.host, " is ", Milliseconds(std::abs(host.offset)),
+                   host.offset < 0 ? " behind" : " ahead of", " that of ", first.host);
+  if (!host.bound) {
+    return absl::StrCat(offset,
+                        " by the system's time; no messages in both directions bound the error");
+  }
+  return absl::StrCat(offset, ", give or take ", Milliseconds(*host.bound),
+                      host.is_contradictory ? "; they run at different speeds" : "");
+}
+
+}  // namespace
+
+absl::StatusOr<Timeline> ReadRecordings(const std::vector<std::string>& inputs) {
+  std::vector<std::string> paths;
+  for (const std::string& input : inputs) {
+    if (!std::filesystem::is_directory(input)) {
+      paths.push_back(input);
+      continue;
+    }
+    for (std::string& path : RecordingsIn(input)) paths.push_back(std::move(path));
+  }
+  if (paths.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("there is nothing to merge: no file whose name ends with ", kRecordingSuffix,
+                     "; was a process of the job started with SIGNPOST_TRACE or --trace?"));
+  }
+  std::vector<Recording> recordings;
+  for (const std::string& path : paths) {
+    absl::StatusOr<Recording> recording = ReadRecording(path);
+    if (!recording.ok()) return recording.status();
+    recordings.push_back(*std::move(recording));
+  }
+  return Join(std::move(recordings));
+}
+
+absl::StatusOr<Timeline> ReadTrace(const std::vector<std::string>& inputs) {
+  const bool is_merged = inputs.size() == 1 && !std::filesystem::is_directory(inputs[0]) &&
+                         !absl::EndsWith(inputs[0], kRecordingSuffix);
+  if (!is_merged) return ReadRecordings(inputs);
+  std::ifstream file(inputs[0], std::ios::binary);
+  if (!file) {
+    return absl::NotFoundError(absl::StrCat("there is no file ", inputs[0], " to be read"));
+  }
+  return ReadChromeTrace(file, inputs[0]);
+}
+
+absl::Status WriteTrace(const Timeline& timeline, const std::string& path) {
+  const std::string temporary = absl::StrCat(path, ".tmp");
+  std::ofstream file(temporary, std::ios::binary);
+  WriteChromeTrace(timeline, file);
+  file.close();
+  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  std::remove(temporary.c_str());
+  return absl::UnavailableError(absl::StrCat("trace ", path,
+                                             " cannot be written: is its directory there, and is "
+                                             "there room for it?"));
+}
+
+std::vector<std::string> Describe(const Timeline& timeline) {
+  size_t events = 0;
+  std::vector<std::string> lines;
+  for (const Process& process : timeline.processes) {
+    events += process.events.size();
+    if (process.dropped == 0) continue;
+    lines.push_back(absl::StrFormat("%s has recorded %d events more than were kept, the oldest",
+                                    process.name, process.dropped));
+  }
+  for (size_t host = 1; host < timeline.hosts.size(); ++host) {
+    lines.push_back(DescribeClock(timeline.hosts[host], timeline.hosts[0]));
+  }
+  lines.insert(lines.begin(),
+               absl::StrFormat("%d events of %d processes on %d host%s, %d arrows", events,
+                               timeline.processes.size(), timeline.hosts.size(),
+                               timeline.hosts.size() == 1 ? "" : "s", timeline.arrows.size()));
+  return lines;
+}
+
+}  // namespace signpost::trace

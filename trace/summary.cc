@@ -1,0 +1,348 @@
+#include "trace/summary.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace signpost::trace {
+namespace {
+
+constexpr size_t kMostRows = 5;  // of delays and of chunks
+
+absl::Duration DurationOf(const Event& event) { return absl::Nanoseconds(event.end - event.begin); }
+
+using WorkerId = std::tuple<size_t, uint32_t, uint16_t>;  // process, rank, job
+
+bool IsIn(const Event& inner, const Event& outer) {
+  return outer.begin <= inner.begin && inner.end <= outer.end;
+}
+
+// Adds it to what it is a part of; false if it is none, or has parts itself.
+bool AddPart(const Event& event, StepTime& time) {
+  const absl::Duration duration = DurationOf(event);
+  switch (event.kind) {
+    case Kind::kCompress:
+      time.compress += duration;
+      return true;
+    case Kind::kApply:
+    case Kind::kEndStep:
+    case Kind::kLocalStep:
+      time.apply += duration;
+      return true;
+    case Kind::kWire:
+      time.wire += duration;
+      return true;
+    case Kind::kWait:
+      time.wait += duration;
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Of a worker, by their ends.
+struct WorkerEvents {
+  std::vector<Event> steps;
+  std::vector<Event> parts;  // of those, without calls
+  std::vector<Event> calls;
+  std::optional<int64_t> joined;
+  int64_t recorded_since = 0;  // what has ended before may be missing
+};
+
+std::map<WorkerId, WorkerEvents> WorkersOf(const Timeline& timeline) {
+  std::map<WorkerId, WorkerEvents> workers;
+  for (size_t i = 0; i < timeline.processes.size(); ++i) {
+    const Process& process = timeline.processes[i];
+    for (const Event& event : process.events) {
+      if (NameOf(event.kind).row != Row::kSteps) continue;
+      WorkerEvents& worker = workers[{i, event.rank, event.job}];
+      StepTime unused;
+      if (event.kind == Kind::kStep) worker.steps.push_back(event);
+      if (event.kind == Kind::kCall) worker.calls.push_back(event);
+      if (event.kind == Kind::kJoin) worker.joined = event.end;
+      if (AddPart(event, unused)) worker.parts.push_back(event);
+      if (process.dropped > 0) worker.recorded_since = process.events.front().end;
+    }
+  }
+  return workers;
+}
+
+// Events [first, first of those that end after `end`), by their ends.
+std::pair<size_t, size_t> EndingIn(const std::vector<Event>& events, size_t first, int64_t end) {
+  size_t last = first;
+  while (last < events.size() && events[last].end <= end) ++last;
+  return {first, last};
+}
+
+void AddSteps(const WorkerEvents& events, WorkerSteps& worker) {
+  size_t part = 0, call = 0;
+  std::optional<int64_t> before = events.joined;
+  for (const Event& step : events.steps) {
+    const int64_t begin = std::min(before.value_or(step.begin), step.begin);
+    StepTime time = {.total = absl::Nanoseconds(step.end - begin)};
+    absl::Duration inside;
+    const auto [first_call, end_calls] = EndingIn(events.calls, call, step.end);
+    for (size_t i = first_call; i < end_calls; ++i) {
+      if (IsIn(events.calls[i], step)) inside += DurationOf(events.calls[i]);
+    }
+    if (inside == absl::ZeroDuration()) inside = DurationOf(step);
+    absl::Duration parts;
+    const auto [first_part, end_parts] = EndingIn(events.parts, part, step.end);
+    for (size_t i = first_part; i < end_parts; ++i) {
+      if (!IsIn(events.parts[i], step)) continue;
+      AddPart(events.parts[i], time);
+      parts += DurationOf(events.parts[i]);
+    }
+    call = end_calls;
+    part = end_parts;
+    const bool is_whole = begin >= events.recorded_since;
+    before = step.end;
+    if (!is_whole) continue;
+    time.rest = inside - parts;
+    time.outside = time.total - inside;
+    worker.steps.push_back(step.step);
+    worker.times.push_back(time);
+    worker.sum.Add(time);
+  }
+}
+
+// Rounds, and those who waited for them.
+class Rounds {
+ public:
+  explicit Rounds(const Timeline& timeline) : timeline_(timeline) {
+    ForEach([this](const Event& event) {
+      if (event.kind == Kind::kRound) last_rank_[KeyOf(event)] = event.rank;
+    });
+    ForEach([this](const Event& event) { Add(event); });
+  }
+
+  std::vector<RankDelay> Delays() const {
+    std::vector<RankDelay> delays;
+    for (const auto& [key, delay] : delays_) delays.push_back(delay);
+    std::stable_sort(delays.begin(), delays.end(), [](const RankDelay& a, const RankDelay& b) {
+      return std::pair(a.waited, a.gathered) > std::pair(b.waited, b.gathered);
+    });
+    return delays;
+  }
+
+  std::vector<ChunkTime> Chunks() const {
+    std::vector<ChunkTime> chunks;
+    for (const auto& [key, of] : chunks_) {
+      ChunkTime chunk = of.sum;
+      if (chunk.rounds > 0) {
+        chunk.gather /= chunk.rounds;
+        chunk.hold /= chunk.rounds;
+        chunk.average /= chunk.rounds;
+      }
+      if (of.exchanges > 0) chunk.exchange /= of.exchanges;
+      chunks.push_back(std::move(chunk));
+    }
+    std::stable_sort(chunks.begin(), chunks.end(), [](const ChunkTime& a, const ChunkTime& b) {
+      return a.exchange > b.exchange;
+    });
+    return chunks;
+  }
+
+ private:
+  struct Sums {
+    ChunkTime sum;
+    int64_t exchanges = 0;
+  };
+
+  template <typename Visit>
+  void ForEach(const Visit& visit) const {
+    for (const Process& process : timeline_.processes) {
+      for (const Event& event : process.events) visit(event);
+    }
+  }
+
+  void Add(const Event& event) {
+    switch (event.kind) {
+      case Kind::kWait:
+        if (const auto found = last_rank_.find(KeyOf(event)); found != last_rank_.end()) {
+          DelayOf(event.job, found->second).waited += DurationOf(event);
+        }
+        break;
+      case Kind::kGather:
+        if (event.rank != kNone) {
+          RankDelay& delay = DelayOf(event.job, event.rank);
+          ++delay.last;
+          delay.gathered += DurationOf(event);
+        }
+        SumsOf(event).sum.gather += DurationOf(event);
+        break;
+      case Kind::kHold:
+        SumsOf(event).sum.hold += DurationOf(event);
+        break;
+      case Kind::kAverage:
+        SumsOf(event).sum.average += DurationOf(event);
+        break;
+      case Kind::kRound:
+        ++SumsOf(event).sum.rounds;
+        break;
+      case Kind::kExchange:
+        SumsOf(event).sum.exchange += DurationOf(event);
+        ++SumsOf(event).exchanges;
+        break;
+      default:
+        break;
+    }
+  }
+
+  RankDelay& DelayOf(uint16_t job, uint32_t rank) {
+    RankDelay& delay = delays_[{job, rank}];
+    delay.job = std::string(timeline_.Label(job));
+    delay.rank = rank;
+    return delay;
+  }
+
+  Sums& SumsOf(const Event& event) {
+    Sums& sums = chunks_[{event.job, event.chunk}];
+    sums.sum.job = std::string(timeline_.Label(event.job));
+    sums.sum.chunk = event.chunk;
+    return sums;
+  }
+
+  const Timeline& timeline_;
+  absl::flat_hash_map<RoundKey, uint32_t> last_rank_;
+  std::map<std::pair<uint16_t, uint32_t>, RankDelay> delays_;
+  std::map<std::pair<uint16_t, uint32_t>, Sums> chunks_;
+};
+
+// Formatting.
+
+using Table = std::vector<std::vector<std::string>>;
+
+// The first two columns are words, the others numbers.
+std::string Align(const Table& rows) {
+  std::vector<size_t> widths(rows.front().size());
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string table;
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const int width = static_cast<int>(widths[i]);
+      absl::StrAppendFormat(
+          &line,
+          i < 2 ? absl::ParsedFormat<'*', 's'>("%-*s  ") : absl::ParsedFormat<'*', 's'>("%*s  "),
+          width, row[i]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    absl::StrAppend(&table, line, "\n");
+  }
+  return table;
+}
+
+std::string Milliseconds(absl::Duration duration) {
+  return absl::StrFormat("%.3f", absl::ToDoubleMilliseconds(duration));
+}
+
+std::string Share(absl::Duration part, absl::Duration whole) {
+  if (whole == absl::ZeroDuration()) return "-";
+  return absl::StrFormat("%.0f%%", 100 * absl::FDivDuration(part, whole));
+}
+
+std::vector<absl::Duration> PartsOf(const StepTime& time) {
+  return {time.outside, time.compress, time.apply, time.wire, time.wait, time.rest};
+}
+
+std::vector<std::string> Row(std::string name, std::string what, const StepTime& time,
+                             int64_t steps) {
+  std::vector<std::string> row = {std::move(name), std::move(what),
+                                  Milliseconds(time.total / steps)};
+  for (const absl::Duration part : PartsOf(time)) row.push_back(Milliseconds(part / steps));
+  return row;
+}
+
+std::string FormatWorkers(const Summary& summary, bool with_steps) {
+  Table rows = {{"process", "", "a step", "outside", "compress", "apply", "wire", "wait", "rest"}};
+  for (const WorkerSteps& worker : summary.workers) {
+    const int64_t steps = static_cast<int64_t>(worker.steps.size());
+    rows.push_back(Row(worker.process, absl::StrCat(steps, " steps"), worker.sum, steps));
+    std::vector<std::string> shares = {"", worker.job, "100%"};
+    for (const absl::Duration part : PartsOf(worker.sum)) {
+      shares.push_back(Share(part, worker.sum.total));
+    }
+    rows.push_back(std::move(shares));
+    for (size_t i = 0; with_steps && i < worker.steps.size(); ++i) {
+      rows.push_back(Row("", absl::StrCat("step ", worker.steps[i]), worker.times[i], 1));
+    }
+  }
+  return Align(rows);
+}
+
+std::string FormatDelays(const std::vector<RankDelay>& delays) {
+  absl::Duration all;
+  for (const RankDelay& delay : delays) all += delay.waited;
+  Table rows = {{"last to come", "job", "rounds", "gathered", "others blocked", ""}};
+  for (size_t i = 0; i < std::min(kMostRows, delays.size()); ++i) {
+    const RankDelay& delay = delays[i];
+    rows.push_back({absl::StrCat("rank ", delay.rank), delay.job, absl::StrCat(delay.last),
+                    Milliseconds(delay.gathered), Milliseconds(delay.waited),
+                    Share(delay.waited, all)});
+  }
+  return Align(rows);
+}
+
+std::string FormatChunks(const std::vector<ChunkTime>& chunks) {
+  Table rows = {{"slowest", "job", "rounds", "exchange", "gather", "hold", "average"}};
+  for (size_t i = 0; i < std::min(kMostRows, chunks.size()); ++i) {
+    const ChunkTime& chunk = chunks[i];
+    rows.push_back({absl::StrCat("chunk ", chunk.chunk), chunk.job, absl::StrCat(chunk.rounds),
+                    Milliseconds(chunk.exchange), Milliseconds(chunk.gather),
+                    Milliseconds(chunk.hold), Milliseconds(chunk.average)});
+  }
+  return Align(rows);
+}
+
+}  // namespace
+
+void StepTime::Add(const StepTime& other) {
+  total += other.total;
+  outside += other.outside;
+  compress += other.compress;
+  apply += other.apply;
+  wire += other.wire;
+  wait += other.wait;
+  rest += other.rest;
+}
+
+Summary Summarise(const Timeline& timeline) {
+  Summary summary;
+  for (const Process& process : timeline.processes) summary.dropped += process.dropped;
+  for (const auto& [id, events] : WorkersOf(timeline)) {
+    const auto& [process, rank, job] = id;
+    WorkerSteps worker = {.process = timeline.processes[process].name,
+                          .job = std::string(timeline.Label(job)),
+                          .rank = rank};
+    AddSteps(events, worker);
+    if (!worker.steps.empty()) summary.workers.push_back(std::move(worker));
+  }
+  const Rounds rounds(timeline);
+  summary.delays = rounds.Delays();
+  summary.chunks = rounds.Chunks();
+  return summary;
+}
+
+std::string Format(const Summary& summary, bool with_steps) {
+  std::string text = "Milliseconds; of steps, rounds and exchanges, the mean of one.\n\n";
+  absl::StrAppend(&text, FormatWorkers(summary, with_steps));
+  if (!summary.delays.empty()) absl::StrAppend(&text, "\n", FormatDelays(summary.delays));
+  if (!summary.chunks.empty()) absl::StrAppend(&text, "\n", FormatChunks(summary.chunks));
+  if (summary.dropped > 0) {
+    absl::StrAppend(&text, "\n", summary.dropped,
+                    " events, the oldest of their processes, are not in the trace; steps that lack "
+                    "some are not counted.\n");
+  }
+  return text;
+}
+
+}  // namespace signpost::trace

@@ -1,0 +1,71 @@
+// Where the time of a trace's steps has gone: the answer to "why is it slow".
+
+#ifndef SIGNPOST_TRACE_SUMMARY_H_
+#define SIGNPOST_TRACE_SUMMARY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "trace/timeline.h"
+
+namespace signpost::trace {
+
+// Of one step, or of several. All but `total` add up to `total`.
+struct StepTime {
+  absl::Duration total;     // since the end of the step before
+  absl::Duration outside;   // the model's: nothing of Signpost's was running
+  absl::Duration compress;  // and what else is done to frames before they are sent
+  absl::Duration apply;     // and what is done once all chunks are there
+  absl::Duration wire;
+  absl::Duration wait;
+  absl::Duration rest;  // in Signpost, and none of these
+
+  void Add(const StepTime& other);
+};
+
+// A worker's steps of one job, of which all is recorded.
+struct WorkerSteps {
+  std::string process;
+  std::string job;
+  uint32_t rank = 0;
+  std::vector<uint64_t> steps;  // their numbers
+  std::vector<StepTime> times;  // likewise
+  StepTime sum;
+};
+
+struct RankDelay {
+  std::string job;
+  uint32_t rank = 0;
+  uint64_t last = 0;        // rounds for which it came last
+  absl::Duration gathered;  // how long those were gathered
+  absl::Duration waited;    // how long workers were blocked by those
+};
+
+struct ChunkTime {
+  std::string job;
+  uint32_t chunk = 0;
+  uint64_t rounds = 0;
+  absl::Duration exchange;  // of one frame, in the mean over all ranks
+  absl::Duration gather;    // of one round, in the mean
+  absl::Duration hold;
+  absl::Duration average;
+};
+
+struct Summary {
+  std::vector<WorkerSteps> workers;
+  std::vector<RankDelay> delays;  // the longest first
+  std::vector<ChunkTime> chunks;  // likewise
+  uint64_t dropped = 0;           // events that the trace lacks
+};
+
+Summary Summarise(const Timeline& timeline);
+
+// For a person: tables, with the steps one by one if `with_steps`.
+std::string Format(const Summary& summary, bool with_steps);
+
+}  // namespace signpost::trace
+
+#endif  // SIGNPOST_TRACE_SUMMARY_H_

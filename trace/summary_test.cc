@@ -1,0 +1,160 @@
+#include "trace/summary.h"
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace signpost::trace {
+namespace {
+
+constexpr int64_t kMillisecond = 1'000'000;
+
+// Events of one process, in whole milliseconds.
+class Written {
+ public:
+  explicit Written(std::string process) {
+    recording_.process = std::move(process);
+    recording_.labels = {"", "job"};
+  }
+
+  Written& Add(Kind kind, int64_t begin, int64_t end, uint64_t step, uint32_t chunk = kNone,
+               uint32_t rank = 0) {
+    recording_.events.push_back({.kind = kind,
+                                 .begin = begin * kMillisecond,
+                                 .end = end * kMillisecond,
+                                 .step = step,
+                                 .chunk = chunk,
+                                 .rank = rank,
+                                 .job = 1});
+    return *this;
+  }
+
+  Written& Drop(uint64_t events) {
+    recording_.dropped = events;
+    return *this;
+  }
+
+  operator Recording() const { return recording_; }  // NOLINT: it is one, written down
+
+ private:
+  Recording recording_;
+};
+
+// 10 ms of model, then 1 of anything, 4 of compression, 2 blocked by rank 1, 3 on the wire, 5 that
+// apply and 1 in the end.
+Written ARank() {
+  Written rank("rank 0");
+  rank.Add(Kind::kJoin, 0, 100, 0);
+  for (uint64_t step = 0; step < 2; ++step) {
+    const int64_t t = 110 + 26 * step;
+    rank.Add(Kind::kCompress, t + 1, t + 5, step, 0)
+        .Add(Kind::kWait, t + 5, t + 7, step, 0)
+        .Add(Kind::kExchange, t + 5, t + 10, step, 0)
+        .Add(Kind::kWire, t + 7, t + 10, step, 0)
+        .Add(Kind::kApply, t + 10, t + 15, step, 0)
+        .Add(Kind::kEndStep, t + 15, t + 16, step)
+        .Add(Kind::kStep, t, t + 16, step);
+  }
+  return rank;
+}
+
+Written AnAggregator() {
+  Written aggregator("aggregator 0/1");
+  for (uint64_t step = 0; step < 2; ++step) {
+    const int64_t t = 110 + 26 * step;
+    aggregator.Add(Kind::kGather, t + 5, t + 8, step, 0, /*rank=*/1)
+        .Add(Kind::kHold, t + 8, t + 8, step, 0, 1)
+        .Add(Kind::kAverage, t + 8, t + 9, step, 0, 1)
+        .Add(Kind::kRound, t + 5, t + 9, step, 0, 1);
+  }
+  return aggregator;
+}
+
+TEST(Summary, SaysWhereAStepHasGone) {
+  const Summary summary = Summarise(Join({ARank(), AnAggregator()}));
+  ASSERT_EQ(summary.workers.size(), 1);
+  EXPECT_THAT(summary.workers[0].steps, testing::ElementsAre(0, 1));
+  for (const StepTime& time : summary.workers[0].times) {
+    EXPECT_EQ(time.total, absl::Milliseconds(26));
+    EXPECT_EQ(time.outside, absl::Milliseconds(10));
+    EXPECT_EQ(time.compress, absl::Milliseconds(4));
+    EXPECT_EQ(time.wait, absl::Milliseconds(2));
+    EXPECT_EQ(time.wire, absl::Milliseconds(3));
+    EXPECT_EQ(time.apply, absl::Milliseconds(6));
+    EXPECT_EQ(time.rest, absl::Milliseconds(1));
+  }
+}
+
+TEST(Summary, CountsWhatLiesBetweenTheCallsOfAStepAsOutside) {
+  Written rank("rank 0");
+  rank.Add(Kind::kCall, 0, 1, 0)
+      .Add(Kind::kCompress, 10, 12, 0, 0)
+      .Add(Kind::kCall, 10, 13, 0)
+      .Add(Kind::kWire, 21, 25, 0, 0)
+      .Add(Kind::kCall, 20, 27, 0)
+      .Add(Kind::kStep, 0, 27, 0);
+  const Summary summary = Summarise(Join({rank}));
+  ASSERT_EQ(summary.workers.size(), 1);
+  const StepTime& time = summary.workers[0].sum;
+  EXPECT_EQ(time.total, absl::Milliseconds(27));
+  EXPECT_EQ(time.outside, absl::Milliseconds(16));
+  EXPECT_EQ(time.compress, absl::Milliseconds(2));
+  EXPECT_EQ(time.wire, absl::Milliseconds(4));
+  EXPECT_EQ(time.rest, absl::Milliseconds(5));
+}
+
+TEST(Summary, NamesTheRankThatIsWaitedFor) {
+  const Summary summary = Summarise(Join({ARank(), AnAggregator()}));
+  ASSERT_EQ(summary.delays.size(), 1);
+  EXPECT_EQ(summary.delays[0].rank, 1);
+  EXPECT_EQ(summary.delays[0].last, 2);
+  EXPECT_EQ(summary.delays[0].gathered, absl::Milliseconds(6));
+  EXPECT_EQ(summary.delays[0].waited, absl::Milliseconds(4));
+}
+
+TEST(Summary, LeavesOutStepsOfWhichSomethingWasOverwritten) {
+  // The first step began before the end of the oldest event that is there.
+  Written rank("rank 0");
+  rank.Add(Kind::kApply, 10, 15, 0, 0)
+      .Add(Kind::kStep, 0, 16, 0)
+      .Add(Kind::kApply, 21, 25, 1, 0)
+      .Add(Kind::kStep, 20, 26, 1)
+      .Drop(7);
+  const Summary summary = Summarise(Join({rank}));
+  ASSERT_EQ(summary.workers.size(), 1);
+  EXPECT_THAT(summary.workers[0].steps, testing::ElementsAre(1));
+  EXPECT_EQ(summary.dropped, 7);
+}
+
+TEST(Summary, KeepsJobsAndRanksOfAProcessApart) {
+  Written process("rank 0");
+  process.Add(Kind::kStep, 0, 5, 0, kNone, 0).Add(Kind::kStep, 3, 9, 0, kNone, 1);
+  EXPECT_EQ(Summarise(Join({process})).workers.size(), 2);
+}
+
+TEST(Summary, ReadsLikeThis) {
+  EXPECT_EQ(Format(Summarise(Join({ARank().Drop(0), AnAggregator()})), /*with_steps=*/true),
+            R"(Milliseconds; of steps, rounds and exchanges, the mean of one.
+
+process           a step  outside  compress  apply   wire   wait   rest
+rank 0   2 steps  26.000   10.000     4.000  6.000  3.000  2.000  1.000
+         job        100%      38%       15%    23%    12%     8%     4%
+         step 0   26.000   10.000     4.000  6.000  3.000  2.000  1.000
+         step 1   26.000   10.000     4.000  6.000  3.000  2.000  1.000
+
+last to come  job  rounds  gathered  others blocked
+rank 1        job       2     6.000           4.000  100%
+
+slowest  job  rounds  exchange  gather   hold  average
+chunk 0  job       2     5.000   3.000  0.000    1.000
+)");
+}
+
+TEST(Summary, OfNothingSaysSo) {
+  EXPECT_THAT(Format(Summarise(Join({})), false), testing::HasSubstr("process"));
+}
+
+}  // namespace
+}  // namespace signpost::trace
