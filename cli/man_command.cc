@@ -21,7 +21,7 @@ absl::StatusOr<std::string> PageOf(const CLI::App& program, const std::string& c
     if (known->get_name() == command) return ManualOfCommand(*known);
     names.push_back(known->get_name());
   }
-  const std::string suggestion = Nearest(command, names);
+  const std::string suggestion = config::Nearest(command, names);
   return absl::InvalidArgumentError(
       absl::StrCat("there is no command '", command, "'",
                    suggestion.empty() ? "" : absl::StrCat("; did you mean '", suggestion, "'?"),

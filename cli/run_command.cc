@@ -5,11 +5,11 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "cli/exit_code.h"
 #include "cli/launch_flags.h"
 #include "cli/launcher.h"
 #include "cli/trace_command.h"
 #include "log/log.h"
+#include "proto/exit_code.h"
 
 namespace signpost::cli {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cli/exit_code.h"
 #include "log/log.h"
+#include "proto/exit_code.h"
 #include "trace/merge.h"
 #include "trace/summary.h"
 

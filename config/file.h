@@ -64,6 +64,8 @@ class File {
                          const std::vector<std::string>& known) const;
 
  private:
+  File() = default;
+
   absl::Status Check();
   absl::Status CheckOurs() const;
   absl::Status CheckDeepSpeeds();
