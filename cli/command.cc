@@ -50,6 +50,10 @@ void AddLogFlags(CLI::App& program) {
     }
   };
   for (CLI::App* command : program.get_subcommands({})) {
+    if (!command->get_subcommands({}).empty()) {
+      AddLogFlags(*command);
+      continue;
+    }
     command
         ->add_option_function<std::string>("--log-format", set,
                                            "What goes to standard error: text for people, or json, "

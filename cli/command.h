@@ -34,7 +34,7 @@ CLI::Option* AddFailureTimeoutFlag(CLI::App& flags, FailureTimeout& value, const
 // "warning: ...", to standard error.
 void PrintWarning(const std::string& line);
 
-// --log-format, which is $SIGNPOST_LOG_FORMAT too, for all of the program's commands.
+// --log-format, which is $SIGNPOST_LOG_FORMAT too, for all of the program's commands, and theirs.
 void AddLogFlags(CLI::App& program);
 
 // --tls-dir and --insecure-i-understand.

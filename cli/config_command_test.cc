@@ -74,6 +74,7 @@ TEST_F(ExplainConfigTest, SaysWhatTrainingProcessesRead) {
             "threads                4        job.yaml:3\n"
             "tls-dir                -        default\n"
             "token-file             -        default\n"
+            "trace                  -        default\n"
             "insecure-i-understand  false    default\n");
 }
 
