@@ -360,7 +360,7 @@ class LaunchedRun {
     shards_[shard].listening = false;
     start_deadline_ = SteadyNow() + options_.aggregator_start_timeout;
     std::unique_ptr<ChildProcess> process =
-        StartProcess(AggregatorCommand(shard), SecurityOf(PeerRole::kAggregator));
+        StartProcess(AggregatorCommand(shard), AggregatorEnvironment());
     if (process != nullptr) aggregators_[shard] = std::move(process);
   }
 

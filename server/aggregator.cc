@@ -36,11 +36,10 @@ uint64_t FramesOf(uint32_t world_size, const Layout& layout) {
 }
 
 absl::Status HeldBytesError(uint64_t held, uint64_t most) {
-  return absl::UnavailableError(absl::StrFormat(
+  return TryAgain(absl::ResourceExhaustedError(absl::StrFormat(
       "no memory for another frame: payloads and errors take %d bytes, of at most %d, which "
-      "--max-held-bytes of `signpost aggregator` sets; a frame waits with its worker until rounds "
-      "have closed",
-      held, most));
+      "--max-held-bytes of `signpost aggregator` sets; it is to be sent again",
+      held, most)));
 }
 
 absl::Status CheckIdentity(const JoinRequest& request, const AggregatorOptions& options) {
@@ -256,7 +255,7 @@ uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done) {
   absl::StatusOr<Layout> layout = CheckJoin(request, options_);
   const Membership::Claim claim = {request.rank(), request.incarnation()};
   Callbacks callbacks;
-  std::optional<Entry> replaced;
+  Entries replaced;
   uint64_t call = 0;
   {
     absl::MutexLock lock(&mutex_);
@@ -282,7 +281,7 @@ uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done) {
           [done = std::move(done), status = entry.status()]() mutable { done(status); });
     }
   }
-  if (replaced) EndCalls(*replaced, GaveWayError(replaced->job->id()));
+  for (auto& [name, entry] : replaced) EndCalls(entry, GaveWayError(entry.job->id()));
   Call(std::move(callbacks));
   return call;
 }
@@ -410,8 +409,7 @@ void Aggregator::Welcome(Entry& entry, std::vector<Membership::EndedJoin> joins,
 }
 
 absl::StatusOr<Aggregator::Entry*> Aggregator::Admit(const JoinRequest& request, Layout layout,
-                                                     absl::Time now,
-                                                     std::optional<Entry>& replaced) {
+                                                     absl::Time now, Entries& replaced) {
   if (drained_) return ShuttingDownError();
   const Membership::Claim claim = {request.rank(), request.incarnation()};
   auto old = jobs_.find(request.job());
@@ -428,25 +426,25 @@ absl::StatusOr<Aggregator::Entry*> Aggregator::Admit(const JoinRequest& request,
     }
   }
   if (!admitting_) return ShuttingDownError();
-  absl::Status room = CheckRoom(request.world_size(), layout, old);
-  if (!room.ok() && old == jobs_.end()) {
-    old = FindGivingWay(now);
-    if (old != jobs_.end()) room = CheckRoom(request.world_size(), layout, old);
+  std::vector<Entries::iterator> leaving;
+  if (old != jobs_.end()) leaving.push_back(old);
+  absl::Status room;
+  while (room = CheckRoom(request.world_size(), layout, leaving), !room.ok()) {
+    leaving.push_back(FindGivingWay(now, leaving));
+    if (leaving.back() == jobs_.end()) return room;
   }
-  if (!room.ok()) return room;
-  if (old != jobs_.end()) {
-    replaced.emplace(std::move(old->second));
-    Forget(replaced->job->id().epoch);
-    jobs_.erase(old);
+  for (const Entries::iterator entry : leaving) {
+    Forget(entry->second.job->id().epoch);
+    replaced.insert(jobs_.extract(entry));
   }
   return &CreateEntry(request, std::move(layout));
 }
 
 absl::Status Aggregator::CheckRoom(uint32_t world_size, const Layout& layout,
-                                   Entries::iterator leaving) {
+                                   absl::Span<const Entries::iterator> leaving) {
   uint64_t jobs = 1, parameters = layout.elements(), frames = FramesOf(world_size, layout);
   for (auto entry = jobs_.begin(); entry != jobs_.end(); ++entry) {
-    if (entry == leaving) continue;
+    if (absl::c_linear_search(leaving, entry)) continue;
     const Job& job = *entry->second.job;
     ++jobs;
     parameters += job.layout().elements();
@@ -463,11 +461,13 @@ absl::Status Aggregator::CheckRoom(uint32_t world_size, const Layout& layout,
   return absl::OkStatus();
 }
 
-Aggregator::Entries::iterator Aggregator::FindGivingWay(absl::Time now) {
+Aggregator::Entries::iterator Aggregator::FindGivingWay(
+    absl::Time now, absl::Span<const Entries::iterator> leaving) {
   auto found = jobs_.end();
   for (auto entry = jobs_.begin(); entry != jobs_.end(); ++entry) {
     const Membership& membership = entry->second.membership;
     if (!membership.GivesWay(now, options_.idle_timeout)) continue;
+    if (absl::c_linear_search(leaving, entry)) continue;
     if (found == jobs_.end() || membership.last_heard() < found->second.membership.last_heard()) {
       found = entry;
     }

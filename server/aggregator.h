@@ -43,8 +43,8 @@ struct AggregatorLimits {
   uint64_t frames = uint64_t{1} << 22;          // --max-frames, of a step: chunks times workers
   uint64_t payload_bytes = uint64_t{64} << 20;  // --max-message-bytes, per frame
   // --max-held-bytes: what all payloads and errors of the process take. Beyond it a frame gets
-  // UNAVAILABLE, and is to be sent again, unless it belongs to the round of its job that has waited
-  // for longest: so jobs go on, chunk by chunk.
+  // RESOURCE_EXHAUSTED, with TryAgain's mark, and is to be sent again, unless its chunk is the one
+  // that is furthest behind: so jobs go on, chunk by chunk.
   uint64_t held_bytes = std::numeric_limits<uint64_t>::max();
 };
 
@@ -218,8 +218,7 @@ class Aggregator {
   // The entry that the request may join, new if need be; what gave way to it, if anything, is moved
   // to `replaced`. On error nothing has changed.
   absl::StatusOr<Entry*> Admit(const JoinRequest& request, Layout layout, absl::Time now,
-                               std::optional<Entry>& replaced)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                               Entries& replaced) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether the claim is that of a process that comes back in a rank.
   static bool Returns(const Entry& entry, const Membership::Claim& claim);
   static void AddReturning(Entry& entry, Returning returning, Callbacks& callbacks);
@@ -232,11 +231,13 @@ class Aggregator {
   // A snapshot was written.
   static void WelcomeReturning(Entry& entry, const DueSnapshot& due, const OpenSteps& saved,
                                Callbacks& callbacks);
-  // RESOURCE_EXHAUSTED for one more than the jobs there are, without `leaving` (or end()).
-  absl::Status CheckRoom(uint32_t world_size, const Layout& layout, Entries::iterator leaving)
+  // RESOURCE_EXHAUSTED for one more than the jobs there are, without those that are `leaving`.
+  absl::Status CheckRoom(uint32_t world_size, const Layout& layout,
+                         absl::Span<const Entries::iterator> leaving)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The job that has been silent for longest, of those that give way; end() if none does.
-  Entries::iterator FindGivingWay(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The job that has been silent for longest, of the others that give way; end() if none does.
+  Entries::iterator FindGivingWay(absl::Time now, absl::Span<const Entries::iterator> leaving)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Entry& CreateEntry(const JoinRequest& request, Layout layout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Finishes the joins at once, or when the job has been saved.

@@ -18,6 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/payload_pool.h"
+#include "proto/try_again.h"
 #include "server/round.h"
 #include "server/test_job.h"
 
@@ -48,6 +49,7 @@ class Result {
   absl::StatusCode code() const {
     return slot_->has_value() ? (*slot_)->status().code() : absl::StatusCode::kUnknown;
   }
+  bool is_to_be_tried_again() const { return slot_->has_value() && IsTryAgain((*slot_)->status()); }
   std::string message() const {
     return slot_->has_value() ? std::string((*slot_)->status().message()) : "still waits";
   }
@@ -433,7 +435,7 @@ JoinRequest LargeJoin(uint32_t rank, const std::string& job) {
   return request;
 }
 
-TEST(Exchange, BeyondTheMemoryOnlyTheRoundThatWaitsForLongestGoesOn) {
+TEST(Exchange, BeyondTheMemoryOnlyTheChunkThatIsFurthestBehindGoesOn) {
   FakeClock clock;
   const uint64_t payload_bytes = 4 * kLargeChunkElements;
   Aggregator aggregator(
@@ -451,27 +453,28 @@ TEST(Exchange, BeyondTheMemoryOnlyTheRoundThatWaitsForLongestGoesOn) {
     return Exchange(aggregator, Addressed(std::move(frame), job, epochs[job]));
   };
 
-  ExchangeResult first = send("a", 0, 0, 2), second = send("a", 0, 0, 1);
-  EXPECT_TRUE(first.waits());
-  EXPECT_TRUE(second.waits());
+  ExchangeResult last = send("a", 0, 0, 2), second = send("a", 0, 0, 1);
   ExchangeResult of_b = send("b", 1, 0, 3);
-  EXPECT_TRUE(of_b.waits()) << "it is just within the limit";
-  for (const ExchangeResult& refused : {send("a", 0, 0, 0), send("a", 1, 0, 1)}) {
-    EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(last.waits() && second.waits() && of_b.waits()) << "just within the limit";
+  for (const ExchangeResult& refused : {send("a", 1, 0, 2), send("b", 0, 0, 3)}) {
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
     EXPECT_THAT(refused.message(), HasSubstr("--max-held-bytes"));
+    EXPECT_TRUE(refused.is_to_be_tried_again());
   }
   ExchangeResult skips =
-      Exchange(aggregator, Addressed(TestFrame(layout, {.chunk = 0}, SKIP), "a", epochs["a"]));
+      Exchange(aggregator, Addressed(TestFrame(layout, {.chunk = 3}, SKIP), "a", epochs["a"]));
   EXPECT_TRUE(skips.waits()) << "it has next to no payload";
 
-  EXPECT_TRUE(send("a", 1, 0, 2).ok()) << "that round has waited for longest";
+  ExchangeResult first = send("a", 1, 0, 0);
+  EXPECT_TRUE(first.waits()) << "it is of the first chunk";
+  EXPECT_TRUE(send("a", 0, 0, 0).ok());
   EXPECT_TRUE(first.ok());
-  EXPECT_TRUE(send("b", 0, 0, 3).ok()) << "of job b, so has that";
-  EXPECT_TRUE(of_b.ok());
-  // Two frames are gone with each of the rounds, and an answer and an error have come.
-  EXPECT_TRUE(send("a", 1, 0, 1).ok());
-  EXPECT_TRUE(second.ok());
-  EXPECT_TRUE(send("a", 1, 0, 2).ok()) << "that step's answer is kept";
+  EXPECT_TRUE(send("a", 1, 0, 1).ok()) << "now that is the first";
+  EXPECT_EQ(send("a", 1, 1, 0).code(), absl::StatusCode::kResourceExhausted) << "a step ahead";
+  EXPECT_TRUE(send("a", 1, 0, 2).ok());
+  EXPECT_TRUE(second.ok() && last.ok());
+  EXPECT_TRUE(send("a", 1, 0, 0).ok()) << "that step's answer is kept";
+  EXPECT_TRUE(of_b.waits());
 }
 
 TEST(Exchange, AnswersAllRanksWithTheSameBytesOnceTheLastFrameIsThere) {

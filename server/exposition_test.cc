@@ -92,8 +92,7 @@ TEST(Prometheus, SaysHowConnectionsAreProtected) {
   EXPECT_THAT(
       FormatPrometheus(observation),
       AllOf(HasSubstr("\nsignpost_insecure_plain_text{shard=\"1\"} 1\n"),
-            HasSubstr(
-                "\nsignpost_tls_certificate_expiry_timestamp_seconds{shard=\"1\"} 1.7e+09\n"),
+            HasSubstr("\nsignpost_tls_certificate_expiry_timestamp_seconds{shard=\"1\"} 1.7e+09\n"),
             HasSubstr("\nsignpost_denied_calls_total{shard=\"1\"} 3\n"),
             HasSubstr("\nsignpost_refused_connections_total{shard=\"1\"} 4\n")));
 }

@@ -222,14 +222,17 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done) {
 
 bool Job::CanDoWithout(const Frame& frame) const {
   const uint32_t own = frame.header.chunk();
-  if (own >= chunks_.size() || chunks_[own] == nullptr) return false;  // it is malformed
-  if (frame.payload.size() < PayloadPool::kLeastBytes) return false;
-  // Its rank does not go on without the answer.
-  if (frame.header.step() < chunks_[own]->progress().open_step) return false;
-  const absl::Time since = chunks_[own]->waits_since();
-  return absl::c_any_of(chunks_, [since](const std::unique_ptr<OwnedChunk>& chunk) {
-    return chunk != nullptr && chunk->waits_since() < since;
-  });
+  const bool is_large =
+      IsContribution(frame.header.codec()) && frame.payload.size() >= PayloadPool::kLeastBytes;
+  if (!is_large || own >= chunks_.size() || chunks_[own] == nullptr ||
+      !chunks_[own]->Keeps(frame.header)) {
+    return false;
+  }
+  const auto place = std::make_pair(frame.header.step(), own);
+  for (const auto& [chunk, step] : open_steps()) {
+    if (std::make_pair(step, chunk) < place) return true;
+  }
+  return false;
 }
 
 absl::Duration Job::round_deadline() const {

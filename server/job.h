@@ -111,8 +111,9 @@ class Job {
   // contributed to it but those that are absent or have left: see LeaveOut, which is not cheap.
   bool Exchange(Frame frame, absl::Time now, OwnedChunk::Done done);
 
-  // Whether the frame has a payload worth refusing, and other rounds of the job wait for longer
-  // than its own: they can close without it, and then it may come again.
+  // Whether the frame has a payload that would be kept and is worth refusing, and another chunk is
+  // further behind than its own: at an earlier step, or a lower one. That chunk does not need the
+  // frame, for every rank comes to it, in whatever order it sends others (worker/chunk_queue.h).
   bool CanDoWithout(const Frame& frame) const;
 
   // Infinite: rounds wait for all ranks.

@@ -411,9 +411,9 @@ uint32_t OwnedChunk::missing() const {
   return open_ ? open_->round.missing() : 0;
 }
 
-absl::Time OwnedChunk::waits_since() const {
+bool OwnedChunk::Keeps(const FrameHeader& header) const {
   absl::MutexLock lock(&mutex_);
-  return open_ && !open_->round.complete() ? open_->since : absl::InfiniteFuture();
+  return header.step() == open_step_ && header.generation() >= generation_;
 }
 
 LateRanks OwnedChunk::late_ranks() const {

@@ -117,8 +117,8 @@ class OwnedChunk {
 
   // How many ranks the open round waits for; 0 when no frame of it is there.
   uint32_t missing() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Since when it does; the infinite future when it waits for none.
-  absl::Time waits_since() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether Exchange would keep such a frame's payload until the open round closes.
+  bool Keeps(const FrameHeader& header) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Of all steps of which it can still matter.
   LateRanks late_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);

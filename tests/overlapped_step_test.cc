@@ -165,6 +165,52 @@ class NotingChannel final : public ForwardingChannel {
 };
 
 // A worker that is alone, with an aggregator that answers at once.
+// More chunks than two windows, whose dense payloads count.
+JobOptionsForTest LargeChunks() {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.tensors = std::vector<size_t>(36, 16 * 1024);
+  job.worker.block_elements = 4096;
+  job.worker.chunk_elements = 16 * 1024;
+  job.optimizer.freeze_step = 3;
+  job.steps = 6;
+  return job;
+}
+
+// Every frame but those of the chunk that is furthest behind is refused, and ranks send theirs in
+// different orders.
+TEST(OverlappedStep, GoesOnWhereAggregatorsHaveNoMemory) {
+  JobOptionsForTest job = LargeChunks();
+  Cluster reference({});
+  const auto expected = Train(reference, job);
+  job.take_step = InAnyOrder;
+  for (const uint32_t fault_seed : {0, 1}) {
+    Cluster cluster({.transport = Transport::kGrpc,
+                     .aggregators = 2,
+                     .fault_seed = fault_seed,
+                     .held_bytes = 1});
+    EXPECT_EQ(Train(cluster, job), expected) << fault_seed;
+  }
+}
+
+TEST(OverlappedStep, GoesOnWhereRestartedAggregatorsHaveNoMemory) {
+  JobOptionsForTest job = LargeChunks();
+  Cluster reference({});
+  const auto expected = Train(reference, job);
+  const std::string state_dir = absl::StrCat(::testing::TempDir(), "/no-memory");
+  std::filesystem::remove_all(state_dir);
+  Cluster cluster(
+      {.transport = Transport::kGrpc, .aggregators = 2, .state_dir = state_dir, .held_bytes = 1});
+  job.take_step = [&cluster](uint32_t rank, int step, Worker& worker, Gradients gradients,
+                             const GroupRates& rates) {
+    const auto order = OrderOf(rank, step, gradients.size());
+    return OverlappedStep(worker, gradients, order, rates, [&](size_t given) {
+      if (rank == 0 && given == order.size() / 2 && step > 0) cluster.Kill(step % 2);
+    });
+  };
+  EXPECT_EQ(Train(cluster, job), expected);
+}
+
 class LoneWorkerTest : public ::testing::Test {
  protected:
   LoneWorkerTest() {

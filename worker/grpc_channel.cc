@@ -17,6 +17,7 @@
 #include "proto/grpc_status.h"
 #include "proto/message.h"
 #include "proto/steady_time.h"
+#include "proto/try_again.h"
 #include "trace/recorder.h"
 #include "trace/span.h"
 
@@ -33,6 +34,8 @@ constexpr int kMaxMessageBytes = kMaxPayloadBytes + (64 << 10);
 constexpr char kResetForMemory[] = "Received RST_STREAM with error code 11";
 
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(50);
+constexpr absl::Duration kFullBackoff = absl::Milliseconds(100);
+constexpr absl::Duration kFullMessageInterval = absl::Minutes(1);
 constexpr absl::Duration kReasonTimeout = absl::Milliseconds(100);
 constexpr absl::Duration kFirstReconnectBackoff = absl::Milliseconds(100);  // the least gRPC takes
 
@@ -74,6 +77,12 @@ bool MayPass(const grpc::Status& status) {
          status.error_code() == grpc::StatusCode::CANCELLED ||
          (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
           status.error_message() == kResetForMemory);
+}
+
+// The aggregator has no memory for another frame now.
+bool IsFull(const grpc::Status& status) {
+  return status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+         IsTryAgain(FromGrpcStatus(status));
 }
 
 class GrpcChannel final : public Channel {
@@ -172,7 +181,12 @@ class GrpcChannel final : public Channel {
       if (!status.ok()) {
         // ABORTED: an earlier try of this call, given up when its connection was lost, arrived
         // after this one and took its place.
-        const bool may_pass = MayPass(status) || status.error_code() == grpc::StatusCode::ABORTED;
+        const bool may_pass =
+            MayPass(status) || IsFull(status) || status.error_code() == grpc::StatusCode::ABORTED;
+        if (IsFull(status)) {
+          backoff_ = std::min(backoff_, kFullBackoff);
+          channel_.SetFull(status);
+        }
         const bool again = may_pass && SteadyNow() + backoff_ < deadline_;
         if (status.error_code() == grpc::StatusCode::UNAVAILABLE) channel_.SetLost(status);
         return again ? TryLater() : Finish(channel_.Explain(status));
@@ -253,6 +267,16 @@ class GrpcChannel final : public Channel {
     }
     Tell(absl::StrFormat("aggregator %s answers again, after %.2f s", target_,
                          absl::ToDoubleSeconds(lost)));
+  }
+
+  void SetFull(const grpc::Status& why) {
+    const absl::Time now = SteadyNow();
+    {
+      absl::MutexLock lock(&mutex_);
+      if (now < next_full_message_) return;
+      next_full_message_ = now + kFullMessageInterval;
+    }
+    Tell(absl::StrFormat("waiting for memory of aggregator %s (%s)", target_, why.error_message()));
   }
 
   void Tell(const std::string& what) const {
@@ -336,7 +360,8 @@ class GrpcChannel final : public Channel {
   absl::Mutex mutex_;
   std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
   absl::Time lost_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // that: it is not
-  std::optional<trace::Span> lost_span_ ABSL_GUARDED_BY(mutex_);            // since then
+  absl::Time next_full_message_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  std::optional<trace::Span> lost_span_ ABSL_GUARDED_BY(mutex_);  // since then
 };
 
 }  // namespace
