@@ -179,6 +179,17 @@ TEST_F(RestartTest, StartsAnAggregatorAgainAtItsAddressWhileRanksRun) {
               ElementsAre("aggregator 1 failed: killed by SIGKILL; started again (restart 1)"));
 }
 
+TEST_F(RestartTest, AFileForAggregatorsElsewhereIsForNoneOfTheRuns) {
+  SetRevived("echo listening on fake:7; echo config=$SIGNPOST_CONFIG >$dir/revived");
+  const std::string dir = options_.state_dir + "/shard-0";
+  setenv("SIGNPOST_CONFIG", "elsewhere.yaml", 1);
+  const LaunchResult result =
+      RunScript(absl::StrCat("kill -KILL $(cat ", dir, "/pid); cat ", dir, "/revived"));
+  unsetenv("SIGNPOST_CONFIG");
+  EXPECT_EQ(result.exit_code, 0) << result.explanation;
+  EXPECT_THAT(OutputOfRank(0), ElementsAre("config="));
+}
+
 TEST_F(RestartTest, FailsWhenAnAggregatorKeepsEnding) {
   SetRevived("echo why >&2; exit 5");
   const LaunchResult result =
