@@ -141,8 +141,8 @@ TEST_F(RecorderTest, DropsAnEventThatIsOverwrittenAsItIsRead) {
   recorder->Record(At(4));
   const std::string later = bytes();
   // Half of the slot's bytes were read before the event, and half after it.
-  const size_t begin = RecordingBytes(0) + offsetof(RecordingSlot, begin);
-  torn.replace(begin, sizeof(int64_t), later, begin, sizeof(int64_t));
+  const size_t end = RecordingBytes(0) + offsetof(RecordingSlot, end);
+  torn.replace(end, sizeof(int64_t), later, end, sizeof(int64_t));
   const absl::StatusOr<Recording> recording = ParseRecording(torn, "x", later);
   ASSERT_TRUE(recording.ok()) << recording.status();
   EXPECT_EQ(recording->dropped, 1);
