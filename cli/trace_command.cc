@@ -24,19 +24,24 @@ struct Flags {
   bool steps = false;
 };
 
-absl::Status Merge(const std::vector<std::string>& inputs, const std::string& output) {
-  const absl::StatusOr<trace::Timeline> timeline = trace::ReadRecordings(inputs);
+// What it has merged.
+absl::StatusOr<trace::Timeline> Merge(const std::vector<std::string>& inputs,
+                                      const std::string& output) {
+  absl::StatusOr<trace::Timeline> timeline = trace::ReadRecordings(inputs);
   if (!timeline.ok()) return timeline.status();
   if (absl::Status status = trace::WriteTrace(*timeline, output); !status.ok()) return status;
   for (const std::string& line : trace::Describe(*timeline)) {
     log::Write(log::Level::kInfo, "signpost", absl::StrCat("trace ", output, ": ", line));
   }
-  return absl::OkStatus();
+  return timeline;
 }
 
 absl::StatusOr<int> PrintSummary(const Flags& flags) {
   const absl::StatusOr<trace::Timeline> timeline = trace::ReadTrace(flags.files);
   if (!timeline.ok()) return timeline.status();
+  for (const std::string& line : timeline->left_out) {
+    log::Write(log::Level::kWarning, "signpost", line);
+  }
   std::fputs(trace::Format(trace::Summarise(*timeline), flags.steps).c_str(), stdout);
   return kExitOk;
 }
@@ -48,17 +53,20 @@ absl::StatusOr<int> Run(const Flags& flags) {
         "merge takes the file to write, and then what to merge: signpost trace merge OUT IN...");
   }
   const std::vector<std::string> inputs(flags.files.begin() + 1, flags.files.end());
-  if (absl::Status status = Merge(inputs, flags.files[0]); !status.ok()) return status;
+  if (absl::Status status = trace::CheckOutput(flags.files[0], inputs); !status.ok()) return status;
+  const absl::StatusOr<trace::Timeline> merged = Merge(inputs, flags.files[0]);
+  if (!merged.ok()) return merged.status();
   return kExitOk;
 }
 
 }  // namespace
 
 absl::Status MergeTraceOfRun(const std::string& directory, const std::string& file) {
-  absl::Status status = Merge({directory}, file);
+  const absl::StatusOr<trace::Timeline> merged = Merge({directory}, file);
+  if (!merged.ok()) return merged.status();
   std::error_code error;
-  if (status.ok()) std::filesystem::remove_all(directory, error);
-  return status;
+  if (merged->left_out.empty()) std::filesystem::remove_all(directory, error);
+  return absl::OkStatus();
 }
 
 void AddTraceFlag(CLI::App& app, std::string& directory) {

@@ -13,7 +13,8 @@ namespace signpost::cli {
 Command AddTraceCommand(CLI::App& program);
 
 // Of a run that has ended: merges what lies in `directory` into `file`, says so on standard error,
-// and removes the directory; it stays when that fails.
+// and removes the directory; it stays when that fails, or not
+// all of it could be read.
 absl::Status MergeTraceOfRun(const std::string& directory, const std::string& file);
 
 // --trace DIR, which is $SIGNPOST_TRACE too.

@@ -366,6 +366,16 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
     // Those that an earlier process left out, if this is such a round, stay out: nobody has had the
     // answer without them, but their frames may be gone.
     std::vector<uint32_t> ranks = open_->round.MissingRanks();
+    // When all that are missing are absent the round ends with the last frame, which it waited for.
+    // Unless they became absent just now: in another chunk, whose deadline was a little earlier.
+    const bool was_waiting = now >= open_->since + attendance.round_deadline ||
+                             now >= open_->newest_arrival + attendance.round_deadline / 2;
+    if (was_waiting) {
+      open_->trace.SetMissing(*absl::c_min_element(ranks, [&](uint32_t a, uint32_t b) {
+        return std::pair<bool, bool>(attendance.has_left[a], attendance.is_absent[a]) <
+               std::pair<bool, bool>(attendance.has_left[b], attendance.is_absent[b]);
+      }));
+    }
     CountWait(ranks, ranks.size(), now);
     for (const uint32_t rank : ranks) {
       if (!left_out_[rank]) left_out_[rank] = open_step_;

@@ -6,11 +6,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/test_job.h"
+#include "trace/merge.h"
+#include "trace/recorder.h"
 
 namespace signpost {
 namespace {
@@ -74,11 +81,11 @@ class OwnedChunkTest : public ::testing::Test {
 
   const Layout layout_ = OneBlock();
   const uint64_t generation_ = 2;
-  const Attendance attendance_ = {.round_deadline = absl::Seconds(1),
-                                  .min_workers = 2,
-                                  .is_absent = std::vector<bool>(kWorkers),
-                                  .has_left = std::vector<bool>(kWorkers),
-                                  .restart_grace = absl::Seconds(30)};
+  Attendance attendance_ = {.round_deadline = absl::Seconds(1),
+                            .min_workers = 2,
+                            .is_absent = std::vector<bool>(kWorkers),
+                            .has_left = std::vector<bool>(kWorkers),
+                            .restart_grace = absl::Seconds(30)};
   absl::Time now_ = absl::FromUnixSeconds(1700000000);
   Bell bell_;
   std::unique_ptr<OwnedChunk> chunk_ =
@@ -195,6 +202,43 @@ TEST_F(OwnedChunkTest, NoMoreRoundsAreClosedThanARankMayTellOfAfterACrash) {
   EXPECT_FALSE(held->has_value());
   chunk_->SetDurable(1, now_);
   EXPECT_TRUE(held->has_value());
+}
+
+// Of the newest event of that kind that this process has recorded.
+uint32_t TracedRank(trace::Kind kind, const std::string& directory) {
+  const absl::StatusOr<trace::Timeline> timeline = trace::ReadRecordings({directory});
+  EXPECT_TRUE(timeline.ok()) << timeline.status();
+  uint32_t rank = trace::kNone;
+  for (const trace::Event& event : timeline->processes.at(0).events) {
+    if (event.kind == kind) rank = event.rank;
+  }
+  return rank;
+}
+
+TEST_F(OwnedChunkTest, ATraceSaysWhomARoundWaitedForThatClosesWithoutHim) {
+  static const std::string& directory = *new std::string(testing::TempDir() + "/trace");
+  std::filesystem::remove_all(directory);
+  ASSERT_TRUE(trace::Start(directory, "the test").ok());
+  const auto rank_of_round = [&](absl::Duration after) {
+    LeaveOutAfter(after);
+    chunk_->SetLateRanksDurable(now_);
+    const uint32_t rank = TracedRank(trace::Kind::kRound, directory);
+    EXPECT_EQ(TracedRank(trace::Kind::kGather, directory), rank);
+    return rank;
+  };
+  for (uint32_t rank : {0, 1, 3}) Send(rank, 0);
+  EXPECT_EQ(rank_of_round(absl::Seconds(1)), 2) << "it is late";
+
+  attendance_.has_left[0] = attendance_.is_absent[1] = true;
+  for (uint32_t rank : {2, 3}) Send(rank, 1);
+  EXPECT_EQ(rank_of_round(absl::Milliseconds(1)), 3) << "nobody waits for those who are absent";
+
+  // The sweep has just found it absent, in another chunk, whose round began a little earlier.
+  for (uint32_t rank : {2, 3}) Send(rank, 2);
+  EXPECT_EQ(rank_of_round(absl::Milliseconds(999)), 1) << "and not 0, which has left";
+
+  for (uint32_t rank : {0, 1, 2, 3}) Send(rank, 3);
+  EXPECT_EQ(rank_of_round(absl::Seconds(1)), 3) << "it came last";
 }
 
 TEST_F(OwnedChunkTest, WhenARankSeemsGoneASnapshotIsDueThatNeedsNoFramesOfIt) {

@@ -19,6 +19,8 @@ class RoundTrace {
 
   // A frame has been contributed.
   void AddFrame(const FrameHeader& header, uint64_t bytes);
+  // The round closes without that rank, after it was waited for.
+  void SetMissing(uint32_t rank) { round_.rank = rank; }
   // No frame is missing any more. May be called again, to no effect.
   void SetComplete();
   void BeginAverage();
@@ -31,7 +33,7 @@ class RoundTrace {
   trace::Event EventOf(trace::Kind kind) const;
   void Record(trace::Kind kind, int64_t begin, int64_t end) const;
 
-  trace::Event round_;    // its rank is the last that contributed
+  trace::Event round_;    // its rank is the last that contributed, or was missing
   int64_t complete_ = 0;  // the time, or not yet
   int64_t average_begin_ = 0;
 };

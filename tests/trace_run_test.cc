@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -259,6 +260,40 @@ TEST(TraceRun, IsMergedOfDirectoriesToo) {
   const Outcome nothing = RunShell("cli/signpost trace merge " + path + " " + ::testing::TempDir());
   EXPECT_EQ(nothing.exit_code, 64);
   EXPECT_THAT(nothing.output, HasSubstr("SIGNPOST_TRACE"));
+}
+
+TEST(TraceRun, IsNotMergedOverARecording) {
+  const std::string path = TraceFile("over");
+  const Outcome run = RunDemo("", "SIGNPOST_TRACE=" + path + ".parts");
+  EXPECT_EQ(run.exit_code, 0) << run.output;
+  const auto bytes_of_all = [&] {
+    std::map<std::string, std::string> bytes;
+    for (const auto& entry : std::filesystem::directory_iterator(path + ".parts")) {
+      std::ifstream file(entry.path(), std::ios::binary);
+      bytes[entry.path()] = std::string((std::istreambuf_iterator<char>(file)), {});
+    }
+    return bytes;
+  };
+  const std::map<std::string, std::string> before = bytes_of_all();
+  const Outcome merge = RunShell(absl::StrCat("cli/signpost trace merge ", path, ".parts/*"));
+  EXPECT_EQ(merge.exit_code, 64);
+  EXPECT_THAT(merge.output, HasSubstr("signpost trace merge OUT IN"));
+  EXPECT_TRUE(bytes_of_all() == before);
+}
+
+TEST(TraceRun, KeepsRecordingsOfWhichSomeCannotBeRead) {
+  const std::string path = TraceFile("unreadable");
+  const Outcome outcome = RunShell(
+      absl::StrCat("cli/signpost run -n 1 --trace ", path, " -- sh -c 'true > ", path,
+                   ".parts/other.signpost-trace; exec cli/signpost demo-worker --hidden 64 "
+                   "--steps 3'"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("left out: "));
+  EXPECT_EQ(EventsOf(Read(path), "X", "step").size(), 3);
+  EXPECT_TRUE(std::filesystem::exists(path + ".parts/other.signpost-trace"));
+  const Outcome summary = RunShell(absl::StrCat("cli/signpost trace summary ", path, ".parts"));
+  EXPECT_EQ(summary.exit_code, 0);
+  EXPECT_THAT(summary.output, AllOf(HasSubstr("left out: "), HasSubstr("3 steps")));
 }
 
 TEST(TraceRun, LeavesWhatAKilledRunHasRecordedAlone) {

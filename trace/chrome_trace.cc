@@ -135,7 +135,8 @@ Json ProcessesOf(const Timeline& timeline) {
                          {"host", process.host},
                          {"system_pid", process.pid},
                          {"events", process.events.size()},
-                         {"dropped_events", process.dropped}});
+                         {"dropped_events", process.dropped},
+                         {"refused_labels", process.refused_labels}});
   }
   return processes;
 }
@@ -205,7 +206,8 @@ Timeline Read(std::istream& from) {
   for (const Json& entry : other.at("processes")) {
     timeline.processes.push_back({entry.at("process"), entry.at("host"), entry.at("system_pid"),
                                   entry.at("dropped_events"),
-                                  std::move(events[entry.at("pid").get<uint64_t>()])});
+                                  std::move(events[entry.at("pid").get<uint64_t>()]),
+                                  entry.value("refused_labels", uint64_t{0})});
   }
   FindArrows(timeline);
   return timeline;

@@ -14,6 +14,7 @@ using nlohmann::json;
 
 Timeline ATimeline() {
   Recording rank = {.process = "rank 0", .host = "a", .clock = "A", .pid = 7, .dropped = 3};
+  rank.refused_labels = 5;
   rank.labels = {"", "a \"job\"\n\xff", "one-bit"};
   rank.events = {{.kind = Kind::kExchange,
                   .begin = 1'000'000'001,
@@ -65,6 +66,11 @@ TEST(ChromeTrace, SaysHowManyEventsAreMissing) {
   const json processes = json::parse(Written(ATimeline())).at("otherData").at("processes");
   EXPECT_EQ(processes[0].at("dropped_events"), 3);
   EXPECT_EQ(processes[1].at("dropped_events"), 0);
+}
+
+TEST(ChromeTrace, SaysHowOftenThereWasNoRoomForAName) {
+  std::istringstream from(Written(ATimeline()));
+  EXPECT_EQ(ReadChromeTrace(from, "trace.json")->processes.at(0).refused_labels, 5);
 }
 
 TEST(ChromeTrace, IsReadAsItWasWritten) {

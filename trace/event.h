@@ -63,7 +63,8 @@ struct Event {
   uint64_t epoch = 0;
   uint64_t step = 0;
   uint32_t chunk = kNone;
-  // Whose. Of rounds, the last that contributed, for which the others waited.
+  // Whose. Of rounds, for which the others waited: the last that contributed, or one that a round
+  // closed without.
   uint32_t rank = kNone;
   uint64_t bytes = 0;  // of payload
   uint16_t job = 0;    // labels (recorder.h); 0: none

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "trace/chrome_trace.h"
 #include "trace/recording.h"
 
@@ -46,26 +47,34 @@ std::string DescribeClock(const HostClock& host, const HostClock& first) {
 }  // namespace
 
 absl::StatusOr<Timeline> ReadRecordings(const std::vector<std::string>& inputs) {
-  std::vector<std::string> paths;
+  std::vector<Recording> recordings;
+  std::vector<std::string> left_out;
   for (const std::string& input : inputs) {
-    if (!std::filesystem::is_directory(input)) {
-      paths.push_back(input);
-      continue;
+    const bool is_directory = std::filesystem::is_directory(input);
+    for (const std::string& path :
+         is_directory ? RecordingsIn(input) : std::vector<std::string>{input}) {
+      absl::StatusOr<Recording> recording = ReadRecording(path);
+      if (recording.ok()) {
+        recordings.push_back(*std::move(recording));
+      } else if (is_directory) {
+        left_out.push_back(absl::StrCat("left out: ", recording.status().message()));
+      } else {
+        return recording.status();
+      }
     }
-    for (std::string& path : RecordingsIn(input)) paths.push_back(std::move(path));
   }
-  if (paths.empty()) {
+  if (recordings.empty() && !left_out.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is nothing to merge: ", absl::StrJoin(left_out, "; ")));
+  }
+  if (recordings.empty()) {
     return absl::NotFoundError(
         absl::StrCat("there is nothing to merge: no file whose name ends with ", kRecordingSuffix,
                      "; was a process of the job started with SIGNPOST_TRACE or --trace?"));
   }
-  std::vector<Recording> recordings;
-  for (const std::string& path : paths) {
-    absl::StatusOr<Recording> recording = ReadRecording(path);
-    if (!recording.ok()) return recording.status();
-    recordings.push_back(*std::move(recording));
-  }
-  return Join(std::move(recordings));
+  Timeline timeline = Join(std::move(recordings));
+  timeline.left_out = std::move(left_out);
+  return timeline;
 }
 
 absl::StatusOr<Timeline> ReadTrace(const std::vector<std::string>& inputs) {
@@ -77,6 +86,26 @@ absl::StatusOr<Timeline> ReadTrace(const std::vector<std::string>& inputs) {
     return absl::NotFoundError(absl::StrCat("there is no file ", inputs[0], " to be read"));
   }
   return ReadChromeTrace(file, inputs[0]);
+}
+
+absl::Status CheckOutput(const std::string& path, const std::vector<std::string>& inputs) {
+  std::error_code error;
+  const auto is_it = [&](const std::string& input) {
+    return std::filesystem::equivalent(path, input, error);
+  };
+  absl::string_view what;
+  if (std::filesystem::is_directory(path, error)) {
+    what = "a directory";
+  } else if (IsRecording(path)) {
+    what = "a recording of a process, or called as one";
+  } else if (std::any_of(inputs.begin(), inputs.end(), is_it)) {
+    what = "one of the files to merge";
+  } else {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("the trace cannot be written to ", path, ", which is ", what,
+                   "; name the file to write first: signpost trace merge OUT IN..."));
 }
 
 absl::Status WriteTrace(const Timeline& timeline, const std::string& path) {
@@ -96,10 +125,17 @@ std::vector<std::string> Describe(const Timeline& timeline) {
   std::vector<std::string> lines;
   for (const Process& process : timeline.processes) {
     events += process.events.size();
-    if (process.dropped == 0) continue;
-    lines.push_back(absl::StrFormat("%s has recorded %d events more than were kept, the oldest",
-                                    process.name, process.dropped));
+    if (process.dropped > 0) {
+      lines.push_back(absl::StrFormat("%s has recorded %d events more than were kept, the oldest",
+                                      process.name, process.dropped));
+    }
+    if (process.refused_labels > 0) {
+      lines.push_back(absl::StrFormat(
+          "%s had no room for a job's or codec's name %d times: some of its events have none",
+          process.name, process.refused_labels));
+    }
   }
+  lines.insert(lines.end(), timeline.left_out.begin(), timeline.left_out.end());
   for (size_t host = 1; host < timeline.hosts.size(); ++host) {
     lines.push_back(DescribeClock(timeline.hosts[host], timeline.hosts[0]));
   }

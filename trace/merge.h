@@ -13,11 +13,15 @@
 namespace signpost::trace {
 
 // `inputs` are recordings, and directories in which some are. NOT_FOUND when there is none;
-// otherwise as ReadRecording.
+// otherwise as ReadRecording. Of directories, what cannot be read is left out, unless that is all.
 absl::StatusOr<Timeline> ReadRecordings(const std::vector<std::string>& inputs);
 
 // What `signpost trace merge` has written, or recordings or directories as above.
 absl::StatusOr<Timeline> ReadTrace(const std::vector<std::string>& inputs);
+
+// INVALID_ARGUMENT when a trace must not be written there: it is a directory, a recording or one of
+// `inputs`, as the first of several recordings is.
+absl::Status CheckOutput(const std::string& path, const std::vector<std::string>& inputs);
 
 // Replaces the file, or leaves what was there.
 absl::Status WriteTrace(const Timeline& timeline, const std::string& path);

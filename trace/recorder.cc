@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -62,11 +63,18 @@ absl::StatusOr<std::unique_ptr<Recorder>> Recorder::Create(const std::string& pa
                                                            absl::string_view process,
                                                            uint32_t events) {
   const uint64_t bytes = RecordingBytes(events);
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  // Who merges while it is made, or after the process has died meanwhile, does not find it.
+  const std::string temporary = absl::StrCat(path, ".tmp");
+  const int fd = open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0) return ErrorOf(errno, "it cannot be created", path);
+  if (access(path.c_str(), F_OK) == 0) {
+    close(fd);
+    unlink(temporary.c_str());
+    return ErrorOf(EEXIST, "it cannot be created", path);
+  }
   if (const int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes)); error != 0) {
     close(fd);
-    unlink(path.c_str());
+    unlink(temporary.c_str());
     return ErrorOf(error, absl::StrCat("there is no room for its ", bytes, " bytes"), path);
   }
   // Populated: no step pays for a page's first event.
@@ -75,7 +83,7 @@ absl::StatusOr<std::unique_ptr<Recorder>> Recorder::Create(const std::string& pa
   const int error = errno;
   close(fd);
   if (memory == MAP_FAILED) {
-    unlink(path.c_str());
+    unlink(temporary.c_str());
     return ErrorOf(error, "it cannot be mapped", path);
   }
   auto* const header = static_cast<RecordingHeader*>(memory);
@@ -87,6 +95,12 @@ absl::StatusOr<std::unique_ptr<Recorder>> Recorder::Create(const std::string& pa
   Copy(HostName(), header->host);
   Copy(ClockName(), header->clock);
   std::memcpy(header->magic, kRecordingMagic, sizeof kRecordingMagic);
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    munmap(memory, bytes);
+    unlink(temporary.c_str());
+    return ErrorOf(error, "it cannot be given its name", path);
+  }
   return std::unique_ptr<Recorder>(new Recorder(header, bytes, events));
 }
 
@@ -120,7 +134,10 @@ uint16_t Recorder::LabelOf(absl::string_view text) {
   const auto found = labels_.find(text);
   if (found != labels_.end()) return found->second;
   const uint32_t label = header_->labels;
-  if (label == kMostLabels) return 0;
+  if (label == kMostLabels) {
+    Store(header_->refused_labels, header_->refused_labels + 1);
+    return 0;
+  }
   Copy(text, header_->label[label]);
   Store(header_->labels, label + 1, std::memory_order_release);
   labels_[text] = static_cast<uint16_t>(label);

@@ -29,9 +29,9 @@ class Recorder {
   // 64 bytes each: 16 MiB for each process, in memory and on disk.
   static constexpr uint32_t kEvents = 256 * 1024;
 
-  // Creates the file, with all of its space taken: a full disk is an error here and not later.
-  // `process` is what this one is called in pictures: "rank 3". ALREADY_EXISTS when there is such a
-  // file, otherwise the system's error.
+  // Creates the file, which has that name once it is whole, with all of its space taken: a full
+  // disk is an error here and not later. `process` is what this one is called in pictures: "rank
+  // 3". ALREADY_EXISTS when there is such a file, otherwise the system's error.
   static absl::StatusOr<std::unique_ptr<Recorder>> Create(const std::string& path,
                                                           absl::string_view process,
                                                           uint32_t events = kEvents);
@@ -42,7 +42,7 @@ class Recorder {
   void Record(const Event& event);
 
   // A number for a job's or codec's name, the same for the same text. 0 when there are too many
-  // (kMostLabels), or for the empty text.
+  // (kMostLabels), which is counted, or for the empty text.
   uint16_t LabelOf(absl::string_view text) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -1,9 +1,15 @@
 #include "trace/recorder.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <set>
 #include <string>
 #include <thread>
@@ -86,7 +92,10 @@ TEST_F(RecorderTest, GivesEachTextOneLabelAndNoneWhenThereAreTooMany) {
   for (uint32_t i = 1; i < kMostLabels; ++i) labels.insert(recorder->LabelOf(absl::StrCat("l", i)));
   EXPECT_EQ(labels.size(), kMostLabels - 1);
   EXPECT_FALSE(labels.contains(0));
+  EXPECT_EQ(Read().refused_labels, 0);
   EXPECT_EQ(recorder->LabelOf("one more"), 0);
+  EXPECT_EQ(recorder->LabelOf("another"), 0);
+  EXPECT_EQ(Read().refused_labels, 2);
   EXPECT_EQ(Read().Label(recorder->LabelOf("l200")), "l200");
 }
 
@@ -102,6 +111,54 @@ TEST_F(RecorderTest, LosesNothingWithItsProcess) {
   ASSERT_TRUE(WIFSIGNALED(status));
   ASSERT_EQ(Read().events.size(), 1);
   EXPECT_EQ(Read().events[0].begin, 7);
+}
+
+TEST_F(RecorderTest, HasNoFileOfItsNameBeforeThatIsWhole) {
+  const pid_t child = fork();
+  if (child == 0) {
+    // As it takes its space.
+    const rlimit limit = {.rlim_cur = 4096, .rlim_max = 4096};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    signal(SIGXFSZ, SIG_DFL);
+    Recorder::Create(path(), "rank 3", 8).IgnoreError();
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGXFSZ);
+  EXPECT_FALSE(std::filesystem::exists(path()));
+}
+
+TEST_F(RecorderTest, DropsAnEventThatIsOverwrittenAsItIsRead) {
+  const std::unique_ptr<Recorder> recorder = NewRecorder(4);
+  const auto bytes = [&] {
+    std::ifstream file(path(), std::ios::binary);
+    return std::string((std::istreambuf_iterator<char>(file)), {});
+  };
+  for (int64_t i = 0; i < 4; ++i) recorder->Record(At(i));
+  std::string torn = bytes();
+  recorder->Record(At(4));
+  const std::string later = bytes();
+  // Half of the slot's bytes were read before the event, and half after it.
+  const size_t end = RecordingBytes(0) + offsetof(RecordingSlot, end);
+  torn.replace(end, sizeof(int64_t), later, end, sizeof(int64_t));
+  const absl::StatusOr<Recording> recording = ParseRecording(torn, "x", later);
+  ASSERT_TRUE(recording.ok()) << recording.status();
+  EXPECT_EQ(recording->dropped, 1);
+  std::vector<int64_t> begins;
+  for (const Event& event : recording->events) begins.push_back(event.begin);
+  EXPECT_THAT(begins, testing::ElementsAre(1, 2, 3));
+}
+
+TEST_F(RecorderTest, CountsWhatIsLostBeforeSlotsThatAreNewerThanTheHeader) {
+  const std::unique_ptr<Recorder> recorder = NewRecorder(4);
+  for (int64_t i = 0; i < 7; ++i) recorder->Record(At(i));
+  std::ifstream file(path(), std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(file)), {});
+  const uint64_t tickets = 4;
+  std::memcpy(bytes.data() + offsetof(RecordingHeader, tickets), &tickets, sizeof tickets);
+  EXPECT_EQ(ParseRecording(bytes, "x")->dropped, 3);
 }
 
 TEST_F(RecorderTest, TakesEventsFromManyThreads) {

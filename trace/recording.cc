@@ -6,6 +6,7 @@
 #include <iterator>
 #include <optional>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace signpost::trace {
@@ -18,6 +19,12 @@ constexpr int64_t kMostWallOffset = int64_t{1} << 61;
 template <size_t kBytes>
 std::string TextOf(const char (&text)[kBytes]) {
   return std::string(text, strnlen(text, kBytes));
+}
+
+RecordingSlot SlotOf(absl::string_view bytes, uint32_t index) {
+  RecordingSlot slot;
+  std::memcpy(&slot, bytes.data() + RecordingBytes(index), sizeof slot);
+  return slot;
 }
 
 // None of what is not written in full, or does not belong into this slot any more.
@@ -42,9 +49,20 @@ std::optional<Event> EventOf(const RecordingSlot& slot, uint64_t index, uint32_t
   return event;
 }
 
+absl::StatusOr<std::string> BytesOf(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return absl::NotFoundError(absl::StrCat("there is no file ", path, " to be read"));
+  return std::string((std::istreambuf_iterator<char>(file)), {});
+}
+
 }  // namespace
 
 absl::StatusOr<Recording> ParseRecording(absl::string_view bytes, absl::string_view name) {
+  return ParseRecording(bytes, name, bytes);
+}
+
+absl::StatusOr<Recording> ParseRecording(absl::string_view bytes, absl::string_view name,
+                                         absl::string_view later) {
   const auto is_none = [name](absl::string_view why) {
     return absl::InvalidArgumentError(absl::StrCat(name, " is no trace of a process: ", why));
   };
@@ -59,6 +77,7 @@ absl::StatusOr<Recording> ParseRecording(absl::string_view bytes, absl::string_v
     return is_none(absl::StrCat("it has ", bytes.size(), " bytes and says ", header.events,
                                 " events; has all of it been copied?"));
   }
+  if (later.size() != bytes.size()) return is_none("its size changes as it is read");
   if (header.wall_offset < 0 || header.wall_offset > kMostWallOffset) {
     return is_none("its clock is none");
   }
@@ -66,29 +85,41 @@ absl::StatusOr<Recording> ParseRecording(absl::string_view bytes, absl::string_v
                          .host = TextOf(header.host),
                          .clock = TextOf(header.clock),
                          .pid = header.pid,
-                         .wall_offset = header.wall_offset};
+                         .wall_offset = header.wall_offset,
+                         .refused_labels = header.refused_labels};
   for (uint32_t label = 1; label < std::min(header.labels, kMostLabels); ++label) {
     recording.labels.push_back(TextOf(header.label[label]));
   }
   std::vector<std::pair<uint64_t, Event>> numbered;
   for (uint32_t index = 0; index < header.events; ++index) {
-    RecordingSlot slot;
-    std::memcpy(&slot, bytes.data() + RecordingBytes(index), sizeof slot);
+    const RecordingSlot slot = SlotOf(bytes, index);
+    if (SlotOf(later, index).number != slot.number) continue;
     const std::optional<Event> event = EventOf(slot, index, header.events, recording.labels.size());
     if (event) numbered.emplace_back(slot.number, *event);
   }
   std::sort(numbered.begin(), numbered.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& [number, event] : numbered) recording.events.push_back(event);
-  recording.dropped = std::max<uint64_t>(header.tickets, numbered.size()) - numbered.size();
+  // Of a file that is being written to, slots may be newer than the header.
+  const uint64_t recorded =
+      numbered.empty() ? header.tickets : std::max(header.tickets, numbered.back().first);
+  recording.dropped = recorded - numbered.size();
   return recording;
 }
 
 absl::StatusOr<Recording> ReadRecording(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat("there is no file ", path, " to be read"));
-  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
-  return ParseRecording(bytes, path);
+  const absl::StatusOr<std::string> bytes = BytesOf(path);
+  if (!bytes.ok()) return bytes.status();
+  const absl::StatusOr<std::string> later = BytesOf(path);
+  if (!later.ok()) return later.status();
+  return ParseRecording(*bytes, path, *later);
+}
+
+bool IsRecording(const std::string& path) {
+  if (absl::EndsWith(path, kRecordingSuffix)) return true;
+  char magic[sizeof kRecordingMagic] = {};
+  std::ifstream(path, std::ios::binary).read(magic, sizeof magic);
+  return std::memcmp(magic, kRecordingMagic, sizeof magic) == 0;
 }
 
 }  // namespace signpost::trace

@@ -15,8 +15,8 @@
 namespace signpost::trace {
 
 // Numbers are little-endian, as on every machine that this runs on. Texts end with a zero byte.
-inline constexpr char kRecordingMagic[8] = {'S', 'P', 'T', 'R', 'A', 'C', 'E', '1'};
-inline constexpr uint32_t kMostLabels = 256;
+inline constexpr char kRecordingMagic[8] = {'S', 'P', 'T', 'R', 'A', 'C', 'E', '2'};
+inline constexpr uint32_t kMostLabels = 1024;
 inline constexpr uint32_t kMostEvents = 1 << 24;
 inline constexpr size_t kTextBytes = 128;
 inline constexpr size_t kLabelBytes = 264;  // a job's name has 256 at most
@@ -33,7 +33,8 @@ struct RecordingHeader {
   char host[kTextBytes];
   char clock[kTextBytes];  // what processes of one steady clock have in common
   char label[kMostLabels][kLabelBytes];
-  char unused[24];
+  uint64_t refused_labels;  // how often there was no room for one
+  char unused[16];
 };
 
 // Event number n, from 1 on, is in slot (n - 1) mod events.
@@ -61,6 +62,7 @@ struct Recording {
   uint64_t pid = 0;
   int64_t wall_offset = 0;
   uint64_t dropped = 0;  // overwritten, or half written when the process died
+  uint64_t refused_labels = 0;
   std::vector<std::string> labels = {""};
   std::vector<Event> events;  // as they were recorded, so by their ends
 
@@ -68,10 +70,16 @@ struct Recording {
 };
 
 // Also of a file that is being written to, or whose process was killed. INVALID_ARGUMENT when
-// `bytes` are no such file; `name` is what messages call it.
+// `bytes` are no such file; `name` is what messages call it. `later` is what the file had once
+// `bytes` had been read: an event that was overwritten in between is dropped, as it may be of two.
+absl::StatusOr<Recording> ParseRecording(absl::string_view bytes, absl::string_view name,
+                                         absl::string_view later);
 absl::StatusOr<Recording> ParseRecording(absl::string_view bytes, absl::string_view name);
 // NOT_FOUND, or as ParseRecording.
 absl::StatusOr<Recording> ReadRecording(const std::string& path);
+
+// By its name or, whatever it is called, by its first bytes.
+bool IsRecording(const std::string& path);
 
 }  // namespace signpost::trace
 

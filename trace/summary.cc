@@ -317,7 +317,10 @@ void StepTime::Add(const StepTime& other) {
 
 Summary Summarise(const Timeline& timeline) {
   Summary summary;
-  for (const Process& process : timeline.processes) summary.dropped += process.dropped;
+  for (const Process& process : timeline.processes) {
+    summary.dropped += process.dropped;
+    summary.refused_labels += process.refused_labels;
+  }
   for (const auto& [id, events] : WorkersOf(timeline)) {
     const auto& [process, rank, job] = id;
     WorkerSteps worker = {.process = timeline.processes[process].name,
@@ -341,6 +344,10 @@ std::string Format(const Summary& summary, bool with_steps) {
     absl::StrAppend(&text, "\n", summary.dropped,
                     " events, the oldest of their processes, are not in the trace; steps that lack "
                     "some are not counted.\n");
+  }
+  if (summary.refused_labels > 0) {
+    absl::StrAppend(&text, "\nProcesses had no room for a name ", summary.refused_labels,
+                    " times: what is here of no job is of several.\n");
   }
   return text;
 }

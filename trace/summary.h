@@ -59,6 +59,7 @@ struct Summary {
   std::vector<RankDelay> delays;  // the longest first
   std::vector<ChunkTime> chunks;  // likewise
   uint64_t dropped = 0;           // events that the trace lacks
+  uint64_t refused_labels = 0;    // how often a name did not fit, and an event has none
 };
 
 Summary Summarise(const Timeline& timeline);

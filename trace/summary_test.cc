@@ -36,6 +36,11 @@ class Written {
     return *this;
   }
 
+  Written& RefuseLabels(uint64_t labels) {
+    recording_.refused_labels = labels;
+    return *this;
+  }
+
   operator Recording() const { return recording_; }  // NOLINT: it is one, written down
 
  private:
@@ -150,6 +155,11 @@ rank 1        job       2     6.000           4.000  100%
 slowest  job  rounds  exchange  gather   hold  average
 chunk 0  job       2     5.000   3.000  0.000    1.000
 )");
+}
+
+TEST(Summary, SaysThatNamesDidNotFit) {
+  const Summary summary = Summarise(Join({ARank().RefuseLabels(7), AnAggregator()}));
+  EXPECT_THAT(Format(summary, false), testing::HasSubstr("no room for a name 7 times"));
 }
 
 TEST(Summary, OfNothingSaysSo) {

@@ -58,8 +58,12 @@ Process ProcessOf(Recording recording, Timeline& timeline) {
     event.job = label_of[event.job];
     event.codec = label_of[event.codec];
   }
-  return {std::move(recording.process), HostOf(recording, timeline.hosts), recording.pid,
-          recording.dropped, std::move(recording.events)};
+  return {std::move(recording.process),
+          HostOf(recording, timeline.hosts),
+          recording.pid,
+          recording.dropped,
+          std::move(recording.events),
+          recording.refused_labels};
 }
 
 EventsOfFrame EventsOf(const Timeline& timeline, Kind kind) {

@@ -48,6 +48,8 @@ struct Process {
   uint64_t pid = 0;
   uint64_t dropped = 0;       // events that it recorded and that are not here
   std::vector<Event> events;  // in the order of their ends
+  // How often it had no room for the name of a job or codec; events have none then.
+  uint64_t refused_labels = 0;
 };
 
 // Times are nanoseconds since the first event of all.
@@ -56,6 +58,7 @@ struct Timeline {
   std::vector<Process> processes;  // ranks first, then aggregators, in order
   std::vector<std::string> labels = {""};
   std::vector<Arrow> arrows;
+  std::vector<std::string> left_out;  // recordings that could not be read, and why
 
   const Event& At(EventId id) const { return processes[id.process].events[id.event]; }
   absl::string_view Label(uint16_t label) const { return labels[label]; }

@@ -1,0 +1,109 @@
+#include "trace/merge.h"
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/temporary_directory.h"
+#include "trace/recorder.h"
+#include "trace/recording.h"
+
+namespace signpost::trace {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class MergeTest : public ::testing::Test {
+ protected:
+  const std::string& directory() const { return directory_.path(); }
+  std::string PathOf(const std::string& name) const { return absl::StrCat(directory(), "/", name); }
+
+  // Of one event.
+  std::string Record(const std::string& name) const {
+    const std::string path = PathOf(name);
+    absl::StatusOr<std::unique_ptr<Recorder>> recorder = Recorder::Create(path, "rank 3", 8);
+    EXPECT_TRUE(recorder.ok()) << recorder.status();
+    (*recorder)->Record({.kind = Kind::kStep, .begin = 1, .end = 2});
+    return path;
+  }
+
+  std::string Write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(PathOf(name), std::ios::binary) << bytes;
+    return PathOf(name);
+  }
+
+ private:
+  const TemporaryDirectory directory_{testing::TempDir() + "/merge"};
+};
+
+TEST_F(MergeTest, LeavesOutOfADirectoryWhatCannotBeReadAndSaysSo) {
+  Record("a.signpost-trace");
+  const std::string empty = Write("b.signpost-trace", "");
+  const std::string zeroed = Write("c.signpost-trace", std::string(RecordingBytes(8), '\0'));
+  const absl::StatusOr<Timeline> timeline = ReadRecordings({directory()});
+  ASSERT_TRUE(timeline.ok()) << timeline.status();
+  EXPECT_EQ(timeline->processes.size(), 1);
+  for (const std::string& path : {empty, zeroed}) {
+    EXPECT_THAT(Describe(*timeline), Contains(AllOf(HasSubstr("left out"), HasSubstr(path))));
+  }
+}
+
+TEST_F(MergeTest, FailsWhenAFileThatWasNamedCannotBeRead) {
+  const std::string whole = Record("a.signpost-trace");
+  const std::string empty = Write("b.signpost-trace", "");
+  const absl::Status status = ReadRecordings({whole, empty}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(empty));
+}
+
+TEST_F(MergeTest, FailsWhenNothingOfADirectoryCanBeRead) {
+  const std::string empty = Write("a.signpost-trace", "");
+  const absl::Status status = ReadRecordings({directory()}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(empty));
+}
+
+TEST_F(MergeTest, WritesOverNoRecordingWhateverItsName) {
+  const std::string recording = Record("a.signpost-trace");
+  const std::string renamed = PathOf("b");
+  std::filesystem::copy_file(recording, renamed);
+  for (const std::string& path : {recording, renamed, PathOf("none.signpost-trace")}) {
+    const absl::Status status = CheckOutput(path, {PathOf("another")});
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(path), HasSubstr("merge OUT IN")));
+  }
+}
+
+TEST_F(MergeTest, WritesOverNoInputAndNoDirectory) {
+  const std::string input = Write("input", "what is no recording");
+  const std::string by_another_name = absl::StrCat(directory(), "/./input");
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckOutput(by_another_name, {directory(), input})));
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckOutput(directory(), {input})));
+}
+
+TEST_F(MergeTest, WritesOverAnEarlierTrace) {
+  EXPECT_TRUE(CheckOutput(PathOf("trace.json"), {directory()}).ok());
+  Write("trace.json", "{}");
+  EXPECT_TRUE(CheckOutput(PathOf("trace.json"), {directory()}).ok());
+}
+
+TEST_F(MergeTest, SaysWhichProcessHadNoRoomForNames) {
+  Recording full = {.process = "aggregator 0/1"};
+  full.refused_labels = 7;
+  const Timeline timeline = Join({{.process = "rank 0"}, full});
+  EXPECT_THAT(Describe(timeline),
+              Contains(AllOf(HasSubstr("aggregator 0/1"), HasSubstr("7 times"))));
+  EXPECT_THAT(Describe(timeline), Each(Not(HasSubstr("rank 0"))));
+}
+
+}  // namespace
+}  // namespace signpost::trace
