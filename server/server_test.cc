@@ -193,7 +193,7 @@ TEST(Server, ListensOnAUnixSocket) {
 
 TEST(Server, RefusesAnAddressBeyondLoopback) {
   EXPECT_EQ(Server::Start({.listen = "0.0.0.0:0"}).status().code(),
-            absl::StatusCode::kFailedPrecondition);
+            absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(Server::Start({.listen = "0.0.0.0:0", .security = {.insecure = true}}).ok());
 }
 
