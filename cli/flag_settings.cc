@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "config/document.h"
 #include "config/session_keys.h"
@@ -168,9 +169,14 @@ absl::Status Give(CLI::Option& option, const Setting& setting) {
       option.run_callback();
       return absl::OkStatus();
     }
-    complaint = absl::StrCat(option.get_name(), " is '", setting.Text(), "', wanted true or false");
+    complaint = absl::StrCat(option.get_name(), " is ", config::Quoted(setting.Text()),
+                             ", wanted true or false");
   } catch (const CLI::Error& error) {
     complaint = error.what();
+    for (const std::string& value : setting.values) {
+      if (value.size() <= config::kMostQuotedBytes) continue;
+      complaint = absl::StrReplaceAll(complaint, {{value, config::Quoted(value)}});
+    }
   }
   return absl::InvalidArgumentError(absl::StrCat(setting.origin, ": ", complaint));
 }

@@ -18,6 +18,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 // A program with commands of the names that files have sections for.
 class FlagSettingsTest : public ::testing::Test {
@@ -157,6 +158,9 @@ TEST_F(FlagSettingsTest, NameTheLineAndTheFlagOfABadValue) {
               AllOf(HasSubstr(path_ + ":1: "), HasSubstr("500ms to 1h")));
   EXPECT_THAT(Error({"aggregator", Config("aggregator: {listen: [a:1, b:2], max-jobs: [1, 2]}\n")}),
               HasSubstr("--max-jobs"));
+  EXPECT_THAT(
+      Error({"aggregator", Config("aggregator: {max-jobs: " + std::string(99, '9') + "x}")}),
+      AllOf(HasSubstr("--max-jobs"), HasSubstr("99...'"), Not(HasSubstr("9x"))));
   setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "yes", 1);
   EXPECT_THAT(Error({"aggregator", Config("")}),
               HasSubstr("$SIGNPOST_INSECURE_I_UNDERSTAND: --insecure-i-understand is 'yes'"));

@@ -123,10 +123,29 @@ TEST(Document, RefusesHalfAFileAndNamesTheLine) {
 }
 
 TEST(Document, RefusesWhatHasNoKeys) {
-  EXPECT_THAT(Error("nightly"), HasSubstr("the file is 'nightly', wanted keys and values"));
+  EXPECT_THAT(Error("nightly"), HasSubstr("the file is one text, wanted keys and values"));
   EXPECT_THAT(Error("- a\n- b\n"), HasSubstr("the file is a list"));
   EXPECT_THAT(Error("? [a, b]\n: 1\n"), HasSubstr("a list where a key should be"));
   EXPECT_THAT(Error("job: a\n---\njob: b\n"), HasSubstr("a second document"));
+}
+
+TEST(Document, ShowsNothingOfAPrivateKeyThatIsTakenForAFile) {
+  const std::string error = Error(
+      "-----BEGIN PRIVATE KEY-----\n"
+      "MC4CAQAwBQYDK2VwBCIEIHhQ\n"
+      "-----END PRIVATE KEY-----\n");
+  EXPECT_EQ(error, "job.yaml:1: the file is one text, wanted keys and values");
+}
+
+TEST(Node, IsDescribedByTheBeginningOfItsText) {
+  const auto describe = [](const std::string& text) {
+    return Node{.kind = Node::Kind::kScalar, .text = text}.Describe();
+  };
+  const std::string text(kMostQuotedBytes, 'a');
+  EXPECT_EQ(describe(text), "'" + text + "'");
+  EXPECT_EQ(describe(text + "b"), "'" + text + "...'");
+  const std::string shorter(kMostQuotedBytes - 1, 'a');
+  EXPECT_EQ(describe(shorter + "\xE2\x82\xAC"), "'" + shorter + "...'");  // no half character
 }
 
 TEST(Document, IsReadFromAFileWhoseNameIsInMessages) {

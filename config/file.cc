@@ -103,7 +103,7 @@ absl::Status File::CheckKeys(const Node& section, absl::string_view where,
       const std::string nearest = Nearest(entry.key, known);
       return document_.Error(
           entry.line,
-          absl::StrCat("unknown key '", entry.key, "' ", where,
+          absl::StrCat("unknown key ", Quoted(entry.key), " ", where,
                        nearest.empty() ? "" : absl::StrCat("; did you mean '", nearest, "'?"),
                        "\nAll there are: ", kManual));
     }
