@@ -209,7 +209,9 @@ TEST(SignpostOptionsFromEnvironment, HasTextsThatStay) {
   signpost_options options;
   char error[500] = "";
   ASSERT_EQ(signpost_options_from_environment(&options, error, sizeof error), SIGNPOST_OK) << error;
-  std::ofstream(path) << "job: other\naggregators: [c:1]\nrank: 1\nworld-size: 2\n";
+  const std::string other = testing::TempDir() + "/other.yaml";  // a file is read once
+  std::ofstream(other) << "job: other\naggregators: [c:1]\nrank: 1\nworld-size: 2\n";
+  setenv("SIGNPOST_CONFIG", other.c_str(), 1);
   signpost_options others;
   ASSERT_EQ(signpost_options_from_environment(&others, error, sizeof error), SIGNPOST_OK) << error;
   unsetenv("SIGNPOST_CONFIG");

@@ -70,7 +70,10 @@ class TreeBuilder final : public YAML::EventHandler {
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& value) override {
-    if (value.find('\0') != std::string::npos) throw Refusal{LineOf(mark), "a NUL in a value"};
+    for (size_t i = 0; i < value.size(); ++i) {
+      if (value[i] != '\r' && IsText(absl::string_view(value).substr(i))) continue;
+      throw Refusal{LineOf(mark), "a control character in a value or key"};
+    }
     Add({.kind = Node::Kind::kScalar, .line = LineOf(mark), .text = value}, tag, anchor);
   }
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
@@ -124,6 +127,9 @@ class TreeBuilder final : public YAML::EventHandler {
     if (node.text.size() > Document::kMaxKeyBytes) {
       throw Refusal{node.line,
                     absl::StrCat("a key of more than ", Document::kMaxKeyBytes, " bytes")};
+    }
+    if (node.text.find('\n') != std::string::npos) {
+      throw Refusal{node.line, "a newline in a key"};
     }
     if (section.entries.size() == Document::kMaxEntries) {
       throw Refusal{node.line,

@@ -110,7 +110,13 @@ TEST(Document, RefusesWhatIsNotUtf8AndNamesTheLine) {
     EXPECT_THAT(Error(std::string("a: ") + bytes), HasSubstr("not text"));
   }
   EXPECT_THAT(Error(std::string("a: b\0c", 6)), HasSubstr("not text"));
-  EXPECT_THAT(Error("a: \"b\\0c\""), HasSubstr("NUL"));
+  for (const char* escape : {"\\0", "\\x1b", "\\u001B", "\\r", "\\x7f"}) {
+    EXPECT_THAT(Error("\na: \"b" + std::string(escape) + "c\""),
+                StartsWith("job.yaml:2: a control character"));
+    EXPECT_THAT(Error("\"b" + std::string(escape) + "c\": 1"), HasSubstr("control character"));
+  }
+  EXPECT_THAT(Error("\"a\\nb\": 1"), HasSubstr("a newline in a key"));
+  EXPECT_EQ(ParseGood("a: \"b\\t\\nc\"").Find("a")->value.text, "b\t\nc");
   EXPECT_EQ(ParseGood("a: \xC3\xA9\xE2\x82\xAC\xF0\x9F\x9A\xA6").Find("a")->value.text,
             "\xC3\xA9\xE2\x82\xAC\xF0\x9F\x9A\xA6");
 }
