@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "config/document.h"
 #include "config/session_keys.h"
@@ -109,17 +110,26 @@ absl::Status CheckSections(const File& file, CLI::App& program) {
   return absl::OkStatus();
 }
 
+// Processes that this one starts get the file too, in whatever directory.
+void NameForOthers(const std::string& path) {
+  std::error_code ignored;
+  setenv(kConfigVariable, std::filesystem::absolute(path, ignored).c_str(), /*replace=*/1);
+}
+
 // The file that the command's flag or the environment names.
 absl::StatusOr<std::optional<File>> FileOf(const CLI::App& command) {
   const CLI::Option* const option = command.get_option_no_throw(absl::StrCat("--", kConfig));
   if (option == nullptr) return std::nullopt;
-  if (option->count() == 0) return File::FromEnvironment();
-  const std::string path = option->as<std::string>();
-  absl::StatusOr<File> file = File::Read(path);
-  if (!file.ok()) return file.status();
-  std::error_code ignored;
-  setenv(kConfigVariable, std::filesystem::absolute(path, ignored).c_str(), /*replace=*/1);
-  return std::optional<File>(*std::move(file));
+  if (option->count() > 0) {
+    const std::string path = option->as<std::string>();
+    absl::StatusOr<File> file = File::Read(path);
+    if (!file.ok()) return file.status();
+    NameForOthers(path);
+    return std::optional<File>(*std::move(file));
+  }
+  absl::StatusOr<std::optional<File>> file = File::FromEnvironment();
+  if (file.ok() && file->has_value()) NameForOthers((*file)->document().name);
+  return file;
 }
 
 // What is said of one flag, the strongest first.
@@ -146,6 +156,7 @@ absl::StatusOr<Key> SettingsOf(const CLI::Option& option, const std::string& var
     if (entry == nullptr) continue;
     absl::StatusOr<Setting> setting = config::SettingOf(file->document(), *entry);
     if (!setting.ok()) return setting.status();
+    if (entry == of_all) setting->source = Source::kTopLevel;
     if (!IsRepeatable(option) && setting->values.size() > 1) setting->values = {setting->Text()};
     key.settings.push_back(*std::move(setting));
   }
@@ -168,9 +179,14 @@ absl::Status Give(CLI::Option& option, const Setting& setting) {
       option.run_callback();
       return absl::OkStatus();
     }
-    complaint = absl::StrCat(option.get_name(), " is '", setting.Text(), "', wanted true or false");
+    complaint = absl::StrCat(option.get_name(), " is ", config::Quoted(setting.Text()),
+                             ", wanted true or false");
   } catch (const CLI::Error& error) {
     complaint = error.what();
+    for (const std::string& value : setting.values) {
+      if (value.size() <= config::kMostQuotedBytes) continue;
+      complaint = absl::StrReplaceAll(complaint, {{value, config::Quoted(value)}});
+    }
   }
   return absl::InvalidArgumentError(absl::StrCat(setting.origin, ": ", complaint));
 }

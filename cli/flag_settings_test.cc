@@ -1,6 +1,7 @@
 #include "cli/flag_settings.h"
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 // A program with commands of the names that files have sections for.
 class FlagSettingsTest : public ::testing::Test {
@@ -142,6 +144,14 @@ TEST_F(FlagSettingsTest, LetTheStrongerOfTwoThatExcludeEachOtherStand) {
   ASSERT_TRUE(Run({"aggregator", Config("insecure-i-understand: true\n")}).ok());
   EXPECT_FALSE(security_.insecure);
   EXPECT_EQ(security_.tls_dir, "certificates");
+  unsetenv("SIGNPOST_TLS_DIR");
+  security_ = {};
+  ASSERT_TRUE(
+      Run({"aggregator", Config("insecure-i-understand: true\naggregator: {tls-dir: a}\n")}).ok());
+  EXPECT_FALSE(security_.insecure);
+  EXPECT_EQ(security_.tls_dir, "a");
+  setenv("SIGNPOST_TLS_DIR", "certificates", 1);
+  Config("");
   EXPECT_THAT(Error({"aggregator", "--insecure-i-understand", "--tls-dir=x"}),
               HasSubstr("excludes"));
   setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "1", 1);
@@ -157,6 +167,9 @@ TEST_F(FlagSettingsTest, NameTheLineAndTheFlagOfABadValue) {
               AllOf(HasSubstr(path_ + ":1: "), HasSubstr("500ms to 1h")));
   EXPECT_THAT(Error({"aggregator", Config("aggregator: {listen: [a:1, b:2], max-jobs: [1, 2]}\n")}),
               HasSubstr("--max-jobs"));
+  EXPECT_THAT(
+      Error({"aggregator", Config("aggregator: {max-jobs: " + std::string(99, '9') + "x}")}),
+      AllOf(HasSubstr("--max-jobs"), HasSubstr("99...'"), Not(HasSubstr("9x"))));
   setenv("SIGNPOST_INSECURE_I_UNDERSTAND", "yes", 1);
   EXPECT_THAT(Error({"aggregator", Config("")}),
               HasSubstr("$SIGNPOST_INSECURE_I_UNDERSTAND: --insecure-i-understand is 'yes'"));
@@ -187,6 +200,18 @@ TEST_F(FlagSettingsTest, TakeTheFileThatTheEnvironmentNamesUnlessAFlagNamesOne) 
   EXPECT_EQ(max_jobs_, 4);
   EXPECT_EQ(std::getenv("SIGNPOST_CONFIG"), other);  // for processes that it starts
   EXPECT_TRUE(absl::IsNotFound(Run({"aggregator", "--config", "/not/there"})));
+}
+
+TEST_F(FlagSettingsTest, NameTheFileWithItsDirectoryToProcessesThatAreStarted) {
+  Config("aggregator: {max-jobs: 3}\n");
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(testing::TempDir());
+  setenv("SIGNPOST_CONFIG", "flags.yaml", 1);
+  const absl::Status status = Run({"aggregator"});
+  const std::string absolute = std::filesystem::absolute("flags.yaml");
+  std::filesystem::current_path(before);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(std::getenv("SIGNPOST_CONFIG"), absolute);
 }
 
 TEST_F(FlagSettingsTest, SayWhereEachValueCameFrom) {

@@ -265,22 +265,42 @@ absl::Status ReadParam(const config::File& file, const Param& param, const Node*
   const Entry* const entry = params == nullptr ? nullptr : FindKey(*params, param.name);
   config::Key key = {.name = param.name, .standard = param.standard};
   const bool is_required = *param.standard == '\0' && param.read != nullptr;
-  if (entry == nullptr) {
+  const bool is_null = entry != nullptr && entry->value.kind == Node::Kind::kNothing;
+  if (is_null && param.read != nullptr) key.settings = {*SettingOf(file.document(), *entry)};
+  if (entry == nullptr || is_null) {
     if (is_required) config.missing = param.name;
     if (param.read != nullptr) config.keys.push_back(std::move(key));
     return absl::OkStatus();
   }
   absl::StatusOr<config::Setting> setting = config::SettingOf(file.document(), *entry);
-  if (!setting.ok()) return setting.status();
   if (param.read == nullptr) {
-    absl::StrAppend(&setting->origin, ", ignored");
+    if (!setting.ok()) setting = config::Setting{.values = {entry->value.Describe()}};
+    setting->origin = absl::StrCat(file.document().Place(entry->line), ", ignored");
   } else {
+    if (!setting.ok()) return setting.status();
     const Json json = param.read({file.document(), *entry}, config);
     if (!json.ok()) return json.status();
     if (!json->empty()) given.push_back(absl::StrCat("\"", param.name, "\": ", *json));
   }
   key.settings.push_back(*std::move(setting));
   config.keys.push_back(std::move(key));
+  return absl::OkStatus();
+}
+
+// What compat: deepspeed decides, so that nobody believes that it counts. Its bias_correction is
+// false, which its own files may say.
+absl::Status CheckChoices(const config::File& file, const Node* params,
+                          const OptimizerConfig& config) {
+  if (!config.as_deepspeed) return absl::OkStatus();
+  for (const char* const name : {"bias_correction", "gamma", "variance_floor"}) {
+    const Entry* const entry = FindKey(*params, name);
+    if (entry == nullptr || entry->value.kind == Node::Kind::kNothing) continue;
+    if (absl::string_view(name) == "bias_correction" && !config.options.bias_correction) continue;
+    return file.document().Error(
+        entry->line,
+        absl::StrCat(entry->key, " is ", entry->value.Describe(),
+                     ": with compat: deepspeed there is no choice of it; leave it out"));
+  }
   return absl::OkStatus();
 }
 
@@ -336,6 +356,7 @@ absl::StatusOr<OptimizerConfig> OptimizerConfig::Read(const config::File& file) 
     status = ReadParam(file, param, *params, config, given);
     if (!status.ok()) return status;
   }
+  if (status = CheckChoices(file, *params, config); !status.ok()) return status;
   CountAsDeepSpeed(config);
   config.json = absl::StrCat("{\"type\": \"", config.type, "\", \"params\": {",
                              absl::StrJoin(given, ", "), "}}");

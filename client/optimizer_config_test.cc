@@ -137,6 +137,30 @@ TEST(OptimizerConfig, TellsOtherLanguagesInJsonWhatWasGivenAndCounts) {
             "\"compat\": \"deepspeed\"}}");
 }
 
+TEST(OptimizerConfig, TakesNullForAParamThatIsNotGiven) {
+  const OptimizerConfig config = ReadGood(
+      "optimizer: {type: OneBitAdam, params: {lr: null, freeze_step: 7, max_grad_norm: ~, "
+      "betas: null, compat: null, comm_backend_name: null, cuda_aware: [{a: 1}]}}");
+  EXPECT_EQ(config.rates.learning_rate, GroupRates().learning_rate);
+  EXPECT_EQ(config.json, "{\"type\": \"OneBitAdam\", \"params\": {\"freeze_step\": 7}}");
+  EXPECT_THAT(
+      std::string(
+          Read("optimizer: {type: OneBitAdam, params: {freeze_step: null}}")->Check().message()),
+      HasSubstr("needs freeze_step"));
+}
+
+TEST(OptimizerConfig, RefusesWhatCompatDecides) {
+  EXPECT_THAT(Error("OneBitAdam", "gamma: 1.25\n    compat: deepspeed"),
+              StartsWith("ds.json:4: gamma is '1.25': with compat: deepspeed there is no choice"));
+  EXPECT_THAT(Error("OneBitLamb", "compat: deepspeed\n    variance-floor: 0.1"),
+              StartsWith("ds.json:5: variance-floor"));
+  EXPECT_THAT(Error("ZeroOneAdam", "compat: deepspeed\n    bias_correction: true"),
+              StartsWith("ds.json:5: bias_correction"));
+  ReadGood(
+      "optimizer: {type: OneBitAdam, params: {freeze_step: 7, bias_correction: false, "
+      "gamma: null, compat: deepspeed}}");
+}
+
 TEST(OptimizerConfig, RefusesAnUnknownParamWithLineAndSuggestion) {
   EXPECT_THAT(
       Error("OneBitAdam", "freze_step: 400"),

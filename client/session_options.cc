@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -11,6 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
+#include "config/document.h"
+#include "config/file.h"
 #include "config/session_keys.h"
 #include "log/log.h"
 #include "security/client_security.h"
@@ -32,7 +36,7 @@ const SessionKey& KeyOf(absl::string_view name) {
 
 // "environment variable SIGNPOST_RANK", "job.yaml:3: rank".
 std::string Subject(absl::string_view name, const Setting& setting) {
-  if (setting.source == config::Source::kFile) return absl::StrCat(setting.origin, ": ", name);
+  if (setting.source != config::Source::kVariable) return absl::StrCat(setting.origin, ": ", name);
   return absl::StrCat("environment variable ", KeyOf(name).variable);
 }
 
@@ -50,8 +54,8 @@ absl::StatusOr<uint32_t> Number(const SessionSettings& settings, absl::string_vi
   if (!text.ok()) return text.status();
   uint32_t number;
   if (absl::SimpleAtoi(*text, &number)) return number;
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s is '%s', wanted a number", Subject(name, *settings.Find(name)), *text));
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s is %s, wanted a number", Subject(name, *settings.Find(name)), config::Quoted(*text)));
 }
 
 // The default if nothing is said.
@@ -75,8 +79,8 @@ absl::StatusOr<TransportSecurity> SecurityOf(const SessionSettings& settings) {
   const std::optional<bool> value = config::ParseSwitch(insecure->Text());
   if (!value.has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%s is '%s', wanted 1 or true, for plain text beyond loopback",
-                        Subject(kInsecure, *insecure), insecure->Text()));
+        absl::StrFormat("%s is %s, wanted 1 or true, for plain text beyond loopback",
+                        Subject(kInsecure, *insecure), config::Quoted(insecure->Text())));
   }
   security.insecure = *value;
   return security;
@@ -87,9 +91,9 @@ absl::StatusOr<uint32_t> ThreadsOf(const SessionSettings& settings) {
   if (setting == nullptr) return ShareOfProcessors();
   absl::StatusOr<uint32_t> threads = Number(settings, "threads");
   if (!threads.ok() || (*threads >= 1 && *threads <= ChunkCrew::kMostThreads)) return threads;
-  return absl::InvalidArgumentError(absl::StrFormat("%s is '%s', wanted 1 to %d",
-                                                    Subject("threads", *setting), setting->Text(),
-                                                    ChunkCrew::kMostThreads));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s is %s, wanted 1 to %d", Subject("threads", *setting),
+                      config::Quoted(setting->Text()), ChunkCrew::kMostThreads));
 }
 
 // Both or neither.
@@ -104,9 +108,26 @@ absl::Status SetRoundDeadline(const SessionSettings& settings, WorkerOptions& wo
   const absl::StatusOr<std::string> deadline = Text(settings, kDeadline);
   if (!deadline.ok()) return deadline.status();
   if (absl::ParseDuration(*deadline, &worker.round_deadline)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat("%s is '%s', wanted a duration, such as 2s",
+  return absl::InvalidArgumentError(absl::StrFormat("%s is %s, wanted a duration, such as 2s",
                                                     Subject(kDeadline, *settings.Find(kDeadline)),
-                                                    *deadline));
+                                                    config::Quoted(*deadline)));
+}
+
+// The file is read once by the name that SIGNPOST_CONFIG has: it may be replaced between two joins,
+// and the name be one in another directory then.
+absl::StatusOr<SessionSettings> SettingsOfProcess() {
+  static absl::Mutex mutex;
+  static auto* const files = new std::map<std::string, std::optional<config::File>>;
+  const std::optional<Setting> variable = config::SettingOf("SIGNPOST_CONFIG");
+  const std::string name = variable.has_value() ? variable->Text() : "";
+  const absl::MutexLock lock(&mutex);
+  auto file = files->find(name);
+  if (file == files->end()) {
+    absl::StatusOr<std::optional<config::File>> read = config::File::FromEnvironment();
+    if (!read.ok()) return read.status();
+    file = files->emplace(name, *std::move(read)).first;
+  }
+  return SessionSettings::Collect(file->second.has_value() ? &*file->second : nullptr);
 }
 
 std::string LineOf(uint32_t rank, const std::string& line) {
@@ -120,7 +141,7 @@ void PrintConnection(const std::string& line) {
 }
 
 absl::StatusOr<SessionOptions> SessionOptions::FromEnvironment() {
-  const absl::StatusOr<SessionSettings> settings = SessionSettings::FromEnvironment();
+  const absl::StatusOr<SessionSettings> settings = SettingsOfProcess();
   if (!settings.ok()) return settings.status();
   return FromSettings(*settings);
 }
@@ -160,13 +181,13 @@ absl::StatusOr<SessionOptions> SessionOptions::FromSettings(const SessionSetting
 }
 
 absl::StatusOr<uint32_t> ThreadsFromEnvironment() {
-  const absl::StatusOr<SessionSettings> settings = SessionSettings::FromEnvironment();
+  const absl::StatusOr<SessionSettings> settings = SettingsOfProcess();
   if (!settings.ok()) return settings.status();
   return ThreadsOf(*settings);
 }
 
 absl::StatusOr<std::string> TraceFromEnvironment() {
-  const absl::StatusOr<SessionSettings> settings = SessionSettings::FromEnvironment();
+  const absl::StatusOr<SessionSettings> settings = SettingsOfProcess();
   if (!settings.ok()) return settings.status();
   const config::Setting* const trace = settings->Find("trace");
   return trace == nullptr ? "" : trace->Text();

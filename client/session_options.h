@@ -56,7 +56,7 @@ struct SessionOptions {
   // SIGNPOST_CONFIG names: config/session_keys.h has all keys, with their variables. aggregators,
   // job, rank and world-size must be there; with a node there need be no aggregators (but for
   // reductions). INVALID_ARGUMENT names the variable, or the line of the file, that is missing or
-  // malformed; errors of the file as config::File's.
+  // malformed; errors of the file as config::File's. A process reads the file once.
   static absl::StatusOr<SessionOptions> FromEnvironment();
   static absl::StatusOr<SessionOptions> FromSettings(const config::SessionSettings& settings);
 };

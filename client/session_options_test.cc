@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -128,10 +129,22 @@ TEST_F(SessionOptionsTest, ComeFromAFileWhereTheEnvironmentSaysNothing) {
   EXPECT_EQ(SessionOptions::FromEnvironment()->worker.job, "nightly");
 }
 
+TEST_F(SessionOptionsTest, ComeFromTheFileAsItWasWhenTheProcessReadIt) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(testing::TempDir());
+  setenv("SIGNPOST_CONFIG", "relative.yaml", 1);
+  std::ofstream("relative.yaml") << "threads: 5\ntrace: traces\n";
+  EXPECT_EQ(SessionOptions::FromEnvironment()->worker.threads, 5);
+  std::ofstream("relative.yaml") << "half of a fi";
+  EXPECT_EQ(*ThreadsFromEnvironment(), 5);
+  std::filesystem::current_path("/");
+  EXPECT_EQ(*TraceFromEnvironment(), "traces");
+  setenv("SIGNPOST_THREADS", "6", 1);
+  EXPECT_EQ(*ThreadsFromEnvironment(), 6);  // variables may change
+  std::filesystem::current_path(before);
+}
+
 TEST_F(SessionOptionsTest, NameTheLineOfTheFileThatIsMalformed) {
-  const std::string path = testing::TempDir() + "/malformed.yaml";
-  setenv("SIGNPOST_CONFIG", path.c_str(), 1);
-  unsetenv("SIGNPOST_RANK");
   for (const auto& [line, complaint] : std::vector<std::pair<std::string, std::string>>{
            {"rank: second", "rank is 'second', wanted a number"},
            {"failure-timeout: soon", "failure-timeout: "},
@@ -141,6 +154,8 @@ TEST_F(SessionOptionsTest, NameTheLineOfTheFileThatIsMalformed) {
            {"{min-workers: 3, round-deadline: soon}", "round-deadline is 'soon', wanted"}}) {
     const bool has_rank = line.find("rank") == 0;
     has_rank ? unsetenv("SIGNPOST_RANK") : setenv("SIGNPOST_RANK", "0", 1);
+    const std::string path = testing::TempDir() + "/" + std::to_string(line.size()) + ".yaml";
+    setenv("SIGNPOST_CONFIG", path.c_str(), 1);
     std::ofstream(path) << "# one key\n" << line << "\n";
     const std::string message(SessionOptions::FromEnvironment().status().message());
     EXPECT_THAT(message, HasSubstr(complaint));

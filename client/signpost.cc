@@ -36,7 +36,8 @@ struct signpost_state {
 };
 
 struct signpost_config {
-  std::optional<signpost::OptimizerConfig> optimizer;
+  // None without such a section; why it is wrong, for those who ask.
+  absl::StatusOr<std::optional<signpost::OptimizerConfig>> optimizer = std::nullopt;
   std::map<std::string, std::string, std::less<>> session;  // by key
 };
 
@@ -212,8 +213,11 @@ absl::StatusOr<std::unique_ptr<signpost_config>> ConfigOf(const std::optional<Fi
   }
   if (!file.has_value() || file->Section("optimizer") == nullptr) return config;
   absl::StatusOr<OptimizerConfig> optimizer = OptimizerConfig::Read(*file);
-  if (!optimizer.ok()) return optimizer.status();
-  config->optimizer = *std::move(optimizer);
+  if (optimizer.ok()) {
+    config->optimizer = *std::move(optimizer);
+  } else {
+    config->optimizer = optimizer.status();
+  }
   return config;
 }
 
@@ -381,10 +385,11 @@ void signpost_config_close(signpost_config* config) { delete config; }
 int signpost_config_optimizer(const signpost_config* config, signpost_options* options,
                               signpost_rates* rates, char* error, size_t error_size) {
   return Guard(error, error_size, [&] {
-    if (!config->optimizer.has_value()) {
+    if (!config->optimizer.ok()) return config->optimizer.status();
+    if (!config->optimizer->has_value()) {
       return absl::InvalidArgumentError("there is no configuration with a section 'optimizer'");
     }
-    const OptimizerConfig& optimizer = *config->optimizer;
+    const OptimizerConfig& optimizer = **config->optimizer;
     if (optimizer.max_grad_norm > 0) {
       return absl::InvalidArgumentError(
           "max_grad_norm of section 'optimizer' is for Python alone: clip gradients yourself");
@@ -396,8 +401,13 @@ int signpost_config_optimizer(const signpost_config* config, signpost_options* o
   });
 }
 
-const char* signpost_config_optimizer_json(const signpost_config* config) {
-  return config->optimizer.has_value() ? config->optimizer->json.c_str() : nullptr;
+int signpost_config_optimizer_json(const signpost_config* config, const char** json, char* error,
+                                   size_t error_size) {
+  return Guard(error, error_size, [&] {
+    if (!config->optimizer.ok()) return config->optimizer.status();
+    *json = config->optimizer->has_value() ? (*config->optimizer)->json.c_str() : nullptr;
+    return absl::OkStatus();
+  });
 }
 
 const char* signpost_config_session(const signpost_config* config, const char* key) {

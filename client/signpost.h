@@ -42,7 +42,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 14
+#define SIGNPOST_ABI 15
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -211,20 +211,23 @@ SIGNPOST_API int signpost_options_from_environment(signpost_options* options, ch
 
 /* Reads a configuration file, as docs/configuration.md has it: `path`, or if that is NULL the one
  * that SIGNPOST_CONFIG names, if it does. With `text`, which is then what is in it, `path` is only
- * its name in messages. SIGNPOST_INVALID_ARGUMENT with line and suggestion; SIGNPOST_NOT_FOUND.
+ * its name in messages. SIGNPOST_INVALID_ARGUMENT with line and suggestion, but for what is wrong
+ * in its section `optimizer`, which the two functions that read it say; SIGNPOST_NOT_FOUND.
  * signpost_config_close frees it. */
 SIGNPOST_API int signpost_config_open(const char* path, const char* text, signpost_config** config,
                                       char* error, size_t error_size);
 SIGNPOST_API void signpost_config_close(signpost_config* config); /* NULL is allowed */
 
 /* Gives options and rates, which have been started, what its section `optimizer` says; other fields
- * stay. SIGNPOST_INVALID_ARGUMENT if there is none, if it lacks something, or has a max_grad_norm,
- * which is for Python alone. */
+ * stay. SIGNPOST_INVALID_ARGUMENT if there is none, if it is wrong, with line and suggestion, lacks
+ * something, or has a max_grad_norm, which is for Python alone. */
 SIGNPOST_API int signpost_config_optimizer(const signpost_config* config, signpost_options* options,
                                            signpost_rates* rates, char* error, size_t error_size);
 /* The section as JSON, {"type": "OneBitAdam", "params": {"lr": 0.001}}, checked but for what it
- * lacks, with what was given and counts. NULL: there is none. Lives as long as `config`. */
-SIGNPOST_API const char* signpost_config_optimizer_json(const signpost_config* config);
+ * lacks, with what was given and counts. NULL: there is none. Lives as long as `config`.
+ * SIGNPOST_INVALID_ARGUMENT with line and suggestion. */
+SIGNPOST_API int signpost_config_optimizer_json(const signpost_config* config, const char** json,
+                                                char* error, size_t error_size);
 /* What the environment and the file say of one of a session's keys, such as "job"; NULL: nothing.
  * Lives as long as `config`. */
 SIGNPOST_API const char* signpost_config_session(const signpost_config* config, const char* key);

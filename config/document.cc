@@ -70,7 +70,10 @@ class TreeBuilder final : public YAML::EventHandler {
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& value) override {
-    if (value.find('\0') != std::string::npos) throw Refusal{LineOf(mark), "a NUL in a value"};
+    for (size_t i = 0; i < value.size(); ++i) {
+      if (value[i] != '\r' && IsText(absl::string_view(value).substr(i))) continue;
+      throw Refusal{LineOf(mark), "a control character in a value or key"};
+    }
     Add({.kind = Node::Kind::kScalar, .line = LineOf(mark), .text = value}, tag, anchor);
   }
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
@@ -101,7 +104,7 @@ class TreeBuilder final : public YAML::EventHandler {
     }
     // "?" and "!" stand for none, of a plain and of a quoted value.
     if (!tag.empty() && tag != "?" && tag != "!") {
-      throw Refusal{node.line, absl::StrCat("a tag, ", tag, ": values need none")};
+      throw Refusal{node.line, absl::StrCat("a tag, ", Quoted(tag), ": values need none")};
     }
     if (open_.empty()) return root_ = std::move(node);
     Node& parent = *open_.back();
@@ -125,12 +128,15 @@ class TreeBuilder final : public YAML::EventHandler {
       throw Refusal{node.line,
                     absl::StrCat("a key of more than ", Document::kMaxKeyBytes, " bytes")};
     }
+    if (node.text.find('\n') != std::string::npos) {
+      throw Refusal{node.line, "a newline in a key"};
+    }
     if (section.entries.size() == Document::kMaxEntries) {
       throw Refusal{node.line,
                     absl::StrCat("more than ", Document::kMaxEntries, " keys in a section")};
     }
     if (const Entry* const before = section.Find(node.text); before != nullptr) {
-      throw Refusal{node.line, absl::StrCat("'", node.text, "' is given twice, in line ",
+      throw Refusal{node.line, absl::StrCat(Quoted(node.text), " is given twice, in line ",
                                             before->line, " before")};
     }
     key_ = node.text;
@@ -155,11 +161,19 @@ Node BuildTree(absl::string_view text) {
   }
   if (root.kind == Node::Kind::kNothing) return {.kind = Node::Kind::kSection};
   if (root.kind == Node::Kind::kSection) return root;
-  throw Refusal{root.line,
-                absl::StrCat("the file is ", root.Describe(), ", wanted keys and values")};
+  // Which is not shown: it may be a key or a token.
+  const std::string found = root.kind == Node::Kind::kScalar ? "one text" : root.Describe();
+  throw Refusal{root.line, absl::StrCat("the file is ", found, ", wanted keys and values")};
 }
 
 }  // namespace
+
+std::string Quoted(absl::string_view text) {
+  if (text.size() <= kMostQuotedBytes) return absl::StrCat("'", text, "'");
+  size_t bytes = kMostQuotedBytes;
+  while (bytes > 0 && (static_cast<uint8_t>(text[bytes]) & 0xC0) == 0x80) --bytes;
+  return absl::StrCat("'", text.substr(0, bytes), "...'");
+}
 
 const Entry* Node::Find(absl::string_view key) const {
   for (const Entry& entry : entries) {
@@ -173,7 +187,7 @@ std::string Node::Describe() const {
     case Kind::kNothing:
       return "nothing";
     case Kind::kScalar:
-      return absl::StrCat("'", text, "'");
+      return Quoted(text);
     case Kind::kList:
       return "a list";
     case Kind::kSection:

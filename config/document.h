@@ -16,6 +16,11 @@ namespace signpost::config {
 
 struct Entry;
 
+// 'text' for messages, of which they show the beginning: somebody may have taken a key's file, or a
+// token's, for a configuration.
+std::string Quoted(absl::string_view text);
+constexpr size_t kMostQuotedBytes = 40;
+
 // A value: a scalar, which is text until somebody wants a number, a list, a section, or nothing
 // ("key:" and no more, or null).
 struct Node {

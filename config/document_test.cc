@@ -110,7 +110,13 @@ TEST(Document, RefusesWhatIsNotUtf8AndNamesTheLine) {
     EXPECT_THAT(Error(std::string("a: ") + bytes), HasSubstr("not text"));
   }
   EXPECT_THAT(Error(std::string("a: b\0c", 6)), HasSubstr("not text"));
-  EXPECT_THAT(Error("a: \"b\\0c\""), HasSubstr("NUL"));
+  for (const char* escape : {"\\0", "\\x1b", "\\u001B", "\\r", "\\x7f"}) {
+    EXPECT_THAT(Error("\na: \"b" + std::string(escape) + "c\""),
+                StartsWith("job.yaml:2: a control character"));
+    EXPECT_THAT(Error("\"b" + std::string(escape) + "c\": 1"), HasSubstr("control character"));
+  }
+  EXPECT_THAT(Error("\"a\\nb\": 1"), HasSubstr("a newline in a key"));
+  EXPECT_EQ(ParseGood("a: \"b\\t\\nc\"").Find("a")->value.text, "b\t\nc");
   EXPECT_EQ(ParseGood("a: \xC3\xA9\xE2\x82\xAC\xF0\x9F\x9A\xA6").Find("a")->value.text,
             "\xC3\xA9\xE2\x82\xAC\xF0\x9F\x9A\xA6");
 }
@@ -123,10 +129,29 @@ TEST(Document, RefusesHalfAFileAndNamesTheLine) {
 }
 
 TEST(Document, RefusesWhatHasNoKeys) {
-  EXPECT_THAT(Error("nightly"), HasSubstr("the file is 'nightly', wanted keys and values"));
+  EXPECT_THAT(Error("nightly"), HasSubstr("the file is one text, wanted keys and values"));
   EXPECT_THAT(Error("- a\n- b\n"), HasSubstr("the file is a list"));
   EXPECT_THAT(Error("? [a, b]\n: 1\n"), HasSubstr("a list where a key should be"));
   EXPECT_THAT(Error("job: a\n---\njob: b\n"), HasSubstr("a second document"));
+}
+
+TEST(Document, ShowsNothingOfAPrivateKeyThatIsTakenForAFile) {
+  const std::string error = Error(
+      "-----BEGIN PRIVATE KEY-----\n"
+      "MC4CAQAwBQYDK2VwBCIEIHhQ\n"
+      "-----END PRIVATE KEY-----\n");
+  EXPECT_EQ(error, "job.yaml:1: the file is one text, wanted keys and values");
+}
+
+TEST(Node, IsDescribedByTheBeginningOfItsText) {
+  const auto describe = [](const std::string& text) {
+    return Node{.kind = Node::Kind::kScalar, .text = text}.Describe();
+  };
+  const std::string text(kMostQuotedBytes, 'a');
+  EXPECT_EQ(describe(text), "'" + text + "'");
+  EXPECT_EQ(describe(text + "b"), "'" + text + "...'");
+  const std::string shorter(kMostQuotedBytes - 1, 'a');
+  EXPECT_EQ(describe(shorter + "\xE2\x82\xAC"), "'" + shorter + "...'");  // no half character
 }
 
 TEST(Document, IsReadFromAFileWhoseNameIsInMessages) {

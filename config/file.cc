@@ -103,7 +103,7 @@ absl::Status File::CheckKeys(const Node& section, absl::string_view where,
       const std::string nearest = Nearest(entry.key, known);
       return document_.Error(
           entry.line,
-          absl::StrCat("unknown key '", entry.key, "' ", where,
+          absl::StrCat("unknown key ", Quoted(entry.key), " ", where,
                        nearest.empty() ? "" : absl::StrCat("; did you mean '", nearest, "'?"),
                        "\nAll there are: ", kManual));
     }
@@ -137,12 +137,22 @@ absl::Status File::CheckOurs() const {
       return document_.Error(value.line, absl::StrCat("'", entry.key, "' is ", value.Describe(),
                                                       ", wanted a section of keys and values"));
     }
-    const absl::StatusOr<Setting> setting = SettingOf(document_, entry);
-    if (!setting.ok()) return setting.status();
+    if (absl::Status status = CheckSessionKey(entry); !status.ok()) return status;
   }
   const Node* const session = Section("session");
-  return session == nullptr ? absl::OkStatus()
-                            : CheckKeys(*session, "in section session", SessionKeyNames());
+  if (session == nullptr) return absl::OkStatus();
+  absl::Status status = CheckKeys(*session, "in section session", SessionKeyNames());
+  for (const Entry& entry : session->entries) {
+    if (status.ok()) status = CheckSessionKey(entry);
+  }
+  return status;
+}
+
+absl::Status File::CheckSessionKey(const Entry& entry) const {
+  const absl::StatusOr<Setting> setting = SettingOf(document_, entry);
+  if (!setting.ok()) return setting.status();
+  if (setting->Text().find('\n') == std::string::npos) return absl::OkStatus();
+  return document_.Error(entry.line, absl::StrCat(entry.key, " has more than one line"));
 }
 
 absl::Status File::CheckDeepSpeeds() {

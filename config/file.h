@@ -68,6 +68,7 @@ class File {
 
   absl::Status Check();
   absl::Status CheckOurs() const;
+  absl::Status CheckSessionKey(const Entry& entry) const;
   absl::Status CheckDeepSpeeds();
 
   Document document_;

@@ -60,6 +60,11 @@ TEST(File, RefusesASectionWhereAValueBelongsAndTheOtherWayRound) {
   EXPECT_THAT(Error("session: [job]\n"), HasSubstr("'session' is a list"));
 }
 
+TEST(File, RefusesALineBreakInWhatSessionsAreTold) {
+  EXPECT_THAT(Error("rank: 0\njob: \"a\\nb\"\n"), StartsWith("job.yaml:2: job has more than one"));
+  EXPECT_THAT(Error("session: {job: \"a\\nb\"}\n"), HasSubstr("job has more than one line"));
+}
+
 TEST(File, OfDeepSpeedsIsReadForItsOptimizerOnly) {
   const absl::StatusOr<File> file = File::Parse("ds_config.json",
                                                 "{\n"

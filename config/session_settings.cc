@@ -14,11 +14,13 @@ absl::StatusOr<Key> Collect(const SessionKey& of, const File* file) {
   if (std::optional<Setting> variable = SettingOf(of.variable)) key.settings.push_back(*variable);
   if (file == nullptr) return key;
   const Node* const section = file->Section("session");
+  const Entry* const shared = file->Shared(of.name);
   for (const Entry* const entry :
-       {section == nullptr ? nullptr : FindKey(*section, of.name), file->Shared(of.name)}) {
+       {section == nullptr ? nullptr : FindKey(*section, of.name), shared}) {
     if (entry == nullptr) continue;
     absl::StatusOr<Setting> setting = SettingOf(file->document(), *entry);
     if (!setting.ok()) return setting.status();
+    if (entry == shared) setting->source = Source::kTopLevel;
     key.settings.push_back(*std::move(setting));
   }
   return key;

@@ -72,6 +72,9 @@ TEST_F(SessionSettingsTest, LetTheStrongerOfMtlsAndPlainTextStand) {
   setenv("SIGNPOST_TLS_DIR", "certificates", 1);
   EXPECT_EQ(Collect("insecure-i-understand: true\n").Find("insecure-i-understand"), nullptr);
   unsetenv("SIGNPOST_TLS_DIR");
+  const SessionSettings plain = Collect("tls-dir: a\nsession: {insecure-i-understand: true}\n");
+  EXPECT_EQ(plain.Find("tls-dir"), nullptr);
+  EXPECT_NE(plain.Find("insecure-i-understand"), nullptr);
   const SessionSettings both = Collect("tls-dir: a\ninsecure-i-understand: true\n");
   EXPECT_NE(both.Find("tls-dir"), nullptr);
   EXPECT_NE(both.Find("insecure-i-understand"), nullptr);

@@ -37,7 +37,7 @@ std::optional<Setting> SettingOf(const std::string& variable) {
 }
 
 absl::StatusOr<Setting> SettingOf(const Document& document, const Entry& entry) {
-  Setting setting = {.source = Source::kFile, .origin = document.Place(entry.line)};
+  Setting setting = {.source = Source::kSection, .origin = document.Place(entry.line)};
   const Node& value = entry.value;
   if (value.kind == Node::Kind::kNothing) return setting;
   if (value.kind == Node::Kind::kScalar) {

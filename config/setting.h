@@ -14,7 +14,12 @@
 namespace signpost::config {
 
 // From the strongest to the weakest.
-enum class Source { kFlag, kVariable, kFile };
+enum class Source {
+  kFlag,
+  kVariable,
+  kSection,   // of a file, for those who are asked
+  kTopLevel,  // of the file, for all
+};
 
 struct Setting {
   Source source = Source::kFlag;
@@ -29,8 +34,8 @@ struct Setting {
 // default counts, whatever weaker sources say: no values.
 std::optional<Setting> SettingOf(const std::string& variable);
 
-// Of a file's entry: the same for a key without a value. INVALID_ARGUMENT for a section, or a list
-// of more than scalars.
+// Of an entry of a section of the file: the same for a key without a value. INVALID_ARGUMENT for a
+// section, or a list of more than scalars.
 absl::StatusOr<Setting> SettingOf(const Document& document, const Entry& entry);
 
 // All that was said of one key, the strongest first.

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 14
+ABI = 15
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
@@ -125,7 +125,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "config_open": (c_int, [c_char_p, c_char_p, POINTER(c_void_p), *_ERROR]),
     "config_close": (None, [c_void_p]),
     "config_optimizer": (c_int, [c_void_p, POINTER(Options), POINTER(Rates), *_ERROR]),
-    "config_optimizer_json": (c_char_p, [c_void_p]),
+    "config_optimizer_json": (c_int, [c_void_p, POINTER(c_char_p), *_ERROR]),
     "config_session": (c_char_p, [c_void_p, c_char_p]),
     "join": (
         c_int,

@@ -21,16 +21,19 @@ def optimizer_section(source: Source) -> Tuple[str, Dict[str, Any]]:
             section.
         NotFoundError: there is no such file.
     """
+    text = ctypes.c_char_p()
     with _opened(source) as config:
-        text: Optional[bytes] = _abi.library.signpost_config_optimizer_json(config)
-    if text is None:
+        _abi.call("config_optimizer_json", config, ctypes.byref(text))
+        section = text.value  # a copy
+    if section is None:
         raise InvalidArgumentError(
             "there is no configuration with a section 'optimizer': give a file or a dictionary, "
             "or set SIGNPOST_CONFIG",
-            3,
+            code=3,
+            exit_code=64,
         )
-    section: Dict[str, Any] = json.loads(text)
-    return section["type"], section["params"]
+    read: Dict[str, Any] = json.loads(section)
+    return read["type"], read["params"]
 
 
 def session_setting(key: str) -> Optional[str]:
@@ -40,11 +43,21 @@ def session_setting(key: str) -> Optional[str]:
     return None if text is None else text.decode()
 
 
+def _json_of(source: Mapping[str, Any]) -> str:
+    def plain(value: Any) -> Dict[str, Any]:
+        if isinstance(value, Mapping):
+            return dict(value)
+        raise TypeError(f"{value!r} in a configuration: its type is {type(value).__name__}")
+
+    # YAML has no pairs of surrogates.
+    return json.dumps(source, indent=1, ensure_ascii=False, default=plain)
+
+
 @contextmanager
 def _opened(source: Source) -> Iterator[ctypes.c_void_p]:
     path, text = None, None
     if isinstance(source, Mapping):
-        path, text = b"config", json.dumps(source, indent=1).encode()
+        path, text = b"config", _json_of(source).encode()
     elif source is not None:
         path = os.fsencode(source)
     config = ctypes.c_void_p()

@@ -14,7 +14,7 @@ class SignpostError(RuntimeError):
     code = 2
     exit_code = 70
 
-    def __init__(self, message: str, code: int, exit_code: int) -> None:
+    def __init__(self, message: str, code: int = 2, exit_code: int = 70) -> None:
         super().__init__(message)
         self.code = code
         self.exit_code = exit_code

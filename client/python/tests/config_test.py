@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import pickle
+from types import MappingProxyType
 
 import pytest
 import signpost.torch as signpost
@@ -131,6 +133,25 @@ def test_without_a_file_it_is_the_environments(make, monkeypatch, tmp_path):
     assert optimizer.param_groups[0]["lr"] == 0.125
     train(optimizer, optimizer.param_groups[0]["params"][0], steps=1)
     assert optimizer.grad_norm > 2
+
+
+def test_an_error_has_its_exit_code_on_other_processes_too(monkeypatch):
+    monkeypatch.delenv("SIGNPOST_CONFIG", raising=False)
+    for config in (None, section("OneBitAdam"), section("OneBitAdm")):
+        with pytest.raises(InvalidArgumentError) as caught:
+            signpost.optimizer([tensor()], config)
+        copy = pickle.loads(pickle.dumps(caught.value))
+        assert (copy.code, copy.exit_code, str(copy)) == (3, 64, str(caught.value))
+
+
+def test_takes_any_mapping_and_any_character(make):
+    params = MappingProxyType({"lr": 0.25, "local_step_scaler": 0, "var_freeze_step": 3})
+    config = {"job": "\U0001F6A6", **section("ZeroOneAdam")}
+    config["optimizer"]["params"] = params
+    optimizer = make(signpost.optimizer, [tensor()], MappingProxyType(config))
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    with pytest.raises(TypeError, match="object"):
+        signpost.optimizer([tensor()], section("Adam", lr=object()))
 
 
 def test_errors_name_the_line_and_the_nearest_key(tmp_path):

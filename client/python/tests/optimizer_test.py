@@ -851,7 +851,7 @@ def test_wrong_options_of_lamb_are_named(make, name, wrong):
         ("var_freeze_step", 0),
         ("var_update_scaler", 0),
         ("var_update_scaler", 2**32),
-        ("local_step_scaler", 0),
+        ("local_step_scaler", -1),
         ("local_step_clipper", 0),
         ("local_step_clipper", 2**32),
     ],

@@ -42,6 +42,7 @@ def optimizer(params: Parameters, config: Source = None, **arguments: Any) -> Op
         raise InvalidArgumentError(
             f"{name} needs {needed}, in the configuration or as an argument: the steps before the "
             "variance is frozen, about 15% of all. DeepSpeed's default is 100000",
-            3,
+            code=3,
+            exit_code=64,
         )
     return kind(params, **merged)

@@ -671,7 +671,7 @@ class ZeroOneAdam(_JobOptimizer):
             var_update_scaler: the variance is updated in every step for so many updates, then in
                 every second for as many, in every fourth, and so on.
             local_step_scaler: from var_freeze_step on ranks synchronise in every step for so many
-                steps, then in every second for as many, in every fourth, and so on. None: as many
+                steps, then in every second for as many, in every fourth, and so on. None or 0: as many
                 as var_freeze_step. More, where the loss suffers.
             local_step_clipper: the most steps from one synchronisation to the next.
             variance_floor: variances count as at least this fraction of their tensor's mean, once
@@ -693,7 +693,7 @@ class ZeroOneAdam(_JobOptimizer):
         """
         scaler = 0  # the library's None: as many as its freeze step
         if local_step_scaler is not None:
-            scaler = _count("local_step_scaler", local_step_scaler, least=1)
+            scaler = _count("local_step_scaler", local_step_scaler, least=0)
         own = _compat(compat, variance_floor=variance_floor, gamma=gamma)
         self._freeze_step = _count("var_freeze_step", var_freeze_step, least=1)
         if compat is not None:
