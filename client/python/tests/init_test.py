@@ -70,7 +70,9 @@ def test_under_torchrun_the_file_names_the_job_and_its_aggregators(monkeypatch, 
     assert (world.rank, world.world_size, world.job) == (1, 3, "torchrun-42-0")
     monkeypatch.setattr(_world, "_world", None)
     monkeypatch.delenv("SIGNPOST_JOB")
-    file.write_text(f"aggregators: {listener}\njob: of-the-file\n")
+    another = tmp_path / "another.yaml"  # a process reads a file once
+    another.write_text(f"aggregators: {listener}\njob: of-the-file\n")
+    monkeypatch.setenv("SIGNPOST_CONFIG", str(another))
     assert signpost.init().job == "of-the-file"
 
 
