@@ -1,6 +1,7 @@
 #include "security/certificate.h"
 
 #include <openssl/bio.h>
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
@@ -20,6 +21,11 @@
 
 namespace signpost {
 namespace {
+
+// OpenSSL would free what it has when the process exits, while gRPC's threads still make
+// connections with it and crash. Only before its first use, so here.
+[[maybe_unused]] const int kOpensslStaysUntilTheEnd =
+    OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
 
 // How far another host's clock may be behind.
 constexpr absl::Duration kClockSkew = absl::Minutes(5);

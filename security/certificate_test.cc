@@ -1,5 +1,8 @@
 #include "security/certificate.h"
 
+#include <unistd.h>
+
+#include <cstdlib>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +22,21 @@ class CertificateTest : public ::testing::Test {
   Authority authority_ = *Authority::Make("Signpost test", absl::Hours(24));
   TlsFiles files_ = *authority_.Issue(kWorkerOfA, absl::Hours(1));
 };
+
+// As gRPC's threads do it. What is registered first runs last: behind what OpenSSL registers when
+// it is used first.
+TEST(CertificateDeathTest, CanBeReadWhileTheProcessExits) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a process that has not used OpenSSL
+  EXPECT_EXIT(
+      {
+        static TlsFiles files;
+        std::atexit([] { _exit(CheckTlsFiles(files, absl::Now()).ok() ? 0 : 1); });
+        files =
+            *Authority::Make("Signpost test", absl::Hours(1))->Issue(kWorkerOfA, absl::Hours(1));
+        std::exit(2);
+      },
+      testing::ExitedWithCode(0), "");
+}
 
 TEST_F(CertificateTest, OfAnAuthorityWithALongNameIsAsGood) {
   const Authority authority = *Authority::Make(std::string(300, 'n'), absl::Hours(1));
