@@ -174,7 +174,7 @@ Command AddAggregatorCommand(CLI::App& program) {
          "the memory]")
       ->type_name("BYTES");
   app.add_option(
-         "--max-held-bytes", server.held_bytes,
+         "--max-held-bytes", limits.held_bytes,
          "Most bytes of payloads and errors, over all jobs: beyond, frames wait with their workers "
          "[nine tenths of the memory]")
       ->type_name("BYTES");

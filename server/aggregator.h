@@ -37,6 +37,8 @@ inline constexpr size_t kMaxJobNameBytes = 256;
 // Checked before memory is taken; over them a Join gets RESOURCE_EXHAUSTED, naming the flag of
 // `signpost aggregator` that raises the limit. Parameters and frames are counted over all jobs.
 struct AggregatorLimits {
+  static constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
+
   uint32_t jobs = 256;                          // --max-jobs
   uint32_t workers = 1024;                      // --max-workers, per job
   uint64_t parameters = uint64_t{1} << 34;      // --max-parameters, of all jobs and shards
@@ -45,7 +47,7 @@ struct AggregatorLimits {
   // --max-held-bytes: what all payloads and errors of the process take. Beyond it a frame gets
   // RESOURCE_EXHAUSTED, with TryAgain's mark, and is to be sent again, unless its chunk is the one
   // that is furthest behind: so jobs go on, chunk by chunk.
-  uint64_t held_bytes = std::numeric_limits<uint64_t>::max();
+  uint64_t held_bytes = kUnlimited;
 };
 
 struct AggregatorOptions {

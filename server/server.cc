@@ -49,8 +49,9 @@ uint64_t MemoryBytes() {
   return file >> limit && limit > 0 ? std::min(limit, physical) : physical;
 }
 
-uint64_t HeldBytes(const ServerOptions& options) {
-  return options.held_bytes > 0 ? options.held_bytes : MemoryBytes() / 10 * 9;
+uint64_t HeldBytes(const AggregatorLimits& limits) {
+  const bool is_limited = limits.held_bytes != AggregatorLimits::kUnlimited;
+  return is_limited ? limits.held_bytes : MemoryBytes() / 10 * 9;
 }
 
 int Milliseconds(absl::Duration duration) {
@@ -83,7 +84,7 @@ void Configure(const ServerOptions& options, grpc::ServerBuilder& builder) {
 AggregatorOptions Derive(const ServerOptions& options) {
   AggregatorOptions aggregator = options.aggregator;
   aggregator.restart_grace = 3 * options.failure_timeout.duration();
-  aggregator.limits.held_bytes = HeldBytes(options);
+  aggregator.limits.held_bytes = HeldBytes(options.aggregator.limits);
   return aggregator;
 }
 
@@ -122,7 +123,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     Reach(Failpoint::kStateDirCounted);
   }
   std::unique_ptr<Server> server(new Server(options, *std::move(security), std::move(state_dir)));
-  PayloadPool::Global().KeepWithin(HeldBytes(options));
+  PayloadPool::Global().KeepWithin(HeldBytes(options.aggregator.limits));
   if (status = server->Recover(options.allow_error_reset); !status.ok()) return status;
   server->late_rounds_ = std::thread([self = server.get()] { self->CloseLateRounds(); });
   grpc::EnableDefaultHealthCheckService(true);

@@ -44,10 +44,7 @@ struct ServerOptions {
   // they are read no further, and some may be closed. 0: half of this process's memory
   // (--max-receive-bytes).
   uint64_t receive_bytes = 0;
-  AggregatorOptions aggregator;
-  // Instead of aggregator.limits.held_bytes, and of the whole process. 0: nine tenths of its memory
-  // (--max-held-bytes).
-  uint64_t held_bytes = 0;
+  AggregatorOptions aggregator;  // held_bytes that are not limited: nine tenths of the memory
   // What running jobs need to survive a crash or restart of this process is kept in here. Empty:
   // they do not.
   std::string state_dir;

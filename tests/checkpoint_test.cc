@@ -438,7 +438,9 @@ class InterruptedCheckpointTest : public ::testing::Test {
     worker_ = *std::move(worker);
     for (int step = 0; step < 8; ++step) {
       // Two, so that the third has one to remove.
-      if (step == 6 || step == 7) EXPECT_TRUE(worker_->Checkpoint(saved_).ok());
+      if (step == 6 || step == 7) {
+        EXPECT_TRUE(worker_->Checkpoint(saved_).ok());
+      }
       replica_.gradient = GradientOf(0, step, replica_.values.size());
       EXPECT_TRUE(worker_->Step(replica_.Gradients(), {job_.rates}).ok());
     }
@@ -472,7 +474,9 @@ TEST_F(InterruptedCheckpointTest, AtAnyByteOrOperationThePreviousOneLoadsAndTheN
     ASSERT_TRUE(loaded->warnings.empty()) << loaded->warnings[0];
     const uint64_t step = loaded->optimizer.schedule.begun_steps();
     ASSERT_TRUE(step == 7 || step == 8);
-    if (status.ok()) ASSERT_EQ(step, 8u) << "it was committed, after " << budget;
+    if (status.ok()) {
+      ASSERT_EQ(step, 8u) << "it was committed, after " << budget;
+    }
     ++(step == 7 ? previous : newest);
     ASSERT_TRUE(worker_->Checkpoint(disk).ok()) << "after " << budget;
     ASSERT_EQ(Load(disk, job_)->optimizer.schedule.begun_steps(), 8u);
@@ -500,7 +504,9 @@ TEST_F(InterruptedCheckpointTest, AMachineThatLosesWhatWasNotSyncedLeavesTheOneB
       ASSERT_TRUE(loaded->warnings.empty()) << "seed " << seed << ": " << loaded->warnings[0];
       const uint64_t step = loaded->optimizer.schedule.begun_steps();
       ASSERT_TRUE(step == 7 || step == 8) << "seed " << seed;
-      if (status.ok()) ASSERT_EQ(step, 8u) << "it was committed; seed " << seed;
+      if (status.ok()) {
+        ASSERT_EQ(step, 8u) << "it was committed; seed " << seed;
+      }
       ++(step == 7 ? previous : newest);
     }
   }

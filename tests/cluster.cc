@@ -140,7 +140,7 @@ std::unique_ptr<Server> Cluster::StartServer(uint32_t shard, const std::string& 
   options.listen = listen;
   options.aggregator = {.shard = shard, .shard_count = options_.aggregators};
   options.allow_error_reset = options_.allow_error_reset;
-  options.held_bytes = options_.held_bytes;
+  options.aggregator.limits.held_bytes = options_.held_bytes;
   if (!options_.state_dir.empty()) options.state_dir = absl::StrCat(options_.state_dir, "/", shard);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);
   EXPECT_TRUE(server.ok()) << server.status();

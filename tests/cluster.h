@@ -29,7 +29,7 @@ struct ClusterOptions {
   // kGrpc only: shard i has <state_dir>/<i> as its state directory. Empty: it has none.
   std::string state_dir;
   bool allow_error_reset = false;
-  uint64_t held_bytes = 0;  // kGrpc only: ServerOptions'
+  uint64_t held_bytes = AggregatorLimits::kUnlimited;  // kGrpc only
 };
 
 // Owns the aggregators and whatever carries frames to them.

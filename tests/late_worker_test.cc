@@ -385,7 +385,9 @@ TEST_F(ElasticJobTest, ACheckpointWithoutAWorkerThatIsGoneIsRefusedSoonAndTraini
     job_.worker.job = leaves ? "left" : "died";
     Run([&](uint32_t rank, Worker& worker) {
       if (rank == 1 && worker.steps() == 4) {
-        if (leaves) EXPECT_TRUE(worker.Leave().ok());
+        if (leaves) {
+          EXPECT_TRUE(worker.Leave().ok());
+        }
         return false;
       }
       if (worker.steps() != 6) return true;

@@ -248,6 +248,18 @@ TEST(TraceRun, IsThereAfterARunThatFails) {
   EXPECT_GE(EventsOf(trace, "X", "step").size(), 5) << outcome.output;
 }
 
+TEST(TraceRun, IsThereAfterCtrlC) {
+  const std::string path = TraceFile("interrupted");
+  const Outcome outcome = RunShell(
+      absl::StrCat("cli/signpost run -n 2 --trace ", path,
+                   " -- sh -c 'cli/signpost demo-worker --hidden 8 --batch 1 --steps 100000 | "
+                   "(read line; [ $SIGNPOST_RANK = 1 ] || kill -INT $PPID; cat)'"));
+  EXPECT_EQ(outcome.exit_code, 75) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("3 processes on 1 host, "));
+  EXPECT_GE(EventsOf(Read(path), "X", "step").size(), 5);
+  EXPECT_FALSE(std::filesystem::exists(path + ".parts"));
+}
+
 TEST(TraceRun, IsMergedOfDirectoriesToo) {
   const std::string path = TraceFile("directories");
   const Outcome run = RunDemo("", "SIGNPOST_TRACE=" + path + ".parts");

@@ -29,6 +29,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -246,7 +247,12 @@ TEST_F(AttackTest, AJobThatSendsMoreThanThereIsMemoryForIsTheOneThatWaits) {
 
   const auto payload = std::make_shared<Payload>(4 * kChunkElements);
   std::memset(payload->data(), 0, payload->size());
-  std::atomic<int> waiting = 0, refused = 0;
+  absl::Mutex mutex;
+  int waiting = 0, refused = 0;  // under the mutex
+  const auto await_at_most = [&](int most) {
+    const auto reached = [&] { return waiting <= most; };
+    const absl::MutexLock lock(&mutex, absl::Condition(&reached));
+  };
   TrainUnder([&] {
     for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
       FrameHeader header;
@@ -257,17 +263,21 @@ TEST_F(AttackTest, AJobThatSendsMoreThanThereIsMemoryForIsTheOneThatWaits) {
       header.set_chunk(chunk);
       header.set_codec(FLOAT32);
       header.set_payload_crc32c(Crc32c(payload->span()));
-      ++waiting;
+      {
+        const absl::MutexLock lock(&mutex);
+        ++waiting;
+      }
       channel->Exchange(header, payload, SteadyNow() + absl::Milliseconds(500),
                         [&](absl::StatusOr<Answer> answer) {
                           EXPECT_FALSE(answer.ok());
+                          const absl::MutexLock lock(&mutex);
                           if (absl::IsResourceExhausted(answer.status())) ++refused;
                           --waiting;
                         });
-      while (waiting > 32) absl::SleepFor(absl::Milliseconds(1));
+      await_at_most(32);
     }
   });
-  while (waiting > 0) absl::SleepFor(absl::Milliseconds(1));
+  await_at_most(0);
   EXPECT_GT(refused, 0);
 }
 

@@ -38,20 +38,6 @@ def world(tmp_path_factory):
         return signpost.init()
 
 
-@pytest.fixture
-def make():
-    """Makes optimizers that leave their jobs when the test is over."""
-    made = []
-
-    def make(optimizer, *args, **kwargs):
-        made.append(optimizer(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for optimizer in made:
-        optimizer.leave()
-
-
 def tensor():
     return nn.Parameter(torch.linspace(-1, 1, 300))
 

@@ -27,20 +27,6 @@ def world():
     return signpost.init()
 
 
-@pytest.fixture
-def make():
-    """Makes optimizers that leave their jobs when the test is over."""
-    made = []
-
-    def make(optimizer, *args, **kwargs):
-        made.append(optimizer(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for optimizer in made:
-        optimizer.leave()
-
-
 def tensors(*shapes, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
