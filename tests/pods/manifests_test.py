@@ -313,15 +313,34 @@ def test_what_is_scraped_is_a_port_that_pods_have_and_prometheus_may_dial():
     assert rule["ports"] == [{"port": endpoint["port"]}]
 
 
+def alerts_text():
+    with open("deploy/monitoring/alerts.yaml", encoding="utf-8") as file:
+        return file.read()
+
+
 def test_alerts_are_prometheus_own_and_find_what_is_scraped():
     documents = render("--overlay=monitoring")
-    with open("deploy/monitoring/alerts.yaml", encoding="utf-8") as file:
-        assert the(documents, "PrometheusRule")["spec"] == yaml.safe_load(file)
+    assert the(documents, "PrometheusRule")["spec"] == yaml.safe_load(alerts_text())
     (endpoint,) = the(documents, "PodMonitor")["spec"]["podMetricsEndpoints"]
     assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "signpost"}]
     rules = [r for g in the(documents, "PrometheusRule")["spec"]["groups"] for r in g["rules"]]
     jobs = {job for rule in rules for job in re.findall(r'\bjob="([^"]*)"', rule["expr"])}
     assert jobs == {"signpost"}
+
+
+def test_certificates_are_renewed_before_the_alert():
+    (alert,) = re.findall(r"expiry_timestamp_seconds - time\(\) < (\d+) \* 86400", alerts_text())
+    for overlay in ("production", "monitoring"):
+        specs = [c["spec"] for c in of_kind(render(f"--overlay={overlay}"), "Certificate")]
+        renewed = [s for s in specs if not s.get("isCA")]
+        assert len(renewed) == 4
+        for spec in renewed:
+            left, lifetime = hours(spec["renewBefore"]), hours(spec["duration"])
+            assert int(alert) * 24 < left < lifetime
+
+
+def hours(duration):
+    return int(re.fullmatch(r"(\d+)h", duration)[1])
 
 
 def test_exit_codes_decide_whether_a_worker_comes_back(documents):
