@@ -281,6 +281,15 @@ TEST_F(StateDirTest, OfAJobThatIsGivenUpTheLateRoundsGoToo) {
   EXPECT_FALSE(std::filesystem::exists(path_ + "/0000000000000007.late"));
 }
 
+TEST_F(StateDirTest, LeavesItsPathOutForPeers) {
+  const auto state_dir = Open();
+  const std::string path = std::filesystem::path(path_).lexically_normal();
+  EXPECT_EQ(state_dir->WithoutPath(absl::StrCat("cannot write ", path, "/7.snapshot: full")),
+            "cannot write 7.snapshot: full");
+  EXPECT_EQ(state_dir->WithoutPath(absl::StrCat("cannot open ", path)),
+            "cannot open the state directory");
+}
+
 TEST_F(StateDirTest, IsForOneShardAndVersionOnly) {
   Open({0, 2}).reset();
   const absl::Status other = StateDir::Open(path_, {1, 2}).status();

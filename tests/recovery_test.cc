@@ -19,7 +19,9 @@ namespace signpost::testing {
 namespace {
 
 using ::testing::Contains;
+using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 JobOptionsForTest Job() {
   JobOptionsForTest job;
@@ -222,6 +224,7 @@ TEST_F(LostStateTest, OfAJobThatIsGivenUpLikewise) {
   const auto status = cluster.Connect()[1]->Status({}, absl::Now() + absl::Seconds(10));
   ASSERT_TRUE(status.ok()) << status.status();
   EXPECT_THAT(status->warnings(), Contains(HasSubstr("is given up")));
+  EXPECT_THAT(status->warnings(), Each(Not(HasSubstr(lost_)))) << "peers need no paths";
   EXPECT_EQ(Resume(cluster, job), expected);
 }
 
