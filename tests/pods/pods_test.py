@@ -85,6 +85,13 @@ def expect_progress(cluster, within_s):
     pods.wait_until(lambda: step_of(rank_0) > step, f"a step after {step}", within_s)
 
 
+def expect_alive(cluster):
+    running = [aggregator for aggregator in cluster.aggregators() if aggregator.is_running()]
+    assert running
+    for aggregator in running:
+        assert aggregator.probe("livenessProbe"), aggregator.text()
+
+
 def test_rolling_all_aggregators_changes_nothing(cluster, undisturbed):
     """As an update does, and who drains all nodes: one at a time, when the one before is ready."""
     train(cluster, until_step=20)
@@ -92,8 +99,10 @@ def test_rolling_all_aggregators_changes_nothing(cluster, undisturbed):
         assert cluster.may_evict(aggregator)
         assert aggregator.terminate() == 0, aggregator.text()
         assert not any(cluster.may_evict(other) for other in cluster.aggregators())
+        expect_alive(cluster)  # whom the kubelet would otherwise kill for waiting
         cluster.replace(aggregator).await_ready()
         expect_progress(cluster, within_s=15)
+        expect_alive(cluster)
     assert digest(cluster) == undisturbed
 
 
