@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -58,6 +59,9 @@ int CodeOf(Codec codec, const uint8_t* bytes, uint32_t i) {
   const int code = bytes[i / 2] >> (i % 2 * 4) & 0xf;
   return code < 8 ? code : code - 16;
 }
+
+// As kCodecOptions has it.
+uint32_t CountOfLargest(uint32_t elements) { return (elements + 3) / 4; }
 
 }  // namespace
 
@@ -250,6 +254,7 @@ std::vector<double> Audit::Decode(const Numbers& numbers, uint32_t c,
   const Chunk& chunk = layout.chunks()[c];
   const uint8_t* bytes = numbers.payload.data();
   Vector result(chunk.elements);
+  if (numbers.codec == CUSTOM) return DecodeLargest(bytes, c, input, what);
   const bool is_int = numbers.codec == INT8 || numbers.codec == INT4;
   if (numbers.codec != ONE_BIT && !is_int) {
     const double tolerance = numbers.codec == BFLOAT16 ? kBfloat16Tolerance : kTolerance;
@@ -297,6 +302,45 @@ std::vector<double> Audit::Decode(const Numbers& numbers, uint32_t c,
     if (IsNear(scale, wanted, kTolerance)) return;
     report_(absl::StrFormat("%s has scale %g in block %d, wanted %g", what, scale,
                             block.first_block, wanted));
+  });
+  return result;
+}
+
+std::vector<double> Audit::DecodeLargest(const uint8_t* bytes, uint32_t c,
+                                         absl::Span<const double> input,
+                                         const std::string& what) const {
+  const Layout& layout = layout_.front();
+  const Chunk& chunk = layout.chunks()[c];
+  const uint32_t block_elements = layout.options().block_elements();
+  const size_t stride = 1 + (sizeof(uint16_t) + sizeof(float)) * CountOfLargest(block_elements);
+  Vector result(chunk.elements);
+  ForEachBlock(chunk, block_elements, [&](const Segment& block) {
+    const uint8_t* const indices = bytes + stride * block.first_block + 1;
+    const uint32_t count = CountOfLargest(block.elements);
+    std::vector<bool> is_sent(block.elements);
+    double least_sent = std::numeric_limits<double>::infinity(), largest_kept = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint32_t index = indices[2 * i] | indices[2 * i + 1] << 8;
+      if (index >= block.elements) {
+        return report_(
+            absl::StrFormat("%s sends element %d of a block of %d", what, index, block.elements));
+      }
+      const uint32_t at = block.chunk_offset + index;
+      result[at] = FloatOf(indices + sizeof(uint16_t) * count + sizeof(float) * i);
+      is_sent[index] = true;
+      least_sent = std::min(least_sent, std::abs(input[at]));
+      if (IsNear(result[at], input[at], kTolerance)) continue;
+      report_(
+          absl::StrFormat("%s has %g at element %d, wanted %g", what, result[at], at, input[at]));
+    }
+    for (uint32_t i = 0; i < block.elements; ++i) {
+      if (!is_sent[i]) {
+        largest_kept = std::max(largest_kept, std::abs(input[block.chunk_offset + i]));
+      }
+    }
+    if (largest_kept <= least_sent || IsNear(largest_kept, least_sent, kTolerance)) return;
+    report_(absl::StrFormat("%s sends %g of block %d, and not %g", what, least_sent,
+                            block.first_block, largest_kept));
   });
   return result;
 }

@@ -23,6 +23,10 @@
 
 namespace signpost::simulation {
 
+// Of jobs with a codec from outside, which sends the largest numbers of each block.
+inline constexpr char kCodecLibrary[] = "client/examples/libtopk.so";
+inline constexpr char kCodecOptions[] = "ratio=0.25";
+
 class Audit {
  public:
   // What must not happen and did.
@@ -93,6 +97,9 @@ class Audit {
   // Whether `numbers` is `input` in its codec; what it stands for.
   std::vector<double> Decode(const Numbers& numbers, uint32_t chunk, absl::Span<const double> input,
                              const std::string& what) const;
+  // As Decode, of CUSTOM: client/examples/topk.c, with kCodecOptions.
+  std::vector<double> DecodeLargest(const uint8_t* bytes, uint32_t chunk,
+                                    absl::Span<const double> input, const std::string& what) const;
 
   const uint32_t workers_;
   const OptimizerOptions optimizer_;

@@ -58,6 +58,8 @@ struct JobPlan {
     if (may_choose && Below(3) == 0) optimizer.codec = kOthers[Below(std::size(kOthers))];
     if (Below(4) == 0) optimizer.warm_up_codec = kOthers[2 + Below(3)];
     if (!optimizer.lamb && Below(3) == 0) ChooseZeroOneAdam();
+    if (may_choose && std::isnan(bad_gradient) && Below(5) == 0) optimizer.codec = CUSTOM;
+    if (!optimizer.zero_one && Below(8) == 0) optimizer.warm_up_codec = CUSTOM;
   }
 
   void ChooseZeroOneAdam() {
@@ -250,6 +252,8 @@ class Simulation {
          .exchange_timeout = absl::Minutes(10),
          .round_deadline = plan_.round_deadline,
          .min_workers = plan_.min_workers,
+         .codec_library = kCodecLibrary,
+         .codec_options = kCodecOptions,
          .clock = &scheduler_},
         plan_.optimizer, parameters, std::move(channels), {.checkpoints = part_.resume_from});
     if (!worker.ok()) {
