@@ -20,14 +20,10 @@ namespace {
 void FillTotals(absl::Span<const OwnedChunk::Progress> chunks, JobStatus& status) {
   OwnedChunk::Progress total;
   for (const OwnedChunk::Progress& chunk : chunks) {
-    total.payload_bytes_received += chunk.payload_bytes_received;
-    total.payload_bytes_sent += chunk.payload_bytes_sent;
     total.rounds_closed += chunk.rounds_closed;
     total.rounds_skipped += chunk.rounds_skipped;
     total.rounds_closed_late += chunk.rounds_closed_late;
   }
-  status.set_payload_bytes_received(total.payload_bytes_received);
-  status.set_payload_bytes_sent(total.payload_bytes_sent);
   status.set_rounds_closed(total.rounds_closed);
   status.set_rounds_skipped(total.rounds_skipped);
   status.set_rounds_closed_late(total.rounds_closed_late);
@@ -444,10 +440,18 @@ void Job::FillStatus(absl::Time now, JobStatus& status) const {
   FillWaiting(chunks, do_without ? absent_ranks : std::vector<uint32_t>(), now, status);
 }
 
-void Job::FillMetrics(JobMetrics& metrics) const {
+void Job::FillMetrics(absl::Time now, JobMetrics& metrics) const {
   for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
     if (chunk != nullptr) chunk->AddMetrics(metrics.rounds, metrics.retained, metrics.norms);
   }
+  JobStatus& status = metrics.status;
+  FillStatus(now, status);
+  status.set_payload_bytes_received(metrics.rounds.payload_bytes_received);
+  status.set_payload_bytes_sent(metrics.rounds.payload_bytes_sent);
+  status.set_uncompressed_bytes_received(metrics.rounds.float32_bytes_received);
+  status.set_uncompressed_bytes_sent(metrics.rounds.float32_bytes_sent);
+  status.set_error_norm(metrics.norms.error_norm());
+  if (metrics.norms.answer_squared) status.set_answer_norm(*metrics.norms.answer_norm());
 }
 
 }  // namespace signpost

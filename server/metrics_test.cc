@@ -210,6 +210,27 @@ TEST_F(MetricsTest, NormsAreThoseOfTheErrorsAndAnswers) {
   EXPECT_NEAR(*norms.answer_squared / answer_squared, 1, 1e-12);
 }
 
+TEST_F(MetricsTest, StatusHasWhatThePageHas) {
+  Join(/*world_size=*/1);
+  const auto status = [this] { return aggregator_.Status({}).jobs(0); };
+  EXPECT_EQ(status().error_norm(), 0);
+  EXPECT_FALSE(status().has_answer_norm()) << "there is no answer yet";
+  for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) {
+    Send({.rank = 0, .chunk = chunk}, ONE_BIT);
+  }
+  const JobMetrics metrics = Metrics();
+  for (const JobStatus& job : {status(), metrics.status}) {
+    EXPECT_EQ(job.payload_bytes_received(), metrics.rounds.payload_bytes_received);
+    EXPECT_EQ(job.payload_bytes_sent(), metrics.rounds.payload_bytes_sent);
+    EXPECT_EQ(job.uncompressed_bytes_received(), metrics.rounds.float32_bytes_received);
+    EXPECT_EQ(job.uncompressed_bytes_sent(), metrics.rounds.float32_bytes_sent);
+    EXPECT_GT(job.uncompressed_bytes_received(), job.payload_bytes_received());
+    EXPECT_EQ(job.error_norm(), std::sqrt(metrics.norms.error_squared));
+    EXPECT_EQ(job.answer_norm(), std::sqrt(*metrics.norms.answer_squared));
+    EXPECT_GT(job.error_norm(), 0);
+  }
+}
+
 TEST_F(MetricsTest, RetainedBytesAreThoseOfOpenRoundsAnswersAndErrors) {
   Join(/*world_size=*/2);
   const uint64_t onebit = layout_.PayloadBytes(ONE_BIT, 0);
