@@ -82,6 +82,8 @@ class Aggregator {
   // that cannot be right.
   absl::Status Restore(const StateDir::Recovered& recovered) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  uint32_t shard() const { return options_.shard; }
+
   // Waits until the Joins of all ranks of the job wait, and answers them all. Afterwards a Join of
   // the same rank and incarnation is answered at once. Before, a later Join of the same rank takes
   // the place of the one that waits, which ends with ABORTED.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -247,22 +248,26 @@ bool Job::LeaveOut(absl::Duration restart_grace, absl::Time now) {
                            .restart_grace = restart_grace};
   roll_.Fill(attendance);
   const std::vector<bool> was_absent = attendance.is_absent;
-  bool any = false;
-  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk == nullptr) continue;
-    const std::vector<uint32_t> late_ranks = chunk->LeaveOut(attendance, now);
+  std::map<uint32_t, uint32_t> late_in;  // by rank: the first chunk
+  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    if (chunks_[chunk] == nullptr) continue;
+    const std::vector<uint32_t> late_ranks = chunks_[chunk]->LeaveOut(attendance, now);
     if (late_ranks.empty()) continue;
-    any = true;
+    for (const uint32_t rank : late_ranks) late_in.try_emplace(rank, chunk);
     roll_.SetAbsent(late_ranks);
     roll_.Fill(attendance);
   }
-  for (uint32_t rank = 0; any && rank < world_size_; ++rank) {
-    if (!attendance.is_absent[rank] || was_absent[rank] || attendance.has_left[rank]) continue;
+  for (const auto& [rank, chunk] : late_in) {
+    if (was_absent[rank] || attendance.has_left[rank]) continue;
     log::WriteEvent(log::Level::kWarning,
                     "a rank is late: rounds close without it until it is back",
-                    {.job = id_.name, .step = open_step(), .worker = rank, .shard = shard_.shard});
+                    {.job = id_.name,
+                     .step = chunks_[chunk]->progress().open_step,
+                     .chunk = chunk,
+                     .worker = rank,
+                     .shard = shard_.shard});
   }
-  return any;
+  return !late_in.empty();
 }
 
 LateRounds Job::late_rounds() const {
