@@ -12,6 +12,8 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "log/log.h"
+#include "nlohmann/json.hpp"
 #include "server/aggregator.h"
 #include "server/state_dir.h"
 #include "server/test_job.h"
@@ -152,6 +154,20 @@ TEST_F(MetricsTest, ARoundThatClosesWithoutARankIsPartialAndThatRankWasWaitedFor
   EXPECT_THAT(job.rounds.straggler_seconds, ElementsAre(0, DoubleNear(5, kTolerance)));
   EXPECT_THAT(job.rounds.gathering.sum_seconds(), DoubleNear(5, kTolerance));
   EXPECT_THAT(job.status.absent_ranks(), ElementsAre(1));
+}
+
+TEST_F(MetricsTest, ARankThatBecomesLateIsNamedWithTheRoundInJson) {
+  Join(/*world_size=*/2, /*min_workers=*/1);
+  Send({.rank = 0, .chunk = 1}, ONE_BIT);
+  now_ += absl::Seconds(5);
+  ASSERT_TRUE(log::SetFormat("json").ok());
+  testing::internal::CaptureStderr();
+  aggregator_.CloseLateRounds();
+  const nlohmann::json line = nlohmann::json::parse(testing::internal::GetCapturedStderr());
+  ASSERT_TRUE(log::SetFormat("text").ok());
+  EXPECT_EQ(line.at("worker"), 1);
+  EXPECT_EQ(line.at("step"), 0);
+  EXPECT_EQ(line.at("chunk"), 1);
 }
 
 TEST_F(MetricsTest, ARoundThatSomebodySkipsCountsAsSkippedOnly) {
