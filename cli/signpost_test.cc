@@ -18,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -305,6 +306,45 @@ std::string Rank(int rank, const std::string& address, int world_size) {
       "env SIGNPOST_AGGREGATORS=", address, " SIGNPOST_JOB=small SIGNPOST_RANK=", rank,
       " SIGNPOST_WORLD_SIZE=", world_size, " ", kProgram,
       " demo-worker --hidden 8 --layers 1 --steps 2 --results ", testing::TempDir());
+}
+
+TEST(Status, WatchesATrainingAsTheStatusPageDoes) {
+  Started aggregator(WithPid("aggregator"));
+  const pid_t aggregator_pid = ToPid(aggregator.ReadLine());
+  const std::string listening = aggregator.ReadLine();
+  const std::string address(absl::StripPrefix(listening, "listening on "));
+  // Longer than anybody watches.
+  Started training(
+      absl::StrCat("sh -c 'echo $$; exec ",
+                   absl::StrReplaceAll(Rank(0, address, /*world_size=*/1),
+                                       {{"--steps 2", "--steps 1000000000 --freeze-step 3"}}),
+                   "'"));
+  const pid_t training_pid = ToPid(training.ReadLine());
+  Started status(WithPid(absl::StrCat("status --watch --interval 100ms --aggregators ", address)));
+  const pid_t pid = ToPid(status.ReadLine());
+  // The momentum is known from the first one-bit step on, rates from the second look on.
+  std::string header, row;
+  for (int line = 0; line < 3000; ++line) {
+    std::string next = status.ReadLine();
+    if (!absl::StartsWith(next, "small ")) {
+      header = std::move(next);
+      continue;
+    }
+    row = std::move(next);
+    if (absl::StrContains(header, "MOMENTUM NORM") && !absl::StrContains(row, " - ")) break;
+  }
+  for (const char* column : {"STEPS/s", "JOINED", "WAITING FOR", "RECEIVED/s", "SENT/s",
+                             "COMPRESSION", "ERROR NORM", "MOMENTUM NORM", "LATE", "SKIPPED"}) {
+    EXPECT_THAT(header, HasSubstr(column));
+  }
+  EXPECT_THAT(row, testing::ContainsRegex(" 1/1 .* [0-9.]+ [kMG]?B .* [0-9.]+x  *[0-9.e-]+  "
+                                          "*[0-9.e-]+  *0  *0$"));
+  kill(pid, SIGINT);
+  EXPECT_EQ(status.End().exit_code, 0);
+  const Outcome once = RunProgram(absl::StrCat("status --aggregators ", address));
+  EXPECT_THAT(once.output, HasSubstr("COMPRESSION  ERROR NORM  MOMENTUM NORM  REFUSED"));
+  kill(training_pid, SIGKILL);
+  kill(aggregator_pid, SIGKILL);
 }
 
 // Where a node's worker may listen. Its directory goes with this object.

@@ -10,8 +10,10 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -34,6 +36,17 @@ std::string Printable(std::string text) {
   return text;
 }
 
+// Unknown when one of those that it is made of is.
+std::optional<double> Sum(std::optional<double> a, std::optional<double> b) {
+  if (!a || !b) return std::nullopt;
+  return *a + *b;
+}
+
+std::optional<double> RootOf(std::optional<double> square) {
+  if (!square) return std::nullopt;
+  return std::sqrt(*square);
+}
+
 // A job as all its shards together have it.
 struct JobSummary {
   uint64_t step = 0;
@@ -44,6 +57,11 @@ struct JobSummary {
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;
   uint64_t rounds_closed_late = 0;
+  uint64_t rounds_skipped = 0;
+  // Unknown if any shard does not say.
+  std::optional<double> uncompressed_received = 0.0;  // bytes
+  std::optional<double> error_squared = 0.0;
+  std::optional<double> momentum_squared = 0.0;
   std::map<uint32_t, std::string> refused;  // reason by rank
   std::set<uint32_t> absent;                // at any shard
   std::string state_error;                  // of the first shard that has one
@@ -52,6 +70,21 @@ struct JobSummary {
 bool IsFurtherBehind(const JobStatus& shard, const JobSummary& job) {
   if (shard.step() != job.step) return shard.step() < job.step;
   return absl::Microseconds(shard.waiting_us()) > job.waiting;
+}
+
+void AddFigures(const JobStatus& shard, JobSummary& job) {
+  const auto known = [](bool is_known, double value) {
+    return is_known ? std::optional<double>(value) : std::nullopt;
+  };
+  job.uncompressed_received =
+      Sum(job.uncompressed_received,
+          known(shard.has_uncompressed_bytes_received(), shard.uncompressed_bytes_received()));
+  // Squares of norms add up.
+  job.error_squared = Sum(job.error_squared,
+                          known(shard.has_error_norm(), shard.error_norm() * shard.error_norm()));
+  job.momentum_squared =
+      Sum(job.momentum_squared,
+          known(shard.has_answer_norm(), shard.answer_norm() * shard.answer_norm()));
 }
 
 void AddShard(const JobStatus& shard, bool first, JobSummary& job) {
@@ -70,6 +103,8 @@ void AddShard(const JobStatus& shard, bool first, JobSummary& job) {
   job.bytes_received += shard.payload_bytes_received();
   job.bytes_sent += shard.payload_bytes_sent();
   job.rounds_closed_late += shard.rounds_closed_late();
+  job.rounds_skipped += shard.rounds_skipped();
+  AddFigures(shard, job);
   for (const RefusedJoin& refused : shard.refused_joins()) {
     job.refused[refused.rank()] = refused.reason();
   }
@@ -99,6 +134,54 @@ std::string FormatWaiting(const JobSummary& job) {
   if (job.waiting_for.empty()) return "nobody";
   return absl::StrFormat("%s for %.1f s", FormatRanks(job.waiting_for),
                          absl::ToDoubleSeconds(job.waiting));
+}
+
+constexpr char kUnknown[] = "-";
+
+std::string FormatNumber(std::optional<double> number) {
+  return number && std::isfinite(*number) ? absl::StrFormat("%.3g", *number) : kUnknown;
+}
+
+// Of the frames that came since `before`, or of all if none did.
+std::string FormatCompression(const JobSummary& job, const JobSummary& before) {
+  if (!job.uncompressed_received || *job.uncompressed_received == 0) return kUnknown;
+  const bool any_since = before.uncompressed_received &&
+                         *job.uncompressed_received > *before.uncompressed_received &&
+                         job.bytes_received > before.bytes_received;
+  const JobSummary none;
+  const JobSummary& since = any_since ? before : none;
+  return absl::StrCat(FormatNumber((*job.uncompressed_received - *since.uncompressed_received) /
+                                   (job.bytes_received - since.bytes_received)),
+                      "x");
+}
+
+using Cells = std::vector<std::string>;
+using Rows = std::vector<Cells>;
+
+// What the status page has, too, by the same names; an aggregator may not know it.
+Cells FigureNames() { return {"COMPRESSION", "ERROR NORM", "MOMENTUM NORM"}; }
+
+Cells FiguresOf(const JobSummary& job, const JobSummary& before) {
+  return {FormatCompression(job, before), FormatNumber(RootOf(job.error_squared)),
+          FormatNumber(RootOf(job.momentum_squared))};
+}
+
+Cells Row(Cells cells, const Cells& figures, const Cells& last) {
+  cells.insert(cells.end(), figures.begin(), figures.end());
+  cells.insert(cells.end(), last.begin(), last.end());
+  return cells;
+}
+
+// Those that are known of no job.
+void RemoveUnknownFigures(Rows& rows) {
+  for (const std::string& figure : FigureNames()) {
+    const size_t column = absl::c_find(rows.front(), figure) - rows.front().begin();
+    const bool is_known = std::any_of(rows.begin() + 1, rows.end(), [column](const Cells& row) {
+      return row[column] != kUnknown;
+    });
+    if (is_known) continue;
+    for (Cells& row : rows) row.erase(row.begin() + column);
+  }
 }
 
 std::string Quote(absl::string_view text) {
@@ -155,11 +238,18 @@ std::string FormatNotes(const std::map<std::string, JobSummary>& jobs,
   return notes;
 }
 
-std::string FormatTable(const std::vector<std::vector<std::string>>& rows,
-                        const std::string& notes) {
+std::string FormatTable(const Rows& rows, const std::string& notes) {
   const bool has_jobs = rows.size() > 1;
   if (!has_jobs && notes.empty()) return "no jobs\n";
   return absl::StrCat(has_jobs ? Align(rows) : "", notes);
+}
+
+// Counters that went back are those of another run.
+bool GoesOnFrom(const JobSummary& before, const JobSummary& job) {
+  return job.step >= before.step && job.bytes_received >= before.bytes_received &&
+         job.bytes_sent >= before.bytes_sent &&
+         job.rounds_closed_late >= before.rounds_closed_late &&
+         job.rounds_skipped >= before.rounds_skipped;
 }
 
 bool SameAnswer(const std::vector<AggregatorStatus>& a, const std::vector<AggregatorStatus>& b) {
@@ -272,14 +362,16 @@ absl::StatusOr<int> ShowStatus(const Flags& flags) {
 
 std::string FormatStatusTable(const std::vector<AggregatorStatus>& aggregators) {
   const std::map<std::string, JobSummary> jobs = Summarize(aggregators);
-  std::vector<std::vector<std::string>> rows = {
-      {"JOB", "STEP", "JOINED", "WAITING FOR", "RECEIVED", "SENT", "REFUSED"}};
+  Rows rows = {Row({"JOB", "STEP", "JOINED", "WAITING FOR", "RECEIVED", "SENT"}, FigureNames(),
+                   {"REFUSED"})};
   for (const auto& [name, job] : jobs) {
-    rows.push_back({Printable(name), absl::StrCat(job.step),
-                    absl::StrCat(job.joined.size(), "/", job.world_size), FormatWaiting(job),
-                    FormatBytes(job.bytes_received), FormatBytes(job.bytes_sent),
-                    absl::StrCat(job.refused.size())});
+    rows.push_back(Row({Printable(name), absl::StrCat(job.step),
+                        absl::StrCat(job.joined.size(), "/", job.world_size), FormatWaiting(job),
+                        FormatBytes(job.bytes_received), FormatBytes(job.bytes_sent)},
+                       FiguresOf(job, /*before=*/JobSummary()),
+                       {absl::StrCat(job.refused.size())}));
   }
+  RemoveUnknownFigures(rows);
   return FormatTable(rows, FormatNotes(jobs, aggregators));
 }
 
@@ -288,25 +380,29 @@ std::string FormatWatchTable(const std::vector<AggregatorStatus>& before,
   const std::map<std::string, JobSummary> jobs = Summarize(now);
   const std::map<std::string, JobSummary> jobs_before = Summarize(before);
   const double seconds = absl::ToDoubleSeconds(elapsed);
-  std::vector<std::vector<std::string>> rows = {
-      {"JOB", "STEP", "STEPS/s", "JOINED", "WAITING FOR", "RECEIVED/s", "SENT/s", "LATE"}};
+  Rows rows = {Row({"JOB", "STEP", "STEPS/s", "JOINED", "WAITING FOR", "RECEIVED/s", "SENT/s"},
+                   FigureNames(), {"LATE", "SKIPPED"})};
   for (const auto& [name, job] : jobs) {
     const auto found = jobs_before.find(name);
-    const bool can_tell = found != jobs_before.end() && SameAnswer(before, now) &&
-                          job.step >= found->second.step &&
-                          job.bytes_received >= found->second.bytes_received &&
-                          job.bytes_sent >= found->second.bytes_sent;
+    const bool can_tell =
+        found != jobs_before.end() && SameAnswer(before, now) && GoesOnFrom(found->second, job);
     const JobSummary& old = can_tell ? found->second : job;
     const auto rate = [&](uint64_t then, uint64_t now) {
-      return can_tell ? FormatBytes(std::lround((now - then) / seconds)) : "-";
+      return can_tell ? FormatBytes(std::lround((now - then) / seconds)) : kUnknown;
+    };
+    const auto more = [&](uint64_t then, uint64_t now) {
+      return can_tell ? absl::StrCat(now - then) : kUnknown;
     };
     rows.push_back(
-        {Printable(name), absl::StrCat(job.step),
-         can_tell ? absl::StrFormat("%.1f", (job.step - old.step) / seconds) : "-",
-         absl::StrCat(job.joined.size(), "/", job.world_size), FormatWaiting(job),
-         rate(old.bytes_received, job.bytes_received), rate(old.bytes_sent, job.bytes_sent),
-         can_tell ? absl::StrCat(job.rounds_closed_late - old.rounds_closed_late) : "-"});
+        Row({Printable(name), absl::StrCat(job.step),
+             can_tell ? absl::StrFormat("%.1f", (job.step - old.step) / seconds) : kUnknown,
+             absl::StrCat(job.joined.size(), "/", job.world_size), FormatWaiting(job),
+             rate(old.bytes_received, job.bytes_received), rate(old.bytes_sent, job.bytes_sent)},
+            FiguresOf(job, old),
+            {more(old.rounds_closed_late, job.rounds_closed_late),
+             more(old.rounds_skipped, job.rounds_skipped)}));
   }
+  RemoveUnknownFigures(rows);
   return FormatTable(rows, FormatNotes(jobs, now));
 }
 
@@ -330,8 +426,11 @@ Command AddStatusCommand(CLI::App& program) {
       "status", "Ask aggregators what they are doing and whom they wait for");
   app.footer(
       "Of each job: its step, who has joined, whom it waits for and since when, the bytes of its\n"
-      "frames, and whose join was refused. Exit code 69 if an aggregator does not answer.\n\n"
-      "With --watch again and again, until Ctrl-C, with steps and bytes in each second.\n\n"
+      "frames, how many times as many fp32 would take (COMPRESSION), the norms of error and\n"
+      "momentum once they are known, and whose join was refused. Exit code 69 if an aggregator\n"
+      "does not answer.\n\n"
+      "With --watch again and again, until Ctrl-C, with steps and bytes in each second, and how\n"
+      "many rounds were late or skipped since the last look.\n\n"
       "Example:\n"
       "  signpost status --aggregators 10.0.0.1:4000,10.0.0.2:4000");
   app.add_option("--aggregators", flags->aggregators, "Whom to ask, separated by commas")

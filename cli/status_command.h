@@ -20,12 +20,14 @@ struct AggregatorStatus {
 };
 
 // A line per job, all shards together, then the refused joins and the aggregators that did not
-// answer. A job is as far as its last shard, and waits for whom that shard waits for.
+// answer. A job is as far as its last shard, and waits for whom that shard waits for. Compression
+// and norms are known of a job when all of its shards say them; columns without any are left out.
 std::string FormatStatusTable(const std::vector<AggregatorStatus>& aggregators);
 
 // The same for who looks again and again: what jobs have done since `before`, `elapsed` ago, as
-// rates in each second, and how many rounds closed late in that time. "-" for what cannot be told:
-// no aggregator had been asked before, others answer now, or one was started again.
+// rates in each second, and how many rounds closed late or were skipped in that time. Compression
+// is that of the frames that came in it, or if none did, of all. "-" for what cannot be told: no
+// aggregator had been asked before, others answer now, or one was started again.
 std::string FormatWatchTable(const std::vector<AggregatorStatus>& before,
                              const std::vector<AggregatorStatus>& now, absl::Duration elapsed);
 

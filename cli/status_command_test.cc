@@ -45,6 +45,50 @@ TEST(StatusTable, HasALineForEachJobWithAllItsShards) {
             "bert  1200  4/4     rank 2 for 1.2 s  3.0 MB    1.0 kB  0\n");
 }
 
+// One of a job's two shards, as the status page would show it.
+AggregatorStatus ShardWithFigures(uint32_t shard) {
+  AggregatorStatus status = Answer("a:1", R"pb(jobs {
+                                                 job: "j"
+                                                 world_size: 2
+                                                 payload_bytes_received: 100
+                                                 uncompressed_bytes_received: 400
+                                                 error_norm: 3
+                                                 answer_norm: 0.05
+                                               })pb");
+  if (shard == 0) return status;
+  JobStatus& job = *status.response->mutable_jobs(0);
+  job.set_uncompressed_bytes_received(2400);
+  job.set_error_norm(4);
+  job.set_answer_norm(0.12);
+  return status;
+}
+
+TEST(StatusTable, HasCompressionAndNormsOverAllShards) {
+  EXPECT_EQ(FormatStatusTable({ShardWithFigures(0), ShardWithFigures(1)}),
+            "JOB  STEP  JOINED  WAITING FOR  RECEIVED  SENT  COMPRESSION  ERROR NORM  "
+            "MOMENTUM NORM  REFUSED\n"
+            "j    0     0/2     nobody       200 B     0 B   14x          5           "
+            "0.13           0\n");
+}
+
+TEST(StatusTable, LeavesOutWhatIsKnownOfNoJob) {
+  AggregatorStatus dense = ShardWithFigures(1);
+  dense.response->mutable_jobs(0)->clear_answer_norm();
+  const std::string without_momentum = FormatStatusTable({ShardWithFigures(0), dense});
+  EXPECT_THAT(without_momentum, HasSubstr("COMPRESSION  ERROR NORM  REFUSED\n"));
+  // An older aggregator among them.
+  const std::string without_any =
+      FormatStatusTable({ShardWithFigures(0), Answer("b:1", R"pb(jobs { job: "j" })pb")});
+  EXPECT_THAT(without_any, HasSubstr("SENT  REFUSED\n"));
+  // What is known of another job has its column.
+  AggregatorStatus two_jobs = dense;
+  *two_jobs.response->add_jobs() = ShardWithFigures(1).response->jobs(0);
+  two_jobs.response->mutable_jobs(1)->set_job("k");
+  EXPECT_THAT(FormatStatusTable({two_jobs}),
+              testing::AllOf(HasSubstr("24x          4           -              0\n"),
+                             HasSubstr("24x          4           0.12           0\n")));
+}
+
 TEST(StatusTable, SaysWhoIsNotWaitedForAndWhyAJobIsNotDurable) {
   const std::string table = FormatStatusTable({Answer("a:1", R"pb(jobs {
                                                                     job: "j"
@@ -126,8 +170,8 @@ AggregatorStatus Job(uint64_t step, uint64_t received, uint64_t sent, uint64_t l
 TEST(WatchTable, HasWhatWasDoneInEachSecondSinceTheLastLook) {
   EXPECT_EQ(
       FormatWatchTable({Job(100, 1000, 2000, 1)}, {Job(105, 7000, 2500, 4)}, absl::Seconds(2)),
-      "JOB  STEP  STEPS/s  JOINED  WAITING FOR  RECEIVED/s  SENT/s  LATE\n"
-      "j    105   2.5      0/2     nobody       3.0 kB      250 B   3\n"
+      "JOB  STEP  STEPS/s  JOINED  WAITING FOR  RECEIVED/s  SENT/s  LATE  SKIPPED\n"
+      "j    105   2.5      0/2     nobody       3.0 kB      250 B   3     0\n"
       "job j goes on without rank 1\n");
 }
 
@@ -135,7 +179,7 @@ TEST(WatchTable, DoesNotGuessWhatItCannotTell) {
   const AggregatorStatus now = Job(105, 7000, 2500, 4);
   const AggregatorStatus gone = {"b:1", absl::UnavailableError("refused")};
   const auto unknown =
-      HasSubstr("j    105   -        0/2     nobody       -           -       -\n");
+      HasSubstr("j    105   -        0/2     nobody       -           -       -     -\n");
   EXPECT_THAT(FormatWatchTable({}, {now}, absl::Seconds(1)), unknown);
   // Started again, so that its counters begin anew; or another one answers than before.
   EXPECT_THAT(FormatWatchTable({Job(104, 9000, 2000, 1)}, {now}, absl::Seconds(1)), unknown);
@@ -144,12 +188,33 @@ TEST(WatchTable, DoesNotGuessWhatItCannotTell) {
       unknown);
 }
 
+TEST(WatchTable, HasTheCompressionOfWhatCameSinceTheLastLook) {
+  AggregatorStatus before = Job(100, 1000, 2000, 1);
+  before.response->mutable_jobs(0)->set_uncompressed_bytes_received(1000);
+  AggregatorStatus now = Job(105, 2000, 2500, 1);
+  JobStatus& job = *now.response->mutable_jobs(0);
+  job.set_uncompressed_bytes_received(33000);
+  job.set_error_norm(0.25);
+  job.set_rounds_skipped(2);
+  EXPECT_THAT(FormatWatchTable({before}, {now}, absl::Seconds(2)),
+              HasSubstr("SENT/s  COMPRESSION  ERROR NORM  LATE  SKIPPED\n"
+                        "j    105   2.5      0/2     nobody       500 B       250 B   32x          "
+                        "0.25        0     2\n"));
+  // Nothing came since, or it cannot be told: of all.
+  const auto overall = HasSubstr("16.5x");
+  EXPECT_THAT(FormatWatchTable({now}, {now}, absl::Seconds(2)), overall);
+  EXPECT_THAT(FormatWatchTable({}, {now}, absl::Seconds(2)), overall);
+}
+
 TEST(StatusJson, HasEachAnswerAsItIs) {
   EXPECT_THAT(FormatStatusJson({Answer("a:1", R"pb(shard_count: 2
                                                    jobs { job: "j" step: 7 })pb")}),
-              testing::AllOf(HasSubstr(R"({"aggregators": [)"),
-                             HasSubstr(R"({"address": "a:1", "status": {)"),
-                             HasSubstr(R"("shard":0)"), HasSubstr(R"("step":"7")")));
+              testing::AllOf(
+                  HasSubstr(R"({"aggregators": [)"), HasSubstr(R"({"address": "a:1", "status": {)"),
+                  HasSubstr(R"("shard":0)"), HasSubstr(R"("step":"7")"), Not(HasSubstr("norm"))));
+  EXPECT_THAT(FormatStatusJson({ShardWithFigures(0)}),
+              testing::AllOf(HasSubstr(R"("uncompressed_bytes_received":"400")"),
+                             HasSubstr(R"("error_norm":3)"), HasSubstr(R"("answer_norm":0.05)")));
 }
 
 TEST(StatusJson, QuotesErrors) {

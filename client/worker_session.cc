@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/start_values.h"
+#include "log/log.h"
 #include "storage/disk.h"
 
 namespace signpost {
@@ -60,7 +61,10 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
     }
   }
   if (gpu != nullptr) Tell(options, absl::StrCat("trains on ", gpu->name()));
-  if ((*worker)->returned()) Tell(options, Describe(*(*worker)->returned()));
+  if ((*worker)->returned()) {
+    const log::Scope scope({.step = (*worker)->returned()->step});
+    Tell(options, Describe(*(*worker)->returned()));
+  }
   return std::unique_ptr<WorkerSession>(
       new WorkerSession(std::move(gpu), *std::move(worker), WireByteCounter(PortsOf(options))));
 }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "log/log.h"
 #include "node/definition.h"
 #include "proto/try_again.h"
 
@@ -389,6 +390,7 @@ bool Job::is_idle() const {
 }
 
 void Job::Tell(const std::string& what) const {
+  const log::Scope scope({.job = name_});
   if (options_.on_event) options_.on_event(absl::StrCat("job '", name_, "': ", what));
 }
 
@@ -478,6 +480,7 @@ void Job::Begin(const Processes& processes) {
     begun.set_returned(true);
     begun.set_returned_step(begun.steps());
     begun.set_lost_error_norm(0);
+    const log::Scope scope({.step = begun.steps()});
     Tell(absl::StrFormat("goes on at step %d", begun.steps()));
   }
   Answers answers;

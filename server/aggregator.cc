@@ -675,27 +675,18 @@ void Aggregator::EndMembership(Entry& entry, WaitingLeave leave, Callbacks& call
 }
 
 StatusResponse Aggregator::Status(const StatusRequest& request) const {
-  const absl::Time now = options_.now();
   StatusResponse response;
   response.set_shard(options_.shard);
   response.set_shard_count(options_.shard_count);
   response.set_version(kVersion);
-  std::vector<std::shared_ptr<const Job>> jobs;
-  {
+  // They may be about other jobs.
+  if (request.job().empty()) {
     absl::MutexLock lock(&mutex_);
-    // They may be about other jobs.
-    if (request.job().empty()) {
-      for (const std::string& warning : warnings_) {
-        response.add_warnings(state_dir_->WithoutPath(warning));
-      }
-    }
-    for (const auto& [name, entry] : jobs_) {
-      if (!request.job().empty() && name != request.job()) continue;
-      FillStatus(entry, *response.add_jobs());
-      jobs.push_back(entry.job);
+    for (const std::string& warning : warnings_) {
+      response.add_warnings(state_dir_->WithoutPath(warning));
     }
   }
-  for (size_t i = 0; i < jobs.size(); ++i) jobs[i]->FillStatus(now, *response.mutable_jobs(i));
+  for (JobMetrics& job : MetricsOf(request.job())) *response.add_jobs() = std::move(job.status);
   return response;
 }
 
@@ -708,22 +699,24 @@ void Aggregator::FillStatus(const Entry& entry, JobStatus& status) const {
 }
 
 AggregatorMetrics Aggregator::Metrics() const {
+  return {options_.shard, options_.shard_count, generation(), MetricsOf("")};
+}
+
+std::vector<JobMetrics> Aggregator::MetricsOf(absl::string_view name) const {
   const absl::Time now = options_.now();
-  AggregatorMetrics metrics = {options_.shard, options_.shard_count, generation()};
+  std::vector<JobMetrics> metrics;
   std::vector<std::shared_ptr<const Job>> jobs;
   {
     absl::MutexLock lock(&mutex_);
-    for (const auto& [name, entry] : jobs_) {
-      JobMetrics& job = metrics.jobs.emplace_back();
+    for (const auto& [job_name, entry] : jobs_) {
+      if (!name.empty() && job_name != name) continue;
+      JobMetrics& job = metrics.emplace_back();
       FillStatus(entry, job.status);
       if (state_dir_ != nullptr) job.snapshots = entry.snapshots;
       jobs.push_back(entry.job);
     }
   }
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    jobs[i]->FillStatus(now, metrics.jobs[i].status);
-    jobs[i]->FillMetrics(metrics.jobs[i]);
-  }
+  for (size_t i = 0; i < jobs.size(); ++i) jobs[i]->FillMetrics(now, metrics[i]);
   return metrics;
 }
 

@@ -17,6 +17,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "proto/aggregator.pb.h"
@@ -81,6 +82,8 @@ class Aggregator {
   // that cannot be right.
   absl::Status Restore(const StateDir::Recovered& recovered) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  uint32_t shard() const { return options_.shard; }
+
   // Waits until the Joins of all ranks of the job wait, and answers them all. Afterwards a Join of
   // the same rank and incarnation is answered at once. Before, a later Join of the same rank takes
   // the place of the one that waits, which ends with ABORTED.
@@ -135,9 +138,8 @@ class Aggregator {
   absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Both take some tens of microseconds for each chunk, and hold up frames of that chunk meanwhile.
   StatusResponse Status(const StatusRequest& request) const ABSL_LOCKS_EXCLUDED(mutex_);
-
-  // Takes some tens of microseconds for each chunk, and holds up frames of that chunk meanwhile.
   AggregatorMetrics Metrics() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Refuses new jobs from now on (UNAVAILABLE); jobs that are running, or waiting to, go on.
@@ -273,6 +275,8 @@ class Aggregator {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   void SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved,
                 absl::Duration duration) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Of the job with that name, if there is one, or of all.
+  std::vector<JobMetrics> MetricsOf(absl::string_view name) const ABSL_LOCKS_EXCLUDED(mutex_);
   // What is known without asking its rounds.
   void FillStatus(const Entry& entry, JobStatus& status) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 

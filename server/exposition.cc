@@ -192,13 +192,11 @@ constexpr JobMetric kJobMetrics[] = {
      [](const JobMetrics& job, Samples& samples) { samples.Add(job.retained.undurable); }},
     {"signpost_error_norm", kGauge,
      "2-norm of the errors that this shard keeps, from a sample of large chunks.",
-     [](const JobMetrics& job, Samples& samples) {
-       samples.Add(std::sqrt(job.norms.error_squared));
-     }},
+     [](const JobMetrics& job, Samples& samples) { samples.Add(job.norms.error_norm()); }},
     {"signpost_answer_norm", kGauge,
      "2-norm of the shard's newest answers, the mean momentum; missing while any is not one-bit.",
      [](const JobMetrics& job, Samples& samples) {
-       if (job.norms.answer_squared) samples.Add(std::sqrt(*job.norms.answer_squared));
+       if (job.norms.answer_squared) samples.Add(*job.norms.answer_norm());
      }},
     {"signpost_snapshot_seconds", kHistogram, "How long snapshots took that succeeded.",
      [](const JobMetrics& job, Samples& samples) {
@@ -354,9 +352,8 @@ std::string JobJson(const JobMetrics& job, absl::Time now) {
                                   {"answers", Number(job.retained.answers)},
                                   {"error", Number(job.retained.error)},
                                   {"undurable", Number(job.retained.undurable)}})},
-       {"error_norm", Number(std::sqrt(job.norms.error_squared))},
-       {"answer_norm",
-        job.norms.answer_squared ? Number(std::sqrt(*job.norms.answer_squared)) : "null"},
+       {"error_norm", Number(job.norms.error_norm())},
+       {"answer_norm", job.norms.answer_squared ? Number(*job.norms.answer_norm()) : "null"},
        {"snapshot", SnapshotJson(job, now)}});
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -20,14 +21,10 @@ namespace {
 void FillTotals(absl::Span<const OwnedChunk::Progress> chunks, JobStatus& status) {
   OwnedChunk::Progress total;
   for (const OwnedChunk::Progress& chunk : chunks) {
-    total.payload_bytes_received += chunk.payload_bytes_received;
-    total.payload_bytes_sent += chunk.payload_bytes_sent;
     total.rounds_closed += chunk.rounds_closed;
     total.rounds_skipped += chunk.rounds_skipped;
     total.rounds_closed_late += chunk.rounds_closed_late;
   }
-  status.set_payload_bytes_received(total.payload_bytes_received);
-  status.set_payload_bytes_sent(total.payload_bytes_sent);
   status.set_rounds_closed(total.rounds_closed);
   status.set_rounds_skipped(total.rounds_skipped);
   status.set_rounds_closed_late(total.rounds_closed_late);
@@ -251,22 +248,26 @@ bool Job::LeaveOut(absl::Duration restart_grace, absl::Time now) {
                            .restart_grace = restart_grace};
   roll_.Fill(attendance);
   const std::vector<bool> was_absent = attendance.is_absent;
-  bool any = false;
-  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk == nullptr) continue;
-    const std::vector<uint32_t> late_ranks = chunk->LeaveOut(attendance, now);
+  std::map<uint32_t, uint32_t> late_in;  // by rank: the first chunk
+  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    if (chunks_[chunk] == nullptr) continue;
+    const std::vector<uint32_t> late_ranks = chunks_[chunk]->LeaveOut(attendance, now);
     if (late_ranks.empty()) continue;
-    any = true;
+    for (const uint32_t rank : late_ranks) late_in.try_emplace(rank, chunk);
     roll_.SetAbsent(late_ranks);
     roll_.Fill(attendance);
   }
-  for (uint32_t rank = 0; any && rank < world_size_; ++rank) {
-    if (!attendance.is_absent[rank] || was_absent[rank] || attendance.has_left[rank]) continue;
+  for (const auto& [rank, chunk] : late_in) {
+    if (was_absent[rank] || attendance.has_left[rank]) continue;
     log::WriteEvent(log::Level::kWarning,
                     "a rank is late: rounds close without it until it is back",
-                    {.job = id_.name, .step = open_step(), .worker = rank, .shard = shard_.shard});
+                    {.job = id_.name,
+                     .step = chunks_[chunk]->progress().open_step,
+                     .chunk = chunk,
+                     .worker = rank,
+                     .shard = shard_.shard});
   }
-  return any;
+  return !late_in.empty();
 }
 
 LateRounds Job::late_rounds() const {
@@ -444,10 +445,18 @@ void Job::FillStatus(absl::Time now, JobStatus& status) const {
   FillWaiting(chunks, do_without ? absent_ranks : std::vector<uint32_t>(), now, status);
 }
 
-void Job::FillMetrics(JobMetrics& metrics) const {
+void Job::FillMetrics(absl::Time now, JobMetrics& metrics) const {
   for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
     if (chunk != nullptr) chunk->AddMetrics(metrics.rounds, metrics.retained, metrics.norms);
   }
+  JobStatus& status = metrics.status;
+  FillStatus(now, status);
+  status.set_payload_bytes_received(metrics.rounds.payload_bytes_received);
+  status.set_payload_bytes_sent(metrics.rounds.payload_bytes_sent);
+  status.set_uncompressed_bytes_received(metrics.rounds.float32_bytes_received);
+  status.set_uncompressed_bytes_sent(metrics.rounds.float32_bytes_sent);
+  status.set_error_norm(metrics.norms.error_norm());
+  if (metrics.norms.answer_squared) status.set_answer_norm(*metrics.norms.answer_norm());
 }
 
 }  // namespace signpost

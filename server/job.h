@@ -168,13 +168,13 @@ class Job {
   // As OwnedChunk::End, for all chunks.
   void End(const absl::Status& reason);
 
-  // Sets everything in the status of a complete job but joined_ranks and refused_joins.
-  void FillStatus(absl::Time now, JobStatus& status) const;
-
-  // Sets what the chunks have counted.
-  void FillMetrics(JobMetrics& metrics) const;
+  // Sets what the chunks have counted, and everything in the status of a complete job but
+  // joined_ranks and refused_joins.
+  void FillMetrics(absl::Time now, JobMetrics& metrics) const;
 
  private:
+  // All of it that is not in metrics as well.
+  void FillStatus(absl::Time now, JobStatus& status) const;
   absl::Status CheckOwnership(uint32_t rank, uint32_t chunk) const;
 
   const JobId id_;

@@ -1,6 +1,7 @@
 #include "server/metrics.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "absl/time/clock.h"
@@ -44,6 +45,13 @@ void RoundMetrics::Merge(const RoundMetrics& other) {
   for (size_t rank = 0; rank < other.straggler_seconds.size(); ++rank) {
     straggler_seconds[rank] += other.straggler_seconds[rank];
   }
+}
+
+double NormMetrics::error_norm() const { return std::sqrt(error_squared); }
+
+std::optional<double> NormMetrics::answer_norm() const {
+  if (!answer_squared) return std::nullopt;
+  return std::sqrt(*answer_squared);
 }
 
 void SnapshotMetrics::Add(const absl::Status& outcome, absl::Duration duration) {

@@ -77,6 +77,9 @@ struct NormMetrics {
   double error_squared = 0;
   // Of the newest answers, while all of them are in one bit: of the mean momentum, then.
   std::optional<double> answer_squared = 0.0;
+
+  double error_norm() const;
+  std::optional<double> answer_norm() const;
 };
 
 struct SnapshotMetrics {

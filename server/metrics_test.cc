@@ -12,6 +12,8 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "log/log.h"
+#include "nlohmann/json.hpp"
 #include "server/aggregator.h"
 #include "server/state_dir.h"
 #include "server/test_job.h"
@@ -154,6 +156,20 @@ TEST_F(MetricsTest, ARoundThatClosesWithoutARankIsPartialAndThatRankWasWaitedFor
   EXPECT_THAT(job.status.absent_ranks(), ElementsAre(1));
 }
 
+TEST_F(MetricsTest, ARankThatBecomesLateIsNamedWithTheRoundInJson) {
+  Join(/*world_size=*/2, /*min_workers=*/1);
+  Send({.rank = 0, .chunk = 1}, ONE_BIT);
+  now_ += absl::Seconds(5);
+  ASSERT_TRUE(log::SetFormat("json").ok());
+  testing::internal::CaptureStderr();
+  aggregator_.CloseLateRounds();
+  const nlohmann::json line = nlohmann::json::parse(testing::internal::GetCapturedStderr());
+  ASSERT_TRUE(log::SetFormat("text").ok());
+  EXPECT_EQ(line.at("worker"), 1);
+  EXPECT_EQ(line.at("step"), 0);
+  EXPECT_EQ(line.at("chunk"), 1);
+}
+
 TEST_F(MetricsTest, ARoundThatSomebodySkipsCountsAsSkippedOnly) {
   Join(/*world_size=*/2);
   Send({.rank = 0}, SKIP);
@@ -208,6 +224,27 @@ TEST_F(MetricsTest, NormsAreThoseOfTheErrorsAndAnswers) {
   EXPECT_NEAR(norms.error_squared / error_squared, 1, 1e-12);
   ASSERT_TRUE(norms.answer_squared);
   EXPECT_NEAR(*norms.answer_squared / answer_squared, 1, 1e-12);
+}
+
+TEST_F(MetricsTest, StatusHasWhatThePageHas) {
+  Join(/*world_size=*/1);
+  const auto status = [this] { return aggregator_.Status({}).jobs(0); };
+  EXPECT_EQ(status().error_norm(), 0);
+  EXPECT_FALSE(status().has_answer_norm()) << "there is no answer yet";
+  for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) {
+    Send({.rank = 0, .chunk = chunk}, ONE_BIT);
+  }
+  const JobMetrics metrics = Metrics();
+  for (const JobStatus& job : {status(), metrics.status}) {
+    EXPECT_EQ(job.payload_bytes_received(), metrics.rounds.payload_bytes_received);
+    EXPECT_EQ(job.payload_bytes_sent(), metrics.rounds.payload_bytes_sent);
+    EXPECT_EQ(job.uncompressed_bytes_received(), metrics.rounds.float32_bytes_received);
+    EXPECT_EQ(job.uncompressed_bytes_sent(), metrics.rounds.float32_bytes_sent);
+    EXPECT_GT(job.uncompressed_bytes_received(), job.payload_bytes_received());
+    EXPECT_EQ(job.error_norm(), std::sqrt(metrics.norms.error_squared));
+    EXPECT_EQ(job.answer_norm(), std::sqrt(*metrics.norms.answer_squared));
+    EXPECT_GT(job.error_norm(), 0);
+  }
 }
 
 TEST_F(MetricsTest, RetainedBytesAreThoseOfOpenRoundsAnswersAndErrors) {

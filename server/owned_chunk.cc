@@ -686,8 +686,6 @@ OwnedChunk::Progress OwnedChunk::progress() const {
   Progress progress;
   progress.open_step = open_step_;
   progress.durable_step = durable_step_;
-  progress.payload_bytes_received = metrics_.payload_bytes_received;
-  progress.payload_bytes_sent = metrics_.payload_bytes_sent;
   progress.rounds_closed = open_step_ - FirstOpenStep(layout_);
   progress.rounds_skipped = rounds_skipped_;
   progress.rounds_closed_late = rounds_closed_late_;

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "failpoint/failpoint.h"
@@ -54,6 +55,14 @@ grpc::ByteBuffer Serialize(Aggregator::Reply reply) {
   return SerializeResponse(header, std::move(reply.answer));
 }
 
+log::About AboutOf(const FrameHeader& header, uint32_t shard) {
+  return {.job = header.job().substr(0, kMaxJobNameBytes),
+          .step = header.step(),
+          .chunk = header.chunk(),
+          .worker = header.rank(),
+          .shard = shard};
+}
+
 grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext& context,
                                     const absl::Status& status) {
   grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
@@ -86,13 +95,16 @@ grpc::ServerUnaryReactor* Service::Exchange(grpc::CallbackServerContext* context
   // The frame is a copy: while the call waits, the transport need not keep the bytes.
   const_cast<grpc::ByteBuffer*>(request)->Clear();
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  aggregator_.Exchange(
-      std::move(frame), [this, reactor, response](absl::StatusOr<Aggregator::Reply> reply) {
-        if (reply.ok()) *response = Serialize(*std::move(reply));
-        exchange_bytes_sent_.fetch_add(response->Length(), std::memory_order_relaxed);
-        reactor->Finish(ToGrpcStatus(reply.status()));
-        Reach(Failpoint::kAnswerSent);
-      });
+  log::About about;
+  if (log::format() == log::Format::kJson) about = AboutOf(frame.header, aggregator_.shard());
+  aggregator_.Exchange(std::move(frame), [this, reactor, response, about = std::move(about)](
+                                             absl::StatusOr<Aggregator::Reply> reply) {
+    if (about.step) Tell(about, reply);
+    if (reply.ok()) *response = Serialize(*std::move(reply));
+    exchange_bytes_sent_.fetch_add(response->Length(), std::memory_order_relaxed);
+    reactor->Finish(ToGrpcStatus(reply.status()));
+    Reach(Failpoint::kAnswerSent);
+  });
   return reactor;
 }
 
@@ -123,6 +135,38 @@ grpc::ServerUnaryReactor* Service::Status(grpc::CallbackServerContext* context,
   const absl::Status status = Check(*context, request->job());
   if (status.ok()) *response = aggregator_.Status(*request);
   return FinishNow(*context, status);
+}
+
+void Service::Tell(const log::About& frame, const absl::StatusOr<Aggregator::Reply>& reply) {
+  // What ends as these do was sent again, or is told by its cause.
+  const absl::Status& status = reply.status();
+  if (absl::IsAborted(status) || absl::IsUnavailable(status)) return;
+  if (!status.ok()) {
+    if (IsTime(News::kFailed)) {
+      log::WriteEvent(log::Level::kWarning,
+                      absl::StrCat("an exchange has failed: ", status.message()), frame);
+    }
+    return;
+  }
+  const AnswerHeader& answer = reply->answer->header;
+  // Of the ranks that get the answer, the one at fault.
+  if (answer.codec() == SKIP && answer.skipped_by_rank() == frame.worker &&
+      IsTime(News::kSkipped)) {
+    log::WriteEvent(log::Level::kWarning,
+                    "a round is skipped: what this rank would have sent was not finite", frame);
+  }
+  if (answer.codec() == REPLAY && IsTime(News::kAskedAgain)) {
+    log::About wanted = frame;
+    wanted.step = answer.step();
+    log::WriteEvent(log::Level::kInfo,
+                    "a rank is asked for its frames again, from this step on, after a restart",
+                    wanted);
+  }
+}
+
+bool Service::IsTime(News news) {
+  const int64_t now = absl::ToUnixSeconds(absl::Now());
+  return last_told_[static_cast<size_t>(news)].exchange(now) != now;
 }
 
 absl::Status Service::Check(const grpc::CallbackServerContext& context,

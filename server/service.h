@@ -4,11 +4,15 @@
 #ifndef SIGNPOST_SERVER_SERVICE_H_
 #define SIGNPOST_SERVER_SERVICE_H_
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
+#include "log/log.h"
 #include "proto/aggregator.grpc.pb.h"
 #include "security/authorizer.h"
 #include "server/aggregator.h"
@@ -49,6 +53,12 @@ class Service final : public ServiceBase {
   uint64_t exchange_bytes_sent() const { return exchange_bytes_sent_; }
 
  private:
+  // Of which there is one line in each second at most: frames come by the thousand.
+  enum class News { kFailed, kSkipped, kAskedAgain };
+  // Says what became of a frame, if that is worth a line. In JSON only.
+  void Tell(const log::About& frame, const absl::StatusOr<Aggregator::Reply>& reply);
+  bool IsTime(News news);
+
   // Whether the caller has a part in the job.
   absl::Status Check(const grpc::CallbackServerContext& context, absl::string_view job) const;
 
@@ -57,6 +67,7 @@ class Service final : public ServiceBase {
   Authorizer* const authorizer_;  // or null
   std::atomic<uint64_t> exchange_bytes_received_ = 0;
   std::atomic<uint64_t> exchange_bytes_sent_ = 0;
+  std::array<std::atomic<int64_t>, 3> last_told_ = {};  // by News, in Unix seconds
 };
 
 }  // namespace signpost

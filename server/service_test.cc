@@ -17,6 +17,8 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "log/log.h"
+#include "nlohmann/json.hpp"
 #include "proto/aggregator.grpc.pb.h"
 #include "proto/message.h"
 #include "server/server.h"
@@ -196,6 +198,38 @@ TEST_F(ServiceTest, BytesThatAreNoRequestAreRefused) {
   });
   ended.WaitForNotification();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(ServiceTest, SaysInJsonWhichRoundOfWhomHasFailedOrIsSkipped) {
+  JoinResponse joined;
+  ASSERT_TRUE(Join(TestJoin(0, /*world_size=*/1), joined).ok());
+  // What is written until the answer is there.
+  const auto written_for = [&](const FrameKey& key, Codec codec) {
+    ExchangeResponse response;
+    testing::internal::CaptureStderr();
+    Exchange(RequestOf(Addressed(TestFrame(TestLayout(), key, codec), "job", joined.epoch())),
+             response);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(written_for({.rank = 0, .step = 7, .chunk = 1}, ONE_BIT), "");
+  ASSERT_TRUE(log::SetFormat("json").ok());
+  const std::string failed = written_for({.rank = 0, .step = 7, .chunk = 1}, ONE_BIT);
+  const std::string skipped = written_for({.rank = 0, .step = 0, .chunk = 1}, SKIP);
+  EXPECT_EQ(written_for({.rank = 0, .step = 1, .chunk = 1}, ONE_BIT), "");
+  ASSERT_TRUE(log::SetFormat("text").ok());
+
+  const nlohmann::json failure = nlohmann::json::parse(failed);
+  EXPECT_THAT(failure.at("message").get<std::string>(), HasSubstr("but step 0 is expected"));
+  EXPECT_EQ(failure.at("level"), "warning");
+  EXPECT_EQ(failure.at("job"), "job");
+  EXPECT_EQ(failure.at("step"), 7);
+  EXPECT_EQ(failure.at("chunk"), 1);
+  EXPECT_EQ(failure.at("worker"), 0);
+  EXPECT_EQ(failure.at("shard"), 0);
+  const nlohmann::json skip = nlohmann::json::parse(skipped);
+  EXPECT_THAT(skip.at("message").get<std::string>(), HasSubstr("a round is skipped"));
+  EXPECT_EQ(skip.at("step"), 0);
+  EXPECT_EQ(skip.at("chunk"), 1);
 }
 
 TEST_F(ServiceTest, CallThatWaitsIsEndedByDrain) {

@@ -1,5 +1,6 @@
 // What a run writes to standard error, as JSON: every line of it, whoever wrote it.
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -40,6 +41,16 @@ json LineWith(const std::vector<json>& lines, const std::string& text) {
   return json::object();
 }
 
+// Whether any whose message has this in it says which round of whom it is about.
+bool AnyNamesItsRound(const std::vector<json>& lines, const std::string& text) {
+  return std::any_of(lines.begin(), lines.end(), [&](const json& line) {
+    return line.value("message", "").find(text) != std::string::npos && line.contains("job") &&
+           line.contains("step") && line["step"].is_number_unsigned() && line.contains("chunk") &&
+           line["chunk"].is_number_unsigned() && line.contains("worker") &&
+           line["worker"].is_number_unsigned();
+  });
+}
+
 TEST(LogRun, IsJsonFromEveryProcess) {
   const std::vector<json> lines = Lines(
       "cli/signpost run --log-format json -n 2 --aggregators 1 -- sh -c '"
@@ -67,6 +78,10 @@ TEST(LogRun, SaysWhichConnectionOfWhichWorkerIsLost) {
   EXPECT_THAT(lost.at("aggregator"), HasSubstr("127.0.0.1:"));
   EXPECT_THAT(lost.at("job"), HasSubstr("run-"));
   EXPECT_EQ(LineWith(lines, "goes on with a job").at("shard"), 0);
+  // From workers, and from the aggregator.
+  EXPECT_TRUE(AnyNamesItsRound(lines, "which does not answer"));
+  EXPECT_TRUE(AnyNamesItsRound(lines, "the aggregator was started again, and asks"));
+  EXPECT_TRUE(AnyNamesItsRound(lines, "a rank is asked for its frames again"));
   EXPECT_TRUE(LineWith(lines, "started again").contains("time"));
 }
 

@@ -5,8 +5,14 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
+#include <string>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
+#include "log/log.h"
+#include "nlohmann/json.hpp"
 #include "tests/job.h"
 
 namespace signpost::testing {
@@ -120,6 +126,23 @@ TEST_F(NonFiniteGradientTest, LosesNoErrorAndNoOtherGradient) {
       EXPECT_NEAR(after.error[j], expected, 6 * 0x1p-21) << "rank " << rank << ", element " << j;
     }
   }
+}
+
+TEST_F(NonFiniteGradientTest, IsInEachWorkersLogWithStepAndChunk) {
+  ASSERT_TRUE(log::SetFormat("json").ok());
+  ::testing::internal::CaptureStderr();
+  TrainWith(kNan, /*bad_step=*/3);
+  const std::string written = ::testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(log::SetFormat("text").ok());
+  std::set<uint32_t> workers;
+  for (const absl::string_view text : absl::StrSplit(written, '\n', absl::SkipEmpty())) {
+    const auto line = nlohmann::json::parse(text.begin(), text.end());
+    if (!absl::StrContains(line.at("message").get<std::string>(), "not finite on rank 2")) continue;
+    EXPECT_EQ(line.at("step"), 3);
+    EXPECT_EQ(line.at("chunk"), &ChunkOf(kBadElement) - layout_->chunks().data());
+    workers.insert(line.at("worker").get<uint32_t>());
+  }
+  EXPECT_EQ(workers.size(), job_.workers) << written;
 }
 
 TEST_F(NonFiniteGradientTest, IsReportedOnAllRanksWithRankAndTensor) {

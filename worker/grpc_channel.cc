@@ -146,6 +146,7 @@ class GrpcChannel final : public Channel {
         : channel_(channel),
           request_(SerializeRequest(header, std::move(payload))),
           deadline_(deadline),
+          about_{.step = header.step(), .chunk = header.chunk()},
           done_(std::move(done)) {
       if (!trace::IsOn()) return;
       retry_.epoch = header.epoch();
@@ -185,13 +186,13 @@ class GrpcChannel final : public Channel {
             MayPass(status) || IsFull(status) || status.error_code() == grpc::StatusCode::ABORTED;
         if (IsFull(status)) {
           backoff_ = std::min(backoff_, kFullBackoff);
-          channel_.SetFull(status);
+          channel_.SetFull(status, about_);
         }
         const bool again = may_pass && SteadyNow() + backoff_ < deadline_;
-        if (status.error_code() == grpc::StatusCode::UNAVAILABLE) channel_.SetLost(status);
+        if (status.error_code() == grpc::StatusCode::UNAVAILABLE) channel_.SetLost(status, about_);
         return again ? TryLater() : Finish(channel_.Explain(status));
       }
-      channel_.SetFound();
+      channel_.SetFound(about_);
       Answer answer;
       absl::Status parsed = ParseResponse(response_, kMaxPayloadBytes, answer);
       response_.Clear();  // the transport's memory
@@ -232,6 +233,7 @@ class GrpcChannel final : public Channel {
     GrpcChannel& channel_;
     const grpc::ByteBuffer request_;
     const absl::Time deadline_;
+    const log::About about_;
     ExchangeDone done_;
     trace::Event retry_ = {.kind = trace::Kind::kRetry};
     grpc::ByteBuffer response_;
@@ -245,8 +247,8 @@ class GrpcChannel final : public Channel {
 
   bool HasNoCalls() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return calls_.empty(); }
 
-  // An exchange got no answer, and one did.
-  void SetLost(const grpc::Status& why) {
+  // A call got no answer, and one did; `about` is what is known of that one.
+  void SetLost(const grpc::Status& why, const log::About& about = {}) {
     {
       absl::MutexLock lock(&mutex_);
       if (lost_since_ != absl::InfiniteFuture()) return;
@@ -254,10 +256,11 @@ class GrpcChannel final : public Channel {
       lost_span_.emplace(trace::Event{.kind = trace::Kind::kLost});
     }
     Tell(absl::StrFormat("waiting for aggregator %s, which does not answer (%s)", target_,
-                         why.error_message()));
+                         why.error_message()),
+         about);
   }
 
-  void SetFound() {
+  void SetFound(const log::About& about = {}) {
     absl::Duration lost;
     {
       absl::MutexLock lock(&mutex_);
@@ -266,21 +269,24 @@ class GrpcChannel final : public Channel {
       lost_span_.reset();
     }
     Tell(absl::StrFormat("aggregator %s answers again, after %.2f s", target_,
-                         absl::ToDoubleSeconds(lost)));
+                         absl::ToDoubleSeconds(lost)),
+         about);
   }
 
-  void SetFull(const grpc::Status& why) {
+  void SetFull(const grpc::Status& why, const log::About& about) {
     const absl::Time now = SteadyNow();
     {
       absl::MutexLock lock(&mutex_);
       if (now < next_full_message_) return;
       next_full_message_ = now + kFullMessageInterval;
     }
-    Tell(absl::StrFormat("waiting for memory of aggregator %s (%s)", target_, why.error_message()));
+    Tell(absl::StrFormat("waiting for memory of aggregator %s (%s)", target_, why.error_message()),
+         about);
   }
 
-  void Tell(const std::string& what) const {
-    const log::Scope scope({.aggregator = target_});
+  void Tell(const std::string& what, log::About about) const {
+    about.aggregator = target_;
+    const log::Scope scope(std::move(about));
     if (on_connection_) on_connection_(what);
   }
 

@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "failpoint/failpoint.h"
 #include "kernels/dense.h"
+#include "log/log.h"
 #include "proto/codec.h"
 #include "proto/custom_codec.h"
 #include "proto/try_again.h"
@@ -918,6 +919,14 @@ void Worker::Exchange(uint32_t chunk, uint64_t step) {
                              });
 }
 
+log::About Worker::AboutOf(uint32_t chunk, uint64_t step) const {
+  return {.job = options_.job,
+          .step = step,
+          .chunk = chunk,
+          .worker = options_.rank,
+          .aggregator = channels_[shard_of_chunk_[chunk]]->target()};
+}
+
 absl::StatusOr<bool> Worker::Receive(WorkerInbox::Item item, StepReport& report) {
   if (const auto* packed = std::get_if<Packed>(&item.what)) {
     exchanges_[item.chunk].is_packing = false;
@@ -925,7 +934,15 @@ absl::StatusOr<bool> Worker::Receive(WorkerInbox::Item item, StepReport& report)
     Send(item.chunk, *packed->bad_block);
     return false;
   }
-  return ReceiveAnswer(item.chunk, std::get<absl::StatusOr<Answer>>(std::move(item.what)), report);
+  const uint64_t step = exchanges_[item.chunk].step_under_way.value_or(round_);
+  absl::StatusOr<bool> is_news =
+      ReceiveAnswer(item.chunk, std::get<absl::StatusOr<Answer>>(std::move(item.what)), report);
+  if (!is_news.ok()) {
+    log::WriteEvent(log::Level::kWarning,
+                    absl::StrCat("an exchange has failed: ", is_news.status().message()),
+                    AboutOf(item.chunk, step));
+  }
+  return is_news;
 }
 
 absl::StatusOr<bool> Worker::ReceiveAnswer(uint32_t chunk, absl::StatusOr<Answer> answer,
@@ -1005,7 +1022,10 @@ void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
     if (rank == options_.rank) is_late = true;
     if (!absl::c_linear_search(report.late_ranks, rank)) report.late_ranks.push_back(rank);
   }
-  report.late_rounds += is_late;
+  if (is_late && report.late_rounds++ == 0) {
+    log::WriteEvent(log::Level::kWarning, "a round has closed without this rank, which was late",
+                    AboutOf(chunk, header.step()));
+  }
   newest_step_ = std::max(newest_step_, header.open_step());
   for (int i = 0; i < header.later_rates_size(); ++i) {
     later_rates_[header.step() + 1 + i] = header.later_rates(i);
@@ -1014,6 +1034,12 @@ void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
     optimizer_.TakeBack(chunk, exchange.packed->data());
     report.skipped.push_back({header.skipped_by_rank(),
                               layout_.DescribeBlock(chunk, SkippedBlock(answer.payload.span()))});
+    if (report.skipped.size() == 1) {
+      log::WriteEvent(log::Level::kWarning,
+                      absl::StrFormat("a round is skipped: not finite on rank %d: %s",
+                                      header.skipped_by_rank(), report.skipped.back().block),
+                      AboutOf(chunk, header.step()));
+    }
   } else {
     if (is_late) optimizer_.KeepInput(chunk, exchange.packed->data());
     optimizer_.Apply(chunk, std::move(answer));
@@ -1073,6 +1099,9 @@ absl::Status Worker::Replay(uint32_t chunk, const AnswerHeader& wanted, StepRepo
   }
   if (!is_news) return absl::OkStatus();
   ++report.restarted_aggregators;
+  log::WriteEvent(log::Level::kWarning,
+                  "the aggregator was started again, and asks for frames from this step on",
+                  AboutOf(chunk, wanted.step()));
   for (uint32_t other = 0; other < exchanges_.size(); ++other) {
     if (shard_of_chunk_[other] == shard) Offer(other);
   }

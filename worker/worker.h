@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kernels/gpu.h"
+#include "log/log.h"
 #include "proto/checkpoint.pb.h"
 #include "proto/layout.h"
 #include "storage/disk.h"
@@ -341,6 +342,8 @@ class Worker {
   // For the trace: of the current round, or the current step as a whole.
   trace::Event EventOf(trace::Kind kind, uint32_t chunk) const;
   trace::Event StepEvent(trace::Kind kind) const;
+  // For a line about an exchange.
+  log::About AboutOf(uint32_t chunk, uint64_t step) const;
 
   const WorkerOptions options_;
   const std::vector<Parameter> parameters_;
