@@ -173,10 +173,11 @@ Command AddAggregatorCommand(CLI::App& program) {
          "Most bytes that are received and not handed on yet, over all connections [half of "
          "the memory]")
       ->type_name("BYTES");
-  app.add_option(
-         "--max-held-bytes", limits.held_bytes,
-         "Most bytes of payloads and errors, over all jobs: beyond, frames wait with their workers "
-         "[nine tenths of the memory]")
+  app.add_option("--max-held-bytes", limits.held_bytes,
+                 "Most bytes of payloads and errors, over all jobs: beyond, frames wait with their "
+                 "workers, "
+                 "and a job that needs more does not begin "
+                 "[nine tenths of the memory]")
       ->type_name("BYTES");
   app.add_option(
          "--codec-library", flags->codec_libraries,

@@ -69,6 +69,8 @@ PayloadPool& PayloadPool::Global() {
   return pool;
 }
 
+uint64_t PayloadPool::Footprint(size_t bytes) { return bytes < kLeastBytes ? bytes : Whole(bytes); }
+
 PayloadPool::~PayloadPool() {
   absl::MutexLock lock(&mutex_);
   for (auto& [bytes, size] : sizes_) {

@@ -27,6 +27,9 @@ class PayloadPool {
 
   static PayloadPool& Global();  // lives as long as the process
 
+  // What so many bytes take, from here or from malloc.
+  static uint64_t Footprint(size_t bytes);
+
   PayloadPool() = default;
   ~PayloadPool();  // requires that all has been given back
   PayloadPool(const PayloadPool&) = delete;

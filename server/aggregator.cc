@@ -35,11 +35,11 @@ uint64_t FramesOf(uint32_t world_size, const Layout& layout) {
   return uint64_t{world_size} * layout.chunks().size();
 }
 
-absl::Status HeldBytesError(uint64_t held, uint64_t most) {
+absl::Status RoomIsUsedError(uint64_t used, uint64_t reserved, uint64_t limit) {
   return TryAgain(absl::ResourceExhaustedError(absl::StrFormat(
-      "no memory for another frame: payloads and errors take %d bytes, of at most %d, which "
-      "--max-held-bytes of `signpost aggregator` sets; it is to be sent again",
-      held, most)));
+      "jobs need %d bytes of %d, which --max-held-bytes of `signpost aggregator` sets, and frames "
+      "that can wait take %d: the frame is to be sent again",
+      reserved, limit, used)));
 }
 
 absl::Status CheckIdentity(const JoinRequest& request, const AggregatorOptions& options) {
@@ -119,12 +119,7 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
   }
   uint64_t payload_bytes = 0;
   for (uint32_t chunk = 0; chunk < layout->chunks().size(); ++chunk) {
-    // In int8, a tensor of one element takes more than its 4 bytes.
-    payload_bytes = std::max(
-        {payload_bytes, layout->PayloadBytes(FLOAT32, chunk), layout->PayloadBytes(INT8, chunk)});
-    if (request.options().has_custom_codec()) {
-      payload_bytes = std::max(payload_bytes, layout->PayloadBytes(CUSTOM, chunk));
-    }
+    payload_bytes = std::max(payload_bytes, LargestPayload(*layout, chunk));
     // Of ranks that come back.
     if (request.options().min_workers() > 0) {
       payload_bytes = std::max(payload_bytes, layout->PayloadBytes(STATE, chunk));
@@ -240,6 +235,7 @@ absl::Status Aggregator::Restore(const StateDir::Recovered& recovered) {
     }
     jobs_.emplace(state.id.name, Entry{.job = *std::move(job),
                                        .membership = std::move(membership),
+                                       .has_room = true,
                                        .saved = true,
                                        .saved_steps = OpenStepsOf(state)});
     log::WriteEvent(
@@ -282,6 +278,7 @@ uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done) {
     }
   }
   for (auto& [name, entry] : replaced) EndCalls(entry, GaveWayError(entry.job->id()));
+  MakeRoom();
   Call(std::move(callbacks));
   return call;
 }
@@ -443,12 +440,14 @@ absl::StatusOr<Aggregator::Entry*> Aggregator::Admit(const JoinRequest& request,
 absl::Status Aggregator::CheckRoom(uint32_t world_size, const Layout& layout,
                                    absl::Span<const Entries::iterator> leaving) {
   uint64_t jobs = 1, parameters = layout.elements(), frames = FramesOf(world_size, layout);
+  uint64_t reserved = ReservedBytes(world_size, layout, {options_.shard, options_.shard_count});
   for (auto entry = jobs_.begin(); entry != jobs_.end(); ++entry) {
     if (absl::c_linear_search(leaving, entry)) continue;
     const Job& job = *entry->second.job;
     ++jobs;
     parameters += job.layout().elements();
     frames += FramesOf(job.world_size(), job.layout());
+    reserved += job.reserved_bytes();
   }
   const AggregatorLimits& limits = options_.limits;
   if (jobs > limits.jobs) return LimitError("jobs", jobs, limits.jobs, "--max-jobs");
@@ -457,6 +456,10 @@ absl::Status Aggregator::CheckRoom(uint32_t world_size, const Layout& layout,
   }
   if (frames > limits.frames) {
     return LimitError("frames of a step of all jobs", frames, limits.frames, "--max-frames");
+  }
+  if (reserved > limits.held_bytes) {
+    return LimitError("bytes that all jobs need to go on", reserved, limits.held_bytes,
+                      "--max-held-bytes");
   }
   return absl::OkStatus();
 }
@@ -514,11 +517,47 @@ void Aggregator::Exchange(Frame frame, ExchangeDone done) {
   const absl::Time now = options_.now();
   absl::StatusOr<std::shared_ptr<Job>> job = FindRunningJob(frame.header, now);
   if (!job.ok()) return done(job.status());
-  const uint64_t held = PayloadPool::Global().used_bytes();
-  if (held > options_.limits.held_bytes && (*job)->CanDoWithout(frame)) {
-    return done(HeldBytesError(held, options_.limits.held_bytes));
+  const absl::StatusOr<Room::Offer> offer = OfferRoom(**job);
+  if (!offer.ok() && IsContribution(frame.header.codec())) return done(offer.status());
+  if ((*job)->Exchange(std::move(frame), now, std::move(done), offer.value_or(Room::Offer()))) {
+    late_bell_.Ring();
   }
-  if ((*job)->Exchange(std::move(frame), now, std::move(done))) late_bell_.Ring();
+}
+
+uint64_t Aggregator::ReservedByJobs() const {
+  uint64_t bytes = 0;
+  for (const auto& [name, entry] : jobs_) bytes += entry.job->reserved_bytes();
+  return bytes;
+}
+
+void Aggregator::MakeRoom() {
+  std::vector<std::shared_ptr<Job>> jobs;
+  absl::Status reason;
+  {
+    absl::MutexLock lock(&mutex_);
+    const uint64_t used = room_.taken(), reserved = ReservedByJobs();
+    const uint64_t limit = options_.limits.held_bytes;
+    if (used == 0 || used + reserved <= limit) return;
+    reason = RoomIsUsedError(used, reserved, limit);
+    for (const auto& [name, entry] : jobs_) jobs.push_back(entry.job);
+  }
+  for (const std::shared_ptr<Job>& job : jobs) job->GiveRoomBack(reason);
+}
+
+absl::StatusOr<Room::Offer> Aggregator::OfferRoom(const Job& job) {
+  const uint64_t limit = options_.limits.held_bytes;
+  if (limit == AggregatorLimits::kUnlimited) return Room::Offer();
+  absl::MutexLock lock(&mutex_);
+  const uint64_t reserved = ReservedByJobs();
+  const auto found = jobs_.find(job.id().name);
+  if (found != jobs_.end() && !found->second.has_room) {
+    const uint64_t used = room_.taken();
+    if (used + reserved > limit) return RoomIsUsedError(used, reserved, limit);
+    found->second.has_room = true;
+  }
+  // Answers on their way to ranks that do not read them are nobody's.
+  const bool has_any = PayloadPool::Global().used_bytes() <= limit;
+  return Room::Offer{&room_, has_any ? limit - std::min(limit, reserved) : 0, limit};
 }
 
 absl::StatusOr<ReadErrorResponse> Aggregator::ReadError(const ReadErrorRequest& request) {

@@ -29,6 +29,7 @@
 #include "server/membership.h"
 #include "server/metrics.h"
 #include "server/owned_chunk.h"
+#include "server/room.h"
 #include "server/state_dir.h"
 
 namespace signpost {
@@ -45,9 +46,13 @@ struct AggregatorLimits {
   uint64_t parameters = uint64_t{1} << 34;      // --max-parameters, of all jobs and shards
   uint64_t frames = uint64_t{1} << 22;          // --max-frames, of a step: chunks times workers
   uint64_t payload_bytes = uint64_t{64} << 20;  // --max-message-bytes, per frame
-  // --max-held-bytes: what all payloads and errors of the process take. Beyond it a frame gets
-  // RESOURCE_EXHAUSTED, with TryAgain's mark, and is to be sent again, unless its chunk is the one
-  // that is furthest behind: so jobs go on, chunk by chunk.
+  // --max-held-bytes: what jobs hold of frames, and of the errors and answers that become of them.
+  // All jobs together reserve at most as much (ReservedBytes), or the last one does not begin: so
+  // each of them can go on, chunk by chunk, whatever the others do. Frames of other chunks than the
+  // one that is furthest behind have what is not reserved; when that is used up, or payloads and
+  // errors of the process take more than the limit, they get RESOURCE_EXHAUSTED, with TryAgain's
+  // mark, and are to be sent again. So are those that are here when a job begins which needs their
+  // memory; its own are refused for as long as it takes complete rounds among them to close.
   uint64_t held_bytes = kUnlimited;
 };
 
@@ -196,6 +201,7 @@ class Aggregator {
     std::shared_ptr<Job> job;
     Membership membership;
     std::map<uint32_t, Returning> returning = {};  // by rank
+    bool has_room = false;                         // nobody else uses what it reserves
 
     // With a state directory:
     bool saved = false;                             // at least once
@@ -259,6 +265,11 @@ class Aggregator {
 
   absl::StatusOr<std::shared_ptr<Job>> FindRunningJob(const FrameHeader& header, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Frames that could wait give back what jobs need.
+  void MakeRoom() ABSL_LOCKS_EXCLUDED(mutex_);
+  uint64_t ReservedByJobs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // To a frame of the job; RESOURCE_EXHAUSTED, with TryAgain's mark, if it must not have any.
+  absl::StatusOr<Room::Offer> OfferRoom(const Job& job) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status NotHereError(const FrameHeader& header) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // 0 without a state directory.
   uint64_t generation() const { return state_dir_ == nullptr ? 0 : state_dir_->generation(); }
@@ -285,6 +296,7 @@ class Aggregator {
   const uint64_t first_epoch_;  // jobs of this process come after it
   Bell bell_;
   Bell late_bell_;
+  Room room_;  // outlives the jobs
 
   absl::Mutex state_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while the directory is written to
   mutable absl::Mutex mutex_;

@@ -59,6 +59,27 @@ void FillWaiting(absl::Span<const OwnedChunk::Progress> chunks,
 
 }  // namespace
 
+uint64_t LargestPayload(const Layout& layout, uint32_t chunk) {
+  // In int8, a tensor of one element takes more than its 4 bytes.
+  const uint64_t ours =
+      std::max(layout.PayloadBytes(FLOAT32, chunk), layout.PayloadBytes(INT8, chunk));
+  if (!layout.options().has_custom_codec()) return ours;
+  return std::max(ours, layout.PayloadBytes(CUSTOM, chunk));
+}
+
+uint64_t ReservedBytes(uint32_t world_size, const Layout& layout, ShardId shard) {
+  const std::vector<uint32_t> shard_of_chunk = layout.ShardOfChunk(shard.shard_count);
+  uint64_t kept = 0, largest = 0;
+  for (uint32_t chunk = 0; chunk < shard_of_chunk.size(); ++chunk) {
+    if (shard_of_chunk[chunk] != shard.shard) continue;
+    const uint64_t frame = PayloadPool::Footprint(LargestPayload(layout, chunk));
+    const uint64_t error = PayloadPool::Footprint(layout.PayloadBytes(FLOAT32, chunk));
+    kept += error + frame;
+    largest = std::max(largest, frame);
+  }
+  return kept + (uint64_t{world_size} + 2) * largest;
+}
+
 OpenSteps OpenStepsOf(const JobState& state) {
   OpenSteps steps;
   for (const ChunkState& chunk : state.chunks) steps[chunk.chunk] = chunk.open_step;
@@ -136,6 +157,7 @@ Job::Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, Bell* bell
       layout_(std::move(layout)),
       shard_(shard),
       shard_of_chunk_(layout_.ShardOfChunk(shard.shard_count)),
+      reserved_bytes_(ReservedBytes(world_size_, layout_, shard_)),
       roll_(world_size),
       chunks_(layout_.chunks().size()) {
   for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
@@ -176,7 +198,7 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Restore(const JobState& state, ShardId
       absl::StrFormat("the state of job '%s' has %d chunks of %d", state.id.name, restored, owned));
 }
 
-bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done) {
+bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Offer offer) {
   absl::Status status = CheckFrame(frame.header, frame.payload.span(), world_size_, layout_);
   if (status.ok()) status = CheckOwnership(frame.header.rank(), frame.header.chunk());
   if (!status.ok()) {
@@ -211,25 +233,28 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done) {
     done(StateDesk::Ask(frame.header, wanted));
     return false;
   }
-  chunk.Exchange(std::move(frame), now, std::move(done));
+  const uint64_t bytes = PayloadPool::Footprint(frame.payload.size());
+  if (offer.room != nullptr && offer.room->taken() + bytes > offer.most &&
+      IsFurthestBehind(frame.header.step(), frame.header.chunk())) {
+    offer.room = nullptr;
+  }
+  chunk.Exchange(std::move(frame), now, std::move(done), offer);
   if (absent == 0 || round_deadline() == absl::InfiniteDuration()) return false;
   const uint32_t missing = chunk.missing();
   return 0 < missing && missing <= absent;
 }
 
-bool Job::CanDoWithout(const Frame& frame) const {
-  const uint32_t own = frame.header.chunk();
-  const bool is_large =
-      IsContribution(frame.header.codec()) && frame.payload.size() >= PayloadPool::kLeastBytes;
-  if (!is_large || own >= chunks_.size() || chunks_[own] == nullptr ||
-      !chunks_[own]->Keeps(frame.header)) {
-    return false;
+bool Job::IsFurthestBehind(uint64_t step, uint32_t chunk) const {
+  const auto place = std::make_pair(step, chunk);
+  return absl::c_all_of(open_steps(), [&](const auto& other) {
+    return std::make_pair(other.second, other.first) >= place;
+  });
+}
+
+void Job::GiveRoomBack(const absl::Status& reason) {
+  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
+    if (chunk != nullptr) chunk->GiveRoomBack(reason);
   }
-  const auto place = std::make_pair(frame.header.step(), own);
-  for (const auto& [chunk, step] : open_steps()) {
-    if (std::make_pair(step, chunk) < place) return true;
-  }
-  return false;
 }
 
 absl::Duration Job::round_deadline() const {

@@ -23,6 +23,7 @@
 #include "proto/layout.h"
 #include "server/metrics.h"
 #include "server/owned_chunk.h"
+#include "server/room.h"
 #include "server/state_desk.h"
 
 namespace signpost {
@@ -50,6 +51,14 @@ struct JobState {
 
 // By chunk: of its rounds that close without some rank.
 using LateRounds = std::map<uint32_t, LateRanks>;
+
+// In bytes, whatever its codec.
+uint64_t LargestPayload(const Layout& layout, uint32_t chunk);
+
+// The memory that a job needs to go on, in bytes. Of its chunks that the shard owns: their errors,
+// an answer of each, and of the largest of them a frame of each rank, the answer that is being made
+// and a copy for a snapshot.
+uint64_t ReservedBytes(uint32_t world_size, const Layout& layout, ShardId shard);
 
 // Of the chunks that a shard owns, by chunk.
 using OpenSteps = std::map<uint32_t, uint64_t>;
@@ -103,18 +112,20 @@ class Job {
 
   const JobId& id() const { return id_; }
   uint32_t world_size() const { return world_size_; }
+  uint64_t reserved_bytes() const { return reserved_bytes_; }
   const Layout& layout() const { return layout_; }
 
-  // Judges the frame (CheckFrame) and gives it to its chunk: see OwnedChunk. INVALID_ARGUMENT for
+  // Judges the frame (CheckFrame) and gives it to its chunk: see OwnedChunk. A frame for which the
+  // offered room is too small does not need it when no other chunk is further behind than its own:
+  // at an earlier step, or a lower one. Every rank comes to that chunk, in whatever order it sends
+  // others (worker/chunk_queue.h), so a job goes on that has no room at all. INVALID_ARGUMENT for
   // a frame that does not pass, or whose chunk another shard owns, which is named.
   // Returns whether its round may be one now that need not wait any longer, because all others have
   // contributed to it but those that are absent or have left: see LeaveOut, which is not cheap.
-  bool Exchange(Frame frame, absl::Time now, OwnedChunk::Done done);
+  bool Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Offer offer = {});
 
-  // Whether the frame has a payload that would be kept and is worth refusing, and another chunk is
-  // further behind than its own: at an earlier step, or a lower one. That chunk does not need the
-  // frame, for every rank comes to it, in whatever order it sends others (worker/chunk_queue.h).
-  bool CanDoWithout(const Frame& frame) const;
+  // As OwnedChunk::GiveRoomBack, for all chunks.
+  void GiveRoomBack(const absl::Status& reason);
 
   // Infinite: rounds wait for all ranks.
   absl::Duration round_deadline() const;
@@ -176,12 +187,14 @@ class Job {
   // All of it that is not in metrics as well.
   void FillStatus(absl::Time now, JobStatus& status) const;
   absl::Status CheckOwnership(uint32_t rank, uint32_t chunk) const;
+  bool IsFurthestBehind(uint64_t step, uint32_t chunk) const;
 
   const JobId id_;
   const uint32_t world_size_;
   const Layout layout_;
   const ShardId shard_;
   const std::vector<uint32_t> shard_of_chunk_;
+  const uint64_t reserved_bytes_;
   Roll roll_;
   StateDesk state_desk_;
   std::atomic<uint32_t> asked_rank_ = 0;             // the last of AskForStates

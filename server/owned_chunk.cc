@@ -8,10 +8,13 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "failpoint/failpoint.h"
 #include "kernels/sum.h"
 #include "proto/codec.h"
+#include "proto/payload_pool.h"
+#include "proto/try_again.h"
 
 namespace signpost {
 namespace {
@@ -47,6 +50,14 @@ absl::Status SupersededError(const FrameHeader& header) {
                                          " again, and that call took the place of this one"));
 }
 
+absl::Status NoRoomError(const Room::Offer& offer) {
+  return TryAgain(absl::ResourceExhaustedError(absl::StrFormat(
+      "no memory for another frame that can wait: such frames take %d bytes, of %d that "
+      "--max-held-bytes of `signpost aggregator`, %d, leaves them beside what its jobs need; it is "
+      "to be sent again",
+      offer.room->taken(), offer.most, offer.limit)));
+}
+
 // Of rounds that were skipped there could be any number within a limit of bytes, and their rates
 // travel in one header.
 constexpr size_t kMostAnswers = 16;
@@ -54,6 +65,9 @@ constexpr size_t kMostAnswers = 16;
 // Of which a crash could make workers send the frames again. Rounds that all ranks skip have next
 // to no bytes.
 constexpr uint64_t kMostKeptRounds = 64;
+
+// Frames of rounds that are skipped are smaller than what a call takes besides.
+constexpr size_t kFreeBytes = 64;
 
 // Of the blocks of a one-bit payload: the sum of scale^2 * length.
 double SquareOf(const Chunk& chunk, uint32_t block_elements, const Payload& payload) {
@@ -109,7 +123,7 @@ void OwnedChunk::Restore(ChunkState state, uint64_t generation, absl::Time now) 
   restored_ = now;
 }
 
-void OwnedChunk::Exchange(Frame frame, absl::Time now, Done done) {
+void OwnedChunk::Exchange(Frame frame, absl::Time now, Done done, Room::Offer offer) {
   EndedCalls ended;
   {
     absl::MutexLock lock(&mutex_);
@@ -117,7 +131,7 @@ void OwnedChunk::Exchange(Frame frame, absl::Time now, Done done) {
     if (HasNumbers(frame.header.codec(), frame.payload)) {
       metrics_.float32_bytes_received += uint64_t{4} * layout_.chunks()[chunk_].elements;
     }
-    ended = Contribute(std::move(frame), now, std::move(done));
+    ended = Contribute(std::move(frame), now, std::move(done), offer);
     CountSent(ended);
   }
   for (EndedCall& call : ended) call.done(std::move(call.result));
@@ -147,7 +161,8 @@ void OwnedChunk::End(const absl::Status& reason) {
   for (EndedCall& call : ended) call.done(std::move(call.result));
 }
 
-OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done done) {
+OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done done,
+                                              const Room::Offer& offer) {
   EndedCalls ended;
   const FrameHeader header = frame.header;
   if (header.incarnation() != 0 && header.incarnation() == withdrawn_[header.rank()]) {
@@ -175,18 +190,25 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   }
   absl::Status status =
       header.step() == open_step_ ? end_ : WrongStepError(header, open_step_, oldest_step);
-  if (status.ok() && !open_) {
+  const bool is_first = status.ok() && !open_;
+  if (is_first) {
     open_.emplace(world_size_, header, now);
     const auto late_ranks = late_ranks_.find(open_step_);
     if (late_ranks != late_ranks_.end()) open_->round.LeaveOut(late_ranks->second);
   }
   if (status.ok()) LearnLateRanks(header);
+  const bool is_new =
+      status.ok() && !open_->round.IsLate(header.rank()) && !open_->round.Has(header.rank());
+  if (is_new && payload_bytes > kFreeBytes && offer.room != nullptr &&
+      !open_->room.Take(*offer.room, PayloadPool::Footprint(payload_bytes), offer.most)) {
+    status = NoRoomError(offer);
+    if (is_first) open_.reset();
+  }
   if (status.ok() && !open_->round.IsLate(header.rank())) {
     open_->largest_payload = std::max(open_->largest_payload, payload_bytes);
-    const bool is_first = !open_->round.Has(header.rank());
     const uint32_t missing = open_->round.missing();
     status = open_->round.Contribute(std::move(frame));
-    if (status.ok() && is_first) {
+    if (status.ok() && is_new) {
       CountWait({header.rank()}, missing, now);
       open_->trace.AddFrame(header, payload_bytes);
     }
@@ -421,11 +443,6 @@ uint32_t OwnedChunk::missing() const {
   return open_ ? open_->round.missing() : 0;
 }
 
-bool OwnedChunk::Keeps(const FrameHeader& header) const {
-  absl::MutexLock lock(&mutex_);
-  return header.step() == open_step_ && header.generation() >= generation_;
-}
-
 LateRanks OwnedChunk::late_ranks() const {
   absl::MutexLock lock(&mutex_);
   return late_ranks_;
@@ -555,6 +572,21 @@ void OwnedChunk::ForgetAnswers() {
     bytes -= closed_.front().answer->payload.size();
     closed_.pop_front();
   }
+}
+
+void OwnedChunk::GiveRoomBack(const absl::Status& reason) {
+  EndedCalls ended;
+  {
+    absl::MutexLock lock(&mutex_);
+    const bool gives = open_ && open_->room.bytes() > 0 && !open_->round.complete() &&
+                       open_->round.late_ranks().empty();
+    if (!gives) return;
+    for (WaitingCall& call : open_->calls) {
+      if (call.done) ended.push_back({std::move(call.done), reason});
+    }
+    open_.reset();
+  }
+  for (EndedCall& call : ended) call.done(std::move(call.result));
 }
 
 void OwnedChunk::EndListeners(const absl::Status& reason) {

@@ -23,6 +23,7 @@
 #include "proto/layout.h"
 #include "server/bell.h"
 #include "server/metrics.h"
+#include "server/room.h"
 #include "server/round.h"
 #include "server/round_trace.h"
 #include "storage/block_vector.h"
@@ -102,10 +103,14 @@ class OwnedChunk {
   // DATA_LOSS when one of them has closed without it since. INTERNAL when the round's sum is out of
   // range: from then on for the open step's frames.
   //
+  // A frame that would be kept, and is not here yet, takes its memory from the offered room:
+  // RESOURCE_EXHAUSTED, with TryAgain's mark, if there is no more.
+  //
   // A complete round stays open while workers would otherwise have to keep too much: the frames
   // that are not durable, this round's included, may have half the size of the parameters in fp32,
   // or of four rounds, the largest of them, if that is more; and they may be of 64 rounds.
-  void Exchange(Frame frame, absl::Time now, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Exchange(Frame frame, absl::Time now, Done done, Room::Offer offer = {})
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Whether the open round is to close without the ranks that are missing: min_workers have
   // contributed, and those missing are absent, or it is past the deadline. Their frames no longer
@@ -117,8 +122,6 @@ class OwnedChunk {
 
   // How many ranks the open round waits for; 0 when no frame of it is there.
   uint32_t missing() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whether Exchange would keep such a frame's payload until the open round closes.
-  bool Keeps(const FrameHeader& header) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Of all steps of which it can still matter.
   LateRanks late_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -163,6 +166,10 @@ class OwnedChunk {
   // that one have not closed yet, as after a restart; FAILED_PRECONDITION, naming the open step,
   // when it has closed.
   absl::StatusOr<BlockVector<float>> ReadError(uint64_t step) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Gives back what the open round has of the room, unless its frames may be decided on: forgets
+  // all of them, and ends their calls with `reason`, so that they are sent again.
+  void GiveRoomBack(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends the waiting LISTEN with `reason`.
   void EndListeners(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -218,6 +225,7 @@ class OwnedChunk {
     bool is_late_durable = true;     // what the round leaves out
     std::vector<WaitingCall> calls;  // by rank
     uint64_t largest_payload = 0;    // in bytes
+    Room::Share room;
     RoundTrace trace;
   };
   // That waits for the answer of a round it has no part in.
@@ -233,7 +241,7 @@ class OwnedChunk {
   using EndedCalls = std::vector<EndedCall>;
 
   // Each returns the calls that it ended.
-  EndedCalls Contribute(Frame frame, absl::Time now, Done done)
+  EndedCalls Contribute(Frame frame, absl::Time now, Done done, const Room::Offer& offer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   EndedCalls Listen(const FrameHeader& header, Done done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of the round that has just closed.

@@ -13,6 +13,8 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "proto/layout.h"
+#include "server/job.h"
 #include "storage/disk.h"
 #include "tests/forwarding_channel.h"
 #include "tests/job.h"
@@ -177,8 +179,22 @@ JobOptionsForTest LargeChunks() {
   return job;
 }
 
-// Every frame but those of the chunk that is furthest behind is refused, and ranks send theirs in
-// different orders.
+// What such a job needs of the larger of two aggregators, and not a byte more: every frame but
+// those of the chunk that is furthest behind is refused, and ranks send theirs in different orders.
+uint64_t LeastHeldBytes() {
+  const JobOptionsForTest job = LargeChunks();
+  std::vector<Tensor> tensors(job.tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].add_shape(job.tensors[i]);
+  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].set_name(absl::StrCat(i));
+  JobOptions options;
+  options.set_block_elements(job.worker.block_elements);
+  options.set_chunk_elements(job.worker.chunk_elements);
+  options.set_gamma(1.35f);
+  const Layout layout = *Layout::Create(tensors, options);
+  return std::max(ReservedBytes(job.workers, layout, {0, 2}),
+                  ReservedBytes(job.workers, layout, {1, 2}));
+}
+
 TEST(OverlappedStep, GoesOnWhereAggregatorsHaveNoMemory) {
   JobOptionsForTest job = LargeChunks();
   Cluster reference({});
@@ -188,7 +204,7 @@ TEST(OverlappedStep, GoesOnWhereAggregatorsHaveNoMemory) {
     Cluster cluster({.transport = Transport::kGrpc,
                      .aggregators = 2,
                      .fault_seed = fault_seed,
-                     .held_bytes = 1});
+                     .held_bytes = LeastHeldBytes()});
     EXPECT_EQ(Train(cluster, job), expected) << fault_seed;
   }
 }
@@ -199,8 +215,10 @@ TEST(OverlappedStep, GoesOnWhereRestartedAggregatorsHaveNoMemory) {
   const auto expected = Train(reference, job);
   const std::string state_dir = absl::StrCat(::testing::TempDir(), "/no-memory");
   std::filesystem::remove_all(state_dir);
-  Cluster cluster(
-      {.transport = Transport::kGrpc, .aggregators = 2, .state_dir = state_dir, .held_bytes = 1});
+  Cluster cluster({.transport = Transport::kGrpc,
+                   .aggregators = 2,
+                   .state_dir = state_dir,
+                   .held_bytes = LeastHeldBytes()});
   job.take_step = [&cluster](uint32_t rank, int step, Worker& worker, Gradients gradients,
                              const GroupRates& rates) {
     const auto order = OrderOf(rank, step, gradients.size());

@@ -219,31 +219,36 @@ TEST_F(AttackTest, OnePeerCannotTakeAllConnections) {
   });
 }
 
-// 320 MiB of a job of the attacker's own, all of whose rounds wait for a rank that sends
-// nothing.
+// Of the attacker's own job.
+JoinRequest OtherJoin(uint32_t rank, uint32_t world_size, uint32_t chunks,
+                      uint32_t chunk_elements) {
+  JoinRequest request;
+  request.set_job("other");
+  request.set_rank(rank);
+  request.set_incarnation(rank + 1);
+  request.set_world_size(world_size);
+  request.set_shard_count(1);
+  request.mutable_options()->set_block_elements(4096);
+  request.mutable_options()->set_chunk_elements(chunk_elements);
+  request.mutable_options()->set_gamma(1.35f);
+  Tensor& tensor = *request.add_tensors();
+  tensor.set_name("all");
+  tensor.add_shape(uint64_t{chunks} * chunk_elements);
+  return request;
+}
+
+// 160 MiB of a job of the attacker's own, all of whose rounds wait for a rank that sends nothing.
 TEST_F(AttackTest, AJobThatSendsMoreThanThereIsMemoryForIsTheOneThatWaits) {
-  constexpr uint32_t kChunks = 320, kChunkElements = 1 << 18;
+  constexpr uint32_t kWorkers = 161, kChunks = 16, kChunkElements = 1 << 14;
   const auto channel =
       ConnectToAggregator(aggregator_->target(), FailureTimeout(), nullptr, SecurityOf("attacker"));
   uint64_t epoch = 0;
-  const auto join = [&](uint32_t rank) {
-    JoinRequest request;
-    request.set_job("other");
-    request.set_rank(rank);
-    request.set_incarnation(rank + 1);
-    request.set_world_size(2);
-    request.set_shard_count(1);
-    request.mutable_options()->set_block_elements(4096);
-    request.mutable_options()->set_chunk_elements(kChunkElements);
-    request.mutable_options()->set_gamma(1.35f);
-    Tensor& tensor = *request.add_tensors();
-    tensor.set_name("all");
-    tensor.add_shape(uint64_t{kChunks} * kChunkElements);
-    const auto welcome = channel->Join(request, SteadyNow() + absl::Seconds(60));
+  OnEachRank(kWorkers, [&](uint32_t rank) {
+    const auto welcome = channel->Join(OtherJoin(rank, kWorkers, kChunks, kChunkElements),
+                                       SteadyNow() + absl::Seconds(60));
     ASSERT_TRUE(welcome.ok()) << welcome.status();
     if (rank == 0) epoch = welcome->epoch();
-  };
-  OnEachRank(2, join);
+  });
 
   const auto payload = std::make_shared<Payload>(4 * kChunkElements);
   std::memset(payload->data(), 0, payload->size());
@@ -253,32 +258,46 @@ TEST_F(AttackTest, AJobThatSendsMoreThanThereIsMemoryForIsTheOneThatWaits) {
     const auto reached = [&] { return waiting <= most; };
     const absl::MutexLock lock(&mutex, absl::Condition(&reached));
   };
+  const auto send = [&](uint32_t rank, uint32_t chunk) {
+    FrameHeader header;
+    header.set_job("other");
+    header.set_epoch(epoch);
+    header.set_rank(rank);
+    header.set_incarnation(rank + 1);
+    header.set_chunk(chunk);
+    header.set_codec(FLOAT32);
+    header.set_payload_crc32c(Crc32c(payload->span()));
+    {
+      const absl::MutexLock lock(&mutex);
+      ++waiting;
+    }
+    channel->Exchange(header, payload, SteadyNow() + absl::Milliseconds(500),
+                      [&](absl::StatusOr<Answer> answer) {
+                        EXPECT_FALSE(answer.ok());
+                        const absl::MutexLock lock(&mutex);
+                        if (absl::IsResourceExhausted(answer.status())) ++refused;
+                        --waiting;
+                      });
+    await_at_most(256);
+  };
   TrainUnder([&] {
-    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
-      FrameHeader header;
-      header.set_job("other");
-      header.set_epoch(epoch);
-      header.set_rank(0);
-      header.set_incarnation(1);
-      header.set_chunk(chunk);
-      header.set_codec(FLOAT32);
-      header.set_payload_crc32c(Crc32c(payload->span()));
-      {
-        const absl::MutexLock lock(&mutex);
-        ++waiting;
-      }
-      channel->Exchange(header, payload, SteadyNow() + absl::Milliseconds(500),
-                        [&](absl::StatusOr<Answer> answer) {
-                          EXPECT_FALSE(answer.ok());
-                          const absl::MutexLock lock(&mutex);
-                          if (absl::IsResourceExhausted(answer.status())) ++refused;
-                          --waiting;
-                        });
-      await_at_most(32);
+    for (uint32_t rank = 1; rank < kWorkers; ++rank) {
+      for (uint32_t chunk = 0; chunk < kChunks; ++chunk) send(rank, chunk);
     }
   });
   await_at_most(0);
   EXPECT_GT(refused, 0);
+}
+
+// A gigabyte of them, whichever chunk is furthest behind.
+TEST_F(AttackTest, AJobWhoseRanksHaveMoreFramesThanThereIsMemoryForDoesNotBegin) {
+  const auto channel =
+      ConnectToAggregator(aggregator_->target(), FailureTimeout(), nullptr, SecurityOf("attacker"));
+  const auto welcome =
+      channel->Join(OtherJoin(0, /*world_size=*/1023, 1, /*chunk_elements=*/1 << 18),
+                    SteadyNow() + absl::Seconds(60));
+  EXPECT_TRUE(absl::IsResourceExhausted(welcome.status())) << welcome.status();
+  EXPECT_THAT(std::string(welcome.status().message()), ::testing::HasSubstr("--max-held-bytes"));
 }
 
 TEST_F(AttackTest, OversizeMessagesAreRefusedBeforeMemoryIsTaken) {
