@@ -13,6 +13,7 @@
 #include "proto/frame.h"
 #include "proto/grpc_status.h"
 #include "proto/message.h"
+#include "proto/try_again.h"
 
 namespace signpost {
 namespace {
@@ -138,9 +139,9 @@ grpc::ServerUnaryReactor* Service::Status(grpc::CallbackServerContext* context,
 }
 
 void Service::Tell(const log::About& frame, const absl::StatusOr<Aggregator::Reply>& reply) {
-  // What ends as these do was sent again, or is told by its cause.
+  // What ends as these do is sent again, or is told by its cause.
   const absl::Status& status = reply.status();
-  if (absl::IsAborted(status) || absl::IsUnavailable(status)) return;
+  if (absl::IsAborted(status) || absl::IsUnavailable(status) || IsTryAgain(status)) return;
   if (!status.ok()) {
     if (IsTime(News::kFailed)) {
       log::WriteEvent(log::Level::kWarning,
