@@ -168,16 +168,15 @@ Command AddAggregatorCommand(CLI::App& program) {
       ->capture_default_str();
   AddDurationFlag(app, "--handshake-timeout", server.handshake_timeout,
                   "How long a new connection may take to show who it is [10s]");
-  app.add_option(
-         "--max-receive-bytes", server.receive_bytes,
-         "Most bytes that are received and not handed on yet, over all connections [half of "
-         "the memory]")
+  app.add_option("--max-receive-bytes", server.receive_bytes,
+                 "Most bytes that are received and not handed on yet, over all connections [three "
+                 "tenths of the memory]")
       ->type_name("BYTES");
   app.add_option("--max-held-bytes", limits.held_bytes,
                  "Most bytes of payloads and errors, over all jobs: beyond, frames wait with their "
                  "workers, "
                  "and a job that needs more does not begin "
-                 "[nine tenths of the memory]")
+                 "[six tenths of the memory]")
       ->type_name("BYTES");
   app.add_option(
          "--codec-library", flags->codec_libraries,

@@ -284,6 +284,8 @@ Words WordsOf(const RenderOptions& options, const Requirements& required, uint64
       {"{state}", Mebibytes(required.aggregator_disk_bytes / 3)},
       {"{aggregator_grace}", absl::StrCat(2 * kDrainGraceSeconds + state_seconds)},
       {"{startup_failures}", absl::StrCat(150 + state_seconds)},
+      {"{held_bytes}", absl::StrCat(required.aggregator_held_bytes)},
+      {"{receive_bytes}", absl::StrCat(required.aggregator_receive_bytes)},
       {"{aggregator_memory}", Mebibytes(required.aggregator_memory_bytes)},
       {"{aggregator_disk}", Mebibytes(required.aggregator_disk_bytes)},
       {"{worker_memory}", Mebibytes(required.worker_memory_bytes + program_bytes)},

@@ -7,6 +7,7 @@
 #include "proto/codec.h"
 #include "proto/layout.h"
 #include "server/aggregator.h"
+#include "server/job.h"
 
 namespace signpost::deploy {
 namespace {
@@ -19,6 +20,7 @@ struct Shard {
   uint64_t elements = 0;
   uint64_t round_bytes = 0;
   uint64_t chunks = 0;
+  uint64_t reserved_bytes = 0;
 };
 
 absl::Status Check(const JobSize& size) {
@@ -66,8 +68,12 @@ Shard LargestShard(const JobSize& size, const Layout& layout) {
     shard.round_bytes += PayloadBytes(size, layout, chunk);
     ++shard.chunks;
   }
-  return *std::max_element(shards.begin(), shards.end(),
-                           [](const Shard& a, const Shard& b) { return a.elements < b.elements; });
+  const auto largest =
+      std::max_element(shards.begin(), shards.end(),
+                       [](const Shard& a, const Shard& b) { return a.elements < b.elements; });
+  const uint32_t shard = largest - shards.begin();
+  largest->reserved_bytes = ReservedBytes(size.workers, layout, {shard, size.aggregators});
+  return *largest;
 }
 
 }  // namespace
@@ -84,11 +90,16 @@ absl::StatusOr<Requirements> RequirementsOf(const JobSize& size) {
                             ? std::max(2 * shard.elements, 4 * shard.round_bytes)
                             : 2 * shard.round_bytes;
   const uint64_t share = 2 * ((window + size.aggregators - 1) / size.aggregators);
-  const uint64_t frames = 2 * size.workers * std::min({window, share, shard.chunks}) * frame_bytes;
+  const uint64_t frames = size.workers * std::min({window, share, shard.chunks}) * frame_bytes;
+  const uint64_t used = 4 * shard.elements + frames + kept + 16 * chunk_elements;
+  const uint64_t held =
+      16 * kMiB + std::max(used, shard.reserved_bytes + std::max(shard.reserved_bytes, frames));
+  const uint64_t receive = 32 * kMiB + frames;
   return Requirements{
       .chunks = layout->chunks().size(),
-      .aggregator_memory_bytes =
-          (64 * kMiB + 4 * shard.elements + frames + kept + 16 * chunk_elements) / 9 * 10,
+      .aggregator_held_bytes = held,
+      .aggregator_receive_bytes = receive,
+      .aggregator_memory_bytes = (64 * kMiB + held + receive) / 9 * 10,
       .aggregator_disk_bytes = 64 * kMiB + 3 * (4 * shard.elements + kept),
       .worker_memory_bytes = 256 * kMiB + 28 * size.parameters + window * frame_bytes,
   };

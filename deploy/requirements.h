@@ -11,9 +11,12 @@
 //   K  = max(2 * E, 4 * R) if rounds close without late workers, otherwise 2 * R: answers that some
 //      rank may still need (server/owned_chunk.h),
 // an aggregator has
-//   memory  64 MiB + 4 * E error + 2 * workers * W * r frames, as they come and as they wait
-//           + K + 16 bytes for each element of a chunk, of the snapshot or the state under way;
-//           and a ninth more, which --max-held-bytes leaves free
+//   held    4 * E error + workers * W * r frames as they wait + K + 16 bytes for each element of a
+//           chunk, of the snapshot or the state under way; at least what a job of this layout
+//           reserves (server/job.h), and once more that or the frames, for its reductions and so
+//           that frames need not wait with their workers; and 16 MiB: --max-held-bytes
+//   receive workers * W * r frames as they come, and 32 MiB: --max-receive-bytes
+//   memory  64 MiB and both, and a ninth more
 //   disk    3 * (4 * E + K) snapshots: two, and the one that is being written; and 64 MiB
 // and a worker, beside the training program's own, 256 MiB and 20 bytes for each parameter
 // (momentum, variance, error, gradient in fp32, and a refresh of the variance), 8 more of frames
@@ -40,6 +43,8 @@ struct JobSize {
 
 struct Requirements {
   uint64_t chunks = 0;  // that the job has; aggregators beyond that have nothing to do
+  uint64_t aggregator_held_bytes = 0;     // --max-held-bytes
+  uint64_t aggregator_receive_bytes = 0;  // --max-receive-bytes
   uint64_t aggregator_memory_bytes = 0;
   uint64_t aggregator_disk_bytes = 0;
   uint64_t worker_memory_bytes = 0;  // for Signpost, beside model and activations

@@ -1,9 +1,6 @@
 #include "server/server.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <fstream>
 #include <limits>
 
 #include "absl/status/status.h"
@@ -16,6 +13,7 @@
 #include "proto/message.h"
 #include "proto/payload_pool.h"
 #include "security/loopback.h"
+#include "server/memory_limit.h"
 #include "server/service.h"
 
 namespace signpost {
@@ -40,18 +38,14 @@ int MaxMessageBytes(const AggregatorLimits& limits) {
       std::max(kMinMaxMessageBytes, std::min(limits.payload_bytes, kMost) + kMaxHeaderBytes));
 }
 
-// That this process may have: of the machine, or less (memory.max, of this version 2 control
-// group).
-uint64_t MemoryBytes() {
-  const uint64_t physical = uint64_t{1} * sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGE_SIZE);
-  std::ifstream file("/sys/fs/cgroup/memory.max");
-  uint64_t limit = 0;
-  return file >> limit && limit > 0 ? std::min(limit, physical) : physical;
-}
-
+// Together nine tenths: the rest is for calls, threads and what else there is.
 uint64_t HeldBytes(const AggregatorLimits& limits) {
   const bool is_limited = limits.held_bytes != AggregatorLimits::kUnlimited;
-  return is_limited ? limits.held_bytes : MemoryBytes() / 10 * 9;
+  return is_limited ? limits.held_bytes : MemoryLimit() / 10 * 6;
+}
+
+uint64_t ReceiveBytes(const ServerOptions& options) {
+  return options.receive_bytes > 0 ? options.receive_bytes : MemoryLimit() / 10 * 3;
 }
 
 int Milliseconds(absl::Duration duration) {
@@ -74,9 +68,7 @@ void Configure(const ServerOptions& options, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              Milliseconds(options.handshake_timeout));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
-  builder.SetResourceQuota(
-      grpc::ResourceQuota("signpost")
-          .Resize(options.receive_bytes > 0 ? options.receive_bytes : MemoryBytes() / 2));
+  builder.SetResourceQuota(grpc::ResourceQuota("signpost").Resize(ReceiveBytes(options)));
   builder.AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);  // unused, it costs time in every call
 }
 

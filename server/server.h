@@ -41,10 +41,10 @@ struct ServerOptions {
   absl::Duration handshake_timeout = absl::Seconds(10);
   ConnectionLimits connections;
   // What the transport may have received and not handed on yet, over all connections: beyond it,
-  // they are read no further, and some may be closed. 0: half of this process's memory
+  // they are read no further, and some may be closed. 0: three tenths of MemoryLimit()
   // (--max-receive-bytes).
   uint64_t receive_bytes = 0;
-  AggregatorOptions aggregator;  // held_bytes that are not limited: nine tenths of the memory
+  AggregatorOptions aggregator;  // held_bytes that are not limited: six tenths of it
   // What running jobs need to survive a crash or restart of this process is kept in here. Empty:
   // they do not.
   std::string state_dir;

@@ -304,6 +304,9 @@ TEST(MemoryLimit, KillsAnAggregatorAndChangesNothing) {
   {
     SupervisedOptions options;
     options.state_dir = root + "/0";
+    // More than there is: by itself it would refuse the job.
+    options.flags.push_back("--max-held-bytes=1073741824");
+    options.flags.push_back("--max-receive-bytes=1073741824");
     options.wrapper = group.Wrapper();
     options.before_restart = [&] { EXPECT_TRUE(group.SetLimit("4G")); };
     Shards shards;

@@ -74,16 +74,19 @@ void Train(const JobSize& size, const std::vector<std::unique_ptr<Supervised>>& 
 void ExpectToFit(const JobSize& size) {
   const std::string root = absl::StrCat(::testing::TempDir(), "/requirements");
   std::filesystem::remove_all(root);
+  const absl::StatusOr<Requirements> required = RequirementsOf(size);
+  ASSERT_TRUE(required.ok()) << required.status();
   std::vector<std::unique_ptr<Supervised>> shards;
   for (uint32_t shard = 0; shard < size.aggregators; ++shard) {
     SupervisedOptions options = {.shard = shard, .shard_count = size.aggregators};
     options.state_dir = absl::StrCat(root, "/", shard);
+    options.flags.push_back(absl::StrCat("--max-held-bytes=", required->aggregator_held_bytes));
+    options.flags.push_back(
+        absl::StrCat("--max-receive-bytes=", required->aggregator_receive_bytes));
     shards.push_back(std::make_unique<Supervised>(options));
   }
   Train(size, shards, /*freeze_step=*/5, /*steps=*/20);
 
-  const absl::StatusOr<Requirements> required = RequirementsOf(size);
-  ASSERT_TRUE(required.ok()) << required.status();
   uint64_t memory = 0;
   uint64_t disk = 0;
   for (uint32_t shard = 0; shard < size.aggregators; ++shard) {
