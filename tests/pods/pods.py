@@ -328,6 +328,15 @@ class Pod:
         return "\n".join(self.lines)
 
 
+class Guest:
+    """A pod of another namespace, as far as others see it: where it is, and what it is called."""
+
+    def __init__(self, network, namespace, labels):
+        self.space, self.address = network.add()
+        self.namespace = {"kubernetes.io/metadata.name": namespace}
+        self.labels = labels
+
+
 class Cluster:
     """What a namespace's manifests become."""
 
@@ -339,6 +348,7 @@ class Cluster:
         self.zone = f"{self.namespace}.svc.cluster.local"
         self.secrets = {}  # directory by name
         self.pods = {}
+        self.guests = []
         self.network = Network(self.directory)
 
     def close(self):
@@ -444,6 +454,11 @@ class Cluster:
                 return False
         return True
 
+    def add_guest(self, namespace, labels):
+        self.guests.append(Guest(self.network, namespace, labels))
+        self.apply_policies()
+        return self.guests[-1]
+
     # Network policies.
 
     def apply_policies(self):
@@ -489,6 +504,12 @@ class Cluster:
                 if selects(peer["namespaceSelector"], system):
                     assert selects(peer["podSelector"], {"k8s-app": "kube-dns"})
                     addresses.add(DNS_ADDRESS)
+                addresses |= {
+                    guest.address
+                    for guest in self.guests
+                    if selects(peer["namespaceSelector"], guest.namespace)
+                    and selects(peer["podSelector"], guest.labels)
+                }
             else:
                 addresses |= {p.address for p in pods if selects(peer["podSelector"], p.labels)}
         return addresses

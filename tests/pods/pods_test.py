@@ -128,6 +128,29 @@ def test_network_policies_are_what_the_job_needs(cluster):
     expect_progress(cluster, within_s=30)
 
 
+def test_prometheus_scrapes_and_nobody_else(image, tmp_path):
+    cluster = cluster_of("monitoring", image, tmp_path)
+    try:
+        cluster.add_certificates("demo")
+        cluster.start_aggregators()
+        name = {"app.kubernetes.io/name": "prometheus"}
+        prometheus = cluster.add_guest("monitoring", name)
+        others = [cluster.add_guest("monitoring", {}), cluster.add_guest("default", name)]
+        for aggregator in cluster.aggregators():
+            (port,) = [
+                p["containerPort"] for p in aggregator.container["ports"] if p["name"] == "metrics"
+            ]
+            url = f"http://{aggregator.address}:{port}/metrics"
+            script = f"import urllib.request as r; print(r.urlopen('{url}', timeout=10).read())"
+            asked = ["ip", "netns", "exec", prometheus.space, "/usr/bin/python3", "-c", script]
+            assert "signpost_tls_certificate_expiry_timestamp_seconds" in pods.run(asked).stdout
+            assert not cluster.connects(prometheus, aggregator.address, 4000)
+            for other in others:
+                assert not cluster.connects(other, aggregator.address, port)
+    finally:
+        cluster.close()
+
+
 def test_who_has_no_certificate_of_the_job_is_not_answered(cluster):
     cluster.start_aggregators()
     aggregator = cluster.aggregators()[0]
