@@ -425,8 +425,10 @@ absl::StatusOr<Aggregator::Entry*> Aggregator::Admit(const JoinRequest& request,
   if (!admitting_) return ShuttingDownError();
   std::vector<Entries::iterator> leaving;
   if (old != jobs_.end()) leaving.push_back(old);
+  const uint64_t reserved =
+      ReservedBytes(request.world_size(), layout, {options_.shard, options_.shard_count});
   absl::Status room;
-  while (room = CheckRoom(request.world_size(), layout, leaving), !room.ok()) {
+  while (room = CheckRoom(request.world_size(), layout, reserved, leaving), !room.ok()) {
     leaving.push_back(FindGivingWay(now, leaving));
     if (leaving.back() == jobs_.end()) return room;
   }
@@ -437,10 +439,9 @@ absl::StatusOr<Aggregator::Entry*> Aggregator::Admit(const JoinRequest& request,
   return &CreateEntry(request, std::move(layout));
 }
 
-absl::Status Aggregator::CheckRoom(uint32_t world_size, const Layout& layout,
+absl::Status Aggregator::CheckRoom(uint32_t world_size, const Layout& layout, uint64_t reserved,
                                    absl::Span<const Entries::iterator> leaving) {
   uint64_t jobs = 1, parameters = layout.elements(), frames = FramesOf(world_size, layout);
-  uint64_t reserved = ReservedBytes(world_size, layout, {options_.shard, options_.shard_count});
   for (auto entry = jobs_.begin(); entry != jobs_.end(); ++entry) {
     if (absl::c_linear_search(leaving, entry)) continue;
     const Job& job = *entry->second.job;
@@ -518,7 +519,10 @@ void Aggregator::Exchange(Frame frame, ExchangeDone done) {
   absl::StatusOr<std::shared_ptr<Job>> job = FindRunningJob(frame.header, now);
   if (!job.ok()) return done(job.status());
   const absl::StatusOr<Room::Offer> offer = OfferRoom(**job);
-  if (!offer.ok() && IsContribution(frame.header.codec())) return done(offer.status());
+  if (!offer.ok() && IsContribution(frame.header.codec())) {
+    MakeRoom();  // of what could not be given up when the job began
+    return done(offer.status());
+  }
   if ((*job)->Exchange(std::move(frame), now, std::move(done), offer.value_or(Room::Offer()))) {
     late_bell_.Ring();
   }

@@ -241,8 +241,9 @@ class Aggregator {
   // A snapshot was written.
   static void WelcomeReturning(Entry& entry, const DueSnapshot& due, const OpenSteps& saved,
                                Callbacks& callbacks);
-  // RESOURCE_EXHAUSTED for one more than the jobs there are, without those that are `leaving`.
-  absl::Status CheckRoom(uint32_t world_size, const Layout& layout,
+  // RESOURCE_EXHAUSTED for one more, that needs `reserved` bytes, than the jobs there are, without
+  // those that are `leaving`.
+  absl::Status CheckRoom(uint32_t world_size, const Layout& layout, uint64_t reserved,
                          absl::Span<const Entries::iterator> leaving)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The job that has been silent for longest, of the others that give way; end() if none does.

@@ -619,6 +619,17 @@ TEST_F(RoomTest, AJobThatBeginsHasWhatItNeedsAtOnceAndOthersSendAgain) {
   }
 }
 
+TEST_F(RoomTest, AFrameThatIsNoPartOfItsRoundTakesNothing) {
+  Start(2 * kLargeFrame);
+  JoinLarge("b");
+  ExchangeResult first = Send("a", 0, 0, 2);
+  for (int i = 0; i < 3; ++i) {
+    const ExchangeResult other = Send("a", 1, 0, 2, BFLOAT16);
+    EXPECT_FALSE(other.waits() || other.ok() || other.is_to_be_tried_again());
+  }
+  EXPECT_TRUE(Send("b", 0, 0, 2).waits()) << "there is room for one more";
+}
+
 TEST_F(RoomTest, AJobThatIsRefusedTakesNoFramesFromOthers) {
   aggregator_ = std::make_unique<Aggregator>(
       AggregatorOptions{.limits = {.held_bytes = 2 * kLargeReserve - 1}});

@@ -245,10 +245,12 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
 }
 
 bool Job::IsFurthestBehind(uint64_t step, uint32_t chunk) const {
-  const auto place = std::make_pair(step, chunk);
-  return absl::c_all_of(open_steps(), [&](const auto& other) {
-    return std::make_pair(other.second, other.first) >= place;
-  });
+  for (uint32_t other = 0; other < chunks_.size(); ++other) {
+    if (chunks_[other] == nullptr) continue;
+    const uint64_t open_step = chunks_[other]->open_step();
+    if (std::make_pair(open_step, other) < std::make_pair(step, chunk)) return false;
+  }
+  return true;
 }
 
 void Job::GiveRoomBack(const absl::Status& reason) {

@@ -199,10 +199,14 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   if (status.ok()) LearnLateRanks(header);
   const bool is_new =
       status.ok() && !open_->round.IsLate(header.rank()) && !open_->round.Has(header.rank());
-  if (is_new && payload_bytes > kFreeBytes && offer.room != nullptr &&
-      !open_->room.Take(*offer.room, PayloadPool::Footprint(payload_bytes), offer.most)) {
-    status = NoRoomError(offer);
-    if (is_first) open_.reset();
+  uint64_t taken = 0;
+  if (is_new && payload_bytes > kFreeBytes && offer.room != nullptr) {
+    taken = PayloadPool::Footprint(payload_bytes);
+    if (!open_->room.Take(*offer.room, taken, offer.most)) {
+      status = NoRoomError(offer);
+      open_->last_refused = now;
+      if (is_first) open_.reset();
+    }
   }
   if (status.ok() && !open_->round.IsLate(header.rank())) {
     open_->largest_payload = std::max(open_->largest_payload, payload_bytes);
@@ -211,6 +215,8 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
     if (status.ok() && is_new) {
       CountWait({header.rank()}, missing, now);
       open_->trace.AddFrame(header, payload_bytes);
+    } else if (!status.ok()) {
+      open_->room.Give(taken);
     }
   }
   if (!status.ok()) {
@@ -256,7 +262,7 @@ std::optional<double> OwnedChunk::MostErrorSquared(uint32_t rank) const {
 bool OwnedChunk::IsOverdue(uint32_t rank, absl::Duration deadline, absl::Time now) const {
   absl::MutexLock lock(&mutex_);
   const bool restores = open_step_ < layout_.options().first_step();
-  return open_ && !restores && now >= open_->since + deadline && !open_->round.Has(rank) &&
+  return open_ && !restores && now >= open_->due_since() + deadline && !open_->round.Has(rank) &&
          !open_->round.IsLate(rank);
 }
 
@@ -276,16 +282,19 @@ uint64_t OwnedChunk::Withdraw(uint32_t rank, uint64_t incarnation) {
   absl::MutexLock lock(&mutex_);
   withdrawn_[rank] = incarnation;
   if (!open_ || !open_->round.Has(rank)) return open_step_;
-  // Or may have been, by an earlier process.
-  const bool is_decided = open_->round.complete() || !open_->round.late_ranks().empty() ||
-                          (generation_ != 0 && (open_step_ < answered_steps_ ||
-                                                absl::c_linear_search(is_back_, false)));
-  if (is_decided) return open_step_ + 1;
+  if (IsDecided()) return open_step_ + 1;
   open_->round.Drop(rank);
   const bool is_waited_for =
       absl::c_any_of(open_->calls, [](const WaitingCall& call) { return call.done != nullptr; });
   if (open_->round.contributed() == 0 && !is_waited_for) open_.reset();
   return open_step_;
+}
+
+bool OwnedChunk::IsDecided() const {
+  if (open_->round.complete() || !open_->round.late_ranks().empty()) return true;
+  // Or may have been, by an earlier process.
+  return generation_ != 0 &&
+         (open_step_ < answered_steps_ || absl::c_linear_search(is_back_, false));
 }
 
 std::optional<OwnedChunk::TakenCall> OwnedChunk::TakeWaitingCall(uint32_t after) {
@@ -390,7 +399,7 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
     std::vector<uint32_t> ranks = open_->round.MissingRanks();
     // When all that are missing are absent the round ends with the last frame, which it waited for.
     // Unless they became absent just now: in another chunk, whose deadline was a little earlier.
-    const bool was_waiting = now >= open_->since + attendance.round_deadline ||
+    const bool was_waiting = now >= open_->due_since() + attendance.round_deadline ||
                              now >= open_->newest_arrival + attendance.round_deadline / 2;
     if (was_waiting) {
       open_->trace.SetMissing(*absl::c_min_element(ranks, [&](uint32_t a, uint32_t b) {
@@ -431,7 +440,7 @@ bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const
       if (!is_back_[rank] && !attendance.has_left[rank]) return false;
     }
   }
-  if (now >= open_->since + attendance.round_deadline) return true;
+  if (now >= open_->due_since() + attendance.round_deadline) return true;
   const std::vector<uint32_t> missing = open_->round.MissingRanks();
   return std::all_of(missing.begin(), missing.end(), [&](uint32_t rank) {
     return attendance.is_absent[rank] || attendance.has_left[rank];
@@ -578,9 +587,7 @@ void OwnedChunk::GiveRoomBack(const absl::Status& reason) {
   EndedCalls ended;
   {
     absl::MutexLock lock(&mutex_);
-    const bool gives = open_ && open_->room.bytes() > 0 && !open_->round.complete() &&
-                       open_->round.late_ranks().empty();
-    if (!gives) return;
+    if (!open_ || open_->room.bytes() == 0 || IsDecided()) return;
     for (WaitingCall& call : open_->calls) {
       if (call.done) ended.push_back({std::move(call.done), reason});
     }
@@ -711,6 +718,11 @@ void OwnedChunk::CountSent(const EndedCalls& ended) {
     if (!HasNumbers(answer.header.codec(), answer.payload)) continue;
     metrics_.float32_bytes_sent += uint64_t{4} * layout_.chunks()[chunk_].elements;
   }
+}
+
+uint64_t OwnedChunk::open_step() const {
+  absl::MutexLock lock(&mutex_);
+  return open_step_;
 }
 
 OwnedChunk::Progress OwnedChunk::progress() const {

@@ -4,6 +4,7 @@
 #ifndef SIGNPOST_SERVER_OWNED_CHUNK_H_
 #define SIGNPOST_SERVER_OWNED_CHUNK_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -203,6 +204,7 @@ class OwnedChunk {
     uint64_t rounds_closed_late = 0;  // of those closed: without some rank
   };
   Progress progress() const ABSL_LOCKS_EXCLUDED(mutex_);
+  uint64_t open_step() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Adds what has happened in this process, and what is here now, to those of other chunks. Reads
   // at most 32 blocks of the error.
@@ -226,7 +228,11 @@ class OwnedChunk {
     std::vector<WaitingCall> calls;  // by rank
     uint64_t largest_payload = 0;    // in bytes
     Room::Share room;
+    absl::Time last_refused = absl::InfinitePast();  // a frame, for which there was no room
     RoundTrace trace;
+
+    // Who is told to send again is not late.
+    absl::Time due_since() const { return std::max(since, last_refused); }
   };
   // That waits for the answer of a round it has no part in.
   struct Listener {
@@ -269,6 +275,8 @@ class OwnedChunk {
   // Whether the answers that the rank has had can be, and are those that were given.
   absl::Status CheckAnsweredSteps(const FrameHeader& header) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the open round closes, or may have closed before a crash, with the frames that it has.
+  bool IsDecided() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // From a rank that has had the open round's answer: without whom it closed.
   void LearnLateRanks(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayLeaveOut(const Attendance& attendance, absl::Time now) const

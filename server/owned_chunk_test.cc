@@ -92,6 +92,50 @@ class OwnedChunkTest : public ::testing::Test {
       std::make_unique<OwnedChunk>(layout_, /*chunk=*/0, kWorkers, &bell_);
 };
 
+// Frames of 2 KiB, which take their memory from a room.
+class ChunkInARoomTest : public OwnedChunkTest {
+ protected:
+  Result Ask(uint32_t rank, uint64_t step, uint64_t most) {
+    Frame frame = TestFrame(layout_, {rank, step, 0}, FLOAT32);
+    frame.header.set_generation(generation_);
+    frame.header.set_answered_steps(step);
+    auto result = std::make_shared<std::optional<absl::StatusOr<OwnedChunk::Reply>>>();
+    const auto done = [result](absl::StatusOr<OwnedChunk::Reply> reply) {
+      *result = std::move(reply);
+    };
+    chunk_->Exchange(std::move(frame), now_, done, {&room_, most, /*limit=*/most});
+    return result;
+  }
+
+  Room room_;
+};
+
+TEST_F(ChunkInARoomTest, WhoIsRefusedIsNotLate) {
+  const Result first = Ask(0, 0, 2048), second = Ask(1, 0, 4096);
+  ASSERT_FALSE(first->has_value() || second->has_value());
+  now_ += absl::Milliseconds(900);
+  EXPECT_TRUE(absl::IsResourceExhausted((*Ask(2, 0, 4096))->status()));
+  EXPECT_THAT(LeaveOutAfter(absl::Milliseconds(900)), IsEmpty());
+  EXPECT_FALSE(chunk_->IsOverdue(2, attendance_.round_deadline, now_));
+  EXPECT_THAT(LeaveOutAfter(absl::Milliseconds(100)), ElementsAre(2, 3));
+}
+
+TEST_F(ChunkInARoomTest, IsGivenBackByFramesThatMayBeSentAgain) {
+  const Result first = Ask(0, 0, 2048);
+  EXPECT_EQ(room_.taken(), 2048);
+  chunk_->GiveRoomBack(absl::ResourceExhaustedError("somebody needs it"));
+  EXPECT_TRUE(absl::IsResourceExhausted((*first)->status()));
+  EXPECT_EQ(room_.taken(), 0);
+}
+
+TEST_F(ChunkInARoomTest, IsKeptByARoundThatMayHaveBeenAnsweredBeforeARestart) {
+  Restore({});
+  const Result first = Ask(0, kOpenStep, 2048);
+  chunk_->GiveRoomBack(absl::ResourceExhaustedError("somebody needs it"));
+  EXPECT_FALSE(first->has_value());
+  EXPECT_EQ(room_.taken(), 2048);
+}
+
 RoundMetrics MetricsOf(const OwnedChunk& chunk) {
   RoundMetrics rounds;
   RetainedBytes retained;

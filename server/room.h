@@ -42,6 +42,12 @@ class Room {
       bytes_ += bytes;
       return true;
     }
+    // Some of it, before the round is over.
+    void Give(uint64_t bytes) {
+      if (bytes == 0) return;
+      room_->taken_ -= bytes;
+      bytes_ -= bytes;
+    }
 
    private:
     Room* room_ = nullptr;
