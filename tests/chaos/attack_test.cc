@@ -516,29 +516,6 @@ TEST_F(AttackTest, FieldsThatDoNotEndHoldJobsUpAndTakeNoMoreThanTheirShare) {
   RecordProperty("sent_mib", static_cast<int>(sent >> 20));
 }
 
-// Of small fields, none of which is too long.
-TEST_F(AttackTest, FramesOfFieldsWithoutEndTakeNoMoreThanResets) {
-  std::string fields;
-  while (fields.size() < 16000) fields += FieldOf("x", "y");
-  std::string rest;
-  while (rest.size() < size_t{1} << 20) rest += FrameOf(kContinuation, 0, 1, fields);
-  int connections = 0;
-  size_t most_sent = 0;
-  TrainUnder(
-      [&] {
-        TlsConnection connection(ConnectFrom("127.0.0.2"), TlsDir("attacker"));
-        if (!connection.is_open()) return;
-        if (!connection.Write(Greeting() + FrameOf(kHeaders, 0, 1, CallFields("Status")))) return;
-        ++connections;
-        size_t sent = 0;
-        for (int i = 0; i < 64 && connection.Write(rest); ++i) sent += rest.size();
-        most_sent = std::max(most_sent, sent);
-      },
-      kLargeMemoryBudget);
-  EXPECT_GT(connections, 0);
-  RecordProperty("sent_mib", static_cast<int>(most_sent >> 20));
-}
-
 TEST_F(AttackTest, PingsWhoseAnswersNobodyReadsTakeNoMemory) {
   std::string pings;
   while (pings.size() < size_t{1} << 20) pings += FrameOf(kPing, 0, 0, "12345678");
