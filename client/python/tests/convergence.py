@@ -316,12 +316,10 @@ def write_report(arguments, comparisons, others, options):
 
 
 def command_of(arguments, options):
-    """What makes the runs again, with as many seeds and steps as usual."""
+    """What makes the runs again, all examples' and with as many seeds and steps as usual."""
     words = []
     if arguments.optimizer != FIRST:
         words.append(f"--optimizer={arguments.optimizer}")
-    if len(arguments.examples) < len(TASKS):
-        words += ["--examples", *arguments.examples]
     if arguments.batch_factor != 1:
         words.append(f"--batch-factor={arguments.batch_factor}")
     words += [f'--both="{both}"' for both in arguments.both]
