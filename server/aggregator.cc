@@ -516,14 +516,23 @@ void Aggregator::CancelJoin(uint64_t call, const absl::Status& reason) {
 void Aggregator::Exchange(Frame frame, ExchangeDone done) {
   Reach(Failpoint::kFrameReceived);
   const absl::Time now = options_.now();
-  absl::StatusOr<std::shared_ptr<Job>> job = FindRunningJob(frame.header, now);
-  if (!job.ok()) return done(job.status());
-  const absl::StatusOr<Room::Offer> offer = OfferRoom(**job);
+  std::shared_ptr<Job> job;
+  absl::StatusOr<Room::Offer> offer;
+  {
+    absl::ReleasableMutexLock lock(&mutex_);
+    const absl::StatusOr<Entry*> entry = FindRunningJob(frame.header, now);
+    if (!entry.ok()) {
+      lock.Release();
+      return done(entry.status());
+    }
+    job = (*entry)->job;
+    offer = OfferRoom(**entry);
+  }
   if (!offer.ok() && IsContribution(frame.header.codec())) {
     MakeRoom();  // of what could not be given up when the job began
     return done(offer.status());
   }
-  if ((*job)->Exchange(std::move(frame), now, std::move(done), offer.value_or(Room::Offer()))) {
+  if (job->Exchange(std::move(frame), now, std::move(done), offer.value_or(Room::Offer()))) {
     late_bell_.Ring();
   }
 }
@@ -548,16 +557,14 @@ void Aggregator::MakeRoom() {
   for (const std::shared_ptr<Job>& job : jobs) job->GiveRoomBack(reason);
 }
 
-absl::StatusOr<Room::Offer> Aggregator::OfferRoom(const Job& job) {
+absl::StatusOr<Room::Offer> Aggregator::OfferRoom(Entry& entry) {
   const uint64_t limit = options_.limits.held_bytes;
   if (limit == AggregatorLimits::kUnlimited) return Room::Offer();
-  absl::MutexLock lock(&mutex_);
   const uint64_t reserved = ReservedByJobs();
-  const auto found = jobs_.find(job.id().name);
-  if (found != jobs_.end() && !found->second.has_room) {
+  if (!entry.has_room) {
     const uint64_t used = room_.taken();
     if (used + reserved > limit) return RoomIsUsedError(used, reserved, limit);
-    found->second.has_room = true;
+    entry.has_room = true;
   }
   // Answers on their way to ranks that do not read them are nobody's.
   const bool has_any = PayloadPool::Global().used_bytes() <= limit;
@@ -570,14 +577,18 @@ absl::StatusOr<ReadErrorResponse> Aggregator::ReadError(const ReadErrorRequest& 
   sender.set_epoch(request.epoch());
   sender.set_rank(request.rank());
   sender.set_incarnation(request.incarnation());
-  const absl::StatusOr<std::shared_ptr<Job>> job = FindRunningJob(sender, options_.now());
-  if (!job.ok()) return job.status();
-  return (*job)->ReadError(request);
+  std::shared_ptr<Job> job;
+  {
+    absl::MutexLock lock(&mutex_);
+    const absl::StatusOr<Entry*> entry = FindRunningJob(sender, options_.now());
+    if (!entry.ok()) return entry.status();
+    job = (*entry)->job;
+  }
+  return job->ReadError(request);
 }
 
-absl::StatusOr<std::shared_ptr<Job>> Aggregator::FindRunningJob(const FrameHeader& header,
-                                                                absl::Time now) {
-  absl::MutexLock lock(&mutex_);
+absl::StatusOr<Aggregator::Entry*> Aggregator::FindRunningJob(const FrameHeader& header,
+                                                              absl::Time now) {
   if (drained_) return ShuttingDownError();
   const auto entry = jobs_.find(header.job());
   if (entry == jobs_.end()) return NotHereError(header);
@@ -606,7 +617,7 @@ absl::StatusOr<std::shared_ptr<Job>> Aggregator::FindRunningJob(const FrameHeade
         header.rank(), header.generation(), generation()));
   }
   membership.Hear(now);
-  return job;
+  return &entry->second;
 }
 
 absl::Status Aggregator::NotHereError(const FrameHeader& header) const {

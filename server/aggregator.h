@@ -264,13 +264,13 @@ class Aggregator {
   void RecordRefusal(const JoinRequest& request, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  absl::StatusOr<std::shared_ptr<Job>> FindRunningJob(const FrameHeader& header, absl::Time now)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<Entry*> FindRunningJob(const FrameHeader& header, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frames that could wait give back what jobs need.
   void MakeRoom() ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t ReservedByJobs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // To a frame of the job; RESOURCE_EXHAUSTED, with TryAgain's mark, if it must not have any.
-  absl::StatusOr<Room::Offer> OfferRoom(const Job& job) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<Room::Offer> OfferRoom(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status NotHereError(const FrameHeader& header) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // 0 without a state directory.
   uint64_t generation() const { return state_dir_ == nullptr ? 0 : state_dir_->generation(); }
