@@ -83,7 +83,7 @@ Plan PlanFor(Failpoint point, absl::string_view name) {
     case Failpoint::kRoundClosed:
       return AtCounts(name, {1, 22, 30});
     case Failpoint::kFileHalfWritten:
-      return AtCounts(name, {3, 95, 95});  // a snapshot has 20 to 30 parts
+      return AtCounts(name, {3, 200, 200});  // a snapshot has 20 to 50 parts
     case Failpoint::kFileCreated:
     case Failpoint::kFileWritten:
     case Failpoint::kFileSynced:
