@@ -57,6 +57,13 @@ class NumberCodec {
 
   // Whether the block at which `part` begins is packed.
   virtual bool IsPacked(const Chunk& chunk, const Segment& part, const uint8_t* payload) const = 0;
+
+  // Of a block that was not packed: INTERNAL if its numbers were finite, and the codec itself has
+  // failed.
+  virtual absl::Status CheckCodecItself(const Layout&, uint32_t /*chunk*/, uint32_t /*block*/,
+                                        const uint8_t* /*payload*/) const {
+    return absl::OkStatus();
+  }
 };
 
 // CHECK-fails for a codec that has none: unless HasNumbers, or it is RESTORE. CUSTOM is the

@@ -30,6 +30,7 @@ constexpr uint32_t kMaxCodecBlock = 65536;  // as signpost_codec.h says
 
 constexpr uint8_t kNotPackedMark = 0;
 constexpr uint8_t kPackedMark = 1;
+constexpr uint8_t kCodecFailedMark = 2;  // never sent
 
 bool AreWithinRange(absl::Span<const float> values) {
   return kernels::DenseWithinRange(kernels::DenseType::kFloat32,
@@ -133,6 +134,15 @@ class OpenCodec final : public NumberCodec {
     return *At(part, payload) == kPackedMark;
   }
 
+  absl::Status CheckCodecItself(const Layout& layout, uint32_t chunk, uint32_t block,
+                                const uint8_t* payload) const override {
+    if (payload[stride_ * block] != kCodecFailedMark) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat(
+        "codec '", codec_.name, "' cannot decompress what it made of finite numbers in block ",
+        block, " (", layout.DescribeBlock(chunk, block),
+        "), or has ended: 'signpost codec check' shows what it does wrong"));
+  }
+
  private:
   template <class Bytes>
   Bytes* At(const Segment& block, Bytes* payload) const {
@@ -146,9 +156,9 @@ class OpenCodec final : public NumberCodec {
     *at = kNotPackedMark;
     if (!AreWithinRange(input)) return false;
     codec_.compress(state_, input.data(), input.size(), at + 1);
-    if (!Unpack(at, packed)) return false;
-    *at = kPackedMark;
-    return true;
+    const bool is_good = Unpack(at, packed);
+    *at = is_good ? kPackedMark : kCodecFailedMark;
+    return is_good;
   }
 
   bool Unpack(const uint8_t* at, absl::Span<float> values) const {

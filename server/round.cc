@@ -223,8 +223,11 @@ absl::StatusOr<Payload> Round::Aggregate(Codec codec, const Layout& layout,
     const size_t packed = number_codec.Aggregate(rule, chunk, segment, contributions,
                                                  InverseCount(layout), error_there, out.data());
     if (packed == kernels::BlockCount(segment.elements, rule.block_elements)) continue;
-    return OutOfRangeError(first_header(), layout,
-                           layout.DescribeBlock(chunk_index, segment.first_block + packed));
+    const uint32_t block = segment.first_block + packed;
+    const absl::Status status =
+        number_codec.CheckCodecItself(layout, chunk_index, block, out.data());
+    if (!status.ok()) return status;
+    return OutOfRangeError(first_header(), layout, layout.DescribeBlock(chunk_index, block));
   }
   return out;
 }

@@ -181,6 +181,36 @@ TEST(CustomCodecJob, IsRefusedWithoutALibraryAndForAGpu) {
               HasSubstr("custom, which is for parameters on the host; these are"));
 }
 
+// It is no rank's gradient that is wrong then, and no later step would be better.
+TEST(CustomCodecJob, ACodecThatFailsFailsTheStepWhereverThatIs) {
+  const auto reduce = [](Cluster& cluster, uint32_t rank, uint32_t ranks, const std::string& fault,
+                         float value) {
+    WorkerOptions options = TopKJob().worker;
+    options.job = fault;
+    options.codec_library = kFaulty;
+    options.codec_options = fault;
+    options.rank = rank;
+    options.world_size = ranks;
+    const auto worker = Worker::JoinReduction(
+        options, {.codec = CUSTOM}, {{.name = "tensor", .shape = {8}}}, cluster.Connect());
+    if (!worker.ok()) return worker.status();
+    std::vector<float> values(8, value);
+    const absl::Span<float> tensor = absl::MakeSpan(values);
+    return (*worker)->Reduce({tensor}).status();
+  };
+  const auto expect_failure = [](const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(status.message(), HasSubstr("codec 'faulty' cannot decompress what it made of "
+                                            "finite numbers in block 0 (tensor 'tensor'"));
+  };
+  Cluster cluster({});
+  expect_failure(reduce(cluster, 0, 1, "cannot unpack", 1));
+  // Of 0 and 1 the aggregator makes a half.
+  OnEachRank(2, [&](uint32_t rank) {
+    expect_failure(reduce(cluster, rank, 2, "cannot unpack halves", static_cast<float>(rank)));
+  });
+}
+
 // The trust boundary: what the example says no to, and what is behind a short block.
 TEST(CustomCodecFrame, WhatTheCodecCannotHaveMadeIsRefused) {
   ASSERT_TRUE(LoadCodecLibrary(kTopK).ok());

@@ -31,6 +31,7 @@ static void compress(const void* state, const float* values, uint32_t elements, 
 
 static int decompress(const void* state, const uint8_t* block, uint32_t elements, float* values) {
   if (is(state, "cannot unpack")) return 1;
+  if (is(state, "cannot unpack halves") && ((const float*)block)[0] == 0.5f) return 1;
   memcpy(values, block, sizeof(float) * elements);
   if (is(state, "not finite")) values[0] = NAN;
   return 0;

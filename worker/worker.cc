@@ -868,7 +868,13 @@ void Worker::Pack(uint32_t chunk) {
                             inbox->Put(chunk, Packed{std::move(bad_block)});
                           });
   exchanges_[chunk].is_packing = !bad_block;
-  if (bad_block) Send(chunk, *bad_block);
+  if (!bad_block) return;
+  if (*bad_block < layout_.chunks()[chunk].blocks) {
+    absl::Status status = NumberCodecOf(optimizer_.codec(), layout_)
+                              .CheckCodecItself(layout_, chunk, *bad_block, packed->data());
+    if (!status.ok()) return inbox_->Put(chunk, Packed{std::move(status)});
+  }
+  Send(chunk, *bad_block);
 }
 
 void Worker::Send(uint32_t chunk, uint32_t bad_block) {
