@@ -12,6 +12,7 @@ signpost.init()
 codec = {
     "topk": signpost.Codec("client/examples/libtopk.so", "ratio=0.25"),
     "python": signpost.python_codec(codecs_of_mine.Signs),
+    "failing": signpost.python_codec(codecs_of_mine.Fails),
 }[name]
 target = torch.linspace(-1, 1, 6000)
 

@@ -29,7 +29,7 @@ def run(*command, **environment):
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": paths,
             "SIGNPOST_PYTHON": sys.executable,
-            "SIGNPOST_PYTHON_CODECS": "codecs_of_mine:Signs,nobody:Here",
+            "SIGNPOST_PYTHON_CODECS": "codecs_of_mine:Signs,codecs_of_mine:Fails,nobody:Here",
             **environment,
         },
     )
@@ -62,6 +62,13 @@ def test_all_ranks_have_the_bytes_of_what_is_wanted(what, name, library):
     if (what, name) != ("train", "python"):
         distances = re.findall(r"distance ([0-9.]+)", output)
         assert all(float(distance) < 0.1 for distance in distances)
+
+
+def test_a_class_that_raises_ends_the_job_and_is_named():
+    code, output = run_job("reduce", "failing", signpost.PYTHON_CODEC)
+    assert code != 0
+    assert "ValueError: numbers above 1.5" in output
+    assert "codec 'python' cannot decompress what it made of finite numbers" in output
 
 
 def test_an_aggregator_without_the_codec_refuses_the_job_and_says_what_it_needs():

@@ -20,3 +20,12 @@ class Signs:
             raise ValueError(f"a scale of {scale}")
         bits = np.unpackbits(np.frombuffer(block[4:], np.uint8), bitorder="little")
         return np.where(bits[:elements], -scale, scale)
+
+
+class Fails(Signs):
+    """One that does not take every number."""
+
+    def compress(self, values):
+        if np.abs(values).max() > 1.5:
+            raise ValueError("numbers above 1.5")
+        return super().compress(values)
