@@ -3,26 +3,33 @@
 #
 #   tests/mutations.sh            all mutations, some minutes
 #   tests/mutations.sh sign-bit   those whose name contains the word
+#   tests/mutations.sh --check    none: only whether their texts stand in the code
 #
 # Each mutation replaces a piece of text that must stand exactly once in its file: one that no longer
 # matches fails here and wants mending.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-only=${1:-}
-copy=$(mktemp -d)
-trap 'bazel --output_base="$copy/output" shutdown >/dev/null 2>&1 || true; chmod -R u+w "$copy"; rm -rf "$copy"' EXIT
-git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$copy"
+only=${1:-} checks_only=
+[[ $only != --check ]] || only='' checks_only=true
 survivors=0
+if [[ ! $checks_only ]]; then
+  copy=$(mktemp -d)
+  trap 'bazel --output_base="$copy/output" shutdown >/dev/null 2>&1 || true; chmod -R u+w "$copy"; rm -rf "$copy"' EXIT
+  git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$copy"
+fi
 
 # mutate NAME FILE OLD NEW: replaces OLD with NEW, runs the tests, puts FILE back.
 mutate() {
-  local name=$1 file=$copy/$2 old=$3 new=$4 status=0
+  local name=$1 old=$3 new=$4 status=0
   [[ $name == *"$only"* ]] || return 0
-  cp "$file" "$copy/original"
-  OLD=$old NEW=$new perl -0pi -e '$n = s/\Q$ENV{OLD}\E/$ENV{NEW}/g; END { exit($n == 1 ? 0 : 1) }' "$file" || {
+  OLD=$old perl -0ne '$n += () = /\Q$ENV{OLD}\E/g; END { exit($n == 1 ? 0 : 1) }' "$2" || {
     echo "$name: its text does not stand exactly once in $2"
     exit 1
   }
+  [[ ! $checks_only ]] || return 0
+  local file=$copy/$2
+  cp "$file" "$copy/original"
+  OLD=$old NEW=$new perl -0pi -e 's/\Q$ENV{OLD}\E/$ENV{NEW}/' "$file"
   (cd "$copy" && bazel --output_base="$copy/output" test //kernels/... //server/... //worker/... \
     //tests/... --test_output=summary) >"$copy/log" 2>&1 || status=$?
   mv "$copy/original" "$file"
@@ -41,13 +48,13 @@ mutate server-error-dropped server/round.cc \
   'answer.payload = *std::move(payload);' 'answer.payload = *std::move(payload); for (float& e : error) e = 0;'
 mutate sum-in-arrival-order server/round.cc \
   'for (const std::optional<Frame>& frame : frames_) {
-      if (frame) contributions.push_back(OneBitPart(chunk, segment, frame->payload.data()));' \
+    if (frame) contributions.push_back(frame->payload.data());' \
   'for (size_t i = 0; i < frames_.size(); ++i) {
-      const std::optional<Frame>& frame = frames_[(*first_rank_ + i) % frames_.size()];
-      if (frame) contributions.push_back(OneBitPart(chunk, segment, frame->payload.data()));'
+    const std::optional<Frame>& frame = frames_[(*first_rank_ + i) % frames_.size()];
+    if (frame) contributions.push_back(frame->payload.data());'
 mutate server-error-committed-twice server/round.cc \
-  'const size_t packed = kernels::AggregateOneBit(' \
-  'kernels::AggregateOneBit(rule, contributions, InverseCount(layout), error.subspan(segment.chunk_offset, segment.elements), OneBitPart(chunk, segment, out)); const size_t packed = kernels::AggregateOneBit('
+  'const size_t packed = number_codec.Aggregate(' \
+  'number_codec.Aggregate(rule, chunk, segment, contributions, InverseCount(layout), error_there, out.data()); const size_t packed = number_codec.Aggregate('
 mutate retry-after-close-refused server/owned_chunk.cc \
   'if (header.step() < open_step_ && header.step() >= oldest_step) {' 'if (false) {'
 mutate worker-error-dropped worker/host_adam_state.cc \
