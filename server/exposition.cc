@@ -157,6 +157,10 @@ constexpr JobMetric kJobMetrics[] = {
        samples.Add({{"result", "replayed"}}, job.rounds.rounds_replayed);
        samples.Add({{"result", "skipped"}}, job.rounds.rounds_skipped);
      }},
+    {"signpost_error_rescales_total", kCounter,
+     "Rounds of single chunks before which the error was multiplied, or dropped, because what is "
+     "compressed changed its unit: at 0/1 Adam's freeze, from gradients to momenta.",
+     [](const JobMetrics& job, Samples& samples) { samples.Add(job.rounds.errors_rescaled); }},
     {"signpost_replay_requests_total", kCounter,
      "Frames that were answered with a request for earlier ones, after a restart.",
      [](const JobMetrics& job, Samples& samples) { samples.Add(job.rounds.replays_asked); }},

@@ -36,6 +36,7 @@ void RoundMetrics::Merge(const RoundMetrics& other) {
   rounds_replayed += other.rounds_replayed;
   rounds_partial += other.rounds_partial;
   rounds_full += other.rounds_full;
+  errors_rescaled += other.errors_rescaled;
   replays_asked += other.replays_asked;
   payload_bytes_received += other.payload_bytes_received;
   payload_bytes_sent += other.payload_bytes_sent;

@@ -48,7 +48,8 @@ struct RoundMetrics {
   uint64_t rounds_replayed = 0;  // an earlier process had closed it
   uint64_t rounds_partial = 0;   // without some rank
   uint64_t rounds_full = 0;
-  uint64_t replays_asked = 0;  // of frames, after a restart
+  uint64_t errors_rescaled = 0;  // rounds before which the error was multiplied (Round::Close)
+  uint64_t replays_asked = 0;    // of frames, after a restart
   uint64_t payload_bytes_received = 0;
   uint64_t payload_bytes_sent = 0;
   // What payloads with numbers would have in fp32.

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -177,6 +178,25 @@ TEST_F(MetricsTest, ARoundThatSomebodySkipsCountsAsSkippedOnly) {
   const RoundMetrics rounds = Metrics().rounds;
   EXPECT_EQ(rounds.rounds_skipped, 1);
   EXPECT_EQ(rounds.rounds_full, 0);
+}
+
+TEST_F(MetricsTest, RoundsThatMultiplyTheErrorAreCounted) {
+  Join(/*world_size=*/2);
+  const auto send = [this](uint64_t step, float error_scale) {
+    for (uint32_t rank : {0, 1}) {
+      Frame frame =
+          Addressed(TestFrame(layout_, {.rank = rank, .step = step}, ONE_BIT), "job", epoch_);
+      frame.header.set_error_scale(error_scale);
+      aggregator_.Exchange(std::move(frame), [](absl::StatusOr<Aggregator::Reply> reply) {
+        EXPECT_TRUE(reply.ok()) << reply.status();
+      });
+    }
+    return Metrics().rounds.errors_rescaled;
+  };
+  EXPECT_EQ(send(/*step=*/0, 1), 0);
+  EXPECT_EQ(send(1, 0.1f), 1);
+  EXPECT_EQ(send(2, 0), 1) << "a worker that says nothing of it";
+  EXPECT_EQ(send(3, std::numeric_limits<float>::min()), 2) << "as good as dropped";
 }
 
 TEST_F(MetricsTest, CompressionIsHeldAgainstTheSameNumbersInFp32) {

@@ -753,6 +753,7 @@ void OwnedChunk::CountRound(const Answer& answer, absl::Time now, absl::Duration
   metrics_.gathering.Add(open_->newest_arrival - open_->since);
   metrics_.holding.Add(now - open_->completed.value_or(now));
   metrics_.averaging.Add(averaging);
+  if (open_->round.error_scale() != 1) ++metrics_.errors_rescaled;
   if (answer.header.codec() == SKIP) {
     ++metrics_.rounds_skipped;
   } else if (open_step_ < answered_steps_) {

@@ -74,7 +74,7 @@ absl::Status Round::CheckDuplicate(const Frame& frame) const {
 
 absl::Status Round::CheckFits(const FrameHeader& header) const {
   if (first_rank_) {
-    const float ours = ContributionOf(frames_[*first_rank_]->header).error_scale;
+    const float ours = error_scale();
     const float theirs = ContributionOf(header).error_scale;
     if (theirs != ours) {
       return absl::FailedPreconditionError(
@@ -158,14 +158,15 @@ std::vector<Contribution> Round::Contributions() const {
   return contributions;
 }
 
+float Round::error_scale() const { return ContributionOf(first_header()).error_scale; }
+
 float Round::InverseCount(const Layout& layout) const {
   return layout.options().sum() ? 1.0f : 1.0f / static_cast<float>(frames_.size());
 }
 
 absl::StatusOr<Answer> Round::Close(const Layout& layout, absl::Span<float> error) const {
   ABSL_RAW_CHECK(!error.empty() || !CanLose(), "an error, where there can be one");
-  const float error_scale = ContributionOf(first_header()).error_scale;
-  if (error_scale != 1) kernels::Scale(error_scale, error);
+  if (error_scale() != 1) kernels::Scale(error_scale(), error);
 
   Answer answer;
   answer.header.set_step(first_header().step());

@@ -66,6 +66,7 @@ class Round {
   // By rank; of those left out, the default. Requires complete().
   std::vector<Contribution> Contributions() const;
   const StepRates& rates() const { return frames_[*first_rank_]->header.rates(); }
+  float error_scale() const;  // 1 but where the unit of what is compressed changes
 
   // The round's result. Requires complete(), and to be called once: it updates `error`, the
   // aggregator's error for the chunk in chunk order:
@@ -76,9 +77,10 @@ class Round {
   // momentum that every rank sends again must not be amplified (the loop gain would be
   // beta1 * n / k). When a rank skipped, the answer is SKIP with the lowest such rank's block, and
   // error = error_scale * error. INTERNAL when u is out of the range that an answer may have
-  // (kMaxScale, kMaxDense of kernels/block.h): the error is then spoilt, and the chunk must not go
-  // on. RESTORE: error = the sum of the contributions that have numbers, in rank order.
-  // PLAIN_FLOAT32: answer = (sum in rank order) / world_size; error = error_scale * error.
+  // (kMaxScale, kMaxDense of kernels/block.h), or a codec from outside fails: the error is then
+  // spoilt, and the chunk must not go on. RESTORE: error = the sum of the contributions that have
+  // numbers, in rank order. PLAIN_FLOAT32: answer = (sum in rank order) / world_size; error =
+  // error_scale * error.
   //
   // An error that is all zero may be empty instead where CanLose() is false.
   absl::StatusOr<Answer> Close(const Layout& layout, absl::Span<float> error) const;
