@@ -2,12 +2,13 @@
  * for all others, which wait in the error (Stich et al., "Sparsified SGD with memory",
  * arXiv:1809.07599).
  *
- *     cc -shared -fPIC -O2 -I INCLUDE topk.c -o libtopk.so
+ *     cc -shared -fPIC -O2 -I INCLUDE topk.c -o libtopk.so -lm
  *     signpost codec check ./libtopk.so --options ratio=0.05
  *
- * with signpost_codec.h in INCLUDE/proto. Its option: ratio=R, the share that is sent, in (0, 1];
- * 0.01 by default. A block of n numbers is k = ceil(R n) indices of 2 bytes, ascending, and then
- * their k numbers in fp32, both little-endian. */
+ * with signpost_codec.h in INCLUDE/proto: INCLUDE is the source tree, or Python's signpost.INCLUDE.
+ * Its option: ratio=R, the share that is sent, in (0, 1]; 0.01 by default. A block of n numbers is
+ * k = ceil(R n) indices of 2 bytes, ascending, and then their k numbers in fp32, both
+ * little-endian. */
 
 #include <math.h>
 #include <stdio.h>

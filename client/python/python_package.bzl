@@ -1,16 +1,22 @@
-"""The package, with libsignpost.so and the program `signpost` in it."""
+"""The package, with libsignpost.so, the program `signpost` and what a codec is written with in it."""
+
+# Of signpost/, by their names there.
+_CODEC_KIT = {
+    "examples/topk.c": "//client/examples:topk.c",
+    "include/proto/signpost_codec.h": "//proto:signpost_codec.h",
+}
 
 def python_package(name, sources, files, library, **kwargs):
-    """The directory <name>/signpost: `sources` of signpost/, `files` of here, the library, the program."""
+    """The directory <name>/signpost: `sources` of signpost/, `files` of here, the library, the program and the codec kit."""
     native.genrule(
         name = name,
-        srcs = sources + files + [
+        srcs = sources + files + _CODEC_KIT.values() + [
             "//cli:signpost",
             "//client:libpythoncodec.so",
             library,
         ],
         outs = [name + "/" + source for source in sources] +
-               [name + "/signpost/" + file for file in files] + [
+               [name + "/signpost/" + file for file in files + _CODEC_KIT.keys()] + [
             name + "/signpost/libpythoncodec.so",
             name + "/signpost/libsignpost.so",
             name + "/signpost/signpost",
@@ -20,6 +26,8 @@ def python_package(name, sources, files, library, **kwargs):
                 case $$file in
                     */python/signpost/*) name=$${file#*/python/signpost/} ;;
                     */python/examples/* | */python/benchmarks/*) name=$${file#*/python/} ;;
+                    */examples/topk.c) name=examples/topk.c ;;
+                    *proto/signpost_codec.h) name=include/proto/signpost_codec.h ;;
                     */libpythoncodec.so) name=libpythoncodec.so ;;
                     *.so) name=libsignpost.so ;;
                     *) name=$${file##*/} ;;

@@ -4,7 +4,7 @@
 """
 
 from signpost._abi import Options
-from signpost._codec import PYTHON_CODEC, Codec, python_codec
+from signpost._codec import INCLUDE, PYTHON_CODEC, Codec, python_codec
 from signpost._errors import (
     DataLossError,
     DeadlineExceededError,
@@ -26,6 +26,7 @@ __all__ = [
     "DataLossError",
     "DeadlineExceededError",
     "FailedPreconditionError",
+    "INCLUDE",
     "InvalidArgumentError",
     "NotFoundError",
     "Options",

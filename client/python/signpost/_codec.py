@@ -24,6 +24,11 @@ class Codec:
     options: str = ""
 
 
+# Where the compiler finds proto/signpost_codec.h, what a shared object of one's own is written to:
+#     cc -shared -fPIC -O2 -I $(python3 -c "import signpost; print(signpost.INCLUDE)") codec.c
+# examples/topk.c beside it is an example.
+INCLUDE = str(Path(__file__).with_name("include"))
+
 # The shared object of codecs that are Python classes.
 PYTHON_CODEC = str(Path(__file__).with_name("libpythoncodec.so"))
 
