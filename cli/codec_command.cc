@@ -15,12 +15,12 @@ namespace {
 struct Flags {
   std::string library;
   std::string options;
-  uint32_t seed = 1;
+  CodecTrials trials;
 };
 
 absl::StatusOr<int> Check(const Flags& flags) {
   const absl::StatusOr<CodecReport> report =
-      CheckCodecLibrary(flags.library, flags.options, flags.seed);
+      CheckCodecLibrary(flags.library, flags.options, flags.trials);
   if (!report.ok()) return report.status();
   std::printf("codec '%s', version %s: %.2f bits per parameter each way\n", report->name.c_str(),
               report->version.c_str(), report->bits_per_parameter);
@@ -56,7 +56,12 @@ Command AddCodecCommand(CLI::App& program) {
       "  signpost codec check ./libtopk.so --options ratio=0.05");
   check.add_option("library", flags->library, "The shared object")->type_name("FILE")->required();
   check.add_option("--options", flags->options, "The codec's own options");
-  check.add_option("--seed", flags->seed, "The same seed tries the same numbers")
+  check
+      .add_option("--block-elements", flags->trials.block_elements,
+                  "Numbers in a block, as in the job that it is for")
+      ->type_name("N")
+      ->capture_default_str();
+  check.add_option("--seed", flags->trials.seed, "The same seed tries the same numbers")
       ->capture_default_str();
   return {&app, [flags] { return Check(*flags); }};
 }

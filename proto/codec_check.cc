@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -21,53 +23,64 @@ namespace {
 
 using Floats = std::vector<float>;
 
-// Lengths of the tensors that are tried, and so of blocks, of at most this many numbers.
-constexpr uint32_t kBlockElements = 4096;
-constexpr uint32_t kLengths[] = {1, 2, 7, 8, 9, 63, 64, 65, 1000, 4095, 4096, 5000};
+// Of the tensors that are tried, and so of blocks.
+std::vector<uint32_t> LengthsFor(const CustomCodec& codec) {
+  const uint32_t block = codec.block_elements();
+  std::vector<uint32_t> lengths = {block, block + block / 4 + 1};
+  for (const uint32_t length : {1u, 2u, 7u, 8u, 9u, 63u, 64u, 65u, 1000u, block - 1}) {
+    if (length > 0 && length < block) lengths.push_back(length);
+  }
+  return lengths;
+}
+
+// Of one tensor.
+absl::StatusOr<Layout> LayoutFor(const CustomCodec& codec, uint32_t elements) {
+  Tensor tensor;
+  tensor.set_name("tensor");
+  tensor.add_shape(elements);
+  JobOptions options;
+  options.set_block_elements(codec.block_elements());
+  options.set_chunk_elements(16 * codec.block_elements());
+  options.set_gamma(kernels::BlockRule().gamma);
+  *options.mutable_custom_codec() = codec;
+  return Layout::Create({tensor}, options);
+}
 
 // A codec at work on one tensor.
 class Trial {
  public:
-  Trial(const CustomCodec& codec, uint32_t elements) : codec_(CustomNumberCodec(codec)) {
-    Tensor tensor;
-    tensor.set_name("tensor");
-    tensor.add_shape(elements);
-    JobOptions options;
-    options.set_block_elements(kBlockElements);
-    options.set_chunk_elements(16 * kBlockElements);
-    options.set_gamma(kRule.gamma);
-    *options.mutable_custom_codec() = codec;
-    layout_.push_back(*Layout::Create({tensor}, options));
-  }
+  Trial(const CustomCodec& codec, uint32_t elements)
+      : codec_(CustomNumberCodec(codec)),
+        rule_{.block_elements = codec.block_elements()},
+        layout_(*LayoutFor(codec, elements)) {}
 
   uint32_t elements() const { return chunk().elements; }
-  size_t bytes() const { return layout_[0].PayloadBytes(CUSTOM, 0); }
+  size_t bytes() const { return layout_.PayloadBytes(CUSTOM, 0); }
 
   // Whether all of it was packed. `fill` is what the payload has before.
   bool Compress(const Floats& values, Floats& error, Payload& payload, uint8_t fill = 0) const {
     payload = Payload(bytes());
     std::memset(payload.data(), fill, payload.size());
-    return codec_.Compress(kRule, chunk(), chunk().segments[0], values, absl::MakeSpan(error),
+    return codec_.Compress(rule_, chunk(), chunk().segments[0], values, absl::MakeSpan(error),
                            payload.data()) == chunk().blocks;
   }
 
   bool IsGood(const Payload& payload) const {
-    return codec_.Check(layout_[0], 0, payload.data()).ok();
+    return codec_.Check(layout_, 0, payload.data()).ok();
   }
 
   Floats Decompress(const Payload& payload) const {
     Floats values(elements(), std::numeric_limits<float>::quiet_NaN());
-    codec_.Decompress(kRule, chunk(), chunk().segments[0], payload.data(), absl::MakeSpan(values));
+    codec_.Decompress(rule_, chunk(), chunk().segments[0], payload.data(), absl::MakeSpan(values));
     return values;
   }
 
  private:
-  static constexpr kernels::BlockRule kRule = {.block_elements = kBlockElements};
-
-  const Chunk& chunk() const { return layout_[0].chunks()[0]; }
+  const Chunk& chunk() const { return layout_.chunks()[0]; }
 
   const NumberCodec& codec_;
-  std::vector<Layout> layout_;  // one
+  const kernels::BlockRule rule_;
+  const Layout layout_;
 };
 
 Floats NormalNumbers(std::mt19937& random, uint32_t elements, float size) {
@@ -88,7 +101,7 @@ double Norm(const Floats& numbers) {
 std::string TryNumbers(const CustomCodec& codec, uint32_t seed,
                        const std::function<bool(const Trial&, const Floats&)>& is_right) {
   std::mt19937 random(seed);
-  for (const uint32_t elements : kLengths) {
+  for (const uint32_t elements : LengthsFor(codec)) {
     const Trial trial(codec, elements);
     Floats one(elements);
     one[elements / 2] = -3;
@@ -140,12 +153,12 @@ bool LosesNothing(const Trial& trial, const Floats& values) {
 // Bytes that nobody has packed: they are refused, or stand for numbers, always the same.
 std::string TryRandomBytes(const CustomCodec& codec, uint32_t seed) {
   std::mt19937 random(seed);
-  for (const uint32_t elements : kLengths) {
+  for (const uint32_t elements : LengthsFor(codec)) {
     const Trial trial(codec, elements);
     for (int round = 0; round < 50; ++round) {
       Payload payload(trial.bytes());
       for (size_t i = 0; i < payload.size(); ++i) payload.data()[i] = random();
-      const size_t stride = payload.size() / kernels::BlockCount(elements, kBlockElements);
+      const size_t stride = payload.size() / kernels::BlockCount(elements, codec.block_elements());
       for (size_t mark = 0; mark < payload.size(); mark += stride) payload.data()[mark] = 1;
       if (trial.IsGood(payload) &&
           !SameBytes(trial.Decompress(payload), trial.Decompress(payload))) {
@@ -156,19 +169,50 @@ std::string TryRandomBytes(const CustomCodec& codec, uint32_t seed) {
   return "";
 }
 
+// Several threads, each with numbers of its own, at a time.
+std::string TryThreads(const CustomCodec& codec, uint32_t seed) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 50;
+  const Trial trial(codec, codec.block_elements());
+  std::mt19937 random(seed);
+  std::vector<std::thread> threads;
+  std::atomic<bool> are_right = true;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    const Floats values = NormalNumbers(random, trial.elements(), 1);
+    Floats error(values.size());
+    Payload alone;
+    trial.Compress(values, error, alone);
+    const Floats sent = trial.Decompress(alone);
+    threads.emplace_back([&trial, &are_right, values, sent, alone = std::move(alone)] {
+      for (int round = 0; round < kRounds; ++round) {
+        Floats error(values.size());
+        Payload payload;
+        trial.Compress(values, error, payload);
+        if (payload.span() != alone.span() || !SameBytes(trial.Decompress(alone), sent)) {
+          are_right = false;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return are_right ? "" : "what one packs or unpacks depends on what another does";
+}
+
 // What stays in the error of numbers with a fixed mean, relative to their size: in each quarter of
 // the rounds. NaN when a round could not be packed.
 constexpr int kQuarters = 4;
 using ErrorRatios = std::array<double, kQuarters>;
 ErrorRatios FeedBack(const CustomCodec& codec, uint32_t seed) {
   constexpr int kRounds = 2000;
+  constexpr uint32_t kMostElements = 4096;  // which takes seconds
   ErrorRatios ratios = {};
   std::mt19937 random(seed);
-  const Trial trial(codec, kBlockElements);
-  const Floats mean = NormalNumbers(random, kBlockElements, 1);
-  Floats error(kBlockElements);
+  const uint32_t elements = std::min(codec.block_elements(), kMostElements);
+  const Trial trial(codec, elements);
+  const Floats mean = NormalNumbers(random, elements, 1);
+  Floats error(elements);
   for (int round = 0; round < kRounds; ++round) {
-    Floats values = NormalNumbers(random, kBlockElements, 0.5f);
+    Floats values = NormalNumbers(random, elements, 0.5f);
     for (size_t i = 0; i < values.size(); ++i) values[i] += mean[i];
     Payload payload;
     double& ratio = ratios[round * kQuarters / kRounds];
@@ -192,27 +236,32 @@ bool CodecReport::is_good() const {
 }
 
 absl::StatusOr<CodecReport> CheckCodecLibrary(const std::string& path, const std::string& options,
-                                              uint32_t seed) {
+                                              const CodecTrials& trials) {
   const absl::StatusOr<std::string> name = LoadCodecLibrary(path);
   if (!name.ok()) return name.status();
-  const absl::StatusOr<CustomCodec> codec = DescribeCustomCodec(*name, options, kBlockElements);
+  const absl::StatusOr<CustomCodec> codec =
+      DescribeCustomCodec(*name, options, trials.block_elements);
   if (!codec.ok()) return codec.status();
+
+  if (absl::Status status = LayoutFor(*codec, 1).status(); !status.ok()) return status;
 
   CodecReport report;
   report.name = codec->name();
   report.version = codec->version();
-  report.bits_per_parameter = 8 * (1.0 + codec->block_bytes()) / kBlockElements;
+  report.bits_per_parameter = 8 * (1.0 + codec->block_bytes()) / trials.block_elements;
   report.findings.push_back({"what it packs it unpacks to finite numbers",
-                             TryNumbers(*codec, seed, PacksWhatItCanUnpack)});
+                             TryNumbers(*codec, trials.seed, PacksWhatItCanUnpack)});
   report.findings.push_back(
-      {"the same numbers give the same bytes", TryNumbers(*codec, seed, GivesTheSameBytes)});
+      {"the same numbers give the same bytes", TryNumbers(*codec, trials.seed, GivesTheSameBytes)});
   // The rest relies on that.
   if (!report.is_good()) return report;
+  report.findings.push_back({"threads do not disturb each other", TryThreads(*codec, trials.seed)});
+  if (!report.is_good()) return report;
   report.findings.push_back(
-      {"what is lost is in the error", TryNumbers(*codec, seed, LosesNothing)});
+      {"what is lost is in the error", TryNumbers(*codec, trials.seed, LosesNothing)});
   report.findings.push_back(
-      {"bytes from anybody are refused or unpacked", TryRandomBytes(*codec, seed)});
-  const ErrorRatios ratios = FeedBack(*codec, seed);
+      {"bytes from anybody are refused or unpacked", TryRandomBytes(*codec, trials.seed)});
+  const ErrorRatios ratios = FeedBack(*codec, trials.seed);
   report.error_ratio = ratios.back();
   const bool settles = ratios.back() <= kMostGrowth * ratios[1];
   report.findings.push_back(

@@ -18,7 +18,7 @@ struct CodecFinding {
 
 struct CodecReport {
   std::string name, version;
-  double bits_per_parameter = 0;  // one way, in blocks of 4096
+  double bits_per_parameter = 0;  // one way
   // The mean of ||error|| / ||values|| over the last quarter of 2000 rounds of normal numbers with
   // a fixed mean: what error feedback leaves waiting.
   double error_ratio = 0;
@@ -27,11 +27,16 @@ struct CodecReport {
   bool is_good() const;
 };
 
+struct CodecTrials {
+  uint32_t block_elements = 4096;  // as a job's
+  uint32_t seed = 1;
+};
+
 // Loads the shared object, and tries it with numbers that follow from the seed. Memory that a codec
 // must not touch is the process's own, so one that does may end it. Errors as LoadCodecLibrary and
 // DescribeCustomCodec.
 absl::StatusOr<CodecReport> CheckCodecLibrary(const std::string& path, const std::string& options,
-                                              uint32_t seed = 1);
+                                              const CodecTrials& trials = {});
 
 }  // namespace signpost
 

@@ -2,6 +2,7 @@
 
 #include "proto/custom_codec.h"
 
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -49,12 +50,27 @@ TEST(CodecCheck, FindsNothingWrongWithTheExample) {
   EXPECT_GT(report->error_ratio, 5) << "a number waits for some 20 rounds";
 }
 
+TEST(CodecCheck, TriesBlocksAsLongAsTheJobs) {
+  for (const uint32_t block : {8u, 104u, 65536u}) {
+    const absl::StatusOr<CodecReport> report =
+        CheckCodecLibrary(kTopK, "ratio=0.5", {.block_elements = block});
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_TRUE(report->is_good()) << block;
+    EXPECT_NEAR(report->bits_per_parameter, 8 * (1 + 6 * std::ceil(block / 2.0)) / block, 1e-9);
+  }
+  EXPECT_THAT(CheckCodecLibrary(kTopK, "", {.block_elements = 100}).status().message(),
+              HasSubstr("block_elements is 100; it must be a positive multiple of 8"));
+  EXPECT_THAT(CheckCodecLibrary(kTopK, "", {.block_elements = 65537}).status().message(),
+              HasSubstr("a codec takes 1 to 65536"));
+}
+
 TEST(CodecCheck, FindsWhatIsWrongWithOthers) {
   EXPECT_EQ(TroubleOf(""), "");
   EXPECT_THAT(TroubleOf("cannot unpack"), HasSubstr("what it packs it unpacks"));
   EXPECT_THAT(TroubleOf("not finite"), HasSubstr("what it packs it unpacks"));
   EXPECT_THAT(TroubleOf("leaves bytes"), HasSubstr("the same numbers give the same bytes"));
   EXPECT_THAT(TroubleOf("chance"), HasSubstr("the same numbers give the same bytes"));
+  EXPECT_THAT(TroubleOf("one scratch for all"), HasSubstr("threads do not disturb each other"));
   EXPECT_THAT(TroubleOf("sends nothing"), HasSubstr("error feedback keeps the error down"));
   EXPECT_THAT(TroubleOf("large"), HasSubstr("wants 1099511627776 bytes for a block of 4096"));
   EXPECT_THAT(TroubleOf("shrinks"),
