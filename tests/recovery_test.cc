@@ -82,6 +82,9 @@ constexpr LambOptions kLamb;
 // Steps 0, 1 and 3 update the variance; 6, 7, 9, 13 and 17 end intervals.
 constexpr ZeroOneOptions kZeroOne = {
     .var_update_scaler = 1, .local_step_scaler = 2, .local_step_clipper = 4};
+// As DeepSpeed has it 6, 7, 9, 11, 14 and 17 end them.
+constexpr ZeroOneOptions kZeroOneAsDeepSpeed = {
+    .var_update_scaler = 1, .local_step_scaler = 2, .local_step_clipper = 3};
 
 INSTANTIATE_TEST_SUITE_P(
     Each, RecoveryOfTest,
@@ -101,6 +104,17 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"Lamb", {.lamb = kLamb}},
         Case{"ZeroOneAdam", {.freeze_step = 6, .zero_one = kZeroOne}},
         Case{"ZeroOneAdamInInt8", {.freeze_step = 6, .codec = INT8, .zero_one = kZeroOne}},
+        Case{"OneBitAdamAsDeepSpeed",
+             {.bias_correction = false,
+              .freeze_step = 6,
+              .variance_floor = 0,
+              .as_deepspeed = true}},
+        Case{"ZeroOneAdamAsDeepSpeed",
+             {.bias_correction = false,
+              .freeze_step = 6,
+              .variance_floor = 0,
+              .zero_one = kZeroOneAsDeepSpeed,
+              .as_deepspeed = true}},
         Case{"ACodecFromOutside", {.freeze_step = 6, .codec = CUSTOM}},
         Case{"OneBitAdamAfterACodecFromOutside", {.freeze_step = 6, .warm_up_codec = CUSTOM}}),
     [](const auto& info) { return info.param.name; });
