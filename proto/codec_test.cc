@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/block.h"
+#include "proto/custom_codec.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
 #include "proto/payload.h"
@@ -35,6 +36,8 @@ Layout TestLayout() {
   options.set_block_elements(kBlockElements);
   options.set_chunk_elements(64);
   options.set_gamma(kRule.gamma);
+  const std::string topk = LoadCodecLibrary("client/examples/libtopk.so").value();
+  *options.mutable_custom_codec() = DescribeCustomCodec(topk, "ratio=0.25", kBlockElements).value();
   return *Layout::Create(tensors, options);
 }
 
@@ -265,7 +268,7 @@ TEST_P(CodecTest, AnAggregateThatIsTooLargeIsNamedByItsBlock) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, CodecTest,
-                         testing::Values(FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT),
+                         testing::Values(FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT, CUSTOM),
                          [](const auto& codec) {
                            std::string name = CodecName(codec.param);
                            std::erase(name, '-');

@@ -250,11 +250,8 @@ std::vector<std::string> CheckpointsIn(Disk& disk) {
 
 struct ResumeCase {
   const char* name;
-  Codec warm_up_codec;
-  int saved_after;  // the variance freezes after 5
-  Codec codec = ONE_BIT;
-  std::optional<LambOptions> lamb = std::nullopt;
-  std::optional<ZeroOneOptions> zero_one = std::nullopt;
+  int saved_after;
+  OptimizerOptions optimizer;
 };
 
 constexpr LambOptions kLamb;
@@ -262,14 +259,21 @@ constexpr LambOptions kLamb;
 constexpr ZeroOneOptions kZeroOne = {
     .var_update_scaler = 1, .local_step_scaler = 1, .local_step_clipper = 3};
 
+OptimizerOptions AsDeepSpeed(OptimizerOptions options) {
+  options.bias_correction = false;
+  options.variance_floor = 0;
+  options.as_deepspeed = true;
+  return options;
+}
+
 class ResumeTest : public ::testing::TestWithParam<ResumeCase> {};
 
 TEST_P(ResumeTest, EqualsNoInterruptionBitForBitOnAnyNumberOfShards) {
   JobOptionsForTest job;
-  job.optimizer.warm_up_codec = GetParam().warm_up_codec;
-  job.optimizer.codec = GetParam().codec;
-  job.optimizer.lamb = GetParam().lamb;
-  job.optimizer.zero_one = GetParam().zero_one;
+  job.optimizer = GetParam().optimizer;
+  job.rates.beta2 = 0.75;  // a job that looks for its freeze step finds it soon
+  job.worker.codec_library = "client/examples/libtopk.so";
+  job.worker.codec_options = "ratio=0.25";
   const std::vector<End> expected = RunAnew(2, {.job = job, .until = 12});
   const int saved_after = GetParam().saved_after;
   MemoryDisk disk;
@@ -286,7 +290,12 @@ TEST_P(ResumeTest, EqualsNoInterruptionBitForBitOnAnyNumberOfShards) {
               expected);
   }
 
-  // Saved on a host, or on a GPU, and resumed on either.
+  if (job.optimizer.freeze_step == OptimizerOptions::kAuto) {
+    EXPECT_EQ(Load(disk, job)->optimizer.schedule.freeze_step(), saved_after > 8 ? 8 : 0);
+  }
+
+  // Saved on a host, or on a GPU, and resumed on either. A codec from outside is the host's.
+  if (job.optimizer.codec == CUSTOM || job.optimizer.warm_up_codec == CUSTOM) return;
   kernels::cuda::SimulatedGpu gpu(/*seed=*/1);
   JobOptionsForTest gpu_job = job;
   gpu_job.gpu_of = [&](uint32_t rank) { return rank != 2 ? &gpu : nullptr; };
@@ -303,20 +312,50 @@ TEST_P(ResumeTest, EqualsNoInterruptionBitForBitOnAnyNumberOfShards) {
 INSTANTIATE_TEST_SUITE_P(
     Steps, ResumeTest,
     ::testing::Values(
-        ResumeCase{"BeforeTheFirstStep", FLOAT32, 0}, ResumeCase{"InTheWarmUp", FLOAT32, 2},
-        ResumeCase{"InABf16WarmUp", BFLOAT16, 3}, ResumeCase{"AtTheFreeze", BFLOAT16, 5},
-        ResumeCase{"AfterTheFirstOneBitStep", FLOAT32, 6},
-        ResumeCase{"AmongOneBitSteps", BFLOAT16, 9}, ResumeCase{"InAnInt8WarmUp", INT8, 3},
-        ResumeCase{"AmongInt4Steps", INT8, 9, INT4}, ResumeCase{"AmongFp16Steps", INT4, 6, FLOAT16},
-        ResumeCase{"AmongFp32Steps", ONE_BIT, 8, FLOAT32},
-        ResumeCase{"OfLambInTheWarmUp", FLOAT32, 3, ONE_BIT, kLamb},
-        ResumeCase{"OfLambAtTheFreeze", BFLOAT16, 5, ONE_BIT, kLamb},
-        ResumeCase{"OfLambAmongOneBitSteps", FLOAT32, 9, ONE_BIT, kLamb},
-        ResumeCase{"OfZeroOneAdamBetweenUpdates", FLOAT32, 4, ONE_BIT, {}, kZeroOne},
-        ResumeCase{"OfZeroOneAdamAtTheFreeze", FLOAT32, 5, ONE_BIT, {}, kZeroOne},
-        ResumeCase{"OfZeroOneAdamAfterASynchronisation", FLOAT32, 8, ONE_BIT, {}, kZeroOne},
-        ResumeCase{"OfZeroOneAdamAfterALocalStep", FLOAT32, 9, ONE_BIT, {}, kZeroOne},
-        ResumeCase{"OfZeroOneAdamAfterTwoOfThem", FLOAT32, 10, INT8, {}, kZeroOne}),
+        ResumeCase{"BeforeTheFirstStep", 0, {.freeze_step = 5}},
+        ResumeCase{"InTheWarmUp", 2, {.freeze_step = 5}},
+        ResumeCase{"InABf16WarmUp", 3, {.freeze_step = 5, .warm_up_codec = BFLOAT16}},
+        ResumeCase{"AtTheFreeze", 5, {.freeze_step = 5, .warm_up_codec = BFLOAT16}},
+        ResumeCase{"AfterTheFirstOneBitStep", 6, {.freeze_step = 5}},
+        ResumeCase{"AmongOneBitSteps", 9, {.freeze_step = 5, .warm_up_codec = BFLOAT16}},
+        ResumeCase{"InAnInt8WarmUp", 3, {.freeze_step = 5, .warm_up_codec = INT8}},
+        ResumeCase{"AmongInt8Steps", 7, {.freeze_step = 5, .codec = INT8}},
+        ResumeCase{"AmongInt4Steps", 9, {.freeze_step = 5, .warm_up_codec = INT8, .codec = INT4}},
+        ResumeCase{"AmongBf16Steps", 8, {.freeze_step = 5, .codec = BFLOAT16}},
+        ResumeCase{
+            "AmongFp16Steps", 6, {.freeze_step = 5, .warm_up_codec = INT4, .codec = FLOAT16}},
+        ResumeCase{
+            "AmongFp32Steps", 8, {.freeze_step = 5, .warm_up_codec = ONE_BIT, .codec = FLOAT32}},
+        ResumeCase{"InAWarmUpOfACodecFromOutside", 3, {.freeze_step = 5, .warm_up_codec = CUSTOM}},
+        ResumeCase{"AmongStepsOfACodecFromOutside", 8, {.freeze_step = 5, .codec = CUSTOM}},
+        ResumeCase{
+            "BeforeARefreshOfTheVariance", 8, {.freeze_step = 5, .variance_refresh_interval = 3}},
+        ResumeCase{
+            "AfterARefreshOfTheVariance", 9, {.freeze_step = 5, .variance_refresh_interval = 3}},
+        ResumeCase{"BeforeTheFreezeIsFound", 6, {.freeze_step = OptimizerOptions::kAuto}},
+        ResumeCase{"AfterTheFreezeWasFound", 10, {.freeze_step = OptimizerOptions::kAuto}},
+        ResumeCase{"OfAdam", 7, {}}, ResumeCase{"OfLamb", 7, {.lamb = kLamb}},
+        ResumeCase{"OfLambInTheWarmUp", 3, {.freeze_step = 5, .lamb = kLamb}},
+        ResumeCase{
+            "OfLambInAnInt8WarmUp", 3, {.freeze_step = 5, .warm_up_codec = INT8, .lamb = kLamb}},
+        ResumeCase{
+            "OfLambAtTheFreeze", 5, {.freeze_step = 5, .warm_up_codec = BFLOAT16, .lamb = kLamb}},
+        ResumeCase{"OfLambAmongOneBitSteps", 9, {.freeze_step = 5, .lamb = kLamb}},
+        ResumeCase{"OfZeroOneAdamBetweenUpdates", 4, {.freeze_step = 5, .zero_one = kZeroOne}},
+        ResumeCase{"OfZeroOneAdamAtTheFreeze", 5, {.freeze_step = 5, .zero_one = kZeroOne}},
+        ResumeCase{
+            "OfZeroOneAdamAfterASynchronisation", 8, {.freeze_step = 5, .zero_one = kZeroOne}},
+        ResumeCase{"OfZeroOneAdamAfterALocalStep", 9, {.freeze_step = 5, .zero_one = kZeroOne}},
+        ResumeCase{"OfZeroOneAdamAfterTwoOfThem",
+                   10,
+                   {.freeze_step = 5, .codec = INT8, .zero_one = kZeroOne}},
+        ResumeCase{"AsDeepSpeedAfterTheFirstStep", 1, AsDeepSpeed({.freeze_step = 5})},
+        ResumeCase{"AsDeepSpeedAmongOneBitSteps", 8, AsDeepSpeed({.freeze_step = 5})},
+        ResumeCase{"OfLambAsDeepSpeed", 7, AsDeepSpeed({.freeze_step = 5, .lamb = kLamb})},
+        ResumeCase{"OfZeroOneAdamAsDeepSpeedAtTheFreeze", 5,
+                   AsDeepSpeed({.freeze_step = 5, .zero_one = kZeroOne})},
+        ResumeCase{"OfZeroOneAdamAsDeepSpeedAfterALocalStep", 10,
+                   AsDeepSpeed({.freeze_step = 5, .zero_one = kZeroOne})}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Checkpoint, TakingOneChangesNothing) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "absl/synchronization/mutex.h"
@@ -95,6 +96,7 @@ TEST_P(LambReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
 
   Cluster cluster({});
   absl::Mutex mutex;
+  std::map<int, uint32_t> crcs;  // of parameters, by step
   Train(cluster, job, [&](uint32_t rank, int step, const Replica& replica, Worker& worker) {
     absl::MutexLock lock(&mutex);
     const After& after = wanted[step];
@@ -129,6 +131,9 @@ TEST_P(LambReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
       ASSERT_NEAR(replica.values[j], after.parameters[j], tolerance)
           << "parameter " << j << ", step " << step;
     }
+    const uint32_t crc = worker.ParametersCrc32c();
+    ASSERT_EQ(crc, crcs.try_emplace(step, crc).first->second)
+        << "rank " << rank << " and another have other parameters after step " << step;
   });
 }
 

@@ -42,6 +42,14 @@ using ::testing::HasSubstr;
 
 std::string MessageOf(const absl::Status& status) { return std::string(status.message()); }
 
+// CUSTOM is the example.
+WorkerOptions TheWorker() {
+  WorkerOptions worker = JobOptionsForTest().worker;
+  worker.codec_library = "client/examples/libtopk.so";
+  worker.codec_options = "ratio=0.25";
+  return worker;
+}
+
 struct NodesOptions {
   uint32_t nodes = 2;
   uint32_t processes = 2;  // on each
@@ -80,7 +88,7 @@ class Nodes {
   // What a worker without a node joins with.
   SessionOptions AggregatorsAs(uint32_t rank, uint32_t world_size) const {
     SessionOptions options;
-    options.worker = JobOptionsForTest().worker;
+    options.worker = TheWorker();
     options.worker.rank = rank;
     options.worker.world_size = world_size;
     options.aggregators = cluster_.targets();
@@ -154,11 +162,13 @@ std::vector<float> MeanGradient(uint32_t node, uint32_t processes, int step, siz
 }
 
 // Parameters after kSteps of workers that have the means of the processes' gradients.
-std::vector<float> TrainedOnMeans(uint32_t nodes, uint32_t processes) {
+std::vector<float> TrainedOnMeans(uint32_t nodes, uint32_t processes,
+                                  const OptimizerOptions& optimizer = Model::Optimizer()) {
   Cluster cluster({.aggregators = 2});
   JobOptionsForTest options;
   options.workers = nodes;
-  options.optimizer = Model::Optimizer();
+  options.worker = TheWorker();
+  options.optimizer = optimizer;
   options.steps = kSteps;
   return Train(cluster, options, /*after_step=*/nullptr,
                [&](uint32_t rank, int step, std::vector<float>& gradient) {
@@ -175,11 +185,12 @@ absl::StatusOr<StepReport> TakeStep(Session& session, uint32_t process, Replica&
 std::vector<std::vector<float>> TrainAttached(
     Nodes& nodes,
     const std::function<absl::StatusOr<StepReport>(Session&, uint32_t process, Replica&)>&
-        take_step = TakeStep) {
+        take_step = TakeStep,
+    const OptimizerOptions& optimizer = Model::Optimizer()) {
   std::vector<std::vector<float>> results(nodes.processes());
   OnEachRank(nodes.processes(), [&](uint32_t process) {
     Model model(process);
-    auto session = model.Join(nodes.OptionsOf(process));
+    auto session = model.Join(nodes.OptionsOf(process), optimizer);
     ASSERT_TRUE(session.ok()) << session.status();
     EXPECT_FALSE((*session)->returned());
     while ((*session)->steps() < kSteps) {
@@ -273,6 +284,36 @@ TEST_P(NodeTest, TrainsAsOneWorkerWouldOnTheMeanOfItsProcessesGradients) {
   Nodes nodes({.nodes = 2, .processes = GetParam()});
   const std::vector<float> wanted = TrainedOnMeans(2, GetParam());
   for (const std::vector<float>& values : TrainAttached(nodes)) EXPECT_EQ(values, wanted);
+}
+
+struct OptimizerCase {
+  const char* name;
+  OptimizerOptions optimizer;
+};
+
+class NodeOptimizerTest : public ::testing::TestWithParam<OptimizerCase> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    With, NodeOptimizerTest,
+    ::testing::Values(OptimizerCase{"Adam", {}},
+                      OptimizerCase{"Int8Momentum", {.freeze_step = 5, .codec = INT8}},
+                      OptimizerCase{"OneBitLamb", {.freeze_step = 5, .lamb = LambOptions()}},
+                      OptimizerCase{
+                          "OneBitLambAfterInt8",
+                          {.freeze_step = 5, .warm_up_codec = INT8, .lamb = LambOptions()}},
+                      OptimizerCase{"ACodecFromOutside", {.freeze_step = 5, .codec = CUSTOM}},
+                      OptimizerCase{"OneBitAdamAfterACodecFromOutside",
+                                    {.freeze_step = 5, .warm_up_codec = CUSTOM}}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(NodeOptimizerTest, TrainsAsOneWorkerWouldOnTheMeanOfItsProcessesGradients) {
+  Nodes nodes({.nodes = 2, .processes = 2});
+  const OptimizerOptions& optimizer = GetParam().optimizer;
+  const std::vector<float> wanted = TrainedOnMeans(2, 2, optimizer);
+  ASSERT_NE(wanted, TrainedOnMeans(2, 2)) << "the optimizer was not used";
+  for (const std::vector<float>& values : TrainAttached(nodes, TakeStep, optimizer)) {
+    EXPECT_EQ(values, wanted);
+  }
 }
 
 TEST(Node, SendsTheBytesOfOneWorkerWhateverTheNumberOfItsProcesses) {

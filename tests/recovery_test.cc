@@ -48,15 +48,26 @@ class RecoveryTest : public ::testing::Test {
   const std::string state_dir_;
 };
 
-TEST_F(RecoveryTest, KillingEachShardAtThreeStepsChangesNothing) {
-  const JobOptionsForTest job = Job();
+struct Case {
+  const char* name;
+  OptimizerOptions optimizer;
+};
+
+class RecoveryOfTest : public RecoveryTest, public ::testing::WithParamInterface<Case> {};
+
+TEST_P(RecoveryOfTest, KillingEachShardAtThreeStepsChangesNothing) {
+  JobOptionsForTest job = Job();
+  job.optimizer = GetParam().optimizer;
+  job.worker.codec_library = "client/examples/libtopk.so";
+  job.worker.codec_options = "ratio=0.25";
   const auto expected = TrainUndisturbed(job);
   uint32_t restarts = 0;
   Cluster cluster(WithState());
   const auto results =
       Train(cluster, job, [&](uint32_t rank, int step, const Replica& replica, Worker& worker) {
         if (rank != 0) return;
-        // In the warm-up, at the freeze and in one-bit rounds. The others are in the next step.
+        // In the warm-up, at the freeze and in rounds after it, with 0/1 Adam in a local interval.
+        // The others are in the next step.
         if (step == 2 || step == 5 || step == 15) {
           cluster.Kill(0);
           cluster.Kill(1);
@@ -66,6 +77,47 @@ TEST_F(RecoveryTest, KillingEachShardAtThreeStepsChangesNothing) {
   EXPECT_EQ(restarts, 3);
   EXPECT_EQ(results, expected);
 }
+
+constexpr LambOptions kLamb;
+// Steps 0, 1 and 3 update the variance; 6, 7, 9, 13 and 17 end intervals.
+constexpr ZeroOneOptions kZeroOne = {
+    .var_update_scaler = 1, .local_step_scaler = 2, .local_step_clipper = 4};
+// As DeepSpeed has it 6, 7, 9, 11, 14 and 17 end them.
+constexpr ZeroOneOptions kZeroOneAsDeepSpeed = {
+    .var_update_scaler = 1, .local_step_scaler = 2, .local_step_clipper = 3};
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, RecoveryOfTest,
+    ::testing::Values(
+        Case{"OneBitAdam", {.freeze_step = 6}},
+        Case{"OneBitAdamAfterBf16", {.freeze_step = 6, .warm_up_codec = BFLOAT16}},
+        Case{"OneBitAdamAfterFp16", {.freeze_step = 6, .warm_up_codec = FLOAT16}},
+        Case{"OneBitAdamAfterInt8", {.freeze_step = 6, .warm_up_codec = INT8}},
+        Case{"OneBitAdamAfterInt4", {.freeze_step = 6, .warm_up_codec = INT4}},
+        Case{"OneBitAdamThroughout", {.freeze_step = 6, .warm_up_codec = ONE_BIT}},
+        Case{"OneBitAdamWithARefreshedVariance",
+             {.freeze_step = 6, .variance_refresh_interval = 3}},
+        Case{"Bf16Momentum", {.freeze_step = 6, .codec = BFLOAT16}},
+        Case{"Int8Momentum", {.freeze_step = 6, .codec = INT8}}, Case{"Adam", {}},
+        Case{"OneBitLamb", {.freeze_step = 6, .lamb = kLamb}},
+        Case{"OneBitLambAfterInt8", {.freeze_step = 6, .warm_up_codec = INT8, .lamb = kLamb}},
+        Case{"Lamb", {.lamb = kLamb}},
+        Case{"ZeroOneAdam", {.freeze_step = 6, .zero_one = kZeroOne}},
+        Case{"ZeroOneAdamInInt8", {.freeze_step = 6, .codec = INT8, .zero_one = kZeroOne}},
+        Case{"OneBitAdamAsDeepSpeed",
+             {.bias_correction = false,
+              .freeze_step = 6,
+              .variance_floor = 0,
+              .as_deepspeed = true}},
+        Case{"ZeroOneAdamAsDeepSpeed",
+             {.bias_correction = false,
+              .freeze_step = 6,
+              .variance_floor = 0,
+              .zero_one = kZeroOneAsDeepSpeed,
+              .as_deepspeed = true}},
+        Case{"ACodecFromOutside", {.freeze_step = 6, .codec = CUSTOM}},
+        Case{"OneBitAdamAfterACodecFromOutside", {.freeze_step = 6, .warm_up_codec = CUSTOM}}),
+    [](const auto& info) { return info.param.name; });
 
 TEST_F(RecoveryTest, KillsWhileEverybodyIsInTheMiddleOfAStepChangeNothing) {
   const JobOptionsForTest job = Job();

@@ -67,22 +67,33 @@ TEST(ReplicaIdentity, HoldsForAnyArrivalOrderWithDuplicatesAndRetries) {
   }
 }
 
-TEST(ReplicaIdentity, HoldsForEveryCodecInEveryStage) {
-  const std::vector<float> plain = TrainedOn({}, JobOptionsForTest());
-  std::set<std::vector<float>> seen = {plain};
-  for (const Codec codec : {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT}) {
-    for (const bool in_warm_up : {true, false}) {
-      JobOptionsForTest job;
-      Codec& option = in_warm_up ? job.optimizer.warm_up_codec : job.optimizer.codec;
-      if (option == codec) continue;
-      option = codec;
-      SCOPED_TRACE(DescribeOptions(job.optimizer));
-      const std::vector<float> expected = TrainedOn({}, job);
-      EXPECT_TRUE(SameBytes(
-          TrainedOn({.transport = Transport::kGrpc, .aggregators = 3, .fault_seed = 7}, job),
-          expected));
-      EXPECT_TRUE(seen.insert(expected).second) << "the codec was not used";
+TEST(ReplicaIdentity, HoldsForEveryOptimizerAndCodecInEveryStage) {
+  const OptimizerOptions onebit_adam = {.freeze_step = 5};
+  const OptimizerOptions onebit_lamb = {.freeze_step = 5, .lamb = LambOptions()};
+  // The last step ends an interval, of two steps.
+  const OptimizerOptions zero_one_adam = {
+      .freeze_step = 5, .zero_one = ZeroOneOptions{.var_update_scaler = 1, .local_step_scaler = 3}};
+  std::vector<OptimizerOptions> all = {onebit_adam, onebit_lamb, zero_one_adam};
+  for (const Codec codec : {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT, CUSTOM}) {
+    for (const OptimizerOptions& optimizer : {onebit_adam, onebit_lamb}) {
+      if (codec != FLOAT32) all.emplace_back(optimizer).warm_up_codec = codec;
     }
+    for (const OptimizerOptions& optimizer : {onebit_adam, zero_one_adam}) {
+      if (codec != ONE_BIT) all.emplace_back(optimizer).codec = codec;
+    }
+  }
+  std::set<std::vector<float>> seen;
+  for (const OptimizerOptions& optimizer : all) {
+    JobOptionsForTest job;
+    job.optimizer = optimizer;
+    job.worker.codec_library = "client/examples/libtopk.so";
+    job.worker.codec_options = "ratio=0.25";
+    SCOPED_TRACE(DescribeOptions(optimizer));
+    const std::vector<float> expected = TrainedOn({}, job);
+    EXPECT_TRUE(SameBytes(
+        TrainedOn({.transport = Transport::kGrpc, .aggregators = 3, .fault_seed = 7}, job),
+        expected));
+    EXPECT_TRUE(seen.insert(expected).second) << "the optimizer or codec was not used";
   }
 }
 

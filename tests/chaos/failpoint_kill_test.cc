@@ -197,6 +197,35 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, FailpointKillTest,
                                             ::testing::Range(0u, kShards)),
                          NameOf);
 
+// Each process loads the codec before the job that needs it.
+TEST(ACodecFromOutside, IsThereAgainInProcessesThatFollowThoseKilled) {
+  JobOptionsForTest job = Job();
+  job.steps = 24;
+  job.optimizer.codec = CUSTOM;
+  job.worker.codec_library = "client/examples/libtopk.so";
+  job.worker.codec_options = "ratio=0.25";
+  Cluster cluster({.aggregators = kShards});
+  const std::vector<std::vector<float>> undisturbed = Train(cluster, job);
+
+  const std::string state_dir = absl::StrCat(::testing::TempDir(), "/codec");
+  std::filesystem::remove_all(state_dir);
+  std::vector<std::unique_ptr<Supervised>> shards;
+  for (uint32_t shard = 0; shard < kShards; ++shard) {
+    SupervisedOptions options = {.shard = shard, .shard_count = kShards};
+    options.state_dir = absl::StrCat(state_dir, "/", shard);
+    options.flags.push_back(absl::StrCat("--codec-library=", job.worker.codec_library));
+    options.failpoints = {"round.closed=kill@4", "round.closed=kill@16", "round.closed=kill@16"};
+    shards.push_back(std::make_unique<Supervised>(options));
+  }
+  EXPECT_EQ(Train([&] { return ConnectTo(shards); }, job), undisturbed);
+  for (const std::unique_ptr<Supervised>& shard : shards) {
+    EXPECT_TRUE(shard->AwaitListeningAfter(3));
+    for (const int end : shard->ends()) {
+      EXPECT_TRUE(WIFSIGNALED(end) && WTERMSIG(end) == SIGKILL) << end;
+    }
+  }
+}
+
 TEST(Failpoints, AreAtTwelvePlacesOfAnAggregatorAtLeast) {
   EXPECT_GE(PlacesOfAggregators().size(), 12);
 }

@@ -112,14 +112,7 @@ void Audit::Check(uint64_t steps, const Gradients& gradients) const {
     ChunkModel model = {zeros, zeros, std::vector<Vector>(workers_, zeros)};
     uint64_t round = 0;
     for (; StepsOf(round + 1).first_step <= steps; ++round) {
-      if (round == freeze_step_) {
-        const double correction = 1 - std::pow(kBeta1, static_cast<double>(round));
-        for (double& m : model.momentum) m /= correction;
-        for (double& e : model.aggregator_error) e *= 1 - kBeta1;
-        for (Vector& error : model.errors) {
-          for (double& e : error) e *= 1 - kBeta1;
-        }
-      }
+      if (round == freeze_step_) Freeze(round, model);
       for (uint32_t rank = 0; rank < workers_; ++rank) {
         if (returns_.contains({rank, StepsOf(round).first_step})) model.errors[rank] = zeros;
       }
@@ -137,6 +130,17 @@ void Audit::Check(uint64_t steps, const Gradients& gradients) const {
                             rank, got, i, c, model.errors[rank][i]));
       }
     }
+  }
+}
+
+void Audit::Freeze(uint64_t round, ChunkModel& model) const {
+  if (optimizer_.bias_correction) {
+    for (double& m : model.momentum) m /= 1 - std::pow(kBeta1, static_cast<double>(round));
+  }
+  const double scale = optimizer_.as_deepspeed && zero_one_ ? 0 : 1 - kBeta1;
+  for (double& e : model.aggregator_error) e *= scale;
+  for (Vector& error : model.errors) {
+    for (double& e : error) e *= scale;
   }
 }
 
@@ -243,6 +247,7 @@ void Audit::CheckRound(uint32_t c, uint64_t round, const Gradients& gradients,
                                absl::StrFormat("the answer for round %d, chunk %d", round, c));
   for (uint32_t i = 0; i < chunk.elements; ++i) {
     if (!is_plain) model.aggregator_error[i] = input[i] - result[i];
+    if (optimizer_.as_deepspeed && round == 0) continue;  // it changes nothing
     double& m = model.momentum[i];
     m = is_one_bit ? result[i] : kBeta1 * m + (1 - kBeta1) * result[i];
   }

@@ -43,7 +43,9 @@ class Audit {
         optimizer_(optimizer),
         learning_rate_(std::move(learning_rate)),
         report_(std::move(report)) {
-    if (optimizer.zero_one) zero_one_.emplace(*optimizer.zero_one, optimizer.freeze_step);
+    if (optimizer.zero_one) {
+      zero_one_.emplace(*optimizer.zero_one, optimizer.freeze_step, optimizer.as_deepspeed);
+    }
   }
 
   // The job's; the same from every rank.
@@ -89,6 +91,7 @@ class Audit {
         zero_one_ && round < freeze_step_ && zero_one_->LastUpdate(round).step == round;
     return is_update || IsRefresh(round);
   }
+  void Freeze(uint64_t round, ChunkModel& model) const;
   void CheckRound(uint32_t chunk, uint64_t round, const Gradients& gradients,
                   ChunkModel& model) const;
   // What a rank has to send in that round, without its error.

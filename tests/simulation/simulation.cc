@@ -60,6 +60,23 @@ struct JobPlan {
     if (!optimizer.lamb && Below(3) == 0) ChooseZeroOneAdam();
     if (may_choose && std::isnan(bad_gradient) && Below(5) == 0) optimizer.codec = CUSTOM;
     if (!optimizer.zero_one && Below(8) == 0) optimizer.warm_up_codec = CUSTOM;
+    random.seed(~seed);  // what came later leaves most seeds' jobs as they were
+    ChooseWhatIsRarer();
+  }
+
+  void ChooseWhatIsRarer() {
+    if (!optimizer.zero_one && Below(8) == 0) optimizer.warm_up_codec = ONE_BIT;
+    if (!optimizer.zero_one && Below(8) == 0) optimizer.freeze_step = OptimizerOptions::kNever;
+    if (Below(8) == 0) optimizer.bias_correction = false;
+    if (optimizer.freeze_step > 1 && Below(6) == 0) {
+      optimizer.bias_correction = false;
+      optimizer.variance_floor = 0;
+      optimizer.as_deepspeed = true;
+    }
+    if (min_workers == 0 && Below(8) == 0) {
+      workers = 1;
+      bad_rank = 0;
+    }
   }
 
   void ChooseZeroOneAdam() {

@@ -31,9 +31,10 @@ struct SimulationResult {
 using Digests = std::vector<uint32_t>;
 
 // The seed's job without any fault. The seed decides the workers, shards, steps, whether it is
-// 1-bit Adam, 1-bit LAMB or 0/1 Adam, the codecs (one of them from outside) and when the variance
-// is frozen, whether and when a gradient is not finite, whether rounds close without late workers,
-// whether workers die, and whether their steps overlap the computation of gradients.
+// 1-bit Adam, 1-bit LAMB or 0/1 Adam, as DeepSpeed has them or not, the codecs (one of them from
+// outside) and when the variance is frozen, if it is, whether and when a gradient is not finite,
+// whether rounds close without late workers, whether workers die, and whether their steps overlap
+// the computation of gradients.
 Digests Undisturbed(uint64_t seed);
 
 // The same job with faults. Invariants:
