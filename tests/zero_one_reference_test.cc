@@ -163,5 +163,33 @@ INSTANTIATE_TEST_SUITE_P(
              kFalling,
              {.weight_decay = 0, .beta1 = 0.8, .beta2 = 0.9}}));
 
+// What is said of it: with blocks as jobs have them, and a freeze at a fifth of all steps.
+TEST(ZeroOneAdam, SendsAtMostSixTenthsOfABitFromTheFreezeOnUnlessToldOtherwise) {
+  constexpr int kFreezeStep = 200, kSteps = 1000;
+  JobOptionsForTest job;
+  job.workers = 1;
+  job.tensors = {8192};
+  job.worker.block_elements = WorkerOptions().block_elements;
+  job.worker.chunk_elements = WorkerOptions().block_elements;
+  job.optimizer = {.freeze_step = kFreezeStep, .zero_one = ZeroOneOptions()};
+  Cluster cluster({});
+  Replica replica(job, /*rank=*/0);
+  WorkerOptions options = job.worker;
+  options.world_size = job.workers;
+  const auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect());
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  double bits_before = 0, bits = 0;  // by parameter, of all steps so far
+  for (int step = 0; step < kSteps || !(*worker)->is_synchronised(); ++step) {
+    replica.gradient = GradientOf(/*rank=*/0, step, job.tensors[0]);
+    const auto report = (*worker)->Step(replica.Gradients(), {job.rates});
+    ASSERT_TRUE(report.ok()) << report.status();
+    bits = report->sent_bits * (step + 1);
+    if (step + 1 == kFreezeStep) bits_before = bits;
+  }
+  const double of_step = (bits - bits_before) / ((*worker)->steps() - kFreezeStep);
+  EXPECT_GT(of_step, 0.4);
+  EXPECT_LE(of_step, 0.6);
+}
+
 }  // namespace
 }  // namespace signpost::testing

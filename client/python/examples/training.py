@@ -184,6 +184,7 @@ class Progress:
         self.freeze_step = freeze_step_of(arguments) if is_known else None
         self.intervals = first_step * INTERVALS // self.steps  # that are over
         self.one_bit_steps, self.one_bit_sent_bytes, self.one_bit_received_bytes = 0, 0, 0
+        self.frozen_sent_bytes = 0  # from the freeze step on
         self._begin_interval()
 
     def _begin_interval(self):
@@ -199,6 +200,8 @@ class Progress:
             self.one_bit_steps += 1
             self.one_bit_sent_bytes += report.sent_bytes - self.sent_bytes
             self.one_bit_received_bytes += report.received_bytes - self.received_bytes
+        if self.freeze_step is not None and report.step >= self.freeze_step:
+            self.frozen_sent_bytes += report.sent_bytes - self.sent_bytes
         self.sent_bytes, self.received_bytes = report.sent_bytes, report.received_bytes
 
     def is_end_of_interval(self):
@@ -244,6 +247,7 @@ class Progress:
             "wire_received": self.received_bytes,
             "one_bit_wire_sent": self.one_bit_sent_bytes,
             "one_bit_wire_received": self.one_bit_received_bytes,
+            "frozen_wire_sent": self.frozen_sent_bytes,
             "validation": self.curve[-1][2] if self.curve else 0,
         }
         lines = [f"{name} {value}" for name, value in figures.items()]

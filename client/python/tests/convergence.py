@@ -9,7 +9,8 @@
 
 Another --optimizer is compared with what it is without compression, in a report of its own, such as
 docs/convergence-onebit_lamb.md. What stands behind the second "--" goes to the runs of the one that
-compresses; what --both has to all runs, or to those of one example. Each run is kept as a file, and
+compresses, as does what --compressed has, or to those of one example; what --both has to all runs
+likewise. Each run is kept as a file, and
 not made again: an interrupted suite goes on. Other options that were tried are in the report too.
 After a change of the program, take another directory for them.
 
@@ -37,6 +38,8 @@ ROOT = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
 WORKERS, AGGREGATORS = 2, 1
 CONFIDENCE = 0.95
 BEHIND = 1.0  # percent; less does not matter, even if it is certain
+# By parameter and step from the freeze on, of optimizers that promise a number.
+MOST_BITS = {"zero_one_adam": 0.6}
 OPTIMIZERS = {
     "adam": "Adam",
     "lamb": "LAMB",
@@ -116,6 +119,14 @@ def is_good_enough(task, interval):
     return interval.has_zero or behind < BEHIND
 
 
+def bits_after_freeze(run):
+    """That a worker sent by parameter and step; None if the run does not have it."""
+    steps = run["steps"] - run["freeze_step"]
+    if "frozen_wire_sent" not in run or steps <= 0:
+        return None
+    return 8 * run["frozen_wire_sent"] / (run["parameters"] * steps)
+
+
 class Runs:
     """Runs of the examples, each kept as a file of its own."""
 
@@ -190,7 +201,11 @@ class Comparison:
             self.compressed.append(runs.get(task, optimizer, seed, common, options))
         self.differences = relative_differences(self.dense, self.compressed)
         self.interval = confidence_interval(self.differences)
-        self.is_good_enough = is_good_enough(task, self.interval)
+        bits = [bits_after_freeze(run) for run in self.compressed]
+        self.bits = None if None in bits else statistics.mean(bits)
+        most_bits = MOST_BITS.get(optimizer)
+        is_small_enough = None in (most_bits, self.bits) or self.bits <= most_bits
+        self.is_good_enough = is_good_enough(task, self.interval) and is_small_enough
 
     def row(self):
         dense, compressed = (
@@ -204,6 +219,7 @@ class Comparison:
             f"{self.task.title} | {first['parameters']:,.0f} | {first['steps']:.0f} | "
             f"{self.task.metric} | {dense:.4g} | {compressed:.4g} | "
             f"{interval.mean:+.2f}% ({interval.low:+.2f} to {interval.high:+.2f}) | {ratio:.1f}x | "
+            f"{'–' if self.bits is None else format(self.bits, '.3f')} | "
             f"{'yes' if self.is_good_enough else 'NO'}"
         )
 
@@ -252,11 +268,11 @@ REPORT = """\
 {aggregators} aggregator, the same batches, learning rates, schedule and first parameters for both, and
 {seeds} seeds. The difference is that of the final metric on held-out data, relative to {dense}'s and seed by
 seed; in parentheses is its 95% confidence interval (Student's t). What must hold: zero is in the
-interval, or {compressed} is less than {behind:g}% behind. Bytes are those that a worker sent in the whole
-run, dense steps included, against fp32.
+interval, or {compressed} is less than {behind:g}% behind{most_bits}. Bytes are those that a worker sent in the whole
+run, dense steps included, against fp32; bits those by parameter and step from the freeze on, where runs have them.
 
-| example | parameters | steps | metric | {dense} | {compressed} | difference | fewer bytes | holds |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| example | parameters | steps | metric | {dense} | {compressed} | difference | fewer bytes | bits | holds |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
 Options of {compressed}: {options}. To make the runs again: `{command}`
@@ -283,7 +299,7 @@ def table(rows):
     return "\n".join(f"| {row} |" for row in rows)
 
 
-def write_report(arguments, comparisons, others, options):
+def write_report(arguments, comparisons, others):
     """A file for each optimizer; that of the first has the name that was there before others."""
     is_first = arguments.optimizer == FIRST
     name = "convergence" if is_first else f"convergence-{arguments.optimizer}"
@@ -293,6 +309,7 @@ def write_report(arguments, comparisons, others, options):
         comparison.draw(arguments.docs / chart)
         charts.append(f"![{comparison.task.title}]({chart})")
     compressed = OPTIMIZERS[arguments.optimizer]
+    options = arguments.compressed
     report = REPORT.format(
         of="" if is_first else f" of {compressed}",
         dense=OPTIMIZERS[DENSE[arguments.optimizer]],
@@ -301,9 +318,12 @@ def write_report(arguments, comparisons, others, options):
         aggregators=AGGREGATORS,
         seeds=arguments.seeds,
         behind=BEHIND,
+        most_bits=f", and sends at most {MOST_BITS[arguments.optimizer]} bits"
+        if arguments.optimizer in MOST_BITS
+        else "",
         rows=table(comparison.row() for comparison in comparisons),
-        options=f"`{' '.join(options)}`" if options else "the examples' defaults",
-        command=command_of(arguments, options),
+        options=", ".join(f"`{of}`" for of in options) if options else "the examples' defaults",
+        command=command_of(arguments),
         charts="\n\n".join(charts),
         seed_rows=table(row for comparison in comparisons for row in comparison.rows_of_seeds()),
         tried=TRIED.format(
@@ -315,16 +335,15 @@ def write_report(arguments, comparisons, others, options):
     (arguments.docs / f"{name}.md").write_text(report)
 
 
-def command_of(arguments, options):
-    """What makes the runs again, all examples' and with as many seeds and steps as usual."""
+def command_of(arguments):
+    """What makes the runs again, with as many seeds and steps as usual."""
     words = []
     if arguments.optimizer != FIRST:
         words.append(f"--optimizer={arguments.optimizer}")
     if arguments.batch_factor != 1:
         words.append(f"--batch-factor={arguments.batch_factor}")
     words += [f'--both="{both}"' for both in arguments.both]
-    if options:
-        words += ["--", *options]
+    words += [f'--compressed="{compressed}"' for compressed in arguments.compressed]
     return " ".join(["bazel run //client/python:convergence", *(["--", *words] if words else [])])
 
 
@@ -335,17 +354,23 @@ def common_of(arguments, task):
         common.append(f"--steps={arguments.steps}")
     if arguments.batch_factor != 1:
         common.append(f"--batch={arguments.batch_factor * task.batch}")
-    for both in arguments.both:
-        name, _, words = both.partition(":")
+    return (*common, *words_for(task, arguments.both))
+
+
+def words_for(task, given):
+    """Of texts such as "--gamma=1" and "resnet: --gamma=1", what is the task's."""
+    words = []
+    for text in given:
+        name, _, of_one = text.partition(":")
         if name not in TASKS:
-            common += shlex.split(both)
+            words += shlex.split(text)
         elif name == task.name:
-            common += shlex.split(words)
-    return tuple(common)
+            words += shlex.split(of_one)
+    return tuple(words)
 
 
 def parse_arguments(words):
-    """The arguments, and the options behind "--"."""
+    """What stands behind "--" is the first that `compressed` has."""
     end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -363,23 +388,34 @@ def parse_arguments(words):
         metavar="[NAME:]ARGUMENTS",
         help="of all runs, or those of one example",
     )
+    add(
+        "--compressed",
+        action="append",
+        default=[],
+        metavar="[NAME:]ARGUMENTS",
+        help="of the runs of the one that compresses, or those of one example",
+    )
     add("--runs", type=Path, default=ROOT / "signpost-demo/convergence", help="where runs are kept")
     add("--docs", type=Path, default=ROOT / "docs", help="where the report goes")
-    return parser.parse_args(words[:end]), tuple(words[end + 1 :])
+    arguments = parser.parse_args(words[:end])
+    if words[end + 1 :]:
+        arguments.compressed.insert(0, shlex.join(words[end + 1 :]))
+    return arguments
 
 
 def main(words):
-    arguments, options = parse_arguments(words)
+    arguments = parse_arguments(words)
     runs = Runs(arguments.runs)
     seeds = range(1, arguments.seeds + 1)
     comparisons, others = [], []
     for task in (TASKS[name] for name in arguments.examples):
         kind, common = arguments.optimizer, common_of(arguments, task)
+        options = words_for(task, arguments.compressed)
         comparisons.append(Comparison(runs, task, kind, seeds, common, options))
         for variant, tried in runs.variants(task, kind, common).items():
             if variant != options and len(tried) >= 2:
                 others.append(Comparison(runs, task, kind, sorted(tried), common, variant))
-    write_report(arguments, comparisons, others, options)
+    write_report(arguments, comparisons, others)
     print(table(comparison.row() for comparison in comparisons))
     return 0 if all(comparison.is_good_enough for comparison in comparisons) else 1
 

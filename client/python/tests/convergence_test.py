@@ -57,14 +57,15 @@ def test_makes_each_run_once_and_reports_what_was_tried(tmp_path, capsys, monkey
     # Two arguments, so 1-bit Adam reads two more of a hundred.
     assert "| ResNet on digits | 1 | 91.0000 | 93.0000 | +2.20% |" in report
     assert "| ResNet on digits | 2 | 92.0000 | 94.0000 | +2.17% |" in report
-    assert " | 4.0x | yes |" in report  # fp32 would be 400 MB
+    assert " | 4.0x | – | yes |" in report  # fp32 would be 400 MB
     assert (tmp_path / "convergence-resnet.png").stat().st_size < 60000
 
     convergence.main([*arguments, "--", "--freeze-step=10"])
     printed = capsys.readouterr().out
     assert printed.count(" seed ") == 2 and printed.count(" onebit_adam ") == 2
     report = (tmp_path / "convergence.md").read_text()
-    assert "`bazel run //client/python:convergence -- -- --freeze-step=10`" in report
+    command = '`bazel run //client/python:convergence -- --compressed="--freeze-step=10"`'
+    assert command in report
     assert "| ResNet on digits | none | 2 | +2.19%" in report[report.index("What was tried") :]
 
 
@@ -97,9 +98,37 @@ def test_compares_another_optimizer_with_its_own_dense_one_in_its_own_report(tra
     assert (
         "`bazel run //client/python:convergence -- --optimizer=onebit_lamb --batch-factor=8 "
         '--both="--learning-rate=1e-2" --both="resnet: --width=8 --seed=3" '
-        '--both="language_model: --width=64" -- --gamma=1`'
+        '--both="language_model: --width=64" --compressed="--gamma=1"`'
     ) in report
     assert "![ResNet on digits](convergence-onebit_lamb-resnet.png)" in report
+
+
+def test_an_example_may_have_options_of_its_own(trained, tmp_path):
+    paths = ["--runs", str(tmp_path / "runs"), "--docs", str(tmp_path)]
+    options = ["--compressed", "resnet: --freeze-step=10"]
+    options += ["--compressed", "language_model: --freeze-step=75"]
+    convergence.main([*SMALL, *options, *paths])
+    common = (*TASKS["resnet"].arguments, "--steps=20")
+    assert trained == 2 * [("adam", common), ("onebit_adam", (*common, "--freeze-step=10"))]
+    report = (tmp_path / "convergence.md").read_text()
+    assert "Options of 1-bit Adam: `resnet: --freeze-step=10`, `language_model: --" in report
+
+
+@pytest.mark.parametrize("frozen_wire_sent, holds", [(6.2e6, "yes"), (6.5e6, "NO")])
+def test_zero_one_adam_may_send_six_tenths_of_a_bit(frozen_wire_sent, holds, tmp_path, monkeypatch):
+    def train(task, optimizer, seed, arguments):
+        figures = dict(parameters=1e6, steps=100, freeze_step=15, wire_sent=1e8, seconds=1)
+        figures["frozen_wire_sent"] = frozen_wire_sent
+        return {**figures, "validation": 90 + seed, "curve": [[100, 1, 90 + seed]]}
+
+    monkeypatch.setattr(convergence, "train", train)
+    paths = ["--runs", str(tmp_path / "runs"), "--docs", str(tmp_path)]
+    code = convergence.main(["--optimizer", "zero_one_adam", *SMALL, *paths])
+    report = (tmp_path / "convergence-zero_one_adam.md").read_text()
+    bits = 8 * frozen_wire_sent / 85e6
+    assert f" | {bits:.3f} | {holds} |" in report
+    assert "and sends at most 0.6 bits. Bytes" in report
+    assert code == (holds == "NO")
 
 
 def test_what_both_were_given_is_no_option_that_was_tried(trained, tmp_path):
@@ -152,6 +181,8 @@ def test_trains_an_example_with_each_optimizer(optimizer):
     wanted = {"lamb": (0, 20), "onebit_lamb": (17, 3), "zero_one_adam": (3 + 7, 8)}
     assert (run["one_bit_steps"], run["freeze_step"]) == wanted[optimizer]
     assert run["curve"][-1][2] == run["validation"] > 0
+    if optimizer == "zero_one_adam":
+        assert 7 / 12 < convergence.bits_after_freeze(run) < 1.1 * 7 / 12
 
 
 def test_validates_after_a_synchronisation():
