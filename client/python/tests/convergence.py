@@ -289,6 +289,8 @@ Options of {compressed}: {options}. To make the runs again: `{command}`
 TRIED = """
 ## What was tried
 
+An example's options in the first table were chosen with these results known, on the same seeds.
+
 | example | options of {compressed} | seeds | difference |
 | --- | --- | --- | --- |
 {rows}
