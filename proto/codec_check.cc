@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/notification.h"
 #include "kernels/block.h"
 #include "proto/aggregator.pb.h"
 #include "proto/custom_codec.h"
@@ -171,29 +172,39 @@ std::string TryRandomBytes(const CustomCodec& codec, uint32_t seed) {
 
 // Several threads, each with numbers of its own, at a time.
 std::string TryThreads(const CustomCodec& codec, uint32_t seed) {
-  constexpr int kThreads = 4;
-  constexpr int kRounds = 50;
+  constexpr uint32_t kThreads = 4;
+  struct Alone {
+    Floats values, error, sent;
+    Payload payload;
+  };
   const Trial trial(codec, codec.block_elements());
   std::mt19937 random(seed);
-  std::vector<std::thread> threads;
+  std::vector<Alone> alone(kThreads);
+  for (Alone& of_thread : alone) {
+    of_thread.values = NormalNumbers(random, trial.elements(), 1);
+    of_thread.error.resize(trial.elements());
+    trial.Compress(of_thread.values, of_thread.error, of_thread.payload);
+    of_thread.sent = trial.Decompress(of_thread.payload);
+  }
+  const uint32_t rounds = 50 + 400'000 / trial.elements();  // for some milliseconds at least
+  absl::Notification all_are_there;
   std::atomic<bool> are_right = true;
-  for (int thread = 0; thread < kThreads; ++thread) {
-    const Floats values = NormalNumbers(random, trial.elements(), 1);
-    Floats error(values.size());
-    Payload alone;
-    trial.Compress(values, error, alone);
-    const Floats sent = trial.Decompress(alone);
-    threads.emplace_back([&trial, &are_right, values, sent, alone = std::move(alone)] {
-      for (int round = 0; round < kRounds; ++round) {
-        Floats error(values.size());
-        Payload payload;
-        trial.Compress(values, error, payload);
-        if (payload.span() != alone.span() || !SameBytes(trial.Decompress(alone), sent)) {
+  std::vector<std::thread> threads;
+  for (const Alone& wanted : alone) {
+    threads.emplace_back([&] {
+      all_are_there.WaitForNotification();
+      for (uint32_t round = 0; round < rounds; ++round) {
+        Alone now = {.error = Floats(trial.elements())};
+        trial.Compress(wanted.values, now.error, now.payload);
+        now.sent = trial.Decompress(wanted.payload);
+        if (now.payload.span() != wanted.payload.span() || !SameBytes(now.error, wanted.error) ||
+            !SameBytes(now.sent, wanted.sent)) {
           are_right = false;
         }
       }
     });
   }
+  all_are_there.Notify();
   for (std::thread& thread : threads) thread.join();
   return are_right ? "" : "what one packs or unpacks depends on what another does";
 }

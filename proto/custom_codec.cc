@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/base/internal/raw_logging.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -156,9 +157,14 @@ class OpenCodec final : public NumberCodec {
     *at = kNotPackedMark;
     if (!AreWithinRange(input)) return false;
     codec_.compress(state_, input.data(), input.size(), at + 1);
-    const bool is_good = Unpack(at, packed);
-    *at = is_good ? kPackedMark : kCodecFailedMark;
-    return is_good;
+    if (codec_.decompress(state_, at + 1, packed.size(), packed.data()) != 0 ||
+        !absl::c_all_of(packed, [](float value) { return std::isfinite(value); })) {
+      *at = kCodecFailedMark;
+      return false;
+    }
+    if (!AreWithinRange(packed)) return false;
+    *at = kPackedMark;
+    return true;
   }
 
   bool Unpack(const uint8_t* at, absl::Span<float> values) const {

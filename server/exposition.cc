@@ -158,8 +158,10 @@ constexpr JobMetric kJobMetrics[] = {
        samples.Add({{"result", "skipped"}}, job.rounds.rounds_skipped);
      }},
     {"signpost_error_rescales_total", kCounter,
-     "Rounds of single chunks before which the error was multiplied, or dropped, because what is "
-     "compressed changed its unit: at 0/1 Adam's freeze, from gradients to momenta.",
+     "Rounds of single chunks before which the error was multiplied, if it was only zeros too, or "
+     "dropped, because what is compressed went from gradients to momenta: at the freeze. Again "
+     "when "
+     "a restart replays them.",
      [](const JobMetrics& job, Samples& samples) { samples.Add(job.rounds.errors_rescaled); }},
     {"signpost_replay_requests_total", kCounter,
      "Frames that were answered with a request for earlier ones, after a restart.",

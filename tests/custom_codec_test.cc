@@ -26,8 +26,9 @@ constexpr char kTopK[] = "client/examples/libtopk.so";
 constexpr char kFaulty[] = "tests/libfaulty_codec.so";
 
 // What the check finds wrong, one line for each.
-std::string TroubleOf(const std::string& fault) {
-  const absl::StatusOr<CodecReport> report = CheckCodecLibrary(kFaulty, fault);
+std::string TroubleOf(const std::string& fault, uint32_t block_elements = 4096) {
+  const absl::StatusOr<CodecReport> report =
+      CheckCodecLibrary(kFaulty, fault, {.block_elements = block_elements});
   if (!report.ok()) return std::string(report.status().message());
   std::string trouble;
   for (const CodecFinding& finding : report->findings) {
@@ -70,7 +71,10 @@ TEST(CodecCheck, FindsWhatIsWrongWithOthers) {
   EXPECT_THAT(TroubleOf("not finite"), HasSubstr("what it packs it unpacks"));
   EXPECT_THAT(TroubleOf("leaves bytes"), HasSubstr("the same numbers give the same bytes"));
   EXPECT_THAT(TroubleOf("chance"), HasSubstr("the same numbers give the same bytes"));
-  EXPECT_THAT(TroubleOf("one scratch for all"), HasSubstr("threads do not disturb each other"));
+  for (const uint32_t block : {8u, 4096u}) {
+    EXPECT_THAT(TroubleOf("one scratch for all", block),
+                HasSubstr("threads do not disturb each other"));
+  }
   EXPECT_THAT(TroubleOf("sends nothing"), HasSubstr("error feedback keeps the error down"));
   EXPECT_THAT(TroubleOf("large"), HasSubstr("wants 1099511627776 bytes for a block of 4096"));
   EXPECT_THAT(TroubleOf("shrinks"),
@@ -221,6 +225,8 @@ TEST(CustomCodecJob, ACodecThatFailsFailsTheStepWhereverThatIs) {
   };
   Cluster cluster({});
   expect_failure(reduce(cluster, 0, 1, "cannot unpack", 1));
+  // Numbers too large to travel are nobody's fault but the gradient's.
+  EXPECT_EQ(reduce(cluster, 0, 1, "overshoots", 0x1p60f), absl::OkStatus());
   // Of 0 and 1 the aggregator makes a half.
   OnEachRank(2, [&](uint32_t rank) {
     expect_failure(reduce(cluster, rank, 2, "cannot unpack halves", static_cast<float>(rank)));

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,17 +22,24 @@ static size_t block_bytes(const void* state, uint32_t elements) {
   return sizeof(float) * (size_t)elements;
 }
 
+/* Atomic, so that it is wrong and no more than that. */
+static void compress_by_scratch(const float* values, size_t bytes, uint8_t* block) {
+  static _Atomic uint8_t scratch[65536 * sizeof(float)];
+  const uint8_t* const from = (const uint8_t*)values;
+  for (size_t i = 0; i < bytes; ++i) {
+    atomic_store_explicit(&scratch[i], from[i], memory_order_relaxed);
+  }
+  sched_yield();
+  for (size_t i = 0; i < bytes; ++i) {
+    block[i] = atomic_load_explicit(&scratch[i], memory_order_relaxed);
+  }
+}
+
 static void compress(const void* state, const float* values, uint32_t elements, uint8_t* block) {
   static uint8_t chance;
   const size_t bytes = sizeof(float) * elements;
   if (is(state, "leaves bytes") && elements > 1) return;
-  if (is(state, "one scratch for all")) {
-    static float scratch[65536];
-    memcpy(scratch, values, bytes);
-    sched_yield();
-    memcpy(block, scratch, bytes);
-    return;
-  }
+  if (is(state, "one scratch for all")) return compress_by_scratch(values, bytes, block);
   memcpy(block, values, bytes);
   if (is(state, "chance")) block[0] = ++chance;
   if (is(state, "sends nothing")) memset(block, 0, bytes);
@@ -39,8 +47,9 @@ static void compress(const void* state, const float* values, uint32_t elements, 
 
 static int decompress(const void* state, const uint8_t* block, uint32_t elements, float* values) {
   if (is(state, "cannot unpack")) return 1;
-  if (is(state, "cannot unpack halves") && ((const float*)block)[0] == 0.5f) return 1;
   memcpy(values, block, sizeof(float) * elements);
+  if (is(state, "cannot unpack halves") && values[0] == 0.5f) return 1;
+  if (is(state, "overshoots")) values[0] *= 2;
   if (is(state, "not finite")) values[0] = NAN;
   return 0;
 }

@@ -78,7 +78,7 @@ TEST(NodeRun, StartsAgainWhoDiesAndWhoEndsBecauseOfItAndEndsWithTheSameBits) {
                  absl::StrCat("NODE_RANK_DIES=", death.rank, "@", death.after_steps, ",before"));
     ExpectUndisturbedEnd(outcome);
     EXPECT_THAT(outcome.output,
-                ContainsRegex(absl::StrCat("\\[node ", death.rank / 2, "\\] .*local rank ",
+                ContainsRegex(absl::StrCat("\\[node ", death.rank / 2, "\\] [^\n]*local rank ",
                                            death.rank % 2, " \\(process [0-9]+\\) is gone after ",
                                            death.after_steps, " steps")));
     EXPECT_THAT(outcome.output, ContainsRegex("failed: killed by SIGKILL; started again"));

@@ -60,7 +60,7 @@ struct JobPlan {
     if (!optimizer.lamb && Below(3) == 0) ChooseZeroOneAdam();
     if (may_choose && std::isnan(bad_gradient) && Below(5) == 0) optimizer.codec = CUSTOM;
     if (!optimizer.zero_one && Below(8) == 0) optimizer.warm_up_codec = CUSTOM;
-    random.seed(~seed);  // what came later leaves most seeds' jobs as they were
+    random.seed(~seed);  // what came later leaves half of the seeds' jobs as they were
     ChooseWhatIsRarer();
   }
 

@@ -204,7 +204,7 @@ class Comparison:
         bits = [bits_after_freeze(run) for run in self.compressed]
         self.bits = None if None in bits else statistics.mean(bits)
         most_bits = MOST_BITS.get(optimizer)
-        is_small_enough = None in (most_bits, self.bits) or self.bits <= most_bits
+        is_small_enough = most_bits is None or (self.bits is not None and self.bits <= most_bits)
         self.is_good_enough = is_good_enough(task, self.interval) and is_small_enough
 
     def row(self):
@@ -289,9 +289,7 @@ Options of {compressed}: {options}. To make the runs again: `{command}`
 TRIED = """
 ## What was tried
 
-An example's options in the first table were chosen with these results known, on the same seeds.
-
-| example | options of {compressed} | seeds | difference |
+{chosen}| example | options of {compressed} | seeds | difference |
 | --- | --- | --- | --- |
 {rows}
 """
@@ -329,12 +327,26 @@ def write_report(arguments, comparisons, others):
         charts="\n\n".join(charts),
         seed_rows=table(row for comparison in comparisons for row in comparison.rows_of_seeds()),
         tried=TRIED.format(
-            compressed=compressed, rows=table(other.row_of_options() for other in others)
+            compressed=compressed,
+            chosen=chosen_with(comparisons, others),
+            rows=table(other.row_of_options() for other in others),
         )
         if others
         else "",
     )
     (arguments.docs / f"{name}.md").write_text(report)
+
+
+def chosen_with(comparisons, others):
+    """Says whose options may be better than on seeds that nobody has seen."""
+    tried = {other.task.name for other in others}
+    chosen = [one.task.title for one in comparisons if one.options and one.task.name in tried]
+    if not chosen:
+        return ""
+    names = " and the ".join(chosen)
+    return (
+        f"The options of the {names} were chosen with these results known, on the same seeds.\n\n"
+    )
 
 
 def command_of(arguments):
