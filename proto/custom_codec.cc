@@ -157,14 +157,14 @@ class OpenCodec final : public NumberCodec {
     *at = kNotPackedMark;
     if (!AreWithinRange(input)) return false;
     codec_.compress(state_, input.data(), input.size(), at + 1);
-    if (codec_.decompress(state_, at + 1, packed.size(), packed.data()) != 0 ||
-        !absl::c_all_of(packed, [](float value) { return std::isfinite(value); })) {
-      *at = kCodecFailedMark;
-      return false;
+    const bool is_unpacked = codec_.decompress(state_, at + 1, packed.size(), packed.data()) == 0;
+    if (is_unpacked && AreWithinRange(packed)) {
+      *at = kPackedMark;
+      return true;
     }
-    if (!AreWithinRange(packed)) return false;
-    *at = kPackedMark;
-    return true;
+    const auto is_finite = [](float value) { return std::isfinite(value); };
+    if (!is_unpacked || !absl::c_all_of(packed, is_finite)) *at = kCodecFailedMark;
+    return false;
   }
 
   bool Unpack(const uint8_t* at, absl::Span<float> values) const {

@@ -47,13 +47,13 @@ class MetricsTest : public testing::Test {
     }
   }
 
-  void Send(const FrameKey& key, Codec codec) {
-    aggregator_.Exchange(Addressed(TestFrame(layout_, key, codec), "job", epoch_),
-                         [](absl::StatusOr<Aggregator::Reply> reply) {
-                           // When a frame is sent again the call before ends.
-                           EXPECT_TRUE(reply.ok() || absl::IsAborted(reply.status()))
-                               << reply.status();
-                         });
+  void Send(const FrameKey& key, Codec codec, float error_scale = 1) {
+    Frame frame = Addressed(TestFrame(layout_, key, codec), "job", epoch_);
+    frame.header.set_error_scale(error_scale);
+    aggregator_.Exchange(std::move(frame), [](absl::StatusOr<Aggregator::Reply> reply) {
+      // When a frame is sent again the call before ends.
+      EXPECT_TRUE(reply.ok() || absl::IsAborted(reply.status())) << reply.status();
+    });
   }
 
   JobMetrics Metrics() { return aggregator_.Metrics().jobs.at(0); }
@@ -183,14 +183,7 @@ TEST_F(MetricsTest, ARoundThatSomebodySkipsCountsAsSkippedOnly) {
 TEST_F(MetricsTest, RoundsThatMultiplyTheErrorAreCounted) {
   Join(/*world_size=*/2);
   const auto send = [this](uint64_t step, float error_scale) {
-    for (uint32_t rank : {0, 1}) {
-      Frame frame =
-          Addressed(TestFrame(layout_, {.rank = rank, .step = step}, ONE_BIT), "job", epoch_);
-      frame.header.set_error_scale(error_scale);
-      aggregator_.Exchange(std::move(frame), [](absl::StatusOr<Aggregator::Reply> reply) {
-        EXPECT_TRUE(reply.ok()) << reply.status();
-      });
-    }
+    for (uint32_t rank : {0, 1}) Send({.rank = rank, .step = step}, ONE_BIT, error_scale);
     return Metrics().rounds.errors_rescaled;
   };
   EXPECT_EQ(send(/*step=*/0, 1), 0);

@@ -42,11 +42,14 @@ def test_only_a_certain_and_large_gap_is_too_much(interval, lower_is_good, highe
     assert convergence.is_good_enough(TASKS["resnet"], interval) == higher_is_good
 
 
+# Of a run, beside its metric and its curve.
+FIGURES = dict(parameters=1e6, steps=100, freeze_step=15, wire_sent=1e8, seconds=1)
+
+
 def test_makes_each_run_once_and_reports_what_was_tried(tmp_path, capsys, monkeypatch):
     def train(task, optimizer, seed, arguments):
         validation = 90 + seed + (optimizer == "onebit_adam") * len(arguments)
-        figures = dict(parameters=1e6, steps=100, freeze_step=15, wire_sent=1e8, seconds=1)
-        return {**figures, "seed": seed, "validation": validation, "curve": [[100, 1, validation]]}
+        return {**FIGURES, "seed": seed, "validation": validation, "curve": [[100, 1, validation]]}
 
     monkeypatch.setattr(convergence, "train", train)
     arguments = [*SMALL, "--runs", str(tmp_path / "runs"), "--docs", str(tmp_path)]
@@ -77,8 +80,7 @@ def trained(monkeypatch):
 
     def train(task, optimizer, seed, arguments):
         trained.append((optimizer, arguments))
-        figures = dict(parameters=1e6, steps=100, freeze_step=15, wire_sent=1e8, seconds=1)
-        return {**figures, "validation": 90 + seed, "curve": [[100, 1, 90 + seed]]}
+        return {**FIGURES, "validation": 90 + seed, "curve": [[100, 1, 90 + seed]]}
 
     monkeypatch.setattr(convergence, "train", train)
     return trained
@@ -118,9 +120,8 @@ def test_an_example_may_have_options_of_its_own(trained, tmp_path):
 @pytest.mark.parametrize("frozen_wire_sent, holds", [(6.2e6, "yes"), (6.5e6, "NO")])
 def test_zero_one_adam_may_send_six_tenths_of_a_bit(frozen_wire_sent, holds, tmp_path, monkeypatch):
     def train(task, optimizer, seed, arguments):
-        figures = dict(parameters=1e6, steps=100, freeze_step=15, wire_sent=1e8, seconds=1)
-        figures["frozen_wire_sent"] = frozen_wire_sent
-        return {**figures, "validation": 90 + seed, "curve": [[100, 1, 90 + seed]]}
+        sent = {"frozen_wire_sent": frozen_wire_sent}
+        return {**FIGURES, **sent, "validation": 90 + seed, "curve": [[100, 1, 90 + seed]]}
 
     monkeypatch.setattr(convergence, "train", train)
     paths = ["--runs", str(tmp_path / "runs"), "--docs", str(tmp_path)]
