@@ -272,8 +272,7 @@ TEST_P(ResumeTest, EqualsNoInterruptionBitForBitOnAnyNumberOfShards) {
   JobOptionsForTest job;
   job.optimizer = GetParam().optimizer;
   job.rates.beta2 = 0.75;  // a job that looks for its freeze step finds it soon
-  job.worker.codec_library = "client/examples/libtopk.so";
-  job.worker.codec_options = "ratio=0.25";
+  UseExampleCodec(job.worker);
   const std::vector<End> expected = RunAnew(2, {.job = job, .until = 12});
   const int saved_after = GetParam().saved_after;
   MemoryDisk disk;

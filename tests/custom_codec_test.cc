@@ -121,8 +121,7 @@ TEST(CheckCustomCodec, ComparesWhatTheJobWantsWithWhatIsHere) {
 
 JobOptionsForTest TopKJob() {
   JobOptionsForTest job;
-  job.worker.codec_library = kTopK;
-  job.worker.codec_options = "ratio=0.25";
+  UseExampleCodec(job.worker);
   job.optimizer.codec = CUSTOM;
   return job;
 }

@@ -10,6 +10,11 @@
 
 namespace signpost::testing {
 
+void UseExampleCodec(WorkerOptions& options) {
+  options.codec_library = "client/examples/libtopk.so";
+  options.codec_options = "ratio=0.25";
+}
+
 std::vector<float> GradientOf(uint32_t rank, int step, size_t elements) {
   std::mt19937 random(36'000'000 + 1000 * step +
                       rank);  // reference_test.cc wants no close decisions

@@ -36,6 +36,9 @@ struct JobOptionsForTest {
   GradientType gradient_type_on_gpu = GradientType::kFloat32;
 };
 
+// Has codecs that are CUSTOM be the one in client/examples, which the test needs among its data.
+void UseExampleCodec(WorkerOptions& options);
+
 // What a rank's gradient is in a step: normally distributed around a drift that is the same for
 // all.
 std::vector<float> GradientOf(uint32_t rank, int step, size_t elements);

@@ -42,11 +42,9 @@ using ::testing::HasSubstr;
 
 std::string MessageOf(const absl::Status& status) { return std::string(status.message()); }
 
-// CUSTOM is the example.
 WorkerOptions TheWorker() {
   WorkerOptions worker = JobOptionsForTest().worker;
-  worker.codec_library = "client/examples/libtopk.so";
-  worker.codec_options = "ratio=0.25";
+  UseExampleCodec(worker);
   return worker;
 }
 

@@ -58,8 +58,7 @@ class RecoveryOfTest : public RecoveryTest, public ::testing::WithParamInterface
 TEST_P(RecoveryOfTest, KillingEachShardAtThreeStepsChangesNothing) {
   JobOptionsForTest job = Job();
   job.optimizer = GetParam().optimizer;
-  job.worker.codec_library = "client/examples/libtopk.so";
-  job.worker.codec_options = "ratio=0.25";
+  UseExampleCodec(job.worker);
   const auto expected = TrainUndisturbed(job);
   uint32_t restarts = 0;
   Cluster cluster(WithState());

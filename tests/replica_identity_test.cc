@@ -86,8 +86,7 @@ TEST(ReplicaIdentity, HoldsForEveryOptimizerAndCodecInEveryStage) {
   for (const OptimizerOptions& optimizer : all) {
     JobOptionsForTest job;
     job.optimizer = optimizer;
-    job.worker.codec_library = "client/examples/libtopk.so";
-    job.worker.codec_options = "ratio=0.25";
+    UseExampleCodec(job.worker);
     SCOPED_TRACE(DescribeOptions(optimizer));
     const std::vector<float> expected = TrainedOn({}, job);
     EXPECT_TRUE(SameBytes(

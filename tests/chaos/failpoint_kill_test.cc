@@ -202,8 +202,7 @@ TEST(ACodecFromOutside, IsThereAgainInProcessesThatFollowThoseKilled) {
   JobOptionsForTest job = Job();
   job.steps = 24;
   job.optimizer.codec = CUSTOM;
-  job.worker.codec_library = "client/examples/libtopk.so";
-  job.worker.codec_options = "ratio=0.25";
+  UseExampleCodec(job.worker);
   Cluster cluster({.aggregators = kShards});
   const std::vector<std::vector<float>> undisturbed = Train(cluster, job);
 
