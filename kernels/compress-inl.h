@@ -176,21 +176,22 @@ struct ValueInput {
   }
 };
 
-// What is read after a group of ranks of a block: the elements from `begin` on of another group.
-// Only four ranks are under way at a time, however many there are.
-struct NextGroup {
-  HWY_INLINE NextGroup(size_t ranks, size_t this_group, const Block& block) {
-    const bool is_last = (this_group + 1) * kRankGroup >= ranks;
-    group = is_last ? 0 : this_group + 1;
+// What is read after one pass over a block's ranks: the elements from `begin` on of another's. Only
+// one pass's ranks are under way at a time, however many there are.
+struct NextPass {
+  HWY_INLINE NextPass(size_t ranks, size_t ranks_per_pass, size_t this_pass, const Block& block) {
+    const bool is_last = (this_pass + 1) * ranks_per_pass >= ranks;
+    index = is_last ? 0 : this_pass + 1;
     begin = is_last ? block.begin + block.length : block.begin;
   }
-  size_t group;
+  size_t index;
   size_t begin;
 };
 
-// u = (sum over ranks) * inverse_count + error. `ranks` are so many; ForEachSum(group, block, use)
-// calls use(i, count, sum) for each strip of a block, with the sum of a group of kRankGroup ranks,
-// and ForEachLastSum with that of the last group, which may have fewer.
+// u = (sum over ranks) * inverse_count + error. `ranks` are so many, and kPerPass of them, whole
+// groups (block.h), are added up at a time: ForEachSum(pass, block, use) calls use(i, count,
+// sum...) for each strip of a block with the sums of a pass's groups, and ForEachLastSum with those
+// of the last, which may have fewer ranks.
 template <class Ranks>
 struct RankSumInput {
   static constexpr bool kIsMadeTwice = false;
@@ -200,7 +201,7 @@ struct RankSumInput {
   const float* error;
 
   // Not in those between the first and the last, which are bound by arithmetic anyway.
-  size_t Passes() const { return ranks.size() > kRankGroup ? 3 : 2; }
+  size_t Passes() const { return ranks.size() > Ranks::kPerPass ? 3 : 2; }
 
   HWY_INLINE void Prefetch(size_t i) const { PrefetchFar(error + i); }
 
@@ -213,26 +214,26 @@ struct RankSumInput {
   }
 };
 
-// Goes over the block once for each group of ranks. All sums but the last are kept in the scratch.
+// Goes over the block once for each pass. All sums but the last are kept in the scratch.
 template <class Ranks, class Use>
 HWY_INLINE void ForEachStripOf(RankSumInput<Ranks>& input, const Block& block,
                                Ahead<RankSumInput<Ranks>>& ahead, float* scratch, Use use) {
-  const auto keep = [&](size_t i, auto, const Strip& sum) STRIP_BODY {
+  const auto keep = [&](size_t i, auto, const auto&... sums) STRIP_BODY {
     ahead.Fetch();
-    Store(sum, scratch + i, Full());
+    Store(Sum(sums...), scratch + i, Full());
   };
-  const auto add = [&](size_t i, auto, const Strip& sum) STRIP_BODY {
-    Store(Add(Load(scratch + i, Full()), sum), scratch + i, Full());
+  const auto add = [&](size_t i, auto, const auto&... sums) STRIP_BODY {
+    Store(Sum(Load(scratch + i, Full()), sums...), scratch + i, Full());
   };
-  const auto use_only = [&](size_t i, auto count, const Strip& sum) STRIP_BODY {
-    use(i, count, input.MeanAndError(sum, block.begin + i, count));
+  const auto use_only = [&](size_t i, auto count, const auto&... sums) STRIP_BODY {
+    use(i, count, input.MeanAndError(Sum(sums...), block.begin + i, count));
   };
-  const auto use_last = [&](size_t i, auto count, const Strip& sum)
-                            STRIP_BODY { use_only(i, count, Add(Load(scratch + i, Full()), sum)); };
-  const size_t last = (input.ranks.size() - 1) / kRankGroup;
+  const auto use_last = [&](size_t i, auto count, const auto&... sums)
+                            STRIP_BODY { use_only(i, count, Load(scratch + i, Full()), sums...); };
+  const size_t last = (input.ranks.size() - 1) / Ranks::kPerPass;
   if (last == 0) return input.ranks.ForEachLastSum(0, block, use_only);
   input.ranks.ForEachSum(0, block, keep);
-  for (size_t group = 1; group < last; ++group) input.ranks.ForEachSum(group, block, add);
+  for (size_t pass = 1; pass < last; ++pass) input.ranks.ForEachSum(pass, block, add);
   input.ranks.ForEachLastSum(last, block, use_last);
 }
 

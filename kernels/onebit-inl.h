@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "absl/types/span.h"
 #include "hwy/highway.h"
@@ -126,23 +127,35 @@ struct OneBitMomentumInput {
 
 // What all ranks sent, for RankSumInput.
 struct OneBitRanks {
+  static constexpr size_t kPerPass = kRanksPerPass;
+
   absl::Span<const OneBitView> contributions;
 
   size_t size() const { return contributions.size(); }
 
   template <class Use>
-  HWY_INLINE void ForEachSum(size_t group, const Block& block, Use use) const {
-    const auto ranks = contributions.subspan(group * kRankGroup, kRankGroup);
-    const NextGroup next(contributions.size(), group, block);
-    const GroupBits bits(ranks, block.begin / 8);
-    const GroupBits next_bits(contributions.subspan(next.group * kRankGroup, kRankGroup),
-                              next.begin / 8);
-    GroupSum(ranks, block.index).ForEachStrip(bits, next_bits, block.length, use);
+  HWY_INLINE void ForEachSum(size_t pass, const Block& block, Use use) const {
+    ForEachSumOf(std::make_index_sequence<kGroupsPerPass>(), pass, block, use);
   }
 
   template <class Use>
-  HWY_INLINE void ForEachLastSum(size_t group, const Block& block, Use use) const {
-    ForEachSum(group, block, use);
+  HWY_INLINE void ForEachLastSum(size_t pass, const Block& block, Use use) const {
+    static_assert(kGroupsPerPass == 2);
+    if (contributions.size() - pass * kPerPass > kRankGroup) return ForEachSum(pass, block, use);
+    ForEachSumOf(std::make_index_sequence<1>(), pass, block, use);
+  }
+
+ private:
+  template <class Use, size_t... group>
+  HWY_INLINE void ForEachSumOf(std::index_sequence<group...> groups, size_t pass,
+                               const Block& block, Use use) const {
+    const auto ranks = contributions.subspan(pass * kPerPass, kPerPass);
+    const NextPass next(size(), kPerPass, pass, block);
+    const RankBits bits(ranks, block.begin / 8);
+    const RankBits next_bits(contributions.subspan(next.index * kPerPass, kPerPass),
+                             next.begin / 8);
+    const GroupSum sums[] = {{ranks.subspan(group * kRankGroup, kRankGroup), block.index}...};
+    ForEachStripOfGroups(groups, sums, bits, next_bits, block.length, use);
   }
 };
 

@@ -219,38 +219,40 @@ class BlockValues {
 // What all ranks sent, for RankSumInput.
 template <class Codes>
 struct IntegerRanks {
+  static constexpr size_t kPerPass = kRankGroup;
+
   absl::Span<const QuantizedView> contributions;
 
   size_t size() const { return contributions.size(); }
 
   template <class Use>
-  HWY_INLINE void ForEachSum(size_t group, const Block& block, Use use) const {
-    ForEachSumOf(std::make_index_sequence<kRankGroup - 1>(), group, block, use);
+  HWY_INLINE void ForEachSum(size_t pass, const Block& block, Use use) const {
+    ForEachSumOf(std::make_index_sequence<kRankGroup - 1>(), pass, block, use);
   }
 
   template <class Use>
-  HWY_INLINE void ForEachLastSum(size_t group, const Block& block, Use use) const {
+  HWY_INLINE void ForEachLastSum(size_t pass, const Block& block, Use use) const {
     static_assert(kRankGroup == 4);
-    switch (contributions.size() - group * kRankGroup) {
+    switch (contributions.size() - pass * kPerPass) {
       case 1:
-        return ForEachSumOf(std::make_index_sequence<0>(), group, block, use);
+        return ForEachSumOf(std::make_index_sequence<0>(), pass, block, use);
       case 2:
-        return ForEachSumOf(std::make_index_sequence<1>(), group, block, use);
+        return ForEachSumOf(std::make_index_sequence<1>(), pass, block, use);
       case 3:
-        return ForEachSumOf(std::make_index_sequence<2>(), group, block, use);
+        return ForEachSumOf(std::make_index_sequence<2>(), pass, block, use);
       default:
-        return ForEachSumOf(std::make_index_sequence<3>(), group, block, use);
+        return ForEachSumOf(std::make_index_sequence<3>(), pass, block, use);
     }
   }
 
  private:
   // The same of a group of a first and so many more ranks.
   template <class Use, size_t... more>
-  HWY_INLINE void ForEachSumOf(std::index_sequence<more...>, size_t group, const Block& block,
+  HWY_INLINE void ForEachSumOf(std::index_sequence<more...>, size_t pass, const Block& block,
                                Use use) const {
-    const QuantizedView* const ranks = &contributions[group * kRankGroup];
+    const QuantizedView* const ranks = &contributions[pass * kPerPass];
     const BlockValues<Codes> values[] = {{ranks[0], block}, {ranks[1 + more], block}...};
-    const NextGroup next(contributions.size(), group, block);
+    const NextPass next(size(), kPerPass, pass, block);
     ForEachStrip(block.length, [&](size_t i, auto count) STRIP_BODY {
       Prefetch(next, i);
       Strip sum = values[0](i, count);
@@ -259,11 +261,11 @@ struct IntegerRanks {
     });
   }
 
-  // What is as far on in the next group; a cache line at a time.
-  HWY_INLINE void Prefetch(const NextGroup& next, size_t i) const {
+  // What is as far on in the next pass; a cache line at a time.
+  HWY_INLINE void Prefetch(const NextPass& next, size_t i) const {
     constexpr size_t kCacheLine = 64;
     if (CodeBytes(Codes::kType, i) % kCacheLine != 0) return;
-    for (const QuantizedView& rank : contributions.subspan(next.group * kRankGroup, kRankGroup)) {
+    for (const QuantizedView& rank : contributions.subspan(next.index * kPerPass, kPerPass)) {
       PrefetchFar(rank.codes + CodeBytes(Codes::kType, next.begin + i));
     }
   }

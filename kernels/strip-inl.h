@@ -190,6 +190,13 @@ HWY_INLINE Strip Add(const Strip& a, const Strip& b) {
   return Map([](Vector x, Vector y) STRIP_BODY { return hn::Add(x, y); }, a, b);
 }
 
+// From the first to the last.
+template <class... More>
+HWY_INLINE Strip Sum(Strip sum, const More&... more) {
+  ((sum = Add(sum, more)), ...);
+  return sum;
+}
+
 // Whether every lane is finite and at most kMaxDense in magnitude.
 HWY_INLINE bool IsWithinRange(const Strip& strip) {
   const Vector limit = hn::Set(Floats(), kMaxDense);
@@ -245,9 +252,10 @@ HWY_INLINE void StoreSigns(const Strip& strip, uint8_t* bits, Full) {
 }
 #else
 HWY_INLINE void StoreSigns(const Strip& strip, uint8_t* bits, Full) {
+  // A mask is made of the words' sign bits alone.
   ForEachVector([&](size_t k) STRIP_BODY {
-    const auto negative = hn::BroadcastSignBit(hn::BitCast(Words(), strip.v[k]));
-    hn::StoreMaskBits(Words(), hn::MaskFromVec(negative), bits + k * (kLanes / 8));
+    const auto negative = hn::MaskFromVec(hn::BitCast(Words(), strip.v[k]));
+    hn::StoreMaskBits(Words(), negative, bits + k * (kLanes / 8));
   });
 }
 #endif
