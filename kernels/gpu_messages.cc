@@ -38,4 +38,12 @@ absl::Status NoPinnedRoomError(absl::string_view gpu, size_t wanted) {
       ": end what else runs on it, or raise its memory limit"));
 }
 
+absl::Status NotPinnedError(absl::string_view gpu, size_t wanted, absl::string_view why) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the system does not let ", Size(wanted),
+                   " of the host's memory be pinned for copies to and from ", gpu, " (", why,
+                   "): give the host, or its container, more memory, and let more of it be locked "
+                   "(ulimit -l unlimited, docker run --ulimit memlock=-1)"));
+}
+
 }  // namespace signpost::kernels::cuda
