@@ -39,11 +39,10 @@ absl::Status NoPinnedRoomError(absl::string_view gpu, size_t wanted) {
 }
 
 absl::Status NotPinnedError(absl::string_view gpu, size_t wanted, absl::string_view why) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the system does not let ", Size(wanted),
-                   " of the host's memory be pinned for copies to and from ", gpu, " (", why,
-                   "): give the host, or its container, more memory, and let more of it be locked "
-                   "(ulimit -l unlimited, docker run --ulimit memlock=-1)"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      gpu, " cannot have ", Size(wanted), " of the host's memory pinned for its copies (", why,
+      "): give the host, or its container, more memory, and let more of it be locked "
+      "(ulimit -l unlimited, docker run --ulimit memlock=-1)"));
 }
 
 }  // namespace signpost::kernels::cuda

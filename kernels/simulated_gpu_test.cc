@@ -227,9 +227,10 @@ TEST(SimulatedGpu, PinsNoMoreThanItIsLet) {
   gpu.LimitPins(Bytes::kSize + sizeof host - 1);
   const absl::Status refused = gpu.Pin(host, sizeof host).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("does not let 100 bytes of the host's memory be pinned for copies to and "
-                        "from GPU 0 (simulated)"));
+  EXPECT_THAT(
+      std::string(refused.message()),
+      HasSubstr("GPU 0 (simulated) cannot have 100 bytes of the host's memory pinned for its "
+                "copies (simulated): give the host"));
   const auto copies = [&] { return gpu.CopyOut(host, bytes.here.get(), 1, nullptr).ok(); };
   EXPECT_FALSE(copies());
   {
