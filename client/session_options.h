@@ -28,7 +28,7 @@ struct SessionOptions {
   // "unix:path" of this node's worker (`signpost worker`), which trains for the processes that
   // attach to it: the node sends what one worker would with the mean of their gradients. Rank and
   // world size then count processes, which are as many on each node, node by node; aggregators and
-  // threads are the worker's affair, and gpu must not be set. Empty: this process is a worker.
+  // threads are the worker's affair. Empty: this process is a worker.
   std::string node;
   TransportSecurity security;      // of connections to aggregators
   FailureTimeout failure_timeout;  // an aggregator without sign of life is reconnected to

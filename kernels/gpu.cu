@@ -158,6 +158,29 @@ class CudaGpu final : public Gpu {
     return MadeHere(static_cast<uint8_t*>(memory), [](uint8_t* m) { return cudaFreeHost(m); });
   }
 
+  absl::StatusOr<Owned<uint8_t>> Pin(void* memory, size_t bytes) override {
+    std::string refusal;  // by the system, not because of what has gone wrong before
+    const absl::Status status = Call([&] {
+      const cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
+      switch (error) {
+        case cudaErrorInvalidValue:
+        case cudaErrorMemoryAllocation:
+        case cudaErrorNotPermitted:
+        case cudaErrorNotSupported:
+        case cudaErrorOperatingSystem:
+          refusal = cudaGetErrorString(error);
+          break;
+        default:
+          break;
+      }
+      return error;
+    });
+    if (!refusal.empty()) return NotPinnedError(name_, bytes, refusal);
+    if (!status.ok()) return status;
+    return MadeHere(static_cast<uint8_t*>(memory),
+                    [](uint8_t* m) { return cudaHostUnregister(m); });
+  }
+
   absl::StatusOr<Owned<CUstream_st>> NewStream() override {
     Stream stream = nullptr;
     const absl::Status status =

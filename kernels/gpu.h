@@ -48,6 +48,10 @@ class Gpu {
   virtual absl::StatusOr<Owned<uint8_t>> Allocate(size_t bytes) = 0;
   // Memory of the host that can be copied from and to while the host does something else.
   virtual absl::StatusOr<Owned<uint8_t>> AllocatePinned(size_t bytes) = 0;
+  // Makes such memory of some that is the caller's, until what it returns goes: that frees nothing,
+  // and must go before the memory does. It begins at a page, and its pages are taken at once.
+  // RESOURCE_EXHAUSTED, with the reason and what to do, when the system does not let it.
+  virtual absl::StatusOr<Owned<uint8_t>> Pin(void* memory, size_t bytes) = 0;
 
   virtual absl::StatusOr<Owned<CUstream_st>> NewStream() = 0;
   virtual absl::StatusOr<Owned<CUevent_st>> NewEvent() = 0;

@@ -38,4 +38,11 @@ absl::Status NoPinnedRoomError(absl::string_view gpu, size_t wanted) {
       ": end what else runs on it, or raise its memory limit"));
 }
 
+absl::Status NotPinnedError(absl::string_view gpu, size_t wanted, absl::string_view why) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      gpu, " cannot have ", Size(wanted), " of the host's memory pinned for its copies (", why,
+      "): give the host, or its container, more memory, and let more of it be locked "
+      "(ulimit -l unlimited, docker run --ulimit memlock=-1)"));
+}
+
 }  // namespace signpost::kernels::cuda

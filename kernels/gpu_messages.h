@@ -13,9 +13,10 @@ namespace signpost::kernels::cuda {
 // INVALID_ARGUMENT, for memory that is not the GPU's. `place` is where it is: "the host's memory".
 absl::Status NotHereError(absl::string_view gpu, absl::string_view place);
 
-// RESOURCE_EXHAUSTED, both; the sizes are in bytes.
+// RESOURCE_EXHAUSTED, all of these; the sizes are in bytes.
 absl::Status NoRoomError(absl::string_view gpu, size_t wanted, size_t free, size_t total);
 absl::Status NoPinnedRoomError(absl::string_view gpu, size_t wanted);
+absl::Status NotPinnedError(absl::string_view gpu, size_t wanted, absl::string_view why);
 
 }  // namespace signpost::kernels::cuda
 

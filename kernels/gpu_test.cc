@@ -2,6 +2,8 @@
 
 #include "kernels/gpu.h"
 
+#include <sys/mman.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -48,6 +50,33 @@ TEST(Gpu, WhatIsCopiedInComesOut) {
     Succeeds(TestGpu().Record(event.get(), stream.get()));
     Succeeds(TestGpu().Await(event.get()));
     EXPECT_TRUE(SameBytes<uint8_t>({to.get(), bytes}, sent));
+  }
+}
+
+TEST(Gpu, CopiesFromAndToMemoryThatIsPinnedLater) {
+  constexpr size_t kBytes = 3 * 4096 + 5;
+  Random random;
+  const std::vector<uint8_t> sent = random.Bytes(kBytes);
+  const Owned<uint8_t> memory = Take(TestGpu().Allocate(kBytes));
+  const Owned<CUstream_st> stream = Take(TestGpu().NewStream());
+  const Owned<CUevent_st> event = Take(TestGpu().NewEvent());
+  for (int turn = 0; turn < 2; ++turn) {  // the second time it has been pinned before
+    // As processes share it.
+    void* const shared =
+        mmap(nullptr, 2 * kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(shared, MAP_FAILED);
+    auto* const from = static_cast<uint8_t*>(shared);
+    std::memcpy(from, sent.data(), kBytes);
+    {
+      const Owned<uint8_t> pinned = Take(TestGpu().Pin(shared, 2 * kBytes));
+      EXPECT_EQ(pinned.get(), from);
+      Succeeds(TestGpu().CopyIn(memory.get(), from, kBytes, stream.get()));
+      Succeeds(TestGpu().CopyOut(from + kBytes, memory.get(), kBytes, stream.get()));
+      Succeeds(TestGpu().Record(event.get(), stream.get()));
+      Succeeds(TestGpu().Await(event.get()));
+    }
+    EXPECT_TRUE(SameBytes<uint8_t>({from + kBytes, kBytes}, sent));
+    munmap(shared, 2 * kBytes);
   }
 }
 

@@ -174,6 +174,11 @@ void SimulatedGpu::LimitMemory(size_t bytes) {
   memory_bytes_ = bytes;
 }
 
+void SimulatedGpu::LimitPins(size_t bytes) {
+  const absl::MutexLock lock(&mutex_);
+  most_pins_ = bytes;
+}
+
 void SimulatedGpu::FailOperationAfter(uint64_t operations) {
   const absl::MutexLock lock(&mutex_);
   failing_operation_ = counts_.operations + operations;
@@ -215,6 +220,21 @@ absl::StatusOr<Owned<uint8_t>> SimulatedGpu::AllocatePinned(size_t bytes) {
   const absl::MutexLock lock(&mutex_);
   ++counts_.pinned_allocations;
   return Take(bytes, pinned_memory_);
+}
+
+absl::StatusOr<Owned<uint8_t>> SimulatedGpu::Pin(void* memory, size_t bytes) {
+  if (absl::Status fault = Fault(); !fault.ok()) return fault;
+  const absl::MutexLock lock(&mutex_);
+  ++counts_.pins;
+  if (bytes > most_pins_ - std::min(BytesOf(pinned_memory_), most_pins_)) {
+    return NotPinnedError(name(), bytes, "simulated");
+  }
+  pinned_memory_[AddressOf(memory)] = bytes;
+  return Owned<uint8_t>(static_cast<uint8_t*>(memory), [this](uint8_t* pinned) {
+    WaitForAllStreams();
+    const absl::MutexLock lock(&mutex_);
+    pinned_memory_.erase(AddressOf(pinned));
+  });
 }
 
 Owned<uint8_t> SimulatedGpu::Take(size_t bytes, Allocations& allocations) {

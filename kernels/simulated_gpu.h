@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -36,6 +37,7 @@ class SimulatedGpu final : public Gpu {
   struct Counts {
     uint64_t allocations = 0;
     uint64_t pinned_allocations = 0;
+    uint64_t pins = 0;
     uint64_t streams = 0;
     uint64_t events = 0;
     uint64_t operations = 0;  // kernels, copies and fills that were put on streams
@@ -50,6 +52,8 @@ class SimulatedGpu final : public Gpu {
   Counts counts() const;
   // As if it had that much memory in all. What is allocated stays.
   void LimitMemory(size_t bytes);
+  // As if the system let so many bytes be pinned in all.
+  void LimitPins(size_t bytes);
   // The operation after that many more goes wrong when its stream comes to it. It and all that is
   // done later has no effect, and the GPU can be used no more.
   void FailOperationAfter(uint64_t operations);
@@ -67,6 +71,7 @@ class SimulatedGpu final : public Gpu {
   // Giving back memory waits until all streams are done with what they have then.
   absl::StatusOr<Owned<uint8_t>> Allocate(size_t bytes) override;
   absl::StatusOr<Owned<uint8_t>> AllocatePinned(size_t bytes) override;
+  absl::StatusOr<Owned<uint8_t>> Pin(void* memory, size_t bytes) override;
 
   // A stream that is given back does its work to the end.
   absl::StatusOr<Owned<CUstream_st>> NewStream() override;
@@ -181,6 +186,7 @@ class SimulatedGpu final : public Gpu {
   size_t memory_bytes_ ABSL_GUARDED_BY(mutex_);
   Allocations device_memory_ ABSL_GUARDED_BY(mutex_);
   Allocations pinned_memory_ ABSL_GUARDED_BY(mutex_);
+  size_t most_pins_ ABSL_GUARDED_BY(mutex_) = std::numeric_limits<size_t>::max();  // bytes
   std::optional<uint64_t> failing_operation_ ABSL_GUARDED_BY(mutex_);  // by counts_.operations
   std::mt19937 random_ ABSL_GUARDED_BY(mutex_);
   std::map<Stream, std::unique_ptr<StreamThread>> streams_ ABSL_GUARDED_BY(mutex_);

@@ -152,6 +152,7 @@ TEST(SimulatedGpu, AFaultComesBackFromAllCallsAfterIt) {
 
   EXPECT_EQ(gpu.Allocate(1).status(), fault);
   EXPECT_EQ(gpu.AllocatePinned(1).status(), fault);
+  EXPECT_EQ(gpu.Pin(bytes.pinned.get(), 1).status(), fault);
   EXPECT_EQ(gpu.NewStream().status(), fault);
   EXPECT_EQ(gpu.NewEvent().status(), fault);
   EXPECT_EQ(gpu.Record(event.get(), stream.get()), fault);
@@ -219,6 +220,26 @@ TEST(SimulatedGpu, CopiesAreOfWhatIsAllocated) {
   EXPECT_EQ(copy(other.here.get(), bytes.pinned.get(), 1), refused);
 }
 
+TEST(SimulatedGpu, PinsNoMoreThanItIsLet) {
+  SimulatedGpu gpu(TestSeed());
+  const Bytes bytes(gpu, 1);
+  uint8_t host[100] = {};
+  gpu.LimitPins(Bytes::kSize + sizeof host - 1);
+  const absl::Status refused = gpu.Pin(host, sizeof host).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(
+      std::string(refused.message()),
+      HasSubstr("GPU 0 (simulated) cannot have 100 bytes of the host's memory pinned for its "
+                "copies (simulated): give the host"));
+  const auto copies = [&] { return gpu.CopyOut(host, bytes.here.get(), 1, nullptr).ok(); };
+  EXPECT_FALSE(copies());
+  {
+    const auto pinned = Take(gpu.Pin(host, sizeof host - 1));
+    EXPECT_TRUE(copies());
+  }
+  EXPECT_FALSE(copies()) << "it is pinned no more";
+}
+
 TEST(SimulatedGpu, CountsWhatItIsAskedFor) {
   SimulatedGpu gpu(TestSeed());
   const Bytes bytes(gpu, 1);  // one of each
@@ -234,9 +255,11 @@ TEST(SimulatedGpu, CountsWhatItIsAskedFor) {
   Succeeds(gpu.Copy(memory.get(), bytes.here.get(), 8, nullptr));
   Succeeds(gpu.Sum(nullptr, 0, nullptr, reinterpret_cast<double*>(memory.get()), nullptr));
   Succeeds(gpu.Record(event.get(), nullptr));
+  Succeeds(gpu.Pin(host, sizeof host).status());
   const SimulatedGpu::Counts counts = gpu.counts();
   EXPECT_EQ(counts.allocations, 2);
   EXPECT_EQ(counts.pinned_allocations, 1);
+  EXPECT_EQ(counts.pins, 1);
   EXPECT_EQ(counts.streams, 1);
   EXPECT_EQ(counts.events, 2);
   EXPECT_EQ(counts.operations, 7);

@@ -14,7 +14,8 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/support/client_callback.h"
 #include "node/definition.h"
-#include "proto/frame.h"
+#include "node/gpu_tensors.h"
+#include "node/host_tensors.h"
 #include "proto/grpc_status.h"
 #include "proto/node.grpc.pb.h"
 #include "proto/steady_time.h"
@@ -164,21 +165,30 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
 absl::StatusOr<std::unique_ptr<AttachedSession>> AttachedSession::Join(
     const SessionOptions& options, const OptimizerOptions& optimizer,
     std::vector<Parameter> parameters) {
-  if (options.gpu) {
-    return absl::InvalidArgumentError(
-        "a process on a GPU cannot attach to its node's worker, which shares the host's memory "
-        "only: keep parameters and gradients on the host, or join without SessionOptions::node "
-        "(SIGNPOST_NODE)");
-  }
+  if (!options.gpu) return JoinOn(/*gpu=*/nullptr, options, optimizer, std::move(parameters));
+  absl::StatusOr<std::unique_ptr<kernels::cuda::Gpu>> gpu = kernels::cuda::OpenGpu(*options.gpu);
+  if (!gpu.ok()) return gpu.status();
+  auto session = JoinOn(gpu->get(), options, optimizer, std::move(parameters));
+  if (session.ok()) (*session)->own_gpu_ = *std::move(gpu);
+  return session;
+}
+
+absl::StatusOr<std::unique_ptr<AttachedSession>> AttachedSession::JoinOn(
+    kernels::cuda::Gpu* gpu, const SessionOptions& options, const OptimizerOptions& optimizer,
+    std::vector<Parameter> parameters) {
   if (absl::Status status = CheckOptions(optimizer); !status.ok()) return status;
+  if (absl::Status status = CheckParameters(parameters, gpu); !status.ok()) return status;
   if (absl::Status status = StartTrace(options); !status.ok()) return status;
   std::unique_ptr<AttachedSession> session(
       new AttachedSession(optimizer, std::move(parameters), std::make_unique<Connection>(options)));
   session->trace_step_.rank = options.worker.rank;
   session->trace_step_.job = trace::LabelOf(options.worker.job);
   absl::Status status = session->connection_->Open(options.worker.join_timeout);
-  if (status.ok()) status = session->Attach(options, optimizer);
+  if (status.ok()) status = session->Attach(gpu, options, optimizer);
   if (!status.ok()) return status;
+  if (gpu != nullptr) {
+    Tell(options, absl::StrCat("trains through the worker of its node, from ", gpu->name()));
+  }
   return session;
 }
 
@@ -187,17 +197,11 @@ AttachedSession::AttachedSession(const OptimizerOptions& optimizer,
                                  std::unique_ptr<Connection> connection)
     : optimizer_(optimizer),
       parameters_(std::move(parameters)),
-      connection_(std::move(connection)) {
-  uint64_t first = 0;
-  for (const Parameter& parameter : parameters_) {
-    first_element_.push_back(first);
-    first += parameter.values.size();
-  }
-}
+      connection_(std::move(connection)) {}
 
 AttachedSession::~AttachedSession() = default;
 
-absl::Status AttachedSession::Attach(const SessionOptions& options,
+absl::Status AttachedSession::Attach(kernels::cuda::Gpu* gpu, const SessionOptions& options,
                                      const OptimizerOptions& optimizer) {
   Request request;
   node::Attach& attach = *request.mutable_attach();
@@ -206,13 +210,6 @@ absl::Status AttachedSession::Attach(const SessionOptions& options,
   attach.set_world_size(options.worker.world_size);
   attach.set_pid(getpid());
   *attach.mutable_definition() = DefinitionOf(options, optimizer, parameters_);
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor& tensor = attach.definition().tensors(i);
-    if (ElementCount(tensor) == parameters_[i].values.size()) continue;
-    return absl::InvalidArgumentError(
-        absl::StrFormat("tensor %s has %d values, its shape asks for %d", DescribeTensor(tensor),
-                        parameters_[i].values.size(), ElementCount(tensor)));
-  }
   Start& start = *attach.mutable_start();
   start.set_start_from_rank_0(options.start_from_rank_0);
   start.set_resume_with_other_world_size(options.worker.resume_with_other_world_size);
@@ -228,18 +225,35 @@ absl::Status AttachedSession::Attach(const SessionOptions& options,
   }
   const absl::StatusOr<Reply> reply = connection_->Call(request);
   if (!reply.ok()) return reply.status();
-  const uint64_t bytes = elements() * sizeof(float);
-  auto gradients = SharedMemory::Open(reply->attached().gradients(), bytes);
-  if (!gradients.ok()) return gradients.status();
-  auto values = SharedMemory::Open(reply->attached().parameters(), bytes);
-  if (!values.ok()) return values.status();
-  gradients_ = *std::move(gradients);
-  values_ = *std::move(values);
+  if (absl::Status status = MapMemory(reply->attached(), gpu); !status.ok()) return status;
   return Begin();
 }
 
+absl::Status AttachedSession::MapMemory(const Attached& attached, kernels::cuda::Gpu* gpu) {
+  const uint64_t bytes = elements() * sizeof(float);
+  auto gradients = SharedMemory::Open(attached.gradients(), bytes);
+  if (!gradients.ok()) return gradients.status();
+  auto values = SharedMemory::Open(attached.parameters(), bytes);
+  if (!values.ok()) return values.status();
+  gradients_ = *std::move(gradients);
+  values_ = *std::move(values);
+  if (gpu == nullptr) {
+    tensors_ = std::make_unique<HostTensors>(parameters_, *gradients_, *values_);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<GpuTensors>> tensors =
+      GpuTensors::Create(*gpu, parameters_, *gradients_, *values_);
+  if (tensors.ok()) tensors_ = *std::move(tensors);
+  return tensors.status();
+}
+
 absl::Status AttachedSession::Begin() {
-  for (size_t i = 0; i < parameters_.size(); ++i) AddGradient(i, parameters_[i].values);
+  absl::Status status;
+  for (size_t i = 0; i < parameters_.size() && status.ok(); ++i) {
+    status = tensors_->Share(i, parameters_[i].values);
+  }
+  if (status.ok()) status = tensors_->Await();
+  if (!status.ok()) return status;
   Request request;
   request.mutable_begin();
   const absl::StatusOr<Reply> reply = connection_->Call(request);
@@ -254,8 +268,7 @@ absl::Status AttachedSession::Begin() {
   }
   wire_bytes_ = WireBytesOf(begun.wire());
   is_synchronised_ = begun.is_synchronised();
-  TakeParameters();
-  return absl::OkStatus();
+  return tensors_->TakeParameters();
 }
 
 absl::StatusOr<StepReport> AttachedSession::Step(absl::Span<const Gradient> gradients,
@@ -272,7 +285,10 @@ absl::StatusOr<StepReport> AttachedSession::Step(absl::Span<const Gradient> grad
   if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
   trace_step_.step = steps_;
   const trace::Span span(trace_step_);
-  for (size_t i = 0; i < gradients.size(); ++i) AddGradient(i, gradients[i]);
+  for (size_t i = 0; i < gradients.size() && failure_.ok(); ++i) {
+    failure_ = tensors_->Share(i, gradients[i]);
+  }
+  if (!failure_.ok()) return failure_;
   return TakeStep(MessageOf(rates, Schedule()));
 }
 
@@ -298,8 +314,8 @@ absl::Status AttachedSession::GradientReady(size_t parameter, Gradient gradient)
   }
   open_step_->has_gradient[parameter] = true;
   --open_step_->gradients_missing;
-  AddGradient(parameter, gradient);
-  return absl::OkStatus();
+  failure_ = tensors_->Share(parameter, gradient);
+  return failure_;
 }
 
 absl::StatusOr<StepReport> AttachedSession::FinishStep() {
@@ -323,6 +339,8 @@ absl::StatusOr<StepReport> AttachedSession::FinishStep() {
 }
 
 absl::StatusOr<StepReport> AttachedSession::TakeStep(const StepRates& rates) {
+  failure_ = tensors_->Await();
+  if (!failure_.ok()) return failure_;
   Request request;
   *request.mutable_step()->mutable_rates() = rates;
   const absl::StatusOr<Reply> reply = connection_->Call(request);
@@ -330,7 +348,8 @@ absl::StatusOr<StepReport> AttachedSession::TakeStep(const StepRates& rates) {
     if (!absl::IsInvalidArgument(reply.status())) failure_ = reply.status();
     return reply.status();
   }
-  TakeParameters();
+  failure_ = tensors_->TakeParameters();
+  if (!failure_.ok()) return failure_;
   steps_ = reply->stepped().steps();
   wire_bytes_ = WireBytesOf(reply->stepped().wire());
   is_synchronised_ = reply->stepped().is_synchronised();
@@ -360,23 +379,19 @@ absl::StatusOr<std::string> AttachedSession::SaveState() {
 }
 
 absl::Status AttachedSession::Leave() {
+  // Others may train on in what this process reads.
+  const absl::Status awaited = tensors_->Await();
   Request request;
   request.mutable_leave();
-  return connection_->Call(request).status();
+  absl::Status status = connection_->Call(request).status();
+  status.Update(awaited);
+  return status;
 }
 
 uint64_t AttachedSession::elements() const {
-  return first_element_.empty() ? 0 : first_element_.back() + parameters_.back().values.size();
-}
-
-uint32_t AttachedSession::ParametersCrc32c() const {
-  uint32_t crc = 0;
-  for (const Parameter& parameter : parameters_) {
-    const absl::Span<float> values = parameter.values;
-    crc = Crc32c({reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)},
-                 crc);
-  }
-  return crc;
+  uint64_t elements = 0;
+  for (const Parameter& parameter : parameters_) elements += parameter.values.size();
+  return elements;
 }
 
 absl::Status AttachedSession::CheckRates(absl::Span<const GroupRates> rates) const {
@@ -395,11 +410,16 @@ absl::Status AttachedSession::CheckGradient(size_t parameter, const Gradient& gr
     return absl::InvalidArgumentError(absl::StrFormat(
         "got the gradient of tensor %d, the job has %d", parameter, parameters_.size()));
   }
+  const auto name = [&] { return DescribeTensor(TensorOf(parameters_[parameter])); };
   const size_t wanted = parameters_[parameter].values.size();
-  if (gradient.size == wanted && gradient.type == GradientType::kFloat32) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "the gradient of tensor '%s' has %d values%s, wanted %d of fp32", parameters_[parameter].name,
-      gradient.size, gradient.type == GradientType::kFloat32 ? "" : " of another type", wanted));
+  if (gradient.size != wanted) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the gradient of tensor %s has %d values, wanted %d", name(), gradient.size, wanted));
+  }
+  const absl::Status status = tensors_->CheckGradient(gradient);
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrFormat("the gradient of tensor %s: %s", name(), status.message()));
 }
 
 absl::Status AttachedSession::CheckNoStepFailed() const {
@@ -413,19 +433,6 @@ absl::Status AttachedSession::CheckNoStepIsOpen() const {
   return absl::FailedPreconditionError(absl::StrFormat(
       "step %d has begun and is not finished: gradients of %d tensors have come, of %d", steps_,
       parameters_.size() - open_step_->gradients_missing, parameters_.size()));
-}
-
-void AttachedSession::AddGradient(size_t parameter, const Gradient& gradient) {
-  std::memcpy(gradients_->floats().data() + first_element_[parameter], gradient.values,
-              gradient.size * sizeof(float));
-}
-
-void AttachedSession::TakeParameters() {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const absl::Span<float> values = parameters_[i].values;
-    std::memcpy(values.data(), values_->floats().data() + first_element_[i],
-                values.size() * sizeof(float));
-  }
 }
 
 }  // namespace signpost::node

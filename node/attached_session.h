@@ -14,7 +14,9 @@
 #include "absl/types/span.h"
 #include "client/session.h"
 #include "client/session_options.h"
+#include "kernels/gpu.h"
 #include "node/shared_memory.h"
+#include "node/tensors.h"
 #include "proto/node.pb.h"
 #include "trace/event.h"
 
@@ -24,21 +26,33 @@ namespace signpost::node {
 // and waits for them as for other ranks. Gradients are copied when they come, and parameters when
 // the step is done: nothing is sent before all gradients of all processes are there.
 //
+// With options.gpu they are copied from and to that GPU, 4 bytes for each parameter either way. The
+// optimizer runs on the node's processors, where its worker has it, and takes next to none of the
+// GPU's memory. Other processes of the node may be on other GPUs, or on the host: the bits are the
+// same.
+//
 // ABORTED, from any call, when a process of the node is gone: this one can Join again. Not
 // thread-safe.
 class AttachedSession final : public Session {
  public:
   // Attaches to the worker at options.node. In addition to Session::Join's errors:
-  //   UNAVAILABLE       nobody answers there within the join timeout
-  //   INVALID_ARGUMENT  options.gpu: only the host's memory is shared
+  //   UNAVAILABLE         nobody answers there within the join timeout
+  //   RESOURCE_EXHAUSTED  the system does not let the memory that is shared, 8 bytes for each
+  //                       parameter, be pinned for the GPU's copies
   // and those of proto/node.proto.
   static absl::StatusOr<std::unique_ptr<AttachedSession>> Join(const SessionOptions& options,
                                                                const OptimizerOptions& optimizer,
                                                                std::vector<Parameter> parameters);
+  // The same on a GPU that is open, and outlives the session; null: on the host. options.gpu is not
+  // looked at.
+  static absl::StatusOr<std::unique_ptr<AttachedSession>> JoinOn(kernels::cuda::Gpu* gpu,
+                                                                 const SessionOptions& options,
+                                                                 const OptimizerOptions& optimizer,
+                                                                 std::vector<Parameter> parameters);
 
   ~AttachedSession() override;
 
-  void SetStream(kernels::cuda::Stream stream) override {}
+  void SetStream(kernels::cuda::Stream stream) override { tensors_->SetStream(stream); }
 
   absl::StatusOr<StepReport> Step(absl::Span<const Gradient> gradients,
                                   absl::Span<const GroupRates> rates) override;
@@ -56,7 +70,7 @@ class AttachedSession final : public Session {
   // A process that has attached to a job that goes on has returned, with nothing lost.
   const std::optional<Returned>& returned() const override { return returned_; }
   uint64_t elements() const override;
-  uint32_t ParametersCrc32c() const override;
+  uint32_t ParametersCrc32c() const override { return tensors_->ParametersCrc32c(); }
   // Of the node's worker, for all its processes, since it joined.
   WireBytes wire_bytes() override { return wire_bytes_; }
 
@@ -73,23 +87,24 @@ class AttachedSession final : public Session {
   AttachedSession(const OptimizerOptions& optimizer, std::vector<Parameter> parameters,
                   std::unique_ptr<Connection> connection);
 
-  absl::Status Attach(const SessionOptions& options, const OptimizerOptions& optimizer);
+  absl::Status Attach(kernels::cuda::Gpu* gpu, const SessionOptions& options,
+                      const OptimizerOptions& optimizer);
+  absl::Status MapMemory(const Attached& attached, kernels::cuda::Gpu* gpu);
   absl::Status Begin();
   absl::Status CheckRates(absl::Span<const GroupRates> rates) const;
   absl::Status CheckGradient(size_t parameter, const Gradient& gradient) const;
   absl::Status CheckNoStepFailed() const;
   absl::Status CheckNoStepIsOpen() const;
-  void AddGradient(size_t parameter, const Gradient& gradient);
   absl::StatusOr<StepReport> TakeStep(const StepRates& rates);
-  void TakeParameters();
 
+  std::unique_ptr<kernels::cuda::Gpu> own_gpu_;  // null: it is the caller's, or there is none
   const OptimizerOptions optimizer_;
   const std::vector<Parameter> parameters_;
-  std::vector<uint64_t> first_element_;  // by parameter
   std::unique_ptr<Connection> connection_;
   trace::Event trace_step_;  // the whole of it: the node's worker has its parts
   std::unique_ptr<SharedMemory> gradients_;
   std::unique_ptr<SharedMemory> values_;  // of the parameters
+  std::unique_ptr<Tensors> tensors_;      // of which copies are under way until it is gone
   std::optional<OpenStep> open_step_;
   absl::Status failure_;  // of the first step that failed
   uint64_t steps_ = 0;

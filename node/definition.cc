@@ -29,9 +29,7 @@ Definition DefinitionOf(const SessionOptions& options, const OptimizerOptions& o
                         absl::Span<const Parameter> parameters) {
   Definition definition;
   for (const Parameter& parameter : parameters) {
-    Tensor& tensor = *definition.add_tensors();
-    tensor.set_name(parameter.name);
-    tensor.mutable_shape()->Add(parameter.shape.begin(), parameter.shape.end());
+    *definition.add_tensors() = TensorOf(parameter);
     definition.add_groups(parameter.group);
   }
   const WorkerOptions& worker = options.worker;

@@ -94,11 +94,13 @@ Replica::~Replica() = default;
 
 WorkerOptions Replica::Options() const { return worker_; }
 
-void Replica::BeforeStep(Worker& worker) {
-  if (on_gpu_ == nullptr) return;
+kernels::cuda::Stream Replica::NextStream() {
+  ++on_gpu_->steps;
+  return on_gpu_->stream();
+}
+
+void Replica::PutGradient() {
   OnGpu& on = *on_gpu_;
-  ++on.steps;
-  worker.SetStream(on.stream());
   auto pinned = on.gpu.AllocatePinned(on.bytes);
   auto memory = on.gpu.Allocate(on.bytes);
   if (!pinned.ok() || !memory.ok()) return;  // it has failed, which is the worker's to say
@@ -145,7 +147,10 @@ std::vector<Gradient> Replica::Gradients() const {
   for (size_t elements : tensors) {
     if (on_gpu_) {
       const size_t bytes = on_gpu_->type == GradientType::kFloat32 ? 4 : 2;
-      const uint8_t* const memory = on_gpu_->gradients.back().memory.get();
+      // Any memory will do if the GPU had failed before the first was there.
+      const uint8_t* const memory = on_gpu_->gradients.empty()
+                                        ? on_gpu_->values.get()
+                                        : on_gpu_->gradients.back().memory.get();
       gradients.emplace_back(memory + bytes * first, elements, on_gpu_->type);
     } else {
       gradients.push_back(absl::MakeSpan(gradient).subspan(first, elements));

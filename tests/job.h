@@ -58,9 +58,15 @@ class Replica {
   std::vector<Gradient> Gradients() const;
 
   // On a GPU `values` and `gradient` are copies. A step is between these: the first copies the
-  // gradient there, and has the worker's work follow on the same stream, in every step another one;
-  // neither waits for anything. GetValues waits, and copies values from there.
-  void BeforeStep(Worker& worker);
+  // gradient there, and has the work of the worker, or the session, follow on the same stream, in
+  // every step another one; neither waits for anything. GetValues waits, and copies values from
+  // there.
+  template <class Trained>
+  void BeforeStep(Trained& trained) {
+    if (on_gpu_ == nullptr) return;
+    trained.SetStream(NextStream());
+    PutGradient();
+  }
   void GetValues();
   kernels::cuda::Stream stream() const;  // the step's
 
@@ -70,6 +76,9 @@ class Replica {
 
  private:
   struct OnGpu;
+
+  kernels::cuda::Stream NextStream();
+  void PutGradient();
 
   WorkerOptions worker_;
   std::unique_ptr<OnGpu> on_gpu_;  // null: on the host

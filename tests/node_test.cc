@@ -31,6 +31,7 @@
 #include "proto/try_again.h"
 #include "tests/cluster.h"
 #include "tests/job.h"
+#include "tests/nodes.h"
 #include "worker/grpc_channel.h"
 
 namespace signpost::testing {
@@ -41,84 +42,6 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 std::string MessageOf(const absl::Status& status) { return std::string(status.message()); }
-
-WorkerOptions TheWorker() {
-  WorkerOptions worker = JobOptionsForTest().worker;
-  UseExampleCodec(worker);
-  return worker;
-}
-
-struct NodesOptions {
-  uint32_t nodes = 2;
-  uint32_t processes = 2;  // on each
-  uint64_t max_parameters = 1 << 20;
-};
-
-// Aggregators, and the workers of some nodes.
-class Nodes {
- public:
-  explicit Nodes(const NodesOptions& options)
-      : options_(options), cluster_({.transport = Transport::kGrpc, .aggregators = 2}) {
-    for (uint32_t node = 0; node < options.nodes; ++node) {
-      servers_.push_back(Start(node));
-    }
-  }
-
-  ~Nodes() {
-    servers_.clear();
-    std::filesystem::remove_all(directory_);
-  }
-
-  std::unique_ptr<node::Server> Start(uint32_t node) const {
-    node::ServerOptions server;
-    server.listen = SocketOf(node);
-    server.node.processes = options_.processes;
-    server.node.session = AggregatorsAs(node, options_.nodes);
-    server.node.max_parameters = options_.max_parameters;
-    server.node.on_event = [](const std::string&) {};
-    absl::StatusOr<std::unique_ptr<node::Server>> started = node::Server::Start(server);
-    EXPECT_TRUE(started.ok()) << started.status();
-    return *std::move(started);
-  }
-
-  std::string SocketOf(uint32_t node) const { return absl::StrCat("unix:", directory_, "/", node); }
-
-  // What a worker without a node joins with.
-  SessionOptions AggregatorsAs(uint32_t rank, uint32_t world_size) const {
-    SessionOptions options;
-    options.worker = TheWorker();
-    options.worker.rank = rank;
-    options.worker.world_size = world_size;
-    options.aggregators = cluster_.targets();
-    options.failure_timeout = *FailureTimeout::Of(absl::Seconds(2));
-    return options;
-  }
-
-  // What the process joins with.
-  SessionOptions OptionsOf(uint32_t process) const {
-    SessionOptions options = AggregatorsAs(process, processes());
-    options.aggregators.clear();
-    options.node = SocketOf(process / options_.processes);
-    return options;
-  }
-
-  uint32_t processes() const { return options_.nodes * options_.processes; }
-  Cluster& cluster() { return cluster_; }
-  node::Server& server(uint32_t node) { return *servers_[node]; }
-  void End(uint32_t node) { servers_[node].reset(); }
-
- private:
-  // Not in TempDir: a socket's path must be short.
-  static std::string NewDirectory() {
-    char path[] = "/tmp/node_test.XXXXXX";
-    return mkdtemp(path);
-  }
-
-  const std::string directory_ = NewDirectory();
-  const NodesOptions options_;
-  Cluster cluster_;
-  std::vector<std::unique_ptr<node::Server>> servers_;
-};
 
 // A training process's model.
 struct Model {
@@ -165,7 +88,7 @@ std::vector<float> TrainedOnMeans(uint32_t nodes, uint32_t processes,
   Cluster cluster({.aggregators = 2});
   JobOptionsForTest options;
   options.workers = nodes;
-  options.worker = TheWorker();
+  options.worker = WorkerOfNodes();
   options.optimizer = optimizer;
   options.steps = kSteps;
   return Train(cluster, options, /*after_step=*/nullptr,
@@ -826,11 +749,6 @@ TEST(Node, RefusesProcessesThatDifferAndSaysInWhat) {
   EXPECT_EQ(rank.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(MessageOf(rank), HasSubstr("rank 2 of 2 does not belong to this node, 0 of 1, which "
                                          "has the ranks 0 to 1 of 2"));
-
-  const absl::Status gpu =
-      WhatDiffers([](SessionOptions& options, OptimizerOptions&, Model&) { options.gpu = 0; });
-  EXPECT_EQ(gpu.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(MessageOf(gpu), HasSubstr("shares the host's memory only"));
 }
 
 TEST(Node, BeginsWithTheValuesOfRank0IfAsked) {

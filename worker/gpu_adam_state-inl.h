@@ -22,8 +22,6 @@ namespace signpost {
 inline const Segment& PartOf(const Segment& segment) { return segment; }
 inline const Segment& PartOf(const AdamState::Addition& addition) { return addition.part; }
 
-inline size_t BytesOf(GradientType type) { return type == GradientType::kFloat32 ? 4 : 2; }
-
 // Where the part's gradient begins.
 inline const void* PartOf(const Gradient& gradient, const Segment& part) {
   if (gradient.values == nullptr) return nullptr;  // zeros

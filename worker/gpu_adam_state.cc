@@ -129,11 +129,7 @@ GpuAdamState::~GpuAdamState() {
 }
 
 absl::Status GpuAdamState::CheckGradient(const Gradient& gradient) const {
-  // On a GPU it would be an error that ends the process' use of it.
-  if (reinterpret_cast<uintptr_t>(gradient.values) % BytesOf(gradient.type) != 0) {
-    return absl::InvalidArgumentError("it begins between two numbers of its type");
-  }
-  return gpu_.CheckIsHere(gradient.values);
+  return CheckOn(gpu_, gradient);
 }
 
 void GpuAdamState::SetStream(Stream stream) {

@@ -6,7 +6,9 @@
 #include <concepts>
 #include <cstddef>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "kernels/gpu.h"
 #include "kernels/types_cuda.h"
 #include "proto/layout.h"
 
@@ -37,6 +39,13 @@ struct Gradient {
   size_t size = 0;               // elements
   GradientType type = GradientType::kFloat32;
 };
+
+inline size_t BytesOf(GradientType type) { return type == GradientType::kFloat32 ? 4 : 2; }
+
+// INVALID_ARGUMENT, with the reason, unless it can be that of a tensor there. Its size is not
+// looked at.
+absl::Status CheckOnHost(const Gradient& gradient);
+absl::Status CheckOn(const kernels::cuda::Gpu& gpu, const Gradient& gradient);
 
 }  // namespace signpost
 

@@ -33,9 +33,7 @@ HostAdamState::HostAdamState(const Layout& layout, std::vector<absl::Span<float>
 }
 
 absl::Status HostAdamState::CheckGradient(const Gradient& gradient) const {
-  if (gradient.type == GradientType::kFloat32) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "a gradient of a tensor on the host is fp32; bf16 and fp16 are for those on a GPU");
+  return CheckOnHost(gradient);
 }
 
 std::optional<uint32_t> HostAdamState::CompressGradient(uint32_t chunk, Codec codec,

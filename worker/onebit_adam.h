@@ -33,6 +33,7 @@
 #include "worker/optimizer.h"
 #include "worker/optimizer_state.h"
 #include "worker/page_vector.h"
+#include "worker/parameter.h"
 #include "worker/zero_one_options.h"
 
 namespace signpost {
@@ -81,15 +82,6 @@ uint32_t StateNumbers(const OptimizerOptions& options);
 
 // base^exponent by multiplications alone, which are the same on every machine.
 double Power(double base, uint64_t exponent);
-
-// One tensor that is trained, in memory that outlives the session.
-struct Parameter {
-  std::string name;
-  std::vector<uint64_t> shape;
-  absl::Span<float> values;  // product of shape elements, row-major; on the worker's GPU if it has
-                             // one
-  uint32_t group = 0;        // which entry of the step's group rates applies
-};
 
 // What may change from step to step, per parameter group. Bias corrections are those of the step's
 // betas, as PyTorch has them. While the variance is frozen a new epsilon waits for the next freeze.

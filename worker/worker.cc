@@ -25,6 +25,7 @@
 #include "worker/kept_frames.h"
 #include "worker/onebit_lamb.h"
 #include "worker/page_vector.h"
+#include "worker/parameter.h"
 #include "worker/replica_fetch.h"
 #include "worker/zero_one_adam.h"
 
@@ -33,13 +34,6 @@ namespace {
 
 // How long a start that failed may take to take back what it has done.
 constexpr absl::Duration kGiveUpTimeout = absl::Seconds(3);
-
-Tensor TensorOf(const Parameter& parameter) {
-  Tensor tensor;
-  tensor.set_name(parameter.name);
-  tensor.mutable_shape()->Add(parameter.shape.begin(), parameter.shape.end());
-  return tensor;
-}
 
 std::vector<Tensor> TensorsOf(absl::Span<const Parameter> parameters) {
   std::vector<Tensor> tensors;
@@ -84,28 +78,6 @@ uint32_t Crc32cOf(absl::Span<const Parameter> parameters, absl::Span<const Group
     crc = Crc32c({reinterpret_cast<const uint8_t*>(numbers), sizeof numbers}, crc);
   }
   return crc;
-}
-
-absl::Status CheckParameters(absl::Span<const Parameter> parameters, kernels::cuda::Gpu* gpu) {
-  for (const Parameter& parameter : parameters) {
-    const Tensor tensor = TensorOf(parameter);
-    const uint64_t wanted = ElementCount(tensor);
-    if (parameter.values.size() != wanted) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("tensor %s has %d values, its shape asks for %d", DescribeTensor(tensor),
-                          parameter.values.size(), wanted));
-    }
-    if (gpu == nullptr) continue;
-    absl::Status status = gpu->CheckIsHere(parameter.values.data());
-    if (reinterpret_cast<uintptr_t>(parameter.values.data()) % sizeof(float) != 0) {
-      status = absl::InvalidArgumentError("it begins between two numbers");
-    }
-    if (!status.ok()) {
-      return absl::Status(status.code(), absl::StrFormat("tensor %s: %s", DescribeTensor(tensor),
-                                                         status.message()));
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status CheckLateness(const WorkerOptions& options) {

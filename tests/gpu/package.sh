@@ -9,10 +9,10 @@ cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.."
 # Where programs, and what Python loads, look for libraries, and these for theirs.
 rpath='$ORIGIN/../lib:$ORIGIN/../../lib'
 bazel build --config=cuda --linkopt=-Wl,--disable-new-dtags --linkopt="-Wl,-rpath,$rpath" \
-  //kernels:cuda_device_test //tests:gpu_job_device_test //cli:signpost //client/python:package
+  //kernels:cuda_device_test //tests:gpu_job_device_test //tests:gpu_node_device_test //cli:signpost //client/python:package
 rm -rf gpu-package
 mkdir -p gpu-package/bin gpu-package/lib/c gpu-package/python
-cp -L bazel-bin/kernels/cuda_device_test bazel-bin/tests/gpu_job_device_test bazel-bin/cli/signpost gpu-package/bin/
+cp -L bazel-bin/kernels/cuda_device_test bazel-bin/tests/gpu_{job,node}_device_test bazel-bin/cli/signpost gpu-package/bin/
 cp -RL bazel-bin/client/python/package/signpost gpu-package/python/
 ln -f gpu-package/bin/signpost gpu-package/python/signpost/signpost
 ldd gpu-package/bin/* gpu-package/python/signpost/libsignpost.so |

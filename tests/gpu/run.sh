@@ -7,11 +7,15 @@
 #              tests as on the host
 #   jobs       two workers that share the GPU, one on the CPU, and two aggregators: the bytes of a job
 #              on the CPU, in all stages
-#   memcheck, racecheck   compute-sanitizer finds nothing in equality, and memcheck-jobs not in jobs;
+#   nodes      two nodes of two processes each that share the GPU, all or some of them: the bytes of
+#              nodes on the CPU
+#   memcheck, racecheck   compute-sanitizer finds nothing in equality, and memcheck-jobs and
+#              memcheck-nodes not in those;
 #              what is read or written beside a buffer, but in the tests' own memory, is for the tests'
 #              guards to find
 #   language_model and so on: the PyTorch examples, two ranks on the GPU and one on the CPU, which end
-#              with the same parameters
+#              with the same parameters; and language_model-node, four ranks of two nodes, of which
+#              each has one on the GPU
 #   kernels    how fast they are, against copying within the device's memory
 #
 # Ends with a table of these, and 1 if one of them failed. OUT=DIR keeps what they say in DIR.
@@ -58,38 +62,43 @@ with_device() {
 }
 equality() { with_device program cuda_device_test; }
 jobs_on_gpu() { with_device program gpu_job_device_test; }
+nodes_on_gpu() { with_device program gpu_node_device_test; }
 # sanitize TOOL PROGRAM: without the test that asks CUDA for more than it has, whose error is right.
 sanitize() {
   with_device compute-sanitizer --tool "$1" --error-exitcode 9 "${loader[@]}" \
     "$package/bin/$2" --gtest_filter=-Gpu.SaysHowMuchRoomThereIs
 }
-# pytorch EXAMPLE: on three ranks, of which the last is on the CPU; all end with the same parameters.
+# pytorch EXAMPLE RANKS ON_CPU [FLAG...]: on so many ranks, of which those ("1 3") are on the CPU, with
+# more flags for `signpost run`; all end with the same parameters.
 pytorch() {
-  local said
-  said=$(PYTHONPATH=$package/python "$package/bin/signpost" run -n 3 --aggregators 2 -- bash -c '
+  local said ranks=$2
+  said=$(ON_CPU=" $3 " PYTHONPATH=$package/python "$package/bin/signpost" run -n "$ranks" --aggregators 2 "${@:4}" -- bash -c '
     device=cuda:0
-    ((SIGNPOST_RANK < 2)) || device=cpu
+    [[ $ON_CPU != *" $SIGNPOST_RANK "* ]] || device=cpu
     exec python3 "$0" --device "$device" --results "$1" --steps 100' \
     "$package/python/signpost/examples/$1.py" "$unpacked/$1" 2>&1)
   local code=$?
   echo "$said"
   local ends
   ends=$(grep -o 'done: parameters [0-9a-f]*' <<<"$said" | sort | uniq -c | awk '{ print $1 }')
-  [[ $code == 0 && $ends == 3 ]]
+  [[ $code == 0 && $ends == "$ranks" ]]
 }
 
 program signpost version
 step equality equality
 step jobs jobs_on_gpu
+step nodes nodes_on_gpu
 if command -v compute-sanitizer >/dev/null; then
   step memcheck sanitize memcheck cuda_device_test
   step racecheck sanitize racecheck cuda_device_test
   step memcheck-jobs sanitize memcheck gpu_job_device_test
+  step memcheck-nodes sanitize memcheck gpu_node_device_test
 else
   results+=("memcheck               not run: there is no compute-sanitizer")
 fi
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-  for example in language_model masked_language_model resnet; do step "$example" pytorch "$example"; done
+  for example in language_model masked_language_model resnet; do step "$example" pytorch "$example" 3 2; done
+  step language_model-node pytorch language_model 4 "1 3" --per-node 2
 else
   results+=("the examples are not run: python3 has no PyTorch that finds a GPU")
 fi

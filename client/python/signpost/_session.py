@@ -91,7 +91,8 @@ class Session(Membership):
                 saved state is damaged.
             UnavailableError, ResourceExhaustedError: the GPU cannot be used, or has too little
                 memory free: 12 bytes for each parameter, with 1-bit LAMB 16, with 0/1 Adam 20,
-                and some. Nothing was sent.
+                and some; or, of a process that attaches to its node's worker, the memory that they
+                share cannot be pinned. Nothing was sent.
         """
         self._parameters = list(parameters)  # whose memory the library has borrowed
         self._handle: Optional[ctypes.c_void_p] = None

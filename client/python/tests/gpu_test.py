@@ -54,11 +54,11 @@ def make():
         optimizer.leave()
 
 
-def run_job(ranks):
+def run_job(ranks, *options):
     """What each of two ranks says that it ends with, if these are on GPUs."""
-    launch = [sys.executable, "-m", "signpost", "run", "-n", "2", "--aggregators", "2", "--"]
+    launch = [sys.executable, "-m", "signpost", "run", "-n", "2", "--aggregators", "2", *options]
     ended = subprocess.run(
-        [*launch, sys.executable, JOB, ranks],
+        [*launch, "--", sys.executable, JOB, ranks],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -75,6 +75,13 @@ def test_ranks_on_gpus_have_the_bits_of_ranks_on_the_cpu():
     assert len(wanted) == 24 and len(set(wanted)) == 16  # those with overlap have those without
     for ranks in ("0", "1", "01"):
         assert run_job(ranks) == [wanted, wanted], ranks
+
+
+def test_ranks_of_a_node_have_the_same_bits_wherever_each_is():
+    wanted, same = run_job("", "--per-node", "2")
+    assert wanted == same and len(wanted) == 24
+    for ranks in ("1", "01"):
+        assert run_job(ranks, "--per-node", "2") == [wanted, wanted], ranks
 
 
 @pytest.fixture

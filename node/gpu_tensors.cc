@@ -1,0 +1,143 @@
+#include "node/gpu_tensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/block.h"
+#include "kernels/dense.h"
+#include "kernels/dense_cuda.h"
+#include "proto/frame.h"
+#include "worker/page_vector.h"
+
+namespace signpost::node {
+namespace {
+
+using Row = kernels::cuda::DecompressDenseSegment;
+
+constexpr kernels::BlockRule kRule;
+
+size_t PiecesOf(size_t elements) {
+  return (elements + GpuTensors::kPieceElements - 1) / GpuTensors::kPieceElements;
+}
+
+kernels::DenseType DenseTypeOf(GradientType type) {
+  return type == GradientType::kBfloat16 ? kernels::DenseType::kBfloat16
+                                         : kernels::DenseType::kFloat16;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GpuTensors>> GpuTensors::Create(
+    kernels::cuda::Gpu& gpu, absl::Span<const Parameter> parameters, const SharedMemory& gradients,
+    const SharedMemory& values) {
+  std::unique_ptr<GpuTensors> tensors(new GpuTensors(gpu, parameters, gradients, values));
+  if (absl::Status status = tensors->TakeMemory(gradients, values); !status.ok()) return status;
+  return tensors;
+}
+
+absl::Status GpuTensors::TakeMemory(const SharedMemory& gradients, const SharedMemory& values) {
+  if (!Take(gpu_.Pin(gradients.data(), gradients.bytes()), pinned_gradients_) ||
+      !Take(gpu_.Pin(values.data(), values.bytes()), pinned_values_)) {
+    if (!absl::IsResourceExhausted(status_)) return status_;
+    return absl::ResourceExhaustedError(
+        absl::StrCat(status_.message(),
+                     "; or join without SessionOptions::node (SIGNPOST_NODE), which pins "
+                     "little"));
+  }
+  size_t rows = 0, largest = 0;
+  for (const Parameter& parameter : parameters_) {
+    first_row_.push_back(rows);
+    rows += PiecesOf(parameter.values.size());
+    largest = std::max(largest, parameter.values.size());
+  }
+  const size_t widened = std::min(largest, kPieceElements) * sizeof(float);
+  Take(gpu_.NewStream(), copies_) && Take(gpu_.NewEvent(), is_made_) &&
+      Take(gpu_.NewEvent(), are_shared_) && Take(gpu_.NewEvent(), are_taken_) &&
+      Take(gpu_.NewEvent(), left_) && Take(gpu_.Allocate(widened), widened_) &&
+      Take(gpu_.Allocate(rows * sizeof(Row)), rows_) &&
+      Take(gpu_.AllocatePinned(rows * sizeof(Row)), pinned_rows_);
+  return status_;
+}
+
+GpuTensors::~GpuTensors() {
+  // Of what has failed nothing is waited for but what there is.
+  if (are_shared_ != nullptr && are_taken_ != nullptr) Await().IgnoreError();
+}
+
+void GpuTensors::SetStream(kernels::cuda::Stream stream) {
+  if (stream == stream_ || !status_.ok()) return;
+  Do(gpu_.Record(left_.get(), stream_));
+  Do(gpu_.Wait(stream, left_.get()));
+  stream_ = stream;
+}
+
+absl::Status GpuTensors::Share(size_t tensor, const Gradient& gradient) {
+  if (!status_.ok()) return status_;
+  Do(gpu_.Record(is_made_.get(), stream_));
+  Do(gpu_.Wait(copies_.get(), is_made_.get()));
+  if (gradient.type == GradientType::kFloat32) {
+    Do(gpu_.CopyOut(SharedGradient(tensor).data(), gradient.values, gradient.size * sizeof(float),
+                    copies_.get()));
+  } else {
+    CopyWidened(tensor, gradient);
+  }
+  Do(gpu_.Record(are_shared_.get(), copies_.get()));
+  return status_;
+}
+
+void GpuTensors::CopyWidened(size_t tensor, const Gradient& gradient) {
+  const size_t count = PiecesOf(gradient.size), begin = first_row_[tensor] * sizeof(Row);
+  auto* const widened = reinterpret_cast<float*>(widened_.get());
+  const auto elements_of = [&](size_t piece) {
+    return std::min(kPieceElements, gradient.size - piece * kPieceElements);
+  };
+  for (size_t piece = 0; piece < count; ++piece) {
+    const Row row = {.compressed = static_cast<const uint8_t*>(gradient.values) +
+                                   piece * kPieceElements * BytesOf(gradient.type),
+                     .type = DenseTypeOf(gradient.type),
+                     .values = widened,
+                     .elements = static_cast<uint32_t>(elements_of(piece))};
+    std::memcpy(pinned_rows_.get() + begin + piece * sizeof(Row), &row, sizeof(Row));
+  }
+  Do(gpu_.CopyIn(rows_.get() + begin, pinned_rows_.get() + begin, count * sizeof(Row),
+                 copies_.get()));
+  const auto* const rows = reinterpret_cast<const Row*>(rows_.get() + begin);
+  float* to = SharedGradient(tensor).data();
+  for (size_t piece = 0; piece < count; ++piece) {
+    const size_t elements = elements_of(piece);
+    const size_t blocks = kernels::BlockCount(elements, kRule.block_elements);
+    Do(gpu_.DecompressDense(kRule, rows + piece, 1, static_cast<uint32_t>(blocks), copies_.get()));
+    Do(gpu_.CopyOut(to, widened, elements * sizeof(float), copies_.get()));
+    to += elements;
+  }
+}
+
+absl::Status GpuTensors::TakeParameters() {
+  for (size_t i = 0; i < parameters_.size() && status_.ok(); ++i) {
+    const absl::Span<float> values = parameters_[i].values;
+    Do(gpu_.CopyIn(values.data(), SharedValues(i).data(), values.size() * sizeof(float), stream_));
+  }
+  if (status_.ok()) Do(gpu_.Record(are_taken_.get(), stream_));
+  return status_;
+}
+
+absl::Status GpuTensors::Await() {
+  Do(gpu_.Await(are_shared_.get()));
+  Do(gpu_.Await(are_taken_.get()));
+  return status_;
+}
+
+uint32_t GpuTensors::ParametersCrc32c() {
+  uint32_t crc = 0;
+  for (const Parameter& parameter : parameters_) {
+    PageVector<float> copy(parameter.values.size());
+    const size_t bytes = copy.size() * sizeof(float);
+    if (status_.ok()) Do(gpu_.Read(copy.data(), parameter.values.data(), bytes, stream_));
+    crc = Crc32c({reinterpret_cast<const uint8_t*>(copy.data()), bytes}, crc);
+  }
+  return crc;
+}
+
+}  // namespace signpost::node

@@ -1,0 +1,15 @@
+#include "node/tensors.h"
+
+namespace signpost::node {
+
+Tensors::Tensors(absl::Span<const Parameter> parameters, const SharedMemory& gradients,
+                 const SharedMemory& values)
+    : parameters_(parameters), gradients_(gradients), values_(values) {
+  uint64_t first = 0;
+  for (const Parameter& parameter : parameters_) {
+    first_element_.push_back(first);
+    first += parameter.values.size();
+  }
+}
+
+}  // namespace signpost::node

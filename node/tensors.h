@@ -1,0 +1,63 @@
+// What a process that attaches trains, where it has it, beside the memory that it shares with the
+// worker of its node: there each tensor's gradient and parameters have their places.
+
+#ifndef SIGNPOST_NODE_TENSORS_H_
+#define SIGNPOST_NODE_TENSORS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/gpu.h"
+#include "node/shared_memory.h"
+#include "worker/gradient.h"
+#include "worker/parameter.h"
+
+namespace signpost::node {
+
+// On the host or on a GPU. Not thread-safe.
+class Tensors {
+ public:
+  // Borrows all of them. The memories are of the size of all parameters in fp32.
+  Tensors(absl::Span<const Parameter> parameters, const SharedMemory& gradients,
+          const SharedMemory& values);
+  virtual ~Tensors() = default;
+
+  // On a GPU: copies come behind what is on this stream from now on, and this one behind the one
+  // before.
+  virtual void SetStream(kernels::cuda::Stream stream) = 0;
+  // INVALID_ARGUMENT, with the reason, unless it can be one of these tensors', but for its size.
+  virtual absl::Status CheckGradient(const Gradient& gradient) const = 0;
+
+  // Copies the tensor's gradient, widened to fp32, to the memory that is shared, perhaps later.
+  // Until Await has returned the gradient must stay, and none of the same tensor may follow.
+  virtual absl::Status Share(size_t tensor, const Gradient& gradient) = 0;
+  // Copies all parameters from there, perhaps later. Until Await has returned they must stay there.
+  virtual absl::Status TakeParameters() = 0;
+  // Waits for all these copies.
+  virtual absl::Status Await() = 0;
+
+  virtual uint32_t ParametersCrc32c() = 0;
+
+ protected:
+  // Where a tensor's numbers have their place.
+  absl::Span<float> SharedGradient(size_t tensor) const { return PlaceOf(tensor, gradients_); }
+  absl::Span<float> SharedValues(size_t tensor) const { return PlaceOf(tensor, values_); }
+
+  const absl::Span<const Parameter> parameters_;
+
+ private:
+  absl::Span<float> PlaceOf(size_t tensor, const SharedMemory& memory) const {
+    return memory.floats().subspan(first_element_[tensor], parameters_[tensor].values.size());
+  }
+
+  const SharedMemory& gradients_;
+  const SharedMemory& values_;
+  std::vector<uint64_t> first_element_;  // by tensor
+};
+
+}  // namespace signpost::node
+
+#endif  // SIGNPOST_NODE_TENSORS_H_

@@ -1,0 +1,72 @@
+#include "tests/nodes.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+namespace signpost::testing {
+namespace {
+
+// Not in TempDir: a socket's path must be short.
+std::string NewDirectory() {
+  char path[] = "/tmp/nodes.XXXXXX";
+  return mkdtemp(path);
+}
+
+}  // namespace
+
+WorkerOptions WorkerOfNodes() {
+  WorkerOptions worker = JobOptionsForTest().worker;
+  UseExampleCodec(worker);
+  return worker;
+}
+
+Nodes::Nodes(const NodesOptions& options)
+    : directory_(NewDirectory()),
+      options_(options),
+      cluster_({.transport = Transport::kGrpc, .aggregators = 2}) {
+  for (uint32_t node = 0; node < options.nodes; ++node) servers_.push_back(Start(node));
+}
+
+Nodes::~Nodes() {
+  servers_.clear();
+  std::filesystem::remove_all(directory_);
+}
+
+std::unique_ptr<node::Server> Nodes::Start(uint32_t node) const {
+  node::ServerOptions server;
+  server.listen = SocketOf(node);
+  server.node.processes = options_.processes;
+  server.node.session = AggregatorsAs(node, options_.nodes);
+  server.node.max_parameters = options_.max_parameters;
+  server.node.on_event = [](const std::string&) {};
+  absl::StatusOr<std::unique_ptr<node::Server>> started = node::Server::Start(server);
+  EXPECT_TRUE(started.ok()) << started.status();
+  return *std::move(started);
+}
+
+std::string Nodes::SocketOf(uint32_t node) const {
+  return absl::StrCat("unix:", directory_, "/", node);
+}
+
+SessionOptions Nodes::AggregatorsAs(uint32_t rank, uint32_t world_size) const {
+  SessionOptions options;
+  options.worker = options_.worker;
+  options.worker.rank = rank;
+  options.worker.world_size = world_size;
+  options.aggregators = cluster_.targets();
+  options.failure_timeout = *FailureTimeout::Of(absl::Seconds(2));
+  return options;
+}
+
+SessionOptions Nodes::OptionsOf(uint32_t process) const {
+  SessionOptions options = AggregatorsAs(process, processes());
+  options.aggregators.clear();
+  options.node = SocketOf(process / options_.processes);
+  return options;
+}
+
+}  // namespace signpost::testing

@@ -1,0 +1,55 @@
+// Aggregators, and the workers of some nodes, in one process.
+
+#ifndef SIGNPOST_TESTS_NODES_H_
+#define SIGNPOST_TESTS_NODES_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/session_options.h"
+#include "node/server.h"
+#include "tests/cluster.h"
+#include "tests/job.h"
+
+namespace signpost::testing {
+
+// JobOptionsForTest's, with the example codec.
+WorkerOptions WorkerOfNodes();
+
+struct NodesOptions {
+  uint32_t nodes = 2;
+  uint32_t processes = 2;  // on each
+  uint64_t max_parameters = 1 << 20;
+  WorkerOptions worker = WorkerOfNodes();
+};
+
+class Nodes {
+ public:
+  explicit Nodes(const NodesOptions& options);
+  ~Nodes();
+
+  std::unique_ptr<node::Server> Start(uint32_t node) const;
+  std::string SocketOf(uint32_t node) const;
+
+  // What a worker without a node joins with.
+  SessionOptions AggregatorsAs(uint32_t rank, uint32_t world_size) const;
+  // What the process joins with.
+  SessionOptions OptionsOf(uint32_t process) const;
+
+  uint32_t processes() const { return options_.nodes * options_.processes; }  // of all nodes
+  Cluster& cluster() { return cluster_; }
+  node::Server& server(uint32_t node) { return *servers_[node]; }
+  void End(uint32_t node) { servers_[node].reset(); }
+
+ private:
+  const std::string directory_;
+  const NodesOptions options_;
+  Cluster cluster_;
+  std::vector<std::unique_ptr<node::Server>> servers_;
+};
+
+}  // namespace signpost::testing
+
+#endif  // SIGNPOST_TESTS_NODES_H_

@@ -1,0 +1,21 @@
+#include "worker/gradient.h"
+
+#include <cstdint>
+
+namespace signpost {
+
+absl::Status CheckOnHost(const Gradient& gradient) {
+  if (gradient.type == GradientType::kFloat32) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "a gradient of a tensor on the host is fp32; bf16 and fp16 are for those on a GPU");
+}
+
+absl::Status CheckOn(const kernels::cuda::Gpu& gpu, const Gradient& gradient) {
+  // There it would be an error that ends the process' use of it.
+  if (reinterpret_cast<uintptr_t>(gradient.values) % BytesOf(gradient.type) != 0) {
+    return absl::InvalidArgumentError("it begins between two numbers of its type");
+  }
+  return gpu.CheckIsHere(gradient.values);
+}
+
+}  // namespace signpost
