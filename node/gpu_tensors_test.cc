@@ -149,8 +149,10 @@ TEST_F(GpuTensorsTest, AGradientIsReadOnceItsStreamHasMadeIt) {
   for (const GradientType type : kTypes) {
     tensors_->SetStream(first.get());
     Delay(first.get());
-    const Made early = Make(0, type, first.get()), late = Make(4, type, first.get());
+    const Made early = Make(0, type, first.get());
     Succeeds(tensors_->Share(0, early.gradient));
+    Delay(first.get());
+    const Made late = Make(4, type, first.get());
     tensors_->SetStream(second.get());  // which is behind the first
     Succeeds(tensors_->Share(4, late.gradient));
     Succeeds(tensors_->Await());
