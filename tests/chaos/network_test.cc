@@ -28,7 +28,7 @@ constexpr uint32_t kShards = 2;
 constexpr absl::Duration kNoticed = absl::Milliseconds(2500);
 
 ::testing::AssertionResult Shell(const std::string& command) {
-  const int status = std::system(command.c_str());
+  const int status = std::system(absl::StrCat("PATH=$PATH:/usr/sbin:/sbin; ", command).c_str());
   if (status == 0) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << "'" << command << "' ended with " << status;
 }
@@ -37,7 +37,7 @@ constexpr absl::Duration kNoticed = absl::Milliseconds(2500);
 // all that it starts from now on.
 std::string EnterNamespace() {
   if (unshare(CLONE_NEWNET) != 0) return absl::StrCat("unshare: ", std::strerror(errno));
-  if (std::system("ip link set lo up && nft add table inet faults") != 0) {
+  if (!Shell("ip link set lo up && nft add table inet faults")) {
     return "ip or nft does not work here";
   }
   return "";
