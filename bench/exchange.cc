@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "bench/hosts.h"
 #include "bench/line_process.h"
+#include "log/log.h"
 #include "proto/codec.h"
 #include "proto/frame.h"
 #include "security/identity.h"
@@ -88,6 +89,13 @@ class Measurement {
         Hosts::Create(options_.workers + options_.shards, options_.rate);
     if (!hosts.ok()) return hosts.status();
     hosts_ = *std::move(hosts);
+    if (!hosts_->has_cubic()) {
+      log::Write(log::Level::kWarning, "warning",
+                 "the hosts' TCP has this machine's congestion control, as its kernel does not let "
+                 "network namespaces choose cubic: with BBR exchanges take up to twice as long. To "
+                 "let them, as root: sysctl -w net.ipv4.tcp_allowed_congestion_control=\"$(sysctl "
+                 "-n net.ipv4.tcp_allowed_congestion_control) cubic\"");
+    }
     absl::Status status = StartAggregators(plain_text_);
     if (status.ok() && options_.tls) status = MakeCertificates();
     if (status.ok() && options_.tls) status = StartAggregators(mtls_);

@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string>
 
+#include "absl/strings/match.h"
 #include "bench/hosts.h"
 
 namespace signpost::bench {
@@ -107,8 +109,15 @@ TEST(Exchange, BehindLinksItTakesWhatTheyTake) {
   options.rate = "50mbit";
   options.turns = 1;
   options.exchanges = 1;
+  ::testing::internal::CaptureStderr();
   const absl::StatusOr<Figures> figures = MeasureExchange(options);
+  const std::string said = ::testing::internal::GetCapturedStderr();
   ASSERT_TRUE(figures.ok()) << figures.status();
+  const bool may_choose_cubic = std::system(
+                                    "unshare --net sh -c 'echo cubic "
+                                    ">/proc/sys/net/ipv4/tcp_congestion_control'") == 0;
+  EXPECT_EQ(absl::StrContains(said, "does not let network namespaces choose cubic"),
+            !may_choose_cubic);
   const Figure& time = figures->figures(0);
   EXPECT_DOUBLE_EQ(time.bound(), 2'200'000 * 32 / 50e6);
   // Each of the four links on the way lets 256 KiB through at once.

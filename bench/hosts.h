@@ -34,6 +34,12 @@ class Hosts {
   std::string name_prefix() const;
   // The network interface of a host's link.
   std::string interface() const { return rate_.empty() ? "lo" : "eth0"; }
+  // Whether the hosts' TCP has cubic, Linux's default, for its congestion control. What this
+  // machine has been set to instead need not suit such links: BBR takes several flows' queues for
+  // the links' own delay, and has taken twice as long. A kernel lets namespaces choose only what
+  // stands in net.ipv4.tcp_allowed_congestion_control. Without links it is the machine's, and this
+  // is true.
+  bool has_cubic() const { return has_cubic_; }
   // The command as it is run on the host.
   std::vector<std::string> On(uint32_t host, std::vector<std::string> command) const;
 
@@ -45,6 +51,7 @@ class Hosts {
 
   const uint32_t count_;
   const std::string rate_;
+  bool has_cubic_ = true;
 };
 
 }  // namespace signpost::bench

@@ -266,8 +266,15 @@ def enter_own_network():
     if "SIGNPOST_OWN_NETWORK" in os.environ:
         return
     os.environ["SIGNPOST_OWN_NETWORK"] = "1"
-    setup = "ip link set lo up && echo cubic >/proc/sys/net/ipv4/tcp_congestion_control"
-    command = ["sh", "-c", f'{setup} && exec "$0" "$@"', sys.executable, *sys.argv]
+    script = """ip link set lo up
+    echo cubic >/proc/sys/net/ipv4/tcp_congestion_control || {
+      echo "performance.py: this kernel does not let network namespaces choose cubic. To let them: sysctl \\
+-w net.ipv4.tcp_allowed_congestion_control=\\"\\$(sysctl -n net.ipv4.tcp_allowed_congestion_control) cubic\\"" >&2
+      exit 1
+    }
+    exec "$0" "$@"
+    """
+    command = ["sh", "-c", script, sys.executable, *sys.argv]
     os.execvp("unshare", ["unshare", "--net", *command])
 
 
