@@ -21,14 +21,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Asserts that it is OK.
-template <class T>
-T Take(absl::StatusOr<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status();
-  return *std::move(result);
-}
-void Succeeds(const absl::Status& status) { ASSERT_TRUE(status.ok()) << status; }
-
 Owned<uint8_t> Pinned(absl::Span<const uint8_t> bytes) {
   Owned<uint8_t> pinned = Take(TestGpu().AllocatePinned(bytes.size()));
   std::memcpy(pinned.get(), bytes.data(), bytes.size());

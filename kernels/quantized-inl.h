@@ -255,7 +255,7 @@ struct IntegerRanks {
     const NextPass next(size(), kPerPass, pass, block);
     ForEachStrip(block.length, [&](size_t i, auto count) STRIP_BODY {
       Prefetch(next, i);
-      Strip sum = values[0](i, count);
+      Strip sum = values[0](i, count);  // one after the other: AVX2 has no registers for all
       ((sum = Add(sum, values[1 + more](i, count))), ...);
       use(i, count, sum);
     });

@@ -21,13 +21,6 @@ using ::testing::HasSubstr;
 // Enough that each of two streams overtakes the other.
 constexpr uint32_t kSeeds = 200;
 
-template <class T>
-T Take(absl::StatusOr<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status();
-  return *std::move(result);
-}
-void Succeeds(const absl::Status& status) { ASSERT_TRUE(status.ok()) << status; }
-
 // Bytes of a GPU's memory, and as many pinned, which are all `value`.
 struct Bytes {
   static constexpr size_t kSize = 1000;

@@ -1,4 +1,4 @@
-// For tests: what kernels are fed with, and how their output is compared.
+// For tests: what kernels are fed with, how their output is compared, and calls that must succeed.
 
 #ifndef SIGNPOST_KERNELS_TEST_INPUTS_H_
 #define SIGNPOST_KERNELS_TEST_INPUTS_H_
@@ -14,8 +14,11 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "kernels/block.h"
@@ -162,6 +165,14 @@ testing::AssertionResult SameBytes(const Guarded<T>& actual, const std::vector<T
 template <class T>
 testing::AssertionResult SameBytes(const Guarded<T>& actual, const Guarded<T>& expected) {
   return SameBytes(actual.span(), expected.span());
+}
+
+// Asserts that it is OK.
+inline void Succeeds(const absl::Status& status) { ASSERT_TRUE(status.ok()) << status; }
+template <class T>
+T Take(absl::StatusOr<T> result) {
+  EXPECT_TRUE(result.ok()) << result.status();
+  return *std::move(result);
 }
 
 }  // namespace signpost::kernels

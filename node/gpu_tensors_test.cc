@@ -14,20 +14,16 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/simulated_gpu.h"
+#include "kernels/test_inputs.h"
 
 namespace signpost::node {
 namespace {
 
+using kernels::Succeeds;
+using kernels::Take;
 using kernels::cuda::Owned;
 using kernels::cuda::SimulatedGpu;
 using ::testing::HasSubstr;
-
-template <class T>
-T Take(absl::StatusOr<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status();
-  return *std::move(result);
-}
-void Succeeds(const absl::Status& status) { ASSERT_TRUE(status.ok()) << status; }
 
 constexpr GradientType kTypes[] = {GradientType::kFloat32, GradientType::kBfloat16,
                                    GradientType::kFloat16};
