@@ -1,7 +1,13 @@
 // What the checks find in facts that are given to them.
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include "doctor/aggregators.h"
 #include "doctor/comparison.h"
+#include "doctor/congestion.h"
 #include "doctor/gpu.h"
 #include "doctor/hosts.h"
 #include "doctor/job.h"
@@ -99,6 +105,36 @@ TEST(OpenFiles, AreAsManyAsWorkers) {
   CheckLimits({1024, 4096, 1 << 30, "this machine"}, job, to);
   EXPECT_EQ(Findings(report), Found{"open files here"});
   EXPECT_THAT(report.lines(0).mend(), HasSubstr("ulimit -n 4096"));
+}
+
+TEST(CongestionControl, IsWhatConnectionsBeginWith) {
+  char name[16] = "";  // as tcp(7) has it
+  socklen_t size = sizeof name;
+  const int connection = socket(AF_INET, SOCK_STREAM, 0);
+  ASSERT_EQ(getsockopt(connection, IPPROTO_TCP, TCP_CONGESTION, name, &size), 0);
+  close(connection);
+  EXPECT_EQ(FindCongestionControl(), std::string(name));
+}
+
+TEST(CongestionControl, IsAFindingIfItIsBbr) {
+  DoctorReport report;
+  Reporter to("here", report);
+  CheckCongestionControl("cubic", to);
+  CheckCongestionControl("reno", to);
+  EXPECT_THAT(Findings(report), IsEmpty());
+  ASSERT_EQ(report.lines_size(), 2);
+  EXPECT_THAT(report.lines(0).text(), HasSubstr("cubic"));
+  CheckCongestionControl("bbr", to);
+  EXPECT_EQ(Findings(report), Found{"congestion here"});
+  EXPECT_FALSE(HasFault(report));
+  EXPECT_THAT(report.lines(2).mend(), HasSubstr("sysctl -w net.ipv4.tcp_congestion_control=cubic"));
+}
+
+TEST(CongestionControl, IsNotShownWhereTheKernelDoesNotTell) {
+  DoctorReport report;
+  Reporter to("here", report);
+  CheckCongestionControl("", to);
+  EXPECT_EQ(report.lines_size(), 0);
 }
 
 TEST(Gpu, IsLookedForWhenItIsAskedFor) {

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "doctor/aggregators.h"
+#include "doctor/congestion.h"
 #include "doctor/gpu.h"
 #include "doctor/limits.h"
 #include "doctor/name.h"
@@ -62,6 +63,7 @@ DoctorReport ExamineHost(const Job& job, const TransportSecurity& security,
   to.Fine("clock", DescribeClock(absl::Now()));
   CheckTlsDir(security, absl::Now(), to);
   CheckLimits(FindLimits(), job, to);
+  CheckCongestionControl(FindCongestionControl(), to);
   const std::vector<std::string> addresses = AddressesOf(job, listen);
   CheckProxies(FindProxies(), addresses, to);
   if (!job.state_dir.empty()) {

@@ -6,6 +6,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -49,6 +50,7 @@ constexpr bool kCanPreload = true;
 #endif
 constexpr char kPlain[] = "--insecure-i-understand";
 constexpr int kFault = 64, kNoFault = 0;
+constexpr char kCongestionControl[] = "/proc/sys/net/ipv4/tcp_congestion_control";
 
 // An empty directory of the test.
 std::string NewDirectory(const std::string& name) {
@@ -66,6 +68,22 @@ std::string Command(const std::vector<std::string>& wrapper, const std::string& 
 bool Shell(const std::string& command) {
   return std::system(absl::StrCat("PATH=$PATH:/usr/sbin:/sbin; ", command).c_str()) == 0;
 }
+
+// A machine that is set to BBR is no healthy host, and not the tests' to change: there they have a
+// network of their own. Any namespace may choose reno; cubic, a machine may keep from them.
+class HealthyNetwork : public ::testing::Environment {
+  void SetUp() override {
+    std::string name;
+    std::ifstream(kCongestionControl) >> name;
+    if (name != "bbr") return;
+    if (unshare(CLONE_NEWNET) != 0 || !Shell("ip link set lo up") ||
+        !(std::ofstream(kCongestionControl) << "reno" << std::flush)) {
+      GTEST_SKIP() << "this machine is set to BBR, and there may be no network namespaces";
+    }
+  }
+};
+const ::testing::Environment* const kHealthyNetwork =
+    ::testing::AddGlobalTestEnvironment(new HealthyNetwork);
 
 struct Examined {
   int exit_code = -1;
@@ -169,6 +187,22 @@ TEST(DoctorHere, FindsAProxy) {
 TEST(DoctorHere, FindsThatTooFewFilesMayBeOpen) {
   ExpectOnly(ExamineHere("", {"ulimit -n 64;"}), kFault, "open files",
              HasSubstr("64 files may be open"), HasSubstr("ulimit -n"));
+}
+
+TEST(DoctorHere, FindsThatTcpIsSetToBbr) {
+  const auto in_namespace_with = [](const std::string& name) -> std::vector<std::string> {
+    return {"unshare", "--net", "sh", "-c",
+            absl::StrCat("'echo ", name, " >", kCongestionControl, " && exec \"$@\"' sh")};
+  };
+  const auto may_choose = [&](const std::string& name) {
+    return Shell(absl::StrCat(absl::StrJoin(in_namespace_with(name), " "), " true 2>/dev/null"));
+  };
+  if (!may_choose("bbr")) GTEST_SKIP() << "no network namespace may have BBR here";
+  ExpectOnly(ExamineHere("", in_namespace_with("bbr")), kNoFault, "congestion",
+             HasSubstr("TCP's congestion control is bbr"),
+             AllOf(HasSubstr("sysctl -w net.ipv4.tcp_congestion_control=cubic"),
+                   HasSubstr("of pods: on their node")));
+  ExpectNothing(ExamineHere("", in_namespace_with("reno")));
 }
 
 // A file system in memory, of this process and its children; null: none may be mounted.
@@ -449,6 +483,10 @@ class DoctorOnHosts : public ::testing::Test {
     auto hosts = bench::Hosts::Create(count, "2gbit");
     if (!hosts.ok()) GTEST_SKIP() << hosts.status();
     hosts_ = *std::move(hosts);
+    for (uint32_t host = 0; host < count && !hosts_->has_cubic(); ++host) {
+      ASSERT_TRUE(
+          RunOn(absl::StrCat(host), absl::StrCat("sh -c 'echo reno >", kCongestionControl, "'")));
+    }
   }
 
   void TearDown() override {
