@@ -188,7 +188,8 @@ class Device {
                                       .parameters = parameters_.as<float>(),
                                       .elements = static_cast<uint32_t>(elements_)},
           [this](const auto* segment) {
-            return kernels::cuda::LocalStep(kRule, segment, 1, blocks_, nullptr);
+            return kernels::cuda::LocalStep(kRule, segment, 1, blocks_,
+                                            first_not_packed_.as<uint32_t>(), nullptr);
           });
     }
     if (!status_.ok()) return status_;

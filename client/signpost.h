@@ -180,7 +180,8 @@ typedef struct {
   uint32_t late_rounds;     /* of single chunks, that closed without this worker's gradient */
   uint32_t codec;           /* in which its numbers travelled: SIGNPOST_CODEC_FP32 and so on */
   uint32_t skipped_rounds;  /* chunks that a non-finite gradient kept out of this step; in 0/1
-                             * Adam's intervals blocks too, on this rank alone */
+                             * Adam's intervals blocks too, on this rank alone, on a GPU perhaps of
+                             * a step before */
   uint32_t skipped_by_rank; /* of the first one, with skipped_rounds > 0 */
   double kernels_s;         /* compressing and applying */
   double wire_s;            /* blocked on transfer and aggregation */

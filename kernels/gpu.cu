@@ -325,8 +325,10 @@ class CudaGpu final : public Gpu {
     return Launch([&] { return cuda::AdaptiveStep(rule, segments, count, blocks, stream); });
   }
   absl::Status LocalStep(const BlockRule& rule, const LocalSegment* segments, uint32_t count,
-                         uint32_t blocks, Stream stream) override {
-    return Launch([&] { return cuda::LocalStep(rule, segments, count, blocks, stream); });
+                         uint32_t blocks, uint32_t* first_left_alone, Stream stream) override {
+    return Launch([&] {
+      return cuda::LocalStep(rule, segments, count, blocks, first_left_alone, stream);
+    });
   }
   absl::Status Sum(const float* values, size_t n, double* workspace, double* sum,
                    Stream stream) override {

@@ -122,7 +122,8 @@ class Gpu {
   virtual absl::Status AdaptiveStep(const BlockRule& rule, const AdaptiveSegment* segments,
                                     uint32_t count, uint32_t blocks, Stream stream) = 0;
   virtual absl::Status LocalStep(const BlockRule& rule, const LocalSegment* segments,
-                                 uint32_t count, uint32_t blocks, Stream stream) = 0;
+                                 uint32_t count, uint32_t blocks, uint32_t* first_left_alone,
+                                 Stream stream) = 0;
   virtual absl::Status Sum(const float* values, size_t n, double* workspace, double* sum,
                            Stream stream) = 0;
   virtual absl::Status SumOfSquares(const float* values, size_t n, double* workspace, double* sum,

@@ -151,9 +151,12 @@ void RunAdaptiveStep(const BlockRule& rule, const std::vector<AdaptiveSegment>& 
       [&](auto... arguments) { return TestGpu().AdaptiveStep(rule, arguments..., kStream); });
 }
 
-void RunLocalStep(const BlockRule& rule, const std::vector<LocalSegment>& segments) {
-  Run(rule, segments,
-      [&](auto... arguments) { return TestGpu().LocalStep(rule, arguments..., kStream); });
+uint32_t RunLocalStep(const BlockRule& rule, const std::vector<LocalSegment>& segments) {
+  const auto first = std::make_unique<uint32_t>(kAllPacked);
+  Run(rule, segments, [&](auto... arguments) {
+    return TestGpu().LocalStep(rule, arguments..., first.get(), kStream);
+  });
+  return *first;
 }
 
 double RunSum(absl::Span<const float> values) {

@@ -26,7 +26,8 @@ namespace signpost::kernels::cuda {
 // Its kernels reach what the tests have of operator new, at the same addresses.
 Gpu& TestGpu();
 
-// What the compressing ones return where all blocks are packed; otherwise the first that is not.
+// What the compressing ones return where all blocks are packed; otherwise the first that is not. So
+// does RunLocalStep, of blocks that are left alone.
 inline constexpr uint32_t kAllPacked = std::numeric_limits<uint32_t>::max();
 
 uint32_t RunCompressOneBit(const BlockRule& rule, const std::vector<CompressSegment>& segments);
@@ -51,7 +52,7 @@ void RunLambStep(const BlockRule& rule, const std::vector<LambSegment>& segments
 void RunFloorVariance(const BlockRule& rule, const std::vector<FloorSegment>& segments);
 void RunFollowMomentum(const BlockRule& rule, const std::vector<FollowSegment>& segments);
 void RunAdaptiveStep(const BlockRule& rule, const std::vector<AdaptiveSegment>& segments);
-void RunLocalStep(const BlockRule& rule, const std::vector<LocalSegment>& segments);
+uint32_t RunLocalStep(const BlockRule& rule, const std::vector<LocalSegment>& segments);
 
 double RunSum(absl::Span<const float> values);
 double RunSumOfSquares(absl::Span<const float> values);

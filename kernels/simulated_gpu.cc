@@ -719,14 +719,16 @@ absl::Status SimulatedGpu::AdaptiveStep(const BlockRule& rule, const AdaptiveSeg
 }
 
 absl::Status SimulatedGpu::LocalStep(const BlockRule& rule, const LocalSegment* segments,
-                                     uint32_t count, uint32_t blocks, Stream stream) {
+                                     uint32_t count, uint32_t blocks, uint32_t* first_left_alone,
+                                     Stream stream) {
   return OnBlocks(
       segments, count, blocks, stream,
-      [](const LocalSegment& s) {
-        return Arrays{s.gradient, s.momentum, s.accumulated, s.inverse_denominator, s.parameters};
+      [=](const LocalSegment& s) {
+        return Arrays{first_left_alone,      s.gradient,  s.momentum, s.accumulated,
+                      s.inverse_denominator, s.parameters};
       },
       [=](HostBlock& block, const LocalSegment& s, uint32_t number) {
-        LocalBlock(block, rule, s, number);
+        LocalBlock(block, rule, s, number, first_left_alone);
       });
 }
 

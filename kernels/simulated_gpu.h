@@ -134,7 +134,7 @@ class SimulatedGpu final : public Gpu {
   absl::Status AdaptiveStep(const BlockRule& rule, const AdaptiveSegment* segments, uint32_t count,
                             uint32_t blocks, Stream stream) override;
   absl::Status LocalStep(const BlockRule& rule, const LocalSegment* segments, uint32_t count,
-                         uint32_t blocks, Stream stream) override;
+                         uint32_t blocks, uint32_t* first_left_alone, Stream stream) override;
   absl::Status Sum(const float* values, size_t n, double* workspace, double* sum,
                    Stream stream) override;
   absl::Status SumOfSquares(const float* values, size_t n, double* workspace, double* sum,

@@ -53,7 +53,7 @@ SIGNPOST_DEVICE inline void LocalStepOfQuad(const LocalSegment& segment, const Q
 
 template <class Block>
 SIGNPOST_DEVICE void LocalBlock(Block& block, const BlockRule& rule, const LocalSegment& segment,
-                                uint32_t number) {
+                                uint32_t number, uint32_t* first_left_alone) {
   const BlockOfSegment at = BlockOf(segment, rule, number);
   uint32_t& is_within_range = block.shared().flag;
   typename Block::template PerThread<Tile> g;
@@ -80,7 +80,12 @@ SIGNPOST_DEVICE void LocalBlock(Block& block, const BlockRule& rule, const Local
       if (!is_mine) block.LowerTo(is_within_range, 0);
     });
   }
-  if (is_within_range == 0) return;
+  if (is_within_range == 0) {
+    block.Phase([&](uint32_t thread) {
+      if (thread == 0) block.LowerTo(*first_left_alone, number);
+    });
+    return;
+  }
   for (uint32_t tile = 0; tile < at.length; tile += kTileElements) {
     block.Phase([&](uint32_t thread) {
       if (at.length > kTileElements) load(thread, tile);  // the last tile's is what registers have

@@ -18,11 +18,11 @@ absl::Status AdaptiveStep(const BlockRule& rule, const AdaptiveSegment* segments
 }
 
 absl::Status LocalStep(const BlockRule& rule, const LocalSegment* segments, uint32_t count,
-                       uint32_t blocks, Stream stream) {
+                       uint32_t blocks, uint32_t* first_left_alone, Stream stream) {
   return LaunchOnBlocks(
       segments, count, blocks, stream,
       [=] __device__(DeviceBlock & block, const LocalSegment& segment, uint32_t number) {
-        LocalBlock(block, rule, segment, number);
+        LocalBlock(block, rule, segment, number, first_left_alone);
       });
 }
 

@@ -28,7 +28,7 @@ struct AdaptiveSegment {
 absl::Status AdaptiveStep(const BlockRule& rule, const AdaptiveSegment* segments, uint32_t count,
                           uint32_t blocks, Stream stream);
 
-// As LocalStep. Which blocks are left alone, nobody is told.
+// As LocalStep.
 struct LocalSegment {
   LocalRates rates;
   const void* gradient = nullptr;  // of `gradient_type`; null: zeros
@@ -40,8 +40,10 @@ struct LocalSegment {
   uint32_t elements = 0;
   uint32_t first_block = 0;
 };
+// `first_left_alone`, in device memory, is lowered to the first block, counted over all segments,
+// that is left alone, if there is one.
 absl::Status LocalStep(const BlockRule& rule, const LocalSegment* segments, uint32_t count,
-                       uint32_t blocks, Stream stream);
+                       uint32_t blocks, uint32_t* first_left_alone, Stream stream);
 
 }  // namespace signpost::kernels::cuda
 

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -81,10 +82,13 @@ struct LocalState {
         inverse_denominator(random.PositiveValues(n)),
         parameters(random.Values(n)) {}
 
-  // On the CPU.
-  void Step(const BlockRule& rule, const LocalRates& rates, absl::Span<const float> gradient) {
-    kernels::LocalStep(rule, rates, gradient, momentum.span(), accumulated.span(),
-                       inverse_denominator.span(), parameters.span());
+  // On the CPU; returns what RunLocalStep does.
+  uint32_t Step(const BlockRule& rule, const LocalRates& rates, absl::Span<const float> gradient) {
+    const size_t first =
+        kernels::LocalStep(rule, rates, gradient, momentum.span(), accumulated.span(),
+                           inverse_denominator.span(), parameters.span());
+    const bool is_none = first == BlockCount(gradient.size(), rule.block_elements);
+    return is_none ? kAllPacked : static_cast<uint32_t>(first);
   }
 
   LocalSegment Segment(const LocalRates& rates, const void* gradient, GradientType type) {
@@ -112,8 +116,10 @@ TEST(ZeroOneCuda, LocalStepsAreTheCpusAndLeaveTheSameBlocksAlone) {
   ForEachShape([&](BlockRule rule, size_t n) {
     const Guarded<float> gradient = random.Gradient(n, rule);
     LocalState ours(n, random), expected = ours;
-    expected.Step(rule, kLocalRates, gradient.span());
-    RunLocalStep(rule, {ours.Segment(kLocalRates, gradient.data(), GradientType::kFloat32)});
+    const uint32_t first = expected.Step(rule, kLocalRates, gradient.span());
+    EXPECT_EQ(
+        RunLocalStep(rule, {ours.Segment(kLocalRates, gradient.data(), GradientType::kFloat32)}),
+        first);
     ours.ExpectSame(expected);
   });
 }
@@ -139,8 +145,8 @@ TEST(ZeroOneCuda, GradientsOfTwoBytesAreWidenedExactly) {
                                                      : formulas::WidenFloat16(half);
       }
       LocalState ours(n, random), expected = ours;
-      expected.Step(rule, kLocalRates, widened);
-      RunLocalStep(rule, {ours.Segment(kLocalRates, narrow.data(), type)});
+      const uint32_t first = expected.Step(rule, kLocalRates, widened);
+      EXPECT_EQ(RunLocalStep(rule, {ours.Segment(kLocalRates, narrow.data(), type)}), first);
       ours.ExpectSame(expected);
     }
   });
@@ -166,11 +172,28 @@ TEST(ZeroOneCuda, SegmentsMayLackAGradientOrParameters) {
   of_second.first_block = 2;
   LocalSegment of_third = third.Segment(kLocalRates, gradient.data(), GradientType::kFloat32);
   of_third.first_block = 4;
-  RunLocalStep(rule,
-               {first.Segment(kLocalRates, nullptr, GradientType::kFloat32), of_second, of_third});
+  EXPECT_EQ(RunLocalStep(rule, {first.Segment(kLocalRates, nullptr, GradientType::kFloat32),
+                                of_second, of_third}),
+            kAllPacked);
   first.ExpectSame(expected_first);
   second.ExpectSame(expected_second);
   third.ExpectSame(expected_third);
+}
+
+TEST(ZeroOneCuda, BlocksThatAreLeftAloneCountOverAllSegments) {
+  const BlockRule rule{64};
+  Random random;
+  const std::vector<float> fine = random.Values(100);
+  std::vector<float> spoilt = fine;
+  spoilt[99] = std::numeric_limits<float>::infinity();
+  LocalState first(100, random), second(100, random), third(100, random);
+  LocalSegment of_second = second.Segment(kLocalRates, spoilt.data(), GradientType::kFloat32);
+  of_second.first_block = 2;
+  LocalSegment of_third = third.Segment(kLocalRates, spoilt.data(), GradientType::kFloat32);
+  of_third.first_block = 4;
+  EXPECT_EQ(RunLocalStep(rule, {first.Segment(kLocalRates, fine.data(), GradientType::kFloat32),
+                                of_second, of_third}),
+            3u);
 }
 
 }  // namespace

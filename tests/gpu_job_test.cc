@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "gtest/gtest.h"
 #include "kernels/gpu.h"
@@ -67,6 +68,8 @@ class GpuJobTest : public ::testing::Test {
     std::vector<float> values;
     std::vector<std::vector<float>> errors;  // by rank
     std::set<int> skipped_steps;
+    // By rank, all that its reports say of rounds and blocks: "rank 1, block ...", sorted.
+    std::vector<std::vector<std::string>> skipped;
 
     bool operator==(const End&) const = default;
   };
@@ -76,6 +79,7 @@ class GpuJobTest : public ::testing::Test {
     job.gpu_of = [gpu](uint32_t rank) { return rank < 2 ? gpu : nullptr; };
     End end;
     end.errors.resize(job.workers);
+    end.skipped.resize(job.workers);
     absl::Mutex mutex;
     job.take_step = [&](uint32_t rank, int step, Worker& worker,
                         absl::Span<const Gradient> gradients, const GroupRates& rates) {
@@ -86,8 +90,12 @@ class GpuJobTest : public ::testing::Test {
         const HostFloats error = worker.optimizer().error();
         end.errors[rank] = {error.begin(), error.end()};
       }
+      if (!report.ok()) return report;
+      for (const SkippedRound& skipped : report->skipped) {
+        end.skipped[rank].push_back(absl::StrCat("rank ", skipped.rank, ", ", skipped.block));
+      }
       absl::MutexLock lock(&mutex);
-      if (report.ok() && !report->skipped.empty()) end.skipped_steps.insert(step);
+      if (!report->skipped.empty()) end.skipped_steps.insert(step);
       return report;
     };
     Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
@@ -95,6 +103,7 @@ class GpuJobTest : public ::testing::Test {
         Train(cluster, job, /*after_step=*/nullptr, before_step);
     for (const std::vector<float>& replica : replicas) EXPECT_EQ(replica, replicas[0]);
     end.values = replicas[0];
+    for (std::vector<std::string>& skipped : end.skipped) std::sort(skipped.begin(), skipped.end());
     return end;
   }
 
@@ -145,11 +154,11 @@ TEST_F(GpuJobTest, AlsoWithZeroOneAdam) {
   for (const Codec codec : {ONE_BIT, INT8, FLOAT32}) {
     job_.optimizer.codec = codec;
     EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr)) << CodecName(codec);
-    // Rounds are skipped, and from the freeze on blocks left alone, of which GPUs say nothing.
-    const End spoilt = TrainOn(nullptr, Spoil), on_gpu = TrainOn(gpu_.get(), Spoil);
+    // Rounds are skipped, and from the freeze on blocks left alone. That of a chunk which is none
+    // of the last four is known on the GPU too when the step ends.
+    const End spoilt = TrainOn(nullptr, Spoil);
     EXPECT_EQ(spoilt.skipped_steps, kSpoiltSteps);
-    EXPECT_EQ(on_gpu.values, spoilt.values) << CodecName(codec);
-    EXPECT_EQ(on_gpu.errors, spoilt.errors) << CodecName(codec);
+    EXPECT_EQ(TrainOn(gpu_.get(), Spoil), spoilt) << CodecName(codec);
     EXPECT_NE(spoilt.values, TrainOn(nullptr).values);
   }
   // Rounds of local means are skipped: of steps 8 and 9, and of 13 to 15.
@@ -279,10 +288,13 @@ class SimulatedGpuJobTest : public GpuJobTest {
     return Worker::Join(replica_->Options(), job_.optimizer, replica_->Parameters(),
                         cluster.Connect());
   }
-  absl::Status Step(Worker& worker) {
+  absl::Status Step(Worker& worker) { return StepWithout(worker, {}).status(); }
+  // Where it is not finite at those elements.
+  absl::StatusOr<StepReport> StepWithout(Worker& worker, const std::vector<size_t>& elements) {
     replica_->gradient = GradientOf(0, static_cast<int>(worker.steps()), replica_->gradient.size());
+    for (const size_t i : elements) replica_->gradient[i] = std::numeric_limits<float>::infinity();
     replica_->BeforeStep(worker);
-    return worker.Step(replica_->Gradients(), {job_.rates}).status();
+    return worker.Step(replica_->Gradients(), {job_.rates});
   }
 
   std::unique_ptr<Replica> replica_;
@@ -314,6 +326,51 @@ TEST_F(SimulatedGpuJobTest, InOneBitStepsSignBitsCrossAndLittleElse) {
   const double bound = 2 * (1 + 32.0 / 4096) * parameters / 8;
   EXPECT_LE(bytes, 1.05 * bound);
   EXPECT_GE(bytes, bound);
+}
+
+// In intervals of three steps, which all are by then.
+TEST_F(SimulatedGpuJobTest, LocalStepsDoNotWaitForWhatTheyLeaveAloneWhichTheRoundReports) {
+  job_.tensors = {600};
+  job_.worker.chunk_elements = 512;
+  job_.optimizer = {.freeze_step = 1};
+  job_.optimizer.zero_one = {
+      .var_update_scaler = 1, .local_step_scaler = 1, .local_step_clipper = 3};
+  Cluster cluster({});
+  auto worker = JoinAlone(cluster);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  do {
+    ASSERT_TRUE(Step(**worker).ok());
+  } while ((*worker)->steps() < 12 || !(*worker)->is_synchronised());
+  const SimulatedGpu::Counts before = gpu().counts();
+  replica_->GetValues();  // all that came before is done
+  gpu().Hold();
+  const auto held = StepWithout(**worker, {10, 300, 599});
+  ASSERT_TRUE(held.ok()) << held.status();
+  EXPECT_TRUE(held->skipped.empty());
+  gpu().LetGoOn();
+  const auto fine = StepWithout(**worker, {});
+  ASSERT_TRUE(fine.ok()) << fine.status();
+  EXPECT_FALSE((*worker)->is_synchronised());
+  const auto round = StepWithout(**worker, {599});
+  ASSERT_TRUE(round.ok()) << round.status();
+  EXPECT_TRUE((*worker)->is_synchronised());
+  const SimulatedGpu::Counts after = gpu().counts();
+
+  std::vector<std::string> blocks;
+  for (const auto* report : {&*fine, &*round}) {
+    for (const SkippedRound& skipped : report->skipped) blocks.push_back(skipped.block);
+  }
+  const Layout& layout = (*worker)->layout();
+  EXPECT_EQ(blocks,
+            std::vector<std::string>({layout.DescribeBlock(0, 0), layout.DescribeBlock(1, 0),
+                                      layout.DescribeBlock(1, 1)}));
+  // But for the test's own, for each gradient.
+  EXPECT_EQ(after.allocations - before.allocations, 3);
+  EXPECT_EQ(after.pinned_allocations - before.pinned_allocations, 3);
+  EXPECT_EQ(after.events, before.events);
+  const auto next = StepWithout(**worker, {});
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_TRUE(next->skipped.empty());
 }
 
 TEST_F(SimulatedGpuJobTest, WithoutRoomItIsRefusedAndSaysHowMuchItWanted) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "kernels/dense.h"
@@ -42,10 +41,8 @@ constexpr size_t Aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// The first block that was not packed, between a slot's payload and its tables.
-using FirstNotPacked = uint32_t;
-constexpr FirstNotPacked kAllPacked = std::numeric_limits<FirstNotPacked>::max();
-constexpr size_t kFirstNotPackedBytes = 16;
+// Of the first bad block, between a slot's payload and its tables.
+constexpr size_t kBadBlockBytes = 16;
 
 constexpr size_t kLargestRow = std::max({sizeof(AddDenseSegment),
                                          sizeof(AddQuantizedSegment),
@@ -94,7 +91,7 @@ bool GpuAdamState::TakeMemory(const Codecs& codecs) {
   }
   payload_room_ = Aligned(std::max(payload_room_, most_elements * sizeof(float)));
   // A table may have a row for each block, and a slot two of them.
-  slot_bytes_ = payload_room_ + Aligned(kFirstNotPackedBytes + 2 * most_blocks * kLargestRow);
+  slot_bytes_ = payload_room_ + Aligned(kBadBlockBytes + 2 * most_blocks * kLargestRow);
   const bool needs_scratch = codecs.momentum != ONE_BIT || !DenseTypeOf(codecs.gradient);
   const size_t scratch_bytes = needs_scratch ? most_elements * sizeof(float) : 0;
 
@@ -148,6 +145,7 @@ bool GpuAdamState::CanCompress() const {
 GpuAdamState::Slot& GpuAdamState::NextApplying() {
   Slot& slot = applying_[applyings_++ % kApplyingSlots];
   Do(gpu_.Await(slot.used.get()));
+  Do(gpu_.Await(slot.copied.get()));
   return slot;
 }
 
@@ -157,6 +155,24 @@ void GpuAdamState::CopyIn(Slot& slot, size_t begin, size_t end) {
 
 void GpuAdamState::Release(Slot& slot) {
   if (Do(gpu_.Record(slot.used.get(), stream_))) last_ = slot.used.get();
+}
+
+void GpuAdamState::CopyOut(Slot& slot, size_t begin) {
+  Do(gpu_.Wait(copies_.get(), slot.used.get()));
+  Do(gpu_.CopyOut(slot.pinned.get() + begin, slot.device.get() + begin, TablesBegin() - begin,
+                  copies_.get()));
+  Do(gpu_.Record(slot.copied.get(), copies_.get()));
+}
+
+uint32_t* GpuAdamState::ClearBadBlock(Slot& slot) const {
+  std::memcpy(slot.pinned.get() + payload_room_, &kNoBadBlock, sizeof kNoBadBlock);
+  return reinterpret_cast<uint32_t*>(slot.device.get() + payload_room_);
+}
+
+uint32_t GpuAdamState::BadBlock(const Slot& slot) const {
+  uint32_t block;
+  std::memcpy(&block, slot.pinned.get() + payload_room_, sizeof block);
+  return block;
 }
 
 size_t GpuAdamState::PayloadBegin(size_t bytes) const {
@@ -169,7 +185,7 @@ size_t GpuAdamState::PutPayload(Slot& slot, const uint8_t* payload, size_t bytes
   return begin;
 }
 
-size_t GpuAdamState::TablesBegin() const { return payload_room_ + kFirstNotPackedBytes; }
+size_t GpuAdamState::TablesBegin() const { return payload_room_ + kBadBlockBytes; }
 
 template <class Fill>
 void GpuAdamState::Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Later later,
@@ -179,27 +195,24 @@ void GpuAdamState::Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer
   const size_t begin = PayloadBegin(bytes);
   Slot& slot = packing_[packings_++ % kPackingSlots];
   uint8_t* const on_gpu = slot.device.get() + begin;
-  std::memcpy(slot.pinned.get() + payload_room_, &kAllPacked, sizeof kAllPacked);
-  fill(slot, on_gpu, reinterpret_cast<FirstNotPacked*>(slot.device.get() + payload_room_));
+  fill(slot, on_gpu, ClearBadBlock(slot));
   Release(slot);
-  Do(gpu_.Wait(copies_.get(), slot.used.get()));
-  Do(gpu_.CopyOut(slot.pinned.get() + begin, on_gpu, TablesBegin() - begin, copies_.get()));
-  Do(gpu_.Record(slot.copied.get(), copies_.get()));
+  CopyOut(slot, begin);
   watch_->Add(slot.copied.get(),
               [this, &slot, begin, bytes, payload, blocks = layout_.chunks()[chunk].blocks,
                launched = status_, later = std::move(later)](absl::Status status) mutable {
                 status.Update(launched);
-                FirstNotPacked first = blocks;
+                uint32_t bad_block = kNoBadBlock;
                 if (status.ok()) {
                   std::memcpy(payload, slot.pinned.get() + begin, bytes);
-                  std::memcpy(&first, slot.pinned.get() + payload_room_, sizeof first);
+                  bad_block = BadBlock(slot);
                 }
                 {
                   absl::MutexLock lock(&mutex_);
                   ++packed_;
                 }
                 if (status.ok()) {
-                  later(std::min(first, blocks));
+                  later(std::min(bad_block, blocks));
                 } else {
                   later(status);
                 }

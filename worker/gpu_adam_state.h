@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -92,7 +93,7 @@ class GpuAdamState final : public AdamState {
   using OwnedEvent = kernels::cuda::Owned<CUevent_st>;
 
   // Memory of the host and as much of the GPU's, in the same order: room that ends with a payload,
-  // the first block that was not packed, tables.
+  // the first bad block (which was not packed, or left alone), tables.
   struct Slot {
     Memory pinned;
     Memory device;
@@ -123,6 +124,14 @@ class GpuAdamState final : public AdamState {
   void CopyIn(Slot& slot, size_t begin, size_t end);
   // What is done on the slot's memory has been put on the stream.
   void Release(Slot& slot);
+  // Copies what is in the slot from `begin` to the tables to the host, once that is done.
+  void CopyOut(Slot& slot, size_t begin);
+  // The slot has no bad block. Returns where a kernel lowers it, on the GPU, to which it gets with
+  // what is copied from payload_room_ on.
+  uint32_t* ClearBadBlock(Slot& slot) const;
+  // Which one came back, or kNoBadBlock.
+  uint32_t BadBlock(const Slot& slot) const;
+  static constexpr uint32_t kNoBadBlock = std::numeric_limits<uint32_t>::max();
 
   // Writes a table of the parts to the slot, from `begin` on, copies all from `copied_from` to its
   // end to the GPU, and launches the kernel on it. Returns where it ends.

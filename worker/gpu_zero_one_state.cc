@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "kernels/dense.h"
 #include "proto/codec.h"
 #include "worker/gpu_adam_state-inl.h"
@@ -13,6 +14,7 @@ using kernels::cuda::LocalSegment;
 using kernels::cuda::ScaleSegment;
 
 GpuZeroOneState::GpuZeroOneState(GpuAdamState& adam) : adam_(adam) {
+  under_way_.reserve(adam_.applying_.size());
   if (!adam_.status_.ok()) return;
   const size_t bytes = adam_.layout_.elements() * sizeof(float);
   if (!adam_.Take(adam_.gpu_.Allocate(bytes), anchor_)) return;
@@ -22,6 +24,10 @@ GpuZeroOneState::GpuZeroOneState(GpuAdamState& adam) : adam_(adam) {
     sum_of_tensor_.emplace_back(tensor, values.size(), GradientType::kFloat32);
     tensor += values.size();
   }
+}
+
+GpuZeroOneState::~GpuZeroOneState() {
+  while (!under_way_.empty()) EndOldest();
 }
 
 void GpuZeroOneState::AdaptiveStep(uint32_t chunk, Codec codec,
@@ -66,11 +72,16 @@ void GpuZeroOneState::Begin(uint32_t chunk) {
       adam_.gpu_.SetToZero(Sum(chunk, at.segments[0]), at.elements * sizeof(float), adam_.stream_));
 }
 
-std::optional<uint32_t> GpuZeroOneState::Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                                              absl::Span<const Gradient> gradients,
-                                              Parameters parameters) {
-  adam_.Run(
-      chunk,
+void GpuZeroOneState::Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
+                           absl::Span<const Gradient> gradients, Parameters parameters) {
+  if (!adam_.status_.ok()) return;
+  GpuAdamState::Slot& slot = adam_.NextApplying();
+  while (absl::c_any_of(under_way_, [&](const UnderWay& step) { return step.slot == &slot; })) {
+    EndOldest();
+  }
+  uint32_t* const first_left_alone = adam_.ClearBadBlock(slot);
+  adam_.Launch(
+      slot, adam_.payload_room_, adam_.TablesBegin(), adam_.layout_.chunks()[chunk].segments,
       [&](const Segment& segment) {
         const Gradient& gradient = gradients[segment.tensor];
         return LocalSegment{
@@ -82,8 +93,25 @@ std::optional<uint32_t> GpuZeroOneState::Step(uint32_t chunk, RatesOf<kernels::L
             .inverse_denominator = adam_.Variance(chunk, segment),
             .parameters = parameters == Parameters::kMove ? adam_.Values(segment) : nullptr};
       },
-      [&](auto... table) { return adam_.gpu_.LocalStep(adam_.rule_, table..., adam_.stream_); });
-  return std::nullopt;
+      [&](auto... table) {
+        return adam_.gpu_.LocalStep(adam_.rule_, table..., first_left_alone, adam_.stream_);
+      });
+  adam_.Release(slot);
+  adam_.CopyOut(slot, adam_.payload_room_);
+  under_way_.push_back({&slot, chunk});
+}
+
+void GpuZeroOneState::EndOldest() {
+  const UnderWay step = under_way_.front();
+  under_way_.erase(under_way_.begin());
+  if (!adam_.Do(adam_.gpu_.Await(step.slot->copied.get()))) return;
+  const uint32_t block = adam_.BadBlock(*step.slot);
+  if (block != GpuAdamState::kNoBadBlock) left_alone_.push_back({step.chunk, block});
+}
+
+std::vector<BlockLeftAlone> GpuZeroOneState::TakeBlocksLeftAlone(Wanted wanted) {
+  while (wanted == Wanted::kAll && !under_way_.empty()) EndOldest();
+  return std::exchange(left_alone_, {});
 }
 
 void GpuZeroOneState::SetSumToMomentum(uint32_t chunk) {

@@ -14,19 +14,20 @@
 namespace signpost {
 
 // Borrows `adam`, which has the rest of the state, the slots and the stream. Takes eight bytes more
-// for each parameter; when there is not so much, adam.Check says so. Which blocks a step has left
-// alone it does not tell.
+// for each parameter; when there is not so much, adam.Check says so.
 class GpuZeroOneState final : public ZeroOneState {
  public:
   explicit GpuZeroOneState(GpuAdamState& adam);
+  // Waits for what Steps copy to the host.
+  ~GpuZeroOneState() override;
 
   void AdaptiveStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdaptiveRates> rates,
                     Payload answer) override;
 
   void Begin(uint32_t chunk) override;
-  std::optional<uint32_t> Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                               absl::Span<const Gradient> gradients,
-                               Parameters parameters) override;
+  void Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
+            absl::Span<const Gradient> gradients, Parameters parameters) override;
+  std::vector<BlockLeftAlone> TakeBlocksLeftAlone(Wanted wanted) override;
   void SetSumToMomentum(uint32_t chunk) override;
   std::optional<uint32_t> CompressSum(uint32_t chunk, Codec codec, RatesOf<float> factor,
                                       uint8_t* payload, Optimizer::Later later) override;
@@ -49,9 +50,19 @@ class GpuZeroOneState final : public ZeroOneState {
   // So many numbers, on the GPU.
   void Copy(float* to, const float* from, size_t elements);
 
+  // A Step whose slot has its bad block, or will have, since nobody has looked yet.
+  struct UnderWay {
+    GpuAdamState::Slot* slot;
+    uint32_t chunk;
+  };
+  // Waits for it.
+  void EndOldest();
+
   GpuAdamState& adam_;
   Memory anchor_, sum_;                  // in layout order
   std::vector<Gradient> sum_of_tensor_;  // of sum_
+  std::vector<UnderWay> under_way_;      // oldest first; at most as many as there are slots
+  std::vector<BlockLeftAlone> left_alone_;
 };
 
 }  // namespace signpost

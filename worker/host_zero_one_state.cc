@@ -46,18 +46,16 @@ void HostZeroOneState::Begin(uint32_t chunk) {
   });
 }
 
-std::optional<uint32_t> HostZeroOneState::Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                                               absl::Span<const Gradient> gradients,
-                                               Parameters parameters) {
-  const std::optional<uint32_t> first = adam_.crew_.Compress(chunk, [&](const Segment& part) {
+void HostZeroOneState::Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
+                            absl::Span<const Gradient> gradients, Parameters parameters) {
+  const uint32_t first = adam_.crew_.Compress(chunk, [&](const Segment& part) {
     return kernels::LocalStep(
         adam_.rule_, rates(part.tensor), gradients[part.tensor].floats(part),
         adam_.MomentumOf(chunk, part), adam_.InLayoutOrder(sum_, chunk, part),
         adam_.VarianceOf(chunk, part),
         parameters == Parameters::kMove ? adam_.ValuesOf(part) : absl::Span<float>());
   });
-  if (first == adam_.layout_.chunks()[chunk].blocks) return std::nullopt;
-  return first;
+  if (first < adam_.layout_.chunks()[chunk].blocks) left_alone_.push_back({chunk, first});
 }
 
 void HostZeroOneState::SetSumToMomentum(uint32_t chunk) {

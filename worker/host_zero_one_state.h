@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -24,9 +25,11 @@ class HostZeroOneState final : public ZeroOneState {
                     Payload answer) override;
 
   void Begin(uint32_t chunk) override;
-  std::optional<uint32_t> Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                               absl::Span<const Gradient> gradients,
-                               Parameters parameters) override;
+  void Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
+            absl::Span<const Gradient> gradients, Parameters parameters) override;
+  std::vector<BlockLeftAlone> TakeBlocksLeftAlone(Wanted) override {
+    return std::exchange(left_alone_, {});
+  }
   void SetSumToMomentum(uint32_t chunk) override;
   std::optional<uint32_t> CompressSum(uint32_t chunk, Codec codec, RatesOf<float> factor,
                                       uint8_t* payload, Optimizer::Later later) override;
@@ -41,6 +44,7 @@ class HostZeroOneState final : public ZeroOneState {
   HostAdamState& adam_;
   PageVector<float> anchor_, sum_;       // in layout order
   std::vector<Gradient> sum_of_tensor_;  // of sum_
+  std::vector<BlockLeftAlone> left_alone_;
 };
 
 }  // namespace signpost

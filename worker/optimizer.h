@@ -57,7 +57,8 @@ class Optimizer {
   // Apply, for each chunk.
   virtual bool IsLocal() const { return false; }
   virtual void StepLocally(uint32_t chunk, absl::Span<const Gradient> gradients) {}
-  // Since the last call. On a GPU nobody hears of them.
+  // Since the last call. On a GPU, where a local step is not waited for, those of the last ones may
+  // be missing, until a round has ended.
   virtual std::vector<BlockLeftAlone> TakeBlocksLeftAlone() { return {}; }
   // How many steps there are before that round, local ones included.
   virtual uint64_t StepsBefore(uint64_t step) const { return step; }

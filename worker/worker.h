@@ -72,7 +72,8 @@ struct WorkerOptions {
 };
 
 // A round that all workers skipped because one worker's input was not finite. Or, of this rank, a
-// block that its local step left alone (0/1 Adam): that of a GPU does not say so.
+// block that its local step left alone (0/1 Adam): a GPU's may come with a later step's report, at
+// the latest with that of the round that ends the interval.
 struct SkippedRound {
   uint32_t rank = 0;  // the lowest rank at fault
   std::string block;  // Layout::DescribeBlock

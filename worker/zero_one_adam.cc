@@ -172,14 +172,14 @@ std::optional<uint32_t> ZeroOneAdam::Compress(uint32_t chunk, absl::Span<const G
         },
         payload, std::move(later));
   }
-  NoteBlock(chunk, local_->Step(
-                       chunk,
-                       [this](uint32_t tensor) {
-                         kernels::LocalRates rates = LocalRatesOf(tensor);
-                         if (!WeightOf(SumsOf(tensor))) rates.learning_rate = 1;
-                         return rates;
-                       },
-                       gradients, ZeroOneState::Parameters::kStay));
+  local_->Step(
+      chunk,
+      [this](uint32_t tensor) {
+        kernels::LocalRates rates = LocalRatesOf(tensor);
+        if (!WeightOf(SumsOf(tensor))) rates.learning_rate = 1;
+        return rates;
+      },
+      gradients, ZeroOneState::Parameters::kStay);
   return local_->CompressSum(
       chunk, codec(), [this](uint32_t tensor) { return WeightOf(SumsOf(tensor)).value_or(1); },
       payload, std::move(later));
@@ -223,17 +223,14 @@ void ZeroOneAdam::KeepInput(uint32_t chunk, const uint8_t* payload) {
 void ZeroOneAdam::StepLocally(uint32_t chunk, absl::Span<const Gradient> gradients) {
   if (!has_local_steps_[chunk]) local_->Begin(chunk);
   has_local_steps_[chunk] = true;
-  NoteBlock(chunk, local_->Step(
-                       chunk, [this](uint32_t tensor) { return LocalRatesOf(tensor); }, gradients,
-                       ZeroOneState::Parameters::kMove));
-}
-
-void ZeroOneAdam::NoteBlock(uint32_t chunk, std::optional<uint32_t> block) {
-  if (block) left_alone_.push_back({chunk, *block});
+  local_->Step(
+      chunk, [this](uint32_t tensor) { return LocalRatesOf(tensor); }, gradients,
+      ZeroOneState::Parameters::kMove);
 }
 
 std::vector<BlockLeftAlone> ZeroOneAdam::TakeBlocksLeftAlone() {
-  return std::exchange(left_alone_, {});
+  return local_->TakeBlocksLeftAlone(IsLocal() ? ZeroOneState::Wanted::kKnown
+                                               : ZeroOneState::Wanted::kAll);
 }
 
 void ZeroOneAdam::EndInterval(uint32_t chunk) {

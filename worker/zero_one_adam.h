@@ -82,7 +82,6 @@ class ZeroOneAdam final : public OneBitAdam {
   void UpdateFloors();
   void AddToLocalSums();
   const LocalSums& SumsOf(uint32_t tensor) const;
-  void NoteBlock(uint32_t chunk, std::optional<uint32_t> block);
   // The parameters are those that all workers have.
   void EndInterval(uint32_t chunk);
   kernels::AdaptiveRates AdaptiveRatesOf(uint32_t tensor) const;
@@ -95,7 +94,6 @@ class ZeroOneAdam final : public OneBitAdam {
   std::vector<double> floors_;         // by tensor: of variances without their bias correction
   std::optional<uint64_t> floors_of_;  // the update of the variance that they are of
   std::vector<bool> has_local_steps_;  // by chunk
-  std::vector<BlockLeftAlone> left_alone_;
 };
 
 }  // namespace signpost

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "kernels/zero_one.h"
@@ -14,6 +15,7 @@
 #include "proto/payload.h"
 #include "worker/adam_state.h"
 #include "worker/gradient.h"
+#include "worker/optimizer.h"
 
 namespace signpost {
 
@@ -26,6 +28,7 @@ class ZeroOneState {
 
   enum class Field { kAnchor, kSum };
   enum class Parameters { kMove, kStay };
+  enum class Wanted { kKnown, kAll };
 
   virtual ~ZeroOneState() = default;
 
@@ -35,10 +38,13 @@ class ZeroOneState {
 
   // An interval begins: the parameters are its anchor, the sum is zero, and the momentum dense.
   virtual void Begin(uint32_t chunk) = 0;
-  // A local step. Returns the first block that it left alone, if one is known.
-  virtual std::optional<uint32_t> Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
-                                       absl::Span<const Gradient> gradients,
-                                       Parameters parameters) = 0;
+  // A local step.
+  virtual void Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
+                    absl::Span<const Gradient> gradients, Parameters parameters) = 0;
+  // The first block that each Step left alone, if it did: once each, in the order of Steps. On a
+  // GPU those of the last few need not be known; if all are wanted it waits for them, which takes
+  // no time behind a round.
+  virtual std::vector<BlockLeftAlone> TakeBlocksLeftAlone(Wanted wanted) = 0;
   virtual void SetSumToMomentum(uint32_t chunk) = 0;
   // A contribution of the sum, which is multiplied by `factor`; as AdamState::CompressGradient.
   virtual std::optional<uint32_t> CompressSum(uint32_t chunk, Codec codec, RatesOf<float> factor,

@@ -41,7 +41,7 @@ class StepReport:
     late_rounds: int  # of single chunks, that closed without this worker's gradient
     codec: str  # in which its numbers travelled: "fp32", "onebit" and so on; "none": nothing did
     # Chunks that a gradient that is not finite kept out of this step; in 0/1 Adam's intervals blocks
-    # too, on this rank alone.
+    # too, on this rank alone, on a GPU perhaps of a step before.
     skipped_rounds: int
     skipped_by_rank: int  # of the first one, with skipped_rounds > 0
     kernels_s: float  # compressing and applying
