@@ -449,7 +449,7 @@ TEST(Quantized, EachCodeStandsForItself) {
   }
 }
 
-// Large spans are written past the caches, where they are aligned.
+// Large spans are written past the caches.
 TEST(Quantized, DecompressedLargeSpansMatchTheModelWhereverTheyBegin) {
   Random random;
   constexpr size_t kElements = (size_t{64} << 10) + 4099;
@@ -459,7 +459,7 @@ TEST(Quantized, DecompressedLargeSpansMatchTheModelWhereverTheyBegin) {
       const model::Compressed compressed = RandomCompressed(random, rule, type, kElements);
       const Values expected = model::Decompress(rule, compressed);
       const Codes codes = model::Encode(type, compressed.codes);
-      for (size_t offset : {0, 1, 8, 16}) {
+      for (size_t offset : {0, 1, 8, 15}) {
         SCOPED_TRACE(testing::Message() << "blocks of " << block << ", offset " << offset);
         OnEveryTarget([&] {
           Values memory(kElements + 64, kNan);

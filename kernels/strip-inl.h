@@ -151,23 +151,46 @@ HWY_INLINE void Stream(const Strip& strip, float* p, Full) {
 
 HWY_INLINE void Stream(const Strip& strip, float* p, size_t count) { Store(strip, p, count); }
 
-HWY_INLINE bool AreVectorsAligned(const float* p) {
-  return reinterpret_cast<uintptr_t>(p) % sizeof(Vector) == 0;
-}
-
 // What no cache of a core's own holds is better not read from memory to be written.
 inline constexpr size_t kStreamedElements = size_t{64} << 10;
+
+// The elements from p to where a vector is aligned.
+HWY_INLINE size_t ElementsBeforeAligned(const float* p) {
+  return -(reinterpret_cast<uintptr_t>(p) / sizeof(float)) % kLanes;
+}
+
+// Streams to where vectors are not aligned: strips become vectors that are, in the first-level
+// cache.
+template <class StripAt>
+HWY_INLINE void StreamUnaligned(float* span, size_t length, StripAt strip_at) {
+  constexpr size_t kStagedElements = 1024;
+  HWY_ALIGN float staged[kStagedElements];
+  for (size_t begin = 0; begin < length; begin += kStagedElements) {
+    const size_t end = std::min(kStagedElements, length - begin);
+    ForEachStrip(end, [&](size_t i, auto count)
+                          STRIP_BODY { Store(strip_at(begin + i, count), staged + i, count); });
+    float* const to = span + begin;
+    size_t i = std::min(ElementsBeforeAligned(to), end);
+    std::copy_n(staged, i, to);
+    for (; i + kLanes <= end; i += kLanes) {
+      hn::Stream(hn::LoadU(Floats(), staged + i), Floats(), to + i);
+    }
+    std::copy(staged + i, staged + end, to + i);
+  }
+}
 
 // Writes the strips that strip_at(i, count) gives of a span of `length` elements, which is a part
 // of a span of `whole`. When all parts are written, FinishStrips(whole).
 template <class StripAt>
 HWY_INLINE void WriteStrips(float* span, size_t length, size_t whole, StripAt strip_at) {
-  if (whole >= kStreamedElements && AreVectorsAligned(span)) {
+  if (whole < kStreamedElements) {
+    ForEachStrip(length, [&](size_t i, auto count)
+                             STRIP_BODY { Store(strip_at(i, count), span + i, count); });
+  } else if (ElementsBeforeAligned(span) == 0) {
     ForEachStrip(length, [&](size_t i, auto count)
                              STRIP_BODY { Stream(strip_at(i, count), span + i, count); });
   } else {
-    ForEachStrip(length, [&](size_t i, auto count)
-                             STRIP_BODY { Store(strip_at(i, count), span + i, count); });
+    StreamUnaligned(span, length, strip_at);
   }
 }
 
