@@ -21,6 +21,7 @@ namespace signpost::kernels::HWY_NAMESPACE {
 #if HWY_TARGET == HWY_SCALAR
 
 using reference::FloorVariance;
+using reference::FollowDenseAnswer;
 using reference::FollowDenseMomentum;
 using reference::FollowOneBitMomentum;
 using reference::LambStep;
@@ -161,9 +162,9 @@ class LeastQuotient {
   Strip least_;
 };
 
-// The momentum before: before.EnterBlock(block) comes before the strips of each block,
-// before(i, count) is the one at element i.
-struct DenseMomentumBefore {
+// A momentum: EnterBlock(block) comes before the strips of each block, momentum(i, count) is the
+// strip at element i.
+struct DenseMomentum {
   const float* momentum;
 
   HWY_INLINE void EnterBlock(size_t) {}
@@ -175,7 +176,7 @@ struct DenseMomentumBefore {
   }
 };
 
-struct OneBitMomentumBefore {
+struct OneBitMomentum {
   OneBitView momentum;
   Magnitude scale{0};
 
@@ -187,8 +188,8 @@ struct OneBitMomentumBefore {
   }
 };
 
-template <class Before>
-HWY_INLINE void FollowMomentum(const BlockRule& rule, const FreshRates& rates, OneBitView momentum,
+template <class Momentum, class Before>
+HWY_INLINE void FollowMomentum(const BlockRule& rule, const FreshRates& rates, Momentum momentum,
                                Before before, absl::Span<const float> inverse_denominator,
                                absl::Span<float> fresh_variance, absl::Span<const float> parameters,
                                LambSums* sums) {
@@ -211,18 +212,18 @@ HWY_INLINE void FollowMomentum(const BlockRule& rule, const FreshRates& rates, O
   for (size_t block = 0; block < blocks; ++block) {
     const size_t begin = block * rule.block_elements;
     const size_t length = std::min(rule.block_elements, parameters.size() - begin);
-    const Magnitude scale(momentum.scales[block]);
     const float* const d = inverse_denominator.data() + begin;
     const float* const x = parameters.data() + begin;
     float* const f = fresh_variance.data() + begin;
     SquareLanes steps, updates;
     LeastQuotient least;
+    momentum.EnterBlock(block);
     before.EnterBlock(block);
     ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
       PrefetchStrip(d + i);
       PrefetchStrip(x + i);
       PrefetchStrip(f + i);
-      const Strip m = Signed(scale, LoadSigns(momentum.bits + (begin + i) / 8, count));
+      const Strip m = momentum(begin + i, count);
       const Strip new_f = Map(fresh, m, before(begin + i, count), Load(f + i, count));
       Store(new_f, f + i, count);
       const Strip inverse = Load(d + i, count);  // zero beyond a short strip, and so are products
@@ -239,16 +240,25 @@ void FollowDenseMomentum(const BlockRule& rule, const FreshRates& rates, OneBitV
                          const float* momentum_before, absl::Span<const float> inverse_denominator,
                          absl::Span<float> fresh_variance, absl::Span<const float> parameters,
                          LambSums* sums) {
-  FollowMomentum(rule, rates, momentum, DenseMomentumBefore{momentum_before}, inverse_denominator,
-                 fresh_variance, parameters, sums);
+  FollowMomentum(rule, rates, OneBitMomentum{momentum}, DenseMomentum{momentum_before},
+                 inverse_denominator, fresh_variance, parameters, sums);
 }
 
 void FollowOneBitMomentum(const BlockRule& rule, const FreshRates& rates, OneBitView momentum,
                           OneBitView momentum_before, absl::Span<const float> inverse_denominator,
                           absl::Span<float> fresh_variance, absl::Span<const float> parameters,
                           LambSums* sums) {
-  FollowMomentum(rule, rates, momentum, OneBitMomentumBefore{momentum_before}, inverse_denominator,
-                 fresh_variance, parameters, sums);
+  FollowMomentum(rule, rates, OneBitMomentum{momentum}, OneBitMomentum{momentum_before},
+                 inverse_denominator, fresh_variance, parameters, sums);
+}
+
+void FollowDenseAnswer(const BlockRule& rule, const FreshRates& rates, const float* answer,
+                       absl::Span<float> momentum, absl::Span<const float> inverse_denominator,
+                       absl::Span<float> fresh_variance, absl::Span<const float> parameters,
+                       LambSums* sums) {
+  FollowMomentum(rule, rates, DenseMomentum{answer}, DenseMomentum{momentum.data()},
+                 inverse_denominator, fresh_variance, parameters, sums);
+  std::copy_n(answer, momentum.size(), momentum.data());
 }
 
 #endif  // HWY_TARGET == HWY_SCALAR

@@ -18,6 +18,7 @@ HWY_EXPORT(LambStep);
 HWY_EXPORT(FloorVariance);
 HWY_EXPORT(FollowDenseMomentum);
 HWY_EXPORT(FollowOneBitMomentum);
+HWY_EXPORT(FollowDenseAnswer);
 
 void UpdateMoments(const BlockRule& rule, const LambRates& rates, DenseType type,
                    const uint8_t* gradient, absl::Span<float> momentum, absl::Span<float> variance,
@@ -50,6 +51,14 @@ void FollowMomentum(const BlockRule& rule, const FreshRates& rates, OneBitView m
                     LambSums* sums) {
   HWY_DYNAMIC_DISPATCH(FollowOneBitMomentum)
   (rule, rates, momentum, momentum_before, inverse_denominator, fresh_variance, parameters, sums);
+}
+
+void FollowMomentum(const BlockRule& rule, const FreshRates& rates, const float* answer,
+                    absl::Span<float> momentum, absl::Span<const float> inverse_denominator,
+                    absl::Span<float> fresh_variance, absl::Span<const float> parameters,
+                    LambSums* sums) {
+  HWY_DYNAMIC_DISPATCH(FollowDenseAnswer)
+  (rule, rates, answer, momentum, inverse_denominator, fresh_variance, parameters, sums);
 }
 
 }  // namespace signpost::kernels

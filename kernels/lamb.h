@@ -1,4 +1,4 @@
-// LAMB's update (arXiv:1904.00962), and what 1-bit LAMB makes of a momentum that came in one bit
+// LAMB's update (arXiv:1904.00962), and what 1-bit LAMB makes of a momentum that came as an answer
 // (arXiv:2104.06069). A tensor's parameters move by a learning rate of its own, into which norms
 // over all of it go, so each step has two halves: the first brings the moments up to date and sums
 // squares by the block, the second moves parameters.
@@ -79,6 +79,12 @@ void FollowMomentum(const BlockRule& rule, const FreshRates& rates, OneBitView m
                     LambSums* sums);
 void FollowMomentum(const BlockRule& rule, const FreshRates& rates, OneBitView momentum,
                     OneBitView momentum_before, absl::Span<const float> inverse_denominator,
+                    absl::Span<float> fresh_variance, absl::Span<const float> parameters,
+                    LambSums* sums);
+// The same where momenta travel in another codec: `momentum` is the one before, and becomes
+// `answer`. The second half is ApplyDenseMomentum (momentum.h).
+void FollowMomentum(const BlockRule& rule, const FreshRates& rates, const float* answer,
+                    absl::Span<float> momentum, absl::Span<const float> inverse_denominator,
                     absl::Span<float> fresh_variance, absl::Span<const float> parameters,
                     LambSums* sums);
 

@@ -150,12 +150,13 @@ SIGNPOST_DEVICE void FollowBlock(Block& block, const BlockRule& rule, const Foll
   const float infinity = formulas::BitsToFloat(0x7f800000);
   SumTerms(
       block, at, segment.sums + at.index, infinity, [&](uint32_t i, uint32_t count, float least) {
-        const Quad m =
-            SignedQuad(segment.momentum.scales[at.index], SignsOfQuad(segment.momentum.bits, i));
-        const Quad before = segment.dense_momentum_before != nullptr
-                                ? LoadQuad(segment.dense_momentum_before + i, count)
-                                : SignedQuad(segment.momentum_before.scales[at.index],
-                                             SignsOfQuad(segment.momentum_before.bits, i));
+        const auto momentum_of = [&](const float* dense, const OneBitView& one_bit) {
+          return dense != nullptr
+                     ? LoadQuad(dense + i, count)
+                     : SignedQuad(one_bit.scales[at.index], SignsOfQuad(one_bit.bits, i));
+        };
+        const Quad m = momentum_of(segment.dense_momentum, segment.momentum);
+        const Quad before = momentum_of(segment.dense_momentum_before, segment.momentum_before);
         const Quad d = LoadQuad(segment.inverse_denominator + i, count);
         const Quad x = LoadQuad(segment.parameters + i, count);
         Quad f = LoadQuad(segment.fresh_variance + i, count);
@@ -171,6 +172,9 @@ SIGNPOST_DEVICE void FollowBlock(Block& block, const BlockRule& rule, const Foll
           }
         }
         StoreQuad(f, segment.fresh_variance + i, count);
+        if (segment.dense_momentum != nullptr) {
+          StoreQuad(m, segment.dense_momentum_before + i, count);
+        }
         return terms;
       });
 }

@@ -48,9 +48,11 @@ absl::Status FloorVariance(const BlockRule& rule, const FloorSegment* segments, 
 // As FollowMomentum.
 struct FollowSegment {
   FreshRates rates;
-  OneBitView momentum;
   // One of them.
-  const float* dense_momentum_before = nullptr;
+  const float* dense_momentum = nullptr;
+  OneBitView momentum;
+  // One of them. A dense one becomes dense_momentum, where there is that.
+  float* dense_momentum_before = nullptr;
   OneBitView momentum_before;
   const float* inverse_denominator = nullptr;
   float* fresh_variance = nullptr;

@@ -89,30 +89,39 @@ TEST(LambCuda, FollowsAMomentumAsTheCpuDoes) {
     const Guarded<uint8_t> bits[] = {random.Bytes(SignBytes(n)), random.Bytes(SignBytes(n))};
     const OneBitView momentum = {scales[0].data(), bits[0].data()};
     const OneBitView before = {scales[1].data(), bits[1].data()};
-    const Guarded<float> dense_before = random.Values(n);
+    const Guarded<float> dense = random.Values(n), dense_before = random.Values(n);
     const Guarded<float> d = random.PositiveValues(n), x = random.Values(n);
     const Guarded<float> fresh_before = random.PositiveValues(n);
-    for (const bool is_dense : {true, false}) {
+    enum class Forms { kOneBit, kOneBitAfterDense, kDense };
+    for (const Forms forms : {Forms::kOneBit, Forms::kOneBitAfterDense, Forms::kDense}) {
       Guarded<float> fresh = fresh_before, our_fresh = fresh_before;
+      Guarded<float> replaced = dense_before, our_replaced = dense_before;
       std::vector<LambSums> sums(blocks), our_sums(blocks);
       FollowSegment segment = {.rates = rates,
-                               .momentum = momentum,
                                .inverse_denominator = d.data(),
                                .fresh_variance = our_fresh.data(),
                                .parameters = x.data(),
                                .sums = our_sums.data(),
                                .elements = static_cast<uint32_t>(n)};
-      if (is_dense) {
-        segment.dense_momentum_before = dense_before.data();
+      if (forms == Forms::kDense) {
+        segment.dense_momentum = dense.data();
+        segment.dense_momentum_before = our_replaced.data();
+        kernels::FollowMomentum(rule, rates, dense.data(), replaced.span(), d.span(), fresh.span(),
+                                x.span(), sums.data());
+      } else if (forms == Forms::kOneBitAfterDense) {
+        segment.momentum = momentum;
+        segment.dense_momentum_before = our_replaced.data();
         kernels::FollowMomentum(rule, rates, momentum, dense_before.data(), d.span(), fresh.span(),
                                 x.span(), sums.data());
       } else {
+        segment.momentum = momentum;
         segment.momentum_before = before;
         kernels::FollowMomentum(rule, rates, momentum, before, d.span(), fresh.span(), x.span(),
                                 sums.data());
       }
       RunFollowMomentum(rule, {segment});
       EXPECT_TRUE(SameBytes(our_fresh, fresh));
+      EXPECT_TRUE(SameBytes(our_replaced, replaced));
       ExpectSame(our_sums, sums);
     }
   });

@@ -47,9 +47,9 @@ float Decompress(const BlockRule& rule, OneBitView view, size_t i) {
   return formulas::Signed(view.scales[i / rule.block_elements], is_negative);
 }
 
-// before(i) is the momentum that was.
-template <class Before>
-void FollowMomentum(const BlockRule& rule, const FreshRates& rates, OneBitView momentum,
+// momentum(i) is the momentum that has come, before(i) the one that was.
+template <class Momentum, class Before>
+void FollowMomentum(const BlockRule& rule, const FreshRates& rates, Momentum momentum,
                     Before before, absl::Span<const float> inverse_denominator,
                     absl::Span<float> fresh_variance, absl::Span<const float> parameters,
                     LambSums* sums) {
@@ -62,9 +62,9 @@ void FollowMomentum(const BlockRule& rule, const FreshRates& rates, OneBitView m
         least = std::numeric_limits<float>::infinity();
       },
       [&](size_t i, size_t in_block) {
-        const float m = Decompress(rule, momentum, i);
-        const formulas::FreshStep step = formulas::FollowMomentum(
-            rates, m, before(i), inverse_denominator[i], parameters[i], fresh_variance[i]);
+        const formulas::FreshStep step =
+            formulas::FollowMomentum(rates, momentum(i), before(i), inverse_denominator[i],
+                                     parameters[i], fresh_variance[i]);
         steps.Add(in_block, step.step);
         updates.Add(in_block, step.update);
         if (inverse_denominator[i] > 0 && step.quotient < least) least = step.quotient;
@@ -112,8 +112,9 @@ void FollowDenseMomentum(const BlockRule& rule, const FreshRates& rates, OneBitV
                          absl::Span<float> fresh_variance, absl::Span<const float> parameters,
                          LambSums* sums) {
   FollowMomentum(
-      rule, rates, momentum, [&](size_t i) { return momentum_before[i]; }, inverse_denominator,
-      fresh_variance, parameters, sums);
+      rule, rates, [&](size_t i) { return Decompress(rule, momentum, i); },
+      [&](size_t i) { return momentum_before[i]; }, inverse_denominator, fresh_variance, parameters,
+      sums);
 }
 
 void FollowOneBitMomentum(const BlockRule& rule, const FreshRates& rates, OneBitView momentum,
@@ -121,8 +122,19 @@ void FollowOneBitMomentum(const BlockRule& rule, const FreshRates& rates, OneBit
                           absl::Span<float> fresh_variance, absl::Span<const float> parameters,
                           LambSums* sums) {
   FollowMomentum(
-      rule, rates, momentum, [&](size_t i) { return Decompress(rule, momentum_before, i); },
+      rule, rates, [&](size_t i) { return Decompress(rule, momentum, i); },
+      [&](size_t i) { return Decompress(rule, momentum_before, i); }, inverse_denominator,
+      fresh_variance, parameters, sums);
+}
+
+void FollowDenseAnswer(const BlockRule& rule, const FreshRates& rates, const float* answer,
+                       absl::Span<float> momentum, absl::Span<const float> inverse_denominator,
+                       absl::Span<float> fresh_variance, absl::Span<const float> parameters,
+                       LambSums* sums) {
+  FollowMomentum(
+      rule, rates, [&](size_t i) { return answer[i]; }, [&](size_t i) { return momentum[i]; },
       inverse_denominator, fresh_variance, parameters, sums);
+  std::copy_n(answer, momentum.size(), momentum.data());
 }
 
 }  // namespace signpost::kernels::reference

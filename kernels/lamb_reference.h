@@ -18,7 +18,7 @@ void LambStep(const LambRates& rates, float step_size, absl::Span<const float> m
               absl::Span<const float> variance, absl::Span<float> parameters);
 void FloorVariance(const FreezeRates& rates, absl::Span<const float> variance,
                    absl::Span<float> fresh_variance);
-// FollowMomentum, by the form that the momentum before has.
+// FollowMomentum, by the forms that momenta have: of the one before, or of both.
 void FollowDenseMomentum(const BlockRule& rule, const FreshRates& rates, OneBitView momentum,
                          const float* momentum_before, absl::Span<const float> inverse_denominator,
                          absl::Span<float> fresh_variance, absl::Span<const float> parameters,
@@ -27,6 +27,10 @@ void FollowOneBitMomentum(const BlockRule& rule, const FreshRates& rates, OneBit
                           OneBitView momentum_before, absl::Span<const float> inverse_denominator,
                           absl::Span<float> fresh_variance, absl::Span<const float> parameters,
                           LambSums* sums);
+void FollowDenseAnswer(const BlockRule& rule, const FreshRates& rates, const float* answer,
+                       absl::Span<float> momentum, absl::Span<const float> inverse_denominator,
+                       absl::Span<float> fresh_variance, absl::Span<const float> parameters,
+                       LambSums* sums);
 
 }  // namespace signpost::kernels::reference
 

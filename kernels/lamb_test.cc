@@ -57,6 +57,10 @@ TEST(Lamb, ADenseStepGivesTheNumbersComputedByHand) {
   });
 }
 
+// Of a momentum and the one before.
+enum class Forms { kOneBit, kOneBitAfterDense, kDense };
+constexpr Forms kAllForms[] = {Forms::kOneBit, Forms::kOneBitAfterDense, Forms::kDense};
+
 TEST(Lamb, AOneBitStepGivesTheNumbersComputedByHand) {
   // g = (-3 - 0.5 * 2) * 2 = -8;  f = 0.5 * 8 + 0.1875 * 64 = 16;  step = -3 * 0.5 = -1.5;
   // update = -1.5 + 0.5 * 1 = -1;  quotient = 0.5 * (4 + 1) = 2.5
@@ -69,13 +73,17 @@ TEST(Lamb, AOneBitStepGivesTheNumbersComputedByHand) {
                             .weight_decay = 0.5f};
   const float scale = 3, scale_before = 2;
   const uint8_t bits = 0b1, bits_before = 0;
-  const Values dense_before = {2, 2}, d = {0.5f, 0}, x = {1, 2};
+  const Values dense = {-3, 3}, dense_before = {2, 2}, d = {0.5f, 0}, x = {1, 2};
   OnEveryTarget([&] {
-    for (const bool is_dense : {true, false}) {
-      Values f = {8, 0};
+    for (const Forms forms : kAllForms) {
+      Values f = {8, 0}, momentum = dense_before;
       LambSums sums;
       const OneBitView m = {&scale, &bits}, before = {&scale_before, &bits_before};
-      if (is_dense) {
+      if (forms == Forms::kDense) {
+        FollowMomentum({}, rates, dense.data(), absl::MakeSpan(momentum), d, absl::MakeSpan(f), x,
+                       &sums);
+        EXPECT_EQ(momentum, dense);
+      } else if (forms == Forms::kOneBitAfterDense) {
         FollowMomentum({}, rates, m, dense_before.data(), d, absl::MakeSpan(f), x, &sums);
       } else {
         FollowMomentum({}, rates, m, before, d, absl::MakeSpan(f), x, &sums);
@@ -251,13 +259,17 @@ TEST(Lamb, OneBitStepsMatchTheModel) {
       }
       expected.push_back({SumOfSquares(steps), SumOfSquares(updates), least});
     }
-    const Guarded<float> our_before = before, our_d = d, our_x = x;
+    const Guarded<float> our_m = m, our_before = before, our_d = d, our_x = x;
     OnEveryTarget([&] {
-      for (const bool is_dense : {true, false}) {
-        Guarded<float> our_f = f_before;
+      for (const Forms forms : kAllForms) {
+        Guarded<float> our_f = f_before, replaced = before;
         std::vector<LambSums> sums(blocks);
         const OneBitView momentum = {scales[0].data(), bits[0].data()};
-        if (is_dense) {
+        if (forms == Forms::kDense) {
+          FollowMomentum(rule, rates, our_m.data(), replaced.span(), our_d.span(), our_f.span(),
+                         our_x.span(), sums.data());
+          EXPECT_TRUE(SameBytes(replaced, m));
+        } else if (forms == Forms::kOneBitAfterDense) {
           FollowMomentum(rule, rates, momentum, our_before.data(), our_d.span(), our_f.span(),
                          our_x.span(), sums.data());
         } else {
