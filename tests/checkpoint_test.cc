@@ -340,6 +340,14 @@ INSTANTIATE_TEST_SUITE_P(
         ResumeCase{
             "OfLambAtTheFreeze", 5, {.freeze_step = 5, .warm_up_codec = BFLOAT16, .lamb = kLamb}},
         ResumeCase{"OfLambAmongOneBitSteps", 9, {.freeze_step = 5, .lamb = kLamb}},
+        ResumeCase{"OfLambAmongFp32Steps", 6, {.freeze_step = 5, .codec = FLOAT32, .lamb = kLamb}},
+        ResumeCase{
+            "OfLambAmongInt4StepsAfterARefresh",
+            9,
+            {.freeze_step = 5, .codec = INT4, .variance_refresh_interval = 3, .lamb = kLamb}},
+        ResumeCase{"OfLambAmongStepsOfACodecFromOutside",
+                   8,
+                   {.freeze_step = 5, .codec = CUSTOM, .lamb = kLamb}},
         ResumeCase{"OfZeroOneAdamBetweenUpdates", 4, {.freeze_step = 5, .zero_one = kZeroOne}},
         ResumeCase{"OfZeroOneAdamAtTheFreeze", 5, {.freeze_step = 5, .zero_one = kZeroOne}},
         ResumeCase{

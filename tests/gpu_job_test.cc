@@ -138,11 +138,13 @@ TEST_F(GpuJobTest, AlsoWhenRoundsAreSkipped) {
 
 TEST_F(GpuJobTest, AlsoWithLamb) {
   job_.optimizer.lamb.emplace();
-  for (const Codec warm_up : {FLOAT32, BFLOAT16, INT8}) {
-    job_.optimizer.warm_up_codec = warm_up;
-    EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr)) << CodecName(warm_up);
+  for (const Stages& stages : kStages) {
+    job_.optimizer.warm_up_codec = stages.warm_up;
+    job_.optimizer.codec = stages.frozen;
+    SCOPED_TRACE(DescribeOptions(job_.optimizer));
+    EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr));
     // Then only a part of a tensor is in the step.
-    EXPECT_EQ(TrainOn(gpu_.get(), Spoil), TrainOn(nullptr, Spoil)) << CodecName(warm_up);
+    EXPECT_EQ(TrainOn(gpu_.get(), Spoil), TrainOn(nullptr, Spoil));
   }
 }
 

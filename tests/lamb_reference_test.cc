@@ -67,6 +67,7 @@ TEST_P(LambReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
        .variance_floor = job.optimizer.variance_floor,
        .bias_correction = job.optimizer.bias_correction,
        .freeze_step = static_cast<int>(std::min<uint64_t>(job.optimizer.freeze_step, job.steps)),
+       .one_bit = job.optimizer.codec == ONE_BIT,
        .max_coeff = lamb.max_coeff,
        .min_coeff = lamb.min_coeff,
        .coeff_beta = lamb.coeff_beta,
@@ -157,6 +158,11 @@ INSTANTIATE_TEST_SUITE_P(
         Case{4, {15, 16, 17}, {.freeze_step = 3, .lamb = kDefaults}, {0.01, 0.1, 0.9, 0.9}},
         Case{4, {15, 16, 17}, {.freeze_step = 3, .lamb = kOthers}, {0.01, 0, 0.9, 0.9}},
         Case{2, {50}, {.bias_correction = false, .freeze_step = 8, .lamb = kDefaults}},
+        Case{3, {37, 8, 1, 100}, {.freeze_step = 6, .codec = FLOAT32, .lamb = kDefaults}},
+        Case{2,
+             {15, 16, 17},
+             {.freeze_step = 3, .codec = FLOAT32, .lamb = kOthers},
+             {0.01, 0.1, 0.9, 0.9}},
         Case{3, {50}, {.freeze_step = OptimizerOptions::kNever, .lamb = kDefaults}}));
 
 }  // namespace

@@ -222,6 +222,8 @@ INSTANTIATE_TEST_SUITE_P(
                       OptimizerCase{
                           "OneBitLambAfterInt8",
                           {.freeze_step = 5, .warm_up_codec = INT8, .lamb = LambOptions()}},
+                      OptimizerCase{"OneBitLambInBf16",
+                                    {.freeze_step = 5, .codec = BFLOAT16, .lamb = LambOptions()}},
                       OptimizerCase{"ACodecFromOutside", {.freeze_step = 5, .codec = CUSTOM}},
                       OptimizerCase{"OneBitAdamAfterACodecFromOutside",
                                     {.freeze_step = 5, .warm_up_codec = CUSTOM}}),

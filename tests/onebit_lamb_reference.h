@@ -34,6 +34,7 @@ class OneBitLambReference {
     double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, gamma = 1.35, variance_floor = 0.01;
     bool bias_correction = true;  // of momentum, variance and the mean of the trust ratios
     int freeze_step = 1;
+    bool one_bit = true;  // or the momentum travels in a codec that loses nothing
     double max_coeff = 10, min_coeff = 0.01, coeff_beta = 0.9;
     double factor_max = 4, factor_min = 0.5, factor_threshold = 0.1;
   };
@@ -144,7 +145,7 @@ class OneBitLambReference {
       }
     }
     const Vector last = m_;
-    m_ = exchange_.Mean(momenta);
+    m_ = options_.one_bit ? exchange_.Mean(momenta) : MeanOf(momenta);
 
     Vector adam(x_.size()), update(x_.size());
     for (size_t j = 0; j < x_.size(); ++j) {

@@ -78,7 +78,7 @@ TEST(ReplicaIdentity, HoldsForEveryOptimizerAndCodecInEveryStage) {
     for (const OptimizerOptions& optimizer : {onebit_adam, onebit_lamb}) {
       if (codec != FLOAT32) all.emplace_back(optimizer).warm_up_codec = codec;
     }
-    for (const OptimizerOptions& optimizer : {onebit_adam, zero_one_adam}) {
+    for (const OptimizerOptions& optimizer : {onebit_adam, onebit_lamb, zero_one_adam}) {
       if (codec != ONE_BIT) all.emplace_back(optimizer).codec = codec;
     }
   }

@@ -171,6 +171,20 @@ TEST_P(ReturningWorkerTest, WithLambTooInTheWarmUpAroundTheFreezeAndAfterIt) {
   }
 }
 
+TEST_P(ReturningWorkerTest, WithLambInOtherCodecsThanOneBit) {
+  job_.optimizer = {.freeze_step = 5, .lamb = LambOptions()};
+  for (const Codec codec : {FLOAT16, INT8}) {
+    SCOPED_TRACE(Codec_Name(codec));
+    job_.worker.job = "lamb-in-" + Codec_Name(codec);
+    job_.optimizer.codec = codec;
+    Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
+      TakeSteps(kLostRank, replica, *worker, 20);
+      worker.reset();
+      ComeBack(20);
+    });
+  }
+}
+
 TEST_P(ReturningWorkerTest, WithZeroOneAdamTooBetweenUpdatesAroundTheFreezeAndAfterIt) {
   job_.optimizer.zero_one = {
       .var_update_scaler = 2, .local_step_scaler = 10, .local_step_clipper = 3};

@@ -1,6 +1,7 @@
 #include "worker/gpu_lamb_state.h"
 
 #include <cstring>
+#include <utility>
 
 #include "kernels/dense.h"
 #include "proto/codec.h"
@@ -8,6 +9,7 @@
 
 namespace signpost {
 
+using kernels::cuda::ApplyDenseSegment;
 using kernels::cuda::ApplySegment;
 using kernels::cuda::FloorSegment;
 using kernels::cuda::FollowSegment;
@@ -59,8 +61,26 @@ void GpuLambState::UpdateMoments(uint32_t chunk, Codec codec, RatesOf<kernels::L
       update);
 }
 
-void GpuLambState::FollowMomentum(uint32_t chunk, RatesOf<kernels::FreshRates> rates,
+void GpuLambState::FollowMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::FreshRates> rates,
                                   Payload answer) {
+  if (codec == ONE_BIT) return FollowSigns(chunk, rates, std::move(answer));
+  adam_.RunOnDecompressed(
+      chunk, codec, answer, [&](const Segment& segment) { return adam_.Scratch(segment); },
+      [&](const Segment& segment) {
+        return FollowSegment{.rates = rates(segment.tensor),
+                             .dense_momentum = adam_.Scratch(segment),
+                             .dense_momentum_before = adam_.DenseMomentum(chunk, segment),
+                             .inverse_denominator = adam_.Variance(chunk, segment),
+                             .fresh_variance = FreshVariance(chunk, segment),
+                             .parameters = adam_.Values(segment),
+                             .sums = SumsOf(chunk, segment)};
+      },
+      [&](auto... table) {
+        return adam_.gpu_.FollowMomentum(adam_.rule_, table..., adam_.stream_);
+      });
+}
+
+void GpuLambState::FollowSigns(uint32_t chunk, RatesOf<kernels::FreshRates> rates, Payload answer) {
   if (!adam_.status_.ok()) return;
   const Chunk& at = adam_.layout_.chunks()[chunk];
   GpuAdamState::Slot& slot = adam_.NextApplying();
@@ -112,6 +132,21 @@ void GpuLambState::Step(uint32_t chunk, RatesOf<StepRates> rates) {
 }
 
 void GpuLambState::StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRates> rates) {
+  if (!adam_.momentum_is_signed_[chunk]) {
+    return adam_.Run(
+        chunk,
+        [&](const Segment& segment) {
+          const AdamState::UpdateRates update = rates(segment.tensor);
+          return ApplyDenseSegment{.momentum = adam_.DenseMomentum(chunk, segment),
+                                   .inverse_denominator = adam_.Variance(chunk, segment),
+                                   .parameters = adam_.Values(segment),
+                                   .learning_rate = update.learning_rate,
+                                   .weight_decay = update.weight_decay};
+        },
+        [&](auto... table) {
+          return adam_.gpu_.ApplyDenseMomentum(adam_.rule_, table..., adam_.stream_);
+        });
+  }
   adam_.Run(
       chunk,
       [&](const Segment& segment) {

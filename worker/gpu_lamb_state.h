@@ -23,7 +23,8 @@ class GpuLambState final : public LambState {
 
   void UpdateMoments(uint32_t chunk, Codec codec, RatesOf<kernels::LambRates> rates,
                      Payload answer) override;
-  void FollowMomentum(uint32_t chunk, RatesOf<kernels::FreshRates> rates, Payload answer) override;
+  void FollowMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::FreshRates> rates,
+                      Payload answer) override;
   absl::Span<const kernels::LambSums> Sums() override;  // waits for the GPU
   void Step(uint32_t chunk, RatesOf<StepRates> rates) override;
   void StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRates> rates) override;
@@ -37,6 +38,7 @@ class GpuLambState final : public LambState {
  private:
   using Memory = kernels::cuda::Owned<uint8_t>;
 
+  void FollowSigns(uint32_t chunk, RatesOf<kernels::FreshRates> rates, Payload answer);
   float* FreshVariance(uint32_t chunk, const Segment& segment) const {
     return adam_.InLayoutOrder(fresh_variance_, chunk, segment);
   }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/dense.h"
+#include "kernels/momentum.h"
 #include "kernels/onebit.h"
 #include "proto/codec.h"
 
@@ -38,8 +39,20 @@ void HostLambState::UpdateMoments(uint32_t chunk, Codec codec, RatesOf<kernels::
                                  });
 }
 
-void HostLambState::FollowMomentum(uint32_t chunk, RatesOf<kernels::FreshRates> rates,
+void HostLambState::FollowMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::FreshRates> rates,
                                    Payload answer) {
+  if (codec == ONE_BIT) return FollowSigns(chunk, rates, std::move(answer));
+  adam_.ForEachDecompressedBlock(
+      chunk, codec, answer, [&](const Segment& block, absl::Span<const float> momentum) {
+        kernels::FollowMomentum(adam_.rule_, rates(block.tensor), momentum.data(),
+                                adam_.MomentumOf(chunk, block), adam_.VarianceOf(chunk, block),
+                                FreshVarianceOf(chunk, block), adam_.ValuesOf(block),
+                                SumsOf(chunk, block));
+      });
+}
+
+void HostLambState::FollowSigns(uint32_t chunk, RatesOf<kernels::FreshRates> rates,
+                                Payload answer) {
   const Chunk& at = adam_.layout_.chunks()[chunk];
   Payload& before = adam_.signed_momentum_[chunk];
   adam_.crew_.ForEachPart(chunk, [&](const Segment& part) {
@@ -73,9 +86,15 @@ void HostLambState::StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateR
   const absl::Span<const uint8_t> momentum = adam_.signed_momentum_[chunk].span();
   adam_.crew_.ForEachPart(chunk, [&](const Segment& part) {
     const AdamState::UpdateRates update = rates(part.tensor);
-    kernels::ApplyMomentum(adam_.rule_, OneBitPart(at, part, momentum.data()), update.learning_rate,
-                           update.weight_decay, adam_.VarianceOf(chunk, part),
-                           adam_.ValuesOf(part));
+    const absl::Span<const float> inverse_denominator = adam_.VarianceOf(chunk, part);
+    if (momentum.empty()) {
+      kernels::ApplyDenseMomentum(adam_.MomentumOf(chunk, part), update.learning_rate,
+                                  update.weight_decay, inverse_denominator, adam_.ValuesOf(part));
+    } else {
+      kernels::ApplyMomentum(adam_.rule_, OneBitPart(at, part, momentum.data()),
+                             update.learning_rate, update.weight_decay, inverse_denominator,
+                             adam_.ValuesOf(part));
+    }
   });
 }
 

@@ -22,7 +22,8 @@ class HostLambState final : public LambState {
 
   void UpdateMoments(uint32_t chunk, Codec codec, RatesOf<kernels::LambRates> rates,
                      Payload answer) override;
-  void FollowMomentum(uint32_t chunk, RatesOf<kernels::FreshRates> rates, Payload answer) override;
+  void FollowMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::FreshRates> rates,
+                      Payload answer) override;
   absl::Span<const kernels::LambSums> Sums() override { return sums_; }
   void Step(uint32_t chunk, RatesOf<StepRates> rates) override;
   void StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRates> rates) override;
@@ -35,6 +36,7 @@ class HostLambState final : public LambState {
   }
 
  private:
+  void FollowSigns(uint32_t chunk, RatesOf<kernels::FreshRates> rates, Payload answer);
   absl::Span<float> FreshVarianceOf(uint32_t chunk, const Segment& segment);
   kernels::LambSums* SumsOf(uint32_t chunk, const Segment& segment);
 

@@ -28,11 +28,12 @@ class LambState {
 
   virtual ~LambState() = default;
 
-  // The first halves of steps, with their answers: a dense one, for which the momentum must be
-  // dense, and a one-bit one, which is the momentum afterwards. Parameters stay.
+  // The first halves of steps, with their answers, in each of the codecs: a gradient, and the
+  // momentum afterwards. The momentum must be dense, but for one that follows another of one bit.
+  // Parameters stay.
   virtual void UpdateMoments(uint32_t chunk, Codec codec, RatesOf<kernels::LambRates> rates,
                              Payload answer) = 0;
-  virtual void FollowMomentum(uint32_t chunk, RatesOf<kernels::FreshRates> rates,
+  virtual void FollowMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::FreshRates> rates,
                               Payload answer) = 0;
   // What the last of these gave of each block, in layout order. Until the next one.
   virtual absl::Span<const kernels::LambSums> Sums() = 0;

@@ -97,14 +97,7 @@ absl::Status CheckOptions(const OptimizerOptions& options) {
         "as DeepSpeed, an optimizer has neither bias_correction nor variance_floor");
   }
   if (options.zero_one) return CheckZeroOne(options);
-  if (!options.lamb) return absl::OkStatus();
-  if (options.codec != ONE_BIT) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("optimizer option codec is %s, wanted one-bit: 1-bit LAMB reconstructs "
-                        "gradients from momenta of one bit",
-                        CodecName(options.codec)));
-  }
-  return CheckLambOptions(*options.lamb);
+  return options.lamb ? CheckLambOptions(*options.lamb) : absl::OkStatus();
 }
 
 absl::Status CheckRates(const OptimizerOptions& options, absl::Span<const GroupRates> rates) {

@@ -50,8 +50,8 @@ struct OptimizerOptions {
   // Steps of warm-up; kNever is plain Adam. At least 1: there is no variance to freeze before.
   uint64_t freeze_step = kNever;
   // How gradients travel in the warm-up, and the momentum after it: any that CheckCodecOption
-  // (proto/codec.h) takes. 1-bit LAMB's momentum travels in one bit only. 0/1 Adam's gradients do
-  // as its momentum, but in fp32 where they update the variance.
+  // (proto/codec.h) takes. 0/1 Adam's gradients travel as its momentum, but in fp32 where they
+  // update the variance.
   Codec warm_up_codec = FLOAT32;
   Codec codec = ONE_BIT;
   // At the freeze the variance is raised to at least this fraction of its tensor's mean.

@@ -71,7 +71,7 @@ void OneBitLamb::ApplyGradient(uint32_t chunk, Payload answer) {
 
 void OneBitLamb::ApplyMomentum(uint32_t chunk, Payload answer) {
   lamb_->FollowMomentum(
-      chunk, [this](uint32_t tensor) { return FreshRatesOf(tensor); }, std::move(answer));
+      chunk, codec(), [this](uint32_t tensor) { return FreshRatesOf(tensor); }, std::move(answer));
   awaits_end_[chunk] = true;
 }
 

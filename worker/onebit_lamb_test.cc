@@ -49,6 +49,10 @@ class OneBitLambTest : public testing::Test {
   // Compresses and answers all chunks; those that were not packed are skipped.
   void Step(uint64_t step, const GroupRates& rates = {.learning_rate = 0.1}) {
     lamb_->BeginStep(step, {rates});
+    Exchange();
+  }
+
+  void Exchange() {
     const absl::Span<const float> gradient = gradient_;
     for (uint32_t chunk = 0; chunk < layout_->chunks().size(); ++chunk) {
       Answer answer;
@@ -75,6 +79,15 @@ class OneBitLambTest : public testing::Test {
   std::vector<float> FreshVariance() const {
     const HostFloats fresh = lamb_->fresh_variance();
     return {fresh.begin(), fresh.end()};
+  }
+
+  std::vector<float> Momentum() const {
+    std::vector<float> all;
+    for (uint32_t chunk = 0; chunk < layout_->chunks().size(); ++chunk) {
+      const auto momentum = lamb_->Momentum(chunk);
+      all.insert(all.end(), momentum.begin(), momentum.end());
+    }
+    return all;
   }
 
   std::unique_ptr<Layout> layout_;
@@ -200,6 +213,35 @@ TEST_F(OneBitLambTest, AFreezeBeginsFreshVarianceAndFactorAnew) {
   const std::vector<float> fresh = FreshVariance();
   for (size_t i = 0; i < fresh.size(); ++i) {
     EXPECT_FLOAT_EQ(1 / (std::sqrt(fresh[i]) + 1e-8f), inverse[i]) << i;
+  }
+}
+
+// In every codec, and where nothing is lost the gradients are those that there were.
+TEST_F(OneBitLambTest, TheFreshVarianceIsOfGradientsReconstructedFromTheAnswers) {
+  const GroupRates rates = {.learning_rate = 0.1, .beta1 = 0.75, .beta2 = 0.5};
+  for (const Codec codec : {ONE_BIT, INT4, INT8, FLOAT16, BFLOAT16, FLOAT32}) {
+    SCOPED_TRACE(Codec_Name(codec));
+    Start({.freeze_step = 2, .codec = codec, .variance_refresh_interval = 4});
+    for (uint64_t step = 0; step < 10; ++step) {
+      const bool is_one_bit = step >= 2 && step != 6;
+      FillGradient(step);
+      lamb_->BeginStep(step, {rates});
+      const std::vector<float> momentum = Momentum(), fresh = FreshVariance(), values = values_;
+      Exchange();
+      if (!is_one_bit) continue;
+      const std::vector<float> momentum_after = Momentum(), fresh_after = FreshVariance();
+      for (size_t i = 0; i < values.size(); ++i) {
+        const double g = (momentum_after[i] - 0.75 * momentum[i]) / 0.25;
+        EXPECT_NEAR(fresh_after[i], 0.5 * fresh[i] + 0.5 * g * g, 1e-5 * (1 + g * g));
+        if (codec == FLOAT32) {
+          EXPECT_NEAR(g, gradient_[i], 1e-5);
+        }
+        const TensorScale scale = Scale(i < kWeights ? 0 : 1);
+        const double rate = 0.1 * scale.average() / scale.weight() * scale.factor();
+        const double wanted = values[i] - rate * momentum_after[i] * lamb_->variance()[i];
+        EXPECT_NEAR(values_[i], wanted, 1e-5 * (1 + std::abs(wanted)));
+      }
+    }
   }
 }
 

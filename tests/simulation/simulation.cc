@@ -53,7 +53,6 @@ struct JobPlan {
       tensors.push_back(150);
     }
     if (Below(3) == 0) optimizer.lamb.emplace();
-    constexpr Codec kOthers[] = {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4};
     const bool may_choose = !optimizer.lamb;
     if (may_choose && Below(3) == 0) optimizer.codec = kOthers[Below(std::size(kOthers))];
     if (Below(4) == 0) optimizer.warm_up_codec = kOthers[2 + Below(3)];
@@ -63,6 +62,8 @@ struct JobPlan {
     random.seed(~seed);  // what came later leaves half of the seeds' jobs as they were
     ChooseWhatIsRarer();
   }
+
+  static constexpr Codec kOthers[] = {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4};
 
   void ChooseWhatIsRarer() {
     if (!optimizer.zero_one && Below(8) == 0) optimizer.warm_up_codec = ONE_BIT;
@@ -76,6 +77,9 @@ struct JobPlan {
     if (min_workers == 0 && Below(8) == 0) {
       workers = 1;
       bad_rank = 0;
+    }
+    if (optimizer.lamb && Below(2) == 0) {
+      optimizer.codec = Below(4) == 0 ? CUSTOM : kOthers[Below(std::size(kOthers))];
     }
   }
 
