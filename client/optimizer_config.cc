@@ -210,7 +210,7 @@ constexpr Param kParams[] = {
      [](const Value& v, OptimizerConfig& c) {
        return Count(v, c.options.zero_one->local_step_clipper);
      }},
-    {"codec", kOneBitAdam | kZeroOneAdam, "codec", "onebit", "how the momentum travels",
+    {"codec", kNotAdam, "codec", "onebit", "how the momentum travels",
      [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.codec); }},
     {"warm_up_codec", kOneBit, "codec", "fp32", "how gradients travel in the warm-up",
      [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.warm_up_codec); }},

@@ -123,6 +123,9 @@ TEST(OptimizerConfig, TakesWhatSignpostHasBesides) {
   EXPECT_EQ(config.options.codec, INT4);
   EXPECT_EQ(config.options.warm_up_codec, BFLOAT16);
   EXPECT_EQ(config.max_grad_norm, 2);
+  const OptimizerConfig lamb =
+      ReadGood("optimizer: {type: OneBitLamb, params: {freeze_step: 2, codec: fp16}}");
+  EXPECT_EQ(lamb.options.codec, FLOAT16);
   const OptimizerConfig adam = ReadGood("optimizer: {type: AdamW, params: {adam_w_mode: true}}");
   EXPECT_EQ(adam.options.freeze_step, OptimizerOptions::kNever);
 }

@@ -908,6 +908,7 @@ EACH = pytest.mark.parametrize(
     [
         (signpost.OneBitAdam, ONE_BIT),
         (signpost.OneBitLamb, ONE_BIT),
+        (signpost.OneBitLamb, {**ONE_BIT, "codec": "int8"}),
         (signpost.ZeroOneAdam, LOCAL),
         (signpost.OneBitAdam, {**ONE_BIT, **AS_DEEPSPEED}),
         (signpost.OneBitLamb, {**ONE_BIT, **AS_DEEPSPEED}),

@@ -578,6 +578,7 @@ class OneBitLamb(_JobOptimizer):
         variance_refresh_interval: int = 0,
         variance_floor: Optional[float] = None,
         gamma: Optional[float] = None,
+        codec: Union[str, Codec] = "onebit",
         warm_up_codec: Union[str, Codec] = "fp32",
         max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
@@ -621,7 +622,7 @@ class OneBitLamb(_JobOptimizer):
                 "variance_refresh_interval", variance_refresh_interval, least=0
             ),
             **_compat(compat, variance_floor=variance_floor, gamma=gamma),
-            **codec_options(warm_up_codec=warm_up_codec),
+            **codec_options(codec=codec, warm_up_codec=warm_up_codec),
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
