@@ -41,7 +41,9 @@ TEST(WireBudget, AOneBitRoundTakesHardlyMoreThanOneBitPerParameterEachWay) {
   });
   const WireBytes one_bit = bytes.back() - bytes.front();
   const double parameters = 2'101'000.0 * job.workers * (job.steps - 1);
-  for (double bits : {8 * one_bit.sent / parameters, 8 * one_bit.received / parameters}) {
+  // Where others take the processors too, TCP sends again what is only late.
+  const uint64_t sent = one_bit.sent - one_bit.retransmitted;
+  for (double bits : {8 * sent / parameters, 8 * one_bit.received / parameters}) {
     EXPECT_GE(bits, 1.0);
     EXPECT_LE(bits, (1 + 32.0 / 4096) * 1.01);
   }

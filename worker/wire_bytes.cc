@@ -32,7 +32,7 @@ std::optional<WireBytes> ReadSocket(int fd) {
   tcp_info info{};
   socklen_t size = sizeof(info);
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return std::nullopt;
-  return WireBytes{info.tcpi_bytes_sent, info.tcpi_bytes_received};
+  return WireBytes{info.tcpi_bytes_sent, info.tcpi_bytes_received, info.tcpi_bytes_retrans};
 }
 
 std::vector<int> OpenFileDescriptors() {
@@ -60,6 +60,7 @@ WireBytes WireByteCounter::Read() {
   for (const auto& [inode, bytes] : by_socket_) {
     total.sent += bytes.sent;
     total.received += bytes.received;
+    total.retransmitted += bytes.retransmitted;
   }
   return total;
 }
