@@ -1,6 +1,7 @@
 #include "tests/simulation/simulation.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -110,27 +111,24 @@ struct JobPlan {
   std::vector<size_t> tensors = {37, 8, 1, 300, 64};
 };
 
-// Which all ranks share, by the element of a tensor. Sines take as long as all that is simulated.
-const std::vector<float>& Drift() {
-  static const auto& drift = *[] {
-    auto* const sines = new std::vector<float>(300);  // the largest tensor's
-    for (size_t i = 0; i < sines->size(); ++i) {
-      (*sines)[i] = 0.3f * std::sin(static_cast<float>(i));
-    }
-    return sines;
-  }();
+// Which all ranks share, by the element of a tensor; the largest has as many. Sines of each step's
+// own took longer than all that is simulated.
+std::array<float, 300> MakeDrift() {
+  std::array<float, 300> drift;
+  for (size_t i = 0; i < drift.size(); ++i) drift[i] = 0.3f * std::sin(static_cast<float>(i));
   return drift;
 }
 
 // Of one rank and step: noise around the drift.
 std::vector<std::vector<float>> GradientsOf(const JobPlan& plan, uint32_t rank, uint64_t step) {
+  static const std::array<float, 300> drift = MakeDrift();
   std::mt19937 random(1 + rank * 1000 + static_cast<uint32_t>(step));
   std::uniform_real_distribution<float> noise(-1, 1);
   std::vector<std::vector<float>> gradients;
   for (const size_t elements : plan.tensors) {
     std::vector<float>& gradient = gradients.emplace_back(elements);
     for (size_t i = 0; i < elements; ++i) {
-      gradient[i] = noise(random) + Drift().at(i);
+      gradient[i] = noise(random) + drift.at(i);
     }
   }
   if (rank == plan.bad_rank && step == plan.bad_step) {
