@@ -106,6 +106,43 @@ SIGNPOST_DEVICE void CompressDenseBlock(Block& block, const BlockRule& rule,
   }
 }
 
+// The sum over a segment's ranks of the quad at element i.
+SIGNPOST_DEVICE inline Quad SumOverRanks(const AggregateDenseSegment& segment, uint32_t i,
+                                         uint32_t count) {
+  const auto add = [](Quad& sum, const Quad& term) {
+    for (uint32_t k = 0; k < kQuadElements; ++k) sum.v[k] = sum.v[k] + term.v[k];
+  };
+  const auto load = [&](uint32_t rank) {
+    return LoadQuad(segment.contributions[rank] + segment.first + i, count);
+  };
+  constexpr auto kGroup = static_cast<uint32_t>(kRankGroup);
+  Quad sum;
+  for (uint32_t group = 0; group < segment.ranks; group += kGroup) {
+    Quad partial = load(group);
+    const uint32_t ranks_of_group = Min(segment.ranks - group, kGroup);
+    for (uint32_t r = 1; r < ranks_of_group; ++r) add(partial, load(group + r));
+    if (group == 0) {
+      sum = partial;
+    } else {
+      add(sum, partial);
+    }
+  }
+  return sum;
+}
+
+template <class Block>
+SIGNPOST_DEVICE void AggregateDenseBlock(Block& block, const BlockRule& rule,
+                                         const AggregateDenseSegment& segment, uint32_t number) {
+  ForEachQuadOfBlock(block, rule, segment, number, [&](uint32_t, uint32_t i, uint32_t count) {
+    Quad mean = SumOverRanks(segment, i, count);
+    // An error of zero is added still: -0 becomes 0.
+    for (uint32_t k = 0; k < kQuadElements; ++k) {
+      mean.v[k] = mean.v[k] * segment.inverse_count + 0.0f;
+    }
+    StoreQuad(mean, segment.out + i, count);
+  });
+}
+
 template <class Block>
 SIGNPOST_DEVICE void DecompressDenseBlock(Block& block, const BlockRule& rule,
                                           const DecompressDenseSegment& segment, uint32_t number) {

@@ -17,6 +17,15 @@ absl::Status CompressDense(const BlockRule& rule, const DenseSegment* segments, 
       });
 }
 
+absl::Status AggregateDense(const BlockRule& rule, const AggregateDenseSegment* segments,
+                            uint32_t count, uint32_t blocks, Stream stream) {
+  return LaunchOnBlocks(
+      segments, count, blocks, stream,
+      [=] __device__(DeviceBlock & block, const AggregateDenseSegment& segment, uint32_t number) {
+        AggregateDenseBlock(block, rule, segment, number);
+      });
+}
+
 absl::Status DecompressDense(const BlockRule& rule, const DecompressDenseSegment* segments,
                              uint32_t count, uint32_t blocks, Stream stream) {
   return LaunchOnBlocks(

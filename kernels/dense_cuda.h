@@ -4,6 +4,7 @@
 #ifndef SIGNPOST_KERNELS_DENSE_CUDA_H_
 #define SIGNPOST_KERNELS_DENSE_CUDA_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -27,6 +28,20 @@ struct DenseSegment {
 // that is not packed, if there is one.
 absl::Status CompressDense(const BlockRule& rule, const DenseSegment* segments, uint32_t count,
                            uint32_t blocks, uint32_t* first_not_packed, Stream stream);
+
+// As AggregateDense of fp32 contributions, without an error. `contributions`, in device memory, has
+// where each rank's is; of each the elements from `first` on count.
+struct AggregateDenseSegment {
+  const float* const* contributions = nullptr;
+  uint32_t ranks = 0;  // >= 1
+  float inverse_count = 1;
+  size_t first = 0;
+  float* out = nullptr;
+  uint32_t elements = 0;
+  uint32_t first_block = 0;
+};
+absl::Status AggregateDense(const BlockRule& rule, const AggregateDenseSegment* segments,
+                            uint32_t count, uint32_t blocks, Stream stream);
 
 // As DecompressDense.
 struct DecompressDenseSegment {

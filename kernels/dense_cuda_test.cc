@@ -103,6 +103,38 @@ TEST(DenseCuda, DecompressesAddsAndScalesAsTheCpuDoes) {
   });
 }
 
+TEST(DenseCuda, AggregatesAsTheCpuDoes) {
+  constexpr size_t kFirst = 5;
+  Random random;
+  for (const size_t ranks : {1, 2, 4, 5, 9}) {
+    ForEachCase([&](DenseType type, BlockRule rule, size_t n) {
+      if (type != DenseType::kFloat32) return;
+      std::vector<Guarded<float>> contributions;
+      for (size_t rank = 0; rank < ranks; ++rank) {
+        contributions.push_back(random.Values(kFirst + n));
+        contributions[rank].data()[kFirst + n / 2] = -0.0f;
+      }
+      std::vector<const uint8_t*> bytes;
+      Guarded<const float*> arrays(ranks);
+      for (size_t rank = 0; rank < ranks; ++rank) {
+        arrays.data()[rank] = contributions[rank].data();
+        bytes.push_back(reinterpret_cast<const uint8_t*>(contributions[rank].data() + kFirst));
+      }
+      const float inverse_count = 1.0f / static_cast<float>(ranks);
+      Guarded<float> mean(n), expected(n);
+      kernels::AggregateDense(type, bytes, n, inverse_count, /*error=*/{},
+                              reinterpret_cast<uint8_t*>(expected.data()));
+      RunAggregateDense(rule, {{.contributions = arrays.data(),
+                                .ranks = static_cast<uint32_t>(ranks),
+                                .inverse_count = inverse_count,
+                                .first = kFirst,
+                                .out = mean.data(),
+                                .elements = static_cast<uint32_t>(n)}});
+      EXPECT_TRUE(SameBytes(mean, expected)) << ranks << " ranks";
+    });
+  }
+}
+
 TEST(DenseCuda, WhatIsNotPackedAddsNothing) {
   const BlockRule rule = {8};
   for (const DenseType type : kTypes) {

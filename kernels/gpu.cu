@@ -5,7 +5,9 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <cstring>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 
@@ -97,6 +99,39 @@ class Context {
   decltype(cuDevicePrimaryCtxRelease)* release_ = nullptr;
 };
 
+// Tells this process from others, also where process numbers do not: in another container.
+uint64_t ThisProcess() {
+  static const uint64_t number = [] {
+    std::random_device random;
+    return uint64_t{random()} << 32 | random();
+  }();
+  return number;
+}
+
+// What Export says.
+struct Exported {
+  uint64_t process;
+  uint8_t* memory;  // there
+  cudaIpcMemHandle_t handle;
+};
+
+// Whether it is because of what was to be shared, and not of what has gone wrong before.
+bool IsAboutSharing(cudaError_t error) {
+  switch (error) {
+    case cudaErrorDeviceUninitialized:
+    case cudaErrorInvalidResourceHandle:
+    case cudaErrorInvalidValue:
+    case cudaErrorMapBufferObjectFailed:
+    case cudaErrorMemoryAllocation:
+    case cudaErrorNotSupported:
+    case cudaErrorPeerAccessUnsupported:
+    case cudaErrorTooManyPeers:
+      return true;
+    default:
+      return false;
+  }
+}
+
 class CudaGpu final : public Gpu {
  public:
   explicit CudaGpu(int device) : device_(device), name_(absl::StrCat("GPU ", device)) {}
@@ -179,6 +214,32 @@ class CudaGpu final : public Gpu {
     if (!status.ok()) return status;
     return MadeHere(static_cast<uint8_t*>(memory),
                     [](uint8_t* m) { return cudaHostUnregister(m); });
+  }
+
+  absl::StatusOr<std::string> Export(const void* memory) override {
+    Exported exported = {.process = ThisProcess(),
+                         .memory = static_cast<uint8_t*>(const_cast<void*>(memory))};
+    const absl::Status status =
+        Share([&] { return cudaIpcGetMemHandle(&exported.handle, exported.memory); });
+    if (!status.ok()) return status;
+    return std::string(reinterpret_cast<const char*>(&exported), sizeof exported);
+  }
+
+  absl::StatusOr<Owned<uint8_t>> Import(absl::string_view text) override {
+    Exported exported;
+    if (text.size() != sizeof exported) return NotExportedError();
+    std::memcpy(&exported, text.data(), sizeof exported);
+    if (exported.process == ThisProcess()) {
+      // CUDA opens nothing in the process that has it.
+      return Owned<uint8_t>(exported.memory, [](uint8_t*) {});
+    }
+    void* memory = nullptr;
+    const absl::Status status = Share([&] {
+      return cudaIpcOpenMemHandle(&memory, exported.handle, cudaIpcMemLazyEnablePeerAccess);
+    });
+    if (!status.ok()) return status;
+    return MadeHere(static_cast<uint8_t*>(memory),
+                    [](uint8_t* m) { return cudaIpcCloseMemHandle(m); });
   }
 
   absl::StatusOr<Owned<CUstream_st>> NewStream() override {
@@ -272,6 +333,10 @@ class CudaGpu final : public Gpu {
                                uint32_t count, uint32_t blocks, Stream stream) override {
     return Launch([&] { return cuda::DecompressDense(rule, segments, count, blocks, stream); });
   }
+  absl::Status AggregateDense(const BlockRule& rule, const AggregateDenseSegment* segments,
+                              uint32_t count, uint32_t blocks, Stream stream) override {
+    return Launch([&] { return cuda::AggregateDense(rule, segments, count, blocks, stream); });
+  }
   absl::Status AddOneBit(const BlockRule& rule, const AddSegment* segments, uint32_t count,
                          uint32_t blocks, Stream stream) override {
     return Launch([&] { return cuda::AddOneBit(rule, segments, count, blocks, stream); });
@@ -355,6 +420,17 @@ class CudaGpu final : public Gpu {
   template <class Function>
   absl::Status Call(Function call) const {
     return Launch([&] { return StatusOf(call()); });
+  }
+
+  template <class Function>
+  absl::Status Share(Function share) const {
+    std::string refusal;
+    const absl::Status status = Call([&] {
+      const cudaError_t error = share();
+      if (IsAboutSharing(error)) refusal = cudaGetErrorString(error);
+      return error;
+    });
+    return refusal.empty() ? status : NotSharedError(name_, refusal);
   }
 
   absl::Status Finish(absl::Status copied, Stream stream) const {

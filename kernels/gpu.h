@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "kernels/adam_cuda.h"
 #include "kernels/block.h"
 #include "kernels/dense_cuda.h"
@@ -53,6 +54,15 @@ class Gpu {
   // RESOURCE_EXHAUSTED, with the reason and what to do, when the system does not let it.
   virtual absl::StatusOr<Owned<uint8_t>> Pin(void* memory, size_t bytes) = 0;
 
+  // What another process of this machine has Import with, as long as the memory is there, which is
+  // what Allocate has returned. FAILED_PRECONDITION, with the reason, when the system has no such
+  // thing.
+  virtual absl::StatusOr<std::string> Export(const void* memory) = 0;
+  // Memory of another process, on this GPU or another one: this GPU's copies and kernels may use
+  // it, until what Import returns goes, which must be before the memory does. FAILED_PRECONDITION,
+  // with the reason, when this GPU cannot get at it; INVALID_ARGUMENT for what no Export has said.
+  virtual absl::StatusOr<Owned<uint8_t>> Import(absl::string_view exported) = 0;
+
   virtual absl::StatusOr<Owned<CUstream_st>> NewStream() = 0;
   virtual absl::StatusOr<Owned<CUevent_st>> NewEvent() = 0;
   // The event happens when all that is on the stream now is done. One that was not recorded yet has
@@ -65,7 +75,7 @@ class Gpu {
 
   virtual absl::Status CopyIn(void* to, const void* pinned, size_t bytes, Stream stream) = 0;
   virtual absl::Status CopyOut(void* pinned, const void* from, size_t bytes, Stream stream) = 0;
-  // From this GPU's memory to this GPU's; they must not overlap.
+  // From this GPU's memory, or imported one, to such memory; they must not overlap.
   virtual absl::Status Copy(void* to, const void* from, size_t bytes, Stream stream) = 0;
   virtual absl::Status SetToZero(void* memory, size_t bytes, Stream stream) = 0;
   // Block until all that is on the stream, and then the copy, is done. Any memory of the host's.
@@ -95,6 +105,8 @@ class Gpu {
   virtual absl::Status DecompressDense(const BlockRule& rule,
                                        const DecompressDenseSegment* segments, uint32_t count,
                                        uint32_t blocks, Stream stream) = 0;
+  virtual absl::Status AggregateDense(const BlockRule& rule, const AggregateDenseSegment* segments,
+                                      uint32_t count, uint32_t blocks, Stream stream) = 0;
   virtual absl::Status AddOneBit(const BlockRule& rule, const AddSegment* segments, uint32_t count,
                                  uint32_t blocks, Stream stream) = 0;
   virtual absl::Status AddQuantized(const BlockRule& rule, const AddQuantizedSegment* segments,

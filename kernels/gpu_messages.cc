@@ -45,4 +45,13 @@ absl::Status NotPinnedError(absl::string_view gpu, size_t wanted, absl::string_v
       "(ulimit -l unlimited, docker run --ulimit memlock=-1)"));
 }
 
+absl::Status NotSharedError(absl::string_view gpu, absl::string_view why) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(gpu, " cannot share memory with GPUs of other processes (", why, ")"));
+}
+
+absl::Status NotExportedError() {
+  return absl::InvalidArgumentError("that is no memory which a GPU has exported");
+}
+
 }  // namespace signpost::kernels::cuda

@@ -18,6 +18,12 @@ absl::Status NoRoomError(absl::string_view gpu, size_t wanted, size_t free, size
 absl::Status NoPinnedRoomError(absl::string_view gpu, size_t wanted);
 absl::Status NotPinnedError(absl::string_view gpu, size_t wanted, absl::string_view why);
 
+// FAILED_PRECONDITION.
+absl::Status NotSharedError(absl::string_view gpu, absl::string_view why);
+
+// INVALID_ARGUMENT.
+absl::Status NotExportedError();
+
 }  // namespace signpost::kernels::cuda
 
 #endif  // SIGNPOST_KERNELS_GPU_MESSAGES_H_

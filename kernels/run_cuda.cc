@@ -86,6 +86,11 @@ void RunDecompressDense(const BlockRule& rule,
       [&](auto... arguments) { return TestGpu().DecompressDense(rule, arguments..., kStream); });
 }
 
+void RunAggregateDense(const BlockRule& rule, const std::vector<AggregateDenseSegment>& segments) {
+  Run(rule, segments,
+      [&](auto... arguments) { return TestGpu().AggregateDense(rule, arguments..., kStream); });
+}
+
 void RunAddOneBit(const BlockRule& rule, const std::vector<AddSegment>& segments) {
   Run(rule, segments,
       [&](auto... arguments) { return TestGpu().AddOneBit(rule, arguments..., kStream); });

@@ -39,6 +39,7 @@ void RunApplyDenseMomentum(const BlockRule& rule, const std::vector<ApplyDenseSe
 void RunDecompressOneBit(const BlockRule& rule, const std::vector<DecompressSegment>& segments);
 void RunDecompressQuantized(const BlockRule& rule, const std::vector<DequantizeSegment>& segments);
 void RunDecompressDense(const BlockRule& rule, const std::vector<DecompressDenseSegment>& segments);
+void RunAggregateDense(const BlockRule& rule, const std::vector<AggregateDenseSegment>& segments);
 void RunAddOneBit(const BlockRule& rule, const std::vector<AddSegment>& segments);
 void RunAddQuantized(const BlockRule& rule, const std::vector<AddQuantizedSegment>& segments);
 void RunAddDense(const BlockRule& rule, const std::vector<AddDenseSegment>& segments);

@@ -40,6 +40,12 @@ uintptr_t AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(mem
 // Bytes by where they begin.
 using Allocations = std::map<uintptr_t, size_t>;
 
+// What Export says.
+struct Exported {
+  uintptr_t address;
+  size_t bytes;
+};
+
 bool IsIn(const Allocations& allocations, const void* memory, size_t bytes) {
   auto after = allocations.upper_bound(AddressOf(memory));
   if (after == allocations.begin()) return false;
@@ -179,6 +185,11 @@ void SimulatedGpu::LimitPins(size_t bytes) {
   most_pins_ = bytes;
 }
 
+void SimulatedGpu::RefuseImports() {
+  const absl::MutexLock lock(&mutex_);
+  refuses_imports_ = true;
+}
+
 void SimulatedGpu::FailOperationAfter(uint64_t operations) {
   const absl::MutexLock lock(&mutex_);
   failing_operation_ = counts_.operations + operations;
@@ -234,6 +245,32 @@ absl::StatusOr<Owned<uint8_t>> SimulatedGpu::Pin(void* memory, size_t bytes) {
     WaitForAllStreams();
     const absl::MutexLock lock(&mutex_);
     pinned_memory_.erase(AddressOf(pinned));
+  });
+}
+
+absl::StatusOr<std::string> SimulatedGpu::Export(const void* memory) {
+  if (absl::Status fault = Fault(); !fault.ok()) return fault;
+  const absl::MutexLock lock(&mutex_);
+  const auto found = device_memory_.find(AddressOf(memory));
+  if (found == device_memory_.end()) return NotSharedError(name(), "it did not allocate this");
+  const Exported exported = {found->first, found->second};
+  return std::string(reinterpret_cast<const char*>(&exported), sizeof exported);
+}
+
+absl::StatusOr<Owned<uint8_t>> SimulatedGpu::Import(absl::string_view text) {
+  if (absl::Status fault = Fault(); !fault.ok()) return fault;
+  Exported exported;
+  if (text.size() != sizeof exported) return NotExportedError();
+  std::memcpy(&exported, text.data(), sizeof exported);
+  const absl::MutexLock lock(&mutex_);
+  if (refuses_imports_) return NotSharedError(name(), "simulated");
+  imported_memory_[exported.address] = exported.bytes;
+  imports_.insert(exported.address);
+  return Owned<uint8_t>(reinterpret_cast<uint8_t*>(exported.address), [this](uint8_t* memory) {
+    WaitForAllStreams();
+    const absl::MutexLock lock(&mutex_);
+    imports_.erase(imports_.find(AddressOf(memory)));
+    if (imports_.count(AddressOf(memory)) == 0) imported_memory_.erase(AddressOf(memory));
   });
 }
 
@@ -364,10 +401,14 @@ absl::Status SimulatedGpu::SetToZero(void* memory, size_t bytes, Stream stream) 
   return Put(stream, [=] { return Fill(memory, bytes, 0); });
 }
 
+bool SimulatedGpu::IsOnDevice(const void* memory, size_t bytes) const {
+  return IsIn(device_memory_, memory, bytes) || IsIn(imported_memory_, memory, bytes);
+}
+
 absl::Status SimulatedGpu::CheckDeviceRange(const void* memory, size_t bytes) const {
   if (owns_all_memory_) return absl::OkStatus();
   const absl::MutexLock lock(&mutex_);
-  if (bytes == 0 || IsIn(device_memory_, memory, bytes)) return absl::OkStatus();
+  if (bytes == 0 || IsOnDevice(memory, bytes)) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(name(), ": invalid argument (", bytes,
                                              " bytes that are not all in memory of this GPU)"));
 }
@@ -383,7 +424,7 @@ bool SimulatedGpu::CanUse(const Arrays& arrays) const {
   if (can_kernels_use_all_memory_) return true;
   const absl::MutexLock lock(&mutex_);
   for (const void* array : arrays) {
-    if (array == nullptr || IsIn(device_memory_, array, 1)) continue;
+    if (array == nullptr || IsOnDevice(array, 1)) continue;
     if (!IsIn(pinned_memory_, array, 1)) return false;
   }
   return true;
@@ -569,6 +610,21 @@ absl::Status SimulatedGpu::DecompressDense(const BlockRule& rule,
       },
       [=](HostBlock& block, const DecompressDenseSegment& s, uint32_t number) {
         DecompressDenseBlock(block, rule, s, number);
+      });
+}
+
+absl::Status SimulatedGpu::AggregateDense(const BlockRule& rule,
+                                          const AggregateDenseSegment* segments, uint32_t count,
+                                          uint32_t blocks, Stream stream) {
+  return OnBlocks(
+      segments, count, blocks, stream,
+      [](const AggregateDenseSegment& s) {
+        Arrays arrays(s.contributions, s.contributions + s.ranks);
+        arrays.insert(arrays.end(), {s.contributions, s.out});
+        return arrays;
+      },
+      [=](HostBlock& block, const AggregateDenseSegment& s, uint32_t number) {
+        AggregateDenseBlock(block, rule, s, number);
       });
 }
 

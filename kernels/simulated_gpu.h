@@ -20,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,8 @@ class SimulatedGpu final : public Gpu {
   void LimitMemory(size_t bytes);
   // As if the system let so many bytes be pinned in all.
   void LimitPins(size_t bytes);
+  // As if it could get at no other GPU's memory.
+  void RefuseImports();
   // The operation after that many more goes wrong when its stream comes to it. It and all that is
   // done later has no effect, and the GPU can be used no more.
   void FailOperationAfter(uint64_t operations);
@@ -72,6 +75,9 @@ class SimulatedGpu final : public Gpu {
   absl::StatusOr<Owned<uint8_t>> Allocate(size_t bytes) override;
   absl::StatusOr<Owned<uint8_t>> AllocatePinned(size_t bytes) override;
   absl::StatusOr<Owned<uint8_t>> Pin(void* memory, size_t bytes) override;
+  // Between simulated GPUs of one process.
+  absl::StatusOr<std::string> Export(const void* memory) override;
+  absl::StatusOr<Owned<uint8_t>> Import(absl::string_view exported) override;
 
   // A stream that is given back does its work to the end.
   absl::StatusOr<Owned<CUstream_st>> NewStream() override;
@@ -107,6 +113,8 @@ class SimulatedGpu final : public Gpu {
                                    uint32_t count, uint32_t blocks, Stream stream) override;
   absl::Status DecompressDense(const BlockRule& rule, const DecompressDenseSegment* segments,
                                uint32_t count, uint32_t blocks, Stream stream) override;
+  absl::Status AggregateDense(const BlockRule& rule, const AggregateDenseSegment* segments,
+                              uint32_t count, uint32_t blocks, Stream stream) override;
   absl::Status AddOneBit(const BlockRule& rule, const AddSegment* segments, uint32_t count,
                          uint32_t blocks, Stream stream) override;
   absl::Status AddQuantized(const BlockRule& rule, const AddQuantizedSegment* segments,
@@ -150,7 +158,9 @@ class SimulatedGpu final : public Gpu {
   void WaitForAllStreams();
   absl::StatusOr<StreamThread*> ThreadOf(Stream stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Whether all of them are this GPU's, or pinned, or null.
+  // Of this GPU, or imported.
+  bool IsOnDevice(const void* memory, size_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether all of them are, or pinned, or null.
   bool CanUse(const std::vector<const void*>& arrays) const;
   absl::Status CheckDeviceRange(const void* memory, size_t bytes) const;
   absl::Status CheckPinnedRange(const void* memory, size_t bytes) const;
@@ -186,6 +196,9 @@ class SimulatedGpu final : public Gpu {
   size_t memory_bytes_ ABSL_GUARDED_BY(mutex_);
   Allocations device_memory_ ABSL_GUARDED_BY(mutex_);
   Allocations pinned_memory_ ABSL_GUARDED_BY(mutex_);
+  Allocations imported_memory_ ABSL_GUARDED_BY(mutex_);
+  std::multiset<uintptr_t> imports_ ABSL_GUARDED_BY(mutex_);  // where each begins
+  bool refuses_imports_ ABSL_GUARDED_BY(mutex_) = false;
   size_t most_pins_ ABSL_GUARDED_BY(mutex_) = std::numeric_limits<size_t>::max();  // bytes
   std::optional<uint64_t> failing_operation_ ABSL_GUARDED_BY(mutex_);  // by counts_.operations
   std::mt19937 random_ ABSL_GUARDED_BY(mutex_);

@@ -129,6 +129,31 @@ TEST(SimulatedGpu, MemoryIsLimited) {
   Succeeds(gpu.Allocate(600).status());
 }
 
+TEST(SimulatedGpu, UsesWhatItHasImportedAndOnlyThat) {
+  SimulatedGpu gpu(TestSeed()), other(TestSeed() + 1);
+  const Bytes bytes(gpu, 0), theirs(other, 7);
+  Succeeds(other.Write(theirs.here.get(), theirs.pinned.get(), Bytes::kSize, nullptr));
+  const std::string exported = Take(other.Export(theirs.here.get()));
+  const auto copy = [&](size_t size) {
+    return gpu.Copy(bytes.here.get(), theirs.here.get(), size, nullptr);
+  };
+  EXPECT_EQ(copy(1).code(), absl::StatusCode::kUnavailable);
+  auto imported = Take(gpu.Import(exported)), again = Take(gpu.Import(exported));
+  EXPECT_EQ(imported.get(), theirs.here.get());
+  EXPECT_EQ(gpu.CheckIsHere(imported.get()).code(), absl::StatusCode::kInvalidArgument);
+  imported = nullptr;
+  EXPECT_EQ(copy(Bytes::kSize + 1).code(), absl::StatusCode::kUnavailable);
+  Succeeds(copy(Bytes::kSize));
+  uint8_t read = 0;
+  Succeeds(gpu.Read(&read, bytes.here.get(), 1, nullptr));
+  EXPECT_EQ(read, 7);
+  again = nullptr;
+  EXPECT_EQ(copy(1).code(), absl::StatusCode::kUnavailable);
+
+  gpu.RefuseImports();
+  EXPECT_EQ(gpu.Import(exported).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
 TEST(SimulatedGpu, AFaultComesBackFromAllCallsAfterIt) {
   SimulatedGpu gpu(TestSeed());
   const Bytes bytes(gpu, 1), other(gpu, 2);
@@ -146,6 +171,8 @@ TEST(SimulatedGpu, AFaultComesBackFromAllCallsAfterIt) {
   EXPECT_EQ(gpu.Allocate(1).status(), fault);
   EXPECT_EQ(gpu.AllocatePinned(1).status(), fault);
   EXPECT_EQ(gpu.Pin(bytes.pinned.get(), 1).status(), fault);
+  EXPECT_EQ(gpu.Export(bytes.here.get()).status(), fault);
+  EXPECT_EQ(gpu.Import("").status(), fault);
   EXPECT_EQ(gpu.NewStream().status(), fault);
   EXPECT_EQ(gpu.NewEvent().status(), fault);
   EXPECT_EQ(gpu.Record(event.get(), stream.get()), fault);
