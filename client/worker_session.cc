@@ -31,17 +31,21 @@ absl::Status InDirectory(const std::string& directory, const absl::Status& statu
 absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
     const SessionOptions& options, const OptimizerOptions& optimizer,
     std::vector<Parameter> parameters) {
+  if (!options.gpu) return JoinOn(/*gpu=*/nullptr, options, optimizer, std::move(parameters));
+  absl::StatusOr<std::unique_ptr<kernels::cuda::Gpu>> gpu = kernels::cuda::OpenGpu(*options.gpu);
+  if (!gpu.ok()) return gpu.status();
+  auto session = JoinOn(gpu->get(), options, optimizer, std::move(parameters));
+  if (session.ok()) (*session)->own_gpu_ = *std::move(gpu);
+  return session;
+}
+
+absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::JoinOn(
+    kernels::cuda::Gpu* gpu, const SessionOptions& options, const OptimizerOptions& optimizer,
+    std::vector<Parameter> parameters) {
   std::unique_ptr<Disk> checkpoints;
   if (!options.resume.empty()) checkpoints = OpenDirectory(options.resume);
-  std::unique_ptr<kernels::cuda::Gpu> gpu;
-  if (options.gpu) {
-    absl::StatusOr<std::unique_ptr<kernels::cuda::Gpu>> opened =
-        kernels::cuda::OpenGpu(*options.gpu);
-    if (!opened.ok()) return opened.status();
-    gpu = *std::move(opened);
-  }
   WorkerOptions worker_options = options.worker;
-  worker_options.gpu = gpu.get();
+  worker_options.gpu = gpu;
   worker_options.parameters_may_differ = options.start_from_rank_0;
   absl::StatusOr<std::vector<std::unique_ptr<Channel>>> channels = ConnectTo(options);
   if (!channels.ok()) return channels.status();
@@ -54,7 +58,7 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
   if (!worker.ok()) return worker.status();
   const bool is_new = options.resume.empty() && !options.resume_state && !(*worker)->returned();
   if (options.start_from_rank_0 && is_new && options.worker.world_size > 1) {
-    if (absl::Status status = TakeValuesOfRank0(options, parameters, gpu.get()); !status.ok()) {
+    if (absl::Status status = TakeValuesOfRank0(options, parameters, gpu); !status.ok()) {
       // The others find out in the same way. The job's name should be free for the next start.
       (*worker)->Leave().IgnoreError();
       return status;
@@ -66,7 +70,7 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
     Tell(options, Describe(*(*worker)->returned()));
   }
   return std::unique_ptr<WorkerSession>(
-      new WorkerSession(std::move(gpu), *std::move(worker), WireByteCounter(PortsOf(options))));
+      new WorkerSession(*std::move(worker), WireByteCounter(PortsOf(options))));
 }
 
 absl::Status WorkerSession::Checkpoint(const std::string& directory) {

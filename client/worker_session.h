@@ -26,6 +26,12 @@ class WorkerSession final : public Session {
   static absl::StatusOr<std::unique_ptr<WorkerSession>> Join(const SessionOptions& options,
                                                              const OptimizerOptions& optimizer,
                                                              std::vector<Parameter> parameters);
+  // The same on a GPU that is open, and outlives the session; null: on the host. options.gpu is not
+  // looked at.
+  static absl::StatusOr<std::unique_ptr<WorkerSession>> JoinOn(kernels::cuda::Gpu* gpu,
+                                                               const SessionOptions& options,
+                                                               const OptimizerOptions& optimizer,
+                                                               std::vector<Parameter> parameters);
 
   void SetStream(kernels::cuda::Stream stream) override { worker_->SetStream(stream); }
 
@@ -54,11 +60,10 @@ class WorkerSession final : public Session {
   WireBytes wire_bytes() override { return counter_.Read(); }
 
  private:
-  WorkerSession(std::unique_ptr<kernels::cuda::Gpu> gpu, std::unique_ptr<Worker> worker,
-                WireByteCounter counter)
-      : gpu_(std::move(gpu)), worker_(std::move(worker)), counter_(std::move(counter)) {}
+  WorkerSession(std::unique_ptr<Worker> worker, WireByteCounter counter)
+      : worker_(std::move(worker)), counter_(std::move(counter)) {}
 
-  std::unique_ptr<kernels::cuda::Gpu> gpu_;  // null: on the host
+  std::unique_ptr<kernels::cuda::Gpu> own_gpu_;  // null: it is the caller's, or there is none
   std::unique_ptr<Worker> worker_;
   WireByteCounter counter_;
 };

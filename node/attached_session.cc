@@ -209,6 +209,7 @@ absl::Status AttachedSession::Attach(kernels::cuda::Gpu* gpu, const SessionOptio
   attach.set_rank(options.worker.rank);
   attach.set_world_size(options.worker.world_size);
   attach.set_pid(getpid());
+  attach.set_on_gpu(gpu != nullptr);
   *attach.mutable_definition() = DefinitionOf(options, optimizer, parameters_);
   Start& start = *attach.mutable_start();
   start.set_start_from_rank_0(options.start_from_rank_0);
@@ -230,6 +231,13 @@ absl::Status AttachedSession::Attach(kernels::cuda::Gpu* gpu, const SessionOptio
 }
 
 absl::Status AttachedSession::MapMemory(const Attached& attached, kernels::cuda::Gpu* gpu) {
+  if (!attached.gradients().on_gpu().empty()) {
+    if (gpu == nullptr) return absl::InternalError("the worker shares memory of a GPU with a host");
+    absl::StatusOr<std::unique_ptr<GpuTensors>> tensors = GpuTensors::CreateBeside(
+        *gpu, parameters_, attached.gradients().on_gpu(), attached.parameters().on_gpu());
+    if (tensors.ok()) tensors_ = *std::move(tensors);
+    return tensors.status();
+  }
   const uint64_t bytes = elements() * sizeof(float);
   auto gradients = SharedMemory::Open(attached.gradients(), bytes);
   if (!gradients.ok()) return gradients.status();
@@ -238,7 +246,8 @@ absl::Status AttachedSession::MapMemory(const Attached& attached, kernels::cuda:
   gradients_ = *std::move(gradients);
   values_ = *std::move(values);
   if (gpu == nullptr) {
-    tensors_ = std::make_unique<HostTensors>(parameters_, *gradients_, *values_);
+    tensors_ = std::make_unique<HostTensors>(parameters_, gradients_->floats().data(),
+                                             values_->floats().data());
     return absl::OkStatus();
   }
   absl::StatusOr<std::unique_ptr<GpuTensors>> tensors =

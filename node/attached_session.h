@@ -27,9 +27,9 @@ namespace signpost::node {
 // the step is done: nothing is sent before all gradients of all processes are there.
 //
 // With options.gpu they are copied from and to that GPU, 4 bytes for each parameter either way. The
-// optimizer runs on the node's processors, where its worker has it, and takes next to none of the
-// GPU's memory. Other processes of the node may be on other GPUs, or on the host: the bits are the
-// same.
+// optimizer runs where the node's worker has it, on its processors or its GPU, and takes next to
+// none of this GPU's memory. Other processes of the node may be on other GPUs, or, where the worker
+// is not on one, on the host: the bits are the same.
 //
 // ABORTED, from any call, when a process of the node is gone: this one can Join again. Not
 // thread-safe.
@@ -39,6 +39,7 @@ class AttachedSession final : public Session {
   //   UNAVAILABLE         nobody answers there within the join timeout
   //   RESOURCE_EXHAUSTED  the system does not let the memory that is shared, 8 bytes for each
   //                       parameter, be pinned for the GPU's copies
+  //   FAILED_PRECONDITION the worker is on a GPU that this one cannot get at
   // and those of proto/node.proto.
   static absl::StatusOr<std::unique_ptr<AttachedSession>> Join(const SessionOptions& options,
                                                                const OptimizerOptions& optimizer,
@@ -102,6 +103,7 @@ class AttachedSession final : public Session {
   const std::vector<Parameter> parameters_;
   std::unique_ptr<Connection> connection_;
   trace::Event trace_step_;  // the whole of it: the node's worker has its parts
+  // Of the host; null: of the worker's GPU.
   std::unique_ptr<SharedMemory> gradients_;
   std::unique_ptr<SharedMemory> values_;  // of the parameters
   std::unique_ptr<Tensors> tensors_;      // of which copies are under way until it is gone

@@ -32,20 +32,55 @@ kernels::DenseType DenseTypeOf(GradientType type) {
 absl::StatusOr<std::unique_ptr<GpuTensors>> GpuTensors::Create(
     kernels::cuda::Gpu& gpu, absl::Span<const Parameter> parameters, const SharedMemory& gradients,
     const SharedMemory& values) {
-  std::unique_ptr<GpuTensors> tensors(new GpuTensors(gpu, parameters, gradients, values));
-  if (absl::Status status = tensors->TakeMemory(gradients, values); !status.ok()) return status;
+  absl::StatusOr<Memory> pinned_gradients = gpu.Pin(gradients.data(), gradients.bytes());
+  absl::StatusOr<Memory> pinned_values = gpu.Pin(values.data(), values.bytes());
+  absl::Status status = pinned_gradients.status();
+  status.Update(pinned_values.status());
+  if (absl::IsResourceExhausted(status)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(status.message(),
+                     "; or join without SessionOptions::node (SIGNPOST_NODE), which pins little"));
+  }
+  if (!status.ok()) return status;
+  std::unique_ptr<GpuTensors> tensors(new GpuTensors(
+      gpu, parameters, SharedOn::kHost, *std::move(pinned_gradients), *std::move(pinned_values)));
+  status = tensors->TakeMemory();
+  if (!status.ok()) return status;
   return tensors;
 }
 
-absl::Status GpuTensors::TakeMemory(const SharedMemory& gradients, const SharedMemory& values) {
-  if (!Take(gpu_.Pin(gradients.data(), gradients.bytes()), pinned_gradients_) ||
-      !Take(gpu_.Pin(values.data(), values.bytes()), pinned_values_)) {
-    if (!absl::IsResourceExhausted(status_)) return status_;
-    return absl::ResourceExhaustedError(
-        absl::StrCat(status_.message(),
-                     "; or join without SessionOptions::node (SIGNPOST_NODE), which pins "
-                     "little"));
+absl::StatusOr<std::unique_ptr<GpuTensors>> GpuTensors::CreateBeside(
+    kernels::cuda::Gpu& gpu, absl::Span<const Parameter> parameters, absl::string_view gradients,
+    absl::string_view values) {
+  absl::StatusOr<Memory> imported_gradients = gpu.Import(gradients);
+  absl::StatusOr<Memory> imported_values = gpu.Import(values);
+  absl::Status status = imported_gradients.status();
+  status.Update(imported_values.status());
+  if (absl::IsFailedPrecondition(status)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        status.message(),
+        ", but the worker of this node is on one: start it without --gpu, and numbers go through "
+        "the host's memory"));
   }
+  if (!status.ok()) return status;
+  std::unique_ptr<GpuTensors> tensors(new GpuTensors(gpu, parameters, SharedOn::kGpu,
+                                                     *std::move(imported_gradients),
+                                                     *std::move(imported_values)));
+  status = tensors->TakeMemory();
+  if (!status.ok()) return status;
+  return tensors;
+}
+
+GpuTensors::GpuTensors(kernels::cuda::Gpu& gpu, absl::Span<const Parameter> parameters,
+                       SharedOn shared_on, Memory gradients, Memory values)
+    : Tensors(parameters, reinterpret_cast<float*>(gradients.get()),
+              reinterpret_cast<float*>(values.get())),
+      gpu_(gpu),
+      shared_on_(shared_on),
+      shared_gradients_(std::move(gradients)),
+      shared_values_(std::move(values)) {}
+
+absl::Status GpuTensors::TakeMemory() {
   size_t rows = 0, largest = 0;
   for (const Parameter& parameter : parameters_) {
     first_row_.push_back(rows);
@@ -78,8 +113,7 @@ absl::Status GpuTensors::Share(size_t tensor, const Gradient& gradient) {
   Do(gpu_.Record(is_made_.get(), stream_));
   Do(gpu_.Wait(copies_.get(), is_made_.get()));
   if (gradient.type == GradientType::kFloat32) {
-    Do(gpu_.CopyOut(SharedGradient(tensor).data(), gradient.values, gradient.size * sizeof(float),
-                    copies_.get()));
+    Do(CopyOut(SharedGradient(tensor), gradient.values, gradient.size));
   } else {
     CopyWidened(tensor, gradient);
   }
@@ -104,12 +138,12 @@ void GpuTensors::CopyWidened(size_t tensor, const Gradient& gradient) {
   Do(gpu_.CopyIn(rows_.get() + begin, pinned_rows_.get() + begin, count * sizeof(Row),
                  copies_.get()));
   const auto* const rows = reinterpret_cast<const Row*>(rows_.get() + begin);
-  float* to = SharedGradient(tensor).data();
+  float* to = SharedGradient(tensor);
   for (size_t piece = 0; piece < count; ++piece) {
     const size_t elements = elements_of(piece);
     const size_t blocks = kernels::BlockCount(elements, kRule.block_elements);
     Do(gpu_.DecompressDense(kRule, rows + piece, 1, static_cast<uint32_t>(blocks), copies_.get()));
-    Do(gpu_.CopyOut(to, widened, elements * sizeof(float), copies_.get()));
+    Do(CopyOut(to, widened, elements));
     to += elements;
   }
 }
@@ -117,7 +151,7 @@ void GpuTensors::CopyWidened(size_t tensor, const Gradient& gradient) {
 absl::Status GpuTensors::TakeParameters() {
   for (size_t i = 0; i < parameters_.size() && status_.ok(); ++i) {
     const absl::Span<float> values = parameters_[i].values;
-    Do(gpu_.CopyIn(values.data(), SharedValues(i).data(), values.size() * sizeof(float), stream_));
+    Do(CopyIn(values.data(), SharedValues(i), values.size()));
   }
   if (status_.ok()) Do(gpu_.Record(are_taken_.get(), stream_));
   return status_;

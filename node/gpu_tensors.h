@@ -1,9 +1,10 @@
 // Tensors that a process has on a GPU.
 //
-// The memory that is shared is pinned, and the GPU copies from and to it while the host does
-// something else. Gradients go on a stream of their own, each behind what the caller's stream has
-// when it comes: so they cross while the rest of the backward pass is computed. Those of 2 bytes
-// are widened on the GPU first, a piece at a time. Parameters come on the caller's stream.
+// The memory that is shared is the host's, which is pinned, or that of the worker's GPU. The GPU
+// copies from and to it while the host does something else. Gradients go on a stream of their own,
+// each behind what the caller's stream has when it comes: so they cross while the rest of the
+// backward pass is computed. Those of 2 bytes are widened on the GPU, a piece at a time. Parameters
+// come on the caller's stream.
 
 #ifndef SIGNPOST_NODE_GPU_TENSORS_H_
 #define SIGNPOST_NODE_GPU_TENSORS_H_
@@ -14,7 +15,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "kernels/gpu.h"
+#include "node/shared_memory.h"
 #include "node/tensors.h"
 
 namespace signpost::node {
@@ -30,6 +33,11 @@ class GpuTensors final : public Tensors {
                                                             absl::Span<const Parameter> parameters,
                                                             const SharedMemory& gradients,
                                                             const SharedMemory& values);
+  // The same with what the worker has exported of its GPU. FAILED_PRECONDITION, with what to do,
+  // when this GPU cannot get at it.
+  static absl::StatusOr<std::unique_ptr<GpuTensors>> CreateBeside(
+      kernels::cuda::Gpu& gpu, absl::Span<const Parameter> parameters, absl::string_view gradients,
+      absl::string_view values);
   // Waits for the GPU, which uses these memories, for ever if it does not come to an end.
   ~GpuTensors() override;
 
@@ -47,13 +55,25 @@ class GpuTensors final : public Tensors {
 
  private:
   using Memory = kernels::cuda::Owned<uint8_t>;
+  enum class SharedOn { kHost, kGpu };
 
-  GpuTensors(kernels::cuda::Gpu& gpu, absl::Span<const Parameter> parameters,
-             const SharedMemory& gradients, const SharedMemory& values)
-      : Tensors(parameters, gradients, values), gpu_(gpu) {}
+  // Takes over what is shared, as Gpu::Pin or Import has given it.
+  GpuTensors(kernels::cuda::Gpu& gpu, absl::Span<const Parameter> parameters, SharedOn shared_on,
+             Memory gradients, Memory values);
 
-  absl::Status TakeMemory(const SharedMemory& gradients, const SharedMemory& values);
+  absl::Status TakeMemory();
   void CopyWidened(size_t tensor, const Gradient& gradient);
+  // To memory that is shared.
+  absl::Status CopyOut(float* to, const void* from, size_t elements) {
+    return shared_on_ == SharedOn::kHost
+               ? gpu_.CopyOut(to, from, elements * sizeof(float), copies_.get())
+               : gpu_.Copy(to, from, elements * sizeof(float), copies_.get());
+  }
+  // From it.
+  absl::Status CopyIn(float* to, const float* from, size_t elements) {
+    return shared_on_ == SharedOn::kHost ? gpu_.CopyIn(to, from, elements * sizeof(float), stream_)
+                                         : gpu_.Copy(to, from, elements * sizeof(float), stream_);
+  }
 
   // Keeps the first failure, after which nothing is done.
   bool Do(const absl::Status& status) {
@@ -68,9 +88,10 @@ class GpuTensors final : public Tensors {
   }
 
   kernels::cuda::Gpu& gpu_;
+  const SharedOn shared_on_;
+  const Memory shared_gradients_, shared_values_;
   absl::Status status_;
-  kernels::cuda::Stream stream_ = nullptr;  // the caller's
-  Memory pinned_gradients_, pinned_values_;
+  kernels::cuda::Stream stream_ = nullptr;       // the caller's
   kernels::cuda::Owned<CUstream_st> copies_;     // to the host
   kernels::cuda::Owned<CUevent_st> is_made_;     // a gradient, on the caller's stream
   kernels::cuda::Owned<CUevent_st> are_shared_;  // all gradients so far

@@ -7,14 +7,14 @@
 namespace signpost::node {
 
 absl::Status HostTensors::Share(size_t tensor, const Gradient& gradient) {
-  std::memcpy(SharedGradient(tensor).data(), gradient.values, gradient.size * sizeof(float));
+  std::memcpy(SharedGradient(tensor), gradient.values, gradient.size * sizeof(float));
   return absl::OkStatus();
 }
 
 absl::Status HostTensors::TakeParameters() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const absl::Span<float> values = parameters_[i].values;
-    std::memcpy(values.data(), SharedValues(i).data(), values.size() * sizeof(float));
+    std::memcpy(values.data(), SharedValues(i), values.size() * sizeof(float));
   }
   return absl::OkStatus();
 }

@@ -151,6 +151,12 @@ void Job::AdmitWaiting(Answers& answers) {
 
 absl::Status Job::Admit(Process& process, Reply& reply) {
   if (stopping_) return absl::UnavailableError("the node's worker is about to end");
+  if (options_.gpu != nullptr && !process.attach.on_gpu()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this process's tensors are on the host, and the worker of its node trains on ",
+        options_.gpu->name(),
+        ": move them to a GPU (SessionOptions::gpu), or start the worker without --gpu"));
+  }
   const Definition& definition = process.attach.definition();
   if (training_ != nullptr) {
     absl::Status status = CheckSame(definition, training_->definition(), training_->layout());
@@ -164,18 +170,19 @@ absl::Status Job::Admit(Process& process, Reply& reply) {
     }
   } else {
     absl::StatusOr<std::unique_ptr<Training>> training =
-        Training::Create(definition, options_.max_parameters);
+        Training::Create(definition, options_.max_parameters, options_.gpu);
     if (!training.ok()) return training.status();
     training_ = *std::move(training);
   }
-  auto gradients = SharedMemory::Create(training_->bytes());
+  auto gradients = training_->NewGradients();
   if (!gradients.ok()) {
     ForgetIfUnused();
     return gradients.status();
   }
   process.gradients = *std::move(gradients);
+  process.parameters = training_->parameters();
   *reply.mutable_attached()->mutable_gradients() = process.gradients->handle();
-  *reply.mutable_attached()->mutable_parameters() = training_->parameters().handle();
+  *reply.mutable_attached()->mutable_parameters() = process.parameters->handle();
   return absl::OkStatus();
 }
 
@@ -206,11 +213,12 @@ void Job::TakeLeave(const std::shared_ptr<Process>& process, Answers& answers) {
 }
 
 void Job::Gone(uint64_t number) {
+  std::shared_ptr<Process> process;  // goes without the lock: a GPU takes its time
   Answers answers;
   absl::MutexLock lock(&mutex_);
   const auto found = processes_.find(number);
   if (found == processes_.end()) return;
-  const std::shared_ptr<Process> process = found->second;
+  process = found->second;
   processes_.erase(found);
   if (process->done != nullptr && !process->is_at_work) {
     answers.Add(*process, ReplyOf(absl::CancelledError("the process is gone")));
@@ -463,7 +471,7 @@ void Job::Begin(const Processes& processes) {
   }
   if (!goes_on) {
     absl::Status status;
-    std::vector<const SharedMemory*> values;
+    std::vector<const Numbers*> values;
     for (const std::shared_ptr<Process>& process : processes) {
       status.Update(CheckSame(process->attach.start(), processes[0]->attach.start()));
       values.push_back(process->gradients.get());
@@ -498,7 +506,7 @@ void Job::Begin(const Processes& processes) {
 
 void Job::Step(const Processes& processes) {
   const StepRates& rates = processes[0]->request.step().rates();
-  std::vector<const SharedMemory*> gradients;
+  std::vector<const Numbers*> gradients;
   for (const std::shared_ptr<Process>& process : processes) {
     absl::Status status =
         CheckSameRates(process->request.step().rates(), rates, process->Describe());

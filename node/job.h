@@ -20,6 +20,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/session_options.h"
+#include "kernels/gpu.h"
+#include "node/numbers.h"
 #include "node/shared_memory.h"
 #include "node/training.h"
 #include "proto/node.pb.h"
@@ -31,6 +33,9 @@ struct NodeOptions {
   // Where the aggregators are, and which of the job's workers this node is. The processes say the
   // rest when they attach.
   SessionOptions session;
+  // Where it trains, which all processes' tensors must then be on GPUs for. Outlives it. Null: on
+  // its processors. session.gpu is not looked at.
+  kernels::cuda::Gpu* gpu = nullptr;
   uint64_t max_parameters = uint64_t{1} << 34;  // --max-parameters, of each job
   // Gets a line for a person when processes come or go. From any thread.
   std::function<void(const std::string& line)> on_event = PrintConnection;
@@ -73,7 +78,8 @@ class Job {
 
     const uint32_t local_rank;
     const Attach attach;
-    std::unique_ptr<SharedMemory> gradients;    // null: it is not attached yet
+    std::unique_ptr<Numbers> gradients;         // null: it is not attached yet
+    std::shared_ptr<const Numbers> parameters;  // what it reads, until it is gone
     std::unique_ptr<SharedMemory> saved_state;  // until the next request
     uint64_t cohort = 0;                        // which, from 1 on; 0: it has not begun
     bool has_left = false;

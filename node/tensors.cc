@@ -2,8 +2,7 @@
 
 namespace signpost::node {
 
-Tensors::Tensors(absl::Span<const Parameter> parameters, const SharedMemory& gradients,
-                 const SharedMemory& values)
+Tensors::Tensors(absl::Span<const Parameter> parameters, float* gradients, float* values)
     : parameters_(parameters), gradients_(gradients), values_(values) {
   uint64_t first = 0;
   for (const Parameter& parameter : parameters_) {

@@ -1,5 +1,6 @@
 // What a process that attaches trains, where it has it, beside the memory that it shares with the
-// worker of its node: there each tensor's gradient and parameters have their places.
+// worker of its node: there each tensor's gradient and parameters have their places, in the order
+// of the tensors, as fp32.
 
 #ifndef SIGNPOST_NODE_TENSORS_H_
 #define SIGNPOST_NODE_TENSORS_H_
@@ -11,7 +12,6 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/gpu.h"
-#include "node/shared_memory.h"
 #include "worker/gradient.h"
 #include "worker/parameter.h"
 
@@ -20,9 +20,8 @@ namespace signpost::node {
 // On the host or on a GPU. Not thread-safe.
 class Tensors {
  public:
-  // Borrows all of them. The memories are of the size of all parameters in fp32.
-  Tensors(absl::Span<const Parameter> parameters, const SharedMemory& gradients,
-          const SharedMemory& values);
+  // Borrows them, and the memory that is shared, of the size of all parameters.
+  Tensors(absl::Span<const Parameter> parameters, float* gradients, float* values);
   virtual ~Tensors() = default;
 
   // On a GPU: copies come behind what is on this stream from now on, and this one behind the one
@@ -43,18 +42,14 @@ class Tensors {
 
  protected:
   // Where a tensor's numbers have their place.
-  absl::Span<float> SharedGradient(size_t tensor) const { return PlaceOf(tensor, gradients_); }
-  absl::Span<float> SharedValues(size_t tensor) const { return PlaceOf(tensor, values_); }
+  float* SharedGradient(size_t tensor) const { return gradients_ + first_element_[tensor]; }
+  float* SharedValues(size_t tensor) const { return values_ + first_element_[tensor]; }
 
   const absl::Span<const Parameter> parameters_;
 
  private:
-  absl::Span<float> PlaceOf(size_t tensor, const SharedMemory& memory) const {
-    return memory.floats().subspan(first_element_[tensor], parameters_[tensor].values.size());
-  }
-
-  const SharedMemory& gradients_;
-  const SharedMemory& values_;
+  float* const gradients_;
+  float* const values_;
   std::vector<uint64_t> first_element_;  // by tensor
 };
 

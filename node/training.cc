@@ -1,5 +1,6 @@
 #include "node/training.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -7,16 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "client/worker_session.h"
 #include "kernels/dense.h"
 #include "node/definition.h"
 #include "proto/steady_time.h"
 
 namespace signpost::node {
 namespace {
-
-const uint8_t* BytesOf(absl::Span<const float> floats) {
-  return reinterpret_cast<const uint8_t*>(floats.data());
-}
 
 Wire MessageOf(const WireBytes& bytes) {
   Wire wire;
@@ -50,7 +48,8 @@ Stepped MessageOf(const StepReport& report) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Training>> Training::Create(const Definition& definition,
-                                                           uint64_t max_parameters) {
+                                                           uint64_t max_parameters,
+                                                           kernels::cuda::Gpu* gpu) {
   absl::StatusOr<Layout> layout = LayOut(definition);
   if (!layout.ok()) return layout.status();
   if (layout->elements() > max_parameters) {
@@ -58,22 +57,25 @@ absl::StatusOr<std::unique_ptr<Training>> Training::Create(const Definition& def
         absl::StrFormat("%d parameters; the node's worker takes %d (--max-parameters)",
                         layout->elements(), max_parameters));
   }
-  absl::StatusOr<std::unique_ptr<SharedMemory>> parameters =
-      SharedMemory::Create(layout->elements() * sizeof(float));
+  std::unique_ptr<Place> place = NewPlace(gpu);
+  absl::StatusOr<std::unique_ptr<Numbers>> parameters = place->NewNumbers(layout->elements());
   if (!parameters.ok()) return parameters.status();
   return std::unique_ptr<Training>(
-      new Training(definition, *std::move(layout), *std::move(parameters)));
+      new Training(definition, *std::move(layout), std::move(place), *std::move(parameters)));
 }
 
-Training::Training(const Definition& definition, Layout layout,
-                   std::unique_ptr<SharedMemory> parameters)
-    : definition_(definition), layout_(std::move(layout)), parameters_(std::move(parameters)) {}
+Training::Training(const Definition& definition, Layout layout, std::unique_ptr<Place> place,
+                   std::shared_ptr<const Numbers> parameters)
+    : definition_(definition),
+      layout_(std::move(layout)),
+      place_(std::move(place)),
+      parameters_(std::move(parameters)) {}
 
-absl::Status Training::Join(const SessionOptions& node, const Start& start, Numbers values) {
+absl::Status Training::Join(const SessionOptions& node, const Start& start, Gradients values) {
   if (!start.start_from_rank_0()) {
     if (absl::Status status = CheckSameValues(values); !status.ok()) return status;
   }
-  std::memcpy(parameters_->data(), values[0]->data(), bytes());
+  if (absl::Status status = place_->Copy(*values[0], *parameters_); !status.ok()) return status;
   SessionOptions options = node;
   SetWorkerOptions(definition_.options(), options.worker);
   options.worker.resume_with_other_world_size = start.resume_with_other_world_size();
@@ -95,32 +97,35 @@ absl::Status Training::Join(const SessionOptions& node, const Start& start, Numb
     state = std::string((*memory)->text());
     options.resume_state = state;
   }
+  absl::Status status = place_->Prepare(layout_, values.size(), options.worker.threads);
+  if (!status.ok()) return status;
   absl::StatusOr<std::unique_ptr<Session>> session =
-      Session::Join(options, OptimizerOptionsOf(definition_.options()),
-                    ParametersOf(definition_, parameters_->floats()));
+      WorkerSession::JoinOn(place_->gpu(), options, OptimizerOptionsOf(definition_.options()),
+                            ParametersOf(definition_, parameters_->values()));
   if (!session.ok()) return session.status();
   session_ = *std::move(session);
+  session_->SetStream(place_->stream());
   rank_ = options.worker.rank;
-  mean_.resize(layout_.elements());
-  crew_ = std::make_unique<ChunkCrew>(layout_, options.worker.threads);
-  return absl::OkStatus();
+  return place_->Await();
 }
 
-absl::Status Training::CheckSameValues(Numbers values) const {
-  for (size_t process = 1; process < values.size(); ++process) {
-    uint64_t first = 0;
-    for (const Tensor& tensor : layout_.tensors()) {
-      const uint64_t elements = ElementCount(tensor);
-      const float* const theirs = values[process]->floats().data() + first;
-      const float* const wanted = values[0]->floats().data() + first;
-      if (std::memcmp(theirs, wanted, elements * sizeof(float)) != 0) {
+absl::Status Training::CheckSameValues(Gradients values) const {
+  uint64_t first = 0;
+  for (const Tensor& tensor : layout_.tensors()) {
+    const uint64_t elements = ElementCount(tensor);
+    const absl::StatusOr<HostFloats> wanted = values[0]->OnHost(first, elements);
+    if (!wanted.ok()) return wanted.status();
+    for (size_t process = 1; process < values.size(); ++process) {
+      const absl::StatusOr<HostFloats> theirs = values[process]->OnHost(first, elements);
+      if (!theirs.ok()) return theirs.status();
+      if (std::memcmp(theirs->begin(), wanted->begin(), elements * sizeof(float)) != 0) {
         return absl::FailedPreconditionError(absl::StrFormat(
             "tensor %s has other values on local rank %d than on local rank 0: use the same seed, "
             "or have all begin with rank 0's values (start_from_rank_0)",
             DescribeTensor(tensor), process));
       }
-      first += elements;
     }
+    first += elements;
   }
   return absl::OkStatus();
 }
@@ -142,20 +147,21 @@ Begun Training::begun() {
   return begun;
 }
 
-absl::StatusOr<Stepped> Training::Step(Numbers gradients, const StepRates& rates) {
+absl::StatusOr<Stepped> Training::Step(Gradients gradients, const StepRates& rates) {
   if (absl::Status status = session_->BeginStep(RatesOf(rates)); !status.ok()) return status;
   // From here on something was sent, and INVALID_ARGUMENT would say that nothing was.
   const auto failed = [](const absl::Status& status) {
     return absl::IsInvalidArgument(status) ? absl::InternalError(status.message()) : status;
   };
+  if (absl::Status status = place_->BeginStep(gradients); !status.ok()) return failed(status);
   absl::Duration averaging;
   // What is averaged is compressed and sent while the rest is averaged.
-  const absl::Span<const float> mean = mean_;
+  const absl::Span<const float> mean = place_->mean();
   uint32_t averaged = 0;  // tensors
   uint64_t first = 0;     // element of that tensor
   for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) {
     const absl::Time start = SteadyNow();
-    Average(chunk, gradients);
+    if (absl::Status status = place_->Average(chunk); !status.ok()) return failed(status);
     averaging += SteadyNow() - start;
     const Chunk& done = layout_.chunks()[chunk];
     for (; averaged < layout_.tensors().size(); ++averaged) {
@@ -168,11 +174,15 @@ absl::StatusOr<Stepped> Training::Step(Numbers gradients, const StepRates& rates
   }
   absl::StatusOr<StepReport> report = session_->FinishStep();
   if (!report.ok()) return failed(report.status());
+  // Nothing is read or written any more that processes share.
+  if (absl::Status status = place_->Await(); !status.ok()) return failed(status);
   report->kernels += averaging;
   Stepped stepped = MessageOf(*report);
   for (Stepped::SkippedRound& skipped : *stepped.mutable_skipped()) {
     if (skipped.rank() != rank_) continue;
-    skipped.set_block(absl::StrCat(skipped.block(), ", of ", WhoIsNotFinite(gradients)));
+    const absl::StatusOr<std::string> who = WhoIsNotFinite(gradients);
+    if (!who.ok()) return failed(who.status());
+    skipped.set_block(absl::StrCat(skipped.block(), ", of ", *who));
   }
   stepped.set_steps(session_->steps());
   *stepped.mutable_wire() = MessageOf(session_->wire_bytes());
@@ -180,28 +190,20 @@ absl::StatusOr<Stepped> Training::Step(Numbers gradients, const StepRates& rates
   return stepped;
 }
 
-void Training::Average(uint32_t chunk, Numbers gradients) {
-  const float inverse = 1.0f / static_cast<float>(gradients.size());
-  const uint64_t first = layout_.chunks()[chunk].first_element;
-  crew_->ForEachPart(chunk, [&](const Segment& part) {
-    const uint64_t begin = first + part.chunk_offset;
-    std::vector<const uint8_t*> of_processes;
-    for (const SharedMemory* gradient : gradients) {
-      of_processes.push_back(BytesOf(gradient->floats().subspan(begin)));
-    }
-    kernels::AggregateDense(kernels::DenseType::kFloat32, of_processes, part.elements, inverse,
-                            /*error=*/{}, reinterpret_cast<uint8_t*>(mean_.data() + begin));
-  });
-}
-
-std::string Training::WhoIsNotFinite(Numbers gradients) const {
+absl::StatusOr<std::string> Training::WhoIsNotFinite(Gradients gradients) const {
+  constexpr size_t kAtOnce = size_t{1} << 20;  // elements: on a GPU it is a copy
   std::vector<std::string> names;
   for (size_t i = 0; i < gradients.size(); ++i) {
-    const absl::Span<const float> gradient = gradients[i]->floats();
-    if (!kernels::DenseWithinRange(kernels::DenseType::kFloat32, BytesOf(gradient),
-                                   gradient.size())) {
-      names.push_back(absl::StrCat("local rank ", i));
+    bool is_finite = true;
+    for (size_t first = 0; first < layout_.elements() && is_finite; first += kAtOnce) {
+      const absl::StatusOr<HostFloats> part =
+          gradients[i]->OnHost(first, std::min(kAtOnce, layout_.elements() - first));
+      if (!part.ok()) return part.status();
+      is_finite =
+          kernels::DenseWithinRange(kernels::DenseType::kFloat32,
+                                    reinterpret_cast<const uint8_t*>(part->begin()), part->size());
     }
+    if (!is_finite) names.push_back(absl::StrCat("local rank ", i));
   }
   // Sums of numbers that are in range may be out of it.
   return names.empty() ? "the sum over the node's processes" : absl::StrJoin(names, ", ");

@@ -13,64 +13,68 @@
 #include "absl/types/span.h"
 #include "client/session.h"
 #include "client/session_options.h"
+#include "kernels/gpu.h"
+#include "node/numbers.h"
+#include "node/place.h"
 #include "node/shared_memory.h"
 #include "proto/layout.h"
 #include "proto/node.pb.h"
-#include "worker/chunk_crew.h"
-#include "worker/page_vector.h"
 
 namespace signpost::node {
 
-// One worker's session, whose parameters are in memory that the node's processes map, and whose
+// One worker's session, whose parameters are in memory that the node's processes reach, and whose
 // gradients are the mean of theirs:
 //   g = (sum over local ranks of g_i) * (1 / n)
 // in fp32, summed in the order of kernels/block.h, as aggregators sum over ranks. So a node does
 // what one worker would with that mean.
 //
-// Not thread-safe, but for layout and parameters' handle.
+// Not thread-safe, but for definition, layout, parameters and NewGradients.
 class Training {
  public:
-  // Takes no memory yet that is not written. INVALID_ARGUMENT as LayOut; RESOURCE_EXHAUSTED for
-  // more than `max_parameters`, and as SharedMemory::Create.
+  // Borrows the GPU that it is to be on; null: on the host. Takes memory for the parameters,
+  // which on the host counts as it is written. INVALID_ARGUMENT as LayOut; RESOURCE_EXHAUSTED for
+  // more than `max_parameters`, and as Place::NewNumbers.
   static absl::StatusOr<std::unique_ptr<Training>> Create(const Definition& definition,
-                                                          uint64_t max_parameters);
+                                                          uint64_t max_parameters,
+                                                          kernels::cuda::Gpu* gpu);
 
   const Definition& definition() const { return definition_; }
   const Layout& layout() const { return layout_; }
-  const SharedMemory& parameters() const { return *parameters_; }
-  uint64_t bytes() const { return parameters_->bytes(); }
+  // Whoever holds them may read them when this is gone.
+  std::shared_ptr<const Numbers> parameters() const { return parameters_; }
+  // For a process. Errors as Place::NewNumbers.
+  absl::StatusOr<std::unique_ptr<Numbers>> NewGradients() const {
+    return place_->NewNumbers(layout_.elements());
+  }
 
-  // By local rank: memory of the size of the parameters, in their order.
-  using Numbers = absl::Span<const SharedMemory* const>;
+  using Gradients = Place::Gradients;
 
   // Joins the job as the worker that `node` says, which has no node itself, with the values of the
   // first of `values`. FAILED_PRECONDITION names the tensor in which another has other values,
   // unless they are to begin with rank 0's. Otherwise errors as Session::Join.
-  absl::Status Join(const SessionOptions& node, const Start& start, Numbers values);
+  absl::Status Join(const SessionOptions& node, const Start& start, Gradients values);
   Begun begun();  // after Join
 
   // A step on the mean of the gradients. INVALID_ARGUMENT, with nothing sent, for rates as
   // Session::Step; after other errors there is nothing left but to leave.
-  absl::StatusOr<Stepped> Step(Numbers gradients, const StepRates& rates);
+  absl::StatusOr<Stepped> Step(Gradients gradients, const StepRates& rates);
 
   absl::Status Checkpoint(const std::string& directory) { return session_->Checkpoint(directory); }
   absl::StatusOr<std::unique_ptr<SharedMemory>> SaveState();
   absl::Status Leave() { return session_->Leave(); }
 
  private:
-  Training(const Definition& definition, Layout layout, std::unique_ptr<SharedMemory> parameters);
+  Training(const Definition& definition, Layout layout, std::unique_ptr<Place> place,
+           std::shared_ptr<const Numbers> parameters);
 
-  absl::Status CheckSameValues(Numbers values) const;
-  // The chunk's part of the mean.
-  void Average(uint32_t chunk, Numbers gradients);
+  absl::Status CheckSameValues(Gradients values) const;
   // "local rank 1", of the processes whose gradients are not finite.
-  std::string WhoIsNotFinite(Numbers gradients) const;
+  absl::StatusOr<std::string> WhoIsNotFinite(Gradients gradients) const;
 
   const Definition definition_;
   const Layout layout_;
-  const std::unique_ptr<SharedMemory> parameters_;
-  PageVector<float> mean_;  // of gradients
-  std::unique_ptr<ChunkCrew> crew_;
+  const std::unique_ptr<Place> place_;
+  const std::shared_ptr<const Numbers> parameters_;
   uint32_t rank_ = 0;
   std::unique_ptr<Session> session_;  // null: not joined
 };

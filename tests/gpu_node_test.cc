@@ -1,7 +1,7 @@
-// Processes on GPUs that train through the worker of their node, alone and beside others on the
-// host: the bytes are those of nodes whose processes are all on the host. On a simulated GPU, or
-// with SIGNPOST_REAL_GPU on a real one, where there is one. The processes are threads, and share
-// that GPU.
+// Processes on GPUs that train through the worker of their node, which is on a GPU too, or on the
+// host, where others may be beside them: the bytes are those of nodes that are all on the host. On
+// a simulated GPU, or with SIGNPOST_REAL_GPU on a real one, where there is one. The processes are
+// threads, and share that GPU.
 
 #include <algorithm>
 #include <cmath>
@@ -28,6 +28,7 @@ namespace {
 using kernels::cuda::Gpu;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -116,7 +117,12 @@ class GpuNodeTest : public ::testing::Test {
     job_.optimizer = {.freeze_step = 5, .variance_refresh_interval = 4};
   }
 
-  NodesOptions Options(uint32_t nodes) const { return {.nodes = nodes, .worker = job_.worker}; }
+  NodesOptions Options(uint32_t nodes, uint32_t processes = 2) const {
+    return {.nodes = nodes,
+            .processes = processes,
+            .worker = job_.worker,
+            .gpu_of = [this](uint32_t node) { return has_gpu_(node) ? gpu_.get() : nullptr; }};
+  }
 
   JobOptionsForTest JobOn(const IsOnGpu& is_on_gpu) const {
     JobOptionsForTest job = job_;
@@ -148,6 +154,7 @@ class GpuNodeTest : public ::testing::Test {
   }
 
   std::unique_ptr<Gpu> gpu_ = NewGpu();
+  IsOnGpu has_gpu_ = kNone;  // which nodes' workers
   JobOptionsForTest job_;
 };
 
@@ -157,12 +164,42 @@ TEST_F(GpuNodeTest, HasTheBytesOfNodesOnTheHost) {
   EXPECT_EQ(TrainOn(kEverySecond), wanted);
 }
 
+TEST_F(GpuNodeTest, AlsoWhenItsWorkerIsOnAGpuToo) {
+  const std::vector<float> wanted = TrainOn(kNone);
+  has_gpu_ = kAll;
+  EXPECT_EQ(TrainOn(kAll), wanted);
+  has_gpu_ = kEverySecond;  // its processes are on that, the other node is on the host
+  EXPECT_EQ(TrainOn([](uint32_t process) { return process >= 2; }), wanted);
+}
+
+TEST_F(GpuNodeTest, AlsoWithManyProcesses) {
+  const auto train_on = [&](const IsOnGpu& processes) {
+    Nodes nodes(Options(/*nodes=*/1, /*processes=*/6));
+    std::vector<float> end;
+    OnEachRank(nodes.processes(), [&](uint32_t number) {
+      Process process(JobOn(processes), number);
+      ASSERT_TRUE(process.Join(nodes.OptionsOf(number)).ok());
+      while (process.session().steps() < kSteps) ASSERT_TRUE(process.Step().ok());
+      EXPECT_TRUE(process.session().Leave().ok());
+      const std::vector<float> values = process.Values();
+      if (number == 0) end = values;
+    });
+    return end;
+  };
+  const std::vector<float> wanted = train_on(kNone);
+  has_gpu_ = kAll;
+  EXPECT_EQ(train_on(kAll), wanted);
+}
+
 TEST_F(GpuNodeTest, AlsoWithGradientsOfHalfTheBytes) {
   const std::vector<float> wanted = TrainOn(kNone);
   for (const GradientType type : {GradientType::kBfloat16, GradientType::kFloat16}) {
     job_.gradient_type_on_gpu = type;
+    has_gpu_ = kNone;
     EXPECT_EQ(TrainOn(kAll), wanted);
     EXPECT_EQ(TrainOn(kEverySecond), wanted);
+    has_gpu_ = kAll;
+    EXPECT_EQ(TrainOn(kAll), wanted);
   }
 }
 
@@ -171,6 +208,8 @@ TEST_F(GpuNodeTest, AlsoInParts) {
   EXPECT_EQ(TrainOn(kAll, &Process::StepInParts), wanted);
   job_.gradient_type_on_gpu = GradientType::kBfloat16;
   EXPECT_EQ(TrainOn(kEverySecond, &Process::StepInParts), wanted);
+  has_gpu_ = kAll;
+  EXPECT_EQ(TrainOn(kAll, &Process::StepInParts), wanted);
 }
 
 TEST_F(GpuNodeTest, AlsoWithLambAndZeroOneAdam) {
@@ -180,41 +219,83 @@ TEST_F(GpuNodeTest, AlsoWithLambAndZeroOneAdam) {
   zero_one.zero_one = {.var_update_scaler = 2, .local_step_scaler = 2, .local_step_clipper = 2};
   for (const OptimizerOptions& optimizer : {lamb, zero_one}) {
     job_.optimizer = optimizer;
+    has_gpu_ = kNone;
     const std::vector<float> wanted = TrainOn(kNone);
     EXPECT_NE(wanted, of_adam);
     EXPECT_EQ(TrainOn(kEverySecond), wanted);
+    has_gpu_ = kAll;
+    EXPECT_EQ(TrainOn(kAll), wanted);
   }
 }
 
 TEST_F(GpuNodeTest, BeginsWithTheValuesOfRank0IfAsked) {
-  Nodes nodes(Options(/*nodes=*/2));
+  for (const auto& [workers, processes] : {std::pair(kNone, kEverySecond), std::pair(kAll, kAll)}) {
+    has_gpu_ = workers;
+    Nodes nodes(Options(/*nodes=*/2));
+    OnEachRank(nodes.processes(), [&, &processes = processes](uint32_t number) {
+      const size_t elements = Process(job_, 0).replica().values.size();
+      Process process(JobOn(processes), number);
+      const std::vector<float> other(elements, static_cast<float>(number));
+      const std::vector<Parameter> parameters = process.replica().Parameters();
+      float* const first = parameters[0].values.data();
+      if (number > 0 && processes(number)) {
+        ASSERT_TRUE(gpu_->Write(first, other.data(), 4 * elements, nullptr).ok());
+      } else if (number > 0) {
+        std::copy(other.begin(), other.end(), first);
+      }
+      SessionOptions options = nodes.OptionsOf(number);
+      options.start_from_rank_0 = true;
+      const absl::Status joined = process.Join(options);
+      ASSERT_TRUE(joined.ok()) << joined;
+      EXPECT_TRUE(process.session().Leave().ok());  // when parameters are there
+      EXPECT_EQ(process.Values(), InitialParameters(elements));
+    });
+  }
+}
+
+TEST_F(GpuNodeTest, OtherwiseRefusesOtherValues) {
+  has_gpu_ = kAll;
+  Nodes nodes(Options(/*nodes=*/1));
   OnEachRank(nodes.processes(), [&](uint32_t number) {
-    const size_t elements = Process(job_, 0).replica().values.size();
-    Process process(JobOn(kEverySecond), number);
-    const std::vector<float> other(elements, static_cast<float>(number));
-    const std::vector<Parameter> parameters = process.replica().Parameters();
-    float* const first = parameters[0].values.data();
-    if (kEverySecond(number)) {
-      ASSERT_TRUE(gpu_->Write(first, other.data(), 4 * elements, nullptr).ok());
-    } else if (number > 0) {
-      std::copy(other.begin(), other.end(), first);
+    Process process(JobOn(kAll), number);
+    const Parameter last = process.replica().Parameters().back();
+    const float other = 17;
+    if (number == 1) {
+      ASSERT_TRUE(gpu_->Write(&last.values.back(), &other, sizeof other, nullptr).ok());
     }
-    SessionOptions options = nodes.OptionsOf(number);
-    options.start_from_rank_0 = true;
-    const absl::Status joined = process.Join(options);
-    ASSERT_TRUE(joined.ok()) << joined;
-    EXPECT_TRUE(process.session().Leave().ok());  // when parameters are there
-    EXPECT_EQ(process.Values(), InitialParameters(elements));
+    const absl::Status refused = process.Join(nodes.OptionsOf(number));
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(MessageOf(refused),
+                HasSubstr("tensor 'tensor4' [64] has other values on local rank 1"));
+  });
+}
+
+TEST_F(GpuNodeTest, NamesWhoseGradientIsNotFinite) {
+  has_gpu_ = kAll;
+  Nodes nodes(Options(/*nodes=*/1));
+  OnEachRank(nodes.processes(), [&](uint32_t number) {
+    Process process(JobOn(kAll), number);
+    ASSERT_TRUE(process.Join(nodes.OptionsOf(number)).ok());
+    ASSERT_TRUE(process.Step().ok());
+    process.replica().gradient.assign(process.replica().gradient.size(), number == 1 ? NAN : 1.0f);
+    process.replica().BeforeStep(process.session());
+    const absl::StatusOr<StepReport> report =
+        process.session().Step(process.replica().Gradients(), {kRates});
+    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_FALSE(report->skipped.empty());
+    EXPECT_THAT(report->skipped[0].block, EndsWith(", of local rank 1"));
   });
 }
 
 TEST_F(GpuNodeTest, SavedStatesLeadToAndFromTheHost) {
   std::vector<std::string> states(2);
   std::vector<float> values;  // in the end
-  const auto train = [&](const IsOnGpu& is_on_gpu, uint64_t steps, bool resumes) {
+  const auto train = [&](const IsOnGpu& workers, const IsOnGpu& processes, uint64_t steps,
+                         bool resumes) {
+    has_gpu_ = workers;
     Nodes nodes(Options(/*nodes=*/1));
     OnEachRank(nodes.processes(), [&](uint32_t number) {
-      Process process(JobOn(is_on_gpu), number);
+      Process process(JobOn(processes), number);
       SessionOptions options = nodes.OptionsOf(number);
       if (resumes) options.resume_state = states[number];
       const absl::Status joined = process.Join(options);
@@ -230,15 +311,36 @@ TEST_F(GpuNodeTest, SavedStatesLeadToAndFromTheHost) {
     });
     return values;
   };
-  const std::vector<float> wanted = train(kNone, kSteps, /*resumes=*/false);
-  for (const auto& [before, after] : {std::pair(kAll, kNone), std::pair(kNone, kEverySecond)}) {
-    train(before, 7, /*resumes=*/false);
-    EXPECT_EQ(train(after, kSteps, /*resumes=*/true), wanted);
+  struct Where {
+    IsOnGpu workers, processes;
+  };
+  const Where host = {kNone, kNone}, through_host = {kNone, kAll}, mixed = {kNone, kEverySecond},
+              gpu = {kAll, kAll};
+  const std::vector<float> wanted = train(kNone, kNone, kSteps, /*resumes=*/false);
+  for (const auto& [before, after] : {std::pair(through_host, host), std::pair(host, mixed),
+                                      std::pair(host, gpu), std::pair(gpu, mixed)}) {
+    train(before.workers, before.processes, 7, /*resumes=*/false);
+    EXPECT_EQ(train(after.workers, after.processes, kSteps, /*resumes=*/true), wanted);
   }
 }
 
+TEST_F(GpuNodeTest, AWorkerOnAGpuRefusesProcessesOnTheHost) {
+  has_gpu_ = kAll;
+  Nodes nodes(Options(/*nodes=*/1, /*processes=*/1));
+  Process on_host(JobOn(kNone), 0), process(JobOn(kAll), 0);
+  const absl::Status refused = on_host.Join(nodes.OptionsOf(0));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(MessageOf(refused),
+              AllOf(StartsWith("this process's tensors are on the host, and the worker of its node "
+                               "trains on GPU 0"),
+                    HasSubstr("without --gpu")));
+  // Its place is free.
+  ASSERT_TRUE(process.Join(nodes.OptionsOf(0)).ok());
+  EXPECT_TRUE(process.Step().ok());
+}
+
 TEST_F(GpuNodeTest, RefusesWhatIsOnTheHost) {
-  Nodes nodes({.nodes = 1, .processes = 1, .worker = job_.worker});
+  Nodes nodes(Options(/*nodes=*/1, /*processes=*/1));
   Process on_host(JobOn(kNone), 0), process(JobOn(kAll), 0);
   const SessionOptions options = nodes.OptionsOf(0);
   const absl::Status no_session = node::AttachedSession::JoinOn(gpu_.get(), options, job_.optimizer,
@@ -267,58 +369,126 @@ class SimulatedGpuNodeTest : public GpuNodeTest {
 };
 
 TEST_F(SimulatedGpuNodeTest, AStepTakesNoMemoryOfTheGpuAndPinsNothing) {
-  Nodes nodes({.nodes = 1, .processes = 1, .worker = job_.worker});
+  for (const IsOnGpu& workers : {kNone, kAll}) {
+    has_gpu_ = workers;
+    Nodes nodes(Options(/*nodes=*/1, /*processes=*/1));
+    Process process(JobOn(kAll), 0);
+    ASSERT_TRUE(process.Join(nodes.OptionsOf(0)).ok());
+    const auto before = gpu().counts();
+    for (uint64_t step = 0; step < kSteps; ++step) ASSERT_TRUE(process.Step().ok());
+    const auto after = gpu().counts();
+    // Without the test's own, for each gradient.
+    EXPECT_EQ(after.allocations - before.allocations, kSteps);
+    EXPECT_EQ(after.pinned_allocations - before.pinned_allocations, kSteps);
+    EXPECT_EQ(after.pins, before.pins);
+    EXPECT_EQ(after.streams, before.streams);
+    EXPECT_EQ(after.events, before.events);
+  }
+}
+
+TEST_F(SimulatedGpuNodeTest, BesideAWorkerOnAGpuOnlyBitsCrossToTheHost) {
+  has_gpu_ = kAll;
+  job_.optimizer = {.freeze_step = 2};
+  Nodes nodes(Options(/*nodes=*/1, /*processes=*/1));
   Process process(JobOn(kAll), 0);
   ASSERT_TRUE(process.Join(nodes.OptionsOf(0)).ok());
+  while (process.session().steps() < 4) ASSERT_TRUE(process.Step().ok());
+  const size_t elements = process.replica().values.size();
   const auto before = gpu().counts();
-  for (uint64_t step = 0; step < kSteps; ++step) ASSERT_TRUE(process.Step().ok());
+  ASSERT_TRUE(process.Step().ok());
   const auto after = gpu().counts();
-  // Without the test's own, for each gradient.
-  EXPECT_EQ(after.allocations - before.allocations, kSteps);
-  EXPECT_EQ(after.pinned_allocations - before.pinned_allocations, kSteps);
-  EXPECT_EQ(after.pins, before.pins);
-  EXPECT_EQ(after.streams, before.streams);
-  EXPECT_EQ(after.events, before.events);
+  const double bits = 1 + 32.0 / job_.worker.block_elements;
+  // Tables of what kernels are to do, which small tensors have much of.
+  const double tables = 0.2 * elements;
+  EXPECT_LT(8 * (after.bytes_out - before.bytes_out), 1.05 * bits * elements + tables);
+  const uint64_t own = 4 * elements;  // the test's gradient
+  EXPECT_LT(8 * (after.bytes_in - before.bytes_in - own), 1.05 * bits * elements + 8 * tables);
 }
 
 TEST_F(SimulatedGpuNodeTest, AProcessThatDiedIsNamedAndAllGoOnWithTheSameBits) {
-  Nodes undisturbed(Options(/*nodes=*/1)), nodes(Options(/*nodes=*/1));
-  std::vector<std::vector<float>> wanted(2), ends(2);
   const auto train = [](Process& process, uint64_t steps) {
     absl::Status status;
     while (status.ok() && process.session().steps() < steps) status = process.Step();
     return status;
   };
+  Nodes undisturbed(Options(/*nodes=*/1));
+  std::vector<std::vector<float>> wanted(2);
   OnEachRank(2, [&](uint32_t number) {
     Process process(JobOn(kAll), number);
     ASSERT_TRUE(process.Join(undisturbed.OptionsOf(number)).ok());
     ASSERT_TRUE(train(process, kSteps).ok());
     wanted[number] = process.Values();
   });
-  OnEachRank(2, [&](uint32_t number) {
-    auto process = std::make_unique<Process>(JobOn(kAll), number);
-    const SessionOptions options = nodes.OptionsOf(number);
-    ASSERT_TRUE(process->Join(options).ok());
-    ASSERT_TRUE(train(*process, 7).ok());
-    if (number == 1) {
-      process->Die();
-      process = std::make_unique<Process>(JobOn(kEverySecond), number);
-    } else {
-      const absl::Status told = train(*process, kSteps);
-      EXPECT_EQ(told.code(), absl::StatusCode::kAborted);
-      EXPECT_THAT(MessageOf(told), ContainsRegex("local rank 1 \\(process [0-9]+\\) .* is gone"));
-    }
-    const absl::Status joined = process->Join(options);
-    ASSERT_TRUE(joined.ok()) << joined;
-    EXPECT_EQ(process->session().steps(), 7);
-    ASSERT_TRUE(train(*process, kSteps).ok());
-    ends[number] = process->Values();
-  });
-  EXPECT_EQ(ends, wanted);
+  for (const auto& [workers, comes_back_on] : {std::pair(kNone, kNone), std::pair(kAll, kAll)}) {
+    has_gpu_ = workers;
+    Nodes nodes(Options(/*nodes=*/1));
+    std::vector<std::vector<float>> ends(2);
+    OnEachRank(2, [&, &comes_back_on = comes_back_on](uint32_t number) {
+      auto process = std::make_unique<Process>(JobOn(kAll), number);
+      const SessionOptions options = nodes.OptionsOf(number);
+      ASSERT_TRUE(process->Join(options).ok());
+      ASSERT_TRUE(train(*process, 7).ok());
+      if (number == 1) {
+        process->Die();
+        process = std::make_unique<Process>(JobOn(comes_back_on), number);
+      } else {
+        const absl::Status told = train(*process, kSteps);
+        EXPECT_EQ(told.code(), absl::StatusCode::kAborted);
+        EXPECT_THAT(MessageOf(told), ContainsRegex("local rank 1 \\(process [0-9]+\\) .* is gone"));
+      }
+      const absl::Status joined = process->Join(options);
+      ASSERT_TRUE(joined.ok()) << joined;
+      EXPECT_EQ(process->session().steps(), 7);
+      ASSERT_TRUE(train(*process, kSteps).ok());
+      ends[number] = process->Values();
+    });
+    EXPECT_EQ(ends, wanted);
+  }
+}
+
+TEST_F(SimulatedGpuNodeTest, AGpuThatCannotGetAtTheWorkersSaysWhatToDo) {
+  const std::unique_ptr<Gpu> of_worker = NewGpu();
+  NodesOptions options = Options(/*nodes=*/1, /*processes=*/1);
+  options.gpu_of = [&](uint32_t) { return of_worker.get(); };
+  Nodes nodes(options);
+  // A GPU of its own that can trains as well.
+  Process process(JobOn(kAll), 0);
+  ASSERT_TRUE(process.Join(nodes.OptionsOf(0)).ok());
+  ASSERT_TRUE(process.Step().ok());
+  EXPECT_TRUE(process.session().Leave().ok());
+  process.Die();
+
+  gpu().RefuseImports();
+  const absl::Status refused = process.Join(nodes.OptionsOf(0));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(MessageOf(refused),
+              AllOf(HasSubstr("GPU 0 (simulated) cannot share memory with GPUs of other processes"),
+                    HasSubstr("the worker of this node is on one: start it without --gpu")));
+}
+
+TEST_F(SimulatedGpuNodeTest, AWorkersGpuWithoutRoomRefusesTheProcess) {
+  const std::unique_ptr<Gpu> of_worker = NewGpu();
+  NodesOptions options = Options(/*nodes=*/1, /*processes=*/1);
+  options.gpu_of = [&](uint32_t) { return of_worker.get(); };
+  Nodes nodes(options);
+  Process process(JobOn(kAll), 0);
+  const size_t bytes = 4 * process.replica().values.size();
+  auto& small = static_cast<kernels::cuda::SimulatedGpu&>(*of_worker);
+  // For nothing; parameters; gradients too; and the mean.
+  for (const size_t room : {bytes - 1, 2 * bytes - 1, 3 * bytes - 1, 4 * bytes}) {
+    small.LimitMemory(room);
+    const absl::Status refused = process.Join(nodes.OptionsOf(0));
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+    EXPECT_THAT(MessageOf(refused), HasSubstr("GPU 0 (simulated) has no room for another"));
+  }
+  small.LimitMemory(size_t{1} << 30);
+  const absl::Status joined = process.Join(nodes.OptionsOf(0));
+  ASSERT_TRUE(joined.ok()) << joined;
+  EXPECT_TRUE(process.Step().ok());
 }
 
 TEST_F(SimulatedGpuNodeTest, MemoryThatCannotBePinnedEndsTheJoinAndSaysWhatToDo) {
-  Nodes nodes({.nodes = 1, .processes = 1, .worker = job_.worker});
+  Nodes nodes(Options(/*nodes=*/1, /*processes=*/1));
   Process process(JobOn(kAll), 0);
   gpu().LimitPins(1000);
   const absl::Status refused = process.Join(nodes.OptionsOf(0));
@@ -338,25 +508,30 @@ TEST_F(SimulatedGpuNodeTest, MemoryThatCannotBePinnedEndsTheJoinAndSaysWhatToDo)
 TEST_F(SimulatedGpuNodeTest, AFaultEndsTheStepItHappensInOrTheNext) {
   job_.tensors = {300, 8};
   job_.gradient_type_on_gpu = GradientType::kBfloat16;
-  Nodes nodes({.nodes = 1, .processes = 1, .worker = job_.worker});
-  for (int operations = 0;; operations += 3) {
-    SCOPED_TRACE(operations);
-    gpu_ = NewGpu();
-    auto process = std::make_unique<Process>(JobOn(kAll), 0);
-    gpu().FailOperationAfter(operations);
-    absl::Status status = process->Join(nodes.OptionsOf(0));
-    for (int step = 0; step < 3 && status.ok(); ++step) status = process->Step();
-    if (status.ok()) status = process->session().Leave();
-    const bool is_over = status.ok();
-    if (!is_over) {
-      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-      EXPECT_THAT(MessageOf(status), HasSubstr("GPU 0 (simulated)"));
+  for (const IsOnGpu& workers : {kNone, kAll}) {
+    has_gpu_ = workers;
+    for (int operations = 0;; operations += 3) {
+      SCOPED_TRACE(operations);
+      gpu_ = NewGpu();
+      bool is_over;
+      {
+        Nodes nodes(Options(/*nodes=*/1, /*processes=*/1));
+        Process process(JobOn(kAll), 0);
+        gpu().FailOperationAfter(operations);
+        absl::Status status = process.Join(nodes.OptionsOf(0));
+        for (int step = 0; step < 3 && status.ok(); ++step) status = process.Step();
+        if (status.ok()) status = process.session().Leave();
+        is_over = status.ok();
+        if (!is_over) {
+          EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+          EXPECT_THAT(MessageOf(status), HasSubstr("GPU 0 (simulated)"));
+        }
+      }
+      if (!is_over) continue;
+      EXPECT_GT(operations, 20);
+      EXPECT_TRUE(gpu().Allocate(1).ok()) << "it has failed, and nobody has said so";
+      break;
     }
-    process.reset();
-    if (!is_over) continue;
-    EXPECT_GT(operations, 20);
-    EXPECT_TRUE(gpu().Allocate(1).ok()) << "it has failed, and nobody has said so";
-    break;
   }
 }
 

@@ -4,11 +4,13 @@
 #define SIGNPOST_TESTS_NODES_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "client/session_options.h"
+#include "kernels/gpu.h"
 #include "node/server.h"
 #include "tests/cluster.h"
 #include "tests/job.h"
@@ -23,6 +25,7 @@ struct NodesOptions {
   uint32_t processes = 2;  // on each
   uint64_t max_parameters = 1 << 20;
   WorkerOptions worker = WorkerOfNodes();
+  std::function<kernels::cuda::Gpu*(uint32_t node)> gpu_of;  // its worker's; null: on the host
 };
 
 class Nodes {

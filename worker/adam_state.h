@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -20,31 +19,13 @@
 #include "proto/layout.h"
 #include "proto/payload.h"
 #include "worker/gradient.h"
+#include "worker/host_floats.h"
 #include "worker/optimizer.h"
-#include "worker/page_vector.h"
 
 namespace signpost {
 
 class LambState;
 class ZeroOneState;
-
-// Numbers on the host: where they are, or a copy of what is on a GPU.
-class HostFloats {
- public:
-  explicit HostFloats(absl::Span<const float> there) : floats_(there) {}
-  explicit HostFloats(PageVector<float> copy) : copy_(std::move(copy)), floats_(copy_) {}
-  HostFloats(HostFloats&&) = default;  // a vector that moves leaves its numbers where they are
-
-  operator absl::Span<const float>() const { return floats_; }
-  const float* begin() const { return floats_.begin(); }
-  const float* end() const { return floats_.end(); }
-  float operator[](size_t i) const { return floats_[i]; }
-  size_t size() const { return floats_.size(); }
-
- private:
-  PageVector<float> copy_;
-  absl::Span<const float> floats_;
-};
 
 // Parameters, momentum, variance and error of all tensors. A function `rates` tells those of each
 // tensor; kernels/ has the equations. Not thread-safe.

@@ -1,0 +1,137 @@
+#include "node/gpu_place.h"
+
+#include <string>
+#include <vector>
+
+#include "kernels/block.h"
+#include "kernels/dense_cuda.h"
+#include "node/host_place.h"
+#include "worker/page_vector.h"
+
+namespace signpost::node {
+namespace {
+
+using Row = kernels::cuda::AggregateDenseSegment;
+using kernels::cuda::Gpu;
+using kernels::cuda::Stream;
+
+constexpr kernels::BlockRule kRule;
+
+class GpuNumbers final : public Numbers {
+ public:
+  GpuNumbers(Gpu& gpu, Stream stream, kernels::cuda::Owned<uint8_t> memory, size_t elements,
+             const std::string& exported)
+      : gpu_(gpu), stream_(stream), memory_(std::move(memory)), elements_(elements) {
+    handle_.set_bytes(elements * sizeof(float));
+    handle_.set_on_gpu(exported);
+  }
+
+  absl::Span<float> values() const override {
+    return {reinterpret_cast<float*>(memory_.get()), elements_};
+  }
+  const Memory& handle() const override { return handle_; }
+  absl::StatusOr<HostFloats> OnHost(size_t first, size_t count) const override {
+    PageVector<float> copy(count);
+    absl::Status status =
+        gpu_.Read(copy.data(), values().data() + first, count * sizeof(float), stream_);
+    if (!status.ok()) return status;
+    return HostFloats(std::move(copy));
+  }
+
+ private:
+  Gpu& gpu_;
+  const Stream stream_;
+  const kernels::cuda::Owned<uint8_t> memory_;
+  const size_t elements_;
+  Memory handle_;
+};
+
+}  // namespace
+
+GpuPlace::GpuPlace(Gpu& gpu) : gpu_(gpu) {
+  Take(gpu.NewStream(), stream_) && Take(gpu.NewEvent(), done_);
+}
+
+GpuPlace::~GpuPlace() {
+  if (done_ != nullptr) Await().IgnoreError();
+}
+
+absl::StatusOr<std::unique_ptr<Numbers>> GpuPlace::NewNumbers(size_t elements) {
+  if (done_ == nullptr) return status_;
+  absl::StatusOr<Memory> memory = gpu_.Allocate(elements * sizeof(float));
+  if (!memory.ok()) return memory.status();
+  const absl::StatusOr<std::string> exported = gpu_.Export(memory->get());
+  if (!exported.ok()) return exported.status();
+  return std::make_unique<GpuNumbers>(gpu_, stream_.get(), *std::move(memory), elements, *exported);
+}
+
+absl::Status GpuPlace::Copy(const Numbers& from, const Numbers& to) {
+  if (!status_.ok()) return status_;
+  Do(gpu_.Copy(to.values().data(), from.values().data(), from.values().size() * sizeof(float),
+               stream_.get()));
+  return Await();
+}
+
+absl::Status GpuPlace::Prepare(const Layout& layout, size_t processes, uint32_t) {
+  if (!status_.ok()) return status_;
+  layout_ = &layout;
+  const size_t rows_bytes = layout.chunks().size() * sizeof(Row);
+  const size_t table_bytes = processes * sizeof(const float*);
+  const bool is_there = Take(gpu_.Allocate(layout.elements() * sizeof(float)), mean_) &&
+                        Take(gpu_.Allocate(rows_bytes), rows_) &&
+                        Take(gpu_.Allocate(table_bytes), gradients_) &&
+                        Take(gpu_.AllocatePinned(table_bytes), new_gradients_);
+  if (!is_there) return status_;
+  std::vector<Row> rows;
+  for (const Chunk& chunk : layout.chunks()) {
+    rows.push_back({.contributions = reinterpret_cast<const float* const*>(gradients_.get()),
+                    .ranks = static_cast<uint32_t>(processes),
+                    .inverse_count = 1.0f / static_cast<float>(processes),
+                    .first = chunk.first_element,
+                    .out = reinterpret_cast<float*>(mean_.get()) + chunk.first_element,
+                    .elements = static_cast<uint32_t>(chunk.elements)});
+  }
+  Do(gpu_.Write(rows_.get(), rows.data(), rows_bytes, stream_.get()));
+  return status_;
+}
+
+absl::Status GpuPlace::BeginStep(Gradients gradients) {
+  // The last step was waited for, so the GPU has read the table before.
+  auto* const table = reinterpret_cast<const float**>(new_gradients_.get());
+  for (size_t i = 0; i < gradients.size(); ++i) table[i] = gradients[i]->values().data();
+  if (status_.ok()) {
+    Do(gpu_.CopyIn(gradients_.get(), table, gradients.size() * sizeof(const float*),
+                   stream_.get()));
+  }
+  return status_;
+}
+
+absl::Status GpuPlace::Average(uint32_t chunk) {
+  if (!status_.ok()) return status_;
+  const size_t blocks =
+      kernels::BlockCount(layout_->chunks()[chunk].elements, kRule.block_elements);
+  Do(gpu_.AggregateDense(kRule, reinterpret_cast<const Row*>(rows_.get()) + chunk, 1,
+                         static_cast<uint32_t>(blocks), stream_.get()));
+  return status_;
+}
+
+absl::Span<const float> GpuPlace::mean() const {
+  return {reinterpret_cast<const float*>(mean_.get()), layout_->elements()};
+}
+
+absl::Status GpuPlace::Await() {
+  if (status_.ok() && Do(gpu_.Record(done_.get(), stream_.get()))) {
+    Do(gpu_.Await(done_.get()));
+  } else {
+    // What came before the failure may not have come to its end.
+    gpu_.Await(done_.get()).IgnoreError();
+  }
+  return status_;
+}
+
+std::unique_ptr<Place> NewPlace(Gpu* gpu) {
+  if (gpu == nullptr) return std::make_unique<HostPlace>();
+  return std::make_unique<GpuPlace>(*gpu);
+}
+
+}  // namespace signpost::node
