@@ -6,9 +6,11 @@
 #include <deque>
 #include <iterator>
 #include <new>
+#include <set>
 #include <thread>
 #include <utility>
 
+#include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "kernels/adam_cuda-inl.h"
@@ -34,6 +36,32 @@ using Point = std::shared_ptr<absl::Notification>;
 
 constexpr size_t kAlignment = 256;
 constexpr uint8_t kFresh = 0xff;  // what fresh memory is full of: NaN in all types
+
+// Where memory begins that GPUs of this process have imported.
+class Imports {
+ public:
+  static Imports& OfThisProcess() {
+    static auto* const imports = new Imports;
+    return *imports;
+  }
+
+  void Add(uintptr_t address) {
+    const absl::MutexLock lock(&mutex_);
+    addresses_.insert(address);
+  }
+  void Remove(uintptr_t address) {
+    const absl::MutexLock lock(&mutex_);
+    addresses_.erase(addresses_.find(address));
+  }
+  bool Has(uintptr_t address) const {
+    const absl::MutexLock lock(&mutex_);
+    return addresses_.count(address) > 0;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::multiset<uintptr_t> addresses_ ABSL_GUARDED_BY(mutex_);
+};
 
 uintptr_t AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
@@ -265,12 +293,13 @@ absl::StatusOr<Owned<uint8_t>> SimulatedGpu::Import(absl::string_view text) {
   const absl::MutexLock lock(&mutex_);
   if (refuses_imports_) return NotSharedError(name(), "simulated");
   imported_memory_[exported.address] = exported.bytes;
-  imports_.insert(exported.address);
+  ++imports_[exported.address];
+  Imports::OfThisProcess().Add(exported.address);
   return Owned<uint8_t>(reinterpret_cast<uint8_t*>(exported.address), [this](uint8_t* memory) {
     WaitForAllStreams();
     const absl::MutexLock lock(&mutex_);
-    imports_.erase(imports_.find(AddressOf(memory)));
-    if (imports_.count(AddressOf(memory)) == 0) imported_memory_.erase(AddressOf(memory));
+    if (--imports_[AddressOf(memory)] == 0) imported_memory_.erase(AddressOf(memory));
+    Imports::OfThisProcess().Remove(AddressOf(memory));
   });
 }
 
@@ -283,6 +312,8 @@ Owned<uint8_t> SimulatedGpu::Take(size_t bytes, Allocations& allocations) {
   return Owned<uint8_t>(memory, [this, &allocations](uint8_t* given_back) {
     WaitForAllStreams();
     const absl::MutexLock lock(&mutex_);
+    // On a GPU nobody knows what would happen then.
+    ABSL_RAW_CHECK(!Imports::OfThisProcess().Has(AddressOf(given_back)), "it is imported");
     allocations.erase(AddressOf(given_back));
     ::operator delete (given_back, std::align_val_t{kAlignment});
   });

@@ -20,7 +20,6 @@
 #include <memory>
 #include <optional>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -71,7 +70,8 @@ class SimulatedGpu final : public Gpu {
   std::string name() const override;
   absl::Status CheckIsHere(const void* memory) const override;
 
-  // Giving back memory waits until all streams are done with what they have then.
+  // Giving back memory waits until all streams are done with what they have then. It ends the
+  // program if a GPU has imported it still.
   absl::StatusOr<Owned<uint8_t>> Allocate(size_t bytes) override;
   absl::StatusOr<Owned<uint8_t>> AllocatePinned(size_t bytes) override;
   absl::StatusOr<Owned<uint8_t>> Pin(void* memory, size_t bytes) override;
@@ -197,7 +197,7 @@ class SimulatedGpu final : public Gpu {
   Allocations device_memory_ ABSL_GUARDED_BY(mutex_);
   Allocations pinned_memory_ ABSL_GUARDED_BY(mutex_);
   Allocations imported_memory_ ABSL_GUARDED_BY(mutex_);
-  std::multiset<uintptr_t> imports_ ABSL_GUARDED_BY(mutex_);  // where each begins
+  std::map<uintptr_t, int> imports_ ABSL_GUARDED_BY(mutex_);  // how often, by where they begin
   bool refuses_imports_ ABSL_GUARDED_BY(mutex_) = false;
   size_t most_pins_ ABSL_GUARDED_BY(mutex_) = std::numeric_limits<size_t>::max();  // bytes
   std::optional<uint64_t> failing_operation_ ABSL_GUARDED_BY(mutex_);  // by counts_.operations

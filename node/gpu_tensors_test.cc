@@ -43,7 +43,10 @@ float WidenedFloat16(uint16_t bits) {
   return bits >> 15 ? -magnitude : magnitude;
 }
 
-class GpuTensorsTest : public ::testing::Test {
+// Who has the memory that is shared.
+enum class SharedOn { kHost, kGpuOfWorker };
+
+class GpuTensorsFixture : public ::testing::Test {
  protected:
   // A gradient's numbers, and what has them on the GPU.
   struct Made {
@@ -52,7 +55,7 @@ class GpuTensorsTest : public ::testing::Test {
     Gradient gradient;
   };
 
-  GpuTensorsTest() {
+  explicit GpuTensorsFixture(SharedOn shared_on) : shared_on_(shared_on) {
     for (const size_t elements : elements_) {
       on_gpu_.push_back(Take(gpu_.Allocate(elements * sizeof(float))));
       auto* const values = reinterpret_cast<float*>(on_gpu_.back().get());
@@ -60,14 +63,28 @@ class GpuTensorsTest : public ::testing::Test {
           {absl::StrCat("x", parameters_.size()), {elements}, {values, elements}});
       total_ += elements;
     }
-    gradients_ = Take(SharedMemory::Create(total_ * sizeof(float)));
-    values_ = Take(SharedMemory::Create(total_ * sizeof(float)));
+    host_gradients_ = Take(SharedMemory::Create(total_ * sizeof(float)));
+    host_values_ = Take(SharedMemory::Create(total_ * sizeof(float)));
+    gpu_gradients_ = Take(worker_.Allocate(total_ * sizeof(float)));
+    gpu_values_ = Take(worker_.Allocate(total_ * sizeof(float)));
     tensors_ = Take(Create());
   }
-  ~GpuTensorsTest() override { tensors_.reset(); }
+  ~GpuTensorsFixture() override { tensors_.reset(); }
 
   absl::StatusOr<std::unique_ptr<GpuTensors>> Create() {
-    return GpuTensors::Create(gpu_, parameters_, *gradients_, *values_);
+    if (shared_on_ == SharedOn::kHost) {
+      return GpuTensors::Create(gpu_, parameters_, *host_gradients_, *host_values_);
+    }
+    return GpuTensors::CreateBeside(gpu_, parameters_, Take(worker_.Export(gpu_gradients_.get())),
+                                    Take(worker_.Export(gpu_values_.get())));
+  }
+
+  // What is shared, which the host reaches also where it is a simulated GPU's.
+  absl::Span<float> gradients() const { return Shared(*host_gradients_, gpu_gradients_); }
+  absl::Span<float> values() const { return Shared(*host_values_, gpu_values_); }
+  absl::Span<float> Shared(const SharedMemory& of_host, const Owned<uint8_t>& of_gpu) const {
+    if (shared_on_ == SharedOn::kHost) return of_host.floats();
+    return {reinterpret_cast<float*>(of_gpu.get()), total_};
   }
 
   // Keeps the stream busy for a while.
@@ -99,10 +116,10 @@ class GpuTensorsTest : public ::testing::Test {
     return made;
   }
 
-  std::vector<float> Shared(const SharedMemory& memory, size_t tensor) const {
+  std::vector<float> OfTensor(absl::Span<const float> all, size_t tensor) const {
     size_t first = 0;
     for (size_t i = 0; i < tensor; ++i) first += elements_[i];
-    const absl::Span<float> numbers = memory.floats().subspan(first, elements_[tensor]);
+    const absl::Span<const float> numbers = all.subspan(first, elements_[tensor]);
     return {numbers.begin(), numbers.end()};
   }
 
@@ -115,17 +132,40 @@ class GpuTensorsTest : public ::testing::Test {
   // Whole pieces and parts of one, between two small ones.
   const std::vector<size_t> elements_ = {7, GpuTensors::kPieceElements, 1,
                                          2 * GpuTensors::kPieceElements + 3, 300};
+  const SharedOn shared_on_;
+  SimulatedGpu worker_{/*seed=*/6};
   SimulatedGpu gpu_{/*seed=*/7};
   std::mt19937 random_{7};
   const Owned<uint8_t> idle_ = Take(gpu_.Allocate(8));
   std::vector<Owned<uint8_t>> on_gpu_;  // by tensor
   std::vector<Parameter> parameters_;
   size_t total_ = 0;
-  std::unique_ptr<SharedMemory> gradients_, values_;
+  std::unique_ptr<SharedMemory> host_gradients_, host_values_;
+  Owned<uint8_t> gpu_gradients_, gpu_values_;
   std::unique_ptr<GpuTensors> tensors_;
 };
 
-TEST_F(GpuTensorsTest, SharesGradientsOfAllTypesInAnyOrder) {
+class GpuTensorsTest : public GpuTensorsFixture, public ::testing::WithParamInterface<SharedOn> {
+ protected:
+  GpuTensorsTest() : GpuTensorsFixture(GetParam()) {}
+};
+INSTANTIATE_TEST_SUITE_P(, GpuTensorsTest,
+                         ::testing::Values(SharedOn::kHost, SharedOn::kGpuOfWorker),
+                         [](const auto& test) {
+                           return test.param == SharedOn::kHost ? "ThroughTheHost" : "BesideAGpu";
+                         });
+
+class GpuTensorsThroughTheHostTest : public GpuTensorsFixture {
+ protected:
+  GpuTensorsThroughTheHostTest() : GpuTensorsFixture(SharedOn::kHost) {}
+};
+
+class GpuTensorsBesideAGpuTest : public GpuTensorsFixture {
+ protected:
+  GpuTensorsBesideAGpuTest() : GpuTensorsFixture(SharedOn::kGpuOfWorker) {}
+};
+
+TEST_P(GpuTensorsTest, SharesGradientsOfAllTypesInAnyOrder) {
   for (int turn = 0; turn < 2; ++turn) {
     std::vector<Made> made(elements_.size());
     for (const size_t tensor : {3, 0, 4, 1, 2}) {
@@ -135,12 +175,12 @@ TEST_F(GpuTensorsTest, SharesGradientsOfAllTypesInAnyOrder) {
     }
     Succeeds(tensors_->Await());
     for (size_t tensor = 0; tensor < elements_.size(); ++tensor) {
-      EXPECT_TRUE(Shared(*gradients_, tensor) == made[tensor].numbers) << tensor;
+      EXPECT_TRUE(OfTensor(gradients(), tensor) == made[tensor].numbers) << tensor;
     }
   }
 }
 
-TEST_F(GpuTensorsTest, AGradientIsReadOnceItsStreamHasMadeIt) {
+TEST_P(GpuTensorsTest, AGradientIsReadOnceItsStreamHasMadeIt) {
   const Owned<CUstream_st> first = Take(gpu_.NewStream()), second = Take(gpu_.NewStream());
   for (const GradientType type : kTypes) {
     tensors_->SetStream(first.get());
@@ -152,14 +192,14 @@ TEST_F(GpuTensorsTest, AGradientIsReadOnceItsStreamHasMadeIt) {
     tensors_->SetStream(second.get());  // which is behind the first
     Succeeds(tensors_->Share(4, late.gradient));
     Succeeds(tensors_->Await());
-    EXPECT_EQ(Shared(*gradients_, 0), early.numbers);
-    EXPECT_EQ(Shared(*gradients_, 4), late.numbers);
+    EXPECT_EQ(OfTensor(gradients(), 0), early.numbers);
+    EXPECT_EQ(OfTensor(gradients(), 4), late.numbers);
   }
 }
 
-TEST_F(GpuTensorsTest, ParametersComeInTheOrderOfTheStream) {
+TEST_P(GpuTensorsTest, ParametersComeInTheOrderOfTheStream) {
   const Owned<CUstream_st> stream = Take(gpu_.NewStream());
-  for (size_t i = 0; i < total_; ++i) values_->floats()[i] = static_cast<float>(i);
+  for (size_t i = 0; i < total_; ++i) values()[i] = static_cast<float>(i);
   tensors_->SetStream(stream.get());
   Delay(stream.get());
   for (size_t tensor = 0; tensor < elements_.size(); ++tensor) {
@@ -167,11 +207,11 @@ TEST_F(GpuTensorsTest, ParametersComeInTheOrderOfTheStream) {
   }
   Succeeds(tensors_->TakeParameters());
   for (size_t tensor = 0; tensor < elements_.size(); ++tensor) {
-    EXPECT_TRUE(OnGpu(tensor, stream.get()) == Shared(*values_, tensor)) << tensor;
+    EXPECT_TRUE(OnGpu(tensor, stream.get()) == OfTensor(values(), tensor)) << tensor;
   }
 }
 
-TEST_F(GpuTensorsTest, NothingWaitsButToAwait) {
+TEST_P(GpuTensorsTest, NothingWaitsButToAwait) {
   const Made made = Make(0, GradientType::kBfloat16, nullptr);
   gpu_.Hold();
   Succeeds(tensors_->Share(0, made.gradient));
@@ -180,22 +220,22 @@ TEST_F(GpuTensorsTest, NothingWaitsButToAwait) {
   Succeeds(tensors_->Await());
 }
 
-TEST_F(GpuTensorsTest, WhatWasAwaitedIsNotReadAnyMore) {
+TEST_P(GpuTensorsTest, WhatWasAwaitedIsNotReadAnyMore) {
   const Owned<CUstream_st> stream = Take(gpu_.NewStream());
   tensors_->SetStream(stream.get());
-  for (float& value : values_->floats()) value = 1;
+  for (float& value : values()) value = 1;
   Delay(stream.get());
   Succeeds(tensors_->TakeParameters());
   Succeeds(tensors_->Await());
-  for (float& value : values_->floats()) value = 2;
+  for (float& value : values()) value = 2;
   EXPECT_EQ(OnGpu(4, stream.get()), std::vector<float>(300, 1.0f));
 }
 
-TEST_F(GpuTensorsTest, TheChecksumIsOfWhatTheStreamLeaves) {
+TEST_P(GpuTensorsTest, TheChecksumIsOfWhatTheStreamLeaves) {
   const Owned<CUstream_st> stream = Take(gpu_.NewStream());
   tensors_->SetStream(stream.get());
   const auto checksum_of = [&](float value) {
-    for (float& to : values_->floats()) to = value;
+    for (float& to : values()) to = value;
     Delay(stream.get());
     Succeeds(tensors_->TakeParameters());
     const uint32_t checksum = tensors_->ParametersCrc32c();
@@ -207,7 +247,7 @@ TEST_F(GpuTensorsTest, TheChecksumIsOfWhatTheStreamLeaves) {
   EXPECT_EQ(checksum_of(1), of_ones);
 }
 
-TEST_F(GpuTensorsTest, AStepTakesNoMemoryAndCopiesFourBytesForEachParameterEitherWay) {
+TEST_P(GpuTensorsTest, AStepTakesNoMemoryAndCopiesFourBytesForEachParameterEitherWay) {
   for (const GradientType type : kTypes) {
     std::vector<Made> made;
     for (size_t tensor = 0; tensor < elements_.size(); ++tensor) {
@@ -225,13 +265,15 @@ TEST_F(GpuTensorsTest, AStepTakesNoMemoryAndCopiesFourBytesForEachParameterEithe
     EXPECT_EQ(after.pins, before.pins);
     EXPECT_EQ(after.streams, before.streams);
     EXPECT_EQ(after.events, before.events);
-    EXPECT_EQ(after.bytes_out - before.bytes_out, 4 * total_);
-    EXPECT_GE(after.bytes_in - before.bytes_in, 4 * total_);
-    EXPECT_LT(after.bytes_in - before.bytes_in, 4 * total_ + 1000);
+    // Beside a GPU they do not cross to the host.
+    const size_t crossing = GetParam() == SharedOn::kHost ? 4 * total_ : 0;
+    EXPECT_EQ(after.bytes_out - before.bytes_out, crossing);
+    EXPECT_GE(after.bytes_in - before.bytes_in, crossing);
+    EXPECT_LT(after.bytes_in - before.bytes_in, crossing + 1000);
   }
 }
 
-TEST_F(GpuTensorsTest, RefusesGradientsThatAreNotOnTheGpuOrNotAligned) {
+TEST_P(GpuTensorsTest, RefusesGradientsThatAreNotOnTheGpuOrNotAligned) {
   const Made made = Make(4, GradientType::kFloat32, nullptr);
   const auto code_of = [&](const void* values, GradientType type) {
     return tensors_->CheckGradient(Gradient(values, 8, type)).code();
@@ -246,7 +288,7 @@ TEST_F(GpuTensorsTest, RefusesGradientsThatAreNotOnTheGpuOrNotAligned) {
   EXPECT_EQ(code_of(nullptr, GradientType::kFloat32), refused);
 }
 
-TEST_F(GpuTensorsTest, MemoryThatCannotBePinnedIsAnErrorThatSaysWhatToDo) {
+TEST_F(GpuTensorsThroughTheHostTest, MemoryThatCannotBePinnedIsAnErrorThatSaysWhatToDo) {
   tensors_.reset();
   const size_t bytes = total_ * sizeof(float);
   for (const size_t limit : {bytes - 1, 2 * bytes - 1}) {
@@ -262,12 +304,22 @@ TEST_F(GpuTensorsTest, MemoryThatCannotBePinnedIsAnErrorThatSaysWhatToDo) {
   Succeeds(Create().status());
 }
 
-TEST_F(GpuTensorsTest, WithoutRoomOnTheGpuItSaysHowMuchItWanted) {
+TEST_P(GpuTensorsTest, WithoutRoomOnTheGpuItSaysHowMuchItWanted) {
   tensors_.reset();
   gpu_.LimitMemory(total_ * sizeof(float) + 1000);
   const absl::Status refused = Create().status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("no room for another 4.0 MiB"));
+}
+
+TEST_F(GpuTensorsBesideAGpuTest, MemoryThatItCannotGetAtIsAnErrorThatSaysWhatToDo) {
+  gpu_.RefuseImports();
+  const absl::Status refused = Create().status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("start it without --gpu, and numbers go through the host's memory"));
+  EXPECT_EQ(GpuTensors::CreateBeside(gpu_, parameters_, "", "").status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(GpuTensors, AFaultComesBackFromWhatFollows) {
