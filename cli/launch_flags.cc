@@ -18,6 +18,11 @@ void AddLaunchFlags(CLI::App& app, LaunchOptions& launch) {
                  "So many ranks attach to the worker of a node, which sends for all of them "
                  "[each rank is a worker]")
       ->type_name("N");
+  app.add_option("--node-gpu", launch.node_gpu,
+                 "With --per-node: the GPU that each node's worker trains on, as CUDA counts them "
+                 "[on its processors]")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->type_name("N");
   AddFailureTimeoutFlag(
       app, launch.failure_timeout,
       "A peer without sign of life for this long is given up and looked for anew");
@@ -57,6 +62,9 @@ absl::Status SetCommand(const std::vector<std::string>& command, const std::stri
     return absl::InvalidArgumentError(
         "--worker-restarts needs --per-node, so that a node's worker keeps the state, or "
         "--round-deadline and --min-workers: the others must be able to go on meanwhile");
+  }
+  if (launch.node_gpu && launch.per_node == 0) {
+    return absl::InvalidArgumentError("--node-gpu needs --per-node: it is for a node's worker");
   }
   if (launch.per_node > 0 && launch.workers % launch.per_node != 0) {
     return absl::InvalidArgumentError(absl::StrCat("--per-node is ", launch.per_node,

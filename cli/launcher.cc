@@ -167,6 +167,7 @@ class LaunchedRun {
       if (command.empty()) command = {OwnExecutable(), "worker"};
       command.push_back(absl::StrCat("--listen=", SocketOf(node)));
       command.push_back(absl::StrCat("--processes=", options_.per_node));
+      if (options_.node_gpu) command.push_back(absl::StrCat("--gpu=", *options_.node_gpu));
       std::unique_ptr<ChildProcess> process = StartProcess(command, EnvironmentOf(node, nodes));
       if (process == nullptr) return;
       nodes_.push_back(std::move(process));

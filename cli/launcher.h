@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,7 @@ struct LaunchOptions {
   // So many ranks, one after the other, attach to the worker of a node of theirs, whose address is
   // in their environment as SIGNPOST_NODE. Divides `workers`. 0: each rank is a worker by itself.
   uint32_t per_node = 0;
+  std::optional<int> node_gpu;     // on which the nodes' workers train; none: on their processors
   FailureTimeout failure_timeout;  // of workers and aggregators
   // Instead of mTLS, with certificates that are made for the run and go with it. On loopback other
   // users of this machine could then take part.

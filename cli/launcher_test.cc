@@ -377,6 +377,17 @@ TEST_F(NodeLaunchTest, TellsRanksTheirNodesWorkerAndThatWhoItIs) {
   }
 }
 
+TEST_F(NodeLaunchTest, TellsNodesTheirGpu) {
+  options_.node_gpu = 3;
+  options_.node_command = {"sh", "-c", "echo listening on x; echo $@; exit 3", "fake"};
+  EXPECT_EQ(RunScript(kWait).exit_code, 3);
+  const std::vector<std::string> of_both = {
+      output_[{"node", 0}].empty() ? "" : output_[{"node", 0}][0],
+      output_[{"node", 1}].empty() ? "" : output_[{"node", 1}][0]};
+  // The first to end may end the other before it says so.
+  EXPECT_THAT(of_both, testing::Contains(testing::EndsWith("--processes=2 --gpu=3")));
+}
+
 TEST_F(NodeLaunchTest, StopsNodesAfterTheRanksAndAggregatorsAfterThose) {
   options_.aggregator_command = {
       "sh", "-c",

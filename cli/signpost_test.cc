@@ -408,6 +408,18 @@ TEST(Worker, NamesWhatIsMissingOrWrong) {
   EXPECT_THAT(with("--listen", "127.0.0.1:4000"), HasSubstr("wanted unix:PATH"));
 }
 
+TEST(Worker, SaysWhyItCannotTrainOnAGpu) {
+  const SocketPath socket;
+  const std::string arguments =
+      absl::StrCat("worker --listen ", socket.address(),
+                   " --processes 1 --rank 0 --world-size 1 --aggregators x:1 --gpu ");
+  const Outcome none = RunProgram(absl::StrCat(arguments, "99"));
+  EXPECT_EQ(none.exit_code, 69) << none.output;
+  EXPECT_THAT(none.output, testing::ContainsRegex("--gpu: .*(--config=cuda|GPU 99)"));
+  EXPECT_EQ(RunProgram(absl::StrCat(arguments, "-1")).exit_code, 64);
+  EXPECT_EQ(RunProgram("run -n 2 --node-gpu 0 -- true").exit_code, 64);
+}
+
 TEST(Worker, KeepsItsLimitAndTakesItsRankFromTheEnvironment) {
   const SocketPath socket;
   Started worker(absl::StrCat("env SIGNPOST_RANK=1 SIGNPOST_WORLD_SIZE=2 SIGNPOST_AGGREGATORS=x:1 ",

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/trace_command.h"
 #include "client/session_options.h"
+#include "kernels/gpu.h"
 #include "node/server.h"
 #include "proto/exit_code.h"
 #include "trace/recorder.h"
@@ -23,6 +24,7 @@ struct Flags {
   node::ServerOptions server;
   std::string aggregators;
   std::optional<uint32_t> threads;
+  std::optional<int> gpu;
 };
 
 absl::StatusOr<int> Serve(Flags& flags) {
@@ -45,6 +47,16 @@ absl::StatusOr<int> Serve(Flags& flags) {
   sigaddset(&stop, SIGTERM);
   sigprocmask(SIG_BLOCK, &stop, nullptr);
 
+  std::unique_ptr<kernels::cuda::Gpu> gpu;
+  if (flags.gpu) {
+    absl::StatusOr<std::unique_ptr<kernels::cuda::Gpu>> opened = kernels::cuda::OpenGpu(*flags.gpu);
+    if (!opened.ok()) {
+      return absl::Status(opened.status().code(),
+                          absl::StrCat("--gpu: ", opened.status().message()));
+    }
+    gpu = *std::move(opened);
+    flags.server.node.gpu = gpu.get();
+  }
   const absl::StatusOr<std::unique_ptr<node::Server>> server = node::Server::Start(flags.server);
   if (!server.ok()) return server.status();
   std::printf("listening on %s\n", flags.server.listen.c_str());
@@ -73,7 +85,10 @@ Command AddWorkerCommand(CLI::App& program) {
       "will\n"
       "do). Gradients and parameters are in memory that they share, so it must run as the same "
       "user,\n"
-      "and in the same container, or one that sees its processes.\n\n"
+      "and in the same container, or one that sees its processes. With --gpu that is memory of "
+      "its\n"
+      "GPU, the optimizer runs there, and nothing but what travels crosses to the host: all\n"
+      "processes must then have their tensors on GPUs, which copy to and from it directly.\n\n"
       "The optimizer's state, the error and the connections are its own: when a process dies, the\n"
       "others are told which, all of them attach again, and the job goes on where it was.\n"
       "The first line that it prints is 'listening on unix:PATH'. A path that a worker has left\n"
@@ -111,6 +126,10 @@ Command AddWorkerCommand(CLI::App& program) {
                  "That compress and apply [its share of the processors, up to 8]")
       ->envname("SIGNPOST_THREADS")
       ->check(CLI::Range(1, 256).description(""))
+      ->type_name("N");
+  app.add_option("--gpu", flags->gpu,
+                 "It trains on this GPU, as CUDA counts them [on its processors]")
+      ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("N");
   AddTraceFlag(app, node.session.trace);
   app.add_option("--max-parameters", node.max_parameters, "Most parameters of a job")

@@ -7,15 +7,16 @@
 #              tests as on the host
 #   jobs       two workers that share the GPU, one on the CPU, and two aggregators: the bytes of a job
 #              on the CPU, in all stages
-#   nodes      two nodes of two processes each that share the GPU, all or some of them: the bytes of
-#              nodes on the CPU
+#   nodes      two nodes of two processes each that share the GPU, all or some of them, and their
+#              workers too: the bytes of nodes on the CPU
 #   memcheck, racecheck   compute-sanitizer finds nothing in equality, and memcheck-jobs and
 #              memcheck-nodes not in those;
 #              what is read or written beside a buffer, but in the tests' own memory, is for the tests'
 #              guards to find
 #   language_model and so on: the PyTorch examples, two ranks on the GPU and one on the CPU, which end
-#              with the same parameters; and language_model-node, four ranks of two nodes, of which
-#              each has one on the GPU
+#              with the same parameters; language_model-node, four ranks of two nodes, of which
+#              each has one on the GPU; and language_model-node-gpu, where the nodes' workers are on
+#              it too, and share its memory with their ranks
 #   kernels    how fast they are, against copying within the device's memory
 #
 # Ends with a table of these, and 1 if one of them failed. OUT=DIR keeps what they say in DIR.
@@ -49,7 +50,7 @@ step() {
   tail -n 40 "$out/$name.log"
   local word=passed
   if ((code != 0)); then word="FAILED ($code)" failed=1; fi
-  results+=("$(printf '%-22s %-12s %4d s' "$name" "$word" $((SECONDS - begin)))")
+  results+=("$(printf '%-24s %-12s %4d s' "$name" "$word" $((SECONDS - begin)))")
 }
 
 # The tests skip themselves where there is no device, which must not pass for success here.
@@ -99,6 +100,7 @@ fi
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
   for example in language_model masked_language_model resnet; do step "$example" pytorch "$example" 3 2; done
   step language_model-node pytorch language_model 4 "1 3" --per-node 2
+  step language_model-node-gpu pytorch language_model 4 "" --per-node 2 --node-gpu 0
 else
   results+=("the examples are not run: python3 has no PyTorch that finds a GPU")
 fi
