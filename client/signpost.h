@@ -68,8 +68,8 @@ typedef struct {
   const char* aggregators; /* "host:port,host:port", one for each shard, in shard order */
   /* "unix:path" of this node's worker (`signpost worker`), to which this process attaches: rank and
    * world_size then count processes, as many on each node, node by node; only reductions need
-   * aggregators. With a gpu the optimizer runs on the host all the same, where the node's worker has
-   * it. NULL: this process is a worker. */
+   * aggregators. With a gpu the optimizer runs where the node's worker has it all the same, on its
+   * processors or its GPU. NULL: this process is a worker. */
   const char* node;
   /* ca.crt, tls.crt and tls.key, for mTLS with the aggregators. NULL: plain text, which beyond
    * loopback is refused without `insecure`. */

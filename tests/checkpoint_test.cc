@@ -293,8 +293,7 @@ TEST_P(ResumeTest, EqualsNoInterruptionBitForBitOnAnyNumberOfShards) {
     EXPECT_EQ(Load(disk, job)->optimizer.schedule.freeze_step(), saved_after > 8 ? 8 : 0);
   }
 
-  // Saved on a host, or on a GPU, and resumed on either. A codec from outside is the host's.
-  if (job.optimizer.codec == CUSTOM || job.optimizer.warm_up_codec == CUSTOM) return;
+  // Saved on a host, or on a GPU, and resumed on either.
   kernels::cuda::SimulatedGpu gpu(/*seed=*/1);
   JobOptionsForTest gpu_job = job;
   gpu_job.gpu_of = [&](uint32_t rank) { return rank != 2 ? &gpu : nullptr; };

@@ -11,7 +11,6 @@
 #include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/simulated_gpu.h"
 #include "proto/codec_check.h"
 #include "proto/frame.h"
 #include "tests/job.h"
@@ -194,10 +193,6 @@ TEST(CustomCodecJob, IsRefusedWithoutALibraryAndForAGpu) {
   EXPECT_EQ(join().message(), "a codec is custom, and there is no codec_library");
   options.codec_library = "no/such/file.so";
   EXPECT_THAT(join().message(), HasSubstr("no/such/file.so"));
-  kernels::cuda::SimulatedGpu gpu(/*seed=*/1);
-  options.gpu = &gpu;
-  EXPECT_THAT(join().message(),
-              HasSubstr("custom, which is for parameters on the host; these are"));
 }
 
 // It is no rank's gradient that is wrong then, and no later step would be better.

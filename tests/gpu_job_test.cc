@@ -59,6 +59,7 @@ class GpuJobTest : public ::testing::Test {
     job_.tensors = {3700, 8, 1, 30'000, 64, 4096, 515};
     job_.worker.block_elements = 256;
     job_.worker.chunk_elements = 4096;
+    UseExampleCodec(job_.worker);
     job_.optimizer = {.freeze_step = 4, .variance_refresh_interval = 4};
     job_.steps = 15;
   }
@@ -115,7 +116,8 @@ struct Stages {
   Codec warm_up, frozen;
 };
 constexpr Stages kStages[] = {{FLOAT32, ONE_BIT}, {BFLOAT16, ONE_BIT}, {INT8, INT4},
-                              {ONE_BIT, FLOAT16}, {FLOAT16, INT8},     {INT4, FLOAT32}};
+                              {ONE_BIT, FLOAT16}, {FLOAT16, INT8},     {INT4, FLOAT32},
+                              {FLOAT32, CUSTOM},  {CUSTOM, ONE_BIT},   {ONE_BIT, CUSTOM}};
 
 TEST_F(GpuJobTest, HasTheBytesOfAJobOnTheHost) {
   for (const Stages& stages : kStages) {
@@ -153,7 +155,7 @@ TEST_F(GpuJobTest, AlsoWithZeroOneAdam) {
   job_.optimizer.zero_one = {
       .var_update_scaler = 2, .local_step_scaler = 2, .local_step_clipper = 3};
   job_.steps = 22;  // which ends an interval
-  for (const Codec codec : {ONE_BIT, INT8, FLOAT32}) {
+  for (const Codec codec : {ONE_BIT, INT8, FLOAT32, CUSTOM}) {
     job_.optimizer.codec = codec;
     EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr)) << CodecName(codec);
     // Rounds are skipped, and from the freeze on blocks left alone. That of a chunk which is none
@@ -193,10 +195,14 @@ TEST_F(GpuJobTest, AlsoWithGradientsOfHalfTheBytes) {
   const auto round = [](uint32_t, int, std::vector<float>& gradient) {
     for (float& g : gradient) g = std::round(g * 16) / 16;
   };
-  const End expected = TrainOn(nullptr, round);
-  for (const GradientType type : {GradientType::kBfloat16, GradientType::kFloat16}) {
-    job_.gradient_type_on_gpu = type;
-    EXPECT_EQ(TrainOn(gpu_.get(), round), expected);
+  for (const Stages& stages : {Stages{FLOAT32, ONE_BIT}, Stages{CUSTOM, CUSTOM}}) {
+    job_.optimizer.warm_up_codec = stages.warm_up;
+    job_.optimizer.codec = stages.frozen;
+    const End expected = TrainOn(nullptr, round);
+    for (const GradientType type : {GradientType::kBfloat16, GradientType::kFloat16}) {
+      job_.gradient_type_on_gpu = type;
+      EXPECT_EQ(TrainOn(gpu_.get(), round), expected);
+    }
   }
 }
 
@@ -392,34 +398,39 @@ TEST_F(SimulatedGpuJobTest, WithoutRoomItIsRefusedAndSaysHowMuchItWanted) {
 TEST_F(SimulatedGpuJobTest, AFaultEndsTheStepItHappensInOrTheNext) {
   job_.tensors = {2000, 8};
   job_.worker.chunk_elements = 512;
-  job_.optimizer = {.freeze_step = 2, .variance_refresh_interval = 2};
-  for (int operations = 0;; operations += 7) {
-    SCOPED_TRACE(operations);
-    replica_.reset();
-    gpu_ = NewGpu();
-    Cluster cluster({});
-    auto worker = JoinAlone(cluster);
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    gpu().FailOperationAfter(operations);
-    absl::Status status;
-    float last = 0;
-    constexpr uint64_t kSteps = 6;
-    while (status.ok() && (*worker)->steps() < kSteps) status = Step(**worker);
-    // What the last step has left to do.
-    if (status.ok() &&
-        !gpu()
-             .Read(&last, replica_->Parameters()[0].values.data(), sizeof last, replica_->stream())
-             .ok()) {
-      status = Step(**worker);
+  const OptimizerOptions one_bit = {.freeze_step = 2, .variance_refresh_interval = 2};
+  OptimizerOptions custom = {.freeze_step = 2, .warm_up_codec = CUSTOM};
+  custom.codec = CUSTOM;
+  for (const OptimizerOptions& optimizer : {one_bit, custom}) {
+    job_.optimizer = optimizer;
+    for (int operations = 0;; operations += 7) {
+      SCOPED_TRACE(operations);
+      replica_.reset();
+      gpu_ = NewGpu();
+      Cluster cluster({});
+      auto worker = JoinAlone(cluster);
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      gpu().FailOperationAfter(operations);
+      absl::Status status;
+      float last = 0;
+      constexpr uint64_t kSteps = 6;
+      while (status.ok() && (*worker)->steps() < kSteps) status = Step(**worker);
+      // What the last step has left to do.
+      if (status.ok() && !gpu()
+                              .Read(&last, replica_->Parameters()[0].values.data(), sizeof last,
+                                    replica_->stream())
+                              .ok()) {
+        status = Step(**worker);
+      }
+      (*worker)->Leave().IgnoreError();
+      if (status.ok()) {
+        EXPECT_GT(operations, 100);
+        EXPECT_TRUE(gpu().Allocate(1).ok()) << "it has failed, and no step has said so";
+        break;
+      }
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+      EXPECT_NE(status.message().find("GPU 0"), absl::string_view::npos) << status;
     }
-    (*worker)->Leave().IgnoreError();
-    if (status.ok()) {
-      EXPECT_GT(operations, 100);
-      EXPECT_TRUE(gpu().Allocate(1).ok()) << "it has failed, and no step has said so";
-      break;
-    }
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-    EXPECT_NE(status.message().find("GPU 0"), absl::string_view::npos) << status;
   }
 }
 

@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "kernels/simulated_gpu.h"
 #include "proto/codec.h"
+#include "proto/custom_codec.h"
 #include "server/state_dir.h"
 #include "storage/disk.h"
 #include "tests/forwarding_channel.h"
@@ -36,11 +37,13 @@ class Answers {
     Vector& values = steps_[answer.header.step()];
     values.resize(layout.elements());
     const Chunk& chunk = layout.chunks()[answer.header.chunk()];
+    const kernels::BlockRule rule = {layout.options().block_elements(), layout.options().gamma()};
     for (const Segment& segment : chunk.segments) {
-      const uint64_t first = chunk.first_element + segment.chunk_offset;
-      for (uint32_t i = 0; i < segment.elements; ++i) {
-        values[first + i] = ValueOf(layout, chunk, segment, i, answer);
-      }
+      std::vector<float> numbers(segment.elements);
+      NumberCodecOf(answer.header.codec(), layout)
+          .Decompress(rule, chunk, segment, answer.payload.data(), absl::MakeSpan(numbers));
+      std::copy(numbers.begin(), numbers.end(),
+                values.begin() + chunk.first_element + segment.chunk_offset);
     }
   }
 
@@ -48,16 +51,6 @@ class Answers {
   const std::map<uint64_t, Vector>& steps() const { return steps_; }
 
  private:
-  static double ValueOf(const Layout& layout, const Chunk& chunk, const Segment& segment,
-                        uint32_t i, const Answer& answer) {
-    if (answer.header.codec() == ONE_BIT) {
-      const kernels::OneBitView part = OneBitPart(chunk, segment, answer.payload.data());
-      const double scale = part.scales[i / layout.options().block_elements()];
-      return part.bits[i / 8] >> (i % 8) & 1 ? -scale : scale;
-    }
-    return reinterpret_cast<const float*>(answer.payload.data())[segment.chunk_offset + i];
-  }
-
   absl::Mutex mutex_;
   std::map<uint64_t, Vector> steps_;
 };
@@ -181,6 +174,11 @@ Ledger TrainWithALateWorker(const JobOptionsForTest& job, const GradientOfStep& 
     options.set_block_elements(job.worker.block_elements);
     options.set_chunk_elements(job.worker.chunk_elements);
     options.set_gamma(job.worker.gamma);
+    if (!job.worker.codec_library.empty()) {
+      *options.mutable_custom_codec() =
+          *DescribeCustomCodec(*LoadCodecLibrary(job.worker.codec_library),
+                               job.worker.codec_options, job.worker.block_elements);
+    }
     std::vector<Tensor> tensors;
     for (const Parameter& parameter : replica.Parameters()) {
       Tensor& tensor = tensors.emplace_back();
@@ -271,17 +269,22 @@ TEST(LateWorker, ConservesIntegersExactly) {
   ExpectEqual(ledger);
 }
 
-TEST(LateWorker, ConservesErrorsOfOneBitRounds) {
-  JobOptionsForTest job = ElasticJob();
-  job.optimizer.freeze_step = 4;
-  kernels::cuda::SimulatedGpu gpu(/*seed=*/1);
-  job.gpu_of = [&](uint32_t rank) { return rank == 2 ? &gpu : nullptr; };  // the late one
-  const Ledger ledger = TrainWithALateWorker(job, [](uint32_t rank, uint64_t step, size_t n) {
-    return GradientOf(rank, static_cast<int>(step), n);
-  });
-  EXPECT_GT(ledger.late_rounds, 0);
-  ExpectConserved(ledger, job.rates.beta1, /*tolerance=*/1e-6);
-  ExpectEqual(ledger);
+TEST(LateWorker, ConservesErrorsOfCompressedRounds) {
+  for (const Codec codec : {ONE_BIT, CUSTOM}) {
+    SCOPED_TRACE(Codec_Name(codec));
+    JobOptionsForTest job = ElasticJob();
+    UseExampleCodec(job.worker);
+    job.optimizer.freeze_step = 4;
+    job.optimizer.codec = codec;
+    kernels::cuda::SimulatedGpu gpu(/*seed=*/1);
+    job.gpu_of = [&](uint32_t rank) { return rank == 2 ? &gpu : nullptr; };  // the late one
+    const Ledger ledger = TrainWithALateWorker(job, [](uint32_t rank, uint64_t step, size_t n) {
+      return GradientOf(rank, static_cast<int>(step), n);
+    });
+    EXPECT_GT(ledger.late_rounds, 0);
+    ExpectConserved(ledger, job.rates.beta1, /*tolerance=*/1e-6);
+    ExpectEqual(ledger);
+  }
 }
 
 class ElasticJobTest : public ::testing::Test {

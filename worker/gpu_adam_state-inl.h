@@ -81,6 +81,13 @@ void GpuAdamState::RunOnDecompressed(uint32_t chunk, Codec codec, const Payload&
   if (!status_.ok()) return;
   const Chunk& at = layout_.chunks()[chunk];
   Slot& slot = NextApplying();
+  if (codec == CUSTOM) {
+    for (const Segment& segment : at.segments) {
+      DecompressOnHost(slot, chunk, codec, answer.data(), segment, to_of(segment));
+    }
+    Launch(slot, TablesBegin(), TablesBegin(), at.segments, row_of, kernel);
+    return Release(slot);
+  }
   const size_t begin = PutPayload(slot, answer.data(), answer.size());
   const uint8_t* const on_gpu = slot.device.get() + begin;
   const auto decompress = [&](auto decompressed_row_of, auto decompress_kernel) {

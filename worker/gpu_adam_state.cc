@@ -95,6 +95,11 @@ bool GpuAdamState::TakeMemory(const Codecs& codecs) {
   const bool needs_scratch = codecs.momentum != ONE_BIT || !DenseTypeOf(codecs.gradient);
   const size_t scratch_bytes = needs_scratch ? most_elements * sizeof(float) : 0;
 
+  if (codecs.gradient == CUSTOM || codecs.momentum == CUSTOM) {
+    host_numbers_.resize(most_elements);
+    host_error_.resize(most_elements);
+  }
+
   const size_t bytes = layout_.elements() * sizeof(float);
   const size_t sums = kernels::cuda::SumWorkspace(layout_.elements()) + 1;
   bool is_there = Take(gpu_.NewStream(), copies_) && Take(gpu_.NewEvent(), left_) &&
@@ -271,6 +276,12 @@ void GpuAdamState::Compress(Slot& slot, size_t begin, uint32_t chunk, Codec code
 std::optional<uint32_t> GpuAdamState::CompressGradient(uint32_t chunk, Codec codec, bool adds_error,
                                                        absl::Span<const Gradient> gradients,
                                                        uint8_t* payload, Optimizer::Later later) {
+  if (codec == CUSTOM) {
+    return CompressOnHost(chunk, codec, payload, std::move(later),
+                          [&](const Segment& segment, float* to) {
+                            ReadGradient(gradients[segment.tensor], segment, to);
+                          });
+  }
   const auto gradient_of = [&](const Segment& segment) {
     const Gradient& gradient = gradients[segment.tensor];
     return std::pair(PartOf(gradient, segment), gradient.type);
@@ -287,28 +298,91 @@ std::optional<uint32_t> GpuAdamState::CompressMomentum(uint32_t chunk, Codec cod
                                                        RatesOf<kernels::MomentumRates> rates,
                                                        absl::Span<const Gradient> gradients,
                                                        uint8_t* payload, Optimizer::Later later) {
+  const auto input_row_of = [&](const Segment& segment) {
+    const Gradient& gradient = gradients[segment.tensor];
+    return MomentumInputSegment{.gradient = PartOf(gradient, segment),
+                                .gradient_type = gradient.type,
+                                .momentum = DenseMomentum(chunk, segment),
+                                .input = Scratch(segment),
+                                .rates = rates(segment.tensor)};
+  };
+  const auto make_input = [&](auto... table) {
+    return gpu_.MomentumInput(rule_, table..., stream_);
+  };
+  if (codec == CUSTOM) {
+    Run(chunk, input_row_of, make_input);
+    return CompressOnHost(chunk, codec, payload, std::move(later),
+                          [&](const Segment& segment, float* to) {
+                            Read(to, Scratch(segment), segment.elements * sizeof(float));
+                          });
+  }
   Pack(chunk, codec, payload, std::move(later),
        [&](Slot& slot, uint8_t* out, uint32_t* first_not_packed) {
          if (codec == ONE_BIT) {
            return CompressSigns(slot, chunk, rates, gradients, out, first_not_packed);
          }
-         const size_t end = Launch(
-             slot, TablesBegin(), TablesBegin(), layout_.chunks()[chunk].segments,
-             [&](const Segment& segment) {
-               const Gradient& gradient = gradients[segment.tensor];
-               return MomentumInputSegment{.gradient = PartOf(gradient, segment),
-                                           .gradient_type = gradient.type,
-                                           .momentum = DenseMomentum(chunk, segment),
-                                           .input = Scratch(segment),
-                                           .rates = rates(segment.tensor)};
-             },
-             [&](auto... table) { return gpu_.MomentumInput(rule_, table..., stream_); });
+         const size_t end = Launch(slot, TablesBegin(), TablesBegin(),
+                                   layout_.chunks()[chunk].segments, input_row_of, make_input);
          const auto input_of = [&](const Segment& segment) {
            return std::pair<const void*, GradientType>(Scratch(segment), GradientType::kFloat32);
          };
          Compress(slot, end, chunk, codec, /*adds_error=*/true, input_of, out, first_not_packed);
        });
   return std::nullopt;
+}
+
+std::optional<uint32_t> GpuAdamState::CompressOnHost(
+    uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Later later,
+    absl::FunctionRef<void(const Segment&, float* to)> read) {
+  const Chunk& at = layout_.chunks()[chunk];
+  const NumberCodec& number_codec = NumberCodecOf(codec, layout_);
+  float* const error_on_gpu = Error(chunk, at.segments[0]);
+  for (const Segment& segment : at.segments) {
+    read(segment, host_numbers_.data() + segment.chunk_offset);
+  }
+  Read(host_error_.data(), error_on_gpu, at.elements * sizeof(float));
+  uint32_t first_not_packed = at.blocks;
+  if (status_.ok()) {
+    for (const Segment& segment : at.segments) {
+      const auto of_segment = [&](PageVector<float>& numbers) {
+        return absl::MakeSpan(numbers).subspan(segment.chunk_offset, segment.elements);
+      };
+      const size_t packed = number_codec.Compress(rule_, at, segment, of_segment(host_numbers_),
+                                                  of_segment(host_error_), payload);
+      if (packed == kernels::BlockCount(segment.elements, rule_.block_elements)) continue;
+      first_not_packed =
+          std::min(first_not_packed, segment.first_block + static_cast<uint32_t>(packed));
+    }
+    Do(gpu_.Write(error_on_gpu, host_error_.data(), at.elements * sizeof(float), stream_));
+  }
+  if (status_.ok()) return first_not_packed;
+  later(status_);
+  return std::nullopt;
+}
+
+void GpuAdamState::ReadGradient(const Gradient& gradient, const Segment& segment, float* to) const {
+  const void* const from = PartOf(gradient, segment);
+  const absl::Span<float> numbers(to, segment.elements);
+  if (from == nullptr) {
+    std::fill(numbers.begin(), numbers.end(), 0.0f);
+  } else if (gradient.type == GradientType::kFloat32) {
+    Read(to, from, segment.elements * sizeof(float));
+  } else {
+    std::vector<uint8_t> halves(segment.elements * BytesOf(gradient.type));
+    Read(halves.data(), from, halves.size());
+    kernels::DecompressDense(gradient.type == GradientType::kBfloat16
+                                 ? kernels::DenseType::kBfloat16
+                                 : kernels::DenseType::kFloat16,
+                             halves.data(), numbers);
+  }
+}
+
+void GpuAdamState::DecompressOnHost(Slot& slot, uint32_t chunk, Codec codec, const uint8_t* payload,
+                                    const Segment& part, float* to) {
+  float* const numbers = reinterpret_cast<float*>(slot.pinned.get()) + part.chunk_offset;
+  NumberCodecOf(codec, layout_)
+      .Decompress(rule_, layout_.chunks()[chunk], part, payload, {numbers, part.elements});
+  Do(gpu_.CopyIn(to, numbers, part.elements * sizeof(float), stream_));
 }
 
 void GpuAdamState::CompressSigns(Slot& slot, uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
@@ -437,9 +511,18 @@ void GpuAdamState::AddToError(uint32_t chunk, Codec codec, const uint8_t* payloa
   if (!status_.ok()) return;
   const Chunk& at = layout_.chunks()[chunk];
   Slot& slot = NextApplying();
-  const size_t begin = PutPayload(slot, payload, layout_.PayloadBytes(codec, chunk));
-  const uint8_t* const on_gpu = slot.device.get() + begin;
-  CopyIn(slot, begin, payload_room_);
+  const uint8_t* on_gpu = slot.device.get();
+  if (codec == CUSTOM) {
+    for (const Addition& addition : of_payload) {
+      DecompressOnHost(slot, chunk, codec, payload, addition.part,
+                       reinterpret_cast<float*>(slot.device.get()) + addition.part.chunk_offset);
+    }
+    codec = FLOAT32;  // as which it lies there
+  } else {
+    const size_t begin = PutPayload(slot, payload, layout_.PayloadBytes(codec, chunk));
+    on_gpu += begin;
+    CopyIn(slot, begin, payload_room_);
+  }
 
   size_t end = TablesBegin();
   const auto add = [&](absl::Span<const Addition> additions, auto row_of, auto kernel) {

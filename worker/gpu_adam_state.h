@@ -6,6 +6,9 @@
 // to do, goes through two rings of slots in pinned memory. Calls wait for the GPU only where their
 // comments say so, and those that apply or add something for a slot that the GPU has not come past:
 // without a deadline, since CUDA has none.
+//
+// A codec from outside runs on the host. For each of its chunks 4 bytes of numbers and 8 of error
+// cross for each element when it is compressed, which waits for the GPU, and 4 with its answer.
 
 #ifndef SIGNPOST_WORKER_GPU_ADAM_STATE_H_
 #define SIGNPOST_WORKER_GPU_ADAM_STATE_H_
@@ -18,6 +21,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "kernels/block.h"
@@ -25,6 +29,7 @@
 #include "proto/layout.h"
 #include "worker/adam_state.h"
 #include "worker/event_watch.h"
+#include "worker/page_vector.h"
 
 namespace signpost {
 
@@ -49,7 +54,7 @@ class GpuAdamState final : public AdamState {
 
   // While there is a slot.
   bool CanCompress() const override;
-  // Both always return nothing.
+  // Both return nothing, and tell later; but of a codec from outside, which they wait for.
   std::optional<uint32_t> CompressGradient(uint32_t chunk, Codec codec, bool adds_error,
                                            absl::Span<const Gradient> gradients, uint8_t* payload,
                                            Optimizer::Later later) override;
@@ -147,6 +152,11 @@ class GpuAdamState final : public AdamState {
   template <class GradientOf>
   void Compress(Slot& slot, size_t begin, uint32_t chunk, Codec codec, bool adds_error,
                 GradientOf gradient_of, uint8_t* out, uint32_t* first_not_packed);
+  // By a codec from outside: read(segment, to) copies what a segment's numbers are to the host.
+  std::optional<uint32_t> CompressOnHost(uint32_t chunk, Codec codec, uint8_t* payload,
+                                         Optimizer::Later later,
+                                         absl::FunctionRef<void(const Segment&, float* to)> read);
+  void ReadGradient(const Gradient& gradient, const Segment& segment, float* to) const;
   void CompressSigns(Slot& slot, uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
                      absl::Span<const Gradient> gradients, uint8_t* out,
                      uint32_t* first_not_packed);
@@ -157,6 +167,10 @@ class GpuAdamState final : public AdamState {
   // The same with a dense answer: row_of(segment, payload) has where it is on the GPU.
   template <class RowOf, class Kernel>
   void RunOnAnswer(uint32_t chunk, const Payload& answer, RowOf row_of, Kernel kernel);
+  // Decompresses what a codec from outside has packed there into the slot, from where its numbers
+  // are copied to `to`, on the GPU.
+  void DecompressOnHost(Slot& slot, uint32_t chunk, Codec codec, const uint8_t* payload,
+                        const Segment& part, float* to);
   // The same once the answer is decompressed, to to_of(segment).
   template <class ToOf, class RowOf, class Kernel>
   void RunOnDecompressed(uint32_t chunk, Codec codec, const Payload& answer, ToOf to_of,
@@ -218,7 +232,9 @@ class GpuAdamState final : public AdamState {
   Memory signed_momentum_;                // each chunk's one-bit payload, from first_signed_ on
   std::vector<size_t> first_signed_;      // by chunk
   std::vector<bool> momentum_is_signed_;  // by chunk: which of the two counts
-  Memory sums_;                           // what it takes to make a sum, and the sum
+  // Of one chunk at a time: what a codec from outside compresses.
+  PageVector<float> host_numbers_, host_error_;
+  Memory sums_;  // what it takes to make a sum, and the sum
 
   std::vector<Slot> packing_, applying_;   // rings
   uint64_t packings_ = 0, applyings_ = 0;  // so many were taken

@@ -147,11 +147,6 @@ absl::Status UseCustomCodec(const WorkerOptions& options, std::initializer_list<
   if (options.codec_library.empty()) {
     return absl::InvalidArgumentError("a codec is custom, and there is no codec_library");
   }
-  if (options.gpu != nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a codec is custom, which is for parameters on the host; these are on ",
-                     options.gpu->name()));
-  }
   const absl::StatusOr<std::string> name = LoadCodecLibrary(options.codec_library);
   if (!name.ok()) return name.status();
   absl::StatusOr<CustomCodec> codec =

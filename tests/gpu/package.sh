@@ -9,11 +9,13 @@ cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.."
 # Where programs, and what Python loads, look for libraries, and these for theirs.
 rpath='$ORIGIN/../lib:$ORIGIN/../../lib'
 bazel build --config=cuda --linkopt=-Wl,--disable-new-dtags --linkopt="-Wl,-rpath,$rpath" \
-  //kernels:cuda_device_test //tests:gpu_job_device_test //tests:gpu_node_device_test //cli:signpost //client/python:package
+  //kernels:cuda_device_test //tests:gpu_job_device_test //tests:gpu_node_device_test //cli:signpost //client/python:package \
+  //client/examples:libtopk.so
 rm -rf gpu-package
-mkdir -p gpu-package/bin gpu-package/lib/c gpu-package/python
+mkdir -p gpu-package/bin gpu-package/lib/c gpu-package/python gpu-package/client/examples
 cp -L bazel-bin/kernels/cuda_device_test bazel-bin/tests/gpu_{job,node}_device_test bazel-bin/cli/signpost gpu-package/bin/
 cp -RL bazel-bin/client/python/package/signpost gpu-package/python/
+cp -L bazel-bin/client/examples/libtopk.so gpu-package/client/examples/  # where the tests look for it
 ln -f gpu-package/bin/signpost gpu-package/python/signpost/signpost
 ldd gpu-package/bin/* gpu-package/python/signpost/libsignpost.so |
   awk '$2 == "=>" { print $3 } $1 ~ "^/.*ld-linux" { print $1 }' | sort -u | xargs cp -Lt gpu-package/lib

@@ -24,6 +24,7 @@ set -uo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." || exit
 out=${OUT:-$(mktemp -d)}
 mkdir -p "$out"
+out=$(readlink -f "$out")
 if [[ ! -f gpu-package.tar.gz ]]; then
   echo "run.sh: there is no gpu-package.tar.gz; tests/gpu/package.sh makes it where nvcc and Bazel are" >&2
   exit 64
@@ -39,6 +40,8 @@ if ! "$package/bin/signpost" version >/dev/null 2>&1; then
   loader=("$package"/lib/c/ld-linux*.so* --library-path "$package/lib:$package/lib/c")
 fi
 program() { "${loader[@]}" "$package/bin/$1" "${@:2}"; }
+# The tests look for an example's codec from where they are.
+in_package() { (cd "$package" && "$@"); }
 
 results=() failed=0
 # step NAME COMMAND...: runs it, keeps what it says, and whether it succeeded.
@@ -62,11 +65,11 @@ with_device() {
   ((code == 0)) && [[ $said != *"there is no device"* ]]
 }
 equality() { with_device program cuda_device_test; }
-jobs_on_gpu() { with_device program gpu_job_device_test; }
-nodes_on_gpu() { with_device program gpu_node_device_test; }
+jobs_on_gpu() { with_device in_package program gpu_job_device_test; }
+nodes_on_gpu() { with_device in_package program gpu_node_device_test; }
 # sanitize TOOL PROGRAM: without the test that asks CUDA for more than it has, whose error is right.
 sanitize() {
-  with_device compute-sanitizer --tool "$1" --error-exitcode 9 "${loader[@]}" \
+  with_device in_package compute-sanitizer --tool "$1" --error-exitcode 9 "${loader[@]}" \
     "$package/bin/$2" --gtest_filter=-Gpu.SaysHowMuchRoomThereIs
 }
 # pytorch EXAMPLE RANKS ON_CPU [FLAG...]: on so many ranks, of which those ("1 3") are on the CPU, with

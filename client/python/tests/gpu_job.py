@@ -1,8 +1,10 @@
-"""What each rank does in gpu_test.py: `gpu_job.py RANKS`, of which those ("02") are on a GPU."""
+"""What each rank does in gpu_test.py: `gpu_job.py RANKS`, of which those ("02") are on a GPU; with
+`codec` behind them, in a codec that is a Python class."""
 
 import sys
 import zlib
 
+import codecs_of_mine
 import signpost.torch as signpost
 import simulated_gpu
 import torch
@@ -59,7 +61,7 @@ def crc_of(model):
     return crc
 
 
-def main(ranks):
+def main(ranks, codec=None):
     use_small_chunks()
     if str(signpost.rank()) in ranks:
         simulated_gpu.put_tensors_on(signpost.rank() % 2)
@@ -70,6 +72,13 @@ def main(ranks):
         (signpost.OneBitLamb, one_bit),
         (signpost.ZeroOneAdam, LOCAL),
     )
+    if codec is not None:
+        own = signpost.python_codec(codecs_of_mine.Signs)
+        optimizers = (
+            (signpost.OneBitAdam, {"freeze_step": 4, "warm_up_codec": own, "codec": own}),
+            (signpost.OneBitLamb, {"freeze_step": 4, "codec": own}),
+            (signpost.ZeroOneAdam, {**LOCAL, "codec": own}),
+        )
     for optimizer_of, options in optimizers:
         for more in ({}, {"overlap": True}, {"max_grad_norm": 5.0}):
             model = OfAllTypes()
@@ -82,4 +91,4 @@ def main(ranks):
 
 if __name__ == "__main__":
     signpost.init()
-    main(sys.argv[1])
+    main(*sys.argv[1:])

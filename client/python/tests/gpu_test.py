@@ -15,7 +15,7 @@ import simulated_gpu
 import torch
 from gpu_job import LOCAL, STEPS, OfAllTypes, crc_of, train
 from job import use_small_chunks
-from signpost import InvalidArgumentError, Parameter, Rates, Session, _abi
+from signpost import PYTHON_CODEC, InvalidArgumentError, Parameter, Rates, Session, _abi
 from signpost.torch import _device
 from signpost.torch._tensors import TrainedTensor
 from torch import nn
@@ -54,15 +54,15 @@ def make():
         optimizer.leave()
 
 
-def run_job(ranks, *options):
+def run_job(ranks, *options, what=(), **environment):
     """What each of two ranks says that it ends with, if these are on GPUs."""
     launch = [sys.executable, "-m", "signpost", "run", "-n", "2", "--aggregators", "2", *options]
     ended = subprocess.run(
-        [*launch, "--", sys.executable, JOB, ranks],
+        [*launch, "--", sys.executable, JOB, ranks, *what],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
     print(ended.stdout)
     assert ended.returncode == 0
@@ -75,6 +75,19 @@ def test_ranks_on_gpus_have_the_bits_of_ranks_on_the_cpu():
     assert len(wanted) == 24 and len(set(wanted)) == 16  # those with overlap have those without
     for ranks in ("0", "1", "01"):
         assert run_job(ranks) == [wanted, wanted], ranks
+
+
+def test_so_they_do_in_a_codec_of_ones_own():
+    aggregators = {
+        "PYTHONPATH": os.pathsep.join([str(Path(JOB).parent), os.environ["PYTHONPATH"]]),
+        "SIGNPOST_CODEC_LIBRARIES": PYTHON_CODEC,
+        "SIGNPOST_PYTHON": sys.executable,
+        "SIGNPOST_PYTHON_CODECS": "codecs_of_mine:Signs",
+    }
+    wanted, same = run_job("", what=["codec"], **aggregators)
+    assert wanted == same and len(wanted) == 18
+    for ranks in ("0", "01"):
+        assert run_job(ranks, what=["codec"], **aggregators) == [wanted, wanted], ranks
 
 
 def test_ranks_of_a_node_have_the_same_bits_wherever_each_is():
