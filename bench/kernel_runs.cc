@@ -43,7 +43,10 @@ constexpr kernels::AdaptiveRates kAdaptiveRates = {.beta1 = 0.9f,
                                                    .updates_variance = true};
 constexpr kernels::LocalRates kLocalRates = {
     .beta1 = 0.9f, .one_minus_beta1 = 0.1f, .learning_rate = 1e-3f, .weight_decay = 0.01f};
-constexpr double kSignBytes = 0.125;  // per element
+constexpr Stream kRead = {Stream::Use::kRead, 4}, kChange = {Stream::Use::kChange, 4},
+                 kWrite = {Stream::Use::kWrite, 4};
+constexpr Stream kReadSigns = {Stream::Use::kRead, 0.125},
+                 kWriteSigns = {Stream::Use::kWrite, 0.125};
 constexpr size_t kDenseRanks = 4;
 constexpr size_t kIntegerRanks = 8;  // two in a dense payload's memory
 constexpr size_t kMostRanks = 64;
@@ -109,37 +112,42 @@ struct Arrays {
 };
 
 std::vector<KernelRun> CompressKernels(const std::shared_ptr<Arrays>& a) {
-  return {{"compress, one-bit momentum", /*g, e=*/8 + kSignBytes + /*e=*/4 + kSignBytes,
+  return {{"compress, one-bit momentum",
+           {/*g=*/kRead, /*m=*/kReadSigns, /*e=*/kChange, kWriteSigns},
            [a] {
              CompressMomentum(kRule, kMomentumRates, a->gradient, a->sent[0].view(),
                               absl::MakeSpan(a->error), a->answer.span());
            }},
-          {"compress, dense momentum", /*g, m, e=*/12 + /*e=*/4 + kSignBytes,
+          {"compress, dense momentum",
+           {/*g=*/kRead, /*m=*/kRead, /*e=*/kChange, kWriteSigns},
            [a] {
              CompressMomentum(kRule, kMomentumRates, a->gradient, a->momentum.data(),
                               absl::MakeSpan(a->error), a->answer.span());
            }},
-          {"compress, no momentum", /*x, e=*/8 + /*e=*/4 + kSignBytes, [a] {
+          {"compress, no momentum", {/*x=*/kRead, /*e=*/kChange, kWriteSigns}, [a] {
              CompressOneBit(kRule, a->gradient, absl::MakeSpan(a->error), a->answer.span());
            }}};
 }
 
 std::vector<KernelRun> UseKernels(const std::shared_ptr<Arrays>& a) {
-  return {{"apply", kSignBytes + /*inverse, x=*/8 + /*x=*/4,
+  return {{"apply",
+           {/*m=*/kReadSigns, /*inverse=*/kRead, /*x=*/kChange},
            [a] {
              ApplyMomentum(kRule, a->sent[0].view(), /*learning_rate=*/1e-3f,
                            /*weight_decay=*/0.01f, a->variance, absl::MakeSpan(a->parameters));
            }},
-          {"decompress", kSignBytes + /*x=*/4,
+          {"decompress",
+           {kReadSigns, /*x=*/kWrite},
            [a] { DecompressOneBit(kRule, a->sent[0].view(), absl::MakeSpan(a->momentum)); }},
-          {"take back", kSignBytes + /*e=*/4 + 4, [a] {
+          {"take back", {kReadSigns, /*e=*/kChange}, [a] {
              AddOneBit(kRule, a->sent[0].view(), /*factor=*/1e-3f, absl::MakeSpan(a->error));
            }}};
 }
 
 KernelRun AggregateKernel(const std::shared_ptr<Arrays>& a, size_t ranks) {
-  return {absl::StrCat("aggregate, ", ranks, " workers"),
-          /*e=*/4 + static_cast<double>(ranks) * kSignBytes + /*e=*/4 + kSignBytes, [a, ranks] {
+  Streams streams(ranks, kReadSigns);
+  streams.insert(streams.end(), {/*e=*/kChange, kWriteSigns});
+  return {absl::StrCat("aggregate, ", ranks, " workers"), std::move(streams), [a, ranks] {
             AggregateOneBit(kRule, absl::MakeConstSpan(a->contributions).first(ranks),
                             1 / static_cast<float>(ranks), absl::MakeSpan(a->error),
                             a->answer.span());
@@ -148,39 +156,46 @@ KernelRun AggregateKernel(const std::shared_ptr<Arrays>& a, size_t ranks) {
 
 std::vector<KernelRun> DenseKernels(const std::shared_ptr<Arrays>& a, DenseType type,
                                     const std::string& type_name) {
-  const auto payload = static_cast<double>(kernels::DenseBytes(type, 1));
+  const auto payload_bytes = static_cast<double>(kernels::DenseBytes(type, 1));
+  const Stream payload = {Stream::Use::kRead, payload_bytes};
+  const Stream out = {Stream::Use::kWrite, payload_bytes};
   const bool has_error = type != DenseType::kFloat32;
   const auto error = [a, has_error] {
     return has_error ? absl::MakeSpan(a->error) : absl::Span<float>();
   };
-  const double error_bytes = has_error ? 4 + 4 : 0;
+  Streams compress = {/*g=*/kRead}, aggregate(kDenseRanks, payload);
+  for (Streams* streams : {&compress, &aggregate}) {
+    if (has_error) streams->push_back(/*e=*/kChange);
+    streams->push_back(out);
+  }
+  const Streams step = {payload, /*m=*/kChange, /*v=*/kChange, /*x=*/kChange};
   return {
-      {"compress, " + type_name, /*g=*/4 + error_bytes + payload,
+      {"compress, " + type_name, compress,
        [a, type, error] { CompressDense(kRule, type, a->gradient, error(), a->payload.data()); }},
-      {absl::StrCat("aggregate, ", type_name, ", ", kDenseRanks, " workers"),
-       kDenseRanks * payload + error_bytes + payload,
+      {absl::StrCat("aggregate, ", type_name, ", ", kDenseRanks, " workers"), aggregate,
        [a, type, error] {
          AggregateDense(type, a->dense_contributions, a->gradient.size(), 1.0f / kDenseRanks,
                         error(), a->payload.data());
        }},
-      {"Adam step, " + type_name, payload + /*m, v, x=*/12 + 12,
+      {"Adam step, " + type_name, step,
        [a, type] {
          AdamStep(kAdamRates, type, a->payloads[0].data(), absl::MakeSpan(a->momentum),
                   absl::MakeSpan(a->variance), absl::MakeSpan(a->parameters));
        }},
-      {"adaptive step, " + type_name, payload + /*m, v, x=*/12 + 12, [a, type] {
+      {"adaptive step, " + type_name, step, [a, type] {
          AdaptiveStep(kAdaptiveRates, type, a->payloads[0].data(), absl::MakeSpan(a->momentum),
                       absl::MakeSpan(a->variance), absl::MakeSpan(a->parameters));
        }}};
 }
 
 std::vector<KernelRun> MomentumKernels(const std::shared_ptr<Arrays>& a) {
-  return {{"momentum input", /*g, m=*/8 + /*input=*/4,
+  return {{"momentum input",
+           {/*g=*/kRead, /*m=*/kRead, /*input=*/kWrite},
            [a] {
              MomentumInput(kMomentumRates, a->gradient, a->momentum.data(),
                            absl::MakeSpan(a->parameters));
            }},
-          {"apply, dense momentum", /*m, inverse, x=*/12 + /*x=*/4, [a] {
+          {"apply, dense momentum", {/*m=*/kRead, /*inverse=*/kRead, /*x=*/kChange}, [a] {
              kernels::ApplyDenseMomentum(a->momentum, /*learning_rate=*/1e-3f,
                                          /*weight_decay=*/0.01f, a->variance,
                                          absl::MakeSpan(a->parameters));
@@ -188,7 +203,9 @@ std::vector<KernelRun> MomentumKernels(const std::shared_ptr<Arrays>& a) {
 }
 
 KernelRun LocalStepKernel(const std::shared_ptr<Arrays>& a) {
-  return {"local step", /*g, m, u, inverse, x=*/20 + /*m, u, x=*/12, [a] {
+  return {"local step",
+          {/*g=*/kRead, /*m=*/kChange, /*u=*/kChange, /*inverse=*/kRead, /*x=*/kChange},
+          [a] {
             LocalStep(kRule, kLocalRates, a->gradient, absl::MakeSpan(a->momentum),
                       absl::MakeSpan(a->error), a->variance, absl::MakeSpan(a->parameters));
           }};
@@ -196,26 +213,29 @@ KernelRun LocalStepKernel(const std::shared_ptr<Arrays>& a) {
 
 std::vector<KernelRun> IntegerKernels(const std::shared_ptr<Arrays>& a, IntegerType type,
                                       const std::string& type_name) {
-  const double code = static_cast<double>(kernels::BitsOf(type)) / 8;
+  const double bytes = static_cast<double>(kernels::BitsOf(type)) / 8;
+  const Stream codes = {Stream::Use::kRead, bytes}, codes_out = {Stream::Use::kWrite, bytes};
   const auto out = [a] {
     return kernels::QuantizedSpan{a->answer.scales.data(), a->payload.data()};
   };
   std::vector<KernelRun> all = {
-      {"compress, " + type_name, /*x, e=*/8 + /*e=*/4 + code,
+      {"compress, " + type_name,
+       {/*x=*/kRead, /*e=*/kChange, codes_out},
        [a, type, out] {
          CompressQuantized(kRule, type, a->gradient, absl::MakeSpan(a->error), out());
        }},
-      {"decompress, " + type_name, code + /*x=*/4, [a, type] {
+      {"decompress, " + type_name, {codes, /*x=*/kWrite}, [a, type] {
          DecompressQuantized(kRule, type, a->integer_contributions[0], absl::MakeSpan(a->momentum));
        }}};
   for (const size_t ranks : {kIntegerRanks / 2, kIntegerRanks}) {
-    all.push_back(
-        {absl::StrCat("aggregate, ", type_name, ", ", ranks, " workers"),
-         /*e=*/4 + static_cast<double>(ranks) * code + /*e=*/4 + code, [a, type, ranks, out] {
-           AggregateQuantized(kRule, type,
-                              absl::MakeConstSpan(a->integer_contributions).first(ranks),
-                              1 / static_cast<float>(ranks), absl::MakeSpan(a->error), out());
-         }});
+    Streams streams(ranks, codes);
+    streams.insert(streams.end(), {/*e=*/kChange, codes_out});
+    all.push_back({absl::StrCat("aggregate, ", type_name, ", ", ranks, " workers"),
+                   std::move(streams), [a, type, ranks, out] {
+                     AggregateQuantized(
+                         kRule, type, absl::MakeConstSpan(a->integer_contributions).first(ranks),
+                         1 / static_cast<float>(ranks), absl::MakeSpan(a->error), out());
+                   }});
   }
   return all;
 }

@@ -8,11 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "bench/traffic.h"
+
 namespace signpost::bench {
 
 struct KernelRun {
   std::string name;
-  double bytes_per_element;   // that must be read and written, once each; scales do not count
+  Streams streams;            // what must be read and written; scales do not count
   std::function<void()> run;  // as often as one likes
 };
 

@@ -12,6 +12,7 @@
 #include "bench/device_runs.h"
 #include "bench/figures.h"
 #include "bench/kernel_runs.h"
+#include "bench/traffic.h"
 #include "kernels/dense.h"
 #include "kernels/target.h"
 #include "storage/block_vector.h"
@@ -36,22 +37,25 @@ double SecondsOf(const std::function<void()>& run, Target target) {
   return SecondsOnCore() - begin;
 }
 
-// Of one kernel and of its bound, in turns.
+// Of one kernel and what it is compared with, in turns; 1e9 elements per second.
 struct Rates {
-  std::vector<double> elements;  // 1e9 per second
+  std::vector<double> elements;
   std::vector<double> bounds;
+  std::vector<double> traffic;  // empty: not measured
 };
 
 Rates Measure(const KernelRun& kernel, const KernelsOptions& options) {
   const double elements = static_cast<double>(options.elements);
   // A float is four bytes to read and four to write.
-  BlockVector<float> changed(static_cast<size_t>(elements * kernel.bytes_per_element / 8), 1.0f);
+  BlockVector<float> changed(static_cast<size_t>(elements * BytesOf(kernel.streams) / 8), 1.0f);
   const auto change = [&changed] { kernels::Scale(/*factor=*/-1, absl::MakeSpan(changed)); };
+  Traffic traffic(kernel.streams, options.elements);
   const Target best = kernels::SupportedTargets().back();
   Rates rates;
   SecondsOf(kernel.run, options.target);  // brings its arrays into memory and caches
   for (int round = 0; round < options.rounds; ++round) {
     rates.bounds.push_back(elements / SecondsOf(change, best) / 1e9);
+    rates.traffic.push_back(elements / SecondsOf([&] { traffic.Run(); }, best) / 1e9);
     rates.elements.push_back(elements / SecondsOf(kernel.run, options.target) / 1e9);
   }
   return rates;
@@ -67,6 +71,8 @@ std::vector<double> Times(double factor, std::vector<double> values) {
   return values;
 }
 
+constexpr char kTraffic[] = "reading and writing the same";
+
 // What was measured of each kernel, first in bytes and then in elements.
 class Tables {
  public:
@@ -74,6 +80,7 @@ class Tables {
     const std::vector<double> samples = Times(bytes_per_element, rates.elements);
     bytes_.push_back(MakeFigure(name, "GB/s", samples));
     SetBounds(samples, Times(bytes_per_element, rates.bounds), Better::kMore, bytes_.back());
+    if (!rates.traffic.empty()) SetPeer(kTraffic, rates.traffic, rates.elements, bytes_.back());
     elements_.push_back(MakeFigure(name, "Gelem/s", rates.elements));
   }
 
@@ -94,7 +101,7 @@ Figures MeasureKernels(const KernelsOptions& options) {
   const Target before = kernels::CurrentTarget();
   Tables tables;
   for (const KernelRun& kernel : MakeKernelRuns(options.elements)) {
-    tables.Add(kernel.name, kernel.bytes_per_element, Measure(kernel, options));
+    tables.Add(kernel.name, BytesOf(kernel.streams), Measure(kernel, options));
   }
   kernels::UseTarget(before);
   return tables.Join();
@@ -107,7 +114,7 @@ absl::StatusOr<Figures> MeasureDeviceKernels(const DeviceKernelsOptions& options
   for (const DeviceRun& run : *runs) {
     tables.Add(
         run.name, run.bytes_per_element,
-        {RatesOf(options.elements, run.seconds), RatesOf(options.elements, run.copy_seconds)});
+        {RatesOf(options.elements, run.seconds), RatesOf(options.elements, run.copy_seconds), {}});
   }
   return tables.Join();
 }

@@ -19,7 +19,9 @@ struct KernelsOptions {
 
 // For each kernel a figure in GB/s, then each once more in Gelem/s. Bytes are those that must be
 // read and written, once each; scales do not count. The bound is what one core moves when it
-// changes as many bytes in place, in turns with the kernel; kernels that mostly read go beyond it.
+// changes as many bytes in place, in turns with the kernel; kernels that mostly read may go beyond
+// it. The peer, which takes turns too, is a loop that reads, changes and writes the same arrays and
+// computes nothing: 1 would be all that memory allows.
 //
 // Runs on the calling thread, whose time on a core is what counts, and puts other kernels of the
 // process on `target` meanwhile. Takes about 60 bytes of memory per element and, with the defaults,

@@ -60,6 +60,8 @@ TEST(Kernels, EachHasItsSpeedInBytesAgainstABoundAndInElements) {
     EXPECT_GT(bytes.value(), 0);
     EXPECT_GT(bytes.bound(), 0);
     EXPECT_GT(bytes.of_bound(), 0);
+    EXPECT_EQ(bytes.peer(), "reading and writing the same");
+    EXPECT_GT(bytes.times_faster(), 0);
     EXPECT_GT(FigureOf(figures, name, "Gelem/s").value(), 0);
   }
   // e and 64 workers' bits are read; e and the answer's are written.
