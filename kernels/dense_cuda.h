@@ -45,7 +45,7 @@ absl::Status AggregateDense(const BlockRule& rule, const AggregateDenseSegment* 
 
 // As DecompressDense.
 struct DecompressDenseSegment {
-  const uint8_t* compressed = nullptr;  // as DenseSegment::out
+  const uint8_t* compressed = nullptr;  // as DenseSegment::out; null: zeros
   DenseType type = DenseType::kFloat32;
   float* values = nullptr;
   uint32_t elements = 0;

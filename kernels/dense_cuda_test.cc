@@ -103,6 +103,16 @@ TEST(DenseCuda, DecompressesAddsAndScalesAsTheCpuDoes) {
   });
 }
 
+TEST(DenseCuda, DecompressesNothingToZeros) {
+  Random random;
+  ForEachCase([&](DenseType type, BlockRule rule, size_t n) {
+    Guarded<float> values = random.Values(n), zeros(n);
+    std::fill_n(zeros.data(), n, 0.0f);
+    RunDecompressDense(rule, {{nullptr, type, values.data(), static_cast<uint32_t>(n)}});
+    EXPECT_TRUE(SameBytes(values, zeros));
+  });
+}
+
 TEST(DenseCuda, AggregatesAsTheCpuDoes) {
   constexpr size_t kFirst = 5;
   Random random;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/simulated_gpu.h"
 #include "proto/codec_check.h"
 #include "proto/frame.h"
 #include "tests/job.h"
@@ -182,7 +183,7 @@ TEST(CustomCodecJob, ARankWithOtherOptionsIsToldWhichDiffer) {
   });
 }
 
-TEST(CustomCodecJob, IsRefusedWithoutALibraryAndForAGpu) {
+TEST(CustomCodecJob, IsRefusedWithoutALibrary) {
   Cluster cluster({});
   WorkerOptions options = TopKJob().worker;
   options.codec_library.clear();
@@ -225,6 +226,32 @@ TEST(CustomCodecJob, ACodecThatFailsFailsTheStepWhereverThatIs) {
   OnEachRank(2, [&](uint32_t rank) {
     expect_failure(reduce(cluster, rank, 2, "cannot unpack halves", static_cast<float>(rank)));
   });
+}
+
+TEST(CustomCodecJob, AlsoOfAWorkerOnAGpu) {
+  kernels::cuda::SimulatedGpu gpu(/*seed=*/1);
+  for (const uint64_t freeze_step : {1, 2}) {
+    JobOptionsForTest job = TopKJob();
+    job.workers = 1;
+    job.worker.codec_library = kFaulty;
+    job.worker.codec_options = "cannot unpack";
+    job.optimizer = {.freeze_step = freeze_step, .codec = CUSTOM};
+    if (freeze_step == 2) job.optimizer.warm_up_codec = CUSTOM;
+    job.gpu_of = [&](uint32_t) { return &gpu; };
+    Cluster cluster({});
+    Replica replica(job, 0);
+    auto worker =
+        Worker::Join(replica.Options(), job.optimizer, replica.Parameters(), cluster.Connect());
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    const auto step = [&](int number) {
+      replica.gradient = GradientOf(0, number, replica.gradient.size());
+      replica.BeforeStep(**worker);
+      return (*worker)->Step(replica.Gradients(), {job.rates}).status();
+    };
+    const absl::Status status = freeze_step == 1 && !step(0).ok() ? absl::OkStatus() : step(1);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+    EXPECT_THAT(status.message(), HasSubstr("cannot decompress what it made of finite numbers"));
+  }
 }
 
 // The trust boundary: what the example says no to, and what is behind a short block.

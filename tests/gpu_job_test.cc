@@ -117,7 +117,7 @@ struct Stages {
 };
 constexpr Stages kStages[] = {{FLOAT32, ONE_BIT}, {BFLOAT16, ONE_BIT}, {INT8, INT4},
                               {ONE_BIT, FLOAT16}, {FLOAT16, INT8},     {INT4, FLOAT32},
-                              {FLOAT32, CUSTOM},  {CUSTOM, ONE_BIT},   {ONE_BIT, CUSTOM}};
+                              {CUSTOM, ONE_BIT},  {FLOAT32, CUSTOM},   {ONE_BIT, CUSTOM}};
 
 TEST_F(GpuJobTest, HasTheBytesOfAJobOnTheHost) {
   for (const Stages& stages : kStages) {
@@ -201,9 +201,19 @@ TEST_F(GpuJobTest, AlsoWithGradientsOfHalfTheBytes) {
     const End expected = TrainOn(nullptr, round);
     for (const GradientType type : {GradientType::kBfloat16, GradientType::kFloat16}) {
       job_.gradient_type_on_gpu = type;
-      EXPECT_EQ(TrainOn(gpu_.get(), round), expected);
+      EXPECT_EQ(TrainOn(gpu_.get(), round), expected) << CodecName(stages.frozen);
     }
   }
+}
+
+TEST_F(GpuJobTest, AlsoWithThreadsForACodecFromOutside) {
+  job_.tensors = {300'000, 5};  // more than a thread's piece in a chunk
+  job_.worker.chunk_elements = 1 << 18;
+  job_.optimizer = {.freeze_step = 2, .warm_up_codec = CUSTOM, .codec = CUSTOM};
+  job_.steps = 4;
+  const End expected = TrainOn(nullptr, Spoil);
+  job_.worker.threads = 3;
+  EXPECT_EQ(TrainOn(gpu_.get(), Spoil), expected);
 }
 
 TEST_F(GpuJobTest, FindsItsFreezeStepAndClimbsOutOfPlainAdam) {
@@ -336,6 +346,36 @@ TEST_F(SimulatedGpuJobTest, InOneBitStepsSignBitsCrossAndLittleElse) {
   EXPECT_GE(bytes, bound);
 }
 
+// To the host a chunk's numbers and errors, and back its errors and the answer, in fp32.
+TEST_F(SimulatedGpuJobTest, OfACodecFromOutside16BytesCrossForEachElement) {
+  Cluster cluster({});
+  job_.tensors = {200'000, 3, 62'000};
+  job_.worker.block_elements = 4096;
+  job_.worker.chunk_elements = 128 * 1024;
+  job_.optimizer = {.freeze_step = 3, .warm_up_codec = CUSTOM, .codec = CUSTOM};
+  auto worker = JoinAlone(cluster);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  ASSERT_TRUE(Step(**worker).ok());
+  for (const bool is_frozen : {false, true}) {
+    const SimulatedGpu::Counts before = gpu().counts();
+    ASSERT_TRUE(Step(**worker).ok());
+    const SimulatedGpu::Counts after = gpu().counts();
+    // Without the test's own, for the gradient.
+    EXPECT_EQ(after.allocations - before.allocations, 1);
+    EXPECT_EQ(after.pinned_allocations - before.pinned_allocations, 1);
+    EXPECT_EQ(after.streams, before.streams);
+    EXPECT_EQ(after.events, before.events);
+    const double parameters = replica_->gradient.size();
+    EXPECT_EQ(after.bytes_out - before.bytes_out, 8 * parameters);
+    const double in = after.bytes_in - before.bytes_in - 4 * parameters;
+    EXPECT_GE(in, 8 * parameters);
+    EXPECT_LE(in, 8.01 * parameters) << "more than that and tables";
+    if (is_frozen) continue;
+    ASSERT_TRUE(Step(**worker).ok());
+    ASSERT_TRUE(Step(**worker).ok());  // the freeze
+  }
+}
+
 // In intervals of three steps, which all are by then.
 TEST_F(SimulatedGpuJobTest, LocalStepsDoNotWaitForWhatTheyLeaveAloneWhichTheRoundReports) {
   job_.tensors = {600};
@@ -395,42 +435,47 @@ TEST_F(SimulatedGpuJobTest, WithoutRoomItIsRefusedAndSaysHowMuchItWanted) {
 
 // Wherever it happens, a step says so: none succeeds whose work was not done, and none waits for
 // ever.
-TEST_F(SimulatedGpuJobTest, AFaultEndsTheStepItHappensInOrTheNext) {
+class FaultTest : public SimulatedGpuJobTest, public ::testing::WithParamInterface<Stages> {};
+
+INSTANTIATE_TEST_SUITE_P(Codecs, FaultTest,
+                         ::testing::Values(Stages{FLOAT32, ONE_BIT}, Stages{CUSTOM, CUSTOM}),
+                         [](const auto& info) {
+                           return info.param.frozen == CUSTOM ? "FromOutside" : "OneBit";
+                         });
+
+TEST_P(FaultTest, EndsTheStepItHappensInOrTheNext) {
   job_.tensors = {2000, 8};
   job_.worker.chunk_elements = 512;
-  const OptimizerOptions one_bit = {.freeze_step = 2, .variance_refresh_interval = 2};
-  OptimizerOptions custom = {.freeze_step = 2, .warm_up_codec = CUSTOM};
-  custom.codec = CUSTOM;
-  for (const OptimizerOptions& optimizer : {one_bit, custom}) {
-    job_.optimizer = optimizer;
-    for (int operations = 0;; operations += 7) {
-      SCOPED_TRACE(operations);
-      replica_.reset();
-      gpu_ = NewGpu();
-      Cluster cluster({});
-      auto worker = JoinAlone(cluster);
-      ASSERT_TRUE(worker.ok()) << worker.status();
-      gpu().FailOperationAfter(operations);
-      absl::Status status;
-      float last = 0;
-      constexpr uint64_t kSteps = 6;
-      while (status.ok() && (*worker)->steps() < kSteps) status = Step(**worker);
-      // What the last step has left to do.
-      if (status.ok() && !gpu()
-                              .Read(&last, replica_->Parameters()[0].values.data(), sizeof last,
-                                    replica_->stream())
-                              .ok()) {
-        status = Step(**worker);
-      }
-      (*worker)->Leave().IgnoreError();
-      if (status.ok()) {
-        EXPECT_GT(operations, 100);
-        EXPECT_TRUE(gpu().Allocate(1).ok()) << "it has failed, and no step has said so";
-        break;
-      }
-      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-      EXPECT_NE(status.message().find("GPU 0"), absl::string_view::npos) << status;
+  job_.optimizer = {.freeze_step = 2, .variance_refresh_interval = 2};
+  job_.optimizer.warm_up_codec = GetParam().warm_up;
+  job_.optimizer.codec = GetParam().frozen;
+  for (int operations = 0;; operations += 7) {
+    SCOPED_TRACE(operations);
+    replica_.reset();
+    gpu_ = NewGpu();
+    Cluster cluster({});
+    auto worker = JoinAlone(cluster);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    gpu().FailOperationAfter(operations);
+    absl::Status status;
+    float last = 0;
+    constexpr uint64_t kSteps = 6;
+    while (status.ok() && (*worker)->steps() < kSteps) status = Step(**worker);
+    // What the last step has left to do.
+    if (status.ok() &&
+        !gpu()
+             .Read(&last, replica_->Parameters()[0].values.data(), sizeof last, replica_->stream())
+             .ok()) {
+      status = Step(**worker);
     }
+    (*worker)->Leave().IgnoreError();
+    if (status.ok()) {
+      EXPECT_GT(operations, 100);
+      EXPECT_TRUE(gpu().Allocate(1).ok()) << "it has failed, and no step has said so";
+      break;
+    }
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_NE(status.message().find("GPU 0"), absl::string_view::npos) << status;
   }
 }
 

@@ -120,6 +120,7 @@ class GpuNodeTest : public ::testing::Test {
     job_.tensors = {3700, 8, 1, 30'000, 64};
     job_.worker.block_elements = 256;
     job_.worker.chunk_elements = 4096;
+    UseExampleCodec(job_.worker);
     job_.optimizer = {.freeze_step = 5, .variance_refresh_interval = 4};
   }
 
@@ -234,6 +235,15 @@ TEST_F(GpuNodeTest, AlsoWithLambAndZeroOneAdam) {
     has_gpu_ = kAll;
     EXPECT_EQ(TrainOn(kAll), wanted);
   }
+}
+
+TEST_F(GpuNodeTest, AlsoWithACodecFromOutside) {
+  job_.optimizer = {.freeze_step = 5, .warm_up_codec = CUSTOM, .codec = CUSTOM};
+  const std::vector<float> wanted = TrainOn(kNone);
+  has_gpu_ = kAll;
+  EXPECT_EQ(TrainOn(kAll), wanted);
+  has_gpu_ = kEverySecond;
+  EXPECT_EQ(TrainOn([](uint32_t process) { return process >= 2; }), wanted);
 }
 
 TEST_F(GpuNodeTest, BeginsWithTheValuesOfRank0IfAsked) {

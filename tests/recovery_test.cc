@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "kernels/simulated_gpu.h"
 #include "storage/disk.h"
 #include "tests/job.h"
 
@@ -60,6 +61,8 @@ TEST_P(RecoveryOfTest, KillingEachShardAtThreeStepsChangesNothing) {
   job.optimizer = GetParam().optimizer;
   UseExampleCodec(job.worker);
   const auto expected = TrainUndisturbed(job);
+  kernels::cuda::SimulatedGpu gpu(/*seed=*/1);
+  job.gpu_of = [&](uint32_t rank) { return rank == 1 ? &gpu : nullptr; };
   uint32_t restarts = 0;
   Cluster cluster(WithState());
   const auto results =

@@ -18,6 +18,10 @@
 
 namespace signpost {
 
+// What kernels take for a codec: on a GPU the numbers of one from outside are fp32, which loses
+// nothing.
+inline Codec CodecOnGpu(Codec codec) { return codec == CUSTOM ? FLOAT32 : codec; }
+
 // Where it may be in a list.
 inline const Segment& PartOf(const Segment& segment) { return segment; }
 inline const Segment& PartOf(const AdamState::Addition& addition) { return addition.part; }
@@ -64,10 +68,11 @@ void GpuAdamState::Run(uint32_t chunk, RowOf row_of, Kernel kernel) {
 }
 
 template <class RowOf, class Kernel>
-void GpuAdamState::RunOnAnswer(uint32_t chunk, const Payload& answer, RowOf row_of, Kernel kernel) {
+void GpuAdamState::RunOnAnswer(uint32_t chunk, Codec codec, const Payload& answer, RowOf row_of,
+                               Kernel kernel) {
   if (!status_.ok()) return;
   Slot& slot = NextApplying();
-  const size_t begin = PutPayload(slot, answer.data(), answer.size());
+  const size_t begin = PutPayload(slot, chunk, codec, answer.data());
   const uint8_t* const on_gpu = slot.device.get() + begin;
   Launch(
       slot, begin, TablesBegin(), layout_.chunks()[chunk].segments,
@@ -81,14 +86,8 @@ void GpuAdamState::RunOnDecompressed(uint32_t chunk, Codec codec, const Payload&
   if (!status_.ok()) return;
   const Chunk& at = layout_.chunks()[chunk];
   Slot& slot = NextApplying();
-  if (codec == CUSTOM) {
-    for (const Segment& segment : at.segments) {
-      DecompressOnHost(slot, chunk, codec, answer.data(), segment, to_of(segment));
-    }
-    Launch(slot, TablesBegin(), TablesBegin(), at.segments, row_of, kernel);
-    return Release(slot);
-  }
-  const size_t begin = PutPayload(slot, answer.data(), answer.size());
+  const size_t begin = PutPayload(slot, chunk, codec, answer.data());
+  codec = CodecOnGpu(codec);
   const uint8_t* const on_gpu = slot.device.get() + begin;
   const auto decompress = [&](auto decompressed_row_of, auto decompress_kernel) {
     return Launch(slot, begin, TablesBegin(), at.segments, decompressed_row_of, decompress_kernel);

@@ -41,6 +41,18 @@ constexpr size_t Aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+kernels::DenseType DenseTypeOf(GradientType type) {
+  switch (type) {
+    case GradientType::kBfloat16:
+      return kernels::DenseType::kBfloat16;
+    case GradientType::kFloat16:
+      return kernels::DenseType::kFloat16;
+    case GradientType::kFloat32:
+      break;
+  }
+  return kernels::DenseType::kFloat32;
+}
+
 // Of the first bad block, between a slot's payload and its tables.
 constexpr size_t kBadBlockBytes = 16;
 
@@ -69,23 +81,23 @@ constexpr size_t kLargestRow = std::max({sizeof(AddDenseSegment),
 }  // namespace
 
 GpuAdamState::GpuAdamState(const Layout& layout, std::vector<absl::Span<float>> values,
-                           const Codecs& codecs, kernels::cuda::Gpu& gpu)
+                           const Codecs& codecs, uint32_t threads, kernels::cuda::Gpu& gpu)
     : layout_(layout),
       rule_{layout.options().block_elements(), layout.options().gamma()},
       values_(std::move(values)),
       gpu_(gpu),
       momentum_is_signed_(layout.chunks().size()) {
-  if (TakeMemory(codecs)) watch_.emplace(gpu);
+  if (TakeMemory(codecs, threads)) watch_.emplace(gpu);
 }
 
-bool GpuAdamState::TakeMemory(const Codecs& codecs) {
+bool GpuAdamState::TakeMemory(const Codecs& codecs, uint32_t threads) {
   size_t most_elements = 0, most_blocks = 0, signed_bytes = 0;
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
     const Chunk& chunk = layout_.chunks()[c];
     most_elements = std::max<size_t>(most_elements, chunk.elements);
     most_blocks = std::max<size_t>(most_blocks, chunk.blocks);
-    payload_room_ = std::max({payload_room_, layout_.PayloadBytes(codecs.gradient, c),
-                              layout_.PayloadBytes(codecs.momentum, c)});
+    payload_room_ = std::max({payload_room_, layout_.PayloadBytes(CodecOnGpu(codecs.gradient), c),
+                              layout_.PayloadBytes(CodecOnGpu(codecs.momentum), c)});
     first_signed_.push_back(signed_bytes);
     if (codecs.momentum == ONE_BIT) signed_bytes += Aligned(layout_.PayloadBytes(ONE_BIT, c));
   }
@@ -95,11 +107,6 @@ bool GpuAdamState::TakeMemory(const Codecs& codecs) {
   const bool needs_scratch = codecs.momentum != ONE_BIT || !DenseTypeOf(codecs.gradient);
   const size_t scratch_bytes = needs_scratch ? most_elements * sizeof(float) : 0;
 
-  if (codecs.gradient == CUSTOM || codecs.momentum == CUSTOM) {
-    host_numbers_.resize(most_elements);
-    host_error_.resize(most_elements);
-  }
-
   const size_t bytes = layout_.elements() * sizeof(float);
   const size_t sums = kernels::cuda::SumWorkspace(layout_.elements()) + 1;
   bool is_there = Take(gpu_.NewStream(), copies_) && Take(gpu_.NewEvent(), left_) &&
@@ -108,6 +115,10 @@ bool GpuAdamState::TakeMemory(const Codecs& codecs) {
                   Take(gpu_.Allocate(signed_bytes), signed_momentum_) &&
                   Take(gpu_.Allocate(scratch_bytes), scratch_) &&
                   Take(gpu_.Allocate(sums * sizeof(double)), sums_);
+  if (codecs.gradient == CUSTOM || codecs.momentum == CUSTOM) {
+    crew_.emplace(layout_, threads);
+    is_there = is_there && Take(gpu_.AllocatePinned(2 * most_elements * sizeof(float)), on_host_);
+  }
   packing_.resize(kPackingSlots);
   applying_.resize(kApplyingSlots);
   for (std::vector<Slot>* ring : {&packing_, &applying_}) {
@@ -184,9 +195,15 @@ size_t GpuAdamState::PayloadBegin(size_t bytes) const {
   return payload_room_ - (bytes + 15) / 16 * 16;
 }
 
-size_t GpuAdamState::PutPayload(Slot& slot, const uint8_t* payload, size_t bytes) const {
+size_t GpuAdamState::PutPayload(Slot& slot, uint32_t chunk, Codec codec, const uint8_t* payload) {
+  const size_t bytes = layout_.PayloadBytes(CodecOnGpu(codec), chunk);
   const size_t begin = PayloadBegin(bytes);
-  std::memcpy(slot.pinned.get() + begin, payload, bytes);
+  uint8_t* const to = slot.pinned.get() + begin;
+  if (codec == CUSTOM) {
+    DecompressOnHost(chunk, payload, reinterpret_cast<float*>(to));
+  } else {
+    std::memcpy(to, payload, bytes);
+  }
   return begin;
 }
 
@@ -276,16 +293,22 @@ void GpuAdamState::Compress(Slot& slot, size_t begin, uint32_t chunk, Codec code
 std::optional<uint32_t> GpuAdamState::CompressGradient(uint32_t chunk, Codec codec, bool adds_error,
                                                        absl::Span<const Gradient> gradients,
                                                        uint8_t* payload, Optimizer::Later later) {
-  if (codec == CUSTOM) {
-    return CompressOnHost(chunk, codec, payload, std::move(later),
-                          [&](const Segment& segment, float* to) {
-                            ReadGradient(gradients[segment.tensor], segment, to);
-                          });
-  }
   const auto gradient_of = [&](const Segment& segment) {
     const Gradient& gradient = gradients[segment.tensor];
     return std::pair(PartOf(gradient, segment), gradient.type);
   };
+  if (codec == CUSTOM) {
+    Run(
+        chunk,
+        [&](const Segment& segment) {
+          const auto [gradient, type] = gradient_of(segment);
+          return DecompressDenseSegment{.compressed = static_cast<const uint8_t*>(gradient),
+                                        .type = DenseTypeOf(type),
+                                        .values = Scratch(segment)};
+        },
+        [&](auto... table) { return gpu_.DecompressDense(rule_, table..., stream_); });
+    return CompressOnHost(chunk, payload, std::move(later));
+  }
   Pack(chunk, codec, payload, std::move(later),
        [&](Slot& slot, uint8_t* out, uint32_t* first_not_packed) {
          Compress(slot, TablesBegin(), chunk, codec, adds_error, gradient_of, out,
@@ -311,10 +334,7 @@ std::optional<uint32_t> GpuAdamState::CompressMomentum(uint32_t chunk, Codec cod
   };
   if (codec == CUSTOM) {
     Run(chunk, input_row_of, make_input);
-    return CompressOnHost(chunk, codec, payload, std::move(later),
-                          [&](const Segment& segment, float* to) {
-                            Read(to, Scratch(segment), segment.elements * sizeof(float));
-                          });
+    return CompressOnHost(chunk, payload, std::move(later));
   }
   Pack(chunk, codec, payload, std::move(later),
        [&](Slot& slot, uint8_t* out, uint32_t* first_not_packed) {
@@ -329,60 +349,6 @@ std::optional<uint32_t> GpuAdamState::CompressMomentum(uint32_t chunk, Codec cod
          Compress(slot, end, chunk, codec, /*adds_error=*/true, input_of, out, first_not_packed);
        });
   return std::nullopt;
-}
-
-std::optional<uint32_t> GpuAdamState::CompressOnHost(
-    uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Later later,
-    absl::FunctionRef<void(const Segment&, float* to)> read) {
-  const Chunk& at = layout_.chunks()[chunk];
-  const NumberCodec& number_codec = NumberCodecOf(codec, layout_);
-  float* const error_on_gpu = Error(chunk, at.segments[0]);
-  for (const Segment& segment : at.segments) {
-    read(segment, host_numbers_.data() + segment.chunk_offset);
-  }
-  Read(host_error_.data(), error_on_gpu, at.elements * sizeof(float));
-  uint32_t first_not_packed = at.blocks;
-  if (status_.ok()) {
-    for (const Segment& segment : at.segments) {
-      const auto of_segment = [&](PageVector<float>& numbers) {
-        return absl::MakeSpan(numbers).subspan(segment.chunk_offset, segment.elements);
-      };
-      const size_t packed = number_codec.Compress(rule_, at, segment, of_segment(host_numbers_),
-                                                  of_segment(host_error_), payload);
-      if (packed == kernels::BlockCount(segment.elements, rule_.block_elements)) continue;
-      first_not_packed =
-          std::min(first_not_packed, segment.first_block + static_cast<uint32_t>(packed));
-    }
-    Do(gpu_.Write(error_on_gpu, host_error_.data(), at.elements * sizeof(float), stream_));
-  }
-  if (status_.ok()) return first_not_packed;
-  later(status_);
-  return std::nullopt;
-}
-
-void GpuAdamState::ReadGradient(const Gradient& gradient, const Segment& segment, float* to) const {
-  const void* const from = PartOf(gradient, segment);
-  const absl::Span<float> numbers(to, segment.elements);
-  if (from == nullptr) {
-    std::fill(numbers.begin(), numbers.end(), 0.0f);
-  } else if (gradient.type == GradientType::kFloat32) {
-    Read(to, from, segment.elements * sizeof(float));
-  } else {
-    std::vector<uint8_t> halves(segment.elements * BytesOf(gradient.type));
-    Read(halves.data(), from, halves.size());
-    kernels::DecompressDense(gradient.type == GradientType::kBfloat16
-                                 ? kernels::DenseType::kBfloat16
-                                 : kernels::DenseType::kFloat16,
-                             halves.data(), numbers);
-  }
-}
-
-void GpuAdamState::DecompressOnHost(Slot& slot, uint32_t chunk, Codec codec, const uint8_t* payload,
-                                    const Segment& part, float* to) {
-  float* const numbers = reinterpret_cast<float*>(slot.pinned.get()) + part.chunk_offset;
-  NumberCodecOf(codec, layout_)
-      .Decompress(rule_, layout_.chunks()[chunk], part, payload, {numbers, part.elements});
-  Do(gpu_.CopyIn(to, numbers, part.elements * sizeof(float), stream_));
 }
 
 void GpuAdamState::CompressSigns(Slot& slot, uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
@@ -410,6 +376,35 @@ void GpuAdamState::CompressSigns(Slot& slot, uint32_t chunk, RatesOf<kernels::Mo
       });
 }
 
+std::optional<uint32_t> GpuAdamState::CompressOnHost(uint32_t chunk, uint8_t* payload,
+                                                     Optimizer::Later later) {
+  const Chunk& at = layout_.chunks()[chunk];
+  const size_t bytes = at.elements * sizeof(float);
+  auto* const input = reinterpret_cast<float*>(on_host_.get());
+  float* const error = input + at.elements;
+  float* const error_on_gpu = Error(chunk, at.segments[0]);
+  Read(input, Scratch(at.segments[0]), bytes);
+  Read(error, error_on_gpu, bytes);
+  if (status_.ok()) {
+    const NumberCodec& codec = NumberCodecOf(CUSTOM, layout_);
+    const uint32_t bad_block = crew_->Compress(chunk, [&](const Segment& part) {
+      return codec.Compress(rule_, at, part, {input + part.chunk_offset, part.elements},
+                            {error + part.chunk_offset, part.elements}, payload);
+    });
+    if (Do(gpu_.Write(error_on_gpu, error, bytes, stream_))) return bad_block;
+  }
+  later(status_);
+  return std::nullopt;
+}
+
+void GpuAdamState::DecompressOnHost(uint32_t chunk, const uint8_t* payload, float* numbers) {
+  const Chunk& at = layout_.chunks()[chunk];
+  const NumberCodec& codec = NumberCodecOf(CUSTOM, layout_);
+  crew_->ForEachPart(chunk, [&](const Segment& part) {
+    codec.Decompress(rule_, at, part, payload, {numbers + part.chunk_offset, part.elements});
+  });
+}
+
 void GpuAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
                             Payload answer) {
   const auto row_of = [&](const Segment& segment, kernels::DenseType type,
@@ -422,9 +417,9 @@ void GpuAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRa
                                            .parameters = Values(segment)};
   };
   const auto step = [&](auto... table) { return gpu_.AdamStep(rule_, table..., stream_); };
-  if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
+  if (const std::optional<kernels::DenseType> type = DenseTypeOf(CodecOnGpu(codec))) {
     return RunOnAnswer(
-        chunk, answer,
+        chunk, codec, answer,
         [&](const Segment& segment, const uint8_t* payload) {
           return row_of(segment, *type, payload + kernels::DenseBytes(*type, segment.chunk_offset));
         },
@@ -451,7 +446,7 @@ void GpuAdamState::RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> ra
         .variance = Variance(chunk, segment),
         .parameters = Values(segment)};
   };
-  RunOnAnswer(chunk, answer, row_of,
+  RunOnAnswer(chunk, PLAIN_FLOAT32, answer, row_of,
               [&](auto... table) { return gpu_.RefreshStep(rule_, table..., stream_); });
 }
 
@@ -511,18 +506,10 @@ void GpuAdamState::AddToError(uint32_t chunk, Codec codec, const uint8_t* payloa
   if (!status_.ok()) return;
   const Chunk& at = layout_.chunks()[chunk];
   Slot& slot = NextApplying();
-  const uint8_t* on_gpu = slot.device.get();
-  if (codec == CUSTOM) {
-    for (const Addition& addition : of_payload) {
-      DecompressOnHost(slot, chunk, codec, payload, addition.part,
-                       reinterpret_cast<float*>(slot.device.get()) + addition.part.chunk_offset);
-    }
-    codec = FLOAT32;  // as which it lies there
-  } else {
-    const size_t begin = PutPayload(slot, payload, layout_.PayloadBytes(codec, chunk));
-    on_gpu += begin;
-    CopyIn(slot, begin, payload_room_);
-  }
+  const size_t begin = PutPayload(slot, chunk, codec, payload);
+  codec = CodecOnGpu(codec);
+  const uint8_t* const on_gpu = slot.device.get() + begin;
+  CopyIn(slot, begin, payload_room_);
 
   size_t end = TablesBegin();
   const auto add = [&](absl::Span<const Addition> additions, auto row_of, auto kernel) {

@@ -7,8 +7,9 @@
 // comments say so, and those that apply or add something for a slot that the GPU has not come past:
 // without a deadline, since CUDA has none.
 //
-// A codec from outside runs on the host. For each of its chunks 4 bytes of numbers and 8 of error
-// cross for each element when it is compressed, which waits for the GPU, and 4 with its answer.
+// A codec from outside (CUSTOM) is on the host. Of each chunk that it compresses, numbers and
+// errors cross to the host and the errors back, 12 bytes for each element, and nothing else goes on
+// until they have; its answers cross as fp32.
 
 #ifndef SIGNPOST_WORKER_GPU_ADAM_STATE_H_
 #define SIGNPOST_WORKER_GPU_ADAM_STATE_H_
@@ -21,20 +22,20 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/function_ref.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "kernels/block.h"
 #include "kernels/gpu.h"
 #include "proto/layout.h"
 #include "worker/adam_state.h"
+#include "worker/chunk_crew.h"
 #include "worker/event_watch.h"
-#include "worker/page_vector.h"
 
 namespace signpost {
 
 // Borrows layout, values and gpu: values[i] is tensor i's parameters, on the GPU. All memory that
-// it needs it takes at once; when there is not so much, Check says so from the beginning.
+// it needs it takes at once; when there is not so much, Check says so from the beginning. A codec
+// from outside has `threads` threads, the caller's included.
 class GpuAdamState final : public AdamState {
  public:
   // In which gradients travel before the freeze, and the momentum after it.
@@ -43,7 +44,7 @@ class GpuAdamState final : public AdamState {
     Codec momentum = ONE_BIT;
   };
   GpuAdamState(const Layout& layout, std::vector<absl::Span<float>> values, const Codecs& codecs,
-               kernels::cuda::Gpu& gpu);
+               uint32_t threads, kernels::cuda::Gpu& gpu);
   // Waits for the GPU, which uses its memory, for ever if it does not come to an end.
   ~GpuAdamState() override;
 
@@ -54,7 +55,8 @@ class GpuAdamState final : public AdamState {
 
   // While there is a slot.
   bool CanCompress() const override;
-  // Both return nothing, and tell later; but of a codec from outside, which they wait for.
+  // Both return nothing, but with CUSTOM: then they wait for the GPU, and are done when they
+  // return, unless it has failed.
   std::optional<uint32_t> CompressGradient(uint32_t chunk, Codec codec, bool adds_error,
                                            absl::Span<const Gradient> gradients, uint8_t* payload,
                                            Optimizer::Later later) override;
@@ -125,7 +127,8 @@ class GpuAdamState final : public AdamState {
   // Where a payload of so many bytes begins in a slot, and where tables do.
   size_t PayloadBegin(size_t bytes) const;
   size_t TablesBegin() const;
-  size_t PutPayload(Slot& slot, const uint8_t* payload, size_t bytes) const;  // returns the former
+  // Writes a chunk's payload to the slot, as one of CodecOnGpu(codec). Returns where it begins.
+  size_t PutPayload(Slot& slot, uint32_t chunk, Codec codec, const uint8_t* payload);
   void CopyIn(Slot& slot, size_t begin, size_t end);
   // What is done on the slot's memory has been put on the stream.
   void Release(Slot& slot);
@@ -152,31 +155,26 @@ class GpuAdamState final : public AdamState {
   template <class GradientOf>
   void Compress(Slot& slot, size_t begin, uint32_t chunk, Codec codec, bool adds_error,
                 GradientOf gradient_of, uint8_t* out, uint32_t* first_not_packed);
-  // By a codec from outside: read(segment, to) copies what a segment's numbers are to the host.
-  std::optional<uint32_t> CompressOnHost(uint32_t chunk, Codec codec, uint8_t* payload,
-                                         Optimizer::Later later,
-                                         absl::FunctionRef<void(const Segment&, float* to)> read);
-  void ReadGradient(const Gradient& gradient, const Segment& segment, float* to) const;
   void CompressSigns(Slot& slot, uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
                      absl::Span<const Gradient> gradients, uint8_t* out,
                      uint32_t* first_not_packed);
+  // Compresses what is in Scratch on the host, in CUSTOM. Without a result `later` was called.
+  std::optional<uint32_t> CompressOnHost(uint32_t chunk, uint8_t* payload, Optimizer::Later later);
+  // A payload of CUSTOM as fp32 numbers.
+  void DecompressOnHost(uint32_t chunk, const uint8_t* payload, float* numbers);
   void ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer);
   // Launches a kernel on all of the chunk's segments, of which row_of(segment) has all.
   template <class RowOf, class Kernel>
   void Run(uint32_t chunk, RowOf row_of, Kernel kernel);
-  // The same with a dense answer: row_of(segment, payload) has where it is on the GPU.
+  // The same with an answer that is dense there: row_of(segment, payload) has where it is.
   template <class RowOf, class Kernel>
-  void RunOnAnswer(uint32_t chunk, const Payload& answer, RowOf row_of, Kernel kernel);
-  // Decompresses what a codec from outside has packed there into the slot, from where its numbers
-  // are copied to `to`, on the GPU.
-  void DecompressOnHost(Slot& slot, uint32_t chunk, Codec codec, const uint8_t* payload,
-                        const Segment& part, float* to);
+  void RunOnAnswer(uint32_t chunk, Codec codec, const Payload& answer, RowOf row_of, Kernel kernel);
   // The same once the answer is decompressed, to to_of(segment).
   template <class ToOf, class RowOf, class Kernel>
   void RunOnDecompressed(uint32_t chunk, Codec codec, const Payload& answer, ToOf to_of,
                          RowOf row_of, Kernel kernel);
 
-  bool TakeMemory(const Codecs& codecs);
+  bool TakeMemory(const Codecs& codecs, uint32_t threads);
   // Keeps the first error.
   bool Do(const absl::Status& status) const {
     status_.Update(status);
@@ -232,9 +230,11 @@ class GpuAdamState final : public AdamState {
   Memory signed_momentum_;                // each chunk's one-bit payload, from first_signed_ on
   std::vector<size_t> first_signed_;      // by chunk
   std::vector<bool> momentum_is_signed_;  // by chunk: which of the two counts
-  // Of one chunk at a time: what a codec from outside compresses.
-  PageVector<float> host_numbers_, host_error_;
-  Memory sums_;  // what it takes to make a sum, and the sum
+  Memory sums_;                           // what it takes to make a sum, and the sum
+
+  // Of a codec from outside, if there is one.
+  std::optional<ChunkCrew> crew_;
+  Memory on_host_;  // pinned: a chunk's numbers, and then its errors
 
   std::vector<Slot> packing_, applying_;   // rings
   uint64_t packings_ = 0, applyings_ = 0;  // so many were taken

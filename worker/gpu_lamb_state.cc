@@ -44,9 +44,9 @@ void GpuLambState::UpdateMoments(uint32_t chunk, Codec codec, RatesOf<kernels::L
   const auto update = [&](auto... table) {
     return adam_.gpu_.UpdateMoments(adam_.rule_, table..., adam_.stream_);
   };
-  if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
+  if (const std::optional<kernels::DenseType> type = DenseTypeOf(CodecOnGpu(codec))) {
     return adam_.RunOnAnswer(
-        chunk, answer,
+        chunk, codec, answer,
         [&](const Segment& segment, const uint8_t* payload) {
           return row_of(segment, *type, payload + kernels::DenseBytes(*type, segment.chunk_offset));
         },

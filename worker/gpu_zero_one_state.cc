@@ -44,9 +44,9 @@ void GpuZeroOneState::AdaptiveStep(uint32_t chunk, Codec codec,
   const auto step = [&](auto... table) {
     return adam_.gpu_.AdaptiveStep(adam_.rule_, table..., adam_.stream_);
   };
-  if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
+  if (const std::optional<kernels::DenseType> type = DenseTypeOf(CodecOnGpu(codec))) {
     return adam_.RunOnAnswer(
-        chunk, answer,
+        chunk, codec, answer,
         [&](const Segment& segment, const uint8_t* payload) {
           return row_of(segment, *type, payload + kernels::DenseBytes(*type, segment.chunk_offset));
         },

@@ -35,7 +35,7 @@ std::unique_ptr<AdamState> NewState(const Layout& layout, const OptimizerOptions
   if (gpu == nullptr) return std::make_unique<HostAdamState>(layout, std::move(values), threads);
   const GpuAdamState::Codecs codecs = {options.zero_one ? options.codec : options.warm_up_codec,
                                        options.codec};
-  return std::make_unique<GpuAdamState>(layout, std::move(values), codecs, *gpu);
+  return std::make_unique<GpuAdamState>(layout, std::move(values), codecs, threads, *gpu);
 }
 
 absl::Status CheckZeroOne(const OptimizerOptions& options) {
