@@ -99,7 +99,7 @@ absl::Status Training::Join(const SessionOptions& node, const Start& start, Grad
   }
   absl::Status status = place_->Prepare(layout_, values.size(), options.worker.threads);
   if (!status.ok()) return status;
-  absl::StatusOr<std::unique_ptr<Session>> session =
+  auto session =
       WorkerSession::JoinOn(place_->gpu(), options, OptimizerOptionsOf(definition_.options()),
                             ParametersOf(definition_, parameters_->values()));
   if (!session.ok()) return session.status();
