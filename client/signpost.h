@@ -138,7 +138,8 @@ typedef struct {
    * step is at least 2. Of 0/1 Adam it is DeepSpeed's var_freeze_step + 1. */
   uint8_t as_deepspeed;
   /* What SIGNPOST_CODEC_CUSTOM is: a shared object as signpost_codec.h has it, which the
-   * aggregators need too, and options of the codec's own. NULL: none. On the host only. */
+   * aggregators need too, and options of the codec's own. NULL: none. It runs on the host, with a
+   * gpu too. */
   const char* codec_library;
   const char* codec_options;
   const char* resume; /* directory of checkpoints to go on from; NULL: start anew */

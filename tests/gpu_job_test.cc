@@ -22,6 +22,7 @@
 #include "tests/job.h"
 #ifndef SIGNPOST_REAL_GPU
 #include "kernels/simulated_gpu.h"
+#include "worker/crew_threads.h"
 #endif
 
 namespace signpost::testing {
@@ -117,7 +118,8 @@ struct Stages {
 };
 constexpr Stages kStages[] = {{FLOAT32, ONE_BIT}, {BFLOAT16, ONE_BIT}, {INT8, INT4},
                               {ONE_BIT, FLOAT16}, {FLOAT16, INT8},     {INT4, FLOAT32},
-                              {CUSTOM, ONE_BIT},  {FLOAT32, CUSTOM},   {ONE_BIT, CUSTOM}};
+                              {FLOAT32, CUSTOM},  {CUSTOM, ONE_BIT},   {ONE_BIT, CUSTOM},
+                              {CUSTOM, CUSTOM}};
 
 TEST_F(GpuJobTest, HasTheBytesOfAJobOnTheHost) {
   for (const Stages& stages : kStages) {
@@ -201,7 +203,7 @@ TEST_F(GpuJobTest, AlsoWithGradientsOfHalfTheBytes) {
     const End expected = TrainOn(nullptr, round);
     for (const GradientType type : {GradientType::kBfloat16, GradientType::kFloat16}) {
       job_.gradient_type_on_gpu = type;
-      EXPECT_EQ(TrainOn(gpu_.get(), round), expected) << CodecName(stages.frozen);
+      EXPECT_EQ(TrainOn(gpu_.get(), round), expected);
     }
   }
 }
@@ -346,6 +348,19 @@ TEST_F(SimulatedGpuJobTest, InOneBitStepsSignBitsCrossAndLittleElse) {
   EXPECT_GE(bytes, bound);
 }
 
+TEST_F(SimulatedGpuJobTest, ACodecFromOutsideHasTheThreadsThatItsOptionsSay) {
+  job_.tensors = {300'000};
+  job_.worker.chunk_elements = 1 << 18;
+  job_.worker.threads = 3;
+  for (const Codec codec : {ONE_BIT, CUSTOM}) {
+    Cluster cluster({});
+    job_.optimizer.codec = codec;
+    const auto worker = JoinAlone(cluster);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    EXPECT_EQ(CrewThreads(), codec == CUSTOM ? 2 : 0);
+  }
+}
+
 // To the host a chunk's numbers and errors, and back its errors and the answer, in fp32.
 TEST_F(SimulatedGpuJobTest, OfACodecFromOutside16BytesCrossForEachElement) {
   Cluster cluster({});
@@ -435,47 +450,42 @@ TEST_F(SimulatedGpuJobTest, WithoutRoomItIsRefusedAndSaysHowMuchItWanted) {
 
 // Wherever it happens, a step says so: none succeeds whose work was not done, and none waits for
 // ever.
-class FaultTest : public SimulatedGpuJobTest, public ::testing::WithParamInterface<Stages> {};
-
-INSTANTIATE_TEST_SUITE_P(Codecs, FaultTest,
-                         ::testing::Values(Stages{FLOAT32, ONE_BIT}, Stages{CUSTOM, CUSTOM}),
-                         [](const auto& info) {
-                           return info.param.frozen == CUSTOM ? "FromOutside" : "OneBit";
-                         });
-
-TEST_P(FaultTest, EndsTheStepItHappensInOrTheNext) {
+TEST_F(SimulatedGpuJobTest, AFaultEndsTheStepItHappensInOrTheNext) {
   job_.tensors = {2000, 8};
   job_.worker.chunk_elements = 512;
-  job_.optimizer = {.freeze_step = 2, .variance_refresh_interval = 2};
-  job_.optimizer.warm_up_codec = GetParam().warm_up;
-  job_.optimizer.codec = GetParam().frozen;
-  for (int operations = 0;; operations += 7) {
-    SCOPED_TRACE(operations);
-    replica_.reset();
-    gpu_ = NewGpu();
-    Cluster cluster({});
-    auto worker = JoinAlone(cluster);
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    gpu().FailOperationAfter(operations);
-    absl::Status status;
-    float last = 0;
-    constexpr uint64_t kSteps = 6;
-    while (status.ok() && (*worker)->steps() < kSteps) status = Step(**worker);
-    // What the last step has left to do.
-    if (status.ok() &&
-        !gpu()
-             .Read(&last, replica_->Parameters()[0].values.data(), sizeof last, replica_->stream())
-             .ok()) {
-      status = Step(**worker);
+  const OptimizerOptions one_bit = {.freeze_step = 2, .variance_refresh_interval = 2};
+  OptimizerOptions custom = {.freeze_step = 2, .warm_up_codec = CUSTOM};
+  custom.codec = CUSTOM;
+  for (const OptimizerOptions& optimizer : {one_bit, custom}) {
+    job_.optimizer = optimizer;
+    for (int operations = 0;; operations += 7) {
+      SCOPED_TRACE(operations);
+      replica_.reset();
+      gpu_ = NewGpu();
+      Cluster cluster({});
+      auto worker = JoinAlone(cluster);
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      gpu().FailOperationAfter(operations);
+      absl::Status status;
+      float last = 0;
+      constexpr uint64_t kSteps = 6;
+      while (status.ok() && (*worker)->steps() < kSteps) status = Step(**worker);
+      // What the last step has left to do.
+      if (status.ok() && !gpu()
+                              .Read(&last, replica_->Parameters()[0].values.data(), sizeof last,
+                                    replica_->stream())
+                              .ok()) {
+        status = Step(**worker);
+      }
+      (*worker)->Leave().IgnoreError();
+      if (status.ok()) {
+        EXPECT_GT(operations, 100);
+        EXPECT_TRUE(gpu().Allocate(1).ok()) << "it has failed, and no step has said so";
+        break;
+      }
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+      EXPECT_NE(status.message().find("GPU 0"), absl::string_view::npos) << status;
     }
-    (*worker)->Leave().IgnoreError();
-    if (status.ok()) {
-      EXPECT_GT(operations, 100);
-      EXPECT_TRUE(gpu().Allocate(1).ok()) << "it has failed, and no step has said so";
-      break;
-    }
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-    EXPECT_NE(status.message().find("GPU 0"), absl::string_view::npos) << status;
   }
 }
 

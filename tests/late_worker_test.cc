@@ -37,13 +37,19 @@ class Answers {
     Vector& values = steps_[answer.header.step()];
     values.resize(layout.elements());
     const Chunk& chunk = layout.chunks()[answer.header.chunk()];
-    const kernels::BlockRule rule = {layout.options().block_elements(), layout.options().gamma()};
     for (const Segment& segment : chunk.segments) {
-      std::vector<float> numbers(segment.elements);
-      NumberCodecOf(answer.header.codec(), layout)
-          .Decompress(rule, chunk, segment, answer.payload.data(), absl::MakeSpan(numbers));
-      std::copy(numbers.begin(), numbers.end(),
-                values.begin() + chunk.first_element + segment.chunk_offset);
+      const uint64_t first = chunk.first_element + segment.chunk_offset;
+      std::vector<float> custom(segment.elements);
+      if (answer.header.codec() == CUSTOM) {
+        const kernels::BlockRule rule = {layout.options().block_elements()};
+        NumberCodecOf(CUSTOM, layout)
+            .Decompress(rule, chunk, segment, answer.payload.data(), absl::MakeSpan(custom));
+      }
+      for (uint32_t i = 0; i < segment.elements; ++i) {
+        values[first + i] = answer.header.codec() == CUSTOM
+                                ? custom[i]
+                                : ValueOf(layout, chunk, segment, i, answer);
+      }
     }
   }
 
@@ -51,6 +57,16 @@ class Answers {
   const std::map<uint64_t, Vector>& steps() const { return steps_; }
 
  private:
+  static double ValueOf(const Layout& layout, const Chunk& chunk, const Segment& segment,
+                        uint32_t i, const Answer& answer) {
+    if (answer.header.codec() == ONE_BIT) {
+      const kernels::OneBitView part = OneBitPart(chunk, segment, answer.payload.data());
+      const double scale = part.scales[i / layout.options().block_elements()];
+      return part.bits[i / 8] >> (i % 8) & 1 ? -scale : scale;
+    }
+    return reinterpret_cast<const float*>(answer.payload.data())[segment.chunk_offset + i];
+  }
+
   absl::Mutex mutex_;
   std::map<uint64_t, Vector> steps_;
 };
@@ -270,12 +286,14 @@ TEST(LateWorker, ConservesIntegersExactly) {
 }
 
 TEST(LateWorker, ConservesErrorsOfCompressedRounds) {
-  for (const Codec codec : {ONE_BIT, CUSTOM}) {
-    SCOPED_TRACE(Codec_Name(codec));
+  const OptimizerOptions one_bit = {.bias_correction = false, .freeze_step = 4};
+  const OptimizerOptions custom = {
+      .bias_correction = false, .freeze_step = 10, .warm_up_codec = CUSTOM, .codec = CUSTOM};
+  for (const OptimizerOptions& optimizer : {one_bit, custom}) {
+    SCOPED_TRACE(DescribeOptions(optimizer));
     JobOptionsForTest job = ElasticJob();
+    job.optimizer = optimizer;
     UseExampleCodec(job.worker);
-    job.optimizer.freeze_step = 4;
-    job.optimizer.codec = codec;
     kernels::cuda::SimulatedGpu gpu(/*seed=*/1);
     job.gpu_of = [&](uint32_t rank) { return rank == 2 ? &gpu : nullptr; };  // the late one
     const Ledger ledger = TrainWithALateWorker(job, [](uint32_t rank, uint64_t step, size_t n) {

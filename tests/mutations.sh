@@ -85,11 +85,11 @@ mutate manifest-written-before-the-parts worker/worker_checkpoint.cc \
   'absl::Status status = AwaitRanks([&] { return dir.MissingRanks(id, options_.world_size); });' \
   'absl::Status status;'
 mutate checkpoint-pruned-to-one worker/checkpoint_dir.cc 'kGenerations = 2' 'kGenerations = 1'
-mutate node-gradients-summed-not-averaged node/training.cc \
-  '1.0f / static_cast<float>(gradients.size())' '1.0f'
-mutate node-forgets-its-first-process node/training.cc \
-  'for (const SharedMemory* gradient : gradients) {
-      of_processes' 'for (const SharedMemory* gradient : gradients.subspan(gradients.size() > 1)) {
-      of_processes'
+mutate node-gradients-summed-not-averaged node/host_place.cc \
+  '1.0f / static_cast<float>(gradients_.size())' '1.0f'
+mutate node-forgets-its-first-process node/host_place.cc \
+  'for (const Numbers* gradient : gradients) gradients_' 'for (const Numbers* gradient : gradients.subspan(gradients.size() > 1)) gradients_'
+mutate node-on-a-gpu-answers-too-early node/training.cc \
+  'if (absl::Status status = place_->Await(); !status.ok()) return failed(status);' ''
 
 [[ $survivors == 0 ]]

@@ -401,7 +401,10 @@ void GpuAdamState::DecompressOnHost(uint32_t chunk, const uint8_t* payload, floa
   const Chunk& at = layout_.chunks()[chunk];
   const NumberCodec& codec = NumberCodecOf(CUSTOM, layout_);
   crew_->ForEachPart(chunk, [&](const Segment& part) {
-    codec.Decompress(rule_, at, part, payload, {numbers + part.chunk_offset, part.elements});
+    ForEachBlock(part, rule_.block_elements, [&](const Segment& block) {
+      if (!codec.IsPacked(at, block, payload)) return;
+      codec.Decompress(rule_, at, block, payload, {numbers + block.chunk_offset, block.elements});
+    });
   });
 }
 

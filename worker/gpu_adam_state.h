@@ -160,7 +160,7 @@ class GpuAdamState final : public AdamState {
                      uint32_t* first_not_packed);
   // Compresses what is in Scratch on the host, in CUSTOM. Without a result `later` was called.
   std::optional<uint32_t> CompressOnHost(uint32_t chunk, uint8_t* payload, Optimizer::Later later);
-  // A payload of CUSTOM as fp32 numbers.
+  // A payload of CUSTOM as fp32 numbers, but for blocks that are not packed, which nobody takes.
   void DecompressOnHost(uint32_t chunk, const uint8_t* payload, float* numbers);
   void ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer);
   // Launches a kernel on all of the chunk's segments, of which row_of(segment) has all.
