@@ -29,6 +29,7 @@ using reference::Scale;
 
 // The strips of an error, or of the zeros that stand for none.
 struct SomeError {
+  static constexpr bool kIsNone = false;
   float* data;
 
   void Prefetch(size_t i) const { PrefetchStrip(data + i); }
@@ -43,6 +44,7 @@ struct SomeError {
   }
 };
 struct NoError {
+  static constexpr bool kIsNone = true;
   void Prefetch(size_t i) const {}
   void PrefetchFar(size_t i) const {}
   HWY_INLINE Strip Load(size_t i, size_t count) const { return Zeros(); }
@@ -79,11 +81,19 @@ HWY_INLINE size_t CompressDenseAs(const BlockRule& rule, absl::Span<const float>
       first_not_packed = std::min(first_not_packed, block);
       continue;
     }
-    ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
-      PrefetchWritten(out + DenseBytes(Codec::kType, begin + i));
-      error.Store(Codec::Encode(u(begin + i, count), out, begin + i, count), begin + i, count);
-    });
+    if constexpr (Error::kIsNone) {
+      // A copy, and no more: of what is written, nothing should be read first.
+      static_assert(Codec::kType == DenseType::kFloat32);
+      WriteStrips(reinterpret_cast<float*>(out) + begin, length, gradient.size(),
+                  [&](size_t i, auto count) STRIP_BODY { return u(begin + i, count); });
+    } else {
+      ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
+        PrefetchWritten(out + DenseBytes(Codec::kType, begin + i));
+        error.Store(Codec::Encode(u(begin + i, count), out, begin + i, count), begin + i, count);
+      });
+    }
   }
+  if constexpr (Error::kIsNone) FinishStrips(gradient.size());
   return first_not_packed;
 }
 

@@ -446,6 +446,39 @@ TEST(Dense, DecompressedLargeSpansAreThePayloadsWhereverTheyBegin) {
   }
 }
 
+// So are fp32 payloads without an error.
+TEST(Dense, LargePayloadsThatLoseNothingAreTheGradientsWhereverTheyBegin) {
+  constexpr size_t kElements = (size_t{64} << 10) + 4099, kBad = 5000;
+  Random random;
+  Values gradient = random.Values(kElements);
+  for (size_t offset : {0, 1, 8, 15}) {
+    for (const bool is_finite : {true, false}) {
+      gradient[kBad] = is_finite ? 1.0f : std::numeric_limits<float>::infinity();
+      SCOPED_TRACE(testing::Message() << offset << (is_finite ? "" : ", with a bad block"));
+      OnEveryTarget([&] {
+        constexpr BlockRule kRule;
+        constexpr size_t kBadBlock = kBad / kRule.block_elements;
+        Values memory(kElements + 64, kNan);
+        const size_t aligned = (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / 4;
+        float* const out = memory.data() + aligned + offset;
+        const size_t packed = CompressDense(kRule, DenseType::kFloat32, gradient, /*error=*/{},
+                                            reinterpret_cast<uint8_t*>(out));
+        EXPECT_EQ(packed, is_finite ? BlockCount(kElements, kRule.block_elements) : kBadBlock);
+        for (size_t i = 0; i < kElements; ++i) {
+          const bool is_there = is_finite || i / kRule.block_elements != kBadBlock;
+          if (is_there) {
+            ASSERT_EQ(out[i], gradient[i]) << i;
+          } else {
+            ASSERT_TRUE(std::isnan(out[i])) << i;
+          }
+        }
+        EXPECT_TRUE(std::isnan(out[-1]));
+        EXPECT_TRUE(std::isnan(out[kElements]));
+      });
+    }
+  }
+}
+
 TEST(Dense, AddMatchesTheModel) {
   constexpr float kFactor = -0.3f;
   Random random;
