@@ -98,7 +98,7 @@ if command -v compute-sanitizer >/dev/null; then
   step memcheck-jobs sanitize memcheck gpu_job_device_test
   step memcheck-nodes sanitize memcheck gpu_node_device_test
 else
-  results+=("memcheck               not run: there is no compute-sanitizer")
+  results+=("memcheck                 not run: there is no compute-sanitizer")
 fi
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
   for example in language_model masked_language_model resnet; do step "$example" pytorch "$example" 3 2; done
