@@ -108,7 +108,7 @@ uint64_t ThisProcess() {
   return number;
 }
 
-// What Export says.
+// A handle of exported memory.
 struct Exported {
   uint64_t process;
   uint8_t* memory;  // there
@@ -216,19 +216,21 @@ class CudaGpu final : public Gpu {
                     [](uint8_t* m) { return cudaHostUnregister(m); });
   }
 
-  absl::StatusOr<std::string> Export(const void* memory) override {
-    Exported exported = {.process = ThisProcess(),
-                         .memory = static_cast<uint8_t*>(const_cast<void*>(memory))};
+  absl::StatusOr<ExportedMemory> AllocateExported(size_t bytes) override {
+    absl::StatusOr<Owned<uint8_t>> memory = Allocate(bytes);
+    if (!memory.ok()) return memory.status();
+    Exported exported = {.process = ThisProcess(), .memory = memory->get()};
     const absl::Status status =
         Share([&] { return cudaIpcGetMemHandle(&exported.handle, exported.memory); });
     if (!status.ok()) return status;
-    return std::string(reinterpret_cast<const char*>(&exported), sizeof exported);
+    return ExportedMemory{*std::move(memory),
+                          {reinterpret_cast<const char*>(&exported), sizeof exported}};
   }
 
-  absl::StatusOr<Owned<uint8_t>> Import(absl::string_view text) override {
+  absl::StatusOr<Owned<uint8_t>> Import(absl::string_view handle) override {
     Exported exported;
-    if (text.size() != sizeof exported) return NotExportedError();
-    std::memcpy(&exported, text.data(), sizeof exported);
+    if (handle.size() != sizeof exported) return NotExportedError();
+    std::memcpy(&exported, handle.data(), sizeof exported);
     if (exported.process == ThisProcess()) {
       // CUDA opens nothing in the process that has it.
       return Owned<uint8_t>(exported.memory, [](uint8_t*) {});

@@ -33,6 +33,11 @@ using Event = CUevent_st*;  // cudaEvent_t
 template <class T>
 using Owned = std::unique_ptr<T, std::function<void(T*)>>;
 
+struct ExportedMemory {
+  Owned<uint8_t> memory;
+  std::string handle;  // what others import it with, as long as it is there
+};
+
 // Thread-safe. Whichever GPU is the calling thread's, it stays so. What is put on a stream happens
 // in that order, some time; nothing on one stream waits for another's, but by an event. An error of
 // what happened there comes back from any later call.
@@ -54,14 +59,14 @@ class Gpu {
   // RESOURCE_EXHAUSTED, with the reason and what to do, when the system does not let it.
   virtual absl::StatusOr<Owned<uint8_t>> Pin(void* memory, size_t bytes) = 0;
 
-  // What another process of this machine has Import with, as long as the memory is there, which is
-  // what Allocate has returned. FAILED_PRECONDITION, with the reason, when the system has no such
-  // thing.
-  virtual absl::StatusOr<std::string> Export(const void* memory) = 0;
-  // Memory of another process, on this GPU or another one: this GPU's copies and kernels may use
-  // it, until what Import returns goes, which must be before the memory does. FAILED_PRECONDITION,
-  // with the reason, when this GPU cannot get at it; INVALID_ARGUMENT for what no Export has said.
-  virtual absl::StatusOr<Owned<uint8_t>> Import(absl::string_view exported) = 0;
+  // As Allocate, of memory that other processes of this machine can import. FAILED_PRECONDITION,
+  // with the reason, when the system has no such thing.
+  virtual absl::StatusOr<ExportedMemory> AllocateExported(size_t bytes) = 0;
+  // Such memory of another process, or this one, on this GPU or another: this GPU's copies and
+  // kernels may use it, until what Import returns goes, which must be before the memory does.
+  // FAILED_PRECONDITION, with the reason, when this GPU cannot get at it; INVALID_ARGUMENT for what
+  // is no handle.
+  virtual absl::StatusOr<Owned<uint8_t>> Import(absl::string_view handle) = 0;
 
   virtual absl::StatusOr<Owned<CUstream_st>> NewStream() = 0;
   virtual absl::StatusOr<Owned<CUevent_st>> NewEvent() = 0;

@@ -1,5 +1,10 @@
 #include "kernels/simulated_gpu.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -68,11 +73,31 @@ uintptr_t AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(mem
 // Bytes by where they begin.
 using Allocations = std::map<uintptr_t, size_t>;
 
-// What Export says.
+// A handle of exported memory: a file of a process, which that one has mapped there.
 struct Exported {
-  uintptr_t address;
+  pid_t process;
+  int file;
+  ino_t inode;  // tells it from whatever else has that number
+  uint8_t* memory;
   size_t bytes;
 };
+
+uint8_t* Map(int file, size_t bytes) {
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  ABSL_RAW_CHECK(memory != MAP_FAILED, "memory that is shared can be mapped");
+  return static_cast<uint8_t*>(memory);
+}
+
+// Null if it cannot be found.
+uint8_t* MapOfOtherProcess(const Exported& exported) {
+  const std::string path = absl::StrCat("/proc/", exported.process, "/fd/", exported.file);
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat found = {};
+  const bool is_it = file >= 0 && fstat(file, &found) == 0 && found.st_ino == exported.inode;
+  uint8_t* const memory = is_it ? Map(file, exported.bytes) : nullptr;
+  if (file >= 0) close(file);
+  return memory;
+}
 
 bool IsIn(const Allocations& allocations, const void* memory, size_t bytes) {
   auto after = allocations.upper_bound(AddressOf(memory));
@@ -249,9 +274,13 @@ absl::StatusOr<Owned<uint8_t>> SimulatedGpu::Allocate(size_t bytes) {
   if (absl::Status fault = Fault(); !fault.ok()) return fault;
   const absl::MutexLock lock(&mutex_);
   ++counts_.allocations;
-  const size_t free = memory_bytes_ - std::min(BytesOf(device_memory_), memory_bytes_);
-  if (bytes > free) return NoRoomError(name(), bytes, free, memory_bytes_);
+  if (absl::Status status = CheckRoom(bytes); !status.ok()) return status;
   return Take(bytes, device_memory_);
+}
+
+absl::Status SimulatedGpu::CheckRoom(size_t bytes) const {
+  const size_t free = memory_bytes_ - std::min(BytesOf(device_memory_), memory_bytes_);
+  return bytes > free ? NoRoomError(name(), bytes, free, memory_bytes_) : absl::OkStatus();
 }
 
 absl::StatusOr<Owned<uint8_t>> SimulatedGpu::AllocatePinned(size_t bytes) {
@@ -276,30 +305,52 @@ absl::StatusOr<Owned<uint8_t>> SimulatedGpu::Pin(void* memory, size_t bytes) {
   });
 }
 
-absl::StatusOr<std::string> SimulatedGpu::Export(const void* memory) {
+absl::StatusOr<ExportedMemory> SimulatedGpu::AllocateExported(size_t bytes) {
   if (absl::Status fault = Fault(); !fault.ok()) return fault;
   const absl::MutexLock lock(&mutex_);
-  const auto found = device_memory_.find(AddressOf(memory));
-  if (found == device_memory_.end()) return NotSharedError(name(), "it did not allocate this");
-  const Exported exported = {found->first, found->second};
-  return std::string(reinterpret_cast<const char*>(&exported), sizeof exported);
+  ++counts_.allocations;
+  if (absl::Status status = CheckRoom(bytes); !status.ok()) return status;
+  const int file = memfd_create("simulated GPU", MFD_CLOEXEC);
+  struct stat made = {};
+  ABSL_RAW_CHECK(file >= 0 && ftruncate(file, bytes) == 0 && fstat(file, &made) == 0, "a file");
+  uint8_t* const memory = Map(file, bytes);
+  std::memset(memory, kFresh, bytes);
+  device_memory_[AddressOf(memory)] = bytes;
+  const Exported exported = {getpid(), file, made.st_ino, memory, bytes};
+  return ExportedMemory{Owned<uint8_t>(memory,
+                                       [this, file, bytes](uint8_t* given_back) {
+                                         WaitForAllStreams();
+                                         const absl::MutexLock lock(&mutex_);
+                                         // On a GPU nobody knows what would happen then.
+                                         ABSL_RAW_CHECK(
+                                             !Imports::OfThisProcess().Has(AddressOf(given_back)),
+                                             "it is imported");
+                                         device_memory_.erase(AddressOf(given_back));
+                                         munmap(given_back, bytes);
+                                         close(file);
+                                       }),
+                        {reinterpret_cast<const char*>(&exported), sizeof exported}};
 }
 
-absl::StatusOr<Owned<uint8_t>> SimulatedGpu::Import(absl::string_view text) {
+absl::StatusOr<Owned<uint8_t>> SimulatedGpu::Import(absl::string_view handle) {
   if (absl::Status fault = Fault(); !fault.ok()) return fault;
   Exported exported;
-  if (text.size() != sizeof exported) return NotExportedError();
-  std::memcpy(&exported, text.data(), sizeof exported);
+  if (handle.size() != sizeof exported) return NotExportedError();
+  std::memcpy(&exported, handle.data(), sizeof exported);
+  const bool is_own = exported.process == getpid();
   const absl::MutexLock lock(&mutex_);
   if (refuses_imports_) return NotSharedError(name(), "simulated");
-  imported_memory_[exported.address] = exported.bytes;
-  ++imports_[exported.address];
-  Imports::OfThisProcess().Add(exported.address);
-  return Owned<uint8_t>(reinterpret_cast<uint8_t*>(exported.address), [this](uint8_t* memory) {
+  uint8_t* const memory = is_own ? exported.memory : MapOfOtherProcess(exported);
+  if (memory == nullptr) return NotSharedError(name(), "the other process cannot be seen");
+  imported_memory_[AddressOf(memory)] = exported.bytes;
+  ++imports_[AddressOf(memory)];
+  Imports::OfThisProcess().Add(AddressOf(memory));
+  return Owned<uint8_t>(memory, [this, is_own, bytes = exported.bytes](uint8_t* given_back) {
     WaitForAllStreams();
     const absl::MutexLock lock(&mutex_);
-    if (--imports_[AddressOf(memory)] == 0) imported_memory_.erase(AddressOf(memory));
-    Imports::OfThisProcess().Remove(AddressOf(memory));
+    if (--imports_[AddressOf(given_back)] == 0) imported_memory_.erase(AddressOf(given_back));
+    Imports::OfThisProcess().Remove(AddressOf(given_back));
+    if (!is_own) munmap(given_back, bytes);
   });
 }
 
@@ -312,8 +363,6 @@ Owned<uint8_t> SimulatedGpu::Take(size_t bytes, Allocations& allocations) {
   return Owned<uint8_t>(memory, [this, &allocations](uint8_t* given_back) {
     WaitForAllStreams();
     const absl::MutexLock lock(&mutex_);
-    // On a GPU nobody knows what would happen then.
-    ABSL_RAW_CHECK(!Imports::OfThisProcess().Has(AddressOf(given_back)), "it is imported");
     allocations.erase(AddressOf(given_back));
     ::operator delete (given_back, std::align_val_t{kAlignment});
   });

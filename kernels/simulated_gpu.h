@@ -75,9 +75,9 @@ class SimulatedGpu final : public Gpu {
   absl::StatusOr<Owned<uint8_t>> Allocate(size_t bytes) override;
   absl::StatusOr<Owned<uint8_t>> AllocatePinned(size_t bytes) override;
   absl::StatusOr<Owned<uint8_t>> Pin(void* memory, size_t bytes) override;
-  // Between simulated GPUs of one process.
-  absl::StatusOr<std::string> Export(const void* memory) override;
-  absl::StatusOr<Owned<uint8_t>> Import(absl::string_view exported) override;
+  // In a file that has no name. Processes of one user, which see each other, can share it.
+  absl::StatusOr<ExportedMemory> AllocateExported(size_t bytes) override;
+  absl::StatusOr<Owned<uint8_t>> Import(absl::string_view handle) override;
 
   // A stream that is given back does its work to the end.
   absl::StatusOr<Owned<CUstream_st>> NewStream() override;
@@ -154,6 +154,8 @@ class SimulatedGpu final : public Gpu {
   using Operation = std::function<absl::Status()>;
   using Allocations = std::map<uintptr_t, size_t>;  // bytes by where they begin
 
+  // RESOURCE_EXHAUSTED unless there is room for so many bytes more.
+  absl::Status CheckRoom(size_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Owned<uint8_t> Take(size_t bytes, Allocations& allocations) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WaitForAllStreams();
   absl::StatusOr<StreamThread*> ThreadOf(Stream stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -1,5 +1,8 @@
 #include "kernels/simulated_gpu.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -131,15 +134,15 @@ TEST(SimulatedGpu, MemoryIsLimited) {
 
 TEST(SimulatedGpu, UsesWhatItHasImportedAndOnlyThat) {
   SimulatedGpu gpu(TestSeed()), other(TestSeed() + 1);
-  const Bytes bytes(gpu, 0), theirs(other, 7);
-  Succeeds(other.Write(theirs.here.get(), theirs.pinned.get(), Bytes::kSize, nullptr));
-  const std::string exported = Take(other.Export(theirs.here.get()));
+  const Bytes bytes(gpu, 7);
+  const ExportedMemory theirs = Take(other.AllocateExported(Bytes::kSize));
+  Succeeds(other.Write(theirs.memory.get(), bytes.pinned.get(), Bytes::kSize, nullptr));
   const auto copy = [&](size_t size) {
-    return gpu.Copy(bytes.here.get(), theirs.here.get(), size, nullptr);
+    return gpu.Copy(bytes.here.get(), theirs.memory.get(), size, nullptr);
   };
   EXPECT_EQ(copy(1).code(), absl::StatusCode::kUnavailable);
-  auto imported = Take(gpu.Import(exported)), again = Take(gpu.Import(exported));
-  EXPECT_EQ(imported.get(), theirs.here.get());
+  auto imported = Take(gpu.Import(theirs.handle)), again = Take(gpu.Import(theirs.handle));
+  EXPECT_EQ(imported.get(), theirs.memory.get());
   EXPECT_EQ(gpu.CheckIsHere(imported.get()).code(), absl::StatusCode::kInvalidArgument);
   imported = nullptr;
   EXPECT_EQ(copy(Bytes::kSize + 1).code(), absl::StatusCode::kUnavailable);
@@ -151,7 +154,37 @@ TEST(SimulatedGpu, UsesWhatItHasImportedAndOnlyThat) {
   EXPECT_EQ(copy(1).code(), absl::StatusCode::kUnavailable);
 
   gpu.RefuseImports();
-  EXPECT_EQ(gpu.Import(exported).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(gpu.Import(theirs.handle).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(SimulatedGpu, ImportsWhatAnotherProcessHas) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "threads after a fork";
+#endif
+  SimulatedGpu gpu(TestSeed());
+  const ExportedMemory exported = Take(gpu.AllocateExported(5000));
+  const uint8_t three = 3;
+  Succeeds(gpu.Write(exported.memory.get() + 4999, &three, 1, nullptr));
+  const pid_t child = fork();
+  if (child == 0) {
+    SimulatedGpu of_child(TestSeed());
+    const auto imported = of_child.Import(exported.handle);
+    if (!imported.ok() || imported->get() == exported.memory.get()) _exit(1);
+    uint8_t read = 0;
+    if (!of_child.Read(&read, imported->get() + 4999, 1, nullptr).ok() || read != 3) _exit(2);
+    const uint8_t four = 4;
+    _exit(of_child.Write(imported->get(), &four, 1, nullptr).ok() ? 0 : 3);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  uint8_t read = 0;
+  Succeeds(gpu.Read(&read, exported.memory.get(), 1, nullptr));
+  EXPECT_EQ(read, 4);
+
+  std::string of_nobody = exported.handle;
+  std::memcpy(of_nobody.data(), &child, sizeof child);  // it begins with whose it is
+  EXPECT_EQ(gpu.Import(of_nobody).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(SimulatedGpu, AFaultComesBackFromAllCallsAfterIt) {
@@ -171,7 +204,7 @@ TEST(SimulatedGpu, AFaultComesBackFromAllCallsAfterIt) {
   EXPECT_EQ(gpu.Allocate(1).status(), fault);
   EXPECT_EQ(gpu.AllocatePinned(1).status(), fault);
   EXPECT_EQ(gpu.Pin(bytes.pinned.get(), 1).status(), fault);
-  EXPECT_EQ(gpu.Export(bytes.here.get()).status(), fault);
+  EXPECT_EQ(gpu.AllocateExported(1).status(), fault);
   EXPECT_EQ(gpu.Import("").status(), fault);
   EXPECT_EQ(gpu.NewStream().status(), fault);
   EXPECT_EQ(gpu.NewEvent().status(), fault);

@@ -1,6 +1,6 @@
 #include "node/gpu_place.h"
 
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/block.h"
@@ -19,11 +19,10 @@ constexpr kernels::BlockRule kRule;
 
 class GpuNumbers final : public Numbers {
  public:
-  GpuNumbers(Gpu& gpu, Stream stream, kernels::cuda::Owned<uint8_t> memory, size_t elements,
-             const std::string& exported)
-      : gpu_(gpu), stream_(stream), memory_(std::move(memory)), elements_(elements) {
+  GpuNumbers(Gpu& gpu, Stream stream, kernels::cuda::ExportedMemory exported, size_t elements)
+      : gpu_(gpu), stream_(stream), memory_(std::move(exported.memory)), elements_(elements) {
     handle_.set_bytes(elements * sizeof(float));
-    handle_.set_on_gpu(exported);
+    handle_.set_on_gpu(exported.handle);
   }
 
   absl::Span<float> values() const override {
@@ -58,11 +57,10 @@ GpuPlace::~GpuPlace() {
 
 absl::StatusOr<std::unique_ptr<Numbers>> GpuPlace::NewNumbers(size_t elements) {
   if (done_ == nullptr) return status_;
-  absl::StatusOr<Memory> memory = gpu_.Allocate(elements * sizeof(float));
-  if (!memory.ok()) return memory.status();
-  const absl::StatusOr<std::string> exported = gpu_.Export(memory->get());
+  absl::StatusOr<kernels::cuda::ExportedMemory> exported =
+      gpu_.AllocateExported(elements * sizeof(float));
   if (!exported.ok()) return exported.status();
-  return std::make_unique<GpuNumbers>(gpu_, stream_.get(), *std::move(memory), elements, *exported);
+  return std::make_unique<GpuNumbers>(gpu_, stream_.get(), *std::move(exported), elements);
 }
 
 absl::Status GpuPlace::Copy(const Numbers& from, const Numbers& to) {

@@ -65,8 +65,8 @@ class GpuTensorsFixture : public ::testing::Test {
     }
     host_gradients_ = Take(SharedMemory::Create(total_ * sizeof(float)));
     host_values_ = Take(SharedMemory::Create(total_ * sizeof(float)));
-    gpu_gradients_ = Take(worker_.Allocate(total_ * sizeof(float)));
-    gpu_values_ = Take(worker_.Allocate(total_ * sizeof(float)));
+    gpu_gradients_ = Take(worker_.AllocateExported(total_ * sizeof(float)));
+    gpu_values_ = Take(worker_.AllocateExported(total_ * sizeof(float)));
     tensors_ = Take(Create());
   }
   ~GpuTensorsFixture() override { tensors_.reset(); }
@@ -75,16 +75,16 @@ class GpuTensorsFixture : public ::testing::Test {
     if (shared_on_ == SharedOn::kHost) {
       return GpuTensors::Create(gpu_, parameters_, *host_gradients_, *host_values_);
     }
-    return GpuTensors::CreateBeside(gpu_, parameters_, Take(worker_.Export(gpu_gradients_.get())),
-                                    Take(worker_.Export(gpu_values_.get())));
+    return GpuTensors::CreateBeside(gpu_, parameters_, gpu_gradients_.handle, gpu_values_.handle);
   }
 
   // What is shared, which the host reaches also where it is a simulated GPU's.
   absl::Span<float> gradients() const { return Shared(*host_gradients_, gpu_gradients_); }
   absl::Span<float> values() const { return Shared(*host_values_, gpu_values_); }
-  absl::Span<float> Shared(const SharedMemory& of_host, const Owned<uint8_t>& of_gpu) const {
+  absl::Span<float> Shared(const SharedMemory& of_host,
+                           const kernels::cuda::ExportedMemory& of_gpu) const {
     if (shared_on_ == SharedOn::kHost) return of_host.floats();
-    return {reinterpret_cast<float*>(of_gpu.get()), total_};
+    return {reinterpret_cast<float*>(of_gpu.memory.get()), total_};
   }
 
   // Keeps the stream busy for a while.
@@ -141,7 +141,7 @@ class GpuTensorsFixture : public ::testing::Test {
   std::vector<Parameter> parameters_;
   size_t total_ = 0;
   std::unique_ptr<SharedMemory> host_gradients_, host_values_;
-  Owned<uint8_t> gpu_gradients_, gpu_values_;
+  kernels::cuda::ExportedMemory gpu_gradients_, gpu_values_;
   std::unique_ptr<GpuTensors> tensors_;
 };
 
