@@ -6,12 +6,12 @@ _CODEC_KIT = {
     "include/proto/signpost_codec.h": "//proto:signpost_codec.h",
 }
 
-def python_package(name, sources, files, library, **kwargs):
+def python_package(name, sources, files, library, program = "//cli:signpost", **kwargs):
     """The directory <name>/signpost: `sources` of signpost/, `files` of here, the library, the program and the codec kit."""
     native.genrule(
         name = name,
         srcs = sources + files + _CODEC_KIT.values() + [
-            "//cli:signpost",
+            program,
             "//client:libpythoncodec.so",
             library,
         ],
@@ -30,6 +30,7 @@ def python_package(name, sources, files, library, **kwargs):
                     *proto/signpost_codec.h) name=include/proto/signpost_codec.h ;;
                     */libpythoncodec.so) name=libpythoncodec.so ;;
                     *.so) name=libsignpost.so ;;
+                    */cli/*) name=signpost ;;
                     *) name=$${file##*/} ;;
                 esac
                 cp $$file $(RULEDIR)/%s/signpost/$$name

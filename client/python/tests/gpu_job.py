@@ -1,5 +1,5 @@
 """What each rank does in gpu_test.py: `gpu_job.py RANKS`, of which those ("02") are on a GPU; with
-`codec` behind them, in a codec that is a Python class."""
+`codec` behind them, in a codec that is a Python class; with `dies_once DIRECTORY`, as in job.py."""
 
 import sys
 import zlib
@@ -8,7 +8,7 @@ import codecs_of_mine
 import signpost.torch as signpost
 import simulated_gpu
 import torch
-from job import say, use_small_chunks
+from job import dies_once, say, use_small_chunks
 from torch import nn
 
 STEPS = 12
@@ -61,10 +61,12 @@ def crc_of(model):
     return crc
 
 
-def main(ranks, codec=None):
+def main(ranks, what=None, *arguments):
     use_small_chunks()
     if str(signpost.rank()) in ranks:
         simulated_gpu.put_tensors_on(signpost.rank() % 2)
+    if what == "dies_once":
+        return dies_once(*arguments)
     one_bit = {"freeze_step": 4, "variance_refresh_interval": 5}
     optimizers = (
         (signpost.Adam, {}),
@@ -72,7 +74,7 @@ def main(ranks, codec=None):
         (signpost.OneBitLamb, one_bit),
         (signpost.ZeroOneAdam, LOCAL),
     )
-    if codec is not None:
+    if what == "codec":
         own = signpost.python_codec(codecs_of_mine.Signs)
         optimizers = (
             (signpost.OneBitAdam, {"freeze_step": 4, "warm_up_codec": own, "codec": own}),

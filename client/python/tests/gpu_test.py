@@ -95,6 +95,20 @@ def test_ranks_of_a_node_have_the_same_bits_wherever_each_is():
     assert wanted == same and len(wanted) == 24
     for ranks in ("1", "01"):
         assert run_job(ranks, "--per-node", "2") == [wanted, wanted], ranks
+    # The node's worker, another process, is on a GPU too.
+    assert run_job("01", "--per-node", "2", "--node-gpu", "0") == [wanted, wanted]
+
+
+def test_a_node_on_a_gpu_goes_on_with_the_same_bits_when_one_of_its_ranks_has_died(tmp_path):
+    node = ("--per-node", "2", "--worker-restarts", "1")
+    death = {"what": ["dies_once", str(tmp_path)]}
+    died, undisturbed = (run_job("01", *node, "--node-gpu", "0", **death) for _ in range(2))
+    for of_rank in died:
+        assert of_rank[-2].endswith("begins at step 17")
+    ends = [of_rank[-1] for of_rank in died]
+    assert [of_rank[-1] for of_rank in undisturbed] == ends
+    assert [of_rank[-1] for of_rank in run_job("", *node, **death)] == ends
+    assert "begins at step 17" not in undisturbed[0] and ends[0] == ends[1]
 
 
 @pytest.fixture
