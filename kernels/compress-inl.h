@@ -53,13 +53,15 @@ template <class Input>
 class Ahead {
  public:
   explicit HWY_INLINE Ahead(const Input& input)
-      : input_(input), rest_(kStripElements - kShare * (input.Passes() - 1)) {}
+      : input_(input),
+        share_(std::min(kMaxShare, kStripElements / input.Passes())),
+        rest_(kStripElements - share_ * (input.Passes() - 1)) {}
 
   HWY_INLINE void EnterBlock(const Block& block) { next_ = block.begin + block.length; }
 
   HWY_INLINE void Fetch() {
     input_.Prefetch(next_);
-    next_ += kShare;
+    next_ += share_;
   }
 
   HWY_INLINE void FetchRest() {
@@ -69,11 +71,12 @@ class Ahead {
   }
 
  private:
-  // In elements. As steps, neither leaves out a cache line.
-  static constexpr size_t kCacheLine = 16;
-  static constexpr size_t kShare = 12;
+  static constexpr size_t kCacheLine = 16;  // in elements, as all here
+  static constexpr size_t kMaxShare = 12;
 
   const Input& input_;
+  // As steps, neither leaves out a cache line.
+  const size_t share_;
   const size_t rest_;
   size_t next_ = 0;
 };
@@ -200,8 +203,7 @@ struct RankSumInput {
   float inverse_count;
   const float* error;
 
-  // Not in those between the first and the last, which are bound by arithmetic anyway.
-  size_t Passes() const { return ranks.size() > Ranks::kPerPass ? 3 : 2; }
+  size_t Passes() const { return 1 + (ranks.size() + Ranks::kPerPass - 1) / Ranks::kPerPass; }
 
   HWY_INLINE void Prefetch(size_t i) const { PrefetchFar(error + i); }
 
@@ -223,6 +225,7 @@ HWY_INLINE void ForEachStripOf(RankSumInput<Ranks>& input, const Block& block,
     Store(Sum(sums...), scratch + i, Full());
   };
   const auto add = [&](size_t i, auto, const auto&... sums) STRIP_BODY {
+    ahead.Fetch();
     Store(Sum(Load(scratch + i, Full()), sums...), scratch + i, Full());
   };
   const auto use_only = [&](size_t i, auto count, const auto&... sums) STRIP_BODY {

@@ -16,6 +16,7 @@
 #include "kernels/rank_sum-inl.h"
 #include "kernels/square_lanes-inl.h"
 #include "kernels/strip-inl.h"
+#include "kernels/target.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace signpost::kernels::HWY_NAMESPACE {
@@ -126,6 +127,7 @@ struct OneBitMomentumInput {
 };
 
 // What all ranks sent, for RankSumInput.
+template <template <size_t kGroups> class Signs>
 struct OneBitRanks {
   static constexpr size_t kPerPass = kRanksPerPass;
 
@@ -155,7 +157,8 @@ struct OneBitRanks {
     const RankBits next_bits(contributions.subspan(next.index * kPerPass, kPerPass),
                              next.begin / 8);
     const GroupSum sums[] = {{ranks.subspan(group * kRankGroup, kRankGroup), block.index}...};
-    ForEachStripOfGroups(groups, sums, bits, next_bits, block.length, use);
+    ForEachStripOfGroups<Signs<sizeof...(group)> >(groups, sums, bits, next_bits, block.length,
+                                                   use);
   }
 };
 
@@ -199,10 +202,21 @@ void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<f
   FinishStrips(values.size());
 }
 
+template <template <size_t kGroups> class Signs>
+size_t AggregateWith(const BlockRule& rule, absl::Span<const OneBitView> contributions,
+                     float inverse_count, absl::Span<float> error, OneBitSpan out) {
+  const RankSumInput<OneBitRanks<Signs> > input = {{contributions}, inverse_count, error.data()};
+  return CompressToOneBit(rule, input, error, out);
+}
+
 size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contributions,
                        float inverse_count, absl::Span<float> error, OneBitSpan out) {
-  const RankSumInput<OneBitRanks> input = {{contributions}, inverse_count, error.data()};
-  return CompressToOneBit(rule, input, error, out);
+#if HWY_TARGET == HWY_AVX3
+  if (CurrentTarget() == Target::kAvx512Gfni) {
+    return AggregateWith<TransposedSigns>(rule, contributions, inverse_count, error, out);
+  }
+#endif
+  return AggregateWith<ExchangedSigns>(rule, contributions, inverse_count, error, out);
 }
 
 void ApplyMomentum(const BlockRule& rule, OneBitView momentum, float learning_rate,

@@ -28,24 +28,27 @@ namespace signpost::kernels::HWY_NAMESPACE {
 
 using Bytes = hn::Repartition<uint8_t, Floats>;
 using Halves = hn::Repartition<uint16_t, Floats>;
-
-// A group's ranks are walked in pieces of as many bits as a vector has.
-inline constexpr size_t kPieceBytes = hn::MaxLanes(Bytes());
-inline constexpr size_t kPieceElements = 8 * kPieceBytes;
-
-// kPieceBytes of sign bits of each of a group's ranks; those that no element has are zero.
-struct Piece {
-  const uint8_t* bits[kRankGroup];
-};
-
-template <class Body>
-HWY_INLINE void ForEachRank(Body body) {
-  ForEachVector(body, std::make_index_sequence<kRankGroup>());
-}
+using WordIndices = hn::Repartition<uint32_t, Floats>;
+using Quads = hn::Repartition<uint64_t, Floats>;
 
 // Groups whose sums are looked up in one pass over a block: their sum goes through memory once.
 inline constexpr size_t kGroupsPerPass = 2;
 inline constexpr size_t kRanksPerPass = kGroupsPerPass * kRankGroup;
+
+// A pass's ranks are walked in pieces of as many bits as a vector has.
+inline constexpr size_t kPieceBytes = hn::MaxLanes(Bytes());
+inline constexpr size_t kPieceElements = 8 * kPieceBytes;
+inline constexpr size_t kPieceStrips = kPieceElements / kStripElements;
+
+// kPieceBytes of sign bits of each of a pass's ranks; those that no element has are zero.
+struct Piece {
+  const uint8_t* bits[kRanksPerPass];
+};
+
+template <class Body>
+HWY_INLINE void ForEachRank(Body body) {
+  ForEachVector(body, std::make_index_sequence<kRanksPerPass>());
+}
 
 // The sign bits of a pass's ranks from byte `begin` on.
 class RankBits {
@@ -57,19 +60,19 @@ class RankBits {
     }
   }
 
-  // A group's piece of the elements from i on.
-  HWY_INLINE Piece WholePiece(size_t group, size_t i) const {
+  // The piece of the elements from i on.
+  HWY_INLINE Piece WholePiece(size_t i) const {
     Piece piece;
-    ForEachRank([&](size_t r) STRIP_BODY { piece.bits[r] = BitsOf(group, r) + i / 8; });
+    ForEachRank([&](size_t r) STRIP_BODY { piece.bits[r] = bits_[r] + i / 8; });
     return piece;
   }
 
   // The piece of the last `count` elements, in memory of the caller's.
-  HWY_INLINE Piece ShortPiece(size_t group, size_t i, size_t count,
-                              uint8_t (&memory)[kRankGroup][kPieceBytes]) const {
+  HWY_INLINE Piece ShortPiece(size_t i, size_t count,
+                              uint8_t (&memory)[kRanksPerPass][kPieceBytes]) const {
     Piece piece;
     ForEachRank([&](size_t r) STRIP_BODY {
-      std::memcpy(memory[r], BitsOf(group, r) + i / 8, SignBytes(count));
+      std::memcpy(memory[r], bits_[r] + i / 8, SignBytes(count));
       piece.bits[r] = memory[r];
     });
     return piece;
@@ -80,16 +83,24 @@ class RankBits {
   }
 
  private:
-  HWY_INLINE const uint8_t* BitsOf(size_t group, size_t rank) const {
-    return bits_[group * kRankGroup + rank];
-  }
-
   const uint8_t* bits_[kRanksPerPass];
 };
 
 // The sums of a block of one to kRankGroup ranks.
 class GroupSum {
  public:
+#if HWY_TARGET == HWY_AVX2
+  // A byte for each element of a strip, in whose lower half are its ranks' bits. Byte q of the
+  // lower half of the vector is for element 8 * (q / 4) + q % 4, of the upper half for the element
+  // 4 behind it: the order that Interleave undoes.
+  using Signs = hn::Vec<Bytes>;
+#else
+  // A word for each element, in whose lowest four bits are its ranks'.
+  struct Signs {
+    hn::Vec<WordIndices> v[kStripVectors];
+  };
+#endif
+
   HWY_INLINE GroupSum(absl::Span<const OneBitView> ranks, size_t block) {
     // Bit c of kSigns[r] is bit r of c: element c of this strip is the sum that has the signs c.
     static constexpr uint32_t kSigns[kRankGroup] = {0xaaaa, 0xcccc, 0xf0f0, 0xff00};
@@ -100,15 +111,58 @@ class GroupSum {
     Keep(sums);
   }
 
-  // A piece's sign bits, the four of each element next to each other.
-  struct Signs;
-  static HWY_INLINE void MakeSigns(const Piece& piece, Signs& signs);
+  // The sums of a strip's elements.
+  HWY_INLINE Strip At(const Signs& signs) const;
 
-  // The sums of strip s of the piece.
-  HWY_INLINE Strip At(const Signs& signs, size_t s) const;
+ private:
+  HWY_INLINE void Keep(const Strip& sums);
+
+#if HWY_TARGET == HWY_AVX2
+  static HWY_INLINE Strip Interleave(Signs byte0, Signs byte1, Signs byte2, Signs byte3);
+
+  // The first bytes of all sums, and so on: AVX2 looks up bytes.
+  alignas(16) uint8_t tables_[4][16];
+#else
+  Vector sums_;
+#endif
+};
+
+// How a pass's sign bits become what its GroupSums look up: Make takes a piece, Of<group>(s) is for
+// its strip s. This way is for any processor: a group's four ranks exchange bits.
+template <size_t kGroups>
+class ExchangedSigns {
+ public:
+  HWY_INLINE void Make(const Piece& piece) {
+    MakeGroups(piece, std::make_index_sequence<kGroups>());
+  }
+
+  template <size_t group>
+  HWY_INLINE GroupSum::Signs Of(size_t s) const;
 
  private:
   using HalfVector = hn::Vec<Halves>;
+
+  // Vector k has the four bits of element k of each four elements.
+  struct Nibbles {
+    HalfVector v[4];
+  };
+
+  template <size_t... group>
+  HWY_INLINE void MakeGroups(const Piece& piece, std::index_sequence<group...>) {
+    (MakeGroup(NibblesOf(&piece.bits[group * kRankGroup]), groups_[group]), ...);
+  }
+
+  static HWY_INLINE Nibbles NibblesOf(const uint8_t* const* bits) {
+    const auto load = [&](size_t rank) STRIP_BODY {
+      return hn::BitCast(Halves(), hn::LoadU(Bytes(), bits[rank]));
+    };
+    Nibbles nibbles = {{load(0), load(1), load(2), load(3)}};
+    ExchangeBits<1>(nibbles.v[0], nibbles.v[1]);
+    ExchangeBits<1>(nibbles.v[2], nibbles.v[3]);
+    ExchangeBits<2>(nibbles.v[0], nibbles.v[2]);
+    ExchangeBits<2>(nibbles.v[1], nibbles.v[3]);
+    return nibbles;
+  }
 
   // Where a field of kBits bits stands at an odd place of a half word of `a`, it changes places
   // with the one before it in `b`.
@@ -120,74 +174,58 @@ class GroupSum {
     b = hn::Xor(b, differing);
   }
 
-  // Vector k has the four bits of element k of each four elements.
-  struct Nibbles {
-    HalfVector v[4];
+#if HWY_TARGET == HWY_AVX2
+  struct Group {
+    alignas(32) uint8_t of_strip[kPieceStrips][kStripElements];
   };
 
-  static HWY_INLINE Nibbles NibblesOf(const Piece& piece) {
-    const auto load = [&](size_t rank) STRIP_BODY {
-      return hn::BitCast(Halves(), hn::LoadU(Bytes(), piece.bits[rank]));
-    };
-    Nibbles nibbles = {{load(0), load(1), load(2), load(3)}};
-    ExchangeBits<1>(nibbles.v[0], nibbles.v[1]);
-    ExchangeBits<1>(nibbles.v[2], nibbles.v[3]);
-    ExchangeBits<2>(nibbles.v[0], nibbles.v[2]);
-    ExchangeBits<2>(nibbles.v[1], nibbles.v[3]);
-    return nibbles;
-  }
-
-  HWY_INLINE void Keep(const Strip& sums);
-
-#if HWY_TARGET == HWY_AVX2
-  using ByteVector = hn::Vec<Bytes>;
-
-  static HWY_INLINE void StorePair(HalfVector words, size_t s, Signs& signs);
-  static HWY_INLINE Strip Interleave(ByteVector byte0, ByteVector byte1, ByteVector byte2,
-                                     ByteVector byte3);
-
-  // The first bytes of all sums, and so on: AVX2 looks up bytes.
-  alignas(16) uint8_t tables_[4][16];
+  static HWY_INLINE void StorePair(HalfVector words, size_t s, Group& group);
 #else
-  using Words = hn::Repartition<uint32_t, Floats>;
-  using Quads = hn::Repartition<uint64_t, Floats>;
+  // Four bits for each element of a vector of floats, the even elements in the lower half of its
+  // word. As interleaving works within 128 bits, strip s is in vector s % 4, words 2 * (s / 4) and
+  // the next.
+  struct Group {
+    alignas(64) uint64_t of_vector[4][kPieceBytes / sizeof(uint64_t)];
+  };
 
-  HWY_INLINE Vector LookUp(uint64_t nibbles) const;
-
-  Vector sums_;
+  static HWY_INLINE hn::Vec<WordIndices> IndicesOf(uint64_t nibbles);
 #endif
+
+  static HWY_INLINE void MakeGroup(const Nibbles& nibbles, Group& group);
+
+  Group groups_[kGroups];
 };
 
 #if HWY_TARGET == HWY_AVX2
-// A byte for each element. Byte q of the lower half of a strip's is for its element
-// 8 * (q / 4) + q % 4, of the upper half for the element 4 behind it, the order that Interleave
-// undoes.
-struct GroupSum::Signs {
-  alignas(32) uint8_t of_strip[kPieceElements / kStripElements][kStripElements];
-};
-
-HWY_INLINE void GroupSum::MakeSigns(const Piece& piece, Signs& signs) {
+template <size_t kGroups>
+HWY_INLINE void ExchangedSigns<kGroups>::MakeGroup(const Nibbles& nibbles, Group& group) {
   // Next to each other, a byte of each vector of nibbles makes a word of eight consecutive
   // elements: byte k has element k in its lower half and k + 4 in the upper.
-  const Nibbles nibbles = NibblesOf(piece);
   const auto bytes = [&](size_t k) STRIP_BODY { return hn::BitCast(Bytes(), nibbles.v[k]); };
   const auto low01 = hn::BitCast(Halves(), hn::InterleaveLower(Bytes(), bytes(0), bytes(1)));
   const auto low23 = hn::BitCast(Halves(), hn::InterleaveLower(Bytes(), bytes(2), bytes(3)));
   const auto high01 = hn::BitCast(Halves(), hn::InterleaveUpper(Bytes(), bytes(0), bytes(1)));
   const auto high23 = hn::BitCast(Halves(), hn::InterleaveUpper(Bytes(), bytes(2), bytes(3)));
-  StorePair(hn::InterleaveLower(Halves(), low01, low23), 0, signs);
-  StorePair(hn::InterleaveUpper(Halves(), low01, low23), 1, signs);
-  StorePair(hn::InterleaveLower(Halves(), high01, high23), 2, signs);
-  StorePair(hn::InterleaveUpper(Halves(), high01, high23), 3, signs);
+  StorePair(hn::InterleaveLower(Halves(), low01, low23), 0, group);
+  StorePair(hn::InterleaveUpper(Halves(), low01, low23), 1, group);
+  StorePair(hn::InterleaveLower(Halves(), high01, high23), 2, group);
+  StorePair(hn::InterleaveUpper(Halves(), high01, high23), 3, group);
 }
 
 // Of strips s and s + 4, the lower and the upper half of `words`.
-HWY_INLINE void GroupSum::StorePair(HalfVector words, size_t s, Signs& signs) {
+template <size_t kGroups>
+HWY_INLINE void ExchangedSigns<kGroups>::StorePair(HalfVector words, size_t s, Group& group) {
   const auto half = hn::Set(Bytes(), 0xf);
   const auto first = hn::And(hn::BitCast(Bytes(), words), half);
   const auto second = hn::And(hn::BitCast(Bytes(), hn::ShiftRight<4>(words)), half);
-  hn::Store(hn::ConcatLowerLower(Bytes(), second, first), Bytes(), signs.of_strip[s]);
-  hn::Store(hn::ConcatUpperUpper(Bytes(), second, first), Bytes(), signs.of_strip[s + 4]);
+  hn::Store(hn::ConcatLowerLower(Bytes(), second, first), Bytes(), group.of_strip[s]);
+  hn::Store(hn::ConcatUpperUpper(Bytes(), second, first), Bytes(), group.of_strip[s + 4]);
+}
+
+template <size_t kGroups>
+template <size_t group>
+HWY_INLINE GroupSum::Signs ExchangedSigns<kGroups>::Of(size_t s) const {
+  return hn::Load(Bytes(), groups_[group].of_strip[s]);
 }
 
 HWY_INLINE void GroupSum::Keep(const Strip& sums) {
@@ -202,17 +240,15 @@ HWY_INLINE void GroupSum::Keep(const Strip& sums) {
   hn::Store(byte3, table, tables_[3]);
 }
 
-HWY_INLINE Strip GroupSum::At(const Signs& signs, size_t s) const {
-  const auto of_strip = hn::Load(Bytes(), signs.of_strip[s]);
+HWY_INLINE Strip GroupSum::At(const Signs& signs) const {
   const auto byte = [&](size_t b) STRIP_BODY {
-    return hn::TableLookupBytes(hn::LoadDup128(Bytes(), tables_[b]), of_strip);
+    return hn::TableLookupBytes(hn::LoadDup128(Bytes(), tables_[b]), signs);
   };
   return Interleave(byte(0), byte(1), byte(2), byte(3));
 }
 
 // Floats from their four bytes, in the order that interleaving within 128 bits gives.
-HWY_INLINE Strip GroupSum::Interleave(ByteVector byte0, ByteVector byte1, ByteVector byte2,
-                                      ByteVector byte3) {
+HWY_INLINE Strip GroupSum::Interleave(Signs byte0, Signs byte1, Signs byte2, Signs byte3) {
   const Bytes bytes;
   const Halves halves;
   const auto low01 = hn::BitCast(halves, hn::InterleaveLower(bytes, byte0, byte1));
@@ -225,72 +261,140 @@ HWY_INLINE Strip GroupSum::Interleave(ByteVector byte0, ByteVector byte1, ByteVe
            hn::BitCast(Floats(), hn::InterleaveUpper(halves, high01, high23))}};
 }
 #else
-// Four bits for each element of a vector of floats, the even elements in the lower half of its
-// word. As interleaving works within 128 bits, strip s is in vector s % 4, words 2 * (s / 4) and
-// the next.
-struct GroupSum::Signs {
-  alignas(64) uint64_t of_vector[4][kPieceBytes / sizeof(uint64_t)];
-};
-
-HWY_INLINE void GroupSum::MakeSigns(const Piece& piece, Signs& signs) {
-  const Nibbles nibbles = NibblesOf(piece);
+template <size_t kGroups>
+HWY_INLINE void ExchangedSigns<kGroups>::MakeGroup(const Nibbles& nibbles, Group& group) {
   const auto& v = nibbles.v;
-  const auto low02 = hn::BitCast(Words(), hn::InterleaveLower(Halves(), v[0], v[2]));
-  const auto low13 = hn::BitCast(Words(), hn::InterleaveLower(Halves(), v[1], v[3]));
-  const auto high02 = hn::BitCast(Words(), hn::InterleaveUpper(Halves(), v[0], v[2]));
-  const auto high13 = hn::BitCast(Words(), hn::InterleaveUpper(Halves(), v[1], v[3]));
-  const auto store = [&](hn::Vec<Words> words, size_t k) STRIP_BODY {
-    hn::Store(hn::BitCast(Quads(), words), Quads(), signs.of_vector[k]);
+  const auto low02 = hn::BitCast(WordIndices(), hn::InterleaveLower(Halves(), v[0], v[2]));
+  const auto low13 = hn::BitCast(WordIndices(), hn::InterleaveLower(Halves(), v[1], v[3]));
+  const auto high02 = hn::BitCast(WordIndices(), hn::InterleaveUpper(Halves(), v[0], v[2]));
+  const auto high13 = hn::BitCast(WordIndices(), hn::InterleaveUpper(Halves(), v[1], v[3]));
+  const auto store = [&](hn::Vec<WordIndices> words, size_t k) STRIP_BODY {
+    hn::Store(hn::BitCast(Quads(), words), Quads(), group.of_vector[k]);
   };
-  store(hn::InterleaveLower(Words(), low02, low13), 0);
-  store(hn::InterleaveUpper(Words(), low02, low13), 1);
-  store(hn::InterleaveLower(Words(), high02, high13), 2);
-  store(hn::InterleaveUpper(Words(), high02, high13), 3);
+  store(hn::InterleaveLower(WordIndices(), low02, low13), 0);
+  store(hn::InterleaveUpper(WordIndices(), low02, low13), 1);
+  store(hn::InterleaveLower(WordIndices(), high02, high13), 2);
+  store(hn::InterleaveUpper(WordIndices(), high02, high13), 3);
 }
+
+template <size_t kGroups>
+template <size_t group>
+HWY_INLINE GroupSum::Signs ExchangedSigns<kGroups>::Of(size_t s) const {
+  const uint64_t* const nibbles = &groups_[group].of_vector[s % 4][s / 4 * 2];
+  return {{IndicesOf(nibbles[0]), IndicesOf(nibbles[1])}};
+}
+
+template <size_t kGroups>
+HWY_INLINE hn::Vec<WordIndices> ExchangedSigns<kGroups>::IndicesOf(uint64_t nibbles) {
+  HWY_ALIGN static constexpr uint32_t kShifts[kLanes] = {0, 0, 16, 16, 4,  4,  20, 20,
+                                                         8, 8, 24, 24, 12, 12, 28, 28};
+  const auto halves = hn::BitCast(WordIndices(), hn::Set(Quads(), nibbles));
+  return hn::Shr(halves, hn::Load(WordIndices(), kShifts));
+}
+
+// The same for processors with GFNI, which transposes the bits of eight bytes at once: each element
+// has a byte, with the bits of a pass's ranks.
+template <size_t kGroups>
+class TransposedSigns {
+ public:
+  HWY_INLINE void Make(const Piece& piece) {
+    const auto rank = [&](size_t r) STRIP_BODY { return hn::LoadU(Bytes(), piece.bits[r]); };
+    const auto lower = [&](size_t r) STRIP_BODY {
+      return hn::BitCast(Halves(), hn::InterleaveLower(Bytes(), rank(r), rank(r - 1)));
+    };
+    const auto upper = [&](size_t r) STRIP_BODY {
+      return hn::BitCast(Halves(), hn::InterleaveUpper(Bytes(), rank(r), rank(r - 1)));
+    };
+    MakeVectors(lower(7), lower(5), lower(3), lower(1), &of_vector_[0]);
+    MakeVectors(upper(7), upper(5), upper(3), upper(1), &of_vector_[4]);
+  }
+
+  template <size_t group>
+  HWY_INLINE GroupSum::Signs Of(size_t s) const {
+    const uint8_t(*const vectors)[kPieceBytes] = &of_vector_[s % 4 * 2];
+    const size_t begin = s / 4 * kLanes;
+    return {{IndicesOf<group>(vectors[0] + begin), IndicesOf<group>(vectors[1] + begin)}};
+  }
+
+ private:
+  // The bytes of ranks 7 to 0, of each two ranks next to each other, in four vectors.
+  HWY_INLINE void MakeVectors(hn::Vec<Halves> r76, hn::Vec<Halves> r54, hn::Vec<Halves> r32,
+                              hn::Vec<Halves> r10, uint8_t (*vectors)[kPieceBytes]) {
+    const WordIndices words;
+    const auto low7654 = hn::BitCast(words, hn::InterleaveLower(Halves(), r76, r54));
+    const auto low3210 = hn::BitCast(words, hn::InterleaveLower(Halves(), r32, r10));
+    const auto high7654 = hn::BitCast(words, hn::InterleaveUpper(Halves(), r76, r54));
+    const auto high3210 = hn::BitCast(words, hn::InterleaveUpper(Halves(), r32, r10));
+    Transpose(hn::InterleaveLower(words, low7654, low3210), vectors[0]);
+    Transpose(hn::InterleaveUpper(words, low7654, low3210), vectors[1]);
+    Transpose(hn::InterleaveLower(words, high7654, high3210), vectors[2]);
+    Transpose(hn::InterleaveUpper(words, high7654, high3210), vectors[3]);
+  }
+
+  // Of each eight bytes: byte e gets bit e of the last byte as its lowest bit, of the first as its
+  // highest.
+  static HWY_INLINE void Transpose(hn::Vec<WordIndices> ranks, uint8_t* elements) {
+    // The instruction multiplies the matrix that eight bytes are with the bytes of its other
+    // operand: with unit vectors that is the matrix's columns. Highway 1.0 does not have it.
+    const auto unit_vectors = hn::Set(Quads(), 0x8040201008040201);
+    hn::Vec<Bytes> columns;
+    asm("vgf2p8affineqb $0, %2, %1, %0"
+        : "=v"(columns.raw)
+        : "v"(unit_vectors.raw), "v"(ranks.raw));
+    hn::Store(columns, Bytes(), elements);
+  }
+
+  template <size_t group>
+  static HWY_INLINE hn::Vec<WordIndices> IndicesOf(const uint8_t* bytes) {
+    const hn::Rebind<uint8_t, WordIndices> of_word;
+    const auto indices = hn::PromoteTo(WordIndices(), hn::LoadU(of_word, bytes));
+    if constexpr (group == 0) return indices;
+    return hn::ShiftRight<group * kRankGroup>(indices);
+  }
+
+  // As interleaving works within 128 bits, strip s is in vectors 2 * (s % 4) and the next, from
+  // byte 16 * (s / 4) on.
+  alignas(64) uint8_t of_vector_[8][kPieceBytes];
+};
 
 HWY_INLINE void GroupSum::Keep(const Strip& sums) {
   static_assert(kLanes == 16, "AVX-512 looks up all 16 sums at once");
   sums_ = sums.v[0];
 }
 
-HWY_INLINE Strip GroupSum::At(const Signs& signs, size_t s) const {
-  const uint64_t* const nibbles = &signs.of_vector[s % 4][s / 4 * 2];
-  return {{LookUp(nibbles[0]), LookUp(nibbles[1])}};
-}
-
-HWY_INLINE Vector GroupSum::LookUp(uint64_t nibbles) const {
-  HWY_ALIGN static constexpr uint32_t kShifts[kLanes] = {0, 0, 16, 16, 4,  4,  20, 20,
-                                                         8, 8, 24, 24, 12, 12, 28, 28};
-  const auto halves = hn::BitCast(Words(), hn::Set(Quads(), nibbles));
-  const auto indices = hn::Shr(halves, hn::Load(Words(), kShifts));
+HWY_INLINE Strip GroupSum::At(const Signs& signs) const {
   // Only the lowest four bits of an index count, which Highway does not promise.
-  return Vector{_mm512_permutexvar_ps(indices.raw, sums_.raw)};
+  return MakeStrip([&](size_t k) STRIP_BODY {
+    return Vector{_mm512_permutexvar_ps(signs.v[k].raw, sums_.raw)};
+  });
 }
 #endif
 
 // Calls use(i, count, sum...) for each strip of a block of `length` elements, with the sums of its
 // groups, whose ranks' bits are given; meanwhile fetches as many bits of `next`.
-template <class Use, size_t... group>
+template <class Signs, class Use, size_t... group>
 HWY_INLINE void ForEachStripOfGroups(std::index_sequence<group...>,
                                      const GroupSum (&sums)[sizeof...(group)], const RankBits& bits,
                                      const RankBits& next, size_t length, Use use) {
   // Where strips come at once, they need no arithmetic of addresses, but more code.
-  constexpr size_t kStripsAtOnce = HWY_TARGET == HWY_AVX2 ? 8 : 1;
-  GroupSum::Signs signs[sizeof...(group)];
+  constexpr size_t kStripsAtOnce = HWY_TARGET == HWY_AVX2 ? 8 : 4;
+  Signs signs;
   size_t i = 0;
   for (; i + kPieceElements <= length; i += kPieceElements) {
-    (GroupSum::MakeSigns(bits.WholePiece(group, i), signs[group]), ...);
+    signs.Make(bits.WholePiece(i));
     next.Prefetch(i);
+    for (size_t first = 0; first < kPieceStrips; first += kStripsAtOnce) {
 #pragma GCC unroll kStripsAtOnce
-    for (size_t s = 0; s < kPieceElements / kStripElements; ++s) {
-      use(i + s * kStripElements, Full(), sums[group].At(signs[group], s)...);
+      for (size_t s = first; s < first + kStripsAtOnce; ++s) {
+        use(i + s * kStripElements, Full(), sums[group].At(signs.template Of<group>(s))...);
+      }
     }
   }
   if (i == length) return;
-  uint8_t memory[kRankGroup][kPieceBytes] = {};
-  (GroupSum::MakeSigns(bits.ShortPiece(group, i, length - i, memory), signs[group]), ...);
+  uint8_t memory[kRanksPerPass][kPieceBytes] = {};
+  signs.Make(bits.ShortPiece(i, length - i, memory));
   for (size_t s = 0; i < length; ++s, i += kStripElements) {
-    use(i, std::min(length - i, kStripElements), sums[group].At(signs[group], s)...);
+    use(i, std::min(length - i, kStripElements), sums[group].At(signs.template Of<group>(s))...);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "kernels/target.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 namespace signpost::kernels {
 namespace {
 
+// Highway 1.0 has no target with GFNI: to it both of AVX-512 are the same.
 int64_t HighwayTarget(Target target) {
   switch (target) {
     case Target::kScalar:
@@ -17,9 +19,18 @@ int64_t HighwayTarget(Target target) {
     case Target::kAvx2:
       return HWY_AVX2;
     case Target::kAvx512:
+    case Target::kAvx512Gfni:
       return HWY_AVX3;
   }
   HWY_ABORT("no such target: %d", static_cast<int>(target));
+}
+
+bool HasGfni() {
+#if HWY_ARCH_X86
+  return __builtin_cpu_supports("gfni");
+#else
+  return false;
+#endif
 }
 
 // Highway asks the processor and makes the best target the chosen one; only the first call does.
@@ -32,6 +43,16 @@ int64_t DetectedTargets() {
   return detected;
 }
 
+bool IsSupported(Target target) {
+  if (target == Target::kAvx512Gfni && !HasGfni()) return false;
+  return (DetectedTargets() & HighwayTarget(target)) != 0;
+}
+
+std::atomic<Target>& UsedTarget() {
+  static std::atomic<Target> used = SupportedTargets().back();
+  return used;
+}
+
 }  // namespace
 
 std::string TargetName(Target target) {
@@ -42,26 +63,21 @@ std::string TargetName(Target target) {
       return "avx2";
     case Target::kAvx512:
       return "avx512";
+    case Target::kAvx512Gfni:
+      return "avx512_gfni";
   }
   HWY_ABORT("no such target: %d", static_cast<int>(target));
 }
 
 std::vector<Target> SupportedTargets() {
   std::vector<Target> supported = {Target::kScalar};
-  for (Target target : {Target::kAvx2, Target::kAvx512}) {
-    if ((DetectedTargets() & HighwayTarget(target)) != 0) supported.push_back(target);
+  for (Target target : {Target::kAvx2, Target::kAvx512, Target::kAvx512Gfni}) {
+    if (IsSupported(target)) supported.push_back(target);
   }
   return supported;
 }
 
-Target CurrentTarget() {
-  for (Target target : SupportedTargets()) {
-    hwy::ChosenTarget candidate;
-    candidate.Update(HighwayTarget(target));
-    if (candidate.GetIndex() == hwy::GetChosenTarget().GetIndex()) return target;
-  }
-  HWY_ABORT("Highway has chosen a target that this build does not have");
-}
+Target CurrentTarget() { return UsedTarget().load(std::memory_order_relaxed); }
 
 void UseTarget(Target target) {
   const std::vector<Target> supported = SupportedTargets();
@@ -69,6 +85,7 @@ void UseTarget(Target target) {
     HWY_ABORT("this processor does not have %s", TargetName(target).c_str());
   }
   hwy::GetChosenTarget().Update(HighwayTarget(target));
+  UsedTarget().store(target, std::memory_order_relaxed);
 }
 
 }  // namespace signpost::kernels

@@ -9,9 +9,10 @@
 
 namespace signpost::kernels {
 
-enum class Target { kScalar, kAvx2, kAvx512 };
+// With GFNI (Ice Lake, Zen 4 and later) an aggregator adds up one-bit frames faster.
+enum class Target { kScalar, kAvx2, kAvx512, kAvx512Gfni };
 
-std::string TargetName(Target target);  // "scalar", "avx2", "avx512"
+std::string TargetName(Target target);  // "scalar", "avx2", "avx512", "avx512_gfni"
 
 // The targets that this processor and this build have, slowest first; kScalar is always there.
 std::vector<Target> SupportedTargets();

@@ -28,7 +28,8 @@ TEST(Target, SupportedOnesAreThoseOfTheProcessor) {
   const bool avx2 = __builtin_cpu_supports("avx2");
   const bool avx512 = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq");
-  EXPECT_EQ(supported.size(), 1u + avx2 + avx512);
+  const bool gfni = avx512 && __builtin_cpu_supports("gfni");
+  EXPECT_EQ(supported.size(), 1u + avx2 + avx512 + gfni);
 #else
   EXPECT_EQ(supported.size(), 1u);
 #endif
@@ -38,6 +39,7 @@ TEST(Target, NamesAreTheOnesInLogs) {
   EXPECT_EQ(TargetName(Target::kScalar), "scalar");
   EXPECT_EQ(TargetName(Target::kAvx2), "avx2");
   EXPECT_EQ(TargetName(Target::kAvx512), "avx512");
+  EXPECT_EQ(TargetName(Target::kAvx512Gfni), "avx512_gfni");
 }
 
 }  // namespace
