@@ -9,6 +9,7 @@
 #include "kernels/adam.h"
 #include "kernels/block.h"
 #include "kernels/dense.h"
+#include "kernels/lamb.h"
 #include "kernels/momentum.h"
 #include "kernels/onebit.h"
 #include "kernels/quantized.h"
@@ -41,6 +42,8 @@ constexpr kernels::AdaptiveRates kAdaptiveRates = {.beta1 = 0.9f,
                                                    .epsilon = 1e-8f,
                                                    .decay = 1e-5f,
                                                    .updates_variance = true};
+constexpr kernels::LambRates kLambRates = {0.9f, 0.1f, 0.999f, 0.001f, 1.0f, 1.0f, 1e-8f, 0.01f};
+constexpr kernels::FreshRates kFreshRates = {0.9f, 10.0f, 0.999f, 0.001f, 1e-8f, 0.01f};
 constexpr kernels::LocalRates kLocalRates = {
     .beta1 = 0.9f, .one_minus_beta1 = 0.1f, .learning_rate = 1e-3f, .weight_decay = 0.01f};
 constexpr Stream kRead = {Stream::Use::kRead, 4}, kChange = {Stream::Use::kChange, 4},
@@ -87,6 +90,7 @@ struct Arrays {
         parameters(gradient),
         error(n),
         variance(n, 1.0f),
+        lamb_sums(kernels::BlockCount(n, kRule.block_elements)),
         answer(n, /*seed=*/0),
         payload(kernels::DenseBytes(DenseType::kFloat32, n + 8)),  // codes are by eights
         payloads(kDenseRanks, Bytes(payload.size(), 0x3f)) {
@@ -102,6 +106,7 @@ struct Arrays {
 
   Values gradient, momentum, parameters, error;
   Values variance;  // or inverse denominators
+  std::vector<kernels::LambSums> lamb_sums;
   Compressed answer;
   std::vector<Compressed> sent;
   std::vector<OneBitView> contributions;
@@ -211,6 +216,37 @@ KernelRun LocalStepKernel(const std::shared_ptr<Arrays>& a) {
           }};
 }
 
+// Each block's sums do not count as streams either.
+std::vector<KernelRun> LambKernels(const std::shared_ptr<Arrays>& a) {
+  const Stream payload = {Stream::Use::kRead, 4};
+  return {{"LAMB moments, fp32",
+           {payload, /*m=*/kChange, /*v=*/kChange, /*x=*/kRead},
+           [a] {
+             UpdateMoments(kRule, kLambRates, DenseType::kFloat32, a->payloads[0].data(),
+                           absl::MakeSpan(a->momentum), absl::MakeSpan(a->variance), a->parameters,
+                           a->lamb_sums.data());
+           }},
+          {"LAMB step",
+           {/*m=*/kRead, /*v=*/kRead, /*x=*/kChange},
+           [a] {
+             LambStep(kLambRates, /*step_size=*/1e-3f, a->momentum, a->variance,
+                      absl::MakeSpan(a->parameters));
+           }},
+          {"follow momentum",
+           {/*m=*/kReadSigns, /*before=*/kReadSigns, /*inverse=*/kRead, /*f=*/kChange, /*x=*/kRead},
+           [a] {
+             FollowMomentum(kRule, kFreshRates, a->sent[0].view(), a->sent[1].view(), a->variance,
+                            absl::MakeSpan(a->error), a->parameters, a->lamb_sums.data());
+           }},
+          {"follow momentum, dense",
+           {/*answer=*/kRead, /*m=*/kChange, /*inverse=*/kRead, /*f=*/kChange, /*x=*/kRead},
+           [a] {
+             FollowMomentum(kRule, kFreshRates, a->gradient.data(), absl::MakeSpan(a->momentum),
+                            a->variance, absl::MakeSpan(a->error), a->parameters,
+                            a->lamb_sums.data());
+           }}};
+}
+
 std::vector<KernelRun> IntegerKernels(const std::shared_ptr<Arrays>& a, IntegerType type,
                                       const std::string& type_name) {
   const double bytes = static_cast<double>(kernels::BitsOf(type)) / 8;
@@ -258,6 +294,7 @@ std::vector<KernelRun> MakeKernelRuns(size_t elements) {
   add(IntegerKernels(a, IntegerType::kInt4, "int4"));
   add(MomentumKernels(a));
   all.push_back(LocalStepKernel(a));
+  add(LambKernels(a));
   return all;
 }
 

@@ -54,7 +54,11 @@ TEST(Kernels, EachHasItsSpeedInBytesAgainstABoundAndInElements) {
                                  "aggregate, int4, 8 workers",
                                  "momentum input",
                                  "apply, dense momentum",
-                                 "local step"}) {
+                                 "local step",
+                                 "LAMB moments, fp32",
+                                 "LAMB step",
+                                 "follow momentum",
+                                 "follow momentum, dense"}) {
     SCOPED_TRACE(name);
     const Figure bytes = FigureOf(figures, name, "GB/s");
     EXPECT_GT(bytes.value(), 0);
@@ -74,6 +78,9 @@ TEST(Kernels, EachHasItsSpeedInBytesAgainstABoundAndInElements) {
   // g, m, u, d and x are read; m, u and x are written.
   EXPECT_NEAR(FigureOf(figures, "local step", "GB/s").value(),
               (20 + 12) * FigureOf(figures, "local step", "Gelem/s").value(), 1e-6);
+  // The answer, m, d, f and x are read; m and f are written.
+  EXPECT_NEAR(FigureOf(figures, "follow momentum, dense", "GB/s").value(),
+              (20 + 8) * FigureOf(figures, "follow momentum, dense", "Gelem/s").value(), 1e-6);
 }
 
 TEST(Kernels, RoundsAreWhatTheMedianIsOf) {

@@ -163,7 +163,7 @@ class LeastQuotient {
 };
 
 // A momentum: EnterBlock(block) comes before the strips of each block, momentum(i, count) is the
-// strip at element i.
+// strip at element i. Once that has been read, Replace(i, answer, count) says what comes after it.
 struct DenseMomentum {
   const float* momentum;
 
@@ -174,6 +174,20 @@ struct DenseMomentum {
     PrefetchStrip(momentum + i);
     return Load(momentum + i, count);
   }
+
+  template <class Count>
+  HWY_INLINE void Replace(size_t, const Strip&, Count) const {}
+};
+
+struct ReplacedMomentum : DenseMomentum {
+  explicit ReplacedMomentum(float* momentum) : DenseMomentum{momentum}, replaced(momentum) {}
+
+  template <class Count>
+  HWY_INLINE void Replace(size_t i, const Strip& answer, Count count) const {
+    Store(answer, replaced + i, count);
+  }
+
+  float* replaced;
 };
 
 struct OneBitMomentum {
@@ -186,6 +200,9 @@ struct OneBitMomentum {
   HWY_INLINE Strip operator()(size_t i, Count count) const {
     return Signed(scale, LoadSigns(momentum.bits + i / 8, count));
   }
+
+  template <class Count>
+  HWY_INLINE void Replace(size_t, const Strip&, Count) const {}
 };
 
 template <class Momentum, class Before>
@@ -226,6 +243,7 @@ HWY_INLINE void FollowMomentum(const BlockRule& rule, const FreshRates& rates, M
       const Strip m = momentum(begin + i, count);
       const Strip new_f = Map(fresh, m, before(begin + i, count), Load(f + i, count));
       Store(new_f, f + i, count);
+      before.Replace(begin + i, m, count);
       const Strip inverse = Load(d + i, count);  // zero beyond a short strip, and so are products
       const Strip along = Map(step, m, inverse);
       steps.Add(i, along);
@@ -256,9 +274,8 @@ void FollowDenseAnswer(const BlockRule& rule, const FreshRates& rates, const flo
                        absl::Span<float> momentum, absl::Span<const float> inverse_denominator,
                        absl::Span<float> fresh_variance, absl::Span<const float> parameters,
                        LambSums* sums) {
-  FollowMomentum(rule, rates, DenseMomentum{answer}, DenseMomentum{momentum.data()},
+  FollowMomentum(rule, rates, DenseMomentum{answer}, ReplacedMomentum(momentum.data()),
                  inverse_denominator, fresh_variance, parameters, sums);
-  std::copy_n(answer, momentum.size(), momentum.data());
 }
 
 #endif  // HWY_TARGET == HWY_SCALAR
