@@ -182,6 +182,9 @@ std::vector<KernelRun> DenseKernels(const std::shared_ptr<Arrays>& a, DenseType 
          AggregateDense(type, a->dense_contributions, a->gradient.size(), 1.0f / kDenseRanks,
                         error(), a->payload.data());
        }},
+      {"decompress, " + type_name,
+       {payload, /*x=*/kWrite},
+       [a, type] { DecompressDense(type, a->payloads[0].data(), absl::MakeSpan(a->momentum)); }},
       {"Adam step, " + type_name, step,
        [a, type] {
          AdamStep(kAdamRates, type, a->payloads[0].data(), absl::MakeSpan(a->momentum),

@@ -104,6 +104,16 @@ size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const flo
   });
 }
 
+// Fetches what a strip takes, so far ahead that it has come when the strip is decoded.
+template <class Codec>
+HWY_INLINE void PrefetchPayload(const uint8_t* payload, size_t i) {
+  constexpr size_t kLine = 64;
+  const uint8_t* const ahead = payload + DenseBytes(Codec::kType, i + kPrefetchElements);
+  for (size_t line = 0; line < DenseBytes(Codec::kType, kStripElements); line += kLine) {
+    PrefetchFar(ahead + line);
+  }
+}
+
 // The strip of the sum over ranks that begins at element i, in the order of block.h.
 template <class Codec, class Count>
 HWY_INLINE Strip SumOverRanks(absl::Span<const uint8_t* const> contributions, size_t i,
@@ -126,12 +136,22 @@ HWY_INLINE void AggregateDenseAs(absl::Span<const uint8_t* const> contributions,
   const Vector inverse = hn::Set(Floats(), inverse_count);
   const auto mean_and_error = [inverse](Vector sum, Vector e)
                                   STRIP_BODY { return hn::Add(hn::Mul(sum, inverse), e); };
-  ForEachStrip(n, [&](size_t i, auto count) STRIP_BODY {
-    error.Prefetch(i);
-    const Strip u =
-        Map(mean_and_error, SumOverRanks<Codec>(contributions, i, count), error.Load(i, count));
-    error.Store(Codec::Encode(u, out, i, count), i, count);
-  });
+  const auto u = [&](size_t i, auto count) STRIP_BODY {
+    return Map(mean_and_error, SumOverRanks<Codec>(contributions, i, count), error.Load(i, count));
+  };
+  if constexpr (Error::kIsNone) {
+    static_assert(Codec::kType == DenseType::kFloat32);
+    WriteStrips(reinterpret_cast<float*>(out), n, n, [&](size_t i, auto count) STRIP_BODY {
+      for (const uint8_t* contribution : contributions) PrefetchPayload<Codec>(contribution, i);
+      return u(i, count);
+    });
+    FinishStrips(n);
+  } else {
+    ForEachStrip(n, [&](size_t i, auto count) STRIP_BODY {
+      error.Prefetch(i);
+      error.Store(Codec::Encode(u(i, count), out, i, count), i, count);
+    });
+  }
 }
 
 void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions, size_t n,
@@ -143,8 +163,11 @@ void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributio
 
 void DecompressDense(DenseType type, const uint8_t* payload, absl::Span<float> values) {
   WithCodec(type, [&](auto codec) STRIP_BODY {
-    WriteStrips(values.data(), values.size(), values.size(),
-                [&](size_t i, auto count) STRIP_BODY { return codec.Decode(payload, i, count); });
+    const auto strip_at = [&](size_t i, auto count) STRIP_BODY {
+      PrefetchPayload<decltype(codec)>(payload, i);
+      return codec.Decode(payload, i, count);
+    };
+    WriteStrips(values.data(), values.size(), values.size(), strip_at);
   });
   FinishStrips(values.size());
 }

@@ -375,10 +375,13 @@ TEST(Dense, WithoutAnErrorFloat32IsAsWithZeros) {
                     expected.data());
       AggregateDense(DenseType::kFloat32, contributions, n, 0.25f, absl::MakeSpan(zeros),
                      mean.data());
-      Guarded<uint8_t> out(4 * n), mean_out(4 * n);
-      EXPECT_EQ(CompressDense(BlockRule{8}, DenseType::kFloat32, g.span(), {}, out.data()),
-                BlockCount(n, 8));
-      EXPECT_TRUE(SameBytes(out, expected));
+      for (const BlockRule& rule : {BlockRule{8}, BlockRule()}) {
+        Guarded<uint8_t> out(4 * n);  // at no multiple of four
+        EXPECT_EQ(CompressDense(rule, DenseType::kFloat32, g.span(), {}, out.data()),
+                  BlockCount(n, rule.block_elements));
+        EXPECT_TRUE(SameBytes(out, expected));
+      }
+      Guarded<uint8_t> mean_out(4 * n);
       AggregateDense(DenseType::kFloat32, contributions, n, 0.25f, {}, mean_out.data());
       EXPECT_TRUE(SameBytes(mean_out, mean));
     });

@@ -180,10 +180,12 @@ HWY_INLINE void StreamUnaligned(float* span, size_t length, StripAt strip_at) {
 }
 
 // Writes the strips that strip_at(i, count) gives of a span of `length` elements, which is a part
-// of a span of `whole`. When all parts are written, FinishStrips(whole).
+// of a span of `whole`. When all parts are written, FinishStrips(whole). A span in a payload may
+// begin at any byte; then no vector of it is aligned.
 template <class StripAt>
 HWY_INLINE void WriteStrips(float* span, size_t length, size_t whole, StripAt strip_at) {
-  if (whole < kStreamedElements) {
+  const bool has_aligned_vectors = reinterpret_cast<uintptr_t>(span) % sizeof(float) == 0;
+  if (whole < kStreamedElements || !has_aligned_vectors) {
     ForEachStrip(length, [&](size_t i, auto count)
                              STRIP_BODY { Store(strip_at(i, count), span + i, count); });
   } else if (ElementsBeforeAligned(span) == 0) {
