@@ -327,9 +327,9 @@ class Measurement {
         SetBound(bound, Better::kLess, time);
       }
       if (is_mtls) {
-        SetPeer("plain text", seconds, SecondsOf(groups_[g - 1]), time);
+        SetPeer("plain text", seconds, SecondsOf(groups_[g - 1]), Better::kLess, time);
       } else if (!options_.peers.empty()) {
-        SetPeer(options_.peers[0], seconds, SecondsOf(groups_[ours]), time);
+        SetPeer(options_.peers[0], seconds, SecondsOf(groups_[ours]), Better::kLess, time);
       }
       if (group.options.mode == "step") *figures.add_figures() = PeakMemory(group);
       if (group.options.mode == "frames") *figures.add_figures() = CpuPerByte(group);

@@ -56,9 +56,11 @@ void SetBounds(absl::Span<const double> samples, absl::Span<const double> bounds
 }
 
 void SetPeer(const std::string& peer, absl::Span<const double> samples,
-             absl::Span<const double> peers, Figure& figure) {
+             absl::Span<const double> peers, Better better, Figure& figure) {
   std::vector<double> ratios;
-  for (size_t i = 0; i < samples.size(); ++i) ratios.push_back(peers[i] / samples[i]);
+  for (size_t i = 0; i < samples.size(); ++i) {
+    ratios.push_back(better == Better::kMore ? samples[i] / peers[i] : peers[i] / samples[i]);
+  }
   figure.set_peer(peer);
   figure.set_times_faster(Median(std::move(ratios)));
 }

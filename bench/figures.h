@@ -27,10 +27,9 @@ void SetBound(double bound, Better better, Figure& figure);
 void SetBounds(absl::Span<const double> samples, absl::Span<const double> bounds, Better better,
                Figure& figure);
 
-// Adds the peer. `samples` and `peers` were measured in turns, are equally many, and less is
-// better.
+// Adds the peer. `samples` and `peers` were measured in turns and are equally many.
 void SetPeer(const std::string& peer, absl::Span<const double> samples,
-             absl::Span<const double> peers, Figure& figure);
+             absl::Span<const double> peers, Better better, Figure& figure);
 
 // The cells of a table: a head, and a row for each, with columns for what any of them has.
 std::vector<std::vector<std::string>> TableOf(const Figures& figures);

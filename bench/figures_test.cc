@@ -40,7 +40,7 @@ TEST(Figures, AMeasuredBoundIsComparedPairByPair) {
 
 TEST(Figures, APeerIsComparedPairByPair) {
   Figure figure = MakeFigure("exchange", "s", {1.0, 2.0, 4.0});
-  SetPeer("Gloo", {1.0, 2.0, 4.0}, {10.0, 40.0, 20.0}, figure);
+  SetPeer("Gloo", {1.0, 2.0, 4.0}, {10.0, 40.0, 20.0}, Better::kLess, figure);
   EXPECT_EQ(figure.times_faster(), 10);
 }
 
@@ -50,7 +50,7 @@ TEST(Figures, TheTableHasTheColumnsThatAreNeeded) {
   EXPECT_THAT(TableOf(figures), ElementsAre(ElementsAre("", "MEDIAN", "LEAST", "MOST", "UNIT"),
                                             ElementsAre("copy", "18.0", "18.0", "18.0", "GB/s")));
   SetBound(20, Better::kMore, *figures.mutable_figures(0));
-  SetPeer("Gloo", {1.0}, {12.345}, *figures.mutable_figures(0));
+  SetPeer("Gloo", {1.0}, {12.345}, Better::kLess, *figures.mutable_figures(0));
   *figures.add_figures() = MakeFigure("rounds", "", {0.00001234});
   const auto table = TableOf(figures);
   EXPECT_THAT(table[0], ElementsAre("", "MEDIAN", "LEAST", "MOST", "UNIT", "BOUND", "OF BOUND",

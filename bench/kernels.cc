@@ -80,7 +80,9 @@ class Tables {
     const std::vector<double> samples = Times(bytes_per_element, rates.elements);
     bytes_.push_back(MakeFigure(name, "GB/s", samples));
     SetBounds(samples, Times(bytes_per_element, rates.bounds), Better::kMore, bytes_.back());
-    if (!rates.traffic.empty()) SetPeer(kTraffic, rates.traffic, rates.elements, bytes_.back());
+    if (!rates.traffic.empty()) {
+      SetPeer(kTraffic, rates.elements, rates.traffic, Better::kMore, bytes_.back());
+    }
     elements_.push_back(MakeFigure(name, "Gelem/s", rates.elements));
   }
 

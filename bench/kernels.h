@@ -24,7 +24,7 @@ struct KernelsOptions {
 // computes nothing: 1 would be all that memory allows.
 //
 // Runs on the calling thread, whose time on a core is what counts, and puts other kernels of the
-// process on `target` meanwhile. Takes about 60 bytes of memory per element and, with the defaults,
+// process on `target` meanwhile. Takes up to 80 bytes of memory per element and, with the defaults,
 // ten seconds.
 Figures MeasureKernels(const KernelsOptions& options);
 

@@ -1,6 +1,7 @@
 #include "cli/worker_command.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "cli/trace_command.h"
 #include "client/session_options.h"
 #include "kernels/gpu.h"
@@ -49,7 +51,8 @@ absl::StatusOr<int> Serve(Flags& flags) {
 
   std::unique_ptr<kernels::cuda::Gpu> gpu;
   if (flags.gpu) {
-    absl::StatusOr<std::unique_ptr<kernels::cuda::Gpu>> opened = kernels::cuda::OpenGpu(*flags.gpu);
+    absl::StatusOr<std::unique_ptr<kernels::cuda::Gpu>> opened =
+        kernels::cuda::OpenGpu(*flags.gpu, " of the node's worker");
     if (!opened.ok()) {
       return absl::Status(opened.status().code(),
                           absl::StrCat("--gpu: ", opened.status().message()));
@@ -57,6 +60,15 @@ absl::StatusOr<int> Serve(Flags& flags) {
     gpu = *std::move(opened);
     flags.server.node.gpu = gpu.get();
   }
+  absl::Mutex mutex;
+  absl::Status why_lost;
+  flags.server.node.on_lost_gpu = [&](const absl::Status& why) {
+    {
+      absl::MutexLock lock(&mutex);
+      why_lost.Update(why);
+    }
+    kill(getpid(), SIGTERM);
+  };
   const absl::StatusOr<std::unique_ptr<node::Server>> server = node::Server::Start(flags.server);
   if (!server.ok()) return server.status();
   std::printf("listening on %s\n", flags.server.listen.c_str());
@@ -67,6 +79,8 @@ absl::StatusOr<int> Serve(Flags& flags) {
   // A second signal ends the process at once.
   sigprocmask(SIG_UNBLOCK, &stop, nullptr);
   (*server)->Stop();
+  absl::MutexLock lock(&mutex);
+  if (!why_lost.ok()) return why_lost;
   return kExitOk;
 }
 

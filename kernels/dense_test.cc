@@ -470,11 +470,21 @@ TEST(Dense, LargePayloadsThatLoseNothingAreTheGradientsWhereverTheyBegin) {
         for (size_t i = 0; i < kElements; ++i) {
           const bool is_there = is_finite || i / kRule.block_elements != kBadBlock;
           if (is_there) {
-            ASSERT_EQ(out[i], gradient[i]) << i;
+            const float u = gradient[i] + 0.0f;
+            ASSERT_EQ(std::memcmp(&out[i], &u, sizeof u), 0) << i;
           } else {
             ASSERT_TRUE(std::isnan(out[i])) << i;
           }
         }
+        EXPECT_TRUE(std::isnan(out[-1]));
+        EXPECT_TRUE(std::isnan(out[kElements]));
+        if (!is_finite) return;
+        const Values compressed(out, out + kElements);
+        std::fill_n(out, kElements, kNan);
+        const auto* const gradient_bytes = reinterpret_cast<const uint8_t*>(gradient.data());
+        AggregateDense(DenseType::kFloat32, {gradient_bytes}, kElements, /*inverse_count=*/1,
+                       /*error=*/{}, reinterpret_cast<uint8_t*>(out));
+        EXPECT_EQ(std::memcmp(out, compressed.data(), kElements * sizeof(float)), 0);
         EXPECT_TRUE(std::isnan(out[-1]));
         EXPECT_TRUE(std::isnan(out[kElements]));
       });

@@ -40,7 +40,7 @@ inline std::string Explain(cudaError_t error) {
     case cudaErrorLaunchFailure:
     case cudaErrorMisalignedAddress:
       return absl::StrCat(cudaGetErrorString(error),
-                          " (in some kernel of this process: CUDA_LAUNCH_BLOCKING=1 or "
+                          " (in some kernel of the same process: CUDA_LAUNCH_BLOCKING=1 or "
                           "compute-sanitizer shows in which)");
     default:
       return cudaGetErrorString(error);

@@ -136,10 +136,11 @@ class CudaGpu final : public Gpu {
  public:
   explicit CudaGpu(int device) : device_(device), name_(absl::StrCat("GPU ", device)) {}
 
-  absl::Status Open() {
+  absl::Status Open(absl::string_view whose) {
     cudaDeviceProp properties;
     absl::Status status = StatusOf(cudaGetDeviceProperties(&properties, device_));
     if (status.ok()) absl::StrAppend(&name_, " (", properties.name, ")");
+    absl::StrAppend(&name_, whose);
     status.Update(context_.Open(device_));
     return Named(status);
   }
@@ -217,7 +218,9 @@ class CudaGpu final : public Gpu {
   }
 
   absl::StatusOr<ExportedMemory> AllocateExported(size_t bytes) override {
-    absl::StatusOr<Owned<uint8_t>> memory = Allocate(bytes);
+    // What shares a page of the GPU with it would be shared too, and CUDA cuts small pieces from one.
+    constexpr size_t kPage = size_t{2} << 20;
+    absl::StatusOr<Owned<uint8_t>> memory = Allocate((bytes + kPage - 1) / kPage * kPage);
     if (!memory.ok()) return memory.status();
     Exported exported = {.process = ThisProcess(), .memory = memory->get()};
     const absl::Status status =
@@ -455,10 +458,10 @@ class CudaGpu final : public Gpu {
 }  // namespace
 
 // Weak, because tests have another (open_simulated_gpu.cc).
-__attribute__((weak)) absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device) {
+__attribute__((weak)) absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device, absl::string_view whose) {
   if (absl::Status status = CheckDevice(device); !status.ok()) return status;
   auto gpu = std::make_unique<CudaGpu>(device);
-  if (absl::Status status = gpu->Open(); !status.ok()) return status;
+  if (absl::Status status = gpu->Open(whose); !status.ok()) return status;
   return gpu;
 }
 

@@ -147,8 +147,9 @@ class Gpu {
                                     Stream stream) = 0;
 };
 
-// A GPU of this process, as CUDA counts them. UNAVAILABLE as CheckDevice says.
-absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device);
+// A GPU of this process, as CUDA counts them. Its name, which all errors begin with, ends with
+// `whose`: other processes may read them. UNAVAILABLE as CheckDevice says.
+absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device, absl::string_view whose = "");
 
 }  // namespace signpost::kernels::cuda
 

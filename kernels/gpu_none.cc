@@ -6,7 +6,7 @@
 namespace signpost::kernels::cuda {
 
 // Weak, because tests have another (open_simulated_gpu.cc).
-__attribute__((weak)) absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device) {
+__attribute__((weak)) absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device, absl::string_view) {
   return CheckDevice(device);
 }
 

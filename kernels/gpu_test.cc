@@ -2,14 +2,22 @@
 
 #include "kernels/gpu.h"
 
+#include <spawn.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <vector>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -108,6 +116,56 @@ TEST(Gpu, ImportsWhatIsExported) {
   }
   Succeeds(TestGpu().Read(back, exported.memory.get(), sizeof back, nullptr));
   EXPECT_THAT(back, testing::ElementsAre(1, 1, 2, 4, 5));
+}
+
+constexpr char kHandles[] = "SIGNPOST_TEST_HANDLES";  // of two memories, in hex
+
+// What the other process of the next test does.
+TEST(Gpu, DISABLED_OtherProcess) {
+  const std::vector<std::string> handles = absl::StrSplit(std::getenv(kHandles), ',');
+  const auto import = [&](size_t i) {
+    return Take(TestGpu().Import(absl::HexStringToBytes(handles[i])));
+  };
+  const Owned<uint8_t> five = import(0), again = import(0), one = import(1);
+  uint8_t read[6] = {};
+  Succeeds(TestGpu().Read(read, five.get(), 5, nullptr));
+  Succeeds(TestGpu().Read(read + 5, one.get(), 1, nullptr));
+  EXPECT_THAT(read, testing::ElementsAre(1, 2, 3, 4, 5, 6));
+  Succeeds(TestGpu().Copy(again.get() + 4, one.get(), 1, nullptr));
+  Succeeds(TestGpu().Copy(one.get(), five.get(), 1, nullptr));
+  Succeeds(TestGpu().Read(read, one.get(), 1, nullptr));  // and waits
+}
+
+TEST(Gpu, AnotherProcessImportsWhatIsExported) {
+  const uint8_t there[] = {1, 2, 3, 4, 5, 6};
+  const ExportedMemory five = Take(TestGpu().AllocateExported(5));
+  const ExportedMemory one = Take(TestGpu().AllocateExported(1));
+  Succeeds(TestGpu().Write(five.memory.get(), there, 5, nullptr));
+  Succeeds(TestGpu().Write(one.memory.get(), there + 5, 1, nullptr));
+  setenv(kHandles,
+         absl::StrCat(absl::BytesToHexString(five.handle), ",", absl::BytesToHexString(one.handle))
+             .c_str(),
+         /*overwrite=*/1);
+
+  // This program, by way of whatever has started it.
+  std::ifstream file("/proc/self/cmdline");
+  std::vector<std::string> arguments;
+  for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
+  arguments.push_back("--gtest_also_run_disabled_tests");
+  arguments.push_back("--gtest_filter=Gpu.DISABLED_OtherProcess");
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  pid_t other;
+  ASSERT_EQ(posix_spawn(&other, "/proc/self/exe", nullptr, nullptr, argv.data(), environ), 0);
+  int status = -1;
+  ASSERT_EQ(waitpid(other, &status, 0), other);
+  EXPECT_EQ(status, 0);
+
+  uint8_t back[6] = {};
+  Succeeds(TestGpu().Read(back, five.memory.get(), 5, nullptr));
+  Succeeds(TestGpu().Read(back + 5, one.memory.get(), 1, nullptr));
+  EXPECT_THAT(back, testing::ElementsAre(1, 2, 3, 4, 6, 1));
 }
 
 TEST(Gpu, ImportsNothingElse) {

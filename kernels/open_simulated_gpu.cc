@@ -1,17 +1,29 @@
 // For tests: an OpenGpu that takes the place of the other, and simulates GPUs 0 and 1. All memory
-// of the host's is theirs, so that PyTorch's tensors can play at being on a GPU.
+// of the host's is theirs, so that PyTorch's tensors can play at being on a GPU. With
+// SIMULATED_FAULT_OF_WORKER=N, that of a node's worker fails after N operations.
 
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/simulated_gpu.h"
 
 namespace signpost::kernels::cuda {
 
-absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device) {
+absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device, absl::string_view whose) {
   if (device > 1) {
     return absl::UnavailableError(
         absl::StrCat("GPU ", device, " cannot be used: 2 GPUs are simulated"));
   }
   auto gpu = std::make_unique<SimulatedGpu>(/*seed=*/device);
+  gpu->AppendToName(whose);
+  const char* const fault = std::getenv("SIMULATED_FAULT_OF_WORKER");  // a number
+  uint64_t operations;
+  if (fault != nullptr && !whose.empty() && absl::SimpleAtoi(fault, &operations)) {
+    gpu->FailOperationAfter(operations);
+  }
   gpu->OwnAllMemory();
   return gpu;
 }

@@ -259,7 +259,9 @@ void SimulatedGpu::OwnAllMemory() {
   owns_all_memory_ = true;
 }
 
-std::string SimulatedGpu::name() const { return "GPU 0 (simulated)"; }
+void SimulatedGpu::AppendToName(absl::string_view whose) { absl::StrAppend(&whose_, whose); }
+
+std::string SimulatedGpu::name() const { return "GPU 0 (simulated)" + whose_; }
 
 absl::Status SimulatedGpu::CheckIsHere(const void* memory) const {
   if (absl::Status fault = Fault(); !fault.ok()) return fault;
@@ -321,7 +323,8 @@ absl::StatusOr<ExportedMemory> SimulatedGpu::AllocateExported(size_t bytes) {
                                        [this, file, bytes](uint8_t* given_back) {
                                          WaitForAllStreams();
                                          const absl::MutexLock lock(&mutex_);
-                                         // On a GPU nobody knows what would happen then.
+                                         // On a GPU that is undefined. Only what this process
+                                         // imports is seen.
                                          ABSL_RAW_CHECK(
                                              !Imports::OfThisProcess().Has(AddressOf(given_back)),
                                              "it is imported");

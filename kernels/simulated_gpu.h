@@ -66,12 +66,14 @@ class SimulatedGpu final : public Gpu {
   void LetKernelsUseAllMemory();
   // As if any memory of the host's were its own.
   void OwnAllMemory();
+  // For OpenGpu.
+  void AppendToName(absl::string_view whose);
 
   std::string name() const override;
   absl::Status CheckIsHere(const void* memory) const override;
 
   // Giving back memory waits until all streams are done with what they have then. It ends the
-  // program if a GPU has imported it still.
+  // program if a GPU of this process has imported it still.
   absl::StatusOr<Owned<uint8_t>> Allocate(size_t bytes) override;
   absl::StatusOr<Owned<uint8_t>> AllocatePinned(size_t bytes) override;
   absl::StatusOr<Owned<uint8_t>> Pin(void* memory, size_t bytes) override;
@@ -200,6 +202,7 @@ class SimulatedGpu final : public Gpu {
   Allocations pinned_memory_ ABSL_GUARDED_BY(mutex_);
   Allocations imported_memory_ ABSL_GUARDED_BY(mutex_);
   std::map<uintptr_t, int> imports_ ABSL_GUARDED_BY(mutex_);  // how often, by where they begin
+  std::string whose_;
   bool refuses_imports_ ABSL_GUARDED_BY(mutex_) = false;
   size_t most_pins_ ABSL_GUARDED_BY(mutex_) = std::numeric_limits<size_t>::max();  // bytes
   std::optional<uint64_t> failing_operation_ ABSL_GUARDED_BY(mutex_);  // by counts_.operations

@@ -231,14 +231,19 @@ absl::Status AttachedSession::Attach(kernels::cuda::Gpu* gpu, const SessionOptio
 }
 
 absl::Status AttachedSession::MapMemory(const Attached& attached, kernels::cuda::Gpu* gpu) {
+  const uint64_t bytes = elements() * sizeof(float);
   if (!attached.gradients().on_gpu().empty()) {
     if (gpu == nullptr) return absl::InternalError("the worker shares memory of a GPU with a host");
+    if (attached.gradients().bytes() != bytes || attached.parameters().bytes() != bytes) {
+      return absl::InternalError(absl::StrFormat(
+          "the worker shares %d and %d bytes of its GPU's memory, and these tensors take %d",
+          attached.gradients().bytes(), attached.parameters().bytes(), bytes));
+    }
     absl::StatusOr<std::unique_ptr<GpuTensors>> tensors = GpuTensors::CreateBeside(
         *gpu, parameters_, attached.gradients().on_gpu(), attached.parameters().on_gpu());
     if (tensors.ok()) tensors_ = *std::move(tensors);
     return tensors.status();
   }
-  const uint64_t bytes = elements() * sizeof(float);
   auto gradients = SharedMemory::Open(attached.gradients(), bytes);
   if (!gradients.ok()) return gradients.status();
   auto values = SharedMemory::Open(attached.parameters(), bytes);

@@ -92,7 +92,7 @@ class GpuTensors final : public Tensors {
   const Memory shared_gradients_, shared_values_;
   absl::Status status_;
   kernels::cuda::Stream stream_ = nullptr;       // the caller's
-  kernels::cuda::Owned<CUstream_st> copies_;     // to the host
+  kernels::cuda::Owned<CUstream_st> copies_;     // to what is shared
   kernels::cuda::Owned<CUevent_st> is_made_;     // a gradient, on the caller's stream
   kernels::cuda::Owned<CUevent_st> are_shared_;  // all gradients so far
   kernels::cuda::Owned<CUevent_st> are_taken_;   // all parameters

@@ -153,8 +153,7 @@ absl::Status Job::Admit(Process& process, Reply& reply) {
   if (stopping_) return absl::UnavailableError("the node's worker is about to end");
   if (options_.gpu != nullptr && !process.attach.on_gpu()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "this process's tensors are on the host, and the worker of its node trains on ",
-        options_.gpu->name(),
+        "this process's tensors are on the host, and its node trains on ", options_.gpu->name(),
         ": move them to a GPU (SessionOptions::gpu), or start the worker without --gpu"));
   }
   const Definition& definition = process.attach.definition();
@@ -461,6 +460,8 @@ void Job::Fail(const absl::Status& status, const Processes& processes) {
     Break(status, answers);
   }
   if (had_joined) failed->Leave().IgnoreError();  // the error that counts has been told
+  // After a fault it makes nothing any more.
+  if (options_.gpu != nullptr && !options_.gpu->NewEvent().ok()) options_.on_lost_gpu(status);
 }
 
 void Job::Begin(const Processes& processes) {

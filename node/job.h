@@ -36,6 +36,8 @@ struct NodeOptions {
   // Where it trains, which all processes' tensors must then be on GPUs for. Outlives it. Null: on
   // its processors. session.gpu is not looked at.
   kernels::cuda::Gpu* gpu = nullptr;
+  // Is told why the GPU can be used no more: no job can go on. From any thread, perhaps repeatedly.
+  std::function<void(const absl::Status& why)> on_lost_gpu = [](const absl::Status&) {};
   uint64_t max_parameters = uint64_t{1} << 34;  // --max-parameters, of each job
   // Gets a line for a person when processes come or go. From any thread.
   std::function<void(const std::string& line)> on_event = PrintConnection;

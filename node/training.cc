@@ -16,6 +16,9 @@
 namespace signpost::node {
 namespace {
 
+// Elements that the host looks at: on a GPU that is a copy.
+constexpr uint64_t kAtOnce = uint64_t{1} << 20;
+
 Wire MessageOf(const WireBytes& bytes) {
   Wire wire;
   wire.set_sent_bytes(bytes.sent);
@@ -112,20 +115,22 @@ absl::Status Training::Join(const SessionOptions& node, const Start& start, Grad
 absl::Status Training::CheckSameValues(Gradients values) const {
   uint64_t first = 0;
   for (const Tensor& tensor : layout_.tensors()) {
-    const uint64_t elements = ElementCount(tensor);
-    const absl::StatusOr<HostFloats> wanted = values[0]->OnHost(first, elements);
-    if (!wanted.ok()) return wanted.status();
-    for (size_t process = 1; process < values.size(); ++process) {
-      const absl::StatusOr<HostFloats> theirs = values[process]->OnHost(first, elements);
-      if (!theirs.ok()) return theirs.status();
-      if (std::memcmp(theirs->begin(), wanted->begin(), elements * sizeof(float)) != 0) {
-        return absl::FailedPreconditionError(absl::StrFormat(
-            "tensor %s has other values on local rank %d than on local rank 0: use the same seed, "
-            "or have all begin with rank 0's values (start_from_rank_0)",
-            DescribeTensor(tensor), process));
+    const uint64_t end = first + ElementCount(tensor);
+    for (; first < end; first += std::min(kAtOnce, end - first)) {
+      const uint64_t elements = std::min(kAtOnce, end - first);
+      const absl::StatusOr<HostFloats> wanted = values[0]->OnHost(first, elements);
+      if (!wanted.ok()) return wanted.status();
+      for (size_t process = 1; process < values.size(); ++process) {
+        const absl::StatusOr<HostFloats> theirs = values[process]->OnHost(first, elements);
+        if (!theirs.ok()) return theirs.status();
+        if (std::memcmp(theirs->begin(), wanted->begin(), elements * sizeof(float)) != 0) {
+          return absl::FailedPreconditionError(absl::StrFormat(
+              "tensor %s has other values on local rank %d than on local rank 0: use the same "
+              "seed, or have all begin with rank 0's values (start_from_rank_0)",
+              DescribeTensor(tensor), process));
+        }
       }
     }
-    first += elements;
   }
   return absl::OkStatus();
 }
@@ -149,8 +154,10 @@ Begun Training::begun() {
 
 absl::StatusOr<Stepped> Training::Step(Gradients gradients, const StepRates& rates) {
   if (absl::Status status = session_->BeginStep(RatesOf(rates)); !status.ok()) return status;
-  // From here on something was sent, and INVALID_ARGUMENT would say that nothing was.
-  const auto failed = [](const absl::Status& status) {
+  // From here on something was sent, and INVALID_ARGUMENT would say that nothing was. What is
+  // under way reads gradients, which processes may give back once they are answered.
+  const auto failed = [this](const absl::Status& status) {
+    place_->Await().IgnoreError();
     return absl::IsInvalidArgument(status) ? absl::InternalError(status.message()) : status;
   };
   if (absl::Status status = place_->BeginStep(gradients); !status.ok()) return failed(status);
@@ -191,11 +198,10 @@ absl::StatusOr<Stepped> Training::Step(Gradients gradients, const StepRates& rat
 }
 
 absl::StatusOr<std::string> Training::WhoIsNotFinite(Gradients gradients) const {
-  constexpr size_t kAtOnce = size_t{1} << 20;  // elements: on a GPU it is a copy
   std::vector<std::string> names;
   for (size_t i = 0; i < gradients.size(); ++i) {
     bool is_finite = true;
-    for (size_t first = 0; first < layout_.elements() && is_finite; first += kAtOnce) {
+    for (uint64_t first = 0; first < layout_.elements() && is_finite; first += kAtOnce) {
       const absl::StatusOr<HostFloats> part =
           gradients[i]->OnHost(first, std::min(kAtOnce, layout_.elements() - first));
       if (!part.ok()) return part.status();

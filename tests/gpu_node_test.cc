@@ -349,8 +349,8 @@ TEST_F(GpuNodeTest, AWorkerOnAGpuRefusesProcessesOnTheHost) {
   const absl::Status refused = on_host.Join(nodes.OptionsOf(0));
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(MessageOf(refused),
-              AllOf(StartsWith("this process's tensors are on the host, and the worker of its node "
-                               "trains on GPU 0"),
+              AllOf(StartsWith("this process's tensors are on the host, and its node trains on "
+                               "GPU 0"),
                     HasSubstr("without --gpu")));
   // Its place is free.
   ASSERT_TRUE(process.Join(nodes.OptionsOf(0)).ok());
@@ -523,6 +523,32 @@ TEST_F(SimulatedGpuNodeTest, MemoryThatCannotBePinnedEndsTheJoinAndSaysWhatToDo)
 
 // Wherever it happens, a step says so: none succeeds whose numbers did not get there, and none
 // waits for ever.
+// A process with a GPU of its own, whose node's worker has another.
+TEST_F(SimulatedGpuNodeTest, AWorkerIsToldThatItsGpuIsLost) {
+  for (const bool is_the_workers : {false, true}) {
+    SCOPED_TRACE(is_the_workers);
+    gpu_ = NewGpu();
+    const std::unique_ptr<Gpu> of_worker = NewGpu();
+    std::atomic<int> lost = 0;
+    NodesOptions options = Options(/*nodes=*/1, /*processes=*/1);
+    options.gpu_of = [&](uint32_t) { return of_worker.get(); };
+    options.on_lost_gpu = [&lost](const absl::Status& why) {
+      EXPECT_EQ(why.code(), absl::StatusCode::kUnavailable);
+      ++lost;
+    };
+    Nodes nodes(options);
+    Process process(JobOn(kAll), 0);
+    ASSERT_TRUE(process.Join(nodes.OptionsOf(0)).ok());
+    ASSERT_TRUE(process.Step().ok());
+    auto& faulty = is_the_workers ? static_cast<kernels::cuda::SimulatedGpu&>(*of_worker) : gpu();
+    faulty.FailOperationAfter(0);
+    EXPECT_EQ(process.Step().code(), absl::StatusCode::kUnavailable);
+    process.Die();
+    nodes.End(0);
+    EXPECT_EQ(lost, is_the_workers ? 1 : 0);
+  }
+}
+
 TEST_F(SimulatedGpuNodeTest, AFaultEndsTheStepItHappensInOrTheNext) {
   job_.tensors = {300, 8};
   job_.gradient_type_on_gpu = GradientType::kBfloat16;

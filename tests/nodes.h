@@ -26,6 +26,7 @@ struct NodesOptions {
   uint64_t max_parameters = 1 << 20;
   WorkerOptions worker = WorkerOfNodes();
   std::function<kernels::cuda::Gpu*(uint32_t node)> gpu_of;  // its worker's; null: on the host
+  std::function<void(const absl::Status& why)> on_lost_gpu = [](const absl::Status&) {};
 };
 
 class Nodes {

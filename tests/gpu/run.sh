@@ -19,7 +19,7 @@
 #              it too, and share its memory with their ranks
 #   kernels    how fast they are, against copying within the device's memory
 #
-# Ends with a table of these, and 1 if one of them failed. OUT=DIR keeps what they say in DIR.
+# Ends with a table of these, and 1 if one of them failed or could not be run. OUT=DIR keeps what they say in DIR.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." || exit
 out=${OUT:-$(mktemp -d)}
@@ -98,14 +98,14 @@ if command -v compute-sanitizer >/dev/null; then
   step memcheck-jobs sanitize memcheck gpu_job_device_test
   step memcheck-nodes sanitize memcheck gpu_node_device_test
 else
-  results+=("memcheck                 not run: there is no compute-sanitizer")
+  results+=("memcheck                 not run: there is no compute-sanitizer") failed=1
 fi
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
   for example in language_model masked_language_model resnet; do step "$example" pytorch "$example" 3 2; done
   step language_model-node pytorch language_model 4 "1 3" --per-node 2
   step language_model-node-gpu pytorch language_model 4 "" --per-node 2 --node-gpu 0
 else
-  results+=("the examples are not run: python3 has no PyTorch that finds a GPU")
+  results+=("the examples are not run: python3 has no PyTorch that finds a GPU") failed=1
 fi
 step kernels program signpost bench kernels --device cuda --json "$out/kernels.json"
 step kernels-340M program signpost bench kernels --device cuda --elements 340000000

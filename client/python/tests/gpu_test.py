@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import simulated_gpu
 import torch
 from gpu_job import LOCAL, STEPS, OfAllTypes, crc_of, train
 from job import use_small_chunks
+from ranks_test import start
 from signpost import PYTHON_CODEC, InvalidArgumentError, Parameter, Rates, Session, _abi
 from signpost.torch import _device
 from signpost.torch._tensors import TrainedTensor
@@ -109,6 +111,36 @@ def test_a_node_on_a_gpu_goes_on_with_the_same_bits_when_one_of_its_ranks_has_di
     assert [of_rank[-1] for of_rank in undisturbed] == ends
     assert [of_rank[-1] for of_rank in run_job("", *node, **death)] == ends
     assert "begins at step 17" not in undisturbed[0] and ends[0] == ends[1]
+
+
+def test_a_nodes_worker_that_has_lost_its_gpu_ends_and_says_so(tmp_path):
+    aggregator, address = start("aggregator", "--drain-grace=0s")
+    worker = [sys.executable, "-m", "signpost", "worker", f"--aggregators={address}", "--gpu=0"]
+    worker += [f"--listen=unix:{tempfile.mkdtemp(dir='/tmp')}/worker", "--processes=1"]
+    worker += ["--rank=0", "--world-size=1"]
+    fault = {"SIMULATED_FAULT_OF_WORKER": "300"}
+    with open(tmp_path / "errors", "w") as errors:
+        worker = subprocess.Popen(
+            worker, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, **fault}
+        )
+    try:
+        node = worker.stdout.readline().split()[-1]
+        of_rank = {"SIGNPOST_AGGREGATORS": address, "SIGNPOST_NODE": node, "SIGNPOST_JOB": "lost"}
+        of_rank |= {"SIGNPOST_RANK": "0", "SIGNPOST_WORLD_SIZE": "1"}
+        rank = subprocess.run(
+            [sys.executable, JOB, "0"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **of_rank},
+        )
+        lost = "GPU 0 (simulated) of the node's worker: an illegal memory access was encountered"
+        assert f"UnavailableError: {lost}" in rank.stderr
+        assert worker.wait() == 69
+        assert f"signpost worker: {lost}" in (tmp_path / "errors").read_text()
+    finally:
+        worker.kill()
+        aggregator.terminate()
+        assert aggregator.wait() == 0
 
 
 @pytest.fixture
