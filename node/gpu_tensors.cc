@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/block.h"
-#include "kernels/dense.h"
 #include "kernels/dense_cuda.h"
 #include "proto/frame.h"
 #include "worker/page_vector.h"
@@ -20,11 +19,6 @@ constexpr kernels::BlockRule kRule;
 
 size_t PiecesOf(size_t elements) {
   return (elements + GpuTensors::kPieceElements - 1) / GpuTensors::kPieceElements;
-}
-
-kernels::DenseType DenseTypeOf(GradientType type) {
-  return type == GradientType::kBfloat16 ? kernels::DenseType::kBfloat16
-                                         : kernels::DenseType::kFloat16;
 }
 
 }  // namespace

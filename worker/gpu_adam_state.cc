@@ -41,18 +41,6 @@ constexpr size_t Aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-kernels::DenseType DenseTypeOf(GradientType type) {
-  switch (type) {
-    case GradientType::kBfloat16:
-      return kernels::DenseType::kBfloat16;
-    case GradientType::kFloat16:
-      return kernels::DenseType::kFloat16;
-    case GradientType::kFloat32:
-      break;
-  }
-  return kernels::DenseType::kFloat32;
-}
-
 // Of the first bad block, between a slot's payload and its tables.
 constexpr size_t kBadBlockBytes = 16;
 

@@ -4,6 +4,18 @@
 
 namespace signpost {
 
+kernels::DenseType DenseTypeOf(GradientType type) {
+  switch (type) {
+    case GradientType::kBfloat16:
+      return kernels::DenseType::kBfloat16;
+    case GradientType::kFloat16:
+      return kernels::DenseType::kFloat16;
+    case GradientType::kFloat32:
+      break;
+  }
+  return kernels::DenseType::kFloat32;
+}
+
 absl::Status CheckOnHost(const Gradient& gradient) {
   if (gradient.type == GradientType::kFloat32) return absl::OkStatus();
   return absl::InvalidArgumentError(

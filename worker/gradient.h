@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "kernels/dense.h"
 #include "kernels/gpu.h"
 #include "kernels/types_cuda.h"
 #include "proto/layout.h"
@@ -39,6 +40,9 @@ struct Gradient {
   size_t size = 0;               // elements
   GradientType type = GradientType::kFloat32;
 };
+
+// The payload that its numbers are as they lie there.
+kernels::DenseType DenseTypeOf(GradientType type);
 
 inline size_t BytesOf(GradientType type) { return type == GradientType::kFloat32 ? 4 : 2; }
 
