@@ -61,13 +61,12 @@ absl::StatusOr<int> Serve(Flags& flags) {
     flags.server.node.gpu = gpu.get();
   }
   absl::Mutex mutex;
+  bool is_ending = false;
   absl::Status why_lost;
   flags.server.node.on_lost_gpu = [&](const absl::Status& why) {
-    {
-      absl::MutexLock lock(&mutex);
-      why_lost.Update(why);
-    }
-    kill(getpid(), SIGTERM);
+    absl::MutexLock lock(&mutex);
+    why_lost.Update(why);
+    if (!std::exchange(is_ending, true)) kill(getpid(), SIGTERM);
   };
   const absl::StatusOr<std::unique_ptr<node::Server>> server = node::Server::Start(flags.server);
   if (!server.ok()) return server.status();
@@ -76,6 +75,10 @@ absl::StatusOr<int> Serve(Flags& flags) {
 
   int signal = 0;
   sigwait(&stop, &signal);
+  {
+    absl::MutexLock lock(&mutex);
+    is_ending = true;
+  }
   // A second signal ends the process at once.
   sigprocmask(SIG_UNBLOCK, &stop, nullptr);
   (*server)->Stop();
