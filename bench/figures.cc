@@ -20,6 +20,19 @@ std::string FormatNumber(double value) {
 
 std::string FormatShare(double share) { return absl::StrFormat("%.0f%%", 100 * share); }
 
+// How well a value does beside another: more than 1 is better.
+double Ratio(double value, double other, Better better) {
+  return better == Better::kMore ? value / other : other / value;
+}
+
+// Of pairs that were measured in turns.
+double MedianRatio(absl::Span<const double> values, absl::Span<const double> others,
+                   Better better) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < values.size(); ++i) ratios.push_back(Ratio(values[i], others[i], better));
+  return Median(std::move(ratios));
+}
+
 }  // namespace
 
 double Median(std::vector<double> samples) {
@@ -42,27 +55,19 @@ Figure MakeFigure(const std::string& name, const std::string& unit,
 
 void SetBound(double bound, Better better, Figure& figure) {
   figure.set_bound(bound);
-  figure.set_of_bound(better == Better::kMore ? figure.value() / bound : bound / figure.value());
+  figure.set_of_bound(Ratio(figure.value(), bound, better));
 }
 
 void SetBounds(absl::Span<const double> samples, absl::Span<const double> bounds, Better better,
                Figure& figure) {
-  std::vector<double> shares;
-  for (size_t i = 0; i < samples.size(); ++i) {
-    shares.push_back(better == Better::kMore ? samples[i] / bounds[i] : bounds[i] / samples[i]);
-  }
   figure.set_bound(Median({bounds.begin(), bounds.end()}));
-  figure.set_of_bound(Median(std::move(shares)));
+  figure.set_of_bound(MedianRatio(samples, bounds, better));
 }
 
 void SetPeer(const std::string& peer, absl::Span<const double> samples,
              absl::Span<const double> peers, Better better, Figure& figure) {
-  std::vector<double> ratios;
-  for (size_t i = 0; i < samples.size(); ++i) {
-    ratios.push_back(better == Better::kMore ? samples[i] / peers[i] : peers[i] / samples[i]);
-  }
   figure.set_peer(peer);
-  figure.set_times_faster(Median(std::move(ratios)));
+  figure.set_times_faster(MedianRatio(samples, peers, better));
 }
 
 std::vector<std::vector<std::string>> TableOf(const Figures& figures) {

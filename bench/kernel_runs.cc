@@ -221,9 +221,8 @@ KernelRun LocalStepKernel(const std::shared_ptr<Arrays>& a) {
 
 // Each block's sums do not count as streams either.
 std::vector<KernelRun> LambKernels(const std::shared_ptr<Arrays>& a) {
-  const Stream payload = {Stream::Use::kRead, 4};
   return {{"LAMB moments, fp32",
-           {payload, /*m=*/kChange, /*v=*/kChange, /*x=*/kRead},
+           {/*g=*/kRead, /*m=*/kChange, /*v=*/kChange, /*x=*/kRead},
            [a] {
              UpdateMoments(kRule, kLambRates, DenseType::kFloat32, a->payloads[0].data(),
                            absl::MakeSpan(a->momentum), absl::MakeSpan(a->variance), a->parameters,

@@ -203,7 +203,8 @@ struct RankSumInput {
   float inverse_count;
   const float* error;
 
-  size_t Passes() const { return 1 + (ranks.size() + Ranks::kPerPass - 1) / Ranks::kPerPass; }
+  size_t LastSum() const { return (ranks.size() - 1) / Ranks::kPerPass; }
+  size_t Passes() const { return LastSum() + 2; }
 
   HWY_INLINE void Prefetch(size_t i) const { PrefetchFar(error + i); }
 
@@ -233,7 +234,7 @@ HWY_INLINE void ForEachStripOf(RankSumInput<Ranks>& input, const Block& block,
   };
   const auto use_last = [&](size_t i, auto count, const auto&... sums)
                             STRIP_BODY { use_only(i, count, Load(scratch + i, Full()), sums...); };
-  const size_t last = (input.ranks.size() - 1) / Ranks::kPerPass;
+  const size_t last = input.LastSum();
   if (last == 0) return input.ranks.ForEachLastSum(0, block, use_only);
   input.ranks.ForEachSum(0, block, keep);
   for (size_t pass = 1; pass < last; ++pass) input.ranks.ForEachSum(pass, block, add);

@@ -293,7 +293,7 @@ HWY_INLINE hn::Vec<WordIndices> ExchangedSigns<kGroups>::IndicesOf(uint64_t nibb
 }
 
 // The same for processors with GFNI, which transposes the bits of eight bytes at once: each element
-// has a byte, with the bits of a pass's ranks.
+// has a byte, with the bits of a pass's ranks, whatever those of absent ones are.
 template <size_t kGroups>
 class TransposedSigns {
  public:
