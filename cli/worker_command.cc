@@ -75,12 +75,14 @@ absl::StatusOr<int> Serve(Flags& flags) {
 
   int signal = 0;
   sigwait(&stop, &signal);
+  bool has_more_to_say;
   {
     absl::MutexLock lock(&mutex);
     is_ending = true;
+    has_more_to_say = !why_lost.ok();
   }
   // A second signal ends the process at once.
-  sigprocmask(SIG_UNBLOCK, &stop, nullptr);
+  if (!has_more_to_say) sigprocmask(SIG_UNBLOCK, &stop, nullptr);
   (*server)->Stop();
   absl::MutexLock lock(&mutex);
   if (!why_lost.ok()) return why_lost;

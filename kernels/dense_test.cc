@@ -457,6 +457,8 @@ TEST(Dense, LargePayloadsThatLoseNothingAreTheGradientsWhereverTheyBegin) {
   for (size_t offset : {0, 1, 8, 15}) {
     for (const bool is_finite : {true, false}) {
       gradient[kBad] = is_finite ? 1.0f : std::numeric_limits<float>::infinity();
+      Values doubled = gradient;
+      for (float& value : doubled) value *= 2;
       SCOPED_TRACE(testing::Message() << offset << (is_finite ? "" : ", with a bad block"));
       OnEveryTarget([&] {
         constexpr BlockRule kRule;
@@ -484,6 +486,12 @@ TEST(Dense, LargePayloadsThatLoseNothingAreTheGradientsWhereverTheyBegin) {
         const auto* const gradient_bytes = reinterpret_cast<const uint8_t*>(gradient.data());
         AggregateDense(DenseType::kFloat32, {gradient_bytes}, kElements, /*inverse_count=*/1,
                        /*error=*/{}, reinterpret_cast<uint8_t*>(out));
+        EXPECT_EQ(std::memcmp(out, compressed.data(), kElements * sizeof(float)), 0);
+        const auto* const doubled_bytes = reinterpret_cast<const uint8_t*>(doubled.data());
+        AggregateDense(DenseType::kFloat32, {gradient_bytes, gradient_bytes, doubled_bytes},
+                       kElements, /*inverse_count=*/0.25f, /*error=*/{},
+                       reinterpret_cast<uint8_t*>(out));
+        // Doubling twice rounds nothing.
         EXPECT_EQ(std::memcmp(out, compressed.data(), kElements * sizeof(float)), 0);
         EXPECT_TRUE(std::isnan(out[-1]));
         EXPECT_TRUE(std::isnan(out[kElements]));

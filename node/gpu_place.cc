@@ -118,12 +118,9 @@ absl::Span<const float> GpuPlace::mean() const {
 }
 
 absl::Status GpuPlace::Await() {
-  if (status_.ok() && Do(gpu_.Record(done_.get(), stream_.get()))) {
-    Do(gpu_.Await(done_.get()));
-  } else {
-    // What came before the failure may not have come to its end.
-    gpu_.Await(done_.get()).IgnoreError();
-  }
+  // After a failure too: what came before it may not have come to its end.
+  Do(gpu_.Record(done_.get(), stream_.get()));
+  Do(gpu_.Await(done_.get()));
   return status_;
 }
 

@@ -144,6 +144,7 @@ void Job::AdmitWaiting(Answers& answers) {
     } else {
       refusals_[process->local_rank] = std::string(status.message());
       reply = ReplyOf(status);
+      has_failed_ = has_news_ = true;
     }
     answers.Add(*process, std::move(reply));
   }
@@ -367,8 +368,9 @@ void Job::Run() {
       std::tie(work, processes) = TakeWork();
       if (work == Work::kNone) EndOverdue(answers);
     }
-    if (work == Work::kEnd) break;
     if (work != Work::kNone) Do(work, processes);
+    TellIfGpuIsLost();
+    if (work == Work::kEnd) break;
   }
   // An error has nobody to tell it to; whoever is left finds out.
   std::unique_ptr<Training> training;
@@ -435,6 +437,7 @@ void Job::AnswerAll(const Processes& processes, const Reply& reply) {
   Answers answers;
   absl::MutexLock lock(&mutex_);
   is_at_work_ = false;
+  has_failed_ |= reply.code() != 0;
   for (const std::shared_ptr<Process>& process : processes) answers.Add(*process, reply);
 }
 
@@ -452,6 +455,7 @@ void Job::Fail(const absl::Status& status, const Processes& processes) {
     Answers answers;
     absl::MutexLock lock(&mutex_);
     is_at_work_ = false;
+    has_failed_ = true;
     had_joined = has_joined_;
     failed = GiveUp();
     for (const std::shared_ptr<Process>& process : processes) {
@@ -460,8 +464,17 @@ void Job::Fail(const absl::Status& status, const Processes& processes) {
     Break(status, answers);
   }
   if (had_joined) failed->Leave().IgnoreError();  // the error that counts has been told
+}
+
+void Job::TellIfGpuIsLost() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!std::exchange(has_failed_, false)) return;
+  }
+  if (options_.gpu == nullptr) return;
   // After a fault it makes nothing any more.
-  if (options_.gpu != nullptr && !options_.gpu->NewEvent().ok()) options_.on_lost_gpu(status);
+  const absl::Status status = options_.gpu->NewEvent().status();
+  if (!status.ok()) options_.on_lost_gpu(status);
 }
 
 void Job::Begin(const Processes& processes) {

@@ -115,6 +115,8 @@ class Job {
   // The session is worth nothing any more: the cohort is over, and the next one begins anew.
   void Fail(const absl::Status& status, const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void AnswerAll(const Processes& processes, const Reply& reply) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whatever has failed since the last time may have done so because of the GPU.
+  void TellIfGpuIsLost() ABSL_LOCKS_EXCLUDED(mutex_);
   // Lets go of what is trained, as if nobody had attached yet.
   std::unique_ptr<Training> GiveUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -155,7 +157,9 @@ class Job {
   // Whose call is answered once the job has been left, and with what it has been trained.
   std::shared_ptr<Process> last_to_leave_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Training> left_training_ ABSL_GUARDED_BY(mutex_);
-  bool has_news_ ABSL_GUARDED_BY(mutex_) = false;  // a deadline may be nearer
+  // A deadline may be nearer, or something has failed.
+  bool has_news_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_failed_ ABSL_GUARDED_BY(mutex_) = false;  // a request, since the GPU was last asked
   // Changes hands under the lock; while is_at_work_ by the job's thread only, which uses it then.
   std::unique_ptr<Training> training_;
 

@@ -521,34 +521,49 @@ TEST_F(SimulatedGpuNodeTest, MemoryThatCannotBePinnedEndsTheJoinAndSaysWhatToDo)
   EXPECT_TRUE(process.Step().ok());
 }
 
-// Wherever it happens, a step says so: none succeeds whose numbers did not get there, and none
-// waits for ever.
-// A process with a GPU of its own, whose node's worker has another.
+// Processes with a GPU of their own, whose node's worker has another.
 TEST_F(SimulatedGpuNodeTest, AWorkerIsToldThatItsGpuIsLost) {
-  for (const bool is_the_workers : {false, true}) {
-    SCOPED_TRACE(is_the_workers);
+  enum class FailsIn { kStepOfProcess, kStep, kCheckpoint, kAttach };
+  for (const FailsIn where :
+       {FailsIn::kStepOfProcess, FailsIn::kStep, FailsIn::kCheckpoint, FailsIn::kAttach}) {
+    SCOPED_TRACE(static_cast<int>(where));
     gpu_ = NewGpu();
     const std::unique_ptr<Gpu> of_worker = NewGpu();
+    auto& faulty = where == FailsIn::kStepOfProcess
+                       ? gpu()
+                       : static_cast<kernels::cuda::SimulatedGpu&>(*of_worker);
     std::atomic<int> lost = 0;
     NodesOptions options = Options(/*nodes=*/1, /*processes=*/1);
     options.gpu_of = [&](uint32_t) { return of_worker.get(); };
     options.on_lost_gpu = [&lost](const absl::Status& why) {
       EXPECT_EQ(why.code(), absl::StatusCode::kUnavailable);
+      EXPECT_THAT(MessageOf(why), HasSubstr("GPU 0 (simulated)"));
       ++lost;
     };
     Nodes nodes(options);
     Process process(JobOn(kAll), 0);
-    ASSERT_TRUE(process.Join(nodes.OptionsOf(0)).ok());
-    ASSERT_TRUE(process.Step().ok());
-    auto& faulty = is_the_workers ? static_cast<kernels::cuda::SimulatedGpu&>(*of_worker) : gpu();
-    faulty.FailOperationAfter(0);
-    EXPECT_EQ(process.Step().code(), absl::StatusCode::kUnavailable);
+    if (where == FailsIn::kAttach) {
+      faulty.FailOperationAfter(0);
+      EXPECT_FALSE(faulty.Write(faulty.Allocate(1)->get(), "", 1, faulty.NewStream()->get()).ok());
+      EXPECT_EQ(process.Join(nodes.OptionsOf(0)).code(), absl::StatusCode::kUnavailable);
+    } else {
+      ASSERT_TRUE(process.Join(nodes.OptionsOf(0)).ok());
+      ASSERT_TRUE(process.Step().ok());
+      faulty.FailOperationAfter(0);
+      const absl::Status failed =
+          where == FailsIn::kCheckpoint
+              ? process.session().Checkpoint(::testing::TempDir() + "/of_lost_gpu")
+              : process.Step();
+      EXPECT_EQ(failed.code(), absl::StatusCode::kUnavailable) << failed;
+    }
     process.Die();
     nodes.End(0);
-    EXPECT_EQ(lost, is_the_workers ? 1 : 0);
+    EXPECT_EQ(lost, where == FailsIn::kStepOfProcess ? 0 : 1);
   }
 }
 
+// Wherever it happens, a step says so: none succeeds whose numbers did not get there, and none
+// waits for ever.
 TEST_F(SimulatedGpuNodeTest, AFaultEndsTheStepItHappensInOrTheNext) {
   job_.tensors = {300, 8};
   job_.gradient_type_on_gpu = GradientType::kBfloat16;

@@ -720,11 +720,12 @@ TEST(Node, RemembersWhyTheProcessWasRefusedThatIsWaitedFor) {
 
 // What one of two processes is told when the second changes something; the other one waits for it.
 absl::Status WhatDiffers(
-    const std::function<void(SessionOptions&, OptimizerOptions&, Model&)>& change) {
-  Nodes nodes({.nodes = 1, .processes = 2});
+    const std::function<void(SessionOptions&, OptimizerOptions&, Model&)>& change,
+    const JobOptionsForTest& job = {}) {
+  Nodes nodes({.nodes = 1, .processes = 2, .max_parameters = 1 << 22});
   std::vector<absl::Status> told(2);
   OnEachRank(2, [&](uint32_t process) {
-    Model model(process);
+    Model model(process, job);
     SessionOptions options = nodes.OptionsOf(process);
     options.worker.join_timeout = absl::Milliseconds(500);
     OptimizerOptions optimizer = Model::Optimizer();
@@ -751,6 +752,33 @@ TEST(Node, RefusesProcessesThatDifferAndSaysInWhat) {
   EXPECT_EQ(rank.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(MessageOf(rank), HasSubstr("rank 2 of 2 does not belong to this node, 0 of 1, which "
                                          "has the ranks 0 to 1 of 2"));
+}
+
+// Values and gradients are looked at a mebi of elements at a time.
+TEST(Node, LooksAtLargeTensorsToTheirEnds) {
+  JobOptionsForTest job;
+  job.tensors = {(1 << 20) + 1, 8, (2 << 20) + 5};
+  for (const size_t different : {size_t{1 << 20}, size_t{(3 << 20) + 13}}) {
+    const absl::Status told =
+        WhatDiffers([different](SessionOptions&, OptimizerOptions&,
+                                Model& model) { model.replica.values[different] += 1; },
+                    job);
+    EXPECT_THAT(MessageOf(told), HasSubstr(different == 1 << 20 ? "'tensor0' [1048577] has other"
+                                                                : "'tensor2' [2097157] has other"));
+  }
+  Nodes nodes({.nodes = 1, .processes = 2, .max_parameters = 1 << 22});
+  OnEachRank(2, [&](uint32_t process) {
+    Model model(process, job);
+    auto session = model.Join(nodes.OptionsOf(process));
+    ASSERT_TRUE(session.ok()) << session.status();
+    model.replica.gradient.assign(model.replica.values.size(), 0.5f);
+    if (process == 1) model.replica.gradient.back() = std::numeric_limits<float>::infinity();
+    const auto report = (*session)->Step(model.replica.Gradients(), {kRates});
+    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_EQ(report->skipped.size(), 1u);
+    EXPECT_THAT(report->skipped[0].block, HasSubstr(", of local rank 1"));
+    EXPECT_TRUE((*session)->Leave().ok());
+  });
 }
 
 TEST(Node, BeginsWithTheValuesOfRank0IfAsked) {
