@@ -42,8 +42,20 @@ constexpr kernels::AdaptiveRates kAdaptiveRates = {.beta1 = 0.9f,
                                                    .epsilon = 1e-8f,
                                                    .decay = 1e-5f,
                                                    .updates_variance = true};
-constexpr kernels::LambRates kLambRates = {0.9f, 0.1f, 0.999f, 0.001f, 1.0f, 1.0f, 1e-8f, 0.01f};
-constexpr kernels::FreshRates kFreshRates = {0.9f, 10.0f, 0.999f, 0.001f, 1e-8f, 0.01f};
+constexpr kernels::LambRates kLambRates = {.beta1 = 0.9f,
+                                           .one_minus_beta1 = 0.1f,
+                                           .beta2 = 0.999f,
+                                           .one_minus_beta2 = 0.001f,
+                                           .inverse_correction1 = 1.0f,
+                                           .inverse_sqrt_correction2 = 1.0f,
+                                           .epsilon = 1e-8f,
+                                           .weight_decay = 0.01f};
+constexpr kernels::FreshRates kFreshRates = {.beta1 = 0.9f,
+                                             .inverse_one_minus_beta1 = 10.0f,
+                                             .beta2 = 0.999f,
+                                             .one_minus_beta2 = 0.001f,
+                                             .epsilon = 1e-8f,
+                                             .weight_decay = 0.01f};
 constexpr kernels::LocalRates kLocalRates = {
     .beta1 = 0.9f, .one_minus_beta1 = 0.1f, .learning_rate = 1e-3f, .weight_decay = 0.01f};
 constexpr Stream kRead = {Stream::Use::kRead, 4}, kChange = {Stream::Use::kChange, 4},

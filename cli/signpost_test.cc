@@ -414,7 +414,7 @@ TEST(Worker, SaysWhyItCannotTrainOnAGpu) {
       absl::StrCat("worker --listen ", socket.address(),
                    " --processes 1 --rank 0 --world-size 1 --aggregators x:1 --gpu ");
   const Outcome none = RunProgram(absl::StrCat(arguments, "99"));
-  EXPECT_EQ(none.exit_code, 69) << none.output;
+  EXPECT_EQ(none.exit_code, 64) << none.output;
   EXPECT_THAT(none.output, testing::ContainsRegex("--gpu: .*(--config=cuda|GPU 99)"));
   EXPECT_EQ(RunProgram(absl::StrCat(arguments, "-1")).exit_code, 64);
   EXPECT_EQ(RunProgram("run -n 2 --node-gpu 0 -- true").exit_code, 64);

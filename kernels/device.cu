@@ -44,16 +44,31 @@ std::string DescribeDevices() {
 }
 
 absl::Status CheckDevice(int device) {
-  cudaDeviceProp properties;
-  const cudaError_t error = cudaGetDeviceProperties(&properties, device);
+  const auto unusable = [device](const std::string& why) {
+    return absl::InvalidArgumentError(absl::StrCat("GPU ", device, " cannot be used: ", why));
+  };
+  int devices = 0;
+  cudaError_t error = cudaGetDeviceCount(&devices);
   if (error != cudaSuccess) {
-    return absl::UnavailableError(
-        absl::StrCat("GPU ", device, " cannot be used: ", StatusOf(error).message()));
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    return unusable(absl::StrCat(StatusOf(error).message(),
+                                 driver > 0
+                                     ? ""
+                                     : "; install one, or give the container the GPU (docker "
+                                       "run --gpus all, nvidia.com/gpu among a pod's limits)"));
   }
+  if (device < 0 || device >= devices) {
+    return unusable(absl::StrCat("CUDA_VISIBLE_DEVICES and the driver show ", devices,
+                                 ", counted from 0; name one of them"));
+  }
+  cudaDeviceProp properties;
+  error = cudaGetDeviceProperties(&properties, device);
+  if (error != cudaSuccess) return unusable(std::string(StatusOf(error).message()));
   if (properties.major >= kLeastMajor) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(
-      "GPU ", device, ", ", properties.name, ", has compute capability ", properties.major, ".",
-      properties.minor, ", and this program is for ", kLeastMajor, ".0 (Ampere) and later"));
+  return unusable(absl::StrCat(properties.name, " has compute capability ", properties.major, ".",
+                               properties.minor, ", and this program is for ", kLeastMajor,
+                               ".0 (Ampere) and later; name another, or train on the CPU"));
 }
 
 }  // namespace signpost::kernels

@@ -17,7 +17,7 @@ namespace signpost::kernels {
 // Needs no driver to start.
 std::string DescribeDevices();
 
-// OK if the kernels run on that device. UNAVAILABLE otherwise, with the reason and what to do:
+// OK if the kernels run on that device. INVALID_ARGUMENT otherwise, with the reason and what to do:
 // built without CUDA, no driver or an old one, no such GPU, or one that is too old.
 absl::Status CheckDevice(int device);
 

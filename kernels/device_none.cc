@@ -11,7 +11,7 @@ std::string DescribeDevices() {
 }
 
 absl::Status CheckDevice(int) {
-  return absl::UnavailableError(
+  return absl::InvalidArgumentError(
       "this program was built without CUDA: build it with --config=cuda where nvcc is installed");
 }
 

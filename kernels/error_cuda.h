@@ -29,6 +29,9 @@ inline std::string Explain(cudaError_t error) {
                           "; install a newer driver");
     case cudaErrorNoDevice:
       return "the driver sees no GPU; is CUDA_VISIBLE_DEVICES right?";
+    case cudaErrorMemoryAllocation:
+      return absl::StrCat(cudaGetErrorString(error),
+                          " on the GPU; nvidia-smi shows what runs there");
     // After these the process cannot use the GPU any more. Any kernel of the process may have done
     // it, training's too.
     case cudaErrorAssert:
@@ -52,7 +55,9 @@ inline std::string Explain(cudaError_t error) {
 inline absl::Status StatusOf(cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
   cudaGetLastError();
-  return absl::UnavailableError(Explain(error));
+  const std::string why = Explain(error);
+  return error == cudaErrorMemoryAllocation ? absl::ResourceExhaustedError(why)
+                                            : absl::UnavailableError(why);
 }
 
 }  // namespace signpost::kernels::cuda

@@ -218,7 +218,8 @@ class CudaGpu final : public Gpu {
   }
 
   absl::StatusOr<ExportedMemory> AllocateExported(size_t bytes) override {
-    // What shares a page of the GPU with it would be shared too, and CUDA cuts small pieces from one.
+    // What shares a page of the GPU with it would be shared too, and CUDA cuts small pieces from
+    // one.
     constexpr size_t kPage = size_t{2} << 20;
     absl::StatusOr<Owned<uint8_t>> memory = Allocate((bytes + kPage - 1) / kPage * kPage);
     if (!memory.ok()) return memory.status();
@@ -458,7 +459,8 @@ class CudaGpu final : public Gpu {
 }  // namespace
 
 // Weak, because tests have another (open_simulated_gpu.cc).
-__attribute__((weak)) absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device, absl::string_view whose) {
+__attribute__((weak)) absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device,
+                                                                   absl::string_view whose) {
   if (absl::Status status = CheckDevice(device); !status.ok()) return status;
   auto gpu = std::make_unique<CudaGpu>(device);
   if (absl::Status status = gpu->Open(whose); !status.ok()) return status;

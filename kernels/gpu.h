@@ -148,7 +148,8 @@ class Gpu {
 };
 
 // A GPU of this process, as CUDA counts them. Its name, which all errors begin with, ends with
-// `whose`: other processes may read them. UNAVAILABLE as CheckDevice says.
+// `whose`: other processes may read them. Errors as CheckDevice, and UNAVAILABLE
+// with what CUDA says.
 absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device, absl::string_view whose = "");
 
 }  // namespace signpost::kernels::cuda

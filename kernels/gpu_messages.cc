@@ -48,8 +48,8 @@ absl::Status NotPinnedError(absl::string_view gpu, size_t wanted, absl::string_v
 absl::Status NotSharedError(absl::string_view gpu, absl::string_view why) {
   return absl::FailedPreconditionError(
       absl::StrCat(gpu, " cannot share memory with GPUs of other processes (", why,
-                   "; containers need process numbers and IPC in common for it, and two GPUs peer "
-                   "access: nvidia-smi topo -p2p r)"));
+                   "; containers need process numbers and IPC in common for it (docker run "
+                   "--pid=host --ipc=host), and two GPUs peer access: nvidia-smi topo -p2p r)"));
 }
 
 absl::Status NotExportedError() {

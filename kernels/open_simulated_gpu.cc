@@ -14,7 +14,7 @@ namespace signpost::kernels::cuda {
 
 absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device, absl::string_view whose) {
   if (device > 1) {
-    return absl::UnavailableError(
+    return absl::InvalidArgumentError(
         absl::StrCat("GPU ", device, " cannot be used: 2 GPUs are simulated"));
   }
   auto gpu = std::make_unique<SimulatedGpu>(/*seed=*/device);

@@ -293,8 +293,9 @@ HWY_INLINE hn::Vec<WordIndices> ExchangedSigns<kGroups>::IndicesOf(uint64_t nibb
 }
 
 // The same for processors with GFNI, which transposes the bits of eight bytes at once: each element
-// has a byte, with the bits of a pass's ranks, whatever those of absent ones are.
-template <size_t kGroups>
+// has a byte, with the bits of a pass's ranks, whatever those of absent ones are. All of its groups
+// are made in any case; kGroups is there for the other way's sake.
+template <size_t /*kGroups*/>
 class TransposedSigns {
  public:
   HWY_INLINE void Make(const Piece& piece) {

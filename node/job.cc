@@ -472,9 +472,9 @@ void Job::TellIfGpuIsLost() {
     if (!std::exchange(has_failed_, false)) return;
   }
   if (options_.gpu == nullptr) return;
-  // After a fault it makes nothing any more.
+  // After a fault it makes nothing any more. It may be full, too, and that passes.
   const absl::Status status = options_.gpu->NewEvent().status();
-  if (!status.ok()) options_.on_lost_gpu(status);
+  if (absl::IsUnavailable(status)) options_.on_lost_gpu(status);
 }
 
 void Job::Begin(const Processes& processes) {

@@ -10,7 +10,7 @@ constexpr ExitCodeMeaning kMeanings[] = {
     {kExitBadConfiguration,
      "A flag, variable, file or certificate is wrong, or a limit is reached."},
     {kExitDamaged, "What was saved is damaged, or an aggregator has lost what it had to keep."},
-    {kExitUnreachable, "An aggregator cannot be reached."},
+    {kExitUnreachable, "An aggregator cannot be reached, or a GPU has failed."},
     {kExitInternalError, "A defect of Signpost: please report it."},
     {kExitTryAgain,
      "Interrupted, or somebody did not come in time, or is gone: it passes when the process is "

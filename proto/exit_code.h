@@ -13,7 +13,7 @@ enum ExitCode : int {
   kExitOk = 0,
   kExitBadConfiguration = 64,
   kExitDamaged = 65,      // what was saved
-  kExitUnreachable = 69,  // an aggregator
+  kExitUnreachable = 69,  // an aggregator, or a GPU that has failed
   kExitInternalError = 70,
   kExitTryAgain = 75,  // interrupted, or somebody did not come in time
   kExitMismatch = 76,  // of layouts, options or versions

@@ -432,7 +432,7 @@ TEST(CAbi, WhatCannotBeOnAGpuIsRefused) {
   EXPECT_THAT(on_host.error(), HasSubstr("gradient_type of parameter weights is 3; there are 0"));
   Rank nowhere(cluster, 0, nullptr);
   nowhere.UseGpu(7, SIGNPOST_GRADIENT_FP32);
-  EXPECT_EQ(nowhere.Join(), SIGNPOST_UNAVAILABLE);
+  EXPECT_EQ(nowhere.Join(), SIGNPOST_INVALID_ARGUMENT);
   EXPECT_THAT(nowhere.error(), HasSubstr("GPU 7 cannot be used: "));
 }
 

@@ -97,7 +97,7 @@ def sources():
     """All string literals, those joined that stand behind one another."""
     text = "\n".join(
         path.read_text()
-        for path in tree(".cc", ".h", ".py")
+        for path in tree(".cc", ".cu", ".h", ".py")
         if not re.search(r"(_test|/tests/.*)\.\w+$", str(path))
     )
     return re.sub(r'"\s*\n\s*f?"', "", text).replace('\\"', '"')

@@ -41,7 +41,7 @@ struct Gradient {
   GradientType type = GradientType::kFloat32;
 };
 
-// The payload that its numbers are as they lie there.
+// The dense payload that has the same bytes as a gradient of that type.
 kernels::DenseType DenseTypeOf(GradientType type);
 
 inline size_t BytesOf(GradientType type) { return type == GradientType::kFloat32 ? 4 : 2; }

@@ -41,7 +41,7 @@ class FailedPreconditionError(SignpostError):
 
 
 class UnavailableError(SignpostError):
-    """An aggregator cannot be reached."""
+    """An aggregator cannot be reached, or a GPU has failed."""
 
 
 class DataLossError(SignpostError):

@@ -86,10 +86,11 @@ class Session(Membership):
             ValueError: for another gradient_type.
             FailedPreconditionError: names the tensor or option in which this rank differs.
             DeadlineExceededError: names the ranks that did not come.
-            InvalidArgumentError: names a parameter of rank 0 that is not finite.
+            InvalidArgumentError: names a parameter of rank 0 that is not finite, or says why the GPU
+                cannot be used.
             NotFoundError, DataLossError: there is no checkpoint, or none that is whole; or the
                 saved state is damaged.
-            UnavailableError, ResourceExhaustedError: the GPU cannot be used, or has too little
+            UnavailableError, ResourceExhaustedError: the GPU has failed, or has too little
                 memory free: 12 bytes for each parameter, with 1-bit LAMB 16, with 0/1 Adam 20,
                 and some; or, of a process that attaches to its node's worker, the memory that they
                 share cannot be pinned. Nothing was sent.

@@ -11,12 +11,7 @@ from types import SimpleNamespace
 import pytest
 import signpost.torch as signpost
 import torch
-from signpost import (
-    DataLossError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-    UnavailableError,
-)
+from signpost import DataLossError, FailedPreconditionError, InvalidArgumentError
 from signpost.torch import _device
 from torch import nn
 from torch.cuda.amp import grad_scaler
@@ -763,7 +758,7 @@ def test_a_gpu_that_cannot_be_used_is_told_of_before_joining(make, monkeypatch, 
     monkeypatch.setattr(_device, "current_stream", lambda gpu: stream)
     monkeypatch.setattr(world, "aggregators", ["127.0.0.1:1"])  # where none is
     with pytest.raises(
-        UnavailableError, match="built without CUDA: build it with|GPU 99 cannot be used: "
+        InvalidArgumentError, match="built without CUDA: build it with|GPU 99 cannot be used: "
     ):
         make(signpost.Adam, tensors((10,)))
 

@@ -452,12 +452,13 @@ class Adam(_JobOptimizer):
         Raises:
             FailedPreconditionError: names the tensor or option in which this rank differs from the
                 others.
-            InvalidArgumentError: names a parameter of rank 0 that is not finite.
+            InvalidArgumentError: names a parameter of rank 0 that is not finite, or says why the GPU
+                cannot be used.
             DeadlineExceededError: names the ranks that did not come.
             NotFoundError, DataLossError: there is no checkpoint, or none that is whole.
             TypeError: names a parameter that is not fp32, bf16 or fp16, or neither on the CPU nor
                 on a CUDA GPU; or two that are not on the same.
-            UnavailableError, ResourceExhaustedError: the GPU cannot be used, or has too little
+            UnavailableError, ResourceExhaustedError: the GPU has failed, or has too little
                 memory free: 12 bytes for each parameter, and some.
         """
         super().__init__(
