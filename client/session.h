@@ -59,8 +59,8 @@ class Session {
   // With options.gpu parameters are on that GPU, and what was put on any of its streams to make
   // them must be done; INVALID_ARGUMENT when it cannot be used, RESOURCE_EXHAUSTED when 12 bytes
   // for each parameter (with 1-bit LAMB 16, with 0/1 Adam 20; with options.node none), and some,
-  // are not free on it. Every call is then made with the same bits as on a host, where others of the
-  // job may be.
+  // are not free on it. Every call is then made with the same bits as on a host, where others of
+  // the job may be.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options,
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters);
