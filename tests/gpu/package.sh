@@ -19,10 +19,16 @@ cp -L bazel-bin/client/examples/libtopk.so gpu-package/client/examples/  # where
 ln -f gpu-package/bin/signpost gpu-package/python/signpost/signpost
 ldd gpu-package/bin/* gpu-package/python/signpost/libsignpost.so |
   awk '$2 == "=>" { print $3 } $1 ~ "^/.*ld-linux" { print $1 }' | sort -u | xargs cp -Lt gpu-package/lib
-# The C library and what loads programs stand apart: they are for machines whose own are older.
-mv gpu-package/lib/{ld-linux*,libc.so.6,libm.so.6} gpu-package/lib/c/
+# The C and C++ libraries and what loads programs stand apart: they are for machines whose own are older.
+mv gpu-package/lib/{ld-linux*,libc.so.6,libm.so.6,libstdc++.so.6,libgcc_s.so.1} gpu-package/lib/c/
+cat README.md ARCHITECTURE.md docs/*.md >gpu-package/text  # for the language model to learn from
 chmod -R u+w gpu-package
 strip gpu-package/bin/* gpu-package/python/signpost/libsignpost.so gpu-package/lib/*.so* gpu-package/lib/c/*
 tar -czf gpu-package.tar.gz gpu-package
 rm -rf gpu-package
 du -h gpu-package.tar.gz
+most=$((64 << 20))
+if (($(stat -c %s gpu-package.tar.gz) > most)); then
+  echo "package.sh: gpu-package.tar.gz is larger than 64 MiB" >&2
+  exit 1
+fi

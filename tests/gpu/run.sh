@@ -17,24 +17,66 @@
 #              with the same parameters; language_model-node, four ranks of two nodes, of which
 #              each has one on the GPU; and language_model-node-gpu, where the nodes' workers are on
 #              it too, and share its memory with their ranks
-#   kernels    how fast they are, against copying within the device's memory
+#   kernels, kernels-340M    how fast they are, against copying within the device's memory
 #
-# Ends with a table of these, and 1 if one of them failed or could not be run. OUT=DIR keeps what they say in DIR.
+# run.sh STEP... runs these only. Ends with what it ran on and a table of these, also when it is interrupted, and with 1 if one
+# of them failed or could not be run (resnet may be left out: its images are scikit-learn's). OUT=DIR keeps what they say
+# in DIR.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." || exit
 out=${OUT:-$(mktemp -d)}
 mkdir -p "$out"
 out=$(readlink -f "$out")
+rm -f "$out"/kernels*.json
 if [[ ! -f gpu-package.tar.gz ]]; then
   echo "run.sh: there is no gpu-package.tar.gz; tests/gpu/package.sh makes it where nvcc and Bazel are" >&2
   exit 64
 fi
+wanted=" $* "
 unpacked=$(mktemp -d)
-trap 'rm -rf "$unpacked"' EXIT
 tar -xzf gpu-package.tar.gz -C "$unpacked"
 package=$unpacked/gpu-package
 
-# The package's programs find its libraries; where the machine's C library is older, with its own.
+results=() failed=0
+# What a person is to see at the end, however it comes.
+end() {
+  rm -rf "$unpacked"
+  echo
+  echo "$(date -u +%F), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi')"
+  command -v nvcc >/dev/null && nvcc --version | grep release
+  python3 -c 'import torch; print("PyTorch", torch.__version__)' 2>/dev/null
+  printf '%s\n' "${results[@]}"
+  figures
+}
+trap end EXIT
+trap 'exit 130' INT TERM HUP
+# What is asked of compressing and applying: of the copy's bandwidth, and milliseconds for 340M parameters.
+figures() {
+  python3 - "$out"/kernels*.json <<'EOF'
+import json
+import sys
+
+for path in sys.argv[1:]:
+    elements = 340e6 if "340M" in path else 100e6
+    milliseconds = 0
+    try:
+        with open(path) as file:
+            rows = json.load(file)["figures"]
+    except OSError:
+        continue
+    for row in rows:
+        if row["name"] not in ("compress, fp32 gradient, one-bit momentum", "apply"):
+            continue
+        if row["unit"] == "GB/s":
+            share = f"{row['of_bound']:.0%} of the copy's bandwidth"
+            print(f"{elements / 1e6:.0f}M, {row['name']}: {row['value']:.0f} GB/s, {share}")
+        else:
+            milliseconds += elements / row["value"] / 1e6
+    print(f"{elements / 1e6:.0f}M, both together: {milliseconds:.2f} ms")
+EOF
+}
+
+# The package's programs find its libraries; where the machine's C or C++ library is older, with its own.
 loader=()
 if ! "$package/bin/signpost" version >/dev/null 2>&1; then
   loader=("$package"/lib/c/ld-linux*.so* --library-path "$package/lib:$package/lib/c")
@@ -43,11 +85,18 @@ program() { "${loader[@]}" "$package/bin/$1" "${@:2}"; }
 # The tests look for an example's codec from where they are.
 in_package() { (cd "$package" && "$@"); }
 
-results=() failed=0
+is_wanted() { [[ $wanted == "  " || $wanted == *" $1 "* ]]; }
+# cannot_run NAME WHY; with leave_out that is no failure.
+leave_out() { ! is_wanted "$1" || results+=("$(printf '%-24s not run: %s' "$1" "$2")"); }
+cannot_run() {
+  leave_out "$@"
+  ! is_wanted "$1" || failed=1
+}
 # step NAME COMMAND...: runs it, keeps what it says, and whether it succeeded.
 step() {
   local name=$1 code=0 begin=$SECONDS
   shift
+  is_wanted "$name" || return 0
   echo "--- $name: $*"
   "$@" >"$out/$name.log" 2>&1 || code=$?
   tail -n 40 "$out/$name.log"
@@ -74,13 +123,14 @@ sanitize() {
 }
 # pytorch EXAMPLE RANKS ON_CPU [FLAG...]: on so many ranks, of which those ("1 3") are on the CPU, with
 # more flags for `signpost run`; all end with the same parameters.
+declare -A flags_of=([language_model]="--text $package/text")
 pytorch() {
   local said ranks=$2
   said=$(ON_CPU=" $3 " PYTHONPATH=$package/python "$package/bin/signpost" run -n "$ranks" --aggregators 2 "${@:4}" -- bash -c '
     device=cuda:0
     [[ $ON_CPU != *" $SIGNPOST_RANK "* ]] || device=cpu
-    exec python3 "$0" --device "$device" --results "$1" --steps 100' \
-    "$package/python/signpost/examples/$1.py" "$unpacked/$1" 2>&1)
+    exec python3 "$0" --device "$device" --results "$1" --steps 100 "${@:2}"' \
+    "$package/python/signpost/examples/$1.py" "$unpacked/$1" ${flags_of[$1]:-} 2>&1)
   local code=$?
   echo "$said"
   local ends
@@ -98,18 +148,22 @@ if command -v compute-sanitizer >/dev/null; then
   step memcheck-jobs sanitize memcheck gpu_job_device_test
   step memcheck-nodes sanitize memcheck gpu_node_device_test
 else
-  results+=("memcheck                 not run: there is no compute-sanitizer") failed=1
+  cannot_run memcheck "there is no compute-sanitizer"
 fi
-if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-  for example in language_model masked_language_model resnet; do step "$example" pytorch "$example" 3 2; done
+if ((${#loader[@]} > 0)); then
+  cannot_run language_model "this machine's C or C++ library is older than libsignpost.so's"
+elif python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+  for example in language_model masked_language_model; do step "$example" pytorch "$example" 3 2; done
+  if python3 -c 'import sklearn' 2>/dev/null; then
+    step resnet pytorch resnet 3 2
+  else
+    leave_out resnet "there is no scikit-learn"
+  fi
   step language_model-node pytorch language_model 4 "1 3" --per-node 2
   step language_model-node-gpu pytorch language_model 4 "" --per-node 2 --node-gpu 0
 else
-  results+=("the examples are not run: python3 has no PyTorch that finds a GPU") failed=1
+  cannot_run language_model "python3 has no PyTorch that finds a GPU"
 fi
-step kernels program signpost bench kernels --device cuda --json "$out/kernels.json"
-step kernels-340M program signpost bench kernels --device cuda --elements 340000000
-
-echo
-printf '%s\n' "${results[@]}"
+step kernels program signpost bench kernels --device cuda --elements 100000000 --json "$out/kernels.json"
+step kernels-340M program signpost bench kernels --device cuda --elements 340000000 --json "$out/kernels-340M.json"
 exit $failed
