@@ -86,11 +86,14 @@ program() { "${loader[@]}" "$package/bin/$1" "${@:2}"; }
 in_package() { (cd "$package" && "$@"); }
 
 is_wanted() { [[ $wanted == "  " || $wanted == *" $1 "* ]]; }
-# cannot_run NAME WHY; with leave_out that is no failure.
+# leave_out NAME WHY: which is no failure.
 leave_out() { ! is_wanted "$1" || results+=("$(printf '%-24s not run: %s' "$1" "$2")"); }
+# cannot_run WHY NAME...: which is one.
 cannot_run() {
-  leave_out "$@"
-  ! is_wanted "$1" || failed=1
+  for name in "${@:2}"; do
+    leave_out "$name" "$1"
+    ! is_wanted "$name" || failed=1
+  done
 }
 # step NAME COMMAND...: runs it, keeps what it says, and whether it succeeded.
 step() {
@@ -148,10 +151,11 @@ if command -v compute-sanitizer >/dev/null; then
   step memcheck-jobs sanitize memcheck gpu_job_device_test
   step memcheck-nodes sanitize memcheck gpu_node_device_test
 else
-  cannot_run memcheck "there is no compute-sanitizer"
+  cannot_run "there is no compute-sanitizer" memcheck racecheck memcheck-{jobs,nodes}
 fi
+examples=({,masked_}language_model resnet language_model-node{,-gpu})
 if ((${#loader[@]} > 0)); then
-  cannot_run language_model "this machine's C or C++ library is older than libsignpost.so's"
+  cannot_run "this machine's C or C++ library is older than libsignpost.so's" "${examples[@]}"
 elif python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
   for example in language_model masked_language_model; do step "$example" pytorch "$example" 3 2; done
   if python3 -c 'import sklearn' 2>/dev/null; then
@@ -162,8 +166,12 @@ elif python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; th
   step language_model-node pytorch language_model 4 "1 3" --per-node 2
   step language_model-node-gpu pytorch language_model 4 "" --per-node 2 --node-gpu 0
 else
-  cannot_run language_model "python3 has no PyTorch that finds a GPU"
+  cannot_run "python3 has no PyTorch that finds a GPU" "${examples[@]}"
 fi
 step kernels program signpost bench kernels --device cuda --elements 100000000 --json "$out/kernels.json"
 step kernels-340M program signpost bench kernels --device cuda --elements 340000000 --json "$out/kernels-340M.json"
+if ((${#results[@]} == 0)); then
+  echo "run.sh: there is no step$wanted" >&2
+  exit 64
+fi
 exit $failed
