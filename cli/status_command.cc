@@ -54,6 +54,7 @@ struct JobSummary {
   std::set<uint32_t> joined;  // at every shard that answered
   std::vector<uint32_t> waiting_for;
   absl::Duration waiting;
+  bool has_chunks = false;  // at a shard that these three are of
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;
   uint64_t rounds_closed_late = 0;
@@ -67,7 +68,9 @@ struct JobSummary {
   std::string state_error;                  // of the first shard that has one
 };
 
+// A shard without chunks, of a model that has fewer chunks than shards, stays at its first step.
 bool IsFurtherBehind(const JobStatus& shard, const JobSummary& job) {
+  if (const bool has_chunks = shard.chunks() > 0; has_chunks != job.has_chunks) return has_chunks;
   if (shard.step() != job.step) return shard.step() < job.step;
   return absl::Microseconds(shard.waiting_us()) > job.waiting;
 }
@@ -92,6 +95,7 @@ void AddShard(const JobStatus& shard, bool first, JobSummary& job) {
     job.step = shard.step();
     job.waiting_for.assign(shard.waiting_for_ranks().begin(), shard.waiting_for_ranks().end());
     job.waiting = absl::Microseconds(shard.waiting_us());
+    job.has_chunks = shard.chunks() > 0;
   }
   const std::set<uint32_t> joined(shard.joined_ranks().begin(), shard.joined_ranks().end());
   if (first) {

@@ -114,7 +114,8 @@ class Session {
   virtual uint32_t ParametersCrc32c() const = 0;
 
   // Since Join, as the kernel counted them on this process's sockets to the aggregators: those of
-  // other sessions with the same aggregators are in it.
+  // other sessions with the same aggregators are in it, and what a connection that broke has
+  // carried since the step before is not.
   virtual WireBytes wire_bytes() = 0;
 };
 

@@ -37,7 +37,7 @@ class WorkerSession final : public Session {
 
   absl::StatusOr<StepReport> Step(absl::Span<const Gradient> gradients,
                                   absl::Span<const GroupRates> rates) override {
-    return worker_->Step(gradients, rates);
+    return Counted(worker_->Step(gradients, rates));
   }
   absl::Status BeginStep(absl::Span<const GroupRates> rates) override {
     return worker_->BeginStep(rates);
@@ -45,7 +45,7 @@ class WorkerSession final : public Session {
   absl::Status GradientReady(size_t parameter, Gradient gradient) override {
     return worker_->GradientReady(parameter, gradient);
   }
-  absl::StatusOr<StepReport> FinishStep() override { return worker_->FinishStep(); }
+  absl::StatusOr<StepReport> FinishStep() override { return Counted(worker_->FinishStep()); }
 
   absl::Status Checkpoint(const std::string& directory) override;
   absl::StatusOr<std::string> SaveState() override { return worker_->SaveState(); }
@@ -62,6 +62,12 @@ class WorkerSession final : public Session {
  private:
   WorkerSession(std::unique_ptr<Worker> worker, WireByteCounter counter)
       : worker_(std::move(worker)), counter_(std::move(counter)) {}
+
+  // Connections that break before the next reading count with what they have had until now.
+  absl::StatusOr<StepReport> Counted(absl::StatusOr<StepReport> report) {
+    counter_.Read();
+    return report;
+  }
 
   std::unique_ptr<kernels::cuda::Gpu> own_gpu_;  // null: it is the caller's, or there is none
   std::unique_ptr<Worker> worker_;

@@ -3,7 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <string>
+
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "client/session.h"
+#include "tests/cluster.h"
 #include "tests/job.h"
 #include "worker/wire_bytes.h"
 
@@ -47,6 +53,32 @@ TEST(WireBudget, AOneBitRoundTakesHardlyMoreThanOneBitPerParameterEachWay) {
     EXPECT_GE(bits, 1.0);
     EXPECT_LE(bits, (1 + 32.0 / 4096) * 1.01);
   }
+}
+
+// Also of a session that nobody has asked before.
+TEST(WireBytes, OfASessionCountConnectionsThatHaveBroken) {
+  const std::string state_dir = absl::StrCat(::testing::TempDir(), "/broken");
+  std::filesystem::remove_all(state_dir);
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 1, .state_dir = state_dir});
+  JobOptionsForTest job;
+  job.tensors = {100'000};
+  job.optimizer.freeze_step = 100;
+  Replica replica(job, /*rank=*/0);
+  SessionOptions options;
+  options.worker = job.worker;
+  options.worker.world_size = 1;
+  options.aggregators = cluster.targets();
+  auto session = Session::Join(options, job.optimizer, replica.Parameters());
+  ASSERT_TRUE(session.ok()) << session.status();
+  constexpr int kSteps = 5;
+  for (int step = 0; step < kSteps; ++step) {
+    if (step == kSteps - 1) cluster.Kill(0);
+    replica.gradient = GradientOf(0, step, replica.values.size());
+    const auto report = (*session)->Step(replica.Gradients(), {GroupRates{}});
+    ASSERT_TRUE(report.ok()) << report.status();
+  }
+  EXPECT_GE((*session)->wire_bytes().sent, kSteps * 4 * replica.values.size());
+  EXPECT_TRUE((*session)->Leave().ok());
 }
 
 }  // namespace
