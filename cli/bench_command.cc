@@ -18,6 +18,7 @@
 #include "bench/predict.h"
 #include "bench/rank.h"
 #include "bench/scale.h"
+#include "cli/flag.h"
 #include "cli/table.h"
 #include "client/session_options.h"
 #include "proto/exit_code.h"
@@ -160,11 +161,11 @@ void AddKernelsFlags(CLI::App& app, Flags& flags) {
   app.add_option("--elements", flags.elements,
                  "Of each array; the default fits in no cache [16777216; with cuda 100000000]")
       ->type_name("N")
-      ->check(CLI::PositiveNumber.description(""));
+      ->transform(PositiveCount());
   app.add_option("--rounds", flags.rounds, "Rounds that are measured")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber.description(""));
+      ->transform(PositiveCount());
   AddJsonFlag(app, flags.json);
 }
 
@@ -175,11 +176,11 @@ void AddClusterFlags(CLI::App& app, Flags& flags) {
   app.add_option("--parameters", flags.training.parameters, "How many parameters the model has")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber.description(""));
+      ->transform(PositiveCount());
   app.add_option("--workers", flags.cluster.workers, "Workers, each on a host")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber.description(""));
+      ->transform(PositiveCount());
   app.add_option("--aggregators", flags.cluster.shards, "Aggregators [as many as workers]")
       ->type_name("N");
   app.add_flag("--colocated", flags.cluster.colocated,
@@ -187,7 +188,7 @@ void AddClusterFlags(CLI::App& app, Flags& flags) {
   app.add_option("--cores", flags.cluster.cores_per_host, "Of each host")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber.description(""));
+      ->transform(PositiveCount());
   AddJsonFlag(app, flags.json);
 }
 
@@ -199,7 +200,7 @@ void AddPredictFlags(CLI::App& app, Flags& flags) {
          "Forward and backward pass of a step, without any exchange")
       ->type_name("MS")
       ->required()
-      ->check(CLI::PositiveNumber.description(""));
+      ->check(PositiveNumber());
   app.add_option("--warm-up", flags.training.warm_up_share, "Share of all steps that are dense")
       ->type_name("SHARE")
       ->capture_default_str()
@@ -210,7 +211,7 @@ void AddRankFlags(CLI::App& app, RankOptions& rank) {
   app.add_option("--parameters", rank.parameters, "How many parameters the model has")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber.description(""));
+      ->transform(PositiveCount());
   app.add_option("--codec", rank.codec, "How numbers travel [onebit]")
       ->transform(CLI::CheckedTransformer(bench::Codecs()).description(""))
       ->type_name("onebit|int4|int8|bf16|fp16|fp32");
@@ -225,7 +226,7 @@ void AddMeasuringFlags(CLI::App& app, Flags& flags) {
   app.add_option("--workers", exchange.workers, "Workers, each a process")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber.description(""));
+      ->transform(PositiveCount());
   exchange.shards = 0;
   app.add_option("--aggregators", exchange.shards,
                  "Aggregators, each a process [2; with --netns as many as workers]")
@@ -248,11 +249,11 @@ void AddMeasuringFlags(CLI::App& app, Flags& flags) {
   app.add_option("--turns", exchange.turns, "Turns that are measured, behind one that is not")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber.description(""));
+      ->transform(PositiveCount());
   app.add_option("--exchanges", exchange.exchanges, "Exchanges in a turn")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber.description(""));
+      ->transform(PositiveCount());
   AddJsonFlag(app, flags.json);
 }
 

@@ -16,6 +16,7 @@
 #include "absl/strings/strip.h"
 #include "bench/hosts.h"
 #include "bench/rank.h"
+#include "cli/flag.h"
 #include "doctor/comparison.h"
 #include "doctor/host.h"
 #include "doctor/hosts.h"
@@ -243,7 +244,7 @@ Command AddDoctorCommand(CLI::App& program) {
   app.add_option("--compute-ms", flags->compute_ms,
                  "With --predict: forward and backward pass of a step")
       ->type_name("MS")
-      ->check(CLI::PositiveNumber.description(""));
+      ->check(PositiveNumber());
   app.add_flag("--json", flags->json, "For programs: every line with its fields");
   return {&app, [flags] { return Run(*flags); }};
 }

@@ -1,6 +1,10 @@
 #include "cli/flag.h"
 
+#include <cmath>
+#include <cstdint>
+
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
@@ -41,6 +45,36 @@ std::vector<Flag> Shown(const CLI::App& command, bool arguments) {
 }
 
 }  // namespace
+
+CLI::Validator PositiveNumber() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        double value = 0;
+        if (absl::SimpleAtod(text, &value) && value > 0) return std::string();
+        return absl::StrCat("'", text, "' is no number above 0");
+      },
+      /*validator_desc=*/"");
+}
+
+CLI::Validator PositiveCount() {
+  return CLI::Validator(
+      [](std::string& text) {
+        absl::string_view number = text;
+        double unit = 1;
+        if (absl::ConsumeSuffix(&number, "K")) unit = 1e3;
+        if (absl::ConsumeSuffix(&number, "M")) unit = 1e6;
+        if (absl::ConsumeSuffix(&number, "B")) unit = 1e9;
+        double value = 0;
+        constexpr double kMost = 1e18;
+        if (!absl::SimpleAtod(number, &value) || !(value * unit >= 1 && value * unit <= kMost) ||
+            std::round(value * unit) != value * unit) {
+          return absl::StrCat("'", text, "' is no whole number above 0, like 25M");
+        }
+        text = absl::StrCat(static_cast<uint64_t>(value * unit));
+        return std::string();
+      },
+      /*validator_desc=*/"");
+}
 
 std::vector<Flag> FlagsOf(const CLI::App& command) { return Shown(command, /*arguments=*/false); }
 

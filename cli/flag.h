@@ -30,6 +30,10 @@ std::vector<Flag> ArgumentsOf(const CLI::App& command);
 // Its commands, without those that are hidden.
 std::vector<const CLI::App*> CommandsOf(const CLI::App& command);
 
+// For options that are numbers above 0. A count may have a unit: 25M, 1.5B.
+CLI::Validator PositiveNumber();
+CLI::Validator PositiveCount();
+
 // "signpost cert init"
 std::string FullNameOf(const CLI::App& command);
 

@@ -830,6 +830,18 @@ TEST(Bench, PlaysAnExchangeOfManyWorkers) {
 TEST(Bench, RefusesWhatItCannotMeasure) {
   EXPECT_EQ(RunProgram("bench").exit_code, 64);
   EXPECT_EQ(RunProgram("bench exchange --codec int3").exit_code, 64);
+  const Outcome many = RunProgram("bench scale --link 10gbit --parameters 0.1B --workers 64");
+  EXPECT_EQ(many.output,
+            RunProgram("bench scale --link 10gbit --parameters 100000000 --workers 64").output);
+  for (const std::string count : {"0", "-1", "many", "1.5", "25T", "1e30"}) {
+    const Outcome none = RunProgram(absl::StrCat("bench exchange --parameters=", count));
+    EXPECT_EQ(none.exit_code, 64);
+    EXPECT_THAT(none.output, HasSubstr(absl::StrCat("--parameters: '", count,
+                                                    "' is no whole number above 0, like 25M")));
+  }
+  const Outcome never = RunProgram("bench predict --link 1gbit --compute-ms nan");
+  EXPECT_EQ(never.exit_code, 64);
+  EXPECT_THAT(never.output, HasSubstr("--compute-ms: 'nan' is no number above 0"));
   EXPECT_EQ(RunProgram("bench exchange --what frames --codec bf16").exit_code, 64);
   EXPECT_THAT(RunProgram("bench exchange --netns fast").output,
               HasSubstr("'fast' is no rate of a link"));

@@ -19,8 +19,9 @@ std::string FormatSeconds(double seconds) {
 void AddPrediction(const bench::Cluster& cluster, const bench::Training& training, Reporter& to) {
   const bench::Prediction prediction = bench::Predict(cluster, training);
   to.Fine("prediction",
-          absl::StrFormat("%d parameters, %d workers, %d aggregators, links of %.0f Mbit/s:",
+          absl::StrFormat("%d parameters, %d workers, %d aggregators on %s, links of %.0f Mbit/s:",
                           training.parameters, cluster.workers, cluster.shards,
+                          cluster.colocated ? "the workers' hosts" : "hosts of their own",
                           cluster.link_bits_per_s / 1e6));
   const std::pair<const char*, const bench::StepTimes&> codecs[] = {
       {"fp32", prediction.fp32}, {"bf16", prediction.bf16}, {"1 bit", prediction.one_bit}};
