@@ -135,7 +135,7 @@ def against_rates(runs, output):
         },
         [f"{rate:g}" if rate else "no limit" for rate in RATES.values()],
     )
-    head = ["link", "one-bit, ms", "of the link's bound", "fp32, ms", "of the link's bound"]
+    head = ["link", "one-bit, ms", "times the link's bound", "fp32, ms", "times the link's bound"]
     return table([*head, "Gloo fp32 + AdamW, ms", "one-bit is faster"], rows)
 
 
@@ -150,8 +150,8 @@ def exchange_row(label, figures):
     ]
 
 
-EXCHANGE_HEAD = ["packed frames, ms", "of the bound", "faster than Gloo"]
-EXCHANGE_HEAD += ["gradients to mean, ms", "of the bound", "faster than Gloo", "Gloo fp32, ms"]
+EXCHANGE_HEAD = ["packed frames, ms", "times the bound", "faster than Gloo"]
+EXCHANGE_HEAD += ["gradients to mean, ms", "times the bound", "faster than Gloo", "Gloo fp32, ms"]
 
 
 def against_parameters(runs, output):
@@ -209,7 +209,7 @@ def of_the_largest(runs):
         hosts = "4 + 4" if rate else "4 + 2"
         rows.append([name_of(rate), hosts, milliseconds(step), of_bound(step)])
         rows[-1].append(f"{memory['value']:.1f}")
-    head = ["link", "workers + aggregators", "one-bit, ms", "of the link's bound"]
+    head = ["link", "workers + aggregators", "one-bit, ms", "times the link's bound"]
     return table([*head, "memory, GB"], rows)
 
 

@@ -40,6 +40,23 @@ std::string FormatReplicas(const RunResults& run) {
   return ReplicasIdentical(run) ? absl::StrFormat("yes, %08x", run[0].parameters_crc32c) : "NO";
 }
 
+std::string FormatLoss(double loss) {
+  return std::isfinite(loss) ? absl::StrFormat("%.4f", loss) : "diverged";
+}
+
+// Of 1-bit Adam against Adam; and what to do where there is nothing to compare.
+std::string FormatGap(double adam, double onebit) {
+  const double gap = 100 * (onebit / adam - 1);
+  return std::isfinite(gap) ? absl::StrFormat("%+.2f%%", gap) : "-";
+}
+std::string AdviceFor(const WorkerResult& onebit) {
+  if (std::isfinite(onebit.validation)) return "";
+  return absl::StrFormat(
+      "\n%d steps of warm-up were too few for the variance that 1-bit Adam freezes: give it more "
+      "--steps, or a later --freeze-step.\n",
+      onebit.steps - onebit.one_bit_steps);
+}
+
 std::string FormatRatio(double ratio) { return absl::StrFormat("%.1fx", ratio); }
 
 std::string FormatBitsPerParameter(const WireBytes& bytes, uint64_t parameters, uint64_t steps) {
@@ -86,10 +103,9 @@ std::string FormatTable(const Comparison& comparison) {
       absl::StrFormat("%d parameters, %d workers; 1-bit Adam sends one bit from step %d on\n\n",
                       parameters, adam.world_size, onebit.steps - onebit.one_bit_steps),
       Row("", "Adam", "1-bit Adam"),
-      Row("validation loss, bits per byte", absl::StrFormat("%.4f", adam.validation),
-          absl::StrFormat("%.4f", onebit.validation)),
-      Row("  against Adam", "",
-          absl::StrFormat("%+.2f%%", 100 * (onebit.validation / adam.validation - 1))),
+      Row("validation loss, bits per byte", FormatLoss(adam.validation),
+          FormatLoss(onebit.validation)),
+      Row("  against Adam", "", FormatGap(adam.validation, onebit.validation)),
       Row("steps", absl::StrCat(adam.steps), absl::StrCat(onebit.steps)),
       Row("time", absl::StrFormat("%.0f s", adam.seconds),
           absl::StrFormat("%.0f s", onebit.seconds)),
@@ -107,7 +123,8 @@ std::string FormatTable(const Comparison& comparison) {
       Row("  in one-bit rounds", "",
           FormatBitsPerParameter(one_bit_rounds, parameters, onebit.one_bit_steps)),
       Row("replicas identical, CRC-32C", FormatReplicas(comparison.adam),
-          FormatReplicas(comparison.onebit)));
+          FormatReplicas(comparison.onebit)),
+      AdviceFor(onebit));
 }
 
 std::string FormatCsv(const Comparison& comparison) {

@@ -12,6 +12,7 @@ namespace signpost::demo {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // One worker; 1000 parameters, 100 steps; 400000 bytes each way are fp32's.
 Comparison MakeComparison() {
@@ -61,6 +62,15 @@ TEST(Report, SaysWhenReplicasDiffer) {
   comparison.onebit[1].parameters_crc32c = 0xabc;
   EXPECT_THAT(FormatTable(comparison), HasSubstr("yes, 00000abc                NO\n"));
   EXPECT_THAT(FormatJson(comparison), HasSubstr("\"replicas_identical\": false"));
+}
+
+TEST(Report, SaysWhatToDoWhenOneBitAdamHasDiverged) {
+  Comparison comparison = MakeComparison();
+  comparison.onebit[0].validation = std::numeric_limits<double>::quiet_NaN();
+  const std::string table = FormatTable(comparison);
+  EXPECT_THAT(table, HasSubstr("          diverged\n  against Adam"));
+  EXPECT_THAT(table, HasSubstr("20 steps of warm-up were too few"));
+  EXPECT_THAT(table, Not(HasSubstr("nan")));
 }
 
 TEST(Report, HasThePointsOfBothCurvesAsCsv) {
