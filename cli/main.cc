@@ -51,6 +51,13 @@ void QuietGrpc() {
   if (std::getenv("GRPC_VERBOSITY") == nullptr) gpr_set_log_function([](gpr_log_func_args*) {});
 }
 
+// "help run" is "run --help".
+void TakeHelp(std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments[0] != "help") return;
+  arguments.erase(arguments.begin());
+  arguments.push_back("--help");
+}
+
 int Fail(const std::string& name, const absl::Status& status) {
   log::Write(log::Level::kError, name, status.message());
   return ExitCodeOf(status);
@@ -62,6 +69,7 @@ int Main(std::vector<std::string> arguments) {
   QuietGrpc();
   const std::vector<std::string> tail = TakeTail(arguments);
   const std::vector<std::string> explained = TakeExplained(arguments);
+  TakeHelp(arguments);
 
   CLI::App program(
       "Signpost trains with one sign bit per parameter each way: workers compress, sharded\n"

@@ -121,6 +121,14 @@ TEST(Signpost, RefusesUnknownCommandsWithASuggestion) {
   EXPECT_THAT(outcome.output, HasSubstr("unknown command 'statsu'; did you mean 'status'?"));
 }
 
+TEST(Help, OfACommandIsThereInBothOrders) {
+  for (const std::string command : {"", "run ", "cert init "}) {
+    const Outcome help = RunProgram(absl::StrCat("help ", command));
+    EXPECT_EQ(help.exit_code, 0);
+    EXPECT_EQ(help.output, RunProgram(absl::StrCat(command, "--help")).output);
+  }
+}
+
 TEST(Demo, SaysWhereThePythonPackageIsToBeHad) {
   const Outcome outcome = RunProgram("demo --torch --output " + testing::TempDir());
   EXPECT_EQ(outcome.exit_code, 64);
