@@ -52,9 +52,10 @@ std::string FormatGap(double adam, double onebit) {
 std::string AdviceFor(const WorkerResult& onebit) {
   if (std::isfinite(onebit.validation)) return "";
   return absl::StrFormat(
-      "\n%d steps of warm-up were too few for the variance that 1-bit Adam freezes: give it more "
-      "--steps, or a later --freeze-step.\n",
-      onebit.steps - onebit.one_bit_steps);
+      "\nThe warm-up, %d of %d steps, was too short for the variance that 1-bit Adam freezes: give "
+      "it "
+      "more --steps, or a later --freeze-step.\n",
+      onebit.steps - onebit.one_bit_steps, onebit.steps);
 }
 
 std::string FormatRatio(double ratio) { return absl::StrFormat("%.1fx", ratio); }

@@ -69,7 +69,7 @@ TEST(Report, SaysWhatToDoWhenOneBitAdamHasDiverged) {
   comparison.onebit[0].validation = std::numeric_limits<double>::quiet_NaN();
   const std::string table = FormatTable(comparison);
   EXPECT_THAT(table, HasSubstr("          diverged\n  against Adam"));
-  EXPECT_THAT(table, HasSubstr("20 steps of warm-up were too few"));
+  EXPECT_THAT(table, HasSubstr("The warm-up, 20 of 100 steps, was too short"));
   EXPECT_THAT(table, Not(HasSubstr("nan")));
 }
 
