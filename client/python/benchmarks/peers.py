@@ -101,10 +101,13 @@ class Bf16(Fp16):
         try:
             dist.all_reduce(torch.zeros(1, dtype=self.dtype))
         except RuntimeError as error:
-            sys.exit(
+            print(
                 f"peers.py: Gloo in PyTorch {torch.__version__} does not reduce bfloat16 ({error}), "
-                "and DDP has its bf16_compress_hook for NCCL only; gloo-fp16 sends as many bytes"
+                "and DDP has its bf16_compress_hook for NCCL only; gloo-fp16 sends as many bytes",
+                file=sys.stderr,
+                flush=True,
             )
+            leave_gloo(1)
 
 
 class MeanAndAdamW(Fp32):
@@ -269,13 +272,13 @@ def over_gloo(peer: str, parameters: int, tensors: int) -> None:
     leave_gloo()
 
 
-def leave_gloo() -> None:
-    """Ends the process at once. Requires that all ranks are through with their exchanges.
+def leave_gloo(exit_code: int = 0) -> None:
+    """Ends the process at once. Requires that all ranks are through with their exchanges, or fail.
 
-    A thread of Gloo may not be through with the last of PowerSGD's callbacks. In the usual way Python
-    would keep its lock from it then, which aborts the process.
+    A thread of Gloo may not be through with the last of PowerSGD's callbacks, or find that another
+    rank is gone. In the usual way Python would then abort the process.
     """
-    os._exit(0)
+    os._exit(exit_code)
 
 
 def over_mpi(parameters: int) -> None:
