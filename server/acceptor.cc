@@ -96,6 +96,7 @@ void Acceptor::Start(std::unique_ptr<grpc::experimental::ExternalConnectionAccep
 
 void Acceptor::Stop() {
   absl::MutexLock lock(&mutex_);
+  stopping_ = true;
   eventfd_write(wake_, 1);
   if (thread_.joinable()) thread_.join();
   for (const int fd : std::exchange(listeners_, {})) close(fd);
@@ -106,8 +107,24 @@ void Acceptor::Run() {
   for (const int fd : listeners_) awaited.push_back({fd, POLLIN, 0});
   while (true) {
     poll(awaited.data(), awaited.size(), /*timeout=*/-1);
-    if (awaited[0].revents != 0) return;
+    eventfd_t count = 0;
+    eventfd_read(wake_, &count);
+    if (stopping_) return;
+    AbortSome();
     for (const int fd : listeners_) AcceptAll(fd);
+  }
+}
+
+void Acceptor::Abort(const std::string& name) {
+  absl::MutexLock lock(&to_abort_mutex_);
+  to_abort_.push_back(name);
+  eventfd_write(wake_, 1);
+}
+
+void Acceptor::AbortSome() {
+  absl::MutexLock lock(&to_abort_mutex_);
+  for (const std::string& name : std::exchange(to_abort_, {})) {
+    if (connections_.Abort(name)) ++refused_connections_;
   }
 }
 
@@ -130,7 +147,7 @@ void Acceptor::AcceptAll(int listener) {
         Refuse(connection.fd);
         continue;
       }
-      connections_.Add(connection.fd, peer);
+      connections_.Add(connection.fd, address);
       to_->HandleNewConnection(&connection);
       continue;
     }

@@ -38,7 +38,10 @@ class Acceptor {
   // Hands all connections to `to` from now on, from a thread of its own.
   void Start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to);
 
-  // Connections that were closed at once so far.
+  // Ends the connection of that name (NameOf) soon, if it is still there. Thread-safe.
+  void Abort(const std::string& name) ABSL_LOCKS_EXCLUDED(to_abort_mutex_);
+
+  // Connections that were closed at once, or ended by Abort, so far.
   uint64_t refused_connections() const { return refused_connections_; }
 
   // Listens no more: connections that were not accepted yet are refused. Idempotent; thread-safe.
@@ -49,17 +52,21 @@ class Acceptor {
 
   void Run();
   void Refuse(int fd);
+  void AbortSome() ABSL_LOCKS_EXCLUDED(to_abort_mutex_);
   // Until nobody waits to be accepted.
   void AcceptAll(int listener);
 
   absl::Mutex mutex_;           // of Stop
   std::vector<int> listeners_;  // none once stopped
   uint16_t port_ = 0;
-  int wake_ = -1;   // an eventfd: Stop was called
+  int wake_ = -1;   // an eventfd: Stop or Abort was called
   int spare_ = -1;  // to have a descriptor when there is none left
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to_;
   ConnectionTable connections_;  // of the thread
   std::atomic<uint64_t> refused_connections_ = 0;
+  std::atomic<bool> stopping_ = false;
+  absl::Mutex to_abort_mutex_;
+  std::vector<std::string> to_abort_ ABSL_GUARDED_BY(to_abort_mutex_);
   std::thread thread_;
 };
 

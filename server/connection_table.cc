@@ -1,10 +1,12 @@
 #include "server/connection_table.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
 namespace signpost {
@@ -35,6 +37,23 @@ std::string PeerOf(const sockaddr_storage& address) {
   return std::string(bytes);
 }
 
+std::string NameOf(const sockaddr_storage& address) {
+  char host[INET6_ADDRSTRLEN] = "";
+  if (address.ss_family == AF_INET) {
+    const auto& ipv4 = reinterpret_cast<const sockaddr_in&>(address);
+    inet_ntop(AF_INET, &ipv4.sin_addr, host, sizeof host);
+    return absl::StrCat("ipv4:", host, ":", ntohs(ipv4.sin_port));
+  }
+  const auto& ipv6 = reinterpret_cast<const sockaddr_in6&>(address);
+  const int port = ntohs(ipv6.sin6_port);
+  if (IN6_IS_ADDR_V4MAPPED(&ipv6.sin6_addr)) {
+    inet_ntop(AF_INET, &ipv6.sin6_addr.s6_addr[12], host, sizeof host);
+    return absl::StrCat("ipv4:", host, ":", port);
+  }
+  inet_ntop(AF_INET6, &ipv6.sin6_addr, host, sizeof host);
+  return absl::StrCat("ipv6:%5B", host, "%5D:", port);
+}
+
 bool ConnectionTable::MayAdd(const std::string& peer, absl::Time now) {
   if (!IsFull(peer) && connections_.size() < size_to_look_at_) return true;
   if (now >= next_look_) {
@@ -45,9 +64,19 @@ bool ConnectionTable::MayAdd(const std::string& peer, absl::Time now) {
   return !IsFull(peer);
 }
 
-void ConnectionTable::Add(int fd, const std::string& peer) {
-  connections_.push_back({fd, SocketOf(fd), peer});
-  ++by_peer_[peer];
+void ConnectionTable::Add(int fd, const sockaddr_storage& address) {
+  connections_.push_back({fd, SocketOf(fd), address});
+  ++by_peer_[PeerOf(address)];
+}
+
+bool ConnectionTable::Abort(const std::string& name) {
+  for (const Connection& connection : connections_) {
+    if (SocketOf(connection.fd) != connection.socket || NameOf(connection.address) != name)
+      continue;
+    const sockaddr nowhere = {.sa_family = AF_UNSPEC, .sa_data = {}};
+    return connect(connection.fd, &nowhere, sizeof nowhere) == 0;
+  }
+  return false;
 }
 
 bool ConnectionTable::IsFull(const std::string& peer) const {
@@ -59,7 +88,7 @@ bool ConnectionTable::IsFull(const std::string& peer) const {
 void ConnectionTable::ForgetClosed() {
   std::erase_if(connections_, [this](const Connection& connection) {
     if (SocketOf(connection.fd) == connection.socket) return false;
-    const auto peer = by_peer_.find(connection.peer);
+    const auto peer = by_peer_.find(PeerOf(connection.address));
     if (--peer->second == 0) by_peer_.erase(peer);
     return true;
   });

@@ -25,6 +25,10 @@ struct ConnectionLimits {
 // one host may have. Everything on this machine is one peer.
 std::string PeerOf(const sockaddr_storage& address);
 
+// As gRPC spells it (grpc::ServerContext::peer): "ipv4:192.0.2.1:4711",
+// "ipv6:%5B2001:db8::1%5D:4711".
+std::string NameOf(const sockaddr_storage& address);
+
 // Whoever has a connection closes it without a word to anyone. So a connection is known by its
 // descriptor and the number of its socket: it is there for as long as the descriptor is of that
 // socket. Not thread-safe.
@@ -35,7 +39,11 @@ class ConnectionTable {
   // Whether the limits allow another connection of that peer. Looks for closed ones when they do
   // not seem to, ten times a second at most.
   bool MayAdd(const std::string& peer, absl::Time now);
-  void Add(int fd, const std::string& peer);
+  void Add(int fd, const sockaddr_storage& address);
+
+  // Whether the connection of that name was still there. Its peer gets a reset; whoever has the
+  // connection an error, and nothing of what it has not read or sent yet.
+  bool Abort(const std::string& name);
 
   // As far as is known: some of them may have been closed since the last look.
   size_t size() const { return connections_.size(); }
@@ -44,7 +52,7 @@ class ConnectionTable {
   struct Connection {
     int fd = -1;
     ino_t socket = 0;
-    std::string peer;
+    sockaddr_storage address = {};
   };
 
   bool IsFull(const std::string& peer) const;

@@ -4,7 +4,9 @@
 #include <netinet/in.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -16,7 +18,7 @@ constexpr absl::Time kStart = absl::UnixEpoch();
 
 int OpenSocket() { return socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); }
 
-std::string PeerAt(const char* text) {
+sockaddr_storage AddressAt(const char* text) {
   sockaddr_storage address = {};
   if (std::string(text).find(':') == std::string::npos) {
     address.ss_family = AF_INET;
@@ -25,34 +27,36 @@ std::string PeerAt(const char* text) {
     address.ss_family = AF_INET6;
     inet_pton(AF_INET6, text, &reinterpret_cast<sockaddr_in6&>(address).sin6_addr);
   }
-  return PeerOf(address);
+  return address;
 }
+
+std::string PeerAt(const char* text) { return PeerOf(AddressAt(text)); }
 
 TEST(ConnectionTable, CountsAllPeersTogetherAndEachAlone) {
   ConnectionTable table({.connections = 3, .connections_per_peer = 2});
   std::vector<int> sockets;
-  const auto add = [&](const std::string& peer) {
-    const bool may = table.MayAdd(peer, kStart);
-    if (may) table.Add(sockets.emplace_back(OpenSocket()), peer);
+  const auto add = [&](const char* host) {
+    const bool may = table.MayAdd(PeerAt(host), kStart);
+    if (may) table.Add(sockets.emplace_back(OpenSocket()), AddressAt(host));
     return may;
   };
-  EXPECT_TRUE(add("a"));
-  EXPECT_TRUE(add("a"));
-  EXPECT_FALSE(add("a"));
-  EXPECT_TRUE(add("b"));
-  EXPECT_FALSE(add("c"));
+  EXPECT_TRUE(add("10.0.0.1"));
+  EXPECT_TRUE(add("10.0.0.1"));
+  EXPECT_FALSE(add("10.0.0.1"));
+  EXPECT_TRUE(add("10.0.0.2"));
+  EXPECT_FALSE(add("10.0.0.3"));
   for (const int fd : sockets) close(fd);
 }
 
 TEST(ConnectionTable, ForgetsWhatWasClosed) {
   ConnectionTable table({.connections = 2, .connections_per_peer = 2});
   const int first = OpenSocket(), second = OpenSocket();
-  table.Add(first, "a");
-  table.Add(second, "a");
-  EXPECT_FALSE(table.MayAdd("a", kStart));
+  table.Add(first, AddressAt("10.0.0.1"));
+  table.Add(second, AddressAt("10.0.0.1"));
+  EXPECT_FALSE(table.MayAdd(PeerAt("10.0.0.1"), kStart));
   close(first);
-  EXPECT_FALSE(table.MayAdd("a", kStart)) << "it has just looked";
-  EXPECT_TRUE(table.MayAdd("a", kStart + absl::Seconds(1)));
+  EXPECT_FALSE(table.MayAdd(PeerAt("10.0.0.1"), kStart)) << "it has just looked";
+  EXPECT_TRUE(table.MayAdd(PeerAt("10.0.0.1"), kStart + absl::Seconds(1)));
   EXPECT_EQ(table.size(), 1);
   close(second);
 }
@@ -60,20 +64,20 @@ TEST(ConnectionTable, ForgetsWhatWasClosed) {
 TEST(ConnectionTable, TellsAnotherSocketWithTheSameDescriptor) {
   ConnectionTable table({.connections = 1, .connections_per_peer = 1});
   const int first = OpenSocket();
-  table.Add(first, "a");
+  table.Add(first, AddressAt("10.0.0.1"));
   close(first);
   const int again = OpenSocket();
   ASSERT_EQ(again, first);
-  EXPECT_TRUE(table.MayAdd("a", kStart));
+  EXPECT_TRUE(table.MayAdd(PeerAt("10.0.0.1"), kStart));
   close(again);
 }
 
 TEST(ConnectionTable, DoesNotGrowWithConnectionsThatAreClosed) {
   ConnectionTable table({});
   for (int i = 0; i < 10'000; ++i) {
-    ASSERT_TRUE(table.MayAdd("a", kStart + i * absl::Seconds(1)));
+    ASSERT_TRUE(table.MayAdd(PeerAt("10.0.0.1"), kStart + i * absl::Seconds(1)));
     const int fd = OpenSocket();
-    table.Add(fd, "a");
+    table.Add(fd, AddressAt("10.0.0.1"));
     close(fd);
   }
   EXPECT_LE(table.size(), 64);
@@ -84,6 +88,40 @@ TEST(ConnectionTable, KnowsHostsByTheirAddresses) {
   EXPECT_NE(PeerAt("10.0.0.1"), PeerAt("10.0.0.2"));
   EXPECT_EQ(PeerAt("2001:db8::1"), PeerAt("2001:db8::ffff:1"));
   EXPECT_NE(PeerAt("2001:db8::1"), PeerAt("2001:db8:0:1::1"));
+}
+
+TEST(ConnectionTable, SpellsNamesAsGrpcDoes) {
+  sockaddr_storage address = AddressAt("10.0.0.1");
+  reinterpret_cast<sockaddr_in&>(address).sin_port = htons(4711);
+  EXPECT_EQ(NameOf(address), "ipv4:10.0.0.1:4711");
+  for (const auto& [host, name] : {std::pair{"::ffff:10.0.0.1", "ipv4:10.0.0.1:4711"},
+                                   {"2001:db8::1", "ipv6:%5B2001:db8::1%5D:4711"}}) {
+    address = AddressAt(host);
+    reinterpret_cast<sockaddr_in6&>(address).sin6_port = htons(4711);
+    EXPECT_EQ(NameOf(address), name);
+  }
+}
+
+TEST(ConnectionTable, EndsAConnectionByItsName) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof address;
+  const int listener = OpenSocket();
+  ASSERT_EQ(listen(listener, 1), 0);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const int client = OpenSocket();
+  ASSERT_EQ(connect(client, reinterpret_cast<const sockaddr*>(&address), size), 0);
+  const int server = accept(listener, reinterpret_cast<sockaddr*>(&address), &size);
+  ConnectionTable table({});
+  table.Add(server, address);
+  ASSERT_EQ(write(client, "unread", 6), 6);
+  EXPECT_FALSE(table.Abort("ipv4:127.0.0.1:1"));
+  EXPECT_TRUE(table.Abort(NameOf(address)));
+  char bytes[8];
+  EXPECT_EQ(read(server, bytes, sizeof bytes), -1);
+  EXPECT_EQ(read(client, bytes, sizeof bytes), -1);
+  EXPECT_EQ(errno, ECONNRESET);
+  for (const int fd : {listener, client, server}) close(fd);
+  EXPECT_FALSE(table.Abort(NameOf(address))) << "it is not there any more";
 }
 
 }  // namespace

@@ -269,7 +269,7 @@ void AddShard(const Observation& observation, const std::string& shard, std::str
   Samples(text, "signpost_denied_calls_total", kCounter, "Calls that their caller may not make.")
       .Add({{"shard", shard}}, security.denied_calls);
   Samples(text, "signpost_refused_connections_total", kCounter,
-          "Connections that were closed at once, beyond a limit.")
+          "Connections that were closed at once, beyond a limit, or ended for their calls.")
       .Add({{"shard", shard}}, security.refused_connections);
 }
 

@@ -24,7 +24,7 @@ struct SecurityMetrics {
   bool insecure = false;                              // in plain text, beyond loopback
   std::optional<absl::Time> certificate_valid_until;  // with mTLS
   uint64_t denied_calls = 0;                          // that the caller may not make
-  uint64_t refused_connections = 0;                   // beyond a limit
+  uint64_t refused_connections = 0;                   // beyond a limit, or with too many calls
 };
 
 // All that one look at an aggregator's process shows.

@@ -13,6 +13,7 @@
 #include "proto/message.h"
 #include "proto/payload_pool.h"
 #include "security/loopback.h"
+#include "server/call_limit.h"
 #include "server/memory_limit.h"
 #include "server/service.h"
 
@@ -25,6 +26,10 @@ constexpr absl::Duration kFlushTimeout = absl::Seconds(2);
 // Calls at a time of one connection. A worker has twice as many under way as there are shards at
 // most; if it had to wait with some, ranks could wait for each other's.
 constexpr int kMaxStreams = 2048;
+
+// Of one connection. A peer that reads its answers may have as many streams again as those whose
+// ends are being written to it.
+constexpr int kMaxCalls = 2 * kMaxStreams;
 
 // A full disk is tried again this often.
 constexpr absl::Duration kSnapshotRetryInterval = absl::Seconds(1);
@@ -178,6 +183,14 @@ absl::Status Server::ServeTcp(const ServerOptions& options, grpc::ServerBuilder&
   auto to = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       security_->credentials());
+  LimitCalls(
+      kMaxCalls,
+      [acceptor = acceptor->get(), warn = options.on_warning](const std::string& peer) {
+        acceptor->Abort(peer);
+        warn(absl::StrCat("the connection of ", peer, " is ended: it has more than ", kMaxCalls,
+                          " calls that it has reset, or whose answers it does not read"));
+      },
+      builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return absl::UnavailableError(absl::StrCat("gRPC cannot serve on ", options.listen));
