@@ -5,7 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <utility>
 
@@ -24,6 +27,7 @@
 #include "proto/frame.h"
 #include "security/identity.h"
 #include "security/throwaway_certificates.h"
+#include "server/memory_limit.h"
 #include "storage/temporary_directory.h"
 
 namespace signpost::bench {
@@ -71,6 +75,28 @@ struct Service {
   }
 };
 
+// What this machine has to spare, in bytes.
+uint64_t AvailableMemory() {
+  std::ifstream facts("/proc/meminfo");
+  for (std::string line; std::getline(facts, line);) {
+    uint64_t kilobytes = 0;
+    if (sscanf(line.c_str(), "MemAvailable: %" SCNu64, &kilobytes) == 1) {
+      return std::min(MemoryLimit(), kilobytes << 10);
+    }
+  }
+  return MemoryLimit();
+}
+
+absl::Status CheckMemory(const ExchangeOptions& options) {
+  const uint64_t least = LeastMemory(options), available = AvailableMemory();
+  if (least <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("%d workers with %d parameters take %.1f GB of memory at least, and this "
+                      "machine has %.1f GB to "
+                      "spare: measure with fewer --workers or --parameters",
+                      options.workers, options.ranks[0].parameters, least / 1e9, available / 1e9));
+}
+
 // The ranks of one program. Exchanges of theirs take the processor when they are told to.
 struct Group {
   const Service* service = nullptr;  // of ours
@@ -84,7 +110,15 @@ class Measurement {
  public:
   explicit Measurement(const ExchangeOptions& options) : options_(options) {}
 
+  // All are asked to end before one is waited for.
+  ~Measurement() {
+    for (const Group& group : groups_) {
+      for (const auto& rank : group.ranks) rank->AskToEnd();
+    }
+  }
+
   absl::StatusOr<Figures> Run() {
+    if (absl::Status status = CheckMemory(options_); !status.ok()) return status;
     absl::StatusOr<std::unique_ptr<Hosts>> hosts =
         Hosts::Create(options_.workers + options_.shards, options_.rate);
     if (!hosts.ok()) return hosts.status();
@@ -367,6 +401,29 @@ class Measurement {
 };
 
 }  // namespace
+
+uint64_t LeastMemory(const ExchangeOptions& options) {
+  constexpr double kNumber = sizeof(float);
+  constexpr double kProcess = 5e6;  // of its own, with nothing to do
+  const double services = options.tls ? 2 : 1;
+  double bytes = services * options.shards * kProcess;
+  for (const RankOptions& rank : options.ranks) {
+    const bool has_error = !DenseTypeOf(rank.codec);
+    double of_worker = 0;  // for each parameter
+    if (rank.mode == "frames") {
+      of_worker = 2 * BitsPerParameter(rank.codec) / 8;  // as many payloads, of all chunks
+    } else if (rank.mode == "mean") {
+      of_worker = (has_error ? 3 : 2) * kNumber;  // gradient, mean, error
+    } else {
+      of_worker = 3 * kNumber;  // parameters, moments or denominators and error
+    }
+    const double of_aggregators = has_error ? kNumber : 0;
+    bytes += services * (options.workers * (kProcess + rank.parameters * of_worker) +
+                         rank.parameters * of_aggregators);
+  }
+  const double of_peer = kProcess + options.ranks[0].parameters * kNumber;
+  return static_cast<uint64_t>(bytes + options.peers.size() * options.workers * of_peer);
+}
 
 double LinkBound(const RankOptions& rank, uint32_t workers, uint32_t shards,
                  double bits_per_second) {

@@ -40,8 +40,13 @@ struct ExchangeOptions {
 // against what a link takes for the bytes; and of packed frames the processor seconds that all
 // workers and aggregators together spend on each GB of payload that is sent, by either side. Then
 // the seconds of each peer.
+// RESOURCE_EXHAUSTED, before anything is started, when the machine has not LeastMemory to spare;
 // CANCELLED when interrupted; otherwise names a process that failed.
 absl::StatusOr<Figures> MeasureExchange(const ExchangeOptions& options);
+
+// In bytes, what all processes together have for parameters, gradients, errors and payloads, peers'
+// included, and for themselves when they have nothing to do. They have more: what is on its way.
+uint64_t LeastMemory(const ExchangeOptions& options);
 
 // What the busier of links takes for an exchange, in seconds, with workers and aggregators on hosts
 // of their own: bytes go both ways at once, and each aggregator has an equal share of them, as it

@@ -92,6 +92,24 @@ TEST(Exchange, WhatEndsIsNamed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("an aggregator says 'aggregator"));
 }
 
+TEST(Exchange, WhatHasNoRoomIsNotStarted) {
+  ExchangeOptions options = SmallExchange("frames", ONE_BIT);
+  options.ranks.push_back(options.ranks[0]);
+  options.ranks[1].mode = "mean";
+  options.peers = {"sleeper"};
+  const double payloads = 2 * (1 + 32.0 / 4096) / 8;
+  EXPECT_NEAR(LeastMemory(options), 8 * 5e6 + 50'000 * ((2 * payloads + 4) + (2 * 12 + 4) + 2 * 4),
+              1);
+  options.ranks = {{.mode = "step", .codec = FLOAT32, .parameters = 50'000}};
+  EXPECT_EQ(LeastMemory(options), 6 * 5e6 + 50'000 * (2 * 12 + 2 * 4));
+  options.program = "/nowhere";
+  options.workers = 100'000;
+  options.ranks[0].parameters = 1'000'000'000;
+  const absl::Status status = MeasureExchange(options).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("fewer --workers or --parameters"));
+}
+
 TEST(Exchange, TheBusierOfLinksIsTheBound) {
   const RankOptions rank = {.parameters = 1'000'000'000};
   const double bits = 1e9 * (1 + 32.0 / 4096);

@@ -90,13 +90,19 @@ absl::StatusOr<std::unique_ptr<LineProcess>> LineProcess::Start(
 }
 
 LineProcess::~LineProcess() {
-  close(in_);
+  AskToEnd();
   close(out_);
   if (!ended_) Reap();
 }
 
+void LineProcess::AskToEnd() {
+  if (in_ < 0) return;
+  close(std::exchange(in_, -1));
+  asked_to_end_ = absl::Now();
+}
+
 int LineProcess::Reap() {
-  const absl::Time deadline = absl::Now() + kGrace;
+  const absl::Time deadline = std::min(asked_to_end_, absl::Now()) + kGrace;
   siginfo_t end = {};
   while (end.si_pid == 0 && absl::Now() < deadline) {
     waitid(P_PID, pid_, &end, WEXITED | WNOHANG | WNOWAIT);

@@ -28,14 +28,17 @@ class LineProcess {
   static absl::StatusOr<std::unique_ptr<LineProcess>> Start(const std::vector<std::string>& command,
                                                             const Environment& environment);
 
-  // Closes its standard input, which asks it to end, and kills what is left of it, and of what it
-  // has started, after a second.
+  // Asks it to end, if that has not been done, and kills what is left of it, and of what it has
+  // started, a second after it was asked.
   ~LineProcess();
   LineProcess(const LineProcess&) = delete;
   LineProcess& operator=(const LineProcess&) = delete;
 
   // UNAVAILABLE, with how it ended, if it does not read any more.
   absl::Status Write(const std::string& line);
+
+  // Closes its standard input: nothing more can be written to it.
+  void AskToEnd();
 
   // Without its end. UNAVAILABLE, with how it ended, if there is no further line; DEADLINE_EXCEEDED
   // if none has come until then; CANCELLED when interrupted (InterruptScope).
@@ -51,12 +54,14 @@ class LineProcess {
   LineProcess(std::string name, pid_t pid, int in, int out)
       : name_(std::move(name)), pid_(pid), in_(in), out_(out) {}
   absl::Status Ended();
-  // Waits for its end, for a second; then it is killed, and what it has started. How it ended.
+  // Waits for its end, until a second after it was asked to; then it is killed, and what it has
+  // started. How it ended.
   int Reap();
 
   const std::string name_;
   const pid_t pid_;
   int in_, out_;
+  absl::Time asked_to_end_ = absl::InfiniteFuture();
   bool ended_ = false;
   std::string unread_;
 };

@@ -45,6 +45,19 @@ TEST(LineProcess, OneThatSaysNothingIsNotWaitedForLonger) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
 }
 
+TEST(LineProcess, ManyThatDoNotEndAreWaitedForTogether) {
+  std::vector<std::unique_ptr<LineProcess>> processes;
+  for (int i = 0; i < 20; ++i) {
+    processes.push_back(Shell("trap '' TERM; echo; sleep 60"));
+    ASSERT_TRUE(processes.back()->ReadLine(Soon()).ok());
+  }
+  const absl::Time start = absl::Now();
+  for (const auto& process : processes) process->AskToEnd();
+  EXPECT_FALSE(processes[0]->Write("more").ok());
+  processes.clear();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(15)) << "a second each";
+}
+
 TEST(LineProcess, AnInterruptEndsTheWaiting) {
   const InterruptScope interrupts;
   auto process = Shell("kill -INT $PPID; sleep 60");
