@@ -150,7 +150,9 @@ absl::StatusOr<int> BeRank(const RankOptions& options) {
 }
 
 void AddJsonFlag(CLI::App& app, std::string& json) {
-  app.add_option("--json", json, "Write the figures to this file too")->type_name("FILE");
+  app.add_option("--json", json, "Write the figures to this file too")
+      ->type_name("FILE")
+      ->check(WritableFile());
 }
 
 void AddKernelsFlags(CLI::App& app, Flags& flags) {

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/child_process.h"
 #include "cli/demo_worker_command.h"
+#include "cli/flag.h"
 #include "cli/launcher.h"
 #include "cli/torch_worker.h"
 #include "cli/training_flags.h"
@@ -40,12 +41,6 @@ struct Flags {
   std::string json;
 };
 
-absl::Status CheckDirectory(const std::string& flag, const std::string& directory) {
-  if (access(directory.c_str(), W_OK) == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(flag, ": cannot write to directory '", directory,
-                                                 "': ", std::system_category().message(errno)));
-}
-
 // Everything that can be known to fail before minutes of training: options, text, places to write
 // to.
 absl::Status Prepare(Flags& flags) {
@@ -64,12 +59,11 @@ absl::Status Prepare(Flags& flags) {
   if (!status.ok()) return status;
 
   std::error_code error;
-  std::filesystem::create_directories(flags.output,
-                                      error);  // CheckDirectory has the words if it fails
-  status.Update(CheckDirectory("--output", flags.output));
-  if (!flags.json.empty()) {
-    const std::filesystem::path directory = std::filesystem::path(flags.json).parent_path();
-    status.Update(CheckDirectory("--json", directory.empty() ? "." : directory.string()));
+  std::filesystem::create_directories(flags.output, error);
+  if (access(flags.output.c_str(), W_OK) != 0) {
+    status.Update(absl::InvalidArgumentError(
+        absl::StrCat("--output: cannot write to directory '", flags.output,
+                     "': ", std::system_category().message(errno))));
   }
   return status;
 }
@@ -225,7 +219,9 @@ Command AddDemoCommand(CLI::App& program) {
   app.add_option("--output", flags->output, "Where loss.svg and loss.csv go")
       ->type_name("DIR")
       ->capture_default_str();
-  app.add_option("--json", flags->json, "Also write the figures to this file")->type_name("FILE");
+  app.add_option("--json", flags->json, "Also write the figures to this file")
+      ->type_name("FILE")
+      ->check(WritableFile());
   return {&app, [flags, &app] {
             flags->torch_model = Given(
                 app, {"--batch", "--learning-rate", "--context", "--layers", "--width", "--text"});

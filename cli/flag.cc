@@ -1,7 +1,12 @@
 #include "cli/flag.h"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -74,6 +79,18 @@ CLI::Validator PositiveCount() {
         return std::string();
       },
       /*validator_desc=*/"");
+}
+
+CLI::Validator WritableFile() {
+  return CLI::Validator(
+      [](std::string& file) {
+        const std::filesystem::path parent = std::filesystem::path(file).parent_path();
+        const std::string directory = parent.empty() ? "." : parent.string();
+        if (access(directory.c_str(), W_OK) == 0) return std::string();
+        return absl::StrCat("cannot write to directory '", directory,
+                            "': ", std::system_category().message(errno));
+      },
+      "");
 }
 
 std::vector<Flag> FlagsOf(const CLI::App& command) { return Shown(command, /*arguments=*/false); }

@@ -34,6 +34,9 @@ std::vector<const CLI::App*> CommandsOf(const CLI::App& command);
 CLI::Validator PositiveNumber();
 CLI::Validator PositiveCount();
 
+// For options that name a file which will be written: its directory must be there, and writable.
+CLI::Validator WritableFile();
+
 // "signpost cert init"
 std::string FullNameOf(const CLI::App& command);
 

@@ -838,6 +838,9 @@ TEST(Bench, PlaysAnExchangeOfManyWorkers) {
 TEST(Bench, RefusesWhatItCannotMeasure) {
   EXPECT_EQ(RunProgram("bench").exit_code, 64);
   EXPECT_EQ(RunProgram("bench exchange --codec int3").exit_code, 64);
+  EXPECT_THAT(RunProgram("bench kernels --json /nowhere/at.all").output,
+              HasSubstr("--json: cannot write to directory '/nowhere'"))
+      << "before it measures";
   const Outcome many = RunProgram("bench scale --link 10gbit --parameters 0.1B --workers 64");
   EXPECT_EQ(many.output,
             RunProgram("bench scale --link 10gbit --parameters 100000000 --workers 64").output);
