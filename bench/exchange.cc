@@ -413,7 +413,7 @@ uint64_t LeastMemory(const ExchangeOptions& options) {
     if (rank.mode == "frames") {
       of_worker = 2 * BitsPerParameter(rank.codec) / 8;  // as many payloads, of all chunks
     } else if (rank.mode == "mean") {
-      of_worker = (has_error ? 3 : 2) * kNumber;  // gradient, mean, error
+      of_worker = (has_error ? 2 : 1) * kNumber;  // gradient, error
     } else {
       of_worker = 3 * kNumber;  // parameters, moments or denominators and error
     }

@@ -98,7 +98,7 @@ TEST(Exchange, WhatHasNoRoomIsNotStarted) {
   options.ranks[1].mode = "mean";
   options.peers = {"sleeper"};
   const double payloads = 2 * (1 + 32.0 / 4096) / 8;
-  EXPECT_NEAR(LeastMemory(options), 8 * 5e6 + 50'000 * ((2 * payloads + 4) + (2 * 12 + 4) + 2 * 4),
+  EXPECT_NEAR(LeastMemory(options), 8 * 5e6 + 50'000 * ((2 * payloads + 4) + (2 * 8 + 4) + 2 * 4),
               1);
   options.ranks = {{.mode = "step", .codec = FLOAT32, .parameters = 50'000}};
   EXPECT_EQ(LeastMemory(options), 6 * 5e6 + 50'000 * (2 * 12 + 2 * 4));

@@ -23,7 +23,7 @@ PROGRAM = Path("client/python/package/signpost/signpost").absolute()  # Bazel st
 ROOT = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
 RATES = {"100mbit": 0.1, "1gbit": 1, "10gbit": 10, "": None}  # Gbit/s
 RATE_PARAMETERS = 25_000_000
-PARAMETERS = [5_000_000, 10_000_000, 25_000_000, 100_000_000]
+PARAMETERS = [1_000_000, 5_000_000, 25_000_000, 100_000_000, 340_000_000]
 WORKERS = [1, 2, 4, 8]
 WORKERS_PARAMETERS = 10_000_000
 PEERS = {
@@ -91,52 +91,85 @@ def table(head, rows):
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def plot(file, title, x_label, x, series, x_labels=None):
-    figure = Figure(figsize=(7, 4))
+def count(number):
+    return f"{number / 1e6:g}M"
+
+
+def plot(file, title, x_label, series, x_names, y_label="seconds"):
+    """Lines over equal distances of x, with the names below them."""
+    figure = Figure(figsize=(7, 4.5))
     axes = figure.subplots()
+    places = range(len(x_names))
     for label, y in series.items():
-        axes.plot(x, y, marker="o", label=label)
-    axes.set_xscale("log")
+        axes.plot(places, y, marker="o", label=label)
     axes.set_yscale("log")
-    axes.set_xticks(x, x_labels or [f"{value:g}" for value in x])
-    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xticks(places, x_names)
     axes.set_xlabel(x_label)
-    axes.set_ylabel("seconds")
+    axes.set_ylabel(y_label)
     axes.set_title(title)
     axes.grid(alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(file, dpi=110)
+    legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2)
+    figure.savefig(file, dpi=110, bbox_extra_artists=[legend], bbox_inches="tight")
+
+
+RATE_NAMES = [f"{rate:g}" if rate else "no limit" for rate in RATES.values()]
+RATE_LABEL = "Gbit/s of each host's link"
 
 
 def against_rates(runs, output):
+    """Steps, and how much faster they are than the peer's."""
     size = f"--parameters={RATE_PARAMETERS}"
     few = ["--turns=3", "--exchanges=2"]
     rows, ours, dense, gloo = [], [], [], []
     for rate in RATES:
-        one_bit = runs.figures("step", *links(rate), size, "--peers=gloo-adamw", *few)
-        fp32 = runs.figures("step", *links(rate), size, "--codec=fp32", *few)
-        ours.append(one_bit["optimizer step, one-bit, s"])
-        dense.append(fp32["optimizer step, fp32, s"])
-        gloo.append(one_bit["gloo-adamw, s"])
+        found = runs.figures("step", *links(rate), size, "--peers=gloo-adamw", *few)
+        ours.append(found["optimizer step, one-bit, s"])
+        gloo.append(found["gloo-adamw, s"])
+        found = runs.figures("step", *links(rate), size, "--codec=fp32", *few)
+        dense.append(found["optimizer step, fp32, s"])
         rows.append(
             [name_of(rate), milliseconds(ours[-1]), of_bound(ours[-1]), milliseconds(dense[-1])]
             + [of_bound(dense[-1]), milliseconds(gloo[-1]), times(ours[-1])]
         )
     plot(
         output / "performance-rates.png",
-        f"A step of {RATE_PARAMETERS / 1e6:g}M parameters, 4 workers",
-        "Gbit/s of each host's link",
-        [rate or 100 for rate in RATES.values()],
+        f"A step of {count(RATE_PARAMETERS)} parameters, 4 workers",
+        RATE_LABEL,
         {
             "DDP's all-reduce (Gloo) + AdamW": [row["value"] for row in gloo],
             "Signpost, fp32": [row["value"] for row in dense],
             "Signpost, one-bit": [row["value"] for row in ours],
         },
-        [f"{rate:g}" if rate else "no limit" for rate in RATES.values()],
+        RATE_NAMES,
+    )
+    plot(
+        output / "performance-speedup.png",
+        f"How many times faster a step is than with DDP's all-reduce (Gloo) + AdamW,\n"
+        f"{count(RATE_PARAMETERS)} parameters, 4 workers",
+        RATE_LABEL,
+        {
+            "Signpost, one-bit": [row["times_faster"] for row in ours],
+            "Signpost, fp32": [a["value"] / b["value"] for a, b in zip(gloo, dense)],
+        },
+        RATE_NAMES,
+        "times faster",
     )
     head = ["link", "one-bit, ms", "times the link's bound", "fp32, ms", "times the link's bound"]
     return table([*head, "Gloo fp32 + AdamW, ms", "one-bit is faster"], rows)
+
+
+def exchanges_against_rates(runs, output):
+    rows, found = [], []
+    for rate in RATES:
+        size = f"--parameters={RATE_PARAMETERS}"
+        few = ["--turns=3", "--exchanges=2"]
+        found.append(runs.figures("exchange", *links(rate), size, "--peers=gloo-fp32", *few))
+        rows.append(exchange_row(name_of(rate), found[-1]))
+    title = f"An exchange of {count(RATE_PARAMETERS)} parameters, 4 workers"
+    file = output / "performance-exchange-rates.png"
+    plot_exchanges(file, title, RATE_LABEL, RATE_NAMES, found)
+    return table(["link", *EXCHANGE_HEAD], rows)
 
 
 def exchange_row(label, figures):
@@ -157,17 +190,16 @@ EXCHANGE_HEAD += ["gradients to mean, ms", "times the bound", "faster than Gloo"
 def against_parameters(runs, output):
     rows, found = [], []
     for parameters in PARAMETERS:
-        few = (
-            ["--turns=3", "--exchanges=3"]
-            if parameters <= 25_000_000
-            else ["--turns=2", "--exchanges=1"]
-        )
+        few = ["--turns=3", "--exchanges=3"]
+        if parameters > 100_000_000:
+            few = ["--turns=2", "--exchanges=2"]
         size = f"--parameters={parameters}"
         found.append(runs.figures("exchange", "--netns=1gbit", size, "--peers=gloo-fp32", *few))
-        rows.append(exchange_row(f"{parameters / 1e6:g}M", found[-1]))
-    plot_exchanges(
-        output / "performance-parameters.png", "parameters", PARAMETERS, found, "4 workers"
-    )
+        rows.append(exchange_row(count(parameters), found[-1]))
+    title = "An exchange at 1 Gbit/s, 4 workers"
+    names = [count(parameters) for parameters in PARAMETERS]
+    file = output / "performance-parameters.png"
+    plot_exchanges(file, title, "parameters", names, found)
     return table(["parameters", *EXCHANGE_HEAD], rows)
 
 
@@ -178,8 +210,9 @@ def against_workers(runs, output):
         few = ["--turns=3", "--exchanges=3"]
         found.append(runs.figures("exchange", "--netns=1gbit", *size, "--peers=gloo-fp32", *few))
         rows.append(exchange_row(str(workers), found[-1]))
-    title = f"{WORKERS_PARAMETERS / 1e6:g}M parameters"
-    plot_exchanges(output / "performance-workers.png", "workers", WORKERS, found, title)
+    title = f"An exchange at 1 Gbit/s, {count(WORKERS_PARAMETERS)} parameters"
+    names = [str(workers) for workers in WORKERS]
+    plot_exchanges(output / "performance-workers.png", title, "workers", names, found)
     return table(["workers", *EXCHANGE_HEAD], rows)
 
 
@@ -213,21 +246,16 @@ def of_the_largest(runs):
     return table([*head, "memory, GB"], rows)
 
 
-def plot_exchanges(file, x_label, x, found, title):
+def plot_exchanges(file, title, x_label, x_names, found):
     names = {
         "Gloo, fp32": "gloo-fp32, s",
         "Signpost, gradients to mean, one-bit": "gradients to mean, one-bit, s",
         "Signpost, packed frames, one-bit": "packed frames, one-bit, s",
     }
     series = {label: [row[name]["value"] for row in found] for label, name in names.items()}
-    bounds = [row["packed frames, one-bit, s"]["bound"] for row in found]
-    plot(
-        file,
-        f"An exchange at 1 Gbit/s, {title}",
-        x_label,
-        x,
-        {**series, "the link's bound": bounds},
-    )
+    frames = [row["packed frames, one-bit, s"] for row in found]
+    series["the link's bound"] = [row.get("bound", float("nan")) for row in frames]
+    plot(file, title, x_label, series, x_names)
 
 
 def against_memory(runs):
@@ -288,6 +316,7 @@ def main():
     runs, output = Runs(arguments.runs), ROOT / "docs"
     report = Path("bench/performance.md.in").read_text()
     report = report.replace("@RATES@", against_rates(runs, output))
+    report = report.replace("@EXCHANGE_RATES@", exchanges_against_rates(runs, output))
     report = report.replace("@PARAMETERS@", against_parameters(runs, output))
     report = report.replace("@WORKERS@", against_workers(runs, output))
     report = report.replace("@PEERS@", against_peers(runs))

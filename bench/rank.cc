@@ -38,14 +38,18 @@ std::vector<uint64_t> TensorSizes(uint64_t parameters) {
 }
 
 // Numbers of a gradient's kind: normal ones, of another rank others.
-std::vector<float> GradientOf(uint32_t rank, uint64_t elements) {
+void FillWithGradient(uint32_t rank, absl::Span<float> gradient) {
   constexpr size_t kPeriod = 99991;  // they need not all be different
   std::mt19937 engine(rank);
   std::normal_distribution<float> normal(0, 1e-3f);
-  std::vector<float> gradient(elements);
-  for (size_t i = 0; i < elements; ++i) {
+  for (size_t i = 0; i < gradient.size(); ++i) {
     gradient[i] = i < kPeriod ? normal(engine) : gradient[i - kPeriod];
   }
+}
+
+std::vector<float> GradientOf(uint32_t rank, uint64_t elements) {
+  std::vector<float> gradient(elements);
+  FillWithGradient(rank, absl::MakeSpan(gradient));
   return gradient;
 }
 
@@ -203,14 +207,14 @@ class FramesRank final : public Rank {
 
 class MeanRank final : public Rank {
  public:
-  MeanRank(std::unique_ptr<ReductionSession> session, std::vector<float> gradient)
-      : session_(std::move(session)), gradient_(std::move(gradient)), values_(gradient_.size()) {}
+  MeanRank(std::unique_ptr<ReductionSession> session, uint32_t rank, std::vector<float> gradient)
+      : session_(std::move(session)), rank_(rank), values_(std::move(gradient)) {}
 
   // A mean of means would grow for ever, since scales do. Seldom: other ranks' exchanges wait for
   // it.
   absl::Status Prepare() override {
     constexpr uint32_t kMeansOfMeans = 32;
-    if (exchanges_++ % kMeansOfMeans == 0) values_ = gradient_;
+    if (exchanges_++ % kMeansOfMeans == 0) FillWithGradient(rank_, absl::MakeSpan(values_));
     return absl::OkStatus();
   }
   absl::Status Exchange() override { return session_->Reduce(Cut(values_)).status(); }
@@ -218,7 +222,7 @@ class MeanRank final : public Rank {
 
  private:
   const std::unique_ptr<ReductionSession> session_;
-  const std::vector<float> gradient_;
+  const uint32_t rank_;
   std::vector<float> values_;
   uint32_t exchanges_ = 0;
 };
@@ -298,7 +302,7 @@ absl::StatusOr<std::unique_ptr<Rank>> JoinMean(const SessionOptions& session,
   absl::StatusOr<std::unique_ptr<ReductionSession>> joined =
       ReductionSession::Join(session, "mean", {.codec = options.codec}, ParametersOf(gradient));
   if (!joined.ok()) return joined.status();
-  return std::make_unique<MeanRank>(*std::move(joined), std::move(gradient));
+  return std::make_unique<MeanRank>(*std::move(joined), session.worker.rank, std::move(gradient));
 }
 
 absl::StatusOr<std::unique_ptr<Rank>> JoinStep(const SessionOptions& session,
