@@ -5,10 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cinttypes>
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <utility>
 
@@ -22,12 +19,12 @@
 #include "absl/time/clock.h"
 #include "bench/hosts.h"
 #include "bench/line_process.h"
+#include "doctor/limits.h"
 #include "log/log.h"
 #include "proto/codec.h"
 #include "proto/frame.h"
 #include "security/identity.h"
 #include "security/throwaway_certificates.h"
-#include "server/memory_limit.h"
 #include "storage/temporary_directory.h"
 
 namespace signpost::bench {
@@ -75,26 +72,15 @@ struct Service {
   }
 };
 
-// What this machine has to spare, in bytes.
-uint64_t AvailableMemory() {
-  std::ifstream facts("/proc/meminfo");
-  for (std::string line; std::getline(facts, line);) {
-    uint64_t kilobytes = 0;
-    if (sscanf(line.c_str(), "MemAvailable: %" SCNu64, &kilobytes) == 1) {
-      return std::min(MemoryLimit(), kilobytes << 10);
-    }
-  }
-  return MemoryLimit();
-}
-
 absl::Status CheckMemory(const ExchangeOptions& options) {
-  const uint64_t least = LeastMemory(options), available = AvailableMemory();
-  if (least <= available) return absl::OkStatus();
+  const uint64_t least = LeastMemory(options);
+  const doctor::Limits limits = doctor::FindLimits();
+  if (least <= limits.free_memory_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrFormat("%d workers with %d parameters take %.1f GB of memory at least, and this "
-                      "machine has %.1f GB to "
-                      "spare: measure with fewer --workers or --parameters",
-                      options.workers, options.ranks[0].parameters, least / 1e9, available / 1e9));
+      absl::StrFormat("%d workers with %d parameters take %.1f GB of memory at least, and %.1f GB "
+                      "are free, by %s: measure with fewer --workers or --parameters",
+                      options.workers, options.ranks[0].parameters, least / 1e9,
+                      limits.free_memory_bytes / 1e9, limits.memory_bound));
 }
 
 // The ranks of one program. Exchanges of theirs take the processor when they are told to.

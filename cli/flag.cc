@@ -71,26 +71,33 @@ CLI::Validator PositiveCount() {
         if (absl::ConsumeSuffix(&number, "B")) unit = 1e9;
         double value = 0;
         constexpr double kMost = 1e18;
+        constexpr double kRounding = 1e-12;  // 4.1 is no binary fraction
         if (!absl::SimpleAtod(number, &value) || !(value * unit >= 1 && value * unit <= kMost) ||
-            std::round(value * unit) != value * unit) {
+            std::abs(std::round(value * unit) - value * unit) > kRounding * value * unit) {
           return absl::StrCat("'", text, "' is no whole number above 0, like 25M");
         }
-        text = absl::StrCat(static_cast<uint64_t>(value * unit));
+        text = absl::StrCat(static_cast<uint64_t>(std::round(value * unit)));
         return std::string();
       },
       /*validator_desc=*/"");
 }
 
+std::string WhyNotWritable(const std::filesystem::path& file) {
+  const std::filesystem::path directory = file.has_parent_path() ? file.parent_path() : ".";
+  std::error_code ignored;
+  if (std::filesystem::is_directory(file, ignored)) {
+    errno = EISDIR;
+  } else if (std::filesystem::exists(file, ignored)) {
+    if (access(file.c_str(), W_OK) == 0) return "";
+  } else if (access(directory.c_str(), W_OK | X_OK) == 0) {
+    return "";
+  }
+  return absl::StrCat("cannot write to '", file.string(),
+                      "': ", std::system_category().message(errno));
+}
+
 CLI::Validator WritableFile() {
-  return CLI::Validator(
-      [](std::string& file) {
-        const std::filesystem::path parent = std::filesystem::path(file).parent_path();
-        const std::string directory = parent.empty() ? "." : parent.string();
-        if (access(directory.c_str(), W_OK) == 0) return std::string();
-        return absl::StrCat("cannot write to directory '", directory,
-                            "': ", std::system_category().message(errno));
-      },
-      "");
+  return CLI::Validator([](const std::string& file) { return WhyNotWritable(file); }, "");
 }
 
 std::vector<Flag> FlagsOf(const CLI::App& command) { return Shown(command, /*arguments=*/false); }

@@ -4,6 +4,7 @@
 #ifndef SIGNPOST_CLI_FLAG_H_
 #define SIGNPOST_CLI_FLAG_H_
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,10 @@ std::vector<const CLI::App*> CommandsOf(const CLI::App& command);
 CLI::Validator PositiveNumber();
 CLI::Validator PositiveCount();
 
-// For options that name a file which will be written: its directory must be there, and writable.
+// For options that name a file which will be written: it must be writable, or its directory.
 CLI::Validator WritableFile();
+// "cannot write to 'out/figures.json': Permission denied"; empty if it can be written now.
+std::string WhyNotWritable(const std::filesystem::path& file);
 
 // "signpost cert init"
 std::string FullNameOf(const CLI::App& command);

@@ -838,12 +838,16 @@ TEST(Bench, PlaysAnExchangeOfManyWorkers) {
 TEST(Bench, RefusesWhatItCannotMeasure) {
   EXPECT_EQ(RunProgram("bench").exit_code, 64);
   EXPECT_EQ(RunProgram("bench exchange --codec int3").exit_code, 64);
-  EXPECT_THAT(RunProgram("bench kernels --json /nowhere/at.all").output,
-              HasSubstr("--json: cannot write to directory '/nowhere'"))
-      << "before it measures";
+  for (const std::string file : {"/nowhere/at.all", "/", "/proc/version/"}) {
+    const Outcome none = RunProgram(absl::StrCat("bench kernels --json ", file));  // at once
+    EXPECT_THAT(none.output, HasSubstr(absl::StrCat("--json: cannot write to '", file, "': ")));
+    EXPECT_EQ(none.exit_code, 64);
+  }
   const Outcome many = RunProgram("bench scale --link 10gbit --parameters 0.1B --workers 64");
   EXPECT_EQ(many.output,
             RunProgram("bench scale --link 10gbit --parameters 100000000 --workers 64").output);
+  EXPECT_EQ(RunProgram("bench scale --link 10gbit --parameters 4.1M --workers 64").output,
+            RunProgram("bench scale --link 10gbit --parameters 4100000 --workers 64").output);
   for (const std::string count : {"0", "-1", "many", "1.5", "25T", "1e30"}) {
     const Outcome none = RunProgram(absl::StrCat("bench exchange --parameters=", count));
     EXPECT_EQ(none.exit_code, 64);
@@ -890,7 +894,7 @@ TEST(Demo, RefusesBadOptionsBeforeItTrains) {
       {"--hidden 0", "--hidden is 0"},
       {"--failure-timeout 1ms", "--failure-timeout"},
       {"--text /nowhere/at.all", "/nowhere/at.all"},
-      {"--json /nowhere/at.all", "--json: cannot write to directory '/nowhere'"},
+      {"--json /nowhere/at.all", "--json: cannot write to '/nowhere/at.all': No such file"},
       {"--output /proc/nowhere", "--output: cannot write to directory '/proc/nowhere'"},
   };
   for (const auto& bad : kCases) {
@@ -902,7 +906,8 @@ TEST(Demo, RefusesBadOptionsBeforeItTrains) {
 
 TEST(Demo, ComparesTwoTrainingsAndWritesItsFigures) {
   const std::string output = testing::TempDir() + "/demo";
-  const std::string json = testing::TempDir() + "/figures.json";
+  const std::string json = output + "/figures.json";
+  std::filesystem::remove_all(output);  // which it makes
   const Outcome outcome = RunProgram(absl::StrCat(
       "demo --steps 20 --freeze-step 4 --workers 2 --aggregators 2 --hidden 32 --layers 1 --batch 4"
       " --output ",

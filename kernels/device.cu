@@ -1,13 +1,12 @@
 // The functions of device.h in a build with CUDA.
 
-#include "kernels/device.h"
-
 #include <cuda_runtime.h>
 
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/device.h"
 #include "kernels/error_cuda.h"
 
 namespace signpost::kernels {
@@ -16,6 +15,13 @@ namespace {
 using cuda::StatusOf;
 
 constexpr int kLeastMajor = 8;  // Ampere: what nvcc_object compiles for
+
+// Whether it will be so until somebody changes the machine, or what the process may see of it.
+bool IsForGood(cudaError_t error) {
+  return error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice ||
+         error == cudaErrorStubLibrary || error == cudaErrorSystemDriverMismatch ||
+         error == cudaErrorCompatNotSupportedOnDevice;
+}
 
 std::string DescribeDevice(int device) {
   cudaDeviceProp properties;
@@ -44,29 +50,34 @@ std::string DescribeDevices() {
 }
 
 absl::Status CheckDevice(int device) {
-  const auto unusable = [device](const std::string& why) {
-    return absl::InvalidArgumentError(absl::StrCat("GPU ", device, " cannot be used: ", why));
+  const auto unusable = [device](absl::StatusCode code, const std::string& why) {
+    return absl::Status(code, absl::StrCat("GPU ", device, " cannot be used: ", why));
+  };
+  const auto failed = [&](cudaError_t error, const char* what_to_do = "") {
+    const absl::Status status = StatusOf(error);
+    return unusable(IsForGood(error) ? absl::StatusCode::kInvalidArgument : status.code(),
+                    absl::StrCat(status.message(), what_to_do));
   };
   int devices = 0;
   cudaError_t error = cudaGetDeviceCount(&devices);
   if (error != cudaSuccess) {
     int driver = 0;
     cudaDriverGetVersion(&driver);
-    return unusable(absl::StrCat(StatusOf(error).message(),
-                                 driver > 0
-                                     ? ""
-                                     : "; install one, or give the container the GPU (docker "
-                                       "run --gpus all, nvidia.com/gpu among a pod's limits)"));
+    return failed(error, driver > 0 ? ""
+                                    : "; install one, or give the container the GPU (docker run "
+                                      "--gpus all, nvidia.com/gpu among a pod's limits)");
   }
   if (device < 0 || device >= devices) {
-    return unusable(absl::StrCat("CUDA_VISIBLE_DEVICES and the driver show ", devices,
+    return unusable(absl::StatusCode::kInvalidArgument,
+                    absl::StrCat("CUDA_VISIBLE_DEVICES and the driver show ", devices,
                                  ", counted from 0; name one of them"));
   }
   cudaDeviceProp properties;
   error = cudaGetDeviceProperties(&properties, device);
-  if (error != cudaSuccess) return unusable(std::string(StatusOf(error).message()));
+  if (error != cudaSuccess) return failed(error);
   if (properties.major >= kLeastMajor) return absl::OkStatus();
-  return unusable(absl::StrCat(properties.name, " has compute capability ", properties.major, ".",
+  return unusable(absl::StatusCode::kInvalidArgument,
+                  absl::StrCat(properties.name, " has compute capability ", properties.major, ".",
                                properties.minor, ", and this program is for ", kLeastMajor,
                                ".0 (Ampere) and later; name another, or train on the CPU"));
 }

@@ -17,8 +17,10 @@ namespace signpost::kernels {
 // Needs no driver to start.
 std::string DescribeDevices();
 
-// OK if the kernels run on that device. INVALID_ARGUMENT otherwise, with the reason and what to do:
-// built without CUDA, no driver or an old one, no such GPU, or one that is too old.
+// OK if the kernels run on that device. Otherwise, with the reason and what to do,
+// INVALID_ARGUMENT: built without CUDA, no driver or an old one, no such GPU, or one that is too
+// old; and where it may be gone some time, as when the GPU's memory is full, or the system starts,
+// UNAVAILABLE or RESOURCE_EXHAUSTED.
 absl::Status CheckDevice(int device);
 
 }  // namespace signpost::kernels

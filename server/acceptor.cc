@@ -12,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "proto/steady_time.h"
 #include "server/listen_addresses.h"
 
@@ -20,6 +21,11 @@ namespace {
 
 // When the whole system has no descriptor left, or no memory: there is no event to wait for.
 constexpr int kRetryMs = 100;
+
+// So many are accepted before others are ended that are to be.
+constexpr int kAcceptedAtOnce = 64;
+
+constexpr absl::Duration kLineInterval = absl::Seconds(1);
 
 int OpenSpare() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
 
@@ -62,10 +68,11 @@ int ListenOn(const addrinfo& entry, uint16_t port, int tcp_user_timeout_ms) {
 
 absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(const std::string& address,
                                                            absl::Duration tcp_user_timeout,
-                                                           const ConnectionLimits& limits) {
+                                                           const ConnectionLimits& limits,
+                                                           OnAbort on_abort) {
   const absl::StatusOr<ListenAddresses> found = ResolveToListen(address);
   if (!found.ok()) return found.status();
-  std::unique_ptr<Acceptor> acceptor(new Acceptor(limits));
+  std::unique_ptr<Acceptor> acceptor(new Acceptor(limits, std::move(on_abort)));
   const int timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(tcp_user_timeout));
   for (const addrinfo* entry = found->get(); entry != nullptr; entry = entry->ai_next) {
     const uint16_t asked = ntohs(reinterpret_cast<const sockaddr_in*>(entry->ai_addr)->sin_port);
@@ -79,8 +86,11 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(const std::string& ad
   return CannotListenError(address);
 }
 
-Acceptor::Acceptor(const ConnectionLimits& limits)
-    : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), spare_(OpenSpare()), connections_(limits) {}
+Acceptor::Acceptor(const ConnectionLimits& limits, OnAbort on_abort)
+    : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      spare_(OpenSpare()),
+      connections_(limits),
+      on_abort_(std::move(on_abort)) {}
 
 Acceptor::~Acceptor() {
   Stop();
@@ -111,20 +121,28 @@ void Acceptor::Run() {
     eventfd_read(wake_, &count);
     if (stopping_) return;
     AbortSome();
-    for (const int fd : listeners_) AcceptAll(fd);
+    for (const int fd : listeners_) AcceptSome(fd);
   }
 }
 
-void Acceptor::Abort(const std::string& name) {
+void Acceptor::Abort(std::string name, std::string why) {
   absl::MutexLock lock(&to_abort_mutex_);
-  to_abort_.push_back(name);
+  to_abort_.push_back({std::move(name), std::move(why)});
   eventfd_write(wake_, 1);
 }
 
 void Acceptor::AbortSome() {
-  absl::MutexLock lock(&to_abort_mutex_);
-  for (const std::string& name : std::exchange(to_abort_, {})) {
-    if (connections_.Abort(name)) ++refused_connections_;
+  std::vector<Aborted> all;
+  {
+    absl::MutexLock lock(&to_abort_mutex_);
+    all.swap(to_abort_);
+  }
+  for (const Aborted& connection : all) {
+    if (!connections_.Abort(connection.name)) continue;
+    ++refused_connections_;
+    if (SteadyNow() < next_line_) continue;
+    next_line_ = SteadyNow() + kLineInterval;
+    on_abort_(absl::StrCat("the connection of ", connection.name, " is ended: ", connection.why));
   }
 }
 
@@ -133,8 +151,8 @@ void Acceptor::Refuse(int fd) {
   close(fd);
 }
 
-void Acceptor::AcceptAll(int listener) {
-  while (true) {
+void Acceptor::AcceptSome(int listener) {
+  for (int i = 0; i < kAcceptedAtOnce; ++i) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.listener_fd = listener;
     sockaddr_storage address = {};

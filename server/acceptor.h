@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -26,10 +27,13 @@ class Acceptor {
  public:
   // On a "host:port" that CheckTransport accepts: on all that the host resolves to and that can
   // be had, with the same port. Sent bytes may stay unacknowledged for `tcp_user_timeout`.
+  // `on_abort` gets a line about a connection that Abort has ended, once a second at most.
   // UNAVAILABLE when there is nothing to be had.
+  using OnAbort = std::function<void(const std::string& line)>;
   static absl::StatusOr<std::unique_ptr<Acceptor>> Listen(const std::string& address,
                                                           absl::Duration tcp_user_timeout,
-                                                          const ConnectionLimits& limits);
+                                                          const ConnectionLimits& limits,
+                                                          OnAbort on_abort);
 
   ~Acceptor();  // as Stop
 
@@ -38,8 +42,9 @@ class Acceptor {
   // Hands all connections to `to` from now on, from a thread of its own.
   void Start(std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to);
 
-  // Ends the connection of that name (NameOf) soon, if it is still there. Thread-safe.
-  void Abort(const std::string& name) ABSL_LOCKS_EXCLUDED(to_abort_mutex_);
+  // Ends the connection of that name (NameOf) soon, if it is still there: "it has ...".
+  // Thread-safe.
+  void Abort(std::string name, std::string why) ABSL_LOCKS_EXCLUDED(to_abort_mutex_);
 
   // Connections that were closed at once, or ended by Abort, so far.
   uint64_t refused_connections() const { return refused_connections_; }
@@ -48,13 +53,13 @@ class Acceptor {
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  explicit Acceptor(const ConnectionLimits& limits);
+  Acceptor(const ConnectionLimits& limits, OnAbort on_abort);
 
   void Run();
   void Refuse(int fd);
   void AbortSome() ABSL_LOCKS_EXCLUDED(to_abort_mutex_);
-  // Until nobody waits to be accepted.
-  void AcceptAll(int listener);
+  // Those that wait to be accepted, or the first of them.
+  void AcceptSome(int listener);
 
   absl::Mutex mutex_;           // of Stop
   std::vector<int> listeners_;  // none once stopped
@@ -62,11 +67,16 @@ class Acceptor {
   int wake_ = -1;   // an eventfd: Stop or Abort was called
   int spare_ = -1;  // to have a descriptor when there is none left
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to_;
-  ConnectionTable connections_;  // of the thread
+  ConnectionTable connections_;  // of the thread, as the next two
+  const OnAbort on_abort_;
+  absl::Time next_line_ = absl::InfinitePast();
   std::atomic<uint64_t> refused_connections_ = 0;
   std::atomic<bool> stopping_ = false;
   absl::Mutex to_abort_mutex_;
-  std::vector<std::string> to_abort_ ABSL_GUARDED_BY(to_abort_mutex_);
+  struct Aborted {
+    std::string name, why;
+  };
+  std::vector<Aborted> to_abort_ ABSL_GUARDED_BY(to_abort_mutex_);
   std::thread thread_;
 };
 

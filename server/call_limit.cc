@@ -1,6 +1,8 @@
 #include "server/call_limit.h"
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -14,22 +16,31 @@
 namespace signpost {
 namespace {
 
+// Whether a limit is exceeded in a way that is told.
+bool IsTold(int calls, int limit) { return calls > limit && (calls - limit) % kCallsBetween == 1; }
+
 // Thread-safe.
 class Calls {
  public:
-  Calls(int max_calls, std::function<void(const std::string& peer)> on_excess)
-      : max_calls_(max_calls), on_excess_(std::move(on_excess)) {}
+  Calls(const CallLimits& limits, std::function<void(const ExcessCalls&)> on_excess)
+      : limits_(limits), on_excess_(std::move(on_excess)) {}
 
-  void Begin(const grpc::ServerContextBase* call, std::string peer) {
+  void Begin(const grpc::ServerContextBase* call, const std::string& peer) {
+    std::optional<ExcessCalls> excess;
     {
       absl::MutexLock lock(&mutex_);
-      if (++by_peer_[peer] != max_calls_ + 1) {
-        peer_of_[call] = std::move(peer);
-        return;
-      }
+      const int calls = ++by_peer_[peer];
       peer_of_[call] = peer;
+      if (IsTold(calls, limits_.of_connection)) {
+        excess = {peer, calls};
+      } else if (IsTold(static_cast<int>(peer_of_.size()), limits_.in_all)) {
+        const auto most =
+            std::max_element(by_peer_.begin(), by_peer_.end(),
+                             [](const auto& a, const auto& b) { return a.second < b.second; });
+        excess = {most->first, most->second};
+      }
     }
-    on_excess_(peer);
+    if (excess) on_excess_(*excess);
   }
 
   // Of a call that was never begun: it ended before.
@@ -43,8 +54,8 @@ class Calls {
   }
 
  private:
-  const int max_calls_;
-  const std::function<void(const std::string& peer)> on_excess_;
+  const CallLimits limits_;
+  const std::function<void(const ExcessCalls&)> on_excess_;
   absl::Mutex mutex_;
   absl::flat_hash_map<const grpc::ServerContextBase*, std::string> peer_of_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, int> by_peer_ ABSL_GUARDED_BY(mutex_);
@@ -90,9 +101,9 @@ class Endings final : public grpc::ContextAllocator {
 
 }  // namespace
 
-void LimitCalls(int max_calls, std::function<void(const std::string& peer)> on_excess,
+void LimitCalls(const CallLimits& limits, std::function<void(const ExcessCalls&)> on_excess,
                 grpc::ServerBuilder& builder) {
-  const auto calls = std::make_shared<Calls>(max_calls, std::move(on_excess));
+  const auto calls = std::make_shared<Calls>(limits, std::move(on_excess));
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
   creators.push_back(std::make_unique<Beginnings>(calls));
   builder.experimental().SetInterceptorCreators(std::move(creators));

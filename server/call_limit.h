@@ -1,4 +1,4 @@
-// How many calls of one connection there may be.
+// How many calls there may be, of one connection and of all.
 
 #ifndef SIGNPOST_SERVER_CALL_LIMIT_H_
 #define SIGNPOST_SERVER_CALL_LIMIT_H_
@@ -15,10 +15,22 @@ namespace signpost {
 // writes to it, which it does for as long as the peer does not read. So a peer that opens calls,
 // resets them and does not read would have the server keep all of them (CVE-2023-44487).
 //
-// Has `on_excess` told the peer (grpc::ServerContext::peer) of a connection that has more than
-// `max_calls`, each time it comes to have them, from gRPC's threads. Callback API only; the
-// builder's context allocator and interceptors are used for it.
-void LimitCalls(int max_calls, std::function<void(const std::string& peer)> on_excess,
+struct CallLimits {
+  int of_connection;
+  int in_all;
+};
+
+// A connection that has more calls than it may, or the most of all when those are too many.
+struct ExcessCalls {
+  std::string peer;  // grpc::ServerContext::peer
+  int calls;
+};
+
+// Has `on_excess` told of it when there is one call too many, and again for each kCallsBetween
+// more that come while there are, from gRPC's threads. Callback API only; the builder's context
+// allocator and interceptors are used for it.
+inline constexpr int kCallsBetween = 256;
+void LimitCalls(const CallLimits& limits, std::function<void(const ExcessCalls&)> on_excess,
                 grpc::ServerBuilder& builder);
 
 }  // namespace signpost

@@ -18,9 +18,15 @@
 namespace signpost {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::Field;
 using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
+
+auto IsOf(const std::string& peer, int calls) {
+  return AllOf(Field(&ExcessCalls::peer, MatchesRegex(peer)), Field(&ExcessCalls::calls, calls));
+}
 
 // Answers each call, and ends it when it is cancelled.
 class Service : public grpc::CallbackGenericService {
@@ -60,16 +66,17 @@ class Call : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> 
 class CallLimitTest : public ::testing::Test {
  protected:
   // Null where the address is not to be had.
-  std::shared_ptr<grpc::Channel> ServeOn(const std::string& host) {
+  std::shared_ptr<grpc::Channel> ServeOn(const std::string& host,
+                                         const CallLimits& limits = {2, 1000}) {
     grpc::ServerBuilder builder;
     builder.RegisterCallbackGenericService(&service_);
     int port = 0;
     builder.AddListeningPort(host + ":0", grpc::InsecureServerCredentials(), &port);
     LimitCalls(
-        /*max_calls=*/2,
-        [this](const std::string& peer) {
+        limits,
+        [this](const ExcessCalls& excess) {
           absl::MutexLock lock(&mutex_);
-          told_.push_back(peer);
+          told_.push_back(excess);
         },
         builder);
     server_ = builder.BuildAndStart();
@@ -78,13 +85,20 @@ class CallLimitTest : public ::testing::Test {
     return grpc::CreateChannel(target_, grpc::InsecureChannelCredentials());
   }
 
-  std::vector<std::string> told() {
+  // A connection of its own.
+  std::shared_ptr<grpc::Channel> ConnectAgain() const {
+    grpc::ChannelArguments own;
+    own.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return grpc::CreateCustomChannel(target_, grpc::InsecureChannelCredentials(), own);
+  }
+
+  std::vector<ExcessCalls> told() {
     absl::MutexLock lock(&mutex_);
     return told_;
   }
 
   absl::Mutex mutex_;
-  std::vector<std::string> told_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ExcessCalls> told_ ABSL_GUARDED_BY(mutex_);
   Service service_;
   std::unique_ptr<grpc::Server> server_;
   std::string target_;
@@ -97,7 +111,7 @@ TEST_F(CallLimitTest, TellsOfAConnectionEachTimeThatItHasTooMany) {
     const Call second(channel);
     EXPECT_THAT(told(), IsEmpty());
     const Call third(channel), fourth(channel);
-    EXPECT_THAT(told(), ElementsAre(MatchesRegex("ipv4:127\\.0\\.0\\.1:[0-9]+")));
+    EXPECT_THAT(told(), ElementsAre(IsOf("ipv4:127\\.0\\.0\\.1:[0-9]+", 3)));
   }
   // The server may free calls when the client has long had their end.
   const absl::Time deadline = absl::Now() + absl::Seconds(30);
@@ -109,19 +123,38 @@ TEST_F(CallLimitTest, TellsOfAConnectionEachTimeThatItHasTooMany) {
 
 TEST_F(CallLimitTest, CountsEachConnectionByItself) {
   const auto channel = ServeOn("127.0.0.1");
-  grpc::ChannelArguments own;
-  own.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   const Call first(channel), second(channel);
-  const auto other = grpc::CreateCustomChannel(target_, grpc::InsecureChannelCredentials(), own);
+  const auto other = ConnectAgain();
   const Call third(other), fourth(other);
   EXPECT_THAT(told(), IsEmpty());
+}
+
+// Who has missed it the first time is told again.
+TEST_F(CallLimitTest, TellsAgainWhileTheyBecomeMore) {
+  const auto channel = ServeOn("127.0.0.1");
+  std::vector<std::unique_ptr<Call>> calls;
+  for (int i = 0; i < 2 + kCallsBetween; ++i) calls.push_back(std::make_unique<Call>(channel));
+  EXPECT_EQ(told().size(), 1);
+  calls.push_back(std::make_unique<Call>(channel));
+  EXPECT_THAT(told(), ElementsAre(IsOf("ipv4:.*", 3), IsOf("ipv4:.*", 3 + kCallsBetween)));
+}
+
+TEST_F(CallLimitTest, TellsOfTheConnectionWithTheMostWhenAllTogetherAreTooMany) {
+  const auto channel = ServeOn("127.0.0.1", {.of_connection = 1000, .in_all = 4});
+  const Call first(channel);
+  const auto other = ConnectAgain();
+  const Call second(other), third(other);
+  EXPECT_THAT(told(), IsEmpty());
+  const Call fourth(channel);
+  const Call fifth(other);
+  EXPECT_THAT(told(), ElementsAre(IsOf("ipv4:.*", 3)));
 }
 
 TEST_F(CallLimitTest, TellsTheNameOfAnIpv6Connection) {
   const auto channel = ServeOn("[::1]");
   if (channel == nullptr) GTEST_SKIP() << "there is no ::1 here";
   const Call first(channel), second(channel), third(channel);
-  EXPECT_THAT(told(), ElementsAre(MatchesRegex("ipv6:%5B::1%5D:[0-9]+")));
+  EXPECT_THAT(told(), ElementsAre(IsOf("ipv6:%5B::1%5D:[0-9]+", 3)));
 }
 
 }  // namespace

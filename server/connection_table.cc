@@ -51,7 +51,8 @@ std::string NameOf(const sockaddr_storage& address) {
     return absl::StrCat("ipv4:", host, ":", port);
   }
   inet_ntop(AF_INET6, &ipv6.sin6_addr, host, sizeof host);
-  return absl::StrCat("ipv6:%5B", host, "%5D:", port);
+  const uint32_t link = ipv6.sin6_scope_id;  // of a link-local address
+  return absl::StrCat("ipv6:%5B", host, link == 0 ? "" : absl::StrCat("%25", link), "%5D:", port);
 }
 
 bool ConnectionTable::MayAdd(const std::string& peer, absl::Time now) {
@@ -70,13 +71,14 @@ void ConnectionTable::Add(int fd, const sockaddr_storage& address) {
 }
 
 bool ConnectionTable::Abort(const std::string& name) {
+  bool was_there = false;
   for (const Connection& connection : connections_) {
-    if (SocketOf(connection.fd) != connection.socket || NameOf(connection.address) != name)
+    if (NameOf(connection.address) != name || SocketOf(connection.fd) != connection.socket)
       continue;
     const sockaddr nowhere = {.sa_family = AF_UNSPEC, .sa_data = {}};
-    return connect(connection.fd, &nowhere, sizeof nowhere) == 0;
+    if (connect(connection.fd, &nowhere, sizeof nowhere) == 0) was_there = true;
   }
-  return false;
+  return was_there;
 }
 
 bool ConnectionTable::IsFull(const std::string& peer) const {

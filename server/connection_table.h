@@ -26,7 +26,7 @@ struct ConnectionLimits {
 std::string PeerOf(const sockaddr_storage& address);
 
 // As gRPC spells it (grpc::ServerContext::peer): "ipv4:192.0.2.1:4711",
-// "ipv6:%5B2001:db8::1%5D:4711".
+// "ipv6:%5B2001:db8::1%5D:4711", "ipv6:%5Bfe80::1%252%5D:4711".
 std::string NameOf(const sockaddr_storage& address);
 
 // Whoever has a connection closes it without a word to anyone. So a connection is known by its
@@ -41,8 +41,9 @@ class ConnectionTable {
   bool MayAdd(const std::string& peer, absl::Time now);
   void Add(int fd, const sockaddr_storage& address);
 
-  // Whether the connection of that name was still there. Its peer gets a reset; whoever has the
-  // connection an error, and nothing of what it has not read or sent yet.
+  // Whether a connection of that name was still there; there may be several, of which the peer has
+  // only the last. Its peer gets a reset; whoever has the connection an error, and nothing of what
+  // it has not read or sent yet.
   bool Abort(const std::string& name);
 
   // As far as is known: some of them may have been closed since the last look.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -100,28 +101,68 @@ TEST(ConnectionTable, SpellsNamesAsGrpcDoes) {
     reinterpret_cast<sockaddr_in6&>(address).sin6_port = htons(4711);
     EXPECT_EQ(NameOf(address), name);
   }
+  address = AddressAt("fe80::1");
+  reinterpret_cast<sockaddr_in6&>(address).sin6_port = htons(4711);
+  reinterpret_cast<sockaddr_in6&>(address).sin6_scope_id = 2;
+  EXPECT_EQ(NameOf(address), "ipv6:%5Bfe80::1%252%5D:4711");
 }
 
+// Both ends of a connection on this machine.
+struct Ends {
+  int client = OpenSocket();
+  int server = -1;
+  sockaddr_storage address = {};  // the client's, to the server
+
+  Ends() {
+    socklen_t size = sizeof address;
+    const int listener = OpenSocket();
+    EXPECT_EQ(listen(listener, 1), 0);
+    EXPECT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    EXPECT_EQ(connect(client, reinterpret_cast<const sockaddr*>(&address), size), 0);
+    server = accept(listener, reinterpret_cast<sockaddr*>(&address), &size);
+    close(listener);
+  }
+  ~Ends() {
+    close(client);
+    close(server);
+  }
+};
+
 TEST(ConnectionTable, EndsAConnectionByItsName) {
-  sockaddr_storage address = {};
-  socklen_t size = sizeof address;
-  const int listener = OpenSocket();
-  ASSERT_EQ(listen(listener, 1), 0);
-  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  const int client = OpenSocket();
-  ASSERT_EQ(connect(client, reinterpret_cast<const sockaddr*>(&address), size), 0);
-  const int server = accept(listener, reinterpret_cast<sockaddr*>(&address), &size);
+  const Ends ends;
   ConnectionTable table({});
-  table.Add(server, address);
-  ASSERT_EQ(write(client, "unread", 6), 6);
+  table.Add(ends.server, ends.address);
+  ASSERT_EQ(write(ends.client, "unread", 6), 6);
   EXPECT_FALSE(table.Abort("ipv4:127.0.0.1:1"));
-  EXPECT_TRUE(table.Abort(NameOf(address)));
+  EXPECT_TRUE(table.Abort(NameOf(ends.address)));
   char bytes[8];
-  EXPECT_EQ(read(server, bytes, sizeof bytes), -1);
-  EXPECT_EQ(read(client, bytes, sizeof bytes), -1);
+  EXPECT_EQ(read(ends.server, bytes, sizeof bytes), -1);
+  EXPECT_EQ(read(ends.client, bytes, sizeof bytes), -1);
   EXPECT_EQ(errno, ECONNRESET);
-  for (const int fd : {listener, client, server}) close(fd);
-  EXPECT_FALSE(table.Abort(NameOf(address))) << "it is not there any more";
+}
+
+TEST(ConnectionTable, EndsAllOfOneName) {
+  const Ends before, now;
+  ConnectionTable table({});
+  table.Add(before.server, now.address);
+  table.Add(now.server, now.address);
+  EXPECT_TRUE(table.Abort(NameOf(now.address)));
+  char bytes[8];
+  EXPECT_EQ(read(now.client, bytes, sizeof bytes), -1);
+}
+
+TEST(ConnectionTable, DoesNotEndAConnectionThatHasAnothersDescriptor) {
+  auto gone = std::make_unique<Ends>();
+  ConnectionTable table({});
+  table.Add(gone->server, gone->address);
+  Ends other;
+  ASSERT_EQ(dup2(other.server, gone->server), gone->server);
+  EXPECT_FALSE(table.Abort(NameOf(gone->address)));
+  ASSERT_EQ(write(other.client, "word", 4), 4);
+  char bytes[8];
+  EXPECT_EQ(read(gone->server, bytes, sizeof bytes), 4);
+  gone.reset();
+  EXPECT_FALSE(table.Abort("ipv4:127.0.0.1:1"));
 }
 
 }  // namespace

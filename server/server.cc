@@ -31,6 +31,9 @@ constexpr int kMaxStreams = 2048;
 // ends are being written to it.
 constexpr int kMaxCalls = 2 * kMaxStreams;
 
+// What a call takes that nothing has been sent or received for.
+constexpr uint64_t kCallBytes = 45 << 10;
+
 // A full disk is tried again this often.
 constexpr absl::Duration kSnapshotRetryInterval = absl::Seconds(1);
 
@@ -51,6 +54,12 @@ uint64_t HeldBytes(const AggregatorLimits& limits) {
 
 uint64_t ReceiveBytes(const ServerOptions& options) {
   return options.receive_bytes > 0 ? options.receive_bytes : MemoryLimit() / 10 * 3;
+}
+
+// Of all connections: they take a tenth.
+int CallsInAll() {
+  constexpr uint64_t kMost = std::numeric_limits<int>::max();
+  return static_cast<int>(std::clamp<uint64_t>(MemoryLimit() / 10 / kCallBytes, kMaxCalls, kMost));
 }
 
 int Milliseconds(absl::Duration duration) {
@@ -177,18 +186,19 @@ absl::Status Server::ServeUnixSocket(const std::string& address, grpc::ServerBui
 }
 
 absl::Status Server::ServeTcp(const ServerOptions& options, grpc::ServerBuilder& builder) {
-  absl::StatusOr<std::unique_ptr<Acceptor>> acceptor = Acceptor::Listen(
-      options.listen, options.failure_timeout.keepalive_timeout(), options.connections);
+  absl::StatusOr<std::unique_ptr<Acceptor>> acceptor =
+      Acceptor::Listen(options.listen, options.failure_timeout.keepalive_timeout(),
+                       options.connections, options.on_warning);
   if (!acceptor.ok()) return acceptor.status();
   auto to = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       security_->credentials());
   LimitCalls(
-      kMaxCalls,
-      [acceptor = acceptor->get(), warn = options.on_warning](const std::string& peer) {
-        acceptor->Abort(peer);
-        warn(absl::StrCat("the connection of ", peer, " is ended: it has more than ", kMaxCalls,
-                          " calls that it has reset, or whose answers it does not read"));
+      {.of_connection = kMaxCalls, .in_all = CallsInAll()},
+      [acceptor = acceptor->get()](const ExcessCalls& excess) {
+        acceptor->Abort(excess.peer, absl::StrCat("it has ", excess.calls,
+                                                  " calls, with those that it has reset, or whose "
+                                                  "answers it does not read"));
       },
       builder);
   server_ = builder.BuildAndStart();

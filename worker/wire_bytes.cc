@@ -38,8 +38,9 @@ std::optional<WireBytes> ReadSocket(int fd) {
 std::vector<int> OpenFileDescriptors() {
   std::vector<int> fds;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
-    fds.push_back(std::atoi(entry.path().filename().c_str()));
+  for (std::filesystem::directory_iterator at("/proc/self/fd", error), end; !error && at != end;
+       at.increment(error)) {
+    fds.push_back(std::atoi(at->path().filename().c_str()));
   }
   return fds;
 }
