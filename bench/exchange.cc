@@ -183,6 +183,7 @@ class Measurement {
           {"SIGNPOST_RANK", absl::StrCat(rank)},
           {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
           {"LOCAL_WORLD_SIZE", absl::StrCat(options_.workers)},
+          {"SIGNPOST_CONNECTIONS", absl::StrCat(options_.connections)},
       };
       for (const auto& variable : service.Security(PeerRole::kWorker)) {
         environment.push_back(variable);

@@ -236,6 +236,11 @@ void AddMeasuringFlags(CLI::App& app, Flags& flags) {
   app.add_option("--threads", exchange.threads,
                  "Threads of each worker that compress and apply [its share of the processors]")
       ->type_name("N");
+  app.add_option("--connections", exchange.connections,
+                 "TCP connections of each worker to each aggregator")
+      ->check(CLI::Range(1u, SessionOptions::kMostConnections).description(""))
+      ->type_name("N")
+      ->capture_default_str();
   app.add_option("--netns", exchange.rate,
                  "Make each process a host of its own behind a link of this rate (network "
                  "namespaces; as root)")

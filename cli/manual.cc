@@ -34,6 +34,8 @@ constexpr Entry kVariables[] = {
     {"SIGNPOST_TOKEN_FILE", "A Kubernetes service account's token, as `--token-file`."},
     {"SIGNPOST_FAILURE_TIMEOUT",
      "How long an aggregator may be without sign of life before a rank connects to it anew."},
+    {"SIGNPOST_CONNECTIONS",
+     "TCP connections to each aggregator, for links that one does not fill."},
     {"SIGNPOST_MIN_WORKERS", "Rounds close with so many workers if others are late."},
     {"SIGNPOST_ROUND_DEADLINE", "With it: how long they are waited for."},
     {"SIGNPOST_THREADS", "Threads that compress and apply in each worker."},

@@ -143,6 +143,12 @@ Command AddWorkerCommand(CLI::App& program) {
       ->required();
   AddFailureTimeoutFlag(app, node.session.failure_timeout,
                         "An aggregator without sign of life for this long is reconnected to");
+  app.add_option("--connections", node.session.connections,
+                 "TCP connections to each aggregator, for links that one does not fill")
+      ->envname("SIGNPOST_CONNECTIONS")
+      ->check(CLI::Range(1u, SessionOptions::kMostConnections).description(""))
+      ->type_name("N")
+      ->capture_default_str();
   app.add_option("--threads", flags->threads,
                  "That compress and apply [its share of the processors, up to 8]")
       ->envname("SIGNPOST_THREADS")

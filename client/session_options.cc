@@ -86,14 +86,23 @@ absl::StatusOr<TransportSecurity> SecurityOf(const SessionSettings& settings) {
   return security;
 }
 
+// From 1 to `most`.
+absl::StatusOr<uint32_t> Count(const SessionSettings& settings, absl::string_view name,
+                               uint32_t most, uint32_t otherwise) {
+  const Setting* const setting = settings.Find(name);
+  if (setting == nullptr) return otherwise;
+  absl::StatusOr<uint32_t> count = Number(settings, name);
+  if (!count.ok() || (*count >= 1 && *count <= most)) return count;
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s is %s, wanted 1 to %d", Subject(name, *setting), config::Quoted(setting->Text()), most));
+}
+
 absl::StatusOr<uint32_t> ThreadsOf(const SessionSettings& settings) {
-  const Setting* const setting = settings.Find("threads");
-  if (setting == nullptr) return ShareOfProcessors();
-  absl::StatusOr<uint32_t> threads = Number(settings, "threads");
-  if (!threads.ok() || (*threads >= 1 && *threads <= ChunkCrew::kMostThreads)) return threads;
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s is %s, wanted 1 to %d", Subject("threads", *setting),
-                      config::Quoted(setting->Text()), ChunkCrew::kMostThreads));
+  return Count(settings, "threads", ChunkCrew::kMostThreads, ShareOfProcessors());
+}
+
+absl::StatusOr<uint32_t> ConnectionsOf(const SessionSettings& settings) {
+  return Count(settings, "connections", SessionOptions::kMostConnections, /*otherwise=*/1);
 }
 
 // Both or neither.
@@ -170,6 +179,9 @@ absl::StatusOr<SessionOptions> SessionOptions::FromSettings(const SessionSetting
   absl::StatusOr<FailureTimeout> failure_timeout = FailureTimeoutOf(settings);
   if (!failure_timeout.ok()) return failure_timeout.status();
   options.failure_timeout = *failure_timeout;
+  const absl::StatusOr<uint32_t> connections = ConnectionsOf(settings);
+  if (!connections.ok()) return connections.status();
+  options.connections = *connections;
   absl::StatusOr<uint32_t> threads = ThreadsOf(settings);
   if (!threads.ok()) return threads.status();
   options.worker.threads = *threads;
@@ -184,6 +196,12 @@ absl::StatusOr<uint32_t> ThreadsFromEnvironment() {
   const absl::StatusOr<SessionSettings> settings = SettingsOfProcess();
   if (!settings.ok()) return settings.status();
   return ThreadsOf(*settings);
+}
+
+absl::StatusOr<uint32_t> ConnectionsFromEnvironment() {
+  const absl::StatusOr<SessionSettings> settings = SettingsOfProcess();
+  if (!settings.ok()) return settings.status();
+  return ConnectionsOf(*settings);
 }
 
 absl::StatusOr<std::string> TraceFromEnvironment() {
@@ -230,8 +248,8 @@ absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOpt
   if (!security.ok()) return security.status();
   std::vector<std::unique_ptr<Channel>> channels;
   for (const std::string& target : options.aggregators) {
-    channels.push_back(
-        ConnectToAggregator(target, options.failure_timeout, on_connection, *security));
+    channels.push_back(ConnectToAggregator(target, options.failure_timeout, on_connection,
+                                           *security, options.connections));
   }
   return channels;
 }

@@ -32,6 +32,10 @@ struct SessionOptions {
   std::string node;
   TransportSecurity security;      // of connections to aggregators
   FailureTimeout failure_timeout;  // an aggregator without sign of life is reconnected to
+  // TCP connections to each aggregator, for links that one does not fill, since clouds and
+  // firewalls limit what one may carry, or its encryption keeps one processor busy.
+  uint32_t connections = 1;
+  static constexpr uint32_t kMostConnections = 64;
   // A directory of checkpoints, which all workers see: go on from its newest that is whole. Empty:
   // start anew. See worker.resume_with_other_world_size too.
   std::string resume;
@@ -63,6 +67,9 @@ struct SessionOptions {
 
 // For worker.threads: what they say of `threads`; without it ShareOfProcessors.
 absl::StatusOr<uint32_t> ThreadsFromEnvironment();
+
+// For connections: what they say of them, or one.
+absl::StatusOr<uint32_t> ConnectionsFromEnvironment();
 
 // For trace: what they say of it, or nothing.
 absl::StatusOr<std::string> TraceFromEnvironment();

@@ -25,8 +25,9 @@ class SessionOptionsTest : public testing::Test {
     setenv("SIGNPOST_WORLD_SIZE", "4", 1);
     for (const char* name :
          {"SIGNPOST_FAILURE_TIMEOUT", "SIGNPOST_MIN_WORKERS", "SIGNPOST_ROUND_DEADLINE",
-          "SIGNPOST_THREADS", "SIGNPOST_NODE", "SIGNPOST_CONFIG", "SIGNPOST_TLS_DIR",
-          "SIGNPOST_TOKEN_FILE", "SIGNPOST_INSECURE_I_UNDERSTAND", "LOCAL_WORLD_SIZE"}) {
+          "SIGNPOST_THREADS", "SIGNPOST_CONNECTIONS", "SIGNPOST_NODE", "SIGNPOST_CONFIG",
+          "SIGNPOST_TLS_DIR", "SIGNPOST_TOKEN_FILE", "SIGNPOST_INSECURE_I_UNDERSTAND",
+          "LOCAL_WORLD_SIZE"}) {
       unsetenv(name);
     }
   }
@@ -39,6 +40,9 @@ TEST_F(SessionOptionsTest, ComeFromTheEnvironmentThatRunSets) {
   EXPECT_EQ(options->worker.job, "nightly");
   EXPECT_EQ(options->worker.rank, 2);
   EXPECT_EQ(options->worker.world_size, 4);
+  EXPECT_EQ(options->connections, 1);
+  setenv("SIGNPOST_CONNECTIONS", "2", 1);
+  EXPECT_EQ(SessionOptions::FromEnvironment()->connections, 2);
 }
 
 TEST_F(SessionOptionsTest, NameTheVariableThatIsMissing) {
@@ -103,12 +107,13 @@ TEST_F(SessionOptionsTest, SayHowConnectionsAreProtected) {
 
 TEST_F(SessionOptionsTest, ComeFromAFileWhereTheEnvironmentSaysNothing) {
   const std::string path = testing::TempDir() + "/job.yaml";
-  std::ofstream(path) << "job: of-the-file\n"
-                         "aggregators: [10.0.0.1:4000, 10.0.0.2:4000]\n"
-                         "world-size: 16\n"
-                         "failure-timeout: 20s\n"
-                         "tls-dir: certificates\n"
-                         "session: {threads: 3, min-workers: 15, round-deadline: 2s}\n";
+  std::ofstream(path)
+      << "job: of-the-file\n"
+         "aggregators: [10.0.0.1:4000, 10.0.0.2:4000]\n"
+         "world-size: 16\n"
+         "failure-timeout: 20s\n"
+         "tls-dir: certificates\n"
+         "session: {threads: 3, connections: 4, min-workers: 15, round-deadline: 2s}\n";
   setenv("SIGNPOST_CONFIG", path.c_str(), 1);
   for (const char* name : {"SIGNPOST_AGGREGATORS", "SIGNPOST_JOB", "SIGNPOST_WORLD_SIZE"}) {
     unsetenv(name);
@@ -125,6 +130,8 @@ TEST_F(SessionOptionsTest, ComeFromAFileWhereTheEnvironmentSaysNothing) {
   EXPECT_EQ(options->worker.min_workers, 15);
   EXPECT_EQ(options->worker.round_deadline, absl::Seconds(2));
   EXPECT_EQ(*ThreadsFromEnvironment(), 3);
+  EXPECT_EQ(options->connections, 4);
+  EXPECT_EQ(*ConnectionsFromEnvironment(), 4);
   setenv("SIGNPOST_JOB", "nightly", 1);
   EXPECT_EQ(SessionOptions::FromEnvironment()->worker.job, "nightly");
 }
@@ -150,6 +157,7 @@ TEST_F(SessionOptionsTest, NameTheLineOfTheFileThatIsMalformed) {
            {"failure-timeout: soon", "failure-timeout: "},
            {"insecure-i-understand: yes", "insecure-i-understand is 'yes', wanted 1"},
            {"threads: 0", "threads is '0', wanted 1 to 256"},
+           {"connections: 65", "connections is '65', wanted 1 to 64"},
            {"round-deadline: 2s", "SIGNPOST_MIN_WORKERS"},
            {"{min-workers: 3, round-deadline: soon}", "round-deadline is 'soon', wanted"}}) {
     const bool has_rank = line.find("rank") == 0;

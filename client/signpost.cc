@@ -82,8 +82,11 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   if (!failure_timeout.ok()) return failure_timeout.status();
   absl::StatusOr<std::string> trace = signpost::TraceFromEnvironment();
   if (!trace.ok()) return trace.status();
+  const absl::StatusOr<uint32_t> connections = signpost::ConnectionsFromEnvironment();
+  if (!connections.ok()) return connections.status();
   SessionOptions session;
   session.failure_timeout = *failure_timeout;
+  session.connections = *connections;
   session.trace = *std::move(trace);
   if (options.aggregators != nullptr) {
     session.aggregators = absl::StrSplit(options.aggregators, ',');

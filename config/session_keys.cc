@@ -13,6 +13,8 @@ absl::Span<const SessionKey> SessionKeys() {
        "the worker of this node (`signpost worker`), to which the process attaches"},
       {"failure-timeout", "SIGNPOST_FAILURE_TIMEOUT", "duration", "10s",
        "a peer without sign of life for this long is given up and looked for anew"},
+      {"connections", "SIGNPOST_CONNECTIONS", "number", "1",
+       "to each aggregator, for where one TCP connection does not fill the link"},
       {"min-workers", "SIGNPOST_MIN_WORKERS", "number", "",
        "least workers in a round, with round-deadline; none: rounds wait for all"},
       {"round-deadline", "SIGNPOST_ROUND_DEADLINE", "duration", "",

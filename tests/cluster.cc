@@ -163,8 +163,10 @@ void Cluster::Restart(uint32_t shard) {
 std::vector<std::unique_ptr<Channel>> Cluster::Connect() {
   std::vector<std::unique_ptr<Channel>> channels;
   for (const auto& aggregator : aggregators_) channels.push_back(LoopbackTo(*aggregator));
-  for (const std::string& target : targets_)
-    channels.push_back(ConnectToAggregator(target, FailureTimeout()));
+  for (const std::string& target : targets_) {
+    channels.push_back(ConnectToAggregator(target, FailureTimeout(), /*on_connection=*/nullptr,
+                                           /*security=*/nullptr, options_.connections));
+  }
   if (post_ == nullptr) return channels;
   for (auto& channel : channels) {
     channel = std::make_unique<FaultyChannel<Post>>(std::move(channel), *post_);

@@ -30,6 +30,7 @@ struct ClusterOptions {
   std::string state_dir;
   bool allow_error_reset = false;
   uint64_t held_bytes = AggregatorLimits::kUnlimited;  // kGrpc only
+  uint32_t connections = 1;                            // kGrpc only: of each worker to each shard
 };
 
 // Owns the aggregators and whatever carries frames to them.

@@ -4,11 +4,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
+#include <string>
 #include <thread>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -149,6 +154,40 @@ TEST_F(RecoveryTest, KillsWhileEverybodyIsInTheMiddleOfAStepChangeNothing) {
         slowest = *std::min_element(steps_of_rank, steps_of_rank + job.workers);
       });
   killer.join();
+  EXPECT_EQ(results, expected);
+}
+
+// Of this process to that port.
+int ConnectionsTo(const std::string& target) {
+  int port = 0, connections = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(target.substr(target.rfind(':') + 1), &port));
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    sockaddr_in peer = {};
+    socklen_t size = sizeof peer;
+    const int fd = std::atoi(entry.path().filename().c_str());
+    const bool is_connected = getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0;
+    if (is_connected && peer.sin_family == AF_INET && ntohs(peer.sin_port) == port) ++connections;
+  }
+  return connections;
+}
+
+TEST_F(RecoveryTest, SeveralConnectionsToEachShardChangeNothingNorDoKillsThen) {
+  JobOptionsForTest job = Job();
+  job.worker.chunk_elements = 16;  // several for each connection
+  const auto expected = TrainUndisturbed(job);
+  ClusterOptions options = WithState();
+  options.connections = 3;
+  Cluster cluster(options);
+  const auto results =
+      Train(cluster, job, [&](uint32_t rank, int step, const Replica& replica, Worker& worker) {
+        if (rank != 0) return;
+        if (step == 4 || step == 14) {
+          for (const std::string& target : cluster.targets()) {
+            EXPECT_EQ(ConnectionsTo(target), 3 * job.workers) << step;
+          }
+        }
+        if (step == 5 || step == 9) cluster.Kill(step % 2);
+      });
   EXPECT_EQ(results, expected);
 }
 

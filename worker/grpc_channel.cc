@@ -1,9 +1,11 @@
 #include "worker/grpc_channel.h"
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
@@ -88,14 +90,17 @@ bool IsFull(const grpc::Status& status) {
 class GrpcChannel final : public Channel {
  public:
   GrpcChannel(const std::string& target, const FailureTimeout& failure_timeout,
-              OnConnection on_connection, std::shared_ptr<const ClientSecurity> security)
+              OnConnection on_connection, std::shared_ptr<const ClientSecurity> security,
+              uint32_t connections)
       : target_(target),
         security_(std::move(security)),
         on_connection_(std::move(on_connection)),
-        longest_backoff_(failure_timeout.longest_backoff()),
-        channel_(Connect(target, failure_timeout, security_.get())),
-        stub_(AggregatorService::NewStub(channel_)),
-        generic_stub_(channel_) {}
+        longest_backoff_(failure_timeout.longest_backoff()) {
+    for (uint32_t i = 0; i < connections; ++i) {
+      connections_.emplace_back(Connect(target, failure_timeout, security_.get()));
+    }
+    stub_ = AggregatorService::NewStub(connections_[0].channel);
+  }
 
   ~GrpcChannel() override {
     absl::MutexLock lock(&mutex_);
@@ -134,10 +139,22 @@ class GrpcChannel final : public Channel {
     const grpc::Status status =
         Try(&AggregatorService::Stub::Status, request, deadline, /*wait=*/true, response);
     if (status.ok()) return response;
-    return Explain(WithReason(status));
+    return Explain(WithReason(status), connections_[0]);
   }
 
  private:
+  // Its own, which is made by the first call on it.
+  struct Connection {
+    std::shared_ptr<grpc::Channel> channel;
+    grpc::GenericStub stub;
+
+    explicit Connection(std::shared_ptr<grpc::Channel> made)
+        : channel(std::move(made)), stub(channel) {}
+    bool IsThere() const {
+      return channel->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
+    }
+  };
+
   // One exchange through all its tries. Owns itself: deleted once it has called `done`.
   class Call {
    public:
@@ -166,8 +183,9 @@ class GrpcChannel final : public Channel {
         }
       }
       if (context_ == nullptr) return Finish(absl::CancelledError("the channel was closed"));
-      channel_.generic_stub_.UnaryCall(context_.get(), kExchangeMethod, {}, &request_, &response_,
-                                       [this](grpc::Status status) { OnReply(status); });
+      connection_ = &channel_.NextConnection();
+      connection_->stub.UnaryCall(context_.get(), kExchangeMethod, {}, &request_, &response_,
+                                  [this](grpc::Status status) { OnReply(status); });
     }
 
     void Cancel() {
@@ -190,7 +208,7 @@ class GrpcChannel final : public Channel {
         }
         const bool again = may_pass && SteadyNow() + backoff_ < deadline_;
         if (status.error_code() == grpc::StatusCode::UNAVAILABLE) channel_.SetLost(status, about_);
-        return again ? TryLater() : Finish(channel_.Explain(status));
+        return again ? TryLater() : Finish(channel_.Explain(status, *connection_));
       }
       channel_.SetFound(about_);
       Answer answer;
@@ -237,6 +255,7 @@ class GrpcChannel final : public Channel {
     ExchangeDone done_;
     trace::Event retry_ = {.kind = trace::Kind::kRetry};
     grpc::ByteBuffer response_;
+    Connection* connection_ = nullptr;  // of this try
     absl::Duration backoff_ = kFirstBackoff;
 
     absl::Mutex mutex_;
@@ -244,6 +263,8 @@ class GrpcChannel final : public Channel {
     std::unique_ptr<grpc::ClientContext> context_;  // replaced under the lock, between tries only
     std::unique_ptr<grpc::Alarm> backoff_alarm_ ABSL_GUARDED_BY(mutex_);
   };
+
+  Connection& NextConnection() { return connections_[next_connection_++ % connections_.size()]; }
 
   bool HasNoCalls() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return calls_.empty(); }
 
@@ -309,7 +330,9 @@ class GrpcChannel final : public Channel {
         return response;
       }
       if (status.error_code() == grpc::StatusCode::UNAVAILABLE) SetLost(status);
-      if (!MayPass(status) || SteadyNow() + backoff >= deadline) return Explain(WithReason(status));
+      if (!MayPass(status) || SteadyNow() + backoff >= deadline) {
+        return Explain(WithReason(status), connections_[0]);
+      }
       if (wait) absl::SleepFor(backoff);
       wait = true;
     }
@@ -326,7 +349,8 @@ class GrpcChannel final : public Channel {
 
   // What was waited for until the deadline has a reason, which is told to who does not wait.
   grpc::Status WithReason(const grpc::Status& status) {
-    if (status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED || IsConnected()) return status;
+    const bool is_late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+    if (!is_late || connections_[0].IsThere()) return status;
     StatusResponse response;
     StatusRequest request;
     if (security_ != nullptr) request.set_job(security_->JobToAskAbout());
@@ -335,15 +359,11 @@ class GrpcChannel final : public Channel {
     return now.error_code() == grpc::StatusCode::UNAVAILABLE ? now : status;
   }
 
-  bool IsConnected() const {
-    return channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
-  }
-
   // The caller wants to know when there was no connection, and why.
-  absl::Status Explain(const grpc::Status& status) const {
+  absl::Status Explain(const grpc::Status& status, const Connection& connection) const {
     const bool is_late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
     const bool is_unavailable = status.error_code() == grpc::StatusCode::UNAVAILABLE;
-    if ((is_late || is_unavailable) && !IsConnected()) {
+    if ((is_late || is_unavailable) && !connection.IsThere()) {
       return absl::UnavailableError(absl::StrFormat(
           "no connection to %s in the time given%s; is an aggregator running there%s?", target_,
           is_late ? "" : absl::StrCat(" (", status.error_message(), ")"),
@@ -356,12 +376,12 @@ class GrpcChannel final : public Channel {
   }
 
   const std::string target_;
-  const std::shared_ptr<const ClientSecurity> security_;  // or null; outlives channel_
+  const std::shared_ptr<const ClientSecurity> security_;  // or null; outlives connections_
   const OnConnection on_connection_;
   const absl::Duration longest_backoff_;  // of an exchange's tries
-  const std::shared_ptr<grpc::Channel> channel_;
-  const std::unique_ptr<AggregatorService::Stub> stub_;
-  grpc::GenericStub generic_stub_;
+  std::vector<Connection> connections_;
+  std::atomic<uint64_t> next_connection_ = 0;
+  std::unique_ptr<AggregatorService::Stub> stub_;  // of the first
 
   absl::Mutex mutex_;
   std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
@@ -375,9 +395,10 @@ class GrpcChannel final : public Channel {
 std::unique_ptr<Channel> ConnectToAggregator(const std::string& target,
                                              const FailureTimeout& failure_timeout,
                                              OnConnection on_connection,
-                                             std::shared_ptr<const ClientSecurity> security) {
+                                             std::shared_ptr<const ClientSecurity> security,
+                                             uint32_t connections) {
   return std::make_unique<GrpcChannel>(target, failure_timeout, std::move(on_connection),
-                                       std::move(security));
+                                       std::move(security), connections);
 }
 
 }  // namespace signpost

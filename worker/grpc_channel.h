@@ -3,6 +3,7 @@
 #ifndef SIGNPOST_WORKER_GRPC_CHANNEL_H_
 #define SIGNPOST_WORKER_GRPC_CHANNEL_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,9 +22,12 @@ using OnConnection = std::function<void(const std::string& line)>;
 // Returns at once; the connection is made by the first call, and made again when it is lost. An
 // aggregator that shows no sign of life for `failure_timeout` counts as lost too. `target` is
 // "host:port" or "unix:/path". In plain text without `security`, which ClientSecurity::Open checks.
+// Exchanges take turns on so many connections, for where one does not fill the link; all else goes
+// over the first.
 std::unique_ptr<Channel> ConnectToAggregator(
     const std::string& target, const FailureTimeout& failure_timeout,
-    OnConnection on_connection = nullptr, std::shared_ptr<const ClientSecurity> security = nullptr);
+    OnConnection on_connection = nullptr, std::shared_ptr<const ClientSecurity> security = nullptr,
+    uint32_t connections = 1);
 
 }  // namespace signpost
 
