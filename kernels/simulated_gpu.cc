@@ -225,7 +225,15 @@ SimulatedGpu::~SimulatedGpu() {
 
 SimulatedGpu::Counts SimulatedGpu::counts() const {
   const absl::MutexLock lock(&mutex_);
-  return counts_;
+  Counts counts = counts_;
+  counts.quads_in_pieces = quads_in_pieces;
+  return counts;
+}
+
+uint64_t SimulatedGpu::BytesOutOn(Stream stream) const {
+  const absl::MutexLock lock(&mutex_);
+  const auto found = bytes_out_.find(stream);
+  return found == bytes_out_.end() ? 0 : found->second;
 }
 
 void SimulatedGpu::LimitMemory(size_t bytes) {
@@ -469,7 +477,10 @@ absl::Status SimulatedGpu::PutCopyOut(void* to, const void* from, size_t bytes, 
   if (absl::Status status = CheckDeviceRange(from, bytes); !status.ok()) return status;
   const absl::Status status = Put(stream, [=] { return CopyBytes(to, from, bytes); });
   const absl::MutexLock lock(&mutex_);
-  if (status.ok()) counts_.bytes_out += bytes;
+  if (status.ok()) {
+    counts_.bytes_out += bytes;
+    bytes_out_[stream] += bytes;
+  }
   return status;
 }
 

@@ -43,6 +43,9 @@ class SimulatedGpu final : public Gpu {
     uint64_t operations = 0;  // kernels, copies and fills that were put on streams
     uint64_t bytes_in = 0;    // of CopyIn and Write
     uint64_t bytes_out = 0;   // of CopyOut and Read
+    // Of kernels: four numbers that were not where a GPU reads or writes them at once. Counts those
+    // of all such GPUs, as their streams come to them.
+    uint64_t quads_in_pieces = 0;
   };
 
   // The seed draws the delays and the order of thread blocks.
@@ -50,6 +53,8 @@ class SimulatedGpu final : public Gpu {
   ~SimulatedGpu() override;  // all work is done first
 
   Counts counts() const;
+  // Of CopyOut and Read, on that stream alone.
+  uint64_t BytesOutOn(Stream stream) const;
   // As if it had that much memory in all. What is allocated stays.
   void LimitMemory(size_t bytes);
   // As if the system let so many bytes be pinned in all.
@@ -197,6 +202,7 @@ class SimulatedGpu final : public Gpu {
   mutable absl::Mutex mutex_;
   absl::Status fault_ ABSL_GUARDED_BY(mutex_);
   Counts counts_ ABSL_GUARDED_BY(mutex_);
+  std::map<Stream, uint64_t> bytes_out_ ABSL_GUARDED_BY(mutex_);
   size_t memory_bytes_ ABSL_GUARDED_BY(mutex_);
   Allocations device_memory_ ABSL_GUARDED_BY(mutex_);
   Allocations pinned_memory_ ABSL_GUARDED_BY(mutex_);

@@ -10,6 +10,7 @@
 #ifndef SIGNPOST_KERNELS_THREAD_BLOCK_CUDA_INL_H_
 #define SIGNPOST_KERNELS_THREAD_BLOCK_CUDA_INL_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -74,10 +75,26 @@ struct alignas(8) Bytes8 {
   uint32_t words[2];
 };
 
+#ifndef __CUDACC__
+// For tests: whole quads that were not where they can be accessed at once.
+inline std::atomic<uint64_t> quads_in_pieces;
+#endif
+
+// Whether the first `count` elements from p on are a quad that is accessed as Bytes.
+template <class Bytes>
+SIGNPOST_DEVICE inline bool IsAtOnce(const void* p, uint32_t count) {
+  if (count < kQuadElements) return false;
+  const bool is_aligned = reinterpret_cast<uintptr_t>(p) % sizeof(Bytes) == 0;
+#ifndef __CUDACC__
+  if (!is_aligned) quads_in_pieces.fetch_add(1, std::memory_order_relaxed);
+#endif
+  return is_aligned;
+}
+
 // The first `count` elements of a quad from p on; the others are zero.
 SIGNPOST_DEVICE inline Quad LoadQuad(const float* p, uint32_t count) {
   Quad quad;
-  if (count >= kQuadElements && reinterpret_cast<uintptr_t>(p) % sizeof(Bytes16) == 0) {
+  if (IsAtOnce<Bytes16>(p, count)) {
     const Bytes16 bytes = *reinterpret_cast<const Bytes16*>(p);
     for (uint32_t k = 0; k < kQuadElements; ++k) {
       quad.v[k] = formulas::BitsToFloat(bytes.words[k]);
@@ -89,7 +106,7 @@ SIGNPOST_DEVICE inline Quad LoadQuad(const float* p, uint32_t count) {
 }
 
 SIGNPOST_DEVICE inline void StoreQuad(const Quad& quad, float* p, uint32_t count) {
-  if (count >= kQuadElements && reinterpret_cast<uintptr_t>(p) % sizeof(Bytes16) == 0) {
+  if (IsAtOnce<Bytes16>(p, count)) {
     Bytes16 bytes;
     for (uint32_t k = 0; k < kQuadElements; ++k) {
       bytes.words[k] = formulas::FloatToBits(quad.v[k]);
@@ -107,7 +124,7 @@ struct Halves {
 
 SIGNPOST_DEVICE inline Halves LoadHalves(const uint8_t* p, uint32_t count) {
   Halves halves;
-  if (count >= kQuadElements && reinterpret_cast<uintptr_t>(p) % sizeof(Bytes8) == 0) {
+  if (IsAtOnce<Bytes8>(p, count)) {
     const Bytes8 bytes = *reinterpret_cast<const Bytes8*>(p);
     for (uint32_t k = 0; k < kQuadElements; ++k) {
       halves.v[k] = static_cast<uint16_t>(bytes.words[k / 2] >> (16 * (k % 2)));
@@ -121,7 +138,7 @@ SIGNPOST_DEVICE inline Halves LoadHalves(const uint8_t* p, uint32_t count) {
 }
 
 SIGNPOST_DEVICE inline void StoreHalves(const Halves& halves, uint8_t* p, uint32_t count) {
-  if (count >= kQuadElements && reinterpret_cast<uintptr_t>(p) % sizeof(Bytes8) == 0) {
+  if (IsAtOnce<Bytes8>(p, count)) {
     Bytes8 bytes;
     for (uint32_t word = 0; word < 2; ++word) {
       bytes.words[word] = halves.v[2 * word] | static_cast<uint32_t>(halves.v[2 * word + 1]) << 16;

@@ -249,7 +249,7 @@ std::vector<std::string> CheckpointsIn(Disk& disk) {
 // As if nothing had happened.
 
 struct ResumeCase {
-  const char* name;
+  std::string name;
   int saved_after;
   OptimizerOptions optimizer;
 };
@@ -363,6 +363,20 @@ INSTANTIATE_TEST_SUITE_P(
         ResumeCase{"OfZeroOneAdamAsDeepSpeedAfterALocalStep", 10,
                    AsDeepSpeed({.freeze_step = 5, .zero_one = kZeroOne})}),
     [](const auto& info) { return info.param.name; });
+
+// In the warm-up for those that differ there, and among steps after it.
+std::vector<ResumeCase> WithEachCodec() {
+  std::vector<ResumeCase> cases;
+  for (const NamedOptimizer& optimizer : EachOptimizerWithEachCodec(5, kZeroOne)) {
+    const bool is_after_warm_up =
+        optimizer.options.warm_up_codec == OptimizerOptions().warm_up_codec;
+    cases.push_back({optimizer.name, is_after_warm_up ? 8 : 3, optimizer.options});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, ResumeTest, ::testing::ValuesIn(WithEachCodec()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(Checkpoint, TakingOneChangesNothing) {
   const JobOptionsForTest job;

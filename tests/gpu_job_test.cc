@@ -321,31 +321,92 @@ class SimulatedGpuJobTest : public GpuJobTest {
 };
 
 TEST_F(SimulatedGpuJobTest, InOneBitStepsSignBitsCrossAndLittleElse) {
+  // One large tensor and a few small ones, and layers as a transformer's.
+  const std::vector<size_t> few = {200'000, 3, 62'000};
+  std::vector<size_t> many = {500'000};
+  for (int layer = 0; layer < 3; ++layer) {
+    many.insert(many.end(), {300'000, 1200, 100'000, 400, 400, 400});
+  }
+  for (const bool is_lamb : {false, true}) {
+    for (const std::vector<size_t>& tensors : {few, many}) {
+      SCOPED_TRACE(absl::StrCat(is_lamb ? "1-bit LAMB, " : "1-bit Adam, ", tensors.size()));
+      Cluster cluster({});
+      job_.tensors = tensors;
+      job_.worker.block_elements = 4096;
+      job_.worker.chunk_elements = 128 * 1024;
+      job_.optimizer = {.freeze_step = 2};
+      if (is_lamb) job_.optimizer.lamb.emplace();
+      auto worker = JoinAlone(cluster);
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      for (int step = 0; step < 3; ++step) ASSERT_TRUE(Step(**worker).ok());
+      const SimulatedGpu::Counts before = gpu().counts();
+      constexpr int kSteps = 4;
+      for (int step = 0; step < kSteps; ++step) ASSERT_TRUE(Step(**worker).ok());
+      const SimulatedGpu::Counts after = gpu().counts();
+      // Without the test's own, for each gradient.
+      EXPECT_EQ(after.allocations - before.allocations, kSteps);
+      EXPECT_EQ(after.pinned_allocations - before.pinned_allocations, kSteps);
+      EXPECT_EQ(after.streams, before.streams);
+      EXPECT_EQ(after.events, before.events);
+      const double parameters = replica_->gradient.size();
+      const uint64_t crossed =
+          after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out;
+      const double bytes = static_cast<double>(crossed) / kSteps - 4 * parameters;
+      const double bound = 2 * (1 + 32.0 / 4096) * parameters / 8;
+      EXPECT_LE(bytes, 1.05 * bound);
+      EXPECT_GE(bytes, bound);
+    }
+  }
+}
+
+// So that the GPU compresses the next chunk meanwhile.
+TEST_F(SimulatedGpuJobTest, PayloadsLeaveTheGpuOnAnotherStreamThanTheCallers) {
   Cluster cluster({});
-  job_.tensors = {200'000, 3, 62'000};
-  job_.worker.block_elements = 4096;
-  job_.worker.chunk_elements = 128 * 1024;
   job_.optimizer = {.freeze_step = 2};
   auto worker = JoinAlone(cluster);
   ASSERT_TRUE(worker.ok()) << worker.status();
-  for (int step = 0; step < 3; ++step) ASSERT_TRUE(Step(**worker).ok());
-  const SimulatedGpu::Counts before = gpu().counts();
-  constexpr int kSteps = 4;
-  for (int step = 0; step < kSteps; ++step) ASSERT_TRUE(Step(**worker).ok());
-  const SimulatedGpu::Counts after = gpu().counts();
-  // Without the test's own, for each gradient.
-  EXPECT_EQ(after.allocations - before.allocations, kSteps);
-  EXPECT_EQ(after.pinned_allocations - before.pinned_allocations, kSteps);
-  EXPECT_EQ(after.streams, before.streams);
-  EXPECT_EQ(after.events, before.events);
-  const double parameters = replica_->gradient.size();
-  const double bytes =
-      static_cast<double>(after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out) /
-          kSteps -
-      4 * parameters;
-  const double bound = 2 * (1 + 32.0 / 4096) * parameters / 8;
-  EXPECT_LE(bytes, 1.05 * bound);
-  EXPECT_GE(bytes, bound);
+  std::map<kernels::cuda::Stream, uint64_t> on_callers;
+  for (int step = 0; step < 6; ++step) {  // of both stages, in turns on the caller's two streams
+    const uint64_t before = gpu().counts().bytes_out;
+    ASSERT_TRUE(Step(**worker).ok());
+    EXPECT_GT(gpu().counts().bytes_out, before);
+    const uint64_t now = gpu().BytesOutOn(replica_->stream());
+    const bool is_freeze = step == 2;  // which reads the variance's sums there
+    EXPECT_EQ(now > on_callers[replica_->stream()], is_freeze) << step;
+    on_callers[replica_->stream()] = now;
+  }
+}
+
+// Tensors whose lengths are odd do not keep the GPU from reading and writing those behind them 16
+// bytes at a time, but where they are the caller's: gradients and parameters, which the test has
+// without gaps.
+TEST_F(SimulatedGpuJobTest, ItsOwnMemoryIsReadAndWrittenAtOnceBehindOddTensorsToo) {
+  constexpr uint64_t kElements = 3 * 4096;
+  job_.tensors = {3, kElements};
+  job_.worker.block_elements = 4096;
+  job_.worker.chunk_elements = 8192;
+  // How often a step of the one-bit stage reads or writes the caller's memory.
+  const auto expect = [&](const OptimizerOptions& optimizer, uint64_t accesses) {
+    SCOPED_TRACE(DescribeOptions(optimizer));
+    job_.optimizer = optimizer;
+    Cluster cluster({});
+    auto worker = JoinAlone(cluster);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    for (int step = 0; step < 3; ++step) ASSERT_TRUE(Step(**worker).ok());
+    replica_->GetValues();  // all that came before is done
+    const uint64_t before = gpu().counts().quads_in_pieces;
+    ASSERT_TRUE(Step(**worker).ok());
+    replica_->GetValues();
+    EXPECT_EQ(gpu().counts().quads_in_pieces - before, accesses * kElements / 4);
+  };
+  expect({.freeze_step = 2}, 3);
+  expect({.freeze_step = 2, .codec = INT8}, 3);
+  OptimizerOptions lamb = {.freeze_step = 2};
+  lamb.lamb.emplace();
+  expect(lamb, 4);  // the parameters' norm too
+  OptimizerOptions zero_one = {.freeze_step = 1};
+  zero_one.zero_one = {.var_update_scaler = 1, .local_step_scaler = 1, .local_step_clipper = 3};
+  expect(zero_one, 3);
 }
 
 TEST_F(SimulatedGpuJobTest, ACodecFromOutsideHasTheThreadsThatItsOptionsSay) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 namespace signpost::testing {
@@ -13,6 +14,37 @@ namespace signpost::testing {
 void UseExampleCodec(WorkerOptions& options) {
   options.codec_library = "client/examples/libtopk.so";
   options.codec_options = "ratio=0.25";
+}
+
+std::vector<NamedOptimizer> EachOptimizerWithEachCodec(uint64_t freeze_step,
+                                                       const ZeroOneOptions& zero_one) {
+  constexpr struct {
+    const char* name;
+    Codec codec;
+  } kCodecs[] = {{"Fp32", FLOAT32},
+                 {"Bf16", BFLOAT16},
+                 {"Fp16", FLOAT16},
+                 {"Int8", INT8},
+                 {"Int4", INT4},
+                 {"OneBit", ONE_BIT},
+                 {"ACodecFromOutside", CUSTOM}};
+  const OptimizerOptions adam = {.freeze_step = freeze_step};
+  OptimizerOptions lamb = adam, zero_one_adam = adam;
+  lamb.lamb.emplace();
+  zero_one_adam.zero_one = zero_one;
+  const NamedOptimizer optimizers[] = {
+      {"OneBitAdam", adam}, {"OneBitLamb", lamb}, {"ZeroOneAdam", zero_one_adam}};
+  std::vector<NamedOptimizer> all;
+  for (const NamedOptimizer& optimizer : optimizers) {
+    for (const auto& codec : kCodecs) {
+      all.push_back({absl::StrCat(optimizer.name, "In", codec.name), optimizer.options});
+      all.back().options.codec = codec.codec;
+      if (optimizer.options.zero_one) continue;
+      all.push_back({absl::StrCat(optimizer.name, "After", codec.name), optimizer.options});
+      all.back().options.warm_up_codec = codec.codec;
+    }
+  }
+  return all;
 }
 
 std::vector<float> GradientOf(uint32_t rank, int step, size_t elements) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/gpu.h"
@@ -38,6 +39,15 @@ struct JobOptionsForTest {
 
 // Has codecs that are CUSTOM be the one in client/examples, which the test needs among its data.
 void UseExampleCodec(WorkerOptions& options);
+
+// 1-bit Adam, 1-bit LAMB and 0/1 Adam, each with each codec once the variance is frozen
+// ("OneBitLambInInt8"), and the former two with each before that ("OneBitLambAfterInt8").
+struct NamedOptimizer {
+  std::string name;
+  OptimizerOptions options;
+};
+std::vector<NamedOptimizer> EachOptimizerWithEachCodec(uint64_t freeze_step,
+                                                       const ZeroOneOptions& zero_one);
 
 // What a rank's gradient is in a step: normally distributed around a drift that is the same for
 // all.

@@ -81,8 +81,8 @@ class AdamState {
                           absl::Span<const Addition> of_payload,
                           absl::Span<const Addition> of_momentum) = 0;
 
-  // Of so many variances, in layout order; in the order of kernels/sum.h.
-  virtual double SumOfVariance(size_t first, size_t elements) = 0;
+  // Of the tensor's variances, in the order of kernels/sum.h.
+  virtual double SumOfVariance(uint32_t tensor) = 0;
   virtual void Freeze(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) = 0;
   // Back from inverse denominators to variances.
   virtual void Thaw(uint32_t chunk, RatesOf<float> epsilon) = 0;

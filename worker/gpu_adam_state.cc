@@ -35,7 +35,7 @@ using kernels::cuda::Stream;
 constexpr size_t kPackingSlots = 8;
 constexpr size_t kApplyingSlots = 4;
 
-// What a GPU reads 16 bytes at a time begins at such a multiple.
+// What a GPU reads 16 bytes at a time, and whole lines of its cache, begins at such a multiple.
 constexpr size_t kAlignment = 256;
 constexpr size_t Aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -79,10 +79,18 @@ GpuAdamState::GpuAdamState(const Layout& layout, std::vector<absl::Span<float>> 
 }
 
 bool GpuAdamState::TakeMemory(const Codecs& codecs, uint32_t threads) {
-  size_t most_elements = 0, most_blocks = 0, signed_bytes = 0;
+  first_on_gpu_.reserve(values_.size());
+  size_t most_in_tensor = 0;
+  for (const absl::Span<float> values : values_) {
+    first_on_gpu_.push_back(floats_);
+    floats_ += Aligned(values.size() * sizeof(float)) / sizeof(float);
+    most_in_tensor = std::max(most_in_tensor, values.size());
+  }
+  size_t most_elements = 0, most_room = 0, most_blocks = 0, signed_bytes = 0;
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
     const Chunk& chunk = layout_.chunks()[c];
     most_elements = std::max<size_t>(most_elements, chunk.elements);
+    most_room = std::max(most_room, RoomFor(c));
     most_blocks = std::max<size_t>(most_blocks, chunk.blocks);
     payload_room_ = std::max({payload_room_, layout_.PayloadBytes(CodecOnGpu(codecs.gradient), c),
                               layout_.PayloadBytes(CodecOnGpu(codecs.momentum), c)});
@@ -93,10 +101,10 @@ bool GpuAdamState::TakeMemory(const Codecs& codecs, uint32_t threads) {
   // A table may have a row for each block, and a slot two of them.
   slot_bytes_ = payload_room_ + Aligned(kBadBlockBytes + 2 * most_blocks * kLargestRow);
   const bool needs_scratch = codecs.momentum != ONE_BIT || !DenseTypeOf(codecs.gradient);
-  const size_t scratch_bytes = needs_scratch ? most_elements * sizeof(float) : 0;
+  const size_t scratch_bytes = needs_scratch ? most_room * sizeof(float) : 0;
 
-  const size_t bytes = layout_.elements() * sizeof(float);
-  const size_t sums = kernels::cuda::SumWorkspace(layout_.elements()) + 1;
+  const size_t bytes = floats_ * sizeof(float);
+  const size_t sums = kernels::cuda::SumWorkspace(most_in_tensor) + 1;
   bool is_there = Take(gpu_.NewStream(), copies_) && Take(gpu_.NewEvent(), left_) &&
                   Take(gpu_.Allocate(bytes), error_) && Take(gpu_.Allocate(bytes), variance_) &&
                   Take(gpu_.Allocate(bytes), dense_momentum_) &&
@@ -105,7 +113,7 @@ bool GpuAdamState::TakeMemory(const Codecs& codecs, uint32_t threads) {
                   Take(gpu_.Allocate(sums * sizeof(double)), sums_);
   if (codecs.gradient == CUSTOM || codecs.momentum == CUSTOM) {
     crew_.emplace(layout_, threads);
-    is_there = is_there && Take(gpu_.AllocatePinned(2 * most_elements * sizeof(float)), on_host_);
+    is_there = is_there && Take(gpu_.AllocatePinned(2 * most_room * sizeof(float)), on_host_);
   }
   packing_.resize(kPackingSlots);
   applying_.resize(kApplyingSlots);
@@ -233,7 +241,7 @@ template <class GradientOf>
 void GpuAdamState::Compress(Slot& slot, size_t begin, uint32_t chunk, Codec codec, bool adds_error,
                             GradientOf gradient_of, uint8_t* out, uint32_t* first_not_packed) {
   const Chunk& at = layout_.chunks()[chunk];
-  const auto error = [&](const Segment& s) { return adds_error ? Error(chunk, s) : nullptr; };
+  const auto error = [&](const Segment& s) { return adds_error ? Error(s) : nullptr; };
   const auto launch = [&](auto row_of, auto kernel) {
     Launch(slot, payload_room_, begin, at.segments, row_of, kernel);
   };
@@ -292,7 +300,7 @@ std::optional<uint32_t> GpuAdamState::CompressGradient(uint32_t chunk, Codec cod
           const auto [gradient, type] = gradient_of(segment);
           return DecompressDenseSegment{.compressed = static_cast<const uint8_t*>(gradient),
                                         .type = DenseTypeOf(type),
-                                        .values = Scratch(segment)};
+                                        .values = Scratch(chunk, segment)};
         },
         [&](auto... table) { return gpu_.DecompressDense(rule_, table..., stream_); });
     return CompressOnHost(chunk, payload, std::move(later));
@@ -313,8 +321,8 @@ std::optional<uint32_t> GpuAdamState::CompressMomentum(uint32_t chunk, Codec cod
     const Gradient& gradient = gradients[segment.tensor];
     return MomentumInputSegment{.gradient = PartOf(gradient, segment),
                                 .gradient_type = gradient.type,
-                                .momentum = DenseMomentum(chunk, segment),
-                                .input = Scratch(segment),
+                                .momentum = DenseMomentum(segment),
+                                .input = Scratch(chunk, segment),
                                 .rates = rates(segment.tensor)};
   };
   const auto make_input = [&](auto... table) {
@@ -332,7 +340,8 @@ std::optional<uint32_t> GpuAdamState::CompressMomentum(uint32_t chunk, Codec cod
          const size_t end = Launch(slot, TablesBegin(), TablesBegin(),
                                    layout_.chunks()[chunk].segments, input_row_of, make_input);
          const auto input_of = [&](const Segment& segment) {
-           return std::pair<const void*, GradientType>(Scratch(segment), GradientType::kFloat32);
+           return std::pair<const void*, GradientType>(Scratch(chunk, segment),
+                                                       GradientType::kFloat32);
          };
          Compress(slot, end, chunk, codec, /*adds_error=*/true, input_of, out, first_not_packed);
        });
@@ -349,13 +358,13 @@ void GpuAdamState::CompressSigns(Slot& slot, uint32_t chunk, RatesOf<kernels::Mo
         const Gradient& gradient = gradients[segment.tensor];
         CompressSegment row = {.gradient = PartOf(gradient, segment),
                                .type = gradient.type,
-                               .error = Error(chunk, segment),
+                               .error = Error(segment),
                                .out = OneBitPart(at, segment, out),
                                .rates = rates(segment.tensor)};
         if (momentum_is_signed_[chunk]) {
           row.momentum = SignedMomentum(chunk, segment);
         } else {
-          row.dense_momentum = DenseMomentum(chunk, segment);
+          row.dense_momentum = DenseMomentum(segment);
         }
         return row;
       },
@@ -367,17 +376,19 @@ void GpuAdamState::CompressSigns(Slot& slot, uint32_t chunk, RatesOf<kernels::Mo
 std::optional<uint32_t> GpuAdamState::CompressOnHost(uint32_t chunk, uint8_t* payload,
                                                      Optimizer::Later later) {
   const Chunk& at = layout_.chunks()[chunk];
-  const size_t bytes = at.elements * sizeof(float);
+  const size_t room = RoomFor(chunk);
+  const size_t bytes = room * sizeof(float);
   auto* const input = reinterpret_cast<float*>(on_host_.get());
-  float* const error = input + at.elements;
-  float* const error_on_gpu = Error(chunk, at.segments[0]);
-  Read(input, Scratch(at.segments[0]), bytes);
+  float* const error = input + room;
+  float* const error_on_gpu = Error(at.segments[0]);
+  Read(input, Scratch(chunk, at.segments[0]), bytes);
   Read(error, error_on_gpu, bytes);
   if (status_.ok()) {
     const NumberCodec& codec = NumberCodecOf(CUSTOM, layout_);
     const uint32_t bad_block = crew_->Compress(chunk, [&](const Segment& part) {
-      return codec.Compress(rule_, at, part, {input + part.chunk_offset, part.elements},
-                            {error + part.chunk_offset, part.elements}, payload);
+      const size_t begin = InChunk(chunk, part);
+      return codec.Compress(rule_, at, part, {input + begin, part.elements},
+                            {error + begin, part.elements}, payload);
     });
     if (Do(gpu_.Write(error_on_gpu, error, bytes, stream_))) return bad_block;
   }
@@ -403,8 +414,8 @@ void GpuAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRa
     return AdamSegment<kernels::AdamRates>{.rates = rates(segment.tensor),
                                            .gradient = gradient,
                                            .type = type,
-                                           .momentum = DenseMomentum(chunk, segment),
-                                           .variance = Variance(chunk, segment),
+                                           .momentum = DenseMomentum(segment),
+                                           .variance = Variance(segment),
                                            .parameters = Values(segment)};
   };
   const auto step = [&](auto... table) { return gpu_.AdamStep(rule_, table..., stream_); };
@@ -417,10 +428,10 @@ void GpuAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRa
         step);
   }
   RunOnDecompressed(
-      chunk, codec, answer, [&](const Segment& segment) { return Scratch(segment); },
+      chunk, codec, answer, [&](const Segment& segment) { return Scratch(chunk, segment); },
       [&](const Segment& segment) {
         return row_of(segment, kernels::DenseType::kFloat32,
-                      reinterpret_cast<const uint8_t*>(Scratch(segment)));
+                      reinterpret_cast<const uint8_t*>(Scratch(chunk, segment)));
       },
       step);
 }
@@ -433,8 +444,8 @@ void GpuAdamState::RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> ra
         .rates = rates(segment.tensor),
         .gradient = gradient + kernels::DenseBytes(kType, segment.chunk_offset),
         .type = kType,
-        .momentum = DenseMomentum(chunk, segment),
-        .variance = Variance(chunk, segment),
+        .momentum = DenseMomentum(segment),
+        .variance = Variance(segment),
         .parameters = Values(segment)};
   };
   RunOnAnswer(chunk, PLAIN_FLOAT32, answer, row_of,
@@ -445,11 +456,11 @@ void GpuAdamState::ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRate
                                  Payload answer) {
   if (codec == ONE_BIT) return ApplySigns(chunk, rates, std::move(answer));
   RunOnDecompressed(
-      chunk, codec, answer, [&](const Segment& segment) { return DenseMomentum(chunk, segment); },
+      chunk, codec, answer, [&](const Segment& segment) { return DenseMomentum(segment); },
       [&](const Segment& segment) {
         const UpdateRates update = rates(segment.tensor);
-        return ApplyDenseSegment{.momentum = DenseMomentum(chunk, segment),
-                                 .inverse_denominator = Variance(chunk, segment),
+        return ApplyDenseSegment{.momentum = DenseMomentum(segment),
+                                 .inverse_denominator = Variance(segment),
                                  .parameters = Values(segment),
                                  .learning_rate = update.learning_rate,
                                  .weight_decay = update.weight_decay};
@@ -470,7 +481,7 @@ void GpuAdamState::ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payloa
       [&](const Segment& segment) {
         const UpdateRates update = rates(segment.tensor);
         return ApplySegment{.momentum = SignedMomentum(chunk, segment),
-                            .inverse_denominator = Variance(chunk, segment),
+                            .inverse_denominator = Variance(segment),
                             .parameters = Values(segment),
                             .learning_rate = update.learning_rate,
                             .weight_decay = update.weight_decay};
@@ -485,7 +496,7 @@ void GpuAdamState::MakeMomentumDense(uint32_t chunk) {
       chunk,
       [&](const Segment& segment) {
         return DecompressSegment{.compressed = SignedMomentum(chunk, segment),
-                                 .values = DenseMomentum(chunk, segment)};
+                                 .values = DenseMomentum(segment)};
       },
       [&](auto... table) { return gpu_.DecompressOneBit(rule_, table..., stream_); });
   momentum_is_signed_[chunk] = false;
@@ -507,7 +518,7 @@ void GpuAdamState::AddToError(uint32_t chunk, Codec codec, const uint8_t* payloa
     const auto whole_row_of = [&](const Addition& addition) {
       auto row = row_of(addition.part);
       row.factor = addition.factor;
-      row.accumulator = Error(chunk, addition.part);
+      row.accumulator = Error(addition.part);
       return row;
     };
     end = Launch(slot, end, end, additions, whole_row_of, kernel);
@@ -545,7 +556,7 @@ void GpuAdamState::AddToError(uint32_t chunk, Codec codec, const uint8_t* payloa
     add(
         of_momentum,
         [&](const Segment& part) {
-          const float* const dense = DenseMomentum(chunk, part);
+          const float* const dense = DenseMomentum(part);
           return AddDenseSegment{.addend = reinterpret_cast<const uint8_t*>(dense)};
         },
         add_dense);
@@ -553,13 +564,13 @@ void GpuAdamState::AddToError(uint32_t chunk, Codec codec, const uint8_t* payloa
   Release(slot);
 }
 
-double GpuAdamState::SumOfVariance(size_t first, size_t elements) {
+double GpuAdamState::SumOfVariance(uint32_t tensor) {
   double sum = 0;
   if (!status_.ok()) return sum;
   auto* const workspace = reinterpret_cast<double*>(sums_.get());
-  double* const on_gpu = workspace + kernels::cuda::SumWorkspace(layout_.elements());
-  const auto* const variance = reinterpret_cast<const float*>(variance_.get()) + first;
-  Do(gpu_.Sum(variance, elements, workspace, on_gpu, stream_));
+  const size_t elements = values_[tensor].size();
+  double* const on_gpu = workspace + kernels::cuda::SumWorkspace(elements);
+  Do(gpu_.Sum(Variance({.tensor = tensor}), elements, workspace, on_gpu, stream_));
   Do(gpu_.Read(&sum, on_gpu, sizeof sum, stream_));
   return sum;
 }
@@ -569,8 +580,8 @@ void GpuAdamState::Freeze(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) {
       chunk,
       [&](const Segment& segment) {
         return AdamSegment<kernels::FreezeRates>{.rates = rates(segment.tensor),
-                                                 .momentum = DenseMomentum(chunk, segment),
-                                                 .variance = Variance(chunk, segment)};
+                                                 .momentum = DenseMomentum(segment),
+                                                 .variance = Variance(segment)};
       },
       [&](auto... table) { return gpu_.Freeze(rule_, table..., stream_); });
 }
@@ -579,7 +590,7 @@ void GpuAdamState::Thaw(uint32_t chunk, RatesOf<float> epsilon) {
   Run(
       chunk,
       [&](const Segment& segment) {
-        AdamSegment<kernels::RefreshRates> row = {.variance = Variance(chunk, segment)};
+        AdamSegment<kernels::RefreshRates> row = {.variance = Variance(segment)};
         row.rates.epsilon = epsilon(segment.tensor);
         return row;
       },
@@ -590,8 +601,7 @@ void GpuAdamState::Scale(Field field, uint32_t chunk, RatesOf<float> factor) {
   Run(
       chunk,
       [&](const Segment& segment) {
-        return ScaleSegment{.factor = factor(segment.tensor),
-                            .values = DenseField(field, chunk, segment)};
+        return ScaleSegment{.factor = factor(segment.tensor), .values = DenseField(field, segment)};
       },
       [&](auto... table) { return gpu_.Scale(rule_, table..., stream_); });
 }
@@ -608,7 +618,7 @@ void GpuAdamState::Get(Field field, uint32_t chunk, float* numbers) const {
       kernels::DecompressOneBit(rule_, OneBitPart(at, segment, payload.data()),
                                 {to, segment.elements});
     } else {
-      Read(to, DenseField(field, chunk, segment), segment.elements * sizeof(float));
+      Read(to, DenseField(field, segment), segment.elements * sizeof(float));
     }
   }
 }
@@ -617,7 +627,7 @@ void GpuAdamState::Set(Field field, uint32_t chunk, const float* numbers) {
   if (!status_.ok()) return;
   if (field == Field::kMomentum) momentum_is_signed_[chunk] = false;
   for (const Segment& segment : layout_.chunks()[chunk].segments) {
-    Do(gpu_.Write(DenseField(field, chunk, segment), numbers + segment.chunk_offset,
+    Do(gpu_.Write(DenseField(field, segment), numbers + segment.chunk_offset,
                   segment.elements * sizeof(float), stream_));
   }
 }
@@ -634,38 +644,61 @@ void GpuAdamState::Read(void* to, const void* from, size_t bytes) const {
   if (status_.ok()) Do(gpu_.Read(to, from, bytes, stream_));
 }
 
+void GpuAdamState::Read(float* to, const Memory& numbers, uint32_t chunk) const {
+  for (const Segment& segment : layout_.chunks()[chunk].segments) {
+    Read(to + segment.chunk_offset, In(numbers, segment), segment.elements * sizeof(float));
+  }
+}
+
+void GpuAdamState::Write(const Memory& numbers, uint32_t chunk, const float* from) {
+  if (!status_.ok()) return;
+  for (const Segment& segment : layout_.chunks()[chunk].segments) {
+    Do(gpu_.Write(In(numbers, segment), from + segment.chunk_offset,
+                  segment.elements * sizeof(float), stream_));
+  }
+}
+
+HostFloats GpuAdamState::Copy(const Memory& numbers) const {
+  PageVector<float> copy(layout_.elements());
+  float* to = copy.data();
+  for (uint32_t tensor = 0; tensor < values_.size(); ++tensor) {
+    Read(to, In(numbers, {.tensor = tensor}), values_[tensor].size() * sizeof(float));
+    to += values_[tensor].size();
+  }
+  return HostFloats(std::move(copy));
+}
+
 HostFloats GpuAdamState::Copy(const float* from, size_t elements) const {
   PageVector<float> copy(elements);
   Read(copy.data(), from, elements * sizeof(float));
   return HostFloats(std::move(copy));
 }
 
-float* GpuAdamState::DenseField(Field field, uint32_t chunk, const Segment& segment) const {
+float* GpuAdamState::DenseField(Field field, const Segment& segment) const {
   switch (field) {
     case Field::kParameters:
       return Values(segment);
     case Field::kMomentum:
-      return DenseMomentum(chunk, segment);
+      return DenseMomentum(segment);
     case Field::kVariance:
-      return Variance(chunk, segment);
+      return Variance(segment);
     case Field::kError:
       break;
   }
-  return Error(chunk, segment);
-}
-
-float* GpuAdamState::InLayoutOrder(const Memory& memory, uint32_t chunk,
-                                   const Segment& segment) const {
-  return reinterpret_cast<float*>(memory.get()) + layout_.chunks()[chunk].first_element +
-         segment.chunk_offset;
+  return Error(segment);
 }
 
 float* GpuAdamState::Values(const Segment& segment) const {
   return values_[segment.tensor].data() + segment.tensor_offset;
 }
 
-float* GpuAdamState::Scratch(const Segment& segment) const {
-  return reinterpret_cast<float*>(scratch_.get()) + segment.chunk_offset;
+size_t GpuAdamState::InChunk(uint32_t chunk, const Segment& segment) const {
+  return OnGpu(segment) - OnGpu(layout_.chunks()[chunk].segments[0]);
+}
+
+size_t GpuAdamState::RoomFor(uint32_t chunk) const {
+  const Segment& last = layout_.chunks()[chunk].segments.back();
+  return InChunk(chunk, last) + last.elements;
 }
 
 kernels::OneBitView GpuAdamState::SignedMomentum(uint32_t chunk, const Segment& segment) const {

@@ -76,7 +76,7 @@ class GpuAdamState final : public AdamState {
                   absl::Span<const Addition> of_payload,
                   absl::Span<const Addition> of_momentum) override;
 
-  double SumOfVariance(size_t first, size_t elements) override;  // waits for the GPU
+  double SumOfVariance(uint32_t tensor) override;  // waits for the GPU
   void Freeze(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) override;
   void Thaw(uint32_t chunk, RatesOf<float> epsilon) override;
   void Scale(Field field, uint32_t chunk, RatesOf<float> factor) override;
@@ -189,24 +189,30 @@ class GpuAdamState final : public AdamState {
   // To the host.
   void Read(void* to, const void* from, size_t bytes) const;
   HostFloats Copy(const float* from, size_t elements) const;
-  HostFloats Copy(const Memory& all) const {
-    return Copy(reinterpret_cast<const float*>(all.get()), layout_.elements());
-  }
+  HostFloats Copy(const Memory& numbers) const;
+  // A chunk's numbers, to the host and from there, where they have no gaps.
+  void Read(float* to, const Memory& numbers, uint32_t chunk) const;
+  void Write(const Memory& numbers, uint32_t chunk, const float* from);
 
-  // Where a segment's numbers begin on the GPU.
-  float* InLayoutOrder(const Memory& memory, uint32_t chunk, const Segment& segment) const;
-  float* Error(uint32_t chunk, const Segment& segment) const {
-    return InLayoutOrder(error_, chunk, segment);
+  // Where a segment's numbers begin on the GPU, in memory that has one for each element.
+  size_t OnGpu(const Segment& segment) const {
+    return first_on_gpu_[segment.tensor] + segment.tensor_offset;
   }
-  float* Variance(uint32_t chunk, const Segment& segment) const {
-    return InLayoutOrder(variance_, chunk, segment);
+  float* In(const Memory& numbers, const Segment& segment) const {
+    return reinterpret_cast<float*>(numbers.get()) + OnGpu(segment);
   }
-  float* DenseMomentum(uint32_t chunk, const Segment& segment) const {
-    return InLayoutOrder(dense_momentum_, chunk, segment);
-  }
+  float* Error(const Segment& segment) const { return In(error_, segment); }
+  float* Variance(const Segment& segment) const { return In(variance_, segment); }
+  float* DenseMomentum(const Segment& segment) const { return In(dense_momentum_, segment); }
   float* Values(const Segment& segment) const;
-  float* DenseField(Field field, uint32_t chunk, const Segment& segment) const;
-  float* Scratch(const Segment& segment) const;
+  float* DenseField(Field field, const Segment& segment) const;
+  // The same in memory that has one for each of the chunk's.
+  size_t InChunk(uint32_t chunk, const Segment& segment) const;
+  float* Scratch(uint32_t chunk, const Segment& segment) const {
+    return reinterpret_cast<float*>(scratch_.get()) + InChunk(chunk, segment);
+  }
+  // How many floats the chunk takes there, gaps included.
+  size_t RoomFor(uint32_t chunk) const;
   kernels::OneBitView SignedMomentum(uint32_t chunk, const Segment& segment) const;
 
   const Layout& layout_;
@@ -222,7 +228,10 @@ class GpuAdamState final : public AdamState {
   kernels::cuda::Event last_ = nullptr;  // the last that is behind work of this state's
   kernels::cuda::Owned<CUstream_st> copies_;
 
-  // In layout order, 4 bytes for each element.
+  // 4 bytes for each element, in layout order, with gaps: each tensor begins where a GPU reads as
+  // many bytes at a time as it can.
+  std::vector<size_t> first_on_gpu_;  // by tensor, in floats
+  size_t floats_ = 0;                 // with the gaps
   Memory error_;
   Memory variance_;
   Memory dense_momentum_;

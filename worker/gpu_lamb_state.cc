@@ -23,7 +23,7 @@ GpuLambState::GpuLambState(GpuAdamState& adam) : adam_(adam) {
   }
   read_.resize(blocks);
   if (!adam_.status_.ok()) return;
-  const size_t bytes = adam_.layout_.elements() * sizeof(float);
+  const size_t bytes = adam_.floats_ * sizeof(float);
   if (!adam_.Take(adam_.gpu_.Allocate(bytes), fresh_variance_)) return;
   if (!adam_.Take(adam_.gpu_.Allocate(blocks * sizeof(kernels::LambSums)), sums_)) return;
   adam_.Do(adam_.gpu_.SetToZero(fresh_variance_.get(), bytes, adam_.stream_));
@@ -36,8 +36,8 @@ void GpuLambState::UpdateMoments(uint32_t chunk, Codec codec, RatesOf<kernels::L
     return LambSegment{.rates = rates(segment.tensor),
                        .gradient = gradient,
                        .type = type,
-                       .momentum = adam_.DenseMomentum(chunk, segment),
-                       .variance = adam_.Variance(chunk, segment),
+                       .momentum = adam_.DenseMomentum(segment),
+                       .variance = adam_.Variance(segment),
                        .parameters = adam_.Values(segment),
                        .sums = SumsOf(chunk, segment)};
   };
@@ -53,10 +53,10 @@ void GpuLambState::UpdateMoments(uint32_t chunk, Codec codec, RatesOf<kernels::L
         update);
   }
   adam_.RunOnDecompressed(
-      chunk, codec, answer, [&](const Segment& segment) { return adam_.Scratch(segment); },
+      chunk, codec, answer, [&](const Segment& segment) { return adam_.Scratch(chunk, segment); },
       [&](const Segment& segment) {
         return row_of(segment, kernels::DenseType::kFloat32,
-                      reinterpret_cast<const uint8_t*>(adam_.Scratch(segment)));
+                      reinterpret_cast<const uint8_t*>(adam_.Scratch(chunk, segment)));
       },
       update);
 }
@@ -65,13 +65,13 @@ void GpuLambState::FollowMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::
                                   Payload answer) {
   if (codec == ONE_BIT) return FollowSigns(chunk, rates, std::move(answer));
   adam_.RunOnDecompressed(
-      chunk, codec, answer, [&](const Segment& segment) { return adam_.Scratch(segment); },
+      chunk, codec, answer, [&](const Segment& segment) { return adam_.Scratch(chunk, segment); },
       [&](const Segment& segment) {
         return FollowSegment{.rates = rates(segment.tensor),
-                             .dense_momentum = adam_.Scratch(segment),
-                             .dense_momentum_before = adam_.DenseMomentum(chunk, segment),
-                             .inverse_denominator = adam_.Variance(chunk, segment),
-                             .fresh_variance = FreshVariance(chunk, segment),
+                             .dense_momentum = adam_.Scratch(chunk, segment),
+                             .dense_momentum_before = adam_.DenseMomentum(segment),
+                             .inverse_denominator = adam_.Variance(segment),
+                             .fresh_variance = FreshVariance(segment),
                              .parameters = adam_.Values(segment),
                              .sums = SumsOf(chunk, segment)};
       },
@@ -90,14 +90,14 @@ void GpuLambState::FollowSigns(uint32_t chunk, RatesOf<kernels::FreshRates> rate
   const auto row_of = [&](const Segment& segment) {
     FollowSegment row = {.rates = rates(segment.tensor),
                          .momentum = OneBitPart(at, segment, on_gpu),
-                         .inverse_denominator = adam_.Variance(chunk, segment),
-                         .fresh_variance = FreshVariance(chunk, segment),
+                         .inverse_denominator = adam_.Variance(segment),
+                         .fresh_variance = FreshVariance(segment),
                          .parameters = adam_.Values(segment),
                          .sums = SumsOf(chunk, segment)};
     if (adam_.momentum_is_signed_[chunk]) {
       row.momentum_before = adam_.SignedMomentum(chunk, segment);
     } else {
-      row.dense_momentum_before = adam_.DenseMomentum(chunk, segment);
+      row.dense_momentum_before = adam_.DenseMomentum(segment);
     }
     return row;
   };
@@ -124,8 +124,8 @@ void GpuLambState::Step(uint32_t chunk, RatesOf<StepRates> rates) {
         const StepRates step = rates(segment.tensor);
         return LambSegment{.rates = step.rates,
                            .step_size = step.step_size,
-                           .momentum = adam_.DenseMomentum(chunk, segment),
-                           .variance = adam_.Variance(chunk, segment),
+                           .momentum = adam_.DenseMomentum(segment),
+                           .variance = adam_.Variance(segment),
                            .parameters = adam_.Values(segment)};
       },
       [&](auto... table) { return adam_.gpu_.LambStep(adam_.rule_, table..., adam_.stream_); });
@@ -137,8 +137,8 @@ void GpuLambState::StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRa
         chunk,
         [&](const Segment& segment) {
           const AdamState::UpdateRates update = rates(segment.tensor);
-          return ApplyDenseSegment{.momentum = adam_.DenseMomentum(chunk, segment),
-                                   .inverse_denominator = adam_.Variance(chunk, segment),
+          return ApplyDenseSegment{.momentum = adam_.DenseMomentum(segment),
+                                   .inverse_denominator = adam_.Variance(segment),
                                    .parameters = adam_.Values(segment),
                                    .learning_rate = update.learning_rate,
                                    .weight_decay = update.weight_decay};
@@ -152,7 +152,7 @@ void GpuLambState::StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRa
       [&](const Segment& segment) {
         const AdamState::UpdateRates update = rates(segment.tensor);
         return ApplySegment{.momentum = adam_.SignedMomentum(chunk, segment),
-                            .inverse_denominator = adam_.Variance(chunk, segment),
+                            .inverse_denominator = adam_.Variance(segment),
                             .parameters = adam_.Values(segment),
                             .learning_rate = update.learning_rate,
                             .weight_decay = update.weight_decay};
@@ -167,8 +167,8 @@ void GpuLambState::StartFreshVariance(uint32_t chunk, RatesOf<kernels::FreezeRat
       chunk,
       [&](const Segment& segment) {
         return FloorSegment{.rates = rates(segment.tensor),
-                            .variance = adam_.Variance(chunk, segment),
-                            .fresh_variance = FreshVariance(chunk, segment)};
+                            .variance = adam_.Variance(segment),
+                            .fresh_variance = FreshVariance(segment)};
       },
       [&](auto... table) {
         return adam_.gpu_.FloorVariance(adam_.rule_, table..., adam_.stream_);
@@ -176,15 +176,11 @@ void GpuLambState::StartFreshVariance(uint32_t chunk, RatesOf<kernels::FreezeRat
 }
 
 void GpuLambState::GetFreshVariance(uint32_t chunk, float* numbers) const {
-  const Chunk& at = adam_.layout_.chunks()[chunk];
-  adam_.Read(numbers, FreshVariance(chunk, at.segments[0]), at.elements * sizeof(float));
+  adam_.Read(numbers, fresh_variance_, chunk);
 }
 
 void GpuLambState::SetFreshVariance(uint32_t chunk, const float* numbers) {
-  if (!adam_.status_.ok()) return;
-  const Chunk& at = adam_.layout_.chunks()[chunk];
-  adam_.Do(adam_.gpu_.Write(FreshVariance(chunk, at.segments[0]), numbers,
-                            at.elements * sizeof(float), adam_.stream_));
+  adam_.Write(fresh_variance_, chunk, numbers);
 }
 
 kernels::LambSums* GpuLambState::SumsOf(uint32_t chunk, const Segment& segment) const {

@@ -39,13 +39,11 @@ class GpuLambState final : public LambState {
   using Memory = kernels::cuda::Owned<uint8_t>;
 
   void FollowSigns(uint32_t chunk, RatesOf<kernels::FreshRates> rates, Payload answer);
-  float* FreshVariance(uint32_t chunk, const Segment& segment) const {
-    return adam_.InLayoutOrder(fresh_variance_, chunk, segment);
-  }
+  float* FreshVariance(const Segment& segment) const { return adam_.In(fresh_variance_, segment); }
   kernels::LambSums* SumsOf(uint32_t chunk, const Segment& segment) const;
 
   GpuAdamState& adam_;
-  Memory fresh_variance_;                // in layout order
+  Memory fresh_variance_;                // as adam_'s
   Memory sums_;                          // by block, in layout order
   std::vector<kernels::LambSums> read_;  // from sums_
   std::vector<size_t> first_block_;      // by chunk

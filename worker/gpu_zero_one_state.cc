@@ -16,13 +16,12 @@ using kernels::cuda::ScaleSegment;
 GpuZeroOneState::GpuZeroOneState(GpuAdamState& adam) : adam_(adam) {
   under_way_.reserve(adam_.applying_.size());
   if (!adam_.status_.ok()) return;
-  const size_t bytes = adam_.layout_.elements() * sizeof(float);
+  const size_t bytes = adam_.floats_ * sizeof(float);
   if (!adam_.Take(adam_.gpu_.Allocate(bytes), anchor_)) return;
   if (!adam_.Take(adam_.gpu_.Allocate(bytes), sum_)) return;
-  const auto* tensor = reinterpret_cast<const float*>(sum_.get());
-  for (const absl::Span<float> values : adam_.values_) {
-    sum_of_tensor_.emplace_back(tensor, values.size(), GradientType::kFloat32);
-    tensor += values.size();
+  for (uint32_t tensor = 0; tensor < adam_.values_.size(); ++tensor) {
+    sum_of_tensor_.emplace_back(Sum({.tensor = tensor}), adam_.values_[tensor].size(),
+                                GradientType::kFloat32);
   }
 }
 
@@ -37,8 +36,8 @@ void GpuZeroOneState::AdaptiveStep(uint32_t chunk, Codec codec,
     return AdaptiveSegment{.rates = rates(segment.tensor),
                            .gradient = gradient,
                            .type = type,
-                           .momentum = adam_.DenseMomentum(chunk, segment),
-                           .variance = adam_.Variance(chunk, segment),
+                           .momentum = adam_.DenseMomentum(segment),
+                           .variance = adam_.Variance(segment),
                            .parameters = adam_.Values(segment)};
   };
   const auto step = [&](auto... table) {
@@ -53,10 +52,10 @@ void GpuZeroOneState::AdaptiveStep(uint32_t chunk, Codec codec,
         step);
   }
   adam_.RunOnDecompressed(
-      chunk, codec, answer, [&](const Segment& segment) { return adam_.Scratch(segment); },
+      chunk, codec, answer, [&](const Segment& segment) { return adam_.Scratch(chunk, segment); },
       [&](const Segment& segment) {
         return row_of(segment, kernels::DenseType::kFloat32,
-                      reinterpret_cast<const uint8_t*>(adam_.Scratch(segment)));
+                      reinterpret_cast<const uint8_t*>(adam_.Scratch(chunk, segment)));
       },
       step);
 }
@@ -66,10 +65,10 @@ void GpuZeroOneState::Begin(uint32_t chunk) {
   if (!adam_.status_.ok()) return;
   const Chunk& at = adam_.layout_.chunks()[chunk];
   for (const Segment& segment : at.segments) {
-    Copy(Anchor(chunk, segment), adam_.Values(segment), segment.elements);
+    Copy(Anchor(segment), adam_.Values(segment), segment.elements);
   }
-  adam_.Do(
-      adam_.gpu_.SetToZero(Sum(chunk, at.segments[0]), at.elements * sizeof(float), adam_.stream_));
+  adam_.Do(adam_.gpu_.SetToZero(Sum(at.segments[0]), adam_.RoomFor(chunk) * sizeof(float),
+                                adam_.stream_));
 }
 
 void GpuZeroOneState::Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
@@ -88,9 +87,9 @@ void GpuZeroOneState::Step(uint32_t chunk, RatesOf<kernels::LocalRates> rates,
             .rates = rates(segment.tensor),
             .gradient = PartOf(gradient, segment),
             .gradient_type = gradient.type,
-            .momentum = adam_.DenseMomentum(chunk, segment),
-            .accumulated = Sum(chunk, segment),
-            .inverse_denominator = adam_.Variance(chunk, segment),
+            .momentum = adam_.DenseMomentum(segment),
+            .accumulated = Sum(segment),
+            .inverse_denominator = adam_.Variance(segment),
             .parameters = parameters == Parameters::kMove ? adam_.Values(segment) : nullptr};
       },
       [&](auto... table) {
@@ -117,8 +116,8 @@ std::vector<BlockLeftAlone> GpuZeroOneState::TakeBlocksLeftAlone(Wanted wanted) 
 void GpuZeroOneState::SetSumToMomentum(uint32_t chunk) {
   adam_.MakeMomentumDense(chunk);
   if (!adam_.status_.ok()) return;
-  const Chunk& at = adam_.layout_.chunks()[chunk];
-  Copy(Sum(chunk, at.segments[0]), adam_.DenseMomentum(chunk, at.segments[0]), at.elements);
+  const Segment& first = adam_.layout_.chunks()[chunk].segments[0];
+  Copy(Sum(first), adam_.DenseMomentum(first), adam_.RoomFor(chunk));
 }
 
 std::optional<uint32_t> GpuZeroOneState::CompressSum(uint32_t chunk, Codec codec,
@@ -127,7 +126,7 @@ std::optional<uint32_t> GpuZeroOneState::CompressSum(uint32_t chunk, Codec codec
   adam_.Run(
       chunk,
       [&](const Segment& segment) {
-        return ScaleSegment{.factor = factor(segment.tensor), .values = Sum(chunk, segment)};
+        return ScaleSegment{.factor = factor(segment.tensor), .values = Sum(segment)};
       },
       [&](auto... table) { return adam_.gpu_.Scale(adam_.rule_, table..., adam_.stream_); });
   return adam_.CompressGradient(chunk, codec, /*adds_error=*/true, sum_of_tensor_, payload,
@@ -137,15 +136,12 @@ std::optional<uint32_t> GpuZeroOneState::CompressSum(uint32_t chunk, Codec codec
 void GpuZeroOneState::ReturnToAnchor(uint32_t chunk) {
   if (!adam_.status_.ok()) return;
   for (const Segment& segment : adam_.layout_.chunks()[chunk].segments) {
-    Copy(adam_.Values(segment), Anchor(chunk, segment), segment.elements);
+    Copy(adam_.Values(segment), Anchor(segment), segment.elements);
   }
 }
 
 void GpuZeroOneState::Set(Field field, uint32_t chunk, const float* numbers) {
-  if (!adam_.status_.ok()) return;
-  const Chunk& at = adam_.layout_.chunks()[chunk];
-  adam_.Do(adam_.gpu_.Write(adam_.InLayoutOrder(MemoryOf(field), chunk, at.segments[0]), numbers,
-                            at.elements * sizeof(float), adam_.stream_));
+  adam_.Write(MemoryOf(field), chunk, numbers);
 }
 
 void GpuZeroOneState::Copy(float* to, const float* from, size_t elements) {

@@ -41,12 +41,8 @@ class GpuZeroOneState final : public ZeroOneState {
   using Memory = kernels::cuda::Owned<uint8_t>;
 
   const Memory& MemoryOf(Field field) const { return field == Field::kAnchor ? anchor_ : sum_; }
-  float* Anchor(uint32_t chunk, const Segment& segment) const {
-    return adam_.InLayoutOrder(anchor_, chunk, segment);
-  }
-  float* Sum(uint32_t chunk, const Segment& segment) const {
-    return adam_.InLayoutOrder(sum_, chunk, segment);
-  }
+  float* Anchor(const Segment& segment) const { return adam_.In(anchor_, segment); }
+  float* Sum(const Segment& segment) const { return adam_.In(sum_, segment); }
   // So many numbers, on the GPU.
   void Copy(float* to, const float* from, size_t elements);
 
@@ -59,7 +55,7 @@ class GpuZeroOneState final : public ZeroOneState {
   void EndOldest();
 
   GpuAdamState& adam_;
-  Memory anchor_, sum_;                  // in layout order
+  Memory anchor_, sum_;                  // as adam_'s
   std::vector<Gradient> sum_of_tensor_;  // of sum_
   std::vector<UnderWay> under_way_;      // oldest first; at most as many as there are slots
   std::vector<BlockLeftAlone> left_alone_;

@@ -30,6 +30,11 @@ HostAdamState::HostAdamState(const Layout& layout, std::vector<absl::Span<float>
       signed_momentum_(layout.chunks().size()),
       crew_(layout, threads) {
   for (const Chunk& chunk : layout.chunks()) dense_momentum_.emplace_back(chunk.elements);
+  size_t first = 0;
+  for (const absl::Span<float> values : values_) {
+    first_element_.push_back(first);
+    first += values.size();
+  }
 }
 
 absl::Status HostAdamState::CheckGradient(const Gradient& gradient) const {
@@ -182,8 +187,9 @@ void HostAdamState::AddToError(uint32_t chunk, Codec codec, const uint8_t* paylo
   }
 }
 
-double HostAdamState::SumOfVariance(size_t first, size_t elements) {
-  return kernels::Sum(absl::MakeConstSpan(variance_).subspan(first, elements));
+double HostAdamState::SumOfVariance(uint32_t tensor) {
+  const size_t elements = values_[tensor].size();
+  return kernels::Sum(absl::MakeConstSpan(variance_).subspan(first_element_[tensor], elements));
 }
 
 void HostAdamState::Freeze(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) {

@@ -52,7 +52,7 @@ class HostAdamState final : public AdamState {
                   absl::Span<const Addition> of_payload,
                   absl::Span<const Addition> of_momentum) override;
 
-  double SumOfVariance(size_t first, size_t elements) override;
+  double SumOfVariance(uint32_t tensor) override;
   void Freeze(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) override;
   void Thaw(uint32_t chunk, RatesOf<float> epsilon) override;
   void Scale(Field field, uint32_t chunk, RatesOf<float> factor) override;
@@ -93,6 +93,7 @@ class HostAdamState final : public AdamState {
   const Layout& layout_;
   const kernels::BlockRule rule_;
   const std::vector<absl::Span<float>> values_;  // by tensor
+  std::vector<size_t> first_element_;            // likewise, in layout order
 
   PageVector<float> error_;     // in layout order; takes no memory before it is written
   PageVector<float> variance_;  // in layout order

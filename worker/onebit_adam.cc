@@ -309,7 +309,10 @@ void OneBitAdam::LookAtVariance(uint64_t step) {
   const auto interval = static_cast<uint64_t>(std::lround(1 / (1 - rates_[0].beta2)));
   if (step == 0 || step % interval != 0) return;
   const double correction = options_.bias_correction ? 1 / (1 - Power(rates_[0].beta2, step)) : 1;
-  const double norm = state_->SumOfVariance(0, layout_.elements()) * correction;
+  double norm = 0;
+  for (uint32_t tensor = 0; tensor < parameters_.size(); ++tensor) {
+    norm += state_->SumOfVariance(tensor) * correction;
+  }
   const double before = schedule_.variance_norm();
   schedule_.set_variance_norm(norm);
   const bool is_steady = before > 0 && norm >= kSettled * before && kSettled * norm <= before;
@@ -318,8 +321,8 @@ void OneBitAdam::LookAtVariance(uint64_t step) {
 
 void OneBitAdam::FreezeVariance(bool is_first) {
   std::vector<kernels::FreezeRates> by_tensor;
-  size_t first = 0;
-  for (const Parameter& parameter : parameters_) {
+  for (uint32_t tensor = 0; tensor < parameters_.size(); ++tensor) {
+    const Parameter& parameter = parameters_[tensor];
     kernels::FreezeRates& rates = by_tensor.emplace_back();
     const bool corrects = is_first && options_.bias_correction;
     const GroupRates& group = rates_[parameter.group];
@@ -329,10 +332,8 @@ void OneBitAdam::FreezeVariance(bool is_first) {
     rates.momentum_correction = static_cast<float>(momentum_correction);
     rates.variance_correction = static_cast<float>(variance_correction);
     rates.epsilon = static_cast<float>(group.epsilon);
-    const size_t elements = parameter.values.size();
-    const double mean = state_->SumOfVariance(first, elements) / elements;
+    const double mean = state_->SumOfVariance(tensor) / parameter.values.size();
     rates.floor = static_cast<float>(options_.variance_floor * mean * variance_correction);
-    first += elements;
   }
   schedule_.clear_epsilons();
   for (uint32_t g = 0; g < groups(); ++g) schedule_.add_epsilons(rates_[g].epsilon);

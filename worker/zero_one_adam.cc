@@ -105,11 +105,9 @@ void ZeroOneAdam::UpdateFloors() {
   const uint64_t update = steps_.LastUpdate(step() - 1).step;
   if (floors_of_ == update) return;
   floors_of_ = update;
-  size_t first = 0;
   for (uint32_t tensor = 0; tensor < floors_.size(); ++tensor) {
-    const size_t elements = ElementCount(layout().tensors()[tensor]);
-    floors_[tensor] = options().variance_floor * state().SumOfVariance(first, elements) / elements;
-    first += elements;
+    const uint64_t elements = ElementCount(layout().tensors()[tensor]);
+    floors_[tensor] = options().variance_floor * state().SumOfVariance(tensor) / elements;
   }
 }
 

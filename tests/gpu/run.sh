@@ -13,6 +13,8 @@
 #              memcheck-nodes not in those;
 #              what is read or written beside a buffer, but in the tests' own memory, is for the tests'
 #              guards to find
+#   optimizers  PyTorch's on CUDA, each with overlap, with clipping and as DeepSpeed's: a rank on the GPU
+#              and one on the CPU end with the same parameters
 #   language_model and so on: the PyTorch examples, two ranks on the GPU and one on the CPU, which end
 #              with the same parameters; language_model-node, four ranks of two nodes, of which
 #              each has one on the GPU; and language_model-node-gpu, where the nodes' workers are on
@@ -158,10 +160,22 @@ if command -v compute-sanitizer >/dev/null; then
 else
   cannot_run "there is no compute-sanitizer" memcheck racecheck memcheck-{jobs,nodes}
 fi
-examples=({,masked_}language_model resnet language_model-node{,-gpu})
+# Of two ranks, of which the first is on the GPU; each says the same.
+optimizers() {
+  local said
+  said=$(PYTHONPATH=$package/python "$package/bin/signpost" run -n 2 --aggregators 2 -- \
+    python3 "$package/python/gpu_job.py" 0 2>&1)
+  local code=$?
+  echo "$said"
+  local of_rank=("$(sed -n 's/^\[rank 0\] \(steps\|model\) //p' <<<"$said")"
+    "$(sed -n 's/^\[rank 1\] \(steps\|model\) //p' <<<"$said")")
+  [[ $code == 0 && -n ${of_rank[0]} && ${of_rank[0]} == "${of_rank[1]}" ]]
+}
+examples=(optimizers {,masked_}language_model resnet language_model-node{,-gpu})
 if ((${#loader[@]} > 0)); then
   cannot_run "this machine's C or C++ library is older than libsignpost.so's" "${examples[@]}"
 elif python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+  step optimizers optimizers
   for example in language_model masked_language_model; do step "$example" pytorch "$example" 3 2; done
   if python3 -c 'import sklearn' 2>/dev/null; then
     step resnet pytorch resnet 3 2

@@ -509,6 +509,8 @@ class Simulation {
 
 }  // namespace
 
+OptimizerOptions OptimizerOf(uint64_t seed) { return JobPlan(seed).optimizer; }
+
 Digests Undisturbed(uint64_t seed) {
   const JobPlan plan(seed);
   Simulation simulation(plan, seed, nullptr);

@@ -37,6 +37,9 @@ using Digests = std::vector<uint32_t>;
 // the computation of gradients.
 Digests Undisturbed(uint64_t seed);
 
+// Its job's optimizer.
+OptimizerOptions OptimizerOf(uint64_t seed);
+
 // The same job with faults. Invariants:
 //   - every call of every worker succeeds, but for a step of one that is too late to catch up, and
 //     those of one that is dead;

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 #include <string>
 
@@ -20,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "gtest/gtest.h"
+#include "proto/codec.h"
 
 namespace signpost::simulation {
 namespace {
@@ -111,6 +113,28 @@ TEST(Simulation, HoldsTheInvariants) {
       uintmax_t{total.skipped_rounds}, uintmax_t{total.late_rounds},
       uintmax_t{total.steps_caught_up}, uintmax_t{total.lost_ranks}, uintmax_t{total.dead_workers},
       uintmax_t{total.returned_workers});
+}
+
+TEST(Simulation, HasEachOptimizerWithEachCodec) {
+  std::set<std::string> drawn;
+  for (uint64_t seed = 1; seed <= 2000; ++seed) {
+    const OptimizerOptions options = OptimizerOf(seed);
+    const char* const optimizer = options.lamb       ? "1-bit LAMB"
+                                  : options.zero_one ? "0/1 Adam"
+                                                     : "1-bit Adam";
+    drawn.insert(absl::StrCat(optimizer, " in ", CodecName(options.codec)));
+    if (options.zero_one) continue;
+    drawn.insert(absl::StrCat(optimizer, " after ", CodecName(options.warm_up_codec)));
+  }
+  for (const Codec codec : {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT, CUSTOM}) {
+    for (const char* optimizer : {"1-bit Adam", "1-bit LAMB", "0/1 Adam"}) {
+      EXPECT_TRUE(drawn.count(absl::StrCat(optimizer, " in ", CodecName(codec))))
+          << optimizer << codec;
+      if (optimizer[0] == '0') continue;
+      EXPECT_TRUE(drawn.count(absl::StrCat(optimizer, " after ", CodecName(codec))))
+          << optimizer << codec;
+    }
+  }
 }
 
 TEST(Simulation, JobsThatResumeHoldTheInvariants) {

@@ -1,5 +1,6 @@
 """What each rank does in gpu_test.py: `gpu_job.py RANKS`, of which those ("02") are on a GPU; with
-`codec` behind them, in a codec that is a Python class; with `dies_once DIRECTORY`, as in job.py."""
+`codec` behind them, in a codec that is a Python class; with `dies_once DIRECTORY`, as in job.py.
+Where PyTorch finds a GPU, as tests/gpu/run.sh wants, it is that one, otherwise a simulated one."""
 
 import sys
 import zlib
@@ -39,8 +40,9 @@ class OfAllTypes(nn.Module):
 
     def loss(self, step, rank):
         generator = torch.Generator().manual_seed(100 * step + rank)
-        rows = self.rows(torch.randint(40, (10,), generator=generator))
-        factors = [torch.randn(p.shape, generator=generator) for p in self.all]
+        device = self.unused.device
+        rows = self.rows(torch.randint(40, (10,), generator=generator).to(device))
+        factors = [torch.randn(p.shape, generator=generator).to(device) for p in self.all]
         losses = [(f * p.float()).square().sum() for f, p in zip(factors, self.all)]
         return sum(losses) + rows.square().sum()
 
@@ -57,14 +59,21 @@ def train(optimizer, model, steps=STEPS):
 def crc_of(model):
     crc = 0
     for parameter in model.parameters():
-        crc = zlib.crc32(parameter.detach().float().numpy().tobytes(), crc)
+        crc = zlib.crc32(parameter.detach().cpu().float().numpy().tobytes(), crc)
     return crc
+
+
+def a_gpu():
+    """For this rank's model."""
+    if torch.cuda.is_available():
+        return "cuda:0"
+    simulated_gpu.put_tensors_on(signpost.rank() % 2)
+    return "cpu"
 
 
 def main(ranks, what=None, *arguments):
     use_small_chunks()
-    if str(signpost.rank()) in ranks:
-        simulated_gpu.put_tensors_on(signpost.rank() % 2)
+    device = a_gpu() if str(signpost.rank()) in ranks else "cpu"
     if what == "dies_once":
         return dies_once(*arguments)
     one_bit = {"freeze_step": 4, "variance_refresh_interval": 5}
@@ -82,8 +91,11 @@ def main(ranks, what=None, *arguments):
             (signpost.ZeroOneAdam, {**LOCAL, "codec": own}),
         )
     for optimizer_of, options in optimizers:
-        for more in ({}, {"overlap": True}, {"max_grad_norm": 5.0}):
-            model = OfAllTypes()
+        variants = [{}, {"overlap": True}, {"max_grad_norm": 5.0}]
+        if what != "codec" and optimizer_of is not signpost.Adam:
+            variants.append({"compat": "deepspeed"})
+        for more in variants:
+            model = OfAllTypes().to(device)
             optimizer = optimizer_of(model.parameters(), lr=0.01, **options, **more)
             train(optimizer, model)
             say(optimizer)

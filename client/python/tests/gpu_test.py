@@ -74,7 +74,7 @@ def run_job(ranks, *options, what=(), **environment):
 def test_ranks_on_gpus_have_the_bits_of_ranks_on_the_cpu():
     wanted, same = run_job(ranks="")
     assert wanted == same
-    assert len(wanted) == 24 and len(set(wanted)) == 16  # those with overlap have those without
+    assert len(wanted) == 30 and len(set(wanted)) == 22  # those with overlap have those without
     for ranks in ("0", "1", "01"):
         assert run_job(ranks) == [wanted, wanted], ranks
 
@@ -94,7 +94,7 @@ def test_so_they_do_in_a_codec_of_ones_own():
 
 def test_ranks_of_a_node_have_the_same_bits_wherever_each_is():
     wanted, same = run_job("", "--per-node", "2")
-    assert wanted == same and len(wanted) == 24
+    assert wanted == same and len(wanted) == 30
     for ranks in ("1", "01"):
         assert run_job(ranks, "--per-node", "2") == [wanted, wanted], ranks
     # The node's worker, another process, is on a GPU too.
