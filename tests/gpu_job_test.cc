@@ -442,7 +442,8 @@ TEST_F(SimulatedGpuJobTest, OfACodecFromOutside16BytesCrossForEachElement) {
     EXPECT_EQ(after.streams, before.streams);
     EXPECT_EQ(after.events, before.events);
     const double parameters = replica_->gradient.size();
-    EXPECT_EQ(after.bytes_out - before.bytes_out, 8 * parameters);
+    EXPECT_GE(after.bytes_out - before.bytes_out, 8 * parameters);
+    EXPECT_LE(after.bytes_out - before.bytes_out, 8.01 * parameters) << "more than gaps";
     const double in = after.bytes_in - before.bytes_in - 4 * parameters;
     EXPECT_GE(in, 8 * parameters);
     EXPECT_LE(in, 8.01 * parameters) << "more than that and tables";

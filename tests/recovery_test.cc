@@ -148,11 +148,11 @@ int ConnectionsTo(const std::string& target) {
   int port = 0, connections = 0;
   EXPECT_TRUE(absl::SimpleAtoi(target.substr(target.rfind(':') + 1), &port));
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    sockaddr_in peer = {};
+    sockaddr_in6 peer = {};  // of an IPv4 socket too the port is there
     socklen_t size = sizeof peer;
     const int fd = std::atoi(entry.path().filename().c_str());
     const bool is_connected = getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0;
-    if (is_connected && peer.sin_family == AF_INET && ntohs(peer.sin_port) == port) ++connections;
+    if (is_connected && ntohs(peer.sin6_port) == port) ++connections;
   }
   return connections;
 }

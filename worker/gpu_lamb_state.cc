@@ -106,8 +106,8 @@ void GpuLambState::FollowSigns(uint32_t chunk, RatesOf<kernels::FreshRates> rate
   adam_.Do(
       adam_.gpu_.FollowMomentum(adam_.rule_, table.rows, table.count, table.blocks, adam_.stream_));
   // Now that the one before has been read.
-  adam_.Do(adam_.gpu_.CopyIn(adam_.signed_momentum_.get() + adam_.first_signed_[chunk],
-                             slot.pinned.get() + begin, answer.size(), adam_.stream_));
+  adam_.Do(adam_.gpu_.Copy(adam_.signed_momentum_.get() + adam_.first_signed_[chunk], on_gpu,
+                           answer.size(), adam_.stream_));
   adam_.momentum_is_signed_[chunk] = true;
   adam_.Release(slot);
 }
