@@ -36,6 +36,7 @@ def planted_bug_test(name, src, old, new = "", seeds = 50):
         linkstatic = True,
         deps = [
             ":simulation",
+            "//proto:codec",
             "//third_party:absl",
             "//third_party:gtest",
         ],

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "worker/onebit_adam.h"
+
 namespace signpost::simulation {
 
 struct SimulationResult {
