@@ -69,6 +69,7 @@ TEST_F(ExplainConfigTest, SaysWhatTrainingProcessesRead) {
             "world-size             -        default\n"
             "node                   -        default\n"
             "failure-timeout        10s      default\n"
+            "connections            1        default\n"
             "min-workers            -        default\n"
             "round-deadline         -        default\n"
             "threads                4        job.yaml:3\n"
