@@ -29,7 +29,7 @@ struct ExcessCalls {
 // Has `on_excess` told of it when there is one call too many, and again for each kCallsBetween
 // more that come while there are, from gRPC's threads. Callback API only; the builder's context
 // allocator and interceptors are used for it.
-inline constexpr int kCallsBetween = 256;
+inline constexpr int kCallsBetween = 16;
 void LimitCalls(const CallLimits& limits, std::function<void(const ExcessCalls&)> on_excess,
                 grpc::ServerBuilder& builder);
 

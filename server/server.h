@@ -50,7 +50,8 @@ struct ServerOptions {
   std::string state_dir;
   // Give up jobs whose state cannot be read, instead of refusing to start.
   bool allow_error_reset = false;
-  // Gets a line for a person: about certificates, plain text, denied calls. From any thread.
+  // Gets a line for a person: about certificates, plain text, denied calls, connections that are
+  // ended. From any thread.
   std::function<void(const std::string& line)> on_warning = [](const std::string&) {};
   // Where the metrics port listens, as `listen` but not unix:; beyond loopback too, since it takes
   // nothing and tells nothing secret. Empty: nowhere.

@@ -312,11 +312,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         ResumeCase{"BeforeTheFirstStep", 0, {.freeze_step = 5}},
         ResumeCase{"InTheWarmUp", 2, {.freeze_step = 5}},
-        ResumeCase{"InABf16WarmUp", 3, {.freeze_step = 5, .warm_up_codec = BFLOAT16}},
         ResumeCase{"AtTheFreeze", 5, {.freeze_step = 5, .warm_up_codec = BFLOAT16}},
         ResumeCase{"AfterTheFirstOneBitStep", 6, {.freeze_step = 5}},
         ResumeCase{"AmongOneBitSteps", 9, {.freeze_step = 5, .warm_up_codec = BFLOAT16}},
-        ResumeCase{"InAnInt8WarmUp", 3, {.freeze_step = 5, .warm_up_codec = INT8}},
         ResumeCase{"AmongInt8Steps", 7, {.freeze_step = 5, .codec = INT8}},
         ResumeCase{"AmongInt4Steps", 9, {.freeze_step = 5, .warm_up_codec = INT8, .codec = INT4}},
         ResumeCase{"AmongBf16Steps", 8, {.freeze_step = 5, .codec = BFLOAT16}},
@@ -324,8 +322,6 @@ INSTANTIATE_TEST_SUITE_P(
             "AmongFp16Steps", 6, {.freeze_step = 5, .warm_up_codec = INT4, .codec = FLOAT16}},
         ResumeCase{
             "AmongFp32Steps", 8, {.freeze_step = 5, .warm_up_codec = ONE_BIT, .codec = FLOAT32}},
-        ResumeCase{"InAWarmUpOfACodecFromOutside", 3, {.freeze_step = 5, .warm_up_codec = CUSTOM}},
-        ResumeCase{"AmongStepsOfACodecFromOutside", 8, {.freeze_step = 5, .codec = CUSTOM}},
         ResumeCase{
             "BeforeARefreshOfTheVariance", 8, {.freeze_step = 5, .variance_refresh_interval = 3}},
         ResumeCase{
@@ -335,8 +331,6 @@ INSTANTIATE_TEST_SUITE_P(
         ResumeCase{"OfAdam", 7, {}}, ResumeCase{"OfLamb", 7, {.lamb = kLamb}},
         ResumeCase{"OfLambInTheWarmUp", 3, {.freeze_step = 5, .lamb = kLamb}},
         ResumeCase{
-            "OfLambInAnInt8WarmUp", 3, {.freeze_step = 5, .warm_up_codec = INT8, .lamb = kLamb}},
-        ResumeCase{
             "OfLambAtTheFreeze", 5, {.freeze_step = 5, .warm_up_codec = BFLOAT16, .lamb = kLamb}},
         ResumeCase{"OfLambAmongOneBitSteps", 9, {.freeze_step = 5, .lamb = kLamb}},
         ResumeCase{"OfLambAmongFp32Steps", 6, {.freeze_step = 5, .codec = FLOAT32, .lamb = kLamb}},
@@ -344,9 +338,6 @@ INSTANTIATE_TEST_SUITE_P(
             "OfLambAmongInt4StepsAfterARefresh",
             9,
             {.freeze_step = 5, .codec = INT4, .variance_refresh_interval = 3, .lamb = kLamb}},
-        ResumeCase{"OfLambAmongStepsOfACodecFromOutside",
-                   8,
-                   {.freeze_step = 5, .codec = CUSTOM, .lamb = kLamb}},
         ResumeCase{"OfZeroOneAdamBetweenUpdates", 4, {.freeze_step = 5, .zero_one = kZeroOne}},
         ResumeCase{"OfZeroOneAdamAtTheFreeze", 5, {.freeze_step = 5, .zero_one = kZeroOne}},
         ResumeCase{

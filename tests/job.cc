@@ -39,7 +39,8 @@ std::vector<NamedOptimizer> EachOptimizerWithEachCodec(uint64_t freeze_step,
     for (const auto& codec : kCodecs) {
       all.push_back({absl::StrCat(optimizer.name, "In", codec.name), optimizer.options});
       all.back().options.codec = codec.codec;
-      if (optimizer.options.zero_one) continue;
+      // The default is had above.
+      if (optimizer.options.zero_one || codec.codec == adam.warm_up_codec) continue;
       all.push_back({absl::StrCat(optimizer.name, "After", codec.name), optimizer.options});
       all.back().options.warm_up_codec = codec.codec;
     }
