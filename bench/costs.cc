@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
+#include "proto/layout.h"
+
 namespace signpost::bench {
 namespace {
 
 constexpr double kGiga = 1e9;
-constexpr uint64_t kChunkElements = uint64_t{1} << 20;  // jobs have 1Mi to 2Mi
-constexpr double kBlockElements = 4096;                 // the default of Signpost's jobs
+constexpr uint32_t kBlockElements = 4096;  // the default of Signpost's jobs
 
 }  // namespace
 
@@ -38,7 +39,7 @@ CodecCosts Bfloat16Costs() {
 CodecCosts OneBitCosts() {
   // Arithmetic's line goes through 1.85 Gelem/s with 8 workers and 1.19 with 16.
   constexpr double kWorker = (1 / 1.19 - 1 / 1.85) / 8;
-  return {.bytes = 1. / 8 + 4 / kBlockElements,
+  return {.bytes = 1. / 8 + 4. / kBlockElements,
           .compress_s = 1 / (1.92 * kGiga),
           .apply_s = 1 / (2.34 * kGiga),
           .aggregate_s = (1 / 1.85 - 8 * kWorker) / kGiga,
@@ -54,7 +55,10 @@ uint32_t Cluster::window() const { return std::max<uint32_t>(8, 2 * shards); }
 
 ChunkTimes ChunkTimesOf(const Cluster& cluster, uint64_t parameters, const CodecCosts& codec,
                         const TransportCosts& transport) {
-  const uint64_t chunks = (parameters + kChunkElements - 1) / kChunkElements;
+  const uint64_t most = cluster.chunk_elements != 0
+                            ? cluster.chunk_elements
+                            : SuitableChunkElements(parameters, kBlockElements);
+  const uint64_t chunks = (parameters + most - 1) / most;
   const double elements = static_cast<double>(parameters) / static_cast<double>(chunks);
   const double bytes = elements * codec.bytes;
   return {.chunks = chunks,

@@ -21,8 +21,16 @@ TEST(Costs, KernelsTakeWhatWasMeasured) {
   ExpectRate(Bfloat16Costs().AggregateSeconds(4), 1.54);
 }
 
-TEST(Costs, ChunksAreAsFewAsAMebiElementsEachAllows) {
+TEST(Costs, ChunksAreAsManyAsJobsHave) {
   const Cluster cluster = {.link_bits_per_s = 8e9, .workers = 2, .shards = 2};
+  EXPECT_EQ(ChunkTimesOf(cluster, 1000, {}, {}).chunks, 1);
+  EXPECT_EQ(ChunkTimesOf(cluster, 25'000'000, {}, {}).chunks, 48);
+  EXPECT_EQ(ChunkTimesOf(cluster, 340'000'000, {}, {}).chunks, 168);
+}
+
+TEST(Costs, ChunksAreAsFewAsTheirElementsAllow) {
+  const Cluster cluster = {
+      .link_bits_per_s = 8e9, .workers = 2, .shards = 2, .chunk_elements = 1 << 20};
   const CodecCosts codec = {.bytes = 2, .compress_s = 3e-9, .apply_s = 5e-9, .aggregate_s = 7e-9};
   const TransportCosts transport = {.cpu_s_per_byte = 1e-9, .cpu_s_per_frame = 1e-6};
   EXPECT_EQ(ChunkTimesOf(cluster, 1 << 20, codec, transport).chunks, 1);

@@ -35,7 +35,8 @@ Costs FreeCosts() {
 }
 
 TEST(Predict, OneWorkersChunksFollowOneAnother) {
-  const Cluster cluster = {.link_bits_per_s = kChunkPerSecond, .workers = 1, .shards = 1};
+  const Cluster cluster = {
+      .link_bits_per_s = kChunkPerSecond, .workers = 1, .shards = 1, .chunk_elements = kChunk};
   // The first is there after a second, and back after another.
   EXPECT_DOUBLE_EQ(SecondsOf(cluster, 1), 2);
   EXPECT_DOUBLE_EQ(SecondsOf(cluster, 10), 11);
@@ -43,27 +44,36 @@ TEST(Predict, OneWorkersChunksFollowOneAnother) {
 }
 
 TEST(Predict, ALoneShardsLinkCarriesAllWorkersFrames) {
-  const Cluster cluster = {.link_bits_per_s = kChunkPerSecond, .workers = 64, .shards = 1};
+  const Cluster cluster = {
+      .link_bits_per_s = kChunkPerSecond, .workers = 64, .shards = 1, .chunk_elements = kChunk};
   EXPECT_DOUBLE_EQ(SecondsOf(cluster, 10), (10 + 1) * 64);
 }
 
 TEST(Predict, AsManyShardsAsWorkersMakeTheirLinksCarryTheModelOnce) {
-  const Cluster cluster = {.link_bits_per_s = kChunkPerSecond, .workers = 64, .shards = 64};
+  const Cluster cluster = {
+      .link_bits_per_s = kChunkPerSecond, .workers = 64, .shards = 64, .chunk_elements = kChunk};
   EXPECT_DOUBLE_EQ(SecondsOf(cluster, 10'000), (10'000 - 1) + 2 * 64);
 }
 
 TEST(Predict, ColocatedShardsMakeLinksCarryWhatARingDoes) {
-  const Cluster cluster = {
-      .link_bits_per_s = kChunkPerSecond, .workers = 4, .shards = 4, .colocated = true};
+  const Cluster cluster = {.link_bits_per_s = kChunkPerSecond,
+                           .workers = 4,
+                           .shards = 4,
+                           .colocated = true,
+                           .chunk_elements = kChunk};
   // 10,000 chunks, 3/4 of them to other hosts and as much for each of these three.
   EXPECT_NEAR(SecondsOf(cluster, 10'000), 2 * 0.75 * 10'000, 10);
-  const Cluster alone = {
-      .link_bits_per_s = kChunkPerSecond, .workers = 1, .shards = 1, .colocated = true};
+  const Cluster alone = {.link_bits_per_s = kChunkPerSecond,
+                         .workers = 1,
+                         .shards = 1,
+                         .colocated = true,
+                         .chunk_elements = kChunk};
   EXPECT_EQ(SecondsOf(alone, 10'000), 0);
 }
 
 TEST(Predict, TheBusiestOfProcessorsAndLinksCounts) {
-  const Cluster cluster = {.link_bits_per_s = kChunkPerSecond, .workers = 1, .shards = 1};
+  const Cluster cluster = {
+      .link_bits_per_s = kChunkPerSecond, .workers = 1, .shards = 1, .chunk_elements = kChunk};
   // The round, and nine times the sum.
   EXPECT_DOUBLE_EQ(SecondsOf(cluster, 10, Kernels(0.1, 0.1, 7)), 9.2 + 9 * 7);
   // Ten times both, one of which waits for the round of the last chunk: the thread has applied all
@@ -74,7 +84,8 @@ TEST(Predict, TheBusiestOfProcessorsAndLinksCounts) {
 }
 
 TEST(Predict, AWindowsChunksShareAWait) {
-  const Cluster cluster = {.link_bits_per_s = kChunkPerSecond, .workers = 1, .shards = 1};
+  const Cluster cluster = {
+      .link_bits_per_s = kChunkPerSecond, .workers = 1, .shards = 1, .chunk_elements = kChunk};
   // 2 s on links and 30 s of latency; 8 are under way.
   EXPECT_DOUBLE_EQ(SecondsOf(cluster, 17, kOneByte, {.latency_s = 30}), 32 + 16 * 32 / 8.);
 }
@@ -84,14 +95,16 @@ TEST(Predict, AHostsCoresShareItsWork) {
                            .workers = 1,
                            .shards = 1,
                            .colocated = true,
-                           .cores_per_host = 2};
+                           .cores_per_host = 2,
+                           .chunk_elements = kChunk};
   // A worker's 2 s and 2 s, an aggregator's 3 s, and 1 s for each end of each frame.
   EXPECT_DOUBLE_EQ(SecondsOf(cluster, 100, Kernels(2, 2, 3), {.cpu_s_per_frame = 1}),
                    100 * 11 / 2.);
 }
 
 TEST(Predict, OverlapHidesTheShorterOfBackwardPassAndExchange) {
-  const Cluster cluster = {.link_bits_per_s = kChunkPerSecond, .workers = 1, .shards = 1};
+  const Cluster cluster = {
+      .link_bits_per_s = kChunkPerSecond, .workers = 1, .shards = 1, .chunk_elements = kChunk};
   Costs costs = FreeCosts();
   costs.one_bit.bytes = 1;  // 100 chunks take 101 s
   Training training = {.parameters = 100 * kChunk, .compute_s = 30, .backward_share = 0.5};
@@ -140,7 +153,8 @@ TEST(Predict, AWarmUpTakesItsShareOfTheVolumeAndOfTheTime) {
 }
 
 TEST(Predict, TheVerdictIsAboutTheBestOfTheOthers) {
-  const Cluster cluster = {.link_bits_per_s = kChunkPerSecond, .workers = 2, .shards = 2};
+  const Cluster cluster = {
+      .link_bits_per_s = kChunkPerSecond, .workers = 2, .shards = 2, .chunk_elements = kChunk};
   const Costs costs = FreeCosts();
   Training training = {.parameters = kChunk, .compute_s = 9, .backward_share = 1};
   // The backward pass hides a ring's 4 s, but not the only chunk's round through Signpost: two
@@ -163,11 +177,12 @@ TEST(Predict, SavingLittleDoesNotPay) {
   EXPECT_EQ(Predict(cluster, training, costs).verdict,
             "one-bit would add 0.4 ms to a 900 ms step with a ring all-reduce in fp32: it does not "
             "pay here");
-  // 600 ms of a ring's 608 ms are hidden, and all but 4 ms of one-bit's exchange.
+  // 600 ms of a ring's 608 ms are hidden, and all but 1.6 ms of one-bit's exchange.
   training.parameters = 19'000'000;
-  EXPECT_EQ(Predict(cluster, training, costs).verdict,
-            "one-bit would save 4 ms of a 908 ms step with a ring all-reduce in fp32: it does not "
-            "pay here");
+  EXPECT_EQ(
+      Predict(cluster, training, costs).verdict,
+      "one-bit would save 6.4 ms of a 908 ms step with a ring all-reduce in fp32: it does not "
+      "pay here");
   training.parameters = 10'000'000;
   training.compute_s = 0.3;
   // A ring takes 320 ms, of which 200 ms are hidden.

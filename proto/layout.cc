@@ -417,10 +417,15 @@ uint32_t SuitableChunkElements(uint64_t elements, uint32_t block_elements) {
   constexpr uint64_t kMi = uint64_t{1} << 20;
   elements = std::min(elements, kMaxElements);
   uint64_t chunks = 1;
-  for (const uint64_t more : {2, 4, 8, 12, 24}) {
-    if (elements >= more * kMi * 15 / 16) chunks = more;
+  for (const uint64_t more : {2, 4, 8, 24, 48}) {
+    if (elements >= more * kMi * 3 / 8) chunks = more;
   }
-  if (elements > 48 * kMi) chunks = (elements + 48 * kMi - 1) / (48 * kMi) * 24;
+  const auto by_24 = [elements](uint64_t most_elements) {
+    return (elements + 24 * most_elements - 1) / (24 * most_elements) * 24;
+  };
+  if (elements > 48 * kMi * 4 / 5) {
+    chunks = std::max(std::min<uint64_t>(by_24(kMi * 4 / 5), 120), by_24(2 * kMi));
+  }
   // Chunks end with blocks: with room for one more they need not be more.
   const uint64_t block = std::max<uint32_t>(block_elements, 1);
   const uint64_t chunk = (elements / chunks / block + 2) * block;

@@ -117,11 +117,11 @@ class Layout {
   uint64_t elements_ = 0;
 };
 
-// The chunk_elements for a job of so many elements, a multiple of block_elements: about 1Mi to 2Mi,
-// and numbers of chunks that most numbers of shards divide, or nearly. Each chunk costs a call,
-// whatever is in it; but links stand idle for as long as a shard's first chunk takes, and several
-// chunks are in memory at once. Not by how many shards there are: what is skipped or late is so by
-// the chunk, and their number must not change that.
+// The chunk_elements for a job of so many elements, a multiple of block_elements: about 3/8 Mi to
+// 1 Mi, from 100 million elements on up to 2 Mi; and numbers of chunks that most numbers of shards
+// divide, or nearly. Links stand idle for as long as a shard's first chunk takes; but each chunk
+// costs a call, whatever is in it. Not by how many shards there are: what is skipped or late is so
+// by the chunk, and their number must not change that.
 uint32_t SuitableChunkElements(uint64_t elements, uint32_t block_elements);
 
 // 1 for a scalar; UINT64_MAX when the product of the dimensions does not fit.

@@ -149,13 +149,17 @@ TEST(Layout, SuitableChunksAreAsManyAsManyShardsDivide) {
         .size();
   };
   EXPECT_EQ(chunks_of(2), 1u);
-  EXPECT_EQ(chunks_of(1'900'000), 1u);
-  EXPECT_EQ(chunks_of(2'900'000), 2u);
-  EXPECT_EQ(chunks_of(5'000'000), 4u);
-  EXPECT_EQ(chunks_of(10'000'000), 8u);
-  EXPECT_EQ(chunks_of(25'000'000), 24u);
-  EXPECT_EQ(chunks_of(25'000'000, 24), 24u);
-  EXPECT_EQ(chunks_of(100'000'000), 48u);
+  EXPECT_EQ(chunks_of(700'000), 1u);
+  EXPECT_EQ(chunks_of(1'000'000), 2u);
+  EXPECT_EQ(chunks_of(2'000'000), 4u);
+  EXPECT_EQ(chunks_of(5'000'000), 8u);
+  EXPECT_EQ(chunks_of(10'000'000), 24u);
+  EXPECT_EQ(chunks_of(25'000'000), 48u);
+  EXPECT_EQ(chunks_of(25'000'000, 24), 48u);
+  EXPECT_EQ(chunks_of(40'000'000), 48u);
+  EXPECT_EQ(chunks_of(50'000'000), 72u);
+  EXPECT_EQ(chunks_of(100'000'000), 120u);
+  EXPECT_EQ(chunks_of(200'000'000), 120u);
   EXPECT_EQ(chunks_of(340'000'000), 168u);
 }
 
