@@ -216,6 +216,24 @@ def against_workers(runs, output):
     return table(["workers", *EXCHANGE_HEAD], rows)
 
 
+def with_a_core_each(runs):
+    """Links as slow as cores are few: 1 Gbit/s, in slow motion, of hosts that have one each."""
+    rows = []
+    sizes = [(RATE_PARAMETERS, workers) for workers in WORKERS] + [(100_000_000, 4)]
+    for parameters, workers in sizes:
+        mbit = min(1000, 1000 * os.cpu_count() // (2 * workers))
+        size = [f"--workers={workers}", f"--parameters={parameters}"]
+        few = ["--what=mean", "--turns=3", "--exchanges=3"]
+        mean = runs.figures("exchange", f"--netns={mbit}mbit", *size, *few)
+        mean = mean["gradients to mean, one-bit, s"]
+        played = runs.figures("scale", f"--link={mbit}mbit", *size)["exchange, one-bit, s"]
+        ratio = f"{mean['value'] / played['value']:.2f}"
+        rows.append([count(parameters), str(workers), f"{mbit} Mbit/s", milliseconds(mean)])
+        rows[-1] += [of_bound(mean), milliseconds(played), ratio]
+    head = ["parameters", "workers", "link", "gradients to mean, ms", "times the bound"]
+    return table([*head, "as played, ms", "measured by played"], rows)
+
+
 def against_peers(runs):
     peers = [peer for peer in PEERS if peer != "mpi" or shutil.which("mpirun")]
     few = [f"--parameters={PEERS_PARAMETERS}", "--turns=3", "--exchanges=2"]
@@ -319,6 +337,7 @@ def main():
     report = report.replace("@EXCHANGE_RATES@", exchanges_against_rates(runs, output))
     report = report.replace("@PARAMETERS@", against_parameters(runs, output))
     report = report.replace("@WORKERS@", against_workers(runs, output))
+    report = report.replace("@CORE_EACH@", with_a_core_each(runs))
     report = report.replace("@PEERS@", against_peers(runs))
     report = report.replace("@LARGEST@", of_the_largest(runs))
     report = report.replace("@KERNELS@", against_memory(runs))
