@@ -86,8 +86,8 @@ TEST(Render, RefusesSizesThatNoJobHas) {
               HasSubstr("0 workers"));
   EXPECT_THAT(Refusal([](RenderOptions& options) { options.size.parameters = 0; }),
               HasSubstr("0 parameters"));
-  EXPECT_THAT(Refusal([](RenderOptions& options) { options.size.aggregators = 3; }),
-              HasSubstr("fewer than the 3 aggregators"));
+  EXPECT_THAT(Refusal([](RenderOptions& options) { options.size.aggregators = 5; }),
+              HasSubstr("fewer than the 5 aggregators"));
   EXPECT_THAT(Refusal([](RenderOptions& options) { options.min_workers = 5; }),
               HasSubstr("--min-workers"));
 }

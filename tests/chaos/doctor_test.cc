@@ -396,7 +396,7 @@ TEST(DoctorHere, PredictsWhatALinkMakesOfTheJob) {
     if (line.check() == "prediction") absl::StrAppend(&predictions, line.text(), "\n");
   }
   EXPECT_THAT(predictions, AllOf(HasSubstr("25000000 parameters, 4 workers, 4 aggregators"),
-                                 HasSubstr("fp32: an exchange takes 13"), HasSubstr("bf16: "),
+                                 HasSubstr("fp32: an exchange takes 12"), HasSubstr("bf16: "),
                                  HasSubstr("1 bit: "), HasSubstr("one-bit saves")));
 }
 
