@@ -53,7 +53,7 @@ struct Cluster {
   uint32_t shards;   // likewise
   bool colocated = false;
   uint32_t cores_per_host = 16;
-  uint32_t chunk_elements = 0;  // 0: as many as jobs have
+  uint32_t chunk_elements = 0;  // 0: what jobs have
 
   // How many chunks of a worker are under way at most, as in Worker.
   uint32_t window() const;
