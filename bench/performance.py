@@ -224,8 +224,8 @@ def with_a_core_each(runs):
         mbit = min(1000, 1000 * os.cpu_count() // (2 * workers))
         size = [f"--workers={workers}", f"--parameters={parameters}"]
         few = ["--what=mean", "--turns=3", "--exchanges=3"]
-        mean = runs.figures("exchange", f"--netns={mbit}mbit", *size, *few)
-        mean = mean["gradients to mean, one-bit, s"]
+        found = runs.figures("exchange", f"--netns={mbit}mbit", *size, *few)
+        mean = found["gradients to mean, one-bit, s"]
         played = runs.figures("scale", f"--link={mbit}mbit", *size)["exchange, one-bit, s"]
         ratio = f"{mean['value'] / played['value']:.2f}"
         rows.append([count(parameters), str(workers), f"{mbit} Mbit/s", milliseconds(mean)])

@@ -420,10 +420,10 @@ uint32_t SuitableChunkElements(uint64_t elements, uint32_t block_elements) {
   for (const uint64_t more : {2, 4, 8, 24, 48}) {
     if (elements >= more * kMi * 3 / 8) chunks = more;
   }
-  const auto by_24 = [elements](uint64_t most_elements) {
-    return (elements + 24 * most_elements - 1) / (24 * most_elements) * 24;
-  };
   if (elements > 48 * kMi * 4 / 5) {
+    const auto by_24 = [elements](uint64_t most_elements) {
+      return (elements + 24 * most_elements - 1) / (24 * most_elements) * 24;
+    };
     chunks = std::max(std::min<uint64_t>(by_24(kMi * 4 / 5), 120), by_24(2 * kMi));
   }
   // Chunks end with blocks: with room for one more they need not be more.
