@@ -79,7 +79,7 @@ class RankBits {
   }
 
   HWY_INLINE void Prefetch(size_t i) const {
-    for (const uint8_t* bits : bits_) PrefetchFar(bits + i / 8);
+    ForEachRank([&](size_t r) STRIP_BODY { PrefetchFar(bits_[r] + i / 8); });
   }
 
  private:
@@ -127,17 +127,17 @@ class GroupSum {
 #endif
 };
 
-// How a pass's sign bits become what its GroupSums look up: Make takes a piece, Of<group>(s) is for
-// its strip s. This way is for any processor: a group's four ranks exchange bits.
+// How a pass's sign bits become what its GroupSums look up: ForEachStrip calls body(s, signs...) for
+// each strip s of a piece with the signs of each group. Strips that add to the same lanes of a sum
+// of squares (block.h) come in their order. This way is for any processor: a group's four ranks
+// exchange bits.
 template <size_t kGroups>
 class ExchangedSigns {
  public:
-  HWY_INLINE void Make(const Piece& piece) {
-    MakeGroups(piece, std::make_index_sequence<kGroups>());
+  template <class Body>
+  static HWY_INLINE void ForEachStrip(const Piece& piece, Body body) {
+    ForEachStripOf(std::make_index_sequence<kGroups>(), piece, body);
   }
-
-  template <size_t group>
-  HWY_INLINE GroupSum::Signs Of(size_t s) const;
 
  private:
   using HalfVector = hn::Vec<Halves>;
@@ -147,9 +147,17 @@ class ExchangedSigns {
     HalfVector v[4];
   };
 
-  template <size_t... group>
-  HWY_INLINE void MakeGroups(const Piece& piece, std::index_sequence<group...>) {
-    (MakeGroup(NibblesOf(&piece.bits[group * kRankGroup]), groups_[group]), ...);
+  template <size_t... group, class Body>
+  static HWY_INLINE void ForEachStripOf(std::index_sequence<group...>, const Piece& piece,
+                                        Body body) {
+    // Where strips come at once, they need no arithmetic of addresses, but more code.
+    constexpr size_t kStripsAtOnce = HWY_TARGET == HWY_AVX2 ? 8 : 4;
+    Group groups[kGroups];
+    (MakeGroup(NibblesOf(&piece.bits[group * kRankGroup]), groups[group]), ...);
+    for (size_t first = 0; first < kPieceStrips; first += kStripsAtOnce) {
+#pragma GCC unroll kStripsAtOnce
+      for (size_t s = first; s < first + kStripsAtOnce; ++s) body(s, SignsOf(groups[group], s)...);
+    }
   }
 
   static HWY_INLINE Nibbles NibblesOf(const uint8_t* const* bits) {
@@ -192,8 +200,7 @@ class ExchangedSigns {
 #endif
 
   static HWY_INLINE void MakeGroup(const Nibbles& nibbles, Group& group);
-
-  Group groups_[kGroups];
+  static HWY_INLINE GroupSum::Signs SignsOf(const Group& group, size_t s);
 };
 
 #if HWY_TARGET == HWY_AVX2
@@ -223,9 +230,8 @@ HWY_INLINE void ExchangedSigns<kGroups>::StorePair(HalfVector words, size_t s, G
 }
 
 template <size_t kGroups>
-template <size_t group>
-HWY_INLINE GroupSum::Signs ExchangedSigns<kGroups>::Of(size_t s) const {
-  return hn::Load(Bytes(), groups_[group].of_strip[s]);
+HWY_INLINE GroupSum::Signs ExchangedSigns<kGroups>::SignsOf(const Group& group, size_t s) {
+  return hn::Load(Bytes(), group.of_strip[s]);
 }
 
 HWY_INLINE void GroupSum::Keep(const Strip& sums) {
@@ -278,9 +284,8 @@ HWY_INLINE void ExchangedSigns<kGroups>::MakeGroup(const Nibbles& nibbles, Group
 }
 
 template <size_t kGroups>
-template <size_t group>
-HWY_INLINE GroupSum::Signs ExchangedSigns<kGroups>::Of(size_t s) const {
-  const uint64_t* const nibbles = &groups_[group].of_vector[s % 4][s / 4 * 2];
+HWY_INLINE GroupSum::Signs ExchangedSigns<kGroups>::SignsOf(const Group& group, size_t s) {
+  const uint64_t* const nibbles = &group.of_vector[s % 4][s / 4 * 2];
   return {{IndicesOf(nibbles[0]), IndicesOf(nibbles[1])}};
 }
 
@@ -293,12 +298,13 @@ HWY_INLINE hn::Vec<WordIndices> ExchangedSigns<kGroups>::IndicesOf(uint64_t nibb
 }
 
 // The same for processors with GFNI, which transposes the bits of eight bytes at once: each element
-// has a byte, with the bits of a pass's ranks, whatever those of absent ones are. All of its groups
-// are made in any case; kGroups is there for the other way's sake.
-template <size_t /*kGroups*/>
+// has a byte, with the bits of a pass's ranks, whatever those of absent ones are. Highway 1.0 has
+// neither of the instructions that are spelt out here.
+template <size_t kGroups>
 class TransposedSigns {
  public:
-  HWY_INLINE void Make(const Piece& piece) {
+  template <class Body>
+  static HWY_INLINE void ForEachStrip(const Piece& piece, Body body) {
     const auto rank = [&](size_t r) STRIP_BODY { return hn::LoadU(Bytes(), piece.bits[r]); };
     const auto lower = [&](size_t r) STRIP_BODY {
       return hn::BitCast(Halves(), hn::InterleaveLower(Bytes(), rank(r), rank(r - 1)));
@@ -306,56 +312,87 @@ class TransposedSigns {
     const auto upper = [&](size_t r) STRIP_BODY {
       return hn::BitCast(Halves(), hn::InterleaveUpper(Bytes(), rank(r), rank(r - 1)));
     };
-    MakeVectors(lower(7), lower(5), lower(3), lower(1), &of_vector_[0]);
-    MakeVectors(upper(7), upper(5), upper(3), upper(1), &of_vector_[4]);
-  }
-
-  template <size_t group>
-  HWY_INLINE GroupSum::Signs Of(size_t s) const {
-    const uint8_t(*const vectors)[kPieceBytes] = &of_vector_[s % 4 * 2];
-    const size_t begin = s / 4 * kLanes;
-    return {{IndicesOf<group>(vectors[0] + begin), IndicesOf<group>(vectors[1] + begin)}};
+    ForEachStripOfHalf<0>(lower(7), lower(5), lower(3), lower(1), body);
+    ForEachStripOfHalf<2>(upper(7), upper(5), upper(3), upper(1), body);
   }
 
  private:
-  // The bytes of ranks 7 to 0, of each two ranks next to each other, in four vectors.
-  HWY_INLINE void MakeVectors(hn::Vec<Halves> r76, hn::Vec<Halves> r54, hn::Vec<Halves> r32,
-                              hn::Vec<Halves> r10, uint8_t (*vectors)[kPieceBytes]) {
+  using Words = hn::Vec<WordIndices>;
+
+  // A vector has four runs of 16 elements. Byte k of word w is for element w of run k.
+  static constexpr size_t kRuns = 4;
+
+  // The bytes of ranks 7 to 0, of each two ranks next to each other, in four vectors. As
+  // interleaving works within 128 bits, run k of each is in strips from 4 * k on.
+  template <size_t first, class Body>
+  static HWY_INLINE void ForEachStripOfHalf(hn::Vec<Halves> r76, hn::Vec<Halves> r54,
+                                            hn::Vec<Halves> r32, hn::Vec<Halves> r10, Body body) {
     const WordIndices words;
+    const auto runs = std::make_index_sequence<kRuns>();
     const auto low7654 = hn::BitCast(words, hn::InterleaveLower(Halves(), r76, r54));
     const auto low3210 = hn::BitCast(words, hn::InterleaveLower(Halves(), r32, r10));
+    ForEachRun<first>(runs, Transpose(hn::InterleaveLower(words, low7654, low3210)),
+                      Transpose(hn::InterleaveUpper(words, low7654, low3210)), body);
     const auto high7654 = hn::BitCast(words, hn::InterleaveUpper(Halves(), r76, r54));
     const auto high3210 = hn::BitCast(words, hn::InterleaveUpper(Halves(), r32, r10));
-    Transpose(hn::InterleaveLower(words, low7654, low3210), vectors[0]);
-    Transpose(hn::InterleaveUpper(words, low7654, low3210), vectors[1]);
-    Transpose(hn::InterleaveLower(words, high7654, high3210), vectors[2]);
-    Transpose(hn::InterleaveUpper(words, high7654, high3210), vectors[3]);
+    ForEachRun<first + 1>(runs, Transpose(hn::InterleaveLower(words, high7654, high3210)),
+                          Transpose(hn::InterleaveUpper(words, high7654, high3210)), body);
   }
 
   // Of each eight bytes: byte e gets bit e of the last byte as its lowest bit, of the first as its
-  // highest.
-  static HWY_INLINE void Transpose(hn::Vec<WordIndices> ranks, uint8_t* elements) {
+  // highest. Then bytes change places as kRuns says.
+  static HWY_INLINE Words Transpose(Words ranks) {
     // The instruction multiplies the matrix that eight bytes are with the bytes of its other
-    // operand: with unit vectors that is the matrix's columns. Highway 1.0 does not have it.
+    // operand: with unit vectors that is the matrix's columns.
     const auto unit_vectors = hn::Set(Quads(), 0x8040201008040201);
-    hn::Vec<Bytes> columns;
+    Words columns;
     asm("vgf2p8affineqb $0, %2, %1, %0"
         : "=v"(columns.raw)
         : "v"(unit_vectors.raw), "v"(ranks.raw));
-    hn::Store(columns, Bytes(), elements);
+    alignas(64) static constexpr uint8_t kOrder[64] = {
+        0,  16, 32, 48, 1,  17, 33, 49, 2,  18, 34, 50, 3,  19, 35, 51, 4,  20, 36, 52, 5,  21,
+        37, 53, 6,  22, 38, 54, 7,  23, 39, 55, 8,  24, 40, 56, 9,  25, 41, 57, 10, 26, 42, 58,
+        11, 27, 43, 59, 12, 28, 44, 60, 13, 29, 45, 61, 14, 30, 46, 62, 15, 31, 47, 63};
+    Words ordered;
+    asm("vpermb %2, %1, %0"
+        : "=v"(ordered.raw)
+        : "v"(hn::Load(Bytes(), kOrder).raw), "v"(columns.raw));
+    return ordered;
   }
 
-  template <size_t group>
-  static HWY_INLINE hn::Vec<WordIndices> IndicesOf(const uint8_t* bytes) {
-    const hn::Rebind<uint8_t, WordIndices> of_word;
-    const auto indices = hn::PromoteTo(WordIndices(), hn::LoadU(of_word, bytes));
-    if constexpr (group == 0) return indices;
-    return hn::ShiftRight<group * kRankGroup>(indices);
+  template <size_t first, size_t... run, class Body>
+  static HWY_INLINE void ForEachRun(std::index_sequence<run...>, Words even, Words odd, Body body) {
+    const Runs of_even(even), of_odd(odd);
+    (ForEachGroup<run>(std::make_index_sequence<kGroups>(), first + 4 * run, of_even, of_odd, body),
+     ...);
   }
 
-  // As interleaving works within 128 bits, strip s is in vectors 2 * (s % 4) and the next, from
-  // byte 16 * (s / 4) on.
-  alignas(64) uint8_t of_vector_[8][kPieceBytes];
+  class Runs {
+   public:
+    explicit HWY_INLINE Runs(Words words) : lower_(words), upper_(hn::ShiftRight<16>(words)) {}
+
+    // In the lowest four bits of words, the bits of a group's ranks.
+    template <size_t run, size_t group>
+    HWY_INLINE Words SignsOf() const {
+      constexpr size_t kShift = 8 * run + kRankGroup * group;
+      const Words half = kShift < 16 ? lower_ : upper_;
+      if constexpr (kShift % 16 == 0) return half;
+      // A shift to the right, but not with what adds floats on Zen 4.
+      const auto factor = hn::Set(WordIndices(), 1u << (16 - kShift % 16));
+      return hn::BitCast(WordIndices(), hn::MulHigh(hn::BitCast(Halves(), half),
+                                                    hn::BitCast(Halves(), factor)));
+    }
+
+   private:
+    Words lower_, upper_;  // upper: runs 2 and 3
+  };
+
+  template <size_t run, size_t... group, class Body>
+  static HWY_INLINE void ForEachGroup(std::index_sequence<group...>, size_t s, const Runs& even,
+                                      const Runs& odd, Body body) {
+    body(s, GroupSum::Signs{{even.template SignsOf<run, group>(),
+                             odd.template SignsOf<run, group>()}}...);
+  }
 };
 
 HWY_INLINE void GroupSum::Keep(const Strip& sums) {
@@ -377,26 +414,22 @@ template <class Signs, class Use, size_t... group>
 HWY_INLINE void ForEachStripOfGroups(std::index_sequence<group...>,
                                      const GroupSum (&sums)[sizeof...(group)], const RankBits& bits,
                                      const RankBits& next, size_t length, Use use) {
-  // Where strips come at once, they need no arithmetic of addresses, but more code.
-  constexpr size_t kStripsAtOnce = HWY_TARGET == HWY_AVX2 ? 8 : 4;
-  Signs signs;
   size_t i = 0;
   for (; i + kPieceElements <= length; i += kPieceElements) {
-    signs.Make(bits.WholePiece(i));
     next.Prefetch(i);
-    for (size_t first = 0; first < kPieceStrips; first += kStripsAtOnce) {
-#pragma GCC unroll kStripsAtOnce
-      for (size_t s = first; s < first + kStripsAtOnce; ++s) {
-        use(i + s * kStripElements, Full(), sums[group].At(signs.template Of<group>(s))...);
-      }
-    }
+    Signs::ForEachStrip(bits.WholePiece(i), [&](size_t s, const auto&... signs) STRIP_BODY {
+      use(i + s * kStripElements, Full(), sums[group].At(signs)...);
+    });
   }
   if (i == length) return;
   uint8_t memory[kRanksPerPass][kPieceBytes] = {};
-  signs.Make(bits.ShortPiece(i, length - i, memory));
-  for (size_t s = 0; i < length; ++s, i += kStripElements) {
-    use(i, std::min(length - i, kStripElements), sums[group].At(signs.template Of<group>(s))...);
-  }
+  Signs::ForEachStrip(bits.ShortPiece(i, length - i, memory),
+                      [&](size_t s, const auto&... signs) STRIP_BODY {
+                        const size_t begin = i + s * kStripElements;
+                        if (begin >= length) return;
+                        use(begin, std::min(length - begin, kStripElements),
+                            sums[group].At(signs)...);
+                      });
 }
 
 }  // namespace signpost::kernels::HWY_NAMESPACE

@@ -27,7 +27,7 @@ int64_t HighwayTarget(Target target) {
 
 bool HasGfni() {
 #if HWY_ARCH_X86
-  return __builtin_cpu_supports("gfni");
+  return __builtin_cpu_supports("gfni") && __builtin_cpu_supports("avx512vbmi");
 #else
   return false;
 #endif

@@ -28,7 +28,8 @@ TEST(Target, SupportedOnesAreThoseOfTheProcessor) {
   const bool avx2 = __builtin_cpu_supports("avx2");
   const bool avx512 = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq");
-  const bool gfni = avx512 && __builtin_cpu_supports("gfni");
+  const bool gfni = avx512 && __builtin_cpu_supports("gfni") &&
+                    __builtin_cpu_supports("avx512vbmi");
   EXPECT_EQ(supported.size(), 1u + avx2 + avx512 + gfni);
 #else
   EXPECT_EQ(supported.size(), 1u);
