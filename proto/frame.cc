@@ -230,6 +230,13 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
 
 absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload,
                          const FrameHeader& frame, const Layout& layout) {
+  for (const StepRates& rates : header.later_rates()) {
+    const absl::Status status = CheckRates(rates, layout);
+    if (status.ok()) continue;
+    return Annotate(absl::StrCat("the rates that come with the answer for step ", header.step(),
+                                 ", chunk ", header.chunk()),
+                    status);
+  }
   if (header.codec() == REPLAY) return CheckReplay(header, payload, frame);
   if (frame.codec() == FETCH) return CheckState(header, payload, frame, layout);
   if (header.codec() == FETCH && IsContribution(frame.codec())) {

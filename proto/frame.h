@@ -50,8 +50,8 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
 // the round closed without it. REPLAY goes with any frame, names its step or an earlier one, and
 // has no payload; nor has the answer to RESTORE, which is never SKIP. FETCH takes a STATE of its
 // chunk, of any step, and LISTEN an answer of any codec. FETCH as an answer goes with any frame
-// that is a contribution, names its step, and chunks that there are. `skipped_by_rank` is for
-// messages only and is not judged.
+// that is a contribution, names its step, and chunks that there are. Rates that come with any of
+// them are judged as a frame's are. `skipped_by_rank` is for messages only and is not judged.
 absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload,
                          const FrameHeader& frame, const Layout& layout);
 

@@ -123,9 +123,13 @@ void TryAnswerTo(Codec codec, const Answer& answer) {
   sent.set_step(answer.header.step());
   sent.set_chunk(answer.header.chunk() % TheLayout().chunks().size());
   sent.set_codec(codec);
-  if (CheckAnswer(answer.header, answer.payload.span(), sent, TheLayout()).ok()) {
-    UsePayload(answer.header.codec(), answer.header.chunk(), answer.payload);
+  if (!CheckAnswer(answer.header, answer.payload.span(), sent, TheLayout()).ok()) return;
+  for (const StepRates& rates : answer.header.later_rates()) {
+    for (const TensorScale& scale : rates.scales()) {
+      ABSL_RAW_CHECK(scale.tensor() < TheLayout().tensors().size(), "scales are of tensors");
+    }
   }
+  UsePayload(answer.header.codec(), answer.header.chunk(), answer.payload);
 }
 
 void TryAnswer(const Answer& answer) {

@@ -466,6 +466,38 @@ TEST_F(CheckAnswerTest, RefusesABadScale) {
   ExpectRefused(answer, ONE_BIT, "the scale of block 0");
 }
 
+TEST_F(CheckAnswerTest, RefusesLaterRatesThatAFrameMayNotHave) {
+  Answer answer = ValidAnswer(ONE_BIT);
+  answer.header.add_later_rates();
+  StepRates& rates = *answer.header.add_later_rates();
+  TensorScale& scale = *rates.add_scales();
+  for (const Codec sent : {ONE_BIT, LISTEN}) EXPECT_EQ(Check(answer, sent), absl::OkStatus());
+  scale.set_tensor(static_cast<uint32_t>(layout_.tensors().size()));
+  for (const Codec sent : {ONE_BIT, LISTEN}) {
+    ExpectRefused(answer, sent,
+                  "the rates that come with the answer for step 7, chunk 1: the scale of tensor 3; "
+                  "the job has 3");
+  }
+  scale.set_tensor(0);
+  scale.set_floor(kNan);
+  ExpectRefused(answer, LISTEN, "is not finite");
+  scale.set_floor(0);
+  LocalSums& sums = *rates.mutable_schedule()->add_local_sums();
+  sums.set_decay(kInfinity);
+  ExpectRefused(answer, LISTEN, "a sum over an interval of local steps is not finite");
+  sums.set_decay(0);
+  rates.add_groups()->set_beta2(kNan);
+  ExpectRefused(answer, LISTEN, "a learning rate, weight decay, beta or epsilon is not finite");
+}
+
+TEST_F(CheckAnswerTest, RefusesAStateWithTheScaleOfNoTensor) {
+  Answer answer = ValidAnswer(STATE);
+  TensorScale& scale = *answer.header.add_later_rates()->add_scales();
+  EXPECT_EQ(Check(answer, FETCH), absl::OkStatus());
+  scale.set_tensor(UINT32_MAX);
+  ExpectRefused(answer, FETCH, "the scale of tensor 4294967295");
+}
+
 TEST(SkipPayload, HoldsItsBlockInLittleEndian) {
   const Payload payload = SkipPayload(0x04030201);
   EXPECT_THAT(payload.span(), ::testing::ElementsAre(1, 2, 3, 4));
