@@ -4,12 +4,14 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "bench/exchange.h"
 #include "bench/figures.h"
@@ -27,6 +29,10 @@ namespace signpost::cli {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Those that client/python/benchmarks/peers.py has.
+constexpr const char* kPeers[] = {"gloo-fp32",   "gloo-fp16",   "gloo-bf16", "gloo-adamw",
+                                  "powersgd-1", "powersgd-2", "mpi"};
 
 using bench::ExchangeOptions;
 using bench::Figures;
@@ -124,18 +130,20 @@ absl::StatusOr<int> PlayExchanges(const Flags& flags) {
   if (!cluster.ok()) return cluster.status();
   const bench::Costs costs;
   Figures figures;
-  const auto add = [&figures](const std::string& name, double seconds) {
-    *figures.add_figures() = bench::MakeFigure(name, "s", {seconds});
+  const auto add = [&figures](const std::string& name, double seconds) -> bench::Figure& {
+    return *figures.add_figures() = bench::MakeFigure(name, "s", {seconds});
   };
   for (const auto& [name, codec] :
        {std::pair{"fp32", costs.fp32}, {"bf16", costs.bf16}, {"one-bit", costs.one_bit}}) {
     const bench::PlayedExchange played =
         bench::PlayExchange(*cluster, flags.training.parameters, codec, costs.transport);
-    add(absl::StrCat("exchange, ", name), played.exchange_s);
-    add("  the busiest link", played.link_s);
-    add("  a worker's kernels", played.worker_s);
-    add("  an aggregator's sums", played.aggregator_s);
-    add("  its transport", played.transport_s);
+    bench::Figure& exchange = add(absl::StrCat("exchange, ", name), played.exchange_s);
+    if (played.link_s > 0) bench::SetBound(played.link_s, bench::Better::kLess, exchange);
+    add(absl::StrCat(name, ": the busiest link"), played.link_s);
+    add(absl::StrCat(name, ": a worker's kernels"), played.worker_s);
+    add(absl::StrCat(name, ": an aggregator's sums"), played.aggregator_s);
+    add(absl::StrCat(name, ": its transport"), played.transport_s);
+    add(absl::StrCat(name, ": all of a host's cores"), played.cores_s);
   }
   return Show(figures, flags.json);
 }
@@ -191,6 +199,9 @@ void AddClusterFlags(CLI::App& app, Flags& flags) {
       ->type_name("N")
       ->capture_default_str()
       ->transform(PositiveCount());
+  app.add_option("--threads", flags.cluster.worker_threads,
+                 "Threads of each worker that compress and apply [a core each, at most 8]")
+      ->type_name("N");
   AddJsonFlag(app, flags.json);
 }
 
@@ -249,7 +260,9 @@ void AddMeasuringFlags(CLI::App& app, Flags& flags) {
   app.add_option("--peers", exchange.peers,
                  "Others to measure in turns with it, separated by commas")
       ->delimiter(',')
-      ->type_name("gloo-fp32|gloo-fp16|gloo-adamw|powersgd-1|powersgd-2|mpi,...");
+      ->check(CLI::IsMember(std::vector<std::string>(std::begin(kPeers), std::end(kPeers)))
+                  .description(""))
+      ->type_name(absl::StrCat(absl::StrJoin(kPeers, "|"), ",..."));
   app.add_option("--python", exchange.python, "With --peers: the interpreter, which has PyTorch")
       ->type_name("FILE")
       ->capture_default_str();

@@ -864,6 +864,11 @@ TEST(Bench, RefusesWhatItCannotMeasure) {
   const Outcome outcome = RunProgram("bench step --peers gloo-adamw");
   EXPECT_EQ(outcome.exit_code, 64);
   EXPECT_THAT(outcome.output, HasSubstr("'./signpost bench ... --peers' builds one"));
+  const Outcome unknown = RunProgram("bench exchange --peers gloo-fp32,nonsense");
+  EXPECT_EQ(unknown.exit_code, 64);
+  EXPECT_THAT(unknown.output,
+              HasSubstr("--peers: nonsense not in {gloo-fp32,gloo-fp16,gloo-bf16,gloo-adamw,"
+                        "powersgd-1,powersgd-2,mpi}"));
 }
 
 TEST(Checkpoint, NeedsOneToExamine) {

@@ -1,14 +1,17 @@
 """The benchmarks run; what they measure is for docs/measurements.md."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 
 import pytest
+import signpost
 import torch
 
+PROGRAM = f"{os.path.dirname(signpost.__file__)}/signpost"
 BENCHMARKS = "client/python/benchmarks"
 PEERS = f"{BENCHMARKS}/peers.py"
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
@@ -85,6 +88,15 @@ def converse(processes):
     for process in processes:
         assert process.communicate(timeout=60) == ("", "")
         assert process.returncode == 0
+
+
+def test_the_program_knows_the_peers_that_there_are():
+    flag = subprocess.run(
+        [PROGRAM, "bench", "exchange", "--help"], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    named = re.search(r"--peers ([\w|-]+),", flag)[1].split("|")
+    choices = re.search(r"--peer \{([\w,-]+)\}", output_of(PEERS, "--help"))[1].split(",")
+    assert named == choices
 
 
 @pytest.mark.parametrize("peer", ["gloo-fp32", "powersgd-1"])
