@@ -307,8 +307,6 @@ absl::Status CheckChoices(const config::File& file, const Node* params,
 // DeepSpeed's first stage has a step more than its option says.
 void CountAsDeepSpeed(OptimizerConfig& config) {
   if (!config.as_deepspeed || !config.options.zero_one) return;
-  uint64_t& scaler = config.options.zero_one->local_step_scaler;
-  if (scaler == 0) scaler = config.options.freeze_step;
   if (config.options.freeze_step < OptimizerOptions::kAuto) ++config.options.freeze_step;
 }
 

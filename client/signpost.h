@@ -113,8 +113,8 @@ typedef struct {
   /* With `zero_one` alone: before the freeze step the variance is updated in every step for
    * var_update_scaler updates, then in every second for as many, in every fourth, and so on. From
    * it on workers synchronise in every step for local_step_scaler steps (0: as many as
-   * freeze_step), then in every second for as many, and so on; at least every
-   * local_step_clipper-th. */
+   * freeze_step, or as DeepSpeed one fewer), then in every second for as many, and so on; at
+   * least every local_step_clipper-th. */
   uint64_t local_step_scaler;
   uint32_t var_update_scaler;
   uint32_t local_step_clipper;

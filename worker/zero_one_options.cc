@@ -12,6 +12,12 @@ namespace {
 constexpr uint64_t kMostSteps = uint64_t{1} << 40;
 constexpr uint32_t kMostLocalSteps = 1 << 16;
 
+// DeepSpeed's first stage has a step more than its option says, and so than the scaler.
+uint64_t LocalStepScaler(const ZeroOneOptions& options, uint64_t freeze_step, bool as_deepspeed) {
+  if (options.local_step_scaler != 0) return options.local_step_scaler;
+  return as_deepspeed ? freeze_step - 1 : freeze_step;
+}
+
 }  // namespace
 
 absl::Status CheckZeroOneOptions(const ZeroOneOptions& options, uint64_t freeze_step) {
@@ -46,7 +52,7 @@ ZeroOneSchedule::ZeroOneSchedule(const ZeroOneOptions& options, uint64_t freeze_
     : as_deepspeed_(as_deepspeed),
       freeze_step_(freeze_step),
       var_update_scaler_(options.var_update_scaler),
-      local_step_scaler_(options.local_step_scaler == 0 ? freeze_step : options.local_step_scaler),
+      local_step_scaler_(LocalStepScaler(options, freeze_step, as_deepspeed)),
       local_step_clipper_(options.local_step_clipper) {}
 
 ZeroOneSchedule::Update ZeroOneSchedule::LastUpdate(uint64_t step) const {

@@ -16,7 +16,8 @@ struct ZeroOneOptions {
   // second for as many, in every fourth, and so on. At least 1.
   uint32_t var_update_scaler = 16;
   // From the freeze step on workers synchronise in every step for so many steps, then every second
-  // for as many, every fourth, and so on; 0: as many as the freeze step.
+  // for as many, every fourth, and so on; 0: as many as the freeze step, or as DeepSpeed one fewer,
+  // which is its var_freeze_step.
   uint64_t local_step_scaler = 0;
   // The most steps from one synchronisation to the next; at least 1.
   uint32_t local_step_clipper = 16;

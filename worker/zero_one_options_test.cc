@@ -112,6 +112,18 @@ TEST(ZeroOneSchedule, WithoutAScalerTakesTheFreezeStepForIt) {
   EXPECT_EQ(schedule.StepsOf(20).steps, 2);
 }
 
+// Of which the freeze step is one more.
+TEST(ZeroOneSchedule, OfDeepSpeedWithoutAScalerTakesItsVarFreezeStep) {
+  const uint64_t var_freeze_step = 10;
+  const ZeroOneSchedule schedule({}, var_freeze_step + 1, /*as_deepspeed=*/true);
+  const ZeroOneSchedule given({.local_step_scaler = var_freeze_step}, var_freeze_step + 1,
+                              /*as_deepspeed=*/true);
+  for (uint64_t round = 0; round < 200; ++round) {
+    ASSERT_EQ(schedule.StepsOf(round).first_step, given.StepsOf(round).first_step) << round;
+    ASSERT_EQ(schedule.StepsOf(round).steps, given.StepsOf(round).steps) << round;
+  }
+}
+
 TEST(ZeroOneOptions, ThatCannotBeAreRefusedByName) {
   EXPECT_TRUE(CheckZeroOneOptions({}, 1).ok());
   const auto message = [](const ZeroOneOptions& options, uint64_t freeze_step = 1) {

@@ -693,13 +693,12 @@ class ZeroOneAdam(_JobOptimizer):
                 has a weight of 1 - betas[1], whatever the interval, and errors are dropped at the
                 freeze. Weight decay is in no momentum, as without.
         """
-        scaler = 0  # the library's None: as many as its freeze step
+        scaler = 0  # the library's None: as many as var_freeze_step
         if local_step_scaler is not None:
             scaler = _count("local_step_scaler", local_step_scaler, least=0)
         own = _compat(compat, variance_floor=variance_floor, gamma=gamma)
         self._freeze_step = _count("var_freeze_step", var_freeze_step, least=1)
         if compat is not None:
-            scaler = scaler or self._freeze_step
             self._freeze_step += 1  # the first stage's steps, of which DeepSpeed has one more
         super().__init__(
             params,
