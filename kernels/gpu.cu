@@ -17,6 +17,7 @@
 #include "kernels/device.h"
 #include "kernels/error_cuda.h"
 #include "kernels/gpu_messages.h"
+#include "kernels/kernel_list_cuda.h"
 #include "kernels/lamb_cuda.h"
 #include "kernels/momentum_cuda.h"
 #include "kernels/onebit_cuda.h"
@@ -142,7 +143,8 @@ class CudaGpu final : public Gpu {
     if (status.ok()) absl::StrAppend(&name_, " (", properties.name, ")");
     absl::StrAppend(&name_, whose);
     status.Update(context_.Open(device_));
-    return Named(status);
+    if (!status.ok()) return Named(status);
+    return Launch([] { return ListedKernel::LoadAll(); });
   }
 
   std::string name() const override { return name_; }

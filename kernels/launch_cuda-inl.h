@@ -1,4 +1,4 @@
-// How kernels on blocks of segments are launched.
+// How kernels are launched, those on blocks of segments above all.
 
 #ifndef SIGNPOST_KERNELS_LAUNCH_CUDA_INL_H_
 #define SIGNPOST_KERNELS_LAUNCH_CUDA_INL_H_
@@ -9,10 +9,23 @@
 
 #include "absl/status/status.h"
 #include "kernels/error_cuda.h"
+#include "kernels/kernel_list_cuda.h"
 #include "kernels/thread_block_cuda-inl.h"
 #include "kernels/types_cuda.h"
 
 namespace signpost::kernels::cuda {
+
+template <auto* kKernel>
+inline const ListedKernel kListed(reinterpret_cast<const void*>(kKernel));
+
+// Launches kKernel(arguments...), of kThreads threads. It is in the list because this is how it is
+// launched: there is no other place in which kernels are.
+template <auto* kKernel, class... Arguments>
+absl::Status Launch(uint32_t thread_blocks, Stream stream, Arguments... arguments) {
+  void* addresses[] = {&arguments...};
+  return StatusOf(cudaLaunchKernel(kListed<kKernel>.kernel(), dim3(thread_blocks), dim3(kThreads),
+                                   addresses, /*sharedMem=*/0, stream));
+}
 
 // As many thread blocks as there are blocks: body(block, segment, number) is what each does.
 template <class Segment, class Body>
@@ -27,8 +40,7 @@ template <class Segment, class Body>
 absl::Status LaunchOnBlocks(const Segment* segments, uint32_t count, uint32_t blocks, Stream stream,
                             Body body) {
   if (blocks == 0) return absl::OkStatus();
-  OnBlocks<<<blocks, kThreads, 0, stream>>>(segments, count, body);
-  return StatusOf(cudaGetLastError());
+  return Launch<OnBlocks<Segment, Body>>(blocks, stream, segments, count, body);
 }
 
 }  // namespace signpost::kernels::cuda

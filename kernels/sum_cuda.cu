@@ -1,5 +1,8 @@
 // The kernels of sum_cuda.h, and their launches: a thread block for each run.
 
+#include <cstdint>
+#include <type_traits>
+
 #include "kernels/launch_cuda-inl.h"
 #include "kernels/sum_cuda-inl.h"
 #include "kernels/sum_cuda.h"
@@ -15,13 +18,13 @@ __global__ void __launch_bounds__(kThreads) SumRuns(const T* values, size_t n, d
 }
 
 template <Term kTerm>
-absl::Status Launch(const float* values, size_t n, double* workspace, double* sum, Stream stream) {
+absl::Status LaunchRuns(const float* values, size_t n, double* workspace, double* sum, Stream stream) {
   absl::Status status;
   SumInRuns<kTerm>(values, n, workspace, sum,
                    [&](auto term, size_t runs, const auto* terms, size_t count, double* sums) {
-                     SumRuns<term>
-                         <<<static_cast<uint32_t>(runs), kThreads, 0, stream>>>(terms, count, sums);
-                     status.Update(StatusOf(cudaGetLastError()));
+                     using T = std::remove_cvref_t<decltype(*terms)>;
+                     status.Update(Launch<SumRuns<term, T>>(static_cast<uint32_t>(runs), stream,
+                                                            terms, count, sums));
                    });
   return status;
 }
@@ -29,12 +32,12 @@ absl::Status Launch(const float* values, size_t n, double* workspace, double* su
 }  // namespace
 
 absl::Status Sum(const float* values, size_t n, double* workspace, double* sum, Stream stream) {
-  return Launch<Term::kItself>(values, n, workspace, sum, stream);
+  return LaunchRuns<Term::kItself>(values, n, workspace, sum, stream);
 }
 
 absl::Status SumOfSquares(const float* values, size_t n, double* workspace, double* sum,
                           Stream stream) {
-  return Launch<Term::kSquare>(values, n, workspace, sum, stream);
+  return LaunchRuns<Term::kSquare>(values, n, workspace, sum, stream);
 }
 
 }  // namespace signpost::kernels::cuda
