@@ -41,7 +41,9 @@ constexpr Entry kVariables[] = {
     {"SIGNPOST_THREADS", "Threads that compress and apply in each worker."},
     {"SIGNPOST_CODEC_LIBRARIES",
      "Codecs from outside that an aggregator has, separated by colons, as `--codec-library`."},
-    {"SIGNPOST_PYTHON_CODECS", "Modules whose codecs in Python an aggregator may run."},
+    {"SIGNPOST_PYTHON_CODECS",
+     "Classes, as module:Class with commas in between, that an aggregator or the worker of a node "
+     "may run as codecs in Python."},
     {"SIGNPOST_FAILPOINT", "For tests: where a process dies, stops or dawdles."},
     {"GRPC_VERBOSITY", "Whether gRPC tells what it does: debug, info or error."},
 };

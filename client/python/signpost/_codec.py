@@ -35,8 +35,8 @@ PYTHON_CODEC = str(Path(__file__).with_name("libpythoncodec.so"))
 
 def python_codec(codec_class: type) -> Codec:
     """A codec that is a class of a module, for experiments: each block takes a way to another process
-    and back. It is made without arguments, by every rank and aggregator, which need the same
-    module in their PYTHONPATH, and have three methods called:
+    and back. It is made without arguments, by every rank, aggregator and `signpost worker`, which
+    need the same module in their PYTHONPATH, and has three methods that they call:
 
         block_bytes(elements) -> int: that a block of so many numbers takes, never more for fewer
         compress(values) -> bytes: of a float32 array, at most 65536 of them; so many
@@ -49,7 +49,8 @@ def python_codec(codec_class: type) -> Codec:
         SIGNPOST_PYTHON_CODECS=module:Class     which jobs may ask for; with commas in between
         SIGNPOST_PYTHON                         if their python3 has not Signpost and NumPy
 
-    and so does whoever runs `signpost codec check`.
+    and so does whoever runs `signpost codec check`. A `signpost worker` that is started by itself
+    needs the latter two: it loads the shared object that its ranks name.
 
     Raises:
         ValueError: the class is not a module's, or that of a script.
