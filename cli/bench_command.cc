@@ -31,7 +31,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Those that client/python/benchmarks/peers.py has.
-constexpr const char* kPeers[] = {"gloo-fp32",   "gloo-fp16",   "gloo-bf16", "gloo-adamw",
+constexpr const char* kPeers[] = {"gloo-fp32",  "gloo-fp16",  "gloo-bf16", "gloo-adamw",
                                   "powersgd-1", "powersgd-2", "mpi"};
 
 using bench::ExchangeOptions;
