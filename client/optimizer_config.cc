@@ -310,6 +310,12 @@ void CountAsDeepSpeed(OptimizerConfig& config) {
   if (config.options.freeze_step < OptimizerOptions::kAuto) ++config.options.freeze_step;
 }
 
+// What the runs of docs/convergence*.md support.
+absl::string_view WarmUpShare(const OptimizerOptions& options) {
+  if (options.lamb) return "30%";
+  return options.zero_one ? "20%" : "15%";
+}
+
 absl::StatusOr<const Node*> ParamsOf(const config::File& file, const Node& section) {
   const Entry* const entry = section.Find("params");
   if (entry == nullptr || entry->value.kind == Node::Kind::kNothing) return nullptr;
@@ -379,8 +385,9 @@ absl::Status OptimizerConfig::Check() const {
   if (!missing.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("optimizer: ", type, " needs ", missing,
-                     ", the steps before the variance is frozen: about 15% of all, and more than "
-                     "the learning rate's warm-up. DeepSpeed's default is 100000"));
+                     ", the steps before the variance is frozen: about ", WarmUpShare(options),
+                     " of all, and more than the learning rate's warm-up. DeepSpeed's default is "
+                     "100000"));
   }
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
   return CheckRates(options, {rates});

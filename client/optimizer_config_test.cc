@@ -217,7 +217,10 @@ TEST(OptimizerConfig, ChecksWhatIsMissingAndOutOfRange) {
     return std::string(Read("optimizer: " + section)->Check().message());
   };
   EXPECT_THAT(check("{type: OneBitAdam}"), HasSubstr("OneBitAdam needs freeze_step"));
+  EXPECT_THAT(check("{type: OneBitAdam}"), HasSubstr("frozen: about 15% of all"));
+  EXPECT_THAT(check("{type: OneBitLamb}"), HasSubstr("frozen: about 30% of all"));
   EXPECT_THAT(check("{type: ZeroOneAdam, params:}"), HasSubstr("needs var_freeze_step"));
+  EXPECT_THAT(check("{type: ZeroOneAdam}"), HasSubstr("frozen: about 20% of all"));
   EXPECT_THAT(check("{type: OneBitAdam, params: {freeze_step: 0}}"), HasSubstr("freeze_step"));
   EXPECT_THAT(check("{type: Adam, params: {betas: [1, 0]}}"), HasSubstr("beta1"));
 }

@@ -149,7 +149,12 @@ def test_errors_name_the_line_and_the_nearest_key(tmp_path):
         signpost.optimizer([tensor()], section("OneBitAdm"))
     with pytest.raises(NotFoundError, match="not/there"):
         signpost.optimizer([tensor()], "/not/there")
-    with pytest.raises(InvalidArgumentError, match="OneBitLamb needs freeze_step"):
-        signpost.optimizer([tensor()], section("OneBitLamb"))
+    for kind, needed, share in (
+        ("OneBitAdam", "freeze_step", "15%"),
+        ("OneBitLamb", "freeze_step", "30%"),
+        ("ZeroOneAdam", "var_freeze_step", "20%"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"{kind} needs {needed}.* about {share}"):
+            signpost.optimizer([tensor()], section(kind))
     with pytest.raises(TypeError, match="lerning_rate"):
         signpost.optimizer([tensor()], section("Adam"), lerning_rate=1)

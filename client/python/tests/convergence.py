@@ -275,7 +275,7 @@ run, dense steps included, against fp32; bits those by parameter and step from t
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-Options of {compressed}: {options}. To make the runs again: `{command}`
+Options of {compressed}: {options}. {chosen}To make the runs again: `{command}`
 
 {charts}
 
@@ -289,7 +289,7 @@ Options of {compressed}: {options}. To make the runs again: `{command}`
 TRIED = """
 ## What was tried
 
-{chosen}| example | options of {compressed} | seeds | difference |
+| example | options of {compressed} | seeds | difference |
 | --- | --- | --- | --- |
 {rows}
 """
@@ -323,12 +323,12 @@ def write_report(arguments, comparisons, others):
         else "",
         rows=table(comparison.row() for comparison in comparisons),
         options=", ".join(f"`{of}`" for of in options) if options else "the examples' defaults",
+        chosen=chosen_with(comparisons, others),
         command=command_of(arguments),
         charts="\n\n".join(charts),
         seed_rows=table(row for comparison in comparisons for row in comparison.rows_of_seeds()),
         tried=TRIED.format(
             compressed=compressed,
-            chosen=chosen_with(comparisons, others),
             rows=table(other.row_of_options() for other in others),
         )
         if others
@@ -345,7 +345,8 @@ def chosen_with(comparisons, others):
         return ""
     names = " and the ".join(chosen)
     return (
-        f"The options of the {names} were chosen with these results known, on the same seeds.\n\n"
+        f"Those of the {names} were chosen on the seeds that this table shows, with the results of "
+        "[what was tried](#what-was-tried) known. "
     )
 
 

@@ -8,13 +8,13 @@ from signpost.torch._optimizer import Adam, OneBitAdam, OneBitLamb, Parameters, 
 
 Optimizer = Union[Adam, OneBitAdam, OneBitLamb, ZeroOneAdam]
 
-# Each with the param that it cannot do without.
-_TYPES: Dict[str, Tuple[Callable[..., Optimizer], Optional[str]]] = {
-    "Adam": (Adam, None),
-    "AdamW": (Adam, None),
-    "OneBitAdam": (OneBitAdam, "freeze_step"),
-    "OneBitLamb": (OneBitLamb, "freeze_step"),
-    "ZeroOneAdam": (ZeroOneAdam, "var_freeze_step"),
+# Each with the param that it cannot do without, and how many of all steps that is about.
+_TYPES: Dict[str, Tuple[Callable[..., Optimizer], Optional[str], Optional[str]]] = {
+    "Adam": (Adam, None, None),
+    "AdamW": (Adam, None, None),
+    "OneBitAdam": (OneBitAdam, "freeze_step", "15%"),
+    "OneBitLamb": (OneBitLamb, "freeze_step", "30%"),
+    "ZeroOneAdam": (ZeroOneAdam, "var_freeze_step", "20%"),
 }
 
 
@@ -36,12 +36,13 @@ def optimizer(params: Parameters, config: Source = None, **arguments: Any) -> Op
         Besides, as the optimizers do.
     """
     name, given = optimizer_section(config)
-    kind, needed = _TYPES[name]
+    kind, needed, share = _TYPES[name]
     merged = {**given, **arguments}
     if needed is not None and needed not in merged:
         raise InvalidArgumentError(
             f"{name} needs {needed}, in the configuration or as an argument: the steps before the "
-            "variance is frozen, about 15% of all. DeepSpeed's default is 100000",
+            f"variance is frozen, about {share} of all, and more than the learning rate's warm-up. "
+            "DeepSpeed's default is 100000",
             code=3,
             exit_code=64,
         )
