@@ -21,7 +21,7 @@ struct CodecCosts {
   double AggregateSeconds(uint32_t workers) const;
 };
 
-// As the kernels were measured: docs/measurements.md, "Kernels"; one core of an AMD EPYC, AVX2, in
+// As the kernels were measured: docs/performance.md, "Kernels"; one core of an AMD EPYC (Zen 4), in
 // DRAM.
 CodecCosts Float32Costs();
 CodecCosts Bfloat16Costs();
@@ -54,6 +54,9 @@ struct Cluster {
   bool colocated = false;
   uint32_t cores_per_host = 16;
   uint32_t chunk_elements = 0;  // 0: what jobs have
+  uint32_t worker_threads = 0;  // that compress and apply; 0: what jobs have, a core each, up to 8
+
+  uint32_t threads() const;
 
   // How many chunks of a worker are under way at most, as in Worker.
   uint32_t window() const;
@@ -64,10 +67,15 @@ struct ChunkTimes {
   uint64_t chunks;     // equally large
   double link_s;       // out of a host, or into one
   double transport_s;  // of a processor, to send or to receive it
-  double compress_s;
-  double apply_s;
-  double aggregate_s;  // all workers' contributions
+  double compress_s;   // of a worker, with all of its threads
+  double apply_s;      // likewise
+  double kernels_s;    // of one core, for both
+  double aggregate_s;  // of one core, all workers' contributions
 };
+
+// How many times as fast as one thread so many compress and apply: two were measured, 1.5 times
+// (docs/measurements.md, "Threads of a worker"); with more it is taken to be 0.75 for each.
+double ThreadSpeedup(uint32_t threads);
 
 // parameters >= 1.
 ChunkTimes ChunkTimesOf(const Cluster& cluster, uint64_t parameters, const CodecCosts& codec,

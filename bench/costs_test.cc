@@ -5,20 +5,19 @@
 namespace signpost::bench {
 namespace {
 
-// Gelem/s of one core, docs/measurements.md; the formulas' fits are within 4%.
+// Gelem/s of one core, docs/performance.md; the formulas' fits are within 8%.
 void ExpectRate(double seconds, double wanted) {
-  EXPECT_NEAR(1e-9 / seconds, wanted, 0.04 * wanted);
+  EXPECT_NEAR(1e-9 / seconds, wanted, 0.08 * wanted);
 }
 
 TEST(Costs, KernelsTakeWhatWasMeasured) {
-  ExpectRate(OneBitCosts().compress_s, 1.92);
-  ExpectRate(OneBitCosts().apply_s, 2.34);
-  ExpectRate(OneBitCosts().AggregateSeconds(2), 2.46);
-  ExpectRate(OneBitCosts().AggregateSeconds(4), 2.47);
-  ExpectRate(OneBitCosts().AggregateSeconds(8), 1.85);
-  ExpectRate(OneBitCosts().AggregateSeconds(16), 1.19);
-  ExpectRate(Float32Costs().AggregateSeconds(4), 0.94);
-  ExpectRate(Bfloat16Costs().AggregateSeconds(4), 1.54);
+  ExpectRate(OneBitCosts().AggregateSeconds(2), 4.9);
+  ExpectRate(OneBitCosts().AggregateSeconds(4), 4.5);
+  ExpectRate(OneBitCosts().AggregateSeconds(8), 4.0);
+  ExpectRate(OneBitCosts().AggregateSeconds(16), 2.77);
+  ExpectRate(OneBitCosts().AggregateSeconds(64), 0.9);
+  ExpectRate(Float32Costs().AggregateSeconds(4), 1.37);
+  ExpectRate(Bfloat16Costs().AggregateSeconds(4), 2.03);
 }
 
 TEST(Costs, ChunksAreAsManyAsJobsHave) {
@@ -29,8 +28,11 @@ TEST(Costs, ChunksAreAsManyAsJobsHave) {
 }
 
 TEST(Costs, ChunksAreAsFewAsTheirElementsAllow) {
-  const Cluster cluster = {
-      .link_bits_per_s = 8e9, .workers = 2, .shards = 2, .chunk_elements = 1 << 20};
+  const Cluster cluster = {.link_bits_per_s = 8e9,
+                           .workers = 2,
+                           .shards = 2,
+                           .chunk_elements = 1 << 20,
+                           .worker_threads = 1};
   const CodecCosts codec = {.bytes = 2, .compress_s = 3e-9, .apply_s = 5e-9, .aggregate_s = 7e-9};
   const TransportCosts transport = {.cpu_s_per_byte = 1e-9, .cpu_s_per_frame = 1e-6};
   EXPECT_EQ(ChunkTimesOf(cluster, 1 << 20, codec, transport).chunks, 1);
@@ -42,6 +44,21 @@ TEST(Costs, ChunksAreAsFewAsTheirElementsAllow) {
   EXPECT_DOUBLE_EQ(chunk.compress_s, 3e-9 * elements);
   EXPECT_DOUBLE_EQ(chunk.apply_s, 5e-9 * elements);
   EXPECT_DOUBLE_EQ(chunk.aggregate_s, 7e-9 * elements);
+}
+
+TEST(Costs, AWorkersThreadsShareItsKernels) {
+  Cluster cluster = {.link_bits_per_s = 8e9, .workers = 2, .shards = 2};
+  EXPECT_EQ(cluster.threads(), 8);
+  cluster.cores_per_host = 1;
+  EXPECT_EQ(cluster.threads(), 1);
+  const CodecCosts codec = {.bytes = 2, .compress_s = 3e-9, .apply_s = 6e-9};
+  const ChunkTimes one = ChunkTimesOf(cluster, 1000, codec, {});
+  cluster.worker_threads = 2;
+  const ChunkTimes two = ChunkTimesOf(cluster, 1000, codec, {});
+  EXPECT_DOUBLE_EQ(two.compress_s, 2e-6);
+  EXPECT_DOUBLE_EQ(two.apply_s, 4e-6);
+  EXPECT_DOUBLE_EQ(one.kernels_s, one.compress_s + one.apply_s);
+  EXPECT_DOUBLE_EQ(two.kernels_s, one.kernels_s);
 }
 
 TEST(Costs, TheWindowIsTheWorkers) {

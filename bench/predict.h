@@ -40,16 +40,18 @@ struct StepTimes {
 
 struct Prediction {
   StepTimes fp32, bf16, one_bit;  // through Signpost
-  // With a ring all-reduce in fp32 that costs nothing but what no all-reduce can do without, 2 (W -
-  // 1) / W * 4 bytes per parameter through each link; Adam's step, which is not in its exchange_s,
-  // comes after it.
-  StepTimes ring;
-  // With overlap: all steps of a training in fp32, or through the ring, to the warm-up in fp32 and
+  // With a ring all-reduce in fp32, or in 16 bits, that costs nothing but what no all-reduce can do
+  // without, 2 (W - 1) / W numbers per parameter through each link; Adam's step, which is not in
+  // its exchange_s, comes after it.
+  StepTimes ring, ring16;
+  // With overlap: all steps of a training in fp32, or through a ring, to the warm-up in fp32 and
   // all others in one bit.
   double run_speedup_over_fp32;
   double run_speedup_over_ring;
+  double run_speedup_over_ring16;
   double run_volume_ratio;  // how many times fewer bytes than in fp32 that sends
-  // Whether one-bit pays, against the best of the others, in a sentence.
+  // Whether one-bit pays, in a step and in the whole run, against the best of the others, in a
+  // sentence.
   std::string verdict;
 };
 
@@ -62,7 +64,8 @@ Prediction Predict(const Cluster& cluster, const Training& training, const Costs
 // (arXiv:2102.02888), against training in 16 bits; against fp32 it is 32.
 double VolumeRatio(double warm_up_share, double times_fewer);
 
-// A row for each of its times, compared with the ring's, and one for each number of the whole run.
+// A row for each of its times, compared with the fp32 ring's, one for each number of the whole run,
+// and the verdict.
 Figures FiguresOf(const Prediction& prediction);
 
 }  // namespace signpost::bench

@@ -226,7 +226,7 @@ PlayedExchange PlayExchange(const Cluster& cluster, uint64_t parameters, const C
   played.worker_s = chunks * (chunk.compress_s + chunk.apply_s);
   played.aggregator_s = chunks_of_shard * chunk.aggregate_s;
   played.transport_s = std::max(chunks, frames_of_shard) * chunk.transport_s;
-  const double worker_host_s = played.worker_s + 2 * chunks * chunk.transport_s;
+  const double worker_host_s = chunks * (chunk.kernels_s + 2 * chunk.transport_s);
   const double shard_host_s = played.aggregator_s + 2 * frames_of_shard * chunk.transport_s;
   const uint32_t shards_per_host = (cluster.shards - 1) / cluster.workers + 1;
   played.cores_s = cluster.colocated ? worker_host_s + shards_per_host * shard_host_s

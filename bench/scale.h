@@ -12,7 +12,7 @@ namespace signpost::bench {
 // In seconds, from the first chunk's compressing to the last worker's having applied all.
 struct PlayedExchange {
   double exchange_s;
-  // What took so long: how long the busiest link, in one direction, the worker's thread, the
+  // What took so long: how long the busiest link, in one direction, a worker's threads, the
   // busiest aggregator's sums, its transport in one direction, and all cores of the busiest host
   // were at work.
   double link_s;

@@ -34,8 +34,11 @@ TEST(Scale, OneWorkersChunksFollowOneAnother) {
 }
 
 TEST(Scale, ALineOfProcessorsAndLinksIsAsSlowAsItsSlowest) {
-  const Cluster cluster = {
-      .link_bits_per_s = kChunkPerSecond, .workers = 1, .shards = 1, .chunk_elements = kChunk};
+  const Cluster cluster = {.link_bits_per_s = kChunkPerSecond,
+                           .workers = 1,
+                           .shards = 1,
+                           .chunk_elements = kChunk,
+                           .worker_threads = 1};
   // Compress 0.25, four times transport 0.5, two links 1, aggregate 3; nothing is applied, so
   // nothing comes twice to where it was.
   const TransportCosts transport = {.cpu_s_per_frame = 0.5};
@@ -47,7 +50,8 @@ TEST(Scale, AThreadThatCompressesAndAppliesDoesOneAtATime) {
   const Cluster cluster = {.link_bits_per_s = 1e3 * kChunkPerSecond,
                            .workers = 1,
                            .shards = 1,
-                           .chunk_elements = kChunk};
+                           .chunk_elements = kChunk,
+                           .worker_threads = 1};
   const PlayedExchange played = PlayExchange(cluster, 100 * kChunk, Kernels(2, 3, 0), kFree);
   EXPECT_DOUBLE_EQ(played.exchange_s, 100 * (2 + 3));
   EXPECT_DOUBLE_EQ(played.worker_s, 100 * (2 + 3));
@@ -94,7 +98,8 @@ TEST(Scale, ColocatedShardsMakeLinksCarryWhatARingDoes) {
                            .workers = 4,
                            .shards = 4,
                            .colocated = true,
-                           .chunk_elements = kChunk};
+                           .chunk_elements = kChunk,
+                           .worker_threads = 1};
   EXPECT_DOUBLE_EQ(PlayExchange(cluster, 800 * kChunk, kOneByte, kFree).link_s, 2 * 0.75 * 800);
   const Cluster alone = {.link_bits_per_s = kChunkPerSecond,
                          .workers = 1,
@@ -110,7 +115,8 @@ TEST(Scale, AHostsCoresShareItsWork) {
                            .shards = 1,
                            .colocated = true,
                            .cores_per_host = 2,
-                           .chunk_elements = kChunk};
+                           .chunk_elements = kChunk,
+                           .worker_threads = 1};
   const PlayedExchange played =
       PlayExchange(cluster, 100 * kChunk, Kernels(2, 2, 3), {.cpu_s_per_frame = 1});
   EXPECT_DOUBLE_EQ(played.cores_s, 100 * 11 / 2.);

@@ -823,6 +823,12 @@ TEST(Bench, PredictsWhetherOneBitPays) {
       RunProgram("bench predict --link 1gbit --parameters 340000000 --workers 8 --compute-ms 900");
   EXPECT_EQ(slow.exit_code, 0);
   EXPECT_THAT(slow.output, AllOf(HasSubstr("VALUE"), HasSubstr("one-bit"), HasSubstr("bf16")));
+  EXPECT_THAT(slow.output, HasSubstr(", over a whole run "));
+  const std::string file = absl::StrCat(::testing::TempDir(), "/predicted.json");
+  EXPECT_EQ(RunProgram(absl::StrCat("bench predict --link 1gbit --compute-ms 900 --json ", file))
+                .exit_code,
+            0);
+  EXPECT_THAT(ReadFile(file), HasSubstr("\"verdict\": \"one-bit "));
   const Outcome fast =
       RunProgram("bench predict --link 100gbit --parameters 100000 --workers 2 --compute-ms 900");
   EXPECT_THAT(fast.output, HasSubstr("does not pay"));
@@ -833,7 +839,9 @@ TEST(Bench, PlaysAnExchangeOfManyWorkers) {
   const Outcome outcome =
       RunProgram("bench scale --link 10gbit --parameters 100000000 --workers 64");
   EXPECT_EQ(outcome.exit_code, 0);
-  EXPECT_THAT(outcome.output, AllOf(HasSubstr("exchange, one-bit"), HasSubstr("the busiest link")));
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("exchange, one-bit"), HasSubstr("OF BOUND"),
+                                    HasSubstr("one-bit: the busiest link"),
+                                    HasSubstr("one-bit: all of a host's cores")));
 }
 
 TEST(Bench, RefusesWhatItCannotMeasure) {
