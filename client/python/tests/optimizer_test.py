@@ -666,13 +666,25 @@ def test_sparse_gradients_are_taken_as_dense(make):
     assert torch.equal(sparse.weight, dense.weight)
 
 
+# Of numbers that are all alike a gamma of 1 loses nothing, so one-bit steps are as dense ones; LAMB's
+# trust ratio is that of the parameters, close to 1. The last of 0/1 Adam's intervals is of 8 steps.
+@pytest.mark.parametrize(
+    "kind, own",
+    [
+        (signpost.Adam, {}),
+        (signpost.OneBitAdam, dict(freeze_step=40, gamma=1.0)),
+        (signpost.OneBitLamb, dict(freeze_step=40, gamma=1.0)),
+        (signpost.ZeroOneAdam, dict(var_freeze_step=40, gamma=1.0)),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_parameters_have_fp32_values_behind_them(make, dtype):
+def test_low_precision_parameters_have_fp32_values_behind_them(make, dtype, kind, own):
     x = nn.Parameter(torch.ones(10, dtype=dtype))
-    optimizer = make(signpost.Adam, [x], lr=1e-4)  # too little to be subtracted from 1
+    optimizer = make(kind, [x], lr=1e-4, **own)  # too little to be subtracted from 1
     for _ in range(200):
         x.grad = torch.ones_like(x)
         optimizer.step()
+    assert optimizer.is_synchronised
     assert x.dtype == dtype
     wanted = torch.full((10,), 0.98)
     torch.testing.assert_close(x.detach().float(), wanted, rtol=torch.finfo(dtype).eps, atol=0)
