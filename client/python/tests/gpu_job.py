@@ -5,7 +5,6 @@ Where PyTorch finds a GPU, as tests/gpu/run.sh wants, it is that one, otherwise 
 import sys
 import zlib
 
-import codecs_of_mine
 import signpost.torch as signpost
 import simulated_gpu
 import torch
@@ -59,7 +58,9 @@ def train(optimizer, model, steps=STEPS):
 def crc_of(model):
     crc = 0
     for parameter in model.parameters():
-        crc = zlib.crc32(parameter.detach().cpu().float().numpy().tobytes(), crc)
+        values = parameter.detach().cpu().float().reshape(-1)
+        # Not by way of NumPy, which PyTorch's own package does without.
+        crc = zlib.crc32(bytes(values.view(torch.uint8).tolist()), crc)
     return crc
 
 
@@ -84,6 +85,8 @@ def main(ranks, what=None, *arguments):
         (signpost.ZeroOneAdam, LOCAL),
     )
     if what == "codec":
+        import codecs_of_mine  # its codecs are NumPy's
+
         own = signpost.python_codec(codecs_of_mine.Signs)
         optimizers = (
             (signpost.OneBitAdam, {"freeze_step": 4, "warm_up_codec": own, "codec": own}),
