@@ -340,8 +340,9 @@ class Measurement {
         continue;
       }
       const bool is_mtls = group.service == &mtls_;
+      const std::string name = absl::StrCat(NameOf(group.options), is_mtls ? ", mTLS" : "");
       Figure& time = *figures.add_figures();
-      time = MakeFigure(absl::StrCat(NameOf(group.options), is_mtls ? ", mTLS" : ""), "s", seconds);
+      time = MakeFigure(name, "s", seconds);
       if (!options_.rate.empty()) {
         const double bound =
             LinkBound(group.options, options_.workers, options_.shards, *ParseRate(options_.rate));
@@ -352,23 +353,23 @@ class Measurement {
       } else if (!options_.peers.empty()) {
         SetPeer(options_.peers[0], seconds, SecondsOf(groups_[ours]), Better::kLess, time);
       }
-      if (group.options.mode == "step") *figures.add_figures() = PeakMemory(group);
-      if (group.options.mode == "frames") *figures.add_figures() = CpuPerByte(group);
+      if (group.options.mode == "step") *figures.add_figures() = PeakMemory(name, group);
+      if (group.options.mode == "frames") *figures.add_figures() = CpuPerByte(name, group);
     }
     return figures;
   }
 
   // Of the ranks and the aggregators, each when it had most.
-  Figure PeakMemory(const Group& group) const {
+  Figure PeakMemory(const std::string& name, const Group& group) const {
     uint64_t bytes = 0;
     for (const auto& rank : group.ranks) bytes += rank->peak_memory_bytes();
     for (const auto& aggregator : group.service->aggregators) {
       bytes += aggregator->peak_memory_bytes();
     }
-    return MakeFigure("  memory of workers and aggregators", "GB", {bytes / 1e9});
+    return MakeFigure(absl::StrCat(name, ": memory of all"), "GB", {bytes / 1e9});
   }
 
-  Figure CpuPerByte(const Group& group) const {
+  Figure CpuPerByte(const std::string& name, const Group& group) const {
     const RankOptions& rank = group.options;
     const double gigabytes =
         2 * options_.workers * rank.parameters * BitsPerParameter(rank.codec) / 8 / 1e9;
@@ -376,7 +377,7 @@ class Measurement {
     for (size_t turn = 1; turn < group.cpu_seconds.size(); ++turn) {
       per_gigabyte.push_back(group.cpu_seconds[turn] / gigabytes);
     }
-    return MakeFigure(absl::StrCat("  processor time"), "s/GB", per_gigabyte);
+    return MakeFigure(absl::StrCat(name, ": processor time"), "s/GB", per_gigabyte);
   }
 
   const ExchangeOptions& options_;

@@ -35,7 +35,7 @@ PEERS = {
 }
 PEERS_PARAMETERS = 25_000_000
 LARGEST_PARAMETERS = 340_000_000
-WARM_UP_SHARES = [0.05, 0.1, 0.15, 0.25, 1]
+WARM_UP_SHARES = [0, 0.05, 0.1, 0.15, 0.25, 1]
 
 
 class Runs:
@@ -55,7 +55,7 @@ class Runs:
             subprocess.run([PROGRAM, "bench", *arguments, f"--json={partial}"], check=True)
             partial.rename(file)
         rows = json.loads(file.read_text())["figures"]
-        return {f"{row['name'].strip()}, {row['unit']}": row for row in rows}
+        return {f"{row['name']}, {row['unit']}": row for row in rows}
 
     def dates(self):
         """When they were made: the first day, and the last one if it is another."""
@@ -65,7 +65,12 @@ class Runs:
 
 
 def links(rate):
-    return [f"--netns={rate}"] if rate else ["--aggregators=4"]
+    return [f"--netns={rate}"] if rate else ["--aggregators=2"]
+
+
+def turns(turns, exchanges):
+    """Each turn follows a pause, in which the other had its turn: the first exchange is slower."""
+    return [f"--turns={turns}", f"--exchanges={exchanges}"]
 
 
 def name_of(rate):
@@ -120,9 +125,9 @@ RATE_LABEL = "Gbit/s of each host's link"
 def against_rates(runs, output):
     """Steps, and how much faster they are than the peer's."""
     size = f"--parameters={RATE_PARAMETERS}"
-    few = ["--turns=3", "--exchanges=2"]
     rows, ours, dense, gloo = [], [], [], []
     for rate in RATES:
+        few = turns(3, 2 if rate == "100mbit" else 5)
         found = runs.figures("step", *links(rate), size, "--peers=gloo-adamw", *few)
         ours.append(found["optimizer step, one-bit, s"])
         gloo.append(found["gloo-adamw, s"])
@@ -163,7 +168,7 @@ def exchanges_against_rates(runs, output):
     rows, found = [], []
     for rate in RATES:
         size = f"--parameters={RATE_PARAMETERS}"
-        few = ["--turns=3", "--exchanges=2"]
+        few = turns(3, 2 if rate == "100mbit" else 10)
         found.append(runs.figures("exchange", *links(rate), size, "--peers=gloo-fp32", *few))
         rows.append(exchange_row(name_of(rate), found[-1]))
     title = f"An exchange of {count(RATE_PARAMETERS)} parameters, 4 workers"
@@ -174,25 +179,24 @@ def exchanges_against_rates(runs, output):
 
 def exchange_row(label, figures):
     frames = figures["packed frames, one-bit, s"]
+    processors = figures["packed frames, one-bit: processor time, s/GB"]
     mean = figures["gradients to mean, one-bit, s"]
     gloo = figures["gloo-fp32, s"]
-    return [label, milliseconds(frames), of_bound(frames), times(frames), milliseconds(mean)] + [
-        of_bound(mean),
-        times(mean),
-        milliseconds(gloo),
-    ]
+    row = [label, milliseconds(frames), of_bound(frames), times(frames)]
+    row += [f"{processors['value']:.1f}", milliseconds(mean), of_bound(mean), times(mean)]
+    return [*row, milliseconds(gloo)]
 
 
 EXCHANGE_HEAD = ["packed frames, ms", "times the bound", "faster than Gloo"]
-EXCHANGE_HEAD += ["gradients to mean, ms", "times the bound", "faster than Gloo", "Gloo fp32, ms"]
+EXCHANGE_HEAD += ["processor time, s/GB", "gradients to mean, ms", "times the bound", "faster than Gloo", "Gloo fp32, ms"]
 
 
 def against_parameters(runs, output):
     rows, found = [], []
     for parameters in PARAMETERS:
-        few = ["--turns=3", "--exchanges=3"]
+        few = turns(3, 10 if parameters < 100_000_000 else 5)
         if parameters > 100_000_000:
-            few = ["--turns=2", "--exchanges=2"]
+            few = turns(2, 2)
         size = f"--parameters={parameters}"
         found.append(runs.figures("exchange", "--netns=1gbit", size, "--peers=gloo-fp32", *few))
         rows.append(exchange_row(count(parameters), found[-1]))
@@ -207,7 +211,7 @@ def against_workers(runs, output):
     rows, found = [], []
     for workers in WORKERS:
         size = [f"--workers={workers}", f"--parameters={WORKERS_PARAMETERS}"]
-        few = ["--turns=3", "--exchanges=3"]
+        few = turns(3, 10)
         found.append(runs.figures("exchange", "--netns=1gbit", *size, "--peers=gloo-fp32", *few))
         rows.append(exchange_row(str(workers), found[-1]))
     title = f"An exchange at 1 Gbit/s, {count(WORKERS_PARAMETERS)} parameters"
@@ -223,10 +227,11 @@ def with_a_core_each(runs):
     for parameters, workers in sizes:
         mbit = min(1000, 1000 * os.cpu_count() // (2 * workers))
         size = [f"--workers={workers}", f"--parameters={parameters}"]
-        few = ["--what=mean", "--turns=3", "--exchanges=3"]
+        few = ["--what=mean", *turns(3, 5)]
         found = runs.figures("exchange", f"--netns={mbit}mbit", *size, *few)
         mean = found["gradients to mean, one-bit, s"]
-        played = runs.figures("scale", f"--link={mbit}mbit", *size)["exchange, one-bit, s"]
+        played = runs.figures("scale", f"--link={mbit}mbit", "--cores=1", *size)
+        played = played["exchange, one-bit, s"]
         ratio = f"{mean['value'] / played['value']:.2f}"
         rows.append([count(parameters), str(workers), f"{mbit} Mbit/s", milliseconds(mean)])
         rows[-1] += [of_bound(mean), milliseconds(played), ratio]
@@ -236,7 +241,9 @@ def with_a_core_each(runs):
 
 def against_peers(runs):
     peers = [peer for peer in PEERS if peer != "mpi" or shutil.which("mpirun")]
-    few = [f"--parameters={PEERS_PARAMETERS}", "--turns=3", "--exchanges=2"]
+    if len(peers) < len(PEERS):
+        print("performance.py: there is no mpirun, so Open MPI is left out", file=sys.stderr)
+    few = [f"--parameters={PEERS_PARAMETERS}", *turns(3, 5)]
     found = runs.figures("exchange", "--netns=1gbit", f"--peers={','.join(peers)}", *few)
     frames = found["packed frames, one-bit, s"]
     mean = found["gradients to mean, one-bit, s"]
@@ -251,15 +258,16 @@ def against_peers(runs):
 
 
 def of_the_largest(runs):
-    size = [f"--parameters={LARGEST_PARAMETERS}", "--turns=3", "--exchanges=2"]
+    size = [f"--parameters={LARGEST_PARAMETERS}", *turns(3, 2)]
     rows = []
     for rate in ("1gbit", ""):
         links_of = [f"--netns={rate}"] if rate else ["--aggregators=2"]
         found = runs.figures("step", *links_of, *size)
-        step, memory = found["optimizer step, one-bit, s"], found["memory of workers and aggregators, GB"]
+        step = found["optimizer step, one-bit, s"]
+        memory = found["optimizer step, one-bit: memory of all, GB"]
         hosts = "4 + 4" if rate else "4 + 2"
         rows.append([name_of(rate), hosts, milliseconds(step), of_bound(step)])
-        rows[-1].append(f"{memory['value']:.1f}")
+        rows[-1].append(f"{memory['value']:.2f}")
     head = ["link", "workers + aggregators", "one-bit, ms", "times the link's bound"]
     return table([*head, "memory, GB"], rows)
 
