@@ -8,6 +8,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_format.h"
+#include "proto/codec.h"
 
 namespace signpost::simulation {
 namespace {
@@ -101,6 +102,16 @@ void Audit::SetFreezeStep(uint64_t step) {
                             step));
   }
   freeze_step_ = step;
+}
+
+std::set<Codec> Audit::CodecsOf(uint64_t first_round, uint64_t end_round) const {
+  std::set<Codec> codecs;
+  for (const auto& [key, answer] : answers_) {
+    const uint64_t round = std::get<1>(key);
+    if (round < first_round || round >= end_round || !HasNumbers(answer.codec)) continue;
+    codecs.insert(answer.codec);
+  }
+  return codecs;
 }
 
 void Audit::Check(uint64_t steps, const Gradients& gradients) const {

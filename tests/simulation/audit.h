@@ -63,6 +63,11 @@ class Audit {
     errors_[rank].assign(error.begin(), error.end());
   }
 
+  // Once all is in: the codecs of the answers before the freeze step, and from it on, whose rounds
+  // counted.
+  std::set<Codec> WarmUpCodecs() const { return CodecsOf(0, freeze_step_); }
+  std::set<Codec> FrozenCodecs() const { return CodecsOf(freeze_step_, OptimizerOptions::kNever); }
+
   // Once all is in: looks at steps [0, steps).
   void Check(uint64_t steps, const Gradients& gradients) const;
 
@@ -76,6 +81,7 @@ class Audit {
     std::vector<uint32_t> late_ranks;
   };
 
+  std::set<Codec> CodecsOf(uint64_t first_round, uint64_t end_round) const;
   // That the round ends.
   ZeroOneSchedule::Interval StepsOf(uint64_t round) const {
     return zero_one_ ? zero_one_->StepsOf(round) : ZeroOneSchedule::Interval{round, 1};

@@ -242,6 +242,7 @@ class Simulation {
     return digests;
   }
   const SimulationResult& result() const { return result_; }
+  const Audit& audit() const { return audit_; }
 
  private:
   void Report(const std::string& violation) {
@@ -516,6 +517,13 @@ Digests Undisturbed(uint64_t seed) {
   Simulation simulation(plan, seed, nullptr);
   simulation.Run();
   return simulation.digests();
+}
+
+AnsweredCodecs AnsweredCodecsOf(uint64_t seed) {
+  const JobPlan plan(seed);
+  Simulation simulation(plan, seed, nullptr);
+  simulation.Run();
+  return {simulation.audit().WarmUpCodecs(), simulation.audit().FrozenCodecs()};
 }
 
 SimulationResult Simulate(uint64_t seed, const Digests& expected) {

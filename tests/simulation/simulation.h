@@ -5,9 +5,11 @@
 #define SIGNPOST_TESTS_SIMULATION_SIMULATION_H_
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "proto/codec.h"
 #include "worker/onebit_adam.h"
 
 namespace signpost::simulation {
@@ -41,6 +43,14 @@ Digests Undisturbed(uint64_t seed);
 
 // Its job's optimizer.
 OptimizerOptions OptimizerOf(uint64_t seed);
+
+// Of what travelled in that job: a variance that is never frozen, or behind the last step, leaves
+// the second empty.
+struct AnsweredCodecs {
+  std::set<Codec> warm_up;
+  std::set<Codec> frozen;  // from the freeze step on
+};
+AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 
 // The same job with faults. Invariants:
 //   - every call of every worker succeeds, but for a step of one that is too late to catch up, and

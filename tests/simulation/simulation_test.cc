@@ -20,6 +20,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/codec.h"
 
@@ -115,26 +116,41 @@ TEST(Simulation, HoldsTheInvariants) {
       uintmax_t{total.returned_workers});
 }
 
-TEST(Simulation, HasEachOptimizerWithEachCodec) {
-  std::set<std::string> drawn;
-  for (uint64_t seed = 1; seed <= 2000; ++seed) {
-    const OptimizerOptions options = OptimizerOf(seed);
-    const char* const optimizer = options.lamb       ? "1-bit LAMB"
-                                  : options.zero_one ? "0/1 Adam"
-                                                     : "1-bit Adam";
-    drawn.insert(absl::StrCat(optimizer, " in ", CodecName(options.codec)));
-    if (options.zero_one) continue;
-    drawn.insert(absl::StrCat(optimizer, " after ", CodecName(options.warm_up_codec)));
-  }
+std::string NameOf(const OptimizerOptions& options) {
+  if (options.lamb) return "1-bit LAMB";
+  return options.zero_one ? "0/1 Adam" : "1-bit Adam";
+}
+
+std::string Frozen(const std::string& optimizer, Codec codec) {
+  return absl::StrCat(optimizer, " in ", CodecName(codec));
+}
+
+std::string WarmUp(const std::string& optimizer, Codec codec) {
+  return absl::StrCat(optimizer, " after ", CodecName(codec));
+}
+
+TEST(Simulation, SendsWithEachOptimizerInEachCodec) {
+  std::set<std::string> missing;
   for (const Codec codec : {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT, CUSTOM}) {
     for (const char* optimizer : {"1-bit Adam", "1-bit LAMB", "0/1 Adam"}) {
-      EXPECT_TRUE(drawn.count(absl::StrCat(optimizer, " in ", CodecName(codec))))
-          << optimizer << codec;
-      if (optimizer[0] == '0') continue;
-      EXPECT_TRUE(drawn.count(absl::StrCat(optimizer, " after ", CodecName(codec))))
-          << optimizer << codec;
+      missing.insert(Frozen(optimizer, codec));
+    }
+    for (const char* optimizer : {"1-bit Adam", "1-bit LAMB"}) {
+      missing.insert(WarmUp(optimizer, codec));
     }
   }
+  for (uint64_t seed = 1; seed <= 2000; ++seed) {
+    const OptimizerOptions options = OptimizerOf(seed);
+    const std::string name = NameOf(options);
+    const bool may_help = missing.contains(Frozen(name, options.codec)) ||
+                          missing.contains(WarmUp(name, options.warm_up_codec));
+    if (!may_help) continue;
+    // What was drawn need not travel: the freeze step may be behind the last one.
+    const AnsweredCodecs answered = AnsweredCodecsOf(seed);
+    for (const Codec codec : answered.frozen) missing.erase(Frozen(name, codec));
+    for (const Codec codec : answered.warm_up) missing.erase(WarmUp(name, codec));
+  }
+  EXPECT_THAT(missing, testing::IsEmpty());
 }
 
 TEST(Simulation, JobsThatResumeHoldTheInvariants) {
