@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "proto/layout.h"
+#include "proto/window.h"
 
 namespace signpost::bench {
 namespace {
@@ -58,7 +59,7 @@ uint32_t Cluster::threads() const {
   return worker_threads != 0 ? worker_threads : std::clamp(cores_per_host, 1u, kMostOfJobs);
 }
 
-uint32_t Cluster::window() const { return std::max<uint32_t>(8, 2 * shards); }
+uint32_t Cluster::window() const { return WindowOf(shards); }
 
 ChunkTimes ChunkTimesOf(const Cluster& cluster, uint64_t parameters, const CodecCosts& codec,
                         const TransportCosts& transport) {

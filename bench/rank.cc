@@ -21,6 +21,7 @@
 #include "proto/layout.h"
 #include "proto/payload.h"
 #include "proto/steady_time.h"
+#include "proto/window.h"
 #include "worker/chunk_queue.h"
 #include "worker/inbox.h"
 
@@ -85,7 +86,7 @@ class FramesRank final : public Rank {
         codec_(options.codec),
         layout_(std::move(layout)),
         shard_of_chunk_(layout_.ShardOfChunk(session.aggregators.size())),
-        window_(std::max<uint32_t>(8, 2 * session.aggregators.size())),
+        window_(WindowOf(session.aggregators.size())),
         channels_(std::move(channels)) {}
 
   absl::Status Join() {

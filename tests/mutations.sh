@@ -63,6 +63,7 @@ mutate worker-error-dropped worker/host_adam_state.cc \
     for (float& e : error) e = 0;'
 mutate contribution-not-taken-back worker/worker.cc \
   'optimizer_.TakeBack(chunk, exchange.packed->data());' ''
+mutate one-chunk-at-a-time worker/worker.cc 'window_(WindowOf(channels.size())),' 'window_(1),'
 mutate bias-correction-ignored worker/onebit_adam.cc \
   'const double momentum_correction = corrects ?' 'const double momentum_correction = !corrects ?'
 mutate aggregator-error-not-restored worker/worker.cc \

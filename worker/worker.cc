@@ -20,6 +20,7 @@
 #include "proto/codec.h"
 #include "proto/custom_codec.h"
 #include "proto/try_again.h"
+#include "proto/window.h"
 #include "trace/recorder.h"
 #include "trace/span.h"
 #include "worker/kept_frames.h"
@@ -241,7 +242,7 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
       layout_(std::move(layout)),
       shard_of_chunk_(layout_.ShardOfChunk(channels.size())),
       first_chunk_of_tensor_(FirstChunkOfTensor(layout_)),
-      window_(std::max<uint32_t>(8, 2 * channels.size())),
+      window_(WindowOf(channels.size())),
       incarnation_(NewIncarnation()),
       trace_job_(trace::LabelOf(options.job)),
       adam_(optimizer ? NewOptimizer(layout_, *optimizer, parameters_, options) : nullptr),
