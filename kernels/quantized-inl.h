@@ -15,6 +15,7 @@
 #include "kernels/quantized.h"
 #include "kernels/quantized_reference.h"
 #include "kernels/strip-inl.h"
+#include "kernels/target.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace signpost::kernels::HWY_NAMESPACE {
@@ -83,13 +84,26 @@ struct Int4Codes {
   };
 #else
   // AVX-512 looks up what the 16 codes stand for.
-  class Values {
+  class Table {
    public:
-    explicit HWY_INLINE Values(float scale) {
+    explicit HWY_INLINE Table(float scale) {
       alignas(64) static constexpr float kCodes[16] = {0,  1,  2,  3,  4,  5,  6,  7,
                                                        -8, -7, -6, -5, -4, -3, -2, -1};
       values_ = hn::Mul(hn::Load(Floats(), kCodes), hn::Set(Floats(), scale));
     }
+
+    // Of the indices only the lowest four bits count, for which Highway does not ask.
+    HWY_INLINE Vector Look(hn::Vec<hn::RebindToUnsigned<Words> > indices) const {
+      return Vector{_mm512_permutexvar_ps(indices.raw, values_.raw)};
+    }
+
+   private:
+    Vector values_;
+  };
+
+  class Values {
+   public:
+    explicit HWY_INLINE Values(float scale) : table_(scale) {}
 
     HWY_INLINE Vector operator()(const uint8_t* codes, size_t k) const {
       alignas(64) static constexpr uint32_t kShifts[16] = {0, 4, 8, 12, 16, 20, 24, 28,
@@ -97,14 +111,12 @@ struct Int4Codes {
       const auto words =
           hn::IfThenElse(hn::FirstN(Words(), 8), hn::Set(Words(), EightCodes(codes + 8 * k)),
                          hn::Set(Words(), EightCodes(codes + 8 * k + 4)));
-      const auto shifted = hn::Shr(hn::BitCast(hn::RebindToUnsigned<Words>(), words),
-                                   hn::Load(hn::RebindToUnsigned<Words>(), kShifts));
-      // Of the indices only the lowest four bits count, for which Highway does not ask.
-      return Vector{_mm512_permutexvar_ps(shifted.raw, values_.raw)};
+      return table_.Look(hn::Shr(hn::BitCast(hn::RebindToUnsigned<Words>(), words),
+                                 hn::Load(hn::RebindToUnsigned<Words>(), kShifts)));
     }
 
    private:
-    Vector values_;
+    Table table_;
   };
 #endif
 
@@ -115,6 +127,32 @@ struct Int4Codes {
     return word;
   }
 };
+
+#if HWY_TARGET != HWY_AVX2
+// With AVX-512 of bytes, one instruction gives each word any eight bits of 64. On Zen 4 it does not
+// wait for additions, as shifts do. Highway 1.0 does not have it.
+struct MultishiftInt4Codes : Int4Codes {
+  class Values {
+   public:
+    explicit HWY_INLINE Values(float scale) : table_(scale) {}
+
+    HWY_INLINE Vector operator()(const uint8_t* codes, size_t k) const {
+      using Indices = hn::RebindToUnsigned<Words>;
+      alignas(64) static constexpr uint32_t kShifts[16] = {0,  4,  8,  12, 16, 20, 24, 28,
+                                                           32, 36, 40, 44, 48, 52, 56, 60};
+      hn::Vec<Indices> indices;
+      asm("vpmultishiftqb %2%{1to8%}, %1, %0"
+          : "=v"(indices.raw)
+          : "v"(hn::Load(Indices(), kShifts).raw),
+            "m"(*reinterpret_cast<const uint8_t(*)[8]>(codes + 8 * k)));
+      return table_.Look(indices);
+    }
+
+   private:
+    Table table_;
+  };
+};
+#endif
 
 template <class Codes>
 HWY_INLINE void StoreCodes(const WordStrip& words, uint8_t* codes, Full) {
@@ -274,7 +312,11 @@ struct IntegerRanks {
 // body(codes) with those of `type`.
 template <class Body>
 HWY_INLINE auto WithCodes(IntegerType type, Body body) {
-  return type == IntegerType::kInt8 ? body(Int8Codes()) : body(Int4Codes());
+  if (type == IntegerType::kInt8) return body(Int8Codes());
+#if HWY_TARGET == HWY_AVX3
+  if (CurrentTarget() == Target::kAvx512Gfni) return body(MultishiftInt4Codes());
+#endif
+  return body(Int4Codes());
 }
 
 template <class Codes, class Input>

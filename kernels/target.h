@@ -9,7 +9,8 @@
 
 namespace signpost::kernels {
 
-// With GFNI, and AVX-512 of bytes (Ice Lake, Zen 4 and later), an aggregator adds up one-bit frames faster.
+// With GFNI, and AVX-512 of bytes (Ice Lake, Zen 4 and later), an aggregator adds up one-bit and
+// int4 frames faster.
 enum class Target { kScalar, kAvx2, kAvx512, kAvx512Gfni };
 
 std::string TargetName(Target target);  // "scalar", "avx2", "avx512", "avx512_gfni"
