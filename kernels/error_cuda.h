@@ -32,6 +32,16 @@ inline std::string Explain(cudaError_t error) {
     case cudaErrorMemoryAllocation:
       return absl::StrCat(cudaGetErrorString(error),
                           " on the GPU; nvidia-smi shows what runs there");
+    case cudaErrorUnsupportedPtxVersion:
+      cudaDriverGetVersion(&driver);
+      return absl::StrCat("the NVIDIA driver, for CUDA up to ", Version(driver),
+                          ", cannot compile for this GPU what CUDA ", Version(CUDART_VERSION),
+                          " has made of the kernels; install a newer driver");
+    case cudaErrorNoKernelImageForDevice:
+      return absl::StrCat(cudaGetErrorString(error),
+                          ": this program's kernels are machine code for compute capability 8.x "
+                          "(Ampere) and 9.0, and PTX for later GPUs; is CUDA_DISABLE_PTX_JIT "
+                          "set? Otherwise build it with nvcc and --config=cuda again");
     // After these the process cannot use the GPU any more. Any kernel of the process may have done
     // it, training's too.
     case cudaErrorAssert:
@@ -56,8 +66,16 @@ inline absl::Status StatusOf(cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
   cudaGetLastError();
   const std::string why = Explain(error);
-  return error == cudaErrorMemoryAllocation ? absl::ResourceExhaustedError(why)
-                                            : absl::UnavailableError(why);
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return absl::ResourceExhaustedError(why);
+    // Until somebody changes the machine, or the program: as CheckDevice's.
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorNoKernelImageForDevice:
+      return absl::InvalidArgumentError(why);
+    default:
+      return absl::UnavailableError(why);
+  }
 }
 
 }  // namespace signpost::kernels::cuda

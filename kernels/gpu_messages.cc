@@ -28,8 +28,9 @@ absl::Status NotHereError(absl::string_view gpu, absl::string_view place) {
 absl::Status NoRoomError(absl::string_view gpu, size_t wanted, size_t free, size_t total) {
   return absl::ResourceExhaustedError(absl::StrCat(
       gpu, " has no room for another ", Size(wanted), ": ", Size(free), " of ", Size(total),
-      " are free. Have less of the model on it, or smaller batches, or end what else runs there: "
-      "nvidia-smi shows it"));
+      " are free. PyTorch keeps what it has freed: make the optimizer before the first batch, or "
+      "call torch.cuda.empty_cache() before it. Otherwise have less of the model on it, or smaller "
+      "batches, or end what else runs there: nvidia-smi shows it"));
 }
 
 absl::Status NoPinnedRoomError(absl::string_view gpu, size_t wanted) {

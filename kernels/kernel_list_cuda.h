@@ -23,7 +23,8 @@ class ListedKernel {
 
   const void* kernel() const { return kernel_; }
 
-  // Loads all of them on the thread's device. UNAVAILABLE and RESOURCE_EXHAUSTED, as a launch.
+  // Loads all of them on the thread's device. UNAVAILABLE and RESOURCE_EXHAUSTED, as a launch;
+  // INVALID_ARGUMENT when the driver cannot make machine code of them for it.
   static absl::Status LoadAll() {
     for (const ListedKernel* listed = last_; listed != nullptr; listed = listed->next_) {
       cudaFuncAttributes attributes;

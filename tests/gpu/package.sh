@@ -2,7 +2,8 @@
 # Builds what tests/gpu/run.sh takes to a machine with a GPU: gpu-package.tar.gz in this repository's
 # root, with the programs, the Python package, and the libraries that both need, since such a machine
 # may have none of them. (Linking those statically would do for the programs, but Debian's archives
-# cannot go into libsignpost.so.) For a machine with nvcc, after ./signpost has installed the rest.
+# cannot go into libsignpost.so.) For a machine with nvcc, after ./signpost has installed the rest. The
+# other machine needs a driver for this nvcc's CUDA: 580 or later for CUDA 13, 525 for CUDA 12.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.."
 
