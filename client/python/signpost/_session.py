@@ -151,7 +151,8 @@ class Session(Membership):
 
         Args:
             gradients: for each parameter the address of its gradient, of the parameter's size and
-                gradient_type, row-major; only read during the call.
+                gradient_type, row-major; only read, and during the call, but on a GPU by 0/1 Adam's
+                local steps: those read them in the stream's order, perhaps later.
             rates: for each group.
 
         Raises:
