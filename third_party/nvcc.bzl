@@ -20,6 +20,8 @@ def nvcc_object(name, src, hdrs):
         cmd = NVCC + " -std=c++20 -O2 -fmad=false --extended-lambda --expt-relaxed-constexpr " +
               # nvcc takes it for ignored when an absl::Status is assigned.
               "-diag-suppress=2810 " +
+              # Lines for what compute-sanitizer finds; no code changes.
+              "-lineinfo " +
               "-Xcompiler=-fPIC -I. -gencode=arch=compute_80,code=sm_80 " +
               "-gencode=arch=compute_90,code=[sm_90,compute_90] -c $(location %s) -o $@" % src,
         tags = ["manual"],
