@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/dense.h"
+#include "proto/payload.h"
 #include "proto/signpost_codec.h"
 
 namespace signpost {
@@ -38,12 +39,47 @@ bool AreWithinRange(absl::Span<const float> values) {
                                    reinterpret_cast<const uint8_t*>(values.data()), values.size());
 }
 
+// In [-1, 1), the same on every machine; the small ones are down to 2^-23 of what they were.
+std::vector<float> FixedNumbers(uint32_t elements, bool has_small_ones) {
+  std::vector<float> numbers(elements);
+  uint32_t state = elements;
+  for (uint32_t i = 0; i < elements; ++i) {
+    state = 1664525 * state + 1013904223;
+    numbers[i] = std::ldexp(static_cast<float>(static_cast<int32_t>(state) >> 8),
+                            -23 - (has_small_ones ? static_cast<int>(i % 24) : 0));
+  }
+  return numbers;
+}
+
+// CRC-32C of the blocks, and of what they stand for, that a codec makes of such numbers: of a whole
+// block and of a short one.
+uint32_t DigestOf(const signpost_codec_v1& codec, const void* state, uint32_t block_elements) {
+  uint32_t digest = 0;
+  for (const uint32_t elements : {block_elements, (block_elements + 2) / 3}) {
+    for (const bool has_small_ones : {false, true}) {
+      const std::vector<float> numbers = FixedNumbers(elements, has_small_ones);
+      std::vector<uint8_t> block(codec.block_bytes(state, elements));
+      codec.compress(state, numbers.data(), elements, block.data());
+      digest = Crc32c(block, digest);
+      std::vector<float> output(elements);
+      if (codec.decompress(state, block.data(), elements, output.data()) != 0) continue;
+      digest = Crc32c({reinterpret_cast<const uint8_t*>(output.data()), 4 * output.size()}, digest);
+    }
+  }
+  return digest;
+}
+
 class OpenCodec final : public NumberCodec {
  public:
-  OpenCodec(const signpost_codec_v1& codec, const void* state, size_t block_bytes)
-      : codec_(codec), state_(state), stride_(1 + block_bytes) {}
+  OpenCodec(const signpost_codec_v1& codec, const void* state, uint32_t block_elements,
+            size_t block_bytes)
+      : codec_(codec),
+        state_(state),
+        stride_(1 + block_bytes),
+        digest_(DigestOf(codec, state, block_elements)) {}
 
   size_t block_bytes() const { return stride_ - 1; }
+  uint32_t digest() const { return digest_; }
 
   absl::Status Check(const Layout& layout, uint32_t chunk, const uint8_t* payload) const override {
     const uint32_t block_elements = layout.options().block_elements();
@@ -180,6 +216,7 @@ class OpenCodec final : public NumberCodec {
   const signpost_codec_v1& codec_;
   const void* const state_;
   const size_t stride_;
+  const uint32_t digest_;
 };
 
 // What this process has loaded. Nothing ever goes.
@@ -254,10 +291,9 @@ class Codecs {
           "codec '%s' takes more bytes for a block of %d numbers than for one of %d", codec.name,
           elements, block_elements));
     }
+    auto opened = std::make_unique<OpenCodec>(codec, state, block_elements, most);
     absl::MutexLock lock(&mutex_);
-    std::unique_ptr<OpenCodec>& open = open_[key];
-    open = std::make_unique<OpenCodec>(codec, state, most);
-    return open.get();
+    return (open_[key] = std::move(opened)).get();
   }
 
   using Key = std::tuple<std::string, std::string, uint32_t>;  // name, options, block_elements
@@ -336,6 +372,7 @@ absl::StatusOr<CustomCodec> DescribeCustomCodec(const std::string& name, const s
   description.set_options(options);
   description.set_block_elements(block_elements);
   description.set_block_bytes((*open)->block_bytes());
+  description.set_digest((*open)->digest());
   return description;
 }
 
@@ -353,13 +390,19 @@ absl::Status CheckCustomCodec(const CustomCodec& wanted, uint32_t block_elements
   const absl::StatusOr<CustomCodec> here =
       DescribeCustomCodec(wanted.name(), wanted.options(), block_elements);
   if (!here.ok()) return here.status();
-  if (wanted.block_bytes() == here->block_bytes() && wanted.block_elements() == block_elements) {
-    return absl::OkStatus();
+  if (wanted.block_bytes() != here->block_bytes() || wanted.block_elements() != block_elements) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "codec '%s' of version %s takes %d bytes for a block of %d here, and %d at the worker: it "
+        "is not the same",
+        wanted.name(), wanted.version(), here->block_bytes(), block_elements,
+        wanted.block_bytes()));
   }
+  if (wanted.digest() == here->digest()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
-      "codec '%s' of version %s takes %d bytes for a block of %d here, and %d at the worker: it is "
-      "not the same",
-      wanted.name(), wanted.version(), here->block_bytes(), block_elements, wanted.block_bytes()));
+      "codec '%s' of version %s makes something else of the same numbers here than at the worker "
+      "(digest %08x, wanted %08x): it has changed without a new version. Workers and aggregators "
+      "need the same shared object (--codec-library)",
+      wanted.name(), wanted.version(), here->digest(), wanted.digest()));
 }
 
 const NumberCodec& CustomNumberCodec(const CustomCodec& wanted) {

@@ -27,7 +27,8 @@ absl::StatusOr<CustomCodec> DescribeCustomCodec(const std::string& name, const s
                                                 uint32_t block_elements);
 
 // Whether this process has what the job asks for. FAILED_PRECONDITION names what is here instead:
-// no codec of that name, or another version; INVALID_ARGUMENT as DescribeCustomCodec.
+// no codec of that name, another version, or one that makes something else of the same numbers;
+// INVALID_ARGUMENT as DescribeCustomCodec.
 absl::Status CheckCustomCodec(const CustomCodec& wanted, uint32_t block_elements);
 
 // Requires CheckCustomCodec. A payload has, for each block of the chunk, a byte that is 1, or 0 if

@@ -2,10 +2,10 @@
  *
  * A shared object exports signpost_codec(). It is loaded by every worker and every aggregator of a
  * job that uses it (`signpost aggregator --codec-library`, SessionOptions::codec_library, Python's
- * signpost.Codec), which refuse each other when names, versions or options differ. Signpost
- * does the rest: errors on both sides, sums over ranks, replay, checkpoints. What a block stands
- * for is subtracted from what was packed, so a codec may lose as much as it likes, but what it
- * keeps must bring the error down in the long run.
+ * signpost.Codec), which refuse each other when names, versions or options differ, or what they
+ * make of some fixed numbers. Signpost does the rest: errors on both sides, sums over ranks,
+ * replay, checkpoints. What a block stands for is subtracted from what was packed, so a codec may
+ * lose as much as it likes, but what it keeps must bring the error down in the long run.
  *
  *  - A block is at most 65536 numbers of one tensor (4096 by default; its last one may be short),
  *    and is packed by itself.

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -113,10 +114,28 @@ TEST(CheckCustomCodec, ComparesWhatTheJobWantsWithWhatIsHere) {
   other = good;
   other.set_block_bytes(1);
   EXPECT_THAT(CheckCustomCodec(other, 16).message(), HasSubstr("48 bytes for a block of 16 here"));
+  other = good;
+  other.set_digest(good.digest() + 1);
+  const absl::Status digest = CheckCustomCodec(other, 16);
+  EXPECT_EQ(digest.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(digest.message(), HasSubstr("codec 'topk' of version 1 makes something else"));
   EXPECT_FALSE(CheckCustomCodec(good, 32).ok());
   EXPECT_FALSE(DescribeCustomCodec("topk", "", 0).ok());
   EXPECT_FALSE(DescribeCustomCodec("topk", "", 65537).ok());
   EXPECT_FALSE(DescribeCustomCodec("topk", std::string("ratio=1\0", 8), 16).ok());
+}
+
+TEST(CustomCodecDigest, IsOfWhatTheCodecDoes) {
+  ASSERT_TRUE(LoadCodecLibrary(kFaulty).ok());
+  const auto digest_of = [](const std::string& fault) {
+    return DescribeCustomCodec("faulty", fault, 16).value().digest();
+  };
+  // By the bytes of a block, and by what it stands for.
+  std::set<uint32_t> digests;
+  for (const char* fault : {"", "sends nothing", "overshoots", "cannot unpack"}) {
+    EXPECT_TRUE(digests.insert(digest_of(fault)).second) << fault;
+  }
+  EXPECT_EQ(digest_of("one scratch for all"), digest_of("")) << "alone it does the same";
 }
 
 JobOptionsForTest TopKJob() {

@@ -78,6 +78,13 @@ def test_an_aggregator_without_the_codec_refuses_the_job_and_says_what_it_needs(
     assert "--codec-library" in output
 
 
+def test_a_codec_that_has_changed_without_a_new_version_is_refused():
+    code, output = run_job("reduce", "topk", "tests/libchanged_topk.so")
+    assert code != 0
+    assert "codec 'topk' of version 1 makes something else of the same numbers here" in output
+    assert "it has changed without a new version" in output
+
+
 @pytest.mark.parametrize("arguments", [(TOPK,), (TOPK, "--options", "ratio=0.1")])
 def test_the_check_finds_nothing_wrong_with_the_example(arguments):
     code, output = run("codec", "check", *arguments)
