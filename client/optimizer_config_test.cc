@@ -108,8 +108,8 @@ TEST(OptimizerConfig, TakesDeepSpeedsZeroOneAdam) {
       ReadGood("optimizer: {type: zerooneadam, params: " + params + ", compat: deepspeed}}");
   EXPECT_TRUE(as_deepspeed.as_deepspeed);
   EXPECT_EQ(as_deepspeed.options.freeze_step, 1001);
-  const OptimizerConfig without_scaler = ReadGood(
-      "optimizer: {type: ZeroOneAdam, params: {var_freeze_step: 7, compat: deepspeed}}");
+  const OptimizerConfig without_scaler =
+      ReadGood("optimizer: {type: ZeroOneAdam, params: {var_freeze_step: 7, compat: deepspeed}}");
   EXPECT_EQ(without_scaler.options.zero_one->local_step_scaler, 0) << "the schedule's to say";
 }
 
