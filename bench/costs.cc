@@ -1,7 +1,9 @@
 #include "bench/costs.h"
 
 #include <algorithm>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "proto/layout.h"
 #include "proto/window.h"
 
@@ -11,45 +13,76 @@ namespace {
 constexpr double kGiga = 1e9;
 constexpr uint32_t kBlockElements = 4096;  // the default of Signpost's jobs
 
+struct DenseBytesOf {
+  double payload;
+  double error;  // that a sum reads and writes
+};
+constexpr DenseBytesOf kFloat32Bytes = {.payload = 4, .error = 0};
+constexpr DenseBytesOf kBfloat16Bytes = {.payload = 2, .error = 2 * 4};
+
+// Of kernels that do so many Gelem/s; a sum takes what its bytes take, of so many for 4 workers.
+CodecCosts DenseCosts(const DenseBytesOf& bytes, double compress, double step, double aggregate_4) {
+  const double of_sum = bytes.error + bytes.payload;
+  const double bytes_per_s = aggregate_4 * kGiga * (of_sum + 4 * bytes.payload);
+  return {.bytes = bytes.payload,
+          .compress_s = 1 / (compress * kGiga),
+          .apply_s = 1 / (step * kGiga),
+          .aggregate_s = of_sum / bytes_per_s,
+          .aggregate_worker_s = bytes.payload / bytes_per_s,
+          .aggregate_least_s = 0};
+}
+
+// Likewise; arithmetic's line goes through the sums of 16 and 64 workers.
+CodecCosts OneBitCostsOf(double compress, double apply, double aggregate_4, double aggregate_16,
+                         double aggregate_64) {
+  const double worker_s = (1 / aggregate_64 - 1 / aggregate_16) / (48 * kGiga);
+  return {.bytes = 1. / 8 + 4. / kBlockElements,
+          .compress_s = 1 / (compress * kGiga),
+          .apply_s = 1 / (apply * kGiga),
+          .aggregate_s = 1 / (aggregate_16 * kGiga) - 16 * worker_s,
+          .aggregate_worker_s = worker_s,
+          .aggregate_least_s = 1 / (aggregate_4 * kGiga)};
+}
+
 }  // namespace
 
 double CodecCosts::AggregateSeconds(uint32_t workers) const {
   return std::max(aggregate_least_s, aggregate_s + workers * aggregate_worker_s);
 }
 
-CodecCosts Float32Costs() {
-  constexpr double kAggregated = 27.4 * kGiga;  // bytes in a second, of 4 workers: no error
-  return {.bytes = 4,
-          .compress_s = 1 / (3.6 * kGiga),
-          .apply_s = 1 / (1.65 * kGiga),  // AdamStep
-          .aggregate_s = 4 / kAggregated,
-          .aggregate_worker_s = 4 / kAggregated,
-          .aggregate_least_s = 0};
-}
+CodecCosts Float32Costs() { return DenseCosts(kFloat32Bytes, 3.6, 1.65, 1.37); }
 
-CodecCosts Bfloat16Costs() {
-  constexpr double kAggregated = 36.6 * kGiga;  // with an error, which is read and written
-  return {.bytes = 2,
-          .compress_s = 1 / (2.27 * kGiga),
-          .apply_s = 1 / (1.8 * kGiga),
-          .aggregate_s = (8 + 2) / kAggregated,
-          .aggregate_worker_s = 2 / kAggregated,
-          .aggregate_least_s = 0};
-}
+CodecCosts Bfloat16Costs() { return DenseCosts(kBfloat16Bytes, 2.27, 1.8, 2.03); }
 
-CodecCosts OneBitCosts() {
-  // Arithmetic's line goes through 2.77 Gelem/s with 16 workers and 0.9 with 64.
-  constexpr double kWorker = (1 / 0.9 - 1 / 2.77) / 48;
-  return {.bytes = 1. / 8 + 4. / kBlockElements,
-          .compress_s = 1 / (2.81 * kGiga),
-          .apply_s = 1 / (3.68 * kGiga),
-          .aggregate_s = (1 / 2.77 - 16 * kWorker) / kGiga,
-          .aggregate_worker_s = kWorker / kGiga,
-          .aggregate_least_s = 1 / (4.7 * kGiga)};
-}
+CodecCosts OneBitCosts() { return OneBitCostsOf(2.81, 3.68, 4.7, 2.77, 0.9); }
 
 TransportCosts MeasuredTransportCosts() {
   return {.cpu_s_per_byte = 0.4e-9, .cpu_s_per_frame = 50e-6, .latency_s = 100e-6};
+}
+
+absl::StatusOr<Costs> CostsOfKernels(const Figures& kernels) {
+  std::string missing;
+  const auto rate = [&](const std::string& name) {
+    for (const Figure& figure : kernels.figures()) {
+      const bool is_it = figure.name() == name && figure.unit() == "Gelem/s";
+      if (is_it && figure.value() > 0) return figure.value();
+    }
+    if (missing.empty()) missing = name;
+    return 1.0;
+  };
+  // In the order in which they are missed.
+  const auto dense = [&](const std::string& type, const DenseBytesOf& bytes) {
+    const double compress = rate("compress, " + type), step = rate("Adam step, " + type);
+    return DenseCosts(bytes, compress, step, rate("aggregate, " + type + ", 4 workers"));
+  };
+  Costs costs;
+  costs.fp32 = dense("fp32", kFloat32Bytes);
+  costs.bf16 = dense("bf16", kBfloat16Bytes);
+  const double compress = rate("compress, one-bit momentum"), apply = rate("apply");
+  const double of_4 = rate("aggregate, 4 workers"), of_16 = rate("aggregate, 16 workers");
+  costs.one_bit = OneBitCostsOf(compress, apply, of_4, of_16, rate("aggregate, 64 workers"));
+  if (missing.empty()) return costs;
+  return absl::InvalidArgumentError(absl::StrCat("there is no '", missing, "' in Gelem/s"));
 }
 
 double ThreadSpeedup(uint32_t threads) { return threads <= 1 ? 1 : 0.75 * threads; }

@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+#include "absl/status/statusor.h"
+#include "bench/figures.h"
+
 namespace signpost::bench {
 
 // What an element costs in a codec: bytes in each direction, and seconds of one core.
@@ -43,6 +46,10 @@ struct Costs {
   CodecCosts bf16 = Bfloat16Costs();
   CodecCosts one_bit = OneBitCosts();
 };
+
+// As `signpost bench kernels --json` found the kernels on other processors. INVALID_ARGUMENT names
+// the figure that is missing.
+absl::StatusOr<Costs> CostsOfKernels(const Figures& kernels);
 
 // Hosts with a link each, which carries that much in each direction at once, around a switch that
 // never is the bottleneck. Each worker has a host; so has each shard, unless they are colocated:

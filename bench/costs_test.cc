@@ -20,6 +20,37 @@ TEST(Costs, KernelsTakeWhatWasMeasured) {
   ExpectRate(Bfloat16Costs().AggregateSeconds(4), 2.03);
 }
 
+TEST(Costs, AreThoseOfTheKernelsThatWereMeasured) {
+  Figures kernels;
+  const auto add = [&kernels](const std::string& name, double value, const std::string& unit) {
+    *kernels.add_figures() = MakeFigure(name, unit, {value});
+  };
+  for (const std::string& name :
+       {"compress, fp32", "Adam step, fp32", "compress, bf16", "Adam step, bf16", "apply"}) {
+    add(name, 50, "GB/s");
+    add(name, 2, "Gelem/s");
+  }
+  for (const std::string& name : {"aggregate, fp32, 4 workers", "aggregate, bf16, 4 workers"}) {
+    add(name, 1, "Gelem/s");
+  }
+  add("aggregate, 4 workers", 4, "Gelem/s");
+  add("aggregate, 16 workers", 3.6, "Gelem/s");
+  add("aggregate, 64 workers", 1, "Gelem/s");
+  const absl::StatusOr<Costs> without = CostsOfKernels(kernels);
+  EXPECT_EQ(without.status().message(), "there is no 'compress, one-bit momentum' in Gelem/s");
+  add("compress, one-bit momentum", 3, "Gelem/s");
+  const absl::StatusOr<Costs> costs = CostsOfKernels(kernels);
+  ASSERT_TRUE(costs.ok()) << costs.status();
+  ExpectRate(costs->fp32.AggregateSeconds(4), 1);
+  ExpectRate(costs->bf16.AggregateSeconds(4), 1);
+  ExpectRate(costs->bf16.apply_s, 2);
+  ExpectRate(costs->one_bit.compress_s, 3);
+  ExpectRate(costs->one_bit.apply_s, 2);
+  ExpectRate(costs->one_bit.AggregateSeconds(4), 4);
+  ExpectRate(costs->one_bit.AggregateSeconds(16), 3.6);
+  ExpectRate(costs->one_bit.AggregateSeconds(64), 1);
+}
+
 TEST(Costs, ChunksAreAsManyAsJobsHave) {
   const Cluster cluster = {.link_bits_per_s = 8e9, .workers = 2, .shards = 2};
   EXPECT_EQ(ChunkTimesOf(cluster, 1000, {}, {}).chunks, 1);

@@ -113,4 +113,13 @@ std::string FormatJson(const Figures& figures) {
   return status.ok() ? json : "{}";
 }
 
+absl::StatusOr<Figures> ParseJson(const std::string& json) {
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = true;  // of a later version
+  Figures figures;
+  const auto status = google::protobuf::util::JsonStringToMessage(json, &figures, options);
+  if (status.ok()) return figures;
+  return absl::InvalidArgumentError(std::string(status.message()));
+}
+
 }  // namespace signpost::bench

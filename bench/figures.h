@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "bench/figures.pb.h"
 
@@ -36,6 +37,9 @@ std::vector<std::vector<std::string>> TableOf(const Figures& figures);
 
 // As protobuf writes JSON, with the fields' names as they are in figures.proto.
 std::string FormatJson(const Figures& figures);
+
+// What FormatJson wrote; INVALID_ARGUMENT if it is something else.
+absl::StatusOr<Figures> ParseJson(const std::string& json);
 
 }  // namespace signpost::bench
 

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,7 @@ struct Flags {
   std::optional<size_t> elements;  // likewise
   int rounds = bench::KernelsOptions().rounds;
   bench::Cluster cluster = {.link_bits_per_s = 0, .workers = 4, .shards = 0};
+  std::string kernels;  // what `kernels --json` wrote, for the cluster's processors
   bench::Training training = {.parameters = 25'000'000, .compute_s = 0};
   std::string link;
   std::string json;
@@ -115,10 +117,26 @@ absl::StatusOr<int> MeasureKernels(const Flags& flags) {
   return Show(bench::MeasureKernels(options), flags.json);
 }
 
+absl::StatusOr<bench::Costs> CostsOf(const Flags& flags) {
+  if (flags.kernels.empty()) return bench::Costs();
+  std::ifstream file(flags.kernels);
+  std::stringstream text;
+  text << file.rdbuf();
+  absl::StatusOr<Figures> figures = bench::ParseJson(text.str());
+  absl::StatusOr<bench::Costs> costs =
+      figures.ok() ? bench::CostsOfKernels(*figures) : figures.status();
+  if (costs.ok()) return costs;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--kernels: '", flags.kernels,
+      "' is not what 'signpost bench kernels --json' writes: ", costs.status().message()));
+}
+
 absl::StatusOr<int> PredictStep(const Flags& flags) {
   const absl::StatusOr<bench::Cluster> cluster = ClusterOf(flags);
   if (!cluster.ok()) return cluster.status();
-  const bench::Prediction prediction = bench::Predict(*cluster, flags.training);
+  const absl::StatusOr<bench::Costs> costs = CostsOf(flags);
+  if (!costs.ok()) return costs.status();
+  const bench::Prediction prediction = bench::Predict(*cluster, flags.training, *costs);
   const absl::StatusOr<int> code = Show(bench::FiguresOf(prediction), flags.json);
   std::puts(prediction.verdict.c_str());
   return code;
@@ -128,15 +146,16 @@ absl::StatusOr<int> PredictStep(const Flags& flags) {
 absl::StatusOr<int> PlayExchanges(const Flags& flags) {
   const absl::StatusOr<bench::Cluster> cluster = ClusterOf(flags);
   if (!cluster.ok()) return cluster.status();
-  const bench::Costs costs;
+  const absl::StatusOr<bench::Costs> costs = CostsOf(flags);
+  if (!costs.ok()) return costs.status();
   Figures figures;
   const auto add = [&figures](const std::string& name, double seconds) -> bench::Figure& {
     return *figures.add_figures() = bench::MakeFigure(name, "s", {seconds});
   };
   for (const auto& [name, codec] :
-       {std::pair{"fp32", costs.fp32}, {"bf16", costs.bf16}, {"one-bit", costs.one_bit}}) {
+       {std::pair{"fp32", costs->fp32}, {"bf16", costs->bf16}, {"one-bit", costs->one_bit}}) {
     const bench::PlayedExchange played =
-        bench::PlayExchange(*cluster, flags.training.parameters, codec, costs.transport);
+        bench::PlayExchange(*cluster, flags.training.parameters, codec, costs->transport);
     bench::Figure& exchange = add(absl::StrCat("exchange, ", name), played.exchange_s);
     if (played.link_s > 0) bench::SetBound(played.link_s, bench::Better::kLess, exchange);
     add(absl::StrCat(name, ": the busiest link"), played.link_s);
@@ -202,6 +221,10 @@ void AddClusterFlags(CLI::App& app, Flags& flags) {
   app.add_option("--threads", flags.cluster.worker_threads,
                  "Threads of each worker that compress and apply [a core each, at most 8]")
       ->type_name("N");
+  app.add_option("--kernels", flags.kernels,
+                 "What 'signpost bench kernels --json' wrote on such a host [an AMD EPYC's]")
+      ->type_name("FILE")
+      ->check(CLI::ExistingFile.description(""));
   AddJsonFlag(app, flags.json);
 }
 

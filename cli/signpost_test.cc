@@ -1,10 +1,12 @@
 // The program as its user has it: started, written to, interrupted.
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,8 +15,10 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -22,6 +26,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -488,6 +493,50 @@ TEST(Aggregator, GivesJobsNoMoreThanTheGraceWhenItDrains) {
   EXPECT_EQ(next.End().exit_code, 0);
 }
 
+// Of all its threads so far.
+absl::Duration CpuTime(pid_t pid) {
+  clockid_t clock;
+  timespec time = {};
+  EXPECT_EQ(clock_getcpuclockid(pid, &clock), 0);
+  EXPECT_EQ(clock_gettime(clock, &time), 0);
+  return absl::DurationFromTimespec(time);
+}
+
+// Ranks that have exchanged something and hold their connections, with nothing to do.
+TEST(Aggregator, CostsNothingWhileItsJobIsIdle) {
+  const std::string lines = testing::TempDir() + "/lines";  // to rank 0, and to rank 1
+  int to_rank[2];
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string path = absl::StrCat(lines, rank);
+    ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+    to_rank[rank] = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  }
+  Started aggregator(WithPid("aggregator --metrics-listen 127.0.0.1:0 --state-dir " +
+                             testing::TempDir() + "/idle"));
+  const pid_t pid = ToPid(aggregator.ReadLine());
+  const std::string address(absl::StripPrefix(aggregator.ReadLine(), "listening on "));
+  std::vector<std::unique_ptr<Started>> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.push_back(std::make_unique<Started>(
+        absl::StrCat("env SIGNPOST_AGGREGATORS=", address,
+                     " SIGNPOST_JOB=idle SIGNPOST_RANK=", rank, " SIGNPOST_WORLD_SIZE=2 ", kProgram,
+                     " bench rank --mode step --parameters 100000 <", lines, rank)));
+  }
+  for (const auto& rank : ranks) EXPECT_EQ(rank->ReadLine(), "ready");
+  for (const int rank : to_rank) EXPECT_EQ(write(rank, "5\n", 2), 2);
+  for (const auto& rank : ranks) EXPECT_THAT(rank->ReadLine(), HasSubstr(" "));
+
+  const absl::Time start = absl::Now();
+  const absl::Duration before = CpuTime(pid);
+  absl::SleepFor(absl::Seconds(3));  // what is measured is what it does meanwhile
+  const absl::Duration idle = absl::Now() - start, used = CpuTime(pid) - before;
+  EXPECT_LT(used, 0.02 * idle);
+
+  for (const int rank : to_rank) close(rank);
+  for (const auto& rank : ranks) EXPECT_EQ(rank->End().exit_code, 0);
+  kill(pid, SIGTERM);
+}
+
 TEST(Aggregator, RefusesAShardThatIsNone) {
   for (const char* shard : {"2/2", "1", "-1/2", "0/0", "a/b", "0/1/2"}) {
     const Outcome outcome = RunProgram(absl::StrCat("aggregator --shard=", shard));
@@ -829,6 +878,11 @@ TEST(Bench, PredictsWhetherOneBitPays) {
                 .exit_code,
             0);
   EXPECT_THAT(ReadFile(file), HasSubstr("\"verdict\": \"one-bit "));
+  const Outcome none =
+      RunProgram(absl::StrCat("bench predict --link 1gbit --compute-ms 900 --kernels ", file));
+  EXPECT_EQ(none.exit_code, 64);
+  EXPECT_THAT(none.output, HasSubstr("is not what 'signpost bench kernels --json' writes: there is "
+                                     "no 'compress, fp32' in Gelem/s"));
   const Outcome fast =
       RunProgram("bench predict --link 100gbit --parameters 100000 --workers 2 --compute-ms 900");
   EXPECT_THAT(fast.output, HasSubstr("does not pay"));
