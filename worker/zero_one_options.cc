@@ -15,7 +15,7 @@ constexpr uint32_t kMostLocalSteps = 1 << 16;
 // DeepSpeed's first stage has a step more than its option says, and so than the scaler.
 uint64_t LocalStepScaler(const ZeroOneOptions& options, uint64_t freeze_step, bool as_deepspeed) {
   if (options.local_step_scaler != 0) return options.local_step_scaler;
-  return as_deepspeed ? freeze_step - 1 : freeze_step;
+  return as_deepspeed ? std::max<uint64_t>(freeze_step, 2) - 1 : freeze_step;
 }
 
 }  // namespace
