@@ -28,19 +28,25 @@ absl::Status Launch(uint32_t thread_blocks, Stream stream, Arguments... argument
 }
 
 // As many thread blocks as there are blocks: body(block, segment, number) is what each does.
-template <class Segment, class Body>
-__global__ void __launch_bounds__(kThreads)
+template <uint32_t kAtOnce, class Segment, class Body>
+__global__ void __launch_bounds__(kThreads, kAtOnce)
     OnBlocks(const Segment* segments, uint32_t count, Body body) {
   __shared__ Shared shared;
   DeviceBlock block(shared);
-  body(block, SegmentOfBlock(segments, count, blockIdx.x), blockIdx.x);
+  // A copy in registers: by reference, each quad would read what it needs of it again, since for all
+  // that the compiler knows the quad before has written there.
+  const Segment segment = SegmentOfBlock(segments, count, blockIdx.x);
+  body(block, segment, blockIdx.x);
 }
 
-template <class Segment, class Body>
+// With kAtOnce, for kernels that the compiler would give a few registers too many, a multiprocessor
+// has room for so many thread blocks; kFull is all of its threads.
+inline constexpr uint32_t kFull = 2048 / kThreads;
+template <uint32_t kAtOnce = 0, class Segment, class Body>
 absl::Status LaunchOnBlocks(const Segment* segments, uint32_t count, uint32_t blocks, Stream stream,
                             Body body) {
   if (blocks == 0) return absl::OkStatus();
-  return Launch<OnBlocks<Segment, Body>>(blocks, stream, segments, count, body);
+  return Launch<OnBlocks<kAtOnce, Segment, Body>>(blocks, stream, segments, count, body);
 }
 
 }  // namespace signpost::kernels::cuda

@@ -19,7 +19,7 @@ absl::Status CompressOneBit(const BlockRule& rule, const CompressSegment* segmen
 
 absl::Status ApplyMomentum(const BlockRule& rule, const ApplySegment* segments, uint32_t count,
                            uint32_t blocks, Stream stream) {
-  return LaunchOnBlocks(
+  return LaunchOnBlocks<kFull>(
       segments, count, blocks, stream,
       [=] __device__(DeviceBlock & block, const ApplySegment& segment, uint32_t number) {
         ApplyBlock(block, rule, segment, number);
