@@ -530,7 +530,7 @@ TEST(Aggregator, CostsNothingWhileItsJobIsIdle) {
   const absl::Duration before = CpuTime(pid);
   absl::SleepFor(absl::Seconds(3));  // what is measured is what it does meanwhile
   const absl::Duration idle = absl::Now() - start, used = CpuTime(pid) - before;
-  EXPECT_LT(used, 0.02 * idle);
+  EXPECT_LT(used, 0.005 * idle);  // a twenty-fifth of that was measured
 
   for (const int rank : to_rank) close(rank);
   for (const auto& rank : ranks) EXPECT_EQ(rank->End().exit_code, 0);
