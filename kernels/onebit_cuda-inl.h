@@ -54,12 +54,29 @@ SIGNPOST_DEVICE inline void AddSquares(Shared& shared, uint32_t lane, uint32_t l
   shared.lanes[lane] = sum;
 }
 
-// Puts the quads' sign bits where they belong: a thread has four bytes.
+// Of four quads' sign bits, each in the lower half of a byte, the two bytes.
+SIGNPOST_DEVICE inline uint32_t JoinSigns(uint32_t quads) {
+  const uint32_t pairs = quads | quads >> 4;
+  return (pairs & 0xff) | (pairs >> 8 & 0xff00);
+}
+
+// Puts the quads' sign bits where they belong: a thread has four bytes, and what is behind the
+// tile's is anything.
 SIGNPOST_DEVICE inline void StoreSigns(const Shared& shared, uint32_t thread, uint32_t length,
                                        uint8_t* bits) {
   const uint32_t bytes = static_cast<uint32_t>(SignBytes(length));
-  for (uint32_t byte = 4 * thread; byte < Min(4 * thread + 4, bytes); ++byte) {
-    bits[byte] = static_cast<uint8_t>(shared.signs[2 * byte] | shared.signs[2 * byte + 1] << 4);
+  const uint32_t begin = 4 * thread;
+  if (begin >= bytes) return;
+  const Bytes8 quads = *reinterpret_cast<const Bytes8*>(shared.signs + 2 * begin);
+  const uint32_t word = JoinSigns(quads.words[0]) | JoinSigns(quads.words[1]) << 16;
+  uint8_t* const to = bits + begin;
+  if (bytes - begin >= sizeof word && reinterpret_cast<uintptr_t>(to) % sizeof word == 0) {
+    *reinterpret_cast<uint32_t*>(to) = word;
+    return;
+  }
+  SIGNPOST_UNROLL(1)
+  for (uint32_t k = 0; k < Min<uint32_t>(sizeof word, bytes - begin); ++k) {
+    to[k] = static_cast<uint8_t>(word >> 8 * k);
   }
 }
 

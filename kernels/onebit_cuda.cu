@@ -10,7 +10,7 @@ namespace signpost::kernels::cuda {
 
 absl::Status CompressOneBit(const BlockRule& rule, const CompressSegment* segments, uint32_t count,
                             uint32_t blocks, uint32_t* first_not_packed, Stream stream) {
-  return LaunchOnBlocks(
+  return LaunchOnBlocks<5>(
       segments, count, blocks, stream,
       [=] __device__(DeviceBlock & block, const CompressSegment& segment, uint32_t number) {
         CompressBlock(block, rule, segment, number, first_not_packed);

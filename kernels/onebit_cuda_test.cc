@@ -109,9 +109,12 @@ TEST(OneBitCuda, CompressesAsTheCpuDoes) {
   for (const size_t block : kBlocks) {
     const BlockRule rule = {block};
     for (const Momentum momentum : {Momentum::kNone, Momentum::kDense, Momentum::kOneBit}) {
-      for (const bool is_spoilt : {false, true}) {
+      for (const auto& [is_spoilt, is_aligned] :
+           {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
         SCOPED_TRACE(testing::Message()
-                     << "blocks of " << block << ", momentum " << static_cast<int>(momentum));
+                     << "blocks of " << block << ", momentum " << static_cast<int>(momentum)
+                     << (is_aligned ? ", aligned" : ""));
+        const AlignedMemory memory(is_aligned);
         std::list<Span> spans = MakeSpans(rule, random);
         for (Span& span : spans) {
           if (is_spoilt && span.n > 300) span.gradient.data()[span.n - 300] = kNan;

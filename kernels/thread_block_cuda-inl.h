@@ -56,7 +56,7 @@ struct Tile {
 struct Shared {
   float u[kTileElements];
   float lanes[kSumLanes];
-  uint8_t signs[kTileElements / kQuadElements];  // of a quad, in its lower half
+  alignas(8) uint8_t signs[kTileElements / kQuadElements];  // of a quad, in its lower half
   uint32_t flag;
   double sums[kSumLanes];
 };
