@@ -21,14 +21,27 @@ template <Term kTerm, class Block, class T>
 SIGNPOST_DEVICE void SumBlock(Block& block, const T* values, size_t n, uint32_t number,
                               double* sums) {
   const size_t begin = number * kSumRun;
-  const size_t end = Min(begin + kSumRun, n);
-  double(&lanes)[kSumLanes] = block.shared().sums;
+  const auto length = static_cast<uint32_t>(Min(kSumRun, n - begin));
+  Shared& shared = block.shared();
+  double(&lanes)[kSumLanes] = shared.sums;
+  const T* terms = values + begin;
+  if constexpr (std::is_same_v<T, float>) {
+    // Read by all threads in quads first: a lane's terms lie apart, and half the threads have none.
+    static_assert(kSumRun == kTileElements);
+    block.Phase([&](uint32_t thread) {
+      ForEachQuad(thread, length, [&](uint32_t at, uint32_t count, uint32_t) {
+        const Quad quad = LoadQuad(values + begin + at, count);
+        for (uint32_t k = 0; k < kQuadElements; ++k) shared.u[at + k] = quad.v[k];
+      });
+    });
+    terms = shared.u;
+  }
   block.Phase([&](uint32_t thread) {
     if (thread >= kSumLanes) return;
     double sum = 0;
     SIGNPOST_UNROLL(8)
-    for (size_t i = begin + thread; i < end; i += kSumLanes) {
-      const double value = values[i];
+    for (uint32_t i = thread; i < length; i += kSumLanes) {
+      const double value = terms[i];
       sum = sum + (kTerm == Term::kSquare ? value * value : value);
     }
     lanes[thread] = sum;

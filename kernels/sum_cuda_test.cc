@@ -18,10 +18,13 @@ TEST(SumCuda, IsWhatTheCpuComesTo) {
   std::vector<size_t> lengths(std::begin(kLengths), std::end(kLengths));
   lengths.push_back(size_t{4096} * 4096 + 5000);  // the runs' sums make more than one run
   for (const size_t n : lengths) {
-    SCOPED_TRACE(n);
-    const Guarded<float> values = random.Values(n);
-    EXPECT_EQ(RunSum(values.span()), kernels::Sum(values.span()));
-    EXPECT_EQ(RunSumOfSquares(values.span()), kernels::SumOfSquares(values.span()));
+    for (const bool is_aligned : {false, true}) {
+      SCOPED_TRACE(testing::Message() << n << " values" << (is_aligned ? ", aligned" : ""));
+      const AlignedMemory memory(is_aligned);
+      const Guarded<float> values = random.Values(n);
+      EXPECT_EQ(RunSum(values.span()), kernels::Sum(values.span()));
+      EXPECT_EQ(RunSumOfSquares(values.span()), kernels::SumOfSquares(values.span()));
+    }
   }
 }
 
