@@ -4,6 +4,7 @@
 #define SIGNPOST_BENCH_DEVICE_RUNS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -18,11 +19,14 @@ struct DeviceRun {
   std::vector<double> copy_seconds;  // each of a copy, in turns with it, that moves as many bytes
 };
 
-// On the first device, with five arrays of `elements` floats, which all of them share.
+// On the first device, with seven arrays of `elements` floats, which all of them share, filled with
+// random numbers before each. Compressing and applying are measured in one launch, and as a worker
+// does it: one for each chunk of chunk_elements, a multiple of 4096.
 // INVALID_ARGUMENT for more than 2^32 - 1 of them.
 // UNAVAILABLE when there is no device, or this program was built without CUDA, with the reason and
 // what to do; RESOURCE_EXHAUSTED when its memory is too small.
-absl::StatusOr<std::vector<DeviceRun>> MeasureOnDevice(size_t elements, int rounds);
+absl::StatusOr<std::vector<DeviceRun>> MeasureOnDevice(size_t elements, int rounds,
+                                                       uint32_t chunk_elements);
 
 }  // namespace signpost::bench
 

@@ -5,7 +5,7 @@
 
 namespace signpost::bench {
 
-absl::StatusOr<std::vector<DeviceRun>> MeasureOnDevice(size_t, int) {
+absl::StatusOr<std::vector<DeviceRun>> MeasureOnDevice(size_t, int, uint32_t) {
   return kernels::CheckDevice(0);
 }
 

@@ -13,8 +13,10 @@
 #include "bench/figures.h"
 #include "bench/kernel_runs.h"
 #include "bench/traffic.h"
+#include "kernels/block.h"
 #include "kernels/dense.h"
 #include "kernels/target.h"
+#include "proto/layout.h"
 #include "storage/block_vector.h"
 
 namespace signpost::bench {
@@ -110,7 +112,9 @@ Figures MeasureKernels(const KernelsOptions& options) {
 }
 
 absl::StatusOr<Figures> MeasureDeviceKernels(const DeviceKernelsOptions& options) {
-  absl::StatusOr<std::vector<DeviceRun>> runs = MeasureOnDevice(options.elements, options.rounds);
+  absl::StatusOr<std::vector<DeviceRun>> runs =
+      MeasureOnDevice(options.elements, options.rounds,
+                      SuitableChunkElements(options.elements, kernels::BlockRule().block_elements));
   if (!runs.ok()) return runs.status();
   Tables tables;
   for (const DeviceRun& run : *runs) {
