@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kThreads, kAtOnce)
     OnBlocks(const Segment* segments, uint32_t count, Body body) {
   __shared__ Shared shared;
   DeviceBlock block(shared);
-  // A copy in registers: by reference, each quad would read what it needs of it again, since for all
-  // that the compiler knows the quad before has written there.
+  // A copy in registers: by reference, each quad would read what it needs of it again, since for
+  // all that the compiler knows the quad before has written there.
   const Segment segment = SegmentOfBlock(segments, count, blockIdx.x);
   body(block, segment, blockIdx.x);
 }

@@ -18,7 +18,8 @@ __global__ void __launch_bounds__(kThreads) SumRuns(const T* values, size_t n, d
 }
 
 template <Term kTerm>
-absl::Status LaunchRuns(const float* values, size_t n, double* workspace, double* sum, Stream stream) {
+absl::Status LaunchRuns(const float* values, size_t n, double* workspace, double* sum,
+                        Stream stream) {
   absl::Status status;
   SumInRuns<kTerm>(values, n, workspace, sum,
                    [&](auto term, size_t runs, const auto* terms, size_t count, double* sums) {
