@@ -24,8 +24,8 @@ struct CodecCosts {
   double AggregateSeconds(uint32_t workers) const;
 };
 
-// As the kernels were measured: docs/performance.md, "Kernels"; one core of an AMD EPYC (Zen 4), in
-// DRAM.
+// As the kernels were measured: docs/measurements.md, "What predictions count with"; one core of an
+// AMD EPYC (Zen 4), in DRAM.
 CodecCosts Float32Costs();
 CodecCosts Bfloat16Costs();
 CodecCosts OneBitCosts();

@@ -68,9 +68,9 @@ def links(rate):
     return [f"--netns={rate}"] if rate else ["--aggregators=2"]
 
 
-def turns(turns, exchanges):
-    """Each turn follows a pause, in which the other had its turn: the first exchange is slower."""
-    return [f"--turns={turns}", f"--exchanges={exchanges}"]
+def turns(count, exchanges):
+    """Of several exchanges: a turn follows the peer's, and the first after such a pause is slower."""
+    return [f"--turns={count}", f"--exchanges={exchanges}"]
 
 
 def name_of(rate):
@@ -187,8 +187,8 @@ def exchange_row(label, figures):
     return [*row, milliseconds(gloo)]
 
 
-EXCHANGE_HEAD = ["packed frames, ms", "times the bound", "faster than Gloo"]
-EXCHANGE_HEAD += ["processor time, s/GB", "gradients to mean, ms", "times the bound", "faster than Gloo", "Gloo fp32, ms"]
+EXCHANGE_HEAD = ["packed frames, ms", "times the bound", "faster than Gloo", "processor time, s/GB"]
+EXCHANGE_HEAD += ["gradients to mean, ms", "times the bound", "faster than Gloo", "Gloo fp32, ms"]
 
 
 def against_parameters(runs, output):

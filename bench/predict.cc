@@ -161,8 +161,7 @@ std::string VerdictOn(const Prediction& prediction, double run_s) {
   if (best_s - run_s < kWorthwhileShare * best_s) {
     return absl::StrFormat(
         "%s, but its warm-up in fp32 takes that back: a whole run does %.2f times as many steps, "
-        "so "
-        "it does not pay here",
+        "so it does not pay here",
         saves, best_s / run_s);
   }
   return absl::StrFormat(
