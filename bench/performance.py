@@ -35,6 +35,7 @@ PEERS = {
 }
 PEERS_PARAMETERS = 25_000_000
 LARGEST_PARAMETERS = 340_000_000
+LARGEST_OF_PEERS = 100_000_000
 WARM_UP_SHARES = [0, 0.05, 0.1, 0.15, 0.25, 1]
 
 
@@ -100,14 +101,16 @@ def count(number):
     return f"{number / 1e6:g}M"
 
 
-def plot(file, title, x_label, series, x_names, y_label="seconds"):
+def plot(file, title, x_label, series, x_names, y_label="seconds", y_scale="log"):
     """Lines over equal distances of x, with the names below them."""
     figure = Figure(figsize=(7, 4.5))
     axes = figure.subplots()
     places = range(len(x_names))
     for label, y in series.items():
         axes.plot(places, y, marker="o", label=label)
-    axes.set_yscale("log")
+    axes.set_yscale(y_scale)
+    if y_scale == "linear":
+        axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xticks(places, x_names)
     axes.set_xlabel(x_label)
@@ -192,32 +195,64 @@ EXCHANGE_HEAD += ["gradients to mean, ms", "times the bound", "faster than Gloo"
 
 
 def against_parameters(runs, output):
-    rows, found = [], []
+    rows, exchanges, steps = [], [], []
     for parameters in PARAMETERS:
         few = turns(3, 10 if parameters < 100_000_000 else 5)
         if parameters > 100_000_000:
             few = turns(2, 2)
-        size = f"--parameters={parameters}"
-        found.append(runs.figures("exchange", "--netns=1gbit", size, "--peers=gloo-fp32", *few))
-        rows.append(exchange_row(count(parameters), found[-1]))
-    title = "An exchange at 1 Gbit/s, 4 workers"
+        size = ["--netns=1gbit", f"--parameters={parameters}"]
+        exchanges.append(runs.figures("exchange", *size, "--peers=gloo-fp32", *few))
+        # The peer's parameters, gradients, moments and buckets of the largest do not fit beside ours.
+        peers = ["--peers=gloo-adamw"] if parameters <= LARGEST_OF_PEERS else []
+        steps.append(runs.figures("step", *size, *peers, *few))
+        rows.append(exchange_row(count(parameters), exchanges[-1]) + step_cells(steps[-1]))
     names = [count(parameters) for parameters in PARAMETERS]
-    file = output / "performance-parameters.png"
-    plot_exchanges(file, title, "parameters", names, found)
-    return table(["parameters", *EXCHANGE_HEAD], rows)
+    plot_against(output, "parameters", "4 workers", names, exchanges, steps)
+    return table(["parameters", *EXCHANGE_HEAD, *STEP_HEAD], rows)
 
 
 def against_workers(runs, output):
-    rows, found = [], []
+    rows, exchanges, steps = [], [], []
     for workers in WORKERS:
-        size = [f"--workers={workers}", f"--parameters={WORKERS_PARAMETERS}"]
+        size = ["--netns=1gbit", f"--workers={workers}", f"--parameters={WORKERS_PARAMETERS}"]
         few = turns(3, 10)
-        found.append(runs.figures("exchange", "--netns=1gbit", *size, "--peers=gloo-fp32", *few))
-        rows.append(exchange_row(str(workers), found[-1]))
-    title = f"An exchange at 1 Gbit/s, {count(WORKERS_PARAMETERS)} parameters"
+        exchanges.append(runs.figures("exchange", *size, "--peers=gloo-fp32", *few))
+        steps.append(runs.figures("step", *size, "--peers=gloo-adamw", *few))
+        rows.append(exchange_row(str(workers), exchanges[-1]) + step_cells(steps[-1]))
     names = [str(workers) for workers in WORKERS]
-    plot_exchanges(output / "performance-workers.png", title, "workers", names, found)
-    return table(["workers", *EXCHANGE_HEAD], rows)
+    parameters = f"{count(WORKERS_PARAMETERS)} parameters"
+    plot_against(output, "workers", parameters, names, exchanges, steps)
+    return table(["workers", *EXCHANGE_HEAD, *STEP_HEAD], rows)
+
+
+def step_cells(figures):
+    step = figures["optimizer step, one-bit, s"]
+    return [milliseconds(step), times(step) if "times_faster" in step else "does not fit"]
+
+
+STEP_HEAD = ["step, ms", "faster than Gloo + AdamW"]
+
+
+def plot_against(output, what, same, names, exchanges, steps):
+    """Exchanges, and how much faster steps are, against what is different among them."""
+    plot_exchanges(
+        output / f"performance-{what}.png",
+        f"An exchange at 1 Gbit/s, {same}",
+        what,
+        names,
+        exchanges,
+    )
+    rows = [figures["optimizer step, one-bit, s"] for figures in steps]
+    plot(
+        output / f"performance-{what}-speedup.png",
+        f"How many times faster a step is than with DDP's all-reduce (Gloo) + AdamW,\n"
+        f"1 Gbit/s, {same}",
+        what,
+        {"Signpost, one-bit": [row.get("times_faster", float("nan")) for row in rows]},
+        names,
+        "times faster",
+        "linear",
+    )
 
 
 def with_a_core_each(runs):
@@ -332,14 +367,7 @@ def enter_own_network():
     os.execvp("unshare", ["unshare", "--net", *command])
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=Path, default=Path("/tmp/signpost-performance"))
-    arguments = parser.parse_args()
-    if os.geteuid() != 0:
-        sys.exit("performance.py: links of a rate are network namespaces, which need root")
-    enter_own_network()
-    runs, output = Runs(arguments.runs), ROOT / "docs"
+def write(runs, output):
     report = Path("bench/performance.md.in").read_text()
     report = report.replace("@RATES@", against_rates(runs, output))
     report = report.replace("@EXCHANGE_RATES@", exchanges_against_rates(runs, output))
@@ -353,6 +381,17 @@ def main():
     machine = f"{os.cpu_count()} cores of an {processor()}"
     report = report.replace("@MACHINE@", f"{runs.dates()}; {machine}")
     (output / "performance.md").write_text(report)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, default=Path("/tmp/signpost-performance"))
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("performance.py: links of a rate are network namespaces, which need root")
+    enter_own_network()
+    output = ROOT / "docs"
+    write(Runs(arguments.runs), output)
     print(f"written: {output / 'performance.md'}")
 
 
