@@ -266,7 +266,7 @@ REPORT = """\
 
 {dense} and {compressed} on the [examples](../client/python/examples): {workers} workers of one thread each,
 {aggregators} aggregator, the same batches, learning rates, schedule and first parameters for both, and
-{seeds} seeds. The difference is that of the final metric on held-out data, relative to {dense}'s and seed by
+{seeds} seeds{first_seed}. The difference is that of the final metric on held-out data, relative to {dense}'s and seed by
 seed; in parentheses is its 95% confidence interval (Student's t). What must hold: zero is in the
 interval, or {compressed} is less than {behind:g}% behind{most_bits}. Bytes are those that a worker sent in the whole
 run, dense steps included, against fp32; bits those by parameter and step from the freeze on, where runs have them.
@@ -317,6 +317,7 @@ def write_report(arguments, comparisons, others):
         workers=WORKERS,
         aggregators=AGGREGATORS,
         seeds=arguments.seeds,
+        first_seed="" if arguments.first_seed == 1 else f" from {arguments.first_seed} on",
         behind=BEHIND,
         most_bits=f", and sends at most {MOST_BITS[arguments.optimizer]} bits"
         if arguments.optimizer in MOST_BITS
@@ -339,7 +340,10 @@ def write_report(arguments, comparisons, others):
 
 def chosen_with(comparisons, others):
     """Says whose options may be better than on seeds that nobody has seen."""
-    tried = {other.task.name for other in others}
+    shown = {run["seed"] for one in comparisons for run in one.dense}
+    tried = {
+        other.task.name for other in others if shown & {run["seed"] for run in other.dense}
+    }
     chosen = [one.task.title for one in comparisons if one.options and one.task.name in tried]
     if not chosen:
         return ""
@@ -355,6 +359,8 @@ def command_of(arguments):
     words = []
     if arguments.optimizer != FIRST:
         words.append(f"--optimizer={arguments.optimizer}")
+    if arguments.first_seed != 1:
+        words.append(f"--first-seed={arguments.first_seed}")
     if arguments.batch_factor != 1:
         words.append(f"--batch-factor={arguments.batch_factor}")
     words += [f'--both="{both}"' for both in arguments.both]
@@ -394,6 +400,7 @@ def parse_arguments(words):
     add("--optimizer", choices=DENSE, default=FIRST, help="that compresses [%(default)s]")
     add("--examples", nargs="+", choices=TASKS, default=list(TASKS), metavar="NAME")
     add("--seeds", type=int, default=5, help="runs of each, at least 2 [%(default)s]")
+    add("--first-seed", type=int, default=1, help="others than options were chosen on [%(default)s]")
     add("--steps", type=int, help="instead of each example's own number")
     add("--batch-factor", type=int, default=1, help="times each example's own batch [%(default)s]")
     add(
@@ -421,7 +428,7 @@ def parse_arguments(words):
 def main(words):
     arguments = parse_arguments(words)
     runs = Runs(arguments.runs)
-    seeds = range(1, arguments.seeds + 1)
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     comparisons, others = [], []
     for task in (TASKS[name] for name in arguments.examples):
         kind, common = arguments.optimizer, common_of(arguments, task)

@@ -72,6 +72,13 @@ def test_makes_each_run_once_and_reports_what_was_tried(tmp_path, capsys, monkey
     assert "| ResNet on digits | none | 2 | +2.19%" in report[report.index("What was tried") :]
     assert "`. Those of the ResNet on digits were chosen on the seeds that this table" in report
 
+    convergence.main([*arguments, "--first-seed=3", "--", "--freeze-step=10"])
+    report = (tmp_path / "convergence.md").read_text()
+    assert "\n2 seeds from 3 on. The difference" in report
+    assert [line.split(" | ")[1] for line in report.splitlines() if " | 9" in line] == ["3", "4"]
+    assert "were chosen" not in report
+    assert '`bazel run //client/python:convergence -- --first-seed=3 --compressed="--fr' in report
+
 
 @pytest.fixture
 def trained(monkeypatch):
@@ -163,11 +170,15 @@ def test_trains_an_example():
 
 
 @pytest.mark.parametrize(
-    "option, one_bit_steps",
-    [("--freeze-step=auto", 0), ("--variance-refresh-interval=4", 13)],  # of 20, behind the third
+    "options, one_bit_steps",
+    [
+        (["--freeze-step=auto"], 0),
+        (["--variance-refresh-interval=4"], 13),  # of 20, behind the third
+        (["--variance-refresh-interval=4", "--variance-codec=int8"], 13),
+    ],
 )
-def test_varies_when_rounds_are_dense(option, one_bit_steps):
-    run = convergence.train(TASKS["resnet"], "onebit_adam", 1, ("--steps=20", option))
+def test_varies_which_rounds_are_in_one_bit(options, one_bit_steps):
+    run = convergence.train(TASKS["resnet"], "onebit_adam", 1, ("--steps=20", *options))
     assert run["one_bit_steps"] == one_bit_steps
 
 
