@@ -175,7 +175,8 @@ constexpr Param kParams[] = {
      "steps of dense warm-up; auto: until the variance has settled",
      [](const Value& v, OptimizerConfig& c) { return FreezeStep(v, c.options.freeze_step); }},
     {"variance_refresh_interval", kOneBit, "number", "0",
-     "after the freeze every so many steps one is dense; 0: none",
+     "after the freeze every so many steps one has variance_codec and refreshes the variance; 0: "
+     "none",
      [](const Value& v, OptimizerConfig& c) {
        return Count(v, c.options.variance_refresh_interval);
      }},
@@ -214,6 +215,9 @@ constexpr Param kParams[] = {
      [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.codec); }},
     {"warm_up_codec", kOneBit, "codec", "fp32", "how gradients travel in the warm-up",
      [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.warm_up_codec); }},
+    {"variance_codec", kNotAdam, "codec", "fp32",
+     "how gradients travel that refresh the variance, or in 0/1 Adam update it",
+     [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.variance_codec); }},
     {"variance_floor", kNotAdam, "number", "0.01",
      "the least variance at a freeze, as a fraction of its tensor's mean",
      [](const Value& v, OptimizerConfig& c) { return Number(v, c.options.variance_floor); }},

@@ -149,6 +149,7 @@ OptimizerOptions OptimizerOptionsOf(const signpost_options& options) {
       .freeze_step = options.freeze_step,
       .warm_up_codec = static_cast<signpost::Codec>(options.warm_up_codec),
       .codec = static_cast<signpost::Codec>(options.codec),
+      .variance_codec = static_cast<signpost::Codec>(options.variance_codec),
       .variance_floor = options.variance_floor,
       .variance_refresh_interval = options.variance_refresh_interval,
       .lamb = LambOptionsOf(options),
@@ -185,6 +186,7 @@ void SetOptimizerOptions(const OptimizerOptions& optimizer, signpost_options& op
   options.freeze_step = optimizer.freeze_step;
   options.warm_up_codec = optimizer.warm_up_codec;
   options.codec = optimizer.codec;
+  options.variance_codec = optimizer.variance_codec;
   options.bias_correction = optimizer.bias_correction;
 }
 
@@ -309,8 +311,7 @@ signpost_report ReportOf(const StepReport& step, const signpost::WireBytes& byte
   report.step = step.step;
   report.steps_caught_up = step.steps_caught_up;
   report.late_rounds = step.late_rounds;
-  const bool is_refresh = step.codec == signpost::PLAIN_FLOAT32;
-  report.codec = static_cast<uint32_t>(is_refresh ? signpost::FLOAT32 : step.codec);
+  report.codec = static_cast<uint32_t>(step.codec);
   report.skipped_rounds = step.skipped.size();
   report.skipped_by_rank = step.skipped.empty() ? 0 : step.skipped.front().rank;
   report.kernels_s = absl::ToDoubleSeconds(step.kernels);

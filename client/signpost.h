@@ -42,7 +42,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 15
+#define SIGNPOST_ABI 16
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -106,9 +106,10 @@ typedef struct {
   /* Steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam, or LAMB. SIGNPOST_AUTO:
    * until the variance has settled, which is looked at every 1 / (1 - beta2) steps, and no learning
    * rate has risen since the last look. With `zero_one` neither: the steps before local ones, of
-   * which those that update the variance are dense. */
+   * which those that update the variance have variance_codec. */
   uint64_t freeze_step;
-  /* Every so many steps after the freeze step one is dense and refreshes the variance; 0: never. */
+  /* Every so many steps after the freeze step gradients travel in variance_codec and refresh the
+   * variance; 0: never. */
   uint64_t variance_refresh_interval;
   /* With `zero_one` alone: before the freeze step the variance is updated in every step for
    * var_update_scaler updates, then in every second for as many, in every fourth, and so on. From
@@ -122,6 +123,9 @@ typedef struct {
   /* How the momentum travels from it on, and 0/1 Adam's gradients before it where they update no
    * variance; SIGNPOST_CODEC_ONE_BIT. */
   uint32_t codec;
+  /* How gradients travel that refresh the variance, or with `zero_one` update it. In others than
+   * SIGNPOST_CODEC_FP32 beta1 must be the same in all groups. */
+  uint32_t variance_codec;
   uint8_t bias_correction;
   /* Resume a checkpoint of another number of workers: each takes the mean of their errors. 0: such
    * a checkpoint is refused. */

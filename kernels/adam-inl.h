@@ -114,8 +114,10 @@ HWY_INLINE Vector VarianceOf(Vector inverse_denominator, Vector epsilon) {
   return hn::IfThenElseZero(hn::Gt(inverse_denominator, hn::Zero(Floats())), hn::Mul(root, root));
 }
 
-void RefreshStep(const RefreshRates& rates, const uint8_t* gradient, absl::Span<float> momentum,
-                 absl::Span<float> inverse_denominator, absl::Span<float> parameters) {
+template <class Codec>
+HWY_INLINE void RefreshStepAs(const RefreshRates& rates, const uint8_t* gradient,
+                              absl::Span<float> momentum, absl::Span<float> inverse_denominator,
+                              absl::Span<float> parameters) {
   const Vector beta1 = hn::Set(Floats(), rates.beta1);
   const Vector one_minus_beta1 = hn::Set(Floats(), rates.one_minus_beta1);
   const Vector kept = hn::Set(Floats(), rates.kept_variance);
@@ -136,12 +138,20 @@ void RefreshStep(const RefreshRates& rates, const uint8_t* gradient, absl::Span<
     float* const m = momentum.data() + i;
     float* const d = inverse_denominator.data() + i;
     float* const x = parameters.data() + i;
-    const Strip g = Float32Codec::Decode(gradient, i, count);
+    const Strip g = Codec::Decode(gradient, i, count);
     const Strip old_d = Load(d, count);
     const Strip new_m = Map(momentum_of, Load(m, count), g);
     Store(Map(parameter_of, Load(x, count), new_m, old_d), x, count);
     Store(new_m, m, count);
     Store(Map(variance_of, old_d, g), d, count);
+  });
+}
+
+void RefreshStep(const RefreshRates& rates, DenseType type, const uint8_t* gradient,
+                 absl::Span<float> momentum, absl::Span<float> inverse_denominator,
+                 absl::Span<float> parameters) {
+  WithCodec(type, [&](auto codec) STRIP_BODY {
+    RefreshStepAs<decltype(codec)>(rates, gradient, momentum, inverse_denominator, parameters);
   });
 }
 

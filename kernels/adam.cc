@@ -29,9 +29,11 @@ void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<flo
   HWY_DYNAMIC_DISPATCH(Freeze)(rates, momentum, variance);
 }
 
-void RefreshStep(const RefreshRates& rates, const uint8_t* gradient, absl::Span<float> momentum,
-                 absl::Span<float> inverse_denominator, absl::Span<float> parameters) {
-  HWY_DYNAMIC_DISPATCH(RefreshStep)(rates, gradient, momentum, inverse_denominator, parameters);
+void RefreshStep(const RefreshRates& rates, DenseType type, const uint8_t* gradient,
+                 absl::Span<float> momentum, absl::Span<float> inverse_denominator,
+                 absl::Span<float> parameters) {
+  HWY_DYNAMIC_DISPATCH(RefreshStep)
+  (rates, type, gradient, momentum, inverse_denominator, parameters);
 }
 
 void Thaw(float epsilon, absl::Span<float> inverse_denominator) {

@@ -52,7 +52,8 @@ void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<flo
 //   d = kept_variance * v + one_minus_kept_variance * (g * g)
 //                                      with r = 1 / d - epsilon; v = d > 0 ? r * r : 0
 // `inverse_denominator` is as Freeze left it and becomes a variance, for Freeze to come.
-// kept_variance is beta2^K with K steps from one refresh to the next; epsilon is that of the freeze.
+// kept_variance is beta2^K with K steps from one refresh to the next; epsilon is that of the
+// freeze.
 struct RefreshRates {
   float beta1, one_minus_beta1;
   float kept_variance, one_minus_kept_variance;
@@ -60,8 +61,9 @@ struct RefreshRates {
   float epsilon;
   float decay;  // lr * weight_decay
 };
-void RefreshStep(const RefreshRates& rates, const uint8_t* gradient, absl::Span<float> momentum,
-                 absl::Span<float> inverse_denominator, absl::Span<float> parameters);
+void RefreshStep(const RefreshRates& rates, DenseType type, const uint8_t* gradient,
+                 absl::Span<float> momentum, absl::Span<float> inverse_denominator,
+                 absl::Span<float> parameters);
 
 // What RefreshStep does to the denominators where there is no gradient to learn from:
 //   d = d > 0 ? (1 / d - epsilon)^2 : 0

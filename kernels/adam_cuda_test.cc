@@ -87,14 +87,16 @@ TEST(AdamCuda, FreezesAsTheCpuDoes) {
 
 TEST(AdamCuda, RefreshesAndThawsAsTheCpuDoes) {
   const RefreshRates rates = {0.9f, 0.1f, 0.8f, 0.2f, 3e-3f, 1e-8f, 1e-5f};
-  ForEachShape(DenseType::kFloat32, [&](BlockRule rule, State& ours, State& expected) {
-    kernels::RefreshStep(rates, expected.payload(), expected.momentum.span(),
-                         expected.variance.span(), expected.parameters.span());
-    RunRefreshStep(rule, ours.Segments(rates, DenseType::kFloat32));
-    ours.ExpectSame(expected);
-    kernels::Thaw(rates.epsilon, expected.variance.span());
-    RunThaw(rule, ours.Segments(rates, DenseType::kFloat32));
-  });
+  for (const DenseType type : {DenseType::kFloat32, DenseType::kBfloat16, DenseType::kFloat16}) {
+    ForEachShape(type, [&](BlockRule rule, State& ours, State& expected) {
+      kernels::RefreshStep(rates, type, expected.payload(), expected.momentum.span(),
+                           expected.variance.span(), expected.parameters.span());
+      RunRefreshStep(rule, ours.Segments(rates, type));
+      ours.ExpectSame(expected);
+      kernels::Thaw(rates.epsilon, expected.variance.span());
+      RunThaw(rule, ours.Segments(rates, type));
+    });
+  }
 }
 
 }  // namespace

@@ -24,11 +24,12 @@ void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<flo
   for (float& v : variance) v = formulas::InverseDenominator(rates, v);
 }
 
-void RefreshStep(const RefreshRates& rates, const uint8_t* gradient, absl::Span<float> momentum,
-                 absl::Span<float> inverse_denominator, absl::Span<float> parameters) {
+void RefreshStep(const RefreshRates& rates, DenseType type, const uint8_t* gradient,
+                 absl::Span<float> momentum, absl::Span<float> inverse_denominator,
+                 absl::Span<float> parameters) {
   for (size_t i = 0; i < parameters.size(); ++i) {
-    formulas::RefreshStep(rates, LoadDense(DenseType::kFloat32, gradient, i), momentum[i],
-                          inverse_denominator[i], parameters[i]);
+    formulas::RefreshStep(rates, LoadDense(type, gradient, i), momentum[i], inverse_denominator[i],
+                          parameters[i]);
   }
 }
 

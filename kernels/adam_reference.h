@@ -15,8 +15,9 @@ namespace signpost::kernels::reference {
 void AdamStep(const AdamRates& rates, DenseType type, const uint8_t* gradient,
               absl::Span<float> momentum, absl::Span<float> variance, absl::Span<float> parameters);
 void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<float> variance);
-void RefreshStep(const RefreshRates& rates, const uint8_t* gradient, absl::Span<float> momentum,
-                 absl::Span<float> inverse_denominator, absl::Span<float> parameters);
+void RefreshStep(const RefreshRates& rates, DenseType type, const uint8_t* gradient,
+                 absl::Span<float> momentum, absl::Span<float> inverse_denominator,
+                 absl::Span<float> parameters);
 void Thaw(float epsilon, absl::Span<float> inverse_denominator);
 
 }  // namespace signpost::kernels::reference

@@ -89,17 +89,22 @@ State StepByStep(const AdamRates& rates, const Values& gradient, State state) {
   return state;
 }
 
+// What dense_test holds to be a payload, and what it stands for.
+std::pair<Guarded<uint8_t>, Values> SomePayload(DenseType type, size_t n, Random& random) {
+  Values numbers = random.Values(n), lost(n);
+  Guarded<uint8_t> payload(DenseBytes(type, n));
+  CompressDense(BlockRule(), type, numbers, absl::MakeSpan(lost), payload.data());
+  DecompressDense(type, payload.data(), absl::MakeSpan(numbers));
+  return {std::move(payload), std::move(numbers)};
+}
+
 TEST(Adam, StepMatchesTheModel) {
   Random random;
   for (size_t n : kLengths) {
     SCOPED_TRACE(n);
     const State before = {random.Values(n), random.PositiveValues(n), random.Values(n)};
     for (DenseType type : {DenseType::kFloat32, DenseType::kBfloat16, DenseType::kFloat16}) {
-      // What dense_test holds to be what a payload stands for.
-      Values gradient = random.Values(n), lost(n);
-      Guarded<uint8_t> payload(DenseBytes(type, n));
-      CompressDense(BlockRule(), type, gradient, absl::MakeSpan(lost), payload.data());
-      DecompressDense(type, payload.data(), absl::MakeSpan(gradient));
+      const auto [payload, gradient] = SomePayload(type, n, random);
       const State expected = StepByStep(kRates, gradient, before);
       OnEveryTarget([&] {
         Guarded<float> m = before.momentum, v = before.variance, x = before.parameters;
@@ -173,8 +178,8 @@ TEST(Adam, RefreshStepGivesTheNumbersComputedByHand) {
   const Values gradient = {4, 4};
   OnEveryTarget([&] {
     Values m = {2, 2}, d = {0.25f, 0}, x = {8, 8};
-    RefreshStep(rates, Float32Payload(gradient), absl::MakeSpan(m), absl::MakeSpan(d),
-                absl::MakeSpan(x));
+    RefreshStep(rates, DenseType::kFloat32, Float32Payload(gradient), absl::MakeSpan(m),
+                absl::MakeSpan(d), absl::MakeSpan(x));
     EXPECT_EQ(m, (Values{2, 2}));
     EXPECT_EQ(d, (Values{14.75f, 8}));
     EXPECT_EQ(x, (Values{3.625f, 4})) << "without a variance there is no update";
@@ -192,44 +197,44 @@ TEST(Adam, RefreshStepAndThawMatchTheModel) {
   Random random;
   for (size_t n : kLengths) {
     SCOPED_TRACE(n);
-    const Values gradient = random.Values(n);
     Values inverse = random.PositiveValues(n);
     if (n > 0) inverse[n / 2] = 0;
     const State before = {random.Values(n), inverse, random.Values(n)};
-    State expected = before;
-    Values thawed(n);
-    for (size_t i = 0; i < n; ++i) {
-      const float g = gradient[i], d = inverse[i];
-      const float kept_m = rates.beta1 * before.momentum[i];
-      const float new_m = rates.one_minus_beta1 * g;
-      const float m = kept_m + new_m;
-      const float inverted = 1 / d;
-      const float root = inverted - rates.epsilon;
-      const float v = d > 0 ? root * root : 0;
-      const float decay = rates.decay * before.parameters[i];
-      const float decayed = before.parameters[i] - decay;
-      const float ratio = m * d;
-      const float step = rates.learning_rate * ratio;
-      const float kept_v = rates.kept_variance * v;
-      const float square = g * g;
-      const float new_v = rates.one_minus_kept_variance * square;
-      expected.momentum[i] = m;
-      expected.variance[i] = kept_v + new_v;
-      expected.parameters[i] = decayed - step;
-      thawed[i] = v;
+    for (DenseType type : {DenseType::kFloat32, DenseType::kBfloat16, DenseType::kFloat16}) {
+      const auto [payload, gradient] = SomePayload(type, n, random);
+      State expected = before;
+      Values thawed(n);
+      for (size_t i = 0; i < n; ++i) {
+        const float g = gradient[i], d = inverse[i];
+        const float kept_m = rates.beta1 * before.momentum[i];
+        const float new_m = rates.one_minus_beta1 * g;
+        const float m = kept_m + new_m;
+        const float inverted = 1 / d;
+        const float root = inverted - rates.epsilon;
+        const float v = d > 0 ? root * root : 0;
+        const float decay = rates.decay * before.parameters[i];
+        const float decayed = before.parameters[i] - decay;
+        const float ratio = m * d;
+        const float step = rates.learning_rate * ratio;
+        const float kept_v = rates.kept_variance * v;
+        const float square = g * g;
+        const float new_v = rates.one_minus_kept_variance * square;
+        expected.momentum[i] = m;
+        expected.variance[i] = kept_v + new_v;
+        expected.parameters[i] = decayed - step;
+        thawed[i] = v;
+      }
+      OnEveryTarget([&] {
+        Guarded<float> m = before.momentum, d = before.variance, x = before.parameters;
+        RefreshStep(rates, type, payload.data(), m.span(), d.span(), x.span());
+        EXPECT_TRUE(SameBytes(m, expected.momentum));
+        EXPECT_TRUE(SameBytes(d, expected.variance));
+        EXPECT_TRUE(SameBytes(x, expected.parameters));
+        Guarded<float> only_d = before.variance;
+        Thaw(rates.epsilon, only_d.span());
+        EXPECT_TRUE(SameBytes(only_d, thawed));
+      });
     }
-    const Guarded<float> payload = gradient;
-    OnEveryTarget([&] {
-      Guarded<float> m = before.momentum, d = before.variance, x = before.parameters;
-      RefreshStep(rates, reinterpret_cast<const uint8_t*>(payload.data()), m.span(), d.span(),
-                  x.span());
-      EXPECT_TRUE(SameBytes(m, expected.momentum));
-      EXPECT_TRUE(SameBytes(d, expected.variance));
-      EXPECT_TRUE(SameBytes(x, expected.parameters));
-      Guarded<float> only_d = before.variance;
-      Thaw(rates.epsilon, only_d.span());
-      EXPECT_TRUE(SameBytes(only_d, thawed));
-    });
   }
 }
 

@@ -46,13 +46,14 @@ Definition DefinitionOf(const SessionOptions& options, const OptimizerOptions& o
   }
   to.set_codec_options(worker.codec_options);
   // By name, so that an option that is new does not compile before it is here too.
-  const auto& [bias_correction, freeze_step, warm_up_codec, codec, variance_floor,
+  const auto& [bias_correction, freeze_step, warm_up_codec, codec, variance_codec, variance_floor,
                variance_refresh_interval, lamb, zero_one, as_deepspeed] = optimizer;
   to.set_as_deepspeed(as_deepspeed);
   to.set_bias_correction(bias_correction);
   to.set_freeze_step(freeze_step);
   to.set_warm_up_codec(warm_up_codec);
   to.set_codec(codec);
+  to.set_variance_codec(variance_codec);
   to.set_variance_floor(variance_floor);
   to.set_variance_refresh_interval(variance_refresh_interval);
   if (lamb) {
@@ -94,6 +95,7 @@ OptimizerOptions OptimizerOptionsOf(const Options& options) {
       .freeze_step = options.freeze_step(),
       .warm_up_codec = options.warm_up_codec(),
       .codec = options.codec(),
+      .variance_codec = options.variance_codec(),
       .variance_floor = options.variance_floor(),
       .variance_refresh_interval = options.variance_refresh_interval(),
       .as_deepspeed = options.as_deepspeed(),

@@ -1,5 +1,6 @@
 #include "proto/codec.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <utility>
@@ -212,6 +213,27 @@ class QuantizedCodec final : public NumberCodec {
   const kernels::IntegerType type_;
 };
 
+// What pack(block, loss) makes of each block of a part whose error is apart: it returns how many
+// blocks it has packed, and adds to `loss`, which is zero.
+template <class Pack>
+size_t PackApart(const BlockRule& rule, const Segment& part, float unit, absl::Span<float> error,
+                 Pack pack) {
+  std::vector<float> losses(std::min<size_t>(part.elements, rule.block_elements));
+  size_t blocks = 0, packed = 0;
+  ForEachBlock(part, rule.block_elements, [&](const Segment& block) {
+    const absl::Span<float> loss = absl::MakeSpan(losses).first(block.elements);
+    absl::c_fill(loss, 0);
+    if (pack(block, loss) > 0) {
+      const auto* const addend = reinterpret_cast<const uint8_t*>(loss.data());
+      kernels::AddDense(kernels::DenseType::kFloat32, addend, unit,
+                        error.subspan(block.tensor_offset - part.tensor_offset, block.elements));
+      if (packed == blocks) ++packed;
+    }
+    ++blocks;
+  });
+  return packed;
+}
+
 // That users may choose from.
 constexpr Codec kChoices[] = {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT, CUSTOM};
 
@@ -226,7 +248,6 @@ const NumberCodec& NumberCodecOf(Codec codec, const Layout& layout) {
   static const auto* const one_bit = new OneBitCodec();
   switch (codec) {
     case FLOAT32:
-    case PLAIN_FLOAT32:
     case RESTORE:
       return *fp32;
     case BFLOAT16:
@@ -247,6 +268,23 @@ const NumberCodec& NumberCodecOf(Codec codec, const Layout& layout) {
   }
 }
 
+size_t CompressApart(const NumberCodec& codec, const BlockRule& rule, const Chunk& chunk,
+                     const Segment& part, absl::Span<const float> values, float unit,
+                     absl::Span<float> error, uint8_t* payload) {
+  return PackApart(rule, part, unit, error, [&](const Segment& block, absl::Span<float> loss) {
+    const size_t begin = block.tensor_offset - part.tensor_offset;
+    return codec.Compress(rule, chunk, block, values.subspan(begin, block.elements), loss, payload);
+  });
+}
+
+size_t AggregateApart(const NumberCodec& codec, const BlockRule& rule, const Chunk& chunk,
+                      const Segment& part, absl::Span<const uint8_t* const> contributions,
+                      float inverse_count, float unit, absl::Span<float> error, uint8_t* out) {
+  return PackApart(rule, part, unit, error, [&](const Segment& block, absl::Span<float> loss) {
+    return codec.Aggregate(rule, chunk, block, contributions, inverse_count, loss, out);
+  });
+}
+
 bool HasNumbers(Codec codec) {
   return codec == ONE_BIT || codec == CUSTOM || IntegerTypeOf(codec) ||
          (DenseTypeOf(codec) && codec != RESTORE);
@@ -257,7 +295,6 @@ bool Loses(Codec codec) { return DenseTypeOf(codec) != kernels::DenseType::kFloa
 std::optional<kernels::DenseType> DenseTypeOf(Codec codec) {
   switch (codec) {
     case FLOAT32:
-    case PLAIN_FLOAT32:
     case RESTORE:
       return kernels::DenseType::kFloat32;
     case BFLOAT16:
@@ -318,8 +355,6 @@ std::string CodecName(Codec codec) {
       return "one-bit";
     case CUSTOM:
       return "custom";
-    case PLAIN_FLOAT32:
-      return "plain fp32";
     case SKIP:
       return "skip";
     case REPLAY:

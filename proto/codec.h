@@ -66,6 +66,15 @@ class NumberCodec {
   }
 };
 
+// Both, of a codec that loses something, apart from the error feedback: the error is not added to
+// u, and takes what is lost times `unit`: error = error + unit * (u - what was packed).
+size_t CompressApart(const NumberCodec& codec, const kernels::BlockRule& rule, const Chunk& chunk,
+                     const Segment& part, absl::Span<const float> values, float unit,
+                     absl::Span<float> error, uint8_t* payload);
+size_t AggregateApart(const NumberCodec& codec, const kernels::BlockRule& rule, const Chunk& chunk,
+                      const Segment& part, absl::Span<const uint8_t* const> contributions,
+                      float inverse_count, float unit, absl::Span<float> error, uint8_t* out);
+
 // CHECK-fails for a codec that has none: unless HasNumbers, or it is RESTORE. CUSTOM is the
 // layout's job's, which must have one that CheckCustomCodec (custom_codec.h) has found good.
 const NumberCodec& NumberCodecOf(Codec codec, const Layout& layout);
@@ -90,12 +99,12 @@ kernels::QuantizedView QuantizedPart(kernels::IntegerType type, const Chunk& chu
 std::optional<kernels::DenseType> DenseTypeOf(Codec codec);
 std::optional<kernels::IntegerType> IntegerTypeOf(Codec codec);
 
-// "fp32", "bf16", "fp16", "int8", "int4", "one-bit", "custom", "plain fp32", "skip", "replay",
+// "fp32", "bf16", "fp16", "int8", "int4", "one-bit", "custom", "skip", "replay",
 // "restore", "fetch", "state", "listen"; for others "codec 17".
 std::string CodecName(Codec codec);
 
 // INVALID_ARGUMENT, naming the option, unless it is a codec that users may choose: one that has
-// numbers, and error feedback.
+// numbers.
 absl::Status CheckCodecOption(absl::string_view option, Codec codec);
 
 }  // namespace signpost

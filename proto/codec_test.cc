@@ -161,6 +161,42 @@ TEST_P(CodecTest, AddsTheErrorBeforeItPacks) {
   });
 }
 
+TEST_P(CodecTest, ApartFromTheErrorItPacksTheSameAndAddsTheLossInTheErrorsUnit) {
+  constexpr float kUnit = 0.3f;
+  ForEachChunk([&](uint32_t index) {
+    const Chunk& chunk = TheLayout().chunks()[index];
+    std::vector<float> values = SeededFloats(chunk.elements, 1);
+    const Packed alone = Compress(index, values);
+    const std::vector<float> before = SeededFloats(chunk.elements, 2);
+    std::vector<float> error = before;
+    Payload payload(TheLayout().PayloadBytes(GetParam(), index));
+    for (const Segment& segment : chunk.segments) {
+      EXPECT_EQ(CompressApart(codec(), kRule, chunk, segment, Part(values, segment), kUnit,
+                              Part(error, segment), payload.data()),
+                kernels::BlockCount(segment.elements, kBlockElements));
+    }
+    EXPECT_EQ(payload.span(), alone.payload.span());
+    for (uint32_t i = 0; i < chunk.elements; ++i) {
+      const float in_unit = kUnit * alone.error[i];
+      EXPECT_EQ(error[i], before[i] + in_unit) << i;
+    }
+  });
+}
+
+TEST_P(CodecTest, ApartFromTheErrorABlockThatIsNotFiniteAddsNothing) {
+  const Chunk& chunk = TheLayout().chunks()[0];
+  const Segment& segment = chunk.segments[0];
+  std::vector<float> values = SeededFloats(chunk.elements, 1);
+  values[kBlockElements] = std::numeric_limits<float>::infinity();
+  const std::vector<float> before = SeededFloats(chunk.elements, 2);
+  std::vector<float> error = before;
+  Payload payload(TheLayout().PayloadBytes(GetParam(), 0));
+  EXPECT_EQ(CompressApart(codec(), kRule, chunk, segment, Part(values, segment), /*unit=*/1,
+                          Part(error, segment), payload.data()),
+            1);
+  for (uint32_t i = kBlockElements; i < 2 * kBlockElements; ++i) EXPECT_EQ(error[i], before[i]);
+}
+
 TEST_P(CodecTest, PartsOfASegmentHaveTheBytesOfTheWhole) {
   ForEachChunk([&](uint32_t chunk_index) {
     const Chunk& chunk = TheLayout().chunks()[chunk_index];
@@ -318,8 +354,7 @@ TEST(PackedPart, ScalesBitsAndCodesOfSegmentsLieWhereTheFormatSays) {
   EXPECT_EQ(reinterpret_cast<const uint8_t*>(int8.scales), bytes + 4 * 3);
 }
 
-TEST(NumberCodec, PlainFp32AndARestoreAreFp32) {
-  EXPECT_EQ(&NumberCodecOf(PLAIN_FLOAT32, TheLayout()), &NumberCodecOf(FLOAT32, TheLayout()));
+TEST(NumberCodec, ARestoreIsFp32) {
   EXPECT_EQ(&NumberCodecOf(RESTORE, TheLayout()), &NumberCodecOf(FLOAT32, TheLayout()));
 }
 
@@ -328,7 +363,6 @@ TEST(NumberCodecDeathTest, OthersHaveNoNumbers) {
 }
 
 TEST(Codec, ARestoreIsNoRoundOfNumbers) {
-  EXPECT_TRUE(HasNumbers(PLAIN_FLOAT32));
   EXPECT_TRUE(HasNumbers(INT4));
   for (const Codec codec : {CODEC_UNSPECIFIED, SKIP, REPLAY, RESTORE, FETCH, STATE, LISTEN}) {
     EXPECT_FALSE(HasNumbers(codec)) << CodecName(codec);
@@ -344,12 +378,12 @@ TEST(Codec, HasTheNameThatLogsUse) {
   EXPECT_EQ(CodecName(static_cast<Codec>(17)), "codec 17");
 }
 
-TEST(Codec, UsersChooseAmongThoseWithErrorFeedback) {
+TEST(Codec, UsersChooseAmongThoseThatHaveNumbers) {
   for (const Codec codec : {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT}) {
     EXPECT_EQ(CheckCodecOption("codec", codec), absl::OkStatus());
   }
-  EXPECT_EQ(CheckCodecOption("codec", PLAIN_FLOAT32).message(),
-            "codec is plain fp32, wanted one of fp32, bf16, fp16, int8, int4, one-bit, custom");
+  EXPECT_EQ(CheckCodecOption("codec", RESTORE).message(),
+            "codec is restore, wanted one of fp32, bf16, fp16, int8, int4, one-bit, custom");
 }
 
 }  // namespace

@@ -107,9 +107,9 @@ absl::Status CheckPayload(Codec codec, uint32_t chunk, uint32_t crc32c,
   return CheckContent(codec, chunk, payload.data(), examined.is_within_range, layout);
 }
 
-absl::Status CheckErrorScale(float error_scale) {
-  if (std::isfinite(error_scale) && error_scale >= 0) return absl::OkStatus();
-  return Invalid("error_scale is ", error_scale, "; it must be finite and not negative");
+absl::Status CheckFactor(absl::string_view field, float factor) {
+  if (std::isfinite(factor) && factor >= 0) return absl::OkStatus();
+  return Invalid(field, " is ", factor, "; it must be finite and not negative");
 }
 
 bool AreFinite(std::initializer_list<double> values) {
@@ -215,7 +215,8 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
   if (header.chunk() >= layout.chunks().size()) {
     return Invalid("chunk ", header.chunk(), " is not in [0, ", layout.chunks().size(), ")");
   }
-  absl::Status status = CheckErrorScale(header.error_scale());
+  absl::Status status = CheckFactor("error_scale", header.error_scale());
+  if (status.ok()) status = CheckFactor("loss_unit", header.loss_unit());
   if (status.ok()) status = CheckRates(header.rates(), layout);
   if (status.ok()) status = CheckLateRanks(header, world_size);
   if (status.ok()) status = CheckCodecFitsStep(header, layout);

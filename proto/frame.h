@@ -37,11 +37,11 @@ struct Answer {
 // INVALID_ARGUMENT names what is wrong, got and wanted: rank, chunk, codec, payload size or
 // checksum; a scale that is negative (-0 is), not finite or over kMaxScale; a dense element that is
 // not finite or over kMaxDense; rates that are not finite, or of more than kMaxGroups; scales that
-// are not finite, of tensors that there are not, or more than kMaxTensorScales; set bits or codes behind a
-// block's last element; a skipped block that the chunk does not have; a negative or non-finite
-// error_scale; late ranks that do not ascend or are all ranks; RESTORE at another step than the one
-// before the job's first_step, or another codec at that one. Otherwise it does not look at job,
-// epoch and step: those are state, and the aggregator's to judge.
+// are not finite, of tensors that there are not, or more than kMaxTensorScales; set bits or codes
+// behind a block's last element; a skipped block that the chunk does not have; a negative or
+// non-finite error_scale or loss_unit; late ranks that do not ascend or are all ranks; RESTORE at
+// another step than the one before the job's first_step, or another codec at that one. Otherwise it
+// does not look at job, epoch and step: those are state, and the aggregator's to judge.
 absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> payload,
                         uint32_t world_size, const Layout& layout);
 

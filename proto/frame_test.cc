@@ -154,11 +154,13 @@ TEST_F(CheckFrameTest, AcceptsASkipOfTheChunksLastBlock) {
   ExpectAccepted(frame);
 }
 
-TEST_F(CheckFrameTest, AcceptsAnErrorScaleFromZeroUp) {
-  Frame frame = ValidFrame(ONE_BIT);
-  for (const float scale : {0.0f, 1e-30f, 1.0f, std::numeric_limits<float>::max()}) {
-    frame.header.set_error_scale(scale);
-    ExpectAccepted(frame);
+TEST_F(CheckFrameTest, AcceptsFactorsOfTheErrorFromZeroUp) {
+  for (const float factor : {0.0f, 1e-30f, 1.0f, std::numeric_limits<float>::max()}) {
+    Frame scaled = ValidFrame(ONE_BIT), apart = ValidFrame(ONE_BIT);
+    scaled.header.set_error_scale(factor);
+    ExpectAccepted(scaled);
+    apart.header.set_loss_unit(factor);
+    ExpectAccepted(apart);
   }
 }
 
@@ -345,11 +347,13 @@ TEST_F(CheckFrameTest, RefusesASkippedBlockThatTheChunkDoesNotHave) {
   }
 }
 
-TEST_F(CheckFrameTest, RefusesAnErrorScaleThatIsNegativeOrNotFinite) {
-  Frame frame = ValidFrame(ONE_BIT);
-  for (const float scale : {-1e-45f, -1.0f, kInfinity, -kInfinity, kNan}) {
-    frame.header.set_error_scale(scale);
-    ExpectRefused(frame, "error_scale");
+TEST_F(CheckFrameTest, RefusesFactorsOfTheErrorThatAreNegativeOrNotFinite) {
+  for (const float factor : {-1e-45f, -1.0f, kInfinity, -kInfinity, kNan}) {
+    Frame scaled = ValidFrame(ONE_BIT), apart = ValidFrame(ONE_BIT);
+    scaled.header.set_error_scale(factor);
+    ExpectRefused(scaled, "error_scale");
+    apart.header.set_loss_unit(factor);
+    ExpectRefused(apart, "loss_unit");
   }
 }
 

@@ -368,7 +368,6 @@ uint64_t Layout::PayloadBytes(Codec codec, uint32_t chunk) const {
   const Chunk& c = chunks_[chunk];
   switch (codec) {
     case FLOAT32:
-    case PLAIN_FLOAT32:
       return uint64_t{4} * c.elements;
     case BFLOAT16:
     case FLOAT16:

@@ -238,17 +238,18 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
 
 std::optional<double> OwnedChunk::MostErrorOf(const Frame& frame) const {
   const double gamma = layout_.options().gamma();
+  const bool is_apart = frame.header.loss_unit() != 0;
   switch (frame.header.codec()) {
     case ONE_BIT:
+      if (is_apart) return std::nullopt;
       return (1 + 1 / (gamma * gamma)) *
              SquareOf(layout_.chunks()[chunk_], layout_.options().block_elements(), frame.payload);
     case FLOAT32:  // loses nothing, if it counts
-    case PLAIN_FLOAT32:
       if (frame.header.step() != open_step_ || late_ranks_.contains(open_step_)) {
         return std::nullopt;
       }
-      if (frame.header.codec() == FLOAT32) return 0;
-      return most_error_squared_[frame.header.rank()];
+      if (is_apart) return most_error_squared_[frame.header.rank()];
+      return 0;
     default:
       return std::nullopt;
   }
@@ -524,10 +525,10 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
 
   const Codec codec = answer->header.codec();
   error_was_zero_ = error_is_zero_;
-  // fp32 loses nothing.
-  error_is_zero_ = codec == FLOAT32 ||
-                   ((codec == SKIP || codec == PLAIN_FLOAT32) && error_is_zero_) ||
-                   (codec == RESTORE && open_->largest_payload == 0);
+  // fp32 loses nothing, and takes the error along where it is not apart.
+  const bool stays = codec == SKIP || (codec == FLOAT32 && open_->round.is_apart());
+  error_is_zero_ = stays ? error_is_zero_
+                         : codec == FLOAT32 || (codec == RESTORE && open_->largest_payload == 0);
   if (codec == SKIP) ++rounds_skipped_;
   ++open_step_;
   KeptFrame(open_->largest_payload);

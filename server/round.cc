@@ -42,7 +42,7 @@ absl::Status OutOfRangeError(const FrameHeader& header, const Layout& layout,
 
 Contribution ContributionOf(const FrameHeader& header) {
   const float scale = header.error_scale();
-  return {header.codec(), scale == 0 ? 1.0f : scale, header.rates_crc32c(),
+  return {header.codec(), scale == 0 ? 1.0f : scale, header.loss_unit(), header.rates_crc32c(),
           header.payload_crc32c()};
 }
 
@@ -74,14 +74,16 @@ absl::Status Round::CheckDuplicate(const Frame& frame) const {
 
 absl::Status Round::CheckFits(const FrameHeader& header) const {
   if (first_rank_) {
-    const float ours = error_scale();
-    const float theirs = ContributionOf(header).error_scale;
-    if (theirs != ours) {
+    const auto check = [&](absl::string_view field, float theirs, float ours) {
+      if (theirs == ours) return absl::OkStatus();
       return absl::FailedPreconditionError(
-          absl::StrFormat("rank %d sent %s with error_scale %g, rank %d with %g: all ranks must "
-                          "send the same",
-                          header.rank(), Where(header), theirs, *first_rank_, ours));
-    }
+          absl::StrFormat("rank %d sent %s with %s %g, rank %d with %g: all ranks must send the "
+                          "same",
+                          header.rank(), Where(header), field, theirs, *first_rank_, ours));
+    };
+    absl::Status status = check("error_scale", ContributionOf(header).error_scale, error_scale());
+    if (status.ok()) status = check("loss_unit", header.loss_unit(), loss_unit());
+    if (!status.ok()) return status;
     if (header.rates_crc32c() != frames_[*first_rank_]->header.rates_crc32c()) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "rank %d takes %s with other learning rates, weight decays, betas or epsilons than rank "
@@ -160,6 +162,10 @@ std::vector<Contribution> Round::Contributions() const {
 
 float Round::error_scale() const { return ContributionOf(first_header()).error_scale; }
 
+float Round::loss_unit() const { return first_header().loss_unit(); }
+
+bool Round::is_apart() const { return loss_unit() != 0; }
+
 float Round::InverseCount(const Layout& layout) const {
   return layout.options().sum() ? 1.0f : 1.0f / static_cast<float>(frames_.size());
 }
@@ -188,8 +194,7 @@ absl::StatusOr<Answer> Round::Close(const Layout& layout, absl::Span<float> erro
 
 bool Round::CanLose() const {
   const Codec codec = first_header().codec();
-  if (LowestSkippedRank() || codec == PLAIN_FLOAT32) return false;
-  return codec == RESTORE || Loses(codec);
+  return !LowestSkippedRank() && (codec == RESTORE || Loses(codec));
 }
 
 std::optional<uint32_t> Round::LowestSkippedRank() const {
@@ -205,7 +210,7 @@ absl::StatusOr<Payload> Round::Aggregate(Codec codec, const Layout& layout,
     Restore(error);
     return Payload();
   }
-  if (codec == PLAIN_FLOAT32) error = {};
+  if (is_apart() && !Loses(codec)) error = {};
   const uint32_t chunk_index = first_header().chunk();
   const Chunk& chunk = layout.chunks()[chunk_index];
   const kernels::BlockRule rule = {.block_elements = layout.options().block_elements(),
@@ -221,8 +226,12 @@ absl::StatusOr<Payload> Round::Aggregate(Codec codec, const Layout& layout,
   for (const Segment& segment : chunk.segments) {
     const absl::Span<float> error_there =
         error.empty() ? error : error.subspan(segment.chunk_offset, segment.elements);
-    const size_t packed = number_codec.Aggregate(rule, chunk, segment, contributions,
-                                                 InverseCount(layout), error_there, out.data());
+    const size_t packed =
+        is_apart() && !error.empty()
+            ? AggregateApart(number_codec, rule, chunk, segment, contributions,
+                             InverseCount(layout), loss_unit(), error_there, out.data())
+            : number_codec.Aggregate(rule, chunk, segment, contributions, InverseCount(layout),
+                                     error_there, out.data());
     if (packed == kernels::BlockCount(segment.elements, rule.block_elements)) continue;
     const uint32_t block = segment.first_block + packed;
     const absl::Status status =

@@ -24,6 +24,7 @@ namespace signpost {
 struct Contribution {
   Codec codec = CODEC_UNSPECIFIED;
   float error_scale = 1;
+  float loss_unit = 0;
   uint32_t rates_crc32c = 0;
   uint32_t payload_crc32c = 0;
 
@@ -46,9 +47,9 @@ class Round {
   const std::vector<uint32_t>& late_ranks() const { return late_ranks_; }
   bool IsLate(uint32_t rank) const;
 
-  // Adds a frame that passed CheckFrame, or accepts it as a duplicate: same rank, codec, error
-  // scale and payload as before. Refuses, and stays as it was: other bytes from the same rank
-  // (ALREADY_EXISTS); another codec or error scale than the round's other ranks
+  // Adds a frame that passed CheckFrame, or accepts it as a duplicate: the same Contribution and
+  // payload as before. Refuses, and stays as it was: other bytes from the same rank
+  // (ALREADY_EXISTS); another codec, error scale or loss unit than the round's other ranks
   // (FAILED_PRECONDITION, naming a rank on each side; SKIP goes with any codec).
   absl::Status Contribute(Frame frame);
 
@@ -67,6 +68,7 @@ class Round {
   std::vector<Contribution> Contributions() const;
   const StepRates& rates() const { return frames_[*first_rank_]->header.rates(); }
   float error_scale() const;  // 1 but where the unit of what is compressed changes
+  bool is_apart() const;      // from the error feedback
 
   // The round's result. Requires complete(), and to be called once: it updates `error`, the
   // aggregator's error for the chunk in chunk order:
@@ -79,8 +81,9 @@ class Round {
   // error = error_scale * error. INTERNAL when u is out of the range that an answer may have
   // (kMaxScale, kMaxDense of kernels/block.h), or a codec from outside fails: the error is then
   // spoilt, and the chunk must not go on. RESTORE: error = the sum of the contributions that have
-  // numbers, in rank order. PLAIN_FLOAT32: answer = (sum in rank order) / world_size; error =
-  // error_scale * error.
+  // numbers, in rank order. Where it is apart:
+  //   u = (sum of the contributions in rank order) / world_size
+  //   answer = compress(u);  error = error_scale * error + loss_unit * (u - answer)
   //
   // An error that is all zero may be empty instead where CanLose() is false.
   absl::StatusOr<Answer> Close(const Layout& layout, absl::Span<float> error) const;
@@ -95,6 +98,7 @@ class Round {
   absl::StatusOr<Payload> Aggregate(Codec codec, const Layout& layout,
                                     absl::Span<float> error) const;
   void Restore(absl::Span<float> error) const;
+  float loss_unit() const;
 
   const FrameHeader& first_header() const { return frames_[*first_rank_]->header; }
   float InverseCount(const Layout& layout) const;
@@ -102,7 +106,7 @@ class Round {
   std::vector<std::optional<Frame>> frames_;  // by rank
   uint32_t contributed_ = 0;
   std::vector<uint32_t> late_ranks_;
-  std::optional<uint32_t> first_rank_;  // that contributed; the others must have its error scale
+  std::optional<uint32_t> first_rank_;  // that contributed; the others must have its factors
   // That contributed numbers rather than SKIP; the others must have its codec.
   std::optional<uint32_t> first_rank_with_numbers_;
 };

@@ -223,35 +223,43 @@ TEST(Round, OneBitAnswerHasTheSignsAndScalesOfTheMeanPlusTheError) {
   }
 }
 
-TEST(Round, PlainFloat32LeavesTheErrorOut) {
-  const std::vector<Frame> fp32 = FramesOf({0, 1, 2}, /*chunk=*/1, FLOAT32);
-  std::vector<Frame> plain = FramesOf({0, 1, 2}, /*chunk=*/1, FLOAT32);
-  for (Frame& frame : plain) frame.header.set_codec(PLAIN_FLOAT32);
-  const std::vector<float> zeros(Elements(1));
-  const Outcome outcome = RoundOf(plain, SomeError(1));
-  EXPECT_EQ(outcome.answer.header.codec(), PLAIN_FLOAT32);
-  EXPECT_EQ(Decode(FLOAT32, 1, outcome.answer.payload),
-            Decode(FLOAT32, 1, RoundOf(fp32, zeros).answer.payload));
-  EXPECT_EQ(outcome.error, SomeError(1));
+std::vector<Frame> Apart(std::vector<Frame> frames, float loss_unit) {
+  for (Frame& frame : frames) frame.header.set_loss_unit(loss_unit);
+  return frames;
+}
+
+TEST(Round, ApartFromTheErrorItAddsOnlyWhatTheAnswerLoses) {
+  constexpr float kUnit = 0.3f;
+  for (Codec codec : kCodecsWithNumbers) {
+    const std::vector<Frame> frames = FramesOf({0, 1, 2}, /*chunk=*/1, codec);
+    const Outcome alone = RoundOf(frames, std::vector<float>(Elements(1)));
+    const Outcome apart =
+        RoundOf(Apart(FramesOf({0, 1, 2}, /*chunk=*/1, codec), kUnit), SomeError(1));
+    EXPECT_EQ(BytesOf(apart.answer), BytesOf(alone.answer)) << CodecName(codec);
+    std::vector<float> error = SomeError(1);
+    for (size_t i = 0; i < error.size(); ++i) {
+      const float in_unit = kUnit * alone.error[i];
+      error[i] += in_unit;
+    }
+    EXPECT_EQ(apart.error, codec == FLOAT32 ? SomeError(1) : error) << CodecName(codec);
+  }
 }
 
 TEST(Round, WithoutAnErrorNoneNeedBeThereForWhatLosesNothing) {
-  for (Codec codec : {FLOAT32, PLAIN_FLOAT32, SKIP, BFLOAT16, ONE_BIT}) {
-    std::vector<Frame> frames = FramesOf({0, 1, 2}, /*chunk=*/1, FLOAT32);
-    if (codec == PLAIN_FLOAT32) {
-      for (Frame& frame : frames) frame.header.set_codec(codec);
-    } else if (codec == SKIP) {
-      frames[1] = FrameOf(1, /*chunk=*/1, SKIP);
-    } else if (codec != FLOAT32) {
-      frames = FramesOf({0, 1, 2}, /*chunk=*/1, codec);
+  for (const bool is_apart : {false, true}) {
+    for (Codec codec : {FLOAT32, SKIP, BFLOAT16, ONE_BIT}) {
+      std::vector<Frame> frames = FramesOf({0, 1, 2}, /*chunk=*/1, codec == SKIP ? FLOAT32 : codec);
+      if (codec == SKIP) frames[1] = FrameOf(1, /*chunk=*/1, SKIP);
+      frames = Apart(std::move(frames), is_apart ? 0.5f : 0);
+      Round round(frames.size());
+      for (const Frame& frame : frames) ASSERT_TRUE(round.Contribute(CopyOf(frame)).ok());
+      EXPECT_EQ(round.is_apart(), is_apart);
+      EXPECT_EQ(round.CanLose(), codec == BFLOAT16 || codec == ONE_BIT) << CodecName(codec);
+      if (round.CanLose()) continue;
+      const absl::StatusOr<Answer> answer = round.Close(TestLayout(), {});
+      ASSERT_TRUE(answer.ok()) << answer.status();
+      EXPECT_EQ(BytesOf(*answer), BytesOf(RoundOf(frames, std::vector<float>(Elements(1))).answer));
     }
-    Round round(frames.size());
-    for (const Frame& frame : frames) ASSERT_TRUE(round.Contribute(CopyOf(frame)).ok());
-    EXPECT_EQ(round.CanLose(), codec == BFLOAT16 || codec == ONE_BIT) << CodecName(codec);
-    if (round.CanLose()) continue;
-    const absl::StatusOr<Answer> answer = round.Close(TestLayout(), {});
-    ASSERT_TRUE(answer.ok()) << answer.status();
-    EXPECT_EQ(BytesOf(*answer), BytesOf(RoundOf(frames, std::vector<float>(Elements(1))).answer));
   }
 }
 
@@ -326,16 +334,20 @@ TEST(Round, OtherBytesFromTheSameRankAreRefused) {
   ASSERT_TRUE(round.Contribute(FrameOf(1, /*chunk=*/0, FLOAT32)).ok());
   Frame rescaled = FrameOf(1, /*chunk=*/0, FLOAT32);
   rescaled.header.set_error_scale(0.5f);
+  Frame apart = FrameOf(1, /*chunk=*/0, FLOAT32);
+  apart.header.set_loss_unit(0.5f);
 
   const absl::Status other_numbers = round.Contribute(FrameOf(1, /*chunk=*/0, FLOAT32, /*seed=*/1));
   const absl::Status other_codec = round.Contribute(FrameOf(1, /*chunk=*/0, ONE_BIT));
   const absl::Status other_scale = round.Contribute(std::move(rescaled));
+  const absl::Status other_unit = round.Contribute(std::move(apart));
 
   EXPECT_EQ(other_numbers.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(other_numbers.message(),
               AllOf(HasSubstr("rank 1"), HasSubstr("step 7"), HasSubstr("chunk 0")));
   EXPECT_EQ(other_codec.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(other_scale.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(other_unit.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(round.Contribute(FrameOf(1, /*chunk=*/0, FLOAT32)).ok());
   EXPECT_THAT(round.MissingRanks(), ElementsAre(0));
 }
@@ -364,6 +376,19 @@ TEST(Round, MixedErrorScalesAreRefusedNamingARankOnEachSide) {
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), AllOf(HasSubstr("rank 1"), HasSubstr("error_scale 1,"),
                                       HasSubstr("rank 0 with 0.5")));
+}
+
+TEST(Round, MixedLossUnitsAreRefusedNamingARankOnEachSide) {
+  Round round(/*world_size=*/2);
+  Frame apart = FrameOf(0, /*chunk=*/0, ONE_BIT);
+  apart.header.set_loss_unit(0.5f);
+  ASSERT_TRUE(round.Contribute(std::move(apart)).ok());
+
+  const absl::Status status = round.Contribute(FrameOf(1, /*chunk=*/0, SKIP));
+
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr("rank 1"), HasSubstr("loss_unit 0,"), HasSubstr("rank 0 with 0.5")));
 }
 
 TEST(Round, OtherLearningRatesAreRefusedNamingBothRanks) {

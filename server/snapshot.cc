@@ -37,6 +37,7 @@ SnapshotContribution MessageOf(const Contribution& contribution) {
   SnapshotContribution to;
   to.set_codec(contribution.codec);
   to.set_error_scale(contribution.error_scale);
+  to.set_loss_unit(contribution.loss_unit);
   to.set_rates_crc32c(contribution.rates_crc32c);
   to.set_payload_crc32c(contribution.payload_crc32c);
   return to;
@@ -123,7 +124,8 @@ absl::StatusOr<ClosedRound> ReadRound(const SnapshotRound& from, uint64_t step, 
   round.rates = from.rates();
   for (const SnapshotContribution& contribution : from.contributions()) {
     round.contributions.push_back({contribution.codec(), contribution.error_scale(),
-                                   contribution.rates_crc32c(), contribution.payload_crc32c()});
+                                   contribution.loss_unit(), contribution.rates_crc32c(),
+                                   contribution.payload_crc32c()});
   }
   return round;
 }

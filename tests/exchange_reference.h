@@ -43,6 +43,17 @@ class ExchangeReference {
     return Compress(mean, server_error_);
   }
 
+  // The same apart from the error feedback: errors are not added, and take what is lost times
+  // `unit`.
+  Vector MeanApart(const std::vector<Vector>& inputs, double unit) {
+    Vector mean(server_error_.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Vector compressed = CompressApart(inputs[i], unit, worker_error_[i]);
+      for (size_t j = 0; j < mean.size(); ++j) mean[j] += compressed[j] / inputs.size();
+    }
+    return CompressApart(mean, unit, server_error_);
+  }
+
   // For another unit, or with 0 for a metric that has nothing to do with the last one.
   void ScaleErrors(double factor) {
     for (Vector& error : worker_error_) {
@@ -77,6 +88,13 @@ class ExchangeReference {
         }
       }
     }
+    return compressed;
+  }
+
+  Vector CompressApart(const Vector& u, double unit, Vector& error) {
+    Vector loss(u.size());
+    const Vector compressed = Compress(u, loss);
+    for (size_t j = 0; j < u.size(); ++j) error[j] += unit * loss[j];
     return compressed;
   }
 

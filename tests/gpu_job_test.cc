@@ -114,26 +114,30 @@ class GpuJobTest : public ::testing::Test {
 };
 
 struct Stages {
-  Codec warm_up, frozen;
+  Codec warm_up, frozen, refresh = FLOAT32;
+
+  void SetIn(OptimizerOptions& optimizer) const {
+    optimizer.warm_up_codec = warm_up;
+    optimizer.codec = frozen;
+    optimizer.variance_codec = refresh;
+  }
 };
-constexpr Stages kStages[] = {{FLOAT32, ONE_BIT}, {BFLOAT16, ONE_BIT}, {INT8, INT4},
-                              {ONE_BIT, FLOAT16}, {FLOAT16, INT8},     {INT4, FLOAT32},
-                              {FLOAT32, CUSTOM},  {CUSTOM, ONE_BIT},   {ONE_BIT, CUSTOM},
-                              {CUSTOM, CUSTOM}};
+constexpr Stages kStages[] = {
+    {FLOAT32, ONE_BIT},          {BFLOAT16, ONE_BIT, INT8}, {INT8, INT4, BFLOAT16},
+    {ONE_BIT, FLOAT16, ONE_BIT}, {FLOAT16, INT8, CUSTOM},   {INT4, FLOAT32, FLOAT16},
+    {FLOAT32, CUSTOM},           {CUSTOM, ONE_BIT, INT4},   {ONE_BIT, CUSTOM, INT8},
+    {FLOAT32, ONE_BIT, CUSTOM},  {CUSTOM, CUSTOM, CUSTOM}};
 
 TEST_F(GpuJobTest, HasTheBytesOfAJobOnTheHost) {
   for (const Stages& stages : kStages) {
-    job_.optimizer.warm_up_codec = stages.warm_up;
-    job_.optimizer.codec = stages.frozen;
-    EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr))
-        << CodecName(stages.warm_up) << ", " << CodecName(stages.frozen);
+    stages.SetIn(job_.optimizer);
+    EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr)) << DescribeOptions(job_.optimizer);
   }
 }
 
 TEST_F(GpuJobTest, AlsoWhenRoundsAreSkipped) {
   for (const Stages& stages : kStages) {
-    job_.optimizer.warm_up_codec = stages.warm_up;
-    job_.optimizer.codec = stages.frozen;
+    stages.SetIn(job_.optimizer);
     const End end = TrainOn(gpu_.get(), Spoil);
     EXPECT_EQ(end.skipped_steps, kSpoiltSteps);
     EXPECT_EQ(end, TrainOn(nullptr, Spoil));
@@ -143,8 +147,7 @@ TEST_F(GpuJobTest, AlsoWhenRoundsAreSkipped) {
 TEST_F(GpuJobTest, AlsoWithLamb) {
   job_.optimizer.lamb.emplace();
   for (const Stages& stages : kStages) {
-    job_.optimizer.warm_up_codec = stages.warm_up;
-    job_.optimizer.codec = stages.frozen;
+    stages.SetIn(job_.optimizer);
     SCOPED_TRACE(DescribeOptions(job_.optimizer));
     EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr));
     // Then only a part of a tensor is in the step.
@@ -157,8 +160,12 @@ TEST_F(GpuJobTest, AlsoWithZeroOneAdam) {
   job_.optimizer.zero_one = {
       .var_update_scaler = 2, .local_step_scaler = 2, .local_step_clipper = 3};
   job_.steps = 22;  // which ends an interval
-  for (const Codec codec : {ONE_BIT, INT8, FLOAT32, CUSTOM}) {
+  // Of momenta, and of gradients that update the variance.
+  constexpr std::pair<Codec, Codec> kCodecs[] = {
+      {ONE_BIT, FLOAT32}, {INT8, INT4}, {FLOAT32, INT8}, {ONE_BIT, CUSTOM}, {CUSTOM, BFLOAT16}};
+  for (const auto& [codec, variance_codec] : kCodecs) {
     job_.optimizer.codec = codec;
+    job_.optimizer.variance_codec = variance_codec;
     EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr)) << CodecName(codec);
     // Rounds are skipped, and from the freeze on blocks left alone. That of a chunk which is none
     // of the last four is known on the GPU too when the step ends.
@@ -169,6 +176,7 @@ TEST_F(GpuJobTest, AlsoWithZeroOneAdam) {
   }
   // Rounds of local means are skipped: of steps 8 and 9, and of 13 to 15.
   job_.optimizer.codec = ONE_BIT;
+  job_.optimizer.variance_codec = FLOAT32;
   const auto spoil = [](uint32_t rank, int step, std::vector<float>& gradient) {
     if (rank != 1 || (step != 9 && step != 14)) return;
     std::fill_n(gradient.begin() + 100, 64, 0x1p59f);  // finite, but too much for a scale
@@ -197,9 +205,8 @@ TEST_F(GpuJobTest, AlsoWithGradientsOfHalfTheBytes) {
   const auto round = [](uint32_t, int, std::vector<float>& gradient) {
     for (float& g : gradient) g = std::round(g * 16) / 16;
   };
-  for (const Stages& stages : {Stages{FLOAT32, ONE_BIT}, Stages{CUSTOM, CUSTOM}}) {
-    job_.optimizer.warm_up_codec = stages.warm_up;
-    job_.optimizer.codec = stages.frozen;
+  for (const Stages& stages : {Stages{FLOAT32, ONE_BIT, INT8}, Stages{CUSTOM, CUSTOM, CUSTOM}}) {
+    stages.SetIn(job_.optimizer);
     const End expected = TrainOn(nullptr, round);
     for (const GradientType type : {GradientType::kBfloat16, GradientType::kFloat16}) {
       job_.gradient_type_on_gpu = type;

@@ -40,7 +40,12 @@ std::vector<NamedOptimizer> EachOptimizerWithEachCodec(uint64_t freeze_step,
       all.push_back({absl::StrCat(optimizer.name, "In", codec.name), optimizer.options});
       all.back().options.codec = codec.codec;
       // The default is had above.
-      if (optimizer.options.zero_one || codec.codec == adam.warm_up_codec) continue;
+      if (codec.codec == FLOAT32) continue;
+      all.push_back(
+          {absl::StrCat(optimizer.name, "WithVariancesFrom", codec.name), optimizer.options});
+      all.back().options.variance_codec = codec.codec;
+      if (optimizer.options.zero_one) continue;
+      all.back().options.variance_refresh_interval = 3;
       all.push_back({absl::StrCat(optimizer.name, "After", codec.name), optimizer.options});
       all.back().options.warm_up_codec = codec.codec;
     }

@@ -41,7 +41,8 @@ struct JobOptionsForTest {
 void UseExampleCodec(WorkerOptions& options);
 
 // 1-bit Adam, 1-bit LAMB and 0/1 Adam, each with each codec once the variance is frozen
-// ("OneBitLambInInt8"), and the former two with each before that ("OneBitLambAfterInt8").
+// ("OneBitLambInInt8") and for what brings it up to date ("OneBitLambWithVariancesFromInt8"), and
+// the former two with each before the freeze ("OneBitLambAfterInt8").
 struct NamedOptimizer {
   std::string name;
   OptimizerOptions options;

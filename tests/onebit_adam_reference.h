@@ -21,6 +21,7 @@ class OneBitAdamReference {
     bool bias_correction = true;
     int freeze_step = 1;
     int variance_refresh_interval = 0;
+    bool refreshes_in_one_bit = false;  // or in the gradients' own precision
   };
 
   // `tensors`: the number of elements of each; blocks do not straddle them.
@@ -40,7 +41,10 @@ class OneBitAdamReference {
     if (frozen < 0) {
       WarmUp(MeanOf(gradients), learning_rate, weight_decay);
     } else if (interval > 0 && frozen > 0 && frozen % interval == 0) {
-      Refresh(MeanOf(gradients), learning_rate, weight_decay);
+      // What is lost of a gradient is so much of a momentum.
+      Refresh(options_.refreshes_in_one_bit ? exchange_.MeanApart(gradients, 1 - options_.beta1)
+                                            : MeanOf(gradients),
+              learning_rate, weight_decay);
     } else {
       if (frozen == 0) Freeze();
       OneBit(gradients, learning_rate, weight_decay);
@@ -90,8 +94,8 @@ class OneBitAdamReference {
     }
   }
 
-  // What the paper does not have: the gradients travel as they are, and the variance catches up on
-  // the steps since it was last estimated.
+  // What the paper does not have: the gradients travel by themselves, and the variance catches up
+  // on the steps since it was last estimated.
   void Refresh(const Vector& gradient, double learning_rate, double weight_decay) {
     const double kept = std::pow(options_.beta2, options_.variance_refresh_interval);
     for (size_t j = 0; j < x_.size(); ++j) {

@@ -47,7 +47,8 @@ TEST_P(ReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
        .variance_floor = job.optimizer.variance_floor,
        .bias_correction = job.optimizer.bias_correction,
        .freeze_step = static_cast<int>(std::min<uint64_t>(job.optimizer.freeze_step, job.steps)),
-       .variance_refresh_interval = static_cast<int>(job.optimizer.variance_refresh_interval)},
+       .variance_refresh_interval = static_cast<int>(job.optimizer.variance_refresh_interval),
+       .refreshes_in_one_bit = job.optimizer.variance_codec == ONE_BIT},
       ToDouble(InitialParameters(elements)));
   std::vector<Vector> parameters, momenta;
   std::vector<std::vector<Vector>> errors;  // by step, by rank
@@ -100,6 +101,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{2, {1}, {.freeze_step = 1}}, Case{4, {15, 16, 17}, {.freeze_step = 3}, /*beta2=*/0.9},
         Case{2, {37, 8, 1, 100}, {.freeze_step = 6, .variance_refresh_interval = 5}, /*beta2=*/0.9},
         Case{3, {50}, {.freeze_step = 3, .variance_refresh_interval = 2}},
+        Case{2,
+             {37, 8, 1, 100},
+             {.freeze_step = 6, .variance_codec = ONE_BIT, .variance_refresh_interval = 5},
+             /*beta2=*/0.9},
         Case{2, {50}, {.bias_correction = false, .freeze_step = 8}},
         Case{3, {50}, {.freeze_step = OptimizerOptions::kNever}}));
 

@@ -77,7 +77,10 @@ TEST(ReplicaIdentity, HoldsForEveryOptimizerAndCodecInEveryStage) {
   for (const Codec codec : {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT, CUSTOM}) {
     for (const OptimizerOptions& optimizer : {onebit_adam, onebit_lamb}) {
       if (codec != FLOAT32) all.emplace_back(optimizer).warm_up_codec = codec;
+      all.emplace_back(optimizer).variance_codec = codec;
+      all.back().variance_refresh_interval = 3;
     }
+    if (codec != FLOAT32) all.emplace_back(zero_one_adam).variance_codec = codec;
     for (const OptimizerOptions& optimizer : {onebit_adam, onebit_lamb, zero_one_adam}) {
       if (codec != ONE_BIT) all.emplace_back(optimizer).codec = codec;
     }

@@ -51,7 +51,8 @@ class ZeroOneAdamReference {
     int var_update_scaler = 16;
     int local_step_scaler = 1000;
     int local_step_clipper = 16;
-    bool resets_errors = false;  // at var_freeze_step
+    bool resets_errors = false;       // at var_freeze_step
+    bool updates_in_one_bit = false;  // the variance; or in the gradients' own precision
   };
 
   // `tensors`: the number of elements of each; blocks do not straddle them.
@@ -106,8 +107,9 @@ class ZeroOneAdamReference {
     const Vector floor = gap_ > 1 ? Floor() : Vector(v_.size());
     Vector g;
     if (step_ == next_update_) {
-      g = MeanOf(gradients);
-      sent_bits_ += 32;
+      const bool in_one_bit = options_.updates_in_one_bit;
+      g = in_one_bit ? exchange_.MeanApart(gradients, /*unit=*/1) : MeanOf(gradients);
+      sent_bits_ += in_one_bit ? OneBit() : 32;
       UpdateVariance(g);
     } else {
       g = exchange_.Mean(gradients);

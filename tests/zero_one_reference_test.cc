@@ -64,7 +64,8 @@ TEST_P(ZeroOneReferenceTest, AgreesStepByStepThroughUpdatesOneBitRoundsAndLocalS
        .local_step_scaler = zero_one.local_step_scaler == 0
                                 ? freeze_step
                                 : static_cast<int>(zero_one.local_step_scaler),
-       .local_step_clipper = static_cast<int>(zero_one.local_step_clipper)},
+       .local_step_clipper = static_cast<int>(zero_one.local_step_clipper),
+       .updates_in_one_bit = job.optimizer.variance_codec == ONE_BIT},
       ToDouble(InitialParameters(elements)));
   std::vector<After> wanted;  // by step
   for (int step = 0; step < job.steps; ++step) {

@@ -59,6 +59,11 @@ class AdamState {
   virtual std::optional<uint32_t> CompressGradient(uint32_t chunk, Codec codec, bool adds_error,
                                                    absl::Span<const Gradient> gradients,
                                                    uint8_t* payload, Optimizer::Later later) = 0;
+  // One apart from the error, which takes what the codec loses times `unit`: error = error + unit *
+  // loss.
+  virtual std::optional<uint32_t> CompressApart(uint32_t chunk, Codec codec, RatesOf<float> unit,
+                                                absl::Span<const Gradient> gradients,
+                                                uint8_t* payload, Optimizer::Later later) = 0;
   // One of the momentum.
   virtual std::optional<uint32_t> CompressMomentum(uint32_t chunk, Codec codec,
                                                    RatesOf<kernels::MomentumRates> rates,
@@ -71,7 +76,7 @@ class AdamState {
                         Payload answer) = 0;
   virtual void ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
                              Payload answer) = 0;
-  virtual void RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates,
+  virtual void RefreshStep(uint32_t chunk, Codec codec, RatesOf<kernels::RefreshRates> rates,
                            Payload answer) = 0;
   virtual void MakeMomentumDense(uint32_t chunk) = 0;
 

@@ -123,6 +123,26 @@ void GpuAdamState::RunOnDecompressed(uint32_t chunk, Codec codec, const Payload&
   Release(slot);
 }
 
+template <class RowOf, class Kernel>
+void GpuAdamState::RunOnGradient(uint32_t chunk, Codec codec, const Payload& answer, RowOf row_of,
+                                 Kernel kernel) {
+  if (const std::optional<kernels::DenseType> type = DenseTypeOf(CodecOnGpu(codec))) {
+    return RunOnAnswer(
+        chunk, codec, answer,
+        [&](const Segment& segment, const uint8_t* payload) {
+          return row_of(segment, *type, payload + kernels::DenseBytes(*type, segment.chunk_offset));
+        },
+        kernel);
+  }
+  RunOnDecompressed(
+      chunk, codec, answer, [&](const Segment& segment) { return Scratch(chunk, segment); },
+      [&](const Segment& segment) {
+        return row_of(segment, kernels::DenseType::kFloat32,
+                      reinterpret_cast<const uint8_t*>(Scratch(chunk, segment)));
+      },
+      kernel);
+}
+
 }  // namespace signpost
 
 #endif  // SIGNPOST_WORKER_GPU_ADAM_STATE_INL_H_

@@ -66,6 +66,11 @@ constexpr size_t kLargestRow = std::max({sizeof(AddDenseSegment),
                                          sizeof(kernels::cuda::AdaptiveSegment),
                                          sizeof(kernels::cuda::LocalSegment)});
 
+// Where the part's gradient begins, and its type.
+std::pair<const void*, GradientType> WhereAndType(const Gradient& gradient, const Segment& part) {
+  return {PartOf(gradient, part), gradient.type};
+}
+
 }  // namespace
 
 GpuAdamState::GpuAdamState(const Layout& layout, std::vector<absl::Span<float>> values,
@@ -100,7 +105,8 @@ bool GpuAdamState::TakeMemory(const Codecs& codecs, uint32_t threads) {
   payload_room_ = Aligned(std::max(payload_room_, most_elements * sizeof(float)));
   // A table may have a row for each block, and a slot two of them.
   slot_bytes_ = payload_room_ + Aligned(kBadBlockBytes + 2 * most_blocks * kLargestRow);
-  const bool needs_scratch = codecs.momentum != ONE_BIT || !DenseTypeOf(codecs.gradient);
+  const bool needs_scratch =
+      codecs.momentum != ONE_BIT || !DenseTypeOf(codecs.gradient) || Loses(codecs.apart);
   const size_t scratch_bytes = needs_scratch ? most_room * sizeof(float) : 0;
 
   const size_t bytes = floats_ * sizeof(float);
@@ -111,7 +117,7 @@ bool GpuAdamState::TakeMemory(const Codecs& codecs, uint32_t threads) {
                   Take(gpu_.Allocate(signed_bytes), signed_momentum_) &&
                   Take(gpu_.Allocate(scratch_bytes), scratch_) &&
                   Take(gpu_.Allocate(sums * sizeof(double)), sums_);
-  if (codecs.gradient == CUSTOM || codecs.momentum == CUSTOM) {
+  if (codecs.gradient == CUSTOM || codecs.momentum == CUSTOM || codecs.apart == CUSTOM) {
     crew_.emplace(layout_, threads);
     is_there = is_there && Take(gpu_.AllocatePinned(2 * most_room * sizeof(float)), on_host_);
   }
@@ -237,13 +243,13 @@ void GpuAdamState::Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer
               });
 }
 
-template <class GradientOf>
-void GpuAdamState::Compress(Slot& slot, size_t begin, uint32_t chunk, Codec codec, bool adds_error,
-                            GradientOf gradient_of, uint8_t* out, uint32_t* first_not_packed) {
+template <class GradientOf, class ErrorOf>
+size_t GpuAdamState::Compress(Slot& slot, size_t begin, uint32_t chunk, Codec codec,
+                              GradientOf gradient_of, ErrorOf error_of, uint8_t* out,
+                              uint32_t* first_not_packed) {
   const Chunk& at = layout_.chunks()[chunk];
-  const auto error = [&](const Segment& s) { return adds_error ? Error(s) : nullptr; };
   const auto launch = [&](auto row_of, auto kernel) {
-    Launch(slot, payload_room_, begin, at.segments, row_of, kernel);
+    return Launch(slot, payload_room_, begin, at.segments, row_of, kernel);
   };
   if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
     return launch(
@@ -252,7 +258,7 @@ void GpuAdamState::Compress(Slot& slot, size_t begin, uint32_t chunk, Codec code
           return DenseSegment{.gradient = gradient,
                               .gradient_type = gradient_type,
                               .type = *type,
-                              .error = error(segment),
+                              .error = error_of(segment),
                               .out = out + kernels::DenseBytes(*type, segment.chunk_offset)};
         },
         [&](auto... table) {
@@ -265,7 +271,7 @@ void GpuAdamState::Compress(Slot& slot, size_t begin, uint32_t chunk, Codec code
           const auto [gradient, gradient_type] = gradient_of(segment);
           return QuantizeSegment{.gradient = gradient,
                                  .gradient_type = gradient_type,
-                                 .error = error(segment),
+                                 .error = error_of(segment),
                                  .out = QuantizedPart(*type, at, segment, out),
                                  .type = *type};
         },
@@ -273,12 +279,12 @@ void GpuAdamState::Compress(Slot& slot, size_t begin, uint32_t chunk, Codec code
           return gpu_.CompressQuantized(rule_, table..., first_not_packed, stream_);
         });
   }
-  launch(
+  return launch(
       [&](const Segment& segment) {
         const auto [gradient, gradient_type] = gradient_of(segment);
         return CompressSegment{.gradient = gradient,
                                .type = gradient_type,
-                               .error = error(segment),
+                               .error = error_of(segment),
                                .out = OneBitPart(at, segment, out)};
       },
       [&](auto... table) {
@@ -289,26 +295,71 @@ void GpuAdamState::Compress(Slot& slot, size_t begin, uint32_t chunk, Codec code
 std::optional<uint32_t> GpuAdamState::CompressGradient(uint32_t chunk, Codec codec, bool adds_error,
                                                        absl::Span<const Gradient> gradients,
                                                        uint8_t* payload, Optimizer::Later later) {
-  const auto gradient_of = [&](const Segment& segment) {
-    const Gradient& gradient = gradients[segment.tensor];
-    return std::pair(PartOf(gradient, segment), gradient.type);
-  };
   if (codec == CUSTOM) {
-    Run(
-        chunk,
-        [&](const Segment& segment) {
-          const auto [gradient, type] = gradient_of(segment);
-          return DecompressDenseSegment{.compressed = static_cast<const uint8_t*>(gradient),
-                                        .type = DenseTypeOf(type),
-                                        .values = Scratch(chunk, segment)};
-        },
-        [&](auto... table) { return gpu_.DecompressDense(rule_, table..., stream_); });
+    DecompressGradient(chunk, gradients);
     return CompressOnHost(chunk, payload, std::move(later));
   }
   Pack(chunk, codec, payload, std::move(later),
        [&](Slot& slot, uint8_t* out, uint32_t* first_not_packed) {
-         Compress(slot, TablesBegin(), chunk, codec, adds_error, gradient_of, out,
-                  first_not_packed);
+         Compress(
+             slot, TablesBegin(), chunk, codec,
+             [&](const Segment& s) { return WhereAndType(gradients[s.tensor], s); },
+             [&](const Segment& s) { return adds_error ? Error(s) : nullptr; }, out,
+             first_not_packed);
+       });
+  return std::nullopt;
+}
+
+void GpuAdamState::DecompressGradient(uint32_t chunk, absl::Span<const Gradient> gradients) {
+  Run(
+      chunk,
+      [&](const Segment& segment) {
+        const auto [gradient, type] = WhereAndType(gradients[segment.tensor], segment);
+        return DecompressDenseSegment{.compressed = static_cast<const uint8_t*>(gradient),
+                                      .type = DenseTypeOf(type),
+                                      .values = Scratch(chunk, segment)};
+      },
+      [&](auto... table) { return gpu_.DecompressDense(rule_, table..., stream_); });
+}
+
+std::optional<uint32_t> GpuAdamState::CompressApart(uint32_t chunk, Codec codec,
+                                                    RatesOf<float> unit,
+                                                    absl::Span<const Gradient> gradients,
+                                                    uint8_t* payload, Optimizer::Later later) {
+  if (!Loses(codec)) {
+    return CompressGradient(chunk, codec, /*adds_error=*/false, gradients, payload,
+                            std::move(later));
+  }
+  const Chunk& at = layout_.chunks()[chunk];
+  if (codec == CUSTOM) {
+    DecompressGradient(chunk, gradients);
+    return CompressOnHost(chunk, payload, std::move(later),
+                          [&](const NumberCodec& number_codec, const Segment& part,
+                              absl::Span<const float> numbers, absl::Span<float> error) {
+                            return signpost::CompressApart(number_codec, rule_, at, part, numbers,
+                                                           unit(part.tensor), error, payload);
+                          });
+  }
+  // As the error of a codec that begins without one, what is lost is in Scratch.
+  const auto loss_of = [&](const Segment& segment) { return Scratch(chunk, segment); };
+  if (status_.ok()) {
+    Do(gpu_.SetToZero(loss_of(at.segments[0]), RoomFor(chunk) * sizeof(float), stream_));
+  }
+  Pack(chunk, codec, payload, std::move(later),
+       [&](Slot& slot, uint8_t* out, uint32_t* first_not_packed) {
+         const size_t end = Compress(
+             slot, TablesBegin(), chunk, codec,
+             [&](const Segment& s) { return WhereAndType(gradients[s.tensor], s); }, loss_of, out,
+             first_not_packed);
+         Launch(
+             slot, end, end, at.segments,
+             [&](const Segment& segment) {
+               return AddDenseSegment{.addend = reinterpret_cast<const uint8_t*>(loss_of(segment)),
+                                      .type = kernels::DenseType::kFloat32,
+                                      .factor = unit(segment.tensor),
+                                      .accumulator = Error(segment)};
+             },
+             [&](auto... table) { return gpu_.AddDense(rule_, table..., stream_); });
        });
   return std::nullopt;
 }
@@ -343,7 +394,9 @@ std::optional<uint32_t> GpuAdamState::CompressMomentum(uint32_t chunk, Codec cod
            return std::pair<const void*, GradientType>(Scratch(chunk, segment),
                                                        GradientType::kFloat32);
          };
-         Compress(slot, end, chunk, codec, /*adds_error=*/true, input_of, out, first_not_packed);
+         Compress(
+             slot, end, chunk, codec, input_of, [&](const Segment& s) { return Error(s); }, out,
+             first_not_packed);
        });
   return std::nullopt;
 }
@@ -375,6 +428,18 @@ void GpuAdamState::CompressSigns(Slot& slot, uint32_t chunk, RatesOf<kernels::Mo
 
 std::optional<uint32_t> GpuAdamState::CompressOnHost(uint32_t chunk, uint8_t* payload,
                                                      Optimizer::Later later) {
+  return CompressOnHost(chunk, payload, std::move(later),
+                        [&](const NumberCodec& codec, const Segment& part,
+                            absl::Span<const float> numbers, absl::Span<float> error) {
+                          return codec.Compress(rule_, layout_.chunks()[chunk], part, numbers,
+                                                error, payload);
+                        });
+}
+
+template <class CompressPart>
+std::optional<uint32_t> GpuAdamState::CompressOnHost(uint32_t chunk, uint8_t* payload,
+                                                     Optimizer::Later later,
+                                                     CompressPart compress) {
   const Chunk& at = layout_.chunks()[chunk];
   const size_t room = RoomFor(chunk);
   const size_t bytes = room * sizeof(float);
@@ -387,8 +452,8 @@ std::optional<uint32_t> GpuAdamState::CompressOnHost(uint32_t chunk, uint8_t* pa
     const NumberCodec& codec = NumberCodecOf(CUSTOM, layout_);
     const uint32_t bad_block = crew_->Compress(chunk, [&](const Segment& part) {
       const size_t begin = InChunk(chunk, part);
-      return codec.Compress(rule_, at, part, {input + begin, part.elements},
-                            {error + begin, part.elements}, payload);
+      return compress(codec, part, absl::MakeConstSpan(input + begin, part.elements),
+                      absl::MakeSpan(error + begin, part.elements));
     });
     if (Do(gpu_.Write(error_on_gpu, error, bytes, stream_))) return bad_block;
   }
@@ -418,38 +483,23 @@ void GpuAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRa
                                            .variance = Variance(segment),
                                            .parameters = Values(segment)};
   };
-  const auto step = [&](auto... table) { return gpu_.AdamStep(rule_, table..., stream_); };
-  if (const std::optional<kernels::DenseType> type = DenseTypeOf(CodecOnGpu(codec))) {
-    return RunOnAnswer(
-        chunk, codec, answer,
-        [&](const Segment& segment, const uint8_t* payload) {
-          return row_of(segment, *type, payload + kernels::DenseBytes(*type, segment.chunk_offset));
-        },
-        step);
-  }
-  RunOnDecompressed(
-      chunk, codec, answer, [&](const Segment& segment) { return Scratch(chunk, segment); },
-      [&](const Segment& segment) {
-        return row_of(segment, kernels::DenseType::kFloat32,
-                      reinterpret_cast<const uint8_t*>(Scratch(chunk, segment)));
-      },
-      step);
+  RunOnGradient(chunk, codec, answer, row_of,
+                [&](auto... table) { return gpu_.AdamStep(rule_, table..., stream_); });
 }
 
-void GpuAdamState::RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates,
+void GpuAdamState::RefreshStep(uint32_t chunk, Codec codec, RatesOf<kernels::RefreshRates> rates,
                                Payload answer) {
-  constexpr kernels::DenseType kType = kernels::DenseType::kFloat32;
-  const auto row_of = [&](const Segment& segment, const uint8_t* gradient) {
-    return AdamSegment<kernels::RefreshRates>{
-        .rates = rates(segment.tensor),
-        .gradient = gradient + kernels::DenseBytes(kType, segment.chunk_offset),
-        .type = kType,
-        .momentum = DenseMomentum(segment),
-        .variance = Variance(segment),
-        .parameters = Values(segment)};
+  const auto row_of = [&](const Segment& segment, kernels::DenseType type,
+                          const uint8_t* gradient) {
+    return AdamSegment<kernels::RefreshRates>{.rates = rates(segment.tensor),
+                                              .gradient = gradient,
+                                              .type = type,
+                                              .momentum = DenseMomentum(segment),
+                                              .variance = Variance(segment),
+                                              .parameters = Values(segment)};
   };
-  RunOnAnswer(chunk, PLAIN_FLOAT32, answer, row_of,
-              [&](auto... table) { return gpu_.RefreshStep(rule_, table..., stream_); });
+  RunOnGradient(chunk, codec, answer, row_of,
+                [&](auto... table) { return gpu_.RefreshStep(rule_, table..., stream_); });
 }
 
 void GpuAdamState::ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,

@@ -38,10 +38,12 @@ namespace signpost {
 // from outside has `threads` threads, the caller's included.
 class GpuAdamState final : public AdamState {
  public:
-  // In which gradients travel before the freeze, and the momentum after it.
+  // In which gradients travel before the freeze, the momentum after it, and gradients that are
+  // apart from the errors.
   struct Codecs {
     Codec gradient = FLOAT32;
     Codec momentum = ONE_BIT;
+    Codec apart = FLOAT32;
   };
   GpuAdamState(const Layout& layout, std::vector<absl::Span<float>> values, const Codecs& codecs,
                uint32_t threads, kernels::cuda::Gpu& gpu);
@@ -55,11 +57,14 @@ class GpuAdamState final : public AdamState {
 
   // While there is a slot.
   bool CanCompress() const override;
-  // Both return nothing, but with CUSTOM: then they wait for the GPU, and are done when they
+  // All three return nothing, but with CUSTOM: then they wait for the GPU, and are done when they
   // return, unless it has failed.
   std::optional<uint32_t> CompressGradient(uint32_t chunk, Codec codec, bool adds_error,
                                            absl::Span<const Gradient> gradients, uint8_t* payload,
                                            Optimizer::Later later) override;
+  std::optional<uint32_t> CompressApart(uint32_t chunk, Codec codec, RatesOf<float> unit,
+                                        absl::Span<const Gradient> gradients, uint8_t* payload,
+                                        Optimizer::Later later) override;
   std::optional<uint32_t> CompressMomentum(uint32_t chunk, Codec codec,
                                            RatesOf<kernels::MomentumRates> rates,
                                            absl::Span<const Gradient> gradients, uint8_t* payload,
@@ -69,7 +74,8 @@ class GpuAdamState final : public AdamState {
                 Payload answer) override;
   void ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
                      Payload answer) override;
-  void RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates, Payload answer) override;
+  void RefreshStep(uint32_t chunk, Codec codec, RatesOf<kernels::RefreshRates> rates,
+                   Payload answer) override;
   void MakeMomentumDense(uint32_t chunk) override;
 
   void AddToError(uint32_t chunk, Codec codec, const uint8_t* payload,
@@ -151,14 +157,22 @@ class GpuAdamState final : public AdamState {
   // host, and `later` is called.
   template <class Fill>
   void Pack(uint32_t chunk, Codec codec, uint8_t* payload, Optimizer::Later later, Fill fill);
-  // Launches the codec's kernel: gradient_of(segment) has where it is, and its type.
-  template <class GradientOf>
-  void Compress(Slot& slot, size_t begin, uint32_t chunk, Codec codec, bool adds_error,
-                GradientOf gradient_of, uint8_t* out, uint32_t* first_not_packed);
+  // Launches the codec's kernel: gradient_of(segment) has where it is, and its type, and
+  // error_of(segment) has the error, or null. Returns where its table ends.
+  template <class GradientOf, class ErrorOf>
+  size_t Compress(Slot& slot, size_t begin, uint32_t chunk, Codec codec, GradientOf gradient_of,
+                  ErrorOf error_of, uint8_t* out, uint32_t* first_not_packed);
   void CompressSigns(Slot& slot, uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
                      absl::Span<const Gradient> gradients, uint8_t* out,
                      uint32_t* first_not_packed);
-  // Compresses what is in Scratch on the host, in CUSTOM. Without a result `later` was called.
+  // Puts gradients into Scratch.
+  void DecompressGradient(uint32_t chunk, absl::Span<const Gradient> gradients);
+  // Compresses what is in Scratch on the host, in CUSTOM, by compress(codec, part, numbers, error,
+  // payload), which is NumberCodec::Compress or CompressApart. Without a result `later` was called.
+  template <class CompressPart>
+  std::optional<uint32_t> CompressOnHost(uint32_t chunk, uint8_t* payload, Optimizer::Later later,
+                                         CompressPart compress);
+  // The former.
   std::optional<uint32_t> CompressOnHost(uint32_t chunk, uint8_t* payload, Optimizer::Later later);
   // A payload of CUSTOM as fp32 numbers, but for blocks that are not packed, which nobody takes.
   void DecompressOnHost(uint32_t chunk, const uint8_t* payload, float* numbers);
@@ -173,6 +187,10 @@ class GpuAdamState final : public AdamState {
   template <class ToOf, class RowOf, class Kernel>
   void RunOnDecompressed(uint32_t chunk, Codec codec, const Payload& answer, ToOf to_of,
                          RowOf row_of, Kernel kernel);
+  // Whichever of the two it takes, for a mean of gradients: row_of(segment, type, gradient).
+  template <class RowOf, class Kernel>
+  void RunOnGradient(uint32_t chunk, Codec codec, const Payload& answer, RowOf row_of,
+                     Kernel kernel);
 
   bool TakeMemory(const Codecs& codecs, uint32_t threads);
   // Keeps the first error.

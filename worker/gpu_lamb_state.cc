@@ -41,24 +41,9 @@ void GpuLambState::UpdateMoments(uint32_t chunk, Codec codec, RatesOf<kernels::L
                        .parameters = adam_.Values(segment),
                        .sums = SumsOf(chunk, segment)};
   };
-  const auto update = [&](auto... table) {
+  adam_.RunOnGradient(chunk, codec, answer, row_of, [&](auto... table) {
     return adam_.gpu_.UpdateMoments(adam_.rule_, table..., adam_.stream_);
-  };
-  if (const std::optional<kernels::DenseType> type = DenseTypeOf(CodecOnGpu(codec))) {
-    return adam_.RunOnAnswer(
-        chunk, codec, answer,
-        [&](const Segment& segment, const uint8_t* payload) {
-          return row_of(segment, *type, payload + kernels::DenseBytes(*type, segment.chunk_offset));
-        },
-        update);
-  }
-  adam_.RunOnDecompressed(
-      chunk, codec, answer, [&](const Segment& segment) { return adam_.Scratch(chunk, segment); },
-      [&](const Segment& segment) {
-        return row_of(segment, kernels::DenseType::kFloat32,
-                      reinterpret_cast<const uint8_t*>(adam_.Scratch(chunk, segment)));
-      },
-      update);
+  });
 }
 
 void GpuLambState::FollowMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::FreshRates> rates,

@@ -40,24 +40,9 @@ void GpuZeroOneState::AdaptiveStep(uint32_t chunk, Codec codec,
                            .variance = adam_.Variance(segment),
                            .parameters = adam_.Values(segment)};
   };
-  const auto step = [&](auto... table) {
+  adam_.RunOnGradient(chunk, codec, answer, row_of, [&](auto... table) {
     return adam_.gpu_.AdaptiveStep(adam_.rule_, table..., adam_.stream_);
-  };
-  if (const std::optional<kernels::DenseType> type = DenseTypeOf(CodecOnGpu(codec))) {
-    return adam_.RunOnAnswer(
-        chunk, codec, answer,
-        [&](const Segment& segment, const uint8_t* payload) {
-          return row_of(segment, *type, payload + kernels::DenseBytes(*type, segment.chunk_offset));
-        },
-        step);
-  }
-  adam_.RunOnDecompressed(
-      chunk, codec, answer, [&](const Segment& segment) { return adam_.Scratch(chunk, segment); },
-      [&](const Segment& segment) {
-        return row_of(segment, kernels::DenseType::kFloat32,
-                      reinterpret_cast<const uint8_t*>(adam_.Scratch(chunk, segment)));
-      },
-      step);
+  });
 }
 
 void GpuZeroOneState::Begin(uint32_t chunk) {

@@ -12,13 +12,7 @@
 #include "worker/host_zero_one_state.h"
 
 namespace signpost {
-namespace {
-
-const uint8_t* DensePart(kernels::DenseType type, const Payload& payload, const Segment& part) {
-  return payload.data() + kernels::DenseBytes(type, part.chunk_offset);
-}
-
-}  // namespace
+namespace {}  // namespace
 
 HostAdamState::HostAdamState(const Layout& layout, std::vector<absl::Span<float>> values,
                              uint32_t threads)
@@ -50,6 +44,22 @@ std::optional<uint32_t> HostAdamState::CompressGradient(uint32_t chunk, Codec co
     return number_codec.Compress(rule_, layout_.chunks()[chunk], part,
                                  gradients[part.tensor].floats(part),
                                  adds_error ? ErrorOf(chunk, part) : absl::Span<float>(), payload);
+  });
+}
+
+std::optional<uint32_t> HostAdamState::CompressApart(uint32_t chunk, Codec codec,
+                                                     RatesOf<float> unit,
+                                                     absl::Span<const Gradient> gradients,
+                                                     uint8_t* payload, Optimizer::Later later) {
+  if (!Loses(codec)) {
+    return CompressGradient(chunk, codec, /*adds_error=*/false, gradients, payload,
+                            std::move(later));
+  }
+  const NumberCodec& number_codec = NumberCodecOf(codec, layout_);
+  return crew_.Compress(chunk, [&](const Segment& part) {
+    return signpost::CompressApart(number_codec, rule_, layout_.chunks()[chunk], part,
+                                   gradients[part.tensor].floats(part), unit(part.tensor),
+                                   ErrorOf(chunk, part), payload);
   });
 }
 
@@ -96,19 +106,26 @@ std::optional<uint32_t> HostAdamState::CompressSigns(uint32_t chunk,
 
 void HostAdamState::AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
                              Payload answer) {
-  const auto step = [&](const Segment& part, kernels::DenseType type, const uint8_t* gradient) {
-    kernels::AdamStep(rates(part.tensor), type, gradient, MomentumOf(chunk, part),
-                      VarianceOf(chunk, part), ValuesOf(part));
-  };
+  ForEachGradient(chunk, codec, answer,
+                  [&](const Segment& part, kernels::DenseType type, const uint8_t* gradient) {
+                    kernels::AdamStep(rates(part.tensor), type, gradient, MomentumOf(chunk, part),
+                                      VarianceOf(chunk, part), ValuesOf(part));
+                  });
+}
+
+void HostAdamState::ForEachGradient(
+    uint32_t chunk, Codec codec, const Payload& answer,
+    absl::FunctionRef<void(const Segment& part, kernels::DenseType type, const uint8_t* gradient)>
+        use) {
   if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
-    return crew_.ForEachPart(
-        chunk, [&](const Segment& part) { step(part, *type, DensePart(*type, answer, part)); });
+    return crew_.ForEachPart(chunk, [&](const Segment& part) {
+      use(part, *type, answer.data() + kernels::DenseBytes(*type, part.chunk_offset));
+    });
   }
-  ForEachDecompressedBlock(chunk, codec, answer,
-                           [&](const Segment& block, absl::Span<const float> gradient) {
-                             step(block, kernels::DenseType::kFloat32,
-                                  reinterpret_cast<const uint8_t*>(gradient.data()));
-                           });
+  ForEachDecompressedBlock(
+      chunk, codec, answer, [&](const Segment& block, absl::Span<const float> gradient) {
+        use(block, kernels::DenseType::kFloat32, reinterpret_cast<const uint8_t*>(gradient.data()));
+      });
 }
 
 void HostAdamState::ForEachDecompressedBlock(
@@ -151,12 +168,14 @@ void HostAdamState::ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Paylo
   if (!keeps_dense_momentum_) dense_momentum_[chunk] = PageVector<float>();  // {} would keep it
 }
 
-void HostAdamState::RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates,
+void HostAdamState::RefreshStep(uint32_t chunk, Codec codec, RatesOf<kernels::RefreshRates> rates,
                                 Payload answer) {
-  crew_.ForEachPart(chunk, [&](const Segment& part) {
-    kernels::RefreshStep(rates(part.tensor), DensePart(kernels::DenseType::kFloat32, answer, part),
-                         MomentumOf(chunk, part), VarianceOf(chunk, part), ValuesOf(part));
-  });
+  ForEachGradient(chunk, codec, answer,
+                  [&](const Segment& part, kernels::DenseType type, const uint8_t* gradient) {
+                    kernels::RefreshStep(rates(part.tensor), type, gradient,
+                                         MomentumOf(chunk, part), VarianceOf(chunk, part),
+                                         ValuesOf(part));
+                  });
 }
 
 void HostAdamState::MakeMomentumDense(uint32_t chunk) {

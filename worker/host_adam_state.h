@@ -32,10 +32,13 @@ class HostAdamState final : public AdamState {
   void SetStream(kernels::cuda::Stream stream) override {}
 
   bool CanCompress() const override { return true; }
-  // Both are done when they return.
+  // All three are done when they return.
   std::optional<uint32_t> CompressGradient(uint32_t chunk, Codec codec, bool adds_error,
                                            absl::Span<const Gradient> gradients, uint8_t* payload,
                                            Optimizer::Later later) override;
+  std::optional<uint32_t> CompressApart(uint32_t chunk, Codec codec, RatesOf<float> unit,
+                                        absl::Span<const Gradient> gradients, uint8_t* payload,
+                                        Optimizer::Later later) override;
   std::optional<uint32_t> CompressMomentum(uint32_t chunk, Codec codec,
                                            RatesOf<kernels::MomentumRates> rates,
                                            absl::Span<const Gradient> gradients, uint8_t* payload,
@@ -45,7 +48,8 @@ class HostAdamState final : public AdamState {
                 Payload answer) override;
   void ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
                      Payload answer) override;
-  void RefreshStep(uint32_t chunk, RatesOf<kernels::RefreshRates> rates, Payload answer) override;
+  void RefreshStep(uint32_t chunk, Codec codec, RatesOf<kernels::RefreshRates> rates,
+                   Payload answer) override;
   void MakeMomentumDense(uint32_t chunk) override;
 
   void AddToError(uint32_t chunk, Codec codec, const uint8_t* payload,
@@ -72,7 +76,13 @@ class HostAdamState final : public AdamState {
   std::optional<uint32_t> CompressSigns(uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
                                         absl::Span<const Gradient> gradients, uint8_t* payload);
   void ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer);
-  // What the answer has for each block of the chunk, on any of the crew's threads.
+  // A mean of gradients, in parts, on any of the crew's threads: as it came where that is dense,
+  // and decompressed block by block otherwise.
+  void ForEachGradient(
+      uint32_t chunk, Codec codec, const Payload& answer,
+      absl::FunctionRef<void(const Segment& part, kernels::DenseType type, const uint8_t* gradient)>
+          use);
+  // What the answer has for each block of the chunk, likewise.
   void ForEachDecompressedBlock(
       uint32_t chunk, Codec codec, const Payload& answer,
       absl::FunctionRef<void(const Segment& block, absl::Span<const float> numbers)> use);

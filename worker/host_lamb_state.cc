@@ -22,21 +22,13 @@ HostLambState::HostLambState(HostAdamState& adam)
 
 void HostLambState::UpdateMoments(uint32_t chunk, Codec codec, RatesOf<kernels::LambRates> rates,
                                   Payload answer) {
-  const auto update = [&](const Segment& part, kernels::DenseType type, const uint8_t* gradient) {
-    kernels::UpdateMoments(adam_.rule_, rates(part.tensor), type, gradient,
-                           adam_.MomentumOf(chunk, part), adam_.VarianceOf(chunk, part),
-                           adam_.ValuesOf(part), SumsOf(chunk, part));
-  };
-  if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
-    return adam_.crew_.ForEachPart(chunk, [&](const Segment& part) {
-      update(part, *type, answer.data() + kernels::DenseBytes(*type, part.chunk_offset));
-    });
-  }
-  adam_.ForEachDecompressedBlock(chunk, codec, answer,
-                                 [&](const Segment& block, absl::Span<const float> gradient) {
-                                   update(block, kernels::DenseType::kFloat32,
-                                          reinterpret_cast<const uint8_t*>(gradient.data()));
-                                 });
+  adam_.ForEachGradient(chunk, codec, answer,
+                        [&](const Segment& part, kernels::DenseType type, const uint8_t* gradient) {
+                          kernels::UpdateMoments(adam_.rule_, rates(part.tensor), type, gradient,
+                                                 adam_.MomentumOf(chunk, part),
+                                                 adam_.VarianceOf(chunk, part),
+                                                 adam_.ValuesOf(part), SumsOf(chunk, part));
+                        });
 }
 
 void HostLambState::FollowMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::FreshRates> rates,

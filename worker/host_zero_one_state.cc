@@ -19,20 +19,12 @@ HostZeroOneState::HostZeroOneState(HostAdamState& adam)
 
 void HostZeroOneState::AdaptiveStep(uint32_t chunk, Codec codec,
                                     RatesOf<kernels::AdaptiveRates> rates, Payload answer) {
-  const auto step = [&](const Segment& part, kernels::DenseType type, const uint8_t* gradient) {
-    kernels::AdaptiveStep(rates(part.tensor), type, gradient, adam_.MomentumOf(chunk, part),
-                          adam_.VarianceOf(chunk, part), adam_.ValuesOf(part));
-  };
-  if (const std::optional<kernels::DenseType> type = DenseTypeOf(codec)) {
-    return adam_.crew_.ForEachPart(chunk, [&](const Segment& part) {
-      step(part, *type, answer.data() + kernels::DenseBytes(*type, part.chunk_offset));
-    });
-  }
-  adam_.ForEachDecompressedBlock(chunk, codec, answer,
-                                 [&](const Segment& block, absl::Span<const float> gradient) {
-                                   step(block, kernels::DenseType::kFloat32,
-                                        reinterpret_cast<const uint8_t*>(gradient.data()));
-                                 });
+  adam_.ForEachGradient(chunk, codec, answer,
+                        [&](const Segment& part, kernels::DenseType type, const uint8_t* gradient) {
+                          kernels::AdaptiveStep(
+                              rates(part.tensor), type, gradient, adam_.MomentumOf(chunk, part),
+                              adam_.VarianceOf(chunk, part), adam_.ValuesOf(part));
+                        });
 }
 
 void HostZeroOneState::Begin(uint32_t chunk) {

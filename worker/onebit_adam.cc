@@ -34,7 +34,7 @@ std::unique_ptr<AdamState> NewState(const Layout& layout, const OptimizerOptions
   for (const Parameter& parameter : parameters) values.push_back(parameter.values);
   if (gpu == nullptr) return std::make_unique<HostAdamState>(layout, std::move(values), threads);
   const GpuAdamState::Codecs codecs = {options.zero_one ? options.codec : options.warm_up_codec,
-                                       options.codec};
+                                       options.codec, options.variance_codec};
   return std::make_unique<GpuAdamState>(layout, std::move(values), codecs, threads, *gpu);
 }
 
@@ -47,7 +47,7 @@ absl::Status CheckZeroOne(const OptimizerOptions& options) {
     return error("updates its variance by var_update_scaler, without variance_refresh_interval");
   }
   if (options.warm_up_codec != FLOAT32) {
-    return error(absl::StrCat("updates its variance from gradients in fp32; warm_up_codec is ",
+    return error(absl::StrCat("has codec and variance_codec in its warm-up; warm_up_codec is ",
                               CodecName(options.warm_up_codec)));
   }
   return CheckZeroOneOptions(*options.zero_one, options.freeze_step);
@@ -81,6 +81,7 @@ absl::Status CheckOptions(const OptimizerOptions& options) {
   }
   absl::Status status = CheckCodecOption("optimizer option warm_up_codec", options.warm_up_codec);
   status.Update(CheckCodecOption("optimizer option codec", options.codec));
+  status.Update(CheckCodecOption("optimizer option variance_codec", options.variance_codec));
   if (!status.ok()) return status;
   if (!IsFraction(options.variance_floor)) {
     return OptionError("variance_floor", options.variance_floor, "[0, 1)");
@@ -119,12 +120,14 @@ absl::Status CheckRates(const OptimizerOptions& options, absl::Span<const GroupR
           group.epsilon < 1)) {
       return error("epsilon", group.epsilon, "a number between 1.2e-38 and 1");
     }
-    // At the freeze an aggregator's errors change unit, for all of a chunk.
+    // At the freeze, and in a refresh, what an aggregator has lost changes unit, for all of a
+    // chunk.
     const Codec before = options.zero_one ? options.codec : options.warm_up_codec;
-    if (Loses(before) && group.beta1 != rates[0].beta1) {
+    for (const Codec codec : {before, options.variance_codec}) {
+      if (!Loses(codec) || group.beta1 == rates[0].beta1) continue;
       return error("beta1", group.beta1,
                    absl::StrFormat("%g as in group 0: with gradients in %s it is the same in all",
-                                   rates[0].beta1, CodecName(before)));
+                                   rates[0].beta1, CodecName(codec)));
     }
   }
   return absl::OkStatus();
@@ -141,6 +144,9 @@ std::string DescribeOptions(const OptimizerOptions& options) {
       options.variance_floor, options.variance_refresh_interval);
   // Not in checkpoints from before there was a choice.
   if (options.codec != ONE_BIT) absl::StrAppend(&description, " codec=", CodecName(options.codec));
+  if (options.variance_codec != FLOAT32) {
+    absl::StrAppend(&description, " variance_codec=", CodecName(options.variance_codec));
+  }
   if (options.lamb) absl::StrAppend(&description, " ", DescribeLambOptions(*options.lamb));
   if (options.zero_one) {
     absl::StrAppend(&description, " ", DescribeZeroOneOptions(*options.zero_one));
@@ -266,7 +272,7 @@ Codec OneBitAdam::codec() const {
     case Stage::kOneBit:
       return options_.codec;
     case Stage::kRefresh:
-      return PLAIN_FLOAT32;
+      return options_.variance_codec;
     case Stage::kWarmUp:
       break;
   }
@@ -350,16 +356,28 @@ void OneBitAdam::FreezeVariance(bool is_first) {
 
 std::optional<uint32_t> OneBitAdam::Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
                                              uint8_t* payload, Later later) {
-  const bool has_feedback = stage_ != Stage::kRefresh;
-  if (has_feedback && Loses(codec())) has_error_[chunk] = true;
+  if (Loses(codec())) has_error_[chunk] = true;
+  if (stage_ == Stage::kRefresh) {
+    return state_->CompressApart(
+        chunk, codec(), [this](uint32_t tensor) { return LossUnitOf(RatesOfTensor(tensor)); },
+        gradients, payload, std::move(later));
+  }
   if (stage_ == Stage::kOneBit) {
     return state_->CompressMomentum(
         chunk, codec(), [this](uint32_t tensor) { return MomentumRatesOf(RatesOfTensor(tensor)); },
         gradients, payload, std::move(later));
   }
   // Where there is no error, the codec loses nothing.
-  return state_->CompressGradient(chunk, codec(), has_error_[chunk] && has_feedback, gradients,
-                                  payload, std::move(later));
+  return state_->CompressGradient(chunk, codec(), has_error_[chunk], gradients, payload,
+                                  std::move(later));
+}
+
+float OneBitAdam::LossUnitOf(const GroupRates& rates) const {
+  return MomentumRatesOf(rates).one_minus_beta1;
+}
+
+float OneBitAdam::loss_unit() const {
+  return stage_ == Stage::kRefresh ? LossUnitOf(rates_[0]) : 0;
 }
 
 float OneBitAdam::ErrorScaleOf(const GroupRates& rates) const {
@@ -376,7 +394,7 @@ void OneBitAdam::Apply(uint32_t chunk, Answer answer) {
     case Stage::kRefresh:
       state_->MakeMomentumDense(chunk);
       return state_->RefreshStep(
-          chunk, [this](uint32_t tensor) { return RefreshRatesOf(tensor); },
+          chunk, codec(), [this](uint32_t tensor) { return RefreshRatesOf(tensor); },
           std::move(answer.payload));
   }
 }
@@ -462,10 +480,11 @@ void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, MomentumS
   std::vector<AdamState::Addition> of_payload, of_momentum;
   const NumberCodec& number_codec = NumberCodecOf(codec(), layout_);
   ForEachBlock(chunk, rule_.block_elements, [&](const Segment& block) {
-    const kernels::MomentumRates rates = MomentumRatesOf(RatesOfTensor(block.tensor));
+    const GroupRates& group = RatesOfTensor(block.tensor);
+    const kernels::MomentumRates rates = MomentumRatesOf(group);
     const bool is_packed = number_codec.IsPacked(chunk, block, payload);
     // After the freeze errors are in units of the momentum.
-    const float unit = stage_ == Stage::kRefresh ? rates.one_minus_beta1 : 1;
+    const float unit = stage_ == Stage::kRefresh ? LossUnitOf(group) : 1;
     if (is_packed) of_payload.push_back({block, unit});
     // What was packed has a share of the momentum, which must not be in the error while the
     // momentum stays where it is; and must be, in any case, when it goes.

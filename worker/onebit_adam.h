@@ -50,13 +50,15 @@ struct OptimizerOptions {
   // Steps of warm-up; kNever is plain Adam. At least 1: there is no variance to freeze before.
   uint64_t freeze_step = kNever;
   // How gradients travel in the warm-up, and the momentum after it: any that CheckCodecOption
-  // (proto/codec.h) takes. 0/1 Adam's gradients travel as its momentum, but in fp32 where they
-  // update the variance.
+  // (proto/codec.h) takes. 0/1 Adam's gradients travel as its momentum.
   Codec warm_up_codec = FLOAT32;
   Codec codec = ONE_BIT;
+  // How gradients travel that refresh the variance, or in 0/1 Adam update it. They are apart from
+  // the error feedback, but what they lose goes into the errors.
+  Codec variance_codec = FLOAT32;
   // At the freeze the variance is raised to at least this fraction of its tensor's mean.
   double variance_floor = 0.01;
-  // Every so many steps after the freeze step gradients travel densely, in fp32, and the variance
+  // Every so many steps after the freeze step gradients travel in variance_codec, and the variance
   // is estimated anew: with K steps since the last estimate v = beta2^K v + (1 - beta2^K) g^2. At
   // least 2; 0: never.
   uint64_t variance_refresh_interval = 0;
@@ -142,6 +144,7 @@ class OneBitAdam : public Optimizer {
 
   Codec codec() const override;
   float error_scale() const override { return error_scale_; }
+  float loss_unit() const override;
 
   absl::Status CheckGradient(const Gradient& gradient) const override {
     return state_->CheckGradient(gradient);
@@ -216,6 +219,8 @@ class OneBitAdam : public Optimizer {
   void FreezeVariance(bool is_first);
   // The chunk's part of a refresh, where no gradient came: to the form that it has after one.
   void ThawChunk(uint32_t chunk);
+  // What turns a gradient, in a refresh, into an error.
+  float LossUnitOf(const GroupRates& rates) const;
   kernels::AdamRates AdamRatesOf(uint32_t tensor) const;
   kernels::RefreshRates RefreshRatesOf(uint32_t tensor) const;
 

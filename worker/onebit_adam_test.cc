@@ -194,7 +194,8 @@ TEST_P(OneBitAdamTest, EveryRefreshIsDense) {
     FillGradient(step);
     Step(step, {{}, {}});
     const bool refreshes = step == 5 || step == 8 || step == 11;
-    EXPECT_EQ(adam_->codec(), refreshes ? PLAIN_FLOAT32 : step < 2 ? FLOAT32 : ONE_BIT) << step;
+    EXPECT_EQ(adam_->codec(), refreshes || step < 2 ? FLOAT32 : ONE_BIT) << step;
+    EXPECT_EQ(adam_->loss_unit(), refreshes ? static_cast<float>(1 - 0.9) : 0) << step;
   }
 }
 
@@ -208,6 +209,32 @@ TEST_P(OneBitAdamTest, ARefreshLeavesTheErrorAlone) {
   FillGradient(3);
   Step(3, {{}, {}});
   EXPECT_EQ(error, Error());
+}
+
+TEST_P(OneBitAdamTest, ARefreshKeepsWhatItsCodecLosesOfTheMomentum) {
+  for (const Codec codec : {BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT}) {
+    SCOPED_TRACE(CodecName(codec));
+    Start({.bias_correction = false,
+           .freeze_step = 1,
+           .variance_codec = codec,
+           .variance_refresh_interval = 2});
+    for (uint64_t step = 0; step < 6; ++step) {
+      const std::vector<float> momentum = Momentum(), error = Error();
+      FillGradient(step);
+      Step(step, {kHalf, kHalf});
+      if (step < 3 || step % 2 == 0) continue;
+      EXPECT_EQ(adam_->codec(), codec);
+      const std::vector<float> after = Momentum();
+      double lost = 0;
+      for (size_t i = 0; i < after.size(); ++i) {
+        const double put_in = 0.5 * momentum[i] + 0.5 * gradient_[i] + error[i];
+        // Momentum, loss and error are rounded four times, each by half an ulp of a value below 16.
+        EXPECT_NEAR(after[i] + Error()[i], put_in, 4 * 0x1p-21) << "step " << step;
+        lost = std::max<double>(lost, std::abs(Error()[i] - error[i]));
+      }
+      EXPECT_GT(lost, 1e-4);
+    }
+  }
 }
 
 TEST_P(OneBitAdamTest, ARefreshGivesAVarianceToWhatHadNone) {
@@ -386,8 +413,10 @@ OptimizerState StateOf(const OneBitAdam& adam, std::vector<float> momentum) {
 }
 
 TEST_P(OneBitAdamTest, GoesOnFromASavedStateAsIfNothingHadHappened) {
-  const OptimizerOptions options = {
-      .freeze_step = 3, .warm_up_codec = BFLOAT16, .variance_refresh_interval = 2};
+  const OptimizerOptions options = {.freeze_step = 3,
+                                    .warm_up_codec = BFLOAT16,
+                                    .variance_codec = INT8,
+                                    .variance_refresh_interval = 2};
   constexpr uint64_t kSteps = 8;
   auto step_with_gradient = [this](uint64_t step) {
     FillGradient(step);
@@ -466,7 +495,8 @@ TEST(CheckOptions, NamesTheOptionAtFault) {
   EXPECT_TRUE(CheckOptions({}).ok());
   const std::pair<OptimizerOptions, const char*> cases[] = {
       {{.freeze_step = 0}, "freeze_step"},
-      {{.warm_up_codec = PLAIN_FLOAT32}, "warm_up_codec"},
+      {{.warm_up_codec = RESTORE}, "warm_up_codec"},
+      {{.variance_codec = SKIP}, "variance_codec"},
       {{.codec = SKIP}, "option codec"},
       {{.variance_floor = kNan}, "variance_floor"},
       {{.variance_refresh_interval = 1}, "variance_refresh_interval"},
@@ -498,10 +528,11 @@ TEST(CheckRates, NamesTheGroupAndTheRateAtFault) {
   }
 }
 
-TEST(CheckRates, ABfloat16WarmUpWantsOneBeta1) {
+TEST(CheckRates, GradientsThatLoseSomethingWantOneBeta1) {
   const GroupRates groups[] = {{.beta1 = 0.9}, {.beta1 = 0.8}};
   EXPECT_TRUE(CheckRates({}, groups).ok());
   EXPECT_FALSE(CheckRates({.warm_up_codec = BFLOAT16}, groups).ok());
+  EXPECT_FALSE(CheckRates({.variance_codec = INT8}, groups).ok());
 }
 
 TEST(DescribeOptions, DiffersWhereAnyOptionDoes) {
@@ -511,6 +542,7 @@ TEST(DescribeOptions, DiffersWhereAnyOptionDoes) {
       {.freeze_step = 10},
       {.freeze_step = OptimizerOptions::kAuto},
       {.warm_up_codec = BFLOAT16},
+      {.variance_codec = INT8},
       {.variance_floor = 0},
       {.variance_refresh_interval = 10},
   };

@@ -64,9 +64,10 @@ class Optimizer {
   virtual uint64_t StepsBefore(uint64_t step) const { return step; }
   // INVALID_ARGUMENT that names the group and the rate.
   virtual absl::Status CheckRates(absl::Span<const GroupRates> rates) const = 0;
-  virtual uint32_t groups() const = 0;    // entries that steps need of their rates
-  virtual Codec codec() const = 0;        // how this step's frames are encoded
-  virtual float error_scale() const = 0;  // for this step's FrameHeader
+  virtual uint32_t groups() const = 0;           // entries that steps need of their rates
+  virtual Codec codec() const = 0;               // how this step's frames are encoded
+  virtual float error_scale() const = 0;         // for this step's FrameHeader
+  virtual float loss_unit() const { return 0; }  // likewise
 
   // INVALID_ARGUMENT for one that is of another type, or elsewhere, than this optimizer's.
   virtual absl::Status CheckGradient(const Gradient& gradient) const = 0;

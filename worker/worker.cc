@@ -272,8 +272,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
 
   JobOptions job_options = JobOptionsOf(options);
   job_options.set_optimizer(DescribeOptions(optimizer));
-  if (absl::Status status =
-          UseCustomCodec(options, {optimizer.warm_up_codec, optimizer.codec}, job_options);
+  if (absl::Status status = UseCustomCodec(
+          options, {optimizer.warm_up_codec, optimizer.codec, optimizer.variance_codec},
+          job_options);
       !status.ok()) {
     return status;
   }
@@ -852,6 +853,7 @@ void Worker::Send(uint32_t chunk, uint32_t bad_block) {
   frame.header = HeaderOf(chunk, optimizer_.codec());
   FrameHeader& header = frame.header;
   header.set_error_scale(optimizer_.error_scale());
+  header.set_loss_unit(optimizer_.loss_unit());
   if (options_.min_workers > 0) {
     *header.mutable_rates() = rates_;
     *header.mutable_rates()->mutable_scales() = optimizer_.ScalesOf(chunk);

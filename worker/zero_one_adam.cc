@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "proto/codec.h"
+
 namespace signpost {
 namespace {
 
@@ -145,14 +147,17 @@ float ZeroOneAdam::ErrorScaleOf(const GroupRates& rates) const {
 }
 
 Codec ZeroOneAdam::codec() const {
-  return kind_ == Kind::kUpdate ? PLAIN_FLOAT32 : options().codec;
+  return kind_ == Kind::kUpdate ? options().variance_codec : options().codec;
 }
+
+float ZeroOneAdam::loss_unit() const { return kind_ == Kind::kUpdate ? 1 : 0; }
 
 std::optional<uint32_t> ZeroOneAdam::Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
                                               uint8_t* payload, Later later) {
   if (kind_ == Kind::kUpdate) {
-    return state().CompressGradient(chunk, codec(), /*adds_error=*/false, gradients, payload,
-                                    std::move(later));
+    if (Loses(codec())) SetHasError(chunk);
+    return state().CompressApart(
+        chunk, codec(), [](uint32_t) { return 1.0f; }, gradients, payload, std::move(later));
   }
   if (kind_ != Kind::kMean) {
     return OneBitAdam::Compress(chunk, gradients, payload, std::move(later));

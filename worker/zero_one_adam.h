@@ -49,6 +49,7 @@ class ZeroOneAdam final : public OneBitAdam {
   uint64_t StepsBefore(uint64_t round) const override { return steps_.StepsOf(round).first_step; }
 
   Codec codec() const override;
+  float loss_unit() const override;
   std::optional<uint32_t> Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
                                    uint8_t* payload, Later later) override;
   void Apply(uint32_t chunk, Answer answer) override;

@@ -104,14 +104,24 @@ void Audit::SetFreezeStep(uint64_t step) {
   freeze_step_ = step;
 }
 
-std::set<Codec> Audit::CodecsOf(uint64_t first_round, uint64_t end_round) const {
+std::set<Codec> Audit::CodecsOf(absl::FunctionRef<bool(uint64_t round)> is_meant) const {
   std::set<Codec> codecs;
   for (const auto& [key, answer] : answers_) {
-    const uint64_t round = std::get<1>(key);
-    if (round < first_round || round >= end_round || !HasNumbers(answer.codec)) continue;
-    codecs.insert(answer.codec);
+    if (HasNumbers(answer.codec) && is_meant(std::get<1>(key))) codecs.insert(answer.codec);
   }
   return codecs;
+}
+
+std::set<Codec> Audit::WarmUpCodecs() const {
+  return CodecsOf([this](uint64_t round) { return round < freeze_step_ && !IsApart(round); });
+}
+
+std::set<Codec> Audit::FrozenCodecs() const {
+  return CodecsOf([this](uint64_t round) { return IsOneBit(round); });
+}
+
+std::set<Codec> Audit::VarianceCodecs() const {
+  return CodecsOf([this](uint64_t round) { return IsApart(round); });
 }
 
 void Audit::Check(uint64_t steps, const Gradients& gradients) const {
@@ -192,7 +202,7 @@ void Audit::CheckRound(uint32_t c, uint64_t round, const Gradients& gradients,
   const Layout& layout = layout_.front();
   const Chunk& chunk = layout.chunks()[c];
   const bool is_one_bit = IsOneBit(round);
-  const bool is_plain = IsPlain(round);
+  const bool is_apart = IsApart(round);
   const bool is_mean = StepsOf(round).steps > 1;  // of local momenta
   // After the freeze errors are in units of the momentum, of which a gradient is so much.
   const double unit = IsRefresh(round) ? 1 - kBeta1 : 1;
@@ -217,7 +227,7 @@ void Audit::CheckRound(uint32_t c, uint64_t round, const Gradients& gradients,
       return report_(absl::StrFormat("%s was never sent, but counted", what));
     }
     Vector input = InputOf(rank, chunk, round, gradients, model);
-    for (uint32_t i = 0; i < chunk.elements && !is_plain; ++i) input[i] += model.errors[rank][i];
+    for (uint32_t i = 0; i < chunk.elements && !is_apart; ++i) input[i] += model.errors[rank][i];
     // A block that is not finite was not packed; plans have one at most.
     const bool has_numbers = frame->second.codec != SKIP;
     Vector decoded(chunk.elements);
@@ -233,9 +243,10 @@ void Audit::CheckRound(uint32_t c, uint64_t round, const Gradients& gradients,
           if (!is_skipped) error += share(i);
           continue;
         }
-        if (is_plain) {
-          if (is_skipped || is_late) error += unit * input[i];
-          if (!is_skipped && !is_late) sum[i] += decoded[i];
+        if (is_apart) {
+          const bool counts = !is_skipped && !is_late;
+          error += unit * (input[i] - (counts ? decoded[i] : 0));
+          if (counts) sum[i] += decoded[i];
         } else if (is_skipped) {
           error = input[i] - share(i);
         } else {
@@ -252,12 +263,13 @@ void Audit::CheckRound(uint32_t c, uint64_t round, const Gradients& gradients,
 
   Vector input(chunk.elements);
   for (uint32_t i = 0; i < chunk.elements; ++i) {
-    input[i] = sum[i] / workers_ + (is_plain ? 0 : model.aggregator_error[i]);
+    input[i] = sum[i] / workers_ + (is_apart ? 0 : model.aggregator_error[i]);
   }
   const Vector result = Decode(answer->second, c, input,
                                absl::StrFormat("the answer for round %d, chunk %d", round, c));
   for (uint32_t i = 0; i < chunk.elements; ++i) {
-    if (!is_plain) model.aggregator_error[i] = input[i] - result[i];
+    const double lost = input[i] - result[i];
+    model.aggregator_error[i] = is_apart ? model.aggregator_error[i] + unit * lost : lost;
     if (optimizer_.as_deepspeed && round == 0) continue;  // it changes nothing
     double& m = model.momentum[i];
     m = is_one_bit ? result[i] : kBeta1 * m + (1 - kBeta1) * result[i];

@@ -63,10 +63,11 @@ class Audit {
     errors_[rank].assign(error.begin(), error.end());
   }
 
-  // Once all is in: the codecs of the answers before the freeze step, and from it on, whose rounds
-  // counted.
-  std::set<Codec> WarmUpCodecs() const { return CodecsOf(0, freeze_step_); }
-  std::set<Codec> FrozenCodecs() const { return CodecsOf(freeze_step_, OptimizerOptions::kNever); }
+  // Once all is in: the codecs of the answers whose rounds counted, before the freeze step, from it
+  // on, and, apart from both, of those that brought the variance up to date.
+  std::set<Codec> WarmUpCodecs() const;
+  std::set<Codec> FrozenCodecs() const;
+  std::set<Codec> VarianceCodecs() const;
 
   // Once all is in: looks at steps [0, steps).
   void Check(uint64_t steps, const Gradients& gradients) const;
@@ -81,7 +82,7 @@ class Audit {
     std::vector<uint32_t> late_ranks;
   };
 
-  std::set<Codec> CodecsOf(uint64_t first_round, uint64_t end_round) const;
+  std::set<Codec> CodecsOf(absl::FunctionRef<bool(uint64_t round)> is_meant) const;
   // That the round ends.
   ZeroOneSchedule::Interval StepsOf(uint64_t round) const {
     return zero_one_ ? zero_one_->StepsOf(round) : ZeroOneSchedule::Interval{round, 1};
@@ -92,7 +93,7 @@ class Audit {
     return interval > 0 && round > freeze_step_ && (round - freeze_step_) % interval == 0;
   }
   // Whether gradients travel apart from the errors.
-  bool IsPlain(uint64_t round) const {
+  bool IsApart(uint64_t round) const {
     const bool is_update =
         zero_one_ && round < freeze_step_ && zero_one_->LastUpdate(round).step == round;
     return is_update || IsRefresh(round);

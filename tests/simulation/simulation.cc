@@ -82,6 +82,12 @@ struct JobPlan {
     if (optimizer.lamb && Below(2) == 0) {
       optimizer.codec = Below(4) == 0 ? CUSTOM : kOthers[Below(std::size(kOthers))];
     }
+    if (Below(2) == 0) {
+      const uint64_t rare = Below(8);
+      optimizer.variance_codec = rare == 0   ? CUSTOM
+                                 : rare == 1 ? ONE_BIT
+                                             : kOthers[Below(std::size(kOthers))];
+    }
   }
 
   void ChooseZeroOneAdam() {
@@ -523,7 +529,8 @@ AnsweredCodecs AnsweredCodecsOf(uint64_t seed) {
   const JobPlan plan(seed);
   Simulation simulation(plan, seed, nullptr);
   simulation.Run();
-  return {simulation.audit().WarmUpCodecs(), simulation.audit().FrozenCodecs()};
+  const Audit& audit = simulation.audit();
+  return {audit.WarmUpCodecs(), audit.FrozenCodecs(), audit.VarianceCodecs()};
 }
 
 SimulationResult Simulate(uint64_t seed, const Digests& expected) {

@@ -48,7 +48,8 @@ OptimizerOptions OptimizerOf(uint64_t seed);
 // the second empty.
 struct AnsweredCodecs {
   std::set<Codec> warm_up;
-  std::set<Codec> frozen;  // from the freeze step on
+  std::set<Codec> frozen;    // from the freeze step on
+  std::set<Codec> variance;  // of what brings it up to date, and is in neither of the others
 };
 AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 

@@ -129,11 +129,16 @@ std::string WarmUp(const std::string& optimizer, Codec codec) {
   return absl::StrCat(optimizer, " after ", CodecName(codec));
 }
 
+std::string UpToDate(const std::string& optimizer, Codec codec) {
+  return absl::StrCat(optimizer, " with variances from ", CodecName(codec));
+}
+
 TEST(Simulation, SendsWithEachOptimizerInEachCodec) {
   std::set<std::string> missing;
   for (const Codec codec : {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4, ONE_BIT, CUSTOM}) {
     for (const char* optimizer : {"1-bit Adam", "1-bit LAMB", "0/1 Adam"}) {
       missing.insert(Frozen(optimizer, codec));
+      missing.insert(UpToDate(optimizer, codec));
     }
     for (const char* optimizer : {"1-bit Adam", "1-bit LAMB"}) {
       missing.insert(WarmUp(optimizer, codec));
@@ -143,12 +148,14 @@ TEST(Simulation, SendsWithEachOptimizerInEachCodec) {
     const OptimizerOptions options = OptimizerOf(seed);
     const std::string name = NameOf(options);
     const bool may_help = missing.contains(Frozen(name, options.codec)) ||
-                          missing.contains(WarmUp(name, options.warm_up_codec));
+                          missing.contains(WarmUp(name, options.warm_up_codec)) ||
+                          missing.contains(UpToDate(name, options.variance_codec));
     if (!may_help) continue;
     // What was drawn need not travel: the freeze step may be behind the last one.
     const AnsweredCodecs answered = AnsweredCodecsOf(seed);
     for (const Codec codec : answered.frozen) missing.erase(Frozen(name, codec));
     for (const Codec codec : answered.warm_up) missing.erase(WarmUp(name, codec));
+    for (const Codec codec : answered.variance) missing.erase(UpToDate(name, codec));
   }
   EXPECT_THAT(missing, testing::IsEmpty());
 }

@@ -32,6 +32,7 @@ OPTIONS = {
     "gamma": float,
     "warm_up_codec": str,
     "codec": str,
+    "variance_codec": str,
     "var_update_scaler": int,
     "local_step_scaler": int,
     "local_step_clipper": int,

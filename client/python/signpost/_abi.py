@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 15
+ABI = 16
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
@@ -55,6 +55,7 @@ class Options(ctypes.Structure):
         ("local_step_clipper", c_uint32),
         ("warm_up_codec", c_uint32),
         ("codec", c_uint32),
+        ("variance_codec", c_uint32),
         ("bias_correction", ctypes.c_uint8),
         ("resume_with_other_world_size", ctypes.c_uint8),
         ("start_from_rank_0", ctypes.c_uint8),

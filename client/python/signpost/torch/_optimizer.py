@@ -498,6 +498,7 @@ class OneBitAdam(_JobOptimizer):
         gamma: Optional[float] = None,
         codec: Union[str, Codec] = "onebit",
         warm_up_codec: Union[str, Codec] = "fp32",
+        variance_codec: Union[str, Codec] = "fp32",
         max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
@@ -511,15 +512,17 @@ class OneBitAdam(_JobOptimizer):
                 (docs/convergence.md), and more than the learning rate's warm-up. "auto": until the
                 variance has settled, which is looked at every 1 / (1 - beta2) steps, and no
                 learning rate has risen since the last look.
-            variance_refresh_interval: after the freeze step every so many steps one is dense, in
-                fp32, and brings the variance up to date; at least 2. 0: never.
+            variance_refresh_interval: after the freeze step gradients travel every so many steps
+                instead of the momentum, and bring the variance up to date; at least 2. 0: never.
             variance_floor: where the variance is frozen or brought up to date, it is raised to this
                 fraction of its tensor's mean. None: 0.01.
             gamma: a block's scale is gamma times its root mean square; in (0, 1.6). None: 1.35.
             codec: how the momentum travels from the freeze step on, both ways: "onebit", "int4",
                 "int8", "bf16", "fp16" or "fp32", or a signpost.Codec.
-            warm_up_codec: how gradients travel before; likewise. Unless it is "fp32", betas[0] must
-                be the same in all groups.
+            warm_up_codec: how gradients travel before; likewise. Unless both it and variance_codec
+                are "fp32", betas[0] must be the same in all groups.
+            variance_codec: how gradients travel that refresh the variance; likewise. They are apart
+                from the errors, which take what they lose.
             compat: "deepspeed": as DeepSpeed's optimizer of that name, to compare with. Each tensor
                 has one scale, its root mean square; there is neither bias correction nor a
                 variance_floor; the first step counts, changes nothing, and its gradients are lost;
@@ -545,7 +548,9 @@ class OneBitAdam(_JobOptimizer):
                 "variance_refresh_interval", variance_refresh_interval, least=0
             ),
             **_compat(compat, variance_floor=variance_floor, gamma=gamma),
-            **codec_options(codec=codec, warm_up_codec=warm_up_codec),
+            **codec_options(
+                codec=codec, warm_up_codec=warm_up_codec, variance_codec=variance_codec
+            ),
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
@@ -581,6 +586,7 @@ class OneBitLamb(_JobOptimizer):
         gamma: Optional[float] = None,
         codec: Union[str, Codec] = "onebit",
         warm_up_codec: Union[str, Codec] = "fp32",
+        variance_codec: Union[str, Codec] = "fp32",
         max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
@@ -625,7 +631,9 @@ class OneBitLamb(_JobOptimizer):
                 "variance_refresh_interval", variance_refresh_interval, least=0
             ),
             **_compat(compat, variance_floor=variance_floor, gamma=gamma),
-            **codec_options(codec=codec, warm_up_codec=warm_up_codec),
+            **codec_options(
+                codec=codec, warm_up_codec=warm_up_codec, variance_codec=variance_codec
+            ),
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
@@ -658,6 +666,7 @@ class ZeroOneAdam(_JobOptimizer):
         variance_floor: Optional[float] = None,
         gamma: Optional[float] = None,
         codec: Union[str, Codec] = "onebit",
+        variance_codec: Union[str, Codec] = "fp32",
         max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
@@ -669,7 +678,7 @@ class ZeroOneAdam(_JobOptimizer):
         Args:
             params: on a GPU each takes 20 bytes there. In state_dict() each takes 24 between two
                 synchronisations, 16 otherwise.
-            betas: betas[0] must be the same in all groups, unless the codec is "fp32".
+            betas: betas[0] must be the same in all groups, unless both codecs are "fp32".
             var_freeze_step: number of steps before the variance is frozen and local steps begin, at
                 least 1. Best behind the learning rate's highest point: about a fifth of all steps.
             var_update_scaler: the variance is updated in every step for so many updates, then in
@@ -686,6 +695,8 @@ class ZeroOneAdam(_JobOptimizer):
             codec: how the momentum travels at synchronisations, and gradients before that update no
                 variance, both ways: "onebit", "int4", "int8", "bf16", "fp16" or "fp32", or a
                 signpost.Codec.
+            variance_codec: how gradients travel that update the variance; likewise. They are apart
+                from the errors, which take what they lose.
             max_grad_norm: before var_freeze_step as Adam's. From it on nothing is exchanged for it:
                 each rank's gradients are multiplied by that factor with its own gradient's norm as
                 grad_norm, also in steps that synchronise. In a job with a round deadline it is so
@@ -724,7 +735,7 @@ class ZeroOneAdam(_JobOptimizer):
                 "local_step_clipper", local_step_clipper, least=1, most=2**32 - 1
             ),
             **own,
-            **codec_options(codec=codec),
+            **codec_options(codec=codec, variance_codec=variance_codec),
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
