@@ -177,6 +177,7 @@ node::Request RawAttach(uint32_t rank, uint32_t world_size) {
   options.set_exchange_timeout_us(30'000'000);
   options.set_freeze_step(5);
   options.set_warm_up_codec(FLOAT32);
+  options.set_variance_codec(FLOAT32);
   options.set_codec(ONE_BIT);
   options.set_variance_floor(0.01);
   return request;
@@ -216,17 +217,24 @@ class NodeOptimizerTest : public ::testing::TestWithParam<OptimizerCase> {};
 
 INSTANTIATE_TEST_SUITE_P(
     With, NodeOptimizerTest,
-    ::testing::Values(OptimizerCase{"Adam", {}},
-                      OptimizerCase{"Int8Momentum", {.freeze_step = 5, .codec = INT8}},
-                      OptimizerCase{"OneBitLamb", {.freeze_step = 5, .lamb = LambOptions()}},
-                      OptimizerCase{
-                          "OneBitLambAfterInt8",
-                          {.freeze_step = 5, .warm_up_codec = INT8, .lamb = LambOptions()}},
-                      OptimizerCase{"OneBitLambInBf16",
-                                    {.freeze_step = 5, .codec = BFLOAT16, .lamb = LambOptions()}},
-                      OptimizerCase{"ACodecFromOutside", {.freeze_step = 5, .codec = CUSTOM}},
-                      OptimizerCase{"OneBitAdamAfterACodecFromOutside",
-                                    {.freeze_step = 5, .warm_up_codec = CUSTOM}}),
+    ::testing::Values(
+        OptimizerCase{"Adam", {}}, OptimizerCase{"Int8Momentum", {.freeze_step = 5, .codec = INT8}},
+        OptimizerCase{"OneBitLamb", {.freeze_step = 5, .lamb = LambOptions()}},
+        OptimizerCase{"OneBitLambAfterInt8",
+                      {.freeze_step = 5, .warm_up_codec = INT8, .lamb = LambOptions()}},
+        OptimizerCase{"OneBitLambInBf16",
+                      {.freeze_step = 5, .codec = BFLOAT16, .lamb = LambOptions()}},
+        OptimizerCase{"ACodecFromOutside", {.freeze_step = 5, .codec = CUSTOM}},
+        OptimizerCase{"OneBitAdamAfterACodecFromOutside",
+                      {.freeze_step = 5, .warm_up_codec = CUSTOM}},
+        OptimizerCase{"OneBitAdamRefreshedInInt8",
+                      {.freeze_step = 5, .variance_codec = INT8, .variance_refresh_interval = 3}},
+        // Steps 5, 7, 9 and 11 end intervals: after seven it is within one.
+        OptimizerCase{"ZeroOneAdam",
+                      {.freeze_step = 4,
+                       .zero_one = ZeroOneOptions{.var_update_scaler = 1,
+                                                  .local_step_scaler = 2,
+                                                  .local_step_clipper = 2}}}),
     [](const auto& info) { return info.param.name; });
 
 TEST_P(NodeOptimizerTest, TrainsAsOneWorkerWouldOnTheMeanOfItsProcessesGradients) {
@@ -841,19 +849,22 @@ TEST(Node, NamesTheProcessWhoseGradientIsNotFinite) {
 
 // What is saved.
 
-TEST(Node, ResumesFromACheckpointAndFromSavedStates) {
-  const std::vector<float> wanted = TrainedOnMeans(2, 2);
-  const std::string directory = absl::StrCat(::testing::TempDir(), "/node-checkpoints-", getpid());
+TEST_P(NodeOptimizerTest, ResumesFromACheckpointAndFromSavedStates) {
+  const OptimizerOptions& optimizer = GetParam().optimizer;
+  const std::vector<float> wanted = TrainedOnMeans(2, 2, optimizer);
+  const std::string directory =
+      absl::StrCat(::testing::TempDir(), "/node-checkpoints-", GetParam().name, getpid());
   std::vector<std::string> states(4);
   {
     Nodes nodes({.nodes = 2, .processes = 2});
     OnEachRank(4, [&](uint32_t process) {
       Model model(process);
-      auto session = model.Join(nodes.OptionsOf(process));
+      auto session = model.Join(nodes.OptionsOf(process), optimizer);
       ASSERT_TRUE(session.ok()) << session.status();
       while ((*session)->steps() < 7) {
         ASSERT_TRUE(TakeStep(**session, process, model.replica).ok());
       }
+      EXPECT_EQ((*session)->is_synchronised(), !optimizer.zero_one);
       const absl::Status saved = (*session)->Checkpoint(directory);
       EXPECT_TRUE(saved.ok()) << saved;
       auto state = (*session)->SaveState();
@@ -874,7 +885,7 @@ TEST(Node, ResumesFromACheckpointAndFromSavedStates) {
       } else {
         options.resume = directory;
       }
-      auto session = model.Join(options);
+      auto session = model.Join(options, optimizer);
       ASSERT_TRUE(session.ok()) << session.status();
       EXPECT_EQ((*session)->steps(), 7);
       EXPECT_EQ((*session)->resumed().checkpoint.empty(), from_states);

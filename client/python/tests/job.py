@@ -84,15 +84,31 @@ def zero_one_adam(parameters, **options):
     )
 
 
-OPTIMIZERS = {"one_bit_adam": one_bit_adam, "zero_one_adam": zero_one_adam}
+def one_bit_lamb(parameters, **options):
+    return signpost.OneBitLamb(parameters, lr=0.01, freeze_step=10, **options)
+
+
+OPTIMIZERS = {
+    "one_bit_adam": one_bit_adam,
+    "one_bit_lamb": one_bit_lamb,
+    "zero_one_adam": zero_one_adam,
+}
+
+
+def variance_options(kind, interval):
+    """That bring the variance up to date in fp32, and in int8, and at an interval if that is free."""
+    if kind == "zero_one_adam":
+        return {"variance_codec": "int8"}
+    codec = "fp32" if kind == "one_bit_adam" else "int8"
+    return {"variance_refresh_interval": interval, "variance_codec": codec}
 
 
 def train(kind="one_bit_adam", directory=None, dies_at=None):
     """Thirty steps. With a directory it saves every seventh, and resumes."""
     model = model_of()
     resume = directory if directory and os.path.exists(directory) else None
-    dense = {"variance_refresh_interval": 6} if kind == "one_bit_adam" else {}
-    optimizer = OPTIMIZERS[kind](model.parameters(), resume=resume, **dense)
+    options = variance_options(kind, interval=6)
+    optimizer = OPTIMIZERS[kind](model.parameters(), resume=resume, **options)
     if resume:
         print(f"goes on from step {optimizer.steps}", flush=True)
     while optimizer.steps < 30:
@@ -185,7 +201,7 @@ def saves_alone(directory, kind="one_bit_adam"):
         set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
         optimizer.step()
         if optimizer.steps == 16:
-            assert optimizer.is_synchronised == (kind == "one_bit_adam")
+            assert optimizer.is_synchronised == (kind != "zero_one_adam")
             torch.save(optimizer.state_dict(), Path(directory, f"rank-{signpost.rank()}"))
     say(optimizer)
 
@@ -209,10 +225,8 @@ def comes_back(directory, kind="one_bit_adam"):
     has_died, is_back = Path(directory, "has_died"), Path(directory, "is_back")
     model = model_of().bfloat16()
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    if kind == "zero_one_adam":
-        optimizer = zero_one_adam(model.parameters(), max_grad_norm=1.0)
-    else:
-        optimizer = signpost.OneBitAdam(model.parameters(), lr=0.01, freeze_step=5)
+    clips = {"max_grad_norm": 1.0} if kind == "zero_one_adam" else {}
+    optimizer = OPTIMIZERS[kind](model.parameters(), **clips)
     if signpost.rank() == 1 and has_died.exists():
         assert optimizer.steps > 0
         for parameter, old in zip(model.parameters(), before):
@@ -224,7 +238,7 @@ def comes_back(directory, kind="one_bit_adam"):
         return optimizer.steps >= steps and optimizer.is_synchronised
 
     while not is_over():
-        if signpost.rank() == 1 and optimizer.steps == 10:
+        if signpost.rank() == 1 and optimizer.steps == 12:
             has_died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         for parameter in model.parameters():
@@ -241,8 +255,8 @@ def overlap(ranks, kind="one_bit_adam"):
     """Thirty steps, on these ranks ("02") with overlap."""
     use_small_chunks()
     model, rank = model_of(), signpost.rank()
-    dense = {"variance_refresh_interval": 7} if kind == "one_bit_adam" else {}
-    optimizer = OPTIMIZERS[kind](model.parameters(), overlap=str(rank) in ranks, **dense)
+    options = variance_options(kind, interval=7)
+    optimizer = OPTIMIZERS[kind](model.parameters(), overlap=str(rank) in ranks, **options)
     while optimizer.steps < 30:
         generator = torch.Generator().manual_seed(optimizer.steps * 100 + rank)
         inputs = torch.randn(16, 50, generator=generator)

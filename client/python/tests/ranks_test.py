@@ -34,7 +34,7 @@ def run_job(workers, aggregators, *arguments, options=()):
     return run(workers, aggregators, sys.executable, JOB, *arguments, options=options)
 
 
-each_kind = pytest.mark.parametrize("kind", ["one_bit_adam", "zero_one_adam"])
+each_kind = pytest.mark.parametrize("kind", ["one_bit_adam", "one_bit_lamb", "zero_one_adam"])
 
 
 def digest_of(output, workers):
