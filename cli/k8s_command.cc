@@ -60,7 +60,8 @@ void AddSizeFlags(CLI::App& app, deploy::RenderOptions& render) {
   app.add_option("--parameters", size.parameters, "How many parameters the model has")
       ->type_name("N")
       ->capture_default_str();
-  app.add_option("--warm-up-codec", size.warm_up_codec, "How gradients travel at first [fp32]")
+  app.add_option("--warm-up-codec", size.warm_up_codec,
+                 "How gradients travel: warm_up_codec, or variance_codec if that is wider [fp32]")
       ->transform(CLI::CheckedTransformer(bench::Codecs()).description(""))
       ->type_name("onebit|int4|int8|bf16|fp16|fp32");
   app.add_option("--codec", size.codec, "And after the warm-up [onebit]")

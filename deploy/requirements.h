@@ -36,7 +36,7 @@ struct JobSize {
   uint32_t workers = 0;
   uint32_t aggregators = 0;
   uint64_t parameters = 0;
-  Codec warm_up_codec = FLOAT32;
+  Codec warm_up_codec = FLOAT32;  // or variance_codec, if that is wider
   Codec codec = ONE_BIT;
   bool closes_without_late_workers = false;
 };
