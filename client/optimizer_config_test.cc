@@ -118,13 +118,15 @@ TEST(OptimizerConfig, TakesWhatSignpostHasBesides) {
       "optimizer:\n"
       "  type: OneBitAdam\n"
       "  params: {freeze-step: auto, variance_refresh_interval: 50, variance_floor: 0.02,\n"
-      "           gamma: 1.25, codec: int4, warm_up_codec: bf16, max_grad_norm: 2}\n");
+      "           gamma: 1.25, codec: int4, warm_up_codec: bf16, variance_codec: int8,\n"
+      "           max_grad_norm: 2}\n");
   EXPECT_EQ(config.options.freeze_step, OptimizerOptions::kAuto);
   EXPECT_EQ(config.options.variance_refresh_interval, 50);
   EXPECT_EQ(config.options.variance_floor, 0.02);
   EXPECT_EQ(config.gamma, 1.25f);
   EXPECT_EQ(config.options.codec, INT4);
   EXPECT_EQ(config.options.warm_up_codec, BFLOAT16);
+  EXPECT_EQ(config.options.variance_codec, INT8);
   EXPECT_EQ(config.max_grad_norm, 2);
   const OptimizerConfig lamb =
       ReadGood("optimizer: {type: OneBitLamb, params: {freeze_step: 2, codec: fp16}}");

@@ -115,13 +115,14 @@ void CheckMemory(const Limits& limits, const Job& job, Reporter& to) {
     to.Fine("memory", absl::StrCat(there, "; ", needed));
     return;
   }
-  to.Fault("memory", absl::StrCat(there, ", and ", needed, ": the kernel would end a process"),
-           limits.memory_bound == "this machine"
-               ? "fewer workers on this host, more shards, or warm_up_codec=\"bf16\" "
-                 "(signpost doctor --codec bf16 tells what that needs)"
-               : absl::StrCat("raise the limit of ", limits.memory_bound,
-                              "; of a pod: resources.limits.memory: ",
-                              ((workers + aggregator) >> 30) + 1, "Gi"));
+  to.Fault(
+      "memory", absl::StrCat(there, ", and ", needed, ": the kernel would end a process"),
+      limits.memory_bound == "this machine"
+          ? "fewer workers on this host, more shards, or gradients in bf16 "
+            "(warm_up_codec, variance_codec; signpost doctor --codec bf16 tells what they need)"
+          : absl::StrCat(
+                "raise the limit of ", limits.memory_bound,
+                "; of a pod: resources.limits.memory: ", ((workers + aggregator) >> 30) + 1, "Gi"));
 }
 
 }  // namespace

@@ -27,6 +27,7 @@ struct State {
     std::vector<float> lost(n);
     kernels::CompressDense(BlockRule(), type, random.Values(n), absl::MakeSpan(lost),
                            reinterpret_cast<uint8_t*>(gradient.data()));
+    if (n > 0) variance.data()[n / 2] = 0;
   }
 
   const uint8_t* payload() const { return reinterpret_cast<const uint8_t*>(gradient.data()); }
@@ -78,11 +79,13 @@ TEST(AdamCuda, StepsAsTheCpuDoes) {
 }
 
 TEST(AdamCuda, FreezesAsTheCpuDoes) {
-  const FreezeRates rates = {1.1f, 1.3f, 1e-9f, 1e-8f};
-  ForEachShape(DenseType::kFloat32, [&](BlockRule rule, State& ours, State& expected) {
-    kernels::Freeze(rates, expected.momentum.span(), expected.variance.span());
-    RunFreeze(rule, ours.Segments(rates, DenseType::kFloat32));
-  });
+  for (const bool lifts_zeros : {false, true}) {
+    const FreezeRates rates = {1.1f, 1.3f, 1e-9f, 1e-8f, lifts_zeros};
+    ForEachShape(DenseType::kFloat32, [&](BlockRule rule, State& ours, State& expected) {
+      kernels::Freeze(rates, expected.momentum.span(), expected.variance.span());
+      RunFreeze(rule, ours.Segments(rates, DenseType::kFloat32));
+    });
+  }
 }
 
 TEST(AdamCuda, RefreshesAndThawsAsTheCpuDoes) {

@@ -117,6 +117,23 @@ TEST(Adam, StepMatchesTheModel) {
   }
 }
 
+TEST(Adam, FreezeLeavesZerosAloneOrLiftsThemToTheFloor) {
+  // 1 / (sqrt(9) + 1), and 1 / (sqrt(4 * 4) + 1) of one that is above it.
+  FreezeRates rates = {
+      .momentum_correction = 1, .variance_correction = 4, .floor = 9, .epsilon = 1};
+  OnEveryTarget([&] {
+    for (const bool lifts : {false, true}) {
+      for (const float floor : {9.0f, 0.0f}) {
+        rates.lifts_zeros = lifts;
+        rates.floor = floor;
+        Values momentum = {2, 2}, variance = {0, 4};
+        Freeze(rates, absl::MakeSpan(momentum), absl::MakeSpan(variance));
+        EXPECT_EQ(variance, (Values{lifts && floor > 0 ? 0.25f : 0, 0.2f}));
+      }
+    }
+  });
+}
+
 TEST(Adam, FreezeGivesTheNumbersComputedByHand) {
   // Corrected variances 16, then 4 (the floor 9 is above it): 1 / (4 + 1) and 1 / (3 + 1).
   const FreezeRates rates = {

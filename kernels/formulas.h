@@ -152,8 +152,9 @@ SIGNPOST_HOST_DEVICE inline float FlooredVariance(const FreezeRates& rates, floa
 }
 
 SIGNPOST_HOST_DEVICE inline float InverseDenominator(const FreezeRates& rates, float variance) {
-  if (!(variance > 0)) return 0;
-  return 1 / (sqrtf(FlooredVariance(rates, variance)) + rates.epsilon);
+  const float least = rates.lifts_zeros ? rates.floor : 0.0f;
+  const float floored = variance > 0 ? FlooredVariance(rates, variance) : least;
+  return floored > 0 ? 1 / (sqrtf(floored) + rates.epsilon) : 0.0f;
 }
 
 SIGNPOST_HOST_DEVICE inline float VarianceOf(float inverse_denominator, float epsilon) {
@@ -203,9 +204,10 @@ SIGNPOST_HOST_DEVICE inline void AdaptiveStep(const AdaptiveRates& rates, float 
     v = rates.kept_variance * v + rates.one_minus_kept_variance * (g * g);
   }
   m = rates.beta1 * m + rates.one_minus_beta1 * g;
-  const float floored = v < rates.floor ? rates.floor : v;
+  const float floored = v > rates.floor ? v : rates.floor;
   const float denominator = sqrtf(floored) * rates.inverse_sqrt_correction2 + rates.epsilon;
-  const float ratio = v > 0 ? m / denominator : 0.0f;
+  const float least = rates.lifts_zeros ? rates.floor : 0.0f;
+  const float ratio = v > 0 || least > 0 ? m / denominator : 0.0f;
   const float decayed = x - rates.decay * x;
   x = decayed - rates.step_size * ratio;
 }

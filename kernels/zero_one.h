@@ -26,6 +26,7 @@ struct AdaptiveRates {
   float epsilon;
   float decay;  // lr * weight_decay
   bool updates_variance;
+  bool lifts_zeros = false;  // FreezeRates' (adam.h)
 };
 
 // A step before the freeze over n elements with the averaged gradient, a dense payload; rounded as
@@ -33,10 +34,12 @@ struct AdaptiveRates {
 //   v = updates_variance ? (kept_variance * v) + (one_minus_kept_variance * (g * g)) : v
 //   m = (beta1 * m) + (one_minus_beta1 * g)
 //   x = (x - decay * x) - step_size * ratio
-//       with ratio = v > 0
+//       with ratio = v > 0 || least > 0
 //                    ? m / ((sqrt(max(v, floor)) * inverse_sqrt_correction2) + epsilon) : 0
-// An element that never had a gradient (v = 0) gets no update but the decay, as after Freeze
-// (adam.h). Where no v is 0, and without a floor, a step that updates the variance is AdamStep's.
+//       and least = lifts_zeros ? floor : 0
+// Without lifts_zeros an element that never had a gradient (v = 0) gets no update but the decay, as
+// after Freeze (adam.h). Where no v is 0, and without a floor, a step that updates the variance is
+// AdamStep's.
 void AdaptiveStep(const AdaptiveRates& rates, DenseType type, const uint8_t* gradient,
                   absl::Span<float> momentum, absl::Span<float> variance,
                   absl::Span<float> parameters);

@@ -49,9 +49,11 @@ constexpr AdaptiveRates kAdaptiveRates = {.beta1 = 0.9f,
 
 TEST(ZeroOneCuda, AdaptiveStepsAreTheCpus) {
   Random random;
-  for (const bool updates : {true, false}) {
+  for (const auto& [updates, lifts_zeros] :
+       std::vector<std::pair<bool, bool>>{{true, false}, {false, false}, {false, true}}) {
     AdaptiveRates rates = kAdaptiveRates;
     rates.updates_variance = updates;
+    rates.lifts_zeros = lifts_zeros;
     for (const DenseType type : {DenseType::kFloat32, DenseType::kBfloat16, DenseType::kFloat16}) {
       ForEachShape([&](BlockRule rule, size_t n) {
         Guarded<float> gradient(n);  // a payload of `type`
@@ -59,6 +61,7 @@ TEST(ZeroOneCuda, AdaptiveStepsAreTheCpus) {
         std::vector<float> lost(n);
         kernels::CompressDense(BlockRule(), type, random.Values(n), absl::MakeSpan(lost), payload);
         Guarded<float> m = random.Values(n), v = random.PositiveValues(n), x = random.Values(n);
+        if (n > 0) v.data()[n / 2] = 0;
         Guarded<float> our_m = m, our_v = v, our_x = x;
         kernels::AdaptiveStep(rates, type, payload, m.span(), v.span(), x.span());
         RunAdaptiveStep(rule, {{rates, payload, type, our_m.data(), our_v.data(), our_x.data(),

@@ -104,6 +104,22 @@ TEST(ZeroOne, AdaptiveStepBetweenTwoUpdatesLeavesTheVariance) {
   });
 }
 
+TEST(ZeroOne, AnElementWithoutAVarianceIsLiftedToTheFloorIfThatIsWanted) {
+  // As with a variance of 144 above.
+  AdaptiveRates rates = kPlainRates;
+  rates.updates_variance = false;
+  rates.lifts_zeros = true;
+  rates.floor = 144;
+  const Values gradient(2, 4.0f);
+  OnEveryTarget([&] {
+    Values m(2, 2.0f), v = {0, 1}, x(2, 8.0f);
+    AdaptiveStep(rates, DenseType::kFloat32, Float32Payload(gradient), absl::MakeSpan(m),
+                 absl::MakeSpan(v), absl::MakeSpan(x));
+    EXPECT_EQ(v, (Values{0, 1}));
+    EXPECT_EQ(x, (Values{3.625f, 3.625f}));
+  });
+}
+
 TEST(ZeroOne, AnElementWithoutAVarianceOnlyDecays) {
   AdaptiveRates rates = kPlainRates;
   rates.updates_variance = false;

@@ -24,6 +24,7 @@ TEST(Definition, BringsEveryOptionToTheNodesWorker) {
                                 .freeze_step = 7,
                                 .warm_up_codec = INT8,
                                 .codec = CUSTOM,
+                                .variance_codec = INT4,
                                 .variance_floor = 0.125,
                                 .variance_refresh_interval = 9,
                                 .as_deepspeed = true};

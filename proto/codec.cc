@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "proto/custom_codec.h"
+#include "proto/payload.h"
 
 namespace signpost {
 namespace {
@@ -218,14 +219,13 @@ class QuantizedCodec final : public NumberCodec {
 template <class Pack>
 size_t PackApart(const BlockRule& rule, const Segment& part, float unit, absl::Span<float> error,
                  Pack pack) {
-  std::vector<float> losses(std::min<size_t>(part.elements, rule.block_elements));
+  Payload losses(sizeof(float) * std::min<size_t>(part.elements, rule.block_elements));
   size_t blocks = 0, packed = 0;
   ForEachBlock(part, rule.block_elements, [&](const Segment& block) {
-    const absl::Span<float> loss = absl::MakeSpan(losses).first(block.elements);
+    const absl::Span<float> loss(reinterpret_cast<float*>(losses.data()), block.elements);
     absl::c_fill(loss, 0);
     if (pack(block, loss) > 0) {
-      const auto* const addend = reinterpret_cast<const uint8_t*>(loss.data());
-      kernels::AddDense(kernels::DenseType::kFloat32, addend, unit,
+      kernels::AddDense(kernels::DenseType::kFloat32, losses.data(), unit,
                         error.subspan(block.tensor_offset - part.tensor_offset, block.elements));
       if (packed == blocks) ++packed;
     }

@@ -257,6 +257,10 @@ absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> p
     return Invalid("the answer is ", CodecName(header.codec()), "; the frame was ",
                    CodecName(frame.codec()));
   }
+  if (IsContribution(frame.codec()) && header.loss_unit() != frame.loss_unit()) {
+    return Invalid("the answer has loss_unit ", header.loss_unit(), "; the frame had ",
+                   frame.loss_unit(), ": is the aggregator of another version?");
+  }
   absl::Status status =
       CheckPayload(header.codec(), header.chunk(), header.payload_crc32c(), payload, layout);
   if (status.ok() && header.codec() == RESTORE && !payload.empty()) {

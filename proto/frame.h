@@ -46,7 +46,7 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
                         uint32_t world_size, const Layout& layout);
 
 // The same for an answer to `frame`, a header that passes CheckFrame: the step and chunk must be
-// the frame's, and so must the codec unless it is SKIP; a frame that says SKIP gets SKIP, unless
+// the frame's, and so must the loss unit, and the codec unless it is SKIP; a frame that says SKIP gets SKIP, unless
 // the round closed without it. REPLAY goes with any frame, names its step or an earlier one, and
 // has no payload; nor has the answer to RESTORE, which is never SKIP. FETCH takes a STATE of its
 // chunk, of any step, and LISTEN an answer of any codec. FETCH as an answer goes with any frame

@@ -422,6 +422,22 @@ TEST_F(CheckAnswerTest, AcceptsASkipWhateverWasSent) {
   }
 }
 
+// As an aggregator gives that knows of no such field, and has mixed the error in.
+TEST_F(CheckAnswerTest, RefusesAnotherLossUnitThanWasSent) {
+  Frame frame = ValidFrame(FLOAT32);
+  Answer answer = ValidAnswer(FLOAT32);
+  frame.header.set_loss_unit(0.5f);
+  const auto check = [&] {
+    return CheckAnswer(answer.header, answer.payload.span(), frame.header, layout_);
+  };
+  EXPECT_EQ(check().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(
+      std::string(check().message()),
+      HasSubstr("has loss_unit 0; the frame had 0.5: is the aggregator of another version"));
+  answer.header.set_loss_unit(0.5f);
+  EXPECT_EQ(check(), absl::OkStatus());
+}
+
 TEST_F(CheckAnswerTest, RefusesAnotherCodecThanWasSent) {
   ExpectRefused(ValidAnswer(FLOAT32), ONE_BIT, "the answer is fp32; the frame was one-bit");
   ExpectRefused(ValidAnswer(ONE_BIT), SKIP, "the answer is one-bit; the frame was skip");

@@ -177,6 +177,7 @@ absl::StatusOr<Answer> Round::Close(const Layout& layout, absl::Span<float> erro
   Answer answer;
   answer.header.set_step(first_header().step());
   answer.header.set_chunk(first_header().chunk());
+  answer.header.set_loss_unit(loss_unit());
   answer.header.mutable_late_ranks()->Add(late_ranks_.begin(), late_ranks_.end());
   if (const std::optional<uint32_t> rank = LowestSkippedRank()) {
     answer.header.set_codec(SKIP);

@@ -228,6 +228,12 @@ TEST_F(Allocation, RefreshesTakeTheirMomentaOnly) {
                         kMomentaOfRefreshes);
 }
 
+TEST_F(Allocation, RefreshesInInt8TakeTheirMomentaOnly) {
+  ExpectNoMemoryIsTaken(
+      {.freeze_step = 2, .variance_codec = INT8, .variance_refresh_interval = kInterval},
+      kMomentaOfRefreshes);
+}
+
 TEST_F(Allocation, RefreshesOfOneBitLambTakeTheirMomentaOnly) {
   ExpectNoMemoryIsTaken(
       {.freeze_step = 2, .variance_refresh_interval = kInterval, .lamb = LambOptions()},

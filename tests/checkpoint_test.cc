@@ -326,6 +326,12 @@ INSTANTIATE_TEST_SUITE_P(
             "BeforeARefreshOfTheVariance", 8, {.freeze_step = 5, .variance_refresh_interval = 3}},
         ResumeCase{
             "AfterARefreshOfTheVariance", 9, {.freeze_step = 5, .variance_refresh_interval = 3}},
+        ResumeCase{"AfterARefreshThatMadeTheFirstErrors",
+                   9,
+                   {.freeze_step = 5,
+                    .codec = FLOAT32,
+                    .variance_codec = INT8,
+                    .variance_refresh_interval = 3}},
         ResumeCase{"BeforeTheFreezeIsFound", 6, {.freeze_step = OptimizerOptions::kAuto}},
         ResumeCase{"AfterTheFreezeWasFound", 10, {.freeze_step = OptimizerOptions::kAuto}},
         ResumeCase{"OfAdam", 7, {}}, ResumeCase{"OfLamb", 7, {.lamb = kLamb}},
@@ -361,7 +367,8 @@ std::vector<ResumeCase> WithEachCodec() {
   for (const NamedOptimizer& optimizer : EachOptimizerWithEachCodec(5, kZeroOne)) {
     const bool is_after_warm_up =
         optimizer.options.warm_up_codec == OptimizerOptions().warm_up_codec;
-    cases.push_back({optimizer.name, is_after_warm_up ? 8 : 3, optimizer.options});
+    const bool refreshes = optimizer.options.variance_refresh_interval > 0;  // in step 8
+    cases.push_back({optimizer.name, refreshes ? 9 : is_after_warm_up ? 8 : 3, optimizer.options});
   }
   return cases;
 }

@@ -186,6 +186,18 @@ TEST_F(GpuJobTest, AlsoWithZeroOneAdam) {
   EXPECT_EQ(TrainOn(gpu_.get(), spoil), skipped);
 }
 
+// In integers, or one bit, a tensor of one element takes more than in fp32.
+TEST_F(GpuJobTest, AlsoWithManyTensorsOfOneElement) {
+  job_.tensors = std::vector<size_t>(200, 1);
+  for (const Codec codec : {INT8, INT4, ONE_BIT}) {
+    for (const Stages& stages :
+         {Stages{codec, ONE_BIT}, Stages{FLOAT32, codec}, Stages{FLOAT32, FLOAT32, codec}}) {
+      stages.SetIn(job_.optimizer);
+      EXPECT_EQ(TrainOn(gpu_.get()), TrainOn(nullptr)) << DescribeOptions(job_.optimizer);
+    }
+  }
+}
+
 TEST_F(GpuJobTest, AlsoInParts) {
   job_.take_step = [](uint32_t rank, int, Worker& worker, absl::Span<const Gradient> gradients,
                       const GroupRates& rates) -> absl::StatusOr<StepReport> {
@@ -522,7 +534,8 @@ TEST_F(SimulatedGpuJobTest, WithoutRoomItIsRefusedAndSaysHowMuchItWanted) {
 TEST_F(SimulatedGpuJobTest, AFaultEndsTheStepItHappensInOrTheNext) {
   job_.tensors = {2000, 8};
   job_.worker.chunk_elements = 512;
-  const OptimizerOptions one_bit = {.freeze_step = 2, .variance_refresh_interval = 2};
+  const OptimizerOptions one_bit = {
+      .freeze_step = 2, .variance_codec = INT8, .variance_refresh_interval = 2};
   OptimizerOptions custom = {.freeze_step = 2, .warm_up_codec = CUSTOM};
   custom.codec = CUSTOM;
   for (const OptimizerOptions& optimizer : {one_bit, custom}) {

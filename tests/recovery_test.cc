@@ -98,6 +98,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         NamedOptimizer{"OneBitAdamWithARefreshedVariance",
                        {.freeze_step = 6, .variance_refresh_interval = 3}},
+        NamedOptimizer{"OneBitAdamInFp32WithAVarianceRefreshedInInt8",
+                       {.freeze_step = 6,
+                        .codec = FLOAT32,
+                        .variance_codec = INT8,
+                        .variance_refresh_interval = 3}},
         NamedOptimizer{"Adam", {}},
         NamedOptimizer{
             "OneBitLambInFp32WithARefreshedVariance",

@@ -97,8 +97,9 @@ bool GpuAdamState::TakeMemory(const Codecs& codecs, uint32_t threads) {
     most_elements = std::max<size_t>(most_elements, chunk.elements);
     most_room = std::max(most_room, RoomFor(c));
     most_blocks = std::max<size_t>(most_blocks, chunk.blocks);
-    payload_room_ = std::max({payload_room_, layout_.PayloadBytes(CodecOnGpu(codecs.gradient), c),
-                              layout_.PayloadBytes(CodecOnGpu(codecs.momentum), c)});
+    for (const Codec codec : {codecs.gradient, codecs.momentum, codecs.apart}) {
+      payload_room_ = std::max(payload_room_, layout_.PayloadBytes(CodecOnGpu(codec), c));
+    }
     first_signed_.push_back(signed_bytes);
     if (codecs.momentum == ONE_BIT) signed_bytes += Aligned(layout_.PayloadBytes(ONE_BIT, c));
   }

@@ -12,7 +12,6 @@
 #include "worker/host_zero_one_state.h"
 
 namespace signpost {
-namespace {}  // namespace
 
 HostAdamState::HostAdamState(const Layout& layout, std::vector<absl::Span<float>> values,
                              uint32_t threads)

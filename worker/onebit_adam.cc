@@ -86,6 +86,12 @@ absl::Status CheckOptions(const OptimizerOptions& options) {
   if (!IsFraction(options.variance_floor)) {
     return OptionError("variance_floor", options.variance_floor, "[0, 1)");
   }
+  const bool has_variance_codec = options.zero_one || options.variance_refresh_interval > 0;
+  if (options.variance_codec != FLOAT32 && !has_variance_codec) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("optimizer option variance_codec is ", CodecName(options.variance_codec),
+                     ", but without variance_refresh_interval nothing travels in it"));
+  }
   if (options.variance_refresh_interval == 1) {
     return OptionError("variance_refresh_interval", 1, "at least 2, or 0 for never");
   }
@@ -340,6 +346,7 @@ void OneBitAdam::FreezeVariance(bool is_first) {
     rates.epsilon = static_cast<float>(group.epsilon);
     const double mean = state_->SumOfVariance(tensor) / parameter.values.size();
     rates.floor = static_cast<float>(options_.variance_floor * mean * variance_correction);
+    rates.lifts_zeros = LiftsZeros();
   }
   schedule_.clear_epsilons();
   for (uint32_t g = 0; g < groups(); ++g) schedule_.add_epsilons(rates_[g].epsilon);

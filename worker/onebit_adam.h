@@ -187,6 +187,8 @@ class OneBitAdam : public Optimizer {
   // errors are multiplied by then.
   virtual uint64_t StepsOfVariance() const { return step_; }
   virtual float ErrorScaleOf(const GroupRates& rates) const;
+  // And whether a variance of zero may be that of gradients which a codec has taken for zero.
+  virtual bool LiftsZeros() const { return false; }
 
   void SetStage(uint64_t step);
   void SetRates(std::vector<GroupRates> rates) { rates_ = std::move(rates); }

@@ -188,7 +188,7 @@ TEST_P(OneBitAdamTest, GroupsHaveTheirOwnBetasAndEpsilonsAndMayChangeThem) {
   EXPECT_NEAR(values_[kWeights], after_two_steps(rates[0][1], rates[1][1]), 1e-6);
 }
 
-TEST_P(OneBitAdamTest, EveryRefreshIsDense) {
+TEST_P(OneBitAdamTest, EveryRefreshIsApartAndInFp32ByDefault) {
   Start({.freeze_step = 2, .variance_refresh_interval = 3});
   for (uint64_t step = 0; step < 12; ++step) {
     FillGradient(step);
@@ -497,6 +497,7 @@ TEST(CheckOptions, NamesTheOptionAtFault) {
       {{.freeze_step = 0}, "freeze_step"},
       {{.warm_up_codec = RESTORE}, "warm_up_codec"},
       {{.variance_codec = SKIP}, "variance_codec"},
+      {{.variance_codec = INT8}, "variance_codec"},
       {{.codec = SKIP}, "option codec"},
       {{.variance_floor = kNan}, "variance_floor"},
       {{.variance_refresh_interval = 1}, "variance_refresh_interval"},

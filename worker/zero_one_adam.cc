@@ -150,6 +150,10 @@ Codec ZeroOneAdam::codec() const {
   return kind_ == Kind::kUpdate ? options().variance_codec : options().codec;
 }
 
+// All that its variance is made of comes without the errors: what the codec takes for zero each
+// time would never train.
+bool ZeroOneAdam::LiftsZeros() const { return Loses(options().variance_codec); }
+
 float ZeroOneAdam::loss_unit() const { return kind_ == Kind::kUpdate ? 1 : 0; }
 
 std::optional<uint32_t> ZeroOneAdam::Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
@@ -287,6 +291,7 @@ kernels::AdaptiveRates ZeroOneAdam::AdaptiveRatesOf(uint32_t tensor) const {
       .epsilon = static_cast<float>(group.epsilon),
       .decay = static_cast<float>(group.learning_rate * group.weight_decay),
       .updates_variance = kind_ == Kind::kUpdate,
+      .lifts_zeros = LiftsZeros(),
   };
 }
 

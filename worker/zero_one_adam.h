@@ -71,6 +71,7 @@ class ZeroOneAdam final : public OneBitAdam {
  protected:
   uint64_t StepsOfVariance() const override;
   float ErrorScaleOf(const GroupRates& rates) const override;
+  bool LiftsZeros() const override;
 
  private:
   // What a step is. The first two are those before the freeze step: of a dense gradient, which

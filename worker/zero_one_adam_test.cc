@@ -28,8 +28,12 @@ constexpr uint64_t kFreezeStep = 3;
 // and so on, each in a parameter group of its own.
 class Alone {
  public:
-  explicit Alone(std::vector<size_t> tensors, Codec codec = ONE_BIT) : sizes_(std::move(tensors)) {
-    OptimizerOptions options = {.freeze_step = kFreezeStep, .codec = codec, .zero_one = kShort};
+  explicit Alone(std::vector<size_t> tensors, Codec codec = ONE_BIT, Codec variance_codec = FLOAT32)
+      : sizes_(std::move(tensors)) {
+    OptimizerOptions options = {.freeze_step = kFreezeStep,
+                                .codec = codec,
+                                .variance_codec = variance_codec,
+                                .zero_one = kShort};
     JobOptions job;
     job.set_block_elements(8);
     job.set_chunk_elements(16);
@@ -193,6 +197,27 @@ TEST(ZeroOneAdam, GroupsTrainAsIfEachWereAlone) {
     std::vector<float> expected = first.values();
     expected.insert(expected.end(), second.values().begin(), second.values().end());
     ASSERT_EQ(both.values(), expected) << step;
+  }
+}
+
+TEST(ZeroOneAdam, WhatACodecTakesForZeroInEachUpdateTrainsAllTheSame) {
+  // Steps 0 and 1 update the variance. In int4, 1 is nothing beside 100.
+  const std::vector<GroupRates> rates(1);
+  for (const Codec codec : {FLOAT32, INT4}) {
+    Alone alone({8}, ONE_BIT, codec);
+    alone.gradient = {100, 1, 1, 1, 1, 1, 1, 0};
+    std::vector<float> before;
+    for (uint64_t step = 0; step <= kFreezeStep; ++step) {
+      before = alone.values();
+      alone.Step(rates);
+      if (codec == INT4 && step < 2) {
+        EXPECT_EQ(alone.values()[1], 1);
+      }
+    }
+    EXPECT_LT(before[1], 1) << "the one-bit gradient of step 2";
+    EXPECT_LT(alone.values()[1], before[1]) << "the momentum of step 3";
+    // What never had a gradient is known in fp32 alone.
+    EXPECT_EQ(alone.values()[7] == 1, codec == FLOAT32);
   }
 }
 

@@ -82,7 +82,8 @@ struct JobPlan {
     if (optimizer.lamb && Below(2) == 0) {
       optimizer.codec = Below(4) == 0 ? CUSTOM : kOthers[Below(std::size(kOthers))];
     }
-    if (Below(2) == 0) {
+    const bool has_variance_codec = optimizer.zero_one || optimizer.variance_refresh_interval > 0;
+    if (has_variance_codec && Below(3) < 2) {
       const uint64_t rare = Below(8);
       optimizer.variance_codec = rare == 0   ? CUSTOM
                                  : rare == 1 ? ONE_BIT
