@@ -92,14 +92,15 @@ void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<flo
   const Vector momentum_correction = hn::Set(Floats(), rates.momentum_correction);
   const Vector variance_correction = hn::Set(Floats(), rates.variance_correction);
   const Vector floor = hn::Set(Floats(), rates.floor);
-  const Vector none = hn::Set(Floats(), rates.lifts_zeros && rates.floor > 0 ? -1.0f : 0.0f);
+  // What a variance must be above to get an update: 0, or less, which all are.
+  const Vector above = hn::Set(Floats(), rates.lifts_zeros && rates.floor > 0 ? -1.0f : 0.0f);
   const Vector epsilon = hn::Set(Floats(), rates.epsilon);
   const Vector one = hn::Set(Floats(), 1.0f);
   const auto correct = [&](Vector m) STRIP_BODY { return hn::Mul(m, momentum_correction); };
   const auto invert = [&](Vector v) STRIP_BODY {
     const Vector floored = hn::Max(hn::Mul(v, variance_correction), floor);
     const Vector inverse = hn::Div(one, hn::Add(hn::Sqrt(floored), epsilon));
-    return hn::IfThenElseZero(hn::Gt(v, none), inverse);
+    return hn::IfThenElseZero(hn::Gt(v, above), inverse);
   };
   ForEachStrip(momentum.size(), [&](size_t i, auto count) STRIP_BODY {
     Store(Map(correct, Load(momentum.data() + i, count)), momentum.data() + i, count);

@@ -34,9 +34,9 @@ struct AdaptiveVectors {
         step_size(hn::Set(Floats(), rates.step_size)),
         inverse_sqrt_correction2(hn::Set(Floats(), rates.inverse_sqrt_correction2)),
         floor(hn::Set(Floats(), rates.floor)),
-        none(hn::Set(Floats(), rates.lifts_zeros && rates.floor > 0 ? -1.0f : 0.0f)),
         epsilon(hn::Set(Floats(), rates.epsilon)),
-        decay(hn::Set(Floats(), rates.decay)) {}
+        decay(hn::Set(Floats(), rates.decay)),
+        above(hn::Set(Floats(), rates.lifts_zeros && rates.floor > 0 ? -1.0f : 0.0f)) {}
 
   HWY_INLINE Vector Momentum(Vector m, Vector g) const {
     return hn::Add(hn::Mul(beta1, m), hn::Mul(one_minus_beta1, g));
@@ -49,13 +49,14 @@ struct AdaptiveVectors {
   HWY_INLINE Vector Parameter(Vector x, Vector m, Vector v) const {
     const Vector root = hn::Sqrt(hn::Max(v, floor));
     const Vector denominator = hn::Add(hn::Mul(root, inverse_sqrt_correction2), epsilon);
-    const auto has_variance = hn::Gt(v, none);
+    const auto has_variance = hn::Gt(v, above);
     const Vector ratio = hn::IfThenElseZero(has_variance, hn::Div(m, denominator));
     return hn::Sub(hn::Sub(x, hn::Mul(decay, x)), hn::Mul(step_size, ratio));
   }
 
   Vector beta1, one_minus_beta1, kept, one_minus_kept;
-  Vector step_size, inverse_sqrt_correction2, floor, none, epsilon, decay;
+  Vector step_size, inverse_sqrt_correction2, floor, epsilon, decay;
+  Vector above;  // what a variance must be above to get an update: 0, or less, which all are
 };
 
 template <class Codec, bool kUpdatesVariance>
