@@ -8,7 +8,7 @@
 # Each mutation replaces a piece of text that must stand exactly once in its file: one that no longer
 # matches fails here and wants mending.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$(readlink -f "$0")")/.."
 only=${1:-} checks_only=
 [[ $only != --check ]] || only='' checks_only=true
 survivors=0
@@ -53,8 +53,8 @@ mutate sum-in-arrival-order server/round.cc \
     const std::optional<Frame>& frame = frames_[(*first_rank_ + i) % frames_.size()];
     if (frame) contributions.push_back(frame->payload.data());'
 mutate server-error-committed-twice server/round.cc \
-  'const size_t packed = number_codec.Aggregate(' \
-  'number_codec.Aggregate(rule, chunk, segment, contributions, InverseCount(layout), error_there, out.data()); const size_t packed = number_codec.Aggregate('
+  'const size_t packed =' \
+  'number_codec.Aggregate(rule, chunk, segment, contributions, InverseCount(layout), error_there, out.data()); const size_t packed ='
 mutate retry-after-close-refused server/owned_chunk.cc \
   'if (header.step() < open_step_ && header.step() >= oldest_step) {' 'if (false) {'
 mutate worker-error-dropped worker/host_adam_state.cc \
