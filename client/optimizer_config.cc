@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "config/document.h"
 #include "config/suggestion.h"
+#include "nlohmann/json.hpp"
 
 namespace signpost {
 namespace {
@@ -116,16 +117,35 @@ Json Betas(const Value& value, GroupRates& rates) {
   return absl::StrFormat("[%.17g, %.17g]", rates.beta1, rates.beta2);
 }
 
-Json CodecOf(const Value& value, Codec& codec) {
+// By its name, or, from outside, as its shared object: ./libtopk.so or [./libtopk.so, ratio=0.05].
+Json CodecOf(const Value& value, Codec& codec, OptimizerConfig& config) {
   constexpr std::pair<const char*, Codec> kCodecs[] = {{"fp32", FLOAT32}, {"bf16", BFLOAT16},
                                                        {"fp16", FLOAT16}, {"int8", INT8},
                                                        {"int4", INT4},    {"onebit", ONE_BIT}};
+  const Node& node = value.entry.value;
   for (const auto& [name, of_name] : kCodecs) {
-    if (value.entry.value.text != name) continue;
+    if (node.text != name) continue;
     codec = of_name;
     return absl::StrCat("\"", name, "\"");
   }
-  return value.Wanted("fp32, bf16, fp16, int8, int4 or onebit");
+  const std::vector<Node>& items = node.items;
+  const std::string& library = items.empty() ? node.text : items[0].text;
+  const std::string options = items.size() == 2 ? items[1].text : "";
+  if (items.size() > 2 || !(absl::StrContains(library, '/') || absl::EndsWith(library, ".so"))) {
+    return value.Wanted(
+        "fp32, bf16, fp16, int8, int4 or onebit, or a shared object, such as ./libtopk.so, or "
+        "[./libtopk.so, ratio=0.05] with options of its own");
+  }
+  const bool is_another = config.codec_library != library || config.codec_options != options;
+  if (!config.codec_library.empty() && is_another) {
+    return value.Wanted(absl::StrCat("the same codec from outside as the param before, ",
+                                     config::Quoted(config.codec_library), " with options ",
+                                     config::Quoted(config.codec_options), ": a job has one"));
+  }
+  codec = CUSTOM;
+  config.codec_library = library;
+  config.codec_options = options;
+  return nlohmann::json({library, options}).dump();
 }
 
 Json Gamma(const Value& value, float& gamma) {
@@ -212,12 +232,12 @@ constexpr Param kParams[] = {
        return Count(v, c.options.zero_one->local_step_clipper);
      }},
     {"codec", kNotAdam, "codec", "onebit", "how the momentum travels",
-     [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.codec); }},
+     [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.codec, c); }},
     {"warm_up_codec", kOneBit, "codec", "fp32", "how gradients travel in the warm-up",
-     [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.warm_up_codec); }},
+     [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.warm_up_codec, c); }},
     {"variance_codec", kNotAdam, "codec", "fp32",
      "how gradients travel that refresh the variance, or in 0/1 Adam update it",
-     [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.variance_codec); }},
+     [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.variance_codec, c); }},
     {"variance_floor", kNotAdam, "number", "0.01",
      "the least variance at a freeze, as a fraction of its tensor's mean",
      [](const Value& v, OptimizerConfig& c) { return Number(v, c.options.variance_floor); }},

@@ -4,7 +4,8 @@
 //
 // Types are Adam (or AdamW), OneBitAdam, OneBitLamb and ZeroOneAdam, in any case. Params are those
 // of the Python classes of these names and DeepSpeed's; docs/configuration.md lists them. What has
-// no meaning here, such as cuda_aware, is accepted and said to be ignored.
+// no meaning here, such as cuda_aware, is accepted and said to be ignored. A codec from outside is
+// named as its shared object, with or without options of its own: [./libtopk.so, ratio=0.05].
 
 #ifndef SIGNPOST_CLIENT_OPTIMIZER_CONFIG_H_
 #define SIGNPOST_CLIENT_OPTIMIZER_CONFIG_H_
@@ -26,6 +27,8 @@ struct OptimizerConfig {
   OptimizerOptions options;
   GroupRates rates;                     // of every group
   float gamma = WorkerOptions().gamma;  // for SessionOptions::worker
+  std::string codec_library;            // CUSTOM's, likewise, as is
+  std::string codec_options;            // this
   bool as_deepspeed = false;            // compat: deepspeed; for SetAsDeepSpeed (session.h)
   // For those who clip, as the Python SDK does: gradients' greatest norm; 0: any.
   double max_grad_norm = 0;

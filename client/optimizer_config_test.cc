@@ -135,6 +135,34 @@ TEST(OptimizerConfig, TakesWhatSignpostHasBesides) {
   EXPECT_EQ(adam.options.freeze_step, OptimizerOptions::kNever);
 }
 
+TEST(OptimizerConfig, TakesACodecFromOutsideAsItsSharedObject) {
+  const OptimizerConfig with_options = ReadGood(
+      "optimizer: {type: OneBitAdam, params: {freeze_step: 2, codec: int8,\n"
+      "  warm_up_codec: [\"/a \\\"b\\\"/libtopk.so\", ratio=0.05]}}");
+  EXPECT_EQ(with_options.options.codec, INT8);
+  EXPECT_EQ(with_options.options.warm_up_codec, CUSTOM);
+  EXPECT_EQ(with_options.codec_library, "/a \"b\"/libtopk.so");
+  EXPECT_EQ(with_options.codec_options, "ratio=0.05");
+  EXPECT_THAT(with_options.json,
+              HasSubstr("\"warm_up_codec\": [\"/a \\\"b\\\"/libtopk.so\",\"ratio=0.05\"]"));
+  const OptimizerConfig twice = ReadGood(
+      "optimizer: {type: ZeroOneAdam, params: {var_freeze_step: 2, codec: libtopk.so, "
+      "variance_codec: [libtopk.so]}}");
+  EXPECT_EQ(twice.options.codec, CUSTOM);
+  EXPECT_EQ(twice.options.variance_codec, CUSTOM);
+  EXPECT_EQ(twice.codec_library, "libtopk.so");
+  EXPECT_EQ(twice.codec_options, "");
+  EXPECT_THAT(twice.json, HasSubstr("\"codec\": [\"libtopk.so\",\"\"]"));
+}
+
+TEST(OptimizerConfig, RefusesASecondCodecFromOutside) {
+  EXPECT_THAT(Error("OneBitAdam", "codec: [./a.so, k=1]\n    warm_up_codec: [./a.so, k=2]"),
+              AllOf(StartsWith("ds.json:5: warm_up_codec is a list"),
+                    HasSubstr("'./a.so' with options 'k=1': a job has one")));
+  EXPECT_THAT(Error("OneBitAdam", "codec: ./a.so\n    variance_codec: ./b.so"),
+              StartsWith("ds.json:5: variance_codec is './b.so'"));
+}
+
 TEST(OptimizerConfig, TellsOtherLanguagesInJsonWhatWasGivenAndCounts) {
   EXPECT_EQ(ReadGood("optimizer: {type: onebitadam, params: {lr: .5, betas: [0.5, 0.25], "
                      "freeze-step: auto, codec: int8, cuda_aware: true, amsgrad: false, "
@@ -202,6 +230,9 @@ TEST(OptimizerConfig, RefusesValuesOfTheWrongType) {
   EXPECT_THAT(Error("OneBitAdam", "freeze_step: -1"), HasSubstr("wanted a whole number"));
   EXPECT_THAT(Error("OneBitAdam", "freeze_step: 1.5"), HasSubstr("wanted a whole number"));
   EXPECT_THAT(Error("OneBitAdam", "codec: int2"), HasSubstr("wanted fp32, bf16"));
+  EXPECT_THAT(Error("OneBitAdam", "codec: [int8]"), HasSubstr("or a shared object"));
+  EXPECT_THAT(Error("OneBitAdam", "codec: [./a.so, b, c]"), HasSubstr("or a shared object"));
+  EXPECT_THAT(Error("OneBitAdam", "codec: []"), HasSubstr("or a shared object"));
   EXPECT_THAT(Error("OneBitAdam", "bias_correction: 2"), HasSubstr("wanted true or false"));
   EXPECT_THAT(Error("OneBitAdam", "compat: torch"), HasSubstr("wanted deepspeed"));
   EXPECT_THAT(Error("OneBitAdam", "max_grad_norm: -1"), HasSubstr("positive"));

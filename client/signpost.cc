@@ -193,6 +193,8 @@ void SetOptimizerOptions(const OptimizerOptions& optimizer, signpost_options& op
 void SetOptimizer(const OptimizerConfig& config, signpost_options& options) {
   SetOptimizerOptions(config.options, options);
   options.gamma = config.gamma;
+  options.codec_library = KeptOrNull(config.codec_library);
+  options.codec_options = KeptOrNull(config.codec_options);
   options.as_deepspeed = config.as_deepspeed;
 }
 

@@ -9,6 +9,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -154,6 +155,18 @@ TEST_F(SignpostConfigTest, GivesOptionsAndRatesWhatAFileSaysOfTheOptimizer) {
   EXPECT_EQ(rates_.beta2, 0.75);
   EXPECT_EQ(rates_.weight_decay, 0.125);
   EXPECT_EQ(rates_.epsilon, 1e-8);
+}
+
+TEST_F(SignpostConfigTest, NamesACodecFromOutsideAfterItWasClosed) {
+  ASSERT_EQ(Open("optimizer: {type: OneBitAdam, params: {freeze_step: 7, "
+                 "codec: [./libtopk.so, ratio=0.05]}}"),
+            SIGNPOST_OK)
+      << error_;
+  ASSERT_EQ(Optimizer(), SIGNPOST_OK) << error_;
+  signpost_config_close(std::exchange(config_, nullptr));
+  EXPECT_EQ(options_.codec, SIGNPOST_CODEC_CUSTOM);
+  EXPECT_STREQ(options_.codec_library, "./libtopk.so");
+  EXPECT_STREQ(options_.codec_options, "ratio=0.05");
 }
 
 TEST_F(SignpostConfigTest, NamesTheLineOfAnError) {

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterator, Mapping, Optional, Tuple, Union
 
 from signpost import _abi
+from signpost._codec import Codec
 from signpost._errors import InvalidArgumentError
 
 # A file, what would be in one, or None: the file that SIGNPOST_CONFIG names, if it does.
@@ -33,7 +34,11 @@ def optimizer_section(source: Source) -> Tuple[str, Dict[str, Any]]:
             exit_code=64,
         )
     read: Dict[str, Any] = json.loads(section)
-    return read["type"], read["params"]
+    params = read["params"]
+    for name in params:
+        if name.endswith("codec") and not isinstance(params[name], str):
+            params[name] = Codec(*params[name])  # from outside: library and options
+    return read["type"], params
 
 
 def session_setting(key: str) -> Optional[str]:
@@ -44,9 +49,11 @@ def session_setting(key: str) -> Optional[str]:
 
 
 def _json_of(source: Mapping[str, Any]) -> str:
-    def plain(value: Any) -> Dict[str, Any]:
+    def plain(value: Any) -> Union[Dict[str, Any], Tuple[str, str]]:
         if isinstance(value, Mapping):
             return dict(value)
+        if isinstance(value, Codec):
+            return value.library, value.options
         raise TypeError(f"{value!r} in a configuration: its type is {type(value).__name__}")
 
     # YAML has no pairs of surrogates.

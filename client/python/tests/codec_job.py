@@ -1,4 +1,4 @@
-"""A job with a codec from outside: codec_job.py train|reduce topk|python."""
+"""A job with a codec from outside: codec_job.py train|configured|reduce topk|python."""
 
 import sys
 import zlib
@@ -16,9 +16,12 @@ codec = {
 }[name]
 target = torch.linspace(-1, 1, 6000)
 
-if what == "train":
+if what in ("train", "configured"):
     x = torch.zeros(6000, requires_grad=True)
-    optimizer = signpost.OneBitAdam([x], lr=0.02, freeze_step=20, codec=codec)
+    if what == "configured":
+        optimizer = signpost.optimizer([x])  # of SIGNPOST_CONFIG's file
+    else:
+        optimizer = signpost.OneBitAdam([x], lr=0.02, freeze_step=20, codec=codec)
     for _ in range(150):
         optimizer.zero_grad()
         ((x - target) ** 2).mean().backward()

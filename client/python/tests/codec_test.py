@@ -10,6 +10,7 @@ import codecs_of_mine
 import pytest
 import signpost
 import torch
+from signpost._config import optimizer_section
 from signpost.torch import OneBitAdam
 
 HERE = Path(__file__).parent
@@ -37,11 +38,14 @@ def run(*command, **environment):
     return ended.returncode, ended.stdout
 
 
-def run_job(what, name, libraries):
+def run_job(what, name, libraries, **environment):
     job = [sys.executable, str(HERE / "codec_job.py"), what, name]
-    return run(
-        "run", "-n", "2", "--aggregators", "2", "--", *job, SIGNPOST_CODEC_LIBRARIES=libraries
-    )
+    environment["SIGNPOST_CODEC_LIBRARIES"] = libraries
+    return run("run", "-n", "2", "--aggregators", "2", "--", *job, **environment)
+
+
+def digests_of(output):
+    return re.findall(r"digest ([0-9a-f]{8})", output)
 
 
 def test_a_tensor_in_one_block_may_be_too_long_for_a_codec():
@@ -56,12 +60,32 @@ def test_a_tensor_in_one_block_may_be_too_long_for_a_codec():
 def test_all_ranks_have_the_bytes_of_what_is_wanted(what, name, library):
     code, output = run_job(what, name, library)
     assert code == 0
-    digests = re.findall(r"digest ([0-9a-f]{8})", output)
+    digests = digests_of(output)
     assert len(digests) == 2 and digests[0] == digests[1]
     # A bit for each number keeps circling around a minimum as near as this one.
     if (what, name) != ("train", "python"):
         distances = re.findall(r"distance ([0-9.]+)", output)
         assert all(float(distance) < 0.1 for distance in distances)
+
+
+def test_a_configuration_names_it_as_its_shared_object(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "optimizer:\n"
+        "  type: OneBitAdam\n"
+        f"  params: {{lr: 0.02, freeze_step: 20, codec: [{TOPK}, ratio=0.25]}}\n"
+    )
+    code, output = run_job("configured", "topk", TOPK, SIGNPOST_CONFIG=str(file))
+    assert code == 0
+    _, by_argument = run_job("train", "topk", TOPK)
+    assert len(digests_of(output)) == 2 and digests_of(output) == digests_of(by_argument)
+
+
+def test_a_dictionary_has_it_as_an_argument_would():
+    codec = signpost.Codec(TOPK, 'ratio=0.25 "quoted"')
+    params = {"freeze_step": 2, "codec": "int4", "warm_up_codec": codec}
+    config = {"optimizer": {"type": "OneBitAdam", "params": params}}
+    assert optimizer_section(config) == ("OneBitAdam", params)
 
 
 def test_a_class_that_raises_ends_the_job_and_is_named():
