@@ -12,6 +12,7 @@ docs/convergence-onebit_lamb.md. What stands behind the second "--" goes to the 
 compresses, as does what --compressed has, or to those of one example; what --both has to all runs
 likewise. Each run is kept as a file, and
 not made again: an interrupted suite goes on. Other options that were tried are in the report too.
+What a report says from "## Other measurements" on is written by hand, and stays.
 After a change of the program, take another directory for them.
 
 Exit code 1: the one that compresses is behind.
@@ -294,6 +295,8 @@ TRIED = """
 {rows}
 """
 
+OTHER = "\n## Other measurements\n"
+
 
 def table(rows):
     return "\n".join(f"| {row} |" for row in rows)
@@ -335,7 +338,15 @@ def write_report(arguments, comparisons, others):
         if others
         else "",
     )
-    (arguments.docs / f"{name}.md").write_text(report)
+    file = arguments.docs / f"{name}.md"
+    file.write_text(report + written_by_hand(file))
+
+
+def written_by_hand(file):
+    """The end of a report that is there already, empty if there is none."""
+    text = file.read_text() if file.exists() else ""
+    start = text.find(OTHER)
+    return text[start:] if start >= 0 else ""
 
 
 def chosen_with(comparisons, others):

@@ -72,11 +72,14 @@ def test_makes_each_run_once_and_reports_what_was_tried(tmp_path, capsys, monkey
     assert "| ResNet on digits | none | 2 | +2.19%" in report[report.index("What was tried") :]
     assert "`. Those of the ResNet on digits were chosen on the seeds that this table" in report
 
+    by_hand = "\n## Other measurements\n\nThese runs took a minute.\n\n## On a Tuesday\n"
+    (tmp_path / "convergence.md").write_text(report + by_hand)
     convergence.main([*arguments, "--first-seed=3", "--", "--freeze-step=10"])
     report = (tmp_path / "convergence.md").read_text()
     assert "\n2 seeds from 3 on. The difference" in report
     assert re.findall(r"^\| ResNet on digits \| (\d+) \| 9", report, re.MULTILINE) == ["3", "4"]
     assert "were chosen" not in report
+    assert report.endswith("|\n" + by_hand) and report.count("Other measurements") == 1
     assert '`bazel run //client/python:convergence -- --first-seed=3 --compressed="--fr' in report
 
 
