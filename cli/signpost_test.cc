@@ -24,6 +24,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -493,6 +494,46 @@ TEST(Aggregator, GivesJobsNoMoreThanTheGraceWhenItDrains) {
   EXPECT_EQ(next.End().exit_code, 0);
 }
 
+// An aggregator, and two ranks that exchange what they are told to.
+class BenchJob {
+ public:
+  // Ranks have the flags, and the aggregator a state of this name.
+  BenchJob(const std::string& name, const std::string& flags)
+      : aggregator_(WithPid("aggregator --metrics-listen 127.0.0.1:0 --state-dir " +
+                            testing::TempDir() + "/" + name)) {
+    aggregator_pid_ = ToPid(aggregator_.ReadLine());
+    const std::string address(absl::StripPrefix(aggregator_.ReadLine(), "listening on "));
+    for (int rank = 0; rank < 2; ++rank) {
+      const std::string lines = absl::StrCat(testing::TempDir(), "/to-", name, rank);
+      EXPECT_EQ(mkfifo(lines.c_str(), 0600), 0);
+      to_rank_[rank] = open(lines.c_str(), O_RDWR | O_CLOEXEC);
+      ranks_.push_back(std::make_unique<Started>(absl::StrCat(
+          "env SIGNPOST_AGGREGATORS=", address, " SIGNPOST_JOB=", name, " SIGNPOST_RANK=", rank,
+          " SIGNPOST_WORLD_SIZE=2 ", kProgram, " bench rank ", flags, " <", lines)));
+    }
+    for (const auto& rank : ranks_) EXPECT_EQ(rank->ReadLine(), "ready");
+  }
+  ~BenchJob() {
+    for (const int rank : to_rank_) close(rank);
+    for (const auto& rank : ranks_) EXPECT_EQ(rank->End().exit_code, 0);
+    kill(aggregator_pid_, SIGTERM);
+  }
+
+  void Exchange(int times) {
+    const std::string line = absl::StrCat(times, "\n");
+    for (const int rank : to_rank_) EXPECT_EQ(write(rank, line.data(), line.size()), line.size());
+    for (const auto& rank : ranks_) EXPECT_THAT(rank->ReadLine(), HasSubstr(" "));
+  }
+
+  pid_t aggregator_pid() const { return aggregator_pid_; }
+
+ private:
+  Started aggregator_;
+  pid_t aggregator_pid_ = 0;
+  int to_rank_[2] = {};
+  std::vector<std::unique_ptr<Started>> ranks_;
+};
+
 // Of all its threads so far.
 absl::Duration CpuTime(pid_t pid) {
   clockid_t clock;
@@ -504,37 +545,34 @@ absl::Duration CpuTime(pid_t pid) {
 
 // Ranks that have exchanged something and hold their connections, with nothing to do.
 TEST(Aggregator, CostsNothingWhileItsJobIsIdle) {
-  const std::string lines = testing::TempDir() + "/lines";  // to rank 0, and to rank 1
-  int to_rank[2];
-  for (int rank = 0; rank < 2; ++rank) {
-    const std::string path = absl::StrCat(lines, rank);
-    ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
-    to_rank[rank] = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  }
-  Started aggregator(WithPid("aggregator --metrics-listen 127.0.0.1:0 --state-dir " +
-                             testing::TempDir() + "/idle"));
-  const pid_t pid = ToPid(aggregator.ReadLine());
-  const std::string address(absl::StripPrefix(aggregator.ReadLine(), "listening on "));
-  std::vector<std::unique_ptr<Started>> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.push_back(std::make_unique<Started>(
-        absl::StrCat("env SIGNPOST_AGGREGATORS=", address,
-                     " SIGNPOST_JOB=idle SIGNPOST_RANK=", rank, " SIGNPOST_WORLD_SIZE=2 ", kProgram,
-                     " bench rank --mode step --parameters 100000 <", lines, rank)));
-  }
-  for (const auto& rank : ranks) EXPECT_EQ(rank->ReadLine(), "ready");
-  for (const int rank : to_rank) EXPECT_EQ(write(rank, "5\n", 2), 2);
-  for (const auto& rank : ranks) EXPECT_THAT(rank->ReadLine(), HasSubstr(" "));
-
+  BenchJob job("idle", "--mode step --parameters 100000");
+  job.Exchange(5);
   const absl::Time start = absl::Now();
-  const absl::Duration before = CpuTime(pid);
+  const absl::Duration before = CpuTime(job.aggregator_pid());
   absl::SleepFor(absl::Seconds(3));  // what is measured is what it does meanwhile
-  const absl::Duration idle = absl::Now() - start, used = CpuTime(pid) - before;
+  const absl::Duration idle = absl::Now() - start, used = CpuTime(job.aggregator_pid()) - before;
   EXPECT_LT(used, 0.005 * idle);  // a twenty-fifth of that was measured
+}
 
-  for (const int rank : to_rank) close(rank);
-  for (const auto& rank : ranks) EXPECT_EQ(rank->End().exit_code, 0);
-  kill(pid, SIGTERM);
+// Pages that the kernel has given it so far: proc(5), minflt.
+uint64_t PageFaults(pid_t pid) {
+  const std::string stat = ReadFile(absl::StrCat("/proc/", pid, "/stat"));
+  const std::vector<std::string> fields =
+      absl::StrSplit(stat.substr(stat.rfind(')') + 2), ' ');  // from the third field on
+  uint64_t faults = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(fields.at(7), &faults)) << stat;
+  return faults;
+}
+
+TEST(Aggregator, KeepsTheMemoryThatItReceivesInto) {
+  constexpr int kParameters = 4'000'000, kExchanges = 40;
+  BenchJob job("receives", absl::StrCat("--mode mean --codec fp32 --parameters ", kParameters));
+  job.Exchange(20);
+  const uint64_t before = PageFaults(job.aggregator_pid());
+  job.Exchange(kExchanges);
+  const double received_pages = 2.0 * kExchanges * kParameters * sizeof(float) / getpagesize();
+  // 1 to 10% were measured, and 37 to 51 of an aggregator that gives its memory back.
+  EXPECT_LT(PageFaults(job.aggregator_pid()) - before, 0.2 * received_pages);
 }
 
 TEST(Aggregator, RefusesAShardThatIsNone) {
