@@ -1,11 +1,13 @@
 // The two-phase exchange of 1-bit Adam (arXiv:2102.02888) for all workers at once: each compresses
-// what it has to one bit per element with a scale for each block, S = gamma * ||u||_2 /
-// sqrt(length), and so does the aggregator with their mean; what compression loses stays with the
+// what it has, and so does the aggregator with their mean; what compression loses stays with the
 // side that compressed. Double precision, no messages, no packing; nothing in here is shared with
 // the system that it is compared to. The references of all optimizers are written with it.
 //
-// A sign is the one thing that rounding can turn into something else, so it is the only decision
-// that has to be watched: closest_decision().
+// Each block has a scale S. In one bit an element is its sign times S = gamma * ||u||_2 /
+// sqrt(length); in an integer of k bits the nearest multiple of S = max |u| / (2^(k-1) - 1).
+//
+// A sign, or which multiple is the nearest, are the only things that rounding can turn into
+// something else, so these decisions have to be watched: closest_decision().
 
 #ifndef SIGNPOST_TESTS_EXCHANGE_REFERENCE_H_
 #define SIGNPOST_TESTS_EXCHANGE_REFERENCE_H_
@@ -20,6 +22,17 @@ namespace signpost::testing {
 
 using Vector = std::vector<double>;
 
+enum class Coding { kExact, kOneBit, kInt4, kInt8 };
+
+// The mean over workers.
+inline Vector MeanOf(const std::vector<Vector>& vectors) {
+  Vector mean(vectors[0].size());
+  for (const Vector& vector : vectors) {
+    for (size_t j = 0; j < mean.size(); ++j) mean[j] += vector[j] / vectors.size();
+  }
+  return mean;
+}
+
 class ExchangeReference {
  public:
   // `tensors`: the number of elements of each; blocks do not straddle them.
@@ -31,27 +44,30 @@ class ExchangeReference {
     server_error_.assign(elements, 0);
   }
 
-  // What every worker gets when worker i has inputs[i].
-  Vector Mean(const std::vector<Vector>& inputs) {
+  // What every worker gets when worker i has inputs[i]. What is exact has nothing to do with
+  // errors.
+  Vector Mean(const std::vector<Vector>& inputs, Coding coding = Coding::kOneBit) {
+    if (coding == Coding::kExact) return MeanOf(inputs);
     Vector mean = server_error_;
     for (size_t i = 0; i < inputs.size(); ++i) {
       Vector u = inputs[i];
       for (size_t j = 0; j < u.size(); ++j) u[j] += worker_error_[i][j];
-      const Vector compressed = Compress(u, worker_error_[i]);
+      const Vector compressed = Compress(u, coding, worker_error_[i]);
       for (size_t j = 0; j < u.size(); ++j) mean[j] += compressed[j] / inputs.size();
     }
-    return Compress(mean, server_error_);
+    return Compress(mean, coding, server_error_);
   }
 
   // The same apart from the error feedback: errors are not added, and take what is lost times
   // `unit`.
-  Vector MeanApart(const std::vector<Vector>& inputs, double unit) {
+  Vector MeanApart(const std::vector<Vector>& inputs, Coding coding, double unit) {
+    if (coding == Coding::kExact) return MeanOf(inputs);
     Vector mean(server_error_.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const Vector compressed = CompressApart(inputs[i], unit, worker_error_[i]);
+      const Vector compressed = CompressApart(inputs[i], coding, unit, worker_error_[i]);
       for (size_t j = 0; j < mean.size(); ++j) mean[j] += compressed[j] / inputs.size();
     }
-    return CompressApart(mean, unit, server_error_);
+    return CompressApart(mean, coding, unit, server_error_);
   }
 
   // For another unit, or with 0 for a metric that has nothing to do with the last one.
@@ -65,35 +81,58 @@ class ExchangeReference {
   const Vector& worker_error(int worker) const { return worker_error_[worker]; }
   const Vector& server_error() const { return server_error_; }
 
-  // The smallest |u| / S that was ever compressed. Where it is not far above fp32's rounding, the
-  // sign that fp32 sees can be another one, and a comparison means nothing.
+  // How far what was ever compressed was from being taken for something else: the least |u| / S,
+  // and for integers the least distance from the middle of two multiples by max |u|. Where it is
+  // not far above fp32's rounding, what fp32 sees can be the other one, and a comparison means
+  // nothing.
   double closest_decision() const { return closest_decision_; }
 
  private:
-  // S * sign(u) per block; `error` becomes what that loses.
-  Vector Compress(const Vector& u, Vector& error) {
+  // Block by block; `error` becomes what that loses.
+  Vector Compress(const Vector& u, Coding coding, Vector& error) {
     Vector compressed(u.size());
     size_t first = 0;
     for (size_t elements : tensors_) {
       const size_t end = first + elements;
       for (; first < end; first = std::min(first + block_, end)) {
         const size_t block_end = std::min(first + block_, end);
-        double squares = 0;
-        for (size_t j = first; j < block_end; ++j) squares += u[j] * u[j];
-        const double scale = gamma_ * std::sqrt(squares / (block_end - first));
-        for (size_t j = first; j < block_end; ++j) {
-          compressed[j] = std::signbit(u[j]) ? -scale : scale;
-          error[j] = u[j] - compressed[j];
-          if (scale > 0) closest_decision_ = std::min(closest_decision_, std::abs(u[j]) / scale);
+        if (coding == Coding::kOneBit) {
+          TakeSigns(u, first, block_end, compressed);
+        } else {
+          Quantize(u, first, block_end, coding == Coding::kInt4 ? 7 : 127, compressed);
         }
       }
     }
+    for (size_t j = 0; j < u.size(); ++j) error[j] = u[j] - compressed[j];
     return compressed;
   }
 
-  Vector CompressApart(const Vector& u, double unit, Vector& error) {
+  void TakeSigns(const Vector& u, size_t begin, size_t end, Vector& compressed) {
+    double squares = 0;
+    for (size_t j = begin; j < end; ++j) squares += u[j] * u[j];
+    const double scale = gamma_ * std::sqrt(squares / (end - begin));
+    for (size_t j = begin; j < end; ++j) {
+      compressed[j] = std::signbit(u[j]) ? -scale : scale;
+      if (scale > 0) closest_decision_ = std::min(closest_decision_, std::abs(u[j]) / scale);
+    }
+  }
+
+  // To whole numbers of at most `most`, times the scale.
+  void Quantize(const Vector& u, size_t begin, size_t end, double most, Vector& compressed) {
+    double largest = 0;
+    for (size_t j = begin; j < end; ++j) largest = std::max(largest, std::abs(u[j]));
+    const double scale = largest / most;
+    for (size_t j = begin; j < end && scale > 0; ++j) {
+      const double code = std::nearbyint(u[j] / scale);
+      compressed[j] = code * scale;
+      const double to_the_middle = 0.5 - std::abs(u[j] / scale - code);
+      closest_decision_ = std::min(closest_decision_, to_the_middle / most);
+    }
+  }
+
+  Vector CompressApart(const Vector& u, Coding coding, double unit, Vector& error) {
     Vector loss(u.size());
-    const Vector compressed = Compress(u, loss);
+    const Vector compressed = Compress(u, coding, loss);
     for (size_t j = 0; j < u.size(); ++j) error[j] += unit * loss[j];
     return compressed;
   }
@@ -105,15 +144,6 @@ class ExchangeReference {
   Vector server_error_;
   double closest_decision_ = 1;
 };
-
-// The mean over workers.
-inline Vector MeanOf(const std::vector<Vector>& vectors) {
-  Vector mean(vectors[0].size());
-  for (const Vector& vector : vectors) {
-    for (size_t j = 0; j < mean.size(); ++j) mean[j] += vector[j] / vectors.size();
-  }
-  return mean;
-}
 
 }  // namespace signpost::testing
 

@@ -67,7 +67,10 @@ TEST_P(LambReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
        .variance_floor = job.optimizer.variance_floor,
        .bias_correction = job.optimizer.bias_correction,
        .freeze_step = static_cast<int>(std::min<uint64_t>(job.optimizer.freeze_step, job.steps)),
-       .one_bit = job.optimizer.codec == ONE_BIT,
+       .variance_refresh_interval = static_cast<int>(job.optimizer.variance_refresh_interval),
+       .warm_up_codec = CodingOf(job.optimizer.warm_up_codec),
+       .codec = CodingOf(job.optimizer.codec),
+       .variance_codec = CodingOf(job.optimizer.variance_codec),
        .max_coeff = lamb.max_coeff,
        .min_coeff = lamb.min_coeff,
        .coeff_beta = lamb.coeff_beta,
@@ -93,7 +96,7 @@ TEST_P(LambReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
     }
   }
   ASSERT_GT(reference.closest_decision(), Tolerance(job.steps) / 8)
-      << "fp32 may see another sign than the reference; choose other gradients";
+      << "fp32 may decide otherwise than the reference; choose other gradients";
 
   Cluster cluster({});
   absl::Mutex mutex;
@@ -162,6 +165,19 @@ INSTANTIATE_TEST_SUITE_P(
         Case{2,
              {15, 16, 17},
              {.freeze_step = 3, .codec = FLOAT32, .lamb = kOthers},
+             {0.01, 0.1, 0.9, 0.9}},
+        Case{2,
+             {37, 8, 1, 100},
+             {.freeze_step = 6, .variance_refresh_interval = 5, .lamb = kDefaults},
+             {0.01, 0.1, 0.9, 0.9}},
+        Case{3, {9, 2}, {.freeze_step = 5, .warm_up_codec = INT8, .lamb = kDefaults}},
+        Case{2,
+             {8, 3},
+             {.freeze_step = 4,
+              .warm_up_codec = INT4,
+              .variance_codec = INT4,
+              .variance_refresh_interval = 6,
+              .lamb = kDefaults},
              {0.01, 0.1, 0.9, 0.9}},
         Case{3, {50}, {.freeze_step = OptimizerOptions::kNever, .lamb = kDefaults}}));
 

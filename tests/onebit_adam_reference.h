@@ -21,7 +21,7 @@ class OneBitAdamReference {
     bool bias_correction = true;
     int freeze_step = 1;
     int variance_refresh_interval = 0;
-    bool refreshes_in_one_bit = false;  // or in the gradients' own precision
+    Coding warm_up_codec = Coding::kExact, codec = Coding::kOneBit, variance_codec = Coding::kExact;
   };
 
   // `tensors`: the number of elements of each; blocks do not straddle them.
@@ -39,11 +39,10 @@ class OneBitAdamReference {
     const int interval = options_.variance_refresh_interval;
     const int frozen = step_ - options_.freeze_step;
     if (frozen < 0) {
-      WarmUp(MeanOf(gradients), learning_rate, weight_decay);
+      WarmUp(exchange_.Mean(gradients, options_.warm_up_codec), learning_rate, weight_decay);
     } else if (interval > 0 && frozen > 0 && frozen % interval == 0) {
       // What is lost of a gradient is so much of a momentum.
-      Refresh(options_.refreshes_in_one_bit ? exchange_.MeanApart(gradients, 1 - options_.beta1)
-                                            : MeanOf(gradients),
+      Refresh(exchange_.MeanApart(gradients, options_.variance_codec, 1 - options_.beta1),
               learning_rate, weight_decay);
     } else {
       if (frozen == 0) Freeze();
@@ -80,6 +79,8 @@ class OneBitAdamReference {
     for (double& m : m_) m /= correction1;
     for (double& v : v_) v /= correction2;
     ApplyFloor();
+    // What was lost of gradients is so much of a momentum.
+    exchange_.ScaleErrors(1 - options_.beta1);
   }
 
   void ApplyFloor() {
@@ -117,7 +118,7 @@ class OneBitAdamReference {
         m[j] = options_.beta1 * m[j] + (1 - options_.beta1) * gradient[j];
       }
     }
-    m_ = exchange_.Mean(momenta);
+    m_ = exchange_.Mean(momenta, options_.codec);
     for (size_t j = 0; j < x_.size(); ++j) {
       const double update = v_[j] > 0 ? m_[j] / (std::sqrt(v_[j]) + options_.epsilon) : 0;
       x_[j] -= learning_rate * (update + weight_decay * x_[j]);

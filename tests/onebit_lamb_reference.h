@@ -34,7 +34,8 @@ class OneBitLambReference {
     double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, gamma = 1.35, variance_floor = 0.01;
     bool bias_correction = true;  // of momentum, variance and the mean of the trust ratios
     int freeze_step = 1;
-    bool one_bit = true;  // or the momentum travels in a codec that loses nothing
+    int variance_refresh_interval = 0;
+    Coding warm_up_codec = Coding::kExact, codec = Coding::kOneBit, variance_codec = Coding::kExact;
     double max_coeff = 10, min_coeff = 0.01, coeff_beta = 0.9;
     double factor_max = 4, factor_min = 0.5, factor_threshold = 0.1;
   };
@@ -57,10 +58,16 @@ class OneBitLambReference {
 
   // gradients[i] is worker i's.
   void Step(const std::vector<Vector>& gradients, double learning_rate, double weight_decay) {
-    if (step_ < options_.freeze_step) {
-      WarmUp(MeanOf(gradients), learning_rate, weight_decay);
+    const int frozen = step_ - options_.freeze_step;
+    if (frozen < 0) {
+      WarmUp(exchange_.Mean(gradients, options_.warm_up_codec), learning_rate, weight_decay);
+    } else if (Refreshes(frozen)) {
+      // What is lost of a gradient is so much of a momentum.
+      Refresh(exchange_.MeanApart(gradients, options_.variance_codec, 1 - options_.beta1),
+              learning_rate, weight_decay);
     } else {
-      if (step_ == options_.freeze_step) Freeze();
+      if (frozen == 0) Freeze();
+      if (Refreshes(frozen - 1)) StartAnew();
       OneBit(gradients, learning_rate, weight_decay);
     }
     ++step_;
@@ -88,6 +95,11 @@ class OneBitLambReference {
 
   double Correction(double beta, double t) const {
     return options_.bias_correction ? 1 - std::pow(beta, t) : 1;
+  }
+
+  bool Refreshes(int frozen) const {
+    const int interval = options_.variance_refresh_interval;
+    return interval > 0 && frozen > 0 && frozen % interval == 0;
   }
 
   // LAMB on the mean gradient, and the moving average of each tensor's trust ratio.
@@ -118,22 +130,47 @@ class OneBitLambReference {
   void Freeze() {
     const double correction1 = Correction(options_.beta1, options_.freeze_step);
     const double correction2 = Correction(options_.beta2, options_.freeze_step);
+    for (double& m : m_) m /= correction1;
+    for (double& v : v_) v /= correction2;
     for (Tensor& tensor : tensors_) {
-      double mean = 0;
-      for (size_t j = tensor.first; j < tensor.end; ++j) {
-        m_[j] /= correction1;
-        v_[j] /= correction2;
-        mean += v_[j] / (tensor.end - tensor.first);
-      }
-      for (size_t j = tensor.first; j < tensor.end; ++j) {
-        if (v_[j] > 0) v_[j] = std::max(v_[j], options_.variance_floor * mean);
-      }
       // A tensor that never had a trust ratio keeps LAMB's 1.
       if (tensor.weight > 0) {
         tensor.frozen_coefficient = tensor.average / (options_.bias_correction ? tensor.weight : 1);
       }
     }
+    // What was lost of gradients is so much of a momentum.
+    exchange_.ScaleErrors(1 - options_.beta1);
+    StartAnew();
+  }
+
+  // With a variance that is frozen from here on.
+  void StartAnew() {
+    for (Tensor& tensor : tensors_) {
+      double mean = 0;
+      for (size_t j = tensor.first; j < tensor.end; ++j) {
+        mean += v_[j] / (tensor.end - tensor.first);
+      }
+      for (size_t j = tensor.first; j < tensor.end; ++j) {
+        if (v_[j] > 0) v_[j] = std::max(v_[j], options_.variance_floor * mean);
+      }
+      tensor.factor = 1;
+    }
     fresh_v_ = v_;
+  }
+
+  // What the paper does not have: the gradients travel by themselves, the variance catches up on
+  // the steps since it was last estimated, and trust ratios are the last step's.
+  void Refresh(const Vector& gradient, double learning_rate, double weight_decay) {
+    const double kept = std::pow(options_.beta2, options_.variance_refresh_interval);
+    Vector update(x_.size());
+    for (size_t j = 0; j < x_.size(); ++j) {
+      const double g = gradient[j];
+      m_[j] = options_.beta1 * m_[j] + (1 - options_.beta1) * g;
+      const double adam = v_[j] > 0 ? m_[j] / (std::sqrt(v_[j]) + options_.epsilon) : 0;
+      update[j] = adam + weight_decay * x_[j];
+      v_[j] = kept * v_[j] + (1 - kept) * g * g;
+    }
+    for (const Tensor& tensor : tensors_) Update(tensor, learning_rate, update);
   }
 
   void OneBit(const std::vector<Vector>& gradients, double learning_rate, double weight_decay) {
@@ -145,7 +182,7 @@ class OneBitLambReference {
       }
     }
     const Vector last = m_;
-    m_ = options_.one_bit ? exchange_.Mean(momenta) : MeanOf(momenta);
+    m_ = exchange_.Mean(momenta, options_.codec);
 
     Vector adam(x_.size()), update(x_.size());
     for (size_t j = 0; j < x_.size(); ++j) {

@@ -4,9 +4,26 @@
 #define SIGNPOST_TESTS_REFERENCE_COMPARISON_H_
 
 #include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "proto/aggregator.pb.h"
 #include "tests/exchange_reference.h"
 
 namespace signpost::testing {
+
+// What references call it; other codecs they do not have.
+inline Coding CodingOf(Codec codec) {
+  switch (codec) {
+    case FLOAT32:
+      return Coding::kExact;
+    case INT8:
+      return Coding::kInt8;
+    case INT4:
+      return Coding::kInt4;
+    default:
+      EXPECT_EQ(codec, ONE_BIT);
+      return Coding::kOneBit;
+  }
+}
 
 inline Vector ToDouble(absl::Span<const float> values) { return {values.begin(), values.end()}; }
 

@@ -48,7 +48,9 @@ TEST_P(ReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
        .bias_correction = job.optimizer.bias_correction,
        .freeze_step = static_cast<int>(std::min<uint64_t>(job.optimizer.freeze_step, job.steps)),
        .variance_refresh_interval = static_cast<int>(job.optimizer.variance_refresh_interval),
-       .refreshes_in_one_bit = job.optimizer.variance_codec == ONE_BIT},
+       .warm_up_codec = CodingOf(job.optimizer.warm_up_codec),
+       .codec = CodingOf(job.optimizer.codec),
+       .variance_codec = CodingOf(job.optimizer.variance_codec)},
       ToDouble(InitialParameters(elements)));
   std::vector<Vector> parameters, momenta;
   std::vector<std::vector<Vector>> errors;  // by step, by rank
@@ -66,7 +68,7 @@ TEST_P(ReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
     }
   }
   ASSERT_GT(reference.closest_decision(), Tolerance(job.steps) / 8)
-      << "fp32 may see another sign than the reference; choose other gradients";
+      << "fp32 may decide otherwise than the reference; choose other gradients";
 
   Cluster cluster({});
   absl::Mutex
@@ -74,12 +76,13 @@ TEST_P(ReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
   Train(cluster, job, [&](uint32_t rank, int step, const Replica& replica, Worker& worker) {
     absl::MutexLock lock(&mutex);
     const double tolerance = Tolerance(step);
-    const bool one_bit = static_cast<uint64_t>(step) >= job.optimizer.freeze_step;
+    const bool has_error = static_cast<uint64_t>(step) >= job.optimizer.freeze_step ||
+                           job.optimizer.warm_up_codec != FLOAT32;
     size_t j = 0;
     for (uint32_t chunk = 0; chunk < worker.layout().chunks().size(); ++chunk) {
       for (float m : worker.optimizer().Momentum(chunk)) {
         ASSERT_NEAR(m, momenta[step][j], tolerance) << "momentum " << j << ", step " << step;
-        if (one_bit) {
+        if (has_error) {
           ASSERT_NEAR(worker.optimizer().error()[j], errors[step][rank][j], tolerance)
               << "rank " << rank << "'s error " << j << ", step " << step;
         }
@@ -104,6 +107,16 @@ INSTANTIATE_TEST_SUITE_P(
         Case{2,
              {37, 8, 1, 100},
              {.freeze_step = 6, .variance_codec = ONE_BIT, .variance_refresh_interval = 5},
+             /*beta2=*/0.9},
+        Case{2, {8, 3}, {.freeze_step = 7, .warm_up_codec = INT4}},
+        Case{3, {9, 2}, {.freeze_step = 5, .warm_up_codec = INT8}},
+        Case{4, {9, 1}, {.freeze_step = 2, .codec = INT4}},
+        Case{2,
+             {7, 5},
+             {.freeze_step = 6,
+              .warm_up_codec = INT8,
+              .variance_codec = INT8,
+              .variance_refresh_interval = 5},
              /*beta2=*/0.9},
         Case{2, {50}, {.bias_correction = false, .freeze_step = 8}},
         Case{3, {50}, {.freeze_step = OptimizerOptions::kNever}}));

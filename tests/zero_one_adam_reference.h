@@ -21,13 +21,15 @@
 // An update of the variance stands for all steps since the last one: with K of them
 // v = beta2^K v + (1 - beta2^K) g^2. The bias correction is then Adam's for the step of the update.
 //
-// Once there have been one-bit rounds, variances count as at least a fraction of their tensor's
-// mean, and in any case an element that has none gets no update.
+// Once there have been rounds without an update of the variance, variances count as at least a
+// fraction of their tensor's mean. An element that has none gets no update, unless what updates the
+// variance travels in a codec that loses something: it may have been taken for zero each time, and
+// counts as that fraction too.
 //
 // Before var_freeze_step one-bit rounds are of gradients, as in DeepSpeed. Errors go on from there
 // in units of the momentum, of which a gradient is 1 - beta1; or are reset, as in DeepSpeed.
 //
-// The only decisions are signs (exchange_reference.h); all else is continuous. The sum u is rounded
+// The only decisions are those of codecs (exchange_reference.h); all else is continuous. The sum u is rounded
 // once per step, so the mean of H momenta has at most H + 2 roundings of the largest of them.
 
 #ifndef SIGNPOST_TESTS_ZERO_ONE_ADAM_REFERENCE_H_
@@ -51,8 +53,8 @@ class ZeroOneAdamReference {
     int var_update_scaler = 16;
     int local_step_scaler = 1000;
     int local_step_clipper = 16;
-    bool resets_errors = false;       // at var_freeze_step
-    bool updates_in_one_bit = false;  // the variance; or in the gradients' own precision
+    bool resets_errors = false;  // at var_freeze_step
+    Coding codec = Coding::kOneBit, variance_codec = Coding::kExact;
   };
 
   // `tensors`: the number of elements of each; blocks do not straddle them.
@@ -107,13 +109,12 @@ class ZeroOneAdamReference {
     const Vector floor = gap_ > 1 ? Floor() : Vector(v_.size());
     Vector g;
     if (step_ == next_update_) {
-      const bool in_one_bit = options_.updates_in_one_bit;
-      g = in_one_bit ? exchange_.MeanApart(gradients, /*unit=*/1) : MeanOf(gradients);
-      sent_bits_ += in_one_bit ? OneBit() : 32;
+      g = exchange_.MeanApart(gradients, options_.variance_codec, /*unit=*/1);
+      sent_bits_ += BitsOf(options_.variance_codec);
       UpdateVariance(g);
     } else {
-      g = exchange_.Mean(gradients);
-      sent_bits_ += OneBit();
+      g = exchange_.Mean(gradients, options_.codec);
+      sent_bits_ += BitsOf(options_.codec);
     }
     const double correction1 = Correction(options_.beta1, step_ + 1);
     const double correction2 = Correction(options_.beta2, updated_ + 1);
@@ -121,9 +122,8 @@ class ZeroOneAdamReference {
     Vector& m = workers_[0].m;
     for (size_t j = 0; j < x.size(); ++j) {
       m[j] = options_.beta1 * m[j] + (1 - options_.beta1) * g[j];
-      const double v = std::max(v_[j] / correction2, floor[j]);
-      const double update =
-          v_[j] > 0 ? (m[j] / correction1) / (std::sqrt(v) + options_.epsilon) : 0;
+      const double v = Lifts() || v_[j] > 0 ? std::max(v_[j] / correction2, floor[j]) : 0;
+      const double update = v > 0 ? (m[j] / correction1) / (std::sqrt(v) + options_.epsilon) : 0;
       x[j] -= learning_rate * (update + weight_decay * x[j]);
     }
     Synchronise(m);
@@ -159,7 +159,7 @@ class ZeroOneAdamReference {
     const Vector floor = Floor();
     for (size_t j = 0; j < v_.size(); ++j) {
       for (Worker& worker : workers_) worker.m[j] /= correction1;
-      if (v_[j] > 0) v_[j] = std::max(v_[j] / correction2, floor[j]);
+      if (Lifts() || v_[j] > 0) v_[j] = std::max(v_[j] / correction2, floor[j]);
     }
     exchange_.ScaleErrors(options_.resets_errors ? 0 : 1 - options_.beta1);
   }
@@ -187,8 +187,8 @@ class ZeroOneAdamReference {
       if (sum_of_rates_ == 0) continue;  // all weights are zero: as well equal
       for (size_t j = 0; j < mean.size(); ++j) mean[j] = worker.u[j] / sum_of_rates_;
     }
-    const Vector m = exchange_.Mean(means);
-    sent_bits_ += OneBit();
+    const Vector m = exchange_.Mean(means, options_.codec);
+    sent_bits_ += BitsOf(options_.codec);
     for (size_t j = 0; j < m.size(); ++j) {
       anchor_[j] -= sum_of_rates_ * Preconditioned(m, j) + sum_of_decays_ * anchor_[j];
     }
@@ -207,14 +207,19 @@ class ZeroOneAdamReference {
     synchronised_ = step_;
   }
 
-  // Bits per parameter of a one-bit round.
-  double OneBit() const {
+  // Whether elements without a variance have had gradients perhaps.
+  bool Lifts() const { return options_.variance_codec != Coding::kExact; }
+
+  // Per parameter, of a round.
+  double BitsOf(Coding coding) const {
+    if (coding == Coding::kExact) return 32;
     double blocks = 0, elements = 0;
     for (size_t tensor : tensors_) {
       blocks += (tensor + block_ - 1) / block_;
       elements += tensor;
     }
-    return 1 + 32 * blocks / elements;
+    const int bits = coding == Coding::kOneBit ? 1 : (coding == Coding::kInt4 ? 4 : 8);
+    return bits + 32 * blocks / elements;
   }
 
   const Options options_;
