@@ -174,7 +174,8 @@ typedef struct {
 typedef struct {
   double learning_rate;
   double weight_decay; /* decoupled */
-  double beta1;        /* unless the warm-up is in fp32 the same in all groups */
+  double beta1;        /* the same in all groups, unless gradients travel in fp32 only: with
+                        * warm_up_codec and variance_codec, of 0/1 Adam codec too */
   double beta2;
   double epsilon;
 } signpost_rates;
@@ -225,8 +226,8 @@ SIGNPOST_API int signpost_config_open(const char* path, const char* text, signpo
                                       char* error, size_t error_size);
 SIGNPOST_API void signpost_config_close(signpost_config* config); /* NULL is allowed */
 
-/* Gives options and rates, which have been started, what its section `optimizer` says; other fields
- * stay. SIGNPOST_INVALID_ARGUMENT if there is none, if it is wrong, with line and suggestion, lacks
+/* Gives options and rates, which have been started, what its section `optimizer` says, defaults and
+ * codec_library included; fields that are not the optimizer's stay. SIGNPOST_INVALID_ARGUMENT if there is none, if it is wrong, with line and suggestion, lacks
  * something, or has a max_grad_norm, which is for Python alone. */
 SIGNPOST_API int signpost_config_optimizer(const signpost_config* config, signpost_options* options,
                                            signpost_rates* rates, char* error, size_t error_size);

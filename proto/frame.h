@@ -46,12 +46,13 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
                         uint32_t world_size, const Layout& layout);
 
 // The same for an answer to `frame`, a header that passes CheckFrame: the step and chunk must be
-// the frame's, and so must the loss unit, and the codec unless it is SKIP; a frame that says SKIP gets SKIP, unless
-// the round closed without it. REPLAY goes with any frame, names its step or an earlier one, and
-// has no payload; nor has the answer to RESTORE, which is never SKIP. FETCH takes a STATE of its
-// chunk, of any step, and LISTEN an answer of any codec. FETCH as an answer goes with any frame
-// that is a contribution, names its step, and chunks that there are. Rates that come with any of
-// them are judged as a frame's are. `skipped_by_rank` is for messages only and is not judged.
+// the frame's, and so must the loss unit, and the codec unless it is SKIP; a frame that says SKIP
+// gets SKIP, unless the round closed without it. REPLAY goes with any frame, names its step or an
+// earlier one, and has no payload; nor has the answer to RESTORE, which is never SKIP. FETCH takes
+// a STATE of its chunk, of any step, and LISTEN an answer of any codec. FETCH as an answer goes
+// with any frame that is a contribution, names its step, and chunks that there are. Rates that come
+// with any of them are judged as a frame's are. `skipped_by_rank` is for messages only and is not
+// judged.
 absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload,
                          const FrameHeader& frame, const Layout& layout);
 

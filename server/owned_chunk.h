@@ -160,7 +160,9 @@ class OwnedChunk {
   // The most that the square of the norm of the rank's error can be, judged by the last frame that
   // came from it: what it was to keep is compress's error of the input u, at most (1 + gamma^2)
   // ||u||^2, and the scales gamma ||u_block|| / sqrt(len) tell ||u||. None when no frame has come
-  // in this process, or its codec is neither one-bit nor lossless.
+  // in this process, or when that frame tells nothing: its codec is neither one-bit nor lossless,
+  // or it is one-bit and apart from the errors. One that is lossless and apart leaves them as they
+  // were.
   std::optional<double> MostErrorSquared(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The error before the round of `step`, by element; empty: all zero. ABORTED when rounds before

@@ -74,16 +74,6 @@ absl::Status Round::CheckDuplicate(const Frame& frame) const {
 
 absl::Status Round::CheckFits(const FrameHeader& header) const {
   if (first_rank_) {
-    const auto check = [&](absl::string_view field, float theirs, float ours) {
-      if (theirs == ours) return absl::OkStatus();
-      return absl::FailedPreconditionError(
-          absl::StrFormat("rank %d sent %s with %s %g, rank %d with %g: all ranks must send the "
-                          "same",
-                          header.rank(), Where(header), field, theirs, *first_rank_, ours));
-    };
-    absl::Status status = check("error_scale", ContributionOf(header).error_scale, error_scale());
-    if (status.ok()) status = check("loss_unit", header.loss_unit(), loss_unit());
-    if (!status.ok()) return status;
     if (header.rates_crc32c() != frames_[*first_rank_]->header.rates_crc32c()) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "rank %d takes %s with other learning rates, weight decays, betas or epsilons than rank "
@@ -101,7 +91,18 @@ absl::Status Round::CheckFits(const FrameHeader& header) const {
           CodecName(ours)));
     }
   }
-  return absl::OkStatus();
+  if (!first_rank_) return absl::OkStatus();
+  // Of what follows from rates and steps, which have been compared; last, as it tells a user least.
+  const auto check = [&](absl::string_view field, float theirs, float ours) {
+    if (theirs == ours) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "rank %d sent %s with %s %g, rank %d with %g: all ranks must send the same. Do they have "
+        "the same freeze step and variance_refresh_interval?",
+        header.rank(), Where(header), field, theirs, *first_rank_, ours));
+  };
+  absl::Status status = check("error_scale", ContributionOf(header).error_scale, error_scale());
+  status.Update(check("loss_unit", header.loss_unit(), loss_unit()));
+  return status;
 }
 
 void Round::LeaveOut(std::vector<uint32_t> ranks) {

@@ -1,8 +1,9 @@
 // 1-bit Adam (arXiv:2102.02888, Algorithm 1): one worker's optimizer state, and the arithmetic
 // around an exchange. Steps count from 0. Steps before the freeze step are the warm-up: gradients
-// travel densely and Adam runs on their mean. From the freeze step on the variance is frozen and
-// the momentum travels in one bit, but for every variance_refresh_interval-th step, which is dense
-// again and refreshes the variance. Plain Adam is 1-bit Adam that never freezes.
+// travel densely, or in warm_up_codec, and Adam runs on their mean. From the freeze step on the
+// variance is frozen and the momentum travels in one bit, but for every
+// variance_refresh_interval-th step, in which gradients travel in variance_codec and refresh it.
+// Plain Adam is 1-bit Adam that never freezes.
 //
 // 1-bit LAMB (onebit_lamb.h) is the same but for what answers do to the parameters. 0/1 Adam
 // (zero_one_adam.h) has another warm-up, and local steps after it.

@@ -151,8 +151,10 @@ Codec ZeroOneAdam::codec() const {
 }
 
 // All that its variance is made of comes without the errors: what the codec takes for zero each
-// time would never train.
-bool ZeroOneAdam::LiftsZeros() const { return Loses(options().variance_codec); }
+// time would never train. bf16 has fp32's range, so there zero is zero.
+bool ZeroOneAdam::LiftsZeros() const {
+  return Loses(options().variance_codec) && options().variance_codec != BFLOAT16;
+}
 
 float ZeroOneAdam::loss_unit() const { return kind_ == Kind::kUpdate ? 1 : 0; }
 

@@ -1,8 +1,10 @@
 // 0/1 Adam (arXiv:2202.06009, Algorithm 1): Adam with few rounds, most of them in one bit.
 //
-// Before the freeze step every step has a round. Those that update the variance are dense, and come
-// ever less often (ZeroOneSchedule); the others bring gradients in one bit, with error feedback.
-// Once there have been such, variances count as at least variance_floor of their tensor's mean.
+// Before the freeze step every step has a round. Those that update the variance are dense, or in
+// variance_codec, and come ever less often (ZeroOneSchedule); the others bring gradients in one
+// bit, with error feedback. Once there have been such, variances count as at least variance_floor
+// of their tensor's mean; and so does a variance of zero, if variance_codec may have taken all that
+// it is made of for zero.
 //
 // The freeze is 1-bit Adam's. After it workers take steps of their own, and a round every so many:
 // the mean of an interval's momenta, weighted by learning rates, travels in one bit, and is the
@@ -74,8 +76,8 @@ class ZeroOneAdam final : public OneBitAdam {
   bool LiftsZeros() const override;
 
  private:
-  // What a step is. The first two are those before the freeze step: of a dense gradient, which
-  // updates the variance, or of one in one bit. Then 1-bit Adam's, and in longer intervals local
+  // What a step is. The first two are those before the freeze step: of a gradient that updates the
+  // variance, or of one in one bit. Then 1-bit Adam's, and in longer intervals local
   // ones, with a mean of momenta at the end.
   enum class Kind { kUpdate, kGradient, kMomentum, kLocal, kMean };
 

@@ -76,7 +76,7 @@ def test_makes_each_run_once_and_reports_what_was_tried(tmp_path, capsys, monkey
     (tmp_path / "convergence.md").write_text(report + by_hand)
     convergence.main([*arguments, "--first-seed=3", "--", "--freeze-step=10"])
     report = (tmp_path / "convergence.md").read_text()
-    assert "\n2 seeds from 3 on. The difference" in report
+    assert "\n2 seeds from 3 on; β₂ is 0.99 in all of them. The difference" in report
     assert re.findall(r"^\| ResNet on digits \| (\d+) \| 9", report, re.MULTILINE) == ["3", "4"]
     assert "were chosen" not in report
     assert report.endswith("|\n" + by_hand) and report.count("Other measurements") == 1

@@ -438,7 +438,8 @@ class Adam(_JobOptimizer):
                 min(1, max_grad_norm / (grad_norm + 1e-6)), where grad_norm is
                 sqrt(mean over ranks of ||gradient||^2), over all parameters. That is at least the
                 norm of the mean gradient, so it bounds it; for a single rank it is
-                clip_grad_norm_. One number is exchanged for it in each step. Where grad_norm is
+                clip_grad_norm_. One number is exchanged for it in each step, by each process with
+                the aggregators, on a node with a worker too. Where grad_norm is
                 not finite, or above 7e13, nothing is clipped.
             resume: directory of checkpoints to go on from: parameters and optimizer get what the
                 newest whole one has.
@@ -641,8 +642,8 @@ class OneBitLamb(_JobOptimizer):
 class ZeroOneAdam(_JobOptimizer):
     """0/1 Adam (arXiv:2202.06009): fewer than one bit per parameter and step, and fewer rounds.
 
-    Before `var_freeze_step` only the steps that update the variance are dense, ever fewer of them;
-    in the others gradients travel in one bit. From it on ranks take steps of their own, and
+    Before `var_freeze_step` steps that update the variance are dense, or in `variance_codec`, ever
+    fewer of them; in the others gradients travel in one bit. From it on ranks take steps of their own, and
     synchronise in one bit after ever more of them.
 
     Between two synchronisations ranks have different parameters: validate the model, or save it,
