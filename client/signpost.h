@@ -227,8 +227,9 @@ SIGNPOST_API int signpost_config_open(const char* path, const char* text, signpo
 SIGNPOST_API void signpost_config_close(signpost_config* config); /* NULL is allowed */
 
 /* Gives options and rates, which have been started, what its section `optimizer` says, defaults and
- * codec_library included; fields that are not the optimizer's stay. SIGNPOST_INVALID_ARGUMENT if there is none, if it is wrong, with line and suggestion, lacks
- * something, or has a max_grad_norm, which is for Python alone. */
+ * codec_library included; fields that are not the optimizer's stay. SIGNPOST_INVALID_ARGUMENT if
+ * there is none, if it is wrong, with line and suggestion, lacks something, or has a max_grad_norm,
+ * which is for Python alone. */
 SIGNPOST_API int signpost_config_optimizer(const signpost_config* config, signpost_options* options,
                                            signpost_rates* rates, char* error, size_t error_size);
 /* The section as JSON, {"type": "OneBitAdam", "params": {"lr": 0.001}}, checked but for what it

@@ -14,8 +14,9 @@ are made of.
 
 A model on one CUDA GPU is trained there: `model.cuda()` before the optimizer is made. Calls then
 put their work on PyTorch's current stream. The library must be built for it, as in `bazel build
---config=cuda //client/python:wheel`. With SIGNPOST_NODE the optimizer runs where the
-node's worker has it: on the CPU, or the GPU that its --gpu names. So far this has been tried on a simulated GPU only.
+--config=cuda //client/python:wheel`. With SIGNPOST_NODE the optimizer runs where the node's worker
+has it: on the CPU, or on the GPU that its --gpu names. So far this has been tried on a simulated
+GPU only.
 """
 
 from signpost import (

@@ -643,8 +643,8 @@ class ZeroOneAdam(_JobOptimizer):
     """0/1 Adam (arXiv:2202.06009): fewer than one bit per parameter and step, and fewer rounds.
 
     Before `var_freeze_step` steps that update the variance are dense, or in `variance_codec`, ever
-    fewer of them; in the others gradients travel in one bit. From it on ranks take steps of their own, and
-    synchronise in one bit after ever more of them.
+    fewer of them; in the others gradients travel in one bit. From it on ranks take steps of their
+    own, and synchronise in one bit after ever more of them.
 
     Between two synchronisations ranks have different parameters: validate the model, or save it,
     after a step with `is_synchronised` True. checkpoint() and state_dict() may come after any step,
