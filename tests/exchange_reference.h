@@ -22,7 +22,7 @@ namespace signpost::testing {
 
 using Vector = std::vector<double>;
 
-enum class Coding { kExact, kOneBit, kInt4, kInt8 };
+enum class ReferenceCodec { kExact, kOneBit, kInt4, kInt8 };
 
 // The mean over workers.
 inline Vector MeanOf(const std::vector<Vector>& vectors) {
@@ -46,28 +46,28 @@ class ExchangeReference {
 
   // What every worker gets when worker i has inputs[i]. What is exact has nothing to do with
   // errors.
-  Vector Mean(const std::vector<Vector>& inputs, Coding coding = Coding::kOneBit) {
-    if (coding == Coding::kExact) return MeanOf(inputs);
+  Vector Mean(const std::vector<Vector>& inputs, ReferenceCodec codec = ReferenceCodec::kOneBit) {
+    if (codec == ReferenceCodec::kExact) return MeanOf(inputs);
     Vector mean = server_error_;
     for (size_t i = 0; i < inputs.size(); ++i) {
       Vector u = inputs[i];
       for (size_t j = 0; j < u.size(); ++j) u[j] += worker_error_[i][j];
-      const Vector compressed = Compress(u, coding, worker_error_[i]);
+      const Vector compressed = Compress(u, codec, worker_error_[i]);
       for (size_t j = 0; j < u.size(); ++j) mean[j] += compressed[j] / inputs.size();
     }
-    return Compress(mean, coding, server_error_);
+    return Compress(mean, codec, server_error_);
   }
 
   // The same apart from the error feedback: errors are not added, and take what is lost times
   // `unit`.
-  Vector MeanApart(const std::vector<Vector>& inputs, Coding coding, double unit) {
-    if (coding == Coding::kExact) return MeanOf(inputs);
+  Vector MeanApart(const std::vector<Vector>& inputs, ReferenceCodec codec, double unit) {
+    if (codec == ReferenceCodec::kExact) return MeanOf(inputs);
     Vector mean(server_error_.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const Vector compressed = CompressApart(inputs[i], coding, unit, worker_error_[i]);
+      const Vector compressed = CompressApart(inputs[i], codec, unit, worker_error_[i]);
       for (size_t j = 0; j < mean.size(); ++j) mean[j] += compressed[j] / inputs.size();
     }
-    return CompressApart(mean, coding, unit, server_error_);
+    return CompressApart(mean, codec, unit, server_error_);
   }
 
   // For another unit, or with 0 for a metric that has nothing to do with the last one.
@@ -89,17 +89,17 @@ class ExchangeReference {
 
  private:
   // Block by block; `error` becomes what that loses.
-  Vector Compress(const Vector& u, Coding coding, Vector& error) {
+  Vector Compress(const Vector& u, ReferenceCodec codec, Vector& error) {
     Vector compressed(u.size());
     size_t first = 0;
     for (size_t elements : tensors_) {
       const size_t end = first + elements;
       for (; first < end; first = std::min(first + block_, end)) {
         const size_t block_end = std::min(first + block_, end);
-        if (coding == Coding::kOneBit) {
+        if (codec == ReferenceCodec::kOneBit) {
           TakeSigns(u, first, block_end, compressed);
         } else {
-          Quantize(u, first, block_end, coding == Coding::kInt4 ? 7 : 127, compressed);
+          Quantize(u, first, block_end, codec == ReferenceCodec::kInt4 ? 7 : 127, compressed);
         }
       }
     }
@@ -130,9 +130,9 @@ class ExchangeReference {
     }
   }
 
-  Vector CompressApart(const Vector& u, Coding coding, double unit, Vector& error) {
+  Vector CompressApart(const Vector& u, ReferenceCodec codec, double unit, Vector& error) {
     Vector loss(u.size());
-    const Vector compressed = Compress(u, coding, loss);
+    const Vector compressed = Compress(u, codec, loss);
     for (size_t j = 0; j < u.size(); ++j) error[j] += unit * loss[j];
     return compressed;
   }

@@ -21,7 +21,8 @@ class OneBitAdamReference {
     bool bias_correction = true;
     int freeze_step = 1;
     int variance_refresh_interval = 0;
-    Coding warm_up_codec = Coding::kExact, codec = Coding::kOneBit, variance_codec = Coding::kExact;
+    ReferenceCodec warm_up_codec = ReferenceCodec::kExact, codec = ReferenceCodec::kOneBit,
+                   variance_codec = ReferenceCodec::kExact;
   };
 
   // `tensors`: the number of elements of each; blocks do not straddle them.

@@ -35,7 +35,8 @@ class OneBitLambReference {
     bool bias_correction = true;  // of momentum, variance and the mean of the trust ratios
     int freeze_step = 1;
     int variance_refresh_interval = 0;
-    Coding warm_up_codec = Coding::kExact, codec = Coding::kOneBit, variance_codec = Coding::kExact;
+    ReferenceCodec warm_up_codec = ReferenceCodec::kExact, codec = ReferenceCodec::kOneBit,
+                   variance_codec = ReferenceCodec::kExact;
     double max_coeff = 10, min_coeff = 0.01, coeff_beta = 0.9;
     double factor_max = 4, factor_min = 0.5, factor_threshold = 0.1;
   };

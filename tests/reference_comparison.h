@@ -11,17 +11,17 @@
 namespace signpost::testing {
 
 // What references call it; other codecs they do not have.
-inline Coding CodingOf(Codec codec) {
+inline ReferenceCodec ReferenceCodecOf(Codec codec) {
   switch (codec) {
     case FLOAT32:
-      return Coding::kExact;
+      return ReferenceCodec::kExact;
     case INT8:
-      return Coding::kInt8;
+      return ReferenceCodec::kInt8;
     case INT4:
-      return Coding::kInt4;
+      return ReferenceCodec::kInt4;
     default:
       EXPECT_EQ(codec, ONE_BIT);
-      return Coding::kOneBit;
+      return ReferenceCodec::kOneBit;
   }
 }
 

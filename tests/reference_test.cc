@@ -48,9 +48,9 @@ TEST_P(ReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
        .bias_correction = job.optimizer.bias_correction,
        .freeze_step = static_cast<int>(std::min<uint64_t>(job.optimizer.freeze_step, job.steps)),
        .variance_refresh_interval = static_cast<int>(job.optimizer.variance_refresh_interval),
-       .warm_up_codec = CodingOf(job.optimizer.warm_up_codec),
-       .codec = CodingOf(job.optimizer.codec),
-       .variance_codec = CodingOf(job.optimizer.variance_codec)},
+       .warm_up_codec = ReferenceCodecOf(job.optimizer.warm_up_codec),
+       .codec = ReferenceCodecOf(job.optimizer.codec),
+       .variance_codec = ReferenceCodecOf(job.optimizer.variance_codec)},
       ToDouble(InitialParameters(elements)));
   std::vector<Vector> parameters, momenta;
   std::vector<std::vector<Vector>> errors;  // by step, by rank

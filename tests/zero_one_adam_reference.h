@@ -29,8 +29,9 @@
 // Before var_freeze_step one-bit rounds are of gradients, as in DeepSpeed. Errors go on from there
 // in units of the momentum, of which a gradient is 1 - beta1; or are reset, as in DeepSpeed.
 //
-// The only decisions are those of codecs (exchange_reference.h); all else is continuous. The sum u is rounded
-// once per step, so the mean of H momenta has at most H + 2 roundings of the largest of them.
+// The only decisions are those of codecs (exchange_reference.h); all else is continuous. The sum u
+// is rounded once per step, so the mean of H momenta has at most H + 2 roundings of the largest of
+// them.
 
 #ifndef SIGNPOST_TESTS_ZERO_ONE_ADAM_REFERENCE_H_
 #define SIGNPOST_TESTS_ZERO_ONE_ADAM_REFERENCE_H_
@@ -54,7 +55,7 @@ class ZeroOneAdamReference {
     int local_step_scaler = 1000;
     int local_step_clipper = 16;
     bool resets_errors = false;  // at var_freeze_step
-    Coding codec = Coding::kOneBit, variance_codec = Coding::kExact;
+    ReferenceCodec codec = ReferenceCodec::kOneBit, variance_codec = ReferenceCodec::kExact;
   };
 
   // `tensors`: the number of elements of each; blocks do not straddle them.
@@ -208,17 +209,18 @@ class ZeroOneAdamReference {
   }
 
   // Whether elements without a variance have had gradients perhaps.
-  bool Lifts() const { return options_.variance_codec != Coding::kExact; }
+  bool Lifts() const { return options_.variance_codec != ReferenceCodec::kExact; }
 
   // Per parameter, of a round.
-  double BitsOf(Coding coding) const {
-    if (coding == Coding::kExact) return 32;
+  double BitsOf(ReferenceCodec codec) const {
+    if (codec == ReferenceCodec::kExact) return 32;
     double blocks = 0, elements = 0;
     for (size_t tensor : tensors_) {
       blocks += (tensor + block_ - 1) / block_;
       elements += tensor;
     }
-    const int bits = coding == Coding::kOneBit ? 1 : (coding == Coding::kInt4 ? 4 : 8);
+    const int bits =
+        codec == ReferenceCodec::kOneBit ? 1 : (codec == ReferenceCodec::kInt4 ? 4 : 8);
     return bits + 32 * blocks / elements;
   }
 

@@ -71,8 +71,8 @@ TEST_P(ZeroOneReferenceTest, AgreesStepByStepThroughUpdatesOneBitRoundsAndLocalS
                                 ? freeze_step
                                 : static_cast<int>(zero_one.local_step_scaler),
        .local_step_clipper = static_cast<int>(zero_one.local_step_clipper),
-       .codec = CodingOf(job.optimizer.codec),
-       .variance_codec = CodingOf(job.optimizer.variance_codec)},
+       .codec = ReferenceCodecOf(job.optimizer.codec),
+       .variance_codec = ReferenceCodecOf(job.optimizer.variance_codec)},
       ToDouble(InitialParameters(elements)));
   std::vector<After> wanted;  // by step
   for (int step = 0; step < job.steps; ++step) {
