@@ -89,7 +89,7 @@ class Session {
   // directory, which all of them see (a shared file system) and which belongs to this job; it is
   // created if need be. Returns once the checkpoint is committed, on every rank; the newest two are
   // kept. Errors as Worker::Checkpoint, naming the directory; the checkpoints before stay, and
-  // training may go on.
+  // training may go on, but after DATA_LOSS.
   virtual absl::Status Checkpoint(const std::string& directory) = 0;
 
   // This rank's share of such a checkpoint, as bytes to be kept wherever the program keeps things:

@@ -282,15 +282,15 @@ SIGNPOST_API int signpost_finish_step(signpost_session* session, signpost_report
 /* Saves the job as it is after the last step, in a directory that all workers see and that belongs
  * to this job; it is created if need be. Every rank calls it after the same step. Returns once the
  * checkpoint is committed, on every rank; the newest two are kept. After a failure the checkpoints
- * before stay, and training may go on. */
+ * before stay, and training may go on, but after SIGNPOST_DATA_LOSS. */
 SIGNPOST_API int signpost_checkpoint(signpost_session* session, const char* directory, char* error,
                                      size_t error_size);
 
 /* Saves this rank's share of such a checkpoint in memory: 16 bytes for each parameter (with 1-bit
  * LAMB 20, with 0/1 Adam between two synchronisations 24), and 4 / n more with n ranks. Once all
  * ranks have saved theirs after the same step, a job goes on from them, each rank with its own, as
- * from a checkpoint; no rank waits for another. After a failure training may go on.
- * signpost_free_state frees it. */
+ * from a checkpoint; no rank waits for another. After a failure training may go on, but after
+ * SIGNPOST_DATA_LOSS. signpost_free_state frees it. */
 SIGNPOST_API int signpost_save_state(signpost_session* session, signpost_state** state, char* error,
                                      size_t error_size);
 SIGNPOST_API const void* signpost_state_data(const signpost_state* state, size_t* bytes);

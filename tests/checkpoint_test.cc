@@ -4,18 +4,22 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/types/optional.h"
 #include "kernels/simulated_gpu.h"
 #include "storage/disk.h"
+#include "tests/forwarding_channel.h"
 #include "tests/job.h"
 #include "tests/simulation/scheduler.h"
 #include "tests/simulation/sim_disk.h"
@@ -784,6 +788,58 @@ TEST_F(CheckpointRecoveryTest, AggregatorsKilledWhileACheckpointIsTakenChangeNot
     EXPECT_EQ(ends, expected_);
   }
   EXPECT_EQ(RunAnew(3, {.job = job_, .until = 12, .resume_from = disk_.get()}), expected_);
+}
+
+// From then on answers are other numbers than the aggregator's.
+class FalsifyingChannel final : public ForwardingChannel {
+ public:
+  FalsifyingChannel(std::unique_ptr<Channel> inner, const std::atomic<bool>& falsifies)
+      : ForwardingChannel(std::move(inner)), falsifies_(falsifies) {}
+
+  void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
+                absl::Time deadline, ExchangeDone done) override {
+    ForwardingChannel::Exchange(
+        header, std::move(payload), deadline,
+        [this, done = std::move(done)](absl::StatusOr<Answer> answer) mutable {
+          if (falsifies_ && answer.ok() && answer->payload.size() > 0) {
+            answer->payload.data()[0] ^= 1;
+            answer->header.set_payload_crc32c(Crc32c(answer->payload.span()));
+          }
+          done(std::move(answer));
+        });
+  }
+
+ private:
+  const std::atomic<bool>& falsifies_;
+};
+
+// A rank that waits for the others offers its frames, and so finds it out.
+TEST_F(CheckpointRecoveryTest, NoStepFollowsWhenAnAggregatorHasComeToAnotherResult) {
+  job_.workers = 2;
+  Cluster cluster(WithState());
+  std::atomic<bool> falsifies = false;
+  absl::Notification done;
+  OnEachRank(job_.workers, [&](uint32_t rank) {
+    Replica replica(job_, rank);
+    std::vector<std::unique_ptr<Channel>> channels;
+    for (std::unique_ptr<Channel>& channel : cluster.Connect()) {
+      channels.push_back(std::make_unique<FalsifyingChannel>(std::move(channel), falsifies));
+    }
+    WorkerOptions options = job_.worker;
+    options.rank = rank;
+    options.world_size = job_.workers;
+    auto worker = Worker::Join(options, job_.optimizer, replica.Parameters(), std::move(channels));
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    ASSERT_TRUE((*worker)->Step(replica.Gradients(), {job_.rates}).ok());
+    if (rank == 0) return done.WaitForNotification();
+    falsifies = true;
+    const absl::Status status = (*worker)->Checkpoint(*disk_);
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    const absl::Status step = (*worker)->Step(replica.Gradients(), {job_.rates}).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(step)) << step;
+    EXPECT_THAT(std::string(step.message()), HasSubstr("comes to another result than before"));
+    done.Notify();
+  });
 }
 
 TEST_F(CheckpointRecoveryTest, AggregatorsKilledAroundTheRestoringRoundChangeNothing) {

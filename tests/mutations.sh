@@ -62,7 +62,7 @@ mutate worker-error-dropped worker/host_adam_state.cc \
   'const absl::Span<float> error = ErrorOf(chunk, part);
     for (float& e : error) e = 0;'
 mutate contribution-not-taken-back worker/worker.cc \
-  'optimizer_.TakeBack(chunk, exchange.packed->data());' ''
+  'optimizer_.TakeBack(chunk, state.packed->data());' ''
 mutate one-chunk-at-a-time worker/worker.cc 'window_(WindowOf(channels.size())),' 'window_(1),'
 mutate bias-correction-ignored worker/onebit_adam.cc \
   'const double momentum_correction = corrects ?' 'const double momentum_correction = !corrects ?'

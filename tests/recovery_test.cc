@@ -8,10 +8,14 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -19,6 +23,7 @@
 #include "absl/time/clock.h"
 #include "kernels/simulated_gpu.h"
 #include "storage/disk.h"
+#include "tests/forwarding_channel.h"
 #include "tests/job.h"
 
 namespace signpost::testing {
@@ -292,6 +297,56 @@ TEST_F(LostStateTest, OfALostVolumeAllWorkersAreToldAndTheNewestCheckpointGoesOn
     EXPECT_THAT(std::string(status.message()), HasSubstr("from its newest checkpoint"));
   }
   EXPECT_EQ(Resume(cluster, job), expected);
+}
+
+class LeaveCountingChannel final : public ForwardingChannel {
+ public:
+  LeaveCountingChannel(std::unique_ptr<Channel> inner, std::atomic<int>& leaves)
+      : ForwardingChannel(std::move(inner)), leaves_(leaves) {}
+
+  absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override {
+    ++leaves_;
+    return ForwardingChannel::Leave(request, deadline);
+  }
+
+ private:
+  std::atomic<int>& leaves_;
+};
+
+TEST_F(LostStateTest, OfAVolumeThatWasRolledBackAllWorkersAreToldAndLeaveAtOnce) {
+  JobOptionsForTest job = Job();
+  job.workers = 2;
+  Cluster cluster({.transport = Transport::kGrpc, .state_dir = state_dir_});
+  const std::string volume = state_dir_ + "/0", earlier = state_dir_ + "/earlier";
+  std::atomic<int> leaves = 0;
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    std::vector<std::unique_ptr<Channel>> channels;
+    channels.push_back(
+        std::make_unique<LeaveCountingChannel>(std::move(cluster.Connect()[0]), leaves));
+    WorkerOptions options = job.worker;
+    options.rank = rank;
+    options.world_size = job.workers;
+    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), std::move(channels));
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    absl::Status told;
+    for (int step = 0; step < job.steps && told.ok(); ++step) {
+      // The other rank waits for this one meanwhile.
+      if (rank == 0 && step == 1) std::filesystem::copy(volume, earlier);
+      if (rank == 0 && step == 20) {
+        cluster.Kill(0, [&] {
+          std::filesystem::remove_all(volume);
+          std::filesystem::copy(earlier, volume);
+        });
+      }
+      told = (*worker)->Step(replica.Gradients(), {job.rates}).status();
+    }
+    EXPECT_TRUE(absl::IsDataLoss(told)) << told;
+    EXPECT_THAT(std::string(told.message()), HasSubstr("older state than it had promised to keep"));
+    const absl::Status left = (*worker)->Leave();
+    EXPECT_TRUE(absl::IsDataLoss(left)) << left;
+  });
+  EXPECT_LE(leaves, 2 * 3);
 }
 
 TEST_F(LostStateTest, OfAJobThatIsGivenUpLikewise) {

@@ -16,6 +16,7 @@ namespace signpost {
 struct SentFrame {
   FrameHeader header;
   std::shared_ptr<const Payload> payload;
+  Codec round_codec = CODEC_UNSPECIFIED;  // of its round; the header's may be SKIP
   bool answered = false;
   uint32_t answer_crc32c = 0;  // with `answered`; of the answer's payload
 };

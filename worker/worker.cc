@@ -3,27 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <deque>
 #include <optional>
-#include <random>
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
-#include "absl/synchronization/mutex.h"
-#include "failpoint/failpoint.h"
-#include "kernels/dense.h"
 #include "log/log.h"
 #include "proto/codec.h"
-#include "proto/custom_codec.h"
-#include "proto/try_again.h"
 #include "proto/window.h"
 #include "trace/recorder.h"
 #include "trace/span.h"
-#include "worker/kept_frames.h"
 #include "worker/onebit_lamb.h"
 #include "worker/page_vector.h"
 #include "worker/parameter.h"
@@ -81,23 +71,6 @@ uint32_t Crc32cOf(absl::Span<const Parameter> parameters, absl::Span<const Group
   return crc;
 }
 
-absl::Status CheckLateness(const WorkerOptions& options) {
-  if ((options.round_deadline == absl::ZeroDuration()) != (options.min_workers == 0)) {
-    return absl::InvalidArgumentError(
-        "a round deadline and the least number of workers go together: set both, or neither");
-  }
-  if (options.round_deadline < absl::ZeroDuration() ||
-      options.round_deadline >= options.exchange_timeout) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("the round deadline is %s; it must be less than the exchange timeout, %s",
-                        absl::FormatDuration(options.round_deadline),
-                        absl::FormatDuration(options.exchange_timeout)));
-  }
-  if (options.min_workers <= options.world_size) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat("the least number of workers is %d, of %d",
-                                                    options.min_workers, options.world_size));
-}
-
 // What travels in headers to ranks that come back.
 absl::Status CheckScales(const WorkerOptions& options, const OptimizerOptions& optimizer,
                          size_t tensors) {
@@ -108,23 +81,6 @@ absl::Status CheckScales(const WorkerOptions& options, const OptimizerOptions& o
   return absl::InvalidArgumentError(
       absl::StrFormat("%s in a job with a round deadline may have %d tensors; got %d",
                       optimizer.lamb ? "1-bit LAMB" : "0/1 Adam", kMaxTensorScales, tensors));
-}
-
-absl::Status CheckThreads(const WorkerOptions& options) {
-  if (options.threads >= 1 && options.threads <= ChunkCrew::kMostThreads) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat("a worker of %d threads; wanted 1 to %d",
-                                                    options.threads, ChunkCrew::kMostThreads));
-}
-
-// What does not depend on what the job does.
-JobOptions JobOptionsOf(const WorkerOptions& options) {
-  JobOptions job_options;
-  job_options.set_block_elements(options.block_elements);
-  job_options.set_chunk_elements(options.chunk_elements);
-  job_options.set_gamma(options.gamma);
-  job_options.set_round_deadline_us(absl::ToInt64Microseconds(options.round_deadline));
-  job_options.set_min_workers(options.min_workers);
-  return job_options;
 }
 
 std::unique_ptr<OneBitAdam> NewOptimizer(const Layout& layout, const OptimizerOptions& optimizer,
@@ -141,97 +97,20 @@ std::unique_ptr<OneBitAdam> NewOptimizer(const Layout& layout, const OptimizerOp
   return std::make_unique<OneBitAdam>(layout, optimizer, parameters, options.threads, options.gpu);
 }
 
-// Has it in the job's options, if one of the codecs is CUSTOM.
-absl::Status UseCustomCodec(const WorkerOptions& options, std::initializer_list<Codec> codecs,
-                            JobOptions& job_options) {
-  if (!absl::c_linear_search(codecs, CUSTOM)) return absl::OkStatus();
-  if (options.codec_library.empty()) {
-    return absl::InvalidArgumentError("a codec is custom, and there is no codec_library");
-  }
-  const absl::StatusOr<std::string> name = LoadCodecLibrary(options.codec_library);
-  if (!name.ok()) return name.status();
-  absl::StatusOr<CustomCodec> codec =
-      DescribeCustomCodec(*name, options.codec_options, options.block_elements);
-  if (!codec.ok()) return codec.status();
-  *job_options.mutable_custom_codec() = *std::move(codec);
-  return absl::OkStatus();
-}
-
-// Chunks of the size that was asked for, or of one that suits the tensors.
-absl::StatusOr<Layout> LayOut(absl::Span<const Tensor> tensors, JobOptions& options) {
-  if (options.chunk_elements() == 0) {
-    uint64_t elements = 0;
-    for (const Tensor& tensor : tensors) elements += ElementCount(tensor);
-    options.set_chunk_elements(SuitableChunkElements(elements, options.block_elements()));
-  }
-  return Layout::Create(tensors, options);
-}
-
-uint64_t NewIncarnation() {
-  std::random_device random;
-  return (uint64_t{random()} << 32) | random();
-}
-
-std::vector<uint32_t> FirstChunkOfTensor(const Layout& layout) {
-  std::vector<uint32_t> first(layout.tensors().size());
-  for (uint32_t chunk = layout.chunks().size(); chunk-- > 0;) {
-    for (const Segment& segment : layout.chunks()[chunk].segments) first[segment.tensor] = chunk;
-  }
-  return first;
-}
-
 // How long the aggregator has waited for others before it answered.
 absl::Duration WaitedFor(const absl::StatusOr<Answer>& answer) {
   return answer.ok() ? absl::Microseconds(answer->header.waited_us()) : absl::ZeroDuration();
 }
 
-// "waiting for rank 3", or the empty string when the aggregator waits for nobody.
-std::string WhoIsWaitedFor(const StatusResponse& response) {
-  std::vector<std::string> parts;
-  for (const JobStatus& job : response.jobs()) {
-    for (uint32_t rank : job.waiting_for_ranks()) {
-      std::string part = absl::StrCat("rank ", rank);
-      for (const RefusedJoin& refused : job.refused_joins()) {
-        if (refused.rank() == rank) absl::StrAppend(&part, " (refused: ", refused.reason(), ")");
-      }
-      parts.push_back(std::move(part));
-    }
-  }
-  return parts.empty() ? "" : absl::StrCat("waiting for ", absl::StrJoin(parts, ", "));
-}
-
 }  // namespace
 
-// A chunk's exchanges: one at a time, of consecutive steps.
-struct Worker::ChunkExchange {
-  KeptFrames kept;
-  std::optional<uint64_t> step_under_way;
+// What comes of its exchange with the open step.
+struct Worker::ChunkState {
   uint64_t next_step = 0;   // of which the answer has not been applied
   bool owes_state = false;  // to a rank that comes back, once there is one that fits a step
-  // The aggregator was started again, and is to find its way to the step at which this worker came
-  // back without it.
-  bool offers_again = false;
   bool is_packing = false;  // on a GPU, until the inbox has it
   // Of the frame that is not answered yet, to take it back.
   std::shared_ptr<const Payload> packed;
-};
-
-// A step that has begun.
-struct Worker::OpenStep {
-  struct HeldAnswer {
-    uint32_t chunk;
-    Answer answer;
-  };
-
-  std::vector<Gradient> gradients;  // by tensor
-  std::vector<bool> has_gradient;   // likewise
-  size_t gradients_missing = 0;
-  std::vector<uint32_t> segments_missing;  // by chunk: without a gradient
-  ChunkQueue queue;
-  bool may_apply = false;
-  std::deque<HeldAnswer> held_answers;  // until it may
-  StepReport report;
-  int64_t trace_begin = 0;
 };
 
 Worker::Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
@@ -240,20 +119,17 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
     : options_(options),
       parameters_(std::move(parameters)),
       layout_(std::move(layout)),
-      shard_of_chunk_(layout_.ShardOfChunk(channels.size())),
-      first_chunk_of_tensor_(FirstChunkOfTensor(layout_)),
       window_(WindowOf(channels.size())),
-      incarnation_(NewIncarnation()),
-      trace_job_(trace::LabelOf(options.job)),
       adam_(optimizer ? NewOptimizer(layout_, *optimizer, parameters_, options) : nullptr),
       reduction_(reduction ? std::make_unique<Reduction>(layout_, *reduction, options.threads)
                            : nullptr),
       optimizer_(adam_ ? static_cast<Optimizer&>(*adam_) : *reduction_),
-      epochs_(channels.size()),
-      generations_(channels.size()),
-      exchanges_(layout_.chunks().size()),
+      chunks_(layout_.chunks().size()),
       inbox_(std::make_shared<WorkerInbox>()),
-      channels_(std::move(channels)) {}
+      shards_(options_, layout_, std::move(channels)),
+      exchanges_(shards_, layout_, [inbox = inbox_](uint32_t chunk, absl::StatusOr<Answer> answer) {
+        inbox->Put(chunk, std::move(answer));
+      }) {}
 
 Worker::~Worker() = default;
 
@@ -263,21 +139,17 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
                                                      std::vector<std::unique_ptr<Channel>> channels,
                                                      const ResumeFrom& resume_from) {
   if (absl::Status status = CheckOptions(optimizer); !status.ok()) return status;
-  if (absl::Status status = CheckLateness(options); !status.ok()) return status;
-  if (absl::Status status = CheckThreads(options); !status.ok()) return status;
+  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
   if (absl::Status status = CheckScales(options, optimizer, parameters.size()); !status.ok()) {
     return status;
   }
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
-  JobOptions job_options = JobOptionsOf(options);
+  absl::StatusOr<JobOptions> described =
+      JobOptionsOf(options, {optimizer.warm_up_codec, optimizer.codec, optimizer.variance_codec});
+  if (!described.ok()) return described.status();
+  JobOptions& job_options = *described;
   job_options.set_optimizer(DescribeOptions(optimizer));
-  if (absl::Status status = UseCustomCodec(
-          options, {optimizer.warm_up_codec, optimizer.codec, optimizer.variance_codec},
-          job_options);
-      !status.ok()) {
-    return status;
-  }
   job_options.set_state_numbers(StateNumbers(optimizer));
   if (absl::Status status = CheckParameters(parameters, options.gpu); !status.ok()) return status;
   if (!options.parameters_may_differ) {
@@ -320,15 +192,13 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::JoinReduction(
     const WorkerOptions& options, const ReductionOptions& reduction, std::vector<Parameter> tensors,
     std::vector<std::unique_ptr<Channel>> channels) {
   if (absl::Status status = CheckOptions(reduction); !status.ok()) return status;
-  if (absl::Status status = CheckLateness(options); !status.ok()) return status;
-  if (absl::Status status = CheckThreads(options); !status.ok()) return status;
+  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
-  JobOptions job_options = JobOptionsOf(options);
+  absl::StatusOr<JobOptions> described = JobOptionsOf(options, {reduction.codec});
+  if (!described.ok()) return described.status();
+  JobOptions& job_options = *described;
   job_options.set_optimizer(DescribeOptions(reduction));
-  if (absl::Status status = UseCustomCodec(options, {reduction.codec}, job_options); !status.ok()) {
-    return status;
-  }
   job_options.set_sum(reduction.sum);
   absl::StatusOr<Layout> layout = LayOut(TensorsOf(tensors), job_options);
   if (!layout.ok()) return layout.status();
@@ -351,7 +221,7 @@ absl::Status Worker::JoinShards(const JobOptions& job_options, std::optional<Res
   const absl::Time deadline = options_.clock->Now() + options_.join_timeout;
   uint32_t joined = 0;
   absl::Status status;
-  for (; joined < channels_.size(); ++joined) {
+  for (; joined < shards_.size(); ++joined) {
     status = JoinShard(joined, job_options, deadline);
     if (!status.ok()) break;
   }
@@ -363,8 +233,10 @@ absl::Status Worker::JoinShards(const JobOptions& job_options, std::optional<Res
   first_step_ = steps_;
   if (status.ok()) return status;
   // Otherwise the shards before would keep the job's name for a start that comes to nothing.
-  deadline_ = options_.clock->Now() + kGiveUpTimeout;
-  for (uint32_t shard = 0; shard < joined; ++shard) LeaveShard(shard).IgnoreError();
+  SetDeadline(kGiveUpTimeout);
+  for (uint32_t shard = 0; shard < joined; ++shard) {
+    LeaveShard(shard, /*had_failed=*/true).IgnoreError();
+  }
   return status;
 }
 
@@ -393,11 +265,11 @@ absl::Status Worker::Resume(ResumeState state) {
     // too, holds for them.
     round_ = first_step - 1;
     rates_crc32c_ = 0;
-    deadline_ = options_.clock->Now() + options_.exchange_timeout;
+    SetDeadline(options_.exchange_timeout);
     StepReport report;
     const ChunkErrors& errors = state.aggregator_errors;
-    ChunkQueue queue(exchanges_.size(), window_);
-    for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) queue.SetReady(chunk);
+    ChunkQueue queue(chunks_.size(), window_);
+    for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) queue.SetReady(chunk);
     const absl::Status status = ExchangeChunks(
         queue, [&](uint32_t chunk) { SendRestore(chunk, errors); }, Until::kAllAreAnswered, report);
     if (!status.ok()) return status;
@@ -415,10 +287,10 @@ absl::Status Worker::ComeBack() {
   ReplicaSource source = {.header_of = [this](uint32_t chunk) { return HeaderOf(chunk, FETCH); },
                           .clock = options_.clock,
                           .timeout = options_.exchange_timeout,
-                          .window = static_cast<uint32_t>(2 * channels_.size()),
+                          .window = 2 * shards_.size(),
                           .least_step = returned_->step};
-  for (const uint32_t shard : shard_of_chunk_) {
-    source.channel_of_chunk.push_back(channels_[shard].get());
+  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    source.channel_of_chunk.push_back(&shards_.ChannelOf(chunk));
   }
   const absl::StatusOr<uint64_t> step = FetchReplica(source, layout_, optimizer_);
   if (!step.ok()) {
@@ -428,7 +300,8 @@ absl::Status Worker::ComeBack() {
   }
   round_ = newest_step_ = *step;
   steps_ = returned_->step = optimizer_.StepsBefore(*step);
-  for (ChunkExchange& exchange : exchanges_) exchange.next_step = *step;
+  exchanges_.SetFirstStep(*step);
+  for (ChunkState& chunk : chunks_) chunk.next_step = *step;
   return optimizer_.Check();
 }
 
@@ -437,37 +310,15 @@ void Worker::SendRestore(uint32_t chunk, const ChunkErrors& errors) {
   const size_t elements = found == errors.end() ? 0 : found->second.size();
   auto payload = std::make_shared<Payload>(elements * sizeof(float));
   if (elements > 0) std::memcpy(payload->data(), found->second.data(), payload->size());
-  SentFrame frame{HeaderOf(chunk, RESTORE), std::move(payload)};
+  SentFrame frame{HeaderOf(chunk, RESTORE), std::move(payload), RESTORE};
   frame.header.set_payload_crc32c(Crc32c(frame.payload->span()));
-  exchanges_[chunk].kept.Add(std::move(frame));
-  Exchange(chunk, round_);
+  exchanges_.Send(chunk, std::move(frame));
 }
 
 absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, absl::Time deadline) {
-  JoinRequest request;
-  request.set_job(options_.job);
-  request.set_rank(options_.rank);
-  request.set_world_size(options_.world_size);
-  request.set_incarnation(incarnation_);
-  request.set_shard(shard);
-  request.set_shard_count(channels_.size());
-  *request.mutable_options() = job_options;
-  request.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
-
-  absl::StatusOr<JoinResponse> response = channels_[shard]->Join(request, deadline);
-  if (!response.ok()) {
-    return Explain(response.status(), shard,
-                   absl::StrFormat("rank %d could not join job '%s'", options_.rank, options_.job));
-  }
-  if (response->layout_fingerprint() != layout_.Fingerprint()) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "aggregator %s lays job '%s' out differently (fingerprint %016x, here %016x): "
-        "it runs another version of signpost",
-        channels_[shard]->target(), options_.job, response->layout_fingerprint(),
-        layout_.Fingerprint()));
-  }
-  epochs_[shard] = response->epoch();
-  generations_[shard] = response->generation();
+  const absl::StatusOr<JoinResponse> response = shards_.Join(shard, job_options, deadline);
+  if (!response.ok()) return response.status();
+  exchanges_.SetGeneration(shard, response->generation());
   if (!response->returning()) return absl::OkStatus();
   if (!returned_) returned_.emplace().lost_error_norm = 0;
   returned_->step = std::max(returned_->step, response->first_step());
@@ -498,7 +349,7 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const Gradient> gradients,
   optimizer_.BeginStep(round_, rates);
   OpenStepWith(rates);
   for (size_t tensor = 0; tensor < gradients.size(); ++tensor) {
-    AddGradient(tensor, gradients[tensor]);
+    open_step_->AddGradient(tensor, gradients[tensor]);
   }
   return Finish();
 }
@@ -521,15 +372,15 @@ absl::Status Worker::GradientReady(size_t tensor, Gradient gradient) {
     return absl::FailedPreconditionError("a gradient came before its step has begun");
   }
   if (absl::Status status = CheckGradient(tensor, gradient); !status.ok()) return status;
-  if (open_step_->has_gradient[tensor]) {
+  if (open_step_->has_gradient(tensor)) {
     return absl::FailedPreconditionError(
         absl::StrFormat("the gradient of tensor %s came twice in step %d",
                         DescribeTensor(layout_.tensors()[tensor]), steps_));
   }
   const trace::Span span(StepEvent(trace::Kind::kCall));
-  AddGradient(tensor, gradient);
+  open_step_->AddGradient(tensor, gradient);
   if (optimizer_.IsLocal()) return absl::OkStatus();
-  deadline_ = options_.clock->Now() + options_.exchange_timeout;
+  SetDeadline(options_.exchange_timeout);
   failure_ = ExchangeChunks(
       open_step_->queue, [this](uint32_t chunk) { Pack(chunk); }, Until::kNothingIsThere,
       open_step_->report);
@@ -541,13 +392,12 @@ absl::StatusOr<StepReport> Worker::FinishStep() {
   if (open_step_ == nullptr) {
     return absl::FailedPreconditionError("there is no step to finish: none has begun");
   }
-  if (open_step_->gradients_missing > 0) {
-    const auto missing = absl::c_find(open_step_->has_gradient, false);
-    const size_t tensor = missing - open_step_->has_gradient.begin();
+  if (open_step_->gradients_missing() > 0) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "step %d lacks the gradients of %d tensors, that of %s among them; one that is zero has to "
         "be given too",
-        steps_, open_step_->gradients_missing, DescribeTensor(layout_.tensors()[tensor])));
+        steps_, open_step_->gradients_missing(),
+        DescribeTensor(layout_.tensors()[open_step_->first_missing()])));
   }
   const trace::Span step(StepEvent(trace::Kind::kStep), open_step_->trace_begin);
   const trace::Span call(StepEvent(trace::Kind::kCall));
@@ -557,26 +407,7 @@ absl::StatusOr<StepReport> Worker::FinishStep() {
 void Worker::OpenStepWith(absl::Span<const GroupRates> rates) {
   rates_crc32c_ = Crc32cOf(parameters_, rates, optimizer_.schedule());
   if (options_.min_workers > 0) rates_ = MessageOf(rates, optimizer_.schedule());
-  const size_t tensors = parameters_.size();
-  const uint32_t chunks = layout_.chunks().size();
-  open_step_.reset(new OpenStep{.gradients = std::vector<Gradient>(tensors),
-                                .has_gradient = std::vector<bool>(tensors),
-                                .gradients_missing = tensors,
-                                .queue = ChunkQueue(chunks, window_)});
-  for (const Chunk& chunk : layout_.chunks()) {
-    open_step_->segments_missing.push_back(chunk.segments.size());
-  }
-}
-
-void Worker::AddGradient(size_t tensor, Gradient gradient) {
-  open_step_->gradients[tensor] = gradient;
-  open_step_->has_gradient[tensor] = true;
-  --open_step_->gradients_missing;
-  const absl::Span<const Chunk> chunks = layout_.chunks();
-  for (uint32_t chunk = first_chunk_of_tensor_[tensor];
-       chunk < chunks.size() && chunks[chunk].segments.front().tensor <= tensor; ++chunk) {
-    if (--open_step_->segments_missing[chunk] == 0) open_step_->queue.SetReady(chunk);
-  }
+  open_step_ = std::make_unique<OpenStep>(layout_, window_);
 }
 
 absl::StatusOr<StepReport> Worker::Finish() {
@@ -593,9 +424,7 @@ absl::StatusOr<StepReport> Worker::Finish() {
     report.skipped.push_back({options_.rank, layout_.DescribeBlock(block.chunk, block.block)});
   }
   report.sent_bits = 8.0 * sent_bytes_ / layout_.elements() / (steps_ - first_step_);
-  for (const ChunkExchange& exchange : exchanges_) {
-    report.kept_bytes += exchange.kept.payload_bytes();
-  }
+  report.kept_bytes = exchanges_.kept_bytes();
   std::sort(report.late_ranks.begin(), report.late_ranks.end());
   return report;
 }
@@ -604,7 +433,7 @@ absl::Status Worker::StepLocally(StepReport& report) {
   const trace::Span span(StepEvent(trace::Kind::kLocalStep));
   const absl::Time start = options_.clock->Now();
   for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) {
-    optimizer_.StepLocally(chunk, open_step_->gradients);
+    optimizer_.StepLocally(chunk, open_step_->gradients());
   }
   report.kernels += options_.clock->Now() - start;
   if (absl::Status status = optimizer_.Check(); !status.ok()) return status;
@@ -615,7 +444,7 @@ absl::Status Worker::StepLocally(StepReport& report) {
 
 absl::Status Worker::ExchangeOpenStep(StepReport& report) {
   report.codec = optimizer_.codec();
-  deadline_ = options_.clock->Now() + options_.exchange_timeout;
+  SetDeadline(options_.exchange_timeout);
   open_step_->may_apply = true;
   absl::Status status = ExchangeChunks(
       open_step_->queue, [this](uint32_t chunk) { Pack(chunk); }, Until::kAllAreAnswered, report);
@@ -631,8 +460,8 @@ absl::Status Worker::EndOpenStep(StepReport& report) {
   if (absl::Status status = optimizer_.Check(); !status.ok()) return status;
   open_step_.reset();
   steps_ = optimizer_.StepsBefore(++round_);
-  for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
-    if (exchanges_[chunk].owes_state) GiveState(chunk);
+  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    if (chunks_[chunk].owes_state) GiveState(chunk);
   }
   return absl::OkStatus();
 }
@@ -660,8 +489,9 @@ absl::Status Worker::CatchUp(StepReport& report) {
     optimizer_.BeginMissedStep(round_, message);
     OpenStepWith(rates);
     for (size_t tensor = 0; tensor < parameters_.size(); ++tensor) {
-      AddGradient(tensor, Gradient(is_on_gpu ? nullptr : zeros.data(),
-                                   parameters_[tensor].values.size(), GradientType::kFloat32));
+      open_step_->AddGradient(
+          tensor, Gradient(is_on_gpu ? nullptr : zeros.data(), parameters_[tensor].values.size(),
+                           GradientType::kFloat32));
     }
     const uint64_t steps_before = steps_;
     if (absl::Status status = ExchangeOpenStep(report); !status.ok()) return status;
@@ -719,7 +549,7 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
       if (!all) return absl::OkStatus();
       if (waits) {
         if (absl::Status status = CheckGpuIsInTime(); !status.ok()) return status;
-        OfferToIdleShards();
+        exchanges_.OfferToIdleShards();
       } else {
         OpenStep::HeldAnswer held = std::move(open_step_->held_answers.front());
         open_step_->held_answers.pop_front();
@@ -800,13 +630,13 @@ absl::Status Worker::CheckNoStepIsOpen() const {
   if (open_step_ == nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
       "step %d has begun and is not finished: gradients of %d tensors have come, of %d", steps_,
-      parameters_.size() - open_step_->gradients_missing, parameters_.size()));
+      parameters_.size() - open_step_->gradients_missing(), parameters_.size()));
 }
 
 absl::Status Worker::CheckGpuIsInTime() const {
   if (options_.clock->Now() < deadline_) return absl::OkStatus();
-  for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
-    if (!exchanges_[chunk].is_packing) continue;
+  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    if (!chunks_[chunk].is_packing) continue;
     return absl::DeadlineExceededError(absl::StrFormat(
         "%s has not compressed chunk %d of step %d in %s: what was put on the stream before it is "
         "not done",
@@ -816,27 +646,20 @@ absl::Status Worker::CheckGpuIsInTime() const {
 }
 
 FrameHeader Worker::HeaderOf(uint32_t chunk, Codec codec) const {
-  FrameHeader header;
-  header.set_job(options_.job);
-  header.set_epoch(epochs_[shard_of_chunk_[chunk]]);
-  header.set_rank(options_.rank);
-  header.set_step(round_);
-  header.set_chunk(chunk);
-  header.set_codec(codec);
+  FrameHeader header = shards_.HeaderOf(chunk, round_, codec);
   header.set_rates_crc32c(rates_crc32c_);
-  header.set_incarnation(incarnation_);
   return header;
 }
 
 void Worker::Pack(uint32_t chunk) {
   auto packed = std::make_shared<Payload>(layout_.PayloadBytes(optimizer_.codec(), chunk));
-  exchanges_[chunk].packed = packed;
+  chunks_[chunk].packed = packed;
   const std::optional<uint32_t> bad_block =
-      optimizer_.Compress(chunk, open_step_->gradients, packed->data(),
+      optimizer_.Compress(chunk, open_step_->gradients(), packed->data(),
                           [inbox = inbox_, packed, chunk](absl::StatusOr<uint32_t> bad_block) {
                             inbox->Put(chunk, Packed{std::move(bad_block)});
                           });
-  exchanges_[chunk].is_packing = !bad_block;
+  chunks_[chunk].is_packing = !bad_block;
   if (!bad_block) return;
   if (*bad_block < layout_.chunks()[chunk].blocks) {
     absl::Status status = NumberCodecOf(optimizer_.codec(), layout_)
@@ -847,9 +670,9 @@ void Worker::Pack(uint32_t chunk) {
 }
 
 void Worker::Send(uint32_t chunk, uint32_t bad_block) {
-  ChunkExchange& exchange = exchanges_[chunk];
   SentFrame frame;
-  frame.payload = exchange.packed;
+  frame.payload = chunks_[chunk].packed;
+  frame.round_codec = optimizer_.codec();
   frame.header = HeaderOf(chunk, optimizer_.codec());
   FrameHeader& header = frame.header;
   header.set_error_scale(optimizer_.error_scale());
@@ -864,133 +687,41 @@ void Worker::Send(uint32_t chunk, uint32_t bad_block) {
   }
   header.set_payload_crc32c(Crc32c(frame.payload->span()));
   sent_bytes_ += frame.payload->size();
-  exchange.kept.Add(std::move(frame));
-  // Otherwise it follows the one that is under way.
-  if (!exchange.step_under_way) Exchange(chunk, round_);
-}
-
-void Worker::Exchange(uint32_t chunk, uint64_t step) {
-  ChunkExchange& exchange = exchanges_[chunk];
-  exchange.step_under_way.reset();
-  exchange.offers_again = false;
-  SentFrame* frame = exchange.kept.Find(step);
-  if (frame == nullptr) return;
-  exchange.step_under_way = step;
-  const uint32_t shard = shard_of_chunk_[chunk];
-  frame->header.set_generation(generations_[shard]);
-  frame->header.set_answered_steps(exchange.kept.answered_steps());
-  Reach(Failpoint::kWorkerSending);
-  trace::Event sent = EventOf(trace::Kind::kExchange, chunk);
-  if (trace::IsOn()) {
-    sent.step = step;
-    sent.begin = trace::Now();
-    sent.bytes = frame->payload->size();
-    sent.codec = trace::LabelOf(CodecName(frame->header.codec()));
-  }
-  channels_[shard]->Exchange(frame->header, frame->payload, deadline_,
-                             [inbox = inbox_, chunk, sent](absl::StatusOr<Answer> answer) mutable {
-                               if (trace::IsOn()) sent.end = trace::Now();
-                               trace::Record(sent);
-                               inbox->Put(chunk, std::move(answer));
-                             });
-}
-
-log::About Worker::AboutOf(uint32_t chunk, uint64_t step) const {
-  return {.job = options_.job,
-          .step = step,
-          .chunk = chunk,
-          .worker = options_.rank,
-          .aggregator = channels_[shard_of_chunk_[chunk]]->target()};
+  exchanges_.Send(chunk, std::move(frame));
 }
 
 absl::StatusOr<bool> Worker::Receive(WorkerInbox::Item item, StepReport& report) {
+  const uint32_t chunk = item.chunk;
   if (const auto* packed = std::get_if<Packed>(&item.what)) {
-    exchanges_[item.chunk].is_packing = false;
+    chunks_[chunk].is_packing = false;
     if (!packed->bad_block.ok()) return packed->bad_block.status();
-    Send(item.chunk, *packed->bad_block);
+    Send(chunk, *packed->bad_block);
     return false;
   }
-  const uint64_t step = exchanges_[item.chunk].step_under_way.value_or(round_);
-  absl::StatusOr<bool> is_news =
-      ReceiveAnswer(item.chunk, std::get<absl::StatusOr<Answer>>(std::move(item.what)), report);
-  if (!is_news.ok()) {
-    log::WriteEvent(log::Level::kWarning,
-                    absl::StrCat("an exchange has failed: ", is_news.status().message()),
-                    AboutOf(item.chunk, step));
-  }
-  return is_news;
-}
-
-absl::StatusOr<bool> Worker::ReceiveAnswer(uint32_t chunk, absl::StatusOr<Answer> answer,
-                                           StepReport& report) {
-  const uint32_t shard = shard_of_chunk_[chunk];
-  ChunkExchange& exchange = exchanges_[chunk];
-  const uint64_t step = *exchange.step_under_way;
-  SentFrame& frame = *exchange.kept.Find(step);
-  if (!answer.ok() && frame.answered) {
-    // Nobody needs the answer. If the frame was needed, this step's will be answered with REPLAY.
-    exchange.step_under_way.reset();
-    if (!exchange.kept.newest().answered) Exchange(chunk, round_);
-    return false;
-  }
+  absl::StatusOr<std::optional<Answer>> answer =
+      exchanges_.Receive(chunk, std::get<absl::StatusOr<Answer>>(std::move(item.what)), report);
   if (!answer.ok()) {
-    exchange.step_under_way.reset();
-    return Explain(answer.status(), shard,
-                   absl::StrFormat("step %d, chunk %d of job '%s'", step, chunk, options_.job));
+    // Whatever was called, no step may follow what an aggregator has lost.
+    if (absl::IsDataLoss(answer.status())) failure_.Update(answer.status());
+    return answer.status();
   }
-  absl::Status status = CheckAnswer(answer->header, answer->payload.span(), frame.header, layout_);
-  if (!status.ok()) {
-    return absl::Status(status.code(),
-                        absl::StrFormat("answer from aggregator %s: %s", channels_[shard]->target(),
-                                        status.message()));
-  }
-  if (answer->header.codec() == FETCH) {
-    for (const uint32_t wanted : answer->header.wanted_chunks()) GiveState(wanted);
-    Exchange(chunk, step);
+  if (!*answer) return false;
+  if ((*answer)->header.codec() == FETCH) {
+    for (const uint32_t wanted : (*answer)->header.wanted_chunks()) GiveState(wanted);
+    exchanges_.Exchange(chunk, (*answer)->header.step());
     return false;
   }
-  if (answer->header.codec() == REPLAY) {
-    if (status = Replay(chunk, answer->header, report); !status.ok()) return status;
-    return false;
+  if (open_step_ != nullptr && !open_step_->may_apply) {
+    open_step_->held_answers.push_back({chunk, **std::move(answer)});
+  } else {
+    ApplyAnswer(chunk, **std::move(answer), report);
   }
-  const uint32_t crc = answer->header.payload_crc32c();
-  if (frame.answered && crc != frame.answer_crc32c) {
-    return absl::DataLossError(absl::StrFormat(
-        "aggregator %s (shard %d of %d) was started again and comes to another result than before "
-        "for step %d, chunk %d: CRC-32C %08x, it was %08x. Its error is not what it was; start the "
-        "job again from a checkpoint",
-        channels_[shard]->target(), shard, channels_.size(), step, chunk, crc,
-        frame.answer_crc32c));
-  }
-  const uint64_t durable_step = answer->header.durable_step();
-  const bool is_news = !frame.answered;
-  if (is_news) {
-    // CheckAnswer compares it with the frame's, which may be SKIP.
-    const Codec codec = answer->header.codec();
-    if (frame.header.codec() == SKIP && codec != SKIP && codec != optimizer_.codec()) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "aggregator %s answers step %d, chunk %d as %s, wanted %s", channels_[shard]->target(),
-          step, chunk, CodecName(codec), CodecName(optimizer_.codec())));
-    }
-    frame.answered = true;
-    frame.answer_crc32c = crc;
-    *frame.header.mutable_late_ranks() = answer->header.late_ranks();
-    Reach(Failpoint::kWorkerAnswered);
-    if (open_step_ != nullptr && !open_step_->may_apply) {
-      open_step_->held_answers.push_back({chunk, *std::move(answer)});
-    } else {
-      ApplyAnswer(chunk, *std::move(answer), report);
-    }
-  }
-  Exchange(chunk, step + 1);
-  // A late worker's older answers may be durable before it has them.
-  exchange.kept.Forget(std::min(durable_step, exchange.step_under_way.value_or(durable_step)));
-  return is_news;
+  return true;
 }
 
 void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
-  ChunkExchange& exchange = exchanges_[chunk];
-  exchange.next_step = answer.header.step() + 1;
+  ChunkState& state = chunks_[chunk];
+  state.next_step = answer.header.step() + 1;
   if (answer.header.codec() == RESTORE) return;  // it says only that the round is closed
   const AnswerHeader& header = answer.header;
   bool is_late = false;
@@ -1000,40 +731,40 @@ void Worker::ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report) {
   }
   if (is_late && report.late_rounds++ == 0) {
     log::WriteEvent(log::Level::kWarning, "a round has closed without this rank, which was late",
-                    AboutOf(chunk, header.step()));
+                    shards_.AboutOf(chunk, header.step()));
   }
   newest_step_ = std::max(newest_step_, header.open_step());
   for (int i = 0; i < header.later_rates_size(); ++i) {
     later_rates_[header.step() + 1 + i] = header.later_rates(i);
   }
   if (header.codec() == SKIP) {
-    optimizer_.TakeBack(chunk, exchange.packed->data());
+    optimizer_.TakeBack(chunk, state.packed->data());
     report.skipped.push_back({header.skipped_by_rank(),
                               layout_.DescribeBlock(chunk, SkippedBlock(answer.payload.span()))});
     if (report.skipped.size() == 1) {
       log::WriteEvent(log::Level::kWarning,
                       absl::StrFormat("a round is skipped: not finite on rank %d: %s",
                                       header.skipped_by_rank(), report.skipped.back().block),
-                      AboutOf(chunk, header.step()));
+                      shards_.AboutOf(chunk, header.step()));
     }
   } else {
-    if (is_late) optimizer_.KeepInput(chunk, exchange.packed->data());
+    if (is_late) optimizer_.KeepInput(chunk, state.packed->data());
     optimizer_.Apply(chunk, std::move(answer));
   }
-  exchange.packed.reset();
-  if (exchange.owes_state) GiveState(chunk);
+  state.packed.reset();
+  if (state.owes_state) GiveState(chunk);
 }
 
 void Worker::GiveState(uint32_t chunk) {
-  const uint64_t step = exchanges_[chunk].next_step;
+  const uint64_t step = chunks_[chunk].next_step;
   if (round_ < layout_.options().first_step()) return;  // it has no state yet
   // Between a freeze of the variance and the first answer after it a state fits no step, nor does
   // it between an answer and the end of its step, where there is something left to do, or after a
   // local step.
   const bool has_still_to_end = optimizer_.EndsSteps() && open_step_ != nullptr && step > round_;
-  exchanges_[chunk].owes_state =
+  chunks_[chunk].owes_state =
       optimizer_.HasFrozenFor(step) || has_still_to_end || optimizer_.HasLocalSteps(chunk);
-  if (exchanges_[chunk].owes_state) return;
+  if (chunks_[chunk].owes_state) return;
   auto state = std::make_shared<const Payload>(optimizer_.State(chunk));
   if (!optimizer_.Check().ok()) return;  // it is worth nothing
   FrameHeader header = HeaderOf(chunk, STATE);
@@ -1042,106 +773,30 @@ void Worker::GiveState(uint32_t chunk) {
   *header.mutable_rates()->mutable_schedule() = optimizer_.schedule();
   *header.mutable_rates()->mutable_scales() = optimizer_.Scales();
   // If it is lost, another worker is asked.
-  channels_[shard_of_chunk_[chunk]]->Exchange(header, std::move(state), deadline_,
-                                              [](const absl::StatusOr<Answer>&) {});
-}
-
-absl::Status Worker::Replay(uint32_t chunk, const AnswerHeader& wanted, StepReport& report) {
-  trace::RecordMoment(EventOf(trace::Kind::kReplay, chunk));
-  const uint32_t shard = shard_of_chunk_[chunk];
-  ChunkExchange& exchange = exchanges_[chunk];
-  KeptFrames& kept = exchange.kept;
-  const bool knew_of_it =
-      kept.Find(*exchange.step_under_way)->header.generation() == wanted.generation();
-  const bool is_news = wanted.generation() > generations_[shard];
-  if (is_news) generations_[shard] = wanted.generation();
-  if (kept.Find(wanted.step()) != nullptr) {
-    report.replayed_frames += kept.newest().header.step() - wanted.step();
-    Exchange(chunk, wanted.step());
-  } else if (!returned_ || optimizer_.StepsBefore(wanted.step()) >= returned_->step) {
-    return absl::DataLossError(absl::StrFormat(
-        "aggregator %s (shard %d of %d) was started again from an older state than it had promised "
-        "to keep: it asks for step %d of chunk %d, and frames are kept from step %d on. Start the "
-        "job again from a checkpoint",
-        channels_[shard]->target(), shard, channels_.size(), wanted.step(), chunk,
-        kept.oldest_step()));
-  } else if (knew_of_it) {
-    // Those rounds closed without this rank, and will again.
-    exchange.step_under_way.reset();
-    exchange.offers_again = true;
-  } else {
-    // But of what closed with it, it must be told at once.
-    Exchange(chunk, kept.oldest_step());
-  }
-  if (!is_news) return absl::OkStatus();
-  ++report.restarted_aggregators;
-  log::WriteEvent(log::Level::kWarning,
-                  "the aggregator was started again, and asks for frames from this step on",
-                  AboutOf(chunk, wanted.step()));
-  for (uint32_t other = 0; other < exchanges_.size(); ++other) {
-    if (shard_of_chunk_[other] == shard) Offer(other);
-  }
-  return absl::OkStatus();
-}
-
-void Worker::Offer(uint32_t chunk) {
-  const ChunkExchange& exchange = exchanges_[chunk];
-  if (exchange.step_under_way || exchange.kept.empty()) return;
-  Exchange(chunk, exchange.kept.newest().header.step());
-}
-
-void Worker::OfferToIdleShards() {
-  for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
-    if (exchanges_[chunk].offers_again) Exchange(chunk, exchanges_[chunk].kept.oldest_step());
-  }
-  std::vector<bool> is_idle(channels_.size(), true);
-  for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
-    if (exchanges_[chunk].step_under_way) is_idle[shard_of_chunk_[chunk]] = false;
-  }
-  for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
-    if (!is_idle[shard_of_chunk_[chunk]] || exchanges_[chunk].kept.empty()) continue;
-    Offer(chunk);
-    is_idle[shard_of_chunk_[chunk]] = false;
-  }
+  shards_.ChannelOf(chunk).Exchange(header, std::move(state), deadline_,
+                                    [](const absl::StatusOr<Answer>&) {});
 }
 
 trace::Event Worker::EventOf(trace::Kind kind, uint32_t chunk) const {
-  trace::Event event = {.kind = kind, .step = round_, .chunk = chunk};
-  event.rank = options_.rank;
-  event.job = trace_job_;
-  if (chunk != trace::kNone) event.epoch = epochs_[shard_of_chunk_[chunk]];
-  return event;
+  return shards_.EventOf(kind, round_, chunk);
 }
 
 trace::Event Worker::StepEvent(trace::Kind kind) const {
-  trace::Event event = EventOf(kind, trace::kNone);
-  event.step = steps_;
-  return event;
+  return shards_.EventOf(kind, steps_, trace::kNone);
 }
 
-// A status with what failed, where, and, when time ran out, whom the aggregator waits for.
-absl::Status Worker::Explain(const absl::Status& status, uint32_t shard,
-                             absl::string_view what) const {
-  std::string message =
-      absl::StrFormat("%s: aggregator %s (shard %d of %d): %s", what, channels_[shard]->target(),
-                      shard, channels_.size(), status.message());
-  if (absl::IsDeadlineExceeded(status)) {
-    StatusRequest request;
-    request.set_job(options_.job);
-    absl::StatusOr<StatusResponse> response =
-        channels_[shard]->Status(request, options_.clock->Now() + kStatusTimeout);
-    const std::string who = response.ok() ? WhoIsWaitedFor(*response) : "";
-    if (!who.empty()) absl::StrAppend(&message, "; it is ", who);
-    if (!response.ok()) absl::StrAppend(&message, "; it no longer answers");
-  }
-  const absl::Status explained(status.code(), message);
-  return IsTryAgain(status) ? TryAgain(explained) : explained;
+void Worker::SetDeadline(absl::Duration timeout) {
+  deadline_ = options_.clock->Now() + timeout;
+  exchanges_.SetDeadline(deadline_);
 }
 
 absl::Status Worker::Leave() {
-  deadline_ = options_.clock->Now() + options_.exchange_timeout;
+  SetDeadline(options_.exchange_timeout);
+  const bool had_failed = !failure_.ok();
   absl::Status first_error;
-  for (uint32_t shard = 0; shard < channels_.size(); ++shard) first_error.Update(LeaveShard(shard));
+  for (uint32_t shard = 0; shard < shards_.size(); ++shard) {
+    first_error.Update(LeaveShard(shard, had_failed));
+  }
   return first_error;
 }
 
@@ -1149,54 +804,41 @@ absl::Status Worker::Leave() {
 // answered.
 uint64_t Worker::StepsAt(uint32_t shard) const {
   uint64_t steps = round_;
-  for (uint32_t chunk = 0; chunk < exchanges_.size() && options_.min_workers > 0; ++chunk) {
-    if (shard_of_chunk_[chunk] == shard) steps = std::max(steps, exchanges_[chunk].next_step);
+  for (uint32_t chunk = 0; chunk < chunks_.size() && options_.min_workers > 0; ++chunk) {
+    if (shards_.ShardOf(chunk) == shard) steps = std::max(steps, chunks_[chunk].next_step);
   }
   if (open_step_ == nullptr || options_.min_workers == 0) return steps;
   for (const OpenStep::HeldAnswer& held : open_step_->held_answers) {
-    if (shard_of_chunk_[held.chunk] == shard) steps = std::max(steps, round_ + 1);
+    if (shards_.ShardOf(held.chunk) == shard) steps = std::max(steps, round_ + 1);
   }
   return steps;
 }
 
-absl::Status Worker::LeaveShard(uint32_t shard) {
-  LeaveRequest request;
-  request.set_job(options_.job);
-  request.set_epoch(epochs_[shard]);
-  request.set_rank(options_.rank);
-  request.set_steps(StepsAt(shard));
-  request.set_incarnation(incarnation_);
+absl::Status Worker::LeaveShard(uint32_t shard, bool had_failed) {
   while (true) {
-    const absl::Status status = channels_[shard]->Leave(request, deadline_);
+    const absl::Status status = shards_.Leave(shard, StepsAt(shard), deadline_);
     if (!absl::IsAborted(status) || options_.clock->Now() >= deadline_) return status;
-    if (absl::Status offered = OfferAll(shard); !offered.ok()) return offered;
+    if (absl::Status offered = OfferAll(shard, had_failed); !offered.ok()) return offered;
   }
 }
 
-absl::Status Worker::OfferAll(uint32_t shard) {
-  for (uint32_t chunk = 0; chunk < exchanges_.size(); ++chunk) {
-    if (shard_of_chunk_[chunk] == shard) Offer(chunk);
-  }
-  return AwaitOffers();
-}
-
-absl::Status Worker::AwaitOffers() {
+absl::Status Worker::OfferAll(uint32_t shard, bool had_failed) {
+  exchanges_.OfferAll(shard);
   StepReport report;
-  const auto under_way = [](const ChunkExchange& exchange) {
-    return exchange.step_under_way.has_value() || exchange.offers_again;
-  };
-  while (options_.clock->Now() < deadline_ &&
-         std::any_of(exchanges_.begin(), exchanges_.end(), under_way)) {
+  while (options_.clock->Now() < deadline_ && exchanges_.is_any_under_way()) {
     std::optional<WorkerInbox::Item> item = inbox_->Take(*options_.clock, kOfferInterval);
     if (!item) {
-      OfferToIdleShards();
+      exchanges_.OfferToIdleShards();
       continue;
     }
     // A step that is left open sends nothing more.
     if (std::holds_alternative<Packed>(item->what)) continue;
-    absl::StatusOr<bool> done = Receive(*std::move(item), report);
-    // What failed before may fail again, and does not keep the worker from leaving.
-    if (!done.ok() && failure_.ok()) return done.status();
+    const bool is_this_shards = shards_.ShardOf(item->chunk) == shard;
+    const absl::Status status = Receive(*std::move(item), report).status();
+    // What failed before may fail again, and does not keep the worker from leaving; unless what
+    // this shard answers is no good, so that asking again is no use.
+    const bool is_no_good = absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
+    if (!status.ok() && (!had_failed || (is_this_shards && is_no_good))) return status;
   }
   return absl::OkStatus();
 }

@@ -18,66 +18,26 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kernels/gpu.h"
-#include "log/log.h"
 #include "proto/checkpoint.pb.h"
 #include "proto/layout.h"
 #include "storage/disk.h"
 #include "trace/event.h"
 #include "worker/channel.h"
 #include "worker/checkpoint_file.h"
-#include "worker/chunk_crew.h"
+#include "worker/chunk_exchanges.h"
 #include "worker/chunk_queue.h"
-#include "worker/clock.h"
 #include "worker/gradient.h"
 #include "worker/inbox.h"
 #include "worker/onebit_adam.h"
+#include "worker/open_step.h"
 #include "worker/optimizer.h"
 #include "worker/reduction.h"
 #include "worker/resume_state.h"
+#include "worker/shards.h"
+#include "worker/step_report.h"
+#include "worker/worker_options.h"
 
 namespace signpost {
-
-struct WorkerOptions {
-  std::string job;
-  uint32_t rank = 0;
-  uint32_t world_size = 1;
-  uint32_t block_elements = 4096;
-  uint32_t chunk_elements = 0;  // 0: SuitableChunkElements
-  float gamma = 1.35f;
-  // That compress and apply, whoever calls included; at most ChunkCrew::kMostThreads. Changes no
-  // bit.
-  uint32_t threads = 1;
-  absl::Duration join_timeout = absl::Minutes(5);
-  // For each step's exchange, and each wait of a Checkpoint for the other ranks.
-  absl::Duration exchange_timeout = absl::Minutes(1);
-  // Rounds close without the workers whose frames are not there so long after the first one's, if
-  // at least min_workers' are. Both zero: they wait for all, until the exchange timeout.
-  absl::Duration round_deadline;
-  uint32_t min_workers = 0;
-  // Lets a job resume from a checkpoint of another number of workers: each then takes the mean of
-  // all errors in it. Their mean over the workers, and so what training sees, stays what it was;
-  // which bits follow does not.
-  bool resume_with_other_world_size = false;
-  // Lets ranks join whose parameters have different values. Whoever sets it makes them equal before
-  // the first step, unless the job resumes or the worker comes back.
-  bool parameters_may_differ = false;
-  // Where parameters and gradients are, and the optimizer's state will be; must outlive the worker.
-  // Null: on the host.
-  kernels::cuda::Gpu* gpu = nullptr;
-  // What CUSTOM is, where it is the codec of a stage or a reduction: the shared object
-  // (signpost_codec.h), which the aggregators need too, and the codec's own options.
-  std::string codec_library;
-  std::string codec_options;
-  Clock* clock = &Clock::Real();
-};
-
-// A round that all workers skipped because one worker's input was not finite. Or, of this rank, a
-// block that its local step left alone (0/1 Adam): a GPU's may come with a later step's report, at
-// the latest with that of the round that ends the interval.
-struct SkippedRound {
-  uint32_t rank = 0;  // the lowest rank at fault
-  std::string block;  // Layout::DescribeBlock
-};
 
 // Where a worker that resumed goes on from.
 struct Resumed {
@@ -91,27 +51,6 @@ struct Returned {
   // The worker before had an error, which is lost: of at most this Euclidean norm after the last
   // frame that the aggregators had from it. None when they do not know.
   std::optional<double> lost_error_norm;
-};
-
-struct StepReport {
-  uint64_t step = 0;  // the last one that was taken
-  // Steps that were taken before it in the same call, without a gradient, because the others had
-  // gone on without this worker.
-  uint64_t steps_caught_up = 0;
-  // Rounds, of one chunk each, that closed without this worker's frame. What was in it is in this
-  // worker's error, for later rounds.
-  uint32_t late_rounds = 0;
-  std::vector<uint32_t> late_ranks;  // without whose frame some round closed, ascending
-  Codec codec = CODEC_UNSPECIFIED;   // none: it was a local step
-  absl::Duration kernels;  // compressing and applying; on a GPU what the worker waits for of it
-  absl::Duration wire;     // blocked on transfer and aggregation
-  absl::Duration wait;     // blocked because another worker's frame was late
-  std::vector<SkippedRound> skipped;
-  uint32_t restarted_aggregators = 0;  // that were found to have gone back to an earlier state
-  uint64_t replayed_frames = 0;        // sent again to them
-  uint64_t kept_bytes = 0;             // of frames that aggregators may ask for, after the step
-  // Of payloads that this worker has sent, once each, by parameter and step since it joined.
-  double sent_bits = 0;
 };
 
 // Not thread-safe. After an error from Step, GradientReady or FinishStep, unless it is
@@ -196,7 +135,8 @@ class Worker {
   // A step that begins with a freeze of the variance, or a look at it, waits for the GPU.
   absl::Status BeginStep(absl::Span<const GroupRates> rates);
   // `gradient` must stay valid, and what it is, until FinishStep returns. Does not wait for
-  // answers, nor for a GPU; only to find out why an exchange has failed may take seconds. The
+  // answers, nor for a GPU, unless a rank that comes back is to have a chunk's state; and to find
+  // out why an exchange has failed may take seconds. The
   // step's exchange timeout counts from the sending of each chunk, and anew from FinishStep for
   // those that are sent there.
   absl::Status GradientReady(size_t tensor, Gradient gradient);
@@ -207,11 +147,11 @@ class Worker {
   // checkpoint is committed, on every rank; the newest two in the directory are kept, and those
   // that an interrupted run has left go.
   //
-  // On error the checkpoints before stay, and training may go on. FAILED_PRECONDITION after a step
-  // that failed. DEADLINE_EXCEEDED names the ranks that are waited for. In a job with a round
-  // deadline, ABORTED: at once when a rank has left, and after two such deadlines when one is
-  // absent or the others have gone on; which is named. Otherwise the disk's error, or an
-  // aggregator's. Not after JoinReduction.
+  // On error the checkpoints before stay, and training may go on, but after DATA_LOSS, which is as
+  // Step's. FAILED_PRECONDITION after a step that failed. DEADLINE_EXCEEDED names the ranks that
+  // are waited for. In a job with a round deadline, ABORTED: at once when a rank has left, and
+  // after two such deadlines when one is absent or the others have gone on; which is named.
+  // Otherwise the disk's error, or an aggregator's. Not after JoinReduction.
   absl::Status Checkpoint(Disk& directory);
 
   // This rank's share of what Checkpoint saves, by itself: parameters and optimizer, this worker's
@@ -241,8 +181,6 @@ class Worker {
   // When nothing has come for this long, an aggregator that owes us nothing may have been started
   // again, and what others wait for may be frames of ours that it has lost.
   static constexpr absl::Duration kOfferInterval = absl::Milliseconds(500);
-  // How long a failed call may take to find out whom the aggregator waits for.
-  static constexpr absl::Duration kStatusTimeout = absl::Seconds(3);
 
   // Its first block that was not packed, or their number.
   struct Packed {
@@ -250,8 +188,7 @@ class Worker {
   };
   using WorkerInbox = Inbox<std::variant<absl::StatusOr<Answer>, Packed>>;
 
-  struct ChunkExchange;
-  struct OpenStep;
+  struct ChunkState;
 
   // One of `optimizer` and `reduction` is null.
   Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
@@ -268,7 +205,6 @@ class Worker {
   void GiveState(uint32_t chunk);
   // Of a step that the optimizer has begun.
   void OpenStepWith(absl::Span<const GroupRates> rates);
-  void AddGradient(size_t tensor, Gradient gradient);
   // What is left of the open step, of which all gradients are there; and then the steps that the
   // others have taken meanwhile.
   absl::StatusOr<StepReport> Finish();
@@ -309,7 +245,7 @@ class Worker {
   // is no reason.
   absl::Status CheckNobodyHasLeft() const;
   absl::Status CheckNobodyIsGone(absl::Span<const uint32_t> missing_ranks) const;
-  // Of this job at the first shard; without a round deadline, or an answer, an empty one.
+  // Without a round deadline, or an answer, an empty one.
   JobStatus AskAboutJob() const;
   // Returns when `missing_ranks` finds none. Meanwhile others get what they may need of this
   // worker.
@@ -321,40 +257,22 @@ class Worker {
   void Send(uint32_t chunk, uint32_t bad_block);
   // Whether it was the answer to a frame of this step.
   absl::StatusOr<bool> Receive(WorkerInbox::Item item, StepReport& report);
-  // Takes what became of the chunk's exchange, and sends what is to come next. Whether it was the
-  // answer to this step's frame.
-  absl::StatusOr<bool> ReceiveAnswer(uint32_t chunk, absl::StatusOr<Answer> answer,
-                                     StepReport& report);
   void ApplyAnswer(uint32_t chunk, Answer answer, StepReport& report);
-  absl::Status Replay(uint32_t chunk, const AnswerHeader& wanted, StepReport& report);
-  // Sends the newest frame of the chunk again, unless an exchange is under way.
-  void Offer(uint32_t chunk);
-  // Offers a frame to every shard that could have been started again without our knowing.
-  void OfferToIdleShards();
-  // Sends the frame of that step, if there is one.
-  void Exchange(uint32_t chunk, uint64_t step);
-  // Until no exchange is under way, or for a while.
-  absl::Status AwaitOffers();
-  // Offers the frames of a shard that has lost some, and waits for their answers.
-  absl::Status OfferAll(uint32_t shard);
+  // Offers the frames of a shard that has lost some, and waits until no exchange is under way, or
+  // for a while. After a step that `had_failed`, errors count that say that there is no hope.
+  absl::Status OfferAll(uint32_t shard, bool had_failed);
   uint64_t StepsAt(uint32_t shard) const;  // that this worker has had answers of
-  absl::Status LeaveShard(uint32_t shard);
-  absl::Status Explain(const absl::Status& status, uint32_t shard, absl::string_view what) const;
+  absl::Status LeaveShard(uint32_t shard, bool had_failed);
+  void SetDeadline(absl::Duration timeout);
   // For the trace: of the current round, or the current step as a whole.
   trace::Event EventOf(trace::Kind kind, uint32_t chunk) const;
   trace::Event StepEvent(trace::Kind kind) const;
-  // For a line about an exchange.
-  log::About AboutOf(uint32_t chunk, uint64_t step) const;
 
   const WorkerOptions options_;
   const std::vector<Parameter> parameters_;
   const Layout layout_;
-  const std::vector<uint32_t> shard_of_chunk_;
-  const std::vector<uint32_t> first_chunk_of_tensor_;
-  const uint32_t window_;                   // most chunks under way at once
-  const uint64_t incarnation_;              // tells this process from another that claims the rank
-  const uint16_t trace_job_;                // the job's label in the trace
-  const std::unique_ptr<OneBitAdam> adam_;  // null after JoinReduction
+  const uint32_t window_;                       // most chunks under way at once
+  const std::unique_ptr<OneBitAdam> adam_;      // null after JoinReduction
   const std::unique_ptr<Reduction> reduction_;  // null otherwise
   Optimizer& optimizer_;                        // the one of them that is there
   uint64_t round_ = 0;                          // the next one
@@ -363,20 +281,19 @@ class Worker {
   Resumed resumed_;
   std::optional<Returned> returned_;
   std::set<std::string> damaged_checkpoints_;  // found when resuming
-  absl::Status failure_;                       // of the first step that failed
+  absl::Status failure_;                       // of the first step that failed, or DATA_LOSS
   uint32_t rates_crc32c_ = 0;                  // of the current step
   StepRates rates_;                            // likewise; empty in a job without a round deadline
   uint64_t newest_step_ = 0;                   // that another worker has reached
   std::map<uint64_t, StepRates> later_rates_;  // of steps before that
   absl::Time deadline_;                        // of the current call's exchanges
-  std::vector<uint64_t> epochs_;               // by shard
-  std::vector<uint64_t> generations_;          // by shard: of its process, as far as is known
-  std::vector<ChunkExchange> exchanges_;       // by chunk
-  uint64_t sent_bytes_ = 0;                    // of payloads, since it joined
-  std::unique_ptr<OpenStep> open_step_;        // null between steps
+  std::vector<ChunkState> chunks_;
+  uint64_t sent_bytes_ = 0;              // of payloads, since it joined
+  std::unique_ptr<OpenStep> open_step_;  // null between steps
   // Shared with what may still be under way when a failed Step returns.
   std::shared_ptr<WorkerInbox> inbox_;
-  std::vector<std::unique_ptr<Channel>> channels_;  // by shard; destroyed first
+  Shards shards_;
+  ChunkExchanges exchanges_;
 };
 
 }  // namespace signpost

@@ -112,7 +112,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   const trace::Span span(StepEvent(trace::Kind::kCheckpoint));
   if (absl::Status status = CheckCanBeSaved(); !status.ok()) return status;
   CheckpointDir dir(directory);
-  const CheckpointId id = {steps_, AttemptOf(epochs_)};
+  const CheckpointId id = {steps_, AttemptOf(shards_.epochs())};
   absl::StatusOr<bool> committed = dir.IsCommitted(id);
   if (!committed.ok() || *committed) return committed.status();
 
@@ -189,12 +189,13 @@ CheckpointManifest Worker::Manifest() const {
 }
 
 absl::StatusOr<ChunkErrors> Worker::ReadErrors() {
-  deadline_ = options_.clock->Now() + options_.exchange_timeout;
+  SetDeadline(options_.exchange_timeout);
   ChunkErrors errors;
   const uint32_t chunks = layout_.chunks().size();
   for (uint32_t chunk = options_.rank; chunk < chunks; chunk += options_.world_size) {
     absl::StatusOr<std::vector<float>> error = ReadError(chunk);
     if (!error.ok()) {
+      if (absl::IsDataLoss(error.status())) return error.status();
       if (absl::Status status = CheckNobodyIsGone({}); !status.ok()) return status;
       return error.status();
     }
@@ -204,24 +205,18 @@ absl::StatusOr<ChunkErrors> Worker::ReadErrors() {
 }
 
 absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
-  const uint32_t shard = shard_of_chunk_[chunk];
-  ReadErrorRequest request;
-  request.set_job(options_.job);
-  request.set_epoch(epochs_[shard]);
-  request.set_rank(options_.rank);
-  request.set_chunk(chunk);
-  request.set_step(round_);
-  request.set_incarnation(incarnation_);
+  const uint32_t shard = shards_.ShardOf(chunk);
   absl::StatusOr<ReadErrorResponse> response;
   while (true) {
-    response = channels_[shard]->ReadError(request, deadline_);
+    response = shards_.ReadError(chunk, round_, deadline_);
     if (!absl::IsAborted(response.status()) || options_.clock->Now() >= deadline_) break;
-    if (absl::Status offered = OfferAll(shard); !offered.ok()) return offered;
+    const absl::Status offered = OfferAll(shard, /*had_failed=*/false);
+    if (!offered.ok()) return offered;
   }
   if (!response.ok()) {
-    return Explain(response.status(), shard,
-                   absl::StrFormat("the error of chunk %d before step %d of job '%s'", chunk,
-                                   round_, options_.job));
+    return shards_.Explain(response.status(), shard,
+                           absl::StrFormat("the error of chunk %d before step %d of job '%s'",
+                                           chunk, round_, options_.job));
   }
   const absl::Span<const uint8_t> bytes = {
       reinterpret_cast<const uint8_t*>(response->payload().data()), response->payload().size()};
@@ -233,7 +228,7 @@ absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "aggregator %s sent %d bytes for step %d, chunk %d where the error of step %d, chunk %d "
         "has %d, or another CRC-32C than it says",
-        channels_[shard]->target(), bytes.size(), response->step(), response->chunk(), round_,
+        shards_.channel(shard).target(), bytes.size(), response->step(), response->chunk(), round_,
         chunk, elements * sizeof(float)));
   }
   if (!kernels::DenseWithinRange(kernels::DenseType::kFloat32, bytes.data(), error.size())) {
@@ -249,7 +244,7 @@ absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
 absl::Status Worker::AwaitRanks(
     absl::FunctionRef<absl::StatusOr<std::vector<uint32_t>>()> missing_ranks) {
   const absl::Time start = options_.clock->Now();
-  deadline_ = start + options_.exchange_timeout;
+  SetDeadline(options_.exchange_timeout);
   absl::Time next_offer = start + kOfferInterval;
   absl::Duration interval = kFirstLookInterval;
   StepReport report;
@@ -269,7 +264,7 @@ absl::Status Worker::AwaitRanks(
         absl::Status status = CheckNobodyIsGone(*missing);
         if (!status.ok()) return status;
       }
-      OfferToIdleShards();
+      exchanges_.OfferToIdleShards();
       next_offer = now + kOfferInterval;
     }
     std::optional<WorkerInbox::Item> item = inbox_->Take(*options_.clock, interval);
@@ -282,13 +277,9 @@ absl::Status Worker::AwaitRanks(
   }
 }
 
+// Without a round deadline nobody can be gone: an empty one.
 JobStatus Worker::AskAboutJob() const {
-  if (options_.min_workers == 0) return {};
-  StatusRequest request;
-  request.set_job(options_.job);
-  const absl::StatusOr<StatusResponse> response =
-      channels_[0]->Status(request, options_.clock->Now() + kStatusTimeout);
-  return response.ok() && response->jobs_size() == 1 ? response->jobs(0) : JobStatus();
+  return options_.min_workers == 0 ? JobStatus() : shards_.AskAboutJob();
 }
 
 absl::Status Worker::CheckNobodyHasLeft() const {

@@ -208,7 +208,8 @@ class Session(Membership):
         """Saves the whole job, as it is after the last step, in a directory that all ranks see.
 
         Every rank calls it after the same step. Returns once the checkpoint is committed; the
-        newest two are kept. If it fails, those before stay, and training may go on.
+        newest two are kept. If it fails, those before stay, and training may go on, but after a
+        DataLossError.
         """
         self._call("checkpoint", directory.encode())
 

@@ -177,7 +177,8 @@ class _JobOptimizer(torch.optim.Optimizer):
         goes on from the newest, with the same bits as if the job had not ended.
 
         Raises:
-            SignpostError: the checkpoints before stay, and training may go on.
+            SignpostError: the checkpoints before stay, and training may go on, but after a
+                DataLossError.
         """
         self._joined().checkpoint(os.path.abspath(directory))
 
@@ -190,7 +191,8 @@ class _JobOptimizer(torch.optim.Optimizer):
         are not in it. For one that rank 0 saves for all ranks there is checkpoint().
 
         Raises:
-            SignpostError: an aggregator did not give its part; training may go on.
+            SignpostError: an aggregator did not give its part; training may go on, but after a
+                DataLossError.
         """
         state = torch.frombuffer(self._joined().save_state(), dtype=torch.uint8)
         return {**super().state_dict(), "signpost": state}

@@ -1,0 +1,161 @@
+#include "worker/shards.h"
+
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "proto/try_again.h"
+#include "trace/recorder.h"
+
+namespace signpost {
+namespace {
+
+// How long it may take to find out whom an aggregator waits for.
+constexpr absl::Duration kStatusTimeout = absl::Seconds(3);
+
+uint64_t NewIncarnation() {
+  std::random_device random;
+  return (uint64_t{random()} << 32) | random();
+}
+
+// What keeps the aggregator from answering, as far as it knows: "; it is waiting for rank 3".
+std::string WhatIsWaitedFor(const StatusResponse& response) {
+  std::string message;
+  std::vector<std::string> parts;
+  for (const JobStatus& job : response.jobs()) {
+    for (uint32_t rank : job.waiting_for_ranks()) {
+      std::string part = absl::StrCat("rank ", rank);
+      for (const RefusedJoin& refused : job.refused_joins()) {
+        if (refused.rank() == rank) absl::StrAppend(&part, " (refused: ", refused.reason(), ")");
+      }
+      parts.push_back(std::move(part));
+    }
+    if (!job.state_error().empty()) {
+      absl::StrAppend(&message, "; it cannot save the job's state: ", job.state_error());
+    }
+  }
+  if (parts.empty()) return message;
+  return absl::StrCat("; it is waiting for ", absl::StrJoin(parts, ", "), message);
+}
+
+}  // namespace
+
+Shards::Shards(const WorkerOptions& options, const Layout& layout,
+               std::vector<std::unique_ptr<Channel>> channels)
+    : options_(options),
+      layout_(layout),
+      shard_of_chunk_(layout.ShardOfChunk(channels.size())),
+      incarnation_(NewIncarnation()),
+      trace_job_(trace::LabelOf(options.job)),
+      epochs_(channels.size()),
+      channels_(std::move(channels)) {}
+
+absl::StatusOr<JoinResponse> Shards::Join(uint32_t shard, const JobOptions& job_options,
+                                          absl::Time deadline) {
+  JoinRequest request;
+  request.set_job(options_.job);
+  request.set_rank(options_.rank);
+  request.set_world_size(options_.world_size);
+  request.set_incarnation(incarnation_);
+  request.set_shard(shard);
+  request.set_shard_count(size());
+  *request.mutable_options() = job_options;
+  request.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
+
+  absl::StatusOr<JoinResponse> response = channels_[shard]->Join(request, deadline);
+  if (!response.ok()) {
+    return Explain(response.status(), shard,
+                   absl::StrFormat("rank %d could not join job '%s'", options_.rank, options_.job));
+  }
+  if (response->layout_fingerprint() != layout_.Fingerprint()) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "aggregator %s lays job '%s' out differently (fingerprint %016x, here %016x): "
+        "it runs another version of signpost",
+        channels_[shard]->target(), options_.job, response->layout_fingerprint(),
+        layout_.Fingerprint()));
+  }
+  epochs_[shard] = response->epoch();
+  return response;
+}
+
+absl::Status Shards::Leave(uint32_t shard, uint64_t steps, absl::Time deadline) {
+  LeaveRequest request;
+  request.set_job(options_.job);
+  request.set_epoch(epochs_[shard]);
+  request.set_rank(options_.rank);
+  request.set_steps(steps);
+  request.set_incarnation(incarnation_);
+  return channels_[shard]->Leave(request, deadline);
+}
+
+absl::StatusOr<ReadErrorResponse> Shards::ReadError(uint32_t chunk, uint64_t step,
+                                                    absl::Time deadline) {
+  ReadErrorRequest request;
+  request.set_job(options_.job);
+  request.set_epoch(epochs_[ShardOf(chunk)]);
+  request.set_rank(options_.rank);
+  request.set_chunk(chunk);
+  request.set_step(step);
+  request.set_incarnation(incarnation_);
+  return ChannelOf(chunk).ReadError(request, deadline);
+}
+
+JobStatus Shards::AskAboutJob() const {
+  StatusRequest request;
+  request.set_job(options_.job);
+  const absl::StatusOr<StatusResponse> response =
+      channels_[0]->Status(request, options_.clock->Now() + kStatusTimeout);
+  return response.ok() && response->jobs_size() == 1 ? response->jobs(0) : JobStatus();
+}
+
+FrameHeader Shards::HeaderOf(uint32_t chunk, uint64_t step, Codec codec) const {
+  FrameHeader header;
+  header.set_job(options_.job);
+  header.set_epoch(epochs_[ShardOf(chunk)]);
+  header.set_rank(options_.rank);
+  header.set_step(step);
+  header.set_chunk(chunk);
+  header.set_codec(codec);
+  header.set_incarnation(incarnation_);
+  return header;
+}
+
+absl::Status Shards::Explain(const absl::Status& status, uint32_t shard,
+                             absl::string_view what) const {
+  std::string message = absl::StrCat(what, ": ", Describe(shard), ": ", status.message());
+  if (absl::IsDeadlineExceeded(status)) {
+    StatusRequest request;
+    request.set_job(options_.job);
+    absl::StatusOr<StatusResponse> response =
+        channels_[shard]->Status(request, options_.clock->Now() + kStatusTimeout);
+    absl::StrAppend(&message,
+                    response.ok() ? WhatIsWaitedFor(*response) : "; it no longer answers");
+  }
+  const absl::Status explained(status.code(), message);
+  return IsTryAgain(status) ? TryAgain(explained) : explained;
+}
+
+std::string Shards::Describe(uint32_t shard) const {
+  return absl::StrFormat("aggregator %s (shard %d of %d)", channels_[shard]->target(), shard,
+                         size());
+}
+
+trace::Event Shards::EventOf(trace::Kind kind, uint64_t step, uint32_t chunk) const {
+  trace::Event event = {.kind = kind, .step = step, .chunk = chunk};
+  event.rank = options_.rank;
+  event.job = trace_job_;
+  if (chunk != trace::kNone) event.epoch = epochs_[ShardOf(chunk)];
+  return event;
+}
+
+log::About Shards::AboutOf(uint32_t chunk, uint64_t step) const {
+  return {.job = options_.job,
+          .step = step,
+          .chunk = chunk,
+          .worker = options_.rank,
+          .aggregator = channels_[ShardOf(chunk)]->target()};
+}
+
+}  // namespace signpost
