@@ -1,7 +1,6 @@
 #include "server/aggregator.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -15,6 +14,7 @@
 #include "proto/payload_pool.h"
 #include "proto/try_again.h"
 #include "proto/version.h"
+#include "server/membership.h"
 #include "trace/span.h"
 
 namespace signpost {
@@ -152,48 +152,8 @@ absl::Status GaveWayError(const JobId& id) {
       id.epoch, id.name));
 }
 
-JoinResponse WelcomeTo(const Job& job, uint64_t generation) {
-  JoinResponse welcome;
-  welcome.set_generation(generation);
-  welcome.set_epoch(job.id().epoch);
-  welcome.set_layout_fingerprint(job.layout().Fingerprint());
-  return welcome;
-}
-
-absl::Status TakesPartError(uint32_t rank) {
-  return absl::AlreadyExistsError(
-      absl::StrCat("rank ", rank, " is held by another process, which takes part in the job"));
-}
-
-bool AllReached(const OpenSteps& steps, const OpenSteps& wanted) {
-  return absl::c_all_of(wanted, [&](const auto& step) {
-    const auto found = steps.find(step.first);
-    return found != steps.end() && found->second >= step.second;
-  });
-}
-
-absl::AnyInvocable<void()> Finishing(Membership::EndedJoin join) {
-  return [join = std::move(join)]() mutable { join.done(std::move(join.result)); };
-}
-
 void Call(std::vector<absl::AnyInvocable<void()>> callbacks) {
   for (auto& callback : callbacks) callback();
-}
-
-void Finish(std::vector<Membership::EndedJoin> ended) {
-  for (Membership::EndedJoin& join : ended) join.done(std::move(join.result));
-}
-
-absl::Status LeftError(uint32_t rank, absl::string_view job) {
-  return TryAgain(
-      absl::FailedPreconditionError(absl::StrFormat("rank %d has left job '%s'", rank, job)));
-}
-
-// The least of them; there is none if the shard owns no chunk.
-uint64_t LeastOf(const OpenSteps& steps) {
-  uint64_t least = std::numeric_limits<uint64_t>::max();
-  for (const auto& [chunk, step] : steps) least = std::min(least, step);
-  return least;
 }
 
 }  // namespace
@@ -207,40 +167,40 @@ Aggregator::Aggregator(const AggregatorOptions& options, StateDir* state_dir)
 
 Aggregator::~Aggregator() { Drain(); }
 
-absl::Status Aggregator::Restore(const StateDir::Recovered& recovered) {
+absl::Status Aggregator::Restore(StateDir::Recovered recovered) {
   absl::MutexLock lock(&mutex_);
-  warnings_ = recovered.warnings;
-  given_up_epochs_ = recovered.given_up;
-  for (const JobState& state : recovered.jobs) {
-    restored_epochs_.push_back(state.id.epoch);
+  warnings_ = std::move(recovered.warnings);
+  given_up_epochs_ = std::move(recovered.given_up);
+  for (JobState& state : recovered.jobs) {
+    const JobId id = state.id;
+    restored_epochs_.push_back(id.epoch);
+    last_epoch_ = std::max(last_epoch_, id.epoch);
+    const OpenSteps saved_steps = OpenStepsOf(state);
+    const std::vector<uint64_t> incarnations = state.incarnations;
+    const std::vector<uint32_t> left_ranks = state.left_ranks;
     absl::StatusOr<std::unique_ptr<Job>> job =
-        Job::Restore(state, {options_.shard, options_.shard_count}, &bell_,
-                     state_dir_->generation(), options_.now());
+        Job::Restore(std::move(state), {options_.shard, options_.shard_count}, &bell_, generation(),
+                     options_.now());
     if (!job.ok()) return job.status();
-    last_epoch_ = std::max(last_epoch_, state.id.epoch);
-    for (const uint32_t rank : state.left_ranks) {
-      if (!(*job)->Leave(rank)) (*job)->End(LeftError(rank, state.id.name));
+    for (const uint32_t rank : left_ranks) {
+      if (!(*job)->Leave(rank)) (*job)->End(LeftError(rank, id.name));
     }
     Membership membership =
-        Membership::Restore(state.incarnations, state.left_ranks, (*job)->min_workers(),
-                            WelcomeTo(**job, generation()), options_.now());
+        Membership::Restore(incarnations, left_ranks, (*job)->min_workers(),
+                            ServedJob::WelcomeTo(**job, generation()), options_.now());
     if (membership.AllLeft()) {
-      Forget(state.id.epoch);
+      Forget(id.epoch);
       continue;
     }
     // Epochs ascend: of a name that was used again, the later job stays.
-    if (const auto earlier = jobs_.find(state.id.name); earlier != jobs_.end()) {
-      Forget(earlier->second.job->id().epoch);
+    if (const auto earlier = jobs_.find(id.name); earlier != jobs_.end()) {
+      Forget(earlier->second.job()->id().epoch);
       jobs_.erase(earlier);
     }
-    jobs_.emplace(state.id.name, Entry{.job = *std::move(job),
-                                       .membership = std::move(membership),
-                                       .has_room = true,
-                                       .saved = true,
-                                       .saved_steps = OpenStepsOf(state)});
-    log::WriteEvent(
-        log::Level::kInfo, "goes on with a job, from its snapshot",
-        {.job = state.id.name, .step = LeastOf(OpenStepsOf(state)), .shard = options_.shard});
+    log::WriteEvent(log::Level::kInfo, "goes on with a job, from its snapshot",
+                    {.job = id.name, .step = (*job)->open_step(), .shard = options_.shard});
+    jobs_.emplace(id.name, ServedJob(*std::move(job), generation(), {bell_, late_bell_},
+                                     std::move(membership), saved_steps));
   }
   return absl::OkStatus();
 }
@@ -249,181 +209,49 @@ uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done) {
   Reach(Failpoint::kJoinReceived);
   const absl::Time now = options_.now();
   absl::StatusOr<Layout> layout = CheckJoin(request, options_);
-  const Membership::Claim claim = {request.rank(), request.incarnation()};
   Callbacks callbacks;
-  Entries replaced;
+  Jobs replaced;
   uint64_t call = 0;
   {
     absl::MutexLock lock(&mutex_);
     call = ++last_call_;
-    const absl::StatusOr<Entry*> entry =
+    const absl::StatusOr<ServedJob*> job =
         layout.ok() ? Admit(request, *std::move(layout), now, replaced) : layout.status();
-    if (entry.ok() && Returns(**entry, claim)) {
-      AddReturning(**entry, {claim, call, std::move(done)}, callbacks);
-      late_bell_.Ring();
-    } else if (entry.ok()) {
-      Membership& membership = (*entry)->membership;
-      const bool was_complete = membership.complete();
-      Welcome(**entry, membership.Join(claim, call, std::move(done), now), callbacks);
-      if (!was_complete && membership.complete()) {
-        callbacks.push_back([job = request.job(), shard = options_.shard] {
-          log::WriteEvent(log::Level::kInfo, "a job begins: all of its ranks have joined",
-                          {.job = job, .shard = shard});
-        });
-      }
-    } else {
-      RecordRefusal(request, entry.status());
+    if (!job.ok()) {
+      RecordRefusal(request, job.status());
       callbacks.push_back(
-          [done = std::move(done), status = entry.status()]() mutable { done(status); });
+          [done = std::move(done), status = job.status()]() mutable { done(status); });
+    } else if ((*job)->Join({request.rank(), request.incarnation()}, call, std::move(done), now,
+                            callbacks)) {
+      callbacks.push_back([job = request.job(), shard = options_.shard] {
+        log::WriteEvent(log::Level::kInfo, "a job begins: all of its ranks have joined",
+                        {.job = job, .shard = shard});
+      });
     }
   }
-  for (auto& [name, entry] : replaced) EndCalls(entry, GaveWayError(entry.job->id()));
+  for (auto& [name, job] : replaced) job.End(GaveWayError(job.job()->id()));
   MakeRoom();
   Call(std::move(callbacks));
   return call;
 }
 
-bool Aggregator::Returns(const Entry& entry, const Membership::Claim& claim) {
-  if (!entry.membership.complete() || !entry.job->takes_back()) return false;
-  // One that holds the rank already did not get the answer to its first Join, and the others went
-  // on; or the aggregator was started again while it waited.
-  return !entry.membership.Holds(claim) ||
-         (entry.job->has_begun() && !entry.job->has_heard(claim.rank));
-}
-
-void Aggregator::AddReturning(Entry& entry, Returning returning, Callbacks& callbacks) {
-  // Frames of later steps than these are sent by a process that is alive.
-  returning.newest_step = entry.job->newest_step(returning.claim.rank);
-  for (const auto& [chunk, step] : entry.job->open_steps()) {
-    returning.newest_step = std::max(returning.newest_step, step);
-  }
-  const auto [found, is_new] = entry.returning.try_emplace(returning.claim.rank);
-  Returning& waiting = found->second;
-  if (waiting.done) {
-    callbacks.push_back([done = std::move(waiting.done)]() mutable {
-      done(absl::AbortedError("another call claimed the rank"));
-    });
-  }
-  if (!is_new && waiting.claim.incarnation == returning.claim.incarnation) {
-    waiting.call = returning.call;
-    waiting.done = std::move(returning.done);
-  } else {
-    waiting = std::move(returning);
-  }
-}
-
-void Aggregator::AdmitReturning() {
-  Callbacks callbacks;
-  {
-    absl::MutexLock lock(&mutex_);
-    for (auto& [name, entry] : jobs_) {
-      for (auto returning = entry.returning.begin(); returning != entry.returning.end();) {
-        const bool stays = AdmitReturning(entry, returning->second, callbacks);
-        returning = stays ? std::next(returning) : entry.returning.erase(returning);
-      }
-    }
-  }
-  Call(std::move(callbacks));
-}
-
-bool Aggregator::AdmitReturning(Entry& entry, Returning& returning, Callbacks& callbacks) {
-  const uint32_t rank = returning.claim.rank;
-  const bool may_have_rank =
-      entry.membership.Holds(returning.claim) || entry.job->is_absent(rank, options_.now());
-  if (!returning.has_rank && !may_have_rank &&
-      entry.job->newest_step(rank) > returning.newest_step) {
-    const absl::Status refusal = TakesPartError(rank);
-    entry.membership.RecordRefusal(rank, std::string(refusal.message()));
-    callbacks.push_back(Finishing({std::move(returning.done), refusal}));
-    return false;
-  }
-  if (!returning.has_rank && !may_have_rank) return true;
-  if (!returning.has_rank) GiveRank(entry, returning);
-  if (state_dir_ != nullptr) {
-    if (IsAwaited(entry)) bell_.Ring();
-    return true;
-  }
-  if (returning.done) {
-    callbacks.push_back(Finishing({std::move(returning.done), returning.welcome}));
-  }
-  return false;
-}
-
-void Aggregator::GiveRank(Entry& entry, Returning& returning) {
-  const uint32_t rank = returning.claim.rank;
-  returning.welcome = WelcomeTo(*entry.job, generation());
-  returning.welcome.set_returning(true);
-  if (const std::optional<double> lost = entry.job->MostErrorSquared(rank)) {
-    returning.welcome.set_lost_error_squared(*lost);
-  }
-  returning.has_rank = true;
-  const uint64_t before = entry.membership.incarnations()[rank];
-  entry.membership.Return(returning.claim);
-  const bool is_same_process = before == returning.claim.incarnation;
-  returning.needed = entry.job->Withdraw(rank, is_same_process ? 0 : before);
-  uint64_t first_step = 0;
-  for (const auto& [chunk, step] : returning.needed) first_step = std::max(first_step, step);
-  returning.welcome.set_first_step(first_step);
-  entry.job->Return(rank, first_step, is_same_process);
-}
-
-bool Aggregator::IsAwaited(const Entry& entry) {
-  return absl::c_any_of(entry.returning, [&](const auto& returning) {
-    return returning.second.has_rank &&
-           AllReached(entry.job->open_steps(), returning.second.needed);
-  });
-}
-
-void Aggregator::WelcomeReturning(Entry& entry, const DueSnapshot& due, const OpenSteps& saved,
-                                  Callbacks& callbacks) {
-  for (auto found = entry.returning.begin(); found != entry.returning.end();) {
-    Returning& returning = found->second;
-    const bool is_in_it = returning.has_rank && AllReached(saved, returning.needed) &&
-                          due.incarnations[found->first] == returning.claim.incarnation;
-    if (is_in_it) ++returning.snapshots;
-    if (returning.snapshots < 2) {
-      ++found;
-      continue;
-    }
-    if (returning.done) {
-      callbacks.push_back(Finishing({std::move(returning.done), std::move(returning.welcome)}));
-    }
-    found = entry.returning.erase(found);
-  }
-}
-
-void Aggregator::Welcome(Entry& entry, std::vector<Membership::EndedJoin> joins,
-                         Callbacks& callbacks) {
-  const bool must_wait = state_dir_ != nullptr && !entry.saved;
-  for (Membership::EndedJoin& join : joins) {
-    if (must_wait && join.result.ok()) {
-      entry.joins.push_back(std::move(join));
-      bell_.Ring();
-    } else {
-      callbacks.push_back(Finishing(std::move(join)));
-    }
-  }
-}
-
-absl::StatusOr<Aggregator::Entry*> Aggregator::Admit(const JoinRequest& request, Layout layout,
-                                                     absl::Time now, Entries& replaced) {
+absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request, Layout layout,
+                                             absl::Time now, Jobs& replaced) {
   if (drained_) return ShuttingDownError();
   const Membership::Claim claim = {request.rank(), request.incarnation()};
   auto old = jobs_.find(request.job());
   if (old != jobs_.end()) {
-    const Membership& membership = old->second.membership;
-    const bool gives_way =
-        membership.GivesWay(now, options_.idle_timeout) && !membership.Holds(claim);
-    if (!gives_way) {
-      const bool returns = Returns(old->second, claim);
-      absl::Status status = CheckMatches(request.world_size(), layout, returns, *old->second.job);
-      if (status.ok() && !returns) status = membership.CheckClaim(claim, now);
+    ServedJob& job = old->second;
+    if (!job.GivesWay(now, options_.idle_timeout) || job.membership().Holds(claim)) {
+      const bool returns = job.Returns(claim);
+      absl::Status status = CheckMatches(request.world_size(), layout, returns, *job.job());
+      if (status.ok() && !returns) status = job.membership().CheckClaim(claim, now);
       if (!status.ok()) return status;
-      return &old->second;
+      return &job;
     }
   }
   if (!admitting_) return ShuttingDownError();
-  std::vector<Entries::iterator> leaving;
+  std::vector<Jobs::iterator> leaving;
   if (old != jobs_.end()) leaving.push_back(old);
   const uint64_t reserved =
       ReservedBytes(request.world_size(), layout, {options_.shard, options_.shard_count});
@@ -432,19 +260,19 @@ absl::StatusOr<Aggregator::Entry*> Aggregator::Admit(const JoinRequest& request,
     leaving.push_back(FindGivingWay(now, leaving));
     if (leaving.back() == jobs_.end()) return room;
   }
-  for (const Entries::iterator entry : leaving) {
-    Forget(entry->second.job->id().epoch);
-    replaced.insert(jobs_.extract(entry));
+  for (const Jobs::iterator job : leaving) {
+    Forget(job->second.job()->id().epoch);
+    replaced.insert(jobs_.extract(job));
   }
-  return &CreateEntry(request, std::move(layout));
+  return &AddJob(request, std::move(layout));
 }
 
 absl::Status Aggregator::CheckRoom(uint32_t world_size, const Layout& layout, uint64_t reserved,
-                                   absl::Span<const Entries::iterator> leaving) {
+                                   absl::Span<const Jobs::iterator> leaving) {
   uint64_t jobs = 1, parameters = layout.elements(), frames = FramesOf(world_size, layout);
-  for (auto entry = jobs_.begin(); entry != jobs_.end(); ++entry) {
-    if (absl::c_linear_search(leaving, entry)) continue;
-    const Job& job = *entry->second.job;
+  for (auto served = jobs_.begin(); served != jobs_.end(); ++served) {
+    if (absl::c_linear_search(leaving, served)) continue;
+    const Job& job = *served->second.job();
     ++jobs;
     parameters += job.layout().elements();
     frames += FramesOf(job.world_size(), job.layout());
@@ -465,52 +293,40 @@ absl::Status Aggregator::CheckRoom(uint32_t world_size, const Layout& layout, ui
   return absl::OkStatus();
 }
 
-Aggregator::Entries::iterator Aggregator::FindGivingWay(
-    absl::Time now, absl::Span<const Entries::iterator> leaving) {
+Aggregator::Jobs::iterator Aggregator::FindGivingWay(absl::Time now,
+                                                     absl::Span<const Jobs::iterator> leaving) {
   auto found = jobs_.end();
-  for (auto entry = jobs_.begin(); entry != jobs_.end(); ++entry) {
-    const Membership& membership = entry->second.membership;
-    if (!membership.GivesWay(now, options_.idle_timeout)) continue;
-    if (absl::c_linear_search(leaving, entry)) continue;
-    if (found == jobs_.end() || membership.last_heard() < found->second.membership.last_heard()) {
-      found = entry;
-    }
+  for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
+    if (!job->second.GivesWay(now, options_.idle_timeout)) continue;
+    if (absl::c_linear_search(leaving, job)) continue;
+    const absl::Time heard = job->second.membership().last_heard();
+    if (found == jobs_.end() || heard < found->second.membership().last_heard()) found = job;
   }
   return found;
 }
 
-Aggregator::Entry& Aggregator::CreateEntry(const JoinRequest& request, Layout layout) {
+ServedJob& Aggregator::AddJob(const JoinRequest& request, Layout layout) {
   auto job = std::make_shared<Job>(JobId{request.job(), ++last_epoch_}, request.world_size(),
                                    std::move(layout), ShardId{options_.shard, options_.shard_count},
                                    state_dir_ == nullptr ? nullptr : &bell_);
-  Membership membership(request.world_size(), job->min_workers(), WelcomeTo(*job, generation()));
   late_bell_.Ring();
-  return jobs_.emplace(request.job(), Entry{std::move(job), std::move(membership)}).first->second;
+  return jobs_.emplace(request.job(), ServedJob(std::move(job), generation(), {bell_, late_bell_}))
+      .first->second;
 }
 
 void Aggregator::RecordRefusal(const JoinRequest& request, const absl::Status& status) {
-  const auto entry = jobs_.find(request.job());
-  if (entry == jobs_.end() || request.rank() >= entry->second.job->world_size()) return;
-  entry->second.membership.RecordRefusal(request.rank(), std::string(status.message()));
+  const auto job = jobs_.find(request.job());
+  if (job == jobs_.end() || request.rank() >= job->second.job()->world_size()) return;
+  job->second.RecordRefusal(request.rank(), status);
 }
 
 void Aggregator::CancelJoin(uint64_t call, const absl::Status& reason) {
-  std::vector<Membership::EndedJoin> ended;
+  Callbacks callbacks;
   {
     absl::MutexLock lock(&mutex_);
-    for (auto& [name, entry] : jobs_) {
-      if (ended.empty()) ended = entry.membership.Cancel(call, reason);
-      for (auto found = entry.returning.begin(); found != entry.returning.end(); ++found) {
-        Returning& returning = found->second;
-        if (returning.call != call || !returning.done) continue;
-        ended.push_back({std::exchange(returning.done, nullptr), reason});
-        // One that has the rank may call again.
-        if (!returning.has_rank) entry.returning.erase(found);
-        break;
-      }
-    }
+    for (auto& [name, job] : jobs_) job.CancelJoin(call, reason, callbacks);
   }
-  Finish(std::move(ended));
+  Call(std::move(callbacks));
 }
 
 void Aggregator::Exchange(Frame frame, ExchangeDone done) {
@@ -520,13 +336,13 @@ void Aggregator::Exchange(Frame frame, ExchangeDone done) {
   absl::StatusOr<Room::Offer> offer;
   {
     absl::ReleasableMutexLock lock(&mutex_);
-    const absl::StatusOr<Entry*> entry = FindRunningJob(frame.header, now);
-    if (!entry.ok()) {
+    const absl::StatusOr<ServedJob*> served = FindRunningJob(frame.header, now);
+    if (!served.ok()) {
       lock.Release();
-      return done(entry.status());
+      return done(served.status());
     }
-    job = (*entry)->job;
-    offer = OfferRoom(**entry);
+    job = (*served)->job();
+    offer = OfferRoom(**served);
   }
   if (!offer.ok() && IsContribution(frame.header.codec())) {
     MakeRoom();  // of what could not be given up when the job began
@@ -539,7 +355,7 @@ void Aggregator::Exchange(Frame frame, ExchangeDone done) {
 
 uint64_t Aggregator::ReservedByJobs() const {
   uint64_t bytes = 0;
-  for (const auto& [name, entry] : jobs_) bytes += entry.job->reserved_bytes();
+  for (const auto& [name, job] : jobs_) bytes += job.job()->reserved_bytes();
   return bytes;
 }
 
@@ -552,19 +368,19 @@ void Aggregator::MakeRoom() {
     const uint64_t limit = options_.limits.held_bytes;
     if (used == 0 || used + reserved <= limit) return;
     reason = RoomIsUsedError(used, reserved, limit);
-    for (const auto& [name, entry] : jobs_) jobs.push_back(entry.job);
+    for (const auto& [name, job] : jobs_) jobs.push_back(job.job());
   }
   for (const std::shared_ptr<Job>& job : jobs) job->GiveRoomBack(reason);
 }
 
-absl::StatusOr<Room::Offer> Aggregator::OfferRoom(Entry& entry) {
+absl::StatusOr<Room::Offer> Aggregator::OfferRoom(ServedJob& job) {
   const uint64_t limit = options_.limits.held_bytes;
   if (limit == AggregatorLimits::kUnlimited) return Room::Offer();
   const uint64_t reserved = ReservedByJobs();
-  if (!entry.has_room) {
+  if (!job.has_room) {
     const uint64_t used = room_.taken();
     if (used + reserved > limit) return RoomIsUsedError(used, reserved, limit);
-    entry.has_room = true;
+    job.has_room = true;
   }
   // Answers on their way to ranks that do not read them are nobody's.
   const bool has_any = PayloadPool::Global().used_bytes() <= limit;
@@ -580,20 +396,19 @@ absl::StatusOr<ReadErrorResponse> Aggregator::ReadError(const ReadErrorRequest& 
   std::shared_ptr<Job> job;
   {
     absl::MutexLock lock(&mutex_);
-    const absl::StatusOr<Entry*> entry = FindRunningJob(sender, options_.now());
-    if (!entry.ok()) return entry.status();
-    job = (*entry)->job;
+    const absl::StatusOr<ServedJob*> served = FindRunningJob(sender, options_.now());
+    if (!served.ok()) return served.status();
+    job = (*served)->job();
   }
   return job->ReadError(request);
 }
 
-absl::StatusOr<Aggregator::Entry*> Aggregator::FindRunningJob(const FrameHeader& header,
-                                                              absl::Time now) {
+absl::StatusOr<ServedJob*> Aggregator::FindRunningJob(const FrameHeader& header, absl::Time now) {
   if (drained_) return ShuttingDownError();
-  const auto entry = jobs_.find(header.job());
-  if (entry == jobs_.end()) return NotHereError(header);
-  const std::shared_ptr<Job>& job = entry->second.job;
-  Membership& membership = entry->second.membership;
+  const auto served = jobs_.find(header.job());
+  if (served == jobs_.end()) return NotHereError(header);
+  const std::shared_ptr<Job>& job = served->second.job();
+  const Membership& membership = served->second.membership();
   if (header.epoch() != job->id().epoch) {
     return absl::FailedPreconditionError(
         absl::StrFormat("rank %d sent a frame of epoch %d of job '%s', but epoch %d is expected",
@@ -616,8 +431,8 @@ absl::StatusOr<Aggregator::Entry*> Aggregator::FindRunningJob(const FrameHeader&
         "another has replaced it, and it must be stopped",
         header.rank(), header.generation(), generation()));
   }
-  membership.Hear(now);
-  return &entry->second;
+  served->second.Hear(now);
+  return &served->second;
 }
 
 absl::Status Aggregator::NotHereError(const FrameHeader& header) const {
@@ -650,32 +465,26 @@ void Aggregator::Leave(const LeaveRequest& request, LeaveDone done) {
   Callbacks callbacks;
   {
     absl::MutexLock lock(&mutex_);
-    const auto entry = jobs_.find(request.job());
-    const absl::StatusOr<bool> member = IsMember(entry, request);
-    if (!member.ok() || !*member) {
+    const auto job = jobs_.find(request.job());
+    const absl::StatusOr<bool> member = IsMember(job, request);
+    if (member.ok() && *member) {
+      job->second.Leave(request, std::move(done), callbacks);
+      ForgetIfAllLeft(job, callbacks);
+    } else {
       callbacks.push_back(
           [done = std::move(done), status = member.status()]() mutable { done(status); });
-    } else if (state_dir_ == nullptr) {
-      EndMembership(entry->second, {request, std::move(done)}, callbacks);
-      ForgetIfAllLeft(entry, callbacks);
-    } else {
-      const std::shared_ptr<Job>& job = entry->second.job;
-      entry->second.leaves.push_back(
-          {request, std::move(done),
-           job->takes_back() ? job->Withdraw(request.rank(), request.incarnation()) : OpenSteps()});
-      bell_.Ring();
     }
   }
   Call(std::move(callbacks));
 }
 
 // False when the job, or this epoch of it, is over.
-absl::StatusOr<bool> Aggregator::IsMember(Entries::iterator entry,
+absl::StatusOr<bool> Aggregator::IsMember(Jobs::iterator served,
                                           const LeaveRequest& request) const {
   if (drained_) return ShuttingDownError();
-  if (entry == jobs_.end()) return false;
-  const std::shared_ptr<Job>& job = entry->second.job;
-  const Membership& membership = entry->second.membership;
+  if (served == jobs_.end()) return false;
+  const std::shared_ptr<Job>& job = served->second.job();
+  const Membership& membership = served->second.membership();
   if (request.epoch() != job->id().epoch) return false;
   if (request.rank() >= job->world_size()) {
     return absl::InvalidArgumentError(
@@ -696,36 +505,16 @@ absl::StatusOr<bool> Aggregator::IsMember(Entries::iterator entry,
                       request.rank(), request.steps(), request.job(), open_step));
 }
 
-void Aggregator::ForgetIfAllLeft(Entries::iterator entry, Callbacks& callbacks) {
-  if (!entry->second.membership.AllLeft()) return;
-  Forget(entry->second.job->id().epoch);
-  callbacks.push_back([job = entry->first, shard = options_.shard] {
+void Aggregator::ForgetIfAllLeft(Jobs::iterator job, Callbacks& callbacks) {
+  if (!job->second.AllLeft()) return;
+  Forget(job->second.job()->id().epoch);
+  callbacks.push_back([name = job->first, shard = options_.shard] {
     log::WriteEvent(log::Level::kInfo, "a job is over: all of its ranks have left",
-                    {.job = job, .shard = shard});
+                    {.job = name, .shard = shard});
   });
-  for (auto& [rank, returning] : entry->second.returning) {
-    if (!returning.done) continue;
-    callbacks.push_back(
-        Finishing({std::move(returning.done),
-                   absl::FailedPreconditionError("the job is over: all of its ranks have left")}));
-  }
-  jobs_.erase(entry);
-}
-
-void Aggregator::EndMembership(Entry& entry, WaitingLeave leave, Callbacks& callbacks) {
-  if (!entry.membership.Holds({leave.request.rank(), leave.request.incarnation()})) {
-    // Another process took the rank meanwhile.
-    callbacks.push_back([done = std::move(leave.done)]() mutable { done(absl::OkStatus()); });
-    return;
-  }
-  entry.membership.Leave(leave.request.rank());
-  const bool goes_on = entry.job->Leave(leave.request.rank());
-  callbacks.push_back([this, job = entry.job, goes_on, leave = std::move(leave)]() mutable {
-    if (!goes_on) job->End(LeftError(leave.request.rank(), leave.request.job()));
-    job->EndReturnsIfAlone();
-    late_bell_.Ring();
-    leave.done(absl::OkStatus());
-  });
+  job->second.EndReturning(
+      absl::FailedPreconditionError("the job is over: all of its ranks have left"), callbacks);
+  jobs_.erase(job);
 }
 
 StatusResponse Aggregator::Status(const StatusRequest& request) const {
@@ -744,10 +533,9 @@ StatusResponse Aggregator::Status(const StatusRequest& request) const {
   return response;
 }
 
-void Aggregator::FillStatus(const Entry& entry, JobStatus& status) const {
-  entry.membership.FillStatus(status);
-  absl::Status error = entry.state_error;
-  error.Update(entry.late_error);
+void Aggregator::FillStatus(const ServedJob& job, JobStatus& status) const {
+  job.membership().FillStatus(status);
+  const absl::Status error = job.state_error();
   if (!error.ok()) status.set_state_error(state_dir_->WithoutPath(error.message()));
   status.set_generation(generation());
 }
@@ -762,12 +550,12 @@ std::vector<JobMetrics> Aggregator::MetricsOf(absl::string_view name) const {
   std::vector<std::shared_ptr<const Job>> jobs;
   {
     absl::MutexLock lock(&mutex_);
-    for (const auto& [job_name, entry] : jobs_) {
+    for (const auto& [job_name, served] : jobs_) {
       if (!name.empty() && job_name != name) continue;
       JobMetrics& job = metrics.emplace_back();
-      FillStatus(entry, job.status);
-      if (state_dir_ != nullptr) job.snapshots = entry.snapshots;
-      jobs.push_back(entry.job);
+      FillStatus(served, job.status);
+      if (state_dir_ != nullptr) job.snapshots = served.snapshots();
+      jobs.push_back(served.job());
     }
   }
   for (size_t i = 0; i < jobs.size(); ++i) jobs[i]->FillMetrics(now, metrics[i]);
@@ -785,43 +573,32 @@ bool Aggregator::AwaitNoJobs(absl::Duration timeout) const {
 }
 
 bool Aggregator::HasNoJobs() const {
-  return std::all_of(jobs_.begin(), jobs_.end(),
-                     [](const auto& entry) { return entry.second.membership.Deserted(); });
+  return absl::c_all_of(jobs_, [](const auto& job) { return job.second.IsDeserted(); });
 }
 
 void Aggregator::Drain() {
-  Entries jobs = TakeJobs();
-  for (auto& [name, entry] : jobs) EndCalls(entry, ShuttingDownError());
+  Jobs jobs = TakeJobs();
+  for (auto& [name, job] : jobs) job.End(ShuttingDownError());
 }
 
-Aggregator::Entries Aggregator::TakeJobs() {
+Aggregator::Jobs Aggregator::TakeJobs() {
   absl::MutexLock lock(&mutex_);
   admitting_ = false;
   drained_ = true;
   return std::exchange(jobs_, {});
 }
 
-void Aggregator::EndCalls(Entry& entry, const absl::Status& reason) {
-  Finish(entry.membership.CancelAll(reason));
-  for (Membership::EndedJoin& join : entry.joins) join.done(reason);
-  for (auto& [rank, returning] : entry.returning) {
-    if (returning.done) returning.done(reason);
-  }
-  for (WaitingLeave& leave : entry.leaves) leave.done(reason);
-  entry.job->End(reason);
-}
-
 absl::Status Aggregator::Suspend() {
   Reach(Failpoint::kSuspendBegun);
   absl::MutexLock state_lock(&state_mutex_);
-  Entries jobs = TakeJobs();
+  Jobs jobs = TakeJobs();
   absl::Status first_error = RemoveForgotten();
-  for (auto& [name, entry] : jobs) {
+  for (auto& [name, job] : jobs) {
     // Rounds first: once a state is written, nothing may close any more.
-    EndCalls(entry, ShuttingDownError());
-    if (!entry.saved) continue;  // nobody was welcomed yet
+    job.End(ShuttingDownError());
+    if (!job.is_saved()) continue;  // nobody was welcomed yet
     Reach(Failpoint::kSuspendHalfDone);
-    DueSnapshot due = SnapshotOf(entry);
+    DueSnapshot due = job.Snapshot();
     due.with_answers = true;
     first_error.Update(Save(due).status());
   }
@@ -841,7 +618,15 @@ absl::Status Aggregator::RemoveForgotten() {
     epochs.swap(forgotten_epochs_);
   }
   absl::Status first_error;
-  for (const uint64_t epoch : epochs) first_error.Update(state_dir_->Forget(epoch));
+  std::vector<uint64_t> left;
+  for (const uint64_t epoch : epochs) {
+    const absl::Status status = state_dir_->Forget(epoch);
+    if (!status.ok()) left.push_back(epoch);
+    first_error.Update(status);
+  }
+  if (left.empty()) return first_error;
+  absl::MutexLock lock(&mutex_);
+  absl::c_copy(left, std::back_inserter(forgotten_epochs_));
   return first_error;
 }
 
@@ -851,7 +636,9 @@ absl::Status Aggregator::TakeSnapshots() {
   std::vector<DueSnapshot> all_due;
   {
     absl::MutexLock lock(&mutex_);
-    all_due = FindDueSnapshots();
+    for (const auto& [name, job] : jobs_) {
+      if (job.IsSnapshotDue()) all_due.push_back(job.Snapshot());
+    }
   }
   for (const DueSnapshot& due : all_due) {
     const absl::Time begin = options_.now();
@@ -877,11 +664,11 @@ absl::Duration Aggregator::CloseLateRounds() {
   absl::Duration shortest = absl::InfiniteDuration();
   {
     absl::MutexLock lock(&mutex_);
-    for (const auto& [name, entry] : jobs_) {
-      if (entry.job->round_deadline() == absl::InfiniteDuration()) continue;
-      shortest = std::min(shortest, entry.job->round_deadline());
+    for (const auto& [name, job] : jobs_) {
+      if (job.job()->round_deadline() == absl::InfiniteDuration()) continue;
+      shortest = std::min(shortest, job.job()->round_deadline());
       // Frames come when all ranks have been welcomed, which with a state directory takes a save.
-      if (entry.membership.complete()) jobs.push_back(entry.job);
+      if (job.membership().complete()) jobs.push_back(job.job());
     }
   }
   for (const std::shared_ptr<Job>& job : jobs) {
@@ -891,38 +678,20 @@ absl::Duration Aggregator::CloseLateRounds() {
     if (state_dir_ != nullptr) {
       status = state_dir_->SaveLateRounds(job->id().epoch, job->late_rounds());
       absl::MutexLock lock(&mutex_);
-      const auto entry = jobs_.find(job->id().name);
-      if (entry != jobs_.end() && entry->second.job == job) entry->second.late_error = status;
+      const auto served = jobs_.find(job->id().name);
+      if (served != jobs_.end() && served->second.job() == job) {
+        served->second.SetLateRoundsSaved(status);
+      }
     }
     if (status.ok()) job->SetLateRoundsDurable(options_.now());
   }
-  AdmitReturning();
+  Callbacks callbacks;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto& [name, job] : jobs_) job.AdmitReturning(options_.now(), callbacks);
+  }
+  Call(std::move(callbacks));
   return shortest / 8;  // to which deadlines are kept
-}
-
-std::vector<Aggregator::DueSnapshot> Aggregator::FindDueSnapshots() {
-  std::vector<DueSnapshot> all_due;
-  for (const auto& [name, entry] : jobs_) {
-    if (!entry.membership.complete()) continue;
-    if (entry.saved && entry.state_error.ok() && entry.leaves.empty() &&
-        !entry.job->snapshot_due() && !IsAwaited(entry)) {
-      continue;
-    }
-    all_due.push_back(SnapshotOf(entry));
-  }
-  return all_due;
-}
-
-Aggregator::DueSnapshot Aggregator::SnapshotOf(const Entry& entry) {
-  DueSnapshot due = {entry.job, entry.membership.incarnations(), entry.membership.left_ranks(),
-                     /*with_answers=*/!entry.leaves.empty() || IsAwaited(entry)};
-  // Once it is written they have left, whether or not they are told.
-  for (const WaitingLeave& leave : entry.leaves) {
-    const bool is_member =
-        entry.membership.Holds({leave.request.rank(), leave.request.incarnation()});
-    if (is_member) due.left_ranks.push_back(leave.request.rank());
-  }
-  return due;
 }
 
 absl::StatusOr<OpenSteps> Aggregator::Save(const DueSnapshot& due) {
@@ -940,8 +709,6 @@ absl::StatusOr<OpenSteps> Aggregator::Save(const DueSnapshot& due) {
   return steps;
 }
 
-// Workers may forget what is before the snapshot before this one: if this one cannot be read when
-// it is needed, that one still can be gone on from.
 void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved,
                           absl::Duration duration) {
   Callbacks callbacks;
@@ -949,37 +716,8 @@ void Aggregator::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps
   {
     absl::MutexLock lock(&mutex_);
     const auto found = jobs_.find(due.job->id().name);
-    if (found == jobs_.end() || found->second.job != due.job) return Forget(due.job->id().epoch);
-    Entry& entry = found->second;
-    entry.state_error = saved.status();
-    entry.snapshots.Add(saved.status(), duration);
-    if (saved.ok()) {
-      durable = std::exchange(entry.saved_steps, *saved);
-      entry.saved = true;
-      if (!entry.joins.empty()) Reach(Failpoint::kJoinDurable);
-      Welcome(entry, std::exchange(entry.joins, {}), callbacks);
-      WelcomeReturning(entry, due, *saved, callbacks);
-      if (IsAwaited(entry)) bell_.Ring();
-    }
-    // Leaves that came meanwhile ring for themselves. After an error of the job itself there is
-    // nothing left to save.
-    std::vector<WaitingLeave> leaves = std::exchange(entry.leaves, {});
-    for (WaitingLeave& leave : leaves) {
-      // Others may go on without it, and its frames go with it: both snapshots must do without
-      // them.
-      const bool others_go_on = entry.job->takes_back();
-      const bool is_safe = saved.ok() &&
-                           leave.request.steps() <= LeastOf(others_go_on ? durable : *saved) &&
-                           AllReached(durable, leave.needed) &&
-                           absl::c_linear_search(due.left_ranks, leave.request.rank());
-      if (is_safe || absl::IsInternal(saved.status())) {
-        Reach(Failpoint::kLeaveDurable);
-        EndMembership(entry, std::move(leave), callbacks);
-      } else {
-        entry.leaves.push_back(std::move(leave));
-        if (saved.ok()) bell_.Ring();
-      }
-    }
+    if (found == jobs_.end() || found->second.job() != due.job) return Forget(due.job->id().epoch);
+    durable = found->second.SetSaved(due, saved, duration, callbacks);
     ForgetIfAllLeft(found, callbacks);
   }
   due.job->SetDurable(durable, options_.now());

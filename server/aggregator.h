@@ -26,10 +26,10 @@
 #include "proto/steady_time.h"
 #include "server/bell.h"
 #include "server/job.h"
-#include "server/membership.h"
 #include "server/metrics.h"
 #include "server/owned_chunk.h"
 #include "server/room.h"
+#include "server/served_job.h"
 #include "server/state_dir.h"
 
 namespace signpost {
@@ -73,9 +73,9 @@ struct AggregatorOptions {
 class Aggregator {
  public:
   using Reply = OwnedChunk::Reply;
-  using JoinDone = Membership::JoinDone;
+  using JoinDone = ServedJob::JoinDone;
   using ExchangeDone = OwnedChunk::Done;
-  using LeaveDone = absl::AnyInvocable<void(absl::Status)>;
+  using LeaveDone = ServedJob::LeaveDone;
 
   // With a state directory, which it borrows, what it promises survives it, if TakeSnapshots is
   // called as often as AwaitSnapshotDue returns: a Join is answered once the job is on disk, and a
@@ -85,7 +85,7 @@ class Aggregator {
 
   // Goes on with the jobs that the state directory had. Before anything else. DATA_LOSS for a state
   // that cannot be right.
-  absl::Status Restore(const StateDir::Recovered& recovered) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Restore(StateDir::Recovered recovered) ABSL_LOCKS_EXCLUDED(mutex_);
 
   uint32_t shard() const { return options_.shard; }
 
@@ -175,114 +175,50 @@ class Aggregator {
   // AwaitLateRounds returns, which may block for as long as this returns, by one thread at a time.
   absl::Duration CloseLateRounds() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Writes down what is due. The first error, which Status also shows; the next call tries again.
+  // Writes down what is due, and removes what is over. The first error; Status shows those of jobs
+  // that go on. The next call tries again.
   absl::Status TakeSnapshots() ABSL_LOCKS_EXCLUDED(mutex_, state_mutex_);
 
  private:
-  struct WaitingLeave {
-    LeaveRequest request;
-    LeaveDone done;
-    OpenSteps needed = {};  // what snapshots must have
-  };
-  // A process that comes back in a rank.
-  struct Returning {
-    Membership::Claim claim;
-    uint64_t call = 0;
-    JoinDone done;             // null, with has_rank: its caller is gone, and may come again
-    uint64_t newest_step = 0;  // that was known when it came
-    bool has_rank = false;
-    // With it:
-    OpenSteps needed;        // what snapshots must have
-    uint32_t snapshots = 0;  // that have it
-    JoinResponse welcome = {};
-  };
-  struct Entry {
-    // Shared with the calls that are inside a job when it is forgotten.
-    std::shared_ptr<Job> job;
-    Membership membership;
-    std::map<uint32_t, Returning> returning = {};  // by rank
-    bool has_room = false;                         // nobody else uses what it reserves
+  using Jobs = std::map<std::string, ServedJob>;  // by name
 
-    // With a state directory:
-    bool saved = false;                             // at least once
-    OpenSteps saved_steps;                          // by the newest snapshot
-    std::vector<Membership::EndedJoin> joins = {};  // that end when the job is saved
-    std::vector<WaitingLeave> leaves = {};          // likewise
-    absl::Status state_error = absl::OkStatus();    // of the last attempt to save
-    absl::Status late_error = absl::OkStatus();     // likewise, to save late rounds
-    SnapshotMetrics snapshots = {};
-  };
-  using Entries = std::map<std::string, Entry>;  // by name
-  // A job as it is to be written down, but for its chunks.
-  struct DueSnapshot {
-    std::shared_ptr<Job> job;
-    std::vector<uint64_t> incarnations;
-    std::vector<uint32_t> left_ranks;
-    bool with_answers = false;
-  };
-  // What is to be called when no lock is held any more.
-  using Callbacks = std::vector<absl::AnyInvocable<void()>>;
-  // Whether a snapshot is due that a returning process waits for.
-  static bool IsAwaited(const Entry& entry);
-
-  // The entry that the request may join, new if need be; what gave way to it, if anything, is moved
+  // The job that the request may join, new if need be; what gave way to it, if anything, is moved
   // to `replaced`. On error nothing has changed.
-  absl::StatusOr<Entry*> Admit(const JoinRequest& request, Layout layout, absl::Time now,
-                               Entries& replaced) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether the claim is that of a process that comes back in a rank.
-  static bool Returns(const Entry& entry, const Membership::Claim& claim);
-  static void AddReturning(Entry& entry, Returning returning, Callbacks& callbacks);
-  // Gives those their ranks who can have them, and refuses those who can't.
-  void AdmitReturning() ABSL_LOCKS_EXCLUDED(mutex_);
-  // What is left to do for it; false when it is to be forgotten.
-  bool AdmitReturning(Entry& entry, Returning& returning, Callbacks& callbacks)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void GiveRank(Entry& entry, Returning& returning) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A snapshot was written.
-  static void WelcomeReturning(Entry& entry, const DueSnapshot& due, const OpenSteps& saved,
-                               Callbacks& callbacks);
+  absl::StatusOr<ServedJob*> Admit(const JoinRequest& request, Layout layout, absl::Time now,
+                                   Jobs& replaced) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // RESOURCE_EXHAUSTED for one more, that needs `reserved` bytes, than the jobs there are, without
   // those that are `leaving`.
   absl::Status CheckRoom(uint32_t world_size, const Layout& layout, uint64_t reserved,
-                         absl::Span<const Entries::iterator> leaving)
+                         absl::Span<const Jobs::iterator> leaving)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The job that has been silent for longest, of the others that give way; end() if none does.
-  Entries::iterator FindGivingWay(absl::Time now, absl::Span<const Entries::iterator> leaving)
+  Jobs::iterator FindGivingWay(absl::Time now, absl::Span<const Jobs::iterator> leaving)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Entry& CreateEntry(const JoinRequest& request, Layout layout)
+  ServedJob& AddJob(const JoinRequest& request, Layout layout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Finishes the joins at once, or when the job has been saved.
-  void Welcome(Entry& entry, std::vector<Membership::EndedJoin> joins, Callbacks& callbacks)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<bool> IsMember(Entries::iterator entry, const LeaveRequest& request) const
+  absl::StatusOr<bool> IsMember(Jobs::iterator served, const LeaveRequest& request) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // The rank leaves the job now.
-  void EndMembership(Entry& entry, WaitingLeave leave, Callbacks& callbacks)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ForgetIfAllLeft(Entries::iterator entry, Callbacks& callbacks)
+  void ForgetIfAllLeft(Jobs::iterator job, Callbacks& callbacks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RecordRefusal(const JoinRequest& request, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  absl::StatusOr<Entry*> FindRunningJob(const FrameHeader& header, absl::Time now)
+  absl::StatusOr<ServedJob*> FindRunningJob(const FrameHeader& header, absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frames that could wait give back what jobs need.
   void MakeRoom() ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t ReservedByJobs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // To a frame of the job; RESOURCE_EXHAUSTED, with TryAgain's mark, if it must not have any.
-  absl::StatusOr<Room::Offer> OfferRoom(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Room::Offer> OfferRoom(ServedJob& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status NotHereError(const FrameHeader& header) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // 0 without a state directory.
   uint64_t generation() const { return state_dir_ == nullptr ? 0 : state_dir_->generation(); }
   bool HasNoJobs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
-  Entries TakeJobs() ABSL_LOCKS_EXCLUDED(mutex_);
-  static void EndCalls(Entry& entry, const absl::Status& reason);
+  Jobs TakeJobs() ABSL_LOCKS_EXCLUDED(mutex_);
 
   void Forget(uint64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RemoveForgotten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
-  std::vector<DueSnapshot> FindDueSnapshots() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static DueSnapshot SnapshotOf(const Entry& entry);
   absl::StatusOr<OpenSteps> Save(const DueSnapshot& due)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   void SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved,
@@ -290,7 +226,7 @@ class Aggregator {
   // Of the job with that name, if there is one, or of all.
   std::vector<JobMetrics> MetricsOf(absl::string_view name) const ABSL_LOCKS_EXCLUDED(mutex_);
   // What is known without asking its rounds.
-  void FillStatus(const Entry& entry, JobStatus& status) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  void FillStatus(const ServedJob& job, JobStatus& status) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   const AggregatorOptions options_;
   StateDir* const state_dir_;   // or null
@@ -301,7 +237,7 @@ class Aggregator {
 
   absl::Mutex state_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // held while the directory is written to
   mutable absl::Mutex mutex_;
-  Entries jobs_ ABSL_GUARDED_BY(mutex_);
+  Jobs jobs_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> warnings_ ABSL_GUARDED_BY(mutex_);      // from when it was started
   std::vector<uint64_t> given_up_epochs_ ABSL_GUARDED_BY(mutex_);  // likewise
   std::vector<uint64_t> restored_epochs_ ABSL_GUARDED_BY(mutex_);  // likewise

@@ -23,6 +23,7 @@
 #include "server/round.h"
 #include "server/state_dir.h"
 #include "server/test_job.h"
+#include "storage/faulty_disk.h"
 
 namespace signpost {
 namespace {
@@ -511,6 +512,99 @@ TEST(Join, AJobThatWasRestoredGoesOnWhateverItNeeds) {
   EXPECT_TRUE(send(1, 0).ok());
   EXPECT_TRUE(first.ok());
   EXPECT_EQ(Join(aggregator, LargeJoin(0, "b")).code(), absl::StatusCode::kResourceExhausted);
+}
+
+JoinRequest JoinOfAnotherProcess(uint32_t rank) {
+  JoinRequest request = TestJoin(rank, /*world_size=*/2);
+  request.set_incarnation(request.incarnation() + 100);
+  return request;
+}
+
+TEST(Join, JobThatCannotBeSavedGivesWayWhenNobodyWaitsForItAnyMore) {
+  FaultyDisk disk(absl::StrCat(::testing::TempDir(), "/full"));
+  auto state_dir = *StateDir::Open(disk, {0, 1});
+  Aggregator aggregator({}, state_dir.get());
+  disk.is_full = true;
+  JoinResult joins[2];
+  uint64_t calls[2];
+  for (uint32_t rank : {0, 1}) {
+    calls[rank] = aggregator.Join(TestJoin(rank, /*world_size=*/2), joins[rank].done());
+  }
+  EXPECT_FALSE(aggregator.TakeSnapshots().ok());
+  aggregator.CancelJoin(calls[0], absl::DeadlineExceededError("timed out"));
+  EXPECT_EQ(joins[0].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(joins[1].waits());
+  EXPECT_EQ(Join(aggregator, JoinOfAnotherProcess(0)).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_FALSE(aggregator.AwaitNoJobs(absl::ZeroDuration()));
+  aggregator.CancelJoin(calls[1], absl::DeadlineExceededError("timed out"));
+  EXPECT_EQ(joins[1].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(aggregator.AwaitNoJobs(absl::ZeroDuration()));
+
+  disk.is_full = false;
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_THAT(state_dir->Recover(false)->jobs, IsEmpty()) << "there is nobody to go on with it";
+  JoinResult again[] = {Join(aggregator, JoinOfAnotherProcess(0)),
+                        Join(aggregator, JoinOfAnotherProcess(1))};
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_TRUE(again[0].ok());
+  EXPECT_TRUE(again[1].ok());
+}
+
+TEST(Join, JobThatCouldNotBeSavedGoesOnWithWhoeverCallsAgain) {
+  FaultyDisk disk(absl::StrCat(::testing::TempDir(), "/full_for_a_while"));
+  auto state_dir = *StateDir::Open(disk, {0, 1});
+  Aggregator aggregator({}, state_dir.get());
+  disk.is_full = true;
+  JoinResult timed_out;
+  const uint64_t call = aggregator.Join(TestJoin(0, /*world_size=*/1), timed_out.done());
+  EXPECT_FALSE(aggregator.TakeSnapshots().ok());
+  aggregator.CancelJoin(call, absl::DeadlineExceededError("timed out"));
+  JoinResult again = Join(aggregator, TestJoin(0, /*world_size=*/1));
+  EXPECT_TRUE(again.waits());
+  disk.is_full = false;
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_TRUE(again.ok());
+}
+
+TEST(Join, JobThatWasSavedWhenItsCallersWereGoneGivesWayToo) {
+  FaultyDisk disk(absl::StrCat(::testing::TempDir(), "/stalled"));
+  auto state_dir = *StateDir::Open(disk, {0, 1});
+  Aggregator aggregator({}, state_dir.get());
+  JoinResult timed_out;
+  const uint64_t call = aggregator.Join(TestJoin(0, /*world_size=*/1), timed_out.done());
+  disk.before_write = [&] {
+    aggregator.CancelJoin(call, absl::DeadlineExceededError("timed out"));
+  };
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_EQ(timed_out.code(), absl::StatusCode::kDeadlineExceeded);
+  JoinRequest restarted = TestJoin(0, /*world_size=*/1);
+  restarted.set_incarnation(restarted.incarnation() + 100);
+  JoinResult again = Join(aggregator, restarted);
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_TRUE(again.ok());
+}
+
+TEST(TakeSnapshots, RemovesWhatItCouldNotTheNextTime) {
+  FaultyDisk disk(absl::StrCat(::testing::TempDir(), "/read_only"));
+  auto state_dir = *StateDir::Open(disk, {0, 1});
+  Aggregator aggregator({}, state_dir.get());
+  JoinResult join = Join(aggregator, TestJoin(0, /*world_size=*/1));
+  ASSERT_TRUE(aggregator.TakeSnapshots().ok());
+  LeaveRequest leave;
+  leave.set_job(TestJoin(0, /*world_size=*/1).job());
+  leave.set_epoch(join.value().epoch());
+  leave.set_incarnation(TestJoin(0, /*world_size=*/1).incarnation());
+  bool has_left = false;
+  aggregator.Leave(leave, [&](const absl::Status& status) { has_left = status.ok(); });
+  ASSERT_TRUE(aggregator.TakeSnapshots().ok());
+  ASSERT_TRUE(has_left);
+  EXPECT_THAT(*disk.List(), testing::Contains(testing::EndsWith(".snapshot")));
+  disk.is_read_only = true;
+  EXPECT_EQ(aggregator.TakeSnapshots().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(aggregator.TakeSnapshots().code(), absl::StatusCode::kUnavailable);
+  disk.is_read_only = false;
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_THAT(*disk.List(), testing::Not(testing::Contains(testing::EndsWith(".snapshot"))));
 }
 
 TEST(Join, EpochsAreNeverUsedAgain) {

@@ -166,7 +166,7 @@ Job::Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, Bell* bell
   }
 }
 
-absl::StatusOr<std::unique_ptr<Job>> Job::Restore(const JobState& state, ShardId shard, Bell* bell,
+absl::StatusOr<std::unique_ptr<Job>> Job::Restore(JobState state, ShardId shard, Bell* bell,
                                                   uint64_t generation, absl::Time now) {
   absl::StatusOr<Layout> layout = Layout::Create(state.tensors, state.options);
   if (!layout.ok()) return absl::DataLossError(layout.status().message());
@@ -181,14 +181,14 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Restore(const JobState& state, ShardId
   auto job = std::make_unique<Job>(state.id, static_cast<uint32_t>(state.incarnations.size()),
                                    *std::move(layout), shard, bell);
   size_t restored = 0;
-  for (const ChunkState& chunk : state.chunks) {
+  for (ChunkState& chunk : state.chunks) {
     if (chunk.chunk >= job->chunks_.size() || job->chunks_[chunk.chunk] == nullptr) {
       return absl::DataLossError(
           absl::StrFormat("the state of job '%s' has chunk %d, which is not "
                           "this shard's",
                           state.id.name, chunk.chunk));
     }
-    job->chunks_[chunk.chunk]->Restore(chunk, generation, now);
+    job->chunks_[chunk.chunk]->Restore(std::move(chunk), generation, now);
     ++restored;
   }
   const size_t owned =

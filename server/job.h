@@ -106,9 +106,8 @@ class Job {
   // A job that goes on from a saved state, in the `generation`-th process. DATA_LOSS when the state
   // does not fit its own layout, or this shard; FAILED_PRECONDITION when its codec from outside is
   // not loaded here.
-  static absl::StatusOr<std::unique_ptr<Job>> Restore(const JobState& state, ShardId shard,
-                                                      Bell* bell, uint64_t generation,
-                                                      absl::Time now);
+  static absl::StatusOr<std::unique_ptr<Job>> Restore(JobState state, ShardId shard, Bell* bell,
+                                                      uint64_t generation, absl::Time now);
 
   const JobId& id() const { return id_; }
   uint32_t world_size() const { return world_size_; }

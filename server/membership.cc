@@ -61,7 +61,7 @@ std::vector<Membership::EndedJoin> Membership::Join(const Claim& claim, uint64_t
   Hear(now);
   std::vector<EndedJoin> ended;
   if (complete_) {
-    ended.push_back({std::move(done), welcome_});
+    ended.push_back({call, std::move(done), welcome_});
     return ended;
   }
   Member& member = members_[claim.rank];
@@ -104,7 +104,7 @@ std::vector<Membership::EndedJoin> Membership::CancelAll(const absl::Status& rea
 
 Membership::EndedJoin Membership::EndWait(Member& member, absl::StatusOr<JoinResponse> result) {
   --waiting_;
-  return {std::exchange(member.done, nullptr), std::move(result)};
+  return {member.call, std::exchange(member.done, nullptr), std::move(result)};
 }
 
 void Membership::Return(const Claim& claim) {

@@ -31,6 +31,7 @@ class Membership {
     uint64_t incarnation = 0;
   };
   struct EndedJoin {
+    uint64_t call = 0;
     JoinDone done;
     absl::StatusOr<JoinResponse> result;
   };

@@ -27,23 +27,6 @@ absl::Status WrongStepError(const FrameHeader& header, uint64_t open_step, uint6
                    header.chunk(), ", but step ", open_step, " is expected", hint));
 }
 
-absl::Status TooManyAnswersError(const FrameHeader& header, uint64_t open_step) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("rank ", header.rank(), " says that it has had ", header.answered_steps(),
-                   " answers of chunk ", header.chunk(), ", which is at step ", open_step,
-                   " here: more rounds than an aggregator closes before they are durable"));
-}
-
-absl::Status OtherAnswerError(const FrameHeader& header, uint64_t step) {
-  return absl::DataLossError(absl::StrCat(
-      "rank ", header.rank(),
-      " was away for too long after this aggregator was started again: it "
-      "has had an answer of step ",
-      step, ", chunk ", header.chunk(),
-      ", which has closed without it since, and its parameters are not those of the others. They "
-      "go on without it"));
-}
-
 absl::Status SupersededError(const FrameHeader& header) {
   return absl::AbortedError(absl::StrCat("rank ", header.rank(), " sent its frame for step ",
                                          header.step(), ", chunk ", header.chunk(),
@@ -61,10 +44,6 @@ absl::Status NoRoomError(const Room::Offer& offer) {
 // Of rounds that were skipped there could be any number within a limit of bytes, and their rates
 // travel in one header.
 constexpr size_t kMostAnswers = 16;
-
-// Of which a crash could make workers send the frames again. Rounds that all ranks skip have next
-// to no bytes.
-constexpr uint64_t kMostKeptRounds = 64;
 
 // Frames of rounds that are skipped are smaller than what a call takes besides.
 constexpr size_t kFreeBytes = 64;
@@ -101,26 +80,21 @@ OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size
       world_size_(world_size),
       bell_(bell),
       open_step_(FirstOpenStep(layout)),
-      heard_(world_size),
-      withdrawn_(world_size),
-      first_step_(world_size),
-      most_error_squared_(world_size),
-      is_back_(world_size),
-      left_out_(world_size),
-      first_kept_step_(open_step_) {
+      ranks_(world_size),
+      undurable_(layout.chunks()[chunk].elements, open_step_) {
   metrics_.straggler_seconds.resize(world_size);
 }
 
 void OwnedChunk::Restore(ChunkState state, uint64_t generation, absl::Time now) {
   absl::MutexLock lock(&mutex_);
   // Which older snapshot there is, and so what is durable, is not known here.
-  open_step_ = first_kept_step_ = saved_step_ = state.open_step;
+  open_step_ = saved_step_ = state.open_step;
+  undurable_ = UndurableRounds(layout_.chunks()[chunk_].elements, open_step_);
   error_is_zero_ = state.error.empty();
   error_ = std::move(state.error);
   closed_ = std::move(state.closed);
   late_ranks_ = std::move(state.late_ranks);
-  generation_ = generation;
-  restored_ = now;
+  earlier_.emplace(world_size_, generation, now);
 }
 
 void OwnedChunk::Exchange(Frame frame, absl::Time now, Done done, Room::Offer offer) {
@@ -161,69 +135,37 @@ void OwnedChunk::End(const absl::Status& reason) {
   for (EndedCall& call : ended) call.done(std::move(call.result));
 }
 
+OwnedChunk::EndedCalls OwnedChunk::Ended(Done done, absl::StatusOr<Reply> result) {
+  EndedCalls ended;
+  ended.push_back({std::move(done), std::move(result)});
+  return ended;
+}
+
 OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done done,
                                               const Room::Offer& offer) {
-  EndedCalls ended;
   const FrameHeader header = frame.header;
-  if (header.incarnation() != 0 && header.incarnation() == withdrawn_[header.rank()]) {
-    ended.push_back({std::move(done), absl::FailedPreconditionError(absl::StrCat(
-                                          "rank ", header.rank(), " has left, or is another's"))});
-    return ended;
+  if (header.incarnation() != 0 && header.incarnation() == ranks_[header.rank()].withdrawn) {
+    return Ended(std::move(done), absl::FailedPreconditionError(absl::StrCat(
+                                      "rank ", header.rank(), " has left, or is another's")));
   }
   if (header.codec() == LISTEN) return Listen(header, std::move(done));
-  const uint64_t payload_bytes = frame.payload.size();
-  if (absl::Status status = CheckAnsweredSteps(header); !status.ok()) {
-    ended.push_back({std::move(done), status});
-    return ended;
+  if (earlier_) {
+    absl::Status status = earlier_->Check(header, open_step_);
+    if (!status.ok()) return Ended(std::move(done), std::move(status));
   }
-  Hear(header);
-  most_error_squared_[header.rank()] = MostErrorOf(frame);
-  if (generation_ != 0 && (header.generation() < generation_ || header.step() > open_step_)) {
+  Hear(frame);
+  if (earlier_ && earlier_->MustReplay(header, open_step_)) {
     ++metrics_.replays_asked;
-    ended.push_back({std::move(done), AskForReplay(std::min(header.step(), open_step_))});
-    return ended;
+    return Ended(std::move(done), AskForReplay(std::min(header.step(), open_step_)));
   }
-  const uint64_t oldest_step = open_step_ - closed_.size();  // that has a stored answer
-  if (header.step() < open_step_ && header.step() >= oldest_step) {
-    ended.push_back({std::move(done), Recall(header)});
-    return ended;
+  if (header.step() < open_step_ && header.step() >= oldest_answer()) {
+    return Ended(std::move(done), Recall(header));
   }
-  absl::Status status =
-      header.step() == open_step_ ? end_ : WrongStepError(header, open_step_, oldest_step);
-  const bool is_first = status.ok() && !open_;
-  if (is_first) {
-    open_.emplace(world_size_, header, now);
-    const auto late_ranks = late_ranks_.find(open_step_);
-    if (late_ranks != late_ranks_.end()) open_->round.LeaveOut(late_ranks->second);
-  }
-  if (status.ok()) LearnLateRanks(header);
-  const bool is_new =
-      status.ok() && !open_->round.IsLate(header.rank()) && !open_->round.Has(header.rank());
-  uint64_t taken = 0;
-  if (is_new && payload_bytes > kFreeBytes && offer.room != nullptr) {
-    taken = PayloadPool::Footprint(payload_bytes);
-    if (!open_->room.Take(*offer.room, taken, offer.most)) {
-      status = NoRoomError(offer);
-      open_->last_refused = now;
-      if (is_first) open_.reset();
-    }
-  }
-  if (status.ok() && !open_->round.IsLate(header.rank())) {
-    open_->largest_payload = std::max(open_->largest_payload, payload_bytes);
-    const uint32_t missing = open_->round.missing();
-    status = open_->round.Contribute(std::move(frame));
-    if (status.ok() && is_new) {
-      CountWait({header.rank()}, missing, now);
-      open_->trace.AddFrame(header, payload_bytes);
-    } else if (!status.ok()) {
-      open_->room.Give(taken);
-    }
-  }
-  if (!status.ok()) {
-    ended.push_back({std::move(done), status});
-    return ended;
-  }
+  absl::Status status = Add(header, std::move(frame), now, offer);
+  if (!status.ok()) return Ended(std::move(done), std::move(status));
+
   // A resend keeps the arrival time of the frame, which has waited since then.
+  EndedCalls ended;
   WaitingCall& call = open_->calls[header.rank()];
   if (call.done) {
     ended.push_back({std::move(call.done), SupersededError(header)});
@@ -234,6 +176,50 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
   if (!open_->round.complete()) Reach(Failpoint::kFrameContributed);
   for (EndedCall& closed : CloseIfComplete(now)) ended.push_back(std::move(closed));
   return ended;
+}
+
+void OwnedChunk::Hear(const Frame& frame) {
+  if (earlier_) earlier_->Hear(frame.header);
+  Rank& rank = ranks_[frame.header.rank()];
+  rank.heard = std::max(rank.heard.value_or(0), frame.header.step());
+  rank.most_error_squared = MostErrorOf(frame);
+}
+
+absl::Status OwnedChunk::Add(const FrameHeader& header, Frame frame, absl::Time now,
+                             const Room::Offer& offer) {
+  if (header.step() != open_step_) return WrongStepError(header, open_step_, oldest_answer());
+  if (!end_.ok()) return end_;
+  const bool is_first = !open_;
+  if (is_first) {
+    open_.emplace(world_size_, header, now);
+    const auto late_ranks = late_ranks_.find(open_step_);
+    if (late_ranks != late_ranks_.end()) open_->round.LeaveOut(late_ranks->second);
+  }
+  LearnLateRanks(header);
+  if (open_->round.IsLate(header.rank())) return absl::OkStatus();  // it gets the answer
+
+  const bool is_new = !open_->round.Has(header.rank());
+  const uint64_t payload_bytes = frame.payload.size();
+  uint64_t taken = 0;
+  if (is_new && payload_bytes > kFreeBytes && offer.room != nullptr) {
+    taken = PayloadPool::Footprint(payload_bytes);
+    if (!open_->room.Take(*offer.room, taken, offer.most)) {
+      open_->last_refused = now;
+      if (is_first) open_.reset();
+      return NoRoomError(offer);
+    }
+  }
+  open_->largest_payload = std::max(open_->largest_payload, payload_bytes);
+  const uint32_t missing = open_->round.missing();
+  if (absl::Status status = open_->round.Contribute(std::move(frame)); !status.ok()) {
+    open_->room.Give(taken);
+    return status;
+  }
+  if (is_new) {
+    CountWait({header.rank()}, missing, now);
+    open_->trace.AddFrame(header, payload_bytes);
+  }
+  return absl::OkStatus();
 }
 
 std::optional<double> OwnedChunk::MostErrorOf(const Frame& frame) const {
@@ -248,7 +234,7 @@ std::optional<double> OwnedChunk::MostErrorOf(const Frame& frame) const {
       if (frame.header.step() != open_step_ || late_ranks_.contains(open_step_)) {
         return std::nullopt;
       }
-      if (is_apart) return most_error_squared_[frame.header.rank()];
+      if (is_apart) return ranks_[frame.header.rank()].most_error_squared;
       return 0;
     default:
       return std::nullopt;
@@ -257,7 +243,7 @@ std::optional<double> OwnedChunk::MostErrorOf(const Frame& frame) const {
 
 std::optional<double> OwnedChunk::MostErrorSquared(uint32_t rank) const {
   absl::MutexLock lock(&mutex_);
-  return most_error_squared_[rank];
+  return ranks_[rank].most_error_squared;
 }
 
 bool OwnedChunk::IsOverdue(uint32_t rank, absl::Duration deadline, absl::Time now) const {
@@ -269,19 +255,18 @@ bool OwnedChunk::IsOverdue(uint32_t rank, absl::Duration deadline, absl::Time no
 
 void OwnedChunk::SetReturning(uint32_t rank) {
   absl::MutexLock lock(&mutex_);
-  is_back_[rank] = true;
-  left_out_[rank].reset();
+  if (earlier_) earlier_->SetReturning(rank);
 }
 
 void OwnedChunk::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
   absl::MutexLock lock(&mutex_);
-  if (!is_same_process) heard_[rank] = open_step_;
-  first_step_[rank] = first_step;
+  if (!is_same_process) ranks_[rank].heard = open_step_;
+  ranks_[rank].first_step = first_step;
 }
 
 uint64_t OwnedChunk::Withdraw(uint32_t rank, uint64_t incarnation) {
   absl::MutexLock lock(&mutex_);
-  withdrawn_[rank] = incarnation;
+  ranks_[rank].withdrawn = incarnation;
   if (!open_ || !open_->round.Has(rank)) return open_step_;
   if (IsDecided()) return open_step_ + 1;
   open_->round.Drop(rank);
@@ -294,8 +279,7 @@ uint64_t OwnedChunk::Withdraw(uint32_t rank, uint64_t incarnation) {
 bool OwnedChunk::IsDecided() const {
   if (open_->round.complete() || !open_->round.late_ranks().empty()) return true;
   // Or may have been, by an earlier process.
-  return generation_ != 0 &&
-         (open_step_ < answered_steps_ || absl::c_linear_search(is_back_, false));
+  return earlier_ && earlier_->MayHaveClosed(open_step_);
 }
 
 std::optional<OwnedChunk::TakenCall> OwnedChunk::TakeWaitingCall(uint32_t after) {
@@ -314,23 +298,17 @@ std::optional<OwnedChunk::TakenCall> OwnedChunk::TakeWaitingCall(uint32_t after)
 }
 
 OwnedChunk::EndedCalls OwnedChunk::Listen(const FrameHeader& header, Done done) {
-  EndedCalls ended;
   // It has the answers before.
-  heard_[header.rank()] = std::max(heard_[header.rank()].value_or(0), header.step());
+  std::optional<uint64_t>& heard = ranks_[header.rank()].heard;
+  heard = std::max(heard.value_or(0), header.step());
+  if (header.step() < oldest_answer()) {
+    return Ended(std::move(done), WrongStepError(header, open_step_, oldest_answer()));
+  }
   if (header.step() < open_step_) {
-    const size_t age = open_step_ - header.step();
-    if (age <= closed_.size()) {
-      ended.push_back({std::move(done), ReplyToListener(closed_.size() - age)});
-    } else {
-      ended.push_back(
-          {std::move(done), WrongStepError(header, open_step_, open_step_ - closed_.size())});
-    }
-    return ended;
+    return Ended(std::move(done), ReplyToListener(header.step() - oldest_answer()));
   }
-  if (!end_.ok()) {
-    ended.push_back({std::move(done), end_});
-    return ended;
-  }
+  if (!end_.ok()) return Ended(std::move(done), end_);
+  EndedCalls ended;
   Listener& waiting = listeners_[header.rank()];
   if (waiting.done) ended.push_back({std::move(waiting.done), SupersededError(header)});
   waiting = {std::move(done), header.step()};
@@ -354,31 +332,8 @@ void OwnedChunk::AnswerListeners(EndedCalls& ended) {
   }
 }
 
-absl::Status OwnedChunk::CheckAnsweredSteps(const FrameHeader& header) const {
-  if (generation_ == 0) return absl::OkStatus();
-  if (header.answered_steps() > open_step_ + kMostKeptRounds) {
-    return TooManyAnswersError(header, open_step_);
-  }
-  // What a rank has had that is not back was answered by an earlier process.
-  const std::optional<uint64_t>& left_out = left_out_[header.rank()];
-  const bool comes_back = header.generation() == generation_ && !is_back_[header.rank()];
-  if (comes_back && left_out && header.answered_steps() > *left_out) {
-    return OtherAnswerError(header, *left_out);
-  }
-  return absl::OkStatus();
-}
-
-void OwnedChunk::Hear(const FrameHeader& header) {
-  std::optional<uint64_t>& heard = heard_[header.rank()];
-  heard = std::max(heard.value_or(0), header.step());
-  // An older copy, sent to the process before, does not tell where its rank is now.
-  if (header.generation() != generation_) return;
-  answered_steps_ = std::max(answered_steps_, header.answered_steps());
-  is_back_[header.rank()] = true;
-}
-
 void OwnedChunk::LearnLateRanks(const FrameHeader& header) {
-  if (generation_ == 0 || header.late_ranks().empty()) return;
+  if (!earlier_ || header.late_ranks().empty()) return;
   // What is written down goes first: it is the same, or another fault has come to this one.
   const bool rounds_wait_for_all = layout_.options().round_deadline_us() == 0;
   if (rounds_wait_for_all || late_ranks_.count(open_step_)) return;
@@ -391,7 +346,7 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
   absl::MutexLock lock(&mutex_);
   // Who has left needs no answers.
   for (uint32_t rank = 0; rank < world_size_; ++rank) {
-    if (attendance.has_left[rank]) heard_[rank] = std::numeric_limits<uint64_t>::max();
+    if (attendance.has_left[rank]) ranks_[rank].heard = std::numeric_limits<uint64_t>::max();
   }
   if (!open_) return {};
   if (MayLeaveOut(attendance, now)) {
@@ -410,7 +365,7 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
     }
     CountWait(ranks, ranks.size(), now);
     for (const uint32_t rank : ranks) {
-      if (!left_out_[rank]) left_out_[rank] = open_step_;
+      if (earlier_) earlier_->SetLeftOut(rank, open_step_);
     }
     absl::c_copy(open_->round.late_ranks(), std::back_inserter(ranks));
     absl::c_sort(ranks);
@@ -428,18 +383,17 @@ bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const
   if (open_->round.complete() || open_->round.contributed() == 0) return false;
   // Those that came back for later rounds only do not make a round wait that they are needed for.
   uint32_t counted = open_->round.contributed();
-  for (const uint32_t rank : open_->round.MissingRanks()) counted += first_step_[rank] > open_step_;
+  for (const uint32_t rank : open_->round.MissingRanks())
+    counted += ranks_[rank].first_step > open_step_;
   if (counted < attendance.min_workers) return false;
-  if (open_step_ < layout_.options().first_step())
-    return false;  // what each rank restores is needed
-  if (generation_ != 0) {
+  const bool restores = open_step_ < layout_.options().first_step();
+  if (restores) return false;  // what each rank has is needed
+  if (earlier_) {
     // It closed before the crash, without late_ranks_ and no others.
-    if (open_step_ < answered_steps_) return false;
+    if (earlier_->HasClosed(open_step_)) return false;
     // Any rank could have had its answer.
-    const bool is_early = now < restored_ + attendance.restart_grace;
-    for (uint32_t rank = 0; rank < world_size_ && is_early; ++rank) {
-      if (!is_back_[rank] && !attendance.has_left[rank]) return false;
-    }
+    const bool is_early = now < earlier_->restored() + attendance.restart_grace;
+    if (is_early && !earlier_->AllAreBack(attendance.has_left)) return false;
   }
   if (now >= open_->due_since() + attendance.round_deadline) return true;
   const std::vector<uint32_t> missing = open_->round.MissingRanks();
@@ -476,37 +430,14 @@ OwnedChunk::EndedCalls OwnedChunk::CloseIfComplete(absl::Time now) {
   if (!open_->completed) open_->completed = now;
   open_->trace.SetComplete();
   if (!open_->is_late_durable) return {};
-  if (HasRoom()) return CloseRound(now);
+  if (bell_ == nullptr || undurable_.HasRoomFor(open_->largest_payload)) return CloseRound(now);
   RequestSnapshot();  // of two that it takes
   return {};
-}
-
-uint64_t OwnedChunk::MostKept(uint64_t largest) const {
-  const uint64_t half_of_fp32 = uint64_t{2} * layout_.chunks()[chunk_].elements;
-  return std::max(half_of_fp32, 4 * largest);
-}
-
-bool OwnedChunk::HasRoom() const {
-  if (bell_ == nullptr) return true;
-  uint64_t kept = open_->largest_payload;
-  uint64_t largest = open_->largest_payload;
-  for (const uint64_t bytes : kept_bytes_) {
-    kept += bytes;
-    largest = std::max(largest, bytes);
-  }
-  return kept <= MostKept(largest) && kept_bytes_.size() < kMostKeptRounds;
 }
 
 void OwnedChunk::RequestSnapshot() {
   snapshot_due_ = true;
   bell_->Ring();
-}
-
-void OwnedChunk::KeptFrame(uint64_t payload_bytes) {
-  if (bell_ == nullptr) return;
-  kept_bytes_.push_back(payload_bytes);
-  unsaved_bytes_ += payload_bytes;
-  if (4 * unsaved_bytes_ >= uint64_t{3} * layout_.chunks()[chunk_].elements) RequestSnapshot();
 }
 
 OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
@@ -529,9 +460,11 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   const bool stays = codec == SKIP || (codec == FLOAT32 && open_->round.is_apart());
   error_is_zero_ = stays ? error_is_zero_
                          : codec == FLOAT32 || (codec == RESTORE && open_->largest_payload == 0);
-  if (codec == SKIP) ++rounds_skipped_;
   ++open_step_;
-  KeptFrame(open_->largest_payload);
+  if (bell_ != nullptr) {
+    undurable_.Add(open_->largest_payload);
+    if (undurable_.WantSnapshot()) RequestSnapshot();
+  }
   if (!open_->round.late_ranks().empty()) ++rounds_closed_late_;
   if (bell_ == nullptr) late_ranks_.clear();  // nothing to be replayed
   closed_.push_back({std::make_shared<const Answer>(*std::move(answer)),
@@ -568,17 +501,19 @@ bool OwnedChunk::SomebodySeemsGone() const {
 // Those that all ranks have, and those that are too old to be kept.
 void OwnedChunk::ForgetAnswers() {
   uint64_t oldest_needed = open_step_ - 1;
-  for (const std::optional<uint64_t>& step : heard_) {
-    oldest_needed = std::min(oldest_needed, step.value_or(0));
+  for (const Rank& rank : ranks_) {
+    oldest_needed = std::min(oldest_needed, rank.heard.value_or(0));
   }
+  const uint64_t elements = layout_.chunks()[chunk_].elements;
   uint64_t bytes = 0;
   uint64_t largest = 0;
   for (const ClosedRound& round : closed_) {
     bytes += round.answer->payload.size();
     largest = std::max<uint64_t>(largest, round.answer->payload.size());
   }
-  while (closed_.size() > 1 && (open_step_ - closed_.size() < oldest_needed ||
-                                bytes > MostKept(largest) || closed_.size() > kMostAnswers)) {
+  while (closed_.size() > 1 &&
+         (oldest_answer() < oldest_needed || bytes > MostKeptBytes(elements, largest) ||
+          closed_.size() > kMostAnswers)) {
     bytes -= closed_.front().answer->payload.size();
     closed_.pop_front();
   }
@@ -625,7 +560,7 @@ OwnedChunk::EndedCalls OwnedChunk::EndRound(const absl::Status& reason) {
 }
 
 absl::StatusOr<OwnedChunk::Reply> OwnedChunk::Recall(const FrameHeader& header) const {
-  const size_t index = header.step() + closed_.size() - open_step_;
+  const size_t index = header.step() - oldest_answer();
   const ClosedRound& round = closed_[index];
   const bool is_late = absl::c_linear_search(round.answer->header.late_ranks(), header.rank());
   if (!is_late && ContributionOf(header) != round.contributions[header.rank()]) {
@@ -642,7 +577,8 @@ absl::StatusOr<OwnedChunk::Reply> OwnedChunk::Recall(const FrameHeader& header) 
 // Without durability a restart loses the job anyway, and there is nothing to keep frames for.
 OwnedChunk::Reply OwnedChunk::ReplyWith(std::shared_ptr<const Answer> answer,
                                         absl::Duration waited) const {
-  return {std::move(answer), waited, bell_ == nullptr ? open_step_ : durable_step_, open_step_};
+  return {std::move(answer), waited, bell_ == nullptr ? open_step_ : undurable_.durable_step(),
+          open_step_};
 }
 
 AnswerHeader OwnedChunk::HeaderOf(const Reply& reply) {
@@ -660,7 +596,7 @@ OwnedChunk::Reply OwnedChunk::AskForReplay(uint64_t step) const {
   answer.header.set_step(step);
   answer.header.set_chunk(chunk_);
   answer.header.set_codec(REPLAY);
-  answer.header.set_generation(generation_);
+  answer.header.set_generation(earlier_->generation());
   return ReplyWith(std::make_shared<const Answer>(std::move(answer)), absl::ZeroDuration());
 }
 
@@ -673,7 +609,7 @@ absl::Status OwnedChunk::Save(bool with_answer, ChunkState& state) {
   absl::MutexLock lock(&mutex_);
   if (!spoilt_.ok()) return spoilt_;
   snapshot_due_ = false;
-  unsaved_bytes_ = 0;
+  undurable_.SetSaved();
   state.chunk = chunk_;
   state.closed.clear();
   const bool is_held = open_ && open_->round.complete();
@@ -700,10 +636,7 @@ void OwnedChunk::SetDurable(uint64_t step, absl::Time now) {
   EndedCalls ended;
   {
     absl::MutexLock lock(&mutex_);
-    durable_step_ = std::max(durable_step_, step);
-    for (; first_kept_step_ < step && !kept_bytes_.empty(); ++first_kept_step_) {
-      kept_bytes_.pop_front();
-    }
+    undurable_.SetDurable(step);
     late_ranks_.erase(late_ranks_.begin(), late_ranks_.lower_bound(step));
     ended = CloseIfComplete(now);
     CountSent(ended);
@@ -730,9 +663,9 @@ OwnedChunk::Progress OwnedChunk::progress() const {
   absl::MutexLock lock(&mutex_);
   Progress progress;
   progress.open_step = open_step_;
-  progress.durable_step = durable_step_;
+  progress.durable_step = undurable_.durable_step();
   progress.rounds_closed = open_step_ - FirstOpenStep(layout_);
-  progress.rounds_skipped = rounds_skipped_;
+  progress.rounds_skipped = metrics_.rounds_skipped;
   progress.rounds_closed_late = rounds_closed_late_;
   if (!open_) return progress;
   progress.missing_ranks = open_->round.MissingRanks();
@@ -757,7 +690,7 @@ void OwnedChunk::CountRound(const Answer& answer, absl::Time now, absl::Duration
   if (open_->round.error_scale() != 1) ++metrics_.errors_rescaled;
   if (answer.header.codec() == SKIP) {
     ++metrics_.rounds_skipped;
-  } else if (open_step_ < answered_steps_) {
+  } else if (earlier_ && earlier_->HasClosed(open_step_)) {
     ++metrics_.rounds_replayed;
   } else if (!open_->round.late_ranks().empty()) {
     ++metrics_.rounds_partial;
@@ -789,7 +722,7 @@ void OwnedChunk::AddMetrics(RoundMetrics& rounds, RetainedBytes& retained,
   if (open_) retained.open_frames += open_->round.payload_bytes();
   for (const ClosedRound& round : closed_) retained.answers += round.answer->payload.size();
   retained.error += error_.size() * sizeof(float);
-  for (const uint64_t bytes : kept_bytes_) retained.undurable += bytes;
+  retained.undurable += undurable_.bytes();
 
   norms.error_squared += SampleErrorSquared();
   const Answer* const newest = closed_.empty() ? nullptr : closed_.back().answer.get();

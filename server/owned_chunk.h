@@ -23,10 +23,12 @@
 #include "proto/frame.h"
 #include "proto/layout.h"
 #include "server/bell.h"
+#include "server/earlier_process.h"
 #include "server/metrics.h"
 #include "server/room.h"
 #include "server/round.h"
 #include "server/round_trace.h"
+#include "server/undurable_rounds.h"
 #include "storage/block_vector.h"
 
 namespace signpost {
@@ -236,6 +238,15 @@ class OwnedChunk {
     // Who is told to send again is not late.
     absl::Time due_since() const { return std::max(since, last_refused); }
   };
+  // What has come of one.
+  struct Rank {
+    // The step of the newest frame that came in this process. It has the answers of the steps
+    // before.
+    std::optional<uint64_t> heard;
+    uint64_t withdrawn = 0;                    // the incarnation whose frames are refused; 0: none
+    uint64_t first_step = 0;                   // see Return
+    std::optional<double> most_error_squared;  // see MostErrorSquared
+  };
   // That waits for the answer of a round it has no part in.
   struct Listener {
     Done done;
@@ -247,6 +258,8 @@ class OwnedChunk {
     absl::StatusOr<Reply> result;
   };
   using EndedCalls = std::vector<EndedCall>;
+
+  static EndedCalls Ended(Done done, absl::StatusOr<Reply> result);
 
   // Each returns the calls that it ended.
   EndedCalls Contribute(Frame frame, absl::Time now, Done done, const Room::Offer& offer)
@@ -268,15 +281,16 @@ class OwnedChunk {
 
   // Closes the open round if it is complete and may; else asks for the snapshot that it waits for.
   EndedCalls CloseIfComplete(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether workers need not keep too much when the open round, which is complete, closes.
-  bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The most bytes that frames or answers which are kept may have, of which one has `largest`.
-  uint64_t MostKept(uint64_t largest) const;
   std::optional<double> MostErrorOf(const Frame& frame) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Hear(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether the answers that the rank has had can be, and are those that were given.
-  absl::Status CheckAnsweredSteps(const FrameHeader& header) const
+  void Hear(const Frame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Puts a frame into the open round, which its first one opens; one of a rank that the round
+  // leaves out is dropped. `header` is a copy of the frame's. Errors as Exchange's.
+  absl::Status Add(const FrameHeader& header, Frame frame, absl::Time now, const Room::Offer& offer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The first step that has a stored answer; open_step_ if none has.
+  uint64_t oldest_answer() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return open_step_ - closed_.size();
+  }
   // Whether the open round closes, or may have closed before a crash, with the frames that it has.
   bool IsDecided() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // From a rank that has had the open round's answer: without whom it closed.
@@ -287,7 +301,6 @@ class OwnedChunk {
   bool SomebodySeemsGone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetAnswers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RequestSnapshot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void KeptFrame(uint64_t payload_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Reply ReplyToListener(size_t closed) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Reply> Recall(const FrameHeader& header) const
@@ -311,36 +324,17 @@ class OwnedChunk {
   // Of the steps before open_step_. Answers are shared with the replies that still travel.
   std::deque<ClosedRound> closed_ ABSL_GUARDED_BY(mutex_);
   LateRanks late_ranks_ ABSL_GUARDED_BY(mutex_);
-  // By rank: the step of the newest frame that came in this process. Such a rank has the answers of
-  // the steps before.
-  std::vector<std::optional<uint64_t>> heard_ ABSL_GUARDED_BY(mutex_);
-  // By rank: whose frames are refused; 0: nobody's.
-  std::vector<uint64_t> withdrawn_ ABSL_GUARDED_BY(mutex_);
-  std::vector<uint64_t> first_step_ ABSL_GUARDED_BY(mutex_);  // by rank: see Return
-  // By rank: see MostErrorSquared.
-  std::vector<std::optional<double>> most_error_squared_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, Listener> listeners_ ABSL_GUARDED_BY(mutex_);  // by rank
-  // With a restored chunk: which ranks know of the restart, and how many of its steps' answers one
-  // of them has had.
-  std::vector<bool> is_back_ ABSL_GUARDED_BY(mutex_);  // by rank
-  uint64_t answered_steps_ ABSL_GUARDED_BY(mutex_) = 0;
-  // By rank: the first step that this process has decided to close without it.
-  std::vector<std::optional<uint64_t>> left_out_ ABSL_GUARDED_BY(mutex_);
-  absl::Time restored_ ABSL_GUARDED_BY(mutex_);
-  absl::Status end_ ABSL_GUARDED_BY(mutex_);         // OK: rounds go on
-  absl::Status spoilt_ ABSL_GUARDED_BY(mutex_);      // not OK: the error must not be used
-  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: this chunk was not restored
+  std::optional<EarlierProcess> earlier_ ABSL_GUARDED_BY(mutex_);   // this chunk was restored
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);                        // OK: rounds go on
+  absl::Status spoilt_ ABSL_GUARDED_BY(mutex_);  // not OK: the error must not be used
 
-  uint64_t saved_step_ ABSL_GUARDED_BY(mutex_) = 0;  // the open step of the newest Save
-  uint64_t durable_step_ ABSL_GUARDED_BY(mutex_) = 0;
-  // What one rank keeps of the rounds from that step on, in bytes.
-  uint64_t first_kept_step_ ABSL_GUARDED_BY(mutex_);
-  std::deque<uint64_t> kept_bytes_ ABSL_GUARDED_BY(mutex_);
-  uint64_t unsaved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of those since the last Save
+  uint64_t saved_step_ ABSL_GUARDED_BY(mutex_) = 0;    // the open step of the newest Save
+  UndurableRounds undurable_ ABSL_GUARDED_BY(mutex_);  // empty without a bell
   bool snapshot_due_ ABSL_GUARDED_BY(mutex_) = false;
 
   RoundMetrics metrics_ ABSL_GUARDED_BY(mutex_);
-  uint64_t rounds_skipped_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t rounds_closed_late_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

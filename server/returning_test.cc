@@ -9,9 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "server/aggregator.h"
 #include "server/state_desk.h"
+#include "server/state_dir.h"
 #include "server/test_job.h"
+#include "storage/faulty_disk.h"
 
 namespace signpost {
 namespace {
@@ -48,16 +51,32 @@ class ReturningTest : public ::testing::Test {
  protected:
   void Start(uint32_t shard_count = 1) {
     shard_count_ = shard_count;
-    aggregator_ = std::make_unique<Aggregator>(AggregatorOptions{
-        .shard = shard_count - 1, .shard_count = shard_count, .now = [this] { return now_; }});
+    MakeAggregator();
     Result<JoinResponse> last;
     for (uint32_t rank = 0; rank < kWorkers; ++rank) {
       last = Result<JoinResponse>();
       aggregator_->Join(RequestOf(rank, 1000 + rank), last.done());
     }
+    if (state_dir_ != nullptr) {
+      ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+    }
     ASSERT_TRUE(last.status().ok()) << last.status();
     epoch_ = last.value().epoch();
     EXPECT_FALSE(last.value().returning());
+  }
+
+  void MakeAggregator() {
+    aggregator_ = std::make_unique<Aggregator>(
+        AggregatorOptions{
+            .shard = shard_count_ - 1, .shard_count = shard_count_, .now = [this] { return now_; }},
+        state_dir_.get());
+  }
+
+  // What is written down goes there from now on.
+  FaultyDisk& MakeDurable() {
+    disk_ = std::make_unique<FaultyDisk>(absl::StrCat(::testing::TempDir(), "/returning"));
+    state_dir_ = *StateDir::Open(*disk_, {0, 1});
+    return *disk_;
   }
 
   JoinRequest RequestOf(uint32_t rank, uint64_t incarnation) const {
@@ -114,6 +133,8 @@ class ReturningTest : public ::testing::Test {
   uint32_t min_workers_ = 2;
   absl::Time now_ = absl::FromUnixSeconds(1700000000);
   uint32_t shard_count_ = 1;
+  std::unique_ptr<FaultyDisk> disk_;
+  std::unique_ptr<StateDir> state_dir_;
   std::unique_ptr<Aggregator> aggregator_;
   uint64_t epoch_ = 0;
   uint64_t call_ = 0;  // of the last Claim
@@ -155,6 +176,47 @@ TEST_F(ReturningTest, AClaimWhoseCallerIsGoneIsForgotten) {
   for (uint32_t rank : {0, 2}) Send(rank, 0);
   PassDeadline();
   EXPECT_TRUE(Send(1, 0).status().ok()) << "it was only late";
+}
+
+TEST_F(ReturningTest, ALeaveThatIsNotWrittenDownYetEndsWhenAnotherProcessTakesTheRank) {
+  MakeDurable();
+  Start();
+  LeaveRequest leave;
+  leave.set_job("job");
+  leave.set_epoch(epoch_);
+  leave.set_rank(1);
+  leave.set_incarnation(1001);
+  absl::Status left = absl::UnknownError("still waits");
+  aggregator_->Leave(leave, [&](const absl::Status& status) { left = status; });
+  const auto claim = Claim(1);
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  PassDeadline();
+  ASSERT_TRUE(absl::IsUnknown(left)) << left;
+  ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  EXPECT_TRUE(left.ok()) << left;
+  ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  EXPECT_TRUE(claim.status().ok()) << claim.status();
+}
+
+TEST_F(ReturningTest, AJobThatNobodyWasToldHadBegunIsNotDesertedWhileAClaimWaits) {
+  FaultyDisk& disk = MakeDurable();
+  MakeAggregator();
+  disk.is_full = true;
+  std::vector<uint64_t> calls;
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+    Claim(rank, 1000 + rank);
+    calls.push_back(call_);
+  }
+  EXPECT_FALSE(aggregator_->TakeSnapshots().ok());
+  const auto claim = Claim(1);
+  for (const uint64_t call : calls) {
+    aggregator_->CancelJoin(call, absl::DeadlineExceededError("timed out"));
+  }
+  EXPECT_TRUE(claim.waits());
+  EXPECT_FALSE(aggregator_->AwaitNoJobs(absl::ZeroDuration()));
+  aggregator_->CancelJoin(call_, absl::CancelledError("gone"));
+  EXPECT_TRUE(absl::IsCancelled(claim.status()));
+  EXPECT_TRUE(aggregator_->AwaitNoJobs(absl::ZeroDuration()));
 }
 
 TEST_F(ReturningTest, AnIncarnationOfZeroIsOneLikeAnyOther) {

@@ -231,7 +231,7 @@ absl::Status Server::Recover(bool allow_error_reset) {
   if (!recovered.ok()) return recovered.status();
   warnings_ = recovered->warnings;
   Reach(Failpoint::kStateDirLoaded);
-  if (absl::Status status = aggregator_.Restore(*recovered); !status.ok()) return status;
+  if (absl::Status status = aggregator_.Restore(*std::move(recovered)); !status.ok()) return status;
   snapshots_ = std::thread([this] { TakeSnapshots(); });
   return absl::OkStatus();
 }

@@ -256,17 +256,20 @@ absl::Status StateDir::SaveLateRounds(uint64_t epoch, const LateRounds& rounds) 
 
 absl::Status StateDir::Forget(uint64_t epoch) {
   absl::Status first_error;
-  if (absl::Status status = disk_.Remove(LateRoundsName(epoch)); !absl::IsNotFound(status)) {
-    first_error.Update(status);
-  }
+  const auto remove = [&](const std::string& name) {
+    const absl::Status status = disk_.Remove(name);
+    if (!absl::IsNotFound(status)) first_error.Update(status);
+  };
+  remove(LateRoundsName(epoch));
   for (const uint64_t sequence : sequences_[epoch]) {
-    first_error.Update(disk_.Remove(NameOf({epoch, sequence})));
+    remove(NameOf({epoch, sequence}));
     Reach(Failpoint::kJobHalfForgotten);
   }
   first_error.Update(disk_.SyncDirectory());
+  if (!first_error.ok()) return first_error;
   sequences_.erase(epoch);
   last_sequence_.erase(epoch);
-  return first_error;
+  return absl::OkStatus();
 }
 
 }  // namespace signpost

@@ -56,7 +56,7 @@ mutate server-error-committed-twice server/round.cc \
   'const size_t packed =' \
   'number_codec.Aggregate(rule, chunk, segment, contributions, InverseCount(layout), error_there, out.data()); const size_t packed ='
 mutate retry-after-close-refused server/owned_chunk.cc \
-  'if (header.step() < open_step_ && header.step() >= oldest_step) {' 'if (false) {'
+  'if (header.step() < open_step_ && header.step() >= oldest_answer()) {' 'if (false) {'
 mutate worker-error-dropped worker/host_adam_state.cc \
   'const absl::Span<float> error = ErrorOf(chunk, part);' \
   'const absl::Span<float> error = ErrorOf(chunk, part);

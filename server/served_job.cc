@@ -1,0 +1,340 @@
+#include "server/served_job.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <optional>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "failpoint/failpoint.h"
+#include "proto/try_again.h"
+
+namespace signpost {
+namespace {
+
+absl::Status TakesPartError(uint32_t rank) {
+  return absl::AlreadyExistsError(
+      absl::StrCat("rank ", rank, " is held by another process, which takes part in the job"));
+}
+
+bool AllReached(const OpenSteps& steps, const OpenSteps& wanted) {
+  return absl::c_all_of(wanted, [&](const auto& step) {
+    const auto found = steps.find(step.first);
+    return found != steps.end() && found->second >= step.second;
+  });
+}
+
+// The least of them; there is none if the shard owns no chunk.
+uint64_t LeastOf(const OpenSteps& steps) {
+  uint64_t least = std::numeric_limits<uint64_t>::max();
+  for (const auto& [chunk, step] : steps) least = std::min(least, step);
+  return least;
+}
+
+template <class Done, class Result>
+void Finish(Done done, Result result, Callbacks& callbacks) {
+  callbacks.push_back(
+      [done = std::move(done), result = std::move(result)]() mutable { done(std::move(result)); });
+}
+
+}  // namespace
+
+absl::Status LeftError(uint32_t rank, absl::string_view job) {
+  return TryAgain(
+      absl::FailedPreconditionError(absl::StrFormat("rank %d has left job '%s'", rank, job)));
+}
+
+JoinResponse ServedJob::WelcomeTo(const Job& job, uint64_t generation) {
+  JoinResponse welcome;
+  welcome.set_generation(generation);
+  welcome.set_epoch(job.id().epoch);
+  welcome.set_layout_fingerprint(job.layout().Fingerprint());
+  return welcome;
+}
+
+ServedJob::ServedJob(std::shared_ptr<Job> job, uint64_t generation, Bells bells)
+    : job_(std::move(job)),
+      generation_(generation),
+      bells_(bells),
+      membership_(job_->world_size(), job_->min_workers(), WelcomeTo(*job_, generation)) {}
+
+ServedJob::ServedJob(std::shared_ptr<Job> job, uint64_t generation, Bells bells,
+                     Membership membership, OpenSteps saved_steps)
+    : has_room(true),
+      job_(std::move(job)),
+      generation_(generation),
+      bells_(bells),
+      membership_(std::move(membership)),
+      has_welcomed_(true),
+      is_saved_(true),
+      saved_steps_(std::move(saved_steps)) {}
+
+bool ServedJob::Returns(const Membership::Claim& claim) const {
+  if (!membership_.complete() || !job_->takes_back()) return false;
+  // One that holds the rank already did not get the answer to its first Join, and the others went
+  // on; or the aggregator was started again while it waited.
+  return !membership_.Holds(claim) || (job_->has_begun() && !job_->has_heard(claim.rank));
+}
+
+bool ServedJob::IsDeserted() const {
+  if (membership_.Deserted()) return true;
+  const bool somebody_returns = absl::c_any_of(
+      returning_, [](const auto& returning) { return returning.second.done != nullptr; });
+  return membership_.complete() && !has_welcomed_ && joins_.empty() && !somebody_returns;
+}
+
+bool ServedJob::GivesWay(absl::Time now, absl::Duration idle_timeout) const {
+  return IsDeserted() || membership_.GivesWay(now, idle_timeout);
+}
+
+bool ServedJob::Join(const Membership::Claim& claim, uint64_t call, JoinDone done, absl::Time now,
+                     Callbacks& callbacks) {
+  if (Returns(claim)) {
+    AddReturning({claim, call, std::move(done)}, callbacks);
+    bells_.late.Ring();
+    return false;
+  }
+  const bool was_complete = membership_.complete();
+  const bool must_wait = is_durable() && !is_saved_;
+  for (Membership::EndedJoin& join : membership_.Join(claim, call, std::move(done), now)) {
+    if (must_wait && join.result.ok()) {
+      joins_.push_back(std::move(join));
+      bells_.snapshots.Ring();
+    } else {
+      if (join.result.ok()) has_welcomed_ = true;
+      Finish(std::move(join.done), std::move(join.result), callbacks);
+    }
+  }
+  return !was_complete && membership_.complete();
+}
+
+void ServedJob::CancelJoin(uint64_t call, const absl::Status& reason, Callbacks& callbacks) {
+  for (Membership::EndedJoin& join : membership_.Cancel(call, reason)) {
+    Finish(std::move(join.done), std::move(join.result), callbacks);
+  }
+  const auto join = absl::c_find_if(joins_, [&](const auto& join) { return join.call == call; });
+  if (join != joins_.end()) {
+    Finish(std::move(join->done), reason, callbacks);
+    joins_.erase(join);
+  }
+  const auto returning = absl::c_find_if(returning_, [&](const auto& returning) {
+    return returning.second.call == call && returning.second.done;
+  });
+  if (returning != returning_.end()) {
+    Finish(std::exchange(returning->second.done, nullptr), reason, callbacks);
+    // One that has the rank may call again.
+    if (!returning->second.has_rank) returning_.erase(returning);
+  }
+}
+
+void ServedJob::AddReturning(Returning returning, Callbacks& callbacks) {
+  // Frames of later steps than these are sent by a process that is alive.
+  returning.newest_step = job_->newest_step(returning.claim.rank);
+  for (const auto& [chunk, step] : job_->open_steps()) {
+    returning.newest_step = std::max(returning.newest_step, step);
+  }
+  const auto [found, is_new] = returning_.try_emplace(returning.claim.rank);
+  Returning& waiting = found->second;
+  if (waiting.done) {
+    Finish(std::move(waiting.done), absl::AbortedError("another call claimed the rank"), callbacks);
+  }
+  if (!is_new && waiting.claim.incarnation == returning.claim.incarnation) {
+    waiting.call = returning.call;
+    waiting.done = std::move(returning.done);
+  } else {
+    waiting = std::move(returning);
+  }
+}
+
+void ServedJob::AdmitReturning(absl::Time now, Callbacks& callbacks) {
+  for (auto returning = returning_.begin(); returning != returning_.end();) {
+    const bool stays = Admit(returning->second, now, callbacks);
+    returning = stays ? std::next(returning) : returning_.erase(returning);
+  }
+  // What others have contributed since may have been missing. After an error the next attempt comes
+  // by itself.
+  if (state_error_.ok() && IsAwaited()) bells_.snapshots.Ring();
+}
+
+bool ServedJob::Admit(Returning& returning, absl::Time now, Callbacks& callbacks) {
+  const uint32_t rank = returning.claim.rank;
+  if (!returning.has_rank) {
+    const bool may_have_rank = membership_.Holds(returning.claim) || job_->is_absent(rank, now);
+    if (!may_have_rank && job_->newest_step(rank) > returning.newest_step) {
+      const absl::Status refusal = TakesPartError(rank);
+      RecordRefusal(rank, refusal);
+      Finish(std::move(returning.done), refusal, callbacks);
+      return false;
+    }
+    if (!may_have_rank) return true;
+    GiveRank(returning);
+  }
+  if (is_durable()) return true;
+  if (returning.done) Finish(std::move(returning.done), returning.welcome, callbacks);
+  return false;
+}
+
+void ServedJob::GiveRank(Returning& returning) {
+  const uint32_t rank = returning.claim.rank;
+  returning.welcome = WelcomeTo(*job_, generation_);
+  returning.welcome.set_returning(true);
+  if (const std::optional<double> lost = job_->MostErrorSquared(rank)) {
+    returning.welcome.set_lost_error_squared(*lost);
+  }
+  returning.has_rank = true;
+  const uint64_t before = membership_.incarnations()[rank];
+  membership_.Return(returning.claim);
+  const bool is_same_process = before == returning.claim.incarnation;
+  returning.needed = job_->Withdraw(rank, is_same_process ? 0 : before);
+  uint64_t first_step = 0;
+  for (const auto& [chunk, step] : returning.needed) first_step = std::max(first_step, step);
+  returning.welcome.set_first_step(first_step);
+  job_->Return(rank, first_step, is_same_process);
+}
+
+bool ServedJob::IsAwaited() const {
+  if (!joins_.empty()) return true;
+  if (returning_.empty() && leaves_.empty()) return false;
+  const OpenSteps steps = job_->open_steps();
+  return absl::c_any_of(returning_,
+                        [&](const auto& returning) {
+                          return returning.second.has_rank &&
+                                 AllReached(steps, returning.second.needed);
+                        }) ||
+         absl::c_any_of(leaves_,
+                        [&](const WaitingLeave& leave) { return AllReached(steps, leave.needed); });
+}
+
+bool ServedJob::IsSnapshotDue() const {
+  if (!membership_.complete() || IsDeserted()) return false;
+  return !is_saved_ || !state_error_.ok() || job_->snapshot_due() || IsAwaited();
+}
+
+DueSnapshot ServedJob::Snapshot() const {
+  DueSnapshot due = {job_, membership_.incarnations(), membership_.left_ranks(),
+                     /*with_answers=*/!leaves_.empty() || IsAwaited()};
+  // Once it is written they have left, whether or not they are told.
+  for (const WaitingLeave& leave : leaves_) {
+    if (!IsTaken(leave)) due.left_ranks.push_back(leave.request.rank());
+  }
+  return due;
+}
+
+// Workers may forget what is before the snapshot before this one: if this one cannot be read when
+// it is needed, that one still can be gone on from.
+OpenSteps ServedJob::SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved,
+                              absl::Duration duration, Callbacks& callbacks) {
+  OpenSteps durable;
+  state_error_ = saved.status();
+  snapshots_.Add(saved.status(), duration);
+  if (saved.ok()) {
+    durable = std::exchange(saved_steps_, *saved);
+    is_saved_ = true;
+    Welcome(callbacks);
+    WelcomeReturning(due, *saved, callbacks);
+  }
+  EndLeaves(due, saved, durable, callbacks);
+  if (saved.ok() && IsAwaited()) bells_.snapshots.Ring();
+  return durable;
+}
+
+void ServedJob::Welcome(Callbacks& callbacks) {
+  if (joins_.empty()) return;
+  Reach(Failpoint::kJoinDurable);
+  has_welcomed_ = true;
+  for (Membership::EndedJoin& join : std::exchange(joins_, {})) {
+    Finish(std::move(join.done), std::move(join.result), callbacks);
+  }
+}
+
+void ServedJob::WelcomeReturning(const DueSnapshot& due, const OpenSteps& saved,
+                                 Callbacks& callbacks) {
+  for (auto found = returning_.begin(); found != returning_.end();) {
+    Returning& returning = found->second;
+    const bool is_in_it = returning.has_rank && AllReached(saved, returning.needed) &&
+                          due.incarnations[found->first] == returning.claim.incarnation;
+    if (is_in_it) ++returning.snapshots;
+    if (returning.snapshots < 2) {
+      ++found;
+      continue;
+    }
+    if (returning.done) {
+      Finish(std::move(returning.done), std::move(returning.welcome), callbacks);
+    }
+    found = returning_.erase(found);
+  }
+}
+
+void ServedJob::Leave(const LeaveRequest& request, LeaveDone done, Callbacks& callbacks) {
+  if (!is_durable()) return EndMembership({request, std::move(done)}, callbacks);
+  leaves_.push_back(
+      {request, std::move(done),
+       job_->takes_back() ? job_->Withdraw(request.rank(), request.incarnation()) : OpenSteps()});
+  bells_.snapshots.Ring();
+}
+
+// Leaves that came meanwhile ring for themselves. After an error of the job itself there is nothing
+// left to save.
+void ServedJob::EndLeaves(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved,
+                          const OpenSteps& durable, Callbacks& callbacks) {
+  for (WaitingLeave& leave : std::exchange(leaves_, {})) {
+    // Others may go on without it, and its frames go with it: both snapshots must do without them.
+    const bool others_go_on = job_->takes_back();
+    const bool is_safe = saved.ok() &&
+                         leave.request.steps() <= LeastOf(others_go_on ? durable : *saved) &&
+                         AllReached(durable, leave.needed) &&
+                         absl::c_linear_search(due.left_ranks, leave.request.rank());
+    if (is_safe || IsTaken(leave) || absl::IsInternal(saved.status())) {
+      Reach(Failpoint::kLeaveDurable);
+      EndMembership(std::move(leave), callbacks);
+    } else {
+      leaves_.push_back(std::move(leave));
+    }
+  }
+}
+
+bool ServedJob::IsTaken(const WaitingLeave& leave) const {
+  return !membership_.Holds({leave.request.rank(), leave.request.incarnation()});
+}
+
+void ServedJob::EndMembership(WaitingLeave leave, Callbacks& callbacks) {
+  if (IsTaken(leave)) return Finish(std::move(leave.done), absl::OkStatus(), callbacks);
+  membership_.Leave(leave.request.rank());
+  const bool goes_on = job_->Leave(leave.request.rank());
+  callbacks.push_back(
+      [job = job_, &bell = bells_.late, goes_on, leave = std::move(leave)]() mutable {
+        if (!goes_on) job->End(LeftError(leave.request.rank(), leave.request.job()));
+        job->EndReturnsIfAlone();
+        bell.Ring();
+        leave.done(absl::OkStatus());
+      });
+}
+
+absl::Status ServedJob::state_error() const {
+  absl::Status error = state_error_;
+  error.Update(late_error_);
+  return error;
+}
+
+void ServedJob::End(const absl::Status& reason) {
+  Callbacks callbacks;
+  for (Membership::EndedJoin& join : membership_.CancelAll(reason)) {
+    Finish(std::move(join.done), std::move(join.result), callbacks);
+  }
+  for (Membership::EndedJoin& join : joins_) Finish(std::move(join.done), reason, callbacks);
+  EndReturning(reason, callbacks);
+  for (WaitingLeave& leave : leaves_) Finish(std::move(leave.done), reason, callbacks);
+  for (auto& callback : callbacks) callback();
+  job_->End(reason);
+}
+
+void ServedJob::EndReturning(const absl::Status& reason, Callbacks& callbacks) {
+  for (auto& [rank, returning] : returning_) {
+    if (returning.done) Finish(std::move(returning.done), reason, callbacks);
+  }
+}
+
+}  // namespace signpost

@@ -1,0 +1,162 @@
+// A job as its aggregator serves it: rounds, members, and the calls that wait until what they did
+// is written down.
+
+#ifndef SIGNPOST_SERVER_SERVED_JOB_H_
+#define SIGNPOST_SERVER_SERVED_JOB_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/aggregator.pb.h"
+#include "server/bell.h"
+#include "server/job.h"
+#include "server/membership.h"
+#include "server/metrics.h"
+
+namespace signpost {
+
+// What is to be called when no lock is held any more.
+using Callbacks = std::vector<absl::AnyInvocable<void()>>;
+
+// A job as it is to be written down, but for its chunks.
+struct DueSnapshot {
+  std::shared_ptr<Job> job;
+  std::vector<uint64_t> incarnations;
+  std::vector<uint32_t> left_ranks;
+  bool with_answers = false;
+};
+
+// Not thread-safe, but for the job itself, which calls share that are inside it when it is
+// forgotten. Calls that it ends are added to `callbacks`.
+class ServedJob {
+ public:
+  using JoinDone = Membership::JoinDone;
+  using LeaveDone = absl::AnyInvocable<void(absl::Status)>;
+
+  struct Bells {
+    Bell& snapshots;  // rung when one is due that a call waits for
+    Bell& late;       // rung when CloseLateRounds may have something to do
+  };
+
+  // A new one. In the aggregator's `generation`-th process; 0: nothing is written down.
+  ServedJob(std::shared_ptr<Job> job, uint64_t generation, Bells bells);
+  // One that goes on from what was written down.
+  ServedJob(std::shared_ptr<Job> job, uint64_t generation, Bells bells, Membership membership,
+            OpenSteps saved_steps);
+
+  // The answer to a Join of a job.
+  static JoinResponse WelcomeTo(const Job& job, uint64_t generation);
+
+  const std::shared_ptr<Job>& job() const { return job_; }
+  const Membership& membership() const { return membership_; }
+  // A member sent something.
+  void Hear(absl::Time now) { membership_.Hear(now); }
+
+  // Whether the claim is that of a process that comes back in a rank.
+  bool Returns(const Membership::Claim& claim) const;
+  // Nobody waits in it, or for it to begin, and nobody was told that it had.
+  bool IsDeserted() const;
+  // Nobody would miss it.
+  bool GivesWay(absl::Time now, absl::Duration idle_timeout) const;
+
+  // As Aggregator::Join, of a claim that may: the call waits for the other ranks, for the rank, or
+  // for a snapshot. Returns whether the job begins with it.
+  bool Join(const Membership::Claim& claim, uint64_t call, JoinDone done, absl::Time now,
+            Callbacks& callbacks);
+  // As Aggregator::CancelJoin, if the call is here.
+  void CancelJoin(uint64_t call, const absl::Status& reason, Callbacks& callbacks);
+  void RecordRefusal(uint32_t rank, const absl::Status& status) {
+    membership_.RecordRefusal(rank, std::string(status.message()));
+  }
+  // Gives those their ranks who come back and can have them, and refuses those who can't.
+  void AdmitReturning(absl::Time now, Callbacks& callbacks);
+
+  // Of a member. Ends its membership, at once or when that is written down.
+  void Leave(const LeaveRequest& request, LeaveDone done, Callbacks& callbacks);
+  bool AllLeft() const { return membership_.AllLeft(); }
+
+  bool is_saved() const { return is_saved_; }  // at least once
+  bool IsSnapshotDue() const;
+  DueSnapshot Snapshot() const;
+  // What became of it, and how long it took. Returns the steps before which workers need not keep
+  // frames.
+  OpenSteps SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved,
+                     absl::Duration duration, Callbacks& callbacks);
+  void SetLateRoundsSaved(const absl::Status& status) { late_error_ = status; }
+  // Of the last attempts to write down.
+  absl::Status state_error() const;
+  const SnapshotMetrics& snapshots() const { return snapshots_; }
+
+  // Ends all calls, and the rounds. With no lock held.
+  void End(const absl::Status& reason);
+  // The same for calls of processes that come back to a job that is over.
+  void EndReturning(const absl::Status& reason, Callbacks& callbacks);
+
+  bool has_room = false;  // nobody else uses what it reserves
+
+ private:
+  struct WaitingLeave {
+    LeaveRequest request;
+    LeaveDone done;
+    OpenSteps needed = {};  // what snapshots must have
+  };
+  // A process that comes back in a rank.
+  struct Returning {
+    Membership::Claim claim;
+    uint64_t call = 0;
+    JoinDone done;             // null, with has_rank: its caller is gone, and may come again
+    uint64_t newest_step = 0;  // that was known when it came
+    bool has_rank = false;
+    // With it:
+    OpenSteps needed;        // what snapshots must have
+    uint32_t snapshots = 0;  // that have it
+    JoinResponse welcome = {};
+  };
+
+  bool is_durable() const { return generation_ != 0; }
+  bool IsTaken(const WaitingLeave& leave) const;  // its rank, by another process meanwhile
+  // Whether a snapshot would bring a call further that waits for one.
+  bool IsAwaited() const;
+  void AddReturning(Returning returning, Callbacks& callbacks);
+  // What is left to do for it; false when it is to be forgotten.
+  bool Admit(Returning& returning, absl::Time now, Callbacks& callbacks);
+  void GiveRank(Returning& returning);
+  // A snapshot was written.
+  void Welcome(Callbacks& callbacks);
+  void WelcomeReturning(const DueSnapshot& due, const OpenSteps& saved, Callbacks& callbacks);
+  void EndLeaves(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved,
+                 const OpenSteps& durable, Callbacks& callbacks);
+  // The rank leaves the job now.
+  void EndMembership(WaitingLeave leave, Callbacks& callbacks);
+
+  std::shared_ptr<Job> job_;
+  uint64_t generation_;
+  Bells bells_;
+  Membership membership_;
+  std::map<uint32_t, Returning> returning_;  // by rank
+  bool has_welcomed_ = false;                // some process was told that it had joined
+
+  // If it is durable:
+  bool is_saved_ = false;
+  OpenSteps saved_steps_;                     // by the newest snapshot
+  std::vector<Membership::EndedJoin> joins_;  // that end when the job is saved
+  std::vector<WaitingLeave> leaves_;          // likewise
+  absl::Status state_error_;                  // of the last attempt to save
+  absl::Status late_error_;                   // likewise, to save late rounds
+  SnapshotMetrics snapshots_;
+};
+
+// That the rank has left, to who waits for it; TryAgain's mark.
+absl::Status LeftError(uint32_t rank, absl::string_view job);
+
+}  // namespace signpost
+
+#endif  // SIGNPOST_SERVER_SERVED_JOB_H_
