@@ -10,6 +10,7 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
+#include "log/log.h"
 #include "proto/message.h"
 #include "proto/payload_pool.h"
 #include "security/loopback.h"
@@ -238,10 +239,20 @@ absl::Status Server::Recover(bool allow_error_reset) {
 
 void Server::TakeSnapshots() {
   absl::Duration timeout = absl::InfiniteDuration();
+  bool fails = false;
   while (!stopping_) {
     aggregator_.AwaitSnapshotDue(timeout);
     const absl::Status status = aggregator_.TakeSnapshots();
     timeout = status.ok() ? absl::InfiniteDuration() : kSnapshotRetryInterval;
+    if (!status.ok() && !fails) {
+      log::Write(log::Level::kWarning, "signpost aggregator",
+                 absl::StrCat("cannot write down where jobs are: ", status.message(),
+                              ". It is tried again each second; rounds go on until workers would "
+                              "have to keep too many frames, and then wait"));
+    } else if (status.ok() && fails) {
+      log::Write(log::Level::kInfo, "signpost aggregator", "where jobs are is written down again");
+    }
+    fails = !status.ok();
   }
 }
 

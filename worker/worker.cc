@@ -817,8 +817,14 @@ uint64_t Worker::StepsAt(uint32_t shard) const {
 absl::Status Worker::LeaveShard(uint32_t shard, bool had_failed) {
   while (true) {
     const absl::Status status = shards_.Leave(shard, StepsAt(shard), deadline_);
-    if (!absl::IsAborted(status) || options_.clock->Now() >= deadline_) return status;
-    if (absl::Status offered = OfferAll(shard, had_failed); !offered.ok()) return offered;
+    if (absl::IsAborted(status) && options_.clock->Now() < deadline_) {
+      if (absl::Status offered = OfferAll(shard, had_failed); !offered.ok()) return offered;
+      continue;
+    }
+    if (status.ok() || had_failed) return status;
+    return shards_.Explain(
+        status, shard,
+        absl::StrFormat("rank %d could not leave job '%s'", options_.rank, options_.job));
   }
 }
 

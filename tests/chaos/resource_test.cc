@@ -20,6 +20,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -38,6 +39,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 
 constexpr uint32_t kShards = 2;
 using Shards = std::vector<std::unique_ptr<Supervised>>;
@@ -190,6 +192,7 @@ TEST(FullDisk, StopsTheJobWithAReasonAndLetsItGoOnWhenThereIsRoom) {
   for (uint32_t shard = 0; shard < kShards; ++shard) {
     SupervisedOptions options = {.shard = shard, .shard_count = kShards};
     options.state_dir = absl::StrCat(root, "/", shard);
+    if (shard == 1) options.wrapper = {"sh", "-c", "exec \"$0\" \"$@\" 2>" + root + "/log"};
     shards.push_back(std::make_unique<Supervised>(options));
   }
   const std::string filler = root + "/1/filler";
@@ -251,6 +254,12 @@ TEST(FullDisk, StopsTheJobWithAReasonAndLetsItGoOnWhenThereIsRoom) {
     results[rank] = replica.values;
   });
   watcher.join();
+  std::stringstream log;
+  log << std::ifstream(root + "/log").rdbuf();
+  // Once, though it was tried several times.
+  EXPECT_THAT(log.str(), MatchesRegex("signpost aggregator: cannot write down where jobs are: "
+                                      "[^\n]*No space left on device[^\n]*\n"
+                                      "signpost aggregator: [^\n]* is written down again\n"));
   EXPECT_EQ(results, TrainUndisturbed());
   EXPECT_LE(most_kept, 2 * results[0].size());
   EXPECT_GT(most_kept, 0);
