@@ -219,8 +219,7 @@ uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done) {
         layout.ok() ? Admit(request, *std::move(layout), now, replaced) : layout.status();
     if (!job.ok()) {
       RecordRefusal(request, job.status());
-      callbacks.push_back(
-          [done = std::move(done), status = job.status()]() mutable { done(status); });
+      Finish(std::move(done), job.status(), callbacks);
     } else if ((*job)->Join({request.rank(), request.incarnation()}, call, std::move(done), now,
                             callbacks)) {
       callbacks.push_back([job = request.job(), shard = options_.shard] {
@@ -471,8 +470,7 @@ void Aggregator::Leave(const LeaveRequest& request, LeaveDone done) {
       job->second.Leave(request, std::move(done), callbacks);
       ForgetIfAllLeft(job, callbacks);
     } else {
-      callbacks.push_back(
-          [done = std::move(done), status = member.status()]() mutable { done(status); });
+      Finish(std::move(done), member.status(), callbacks);
     }
   }
   Call(std::move(callbacks));

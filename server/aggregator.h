@@ -115,7 +115,7 @@ class Aggregator {
   uint64_t Join(const JoinRequest& request, JoinDone done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The caller of a Join is no longer there. If it still waits it ends with `reason`: when that is
-  // DEADLINE_EXCEEDED, Status still counts the rank as one that had joined.
+  // DEADLINE_EXCEEDED, or when all ranks had joined, Status still counts the rank as one that had.
   void CancelJoin(uint64_t call, const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Contributes a frame and waits for its round to close: see OwnedChunk::Exchange. In addition:

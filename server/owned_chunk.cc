@@ -181,7 +181,7 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
 void OwnedChunk::Hear(const Frame& frame) {
   if (earlier_) earlier_->Hear(frame.header);
   Rank& rank = ranks_[frame.header.rank()];
-  rank.heard = std::max(rank.heard.value_or(0), frame.header.step());
+  rank.Hear(frame.header.step());
   rank.most_error_squared = MostErrorOf(frame);
 }
 
@@ -298,9 +298,7 @@ std::optional<OwnedChunk::TakenCall> OwnedChunk::TakeWaitingCall(uint32_t after)
 }
 
 OwnedChunk::EndedCalls OwnedChunk::Listen(const FrameHeader& header, Done done) {
-  // It has the answers before.
-  std::optional<uint64_t>& heard = ranks_[header.rank()].heard;
-  heard = std::max(heard.value_or(0), header.step());
+  ranks_[header.rank()].Hear(header.step());
   if (header.step() < oldest_answer()) {
     return Ended(std::move(done), WrongStepError(header, open_step_, oldest_answer()));
   }

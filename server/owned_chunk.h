@@ -246,6 +246,8 @@ class OwnedChunk {
     uint64_t withdrawn = 0;                    // the incarnation whose frames are refused; 0: none
     uint64_t first_step = 0;                   // see Return
     std::optional<double> most_error_squared;  // see MostErrorSquared
+
+    void Hear(uint64_t step) { heard = std::max(heard.value_or(0), step); }
   };
   // That waits for the answer of a round it has no part in.
   struct Listener {

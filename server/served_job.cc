@@ -8,7 +8,6 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
 #include "failpoint/failpoint.h"
 #include "proto/try_again.h"
 
@@ -32,12 +31,6 @@ uint64_t LeastOf(const OpenSteps& steps) {
   uint64_t least = std::numeric_limits<uint64_t>::max();
   for (const auto& [chunk, step] : steps) least = std::min(least, step);
   return least;
-}
-
-template <class Done, class Result>
-void Finish(Done done, Result result, Callbacks& callbacks) {
-  callbacks.push_back(
-      [done = std::move(done), result = std::move(result)]() mutable { done(std::move(result)); });
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "proto/aggregator.pb.h"
 #include "server/bell.h"
@@ -25,6 +26,13 @@ namespace signpost {
 
 // What is to be called when no lock is held any more.
 using Callbacks = std::vector<absl::AnyInvocable<void()>>;
+
+// done(result) is.
+template <class Done, class Result>
+void Finish(Done done, Result result, Callbacks& callbacks) {
+  callbacks.push_back(
+      [done = std::move(done), result = std::move(result)]() mutable { done(std::move(result)); });
+}
 
 // A job as it is to be written down, but for its chunks.
 struct DueSnapshot {

@@ -36,6 +36,7 @@ class ChunkExchanges {
   void SetFirstStep(uint64_t step) { first_step_ = step; }
   // Of what is sent from now on.
   void SetDeadline(absl::Time deadline) { deadline_ = deadline; }
+  absl::Time deadline() const { return deadline_; }
 
   // Sends the chunk's frame, of the step after its last, at once or behind the one under way.
   void Send(uint32_t chunk, SentFrame frame);

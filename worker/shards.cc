@@ -102,11 +102,14 @@ absl::StatusOr<ReadErrorResponse> Shards::ReadError(uint32_t chunk, uint64_t ste
   return ChannelOf(chunk).ReadError(request, deadline);
 }
 
-JobStatus Shards::AskAboutJob() const {
+absl::StatusOr<StatusResponse> Shards::Ask(uint32_t shard) const {
   StatusRequest request;
   request.set_job(options_.job);
-  const absl::StatusOr<StatusResponse> response =
-      channels_[0]->Status(request, options_.clock->Now() + kStatusTimeout);
+  return channels_[shard]->Status(request, options_.clock->Now() + kStatusTimeout);
+}
+
+JobStatus Shards::AskAboutJob() const {
+  const absl::StatusOr<StatusResponse> response = Ask(/*shard=*/0);
   return response.ok() && response->jobs_size() == 1 ? response->jobs(0) : JobStatus();
 }
 
@@ -126,10 +129,7 @@ absl::Status Shards::Explain(const absl::Status& status, uint32_t shard,
                              absl::string_view what) const {
   std::string message = absl::StrCat(what, ": ", Describe(shard), ": ", status.message());
   if (absl::IsDeadlineExceeded(status)) {
-    StatusRequest request;
-    request.set_job(options_.job);
-    absl::StatusOr<StatusResponse> response =
-        channels_[shard]->Status(request, options_.clock->Now() + kStatusTimeout);
+    const absl::StatusOr<StatusResponse> response = Ask(shard);
     absl::StrAppend(&message,
                     response.ok() ? WhatIsWaitedFor(*response) : "; it no longer answers");
   }

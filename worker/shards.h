@@ -61,6 +61,9 @@ class Shards {
   log::About AboutOf(uint32_t chunk, uint64_t step) const;
 
  private:
+  // About this job; may take seconds.
+  absl::StatusOr<StatusResponse> Ask(uint32_t shard) const;
+
   const WorkerOptions& options_;
   const Layout& layout_;
   const std::vector<uint32_t> shard_of_chunk_;

@@ -14,6 +14,7 @@
 #include "proto/window.h"
 #include "trace/recorder.h"
 #include "trace/span.h"
+#include "worker/kept_frames.h"
 #include "worker/onebit_lamb.h"
 #include "worker/page_vector.h"
 #include "worker/parameter.h"
@@ -634,7 +635,7 @@ absl::Status Worker::CheckNoStepIsOpen() const {
 }
 
 absl::Status Worker::CheckGpuIsInTime() const {
-  if (options_.clock->Now() < deadline_) return absl::OkStatus();
+  if (options_.clock->Now() < exchanges_.deadline()) return absl::OkStatus();
   for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
     if (!chunks_[chunk].is_packing) continue;
     return absl::DeadlineExceededError(absl::StrFormat(
@@ -773,7 +774,7 @@ void Worker::GiveState(uint32_t chunk) {
   *header.mutable_rates()->mutable_schedule() = optimizer_.schedule();
   *header.mutable_rates()->mutable_scales() = optimizer_.Scales();
   // If it is lost, another worker is asked.
-  shards_.ChannelOf(chunk).Exchange(header, std::move(state), deadline_,
+  shards_.ChannelOf(chunk).Exchange(header, std::move(state), exchanges_.deadline(),
                                     [](const absl::StatusOr<Answer>&) {});
 }
 
@@ -786,8 +787,7 @@ trace::Event Worker::StepEvent(trace::Kind kind) const {
 }
 
 void Worker::SetDeadline(absl::Duration timeout) {
-  deadline_ = options_.clock->Now() + timeout;
-  exchanges_.SetDeadline(deadline_);
+  exchanges_.SetDeadline(options_.clock->Now() + timeout);
 }
 
 absl::Status Worker::Leave() {
@@ -816,8 +816,8 @@ uint64_t Worker::StepsAt(uint32_t shard) const {
 
 absl::Status Worker::LeaveShard(uint32_t shard, bool had_failed) {
   while (true) {
-    const absl::Status status = shards_.Leave(shard, StepsAt(shard), deadline_);
-    if (absl::IsAborted(status) && options_.clock->Now() < deadline_) {
+    const absl::Status status = shards_.Leave(shard, StepsAt(shard), exchanges_.deadline());
+    if (absl::IsAborted(status) && options_.clock->Now() < exchanges_.deadline()) {
       if (absl::Status offered = OfferAll(shard, had_failed); !offered.ok()) return offered;
       continue;
     }
@@ -831,7 +831,7 @@ absl::Status Worker::LeaveShard(uint32_t shard, bool had_failed) {
 absl::Status Worker::OfferAll(uint32_t shard, bool had_failed) {
   exchanges_.OfferAll(shard);
   StepReport report;
-  while (options_.clock->Now() < deadline_ && exchanges_.is_any_under_way()) {
+  while (options_.clock->Now() < exchanges_.deadline() && exchanges_.is_any_under_way()) {
     std::optional<WorkerInbox::Item> item = inbox_->Take(*options_.clock, kOfferInterval);
     if (!item) {
       exchanges_.OfferToIdleShards();

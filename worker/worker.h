@@ -136,9 +136,8 @@ class Worker {
   absl::Status BeginStep(absl::Span<const GroupRates> rates);
   // `gradient` must stay valid, and what it is, until FinishStep returns. Does not wait for
   // answers, nor for a GPU, unless a rank that comes back is to have a chunk's state; and to find
-  // out why an exchange has failed may take seconds. The
-  // step's exchange timeout counts from the sending of each chunk, and anew from FinishStep for
-  // those that are sent there.
+  // out why an exchange has failed may take seconds. The step's exchange timeout counts from the
+  // sending of each chunk, and anew from FinishStep for those that are sent there.
   absl::Status GradientReady(size_t tensor, Gradient gradient);
   absl::StatusOr<StepReport> FinishStep();
 
@@ -263,6 +262,7 @@ class Worker {
   absl::Status OfferAll(uint32_t shard, bool had_failed);
   uint64_t StepsAt(uint32_t shard) const;  // that this worker has had answers of
   absl::Status LeaveShard(uint32_t shard, bool had_failed);
+  // Of the current call's exchanges, and of what it waits for.
   void SetDeadline(absl::Duration timeout);
   // For the trace: of the current round, or the current step as a whole.
   trace::Event EventOf(trace::Kind kind, uint32_t chunk) const;
@@ -286,7 +286,6 @@ class Worker {
   StepRates rates_;                            // likewise; empty in a job without a round deadline
   uint64_t newest_step_ = 0;                   // that another worker has reached
   std::map<uint64_t, StepRates> later_rates_;  // of steps before that
-  absl::Time deadline_;                        // of the current call's exchanges
   std::vector<ChunkState> chunks_;
   uint64_t sent_bytes_ = 0;              // of payloads, since it joined
   std::unique_ptr<OpenStep> open_step_;  // null between steps

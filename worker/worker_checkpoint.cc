@@ -208,8 +208,9 @@ absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
   const uint32_t shard = shards_.ShardOf(chunk);
   absl::StatusOr<ReadErrorResponse> response;
   while (true) {
-    response = shards_.ReadError(chunk, round_, deadline_);
-    if (!absl::IsAborted(response.status()) || options_.clock->Now() >= deadline_) break;
+    response = shards_.ReadError(chunk, round_, exchanges_.deadline());
+    const bool is_late = options_.clock->Now() >= exchanges_.deadline();
+    if (!absl::IsAborted(response.status()) || is_late) break;
     const absl::Status offered = OfferAll(shard, /*had_failed=*/false);
     if (!offered.ok()) return offered;
   }
@@ -253,7 +254,7 @@ absl::Status Worker::AwaitRanks(
     if (!missing.ok()) return missing.status();
     if (missing->empty()) return absl::OkStatus();
     const absl::Time now = options_.clock->Now();
-    if (now >= deadline_) {
+    if (now >= exchanges_.deadline()) {
       return absl::DeadlineExceededError(absl::StrFormat(
           "the checkpoint of step %d lacks the part of rank %s after %s. Has every rank called "
           "Checkpoint after this step, and is the directory one that all workers see?",
