@@ -331,8 +331,10 @@ TEST_F(LostStateTest, OfAVolumeThatWasRolledBackAllWorkersAreToldAndLeaveAtOnce)
     ASSERT_TRUE(worker.ok()) << worker.status();
     absl::Status told;
     for (int step = 0; step < job.steps && told.ok(); ++step) {
-      // The other rank waits for this one meanwhile.
-      if (rank == 0 && step == 1) std::filesystem::copy(volume, earlier);
+      // While nobody writes there. The other rank waits for this one meanwhile.
+      if (rank == 0 && step == 1) {
+        cluster.Kill(0, [&] { std::filesystem::copy(volume, earlier); });
+      }
       if (rank == 0 && step == 20) {
         cluster.Kill(0, [&] {
           std::filesystem::remove_all(volume);
