@@ -45,14 +45,18 @@ void Scheduler::Spawn(std::function<void()> body) {
       task.turn.wait(lock, [&] { return running_ == &task; });
     }
     task.body();
-    std::unique_lock lock(mutex_);
     task.ended = true;
-    running_ = nullptr;
-    scheduler_turn_.notify_one();
+    HandOver(Next());
   });
 }
 
 void Scheduler::Run() {
+  HandOver(Next());
+  std::unique_lock lock(mutex_);
+  end_.wait(lock, [this] { return running_ == nullptr; });
+}
+
+Scheduler::Task* Scheduler::Next() {
   while (true) {
     std::vector<Task*> ready;
     absl::Time next = absl::InfiniteFuture();
@@ -63,11 +67,8 @@ void Scheduler::Run() {
       if (CanRun(*task)) ready.push_back(task.get());
       next = std::min(next, task->deadline);
     }
-    if (all_ended) return;
-    if (!ready.empty()) {
-      RunTask(*ready[Below(ready.size())]);
-      continue;
-    }
+    if (all_ended) return nullptr;
+    if (!ready.empty()) return ready[Below(ready.size())];
     if (events_.empty() || next < events_.begin()->first) {
       now_ = next;
       continue;
@@ -82,19 +83,21 @@ bool Scheduler::CanRun(const Task& task) const {
   return task.deadline <= now_ || (task.condition != nullptr && task.condition->Eval());
 }
 
-void Scheduler::RunTask(Task& task) {
+void Scheduler::Yield() {
+  Task* const self = running_;
+  Task* const next = Next();
+  if (next == self) return;
+  HandOver(next);
   std::unique_lock lock(mutex_);
-  running_ = &task;
-  task.turn.notify_one();
-  scheduler_turn_.wait(lock, [this] { return running_ == nullptr; });
+  self->turn.wait(lock, [&] { return running_ == self; });
 }
 
-void Scheduler::Yield() {
-  std::unique_lock lock(mutex_);
-  Task* const self = running_;
-  running_ = nullptr;
-  scheduler_turn_.notify_one();
-  self->turn.wait(lock, [&] { return running_ == self; });
+void Scheduler::HandOver(Task* next) {
+  {
+    std::lock_guard lock(mutex_);
+    running_ = next;
+  }
+  (next != nullptr ? next->turn : end_).notify_one();
 }
 
 }  // namespace signpost::simulation

@@ -19,8 +19,9 @@
 
 namespace signpost::simulation {
 
-// All methods but Await are for one thread: the one that owns it, its tasks and events being called
-// by that thread as far as anybody can tell.
+// All methods are for the thread that owns it, and for its tasks and events: of all these only one
+// is ever running. Which task is next its predecessor finds out, as a turn of a scheduler's own thread
+// between any two would double what most of the time goes to, changes from one thread to another.
 class Scheduler final : public Clock {
  public:
   explicit Scheduler(uint64_t seed) : random_(seed) {}
@@ -56,9 +57,12 @@ class Scheduler final : public Clock {
   };
 
   bool CanRun(const Task& task) const;
-  void RunTask(Task& task);
-  // Ends a task's turn; returns at its next.
+  // Lets time pass until a task can run, which is then returned; null: all have ended.
+  Task* Next();
+  // Ends the running task's turn; returns at its next.
   void Yield();
+  // The next task's turn begins, or Run returns.
+  void HandOver(Task* next);
 
   std::mt19937_64 random_;
   absl::Time now_ = absl::UnixEpoch() + absl::Hours(1);
@@ -66,8 +70,8 @@ class Scheduler final : public Clock {
   std::vector<std::unique_ptr<Task>> tasks_;
 
   std::mutex mutex_;  // what a turn reads and writes passes from one thread to the next by this
-  std::condition_variable scheduler_turn_;
-  Task* running_ = nullptr;  // null: it is the scheduler's turn
+  std::condition_variable end_;
+  Task* running_ = nullptr;  // null: none has begun, or all have ended
 };
 
 }  // namespace signpost::simulation

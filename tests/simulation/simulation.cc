@@ -236,7 +236,7 @@ class Simulation {
     // What is before the first step of a job that resumes is another simulation's.
     if (!result_.violations.empty() || part_.from > 0 || state_is_lost_) return;
     audit_.Check(until_, [this](uint32_t rank, uint64_t step) {
-      auto gradients = GradientsOf(plan_, rank, step);
+      auto gradients = GradientsAt(rank, step);
       if (has_trained_[rank][step]) return gradients;
       for (std::vector<float>& gradient : gradients) gradient.assign(gradient.size(), 0);
       return gradients;
@@ -254,6 +254,13 @@ class Simulation {
  private:
   void Report(const std::string& violation) {
     if (result_.violations.size() < 5) result_.violations.push_back(violation);
+  }
+
+  // Made once: the audit asks for them with each chunk.
+  const std::vector<std::vector<float>>& GradientsAt(uint32_t rank, uint64_t step) {
+    const auto [gradients, is_new] = gradients_.try_emplace({rank, step});
+    if (is_new) gradients->second = GradientsOf(plan_, rank, step);
+    return gradients->second;
   }
 
   // The job as one process of a rank runs it. Whether another is to come in its place.
@@ -363,7 +370,7 @@ class Simulation {
     }
     const uint64_t first = worker.steps();
     has_trained_[rank][first] = true;
-    const auto gradients = GradientsOf(plan_, rank, first);
+    const auto& gradients = GradientsAt(rank, first);
     const std::vector<Gradient> spans(gradients.begin(), gradients.end());
     std::vector<uint64_t> serving;
     for (const auto& process : processes_) serving.push_back(process->incarnation());
@@ -513,6 +520,7 @@ class Simulation {
   SimulationResult result_;
   Audit audit_;
   std::vector<std::vector<bool>> has_trained_;  // by rank and step: with a gradient
+  std::map<std::pair<uint32_t, uint64_t>, std::vector<std::vector<float>>> gradients_;
 };
 
 }  // namespace
