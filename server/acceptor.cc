@@ -138,12 +138,27 @@ void Acceptor::AbortSome() {
     all.swap(to_abort_);
   }
   for (const Aborted& connection : all) {
-    if (!connections_.Abort(connection.name)) continue;
+    {
+      absl::MutexLock lock(&connections_mutex_);
+      if (!connections_.Abort(connection.name)) continue;
+    }
     ++refused_connections_;
     if (SteadyNow() < next_line_) continue;
     next_line_ = SteadyNow() + kLineInterval;
     on_abort_(absl::StrCat("the connection of ", connection.name, " is ended: ", connection.why));
   }
+}
+
+bool Acceptor::Has(const std::string& name) const {
+  absl::MutexLock lock(&connections_mutex_);
+  return connections_.Has(name);
+}
+
+bool Acceptor::Add(int fd, const sockaddr_storage& address) {
+  absl::MutexLock lock(&connections_mutex_);
+  if (!connections_.MayAdd(PeerOf(address), SteadyNow())) return false;
+  connections_.Add(fd, address);
+  return true;
 }
 
 void Acceptor::Refuse(int fd) {
@@ -160,13 +175,11 @@ void Acceptor::AcceptSome(int listener) {
     connection.fd = accept4(listener, reinterpret_cast<sockaddr*>(&address), &size,
                             SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (connection.fd >= 0) {
-      const std::string peer = PeerOf(address);
-      if (!connections_.MayAdd(peer, SteadyNow())) {
+      if (Add(connection.fd, address)) {
+        to_->HandleNewConnection(&connection);
+      } else {
         Refuse(connection.fd);
-        continue;
       }
-      connections_.Add(connection.fd, address);
-      to_->HandleNewConnection(&connection);
       continue;
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;

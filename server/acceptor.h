@@ -46,6 +46,9 @@ class Acceptor {
   // Thread-safe.
   void Abort(std::string name, std::string why) ABSL_LOCKS_EXCLUDED(to_abort_mutex_);
 
+  // Whether there is a connection of that name. Thread-safe.
+  bool Has(const std::string& name) const ABSL_LOCKS_EXCLUDED(connections_mutex_);
+
   // Connections that were closed at once, or ended by Abort, so far.
   uint64_t refused_connections() const { return refused_connections_; }
 
@@ -57,6 +60,8 @@ class Acceptor {
 
   void Run();
   void Refuse(int fd);
+  // Whether it is known now, within the limits.
+  bool Add(int fd, const sockaddr_storage& address) ABSL_LOCKS_EXCLUDED(connections_mutex_);
   void AbortSome() ABSL_LOCKS_EXCLUDED(to_abort_mutex_);
   // Those that wait to be accepted, or the first of them.
   void AcceptSome(int listener);
@@ -67,8 +72,9 @@ class Acceptor {
   int wake_ = -1;   // an eventfd: Stop or Abort was called
   int spare_ = -1;  // to have a descriptor when there is none left
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to_;
-  ConnectionTable connections_;  // of the thread, as the next two
-  const OnAbort on_abort_;
+  mutable absl::Mutex connections_mutex_;
+  ConnectionTable connections_ ABSL_GUARDED_BY(connections_mutex_);
+  const OnAbort on_abort_;  // of the thread, as the next one
   absl::Time next_line_ = absl::InfinitePast();
   std::atomic<uint64_t> refused_connections_ = 0;
   std::atomic<bool> stopping_ = false;

@@ -146,6 +146,14 @@ absl::Status CheckMatches(uint32_t world_size, const Layout& layout, bool return
   return CheckSameJob(layout.tensors(), options, job.layout());
 }
 
+// To the others of a job whose rank has come anew.
+absl::Status SucceededError(const JobId& id, uint32_t rank) {
+  return TryAgain(absl::FailedPreconditionError(absl::StrFormat(
+      "epoch %d of job '%s' is over: the process of rank %d was gone, and its state with it, and "
+      "another has come. Start this rank again as well, from the newest checkpoint if there is one",
+      id.epoch, id.name, rank)));
+}
+
 absl::Status GaveWayError(const JobId& id) {
   return absl::FailedPreconditionError(absl::StrFormat(
       "epoch %d of job '%s' is over: the job had come to a halt, and another took its place",
@@ -205,43 +213,45 @@ absl::Status Aggregator::Restore(StateDir::Recovered recovered) {
   return absl::OkStatus();
 }
 
-uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done) {
+uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done, std::string peer) {
   Reach(Failpoint::kJoinReceived);
   const absl::Time now = options_.now();
+  const Membership::Claim claim = {request.rank(), request.incarnation(), std::move(peer)};
   absl::StatusOr<Layout> layout = CheckJoin(request, options_);
   Callbacks callbacks;
-  Jobs replaced;
+  std::list<Replaced> replaced;
   uint64_t call = 0;
   {
     absl::MutexLock lock(&mutex_);
     call = ++last_call_;
     const absl::StatusOr<ServedJob*> job =
-        layout.ok() ? Admit(request, *std::move(layout), now, replaced) : layout.status();
+        layout.ok() ? Admit(request, claim, *std::move(layout), now, replaced) : layout.status();
     if (!job.ok()) {
       RecordRefusal(request, job.status());
       Finish(std::move(done), job.status(), callbacks);
-    } else if ((*job)->Join({request.rank(), request.incarnation()}, call, std::move(done), now,
-                            callbacks)) {
+    } else if ((*job)->Join(claim, call, std::move(done), now, callbacks)) {
       callbacks.push_back([job = request.job(), shard = options_.shard] {
         log::WriteEvent(log::Level::kInfo, "a job begins: all of its ranks have joined",
                         {.job = job, .shard = shard});
       });
     }
   }
-  for (auto& [name, job] : replaced) job.End(GaveWayError(job.job()->id()));
+  for (Replaced& old : replaced) old.job.End(old.why);
   MakeRoom();
   Call(std::move(callbacks));
   return call;
 }
 
-absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request, Layout layout,
-                                             absl::Time now, Jobs& replaced) {
+absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request,
+                                             const Membership::Claim& claim, Layout layout,
+                                             absl::Time now, std::list<Replaced>& replaced) {
   if (drained_) return ShuttingDownError();
-  const Membership::Claim claim = {request.rank(), request.incarnation()};
-  auto old = jobs_.find(request.job());
-  if (old != jobs_.end()) {
+  const auto old = jobs_.find(request.job());
+  const bool is_succeeded =
+      old != jobs_.end() && old->second.IsSucceeded(claim, now, connections());
+  if (old != jobs_.end() && !is_succeeded) {
     ServedJob& job = old->second;
-    if (!job.GivesWay(now, options_.idle_timeout) || job.membership().Holds(claim)) {
+    if (!job.GivesWay(now, options_.idle_timeout, connections()) || job.membership().Holds(claim)) {
       const bool returns = job.Returns(claim);
       absl::Status status = CheckMatches(request.world_size(), layout, returns, *job.job());
       if (status.ok() && !returns) status = job.membership().CheckClaim(claim, now);
@@ -260,8 +270,12 @@ absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request, Layout 
     if (leaving.back() == jobs_.end()) return room;
   }
   for (const Jobs::iterator job : leaving) {
-    Forget(job->second.job()->id().epoch);
-    replaced.insert(jobs_.extract(job));
+    const JobId& id = job->second.job()->id();
+    Forget(id.epoch);
+    const bool has_successor = job == old && is_succeeded;
+    absl::Status why = has_successor ? SucceededError(id, claim.rank) : GaveWayError(id);
+    replaced.push_back({std::move(job->second), std::move(why)});
+    jobs_.erase(job);
   }
   return &AddJob(request, std::move(layout));
 }
@@ -296,7 +310,7 @@ Aggregator::Jobs::iterator Aggregator::FindGivingWay(absl::Time now,
                                                      absl::Span<const Jobs::iterator> leaving) {
   auto found = jobs_.end();
   for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
-    if (!job->second.GivesWay(now, options_.idle_timeout)) continue;
+    if (!job->second.GivesWay(now, options_.idle_timeout, connections())) continue;
     if (absl::c_linear_search(leaving, job)) continue;
     const absl::Time heard = job->second.membership().last_heard();
     if (found == jobs_.end() || heard < found->second.membership().last_heard()) found = job;
@@ -328,14 +342,14 @@ void Aggregator::CancelJoin(uint64_t call, const absl::Status& reason) {
   Call(std::move(callbacks));
 }
 
-void Aggregator::Exchange(Frame frame, ExchangeDone done) {
+void Aggregator::Exchange(Frame frame, ExchangeDone done, std::string peer) {
   Reach(Failpoint::kFrameReceived);
   const absl::Time now = options_.now();
   std::shared_ptr<Job> job;
   absl::StatusOr<Room::Offer> offer;
   {
     absl::ReleasableMutexLock lock(&mutex_);
-    const absl::StatusOr<ServedJob*> served = FindRunningJob(frame.header, now);
+    const absl::StatusOr<ServedJob*> served = FindRunningJob(frame.header, now, std::move(peer));
     if (!served.ok()) {
       lock.Release();
       return done(served.status());
@@ -395,14 +409,15 @@ absl::StatusOr<ReadErrorResponse> Aggregator::ReadError(const ReadErrorRequest& 
   std::shared_ptr<Job> job;
   {
     absl::MutexLock lock(&mutex_);
-    const absl::StatusOr<ServedJob*> served = FindRunningJob(sender, options_.now());
+    const absl::StatusOr<ServedJob*> served = FindRunningJob(sender, options_.now(), /*peer=*/"");
     if (!served.ok()) return served.status();
     job = (*served)->job();
   }
   return job->ReadError(request);
 }
 
-absl::StatusOr<ServedJob*> Aggregator::FindRunningJob(const FrameHeader& header, absl::Time now) {
+absl::StatusOr<ServedJob*> Aggregator::FindRunningJob(const FrameHeader& header, absl::Time now,
+                                                      std::string peer) {
   if (drained_) return ShuttingDownError();
   const auto served = jobs_.find(header.job());
   if (served == jobs_.end()) return NotHereError(header);
@@ -418,7 +433,7 @@ absl::StatusOr<ServedJob*> Aggregator::FindRunningJob(const FrameHeader& header,
         absl::StrFormat("rank %d sent a frame of job '%s' before all of its ranks have joined",
                         header.rank(), header.job()));
   }
-  const Membership::Claim sender = {header.rank(), header.incarnation()};
+  const Membership::Claim sender = {header.rank(), header.incarnation(), std::move(peer)};
   if (header.rank() < job->world_size() && !membership.Holds(sender)) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "another process has taken rank %d of job '%s': this one had been away for too long",
@@ -430,7 +445,7 @@ absl::StatusOr<ServedJob*> Aggregator::FindRunningJob(const FrameHeader& header,
         "another has replaced it, and it must be stopped",
         header.rank(), header.generation(), generation()));
   }
-  served->second.Hear(now);
+  served->second.Hear(sender, now);
   return &served->second;
 }
 
@@ -566,12 +581,22 @@ void Aggregator::StopAdmitting() {
 }
 
 bool Aggregator::AwaitNoJobs(absl::Duration timeout) const {
+  // That the last process of a job is gone, nothing tells.
+  constexpr absl::Duration kLookInterval = absl::Seconds(1);
+  const absl::Condition has_no_jobs(this, &Aggregator::HasNoJobs);
   absl::MutexLock lock(&mutex_);
-  return mutex_.AwaitWithTimeout(absl::Condition(this, &Aggregator::HasNoJobs), timeout);
+  for (absl::Duration left = timeout; left > kLookInterval; left -= kLookInterval) {
+    if (mutex_.AwaitWithTimeout(has_no_jobs, kLookInterval)) return true;
+    timeout = left - kLookInterval;
+  }
+  return mutex_.AwaitWithTimeout(has_no_jobs, timeout);
 }
 
 bool Aggregator::HasNoJobs() const {
-  return absl::c_all_of(jobs_, [](const auto& job) { return job.second.IsDeserted(); });
+  const absl::Time now = options_.now();
+  return absl::c_all_of(jobs_, [&](const auto& job) {
+    return job.second.IsDeserted() || job.second.IsAbandoned(now, connections());
+  });
 }
 
 void Aggregator::Drain() {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -65,6 +66,9 @@ struct AggregatorOptions {
   // How long a restarted aggregator waits for all ranks of a job before a round may close without
   // some: one of them may have had the answer of that round with all ranks in it.
   absl::Duration restart_grace = absl::Seconds(30);
+  // Whether a connection is still there. Null: it is not known of any. May be called with locks
+  // held.
+  std::function<bool(const std::string& peer)> is_connected;
   std::function<absl::Time()> now = SteadyNow;
 };
 
@@ -100,8 +104,11 @@ class Aggregator {
   // say of the job's start is not compared.
   //
   // Gives way to a Join that does not belong to it: a job that nobody waits to begin, that a rank
-  // has left, or that was idle for `idle_timeout`; of the same name, or of any when there are as
-  // many jobs as the limits allow. Calls that wait in it end with FAILED_PRECONDITION.
+  // has left, that was idle for `idle_timeout`, or of which no process is connected any more; of
+  // the same name, or of any when there are as many jobs as the limits allow; and, if it cannot do
+  // without the rank, to a Join of a rank whose process is not connected any more. A process counts
+  // by its last connection, or, from `restart_grace` after a restart on, if it has not been heard
+  // of since. Calls that wait in it end with FAILED_PRECONDITION.
   //
   // Refusals change nothing, and Status shows the last one of each rank:
   //   INVALID_ARGUMENT     malformed name, rank, tensors or options
@@ -111,8 +118,10 @@ class Aggregator {
   //   RESOURCE_EXHAUSTED   a limit
   //   UNAVAILABLE          after Drain; for a new job after StopAdmitting
   //
-  // Returns the call's number, for CancelJoin.
-  uint64_t Join(const JoinRequest& request, JoinDone done) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns the call's number, for CancelJoin. `peer` is the connection that it came by, as
+  // options.is_connected takes it; empty: that is not known.
+  uint64_t Join(const JoinRequest& request, JoinDone done, std::string peer = {})
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The caller of a Join is no longer there. If it still waits it ends with `reason`: when that is
   // DEADLINE_EXCEEDED, or when all ranks had joined, Status still counts the rank as one that had.
@@ -127,7 +136,8 @@ class Aggregator {
   //                        named, or because the job gave way to another
   //   DATA_LOSS            an earlier process served the job, and what it wrote down is not here
   //   UNAVAILABLE          after Drain, and for calls that it found waiting
-  void Exchange(Frame frame, ExchangeDone done) ABSL_LOCKS_EXCLUDED(mutex_);
+  // `peer` as in Join.
+  void Exchange(Frame frame, ExchangeDone done, std::string peer = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends a rank's membership. No round can close without it, so waiting calls of the job end with
   // FAILED_PRECONDITION; but not in a job that can do without as many ranks (min_workers). When all
@@ -150,7 +160,8 @@ class Aggregator {
   // Refuses new jobs from now on (UNAVAILABLE); jobs that are running, or waiting to, go on.
   void StopAdmitting() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Blocks until no job is running or waiting to, and returns true; false after `timeout`.
+  // Blocks until no job is running or waiting to, but for those whose processes are all gone, and
+  // returns true; false after `timeout`.
   bool AwaitNoJobs(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends all waiting calls with UNAVAILABLE, forgets all jobs, and refuses all calls but Status
@@ -181,11 +192,19 @@ class Aggregator {
 
  private:
   using Jobs = std::map<std::string, ServedJob>;  // by name
+  struct Replaced {
+    ServedJob job;
+    absl::Status why;
+  };
 
-  // The job that the request may join, new if need be; what gave way to it, if anything, is moved
-  // to `replaced`. On error nothing has changed.
-  absl::StatusOr<ServedJob*> Admit(const JoinRequest& request, Layout layout, absl::Time now,
-                                   Jobs& replaced) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The job that the claim of the request may join, new if need be; what gave way to it, if
+  // anything, is moved to `replaced`. On error nothing has changed.
+  absl::StatusOr<ServedJob*> Admit(const JoinRequest& request, const Membership::Claim& claim,
+                                   Layout layout, absl::Time now, std::list<Replaced>& replaced)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Membership::Connections connections() const {
+    return {options_.is_connected, options_.restart_grace};
+  }
   // RESOURCE_EXHAUSTED for one more, that needs `reserved` bytes, than the jobs there are, without
   // those that are `leaving`.
   absl::Status CheckRoom(uint32_t world_size, const Layout& layout, uint64_t reserved,
@@ -203,8 +222,8 @@ class Aggregator {
   void RecordRefusal(const JoinRequest& request, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  absl::StatusOr<ServedJob*> FindRunningJob(const FrameHeader& header, absl::Time now)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<ServedJob*> FindRunningJob(const FrameHeader& header, absl::Time now,
+                                            std::string peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frames that could wait give back what jobs need.
   void MakeRoom() ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t ReservedByJobs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);

@@ -387,6 +387,140 @@ TEST(Join, JobThatNobodyWaitsToBeginGivesWayAtOnce) {
   EXPECT_TRUE(Join(aggregator, fixed).waits());
 }
 
+JoinRequest JoinOfAnotherProcess(uint32_t rank) {
+  JoinRequest request = TestJoin(rank, /*world_size=*/2);
+  request.set_incarnation(request.incarnation() + 100);
+  return request;
+}
+
+// Rank r's process of a job of two has connection "r".
+class Connected : public ::testing::Test {
+ protected:
+  AggregatorOptions Options() {
+    AggregatorOptions options;
+    options.restart_grace = absl::Seconds(30);
+    options.is_connected = [this](const std::string& peer) { return connections_.contains(peer); };
+    options.now = clock_.function();
+    return options;
+  }
+
+  JoinResult JoinFrom(Aggregator& aggregator, const JoinRequest& request, const std::string& peer) {
+    JoinResult result;
+    aggregator.Join(request, result.done(), peer);
+    return result;
+  }
+
+  uint64_t JoinBoth(Aggregator& aggregator, uint32_t min_workers = 0) {
+    JoinResult last;
+    for (uint32_t rank : {0, 1}) {
+      JoinRequest request = TestJoin(rank, /*world_size=*/2);
+      request.mutable_options()->set_min_workers(min_workers);
+      if (min_workers > 0) request.mutable_options()->set_round_deadline_us(1000000);
+      last = JoinFrom(aggregator, request, absl::StrCat(rank));
+    }
+    EXPECT_TRUE(last.ok()) << last.message();
+    return last.ok() ? last.value().epoch() : 0;
+  }
+
+  FakeClock clock_;
+  std::set<std::string> connections_ = {"0", "1"};
+};
+
+TEST_F(Connected, JobGivesWayToARankWhoseProcessIsGone) {
+  Aggregator aggregator(Options());
+  const uint64_t epoch = JoinBoth(aggregator);
+  ExchangeResult other = Exchange(aggregator, FrameOf(epoch, {.rank = 0}, FLOAT32));
+  JoinResult refused = JoinFrom(aggregator, JoinOfAnotherProcess(1), "new");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(refused.message(), HasSubstr("rank 1 is held by another process, connected from 1"));
+
+  connections_.erase("1");
+  EXPECT_EQ(JoinFrom(aggregator, JoinOfAnotherProcess(0), "new").code(),
+            absl::StatusCode::kAlreadyExists)
+      << "its own is there";
+  EXPECT_TRUE(other.waits());
+  EXPECT_FALSE(aggregator.AwaitNoJobs(absl::ZeroDuration()));
+  JoinResult successor = JoinFrom(aggregator, JoinOfAnotherProcess(1), "new");
+  EXPECT_TRUE(successor.waits());
+  EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(other.is_to_be_tried_again());
+  EXPECT_THAT(other.message(), HasSubstr("the process of rank 1 was gone"));
+  EXPECT_TRUE(JoinFrom(aggregator, JoinOfAnotherProcess(0), "new too").ok());
+  EXPECT_TRUE(successor.ok());
+}
+
+TEST_F(Connected, ProcessCountsByItsLastConnection) {
+  Aggregator aggregator(Options());
+  const uint64_t epoch = JoinBoth(aggregator);
+  ExchangeResult result;
+  connections_ = {"0", "1 again"};
+  aggregator.Exchange(FrameOf(epoch, {.rank = 1}, FLOAT32), result.done(), "1 again");
+  EXPECT_EQ(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").code(),
+            absl::StatusCode::kAlreadyExists);
+  connections_ = {"0", "1"};
+  EXPECT_TRUE(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").waits());
+}
+
+TEST_F(Connected, JobThatCanDoWithoutARankGivesWayOnlyWhenAllAreGone) {
+  Aggregator aggregator(Options());
+  const uint64_t epoch = JoinBoth(aggregator, /*min_workers=*/1);
+  connections_.erase("1");
+  const auto another = [](uint32_t rank) {
+    JoinRequest request = JoinOfAnotherProcess(rank);
+    request.mutable_options()->set_min_workers(1);
+    request.mutable_options()->set_round_deadline_us(1000000);
+    return request;
+  };
+  JoinResult returning = JoinFrom(aggregator, another(1), "new");
+  EXPECT_TRUE(returning.waits()) << "for its rank";
+  EXPECT_EQ(StatusOf(aggregator).joined_ranks_size(), 2);
+  connections_.clear();
+  EXPECT_TRUE(JoinFrom(aggregator, another(0), "new too").waits());
+  EXPECT_EQ(returning.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(returning.is_to_be_tried_again());
+  ExchangeResult stale = Exchange(aggregator, FrameOf(epoch, {.rank = 0}, FLOAT32));
+  EXPECT_EQ(stale.code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(Connected, JobWhoseProcessesAreAllGoneIsNotWaitedForAndLeavesRoom) {
+  AggregatorOptions options = Options();
+  options.limits.jobs = 1;
+  Aggregator aggregator(options);
+  JoinBoth(aggregator);
+  const JoinRequest next = TestJoin(0, /*world_size=*/1, "next");
+  EXPECT_EQ(Join(aggregator, next).code(), absl::StatusCode::kResourceExhausted);
+  connections_.clear();
+  EXPECT_TRUE(aggregator.AwaitNoJobs(absl::ZeroDuration()));
+  EXPECT_TRUE(Join(aggregator, next).ok());
+}
+
+TEST_F(Connected, AfterARestartProcessesHaveAWhileToBeHeardOf) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/connected");
+  uint64_t epoch = 0;
+  {
+    auto state_dir = *StateDir::Open(path, {0, 1});
+    Aggregator aggregator(Options(), state_dir.get());
+    JoinResult joins[] = {JoinFrom(aggregator, TestJoin(0, /*world_size=*/2), "0"),
+                          JoinFrom(aggregator, TestJoin(1, /*world_size=*/2), "1")};
+    ASSERT_TRUE(aggregator.TakeSnapshots().ok());
+    ASSERT_TRUE(joins[0].ok());
+    epoch = joins[0].value().epoch();
+    ASSERT_TRUE(aggregator.Suspend().ok());
+  }
+  auto state_dir = *StateDir::Open(path, {0, 1});
+  Aggregator aggregator(Options(), state_dir.get());
+  ASSERT_TRUE(aggregator.Restore(*state_dir->Recover(false)).ok());
+  clock_.Advance(absl::Seconds(29));
+  EXPECT_EQ(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").code(),
+            absl::StatusCode::kAlreadyExists);
+  ExchangeResult heard;
+  aggregator.Exchange(FrameOf(epoch, {.rank = 0}, FLOAT32), heard.done(), "0");
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_EQ(JoinFrom(aggregator, JoinOfAnotherProcess(0), "new").code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").waits());
+}
+
 TEST(Join, JobThatARankHasLeftGivesWayAtOnce) {
   Aggregator aggregator({});
   const uint64_t epoch = JoinAll(aggregator, /*world_size=*/2);
@@ -512,12 +646,6 @@ TEST(Join, AJobThatWasRestoredGoesOnWhateverItNeeds) {
   EXPECT_TRUE(send(1, 0).ok());
   EXPECT_TRUE(first.ok());
   EXPECT_EQ(Join(aggregator, LargeJoin(0, "b")).code(), absl::StatusCode::kResourceExhausted);
-}
-
-JoinRequest JoinOfAnotherProcess(uint32_t rank) {
-  JoinRequest request = TestJoin(rank, /*world_size=*/2);
-  request.set_incarnation(request.incarnation() + 100);
-  return request;
 }
 
 TEST(Join, JobThatCannotBeSavedGivesWayWhenNobodyWaitsForItAnyMore) {

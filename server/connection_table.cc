@@ -55,6 +55,8 @@ std::string NameOf(const sockaddr_storage& address) {
   return absl::StrCat("ipv6:%5B", host, link == 0 ? "" : absl::StrCat("%25", link), "%5D:", port);
 }
 
+bool ConnectionTable::Connection::IsThere() const { return SocketOf(fd) == socket; }
+
 bool ConnectionTable::MayAdd(const std::string& peer, absl::Time now) {
   if (!IsFull(peer) && connections_.size() < size_to_look_at_) return true;
   if (now >= next_look_) {
@@ -66,19 +68,25 @@ bool ConnectionTable::MayAdd(const std::string& peer, absl::Time now) {
 }
 
 void ConnectionTable::Add(int fd, const sockaddr_storage& address) {
-  connections_.push_back({fd, SocketOf(fd), address});
-  ++by_peer_[PeerOf(address)];
+  const std::string peer = PeerOf(address);
+  connections_.insert({NameOf(address), {fd, SocketOf(fd), peer}});
+  ++by_peer_[peer];
 }
 
 bool ConnectionTable::Abort(const std::string& name) {
   bool was_there = false;
-  for (const Connection& connection : connections_) {
-    if (NameOf(connection.address) != name || SocketOf(connection.fd) != connection.socket)
-      continue;
+  const auto [begin, end] = connections_.equal_range(name);
+  for (auto connection = begin; connection != end; ++connection) {
+    if (!connection->second.IsThere()) continue;
     const sockaddr nowhere = {.sa_family = AF_UNSPEC, .sa_data = {}};
-    if (connect(connection.fd, &nowhere, sizeof nowhere) == 0) was_there = true;
+    if (connect(connection->second.fd, &nowhere, sizeof nowhere) == 0) was_there = true;
   }
   return was_there;
+}
+
+bool ConnectionTable::Has(const std::string& name) const {
+  const auto [begin, end] = connections_.equal_range(name);
+  return std::any_of(begin, end, [](const auto& named) { return named.second.IsThere(); });
 }
 
 bool ConnectionTable::IsFull(const std::string& peer) const {
@@ -88,9 +96,10 @@ bool ConnectionTable::IsFull(const std::string& peer) const {
 }
 
 void ConnectionTable::ForgetClosed() {
-  std::erase_if(connections_, [this](const Connection& connection) {
-    if (SocketOf(connection.fd) == connection.socket) return false;
-    const auto peer = by_peer_.find(PeerOf(connection.address));
+  std::erase_if(connections_, [this](const auto& named) {
+    const Connection& connection = named.second;
+    if (connection.IsThere()) return false;
+    const auto peer = by_peer_.find(connection.peer);
     if (--peer->second == 0) by_peer_.erase(peer);
     return true;
   });

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <vector>
 
 #include "absl/time/time.h"
 
@@ -46,6 +45,9 @@ class ConnectionTable {
   // it has not read or sent yet.
   bool Abort(const std::string& name);
 
+  // Whether there is a connection of that name.
+  bool Has(const std::string& name) const;
+
   // As far as is known: some of them may have been closed since the last look.
   size_t size() const { return connections_.size(); }
 
@@ -53,14 +55,16 @@ class ConnectionTable {
   struct Connection {
     int fd = -1;
     ino_t socket = 0;
-    sockaddr_storage address = {};
+    std::string peer;
+
+    bool IsThere() const;
   };
 
   bool IsFull(const std::string& peer) const;
   void ForgetClosed();
 
   const ConnectionLimits limits_;
-  std::vector<Connection> connections_;
+  std::multimap<std::string, Connection> connections_;  // by name
   std::map<std::string, uint32_t> by_peer_;
   absl::Time next_look_ = absl::InfinitePast();
   size_t size_to_look_at_ = 64;  // so that closed ones are forgotten without a limit in sight

@@ -49,6 +49,19 @@ TEST(ConnectionTable, CountsAllPeersTogetherAndEachAlone) {
   for (const int fd : sockets) close(fd);
 }
 
+TEST(ConnectionTable, HasWhatIsThere) {
+  ConnectionTable table({});
+  const int first = OpenSocket(), second = OpenSocket();
+  table.Add(first, AddressAt("10.0.0.1"));
+  table.Add(second, AddressAt("2001:db8::1"));
+  EXPECT_TRUE(table.Has("ipv4:10.0.0.1:0"));
+  EXPECT_FALSE(table.Has("ipv4:10.0.0.2:0"));
+  close(first);
+  EXPECT_FALSE(table.Has("ipv4:10.0.0.1:0"));
+  EXPECT_TRUE(table.Has("ipv6:%5B2001:db8::1%5D:0"));
+  close(second);
+}
+
 TEST(ConnectionTable, ForgetsWhatWasClosed) {
   ConnectionTable table({.connections = 2, .connections_per_peer = 2});
   const int first = OpenSocket(), second = OpenSocket();

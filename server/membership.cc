@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
@@ -17,7 +18,7 @@ Membership Membership::Restore(const std::vector<uint64_t>& incarnations,
   }
   membership.complete_ = true;
   for (const uint32_t rank : left_ranks) membership.Leave(rank);
-  membership.Hear(now);
+  membership.last_heard_ = membership.restored_ = now;
   return membership;
 }
 
@@ -43,11 +44,12 @@ bool Membership::Holds(const Claim& claim) const {
 absl::Status Membership::CheckClaim(const Claim& claim, absl::Time now) const {
   if (!complete_) return absl::OkStatus();
   if (!Holds(claim)) {
+    const std::string& peer = members_.at(claim.rank).peer;
     return absl::AlreadyExistsError(absl::StrFormat(
-        "rank %d is held by another process, and the job was last heard of %s ago. If that process "
-        "is gone, so is its state: start all ranks again once the job has gone idle, or as a job "
-        "of another name",
-        claim.rank, absl::FormatDuration(now - last_heard_)));
+        "rank %d is held by another process%s, and the job was last heard of %s ago. End that "
+        "process first, or take another name for this job",
+        claim.rank, peer.empty() ? "" : absl::StrCat(", connected from ", peer),
+        absl::FormatDuration(absl::Trunc(now - last_heard_, absl::Milliseconds(1)))));
   }
   if (members_.at(claim.rank).left) {
     return absl::FailedPreconditionError(
@@ -58,9 +60,9 @@ absl::Status Membership::CheckClaim(const Claim& claim, absl::Time now) const {
 
 std::vector<Membership::EndedJoin> Membership::Join(const Claim& claim, uint64_t call,
                                                     JoinDone done, absl::Time now) {
-  Hear(now);
   std::vector<EndedJoin> ended;
   if (complete_) {
+    Hear(claim, now);
     ended.push_back({call, std::move(done), welcome_});
     return ended;
   }
@@ -73,6 +75,7 @@ std::vector<Membership::EndedJoin> Membership::Join(const Claim& claim, uint64_t
                                         "rank ", claim.rank, " no longer waits here: ", by))));
   }
   member.incarnation = claim.incarnation;
+  Hear(claim, now);
   member.call = call;
   member.done = std::move(done);
   ++waiting_;
@@ -112,12 +115,32 @@ void Membership::Return(const Claim& claim) {
   if (member.left) --left_;
   member.left = false;
   member.incarnation = claim.incarnation;
+  member.peer = claim.peer;
 }
 
 void Membership::Leave(uint32_t rank) {
   bool& left = members_.at(rank).left;
   if (!left) ++left_;
   left = true;
+}
+
+void Membership::Hear(const Claim& claim, absl::Time now) {
+  last_heard_ = now;
+  const auto member = members_.find(claim.rank);
+  const bool is_news = member != members_.end() && !claim.peer.empty();
+  if (is_news && member->second.peer != claim.peer) member->second.peer = claim.peer;
+}
+
+bool Membership::IsGone(uint32_t rank, absl::Time now, const Connections& connections) const {
+  if (connections.has == nullptr) return false;
+  const std::string& peer = members_.at(rank).peer;
+  return peer.empty() ? now - restored_ >= connections.grace : !connections.has(peer);
+}
+
+bool Membership::AllGone(absl::Time now, const Connections& connections) const {
+  return absl::c_all_of(members_, [&](const auto& member) {
+    return member.second.left || IsGone(member.first, now, connections);
+  });
 }
 
 bool Membership::AllLeft() const { return left_ == world_size_; }

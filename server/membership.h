@@ -3,12 +3,14 @@
 //
 // A job is complete once the Joins of all its ranks waited at the same time. Until then a rank is
 // held by whoever claimed it last; from then on by that process, because its parameters are the
-// only ones that match, until another is let in (Return) that gets them from the others.
+// only ones that match, until another is let in (Return) that gets them from the others, or until
+// its connection is gone, which nobody keeps open but a process that is alive.
 
 #ifndef SIGNPOST_SERVER_MEMBERSHIP_H_
 #define SIGNPOST_SERVER_MEMBERSHIP_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -29,6 +31,13 @@ class Membership {
   struct Claim {
     uint32_t rank = 0;  // less than the world size
     uint64_t incarnation = 0;
+    std::string peer = {};  // the connection that it came by; empty: that is not known
+  };
+  // How it is known that a process is gone.
+  struct Connections {
+    std::function<bool(const std::string& peer)> has;  // null: of none it is known
+    // How long after Restore the processes of the ranks have to be heard of.
+    absl::Duration grace = absl::InfiniteDuration();
   };
   struct EndedJoin {
     uint64_t call = 0;
@@ -65,6 +74,11 @@ class Membership {
   std::vector<EndedJoin> Cancel(uint64_t call, const absl::Status& reason);
   std::vector<EndedJoin> CancelAll(const absl::Status& reason);
 
+  // Whether the rank's process is there no more, by what its last connection says; and whether none
+  // of those is that have not left. Both require complete().
+  bool IsGone(uint32_t rank, absl::Time now, const Connections& connections) const;
+  bool AllGone(absl::Time now, const Connections& connections) const;
+
   // Another process has the rank, whether it has left or not. Requires complete().
   void Return(const Claim& claim);
 
@@ -73,7 +87,7 @@ class Membership {
   bool AllLeft() const;
 
   // A member sent something.
-  void Hear(absl::Time now) { last_heard_ = now; }
+  void Hear(const Claim& claim, absl::Time now);
   absl::Time last_heard() const { return last_heard_; }
 
   // Nobody waits for the job to begin any more. Not before the first Join.
@@ -90,6 +104,7 @@ class Membership {
  private:
   struct Member {
     uint64_t incarnation = 0;
+    std::string peer = {};  // by which it was last heard
     uint64_t call = 0;
     JoinDone done;  // null: no Join waits
     bool left = false;
@@ -105,6 +120,7 @@ class Membership {
   uint32_t waiting_ = 0;                // members whose Join waits
   uint32_t left_ = 0;                   // members that have left
   absl::Time last_heard_ = absl::InfinitePast();
+  absl::Time restored_ = absl::InfiniteFuture();
   std::map<uint32_t, std::string> refused_;  // by rank
 };
 

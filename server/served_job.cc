@@ -79,8 +79,20 @@ bool ServedJob::IsDeserted() const {
   return membership_.complete() && !has_welcomed_ && joins_.empty() && !somebody_returns;
 }
 
-bool ServedJob::GivesWay(absl::Time now, absl::Duration idle_timeout) const {
-  return IsDeserted() || membership_.GivesWay(now, idle_timeout);
+bool ServedJob::IsAbandoned(absl::Time now, const Membership::Connections& connections) const {
+  return membership_.complete() && membership_.AllGone(now, connections);
+}
+
+bool ServedJob::IsSucceeded(const Membership::Claim& claim, absl::Time now,
+                            const Membership::Connections& connections) const {
+  if (!membership_.complete() || membership_.Holds(claim)) return false;
+  if (IsAbandoned(now, connections)) return true;
+  return !job_->takes_back() && membership_.IsGone(claim.rank, now, connections);
+}
+
+bool ServedJob::GivesWay(absl::Time now, absl::Duration idle_timeout,
+                         const Membership::Connections& connections) const {
+  return IsDeserted() || IsAbandoned(now, connections) || membership_.GivesWay(now, idle_timeout);
 }
 
 bool ServedJob::Join(const Membership::Claim& claim, uint64_t call, JoinDone done, absl::Time now,

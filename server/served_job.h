@@ -66,14 +66,21 @@ class ServedJob {
   const std::shared_ptr<Job>& job() const { return job_; }
   const Membership& membership() const { return membership_; }
   // A member sent something.
-  void Hear(absl::Time now) { membership_.Hear(now); }
+  void Hear(const Membership::Claim& claim, absl::Time now) { membership_.Hear(claim, now); }
 
   // Whether the claim is that of a process that comes back in a rank.
   bool Returns(const Membership::Claim& claim) const;
   // Nobody waits in it, or for it to begin, and nobody was told that it had.
   bool IsDeserted() const;
+  // All of its processes are gone.
+  bool IsAbandoned(absl::Time now, const Membership::Connections& connections) const;
+  // It cannot go on, and the claim is one to begin it anew: the rank's process is gone, and with it
+  // what the others would need of it, or all processes are.
+  bool IsSucceeded(const Membership::Claim& claim, absl::Time now,
+                   const Membership::Connections& connections) const;
   // Nobody would miss it.
-  bool GivesWay(absl::Time now, absl::Duration idle_timeout) const;
+  bool GivesWay(absl::Time now, absl::Duration idle_timeout,
+                const Membership::Connections& connections) const;
 
   // As Aggregator::Join, of a claim that may: the call waits for the other ranks, for the rank, or
   // for a snapshot. Returns whether the job begins with it.

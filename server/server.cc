@@ -88,8 +88,10 @@ void Configure(const ServerOptions& options, grpc::ServerBuilder& builder) {
 }
 
 // A worker that is there has noticed a restart by then, and come back.
-AggregatorOptions Derive(const ServerOptions& options) {
+AggregatorOptions Derive(const ServerOptions& options,
+                         std::function<bool(const std::string& peer)> is_connected) {
   AggregatorOptions aggregator = options.aggregator;
+  if (!IsUnixAddress(options.listen)) aggregator.is_connected = std::move(is_connected);
   aggregator.restart_grace = 3 * options.failure_timeout.duration();
   aggregator.limits.held_bytes = HeldBytes(options.aggregator.limits);
   return aggregator;
@@ -215,9 +217,12 @@ Server::Server(const ServerOptions& options, std::unique_ptr<ServerSecurity> sec
                std::unique_ptr<StateDir> state_dir)
     : security_(std::move(security)),
       state_dir_(std::move(state_dir)),
-      aggregator_(Derive(options), state_dir_.get()),
+      aggregator_(Derive(options, [this](const std::string& peer) { return IsConnected(peer); }),
+                  state_dir_.get()),
       service_(std::make_unique<Service>(aggregator_, options.aggregator.limits.payload_bytes,
                                          security_->authorizer())) {}
+
+bool Server::IsConnected(const std::string& peer) const { return acceptor_->Has(peer); }
 
 Server::~Server() {
   StopThreads();

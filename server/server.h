@@ -98,6 +98,8 @@ class Server {
   absl::Status ServeTcp(const ServerOptions& options, grpc::ServerBuilder& builder);
   absl::Status ServeMetrics(const ServerOptions& options);
   Observation Observe() const;
+  // Of TCP.
+  bool IsConnected(const std::string& peer) const;
   void TakeSnapshots();
   void CloseLateRounds();
   void StopThreads();

@@ -36,10 +36,13 @@ class JoinReactor final : public grpc::ServerUnaryReactor {
   JoinReactor(Aggregator& aggregator, const grpc::CallbackServerContext& context,
               const JoinRequest& request, JoinResponse& response)
       : aggregator_(aggregator), context_(context) {
-    call_ = aggregator_.Join(request, [this, &response](absl::StatusOr<JoinResponse> result) {
-      if (result.ok()) response = *std::move(result);
-      Finish(ToGrpcStatus(result.status()));
-    });
+    call_ = aggregator_.Join(
+        request,
+        [this, &response](absl::StatusOr<JoinResponse> result) {
+          if (result.ok()) response = *std::move(result);
+          Finish(ToGrpcStatus(result.status()));
+        },
+        context.peer());
   }
 
   void OnCancel() override { aggregator_.CancelJoin(call_, WhyCancelled(context_)); }
@@ -98,14 +101,15 @@ grpc::ServerUnaryReactor* Service::Exchange(grpc::CallbackServerContext* context
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   log::About about;
   if (log::format() == log::Format::kJson) about = AboutOf(frame.header, aggregator_.shard());
-  aggregator_.Exchange(std::move(frame), [this, reactor, response, about = std::move(about)](
-                                             absl::StatusOr<Aggregator::Reply> reply) {
+  auto done = [this, reactor, response,
+               about = std::move(about)](absl::StatusOr<Aggregator::Reply> reply) {
     if (about.step) Tell(about, reply);
     if (reply.ok()) *response = Serialize(*std::move(reply));
     exchange_bytes_sent_.fetch_add(response->Length(), std::memory_order_relaxed);
     reactor->Finish(ToGrpcStatus(reply.status()));
     Reach(Failpoint::kAnswerSent);
-  });
+  };
+  aggregator_.Exchange(std::move(frame), std::move(done), context->peer());
   return reactor;
 }
 

@@ -90,6 +90,29 @@ TEST_P(FaultTest, AWorkerThatDiesIsNamedByAllOthers) {
   });
 }
 
+// Under the same name, at the same aggregators, with nobody told of the end.
+TEST(AggregatorFault, AJobWhoseWorkersDieCanBeStartedAgainAtOnce) {
+  const JobOptionsForTest job;
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+  for (int start = 0; start < 3; ++start) {
+    OnEachRank(job.workers, [&](uint32_t rank) {
+      Replica replica(job, rank);
+      WorkerOptions options = job.worker;
+      options.rank = rank;
+      options.world_size = job.workers;
+      const auto join = [&] {
+        return Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect());
+      };
+      auto worker = join();
+      // Until the connections of the worker before are closed.
+      while (absl::IsAlreadyExists(worker.status())) worker = join();
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      replica.gradient = GradientOf(rank, /*step=*/0, replica.values.size());
+      ASSERT_TRUE((*worker)->Step(replica.Gradients(), {job.rates}).ok());
+    });
+  }
+}
+
 TEST_P(FaultTest, AStartThatFailsAtOneShardDoesNotBlockTheNext) {
   job_.workers = 1;
   Replica replica(job_, /*rank=*/0);
