@@ -65,6 +65,7 @@ struct JobSummary {
   std::optional<double> momentum_squared = 0.0;
   std::map<uint32_t, std::string> refused;  // reason by rank
   std::set<uint32_t> absent;                // at any shard
+  std::set<uint32_t> disconnected;          // from all shards
   std::string state_error;                  // of the first shard that has one
 };
 
@@ -90,6 +91,17 @@ void AddFigures(const JobStatus& shard, JobSummary& job) {
           known(shard.has_answer_norm(), shard.answer_norm() * shard.answer_norm()));
 }
 
+// Those that every shard has.
+void Intersect(const google::protobuf::RepeatedField<uint32_t>& of_shard, bool first,
+               std::set<uint32_t>& ranks) {
+  const std::set<uint32_t> others(of_shard.begin(), of_shard.end());
+  if (first) {
+    ranks = others;
+  } else {
+    std::erase_if(ranks, [&](uint32_t rank) { return !others.contains(rank); });
+  }
+}
+
 void AddShard(const JobStatus& shard, bool first, JobSummary& job) {
   if (first || IsFurtherBehind(shard, job)) {
     job.step = shard.step();
@@ -97,12 +109,8 @@ void AddShard(const JobStatus& shard, bool first, JobSummary& job) {
     job.waiting = absl::Microseconds(shard.waiting_us());
     job.has_chunks = shard.chunks() > 0;
   }
-  const std::set<uint32_t> joined(shard.joined_ranks().begin(), shard.joined_ranks().end());
-  if (first) {
-    job.joined = joined;
-  } else {
-    std::erase_if(job.joined, [&](uint32_t rank) { return !joined.contains(rank); });
-  }
+  Intersect(shard.joined_ranks(), first, job.joined);
+  Intersect(shard.disconnected_ranks(), first, job.disconnected);
   job.world_size = shard.world_size();
   job.bytes_received += shard.payload_bytes_received();
   job.bytes_sent += shard.payload_bytes_sent();
@@ -219,6 +227,10 @@ std::string FormatNotes(const std::map<std::string, JobSummary>& jobs,
     const std::string name = Printable(given_name);
     for (const auto& [rank, reason] : job.refused) {
       absl::StrAppend(&notes, "job ", name, " refused rank ", rank, ": ", Printable(reason), "\n");
+    }
+    if (!job.disconnected.empty()) {
+      absl::StrAppend(&notes, "job ", name, " has no connection to ", FormatRanks(job.disconnected),
+                      ": gone, or to connect again when there is something to send\n");
     }
     if (!job.absent.empty()) {
       absl::StrAppend(&notes, "job ", name, " goes on without ", FormatRanks(job.absent), "\n");

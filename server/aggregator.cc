@@ -546,8 +546,8 @@ StatusResponse Aggregator::Status(const StatusRequest& request) const {
   return response;
 }
 
-void Aggregator::FillStatus(const ServedJob& job, JobStatus& status) const {
-  job.membership().FillStatus(status);
+void Aggregator::FillStatus(const ServedJob& job, absl::Time now, JobStatus& status) const {
+  job.membership().FillStatus(now, connections(), status);
   const absl::Status error = job.state_error();
   if (!error.ok()) status.set_state_error(state_dir_->WithoutPath(error.message()));
   status.set_generation(generation());
@@ -566,7 +566,7 @@ std::vector<JobMetrics> Aggregator::MetricsOf(absl::string_view name) const {
     for (const auto& [job_name, served] : jobs_) {
       if (!name.empty() && job_name != name) continue;
       JobMetrics& job = metrics.emplace_back();
-      FillStatus(served, job.status);
+      FillStatus(served, now, job.status);
       if (state_dir_ != nullptr) job.snapshots = served.snapshots();
       jobs.push_back(served.job());
     }

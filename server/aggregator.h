@@ -245,7 +245,8 @@ class Aggregator {
   // Of the job with that name, if there is one, or of all.
   std::vector<JobMetrics> MetricsOf(absl::string_view name) const ABSL_LOCKS_EXCLUDED(mutex_);
   // What is known without asking its rounds.
-  void FillStatus(const ServedJob& job, JobStatus& status) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  void FillStatus(const ServedJob& job, absl::Time now, JobStatus& status) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   const AggregatorOptions options_;
   StateDir* const state_dir_;   // or null

@@ -449,6 +449,21 @@ TEST_F(Connected, JobGivesWayToARankWhoseProcessIsGone) {
   EXPECT_TRUE(successor.ok());
 }
 
+TEST_F(Connected, StatusNamesThoseThatAreNot) {
+  Aggregator aggregator(Options());
+  JoinRequest request = TestJoin(0, /*world_size=*/2);
+  JoinFrom(aggregator, request, "0");
+  clock_.Advance(absl::Seconds(3));
+  EXPECT_EQ(StatusOf(aggregator).waiting_us(), 3000000) << "for rank 1 to join";
+  EXPECT_EQ(StatusOf(aggregator).disconnected_ranks_size(), 0);
+  JoinFrom(aggregator, TestJoin(1, /*world_size=*/2), "1");
+  EXPECT_EQ(StatusOf(aggregator).waiting_us(), 0);
+  EXPECT_EQ(StatusOf(aggregator).disconnected_ranks_size(), 0);
+  connections_.erase("0");
+  EXPECT_THAT(StatusOf(aggregator).disconnected_ranks(), ElementsAre(0));
+  EXPECT_THAT(StatusOf(aggregator).joined_ranks(), ElementsAre(0, 1));
+}
+
 TEST_F(Connected, ProcessCountsByItsLastConnection) {
   Aggregator aggregator(Options());
   const uint64_t epoch = JoinBoth(aggregator);

@@ -341,6 +341,7 @@ std::string JobJson(const JobMetrics& job, absl::Time now) {
        {"workers", Number(status.world_size())},
        {"joined", Number(status.joined_ranks_size())},
        {"absent", Array(status.absent_ranks())},
+       {"disconnected", Array(status.disconnected_ranks())},
        {"refused", Number(status.refused_joins_size())},
        {"waiting_for", Array(status.waiting_for_ranks())},
        {"waiting_seconds", Number(status.waiting_us() / 1e6)},

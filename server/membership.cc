@@ -1,5 +1,6 @@
 #include "server/membership.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -66,6 +67,7 @@ std::vector<Membership::EndedJoin> Membership::Join(const Claim& claim, uint64_t
     ended.push_back({call, std::move(done), welcome_});
     return ended;
   }
+  first_join_ = std::min(first_join_, now);
   Member& member = members_[claim.rank];
   if (member.done) {
     const absl::string_view by = member.incarnation == claim.incarnation
@@ -150,13 +152,19 @@ bool Membership::GivesWay(absl::Time now, absl::Duration idle_timeout) const {
          (complete_ && now - last_heard_ >= idle_timeout);
 }
 
-void Membership::FillStatus(JobStatus& status) const {
+void Membership::FillStatus(absl::Time now, const Connections& connections,
+                            JobStatus& status) const {
+  if (!complete_) {
+    const absl::Duration waiting = std::max(now - first_join_, absl::ZeroDuration());
+    status.set_waiting_us(absl::ToInt64Microseconds(waiting));
+  }
   for (uint32_t rank = 0; rank < world_size_; ++rank) {
     const auto member = members_.find(rank);
     if (member == members_.end()) {
       status.add_waiting_for_ranks(rank);
     } else if (!member->second.left) {
       status.add_joined_ranks(rank);
+      if (complete_ && IsGone(rank, now, connections)) status.add_disconnected_ranks(rank);
     }
   }
   for (const auto& [rank, reason] : refused_) {

@@ -98,8 +98,9 @@ class Membership {
 
   void RecordRefusal(uint32_t rank, std::string reason) { refused_[rank] = std::move(reason); }
 
-  // Sets joined_ranks, refused_joins and, before the job is complete, waiting_for_ranks.
-  void FillStatus(JobStatus& status) const;
+  // Sets joined_ranks, disconnected_ranks, refused_joins and, before the job is complete,
+  // waiting_for_ranks and waiting_us.
+  void FillStatus(absl::Time now, const Connections& connections, JobStatus& status) const;
 
  private:
   struct Member {
@@ -119,6 +120,7 @@ class Membership {
   std::map<uint32_t, Member> members_;  // by rank
   uint32_t waiting_ = 0;                // members whose Join waits
   uint32_t left_ = 0;                   // members that have left
+  absl::Time first_join_ = absl::InfiniteFuture();
   absl::Time last_heard_ = absl::InfinitePast();
   absl::Time restored_ = absl::InfiniteFuture();
   std::map<uint32_t, std::string> refused_;  // by rank

@@ -48,6 +48,7 @@ class NotingChannel : public Channel {
     StatusResponse response;
     JobStatus& job = *response.add_jobs();
     job.add_waiting_for_ranks(3);
+    job.add_disconnected_ranks(3);
     job.set_state_error("No space left on device");
     return response;
   }
@@ -275,7 +276,8 @@ TEST_F(ChunkExchangesTest, WhatKeepsTheAggregatorIsSaidWhenTimeRunsOut) {
   EXPECT_THAT(
       Receive(0, absl::DeadlineExceededError("no answer")).status().message(),
       HasSubstr("step 0, chunk 0 of job 'job': aggregator host:1 (shard 0 of 2): no answer; "
-                "it is waiting for rank 3; it cannot save the job's state: No space left"));
+                "it is waiting for rank 3 (not connected: is its process still there?); it cannot "
+                "save the job's state: No space left"));
 }
 
 }  // namespace

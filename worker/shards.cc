@@ -3,6 +3,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -27,6 +28,9 @@ std::string WhatIsWaitedFor(const StatusResponse& response) {
   for (const JobStatus& job : response.jobs()) {
     for (uint32_t rank : job.waiting_for_ranks()) {
       std::string part = absl::StrCat("rank ", rank);
+      if (absl::c_linear_search(job.disconnected_ranks(), rank)) {
+        absl::StrAppend(&part, " (not connected: is its process still there?)");
+      }
       for (const RefusedJoin& refused : job.refused_joins()) {
         if (refused.rank() == rank) absl::StrAppend(&part, " (refused: ", refused.reason(), ")");
       }
