@@ -379,7 +379,8 @@ TEST_F(ElasticJobTest, WithTooFewWorkersItNamesThoseThatAreMissing) {
   Run([](uint32_t rank, Worker& worker) { return rank % 2 == 0 || worker.steps() < 5; });
   for (uint32_t rank : {0, 2}) {
     EXPECT_EQ(statuses_[rank].code(), absl::StatusCode::kDeadlineExceeded) << statuses_[rank];
-    EXPECT_THAT(std::string(statuses_[rank].message()), HasSubstr("waiting for rank 1, rank 3"));
+    EXPECT_THAT(std::string(statuses_[rank].message()),
+                HasSubstr("waiting for rank 1, rank 3; it has no connection to rank 1, rank 3 "));
   }
 }
 

@@ -198,7 +198,7 @@ def test_it_says_aloud_what_it_draws(shown):
 
 def test_it_says_whom_a_job_waits_for(shown):
     job = section(shown, "&lt;img")
-    assert re.search("<dt>Waiting for</dt><dd[^>]*>rank 1</dd>", job)
+    assert re.search(r"<dt>Waiting for</dt><dd[^>]*>rank 1, [\d.]+ (s|min)</dd>", job)
     assert '<dd class="bad">1 of 2</dd>' in job
 
 

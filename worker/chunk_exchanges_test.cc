@@ -275,9 +275,10 @@ TEST_F(ChunkExchangesTest, WhatKeepsTheAggregatorIsSaidWhenTimeRunsOut) {
   Send(0, 0);
   EXPECT_THAT(
       Receive(0, absl::DeadlineExceededError("no answer")).status().message(),
-      HasSubstr("step 0, chunk 0 of job 'job': aggregator host:1 (shard 0 of 2): no answer; "
-                "it is waiting for rank 3 (not connected: is its process still there?); it cannot "
-                "save the job's state: No space left"));
+      HasSubstr(
+          "step 0, chunk 0 of job 'job': aggregator host:1 (shard 0 of 2): no answer; "
+          "it is waiting for rank 3; it has no connection to rank 3 (has the process ended?); "
+          "it cannot save the job's state: No space left"));
 }
 
 }  // namespace

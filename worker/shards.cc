@@ -25,12 +25,11 @@ uint64_t NewIncarnation() {
 std::string WhatIsWaitedFor(const StatusResponse& response) {
   std::string message;
   std::vector<std::string> parts;
+  std::vector<std::string> disconnected;
   for (const JobStatus& job : response.jobs()) {
     for (uint32_t rank : job.waiting_for_ranks()) {
       std::string part = absl::StrCat("rank ", rank);
-      if (absl::c_linear_search(job.disconnected_ranks(), rank)) {
-        absl::StrAppend(&part, " (not connected: is its process still there?)");
-      }
+      if (absl::c_linear_search(job.disconnected_ranks(), rank)) disconnected.push_back(part);
       for (const RefusedJoin& refused : job.refused_joins()) {
         if (refused.rank() == rank) absl::StrAppend(&part, " (refused: ", refused.reason(), ")");
       }
@@ -39,6 +38,10 @@ std::string WhatIsWaitedFor(const StatusResponse& response) {
     if (!job.state_error().empty()) {
       absl::StrAppend(&message, "; it cannot save the job's state: ", job.state_error());
     }
+  }
+  if (!disconnected.empty()) {
+    message = absl::StrCat("; it has no connection to ", absl::StrJoin(disconnected, ", "),
+                           " (has the process ended?)", message);
   }
   if (parts.empty()) return message;
   return absl::StrCat("; it is waiting for ", absl::StrJoin(parts, ", "), message);
