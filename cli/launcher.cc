@@ -186,6 +186,7 @@ class LaunchedRun {
   std::unique_ptr<ChildProcess> StartWorker(uint32_t rank) {
     Environment environment = EnvironmentOf(rank, options_.workers);
     environment.push_back({"SIGNPOST_JOB", job_});
+    environment.push_back({"SIGNPOST_LAUNCHER", "signpost run"});  // ends the others if one fails
     // An empty one overrides that of a run around this one.
     environment.push_back(
         {"SIGNPOST_NODE", options_.per_node == 0 ? "" : SocketOf(rank / options_.per_node)});

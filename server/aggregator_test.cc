@@ -1218,6 +1218,7 @@ TEST_F(LateRanks, ThatAreTooLateAreToldSo) {
   ExchangeResult late = Send({.rank = 3});
   EXPECT_EQ(late.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(late.message(), AllOf(HasSubstr("rank 3"), HasSubstr("no longer kept")));
+  EXPECT_TRUE(late.is_to_be_tried_again());
 }
 
 TEST_F(LateRanks, ThatHaveLeftAreNotWaitedForUntilTooFewAreLeft) {

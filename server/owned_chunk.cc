@@ -20,11 +20,15 @@ namespace signpost {
 namespace {
 
 absl::Status WrongStepError(const FrameHeader& header, uint64_t open_step, uint64_t oldest_step) {
-  const absl::string_view hint =
-      header.step() < oldest_step ? "; the answers that it has missed are no longer kept" : "";
-  return absl::FailedPreconditionError(
-      absl::StrCat("rank ", header.rank(), " sent step ", header.step(), " of chunk ",
-                   header.chunk(), ", but step ", open_step, " is expected", hint));
+  const bool is_too_late = header.step() < oldest_step;
+  const absl::Status error = absl::FailedPreconditionError(absl::StrCat(
+      "rank ", header.rank(), " sent step ", header.step(), " of chunk ", header.chunk(),
+      ", but step ", open_step, " is expected",
+      is_too_late
+          ? "; the answers that it has missed are no longer kept. Started again, it gets the "
+            "others' state"
+          : ""));
+  return is_too_late ? TryAgain(error) : error;
 }
 
 absl::Status SupersededError(const FrameHeader& header) {

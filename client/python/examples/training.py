@@ -93,29 +93,13 @@ def train(arguments, model, loss_of_batch, validate, metric):
         metric: what that figure is, as in "validation loss {:.4f} bits per byte".
     """
     optimizer = make_optimizer(model.parameters(), arguments)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: schedule(step, arguments.steps), optimizer.steps - 1
-    )
     elements = sum(parameter.numel() for parameter in model.parameters())
     progress = Progress(elements, arguments, optimizer.steps)
     if signpost.rank() == 0:
         print(f"{elements} parameters, {signpost.world_size()} workers, {arguments.optimizer}")
 
-    # Between synchronisations of 0/1 Adam each rank has another model. At the end a few steps more,
-    # whose learning rate is 0, lead to the next.
-    while optimizer.steps < arguments.steps or not optimizer.is_synchronised:
-        # Each rank has its own part of the batch, and after a resume the same as without.
-        seed = (arguments.seed << 48) + (optimizer.steps << 12) + signpost.rank()
-        optimizer.zero_grad()
-        loss = loss_of_batch(torch.Generator().manual_seed(seed))
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        progress.add(loss.item(), optimizer.report)
-        if arguments.checkpoints and optimizer.steps % arguments.save_every == 0:
-            optimizer.checkpoint(arguments.checkpoints)
-        if signpost.rank() == 0 and optimizer.is_synchronised and progress.is_end_of_interval():
-            progress.end_interval(validation(model, validate))
+    with signpost.StopRequest() as stop:
+        take_steps(arguments, model, loss_of_batch, validate, optimizer, progress, stop)
 
     progress.end(optimizer.parameters_crc32c())
     print(f"done: parameters {progress.parameters_crc32c:08x}", flush=True)
@@ -127,6 +111,30 @@ def train(arguments, model, loss_of_batch, validate, metric):
         progress.write(arguments.results)
     elif signpost.rank() == 0 and progress.curve:
         progress.draw(arguments.output, metric)
+
+
+def take_steps(arguments, model, loss_of_batch, validate, optimizer, progress, stop):
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: schedule(step, arguments.steps), optimizer.steps - 1
+    )
+    # Between synchronisations of 0/1 Adam each rank has another model. At the end a few steps more,
+    # whose learning rate is 0, lead to the next.
+    while optimizer.steps < arguments.steps or not optimizer.is_synchronised:
+        # Each rank has its own part of the batch, and after a resume the same as without.
+        seed = (arguments.seed << 48) + (optimizer.steps << 12) + signpost.rank()
+        optimizer.zero_grad()
+        loss = loss_of_batch(torch.Generator().manual_seed(seed))
+        loss.backward()
+        optimizer.step()
+        # A rank that was late has taken several: learning rates must be equal on all ranks.
+        while scheduler.last_epoch < optimizer.steps:
+            scheduler.step()
+        stop.check()
+        progress.add(loss.item(), optimizer.report)
+        if arguments.checkpoints and optimizer.steps % arguments.save_every == 0:
+            optimizer.checkpoint(arguments.checkpoints)
+        if signpost.rank() == 0 and optimizer.is_synchronised and progress.is_end_of_interval():
+            progress.end_interval(validation(model, validate))
 
 
 def make_optimizer(parameters, arguments):

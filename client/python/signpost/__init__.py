@@ -17,6 +17,7 @@ from signpost._errors import (
 )
 from signpost._reduction import Reduction
 from signpost._session import Parameter, Rates, Session, StepReport
+from signpost._stopping import StopRequest
 from signpost._world import World, init, rank, world, world_size
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "Session",
     "SignpostError",
     "StepReport",
+    "StopRequest",
     "UnavailableError",
     "World",
     "init",

@@ -85,7 +85,7 @@ class Reduction(Membership):
 
     def leave(self) -> None:
         """Ends this rank's part in it, and with those of all ranks the errors. It is done anyway
-        when the process ends, unless by an exception. Does nothing the second time."""
+        when the process ends, as Session.leave() is. Does nothing the second time."""
         if self._handle is None:
             return
         handle, self._handle = self._handle, None

@@ -106,7 +106,7 @@ class Session(Membership):
             ctypes.byref(handle),
         )
         self._handle = handle
-        super().__init__()
+        super().__init__(is_attached=bool(options.node))
 
     @property
     def steps(self) -> int:
@@ -237,8 +237,9 @@ class Session(Membership):
         return int(_abi.library.signpost_parameters_crc32c(self._joined()))
 
     def leave(self) -> None:
-        """Ends the membership, for good. It is done anyway when the process ends, unless by an
-        exception. Does nothing the second time."""
+        """Ends the membership, for good. It is done anyway when the process ends; if by an
+        exception, unless `signpost run` or torchrun has started it, or a node's worker keeps its
+        place, or the exception is a SignpostError. Does nothing the second time."""
         if self._handle is None:
             return
         handle, self._handle = self._handle, None

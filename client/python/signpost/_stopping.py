@@ -1,0 +1,58 @@
+"""SIGTERM as a training loop wants it: asked between two steps, instead of in the middle of one."""
+
+import signal
+import sys
+from types import FrameType, TracebackType
+from typing import Any, Dict, Optional, Type
+
+from signpost._errors import SignpostError
+
+_TRY_AGAIN = 75  # what `signpost run` and batch systems tell from a failure
+
+
+class StopRequest:
+    """While it is entered, the first SIGTERM or SIGINT to this process is noted and does nothing
+    else; a second one of its kind ends the process as ever.
+
+        with signpost.StopRequest() as stop:
+            for batch in batches:
+                ...
+                optimizer.step()
+                stop.check()
+
+    In the main thread only, as Python has it, and after the optimizer was made: that waits for other
+    ranks, and for no request.
+    """
+
+    def __init__(self) -> None:
+        self.made = False  # whether the process was asked
+        self._before: Dict[int, Any] = {}
+
+    def check(self) -> None:
+        """Ends the program with exit code 75, "try again", by SystemExit, if it was asked. It leaves
+        its job on the way, and the others end likewise when they wait for it."""
+        if self.made:
+            raise SystemExit(_TRY_AGAIN)
+
+    def __enter__(self) -> "StopRequest":
+        for kind in (signal.SIGTERM, signal.SIGINT):
+            # None: it was not Python that had set it.
+            self._before[kind] = signal.signal(kind, self._note) or signal.SIG_DFL
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self.made and isinstance(error, SignpostError):
+            # Who was asked has probably lost ranks that were asked too, and left a step earlier.
+            print(f"asked to stop; {error}", file=sys.stderr)
+            raise SystemExit(_TRY_AGAIN) from error
+
+    def _note(self, number: int, frame: Optional[FrameType]) -> None:
+        self.made = True
+        signal.signal(number, self._before[number])
