@@ -69,11 +69,16 @@ struct JobSummary {
   std::string state_error;                  // of the first shard that has one
 };
 
+// For frames, or for ranks to join.
+absl::Duration WaitingOf(const JobStatus& shard) {
+  return absl::Microseconds(shard.waiting_us() + shard.joining_us());
+}
+
 // A shard without chunks, of a model that has fewer chunks than shards, stays at its first step.
 bool IsFurtherBehind(const JobStatus& shard, const JobSummary& job) {
   if (const bool has_chunks = shard.chunks() > 0; has_chunks != job.has_chunks) return has_chunks;
   if (shard.step() != job.step) return shard.step() < job.step;
-  return absl::Microseconds(shard.waiting_us()) > job.waiting;
+  return WaitingOf(shard) > job.waiting;
 }
 
 void AddFigures(const JobStatus& shard, JobSummary& job) {
@@ -106,7 +111,7 @@ void AddShard(const JobStatus& shard, bool first, JobSummary& job) {
   if (first || IsFurtherBehind(shard, job)) {
     job.step = shard.step();
     job.waiting_for.assign(shard.waiting_for_ranks().begin(), shard.waiting_for_ranks().end());
-    job.waiting = absl::Microseconds(shard.waiting_us());
+    job.waiting = WaitingOf(shard);
     job.has_chunks = shard.chunks() > 0;
   }
   Intersect(shard.joined_ranks(), first, job.joined);

@@ -51,12 +51,19 @@ absl::Status CheckIdentity(const JoinRequest& request, const AggregatorOptions& 
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", request.rank(), " is not in [0, ", request.world_size(), ")"));
   }
-  if (request.shard() != options.shard || request.shard_count() != options.shard_count) {
+  if (request.shard_count() != options.shard_count) {
     return absl::FailedPreconditionError(absl::StrFormat(
-        "this aggregator is shard %d of %d, but rank %d takes it for shard %d of %d: all workers "
-        "must list the aggregators in shard order",
-        options.shard, options.shard_count, request.rank(), request.shard(),
-        request.shard_count()));
+        "rank %d lists %d %s, but this one is shard %d of %d (its --shard): all workers must list "
+        "as many",
+        request.rank(), request.shard_count(),
+        request.shard_count() == 1 ? "aggregator" : "aggregators", options.shard,
+        options.shard_count));
+  }
+  if (request.shard() != options.shard) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "this aggregator is shard %d of %d, but rank %d takes it for shard %d: all workers must "
+        "list the aggregators in shard order",
+        options.shard, options.shard_count, request.rank(), request.shard()));
   }
   return absl::OkStatus();
 }
@@ -169,6 +176,7 @@ void Call(std::vector<absl::AnyInvocable<void()>> callbacks) {
 // Epochs are told apart across restarts too: they count up from the time.
 Aggregator::Aggregator(const AggregatorOptions& options, StateDir* state_dir)
     : options_(options),
+      connections_({options.is_connected, 2 * options.restart_grace}),
       state_dir_(state_dir),
       first_epoch_(absl::ToUnixNanos(options.now())),
       last_epoch_(first_epoch_) {}
@@ -229,7 +237,7 @@ uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done, std::string
     if (!job.ok()) {
       RecordRefusal(request, job.status());
       Finish(std::move(done), job.status(), callbacks);
-    } else if ((*job)->Join(claim, call, std::move(done), now, callbacks)) {
+    } else if ((*job)->Join(claim, call, std::move(done), now, connections_, callbacks)) {
       callbacks.push_back([job = request.job(), shard = options_.shard] {
         log::WriteEvent(log::Level::kInfo, "a job begins: all of its ranks have joined",
                         {.job = job, .shard = shard});
@@ -247,11 +255,10 @@ absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request,
                                              absl::Time now, std::list<Replaced>& replaced) {
   if (drained_) return ShuttingDownError();
   const auto old = jobs_.find(request.job());
-  const bool is_succeeded =
-      old != jobs_.end() && old->second.IsSucceeded(claim, now, connections());
+  const bool is_succeeded = old != jobs_.end() && old->second.IsSucceeded(claim, now, connections_);
   if (old != jobs_.end() && !is_succeeded) {
     ServedJob& job = old->second;
-    if (!job.GivesWay(now, options_.idle_timeout, connections()) || job.membership().Holds(claim)) {
+    if (!job.GivesWay(now, options_.idle_timeout, connections_) || job.membership().Holds(claim)) {
       const bool returns = job.Returns(claim);
       absl::Status status = CheckMatches(request.world_size(), layout, returns, *job.job());
       if (status.ok() && !returns) status = job.membership().CheckClaim(claim, now);
@@ -310,7 +317,7 @@ Aggregator::Jobs::iterator Aggregator::FindGivingWay(absl::Time now,
                                                      absl::Span<const Jobs::iterator> leaving) {
   auto found = jobs_.end();
   for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
-    if (!job->second.GivesWay(now, options_.idle_timeout, connections())) continue;
+    if (!job->second.GivesWay(now, options_.idle_timeout, connections_)) continue;
     if (absl::c_linear_search(leaving, job)) continue;
     const absl::Time heard = job->second.membership().last_heard();
     if (found == jobs_.end() || heard < found->second.membership().last_heard()) found = job;
@@ -423,6 +430,13 @@ absl::StatusOr<ServedJob*> Aggregator::FindRunningJob(const FrameHeader& header,
   if (served == jobs_.end()) return NotHereError(header);
   const std::shared_ptr<Job>& job = served->second.job();
   const Membership& membership = served->second.membership();
+  if (header.epoch() < job->id().epoch) {
+    return TryAgain(absl::FailedPreconditionError(
+        absl::StrFormat("epoch %d of job '%s' is over, and epoch %d has begun. Start rank %d again "
+                        "as well, from the "
+                        "newest checkpoint if there is one",
+                        header.epoch(), header.job(), job->id().epoch, header.rank())));
+  }
   if (header.epoch() != job->id().epoch) {
     return absl::FailedPreconditionError(
         absl::StrFormat("rank %d sent a frame of epoch %d of job '%s', but epoch %d is expected",
@@ -445,7 +459,7 @@ absl::StatusOr<ServedJob*> Aggregator::FindRunningJob(const FrameHeader& header,
         "another has replaced it, and it must be stopped",
         header.rank(), header.generation(), generation()));
   }
-  served->second.Hear(sender, now);
+  served->second.Hear(sender, now, connections_);
   return &served->second;
 }
 
@@ -462,7 +476,7 @@ absl::Status Aggregator::NotHereError(const FrameHeader& header) const {
         "what this aggregator had written down of it cannot be read, and --allow-error-reset has "
         "given it up.";
   } else if (header.epoch() > first_epoch_ || is_in(restored_epochs_)) {
-    return absl::FailedPreconditionError(absl::StrCat(what, "it is over"));
+    return TryAgain(absl::FailedPreconditionError(absl::StrCat(what, "it is over")));
   } else {
     why = state_dir_ == nullptr
               ? "this aggregator was started after it had begun, and has no --state-dir."
@@ -547,7 +561,7 @@ StatusResponse Aggregator::Status(const StatusRequest& request) const {
 }
 
 void Aggregator::FillStatus(const ServedJob& job, absl::Time now, JobStatus& status) const {
-  job.membership().FillStatus(now, connections(), status);
+  job.membership().FillStatus(now, connections_, status);
   const absl::Status error = job.state_error();
   if (!error.ok()) status.set_state_error(state_dir_->WithoutPath(error.message()));
   status.set_generation(generation());
@@ -595,7 +609,7 @@ bool Aggregator::AwaitNoJobs(absl::Duration timeout) const {
 bool Aggregator::HasNoJobs() const {
   const absl::Time now = options_.now();
   return absl::c_all_of(jobs_, [&](const auto& job) {
-    return job.second.IsDeserted() || job.second.IsAbandoned(now, connections());
+    return job.second.IsDeserted() || job.second.membership().IsAbandoned(now, connections_);
   });
 }
 

@@ -104,11 +104,11 @@ class Aggregator {
   // say of the job's start is not compared.
   //
   // Gives way to a Join that does not belong to it: a job that nobody waits to begin, that a rank
-  // has left, that was idle for `idle_timeout`, or of which no process is connected any more; of
-  // the same name, or of any when there are as many jobs as the limits allow; and, if it cannot do
-  // without the rank, to a Join of a rank whose process is not connected any more. A process counts
-  // by its last connection, or, from `restart_grace` after a restart on, if it has not been heard
-  // of since. Calls that wait in it end with FAILED_PRECONDITION.
+  // has left, that was idle for `idle_timeout`, or, without a connection to any of its processes,
+  // for twice `restart_grace`; of the same name, or of any when there are as many jobs as the
+  // limits allow. And at once to a Join of a rank that it cannot do without whose process is gone,
+  // or if all of its processes are: if they are not connected, or have not been heard of for twice
+  // `restart_grace` after a restart. Calls that wait in it end with FAILED_PRECONDITION.
   //
   // Refusals change nothing, and Status shows the last one of each rank:
   //   INVALID_ARGUMENT     malformed name, rank, tensors or options
@@ -202,9 +202,6 @@ class Aggregator {
   absl::StatusOr<ServedJob*> Admit(const JoinRequest& request, const Membership::Claim& claim,
                                    Layout layout, absl::Time now, std::list<Replaced>& replaced)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Membership::Connections connections() const {
-    return {options_.is_connected, options_.restart_grace};
-  }
   // RESOURCE_EXHAUSTED for one more, that needs `reserved` bytes, than the jobs there are, without
   // those that are `leaving`.
   absl::Status CheckRoom(uint32_t world_size, const Layout& layout, uint64_t reserved,
@@ -249,6 +246,7 @@ class Aggregator {
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   const AggregatorOptions options_;
+  const Membership::Connections connections_;
   StateDir* const state_dir_;   // or null
   const uint64_t first_epoch_;  // jobs of this process come after it
   Bell bell_;

@@ -276,7 +276,14 @@ TEST(Join, AnotherShardThanThisOneIsNamed) {
   Aggregator aggregator({.shard = 1, .shard_count = 2});
   JoinResult result = Join(aggregator, TestJoin(0, /*world_size=*/2));
   EXPECT_EQ(result.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(result.message(), AllOf(HasSubstr("shard 1 of 2"), HasSubstr("shard 0 of 1")));
+  EXPECT_THAT(result.message(),
+              HasSubstr("rank 0 lists 1 aggregator, but this one is shard 1 of 2"));
+  JoinRequest swapped = TestJoin(0, /*world_size=*/2);
+  swapped.set_shard_count(2);
+  result = Join(aggregator, swapped);
+  EXPECT_EQ(result.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(result.message(),
+              AllOf(HasSubstr("shard 1 of 2"), HasSubstr("takes it for shard 0")));
 }
 
 TEST(Join, MalformedRequestsAreRefused) {
@@ -454,17 +461,17 @@ TEST_F(Connected, StatusNamesThoseThatAreNot) {
   JoinRequest request = TestJoin(0, /*world_size=*/2);
   JoinFrom(aggregator, request, "0");
   clock_.Advance(absl::Seconds(3));
-  EXPECT_EQ(StatusOf(aggregator).waiting_us(), 3000000) << "for rank 1 to join";
+  EXPECT_EQ(StatusOf(aggregator).joining_us(), 3000000) << "for rank 1";
   EXPECT_EQ(StatusOf(aggregator).disconnected_ranks_size(), 0);
   JoinFrom(aggregator, TestJoin(1, /*world_size=*/2), "1");
-  EXPECT_EQ(StatusOf(aggregator).waiting_us(), 0);
+  EXPECT_EQ(StatusOf(aggregator).joining_us(), 0);
   EXPECT_EQ(StatusOf(aggregator).disconnected_ranks_size(), 0);
   connections_.erase("0");
   EXPECT_THAT(StatusOf(aggregator).disconnected_ranks(), ElementsAre(0));
   EXPECT_THAT(StatusOf(aggregator).joined_ranks(), ElementsAre(0, 1));
 }
 
-TEST_F(Connected, ProcessCountsByItsLastConnection) {
+TEST_F(Connected, ProcessCountsByTheConnectionThatItMadeAnew) {
   Aggregator aggregator(Options());
   const uint64_t epoch = JoinBoth(aggregator);
   ExchangeResult result;
@@ -473,6 +480,22 @@ TEST_F(Connected, ProcessCountsByItsLastConnection) {
   EXPECT_EQ(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").code(),
             absl::StatusCode::kAlreadyExists);
   connections_ = {"0", "1"};
+  EXPECT_TRUE(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").waits())
+      << "when it came by another, the one before was gone";
+}
+
+TEST_F(Connected, ProcessIsThereWhileOneOfItsConnectionsIs) {
+  Aggregator aggregator(Options());
+  const uint64_t epoch = JoinBoth(aggregator);
+  connections_ = {"0", "1", "1 too"};
+  ExchangeResult result;
+  aggregator.Exchange(FrameOf(epoch, {.rank = 1}, FLOAT32), result.done(), "1 too");
+  for (const char* const left : {"1", "1 too"}) {
+    connections_ = {"0", left};
+    EXPECT_EQ(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").code(),
+              absl::StatusCode::kAlreadyExists);
+  }
+  connections_ = {"0"};
   EXPECT_TRUE(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").waits());
 }
 
@@ -495,6 +518,7 @@ TEST_F(Connected, JobThatCanDoWithoutARankGivesWayOnlyWhenAllAreGone) {
   EXPECT_TRUE(returning.is_to_be_tried_again());
   ExchangeResult stale = Exchange(aggregator, FrameOf(epoch, {.rank = 0}, FLOAT32));
   EXPECT_EQ(stale.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(stale.is_to_be_tried_again());
 }
 
 TEST_F(Connected, JobWhoseProcessesAreAllGoneIsNotWaitedForAndLeavesRoom) {
@@ -505,8 +529,47 @@ TEST_F(Connected, JobWhoseProcessesAreAllGoneIsNotWaitedForAndLeavesRoom) {
   const JoinRequest next = TestJoin(0, /*world_size=*/1, "next");
   EXPECT_EQ(Join(aggregator, next).code(), absl::StatusCode::kResourceExhausted);
   connections_.clear();
+  EXPECT_FALSE(aggregator.AwaitNoJobs(absl::ZeroDuration())) << "they may connect again";
+  EXPECT_EQ(Join(aggregator, next).code(), absl::StatusCode::kResourceExhausted);
+  clock_.Advance(absl::Seconds(60));
   EXPECT_TRUE(aggregator.AwaitNoJobs(absl::ZeroDuration()));
   EXPECT_TRUE(Join(aggregator, next).ok());
+}
+
+TEST_F(Connected, JobOfAnotherSizeBeginsWhenAllAreGone) {
+  Aggregator aggregator(Options());
+  JoinBoth(aggregator);
+  connections_.erase("1");
+  JoinRequest request = TestJoin(2, /*world_size=*/3);
+  const JoinResult refused = JoinFrom(aggregator, request, "new");
+  EXPECT_THAT(refused.message(), HasSubstr("the world size is 3 here but 2 in the job"));
+  connections_.clear();
+  EXPECT_TRUE(JoinFrom(aggregator, request, "new").waits());
+}
+
+// Without chunks nothing is heard of anybody: of a job whose first chunk is another shard's.
+TEST_F(Connected, RankComesBackWhereNothingIsHeardOfAnybody) {
+  AggregatorOptions options = Options();
+  options.shard = 1;
+  options.shard_count = 2;
+  Aggregator aggregator(options);
+  const auto join = [&](JoinRequest request, const std::string& peer) {
+    request.set_shard(1);
+    request.set_shard_count(2);
+    request.mutable_options()->set_chunk_elements(1 << 20);
+    request.mutable_options()->set_min_workers(1);
+    request.mutable_options()->set_round_deadline_us(1000000);
+    return JoinFrom(aggregator, request, peer);
+  };
+  join(TestJoin(0, /*world_size=*/2), "0");
+  const JoinResult joined = join(TestJoin(1, /*world_size=*/2), "1");
+  ASSERT_TRUE(joined.ok()) << joined.message();
+  connections_.clear();
+  const JoinResult returning = join(JoinOfAnotherProcess(1), "new");
+  aggregator.CloseLateRounds();
+  ASSERT_TRUE(returning.ok()) << returning.message();
+  EXPECT_TRUE(returning.value().returning());
+  EXPECT_EQ(returning.value().epoch(), joined.value().epoch());
 }
 
 TEST_F(Connected, AfterARestartProcessesHaveAWhileToBeHeardOf) {
@@ -525,7 +588,7 @@ TEST_F(Connected, AfterARestartProcessesHaveAWhileToBeHeardOf) {
   auto state_dir = *StateDir::Open(path, {0, 1});
   Aggregator aggregator(Options(), state_dir.get());
   ASSERT_TRUE(aggregator.Restore(*state_dir->Recover(false)).ok());
-  clock_.Advance(absl::Seconds(29));
+  clock_.Advance(absl::Seconds(59));
   EXPECT_EQ(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").code(),
             absl::StatusCode::kAlreadyExists);
   ExchangeResult heard;

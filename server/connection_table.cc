@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -57,6 +58,13 @@ std::string NameOf(const sockaddr_storage& address) {
 
 bool ConnectionTable::Connection::IsThere() const { return SocketOf(fd) == socket; }
 
+bool ConnectionTable::Connection::IsEstablished() const {
+  tcp_info facts = {};
+  socklen_t size = sizeof facts;
+  return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &facts, &size) == 0 &&
+         facts.tcpi_state == TCP_ESTABLISHED && IsThere();
+}
+
 bool ConnectionTable::MayAdd(const std::string& peer, absl::Time now) {
   if (!IsFull(peer) && connections_.size() < size_to_look_at_) return true;
   if (now >= next_look_) {
@@ -86,7 +94,7 @@ bool ConnectionTable::Abort(const std::string& name) {
 
 bool ConnectionTable::Has(const std::string& name) const {
   const auto [begin, end] = connections_.equal_range(name);
-  return std::any_of(begin, end, [](const auto& named) { return named.second.IsThere(); });
+  return std::any_of(begin, end, [](const auto& named) { return named.second.IsEstablished(); });
 }
 
 bool ConnectionTable::IsFull(const std::string& peer) const {

@@ -45,7 +45,8 @@ class ConnectionTable {
   // it has not read or sent yet.
   bool Abort(const std::string& name);
 
-  // Whether there is a connection of that name.
+  // Whether there is a connection of that name that its peer has not closed: whoever has it may
+  // notice that later, as gRPC does while calls wait.
   bool Has(const std::string& name) const;
 
   // As far as is known: some of them may have been closed since the last look.
@@ -58,6 +59,7 @@ class ConnectionTable {
     std::string peer;
 
     bool IsThere() const;
+    bool IsEstablished() const;
   };
 
   bool IsFull(const std::string& peer) const;

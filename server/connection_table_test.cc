@@ -49,17 +49,45 @@ TEST(ConnectionTable, CountsAllPeersTogetherAndEachAlone) {
   for (const int fd : sockets) close(fd);
 }
 
-TEST(ConnectionTable, HasWhatIsThere) {
+// Both ends of a connection.
+struct Connected {
+  int here = -1, there = -1;
+
+  Connected() {
+    const int listener = OpenSocket();
+    sockaddr_storage address = AddressAt("127.0.0.1");
+    socklen_t size = sizeof(sockaddr_in);
+    auto* const name = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(bind(listener, name, size), 0);
+    EXPECT_EQ(listen(listener, 1), 0);
+    EXPECT_EQ(getsockname(listener, name, &size), 0);
+    there = OpenSocket();
+    EXPECT_EQ(connect(there, name, size), 0);
+    here = accept(listener, nullptr, nullptr);
+    EXPECT_GE(here, 0);
+    close(listener);
+  }
+};
+
+TEST(ConnectionTable, HasWhatIsThereUntilEitherEndClosesIt) {
   ConnectionTable table({});
-  const int first = OpenSocket(), second = OpenSocket();
-  table.Add(first, AddressAt("10.0.0.1"));
-  table.Add(second, AddressAt("2001:db8::1"));
+  const Connected first, second, third;
+  table.Add(first.here, AddressAt("10.0.0.1"));
+  table.Add(second.here, AddressAt("2001:db8::1"));
+  table.Add(third.here, AddressAt("10.0.0.3"));
   EXPECT_TRUE(table.Has("ipv4:10.0.0.1:0"));
   EXPECT_FALSE(table.Has("ipv4:10.0.0.2:0"));
-  close(first);
+  close(first.here);
   EXPECT_FALSE(table.Has("ipv4:10.0.0.1:0"));
   EXPECT_TRUE(table.Has("ipv6:%5B2001:db8::1%5D:0"));
-  close(second);
+  close(second.there);
+  while (table.Has("ipv6:%5B2001:db8::1%5D:0")) usleep(1000);
+  // A process that is killed, with something that it has not read, resets it.
+  ASSERT_EQ(write(third.here, "x", 1), 1);
+  EXPECT_TRUE(table.Has("ipv4:10.0.0.3:0"));
+  close(third.there);
+  while (table.Has("ipv4:10.0.0.3:0")) usleep(1000);
+  for (const int fd : {first.there, second.here, third.here}) close(fd);
 }
 
 TEST(ConnectionTable, ForgetsWhatWasClosed) {

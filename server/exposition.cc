@@ -344,7 +344,7 @@ std::string JobJson(const JobMetrics& job, absl::Time now) {
        {"disconnected", Array(status.disconnected_ranks())},
        {"refused", Number(status.refused_joins_size())},
        {"waiting_for", Array(status.waiting_for_ranks())},
-       {"waiting_seconds", Number(status.waiting_us() / 1e6)},
+       {"waiting_seconds", Number((status.waiting_us() + status.joining_us()) / 1e6)},
        {"rounds", Object({{"full", Number(rounds.rounds_full)},
                           {"partial", Number(rounds.rounds_partial)},
                           {"replayed", Number(rounds.rounds_replayed)},

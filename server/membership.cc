@@ -9,6 +9,12 @@
 #include "absl/strings/string_view.h"
 
 namespace signpost {
+namespace {
+
+// More than a worker may have connections.
+constexpr size_t kMostPeers = 64;
+
+}  // namespace
 
 Membership Membership::Restore(const std::vector<uint64_t>& incarnations,
                                const std::vector<uint32_t>& left_ranks, uint32_t min_workers,
@@ -45,11 +51,11 @@ bool Membership::Holds(const Claim& claim) const {
 absl::Status Membership::CheckClaim(const Claim& claim, absl::Time now) const {
   if (!complete_) return absl::OkStatus();
   if (!Holds(claim)) {
-    const std::string& peer = members_.at(claim.rank).peer;
+    const std::vector<std::string>& peers = members_.at(claim.rank).peers;
     return absl::AlreadyExistsError(absl::StrFormat(
         "rank %d is held by another process%s, and the job was last heard of %s ago. End that "
         "process first, or take another name for this job",
-        claim.rank, peer.empty() ? "" : absl::StrCat(", connected from ", peer),
+        claim.rank, peers.empty() ? "" : absl::StrCat(", connected from ", peers.back()),
         absl::FormatDuration(absl::Trunc(now - last_heard_, absl::Milliseconds(1)))));
   }
   if (members_.at(claim.rank).left) {
@@ -60,14 +66,15 @@ absl::Status Membership::CheckClaim(const Claim& claim, absl::Time now) const {
 }
 
 std::vector<Membership::EndedJoin> Membership::Join(const Claim& claim, uint64_t call,
-                                                    JoinDone done, absl::Time now) {
+                                                    JoinDone done, absl::Time now,
+                                                    const Connections& connections) {
   std::vector<EndedJoin> ended;
   if (complete_) {
-    Hear(claim, now);
+    Hear(claim, now, connections);
     ended.push_back({call, std::move(done), welcome_});
     return ended;
   }
-  first_join_ = std::min(first_join_, now);
+  if (waiting_ == 0) first_join_ = now;
   Member& member = members_[claim.rank];
   if (member.done) {
     const absl::string_view by = member.incarnation == claim.incarnation
@@ -76,8 +83,9 @@ std::vector<Membership::EndedJoin> Membership::Join(const Claim& claim, uint64_t
     ended.push_back(EndWait(member, absl::AbortedError(absl::StrCat(
                                         "rank ", claim.rank, " no longer waits here: ", by))));
   }
+  if (member.incarnation != claim.incarnation) member.peers.clear();
   member.incarnation = claim.incarnation;
-  Hear(claim, now);
+  Hear(claim, now, connections);
   member.call = call;
   member.done = std::move(done);
   ++waiting_;
@@ -117,7 +125,8 @@ void Membership::Return(const Claim& claim) {
   if (member.left) --left_;
   member.left = false;
   member.incarnation = claim.incarnation;
-  member.peer = claim.peer;
+  member.peers.clear();
+  if (!claim.peer.empty()) member.peers.push_back(claim.peer);
 }
 
 void Membership::Leave(uint32_t rank) {
@@ -126,17 +135,24 @@ void Membership::Leave(uint32_t rank) {
   left = true;
 }
 
-void Membership::Hear(const Claim& claim, absl::Time now) {
+void Membership::Hear(const Claim& claim, absl::Time now, const Connections& connections) {
   last_heard_ = now;
   const auto member = members_.find(claim.rank);
-  const bool is_news = member != members_.end() && !claim.peer.empty();
-  if (is_news && member->second.peer != claim.peer) member->second.peer = claim.peer;
+  if (member == members_.end() || claim.peer.empty()) return;
+  std::vector<std::string>& peers = member->second.peers;
+  if (absl::c_linear_search(peers, claim.peer)) return;
+  if (connections.has != nullptr) {
+    std::erase_if(peers, [&](const std::string& peer) { return !connections.has(peer); });
+  }
+  if (peers.size() == kMostPeers) peers.erase(peers.begin());
+  peers.push_back(claim.peer);
 }
 
 bool Membership::IsGone(uint32_t rank, absl::Time now, const Connections& connections) const {
   if (connections.has == nullptr) return false;
-  const std::string& peer = members_.at(rank).peer;
-  return peer.empty() ? now - restored_ >= connections.grace : !connections.has(peer);
+  const std::vector<std::string>& peers = members_.at(rank).peers;
+  return peers.empty() ? now - restored_ >= connections.grace
+                       : absl::c_none_of(peers, connections.has);
 }
 
 bool Membership::AllGone(absl::Time now, const Connections& connections) const {
@@ -147,16 +163,25 @@ bool Membership::AllGone(absl::Time now, const Connections& connections) const {
 
 bool Membership::AllLeft() const { return left_ == world_size_; }
 
-bool Membership::GivesWay(absl::Time now, absl::Duration idle_timeout) const {
-  return Deserted() || world_size_ - left_ < min_workers_ ||
+bool Membership::IsAbandoned(absl::Time now, const Connections& connections) const {
+  if (!complete_ || now - last_heard_ < connections.grace) return false;
+  const bool knows_all = absl::c_none_of(members_, [](const auto& member) {
+    return !member.second.left && member.second.peers.empty();
+  });
+  return knows_all && AllGone(now, connections);
+}
+
+bool Membership::GivesWay(absl::Time now, absl::Duration idle_timeout,
+                          const Connections& connections) const {
+  return Deserted() || IsAbandoned(now, connections) || world_size_ - left_ < min_workers_ ||
          (complete_ && now - last_heard_ >= idle_timeout);
 }
 
 void Membership::FillStatus(absl::Time now, const Connections& connections,
                             JobStatus& status) const {
-  if (!complete_) {
-    const absl::Duration waiting = std::max(now - first_join_, absl::ZeroDuration());
-    status.set_waiting_us(absl::ToInt64Microseconds(waiting));
+  if (!complete_ && waiting_ > 0) {
+    const absl::Duration joining = std::max(now - first_join_, absl::ZeroDuration());
+    status.set_joining_us(absl::ToInt64Microseconds(joining));
   }
   for (uint32_t rank = 0; rank < world_size_; ++rank) {
     const auto member = members_.find(rank);

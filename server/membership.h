@@ -36,7 +36,9 @@ class Membership {
   // How it is known that a process is gone.
   struct Connections {
     std::function<bool(const std::string& peer)> has;  // null: of none it is known
-    // How long after Restore the processes of the ranks have to be heard of.
+    // How long after Restore the processes of the ranks have to be heard of; and for how long a job
+    // must be silent without a connection before another's need counts for more. One that is there
+    // connects again when it has something to send.
     absl::Duration grace = absl::InfiniteDuration();
   };
   struct EndedJoin {
@@ -66,7 +68,8 @@ class Membership {
 
   // `call` waits until the job is complete; when it is, all waiting calls end with the welcome. A
   // call that waits for the same rank ends with ABORTED. Requires CheckClaim(claim).
-  std::vector<EndedJoin> Join(const Claim& claim, uint64_t call, JoinDone done, absl::Time now);
+  std::vector<EndedJoin> Join(const Claim& claim, uint64_t call, JoinDone done, absl::Time now,
+                              const Connections& connections);
 
   // Ends the waiting call of that number, if it is here, with `reason`. A rank whose process ran
   // out of time (DEADLINE_EXCEEDED) still counts as one that joined: others, who ask whom they
@@ -74,8 +77,9 @@ class Membership {
   std::vector<EndedJoin> Cancel(uint64_t call, const absl::Status& reason);
   std::vector<EndedJoin> CancelAll(const absl::Status& reason);
 
-  // Whether the rank's process is there no more, by what its last connection says; and whether none
-  // of those is that have not left. Both require complete().
+  // Whether the rank's process is there no more: none of its connections is, or, after Restore, it
+  // has not been heard of for `grace`; and whether none of those is that have not left. Both
+  // require complete().
   bool IsGone(uint32_t rank, absl::Time now, const Connections& connections) const;
   bool AllGone(absl::Time now, const Connections& connections) const;
 
@@ -87,25 +91,28 @@ class Membership {
   bool AllLeft() const;
 
   // A member sent something.
-  void Hear(const Claim& claim, absl::Time now);
+  void Hear(const Claim& claim, absl::Time now, const Connections& connections);
   absl::Time last_heard() const { return last_heard_; }
 
   // Nobody waits for the job to begin any more. Not before the first Join.
   bool Deserted() const { return !complete_ && waiting_ == 0; }
-  // Nobody would miss the job: it is deserted, or so many ranks have left that no round can close,
-  // or it has been silent for that long.
-  bool GivesWay(absl::Time now, absl::Duration idle_timeout) const;
+  // It is complete, and has been silent for `connections.grace`, without a connection to any rank
+  // that has not left, of all of which it had been told one.
+  bool IsAbandoned(absl::Time now, const Connections& connections) const;
+  // Nobody would miss the job: it is deserted or abandoned, or so many ranks have left that no
+  // round can close, or it has been silent for `idle_timeout`.
+  bool GivesWay(absl::Time now, absl::Duration idle_timeout, const Connections& connections) const;
 
   void RecordRefusal(uint32_t rank, std::string reason) { refused_[rank] = std::move(reason); }
 
   // Sets joined_ranks, disconnected_ranks, refused_joins and, before the job is complete,
-  // waiting_for_ranks and waiting_us.
+  // waiting_for_ranks and joining_us.
   void FillStatus(absl::Time now, const Connections& connections, JobStatus& status) const;
 
  private:
   struct Member {
     uint64_t incarnation = 0;
-    std::string peer = {};  // by which it was last heard
+    std::vector<std::string> peers = {};  // its connections, the newest last
     uint64_t call = 0;
     JoinDone done;  // null: no Join waits
     bool left = false;
@@ -120,7 +127,7 @@ class Membership {
   std::map<uint32_t, Member> members_;  // by rank
   uint32_t waiting_ = 0;                // members whose Join waits
   uint32_t left_ = 0;                   // members that have left
-  absl::Time first_join_ = absl::InfiniteFuture();
+  absl::Time first_join_;               // with waiting_ > 0: of those that wait
   absl::Time last_heard_ = absl::InfinitePast();
   absl::Time restored_ = absl::InfiniteFuture();
   std::map<uint32_t, std::string> refused_;  // by rank

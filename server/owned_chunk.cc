@@ -20,6 +20,7 @@ namespace signpost {
 namespace {
 
 absl::Status WrongStepError(const FrameHeader& header, uint64_t open_step, uint64_t oldest_step) {
+  // Which happens in jobs with a round deadline only: others' rounds wait for it.
   const bool is_too_late = header.step() < oldest_step;
   const absl::Status error = absl::FailedPreconditionError(absl::StrCat(
       "rank ", header.rank(), " sent step ", header.step(), " of chunk ", header.chunk(),

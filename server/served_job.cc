@@ -79,32 +79,32 @@ bool ServedJob::IsDeserted() const {
   return membership_.complete() && !has_welcomed_ && joins_.empty() && !somebody_returns;
 }
 
-bool ServedJob::IsAbandoned(absl::Time now, const Membership::Connections& connections) const {
-  return membership_.complete() && membership_.AllGone(now, connections);
-}
-
 bool ServedJob::IsSucceeded(const Membership::Claim& claim, absl::Time now,
                             const Membership::Connections& connections) const {
   if (!membership_.complete() || membership_.Holds(claim)) return false;
-  if (IsAbandoned(now, connections)) return true;
-  return !job_->takes_back() && membership_.IsGone(claim.rank, now, connections);
+  // Where nothing is heard of anybody, a rank comes back if it can do so elsewhere.
+  if (job_->takes_back()) return job_->owns_chunks() && membership_.AllGone(now, connections);
+  return claim.rank < job_->world_size() ? membership_.IsGone(claim.rank, now, connections)
+                                         : membership_.AllGone(now, connections);
 }
 
 bool ServedJob::GivesWay(absl::Time now, absl::Duration idle_timeout,
                          const Membership::Connections& connections) const {
-  return IsDeserted() || IsAbandoned(now, connections) || membership_.GivesWay(now, idle_timeout);
+  return IsDeserted() || membership_.GivesWay(now, idle_timeout, connections);
 }
 
 bool ServedJob::Join(const Membership::Claim& claim, uint64_t call, JoinDone done, absl::Time now,
-                     Callbacks& callbacks) {
+                     const Membership::Connections& connections, Callbacks& callbacks) {
   if (Returns(claim)) {
+    if (membership_.Holds(claim)) Hear(claim, now, connections);
     AddReturning({claim, call, std::move(done)}, callbacks);
     bells_.late.Ring();
     return false;
   }
   const bool was_complete = membership_.complete();
   const bool must_wait = is_durable() && !is_saved_;
-  for (Membership::EndedJoin& join : membership_.Join(claim, call, std::move(done), now)) {
+  for (Membership::EndedJoin& join :
+       membership_.Join(claim, call, std::move(done), now, connections)) {
     if (must_wait && join.result.ok()) {
       joins_.push_back(std::move(join));
       bells_.snapshots.Ring();
@@ -147,6 +147,7 @@ void ServedJob::AddReturning(Returning returning, Callbacks& callbacks) {
     Finish(std::move(waiting.done), absl::AbortedError("another call claimed the rank"), callbacks);
   }
   if (!is_new && waiting.claim.incarnation == returning.claim.incarnation) {
+    waiting.claim = returning.claim;
     waiting.call = returning.call;
     waiting.done = std::move(returning.done);
   } else {

@@ -66,16 +66,18 @@ class ServedJob {
   const std::shared_ptr<Job>& job() const { return job_; }
   const Membership& membership() const { return membership_; }
   // A member sent something.
-  void Hear(const Membership::Claim& claim, absl::Time now) { membership_.Hear(claim, now); }
+  void Hear(const Membership::Claim& claim, absl::Time now,
+            const Membership::Connections& connections) {
+    membership_.Hear(claim, now, connections);
+  }
 
   // Whether the claim is that of a process that comes back in a rank.
   bool Returns(const Membership::Claim& claim) const;
   // Nobody waits in it, or for it to begin, and nobody was told that it had.
   bool IsDeserted() const;
-  // All of its processes are gone.
-  bool IsAbandoned(absl::Time now, const Membership::Connections& connections) const;
   // It cannot go on, and the claim is one to begin it anew: the rank's process is gone, and with it
-  // what the others would need of it, or all processes are.
+  // what the others would need of it; or all processes are, of a job that could do without it or
+  // has no such rank.
   bool IsSucceeded(const Membership::Claim& claim, absl::Time now,
                    const Membership::Connections& connections) const;
   // Nobody would miss it.
@@ -85,7 +87,7 @@ class ServedJob {
   // As Aggregator::Join, of a claim that may: the call waits for the other ranks, for the rank, or
   // for a snapshot. Returns whether the job begins with it.
   bool Join(const Membership::Claim& claim, uint64_t call, JoinDone done, absl::Time now,
-            Callbacks& callbacks);
+            const Membership::Connections& connections, Callbacks& callbacks);
   // As Aggregator::CancelJoin, if the call is here.
   void CancelJoin(uint64_t call, const absl::Status& reason, Callbacks& callbacks);
   void RecordRefusal(uint32_t rank, const absl::Status& status) {

@@ -87,7 +87,7 @@ void Configure(const ServerOptions& options, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);  // unused, it costs time in every call
 }
 
-// A worker that is there has noticed a restart by then, and come back.
+// A worker that waits for an answer has noticed a restart by then, and come back.
 AggregatorOptions Derive(const ServerOptions& options,
                          std::function<bool(const std::string& peer)> is_connected) {
   AggregatorOptions aggregator = options.aggregator;
