@@ -1,6 +1,7 @@
 #include "client/signpost.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -64,6 +65,13 @@ using signpost::ZeroOneOptions;
 using signpost::config::File;
 using signpost::config::SessionSettings;
 
+std::atomic<signpost_interrupt> interrupt = nullptr;
+
+bool IsInterrupted() {
+  const signpost_interrupt is_interrupted = interrupt;
+  return is_interrupted != nullptr && is_interrupted() != 0;
+}
+
 thread_local absl::Status last_failure;  // of a call on this thread
 
 int Report(const absl::Status& status, char* error, size_t error_size) {
@@ -109,6 +117,7 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   if (!threads.ok()) return threads.status();
   session.worker.threads = *threads;
   session.worker.gamma = options.gamma;
+  session.worker.is_interrupted = IsInterrupted;
   session.worker.resume_with_other_world_size = options.resume_with_other_world_size != 0;
   session.start_from_rank_0 = options.start_from_rank_0 != 0;
   if (options.gpu >= 0) session.gpu = options.gpu;
@@ -328,6 +337,8 @@ signpost_report ReportOf(const StepReport& step, const signpost::WireBytes& byte
 }  // namespace
 
 uint32_t signpost_abi(void) { return SIGNPOST_ABI; }
+
+void signpost_set_interrupt(signpost_interrupt is_interrupted) { interrupt = is_interrupted; }
 
 int signpost_exit_code(int code) {
   const auto status_code = static_cast<absl::StatusCode>(code);

@@ -33,6 +33,7 @@ extern "C" {
 /* The codes that are worth telling apart; any other gRPC code may come too. */
 enum {
   SIGNPOST_OK = 0,
+  SIGNPOST_CANCELLED = 1,
   SIGNPOST_INVALID_ARGUMENT = 3,
   SIGNPOST_DEADLINE_EXCEEDED = 4,
   SIGNPOST_NOT_FOUND = 5,
@@ -42,7 +43,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 16
+#define SIGNPOST_ABI 17
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -198,6 +199,12 @@ typedef struct {
 } signpost_report;
 
 SIGNPOST_API uint32_t signpost_abi(void);
+
+/* What calls of this process that wait for others ask from now on, twice a second and on the
+ * caller's thread, but for signpost_join and signpost_reduction_join: once it is not 0 the call
+ * ends with SIGNPOST_CANCELLED, and a step that does has failed. NULL: nothing, as at first. */
+typedef int (*signpost_interrupt)(void);
+SIGNPOST_API void signpost_set_interrupt(signpost_interrupt is_interrupted);
 
 /* What a program should end with behind a failure with this code, so that launchers and clusters
  * know what to do: 64 wrong configuration, 65 what was saved is damaged, 69 no aggregator, 75 try

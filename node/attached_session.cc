@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -25,6 +26,9 @@
 
 namespace signpost::node {
 namespace {
+
+// As a worker.
+constexpr absl::Duration kInterruptInterval = absl::Milliseconds(500);
 
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
@@ -80,6 +84,7 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
  public:
   explicit Connection(const SessionOptions& options)
       : target_(options.node),
+        is_interrupted_(options.worker.is_interrupted),
         channel_(node::Connect(options)),
         stub_(NodeService::NewStub(channel_)) {}
 
@@ -101,13 +106,26 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
     return absl::OkStatus();
   }
 
-  // Waits for as long as the worker does, which has deadlines of its own, and is alive.
+  // Waits for as long as the worker does, which has deadlines of its own, and is alive; or until it
+  // is interrupted, after which there is nothing more to call.
   absl::StatusOr<Reply> Call(const Request& request) {
+    if (was_interrupted_) {
+      return absl::FailedPreconditionError(
+          "an earlier call was interrupted; the node's worker keeps this process's place: join "
+          "again");
+    }
     if (is_open_) {
       outstanding_ = 2;
       StartWrite(&request);
       StartRead(&reply_);
-      Await(&Connection::HasNothingOutstanding);
+      while (!Await(&Connection::HasNothingOutstanding, kInterruptInterval)) {
+        if (!is_interrupted_ || !is_interrupted_()) continue;
+        was_interrupted_ = true;
+        context_.TryCancel();
+        Await(&Connection::HasNothingOutstanding);
+        Close();
+        return absl::CancelledError("interrupted");
+      }
       if (!is_broken_) {
         if (reply_.code() == 0) return reply_;
         const absl::Status error(static_cast<absl::StatusCode>(reply_.code()), reply_.message());
@@ -144,16 +162,19 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
 
   bool HasNothingOutstanding() const { return outstanding_ == 0; }
   bool IsDone() const { return is_done_; }
-  void Await(bool (Connection::*condition)() const) {
+  bool Await(bool (Connection::*condition)() const,
+             absl::Duration timeout = absl::InfiniteDuration()) {
     absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(this, condition));
+    return mutex_.AwaitWithTimeout(absl::Condition(this, condition), timeout);
   }
 
   const std::string target_;
+  const std::function<bool()> is_interrupted_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<NodeService::Stub> stub_;
   grpc::ClientContext context_;
   bool is_open_ = false;
+  bool was_interrupted_ = false;
   Reply reply_;
   absl::Mutex mutex_;  // of the following, which gRPC's threads write while something is under way
   int outstanding_ = 0;

@@ -549,6 +549,7 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
     if (!item) {
       if (!all) return absl::OkStatus();
       if (waits) {
+        if (absl::Status status = CheckMayWait(); !status.ok()) return status;
         if (absl::Status status = CheckGpuIsInTime(); !status.ok()) return status;
         exchanges_.OfferToIdleShards();
       } else {
@@ -632,6 +633,12 @@ absl::Status Worker::CheckNoStepIsOpen() const {
   return absl::FailedPreconditionError(absl::StrFormat(
       "step %d has begun and is not finished: gradients of %d tensors have come, of %d", steps_,
       parameters_.size() - open_step_->gradients_missing(), parameters_.size()));
+}
+
+absl::Status Worker::CheckMayWait() const {
+  if (!options_.is_interrupted || !options_.is_interrupted()) return absl::OkStatus();
+  return absl::CancelledError(
+      absl::StrFormat("interrupted in step %d of job '%s'", steps_, options_.job));
 }
 
 absl::Status Worker::CheckGpuIsInTime() const {
@@ -791,7 +798,8 @@ void Worker::SetDeadline(absl::Duration timeout) {
 }
 
 absl::Status Worker::Leave() {
-  SetDeadline(options_.exchange_timeout);
+  // Who was interrupted does not want to wait for long.
+  SetDeadline(absl::IsCancelled(failure_) ? kGiveUpTimeout : options_.exchange_timeout);
   const bool had_failed = !failure_.ok();
   absl::Status first_error;
   for (uint32_t shard = 0; shard < shards_.size(); ++shard) {
@@ -834,6 +842,7 @@ absl::Status Worker::OfferAll(uint32_t shard, bool had_failed) {
   while (options_.clock->Now() < exchanges_.deadline() && exchanges_.is_any_under_way()) {
     std::optional<WorkerInbox::Item> item = inbox_->Take(*options_.clock, kOfferInterval);
     if (!item) {
+      if (absl::Status status = CheckMayWait(); !status.ok()) return status;
       exchanges_.OfferToIdleShards();
       continue;
     }

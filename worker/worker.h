@@ -220,6 +220,7 @@ class Worker {
   absl::Status CheckRates(absl::Span<const GroupRates> rates) const;
   absl::Status CheckNoStepFailed() const;
   absl::Status CheckNoStepIsOpen() const;
+  absl::Status CheckMayWait() const;  // CANCELLED when it was interrupted
   // DEADLINE_EXCEEDED when a GPU lets this step wait.
   absl::Status CheckGpuIsInTime() const;
   absl::Status CheckCanBeSaved() const;

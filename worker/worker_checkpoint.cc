@@ -270,6 +270,7 @@ absl::Status Worker::AwaitRanks(
     }
     std::optional<WorkerInbox::Item> item = inbox_->Take(*options_.clock, interval);
     if (!item) {
+      if (absl::Status status = CheckMayWait(); !status.ok()) return status;
       interval = std::min(2 * interval, kOfferInterval);
       continue;
     }

@@ -4,6 +4,7 @@
 #define SIGNPOST_WORKER_WORKER_OPTIONS_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -47,6 +48,10 @@ struct WorkerOptions {
   // (signpost_codec.h), which the aggregators need too, and the codec's own options.
   std::string codec_library;
   std::string codec_options;
+  // Whether whoever waits in a call is to do so no longer; asked twice a second, by the thread that
+  // waits. The call then ends with CANCELLED, and a step that does has failed. Null: nobody is
+  // asked. Join does not ask while it waits for other ranks.
+  std::function<bool()> is_interrupted;
   Clock* clock = &Clock::Real();
 };
 

@@ -1,13 +1,14 @@
 """The C ABI of libsignpost.so (client/signpost.h), by ctypes. That header is the manual."""
 
 import ctypes
+import signal
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 16
+ABI = 17
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
@@ -16,6 +17,7 @@ NONE = 0  # of a step's report
 CODEC_NAMES = {NONE: "none", CUSTOM: "custom", **{number: name for name, number in CODECS.items()}}
 GRADIENT_TYPES = {"fp32": 0, "bf16": 1, "fp16": 2}
 
+_CANCELLED = 1
 _LIBRARY = Path(__file__).with_name("libsignpost.so")
 _ERROR_BYTES = 4096
 
@@ -115,10 +117,14 @@ class Report(ctypes.Structure):
     ]
 
 
+# signpost_interrupt.
+Interrupt = ctypes.CFUNCTYPE(c_int)
+
 _ERROR: List[Any] = [c_char_p, c_size_t]
 
 # By name without "signpost_": what it returns, and its arguments.
 _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
+    "set_interrupt": (None, [Interrupt]),
     "exit_code": (c_int, [c_int]),
     "options_init": (None, [POINTER(Options)]),
     "rates_init": (None, [POINTER(Rates)]),
@@ -200,10 +206,21 @@ def _load() -> ctypes.CDLL:
 library = _load()
 
 
+# Whether Ctrl-C was pressed since this was asked last: C all the way, as Python would raise
+# KeyboardInterrupt in whatever Python code asks.
+_CTRL_C = Interrupt(ctypes.pythonapi.PyOS_InterruptOccurred)
+_NEVER = Interrupt(0)
+
+
 def call(function: str, *arguments: object) -> None:
-    """Calls signpost_<function> with `arguments` and room for a message, and raises its error."""
+    """Calls signpost_<function> with `arguments` and room for a message, and raises its error; or
+    KeyboardInterrupt, if that is what Ctrl-C does in this program, and it was pressed meanwhile."""
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    library.signpost_set_interrupt(_CTRL_C if raises else _NEVER)
     message = ctypes.create_string_buffer(_ERROR_BYTES)
     code = getattr(library, f"signpost_{function}")(*arguments, message, len(message))
+    if code == _CANCELLED and raises:
+        raise KeyboardInterrupt
     if code != 0:
         exit_code = library.signpost_exit_code(code)
         raise error_of(code, message.value.decode(errors="replace"), exit_code)

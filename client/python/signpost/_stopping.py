@@ -12,7 +12,8 @@ _TRY_AGAIN = 75  # what `signpost run` and batch systems tell from a failure
 
 class StopRequest:
     """While it is entered, the first SIGTERM or SIGINT to this process is noted and does nothing
-    else; a second one of its kind ends the process as ever.
+    else; a second one of its kind ends the process as ever. Python notices either when a step that
+    is under way is over, for which ranks wait until `exchange_timeout_s` at most.
 
         with signpost.StopRequest() as stop:
             for batch in batches:

@@ -1,8 +1,10 @@
 """What becomes of a job when one of its processes ends."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -17,6 +19,7 @@ report = session.step([parameter.address], [signpost.Rates(learning_rate=0.1)])
 assert (report.step, session.steps, report.one_bit) == (0, 1, False)
 assert values[7] < 7
 """
+STEP = "session.step([parameter.address], [signpost.Rates(learning_rate=0.1)])\n"
 
 
 @pytest.fixture
@@ -28,10 +31,15 @@ def aggregator():
         process.terminate()
 
 
+def environment_of(aggregator, rank=0, world_size=1, **more):
+    variables = {"AGGREGATORS": aggregator, "JOB": "test", **more}
+    variables.update({"RANK": rank, "WORLD_SIZE": world_size})
+    return {**os.environ, **{f"SIGNPOST_{name}": str(value) for name, value in variables.items()}}
+
+
 def run(aggregator, script, **more):
-    variables = {"AGGREGATORS": aggregator, "JOB": "test", "RANK": "0", "WORLD_SIZE": "1", **more}
-    environment = {f"SIGNPOST_{name}": value for name, value in variables.items()}
-    return subprocess.run([sys.executable, "-c", script], env={**os.environ, **environment})
+    environment = environment_of(aggregator, **more)
+    return subprocess.run([sys.executable, "-c", script], env=environment)
 
 
 def status(aggregator):
@@ -62,6 +70,72 @@ def test_a_job_whose_process_is_gone_can_be_started_again(aggregator):
         assert run(aggregator, JOIN + killed).returncode == -9
     assert "job test has no connection to rank 0" in status(aggregator)
     assert run(aggregator, JOIN).returncode == 0
+
+
+@pytest.fixture
+def two_ranks(aggregator):
+    """Processes of ranks 0 and 1 that have taken a step; 0 waits in the next for 1, which takes it
+    when it is told to."""
+    processes = []
+    for rank, then in enumerate(["", "print('ready', flush=True)\ninput()\n"]):
+        script = "import signal\nsignal.alarm(50)\n" + JOIN + then + STEP
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", script],
+                env=environment_of(aggregator, rank, 2),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    assert processes[1].stdout.readline() == "ready\n"
+    end = time.monotonic() + 40
+    while "rank 1 for" not in status(aggregator):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    yield processes
+    for process in processes:
+        process.kill()
+
+
+def test_ctrl_c_ends_a_step_that_waits_and_the_others_are_told(two_ranks):
+    two_ranks[0].send_signal(signal.SIGINT)
+    _, errors = two_ranks[0].communicate()
+    assert two_ranks[0].returncode == -signal.SIGINT, errors
+    assert "KeyboardInterrupt" in errors
+    _, errors = two_ranks[1].communicate("go on\n")
+    assert two_ranks[1].returncode == 75, errors
+    assert "rank 0 has left" in errors
+
+
+def test_a_job_whose_processes_died_in_a_step_can_be_started_again(aggregator, two_ranks):
+    for process in two_ranks:
+        process.kill()
+        process.communicate()
+    assert "job test has no connection to ranks 0, 1" in status(aggregator)
+    again = [
+        subprocess.Popen([sys.executable, "-c", JOIN], env=environment_of(aggregator, rank, 2))
+        for rank in (1, 0)
+    ]
+    assert [process.wait() for process in again] == [0, 0]
+
+
+def test_ranks_that_were_elsewhere_when_their_job_began_anew_are_to_be_started_again(
+    aggregator, two_ranks
+):
+    two_ranks[0].kill()
+    two_ranks[0].communicate()
+    successor = subprocess.Popen([sys.executable, "-c", JOIN], env=environment_of(aggregator, 0, 2))
+    end = time.monotonic() + 40
+    while "1/2" not in status(aggregator):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    _, errors = two_ranks[1].communicate("go on\n")
+    assert two_ranks[1].returncode == 75, errors
+    assert "has begun. Start rank 1 again as well" in errors
+    assert run(aggregator, JOIN, rank=1, world_size=2).returncode == 0
+    assert successor.wait() == 0
 
 
 STOP = """
