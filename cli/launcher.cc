@@ -328,8 +328,7 @@ class LaunchedRun {
     } else if (is_rank && failed && MayRestartWorker(index)) {
       RestartWorker(index);
     } else if (!stopping_ && is_rank && failed && HasEnoughWorkers()) {
-      options_.on_failure(absl::StrCat(NameOf(role, index), " failed: ", process.DescribeEnd(),
-                                       "; the others go on without it"));
+      options_.on_failure(DescribeLoss(index));
       if (AllEnded(workers_)) StopServers();
     } else if (!stopping_ && failed) {
       Stop(Failure(NameOf(role, index), process));
@@ -337,6 +336,16 @@ class LaunchedRun {
       StopServers();
     }
     if (is_rank) GiveUpLateRestarts();
+  }
+
+  std::string DescribeLoss(uint32_t rank) const {
+    if (gave_up_late_restarts_) {
+      return absl::StrCat(NameOf(Role::kRank, rank),
+                          " was stopped: it was started again, but the others had finished ",
+                          absl::FormatDuration(options_.grace), " ago, and the job with them");
+    }
+    return absl::StrCat(NameOf(Role::kRank, rank), " failed: ", workers_[rank]->DescribeEnd(),
+                        AnyRuns() ? "; the others go on without it" : "; the others have finished");
   }
 
   // That run, or have come to the end.
@@ -367,11 +376,14 @@ class LaunchedRun {
   }
 
   bool MayRestartWorker(uint32_t rank) const {
-    const bool others_run = std::any_of(workers_.begin(), workers_.end(),
-                                        [](const auto& worker) { return !worker->ended(); });
-    const bool has_state = options_.per_node > 0 || (options_.min_workers > 0 && others_run);
+    const bool has_state = options_.per_node > 0 || (options_.min_workers > 0 && AnyRuns());
     return !stopping_ && has_state && !AnySucceeded() &&
            worker_restarts_[rank] < options_.worker_restarts;
+  }
+
+  bool AnyRuns() const {
+    return std::any_of(workers_.begin(), workers_.end(),
+                       [](const auto& worker) { return !worker->ended(); });
   }
 
   // Then the job comes to its end.
@@ -419,6 +431,7 @@ class LaunchedRun {
     if (stopping_) return;
     if (now >= late_restarts_deadline_) {
       late_restarts_deadline_ = absl::InfiniteFuture();
+      gave_up_late_restarts_ = true;
       for (const auto& worker : workers_) worker->Signal(SIGKILL);
     }
     if (now >= start_deadline_) {
@@ -498,6 +511,7 @@ class LaunchedRun {
   absl::Time deadline_ = absl::InfiniteFuture();
   absl::Time kill_deadline_ = absl::InfiniteFuture();
   absl::Time late_restarts_deadline_ = absl::InfiniteFuture();
+  bool gave_up_late_restarts_ = false;
   bool stopping_ = false;
   bool told_nodes_ = false, told_aggregators_ = false;  // to end
   bool interrupted_ = false;

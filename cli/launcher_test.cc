@@ -322,6 +322,8 @@ TEST_F(LaunchTest, GoesOnWithoutRanksThatFailWhileEnoughAreLeft) {
 
   // The last to end may be the one that fails.
   EXPECT_EQ(RunScript("test $SIGNPOST_RANK != 1 || { sleep 1; exit 5; }").exit_code, 0);
+  ASSERT_EQ(restarts_.size(), 2);
+  EXPECT_THAT(restarts_[1], HasSubstr("the others have finished"));
 
   const LaunchResult failed = RunScript(std::string("test $SIGNPOST_RANK = 0 || exit 5; ") + kWait);
   EXPECT_EQ(failed.exit_code, 5);
@@ -346,6 +348,24 @@ TEST_F(LaunchTest, StartsARankThatFailsAgain) {
   EXPECT_EQ(RunScript("test $SIGNPOST_RANK != 1 || exit 5; sleep 1").exit_code, 0);
   ASSERT_EQ(restarts_.size(), 3);
   EXPECT_THAT(restarts_[2], HasSubstr("the others go on without it"));
+}
+
+TEST_F(LaunchTest, StopsARankThatWasStartedAgainTooLate) {
+  options_.workers = 3;
+  options_.round_deadline = absl::Seconds(1);
+  options_.min_workers = 2;
+  options_.worker_restarts = 1;
+  options_.grace = absl::Milliseconds(500);
+  const std::string mark = testing::TempDir() + "/late";
+  const LaunchResult result =
+      RunScript(absl::StrCat("test $SIGNPOST_RANK = 1 || { sleep 1; exit 0; }; "
+                             "test -e ",
+                             mark, " || { touch ", mark, "; exit 5; }; ", kWait));
+  EXPECT_EQ(result.exit_code, 0) << result.explanation;
+  ASSERT_EQ(restarts_.size(), 2);
+  EXPECT_EQ(restarts_[1],
+            "rank 1 was stopped: it was started again, but the others had finished 500ms ago, and "
+            "the job with them");
 }
 
 // Nodes' workers are scripts too.

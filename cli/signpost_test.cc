@@ -282,6 +282,30 @@ TEST(Aggregator, SaysInItsSecondLineWhereItsMetricsAre) {
   EXPECT_EQ(aggregator.End().exit_code, 0);
 }
 
+// Rank 0 of a small training with the aggregator at `address`, as a shell command.
+std::string Rank(int rank, const std::string& address, int world_size) {
+  return absl::StrCat(
+      "env SIGNPOST_AGGREGATORS=", address, " SIGNPOST_JOB=small SIGNPOST_RANK=", rank,
+      " SIGNPOST_WORLD_SIZE=", world_size, " ", kProgram,
+      " demo-worker --hidden 8 --layers 1 --steps 2 --results ", testing::TempDir());
+}
+
+TEST(Worker, SaysAtOnceThatItTalksToAMetricsPort) {
+  Started aggregator(WithPid("aggregator --metrics-listen 127.0.0.1:0"));
+  const pid_t pid = ToPid(aggregator.ReadLine());
+  aggregator.ReadLine();
+  const std::string line = aggregator.ReadLine();
+  const std::string metrics(absl::StripPrefix(line, "metrics on "));
+  Started worker(Rank(0, metrics, /*world_size=*/1));
+  const Outcome outcome = worker.End();  // and not after a minute
+  EXPECT_EQ(outcome.exit_code, 64) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat(metrics, " answers in HTTP/1")));
+  EXPECT_THAT(RunProgram(absl::StrCat("status --aggregators ", metrics)).output,
+              HasSubstr("--metrics-listen"));
+  kill(pid, SIGTERM);
+  EXPECT_EQ(aggregator.End().exit_code, 0);
+}
+
 TEST(Status, LooksAgainAndAgainUntilItIsInterrupted) {
   Started aggregator(WithPid("aggregator"));
   const pid_t aggregator_pid = ToPid(aggregator.ReadLine());
@@ -313,14 +337,6 @@ TEST(Aggregator, ListensOnAUnixSocket) {
   kill(pid, SIGTERM);
   EXPECT_EQ(aggregator.End().exit_code, 0);
   rmdir(directory);
-}
-
-// Rank 0 of a small training with the aggregator at `address`, as a shell command.
-std::string Rank(int rank, const std::string& address, int world_size) {
-  return absl::StrCat(
-      "env SIGNPOST_AGGREGATORS=", address, " SIGNPOST_JOB=small SIGNPOST_RANK=", rank,
-      " SIGNPOST_WORLD_SIZE=", world_size, " ", kProgram,
-      " demo-worker --hidden 8 --layers 1 --steps 2 --results ", testing::TempDir());
 }
 
 TEST(Status, WatchesATrainingAsTheStatusPageDoes) {

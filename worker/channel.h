@@ -18,7 +18,8 @@ namespace signpost {
 // Thread-safe. Calls whose connection is lost, or that the aggregator answers with UNAVAILABLE, are
 // made again until their deadline, but for Status: they are idempotent. Every call ends by it: with
 // the aggregator's answer or another error, or with DEADLINE_EXCEEDED, or UNAVAILABLE when the
-// aggregator could not be reached. Messages name target().
+// aggregator could not be reached, or INVALID_ARGUMENT when something else answers there. Messages
+// name target().
 class Channel {
  public:
   using ExchangeDone = absl::AnyInvocable<void(absl::StatusOr<Answer>)>;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
@@ -34,6 +35,8 @@ constexpr int kMaxMessageBytes = kMaxPayloadBytes + (64 << 10);
 
 // What gRPC makes of it; limits of the aggregator itself have other words.
 constexpr char kResetForMemory[] = "Received RST_STREAM with error code 11";
+// What answers there is no gRPC: a metrics port, perhaps. gRPC would try again for ever.
+constexpr absl::string_view kHttp1Answered = "Trying to connect an http1.x server";
 
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(50);
 constexpr absl::Duration kFullBackoff = absl::Milliseconds(100);
@@ -72,10 +75,14 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& target, const FailureT
       arguments);
 }
 
+bool IsHttp1(const grpc::Status& status) {
+  return absl::StrContains(status.error_message(), kHttp1Answered);
+}
+
 // The connection was lost, or the server is shutting down: it cancels calls that come meanwhile. Or
 // its gRPC had no memory, and let go of calls that had done nothing (HTTP/2's ENHANCE_YOUR_CALM).
 bool MayPass(const grpc::Status& status) {
-  return status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+  return (status.error_code() == grpc::StatusCode::UNAVAILABLE && !IsHttp1(status)) ||
          status.error_code() == grpc::StatusCode::CANCELLED ||
          (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
           status.error_message() == kResetForMemory);
@@ -363,6 +370,12 @@ class GrpcChannel final : public Channel {
   absl::Status Explain(const grpc::Status& status, const Connection& connection) const {
     const bool is_late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
     const bool is_unavailable = status.error_code() == grpc::StatusCode::UNAVAILABLE;
+    if (IsHttp1(status)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          target_,
+          " answers in HTTP/1, which no aggregator does where it listens for workers; is that "
+          "another port of it, such as its --metrics-listen?"));
+    }
     if ((is_late || is_unavailable) && !connection.IsThere()) {
       return absl::UnavailableError(absl::StrFormat(
           "no connection to %s in the time given%s; is an aggregator running there%s?", target_,

@@ -764,6 +764,31 @@ def test_what_cannot_be_trained_is_named(make, parameter, problem):
     assert problem in str(raised.value)
 
 
+def test_parameters_may_have_names(make):
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer = make(signpost.Adam, model.named_parameters())
+    set_gradients(model.parameters(), 0)
+    optimizer.step()
+    for parameter, old in zip(model.parameters(), before):
+        assert not torch.equal(parameter, old)
+    model[1].weight.data = model[1].weight.data.clone()
+    with pytest.raises(RuntimeError, match="1.weight is not where it was in memory"):
+        optimizer.step()
+
+
+def test_parameters_of_groups_may_have_names_and_saved_states_have_them_too(make):
+    x, y = tensors((2,), (3,))
+    optimizer = make(signpost.Adam, [{"params": [("embedding", x)]}, {"params": [y], "lr": 0.1}])
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1]
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(state)
+    other = make(signpost.Adam, [{"params": [x]}, {"params": [y], "lr": 0.1}])
+    here = r"tensor 0 is 'parameter 0 of group 0' \[2\] here but 'embedding' \[2\]"
+    with pytest.raises(FailedPreconditionError, match=here):
+        other.load_state_dict(state)
+
+
 def test_a_gpu_that_cannot_be_used_is_told_of_before_joining(make, monkeypatch, world):
     monkeypatch.setattr(_device, "gpu_of", lambda tensor: 99)
     stream = SimpleNamespace(synchronize=lambda: None)

@@ -25,9 +25,11 @@ from signpost._codec import codec_options
 from signpost.torch._clipping import Clipping, GlobalClipping, OwnClipping
 from signpost.torch._device import session_of
 from signpost.torch._overlap import Backward
-from signpost.torch._tensors import TrainedTensor, Zeros, trained_tensors
+from signpost.torch._tensors import TrainedTensor, Zeros, trained_tensors, without_names
 
-Parameters = Union[Iterable[torch.Tensor], Iterable[Dict[str, Any]]]
+Parameters = Union[
+    Iterable[torch.Tensor], Iterable[Tuple[str, torch.Tensor]], Iterable[Dict[str, Any]]
+]
 
 
 class _JobOptimizer(torch.optim.Optimizer):
@@ -54,7 +56,9 @@ class _JobOptimizer(torch.optim.Optimizer):
         max_grad_norm: Optional[float],
         **options: float,
     ) -> None:
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+        self._names: Dict[torch.Tensor, str] = {}
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(without_names(params, self._names), defaults)
         self._options = options
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm}, wanted a positive number")
@@ -241,7 +245,7 @@ class _JobOptimizer(torch.optim.Optimizer):
         _leave_both(self._session, self._clipping)
 
     def _join(self, resume: Optional[str], state: Optional[torch.Tensor] = None) -> None:
-        tensors = trained_tensors(self.param_groups)
+        tensors = trained_tensors(self.param_groups, self._names)
         if not tensors:
             raise ValueError("no parameter requires a gradient; there is nothing to train")
         options = world().next_job()
@@ -430,8 +434,10 @@ class Adam(_JobOptimizer):
         """Joins the job; blocks until all ranks have. Parameters get the values that rank 0's have.
 
         Args:
-            params: tensors or param groups. Groups may differ in what follows, and may change it
-                between steps, alike on all ranks.
+            params: tensors, pairs of a name and a tensor as model.named_parameters() has, by which
+                errors then call them, or param groups of either. Groups may differ in what follows,
+                and may change it between steps, alike on all ranks. Names are equal on all ranks,
+                and in what was saved.
             lr: learning rate.
             betas, eps: of the moments' averages and the denominator, as in torch.optim.Adam.
             weight_decay: x -= lr * weight_decay * x.

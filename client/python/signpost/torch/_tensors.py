@@ -1,6 +1,6 @@
 """What a session trains in the place of a model's parameters."""
 
-from typing import Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 import torch
 
@@ -92,9 +92,27 @@ class Zeros:
         return self._memory
 
 
-def trained_tensors(groups: Iterable[Dict[str, List[torch.Tensor]]]) -> List[TrainedTensor]:
+def without_names(params: Any, names: Dict[torch.Tensor, str]) -> Any:
+    """The same parameters, or groups, with each pair of a name and a tensor become the tensor. Adds
+    the names to `names`. What is neither is left to the optimizer to refuse."""
+    if isinstance(params, (torch.Tensor, set)):
+        return params
+    plain: List[Any] = []
+    for entry in params:
+        if isinstance(entry, dict) and "params" in entry:
+            entry = {**entry, "params": without_names(entry["params"], names)}
+        elif isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], torch.Tensor):
+            name, entry = entry
+            names[entry] = str(name)
+        plain.append(entry)
+    return plain
+
+
+def trained_tensors(
+    groups: Iterable[Dict[str, List[torch.Tensor]]], names: Dict[torch.Tensor, str]
+) -> List[TrainedTensor]:
     """Those of the parameters that a job trains: not the frozen and the empty ones, and a parameter
-    that is there more than once, once.
+    that is there more than once, once. One that has none of the names is called by its place.
 
     Raises:
         TypeError: names the parameter that cannot be trained, and why; or two that are not in the
@@ -105,7 +123,7 @@ def trained_tensors(groups: Iterable[Dict[str, List[torch.Tensor]]]) -> List[Tra
         for i, parameter in enumerate(group["params"]):
             if not parameter.requires_grad or parameter.numel() == 0:
                 continue
-            name = f"parameter {i} of group {g}"
+            name = names.get(parameter, f"parameter {i} of group {g}")
             _check_trainable(parameter, name)
             trained[parameter] = TrainedTensor(parameter, name, g)
     tensors = list(trained.values())
