@@ -162,9 +162,9 @@ absl::Status SucceededError(const JobId& id, uint32_t rank) {
 }
 
 absl::Status GaveWayError(const JobId& id) {
-  return absl::FailedPreconditionError(absl::StrFormat(
+  return TryAgain(absl::FailedPreconditionError(absl::StrFormat(
       "epoch %d of job '%s' is over: the job had come to a halt, and another took its place",
-      id.epoch, id.name));
+      id.epoch, id.name)));
 }
 
 void Call(std::vector<absl::AnyInvocable<void()>> callbacks) {

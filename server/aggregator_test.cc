@@ -378,6 +378,7 @@ TEST(Join, IdleJobGivesWayButNotBefore) {
   ASSERT_TRUE(replacement.ok());
   EXPECT_NE(replacement.value().epoch(), epoch);
   EXPECT_EQ(waiting.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(waiting.is_to_be_tried_again());
   ExchangeResult stale = Exchange(aggregator, FrameOf(epoch, {.rank = 1}, FLOAT32));
   EXPECT_EQ(stale.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(stale.message(), HasSubstr(absl::StrCat(replacement.value().epoch())));
