@@ -200,9 +200,10 @@ typedef struct {
 
 SIGNPOST_API uint32_t signpost_abi(void);
 
-/* What calls of this process that wait for others ask from now on, twice a second and on the
- * caller's thread, but for signpost_join and signpost_reduction_join: once it is not 0 the call
- * ends with SIGNPOST_CANCELLED, and a step that does has failed. NULL: nothing, as at first. */
+/* What steps, reductions and checkpoints of this process that wait for others ask from now on,
+ * twice a second and on the caller's thread: once it is not 0 the call ends with
+ * SIGNPOST_CANCELLED, and a step that does has failed. With a node all calls ask. NULL: nothing, as
+ * at first. */
 typedef int (*signpost_interrupt)(void);
 SIGNPOST_API void signpost_set_interrupt(signpost_interrupt is_interrupted);
 

@@ -153,18 +153,24 @@ absl::Status CheckMatches(uint32_t world_size, const Layout& layout, bool return
   return CheckSameJob(layout.tensors(), options, job.layout());
 }
 
+// A new process may join what comes next under that name.
+absl::Status OverError(const JobId& id, absl::string_view why) {
+  return TryAgain(absl::FailedPreconditionError(
+      absl::StrFormat("epoch %d of job '%s' is over: %s", id.epoch, id.name, why)));
+}
+
+constexpr absl::string_view kFromCheckpoint = "from the newest checkpoint if there is one";
+
 // To the others of a job whose rank has come anew.
 absl::Status SucceededError(const JobId& id, uint32_t rank) {
-  return TryAgain(absl::FailedPreconditionError(absl::StrFormat(
-      "epoch %d of job '%s' is over: the process of rank %d was gone, and its state with it, and "
-      "another has come. Start this rank again as well, from the newest checkpoint if there is one",
-      id.epoch, id.name, rank)));
+  return OverError(
+      id, absl::StrFormat("the process of rank %d was gone, and its state with it, and another has "
+                          "come. Start this rank again as well, %s",
+                          rank, kFromCheckpoint));
 }
 
 absl::Status GaveWayError(const JobId& id) {
-  return TryAgain(absl::FailedPreconditionError(absl::StrFormat(
-      "epoch %d of job '%s' is over: the job had come to a halt, and another took its place",
-      id.epoch, id.name)));
+  return OverError(id, "the job had come to a halt, and another took its place");
 }
 
 void Call(std::vector<absl::AnyInvocable<void()>> callbacks) {
@@ -201,9 +207,9 @@ absl::Status Aggregator::Restore(StateDir::Recovered recovered) {
     for (const uint32_t rank : left_ranks) {
       if (!(*job)->Leave(rank)) (*job)->End(LeftError(rank, id.name));
     }
-    Membership membership =
-        Membership::Restore(incarnations, left_ranks, (*job)->min_workers(),
-                            ServedJob::WelcomeTo(**job, generation()), options_.now());
+    Membership membership = Membership::Restore(incarnations, left_ranks, (*job)->min_workers(),
+                                                ServedJob::WelcomeTo(**job, generation()),
+                                                connections_, options_.now());
     if (membership.AllLeft()) {
       Forget(id.epoch);
       continue;
@@ -237,7 +243,7 @@ uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done, std::string
     if (!job.ok()) {
       RecordRefusal(request, job.status());
       Finish(std::move(done), job.status(), callbacks);
-    } else if ((*job)->Join(claim, call, std::move(done), now, connections_, callbacks)) {
+    } else if ((*job)->Join(claim, call, std::move(done), now, callbacks)) {
       callbacks.push_back([job = request.job(), shard = options_.shard] {
         log::WriteEvent(log::Level::kInfo, "a job begins: all of its ranks have joined",
                         {.job = job, .shard = shard});
@@ -255,10 +261,10 @@ absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request,
                                              absl::Time now, std::list<Replaced>& replaced) {
   if (drained_) return ShuttingDownError();
   const auto old = jobs_.find(request.job());
-  const bool is_succeeded = old != jobs_.end() && old->second.IsSucceeded(claim, now, connections_);
+  const bool is_succeeded = old != jobs_.end() && old->second.IsSucceeded(claim, now);
   if (old != jobs_.end() && !is_succeeded) {
     ServedJob& job = old->second;
-    if (!job.GivesWay(now, options_.idle_timeout, connections_) || job.membership().Holds(claim)) {
+    if (!job.GivesWay(now, options_.idle_timeout) || job.membership().Holds(claim)) {
       const bool returns = job.Returns(claim);
       absl::Status status = CheckMatches(request.world_size(), layout, returns, *job.job());
       if (status.ok() && !returns) status = job.membership().CheckClaim(claim, now);
@@ -317,7 +323,7 @@ Aggregator::Jobs::iterator Aggregator::FindGivingWay(absl::Time now,
                                                      absl::Span<const Jobs::iterator> leaving) {
   auto found = jobs_.end();
   for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
-    if (!job->second.GivesWay(now, options_.idle_timeout, connections_)) continue;
+    if (!job->second.GivesWay(now, options_.idle_timeout)) continue;
     if (absl::c_linear_search(leaving, job)) continue;
     const absl::Time heard = job->second.membership().last_heard();
     if (found == jobs_.end() || heard < found->second.membership().last_heard()) found = job;
@@ -330,7 +336,9 @@ ServedJob& Aggregator::AddJob(const JoinRequest& request, Layout layout) {
                                    std::move(layout), ShardId{options_.shard, options_.shard_count},
                                    state_dir_ == nullptr ? nullptr : &bell_);
   late_bell_.Ring();
-  return jobs_.emplace(request.job(), ServedJob(std::move(job), generation(), {bell_, late_bell_}))
+  return jobs_
+      .emplace(request.job(),
+               ServedJob(std::move(job), generation(), {bell_, late_bell_}, connections_))
       .first->second;
 }
 
@@ -459,7 +467,7 @@ absl::StatusOr<ServedJob*> Aggregator::FindRunningJob(const FrameHeader& header,
         "another has replaced it, and it must be stopped",
         header.rank(), header.generation(), generation()));
   }
-  served->second.Hear(sender, now, connections_);
+  served->second.Hear(sender, now);
   return &served->second;
 }
 
@@ -561,7 +569,7 @@ StatusResponse Aggregator::Status(const StatusRequest& request) const {
 }
 
 void Aggregator::FillStatus(const ServedJob& job, absl::Time now, JobStatus& status) const {
-  job.membership().FillStatus(now, connections_, status);
+  job.membership().FillStatus(now, status);
   const absl::Status error = job.state_error();
   if (!error.ok()) status.set_state_error(state_dir_->WithoutPath(error.message()));
   status.set_generation(generation());
@@ -609,7 +617,7 @@ bool Aggregator::AwaitNoJobs(absl::Duration timeout) const {
 bool Aggregator::HasNoJobs() const {
   const absl::Time now = options_.now();
   return absl::c_all_of(jobs_, [&](const auto& job) {
-    return job.second.IsDeserted() || job.second.membership().IsAbandoned(now, connections_);
+    return job.second.IsDeserted() || job.second.membership().IsAbandoned(now);
   });
 }
 

@@ -105,10 +105,11 @@ class Aggregator {
   //
   // Gives way to a Join that does not belong to it: a job that nobody waits to begin, that a rank
   // has left, that was idle for `idle_timeout`, or, without a connection to any of its processes,
-  // for twice `restart_grace`; of the same name, or of any when there are as many jobs as the
-  // limits allow. And at once to a Join of a rank that it cannot do without whose process is gone,
-  // or if all of its processes are: if they are not connected, or have not been heard of for twice
-  // `restart_grace` after a restart. Calls that wait in it end with FAILED_PRECONDITION.
+  // all of which it has heard since it was started, for twice `restart_grace`; of the same name, or
+  // of any when there are as many jobs as the limits allow. And at once to a Join of a rank that it
+  // cannot do without whose process is gone, or if all of its processes are: if they are not
+  // connected, or have not been heard of for twice `restart_grace` after a restart. Calls that wait
+  // in it end with FAILED_PRECONDITION.
   //
   // Refusals change nothing, and Status shows the last one of each rank:
   //   INVALID_ARGUMENT     malformed name, rank, tensors or options

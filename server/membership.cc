@@ -18,8 +18,9 @@ constexpr size_t kMostPeers = 64;
 
 Membership Membership::Restore(const std::vector<uint64_t>& incarnations,
                                const std::vector<uint32_t>& left_ranks, uint32_t min_workers,
-                               JoinResponse welcome, absl::Time now) {
-  Membership membership(incarnations.size(), min_workers, std::move(welcome));
+                               JoinResponse welcome, const Connections& connections,
+                               absl::Time now) {
+  Membership membership(incarnations.size(), min_workers, std::move(welcome), connections);
   for (uint32_t rank = 0; rank < incarnations.size(); ++rank) {
     membership.members_[rank].incarnation = incarnations[rank];
   }
@@ -66,11 +67,10 @@ absl::Status Membership::CheckClaim(const Claim& claim, absl::Time now) const {
 }
 
 std::vector<Membership::EndedJoin> Membership::Join(const Claim& claim, uint64_t call,
-                                                    JoinDone done, absl::Time now,
-                                                    const Connections& connections) {
+                                                    JoinDone done, absl::Time now) {
   std::vector<EndedJoin> ended;
   if (complete_) {
-    Hear(claim, now, connections);
+    Hear(claim, now);
     ended.push_back({call, std::move(done), welcome_});
     return ended;
   }
@@ -85,7 +85,7 @@ std::vector<Membership::EndedJoin> Membership::Join(const Claim& claim, uint64_t
   }
   if (member.incarnation != claim.incarnation) member.peers.clear();
   member.incarnation = claim.incarnation;
-  Hear(claim, now, connections);
+  Hear(claim, now);
   member.call = call;
   member.done = std::move(done);
   ++waiting_;
@@ -135,50 +135,48 @@ void Membership::Leave(uint32_t rank) {
   left = true;
 }
 
-void Membership::Hear(const Claim& claim, absl::Time now, const Connections& connections) {
+void Membership::Hear(const Claim& claim, absl::Time now) {
   last_heard_ = now;
   const auto member = members_.find(claim.rank);
   if (member == members_.end() || claim.peer.empty()) return;
   std::vector<std::string>& peers = member->second.peers;
   if (absl::c_linear_search(peers, claim.peer)) return;
-  if (connections.has != nullptr) {
-    std::erase_if(peers, [&](const std::string& peer) { return !connections.has(peer); });
+  if (connections_.has != nullptr) {
+    std::erase_if(peers, [&](const std::string& peer) { return !connections_.has(peer); });
   }
   if (peers.size() == kMostPeers) peers.erase(peers.begin());
   peers.push_back(claim.peer);
 }
 
-bool Membership::IsGone(uint32_t rank, absl::Time now, const Connections& connections) const {
-  if (connections.has == nullptr) return false;
+bool Membership::IsGone(uint32_t rank, absl::Time now) const {
+  if (connections_.has == nullptr) return false;
   const std::vector<std::string>& peers = members_.at(rank).peers;
-  return peers.empty() ? now - restored_ >= connections.grace
-                       : absl::c_none_of(peers, connections.has);
+  return peers.empty() ? now - restored_ >= connections_.grace
+                       : absl::c_none_of(peers, connections_.has);
 }
 
-bool Membership::AllGone(absl::Time now, const Connections& connections) const {
+bool Membership::AllGone(absl::Time now) const {
   return absl::c_all_of(members_, [&](const auto& member) {
-    return member.second.left || IsGone(member.first, now, connections);
+    return member.second.left || IsGone(member.first, now);
   });
 }
 
 bool Membership::AllLeft() const { return left_ == world_size_; }
 
-bool Membership::IsAbandoned(absl::Time now, const Connections& connections) const {
-  if (!complete_ || now - last_heard_ < connections.grace) return false;
+bool Membership::IsAbandoned(absl::Time now) const {
+  if (!complete_ || now - last_heard_ < connections_.grace) return false;
   const bool knows_all = absl::c_none_of(members_, [](const auto& member) {
     return !member.second.left && member.second.peers.empty();
   });
-  return knows_all && AllGone(now, connections);
+  return knows_all && AllGone(now);
 }
 
-bool Membership::GivesWay(absl::Time now, absl::Duration idle_timeout,
-                          const Connections& connections) const {
-  return Deserted() || IsAbandoned(now, connections) || world_size_ - left_ < min_workers_ ||
+bool Membership::GivesWay(absl::Time now, absl::Duration idle_timeout) const {
+  return Deserted() || IsAbandoned(now) || world_size_ - left_ < min_workers_ ||
          (complete_ && now - last_heard_ >= idle_timeout);
 }
 
-void Membership::FillStatus(absl::Time now, const Connections& connections,
-                            JobStatus& status) const {
+void Membership::FillStatus(absl::Time now, JobStatus& status) const {
   if (!complete_ && waiting_ > 0) {
     const absl::Duration joining = std::max(now - first_join_, absl::ZeroDuration());
     status.set_joining_us(absl::ToInt64Microseconds(joining));
@@ -189,7 +187,7 @@ void Membership::FillStatus(absl::Time now, const Connections& connections,
       status.add_waiting_for_ranks(rank);
     } else if (!member->second.left) {
       status.add_joined_ranks(rank);
-      if (complete_ && IsGone(rank, now, connections)) status.add_disconnected_ranks(rank);
+      if (complete_ && IsGone(rank, now)) status.add_disconnected_ranks(rank);
     }
   }
   for (const auto& [rank, reason] : refused_) {

@@ -48,14 +48,18 @@ class Membership {
   };
 
   // The job can go on while at least `min_workers` ranks have not left. `welcome` answers each
-  // rank's Join.
-  Membership(uint32_t world_size, uint32_t min_workers, JoinResponse welcome)
-      : world_size_(world_size), min_workers_(min_workers), welcome_(std::move(welcome)) {}
+  // rank's Join. `connections` must outlive it.
+  Membership(uint32_t world_size, uint32_t min_workers, JoinResponse welcome,
+             const Connections& connections)
+      : world_size_(world_size),
+        min_workers_(min_workers),
+        welcome_(std::move(welcome)),
+        connections_(connections) {}
 
   // Of a complete job that goes on in another process. incarnations.size() is the world size.
   static Membership Restore(const std::vector<uint64_t>& incarnations,
                             const std::vector<uint32_t>& left_ranks, uint32_t min_workers,
-                            JoinResponse welcome, absl::Time now);
+                            JoinResponse welcome, const Connections& connections, absl::Time now);
 
   bool complete() const { return complete_; }
   std::vector<uint64_t> incarnations() const;  // by rank; requires complete()
@@ -68,8 +72,7 @@ class Membership {
 
   // `call` waits until the job is complete; when it is, all waiting calls end with the welcome. A
   // call that waits for the same rank ends with ABORTED. Requires CheckClaim(claim).
-  std::vector<EndedJoin> Join(const Claim& claim, uint64_t call, JoinDone done, absl::Time now,
-                              const Connections& connections);
+  std::vector<EndedJoin> Join(const Claim& claim, uint64_t call, JoinDone done, absl::Time now);
 
   // Ends the waiting call of that number, if it is here, with `reason`. A rank whose process ran
   // out of time (DEADLINE_EXCEEDED) still counts as one that joined: others, who ask whom they
@@ -80,8 +83,8 @@ class Membership {
   // Whether the rank's process is there no more: none of its connections is, or, after Restore, it
   // has not been heard of for `grace`; and whether none of those is that have not left. Both
   // require complete().
-  bool IsGone(uint32_t rank, absl::Time now, const Connections& connections) const;
-  bool AllGone(absl::Time now, const Connections& connections) const;
+  bool IsGone(uint32_t rank, absl::Time now) const;
+  bool AllGone(absl::Time now) const;
 
   // Another process has the rank, whether it has left or not. Requires complete().
   void Return(const Claim& claim);
@@ -91,23 +94,23 @@ class Membership {
   bool AllLeft() const;
 
   // A member sent something.
-  void Hear(const Claim& claim, absl::Time now, const Connections& connections);
+  void Hear(const Claim& claim, absl::Time now);
   absl::Time last_heard() const { return last_heard_; }
 
   // Nobody waits for the job to begin any more. Not before the first Join.
   bool Deserted() const { return !complete_ && waiting_ == 0; }
-  // It is complete, and has been silent for `connections.grace`, without a connection to any rank
-  // that has not left, of all of which it had been told one.
-  bool IsAbandoned(absl::Time now, const Connections& connections) const;
+  // It is complete, and has been silent for the connections' grace, without a connection to any
+  // rank that has not left, of all of which it had been told one.
+  bool IsAbandoned(absl::Time now) const;
   // Nobody would miss the job: it is deserted or abandoned, or so many ranks have left that no
   // round can close, or it has been silent for `idle_timeout`.
-  bool GivesWay(absl::Time now, absl::Duration idle_timeout, const Connections& connections) const;
+  bool GivesWay(absl::Time now, absl::Duration idle_timeout) const;
 
   void RecordRefusal(uint32_t rank, std::string reason) { refused_[rank] = std::move(reason); }
 
   // Sets joined_ranks, disconnected_ranks, refused_joins and, before the job is complete,
   // waiting_for_ranks and joining_us.
-  void FillStatus(absl::Time now, const Connections& connections, JobStatus& status) const;
+  void FillStatus(absl::Time now, JobStatus& status) const;
 
  private:
   struct Member {
@@ -123,6 +126,7 @@ class Membership {
   const uint32_t world_size_;
   const uint32_t min_workers_;
   const JoinResponse welcome_;
+  const Connections& connections_;
   bool complete_ = false;
   std::map<uint32_t, Member> members_;  // by rank
   uint32_t waiting_ = 0;                // members whose Join waits

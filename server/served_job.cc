@@ -48,11 +48,13 @@ JoinResponse ServedJob::WelcomeTo(const Job& job, uint64_t generation) {
   return welcome;
 }
 
-ServedJob::ServedJob(std::shared_ptr<Job> job, uint64_t generation, Bells bells)
+ServedJob::ServedJob(std::shared_ptr<Job> job, uint64_t generation, Bells bells,
+                     const Membership::Connections& connections)
     : job_(std::move(job)),
       generation_(generation),
       bells_(bells),
-      membership_(job_->world_size(), job_->min_workers(), WelcomeTo(*job_, generation)) {}
+      membership_(job_->world_size(), job_->min_workers(), WelcomeTo(*job_, generation),
+                  connections) {}
 
 ServedJob::ServedJob(std::shared_ptr<Job> job, uint64_t generation, Bells bells,
                      Membership membership, OpenSteps saved_steps)
@@ -79,32 +81,25 @@ bool ServedJob::IsDeserted() const {
   return membership_.complete() && !has_welcomed_ && joins_.empty() && !somebody_returns;
 }
 
-bool ServedJob::IsSucceeded(const Membership::Claim& claim, absl::Time now,
-                            const Membership::Connections& connections) const {
+bool ServedJob::IsSucceeded(const Membership::Claim& claim, absl::Time now) const {
   if (!membership_.complete() || membership_.Holds(claim)) return false;
   // Where nothing is heard of anybody, a rank comes back if it can do so elsewhere.
-  if (job_->takes_back()) return job_->owns_chunks() && membership_.AllGone(now, connections);
-  return claim.rank < job_->world_size() ? membership_.IsGone(claim.rank, now, connections)
-                                         : membership_.AllGone(now, connections);
-}
-
-bool ServedJob::GivesWay(absl::Time now, absl::Duration idle_timeout,
-                         const Membership::Connections& connections) const {
-  return IsDeserted() || membership_.GivesWay(now, idle_timeout, connections);
+  if (job_->takes_back()) return job_->owns_chunks() && membership_.AllGone(now);
+  return claim.rank < job_->world_size() ? membership_.IsGone(claim.rank, now)
+                                         : membership_.AllGone(now);
 }
 
 bool ServedJob::Join(const Membership::Claim& claim, uint64_t call, JoinDone done, absl::Time now,
-                     const Membership::Connections& connections, Callbacks& callbacks) {
+                     Callbacks& callbacks) {
   if (Returns(claim)) {
-    if (membership_.Holds(claim)) Hear(claim, now, connections);
+    if (membership_.Holds(claim)) Hear(claim, now);
     AddReturning({claim, call, std::move(done)}, callbacks);
     bells_.late.Ring();
     return false;
   }
   const bool was_complete = membership_.complete();
   const bool must_wait = is_durable() && !is_saved_;
-  for (Membership::EndedJoin& join :
-       membership_.Join(claim, call, std::move(done), now, connections)) {
+  for (Membership::EndedJoin& join : membership_.Join(claim, call, std::move(done), now)) {
     if (must_wait && join.result.ok()) {
       joins_.push_back(std::move(join));
       bells_.snapshots.Ring();

@@ -55,7 +55,8 @@ class ServedJob {
   };
 
   // A new one. In the aggregator's `generation`-th process; 0: nothing is written down.
-  ServedJob(std::shared_ptr<Job> job, uint64_t generation, Bells bells);
+  ServedJob(std::shared_ptr<Job> job, uint64_t generation, Bells bells,
+            const Membership::Connections& connections);
   // One that goes on from what was written down.
   ServedJob(std::shared_ptr<Job> job, uint64_t generation, Bells bells, Membership membership,
             OpenSteps saved_steps);
@@ -66,10 +67,7 @@ class ServedJob {
   const std::shared_ptr<Job>& job() const { return job_; }
   const Membership& membership() const { return membership_; }
   // A member sent something.
-  void Hear(const Membership::Claim& claim, absl::Time now,
-            const Membership::Connections& connections) {
-    membership_.Hear(claim, now, connections);
-  }
+  void Hear(const Membership::Claim& claim, absl::Time now) { membership_.Hear(claim, now); }
 
   // Whether the claim is that of a process that comes back in a rank.
   bool Returns(const Membership::Claim& claim) const;
@@ -78,16 +76,16 @@ class ServedJob {
   // It cannot go on, and the claim is one to begin it anew: the rank's process is gone, and with it
   // what the others would need of it; or all processes are, of a job that could do without it or
   // has no such rank.
-  bool IsSucceeded(const Membership::Claim& claim, absl::Time now,
-                   const Membership::Connections& connections) const;
+  bool IsSucceeded(const Membership::Claim& claim, absl::Time now) const;
   // Nobody would miss it.
-  bool GivesWay(absl::Time now, absl::Duration idle_timeout,
-                const Membership::Connections& connections) const;
+  bool GivesWay(absl::Time now, absl::Duration idle_timeout) const {
+    return IsDeserted() || membership_.GivesWay(now, idle_timeout);
+  }
 
   // As Aggregator::Join, of a claim that may: the call waits for the other ranks, for the rank, or
   // for a snapshot. Returns whether the job begins with it.
   bool Join(const Membership::Claim& claim, uint64_t call, JoinDone done, absl::Time now,
-            const Membership::Connections& connections, Callbacks& callbacks);
+            Callbacks& callbacks);
   // As Aggregator::CancelJoin, if the call is here.
   void CancelJoin(uint64_t call, const absl::Status& reason, Callbacks& callbacks);
   void RecordRefusal(uint32_t rank, const absl::Status& status) {

@@ -91,7 +91,6 @@ TEST_P(FaultTest, AWorkerThatDiesIsNamedByAllOthers) {
   });
 }
 
-// Under the same name, at the same aggregators, with nobody told of the end.
 TEST_P(FaultTest, AWorkerThatIsInterruptedWaitsNoLongerAndTheOthersAreTold) {
   job_.workers = 2;
   job_.worker.exchange_timeout = absl::Minutes(10);
@@ -105,7 +104,7 @@ TEST_P(FaultTest, AWorkerThatIsInterruptedWaitsNoLongerAndTheOthersAreTold) {
     if (rank == 0) options.is_interrupted = [&asked] { return ++asked == 2; };
     auto worker = Worker::Join(options, job_.optimizer, replica.Parameters(), cluster_.Connect());
     ASSERT_TRUE(worker.ok()) << worker.status();
-    if (rank == 1) has_left.WaitForNotification();
+    if (rank == 1) has_left.WaitForNotificationWithTimeout(absl::Minutes(1));
     const absl::Status status = (*worker)->Step(replica.Gradients(), {job_.rates}).status();
     if (rank == 1) {
       EXPECT_THAT(Message(status), HasSubstr("rank 0 has left"));
@@ -118,6 +117,7 @@ TEST_P(FaultTest, AWorkerThatIsInterruptedWaitsNoLongerAndTheOthersAreTold) {
   });
 }
 
+// Under the same name, at the same aggregators, with nobody told of the end.
 TEST(AggregatorFault, AJobWhoseWorkersDieCanBeStartedAgainAtOnce) {
   const JobOptionsForTest job;
   Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});

@@ -47,6 +47,18 @@ def status(aggregator):
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
+def await_status(aggregator, text):
+    """Looks until it is there."""
+    command = [*PROGRAM, "status", "--watch", "--interval=100ms", "--aggregators", aggregator]
+    end = time.monotonic() + 40
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        found = False
+        while not found and time.monotonic() < end:
+            found = text in process.stdout.readline()
+        process.terminate()
+    assert found
+
+
 def test_a_process_that_ends_has_left_its_job(aggregator):
     assert run(aggregator, JOIN).returncode == 0
     assert "test" not in status(aggregator)
@@ -90,10 +102,7 @@ def two_ranks(aggregator):
             )
         )
     assert processes[1].stdout.readline() == "ready\n"
-    end = time.monotonic() + 40
-    while "rank 1 for" not in status(aggregator):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    await_status(aggregator, "rank 1 for")
     yield processes
     for process in processes:
         process.kill()
@@ -127,10 +136,7 @@ def test_ranks_that_were_elsewhere_when_their_job_began_anew_are_to_be_started_a
     two_ranks[0].kill()
     two_ranks[0].communicate()
     successor = subprocess.Popen([sys.executable, "-c", JOIN], env=environment_of(aggregator, 0, 2))
-    end = time.monotonic() + 40
-    while "1/2" not in status(aggregator):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    await_status(aggregator, "1/2")
     _, errors = two_ranks[1].communicate("go on\n")
     assert two_ranks[1].returncode == 75, errors
     assert "has begun. Start rank 1 again as well" in errors
