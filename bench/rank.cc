@@ -85,9 +85,12 @@ class FramesRank final : public Rank {
       : worker_(session.worker),
         codec_(options.codec),
         layout_(std::move(layout)),
-        shard_of_chunk_(layout_.ShardOfChunk(session.aggregators.size())),
+        shard_of_chunk_(layout_.ShardOfChunk(channels.size())),
         window_(WindowOf(session.aggregators.size())),
-        channels_(std::move(channels)) {}
+        shard_count_(channels.size()),
+        channels_(std::move(channels)) {
+    channels_.resize(layout_.OwningShards(shard_count_));
+  }
 
   absl::Status Join() {
     JoinRequest request;
@@ -95,7 +98,7 @@ class FramesRank final : public Rank {
     request.set_rank(worker_.rank);
     request.set_world_size(worker_.world_size);
     request.set_incarnation(worker_.rank + 1);
-    request.set_shard_count(channels_.size());
+    request.set_shard_count(shard_count_);
     *request.mutable_options() = layout_.options();
     request.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
     for (uint32_t shard = 0; shard < channels_.size(); ++shard) {
@@ -203,6 +206,7 @@ class FramesRank final : public Rank {
   std::vector<Packed> packed_;        // two for each chunk
   uint64_t step_ = 0;
   Answers inbox_;
+  const uint32_t shard_count_;                      // also those that own no chunk
   std::vector<std::unique_ptr<Channel>> channels_;  // by shard; destroyed first
 };
 

@@ -54,7 +54,6 @@ struct JobSummary {
   std::set<uint32_t> joined;  // at every shard that answered
   std::vector<uint32_t> waiting_for;
   absl::Duration waiting;
-  bool has_chunks = false;  // at a shard that these three are of
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;
   uint64_t rounds_closed_late = 0;
@@ -74,9 +73,7 @@ absl::Duration WaitingOf(const JobStatus& shard) {
   return absl::Microseconds(shard.waiting_us() + shard.joining_us());
 }
 
-// A shard without chunks, of a model that has fewer chunks than shards, stays at its first step.
 bool IsFurtherBehind(const JobStatus& shard, const JobSummary& job) {
-  if (const bool has_chunks = shard.chunks() > 0; has_chunks != job.has_chunks) return has_chunks;
   if (shard.step() != job.step) return shard.step() < job.step;
   return WaitingOf(shard) > job.waiting;
 }
@@ -112,7 +109,6 @@ void AddShard(const JobStatus& shard, bool first, JobSummary& job) {
     job.step = shard.step();
     job.waiting_for.assign(shard.waiting_for_ranks().begin(), shard.waiting_for_ranks().end());
     job.waiting = WaitingOf(shard);
-    job.has_chunks = shard.chunks() > 0;
   }
   Intersect(shard.joined_ranks(), first, job.joined);
   Intersect(shard.disconnected_ranks(), first, job.disconnected);

@@ -49,26 +49,6 @@ TEST(StatusTable, HasALineForEachJobWithAllItsShards) {
 }
 
 // A model of one chunk on two aggregators.
-TEST(StatusTable, IsNotHeldUpByAShardWithoutChunks) {
-  const AggregatorStatus with = Answer("a:1", R"pb(jobs {
-                                                     job: "j"
-                                                     world_size: 3
-                                                     joined_ranks: [ 0, 1, 2 ]
-                                                     chunks: 1
-                                                     step: 72
-                                                     waiting_for_ranks: [ 2 ]
-                                                     waiting_us: 3000000
-                                                   })pb");
-  const AggregatorStatus without = Answer("b:1", R"pb(jobs {
-                                                        job: "j"
-                                                        world_size: 3
-                                                        joined_ranks: [ 0, 1, 2 ]
-                                                      })pb");
-  for (const auto& shards : {std::vector{with, without}, std::vector{without, with}}) {
-    EXPECT_THAT(FormatStatusTable(shards), HasSubstr("j    72    3/3     rank 2 for 3.0 s"));
-  }
-}
-
 // One of a job's two shards, as the status page would show it.
 AggregatorStatus ShardWithFigures(uint32_t shard) {
   AggregatorStatus status = Answer("a:1", R"pb(jobs {

@@ -106,6 +106,8 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
     return absl::OkStatus();
   }
 
+  bool was_interrupted() const { return was_interrupted_; }
+
   // Waits for as long as the worker does, which has deadlines of its own, and is alive; or until it
   // is interrupted, after which there is nothing more to call.
   absl::StatusOr<Reply> Call(const Request& request) {
@@ -414,6 +416,7 @@ absl::StatusOr<std::string> AttachedSession::SaveState() {
 }
 
 absl::Status AttachedSession::Leave() {
+  if (connection_->was_interrupted()) return absl::OkStatus();  // it has left its worker alone
   // Others may train on in what this process reads.
   const absl::Status awaited = tensors_->Await();
   Request request;

@@ -333,10 +333,8 @@ absl::StatusOr<Layout> Layout::Create(absl::Span<const Tensor> tensors, const Jo
 std::vector<uint32_t> Layout::ShardOfChunk(uint32_t shard_count) const {
   using Load =
       std::pair<uint64_t, uint32_t>;  // elements, shard: the order in which shards are chosen
-  // Shards beyond the number of chunks never get one.
-  const uint32_t used = static_cast<uint32_t>(std::min<uint64_t>(shard_count, chunks_.size()));
   std::priority_queue<Load, std::vector<Load>, std::greater<Load>> loads;
-  for (uint32_t shard = 0; shard < used; ++shard) loads.emplace(0, shard);
+  for (uint32_t shard = 0; shard < OwningShards(shard_count); ++shard) loads.emplace(0, shard);
   std::vector<uint32_t> shards;
   shards.reserve(chunks_.size());
   for (const Chunk& chunk : chunks_) {
@@ -346,6 +344,10 @@ std::vector<uint32_t> Layout::ShardOfChunk(uint32_t shard_count) const {
     shards.push_back(shard);
   }
   return shards;
+}
+
+uint32_t Layout::OwningShards(uint32_t shard_count) const {
+  return static_cast<uint32_t>(std::min<uint64_t>(shard_count, chunks_.size()));
 }
 
 uint64_t Layout::Fingerprint() const {

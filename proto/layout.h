@@ -98,6 +98,9 @@ class Layout {
   // so far, the lowest-numbered of those. shard_count >= 1. No two shards differ by more elements
   // than the largest chunk has.
   std::vector<uint32_t> ShardOfChunk(uint32_t shard_count) const;
+  // As many own a chunk, the first ones: a model may have fewer chunks than there are shards. The
+  // others have no part in the job, and nobody joins it there.
+  uint32_t OwningShards(uint32_t shard_count) const;
 
   // FNV-1a (64 bits) over the tensors, the options that shape the layout, and the chunks that came
   // out; WIRE.md has the bytes.

@@ -536,8 +536,10 @@ TEST_P(RandomLayout, IsTheSameWhenMadeAgain) {
 INSTANTIATE_TEST_SUITE_P(Seed, RandomLayout, ::testing::Range(0u, 300u));
 
 TEST(ShardOfChunk, MoreShardsThanChunksLeavesTheLastOnesEmpty) {
-  EXPECT_THAT(MakeLayout({MakeTensor("w", {16})}, Options(8, 8)).ShardOfChunk(UINT32_MAX),
-              ElementsAre(0, 1));
+  const Layout layout = MakeLayout({MakeTensor("w", {16})}, Options(8, 8));
+  EXPECT_THAT(layout.ShardOfChunk(UINT32_MAX), ElementsAre(0, 1));
+  EXPECT_EQ(layout.OwningShards(UINT32_MAX), 2);
+  EXPECT_EQ(layout.OwningShards(1), 1);
 }
 
 }  // namespace

@@ -116,6 +116,11 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
   const std::vector<Tensor> tensors(request.tensors().begin(), request.tensors().end());
   absl::StatusOr<Layout> layout = Layout::Create(tensors, request.options());
   if (!layout.ok()) return layout;
+  if (const uint32_t owning = layout->OwningShards(options.shard_count); options.shard >= owning) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "shard %d of %d owns none of the job's chunks: it is to be joined at the first %d only",
+        options.shard, options.shard_count, owning));
+  }
   if (const uint64_t frames = FramesOf(request.world_size(), *layout); frames > limits.frames) {
     return LimitError("frames of a step", frames, limits.frames, "--max-frames");
   }
@@ -615,9 +620,12 @@ bool Aggregator::AwaitNoJobs(absl::Duration timeout) const {
 }
 
 bool Aggregator::HasNoJobs() const {
+  // Who lives and lost all connections makes another within this; nothing more is at stake here
+  // than that the job ends a moment earlier.
+  constexpr absl::Duration kSilence = absl::Seconds(5);
   const absl::Time now = options_.now();
   return absl::c_all_of(jobs_, [&](const auto& job) {
-    return job.second.IsDeserted() || job.second.membership().IsAbandoned(now);
+    return job.second.IsDeserted() || job.second.membership().IsAbandoned(now, kSilence);
   });
 }
 

@@ -112,7 +112,7 @@ class Aggregator {
   // in it end with FAILED_PRECONDITION.
   //
   // Refusals change nothing, and Status shows the last one of each rank:
-  //   INVALID_ARGUMENT     malformed name, rank, tensors or options
+  //   INVALID_ARGUMENT     malformed name, rank, tensors or options; a job without chunks here
   //   FAILED_PRECONDITION  another shard, world size, layout or option than the job's, named
   //   ALREADY_EXISTS       the job is complete, and another incarnation holds the rank and, if the
   //                        job can do without it, takes part in rounds that opened since
@@ -161,8 +161,8 @@ class Aggregator {
   // Refuses new jobs from now on (UNAVAILABLE); jobs that are running, or waiting to, go on.
   void StopAdmitting() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Blocks until no job is running or waiting to, but for those whose processes are all gone, and
-  // returns true; false after `timeout`.
+  // Blocks until no job is running or waiting to, but for those that have been silent for 5 s and
+  // have no connection to any of their processes, and returns true; false after `timeout`.
   bool AwaitNoJobs(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends all waiting calls with UNAVAILABLE, forgets all jobs, and refuses all calls but Status

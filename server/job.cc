@@ -317,13 +317,8 @@ bool Job::has_begun() const {
   });
 }
 
-bool Job::owns_chunks() const {
-  return absl::c_any_of(chunks_, [](const auto& chunk) { return chunk != nullptr; });
-}
-
 bool Job::is_absent(uint32_t rank, absl::Time now) const {
-  // Without chunks nothing is heard of anybody, and nothing decided.
-  return !owns_chunks() || absl::c_linear_search(roll_.absent_ranks(), rank) ||
+  return absl::c_linear_search(roll_.absent_ranks(), rank) ||
          absl::c_any_of(chunks_, [&](const auto& chunk) {
            return chunk != nullptr && chunk->IsOverdue(rank, round_deadline(), now);
          });

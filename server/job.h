@@ -143,7 +143,6 @@ class Job {
 
   // Whether a rank whose process is gone may come back.
   bool takes_back() const { return min_workers() < world_size_; }
-  bool owns_chunks() const;  // here: a model may have fewer than there are shards
   bool has_begun() const;    // some round has closed
   // Rounds go on without it, or can't.
   bool is_absent(uint32_t rank, absl::Time now) const;

@@ -49,8 +49,7 @@ class Result {
 
 class ReturningTest : public ::testing::Test {
  protected:
-  void Start(uint32_t shard_count = 1) {
-    shard_count_ = shard_count;
+  void Start() {
     MakeAggregator();
     Result<JoinResponse> last;
     for (uint32_t rank = 0; rank < kWorkers; ++rank) {
@@ -66,10 +65,8 @@ class ReturningTest : public ::testing::Test {
   }
 
   void MakeAggregator() {
-    aggregator_ = std::make_unique<Aggregator>(
-        AggregatorOptions{
-            .shard = shard_count_ - 1, .shard_count = shard_count_, .now = [this] { return now_; }},
-        state_dir_.get());
+    aggregator_ = std::make_unique<Aggregator>(AggregatorOptions{.now = [this] { return now_; }},
+                                               state_dir_.get());
   }
 
   // What is written down goes there from now on.
@@ -82,8 +79,6 @@ class ReturningTest : public ::testing::Test {
   JoinRequest RequestOf(uint32_t rank, uint64_t incarnation) const {
     JoinRequest request = TestJoin(rank, kWorkers);
     request.set_incarnation(incarnation);
-    request.set_shard(shard_count_ - 1);
-    request.set_shard_count(shard_count_);
     request.mutable_options()->set_min_workers(min_workers_);
     request.mutable_options()->set_round_deadline_us(1'000'000);
     return request;
@@ -132,7 +127,6 @@ class ReturningTest : public ::testing::Test {
 
   uint32_t min_workers_ = 2;
   absl::Time now_ = absl::FromUnixSeconds(1700000000);
-  uint32_t shard_count_ = 1;
   std::unique_ptr<FaultyDisk> disk_;
   std::unique_ptr<StateDir> state_dir_;
   std::unique_ptr<Aggregator> aggregator_;
@@ -229,13 +223,6 @@ TEST_F(ReturningTest, AnIncarnationOfZeroIsOneLikeAnyOther) {
     const auto sent = Send(rank, 1);
     EXPECT_TRUE(sent.waits() || sent.status().ok()) << sent.status();
   }
-}
-
-TEST_F(ReturningTest, AShardWithoutChunksLetsItBackToo) {
-  Start(/*shard_count=*/3);
-  const auto claim = Claim(1);
-  aggregator_->CloseLateRounds();
-  EXPECT_TRUE(claim.status().ok()) << claim.status();
 }
 
 TEST_F(ReturningTest, WhereRoundsStandStillItIsLetInAndAWaitingRankGivesTheState) {

@@ -26,7 +26,7 @@ bool AllReached(const OpenSteps& steps, const OpenSteps& wanted) {
   });
 }
 
-// The least of them; there is none if the shard owns no chunk.
+// The least of them.
 uint64_t LeastOf(const OpenSteps& steps) {
   uint64_t least = std::numeric_limits<uint64_t>::max();
   for (const auto& [chunk, step] : steps) least = std::min(least, step);
@@ -83,10 +83,9 @@ bool ServedJob::IsDeserted() const {
 
 bool ServedJob::IsSucceeded(const Membership::Claim& claim, absl::Time now) const {
   if (!membership_.complete() || membership_.Holds(claim)) return false;
-  // Where nothing is heard of anybody, a rank comes back if it can do so elsewhere.
-  if (job_->takes_back()) return job_->owns_chunks() && membership_.AllGone(now);
-  return claim.rank < job_->world_size() ? membership_.IsGone(claim.rank, now)
-                                         : membership_.AllGone(now);
+  return !job_->takes_back() && claim.rank < job_->world_size()
+             ? membership_.IsGone(claim.rank, now)
+             : membership_.AllGone(now);
 }
 
 bool ServedJob::Join(const Membership::Claim& claim, uint64_t call, JoinDone done, absl::Time now,

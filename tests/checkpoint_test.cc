@@ -18,6 +18,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/types/optional.h"
 #include "kernels/simulated_gpu.h"
+#include "proto/steady_time.h"
 #include "storage/disk.h"
 #include "tests/forwarding_channel.h"
 #include "tests/job.h"
@@ -735,6 +736,45 @@ TEST(Checkpoint, ARankThatNeverComesIsNamedOnAllOthersWithinTheDeadlineAndTraini
     EXPECT_TRUE((*worker)->Step(replica.Gradients(), {job.rates}).ok());
   });
   EXPECT_TRUE(CheckpointsIn(disk).empty());
+}
+
+// Writes down until when a worker is ready to wait for its Leave.
+class LeaveNotingChannel final : public ForwardingChannel {
+ public:
+  LeaveNotingChannel(std::unique_ptr<Channel> inner, absl::Time& deadline)
+      : ForwardingChannel(std::move(inner)), deadline_(deadline) {}
+
+  absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override {
+    deadline_ = deadline;
+    return ForwardingChannel::Leave(request, deadline);
+  }
+
+ private:
+  absl::Time& deadline_;
+};
+
+TEST(Checkpoint, AWorkerThatIsInterruptedInOneLeavesInAHurry) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.worker.exchange_timeout = absl::Minutes(10);
+  Cluster cluster({});
+  MemoryDisk disk;
+  absl::Time deadline;
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    WorkerOptions options = replica.Options();
+    if (rank == 0) options.is_interrupted = [] { return true; };
+    std::vector<std::unique_ptr<Channel>> channels = cluster.Connect();
+    if (rank == 0) {
+      channels[0] = std::make_unique<LeaveNotingChannel>(std::move(channels[0]), deadline);
+    }
+    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), std::move(channels));
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    if (rank == 1) return;  // it does not save
+    EXPECT_TRUE(absl::IsCancelled((*worker)->Checkpoint(disk)));
+    EXPECT_TRUE((*worker)->Leave().ok());
+    EXPECT_LT(deadline, SteadyNow() + absl::Minutes(1));
+  });
 }
 
 TEST(Checkpoint, RanksThatResumeFromDifferentOnesAreRefused) {

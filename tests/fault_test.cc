@@ -141,6 +141,39 @@ TEST(AggregatorFault, AJobWhoseWorkersDieCanBeStartedAgainAtOnce) {
   }
 }
 
+// The second aggregator has no part in it: it would not know that the processes of the first start
+// have all been replaced.
+TEST(AggregatorFault, AJobOfOneChunkIsJoinedAtOneShardAndStartsAgainIfAllDie) {
+  JobOptionsForTest job;
+  job.worker.chunk_elements = 512;
+  job.worker.min_workers = 2;
+  job.worker.round_deadline = absl::Milliseconds(100);
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+  const auto channels = cluster.Connect();
+  const auto jobs_of = [&](uint32_t shard) {
+    const auto status = channels[shard]->Status({}, absl::Now() + absl::Seconds(30));
+    EXPECT_TRUE(status.ok()) << status.status();
+    return status.ok() ? status->jobs() : StatusResponse().jobs();
+  };
+  const auto all_are_gone = [&] {
+    const auto jobs = jobs_of(0);
+    return jobs.size() == 1 && jobs[0].disconnected_ranks_size() == static_cast<int>(job.workers);
+  };
+  for (int start = 0; start < 2; ++start) {
+    OnEachRank(job.workers, [&](uint32_t rank) {
+      Replica replica(job, rank);
+      auto worker =
+          Worker::Join(replica.Options(), job.optimizer, replica.Parameters(), cluster.Connect());
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      EXPECT_FALSE((*worker)->returned());
+      EXPECT_TRUE((*worker)->Step(replica.Gradients(), {job.rates}).ok());
+    });
+    EXPECT_EQ(jobs_of(1).size(), 0);
+    const absl::Time deadline = absl::Now() + absl::Minutes(1);
+    while (!all_are_gone() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(5));
+  }
+}
+
 TEST_P(FaultTest, AStartThatFailsAtOneShardDoesNotBlockTheNext) {
   job_.workers = 1;
   Replica replica(job_, /*rank=*/0);

@@ -584,6 +584,30 @@ TEST(Node, TellsTheOthersWhenAProcessHasLeft) {
   });
 }
 
+TEST(Node, AProcessThatIsInterruptedWaitsNoLongerAndTheOthersAreTold) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  absl::Notification has_left;
+  OnEachRank(2, [&](uint32_t process) {
+    Model model(process);
+    SessionOptions options = nodes.OptionsOf(process);
+    bool is_interrupted = false;
+    options.worker.is_interrupted = [&] { return is_interrupted; };
+    auto session = model.Join(options);
+    ASSERT_TRUE(session.ok()) << session.status();
+    if (process == 1) {
+      has_left.WaitForNotification();
+      const absl::Status told = TakeStep(**session, process, model.replica).status();
+      EXPECT_THAT(MessageOf(told), ContainsRegex("local rank 0 .* is gone without having left"));
+      return;
+    }
+    is_interrupted = true;
+    EXPECT_EQ(TakeStep(**session, process, model.replica).status(),
+              absl::CancelledError("interrupted"));
+    EXPECT_TRUE((*session)->Leave().ok());
+    has_left.Notify();
+  });
+}
+
 TEST(Node, SurvivesProcessesThatDoNotWaitForAnAnswer) {
   Nodes nodes({.nodes = 1, .processes = 1});
   node::Request leave, save;

@@ -385,6 +385,10 @@ class GrpcChannel final : public Channel {
               : ", and without mTLS"));
     }
     if (is_late) return absl::DeadlineExceededError("no answer in the time given");
+    // Nobody here cancelled it: CANCELLED is for a worker that was interrupted.
+    if (status.error_code() == grpc::StatusCode::CANCELLED) {
+      return absl::UnavailableError(absl::StrCat(target_, " let go of the call: it shuts down"));
+    }
     return FromGrpcStatus(status);
   }
 

@@ -53,11 +53,14 @@ Shards::Shards(const WorkerOptions& options, const Layout& layout,
                std::vector<std::unique_ptr<Channel>> channels)
     : options_(options),
       layout_(layout),
-      shard_of_chunk_(layout.ShardOfChunk(channels.size())),
+      shard_count_(channels.size()),
+      shard_of_chunk_(layout.ShardOfChunk(shard_count_)),
       incarnation_(NewIncarnation()),
       trace_job_(trace::LabelOf(options.job)),
-      epochs_(channels.size()),
-      channels_(std::move(channels)) {}
+      epochs_(layout.OwningShards(shard_count_)),
+      channels_(std::move(channels)) {
+  channels_.resize(epochs_.size());
+}
 
 absl::StatusOr<JoinResponse> Shards::Join(uint32_t shard, const JobOptions& job_options,
                                           absl::Time deadline) {
@@ -67,7 +70,7 @@ absl::StatusOr<JoinResponse> Shards::Join(uint32_t shard, const JobOptions& job_
   request.set_world_size(options_.world_size);
   request.set_incarnation(incarnation_);
   request.set_shard(shard);
-  request.set_shard_count(size());
+  request.set_shard_count(shard_count_);
   *request.mutable_options() = job_options;
   request.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
 
@@ -146,7 +149,7 @@ absl::Status Shards::Explain(const absl::Status& status, uint32_t shard,
 
 std::string Shards::Describe(uint32_t shard) const {
   return absl::StrFormat("aggregator %s (shard %d of %d)", channels_[shard]->target(), shard,
-                         size());
+                         shard_count_);
 }
 
 trace::Event Shards::EventOf(trace::Kind kind, uint64_t step, uint32_t chunk) const {

@@ -25,11 +25,12 @@ namespace signpost {
 // joined. Not thread-safe.
 class Shards {
  public:
-  // channels[s] leads to shard s. `options` and `layout` must outlive it.
+  // channels[s] leads to shard s; those to shards that own no chunk are closed. `options` and
+  // `layout` must outlive it.
   Shards(const WorkerOptions& options, const Layout& layout,
          std::vector<std::unique_ptr<Channel>> channels);
 
-  uint32_t size() const { return channels_.size(); }
+  uint32_t size() const { return channels_.size(); }  // of those that own chunks
   uint32_t ShardOf(uint32_t chunk) const { return shard_of_chunk_[chunk]; }
   Channel& channel(uint32_t shard) { return *channels_[shard]; }
   Channel& ChannelOf(uint32_t chunk) { return channel(ShardOf(chunk)); }
@@ -66,6 +67,7 @@ class Shards {
 
   const WorkerOptions& options_;
   const Layout& layout_;
+  const uint32_t shard_count_;  // also those that own no chunk
   const std::vector<uint32_t> shard_of_chunk_;
   const uint64_t incarnation_;  // tells this process from another that claims the rank
   const uint16_t trace_job_;    // the job's label in the trace

@@ -635,8 +635,9 @@ absl::Status Worker::CheckNoStepIsOpen() const {
       parameters_.size() - open_step_->gradients_missing(), parameters_.size()));
 }
 
-absl::Status Worker::CheckMayWait() const {
+absl::Status Worker::CheckMayWait() {
   if (!options_.is_interrupted || !options_.is_interrupted()) return absl::OkStatus();
+  was_interrupted_ = true;
   return absl::CancelledError(
       absl::StrFormat("interrupted in step %d of job '%s'", steps_, options_.job));
 }
@@ -794,12 +795,13 @@ trace::Event Worker::StepEvent(trace::Kind kind) const {
 }
 
 void Worker::SetDeadline(absl::Duration timeout) {
+  was_interrupted_ = false;
   exchanges_.SetDeadline(options_.clock->Now() + timeout);
 }
 
 absl::Status Worker::Leave() {
   // Who was interrupted does not want to wait for long.
-  SetDeadline(absl::IsCancelled(failure_) ? kGiveUpTimeout : options_.exchange_timeout);
+  SetDeadline(was_interrupted_ ? kGiveUpTimeout : options_.exchange_timeout);
   const bool had_failed = !failure_.ok();
   absl::Status first_error;
   for (uint32_t shard = 0; shard < shards_.size(); ++shard) {

@@ -68,9 +68,9 @@ class Worker {
   // train on, and steps() begins at the step where they are. Its error begins at zero: see
   // returned(). ALREADY_EXISTS when the rank is not gone. `resume_from` is then ignored.
   //
-  // Joins the job at every shard; blocks until all ranks have. `channels[s]` leads to shard s.
-  // Errors name the aggregator, rank, tensor or option at fault; DEADLINE_EXCEEDED names the ranks
-  // that did not come.
+  // Joins the job at every shard that owns chunks; blocks until all ranks have. `channels[s]` leads
+  // to shard s. Errors name the aggregator, rank, tensor or option at fault; DEADLINE_EXCEEDED
+  // names the ranks that did not come.
   //
   // With a directory of checkpoints in `resume_from` the job goes on from the newest one that is
   // whole: parameters get its values, steps() begins at its step, and everything
@@ -220,7 +220,7 @@ class Worker {
   absl::Status CheckRates(absl::Span<const GroupRates> rates) const;
   absl::Status CheckNoStepFailed() const;
   absl::Status CheckNoStepIsOpen() const;
-  absl::Status CheckMayWait() const;  // CANCELLED when it was interrupted
+  absl::Status CheckMayWait();  // CANCELLED when it was interrupted
   // DEADLINE_EXCEEDED when a GPU lets this step wait.
   absl::Status CheckGpuIsInTime() const;
   absl::Status CheckCanBeSaved() const;
@@ -263,7 +263,7 @@ class Worker {
   absl::Status OfferAll(uint32_t shard, bool had_failed);
   uint64_t StepsAt(uint32_t shard) const;  // that this worker has had answers of
   absl::Status LeaveShard(uint32_t shard, bool had_failed);
-  // Of the current call's exchanges, and of what it waits for.
+  // Of the call that begins: for its exchanges, and what it waits for.
   void SetDeadline(absl::Duration timeout);
   // For the trace: of the current round, or the current step as a whole.
   trace::Event EventOf(trace::Kind kind, uint32_t chunk) const;
@@ -283,6 +283,7 @@ class Worker {
   std::optional<Returned> returned_;
   std::set<std::string> damaged_checkpoints_;  // found when resuming
   absl::Status failure_;                       // of the first step that failed, or DATA_LOSS
+  bool was_interrupted_ = false;               // the last call that had a deadline
   uint32_t rates_crc32c_ = 0;                  // of the current step
   StepRates rates_;                            // likewise; empty in a job without a round deadline
   uint64_t newest_step_ = 0;                   // that another worker has reached

@@ -777,6 +777,15 @@ def test_parameters_may_have_names(make):
         optimizer.step()
 
 
+def test_parameters_of_two_models_may_have_the_same_names(make):
+    models = [torch.nn.Linear(2, 1), torch.nn.Linear(3, 1)]
+    groups = [{"params": model.named_parameters()} for model in models]
+    optimizer = make(signpost.Adam, groups)
+    models[1].weight.data = models[1].weight.data.clone()
+    with pytest.raises(RuntimeError, match="weight, parameter 0 of group 1 is not where it was"):
+        optimizer.step()
+
+
 def test_parameters_of_groups_may_have_names_and_saved_states_have_them_too(make):
     x, y = tensors((2,), (3,))
     optimizer = make(signpost.Adam, [{"params": [("embedding", x)]}, {"params": [y], "lr": 0.1}])

@@ -1,5 +1,6 @@
 """What a session trains in the place of a model's parameters."""
 
+from collections import Counter
 from typing import Any, Dict, Iterable, List, Optional
 
 import torch
@@ -112,18 +113,23 @@ def trained_tensors(
     groups: Iterable[Dict[str, List[torch.Tensor]]], names: Dict[torch.Tensor, str]
 ) -> List[TrainedTensor]:
     """Those of the parameters that a job trains: not the frozen and the empty ones, and a parameter
-    that is there more than once, once. One that has none of the names is called by its place.
+    that is there more than once, once. One that has none of the names is called by its place, and by
+    both if others have the same name, as those of two models may.
 
     Raises:
         TypeError: names the parameter that cannot be trained, and why; or two that are not in the
             same place.
     """
+    times = Counter(names.values())
     trained: Dict[torch.Tensor, TrainedTensor] = {}  # by identity, as tensors hash
     for g, group in enumerate(groups):
         for i, parameter in enumerate(group["params"]):
             if not parameter.requires_grad or parameter.numel() == 0:
                 continue
-            name = names.get(parameter, f"parameter {i} of group {g}")
+            place = f"parameter {i} of group {g}"
+            name = names.get(parameter, place)
+            if times[name] > 1:
+                name = f"{name}, {place}"
             _check_trainable(parameter, name)
             trained[parameter] = TrainedTensor(parameter, name, g)
     tensors = list(trained.values())
