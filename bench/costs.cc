@@ -50,9 +50,9 @@ double CodecCosts::AggregateSeconds(uint32_t workers) const {
   return std::max(aggregate_least_s, aggregate_s + workers * aggregate_worker_s);
 }
 
-CodecCosts Float32Costs() { return DenseCosts(kFloat32Bytes, 3.6, 1.65, 1.37); }
+CodecCosts Float32Costs() { return DenseCosts(kFloat32Bytes, 4.2, 1.65, 1.37); }
 
-CodecCosts Bfloat16Costs() { return DenseCosts(kBfloat16Bytes, 2.27, 1.8, 2.03); }
+CodecCosts Bfloat16Costs() { return DenseCosts(kBfloat16Bytes, 2.8, 1.8, 2.03); }
 
 CodecCosts OneBitCosts() { return OneBitCostsOf(2.81, 3.68, 4.7, 2.77, 0.9); }
 

@@ -32,7 +32,8 @@ inline constexpr float kMaxScale = 0x1p50f;
 inline constexpr float kMaxDense = 0x1p60f;
 
 // What a payload has for a block that is not finite: as its scale, or as its first element. The
-// block is not packed: the rest of it in the payload, and its error, are untouched. The others are.
+// block is not packed: its error is untouched, and the rest of it in the payload means nothing. The
+// others are.
 inline constexpr float kNotPacked = std::numeric_limits<float>::quiet_NaN();
 
 // Blocks that `elements` take; the last one may be short.

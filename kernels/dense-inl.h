@@ -59,39 +59,85 @@ HWY_INLINE auto WithCodecAndError(DenseType type, absl::Span<float> error, Body 
   return WithCodec(type, [&](auto codec) STRIP_BODY { return body(codec, some); });
 }
 
+// Elements [begin, begin + length) of a span: a block of it.
+struct DenseBlock {
+  size_t begin;
+  size_t length;
+};
+
+// Packs a block, and returns whether it is within range; if it is not, its errors are as they were.
+// The first half is packed as it is read, and its old errors are kept; the other half is looked at
+// first and packed then. Of a block of the usual size the first-level cache has room for that, and
+// not for all of its old errors, or to come back to all of it.
+template <class Codec>
+HWY_INLINE bool PackBlock(absl::Span<const float> gradient, SomeError error, DenseBlock block,
+                          uint8_t* out) {
+  constexpr size_t kMostKept = 2048;
+  HWY_ALIGN float kept[kMostKept];
+  const size_t first_half = std::min(kMostKept, block.length / 2 / kStripElements * kStripElements);
+  LargestMagnitude largest;
+  const auto fetch = [&](size_t i) STRIP_BODY {
+    PrefetchStripFar(gradient.data() + i);
+    error.PrefetchFar(i);
+  };
+  const auto pack = [&](const Strip& u, size_t i, auto count) STRIP_BODY {
+    PrefetchWritten(out + DenseBytes(Codec::kType, i));
+    error.Store(Codec::Encode(u, out, i, count), i, count);
+  };
+  ForEachStrip(first_half, [&](size_t i, auto count) STRIP_BODY {
+    fetch(block.begin + i);
+    const Strip e = error.Load(block.begin + i, count);
+    Store(e, kept + i, count);
+    const Strip u = Add(Load(gradient.data() + block.begin + i, count), e);
+    largest.Add(u);
+    pack(u, block.begin + i, count);
+  });
+  const DenseBlock rest = {block.begin + first_half, block.length - first_half};
+  const auto u = [&](size_t i, auto count) STRIP_BODY {
+    return Add(Load(gradient.data() + rest.begin + i, count), error.Load(rest.begin + i, count));
+  };
+  ForEachStrip(rest.length, [&](size_t i, auto count) STRIP_BODY {
+    fetch(rest.begin + i);
+    largest.Add(u(i, count));
+  });
+  if (!(largest.Get() <= kMaxDense)) {
+    std::copy_n(kept, first_half, error.data + block.begin);
+    return false;
+  }
+  ForEachStrip(rest.length,
+               [&](size_t i, auto count) STRIP_BODY { pack(u(i, count), rest.begin + i, count); });
+  return true;
+}
+
+// A copy, and no more: of what is written, nothing should be read first. Errors of zero are added
+// still: -0 becomes 0.
+template <class Codec>
+HWY_INLINE bool PackBlock(absl::Span<const float> gradient, NoError, DenseBlock block,
+                          uint8_t* out) {
+  static_assert(Codec::kType == DenseType::kFloat32);
+  const float* const from = gradient.data() + block.begin;
+  LargestMagnitude largest;
+  ForEachStrip(block.length, [&](size_t i, auto count) STRIP_BODY {
+    PrefetchStripFar(from + i);
+    largest.Add(Load(from + i, count));
+  });
+  if (!(largest.Get() <= kMaxDense)) return false;
+  WriteStrips(reinterpret_cast<float*>(out) + block.begin, block.length, gradient.size(),
+              [&](size_t i, auto count) STRIP_BODY { return Add(Load(from + i, count), Zeros()); });
+  return true;
+}
+
 template <class Codec, class Error>
 HWY_INLINE size_t CompressDenseAs(const BlockRule& rule, absl::Span<const float> gradient,
                                   Error error, uint8_t* out) {
-  const auto u = [&](size_t i, auto count) STRIP_BODY {
-    return Add(Load(gradient.data() + i, count), error.Load(i, count));
-  };
   const size_t blocks = BlockCount(gradient.size(), rule.block_elements);
   size_t first_not_packed = blocks;
-  for (size_t block = 0; block < blocks; ++block) {
-    const size_t begin = block * rule.block_elements;
-    const size_t length = std::min(rule.block_elements, gradient.size() - begin);
-    bool is_within_range = true;
-    ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
-      PrefetchStripFar(gradient.data() + begin + i);
-      error.PrefetchFar(begin + i);
-      is_within_range &= IsWithinRange(u(begin + i, count));
-    });
-    if (!is_within_range) {
-      reference::StoreDense(Codec::kType, kNotPacked, out, begin);
-      first_not_packed = std::min(first_not_packed, block);
-      continue;
-    }
-    if constexpr (Error::kIsNone) {
-      // A copy, and no more: of what is written, nothing should be read first.
-      static_assert(Codec::kType == DenseType::kFloat32);
-      WriteStrips(reinterpret_cast<float*>(out) + begin, length, gradient.size(),
-                  [&](size_t i, auto count) STRIP_BODY { return u(begin + i, count); });
-    } else {
-      ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
-        PrefetchWritten(out + DenseBytes(Codec::kType, begin + i));
-        error.Store(Codec::Encode(u(begin + i, count), out, begin + i, count), begin + i, count);
-      });
-    }
+  for (size_t index = 0; index < blocks; ++index) {
+    const size_t begin = index * rule.block_elements;
+    const DenseBlock block = {begin, std::min(rule.block_elements, gradient.size() - begin)};
+    if (PackBlock<Codec>(gradient, error, block, out)) continue;
+    reference::StoreNotPacked(Codec::kType, out, block.begin, block.length);
+    first_not_packed = std::min(first_not_packed, index);
   }
   if constexpr (Error::kIsNone) FinishStrips(gradient.size());
   return first_not_packed;
@@ -194,13 +240,12 @@ void Scale(float factor, absl::Span<float> values) {
 }
 
 bool DenseWithinRange(DenseType type, const uint8_t* payload, size_t elements) {
-  bool within = true;
+  LargestMagnitude largest;
   WithCodec(type, [&](auto codec) STRIP_BODY {
-    ForEachStrip(elements, [&](size_t i, auto count) STRIP_BODY {
-      within &= IsWithinRange(codec.Decode(payload, i, count));
-    });
+    ForEachStrip(elements, [&](size_t i, auto count)
+                               STRIP_BODY { largest.Add(codec.Decode(payload, i, count)); });
   });
-  return within;
+  return largest.Get() <= kMaxDense;
 }
 
 #endif  // HWY_TARGET == HWY_SCALAR

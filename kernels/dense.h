@@ -34,8 +34,8 @@ constexpr size_t DenseBytes(DenseType type, size_t elements) {
 // gradient and error n elements, out DenseBytes(type, n).
 //
 // A block of `rule.block_elements` with an element of u that is not finite or exceeds kMaxDense in
-// magnitude is not packed: kNotPacked is its first element in `out`, and the rest of it and its
-// part of `error` are untouched. Returns the index of the first such block, or BlockCount(n).
+// magnitude is not packed: kNotPacked is its first element in `out`, zeros are the others, and its
+// part of `error` is untouched. Returns the index of the first such block, or BlockCount(n).
 size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const float> gradient,
                      absl::Span<float> error, uint8_t* out);
 

@@ -83,12 +83,16 @@ SIGNPOST_DEVICE void CompressDenseBlock(Block& block, const BlockRule& rule,
     });
   }
   if (is_within_range == 0) {
-    block.Phase([&](uint32_t thread) {
-      if (thread != 0) return;
-      Quad mark = {{kNotPacked}};
-      StorePayload(segment.type, mark, segment.out, at.begin, 1);
-      block.LowerTo(*first_not_packed, number);
-    });
+    for (uint32_t tile = 0; tile < at.length; tile += kTileElements) {
+      block.Phase([&](uint32_t thread) {
+        ForEachQuad(thread, at.length - tile, [&](uint32_t begin, uint32_t count, uint32_t) {
+          const bool is_first = tile + begin == 0;
+          Quad mark = {{is_first ? kNotPacked : 0.0f}};
+          StorePayload(segment.type, mark, segment.out, at.begin + tile + begin, count);
+          if (is_first) block.LowerTo(*first_not_packed, number);
+        });
+      });
+    }
     return;
   }
   for (uint32_t tile = 0; tile < at.length; tile += kTileElements) {

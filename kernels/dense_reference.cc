@@ -55,6 +55,11 @@ float StoreDense(DenseType type, float value, uint8_t* payload, size_t i) {
   return Widen(type, half);
 }
 
+void StoreNotPacked(DenseType type, uint8_t* payload, size_t begin, size_t length) {
+  StoreDense(type, kNotPacked, payload, begin);
+  for (size_t i = 1; i < length; ++i) StoreDense(type, 0, payload, begin + i);
+}
+
 size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const float> gradient,
                      absl::Span<float> error, uint8_t* out) {
   const auto u = [&](size_t i) { return gradient[i] + LoadError(error, i); };
@@ -66,7 +71,7 @@ size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const flo
     bool is_within_range = true;
     for (size_t i = begin; i < end; ++i) is_within_range &= IsWithinRange(u(i));
     if (!is_within_range) {
-      StoreDense(type, kNotPacked, out, begin);
+      StoreNotPacked(type, out, begin, end - begin);
       first_not_packed = std::min(first_not_packed, block);
       continue;
     }

@@ -19,6 +19,9 @@ float LoadDense(DenseType type, const uint8_t* payload, size_t i);
 // was written.
 float StoreDense(DenseType type, float value, uint8_t* payload, size_t i);
 
+// What a payload has for a block of `length` elements from `begin` on that is not packed.
+void StoreNotPacked(DenseType type, uint8_t* payload, size_t begin, size_t length);
+
 size_t CompressDense(const BlockRule& rule, DenseType type, absl::Span<const float> gradient,
                      absl::Span<float> error, uint8_t* out);
 void AggregateDense(DenseType type, absl::Span<const uint8_t* const> contributions, size_t n,

@@ -182,21 +182,12 @@ struct IntegerFormat {
 
   class Measure {
    public:
-    HWY_INLINE Measure() : largest_(hn::Zero(Words())) {}
-
-    HWY_INLINE void Add(size_t, const Strip& u) {
-      ForEachVector([&](size_t k) STRIP_BODY {
-        largest_ = hn::Max(largest_, hn::BitCast(Words(), hn::Abs(u.v[k])));
-      });
-    }
-
-    HWY_INLINE float Largest() const {
-      return formulas::BitsToFloat(hn::GetLane(hn::MaxOfLanes(Words(), largest_)));
-    }
+    HWY_INLINE Measure() {}
+    HWY_INLINE void Add(size_t, const Strip& u) { largest_.Add(u); }
+    HWY_INLINE float Largest() const { return largest_.Get(); }
 
    private:
-    // As bits, which come in the order of the numbers, and NaN behind them.
-    hn::Vec<Words> largest_;
+    LargestMagnitude largest_;
   };
 
   class Packer {

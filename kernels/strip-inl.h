@@ -14,6 +14,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/block.h"
+#include "kernels/formulas.h"
 
 #if defined(SIGNPOST_KERNELS_STRIP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SIGNPOST_KERNELS_STRIP_INL_H_
@@ -222,15 +223,25 @@ HWY_INLINE Strip Sum(Strip sum, const More&... more) {
   return sum;
 }
 
-// Whether every lane is finite and at most kMaxDense in magnitude.
-HWY_INLINE bool IsWithinRange(const Strip& strip) {
-  const Vector limit = hn::Set(Floats(), kMaxDense);
-  bool within = true;
-  ForEachVector([&](size_t k) STRIP_BODY {
-    within &= hn::AllTrue(Floats(), hn::Le(hn::Abs(strip.v[k]), limit));
-  });
-  return within;
-}
+// The largest magnitude of what was added, or NaN if that was among it.
+class LargestMagnitude {
+ public:
+  HWY_INLINE LargestMagnitude() : largest_(hn::Zero(Words())) {}
+
+  HWY_INLINE void Add(const Strip& strip) {
+    ForEachVector([&](size_t k) STRIP_BODY {
+      largest_ = hn::Max(largest_, hn::BitCast(Words(), hn::Abs(strip.v[k])));
+    });
+  }
+
+  HWY_INLINE float Get() const {
+    return formulas::BitsToFloat(hn::GetLane(hn::MaxOfLanes(Words(), largest_)));
+  }
+
+ private:
+  // As bits, which come in the order of the numbers, and NaN behind them.
+  hn::Vec<Words> largest_;
+};
 
 // The sign bits of a strip, which begin at a whole byte; those beyond `count` are zero.
 HWY_INLINE uint32_t LoadSigns(const uint8_t* bits, Full) {

@@ -140,12 +140,12 @@ HWY_INLINE size_t LocalStepOn(const BlockRule& rule, const LocalVectors& rates,
     const size_t begin = block * rule.block_elements;
     const size_t length = std::min(rule.block_elements, gradient.size() - begin);
     const float* const g = gradient.data() + begin;
-    bool is_within_range = true;
+    LargestMagnitude largest;
     ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
       PrefetchStrip(g + i);
-      is_within_range &= IsWithinRange(Load(g + i, count));
+      largest.Add(Load(g + i, count));
     });
-    if (!is_within_range) {
+    if (!(largest.Get() <= kMaxDense)) {
       first_left_alone = std::min(first_left_alone, block);
       continue;
     }
