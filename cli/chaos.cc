@@ -156,7 +156,11 @@ bool Chaos::AllListen() const {
 
 void Chaos::Inflict(const PlannedFault& planned) {
   Progress before;
-  if (!ReadProgress(planned.shard, before)) return;
+  if (!ReadProgress(planned.shard, before)) {
+    // One without chunks has no part in the job, but the first one has.
+    if (planned.shard > 0) Inflict({planned.fault, /*shard=*/0});
+    return;
+  }
   const absl::Time fault = SteadyNow();
   Say(absl::StrCat(NameOf(planned.fault), " aggregator ", planned.shard, ", step ", before.step));
   {
@@ -227,10 +231,8 @@ bool Chaos::ReadProgress(uint32_t shard, Progress& progress) {
 bool Chaos::AwaitNextRound(uint32_t shard, const Progress& before) {
   do {
     Progress now;
-    // A round may have closed between the reading and the fault, so it takes one of each chunk. A
-    // shard that owns none is there again when it answers.
-    if (ReadProgress(shard, now) &&
-        (before.chunks == 0 || now.rounds_closed > before.rounds_closed + before.chunks)) {
+    // A round may have closed between the reading and the fault, so it takes one of each chunk.
+    if (ReadProgress(shard, now) && now.rounds_closed > before.rounds_closed + before.chunks) {
       return true;
     }
   } while (Pause(kPollInterval));

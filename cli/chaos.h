@@ -103,7 +103,7 @@ class Chaos {
   void Inflict(const PlannedFault& planned);
   void Do(const PlannedFault& planned);
   void Signal(uint32_t shard, int signal);
-  // False: there is nothing to see, because the job has not begun or is over.
+  // False: there is nothing to see: the job has not begun, is over, or has no chunks there.
   bool ReadProgress(uint32_t shard, Progress& progress);
   // False: the end came first.
   bool AwaitNextRound(uint32_t shard, const Progress& before);

@@ -805,7 +805,8 @@ TEST(Chaos, BreaksEverythingAndChangesNothing) {
   };
   EXPECT_EQ(RunProgram("run" + training(quiet)).exit_code, 0);
   const Outcome outcome = RunProgram(
-      "chaos --every 50ms --pause 20ms --faults kill,stop,reset,stall --failure-timeout 1s" +
+      "chaos --every 50ms --pause 20ms --faults kill,stop,reset,stall --failure-timeout 1s "
+      "--aggregators 2" +
       training(broken));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
   for (const char* fault :
@@ -817,6 +818,8 @@ TEST(Chaos, BreaksEverythingAndChangesNothing) {
                     HasSubstr("[rank 0] signpost: rank 0: waiting for aggregator 127.0.0.1:"),
                     testing::ContainsRegex("chaos: [0-9]+ faults \\([0-9]+ kill, .* in the median"),
                     HasSubstr("The job ended with exit code 0\n")));
+  EXPECT_THAT(outcome.output, Not(HasSubstr(": kill aggregator 1")))
+      << "it has no part in a job of one chunk";
   EXPECT_EQ(ParametersOf(broken), ParametersOf(quiet));
 }
 

@@ -48,7 +48,6 @@ TEST(StatusTable, HasALineForEachJobWithAllItsShards) {
             "bert  1200  4/4     rank 2 for 1.2 s  3.0 MB    1.0 kB  0\n");
 }
 
-// A model of one chunk on two aggregators.
 // One of a job's two shards, as the status page would show it.
 AggregatorStatus ShardWithFigures(uint32_t shard) {
   AggregatorStatus status = Answer("a:1", R"pb(jobs {

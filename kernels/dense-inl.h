@@ -45,10 +45,7 @@ struct SomeError {
 };
 struct NoError {
   static constexpr bool kIsNone = true;
-  void Prefetch(size_t i) const {}
-  void PrefetchFar(size_t i) const {}
   HWY_INLINE Strip Load(size_t i, size_t count) const { return Zeros(); }
-  HWY_INLINE void Store(const Strip& strip, size_t i, size_t count) const {}
 };
 
 // Calls body(codec, error) with those that they are.
@@ -66,9 +63,9 @@ struct DenseBlock {
 };
 
 // Packs a block, and returns whether it is within range; if it is not, its errors are as they were.
-// The first half is packed as it is read, and its old errors are kept; the other half is looked at
-// first and packed then. Of a block of the usual size the first-level cache has room for that, and
-// not for all of its old errors, or to come back to all of it.
+// The first half, or as much of a larger block, is packed as it is read, and its old errors are
+// kept; the rest is looked at first and packed then. Of a block of the usual size the first-level
+// cache has room for that, and not for all of its old errors, or to come back to all of it.
 template <class Codec>
 HWY_INLINE bool PackBlock(absl::Span<const float> gradient, SomeError error, DenseBlock block,
                           uint8_t* out) {

@@ -290,38 +290,42 @@ TEST(Dense, CompressedMatchesTheModel) {
 }
 
 TEST(Dense, BlocksOutOfRangeAreNotPackedAndKeepTheirErrorsAndNoOthers) {
-  const size_t n = 5 * 256 + 3;
-  Random random;
-  const Values clean = random.Values(n);
-  const Values error(n, -0.0f);  // so that u is the gradient, zeros included
   const float above = std::nextafter(kMaxDense, kInfinity);
+  Random random;
   for (DenseType type : kTypes) {
-    const Values rounded = model::Round(type, clean);
-    const Payload payload = model::Encode(type, rounded);
-    const Values lost = model::Error(clean, rounded);
-    for (float poison : {kNan, kInfinity, -kInfinity, above, -above}) {
-      for (size_t at : {0, 255, 256, 700, 1279, 1282}) {
-        SCOPED_TRACE(testing::Message() << poison << " at " << at);
-        // The last block too, in every case.
-        Values gradient = clean;
-        gradient[at] = gradient[n - 1] = poison;
-        Payload bytes = payload;
-        Values left = lost;
-        for (const size_t bad : {at / 256, (n - 1) / 256}) {
-          const size_t begin = bad * 256, end = std::min(n, begin + 256);
-          std::fill(bytes.begin() + DenseBytes(type, begin), bytes.begin() + DenseBytes(type, end),
-                    0);
-          const Payload mark = model::Encode(type, {kNotPacked});
-          std::copy(mark.begin(), mark.end(), bytes.begin() + DenseBytes(type, begin));
-          std::copy(error.begin() + begin, error.begin() + end, left.begin() + begin);
+    for (const size_t block : {256, 10000}) {
+      const size_t n = 3 * block + 3;
+      const Values clean = random.Values(n), error = random.Values(n);
+      Values u(n);
+      for (size_t i = 0; i < n; ++i) u[i] = clean[i] + error[i];
+      const Values rounded = model::Round(type, u);
+      const Payload payload = model::Encode(type, rounded);
+      const Values lost = model::Error(u, rounded);
+      for (float poison : {kNan, kInfinity, -kInfinity, above, -above}) {
+        for (size_t at : {size_t{0}, block - 1, block, block + block * 3 / 4, 3 * block, n - 1}) {
+          SCOPED_TRACE(testing::Message() << poison << " at " << at << " of blocks of " << block);
+          // The last block too, in every case.
+          Values gradient = clean;
+          gradient[at] = gradient[n - 1] = poison;
+          Payload bytes = payload;
+          Values left = lost;
+          for (const size_t bad : {at / block, (n - 1) / block}) {
+            const size_t begin = bad * block, end = std::min(n, begin + block);
+            std::fill(bytes.begin() + DenseBytes(type, begin),
+                      bytes.begin() + DenseBytes(type, end), 0);
+            const Payload mark = model::Encode(type, {kNotPacked});
+            std::copy(mark.begin(), mark.end(), bytes.begin() + DenseBytes(type, begin));
+            std::copy(error.begin() + begin, error.begin() + end, left.begin() + begin);
+          }
+          OnEveryTarget([&] {
+            Guarded<float> e = error;
+            Guarded<uint8_t> out = Payload(DenseBytes(type, n), 0x5a);
+            EXPECT_EQ(CompressDense(BlockRule{block}, type, gradient, e.span(), out.data()),
+                      at / block);
+            EXPECT_TRUE(SameBytes(out, bytes));
+            EXPECT_TRUE(SameBytes(e, left));
+          });
         }
-        OnEveryTarget([&] {
-          Guarded<float> e = error;
-          Guarded<uint8_t> out = Payload(DenseBytes(type, n), 0x5a);
-          EXPECT_EQ(CompressDense(BlockRule{256}, type, gradient, e.span(), out.data()), at / 256);
-          EXPECT_TRUE(SameBytes(out, bytes));
-          EXPECT_TRUE(SameBytes(e, left));
-        });
       }
     }
   }

@@ -63,6 +63,8 @@ class AttachedSession final : public Session {
 
   absl::Status Checkpoint(const std::string& directory) override;
   absl::StatusOr<std::string> SaveState() override;
+  // OK after a call that was interrupted: the node's worker was let go of then, which tells the
+  // node's other processes that this one is gone.
   absl::Status Leave() override;
 
   uint64_t steps() const override { return steps_; }

@@ -620,12 +620,9 @@ bool Aggregator::AwaitNoJobs(absl::Duration timeout) const {
 }
 
 bool Aggregator::HasNoJobs() const {
-  // Who lives and lost all connections makes another within this; nothing more is at stake here
-  // than that the job ends a moment earlier.
-  constexpr absl::Duration kSilence = absl::Seconds(5);
   const absl::Time now = options_.now();
   return absl::c_all_of(jobs_, [&](const auto& job) {
-    return job.second.IsDeserted() || job.second.membership().IsAbandoned(now, kSilence);
+    return job.second.IsDeserted() || job.second.membership().IsAbandoned(now);
   });
 }
 

@@ -161,8 +161,8 @@ class Aggregator {
   // Refuses new jobs from now on (UNAVAILABLE); jobs that are running, or waiting to, go on.
   void StopAdmitting() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Blocks until no job is running or waiting to, but for those that have been silent for 5 s and
-  // have no connection to any of their processes, and returns true; false after `timeout`.
+  // Blocks until no job is running or waiting to, but for those whose processes are all gone, and
+  // returns true; false after `timeout`.
   bool AwaitNoJobs(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends all waiting calls with UNAVAILABLE, forgets all jobs, and refuses all calls but Status

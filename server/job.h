@@ -143,7 +143,7 @@ class Job {
 
   // Whether a rank whose process is gone may come back.
   bool takes_back() const { return min_workers() < world_size_; }
-  bool has_begun() const;    // some round has closed
+  bool has_begun() const;  // some round has closed
   // Rounds go on without it, or can't.
   bool is_absent(uint32_t rank, absl::Time now) const;
   uint64_t newest_step(uint32_t rank) const { return roll_.newest_step(rank); }

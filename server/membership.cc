@@ -163,8 +163,8 @@ bool Membership::AllGone(absl::Time now) const {
 
 bool Membership::AllLeft() const { return left_ == world_size_; }
 
-bool Membership::IsAbandoned(absl::Time now, absl::Duration silence) const {
-  if (!complete_ || now - last_heard_ < silence) return false;
+bool Membership::IsAbandoned(absl::Time now) const {
+  if (!complete_ || now - last_heard_ < connections_.grace) return false;
   const bool knows_all = absl::c_none_of(members_, [](const auto& member) {
     return !member.second.left && member.second.peers.empty();
   });
@@ -172,7 +172,7 @@ bool Membership::IsAbandoned(absl::Time now, absl::Duration silence) const {
 }
 
 bool Membership::GivesWay(absl::Time now, absl::Duration idle_timeout) const {
-  return Deserted() || IsAbandoned(now, connections_.grace) || world_size_ - left_ < min_workers_ ||
+  return Deserted() || IsAbandoned(now) || world_size_ - left_ < min_workers_ ||
          (complete_ && now - last_heard_ >= idle_timeout);
 }
 

@@ -99,10 +99,10 @@ class Membership {
 
   // Nobody waits for the job to begin any more. Not before the first Join.
   bool Deserted() const { return !complete_ && waiting_ == 0; }
-  // It is complete, and has been silent for so long, without a connection to any rank that has not
-  // left, of all of which it had been told one.
-  bool IsAbandoned(absl::Time now, absl::Duration silence) const;
-  // Nobody would miss the job: it is deserted, or abandoned for the connections' grace, or so many ranks have left that no
+  // It is complete, and has been silent for the connections' grace, without a connection to any
+  // rank that has not left, of all of which it had been told one.
+  bool IsAbandoned(absl::Time now) const;
+  // Nobody would miss the job: it is deserted or abandoned, or so many ranks have left that no
   // round can close, or it has been silent for `idle_timeout`.
   bool GivesWay(absl::Time now, absl::Duration idle_timeout) const;
 

@@ -34,7 +34,7 @@ struct CheckpointId {
 
   std::string name() const;  // of its subdirectory
 };
-// The same for all ranks: a hash of the job's epoch at each shard.
+// The same for all ranks: a hash of the job's epoch at each of its shards.
 uint64_t AttemptOf(const std::vector<uint64_t>& epochs);
 
 std::string RankFileName(uint32_t rank);  // "rank-3"

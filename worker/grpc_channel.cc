@@ -215,7 +215,8 @@ class GrpcChannel final : public Channel {
         }
         const bool again = may_pass && SteadyNow() + backoff_ < deadline_;
         if (status.error_code() == grpc::StatusCode::UNAVAILABLE) channel_.SetLost(status, about_);
-        return again ? TryLater() : Finish(channel_.Explain(status, *connection_));
+        if (again || WasCancelled()) return TryLater();
+        return Finish(channel_.Explain(status, *connection_));
       }
       channel_.SetFound(about_);
       Answer answer;
@@ -223,6 +224,11 @@ class GrpcChannel final : public Channel {
       response_.Clear();  // the transport's memory
       if (!parsed.ok()) return Finish(parsed);
       Finish(std::move(answer));
+    }
+
+    bool WasCancelled() {
+      absl::MutexLock lock(&mutex_);
+      return cancelled_;
     }
 
     void TryLater() {
@@ -385,9 +391,10 @@ class GrpcChannel final : public Channel {
               : ", and without mTLS"));
     }
     if (is_late) return absl::DeadlineExceededError("no answer in the time given");
-    // Nobody here cancelled it: CANCELLED is for a worker that was interrupted.
+    // CANCELLED is for what is ended here.
     if (status.error_code() == grpc::StatusCode::CANCELLED) {
-      return absl::UnavailableError(absl::StrCat(target_, " let go of the call: it shuts down"));
+      return absl::UnavailableError(
+          absl::StrCat(target_, " has cancelled the call, as it does while it shuts down"));
     }
     return FromGrpcStatus(status);
   }

@@ -406,6 +406,7 @@ absl::StatusOr<StepReport> Worker::FinishStep() {
 }
 
 void Worker::OpenStepWith(absl::Span<const GroupRates> rates) {
+  was_interrupted_ = false;
   rates_crc32c_ = Crc32cOf(parameters_, rates, optimizer_.schedule());
   if (options_.min_workers > 0) rates_ = MessageOf(rates, optimizer_.schedule());
   open_step_ = std::make_unique<OpenStep>(layout_, window_);
@@ -795,7 +796,6 @@ trace::Event Worker::StepEvent(trace::Kind kind) const {
 }
 
 void Worker::SetDeadline(absl::Duration timeout) {
-  was_interrupted_ = false;
   exchanges_.SetDeadline(options_.clock->Now() + timeout);
 }
 

@@ -194,11 +194,11 @@ class Worker {
          const ReductionOptions* reduction, std::vector<Parameter> parameters,
          std::vector<std::unique_ptr<Channel>> channels, Layout layout);
 
-  // Joins all shards, and gets where the job is.
+  // Joins the shards, and gets where the job is.
   absl::Status JoinShards(const JobOptions& job_options, std::optional<ResumeState> state);
 
   absl::Status JoinShard(uint32_t shard, const JobOptions& job_options, absl::Time deadline);
-  // Gets what the others have, once all shards are joined.
+  // Gets what the others have, once the shards are joined.
   absl::Status ComeBack();
   // Sends the chunk's state, for a rank that comes back.
   void GiveState(uint32_t chunk);
@@ -233,7 +233,7 @@ class Worker {
   FrameHeader HeaderOf(uint32_t chunk, Codec codec) const;
   // DATA_LOSS or FAILED_PRECONDITION if what was saved does not fit the optimizer.
   absl::Status CheckCanResume(const ResumeState& state) const;
-  // Goes on from a checkpoint, once all shards are joined.
+  // Goes on from a checkpoint, once the shards are joined.
   absl::Status Resume(ResumeState state);
   // Sends the chunk's frame of the round that restores the aggregators' errors.
   void SendRestore(uint32_t chunk, const ChunkErrors& errors);
@@ -263,7 +263,7 @@ class Worker {
   absl::Status OfferAll(uint32_t shard, bool had_failed);
   uint64_t StepsAt(uint32_t shard) const;  // that this worker has had answers of
   absl::Status LeaveShard(uint32_t shard, bool had_failed);
-  // Of the call that begins: for its exchanges, and what it waits for.
+  // Of the current call's exchanges, and of what it waits for.
   void SetDeadline(absl::Duration timeout);
   // For the trace: of the current round, or the current step as a whole.
   trace::Event EventOf(trace::Kind kind, uint32_t chunk) const;
@@ -283,7 +283,7 @@ class Worker {
   std::optional<Returned> returned_;
   std::set<std::string> damaged_checkpoints_;  // found when resuming
   absl::Status failure_;                       // of the first step that failed, or DATA_LOSS
-  bool was_interrupted_ = false;               // the last call that had a deadline
+  bool was_interrupted_ = false;               // the last step or checkpoint
   uint32_t rates_crc32c_ = 0;                  // of the current step
   StepRates rates_;                            // likewise; empty in a job without a round deadline
   uint64_t newest_step_ = 0;                   // that another worker has reached

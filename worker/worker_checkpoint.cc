@@ -109,6 +109,7 @@ class HostRank {
 }  // namespace
 
 absl::Status Worker::Checkpoint(Disk& directory) {
+  was_interrupted_ = false;
   const trace::Span span(StepEvent(trace::Kind::kCheckpoint));
   if (absl::Status status = CheckCanBeSaved(); !status.ok()) return status;
   CheckpointDir dir(directory);

@@ -777,12 +777,16 @@ def test_parameters_may_have_names(make):
         optimizer.step()
 
 
-def test_parameters_of_two_models_may_have_the_same_names(make):
-    models = [torch.nn.Linear(2, 1), torch.nn.Linear(3, 1)]
-    groups = [{"params": model.named_parameters()} for model in models]
-    optimizer = make(signpost.Adam, groups)
-    models[1].weight.data = models[1].weight.data.clone()
-    with pytest.raises(RuntimeError, match="weight, parameter 0 of group 1 is not where it was"):
+@pytest.mark.parametrize(
+    "parameter, name", [("weight", "weight, parameter 0 of group 1"), ("bias", "bias")]
+)
+def test_parameters_of_two_models_may_have_the_same_names(make, parameter, name):
+    models = [nn.Linear(2, 1), nn.Linear(3, 1)]
+    models[0].bias.requires_grad_(False)  # so that its name is free
+    optimizer = make(signpost.Adam, [{"params": model.named_parameters()} for model in models])
+    moved = getattr(models[1], parameter)
+    moved.data = moved.data.clone()
+    with pytest.raises(RuntimeError, match=f"^{name} is not where it was"):
         optimizer.step()
 
 

@@ -1,7 +1,7 @@
 """What a session trains in the place of a model's parameters."""
 
 from collections import Counter
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import torch
 
@@ -120,19 +120,20 @@ def trained_tensors(
         TypeError: names the parameter that cannot be trained, and why; or two that are not in the
             same place.
     """
-    times = Counter(names.values())
-    trained: Dict[torch.Tensor, TrainedTensor] = {}  # by identity, as tensors hash
+    places: Dict[torch.Tensor, Tuple[int, int]] = {}  # by identity, as tensors hash
     for g, group in enumerate(groups):
         for i, parameter in enumerate(group["params"]):
-            if not parameter.requires_grad or parameter.numel() == 0:
-                continue
-            place = f"parameter {i} of group {g}"
-            name = names.get(parameter, place)
-            if times[name] > 1:
-                name = f"{name}, {place}"
-            _check_trainable(parameter, name)
-            trained[parameter] = TrainedTensor(parameter, name, g)
-    tensors = list(trained.values())
+            if parameter.requires_grad and parameter.numel() > 0:
+                places[parameter] = (g, i)
+    times = Counter(names[parameter] for parameter in places if parameter in names)
+    tensors = []
+    for parameter, (g, i) in places.items():
+        place = f"parameter {i} of group {g}"
+        name = names.get(parameter, place)
+        if times[name] > 1:
+            name = f"{name}, {place}"
+        _check_trainable(parameter, name)
+        tensors.append(TrainedTensor(parameter, name, g))
     _check_are_together(tensors)
     return tensors
 
