@@ -195,6 +195,12 @@ class LaunchedRun {
           {"SIGNPOST_ROUND_DEADLINE", absl::FormatDuration(options_.round_deadline)});
       environment.push_back({"SIGNPOST_MIN_WORKERS", absl::StrCat(options_.min_workers)});
     }
+    // For glibc, to keep the memory of messages for the next ones, as this program does (main.cc).
+    // Setting only one would end what it does about the other by itself.
+    for (const auto& [name, value] : {std::pair{"MALLOC_MMAP_THRESHOLD_", 32 << 20},
+                                      std::pair{"MALLOC_TRIM_THRESHOLD_", INT_MAX}}) {
+      if (std::getenv(name) == nullptr) environment.push_back({name, absl::StrCat(value)});
+    }
     return StartProcess(options_.command, environment);
   }
 

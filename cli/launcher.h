@@ -49,7 +49,8 @@ struct LaunchOptions {
   // One worker's program, found in PATH, and its arguments. Its environment says who it is:
   // SIGNPOST_AGGREGATORS, SIGNPOST_JOB (another one for each launch), SIGNPOST_RANK,
   // SIGNPOST_WORLD_SIZE, LOCAL_WORLD_SIZE, SIGNPOST_FAILURE_TIMEOUT, SIGNPOST_TLS_DIR, and with
-  // min_workers SIGNPOST_ROUND_DEADLINE and SIGNPOST_MIN_WORKERS.
+  // min_workers SIGNPOST_ROUND_DEADLINE and SIGNPOST_MIN_WORKERS; and, unless they are set, glibc's
+  // MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_.
   std::vector<std::string> command;
   uint32_t workers = 1;  // ranks
   uint32_t aggregators = 1;

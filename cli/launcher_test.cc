@@ -83,6 +83,15 @@ TEST_F(LaunchTest, OverridesTheEnvironmentOfALaunchAroundIt) {
   EXPECT_THAT(OutputOfRank(0), ElementsAre("SIGNPOST_RANK=0"));
 }
 
+TEST_F(LaunchTest, HasGlibcKeepMemoryUnlessToldOtherwise) {
+  const std::string script = "echo $MALLOC_MMAP_THRESHOLD_ $MALLOC_TRIM_THRESHOLD_";
+  RunScript(script);
+  setenv("MALLOC_TRIM_THRESHOLD_", "1000", /*overwrite=*/1);
+  RunScript(script);
+  unsetenv("MALLOC_TRIM_THRESHOLD_");
+  EXPECT_THAT(OutputOfRank(0), ElementsAre("33554432 2147483647", "33554432 1000"));
+}
+
 TEST_F(LaunchTest, NamesTheSameJobToAllRanksAndAnotherOneNextTime) {
   options_.workers = 2;
   RunScript("echo $SIGNPOST_JOB");

@@ -286,6 +286,10 @@ inline constexpr char kWorkerSpec[] = R"(  completionMode: Indexed
                   fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
 {late_workers_env}            - name: HOME
               value: /tmp
+            - name: MALLOC_MMAP_THRESHOLD_  # with the next, glibc keeps the memory of messages
+              value: "33554432"
+            - name: MALLOC_TRIM_THRESHOLD_
+              value: "2147483647"
 {security_env}          resources:
             requests:
               cpu: {worker_cpus}
