@@ -436,8 +436,8 @@ class Adam(_JobOptimizer):
         Args:
             params: tensors, pairs of a name and a tensor as model.named_parameters() has, by which
                 errors then call them, or param groups of either. Groups may differ in what follows,
-                and may change it between steps, alike on all ranks. Names are equal
-                on all ranks, and in what was saved.
+                and may change it between steps, alike on all ranks. Names are equal on all ranks,
+                and in what was saved.
             lr: learning rate.
             betas, eps: of the moments' averages and the denominator, as in torch.optim.Adam.
             weight_decay: x -= lr * weight_decay * x.

@@ -113,8 +113,8 @@ def trained_tensors(
     groups: Iterable[Dict[str, List[torch.Tensor]]], names: Dict[torch.Tensor, str]
 ) -> List[TrainedTensor]:
     """Those of the parameters that a job trains: not the frozen and the empty ones, and a parameter
-    that is there more than once, once. One that has none of the names is called by its place, and by
-    both if others have the same name, as those of two models may.
+    that is there more than once, once. One that has none of the names is called by its place, and
+    by both if others have the same name, as those of two models may.
 
     Raises:
         TypeError: names the parameter that cannot be trained, and why; or two that are not in the
