@@ -19,6 +19,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "cli/child_process.h"
+#include "cli/kept_memory.h"
 #include "cli/process_scope.h"
 #include "cli/restart_limit.h"
 #include "log/log.h"
@@ -195,10 +196,8 @@ class LaunchedRun {
           {"SIGNPOST_ROUND_DEADLINE", absl::FormatDuration(options_.round_deadline)});
       environment.push_back({"SIGNPOST_MIN_WORKERS", absl::StrCat(options_.min_workers)});
     }
-    // For glibc, to keep the memory of messages for the next ones, as this program does (main.cc).
-    // Setting only one would end what it does about the other by itself.
-    for (const auto& [name, value] : {std::pair{"MALLOC_MMAP_THRESHOLD_", 32 << 20},
-                                      std::pair{"MALLOC_TRIM_THRESHOLD_", INT_MAX}}) {
+    for (const auto& [name, value] : {std::pair{"MALLOC_MMAP_THRESHOLD_", kMmapThreshold},
+                                      std::pair{"MALLOC_TRIM_THRESHOLD_", kTrimThreshold}}) {
       if (std::getenv(name) == nullptr) environment.push_back({name, absl::StrCat(value)});
     }
     return StartProcess(options_.command, environment);

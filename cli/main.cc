@@ -3,7 +3,6 @@
 #include <grpc/support/log.h>
 #include <malloc.h>
 
-#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -25,6 +24,7 @@
 #include "cli/doctor_command.h"
 #include "cli/flag_settings.h"
 #include "cli/k8s_command.h"
+#include "cli/kept_memory.h"
 #include "cli/man_command.h"
 #include "cli/probe_command.h"
 #include "cli/run_command.h"
@@ -39,11 +39,9 @@
 namespace signpost::cli {
 namespace {
 
-// Keeps the memory of message buffers instead of returning it to the kernel and faulting it in
-// again for the next one, which costs up to a quarter of the transport's CPU time.
 void KeepFreedMemory() {
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the highest that glibc takes
-  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+  mallopt(M_MMAP_THRESHOLD, kMmapThreshold);
+  mallopt(M_TRIM_THRESHOLD, kTrimThreshold);
 }
 
 // gRPC's own log says what our errors say, at length. It is there for who asks for it.

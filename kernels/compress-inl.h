@@ -39,13 +39,6 @@ class Scratch {
   absl::FixedArray<AlignedStrip, kStackElements / kStripElements> strips_;
 };
 
-// A block of a span: elements [begin, begin + length).
-struct Block {
-  size_t index;
-  size_t begin;
-  size_t length;
-};
-
 // Fetches the next block while one is worked on, a part of it with each strip of each pass over the
 // block, so that memory is never idle. The pass that makes u takes longer than others, and fetches
 // the rest.

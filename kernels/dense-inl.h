@@ -11,6 +11,7 @@
 #include "kernels/dense.h"
 #include "kernels/dense_reference.h"
 #include "kernels/dense_strip-inl.h"
+#include "kernels/formulas.h"
 #include "kernels/strip-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -56,18 +57,12 @@ HWY_INLINE auto WithCodecAndError(DenseType type, absl::Span<float> error, Body 
   return WithCodec(type, [&](auto codec) STRIP_BODY { return body(codec, some); });
 }
 
-// Elements [begin, begin + length) of a span: a block of it.
-struct DenseBlock {
-  size_t begin;
-  size_t length;
-};
-
 // Packs a block, and returns whether it is within range; if it is not, its errors are as they were.
 // The first half, or as much of a larger block, is packed as it is read, and its old errors are
 // kept; the rest is looked at first and packed then. Of a block of the usual size the first-level
 // cache has room for that, and not for all of its old errors, or to come back to all of it.
 template <class Codec>
-HWY_INLINE bool PackBlock(absl::Span<const float> gradient, SomeError error, DenseBlock block,
+HWY_INLINE bool PackBlock(absl::Span<const float> gradient, SomeError error, const Block& block,
                           uint8_t* out) {
   constexpr size_t kMostKept = 2048;
   HWY_ALIGN float kept[kMostKept];
@@ -89,27 +84,27 @@ HWY_INLINE bool PackBlock(absl::Span<const float> gradient, SomeError error, Den
     largest.Add(u);
     pack(u, block.begin + i, count);
   });
-  const DenseBlock rest = {block.begin + first_half, block.length - first_half};
+  const size_t rest = block.begin + first_half, rest_length = block.length - first_half;
   const auto u = [&](size_t i, auto count) STRIP_BODY {
-    return Add(Load(gradient.data() + rest.begin + i, count), error.Load(rest.begin + i, count));
+    return Add(Load(gradient.data() + rest + i, count), error.Load(rest + i, count));
   };
-  ForEachStrip(rest.length, [&](size_t i, auto count) STRIP_BODY {
-    fetch(rest.begin + i);
+  ForEachStrip(rest_length, [&](size_t i, auto count) STRIP_BODY {
+    fetch(rest + i);
     largest.Add(u(i, count));
   });
-  if (!(largest.Get() <= kMaxDense)) {
+  if (!formulas::IsWithinRange(largest.Get())) {
     std::copy_n(kept, first_half, error.data + block.begin);
     return false;
   }
-  ForEachStrip(rest.length,
-               [&](size_t i, auto count) STRIP_BODY { pack(u(i, count), rest.begin + i, count); });
+  ForEachStrip(rest_length,
+               [&](size_t i, auto count) STRIP_BODY { pack(u(i, count), rest + i, count); });
   return true;
 }
 
 // A copy, and no more: of what is written, nothing should be read first. Errors of zero are added
 // still: -0 becomes 0.
 template <class Codec>
-HWY_INLINE bool PackBlock(absl::Span<const float> gradient, NoError, DenseBlock block,
+HWY_INLINE bool PackBlock(absl::Span<const float> gradient, NoError, const Block& block,
                           uint8_t* out) {
   static_assert(Codec::kType == DenseType::kFloat32);
   const float* const from = gradient.data() + block.begin;
@@ -118,7 +113,7 @@ HWY_INLINE bool PackBlock(absl::Span<const float> gradient, NoError, DenseBlock 
     PrefetchStripFar(from + i);
     largest.Add(Load(from + i, count));
   });
-  if (!(largest.Get() <= kMaxDense)) return false;
+  if (!formulas::IsWithinRange(largest.Get())) return false;
   WriteStrips(reinterpret_cast<float*>(out) + block.begin, block.length, gradient.size(),
               [&](size_t i, auto count) STRIP_BODY { return Add(Load(from + i, count), Zeros()); });
   return true;
@@ -131,7 +126,7 @@ HWY_INLINE size_t CompressDenseAs(const BlockRule& rule, absl::Span<const float>
   size_t first_not_packed = blocks;
   for (size_t index = 0; index < blocks; ++index) {
     const size_t begin = index * rule.block_elements;
-    const DenseBlock block = {begin, std::min(rule.block_elements, gradient.size() - begin)};
+    const Block block = {index, begin, std::min(rule.block_elements, gradient.size() - begin)};
     if (PackBlock<Codec>(gradient, error, block, out)) continue;
     reference::StoreNotPacked(Codec::kType, out, block.begin, block.length);
     first_not_packed = std::min(first_not_packed, index);
@@ -242,7 +237,7 @@ bool DenseWithinRange(DenseType type, const uint8_t* payload, size_t elements) {
     ForEachStrip(elements, [&](size_t i, auto count)
                                STRIP_BODY { largest.Add(codec.Decode(payload, i, count)); });
   });
-  return largest.Get() <= kMaxDense;
+  return formulas::IsWithinRange(largest.Get());
 }
 
 #endif  // HWY_TARGET == HWY_SCALAR

@@ -182,7 +182,7 @@ struct IntegerFormat {
 
   class Measure {
    public:
-    HWY_INLINE Measure() {}
+    HWY_INLINE Measure() {}  // an implicit one is for no target
     HWY_INLINE void Add(size_t, const Strip& u) { largest_.Add(u); }
     HWY_INLINE float Largest() const { return largest_.Get(); }
 

@@ -54,6 +54,13 @@ using Full = std::integral_constant<size_t, kStripElements>;
 #undef STRIP_BODY
 #define STRIP_BODY HWY_ATTR __attribute__((always_inline))
 
+// A block of a span: elements [begin, begin + length).
+struct Block {
+  size_t index;
+  size_t begin;
+  size_t length;
+};
+
 // Calls body(i, count) for each strip of a span: i is where it begins.
 template <class Body>
 HWY_INLINE void ForEachStrip(size_t elements, Body body) {

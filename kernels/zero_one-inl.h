@@ -10,6 +10,7 @@
 #include "hwy/highway.h"
 #include "kernels/block.h"
 #include "kernels/dense_strip-inl.h"
+#include "kernels/formulas.h"
 #include "kernels/strip-inl.h"
 #include "kernels/zero_one.h"
 #include "kernels/zero_one_reference.h"
@@ -145,7 +146,7 @@ HWY_INLINE size_t LocalStepOn(const BlockRule& rule, const LocalVectors& rates,
       PrefetchStrip(g + i);
       largest.Add(Load(g + i, count));
     });
-    if (!(largest.Get() <= kMaxDense)) {
+    if (!formulas::IsWithinRange(largest.Get())) {
       first_left_alone = std::min(first_left_alone, block);
       continue;
     }
