@@ -323,7 +323,7 @@ TEST_F(LaunchTest, GoesOnWithoutRanksThatFailWhileEnoughAreLeft) {
   options_.min_workers = 2;
   const LaunchResult survived = RunScript(
       "test $SIGNPOST_MIN_WORKERS/$SIGNPOST_ROUND_DEADLINE = 2/1.5s || exit 9; "
-      "test $SIGNPOST_RANK != 1 || exit 5");
+      "test $SIGNPOST_RANK != 1 || exit 5; sleep 1");
   EXPECT_EQ(survived.exit_code, 0) << survived.explanation;
   ASSERT_EQ(restarts_.size(), 1);
   EXPECT_THAT(restarts_[0],
