@@ -158,11 +158,10 @@ Job::Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, Bell* bell
       shard_(shard),
       shard_of_chunk_(layout_.ShardOfChunk(shard.shard_count)),
       reserved_bytes_(ReservedBytes(world_size_, layout_, shard_)),
-      roll_(world_size),
-      chunks_(layout_.chunks().size()) {
-  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+      roll_(world_size) {
+  for (uint32_t chunk = 0; chunk < shard_of_chunk_.size(); ++chunk) {
     if (shard_of_chunk_[chunk] != shard_.shard) continue;
-    chunks_[chunk] = std::make_unique<OwnedChunk>(layout_, chunk, world_size_, bell);
+    chunks_.try_emplace(chunk, layout_, chunk, world_size_, bell);
   }
 }
 
@@ -180,22 +179,20 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Restore(JobState state, ShardId shard,
   }
   auto job = std::make_unique<Job>(state.id, static_cast<uint32_t>(state.incarnations.size()),
                                    *std::move(layout), shard, bell);
-  size_t restored = 0;
   for (ChunkState& chunk : state.chunks) {
-    if (chunk.chunk >= job->chunks_.size() || job->chunks_[chunk.chunk] == nullptr) {
+    const auto owned = job->chunks_.find(chunk.chunk);
+    if (owned == job->chunks_.end()) {
       return absl::DataLossError(
           absl::StrFormat("the state of job '%s' has chunk %d, which is not "
                           "this shard's",
                           state.id.name, chunk.chunk));
     }
-    job->chunks_[chunk.chunk]->Restore(std::move(chunk), generation, now);
-    ++restored;
+    owned->second.Restore(std::move(chunk), generation, now);
   }
-  const size_t owned =
-      job->chunks_.size() - std::count(job->chunks_.begin(), job->chunks_.end(), nullptr);
-  if (restored == owned) return job;
-  return absl::DataLossError(
-      absl::StrFormat("the state of job '%s' has %d chunks of %d", state.id.name, restored, owned));
+  if (state.chunks.size() == job->chunks_.size()) return job;
+  return absl::DataLossError(absl::StrFormat("the state of job '%s' has %d chunks of %d",
+                                             state.id.name, state.chunks.size(),
+                                             job->chunks_.size()));
 }
 
 bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Offer offer) {
@@ -205,7 +202,7 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
     done(status);
     return false;
   }
-  OwnedChunk& chunk = *chunks_[frame.header.chunk()];
+  OwnedChunk& chunk = chunks_.at(frame.header.chunk());
   const Codec codec = frame.header.codec();
   if (!IsContribution(codec) && !takes_back()) {
     done(absl::InvalidArgumentError(
@@ -245,18 +242,13 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
 }
 
 bool Job::IsFurthestBehind(uint64_t step, uint32_t chunk) const {
-  for (uint32_t other = 0; other < chunks_.size(); ++other) {
-    if (chunks_[other] == nullptr) continue;
-    const uint64_t open_step = chunks_[other]->open_step();
-    if (std::make_pair(open_step, other) < std::make_pair(step, chunk)) return false;
-  }
-  return true;
+  return absl::c_none_of(chunks_, [&](const auto& other) {
+    return std::make_pair(other.second.open_step(), other.first) < std::make_pair(step, chunk);
+  });
 }
 
 void Job::GiveRoomBack(const absl::Status& reason) {
-  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk != nullptr) chunk->GiveRoomBack(reason);
-  }
+  for (auto& [number, chunk] : chunks_) chunk.GiveRoomBack(reason);
 }
 
 absl::Duration Job::round_deadline() const {
@@ -276,11 +268,10 @@ bool Job::LeaveOut(absl::Duration restart_grace, absl::Time now) {
   roll_.Fill(attendance);
   const std::vector<bool> was_absent = attendance.is_absent;
   std::map<uint32_t, uint32_t> late_in;  // by rank: the first chunk
-  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
-    if (chunks_[chunk] == nullptr) continue;
-    const std::vector<uint32_t> late_ranks = chunks_[chunk]->LeaveOut(attendance, now);
+  for (auto& [number, chunk] : chunks_) {
+    const std::vector<uint32_t> late_ranks = chunk.LeaveOut(attendance, now);
     if (late_ranks.empty()) continue;
-    for (const uint32_t rank : late_ranks) late_in.try_emplace(rank, chunk);
+    for (const uint32_t rank : late_ranks) late_in.try_emplace(rank, number);
     roll_.SetAbsent(late_ranks);
     roll_.Fill(attendance);
   }
@@ -289,7 +280,7 @@ bool Job::LeaveOut(absl::Duration restart_grace, absl::Time now) {
     log::WriteEvent(log::Level::kWarning,
                     "a rank is late: rounds close without it until it is back",
                     {.job = id_.name,
-                     .step = chunks_[chunk]->progress().open_step,
+                     .step = chunks_.at(chunk).open_step(),
                      .chunk = chunk,
                      .worker = rank,
                      .shard = shard_.shard});
@@ -299,52 +290,42 @@ bool Job::LeaveOut(absl::Duration restart_grace, absl::Time now) {
 
 LateRounds Job::late_rounds() const {
   LateRounds rounds;
-  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
-    if (chunks_[chunk] != nullptr) rounds[chunk] = chunks_[chunk]->late_ranks();
-  }
+  for (const auto& [number, chunk] : chunks_) rounds[number] = chunk.late_ranks();
   return rounds;
 }
 
 void Job::SetLateRoundsDurable(absl::Time now) {
-  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk != nullptr) chunk->SetLateRanksDurable(now);
-  }
+  for (auto& [number, chunk] : chunks_) chunk.SetLateRanksDurable(now);
 }
 
 bool Job::has_begun() const {
-  return absl::c_any_of(chunks_, [](const auto& chunk) {
-    return chunk != nullptr && chunk->progress().rounds_closed > 0;
-  });
+  return absl::c_any_of(
+      chunks_, [](const auto& chunk) { return chunk.second.progress().rounds_closed > 0; });
 }
 
 bool Job::is_absent(uint32_t rank, absl::Time now) const {
   return absl::c_linear_search(roll_.absent_ranks(), rank) ||
          absl::c_any_of(chunks_, [&](const auto& chunk) {
-           return chunk != nullptr && chunk->IsOverdue(rank, round_deadline(), now);
+           return chunk.second.IsOverdue(rank, round_deadline(), now);
          });
 }
 
 OpenSteps Job::Withdraw(uint32_t rank, uint64_t incarnation) {
   OpenSteps needed;
-  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
-    if (chunks_[chunk] != nullptr) needed[chunk] = chunks_[chunk]->Withdraw(rank, incarnation);
-  }
+  for (auto& [number, chunk] : chunks_) needed[number] = chunk.Withdraw(rank, incarnation);
   return needed;
 }
 
 void Job::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
   roll_.Return(rank);
-  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk != nullptr) chunk->Return(rank, first_step, is_same_process);
-  }
+  for (auto& [number, chunk] : chunks_) chunk.Return(rank, first_step, is_same_process);
 }
 
 void Job::AskForStates(absl::Time now) {
   const std::vector<uint32_t> wanted = state_desk_.TakeWanted(now);
   if (wanted.empty()) return;
-  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk == nullptr) continue;
-    std::optional<OwnedChunk::TakenCall> call = chunk->TakeWaitingCall(asked_rank_);
+  for (auto& [number, chunk] : chunks_) {
+    std::optional<OwnedChunk::TakenCall> call = chunk.TakeWaitingCall(asked_rank_);
     if (!call) continue;
     asked_rank_ = call->header.rank();
     return call->done(StateDesk::Ask(call->header, wanted));
@@ -354,9 +335,8 @@ void Job::AskForStates(absl::Time now) {
 
 std::optional<double> Job::MostErrorSquared(uint32_t rank) const {
   double sum = 0;
-  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk == nullptr) continue;
-    const std::optional<double> most = chunk->MostErrorSquared(rank);
+  for (const auto& [number, chunk] : chunks_) {
+    const std::optional<double> most = chunk.MostErrorSquared(rank);
     if (!most) return std::nullopt;
     sum += *most;
   }
@@ -371,21 +351,19 @@ void Job::EndReturnsIfAlone() {
   const absl::Status reason = absl::FailedPreconditionError(absl::StrFormat(
       "all other ranks have left job '%s': nobody has its state any more", id_.name));
   state_desk_.Cancel(reason);
-  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk != nullptr) chunk->EndListeners(reason);
-  }
+  for (auto& [number, chunk] : chunks_) chunk.EndListeners(reason);
 }
 
 absl::StatusOr<ReadErrorResponse> Job::ReadError(const ReadErrorRequest& request) const {
-  if (request.rank() >= world_size_ || request.chunk() >= chunks_.size()) {
+  if (request.rank() >= world_size_ || request.chunk() >= shard_of_chunk_.size()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("rank %d asked for the error of chunk %d; the job has %d ranks, %d chunks",
-                        request.rank(), request.chunk(), world_size_, chunks_.size()));
+                        request.rank(), request.chunk(), world_size_, shard_of_chunk_.size()));
   }
   absl::Status owned = CheckOwnership(request.rank(), request.chunk());
   if (!owned.ok()) return owned;
   const absl::StatusOr<BlockVector<float>> error =
-      chunks_[request.chunk()]->ReadError(request.step());
+      chunks_.at(request.chunk()).ReadError(request.step());
   if (!error.ok()) return error.status();
   ReadErrorResponse response;
   response.set_step(request.step());
@@ -405,8 +383,7 @@ absl::Status Job::CheckOwnership(uint32_t rank, uint32_t chunk) const {
 }
 
 bool Job::snapshot_due() const {
-  return std::any_of(chunks_.begin(), chunks_.end(),
-                     [](const auto& chunk) { return chunk != nullptr && chunk->snapshot_due(); });
+  return absl::c_any_of(chunks_, [](const auto& chunk) { return chunk.second.snapshot_due(); });
 }
 
 JobState Job::Describe() const {
@@ -420,21 +397,17 @@ JobState Job::Describe() const {
 
 std::vector<uint32_t> Job::owned_chunks() const {
   std::vector<uint32_t> owned;
-  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
-    if (chunks_[chunk] != nullptr) owned.push_back(chunk);
-  }
+  for (const auto& [number, chunk] : chunks_) owned.push_back(number);
   return owned;
 }
 
 void Job::SetDurable(const OpenSteps& steps, absl::Time now) {
-  for (const auto& [chunk, step] : steps) chunks_[chunk]->SetDurable(step, now);
+  for (const auto& [chunk, step] : steps) chunks_.at(chunk).SetDurable(step, now);
 }
 
 OpenSteps Job::open_steps() const {
   OpenSteps steps;
-  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
-    if (chunks_[chunk] != nullptr) steps[chunk] = chunks_[chunk]->progress().open_step;
-  }
+  for (const auto& [number, chunk] : chunks_) steps[number] = chunk.open_step();
   return steps;
 }
 
@@ -446,16 +419,12 @@ uint64_t Job::open_step() const {
 
 void Job::End(const absl::Status& reason) {
   state_desk_.End(reason);
-  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk != nullptr) chunk->End(reason);
-  }
+  for (auto& [number, chunk] : chunks_) chunk.End(reason);
 }
 
 void Job::FillStatus(absl::Time now, JobStatus& status) const {
   std::vector<OwnedChunk::Progress> chunks;
-  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk != nullptr) chunks.push_back(chunk->progress());
-  }
+  for (const auto& [number, chunk] : chunks_) chunks.push_back(chunk.progress());
   status.set_job(id_.name);
   status.set_world_size(world_size_);
   status.set_parameters(layout_.elements());
@@ -470,9 +439,8 @@ void Job::FillStatus(absl::Time now, JobStatus& status) const {
 }
 
 void Job::FillMetrics(absl::Time now, JobMetrics& metrics) const {
-  for (const std::unique_ptr<OwnedChunk>& chunk : chunks_) {
-    if (chunk != nullptr) chunk->AddMetrics(metrics.rounds, metrics.retained, metrics.norms);
-  }
+  for (auto& [number, chunk] : chunks_)
+    chunk.AddMetrics(metrics.rounds, metrics.retained, metrics.norms);
   JobStatus& status = metrics.status;
   FillStatus(now, status);
   status.set_payload_bytes_received(metrics.rounds.payload_bytes_received);

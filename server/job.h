@@ -168,7 +168,7 @@ class Job {
   std::vector<uint32_t> owned_chunks() const;
   // See OwnedChunk::Save; of a chunk that this shard owns.
   absl::Status SaveChunk(uint32_t chunk, bool with_answer, ChunkState& state) {
-    return chunks_[chunk]->Save(with_answer, state);
+    return chunks_.at(chunk).Save(with_answer, state);
   }
   // Frames of chunk c of steps before steps[c] will not be asked for again.
   void SetDurable(const OpenSteps& steps, absl::Time now);
@@ -196,8 +196,8 @@ class Job {
   const uint64_t reserved_bytes_;
   Roll roll_;
   StateDesk state_desk_;
-  std::atomic<uint32_t> asked_rank_ = 0;             // the last of AskForStates
-  std::vector<std::unique_ptr<OwnedChunk>> chunks_;  // by chunk; null: another shard's
+  std::atomic<uint32_t> asked_rank_ = 0;   // the last of AskForStates
+  std::map<uint32_t, OwnedChunk> chunks_;  // by chunk: those that this shard owns
 };
 
 }  // namespace signpost

@@ -13,6 +13,7 @@
 #include "server/aggregator.h"
 #include "server/state_desk.h"
 #include "server/state_dir.h"
+#include "server/test_calls.h"
 #include "server/test_job.h"
 #include "storage/faulty_disk.h"
 
@@ -26,34 +27,13 @@ using ::testing::IsEmpty;
 constexpr uint32_t kWorkers = 3;
 constexpr uint64_t kNext = 77;  // incarnation of the process that comes back
 
-// What became of a call.
-template <typename T>
-class Result {
- public:
-  auto done() {
-    return [slot = slot_](absl::StatusOr<T> value) {
-      EXPECT_FALSE(slot->has_value()) << "a callback was called twice";
-      *slot = std::move(value);
-    };
-  }
-  bool waits() const { return !slot_->has_value(); }
-  absl::Status status() const {
-    return waits() ? absl::UnknownError("still waits") : (*slot_)->status();
-  }
-  const T& value() const { return ***slot_; }
-
- private:
-  std::shared_ptr<std::optional<absl::StatusOr<T>>> slot_ =
-      std::make_shared<std::optional<absl::StatusOr<T>>>();
-};
-
 class ReturningTest : public ::testing::Test {
  protected:
   void Start() {
     MakeAggregator();
-    Result<JoinResponse> last;
+    JoinResult last;
     for (uint32_t rank = 0; rank < kWorkers; ++rank) {
-      last = Result<JoinResponse>();
+      last = JoinResult();
       aggregator_->Join(RequestOf(rank, 1000 + rank), last.done());
     }
     if (state_dir_ != nullptr) {
@@ -85,15 +65,14 @@ class ReturningTest : public ::testing::Test {
   }
 
   // For both chunks; the last chunk's result.
-  Result<Aggregator::Reply> Send(uint32_t rank, uint64_t step,
-                                 std::optional<uint64_t> incarnation = {}) {
-    Result<Aggregator::Reply> result;
+  ExchangeResult Send(uint32_t rank, uint64_t step, std::optional<uint64_t> incarnation = {}) {
+    ExchangeResult result;
     for (uint32_t chunk : {0, 1}) result = SendChunk(rank, step, chunk, ONE_BIT, incarnation);
     return result;
   }
 
-  Result<Aggregator::Reply> SendChunk(uint32_t rank, uint64_t step, uint32_t chunk, Codec codec,
-                                      std::optional<uint64_t> incarnation = {}) {
+  ExchangeResult SendChunk(uint32_t rank, uint64_t step, uint32_t chunk, Codec codec,
+                           std::optional<uint64_t> incarnation = {}) {
     const Layout layout = LayoutOf(RequestOf(0, 0));
     Frame frame;
     if (IsContribution(codec)) {
@@ -109,13 +88,13 @@ class ReturningTest : public ::testing::Test {
     }
     frame = Addressed(std::move(frame), "job", epoch_);
     if (incarnation) frame.header.set_incarnation(*incarnation);
-    Result<Aggregator::Reply> result;
+    ExchangeResult result;
     aggregator_->Exchange(std::move(frame), result.done());
     return result;
   }
 
-  Result<JoinResponse> Claim(uint32_t rank, uint64_t incarnation = kNext) {
-    Result<JoinResponse> result;
+  JoinResult Claim(uint32_t rank, uint64_t incarnation = kNext) {
+    JoinResult result;
     call_ = aggregator_->Join(RequestOf(rank, incarnation), result.done());
     return result;
   }
@@ -305,7 +284,7 @@ TEST(StateDesk, AsksOnceAndAgainAfterAWhile) {
   StateDesk desk;
   const absl::Time now = absl::FromUnixSeconds(1700000000);
   EXPECT_THAT(desk.TakeWanted(now), IsEmpty());
-  Result<OwnedChunk::Reply> first, second;
+  CallResult<OwnedChunk::Reply> first, second;
   desk.Fetch(HeaderOf(1, 3), first.done());
   desk.Fetch(HeaderOf(2, 3), second.done());
   EXPECT_THAT(desk.WaitingRanks(), ElementsAre(1, 2));
@@ -321,7 +300,7 @@ TEST(StateDesk, AsksOnceAndAgainAfterAWhile) {
 
 TEST(StateDesk, EndsEveryCall) {
   StateDesk desk;
-  Result<OwnedChunk::Reply> before, again, after;
+  CallResult<OwnedChunk::Reply> before, again, after;
   desk.Fetch(HeaderOf(1, 0), before.done());
   desk.Fetch(HeaderOf(1, 0), again.done());
   EXPECT_TRUE(absl::IsAborted(before.status())) << before.status();

@@ -1,0 +1,586 @@
+// Which jobs and ranks an aggregator lets in, and which jobs give way to others.
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/aggregator.h"
+#include "server/state_dir.h"
+#include "server/test_calls.h"
+#include "server/test_job.h"
+#include "storage/faulty_disk.h"
+
+namespace signpost {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(Join, WaitsUntilAllRanksWait) {
+  Aggregator aggregator({});
+  JoinResult first = Join(aggregator, TestJoin(1, /*world_size=*/3));
+  JoinResult second = Join(aggregator, TestJoin(0, /*world_size=*/3));
+  EXPECT_TRUE(first.waits());
+  EXPECT_TRUE(second.waits());
+
+  JoinResult third = Join(aggregator, TestJoin(2, /*world_size=*/3));
+
+  ASSERT_TRUE(first.ok() && second.ok() && third.ok());
+  EXPECT_EQ(first.value().epoch(), third.value().epoch());
+  EXPECT_EQ(second.value().epoch(), third.value().epoch());
+  EXPECT_EQ(third.value().layout_fingerprint(), TestLayout().Fingerprint());
+}
+
+TEST(Join, RetryTakesThePlaceOfTheWaitingCall) {
+  Aggregator aggregator({});
+  JoinResult lost = Join(aggregator, TestJoin(0, /*world_size=*/2));
+  JoinResult retry = Join(aggregator, TestJoin(0, /*world_size=*/2));
+  EXPECT_EQ(lost.code(), absl::StatusCode::kAborted);
+  EXPECT_TRUE(retry.waits());
+
+  JoinResult other = Join(aggregator, TestJoin(1, /*world_size=*/2));
+  EXPECT_TRUE(retry.ok() && other.ok());
+}
+
+TEST(Join, RetryAfterCompletionIsAnsweredAtOnce) {
+  Aggregator aggregator({});
+  const uint64_t epoch = JoinAll(aggregator, /*world_size=*/2);
+  JoinResult retry = Join(aggregator, TestJoin(1, /*world_size=*/2));
+  ASSERT_TRUE(retry.ok());
+  EXPECT_EQ(retry.value().epoch(), epoch);
+}
+
+TEST(Join, LastClaimOfARankHoldsItUntilTheJobIsComplete) {
+  Aggregator aggregator({});
+  JoinRequest restarted = TestJoin(0, /*world_size=*/2);
+  restarted.set_incarnation(77);
+  JoinResult before = Join(aggregator, TestJoin(0, /*world_size=*/2));
+  JoinResult after = Join(aggregator, restarted);
+  EXPECT_EQ(before.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(before.message(), HasSubstr("another process claimed the rank"));
+  EXPECT_TRUE(Join(aggregator, TestJoin(1, /*world_size=*/2)).ok());
+  EXPECT_TRUE(after.ok());
+
+  JoinResult late = Join(aggregator, TestJoin(0, /*world_size=*/2));
+  EXPECT_EQ(late.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(late.message(), HasSubstr("rank 0"));
+}
+
+TEST(Join, ProcessesThatWentAwayDoNotCompleteAJob) {
+  Aggregator aggregator({});
+  JoinResult gone, timed_out;
+  const uint64_t gone_call = aggregator.Join(TestJoin(0, /*world_size=*/3), gone.done());
+  const uint64_t timed_out_call = aggregator.Join(TestJoin(1, /*world_size=*/3), timed_out.done());
+  aggregator.CancelJoin(gone_call, absl::CancelledError("gone"));
+  JoinResult waiting = Join(aggregator, TestJoin(2, /*world_size=*/3));
+  aggregator.CancelJoin(timed_out_call, absl::DeadlineExceededError("timed out"));
+  EXPECT_EQ(gone.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(timed_out.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(waiting.waits());
+  // To others, who time out just as well, the first is to blame and the second is not.
+  EXPECT_THAT(StatusOf(aggregator).waiting_for_ranks(), ElementsAre(0));
+  EXPECT_THAT(StatusOf(aggregator).joined_ranks(), ElementsAre(1, 2));
+
+  EXPECT_TRUE(Join(aggregator, TestJoin(0, /*world_size=*/3)).waits());
+  EXPECT_TRUE(Join(aggregator, TestJoin(1, /*world_size=*/3)).ok());
+  EXPECT_TRUE(waiting.ok());
+}
+
+TEST(Join, CancellingACallThatWasSupersededLeavesTheNewOneAlone) {
+  Aggregator aggregator({});
+  JoinResult lost;
+  const uint64_t lost_call = aggregator.Join(TestJoin(0, /*world_size=*/2), lost.done());
+  JoinResult retry = Join(aggregator, TestJoin(0, /*world_size=*/2));
+  aggregator.CancelJoin(lost_call, absl::CancelledError("gone"));
+  EXPECT_TRUE(retry.waits());
+}
+
+TEST(Join, MismatchIsNamedAndKeptForStatusAndDisturbsNobody) {
+  Aggregator aggregator({});
+  JoinResult waiting = Join(aggregator, TestJoin(0, /*world_size=*/2));
+  JoinRequest other_shape = TestJoin(1, /*world_size=*/2);
+  other_shape.mutable_tensors(1)->set_shape(0, 12);
+  JoinRequest other_option = TestJoin(1, /*world_size=*/2);
+  other_option.mutable_options()->set_gamma(1);
+
+  JoinResult shape = Join(aggregator, other_shape);
+  JoinResult option = Join(aggregator, other_option);
+  JoinResult size = Join(aggregator, TestJoin(1, /*world_size=*/3));
+
+  EXPECT_EQ(shape.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(shape.message(), AllOf(HasSubstr("'bias'"), HasSubstr("[12]"), HasSubstr("[11]")));
+  EXPECT_EQ(option.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(option.message(), HasSubstr("gamma"));
+  EXPECT_EQ(size.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(size.message(), AllOf(HasSubstr("3 here"), HasSubstr("2 in the job")));
+  const JobStatus status = StatusOf(aggregator);
+  ASSERT_EQ(status.refused_joins_size(), 1);
+  EXPECT_EQ(status.refused_joins(0).rank(), 1);
+  EXPECT_EQ(status.refused_joins(0).reason(), size.message());
+  EXPECT_TRUE(waiting.waits());
+  EXPECT_TRUE(Join(aggregator, TestJoin(1, /*world_size=*/2)).ok());
+}
+
+TEST(Join, RefusalDoesNotDisturbARunningJob) {
+  Aggregator aggregator({});
+  const uint64_t epoch = JoinAll(aggregator, /*world_size=*/2);
+  ExchangeResult waiting = Exchange(aggregator, FrameOf(epoch, {.rank = 0}, FLOAT32));
+  JoinRequest other = TestJoin(1, /*world_size=*/2);
+  other.set_incarnation(5);
+  EXPECT_EQ(Join(aggregator, other).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Join(aggregator, TestJoin(0, /*world_size=*/4)).code(),
+            absl::StatusCode::kFailedPrecondition);
+
+  EXPECT_TRUE(waiting.waits());
+  EXPECT_TRUE(Exchange(aggregator, FrameOf(epoch, {.rank = 1}, FLOAT32)).ok());
+  EXPECT_TRUE(waiting.ok());
+}
+
+TEST(Join, AnotherShardThanThisOneIsNamed) {
+  Aggregator aggregator({.shard = 1, .shard_count = 2});
+  JoinResult result = Join(aggregator, TestJoin(0, /*world_size=*/2));
+  EXPECT_EQ(result.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(result.message(),
+              HasSubstr("rank 0 lists 1 aggregator, but this one is shard 1 of 2"));
+  JoinRequest swapped = TestJoin(0, /*world_size=*/2);
+  swapped.set_shard_count(2);
+  result = Join(aggregator, swapped);
+  EXPECT_EQ(result.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(result.message(),
+              AllOf(HasSubstr("shard 1 of 2"), HasSubstr("takes it for shard 0")));
+}
+
+TEST(Join, AShardWithoutChunksIsNotJoined) {
+  Aggregator aggregator({.shard = 2, .shard_count = 3});
+  JoinRequest request = TestJoin(0, /*world_size=*/1);
+  request.set_shard(2);
+  request.set_shard_count(3);
+  JoinResult result = Join(aggregator, request);
+  EXPECT_EQ(result.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(result.message(), HasSubstr("shard 2 of 3 owns none of the job's chunks: it is to be "
+                                          "joined at the first 2 only"));
+}
+
+TEST(Join, MalformedRequestsAreRefused) {
+  Aggregator aggregator({});
+  JoinRequest no_name = TestJoin(0, /*world_size=*/1, "");
+  JoinRequest long_name = TestJoin(0, /*world_size=*/1, std::string(kMaxJobNameBytes + 1, 'j'));
+  JoinRequest no_block = TestJoin(0, /*world_size=*/1);
+  no_block.mutable_options()->set_block_elements(0);
+  for (const JoinRequest& request :
+       {no_name, long_name, no_block, TestJoin(2, /*world_size=*/2), TestJoin(0, 0)}) {
+    EXPECT_EQ(Join(aggregator, request).code(), absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_THAT(JobNames(aggregator), IsEmpty());
+}
+
+// What becomes of a request under these limits, where a job with fewer of everything runs already.
+JoinResult JoinUnder(const AggregatorLimits& limits, const JoinRequest& request) {
+  Aggregator aggregator({.limits = limits});
+  JoinRequest small = TestJoin(0, /*world_size=*/1, "small");
+  small.mutable_tensors()->DeleteSubrange(1, 2);
+  small.mutable_options()->set_chunk_elements(8);
+  EXPECT_TRUE(Join(aggregator, small).ok());
+  JoinResult result = Join(aggregator, request);
+  EXPECT_THAT(JobNames(aggregator), Contains("small"));
+  EXPECT_EQ(JobNames(aggregator).size(), result.waits() ? 2 : 1);
+  return result;
+}
+
+uint64_t LargestFp32PayloadBytes() {
+  return std::max(TestLayout().PayloadBytes(FLOAT32, 0), TestLayout().PayloadBytes(FLOAT32, 1));
+}
+
+TEST(Join, EachLimitIsCheckedAndNamesItsFlag) {
+  const JoinRequest request = TestJoin(0, /*world_size=*/4);
+  // With the other job's 45 parameters in six chunks.
+  const AggregatorLimits just_enough = {.jobs = 2,
+                                        .workers = 4,
+                                        .parameters = 57 + 45,
+                                        .frames = 8 + 6,
+                                        .payload_bytes = LargestFp32PayloadBytes()};
+  EXPECT_EQ(JoinUnder(just_enough, request).message(),
+            "this aggregator is shutting down");  // it waited until the end of JoinUnder
+
+  AggregatorLimits fewer_jobs = just_enough, fewer_workers = just_enough,
+                   fewer_parameters = just_enough, fewer_frames = just_enough,
+                   fewer_bytes = just_enough;
+  --fewer_jobs.jobs;
+  --fewer_workers.workers;
+  --fewer_parameters.parameters;
+  --fewer_frames.frames;
+  --fewer_bytes.payload_bytes;
+  const std::pair<JoinResult, std::string> refusals[] = {
+      {JoinUnder(fewer_jobs, request), "--max-jobs"},
+      {JoinUnder(fewer_workers, request), "--max-workers"},
+      {JoinUnder(fewer_parameters, request), "--max-parameters"},
+      {JoinUnder(fewer_frames, request), "--max-frames"},
+      {JoinUnder(fewer_bytes, request), "--max-message-bytes"},
+  };
+  for (const auto& [result, flag] : refusals) {
+    EXPECT_EQ(result.code(), absl::StatusCode::kResourceExhausted) << flag;
+    EXPECT_THAT(result.message(), HasSubstr(flag));
+  }
+}
+
+TEST(Join, ParametersThatDoNotFitACounterAreOverTheLimit) {
+  Aggregator aggregator({.limits = {.parameters = UINT64_MAX - 1}});
+  JoinRequest request = TestJoin(0, /*world_size=*/1);
+  request.mutable_tensors(0)->set_shape(0, uint64_t{1} << 62);
+  request.mutable_tensors(1)->set_shape(0, uint64_t{1} << 63);
+  JoinResult result = Join(aggregator, request);
+  EXPECT_EQ(result.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(result.message(), HasSubstr("--max-parameters"));
+}
+
+TEST(Join, IdleJobGivesWayButNotBefore) {
+  FakeClock clock;
+  Aggregator aggregator({.idle_timeout = absl::Minutes(10), .now = clock.function()});
+  const uint64_t epoch = JoinAll(aggregator, /*world_size=*/2);
+  JoinRequest next = TestJoin(0, /*world_size=*/1);
+  next.set_incarnation(9);
+
+  clock.Advance(absl::Minutes(9));
+  ExchangeResult waiting = Exchange(aggregator, FrameOf(epoch, {.rank = 0}, FLOAT32));
+  clock.Advance(absl::Minutes(9));
+  EXPECT_EQ(Join(aggregator, next).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(waiting.waits());
+
+  clock.Advance(absl::Minutes(1));
+  EXPECT_TRUE(Join(aggregator, TestJoin(0, /*world_size=*/2)).ok()) << "a member may still retry";
+  clock.Advance(absl::Minutes(10));
+  JoinResult replacement = Join(aggregator, next);
+  ASSERT_TRUE(replacement.ok());
+  EXPECT_NE(replacement.value().epoch(), epoch);
+  EXPECT_EQ(waiting.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(waiting.is_to_be_tried_again());
+  ExchangeResult stale = Exchange(aggregator, FrameOf(epoch, {.rank = 1}, FLOAT32));
+  EXPECT_EQ(stale.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(stale.message(), HasSubstr(absl::StrCat(replacement.value().epoch())));
+}
+
+TEST(Join, JobThatNobodyWaitsToBeginGivesWayAtOnce) {
+  Aggregator aggregator({});
+  JoinResult timed_out;
+  const uint64_t call = aggregator.Join(TestJoin(0, /*world_size=*/2), timed_out.done());
+  JoinRequest fixed = TestJoin(1, /*world_size=*/2);
+  fixed.mutable_tensors(0)->set_name("renamed");
+  EXPECT_EQ(Join(aggregator, fixed).code(), absl::StatusCode::kFailedPrecondition);
+  aggregator.CancelJoin(call, absl::DeadlineExceededError("timed out"));
+  EXPECT_TRUE(Join(aggregator, fixed).waits());
+}
+
+JoinRequest JoinOfAnotherProcess(uint32_t rank) {
+  JoinRequest request = TestJoin(rank, /*world_size=*/2);
+  request.set_incarnation(request.incarnation() + 100);
+  return request;
+}
+
+// Rank r's process of a job of two has connection "r".
+class Connected : public ::testing::Test {
+ protected:
+  AggregatorOptions Options() {
+    AggregatorOptions options;
+    options.restart_grace = absl::Seconds(30);
+    options.is_connected = [this](const std::string& peer) { return connections_.contains(peer); };
+    options.now = clock_.function();
+    return options;
+  }
+
+  JoinResult JoinFrom(Aggregator& aggregator, const JoinRequest& request, const std::string& peer) {
+    JoinResult result;
+    aggregator.Join(request, result.done(), peer);
+    return result;
+  }
+
+  uint64_t JoinBoth(Aggregator& aggregator, uint32_t min_workers = 0) {
+    JoinResult last;
+    for (uint32_t rank : {0, 1}) {
+      JoinRequest request = TestJoin(rank, /*world_size=*/2);
+      request.mutable_options()->set_min_workers(min_workers);
+      if (min_workers > 0) request.mutable_options()->set_round_deadline_us(1000000);
+      last = JoinFrom(aggregator, request, absl::StrCat(rank));
+    }
+    EXPECT_TRUE(last.ok()) << last.message();
+    return last.ok() ? last.value().epoch() : 0;
+  }
+
+  FakeClock clock_;
+  std::set<std::string> connections_ = {"0", "1"};
+};
+
+TEST_F(Connected, JobGivesWayToARankWhoseProcessIsGone) {
+  Aggregator aggregator(Options());
+  const uint64_t epoch = JoinBoth(aggregator);
+  ExchangeResult other = Exchange(aggregator, FrameOf(epoch, {.rank = 0}, FLOAT32));
+  JoinResult refused = JoinFrom(aggregator, JoinOfAnotherProcess(1), "new");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(refused.message(), HasSubstr("rank 1 is held by another process, connected from 1"));
+
+  connections_.erase("1");
+  EXPECT_EQ(JoinFrom(aggregator, JoinOfAnotherProcess(0), "new").code(),
+            absl::StatusCode::kAlreadyExists)
+      << "its own is there";
+  EXPECT_TRUE(other.waits());
+  EXPECT_FALSE(aggregator.AwaitNoJobs(absl::ZeroDuration()));
+  JoinResult successor = JoinFrom(aggregator, JoinOfAnotherProcess(1), "new");
+  EXPECT_TRUE(successor.waits());
+  EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(other.is_to_be_tried_again());
+  EXPECT_THAT(other.message(), HasSubstr("the process of rank 1 was gone"));
+  EXPECT_TRUE(JoinFrom(aggregator, JoinOfAnotherProcess(0), "new too").ok());
+  EXPECT_TRUE(successor.ok());
+}
+
+TEST_F(Connected, StatusNamesThoseThatAreNot) {
+  Aggregator aggregator(Options());
+  JoinRequest request = TestJoin(0, /*world_size=*/2);
+  JoinFrom(aggregator, request, "0");
+  clock_.Advance(absl::Seconds(3));
+  EXPECT_EQ(StatusOf(aggregator).joining_us(), 3000000) << "for rank 1";
+  EXPECT_EQ(StatusOf(aggregator).disconnected_ranks_size(), 0);
+  JoinFrom(aggregator, TestJoin(1, /*world_size=*/2), "1");
+  EXPECT_EQ(StatusOf(aggregator).joining_us(), 0);
+  EXPECT_EQ(StatusOf(aggregator).disconnected_ranks_size(), 0);
+  connections_.erase("0");
+  EXPECT_THAT(StatusOf(aggregator).disconnected_ranks(), ElementsAre(0));
+  EXPECT_THAT(StatusOf(aggregator).joined_ranks(), ElementsAre(0, 1));
+}
+
+TEST_F(Connected, ProcessCountsByTheConnectionThatItMadeAnew) {
+  Aggregator aggregator(Options());
+  const uint64_t epoch = JoinBoth(aggregator);
+  ExchangeResult result;
+  connections_ = {"0", "1 again"};
+  aggregator.Exchange(FrameOf(epoch, {.rank = 1}, FLOAT32), result.done(), "1 again");
+  EXPECT_EQ(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").code(),
+            absl::StatusCode::kAlreadyExists);
+  connections_ = {"0", "1"};
+  EXPECT_TRUE(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").waits())
+      << "when it came by another, the one before was gone";
+}
+
+TEST_F(Connected, ProcessIsThereWhileOneOfItsConnectionsIs) {
+  Aggregator aggregator(Options());
+  const uint64_t epoch = JoinBoth(aggregator);
+  connections_ = {"0", "1", "1 too"};
+  ExchangeResult result;
+  aggregator.Exchange(FrameOf(epoch, {.rank = 1}, FLOAT32), result.done(), "1 too");
+  for (const char* const left : {"1", "1 too"}) {
+    connections_ = {"0", left};
+    EXPECT_EQ(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").code(),
+              absl::StatusCode::kAlreadyExists);
+  }
+  connections_ = {"0"};
+  EXPECT_TRUE(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").waits());
+}
+
+TEST_F(Connected, JobThatCanDoWithoutARankGivesWayOnlyWhenAllAreGone) {
+  Aggregator aggregator(Options());
+  const uint64_t epoch = JoinBoth(aggregator, /*min_workers=*/1);
+  connections_.erase("1");
+  const auto another = [](uint32_t rank) {
+    JoinRequest request = JoinOfAnotherProcess(rank);
+    request.mutable_options()->set_min_workers(1);
+    request.mutable_options()->set_round_deadline_us(1000000);
+    return request;
+  };
+  JoinResult returning = JoinFrom(aggregator, another(1), "new");
+  EXPECT_TRUE(returning.waits()) << "for its rank";
+  EXPECT_EQ(StatusOf(aggregator).joined_ranks_size(), 2);
+  connections_.clear();
+  EXPECT_TRUE(JoinFrom(aggregator, another(0), "new too").waits());
+  EXPECT_EQ(returning.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(returning.is_to_be_tried_again());
+  ExchangeResult stale = Exchange(aggregator, FrameOf(epoch, {.rank = 0}, FLOAT32));
+  EXPECT_EQ(stale.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(stale.is_to_be_tried_again());
+}
+
+TEST_F(Connected, JobWhoseProcessesAreAllGoneIsNotWaitedForAndLeavesRoom) {
+  AggregatorOptions options = Options();
+  options.limits.jobs = 1;
+  Aggregator aggregator(options);
+  JoinBoth(aggregator);
+  const JoinRequest next = TestJoin(0, /*world_size=*/1, "next");
+  EXPECT_EQ(Join(aggregator, next).code(), absl::StatusCode::kResourceExhausted);
+  connections_.clear();
+  EXPECT_FALSE(aggregator.AwaitNoJobs(absl::ZeroDuration())) << "they may connect again";
+  EXPECT_EQ(Join(aggregator, next).code(), absl::StatusCode::kResourceExhausted);
+  clock_.Advance(absl::Seconds(60));
+  EXPECT_TRUE(aggregator.AwaitNoJobs(absl::ZeroDuration()));
+  EXPECT_TRUE(Join(aggregator, next).ok());
+}
+
+TEST_F(Connected, JobOfAnotherSizeBeginsWhenAllAreGone) {
+  Aggregator aggregator(Options());
+  JoinBoth(aggregator);
+  connections_.erase("1");
+  JoinRequest request = TestJoin(2, /*world_size=*/3);
+  const JoinResult refused = JoinFrom(aggregator, request, "new");
+  EXPECT_THAT(refused.message(), HasSubstr("the world size is 3 here but 2 in the job"));
+  connections_.clear();
+  EXPECT_TRUE(JoinFrom(aggregator, request, "new").waits());
+}
+
+TEST_F(Connected, AfterARestartProcessesHaveAWhileToBeHeardOf) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/connected");
+  uint64_t epoch = 0;
+  {
+    auto state_dir = *StateDir::Open(path, {0, 1});
+    Aggregator aggregator(Options(), state_dir.get());
+    JoinResult joins[] = {JoinFrom(aggregator, TestJoin(0, /*world_size=*/2), "0"),
+                          JoinFrom(aggregator, TestJoin(1, /*world_size=*/2), "1")};
+    ASSERT_TRUE(aggregator.TakeSnapshots().ok());
+    ASSERT_TRUE(joins[0].ok());
+    epoch = joins[0].value().epoch();
+    ASSERT_TRUE(aggregator.Suspend().ok());
+  }
+  auto state_dir = *StateDir::Open(path, {0, 1});
+  Aggregator aggregator(Options(), state_dir.get());
+  ASSERT_TRUE(aggregator.Restore(*state_dir->Recover(false)).ok());
+  clock_.Advance(absl::Seconds(59));
+  EXPECT_EQ(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").code(),
+            absl::StatusCode::kAlreadyExists);
+  ExchangeResult heard;
+  aggregator.Exchange(FrameOf(epoch, {.rank = 0}, FLOAT32), heard.done(), "0");
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_EQ(JoinFrom(aggregator, JoinOfAnotherProcess(0), "new").code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").waits());
+}
+
+TEST(Join, JobThatARankHasLeftGivesWayAtOnce) {
+  Aggregator aggregator({});
+  const uint64_t epoch = JoinAll(aggregator, /*world_size=*/2);
+  ASSERT_TRUE(Leave(aggregator, epoch, /*rank=*/1).ok());
+  JoinResult come_back = Join(aggregator, TestJoin(1, /*world_size=*/2));
+  EXPECT_EQ(come_back.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(come_back.message(), HasSubstr("rank 1 has left"));
+
+  JoinRequest restarted = TestJoin(1, /*world_size=*/2);
+  restarted.set_incarnation(9);
+  EXPECT_TRUE(Join(aggregator, restarted).waits());
+}
+
+TEST(Join, AtTheJobLimitTheJobThatIsIdleForLongestGivesWay) {
+  FakeClock clock;
+  Aggregator aggregator(
+      {.limits = {.jobs = 2}, .idle_timeout = absl::Minutes(10), .now = clock.function()});
+  JoinAll(aggregator, /*world_size=*/1, "b");
+  clock.Advance(absl::Minutes(1));
+  JoinAll(aggregator, /*world_size=*/1, "a");
+  clock.Advance(absl::Minutes(8));
+  EXPECT_EQ(Join(aggregator, TestJoin(0, /*world_size=*/1, "c")).code(),
+            absl::StatusCode::kResourceExhausted);
+  clock.Advance(absl::Minutes(5));
+  EXPECT_TRUE(Join(aggregator, TestJoin(0, /*world_size=*/1, "c")).ok());
+  EXPECT_THAT(JobNames(aggregator), ElementsAre("a", "c"));
+}
+
+TEST(Join, JobThatCannotBeSavedGivesWayWhenNobodyWaitsForItAnyMore) {
+  FaultyDisk disk(absl::StrCat(::testing::TempDir(), "/full"));
+  auto state_dir = *StateDir::Open(disk, {0, 1});
+  Aggregator aggregator({}, state_dir.get());
+  disk.is_full = true;
+  JoinResult joins[2];
+  uint64_t calls[2];
+  for (uint32_t rank : {0, 1}) {
+    calls[rank] = aggregator.Join(TestJoin(rank, /*world_size=*/2), joins[rank].done());
+  }
+  EXPECT_FALSE(aggregator.TakeSnapshots().ok());
+  aggregator.CancelJoin(calls[0], absl::DeadlineExceededError("timed out"));
+  EXPECT_EQ(joins[0].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(joins[1].waits());
+  EXPECT_EQ(Join(aggregator, JoinOfAnotherProcess(0)).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_FALSE(aggregator.AwaitNoJobs(absl::ZeroDuration()));
+  aggregator.CancelJoin(calls[1], absl::DeadlineExceededError("timed out"));
+  EXPECT_EQ(joins[1].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(aggregator.AwaitNoJobs(absl::ZeroDuration()));
+
+  disk.is_full = false;
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_THAT(state_dir->Recover(false)->jobs, IsEmpty()) << "there is nobody to go on with it";
+  JoinResult again[] = {Join(aggregator, JoinOfAnotherProcess(0)),
+                        Join(aggregator, JoinOfAnotherProcess(1))};
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_TRUE(again[0].ok());
+  EXPECT_TRUE(again[1].ok());
+}
+
+TEST(Join, JobThatCouldNotBeSavedGoesOnWithWhoeverCallsAgain) {
+  FaultyDisk disk(absl::StrCat(::testing::TempDir(), "/full_for_a_while"));
+  auto state_dir = *StateDir::Open(disk, {0, 1});
+  Aggregator aggregator({}, state_dir.get());
+  disk.is_full = true;
+  JoinResult timed_out;
+  const uint64_t call = aggregator.Join(TestJoin(0, /*world_size=*/1), timed_out.done());
+  EXPECT_FALSE(aggregator.TakeSnapshots().ok());
+  aggregator.CancelJoin(call, absl::DeadlineExceededError("timed out"));
+  JoinResult again = Join(aggregator, TestJoin(0, /*world_size=*/1));
+  EXPECT_TRUE(again.waits());
+  disk.is_full = false;
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_TRUE(again.ok());
+}
+
+TEST(Join, JobThatWasSavedWhenItsCallersWereGoneGivesWayToo) {
+  FaultyDisk disk(absl::StrCat(::testing::TempDir(), "/stalled"));
+  auto state_dir = *StateDir::Open(disk, {0, 1});
+  Aggregator aggregator({}, state_dir.get());
+  JoinResult timed_out;
+  const uint64_t call = aggregator.Join(TestJoin(0, /*world_size=*/1), timed_out.done());
+  disk.before_write = [&] {
+    aggregator.CancelJoin(call, absl::DeadlineExceededError("timed out"));
+  };
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_EQ(timed_out.code(), absl::StatusCode::kDeadlineExceeded);
+  JoinRequest restarted = TestJoin(0, /*world_size=*/1);
+  restarted.set_incarnation(restarted.incarnation() + 100);
+  JoinResult again = Join(aggregator, restarted);
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_TRUE(again.ok());
+}
+
+TEST(TakeSnapshots, RemovesWhatItCouldNotTheNextTime) {
+  FaultyDisk disk(absl::StrCat(::testing::TempDir(), "/read_only"));
+  auto state_dir = *StateDir::Open(disk, {0, 1});
+  Aggregator aggregator({}, state_dir.get());
+  JoinResult join = Join(aggregator, TestJoin(0, /*world_size=*/1));
+  ASSERT_TRUE(aggregator.TakeSnapshots().ok());
+  LeaveRequest leave;
+  leave.set_job(TestJoin(0, /*world_size=*/1).job());
+  leave.set_epoch(join.value().epoch());
+  leave.set_incarnation(TestJoin(0, /*world_size=*/1).incarnation());
+  bool has_left = false;
+  aggregator.Leave(leave, [&](const absl::Status& status) { has_left = status.ok(); });
+  ASSERT_TRUE(aggregator.TakeSnapshots().ok());
+  ASSERT_TRUE(has_left);
+  EXPECT_THAT(*disk.List(), testing::Contains(testing::EndsWith(".snapshot")));
+  disk.is_read_only = true;
+  EXPECT_EQ(aggregator.TakeSnapshots().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(aggregator.TakeSnapshots().code(), absl::StatusCode::kUnavailable);
+  disk.is_read_only = false;
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_THAT(*disk.List(), testing::Not(testing::Contains(testing::EndsWith(".snapshot"))));
+}
+
+TEST(Join, EpochsAreNeverUsedAgain) {
+  Aggregator aggregator({});
+  std::set<uint64_t> epochs;
+  for (int i = 0; i < 10; ++i) {
+    const uint64_t epoch = JoinAll(aggregator, /*world_size=*/1);
+    EXPECT_TRUE(epochs.insert(epoch).second);
+    ASSERT_TRUE(Leave(aggregator, epoch, /*rank=*/0).ok());
+  }
+}
+
+}  // namespace
+}  // namespace signpost
