@@ -231,6 +231,8 @@ constexpr Param kParams[] = {
      [](const Value& v, OptimizerConfig& c) {
        return Count(v, c.options.zero_one->local_step_clipper);
      }},
+    {"codec", kAdam, "codec", "fp32", "how gradients travel",
+     [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.warm_up_codec, c); }},
     {"codec", kNotAdam, "codec", "onebit", "how the momentum travels",
      [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.codec, c); }},
     {"warm_up_codec", kOneBit, "codec", "fp32", "how gradients travel in the warm-up",

@@ -133,6 +133,10 @@ TEST(OptimizerConfig, TakesWhatSignpostHasBesides) {
   EXPECT_EQ(lamb.options.codec, FLOAT16);
   const OptimizerConfig adam = ReadGood("optimizer: {type: AdamW, params: {adam_w_mode: true}}");
   EXPECT_EQ(adam.options.freeze_step, OptimizerOptions::kNever);
+  // All of its steps are the warm-up.
+  const OptimizerConfig in_bytes = ReadGood("optimizer: {type: Adam, params: {codec: int8}}");
+  EXPECT_EQ(in_bytes.options.warm_up_codec, INT8);
+  EXPECT_EQ(in_bytes.options.freeze_step, OptimizerOptions::kNever);
 }
 
 TEST(OptimizerConfig, TakesACodecFromOutsideAsItsSharedObject) {
@@ -203,7 +207,7 @@ TEST(OptimizerConfig, RefusesAnUnknownParamWithLineAndSuggestion) {
       StartsWith("ds.json:4: unknown key 'freze_step' in params of OneBitAdam; did you mean "
                  "'freeze_step'?"));
   EXPECT_THAT(Error("ZeroOneAdam", "freeze_step: 400"), HasSubstr("unknown key 'freeze_step'"));
-  EXPECT_THAT(Error("Adam", "codec: int8"), HasSubstr("unknown key 'codec' in params of Adam"));
+  EXPECT_THAT(Error("Adam", "gamma: 1.2"), HasSubstr("unknown key 'gamma' in params of Adam"));
 }
 
 TEST(OptimizerConfig, RefusesAnUnknownTypeWithASuggestion) {

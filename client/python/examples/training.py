@@ -24,7 +24,7 @@ OPTIMIZERS = {
 }
 NEVER = 2**62
 # Of all steps, in percent, before the freeze.
-FREEZE_AT = {"onebit_adam": 15, "zero_one_adam": 20, "onebit_lamb": 15}
+FREEZE_AT = {"onebit_adam": 15, "zero_one_adam": 20, "onebit_lamb": 30}
 # Options of optimizers that freeze whose defaults are good; they are here to be tried.
 OPTIONS = {
     "variance_refresh_interval": int,
@@ -46,6 +46,8 @@ LAMB_OPTIONS = {
     "factor_min": float,
     "factor_threshold": float,
 }
+# What is left of them where nothing freezes.
+DENSE_OPTIONS = {"adam": {"codec"}, "lamb": {"warm_up_codec", *LAMB_OPTIONS}}
 
 
 def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
@@ -57,7 +59,8 @@ def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
     add(
         "--freeze-step",
         type=steps_or_auto,
-        help="dense steps, or auto [15%% of the steps]; zero_one_adam: var_freeze_step [20%%]",
+        help="dense steps, or auto [15%% of the steps; onebit_lamb: 30%%]; zero_one_adam: "
+        "var_freeze_step [20%%]",
     )
     for name, kind in {**OPTIONS, **LAMB_OPTIONS}.items():
         add(f"--{name.replace('_', '-')}", type=kind, help="of the optimizer, if it has that")
@@ -149,10 +152,13 @@ def options_of(arguments):
     """Of the optimizer that is named: where it freezes, and what was asked for."""
     asked = {name: getattr(arguments, name) for name in (*OPTIONS, *LAMB_OPTIONS)}
     asked = {name: value for name, value in asked.items() if value is not None}
-    if arguments.optimizer == "adam":
-        return {}
-    if arguments.optimizer == "lamb":
-        return {"freeze_step": NEVER, **{k: v for k, v in asked.items() if k in LAMB_OPTIONS}}
+    if arguments.optimizer in DENSE_OPTIONS:
+        if arguments.freeze_step is not None:
+            asked["freeze_step"] = arguments.freeze_step
+        for name in sorted(asked.keys() - DENSE_OPTIONS[arguments.optimizer]):
+            flag = name.replace("_", "-")
+            raise SystemExit(f"{arguments.optimizer} never freezes, and has no --{flag}")
+        return {"freeze_step": NEVER, **asked} if arguments.optimizer == "lamb" else asked
     name = "var_freeze_step" if arguments.optimizer == "zero_one_adam" else "freeze_step"
     return {name: freeze_step_of(arguments), **asked}
 

@@ -60,6 +60,20 @@ def train_like_adamw(make, ours, theirs, steps=20, prepare=set_gradients, **opti
 SHAPES = ((30, 20), (5000,), ())
 
 
+def test_adam_in_another_codec_is_a_warm_up_in_it_without_an_end(make):
+    ours, theirs = tensors(*SHAPES), tensors(*SHAPES)
+    a = make(signpost.Adam, ours, codec="int8")
+    b = make(signpost.OneBitAdam, theirs, freeze_step=2**62, warm_up_codec="int8")
+    for step in range(5):
+        for optimizer, parameters in ((a, ours), (b, theirs)):
+            set_gradients(parameters, step)
+            optimizer.step()
+    assert a.parameters_crc32c() == b.parameters_crc32c()
+    assert 8 < a.sent_bits < 8.2
+    with pytest.raises(ValueError, match="codec is 'int7', wanted one of"):
+        make(signpost.Adam, tensors((4,)), codec="int7")
+
+
 def test_steps_as_adamw(make):
     options = {"betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1}
     train_like_adamw(make, tensors(*SHAPES), tensors(*SHAPES), **options)

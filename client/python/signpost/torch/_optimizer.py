@@ -412,7 +412,7 @@ def _compat(compat: Optional[str], **of_choice: Optional[float]) -> Dict[str, fl
 
 
 class Adam(_JobOptimizer):
-    """Adam on the mean of all ranks' gradients, which travel densely in fp32.
+    """Adam on the mean of all ranks' gradients, which travel in fp32, or in another codec.
 
     As torch.optim.AdamW, step by step: weight decay is decoupled (arXiv:1711.05101), not L2.
     """
@@ -426,6 +426,7 @@ class Adam(_JobOptimizer):
         weight_decay: float = 0.0,
         *,
         bias_correction: bool = True,
+        codec: Union[str, Codec] = "fp32",
         max_grad_norm: Optional[float] = None,
         resume: Optional[str] = None,
         resume_with_other_world_size: bool = False,
@@ -442,6 +443,9 @@ class Adam(_JobOptimizer):
             betas, eps: of the moments' averages and the denominator, as in torch.optim.Adam.
             weight_decay: x -= lr * weight_decay * x.
             bias_correction: of the moments, for their beginning at zero, as in torch.optim.Adam.
+            codec: how gradients travel, both ways: "fp32", "bf16", "fp16", "int8", "int4" or
+                "onebit", or a signpost.Codec. What all but fp32 lose is in errors, for later steps,
+                and betas[0] must then be the same in all groups.
             max_grad_norm: multiply all ranks' gradients, in place, by the same
                 min(1, max_grad_norm / (grad_norm + 1e-6)), where grad_norm is
                 sqrt(mean over ranks of ||gradient||^2), over all parameters. That is at least the
@@ -456,7 +460,8 @@ class Adam(_JobOptimizer):
             overlap: send gradients during the backward pass, as they become ready; step() waits
                 for the rest. The same bits. Learning rates are then set before backward(),
                 gradients stay as they are until step(), and all backward passes of a step but the
-                last are inside no_sync(). Ranks may differ in it.
+                last are inside no_sync(). Ranks may differ in it. To a node's worker they are only
+                copied meanwhile: it sends when it has all gradients of all its processes.
 
         Raises:
             FailedPreconditionError: names the tensor or option in which this rank differs from the
@@ -470,6 +475,7 @@ class Adam(_JobOptimizer):
             UnavailableError, ResourceExhaustedError: the GPU has failed, or has too little
                 memory free: 12 bytes for each parameter, and some.
         """
+        codecs = codec_options(codec=codec)
         super().__init__(
             params,
             lr,
@@ -480,6 +486,8 @@ class Adam(_JobOptimizer):
             overlap,
             max_grad_norm,
             bias_correction=bias_correction,
+            warm_up_codec=codecs.pop("codec"),  # whose end never comes
+            **codecs,
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
