@@ -7,12 +7,17 @@
 //   NODE_RANK_COMPUTES=DURATION       for so long all do before the second step
 //   NODE_RANK_STAYS=1                 who is told that another has died joins again, and does not
 //                                     end
+//   NODE_RANK_SIGNALS=RANK@STEP,9     that rank sends its node's worker the signal of that number
+//                                     before it takes the step
 
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -22,8 +27,8 @@
 #include "absl/time/clock.h"
 #include "client/session.h"
 #include "proto/failure_timeout.h"
-#include "tests/job.h"
 #include "security/client_security.h"
+#include "tests/job.h"
 #include "worker/grpc_channel.h"
 
 namespace signpost::testing {
@@ -61,9 +66,31 @@ struct Death {
   std::string mark;
 };
 
+// What NODE_RANK_SIGNALS says.
+void SignalWorker(const SessionOptions& options, uint64_t at_step) {
+  unsigned rank = 0, step = 0;
+  int signal = 0;
+  const std::string text = Variable("NODE_RANK_SIGNALS");
+  if (std::sscanf(text.c_str(), "%u@%u,%d", &rank, &step, &signal) != 3) return;
+  if (rank != options.worker.rank || step != at_step) return;
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  const std::string path = options.node.substr(std::strlen("unix:"));
+  std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ucred worker = {};
+  socklen_t size = sizeof worker;
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
+      getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &worker, &size) == 0) {
+    kill(worker.pid, signal);
+  }
+  close(fd);
+}
+
 // Returns when the first node has sent its part of that step, and the second one has not.
 void AwaitExchange(const SessionOptions& options, uint64_t step) {
-  const auto security = ClientSecurity::Open(options.security, options.aggregators, PrintConnection);
+  const auto security =
+      ClientSecurity::Open(options.security, options.aggregators, PrintConnection);
   auto channel = ConnectToAggregator(options.aggregators[0], FailureTimeout(),
                                      /*on_connection=*/nullptr, security.value_or(nullptr));
   StatusRequest request;
@@ -117,6 +144,7 @@ absl::Status TrainAsRank() {
     if (step == 1 && absl::ParseDuration(Variable("NODE_RANK_COMPUTES"), &computing)) {
       absl::SleepFor(computing);
     }
+    SignalWorker(*options, step);
     replica.gradient = GradientOf(rank, step, replica.values.size());
     const absl::StatusOr<StepReport> report =
         (*session)->Step(replica.Gradients(), {GroupRates{.learning_rate = 0.01}});

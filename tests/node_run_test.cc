@@ -1,5 +1,7 @@
 // Nodes' workers and their processes as `signpost run --per-node` starts them, and as they die.
 
+#include <signal.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -116,6 +118,24 @@ TEST(NodeRun, EndsTheRunWhenARankDiesIfItIsNotToBeStartedAgain) {
   // end first. All others are killed at once, so that a node may miss who was first.
   EXPECT_THAT(outcome.exit_code, ::testing::AnyOf(128 + 9, 1)) << outcome.output;
   EXPECT_THAT(outcome.output, ContainsRegex("rank [23] failed first"));
+}
+
+TEST(NodeRun, EndsTheRunWhenANodesWorkerIsKilledWhateverItsRanksSay) {
+  const Outcome outcome =
+      RunRanks("-n 4 --per-node 2 --worker-restarts 1 --grace 1s", "NODE_RANK_SIGNALS=1@5,9");
+  // As above, its ranks may be told before; started again, they find no worker.
+  EXPECT_EQ(outcome.exit_code, 128 + 9) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("node 0 failed first: killed by SIGKILL"));
+}
+
+TEST(NodeRun, EndsTheRunWhenANodesWorkerHangs) {
+  const Outcome outcome = RunRanks("-n 4 --per-node 2 --failure-timeout 1s --grace 1s",
+                                   absl::StrCat("NODE_RANK_SIGNALS=1@5,", SIGSTOP));
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+  EXPECT_THAT(outcome.output, ContainsRegex("rank [01] failed first"));
+  EXPECT_THAT(outcome.output,
+              ContainsRegex("told: the worker of this node, at unix:[^ ]*, is gone, and what it "
+                            "had of the job with it"));
 }
 
 TEST(NodeRun, RefusesNodesThatAreNotEqual) {

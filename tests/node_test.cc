@@ -1,13 +1,16 @@
 // Processes that train through the worker of their node, against workers that train by themselves.
-// Here they are threads; node_run_test.cc has real ones.
+// Here they are threads, and so is the worker unless it has to die; node_run_test.cc has real ones.
 
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -20,13 +23,18 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "client/session.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "node/server.h"
+#include "proto/failure_timeout.h"
 #include "proto/node.grpc.pb.h"
 #include "proto/try_again.h"
 #include "tests/cluster.h"
@@ -194,6 +202,23 @@ node::Request RawStep(double learning_rate = 0.01) {
   const GroupRates rates = {.learning_rate = learning_rate};
   *request.mutable_step()->mutable_rates() = MessageOf({&rates, 1}, Schedule());
   return request;
+}
+
+// Returns when the first of two nodes has sent its part of that step, and waits for the second's.
+void AwaitFirstNodesPart(Nodes& nodes, const std::string& job, uint64_t step) {
+  auto channel = ConnectToAggregator(nodes.cluster().targets()[0], FailureTimeout());
+  StatusRequest about;
+  about.set_job(job);
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (absl::Now() < deadline) {
+    const auto status = channel->Status(about, deadline);
+    ASSERT_TRUE(status.ok()) << status.status();
+    if (status->jobs_size() == 1 && status->jobs(0).step() == step &&
+        status->jobs(0).waiting_for_ranks_size() == 1) {
+      return;
+    }
+  }
+  FAIL() << "the first node has not sent its part of step " << step;
 }
 
 // What must hold.
@@ -480,16 +505,7 @@ TEST(Node, FinishesTheStepThatIsUnderWayWhenAProcessDies) {
   for (auto& process : processes) ASSERT_TRUE(process->Receive().ok());
   processes[0]->Send(RawStep());
   processes[1]->Send(RawStep());
-  // Until node 0 has sent its part of the round, and waits for node 1's.
-  auto channel = ConnectToAggregator(nodes.cluster().targets()[0], FailureTimeout());
-  StatusRequest about;
-  about.set_job("raw");
-  const absl::Time deadline = absl::Now() + absl::Seconds(30);
-  while (absl::Now() < deadline) {
-    const auto status = channel->Status(about, deadline);
-    ASSERT_TRUE(status.ok()) << status.status();
-    if (status->jobs(0).waiting_for_ranks_size() == 1) break;
-  }
+  AwaitFirstNodesPart(nodes, "raw", /*step=*/0);
   processes[1]->Die();
   processes[1] = std::make_unique<RawProcess>(nodes.SocketOf(0));
   ASSERT_TRUE(processes[1]->Call(RawAttach(1, 4)).ok());  // once the other's end has been noticed
@@ -683,6 +699,102 @@ TEST(Node, EndsTheJobForItsProcessesWhenAnExchangeFails) {
     EXPECT_THAT(MessageOf(failed), HasSubstr("waiting for rank 1"));
     EXPECT_TRUE((*session)->Leave().ok());
   });
+}
+
+// How the worker goes, where it is a process of its own.
+
+// Of the first of two nodes with two processes each, in the place of the one that `nodes` has.
+class WorkerProcess {
+ public:
+  explicit WorkerProcess(Nodes& nodes) {
+    nodes.End(0);
+    output_ = popen(absl::StrCat("echo $$; exec cli/signpost worker --listen ", nodes.SocketOf(0),
+                                 " --processes 2 --rank 0 --world-size 2 --aggregators ",
+                                 absl::StrJoin(nodes.cluster().targets(), ","))
+                        .c_str(),
+                    "r");
+    EXPECT_TRUE(absl::SimpleAtoi(ReadLine(), &pid_));
+    EXPECT_EQ(ReadLine(), absl::StrCat("listening on ", nodes.SocketOf(0)));
+  }
+  ~WorkerProcess() {
+    kill(pid_, SIGKILL);
+    pclose(output_);
+  }
+
+  // SIGKILL or SIGSTOP. Returns when it has ended, or stopped.
+  void Signal(int signal) {
+    kill(pid_, signal);
+    siginfo_t info;
+    EXPECT_EQ(waitid(P_PID, pid_, &info, WEXITED | WSTOPPED | WNOWAIT), 0);
+  }
+
+ private:
+  std::string ReadLine() {
+    char line[256] = "";
+    EXPECT_NE(fgets(line, sizeof line, output_), nullptr);
+    return std::string(absl::StripSuffix(line, "\n"));
+  }
+
+  FILE* output_;
+  pid_t pid_ = 0;
+};
+
+// Its end is noticed whatever the failure timeout, since the kernel says so; that it hangs, when
+// that timeout is over.
+TEST(NodesWorker, ThatIsKilledOrHangsEndsTheJobForItsProcessesAndIsMissedByTheOtherNode) {
+  struct Fault {
+    int signal;
+    FailureTimeout failure_timeout;
+  };
+  // With the default of 10 s a worker that hangs would not be noticed by then.
+  constexpr absl::Duration kNoticed = absl::Seconds(5);
+  constexpr uint64_t kFaultAt = 3;  // steps
+  for (const Fault& fault :
+       {Fault{SIGKILL, FailureTimeout()}, Fault{SIGSTOP, *FailureTimeout::Of(absl::Seconds(1))}}) {
+    SCOPED_TRACE(strsignal(fault.signal));
+    Nodes nodes({.nodes = 2, .processes = 2});
+    WorkerProcess worker(nodes);
+    absl::Notification is_signalled;
+    absl::Time signalled;
+    std::thread signaller([&] {
+      AwaitFirstNodesPart(nodes, JobOptionsForTest().worker.job, kFaultAt);
+      signalled = absl::Now();
+      is_signalled.Notify();
+      worker.Signal(fault.signal);
+    });
+    absl::Notification told[2];
+    OnEachRank(4, [&](uint32_t process) {
+      Model model(process);
+      SessionOptions options = nodes.OptionsOf(process);
+      options.failure_timeout = fault.failure_timeout;
+      if (process >= 2) options.worker.exchange_timeout = absl::Seconds(3);
+      auto session = model.Join(options);
+      ASSERT_TRUE(session.ok()) << session.status();
+      const auto step = [&] { return TakeStep(**session, process, model.replica).status(); };
+      while ((*session)->steps() < kFaultAt) ASSERT_EQ(step(), absl::OkStatus());
+      if (process >= 2) {
+        for (const absl::Notification& other : told) other.WaitForNotification();
+        // What it had sent counts.
+        EXPECT_EQ(step(), absl::OkStatus());
+        const absl::Status missed = step();
+        EXPECT_EQ(missed.code(), absl::StatusCode::kDeadlineExceeded);
+        EXPECT_THAT(MessageOf(missed), HasSubstr("waiting for rank 0"));
+        return;
+      }
+      const absl::Status gone = step();
+      is_signalled.WaitForNotification();
+      EXPECT_LT(absl::Now() - signalled, kNoticed);
+      told[process].Notify();
+      EXPECT_EQ(gone.code(), absl::StatusCode::kUnavailable);
+      EXPECT_THAT(MessageOf(gone),
+                  AllOf(HasSubstr(absl::StrCat("the worker of this node, at ", nodes.SocketOf(0),
+                                               ", is gone, and what it had of the job with it")),
+                        HasSubstr("Start it again, and resume from the newest checkpoint")));
+      EXPECT_EQ(step().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_EQ((*session)->Leave().code(), absl::StatusCode::kUnavailable);
+    });
+    signaller.join();
+  }
 }
 
 // What the node's worker waits for, and for how long.
