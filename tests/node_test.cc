@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -46,6 +47,7 @@ namespace signpost::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
@@ -220,6 +222,43 @@ void AwaitFirstNodesPart(Nodes& nodes, const std::string& job, uint64_t step) {
   }
   FAIL() << "the first node has not sent its part of step " << step;
 }
+
+// The worker of the first node, with two processes, as a process of its own: in the place of the
+// one that `nodes` has.
+class WorkerProcess {
+ public:
+  WorkerProcess(Nodes& nodes, uint32_t world_size) {
+    nodes.End(0);
+    output_ = popen(absl::StrCat("echo $$; exec cli/signpost worker --listen ", nodes.SocketOf(0),
+                                 " --processes 2 --rank 0 --world-size ", world_size,
+                                 " --aggregators ", absl::StrJoin(nodes.cluster().targets(), ","))
+                        .c_str(),
+                    "r");
+    EXPECT_TRUE(absl::SimpleAtoi(ReadLine(), &pid_));
+    EXPECT_EQ(ReadLine(), absl::StrCat("listening on ", nodes.SocketOf(0)));
+  }
+  ~WorkerProcess() {
+    kill(pid_, SIGKILL);
+    pclose(output_);
+  }
+
+  // SIGKILL or SIGSTOP. Returns when it has ended, or stopped.
+  void Signal(int signal) {
+    kill(pid_, signal);
+    siginfo_t info;
+    EXPECT_EQ(waitid(P_PID, pid_, &info, WEXITED | WSTOPPED | WNOWAIT), 0);
+  }
+
+ private:
+  std::string ReadLine() {
+    char line[256] = "";
+    EXPECT_NE(fgets(line, sizeof line, output_), nullptr);
+    return std::string(absl::StripSuffix(line, "\n"));
+  }
+
+  FILE* output_;
+  pid_t pid_ = 0;
+};
 
 // What must hold.
 
@@ -701,43 +740,7 @@ TEST(Node, EndsTheJobForItsProcessesWhenAnExchangeFails) {
   });
 }
 
-// How the worker goes, where it is a process of its own.
-
-// Of the first of two nodes with two processes each, in the place of the one that `nodes` has.
-class WorkerProcess {
- public:
-  explicit WorkerProcess(Nodes& nodes) {
-    nodes.End(0);
-    output_ = popen(absl::StrCat("echo $$; exec cli/signpost worker --listen ", nodes.SocketOf(0),
-                                 " --processes 2 --rank 0 --world-size 2 --aggregators ",
-                                 absl::StrJoin(nodes.cluster().targets(), ","))
-                        .c_str(),
-                    "r");
-    EXPECT_TRUE(absl::SimpleAtoi(ReadLine(), &pid_));
-    EXPECT_EQ(ReadLine(), absl::StrCat("listening on ", nodes.SocketOf(0)));
-  }
-  ~WorkerProcess() {
-    kill(pid_, SIGKILL);
-    pclose(output_);
-  }
-
-  // SIGKILL or SIGSTOP. Returns when it has ended, or stopped.
-  void Signal(int signal) {
-    kill(pid_, signal);
-    siginfo_t info;
-    EXPECT_EQ(waitid(P_PID, pid_, &info, WEXITED | WSTOPPED | WNOWAIT), 0);
-  }
-
- private:
-  std::string ReadLine() {
-    char line[256] = "";
-    EXPECT_NE(fgets(line, sizeof line, output_), nullptr);
-    return std::string(absl::StripSuffix(line, "\n"));
-  }
-
-  FILE* output_;
-  pid_t pid_ = 0;
-};
+// How the worker goes.
 
 // Its end is noticed whatever the failure timeout, since the kernel says so; that it hangs, when
 // that timeout is over.
@@ -753,7 +756,7 @@ TEST(NodesWorker, ThatIsKilledOrHangsEndsTheJobForItsProcessesAndIsMissedByTheOt
        {Fault{SIGKILL, FailureTimeout()}, Fault{SIGSTOP, *FailureTimeout::Of(absl::Seconds(1))}}) {
     SCOPED_TRACE(strsignal(fault.signal));
     Nodes nodes({.nodes = 2, .processes = 2});
-    WorkerProcess worker(nodes);
+    WorkerProcess worker(nodes, /*world_size=*/2);
     absl::Notification is_signalled;
     absl::Time signalled;
     std::thread signaller([&] {
@@ -858,6 +861,113 @@ TEST(Node, RemembersWhyTheProcessWasRefusedThatIsWaitedFor) {
       MessageOf(process.Call(RawBegin()).status()),
       HasSubstr("local rank 1, which is not attached (refused: tensor 0 is 'x' [9] here but "
                 "'x' [8] in the job)"));
+}
+
+// What other nodes do without one, in a job with a round deadline.
+
+constexpr uint32_t kElasticNodes = 3;
+
+// What a process of three nodes joins with, of which one may be missing.
+SessionOptions ElasticOptionsOf(const Nodes& nodes, uint32_t process) {
+  SessionOptions options = nodes.OptionsOf(process);
+  options.worker.round_deadline = absl::Milliseconds(500);
+  options.worker.min_workers = kElasticNodes - 1;
+  return options;
+}
+
+TEST(Node, ThatIsLateCatchesUpWithSeveralStepsAtOnceAndAllOfItsProcessesDo) {
+  constexpr uint64_t kLateAt = 4, kMissed = 3;  // steps
+  Nodes nodes({.nodes = kElasticNodes, .processes = 2});
+  absl::Notification others_are_ahead, has_caught_up;
+  std::vector<std::vector<float>> results(nodes.processes());
+  OnEachRank(nodes.processes(), [&](uint32_t process) {
+    const bool is_late = process < 2;
+    Model model(process);
+    auto session = model.Join(ElasticOptionsOf(nodes, process));
+    ASSERT_TRUE(session.ok()) << session.status();
+    bool has_been_late = !is_late;
+    while ((*session)->steps() < kSteps) {
+      const uint64_t step = (*session)->steps();
+      const bool catches_up = !has_been_late && step >= kLateAt;
+      if (catches_up) others_are_ahead.WaitForNotification();
+      // Not so far that their answers are no longer kept.
+      if (!is_late && step >= kLateAt + kMissed) {
+        if (process == 2 && !others_are_ahead.HasBeenNotified()) others_are_ahead.Notify();
+        has_caught_up.WaitForNotification();
+      }
+      const auto report = TakeStep(**session, process, model.replica);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_EQ((*session)->steps(), step + 1 + report->steps_caught_up);
+      EXPECT_EQ(report->step + 1, (*session)->steps());
+      if (!is_late && step == kLateAt) {
+        EXPECT_THAT(report->late_ranks, Contains(0));
+      }
+      if (!catches_up) continue;
+      has_been_late = true;
+      EXPECT_GT(report->late_rounds, 0);
+      // One of those that it has missed it has called for.
+      EXPECT_EQ((*session)->steps(), kLateAt + kMissed);
+      EXPECT_EQ(report->steps_caught_up, kMissed - 1);
+      if (process == 0) has_caught_up.Notify();
+    }
+    EXPECT_TRUE((*session)->Leave().ok());
+    results[process] = model.replica.values;
+  });
+  for (const std::vector<float>& values : results) EXPECT_EQ(values, results[0]);
+  EXPECT_NE(results[0], TrainedOnMeans(kElasticNodes, 2));
+}
+
+TEST(Node, ThatIsGoneIsDoneWithoutUntilAnotherTakesItsPlace) {
+  constexpr uint64_t kGoneAfter = 20, kEnd = 200;  // steps
+  Nodes nodes({.nodes = kElasticNodes, .processes = 2});
+  WorkerProcess worker(nodes, kElasticNodes);
+  std::unique_ptr<node::Server> other;  // in its place
+  absl::Notification can_go, is_replaced;
+  std::vector<std::vector<float>> results(nodes.processes());
+  OnEachRank(nodes.processes(), [&](uint32_t process) {
+    auto model = std::make_unique<Model>(process);
+    auto session = model->Join(ElasticOptionsOf(nodes, process));
+    ASSERT_TRUE(session.ok()) << session.status();
+    const auto take_steps = [&](uint64_t end) {
+      while ((*session)->steps() < end) {
+        // The others' steps take some time, or they would be far ahead when another has joined.
+        if (process >= 2) absl::SleepFor(absl::Milliseconds(10));
+        const auto report = TakeStep(**session, process, model->replica);
+        ASSERT_TRUE(report.ok()) << report.status();
+      }
+    };
+    take_steps(kGoneAfter);
+    if (process == 1) can_go.Notify();
+    if (process == 0) {
+      can_go.WaitForNotification();
+      worker.Signal(SIGKILL);
+      other = nodes.Start(0);
+      is_replaced.Notify();
+    }
+    if (process < 2) {
+      is_replaced.WaitForNotification();
+      EXPECT_EQ(TakeStep(**session, process, model->replica).status().code(),
+                absl::StatusCode::kUnavailable);
+    }
+    for (bool is_back = process >= 2; !is_back;) {
+      session->reset();
+      model = std::make_unique<Model>(process);
+      session = model->Join(ElasticOptionsOf(nodes, process));
+      ASSERT_TRUE(session.ok()) << session.status();
+      ASSERT_TRUE((*session)->returned());
+      EXPECT_EQ((*session)->returned()->step, (*session)->steps());
+      EXPECT_GE((*session)->steps(), kGoneAfter);
+      EXPECT_LT((*session)->steps(), kEnd);
+      const absl::Status first = TakeStep(**session, process, model->replica).status();
+      // On a busy machine the others may be far ahead already.
+      is_back = !absl::StrContains(first.message(), "no longer kept");
+      EXPECT_TRUE(first.ok() || !is_back) << first;
+    }
+    take_steps(kEnd);
+    EXPECT_TRUE((*session)->Leave().ok());
+    results[process] = model->replica.values;
+  });
+  for (const std::vector<float>& values : results) EXPECT_EQ(values, results[0]);
 }
 
 // What processes must have alike.
