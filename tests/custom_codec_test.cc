@@ -15,6 +15,7 @@
 #include "kernels/simulated_gpu.h"
 #include "proto/codec_check.h"
 #include "proto/frame.h"
+#include "proto/signpost_codec.h"
 #include "tests/job.h"
 #include "worker/worker.h"
 
@@ -25,6 +26,7 @@ using ::testing::HasSubstr;
 
 constexpr char kTopK[] = "client/examples/libtopk.so";
 constexpr char kFaulty[] = "tests/libfaulty_codec.so";
+constexpr char kLater[] = "tests/liblater_topk.so";
 
 // What the check finds wrong, one line for each.
 std::string TroubleOf(const std::string& fault, uint32_t block_elements = 4096) {
@@ -91,6 +93,15 @@ TEST(LoadCodecLibrary, NamesTheFileThatIsNone) {
   }
   EXPECT_EQ(LoadCodecLibrary(kTopK).value(), "topk");
   EXPECT_EQ(LoadCodecLibrary(kTopK).value(), "topk") << "once more does nothing";
+}
+
+TEST(LoadCodecLibrary, RefusesOneForAnotherVersionOfTheHeader) {
+  const absl::Status status = LoadCodecLibrary(kLater).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(),
+            absl::StrFormat("codec library %s is for another version of signpost_codec.h: %d, "
+                            "wanted %d",
+                            kLater, SIGNPOST_CODEC_ABI + 1, SIGNPOST_CODEC_ABI));
 }
 
 TEST(CheckCustomCodec, ComparesWhatTheJobWantsWithWhatIsHere) {
