@@ -8,13 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/device.h"
 #include "kernels/error_cuda.h"
+#include "kernels/gpu_messages.h"
 
 namespace signpost::kernels {
 namespace {
 
 using cuda::StatusOf;
-
-constexpr int kLeastMajor = 8;  // Ampere: what nvcc_object compiles for
 
 // Whether it will be so until somebody changes the machine, or what the process may see of it.
 bool IsForGood(cudaError_t error) {
@@ -75,11 +74,10 @@ absl::Status CheckDevice(int device) {
   cudaDeviceProp properties;
   error = cudaGetDeviceProperties(&properties, device);
   if (error != cudaSuccess) return failed(error);
-  if (properties.major >= kLeastMajor) return absl::OkStatus();
-  return unusable(absl::StatusCode::kInvalidArgument,
-                  absl::StrCat(properties.name, " has compute capability ", properties.major, ".",
-                               properties.minor, ", and this program is for ", kLeastMajor,
-                               ".0 (Ampere) and later; name another, or train on the CPU"));
+  const absl::Status capable =
+      cuda::CheckCapability(properties.name, properties.major, properties.minor);
+  if (capable.ok()) return capable;
+  return unusable(capable.code(), std::string(capable.message()));
 }
 
 }  // namespace signpost::kernels

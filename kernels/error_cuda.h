@@ -9,13 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/gpu_messages.h"
 
 namespace signpost::kernels::cuda {
-
-// "12.4", as CUDA counts them.
-inline std::string Version(int version) {
-  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
-}
 
 // What happened, and what to do about it.
 inline std::string Explain(cudaError_t error) {
@@ -23,10 +19,7 @@ inline std::string Explain(cudaError_t error) {
   switch (error) {
     case cudaErrorInsufficientDriver:
       cudaDriverGetVersion(&driver);
-      if (driver == 0) return "no NVIDIA driver is installed";
-      return absl::StrCat("the NVIDIA driver is for CUDA up to ", Version(driver),
-                          " and this program needs ", Version(CUDART_VERSION),
-                          "; install a newer driver");
+      return ExplainInsufficientDriver(driver, CUDART_VERSION);
     case cudaErrorNoDevice:
       return "the driver sees no GPU; is CUDA_VISIBLE_DEVICES right?";
     case cudaErrorMemoryAllocation:
@@ -34,14 +27,9 @@ inline std::string Explain(cudaError_t error) {
                           " on the GPU; nvidia-smi shows what runs there");
     case cudaErrorUnsupportedPtxVersion:
       cudaDriverGetVersion(&driver);
-      return absl::StrCat("the NVIDIA driver, for CUDA up to ", Version(driver),
-                          ", cannot compile for this GPU what CUDA ", Version(CUDART_VERSION),
-                          " has made of the kernels; install a newer driver");
+      return ExplainUnsupportedPtx(driver, CUDART_VERSION);
     case cudaErrorNoKernelImageForDevice:
-      return absl::StrCat(cudaGetErrorString(error),
-                          ": this program's kernels are machine code for compute capability 8.x "
-                          "(Ampere) and 9.0, and PTX for later GPUs; is CUDA_DISABLE_PTX_JIT "
-                          "set? Otherwise build it with nvcc and --config=cuda again");
+      return ExplainNoKernelImage(cudaGetErrorString(error));
     // After these the process cannot use the GPU any more. Any kernel of the process may have done
     // it, training's too.
     case cudaErrorAssert:

@@ -18,6 +18,11 @@ std::string Size(size_t bytes) {
   return absl::StrFormat("%.*f %s", unit == 0 ? 0 : 1, size, kUnits[unit]);
 }
 
+// "12.4"
+std::string Version(int version) { return absl::StrCat(version / 1000, ".", version % 1000 / 10); }
+
+constexpr int kLeastMajor = 8;  // Ampere: what nvcc_object compiles for
+
 }  // namespace
 
 absl::Status NotHereError(absl::string_view gpu, absl::string_view place) {
@@ -55,6 +60,32 @@ absl::Status NotSharedError(absl::string_view gpu, absl::string_view why) {
 
 absl::Status NotExportedError() {
   return absl::InvalidArgumentError("that is no memory which a GPU has exported");
+}
+
+absl::Status CheckCapability(absl::string_view gpu, int major, int minor) {
+  if (major >= kLeastMajor) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(gpu, " has compute capability ", major, ".", minor, ", and this program is for ",
+                   kLeastMajor, ".0 (Ampere) and later; name another, or train on the CPU"));
+}
+
+std::string ExplainInsufficientDriver(int driver, int built_with) {
+  if (driver == 0) return "no NVIDIA driver is installed";
+  return absl::StrCat("the NVIDIA driver is for CUDA up to ", Version(driver),
+                      " and this program needs ", Version(built_with), "; install a newer driver");
+}
+
+std::string ExplainUnsupportedPtx(int driver, int built_with) {
+  return absl::StrCat("the NVIDIA driver, for CUDA up to ", Version(driver),
+                      ", cannot compile for this GPU what CUDA ", Version(built_with),
+                      " has made of the kernels; install a newer driver");
+}
+
+std::string ExplainNoKernelImage(absl::string_view error) {
+  return absl::StrCat(error,
+                      ": this program's kernels are machine code for compute capability 8.x "
+                      "(Ampere) and 9.0, and PTX for later GPUs; is CUDA_DISABLE_PTX_JIT set? "
+                      "Otherwise build it with nvcc and --config=cuda again");
 }
 
 }  // namespace signpost::kernels::cuda

@@ -1,9 +1,10 @@
-// What any Gpu says, be it a real or a simulated one.
+// What any Gpu says, be it a real or a simulated one, and why a real one cannot be used.
 
 #ifndef SIGNPOST_KERNELS_GPU_MESSAGES_H_
 #define SIGNPOST_KERNELS_GPU_MESSAGES_H_
 
 #include <cstddef>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -23,6 +24,15 @@ absl::Status NotSharedError(absl::string_view gpu, absl::string_view why);
 
 // INVALID_ARGUMENT.
 absl::Status NotExportedError();
+
+// INVALID_ARGUMENT for a GPU of a compute capability that the kernels are not compiled for.
+absl::Status CheckCapability(absl::string_view gpu, int major, int minor);
+
+// What an error of CUDA's means, and what to do about it. Versions are as CUDA counts them, 12040
+// for 12.4: which CUDA the driver is for, 0 if there is none, and with which this was built.
+std::string ExplainInsufficientDriver(int driver, int built_with);
+std::string ExplainUnsupportedPtx(int driver, int built_with);
+std::string ExplainNoKernelImage(absl::string_view error);  // in CUDA's words
 
 }  // namespace signpost::kernels::cuda
 
