@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
 #include "proto/layout.h"
 #include "proto/window.h"
@@ -18,7 +19,7 @@ struct DenseBytesOf {
   double error;  // that a sum reads and writes
 };
 constexpr DenseBytesOf kFloat32Bytes = {.payload = 4, .error = 0};
-constexpr DenseBytesOf kBfloat16Bytes = {.payload = 2, .error = 2 * 4};
+constexpr DenseBytesOf kSixteenBitBytes = {.payload = 2, .error = 2 * 4};
 
 // Of kernels that do so many Gelem/s; a sum takes what its bytes take, of so many for 4 workers.
 CodecCosts DenseCosts(const DenseBytesOf& bytes, double compress, double step, double aggregate_4) {
@@ -29,6 +30,19 @@ CodecCosts DenseCosts(const DenseBytesOf& bytes, double compress, double step, d
           .apply_s = 1 / (step * kGiga),
           .aggregate_s = of_sum / bytes_per_s,
           .aggregate_worker_s = bytes.payload / bytes_per_s,
+          .aggregate_least_s = 0};
+}
+
+// Likewise; the line goes through the sums of 4 and 8 workers. What came is decompressed for Adam's
+// step in fp32, a block at a time: from the cache, so that takes no longer than counted here.
+CodecCosts IntegerCosts(double bits, double compress, double decompress, double step,
+                        double aggregate_4, double aggregate_8) {
+  const double worker_s = (1 / aggregate_8 - 1 / aggregate_4) / (4 * kGiga);
+  return {.bytes = bits / 8 + 4. / kBlockElements,
+          .compress_s = 1 / (compress * kGiga),
+          .apply_s = (1 / decompress + 1 / step) / kGiga,
+          .aggregate_s = 1 / (aggregate_4 * kGiga) - 4 * worker_s,
+          .aggregate_worker_s = worker_s,
           .aggregate_least_s = 0};
 }
 
@@ -52,9 +66,34 @@ double CodecCosts::AggregateSeconds(uint32_t workers) const {
 
 CodecCosts Float32Costs() { return DenseCosts(kFloat32Bytes, 4.2, 1.65, 1.37); }
 
-CodecCosts Bfloat16Costs() { return DenseCosts(kBfloat16Bytes, 2.8, 1.8, 2.03); }
+CodecCosts Bfloat16Costs() { return DenseCosts(kSixteenBitBytes, 2.8, 1.8, 2.03); }
+
+CodecCosts Float16Costs() { return DenseCosts(kSixteenBitBytes, 2.8, 1.8, 2.03); }
+
+CodecCosts Int8Costs() { return IntegerCosts(8, 2.8, 6.64, 1.65, 2.78, 1.59); }
+
+CodecCosts Int4Costs() { return IntegerCosts(4, 2.99, 6.7, 1.65, 3.28, 1.88); }
 
 CodecCosts OneBitCosts() { return OneBitCostsOf(2.81, 3.68, 4.7, 2.77, 0.9); }
+
+const CodecCosts& Costs::Of(Codec codec) const {
+  switch (codec) {
+    case FLOAT32:
+      return fp32;
+    case BFLOAT16:
+      return bf16;
+    case FLOAT16:
+      return fp16;
+    case INT8:
+      return int8;
+    case INT4:
+      return int4;
+    case ONE_BIT:
+      return one_bit;
+    default:
+      ABSL_RAW_LOG(FATAL, "nothing is known of what codec %d costs", static_cast<int>(codec));
+  }
+}
 
 TransportCosts MeasuredTransportCosts() {
   return {.cpu_s_per_byte = 0.4e-9, .cpu_s_per_frame = 50e-6, .latency_s = 100e-6};
@@ -75,9 +114,18 @@ absl::StatusOr<Costs> CostsOfKernels(const Figures& kernels) {
     const double compress = rate("compress, " + type), step = rate("Adam step, " + type);
     return DenseCosts(bytes, compress, step, rate("aggregate, " + type + ", 4 workers"));
   };
+  const auto integers = [&](const std::string& type, double bits) {
+    const double compress = rate("compress, " + type), decompress = rate("decompress, " + type);
+    const double of_4 = rate("aggregate, " + type + ", 4 workers");
+    const double of_8 = rate("aggregate, " + type + ", 8 workers");
+    return IntegerCosts(bits, compress, decompress, rate("Adam step, fp32"), of_4, of_8);
+  };
   Costs costs;
   costs.fp32 = dense("fp32", kFloat32Bytes);
-  costs.bf16 = dense("bf16", kBfloat16Bytes);
+  costs.bf16 = dense("bf16", kSixteenBitBytes);
+  costs.fp16 = dense("fp16", kSixteenBitBytes);
+  costs.int8 = integers("int8", /*bits=*/8);
+  costs.int4 = integers("int4", /*bits=*/4);
   const double compress = rate("compress, one-bit momentum"), apply = rate("apply");
   const double of_4 = rate("aggregate, 4 workers"), of_16 = rate("aggregate, 16 workers");
   costs.one_bit = OneBitCostsOf(compress, apply, of_4, of_16, rate("aggregate, 64 workers"));

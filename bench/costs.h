@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "bench/figures.h"
+#include "proto/aggregator.pb.h"
 
 namespace signpost::bench {
 
@@ -28,6 +29,9 @@ struct CodecCosts {
 // AMD EPYC (Zen 4), in DRAM.
 CodecCosts Float32Costs();
 CodecCosts Bfloat16Costs();
+CodecCosts Float16Costs();
+CodecCosts Int8Costs();
+CodecCosts Int4Costs();
 CodecCosts OneBitCosts();
 
 // Of one core, for sending and for receiving alike: checksums, copies, gRPC, the kernel's TCP.
@@ -44,7 +48,13 @@ struct Costs {
   TransportCosts transport = MeasuredTransportCosts();
   CodecCosts fp32 = Float32Costs();
   CodecCosts bf16 = Bfloat16Costs();
+  CodecCosts fp16 = Float16Costs();
+  CodecCosts int8 = Int8Costs();
+  CodecCosts int4 = Int4Costs();
   CodecCosts one_bit = OneBitCosts();
+
+  // CHECK-fails for any other codec.
+  const CodecCosts& Of(Codec codec) const;
 };
 
 // As `signpost bench kernels --json` found the kernels on other processors. INVALID_ARGUMENT names

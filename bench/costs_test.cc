@@ -18,6 +18,11 @@ TEST(Costs, KernelsTakeWhatWasMeasured) {
   ExpectRate(OneBitCosts().AggregateSeconds(64), 0.919);
   ExpectRate(Float32Costs().AggregateSeconds(4), 1.37);
   ExpectRate(Bfloat16Costs().AggregateSeconds(4), 2.04);
+  ExpectRate(Float16Costs().AggregateSeconds(4), 2.06);
+  ExpectRate(Int8Costs().AggregateSeconds(4), 2.78);
+  ExpectRate(Int8Costs().AggregateSeconds(8), 1.59);
+  ExpectRate(Int4Costs().AggregateSeconds(4), 3.28);
+  ExpectRate(Int4Costs().AggregateSeconds(8), 1.88);
 }
 
 TEST(Costs, AreThoseOfTheKernelsThatWereMeasured) {
@@ -25,14 +30,21 @@ TEST(Costs, AreThoseOfTheKernelsThatWereMeasured) {
   const auto add = [&kernels](const std::string& name, double value, const std::string& unit) {
     *kernels.add_figures() = MakeFigure(name, unit, {value});
   };
-  for (const char* name :
-       {"compress, fp32", "Adam step, fp32", "compress, bf16", "Adam step, bf16", "apply"}) {
+  for (const char* name : {"compress, fp32", "Adam step, fp32", "compress, bf16", "Adam step, bf16",
+                           "compress, fp16", "Adam step, fp16", "compress, int8",
+                           "decompress, int8", "compress, int4", "decompress, int4", "apply"}) {
     add(name, 50, "GB/s");
     add(name, 2, "Gelem/s");
   }
-  for (const char* name : {"aggregate, fp32, 4 workers", "aggregate, bf16, 4 workers"}) {
+  for (const char* name :
+       {"aggregate, fp32, 4 workers", "aggregate, bf16, 4 workers", "aggregate, fp16, 4 workers"}) {
     add(name, 1, "Gelem/s");
   }
+  for (const char* name : {"aggregate, int8, 4 workers", "aggregate, int4, 4 workers"}) {
+    add(name, 3, "Gelem/s");
+  }
+  add("aggregate, int8, 8 workers", 2, "Gelem/s");
+  add("aggregate, int4, 8 workers", 1.8, "Gelem/s");
   add("aggregate, 4 workers", 4, "Gelem/s");
   add("aggregate, 16 workers", 3.6, "Gelem/s");
   add("aggregate, 64 workers", 1, "Gelem/s");
@@ -44,11 +56,28 @@ TEST(Costs, AreThoseOfTheKernelsThatWereMeasured) {
   ExpectRate(costs->fp32.AggregateSeconds(4), 1);
   ExpectRate(costs->bf16.AggregateSeconds(4), 1);
   ExpectRate(costs->bf16.apply_s, 2);
+  ExpectRate(costs->fp16.AggregateSeconds(4), 1);
+  ExpectRate(costs->int8.compress_s, 2);
+  ExpectRate(costs->int8.apply_s, 1);  // decompressing, and then Adam's step in fp32
+  ExpectRate(costs->int8.AggregateSeconds(4), 3);
+  ExpectRate(costs->int8.AggregateSeconds(8), 2);
+  ExpectRate(costs->int4.AggregateSeconds(4), 3);
+  ExpectRate(costs->int4.AggregateSeconds(8), 1.8);
   ExpectRate(costs->one_bit.compress_s, 3);
   ExpectRate(costs->one_bit.apply_s, 2);
   ExpectRate(costs->one_bit.AggregateSeconds(4), 4);
   ExpectRate(costs->one_bit.AggregateSeconds(16), 3.6);
   ExpectRate(costs->one_bit.AggregateSeconds(64), 1);
+}
+
+TEST(Costs, EachCodecHasItsOwn) {
+  const Costs costs;
+  EXPECT_EQ(costs.Of(FLOAT32).bytes, 4);
+  EXPECT_EQ(costs.Of(BFLOAT16).bytes, 2);
+  EXPECT_EQ(&costs.Of(FLOAT16), &costs.fp16);
+  EXPECT_EQ(costs.Of(INT8).bytes, 1 + 4. / 4096);
+  EXPECT_EQ(costs.Of(INT4).bytes, 0.5 + 4. / 4096);
+  EXPECT_EQ(costs.Of(ONE_BIT).bytes, 0.125 + 4. / 4096);
 }
 
 TEST(Costs, ChunksAreAsManyAsJobsHave) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "proto/codec.h"
 
 namespace signpost::bench {
 namespace {
@@ -160,9 +161,9 @@ std::string VerdictOn(const Prediction& prediction, double run_s) {
       absl::StrFormat("one-bit saves %s of a %s", FormatSeconds(saved_s), step);
   if (best_s - run_s < kWorthwhileShare * best_s) {
     return absl::StrFormat(
-        "%s, but its warm-up in fp32 takes that back: a whole run does %.2f times as many steps, "
-        "so it does not pay here",
-        saves, best_s / run_s);
+        "%s, but its warm-up in %s takes that back: a whole run does %.2f times as many steps, so "
+        "it does not pay here",
+        saves, CodecName(prediction.warm_up_codec), best_s / run_s);
   }
   return absl::StrFormat(
       "%s: after the warm-up %.2f times as many steps, over a whole run %.2f times", saves,
@@ -189,20 +190,24 @@ ExchangeTimes PredictExchange(const Cluster& cluster, uint64_t parameters, const
 }
 
 Prediction Predict(const Cluster& cluster, const Training& training, const Costs& costs) {
+  const CodecCosts& warm_up = costs.Of(training.warm_up_codec);
   Prediction prediction = {
       .fp32 = StepTimesOf(cluster, training, costs.fp32, costs.transport),
       .bf16 = StepTimesOf(cluster, training, costs.bf16, costs.transport),
       .one_bit = StepTimesOf(cluster, training, costs.one_bit, costs.transport),
+      .warm_up = StepTimesOf(cluster, training, warm_up, costs.transport),
+      .warm_up_codec = training.warm_up_codec,
       .ring = RingTimesOf(cluster, training, /*bytes=*/4, costs.fp32.apply_s),
       .ring16 = RingTimesOf(cluster, training, /*bytes=*/2, costs.fp32.apply_s),
   };
-  const double run_s = training.warm_up_share * prediction.fp32.overlapped_s +
+  const double run_s = training.warm_up_share * prediction.warm_up.overlapped_s +
                        (1 - training.warm_up_share) * prediction.one_bit.overlapped_s;
   prediction.run_speedup_over_fp32 = prediction.fp32.overlapped_s / run_s;
   prediction.run_speedup_over_ring = prediction.ring.overlapped_s / run_s;
   prediction.run_speedup_over_ring16 = prediction.ring16.overlapped_s / run_s;
   prediction.run_volume_ratio =
-      VolumeRatio(training.warm_up_share, costs.fp32.bytes / costs.one_bit.bytes);
+      costs.fp32.bytes / warm_up.bytes *
+      VolumeRatio(training.warm_up_share, warm_up.bytes / costs.one_bit.bytes);
   prediction.verdict = VerdictOn(prediction, run_s);
   return prediction;
 }
@@ -211,10 +216,20 @@ double VolumeRatio(double warm_up_share, double times_fewer) {
   return 1 / (warm_up_share + (1 - warm_up_share) / times_fewer);
 }
 
+std::vector<std::pair<std::string, StepTimes>> TimesByCodec(const Prediction& prediction) {
+  std::vector<std::pair<std::string, StepTimes>> times = {{CodecName(FLOAT32), prediction.fp32},
+                                                          {CodecName(BFLOAT16), prediction.bf16}};
+  const Codec warm_up = prediction.warm_up_codec;
+  if (warm_up != FLOAT32 && warm_up != BFLOAT16 && warm_up != ONE_BIT) {
+    times.emplace_back(CodecName(warm_up), prediction.warm_up);
+  }
+  times.emplace_back(CodecName(ONE_BIT), prediction.one_bit);
+  return times;
+}
+
 Figures FiguresOf(const Prediction& prediction) {
   Figures figures;
-  const std::pair<const char*, const StepTimes&> codecs[] = {
-      {"fp32", prediction.fp32}, {"bf16", prediction.bf16}, {"one-bit", prediction.one_bit}};
+  const std::vector<std::pair<std::string, StepTimes>> codecs = TimesByCodec(prediction);
   const StepTimes& ring = prediction.ring;
   for (const auto& [codec, times] : codecs) {
     AddStepTime(absl::StrFormat("exchange, %s", codec), times.exchange_s, ring.exchange_s, figures);

@@ -8,9 +8,12 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "bench/costs.h"
 #include "bench/figures.h"
+#include "proto/aggregator.pb.h"
 
 namespace signpost::bench {
 
@@ -28,7 +31,8 @@ struct Training {
   uint64_t parameters;             // 1 or more
   double compute_s;                // of a step: forward and backward pass, nothing else
   double backward_share = 2. / 3;  // of that, in (0, 1]
-  double warm_up_share = 0.15;     // of all steps: in these gradients travel in fp32
+  double warm_up_share = 0.15;     // of all steps
+  Codec warm_up_codec = FLOAT32;   // in which gradients travel in these; of those in Costs
 };
 
 // In seconds.
@@ -40,12 +44,14 @@ struct StepTimes {
 
 struct Prediction {
   StepTimes fp32, bf16, one_bit;  // through Signpost
+  StepTimes warm_up;              // likewise, in its codec
+  Codec warm_up_codec;
   // With a ring all-reduce in fp32, or in 16 bits, that costs nothing but what no all-reduce can do
   // without, 2 (W - 1) / W numbers per parameter through each link; Adam's step, which is not in
   // its exchange_s, comes after it.
   StepTimes ring, ring16;
-  // With overlap: all steps of a training in fp32, or through a ring, to the warm-up in fp32 and
-  // all others in one bit.
+  // With overlap: all steps of a training in fp32, or through a ring, to the warm-up in its codec
+  // and all others in one bit.
   double run_speedup_over_fp32;
   double run_speedup_over_ring;
   double run_speedup_over_ring16;
@@ -64,8 +70,11 @@ Prediction Predict(const Cluster& cluster, const Training& training, const Costs
 // (arXiv:2102.02888), against training in 16 bits; against fp32 it is 32.
 double VolumeRatio(double warm_up_share, double times_fewer);
 
-// A row for each of its times, compared with the fp32 ring's, one for each number of the whole run,
-// and the verdict.
+// Its times through Signpost, by the codec's name: those of the warm-up's once, whichever it is.
+std::vector<std::pair<std::string, StepTimes>> TimesByCodec(const Prediction& prediction);
+
+// A row for each of these times, compared with the fp32 ring's, one for each number of the whole
+// run, and the verdict.
 Figures FiguresOf(const Prediction& prediction);
 
 }  // namespace signpost::bench

@@ -30,8 +30,11 @@ CodecCosts Kernels(double compress, double apply, double aggregate) {
 
 // Nothing but bytes.
 Costs FreeCosts() {
-  return {
-      .transport = kFree, .fp32 = {.bytes = 4}, .bf16 = {.bytes = 2}, .one_bit = {.bytes = 0.125}};
+  return {.transport = kFree,
+          .fp32 = {.bytes = 4},
+          .bf16 = {.bytes = 2},
+          .int8 = {.bytes = 1},
+          .one_bit = {.bytes = 0.125}};
 }
 
 TEST(Predict, OneWorkersChunksFollowOneAnother) {
@@ -203,6 +206,36 @@ TEST(Predict, AWarmUpThatTakesBackWhatOneBitSavesDoesNotPay) {
               HasSubstr("but its warm-up in fp32 takes that back: a whole run does 0.8"));
 }
 
+TEST(Predict, AWarmUpTakesTheVolumeAndTheTimeOfItsCodec) {
+  const Cluster cluster = {.link_bits_per_s = 1e9, .workers = 4, .shards = 4};
+  Training training = {.parameters = 100 * kChunk, .compute_s = 0.1, .warm_up_share = 0.25};
+  const Prediction in_fp32 = Predict(cluster, training, FreeCosts());
+  EXPECT_EQ(in_fp32.warm_up.overlapped_s, in_fp32.fp32.overlapped_s);
+  training.warm_up_codec = BFLOAT16;
+  EXPECT_EQ(Predict(cluster, training, FreeCosts()).warm_up.overlapped_s,
+            in_fp32.bf16.overlapped_s);
+  training.warm_up_codec = INT8;
+  const Prediction in_int8 = Predict(cluster, training, FreeCosts());
+  EXPECT_DOUBLE_EQ(in_int8.warm_up.exchange_s, in_fp32.fp32.exchange_s / 4);
+  const double run_s = 0.25 * in_int8.warm_up.overlapped_s + 0.75 * in_int8.one_bit.overlapped_s;
+  EXPECT_DOUBLE_EQ(in_int8.run_speedup_over_fp32, in_fp32.fp32.overlapped_s / run_s);
+  EXPECT_DOUBLE_EQ(in_int8.run_volume_ratio, 4 / (0.25 * 1 + 0.75 * 0.125));
+}
+
+TEST(Predict, ACheaperWarmUpLeavesWhatOneBitSaves) {
+  // As above, 4 s a chunk in int8, where the ring in 16 bits takes 3 s.
+  const Cluster cluster = {
+      .link_bits_per_s = kChunkPerSecond, .workers = 4, .shards = 1, .chunk_elements = kChunk};
+  Training training = {
+      .parameters = 1000 * kChunk, .compute_s = 3, .backward_share = 1, .warm_up_share = 0.2};
+  training.warm_up_codec = INT8;
+  EXPECT_THAT(Predict(cluster, training, FreeCosts()).verdict,
+              HasSubstr("after the warm-up 5.99 times as many steps, over a whole run 2.50 times"));
+  training.warm_up_share = 0.9;
+  EXPECT_THAT(Predict(cluster, training, FreeCosts()).verdict,
+              HasSubstr("but its warm-up in int8 takes that back: a whole run does 0.8"));
+}
+
 TEST(Predict, SavingLittleDoesNotPay) {
   const Cluster cluster = {.link_bits_per_s = 1e9, .workers = 2, .shards = 2};
   const Costs costs = FreeCosts();
@@ -235,6 +268,20 @@ TEST(Predict, FiguresCompareWithTheRing) {
                    prediction.ring.overlapped_s / prediction.one_bit.overlapped_s);
   EXPECT_EQ(figures.figures(12).value(), prediction.run_volume_ratio);
   EXPECT_EQ(figures.verdict(), prediction.verdict);
+}
+
+TEST(Predict, FiguresHaveTheWarmUpsCodecOnce) {
+  const Cluster cluster = {.link_bits_per_s = 1e9, .workers = 4, .shards = 4};
+  Training training = {.parameters = 100'000'000, .compute_s = 0.3, .warm_up_codec = INT8};
+  const Prediction prediction = Predict(cluster, training);
+  const Figures figures = FiguresOf(prediction);
+  ASSERT_EQ(figures.figures_size(), 3 * 4 + 4);
+  EXPECT_EQ(figures.figures(10).name(), "step with overlap, int8");
+  EXPECT_EQ(figures.figures(10).value(), prediction.warm_up.overlapped_s);
+  for (const Codec shown : {FLOAT32, BFLOAT16, ONE_BIT}) {
+    training.warm_up_codec = shown;
+    EXPECT_EQ(FiguresOf(Predict(cluster, training)).figures_size(), 3 * 3 + 4);
+  }
 }
 
 }  // namespace

@@ -241,6 +241,10 @@ void AddPredictFlags(CLI::App& app, Flags& flags) {
       ->type_name("SHARE")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0).description(""));
+  app.add_option("--warm-up-codec", flags.training.warm_up_codec,
+                 "How gradients travel in the warm-up [fp32]")
+      ->transform(CLI::CheckedTransformer(bench::Codecs()).description(""))
+      ->type_name("onebit|int4|int8|bf16|fp16|fp32");
 }
 
 void AddRankFlags(CLI::App& app, RankOptions& rank) {

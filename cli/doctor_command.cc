@@ -107,8 +107,11 @@ absl::Status AddPrediction(const Flags& flags, double measured, size_t hosts,
   cluster.workers = flags.job.workers > 0 ? flags.job.workers : std::max<uint32_t>(hosts, 2);
   cluster.shards = flags.job.aggregators.empty() ? cluster.workers : flags.job.aggregators.size();
   cluster.colocated = flags.job.aggregators.empty();
-  doctor::AddPrediction(
-      cluster, {.parameters = flags.job.parameters, .compute_s = flags.compute_ms / 1000}, to);
+  doctor::AddPrediction(cluster,
+                        {.parameters = flags.job.parameters,
+                         .compute_s = flags.compute_ms / 1000,
+                         .warm_up_codec = flags.job.warm_up_codec},
+                        to);
   return absl::OkStatus();
 }
 

@@ -930,6 +930,12 @@ TEST(Bench, PredictsWhetherOneBitPays) {
   EXPECT_EQ(slow.exit_code, 0);
   EXPECT_THAT(slow.output, AllOf(HasSubstr("VALUE"), HasSubstr("one-bit"), HasSubstr("bf16")));
   EXPECT_THAT(slow.output, HasSubstr(", over a whole run "));
+  const Outcome cheap = RunProgram(
+      "bench predict --link 1gbit --parameters 340000000 --workers 8 --compute-ms 900 "
+      "--warm-up-codec int8");
+  EXPECT_EQ(cheap.exit_code, 0);
+  EXPECT_THAT(cheap.output, HasSubstr("step with overlap, int8"));
+  EXPECT_THAT(slow.output, Not(HasSubstr("int8")));
   const std::string file = absl::StrCat(::testing::TempDir(), "/predicted.json");
   EXPECT_EQ(RunProgram(absl::StrCat("bench predict --link 1gbit --compute-ms 900 --json ", file))
                 .exit_code,

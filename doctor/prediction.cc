@@ -1,7 +1,6 @@
 #include "doctor/prediction.h"
 
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -23,10 +22,8 @@ void AddPrediction(const bench::Cluster& cluster, const bench::Training& trainin
                           training.parameters, cluster.workers, cluster.shards,
                           cluster.colocated ? "the workers' hosts" : "hosts of their own",
                           cluster.link_bits_per_s / 1e6));
-  const std::pair<const char*, const bench::StepTimes&> codecs[] = {
-      {"fp32", prediction.fp32}, {"bf16", prediction.bf16}, {"1 bit", prediction.one_bit}};
   const bool computes = training.compute_s > 0;
-  for (const auto& [codec, times] : codecs) {
+  for (const auto& [codec, times] : bench::TimesByCodec(prediction)) {
     const std::string step =
         computes ? absl::StrCat(", a step with overlap ", FormatSeconds(times.overlapped_s)) : "";
     to.Fine("prediction",
@@ -34,7 +31,7 @@ void AddPrediction(const bench::Cluster& cluster, const bench::Training& trainin
   }
   to.Fine("prediction",
           computes ? prediction.verdict
-                   : "with --compute-ms, what a step computes, it says whether 1 bit pays");
+                   : "with --compute-ms, what a step computes, it says whether one-bit pays");
 }
 
 }  // namespace signpost::doctor

@@ -9,8 +9,8 @@
 
 namespace signpost::doctor {
 
-// A line for fp32, bf16 and one bit (bench/predict.h), and one that says whether one bit pays.
-// Without a time for computing, of exchanges alone.
+// A line for fp32, bf16, one bit and what the warm-up has (bench/predict.h), and one that says
+// whether one bit pays. Without a time for computing, of exchanges alone.
 void AddPrediction(const bench::Cluster& cluster, const bench::Training& training, Reporter& to);
 
 }  // namespace signpost::doctor
