@@ -90,6 +90,7 @@ TEST_F(ExplainConfigTest, SaysWhatOfAFileOfDeepSpeedsIsReadAndWhatIsNot) {
             "weight_decay     0             default\n"
             "bias_correction  true          default\n"
             "max_grad_norm    none          default\n"
+            "codec            fp32          default\n"
             "amsgrad          false         default\n"
             "adam_w_mode      true          default\n"
             "torch_adam       true          ds.json:3, ignored\n"
