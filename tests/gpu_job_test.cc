@@ -339,38 +339,67 @@ class SimulatedGpuJobTest : public GpuJobTest {
   std::unique_ptr<Replica> replica_;
 };
 
-TEST_F(SimulatedGpuJobTest, InOneBitStepsSignBitsCrossAndLittleElse) {
+TEST_F(SimulatedGpuJobTest, InOneBitRoundsSignBitsCrossAndLittleElse) {
   // One large tensor and a few small ones, and layers as a transformer's.
   const std::vector<size_t> few = {200'000, 3, 62'000};
   std::vector<size_t> many = {500'000};
   for (int layer = 0; layer < 3; ++layer) {
     many.insert(many.end(), {300'000, 1200, 100'000, 400, 400, 400});
   }
-  for (const bool is_lamb : {false, true}) {
+  struct Case {
+    const char* rounds;
+    OptimizerOptions optimizer;
+    int steps_before, steps;  // that are looked at: of four rounds
+  };
+  const Case cases[] = {
+      {"1-bit Adam's", {.freeze_step = 2}, 3, 4},
+      {"1-bit LAMB's", {.freeze_step = 2, .lamb = LambOptions()}, 3, 4},
+      // Between its updates of the variance, which are steps 0, 2, 6 and 14.
+      {"0/1 Adam's of gradients",
+       {.freeze_step = 100, .zero_one = ZeroOneOptions{.var_update_scaler = 1}},
+       8,
+       4},
+      {"0/1 Adam's of momenta",
+       {.freeze_step = 2, .zero_one = ZeroOneOptions{.local_step_scaler = 100}},
+       3,
+       4},
+      // Which end with steps 4, 6, 8, and so on.
+      {"0/1 Adam's of intervals of two steps",
+       {.freeze_step = 2,
+        .zero_one = ZeroOneOptions{.local_step_scaler = 1, .local_step_clipper = 2}},
+       5,
+       8}};
+  for (const Case& c : cases) {
     for (const std::vector<size_t>& tensors : {few, many}) {
-      SCOPED_TRACE(absl::StrCat(is_lamb ? "1-bit LAMB, " : "1-bit Adam, ", tensors.size()));
+      SCOPED_TRACE(absl::StrCat(c.rounds, ", ", tensors.size()));
       Cluster cluster({});
       job_.tensors = tensors;
       job_.worker.block_elements = 4096;
       job_.worker.chunk_elements = 128 * 1024;
-      job_.optimizer = {.freeze_step = 2};
-      if (is_lamb) job_.optimizer.lamb.emplace();
+      job_.optimizer = c.optimizer;
       auto worker = JoinAlone(cluster);
       ASSERT_TRUE(worker.ok()) << worker.status();
-      for (int step = 0; step < 3; ++step) ASSERT_TRUE(Step(**worker).ok());
+      for (int step = 0; step < c.steps_before; ++step) ASSERT_TRUE(Step(**worker).ok());
       const SimulatedGpu::Counts before = gpu().counts();
-      constexpr int kSteps = 4;
-      for (int step = 0; step < kSteps; ++step) ASSERT_TRUE(Step(**worker).ok());
+      int rounds = 0;
+      for (int step = 0; step < c.steps; ++step) {
+        const auto report = StepWithout(**worker, {});
+        ASSERT_TRUE(report.ok()) << report.status();
+        if (report->codec == CODEC_UNSPECIFIED) continue;
+        EXPECT_EQ(report->codec, ONE_BIT);
+        ++rounds;
+      }
+      ASSERT_EQ(rounds, 4);
       const SimulatedGpu::Counts after = gpu().counts();
       // Without the test's own, for each gradient.
-      EXPECT_EQ(after.allocations - before.allocations, kSteps);
-      EXPECT_EQ(after.pinned_allocations - before.pinned_allocations, kSteps);
+      EXPECT_EQ(after.allocations - before.allocations, c.steps);
+      EXPECT_EQ(after.pinned_allocations - before.pinned_allocations, c.steps);
       EXPECT_EQ(after.streams, before.streams);
       EXPECT_EQ(after.events, before.events);
       const double parameters = replica_->gradient.size();
       const uint64_t crossed =
           after.bytes_in - before.bytes_in + after.bytes_out - before.bytes_out;
-      const double bytes = static_cast<double>(crossed) / kSteps - 4 * parameters;
+      const double bytes = (static_cast<double>(crossed) - c.steps * 4 * parameters) / rounds;
       const double bound = 2 * (1 + 32.0 / 4096) * parameters / 8;
       EXPECT_LE(bytes, 1.05 * bound);
       EXPECT_GE(bytes, bound);

@@ -870,7 +870,7 @@ constexpr uint32_t kElasticNodes = 3;
 // What a process of three nodes joins with, of which one may be missing.
 SessionOptions ElasticOptionsOf(const Nodes& nodes, uint32_t process) {
   SessionOptions options = nodes.OptionsOf(process);
-  options.worker.round_deadline = absl::Milliseconds(500);
+  options.worker.round_deadline = absl::Seconds(2);  // of which busy machines need some
   options.worker.min_workers = kElasticNodes - 1;
   return options;
 }
