@@ -13,6 +13,7 @@
 #include "kernels/momentum.h"
 #include "kernels/onebit.h"
 #include "kernels/quantized.h"
+#include "kernels/sum.h"
 #include "kernels/zero_one.h"
 #include "storage/block_vector.h"
 
@@ -32,6 +33,10 @@ using Bytes = BlockVector<uint8_t>;
 constexpr BlockRule kRule;
 constexpr kernels::MomentumRates kMomentumRates;
 constexpr kernels::AdamRates kAdamRates = {0.9f, 0.1f, 0.999f, 0.001f, 1e-3f, 1.0f, 1e-8f, 1e-5f};
+constexpr kernels::FreezeRates kFreezeRates = {1.0f, 1.0f, 1e-9f, 1e-8f};
+// beta2^2000: with much more of it kept, variances that are taken for inverse denominators, again
+// and again, would not settle.
+constexpr kernels::RefreshRates kRefreshRates = {0.9f, 0.1f, 0.135f, 0.865f, 1e-3f, 1e-8f, 1e-5f};
 constexpr kernels::AdaptiveRates kAdaptiveRates = {.beta1 = 0.9f,
                                                    .one_minus_beta1 = 0.1f,
                                                    .kept_variance = 0.999f,
@@ -102,6 +107,7 @@ struct Arrays {
         parameters(gradient),
         error(n),
         variance(n, 1.0f),
+        ones(n, 1.0f),
         lamb_sums(kernels::BlockCount(n, kRule.block_elements)),
         answer(n, /*seed=*/0),
         payload(kernels::DenseBytes(DenseType::kFloat32, n + 8)),  // codes are by eights
@@ -118,6 +124,7 @@ struct Arrays {
 
   Values gradient, momentum, parameters, error;
   Values variance;  // or inverse denominators
+  Values ones;      // which stay such, whichever of the two they are taken for
   std::vector<kernels::LambSums> lamb_sums;
   Compressed answer;
   std::vector<Compressed> sent;
@@ -202,10 +209,34 @@ std::vector<KernelRun> DenseKernels(const std::shared_ptr<Arrays>& a, DenseType 
          AdamStep(kAdamRates, type, a->payloads[0].data(), absl::MakeSpan(a->momentum),
                   absl::MakeSpan(a->variance), absl::MakeSpan(a->parameters));
        }},
-      {"adaptive step, " + type_name, step, [a, type] {
+      {"adaptive step, " + type_name, step,
+       [a, type] {
          AdaptiveStep(kAdaptiveRates, type, a->payloads[0].data(), absl::MakeSpan(a->momentum),
                       absl::MakeSpan(a->variance), absl::MakeSpan(a->parameters));
+       }},
+      {"refresh step, " + type_name, step,
+       [a, type] {
+         RefreshStep(kRefreshRates, type, a->payloads[0].data(), absl::MakeSpan(a->momentum),
+                     absl::MakeSpan(a->variance), absl::MakeSpan(a->parameters));
+       }},
+      {"take back, " + type_name, {payload, /*e=*/kChange}, [a, type] {
+         AddDense(type, a->payloads[0].data(), /*factor=*/1e-3f, absl::MakeSpan(a->error));
        }}};
+}
+
+// What goes through state without a gradient: at the freeze step, in refreshes, and where errors
+// change their scale or are looked at.
+std::vector<KernelRun> StateKernels(const std::shared_ptr<Arrays>& a) {
+  return {
+      {"freeze",
+       {/*m=*/kChange, /*v=*/kChange},
+       [a] { Freeze(kFreezeRates, absl::MakeSpan(a->momentum), absl::MakeSpan(a->variance)); }},
+      {"thaw",
+       {/*d=*/kChange},
+       [a] { kernels::Thaw(kFreezeRates.epsilon, absl::MakeSpan(a->ones)); }},
+      {"scale", {/*e=*/kChange}, [a] { kernels::Scale(/*factor=*/-1, absl::MakeSpan(a->error)); }},
+      {"sum", {/*v=*/kRead}, [a] { kernels::Sum(a->variance); }},
+      {"sum of squares", {/*e=*/kRead}, [a] { kernels::SumOfSquares(a->error); }}};
 }
 
 std::vector<KernelRun> MomentumKernels(const std::shared_ptr<Arrays>& a) {
@@ -246,6 +277,9 @@ std::vector<KernelRun> LambKernels(const std::shared_ptr<Arrays>& a) {
              LambStep(kLambRates, /*step_size=*/1e-3f, a->momentum, a->variance,
                       absl::MakeSpan(a->parameters));
            }},
+          {"floor variance",
+           {/*v=*/kRead, /*f=*/kWrite},
+           [a] { FloorVariance(kFreezeRates, a->variance, absl::MakeSpan(a->error)); }},
           {"follow momentum",
            {/*m=*/kReadSigns, /*before=*/kReadSigns, /*inverse=*/kRead, /*f=*/kChange, /*x=*/kRead},
            [a] {
@@ -274,8 +308,14 @@ std::vector<KernelRun> IntegerKernels(const std::shared_ptr<Arrays>& a, IntegerT
        [a, type, out] {
          CompressQuantized(kRule, type, a->gradient, absl::MakeSpan(a->error), out());
        }},
-      {"decompress, " + type_name, {codes, /*x=*/kWrite}, [a, type] {
+      {"decompress, " + type_name,
+       {codes, /*x=*/kWrite},
+       [a, type] {
          DecompressQuantized(kRule, type, a->integer_contributions[0], absl::MakeSpan(a->momentum));
+       }},
+      {"take back, " + type_name, {codes, /*e=*/kChange}, [a, type] {
+         AddQuantized(kRule, type, a->integer_contributions[0], /*factor=*/1e-3f,
+                      absl::MakeSpan(a->error));
        }}};
   for (const size_t ranks : {kIntegerRanks / 2, kIntegerRanks}) {
     Streams streams(ranks, codes);
@@ -306,6 +346,7 @@ std::vector<KernelRun> MakeKernelRuns(size_t elements) {
   add(DenseKernels(a, DenseType::kFloat16, "fp16"));
   add(IntegerKernels(a, IntegerType::kInt8, "int8"));
   add(IntegerKernels(a, IntegerType::kInt4, "int4"));
+  add(StateKernels(a));
   add(MomentumKernels(a));
   all.push_back(LocalStepKernel(a));
   add(LambKernels(a));

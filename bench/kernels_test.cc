@@ -37,29 +37,43 @@ TEST(Kernels, EachHasItsSpeedInBytesAgainstABoundAndInElements) {
                                  "decompress, fp32",
                                  "Adam step, fp32",
                                  "adaptive step, fp32",
+                                 "refresh step, fp32",
+                                 "take back, fp32",
                                  "compress, bf16",
                                  "aggregate, bf16, 4 workers",
                                  "decompress, bf16",
                                  "Adam step, bf16",
                                  "adaptive step, bf16",
+                                 "refresh step, bf16",
+                                 "take back, bf16",
                                  "compress, fp16",
                                  "aggregate, fp16, 4 workers",
                                  "decompress, fp16",
                                  "Adam step, fp16",
                                  "adaptive step, fp16",
+                                 "refresh step, fp16",
+                                 "take back, fp16",
                                  "compress, int8",
                                  "decompress, int8",
+                                 "take back, int8",
                                  "aggregate, int8, 4 workers",
                                  "aggregate, int8, 8 workers",
                                  "compress, int4",
                                  "decompress, int4",
+                                 "take back, int4",
                                  "aggregate, int4, 4 workers",
                                  "aggregate, int4, 8 workers",
+                                 "freeze",
+                                 "thaw",
+                                 "scale",
+                                 "sum",
+                                 "sum of squares",
                                  "momentum input",
                                  "apply, dense momentum",
                                  "local step",
                                  "LAMB moments, fp32",
                                  "LAMB step",
+                                 "floor variance",
                                  "follow momentum",
                                  "follow momentum, dense"}) {
     SCOPED_TRACE(name);
@@ -78,6 +92,12 @@ TEST(Kernels, EachHasItsSpeedInBytesAgainstABoundAndInElements) {
   // A gradient of two bytes, m, v and x are read; m, v and x are written.
   EXPECT_NEAR(FigureOf(figures, "adaptive step, bf16", "GB/s").value(),
               (2 + 12 + 12) * FigureOf(figures, "adaptive step, bf16", "Gelem/s").value(), 1e-6);
+  // A code of a byte and e are read; e is written.
+  EXPECT_NEAR(FigureOf(figures, "take back, int8", "GB/s").value(),
+              (1 + 4 + 4) * FigureOf(figures, "take back, int8", "Gelem/s").value(), 1e-6);
+  // m and v are read and written.
+  EXPECT_NEAR(FigureOf(figures, "freeze", "GB/s").value(),
+              (8 + 8) * FigureOf(figures, "freeze", "Gelem/s").value(), 1e-6);
   // g, m, u, d and x are read; m, u and x are written.
   EXPECT_NEAR(FigureOf(figures, "local step", "GB/s").value(),
               (20 + 12) * FigureOf(figures, "local step", "Gelem/s").value(), 1e-6);
