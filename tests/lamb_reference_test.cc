@@ -15,11 +15,6 @@
 namespace signpost::testing {
 namespace {
 
-// Relative. A momentum has some five roundings, each of at most 2^-24, in each step, and a gradient
-// that is reconstructed from it 19 times as much; the fresh variance has its square, and the factor
-// the root of that.
-double FactorTolerance(int step) { return (step + 1) * 5 * 19 * 0x1p-24; }
-
 struct Case {
   uint32_t workers;
   std::vector<size_t> tensors;

@@ -32,6 +32,11 @@ inline Vector ToDouble(absl::Span<const float> values) { return {values.begin(),
 // carry it on to the next step: it grows linearly with the steps.
 inline double Tolerance(int step) { return (step + 1) * 20 * 0x1p-21; }
 
+// Of 1-bit LAMB's coefficients, relative. A momentum has some five roundings, each of at most
+// 2^-24, in each step, and a gradient that is reconstructed from it 19 times as much; the fresh
+// variance has its square, and the factor the root of that.
+inline double FactorTolerance(int step) { return (step + 1) * 5 * 19 * 0x1p-24; }
+
 }  // namespace signpost::testing
 
 #endif  // SIGNPOST_TESTS_REFERENCE_COMPARISON_H_
