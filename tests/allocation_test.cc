@@ -220,6 +220,18 @@ TEST_F(Allocation, StepsInIntegersTakeNone) {
   ExpectNoMemoryIsTaken({.freeze_step = 2, .warm_up_codec = INT8, .codec = INT8});
 }
 
+TEST_F(Allocation, StepsInIntegersOfFourBitsTakeNone) {
+  ExpectNoMemoryIsTaken({.freeze_step = 2, .warm_up_codec = INT4, .codec = INT4});
+}
+
+TEST_F(Allocation, StepsInBf16TakeNone) {
+  ExpectNoMemoryIsTaken({.freeze_step = 2, .warm_up_codec = BFLOAT16, .codec = BFLOAT16});
+}
+
+TEST_F(Allocation, StepsInFp16TakeNone) {
+  ExpectNoMemoryIsTaken({.freeze_step = 2, .warm_up_codec = FLOAT16, .codec = FLOAT16});
+}
+
 // Dense momenta, while one-bit rounds have none.
 constexpr uint64_t kMomentaOfRefreshes = kSteps / kInterval * kChunks * kWorkers;
 
