@@ -770,7 +770,7 @@ TEST(NodesWorker, ThatIsKilledOrHangsEndsTheJobForItsProcessesAndIsMissedByTheOt
       Model model(process);
       SessionOptions options = nodes.OptionsOf(process);
       options.failure_timeout = fault.failure_timeout;
-      if (process >= 2) options.worker.exchange_timeout = absl::Seconds(3);
+      if (process >= 2) options.worker.exchange_timeout = absl::Seconds(8);
       auto session = model.Join(options);
       ASSERT_TRUE(session.ok()) << session.status();
       const auto step = [&] { return TakeStep(**session, process, model.replica).status(); };
