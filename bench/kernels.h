@@ -24,8 +24,8 @@ struct KernelsOptions {
 // computes nothing: 1 would be all that memory allows.
 //
 // Runs on the calling thread, whose time on a core is what counts, and puts other kernels of the
-// process on `target` meanwhile. Takes up to 80 bytes of memory per element and, with the defaults,
-// ten seconds.
+// process on `target` meanwhile. Takes up to 90 bytes of memory per element and, with the defaults,
+// half a minute.
 Figures MeasureKernels(const KernelsOptions& options);
 
 // The same of the CUDA kernels on the first device, timed by the device. The bound is a copy within
