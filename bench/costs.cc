@@ -68,7 +68,7 @@ CodecCosts Float32Costs() { return DenseCosts(kFloat32Bytes, 4.2, 1.65, 1.37); }
 
 CodecCosts Bfloat16Costs() { return DenseCosts(kSixteenBitBytes, 2.8, 1.8, 2.03); }
 
-CodecCosts Float16Costs() { return DenseCosts(kSixteenBitBytes, 2.8, 1.8, 2.03); }
+CodecCosts Float16Costs() { return Bfloat16Costs(); }
 
 CodecCosts Int8Costs() { return IntegerCosts(8, 2.8, 6.64, 1.65, 2.78, 1.59); }
 

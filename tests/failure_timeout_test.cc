@@ -9,9 +9,7 @@
 #include <netinet/tcp.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <future>
 #include <string>
@@ -19,13 +17,13 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "cli/proxy.h"
 #include "client/session.h"
 #include "server/server.h"
 #include "tests/pair.h"
+#include "tests/server_process.h"
 #include "worker/grpc_channel.h"
 
 namespace signpost::testing {
@@ -271,44 +269,15 @@ TEST(TcpUserTimeout, IsHalfOfEachSidesFailureTimeout) {
   EXPECT_THAT(TcpUserTimeoutsMs(server->port()), UnorderedElementsAre(500, 1500));
 }
 
-// `signpost aggregator` as a process that can be stopped.
-class Process {
+class Process : public ServerProcess {
  public:
-  Process() : output_(popen("echo $$; exec cli/signpost aggregator --failure-timeout 1s", "r")) {
-    EXPECT_TRUE(absl::SimpleAtoi(ReadLine(), &pid_));
-    const std::string line = ReadLine();
-    target_ = std::string(absl::StripPrefix(line, "listening on "));
-  }
-  ~Process() {
-    kill(pid_, SIGKILL);
-    pclose(output_);
-  }
+  Process() : ServerProcess("aggregator --failure-timeout 1s") {}
 
-  const std::string& target() const { return target_; }
   uint16_t port() const {
     int port = 0;
-    EXPECT_TRUE(absl::SimpleAtoi(target_.substr(target_.rfind(':') + 1), &port));
+    EXPECT_TRUE(absl::SimpleAtoi(target().substr(target().rfind(':') + 1), &port));
     return port;
   }
-  // Returns when it has stopped.
-  void Stop() {
-    kill(pid_, SIGSTOP);
-    siginfo_t info;
-    EXPECT_EQ(waitid(P_PID, pid_, &info, WSTOPPED), 0);
-  }
-  void Continue() { kill(pid_, SIGCONT); }
-  void Kill() { kill(pid_, SIGKILL); }
-
- private:
-  std::string ReadLine() {
-    char line[256] = "";
-    EXPECT_NE(fgets(line, sizeof line, output_), nullptr);
-    return std::string(absl::StripSuffix(line, "\n"));
-  }
-
-  FILE* output_;
-  pid_t pid_ = 0;
-  std::string target_;
 };
 
 TEST(AggregatorProcess, ForgetsAWorkerThatHangsWhileItJoins) {
@@ -340,7 +309,7 @@ TEST(AggregatorProcess, IsNoticedAtOnceWhenItIsKilled) {
   auto a = Exchange(*first, pair.FrameOf(0, 1));
   AwaitWaitingFor(*second, ElementsAre(1));
   const absl::Time start = absl::Now();
-  aggregator.Kill();
+  aggregator.Signal(SIGKILL);
   EXPECT_THAT(said.Line(0), StartsWith("waiting for aggregator " + aggregator.target()));
   const absl::Duration took = absl::Now() - start;
   EXPECT_LT(took, kNoticed);
@@ -357,7 +326,7 @@ TEST(AggregatorProcess, IsNoticedWhenItIsStoppedAndGoesOnWhenItContinues) {
   auto a = Exchange(*first, pair.FrameOf(0, 1));
   AwaitWaitingFor(*second, ElementsAre(1));
 
-  aggregator.Stop();
+  aggregator.Signal(SIGSTOP);
   const absl::Time start = absl::Now();
   EXPECT_EQ(first->Status({}, Later()).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_LT(absl::Now() - start, kNoticed);

@@ -5,12 +5,10 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -24,10 +22,8 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "client/session.h"
@@ -41,6 +37,7 @@
 #include "tests/cluster.h"
 #include "tests/job.h"
 #include "tests/nodes.h"
+#include "tests/server_process.h"
 #include "worker/grpc_channel.h"
 
 namespace signpost::testing {
@@ -223,42 +220,15 @@ void AwaitFirstNodesPart(Nodes& nodes, const std::string& job, uint64_t step) {
   FAIL() << "the first node has not sent its part of step " << step;
 }
 
-// The worker of the first node, with two processes, as a process of its own: in the place of the
-// one that `nodes` has.
-class WorkerProcess {
- public:
-  WorkerProcess(Nodes& nodes, uint32_t world_size) {
-    nodes.End(0);
-    output_ = popen(absl::StrCat("echo $$; exec cli/signpost worker --listen ", nodes.SocketOf(0),
-                                 " --processes 2 --rank 0 --world-size ", world_size,
-                                 " --aggregators ", absl::StrJoin(nodes.cluster().targets(), ","))
-                        .c_str(),
-                    "r");
-    EXPECT_TRUE(absl::SimpleAtoi(ReadLine(), &pid_));
-    EXPECT_EQ(ReadLine(), absl::StrCat("listening on ", nodes.SocketOf(0)));
-  }
-  ~WorkerProcess() {
-    kill(pid_, SIGKILL);
-    pclose(output_);
-  }
-
-  // SIGKILL or SIGSTOP. Returns when it has ended, or stopped.
-  void Signal(int signal) {
-    kill(pid_, signal);
-    siginfo_t info;
-    EXPECT_EQ(waitid(P_PID, pid_, &info, WEXITED | WSTOPPED | WNOWAIT), 0);
-  }
-
- private:
-  std::string ReadLine() {
-    char line[256] = "";
-    EXPECT_NE(fgets(line, sizeof line, output_), nullptr);
-    return std::string(absl::StripSuffix(line, "\n"));
-  }
-
-  FILE* output_;
-  pid_t pid_ = 0;
-};
+// The worker of the first node, with two processes, in the place of the one that `nodes` has.
+std::unique_ptr<ServerProcess> StartWorkerProcess(Nodes& nodes, uint32_t world_size) {
+  nodes.End(0);
+  auto worker = std::make_unique<ServerProcess>(
+      absl::StrCat("worker --listen ", nodes.SocketOf(0), " --processes 2 --rank 0 --world-size ",
+                   world_size, " --aggregators ", absl::StrJoin(nodes.cluster().targets(), ",")));
+  EXPECT_EQ(worker->target(), nodes.SocketOf(0));
+  return worker;
+}
 
 // What must hold.
 
@@ -756,14 +726,14 @@ TEST(NodesWorker, ThatIsKilledOrHangsEndsTheJobForItsProcessesAndIsMissedByTheOt
        {Fault{SIGKILL, FailureTimeout()}, Fault{SIGSTOP, *FailureTimeout::Of(absl::Seconds(1))}}) {
     SCOPED_TRACE(strsignal(fault.signal));
     Nodes nodes({.nodes = 2, .processes = 2});
-    WorkerProcess worker(nodes, /*world_size=*/2);
+    const auto worker = StartWorkerProcess(nodes, /*world_size=*/2);
     absl::Notification is_signalled;
     absl::Time signalled;
     std::thread signaller([&] {
       AwaitFirstNodesPart(nodes, JobOptionsForTest().worker.job, kFaultAt);
       signalled = absl::Now();
       is_signalled.Notify();
-      worker.Signal(fault.signal);
+      worker->Signal(fault.signal);
     });
     absl::Notification told[2];
     OnEachRank(4, [&](uint32_t process) {
@@ -920,7 +890,7 @@ TEST(Node, ThatIsLateCatchesUpWithSeveralStepsAtOnceAndAllOfItsProcessesDo) {
 TEST(Node, ThatIsGoneIsDoneWithoutUntilAnotherTakesItsPlace) {
   constexpr uint64_t kGoneAfter = 20, kEnd = 200;  // steps
   Nodes nodes({.nodes = kElasticNodes, .processes = 2});
-  WorkerProcess worker(nodes, kElasticNodes);
+  const auto worker = StartWorkerProcess(nodes, kElasticNodes);
   std::unique_ptr<node::Server> other;  // in its place
   absl::Notification can_go, is_replaced;
   std::vector<std::vector<float>> results(nodes.processes());
@@ -940,7 +910,7 @@ TEST(Node, ThatIsGoneIsDoneWithoutUntilAnotherTakesItsPlace) {
     if (process == 1) can_go.Notify();
     if (process == 0) {
       can_go.WaitForNotification();
-      worker.Signal(SIGKILL);
+      worker->Signal(SIGKILL);
       other = nodes.Start(0);
       is_replaced.Notify();
     }

@@ -155,8 +155,9 @@ def options_of(arguments):
     if arguments.optimizer in DENSE_OPTIONS:
         if arguments.freeze_step is not None:
             asked["freeze_step"] = arguments.freeze_step
-        for name in sorted(asked.keys() - DENSE_OPTIONS[arguments.optimizer]):
-            flag = name.replace("_", "-")
+        wrong = asked.keys() - DENSE_OPTIONS[arguments.optimizer]
+        if wrong:
+            flag = min(wrong).replace("_", "-")
             raise SystemExit(f"{arguments.optimizer} never freezes, and has no --{flag}")
         return {"freeze_step": NEVER, **asked} if arguments.optimizer == "lamb" else asked
     name = "var_freeze_step" if arguments.optimizer == "zero_one_adam" else "freeze_step"
