@@ -28,10 +28,11 @@ SIGNPOST_DEVICE inline Quad LoadPayload(DenseType type, const uint8_t* payload, 
 }
 
 // Rounds a quad to `type` and writes it; it becomes what was written.
-SIGNPOST_DEVICE inline void StorePayload(DenseType type, Quad& quad, uint8_t* payload, uint32_t i,
-                                         uint32_t count) {
+template <bool kIsWhole = false>
+SIGNPOST_DEVICE void StorePayload(DenseType type, Quad& quad, uint8_t* payload, uint32_t i,
+                                  uint32_t count) {
   if (type == DenseType::kFloat32) {
-    return StoreQuad(quad, reinterpret_cast<float*>(payload) + i, count);
+    return StoreQuad<kIsWhole>(quad, reinterpret_cast<float*>(payload) + i, count);
   }
   Halves halves;
   for (uint32_t k = 0; k < kQuadElements; ++k) {
@@ -43,13 +44,15 @@ SIGNPOST_DEVICE inline void StorePayload(DenseType type, Quad& quad, uint8_t* pa
       quad.v[k] = formulas::WidenFloat16(halves.v[k]);
     }
   }
-  StoreHalves(halves, payload + size_t{2} * i, count);
+  StoreHalves<kIsWhole>(halves, payload + size_t{2} * i, count);
 }
 
-// u of the quad at element i of the segment.
-SIGNPOST_DEVICE inline Quad LoadInput(const DenseSegment& segment, uint32_t i, uint32_t count) {
-  Quad u = LoadGradient(segment.gradient_type, segment.gradient, i, count);
-  const Quad error = segment.error == nullptr ? Quad{} : LoadQuad(segment.error + i, count);
+// u of the quad at element i of the segment; `type` and `has_error` are what the segment has.
+template <bool kIsWhole>
+SIGNPOST_DEVICE Quad LoadInput(const DenseSegment& segment, GradientType type, bool has_error,
+                               uint32_t i, uint32_t count) {
+  Quad u = LoadGradient<kIsWhole>(type, segment.gradient, i, count);
+  const Quad error = has_error ? LoadQuad<kIsWhole>(segment.error + i, count) : Quad{};
   for (uint32_t k = 0; k < kQuadElements; ++k) u.v[k] = u.v[k] + error.v[k];
   return u;
 }
@@ -61,9 +64,24 @@ SIGNPOST_DEVICE void CompressDenseBlock(Block& block, const BlockRule& rule,
   const BlockOfSegment at = BlockOf(segment, rule, number);
   uint32_t& is_within_range = block.shared().flag;
   typename Block::template PerThread<Tile> u;
+  const bool has_error = segment.error != nullptr;
+  const bool is_whole = segment.gradient != nullptr &&
+                        AreTilesWhole(at, segment.gradient, segment.error, segment.out);
+  const auto load_as = [&](auto whole, GradientType type, bool adds_error, uint32_t thread,
+                           uint32_t tile) {
+    ForEachQuad<whole()>(thread, at.length - tile, [&](uint32_t begin, uint32_t count, uint32_t q) {
+      u[thread].quads[q] =
+          LoadInput<whole()>(segment, type, adds_error, at.begin + tile + begin, count);
+    });
+  };
   const auto load = [&](uint32_t thread, uint32_t tile) {
-    ForEachQuad(thread, at.length - tile, [&](uint32_t begin, uint32_t count, uint32_t q) {
-      u[thread].quads[q] = LoadInput(segment, at.begin + tile + begin, count);
+    if (!is_whole) {
+      return load_as(std::false_type(), segment.gradient_type, has_error, thread, tile);
+    }
+    ForType(segment.gradient_type, [&](auto type) {
+      ForEither(has_error, [&](auto adds_error) {
+        load_as(std::true_type(), type, adds_error, thread, tile);
+      });
     });
   };
 
@@ -98,13 +116,17 @@ SIGNPOST_DEVICE void CompressDenseBlock(Block& block, const BlockRule& rule,
   for (uint32_t tile = 0; tile < at.length; tile += kTileElements) {
     block.Phase([&](uint32_t thread) {
       if (at.length > kTileElements) load(thread, tile);  // the last tile's is what registers have
-      ForEachQuad(thread, at.length - tile, [&](uint32_t begin, uint32_t count, uint32_t q) {
-        const uint32_t i = at.begin + tile + begin;
-        Quad lost = u[thread].quads[q], rounded = lost;
-        StorePayload(segment.type, rounded, segment.out, i, count);
-        if (segment.error == nullptr) return;
-        for (uint32_t k = 0; k < kQuadElements; ++k) lost.v[k] = lost.v[k] - rounded.v[k];
-        StoreQuad(lost, segment.error + i, count);
+      ForEither(is_whole, [&](auto whole) {
+        ForEachQuad<whole()>(thread, at.length - tile,
+                             [&](uint32_t begin, uint32_t count, uint32_t q) {
+                               const uint32_t i = at.begin + tile + begin;
+                               Quad lost = u[thread].quads[q], rounded = lost;
+                               StorePayload<whole()>(segment.type, rounded, segment.out, i, count);
+                               if (!has_error) return;
+                               for (uint32_t k = 0; k < kQuadElements; ++k)
+                                 lost.v[k] = lost.v[k] - rounded.v[k];
+                               StoreQuad<whole()>(lost, segment.error + i, count);
+                             });
       });
     });
   }

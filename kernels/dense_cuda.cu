@@ -10,7 +10,7 @@ namespace signpost::kernels::cuda {
 
 absl::Status CompressDense(const BlockRule& rule, const DenseSegment* segments, uint32_t count,
                            uint32_t blocks, uint32_t* first_not_packed, Stream stream) {
-  return LaunchOnBlocks(
+  return LaunchOnBlocks<4>(
       segments, count, blocks, stream,
       [=] __device__(DeviceBlock & block, const DenseSegment& segment, uint32_t number) {
         CompressDenseBlock(block, rule, segment, number, first_not_packed);

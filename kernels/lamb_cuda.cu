@@ -10,7 +10,7 @@ namespace signpost::kernels::cuda {
 
 absl::Status UpdateMoments(const BlockRule& rule, const LambSegment* segments, uint32_t count,
                            uint32_t blocks, Stream stream) {
-  return LaunchOnBlocks(
+  return LaunchOnBlocks<4>(
       segments, count, blocks, stream,
       [=] __device__(DeviceBlock & block, const LambSegment& segment, uint32_t number) {
         UpdateMomentsBlock(block, rule, segment, number);
@@ -37,7 +37,7 @@ absl::Status FloorVariance(const BlockRule& rule, const FloorSegment* segments, 
 
 absl::Status FollowMomentum(const BlockRule& rule, const FollowSegment* segments, uint32_t count,
                             uint32_t blocks, Stream stream) {
-  return LaunchOnBlocks(
+  return LaunchOnBlocks<5>(
       segments, count, blocks, stream,
       [=] __device__(DeviceBlock & block, const FollowSegment& segment, uint32_t number) {
         FollowBlock(block, rule, segment, number);

@@ -27,21 +27,44 @@ SIGNPOST_DEVICE inline Quad SignedQuad(float magnitude, uint32_t signs) {
   return quad;
 }
 
-// u of the quad at element i of the segment, in block `index`.
-SIGNPOST_DEVICE inline Quad LoadInput(const CompressSegment& segment, uint32_t index, uint32_t i,
-                                      uint32_t count) {
-  Quad u = LoadGradient(segment.type, segment.gradient, i, count);
-  const Quad error = LoadQuad(segment.error + i, count);
-  if (segment.dense_momentum == nullptr && segment.momentum.scales == nullptr) {
+// What momentum a segment has.
+enum class MomentumIs { kNone, kOneBit, kDense };
+
+SIGNPOST_DEVICE inline MomentumIs MomentumOf(const CompressSegment& segment) {
+  if (segment.dense_momentum != nullptr) return MomentumIs::kDense;
+  return segment.momentum.scales != nullptr ? MomentumIs::kOneBit : MomentumIs::kNone;
+}
+
+// As ForType.
+template <class Use>
+SIGNPOST_DEVICE void ForMomentum(MomentumIs momentum, Use use) {
+  switch (momentum) {
+    case MomentumIs::kOneBit:
+      return use(std::integral_constant<MomentumIs, MomentumIs::kOneBit>());
+    case MomentumIs::kDense:
+      return use(std::integral_constant<MomentumIs, MomentumIs::kDense>());
+    default:
+      return use(std::integral_constant<MomentumIs, MomentumIs::kNone>());
+  }
+}
+
+// u of the quad at element i of the segment, in block `index`; `type` and `momentum` are what the
+// segment has.
+template <bool kIsWhole>
+SIGNPOST_DEVICE Quad LoadInput(const CompressSegment& segment, GradientType type,
+                               MomentumIs momentum, uint32_t index, uint32_t i, uint32_t count) {
+  Quad u = LoadGradient<kIsWhole>(type, segment.gradient, i, count);
+  const Quad error = LoadQuad<kIsWhole>(segment.error + i, count);
+  if (momentum == MomentumIs::kNone) {
     for (uint32_t k = 0; k < kQuadElements; ++k) u.v[k] = u.v[k] + error.v[k];
     return u;
   }
-  const Quad momentum =
-      segment.dense_momentum != nullptr
-          ? LoadQuad(segment.dense_momentum + i, count)
+  const Quad m =
+      momentum == MomentumIs::kDense
+          ? LoadQuad<kIsWhole>(segment.dense_momentum + i, count)
           : SignedQuad(segment.momentum.scales[index], SignsOfQuad(segment.momentum.bits, i));
   for (uint32_t k = 0; k < kQuadElements; ++k) {
-    u.v[k] = formulas::MomentumAndError(segment.rates, momentum.v[k], u.v[k], error.v[k]);
+    u.v[k] = formulas::MomentumAndError(segment.rates, m.v[k], u.v[k], error.v[k]);
   }
   return u;
 }
@@ -87,9 +110,22 @@ SIGNPOST_DEVICE void CompressBlock(Block& block, const BlockRule& rule,
   const BlockOfSegment at = BlockOf(segment, rule, number);
   Shared& shared = block.shared();
   typename Block::template PerThread<Tile> u;
+  const bool is_whole = segment.gradient != nullptr &&
+                        AreTilesWhole(at, segment.gradient, segment.error, segment.dense_momentum);
+  const auto load_as = [&](auto whole, GradientType type, MomentumIs momentum, uint32_t thread,
+                           uint32_t tile) {
+    ForEachQuad<whole()>(thread, at.length - tile, [&](uint32_t begin, uint32_t count, uint32_t q) {
+      u[thread].quads[q] =
+          LoadInput<whole()>(segment, type, momentum, at.index, at.begin + tile + begin, count);
+    });
+  };
   const auto load = [&](uint32_t thread, uint32_t tile) {
-    ForEachQuad(thread, at.length - tile, [&](uint32_t begin, uint32_t count, uint32_t q) {
-      u[thread].quads[q] = LoadInput(segment, at.index, at.begin + tile + begin, count);
+    if (!is_whole) {
+      return load_as(std::false_type(), segment.type, MomentumOf(segment), thread, tile);
+    }
+    ForType(segment.type, [&](auto type) {
+      ForMomentum(MomentumOf(segment),
+                  [&](auto momentum) { load_as(std::true_type(), type, momentum, thread, tile); });
     });
   };
 
@@ -123,16 +159,18 @@ SIGNPOST_DEVICE void CompressBlock(Block& block, const BlockRule& rule,
     const uint32_t length = Min(at.length - tile, kTileElements);
     block.Phase([&](uint32_t thread) {
       if (at.length > kTileElements) load(thread, tile);  // the last tile's is what registers have
-      ForEachQuad(thread, length, [&](uint32_t begin, uint32_t count, uint32_t q) {
-        Quad& quad = u[thread].quads[q];
-        uint32_t signs = 0;
-        for (uint32_t k = 0; k < kQuadElements; ++k) {
-          const bool is_negative = k < count && formulas::IsNegative(quad.v[k]);
-          signs |= static_cast<uint32_t>(is_negative) << k;
-          quad.v[k] = quad.v[k] - formulas::Signed(scale, is_negative);
-        }
-        shared.signs[begin / kQuadElements] = static_cast<uint8_t>(signs);
-        StoreQuad(quad, segment.error + at.begin + tile + begin, count);
+      ForEither(is_whole, [&](auto whole) {
+        ForEachQuad<whole()>(thread, length, [&](uint32_t begin, uint32_t count, uint32_t q) {
+          Quad& quad = u[thread].quads[q];
+          uint32_t signs = 0;
+          for (uint32_t k = 0; k < kQuadElements; ++k) {
+            const bool is_negative = (whole() || k < count) && formulas::IsNegative(quad.v[k]);
+            signs |= static_cast<uint32_t>(is_negative) << k;
+            quad.v[k] = quad.v[k] - formulas::Signed(scale, is_negative);
+          }
+          shared.signs[begin / kQuadElements] = static_cast<uint8_t>(signs);
+          StoreQuad<whole()>(quad, segment.error + at.begin + tile + begin, count);
+        });
       });
       // The upper half of the last byte.
       const uint32_t behind = (length + kQuadElements - 1) / kQuadElements;

@@ -20,7 +20,7 @@ absl::Status CompressQuantized(const BlockRule& rule, const QuantizeSegment* seg
 
 absl::Status DecompressQuantized(const BlockRule& rule, const DequantizeSegment* segments,
                                  uint32_t count, uint32_t blocks, Stream stream) {
-  return LaunchOnBlocks(
+  return LaunchOnBlocks<kFull>(
       segments, count, blocks, stream,
       [=] __device__(DeviceBlock & block, const DequantizeSegment& segment, uint32_t number) {
         DequantizeBlock(block, rule, segment, number);

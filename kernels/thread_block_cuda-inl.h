@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/block.h"
 #include "kernels/formulas.h"
@@ -91,10 +92,15 @@ SIGNPOST_DEVICE inline bool IsAtOnce(const void* p, uint32_t count) {
   return is_aligned;
 }
 
+// Most tiles are whole: all quads are there, and each is accessed at once. With kIsWhole, that is
+// known, and what follows has no branches: all that a thread loads is on its way before the first
+// of it is used.
+
 // The first `count` elements of a quad from p on; the others are zero.
+template <bool kIsWhole = false>
 SIGNPOST_DEVICE inline Quad LoadQuad(const float* p, uint32_t count) {
   Quad quad;
-  if (IsAtOnce<Bytes16>(p, count)) {
+  if (kIsWhole || IsAtOnce<Bytes16>(p, count)) {
     const Bytes16 bytes = *reinterpret_cast<const Bytes16*>(p);
     for (uint32_t k = 0; k < kQuadElements; ++k) {
       quad.v[k] = formulas::BitsToFloat(bytes.words[k]);
@@ -105,8 +111,9 @@ SIGNPOST_DEVICE inline Quad LoadQuad(const float* p, uint32_t count) {
   return quad;
 }
 
+template <bool kIsWhole = false>
 SIGNPOST_DEVICE inline void StoreQuad(const Quad& quad, float* p, uint32_t count) {
-  if (IsAtOnce<Bytes16>(p, count)) {
+  if (kIsWhole || IsAtOnce<Bytes16>(p, count)) {
     Bytes16 bytes;
     for (uint32_t k = 0; k < kQuadElements; ++k) {
       bytes.words[k] = formulas::FloatToBits(quad.v[k]);
@@ -122,9 +129,10 @@ struct Halves {
   uint16_t v[kQuadElements];
 };
 
+template <bool kIsWhole = false>
 SIGNPOST_DEVICE inline Halves LoadHalves(const uint8_t* p, uint32_t count) {
   Halves halves;
-  if (IsAtOnce<Bytes8>(p, count)) {
+  if (kIsWhole || IsAtOnce<Bytes8>(p, count)) {
     const Bytes8 bytes = *reinterpret_cast<const Bytes8*>(p);
     for (uint32_t k = 0; k < kQuadElements; ++k) {
       halves.v[k] = static_cast<uint16_t>(bytes.words[k / 2] >> (16 * (k % 2)));
@@ -137,8 +145,9 @@ SIGNPOST_DEVICE inline Halves LoadHalves(const uint8_t* p, uint32_t count) {
   return halves;
 }
 
+template <bool kIsWhole = false>
 SIGNPOST_DEVICE inline void StoreHalves(const Halves& halves, uint8_t* p, uint32_t count) {
-  if (IsAtOnce<Bytes8>(p, count)) {
+  if (kIsWhole || IsAtOnce<Bytes8>(p, count)) {
     Bytes8 bytes;
     for (uint32_t word = 0; word < 2; ++word) {
       bytes.words[word] = halves.v[2 * word] | static_cast<uint32_t>(halves.v[2 * word + 1]) << 16;
@@ -262,23 +271,55 @@ SIGNPOST_DEVICE BlockOfSegment BlockOf(const Segment& segment, const BlockRule& 
 // Calls use(begin, count, quad) for each quad of a thread that a tile of `length` elements, or what
 // there is of it, has: where it begins, and how many elements it has, of which only the first four
 // count.
-template <class Use>
+template <bool kIsWhole = false, class Use>
 SIGNPOST_DEVICE void ForEachQuad(uint32_t thread, uint32_t length, Use use) {
   SIGNPOST_UNROLL(4)
   for (uint32_t q = 0; q < kQuads; ++q) {
     const uint32_t begin = QuadBegin(thread, q);
-    if (begin < length) use(begin, length - begin, q);
+    if (kIsWhole || begin < length) use(begin, length - begin, q);
   }
 }
 
-// The quad at element i of a gradient; zeros where there is none.
+// Whether all of a block's tiles are whole, in each of its arrays.
+template <class... Arrays>
+SIGNPOST_DEVICE bool AreTilesWhole(const BlockOfSegment& at, Arrays... arrays) {
+  return at.length % kTileElements == 0 &&
+         (... && (reinterpret_cast<uintptr_t>(arrays) % sizeof(Bytes16) == 0));
+}
+
+// Calls use() with std::true_type or std::false_type, so that what follows is compiled for each.
+template <class Use>
+SIGNPOST_DEVICE void ForEither(bool value, Use use) {
+  if (value) {
+    use(std::true_type());
+  } else {
+    use(std::false_type());
+  }
+}
+
+// Likewise with a std::integral_constant.
+template <class Use>
+SIGNPOST_DEVICE void ForType(GradientType type, Use use) {
+  switch (type) {
+    case GradientType::kBfloat16:
+      return use(std::integral_constant<GradientType, GradientType::kBfloat16>());
+    case GradientType::kFloat16:
+      return use(std::integral_constant<GradientType, GradientType::kFloat16>());
+    default:
+      return use(std::integral_constant<GradientType, GradientType::kFloat32>());
+  }
+}
+
+// The quad at element i of a gradient; zeros where there is none, which no tile with kIsWhole has.
+template <bool kIsWhole = false>
 SIGNPOST_DEVICE inline Quad LoadGradient(GradientType type, const void* gradient, uint32_t i,
                                          uint32_t count) {
-  if (gradient == nullptr) return Quad{};
+  if (!kIsWhole && gradient == nullptr) return Quad{};
   if (type == GradientType::kFloat32) {
-    return LoadQuad(static_cast<const float*>(gradient) + i, count);
+    return LoadQuad<kIsWhole>(static_cast<const float*>(gradient) + i, count);
   }
-  const Halves halves = LoadHalves(static_cast<const uint8_t*>(gradient) + size_t{2} * i, count);
+  const Halves halves =
+      LoadHalves<kIsWhole>(static_cast<const uint8_t*>(gradient) + size_t{2} * i, count);
   Quad quad;
   for (uint32_t k = 0; k < kQuadElements; ++k) {
     quad.v[k] = type == GradientType::kBfloat16 ? formulas::WidenBfloat16(halves.v[k])
