@@ -1,6 +1,7 @@
 #include "cli/launcher.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -200,7 +201,19 @@ class LaunchedRun {
                                       std::pair{"MALLOC_TRIM_THRESHOLD_", kTrimThreshold}}) {
       if (std::getenv(name) == nullptr) environment.push_back({name, absl::StrCat(value)});
     }
+    // PyTorch and BLAS would have a thread for each processor in each rank, which wait for each
+    // other in loops.
+    if (options_.workers > 1 && std::getenv("OMP_NUM_THREADS") == nullptr) {
+      environment.push_back({"OMP_NUM_THREADS", absl::StrCat(ShareOfProcessors())});
+    }
     return StartProcess(options_.command, environment);
+  }
+
+  // A rank's, of those that this program may run on.
+  uint32_t ShareOfProcessors() const {
+    cpu_set_t processors;
+    if (sched_getaffinity(0, sizeof processors, &processors) != 0) return 1;
+    return std::max<uint32_t>(CPU_COUNT(&processors) / options_.workers, 1);
   }
 
   // Of a rank, or of a node's worker.

@@ -50,7 +50,8 @@ struct LaunchOptions {
   // SIGNPOST_AGGREGATORS, SIGNPOST_JOB (another one for each launch), SIGNPOST_RANK,
   // SIGNPOST_WORLD_SIZE, LOCAL_WORLD_SIZE, SIGNPOST_FAILURE_TIMEOUT, SIGNPOST_TLS_DIR, and with
   // min_workers SIGNPOST_ROUND_DEADLINE and SIGNPOST_MIN_WORKERS; and, unless they are set, glibc's
-  // MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_.
+  // MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_, and of several ranks each one's share of the
+  // processors as OMP_NUM_THREADS.
   std::vector<std::string> command;
   uint32_t workers = 1;  // ranks
   uint32_t aggregators = 1;

@@ -1,7 +1,9 @@
 #include "cli/launcher.h"
 
+#include <sched.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -90,6 +92,25 @@ TEST_F(LaunchTest, HasGlibcKeepMemoryUnlessToldOtherwise) {
   RunScript(script);
   unsetenv("MALLOC_TRIM_THRESHOLD_");
   EXPECT_THAT(OutputOfRank(0), ElementsAre("33554432 2147483647", "33554432 1000"));
+}
+
+TEST_F(LaunchTest, SharesTheProcessorsAmongRanksUnlessToldOtherwise) {
+  unsetenv("OMP_NUM_THREADS");
+  const std::string script = "echo ${OMP_NUM_THREADS:-none}";
+  const auto says = [&](uint32_t workers) {
+    options_.workers = workers;
+    RunScript(script);
+    return OutputOfRank(0).back();
+  };
+  cpu_set_t processors;
+  ASSERT_EQ(sched_getaffinity(0, sizeof processors, &processors), 0);
+  const uint32_t all = CPU_COUNT(&processors);
+  EXPECT_EQ(says(1), "none");
+  EXPECT_EQ(says(2), absl::StrCat(std::max(all / 2, 1u)));
+  EXPECT_EQ(says(all + 1), "1");
+  setenv("OMP_NUM_THREADS", "3", /*overwrite=*/1);
+  EXPECT_EQ(says(2), "3");
+  unsetenv("OMP_NUM_THREADS");
 }
 
 TEST_F(LaunchTest, NamesTheSameJobToAllRanksAndAnotherOneNextTime) {
