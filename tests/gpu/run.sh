@@ -30,6 +30,8 @@
 #   run.sh optimizers language_model masked_language_model resnet
 #   run.sh language_model-node language_model-node-gpu
 #   run.sh kernels kernels-340M
+# All but the last of these may run beside each other, each with an OUT of its own, and what they test in
+# several shards: GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=0 run.sh racecheck, and so on.
 # Ends with what it ran on and a table of these, also when it is interrupted, and with 1 if one
 # of them failed or could not be run (resnet may be left out: its images are scikit-learn's). A step that takes longer than
 # LIMIT_S seconds (1800) is ended, and has failed. OUT=DIR keeps what they say in DIR, as they say it.
