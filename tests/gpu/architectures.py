@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Whether objects of nvcc's have kernels for the GPUs that we promise.
+
+    architectures.py FILE.cu.o...
+
+Each must have machine code for compute 8.0 (A100) and 9.0 (H100, H200), and PTX of which the driver
+makes later GPUs'. Reads what cuobjdump --list-elf --list-ptx would say, which is not everywhere where nvcc
+is: a fatbin is a header of 16 bytes (magic, version, its own size, the size of what follows) and parts,
+each with a header (what it is, its own size at 4, the part's size at 8, its architecture at 28).
+"""
+
+import struct
+import sys
+from pathlib import Path
+
+WANTED = {("machine code", 80), ("machine code", 90), ("PTX", 90)}
+KINDS = {1: "PTX", 2: "machine code"}
+MAGIC = struct.pack("<IHH", 0xBA55ED50, 1, 16)
+
+
+def parts_of(content):
+    """(kind, architecture) of each part of each fatbin."""
+    parts = set()
+    begin = content.find(MAGIC)
+    while begin >= 0:
+        at = begin + 16
+        end = at + struct.unpack_from("<Q", content, begin + 8)[0]
+        while at < end:
+            kind, header_bytes, bytes_ = struct.unpack_from("<HxxIQ", content, at)
+            parts.add((KINDS[kind], struct.unpack_from("<I", content, at + 28)[0]))
+            at += header_bytes + bytes_
+        begin = content.find(MAGIC, end)
+    return parts
+
+
+def main(paths):
+    wrong = 0
+    for path in paths:
+        parts = parts_of(Path(path).read_bytes())
+        if parts == WANTED:
+            continue
+        wrong += 1
+        said = ", ".join(f"{kind} for {arch}" for kind, arch in sorted(parts)) or "nothing"
+        print(f"{path} has {said}, wanted {sorted(WANTED)}", file=sys.stderr)
+    return int(wrong > 0 or not paths)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
