@@ -32,12 +32,6 @@ namespace {
 
 constexpr absl::string_view kListening = "listening on ";
 
-double BitsPerParameter(Codec codec) {
-  if (const auto type = DenseTypeOf(codec)) return 8.0 * kernels::DenseBytes(*type, 1);
-  const auto type = IntegerTypeOf(codec);
-  return (type ? kernels::BitsOf(*type) : 1) + 32.0 / WorkerOptions().block_elements;
-}
-
 std::string NameOf(const RankOptions& rank) {
   const std::string codec = CodecName(rank.codec);
   if (rank.mode == "frames") return absl::StrCat("packed frames, ", codec);
@@ -101,6 +95,7 @@ class Measurement {
     for (const Group& group : groups_) {
       for (const auto& rank : group.ranks) rank->AskToEnd();
     }
+    for (const auto& rank : plain_tcp_.ranks) rank->AskToEnd();
   }
 
   absl::StatusOr<Figures> Run() {
@@ -128,10 +123,16 @@ class Measurement {
     for (const std::string& peer : options_.peers) {
       if (absl::Status status = StartPeer(peer); !status.ok()) return status;
     }
+    if (options_.rate.empty()) {
+      if (absl::Status status = StartPlainTcp(); !status.ok()) return status;
+    }
     // The first turn pages memory in and opens TCP's windows.
     for (uint32_t turn = 0; turn < 1 + options_.turns; ++turn) {
       for (Group& group : groups_) {
         if (absl::Status status = TakeTurn(group); !status.ok()) return status;
+      }
+      if (!plain_tcp_.ranks.empty()) {
+        if (absl::Status status = TakeTurn(plain_tcp_); !status.ok()) return status;
       }
     }
     return Report();
@@ -173,27 +174,41 @@ class Measurement {
     group.service = &service;
     group.options = options;
     for (uint32_t rank = 0; rank < options_.workers; ++rank) {
-      const auto command = hosts_->On(
-          rank, {options_.program, "bench", "rank", "--mode", options.mode, "--codec",
-                 NameOfCodec(options.codec), "--parameters", absl::StrCat(options.parameters),
-                 "--chunk-elements", absl::StrCat(options.chunk_elements)});
-      LineProcess::Environment environment = {
-          {"SIGNPOST_AGGREGATORS", absl::StrJoin(service.addresses, ",")},
-          {"SIGNPOST_JOB", absl::StrCat("bench ", groups_.size())},
-          {"SIGNPOST_RANK", absl::StrCat(rank)},
-          {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
-          {"LOCAL_WORLD_SIZE", absl::StrCat(options_.workers)},
-          {"SIGNPOST_CONNECTIONS", absl::StrCat(options_.connections)},
-      };
-      for (const auto& variable : service.Security(PeerRole::kWorker)) {
-        environment.push_back(variable);
-      }
-      if (options_.threads > 0) {
-        environment.push_back({"SIGNPOST_THREADS", absl::StrCat(options_.threads)});
-      }
-      if (absl::Status status = StartRank(command, environment, group); !status.ok()) return status;
+      if (absl::Status status = StartRankOfOurs(service, rank, group); !status.ok()) return status;
     }
     return AwaitReady(group);
+  }
+
+  absl::Status StartPlainTcp() {
+    plain_tcp_.options = options_.ranks[0];
+    plain_tcp_.options.mode = "tcp";
+    if (absl::Status status = StartRankOfOurs(plain_text_, 0, plain_tcp_); !status.ok()) {
+      return status;
+    }
+    return AwaitReady(plain_tcp_);
+  }
+
+  absl::Status StartRankOfOurs(const Service& service, uint32_t rank, Group& group) const {
+    const RankOptions& options = group.options;
+    const auto command = hosts_->On(
+        rank, {options_.program, "bench", "rank", "--mode", options.mode, "--codec",
+               NameOfCodec(options.codec), "--parameters", absl::StrCat(options.parameters),
+               "--chunk-elements", absl::StrCat(options.chunk_elements)});
+    LineProcess::Environment environment = {
+        {"SIGNPOST_AGGREGATORS", absl::StrJoin(service.addresses, ",")},
+        {"SIGNPOST_JOB", absl::StrCat("bench ", groups_.size())},
+        {"SIGNPOST_RANK", absl::StrCat(rank)},
+        {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
+        {"LOCAL_WORLD_SIZE", absl::StrCat(options_.workers)},
+        {"SIGNPOST_CONNECTIONS", absl::StrCat(options_.connections)},
+    };
+    for (const auto& variable : service.Security(PeerRole::kWorker)) {
+      environment.push_back(variable);
+    }
+    if (options_.threads > 0) {
+      environment.push_back({"SIGNPOST_THREADS", absl::StrCat(options_.threads)});
+    }
+    return StartRank(command, environment, group);
   }
 
   absl::Status StartPeer(const std::string& peer) {
@@ -343,7 +358,9 @@ class Measurement {
       const std::string name = absl::StrCat(NameOf(group.options), is_mtls ? ", mTLS" : "");
       Figure& time = *figures.add_figures();
       time = MakeFigure(name, "s", seconds);
-      if (!options_.rate.empty()) {
+      if (options_.rate.empty()) {
+        SetBounds(seconds, SecondsOf(plain_tcp_), Better::kLess, time);
+      } else {
         const double bound =
             LinkBound(group.options, options_.workers, options_.shards, *ParseRate(options_.rate));
         SetBound(bound, Better::kLess, time);
@@ -386,6 +403,7 @@ class Measurement {
   const TemporaryDirectory directory_{"/tmp/signpost-bench"};  // for certificates
   Service plain_text_, mtls_;
   std::vector<Group> groups_;  // ours, then the peers
+  Group plain_tcp_;            // without links
 };
 
 }  // namespace
@@ -408,6 +426,10 @@ uint64_t LeastMemory(const ExchangeOptions& options) {
     const double of_aggregators = has_error ? kNumber : 0;
     bytes += services * (options.workers * (kProcess + rank.parameters * of_worker) +
                          rank.parameters * of_aggregators);
+  }
+  if (options.rate.empty()) {
+    const RankOptions& rank = options.ranks[0];  // for plain TCP, payloads and what comes back
+    bytes += kProcess + options.workers * 2 * rank.parameters * BitsPerParameter(rank.codec) / 8;
   }
   const double of_peer = kProcess + options.ranks[0].parameters * kNumber;
   return static_cast<uint64_t>(bytes + options.peers.size() * options.workers * of_peer);

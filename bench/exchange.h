@@ -22,7 +22,7 @@ struct ExchangeOptions {
   // Empty: all processes are on this machine. Otherwise each worker and each aggregator is a host
   // with a link of that rate (ParseRate).
   std::string rate;
-  std::vector<RankOptions> ranks;  // ours, in turns
+  std::vector<RankOptions> ranks;  // ours, in turns; of one codec and size
   // Each of ours a second time, with aggregators of its own, over mTLS: compared with the first.
   bool tls = false;
   // Others that do the same, likewise; ours are compared with the first. They are known to
@@ -37,10 +37,10 @@ struct ExchangeOptions {
   absl::Duration timeout = absl::Minutes(5);  // for a start, or a turn of one of them
 };
 
-// For each of ours the seconds of an exchange, which is that of the slowest rank; with links,
-// against what a link takes for the bytes; and of packed frames the processor seconds that all
-// workers and aggregators together spend on each GB of payload that is sent, by either side. Then
-// the seconds of each peer.
+// For each of ours the seconds of an exchange, which is that of the slowest rank, against what a
+// link takes for the bytes, or without links what plain TCP does, in turns with the rest
+// (plain_tcp.h); and of packed frames the processor seconds that all workers and aggregators
+// together spend on each GB of payload that is sent, by either side. Then the seconds of each peer.
 // RESOURCE_EXHAUSTED, before anything is started, when the machine has not LeastMemory to spare;
 // CANCELLED when interrupted; otherwise names a process that failed.
 absl::StatusOr<Figures> MeasureExchange(const ExchangeOptions& options);

@@ -70,7 +70,7 @@ def test_every_table_has_its_rows(output):
 def test_every_cell_that_can_be_known_is_a_figure(output):
     for head, body in sections(output).items():
         for row in rows_of(body):
-            # Without links there is no bound, and a peer has nothing that it is faster than.
+            # What is played has no bound, and a peer has nothing that it is faster than.
             known = [cell for cell in row[1:] if cell and cell != "does not fit"]
             assert all(any(c.isdigit() for c in cell) for cell in known), f"{head}: {row}"
             assert known, f"{head}: {row}"

@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "bench/plain_tcp.h"
 #include "client/reduction_session.h"
 #include "client/session.h"
 #include "kernels/onebit.h"
@@ -348,6 +349,12 @@ std::string NameOfCodec(Codec codec) {
 
 bool CanPackFrames(Codec codec) { return codec == ONE_BIT || codec == FLOAT32; }
 
+double BitsPerParameter(Codec codec) {
+  if (const auto type = DenseTypeOf(codec)) return 8.0 * kernels::DenseBytes(*type, 1);
+  const auto type = IntegerTypeOf(codec);
+  return (type ? kernels::BitsOf(*type) : 1) + 32.0 / WorkerOptions().block_elements;
+}
+
 absl::StatusOr<std::unique_ptr<Rank>> JoinAsRank(SessionOptions session,
                                                  const RankOptions& options) {
   if (options.parameters == 0) return absl::InvalidArgumentError("there are no parameters");
@@ -355,6 +362,11 @@ absl::StatusOr<std::unique_ptr<Rank>> JoinAsRank(SessionOptions session,
   if (options.mode == "frames" && CanPackFrames(options.codec)) return JoinFrames(session, options);
   if (options.mode == "mean") return JoinMean(session, options);
   if (options.mode == "step") return JoinStep(session, options);
+  if (options.mode == "tcp") {
+    const double bytes = options.parameters * BitsPerParameter(options.codec) / 8;
+    return PlainTcp::Connect(session.worker.world_size, session.aggregators.size(),
+                             static_cast<uint64_t>(bytes));
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("there are no exchanges of ", options.mode, " as ", CodecName(options.codec)));
 }

@@ -21,12 +21,16 @@ std::string NameOfCodec(Codec codec);
 // Of what "frames" has.
 bool CanPackFrames(Codec codec);
 
+// That a payload has for each parameter.
+double BitsPerParameter(Codec codec);
+
 struct RankOptions {
   // What an exchange is.
   //   "frames"  transport and aggregation: frames that were packed before go out, the answers come
   //             in and are checked, and nothing is done with them; if CanPackFrames
   //   "mean"    gradients in, their mean out, in memory; errors are kept
   //   "step"    a whole step of 1-bit Adam in its one-bit stage, or of Adam with another codec
+  //   "tcp"     as many bytes as payloads have, over plain TCP: this rank plays all, and all servers
   std::string mode = "frames";
   Codec codec = ONE_BIT;
   uint64_t parameters = 25'000'000;

@@ -313,6 +313,8 @@ Command AddBenchCommand(CLI::App& program) {
       "bench", "Measure how fast it is here, against what the links and the memory allow");
   app.require_subcommand(1);
   app.footer(
+      "The bound of an exchange or a step is what a link of --netns takes for its bytes, without\n"
+      "links what plain TCP does, of which nobody makes a sum.\n\n"
       "Examples:\n"
       "  signpost bench kernels\n"
       "  signpost bench exchange\n"
