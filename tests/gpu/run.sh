@@ -23,15 +23,9 @@
 #              elements compressing and applying must each reach 85% of it, and of 340 million both
 #              together take 3 ms at most, which asks for an H100 or better
 #
-# run.sh STEP... runs these only. Where a machine is lent for minutes at a time, in groups:
-#   run.sh equality jobs nodes
-#   run.sh memcheck memcheck-jobs memcheck-nodes
-#   run.sh racecheck
-#   run.sh optimizers language_model masked_language_model resnet
-#   run.sh language_model-node language_model-node-gpu
-#   run.sh kernels kernels-340M
-# All but the last of these may run beside each other, each with an OUT of its own, and what they test in
-# several shards: GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=0 run.sh racecheck, and so on.
+# run.sh STEP... runs these only, in this order. run.sh together runs all, those that are timed first and
+# the others beside each other, the sanitizers' in shards: for a machine of 16 processors or so that is lent
+# for minutes.
 # Ends with what it ran on and a table of these, also when it is interrupted, and with 1 if one
 # of them failed or could not be run (resnet may be left out: its images are scikit-learn's). A step that takes longer than
 # LIMIT_S seconds (1800) is ended, and has failed. OUT=DIR keeps what they say in DIR, as they say it.
@@ -46,6 +40,47 @@ if [[ ! -f gpu-package.tar.gz ]]; then
   echo "run.sh: there is no gpu-package.tar.gz; tests/gpu/package.sh makes it where nvcc and Bazel are" >&2
   exit 64
 fi
+# Groups beside each other, each by this script, with an OUT below ours, and a table of all.
+groups=() logs=()  # their processes, and what they say
+# group NAME STEP...
+group() {
+  logs+=("$out/$1.log")
+  OUT=$out/$1 tests/gpu/run.sh "${@:2}" >"$out/$1.log" 2>&1 &
+  groups+=($!)
+}
+# in_shards COUNT STEP
+in_shards() {
+  for ((shard = 0; shard < $1; ++shard)); do
+    GTEST_TOTAL_SHARDS=$1 GTEST_SHARD_INDEX=$shard group "$2-$shard" "$2"
+  done
+}
+# Of each group what comes behind the last empty line, of which the first lines are the same in all.
+table_of_groups() {
+  for log in "${logs[@]}"; do tac "$log" | sed '/^$/q' | tac; done | awk 'NF && !seen[$0]++'
+}
+together() {
+  trap 'kill "${groups[@]}" 2>/dev/null; wait; table_of_groups; exit 130' INT TERM HUP
+  local code=0
+  group timed kernels kernels-340M
+  wait "${groups[0]}" || code=1
+  groups=()
+  group tests equality jobs nodes
+  in_shards 3 memcheck
+  in_shards 4 racecheck
+  in_shards 2 memcheck-jobs
+  group memcheck-nodes memcheck-nodes
+  group optimizers optimizers resnet
+  group models language_model masked_language_model
+  group nodes language_model-node language_model-node-gpu
+  for process in "${groups[@]}"; do wait "$process" || code=1; done
+  table_of_groups
+  return $code
+}
+if [[ $* == together ]]; then
+  together
+  exit
+fi
+
 wanted=" $* "
 unpacked=$(mktemp -d)
 tar -xzf gpu-package.tar.gz -C "$unpacked"
@@ -118,6 +153,7 @@ within() {
 # step NAME COMMAND...: runs it, keeps what it says in $log, and whether it succeeded.
 step() {
   local name=$1 code=0 begin=$SECONDS log=$out/$1.log word=passed
+  local label=$1${GTEST_TOTAL_SHARDS:+ $((GTEST_SHARD_INDEX + 1))/$GTEST_TOTAL_SHARDS}
   shift
   is_wanted "$name" || return 0
   echo "--- $name: $* ($log; at most $limit s)"
@@ -131,7 +167,7 @@ step() {
   elif ((code != 0)); then
     word="FAILED ($code)" failed=1
   fi
-  results+=("$(printf '%-24s %-18s %4d s' "$name" "$word" $seconds)")
+  results+=("$(printf '%-24s %-18s %4d s' "$label" "$word" $seconds)")
   [[ ! -f $out/$name.figures ]] || with_figures+=("$name")
 }
 
