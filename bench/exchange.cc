@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "bench/hosts.h"
 #include "bench/line_process.h"
+#include "bench/plain_tcp.h"
 #include "doctor/limits.h"
 #include "log/log.h"
 #include "proto/codec.h"
@@ -36,7 +37,9 @@ std::string NameOf(const RankOptions& rank) {
   const std::string codec = CodecName(rank.codec);
   if (rank.mode == "frames") return absl::StrCat("packed frames, ", codec);
   if (rank.mode == "mean") return absl::StrCat("gradients to mean, ", codec);
-  return absl::StrCat("optimizer step, ", codec);
+  const std::string of =
+      rank.optimizer == StepOptimizer::kAdam ? "" : NameOfOptimizer(rank.optimizer) + ", ";
+  return absl::StrCat("optimizer step, ", of, codec);
 }
 
 // A TCP port that nothing listens on, here and now; behind links nothing else does either.
@@ -192,8 +195,9 @@ class Measurement {
     const RankOptions& options = group.options;
     const auto command = hosts_->On(
         rank, {options_.program, "bench", "rank", "--mode", options.mode, "--codec",
-               NameOfCodec(options.codec), "--parameters", absl::StrCat(options.parameters),
-               "--chunk-elements", absl::StrCat(options.chunk_elements)});
+               NameOfCodec(options.codec), "--optimizer", NameOfOptimizer(options.optimizer),
+               "--parameters", absl::StrCat(options.parameters), "--chunk-elements",
+               absl::StrCat(options.chunk_elements)});
     LineProcess::Environment environment = {
         {"SIGNPOST_AGGREGATORS", absl::StrJoin(service.addresses, ",")},
         {"SIGNPOST_JOB", absl::StrCat("bench ", groups_.size())},
@@ -332,7 +336,7 @@ class Measurement {
         slowest[i] = std::max(slowest[i], seconds);
       }
     }
-    group.seconds.push_back(Median(slowest));
+    group.seconds.push_back(Median(slowest) / StepsPerExchange(group.options));
     group.cpu_seconds.push_back(absl::ToDoubleSeconds(CpuTime(group) - cpu_before) /
                                 options_.exchanges);
     return absl::OkStatus();
@@ -358,12 +362,15 @@ class Measurement {
       const std::string name = absl::StrCat(NameOf(group.options), is_mtls ? ", mTLS" : "");
       Figure& time = *figures.add_figures();
       time = MakeFigure(name, "s", seconds);
+      const uint32_t steps = StepsPerExchange(group.options);
       if (options_.rate.empty()) {
-        SetBounds(seconds, SecondsOf(plain_tcp_), Better::kLess, time);
+        std::vector<double> bounds;
+        for (const double bound : SecondsOf(plain_tcp_)) bounds.push_back(bound / steps);
+        SetBounds(seconds, bounds, Better::kLess, time);
       } else {
         const double bound =
             LinkBound(group.options, options_.workers, options_.shards, *ParseRate(options_.rate));
-        SetBound(bound, Better::kLess, time);
+        SetBound(bound / steps, Better::kLess, time);
       }
       if (is_mtls) {
         SetPeer("plain text", seconds, SecondsOf(groups_[g - 1]), Better::kLess, time);
@@ -422,14 +429,19 @@ uint64_t LeastMemory(const ExchangeOptions& options) {
       of_worker = (has_error ? 2 : 1) * kNumber;  // gradient, error
     } else {
       of_worker = 3 * kNumber;  // parameters, moments or denominators and error
+      // A fresh variance; momentum and an accumulated one.
+      if (rank.optimizer == StepOptimizer::kLamb) of_worker += kNumber;
+      if (rank.optimizer == StepOptimizer::kZeroOneAdam) of_worker += 2 * kNumber;
     }
     const double of_aggregators = has_error ? kNumber : 0;
     bytes += services * (options.workers * (kProcess + rank.parameters * of_worker) +
                          rank.parameters * of_aggregators);
   }
   if (options.rate.empty()) {
-    const RankOptions& rank = options.ranks[0];  // for plain TCP, payloads and what comes back
-    bytes += kProcess + options.workers * 2 * rank.parameters * BitsPerParameter(rank.codec) / 8;
+    const RankOptions& rank = options.ranks[0];
+    const double payload = rank.parameters * BitsPerParameter(rank.codec) / 8;
+    const double room = std::min<double>(payload / options.shards, PlainTcp::kRoom);
+    bytes += kProcess + options.workers * options.shards * 2 * room;
   }
   const double of_peer = kProcess + options.ranks[0].parameters * kNumber;
   return static_cast<uint64_t>(bytes + options.peers.size() * options.workers * of_peer);

@@ -37,12 +37,13 @@ struct ExchangeOptions {
   absl::Duration timeout = absl::Minutes(5);  // for a start, or a turn of one of them
 };
 
-// For each of ours the seconds of an exchange, which is that of the slowest rank, against what a
-// link takes for the bytes, or without links what plain TCP does, in turns with the rest
-// (plain_tcp.h); and of packed frames the processor seconds that all workers and aggregators
-// together spend on each GB of payload that is sent, by either side. Then the seconds of each peer.
-// RESOURCE_EXHAUSTED, before anything is started, when the machine has not LeastMemory to spare;
-// CANCELLED when interrupted; otherwise names a process that failed.
+// For each of ours the seconds of an exchange, which is that of the slowest rank, or of 0/1 Adam
+// the mean of the steps from one synchronisation to the next, against what a link takes for the
+// bytes, or without links what plain TCP does, in turns with the rest (plain_tcp.h); and of packed
+// frames the processor seconds that all workers and aggregators together spend on each GB of
+// payload that is sent, by either side. Then the seconds of each peer. RESOURCE_EXHAUSTED, before
+// anything is started, when the machine has not LeastMemory to spare; CANCELLED when interrupted;
+// otherwise names a process that failed.
 absl::StatusOr<Figures> MeasureExchange(const ExchangeOptions& options);
 
 // In bytes, what all processes together have for parameters, gradients, errors and payloads, peers'

@@ -44,6 +44,23 @@ TEST(Exchange, EachKindTakesTime) {
   }
 }
 
+TEST(Exchange, EachOptimizerHasSteps) {
+  for (const auto& [optimizer, name] :
+       {std::pair{StepOptimizer::kAdam, "optimizer step, one-bit"},
+        {StepOptimizer::kLamb, "optimizer step, OneBitLamb, one-bit"},
+        {StepOptimizer::kZeroOneAdam, "optimizer step, ZeroOneAdam, one-bit"}}) {
+    ExchangeOptions options = SmallExchange("step", ONE_BIT);
+    options.ranks[0].optimizer = optimizer;
+    const absl::StatusOr<Figures> figures = MeasureExchange(options);
+    ASSERT_TRUE(figures.ok()) << figures.status();
+    EXPECT_EQ(figures->figures(0).name(), name);
+    EXPECT_GT(figures->figures(0).least(), 0);
+  }
+  EXPECT_EQ(StepsPerExchange({.mode = "step", .optimizer = StepOptimizer::kZeroOneAdam}), 16);
+  EXPECT_EQ(StepsPerExchange({.mode = "step"}), 1);
+  EXPECT_EQ(StepsPerExchange({.mode = "mean", .optimizer = StepOptimizer::kZeroOneAdam}), 1);
+}
+
 TEST(Exchange, SeveralKindsTakeTurnsWithAPeer) {
   ExchangeOptions options = SmallExchange("frames", ONE_BIT);
   options.ranks.push_back(options.ranks[0]);

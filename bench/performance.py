@@ -163,7 +163,7 @@ def against_rates(runs, output):
         RATE_NAMES,
         "times faster",
     )
-    head = ["link", "one-bit, ms", "times the link's bound", "fp32, ms", "times the link's bound"]
+    head = ["link", "one-bit, ms", "times the bound", "fp32, ms", "times the bound"]
     return table([*head, "Gloo fp32 + AdamW, ms", "one-bit is faster"], rows)
 
 
@@ -303,7 +303,7 @@ def of_the_largest(runs):
         hosts = "4 + 4" if rate else "4 + 2"
         rows.append([name_of(rate), hosts, milliseconds(step), of_bound(step)])
         rows[-1].append(f"{memory['value']:.2f}")
-    head = ["link", "workers + aggregators", "one-bit, ms", "times the link's bound"]
+    head = ["link", "workers + aggregators", "one-bit, ms", "times the bound"]
     return table([*head, "memory, GB"], rows)
 
 
@@ -315,7 +315,7 @@ def plot_exchanges(file, title, x_label, x_names, found):
     }
     series = {label: [row[name]["value"] for row in found] for label, name in names.items()}
     frames = [row["packed frames, one-bit, s"] for row in found]
-    series["the link's bound"] = [row.get("bound", float("nan")) for row in frames]
+    series["the bound"] = [row["bound"] for row in frames]
     plot(file, title, x_label, series, x_names)
 
 

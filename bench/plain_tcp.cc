@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -35,23 +36,29 @@ void SendBack(int socket) {
   }
 }
 
-// Sends all, and receives as much, without waiting for the one or the other.
-absl::Status SendAndReceive(int socket, const std::vector<uint8_t>& bytes,
+// As many bytes each way as are asked for, out of the one memory and into the other, again and
+// again from their beginnings. Waits for neither while the other could go on.
+absl::Status SendAndReceive(int socket, uint64_t bytes, const std::vector<uint8_t>& memory,
                             std::vector<uint8_t>& back) {
-  size_t sent = 0, received = 0;
-  while (received < back.size()) {
-    const bool sends = sent < bytes.size();
-    pollfd ready = {socket, static_cast<short>(POLLIN | (sends ? POLLOUT : 0)), 0};
+  // What may be moved at once behind so many.
+  const auto part = [&](uint64_t moved) {
+    const size_t begin = moved % memory.size();
+    const uint64_t most = std::min<uint64_t>(kBytesAtOnce, memory.size() - begin);
+    return std::pair(begin, std::min(most, bytes - moved));
+  };
+  uint64_t sent = 0, received = 0;
+  while (received < bytes) {
+    pollfd ready = {socket, static_cast<short>(POLLIN | (sent < bytes ? POLLOUT : 0)), 0};
     if (poll(&ready, 1, /*timeout=*/-1) < 0 && errno != EINTR) return Failed("poll");
     if (ready.revents & POLLOUT) {
-      const size_t most = std::min(kBytesAtOnce, bytes.size() - sent);
-      const ssize_t more = send(socket, bytes.data() + sent, most, MSG_NOSIGNAL | MSG_DONTWAIT);
+      const auto [begin, most] = part(sent);
+      const ssize_t more = send(socket, memory.data() + begin, most, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (more < 0 && errno != EAGAIN) return Failed("send");
       sent += std::max<ssize_t>(more, 0);
     }
     if (ready.revents & (POLLIN | POLLHUP | POLLERR)) {
-      const size_t most = std::min(kBytesAtOnce, back.size() - received);
-      const ssize_t more = recv(socket, back.data() + received, most, MSG_DONTWAIT);
+      const auto [begin, most] = part(received);
+      const ssize_t more = recv(socket, back.data() + begin, most, MSG_DONTWAIT);
       if (more == 0) return absl::UnavailableError("TCP over loopback: a connection has ended");
       if (more < 0 && errno != EAGAIN) return Failed("recv");
       received += std::max<ssize_t>(more, 0);
@@ -106,8 +113,9 @@ absl::Status PlainTcp::Add(uint64_t bytes, int listener) {
   for (const int end : {connection.worker, connection.server}) {
     setsockopt(end, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   }
-  connection.sent.assign(bytes, 0x5a);
-  connection.received.resize(bytes);
+  connection.bytes = bytes;
+  connection.sent.assign(std::min(bytes, kRoom), 0x5a);
+  connection.received.resize(connection.sent.size());
   connection.of_server = std::thread([socket = connection.server] { SendBack(socket); });
   connection.of_worker = std::thread([this, &connection] { Work(connection); });
   return absl::OkStatus();
@@ -132,10 +140,10 @@ void PlainTcp::Work(Connection& connection) {
       if (ends_) return;
     }
     const absl::Status status =
-        SendAndReceive(connection.worker, connection.sent, connection.received);
+        SendAndReceive(connection.worker, connection.bytes, connection.sent, connection.received);
     absl::MutexLock lock(&mutex_);
     status_.Update(status);
-    if (status.ok()) bytes_received_ += connection.received.size();
+    if (status.ok()) bytes_received_ += connection.bytes;
     --at_work_;
   }
 }

@@ -1,4 +1,4 @@
-// An exchange's bytes over TCP, and nothing else: what it takes at least on one machine.
+// An exchange's bytes over TCP, and nothing else.
 
 #ifndef SIGNPOST_BENCH_PLAIN_TCP_H_
 #define SIGNPOST_BENCH_PLAIN_TCP_H_
@@ -17,17 +17,21 @@
 namespace signpost::bench {
 
 // All workers and all servers, in threads of this process. Each worker has a connection over
-// loopback to each server, sends its share of the bytes over it, out of memory of its own, and puts
-// into memory what comes back meanwhile. Servers send back what they get, as soon as they have it:
-// they neither wait for other workers, nor look at it.
+// loopback to each server, sends its share of the bytes over it, and gets as many back meanwhile,
+// out of and into memory that is more than caches hold, but not all of a large payload's. Servers
+// send back what they get, as soon as they have it: they neither wait for other workers, nor look
+// at it. So it is what an exchange would be glad to take, not what nothing could be faster than.
 class PlainTcp final : public Rank {
  public:
-  // `bytes` of each worker go each way. UNAVAILABLE where there are no sockets.
+  // For the bytes of each connection, each way: what it has in memory at most.
+  static constexpr uint64_t kRoom = 16 << 20;
+
+  // `bytes` of each worker go each way. Errors are those of sockets (absl::ErrnoToStatus).
   static absl::StatusOr<std::unique_ptr<PlainTcp>> Connect(uint32_t workers, uint32_t servers,
                                                            uint64_t bytes);
   ~PlainTcp() override;
 
-  absl::Status Exchange() override;  // UNAVAILABLE when a connection ends
+  absl::Status Exchange() override;  // likewise
   absl::Status Leave() override { return absl::OkStatus(); }
 
   // By all workers, so far.
@@ -38,6 +42,7 @@ class PlainTcp final : public Rank {
   struct Connection {
     ~Connection();
     int worker = -1, server = -1;  // sockets
+    uint64_t bytes = 0;            // of an exchange, each way
     std::vector<uint8_t> sent, received;
     std::thread of_worker, of_server;
   };

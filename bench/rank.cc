@@ -260,20 +260,41 @@ class Gradients {
 
 class StepRank final : public Rank {
  public:
-  StepRank(std::unique_ptr<Session> session, std::vector<float> parameters, uint32_t rank)
+  StepRank(std::unique_ptr<Session> session, std::vector<float> parameters, uint32_t rank,
+           uint32_t steps)
       : parameters_(std::move(parameters)),
         gradients_(rank, TensorSizes(parameters_.size())),
-        session_(std::move(session)) {}
+        session_(std::move(session)),
+        steps_(steps) {}
+
+  // Until all that follow are alike: behind the freeze, and the first step of the one-bit stage,
+  // which takes a buffer, and, with 0/1 Adam, with as many steps between synchronisations.
+  absl::Status WarmUp() {
+    uint64_t synchronised = 0;  // after so many steps
+    while (true) {
+      if (absl::Status status = Step(); !status.ok()) return status;
+      if (!session_->is_synchronised()) continue;
+      const uint64_t interval = session_->steps() - synchronised;
+      synchronised = session_->steps();
+      if (synchronised >= 2 && interval == steps_) return absl::OkStatus();
+    }
+  }
 
   absl::Status Exchange() override {
-    return session_->Step(gradients_.tensors(), {GroupRates()}).status();
+    for (uint32_t step = 0; step < steps_; ++step) {
+      if (absl::Status status = Step(); !status.ok()) return status;
+    }
+    return absl::OkStatus();
   }
   absl::Status Leave() override { return session_->Leave(); }
 
  private:
+  absl::Status Step() { return session_->Step(gradients_.tensors(), {GroupRates()}).status(); }
+
   std::vector<float> parameters_;
   const Gradients gradients_;
   const std::unique_ptr<Session> session_;
+  const uint32_t steps_;  // in an exchange
 };
 
 absl::StatusOr<std::unique_ptr<Rank>> JoinFrames(const SessionOptions& session,
@@ -313,21 +334,25 @@ absl::StatusOr<std::unique_ptr<Rank>> JoinMean(const SessionOptions& session,
 
 absl::StatusOr<std::unique_ptr<Rank>> JoinStep(const SessionOptions& session,
                                                const RankOptions& options) {
-  const bool is_one_bit = options.codec == ONE_BIT;
-  const OptimizerOptions optimizer = {
-      .freeze_step = is_one_bit ? 1 : OptimizerOptions::kNever,
-      .warm_up_codec = is_one_bit ? FLOAT32 : options.codec,
+  const bool is_zero_one = options.optimizer == StepOptimizer::kZeroOneAdam;
+  const bool freezes = options.codec == ONE_BIT || is_zero_one;
+  OptimizerOptions optimizer = {
+      .freeze_step = freezes ? 1 : OptimizerOptions::kNever,
+      .warm_up_codec = freezes ? FLOAT32 : options.codec,
   };
+  if (is_zero_one) {
+    optimizer.codec = options.codec;
+    optimizer.zero_one = ZeroOneOptions();
+  } else if (options.optimizer == StepOptimizer::kLamb) {
+    optimizer.lamb = LambOptions();
+  }
   std::vector<float> parameters(options.parameters, 0.5f);
   absl::StatusOr<std::unique_ptr<Session>> joined =
       Session::Join(session, optimizer, ParametersOf(parameters));
   if (!joined.ok()) return joined.status();
-  auto rank =
-      std::make_unique<StepRank>(*std::move(joined), std::move(parameters), session.worker.rank);
-  // The dense step, and the first one-bit one, whose momentum is dense.
-  for (int step = 0; step < 2; ++step) {
-    if (absl::Status status = rank->Exchange(); !status.ok()) return status;
-  }
+  auto rank = std::make_unique<StepRank>(*std::move(joined), std::move(parameters),
+                                         session.worker.rank, StepsPerExchange(options));
+  if (absl::Status status = rank->WarmUp(); !status.ok()) return status;
   return rank;
 }
 
@@ -345,6 +370,27 @@ std::string NameOfCodec(Codec codec) {
     if (named == codec) return name;
   }
   return "";
+}
+
+const std::map<std::string, StepOptimizer>& StepOptimizers() {
+  static const auto* const optimizers =
+      new std::map<std::string, StepOptimizer>{{"OneBitAdam", StepOptimizer::kAdam},
+                                               {"OneBitLamb", StepOptimizer::kLamb},
+                                               {"ZeroOneAdam", StepOptimizer::kZeroOneAdam}};
+  return *optimizers;
+}
+
+std::string NameOfOptimizer(StepOptimizer optimizer) {
+  for (const auto& [name, named] : StepOptimizers()) {
+    if (named == optimizer) return name;
+  }
+  return "";
+}
+
+uint32_t StepsPerExchange(const RankOptions& options) {
+  const bool has_local_steps =
+      options.mode == "step" && options.optimizer == StepOptimizer::kZeroOneAdam;
+  return has_local_steps ? ZeroOneOptions().local_step_clipper : 1;
 }
 
 bool CanPackFrames(Codec codec) { return codec == ONE_BIT || codec == FLOAT32; }

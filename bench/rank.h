@@ -24,18 +24,30 @@ bool CanPackFrames(Codec codec);
 // That a payload has for each parameter.
 double BitsPerParameter(Codec codec);
 
+// Whose steps are taken: 1-bit Adam, or Adam; 1-bit LAMB, or LAMB; 0/1 Adam.
+enum class StepOptimizer { kAdam, kLamb, kZeroOneAdam };
+// By the name that --optimizer takes, which is the one in configurations.
+const std::map<std::string, StepOptimizer>& StepOptimizers();
+std::string NameOfOptimizer(StepOptimizer optimizer);
+
 struct RankOptions {
   // What an exchange is.
   //   "frames"  transport and aggregation: frames that were packed before go out, the answers come
   //             in and are checked, and nothing is done with them; if CanPackFrames
   //   "mean"    gradients in, their mean out, in memory; errors are kept
-  //   "step"    a whole step of 1-bit Adam in its one-bit stage, or of Adam with another codec
-  //   "tcp"     as many bytes as payloads have, over plain TCP: this rank plays all, and all servers
+  //   "step"    a whole step of `optimizer` in its one-bit stage, or with another codec in its
+  //             dense one; of 0/1 Adam StepsPerExchange() steps, of which the last one exchanges
+  //   "tcp"     as many bytes as payloads have, over plain TCP: this rank plays all, and all
+  //   servers
   std::string mode = "frames";
+  StepOptimizer optimizer = StepOptimizer::kAdam;  // of "step"
   Codec codec = ONE_BIT;
   uint64_t parameters = 25'000'000;
   uint32_t chunk_elements = 0;  // 0: SuitableChunkElements
 };
+
+// 1, but with 0/1 Adam as many as there are from one synchronisation to the next at most.
+uint32_t StepsPerExchange(const RankOptions& options);
 
 // What takes exchanges, once it has joined its job. Not thread-safe.
 class Rank {

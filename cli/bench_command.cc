@@ -241,10 +241,14 @@ void AddPredictFlags(CLI::App& app, Flags& flags) {
       ->type_name("SHARE")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0).description(""));
-  app.add_option("--warm-up-codec", flags.training.warm_up_codec,
-                 "How gradients travel in the warm-up [fp32]")
-      ->transform(CLI::CheckedTransformer(bench::Codecs()).description(""))
-      ->type_name("onebit|int4|int8|bf16|fp16|fp32");
+  AddChoice(app, "--warm-up-codec", flags.training.warm_up_codec, bench::Codecs(),
+            "How gradients travel in the warm-up [fp32]");
+}
+
+void AddOptimizerFlag(CLI::App& app, RankOptions& rank) {
+  AddChoice(app, "--optimizer", rank.optimizer, bench::StepOptimizers(),
+            "Whose steps; of ZeroOneAdam the mean of those from one synchronisation to the next, "
+            "16 of them [OneBitAdam]");
 }
 
 void AddRankFlags(CLI::App& app, RankOptions& rank) {
@@ -252,9 +256,7 @@ void AddRankFlags(CLI::App& app, RankOptions& rank) {
       ->type_name("N")
       ->capture_default_str()
       ->transform(PositiveCount());
-  app.add_option("--codec", rank.codec, "How numbers travel [onebit]")
-      ->transform(CLI::CheckedTransformer(bench::Codecs()).description(""))
-      ->type_name("onebit|int4|int8|bf16|fp16|fp32");
+  AddChoice(app, "--codec", rank.codec, bench::Codecs(), "How numbers travel [onebit]");
   app.add_option("--chunk-elements", rank.chunk_elements,
                  "Elements that travel in one frame [by how many there are]")
       ->type_name("N");
@@ -320,7 +322,7 @@ Command AddBenchCommand(CLI::App& program) {
       "  signpost bench exchange\n"
       "  signpost bench exchange --netns 1gbit --parameters 100000000\n"
       "  signpost bench exchange --peers gloo-fp32,mpi\n"
-      "  signpost bench step --codec fp32 --json figures.json\n"
+      "  signpost bench step --optimizer ZeroOneAdam --json figures.json\n"
       "  signpost bench predict --link 1gbit --parameters 340000000 --workers 8 --compute-ms 900\n"
       "  signpost bench scale --link 10gbit --parameters 1000000000 --workers 256");
   CLI::App& kernels = *app.add_subcommand(
@@ -334,9 +336,10 @@ Command AddBenchCommand(CLI::App& program) {
       ->delimiter(',')
       ->check(CLI::IsMember({"frames", "mean"}).description(""))
       ->type_name("frames|mean");
-  CLI::App& step =
-      *app.add_subcommand("step", "Whole steps of 1-bit Adam, or with another codec of Adam");
+  CLI::App& step = *app.add_subcommand(
+      "step", "Whole steps of an optimizer: in its one-bit stage, or with another codec dense");
   AddMeasuringFlags(step, *flags);
+  AddOptimizerFlag(step, flags->rank);
   CLI::App& predict = *app.add_subcommand(
       "predict", "What a step should take with fp32, bf16 and one bit, and whether one bit pays");
   AddPredictFlags(predict, *flags);
@@ -348,6 +351,7 @@ Command AddBenchCommand(CLI::App& program) {
   rank.group("");  // hidden
   rank.add_option("--mode", flags->rank.mode, "What an exchange is")->type_name("");
   AddRankFlags(rank, flags->rank);
+  AddOptimizerFlag(rank, flags->rank);
   return {&app, [flags, &kernels, &exchange, &step, &predict, &scale]() -> absl::StatusOr<int> {
             if (predict.parsed()) return PredictStep(*flags);
             if (scale.parsed()) return PlayExchanges(*flags);

@@ -198,10 +198,8 @@ void AddJobFlags(CLI::App& app, Flags& flags) {
   app.add_option("--workers", job.workers, "Workers of the job")->type_name("N");
   app.add_option("--parameters", job.parameters, "Parameters of the model: is there memory?")
       ->type_name("N");
-  app.add_option("--codec", job.warm_up_codec,
-                 "How gradients travel: warm_up_codec, or variance_codec if that is wider [fp32]")
-      ->transform(CLI::CheckedTransformer(bench::Codecs()).description(""))
-      ->type_name("onebit|int4|int8|bf16|fp16|fp32");
+  AddChoice(app, "--codec", job.warm_up_codec, bench::Codecs(),
+            "How gradients travel: warm_up_codec, or variance_codec if that is wider [fp32]");
   app.add_option("--local-workers", job.local_workers, "Workers on this host")
       ->type_name("N")
       ->capture_default_str();

@@ -5,10 +5,12 @@
 #define SIGNPOST_CLI_FLAG_H_
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_join.h"
 
 namespace signpost::cli {
 
@@ -34,6 +36,20 @@ std::vector<const CLI::App*> CommandsOf(const CLI::App& command);
 // For options that are numbers above 0. A count may have a unit: 25M, 1.5B.
 CLI::Validator PositiveNumber();
 CLI::Validator PositiveCount();
+
+// An option whose value is one of these names, and its variable what stands behind that. They must
+// stay as long as `app`.
+template <class T>
+CLI::Option* AddChoice(CLI::App& app, const std::string& flag, T& variable,
+                       const std::map<std::string, T>& names, const std::string& help) {
+  std::vector<std::string> all;
+  for (const auto& [name, value] : names) all.push_back(name);
+  return app
+      .add_option_function<std::string>(
+          flag, [&variable, &names](const std::string& name) { variable = names.at(name); }, help)
+      ->check(CLI::IsMember(all).description(""))
+      ->type_name(absl::StrJoin(all, "|"));
+}
 
 // For options that name a file which will be written: it must be writable, or its directory.
 CLI::Validator WritableFile();

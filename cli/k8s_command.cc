@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/rank.h"
+#include "cli/flag.h"
 #include "deploy/render.h"
 #include "proto/exit_code.h"
 
@@ -60,13 +61,9 @@ void AddSizeFlags(CLI::App& app, deploy::RenderOptions& render) {
   app.add_option("--parameters", size.parameters, "How many parameters the model has")
       ->type_name("N")
       ->capture_default_str();
-  app.add_option("--warm-up-codec", size.warm_up_codec,
-                 "How gradients travel: warm_up_codec, or variance_codec if that is wider [fp32]")
-      ->transform(CLI::CheckedTransformer(bench::Codecs()).description(""))
-      ->type_name("onebit|int4|int8|bf16|fp16|fp32");
-  app.add_option("--codec", size.codec, "And after the warm-up [onebit]")
-      ->transform(CLI::CheckedTransformer(bench::Codecs()).description(""))
-      ->type_name("onebit|int4|int8|bf16|fp16|fp32");
+  AddChoice(app, "--warm-up-codec", size.warm_up_codec, bench::Codecs(),
+            "How gradients travel: warm_up_codec, or variance_codec if that is wider [fp32]");
+  AddChoice(app, "--codec", size.codec, bench::Codecs(), "And after the warm-up [onebit]");
   app.add_option("--min-workers", render.min_workers,
                  "Rounds close with so many workers if others are late [all]")
       ->type_name("N");

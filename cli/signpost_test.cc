@@ -964,6 +964,10 @@ TEST(Bench, PlaysAnExchangeOfManyWorkers) {
 TEST(Bench, RefusesWhatItCannotMeasure) {
   EXPECT_EQ(RunProgram("bench").exit_code, 64);
   EXPECT_EQ(RunProgram("bench exchange --codec int3").exit_code, 64);
+  EXPECT_THAT(RunProgram("bench exchange --codec int3").output,
+              HasSubstr("--codec: int3 not in {bf16,fp16,fp32,int4,int8,onebit}"));
+  EXPECT_THAT(RunProgram("bench step --optimizer Adam").output,
+              HasSubstr("--optimizer: Adam not in {OneBitAdam,OneBitLamb,ZeroOneAdam}"));
   for (const std::string file : {"/nowhere/at.all", "/", "/proc/version/"}) {
     const Outcome none = RunProgram(absl::StrCat("bench kernels --json ", file));  // at once
     EXPECT_THAT(none.output, HasSubstr(absl::StrCat("--json: cannot write to '", file, "': ")));

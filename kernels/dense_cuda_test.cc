@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/dense.h"
+#include "kernels/formulas.h"
 #include "kernels/run_cuda.h"
 #include "kernels/test_inputs.h"
 
@@ -49,7 +51,7 @@ class Payload {
   Bytes bytes() { return {data(), data() + bytes_}; }
 
  private:
-  const size_t bytes_;
+  size_t bytes_;
   Guarded<float> floats_;
 };
 
@@ -79,6 +81,80 @@ TEST(DenseCuda, CompressesAsTheCpuDoes) {
       }
     }
   });
+}
+
+// An array that cannot be read, or written, as many bytes at a time as others.
+enum class Misaligned { kNone, kGradient, kError, kOut };
+
+// Blocks that are whole tiles, and one that is not.
+void ComparesWholeTiles(const BlockRule& rule, GradientType gradient_type, bool has_gradient,
+                        DenseType type, bool has_error, Misaligned misaligned, Random& random) {
+  constexpr size_t kElements = 2 * 8192 + 4096 + 12;
+  Values gradient = has_gradient ? random.Values(kElements) : Values(kElements);
+  std::vector<uint16_t> halves(kElements);
+  for (size_t i = 0; i < kElements; ++i) {
+    if (gradient_type == GradientType::kBfloat16) {
+      halves[i] = formulas::RoundToBfloat16(gradient[i]);
+      gradient[i] = formulas::WidenBfloat16(halves[i]);
+    } else if (gradient_type == GradientType::kFloat16) {
+      halves[i] = formulas::RoundToFloat16(gradient[i]);
+      gradient[i] = formulas::WidenFloat16(halves[i]);
+    }
+  }
+  std::optional<AlignedMemory> aligned(true);
+  Guarded<float> wide(gradient), error = random.Values(kElements);
+  Guarded<uint16_t> narrow(halves);
+  Payload out(DenseBytes(type, kElements)), expected(DenseBytes(type, kElements));
+  aligned.reset();
+  if (misaligned == Misaligned::kGradient) {
+    wide = gradient;
+    narrow = halves;
+  } else if (misaligned == Misaligned::kError) {
+    error = random.Values(kElements);
+  } else if (misaligned == Misaligned::kOut) {
+    out = Payload(DenseBytes(type, kElements));
+  }
+
+  Guarded<float> expected_error = error;
+  const size_t packed = kernels::CompressDense(
+      rule, type, gradient, has_error ? expected_error.span() : absl::Span<float>(),
+      expected.data());
+  EXPECT_EQ(packed, BlockCount(kElements, rule.block_elements));
+  const void* const given = gradient_type == GradientType::kFloat32
+                                ? static_cast<const void*>(wide.data())
+                                : narrow.data();
+  EXPECT_EQ(RunCompressDense(rule, {{.gradient = has_gradient ? given : nullptr,
+                                     .gradient_type = gradient_type,
+                                     .type = type,
+                                     .error = has_error ? error.data() : nullptr,
+                                     .out = out.data(),
+                                     .elements = static_cast<uint32_t>(kElements)}}),
+            kAllPacked);
+  EXPECT_TRUE(SameBytes<uint8_t>(out.bytes(), expected.bytes()));
+  EXPECT_TRUE(SameBytes(error, expected_error));
+}
+
+TEST(DenseCuda, WholeTilesAreCompressedAsTheCpuDoes) {
+  Random random;
+  for (const size_t block : {4096, 8192}) {
+    for (const DenseType type : kTypes) {
+      for (const Misaligned misaligned :
+           {Misaligned::kNone, Misaligned::kGradient, Misaligned::kError, Misaligned::kOut}) {
+        SCOPED_TRACE(testing::Message()
+                     << "blocks of " << block << ", type " << static_cast<int>(type)
+                     << ", misaligned array " << static_cast<int>(misaligned));
+        const bool has_error = type != DenseType::kFloat32 || misaligned == Misaligned::kError;
+        for (const GradientType gradient :
+             {GradientType::kFloat32, GradientType::kBfloat16, GradientType::kFloat16}) {
+          SCOPED_TRACE(static_cast<int>(gradient));
+          ComparesWholeTiles({block}, gradient, /*has_gradient=*/true, type, has_error, misaligned,
+                             random);
+        }
+        ComparesWholeTiles({block}, GradientType::kFloat32, /*has_gradient=*/false, type, has_error,
+                           misaligned, random);
+      }
+    }
+  }
 }
 
 TEST(DenseCuda, DecompressesAddsAndScalesAsTheCpuDoes) {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <list>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,11 @@ uint16_t Narrow(GradientType type, float value) {
   std::memcpy(&bits, &value, sizeof bits);
   if (type == GradientType::kBfloat16) return static_cast<uint16_t>(bits >> 16);
   return static_cast<uint16_t>(bits >> 11);  // any half will do
+}
+
+float Widen(GradientType type, uint16_t half) {
+  return type == GradientType::kBfloat16 ? formulas::WidenBfloat16(half)
+                                         : formulas::WidenFloat16(half);
 }
 
 // One span: where it is, and what the CPU kernels make of it.
@@ -152,9 +158,7 @@ TEST(OneBitCuda, GradientsOfTwoBytesAreWidenedExactly) {
       Guarded<uint16_t> narrow(n);
       for (size_t i = 0; i < n; ++i) {
         narrow.data()[i] = Narrow(type, span.gradient.data()[i]);
-        span.gradient.data()[i] = type == GradientType::kBfloat16
-                                      ? formulas::WidenBfloat16(narrow.data()[i])
-                                      : formulas::WidenFloat16(narrow.data()[i]);
+        span.gradient.data()[i] = Widen(type, narrow.data()[i]);
       }
       Span expected = span;
       CompressSegment segment = SegmentOf(span, Momentum::kOneBit, 0);
@@ -165,6 +169,65 @@ TEST(OneBitCuda, GradientsOfTwoBytesAreWidenedExactly) {
       EXPECT_TRUE(SameBytes(span.scales, expected.scales));
       EXPECT_TRUE(SameBytes(span.bits, expected.bits));
       EXPECT_TRUE(SameBytes(span.error, expected.error));
+    }
+  }
+}
+
+// An array that cannot be read 16 bytes at a time.
+enum class Misaligned { kNone, kGradient, kError, kDenseMomentum };
+
+// One span of blocks that are whole tiles, and one that is not.
+void ComparesWholeTiles(const BlockRule& rule, GradientType type, bool has_gradient,
+                        Momentum momentum, Misaligned misaligned, Random& random) {
+  constexpr size_t kElements = 2 * 8192 + 4096 + 12;
+  Values gradient = has_gradient ? random.Values(kElements) : Values(kElements);
+  std::vector<uint16_t> halves(kElements);
+  for (size_t i = 0; i < kElements && type != GradientType::kFloat32; ++i) {
+    halves[i] = type == GradientType::kBfloat16 ? formulas::RoundToBfloat16(gradient[i])
+                                                : formulas::RoundToFloat16(gradient[i]);
+    gradient[i] = Widen(type, halves[i]);
+  }
+  std::optional<AlignedMemory> aligned(true);
+  Span span(rule, kElements, random);
+  span.gradient = gradient;
+  Guarded<uint16_t> narrow(halves);
+  aligned.reset();
+  if (misaligned == Misaligned::kGradient) {
+    span.gradient = gradient;
+    narrow = halves;
+  } else if (misaligned == Misaligned::kError) {
+    span.error = random.Values(kElements);
+  } else if (misaligned == Misaligned::kDenseMomentum) {
+    span.dense_momentum = random.Values(kElements);
+  }
+
+  Span expected = span;
+  CompressSegment segment = SegmentOf(span, momentum, 0);
+  segment.type = type;
+  if (type != GradientType::kFloat32) segment.gradient = narrow.data();
+  if (!has_gradient) segment.gradient = nullptr;
+  EXPECT_EQ(RunCompressOneBit(rule, {segment}), kAllPacked);
+  EXPECT_EQ(CompressOnCpu(rule, momentum, expected), expected.blocks);
+  ExpectSame({span}, {expected});
+}
+
+TEST(OneBitCuda, WholeTilesAreCompressedAsTheCpuDoes) {
+  Random random;
+  for (const size_t block : {4096, 8192}) {
+    for (const Momentum momentum : {Momentum::kNone, Momentum::kDense, Momentum::kOneBit}) {
+      for (const Misaligned misaligned : {Misaligned::kNone, Misaligned::kGradient,
+                                          Misaligned::kError, Misaligned::kDenseMomentum}) {
+        SCOPED_TRACE(testing::Message()
+                     << "blocks of " << block << ", momentum " << static_cast<int>(momentum)
+                     << ", misaligned array " << static_cast<int>(misaligned));
+        for (const GradientType type :
+             {GradientType::kFloat32, GradientType::kBfloat16, GradientType::kFloat16}) {
+          SCOPED_TRACE(static_cast<int>(type));
+          ComparesWholeTiles({block}, type, /*has_gradient=*/true, momentum, misaligned, random);
+        }
+        ComparesWholeTiles({block}, GradientType::kFloat32, /*has_gradient=*/false, momentum,
+                           misaligned, random);
+      }
     }
   }
 }

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <type_traits>
 
 #include "kernels/block.h"
@@ -81,26 +82,30 @@ struct alignas(8) Bytes8 {
 inline std::atomic<uint64_t> quads_in_pieces;
 #endif
 
-// Whether the first `count` elements from p on are a quad that is accessed as Bytes.
-template <class Bytes>
-SIGNPOST_DEVICE inline bool IsAtOnce(const void* p, uint32_t count) {
-  if (count < kQuadElements) return false;
-  const bool is_aligned = reinterpret_cast<uintptr_t>(p) % sizeof(Bytes) == 0;
-#ifndef __CUDACC__
-  if (!is_aligned) quads_in_pieces.fetch_add(1, std::memory_order_relaxed);
-#endif
-  return is_aligned;
-}
-
 // Most tiles are whole: all quads are there, and each is accessed at once. With kIsWhole, that is
 // known, and what follows has no branches: all that a thread loads is on its way before the first
 // of it is used.
+
+// Whether the first `count` elements from p on are a quad that is accessed as Bytes.
+template <class Bytes, bool kIsWhole>
+SIGNPOST_DEVICE inline bool IsAtOnce(const void* p, uint32_t count) {
+#ifdef __CUDACC__
+  if (kIsWhole) return true;
+#endif
+  const bool is_there = count >= kQuadElements;
+  const bool is_aligned = reinterpret_cast<uintptr_t>(p) % sizeof(Bytes) == 0;
+#ifndef __CUDACC__
+  if (kIsWhole && !(is_there && is_aligned)) std::abort();  // as a GPU would
+  if (is_there && !is_aligned) quads_in_pieces.fetch_add(1, std::memory_order_relaxed);
+#endif
+  return is_there && is_aligned;
+}
 
 // The first `count` elements of a quad from p on; the others are zero.
 template <bool kIsWhole = false>
 SIGNPOST_DEVICE inline Quad LoadQuad(const float* p, uint32_t count) {
   Quad quad;
-  if (kIsWhole || IsAtOnce<Bytes16>(p, count)) {
+  if (IsAtOnce<Bytes16, kIsWhole>(p, count)) {
     const Bytes16 bytes = *reinterpret_cast<const Bytes16*>(p);
     for (uint32_t k = 0; k < kQuadElements; ++k) {
       quad.v[k] = formulas::BitsToFloat(bytes.words[k]);
@@ -113,7 +118,7 @@ SIGNPOST_DEVICE inline Quad LoadQuad(const float* p, uint32_t count) {
 
 template <bool kIsWhole = false>
 SIGNPOST_DEVICE inline void StoreQuad(const Quad& quad, float* p, uint32_t count) {
-  if (kIsWhole || IsAtOnce<Bytes16>(p, count)) {
+  if (IsAtOnce<Bytes16, kIsWhole>(p, count)) {
     Bytes16 bytes;
     for (uint32_t k = 0; k < kQuadElements; ++k) {
       bytes.words[k] = formulas::FloatToBits(quad.v[k]);
@@ -132,7 +137,7 @@ struct Halves {
 template <bool kIsWhole = false>
 SIGNPOST_DEVICE inline Halves LoadHalves(const uint8_t* p, uint32_t count) {
   Halves halves;
-  if (kIsWhole || IsAtOnce<Bytes8>(p, count)) {
+  if (IsAtOnce<Bytes8, kIsWhole>(p, count)) {
     const Bytes8 bytes = *reinterpret_cast<const Bytes8*>(p);
     for (uint32_t k = 0; k < kQuadElements; ++k) {
       halves.v[k] = static_cast<uint16_t>(bytes.words[k / 2] >> (16 * (k % 2)));
@@ -147,7 +152,7 @@ SIGNPOST_DEVICE inline Halves LoadHalves(const uint8_t* p, uint32_t count) {
 
 template <bool kIsWhole = false>
 SIGNPOST_DEVICE inline void StoreHalves(const Halves& halves, uint8_t* p, uint32_t count) {
-  if (kIsWhole || IsAtOnce<Bytes8>(p, count)) {
+  if (IsAtOnce<Bytes8, kIsWhole>(p, count)) {
     Bytes8 bytes;
     for (uint32_t word = 0; word < 2; ++word) {
       bytes.words[word] = halves.v[2 * word] | static_cast<uint32_t>(halves.v[2 * word + 1]) << 16;

@@ -23,7 +23,7 @@
 #              elements compressing and applying must each reach 85% of it, and of 340 million both
 #              together take 3 ms at most, which asks for an H100 or better
 #
-# run.sh STEP... runs these only, in this order. run.sh together runs all, those that are timed first and
+# run.sh STEP... runs these only, in the order above. run.sh together runs all, those that are timed first and
 # the others beside each other, the sanitizers' in shards: for a machine of 16 processors or so that is lent
 # for minutes.
 # Ends with what it ran on and a table of these, also when it is interrupted, and with 1 if one
@@ -40,12 +40,18 @@ if [[ ! -f gpu-package.tar.gz ]]; then
   echo "run.sh: there is no gpu-package.tar.gz; tests/gpu/package.sh makes it where nvcc and Bazel are" >&2
   exit 64
 fi
+versions() {
+  echo "$(date -u +%F), $(timeout 20 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi')"
+  command -v nvcc >/dev/null && nvcc --version | grep release
+  timeout 60 python3 -c 'import torch; print("PyTorch", torch.__version__)' 2>/dev/null
+}
+
 # Groups beside each other, each by this script, with an OUT below ours, and a table of all.
 groups=() logs=()  # their processes, and what they say
 # group NAME STEP...
 group() {
   logs+=("$out/$1.log")
-  OUT=$out/$1 tests/gpu/run.sh "${@:2}" >"$out/$1.log" 2>&1 &
+  OUT=$out/$1 IS_GROUP=1 tests/gpu/run.sh "${@:2}" >"$out/$1.log" 2>&1 &
   groups+=($!)
 }
 # in_shards COUNT STEP
@@ -54,11 +60,12 @@ in_shards() {
     GTEST_TOTAL_SHARDS=$1 GTEST_SHARD_INDEX=$shard group "$2-$shard" "$2"
   done
 }
-# Of each group what comes behind the last empty line, of which the first lines are the same in all.
+# Of each group what comes behind the last empty line; what could not be run is the same in all shards.
 table_of_groups() {
   for log in "${logs[@]}"; do tac "$log" | sed '/^$/q' | tac; done | awk 'NF && !seen[$0]++'
 }
 together() {
+  versions
   trap 'kill "${groups[@]}" 2>/dev/null; wait; table_of_groups; exit 130' INT TERM HUP
   local code=0
   group timed kernels kernels-340M
@@ -89,16 +96,16 @@ package=$unpacked/gpu-package
 exec 3>&1 4>&2
 results=() failed=0 with_figures=()
 running=()  # process groups, as kill has them: the step's, and its clock's
+current=    # the step
 # What a person is to see at the end, however it comes. What asks the GPU may hang.
 end() {
   exec >&3 2>&4  # a step's may go to its log
   ((${#running[@]} == 0)) || kill -TERM -- "${running[@]}" 2>/dev/null
   rm -rf "$unpacked"
+  [[ ! $current ]] || results+=("$(printf '%-24s interrupted' "$current")")
   echo
-  echo "$(date -u +%F), $(timeout 20 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi')"
-  command -v nvcc >/dev/null && nvcc --version | grep release
-  timeout 60 python3 -c 'import torch; print("PyTorch", torch.__version__)' 2>/dev/null
-  printf '%s\n' "${results[@]}"
+  [[ ${IS_GROUP:-} ]] || versions
+  ((${#results[@]} == 0)) || printf '%s\n' "${results[@]}"
   for name in "${with_figures[@]}"; do cat "$out/$name.figures" 2>/dev/null; done
   ((${#running[@]} == 0)) || kill -KILL -- "${running[@]}" 2>/dev/null
 }
@@ -157,7 +164,9 @@ step() {
   shift
   is_wanted "$name" || return 0
   echo "--- $name: $* ($log; at most $limit s)"
+  current=$label
   within "$limit" "$@" >"$log" 2>&1 || code=$?
+  current=
   tail -n 40 "$log"
   local seconds=$((SECONDS - begin))
   if ((seconds >= limit)); then
