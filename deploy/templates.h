@@ -290,6 +290,10 @@ inline constexpr char kWorkerSpec[] = R"(  completionMode: Indexed
               value: "33554432"
             - name: MALLOC_TRIM_THRESHOLD_
               value: "2147483647"
+            - name: OMP_NUM_THREADS  # PyTorch would have a thread for each of the node's processors
+              valueFrom:
+                resourceFieldRef:
+                  resource: requests.cpu
 {security_env}          resources:
             requests:
               cpu: {worker_cpus}

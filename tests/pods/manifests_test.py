@@ -217,6 +217,13 @@ def test_workers_dial_each_aggregator_by_the_name_that_it_has(documents):
     assert the(documents, "Job")["spec"]["completions"] == int(env["SIGNPOST_WORLD_SIZE"])
 
 
+def test_workers_compute_with_as_many_threads_as_they_ask_for_processors(documents):
+    (worker,) = the(documents, "Job")["spec"]["template"]["spec"]["containers"]
+    (threads,) = [e["valueFrom"] for e in worker["env"] if e["name"] == "OMP_NUM_THREADS"]
+    assert threads == {"resourceFieldRef": {"resource": "requests.cpu"}}
+    assert float(worker["resources"]["requests"]["cpu"]) >= 1
+
+
 def test_what_pods_refer_to_is_there(documents):
     names = {(d["kind"], d["metadata"]["name"]) for d in documents}
     secrets = {c["spec"]["secretName"] for c in of_kind(documents, "Certificate")}

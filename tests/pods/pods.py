@@ -6,6 +6,7 @@ resources, no seccomp. Needs root."""
 
 import contextlib
 import copy
+import math
 import os
 import re
 import shlex
@@ -171,9 +172,18 @@ class Pod:
         for entry in self.container.get("env", []):
             value = entry.get("value")
             if value is None:
-                value = field(self, entry["valueFrom"]["fieldRef"]["fieldPath"])
+                value = self._value_from(entry["valueFrom"])
             environment[entry["name"]] = value
         return environment
+
+    def _value_from(self, source):
+        if "fieldRef" in source:
+            return field(self, source["fieldRef"]["fieldPath"])
+        assert source == {"resourceFieldRef": {"resource": "requests.cpu"}}
+        quantity = str(self.container["resources"]["requests"]["cpu"])
+        if quantity.endswith("m"):
+            return str(math.ceil(int(quantity[:-1]) / 1000))
+        return quantity
 
     def command_line(self):
         words = self.container.get("command", ["/usr/bin/signpost"]) + self.container.get(
