@@ -22,6 +22,8 @@
 #   kernels, kernels-340M    how fast they are, against copying within the device's memory; of 100 million
 #              elements compressing and applying must each reach 85% of it, and of 340 million both
 #              together take 3 ms at most, which asks for an H100 or better
+#   steps      how long whole steps take, of 1M, 25M, 100M and 340M parameters and two ranks that share the
+#              GPU, in turns with Gloo's all-reduce and PyTorch's AdamW
 #
 # run.sh STEP... runs these only, in the order above. run.sh together runs all, those that are timed first and
 # the others beside each other, the sanitizers' in shards: for a machine of 16 processors or so that is lent
@@ -68,7 +70,7 @@ together() {
   versions
   trap 'kill "${groups[@]}" 2>/dev/null; wait; table_of_groups; exit 130' INT TERM HUP
   local code=0
-  group timed kernels kernels-340M
+  group timed kernels kernels-340M steps
   wait "${groups[0]}" || code=1
   groups=()
   group tests equality jobs nodes
@@ -223,10 +225,12 @@ optimizers() {
     "$(sed -n 's/^\[rank 1\] \(steps\|model\) //p' "$log")")
   [[ -n ${of_rank[0]} && ${of_rank[0]} == "${of_rank[1]}" ]]
 }
+has_pytorch=
+! timeout 120 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || has_pytorch=1
 examples=(optimizers {,masked_}language_model resnet language_model-node{,-gpu})
 if ((${#loader[@]} > 0)); then
   cannot_run "this machine's C or C++ library is older than libsignpost.so's" "${examples[@]}"
-elif timeout 120 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+elif [[ $has_pytorch ]]; then
   step optimizers optimizers
   for example in language_model masked_language_model; do step "$example" pytorch "$example" 3 2; done
   if python3 -c 'import sklearn' 2>/dev/null; then
@@ -274,6 +278,18 @@ EOF
 }
 step kernels kernels kernels 100 0.85 ""
 step kernels-340M kernels kernels-340M 340 "" 3
+steps_on_gpu() {
+  rm -f "$out/steps.figures"
+  for millions in 1 25 100 340; do
+    PYTHONPATH=$package/python "$package/bin/signpost" run -n 2 --aggregators 2 -- \
+      python3 "$package/python/gpu_steps.py" --parameters "${millions}000000" || return
+  done | tee >(sed 's/^\[rank 0\] //' >"$out/steps.figures")
+}
+if ((${#loader[@]} == 0)) && [[ $has_pytorch ]]; then
+  step steps steps_on_gpu
+else
+  cannot_run "there is no PyTorch that finds a GPU, or it cannot load libsignpost.so" steps
+fi
 for name in "$@"; do
   [[ -n ${steps[$name]:-} ]] && continue
   results+=("$(printf '%-24s there is no such step' "$name")")

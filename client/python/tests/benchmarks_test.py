@@ -34,6 +34,14 @@ def test_step_time_compares_with_pytorch():
     assert output.count("OneBitAdam takes") == 2
 
 
+def test_gpu_steps_compares_with_gloo():
+    program = [sys.executable, f"{BENCHMARKS}/gpu_steps.py", "--device=cpu"]
+    small = ["--parameters=10000", "--tensors=10", "--steps=2"]
+    output = output_of("-m", "signpost", "run", "-n", "2", "--", *program, *small)
+    assert "10000 parameters on cpu, 2 ranks" in output
+    assert re.search(r"1-bit Adam is \d+\.\d times faster", output)
+
+
 def test_transport_measures_each_codec():
     output = output_of(f"{BENCHMARKS}/transport.py", "--elements=1000", "--exchanges=1")
     assert output.startswith("1000 elements")
