@@ -279,7 +279,7 @@ class Measurement {
 
   // A line of each rank. UNAVAILABLE as soon as one of them has ended.
   absl::StatusOr<std::vector<std::string>> ReadFromAll(const Group& group) const {
-    const absl::Time deadline = absl::Now() + options_.timeout;
+    const absl::Time deadline = absl::Now() + options_.timeout * StepsPerExchange(group.options);
     std::vector<std::string> lines(group.ranks.size());
     std::vector<bool> has_line(group.ranks.size());
     while (!absl::c_all_of(has_line, [](bool has) { return has; })) {
@@ -429,9 +429,10 @@ uint64_t LeastMemory(const ExchangeOptions& options) {
       of_worker = (has_error ? 2 : 1) * kNumber;  // gradient, error
     } else {
       of_worker = 3 * kNumber;  // parameters, moments or denominators and error
-      // A fresh variance; momentum and an accumulated one.
-      if (rank.optimizer == StepOptimizer::kLamb) of_worker += kNumber;
-      if (rank.optimizer == StepOptimizer::kZeroOneAdam) of_worker += 2 * kNumber;
+      // From the freeze on a fresh variance; or momentum beside the denominators, what it was at
+      // the last synchronisation, and the sum since.
+      if (rank.optimizer == StepOptimizer::kLamb && rank.codec == ONE_BIT) of_worker += kNumber;
+      if (rank.optimizer == StepOptimizer::kZeroOneAdam) of_worker += (has_error ? 3 : 2) * kNumber;
     }
     const double of_aggregators = has_error ? kNumber : 0;
     bytes += services * (options.workers * (kProcess + rank.parameters * of_worker) +

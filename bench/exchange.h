@@ -33,8 +33,9 @@ struct ExchangeOptions {
   uint32_t threads = 0;      // of each worker of ours; 0: its share of the processors
   uint32_t connections = 1;  // of each worker of ours to each aggregator
   uint32_t turns = 5;
-  uint32_t exchanges = 3;                     // in each of a turn
-  absl::Duration timeout = absl::Minutes(5);  // for a start, or a turn of one of them
+  uint32_t exchanges = 3;  // in each of a turn
+  // For a start, or a turn of one of them; as often as its exchanges have steps.
+  absl::Duration timeout = absl::Minutes(5);
 };
 
 // For each of ours the seconds of an exchange, which is that of the slowest rank, or of 0/1 Adam

@@ -121,6 +121,15 @@ TEST(Exchange, WhatHasNoRoomIsNotStarted) {
               9 * 5e6 + 50'000 * ((2 * payloads + 4) + (2 * 8 + 4) + 2 * 4 + plain_tcp), 1);
   options.ranks = {{.mode = "step", .codec = FLOAT32, .parameters = 50'000}};
   EXPECT_EQ(LeastMemory(options), 7 * 5e6 + 50'000 * (2 * 12 + 2 * 4 + 2 * 8));
+  options.ranks[0].optimizer = StepOptimizer::kLamb;
+  EXPECT_EQ(LeastMemory(options), 7 * 5e6 + 50'000 * (2 * 12 + 2 * 4 + 2 * 8)) << "no freeze";
+  options.ranks[0].optimizer = StepOptimizer::kZeroOneAdam;
+  EXPECT_EQ(LeastMemory(options), 7 * 5e6 + 50'000 * (2 * 20 + 2 * 4 + 2 * 8));
+  options.ranks[0].codec = ONE_BIT;
+  EXPECT_NEAR(LeastMemory(options), 7 * 5e6 + 50'000 * ((2 * 24 + 4) + 2 * 4 + plain_tcp), 1);
+  options.ranks[0].optimizer = StepOptimizer::kLamb;
+  EXPECT_NEAR(LeastMemory(options), 7 * 5e6 + 50'000 * ((2 * 16 + 4) + 2 * 4 + plain_tcp), 1);
+  options.ranks[0] = {.mode = "step", .codec = FLOAT32, .parameters = 50'000};
   options.rate = "1gbit";
   EXPECT_EQ(LeastMemory(options), 6 * 5e6 + 50'000 * (2 * 12 + 2 * 4)) << "no plain TCP";
   options.program = "/nowhere";

@@ -315,7 +315,7 @@ def plot_exchanges(file, title, x_label, x_names, found):
     }
     series = {label: [row[name]["value"] for row in found] for label, name in names.items()}
     frames = [row["packed frames, one-bit, s"] for row in found]
-    series["the bound"] = [row["bound"] for row in frames]
+    series["the bound"] = [row.get("bound", float("nan")) for row in frames]
     plot(file, title, x_label, series, x_names)
 
 

@@ -36,7 +36,8 @@ struct RankOptions {
   //             in and are checked, and nothing is done with them; if CanPackFrames
   //   "mean"    gradients in, their mean out, in memory; errors are kept
   //   "step"    a whole step of `optimizer` in its one-bit stage, or with another codec in its
-  //             dense one; of 0/1 Adam StepsPerExchange() steps, of which the last one exchanges
+  //             dense one; of 0/1 Adam, in any codec, the steps from one synchronisation to the
+  //             next
   //   "tcp"     as many bytes as payloads have, over plain TCP: this rank plays all, and all
   //   servers
   std::string mode = "frames";

@@ -247,8 +247,8 @@ void AddPredictFlags(CLI::App& app, Flags& flags) {
 
 void AddOptimizerFlag(CLI::App& app, RankOptions& rank) {
   AddChoice(app, "--optimizer", rank.optimizer, bench::StepOptimizers(),
-            "Whose steps; of ZeroOneAdam the mean of those from one synchronisation to the next, "
-            "16 of them [OneBitAdam]");
+            "Whose steps; of ZeroOneAdam, in any codec, the mean of those from one "
+            "synchronisation to the next, 16 of them [OneBitAdam]");
 }
 
 void AddRankFlags(CLI::App& app, RankOptions& rank) {

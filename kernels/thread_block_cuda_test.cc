@@ -27,6 +27,19 @@ TEST(ThreadBlock, EachBlockFindsItsSegment) {
   }
 }
 
+TEST(ThreadBlock, TilesAreWholeWhereAllArraysAreAligned) {
+  alignas(16) const float numbers[8] = {};
+  const float* const none = nullptr;
+  for (const uint32_t length : {kTileElements, 2 * kTileElements}) {
+    const BlockOfSegment at = {.index = 0, .begin = 0, .length = length};
+    EXPECT_TRUE(AreTilesWhole(at, numbers, numbers + 4, none));
+    EXPECT_FALSE(AreTilesWhole(at, numbers, numbers + 1, none));
+    EXPECT_FALSE(AreTilesWhole(at, numbers + 2, numbers + 4));
+  }
+  EXPECT_FALSE(AreTilesWhole({.index = 0, .begin = 0, .length = kTileElements - 8}, numbers));
+  EXPECT_FALSE(AreTilesWhole({.index = 0, .begin = 0, .length = kTileElements + 8}, numbers));
+}
+
 TEST(ThreadBlock, EachElementOfATileHasOneThread) {
   for (const uint32_t length : {1u, 4u, 5u, 1023u, 4096u}) {
     std::vector<int> visits(length + kQuadElements);

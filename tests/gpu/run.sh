@@ -64,12 +64,12 @@ in_shards() {
 }
 # Of each group what comes behind the last empty line; what could not be run is the same in all shards.
 table_of_groups() {
-  for log in "${logs[@]}"; do tac "$log" | sed '/^$/q' | tac; done | awk 'NF && !seen[$0]++'
+  for log in "${logs[@]}"; do tac "$log" | sed '/^$/q' | tac; done | awk 'NF && !(/ not run: / && seen[$0]++)'
 }
 together() {
-  versions
-  trap 'kill "${groups[@]}" 2>/dev/null; wait; table_of_groups; exit 130' INT TERM HUP
-  local code=0
+  trap 'kill "${groups[@]}" 2>/dev/null; wait; echo "$what"; table_of_groups; exit 130' INT TERM HUP
+  local code=0 what
+  what=$(versions)
   group timed kernels kernels-340M steps
   wait "${groups[0]}" || code=1
   groups=()
@@ -82,6 +82,7 @@ together() {
   group models language_model masked_language_model
   group nodes language_model-node language_model-node-gpu
   for process in "${groups[@]}"; do wait "$process" || code=1; done
+  echo "$what"
   table_of_groups
   return $code
 }
@@ -104,7 +105,10 @@ end() {
   exec >&3 2>&4  # a step's may go to its log
   ((${#running[@]} == 0)) || kill -TERM -- "${running[@]}" 2>/dev/null
   rm -rf "$unpacked"
-  [[ ! $current ]] || results+=("$(printf '%-24s interrupted' "$current")")
+  if [[ $current ]]; then
+    results+=("$(printf '%-24s interrupted' "$current")")
+    with_figures+=("$current")
+  fi
   echo
   [[ ${IS_GROUP:-} ]] || versions
   ((${#results[@]} == 0)) || printf '%s\n' "${results[@]}"
@@ -283,7 +287,7 @@ steps_on_gpu() {
   for millions in 1 25 100 340; do
     PYTHONPATH=$package/python "$package/bin/signpost" run -n 2 --aggregators 2 -- \
       python3 "$package/python/gpu_steps.py" --parameters "${millions}000000" || return
-  done | tee >(sed 's/^\[rank 0\] //' >"$out/steps.figures")
+  done | tee /dev/stderr | sed -u 's/^\[rank 0\] //' >"$out/steps.figures"
 }
 if ((${#loader[@]} == 0)) && [[ $has_pytorch ]]; then
   step steps steps_on_gpu
