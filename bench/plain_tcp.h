@@ -18,9 +18,9 @@ namespace signpost::bench {
 
 // All workers and all servers, in threads of this process. Each worker has a connection over
 // loopback to each server, sends its share of the bytes over it, and gets as many back meanwhile,
-// out of and into memory that has as much room as a payload, or kRoom. Servers
-// send back what they get, as soon as they have it: they neither wait for other workers, nor look
-// at it. So it is what an exchange would be glad to take, not what nothing could be faster than.
+// out of and into memory that has as much room as a payload, or kRoom. Servers send back what they
+// get, as soon as they have it: they neither wait for other workers, nor look at it. So it is what
+// an exchange would be glad to take, not what nothing could be faster than.
 class PlainTcp final : public Rank {
  public:
   // For the bytes of each connection, each way: what it has in memory at most.

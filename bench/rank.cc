@@ -29,6 +29,14 @@
 namespace signpost::bench {
 namespace {
 
+template <class T>
+std::string NameIn(const std::map<std::string, T>& names, T value) {
+  for (const auto& [name, named] : names) {
+    if (named == value) return name;
+  }
+  return "";
+}
+
 // A model has many tensors, and none of a round size.
 constexpr uint64_t kTensors = 24;
 
@@ -365,12 +373,7 @@ const std::map<std::string, Codec>& Codecs() {
   return *codecs;
 }
 
-std::string NameOfCodec(Codec codec) {
-  for (const auto& [name, named] : Codecs()) {
-    if (named == codec) return name;
-  }
-  return "";
-}
+std::string NameOfCodec(Codec codec) { return NameIn(Codecs(), codec); }
 
 const std::map<std::string, StepOptimizer>& StepOptimizers() {
   static const auto* const optimizers =
@@ -380,12 +383,7 @@ const std::map<std::string, StepOptimizer>& StepOptimizers() {
   return *optimizers;
 }
 
-std::string NameOfOptimizer(StepOptimizer optimizer) {
-  for (const auto& [name, named] : StepOptimizers()) {
-    if (named == optimizer) return name;
-  }
-  return "";
-}
+std::string NameOfOptimizer(StepOptimizer optimizer) { return NameIn(StepOptimizers(), optimizer); }
 
 uint32_t StepsPerExchange(const RankOptions& options) {
   const bool has_local_steps =

@@ -21,7 +21,7 @@ std::string NameOfCodec(Codec codec);
 // Of what "frames" has.
 bool CanPackFrames(Codec codec);
 
-// That a payload has for each parameter.
+// Of a payload.
 double BitsPerParameter(Codec codec);
 
 // Whose steps are taken: 1-bit Adam, or Adam; 1-bit LAMB, or LAMB; 0/1 Adam.
@@ -38,8 +38,7 @@ struct RankOptions {
   //   "step"    a whole step of `optimizer` in its one-bit stage, or with another codec in its
   //             dense one; of 0/1 Adam, in any codec, the steps from one synchronisation to the
   //             next
-  //   "tcp"     as many bytes as payloads have, over plain TCP: this rank plays all, and all
-  //   servers
+  //   "tcp"     as many bytes as payloads have, over plain TCP; one rank plays all of them
   std::string mode = "frames";
   StepOptimizer optimizer = StepOptimizer::kAdam;  // of "step"
   Codec codec = ONE_BIT;

@@ -4,9 +4,10 @@
     architectures.py FILE.cu.o...
 
 Each of their fatbins must have machine code for compute 8.0 (A100) and 9.0 (H100, H200), and PTX of
-which the driver makes later GPUs'. Reads what cuobjdump --list-elf --list-ptx would say, which is not everywhere where nvcc
-is: a fatbin is a header of 16 bytes (magic, version, its own size, the size of what follows) and parts,
-each with a header (what it is, its own size at 4, the part's size at 8, its architecture at 28).
+which the driver makes later GPUs'. Reads what cuobjdump --list-elf --list-ptx would say, which is not
+everywhere where nvcc is: a fatbin is a header of 16 bytes (magic, version, its own size, the size of
+what follows) and parts, each with a header (what it is, its own size at 4, the part's size at 8, its
+architecture at 28).
 """
 
 import struct
