@@ -17,13 +17,21 @@ absl::StatusOr<std::unique_ptr<ReductionSession>> ReductionSession::Join(
     worker_options.round_deadline = absl::ZeroDuration();
     worker_options.min_workers = 0;
   }
+  std::unique_ptr<kernels::cuda::Gpu> gpu;
+  if (options.gpu) {
+    absl::StatusOr<std::unique_ptr<kernels::cuda::Gpu>> opened =
+        kernels::cuda::OpenGpu(*options.gpu);
+    if (!opened.ok()) return opened.status();
+    gpu = *std::move(opened);
+  }
+  worker_options.gpu = gpu.get();
   absl::StatusOr<std::vector<std::unique_ptr<Channel>>> channels = ConnectTo(options);
   if (!channels.ok()) return channels.status();
   absl::StatusOr<std::unique_ptr<Worker>> worker =
       Worker::JoinReduction(worker_options, reduction, std::move(tensors), *std::move(channels));
   if (!worker.ok()) return worker.status();
   return std::unique_ptr<ReductionSession>(
-      new ReductionSession(*std::move(worker), WireByteCounter(PortsOf(options))));
+      new ReductionSession(std::move(gpu), *std::move(worker), WireByteCounter(PortsOf(options))));
 }
 
 }  // namespace signpost

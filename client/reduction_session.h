@@ -15,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "client/session_options.h"
+#include "kernels/gpu.h"
 #include "worker/reduction.h"
 #include "worker/wire_bytes.h"
 #include "worker/worker.h"
@@ -27,13 +28,17 @@ class ReductionSession {
   // Connects, and blocks until all ranks have joined: a reduction is a job of its own, and so has
   // errors of its own on workers and aggregators. It is called "<job>/<name>"; `name` tells the
   // training job's reductions apart and must be the same on all ranks, as must be `tensors`: their
-  // values and groups are not looked at, and options.resume is not either. Nor is options.node: the
-  // processes of a node reduce each for itself, with the aggregators, and wait for all others.
-  // Errors as Worker::Join.
+  // values and groups are not looked at, and options.resume is not either. With options.gpu they
+  // are on that GPU, and so are errors: packed numbers alone cross to the host. Nor is options.node
+  // looked at: the processes of a node reduce each for itself, with the aggregators, and wait for
+  // all others. Errors as Worker::Join, and of a GPU as Session's.
   static absl::StatusOr<std::unique_ptr<ReductionSession>> Join(const SessionOptions& options,
                                                                 absl::string_view name,
                                                                 const ReductionOptions& reduction,
                                                                 std::vector<Parameter> tensors);
+
+  // As Worker's.
+  void SetStream(kernels::cuda::Stream stream) { worker_->SetStream(stream); }
 
   // In place: values[i], of tensor i's size, becomes its mean or sum over all ranks, as
   // Worker::Reduce. All ranks must call it equally often.
@@ -50,9 +55,11 @@ class ReductionSession {
   WireBytes wire_bytes() { return counter_.Read(); }
 
  private:
-  ReductionSession(std::unique_ptr<Worker> worker, WireByteCounter counter)
-      : worker_(std::move(worker)), counter_(std::move(counter)) {}
+  ReductionSession(std::unique_ptr<kernels::cuda::Gpu> gpu, std::unique_ptr<Worker> worker,
+                   WireByteCounter counter)
+      : gpu_(std::move(gpu)), worker_(std::move(worker)), counter_(std::move(counter)) {}
 
+  std::unique_ptr<kernels::cuda::Gpu> gpu_;  // null: tensors are the host's
   std::unique_ptr<Worker> worker_;
   WireByteCounter counter_;
 };

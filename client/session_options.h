@@ -45,8 +45,8 @@ struct SessionOptions {
   // Ranks may join with different values: all begin with rank 0's, unless they resume or come back
   // to a job. Otherwise they are refused.
   bool start_from_rank_0 = false;
-  // The GPU, as CUDA counts them, that has parameters and gradients; none: the host has them.
-  // worker.gpu is not looked at.
+  // The GPU, as CUDA counts them, that has parameters and gradients, or the tensors of a reduction;
+  // none: the host has them. worker.gpu is not looked at.
   std::optional<int> gpu;
   // What this process does when is recorded in a file of its own in this directory, from its first
   // session on: see docs/tracing.md. Empty: nothing is.

@@ -24,6 +24,7 @@
 #include "client/session.h"
 #include "config/file.h"
 #include "config/session_settings.h"
+#include "kernels/gpu.h"
 #include "proto/exit_code.h"
 
 struct signpost_session {
@@ -338,6 +339,8 @@ signpost_report ReportOf(const StepReport& step, const signpost::WireBytes& byte
 
 uint32_t signpost_abi(void) { return SIGNPOST_ABI; }
 
+int signpost_has_cuda(void) { return signpost::kernels::cuda::CanOpenGpus() ? 1 : 0; }
+
 void signpost_set_interrupt(signpost_interrupt is_interrupted) { interrupt = is_interrupted; }
 
 int signpost_exit_code(int code) {
@@ -578,6 +581,14 @@ int signpost_reduction_join(const signpost_options* options, const char* name, u
                                          reduction_options, std::move(of_caller->tensors));
     if (!joined.ok()) return joined.status();
     *reduction = new signpost_reduction{*std::move(joined), std::move(of_caller->sizes)};
+    return absl::OkStatus();
+  });
+}
+
+int signpost_reduction_set_stream(signpost_reduction* reduction, void* stream, char* error,
+                                  size_t error_size) {
+  return Guard(error, error_size, [&] {
+    reduction->session->SetStream(static_cast<CUstream_st*>(stream));
     return absl::OkStatus();
   });
 }

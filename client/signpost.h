@@ -12,7 +12,7 @@
  *  - SIGNPOST_ABI changes whenever a struct or a function here does; signpost_abi() tells the
  * library's.
  *  - Memory that is passed in stays the caller's. Parameters are borrowed until signpost_close,
- * what is reduced during the call.
+ * what is reduced during the call, or as long as a GPU needs it.
  *  - SIGNPOST_TRACE in the environment, a directory, has every process that joins record there what
  * it does when (docs/tracing.md).
  *  - A session or a reduction may be used by one thread at a time, different ones by several. No
@@ -43,7 +43,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 17
+#define SIGNPOST_ABI 18
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -86,7 +86,8 @@ typedef struct {
   double failure_timeout_s;  /* an aggregator without sign of life is reconnected to; 0.5 or more */
   double round_deadline_s;   /* rounds close without workers that are so late... */
   uint32_t min_workers;      /* ...while so many are not; both 0: they wait for all */
-  int32_t gpu; /* that has parameters and gradients, as CUDA counts; -1: the host has */
+  int32_t gpu; /* that has parameters and gradients, or what is reduced, as CUDA counts; -1: the
+                * host has */
   uint32_t block_elements;
   uint32_t chunk_elements; /* that travel in one frame; 0: as suits the model */
   /* That compress and apply, whoever calls included; changes no bit. 0: what SIGNPOST_THREADS says,
@@ -199,6 +200,9 @@ typedef struct {
 } signpost_report;
 
 SIGNPOST_API uint32_t signpost_abi(void);
+
+/* 1 when the library is built with CUDA: otherwise no options may have a gpu. */
+SIGNPOST_API int signpost_has_cuda(void);
 
 /* What steps, reductions and checkpoints of this process that wait for others ask from now on,
  * twice a second and on the caller's thread: once it is not 0 the call ends with
@@ -337,13 +341,18 @@ SIGNPOST_API void signpost_close(signpost_session* session);
 /* Joins a reduction, which turns tensors into their means, or sums with `sum` 1, over all ranks;
  * blocks until all have. It is a job of its own, beside options->job: of the options, those of the
  * optimizer and `resume` are not looked at. `name` tells reductions apart and is the same on all
- * ranks, as are the tensors' names and shapes; the rest of them is not looked at. Tensors are the
- * host's. */
+ * ranks, as are the tensors' names and shapes; the rest of them is not looked at. Tensors are where
+ * options->gpu says, and so is what compression loses of them. */
 SIGNPOST_API int signpost_reduction_join(const signpost_options* options, const char* name,
                                          uint32_t codec, uint8_t sum,
                                          const signpost_parameter* tensors, size_t tensor_count,
                                          signpost_reduction** reduction, char* error,
                                          size_t error_size);
+
+/* As signpost_set_stream. Tensors are read and written in the stream's order, perhaps written after
+ * signpost_reduce has returned. */
+SIGNPOST_API int signpost_reduction_set_stream(signpost_reduction* reduction, void* stream,
+                                               char* error, size_t error_size);
 
 /* In place: values[i] belongs to tensor i, has its size, and gets the mean or sum, the same bytes
  * on all ranks. All ranks call it equally often. `report` may be NULL; with skipped_rounds > 0

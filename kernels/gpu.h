@@ -147,6 +147,9 @@ class Gpu {
                                     Stream stream) = 0;
 };
 
+// Whether the program is built with CUDA: otherwise OpenGpu always fails.
+bool CanOpenGpus();
+
 // A GPU of this process, as CUDA counts them. Its name, which all errors begin with, ends with
 // `whose`: other processes may read them. Errors as CheckDevice, and UNAVAILABLE
 // with what CUDA says.

@@ -1,11 +1,13 @@
-// OpenGpu of a build without CUDA.
+// GPUs of a build without CUDA.
 
 #include "kernels/device.h"
 #include "kernels/gpu.h"
 
 namespace signpost::kernels::cuda {
 
-// Weak, because tests have another (open_simulated_gpu.cc).
+// Weak, because tests have others (open_simulated_gpu.cc).
+__attribute__((weak)) bool CanOpenGpus() { return false; }
+
 __attribute__((weak)) absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device, absl::string_view) {
   return CheckDevice(device);
 }

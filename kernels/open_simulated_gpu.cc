@@ -12,6 +12,8 @@
 
 namespace signpost::kernels::cuda {
 
+bool CanOpenGpus() { return true; }
+
 absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device, absl::string_view whose) {
   if (device > 1) {
     return absl::InvalidArgumentError(
@@ -29,3 +31,8 @@ absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device, absl::string_view whose
 }
 
 }  // namespace signpost::kernels::cuda
+
+// For programs that use the library: all that was put on such GPUs is done when it returns.
+extern "C" __attribute__((visibility("default"))) void signpost_finish_simulated_gpus() {
+  signpost::kernels::cuda::SimulatedGpu::FinishAll();
+}

@@ -32,6 +32,10 @@
 namespace signpost::kernels::cuda {
 namespace {
 
+// Those that are there.
+ABSL_CONST_INIT absl::Mutex gpus_mutex(absl::kConstInit);
+std::set<SimulatedGpu*> gpus ABSL_GUARDED_BY(gpus_mutex);
+
 // Of which some may be null.
 using Arrays = std::vector<const void*>;
 
@@ -214,11 +218,19 @@ struct SimulatedGpu::RecordedEvent {
 };
 
 SimulatedGpu::SimulatedGpu(uint32_t seed) : memory_bytes_(size_t{16} << 30), random_(seed) {
-  const absl::MutexLock lock(&mutex_);
-  streams_[nullptr] = std::make_unique<StreamThread>(random_(), is_held_);
+  {
+    const absl::MutexLock lock(&mutex_);
+    streams_[nullptr] = std::make_unique<StreamThread>(random_(), is_held_);
+  }
+  const absl::MutexLock lock(&gpus_mutex);
+  gpus.insert(this);
 }
 
 SimulatedGpu::~SimulatedGpu() {
+  {
+    const absl::MutexLock lock(&gpus_mutex);
+    gpus.erase(this);
+  }
   // Before any of them goes: one may wait for another.
   WaitForAllStreams();
 }
@@ -377,6 +389,11 @@ Owned<uint8_t> SimulatedGpu::Take(size_t bytes, Allocations& allocations) {
     allocations.erase(AddressOf(given_back));
     ::operator delete (given_back, std::align_val_t{kAlignment});
   });
+}
+
+void SimulatedGpu::FinishAll() {
+  const absl::MutexLock lock(&gpus_mutex);
+  for (SimulatedGpu* const gpu : gpus) gpu->WaitForAllStreams();
 }
 
 void SimulatedGpu::WaitForAllStreams() {

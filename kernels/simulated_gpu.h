@@ -71,6 +71,8 @@ class SimulatedGpu final : public Gpu {
   void LetKernelsUseAllMemory();
   // As if any memory of the host's were its own.
   void OwnAllMemory();
+  // Waits until all such GPUs of this process are done with what their streams have.
+  static void FinishAll();
   // For OpenGpu.
   void AppendToName(absl::string_view whose);
 

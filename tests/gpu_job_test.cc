@@ -20,6 +20,7 @@
 #include "proto/codec.h"
 #include "tests/forwarding_channel.h"
 #include "tests/job.h"
+#include "tests/new_gpu.h"
 #ifndef SIGNPOST_REAL_GPU
 #include "kernels/simulated_gpu.h"
 #include "worker/crew_threads.h"
@@ -29,19 +30,6 @@ namespace signpost::testing {
 namespace {
 
 using kernels::cuda::Gpu;
-
-// Null where there is none.
-std::unique_ptr<Gpu> NewGpu() {
-#ifdef SIGNPOST_REAL_GPU
-  absl::StatusOr<std::unique_ptr<Gpu>> gpu = kernels::cuda::OpenGpu(0);
-  if (gpu.ok()) return *std::move(gpu);
-  std::printf("there is no device: %s\n", std::string(gpu.status().message()).c_str());
-  return nullptr;
-#else
-  static uint32_t seed = 0;
-  return std::make_unique<kernels::cuda::SimulatedGpu>(++seed);
-#endif
-}
 
 const std::set<int> kSpoiltSteps = {1, 6, 8, 12};  // warm-up, one-bit, and two refreshes
 

@@ -17,6 +17,7 @@
 #include "kernels/gpu.h"
 #include "node/attached_session.h"
 #include "tests/job.h"
+#include "tests/new_gpu.h"
 #include "tests/nodes.h"
 #ifndef SIGNPOST_REAL_GPU
 #include "kernels/simulated_gpu.h"
@@ -33,19 +34,6 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 std::string MessageOf(const absl::Status& status) { return std::string(status.message()); }
-
-// Null where there is none.
-std::unique_ptr<Gpu> NewGpu() {
-#ifdef SIGNPOST_REAL_GPU
-  absl::StatusOr<std::unique_ptr<Gpu>> gpu = kernels::cuda::OpenGpu(0);
-  if (gpu.ok()) return *std::move(gpu);
-  std::printf("there is no device: %s\n", MessageOf(gpu.status()).c_str());
-  return nullptr;
-#else
-  static uint32_t seed = 0;
-  return std::make_unique<kernels::cuda::SimulatedGpu>(++seed);
-#endif
-}
 
 using IsOnGpu = std::function<bool(uint32_t process)>;
 const IsOnGpu kNone = [](uint32_t) { return false; };

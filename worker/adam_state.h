@@ -18,6 +18,7 @@
 #include "proto/frame.h"
 #include "proto/layout.h"
 #include "proto/payload.h"
+#include "worker/addition.h"
 #include "worker/gradient.h"
 #include "worker/host_floats.h"
 #include "worker/optimizer.h"
@@ -39,12 +40,6 @@ class AdamState {
   struct UpdateRates {
     float learning_rate;
     float weight_decay;
-  };
-
-  // A part of a segment that takes something, times the factor, into its error.
-  struct Addition {
-    Segment part;
-    float factor;
   };
 
   virtual ~AdamState() = default;

@@ -5,7 +5,7 @@
 
 #include "kernels/dense.h"
 #include "proto/codec.h"
-#include "worker/gpu_adam_state-inl.h"
+#include "worker/gpu_chunks-inl.h"
 
 namespace signpost {
 
@@ -15,18 +15,15 @@ using kernels::cuda::FloorSegment;
 using kernels::cuda::FollowSegment;
 using kernels::cuda::LambSegment;
 
-GpuLambState::GpuLambState(GpuAdamState& adam) : adam_(adam) {
+GpuLambState::GpuLambState(GpuAdamState& adam) : adam_(adam), chunks_(adam.chunks_) {
   size_t blocks = 0;
-  for (const Chunk& chunk : adam.layout_.chunks()) {
+  for (const Chunk& chunk : chunks_.layout().chunks()) {
     first_block_.push_back(blocks);
     blocks += chunk.blocks;
   }
   read_.resize(blocks);
-  if (!adam_.status_.ok()) return;
-  const size_t bytes = adam_.floats_ * sizeof(float);
-  if (!adam_.Take(adam_.gpu_.Allocate(bytes), fresh_variance_)) return;
-  if (!adam_.Take(adam_.gpu_.Allocate(blocks * sizeof(kernels::LambSums)), sums_)) return;
-  adam_.Do(adam_.gpu_.SetToZero(fresh_variance_.get(), bytes, adam_.stream_));
+  if (!chunks_.TakeZeros(fresh_variance_)) return;
+  chunks_.Take(chunks_.gpu().Allocate(blocks * sizeof(kernels::LambSums)), sums_);
 }
 
 void GpuLambState::UpdateMoments(uint32_t chunk, Codec codec, RatesOf<kernels::LambRates> rates,
@@ -41,35 +38,31 @@ void GpuLambState::UpdateMoments(uint32_t chunk, Codec codec, RatesOf<kernels::L
                        .parameters = adam_.Values(segment),
                        .sums = SumsOf(chunk, segment)};
   };
-  adam_.RunOnGradient(chunk, codec, answer, row_of, [&](auto... table) {
-    return adam_.gpu_.UpdateMoments(adam_.rule_, table..., adam_.stream_);
-  });
+  chunks_.RunOnDense(chunk, codec, answer, row_of, &Gpu::UpdateMoments);
 }
 
 void GpuLambState::FollowMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::FreshRates> rates,
                                   Payload answer) {
   if (codec == ONE_BIT) return FollowSigns(chunk, rates, std::move(answer));
-  adam_.RunOnDecompressed(
-      chunk, codec, answer, [&](const Segment& segment) { return adam_.Scratch(chunk, segment); },
+  chunks_.RunOnDecompressed(
+      chunk, codec, answer, [&](const Segment& segment) { return chunks_.Scratch(chunk, segment); },
       [&](const Segment& segment) {
         return FollowSegment{.rates = rates(segment.tensor),
-                             .dense_momentum = adam_.Scratch(chunk, segment),
+                             .dense_momentum = chunks_.Scratch(chunk, segment),
                              .dense_momentum_before = adam_.DenseMomentum(segment),
                              .inverse_denominator = adam_.Variance(segment),
                              .fresh_variance = FreshVariance(segment),
                              .parameters = adam_.Values(segment),
                              .sums = SumsOf(chunk, segment)};
       },
-      [&](auto... table) {
-        return adam_.gpu_.FollowMomentum(adam_.rule_, table..., adam_.stream_);
-      });
+      &Gpu::FollowMomentum);
 }
 
 void GpuLambState::FollowSigns(uint32_t chunk, RatesOf<kernels::FreshRates> rates, Payload answer) {
-  if (!adam_.status_.ok()) return;
-  const Chunk& at = adam_.layout_.chunks()[chunk];
-  GpuAdamState::Slot& slot = adam_.NextApplying();
-  const size_t begin = adam_.PayloadBegin(answer.size());
+  if (!chunks_.ok()) return;
+  const Chunk& at = adam_.ChunkAt(chunk);
+  GpuChunks::Slot& slot = chunks_.NextApplying();
+  const size_t begin = chunks_.PayloadBegin(answer.size());
   std::memcpy(slot.pinned.get() + begin, answer.data(), answer.size());
   const uint8_t* const on_gpu = slot.device.get() + begin;
   const auto row_of = [&](const Segment& segment) {
@@ -86,24 +79,21 @@ void GpuLambState::FollowSigns(uint32_t chunk, RatesOf<kernels::FreshRates> rate
     }
     return row;
   };
-  const auto table = adam_.Write<FollowSegment>(slot, adam_.TablesBegin(), at.segments, row_of);
-  adam_.CopyIn(slot, begin, table.end);
-  adam_.Do(
-      adam_.gpu_.FollowMomentum(adam_.rule_, table.rows, table.count, table.blocks, adam_.stream_));
+  chunks_.Launch(slot, begin, chunks_.TablesBegin(), at.segments, row_of, &Gpu::FollowMomentum);
   // Now that the one before has been read.
-  adam_.Do(adam_.gpu_.Copy(adam_.signed_momentum_.get() + adam_.first_signed_[chunk], on_gpu,
-                           answer.size(), adam_.stream_));
+  chunks_.Do(chunks_.gpu().Copy(adam_.signed_momentum_.get() + adam_.first_signed_[chunk], on_gpu,
+                                answer.size(), chunks_.stream()));
   adam_.momentum_is_signed_[chunk] = true;
-  adam_.Release(slot);
+  chunks_.Release(slot);
 }
 
 absl::Span<const kernels::LambSums> GpuLambState::Sums() {
-  adam_.Read(read_.data(), sums_.get(), read_.size() * sizeof(kernels::LambSums));
+  chunks_.Read(read_.data(), sums_.get(), read_.size() * sizeof(kernels::LambSums));
   return read_;
 }
 
 void GpuLambState::Step(uint32_t chunk, RatesOf<StepRates> rates) {
-  adam_.Run(
+  chunks_.Run(
       chunk,
       [&](const Segment& segment) {
         const StepRates step = rates(segment.tensor);
@@ -113,12 +103,12 @@ void GpuLambState::Step(uint32_t chunk, RatesOf<StepRates> rates) {
                            .variance = adam_.Variance(segment),
                            .parameters = adam_.Values(segment)};
       },
-      [&](auto... table) { return adam_.gpu_.LambStep(adam_.rule_, table..., adam_.stream_); });
+      &Gpu::LambStep);
 }
 
 void GpuLambState::StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRates> rates) {
   if (!adam_.momentum_is_signed_[chunk]) {
-    return adam_.Run(
+    return chunks_.Run(
         chunk,
         [&](const Segment& segment) {
           const AdamState::UpdateRates update = rates(segment.tensor);
@@ -128,11 +118,9 @@ void GpuLambState::StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRa
                                    .learning_rate = update.learning_rate,
                                    .weight_decay = update.weight_decay};
         },
-        [&](auto... table) {
-          return adam_.gpu_.ApplyDenseMomentum(adam_.rule_, table..., adam_.stream_);
-        });
+        &Gpu::ApplyDenseMomentum);
   }
-  adam_.Run(
+  chunks_.Run(
       chunk,
       [&](const Segment& segment) {
         const AdamState::UpdateRates update = rates(segment.tensor);
@@ -142,30 +130,26 @@ void GpuLambState::StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRa
                             .learning_rate = update.learning_rate,
                             .weight_decay = update.weight_decay};
       },
-      [&](auto... table) {
-        return adam_.gpu_.ApplyMomentum(adam_.rule_, table..., adam_.stream_);
-      });
+      &Gpu::ApplyMomentum);
 }
 
 void GpuLambState::StartFreshVariance(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) {
-  adam_.Run(
+  chunks_.Run(
       chunk,
       [&](const Segment& segment) {
         return FloorSegment{.rates = rates(segment.tensor),
                             .variance = adam_.Variance(segment),
                             .fresh_variance = FreshVariance(segment)};
       },
-      [&](auto... table) {
-        return adam_.gpu_.FloorVariance(adam_.rule_, table..., adam_.stream_);
-      });
+      &Gpu::FloorVariance);
 }
 
 void GpuLambState::GetFreshVariance(uint32_t chunk, float* numbers) const {
-  adam_.Read(numbers, fresh_variance_, chunk);
+  chunks_.Read(numbers, fresh_variance_, chunk);
 }
 
 void GpuLambState::SetFreshVariance(uint32_t chunk, const float* numbers) {
-  adam_.Write(fresh_variance_, chunk, numbers);
+  chunks_.Write(fresh_variance_, chunk, numbers);
 }
 
 kernels::LambSums* GpuLambState::SumsOf(uint32_t chunk, const Segment& segment) const {

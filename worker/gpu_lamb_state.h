@@ -11,6 +11,7 @@
 #include "kernels/gpu.h"
 #include "kernels/lamb.h"
 #include "worker/gpu_adam_state.h"
+#include "worker/gpu_chunks.h"
 #include "worker/lamb_state.h"
 
 namespace signpost {
@@ -33,17 +34,21 @@ class GpuLambState final : public LambState {
   // All of these wait for the GPU.
   void GetFreshVariance(uint32_t chunk, float* numbers) const override;
   void SetFreshVariance(uint32_t chunk, const float* numbers) override;
-  HostFloats FreshVariances() const override { return adam_.Copy(fresh_variance_); }
+  HostFloats FreshVariances() const override { return chunks_.Copy(fresh_variance_); }
 
  private:
-  using Memory = kernels::cuda::Owned<uint8_t>;
+  using Gpu = kernels::cuda::Gpu;
+  using Memory = GpuChunks::Memory;
 
   void FollowSigns(uint32_t chunk, RatesOf<kernels::FreshRates> rates, Payload answer);
-  float* FreshVariance(const Segment& segment) const { return adam_.In(fresh_variance_, segment); }
+  float* FreshVariance(const Segment& segment) const {
+    return chunks_.In(fresh_variance_, segment);
+  }
   kernels::LambSums* SumsOf(uint32_t chunk, const Segment& segment) const;
 
   GpuAdamState& adam_;
-  Memory fresh_variance_;                // as adam_'s
+  GpuChunks& chunks_;                    // adam_'s
+  Memory fresh_variance_;                // a number for each element
   Memory sums_;                          // by block, in layout order
   std::vector<kernels::LambSums> read_;  // from sums_
   std::vector<size_t> first_block_;      // by chunk

@@ -9,6 +9,7 @@
 
 #include "absl/types/span.h"
 #include "worker/gpu_adam_state.h"
+#include "worker/gpu_chunks.h"
 #include "worker/zero_one_state.h"
 
 namespace signpost {
@@ -35,27 +36,29 @@ class GpuZeroOneState final : public ZeroOneState {
 
   // Both wait for the GPU.
   void Set(Field field, uint32_t chunk, const float* numbers) override;
-  HostFloats All(Field field) const override { return adam_.Copy(MemoryOf(field)); }
+  HostFloats All(Field field) const override { return chunks_.Copy(MemoryOf(field)); }
 
  private:
-  using Memory = kernels::cuda::Owned<uint8_t>;
+  using Gpu = kernels::cuda::Gpu;
+  using Memory = GpuChunks::Memory;
 
   const Memory& MemoryOf(Field field) const { return field == Field::kAnchor ? anchor_ : sum_; }
-  float* Anchor(const Segment& segment) const { return adam_.In(anchor_, segment); }
-  float* Sum(const Segment& segment) const { return adam_.In(sum_, segment); }
+  float* Anchor(const Segment& segment) const { return chunks_.In(anchor_, segment); }
+  float* Sum(const Segment& segment) const { return chunks_.In(sum_, segment); }
   // So many numbers, on the GPU.
   void Copy(float* to, const float* from, size_t elements);
 
   // A Step whose slot has its bad block, or will have, since nobody has looked yet.
   struct UnderWay {
-    GpuAdamState::Slot* slot;
+    GpuChunks::Slot* slot;
     uint32_t chunk;
   };
   // Waits for it.
   void EndOldest();
 
   GpuAdamState& adam_;
-  Memory anchor_, sum_;                  // as adam_'s
+  GpuChunks& chunks_;                    // adam_'s
+  Memory anchor_, sum_;                  // a number for each element
   std::vector<Gradient> sum_of_tensor_;  // of sum_
   std::vector<UnderWay> under_way_;      // oldest first; at most as many as there are slots
   std::vector<BlockLeftAlone> left_alone_;

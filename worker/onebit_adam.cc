@@ -484,7 +484,7 @@ void OneBitAdam::KeepInput(uint32_t chunk, const uint8_t* payload) {
 void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, MomentumShare share) {
   const Chunk& chunk = layout_.chunks()[chunk_index];
   has_error_[chunk_index] = true;
-  std::vector<AdamState::Addition> of_payload, of_momentum;
+  std::vector<Addition> of_payload, of_momentum;
   const NumberCodec& number_codec = NumberCodecOf(codec(), layout_);
   ForEachBlock(chunk, rule_.block_elements, [&](const Segment& block) {
     const GroupRates& group = RatesOfTensor(block.tensor);

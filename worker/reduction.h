@@ -9,6 +9,7 @@
 #define SIGNPOST_WORKER_REDUCTION_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,11 +17,11 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "kernels/onebit.h"
+#include "kernels/gpu.h"
 #include "proto/layout.h"
-#include "worker/chunk_crew.h"
+#include "worker/host_floats.h"
 #include "worker/optimizer.h"
-#include "worker/page_vector.h"
+#include "worker/reduction_state.h"
 
 namespace signpost {
 
@@ -35,11 +36,16 @@ absl::Status CheckOptions(const ReductionOptions& options);
 // "reduction codec=one-bit": JobOptions.optimizer.
 std::string DescribeOptions(const ReductionOptions& options);
 
-// Not thread-safe. Borrows the layout. Compresses and applies each chunk with `threads` threads,
-// the caller's included. Steps have no learning rates: those that come are ignored.
+// Not thread-safe. Borrows layout and gpu. With a GPU tensors and error are there; without, each
+// chunk is compressed and applied with `threads` threads, the caller's included. Steps have no
+// learning rates: those that come are ignored.
 class Reduction final : public Optimizer {
  public:
-  Reduction(const Layout& layout, const ReductionOptions& options, uint32_t threads = 1);
+  Reduction(const Layout& layout, const ReductionOptions& options, uint32_t threads = 1,
+            kernels::cuda::Gpu* gpu = nullptr);
+
+  absl::Status Check() const override { return state_->Check(); }
+  void SetStream(kernels::cuda::Stream stream) override { state_->SetStream(stream); }
 
   // Where answers go until the next call: results[i] is tensor i's, of its size. Without any they
   // go nowhere. They may be the memory of the gradients: a chunk is read before it is written.
@@ -57,11 +63,13 @@ class Reduction final : public Optimizer {
   float error_scale() const override { return 1; }
 
   absl::Status CheckGradient(const Gradient& gradient) const override {
-    return absl::OkStatus();  // Worker::Reduce takes no other than are right
+    return state_->CheckGradient(gradient);
   }
-  // Done when it returns.
+  bool CanCompress() const override { return state_->CanCompress(); }
   std::optional<uint32_t> Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
-                                   uint8_t* payload, Later later) override;
+                                   uint8_t* payload, Later later) override {
+    return state_->Compress(chunk, gradients, payload, std::move(later));
+  }
   void Apply(uint32_t chunk, Answer answer) override;
   // The chunk's results are NaN. With fp32 nothing goes into an error: a result is of the tensors
   // of its own call.
@@ -77,19 +85,14 @@ class Reduction final : public Optimizer {
   bool FreezesBefore(uint64_t step) const override { return false; }
   bool HasFrozenFor(uint64_t step) const override { return false; }
 
-  absl::Span<const float> error() const { return error_; }  // in layout order; empty with fp32
+  HostFloats error() const { return state_->Errors(); }  // in layout order; empty with fp32
 
  private:
-  absl::Span<float> ErrorOf(const Chunk& chunk, const Segment& segment);
-  absl::Span<float> ResultOf(const Segment& segment);
-
   const Layout& layout_;
   const Codec codec_;
-  const kernels::BlockRule rule_;
   Schedule schedule_;                       // steps alone
   std::vector<absl::Span<float>> results_;  // by tensor, or none
-  PageVector<float> error_;                 // in layout order; empty with fp32
-  ChunkCrew crew_;
+  const std::unique_ptr<ReductionState> state_;
 };
 
 }  // namespace signpost

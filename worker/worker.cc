@@ -122,7 +122,7 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
       layout_(std::move(layout)),
       window_(WindowOf(channels.size())),
       adam_(optimizer ? NewOptimizer(layout_, *optimizer, parameters_, options) : nullptr),
-      reduction_(reduction ? std::make_unique<Reduction>(layout_, *reduction, options.threads)
+      reduction_(reduction ? std::make_unique<Reduction>(layout_, *reduction, options.threads, options.gpu)
                            : nullptr),
       optimizer_(adam_ ? static_cast<Optimizer&>(*adam_) : *reduction_),
       chunks_(layout_.chunks().size()),
@@ -211,6 +211,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::JoinReduction(
   std::unique_ptr<Worker> worker(new Worker(options, /*optimizer=*/nullptr, &reduction,
                                             std::move(tensors), std::move(channels),
                                             *std::move(layout)));
+  if (absl::Status status = worker->reduction_->Check(); !status.ok()) return status;
   if (absl::Status status = worker->JoinShards(job_options, std::nullopt); !status.ok()) {
     return status;
   }
@@ -478,7 +479,7 @@ absl::Status Worker::CatchUp(StepReport& report) {
     largest = std::max(largest, parameter.values.size());
   }
   // A GPU needs no memory for them.
-  const bool is_on_gpu = adam_ != nullptr && options_.gpu != nullptr;
+  const bool is_on_gpu = options_.gpu != nullptr;
   const PageVector<float> zeros(is_on_gpu ? 0 : largest);
   while (round_ < newest_step) {
     const StepRates message = std::move(later_rates_[round_]);

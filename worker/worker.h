@@ -99,13 +99,14 @@ class Worker {
   // round's answer, and counts for all of those until then; so loops count by steps(). Its tensors
   // are in this worker's error for the next round, or with fp32 dropped.
   //
-  // Errors as Step; the tensors are then partly reduced, but for INVALID_ARGUMENT.
+  // With a GPU tensors are on it. Errors as Step; the tensors are then partly reduced, but for
+  // INVALID_ARGUMENT.
   absl::StatusOr<StepReport> Reduce(absl::Span<const absl::Span<float>> values);
 
   // With a GPU: calls put their work on this stream of it from now on, behind all that is on the
   // one before, which must be there until then. A step has read all gradients when it returns, but
-  // for 0/1 Adam's local ones, which read them in the stream's order; parameters are written in
-  // that order, perhaps later. The default one at first.
+  // for 0/1 Adam's local ones, which read them in the stream's order; parameters, and what Reduce
+  // makes of tensors, are written in that order, perhaps later. The default one at first.
   void SetStream(kernels::cuda::Stream stream) { optimizer_.SetStream(stream); }
 
   // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its

@@ -41,8 +41,8 @@ struct WorkerOptions {
   // Lets ranks join whose parameters have different values. Whoever sets it makes them equal before
   // the first step, unless the job resumes or the worker comes back.
   bool parameters_may_differ = false;
-  // Where parameters and gradients are, and the optimizer's state will be; must outlive the worker.
-  // Null: on the host.
+  // Where parameters and gradients are, and the optimizer's state will be, or tensors that are
+  // reduced, and their errors; must outlive the worker. Null: on the host.
   kernels::cuda::Gpu* gpu = nullptr;
   // What CUSTOM is, where it is the codec of a stage or a reduction: the shared object
   // (signpost_codec.h), which the aggregators need too, and the codec's own options.

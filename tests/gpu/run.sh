@@ -15,6 +15,8 @@
 #              guards to find
 #   optimizers  PyTorch's on CUDA, each with overlap, with clipping and as DeepSpeed's: a rank on the GPU
 #              and one on the CPU end with the same parameters
+#   reductions  two ranks that share the GPU reduce tensors of all types in all codecs, and train with
+#              DistributedDataParallel and ddp_hook: both end with the same bits
 #   language_model and so on: the PyTorch examples, two ranks on the GPU and one on the CPU, which end
 #              with the same parameters; language_model-node, four ranks of two nodes, of which
 #              each has one on the GPU; and language_model-node-gpu, where the nodes' workers are on
@@ -78,7 +80,7 @@ together() {
   in_shards 4 racecheck
   in_shards 2 memcheck-jobs
   group memcheck-nodes memcheck-nodes
-  group optimizers optimizers resnet
+  group optimizers optimizers reductions resnet
   group models language_model masked_language_model
   group nodes language_model-node language_model-node-gpu
   for process in "${groups[@]}"; do wait "$process" || code=1; done
@@ -229,13 +231,22 @@ optimizers() {
     "$(sed -n 's/^\[rank 1\] \(steps\|model\) //p' "$log")")
   [[ -n ${of_rank[0]} && ${of_rank[0]} == "${of_rank[1]}" ]]
 }
+# Of two ranks that share the GPU; each says the same.
+reductions() {
+  GLOO_SOCKET_IFNAME=lo PYTHONPATH=$package/python "$package/bin/signpost" run -n 2 --aggregators 2 -- \
+    python3 "$package/python/gpu_job.py" 01 reductions "$unpacked/rendezvous" || return
+  local of_rank=("$(sed -nE 's/^\[rank 0\] (torch\..*|model) ([0-9a-f]{8})$/\1 \2/p' "$log")"
+    "$(sed -nE 's/^\[rank 1\] (torch\..*|model) ([0-9a-f]{8})$/\1 \2/p' "$log")")
+  [[ ${of_rank[0]} == *$'\n'model* && ${of_rank[0]} == "${of_rank[1]}" ]]
+}
 has_pytorch=
 ! timeout 120 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || has_pytorch=1
-examples=(optimizers {,masked_}language_model resnet language_model-node{,-gpu})
+examples=(optimizers reductions {,masked_}language_model resnet language_model-node{,-gpu})
 if ((${#loader[@]} > 0)); then
   cannot_run "this machine's C or C++ library is older than libsignpost.so's" "${examples[@]}"
 elif [[ $has_pytorch ]]; then
   step optimizers optimizers
+  step reductions reductions
   for example in language_model masked_language_model; do step "$example" pytorch "$example" 3 2; done
   if python3 -c 'import sklearn' 2>/dev/null; then
     step resnet pytorch resnet 3 2

@@ -13,7 +13,12 @@ from signpost._world import attempt
 
 class Reduction(Membership):
     """One worker's part in a reduction: a job of its own, with errors of its own. Not thread-safe;
-    several may be used by a thread each."""
+    several may be used by a thread each.
+
+    With `options.gpu`, CUDA's number of one, tensors are in its memory, and errors too: packed numbers
+    alone cross to the host. Work is put on a stream, set_stream()'s: tensors are read and written in
+    its order, perhaps written after reduce() has returned. The bits are those of the host.
+    """
 
     def __init__(
         self,
@@ -27,7 +32,7 @@ class Reduction(Membership):
         """Joins; blocks until all ranks have, with the same arguments.
 
         Args:
-            options: World.options(), of the job beside which it is.
+            options: World.options(), of the job beside which it is, perhaps with a gpu.
             name: tells that job's reductions apart.
             tensors: names and shapes, in elements; () is a scalar. A block of one-bit compression
                 never holds elements of two of them.
@@ -39,6 +44,9 @@ class Reduction(Membership):
             ValueError: for another codec or op.
             FailedPreconditionError: names the tensor or option in which this rank differs.
             DeadlineExceededError: names the ranks that did not come.
+            InvalidArgumentError: says why the GPU cannot be used.
+            UnavailableError, ResourceExhaustedError: the GPU has failed, or has too little memory
+                free: 4 bytes for each element, unless the codec is "fp32", and some.
         """
         check_reduction(codec, op)
         if options.node and attempt() != "0":
@@ -61,6 +69,10 @@ class Reduction(Membership):
         )
         self._handle = handle
         super().__init__()
+
+    def set_stream(self, stream: int) -> None:
+        """As Session's."""
+        _abi.call("reduction_set_stream", self._joined(), stream)
 
     def reduce(self, addresses: Sequence[int]) -> StepReport:
         """Each tensor becomes its mean or sum over all ranks, in place. All ranks call it equally

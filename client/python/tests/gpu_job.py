@@ -1,15 +1,20 @@
 """What each rank does in gpu_test.py: `gpu_job.py RANKS`, of which those ("02") are on a GPU; with
-`codec` behind them, in a codec that is a Python class; with `dies_once DIRECTORY`, as in job.py.
+`codec` behind them, in a codec that is a Python class; with `dies_once DIRECTORY`, as in job.py; with
+`reductions FILE`, which does not exist yet, without optimizers.
 Where PyTorch finds a GPU, as tests/gpu/run.sh wants, it is that one, otherwise a simulated one."""
 
 import sys
+import warnings
 import zlib
 
+import ddp_job
 import signpost.torch as signpost
 import simulated_gpu
 import torch
+import torch.distributed as dist
 from job import dies_once, say, use_small_chunks
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 12
 # Ranks synchronise after each step until step 6, then after two: not after 7, but after STEPS.
@@ -55,13 +60,45 @@ def train(optimizer, model, steps=STEPS):
     return optimizer.parameters_crc32c()
 
 
-def crc_of(model):
+def crc_of(tensors):
     crc = 0
-    for parameter in model.parameters():
-        values = parameter.detach().cpu().float().reshape(-1)
+    for tensor in tensors:
+        values = tensor.detach().cpu().float().reshape(-1)
         # Not by way of NumPy, which PyTorch's own package does without.
         crc = zlib.crc32(bytes(values.view(torch.uint8).tolist()), crc)
     return crc
+
+
+def reduce_all(device):
+    """Reductions of all types in all codecs, of which one call's numbers are not all finite."""
+    warnings.simplefilter("ignore")
+    generator = torch.Generator().manual_seed(signpost.rank())
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for codec in ("fp32", "bf16", "fp16", "int8", "int4", "onebit"):
+            for call in range(4):
+                tensor = torch.randn((70, 60), generator=generator).to(dtype).to(device)
+                if call == 1 and signpost.rank() == 1:
+                    tensor[3, 3] = float("nan")
+                if call == 2:
+                    tensor = tensor.view(60, 70).t()
+                signpost.all_reduce(tensor, codec, name=f"{dtype} {codec}")
+                # A NaN of two bytes has other bits on a GPU.
+                print(f"{dtype} {codec} {crc_of([tensor.nan_to_num(-7.0)]):08x}", flush=True)
+
+
+def train_with_ddp(device, file):
+    dist.init_process_group(
+        "gloo", f"file://{file}", rank=signpost.rank(), world_size=signpost.world_size()
+    )
+    model = DistributedDataParallel(ddp_job.model_of().to(device), bucket_cap_mb=0.05)
+    ddp_job.hook("onebit", start_step=3)(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
+    generator = torch.Generator().manual_seed(signpost.rank())
+    for _ in range(8):
+        optimizer.zero_grad()
+        model(torch.randn(32, 40, generator=generator).to(device)).square().mean().backward()
+        optimizer.step()
+    print(f"model {crc_of(model.parameters()):08x}", flush=True)
 
 
 def a_gpu():
@@ -77,6 +114,9 @@ def main(ranks, what=None, *arguments):
     device = a_gpu() if str(signpost.rank()) in ranks else "cpu"
     if what == "dies_once":
         return dies_once(*arguments)
+    if what == "reductions":
+        reduce_all(device)
+        return train_with_ddp(device, *arguments)
     one_bit = {"freeze_step": 4, "variance_refresh_interval": 5}
     optimizers = (
         (signpost.Adam, {}),
@@ -102,7 +142,7 @@ def main(ranks, what=None, *arguments):
             optimizer = optimizer_of(model.parameters(), lr=0.01, **options, **more)
             train(optimizer, model)
             say(optimizer)
-            print(f"model {crc_of(model):08x}", flush=True)
+            print(f"model {crc_of(model.parameters()):08x}", flush=True)
             optimizer.leave()
 
 

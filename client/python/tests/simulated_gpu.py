@@ -1,9 +1,11 @@
 """Tensors of the CPU that play at being on a GPU, with the library of simulated_gpu_package.
 
 PyTorch does to them at once what it would put on a GPU's current stream. So what the library has
-put there before must be done: after each step, its streams are waited for.
+put there before must be done: after each step or reduction, its streams are waited for.
 """
 
+import torch
+from signpost import _abi
 from signpost.torch import _device
 
 
@@ -15,23 +17,33 @@ class Stream:
     def synchronize(self):
         pass
 
+    def record_event(self):
+        return None
+
+    def wait_event(self, event):
+        pass
+
 
 NULL_STREAM = Stream()
 
 
 def put_tensors_on(gpu, set_attribute=setattr):
-    """Tensors that optimizers get from now on are there; None: on the CPU."""
+    """Tensors that optimizers and reductions get from now on are there; None: on the CPU."""
     set_attribute(_device, "gpu_of", lambda tensor: gpu if tensor.device.type == "cpu" else None)
     set_attribute(_device, "current_stream", lambda _: NULL_STREAM)
-    for name in ("step", "finish_step"):
-        take_step = getattr(_device.GpuSession, name)
-        set_attribute(_device.GpuSession, name, _and_wait(take_step))
+    set_attribute(_device, "future_on", lambda _: torch.futures.Future())
+    for of, name in (
+        (_device.GpuSession, "step"),
+        (_device.GpuSession, "finish_step"),
+        (_device.GpuReduction, "reduce"),
+    ):
+        set_attribute(of, name, _and_wait(getattr(of, name)))
 
 
-def _and_wait(take_step):
-    def step(session, *arguments):
-        report = take_step(session, *arguments)
-        session.parameters_crc32c()
+def _and_wait(call):
+    def call_and_wait(self, *arguments):
+        report = call(self, *arguments)
+        _abi.library.signpost_finish_simulated_gpus()
         return report
 
-    return step
+    return call_and_wait

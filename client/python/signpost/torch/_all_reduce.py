@@ -6,7 +6,7 @@ from typing import Dict, Optional, Tuple, Union
 
 import torch
 
-from signpost import Codec, Reduction, StepReport, world
+from signpost import Codec, StepReport
 from signpost._reduction import check_reduction
 from signpost.torch import _device
 
@@ -23,20 +23,21 @@ class _Named:
         self.arguments = (shape, codec, op)
         self._name = name
         self._lock = threading.Lock()
-        self._reduction: Optional[Reduction] = None  # from the first call on
+        self._placed: Optional[_device.PlacedReduction] = None  # from the first call on
 
     @property
     def has_joined(self) -> bool:
-        return self._reduction is not None
+        return self._placed is not None
 
-    def reduce(self, address: int) -> StepReport:
+    def reduce(self, tensor: torch.Tensor) -> Tuple[torch.Tensor, StepReport]:
+        """The result, which has the tensor's memory or is a copy."""
         with self._lock:
-            if self._reduction is None:
+            if self._placed is None:
                 shape, codec, op = self.arguments
-                name = f"all_reduce/{self._name}"
-                tensors = [("tensor", shape)]
-                self._reduction = Reduction(world().options(), name, tensors, codec=codec, op=op)
-            return self._reduction.reduce([address])
+                name, tensors = f"all_reduce/{self._name}", [("tensor", shape)]
+                self._placed = _device.reduction_for(tensor, name, tensors, codec=codec, op=op)
+            values = tensor.to(self._placed.device, torch.float32).contiguous()
+            return values, self._placed.reduction.reduce([values.data_ptr()])
 
 
 _named: Dict[str, _Named] = {}
@@ -68,8 +69,11 @@ def all_reduce(
 
     Args:
         tensor: on the CPU or a CUDA GPU, of float32, bfloat16 or float16. If it is not a contiguous
-            float32 one on the CPU, a copy is made there, in float32, reduced, and copied back: from
-            a GPU all of it goes through the host, in the order of PyTorch's current stream.
+            float32 one, a copy is made, in float32, reduced, and copied back; and so it is if it is
+            elsewhere than the first tensor of the name, or on a GPU while the library is built
+            without CUDA. On a GPU what compression loses is there too, and packed numbers alone
+            cross to the host; all is in the order of PyTorch's current stream, which may have to
+            write the result still.
         codec: "fp32", "bf16", "fp16", "int8", "int4" or "onebit": how it travels, both ways.
         name: tells reductions apart; needed for codecs with errors. With "fp32" calls of the same
             shape and op share one by default. A first call with a name waits for the other ranks',
@@ -87,6 +91,8 @@ def all_reduce(
         FailedPreconditionError: names the option or shape in which this rank differs from the
             others.
         DeadlineExceededError: names the ranks that did not come.
+        InvalidArgumentError, ResourceExhaustedError, UnavailableError: the GPU cannot be used, has too
+            little memory free, or has failed.
     """
     _check(tensor)
     check_reduction(codec, op)
@@ -100,9 +106,8 @@ def all_reduce(
         name = f"fp32 {op} {list(shape)}"
     named = _named_reduction(name, shape, codec, op)
     with torch.no_grad():
-        values = tensor.detach().to("cpu", torch.float32).contiguous()
         try:
-            report = named.reduce(values.data_ptr())
+            values, report = named.reduce(tensor.detach())
         finally:
             if not named.has_joined:  # the name is free for another try
                 _named.pop(name, None)

@@ -8,7 +8,7 @@ from typing import Dict, List, Tuple, Union
 import torch
 from torch.distributed import GradBucket
 
-from signpost import Codec, Reduction, world
+from signpost import Codec, world
 from signpost._reduction import check_reduction
 from signpost.torch import _device
 from signpost.torch._all_reduce import warn_of_skipped
@@ -19,7 +19,7 @@ class _Bucket:
     """A bucket's reduction, and of which parameters it is."""
 
     parameters: List[torch.Tensor]
-    reduction: Reduction
+    placed: _device.PlacedReduction
 
 
 _states: "weakref.WeakValueDictionary[str, DdpHookState]" = weakref.WeakValueDictionary()
@@ -59,7 +59,7 @@ class DdpHookState:
         self.name = name
         self.steps = 0  # whose gradients were all handed in
         self._buckets: Dict[int, _Bucket] = {}  # by index
-        self._dense: Dict[int, Reduction] = {}  # by number of elements
+        self._dense: Dict[int, _device.PlacedReduction] = {}  # by number of elements
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="signpost ddp")
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -72,15 +72,14 @@ class DdpHookState:
         is_filled = None if gpu is None else _device.current_stream(gpu).record_event()
 
         def reduce(_: torch.futures.Future[None]) -> torch.Tensor:
-            if is_filled is not None:
-                is_filled.synchronize()  # this thread's stream is another
+            if gpu is not None:
+                _device.current_stream(gpu).wait_event(is_filled)  # a callback has its own
             if is_dense:
                 return self._reduce_densely(buffer)
             return self._reduce(index, buffer, parameters)
 
         # What a callback raises becomes the error of its future, and so of DDP's backward().
-        devices = None if gpu is None else [gpu]
-        turn: torch.futures.Future[None] = torch.futures.Future(devices=devices)
+        turn: torch.futures.Future[None] = _device.future_on(gpu)
         mean = turn.then(reduce)
         self._thread.submit(turn.set_result, None)
         if bucket.is_last():
@@ -91,26 +90,37 @@ class DdpHookState:
         elements = buffer.numel()
         if elements not in self._dense:
             name, tensors = f"{self.name}/fp32 {elements}", [("bucket", (elements,))]
-            self._dense[elements] = Reduction(world().options(), name, tensors)
+            self._dense[elements] = _device.reduction_for(buffer, name, tensors)
         return self._mean(buffer, [elements], self._dense[elements])
 
     def _reduce(
         self, index: int, buffer: torch.Tensor, parameters: List[torch.Tensor]
     ) -> torch.Tensor:
+        self._leave_dense()
         sizes = [parameter.numel() for parameter in parameters]
-        return self._mean(buffer, sizes, self._reduction_of(index, parameters))
+        return self._mean(buffer, sizes, self._reduction_of(index, buffer, parameters))
 
-    def _mean(self, buffer: torch.Tensor, sizes: List[int], reduction: Reduction) -> torch.Tensor:
+    def _leave_dense(self) -> None:
+        """They are not needed any more, and take memory here and places at the aggregators. But a late
+        rank may need the others there."""
+        while self._dense and world().options().round_deadline_s == 0:
+            self._dense.popitem()[1].reduction.leave()
+
+    def _mean(
+        self, buffer: torch.Tensor, sizes: List[int], placed: _device.PlacedReduction
+    ) -> torch.Tensor:
         """In place, of the tensors of these sizes that lie in the buffer one after the other."""
-        values = buffer.to("cpu", torch.float32)
+        values = buffer.to(placed.device, torch.float32)
         addresses, first = [], values.data_ptr()
         for size in sizes:
             addresses.append(first)
             first += size * values.element_size()
-        warn_of_skipped(reduction.reduce(addresses), f"a bucket of {self.name!r}")
+        warn_of_skipped(placed.reduction.reduce(addresses), f"a bucket of {self.name!r}")
         return buffer if values is buffer else buffer.copy_(values)
 
-    def _reduction_of(self, index: int, parameters: List[torch.Tensor]) -> Reduction:
+    def _reduction_of(
+        self, index: int, buffer: torch.Tensor, parameters: List[torch.Tensor]
+    ) -> _device.PlacedReduction:
         bucket = self._buckets.get(index)
         if bucket is None:
             tensors: List[Tuple[str, Tuple[int, ...]]] = [
@@ -118,8 +128,8 @@ class DdpHookState:
                 for i, parameter in enumerate(parameters)
             ]
             name = f"{self.name}/{index}"
-            reduction = Reduction(world().options(), name, tensors, codec=self.codec)
-            bucket = self._buckets[index] = _Bucket(parameters, reduction)
+            placed = _device.reduction_for(buffer, name, tensors, codec=self.codec)
+            bucket = self._buckets[index] = _Bucket(parameters, placed)
         same = len(bucket.parameters) == len(parameters) and all(
             a is b for a, b in zip(bucket.parameters, parameters)
         )
@@ -129,7 +139,7 @@ class DdpHookState:
                 f"errors of {self.codec} belong to a bucket's parameters; give DdpHookState a "
                 "start_step behind the last change"
             )
-        return bucket.reduction
+        return bucket.placed
 
     def _check_world(self) -> None:
         ranks = torch.distributed.get_world_size()
@@ -147,7 +157,8 @@ def ddp_hook(state: DdpHookState, bucket: GradBucket) -> torch.futures.Future[to
         model.register_comm_hook(signpost.DdpHookState("onebit"), signpost.ddp_hook)
 
     DDP stays what it is, and so does the optimizer: this is for models that have both. Gradients on
-    a CUDA GPU go through the host.
+    a CUDA GPU are compressed there, and packed numbers alone cross to the host, if the library is built
+    with CUDA.
     What compression loses of a gradient, unless with "fp32", is added to the same parameter's
     next one. signpost.OneBitAdam compresses the momentum instead. Where a
     gradient is not finite the mean is NaN on all ranks, as a GradScaler wants it.

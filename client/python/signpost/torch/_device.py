@@ -1,10 +1,10 @@
-"""Tensors that are on a GPU, and sessions that train them there."""
+"""Tensors that are on a GPU, and sessions and reductions of them, there."""
 
-from typing import Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from signpost import Options, Parameter, Session
+from signpost import Options, Parameter, Reduction, Session, StepReport, _abi, world
 
 
 def gpu_of(tensor: torch.Tensor) -> Optional[int]:
@@ -21,6 +21,29 @@ def current_stream(gpu: int) -> torch.cuda.Stream:
 def session_of(gpu: Optional[int], options: Options, parameters: Sequence[Parameter]) -> Session:
     """Joins with parameters on that GPU; None: on the CPU. Errors as Session's."""
     return Session(options, parameters) if gpu is None else GpuSession(gpu, options, parameters)
+
+
+class PlacedReduction(NamedTuple):
+    """A reduction, and the device that has its tensors."""
+
+    reduction: Reduction
+    device: torch.device
+
+
+def reduction_for(
+    tensor: torch.Tensor, name: str, tensors: Sequence[Tuple[str, Tuple[int, ...]]], **how: Any
+) -> PlacedReduction:
+    """Joins the world's reduction of that name, where `tensor` is; or on the CPU, where the library is
+    built without CUDA. Arguments and errors as Reduction's."""
+    options, gpu = world().options(), gpu_of(tensor)
+    if gpu is None or not _abi.library.signpost_has_cuda():
+        return PlacedReduction(Reduction(options, name, tensors, **how), torch.device("cpu"))
+    return PlacedReduction(GpuReduction(gpu, options, name, tensors, **how), tensor.device)
+
+
+def future_on(gpu: Optional[int]) -> "torch.futures.Future[Any]":
+    """One whose callbacks put their work on streams of that GPU, which who waits for it waits for."""
+    return torch.futures.Future(devices=None if gpu is None else [gpu])
 
 
 class GpuSession(Session):
@@ -43,3 +66,23 @@ class GpuSession(Session):
 
     def _follow_pytorch(self) -> None:
         self.set_stream(current_stream(self._gpu).cuda_stream)
+
+
+class GpuReduction(Reduction):
+    """A reduction on a GPU whose calls put their work on PyTorch's current stream, as GpuSession's."""
+
+    def __init__(
+        self,
+        gpu: int,
+        options: Options,
+        name: str,
+        tensors: Sequence[Tuple[str, Tuple[int, ...]]],
+        **how: Any,
+    ) -> None:
+        options.gpu = gpu
+        self._gpu = gpu
+        super().__init__(options, name, tensors, **how)
+
+    def reduce(self, addresses: Sequence[int]) -> StepReport:
+        self.set_stream(current_stream(self._gpu).cuda_stream)
+        return super().reduce(addresses)
