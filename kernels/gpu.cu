@@ -460,10 +460,10 @@ class CudaGpu final : public Gpu {
 
 }  // namespace
 
-// Weak, because tests have another (open_simulated_gpu.cc).
+// Weak, because tests have others (open_simulated_gpu.cc).
 __attribute__((weak)) bool CanOpenGpus() { return true; }
 
-absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device,
+__attribute__((weak)) absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int device,
                                                                    absl::string_view whose) {
   if (absl::Status status = CheckDevice(device); !status.ok()) return status;
   auto gpu = std::make_unique<CudaGpu>(device);

@@ -1,6 +1,6 @@
-// For tests: an OpenGpu that takes the place of the other, and simulates GPUs 0 and 1. All memory
-// of the host's is theirs, so that PyTorch's tensors can play at being on a GPU. With
-// SIMULATED_FAULT_OF_WORKER=N, that of a node's worker fails after N operations.
+// For tests: an OpenGpu, and a CanOpenGpus, that take the place of the others, and simulate GPUs 0
+// and 1. All memory of the host's is theirs, so that PyTorch's tensors can play at being on a GPU.
+// With SIMULATED_FAULT_OF_WORKER=N, that of a node's worker fails after N operations.
 
 #include <cstdint>
 #include <cstdlib>

@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/base/attributes.h"
 #include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"

@@ -495,6 +495,34 @@ TEST(CAbi, AReductionGivesAllRanksTheMean) {
   });
 }
 
+// On one that is simulated; another stream than the default one it does not know.
+TEST(CAbi, AReductionOnAGpuFollowsTheStreamThatItIsGiven) {
+  ASSERT_EQ(signpost_has_cuda(), 1);
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 1});
+  Rank rank(cluster, 0, nullptr);
+  rank.options().world_size = 1;
+  rank.options().exchange_timeout_s = 5;
+  rank.UseGpu(0, SIGNPOST_GRADIENT_FP32);
+  char error[512] = "";
+  const uint64_t shape[] = {kElements};
+  const signpost_parameter tensor = {"a", shape, 1, nullptr, 0};
+  signpost_reduction* reduction = nullptr;
+  ASSERT_EQ(signpost_reduction_join(&rank.options(), "on a GPU", SIGNPOST_CODEC_ONE_BIT, 0, &tensor,
+                                    1, &reduction, error, sizeof error),
+            SIGNPOST_OK)
+      << error;
+  std::vector<float> a(kElements, 1);
+  float* const values[] = {a.data()};
+  EXPECT_EQ(signpost_reduce(reduction, values, 1, nullptr, error, sizeof error), SIGNPOST_OK)
+      << error;
+  void* const unknown = reinterpret_cast<void*>(0x1234);
+  EXPECT_EQ(signpost_reduction_set_stream(reduction, unknown, error, sizeof error), SIGNPOST_OK)
+      << error;
+  EXPECT_EQ(signpost_reduce(reduction, values, 1, nullptr, error, sizeof error),
+            SIGNPOST_UNAVAILABLE);
+  signpost_reduction_close(reduction);
+}
+
 TEST(CAbi, AReductionNeedsANameAndACodecThatThereIs) {
   Cluster cluster({.transport = Transport::kGrpc, .aggregators = 1});
   Rank rank(cluster, 0, nullptr);

@@ -9,6 +9,7 @@
 #include "kernels/momentum_cuda.h"
 #include "kernels/zero_one_cuda.h"
 #include "worker/gpu_chunks-inl.h"
+#include "worker/page_vector.h"
 
 namespace signpost {
 namespace {
@@ -19,9 +20,6 @@ using kernels::cuda::AddQuantizedSegment;
 using kernels::cuda::AddSegment;
 using kernels::cuda::DecompressDenseSegment;
 using kernels::cuda::Stream;
-
-// Chunks that may be on their way from the GPU.
-constexpr size_t kPackingSlots = 8;
 
 // Of the first bad block, between a slot's payload and its tables.
 constexpr size_t kBadBlockBytes = 16;
@@ -88,8 +86,8 @@ bool GpuChunks::TakeMemory(const Needs& needs, uint32_t threads) {
     crew_.emplace(layout_, threads);
     is_there = is_there && Take(gpu_.AllocatePinned(2 * most_room * sizeof(float)), on_host_);
   }
-  packing_.resize(std::min(kPackingSlots, layout_.chunks().size()));
-  applying_.resize(kApplyingSlots);
+  packing_.resize(std::min(needs.packing_slots, layout_.chunks().size()));
+  applying_.resize(needs.applying_slots);
   for (std::vector<Slot>* ring : {&packing_, &applying_}) {
     for (Slot& slot : *ring) {
       is_there = is_there && Take(gpu_.AllocatePinned(slot_bytes_), slot.pinned) &&
@@ -102,7 +100,10 @@ bool GpuChunks::TakeMemory(const Needs& needs, uint32_t threads) {
 
 GpuChunks::~GpuChunks() {
   watch_.reset();  // what it waits for uses all the rest
-  // What was put on the stream uses this memory.
+  Await();
+}
+
+void GpuChunks::Await() const {
   if (last_ != nullptr) gpu_.Await(last_).IgnoreError();
 }
 

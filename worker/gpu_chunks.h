@@ -32,6 +32,7 @@
 #include "kernels/block.h"
 #include "kernels/gpu.h"
 #include "proto/layout.h"
+#include "proto/payload.h"
 #include "worker/addition.h"
 #include "worker/chunk_crew.h"
 #include "worker/event_watch.h"
@@ -52,14 +53,20 @@ class GpuChunks {
     std::vector<Codec> codecs;  // that payloads may have
     bool error = true;
     bool scratch = true;  // whether Scratch, or CUSTOM, is used
+    // Chunks that may be on their way from the GPU, and to it, each of which takes a payload's
+    // memory there and as much on the host.
+    size_t packing_slots = 8, applying_slots = 4;
   };
 
   // Takes all memory at once; when there is not so much, Check says so from the beginning. A codec
   // from outside has `threads` threads, the caller's included.
   GpuChunks(const Layout& layout, const Needs& needs, uint32_t threads, Gpu& gpu);
-  // Waits for the GPU, for ever if it does not come to an end: what was put on its stream may use
-  // memory of whoever has these chunks, which should be given back later.
+  // As Await, for ever if the GPU does not come to an end: what was put on its streams may use
+  // memory of whoever has these chunks, which must be given back later, or after an Await.
   ~GpuChunks();
+
+  // Waits for what was put on the caller's streams.
+  void Await() const;
 
   // The first failure of any call. From then on none does anything.
   absl::Status Check() const { return status_; }
@@ -157,10 +164,10 @@ class GpuChunks {
     kernels::cuda::Owned<CUevent_st> used;    // on the caller's stream
     kernels::cuda::Owned<CUevent_st> copied;  // to the host
   };
-  static constexpr size_t kApplyingSlots = 4;
 
   // One that nothing on the GPU uses any more.
   Slot& NextApplying();
+  size_t applying_slots() const { return applying_.size(); }
   // Where a payload of so many bytes begins in a slot; where the first bad block is, behind all
   // payloads; and where tables begin, behind that.
   size_t PayloadBegin(size_t bytes) const;

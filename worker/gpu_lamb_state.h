@@ -21,6 +21,7 @@ namespace signpost {
 class GpuLambState final : public LambState {
  public:
   explicit GpuLambState(GpuAdamState& adam);
+  ~GpuLambState() override { chunks_.Await(); }
 
   void UpdateMoments(uint32_t chunk, Codec codec, RatesOf<kernels::LambRates> rates,
                      Payload answer) override;

@@ -12,7 +12,13 @@ namespace signpost {
 GpuReductionState::GpuReductionState(const Layout& layout, Codec codec, uint32_t threads,
                                      kernels::cuda::Gpu& gpu)
     : codec_(codec),
-      chunks_(layout, {.codecs = {codec}, .error = Loses(codec), .scratch = codec == CUSTOM},
+      // A job may have a reduction for each bucket of its gradients: so few slots.
+      chunks_(layout,
+              {.codecs = {codec},
+               .error = Loses(codec),
+               .scratch = codec == CUSTOM,
+               .packing_slots = 3,
+               .applying_slots = 2},
               threads, gpu) {}
 
 void GpuReductionState::Decompress(uint32_t chunk, const Payload& answer, Results results) {

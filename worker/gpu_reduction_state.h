@@ -20,8 +20,9 @@ namespace signpost {
 // Borrows layout and gpu.
 class GpuReductionState final : public ReductionState {
  public:
-  // Takes all memory at once; when there is not so much, Check says so from the beginning. A codec
-  // from outside has `threads` threads, the caller's included.
+  // Takes all memory at once, 4 bytes for each element, unless the codec is fp32, and those of five
+  // chunks' payloads; when there is not so much, Check says so from the beginning. A codec from
+  // outside has `threads` threads, the caller's included.
   GpuReductionState(const Layout& layout, Codec codec, uint32_t threads, kernels::cuda::Gpu& gpu);
 
   absl::Status Check() const override { return chunks_.Check(); }

@@ -19,7 +19,7 @@ namespace signpost {
 class GpuZeroOneState final : public ZeroOneState {
  public:
   explicit GpuZeroOneState(GpuAdamState& adam);
-  // Waits for what Steps copy to the host.
+  // Waits for the GPU.
   ~GpuZeroOneState() override;
 
   void AdaptiveStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdaptiveRates> rates,

@@ -122,8 +122,9 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
       layout_(std::move(layout)),
       window_(WindowOf(channels.size())),
       adam_(optimizer ? NewOptimizer(layout_, *optimizer, parameters_, options) : nullptr),
-      reduction_(reduction ? std::make_unique<Reduction>(layout_, *reduction, options.threads, options.gpu)
-                           : nullptr),
+      reduction_(
+          reduction ? std::make_unique<Reduction>(layout_, *reduction, options.threads, options.gpu)
+                    : nullptr),
       optimizer_(adam_ ? static_cast<Optimizer&>(*adam_) : *reduction_),
       chunks_(layout_.chunks().size()),
       inbox_(std::make_shared<WorkerInbox>()),

@@ -6,7 +6,7 @@
 #   equality   the CUDA kernels give the CPU kernels' bytes, and kernels/gpu.h is as it says, in the same
 #              tests as on the host
 #   jobs       two workers that share the GPU, one on the CPU, and two aggregators: the bytes of a job
-#              on the CPU, in all stages
+#              on the CPU, in all stages; and of reductions, in all codecs
 #   nodes      two nodes of two processes each that share the GPU, all or some of them, and their
 #              workers too: the bytes of nodes on the CPU
 #   memcheck, racecheck   compute-sanitizer finds nothing in equality, and memcheck-jobs and
@@ -231,13 +231,17 @@ optimizers() {
     "$(sed -n 's/^\[rank 1\] \(steps\|model\) //p' "$log")")
   [[ -n ${of_rank[0]} && ${of_rank[0]} == "${of_rank[1]}" ]]
 }
-# Of two ranks that share the GPU; each says the same.
+# Of two ranks that share the GPU: each says the same, and of reductions what two on the CPU say.
 reductions() {
-  GLOO_SOCKET_IFNAME=lo PYTHONPATH=$package/python "$package/bin/signpost" run -n 2 --aggregators 2 -- \
-    python3 "$package/python/gpu_job.py" 01 reductions "$unpacked/rendezvous" || return
-  local of_rank=("$(sed -nE 's/^\[rank 0\] (torch\..*|model) ([0-9a-f]{8})$/\1 \2/p' "$log")"
-    "$(sed -nE 's/^\[rank 1\] (torch\..*|model) ([0-9a-f]{8})$/\1 \2/p' "$log")")
-  [[ ${of_rank[0]} == *$'\n'model* && ${of_rank[0]} == "${of_rank[1]}" ]]
+  local ranks
+  for ranks in 01 ""; do
+    GLOO_SOCKET_IFNAME=lo PYTHONPATH=$package/python "$package/bin/signpost" run -n 2 --aggregators 2 -- \
+      python3 "$package/python/gpu_job.py" "$ranks" reductions "$unpacked/rendezvous$ranks" || return
+  done
+  # Lines of each rank, by what it has said before: on the GPU, and on the CPU.
+  local counts
+  counts=$(sed -nE 's/^\[rank [01]\] (torch\..* [0-9a-f]{8})$/\1/p' "$log" | sort | uniq -c | awk '{ print $1 }' | sort -u)
+  [[ $counts == 4 ]] && (($(sed -nE 's/^\[rank [01]\] (model [0-9a-f]{8})$/\1/p' "$log" | sort -u | wc -l) <= 2))
 }
 has_pytorch=
 ! timeout 120 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || has_pytorch=1

@@ -15,9 +15,10 @@ class Reduction(Membership):
     """One worker's part in a reduction: a job of its own, with errors of its own. Not thread-safe;
     several may be used by a thread each.
 
-    With `options.gpu`, CUDA's number of one, tensors are in its memory, and errors too: packed numbers
-    alone cross to the host. Work is put on a stream, set_stream()'s: tensors are read and written in
-    its order, perhaps written after reduce() has returned. The bits are those of the host.
+    With `options.gpu`, CUDA's number of one, tensors are in its memory, and errors too: packed
+    numbers alone cross to the host. Work is put on a stream, set_stream()'s: tensors are read and
+    written in its order, perhaps written after reduce() has returned. The bits are those of the
+    host.
     """
 
     def __init__(
@@ -46,7 +47,8 @@ class Reduction(Membership):
             DeadlineExceededError: names the ranks that did not come.
             InvalidArgumentError: says why the GPU cannot be used.
             UnavailableError, ResourceExhaustedError: the GPU has failed, or has too little memory
-                free: 4 bytes for each element, unless the codec is "fp32", and some.
+                free: 4 bytes for each element, unless the codec is "fp32", and what five chunks
+                travel in, which it takes of the host's memory too.
         """
         check_reduction(codec, op)
         if options.node and attempt() != "0":

@@ -5,9 +5,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import signpost.torch as signpost
+import torch
+from signpost import UnavailableError
+from signpost.torch import _ddp_hook
+from signpost.torch._device import PlacedReduction
 
 JOB = str(Path(__file__).with_name("ddp_job.py"))
 
@@ -60,6 +65,26 @@ def test_the_state_checks_its_options():
         signpost.DdpHookState("int3")
     with pytest.raises(ValueError, match="start_step is 1, wanted at least 2"):
         signpost.DdpHookState("onebit", start_step=1)
+
+
+class DenseReduction:
+    """One that cannot be left."""
+
+    def leave(self):
+        raise UnavailableError("the aggregator is gone")
+
+
+def test_dense_reductions_are_left_unless_ranks_may_be_late(monkeypatch):
+    state = signpost.DdpHookState("onebit", name="leaving")
+    state._dense = {3: PlacedReduction(DenseReduction(), torch.device("cpu"))}
+    options = SimpleNamespace(round_deadline_s=1.0, node=None)
+    monkeypatch.setattr(_ddp_hook, "world", lambda: SimpleNamespace(options=lambda: options))
+    state._leave_dense()
+    assert list(state._dense) == [3]
+    options.round_deadline_s = 0.0
+    with pytest.warns(UserWarning, match="could not leave a reduction: the aggregator is gone"):
+        state._leave_dense()
+    assert not state._dense
 
 
 def test_two_states_of_one_name_are_refused():

@@ -72,6 +72,8 @@ def crc_of(tensors):
 def reduce_all(device):
     """Reductions of all types in all codecs, of which one call's numbers are not all finite."""
     warnings.simplefilter("ignore")
+    if device != "cpu":
+        torch.cuda.set_stream(torch.cuda.Stream())  # which reductions must follow
     generator = torch.Generator().manual_seed(signpost.rank())
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for codec in ("fp32", "bf16", "fp16", "int8", "int4", "onebit"):
@@ -81,6 +83,12 @@ def reduce_all(device):
                     tensor[3, 3] = float("nan")
                 if call == 2:
                     tensor = tensor.view(60, 70).t()
+                if call == 3 and codec == "int8":
+                    tensor = tensor.cpu()  # elsewhere than the first of the name
+                if tensor.is_cuda:
+                    late = torch.empty_like(tensor)
+                    torch.cuda._sleep(10_000_000)
+                    tensor = late.copy_(tensor)
                 signpost.all_reduce(tensor, codec, name=f"{dtype} {codec}")
                 # A NaN of two bytes has other bits on a GPU.
                 print(f"{dtype} {codec} {crc_of([tensor.nan_to_num(-7.0)]):08x}", flush=True)
@@ -90,15 +98,23 @@ def train_with_ddp(device, file):
     dist.init_process_group(
         "gloo", f"file://{file}", rank=signpost.rank(), world_size=signpost.world_size()
     )
-    model = DistributedDataParallel(ddp_job.model_of().to(device), bucket_cap_mb=0.05)
-    ddp_job.hook("onebit", start_step=3)(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
-    generator = torch.Generator().manual_seed(signpost.rank())
-    for _ in range(8):
-        optimizer.zero_grad()
-        model(torch.randn(32, 40, generator=generator).to(device)).square().mean().backward()
-        optimizer.step()
-    print(f"model {crc_of(model.parameters()):08x}", flush=True)
+
+    def trained(register):
+        model = DistributedDataParallel(ddp_job.model_of().to(device), bucket_cap_mb=0.05)
+        register(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
+        generator = torch.Generator().manual_seed(signpost.rank())
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(torch.randn(32, 40, generator=generator).to(device)).square().mean().backward()
+            optimizer.step()
+        return model
+
+    in_one_bit = trained(ddp_job.hook("onebit", start_step=3))
+    print(f"model {crc_of(in_one_bit.parameters()):08x}", flush=True)
+    dense, without = trained(ddp_job.hook("fp32")), trained(lambda model: None)
+    for ours, theirs in zip(dense.parameters(), without.parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def a_gpu():

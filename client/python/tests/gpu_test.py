@@ -23,6 +23,7 @@ from signpost import (
     Parameter,
     Rates,
     Reduction,
+    ResourceExhaustedError,
     Session,
     _abi,
 )
@@ -122,6 +123,22 @@ def test_a_library_without_cuda_reduces_tensors_of_gpus_on_the_cpu(on_gpu, monke
     assert signpost.all_reduce(tensor).tolist() == [0, 1, 2]
     for placed in (on_gpu, on_cpu):
         placed.reduction.leave()
+
+
+def test_a_reduction_without_room_empties_pytorchs_cache_and_tries_again(on_gpu, monkeypatch):
+    happened = []
+
+    class Full(_device.GpuReduction):
+        def __init__(self, *arguments, **how):
+            happened.append("join")
+            if len(happened) == 1:
+                raise ResourceExhaustedError("no room")
+            super().__init__(*arguments, **how)
+
+    monkeypatch.setattr(_device, "GpuReduction", Full)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("empty"))
+    assert signpost.all_reduce(torch.ones(3), name="without room").tolist() == [1, 1, 1]
+    assert happened == ["join", "empty", "join"]
 
 
 def test_a_reduction_puts_its_work_on_the_stream_that_is_current_then(calls, use):

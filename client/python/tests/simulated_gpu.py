@@ -4,6 +4,8 @@ PyTorch does to them at once what it would put on a GPU's current stream. So wha
 put there before must be done: after each step or reduction, its streams are waited for.
 """
 
+import contextlib
+
 import torch
 from signpost import _abi
 from signpost.torch import _device
@@ -20,9 +22,6 @@ class Stream:
     def record_event(self):
         return None
 
-    def wait_event(self, event):
-        pass
-
 
 NULL_STREAM = Stream()
 
@@ -32,6 +31,7 @@ def put_tensors_on(gpu, set_attribute=setattr):
     set_attribute(_device, "gpu_of", lambda tensor: gpu if tensor.device.type == "cpu" else None)
     set_attribute(_device, "current_stream", lambda _: NULL_STREAM)
     set_attribute(_device, "future_on", lambda _: torch.futures.Future())
+    set_attribute(_device, "on_own_stream", lambda *_: contextlib.nullcontext())
     for of, name in (
         (_device.GpuSession, "step"),
         (_device.GpuSession, "finish_step"),

@@ -8,15 +8,14 @@
     loss.backward()
     optimizer.step()
 
-Tried with PyTorch 1.13. There is no communication but when an optimizer is made, in `step()`, in
-`checkpoint()` and, with `overlap=True`, in `backward()`; and in `all_reduce()`, which is what they
-are made of.
+Tried with PyTorch 1.13, on a GPU with 2.11. There is no communication but when an optimizer is made,
+in `step()`, in `checkpoint()` and, with `overlap=True`, in `backward()`; and in `all_reduce()`, which
+is what they are made of.
 
 A model on one CUDA GPU is trained there: `model.cuda()` before the optimizer is made. Calls then
-put their work on PyTorch's current stream. The library must be built for it, as in `bazel build
---config=cuda //client/python:wheel`. With SIGNPOST_NODE the optimizer runs where the node's worker
-has it: on the CPU, or on the GPU that its --gpu names. So far this has been tried on a simulated
-GPU only.
+put their work on PyTorch's current stream, and so does `all_reduce()` of a tensor there. The library
+must be built for it, as in `bazel build --config=cuda //client/python:wheel`. With SIGNPOST_NODE the
+optimizer runs where the node's worker has it: on the CPU, or on the GPU that its --gpu names.
 """
 
 from signpost import (

@@ -91,8 +91,8 @@ def all_reduce(
         FailedPreconditionError: names the option or shape in which this rank differs from the
             others.
         DeadlineExceededError: names the ranks that did not come.
-        InvalidArgumentError, ResourceExhaustedError, UnavailableError: the GPU cannot be used, has too
-            little memory free, or has failed.
+        InvalidArgumentError, ResourceExhaustedError, UnavailableError: the GPU cannot be used, has
+            too little memory free, or has failed.
     """
     _check(tensor)
     check_reduction(codec, op)

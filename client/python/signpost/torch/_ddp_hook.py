@@ -1,5 +1,6 @@
 """Gradients that travel in one bit under DistributedDataParallel, with any optimizer."""
 
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Dict, List, Tuple, Union
 import torch
 from torch.distributed import GradBucket
 
-from signpost import Codec, world
+from signpost import Codec, SignpostError, world
 from signpost._reduction import check_reduction
 from signpost.torch import _device
 from signpost.torch._all_reduce import warn_of_skipped
@@ -68,21 +69,23 @@ class DdpHookState:
         self._check_world()
         is_dense = self.codec == "fp32" or self.steps < self.start_step
         index, buffer, parameters = bucket.index(), bucket.buffer(), bucket.parameters()
-        gpu = _device.gpu_of(buffer)
+        is_last, gpu = bucket.is_last(), _device.gpu_of(buffer)
         is_filled = None if gpu is None else _device.current_stream(gpu).record_event()
 
         def reduce(_: torch.futures.Future[None]) -> torch.Tensor:
-            if gpu is not None:
-                _device.current_stream(gpu).wait_event(is_filled)  # a callback has its own
-            if is_dense:
-                return self._reduce_densely(buffer)
-            return self._reduce(index, buffer, parameters)
+            with _device.on_own_stream(gpu, is_filled):
+                if is_dense:
+                    return self._reduce_densely(buffer)
+                mean = self._reduce(index, buffer, parameters)
+                if is_last:
+                    self._leave_dense()
+                return mean
 
         # What a callback raises becomes the error of its future, and so of DDP's backward().
         turn: torch.futures.Future[None] = _device.future_on(gpu)
         mean = turn.then(reduce)
         self._thread.submit(turn.set_result, None)
-        if bucket.is_last():
+        if is_last:
             self.steps += 1
         return mean
 
@@ -96,15 +99,20 @@ class DdpHookState:
     def _reduce(
         self, index: int, buffer: torch.Tensor, parameters: List[torch.Tensor]
     ) -> torch.Tensor:
-        self._leave_dense()
         sizes = [parameter.numel() for parameter in parameters]
         return self._mean(buffer, sizes, self._reduction_of(index, buffer, parameters))
 
     def _leave_dense(self) -> None:
-        """They are not needed any more, and take memory here and places at the aggregators. But a late
-        rank may need the others there."""
-        while self._dense and world().options().round_deadline_s == 0:
-            self._dense.popitem()[1].reduction.leave()
+        """They are not needed any more, and take memory here and places at the aggregators. All
+        ranks have had all of their rounds, but where some may be late."""
+        options = world().options()
+        if options.round_deadline_s > 0 and not options.node:
+            return
+        while self._dense:
+            try:
+                self._dense.popitem()[1].reduction.leave()
+            except SignpostError as error:
+                warnings.warn(f"{self.name!r} could not leave a reduction: {error}")
 
     def _mean(
         self, buffer: torch.Tensor, sizes: List[int], placed: _device.PlacedReduction
@@ -157,9 +165,8 @@ def ddp_hook(state: DdpHookState, bucket: GradBucket) -> torch.futures.Future[to
         model.register_comm_hook(signpost.DdpHookState("onebit"), signpost.ddp_hook)
 
     DDP stays what it is, and so does the optimizer: this is for models that have both. Gradients on
-    a CUDA GPU are compressed there, and packed numbers alone cross to the host, if the library is built
-    with CUDA.
-    What compression loses of a gradient, unless with "fp32", is added to the same parameter's
+    a CUDA GPU are compressed there, and packed numbers alone cross to the host, if the library is
+    built with CUDA. What compression loses of a gradient, unless with "fp32", is added to the same parameter's
     next one. signpost.OneBitAdam compresses the momentum instead. Where a
     gradient is not finite the mean is NaN on all ranks, as a GradScaler wants it.
     """

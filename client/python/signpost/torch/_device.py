@@ -1,10 +1,20 @@
 """Tensors that are on a GPU, and sessions and reductions of them, there."""
 
-from typing import Any, NamedTuple, Optional, Sequence, Tuple
+import contextlib
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from signpost import Options, Parameter, Reduction, Session, StepReport, _abi, world
+from signpost import (
+    Options,
+    Parameter,
+    Reduction,
+    ResourceExhaustedError,
+    Session,
+    StepReport,
+    _abi,
+    world,
+)
 
 
 def gpu_of(tensor: torch.Tensor) -> Optional[int]:
@@ -35,15 +45,40 @@ def reduction_for(
 ) -> PlacedReduction:
     """Joins the world's reduction of that name, where `tensor` is; or on the CPU, where the library is
     built without CUDA. Arguments and errors as Reduction's."""
-    options, gpu = world().options(), gpu_of(tensor)
+    gpu = gpu_of(tensor)
     if gpu is None or not _abi.library.signpost_has_cuda():
-        return PlacedReduction(Reduction(options, name, tensors, **how), torch.device("cpu"))
-    return PlacedReduction(GpuReduction(gpu, options, name, tensors, **how), tensor.device)
+        reduction = Reduction(world().options(), name, tensors, **how)
+        return PlacedReduction(reduction, torch.device("cpu"))
+    try:
+        return PlacedReduction(GpuReduction(gpu, name, tensors, **how), tensor.device)
+    except ResourceExhaustedError:  # before it has joined
+        torch.cuda.empty_cache()  # of what PyTorch has freed, and keeps
+        return PlacedReduction(GpuReduction(gpu, name, tensors, **how), tensor.device)
 
 
 def future_on(gpu: Optional[int]) -> "torch.futures.Future[Any]":
-    """One whose callbacks put their work on streams of that GPU, which who waits for it waits for."""
+    """One whose callbacks have streams of that GPU, for which whoever waits for it waits."""
     return torch.futures.Future(devices=None if gpu is None else [gpu])
+
+
+_own_streams: Dict[int, torch.cuda.Stream] = {}
+
+
+@contextlib.contextmanager
+def on_own_stream(gpu: Optional[int], event: Optional[torch.cuda.Event]) -> Iterator[None]:
+    """What is put on the current stream inside is done behind the event, and before what is put on
+    the one that is current now. The stream is always the same: PyTorch keeps memory that it has
+    freed for the stream that had it, and futures' callbacks have streams in turns."""
+    if gpu is None or event is None:
+        yield
+        return
+    outer, own = current_stream(gpu), _own_streams.get(gpu)
+    if own is None:
+        own = _own_streams.setdefault(gpu, torch.cuda.Stream(gpu))
+    own.wait_event(event)
+    with torch.cuda.stream(own):
+        yield
+    outer.wait_stream(own)
 
 
 class GpuSession(Session):
@@ -69,16 +104,17 @@ class GpuSession(Session):
 
 
 class GpuReduction(Reduction):
-    """A reduction on a GPU whose calls put their work on PyTorch's current stream, as GpuSession's."""
+    """A reduction on a GPU whose calls put their work on PyTorch's current stream, as a GpuSession's
+    do."""
 
     def __init__(
         self,
         gpu: int,
-        options: Options,
         name: str,
         tensors: Sequence[Tuple[str, Tuple[int, ...]]],
         **how: Any,
     ) -> None:
+        options = world().options()
         options.gpu = gpu
         self._gpu = gpu
         super().__init__(options, name, tensors, **how)
