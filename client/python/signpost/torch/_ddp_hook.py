@@ -166,8 +166,8 @@ def ddp_hook(state: DdpHookState, bucket: GradBucket) -> torch.futures.Future[to
 
     DDP stays what it is, and so does the optimizer: this is for models that have both. Gradients on
     a CUDA GPU are compressed there, and packed numbers alone cross to the host, if the library is
-    built with CUDA. What compression loses of a gradient, unless with "fp32", is added to the same parameter's
-    next one. signpost.OneBitAdam compresses the momentum instead. Where a
-    gradient is not finite the mean is NaN on all ranks, as a GradScaler wants it.
+    built with CUDA. What compression loses of a gradient, unless with "fp32", is added to the same
+    parameter's next one. signpost.OneBitAdam compresses the momentum instead. Where a gradient is
+    not finite the mean is NaN on all ranks, as a GradScaler wants it.
     """
     return state.exchange(bucket)

@@ -51,7 +51,7 @@ def reduction_for(
         return PlacedReduction(reduction, torch.device("cpu"))
     try:
         return PlacedReduction(GpuReduction(gpu, name, tensors, **how), tensor.device)
-    except ResourceExhaustedError:  # before it has joined
+    except ResourceExhaustedError:  # the GPU's: it has not joined. Or an aggregator's, again
         torch.cuda.empty_cache()  # of what PyTorch has freed, and keeps
         return PlacedReduction(GpuReduction(gpu, name, tensors, **how), tensor.device)
 
