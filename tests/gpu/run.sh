@@ -25,7 +25,7 @@
 #              elements compressing and applying must each reach 85% of it, and of 340 million both
 #              together take 3 ms at most, which asks for an H100 or better
 #   steps      how long whole steps take, of 1M, 25M, 100M and 340M parameters and two ranks that share the
-#              GPU, in turns with Gloo's all-reduce and PyTorch's AdamW
+#              GPU, in turns with Gloo's all-reduce and PyTorch's AdamW; and reductions in one bit, in turns with Gloo's
 #
 # run.sh STEP... runs these only, in the order above. run.sh together runs all, those that are timed first and
 # the others beside each other, the sanitizers' in shards: for a machine of 16 processors or so that is lent

@@ -1,11 +1,12 @@
 """Times whole optimizer steps of ranks that share a GPU: 1-bit Adam, and what else there would be,
-an all-reduce of the fp32 gradients over Gloo and PyTorch's AdamW.
+an all-reduce of the fp32 gradients over Gloo and PyTorch's AdamW; and reductions by themselves, in one
+bit and over Gloo.
 
     python3 -m signpost run -n 2 --aggregators 2 -- python3 gpu_steps.py
     python3 -m signpost run -n 2 --aggregators 2 -- python3 gpu_steps.py --device cpu
 
-They step parameters of the same sizes with the same gradients, in turns; Gloo gets the gradients in one
-tensor. A step ends when the GPU has done it, and begins when all ranks are there.
+They step parameters of the same sizes with the same gradients, in turns; reductions get the gradients
+in one tensor. A step ends when the GPU has done it, and begins when all ranks are there.
 """
 
 import argparse
@@ -29,7 +30,7 @@ def parse_arguments():
 
 
 class Steps:
-    """The steps of an optimizer and its exchange."""
+    """The steps of an optimizer and its exchange, or of a reduction, which has no parameters."""
 
     def __init__(self, name, parameters, gradients, step):
         self.name = name
@@ -75,29 +76,44 @@ def main():
     ours = signpost.OneBitAdam(of_ours, weight_decay=0.01, freeze_step=1)
     theirs = torch.optim.AdamW(of_theirs, weight_decay=0.01, **fused(arguments.device))
 
-    def reduce_and_step():
+    def reduce():
         distributed.all_reduce(all_gradients)
         all_gradients.div_(ranks)
+
+    def reduce_and_step():
+        reduce()
         theirs.step()
 
-    both = [
-        Steps("1-bit Adam", of_ours, gradients, ours.step),
-        Steps("Gloo and AdamW", of_theirs, gradients, reduce_and_step),
+    def reduce_in_one_bit():
+        signpost.all_reduce(all_gradients, "onebit", name="gradients")
+
+    pairs = [
+        (
+            Steps("1-bit Adam", of_ours, gradients, ours.step),
+            Steps("Gloo and AdamW", of_theirs, gradients, reduce_and_step),
+        ),
+        (
+            Steps("all_reduce in one bit", [], gradients, reduce_in_one_bit),
+            Steps("Gloo", [], gradients, reduce),
+        ),
     ]
     for _ in range(3 + arguments.steps):
-        for steps in both:
-            steps.take()
+        for pair in pairs:
+            for steps in pair:
+                steps.take()
     assert ours.report.one_bit
     if rank == 0:
         print(f"{len(all_gradients)} parameters on {arguments.device}, {ranks} ranks, medians:")
-        for steps in both:
-            steps.seconds = steps.seconds[3:]
-            print(
-                f"  {steps.name:15} {1000 * statistics.median(steps.seconds):7.1f} ms "
-                f"({1000 * min(steps.seconds):.1f} to {1000 * max(steps.seconds):.1f})"
-            )
-        ratios = [b / a for a, b in zip(both[0].seconds, both[1].seconds)]
-        print(f"  1-bit Adam is {statistics.median(ratios):.1f} times faster", flush=True)
+        for pair in pairs:
+            for steps in pair:
+                steps.seconds = steps.seconds[3:]
+                print(
+                    f"  {steps.name:21} {1000 * statistics.median(steps.seconds):7.1f} ms "
+                    f"({1000 * min(steps.seconds):.1f} to {1000 * max(steps.seconds):.1f})"
+                )
+            ratios = [b / a for a, b in zip(*(steps.seconds for steps in pair))]
+            times = statistics.median(ratios)
+            print(f"  {pair[0].name} is {times:.1f} times faster", flush=True)
     ours.leave()
 
 

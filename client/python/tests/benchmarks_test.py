@@ -40,6 +40,7 @@ def test_gpu_steps_compares_with_gloo():
     output = output_of("-m", "signpost", "run", "-n", "2", "--", *program, *small)
     assert "10000 parameters on cpu, 2 ranks" in output
     assert re.search(r"1-bit Adam is \d+\.\d times faster", output)
+    assert re.search(r"all_reduce in one bit is \d+\.\d times faster", output)
 
 
 def test_transport_measures_each_codec():
