@@ -167,10 +167,7 @@ class GpuChunks {
 
   // One that nothing on the GPU uses any more.
   Slot& NextApplying();
-  size_t applying_slots() const { return applying_.size(); }
-  // Where a payload of so many bytes begins in a slot; where the first bad block is, behind all
-  // payloads; and where tables begin, behind that.
-  size_t PayloadBegin(size_t bytes) const;
+  // Where a slot has the first bad block, behind all payloads, and where tables begin, behind that.
   size_t BadBlockBegin() const { return payload_room_; }
   size_t TablesBegin() const;
   // Writes a chunk's payload to the slot, on the host. Returns where it begins.
@@ -209,6 +206,8 @@ class GpuChunks {
                     absl::Span<const Addition> additions);
 
  private:
+  // Where a payload of so many bytes begins in a slot.
+  size_t PayloadBegin(size_t bytes) const;
   bool TakeMemory(const Needs& needs, uint32_t threads);
   // Where a segment's numbers begin on the GPU, in memory that has one for each element.
   size_t OnGpu(const Segment& segment) const {

@@ -1,6 +1,5 @@
 #include "worker/gpu_lamb_state.h"
 
-#include <cstring>
 #include <utility>
 
 #include "kernels/dense.h"
@@ -62,8 +61,7 @@ void GpuLambState::FollowSigns(uint32_t chunk, RatesOf<kernels::FreshRates> rate
   if (!chunks_.ok()) return;
   const Chunk& at = adam_.ChunkAt(chunk);
   GpuChunks::Slot& slot = chunks_.NextApplying();
-  const size_t begin = chunks_.PayloadBegin(answer.size());
-  std::memcpy(slot.pinned.get() + begin, answer.data(), answer.size());
+  const size_t begin = chunks_.PutPayload(slot, chunk, ONE_BIT, answer.data());
   const uint8_t* const on_gpu = slot.device.get() + begin;
   const auto row_of = [&](const Segment& segment) {
     FollowSegment row = {.rates = rates(segment.tensor),

@@ -14,7 +14,6 @@ using kernels::cuda::LocalSegment;
 using kernels::cuda::ScaleSegment;
 
 GpuZeroOneState::GpuZeroOneState(GpuAdamState& adam) : adam_(adam), chunks_(adam.chunks_) {
-  under_way_.reserve(chunks_.applying_slots());
   if (!chunks_.TakeFloats(anchor_) || !chunks_.TakeFloats(sum_)) return;
   for (uint32_t tensor = 0; tensor < adam_.values_.size(); ++tensor) {
     sum_of_tensor_.emplace_back(Sum({.tensor = tensor}), adam_.values_[tensor].size(),
