@@ -15,6 +15,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "tests/chaos/supervised.h"
 #include "tests/cluster.h"
 #include "worker/worker.h"
@@ -48,6 +50,8 @@ uint64_t BytesBelow(const std::string& directory) {
   return bytes;
 }
 
+// Workers average their gradients too while the variance warms up, as ddp_hook's do: what they hold
+// for that is in what the job is sized for.
 void Train(const JobSize& size, const std::vector<std::unique_ptr<Supervised>>& shards,
            int freeze_step, int steps) {
   OnEachRank(size.workers, [&](uint32_t rank) {
@@ -62,12 +66,23 @@ void Train(const JobSize& size, const std::vector<std::unique_ptr<Supervised>>& 
         Worker::Join(options, optimizer, {{"all", {size.parameters}, absl::MakeSpan(values)}},
                      ConnectTo(shards));
     ASSERT_TRUE(worker.ok()) << worker.status();
-    const Gradient gradients[] = {gradient};
+    options.job = "sized/gradients";
+    auto gradients = Worker::JoinReduction(options, {.codec = size.warm_up_codec},
+                                           {{"all", {size.parameters}}}, ConnectTo(shards));
+    ASSERT_TRUE(gradients.ok()) << gradients.status();
     for (int step = 0; step < steps; ++step) {
-      const auto report = (*worker)->Step(gradients, {{.learning_rate = 1e-4}});
+      // The others' frames wait for this rank's, as many as their windows allow: what a shard has
+      // to hold does not depend on which rank happens to be fast.
+      if (rank == 0 && step == freeze_step / 2) absl::SleepFor(absl::Seconds(1));
+      if (step < freeze_step) {
+        const auto report = (*gradients)->Reduce({absl::MakeSpan(gradient)});
+        ASSERT_TRUE(report.ok()) << report.status();
+      }
+      const Gradient of_step[] = {gradient};
+      const auto report = (*worker)->Step(of_step, {{.learning_rate = 1e-4}});
       ASSERT_TRUE(report.ok()) << report.status();
     }
-    // The job is still in the state directories when they are measured.
+    // Both jobs are still in the state directories when they are measured.
   });
 }
 
