@@ -276,6 +276,17 @@ class CudaGpu final : public Gpu {
   absl::Status Await(Event event) override {
     return Call([&] { return cudaEventSynchronize(event); });
   }
+  absl::StatusOr<bool> HasHappened(Event event) override {
+    bool has_happened = true;
+    const absl::Status status = Call([&] {
+      const cudaError_t error = cudaEventQuery(event);
+      has_happened = error != cudaErrorNotReady;
+      // It is no error, but cudaGetLastError would tell PyTorch of it.
+      return has_happened ? error : (static_cast<void>(cudaGetLastError()), cudaSuccess);
+    });
+    if (!status.ok()) return status;
+    return has_happened;
+  }
 
   absl::Status CopyIn(void* to, const void* pinned, size_t bytes, Stream stream) override {
     return Call([&] { return cudaMemcpyAsync(to, pinned, bytes, cudaMemcpyHostToDevice, stream); });

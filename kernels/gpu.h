@@ -77,6 +77,7 @@ class Gpu {
   virtual absl::Status Wait(Stream stream, Event event) = 0;
   // Blocks until it has happened.
   virtual absl::Status Await(Event event) = 0;
+  virtual absl::StatusOr<bool> HasHappened(Event event) = 0;
 
   virtual absl::Status CopyIn(void* to, const void* pinned, size_t bytes, Stream stream) = 0;
   virtual absl::Status CopyOut(void* pinned, const void* from, size_t bytes, Stream stream) = 0;

@@ -218,9 +218,11 @@ TEST(Gpu, AnEventThatWasNotRecordedHasHappened) {
   const Owned<CUevent_st> event = Take(TestGpu().NewEvent());
   const Owned<CUevent_st> end = Take(TestGpu().NewEvent());
   Succeeds(TestGpu().Await(event.get()));
+  EXPECT_TRUE(Take(TestGpu().HasHappened(event.get())));
   Succeeds(TestGpu().Wait(stream.get(), event.get()));
   Succeeds(TestGpu().Record(end.get(), stream.get()));
   Succeeds(TestGpu().Await(end.get()));
+  EXPECT_TRUE(Take(TestGpu().HasHappened(end.get())));
 }
 
 // If the first wait were for the event's second record too, both streams would wait for ever.

@@ -463,6 +463,13 @@ absl::Status SimulatedGpu::Await(Event event) {
   return Fault();
 }
 
+absl::StatusOr<bool> SimulatedGpu::HasHappened(Event event) {
+  if (absl::Status fault = Fault(); !fault.ok()) return fault;
+  const absl::MutexLock lock(&mutex_);
+  const Point newest = RecordedEvent::Of(event).newest;
+  return newest == nullptr || newest->HasBeenNotified();
+}
+
 absl::Status SimulatedGpu::CopyIn(void* to, const void* pinned, size_t bytes, Stream stream) {
   if (absl::Status status = CheckPinnedRange(pinned, bytes); !status.ok()) return status;
   return PutCopyIn(to, pinned, bytes, stream);

@@ -94,6 +94,7 @@ class SimulatedGpu final : public Gpu {
   absl::Status Record(Event event, Stream stream) override;
   absl::Status Wait(Stream stream, Event event) override;
   absl::Status Await(Event event) override;
+  absl::StatusOr<bool> HasHappened(Event event) override;
 
   absl::Status CopyIn(void* to, const void* pinned, size_t bytes, Stream stream) override;
   absl::Status CopyOut(void* pinned, const void* from, size_t bytes, Stream stream) override;

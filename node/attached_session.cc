@@ -108,8 +108,24 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
 
   bool was_interrupted() const { return was_interrupted_; }
 
+  // Tells, without an answer, that the parameter's gradient is shared, of the step that is to be
+  // taken at these rates. Does not wait: what comes while a message is under way goes with the next
+  // one.
+  void Tell(const StepRates& rates, size_t parameter) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!is_open_ || is_broken_) return;  // the next call says why
+      GradientsReady& ready = *to_tell_.mutable_gradients_ready();
+      if (!std::exchange(has_told_, true)) *ready.mutable_rates() = rates;
+      ready.add_tensors(static_cast<uint32_t>(parameter));
+      if (is_telling_) return;
+      TakeWhatToTell();
+    }
+    StartWrite(&told_);
+  }
+
   // Waits for as long as the worker does, which has deadlines of its own, and is alive; or until it
-  // is interrupted, after which there is nothing more to call.
+  // is interrupted, after which there is nothing more to call. A step says what was to be told.
   absl::StatusOr<Reply> Call(const Request& request) {
     if (was_interrupted_) {
       return absl::FailedPreconditionError(
@@ -117,15 +133,18 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
           "again");
     }
     if (is_open_) {
+      {
+        absl::MutexLock lock(&mutex_);
+        to_tell_.Clear();
+        has_told_ = false;
+      }
+      // One message is under way at a time.
+      if (!AwaitUnlessInterrupted(&Connection::IsNotTelling))
+        return absl::CancelledError("interrupted");
       outstanding_ = 2;
       StartWrite(&request);
       StartRead(&reply_);
-      while (!Await(&Connection::HasNothingOutstanding, kInterruptInterval)) {
-        if (!is_interrupted_ || !is_interrupted_()) continue;
-        was_interrupted_ = true;
-        context_.TryCancel();
-        Await(&Connection::HasNothingOutstanding);
-        Close();
+      if (!AwaitUnlessInterrupted(&Connection::HasNothingOutstanding)) {
         return absl::CancelledError("interrupted");
       }
       if (!is_broken_) {
@@ -141,6 +160,19 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
   }
 
  private:
+  // Otherwise the stream is over.
+  bool AwaitUnlessInterrupted(bool (Connection::*condition)() const) {
+    while (!Await(condition, kInterruptInterval)) {
+      if (!is_interrupted_ || !is_interrupted_()) continue;
+      was_interrupted_ = true;
+      context_.TryCancel();
+      Await(condition);
+      Close();
+      return false;
+    }
+    return true;
+  }
+
   // Waits until gRPC has no more to say; status_ is there then.
   void Close() {
     is_open_ = false;
@@ -149,9 +181,26 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
     Await(&Connection::IsDone);
   }
 
-  void OnWriteDone(bool ok) override { OnOneDone(ok); }
-  void OnReadDone(bool ok) override { OnOneDone(ok); }
-  void OnOneDone(bool ok) {
+  void TakeWhatToTell() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    is_telling_ = true;
+    told_ = std::exchange(to_tell_, Request());
+  }
+
+  void OnWriteDone(bool ok) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!ok) is_broken_ = true;
+      if (!is_telling_) {
+        --outstanding_;
+        return;
+      }
+      is_telling_ = false;
+      if (!ok || !to_tell_.has_gradients_ready()) return;
+      TakeWhatToTell();
+    }
+    StartWrite(&told_);
+  }
+  void OnReadDone(bool ok) override {
     absl::MutexLock lock(&mutex_);
     --outstanding_;
     if (!ok) is_broken_ = true;
@@ -163,6 +212,7 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
   }
 
   bool HasNothingOutstanding() const { return outstanding_ == 0; }
+  bool IsNotTelling() const { return !is_telling_; }
   bool IsDone() const { return is_done_; }
   bool Await(bool (Connection::*condition)() const,
              absl::Duration timeout = absl::InfiniteDuration()) {
@@ -179,7 +229,10 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
   bool was_interrupted_ = false;
   Reply reply_;
   absl::Mutex mutex_;  // of the following, which gRPC's threads write while something is under way
-  int outstanding_ = 0;
+  int outstanding_ = 0;      // of a call: its request, its reply
+  bool is_telling_ = false;  // told_ is under way
+  Request told_, to_tell_;   // gradients that are ready; what goes next
+  bool has_told_ = false;    // of this step
   bool is_broken_ = false;
   bool is_done_ = false;
   grpc::Status status_;
@@ -352,7 +405,21 @@ absl::Status AttachedSession::GradientReady(size_t parameter, Gradient gradient)
   open_step_->has_gradient[parameter] = true;
   --open_step_->gradients_missing;
   failure_ = tensors_->Share(parameter, gradient);
+  open_step_->being_shared.push_back(parameter);
+  if (failure_.ok()) failure_ = TellOfShared();
   return failure_;
+}
+
+absl::Status AttachedSession::TellOfShared() {
+  std::deque<size_t>& parameters = open_step_->being_shared;
+  while (!parameters.empty()) {
+    const absl::StatusOr<bool> is_shared = tensors_->IsShared(parameters.front());
+    if (!is_shared.ok()) return is_shared.status();
+    if (!*is_shared) break;
+    connection_->Tell(open_step_->rates, parameters.front());
+    parameters.pop_front();
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StepReport> AttachedSession::FinishStep() {
@@ -368,10 +435,16 @@ absl::StatusOr<StepReport> AttachedSession::FinishStep() {
         "to be given too",
         steps_, open_step_->gradients_missing, parameters_[missing].name));
   }
-  const StepRates rates = std::move(open_step_->rates);
-  open_step_.reset();
   trace_step_.step = steps_;
   const trace::Span span(trace_step_);
+  // A GPU may have much to compute still, whose copies come one after the other.
+  while (open_step_->being_shared.size() > 1) {
+    failure_ = tensors_->AwaitShared(open_step_->being_shared.front());
+    if (failure_.ok()) failure_ = TellOfShared();
+    if (!failure_.ok()) return failure_;
+  }
+  const StepRates rates = std::move(open_step_->rates);
+  open_step_.reset();
   return TakeStep(rates);
 }
 

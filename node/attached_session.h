@@ -4,6 +4,7 @@
 #define SIGNPOST_NODE_ATTACHED_SESSION_H_
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,8 +24,10 @@
 namespace signpost::node {
 
 // All calls as Session has them, with these differences. Each is made by all processes of the node,
-// and waits for them as for other ranks. Gradients are copied when they come, and parameters when
-// the step is done: nothing is sent before all gradients of all processes are there.
+// and waits for them as for other ranks. Gradients are copied when they come, and sent once all
+// processes' are there; parameters are copied when the step is done. When a process is gone after
+// some were sent, the step is open: it is the first one of those that join again, which must take
+// it at the same rates.
 //
 // With options.gpu they are copied from and to that GPU, 4 bytes for each parameter either way. The
 // optimizer runs where the node's worker has it, on its processors or its GPU, and takes next to
@@ -85,6 +88,7 @@ class AttachedSession final : public Session {
     StepRates rates;
     std::vector<bool> has_gradient;  // by parameter
     size_t gradients_missing = 0;
+    std::deque<size_t> being_shared;  // parameters whose gradients the worker is not told of
   };
 
   AttachedSession(const OptimizerOptions& optimizer, std::vector<Parameter> parameters,
@@ -98,6 +102,8 @@ class AttachedSession final : public Session {
   absl::Status CheckGradient(size_t parameter, const Gradient& gradient) const;
   absl::Status CheckNoStepFailed() const;
   absl::Status CheckNoStepIsOpen() const;
+  // Tells the worker of gradients that are shared.
+  absl::Status TellOfShared();
   absl::StatusOr<StepReport> TakeStep(const StepRates& rates);
 
   std::unique_ptr<kernels::cuda::Gpu> own_gpu_;  // null: it is the caller's, or there is none

@@ -73,21 +73,28 @@ absl::Status GpuPlace::Copy(const Numbers& from, const Numbers& to) {
 absl::Status GpuPlace::Prepare(const Layout& layout, size_t processes, uint32_t) {
   if (!status_.ok()) return status_;
   layout_ = &layout;
-  const size_t rows_bytes = layout.chunks().size() * sizeof(Row);
+  std::vector<Row> rows;
+  for (const Chunk& chunk : layout.chunks()) {
+    first_row_.push_back(rows.size());
+    rows.push_back({.first = chunk.first_element, .elements = chunk.elements});
+    if (chunk.segments.size() == 1) continue;
+    for (const Segment& segment : chunk.segments) {
+      rows.push_back(
+          {.first = chunk.first_element + segment.chunk_offset, .elements = segment.elements});
+    }
+  }
+  const size_t rows_bytes = rows.size() * sizeof(Row);
   const size_t table_bytes = processes * sizeof(const float*);
   const bool is_there = Take(gpu_.Allocate(layout.elements() * sizeof(float)), mean_) &&
                         Take(gpu_.Allocate(rows_bytes), rows_) &&
                         Take(gpu_.Allocate(table_bytes), gradients_) &&
                         Take(gpu_.AllocatePinned(table_bytes), new_gradients_);
   if (!is_there) return status_;
-  std::vector<Row> rows;
-  for (const Chunk& chunk : layout.chunks()) {
-    rows.push_back({.contributions = reinterpret_cast<const float* const*>(gradients_.get()),
-                    .ranks = static_cast<uint32_t>(processes),
-                    .inverse_count = 1.0f / static_cast<float>(processes),
-                    .first = chunk.first_element,
-                    .out = reinterpret_cast<float*>(mean_.get()) + chunk.first_element,
-                    .elements = static_cast<uint32_t>(chunk.elements)});
+  for (Row& row : rows) {
+    row.contributions = reinterpret_cast<const float* const*>(gradients_.get());
+    row.ranks = static_cast<uint32_t>(processes);
+    row.inverse_count = 1.0f / static_cast<float>(processes);
+    row.out = reinterpret_cast<float*>(mean_.get()) + row.first;
   }
   Do(gpu_.Write(rows_.get(), rows.data(), rows_bytes, stream_.get()));
   return status_;
@@ -104,11 +111,21 @@ absl::Status GpuPlace::BeginStep(Gradients gradients) {
   return status_;
 }
 
-absl::Status GpuPlace::Average(uint32_t chunk) {
+absl::Status GpuPlace::Average(uint32_t chunk, absl::Span<const Segment> segments) {
+  const Chunk& whole = layout_->chunks()[chunk];
+  const size_t row = first_row_[chunk];
+  if (segments.size() == whole.segments.size()) return Average(row, whole.elements);
+  for (const Segment& segment : segments) {
+    const size_t number = &segment - whole.segments.data();
+    if (!Average(row + 1 + number, segment.elements).ok()) break;
+  }
+  return status_;
+}
+
+absl::Status GpuPlace::Average(size_t row, size_t elements) {
   if (!status_.ok()) return status_;
-  const size_t blocks =
-      kernels::BlockCount(layout_->chunks()[chunk].elements, kRule.block_elements);
-  Do(gpu_.AggregateDense(kRule, reinterpret_cast<const Row*>(rows_.get()) + chunk, 1,
+  const size_t blocks = kernels::BlockCount(elements, kRule.block_elements);
+  Do(gpu_.AggregateDense(kRule, reinterpret_cast<const Row*>(rows_.get()) + row, 1,
                          static_cast<uint32_t>(blocks), stream_.get()));
   return status_;
 }

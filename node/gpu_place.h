@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "node/place.h"
 
@@ -31,7 +32,7 @@ class GpuPlace final : public Place {
   // 4 bytes for each element.
   absl::Status Prepare(const Layout& layout, size_t processes, uint32_t threads) override;
   absl::Status BeginStep(Gradients gradients) override;
-  absl::Status Average(uint32_t chunk) override;
+  absl::Status Average(uint32_t chunk, absl::Span<const Segment> segments) override;
   absl::Span<const float> mean() const override;
   absl::Status Await() override;
 
@@ -50,6 +51,8 @@ class GpuPlace final : public Place {
     return true;
   }
 
+  absl::Status Average(size_t row, size_t elements);
+
   kernels::cuda::Gpu& gpu_;
   absl::Status status_;
   kernels::cuda::Owned<CUstream_st> stream_;
@@ -57,7 +60,9 @@ class GpuPlace final : public Place {
 
   const Layout* layout_ = nullptr;
   Memory mean_;
-  Memory rows_;                       // what the kernel is to do, for each chunk
+  Memory
+      rows_;  // what the kernel is to do: for a chunk, and for each of its segments if it has more
+  std::vector<size_t> first_row_;     // by chunk
   Memory gradients_, new_gradients_;  // where they are, by local rank; on the GPU, and pinned
 };
 

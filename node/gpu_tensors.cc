@@ -82,17 +82,20 @@ absl::Status GpuTensors::TakeMemory() {
     largest = std::max(largest, parameter.values.size());
   }
   const size_t widened = std::min(largest, kPieceElements) * sizeof(float);
+  is_shared_.resize(parameters_.size());
+  for (auto& event : is_shared_) {
+    if (!Take(gpu_.NewEvent(), event)) return status_;
+  }
   Take(gpu_.NewStream(), copies_) && Take(gpu_.NewEvent(), is_made_) &&
-      Take(gpu_.NewEvent(), are_shared_) && Take(gpu_.NewEvent(), are_taken_) &&
-      Take(gpu_.NewEvent(), left_) && Take(gpu_.Allocate(widened), widened_) &&
-      Take(gpu_.Allocate(rows * sizeof(Row)), rows_) &&
+      Take(gpu_.NewEvent(), are_taken_) && Take(gpu_.NewEvent(), left_) &&
+      Take(gpu_.Allocate(widened), widened_) && Take(gpu_.Allocate(rows * sizeof(Row)), rows_) &&
       Take(gpu_.AllocatePinned(rows * sizeof(Row)), pinned_rows_);
   return status_;
 }
 
 GpuTensors::~GpuTensors() {
   // Of what has failed nothing is waited for but what there is.
-  if (are_shared_ != nullptr && are_taken_ != nullptr) Await().IgnoreError();
+  if (are_taken_ != nullptr) Await().IgnoreError();
 }
 
 void GpuTensors::SetStream(kernels::cuda::Stream stream) {
@@ -111,7 +114,20 @@ absl::Status GpuTensors::Share(size_t tensor, const Gradient& gradient) {
   } else {
     CopyWidened(tensor, gradient);
   }
-  Do(gpu_.Record(are_shared_.get(), copies_.get()));
+  Do(gpu_.Record(is_shared_[tensor].get(), copies_.get()));
+  last_shared_ = tensor;
+  return status_;
+}
+
+absl::StatusOr<bool> GpuTensors::IsShared(size_t tensor) {
+  bool is_shared = false;
+  if (status_.ok()) Take(gpu_.HasHappened(is_shared_[tensor].get()), is_shared);
+  if (!status_.ok()) return status_;
+  return is_shared;
+}
+
+absl::Status GpuTensors::AwaitShared(size_t tensor) {
+  if (status_.ok()) Do(gpu_.Await(is_shared_[tensor].get()));
   return status_;
 }
 
@@ -152,7 +168,7 @@ absl::Status GpuTensors::TakeParameters() {
 }
 
 absl::Status GpuTensors::Await() {
-  Do(gpu_.Await(are_shared_.get()));
+  if (last_shared_) Do(gpu_.Await(is_shared_[*last_shared_].get()));
   Do(gpu_.Await(are_taken_.get()));
   return status_;
 }

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -47,8 +48,10 @@ class GpuTensors final : public Tensors {
   absl::Status CheckGradient(const Gradient& gradient) const override {
     return CheckOn(gpu_, gradient);
   }
-  // These four fail with what went wrong on the GPU, once it has.
+  // These six fail with what went wrong on the GPU, once it has.
   absl::Status Share(size_t tensor, const Gradient& gradient) override;
+  absl::StatusOr<bool> IsShared(size_t tensor) override;
+  absl::Status AwaitShared(size_t tensor) override;
   absl::Status TakeParameters() override;
   absl::Status Await() override;  // for ever if the GPU does not come to an end
   uint32_t ParametersCrc32c() override;
@@ -91,12 +94,13 @@ class GpuTensors final : public Tensors {
   const SharedOn shared_on_;
   const Memory shared_gradients_, shared_values_;
   absl::Status status_;
-  kernels::cuda::Stream stream_ = nullptr;       // the caller's
-  kernels::cuda::Owned<CUstream_st> copies_;     // to what is shared
-  kernels::cuda::Owned<CUevent_st> is_made_;     // a gradient, on the caller's stream
-  kernels::cuda::Owned<CUevent_st> are_shared_;  // all gradients so far
-  kernels::cuda::Owned<CUevent_st> are_taken_;   // all parameters
-  kernels::cuda::Owned<CUevent_st> left_;        // the stream before, when it was left
+  kernels::cuda::Stream stream_ = nullptr;                   // the caller's
+  kernels::cuda::Owned<CUstream_st> copies_;                 // to what is shared
+  kernels::cuda::Owned<CUevent_st> is_made_;                 // a gradient, on the caller's stream
+  std::vector<kernels::cuda::Owned<CUevent_st>> is_shared_;  // by tensor, its gradient
+  std::optional<size_t> last_shared_;                        // tensor
+  kernels::cuda::Owned<CUevent_st> are_taken_;               // all parameters
+  kernels::cuda::Owned<CUevent_st> left_;                    // the stream before, when it was left
 
   Memory widened_;                 // a piece
   Memory rows_, pinned_rows_;      // what the kernel is to do, for each piece of each tensor

@@ -52,10 +52,11 @@ absl::Status HostPlace::BeginStep(Gradients gradients) {
   return absl::OkStatus();
 }
 
-absl::Status HostPlace::Average(uint32_t chunk) {
+absl::Status HostPlace::Average(uint32_t chunk, absl::Span<const Segment> segments) {
   const float inverse = 1.0f / static_cast<float>(gradients_.size());
   const uint64_t first = layout_->chunks()[chunk].first_element;
   crew_->ForEachPart(chunk, [&](const Segment& part) {
+    if (part.tensor < segments.front().tensor || part.tensor > segments.back().tensor) return;
     const uint64_t begin = first + part.chunk_offset;
     std::vector<const uint8_t*> of_processes;
     for (const float* gradient : gradients_) {

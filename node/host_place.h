@@ -25,7 +25,7 @@ class HostPlace final : public Place {
 
   absl::Status Prepare(const Layout& layout, size_t processes, uint32_t threads) override;
   absl::Status BeginStep(Gradients gradients) override;
-  absl::Status Average(uint32_t chunk) override;
+  absl::Status Average(uint32_t chunk, absl::Span<const Segment> segments) override;
   absl::Span<const float> mean() const override { return mean_; }
   absl::Status Await() override { return absl::OkStatus(); }
 

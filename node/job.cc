@@ -80,6 +80,14 @@ std::string Job::Process::Describe() const {
   return absl::StrCat("local rank ", local_rank, " (process ", attach.pid(), ")");
 }
 
+std::vector<std::shared_ptr<const Numbers>> Job::GradientsOf(const Processes& processes) {
+  std::vector<std::shared_ptr<const Numbers>> gradients;
+  for (const std::shared_ptr<Process>& process : processes) {
+    gradients.push_back(process->gradients);
+  }
+  return gradients;
+}
+
 Job::Job(const std::string& name, const NodeOptions& options)
     : name_(name), options_(options), cohort_(options.processes), thread_([this] { Run(); }) {}
 
@@ -129,7 +137,34 @@ void Job::Call(uint64_t number, const Request& request, Done done) {
                               "a request out of order: attach, begin, and then steps")));
   } else if (!is_attached) {
     AdmitWaiting(answers);
+  } else if (call == Request::kStep) {
+    process->rates = request.step().rates();
+    arrivals_->AddRest(process->local_rank);
   }
+}
+
+void Job::Come(uint64_t number, const GradientsReady& gradients) {
+  Answers answers;
+  absl::MutexLock lock(&mutex_);
+  const auto found = processes_.find(number);
+  if (found == processes_.end()) return;
+  const std::shared_ptr<Process> process = found->second;
+  if (!process->over.ok()) return;  // it is told when it calls
+  const absl::Status status = TakeArrivals(*process, gradients);
+  if (!status.ok()) {
+    Break(absl::Status(status.code(), absl::StrCat(process->Describe(), ": ", status.message())),
+          answers);
+  }
+}
+
+absl::Status Job::TakeArrivals(Process& process, const GradientsReady& gradients) {
+  if (process.cohort == 0 || process.has_left || process.done != nullptr ||
+      process.rates.has_value() == gradients.has_rates()) {
+    return absl::InvalidArgumentError(
+        "a request out of order: attach, begin, and then steps, each with its rates first");
+  }
+  if (gradients.has_rates()) process.rates = gradients.rates();
+  return arrivals_->Add(process.local_rank, gradients.tensors());
 }
 
 void Job::AdmitWaiting(Answers& answers) {
@@ -249,6 +284,7 @@ void Job::Break(const absl::Status& why, Answers& answers) {
     if (process->done != nullptr && !goes_on) answers.Add(*process, ReplyOf(why));
     process.reset();
   }
+  arrivals_.reset();
   ForgetIfUnused();
   AdmitWaiting(answers);
 }
@@ -323,11 +359,15 @@ Job::Work Job::NextWork() const {
   }
   if (stopping_) return Work::kEnd;
   const Request* first = nullptr;
-  bool is_quarrel = false;
+  bool is_quarrel = false, is_computing = false;
   for (const std::shared_ptr<Process>& process : cohort_) {
-    if (process == nullptr || process->done == nullptr) return Work::kNone;
+    if (process == nullptr) return Work::kNone;
+    is_computing |= process->done == nullptr;
     if (first == nullptr) first = &process->request;
     is_quarrel |= process->request.call_case() != first->call_case();
+  }
+  if (is_computing) {
+    return arrivals_ && arrivals_->has_complete() ? Work::kAdvance : Work::kNone;
   }
   if (is_quarrel) return Work::kQuarrel;
   if (first->has_begin()) return Work::kBegin;
@@ -350,8 +390,10 @@ std::pair<Job::Work, Job::Processes> Job::TakeWork() {
   } else if (work != Work::kNone && work != Work::kEnd) {
     processes = cohort_;
   }
-  for (const std::shared_ptr<Process>& process : processes) process->is_at_work = true;
-  is_at_work_ = !processes.empty();
+  if (work != Work::kAdvance) {  // which answers nobody
+    for (const std::shared_ptr<Process>& process : processes) process->is_at_work = true;
+    is_at_work_ = !processes.empty();
+  }
   return {work, std::move(processes)};
 }
 
@@ -410,6 +452,9 @@ void Job::Do(Work work, const Processes& processes) {
     case Work::kBegin:
       Begin(processes);
       break;
+    case Work::kAdvance:
+      Advance(processes);
+      break;
     case Work::kStep:
       Step(processes);
       break;
@@ -433,12 +478,25 @@ void Job::Do(Work work, const Processes& processes) {
   ForgetIfUnused();
 }
 
+void Job::EndStep(const Processes& processes) {
+  for (const std::shared_ptr<Process>& process : processes) process->rates.reset();
+  arrivals_.emplace(training_->layout().tensors().size(), options_.processes);
+}
+
 void Job::AnswerAll(const Processes& processes, const Reply& reply) {
   Answers answers;
   absl::MutexLock lock(&mutex_);
   is_at_work_ = false;
   has_failed_ |= reply.code() != 0;
   for (const std::shared_ptr<Process>& process : processes) answers.Add(*process, reply);
+}
+
+void Job::RefuseStep(const absl::Status& status, const Processes& processes) {
+  {
+    absl::MutexLock lock(&mutex_);
+    EndStep(processes);
+  }
+  AnswerAll(processes, ReplyOf(status));
 }
 
 std::unique_ptr<Training> Job::GiveUp() {
@@ -485,13 +543,12 @@ void Job::Begin(const Processes& processes) {
   }
   if (!goes_on) {
     absl::Status status;
-    std::vector<const Numbers*> values;
     for (const std::shared_ptr<Process>& process : processes) {
       status.Update(CheckSame(process->attach.start(), processes[0]->attach.start()));
-      values.push_back(process->gradients.get());
     }
     if (status.ok()) {
-      status = training_->Join(options_.session, processes[0]->attach.start(), values);
+      status =
+          training_->Join(options_.session, processes[0]->attach.start(), GradientsOf(processes));
     }
     if (!status.ok()) return Fail(status, processes);
   }
@@ -512,31 +569,53 @@ void Job::Begin(const Processes& processes) {
   steps_ = begun.steps();
   ++cohorts_;
   left_.clear();
+  EndStep(processes);
   for (const std::shared_ptr<Process>& process : processes) {
     process->cohort = cohorts_;
     answers.Add(*process, reply);
   }
 }
 
+void Job::Advance(const Processes& processes) {
+  Training* training;
+  StepRates rates;
+  std::vector<uint32_t> tensors;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (cohort_ != processes) return;  // it is over
+    training = training_.get();
+    rates = *processes[0]->rates;
+    for (const std::shared_ptr<Process>& process : processes) {
+      // Nothing is sent, and they are told when they call for the step.
+      if (!CheckSameRates(*process->rates, rates, process->Describe()).ok()) return;
+    }
+    tensors = arrivals_->TakeComplete();
+  }
+  const absl::Status status = training->Come(GradientsOf(processes), rates, tensors);
+  if (status.ok() || absl::IsInvalidArgument(status)) return;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (training_.get() != training) return;  // all have left it meanwhile
+  }
+  Fail(status, /*processes=*/{});
+}
+
 void Job::Step(const Processes& processes) {
   const StepRates& rates = processes[0]->request.step().rates();
-  std::vector<const Numbers*> gradients;
   for (const std::shared_ptr<Process>& process : processes) {
     absl::Status status =
         CheckSameRates(process->request.step().rates(), rates, process->Describe());
-    if (!status.ok()) return AnswerAll(processes, ReplyOf(status));
-    gradients.push_back(process->gradients.get());
+    if (!status.ok()) return RefuseStep(status, processes);
   }
   const absl::Time start = Now();
-  absl::StatusOr<Stepped> stepped = training_->Step(gradients, rates);
-  if (absl::IsInvalidArgument(stepped.status())) {
-    return AnswerAll(processes, ReplyOf(stepped.status()));
-  }
+  absl::StatusOr<Stepped> stepped = training_->Step(GradientsOf(processes), rates);
+  if (absl::IsInvalidArgument(stepped.status())) return RefuseStep(stepped.status(), processes);
   if (!stepped.ok()) return Fail(stepped.status(), processes);
   Answers answers;
   absl::MutexLock lock(&mutex_);
   is_at_work_ = false;
   steps_ = stepped->steps();
+  EndStep(processes);
   for (const std::shared_ptr<Process>& process : processes) {
     Reply reply;
     Stepped& to = *reply.mutable_stepped();

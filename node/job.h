@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -21,6 +22,7 @@
 #include "absl/time/time.h"
 #include "client/session_options.h"
 #include "kernels/gpu.h"
+#include "node/arrivals.h"
 #include "node/numbers.h"
 #include "node/shared_memory.h"
 #include "node/training.h"
@@ -60,6 +62,8 @@ class Job {
   // waits for the failure timeout at most while another process is attached as its rank, whose end
   // may not have been noticed yet.
   void Call(uint64_t process, const Request& request, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
+  // That process's gradients are ready, as it tells; nothing is answered.
+  void Come(uint64_t process, const GradientsReady& gradients) ABSL_LOCKS_EXCLUDED(mutex_);
   // The process is there no more. What it waits for is answered still, if only when that is done;
   // later requests are CANCELLED. Idempotent.
   void Gone(uint64_t process) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -72,7 +76,17 @@ class Job {
   bool is_idle() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  enum class Work { kNone, kBegin, kStep, kCheckpoint, kSaveState, kLeave, kQuarrel, kEnd };
+  enum class Work {
+    kNone,
+    kBegin,
+    kAdvance,
+    kStep,
+    kCheckpoint,
+    kSaveState,
+    kLeave,
+    kQuarrel,
+    kEnd
+  };
 
   struct Process {
     Process(uint32_t local_rank, const Attach& attach) : local_rank(local_rank), attach(attach) {}
@@ -80,12 +94,13 @@ class Job {
 
     const uint32_t local_rank;
     const Attach attach;
-    std::unique_ptr<Numbers> gradients;         // null: it is not attached yet
+    std::shared_ptr<const Numbers> gradients;   // null: it is not attached yet
     std::shared_ptr<const Numbers> parameters;  // what it reads, until it is gone
     std::unique_ptr<SharedMemory> saved_state;  // until the next request
     uint64_t cohort = 0;                        // which, from 1 on; 0: it has not begun
     bool has_left = false;
-    absl::Status over;  // why the cohort is over that it was of
+    std::optional<StepRates> rates;  // of the step that it has begun
+    absl::Status over;               // why the cohort is over that it was of
 
     Request request;
     Done done;  // null: it waits for nothing
@@ -93,6 +108,8 @@ class Job {
     bool is_at_work = false;  // the job's thread will answer it
   };
   using Processes = std::vector<std::shared_ptr<Process>>;
+
+  static std::vector<std::shared_ptr<const Numbers>> GradientsOf(const Processes& processes);
 
   // Answers that are given once the lock is free.
   class Answers;
@@ -107,6 +124,7 @@ class Job {
   // On the job's thread; they answer these processes, and are not at work any more when they do.
   void Do(Work work, const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Begin(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Advance(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Step(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Checkpoint(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void SaveState(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -114,6 +132,10 @@ class Job {
   void Quarrel(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   // The session is worth nothing any more: the cohort is over, and the next one begins anew.
   void Fail(const absl::Status& status, const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
+  void RefuseStep(const absl::Status& status, const Processes& processes)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // They may begin another step.
+  void EndStep(const Processes& processes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerAll(const Processes& processes, const Reply& reply) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whatever has failed since the last time may have done so because of the GPU.
   void TellIfGpuIsLost() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -123,6 +145,8 @@ class Job {
   // Gives its place to each process that waits for one which is free.
   void AdmitWaiting(Answers& answers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Admit(Process& process, Reply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status TakeArrivals(Process& process, const GradientsReady& gradients)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndOverdue(Answers& answers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WhoIsWaitedFor(const Process& waiting) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The cohort is over, for that reason.
@@ -157,10 +181,13 @@ class Job {
   // Whose call is answered once the job has been left, and with what it has been trained.
   std::shared_ptr<Process> last_to_leave_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Training> left_training_ ABSL_GUARDED_BY(mutex_);
+  // Of the step that the cohort has begun, or begins next.
+  std::optional<Arrivals> arrivals_ ABSL_GUARDED_BY(mutex_);
   // A deadline may be nearer, or something has failed.
   bool has_news_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_failed_ ABSL_GUARDED_BY(mutex_) = false;  // a request, since the GPU was last asked
-  // Changes hands under the lock; while is_at_work_ by the job's thread only, which uses it then.
+  // Changes hands under the lock; while is_at_work_ by the job's thread only, which uses it then. A
+  // step may advance in one that has changed hands.
   std::unique_ptr<Training> training_;
 
   std::thread thread_;

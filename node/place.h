@@ -39,10 +39,11 @@ class Place {
   virtual absl::Status Prepare(const Layout& layout, size_t processes, uint32_t threads) = 0;
   // Gradients that the means are of until the next call.
   virtual absl::Status BeginStep(Gradients gradients) = 0;
-  // The chunk's part of the mean, perhaps later:
+  // The mean where these segments are, perhaps later. They follow one another in the layout's
+  // chunk, and are a part of its array:
   //   mean = (sum over local ranks of g_i) * (1 / processes)
   // in fp32, summed in the order of kernels/block.h.
-  virtual absl::Status Average(uint32_t chunk) = 0;
+  virtual absl::Status Average(uint32_t chunk, absl::Span<const Segment> segments) = 0;
   // In layout order.
   virtual absl::Span<const float> mean() const = 0;
   // Waits until all is done, the session's work too. On a GPU without a deadline.

@@ -10,8 +10,8 @@
 namespace signpost::node {
 namespace {
 
-// A process's requests: the next one is read when the one before has been answered. Owned by the
-// call.
+// A process's requests: the next one is read when the one before has been answered, if it is to be.
+// Owned by the call.
 class Stream final : public grpc::ServerBidiReactor<Request, Reply> {
  public:
   explicit Stream(Node& node) : node_(node) { StartRead(&request_); }
@@ -36,13 +36,24 @@ class Stream final : public grpc::ServerBidiReactor<Request, Reply> {
     }
     // It is answered even if the process is gone, and this object waits for that.
     const Node::Process process = *process_;
+    if (request_.has_gradients_ready()) {
+      process.job->Come(process.number, request_.gradients_ready());
+      return OnAnswered(/*ok=*/true);
+    }
     process.job->Call(process.number, request_, [this](Reply reply) {
       reply_ = std::move(reply);
       StartWrite(&reply_);
     });
   }
 
-  void OnWriteDone(bool ok) override {
+  void OnWriteDone(bool ok) override { OnAnswered(ok); }
+
+  void OnCancel() override { End(); }
+  void OnDone() override { delete this; }
+
+ private:
+  // Or it needs no answer.
+  void OnAnswered(bool ok) {
     bool finish;
     {
       absl::MutexLock lock(&mutex_);
@@ -57,10 +68,6 @@ class Stream final : public grpc::ServerBidiReactor<Request, Reply> {
     StartRead(&request_);
   }
 
-  void OnCancel() override { End(); }
-  void OnDone() override { delete this; }
-
- private:
   // Whatever the order in which gRPC says so: the process is gone, or done.
   void End() {
     std::optional<Node::Process> process;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/gpu.h"
 #include "worker/gradient.h"
@@ -33,6 +34,10 @@ class Tensors {
   // Copies the tensor's gradient, widened to fp32, to the memory that is shared, perhaps later.
   // Until Await has returned the gradient must stay, and none of the same tensor may follow.
   virtual absl::Status Share(size_t tensor, const Gradient& gradient) = 0;
+  // Whether all of that copy is there, of the gradient that Share had last of the tensor; those
+  // that it had before are there then too. AwaitShared waits for it.
+  virtual absl::StatusOr<bool> IsShared(size_t tensor) = 0;
+  virtual absl::Status AwaitShared(size_t tensor) = 0;
   // Copies all parameters from there, perhaps later. Until Await has returned they must stay there.
   virtual absl::Status TakeParameters() = 0;
   // Waits for all these copies.

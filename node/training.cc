@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -109,6 +110,11 @@ absl::Status Training::Join(const SessionOptions& node, const Start& start, Grad
   session_ = *std::move(session);
   session_->SetStream(place_->stream());
   rank_ = options.worker.rank;
+  absl::Span<const float> mean = place_->mean();
+  for (const Tensor& tensor : layout_.tensors()) {
+    mean_.push_back(mean.first(ElementCount(tensor)));
+    mean.remove_prefix(ElementCount(tensor));
+  }
   return place_->Await();
 }
 
@@ -152,43 +158,97 @@ Begun Training::begun() {
   return begun;
 }
 
-absl::StatusOr<Stepped> Training::Step(Gradients gradients, const StepRates& rates) {
-  if (absl::Status status = session_->BeginStep(RatesOf(rates)); !status.ok()) return status;
-  // From here on something was sent, and INVALID_ARGUMENT would say that nothing was. What is
-  // under way reads gradients, which processes may give back once they are answered.
-  const auto failed = [this](const absl::Status& status) {
-    place_->Await().IgnoreError();
-    return absl::IsInvalidArgument(status) ? absl::InternalError(status.message()) : status;
+absl::Status Training::Begin(Gradients gradients, const StepRates& rates) {
+  if (open_step_ == nullptr) {
+    if (absl::Status status = session_->BeginStep(RatesOf(rates)); !status.ok()) return status;
+    open_step_ = std::make_unique<OpenStep>();
+    open_step_->rates = rates;
+    open_step_->has_mean.resize(layout_.tensors().size());
+  } else if (rates.SerializeAsString() != open_step_->rates.SerializeAsString()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "step %d has begun, and is open since a process was gone, at the rates {%s}; it cannot be "
+        "finished at {%s}",
+        session_->steps(), open_step_->rates.ShortDebugString(), rates.ShortDebugString()));
+  }
+  if (gradients == absl::MakeConstSpan(open_step_->gradients)) return absl::OkStatus();
+  // What is under way reads those before.
+  if (absl::Status status = place_->Await(); !status.ok()) return Failed(status);
+  open_step_->gradients.assign(gradients.begin(), gradients.end());
+  std::vector<const Numbers*> numbers;
+  for (const std::shared_ptr<const Numbers>& gradient : gradients)
+    numbers.push_back(gradient.get());
+  const absl::Status status = place_->BeginStep(numbers);
+  return status.ok() ? status : Failed(status);
+}
+
+absl::Status Training::SendMeansOf(size_t first, size_t end) {
+  const auto is_before = [](const Segment& segment, size_t tensor) {
+    return segment.tensor < tensor;
   };
-  if (absl::Status status = place_->BeginStep(gradients); !status.ok()) return failed(status);
-  absl::Duration averaging;
   // What is averaged is compressed and sent while the rest is averaged.
-  const absl::Span<const float> mean = place_->mean();
-  uint32_t averaged = 0;  // tensors
-  uint64_t first = 0;     // element of that tensor
-  for (uint32_t chunk = 0; chunk < layout_.chunks().size(); ++chunk) {
+  const uint32_t end_chunk = layout_.ChunksOf(end - 1).end;
+  for (uint32_t chunk = layout_.ChunksOf(first).first; chunk < end_chunk; ++chunk) {
+    absl::Span<const Segment> segments = layout_.chunks()[chunk].segments;
+    const size_t before = absl::c_lower_bound(segments, first, is_before) - segments.begin();
+    segments.remove_suffix(segments.end() - absl::c_lower_bound(segments, end, is_before));
+    segments.remove_prefix(before);
     const absl::Time start = SteadyNow();
-    if (absl::Status status = place_->Average(chunk); !status.ok()) return failed(status);
-    averaging += SteadyNow() - start;
-    const Chunk& done = layout_.chunks()[chunk];
-    for (; averaged < layout_.tensors().size(); ++averaged) {
-      const uint64_t elements = ElementCount(layout_.tensors()[averaged]);
-      if (first + elements > done.first_element + done.elements) break;
-      absl::Status status = session_->GradientReady(averaged, mean.subspan(first, elements));
-      if (!status.ok()) return failed(status);
-      first += elements;
+    if (absl::Status status = place_->Average(chunk, segments); !status.ok()) return Failed(status);
+    open_step_->averaging += SteadyNow() - start;
+    for (const Segment& segment : segments) {
+      const absl::Span<const float> mean = mean_[segment.tensor];
+      if (segment.tensor_offset + segment.elements < mean.size()) continue;  // more in the next one
+      open_step_->has_mean[segment.tensor] = true;
+      absl::Status status = session_->GradientReady(segment.tensor, mean);
+      if (!status.ok()) return Failed(status);
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status Training::Failed(const absl::Status& status) {
+  place_->Await().IgnoreError();
+  return absl::IsInvalidArgument(status) ? absl::InternalError(status.message()) : status;
+}
+
+absl::Status Training::SendMeans(std::vector<uint32_t> tensors) {
+  const std::vector<bool>& has_mean = open_step_->has_mean;
+  absl::c_sort(tensors);
+  for (size_t i = 0; i < tensors.size();) {
+    const size_t first = tensors[i];
+    size_t end = first;
+    while (i < tensors.size() && tensors[i] == end && !has_mean[end]) ++i, ++end;
+    if (first == end) {
+      ++i;
+      continue;
+    }
+    if (absl::Status status = SendMeansOf(first, end); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Training::Come(Gradients gradients, const StepRates& rates,
+                            std::vector<uint32_t> tensors) {
+  absl::Status status = Begin(gradients, rates);
+  return status.ok() ? SendMeans(std::move(tensors)) : status;
+}
+
+absl::StatusOr<Stepped> Training::Step(Gradients gradients, const StepRates& rates) {
+  if (absl::Status status = Begin(gradients, rates); !status.ok()) return status;
+  std::vector<uint32_t> tensors(layout_.tensors().size());
+  absl::c_iota(tensors, 0);
+  if (absl::Status status = SendMeans(std::move(tensors)); !status.ok()) return status;
   absl::StatusOr<StepReport> report = session_->FinishStep();
-  if (!report.ok()) return failed(report.status());
+  if (!report.ok()) return Failed(report.status());
   // Nothing is read or written any more that processes share.
-  if (absl::Status status = place_->Await(); !status.ok()) return failed(status);
-  report->kernels += averaging;
+  if (absl::Status status = place_->Await(); !status.ok()) return Failed(status);
+  const std::unique_ptr<OpenStep> done = std::move(open_step_);
+  report->kernels += done->averaging;
   Stepped stepped = MessageOf(*report);
   for (Stepped::SkippedRound& skipped : *stepped.mutable_skipped()) {
     if (skipped.rank() != rank_) continue;
     const absl::StatusOr<std::string> who = WhoIsNotFinite(gradients);
-    if (!who.ok()) return failed(who.status());
+    if (!who.ok()) return Failed(who.status());
     skipped.set_block(absl::StrCat(skipped.block(), ", of ", *who));
   }
   stepped.set_steps(session_->steps());

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/session.h"
 #include "client/session_options.h"
@@ -31,6 +32,9 @@ namespace signpost::node {
 // Not thread-safe, but for definition, layout, parameters and NewGradients.
 class Training {
  public:
+  // By local rank. Who holds them keeps them until nothing of the step reads them any more.
+  using Gradients = absl::Span<const std::shared_ptr<const Numbers>>;
+
   // Borrows the GPU that it is to be on; null: on the host. Takes memory for the parameters,
   // which on the host counts as it is written. INVALID_ARGUMENT as LayOut; RESOURCE_EXHAUSTED for
   // more than `max_parameters`, and as Place::NewNumbers.
@@ -47,16 +51,20 @@ class Training {
     return place_->NewNumbers(layout_.elements());
   }
 
-  using Gradients = Place::Gradients;
-
   // Joins the job as the worker that `node` says, which has no node itself, with the values of the
   // first of `values`. FAILED_PRECONDITION names the tensor in which another has other values,
   // unless they are to begin with rank 0's. Otherwise errors as Session::Join.
   absl::Status Join(const SessionOptions& node, const Start& start, Gradients values);
   Begun begun();  // after Join
 
-  // A step on the mean of the gradients. INVALID_ARGUMENT, with nothing sent, for rates as
-  // Session::Step; after other errors there is nothing left but to leave.
+  // The gradients of these tensors have come: sends their means, unless they were sent in this
+  // step. The first call begins a step, which stays open until Step. When gradients are in other
+  // memory than those before, the processes are others: the means that were sent stay, and the
+  // others are of these. Errors as Step.
+  absl::Status Come(Gradients gradients, const StepRates& rates, std::vector<uint32_t> tensors);
+  // A step on the mean of the gradients, all of which have come. INVALID_ARGUMENT, with nothing
+  // sent, for rates as Session::Step, or others than those that it has begun with; after other
+  // errors there is nothing left but to leave.
   absl::StatusOr<Stepped> Step(Gradients gradients, const StepRates& rates);
 
   absl::Status Checkpoint(const std::string& directory) { return session_->Checkpoint(directory); }
@@ -67,7 +75,22 @@ class Training {
   Training(const Definition& definition, Layout layout, std::unique_ptr<Place> place,
            std::shared_ptr<const Numbers> parameters);
 
+  struct OpenStep {
+    StepRates rates;
+    std::vector<std::shared_ptr<const Numbers>> gradients;  // by local rank
+    std::vector<bool> has_mean;                             // by tensor
+    absl::Duration averaging;
+  };
+
   absl::Status CheckSameValues(Gradients values) const;
+  absl::Status Begin(Gradients gradients, const StepRates& rates);
+  // Of those that have none yet.
+  absl::Status SendMeans(std::vector<uint32_t> tensors);
+  // Of tensors from `first` on, before `end`.
+  absl::Status SendMeansOf(size_t first, size_t end);
+  // Waits for what is under way, which reads gradients. Something was sent, which INVALID_ARGUMENT
+  // would deny.
+  absl::Status Failed(const absl::Status& status);
   // "local rank 1", of the processes whose gradients are not finite.
   absl::StatusOr<std::string> WhoIsNotFinite(Gradients gradients) const;
 
@@ -76,7 +99,9 @@ class Training {
   const std::unique_ptr<Place> place_;
   const std::shared_ptr<const Numbers> parameters_;
   uint32_t rank_ = 0;
-  std::unique_ptr<Session> session_;  // null: not joined
+  std::unique_ptr<Session> session_;           // null: not joined
+  std::vector<absl::Span<const float>> mean_;  // by tensor; once it has joined
+  std::unique_ptr<OpenStep> open_step_;        // null: none
 };
 
 }  // namespace signpost::node

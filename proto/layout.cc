@@ -346,6 +346,17 @@ std::vector<uint32_t> Layout::ShardOfChunk(uint32_t shard_count) const {
   return shards;
 }
 
+Layout::ChunkRange Layout::ChunksOf(size_t tensor) const {
+  const auto first = std::partition_point(
+      chunks_.begin(), chunks_.end(),
+      [tensor](const Chunk& chunk) { return chunk.segments.back().tensor < tensor; });
+  const auto end = std::partition_point(first, chunks_.end(), [tensor](const Chunk& chunk) {
+    return chunk.segments.front().tensor <= tensor;
+  });
+  return {static_cast<uint32_t>(first - chunks_.begin()),
+          static_cast<uint32_t>(end - chunks_.begin())};
+}
+
 uint32_t Layout::OwningShards(uint32_t shard_count) const {
   return static_cast<uint32_t>(std::min<uint64_t>(shard_count, chunks_.size()));
 }

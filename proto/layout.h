@@ -94,6 +94,13 @@ class Layout {
   absl::Span<const Chunk> chunks() const { return chunks_; }
   uint64_t elements() const { return elements_; }
 
+  // The chunks that have segments of the tensor, which follow one another.
+  struct ChunkRange {
+    uint32_t first;
+    uint32_t end;
+  };
+  ChunkRange ChunksOf(size_t tensor) const;
+
   // The shard that owns each chunk: chunks in order, each to the shard that has the fewest elements
   // so far, the lowest-numbered of those. shard_count >= 1. No two shards differ by more elements
   // than the largest chunk has.

@@ -18,12 +18,8 @@ void OpenStep::AddGradient(size_t tensor, Gradient gradient) {
   gradients_[tensor] = gradient;
   has_gradient_[tensor] = true;
   --gradients_missing_;
-  const absl::Span<const Chunk> chunks = layout_.chunks();
-  const auto first = absl::c_lower_bound(chunks, tensor, [](const Chunk& chunk, size_t tensor) {
-    return chunk.segments.back().tensor < tensor;
-  });
-  for (uint32_t chunk = first - chunks.begin();
-       chunk < chunks.size() && chunks[chunk].segments.front().tensor <= tensor; ++chunk) {
+  const auto [first, end] = layout_.ChunksOf(tensor);
+  for (uint32_t chunk = first; chunk < end; ++chunk) {
     if (--segments_missing_[chunk] == 0) queue.SetReady(chunk);
   }
 }
