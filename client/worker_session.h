@@ -45,6 +45,7 @@ class WorkerSession final : public Session {
   absl::Status GradientReady(size_t parameter, Gradient gradient) override {
     return worker_->GradientReady(parameter, gradient);
   }
+  absl::Status AdvanceStep() { return worker_->AdvanceStep(); }  // as Worker's
   absl::StatusOr<StepReport> FinishStep() override { return Counted(worker_->FinishStep()); }
 
   absl::Status Checkpoint(const std::string& directory) override;

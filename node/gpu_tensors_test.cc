@@ -220,6 +220,23 @@ TEST_P(GpuTensorsTest, NothingWaitsButToAwait) {
   Succeeds(tensors_->Await());
 }
 
+TEST_P(GpuTensorsTest, KnowsWhichGradientsAreShared) {
+  const Made first = Make(4, GradientType::kFloat32, nullptr);
+  const Made second = Make(0, GradientType::kBfloat16, nullptr);
+  Succeeds(tensors_->Share(4, first.gradient));
+  Succeeds(tensors_->AwaitShared(4));
+  EXPECT_TRUE(Take(tensors_->IsShared(4)));
+  EXPECT_EQ(OfTensor(gradients(), 4), first.numbers);
+  gpu_.Hold();
+  Succeeds(tensors_->Share(0, second.gradient));
+  EXPECT_TRUE(Take(tensors_->IsShared(4)));
+  EXPECT_FALSE(Take(tensors_->IsShared(0)));
+  gpu_.LetGoOn();
+  Succeeds(tensors_->AwaitShared(0));
+  EXPECT_TRUE(Take(tensors_->IsShared(0)));
+  EXPECT_EQ(OfTensor(gradients(), 0), second.numbers);
+}
+
 TEST_P(GpuTensorsTest, WhatWasAwaitedIsNotReadAnyMore) {
   const Owned<CUstream_st> stream = Take(gpu_.NewStream());
   tensors_->SetStream(stream.get());
@@ -334,6 +351,8 @@ TEST(GpuTensors, AFaultComesBackFromWhatFollows) {
     const absl::Status failed = tensors->Await();
     EXPECT_EQ(failed.code(), absl::StatusCode::kUnavailable);
     EXPECT_EQ(tensors->TakeParameters(), failed);
+    EXPECT_EQ(tensors->IsShared(0).status(), failed);
+    EXPECT_EQ(tensors->AwaitShared(0), failed);
     EXPECT_EQ(tensors->Share(0, Gradient(gradient.get(), 4, GradientType::kFloat16)), failed);
   }
 }

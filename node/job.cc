@@ -285,6 +285,7 @@ void Job::Break(const absl::Status& why, Answers& answers) {
     process.reset();
   }
   arrivals_.reset();
+  is_step_open_ = false;
   ForgetIfUnused();
   AdmitWaiting(answers);
 }
@@ -367,7 +368,8 @@ Job::Work Job::NextWork() const {
     is_quarrel |= process->request.call_case() != first->call_case();
   }
   if (is_computing) {
-    return arrivals_ && arrivals_->has_complete() ? Work::kAdvance : Work::kNone;
+    const bool has_gradients = arrivals_ && arrivals_->has_complete();
+    return has_gradients || (is_step_open_ && worker_has_news_) ? Work::kAdvance : Work::kNone;
   }
   if (is_quarrel) return Work::kQuarrel;
   if (first->has_begin()) return Work::kBegin;
@@ -421,6 +423,11 @@ void Job::Run() {
     if (has_joined_) training = GiveUp();
   }
   if (training != nullptr) training->Leave().IgnoreError();
+}
+
+void Job::HearOfNews() {
+  absl::MutexLock lock(&mutex_);
+  worker_has_news_ = true;
 }
 
 void Job::Stop() {
@@ -481,6 +488,7 @@ void Job::Do(Work work, const Processes& processes) {
 void Job::EndStep(const Processes& processes) {
   for (const std::shared_ptr<Process>& process : processes) process->rates.reset();
   arrivals_.emplace(training_->layout().tensors().size(), options_.processes);
+  is_step_open_ = false;
 }
 
 void Job::AnswerAll(const Processes& processes, const Reply& reply) {
@@ -547,8 +555,11 @@ void Job::Begin(const Processes& processes) {
       status.Update(CheckSame(process->attach.start(), processes[0]->attach.start()));
     }
     if (status.ok()) {
-      status =
-          training_->Join(options_.session, processes[0]->attach.start(), GradientsOf(processes));
+      SessionOptions session = options_.session;
+      session.worker.on_news = [weak = weak_from_this()] {
+        if (const std::shared_ptr<Job> job = weak.lock()) job->HearOfNews();
+      };
+      status = training_->Join(session, processes[0]->attach.start(), GradientsOf(processes));
     }
     if (!status.ok()) return Fail(status, processes);
   }
@@ -590,6 +601,8 @@ void Job::Advance(const Processes& processes) {
       if (!CheckSameRates(*process->rates, rates, process->Describe()).ok()) return;
     }
     tensors = arrivals_->TakeComplete();
+    is_step_open_ = true;
+    worker_has_news_ = false;
   }
   const absl::Status status = training->Come(GradientsOf(processes), rates, tensors);
   if (status.ok() || absl::IsInvalidArgument(status)) return;

@@ -46,8 +46,9 @@ struct NodeOptions {
 };
 
 // Requests and their errors are as proto/node.proto has them. What it does to the numbers it does
-// on a thread of its own, one thing after the other; nobody else waits for that. Thread-safe.
-class Job {
+// on a thread of its own, one thing after the other; nobody else waits for that. Thread-safe. Held
+// by shared pointers: its worker's connections may have news for it until they are gone.
+class Job : public std::enable_shared_from_this<Job> {
  public:
   // Is called exactly once, with no lock held, before the call returns or later by any thread.
   using Done = absl::AnyInvocable<void(Reply)>;
@@ -115,6 +116,7 @@ class Job {
   class Answers;
 
   void Run();
+  void HearOfNews() ABSL_LOCKS_EXCLUDED(mutex_);  // of the worker
   bool HasNewsOrWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Work NextWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The same, and for which processes.
@@ -183,6 +185,8 @@ class Job {
   std::unique_ptr<Training> left_training_ ABSL_GUARDED_BY(mutex_);
   // Of the step that the cohort has begun, or begins next.
   std::optional<Arrivals> arrivals_ ABSL_GUARDED_BY(mutex_);
+  bool is_step_open_ ABSL_GUARDED_BY(mutex_) = false;     // of this cohort
+  bool worker_has_news_ ABSL_GUARDED_BY(mutex_) = false;  // with which an open step can go on
   // A deadline may be nearer, or something has failed.
   bool has_news_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_failed_ ABSL_GUARDED_BY(mutex_) = false;  // a request, since the GPU was last asked

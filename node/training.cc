@@ -230,7 +230,10 @@ absl::Status Training::SendMeans(std::vector<uint32_t> tensors) {
 absl::Status Training::Come(Gradients gradients, const StepRates& rates,
                             std::vector<uint32_t> tensors) {
   absl::Status status = Begin(gradients, rates);
-  return status.ok() ? SendMeans(std::move(tensors)) : status;
+  if (status.ok()) status = SendMeans(std::move(tensors));
+  if (!status.ok()) return status;
+  status = session_->AdvanceStep();
+  return status.ok() ? status : Failed(status);
 }
 
 absl::StatusOr<Stepped> Training::Step(Gradients gradients, const StepRates& rates) {

@@ -12,8 +12,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/session.h"
 #include "client/session_options.h"
+#include "client/worker_session.h"
 #include "kernels/gpu.h"
 #include "node/numbers.h"
 #include "node/place.h"
@@ -52,15 +52,16 @@ class Training {
   }
 
   // Joins the job as the worker that `node` says, which has no node itself, with the values of the
-  // first of `values`. FAILED_PRECONDITION names the tensor in which another has other values,
+  // first of `values`. While a step is open, whoever node.worker.on_news tells calls Come.
+  // FAILED_PRECONDITION names the tensor in which another has other values,
   // unless they are to begin with rank 0's. Otherwise errors as Session::Join.
   absl::Status Join(const SessionOptions& node, const Start& start, Gradients values);
   Begun begun();  // after Join
 
   // The gradients of these tensors have come: sends their means, unless they were sent in this
-  // step. The first call begins a step, which stays open until Step. When gradients are in other
-  // memory than those before, the processes are others: the means that were sent stay, and the
-  // others are of these. Errors as Step.
+  // step, and whatever else can be sent now, without waiting. The first call begins a step, which
+  // stays open until Step. When gradients are in other memory than those before, the processes are
+  // others: the means that were sent stay, and the others are of these. Errors as Step.
   absl::Status Come(Gradients gradients, const StepRates& rates, std::vector<uint32_t> tensors);
   // A step on the mean of the gradients, all of which have come. INVALID_ARGUMENT, with nothing
   // sent, for rates as Session::Step, or others than those that it has begun with; after other
@@ -99,7 +100,7 @@ class Training {
   const std::unique_ptr<Place> place_;
   const std::shared_ptr<const Numbers> parameters_;
   uint32_t rank_ = 0;
-  std::unique_ptr<Session> session_;           // null: not joined
+  std::unique_ptr<WorkerSession> session_;     // null: not joined
   std::vector<absl::Span<const float>> mean_;  // by tensor; once it has joined
   std::unique_ptr<OpenStep> open_step_;        // null: none
 };

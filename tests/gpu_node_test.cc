@@ -209,6 +209,32 @@ TEST_F(GpuNodeTest, AlsoInParts) {
   }
 }
 
+TEST_F(GpuNodeTest, SendsWhatAllProcessesHaveBeforeTheStepIsFinished) {
+  for (const bool is_worker_on_gpu : {false, true}) {
+    has_gpu_ = is_worker_on_gpu ? kAll : kNone;
+    Nodes nodes(Options(/*nodes=*/1));
+    OnEachRank(nodes.processes(), [&](uint32_t number) {
+      Process process(JobOn(kAll), number);
+      ASSERT_EQ(process.Join(nodes.OptionsOf(number)), absl::OkStatus());
+      ASSERT_EQ(process.session().BeginStep({kRates}), absl::OkStatus());
+      process.MakeGradient();
+      const std::vector<Gradient> gradients = process.replica().Gradients();
+      const auto hand_in = [&](size_t tensor) {
+        ASSERT_EQ(process.session().GradientReady(tensor, gradients[tensor]), absl::OkStatus());
+      };
+      for (const size_t tensor : {4, 3, 2}) hand_in(tensor);
+      // The worker is told of the copies that are there when another gradient comes. To give memory
+      // back waits for the GPU.
+      { ASSERT_TRUE(gpu_->Allocate(8).ok()); }
+      hand_in(1);
+      nodes.AwaitRoundsClosed(6);  // chunks without tensor 0
+      hand_in(0);
+      EXPECT_TRUE(process.session().FinishStep().ok());
+      EXPECT_TRUE(process.session().Leave().ok());
+    });
+  }
+}
+
 TEST_F(GpuNodeTest, AlsoWithLambAndZeroOneAdam) {
   const std::vector<float> of_adam = TrainOn(kNone);
   OptimizerOptions lamb = {.freeze_step = 5, .lamb = LambOptions()};

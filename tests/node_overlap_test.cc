@@ -15,12 +15,10 @@
 #include "client/session.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "proto/failure_timeout.h"
 #include "proto/layout.h"
 #include "tests/cluster.h"
 #include "tests/job.h"
 #include "tests/nodes.h"
-#include "worker/grpc_channel.h"
 
 namespace signpost::testing {
 namespace {
@@ -128,27 +126,6 @@ uint64_t EarlyChunks() {
   return layout.chunks().size() - layout.ChunksOf(kLate).end;
 }
 
-// Of the job, over all shards.
-uint64_t RoundsClosed(Nodes& nodes) {
-  uint64_t rounds = 0;
-  for (const std::string& target : nodes.cluster().targets()) {
-    auto channel = ConnectToAggregator(target, FailureTimeout());
-    StatusRequest about;
-    about.set_job(JobOptionsForTest().worker.job);
-    const auto status = channel->Status(about, absl::Now() + absl::Seconds(30));
-    EXPECT_TRUE(status.ok()) << status.status();
-    if (status.ok() && status->jobs_size() == 1) rounds += status->jobs(0).rounds_closed();
-  }
-  return rounds;
-}
-
-void AwaitRoundsClosed(Nodes& nodes, uint64_t wanted) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(30);
-  while (RoundsClosed(nodes) < wanted) {
-    ASSERT_LT(absl::Now(), deadline) << RoundsClosed(nodes) << " rounds, wanted " << wanted;
-  }
-}
-
 TEST(NodeOverlap, WhatAllProcessesOfANodeHaveIsSentBeforeTheStepIsFinished) {
   Nodes nodes({.nodes = 2, .processes = kProcesses});
   const std::vector<float> wanted = TrainedAtOnce(2);
@@ -159,7 +136,7 @@ TEST(NodeOverlap, WhatAllProcessesOfANodeHaveIsSentBeforeTheStepIsFinished) {
     process.Join();
     for (int step = 0; step < kSteps; ++step) {
       process.BeginStep();
-      AwaitRoundsClosed(nodes, step * chunks + EarlyChunks());
+      nodes.AwaitRoundsClosed(step * chunks + EarlyChunks());
       const absl::StatusOr<StepReport> report = process.FinishStep();
       ASSERT_TRUE(report.ok()) << report.status();
       EXPECT_EQ(report->step, static_cast<uint64_t>(step));
@@ -179,12 +156,12 @@ TEST(NodeOverlap, NothingIsSentThatAProcessLacks) {
       process.BeginStep();
       // Long enough for what is sent by mistake.
       absl::SleepFor(absl::Milliseconds(200));
-      EXPECT_EQ(RoundsClosed(nodes), 0);
+      EXPECT_EQ(nodes.RoundsClosed(), 0);
       is_looked_at.Notify();
     } else {
       is_looked_at.WaitForNotification();
       process.BeginStep();
-      AwaitRoundsClosed(nodes, EarlyChunks());
+      nodes.AwaitRoundsClosed(EarlyChunks());
     }
     EXPECT_TRUE(process.FinishStep().ok());
     EXPECT_TRUE(process.session().Leave().ok());
@@ -228,7 +205,7 @@ TEST_P(NodeOverlapDeathTest, AStepOfWhichAPartWasSentIsFinishedByTheNextCohort) 
           EXPECT_THAT(MessageOf(told),
                       ContainsRegex("local rank 1 .* is gone without having left"));
         } else {
-          AwaitRoundsClosed(nodes, sent);
+          nodes.AwaitRoundsClosed(sent);
           process.Vanish();
           is_dead.Notify();
         }
@@ -258,7 +235,7 @@ TEST(NodeOverlap, AnOpenStepIsFinishedAtTheRatesThatItHasBegunWith) {
     Process process(nodes, number);
     process.Join();
     process.BeginStep();
-    AwaitRoundsClosed(nodes, EarlyChunks());
+    nodes.AwaitRoundsClosed(EarlyChunks());
     process.Vanish();
     process.Join();
     // At once, and in parts.

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -203,19 +204,20 @@ node::Request RawStep(double learning_rate = 0.01) {
   return request;
 }
 
-// Returns when the first of two nodes has sent its part of that step, and waits for the second's.
-void AwaitFirstNodesPart(Nodes& nodes, const std::string& job, uint64_t step) {
-  auto channel = ConnectToAggregator(nodes.cluster().targets()[0], FailureTimeout());
+// Returns when the first of two nodes has sent all of its part of that step, of fp32 gradients as
+// those before, and waits for the second's.
+void AwaitFirstNodesPart(Nodes& nodes, const std::string& job, size_t elements, uint64_t step) {
   StatusRequest about;
   about.set_job(job);
   const absl::Time deadline = absl::Now() + absl::Seconds(30);
   while (absl::Now() < deadline) {
-    const auto status = channel->Status(about, deadline);
-    ASSERT_TRUE(status.ok()) << status.status();
-    if (status->jobs_size() == 1 && status->jobs(0).step() == step &&
-        status->jobs(0).waiting_for_ranks_size() == 1) {
-      return;
+    uint64_t bytes = 0;
+    for (const std::string& target : nodes.cluster().targets()) {
+      const auto status = ConnectToAggregator(target, FailureTimeout())->Status(about, deadline);
+      ASSERT_TRUE(status.ok()) << status.status();
+      if (status->jobs_size() == 1) bytes += status->jobs(0).payload_bytes_received();
     }
+    if (bytes == (2 * step + 1) * elements * sizeof(float)) return;
   }
   FAIL() << "the first node has not sent its part of step " << step;
 }
@@ -514,7 +516,7 @@ TEST(Node, FinishesTheStepThatIsUnderWayWhenAProcessDies) {
   for (auto& process : processes) ASSERT_TRUE(process->Receive().ok());
   processes[0]->Send(RawStep());
   processes[1]->Send(RawStep());
-  AwaitFirstNodesPart(nodes, "raw", /*step=*/0);
+  AwaitFirstNodesPart(nodes, "raw", /*elements=*/8, /*step=*/0);
   processes[1]->Die();
   processes[1] = std::make_unique<RawProcess>(nodes.SocketOf(0));
   ASSERT_TRUE(processes[1]->Call(RawAttach(1, 4)).ok());  // once the other's end has been noticed
@@ -649,6 +651,47 @@ TEST(Node, SurvivesProcessesThatDoNotWaitForAnAnswer) {
   }
 }
 
+// That would be answered with numbers that nobody has given.
+TEST(Node, EndsTheCohortOfAProcessThatTellsOfGradientsOutOfOrder) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  const auto ready = [](std::vector<uint32_t> tensors, bool has_rates = true) {
+    node::Request request;
+    node::GradientsReady& gradients = *request.mutable_gradients_ready();
+    if (has_rates) *gradients.mutable_rates() = RawStep().step().rates();
+    for (const uint32_t tensor : tensors) gradients.add_tensors(tensor);
+    return request;
+  };
+  struct Case {
+    std::vector<node::Request> told;
+    bool has_begun;
+    const char* why;
+  };
+  for (const Case& wrong :
+       {Case{{ready({1})}, true, "the gradient of tensor 1, of 1"},
+        Case{{ready({0, 0})}, true, "the gradient of tensor 0 twice"},
+        Case{{ready({0}), ready({0}, false)}, true, "the gradient of tensor 0 twice"},
+        Case{{ready({0}, false)}, true, "each with its rates first"},
+        Case{{ready({}), ready({0})}, true, "each with its rates first"},
+        Case{{ready({0})}, false, "out of order"}}) {
+    RawProcess innocent(nodes.SocketOf(0)), guilty(nodes.SocketOf(0));
+    ASSERT_TRUE(innocent.Call(RawAttach(0, 2)).ok());
+    ASSERT_TRUE(guilty.Call(RawAttach(1, 2)).ok());
+    innocent.Send(RawBegin());
+    if (wrong.has_begun) {
+      ASSERT_TRUE(guilty.Call(RawBegin()).ok());
+      ASSERT_TRUE(innocent.Receive().ok());
+      innocent.Send(RawStep());
+    }
+    for (const node::Request& told : wrong.told) guilty.Send(told);
+    for (const absl::Status& status :
+         {guilty.Call(RawStep()).status(), innocent.Receive().status()}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(MessageOf(status), HasSubstr("local rank 1 (process 1001)"));
+      EXPECT_THAT(MessageOf(status), HasSubstr(wrong.why));
+    }
+  }
+}
+
 TEST(Node, CountsOnlyTheLastCohortsProcessesAsThoseWhoHaveLeft) {
   Nodes nodes({.nodes = 1, .processes = 2});
   const auto attached = [&](uint32_t rank) {
@@ -730,7 +773,9 @@ TEST(NodesWorker, ThatIsKilledOrHangsEndsTheJobForItsProcessesAndIsMissedByTheOt
     absl::Notification is_signalled;
     absl::Time signalled;
     std::thread signaller([&] {
-      AwaitFirstNodesPart(nodes, JobOptionsForTest().worker.job, kFaultAt);
+      const JobOptionsForTest job;
+      AwaitFirstNodesPart(nodes, job.worker.job, absl::c_accumulate(job.tensors, size_t{0}),
+                          kFaultAt);
       signalled = absl::Now();
       is_signalled.Notify();
       worker->Signal(fault.signal);

@@ -5,7 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "proto/failure_timeout.h"
+#include "worker/grpc_channel.h"
 
 namespace signpost::testing {
 namespace {
@@ -69,6 +72,26 @@ SessionOptions Nodes::OptionsOf(uint32_t process) const {
   options.aggregators.clear();
   options.node = SocketOf(process / options_.processes);
   return options;
+}
+
+uint64_t Nodes::RoundsClosed() const {
+  uint64_t rounds = 0;
+  for (const std::string& target : cluster_.targets()) {
+    StatusRequest about;
+    about.set_job(options_.worker.job);
+    const auto status = ConnectToAggregator(target, FailureTimeout())
+                            ->Status(about, absl::Now() + absl::Seconds(30));
+    EXPECT_TRUE(status.ok()) << status.status();
+    if (status.ok() && status->jobs_size() == 1) rounds += status->jobs(0).rounds_closed();
+  }
+  return rounds;
+}
+
+void Nodes::AwaitRoundsClosed(uint64_t wanted) const {
+  const absl::Time deadline = absl::Now() + absl::Seconds(10);
+  while (RoundsClosed() < wanted) {
+    ASSERT_LT(absl::Now(), deadline) << RoundsClosed() << " rounds, wanted " << wanted;
+  }
 }
 
 }  // namespace signpost::testing

@@ -42,6 +42,11 @@ class Nodes {
   // What the process joins with.
   SessionOptions OptionsOf(uint32_t process) const;
 
+  // Of the job, at all aggregators together.
+  uint64_t RoundsClosed() const;
+  // Fails the test when that takes too long.
+  void AwaitRoundsClosed(uint64_t wanted) const;
+
   uint32_t processes() const { return options_.nodes * options_.processes; }  // of all nodes
   Cluster& cluster() { return cluster_; }
   node::Server& server(uint32_t node) { return *servers_[node]; }

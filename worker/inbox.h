@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -24,9 +25,15 @@ class Inbox {
     What what;
   };
 
+  // `on_put` is called after each Put, on its thread and with no lock held; null: nothing is.
+  explicit Inbox(std::function<void()> on_put = nullptr) : on_put_(std::move(on_put)) {}
+
   void Put(uint32_t chunk, What what) {
-    absl::MutexLock lock(&mutex_);
-    items_.push_back({chunk, std::move(what)});
+    {
+      absl::MutexLock lock(&mutex_);
+      items_.push_back({chunk, std::move(what)});
+    }
+    if (on_put_) on_put_();
   }
 
   // Blocks for at most `timeout`.
@@ -53,6 +60,7 @@ class Inbox {
   }
   bool HasItem() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !items_.empty(); }
 
+  const std::function<void()> on_put_;
   absl::Mutex mutex_;
   std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
 };

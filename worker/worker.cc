@@ -127,7 +127,7 @@ Worker::Worker(const WorkerOptions& options, const OptimizerOptions* optimizer,
                     : nullptr),
       optimizer_(adam_ ? static_cast<Optimizer&>(*adam_) : *reduction_),
       chunks_(layout_.chunks().size()),
-      inbox_(std::make_shared<WorkerInbox>()),
+      inbox_(std::make_shared<WorkerInbox>(options.on_news)),
       shards_(options_, layout_, std::move(channels)),
       exchanges_(shards_, layout_, [inbox = inbox_](uint32_t chunk, absl::StatusOr<Answer> answer) {
         inbox->Put(chunk, std::move(answer));
@@ -380,8 +380,14 @@ absl::Status Worker::GradientReady(size_t tensor, Gradient gradient) {
         absl::StrFormat("the gradient of tensor %s came twice in step %d",
                         DescribeTensor(layout_.tensors()[tensor]), steps_));
   }
-  const trace::Span span(StepEvent(trace::Kind::kCall));
   open_step_->AddGradient(tensor, gradient);
+  return AdvanceStep();
+}
+
+absl::Status Worker::AdvanceStep() {
+  if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
+  if (open_step_ == nullptr) return absl::OkStatus();
+  const trace::Span span(StepEvent(trace::Kind::kCall));
   if (optimizer_.IsLocal()) return absl::OkStatus();
   SetDeadline(options_.exchange_timeout);
   failure_ = ExchangeChunks(

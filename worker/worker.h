@@ -140,6 +140,10 @@ class Worker {
   // out why an exchange has failed may take seconds. The step's exchange timeout counts from the
   // sending of each chunk, and anew from FinishStep for those that are sent there.
   absl::Status GradientReady(size_t tensor, Gradient gradient);
+  // What GradientReady does beside: sends what may be sent of an open step, and takes what has
+  // come. WorkerOptions::on_news says when there is something. Without an open step it does
+  // nothing.
+  absl::Status AdvanceStep();
   absl::StatusOr<StepReport> FinishStep();
 
   // Saves the job as it is after the last step. All ranks must call it after the same step, with
