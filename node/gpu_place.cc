@@ -101,7 +101,7 @@ absl::Status GpuPlace::Prepare(const Layout& layout, size_t processes, uint32_t)
 }
 
 absl::Status GpuPlace::BeginStep(Gradients gradients) {
-  // The last step was waited for, so the GPU has read the table before.
+  // All was waited for, so the GPU has read the table before.
   auto* const table = reinterpret_cast<const float**>(new_gradients_.get());
   for (size_t i = 0; i < gradients.size(); ++i) table[i] = gradients[i]->values().data();
   if (status_.ok()) {

@@ -29,7 +29,7 @@ class GpuPlace final : public Place {
   absl::StatusOr<std::unique_ptr<Numbers>> NewNumbers(size_t elements) override;
   absl::Status Copy(const Numbers& from, const Numbers& to) override;
 
-  // 4 bytes for each element.
+  // 4 bytes for each element, and some for each chunk's part of a tensor.
   absl::Status Prepare(const Layout& layout, size_t processes, uint32_t threads) override;
   absl::Status BeginStep(Gradients gradients) override;
   absl::Status Average(uint32_t chunk, absl::Span<const Segment> segments) override;

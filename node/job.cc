@@ -139,7 +139,7 @@ void Job::Call(uint64_t number, const Request& request, Done done) {
     AdmitWaiting(answers);
   } else if (call == Request::kStep) {
     process->rates = request.step().rates();
-    arrivals_->AddRest(process->local_rank);
+    if (arrivals_) arrivals_->AddRest(process->local_rank);
   }
 }
 
@@ -149,21 +149,29 @@ void Job::Come(uint64_t number, const GradientsReady& gradients) {
   const auto found = processes_.find(number);
   if (found == processes_.end()) return;
   const std::shared_ptr<Process> process = found->second;
-  if (!process->over.ok()) return;  // it is told when it calls
+  // One that is of no cohort any more is told when it calls.
+  if (cohort_[process->local_rank] != process) return;
   const absl::Status status = TakeArrivals(*process, gradients);
-  if (!status.ok()) {
-    Break(absl::Status(status.code(), absl::StrCat(process->Describe(), ": ", status.message())),
-          answers);
-  }
+  if (status.ok()) return;
+  const std::string why = absl::StrCat(process->Describe(), ": ", status.message());
+  Break(absl::AbortedError(why), answers);
+  process->over = absl::InvalidArgumentError(why);
 }
 
 absl::Status Job::TakeArrivals(Process& process, const GradientsReady& gradients) {
-  if (process.cohort == 0 || process.has_left || process.done != nullptr ||
+  if (process.cohort == 0 || process.done != nullptr ||
       process.rates.has_value() == gradients.has_rates()) {
     return absl::InvalidArgumentError(
         "a request out of order: attach, begin, and then steps, each with its rates first");
   }
   if (gradients.has_rates()) process.rates = gradients.rates();
+  if (!arrivals_) {
+    arrivals_.emplace(training_->layout().tensors().size(), options_.processes);
+    for (const std::shared_ptr<Process>& other : cohort_) {
+      const bool has_all = other != nullptr && other->done != nullptr && other->request.has_step();
+      if (has_all) arrivals_->AddRest(other->local_rank);
+    }
+  }
   return arrivals_->Add(process.local_rank, gradients.tensors());
 }
 
@@ -285,7 +293,7 @@ void Job::Break(const absl::Status& why, Answers& answers) {
     process.reset();
   }
   arrivals_.reset();
-  is_step_open_ = false;
+  holds_gradients_ |= std::exchange(is_step_open_, false);
   ForgetIfUnused();
   AdmitWaiting(answers);
 }
@@ -355,6 +363,7 @@ absl::Status Job::WhoIsWaitedFor(const Process& waiting) const {
 
 Job::Work Job::NextWork() const {
   if (last_to_leave_ != nullptr) return Work::kLeave;
+  if (holds_gradients_) return Work::kLetGo;
   for (const auto& [number, process] : processes_) {
     if (process->done != nullptr && process->request.has_save_state()) return Work::kSaveState;
   }
@@ -389,7 +398,7 @@ std::pair<Job::Work, Job::Processes> Job::TakeWork() {
         processes = {process};
       }
     }
-  } else if (work != Work::kNone && work != Work::kEnd) {
+  } else if (work != Work::kNone && work != Work::kLetGo && work != Work::kEnd) {
     processes = cohort_;
   }
   if (work != Work::kAdvance) {  // which answers nobody
@@ -410,7 +419,7 @@ void Job::Run() {
                                            TimeToNextDeadline());
       has_news_ = false;
       std::tie(work, processes) = TakeWork();
-      if (work == Work::kNone) EndOverdue(answers);
+      if (work == Work::kNone || work == Work::kAdvance) EndOverdue(answers);
     }
     if (work != Work::kNone) Do(work, processes);
     TellIfGpuIsLost();
@@ -462,6 +471,9 @@ void Job::Do(Work work, const Processes& processes) {
     case Work::kAdvance:
       Advance(processes);
       break;
+    case Work::kLetGo:
+      LetGo();
+      break;
     case Work::kStep:
       Step(processes);
       break;
@@ -487,7 +499,7 @@ void Job::Do(Work work, const Processes& processes) {
 
 void Job::EndStep(const Processes& processes) {
   for (const std::shared_ptr<Process>& process : processes) process->rates.reset();
-  arrivals_.emplace(training_->layout().tensors().size(), options_.processes);
+  arrivals_.reset();
   is_step_open_ = false;
 }
 
@@ -514,12 +526,13 @@ std::unique_ptr<Training> Job::GiveUp() {
   return std::move(training_);
 }
 
-void Job::Fail(const absl::Status& status, const Processes& processes) {
+void Job::Fail(const Training* training, const absl::Status& status, const Processes& processes) {
   std::unique_ptr<Training> failed;
   bool had_joined;
   {
     Answers answers;
     absl::MutexLock lock(&mutex_);
+    if (training_.get() != training) return;  // all have left it
     is_at_work_ = false;
     has_failed_ = true;
     had_joined = has_joined_;
@@ -561,7 +574,7 @@ void Job::Begin(const Processes& processes) {
       };
       status = training_->Join(session, processes[0]->attach.start(), GradientsOf(processes));
     }
-    if (!status.ok()) return Fail(status, processes);
+    if (!status.ok()) return Fail(training_.get(), status, processes);
   }
   Reply reply;
   Begun& begun = *reply.mutable_begun();
@@ -596,21 +609,28 @@ void Job::Advance(const Processes& processes) {
     if (cohort_ != processes) return;  // it is over
     training = training_.get();
     rates = *processes[0]->rates;
+    tensors = arrivals_->TakeComplete();
+    worker_has_news_ = false;
     for (const std::shared_ptr<Process>& process : processes) {
+      if (is_step_open_) break;  // they had the same
       // Nothing is sent, and they are told when they call for the step.
       if (!CheckSameRates(*process->rates, rates, process->Describe()).ok()) return;
     }
-    tensors = arrivals_->TakeComplete();
     is_step_open_ = true;
-    worker_has_news_ = false;
   }
   const absl::Status status = training->Come(GradientsOf(processes), rates, tensors);
-  if (status.ok() || absl::IsInvalidArgument(status)) return;
+  // Of other rates than those of an open step they are told when they call, too.
+  if (!status.ok() && !absl::IsInvalidArgument(status)) Fail(training, status, /*processes=*/{});
+}
+
+void Job::LetGo() {
+  Training* training;
   {
     absl::MutexLock lock(&mutex_);
-    if (training_.get() != training) return;  // all have left it meanwhile
+    holds_gradients_ = false;
+    training = has_joined_ ? training_.get() : nullptr;  // others may forget one that has not
   }
-  Fail(status, /*processes=*/{});
+  if (training != nullptr) training->LetGoOfGradients();
 }
 
 void Job::Step(const Processes& processes) {
@@ -623,7 +643,7 @@ void Job::Step(const Processes& processes) {
   const absl::Time start = Now();
   absl::StatusOr<Stepped> stepped = training_->Step(GradientsOf(processes), rates);
   if (absl::IsInvalidArgument(stepped.status())) return RefuseStep(stepped.status(), processes);
-  if (!stepped.ok()) return Fail(stepped.status(), processes);
+  if (!stepped.ok()) return Fail(training_.get(), stepped.status(), processes);
   Answers answers;
   absl::MutexLock lock(&mutex_);
   is_at_work_ = false;

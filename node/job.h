@@ -81,6 +81,7 @@ class Job : public std::enable_shared_from_this<Job> {
     kNone,
     kBegin,
     kAdvance,
+    kLetGo,
     kStep,
     kCheckpoint,
     kSaveState,
@@ -127,13 +128,16 @@ class Job : public std::enable_shared_from_this<Job> {
   void Do(Work work, const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Begin(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Advance(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
+  void LetGo() ABSL_LOCKS_EXCLUDED(mutex_);
   void Step(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Checkpoint(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void SaveState(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Leave(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Quarrel(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The session is worth nothing any more: the cohort is over, and the next one begins anew.
-  void Fail(const absl::Status& status, const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The session is worth nothing any more: the cohort is over, and the next one begins anew. Does
+  // nothing if that is not what is trained any more.
+  void Fail(const Training* training, const absl::Status& status, const Processes& processes)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   void RefuseStep(const absl::Status& status, const Processes& processes)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // They may begin another step.
@@ -183,10 +187,11 @@ class Job : public std::enable_shared_from_this<Job> {
   // Whose call is answered once the job has been left, and with what it has been trained.
   std::shared_ptr<Process> last_to_leave_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Training> left_training_ ABSL_GUARDED_BY(mutex_);
-  // Of the step that the cohort has begun, or begins next.
+  // Of the step that the cohort has begun; none before a process tells of gradients.
   std::optional<Arrivals> arrivals_ ABSL_GUARDED_BY(mutex_);
-  bool is_step_open_ ABSL_GUARDED_BY(mutex_) = false;     // of this cohort
+  bool is_step_open_ ABSL_GUARDED_BY(mutex_) = false;     // of this cohort, in training_
   bool worker_has_news_ ABSL_GUARDED_BY(mutex_) = false;  // with which an open step can go on
+  bool holds_gradients_ ABSL_GUARDED_BY(mutex_) = false;  // an open step does, of a cohort before
   // A deadline may be nearer, or something has failed.
   bool has_news_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_failed_ ABSL_GUARDED_BY(mutex_) = false;  // a request, since the GPU was last asked

@@ -37,7 +37,7 @@ class Place {
 
   // Takes all memory that means need. Borrows the layout. RESOURCE_EXHAUSTED without.
   virtual absl::Status Prepare(const Layout& layout, size_t processes, uint32_t threads) = 0;
-  // Gradients that the means are of until the next call.
+  // Gradients that the means are of until the next call. After Await.
   virtual absl::Status BeginStep(Gradients gradients) = 0;
   // The mean where these segments are, perhaps later. They follow one another in the layout's
   // chunk, and are a part of its array:

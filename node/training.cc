@@ -236,6 +236,12 @@ absl::Status Training::Come(Gradients gradients, const StepRates& rates,
   return status.ok() ? status : Failed(status);
 }
 
+void Training::LetGoOfGradients() {
+  if (open_step_ == nullptr) return;
+  place_->Await().IgnoreError();  // what comes next tells it
+  open_step_->gradients.clear();
+}
+
 absl::StatusOr<Stepped> Training::Step(Gradients gradients, const StepRates& rates) {
   if (absl::Status status = Begin(gradients, rates); !status.ok()) return status;
   std::vector<uint32_t> tensors(layout_.tensors().size());
@@ -278,7 +284,21 @@ absl::StatusOr<std::string> Training::WhoIsNotFinite(Gradients gradients) const 
   return names.empty() ? "the sum over the node's processes" : absl::StrJoin(names, ", ");
 }
 
+absl::Status Training::CheckNoStepIsOpen() const {
+  if (open_step_ == nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "step %d is open: one of the node's processes was gone after a part of it was sent. Take it, "
+      "and save then; or go on from what was saved before",
+      session_->steps()));
+}
+
+absl::Status Training::Checkpoint(const std::string& directory) {
+  if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
+  return session_->Checkpoint(directory);
+}
+
 absl::StatusOr<std::unique_ptr<SharedMemory>> Training::SaveState() {
+  if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
   const absl::StatusOr<std::string> state = session_->SaveState();
   if (!state.ok()) return state.status();
   absl::StatusOr<std::unique_ptr<SharedMemory>> memory = SharedMemory::Create(state->size());

@@ -68,7 +68,11 @@ class Training {
   // errors there is nothing left but to leave.
   absl::StatusOr<Stepped> Step(Gradients gradients, const StepRates& rates);
 
-  absl::Status Checkpoint(const std::string& directory) { return session_->Checkpoint(directory); }
+  // Nobody will read them any more. Of an open step, means that were not sent are of those to come.
+  void LetGoOfGradients();
+
+  // FAILED_PRECONDITION while a step is open, as SaveState. Otherwise as Session's.
+  absl::Status Checkpoint(const std::string& directory);
   absl::StatusOr<std::unique_ptr<SharedMemory>> SaveState();
   absl::Status Leave() { return session_->Leave(); }
 
@@ -84,6 +88,7 @@ class Training {
   };
 
   absl::Status CheckSameValues(Gradients values) const;
+  absl::Status CheckNoStepIsOpen() const;
   absl::Status Begin(Gradients gradients, const StepRates& rates);
   // Of those that have none yet.
   absl::Status SendMeans(std::vector<uint32_t> tensors);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/synchronization/barrier.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "client/session.h"
@@ -30,6 +31,13 @@ constexpr int kSteps = 12;
 constexpr uint32_t kProcesses = 2;  // of a node
 constexpr size_t kLate = 0;         // the tensor whose gradient comes last
 constexpr GroupRates kRates = {.learning_rate = 0.01, .weight_decay = 0.1};
+
+// Of more chunks than are under way at a time.
+NodesOptions Options(uint32_t nodes) {
+  NodesOptions options = {.nodes = nodes, .processes = kProcesses};
+  options.worker.chunk_elements = 16;
+  return options;
+}
 
 std::string MessageOf(const absl::Status& status) { return std::string(status.message()); }
 
@@ -93,7 +101,7 @@ class Process {
 // What processes end with that take all steps at once.
 std::vector<float> TrainedAtOnce(uint32_t nodes_count,
                                  const OptimizerOptions& optimizer = Process::Optimizer()) {
-  Nodes nodes({.nodes = nodes_count, .processes = kProcesses});
+  Nodes nodes(Options(nodes_count));
   std::vector<float> values;
   OnEachRank(nodes.processes(), [&](uint32_t number) {
     Process process(nodes, number, optimizer);
@@ -115,7 +123,7 @@ Layout LayoutOfTest() {
   }
   JobOptions options;
   options.set_block_elements(job.worker.block_elements);
-  options.set_chunk_elements(job.worker.chunk_elements);
+  options.set_chunk_elements(Options(1).worker.chunk_elements);
   options.set_gamma(1.35f);
   return *Layout::Create(tensors, options);
 }
@@ -127,10 +135,10 @@ uint64_t EarlyChunks() {
 }
 
 TEST(NodeOverlap, WhatAllProcessesOfANodeHaveIsSentBeforeTheStepIsFinished) {
-  Nodes nodes({.nodes = 2, .processes = kProcesses});
+  Nodes nodes(Options(2));
   const std::vector<float> wanted = TrainedAtOnce(2);
   const uint64_t chunks = LayoutOfTest().chunks().size();
-  ASSERT_GE(EarlyChunks(), 4);
+  ASSERT_GT(EarlyChunks(), 2 * 8);  // twice the window: it is the answers that send the others
   OnEachRank(nodes.processes(), [&](uint32_t number) {
     Process process(nodes, number);
     process.Join();
@@ -147,7 +155,7 @@ TEST(NodeOverlap, WhatAllProcessesOfANodeHaveIsSentBeforeTheStepIsFinished) {
 }
 
 TEST(NodeOverlap, NothingIsSentThatAProcessLacks) {
-  Nodes nodes({.nodes = 1, .processes = kProcesses});
+  Nodes nodes(Options(1));
   absl::Notification is_looked_at;
   OnEachRank(kProcesses, [&](uint32_t number) {
     Process process(nodes, number);
@@ -183,11 +191,11 @@ INSTANTIATE_TEST_SUITE_P(WhileTheOther, NodeOverlapDeathTest,
 TEST_P(NodeOverlapDeathTest, AStepOfWhichAPartWasSentIsFinishedByTheNextCohort) {
   for (const int death : {3, 8}) {  // in the warm-up and behind the freeze
     SCOPED_TRACE(death);
-    Nodes nodes({.nodes = 2, .processes = kProcesses});
+    Nodes nodes(Options(2));
     const std::vector<float> wanted = TrainedAtOnce(2);
     const uint64_t sent = death * LayoutOfTest().chunks().size() + EarlyChunks();
     const size_t last_tensor = JobOptionsForTest().tensors.back();
-    absl::Notification is_dead;
+    absl::Notification is_dead, calls;
     std::vector<std::vector<float>> values(nodes.processes());
     OnEachRank(nodes.processes(), [&](uint32_t number) {
       Process process(nodes, number);
@@ -200,12 +208,17 @@ TEST_P(NodeOverlapDeathTest, AStepOfWhichAPartWasSentIsFinishedByTheNextCohort) 
         process.BeginStep();
         if (number == 0) {
           if (!GetParam().is_other_waiting) is_dead.WaitForNotification();
+          calls.Notify();
           const absl::Status told = process.FinishStep().status();
           EXPECT_EQ(told.code(), absl::StatusCode::kAborted);
           EXPECT_THAT(MessageOf(told),
                       ContainsRegex("local rank 1 .* is gone without having left"));
         } else {
           nodes.AwaitRoundsClosed(sent);
+          if (GetParam().is_other_waiting) {
+            calls.WaitForNotification();
+            absl::SleepFor(absl::Milliseconds(50));  // for the call to get there
+          }
           process.Vanish();
           is_dead.Notify();
         }
@@ -229,15 +242,20 @@ TEST_P(NodeOverlapDeathTest, AStepOfWhichAPartWasSentIsFinishedByTheNextCohort) 
 }
 
 TEST(NodeOverlap, AnOpenStepIsFinishedAtTheRatesThatItHasBegunWith) {
-  Nodes nodes({.nodes = 1, .processes = kProcesses});
+  Nodes nodes(Options(1));
   const std::vector<float> wanted = TrainedAtOnce(1);
   OnEachRank(kProcesses, [&](uint32_t number) {
     Process process(nodes, number);
     process.Join();
     process.BeginStep();
     nodes.AwaitRoundsClosed(EarlyChunks());
-    process.Vanish();
-    process.Join();
+    for (int death = 0; death < 2; ++death) {
+      process.Vanish();
+      process.Join();
+    }
+    const absl::Status not_saved = process.session().SaveState().status();
+    EXPECT_EQ(not_saved.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(MessageOf(not_saved), HasSubstr("step 0 is open"));
     // At once, and in parts.
     const GroupRates others = {.learning_rate = 0.02, .weight_decay = 0.1};
     const absl::Status at_once = process.Step(others).status();
@@ -253,7 +271,7 @@ TEST(NodeOverlap, AnOpenStepIsFinishedAtTheRatesThatItHasBegunWith) {
 }
 
 TEST(NodeOverlap, ProcessesWhoseRatesDifferSendNothing) {
-  Nodes nodes({.nodes = 1, .processes = kProcesses});
+  Nodes nodes(Options(1));
   const std::vector<float> wanted = TrainedAtOnce(1);
   OnEachRank(kProcesses, [&](uint32_t number) {
     Process process(nodes, number);
@@ -272,17 +290,42 @@ TEST(NodeOverlap, ProcessesWhoseRatesDifferSendNothing) {
 }
 
 TEST(NodeOverlap, AJobCanBeLeftInTheMiddleOfAStep) {
-  Nodes nodes({.nodes = 1, .processes = kProcesses});
+  Nodes nodes(Options(1));
   for (int run = 0; run < 3; ++run) {
+    auto* const all_are_there = new absl::Barrier(kProcesses);
     OnEachRank(kProcesses, [&](uint32_t number) {
       Process process(nodes, number);
       process.Join();
       EXPECT_FALSE(process.session().returned()) << "the job before was not left";
       EXPECT_EQ(process.session().steps(), 0);
       process.BeginStep();
+      nodes.AwaitRoundsClosed(EarlyChunks());
+      if (all_are_there->Block()) delete all_are_there;
       EXPECT_TRUE(process.session().Leave().ok());
     });
   }
+}
+
+// As when all nodes' processes are started again, which may take longer than an exchange may.
+TEST(NodeOverlap, AnOpenStepOutlastsTheExchangeTimeoutWhileNobodyWaits) {
+  NodesOptions options = Options(2);
+  options.worker.exchange_timeout = absl::Seconds(1);
+  Nodes nodes(options);
+  const std::vector<float> wanted = TrainedAtOnce(2);
+  OnEachRank(nodes.processes(), [&](uint32_t number) {
+    Process process(nodes, number);
+    process.Join();
+    const bool has_begun = number < kProcesses;
+    if (has_begun) process.BeginStep();
+    absl::SleepFor(absl::Seconds(2));
+    if (has_begun) {
+      process.Vanish();
+      process.Join();
+    }
+    process.StepTo(kSteps);
+    EXPECT_EQ(process.values(), wanted);
+    EXPECT_TRUE(process.session().Leave().ok());
+  });
 }
 
 // Of 0/1 Adam's intervals too: a local step sends nothing.
@@ -290,7 +333,7 @@ TEST(NodeOverlap, LocalStepsAreTakenAsAtOnce) {
   OptimizerOptions optimizer = {.freeze_step = 4};
   optimizer.zero_one = {.var_update_scaler = 1, .local_step_scaler = 2, .local_step_clipper = 2};
   const std::vector<float> wanted = TrainedAtOnce(2, optimizer);
-  Nodes nodes({.nodes = 2, .processes = kProcesses});
+  Nodes nodes(Options(2));
   OnEachRank(nodes.processes(), [&](uint32_t number) {
     Process process(nodes, number, optimizer);
     process.Join();

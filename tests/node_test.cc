@@ -683,13 +683,61 @@ TEST(Node, EndsTheCohortOfAProcessThatTellsOfGradientsOutOfOrder) {
       innocent.Send(RawStep());
     }
     for (const node::Request& told : wrong.told) guilty.Send(told);
-    for (const absl::Status& status :
-         {guilty.Call(RawStep()).status(), innocent.Receive().status()}) {
-      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-      EXPECT_THAT(MessageOf(status), HasSubstr("local rank 1 (process 1001)"));
-      EXPECT_THAT(MessageOf(status), HasSubstr(wrong.why));
-    }
+    const absl::Status refused = guilty.Call(RawStep()).status(),
+                       over = innocent.Receive().status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(over.code(), absl::StatusCode::kAborted);
+    EXPECT_EQ(refused.message(), over.message());
+    EXPECT_THAT(MessageOf(over), HasSubstr("local rank 1 (process 1001)"));
+    EXPECT_THAT(MessageOf(over), HasSubstr(wrong.why));
   }
+}
+
+TEST(Node, GradientsAtOtherRatesDoNotKeepItFromNamingWhoIsSilent) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  RawProcess waits(nodes.SocketOf(0)), is_silent(nodes.SocketOf(0));
+  for (RawProcess* const process : {&waits, &is_silent}) {
+    node::Request attach = RawAttach(process == &is_silent, 2);
+    attach.mutable_attach()->mutable_definition()->mutable_options()->set_exchange_timeout_us(
+        500'000);
+    ASSERT_TRUE(process->Call(attach).ok());
+    process->Send(RawBegin());
+  }
+  ASSERT_TRUE(waits.Receive().ok());
+  ASSERT_TRUE(is_silent.Receive().ok());
+  node::Request ready;
+  *ready.mutable_gradients_ready()->mutable_rates() = RawStep(0.02).step().rates();
+  ready.mutable_gradients_ready()->add_tensors(0);
+  is_silent.Send(ready);
+  const absl::Status told = waits.Call(RawStep(0.01)).status();
+  EXPECT_EQ(told.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(MessageOf(told), ContainsRegex("waited [0-9.]+m?s for local rank 1 .process 1001"));
+}
+
+TEST(Node, AProcessThatHasLeftCannotEndAnothersCohort) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  std::vector<std::unique_ptr<RawProcess>> processes;
+  const auto begin = [&] {
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      processes.push_back(std::make_unique<RawProcess>(nodes.SocketOf(0)));
+      ASSERT_TRUE(processes.back()->Call(RawAttach(rank, 2)).ok());
+      processes.back()->Send(RawBegin());
+    }
+    for (size_t i = processes.size() - 2; i < processes.size(); ++i) {
+      ASSERT_TRUE(processes[i]->Receive().ok());
+    }
+  };
+  begin();
+  node::Request leave, ready;
+  leave.mutable_leave();
+  ready.mutable_gradients_ready()->add_tensors(7);
+  ASSERT_TRUE(processes[0]->Call(leave).ok());
+  begin();
+  for (int i = 0; i < 3; ++i) processes[0]->Send(ready);
+  EXPECT_FALSE(processes[0]->Call(RawStep()).ok());
+  processes[2]->Send(RawStep());
+  EXPECT_TRUE(processes[3]->Call(RawStep()).ok());
+  EXPECT_TRUE(processes[2]->Receive().ok());
 }
 
 TEST(Node, CountsOnlyTheLastCohortsProcessesAsThoseWhoHaveLeft) {

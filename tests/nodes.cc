@@ -32,6 +32,9 @@ Nodes::Nodes(const NodesOptions& options)
       options_(options),
       cluster_({.transport = Transport::kGrpc, .aggregators = 2}) {
   for (uint32_t node = 0; node < options.nodes; ++node) servers_.push_back(Start(node));
+  for (const std::string& target : cluster_.targets()) {
+    channels_.push_back(ConnectToAggregator(target, FailureTimeout()));
+  }
 }
 
 Nodes::~Nodes() {
@@ -76,11 +79,10 @@ SessionOptions Nodes::OptionsOf(uint32_t process) const {
 
 uint64_t Nodes::RoundsClosed() const {
   uint64_t rounds = 0;
-  for (const std::string& target : cluster_.targets()) {
-    StatusRequest about;
-    about.set_job(options_.worker.job);
-    const auto status = ConnectToAggregator(target, FailureTimeout())
-                            ->Status(about, absl::Now() + absl::Seconds(30));
+  StatusRequest about;
+  about.set_job(options_.worker.job);
+  for (const std::unique_ptr<Channel>& channel : channels_) {
+    const auto status = channel->Status(about, absl::Now() + absl::Seconds(30));
     EXPECT_TRUE(status.ok()) << status.status();
     if (status.ok() && status->jobs_size() == 1) rounds += status->jobs(0).rounds_closed();
   }
@@ -88,9 +90,10 @@ uint64_t Nodes::RoundsClosed() const {
 }
 
 void Nodes::AwaitRoundsClosed(uint64_t wanted) const {
-  const absl::Time deadline = absl::Now() + absl::Seconds(10);
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
   while (RoundsClosed() < wanted) {
     ASSERT_LT(absl::Now(), deadline) << RoundsClosed() << " rounds, wanted " << wanted;
+    absl::SleepFor(absl::Milliseconds(5));
   }
 }
 

@@ -14,6 +14,7 @@
 #include "node/server.h"
 #include "tests/cluster.h"
 #include "tests/job.h"
+#include "worker/channel.h"
 
 namespace signpost::testing {
 
@@ -57,6 +58,7 @@ class Nodes {
   const NodesOptions options_;
   Cluster cluster_;
   std::vector<std::unique_ptr<node::Server>> servers_;
+  std::vector<std::unique_ptr<Channel>> channels_;  // to ask aggregators how they are
 };
 
 }  // namespace signpost::testing

@@ -47,6 +47,8 @@ class ChunkExchanges {
   // CheckAnswer.
   absl::StatusOr<std::optional<Answer>> Receive(uint32_t chunk, absl::StatusOr<Answer> answer,
                                                 StepReport& report);
+  // Sends the frame that is under way once more, after no answer came to it in its time.
+  void ExchangeAgain(uint32_t chunk) { Exchange(chunk, *exchanges_[chunk].step_under_way); }
   // Sends the frame of that step, if there is one. Requires that none of the chunk is under way.
   void Exchange(uint32_t chunk, uint64_t step);
 

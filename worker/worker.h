@@ -137,8 +137,8 @@ class Worker {
   absl::Status BeginStep(absl::Span<const GroupRates> rates);
   // `gradient` must stay valid, and what it is, until FinishStep returns. Does not wait for
   // answers, nor for a GPU, unless a rank that comes back is to have a chunk's state; and to find
-  // out why an exchange has failed may take seconds. The step's exchange timeout counts from the
-  // sending of each chunk, and anew from FinishStep for those that are sent there.
+  // out why an exchange has failed may take seconds. The exchange timeout counts anew from each
+  // call.
   absl::Status GradientReady(size_t tensor, Gradient gradient);
   // What GradientReady does beside: sends what may be sent of an open step, and takes what has
   // come. WorkerOptions::on_news says when there is something. Without an open step it does

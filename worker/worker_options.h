@@ -53,7 +53,8 @@ struct WorkerOptions {
   // asked. Join does not ask while it waits for other ranks.
   std::function<bool()> is_interrupted;
   // Called, by any thread and with no lock held, when something has come that AdvanceStep can go on
-  // with; perhaps once more when the worker is gone. It must not call the worker. Null: nobody is.
+  // with; for what was under way also when the worker is gone. It must not call the worker. Null:
+  // nobody is.
   std::function<void()> on_news;
   Clock* clock = &Clock::Real();
 };

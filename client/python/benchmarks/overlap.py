@@ -2,7 +2,8 @@
 
     python3 overlap.py      # as root: each host is a network namespace, with a worker and a shard
 
-Each worker trains a transformer. In turns it computes gradients only, exchanges only, does the one
+Each worker trains a transformer, or with `--processes` so many processes of its host do, for which
+it speaks. In turns it computes gradients only, exchanges only, does the one
 after the other, and does both at once. With overlap a step should take as long as the longer of
 computing and exchanging. `--idle-ms` waits in the backward pass, as for an accelerator: otherwise
 the exchange's own computing takes the cores from the model's, unless there are enough of them.
@@ -10,9 +11,11 @@ the exchange's own computing takes the cores from the model's, unless there are 
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -31,6 +34,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--rate", default="1gbit", help="of the link, in each direction, as tc has it")
+    add("--processes", type=int, default=1, help="of each host; with more than 1 it is a node")
     add("--batch", type=int, default=16, help="windows of text per worker and step")
     add("--context", type=int, default=64)
     add("--width", type=int, default=256)
@@ -121,7 +125,8 @@ def work(arguments):
     if signpost.rank() != 0:
         return
     elements = sum(p.numel() for p in stages["fp32"].model.parameters())
-    print(f"{elements} parameters, {HOSTS} workers, {arguments.rate}; ms, medians of steps")
+    who = f"{HOSTS} workers" if arguments.processes == 1 else f"{HOSTS} nodes"
+    print(f"{elements} parameters, {who}, {arguments.rate}; ms, medians of steps")
     for stage in stages:
         compute, exchange, one_after, both = (
             1000 * statistics.median(times[stage, way]) for way in WAYS
@@ -170,6 +175,7 @@ def main():
     if "SIGNPOST_RANK" in os.environ:
         return work(arguments)
     processes = []
+    sockets = tempfile.mkdtemp()
     try:
         connect_hosts(arguments.rate)
         targets = [f"{address(host)}:{PORT}" for host in range(HOSTS)]
@@ -179,25 +185,34 @@ def main():
             inside = ["ip", "netns", "exec", namespace(host)]
             shard = ["aggregator", "--listen", target, "--shard", f"{host}/{HOSTS}"]
             processes.append(subprocess.Popen([*inside, *SIGNPOST, *shard], env=environment))
-        workers = []
+        ranks = []
         for host in range(HOSTS):
             inside = ["ip", "netns", "exec", namespace(host)]
-            rank = {
-                "OMP_NUM_THREADS": "1",
-                **environment,
-                "SIGNPOST_AGGREGATORS": ",".join(targets),
-                "SIGNPOST_JOB": "overlap",
-                "SIGNPOST_RANK": str(host),
-                "SIGNPOST_WORLD_SIZE": str(HOSTS),
-            }
-            workers.append(subprocess.Popen([*inside, sys.executable, *sys.argv], env=rank))
-        processes += workers
-        codes = [worker.wait() for worker in workers]
+            joins = {"SIGNPOST_AGGREGATORS": ",".join(targets)}
+            if arguments.processes > 1:
+                joins = {"SIGNPOST_NODE": f"unix:{sockets}/{host}"}
+                node = ["worker", "--listen", joins["SIGNPOST_NODE"]]
+                node += ["--processes", str(arguments.processes), "--rank", str(host)]
+                node += ["--world-size", str(HOSTS), "--aggregators", ",".join(targets)]
+                processes.append(subprocess.Popen([*inside, *SIGNPOST, *node], env=environment))
+            for process in range(arguments.processes):
+                rank = {
+                    "OMP_NUM_THREADS": "1",
+                    **environment,
+                    **joins,
+                    "SIGNPOST_JOB": "overlap",
+                    "SIGNPOST_RANK": str(host * arguments.processes + process),
+                    "SIGNPOST_WORLD_SIZE": str(HOSTS * arguments.processes),
+                }
+                ranks.append(subprocess.Popen([*inside, sys.executable, *sys.argv], env=rank))
+        processes += ranks
+        codes = [rank.wait() for rank in ranks]
         sys.exit(max(codes))
     finally:
-        for process in processes:
+        for process in reversed(processes):  # ranks before the workers that they are attached to
             process.terminate()
             process.wait()
+        shutil.rmtree(sockets)
         for host in range(HOSTS):
             subprocess.run(["ip", "netns", "delete", namespace(host)])
 

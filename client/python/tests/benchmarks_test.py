@@ -61,8 +61,11 @@ def test_overlap_measures_both_stages():
     if not may_make_namespaces():
         pytest.skip("there may be no named network namespace here")
     small = ["--rounds=1", "--steps=1", "--batch=1", "--context=8", "--width=64", "--layers=1"]
-    output = output_of(f"{BENCHMARKS}/overlap.py", *small, "--idle-ms=1")
-    assert output.count("of the longer one") == 2
+    for processes, workers in ((1, "2 workers"), (2, "2 nodes")):
+        hosts = f"--processes={processes}"
+        output = output_of(f"{BENCHMARKS}/overlap.py", *small, "--idle-ms=1", hosts)
+        assert f"parameters, {workers}, 1gbit" in output
+        assert output.count("of the longer one") == 2
 
 
 def free_port():
