@@ -460,8 +460,8 @@ class Adam(_JobOptimizer):
             overlap: send gradients during the backward pass, as they become ready; step() waits
                 for the rest. The same bits. Learning rates are then set before backward(),
                 gradients stay as they are until step(), and all backward passes of a step but the
-                last are inside no_sync(). Ranks may differ in it. To a node's worker they are only
-                copied meanwhile: it sends when it has all gradients of all its processes.
+                last are inside no_sync(). Ranks may differ in it. A node's worker sends what all of
+                its processes have.
 
         Raises:
             FailedPreconditionError: names the tensor or option in which this rank differs from the
