@@ -193,6 +193,34 @@ def dies_once(directory, max_grad_norm="0"):
     say(optimizer)
 
 
+def dies_in_a_backward_pass(directory):
+    """Thirty steps with overlap, of which ten dense; rank 1 dies when one gradient is missing, unless
+    it has."""
+    has_died = Path(directory, "has_died")
+    use_small_chunks()
+    model = model_of()
+    parameters = list(model.parameters())
+    optimizer = signpost.OneBitAdam(parameters, lr=0.01, freeze_step=10, overlap=True)
+    print(f"begins at step {optimizer.steps}", flush=True)
+
+    def die(gradient):
+        if signpost.rank() == 1 and optimizer.steps == 17 and not has_died.exists():
+            time.sleep(0.5)  # the others' gradients come, and what all have is sent
+            has_died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    parameters[0].register_hook(die)  # the backward pass comes to it last
+    while optimizer.steps < 30:
+        generator = torch.Generator().manual_seed(optimizer.steps * 100 + signpost.rank())
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.zeros(())
+        for parameter in parameters:
+            loss = loss + (parameter * torch.randn(parameter.shape, generator=generator)).sum()
+        loss.backward()
+        optimizer.step()
+    say(optimizer)
+
+
 def saves_alone(directory, kind="one_bit_adam"):
     """As train; after step 16 each rank saves its optimizer in a file of its own."""
     model = model_of()

@@ -3,6 +3,7 @@
 import os
 import tempfile
 
+import pytest
 from ranks_test import JOB, digest_of, run_job, start, torchrun
 
 
@@ -20,12 +21,13 @@ def test_ranks_of_a_node_train_through_its_worker():
         digest_of(output, 4)
 
 
-def test_a_node_goes_on_with_the_same_bits_when_one_of_its_ranks_has_died(tmp_path):
+@pytest.mark.parametrize("scenario", ["dies_once", "dies_in_a_backward_pass"])
+def test_a_node_goes_on_with_the_same_bits_when_one_of_its_ranks_has_died(scenario, tmp_path):
     options = ["--per-node", "2", "--worker-restarts", "1"]
-    code, output = run_job(4, 1, "dies_once", str(tmp_path), options=options)
+    code, output = run_job(4, 1, scenario, str(tmp_path), options=options)
     assert code == 0
     assert output.count("begins at step 17") == 2
-    undisturbed = run_job(4, 1, "dies_once", str(tmp_path), options=options)[1]
+    undisturbed = run_job(4, 1, scenario, str(tmp_path), options=options)[1]
     assert "begins at step 17" not in undisturbed
     assert digest_of(output, 4) == digest_of(undisturbed, 4)
 
