@@ -166,8 +166,8 @@ absl::Status Training::Begin(Gradients gradients, const StepRates& rates) {
     open_step_->has_mean.resize(layout_.tensors().size());
   } else if (rates.SerializeAsString() != open_step_->rates.SerializeAsString()) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "step %d has begun, and is open since a process was gone, at the rates {%s}; it cannot be "
-        "finished at {%s}",
+        "step %d has begun, and is open since a process was gone, at the rates '%s'; it cannot be "
+        "finished at '%s'",
         session_->steps(), open_step_->rates.ShortDebugString(), rates.ShortDebugString()));
   }
   if (gradients == absl::MakeConstSpan(open_step_->gradients)) return absl::OkStatus();
