@@ -139,14 +139,14 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
         has_told_ = false;
       }
       // One message is under way at a time.
-      if (!AwaitUnlessInterrupted(&Connection::IsNotTelling))
-        return absl::CancelledError("interrupted");
-      outstanding_ = 2;
-      StartWrite(&request);
-      StartRead(&reply_);
-      if (!AwaitUnlessInterrupted(&Connection::HasNothingOutstanding)) {
-        return absl::CancelledError("interrupted");
+      bool is_over = !AwaitUnlessInterrupted(&Connection::IsNotTelling);
+      if (!is_over) {
+        outstanding_ = 2;
+        StartWrite(&request);
+        StartRead(&reply_);
+        is_over = !AwaitUnlessInterrupted(&Connection::HasNothingOutstanding);
       }
+      if (is_over) return absl::CancelledError("interrupted");
       if (!is_broken_) {
         if (reply_.code() == 0) return reply_;
         const absl::Status error(static_cast<absl::StatusCode>(reply_.code()), reply_.message());

@@ -175,8 +175,7 @@ absl::Status Training::Begin(Gradients gradients, const StepRates& rates) {
   if (absl::Status status = place_->Await(); !status.ok()) return Failed(status);
   open_step_->gradients.assign(gradients.begin(), gradients.end());
   std::vector<const Numbers*> numbers;
-  for (const std::shared_ptr<const Numbers>& gradient : gradients)
-    numbers.push_back(gradient.get());
+  for (const auto& gradient : gradients) numbers.push_back(gradient.get());
   const absl::Status status = place_->BeginStep(numbers);
   return status.ok() ? status : Failed(status);
 }

@@ -52,9 +52,9 @@ class Training {
   }
 
   // Joins the job as the worker that `node` says, which has no node itself, with the values of the
-  // first of `values`. While a step is open, whoever node.worker.on_news tells calls Come.
-  // FAILED_PRECONDITION names the tensor in which another has other values,
-  // unless they are to begin with rank 0's. Otherwise errors as Session::Join.
+  // first of `values`. FAILED_PRECONDITION names the tensor in which another has other values,
+  // unless they are to begin with rank 0's. Otherwise errors as Session::Join. While a step is
+  // open, whoever node.worker.on_news tells of news calls Come.
   absl::Status Join(const SessionOptions& node, const Start& start, Gradients values);
   Begun begun();  // after Join
 
@@ -68,7 +68,8 @@ class Training {
   // errors there is nothing left but to leave.
   absl::StatusOr<Stepped> Step(Gradients gradients, const StepRates& rates);
 
-  // Nobody will read them any more. Of an open step, means that were not sent are of those to come.
+  // Of processes that are gone, whose gradients an open step still holds: nothing reads them any
+  // more. Means that were not sent will be of others.
   void LetGoOfGradients();
 
   // FAILED_PRECONDITION while a step is open, as SaveState. Otherwise as Session's.
@@ -90,9 +91,9 @@ class Training {
   absl::Status CheckSameValues(Gradients values) const;
   absl::Status CheckNoStepIsOpen() const;
   absl::Status Begin(Gradients gradients, const StepRates& rates);
-  // Of those that have none yet.
+  // Hands the session the means of those of these tensors that have none yet.
   absl::Status SendMeans(std::vector<uint32_t> tensors);
-  // Of tensors from `first` on, before `end`.
+  // Of all tensors from `first` on, before `end`.
   absl::Status SendMeansOf(size_t first, size_t end);
   // Waits for what is under way, which reads gradients. Something was sent, which INVALID_ARGUMENT
   // would deny.
