@@ -25,9 +25,9 @@ namespace signpost::node {
 
 // All calls as Session has them, with these differences. Each is made by all processes of the node,
 // and waits for them as for other ranks. Gradients are copied when they come, and sent once all
-// processes' are there; parameters are copied when the step is done. When a process is gone after
-// the first of them, the step stays open: it is the first one of those that join again, which must
-// take it at the same rates, and before they save anything.
+// processes' are there; parameters are copied when the step is done. When a process does
+// not finish a step after the first of them, it stays open: it is the first one of those that join
+// again, which must take it at the same rates, and before they save anything.
 //
 // With options.gpu they are copied from and to that GPU, 4 bytes for each parameter either way. The
 // optimizer runs where the node's worker has it, on its processors or its GPU, and takes next to

@@ -293,7 +293,8 @@ void Job::Break(const absl::Status& why, Answers& answers) {
     process.reset();
   }
   arrivals_.reset();
-  holds_gradients_ |= std::exchange(is_step_open_, false);
+  holds_gradients_ |= has_joined_;
+  is_step_open_ = false;
   ForgetIfUnused();
   AdmitWaiting(answers);
 }

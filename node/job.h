@@ -191,7 +191,7 @@ class Job : public std::enable_shared_from_this<Job> {
   std::optional<Arrivals> arrivals_ ABSL_GUARDED_BY(mutex_);
   bool is_step_open_ ABSL_GUARDED_BY(mutex_) = false;     // of this cohort, in training_
   bool worker_has_news_ ABSL_GUARDED_BY(mutex_) = false;  // with which an open step can go on
-  bool holds_gradients_ ABSL_GUARDED_BY(mutex_) = false;  // an open step does, of a cohort before
+  bool holds_gradients_ ABSL_GUARDED_BY(mutex_) = false;  // an open step may, of a cohort before
   // A deadline may be nearer, or something has failed.
   bool has_news_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_failed_ ABSL_GUARDED_BY(mutex_) = false;  // a request, since the GPU was last asked

@@ -166,8 +166,8 @@ absl::Status Training::Begin(Gradients gradients, const StepRates& rates) {
     open_step_->has_mean.resize(layout_.tensors().size());
   } else if (rates.SerializeAsString() != open_step_->rates.SerializeAsString()) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "step %d has begun, and is open since a process was gone, at the rates '%s'; it cannot be "
-        "finished at '%s'",
+        "step %d was begun by processes of which one did not finish it, at the rates '%s'; it "
+        "cannot be finished at '%s'",
         session_->steps(), open_step_->rates.ShortDebugString(), rates.ShortDebugString()));
   }
   if (gradients == absl::MakeConstSpan(open_step_->gradients)) return absl::OkStatus();
@@ -285,10 +285,11 @@ absl::StatusOr<std::string> Training::WhoIsNotFinite(Gradients gradients) const 
 
 absl::Status Training::CheckNoStepIsOpen() const {
   if (open_step_ == nullptr) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "step %d is open: one of the node's processes was gone after a part of it was sent. Take it, "
-      "and save then; or go on from what was saved before",
-      session_->steps()));
+  return absl::FailedPreconditionError(
+      absl::StrFormat("step %d was begun by processes of which one did not finish it, and a part "
+                      "of it may have been "
+                      "sent. Take it, and save then; or go on from what was saved before",
+                      session_->steps()));
 }
 
 absl::Status Training::Checkpoint(const std::string& directory) {

@@ -255,14 +255,15 @@ TEST(NodeOverlap, AnOpenStepIsFinishedAtTheRatesThatItHasBegunWith) {
     }
     const absl::Status not_saved = process.session().SaveState().status();
     EXPECT_EQ(not_saved.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(MessageOf(not_saved), HasSubstr("step 0 is open"));
+    EXPECT_THAT(MessageOf(not_saved),
+                HasSubstr("step 0 was begun by processes of which one did not finish it, and"));
     // At once, and in parts.
     const GroupRates others = {.learning_rate = 0.02, .weight_decay = 0.1};
     const absl::Status at_once = process.Step(others).status();
     process.BeginStep(others);
     for (const absl::Status& refused : {at_once, process.FinishStep().status()}) {
       EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
-      EXPECT_THAT(MessageOf(refused), ContainsRegex("step 0 has begun.*0.01.*finished at.*0.02"));
+      EXPECT_THAT(MessageOf(refused), ContainsRegex("step 0 was begun.*0.01.*finished at.*0.02"));
     }
     process.StepTo(kSteps);
     EXPECT_EQ(process.values(), wanted);

@@ -36,6 +36,7 @@ void ChunkExchanges::Exchange(uint32_t chunk, uint64_t step) {
   SentFrame* frame = exchange.kept.Find(step);
   if (frame == nullptr) return;
   exchange.step_under_way = step;
+  exchange.deadline = deadline_;
   frame->header.set_generation(generations_[shards_.ShardOf(chunk)]);
   frame->header.set_answered_steps(exchange.kept.answered_steps());
   Reach(Failpoint::kWorkerSending);
@@ -59,6 +60,12 @@ absl::StatusOr<std::optional<Answer>> ChunkExchanges::Receive(uint32_t chunk,
                                                               StepReport& report) {
   // Whatever comes of it, nothing is under way any more.
   const uint64_t step = *std::exchange(exchanges_[chunk].step_under_way, std::nullopt);
+  const bool may_pass =
+      absl::IsDeadlineExceeded(answer.status()) || absl::IsUnavailable(answer.status());
+  if (may_pass && exchanges_[chunk].deadline < deadline_) {
+    Exchange(chunk, step);
+    return std::nullopt;
+  }
   absl::StatusOr<std::optional<Answer>> taken = Take(chunk, step, std::move(answer), report);
   if (!taken.ok()) {
     log::WriteEvent(log::Level::kWarning,

@@ -40,15 +40,14 @@ class ChunkExchanges {
 
   // Sends the chunk's frame, of the step after its last, at once or behind the one under way.
   void Send(uint32_t chunk, SentFrame frame);
-  // Takes what was delivered, and sends what is to come next. Returns the answer if it is the first
-  // one to its frame, or if it asks for chunks' states (FETCH): behind them that step's frame is to
-  // be sent again, with Exchange. Errors are logged: DATA_LOSS when an aggregator has lost what it
-  // had promised to keep, or comes to another result than before; otherwise as Shards::Explain or
-  // CheckAnswer.
+  // Takes what was delivered, and sends what is to come next: once more that to which no answer
+  // came in its time, if the deadline has been put off since it was sent. Returns the answer if it
+  // is the first one to its frame, or if it asks for chunks' states (FETCH): behind them that
+  // step's frame is to be sent again, with Exchange. Errors are logged: DATA_LOSS when an
+  // aggregator has lost what it had promised to keep, or comes to another result than before;
+  // otherwise as Shards::Explain or CheckAnswer.
   absl::StatusOr<std::optional<Answer>> Receive(uint32_t chunk, absl::StatusOr<Answer> answer,
                                                 StepReport& report);
-  // Sends the frame that is under way once more, after no answer came to it in its time.
-  void ExchangeAgain(uint32_t chunk) { Exchange(chunk, *exchanges_[chunk].step_under_way); }
   // Sends the frame of that step, if there is one. Requires that none of the chunk is under way.
   void Exchange(uint32_t chunk, uint64_t step);
 
@@ -64,6 +63,7 @@ class ChunkExchanges {
   struct ChunkExchange {
     KeptFrames kept;
     std::optional<uint64_t> step_under_way;
+    absl::Time deadline;  // of what is under way
     // The aggregator was started again, and is to find its way to the step at which this rank came
     // back without it.
     bool offers_again = false;

@@ -271,6 +271,24 @@ TEST_F(ChunkExchangesTest, AFetchIsForWhoeverHasTheStates) {
   EXPECT_THAT(TakeSent(), ElementsAre(std::pair(0, 0)));
 }
 
+TEST_F(ChunkExchangesTest, WhatRanOutOfAnEarlierCallsTimeIsSentAgainInThisOnes) {
+  for (const absl::Status& late :
+       {absl::DeadlineExceededError("no answer"), absl::UnavailableError("no connection")}) {
+    const uint32_t chunk = absl::IsUnavailable(late);
+    exchanges_.SetDeadline(absl::FromUnixSeconds(1));
+    Send(chunk, 0);
+    exchanges_.SetDeadline(absl::FromUnixSeconds(2));
+    TakeSent();
+    const absl::StatusOr<std::optional<Answer>> again = Receive(chunk, late);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_FALSE(again->has_value());
+    EXPECT_THAT(TakeSent(), ElementsAre(std::pair(chunk, 0)));
+    EXPECT_EQ(Receive(chunk, late).status().code(), late.code());
+    EXPECT_THAT(TakeSent(), IsEmpty());
+    EXPECT_FALSE(exchanges_.is_any_under_way());
+  }
+}
+
 TEST_F(ChunkExchangesTest, WhatKeepsTheAggregatorIsSaidWhenTimeRunsOut) {
   Send(0, 0);
   EXPECT_THAT(

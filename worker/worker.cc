@@ -716,14 +716,8 @@ absl::StatusOr<bool> Worker::Receive(WorkerInbox::Item item, StepReport& report)
     Send(chunk, *packed->bad_block);
     return false;
   }
-  auto& received = std::get<absl::StatusOr<Answer>>(item.what);
-  if (absl::IsDeadlineExceeded(received.status()) &&
-      options_.clock->Now() < exchanges_.deadline()) {
-    exchanges_.ExchangeAgain(chunk);  // an earlier call sent it, and this one has time
-    return false;
-  }
   absl::StatusOr<std::optional<Answer>> answer =
-      exchanges_.Receive(chunk, std::move(received), report);
+      exchanges_.Receive(chunk, std::get<absl::StatusOr<Answer>>(std::move(item.what)), report);
   if (!answer.ok()) {
     // Whatever was called, no step may follow what an aggregator has lost.
     if (absl::IsDataLoss(answer.status())) failure_.Update(answer.status());

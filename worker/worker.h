@@ -124,9 +124,10 @@ class Worker {
   // gradients: BeginStep, GradientReady for each tensor, in any order, FinishStep. Other ranks may
   // have another order, or call Step. A chunk is compressed and sent when all its tensors'
   // gradients are there and the window has room; answers that come before FinishStep are kept, in
-  // dense steps as much memory as the parameters', and parameters do not change until then. The
-  // exchange timeout, and a round deadline, must be longer than the ranks' ways through a step are
-  // apart: a frame that is sent first may wait for one that another rank sends last.
+  // dense steps as much memory as the parameters', and parameters do not change until then. A round
+  // deadline must be longer than the ranks' ways through a step are apart: a frame that is sent
+  // first may wait for one that another rank sends last. The exchange timeout counts anew from each
+  // of these calls.
   //
   // A step that has begun can only be finished: there is no way back once something was sent.
   // FAILED_PRECONDITION, with nothing changed, for a call out of order: BeginStep, Step or

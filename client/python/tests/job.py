@@ -9,6 +9,7 @@ from pathlib import Path
 
 import signpost.torch as signpost
 import torch
+from signpost import InvalidArgumentError
 from torch import nn
 
 
@@ -218,6 +219,26 @@ def dies_in_a_backward_pass(directory):
             loss = loss + (parameter * torch.randn(parameter.shape, generator=generator)).sum()
         loss.backward()
         optimizer.step()
+    say(optimizer)
+
+
+def corrects_its_rates():
+    """Three steps with overlap. Ranks of a node have other learning rates in the first, until they
+    are told."""
+    use_small_chunks()
+    model = model_of()
+    lr = 0.01 * (1 + signpost.rank() % 2)
+    optimizer = signpost.OneBitAdam(model.parameters(), lr=lr, freeze_step=2, overlap=True)
+    while optimizer.steps < 3:
+        optimizer.zero_grad(set_to_none=True)
+        inputs = torch.full((16, 50), float(signpost.rank()))
+        model(inputs).mean().backward()
+        try:
+            optimizer.step()
+        except InvalidArgumentError as error:
+            print(f"refused: {error}", flush=True)
+            optimizer.param_groups[0]["lr"] = 0.01
+            optimizer.step()
     say(optimizer)
 
 

@@ -1,6 +1,7 @@
 """Ranks that attach to the worker of their node."""
 
 import os
+import re
 import tempfile
 
 import pytest
@@ -30,6 +31,14 @@ def test_a_node_goes_on_with_the_same_bits_when_one_of_its_ranks_has_died(scenar
     undisturbed = run_job(4, 1, scenario, str(tmp_path), options=options)[1]
     assert "begins at step 17" not in undisturbed
     assert digest_of(output, 4) == digest_of(undisturbed, 4)
+
+
+def test_ranks_of_a_node_whose_rates_differ_can_correct_them():
+    code, output = run_job(4, 1, "corrects_its_rates", options=["--per-node", "2"])
+    assert code == 0
+    refused = "refused: local rank 1 .* has other rates than local rank 0 in group 0"
+    assert len(re.findall(refused, output)) == 4
+    digest_of(output, 4)
 
 
 def test_torchrun_restarts_ranks_that_go_on_with_their_nodes_worker(tmp_path):

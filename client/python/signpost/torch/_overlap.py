@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 
-from signpost import Rates, Session, StepReport
+from signpost import InvalidArgumentError, Rates, Session, StepReport
 from signpost.torch._tensors import TrainedTensor
 
 _ADVICE = (
@@ -84,10 +84,18 @@ class Backward:
             if self._sent[index] is None and not self._send(index):
                 kept.append(zeros(tensor))
                 self._session.gradient_ready(index, kept[-1].data_ptr())
-        report = self._session.finish_step()
+        try:
+            report = self._session.finish_step()
+        except InvalidArgumentError:  # a node's worker: nothing was sent, and it can be tried again
+            self._forget()
+            raise
+        self._forget()
+        return report
+
+    def _forget(self) -> None:
+        """No step has begun."""
         self._rates = None
         self._sent = [None] * len(self._tensors)
-        return report
 
     def remove_hooks(self) -> None:
         for hook in self._hooks:
