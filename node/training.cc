@@ -172,11 +172,12 @@ absl::Status Training::Begin(Gradients gradients, const StepRates& rates) {
   }
   if (gradients == absl::MakeConstSpan(open_step_->gradients)) return absl::OkStatus();
   // What is under way reads those before.
-  if (absl::Status status = place_->Await(); !status.ok()) return Failed(status);
+  absl::Status status = place_->Await();
+  if (!status.ok()) return Failed(status);
   open_step_->gradients.assign(gradients.begin(), gradients.end());
   std::vector<const Numbers*> numbers;
   for (const auto& gradient : gradients) numbers.push_back(gradient.get());
-  const absl::Status status = place_->BeginStep(numbers);
+  status = place_->BeginStep(numbers);
   return status.ok() ? status : Failed(status);
 }
 

@@ -91,6 +91,6 @@ mutate node-gradients-summed-not-averaged node/host_place.cc \
 mutate node-forgets-its-first-process node/host_place.cc \
   'for (const Numbers* gradient : gradients) gradients_' 'for (const Numbers* gradient : gradients.subspan(gradients.size() > 1)) gradients_'
 mutate node-on-a-gpu-answers-too-early node/training.cc \
-  'if (absl::Status status = place_->Await(); !status.ok()) return failed(status);' ''
+  'if (absl::Status status = place_->Await(); !status.ok()) return Failed(status);' ''
 
 [[ $survivors == 0 ]]
