@@ -143,7 +143,7 @@ void Job::Call(uint64_t number, const Request& request, Done done) {
   }
 }
 
-void Job::Come(uint64_t number, const GradientsReady& gradients) {
+void Job::HearOfGradients(uint64_t number, const GradientsReady& gradients) {
   Answers answers;
   absl::MutexLock lock(&mutex_);
   const auto found = processes_.find(number);
@@ -619,7 +619,7 @@ void Job::Advance(const Processes& processes) {
     }
     is_step_open_ = true;
   }
-  const absl::Status status = training->Come(GradientsOf(processes), rates, tensors);
+  const absl::Status status = training->Advance(GradientsOf(processes), rates, tensors);
   // Of other rates than those of an open step they are told when they call, too.
   if (!status.ok() && !absl::IsInvalidArgument(status)) Fail(training, status, /*processes=*/{});
 }

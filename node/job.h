@@ -64,7 +64,8 @@ class Job : public std::enable_shared_from_this<Job> {
   // may not have been noticed yet.
   void Call(uint64_t process, const Request& request, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
   // That process's gradients are ready, as it tells; nothing is answered.
-  void Come(uint64_t process, const GradientsReady& gradients) ABSL_LOCKS_EXCLUDED(mutex_);
+  void HearOfGradients(uint64_t process, const GradientsReady& gradients)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // The process is there no more. What it waits for is answered still, if only when that is done;
   // later requests are CANCELLED. Idempotent.
   void Gone(uint64_t process) ABSL_LOCKS_EXCLUDED(mutex_);

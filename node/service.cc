@@ -37,7 +37,7 @@ class Stream final : public grpc::ServerBidiReactor<Request, Reply> {
     // It is answered even if the process is gone, and this object waits for that.
     const Node::Process process = *process_;
     if (request_.has_gradients_ready()) {
-      process.job->Come(process.number, request_.gradients_ready());
+      process.job->HearOfGradients(process.number, request_.gradients_ready());
       return OnAnswered(/*ok=*/true);
     }
     process.job->Call(process.number, request_, [this](Reply reply) {

@@ -227,8 +227,8 @@ absl::Status Training::SendMeans(std::vector<uint32_t> tensors) {
   return absl::OkStatus();
 }
 
-absl::Status Training::Come(Gradients gradients, const StepRates& rates,
-                            std::vector<uint32_t> tensors) {
+absl::Status Training::Advance(Gradients gradients, const StepRates& rates,
+                               std::vector<uint32_t> tensors) {
   absl::Status status = Begin(gradients, rates);
   if (status.ok()) status = SendMeans(std::move(tensors));
   if (!status.ok()) return status;

@@ -54,7 +54,7 @@ class Training {
   // Joins the job as the worker that `node` says, which has no node itself, with the values of the
   // first of `values`. FAILED_PRECONDITION names the tensor in which another has other values,
   // unless they are to begin with rank 0's. Otherwise errors as Session::Join. While a step is
-  // open, whoever node.worker.on_news tells of news calls Come.
+  // open, whoever node.worker.on_news tells of news calls Advance.
   absl::Status Join(const SessionOptions& node, const Start& start, Gradients values);
   Begun begun();  // after Join
 
@@ -62,7 +62,7 @@ class Training {
   // step, and whatever else can be sent now, without waiting. The first call begins a step, which
   // stays open until Step. When gradients are in other memory than those before, the processes are
   // others: the means that were sent stay, and the others are of these. Errors as Step.
-  absl::Status Come(Gradients gradients, const StepRates& rates, std::vector<uint32_t> tensors);
+  absl::Status Advance(Gradients gradients, const StepRates& rates, std::vector<uint32_t> tensors);
   // A step on the mean of the gradients, all of which have come. INVALID_ARGUMENT, with nothing
   // sent, for rates as Session::Step, or others than those that it has begun with; after other
   // errors there is nothing left but to leave.

@@ -176,7 +176,7 @@ TEST(NodeOverlap, NothingIsSentThatAProcessLacks) {
   });
 }
 
-// At step `kDeath` all but one tensor's gradients have been averaged and sent when a process dies.
+// All but one tensor's gradients have been averaged and sent when a process dies.
 struct Death {
   const char* name;
   bool is_other_waiting;  // has called for the step, or computes

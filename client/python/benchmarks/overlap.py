@@ -3,10 +3,10 @@
     python3 overlap.py      # as root: each host is a network namespace, with a worker and a shard
 
 Each worker trains a transformer, or with `--processes` so many processes of its host do, for which
-it speaks. In turns it computes gradients only, exchanges only, does the one
-after the other, and does both at once. With overlap a step should take as long as the longer of
-computing and exchanging. `--idle-ms` waits in the backward pass, as for an accelerator: otherwise
-the exchange's own computing takes the cores from the model's, unless there are enough of them.
+it speaks. In turns it computes gradients only, exchanges only, does the one after the other, and
+does both at once. With overlap a step should take as long as the longer of computing and
+exchanging. `--idle-ms` waits in the backward pass, as for an accelerator: otherwise the exchange's
+own computing takes the cores from the model's, unless there are enough of them.
 """
 
 import argparse
