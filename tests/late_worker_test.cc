@@ -7,9 +7,11 @@
 #include <atomic>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -165,6 +167,37 @@ struct Ledger {
   std::vector<std::vector<float>> replicas;
 };
 
+// Where each rank is. One that is to be late is so when the others have done its step, and none
+// goes on where a machine that is busy would leave another behind the four steps whose answers are
+// kept.
+class Pace {
+ public:
+  explicit Pace(uint32_t ranks) : steps_(ranks) {}
+
+  // Before a rank's step; false: the others have not come.
+  bool Await(uint32_t rank, uint64_t step, bool is_late) {
+    absl::MutexLock lock(&mutex_);
+    steps_[rank] = step;
+    const auto may_go = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      for (size_t other = 0; other < steps_.size(); ++other) {
+        if (other == rank) continue;
+        if (is_late ? steps_[other] <= step : steps_[other] + 3 < step) return false;
+      }
+      return true;
+    };
+    return mutex_.AwaitWithTimeout(absl::Condition(&may_go), absl::Minutes(1));
+  }
+
+  void End(uint32_t rank) {
+    absl::MutexLock lock(&mutex_);
+    steps_[rank] = std::numeric_limits<uint64_t>::max() - 3;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<uint64_t> steps_ ABSL_GUARDED_BY(mutex_);
+};
+
 using GradientOfStep = std::function<std::vector<float>(uint32_t rank, uint64_t step, size_t n)>;
 
 Ledger TrainWithALateWorker(const JobOptionsForTest& job, const GradientOfStep& gradient_of) {
@@ -184,6 +217,7 @@ Ledger TrainWithALateWorker(const JobOptionsForTest& job, const GradientOfStep& 
   std::vector<std::unique_ptr<Worker>> workers(job.workers);
   std::vector<std::unique_ptr<Replica>> replicas(job.workers);
   std::vector<Layout> layouts;  // by rank
+  Pace pace(job.workers);
   {
     Replica replica(job, 0);
     JobOptions options;
@@ -214,8 +248,7 @@ Ledger TrainWithALateWorker(const JobOptionsForTest& job, const GradientOfStep& 
     ASSERT_TRUE(worker.ok()) << worker.status();
     while ((*worker)->steps() < static_cast<uint64_t>(job.steps)) {
       const uint64_t step = (*worker)->steps();
-      // Past the deadline, but not past the answers of four steps.
-      absl::SleepFor(absl::Milliseconds(rank == 2 && step % 5 == 3 ? 170 : 30));
+      ASSERT_TRUE(pace.Await(rank, step, /*is_late=*/rank == 2 && step % 5 == 3));
       replica.gradient = gradient_of(rank, step, elements);
       replica.BeforeStep(**worker);
       const auto report = (*worker)->Step(replica.Gradients(), {job.rates});
@@ -230,6 +263,7 @@ Ledger TrainWithALateWorker(const JobOptionsForTest& job, const GradientOfStep& 
         ledger.gradients[i] += factor * replica.gradient[i] / job.workers;
       }
     }
+    pace.End(rank);
     replica.GetValues();
     const HostFloats error = (*worker)->optimizer().error();
     absl::MutexLock lock(&mutex);

@@ -32,6 +32,7 @@ def planted_bug_test(name, src, old, new = "", seeds = 50):
         ],
         data = [":simulation_test"],
         linkstatic = True,
+        tags = ["no-tsan"],
         deps = [
             ":simulation_tests",
         ],

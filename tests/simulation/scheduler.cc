@@ -1,14 +1,48 @@
 #include "tests/simulation/scheduler.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstdlib>
+#include <vector>
 
 namespace signpost::simulation {
+namespace {
 
-Scheduler::~Scheduler() {
-  for (const auto& task : tasks_) {
-    if (task->thread.joinable()) task->thread.join();
+constexpr size_t kGuard = 4096;  // below the stack: what needs more than there is ends the program
+constexpr size_t kStack = 1 << 20;
+
+class Stack {
+ public:
+  Stack()
+      : memory_(mmap(nullptr, kGuard + kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                     /*fd=*/-1, /*offset=*/0)) {
+    if (memory_ == MAP_FAILED || mprotect(memory_, kGuard, PROT_NONE) != 0) std::abort();
   }
-}
+  ~Stack() { munmap(memory_, kGuard + kStack); }
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
+
+  stack_t whole() const { return {.ss_sp = memory_, .ss_flags = 0, .ss_size = kGuard + kStack}; }
+
+ private:
+  void* const memory_;
+};
+
+}  // namespace
+
+struct Scheduler::Task {
+  Scheduler& scheduler;
+  std::function<void()> body;
+  Stack stack = {};
+  ucontext_t context = {};
+  const absl::Condition* condition = nullptr;  // null: it only waits for the deadline
+  absl::Time deadline = absl::InfinitePast();
+  bool ended = false;
+};
+
+Scheduler::Scheduler(uint64_t seed) : random_(seed) {}
+Scheduler::~Scheduler() = default;
 
 bool Scheduler::Await(absl::Mutex& mutex, const absl::Condition& condition,
                       absl::Duration timeout) ABSL_NO_THREAD_SAFETY_ANALYSIS {
@@ -37,24 +71,22 @@ absl::Duration Scheduler::Between(absl::Duration least, absl::Duration most) {
 }
 
 void Scheduler::Spawn(std::function<void()> body) {
-  Task& task = *tasks_.emplace_back(std::make_unique<Task>());
-  task.body = std::move(body);
-  task.thread = std::thread([this, &task] {
-    {
-      std::unique_lock lock(mutex_);
-      task.turn.wait(lock, [&] { return running_ == &task; });
-    }
-    task.body();
-    task.ended = true;
-    HandOver(Next());
-  });
+  Task& task = *tasks_.emplace_back(new Task{*this, std::move(body)});
+  getcontext(&task.context);
+  task.context.uc_stack = task.stack.whole();
+  const auto address = reinterpret_cast<uintptr_t>(&task);
+  makecontext(&task.context, reinterpret_cast<void (*)()>(&Begin), 2,
+              static_cast<unsigned int>(address >> 32), static_cast<unsigned int>(address));
 }
 
-void Scheduler::Run() {
-  HandOver(Next());
-  std::unique_lock lock(mutex_);
-  end_.wait(lock, [this] { return running_ == nullptr; });
+void Scheduler::Begin(unsigned int high_half_of_task, unsigned int low_half) {
+  Task& task = *reinterpret_cast<Task*>(uintptr_t{high_half_of_task} << 32 | low_half);
+  task.body();
+  task.ended = true;
+  task.scheduler.HandOver(task.context, task.scheduler.Next());
 }
+
+void Scheduler::Run() { HandOver(end_, Next()); }
 
 Scheduler::Task* Scheduler::Next() {
   while (true) {
@@ -86,18 +118,12 @@ bool Scheduler::CanRun(const Task& task) const {
 void Scheduler::Yield() {
   Task* const self = running_;
   Task* const next = Next();
-  if (next == self) return;
-  HandOver(next);
-  std::unique_lock lock(mutex_);
-  self->turn.wait(lock, [&] { return running_ == self; });
+  if (next != self) HandOver(self->context, next);
 }
 
-void Scheduler::HandOver(Task* next) {
-  {
-    std::lock_guard lock(mutex_);
-    running_ = next;
-  }
-  (next != nullptr ? next->turn : end_).notify_one();
+void Scheduler::HandOver(ucontext_t& from, Task* next) {
+  running_ = next;
+  swapcontext(&from, next != nullptr ? &next->context : &end_);
 }
 
 }  // namespace signpost::simulation

@@ -1,17 +1,16 @@
-// Virtual time: threads that run one at a time, and events between them, in an order that a seed
+// Virtual time: tasks that run one at a time, and events between them, in an order that a seed
 // decides and nothing else does.
 
 #ifndef SIGNPOST_TESTS_SIMULATION_SCHEDULER_H_
 #define SIGNPOST_TESTS_SIMULATION_SCHEDULER_H_
 
-#include <condition_variable>
+#include <ucontext.h>
+
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <random>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,12 +18,13 @@
 
 namespace signpost::simulation {
 
-// All methods are for the thread that owns it, and for its tasks and events: of all these only one
-// is ever running. Which task is next its predecessor finds out, as a turn of a scheduler's own thread
-// between any two would double what most of the time goes to, changes from one thread to another.
+// All methods are for the thread that owns it, which also runs its tasks and events: each task has
+// a stack of its own. (With a thread of its own, most of the time went to changes from one to the
+// next.) What a task holds when it waits, of a mutex or of thread_local variables, the next one
+// has.
 class Scheduler final : public Clock {
  public:
-  explicit Scheduler(uint64_t seed) : random_(seed) {}
+  explicit Scheduler(uint64_t seed);
   ~Scheduler() override;
 
   absl::Time Now() override { return now_; }
@@ -36,7 +36,7 @@ class Scheduler final : public Clock {
   // Calls the event once that time has passed.
   void After(absl::Duration delay, std::function<void()> event);
 
-  // A thread that Run will run.
+  // A task that Run will run.
   void Spawn(std::function<void()> body);
 
   // Runs tasks and events until all tasks have ended. Time passes only while no task can run.
@@ -47,30 +47,25 @@ class Scheduler final : public Clock {
   absl::Duration Between(absl::Duration least, absl::Duration most);
 
  private:
-  struct Task {
-    std::function<void()> body;
-    const absl::Condition* condition = nullptr;  // null: it only waits for the deadline
-    absl::Time deadline = absl::InfinitePast();
-    bool ended = false;
-    std::condition_variable turn;
-    std::thread thread;
-  };
+  struct Task;
+
+  // What a task's stack begins with; makecontext passes ints.
+  static void Begin(unsigned int high_half_of_task, unsigned int low_half);
 
   bool CanRun(const Task& task) const;
   // Lets time pass until a task can run, which is then returned; null: all have ended.
   Task* Next();
   // Ends the running task's turn; returns at its next.
   void Yield();
-  // The next task's turn begins, or Run returns.
-  void HandOver(Task* next);
+  // The next task's turn begins, or Run's; returns at the next one of whose `from` is.
+  void HandOver(ucontext_t& from, Task* next);
 
   std::mt19937_64 random_;
   absl::Time now_ = absl::UnixEpoch() + absl::Hours(1);
   std::multimap<absl::Time, std::function<void()>> events_;
   std::vector<std::unique_ptr<Task>> tasks_;
 
-  std::mutex mutex_;  // what a turn reads and writes passes from one thread to the next by this
-  std::condition_variable end_;
+  ucontext_t end_;           // Run
   Task* running_ = nullptr;  // null: none has begun, or all have ended
 };
 
