@@ -306,6 +306,10 @@ absl::StatusOr<Tensors> TensorsOf(const signpost_parameter* parameters, size_t c
       return absl::InvalidArgumentError(
           absl::StrCat("parameter ", result.tensors.size(), " has no name"));
     }
+    if (parameter.shape == nullptr && parameter.dimensions > 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameter ", parameter.name, " has ", parameter.dimensions, " dimensions and no shape"));
+    }
     result.tensors.push_back(ParameterOf(parameter));
     result.sizes.push_back(result.tensors.back().values.size());
   }

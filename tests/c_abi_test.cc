@@ -159,6 +159,42 @@ TEST(CAbi, AJobThatIsSavedAndResumedEndsWithTheParametersOfOneThatIsNot) {
   EXPECT_EQ(signpost_steps(alone.session()), kSavedAt);
 }
 
+// As a program in another language may have, where its memory is gone.
+TEST(CAbi, NullPointersAreRefused) {
+  Cluster cluster({.transport = Transport::kGrpc});
+  char error[512];
+  signpost_options options;
+  signpost_options_init(&options);
+  const std::string target = cluster.targets()[0];
+  options.aggregators = target.c_str();
+  options.job = "null";
+  const uint64_t shape[] = {4};
+  float values[4] = {};
+  signpost_session* session = nullptr;
+  signpost_parameter parameter = {"weights", shape, 1, /*values=*/nullptr, 0, 0};
+  EXPECT_EQ(signpost_join(&options, &parameter, 1, &session, error, sizeof error),
+            SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_STREQ(error, "tensor 'weights' [4]: it is a null pointer");
+  parameter = {"weights", /*shape=*/nullptr, 1, values, 0, 0};
+  EXPECT_EQ(signpost_join(&options, &parameter, 1, &session, error, sizeof error),
+            SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_STREQ(error, "parameter weights has 1 dimensions and no shape");
+
+  parameter = {"weights", shape, 1, values, 0, 0};
+  ASSERT_EQ(signpost_join(&options, &parameter, 1, &session, error, sizeof error), SIGNPOST_OK)
+      << error;
+  signpost_rates rates;
+  signpost_rates_init(&rates);
+  const void* gradients[] = {nullptr};
+  EXPECT_EQ(signpost_step(session, gradients, 1, &rates, 1, nullptr, error, sizeof error),
+            SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_STREQ(error, "the gradient of tensor 'weights' [4]: it is a null pointer");
+  gradients[0] = values;
+  EXPECT_EQ(signpost_step(session, gradients, 1, &rates, 1, nullptr, error, sizeof error),
+            SIGNPOST_OK);
+  signpost_close(session);
+}
+
 TEST(CAbi, AStepInPartsIsAStep) {
   uint32_t digests[2][kWorkers] = {};
   for (const bool in_parts : {false, true}) {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
@@ -31,6 +32,7 @@ namespace signpost::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 std::string BytesOfAll(absl::Span<const float> values) {
   return {reinterpret_cast<const char*>(values.data()), 4 * values.size()};
@@ -56,6 +58,10 @@ class MemoryDisk final : public Disk {
     absl::MutexLock lock(&mutex_);
     return spent_;
   }
+  // Called before each file is written.
+  void OnWrite(std::function<void(const std::string& name)> on_write) {
+    on_write_ = std::move(on_write);
+  }
   std::map<std::string, std::string> Files() const {
     absl::MutexLock lock(&mutex_);
     return files_;
@@ -66,6 +72,7 @@ class MemoryDisk final : public Disk {
   }
 
   absl::Status Write(const std::string& name, Fill fill) override {
+    if (on_write_) on_write_(name);
     absl::MutexLock lock(&mutex_);
     if (Spend(1) == 0) return Dead();
     std::string& file = files_[name];
@@ -126,6 +133,7 @@ class MemoryDisk final : public Disk {
   std::map<std::string, std::string> files_ ABSL_GUARDED_BY(mutex_);
   absl::optional<uint64_t> budget_ ABSL_GUARDED_BY(mutex_);
   uint64_t spent_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::function<void(const std::string& name)> on_write_;
 };
 
 // A part of a training: from where it stands, or resumes, until so many steps are done.
@@ -736,6 +744,33 @@ TEST(Checkpoint, ARankThatNeverComesIsNamedOnAllOthersWithinTheDeadlineAndTraini
     EXPECT_TRUE((*worker)->Step(replica.Gradients(), {job.rates}).ok());
   });
   EXPECT_TRUE(CheckpointsIn(disk).empty());
+}
+
+TEST(Checkpoint, ThatRank0StillWritesTheParametersIsWhatOthersSay) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  Cluster cluster({});
+  MemoryDisk disk;
+  absl::Notification given_up;
+  disk.OnWrite([&](const std::string& name) {
+    if (absl::StrContains(name, "parameters")) given_up.WaitForNotification();
+  });
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    WorkerOptions options = replica.Options();
+    if (rank == 1) options.exchange_timeout = absl::Milliseconds(500);
+    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect());
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    const absl::Status status = (*worker)->Checkpoint(disk);
+    if (rank == 0) {
+      EXPECT_TRUE(status.ok()) << status;
+      return;
+    }
+    given_up.Notify();
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("step 0 is not committed after 500ms"));
+  });
+  EXPECT_THAT(CheckpointsIn(disk), SizeIs(1));
 }
 
 // Writes down until when a worker is ready to wait for its Leave.

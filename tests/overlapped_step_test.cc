@@ -9,6 +9,7 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <new>
 #include <numeric>
 #include <random>
 
@@ -147,11 +148,15 @@ TEST(OverlappedStep, AggregatorsThatAreKilledInTheMiddleChangeNothing) {
 class NotingChannel final : public ForwardingChannel {
  public:
   NotingChannel(std::unique_ptr<Channel> inner, std::vector<uint32_t>& sent,
-                std::vector<uint32_t>& answered)
-      : ForwardingChannel(std::move(inner)), sent_(sent), answered_(answered) {}
+                std::vector<uint32_t>& answered, const bool& has_no_memory)
+      : ForwardingChannel(std::move(inner)),
+        sent_(sent),
+        answered_(answered),
+        has_no_memory_(has_no_memory) {}
 
   void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
                 absl::Time deadline, ExchangeDone done) override {
+    if (has_no_memory_) throw std::bad_alloc();
     sent_.push_back(header.chunk());
     ForwardingChannel::Exchange(
         header, std::move(payload), deadline,
@@ -164,6 +169,7 @@ class NotingChannel final : public ForwardingChannel {
  private:
   std::vector<uint32_t>& sent_;
   std::vector<uint32_t>& answered_;
+  const bool& has_no_memory_;
 };
 
 // A worker that is alone, with an aggregator that answers at once.
@@ -241,8 +247,8 @@ class LoneWorkerTest : public ::testing::Test {
 
   std::unique_ptr<Worker> Join(Replica& replica) {
     std::vector<std::unique_ptr<Channel>> channels;
-    channels.push_back(
-        std::make_unique<NotingChannel>(std::move(cluster_.Connect()[0]), sent_, answered_));
+    channels.push_back(std::make_unique<NotingChannel>(std::move(cluster_.Connect()[0]), sent_,
+                                                       answered_, has_no_memory_));
     WorkerOptions options = job_.worker;
     options.exchange_timeout = absl::Milliseconds(500);
     options.world_size = job_.workers;
@@ -263,6 +269,7 @@ class LoneWorkerTest : public ::testing::Test {
   JobOptionsForTest job_;
   Cluster cluster_{ClusterOptions()};
   std::vector<uint32_t> sent_, answered_;  // chunks
+  bool has_no_memory_ = false;             // to send anything
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<Worker> worker_;
 };
@@ -338,6 +345,25 @@ TEST_F(LoneWorkerTest, MayLeaveInTheMiddle) {
   const std::vector<float> before = replica_->values;
   EXPECT_TRUE(worker_->Leave().ok());
   EXPECT_EQ(replica_->values, before);
+}
+
+TEST_F(LoneWorkerTest, AfterAnExceptionThereIsNoStep) {
+  ASSERT_TRUE(worker_->BeginStep({job_.rates}).ok());
+  for (const size_t tensor : {0, 1, 2}) ASSERT_TRUE(GradientReady(tensor).ok());
+  has_no_memory_ = true;
+  EXPECT_THROW(GradientReady(3).IgnoreError(), std::bad_alloc);
+  has_no_memory_ = false;
+  ExpectOutOfOrder(worker_->FinishStep().status(), "earlier step failed");
+  ExpectOutOfOrder(worker_->AdvanceStep(), "earlier step failed");
+  EXPECT_TRUE(worker_->Leave().ok());
+
+  job_.worker.job = "another";
+  Replica replica(job_, 0);
+  const std::unique_ptr<Worker> worker = Join(replica);
+  has_no_memory_ = true;
+  EXPECT_THROW(worker->Step(replica.Gradients(), {job_.rates}).IgnoreError(), std::bad_alloc);
+  has_no_memory_ = false;
+  ExpectOutOfOrder(worker->Step(replica.Gradients(), {job_.rates}).status(), "earlier step failed");
 }
 
 // Rank 1 joins, and that is all.

@@ -17,6 +17,9 @@ kernels::DenseType DenseTypeOf(GradientType type) {
 }
 
 absl::Status CheckOnHost(const Gradient& gradient) {
+  if (gradient.values == nullptr && gradient.size > 0) {
+    return absl::InvalidArgumentError("it is a null pointer");
+  }
   if (gradient.type == GradientType::kFloat32) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "a gradient of a tensor on the host is fp32; bf16 and fp16 are for those on a GPU");

@@ -18,6 +18,7 @@
 #include "log/log.h"
 #include "proto/aggregator.grpc.pb.h"
 #include "proto/grpc_status.h"
+#include "proto/layout.h"
 #include "proto/message.h"
 #include "proto/steady_time.h"
 #include "proto/try_again.h"
@@ -29,9 +30,9 @@ namespace {
 
 constexpr char kExchangeMethod[] = "/signpost.AggregatorService/Exchange";
 
-// The largest payload an answer can have: a state of a chunk of Layout's largest chunk_elements.
-constexpr uint64_t kMaxPayloadBytes = uint64_t{192} << 20;
-constexpr int kMaxMessageBytes = kMaxPayloadBytes + (64 << 10);
+// The largest payload an answer can have: a state of the largest chunk that a layout may have.
+constexpr uint64_t kMaxPayloadBytes = uint64_t{4} * kMaxStateNumbers * kMaxChunkElements;
+constexpr int kMaxMessageBytes = kMaxPayloadBytes + kMaxHeaderBytes;
 
 // What gRPC makes of it; limits of the aggregator itself have other words.
 constexpr char kResetForMemory[] = "Received RST_STREAM with error code 11";

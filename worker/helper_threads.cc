@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <system_error>
+#include <utility>
 
 #include "hwy/cache_control.h"
 
@@ -62,8 +63,11 @@ void HelperThreads::Share(size_t items, absl::FunctionRef<void(size_t i)> work) 
     TakeItems(task);
   }
   WatchFor([&task] { return task.IsDone(); });
-  absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(&task, &Task::IsDone));
+  {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&task, &Task::IsDone));
+  }
+  if (task.exception) std::rethrow_exception(task.exception);
 }
 
 void HelperThreads::TakeItems(Task& task) {
@@ -71,8 +75,14 @@ void HelperThreads::TakeItems(Task& task) {
     const size_t i = task.next++;
     if (task.next == task.items) tasks_.erase(std::find(tasks_.begin(), tasks_.end(), &task));
     mutex_.Unlock();
-    task.work(i);
+    std::exception_ptr exception;
+    try {
+      task.work(i);
+    } catch (...) {
+      exception = std::current_exception();
+    }
     mutex_.Lock();
+    if (exception && !task.exception) task.exception = std::move(exception);
     --task.unfinished;  // from 0 on the task may be gone, once the mutex is free
   }
 }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -26,7 +27,7 @@ class HelperThreads {
   ~HelperThreads();
 
   // Calls work(i) for each i below `items`, here and on helpers that have nothing else to do, and
-  // returns when all are done.
+  // returns when all are done; with an exception when one of them ended with it.
   void Share(size_t items, absl::FunctionRef<void(size_t i)> work);
 
  private:
@@ -36,6 +37,7 @@ class HelperThreads {
     const absl::FunctionRef<void(size_t i)> work;
     size_t next = 0;
     std::atomic<size_t> unfinished;
+    std::exception_ptr exception;  // the first
 
     bool IsDone() const { return unfinished == 0; }
   };

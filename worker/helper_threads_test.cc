@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <set>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -53,6 +54,19 @@ TEST(HelperThreads, AllIsDoneOnceWhenShareReturns) {
   for (size_t round = 0; round < 3000; ++round) {
     std::vector<std::atomic<int>> visits(round % 9);
     helpers->Share(visits.size(), [&](size_t i) { ++visits[i]; });
+    for (const std::atomic<int>& times : visits) ASSERT_EQ(times, 1);
+  }
+}
+
+TEST(HelperThreads, AnExceptionComesOutOfShareWhenAllIsDone) {
+  const std::shared_ptr<HelperThreads> helpers = HelperThreads::AtLeast(2);
+  for (size_t failing = 0; failing < 30; ++failing) {
+    std::vector<std::atomic<int>> visits(30);
+    const auto visit = [&](size_t i) {
+      ++visits[i];
+      if (i == failing || i == 29) throw std::runtime_error("failed");
+    };
+    EXPECT_THROW(helpers->Share(visits.size(), visit), std::runtime_error);
     for (const std::atomic<int>& times : visits) ASSERT_EQ(times, 1);
   }
 }

@@ -21,9 +21,14 @@ absl::Status CheckParameters(absl::Span<const Parameter> parameters, kernels::cu
           absl::StrFormat("tensor %s has %d values, its shape asks for %d", DescribeTensor(tensor),
                           parameter.values.size(), wanted));
     }
-    if (gpu == nullptr) continue;
-    absl::Status status = gpu->CheckIsHere(parameter.values.data());
-    if (reinterpret_cast<uintptr_t>(parameter.values.data()) % sizeof(float) != 0) {
+    const float* const values = parameter.values.data();
+    absl::Status status;
+    if (gpu != nullptr) {
+      status = gpu->CheckIsHere(values);
+    } else if (values == nullptr && wanted > 0) {
+      status = absl::InvalidArgumentError("it is a null pointer");
+    }
+    if (reinterpret_cast<uintptr_t>(values) % sizeof(float) != 0) {
       status = absl::InvalidArgumentError("it begins between two numbers");
     }
     if (!status.ok()) {

@@ -178,6 +178,7 @@ class ReplicaFetch {
   }
 
   absl::Status Follow(Part& part, Answer answer) {
+    if (!part.step) return absl::OkStatus();  // it has turned out to be behind the freeze
     // It was asked for before the target was known.
     if (target_ && *part.step >= *target_) return absl::OkStatus();
     if (answer.header.later_rates_size() != 1) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "log/log.h"
@@ -337,10 +338,9 @@ absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, ab
 absl::StatusOr<StepReport> Worker::Reduce(absl::Span<const absl::Span<float>> values) {
   const std::vector<Gradient> inputs(values.begin(), values.end());
   reduction_->SetResults(values);
-  absl::StatusOr<StepReport> report = Step(inputs, {GroupRates()});
   // Answers that come after a failure have nowhere to go.
-  reduction_->SetResults({});
-  return report;
+  const absl::Cleanup forget_results = [this] { reduction_->SetResults({}); };
+  return Step(inputs, {GroupRates()});
 }
 
 absl::StatusOr<StepReport> Worker::Step(absl::Span<const Gradient> gradients,
@@ -349,12 +349,22 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const Gradient> gradients,
   if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
   if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
   const trace::Span span(StepEvent(trace::Kind::kStep));
-  optimizer_.BeginStep(round_, rates);
-  OpenStepWith(rates);
-  for (size_t tensor = 0; tensor < gradients.size(); ++tensor) {
-    open_step_->AddGradient(tensor, gradients[tensor]);
-  }
-  return Finish();
+  StepReport report;
+  const absl::Status status = TakePart([&] {
+    BeginAt(rates);
+    for (size_t tensor = 0; tensor < gradients.size(); ++tensor) {
+      open_step_->AddGradient(tensor, gradients[tensor]);
+    }
+    return Finish(report);
+  });
+  if (!status.ok()) return status;
+  return report;
+}
+
+absl::Status Worker::TakePart(absl::FunctionRef<absl::Status()> part) {
+  failure_ = absl::InternalError("an exception, which its caller has had");
+  failure_ = part();
+  return failure_;
 }
 
 absl::Status Worker::BeginStep(absl::Span<const GroupRates> rates) {
@@ -363,10 +373,11 @@ absl::Status Worker::BeginStep(absl::Span<const GroupRates> rates) {
   if (absl::Status status = CheckNoStepIsOpen(); !status.ok()) return status;
   const int64_t begin = trace::IsOn() ? trace::Now() : 0;
   const trace::Span span(StepEvent(trace::Kind::kCall));
-  optimizer_.BeginStep(round_, rates);
-  OpenStepWith(rates);
-  open_step_->trace_begin = begin;
-  return absl::OkStatus();
+  return TakePart([&] {
+    BeginAt(rates);
+    open_step_->trace_begin = begin;
+    return absl::OkStatus();
+  });
 }
 
 absl::Status Worker::GradientReady(size_t tensor, Gradient gradient) {
@@ -380,20 +391,25 @@ absl::Status Worker::GradientReady(size_t tensor, Gradient gradient) {
         absl::StrFormat("the gradient of tensor %s came twice in step %d",
                         DescribeTensor(layout_.tensors()[tensor]), steps_));
   }
-  open_step_->AddGradient(tensor, gradient);
-  return AdvanceStep();
+  return TakePart([&] {
+    open_step_->AddGradient(tensor, gradient);
+    return Advance();
+  });
 }
 
 absl::Status Worker::AdvanceStep() {
   if (absl::Status status = CheckNoStepFailed(); !status.ok()) return status;
   if (open_step_ == nullptr) return absl::OkStatus();
+  return TakePart([&] { return Advance(); });
+}
+
+absl::Status Worker::Advance() {
   const trace::Span span(StepEvent(trace::Kind::kCall));
   if (optimizer_.IsLocal()) return absl::OkStatus();
   SetDeadline(options_.exchange_timeout);
-  failure_ = ExchangeChunks(
+  return ExchangeChunks(
       open_step_->queue, [this](uint32_t chunk) { Pack(chunk); }, Until::kNothingIsThere,
       open_step_->report);
-  return failure_;
 }
 
 absl::StatusOr<StepReport> Worker::FinishStep() {
@@ -410,7 +426,15 @@ absl::StatusOr<StepReport> Worker::FinishStep() {
   }
   const trace::Span step(StepEvent(trace::Kind::kStep), open_step_->trace_begin);
   const trace::Span call(StepEvent(trace::Kind::kCall));
-  return Finish();
+  StepReport report = std::move(open_step_->report);
+  const absl::Status status = TakePart([&] { return Finish(report); });
+  if (!status.ok()) return status;
+  return report;
+}
+
+void Worker::BeginAt(absl::Span<const GroupRates> rates) {
+  optimizer_.BeginStep(round_, rates);
+  OpenStepWith(rates);
 }
 
 void Worker::OpenStepWith(absl::Span<const GroupRates> rates) {
@@ -420,15 +444,14 @@ void Worker::OpenStepWith(absl::Span<const GroupRates> rates) {
   open_step_ = std::make_unique<OpenStep>(layout_, window_);
 }
 
-absl::StatusOr<StepReport> Worker::Finish() {
-  StepReport report = std::move(open_step_->report);
+absl::Status Worker::Finish(StepReport& report) {
   if (optimizer_.IsLocal()) {
-    failure_ = StepLocally(report);  // its gradient counts in the round that ends the interval
+    // Its gradient counts in the round that ends the interval.
+    if (absl::Status status = StepLocally(report); !status.ok()) return status;
   } else {
-    failure_ = ExchangeOpenStep(report);
-    if (failure_.ok()) failure_ = CatchUp(report);
+    if (absl::Status status = ExchangeOpenStep(report); !status.ok()) return status;
+    if (absl::Status status = CatchUp(report); !status.ok()) return status;
   }
-  if (!failure_.ok()) return failure_;
   report.step = steps_ - 1;
   for (const BlockLeftAlone& block : optimizer_.TakeBlocksLeftAlone()) {
     report.skipped.push_back({options_.rank, layout_.DescribeBlock(block.chunk, block.block)});
@@ -436,7 +459,7 @@ absl::StatusOr<StepReport> Worker::Finish() {
   report.sent_bits = 8.0 * sent_bytes_ / layout_.elements() / (steps_ - first_step_);
   report.kept_bytes = exchanges_.kept_bytes();
   std::sort(report.late_ranks.begin(), report.late_ranks.end());
-  return report;
+  return absl::OkStatus();
 }
 
 absl::Status Worker::StepLocally(StepReport& report) {
@@ -519,6 +542,7 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
   };
   trace::Laps laps;
   absl::Time last = options_.clock->Now();
+  absl::Time next_question = last + kOfferInterval;
   // Adds the time since the last call to one of the report's durations.
   auto account = [this, &last](absl::Duration& to) {
     const absl::Time now = options_.clock->Now();
@@ -526,6 +550,10 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
     last = now;
   };
   while (!queue.all_answered() || holds_answers()) {
+    if (all && last >= next_question) {
+      if (absl::Status status = CheckMayWait(); !status.ok()) return status;
+      next_question = last + kOfferInterval;
+    }
     const std::optional<uint32_t> chunk =
         optimizer_.CanCompress() ? queue.TakeNext() : std::nullopt;
     if (chunk) {
@@ -558,7 +586,6 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
     if (!item) {
       if (!all) return absl::OkStatus();
       if (waits) {
-        if (absl::Status status = CheckMayWait(); !status.ok()) return status;
         if (absl::Status status = CheckGpuIsInTime(); !status.ok()) return status;
         exchanges_.OfferToIdleShards();
       } else {
@@ -849,10 +876,16 @@ absl::Status Worker::LeaveShard(uint32_t shard, bool had_failed) {
 absl::Status Worker::OfferAll(uint32_t shard, bool had_failed) {
   exchanges_.OfferAll(shard);
   StepReport report;
-  while (options_.clock->Now() < exchanges_.deadline() && exchanges_.is_any_under_way()) {
+  absl::Time now = options_.clock->Now();
+  absl::Time next_question = now + kOfferInterval;
+  for (; now < exchanges_.deadline() && exchanges_.is_any_under_way();
+       now = options_.clock->Now()) {
+    if (now >= next_question) {
+      if (absl::Status status = CheckMayWait(); !status.ok()) return status;
+      next_question = now + kOfferInterval;
+    }
     std::optional<WorkerInbox::Item> item = inbox_->Take(*options_.clock, kOfferInterval);
     if (!item) {
-      if (absl::Status status = CheckMayWait(); !status.ok()) return status;
       exchanges_.OfferToIdleShards();
       continue;
     }

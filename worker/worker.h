@@ -39,6 +39,9 @@
 
 namespace signpost {
 
+class CheckpointDir;
+struct CheckpointId;
+
 // Where a worker that resumed goes on from.
 struct Resumed {
   std::string checkpoint;             // its subdirectory
@@ -208,11 +211,17 @@ class Worker {
   absl::Status ComeBack();
   // Sends the chunk's state, for a rank that comes back.
   void GiveState(uint32_t chunk);
+  // Calls what takes a part of a step. That it failed is remembered, as is that an exception ended
+  // it: what it leaves behind is neither a whole step nor none.
+  absl::Status TakePart(absl::FunctionRef<absl::Status()> part);
+  void BeginAt(absl::Span<const GroupRates> rates);
   // Of a step that the optimizer has begun.
   void OpenStepWith(absl::Span<const GroupRates> rates);
+  // Sends what may be sent of the open step, and takes what has come.
+  absl::Status Advance();
   // What is left of the open step, of which all gradients are there; and then the steps that the
   // others have taken meanwhile.
-  absl::StatusOr<StepReport> Finish();
+  absl::Status Finish(StepReport& report);
   // Of the open step, which is none any more unless it fails. Adds what happened to `report`.
   absl::Status ExchangeOpenStep(StepReport& report);
   // Once all its answers have been applied.
@@ -253,9 +262,9 @@ class Worker {
   absl::Status CheckNobodyIsGone(absl::Span<const uint32_t> missing_ranks) const;
   // Without a round deadline, or an answer, an empty one.
   JobStatus AskAboutJob() const;
-  // Returns when `missing_ranks` finds none. Meanwhile others get what they may need of this
-  // worker.
-  absl::Status AwaitRanks(absl::FunctionRef<absl::StatusOr<std::vector<uint32_t>>()> missing_ranks);
+  // Returns when all ranks' parts are there, on rank 0, and on others when they are committed.
+  // Meanwhile others get what they may need of this worker.
+  absl::Status AwaitRanks(const CheckpointDir& dir, const CheckpointId& id);
   // Compresses the chunk's contribution to the open step, and sends it; or a GPU compresses it, and
   // the inbox will have it.
   void Pack(uint32_t chunk);

@@ -22,18 +22,23 @@ namespace {
 // after twice that, and so on, up to kOfferInterval.
 constexpr absl::Duration kFirstLookInterval = absl::Milliseconds(5);
 
-// Whom a rank that does not commit waits for; nobody once it is committed.
-absl::StatusOr<std::vector<uint32_t>> MissingForCommit(const CheckpointDir& dir,
-                                                       const CheckpointId& id,
-                                                       uint32_t world_size) {
+// What a checkpoint waits for.
+struct Missing {
+  std::vector<uint32_t> ranks;  // nobody: it is there
+  bool is_commit = false;       // all parts are there: rank 0 is to commit them
+};
+
+absl::StatusOr<Missing> MissingFor(bool commits, const CheckpointDir& dir, const CheckpointId& id,
+                                   uint32_t world_size) {
   // In this order: what is committed has lost its sums.
-  absl::StatusOr<std::vector<uint32_t>> missing = dir.MissingRanks(id, world_size);
-  if (!missing.ok()) return missing;
+  absl::StatusOr<std::vector<uint32_t>> ranks = dir.MissingRanks(id, world_size);
+  if (!ranks.ok()) return ranks.status();
+  if (commits) return Missing{*std::move(ranks)};
   const absl::StatusOr<bool> committed = dir.IsCommitted(id);
   if (!committed.ok()) return committed.status();
-  if (*committed) return std::vector<uint32_t>();
-  if (missing->empty()) missing->push_back(0);  // which commits
-  return missing;
+  if (*committed) return Missing();
+  if (ranks->empty()) return Missing{{0}, /*is_commit=*/true};
+  return Missing{*std::move(ranks)};
 }
 
 uint32_t Crc32cOf(absl::Span<const float> values) {
@@ -125,9 +130,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   SectionWriter part(kCheckpointFirstLine);
   AddRankPart(rank.PartOf(steps_, options_.rank, *errors), part);
   if (absl::Status status = dir.WriteRank(id, options_.rank, part); !status.ok()) return status;
-  if (options_.rank != 0) {
-    return AwaitRanks([&] { return MissingForCommit(dir, id, options_.world_size); });
-  }
+  if (options_.rank != 0) return AwaitRanks(dir, id);
 
   const HostReplica replica(*adam_, layout_);
   if (absl::Status status = adam_->Check(); !status.ok()) return status;
@@ -135,7 +138,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   AddParametersPart(replica.PartOf(steps_), layout_, parameters);
   const absl::StatusOr<CheckpointFile> file = dir.WriteParameters(id, parameters);
   if (!file.ok()) return file.status();
-  absl::Status status = AwaitRanks([&] { return dir.MissingRanks(id, options_.world_size); });
+  absl::Status status = AwaitRanks(dir, id);
   if (status.ok()) status = dir.Commit(id, Manifest(), *file);
   if (!status.ok()) return status;
   // It is committed. What cannot be removed now is tried again with the next.
@@ -243,27 +246,35 @@ absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
   return error;
 }
 
-absl::Status Worker::AwaitRanks(
-    absl::FunctionRef<absl::StatusOr<std::vector<uint32_t>>()> missing_ranks) {
+absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id) {
+  const bool commits = options_.rank == 0;
   const absl::Time start = options_.clock->Now();
   SetDeadline(options_.exchange_timeout);
   absl::Time next_offer = start + kOfferInterval;
   absl::Duration interval = kFirstLookInterval;
   StepReport report;
   while (true) {
-    const absl::StatusOr<std::vector<uint32_t>> missing = missing_ranks();
+    const absl::StatusOr<Missing> missing = MissingFor(commits, dir, id, options_.world_size);
     if (!missing.ok()) return missing.status();
-    if (missing->empty()) return absl::OkStatus();
+    if (missing->ranks.empty()) return absl::OkStatus();
     const absl::Time now = options_.clock->Now();
+    if (now >= exchanges_.deadline() && missing->is_commit) {
+      return absl::DeadlineExceededError(absl::StrFormat(
+          "the checkpoint of step %d is not committed after %s: all parts are there, and rank 0, "
+          "which commits them, still writes the parameters or has ended. If writing them takes "
+          "longer, so must the exchange timeout",
+          steps_, absl::FormatDuration(options_.exchange_timeout)));
+    }
     if (now >= exchanges_.deadline()) {
       return absl::DeadlineExceededError(absl::StrFormat(
           "the checkpoint of step %d lacks the part of rank %s after %s. Has every rank called "
           "Checkpoint after this step, and is the directory one that all workers see?",
-          steps_, absl::StrJoin(*missing, ", "), absl::FormatDuration(options_.exchange_timeout)));
+          steps_, absl::StrJoin(missing->ranks, ", "),
+          absl::FormatDuration(options_.exchange_timeout)));
     }
     if (now >= next_offer) {
       if (now >= start + 2 * options_.round_deadline) {
-        absl::Status status = CheckNobodyIsGone(*missing);
+        absl::Status status = CheckNobodyIsGone(missing->ranks);
         if (!status.ok()) return status;
       }
       exchanges_.OfferToIdleShards();
