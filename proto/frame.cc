@@ -116,7 +116,14 @@ bool AreFinite(std::initializer_list<double> values) {
   return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
 }
 
-absl::Status CheckRates(const StepRates& rates, const Layout& layout) {
+bool HasPartOf(const Chunk& chunk, uint32_t tensor) {
+  const auto before = [](const Segment& segment, uint32_t other) { return segment.tensor < other; };
+  const auto found = std::lower_bound(chunk.segments.begin(), chunk.segments.end(), tensor, before);
+  return found != chunk.segments.end() && found->tensor == tensor;
+}
+
+// `of`: the chunk whose tensors alone may have scales; null: all may.
+absl::Status CheckRates(const StepRates& rates, const Chunk* of, const Layout& layout) {
   const Schedule& schedule = rates.schedule();
   for (const int size : {rates.groups_size(), schedule.learning_rates_size(),
                          schedule.epsilons_size(), schedule.local_sums_size()}) {
@@ -139,9 +146,16 @@ absl::Status CheckRates(const StepRates& rates, const Layout& layout) {
   if (rates.scales_size() > kMaxTensorScales) {
     return Invalid("scales of ", rates.scales_size(), " tensors; at most ", kMaxTensorScales);
   }
+  int64_t last = -1;
   for (const TensorScale& scale : rates.scales()) {
     if (scale.tensor() >= tensors) {
       return Invalid("the scale of tensor ", scale.tensor(), "; the job has ", tensors);
+    }
+    if (scale.tensor() <= last) return Invalid("the tensors that it has scales of do not ascend");
+    last = scale.tensor();
+    if (of != nullptr && !HasPartOf(*of, scale.tensor())) {
+      return Invalid("the scale of tensor ", DescribeTensor(layout.tensors()[scale.tensor()]),
+                     ", of which the chunk has no part");
     }
     if (AreFinite(
             {scale.ratio(), scale.average(), scale.weight(), scale.factor(), scale.floor()})) {
@@ -217,7 +231,8 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
   }
   absl::Status status = CheckFactor("error_scale", header.error_scale());
   if (status.ok()) status = CheckFactor("loss_unit", header.loss_unit());
-  if (status.ok()) status = CheckRates(header.rates(), layout);
+  const Chunk* const of = header.codec() == STATE ? nullptr : &layout.chunks()[header.chunk()];
+  if (status.ok()) status = CheckRates(header.rates(), of, layout);
   if (status.ok()) status = CheckLateRanks(header, world_size);
   if (status.ok()) status = CheckCodecFitsStep(header, layout);
   if (status.ok()) {
@@ -232,7 +247,7 @@ absl::Status CheckFrame(const FrameHeader& header, absl::Span<const uint8_t> pay
 absl::Status CheckAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload,
                          const FrameHeader& frame, const Layout& layout) {
   for (const StepRates& rates : header.later_rates()) {
-    const absl::Status status = CheckRates(rates, layout);
+    const absl::Status status = CheckRates(rates, /*of=*/nullptr, layout);
     if (status.ok()) continue;
     return Annotate(absl::StrCat("the rates that come with the answer for step ", header.step(),
                                  ", chunk ", header.chunk()),

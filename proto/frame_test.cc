@@ -370,17 +370,25 @@ TEST_F(CheckFrameTest, RefusesRatesThatAreNotFiniteOrTooMany) {
   ExpectRefused(frame, "rates of 129 groups");
 }
 
-TEST_F(CheckFrameTest, RefusesScalesThatAreNotFiniteOrOfNoTensor) {
+TEST_F(CheckFrameTest, RefusesScalesThatAreNotFiniteOrNotOfItsTensors) {
   Frame frame = ValidFrame(ONE_BIT);
   TensorScale& scale = *frame.header.mutable_rates()->add_scales();
-  EXPECT_TRUE(Check(frame).ok()) << Check(frame);
+  scale.set_tensor(1);
+  ExpectAccepted(frame);
   scale.set_factor(kNan);
   ExpectRefused(frame, "is not finite");
   scale.set_factor(1);
   scale.set_tensor(static_cast<uint32_t>(layout_.tensors().size()));
-  ExpectRefused(frame, "the scale of tensor");
+  ExpectRefused(frame, "the scale of tensor 3; the job has 3");
   scale.set_tensor(0);
-  for (int i = 0; i < kMaxTensorScales; ++i) frame.header.mutable_rates()->add_scales();
+  ExpectRefused(frame, "the scale of tensor 'a' [16], of which the chunk has no part");
+  scale.set_tensor(1);
+  TensorScale& next = *frame.header.mutable_rates()->add_scales();
+  next.set_tensor(2);
+  ExpectAccepted(frame);
+  next.set_tensor(1);
+  ExpectRefused(frame, "do not ascend");
+  for (int i = 1; i < kMaxTensorScales; ++i) frame.header.mutable_rates()->add_scales();
   ExpectRefused(frame, "scales of 4097 tensors");
 }
 

@@ -93,7 +93,9 @@ class MessageReader {
     while (const uint32_t tag = in_.ReadTag()) {
       if (absl::Status status = ReadField(tag, header, payload); !status.ok()) return status;
     }
-    return in_.ConsumedEntireMessage() ? absl::OkStatus() : Malformed();
+    if (!in_.ConsumedEntireMessage()) return Malformed();
+    header.DiscardUnknownFields();  // which would wait with the frame
+    return absl::OkStatus();
   }
 
  private:
@@ -105,14 +107,12 @@ class MessageReader {
 
   absl::Status ReadHeader(Message& header) {
     size_t size = 0;
-    if (absl::Status status = ReadLength("header", kMaxHeaderBytes, size); !status.ok())
-      return status;
+    absl::Status status = ReadLength("header", kMaxHeaderBytes - header_bytes_, size);
+    if (!status.ok()) return status;
+    header_bytes_ += size;
     std::string encoded;
     if (!in_.ReadString(&encoded, static_cast<int>(size))) return Malformed();
-    if (!header.MergeFromString(encoded)) return Malformed();
-    // Else many small headers could pile up more of them than their bytes on the wire.
-    header.DiscardUnknownFields();
-    return absl::OkStatus();
+    return header.MergeFromString(encoded) ? absl::OkStatus() : Malformed();
   }
 
   absl::Status ReadPayload(Payload& payload) {
@@ -141,7 +141,8 @@ class MessageReader {
 
   const size_t size_;
   const uint64_t max_payload_bytes_;
-  grpc::ByteBuffer bytes_;  // shares the slices
+  uint64_t header_bytes_ = 0;  // so far: many small headers can be as much as a large one
+  grpc::ByteBuffer bytes_;     // shares the slices
   grpc::ProtoBufferReader reader_;
   CodedInputStream in_;
 };

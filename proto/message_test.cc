@@ -317,6 +317,19 @@ TEST(Message, AHeaderAtItsLimitParsesAndOneAboveIsRefused) {
   ExpectRefused(request.SerializeAsString(), "the header has 262145 bytes; at most 262144");
 }
 
+TEST(Message, ManyHeadersMayBeAsLongAsOne) {
+  FrameHeader header;
+  header.set_job(std::string(kMaxHeaderBytes / 4 - 4, 'x'));
+  ExchangeRequest request;
+  *request.mutable_header() = header;
+  const std::string quarter = request.SerializeAsString();
+  const std::string all = quarter + quarter + quarter + quarter;
+  EXPECT_EQ(ExpectParses(AsBuffer(all)).header.job(), header.job());
+  header.set_job("x");
+  *request.mutable_header() = header;
+  ExpectRefused(all + request.SerializeAsString(), "the header has 3 bytes; at most 0");
+}
+
 TEST(Message, ALengthThatIsNoVarintIsRefused) {
   ExpectRefused("\x12\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF", "malformed");
 }

@@ -113,6 +113,10 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
   if (const uint64_t elements = CountElements(request); elements > limits.parameters) {
     return LimitError("parameters", elements, limits.parameters, "--max-parameters");
   }
+  if (static_cast<size_t>(request.tensors_size()) > kMaxTensors) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the job has %d tensors; at most %d", request.tensors_size(), kMaxTensors));
+  }
   const std::vector<Tensor> tensors(request.tensors().begin(), request.tensors().end());
   absl::StatusOr<Layout> layout = Layout::Create(tensors, request.options());
   if (!layout.ok()) return layout;
@@ -289,11 +293,8 @@ absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request,
   }
   for (const Jobs::iterator job : leaving) {
     const JobId& id = job->second.job()->id();
-    Forget(id.epoch);
     const bool has_successor = job == old && is_succeeded;
-    absl::Status why = has_successor ? SucceededError(id, claim.rank) : GaveWayError(id);
-    replaced.push_back({std::move(job->second), std::move(why)});
-    jobs_.erase(job);
+    LetGo(job, has_successor ? SucceededError(id, claim.rank) : GaveWayError(id), replaced);
   }
   return &AddJob(request, std::move(layout));
 }
@@ -334,6 +335,12 @@ Aggregator::Jobs::iterator Aggregator::FindGivingWay(absl::Time now,
     if (found == jobs_.end() || heard < found->second.membership().last_heard()) found = job;
   }
   return found;
+}
+
+void Aggregator::LetGo(Jobs::iterator job, absl::Status why, std::list<Replaced>& replaced) {
+  Forget(job->second.job()->id().epoch);
+  replaced.push_back({std::move(job->second), std::move(why)});
+  jobs_.erase(job);
 }
 
 ServedJob& Aggregator::AddJob(const JoinRequest& request, Layout layout) {
@@ -392,18 +399,34 @@ uint64_t Aggregator::ReservedByJobs() const {
   return bytes;
 }
 
+absl::Status Aggregator::CheckRoomIsLeft() const {
+  const uint64_t used = room_.taken(), reserved = ReservedByJobs();
+  const uint64_t limit = options_.limits.held_bytes;
+  if (used == 0 || used + reserved <= limit) return absl::OkStatus();
+  return RoomIsUsedError(used, reserved, limit);
+}
+
 void Aggregator::MakeRoom() {
   std::vector<std::shared_ptr<Job>> jobs;
   absl::Status reason;
   {
     absl::MutexLock lock(&mutex_);
-    const uint64_t used = room_.taken(), reserved = ReservedByJobs();
-    const uint64_t limit = options_.limits.held_bytes;
-    if (used == 0 || used + reserved <= limit) return;
-    reason = RoomIsUsedError(used, reserved, limit);
+    if (reason = CheckRoomIsLeft(); reason.ok()) return;
     for (const auto& [name, job] : jobs_) jobs.push_back(job.job());
   }
   for (const std::shared_ptr<Job>& job : jobs) job->GiveRoomBack(reason);
+
+  // What an earlier process may have decided cannot be given back, and may be of a job that nobody
+  // goes on with.
+  std::list<Replaced> replaced;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (CheckRoomIsLeft().ok()) return;
+    const auto job = FindGivingWay(options_.now(), /*leaving=*/{});
+    if (job == jobs_.end()) return;
+    LetGo(job, GaveWayError(job->second.job()->id()), replaced);
+  }
+  for (Replaced& old : replaced) old.job.End(old.why);
 }
 
 absl::StatusOr<Room::Offer> Aggregator::OfferRoom(ServedJob& job) {
@@ -411,8 +434,7 @@ absl::StatusOr<Room::Offer> Aggregator::OfferRoom(ServedJob& job) {
   if (limit == AggregatorLimits::kUnlimited) return Room::Offer();
   const uint64_t reserved = ReservedByJobs();
   if (!job.has_room) {
-    const uint64_t used = room_.taken();
-    if (used + reserved > limit) return RoomIsUsedError(used, reserved, limit);
+    if (absl::Status status = CheckRoomIsLeft(); !status.ok()) return status;
     job.has_room = true;
   }
   // Answers on their way to ranks that do not read them are nobody's.
@@ -745,6 +767,8 @@ absl::Duration Aggregator::CloseLateRounds() {
 }
 
 absl::StatusOr<OpenSteps> Aggregator::Save(const DueSnapshot& due) {
+  // Before anything is written.
+  if (absl::Status status = due.job->CheckCanBeSaved(); !status.ok()) return status;
   JobState state = due.job->Describe();
   state.incarnations = due.incarnations;
   state.left_ranks = due.left_ranks;

@@ -211,6 +211,9 @@ class Aggregator {
   // The job that has been silent for longest, of the others that give way; end() if none does.
   Jobs::iterator FindGivingWay(absl::Time now, absl::Span<const Jobs::iterator> leaving)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Moves the job to `replaced`, for somebody to end it without the lock.
+  void LetGo(Jobs::iterator job, absl::Status why, std::list<Replaced>& replaced)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ServedJob& AddJob(const JoinRequest& request, Layout layout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<bool> IsMember(Jobs::iterator served, const LeaveRequest& request) const
@@ -222,8 +225,10 @@ class Aggregator {
 
   absl::StatusOr<ServedJob*> FindRunningJob(const FrameHeader& header, absl::Time now,
                                             std::string peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Frames that could wait give back what jobs need.
+  // Frames that could wait give back what jobs need; if that is not enough, a job gives way.
   void MakeRoom() ABSL_LOCKS_EXCLUDED(mutex_);
+  // RESOURCE_EXHAUSTED, with TryAgain's mark, when frames have taken what jobs need.
+  absl::Status CheckRoomIsLeft() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   uint64_t ReservedByJobs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // To a frame of the job; RESOURCE_EXHAUSTED, with TryAgain's mark, if it must not have any.
   absl::StatusOr<Room::Offer> OfferRoom(ServedJob& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

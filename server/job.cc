@@ -386,6 +386,12 @@ bool Job::snapshot_due() const {
   return absl::c_any_of(chunks_, [](const auto& chunk) { return chunk.second.snapshot_due(); });
 }
 
+absl::Status Job::CheckCanBeSaved() const {
+  absl::Status first_error;
+  for (const auto& [number, chunk] : chunks_) first_error.Update(chunk.CheckError());
+  return first_error;
+}
+
 JobState Job::Describe() const {
   JobState state;
   state.id = id_;

@@ -163,6 +163,8 @@ class Job {
   absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request) const;
 
   bool snapshot_due() const;  // for any chunk
+  // INTERNAL when the error of a chunk is spoilt, with what was wrong.
+  absl::Status CheckCanBeSaved() const;
   // Everything but the members, which are not known here, and the chunks.
   JobState Describe() const;
   std::vector<uint32_t> owned_chunks() const;

@@ -572,6 +572,56 @@ TEST(TakeSnapshots, RemovesWhatItCouldNotTheNextTime) {
   EXPECT_THAT(*disk.List(), testing::Not(testing::Contains(testing::EndsWith(".snapshot"))));
 }
 
+TEST(TakeSnapshots, WritesNothingOfAJobWhoseErrorIsSpoilt) {
+  FaultyDisk disk(absl::StrCat(::testing::TempDir(), "/spoilt"));
+  auto state_dir = *StateDir::Open(disk, {0, 1});
+  Aggregator aggregator({}, state_dir.get());
+  JoinResult joins[] = {Join(aggregator, TestJoin(0, /*world_size=*/2)),
+                        Join(aggregator, TestJoin(1, /*world_size=*/2))};
+  ASSERT_TRUE(aggregator.TakeSnapshots().ok());
+  const uint64_t epoch = joins[1].value().epoch();
+  for (const uint64_t step : {0, 1}) {
+    for (const uint32_t rank : {0, 1}) {
+      Frame frame = FrameOf(epoch, {.rank = rank, .step = step}, ONE_BIT);
+      frame.header.set_generation(state_dir->generation());
+      frame.header.set_error_scale(step == 1 ? 1e30f : 1);
+      Exchange(aggregator, std::move(frame));
+    }
+  }
+  ReadErrorRequest read;
+  read.set_job(TestJoin(0, /*world_size=*/2).job());
+  read.set_epoch(epoch);
+  read.set_step(1);
+  read.set_incarnation(TestJoin(0, /*world_size=*/2).incarnation());
+  EXPECT_EQ(aggregator.ReadError(read).status().code(), absl::StatusCode::kInternal);
+
+  int writes = 0;
+  disk.before_write = [&] { ++writes; };
+  LeaveRequest leave;
+  leave.set_job(read.job());
+  leave.set_epoch(epoch);
+  leave.set_incarnation(read.incarnation());
+  bool has_left = false;
+  aggregator.Leave(leave, [&](const absl::Status& status) { has_left = status.ok(); });
+  EXPECT_EQ(aggregator.TakeSnapshots().code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(has_left);
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok()) << "it is not tried again";
+  EXPECT_EQ(writes, 0);
+}
+
+TEST(TakeSnapshots, LeavesNothingOfOneWhoseNameMayNotLast) {
+  FaultyDisk disk(absl::StrCat(::testing::TempDir(), "/names"));
+  auto state_dir = *StateDir::Open(disk, {0, 1});
+  Aggregator aggregator({}, state_dir.get());
+  JoinResult join = Join(aggregator, TestJoin(0, /*world_size=*/1));
+  disk.loses_names = true;
+  EXPECT_FALSE(aggregator.TakeSnapshots().ok());
+  disk.loses_names = false;
+  EXPECT_THAT(*disk.List(), testing::Not(testing::Contains(testing::EndsWith(".snapshot"))));
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_TRUE(join.ok());
+}
+
 TEST(Join, EpochsAreNeverUsedAgain) {
   Aggregator aggregator({});
   std::set<uint64_t> epochs;

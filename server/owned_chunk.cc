@@ -116,8 +116,14 @@ void OwnedChunk::Exchange(Frame frame, absl::Time now, Done done, Room::Offer of
   for (EndedCall& call : ended) call.done(std::move(call.result));
 }
 
+absl::Status OwnedChunk::CheckError() const {
+  absl::MutexLock lock(&mutex_);
+  return spoilt_;
+}
+
 absl::StatusOr<BlockVector<float>> OwnedChunk::ReadError(uint64_t step) const {
   absl::MutexLock lock(&mutex_);
+  if (!spoilt_.ok()) return spoilt_;
   if (step > open_step_) {
     return absl::AbortedError(absl::StrCat("chunk ", chunk_, " is at step ", open_step_,
                                            " here, as after a restart; its error before step ",

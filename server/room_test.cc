@@ -219,6 +219,41 @@ TEST_F(RoomTest, AJobThatBeginsHasWhatItNeedsAtOnceAndOthersSendAgain) {
   }
 }
 
+// What an earlier process may have decided cannot be given back: nobody comes to close it either.
+TEST(Room, FramesOfAJobThatNobodyGoesOnWithAfterARestartGiveWay) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/abandoned");
+  std::filesystem::remove_all(path);
+  FakeClock clock;
+  const AggregatorOptions options = {.limits = {.held_bytes = 2 * kLargeReserve},
+                                     .now = clock.function()};
+  std::map<std::string, uint64_t> epochs;
+  const auto join_both = [&](Aggregator& aggregator, const std::string& job) {
+    JoinResult joins[] = {Join(aggregator, LargeJoin(0, job)), Join(aggregator, LargeJoin(1, job))};
+    ASSERT_TRUE(aggregator.TakeSnapshots().ok());
+    epochs[job] = joins[1].value().epoch();
+  };
+  {
+    auto state_dir = *StateDir::Open(path, {0, 1});
+    Aggregator aggregator(options, state_dir.get());
+    join_both(aggregator, "a");
+  }
+  auto state_dir = *StateDir::Open(path, {0, 1});
+  Aggregator aggregator(options, state_dir.get());
+  ASSERT_TRUE(aggregator.Restore(*state_dir->Recover(/*allow_error_reset=*/false)).ok());
+  const auto send = [&](const std::string& job, uint32_t chunk) {
+    Frame frame = TestFrame(LayoutOf(LargeJoin(0, job)), {.rank = 0, .chunk = chunk}, FLOAT32);
+    frame.header.set_generation(state_dir->generation());
+    return Exchange(aggregator, Addressed(std::move(frame), job, epochs[job]));
+  };
+  ExchangeResult ahead[] = {send("a", 3), send("a", 2)};
+  EXPECT_TRUE(ahead[0].waits() && ahead[1].waits());
+  clock.Advance(absl::Hours(5));
+  join_both(aggregator, "b");
+  EXPECT_THAT(JobNames(aggregator), ElementsAre("b"));
+  EXPECT_THAT(ahead[0].message(), HasSubstr("another took its place"));
+  EXPECT_TRUE(send("b", 0).waits());
+}
+
 TEST_F(RoomTest, AFrameThatIsNoPartOfItsRoundTakesNothing) {
   Start(2 * kLargeFrame);
   JoinLarge("b");

@@ -56,8 +56,10 @@ absl::Status Round::Contribute(Frame frame) {
   const uint32_t rank = frame.header.rank();
   if (frames_[rank].has_value()) return CheckDuplicate(frame);
   if (absl::Status status = CheckFits(frame.header); !status.ok()) return status;
+  if (!first_rank_) rates_.Swap(frame.header.mutable_rates());
   if (!first_rank_) first_rank_ = rank;
   if (!first_rank_with_numbers_ && frame.header.codec() != SKIP) first_rank_with_numbers_ = rank;
+  frame.header.clear_rates();
   frames_[rank] = std::move(frame);
   ++contributed_;
   return absl::OkStatus();

@@ -66,7 +66,7 @@ class Round {
 
   // By rank; of those left out, the default. Requires complete().
   std::vector<Contribution> Contributions() const;
-  const StepRates& rates() const { return frames_[*first_rank_]->header.rates(); }
+  const StepRates& rates() const { return rates_; }
   float error_scale() const;  // 1 but where the unit of what is compressed changes
   bool is_apart() const;      // from the error feedback
 
@@ -103,7 +103,8 @@ class Round {
   const FrameHeader& first_header() const { return frames_[*first_rank_]->header; }
   float InverseCount(const Layout& layout) const;
 
-  std::vector<std::optional<Frame>> frames_;  // by rank
+  std::vector<std::optional<Frame>> frames_;  // by rank; without their rates
+  StepRates rates_;                           // of the first that came, and so of all
   uint32_t contributed_ = 0;
   std::vector<uint32_t> late_ranks_;
   std::optional<uint32_t> first_rank_;  // that contributed; the others must have its factors

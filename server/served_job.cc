@@ -210,6 +210,8 @@ bool ServedJob::IsAwaited() const {
 
 bool ServedJob::IsSnapshotDue() const {
   if (!membership_.complete() || IsDeserted()) return false;
+  // After an error of the job itself there is nothing left to save: only to tell those who leave.
+  if (absl::IsInternal(state_error_)) return !leaves_.empty();
   return !is_saved_ || !state_error_.ok() || job_->snapshot_due() || IsAwaited();
 }
 

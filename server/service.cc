@@ -74,6 +74,16 @@ grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext& context,
   return reactor;
 }
 
+// A request out of the call that brought it, which may have to wait, without what nobody reads of
+// it.
+template <typename Request>
+Request Take(const Request* request) {
+  Request taken;
+  taken.Swap(const_cast<Request*>(request));
+  taken.DiscardUnknownFields();
+  return taken;
+}
+
 }  // namespace
 
 grpc::ServerUnaryReactor* Service::Join(grpc::CallbackServerContext* context,
@@ -81,7 +91,7 @@ grpc::ServerUnaryReactor* Service::Join(grpc::CallbackServerContext* context,
   if (absl::Status status = Check(*context, request->job()); !status.ok()) {
     return FinishNow(*context, status);
   }
-  return new JoinReactor(aggregator_, *context, *request, *response);
+  return new JoinReactor(aggregator_, *context, Take(request), *response);
 }
 
 grpc::ServerUnaryReactor* Service::Exchange(grpc::CallbackServerContext* context,
@@ -119,7 +129,7 @@ grpc::ServerUnaryReactor* Service::Leave(grpc::CallbackServerContext* context,
     return FinishNow(*context, status);
   }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  aggregator_.Leave(*request,
+  aggregator_.Leave(Take(request),
                     [reactor](absl::Status status) { reactor->Finish(ToGrpcStatus(status)); });
   return reactor;
 }

@@ -61,6 +61,12 @@ std::string IdentityOf(ShardId shard, uint64_t generation) {
                          shard.shard_count, generation);
 }
 
+absl::Status ServedError(const std::string& directory, const std::string& lock) {
+  return absl::UnavailableError(absl::StrCat("another process serves the state directory ",
+                                             directory, " (`fuser ", lock,
+                                             "` names it): two cannot serve one shard"));
+}
+
 // A descriptor that holds the lock.
 absl::StatusOr<int> Lock(const std::string& directory) {
   const std::string path = absl::StrCat(directory, "/lock");
@@ -69,11 +75,16 @@ absl::StatusOr<int> Lock(const std::string& directory) {
     return absl::FailedPreconditionError(
         absl::StrCat("cannot open ", path, ": ", std::strerror(errno)));
   }
-  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
-  close(fd);
-  return absl::UnavailableError(absl::StrCat("another process serves the state directory ",
-                                             directory, " (`fuser ", path,
-                                             "` names it): two cannot serve one shard"));
+  while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    const int error = errno;
+    close(fd);
+    if (error == EWOULDBLOCK) return ServedError(directory, path);
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot lock ", path, ": ", std::strerror(error),
+                     "; a state directory must be on a file system that has locks (flock)"));
+  }
+  return fd;
 }
 
 // How often the directory has been served. NOT_FOUND: never; FAILED_PRECONDITION: not by that
@@ -237,8 +248,13 @@ absl::Status StateDir::Save(const JobState& job, const ChunkSource& source) {
   const uint64_t epoch = job.id.epoch;
   const uint64_t sequence = ++last_sequence_[epoch];
   Reach(Failpoint::kSnapshotBegun);
-  absl::Status status = WriteSnapshot(disk_, NameOf({epoch, sequence}), job, source, scratch_);
-  if (!status.ok()) return status;
+  const std::string name = NameOf({epoch, sequence});
+  absl::Status status = WriteSnapshot(disk_, name, job, source, scratch_);
+  if (!status.ok()) {
+    // Its name may be there, and nobody would remove it later: it could bring the job back.
+    disk_.Remove(name).IgnoreError();
+    return status;
+  }
   Reach(Failpoint::kSnapshotSaved);
   std::vector<uint64_t>& sequences = sequences_[epoch];
   sequences.push_back(sequence);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -122,6 +123,12 @@ class NewFile {
   BlockVector<char> gathered_;
   size_t gathered_bytes_ = 0;  // that come next
 };
+
+absl::Status SyncNamesIn(const std::string& path) {
+  const Descriptor directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory.ok() || fsync(directory.get()) != 0) return SystemError("sync", path);
+  return absl::OkStatus();
+}
 
 class Directory final : public Disk {
  public:
@@ -239,12 +246,6 @@ class Directory final : public Disk {
     return names;
   }
 
-  static absl::Status SyncNamesIn(const std::string& path) {
-    const Descriptor directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!directory.ok() || fsync(directory.get()) != 0) return SystemError("sync", path);
-    return absl::OkStatus();
-  }
-
   const std::string path_;
 };
 
@@ -277,7 +278,12 @@ absl::Status Replace(Disk& disk, const std::string& name, Disk::Fill fill) {
 absl::Status MakeDirectory(const std::string& path) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string prefix = path.substr(0, end);
-    if (mkdir(prefix.c_str(), 0700) != 0 && errno != EEXIST) {
+    if (mkdir(prefix.c_str(), 0700) == 0) {
+      // Or a crash could take it away with all that is in it.
+      const std::string parent = std::filesystem::path(prefix).parent_path();
+      const absl::Status status = SyncNamesIn(parent.empty() ? "." : parent);
+      if (!status.ok()) return absl::FailedPreconditionError(status.message());
+    } else if (errno != EEXIST) {
       return absl::FailedPreconditionError(
           absl::StrCat("cannot create the directory ", prefix, ": ", std::strerror(errno)));
     }

@@ -21,6 +21,7 @@ class FaultyDisk final : public Disk {
 
   bool is_full = false;
   bool is_read_only = false;           // nothing can be removed
+  bool loses_names = false;            // cannot make them durable
   std::function<void()> before_write;  // if any
 
   absl::Status Write(const std::string& name, Fill fill) override {
@@ -32,7 +33,10 @@ class FaultyDisk final : public Disk {
   absl::Status Rename(const std::string& from, const std::string& to) override {
     return directory_->Rename(from, to);
   }
-  absl::Status SyncDirectory() override { return directory_->SyncDirectory(); }
+  absl::Status SyncDirectory() override {
+    if (loses_names) return absl::UnavailableError("Too many open files");
+    return directory_->SyncDirectory();
+  }
   absl::StatusOr<std::string> Read(const std::string& name) override {
     return directory_->Read(name);
   }
