@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
@@ -29,6 +30,8 @@ namespace {
 
 // As a worker.
 constexpr absl::Duration kInterruptInterval = absl::Milliseconds(500);
+// So long a process waits for its node's worker, which may just be starting, without a word.
+constexpr absl::Duration kSilence = absl::Seconds(1);
 
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
@@ -92,8 +95,23 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
     if (is_open_) Close();
   }
 
-  absl::Status Open(absl::Duration timeout) {
-    if (!channel_->WaitForConnected(ToSystemClock(SteadyNow() + timeout))) {
+  absl::Status Open(const SessionOptions& options) {
+    if (!absl::StartsWith(target_, "unix:")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the worker of this node cannot be at '", target_,
+                       "': wanted unix:PATH, what `signpost worker` listens on (--listen)"));
+    }
+    const absl::Duration timeout = options.worker.join_timeout;
+    const absl::Time deadline = SteadyNow() + timeout;
+    const auto connects_until = [this](absl::Time time) {
+      return channel_->WaitForConnected(ToSystemClock(time));
+    };
+    bool is_there = connects_until(std::min(deadline, SteadyNow() + kSilence));
+    if (!is_there) {
+      signpost::Tell(options, absl::StrCat("waiting for the worker of this node, at ", target_));
+      is_there = connects_until(deadline);
+    }
+    if (!is_there) {
       return absl::UnavailableError(absl::StrFormat(
           "no worker of this node answers at %s in %s. Start it: signpost worker --listen %s "
           "--processes ...",
@@ -252,6 +270,7 @@ absl::StatusOr<std::unique_ptr<AttachedSession>> AttachedSession::Join(
 absl::StatusOr<std::unique_ptr<AttachedSession>> AttachedSession::JoinOn(
     kernels::cuda::Gpu* gpu, const SessionOptions& options, const OptimizerOptions& optimizer,
     std::vector<Parameter> parameters) {
+  if (absl::Status status = CheckJobName(options.worker.job); !status.ok()) return status;
   if (absl::Status status = CheckOptions(optimizer); !status.ok()) return status;
   if (absl::Status status = CheckParameters(parameters, gpu); !status.ok()) return status;
   if (absl::Status status = StartTrace(options); !status.ok()) return status;
@@ -259,7 +278,7 @@ absl::StatusOr<std::unique_ptr<AttachedSession>> AttachedSession::JoinOn(
       new AttachedSession(optimizer, std::move(parameters), std::make_unique<Connection>(options)));
   session->trace_step_.rank = options.worker.rank;
   session->trace_step_.job = trace::LabelOf(options.worker.job);
-  absl::Status status = session->connection_->Open(options.worker.join_timeout);
+  absl::Status status = session->connection_->Open(options);
   if (status.ok()) status = session->Attach(gpu, options, optimizer);
   if (!status.ok()) return status;
   if (gpu != nullptr) {

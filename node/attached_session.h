@@ -39,6 +39,7 @@ namespace signpost::node {
 class AttachedSession final : public Session {
  public:
   // Attaches to the worker at options.node. In addition to Session::Join's errors:
+  //   INVALID_ARGUMENT    it is not unix:PATH
   //   UNAVAILABLE         nobody answers there within the join timeout
   //   RESOURCE_EXHAUSTED  the system does not let the memory that is shared, 8 bytes for each
   //                       parameter, be pinned for the GPU's copies

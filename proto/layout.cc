@@ -9,11 +9,13 @@
 
 #include "absl/base/internal/raw_logging.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "google/protobuf/stubs/common.h"
 #include "kernels/block.h"
 
 namespace signpost {
@@ -60,8 +62,15 @@ absl::Status CheckOptions(const JobOptions& options) {
   return absl::OkStatus();
 }
 
+// As a string field must be: what is not does not travel.
+bool IsUtf8(absl::string_view text) {
+  return google::protobuf::internal::IsStructurallyValidUTF8(text.data(),
+                                                             static_cast<int>(text.size()));
+}
+
 absl::Status CheckTensor(const Tensor& tensor, size_t index) {
   if (tensor.name().empty()) return Invalid("tensor ", index, " has no name");
+  if (!IsUtf8(tensor.name())) return Invalid("the name of tensor ", index, " is not UTF-8");
   if (tensor.name().size() > kMaxTensorNameBytes) {
     return Invalid("the name of tensor ", index, " has ", tensor.name().size(), " bytes; at most ",
                    kMaxTensorNameBytes);
@@ -306,6 +315,18 @@ absl::Status CheckSameOptions(const JobOptions& theirs, const JobOptions& jobs) 
 }
 
 }  // namespace
+
+absl::Status CheckJobName(absl::string_view name) {
+  if (name.empty() || name.size() > kMaxJobNameBytes) {
+    return Invalid("a job's name has 1 to ", kMaxJobNameBytes, " bytes; this one has ",
+                   name.size());
+  }
+  if (IsUtf8(name) && std::none_of(name.begin(), name.end(), absl::ascii_iscntrl)) {
+    return absl::OkStatus();
+  }
+  return Invalid("the job's name '", absl::CHexEscape(name),
+                 "' is not text in UTF-8 without control characters");
+}
 
 absl::StatusOr<Layout> Layout::Create(absl::Span<const Tensor> tensors, const JobOptions& options) {
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;

@@ -22,6 +22,11 @@
 
 namespace signpost {
 
+inline constexpr size_t kMaxJobNameBytes = 256;
+
+// INVALID_ARGUMENT unless it is 1 to kMaxJobNameBytes bytes of UTF-8, without control characters.
+absl::Status CheckJobName(absl::string_view name);
+
 // What Layout::Create accepts at most. A layout takes memory for each tensor and each chunk, but
 // none for each block or element.
 inline constexpr size_t kMaxTensors = 1'000'000;

@@ -175,6 +175,24 @@ TEST(Layout, RefusesAnEmptyName) {
   ExpectRefused({MakeTensor("a", {1}), MakeTensor("", {1})}, Options(8, 8), "tensor 1 has no name");
 }
 
+TEST(Layout, RefusesANameThatCannotTravel) {
+  ExpectRefused({MakeTensor("caf\xe9", {1})}, Options(8, 8), "the name of tensor 0 is not UTF-8");
+}
+
+TEST(JobName, IsTextOfALine) {
+  for (const std::string& name :
+       {std::string("j"), std::string("caf\xc3\xa9 / 1"), std::string(kMaxJobNameBytes, 'j')}) {
+    EXPECT_TRUE(CheckJobName(name).ok()) << name;
+  }
+  for (const std::string& name :
+       {std::string(), std::string(kMaxJobNameBytes + 1, 'j'), std::string("caf\xe9"),
+        std::string("a\nb"), std::string("\x1b[31m"), std::string("a\0b", 3)}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckJobName(name))) << name;
+  }
+  EXPECT_EQ(CheckJobName("caf\xe9").message(),
+            R"(the job's name 'caf\xe9' is not text in UTF-8 without control characters)");
+}
+
 TEST(Layout, RefusesALongName) {
   const std::string longest(kMaxTensorNameBytes, 'x');
   EXPECT_TRUE(Layout::Create({MakeTensor(longest, {1})}, Options(8, 8)).ok());

@@ -43,10 +43,7 @@ absl::Status RoomIsUsedError(uint64_t used, uint64_t reserved, uint64_t limit) {
 }
 
 absl::Status CheckIdentity(const JoinRequest& request, const AggregatorOptions& options) {
-  if (request.job().empty() || request.job().size() > kMaxJobNameBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("a job's name has 1 to ", kMaxJobNameBytes,
-                                                   " bytes; this one has ", request.job().size()));
-  }
+  if (absl::Status status = CheckJobName(request.job()); !status.ok()) return status;
   if (request.rank() >= request.world_size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", request.rank(), " is not in [0, ", request.world_size(), ")"));

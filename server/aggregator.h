@@ -35,8 +35,6 @@
 
 namespace signpost {
 
-inline constexpr size_t kMaxJobNameBytes = 256;
-
 // Checked before memory is taken; over them a Join gets RESOURCE_EXHAUSTED, naming the flag of
 // `signpost aggregator` that raises the limit. Parameters and frames are counted over all jobs.
 struct AggregatorLimits {

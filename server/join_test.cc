@@ -174,8 +174,9 @@ TEST(Join, MalformedRequestsAreRefused) {
   JoinRequest long_name = TestJoin(0, /*world_size=*/1, std::string(kMaxJobNameBytes + 1, 'j'));
   JoinRequest no_block = TestJoin(0, /*world_size=*/1);
   no_block.mutable_options()->set_block_elements(0);
+  const JoinRequest odd_name = TestJoin(0, /*world_size=*/1, "new\nline");
   for (const JoinRequest& request :
-       {no_name, long_name, no_block, TestJoin(2, /*world_size=*/2), TestJoin(0, 0)}) {
+       {no_name, long_name, odd_name, no_block, TestJoin(2, /*world_size=*/2), TestJoin(0, 0)}) {
     EXPECT_EQ(Join(aggregator, request).code(), absl::StatusCode::kInvalidArgument);
   }
   EXPECT_THAT(JobNames(aggregator), IsEmpty());

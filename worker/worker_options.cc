@@ -39,6 +39,7 @@ absl::StatusOr<CustomCodec> DescribeCodecFromOutside(const WorkerOptions& option
 }  // namespace
 
 absl::Status CheckOptions(const WorkerOptions& options) {
+  if (absl::Status status = CheckJobName(options.job); !status.ok()) return status;
   if (absl::Status status = CheckLateness(options); !status.ok()) return status;
   if (options.threads >= 1 && options.threads <= ChunkCrew::kMostThreads) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat("a worker of %d threads; wanted 1 to %d",
