@@ -438,6 +438,24 @@ def test_max_grad_norm_counts_all_types_and_layouts_of_gradients(make):
     assert half.grad[0].item() == pytest.approx(3 * factor, rel=0.01)
 
 
+@pytest.fixture(params=[torch.bfloat16, torch.float64])
+def default_dtype(request):
+    """What PyTorch makes of factory calls that do not say a type."""
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_what_the_library_reads_is_fp32_whatever_is_pytorchs_default(make, default_dtype):
+    used, unused = (nn.Parameter(torch.ones(1000, dtype=torch.float32)) for _ in range(2))
+    optimizer = make(signpost.Adam, [used, unused], max_grad_norm=1.0)
+    used.grad = torch.full_like(used, 0.31)
+    optimizer.step()
+    assert optimizer.grad_norm == pytest.approx(0.31 * 1000**0.5, rel=1e-6)
+    assert optimizer._gradient(optimizer._tensors[1]).dtype == torch.float32
+    assert torch.equal(unused, torch.ones_like(unused))
+
+
 @pytest.mark.parametrize("large", [1e12, 1e-12])
 def test_max_grad_norm_takes_norms_of_any_size(make, large):
     [x] = tensors((4,))

@@ -33,7 +33,7 @@ class GlobalClipping:
         """Joins a reduction beside the job of `options`. Errors as Reduction's; a rank with another
         max_norm is refused."""
         self._max_norm = max_norm
-        self._squared = torch.zeros(())
+        self._squared = torch.zeros((), dtype=torch.float32, device="cpu")
         self._reduction = Reduction(options, "norm", [(f"norm, clipped to {max_norm}", ())])
 
     def clip(self, gradients: Iterable[torch.Tensor]) -> float:

@@ -82,14 +82,14 @@ class TrainedTensor:
 
 class Zeros:
     """Gradients for parameters that have none, in one piece of memory for all of them, of any type:
-    zeros have the same bits."""
+    zeros have the same bits, and fp32 is the longest type."""
 
     def __init__(self, device: torch.device) -> None:
-        self._memory = torch.zeros(0, device=device)
+        self._memory = torch.zeros(0, dtype=torch.float32, device=device)
 
     def at_least(self, elements: int) -> torch.Tensor:
         if self._memory.numel() < elements:
-            self._memory = torch.zeros(elements, device=self._memory.device)
+            self._memory = self._memory.new_zeros(elements)
         return self._memory
 
 
