@@ -242,6 +242,24 @@ def corrects_its_rates():
     say(optimizer)
 
 
+def changes_a_parameter():
+    """Before the optimizer is made, which counts; and then, which is refused."""
+    model = model_of()
+    with torch.no_grad():
+        model[0].weight.fill_(3.0)
+    optimizer = one_bit_adam(model.named_parameters())
+    set_gradients(model, gradients_of(model, 0, signpost.rank()))
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    assert ((model[0].weight - 3.0).abs() < 0.1).all()
+    optimizer.zero_grad()
+    model.requires_grad_()
+    optimizer.step()
+    with torch.no_grad():
+        model[0].weight.clamp_(max=1.0)
+    optimizer.step()
+
+
 def saves_alone(directory, kind="one_bit_adam"):
     """As train; after step 16 each rank saves its optimizer in a file of its own."""
     model = model_of()

@@ -22,6 +22,13 @@ def test_ranks_of_a_node_train_through_its_worker():
         digest_of(output, 4)
 
 
+def test_what_a_program_changes_behind_the_nodes_worker_is_refused():
+    code, output = run_job(2, 1, "changes_a_parameter", options=["--per-node", "2"])
+    assert code == 1
+    refusal = "RuntimeError: 0.weight was changed since its last step. The node's worker has the"
+    assert refusal in output
+
+
 @pytest.mark.parametrize("scenario", ["dies_once", "dies_in_a_backward_pass"])
 def test_a_node_goes_on_with_the_same_bits_when_one_of_its_ranks_has_died(scenario, tmp_path):
     options = ["--per-node", "2", "--worker-restarts", "1"]

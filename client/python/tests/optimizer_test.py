@@ -491,6 +491,35 @@ def test_zero_one_adam_exchanges_no_norm_in_local_steps(make):
         assert (sent < 100) == (optimizer.report.codec == "none")  # a ping may be among them
 
 
+def test_changes_of_parameters_count_after_a_synchronisation_and_are_refused_before(make):
+    for dtype in (torch.float32, torch.bfloat16):
+        x = nn.Parameter(torch.zeros(100, dtype=dtype))
+        optimizer = make(signpost.ZeroOneAdam, [x], **LOCAL)
+        while optimizer.steps < 6:
+            x.grad = torch.zeros_like(x)
+            optimizer.step()
+        with torch.no_grad():
+            x.fill_(5)
+        while optimizer.steps < STEPS:
+            assert torch.equal(x, torch.full_like(x, 5))
+            x.grad.zero_()
+            optimizer.step()
+        while optimizer.is_synchronised:
+            optimizer.step()
+        with torch.no_grad():
+            x.fill_(3)
+        refusal = "parameter 0 of group 0 was changed .* change parameters after a step with is_sync"
+        with pytest.raises(RuntimeError, match=refusal):
+            optimizer.step()
+
+
+def test_slices_of_one_tensor_are_not_taken_for_changed(make):
+    both = torch.zeros(200)
+    optimizer = make(signpost.ZeroOneAdam, [nn.Parameter(part) for part in both.split(100)], **LOCAL)
+    while optimizer.steps < STEPS:
+        optimizer.step()
+
+
 def test_of_a_norm_of_its_own_that_is_not_finite_a_rank_clips_nothing(make):
     good, bad = tensors((100,), (100,))
     optimizer = make(signpost.ZeroOneAdam, [good, bad], max_grad_norm=1.0, **LOCAL)

@@ -25,7 +25,13 @@ from signpost._codec import codec_options
 from signpost.torch._clipping import Clipping, GlobalClipping, OwnClipping
 from signpost.torch._device import session_of
 from signpost.torch._overlap import Backward
-from signpost.torch._tensors import TrainedTensor, Zeros, trained_tensors, without_names
+from signpost.torch._tensors import (
+    TrainedTensor,
+    Zeros,
+    after_step,
+    trained_tensors,
+    without_names,
+)
 
 Parameters = Union[
     Iterable[torch.Tensor], Iterable[Tuple[str, torch.Tensor]], Iterable[Dict[str, Any]]
@@ -113,8 +119,10 @@ class _JobOptimizer(torch.optim.Optimizer):
         Raises:
             SignpostError: after any but InvalidArgumentError the parameters may be partly stepped;
                 resume from the newest checkpoint.
-            RuntimeError: a parameter has moved in memory, or a frozen one has a gradient; with
-                overlap, gradients or rates are not those of the backward pass any more.
+            RuntimeError: a parameter has moved in memory, or a frozen one has a gradient; the
+                program has changed one where that would be lost, which is with a node's worker, and
+                between synchronisations; with overlap, gradients or rates are not those of the
+                backward pass any more.
             ValueError: a group's lr, weight decay, betas or eps are out of range. Nothing was sent.
         """
         for name in scaling:
@@ -134,8 +142,9 @@ class _JobOptimizer(torch.optim.Optimizer):
             )
         with torch.no_grad():
             self._unscale(**scaling)
+            why_lost = self._why_changes_are_lost()
             for tensor in self._tensors:
-                tensor.before_step()
+                tensor.before_step(why_lost)
             self._clipping = self._clipping_of_step()
             if self._clipping is not None:
                 own = [tensor.parameter.grad for tensor in self._tensors]
@@ -147,8 +156,7 @@ class _JobOptimizer(torch.optim.Optimizer):
                 gradients = [self._gradient(tensor) for tensor in self._tensors]
                 addresses = [gradient.data_ptr() for gradient in gradients]
                 self.report = session.step(addresses, rates)
-            for tensor in self._tensors:
-                tensor.after_step()
+            after_step(self._tensors)
         if self.report.skipped_rounds > 0:
             what = "chunks were not stepped, on all ranks"
             if not (was_synchronised and session.is_synchronised):
@@ -282,8 +290,7 @@ class _JobOptimizer(torch.optim.Optimizer):
             warnings.warn(f"the job that was there before could not be left: {error}")
         if world().world_size > 1 or resumes or session.returned:
             with torch.no_grad():
-                for tensor in tensors:
-                    tensor.after_step()
+                after_step(tensors)
         if not resumes and not session.returned:
             return
         if session.resume_warnings:
@@ -305,6 +312,20 @@ class _JobOptimizer(torch.optim.Optimizer):
         if self._session is None:
             raise RuntimeError("this optimizer is a copy, without a job; make a new one")
         return self._session
+
+    def _why_changes_are_lost(self) -> Optional[str]:
+        """Of parameters, by the program, since the last step; None: they are not."""
+        if world().node is not None:
+            return (
+                "The node's worker has the values, and the change would be lost: change parameters, "
+                "or load a model, before the optimizer is made"
+            )
+        if not self.is_synchronised:
+            return (
+                "It was between two synchronisations, and the next one would undo the change: change "
+                "parameters after a step with is_synchronised, and load a model before its optimizer"
+            )
+        return None
 
     def _unscale(self, grad_scaler: Any = None) -> None:
         """Divides this rank's gradients by the loss's scale, unless the GradScaler has."""

@@ -60,8 +60,15 @@ class TrainedTensor:
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         return dense.to(self._gradient_dtype).contiguous()
 
-    def before_step(self) -> None:
-        """Takes notice of what the program has done to the parameter."""
+    def before_step(self, why_lost: Optional[str]) -> None:
+        """Takes notice of what the program has done to the parameter.
+
+        Raises:
+            RuntimeError: it has changed, with `why_lost`, which says why that would do nothing; or
+                it has moved.
+        """
+        if why_lost is not None and self.parameter._version != self._version:
+            raise RuntimeError(f"{self.name} was changed since its last step. {why_lost}")
         if self.is_own_memory:
             if self.parameter.data_ptr() != self._address:
                 raise RuntimeError(
@@ -71,13 +78,23 @@ class TrainedTensor:
         elif self.parameter._version != self._version:
             self.values.copy_(self.parameter)
 
-    def after_step(self) -> None:
+    def show_values(self) -> None:
         """Gives the parameter its new values, and lets autograd know that they have changed."""
         if self.is_own_memory:
             self._nothing.zero_()  # shares the parameter's version counter
         else:
             self.parameter.copy_(self.values)
-            self._version = self.parameter._version
+
+    def note_version(self) -> None:
+        self._version = self.parameter._version
+
+
+def after_step(tensors: List[TrainedTensor]) -> None:
+    """Gives the parameters their new values."""
+    for tensor in tensors:
+        tensor.show_values()
+    for tensor in tensors:  # behind all: slices of one tensor share a version counter
+        tensor.note_version()
 
 
 class Zeros:
