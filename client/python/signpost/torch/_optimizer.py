@@ -317,12 +317,12 @@ class _JobOptimizer(torch.optim.Optimizer):
         """Of parameters, by the program, since the last step; None: they are not."""
         if world().node is not None:
             return (
-                "The node's worker has the values, and the change would be lost: change parameters, "
-                "or load a model, before the optimizer is made"
+                "The node's worker has the values, and the change would be lost: change "
+                "parameters, or load a model, before the optimizer is made"
             )
         if not self.is_synchronised:
             return (
-                "It was between two synchronisations, and the next one would undo the change: change "
+                "It was between two synchronisations, of which the next would undo it: change "
                 "parameters after a step with is_synchronised, and load a model before its optimizer"
             )
         return None

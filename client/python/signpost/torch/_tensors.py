@@ -69,14 +69,13 @@ class TrainedTensor:
         """
         if why_lost is not None and self.parameter._version != self._version:
             raise RuntimeError(f"{self.name} was changed since its last step. {why_lost}")
-        if self.is_own_memory:
-            if self.parameter.data_ptr() != self._address:
-                raise RuntimeError(
-                    f"{self.name} is not where it was in memory when the optimizer was made; "
-                    "change parameters in place, as load_state_dict does, or make a new optimizer"
-                )
-        elif self.parameter._version != self._version:
-            self.values.copy_(self.parameter)
+        if self._has_moved():
+            raise RuntimeError(
+                f"{self.name} is not where it was in memory when the optimizer was made; "
+                "change parameters in place, as load_state_dict does, or make a new optimizer"
+            )
+        if not self.is_own_memory:
+            self._take_what_was_written()
 
     def show_values(self) -> None:
         """Gives the parameter its new values, and lets autograd know that they have changed."""
@@ -87,6 +86,22 @@ class TrainedTensor:
 
     def note_version(self) -> None:
         self._version = self.parameter._version
+
+    def _has_moved(self) -> bool:
+        if self.parameter.shape != self.values.shape:
+            return True
+        if self.is_own_memory:
+            return self.parameter.data_ptr() != self._address
+        return self.parameter.device != self.values.device  # where there it is does not matter
+
+    def _take_what_was_written(self) -> None:
+        """Of the parameter's values those that are not its fp32 values, rounded. The others keep
+        what rounding would lose, also where the same was written, as Embedding's max_norm does."""
+        rounded = self.values.to(self.parameter.dtype)
+        if self.gpu is None and torch.equal(rounded, self.parameter):  # a GPU would be waited for
+            return
+        written = self.parameter.to(torch.float32)
+        self.values.copy_(torch.where(rounded == self.parameter, self.values, written))
 
 
 def after_step(tensors: List[TrainedTensor]) -> None:
