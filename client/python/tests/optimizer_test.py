@@ -1184,6 +1184,58 @@ def test_state_dict_leads_back_to_the_same_bits(make, saved_at, kind, own):
     assert optimizer.parameters_crc32c() == wanted
 
 
+@pytest.fixture(
+    params=[
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5),
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20),
+    ]
+)
+def scheduler_of(request):
+    """Makes schedulers whose rates follow from those before, or that change betas too."""
+    return request.param
+
+
+def rates_until(step, optimizer, scheduler):
+    """Of all steps that it takes until there."""
+    parameters, rates = optimizer.param_groups[0]["params"], []
+    while optimizer.steps < step:
+        rates.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["betas"]))
+        set_gradients(parameters, optimizer.steps)
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def test_a_scheduler_is_brought_to_where_a_job_resumes(make, tmp_path, scheduler_of):
+    whole = make(signpost.OneBitAdam, tensors((10,)), lr=0.1, **ONE_BIT)
+    wanted = rates_until(STEPS, whole, scheduler_of(whole))
+    saved = make(signpost.OneBitAdam, tensors((10,)), lr=0.1, **ONE_BIT)
+    rates_until(SAVED_AT, saved, scheduler_of(saved))
+    saved.checkpoint(str(tmp_path))
+    resumed = make(signpost.OneBitAdam, tensors((10,)), lr=0.1, resume=str(tmp_path), **ONE_BIT)
+    scheduler = scheduler_of(resumed)
+    with pytest.warns(UserWarning, match=r"`lr_scheduler.step\(\)` before `optimizer.step\(\)`"):
+        while scheduler.last_epoch < resumed.steps:
+            scheduler.step()
+    assert rates_until(STEPS, resumed, scheduler) == wanted[SAVED_AT:]
+    assert resumed.parameters_crc32c() == whole.parameters_crc32c()
+
+
+def test_a_scheduler_goes_on_from_its_own_state_dict(make, scheduler_of):
+    whole = make(signpost.OneBitAdam, tensors((10,)), lr=0.1, **ONE_BIT)
+    wanted = rates_until(STEPS, whole, scheduler_of(whole))
+    saved = make(signpost.OneBitAdam, tensors((10,)), lr=0.1, **ONE_BIT)
+    scheduler = scheduler_of(saved)
+    rates_until(SAVED_AT, saved, scheduler)
+    states = copy.deepcopy((saved.state_dict(), scheduler.state_dict()))
+    other = make(signpost.OneBitAdam, tensors((10,)), lr=0.1, **ONE_BIT)
+    scheduler = scheduler_of(other)
+    other.load_state_dict(states[0])
+    scheduler.load_state_dict(states[1])
+    assert rates_until(STEPS, other, scheduler) == wanted[SAVED_AT:]
+    assert other.parameters_crc32c() == whole.parameters_crc32c()
+
+
 def test_state_dict_with_compat_leads_nowhere_else(make):
     state = make(signpost.OneBitAdam, tensors((8,)), **ONE_BIT, **AS_DEEPSPEED).state_dict()
     plain = make(signpost.OneBitAdam, tensors((8,)), **ONE_BIT)
