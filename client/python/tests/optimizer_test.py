@@ -1368,6 +1368,28 @@ def test_state_dict_of_another_optimizer_is_refused(make):
         optimizer.load_state_dict(torch.optim.Adam(parameters).state_dict())
 
 
+def test_what_cannot_be_made_or_loaded_counts_as_a_job_too(make, world):
+    """As on ranks where it could, which wait for this one in a job of the next number."""
+
+    def number():
+        return int(world.next_job().job.decode().rpartition("-")[2])
+
+    optimizer, frozen = make(signpost.Adam, tensors((4,))), torch.zeros(4)
+    of_adamw = torch.optim.AdamW(tensors((4,))).state_dict()
+    for fails in (
+        lambda: optimizer.load_state_dict(of_adamw),
+        lambda: make(signpost.Adam, [frozen]),
+        lambda: make(signpost.Adam, tensors((4,)), codec="int7"),
+        lambda: make(signpost.OneBitAdam, tensors((4,)), freeze_step=0),
+        lambda: make(signpost.OneBitLamb, tensors((4,)), freeze_step=0),
+        lambda: make(signpost.ZeroOneAdam, tensors((4,)), var_freeze_step=0),
+    ):
+        before = number()
+        with pytest.raises(ValueError):
+            fails()
+        assert number() == before + 2
+
+
 def test_resume_without_a_checkpoint_says_where(make, tmp_path):
     with pytest.raises(signpost.SignpostError, match=str(tmp_path)):
         make(signpost.Adam, tensors((10,)), resume=str(tmp_path))

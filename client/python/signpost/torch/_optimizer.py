@@ -52,6 +52,7 @@ class _JobOptimizer(torch.optim.Optimizer):
 
     def __init__(
         self,
+        job: Options,
         params: Parameters,
         lr: float,
         betas: Tuple[float, float],
@@ -62,6 +63,8 @@ class _JobOptimizer(torch.optim.Optimizer):
         max_grad_norm: Optional[float],
         **options: float,
     ) -> None:
+        """`job` is the world's next, taken before anything can fail: ranks count alike, also one
+        that cannot make what the others make."""
         self._names: Dict[torch.Tensor, str] = {}
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         super().__init__(without_names(params, self._names), defaults)
@@ -75,7 +78,7 @@ class _JobOptimizer(torch.optim.Optimizer):
         self._max_grad_norm = max_grad_norm
         self._overlap = overlap
         self._check_groups()
-        self._join(resume)
+        self._join(job, resume)
 
     @property
     def steps(self) -> int:
@@ -222,12 +225,13 @@ class _JobOptimizer(torch.optim.Optimizer):
             DeadlineExceededError: names the ranks that did not come, perhaps because theirs are
                 wrong. After each of these nothing has changed.
         """
+        job = world().next_job()  # before anything can fail, as in the constructor
         if "signpost" not in state_dict:
             raise ValueError("this is not the state_dict() of an optimizer of Signpost")
         before = super().state_dict()
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         try:
-            self._join(None, state_dict["signpost"])
+            self._join(job, None, state_dict["signpost"])
         except BaseException:
             super().load_state_dict(before)
             raise
@@ -252,11 +256,12 @@ class _JobOptimizer(torch.optim.Optimizer):
             self._backward = None
         _leave_both(self._session, self._clipping)
 
-    def _join(self, resume: Optional[str], state: Optional[torch.Tensor] = None) -> None:
+    def _join(
+        self, options: Options, resume: Optional[str], state: Optional[torch.Tensor] = None
+    ) -> None:
         tensors = trained_tensors(self.param_groups, self._names)
         if not tensors:
             raise ValueError("no parameter requires a gradient; there is nothing to train")
-        options = world().next_job()
         for name, value in self._options.items():
             setattr(options, name, value)
         if resume is not None:
@@ -496,8 +501,10 @@ class Adam(_JobOptimizer):
             UnavailableError, ResourceExhaustedError: the GPU has failed, or has too little
                 memory free: 12 bytes for each parameter, and some.
         """
+        job = world().next_job()
         codecs = codec_options(codec=codec)
         super().__init__(
+            job,
             params,
             lr,
             betas,
@@ -571,7 +578,9 @@ class OneBitAdam(_JobOptimizer):
         Raises:
             ValueError: gamma or variance_floor is given with compat.
         """
+        job = world().next_job()
         super().__init__(
+            job,
             params,
             lr,
             betas,
@@ -647,7 +656,9 @@ class OneBitLamb(_JobOptimizer):
             compat: as OneBitAdam's; the mean of trust ratios that is frozen is not corrected for
                 its start either. Each tensor has its own scale, where DeepSpeed has one for all.
         """
+        job = world().next_job()
         super().__init__(
+            job,
             params,
             lr,
             betas,
@@ -746,6 +757,7 @@ class ZeroOneAdam(_JobOptimizer):
                 has a weight of 1 - betas[1], whatever the interval, and errors are dropped at the
                 freeze. Weight decay is in no momentum, as without.
         """
+        job = world().next_job()
         scaler = 0  # the library's None: as many as var_freeze_step
         if local_step_scaler is not None:
             scaler = _count("local_step_scaler", local_step_scaler, least=0)
@@ -754,6 +766,7 @@ class ZeroOneAdam(_JobOptimizer):
         if compat is not None:
             self._freeze_step += 1  # the first stage's steps, of which DeepSpeed has one more
         super().__init__(
+            job,
             params,
             lr,
             betas,
