@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -184,4 +185,45 @@ def test_a_session_that_is_dropped_has_left_its_job(aggregator):
 def test_a_forked_child_ends_and_leaves_its_parents_job_alone(aggregator):
     fork = "import os, sys\nif os.fork() == 0:\n    sys.exit(0)\nassert os.wait()[1] == 0\n"
     assert run(aggregator, JOIN + fork).returncode == 0
+    assert "test" not in status(aggregator)
+
+
+CHILD = """
+import multiprocessing, os, signal, sys
+import signpost
+
+def main():
+{main}
+
+child = multiprocessing.get_context("fork").Process(target=main)
+child.start()
+child.join()
+sys.exit(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("end, code", [("pass", 0), ("sys.exit(3)", 3), ("raise ValueError", 1)])
+def test_a_forked_child_that_has_joined_leaves_when_it_ends(aggregator, end, code):
+    script = CHILD.format(main=textwrap.indent(JOIN + end, "    "))
+    assert run(aggregator, script).returncode == code
+    assert "test" not in status(aggregator)
+
+
+def test_a_forked_child_that_drops_its_session_has_left(aggregator):
+    dropped = "del session, report\nos.kill(os.getpid(), signal.SIGKILL)"
+    script = CHILD.format(main=textwrap.indent(JOIN + dropped, "    "))
+    assert run(aggregator, script).returncode != 0
+    assert "test" not in status(aggregator)
+
+
+def test_a_forked_child_that_ends_by_an_exception_leaves_that_to_its_launcher(aggregator):
+    script = CHILD.format(main=textwrap.indent(JOIN + "raise ValueError", "    "))
+    assert run(aggregator, script, LAUNCHER="x").returncode == 1
+    assert "test" in status(aggregator)
+
+
+def test_a_session_that_is_dropped_after_an_error_that_a_prompt_has_shown_has_left(aggregator):
+    shown = "import sys\nsys.last_type = signpost.SignpostError\ndel session\n"
+    still = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert run(aggregator, JOIN + shown + still).returncode == -9
     assert "test" not in status(aggregator)
