@@ -1,24 +1,72 @@
 """How a process waits for the others to join."""
 
+import ctypes
 import threading
-from typing import List
+from typing import Optional, Tuple
 
 from signpost import _abi
+from signpost._errors import SignpostError
 
 
-def join_in_background(function: str, *arguments: object) -> None:
-    """Calls signpost_<function> in a thread of its own, so that Ctrl-C ends the wait for the other
-    ranks; raises its error."""
-    error: List[BaseException] = []
+def join_in_background(prefix: str, *arguments: object, borrowed: object = None) -> ctypes.c_void_p:
+    """Calls signpost_<prefix>join in a thread of its own, so that Ctrl-C ends the wait for the other
+    ranks; returns the handle, or raises its error.
 
-    def join() -> None:
+    Ctrl-C does not end the call itself. The thread goes on, keeps what is `borrowed` for as long,
+    and if it joins, leaves: the others hear at once that nobody is there.
+    """
+    join = _Join(prefix, arguments, borrowed)
+    join.start()
+    try:
+        join.has_returned.wait()  # after Ctrl-C in its own join(), Python 3.11 takes it for ended
+    except BaseException:
+        join.abandon()
+        raise
+    if join.error is None:
+        return join.handle
+    try:
+        raise join.error
+    finally:
+        join.error = None  # whose traceback leads to the thread, and to what it keeps
+
+
+class _Join(threading.Thread):
+    def __init__(self, prefix: str, arguments: Tuple[object, ...], borrowed: object) -> None:
+        super().__init__(name="signpost join", daemon=True)
+        self.handle = ctypes.c_void_p()
+        self.error: Optional[BaseException] = None
+        self.has_returned = threading.Event()
+        self._prefix = prefix
+        self._arguments = arguments
+        self._borrowed = borrowed
+        self._lock = threading.Lock()
+        self._is_abandoned = False
+
+    def run(self) -> None:
         try:
-            _abi.call(function, *arguments)
-        except BaseException as raised:
-            error.append(raised)
+            _abi.call(f"{self._prefix}join", *self._arguments, ctypes.byref(self.handle))
+        except BaseException as error:
+            self.error = error
+        with self._lock:
+            self.has_returned.set()
+            leaves = self._is_abandoned
+        if leaves:
+            self._leave()
 
-    thread = threading.Thread(target=join, name="signpost join", daemon=True)
-    thread.start()
-    thread.join()
-    if error:
-        raise error[0]
+    def abandon(self) -> None:
+        """Nobody will take the handle."""
+        with self._lock:
+            self._is_abandoned = True
+            leaves = self.has_returned.is_set()
+        if leaves:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self.error is not None:
+            return
+        try:
+            _abi.call(f"{self._prefix}leave", self.handle)
+        except SignpostError:  # nobody is there to hear of it
+            pass
+        finally:
+            getattr(_abi.library, f"signpost_{self._prefix}close")(self.handle)

@@ -55,22 +55,19 @@ class Reduction(Membership):
             # The job goes on with the node's worker, but not what processes had that died.
             name += f", attempt {attempt()}"
         self._handle: Optional[ctypes.c_void_p] = None
-        handle = ctypes.c_void_p()
+        super().__init__()
         own = _abi.Options.from_buffer_copy(options)
         for field, value in codec_options(codec=codec).items():
             setattr(own, field, value)
-        join_in_background(
-            "reduction_join",
+        self._handle = join_in_background(
+            "reduction_",
             own,
             name.encode(),
             own.codec,
             op == "sum",
             (_abi.Parameter * len(tensors))(*(_tensor(*tensor) for tensor in tensors)),
             len(tensors),
-            ctypes.byref(handle),
         )
-        self._handle = handle
-        super().__init__()
 
     def set_stream(self, stream: int) -> None:
         """As Session's."""

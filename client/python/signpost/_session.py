@@ -97,16 +97,14 @@ class Session(Membership):
         """
         self._parameters = list(parameters)  # whose memory the library has borrowed
         self._handle: Optional[ctypes.c_void_p] = None
-        handle = ctypes.c_void_p()
-        join_in_background(
-            "join",
+        super().__init__(is_attached=bool(options.node))
+        self._handle = join_in_background(
+            "",
             options,
             (_abi.Parameter * len(parameters))(*map(_parameter, parameters)),
             len(parameters),
-            ctypes.byref(handle),
+            borrowed=self._parameters,
         )
-        self._handle = handle
-        super().__init__(is_attached=bool(options.node))
 
     @property
     def steps(self) -> int:

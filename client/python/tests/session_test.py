@@ -119,6 +119,77 @@ def test_ctrl_c_ends_a_step_that_waits_and_the_others_are_told(two_ranks):
     assert "rank 0 has left" in errors
 
 
+INTERRUPTED = """
+import array, gc, signpost, threading, weakref
+world = signpost.init()
+values = array.array("f", range(8))
+kept = weakref.ref(values)
+print("ready", flush=True)
+try:
+    address = values.buffer_info()[0]
+    signpost.Session(world.next_job(), [signpost.Parameter("x", (8,), address, values)])
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+del values
+gc.collect()
+assert kept() is not None
+[join] = [thread for thread in threading.enumerate() if thread.name == "signpost join"]
+join.join()
+del join
+gc.collect()
+assert kept() is None
+print("left", flush=True)
+input()
+"""
+
+
+def test_a_join_that_ctrl_c_has_ended_keeps_its_memory_and_then_leaves(aggregator):
+    interrupted = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        env=environment_of(aggregator, 1, 2),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert interrupted.stdout.readline() == "ready\n"
+    await_status(aggregator, "1/2")
+    interrupted.send_signal(signal.SIGINT)
+    assert interrupted.stdout.readline() == "interrupted\n"
+    script = "import signal\nsignal.alarm(50)\n" + JOIN
+    other = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment_of(aggregator, 0, 2),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert other.returncode == 75, other.stderr
+    assert "rank 1 has left" in other.stderr
+    assert interrupted.communicate("\n")[0] == "left\n"
+    assert interrupted.returncode == 0
+
+
+def test_a_join_that_has_failed_keeps_no_memory(aggregator):
+    failed = """
+import array, gc, signpost, threading, weakref
+options = signpost.init().next_job()
+options.resume = b"/nowhere"
+values = array.array("f", range(8))
+kept = weakref.ref(values)
+gc.disable()
+try:
+    address = values.buffer_info()[0]
+    signpost.Session(options, [signpost.Parameter("x", (8,), address, values)])
+except signpost.NotFoundError:
+    del values
+for thread in threading.enumerate():
+    if thread.name == "signpost join":
+        thread.join()
+thread = None
+assert kept() is None
+"""
+    assert run(aggregator, failed).returncode == 0
+
+
 def test_a_job_whose_processes_died_in_a_step_can_be_started_again(aggregator, two_ranks):
     for process in two_ranks:
         process.kill()
