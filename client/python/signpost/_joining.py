@@ -9,7 +9,7 @@ from signpost._errors import SignpostError
 
 
 def join_in_background(prefix: str, *arguments: object, borrowed: object = None) -> ctypes.c_void_p:
-    """Calls signpost_<prefix>join in a thread of its own, so that Ctrl-C ends the wait for the other
+    """Calls signpost_<prefix>join in a thread of its own, so that Ctrl-C ends the wait for other
     ranks; returns the handle, or raises its error.
 
     Ctrl-C does not end the call itself. The thread goes on, keeps what is `borrowed` for as long,

@@ -84,6 +84,36 @@ def not_finite():
     print("parameters 00000000", flush=True)
 
 
+class WithEmptyParameters(nn.Module):
+    """Beside one of 4 elements, in the same bucket and, for their type, in one of their own."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, dtype=dtype))
+        self.empty = nn.Parameter(torch.ones(0, dtype=dtype))
+        self.empty_half = nn.Parameter(torch.ones(0, dtype=torch.float16))
+
+    def forward(self, x):
+        return (self.weight * x).sum() + self.empty.sum() + self.empty_half.sum()
+
+
+def empty_parameters():
+    model = DistributedDataParallel(WithEmptyParameters())
+    state = hook("bf16", start_step=2)(model)
+    for _ in range(4):
+        model.zero_grad()
+        model(1 + dist.get_rank()).backward()
+        assert model.module.weight.grad.tolist() == [1.5] * 4
+    assert state.steps == 4
+    print("parameters 00000000", flush=True)
+
+
+def double_precision():
+    model = DistributedDataParallel(WithEmptyParameters(torch.float64))
+    hook("fp32")(model)
+    model(1).backward()
+
+
 def other_buckets():
     """DDP's own change of buckets, behind the start step, is found out."""
     model = model_of()

@@ -54,6 +54,18 @@ def test_a_gradient_that_is_not_finite_is_nan_on_all_ranks(tmp_path):
     assert "the values of rank 1 are not finite" in output
 
 
+def test_empty_parameters_are_left_out(tmp_path):
+    code, output = run(tmp_path, "empty_parameters")
+    assert code == 0
+    assert_replicas_are_identical(output)
+
+
+def test_gradients_that_would_be_rounded_are_refused(tmp_path):
+    code, output = run(tmp_path, "double_precision")
+    assert code == 1
+    assert "TypeError: ddp_hook got gradients of torch.float64; wanted float32" in output
+
+
 def test_buckets_that_change_behind_the_start_step_are_an_error(tmp_path):
     code, output = run(tmp_path, "other_buckets")
     assert code == 1

@@ -11,7 +11,7 @@ from signpost._reduction import check_reduction
 from signpost.torch import _device
 
 # What float32 holds, rounded for bf16 and fp16.
-_REDUCIBLE = (torch.float32, torch.bfloat16, torch.float16)
+REDUCIBLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class _Named:
@@ -150,7 +150,7 @@ def _check(tensor: torch.Tensor) -> None:
             f"all_reduce got a tensor on {tensor.device}; Signpost reduces tensors on the CPU or on "
             "a CUDA GPU"
         )
-    if tensor.dtype not in _REDUCIBLE or tensor.layout != torch.strided:
+    if tensor.dtype not in REDUCIBLE or tensor.layout != torch.strided:
         raise TypeError(
             f"all_reduce got a tensor of {tensor.dtype}, {tensor.layout}; wanted a dense one of "
             "float32, bfloat16 or float16"

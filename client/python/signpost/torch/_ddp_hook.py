@@ -12,7 +12,7 @@ from torch.distributed import GradBucket
 from signpost import Codec, SignpostError, world
 from signpost._reduction import check_reduction
 from signpost.torch import _device
-from signpost.torch._all_reduce import warn_of_skipped
+from signpost.torch._all_reduce import REDUCIBLE, warn_of_skipped
 
 
 @dataclass
@@ -65,18 +65,28 @@ class DdpHookState:
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Hands a bucket's gradients to the state's thread. The result is their mean over all
-        ranks, in the bucket's own memory, or the error that ended the exchange."""
+        ranks, in the bucket's own memory, or the error that ended the exchange.
+
+        Raises:
+            TypeError: gradients are of another type.
+        """
         self._check_world()
         is_dense = self.codec == "fp32" or self.steps < self.start_step
-        index, buffer, parameters = bucket.index(), bucket.buffer(), bucket.parameters()
+        index: int = bucket.index()
+        buffer: torch.Tensor = bucket.buffer()
+        parameters = [p for p in bucket.parameters() if p.numel() > 0]
+        if buffer.dtype not in REDUCIBLE:
+            raise TypeError(
+                f"ddp_hook got gradients of {buffer.dtype}; wanted float32, bfloat16 or float16"
+            )
         is_last, gpu = bucket.is_last(), _device.gpu_of(buffer)
         is_filled = None if gpu is None else _device.current_stream(gpu).record_event()
 
         def reduce(_: torch.futures.Future[None]) -> torch.Tensor:
             with _device.on_own_stream(gpu, is_filled):
                 if is_dense:
-                    return self._reduce_densely(buffer)
-                mean = self._reduce(index, buffer, parameters)
+                    return self._reduce_densely(buffer) if parameters else buffer
+                mean = self._reduce(index, buffer, parameters) if parameters else buffer
                 if is_last:
                     self._leave_dense()
                 return mean
@@ -168,6 +178,7 @@ def ddp_hook(state: DdpHookState, bucket: GradBucket) -> torch.futures.Future[to
     a CUDA GPU are compressed there, and packed numbers alone cross to the host, if the library is
     built with CUDA. What compression loses of a gradient, unless with "fp32", is added to the same
     parameter's next one. signpost.OneBitAdam compresses the momentum instead. Where a gradient is
-    not finite the mean is NaN on all ranks, as a GradScaler wants it.
+    not finite the mean is NaN on all ranks, as a GradScaler wants it. Gradients are of float32,
+    bfloat16 or float16; others are a TypeError.
     """
     return state.exchange(bucket)
