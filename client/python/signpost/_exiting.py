@@ -11,15 +11,18 @@ from signpost._errors import SignpostError
 def end_with_exit_codes() -> None:
     """From now on, behind the traceback; other errors than ours end as before. Not where somebody
     types, who wants to go on."""
-    if hasattr(sys, "ps1") or sys.flags.interactive:
-        return
     show = sys.excepthook
 
     def show_and_exit(
         kind: Type[BaseException], error: BaseException, traceback: Optional[TracebackType]
     ) -> None:
         show(kind, error, traceback)
-        if isinstance(error, SignpostError):
+        if isinstance(error, SignpostError) and not _has_prompt():
             sys.exit(error.exit_code)  # Python takes that from a hook
 
     sys.excepthook = show_and_exit
+
+
+def _has_prompt() -> bool:
+    """A program may get one after init(), as by code.interact()."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)

@@ -123,3 +123,10 @@ def test_who_types_goes_on():
     program = "import signpost\nsignpost.init()\nraise signpost.SignpostError('', 2, 70)"
     code, text = end(start(program, "-i"), "print('still', 'here')\n")
     assert (code, "still here" in text) == (0, True)
+
+
+def test_who_types_at_a_prompt_that_a_program_opens_goes_on_too():
+    program = "import code, signpost\nsignpost.init()\ncode.interact(local={'signpost': signpost})"
+    typed = "raise signpost.SignpostError('', 2, 70)\nprint('still', 'here')\n"
+    code, text = end(start(program), typed)
+    assert (code, "still here" in text) == (0, True)
