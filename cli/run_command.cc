@@ -10,6 +10,7 @@
 #include "cli/trace_command.h"
 #include "log/log.h"
 #include "proto/exit_code.h"
+#include "trace/merge.h"
 
 namespace signpost::cli {
 namespace {
@@ -25,6 +26,7 @@ absl::StatusOr<std::string> PartsOf(const std::string& trace) {
 
 absl::StatusOr<int> Run(LaunchOptions& launch, const std::string& trace) {
   if (!trace.empty()) {
+    if (absl::Status status = trace::CheckOutput(trace, {}); !status.ok()) return status;
     absl::StatusOr<std::string> parts = PartsOf(trace);
     if (!parts.ok()) return parts.status();
     launch.trace_dir = *std::move(parts);

@@ -659,6 +659,14 @@ TEST(Run, PrefixesWhatRanksWrite) {
               testing::ContainsRegex("\\[rank 1\\] 127.0.0.1:[0-9]+,127.0.0.1:[0-9]+\n"));
 }
 
+TEST(Run, WritesItsTraceToNoDevice) {
+  const Outcome outcome = RunProgram("run --trace /dev/full -- echo started");
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output, AllOf(HasSubstr("the trace cannot be written to /dev/full, which is "
+                                              "neither a file nor a link to one"),
+                                    Not(HasSubstr("started"))));
+}
+
 TEST(Run, TellsRanksTheFailureTimeout) {
   EXPECT_THAT(
       RunProgram("run --failure-timeout 1500ms -- sh -c 'echo $SIGNPOST_FAILURE_TIMEOUT'").output,

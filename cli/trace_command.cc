@@ -53,7 +53,12 @@ absl::StatusOr<int> Run(const Flags& flags) {
         "merge takes the file to write, and then what to merge: signpost trace merge OUT IN...");
   }
   const std::vector<std::string> inputs(flags.files.begin() + 1, flags.files.end());
-  if (absl::Status status = trace::CheckOutput(flags.files[0], inputs); !status.ok()) return status;
+  if (absl::Status status = trace::CheckOutput(flags.files[0], inputs); !status.ok()) {
+    return absl::Status(status.code(),
+                        absl::StrCat(status.message(),
+                                     "; name the file to write first: signpost trace merge OUT "
+                                     "IN..."));
+  }
   const absl::StatusOr<trace::Timeline> merged = Merge(inputs, flags.files[0]);
   if (!merged.ok()) return merged.status();
   return kExitOk;

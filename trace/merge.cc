@@ -1,7 +1,9 @@
 #include "trace/merge.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <utility>
@@ -96,6 +98,9 @@ absl::Status CheckOutput(const std::string& path, const std::vector<std::string>
   absl::string_view what;
   if (std::filesystem::is_directory(path, error)) {
     what = "a directory";
+  } else if (std::filesystem::exists(std::filesystem::symlink_status(path, error)) &&
+             !std::filesystem::is_regular_file(path, error)) {
+    what = "neither a file nor a link to one";  // a FIFO's opening below would not return
   } else if (IsRecording(path)) {
     what = "a recording of a process, or called as one";
   } else if (std::any_of(inputs.begin(), inputs.end(), is_it)) {
@@ -104,20 +109,25 @@ absl::Status CheckOutput(const std::string& path, const std::vector<std::string>
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("the trace cannot be written to ", path, ", which is ", what,
-                   "; name the file to write first: signpost trace merge OUT IN..."));
+      absl::StrCat("the trace cannot be written to ", path, ", which is ", what));
 }
 
 absl::Status WriteTrace(const Timeline& timeline, const std::string& path) {
-  const std::string temporary = absl::StrCat(path, ".tmp");
-  std::ofstream file(temporary, std::ios::binary);
-  WriteChromeTrace(timeline, file);
-  file.close();
-  if (file && std::rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  if (absl::Status status = CheckOutput(path, {}); !status.ok()) return status;
+  std::error_code error;
+  const std::string target = std::filesystem::weakly_canonical(path, error).string();
+  const std::string temporary = absl::StrCat(target, ".tmp");
+  errno = error.value();
+  if (!error) {
+    std::ofstream file(temporary, std::ios::binary);
+    WriteChromeTrace(timeline, file);
+    file.close();
+    if (file && std::rename(temporary.c_str(), target.c_str()) == 0) return absl::OkStatus();
+  }
+  const int reason = errno;
   std::remove(temporary.c_str());
-  return absl::UnavailableError(absl::StrCat("trace ", path,
-                                             " cannot be written: is its directory there, and is "
-                                             "there room for it?"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the trace cannot be written to ", path, ": ", std::strerror(reason)));
 }
 
 std::vector<std::string> Describe(const Timeline& timeline) {

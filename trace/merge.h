@@ -19,11 +19,13 @@ absl::StatusOr<Timeline> ReadRecordings(const std::vector<std::string>& inputs);
 // What `signpost trace merge` has written, or recordings or directories as above.
 absl::StatusOr<Timeline> ReadTrace(const std::vector<std::string>& inputs);
 
-// INVALID_ARGUMENT when a trace must not be written there: it is a directory, a recording or one of
-// `inputs`, as the first of several recordings is.
+// INVALID_ARGUMENT when a trace must not be written there: it is a directory, a device, a FIFO or
+// another thing that is no file, a link that leads to none, a recording, or one of `inputs`, as the
+// first of several recordings is.
 absl::Status CheckOutput(const std::string& path, const std::vector<std::string>& inputs);
 
-// Replaces the file, or leaves what was there.
+// Replaces the file, which may be behind symbolic links, or leaves what was there. INVALID_ARGUMENT
+// as CheckOutput, and when it cannot be written.
 absl::Status WriteTrace(const Timeline& timeline, const std::string& path);
 
 // Lines for a person: what is in it, what is missing, and how well the hosts' clocks are known.
