@@ -3,12 +3,15 @@
 #include <grpc/support/log.h>
 #include <malloc.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "cli/aggregator_command.h"
 #include "cli/bench_command.h"
@@ -127,9 +130,20 @@ int Main(std::vector<std::string> arguments) {
   return kExitBadConfiguration;
 }
 
+// `exit_code`, unless it is that of success and standard output has not taken all of the answer: a
+// script must not go on with half of it.
+int CheckOutput(int exit_code) {
+  int reason = errno;  // of a write that the command has made last
+  if (std::fflush(stdout) != 0) reason = errno;
+  if (exit_code != kExitOk || std::ferror(stdout) == 0) return exit_code;
+  return Fail("signpost", absl::ResourceExhaustedError(absl::StrCat(
+                              "cannot write to standard output: ", std::strerror(reason))));
+}
+
 }  // namespace
 }  // namespace signpost::cli
 
 int main(int argc, char** argv) {
-  return signpost::cli::Main(std::vector<std::string>(argv + 1, argv + argc));
+  return signpost::cli::CheckOutput(
+      signpost::cli::Main(std::vector<std::string>(argv + 1, argv + argc)));
 }

@@ -136,6 +136,17 @@ TEST(Help, OfACommandIsThereInBothOrders) {
   }
 }
 
+TEST(Signpost, FailsWhenItsOutputIsLost) {
+  // A short answer, a long one, and one of CLI11's.
+  for (const char* command : {"version", "k8s render", "run --help"}) {
+    const Outcome outcome =
+        Started(absl::StrCat("sh -c '", kProgram, " ", command, " >/dev/full'")).End();
+    EXPECT_EQ(outcome.exit_code, 64) << command;
+    EXPECT_EQ(outcome.output,
+              "signpost: cannot write to standard output: No space left on device\n");
+  }
+}
+
 TEST(Demo, SaysWhereThePythonPackageIsToBeHad) {
   const Outcome outcome = RunProgram("demo --torch --output " + testing::TempDir());
   EXPECT_EQ(outcome.exit_code, 64);
