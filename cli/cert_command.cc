@@ -59,7 +59,13 @@ absl::Status IssueTo(const Authority& authority, const Flags& flags, const Ident
 
 absl::StatusOr<int> Init(const Flags& flags) {
   const std::string certificate_file = AuthorityFile(flags, "ca.crt");
-  if (std::filesystem::exists(certificate_file)) {
+  std::error_code error;
+  const bool is_there = std::filesystem::exists(certificate_file, error);
+  if (error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot look for ", certificate_file, ": ", error.message()));
+  }
+  if (is_there) {
     return absl::InvalidArgumentError(
         absl::StrCat(certificate_file,
                      " is there already, and certificates of it may be in use; "

@@ -1,7 +1,6 @@
 #include "cli/chaos_command.h"
 
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -45,12 +44,11 @@ absl::StatusOr<int> Run(Flags& flags, const std::vector<std::string>& command) {
   }
   std::optional<TemporaryDirectory> state_dir;  // if the user wants none in particular
   if (flags.launch.state_dir.empty()) {
-    flags.launch.state_dir =
-        state_dir.emplace(std::filesystem::temp_directory_path() / "signpost-chaos").path();
+    flags.launch.state_dir = state_dir.emplace(TemporaryPrefix("signpost-chaos")).path();
   }
   if (flags.launch.state_dir.empty()) {
-    return absl::InvalidArgumentError(
-        "cannot make a temporary state directory; name one with --state-dir");
+    return absl::InvalidArgumentError(absl::StrCat(
+        state_dir->why_not(), "; name a state directory with --state-dir, or another TMPDIR"));
   }
   flags.chaos.faults = *std::move(faults);
   flags.chaos.aggregators = flags.launch.aggregators;

@@ -106,7 +106,11 @@ Workers OwnWorkers(const Flags& flags) {
 
 LaunchResult Train(const Flags& flags, const std::vector<std::string>& command,
                    const std::vector<std::string>& arguments, const std::string& results) {
-  std::filesystem::create_directory(results);
+  std::error_code error;
+  if (!std::filesystem::create_directory(results, error)) {
+    return {kExitBadConfiguration,
+            absl::StrCat("cannot make the directory ", results, ": ", error.message())};
+  }
   LaunchOptions launch;
   launch.workers = flags.workers;
   launch.aggregators = flags.aggregators;
@@ -138,11 +142,10 @@ std::vector<std::string> Given(const CLI::App& app, const std::vector<std::strin
 
 absl::StatusOr<int> RunDemo(Flags& flags) {
   if (absl::Status status = Prepare(flags); !status.ok()) return status;
-  const TemporaryDirectory directory(std::filesystem::temp_directory_path() / "signpost-demo");
+  const TemporaryDirectory directory(TemporaryPrefix("signpost-demo"));
   if (directory.path().empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("cannot make a directory in '",
-                                                   std::filesystem::temp_directory_path().string(),
-                                                   "'; TMPDIR may name another place"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(directory.why_not(), "; TMPDIR may name another place"));
   }
   const absl::StatusOr<Workers> workers = flags.torch ? TorchWorkers(flags) : OwnWorkers(flags);
   if (!workers.ok()) return workers.status();

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -62,6 +64,17 @@ void TakeHelp(std::vector<std::string>& arguments) {
 int Fail(const std::string& name, const absl::Status& status) {
   log::Write(log::Level::kError, name, status.message());
   return ExitCodeOf(status);
+}
+
+// With errors of the standard library's as they would be of ours.
+absl::StatusOr<int> Run(const Command& command) {
+  try {
+    return command.run();
+  } catch (const std::bad_alloc&) {
+    return absl::InternalError("out of memory");
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
 }
 
 int Main(std::vector<std::string> arguments) {
@@ -123,7 +136,7 @@ int Main(std::vector<std::string> arguments) {
       return Fail(name,
                   absl::InvalidArgumentError("takes nothing behind ' -- '; 'signpost run' does"));
     }
-    const absl::StatusOr<int> exit_code = command.run();
+    const absl::StatusOr<int> exit_code = Run(command);
     return exit_code.ok() ? *exit_code : Fail(name, exit_code.status());
   }
   std::fputs(program.help().c_str(), stderr);

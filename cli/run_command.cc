@@ -17,8 +17,15 @@ namespace {
 
 // Where a run's processes record what is to become that file.
 absl::StatusOr<std::string> PartsOf(const std::string& trace) {
-  const std::string parts = absl::StrCat(std::filesystem::absolute(trace).string(), ".parts");
-  if (!std::filesystem::exists(parts)) return parts;
+  std::error_code error;
+  const std::string parts =
+      absl::StrCat(std::filesystem::absolute(trace, error).string(), ".parts");
+  const bool is_there = !error && std::filesystem::exists(parts, error);
+  if (error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--trace: cannot look for ", trace, ".parts: ", error.message()));
+  }
+  if (!is_there) return parts;
   return absl::InvalidArgumentError(
       absl::StrCat(parts, " is there already, from a run that was killed. `signpost trace merge ",
                    trace, " ", parts, "` makes a trace of it; then remove it"));

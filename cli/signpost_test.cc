@@ -147,6 +147,19 @@ TEST(Signpost, FailsWhenItsOutputIsLost) {
   }
 }
 
+TEST(Signpost, SaysWhyItCannotLookAtAPath) {
+  const std::string long_name(300, 'x');
+  for (const std::string& command :
+       {absl::StrCat("cert init ", long_name), absl::StrCat("run --trace ", long_name, " -- true"),
+        absl::StrCat("trace merge out ", long_name), absl::StrCat("trace summary ", long_name),
+        absl::StrCat("doctor --state-dir ", long_name)}) {
+    const Outcome outcome = RunProgram(command);
+    EXPECT_EQ(outcome.exit_code, 64) << command;
+    EXPECT_THAT(outcome.output, HasSubstr("xxx")) << command;
+    EXPECT_THAT(outcome.output, HasSubstr("File name too long")) << command;
+  }
+}
+
 TEST(Demo, SaysWhereThePythonPackageIsToBeHad) {
   const Outcome outcome = RunProgram("demo --torch --output " + testing::TempDir());
   EXPECT_EQ(outcome.exit_code, 64);

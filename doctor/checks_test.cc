@@ -5,6 +5,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
+#include <string>
+
 #include "doctor/aggregators.h"
 #include "doctor/comparison.h"
 #include "doctor/congestion.h"
@@ -66,6 +70,23 @@ TEST(Names, BehindLoopbackAreOfOtherHostsThanLocalhost) {
   EXPECT_EQ(HostOf("[::1]:70"), "::1");
   EXPECT_EQ(HostOf("a:70"), "a");
   EXPECT_EQ(PortOf("[::1]:70"), "70");
+}
+
+TEST(StateDisk, IsUnderADirectoryThatIsThereOrCanBeMade) {
+  const std::string file = testing::TempDir() + "/state-file";
+  std::ofstream(file) << "x";
+  for (const std::string& none :
+       {file, file + "/below", testing::TempDir() + "/" + std::string(300, 'x')}) {
+    const StateDisk disk = TryStateDisk(none, ShardId());
+    EXPECT_TRUE(absl::IsInvalidArgument(disk.status)) << none << ": " << disk.status;
+    DoctorReport report;
+    Reporter to("here", report);
+    CheckStateDisk(disk, {.state_dir = none}, to);
+    EXPECT_EQ(Findings(report), Found{"disk here"});
+  }
+  const StateDisk made = TryStateDisk(testing::TempDir() + "/not/yet", ShardId());
+  EXPECT_TRUE(made.status.ok()) << made.status;
+  EXPECT_TRUE(std::filesystem::equivalent(made.path, testing::TempDir()));
 }
 
 TEST(Memory, IsForWorkersAndTheAggregatorOfThisHost) {

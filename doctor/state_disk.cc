@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
@@ -42,13 +43,18 @@ absl::Status WriteError(const std::string& path) {
   }
 }
 
-std::string NearestDirectory(const std::string& path) {
-  std::error_code ignored;
-  std::filesystem::path directory = std::filesystem::absolute(path, ignored);
-  while (!std::filesystem::is_directory(directory, ignored) && directory.has_relative_path()) {
-    directory = directory.parent_path();
+// INVALID_ARGUMENT when what is there is no directory, or cannot be looked at.
+absl::StatusOr<std::string> NearestDirectory(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path place = std::filesystem::absolute(path, error);
+  if (place.empty()) place = path;  // the working directory is gone
+  while (!std::filesystem::exists(place, error) && !error && place.has_parent_path() &&
+         place.has_relative_path()) {
+    place = place.parent_path();
   }
-  return directory;
+  if (std::filesystem::is_directory(place, error)) return place.string();
+  return absl::InvalidArgumentError(
+      absl::StrCat(place.string(), ": ", error ? error.message() : std::strerror(ENOTDIR)));
 }
 
 absl::Status WriteAndSync(int fd, const std::string& bytes, const std::string& path) {
@@ -83,8 +89,13 @@ std::string Mebibytes(double bytes) { return absl::StrFormat("%.4g MiB", bytes /
 }  // namespace
 
 StateDisk TryStateDisk(const std::string& state_dir, const ShardId& shard) {
-  StateDisk disk = {.path = NearestDirectory(state_dir)};
-  if (std::filesystem::exists(state_dir)) disk.shard = StateDir::CheckShard(state_dir, shard);
+  const absl::StatusOr<std::string> directory = NearestDirectory(state_dir);
+  if (!directory.ok()) return {.status = directory.status()};
+  StateDisk disk = {.path = *directory};
+  std::error_code error;
+  if (std::filesystem::exists(state_dir, error)) {
+    disk.shard = StateDir::CheckShard(state_dir, shard);
+  }
   struct statvfs space = {};
   if (statvfs(disk.path.c_str(), &space) == 0) {
     disk.free_bytes = uint64_t{space.f_bavail} * space.f_frsize;
@@ -110,6 +121,11 @@ void CheckStateDisk(const StateDisk& disk, const Job& job, Reporter& to) {
                  "give each aggregator a --state-dir of its own; is --shard ",
                  job.shard ? absl::StrCat(job.shard->shard, "/", job.shard->shard_count) : "I/N",
                  " right here?"));
+  }
+  if (absl::IsInvalidArgument(disk.status)) {
+    to.Fault("disk", absl::StrCat("the state directory cannot be one: ", disk.status.message()),
+             "a --state-dir that is a directory which this user can reach, or can make");
+    return;
   }
   if (absl::IsResourceExhausted(disk.status)) {
     to.Fault("disk", absl::StrCat("the state directory's disk is full: ", disk.status.message()),

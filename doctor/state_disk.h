@@ -13,9 +13,11 @@
 namespace signpost::doctor {
 
 struct StateDisk {
-  std::string path;     // that was written to: the directory, or the nearest one above it
-  absl::Status status;  // of writing: RESOURCE_EXHAUSTED, PERMISSION_DENIED or UNAVAILABLE
-  absl::Status shard;   // whether it is the aggregator's, as StateDir::CheckShard
+  std::string path;  // that was written to: the directory, or the nearest one above it
+  // INVALID_ARGUMENT: there can be no such directory. Otherwise of writing: RESOURCE_EXHAUSTED,
+  // PERMISSION_DENIED or UNAVAILABLE.
+  absl::Status status;
+  absl::Status shard;  // whether it is the aggregator's, as StateDir::CheckShard
   uint64_t free_bytes = 0;
   double fsync_s = 0;      // the median
   double bytes_per_s = 0;  // written and synced

@@ -17,10 +17,16 @@ class TemporaryDirectory {
   TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
 
   const std::string& path() const { return path_; }  // empty: it could not be made
+  // "cannot make the directory /nowhere/run-XXXXXX: No such file or directory"; empty: it was made.
+  const std::string& why_not() const { return why_not_; }
 
  private:
   std::string path_;
+  std::string why_not_;
 };
+
+// A prefix of this name in TMPDIR, or in /tmp where that is not set.
+std::string TemporaryPrefix(const std::string& name);
 
 }  // namespace signpost
 

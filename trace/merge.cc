@@ -18,13 +18,24 @@
 namespace signpost::trace {
 namespace {
 
+// What cannot be looked at is none; opening it says why.
+bool IsDirectory(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_directory(path, error);
+}
+
 // In a fixed order.
-std::vector<std::string> RecordingsIn(const std::string& directory) {
+absl::StatusOr<std::vector<std::string>> RecordingsIn(const std::string& directory) {
   std::vector<std::string> paths;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
-    const std::string path = entry.path().string();
+  for (std::filesystem::directory_iterator at(directory, error), end; !error && at != end;
+       at.increment(error)) {
+    const std::string path = at->path().string();
     if (absl::EndsWith(path, kRecordingSuffix)) paths.push_back(path);
+  }
+  if (error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot list ", directory, ": ", error.message()));
   }
   std::sort(paths.begin(), paths.end());
   return paths;
@@ -52,9 +63,11 @@ absl::StatusOr<Timeline> ReadRecordings(const std::vector<std::string>& inputs) 
   std::vector<Recording> recordings;
   std::vector<std::string> left_out;
   for (const std::string& input : inputs) {
-    const bool is_directory = std::filesystem::is_directory(input);
-    for (const std::string& path :
-         is_directory ? RecordingsIn(input) : std::vector<std::string>{input}) {
+    const bool is_directory = IsDirectory(input);
+    const absl::StatusOr<std::vector<std::string>> paths =
+        is_directory ? RecordingsIn(input) : std::vector<std::string>{input};
+    if (!paths.ok()) return paths.status();
+    for (const std::string& path : *paths) {
       absl::StatusOr<Recording> recording = ReadRecording(path);
       if (recording.ok()) {
         recordings.push_back(*std::move(recording));
@@ -80,12 +93,12 @@ absl::StatusOr<Timeline> ReadRecordings(const std::vector<std::string>& inputs) 
 }
 
 absl::StatusOr<Timeline> ReadTrace(const std::vector<std::string>& inputs) {
-  const bool is_merged = inputs.size() == 1 && !std::filesystem::is_directory(inputs[0]) &&
-                         !absl::EndsWith(inputs[0], kRecordingSuffix);
+  const bool is_merged =
+      inputs.size() == 1 && !IsDirectory(inputs[0]) && !absl::EndsWith(inputs[0], kRecordingSuffix);
   if (!is_merged) return ReadRecordings(inputs);
   std::ifstream file(inputs[0], std::ios::binary);
   if (!file) {
-    return absl::NotFoundError(absl::StrCat("there is no file ", inputs[0], " to be read"));
+    return absl::NotFoundError(absl::StrCat("cannot read ", inputs[0], ": ", std::strerror(errno)));
   }
   return ReadChromeTrace(file, inputs[0]);
 }

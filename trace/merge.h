@@ -13,7 +13,8 @@
 namespace signpost::trace {
 
 // `inputs` are recordings, and directories in which some are. NOT_FOUND when there is none;
-// otherwise as ReadRecording. Of directories, what cannot be read is left out, unless that is all.
+// INVALID_ARGUMENT for a directory that cannot be listed; otherwise as ReadRecording. Of
+// directories, what cannot be read is left out, unless that is all.
 absl::StatusOr<Timeline> ReadRecordings(const std::vector<std::string>& inputs);
 
 // What `signpost trace merge` has written, or recordings or directories as above.

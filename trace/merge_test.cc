@@ -74,6 +74,15 @@ TEST_F(MergeTest, FailsWhenNothingOfADirectoryCanBeRead) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(empty));
 }
 
+TEST_F(MergeTest, SaysWhyItCannotRead) {
+  const std::string long_name(300, 'x');
+  for (const auto& status : {ReadRecordings({long_name}).status(), ReadTrace({long_name}).status(),
+                             ReadRecordings({PathOf("none")}).status()}) {
+    EXPECT_TRUE(absl::IsNotFound(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("cannot read "));
+  }
+}
+
 TEST_F(MergeTest, WritesOverNoRecordingWhateverItsName) {
   const std::string recording = Record("a.signpost-trace");
   const std::string renamed = PathOf("b");

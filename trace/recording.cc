@@ -1,6 +1,7 @@
 #include "trace/recording.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -51,7 +52,9 @@ std::optional<Event> EventOf(const RecordingSlot& slot, uint64_t index, uint32_t
 
 absl::StatusOr<std::string> BytesOf(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat("there is no file ", path, " to be read"));
+  if (!file) {
+    return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
+  }
   return std::string((std::istreambuf_iterator<char>(file)), {});
 }
 
