@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "cli/flag.h"
 #include "cli/trace_command.h"
 #include "proto/custom_codec.h"
 #include "proto/exit_code.h"
@@ -18,6 +19,9 @@
 
 namespace signpost::cli {
 namespace {
+
+// What a chunk of one block, of 4096 elements, takes in one bit, and as much again.
+constexpr uint64_t kLeastMessageBytes = 1024;
 
 struct Flags {
   ServerOptions server;
@@ -107,6 +111,53 @@ void AddTokenFlags(CLI::App& app, TokenOptions& tokens) {
       ->type_name("system:serviceaccount:NAMESPACE:NAME");
 }
 
+// A limit of zero would take nothing.
+template <class Number>
+CLI::Option* AddLimit(CLI::App& app, const std::string& name, Number& value,
+                      const std::string& help) {
+  return app.add_option(name, value, help)->transform(PositiveCount());
+}
+
+void AddLimits(CLI::App& app, ServerOptions& server) {
+  AggregatorLimits& limits = server.aggregator.limits;
+  AddLimit(app, "--max-jobs", limits.jobs, "Most jobs at a time")->capture_default_str();
+  AddLimit(app, "--max-workers", limits.workers, "Most workers of a job")->capture_default_str();
+  AddLimit(app, "--max-parameters", limits.parameters, "Most parameters, of all jobs")
+      ->capture_default_str();
+  AddLimit(app, "--max-frames", limits.frames,
+           "Most frames of a step, of all jobs: chunks times workers")
+      ->capture_default_str();
+  AddLimit(app, "--max-message-bytes", limits.payload_bytes, "Largest payload of a frame")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            uint64_t bytes = 0;
+            if (absl::SimpleAtoi(text, &bytes) && bytes >= kLeastMessageBytes) return std::string();
+            return absl::StrCat("'", text, "' is too little for a frame, which takes ",
+                                kLeastMessageBytes);
+          },
+          /*validator_desc=*/""))
+      ->type_name("BYTES")
+      ->capture_default_str();
+  ConnectionLimits& connections = server.connections;
+  AddLimit(app, "--max-connections", connections.connections, "Most connections at a time")
+      ->capture_default_str();
+  AddLimit(app, "--max-connections-per-peer", connections.connections_per_peer,
+           "Most connections of one address")
+      ->capture_default_str();
+  AddDurationFlag(app, "--handshake-timeout", server.handshake_timeout,
+                  "How long a new connection may take to show who it is [10s]");
+  AddLimit(app, "--max-receive-bytes", server.receive_bytes,
+           "Most bytes that are received and not handed on yet, over all connections [three "
+           "tenths of the memory]")
+      ->type_name("BYTES");
+  AddLimit(app, "--max-held-bytes", limits.held_bytes,
+           "Most bytes of payloads and errors, over all jobs: beyond, frames wait with their "
+           "workers, "
+           "and a job that needs more does not begin "
+           "[six tenths of the memory]")
+      ->type_name("BYTES");
+}
+
 }  // namespace
 
 Command AddAggregatorCommand(CLI::App& program) {
@@ -150,34 +201,7 @@ Command AddAggregatorCommand(CLI::App& program) {
   AddTokenFlags(app, server.tokens);
   AddFailureTimeoutFlag(app, server.failure_timeout,
                         "A worker without sign of life for this long is disconnected");
-  AggregatorLimits& limits = server.aggregator.limits;
-  app.add_option("--max-jobs", limits.jobs, "Most jobs at a time")->capture_default_str();
-  app.add_option("--max-workers", limits.workers, "Most workers of a job")->capture_default_str();
-  app.add_option("--max-parameters", limits.parameters, "Most parameters, of all jobs")
-      ->capture_default_str();
-  app.add_option("--max-frames", limits.frames,
-                 "Most frames of a step, of all jobs: chunks times workers")
-      ->capture_default_str();
-  app.add_option("--max-message-bytes", limits.payload_bytes, "Largest payload of a frame")
-      ->type_name("BYTES")
-      ->capture_default_str();
-  app.add_option("--max-connections", server.connections.connections, "Most connections at a time")
-      ->capture_default_str();
-  app.add_option("--max-connections-per-peer", server.connections.connections_per_peer,
-                 "Most connections of one address")
-      ->capture_default_str();
-  AddDurationFlag(app, "--handshake-timeout", server.handshake_timeout,
-                  "How long a new connection may take to show who it is [10s]");
-  app.add_option("--max-receive-bytes", server.receive_bytes,
-                 "Most bytes that are received and not handed on yet, over all connections [three "
-                 "tenths of the memory]")
-      ->type_name("BYTES");
-  app.add_option("--max-held-bytes", limits.held_bytes,
-                 "Most bytes of payloads and errors, over all jobs: beyond, frames wait with their "
-                 "workers, "
-                 "and a job that needs more does not begin "
-                 "[six tenths of the memory]")
-      ->type_name("BYTES");
+  AddLimits(app, server);
   app.add_option(
          "--codec-library", flags->codec_libraries,
          "A codec from outside, for jobs that ask for it: a shared object as signpost_codec.h "

@@ -237,6 +237,18 @@ absl::Status CheckRequirements(const CLI::App& app) {
   return absl::OkStatus();
 }
 
+// A variable or key that is empty is the default; a flag that is was to say something, and what it
+// was made of is missing.
+absl::Status CheckNotEmpty(const Flag& flag) {
+  const Setting* const setting = flag.key.Strongest();
+  const bool is_empty =
+      setting != nullptr && setting->source == Source::kFlag &&
+      std::find(setting->values.begin(), setting->values.end(), "") != setting->values.end();
+  if (!is_empty) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      flag.option->get_name(), " is empty; give it a value, or leave it out for its default"));
+}
+
 absl::StatusOr<std::vector<Key>> FillInCommand(CLI::App& app, const File* file,
                                                const Node* section) {
   std::vector<Flag> flags;
@@ -249,6 +261,7 @@ absl::StatusOr<std::vector<Key>> FillInCommand(CLI::App& app, const File* file,
   if (absl::Status status = Exclude(flags); !status.ok()) return status;
   std::vector<Key> keys;
   for (Flag& flag : flags) {
+    if (absl::Status status = CheckNotEmpty(flag); !status.ok()) return status;
     const Setting* const setting = flag.key.Strongest();
     if (setting != nullptr && setting->source != Source::kFlag) {
       if (absl::Status status = Give(*flag.option, *setting); !status.ok()) return status;

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -494,16 +495,60 @@ TEST(Worker, KeepsItsLimitAndTakesItsRankFromTheEnvironment) {
 }
 
 TEST(Aggregator, KeepsTheLimitsThatItIsGiven) {
-  for (const char* limit : {"max-jobs", "max-workers", "max-parameters", "max-message-bytes"}) {
-    Started aggregator(WithPid(absl::StrCat("aggregator --", limit, "=0")));
+  for (const char* limit : {"max-workers=1", "max-parameters=1", "max-message-bytes=1024"}) {
+    Started aggregator(WithPid(absl::StrCat("aggregator --", limit)));
     const pid_t pid = ToPid(aggregator.ReadLine());
     const std::string line = aggregator.ReadLine();
     const Outcome worker =
-        Started(Rank(0, std::string(absl::StripPrefix(line, "listening on ")), /*world_size=*/1))
+        Started(Rank(0, std::string(absl::StripPrefix(line, "listening on ")), /*world_size=*/2))
             .End();
     EXPECT_EQ(worker.exit_code, 64) << limit;
-    EXPECT_THAT(worker.output, HasSubstr(absl::StrCat("--", limit)));
+    EXPECT_THAT(worker.output,
+                HasSubstr(absl::StrCat("--", std::string(limit, strcspn(limit, "=")))));
     kill(pid, SIGKILL);
+  }
+}
+
+TEST(Aggregator, TakesNoMoreJobsThanItIsTold) {
+  Started aggregator(WithPid("aggregator --max-jobs=1"));
+  const pid_t pid = ToPid(aggregator.ReadLine());
+  const std::string line = aggregator.ReadLine();
+  const std::string address(absl::StripPrefix(line, "listening on "));
+  Started first(Rank(0, address, /*world_size=*/2));
+  while (!absl::StrContains(RunProgram("status --aggregators " + address).output, "1/2")) {
+  }
+  const Outcome second =
+      Started(absl::StrReplaceAll(Rank(0, address, /*world_size=*/1), {{"JOB=small", "JOB=other"}}))
+          .End();
+  EXPECT_EQ(second.exit_code, 64);
+  EXPECT_THAT(second.output, HasSubstr("--max-jobs"));
+  Started other(Rank(1, address, /*world_size=*/2));
+  EXPECT_EQ(other.End().exit_code, 0);
+  EXPECT_EQ(first.End().exit_code, 0);
+  kill(pid, SIGTERM);
+}
+
+TEST(Aggregator, RefusesALimitThatIsNone) {
+  for (const char* limit :
+       {"max-jobs", "max-workers", "max-parameters", "max-frames", "max-message-bytes",
+        "max-connections", "max-connections-per-peer", "max-receive-bytes", "max-held-bytes"}) {
+    for (const char* none : {"0", "-1", "''"}) {
+      const Outcome outcome = RunProgram(absl::StrCat("aggregator --", limit, " ", none));
+      EXPECT_EQ(outcome.exit_code, 64) << limit << " " << none;
+      EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("--", limit, ": '")));
+    }
+  }
+  EXPECT_THAT(RunProgram("aggregator --max-message-bytes 1").output,
+              HasSubstr("'1' is too little for a frame"));
+  EXPECT_EQ(RunProgram("worker --max-parameters 0").exit_code, 64);
+}
+
+TEST(Signpost, RefusesAFlagThatIsEmpty) {
+  for (const char* command : {"aggregator --state-dir ''", "run --state-dir '' -- true",
+                              "cert init certificates-of-none --job ''"}) {
+    const Outcome outcome = RunProgram(command);
+    EXPECT_EQ(outcome.exit_code, 64) << command;
+    EXPECT_THAT(outcome.output, HasSubstr(" is empty; give it a value, or leave it out"));
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "cli/flag.h"
 #include "cli/trace_command.h"
 #include "client/session_options.h"
 #include "kernels/gpu.h"
@@ -160,6 +161,7 @@ Command AddWorkerCommand(CLI::App& program) {
       ->type_name("N");
   AddTraceFlag(app, node.session.trace);
   app.add_option("--max-parameters", node.max_parameters, "Most parameters of a job")
+      ->transform(PositiveCount())
       ->capture_default_str();
   return {&app, [flags] { return Serve(*flags); }};
 }
