@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "cli/flag.h"
 #include "config/suggestion.h"
 #include "log/log.h"
 
@@ -111,6 +112,14 @@ std::vector<std::string> TakeTail(std::vector<std::string>& arguments) {
   return tail;
 }
 
+bool TakesTail(absl::string_view command) {
+  for (const absl::string_view one :
+       {"signpost run", "signpost chaos", "signpost k8s", "signpost complete"}) {
+    if (command == one || absl::StartsWith(command, absl::StrCat(one, " "))) return true;
+  }
+  return false;
+}
+
 namespace {
 
 bool IsFlag(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
@@ -123,36 +132,57 @@ std::vector<std::string> FlagNames(const CLI::App& app) {
   return names;
 }
 
-// Hidden commands have an empty group.
-std::vector<std::string> CommandNames(const CLI::App& program) {
+std::vector<std::string> CommandNames(const CLI::App& app) {
   std::vector<std::string> names;
-  for (const CLI::App* command : program.get_subcommands(
-           [](const CLI::App* command) { return !command->get_group().empty(); })) {
-    names.push_back(command->get_name());
-  }
+  for (const CLI::App* command : CommandsOf(app)) names.push_back(command->get_name());
   return names;
 }
 
-// "signpost demo"
-std::string FullName(const CLI::App& app) {
-  const CLI::App* parent = app.get_parent();
-  return parent == nullptr ? app.get_name() : absl::StrCat(parent->get_name(), " ", app.get_name());
+// What was chosen, from the outside in: the program, "bench", "bench predict".
+std::vector<const CLI::App*> Chosen(const CLI::App& program) {
+  std::vector<const CLI::App*> chosen = {&program};
+  while (!chosen.back()->get_subcommands().empty()) {
+    chosen.push_back(chosen.back()->get_subcommands().back());
+  }
+  return chosen;
+}
+
+// What no command takes stays with the innermost one, which can say more about it than CLI11.
+void AllowExtras(CLI::App& app) {
+  app.allow_extras();
+  for (CLI::App* command : app.get_subcommands({})) AllowExtras(*command);
+}
+
+bool WantsCommand(const CLI::App& app, const std::string& word) {
+  return !IsFlag(word) && !CommandsOf(app).empty();
 }
 
 absl::Status Unknown(const CLI::App& app, const std::string& word) {
   const std::string name = word.substr(0, word.find('='));
-  const bool command = !IsFlag(word) && app.get_parent() == nullptr;
+  const bool command = WantsCommand(app, word);
   const std::string suggestion =
       config::Nearest(name, command ? CommandNames(app) : FlagNames(app));
   const absl::string_view kind = command        ? "unknown command"
                                  : IsFlag(word) ? "unknown flag"
                                                 : "unexpected argument";
-  const absl::string_view hint =
-      kind == "unexpected argument" ? "; a command to run stands behind ' -- '" : "";
+  const absl::string_view hint = kind == "unexpected argument" && TakesTail(FullNameOf(app))
+                                     ? "; a command to run stands behind ' -- '"
+                                     : "";
   return absl::InvalidArgumentError(
       absl::StrCat(kind, " '", name, "'",
                    suggestion.empty() ? "" : absl::StrCat("; did you mean '", suggestion, "'?"),
-                   hint, "\nAll there are: ", FullName(app), " --help"));
+                   hint, "\nAll there are: ", FullNameOf(app), " --help"));
+}
+
+// The first word that nothing takes, if there is one; of those that asked for help, the first that
+// is no command: whose help it should be is not known.
+absl::Status CheckWords(const std::vector<const CLI::App*>& chosen, bool for_help) {
+  for (const CLI::App* app : chosen) {
+    for (const std::string& word : app->remaining()) {
+      if (!for_help || WantsCommand(*app, word)) return Unknown(*app, word);
+    }
+  }
+  return absl::OkStatus();
 }
 
 // The command line alone. CANCELLED with the help that was asked for.
@@ -174,28 +204,23 @@ absl::Status ParseCommandLine(CLI::App& program, const std::vector<std::string>&
 
 absl::StatusOr<FlagSettings> ParseAndExplain(CLI::App& program,
                                              const std::vector<std::string>& arguments) {
-  program.allow_extras();
-  for (CLI::App* command : program.get_subcommands({})) command->allow_extras();
-
+  AllowExtras(program);
   std::optional<CLI::Success> help;
   absl::Status status = ParseCommandLine(program, arguments, help);
+  const std::vector<const CLI::App*> chosen = Chosen(program);
+  if (absl::Status words = CheckWords(chosen, help.has_value()); !words.ok()) return words;
   if (help.has_value()) program.exit(*help);
   if (absl::IsCancelled(status)) return status;
 
-  const std::vector<CLI::App*> chosen = program.get_subcommands();
-  const CLI::App& app = chosen.empty() ? program : *chosen.back();
-  for (const CLI::App* level : {const_cast<const CLI::App*>(&program), &app}) {
-    const std::vector<std::string> unknown = level->remaining();
-    if (!unknown.empty()) return Unknown(*level, unknown.front());
-  }
   absl::StatusOr<FlagSettings> settings;
   if (status.ok()) {
     settings = FillIn(program);
     status = settings.status();
   }
   if (status.ok()) return settings;
-  return absl::Status(status.code(),
-                      absl::StrCat(status.message(), "\nMore: ", FullName(app), " --help"));
+  return absl::Status(
+      status.code(),
+      absl::StrCat(status.message(), "\nMore: ", FullNameOf(*chosen.back()), " --help"));
 }
 
 absl::Status Parse(CLI::App& program, const std::vector<std::string>& arguments) {

@@ -10,6 +10,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "cli/flag_settings.h"
 #include "proto/failure_timeout.h"
@@ -49,10 +50,13 @@ absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addre
 // returned.
 std::vector<std::string> TakeTail(std::vector<std::string>& arguments);
 
+// Whether that may be for this command: "signpost run", say.
+bool TakesTail(absl::string_view command);
+
 // Parses `arguments` (without the program's name) into the program's and its commands' flags.
 // What the arguments do not say comes from the environment and from a configuration file (FillIn).
 // INVALID_ARGUMENT for an unknown command or flag, with a suggestion, and for a bad value. When
-// help was asked for, prints it and returns CANCELLED.
+// help was asked for, and not of an unknown command, prints it and returns CANCELLED.
 absl::Status Parse(CLI::App& program, const std::vector<std::string>& arguments);
 // The same, and where the command's flags come from.
 absl::StatusOr<FlagSettings> ParseAndExplain(CLI::App& program,

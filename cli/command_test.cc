@@ -10,7 +10,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// A program of two commands and one that is hidden.
+// A program of three commands, one of which has commands of its own, and one that is hidden.
 class ParseTest : public ::testing::Test {
  protected:
   ParseTest() {
@@ -18,6 +18,8 @@ class ParseTest : public ::testing::Test {
     run.add_option("-n,--workers", workers_, "");
     AddDurationFlag(run, "--timeout", timeout_, "");
     AddFailureTimeoutFlag(run, failure_timeout_, "");
+    CLI::App& bench = *program_.add_subcommand("bench", "")->require_subcommand(1);
+    bench.add_subcommand("predict", "")->add_option("--link", link_, "");
     program_.add_subcommand("status", "");
     program_.add_subcommand("stacks", "")->group("");
   }
@@ -31,6 +33,7 @@ class ParseTest : public ::testing::Test {
   CLI::App program_{"", "signpost"};
   uint32_t workers_ = 1;
   absl::Duration timeout_;
+  std::string link_;
   FailureTimeout failure_timeout_;
 };
 
@@ -57,6 +60,28 @@ TEST_F(ParseTest, SuggestsAFlag) {
 TEST_F(ParseTest, SuggestsACommandButNeverAHiddenOne) {
   EXPECT_THAT(Error({"statsu"}), HasSubstr("unknown command 'statsu'; did you mean 'status'?"));
   EXPECT_THAT(Error({"stacsk"}), testing::Not(HasSubstr("stacks'?")));
+}
+
+TEST_F(ParseTest, KnowsCommandsOfCommands) {
+  EXPECT_THAT(Error({"bench", "predict", "--lnik", "1gbit"}),
+              HasSubstr("unknown flag '--lnik'; did you mean '--link'?\n"
+                        "All there are: signpost bench predict --help"));
+  EXPECT_THAT(Error({"bench", "pedict", "--link", "1gbit"}),
+              HasSubstr("unknown command 'pedict'; did you mean 'predict'?\n"
+                        "All there are: signpost bench --help"));
+  EXPECT_THAT(Error({"bench"}), HasSubstr("More: signpost bench --help"));
+}
+
+TEST_F(ParseTest, HasNoHelpOfUnknownCommands) {
+  EXPECT_THAT(Error({"statsu", "--help"}), HasSubstr("did you mean 'status'?"));
+  EXPECT_THAT(Error({"bench", "pedict", "--help"}), HasSubstr("did you mean 'predict'?"));
+  EXPECT_TRUE(absl::IsCancelled(Parse(program_, {"run", "--wrokers", "--help"})));
+}
+
+TEST_F(ParseTest, TellsOfACommandBehindDashesWhereOneMayStand) {
+  EXPECT_THAT(Error({"run", "python3"}), HasSubstr("a command to run stands behind ' -- '"));
+  EXPECT_THAT(Error({"status", "python3"}), testing::Not(HasSubstr(" -- ")));
+  EXPECT_THAT(Error({"bench", "predict", "python3"}), testing::Not(HasSubstr(" -- ")));
 }
 
 TEST_F(ParseTest, SaysWhereTheKnownOnesAreListed) {

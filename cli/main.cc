@@ -130,9 +130,7 @@ int Main(std::vector<std::string> arguments) {
   for (const Command& command : commands) {
     if (!command.flags->parsed()) continue;
     const std::string name = "signpost " + command.flags->get_name();
-    const bool takes_tail = name == "signpost run" || name == "signpost chaos" ||
-                            name == "signpost k8s" || name == "signpost complete";
-    if (!tail.empty() && !takes_tail) {
+    if (!tail.empty() && !TakesTail(name)) {
       return Fail(name,
                   absl::InvalidArgumentError("takes nothing behind ' -- '; 'signpost run' does"));
     }
