@@ -23,7 +23,7 @@ constexpr int kBurstBytes = 256 << 10;
 absl::Status Run(const std::string& command) {
   const int status = std::system(absl::StrCat("PATH=$PATH:/usr/sbin:/sbin; ", command).c_str());
   if (status == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(
+  return absl::InvalidArgumentError(
       absl::StrCat("links of a rate are network namespaces, which need root, iproute2 and a kernel "
                    "with tbf; this failed: ",
                    command));

@@ -69,16 +69,21 @@ absl::Status Verify(const CheckpointDir& dir, const std::vector<CheckpointEntry>
   return first_error;
 }
 
+// A file or directory that cannot be read is to be mended here: no other machine keeps it back.
+absl::Status AsMistake(const absl::Status& status) {
+  return absl::IsUnavailable(status) ? absl::InvalidArgumentError(status.message()) : status;
+}
+
 absl::StatusOr<int> Examine(const Flags& flags) {
   const std::unique_ptr<Disk> disk = OpenDirectory(flags.directory);
   const CheckpointDir dir(*disk);
   const absl::StatusOr<std::vector<CheckpointEntry>> entries = dir.List();
-  if (!entries.ok()) return entries.status();
+  if (!entries.ok()) return AsMistake(entries.status());
   if (entries->empty()) {
     return absl::NotFoundError(
         absl::StrCat("there is no committed checkpoint in ", flags.directory));
   }
-  if (flags.action == kVerify) return ExitCodeOf(Verify(dir, *entries));
+  if (flags.action == kVerify) return ExitCodeOf(AsMistake(Verify(dir, *entries)));
   std::fputs(FormatCheckpoints(*entries).c_str(), stdout);
   return kExitOk;
 }

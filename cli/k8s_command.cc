@@ -1,6 +1,8 @@
 #include "cli/k8s_command.h"
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -25,10 +27,16 @@ struct Flags {
 absl::Status Write(const fs::path& path, const std::string& text) {
   std::error_code error;
   fs::create_directories(path.parent_path(), error);
+  if (error) {
+    return absl::InvalidArgumentError(absl::StrCat("--output: cannot make the directory ",
+                                                   path.parent_path().string(), ": ",
+                                                   error.message()));
+  }
   std::ofstream file(path);
   file << text << std::flush;
   if (file) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--output: cannot write ", path.string()));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--output: cannot write ", path.string(), ": ", std::strerror(errno)));
 }
 
 absl::StatusOr<int> Render(const Flags& flags) {

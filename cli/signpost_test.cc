@@ -161,6 +161,18 @@ TEST(Signpost, SaysWhyItCannotLookAtAPath) {
   }
 }
 
+TEST(Signpost, SaysWhyItCannotReadOrWriteAndThatItIsTheCallersMistake) {
+  const std::string file = testing::TempDir() + "/no-directory";
+  std::ofstream(file) << "x";
+  for (const std::string& command :
+       {absl::StrCat("cert init ", file, "/x"), absl::StrCat("k8s render --output ", file, "/x"),
+        absl::StrCat("checkpoint inspect ", file), absl::StrCat("trace summary ", file, "/x")}) {
+    const Outcome outcome = RunProgram(command);
+    EXPECT_EQ(outcome.exit_code, 64) << command;
+    EXPECT_THAT(outcome.output, AllOf(HasSubstr(file), HasSubstr("Not a directory"))) << command;
+  }
+}
+
 TEST(Demo, SaysWhereThePythonPackageIsToBeHad) {
   const Outcome outcome = RunProgram("demo --torch --output " + testing::TempDir());
   EXPECT_EQ(outcome.exit_code, 64);

@@ -228,14 +228,14 @@ absl::StatusOr<Document> Document::Parse(absl::string_view name, absl::string_vi
 }
 
 absl::StatusOr<Document> Document::Read(const std::string& path) {
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error) && !error) {
     return absl::NotFoundError(absl::StrCat("the configuration file ", path, " is not there"));
   }
   std::ifstream file(path, std::ios::binary);
   std::string text(kMaxBytes + 1, '\0');
   file.read(text.data(), text.size());
-  if (!file.is_open() || file.bad() || std::filesystem::is_directory(path, ignored)) {
+  if (!file.is_open() || file.bad() || std::filesystem::is_directory(path, error)) {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot read the configuration file ", path, ": ", std::strerror(errno)));
   }

@@ -167,5 +167,13 @@ TEST(Document, IsReadFromAFileWhoseNameIsInMessages) {
   EXPECT_THAT(Document::Read(path).status().message(), HasSubstr("more than"));
 }
 
+TEST(Document, SaysWhyAFileCannotBeRead) {
+  const absl::Status status = Document::Read(std::string(300, 'x')).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("File name too long"));
+  EXPECT_THAT(std::string(Document::Read("/nowhere").status().message()),
+              HasSubstr("is not there"));
+}
+
 }  // namespace
 }  // namespace signpost::config

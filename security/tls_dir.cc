@@ -16,7 +16,8 @@ namespace signpost {
 namespace {
 
 absl::Status WriteError(const std::string& path) {
-  return absl::UnavailableError(absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
+  return absl::InvalidArgumentError(
+      absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
 }
 
 absl::Status WriteWhole(const std::string& path, absl::string_view contents, mode_t mode) {
@@ -58,6 +59,10 @@ absl::Status MakePrivateDirectory(const std::string& directory) {
   std::error_code error;
   const std::filesystem::path parent = std::filesystem::path(directory).parent_path();
   if (!parent.empty()) std::filesystem::create_directories(parent, error);
+  if (error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot make the directory ", parent.string(), ": ", error.message()));
+  }
   if (mkdir(directory.c_str(), S_IRWXU) == 0) return absl::OkStatus();
   if (errno != EEXIST) return WriteError(directory);
   struct stat facts = {};
@@ -66,7 +71,7 @@ absl::Status MakePrivateDirectory(const std::string& directory) {
       (facts.st_mode & (S_IWGRP | S_IWOTH)) == 0) {
     return absl::OkStatus();
   }
-  return absl::UnavailableError(
+  return absl::InvalidArgumentError(
       absl::StrCat("keys are not written to ", directory,
                    ", where others can write: choose another directory, or "
                    "make it your own (chmod go-w)"));
