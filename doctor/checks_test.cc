@@ -89,6 +89,14 @@ TEST(StateDisk, IsUnderADirectoryThatIsThereOrCanBeMade) {
   EXPECT_TRUE(std::filesystem::equivalent(made.path, testing::TempDir()));
 }
 
+TEST(StateDisk, HasRoomInTheUnitOfTheMemory) {
+  DoctorReport report;
+  Reporter to("here", report);
+  CheckStateDisk({.path = "/state", .free_bytes = uint64_t{75} << 30, .fsync_s = 0.001}, Job(), to);
+  ASSERT_EQ(report.lines_size(), 1);
+  EXPECT_THAT(report.lines(0).text(), HasSubstr("75 GiB free"));
+}
+
 TEST(Memory, IsForWorkersAndTheAggregatorOfThisHost) {
   Job job = {.workers = 4, .parameters = 100'000'000};
   const uint64_t alone = NeedsOf(job)->worker_bytes;

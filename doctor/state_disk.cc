@@ -84,6 +84,10 @@ absl::Status Measure(int fd, const std::string& path, StateDisk& disk) {
   return absl::OkStatus();
 }
 
+std::string Gibibytes(uint64_t bytes) {
+  return absl::StrFormat("%.3g GiB", static_cast<double>(bytes) / (1 << 30));
+}
+
 std::string Mebibytes(double bytes) { return absl::StrFormat("%.4g MiB", bytes / (1 << 20)); }
 
 }  // namespace
@@ -141,12 +145,12 @@ void CheckStateDisk(const StateDisk& disk, const Job& job, Reporter& to) {
   }
   const std::string speed =
       absl::StrFormat("fsync takes %.2g ms, %s/s, %s free", 1e3 * disk.fsync_s,
-                      Mebibytes(disk.bytes_per_s), Mebibytes(static_cast<double>(disk.free_bytes)));
+                      Mebibytes(disk.bytes_per_s), Gibibytes(disk.free_bytes));
   // A job that cannot be is the memory's finding.
   const absl::StatusOr<Needs> needs = job.parameters == 0 ? Needs{} : NeedsOf(job);
   if (needs.ok() && needs->state_bytes > disk.free_bytes) {
     to.Fault("disk",
-             absl::StrCat(speed, ", and ", Mebibytes(static_cast<double>(needs->state_bytes)),
+             absl::StrCat(speed, ", and ", Gibibytes(needs->state_bytes),
                           " are needed for three snapshots"),
              absl::StrCat("df -h ", disk.path, "; a larger disk, or more shards"));
   } else if (disk.fsync_s > kSlowSyncSeconds) {
