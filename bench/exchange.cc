@@ -445,7 +445,9 @@ uint64_t LeastMemory(const ExchangeOptions& options) {
     bytes += kProcess + options.workers * options.shards * 2 * room;
   }
   const double of_peer = kProcess + options.ranks[0].parameters * kNumber;
-  return static_cast<uint64_t>(bytes + options.peers.size() * options.workers * of_peer);
+  constexpr double kMost = 1e18;  // of what no machine has, a number that still is one
+  return static_cast<uint64_t>(
+      std::min(bytes + options.peers.size() * options.workers * of_peer, kMost));
 }
 
 double LinkBound(const RankOptions& rank, uint32_t workers, uint32_t shards,

@@ -132,6 +132,8 @@ TEST(Exchange, WhatHasNoRoomIsNotStarted) {
   options.ranks[0] = {.mode = "step", .codec = FLOAT32, .parameters = 50'000};
   options.rate = "1gbit";
   EXPECT_EQ(LeastMemory(options), 6 * 5e6 + 50'000 * (2 * 12 + 2 * 4)) << "no plain TCP";
+  options.ranks[0].parameters = uint64_t{1} << 59;
+  EXPECT_EQ(LeastMemory(options), 1e18) << "more than a number of 64 bits counts";
   options.program = "/nowhere";
   options.workers = 100'000;
   options.ranks[0].parameters = 1'000'000'000;

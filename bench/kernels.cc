@@ -8,11 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "bench/device_runs.h"
 #include "bench/figures.h"
 #include "bench/kernel_runs.h"
 #include "bench/traffic.h"
+#include "doctor/limits.h"
 #include "kernels/block.h"
 #include "kernels/dense.h"
 #include "kernels/target.h"
@@ -100,6 +102,16 @@ class Tables {
 };
 
 }  // namespace
+
+absl::Status CheckMemory(const KernelsOptions& options) {
+  const double most = 1.0 * kBytesPerElement * options.elements;
+  const doctor::Limits limits = doctor::FindLimits();
+  if (most <= limits.free_memory_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "%d elements take up to %.1f GB of memory, and %.1f GB are free, by %s: "
+      "measure with fewer --elements",
+      options.elements, most / 1e9, limits.free_memory_bytes / 1e9, limits.memory_bound));
+}
 
 Figures MeasureKernels(const KernelsOptions& options) {
   const Target before = kernels::CurrentTarget();

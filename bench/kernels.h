@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "bench/figures.pb.h"
 #include "kernels/target.h"
@@ -17,6 +18,8 @@ struct KernelsOptions {
   kernels::Target target = kernels::SupportedTargets().back();
 };
 
+constexpr int kBytesPerElement = 90;
+
 // For each kernel a figure in GB/s, then each once more in Gelem/s. Bytes are those that must be
 // read and written, once each; scales do not count. The bound is what one core moves when it
 // changes as many bytes in place, in turns with the kernel; kernels that mostly read may go beyond
@@ -24,9 +27,12 @@ struct KernelsOptions {
 // computes nothing: 1 would be all that memory allows.
 //
 // Runs on the calling thread, whose time on a core is what counts, and puts other kernels of the
-// process on `target` meanwhile. Takes up to 90 bytes of memory per element and, with the defaults,
+// process on `target` meanwhile. Takes up to kBytesPerElement of memory and, with the defaults,
 // half a minute.
 Figures MeasureKernels(const KernelsOptions& options);
+
+// RESOURCE_EXHAUSTED when there is less memory than that here.
+absl::Status CheckMemory(const KernelsOptions& options);
 
 // The same of the CUDA kernels on the first device, timed by the device. The bound is a copy within
 // its memory that moves as many bytes, in turns with the kernel. Errors as MeasureOnDevice.

@@ -19,6 +19,12 @@ Figure FigureOf(const Figures& figures, const std::string& name, const std::stri
   return {};
 }
 
+TEST(Kernels, NeedMemory) {
+  EXPECT_TRUE(CheckMemory({.elements = 10000}).ok());
+  const absl::Status status = CheckMemory({.elements = 999'999'999'999'999});
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+}
+
 TEST(Kernels, EachHasItsSpeedInBytesAgainstABoundAndInElements) {
   const Figures figures = MeasureKernels({.elements = 10000, .rounds = 3});
   for (const std::string name : {"compress, one-bit momentum",

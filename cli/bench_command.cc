@@ -24,6 +24,7 @@
 #include "cli/flag.h"
 #include "cli/table.h"
 #include "client/session_options.h"
+#include "deploy/requirements.h"
 #include "proto/exit_code.h"
 
 namespace signpost::cli {
@@ -103,6 +104,11 @@ absl::StatusOr<bench::Cluster> ClusterOf(const Flags& flags) {
   bench::Cluster cluster = flags.cluster;
   cluster.link_bits_per_s = *rate;
   if (cluster.shards == 0) cluster.shards = cluster.workers;
+  absl::Status status = deploy::RequirementsOf({.workers = cluster.workers,
+                                                .aggregators = cluster.shards,
+                                                .parameters = flags.training.parameters})
+                            .status();
+  if (!status.ok()) return status;  // no job can be so large
   return cluster;
 }
 
@@ -114,6 +120,7 @@ absl::StatusOr<int> MeasureKernels(const Flags& flags) {
   }
   bench::KernelsOptions options = {.rounds = flags.rounds};
   if (flags.elements) options.elements = *flags.elements;
+  if (absl::Status status = bench::CheckMemory(options); !status.ok()) return status;
   return Show(bench::MeasureKernels(options), flags.json);
 }
 

@@ -55,8 +55,9 @@ CLI::Validator PositiveNumber() {
   return CLI::Validator(
       [](const std::string& text) {
         double value = 0;
-        if (absl::SimpleAtod(text, &value) && value > 0) return std::string();
-        return absl::StrCat("'", text, "' is no number above 0");
+        constexpr double kMost = 1e9;  // what is computed of it has an end
+        if (absl::SimpleAtod(text, &value) && value > 0 && value <= kMost) return std::string();
+        return absl::StrCat("'", text, "' is no number above 0, and at most 1e9");
       },
       /*validator_desc=*/"");
 }

@@ -33,7 +33,7 @@ std::vector<Flag> ArgumentsOf(const CLI::App& command);
 // Its commands, without those that are hidden.
 std::vector<const CLI::App*> CommandsOf(const CLI::App& command);
 
-// For options that are numbers above 0. A count may have a unit: 25M, 1.5B.
+// For options that are numbers above 0, and up to 1e9. A count may have a unit: 25M, 1.5B.
 CLI::Validator PositiveNumber();
 CLI::Validator PositiveCount();
 

@@ -1076,6 +1076,15 @@ TEST(Bench, RefusesWhatItCannotMeasure) {
   const Outcome never = RunProgram("bench predict --link 1gbit --compute-ms nan");
   EXPECT_EQ(never.exit_code, 64);
   EXPECT_THAT(never.output, HasSubstr("--compute-ms: 'nan' is no number above 0"));
+  for (const char* large :
+       {"predict --link 1gbit --compute-ms 1e308", "scale --link 1gbit --workers 4294967295",
+        "predict --link 1gbit --compute-ms 1 --workers 1000000",
+        "scale --link 1gbit --parameters 1000000B --workers 64",
+        "kernels --elements 999999999999999", "exchange --parameters 1000000000B"}) {
+    const Outcome refused = RunProgram(absl::StrCat("bench ", large));
+    EXPECT_EQ(refused.exit_code, 64) << large;
+    EXPECT_THAT(refused.output, testing::ContainsRegex("at most 1e9|a job has 1 to|are free"));
+  }
   EXPECT_EQ(RunProgram("bench exchange --what frames --codec bf16").exit_code, 64);
   EXPECT_THAT(RunProgram("bench exchange --netns fast").output,
               HasSubstr("'fast' is no rate of a link"));
