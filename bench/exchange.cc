@@ -144,8 +144,9 @@ class Measurement {
  private:
   absl::Status MakeCertificates() {
     if (directory_.path().empty()) {
-      return absl::UnavailableError(
-          "there is no directory for certificates: /tmp cannot be written");
+      return absl::InvalidArgumentError(
+          absl::StrCat("there is no directory for certificates: ", directory_.why_not(),
+                       "; TMPDIR may name another place"));
     }
     mtls_.certificates = directory_.path();
     return WriteThrowawayCertificates(mtls_.certificates,
@@ -406,8 +407,8 @@ class Measurement {
 
   const ExchangeOptions& options_;
   const InterruptScope interrupts_;
-  std::unique_ptr<Hosts> hosts_;                               // outlives what runs on them
-  const TemporaryDirectory directory_{"/tmp/signpost-bench"};  // for certificates
+  std::unique_ptr<Hosts> hosts_;  // outlives what runs on them
+  const TemporaryDirectory directory_{TemporaryPrefix("signpost-bench")};  // for certificates
   Service plain_text_, mtls_;
   std::vector<Group> groups_;  // ours, then the peers
   Group plain_tcp_;            // without links

@@ -1,5 +1,7 @@
 #include "cli/chaos_command.h"
 
+#include <signal.h>
+
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -35,6 +37,7 @@ int ListFailpoints() {
 
 absl::StatusOr<int> Run(Flags& flags, const std::vector<std::string>& command) {
   if (flags.list_failpoints) return ListFailpoints();
+  signal(SIGPIPE, SIG_IGN);  // a closed output must not leave the temporary directory behind
   if (absl::Status status = SetCommand(command, "chaos", flags.launch); !status.ok()) {
     return status;
   }

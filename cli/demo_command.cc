@@ -1,5 +1,6 @@
 #include "cli/demo_command.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -141,6 +142,7 @@ std::vector<std::string> Given(const CLI::App& app, const std::vector<std::strin
 }
 
 absl::StatusOr<int> RunDemo(Flags& flags) {
+  signal(SIGPIPE, SIG_IGN);  // a closed output must not leave the temporary directory behind
   if (absl::Status status = Prepare(flags); !status.ok()) return status;
   const TemporaryDirectory directory(TemporaryPrefix("signpost-demo"));
   if (directory.path().empty()) {

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -45,6 +46,15 @@ std::string NameOf(Role role, uint32_t index) {
   return absl::StrCat("rank ", index);
 }
 
+// In TMPDIR, unless the paths of sockets would be too long there.
+std::string PrefixOfRun() {
+  constexpr char kName[] = "signpost-run";
+  constexpr size_t kMostNode = sizeof "-XXXXXX/4294967295" - 1;
+  const std::string prefix = TemporaryPrefix(kName);
+  if (prefix.size() + kMostNode < sizeof sockaddr_un().sun_path) return prefix;
+  return absl::StrCat("/tmp/", kName);
+}
+
 class LaunchedRun {
  public:
   explicit LaunchedRun(const LaunchOptions& options)
@@ -60,7 +70,11 @@ class LaunchedRun {
       WaitForEvent();
       ReadOutput();
       while (const std::optional<int> signal = scope_.NextSignal()) {
-        if (*signal != SIGCHLD) Interrupt();
+        if (*signal == SIGPIPE) {
+          Stop({kExitTryAgain, "whoever read the output is gone; all processes have ended"});
+        } else if (*signal != SIGCHLD) {
+          Interrupt();
+        }
       }
       Reap();
       CheckDeadlines();
@@ -95,9 +109,9 @@ class LaunchedRun {
   absl::Status MakeCertificates() {
     if (options_.plain_text && options_.per_node == 0) return absl::OkStatus();
     if (directory_.path().empty()) {
-      return absl::InvalidArgumentError(
-          "there is no directory for the run's certificates and sockets: /tmp cannot be written "
-          "to");
+      return absl::InvalidArgumentError(absl::StrCat(
+          "there is no directory for the run's certificates and sockets: ", directory_.why_not(),
+          "; TMPDIR may name another place"));
     }
     if (options_.plain_text) return absl::OkStatus();
     return WriteThrowawayCertificates(
@@ -516,9 +530,8 @@ class LaunchedRun {
 
   const LaunchOptions& options_;
   const std::string job_;
-  const ProcessScope scope_;  // outlives the processes
-  // For certificates and sockets, whose paths must be short.
-  const TemporaryDirectory directory_{"/tmp/signpost-run"};
+  const ProcessScope scope_;                           // outlives the processes
+  const TemporaryDirectory directory_{PrefixOfRun()};  // for certificates and sockets
   std::vector<Shard> shards_;
   Processes aggregators_;
   std::vector<bool> node_listens_;

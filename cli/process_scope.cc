@@ -25,7 +25,7 @@ void KillChildren() {
 
 ProcessScope::ProcessScope() {
   sigemptyset(&signals_);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&signals_, signal);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGCHLD}) sigaddset(&signals_, signal);
   sigprocmask(SIG_BLOCK, &signals_, &old_mask_);
   fd_ = signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK);
   prctl(PR_SET_CHILD_SUBREAPER, 1);

@@ -9,9 +9,10 @@
 
 namespace signpost::cli {
 
-// While it lives, the signals that a launch must see (SIGINT, SIGTERM, SIGHUP, SIGCHLD) are read
-// from fd() instead of interrupting, and the descendants that lose their parents become children of
-// this process. When it goes, it kills all children that are left, and drops what signals are.
+// While it lives, the signals that a launch must see (SIGINT, SIGTERM, SIGHUP, SIGPIPE of what this
+// thread writes, SIGCHLD) are read from fd() instead of interrupting, and the descendants that lose
+// their parents become children of this process. When it goes, it kills all children that are left,
+// and drops what signals are.
 class ProcessScope {
  public:
   ProcessScope();

@@ -748,6 +748,48 @@ TEST(Run, WritesItsTraceToNoDevice) {
                                     Not(HasSubstr("started"))));
 }
 
+// What is in the directory is all that is left there. It goes with this object.
+class ShortDirectory {
+ public:
+  ShortDirectory() { EXPECT_NE(mkdtemp(path_), nullptr); }
+  ~ShortDirectory() { std::filesystem::remove_all(path_); }
+  std::string path() const { return path_; }
+  bool IsEmpty() const { return std::filesystem::is_empty(path_); }
+
+ private:
+  char path_[24] = "/tmp/signpost-XXXXXX";
+};
+
+TEST(Run, KeepsItsCertificatesInTmpdirWhereSocketsCanBe) {
+  const ShortDirectory place;
+  const std::string far = place.path() + "/" + std::string(80, 'x');
+  std::filesystem::create_directory(far);
+  for (const auto& [tmpdir, expected] : {std::pair(place.path(), place.path()), {far, "/tmp"}}) {
+    const Outcome outcome = Started(absl::StrCat("env TMPDIR=", tmpdir, " ", kProgram,
+                                                 " run -- sh -c 'echo $SIGNPOST_TLS_DIR'"))
+                                .End();
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_THAT(outcome.output, StartsWith(absl::StrCat("[rank 0] ", expected, "/signpost-run-")));
+  }
+  const Outcome none =
+      Started(absl::StrCat("env TMPDIR=/nowhere ", kProgram, " run -- echo started")).End();
+  EXPECT_EQ(none.exit_code, 64);
+  EXPECT_THAT(none.output, HasSubstr("/nowhere/signpost-run-XXXXXX: No such file or directory"));
+}
+
+TEST(Run, EndsInOrderWhenNobodyReadsItsOutput) {
+  for (const char* command : {"run -n 2 -- yes", "chaos -n 2 -- yes"}) {
+    const ShortDirectory place;
+    const Outcome outcome =
+        Started(absl::StrCat("sh -c '{ TMPDIR=", place.path(), " ", kProgram, " ", command,
+                             "; echo code $? >&2; } | head -n 1'"))
+            .End();
+    EXPECT_THAT(outcome.output,
+                AllOf(HasSubstr("whoever read the output is gone"), HasSubstr("code 75\n")));
+    EXPECT_TRUE(place.IsEmpty()) << command;
+  }
+}
+
 TEST(Run, TellsRanksTheFailureTimeout) {
   EXPECT_THAT(
       RunProgram("run --failure-timeout 1500ms -- sh -c 'echo $SIGNPOST_FAILURE_TIMEOUT'").output,
