@@ -3,8 +3,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdlib>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -32,17 +34,24 @@ absl::Status Run(const std::string& command) {
 }  // namespace
 
 absl::StatusOr<double> ParseRate(absl::string_view rate) {
-  absl::string_view number = rate;
-  double unit = 1e9;
-  if (!absl::ConsumeSuffix(&number, "gbit")) {
-    unit = 1e6;
-    if (!absl::ConsumeSuffix(&number, "mbit")) {
-      unit = 1e3;
-      if (!absl::ConsumeSuffix(&number, "kbit")) number = "";
-    }
+  const std::string lower = absl::AsciiStrToLower(rate);  // as tc, which ignores case
+  absl::string_view number = lower;
+  double unit = 0;
+  if (absl::ConsumeSuffix(&number, "bit")) unit = 1;
+  if (unit == 0 && absl::ConsumeSuffix(&number, "bps")) unit = 8;  // bytes
+  const bool is_binary = absl::ConsumeSuffix(&number, "i");
+  constexpr absl::string_view kPrefixes = "kmgt";
+  const size_t prefix = number.empty() ? kPrefixes.npos : kPrefixes.find(number.back());
+  if (prefix != kPrefixes.npos) {
+    unit *= std::pow(is_binary ? 1024 : 1000, prefix + 1);
+    number.remove_suffix(1);
+  } else if (is_binary) {
+    unit = 0;
   }
   double value = 0;
-  if (absl::SimpleAtod(number, &value) && value > 0 && value * unit <= 1e12) return value * unit;
+  if (absl::SimpleAtod(number, &value) && value * unit >= 1 && value * unit <= 1e12) {
+    return value * unit;
+  }
   return absl::InvalidArgumentError(
       absl::StrFormat("'%s' is no rate of a link; 1gbit, 100mbit or 64kbit are", rate));
 }
@@ -59,9 +68,10 @@ absl::StatusOr<std::unique_ptr<Hosts>> Hosts::Create(uint32_t count, const std::
 }
 
 absl::Status Hosts::Connect() {
-  if (absl::Status status = ParseRate(rate_).status(); !status.ok()) return status;
+  const absl::StatusOr<double> rate = ParseRate(rate_);
+  if (!rate.ok()) return rate.status();
   const std::string tbf =
-      absl::StrFormat("root tbf rate %s burst %d latency 50ms", rate_, kBurstBytes);
+      absl::StrFormat("root tbf rate %.0fbit burst %d latency 50ms", *rate, kBurstBytes);
   const std::string hub = switch_name();
   absl::Status status = Run(absl::StrFormat(
       "ip netns add %s && ip -n %s link add bridge type bridge && ip -n %s link set bridge up", hub,

@@ -14,7 +14,14 @@ TEST(Hosts, RatesAreAsTcWritesThem) {
   EXPECT_EQ(*ParseRate("2.5gbit"), 2.5e9);
   EXPECT_EQ(*ParseRate("100mbit"), 1e8);
   EXPECT_EQ(*ParseRate("64kbit"), 64e3);
-  for (const char* wrong : {"", "gbit", "1", "1g", "-1gbit", "0mbit", "1gbit;rm", "1e9gbit"}) {
+  EXPECT_EQ(*ParseRate("1Gbit"), 1e9);
+  EXPECT_EQ(*ParseRate("1 gbit"), 1e9);
+  EXPECT_EQ(*ParseRate("1tbit"), 1e12);
+  EXPECT_EQ(*ParseRate("9600bit"), 9600);
+  EXPECT_EQ(*ParseRate("125MBps"), 1e9);
+  EXPECT_EQ(*ParseRate("64Kibit"), 65536);
+  for (const char* wrong : {"", "gbit", "1", "1g", "-1gbit", "0mbit", "1gbit;rm", "1e9gbit",
+                            "1ibit", "1e-9kbit", "nangbit"}) {
     const absl::Status status = ParseRate(wrong).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << wrong;
     EXPECT_THAT(std::string(status.message()), HasSubstr("is no rate of a link")) << wrong;

@@ -195,14 +195,18 @@ void AddJobFlags(CLI::App& app, Flags& flags) {
          "The job's, in the order of their shards: whether they can be reached, and are them")
       ->type_name("HOST:PORT,...")
       ->envname("SIGNPOST_AGGREGATORS");
-  app.add_option("--workers", job.workers, "Workers of the job")->type_name("N");
+  app.add_option("--workers", job.workers, "Workers of the job")
+      ->type_name("N")
+      ->transform(PositiveCount());
   app.add_option("--parameters", job.parameters, "Parameters of the model: is there memory?")
-      ->type_name("N");
+      ->type_name("N")
+      ->transform(PositiveCount());
   AddChoice(app, "--codec", job.warm_up_codec, bench::Codecs(),
             "How gradients travel: warm_up_codec, or variance_codec if that is wider [fp32]");
   app.add_option("--local-workers", job.local_workers, "Workers on this host")
       ->type_name("N")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber.description(""));
   app.add_option("--shard", flags.shard, "Of the aggregator on this host, if there is one")
       ->type_name("I/N");
   app.add_option("--state-dir", job.state_dir, "Of that aggregator: its disk")->type_name("DIR");

@@ -61,12 +61,15 @@ absl::StatusOr<int> Render(const Flags& flags) {
 void AddSizeFlags(CLI::App& app, deploy::RenderOptions& render) {
   deploy::JobSize& size = render.size;
   app.add_option("--workers", size.workers, "Workers of the job")
+      ->transform(PositiveCount())
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--aggregators", size.aggregators, "Aggregators, each with a shard")
+      ->transform(PositiveCount())
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--parameters", size.parameters, "How many parameters the model has")
+      ->transform(PositiveCount())
       ->type_name("N")
       ->capture_default_str();
   AddChoice(app, "--warm-up-codec", size.warm_up_codec, bench::Codecs(),

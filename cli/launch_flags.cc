@@ -54,9 +54,13 @@ absl::Status SetCommand(const std::vector<std::string>& command, const std::stri
                      "  signpost ",
                      name, " -n 4 --aggregators 2 -- python3 train.py"));
   }
-  if ((launch.round_deadline > absl::ZeroDuration()) != (launch.min_workers > 0)) {
+  if (launch.min_workers > 0 && launch.round_deadline == absl::ZeroDuration()) {
     return absl::InvalidArgumentError(
-        "--round-deadline and --min-workers go together: give both, or neither");
+        "--min-workers needs a --round-deadline above 0s: how long late workers are waited for");
+  }
+  if (launch.round_deadline > absl::ZeroDuration() && launch.min_workers == 0) {
+    return absl::InvalidArgumentError(
+        "--round-deadline needs --min-workers above 0: with how many a round may close");
   }
   if (launch.worker_restarts > 0 && launch.min_workers == 0 && launch.per_node == 0) {
     return absl::InvalidArgumentError(

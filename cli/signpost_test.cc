@@ -804,6 +804,13 @@ TEST(Run, EndsWithTheCodeOfTheRankThatFailedFirst) {
               HasSubstr("rank 1 failed first: exit code 42. Its last lines:\n[rank 1] bad\n"));
 }
 
+TEST(Run, SaysWhichOfTwoFlagsIsMissing) {
+  EXPECT_THAT(RunProgram("run -n 4 --round-deadline 0s --min-workers 3 -- true").output,
+              HasSubstr("--min-workers needs a --round-deadline above 0s"));
+  EXPECT_THAT(RunProgram("run -n 4 --round-deadline 1s -- true").output,
+              HasSubstr("--round-deadline needs --min-workers above 0"));
+}
+
 TEST(Run, NeedsACommand) {
   for (const char* arguments : {"run -n 2", "run -n 2 --"}) {
     const Outcome outcome = RunProgram(arguments);
@@ -1114,6 +1121,15 @@ TEST(Bench, RefusesWhatItCannotMeasure) {
     EXPECT_EQ(none.exit_code, 64);
     EXPECT_THAT(none.output, HasSubstr(absl::StrCat("--parameters: '", count,
                                                     "' is no whole number above 0, like 25M")));
+  }
+  EXPECT_EQ(RunProgram("k8s render --parameters 340M").output,
+            RunProgram("k8s render --parameters 340000000").output);
+  EXPECT_EQ(RunProgram("bench predict --link 1Gbit --compute-ms 900").exit_code, 0);
+  for (const char* negative : {"k8s render --parameters", "k8s render --workers",
+                               "doctor --parameters", "demo-worker --steps", "demo --hidden"}) {
+    const Outcome none = RunProgram(absl::StrCat(negative, " -1"));
+    EXPECT_EQ(none.exit_code, 64) << negative;
+    EXPECT_THAT(none.output, AllOf(HasSubstr("-1"), Not(HasSubstr("18446744073709551615"))));
   }
   const Outcome never = RunProgram("bench predict --link 1gbit --compute-ms nan");
   EXPECT_EQ(never.exit_code, 64);

@@ -11,21 +11,33 @@ void AddTrainingFlags(CLI::App& app, demo::TrainingOptions& options) {
          "--text", options.text,
          absl::StrCat("Files to learn from [the licences in ", demo::kLicenceDirectory, "]"))
       ->type_name("FILE");
-  app.add_option("--steps", options.steps, "Steps of each training")->capture_default_str();
+  const CLI::Validator not_negative = CLI::NonNegativeNumber.description("");
+  app.add_option("--steps", options.steps, "Steps of each training")
+      ->check(not_negative)
+      ->capture_default_str();
   app.add_option("--freeze-step", options.freeze_step,
-                 "Steps of 1-bit Adam's dense warm-up [15% of steps]");
+                 "Steps of 1-bit Adam's dense warm-up [15% of steps]")
+      ->check(not_negative);
   app.add_option("--seed", options.seed, "Of initial parameters and batches")
+      ->check(not_negative)
       ->capture_default_str();
   app.add_option("--batch", options.batch, "Windows of text per worker and step")
+      ->check(not_negative)
       ->capture_default_str();
   app.add_option("--learning-rate", options.learning_rate, "The highest, after its warm-up")
       ->capture_default_str();
   app.add_option("--context", options.model.context, "Bytes that the model sees")
+      ->check(not_negative)
       ->capture_default_str();
   app.add_option("--embedding", options.model.embedding, "Numbers per byte seen")
+      ->check(not_negative)
       ->capture_default_str();
-  app.add_option("--hidden", options.model.hidden, "Units per hidden layer")->capture_default_str();
-  app.add_option("--layers", options.model.layers, "Hidden layers")->capture_default_str();
+  app.add_option("--hidden", options.model.hidden, "Units per hidden layer")
+      ->check(not_negative)
+      ->capture_default_str();
+  app.add_option("--layers", options.model.layers, "Hidden layers")
+      ->check(not_negative)
+      ->capture_default_str();
 }
 
 std::vector<std::string> TrainingArguments(const demo::TrainingOptions& options) {
