@@ -109,7 +109,7 @@ TEST_F(MergeTest, WritesOverAnEarlierTrace) {
 
 TEST_F(MergeTest, WritesOverNothingThatIsNoFile) {
   ASSERT_EQ(mkfifo(PathOf("fifo").c_str(), 0600), 0);
-  for (const char* target : {"fifo", "nothing", "/dev/full"}) {
+  for (const char* target : {"fifo", "nothing"}) {
     const std::string link = PathOf("link");
     std::filesystem::remove(link);
     std::filesystem::create_symlink(target, link);
