@@ -38,6 +38,7 @@
 #include "cli/version_command.h"
 #include "cli/worker_command.h"
 #include "failpoint/failpoint.h"
+#include "google/protobuf/stubs/logging.h"
 #include "log/log.h"
 #include "proto/exit_code.h"
 
@@ -49,9 +50,11 @@ void KeepFreedMemory() {
   mallopt(M_TRIM_THRESHOLD, kTrimThreshold);
 }
 
-// gRPC's own log says what our errors say, at length. It is there for who asks for it.
-void QuietGrpc() {
+// Their own logs say what our errors say, at length, and not in the format that was asked for; what
+// makes them write may be anybody who connects. gRPC's is there for who asks for it.
+void QuietLibraries() {
   if (std::getenv("GRPC_VERBOSITY") == nullptr) gpr_set_log_function([](gpr_log_func_args*) {});
+  google::protobuf::SetLogHandler(nullptr);
 }
 
 // "help run" is "run --help".
@@ -80,7 +83,7 @@ absl::StatusOr<int> Run(const Command& command) {
 int Main(std::vector<std::string> arguments) {
   KeepFreedMemory();
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-  QuietGrpc();
+  QuietLibraries();
   const std::vector<std::string> tail = TakeTail(arguments);
   const std::vector<std::string> explained = TakeExplained(arguments);
   TakeHelp(arguments);
