@@ -27,7 +27,7 @@ constexpr int kBytesPerElement = 90;
 // computes nothing: 1 would be all that memory allows.
 //
 // Runs on the calling thread, whose time on a core is what counts, and puts other kernels of the
-// process on `target` meanwhile. Takes up to kBytesPerElement of memory and, with the defaults,
+// process on `target` meanwhile. Takes up to kBytesPerElement of memory for each element and, with the defaults,
 // half a minute.
 Figures MeasureKernels(const KernelsOptions& options);
 

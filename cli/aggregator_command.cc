@@ -20,7 +20,7 @@
 namespace signpost::cli {
 namespace {
 
-// What a chunk of one block, of 4096 elements, takes in one bit, and as much again.
+// More than a chunk of one block, of 4096 elements, takes in one bit.
 constexpr uint64_t kLeastMessageBytes = 1024;
 
 struct Flags {
@@ -211,7 +211,7 @@ Command AddAggregatorCommand(CLI::App& program) {
   AddTraceFlag(app, flags->trace);
   AddDurationFlag(app, "--drain-grace", flags->drain_grace,
                   "How long running jobs may go on after SIGTERM [30s]");
-  return {&app, [flags] { return Serve(*flags); }};
+  return {&app, [flags] { return Serve(*flags); }, /*answers=*/false};
 }
 
 }  // namespace signpost::cli

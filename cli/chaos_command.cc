@@ -102,7 +102,7 @@ Command AddChaosCommand(CLI::App& program, const std::vector<std::string>& comma
       ->capture_default_str();
   app.add_flag("--list-failpoints", flags->list_failpoints,
                "Only print the names that SIGNPOST_FAILPOINT knows, and where they are");
-  return {&app, [flags, &command] { return Run(*flags, command); }};
+  return {&app, [flags, &command] { return Run(*flags, command); }, /*answers=*/false};
 }
 
 }  // namespace signpost::cli

@@ -23,6 +23,8 @@ struct Command {
   CLI::App* flags;
   // Returns the exit code, or the error that becomes message and exit code in main.
   std::function<absl::StatusOr<int>()> run;
+  // Whether what it writes is what it was called for: then standard output must take all of it.
+  bool answers = true;
 };
 
 // A flag whose value is a duration, such as 500ms, 10s or 1h30m, and not negative.

@@ -227,11 +227,13 @@ Command AddDemoCommand(CLI::App& program) {
       ->type_name("DIR")
       ->capture_default_str();
   app.add_option("--json", flags->json, "Also write the figures to this file")->type_name("FILE");
-  return {&app, [flags, &app] {
+  return {&app,
+          [flags, &app] {
             flags->torch_model = Given(
                 app, {"--batch", "--learning-rate", "--context", "--layers", "--width", "--text"});
             return RunDemo(*flags);
-          }};
+          },
+          /*answers=*/false};
 }
 
 }  // namespace signpost::cli

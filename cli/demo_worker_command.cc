@@ -44,7 +44,7 @@ Command AddDemoWorkerCommand(CLI::App& program) {
   app.add_flag("--resume", flags->training.resume, "Go on from the newest checkpoint there");
   app.add_flag("--resume-if-any", flags->training.resume_if_any,
                "The same, or begin anew if there is none");
-  return {&app, [flags] { return Work(*flags); }};
+  return {&app, [flags] { return Work(*flags); }, /*answers=*/false};
 }
 
 std::string DemoResultFile(const std::string& directory, uint32_t rank) {

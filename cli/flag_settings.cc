@@ -245,8 +245,8 @@ absl::Status CheckNotEmpty(const Flag& flag) {
       setting != nullptr && setting->source == Source::kFlag &&
       std::find(setting->values.begin(), setting->values.end(), "") != setting->values.end();
   if (!is_empty) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      flag.option->get_name(), " is empty; give it a value, or leave it out for its default"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag.option->get_name(), " is empty; give it a value, or leave it out"));
 }
 
 absl::StatusOr<std::vector<Key>> FillInCommand(CLI::App& app, const File* file,

@@ -80,6 +80,16 @@ absl::StatusOr<int> Run(const Command& command) {
   }
 }
 
+// `exit_code`, unless it is that of success and standard output has not taken all of the answer: a
+// script must not go on with half of it.
+int CheckOutput(int exit_code) {
+  const int earlier = errno;  // of the write that failed, if the last of them did not fit a buffer
+  const int reason = std::fflush(stdout) != 0 ? errno : earlier;
+  if (exit_code != kExitOk || std::ferror(stdout) == 0) return exit_code;
+  return Fail("signpost", absl::ResourceExhaustedError(absl::StrCat(
+                              "cannot write to standard output: ", std::strerror(reason))));
+}
+
 int Main(std::vector<std::string> arguments) {
   KeepFreedMemory();
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
@@ -128,7 +138,7 @@ int Main(std::vector<std::string> arguments) {
   AddLogFlags(program);
   AddConfigFlags(program);
   const absl::Status parsed = Parse(program, arguments);
-  if (absl::IsCancelled(parsed)) return kExitOk;
+  if (absl::IsCancelled(parsed)) return CheckOutput(kExitOk);
   if (!parsed.ok()) return Fail("signpost", parsed);
   for (const Command& command : commands) {
     if (!command.flags->parsed()) continue;
@@ -138,26 +148,16 @@ int Main(std::vector<std::string> arguments) {
                   absl::InvalidArgumentError("takes nothing behind ' -- '; 'signpost run' does"));
     }
     const absl::StatusOr<int> exit_code = Run(command);
-    return exit_code.ok() ? *exit_code : Fail(name, exit_code.status());
+    if (!exit_code.ok()) return Fail(name, exit_code.status());
+    return command.answers ? CheckOutput(*exit_code) : *exit_code;
   }
   std::fputs(program.help().c_str(), stderr);
   return kExitBadConfiguration;
-}
-
-// `exit_code`, unless it is that of success and standard output has not taken all of the answer: a
-// script must not go on with half of it.
-int CheckOutput(int exit_code) {
-  int reason = errno;  // of a write that the command has made last
-  if (std::fflush(stdout) != 0) reason = errno;
-  if (exit_code != kExitOk || std::ferror(stdout) == 0) return exit_code;
-  return Fail("signpost", absl::ResourceExhaustedError(absl::StrCat(
-                              "cannot write to standard output: ", std::strerror(reason))));
 }
 
 }  // namespace
 }  // namespace signpost::cli
 
 int main(int argc, char** argv) {
-  return signpost::cli::CheckOutput(
-      signpost::cli::Main(std::vector<std::string>(argv + 1, argv + argc)));
+  return signpost::cli::Main(std::vector<std::string>(argv + 1, argv + argc));
 }

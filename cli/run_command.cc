@@ -1,5 +1,7 @@
 #include "cli/run_command.h"
 
+#include <signal.h>
+
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -32,6 +34,7 @@ absl::StatusOr<std::string> PartsOf(const std::string& trace) {
 }
 
 absl::StatusOr<int> Run(LaunchOptions& launch, const std::string& trace) {
+  signal(SIGPIPE, SIG_IGN);  // nor must the trace be lost with a closed output
   if (!trace.empty()) {
     if (absl::Status status = trace::CheckOutput(trace, {}); !status.ok()) return status;
     absl::StatusOr<std::string> parts = PartsOf(trace);
@@ -85,12 +88,14 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
          "When all processes did what goes into this file, for ui.perfetto.dev and `signpost "
          "trace summary`, however the run ends; meanwhile FILE.parts has 16 MiB of each")
       ->type_name("FILE");
-  return {&app, [launch, trace, &command]() -> absl::StatusOr<int> {
+  return {&app,
+          [launch, trace, &command]() -> absl::StatusOr<int> {
             if (absl::Status status = SetCommand(command, "run", *launch); !status.ok()) {
               return status;
             }
             return Run(*launch, *trace);
-          }};
+          },
+          /*answers=*/false};
 }
 
 }  // namespace signpost::cli

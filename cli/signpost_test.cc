@@ -146,6 +146,10 @@ TEST(Signpost, FailsWhenItsOutputIsLost) {
     EXPECT_EQ(outcome.output,
               "signpost: cannot write to standard output: No space left on device\n");
   }
+  // A run's output is no answer: what it was for may be done.
+  EXPECT_EQ(
+      Started(absl::StrCat("sh -c '", kProgram, " run -- echo hello >/dev/full'")).End().exit_code,
+      0);
 }
 
 TEST(Signpost, SaysWhyItCannotLookAtAPath) {
@@ -791,6 +795,17 @@ TEST(Run, EndsInOrderWhenNobodyReadsItsOutput) {
                 AllOf(HasSubstr("whoever read the output is gone"), HasSubstr("code 75\n")));
     EXPECT_TRUE(place.IsEmpty()) << command;
   }
+}
+
+TEST(Run, WritesItsTraceThoughNobodyReadsWhatItSays) {
+  const ShortDirectory place;
+  const std::string trace = absl::StrCat(place.path(), "/trace.json");
+  const Outcome outcome =
+      Started(absl::StrCat("sh -c '{ TMPDIR=", place.path(), " ", kProgram, " run --trace ", trace,
+                           " -- yes 2>&1; echo code $? >&2; } | head -n 1'"))
+          .End();
+  EXPECT_THAT(outcome.output, HasSubstr("code 75\n"));
+  EXPECT_TRUE(std::filesystem::exists(trace));
 }
 
 TEST(Run, TellsRanksTheFailureTimeout) {

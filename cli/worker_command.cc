@@ -163,7 +163,7 @@ Command AddWorkerCommand(CLI::App& program) {
   app.add_option("--max-parameters", node.max_parameters, "Most parameters of a job")
       ->transform(PositiveCount())
       ->capture_default_str();
-  return {&app, [flags] { return Serve(*flags); }};
+  return {&app, [flags] { return Serve(*flags); }, /*answers=*/false};
 }
 
 }  // namespace signpost::cli

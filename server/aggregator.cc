@@ -323,11 +323,11 @@ absl::Status Aggregator::CheckRoom(uint32_t world_size, const Layout& layout, ui
 }
 
 Aggregator::Jobs::iterator Aggregator::FindGivingWay(absl::Time now,
-                                                     absl::Span<const Jobs::iterator> leaving) {
+                                                     absl::Span<const Jobs::iterator> others) {
   auto found = jobs_.end();
   for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
     if (!job->second.GivesWay(now, options_.idle_timeout)) continue;
-    if (absl::c_linear_search(leaving, job)) continue;
+    if (absl::c_linear_search(others, job)) continue;
     const absl::Time heard = job->second.membership().last_heard();
     if (found == jobs_.end() || heard < found->second.membership().last_heard()) found = job;
   }
@@ -419,7 +419,11 @@ void Aggregator::MakeRoom() {
   {
     absl::MutexLock lock(&mutex_);
     if (CheckRoomIsLeft().ok()) return;
-    const auto job = FindGivingWay(options_.now(), /*leaving=*/{});
+    std::vector<Jobs::iterator> others;
+    for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
+      if (!job->second.job()->waits_with_room()) others.push_back(job);
+    }
+    const auto job = FindGivingWay(options_.now(), others);
     if (job == jobs_.end()) return;
     LetGo(job, GaveWayError(job->second.job()->id()), replaced);
   }

@@ -206,8 +206,9 @@ class Aggregator {
   absl::Status CheckRoom(uint32_t world_size, const Layout& layout, uint64_t reserved,
                          absl::Span<const Jobs::iterator> leaving)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The job that has been silent for longest, of the others that give way; end() if none does.
-  Jobs::iterator FindGivingWay(absl::Time now, absl::Span<const Jobs::iterator> leaving)
+  // The job that has been silent for longest, of those that give way but `others`; end() if none
+  // does.
+  Jobs::iterator FindGivingWay(absl::Time now, absl::Span<const Jobs::iterator> others)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Moves the job to `replaced`, for somebody to end it without the lock.
   void LetGo(Jobs::iterator job, absl::Status why, std::list<Replaced>& replaced)
@@ -223,7 +224,8 @@ class Aggregator {
 
   absl::StatusOr<ServedJob*> FindRunningJob(const FrameHeader& header, absl::Time now,
                                             std::string peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Frames that could wait give back what jobs need; if that is not enough, a job gives way.
+  // Frames that could wait give back what jobs need; if that is not enough, a job
+  // that has some gives way.
   void MakeRoom() ABSL_LOCKS_EXCLUDED(mutex_);
   // RESOURCE_EXHAUSTED, with TryAgain's mark, when frames have taken what jobs need.
   absl::Status CheckRoomIsLeft() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);

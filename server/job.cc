@@ -386,6 +386,10 @@ bool Job::snapshot_due() const {
   return absl::c_any_of(chunks_, [](const auto& chunk) { return chunk.second.snapshot_due(); });
 }
 
+bool Job::waits_with_room() const {
+  return absl::c_any_of(chunks_, [](const auto& chunk) { return chunk.second.waits_with_room(); });
+}
+
 absl::Status Job::CheckCanBeSaved() const {
   absl::Status first_error;
   for (const auto& [number, chunk] : chunks_) first_error.Update(chunk.CheckError());

@@ -162,7 +162,8 @@ class Job {
   // The error of a chunk that this shard owns: see OwnedChunk. INVALID_ARGUMENT for another chunk.
   absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request) const;
 
-  bool snapshot_due() const;  // for any chunk
+  bool snapshot_due() const;     // for any chunk
+  bool waits_with_room() const;  // likewise
   // INTERNAL when the error of a chunk is spoilt, with what was wrong.
   absl::Status CheckCanBeSaved() const;
   // Everything but the members, which are not known here, and the chunks.

@@ -116,6 +116,11 @@ void OwnedChunk::Exchange(Frame frame, absl::Time now, Done done, Room::Offer of
   for (EndedCall& call : ended) call.done(std::move(call.result));
 }
 
+bool OwnedChunk::waits_with_room() const {
+  absl::MutexLock lock(&mutex_);
+  return open_ && open_->room.bytes() > 0 && !open_->round.complete();
+}
+
 absl::Status OwnedChunk::CheckError() const {
   absl::MutexLock lock(&mutex_);
   return spoilt_;

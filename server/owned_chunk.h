@@ -187,6 +187,8 @@ class OwnedChunk {
   // of the parameters in fp32, that is after 6 one-bit rounds or a dense one; when a complete round
   // stays open; and after the second round in a row without some rank, whose frames may be gone.
   bool snapshot_due() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether frames of a round that still lacks some have room.
+  bool waits_with_room() const ABSL_LOCKS_EXCLUDED(mutex_);
   // INTERNAL when the error is spoilt, as after a sum that was out of range.
   absl::Status CheckError() const ABSL_LOCKS_EXCLUDED(mutex_);
 

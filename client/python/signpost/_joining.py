@@ -16,8 +16,8 @@ def join_in_background(prefix: str, *arguments: object, borrowed: object = None)
     and if it joins, leaves: the others hear at once that nobody is there.
     """
     join = _Join(prefix, arguments, borrowed)
-    join.start()
     try:
+        join.start()
         join.has_returned.wait()  # after Ctrl-C in its own join(), Python 3.11 takes it for ended
     except BaseException:
         join.abandon()

@@ -5,6 +5,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import sys
+import threading
 import weakref
 from typing import Optional, Type
 
@@ -71,6 +72,10 @@ def _leave_all_at_exit() -> None:
 
 
 def _leave_all_of_child() -> None:
+    # It comes before what waits for threads, which may still train.
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
     _leave_all(sys.exc_info()[0])  # multiprocessing catches it behind this
 
 

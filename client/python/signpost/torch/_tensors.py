@@ -67,7 +67,7 @@ class TrainedTensor:
             RuntimeError: it has changed, with `why_lost`, which says why that would do nothing; or
                 it has moved.
         """
-        if why_lost is not None and self.parameter._version != self._version:
+        if why_lost is not None and self._has_changed():
             raise RuntimeError(f"{self.name} was changed since its last step. {why_lost}")
         if self._has_moved():
             raise RuntimeError(
@@ -86,6 +86,14 @@ class TrainedTensor:
 
     def note_version(self) -> None:
         self._version = self.parameter._version
+
+    def _has_changed(self) -> bool:
+        """Since the last step; of a parameter in its own memory, whether it was written to."""
+        if self.parameter._version == self._version:
+            return False
+        if self.is_own_memory or self.parameter.shape != self.values.shape:
+            return True
+        return not torch.equal(self.values.to(self.parameter.dtype), self.parameter)
 
     def _has_moved(self) -> bool:
         if self.parameter.shape != self.values.shape:
