@@ -234,6 +234,7 @@ TEST_F(FailureTimeoutTest, AWorkerThatWaitsLongMayPingAsOftenAsItLikes) {
 TEST_F(FailureTimeoutTest, ASessionHandsItToItsChannels) {
   proxy_.Stop();
   SessionOptions options;
+  options.worker.job = "job";
   options.worker.join_timeout = kNoticed;
   options.aggregators = {proxy_.target()};
   options.failure_timeout = kFast;

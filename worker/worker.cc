@@ -445,13 +445,11 @@ void Worker::OpenStepWith(absl::Span<const GroupRates> rates) {
 }
 
 absl::Status Worker::Finish(StepReport& report) {
-  if (optimizer_.IsLocal()) {
-    // Its gradient counts in the round that ends the interval.
-    if (absl::Status status = StepLocally(report); !status.ok()) return status;
-  } else {
-    if (absl::Status status = ExchangeOpenStep(report); !status.ok()) return status;
-    if (absl::Status status = CatchUp(report); !status.ok()) return status;
-  }
+  // Then its gradient counts in the round that ends the interval.
+  const bool is_local = optimizer_.IsLocal();
+  absl::Status status = is_local ? StepLocally(report) : ExchangeOpenStep(report);
+  if (status.ok() && !is_local) status = CatchUp(report);
+  if (!status.ok()) return status;
   report.step = steps_ - 1;
   for (const BlockLeftAlone& block : optimizer_.TakeBlocksLeftAlone()) {
     report.skipped.push_back({options_.rank, layout_.DescribeBlock(block.chunk, block.block)});
