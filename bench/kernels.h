@@ -27,8 +27,8 @@ constexpr int kBytesPerElement = 90;
 // computes nothing: 1 would be all that memory allows.
 //
 // Runs on the calling thread, whose time on a core is what counts, and puts other kernels of the
-// process on `target` meanwhile. Takes up to kBytesPerElement of memory for each element and, with the defaults,
-// half a minute.
+// process on `target` meanwhile. Takes up to kBytesPerElement of memory for each element and, with
+// the defaults, half a minute.
 Figures MeasureKernels(const KernelsOptions& options);
 
 // RESOURCE_EXHAUSTED when there is less memory than that here.

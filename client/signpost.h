@@ -206,8 +206,8 @@ SIGNPOST_API int signpost_has_cuda(void);
 
 /* What steps, reductions and checkpoints of this process that wait for others ask from now on,
  * twice a second and on the caller's thread: once it is not 0 the call ends with
- * SIGNPOST_CANCELLED, and a step that does has failed. A checkpoint does not ask while an aggregator
- * does not answer it. With a node all calls ask. NULL: nothing, as at first. */
+ * SIGNPOST_CANCELLED, and a step that does has failed. A checkpoint does not ask while an
+ * aggregator does not answer it. With a node all calls ask. NULL: nothing, as at first. */
 typedef int (*signpost_interrupt)(void);
 SIGNPOST_API void signpost_set_interrupt(signpost_interrupt is_interrupted);
 

@@ -30,8 +30,8 @@ grpc::ByteBuffer SerializeResponse(const AnswerHeader& header,
 inline constexpr uint64_t kMaxHeaderBytes = 256 * 1024;
 
 // INVALID_ARGUMENT when the bytes are not the message, or hold a payload of more than
-// `max_payload_bytes` or headers of more than kMaxHeaderBytes in all: that is known before memory is
-// taken. Otherwise as any proto parser does: unknown fields are skipped, fields may come in any
+// `max_payload_bytes` or headers of more than kMaxHeaderBytes in all: that is known before memory
+// is taken. Otherwise as any proto parser does: unknown fields are skipped, fields may come in any
 // order, a missing one is empty, of a repeated payload the last one counts and repeated headers are
 // merged. On error the outputs are untouched. What the fields say is for CheckFrame and CheckAnswer
 // to judge.

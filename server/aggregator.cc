@@ -110,6 +110,7 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
   if (const uint64_t elements = CountElements(request); elements > limits.parameters) {
     return LimitError("parameters", elements, limits.parameters, "--max-parameters");
   }
+  // As the layout says, before they are copied for it.
   if (static_cast<size_t>(request.tensors_size()) > kMaxTensors) {
     return absl::InvalidArgumentError(
         absl::StrFormat("the job has %d tensors; at most %d", request.tensors_size(), kMaxTensors));

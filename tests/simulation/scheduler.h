@@ -19,7 +19,7 @@
 namespace signpost::simulation {
 
 // All methods are for the thread that owns it, which also runs its tasks and events: each task has
-// a stack of its own. (With a thread of its own, most of the time went to changes from one to the
+// a stack of its own. (With a thread of its own, much of the time went to changes from one to the
 // next.) What a task holds when it waits, of a mutex or of thread_local variables, the next one
 // has.
 class Scheduler final : public Clock {
