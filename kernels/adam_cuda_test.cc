@@ -52,8 +52,7 @@ template <class Body>
 void ForEachShape(DenseType type, Body body) {
   Random random;
   for (const size_t block : kBlocks) {
-    for (const size_t n : kLengths) {
-      if (n == 0) continue;
+    for (const size_t n : LengthsInBlocks(block)) {
       for (const bool is_aligned : {false, true}) {
         SCOPED_TRACE(testing::Message()
                      << n << " elements in blocks of " << block << (is_aligned ? ", aligned" : ""));

@@ -1,5 +1,7 @@
 #include "kernels/device_heap.h"
 
+#include <bit>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -7,11 +9,20 @@
 
 namespace {
 
+constexpr size_t kAlignment = 64;
+
+// Before what is given out.
+struct alignas(kAlignment) Header {
+  int size;      // the binary logarithm of its bytes, this included
+  Header* next;  // that is free and of that size
+};
+
 // All zero before the first constructor runs, which may take memory.
 struct {
   char* begin;
   size_t bytes;
   size_t used;
+  Header* free[64];  // by size
 } heap;
 std::mutex mutex;
 
@@ -28,22 +39,36 @@ void TakeMemoryFrom(void* begin, size_t bytes) { heap = {static_cast<char*>(begi
 }  // namespace signpost::kernels
 
 void* operator new(size_t bytes) {
-  constexpr size_t kAlignment = 64;
   if (heap.bytes == 0) {
     void* const memory = std::malloc(bytes);
     if (memory == nullptr) throw std::bad_alloc();
     return memory;
   }
   const std::lock_guard lock(mutex);
-  const size_t at = heap.used;
-  heap.used += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  if (heap.used <= heap.bytes) return heap.begin + at;
-  std::fprintf(stderr, "the tests need more than %zu bytes\n", heap.bytes);
-  std::abort();
+  const int size = std::bit_width(bytes + sizeof(Header) - 1);
+  Header*& free = heap.free[size];
+  Header* header = free;
+  if (header != nullptr) {
+    free = header->next;
+    return header + 1;
+  }
+  const size_t taken = size_t{1} << size;
+  if (taken > heap.bytes - heap.used) {
+    std::fprintf(stderr, "the tests need more than %zu bytes\n", heap.bytes);
+    std::abort();
+  }
+  header = reinterpret_cast<Header*>(heap.begin + heap.used);
+  heap.used += taken;
+  header->size = size;
+  return header + 1;
 }
 
 void operator delete(void* memory) noexcept {
-  if (!IsOfHeap(memory)) std::free(memory);
+  if (!IsOfHeap(memory)) return std::free(memory);
+  const std::lock_guard lock(mutex);
+  Header* const header = static_cast<Header*>(memory) - 1;
+  header->next = heap.free[header->size];
+  heap.free[header->size] = header;
 }
 
 void operator delete(void* memory, size_t) noexcept { operator delete(memory); }

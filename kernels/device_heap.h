@@ -7,8 +7,8 @@
 
 namespace signpost::kernels {
 
-// From now on operator new takes memory from here, beginning to end, and never gives it back: what
-// tests need of it is known. A program that needs more is aborted.
+// From now on operator new takes memory from here, and operator delete keeps it for the next that
+// needs about as much. A program that needs more is aborted.
 void TakeMemoryFrom(void* begin, size_t bytes);
 
 }  // namespace signpost::kernels

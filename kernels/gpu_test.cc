@@ -148,7 +148,7 @@ TEST(Gpu, AnotherProcessImportsWhatIsExported) {
          /*overwrite=*/1);
 
   // This program, by way of whatever has started it, and not a part of its tests only.
-  unsetenv("GTEST_TOTAL_SHARDS");
+  for (const char* variable : {"GTEST_TOTAL_SHARDS", "GTEST_SHARD_INDEX"}) unsetenv(variable);
   std::ifstream file("/proc/self/cmdline");
   std::vector<std::string> arguments;
   for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);

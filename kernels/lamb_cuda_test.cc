@@ -21,8 +21,7 @@ namespace {
 template <class Body>
 void ForEachShape(Body body) {
   for (const size_t block : kBlocks) {
-    for (const size_t n : kLengths) {
-      if (n == 0) continue;
+    for (const size_t n : LengthsInBlocks(block)) {
       for (const bool is_aligned : {false, true}) {
         SCOPED_TRACE(testing::Message()
                      << n << " elements in blocks of " << block << (is_aligned ? ", aligned" : ""));

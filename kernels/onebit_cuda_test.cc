@@ -95,9 +95,7 @@ size_t CompressOnCpu(const BlockRule& rule, Momentum momentum, Span& span) {
 // Spans of every length, of which some have an input that is not finite.
 std::list<Span> MakeSpans(const BlockRule& rule, Random& random) {
   std::list<Span> spans;
-  for (const size_t n : kLengths) {
-    if (n > 0) spans.emplace_back(rule, n, random);
-  }
+  for (const size_t n : LengthsInBlocks(rule.block_elements)) spans.emplace_back(rule, n, random);
   return spans;
 }
 
@@ -237,8 +235,7 @@ TEST(OneBitCuda, AppliesAndAddsAsTheCpuDoes) {
   Random random;
   for (const size_t block : kBlocks) {
     const BlockRule rule = {block};
-    for (const size_t n : kLengths) {
-      if (n == 0) continue;
+    for (const size_t n : LengthsInBlocks(block)) {
       SCOPED_TRACE(testing::Message() << n << " elements in blocks of " << block);
       const AlignedMemory memory((n + block) % 3 == 0);
       const Span span(rule, n, random);

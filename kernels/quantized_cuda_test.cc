@@ -86,8 +86,7 @@ TEST(QuantizedCuda, CompressesAsTheCpuDoes) {
     for (const float poison : {1.0f, kNan}) {
       SCOPED_TRACE(poison);
       std::list<Span> spans;
-      for (const size_t n : kLengths) {
-        if (n == 0) continue;
+      for (const size_t n : LengthsInBlocks(rule.block_elements)) {
         spans.emplace_back(rule, type, n, random);
         if (n > 300) spans.back().gradient.data()[n - 300] = poison;
       }
@@ -196,8 +195,7 @@ TEST(QuantizedCuda, DecompressesAndAddsAsTheCpuDoes) {
   constexpr float kFactor = -0.9f;
   Random random;
   ForEachRule([&](IntegerType type, BlockRule rule) {
-    for (const size_t n : kLengths) {
-      if (n == 0) continue;
+    for (const size_t n : LengthsInBlocks(rule.block_elements)) {
       SCOPED_TRACE(testing::Message() << n << " elements");
       const Guarded<float> scales = random.PositiveValues(BlockCount(n, rule.block_elements));
       const Guarded<uint8_t> codes = random.Bytes(CodeBytes(type, n));

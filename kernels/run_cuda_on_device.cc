@@ -27,7 +27,7 @@ class Device final : public testing::Environment {
     absl::StatusOr<std::unique_ptr<Gpu>> opened = OpenGpu(0);
     ASSERT_TRUE(opened.ok()) << opened.status();
     gpu = opened->release();
-    constexpr size_t kBytes = size_t{8} << 30;
+    constexpr size_t kBytes = size_t{1} << 30;
     absl::StatusOr<Owned<uint8_t>> memory = gpu->AllocatePinned(kBytes);
     ASSERT_TRUE(memory.ok()) << memory.status();
     TakeMemoryFrom(memory->release(), kBytes);
