@@ -24,7 +24,8 @@ extern char** environ;
 
 typedef struct {
   pthread_mutex_t mutex;
-  int socket;    /* to the interpreter */
+  pid_t pid;     /* the interpreter */
+  int socket;    /* to it */
   int has_ended; /* it has, or its answers are not what was asked for: it has no more of them */
   size_t block_bytes[MOST_ELEMENTS + 1]; /* 0: not asked for yet */
 } host;
@@ -73,6 +74,12 @@ static int start(const char* options, int theirs, pid_t* pid) {
   return errno == 0;
 }
 
+/* Whatever it is doing: a module that is imported may take for ever. */
+static void end(pid_t pid) {
+  kill(pid, SIGKILL);
+  while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) continue;
+}
+
 /* The host's first word: nothing, or what is wrong. */
 static int is_ready(int socket, char* error, size_t error_size) {
   uint32_t size = 0;
@@ -105,12 +112,13 @@ static void* open_host(const char* options, char* error, size_t error_size) {
   } else if (opened == NULL) {
     snprintf(error, error_size, "out of memory");
   } else if (is_ready(ends[0], error, error_size)) {
+    opened->pid = pid;
     opened->socket = ends[0];
     pthread_mutex_init(&opened->mutex, NULL);
     return opened;
   }
-  close(ends[0]); /* which ends it, if it runs */
-  if (started) waitpid(pid, NULL, 0);
+  close(ends[0]);
+  if (started) end(pid);
   free(opened);
   return NULL;
 }
@@ -131,6 +139,7 @@ static int ask(host* asked, char what, uint32_t elements, const void* bytes, siz
   if (ends && !asked->has_ended) {
     asked->has_ended = 1;
     shutdown(asked->socket, SHUT_RDWR);
+    end(asked->pid);
     fprintf(stderr, "signpost: a codec's Python process has no answer, and is given up\n");
   }
   pthread_mutex_unlock(&asked->mutex);

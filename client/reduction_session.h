@@ -38,7 +38,7 @@ class ReductionSession {
                                                                 std::vector<Parameter> tensors);
 
   // As Worker's.
-  void SetStream(kernels::cuda::Stream stream) { worker_->SetStream(stream); }
+  absl::Status SetStream(kernels::cuda::Stream stream) { return worker_->SetStream(stream); }
 
   // In place: values[i], of tensor i's size, becomes its mean or sum over all ranks, as
   // Worker::Reduce. All ranks must call it equally often.

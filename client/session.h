@@ -68,8 +68,9 @@ class Session {
   // With a GPU: later calls put their work on this stream, behind all that is on the one before,
   // which must be there until then. A step has read all gradients when it returns, but for 0/1
   // Adam's local ones, which read them in the stream's order; parameters are written in that order,
-  // perhaps later. The default one at first.
-  virtual void SetStream(kernels::cuda::Stream stream) = 0;
+  // perhaps later. The default one at first. INVALID_ARGUMENT, and nothing changes, for a stream of
+  // another GPU. Of what has failed steps tell.
+  virtual absl::Status SetStream(kernels::cuda::Stream stream) = 0;
 
   // One optimizer step on the mean of all workers' gradients, as Worker::Step: after one that
   // failed, but for INVALID_ARGUMENT, parameters may be partly stepped, and the session can only

@@ -121,6 +121,10 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   session.worker.is_interrupted = IsInterrupted;
   session.worker.resume_with_other_world_size = options.resume_with_other_world_size != 0;
   session.start_from_rank_0 = options.start_from_rank_0 != 0;
+  if (options.gpu < -1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gpu is ", options.gpu, ", wanted a GPU, from 0 on, or -1 for the host"));
+  }
   if (options.gpu >= 0) session.gpu = options.gpu;
   if (options.codec_library != nullptr) session.worker.codec_library = options.codec_library;
   if (options.codec_options != nullptr) session.worker.codec_options = options.codec_options;
@@ -471,10 +475,8 @@ int signpost_join(const signpost_options* options, const signpost_parameter* par
 }
 
 int signpost_set_stream(signpost_session* session, void* stream, char* error, size_t error_size) {
-  return Guard(error, error_size, [&] {
-    session->session->SetStream(static_cast<CUstream_st*>(stream));
-    return absl::OkStatus();
-  });
+  return Guard(error, error_size,
+               [&] { return session->session->SetStream(static_cast<CUstream_st*>(stream)); });
 }
 
 int signpost_step(signpost_session* session, const void* const* gradients, size_t gradient_count,
@@ -591,10 +593,8 @@ int signpost_reduction_join(const signpost_options* options, const char* name, u
 
 int signpost_reduction_set_stream(signpost_reduction* reduction, void* stream, char* error,
                                   size_t error_size) {
-  return Guard(error, error_size, [&] {
-    reduction->session->SetStream(static_cast<CUstream_st*>(stream));
-    return absl::OkStatus();
-  });
+  return Guard(error, error_size,
+               [&] { return reduction->session->SetStream(static_cast<CUstream_st*>(stream)); });
 }
 
 int signpost_reduce(signpost_reduction* reduction, float* const* values, size_t value_count,

@@ -265,7 +265,8 @@ SIGNPOST_API int signpost_join(const signpost_options* options,
  * all that is on the one before, which must be there until then. A step has read all gradients when
  * it returns, but for 0/1 Adam's local ones, which read them in the stream's order; parameters are
  * written in that order, perhaps later. The default one, NULL, at first. Whatever makes the
- * parameters must be done before signpost_join. */
+ * parameters must be done before signpost_join. SIGNPOST_INVALID_ARGUMENT, and nothing changes, for
+ * a stream of another GPU; of what has failed steps tell. */
 SIGNPOST_API int signpost_set_stream(signpost_session* session, void* stream, char* error,
                                      size_t error_size);
 

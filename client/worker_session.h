@@ -33,7 +33,9 @@ class WorkerSession final : public Session {
                                                                const OptimizerOptions& optimizer,
                                                                std::vector<Parameter> parameters);
 
-  void SetStream(kernels::cuda::Stream stream) override { worker_->SetStream(stream); }
+  absl::Status SetStream(kernels::cuda::Stream stream) override {
+    return worker_->SetStream(stream);
+  }
 
   absl::StatusOr<StepReport> Step(absl::Span<const Gradient> gradients,
                                   absl::Span<const GroupRates> rates) override {

@@ -13,7 +13,7 @@ namespace signpost::kernels {
 //   cuda: NVIDIA H200, 139 GiB, compute 9.0
 // or why there is none:
 //   cuda: none (no NVIDIA driver is installed)
-//   cuda: not built in (build with --config=cuda where nvcc is installed)
+//   cuda: none (built without CUDA: build it with --config=cuda where nvcc is installed)
 // Needs no driver to start.
 std::string DescribeDevices();
 

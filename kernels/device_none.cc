@@ -2,17 +2,26 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/device.h"
 
 namespace signpost::kernels {
+namespace {
 
-std::string DescribeDevices() {
-  return "cuda: not built in (build with --config=cuda where nvcc is installed)";
-}
+#ifdef SIGNPOST_WANTED_CUDA
+constexpr char kWhy[] =
+    "built with --config=cuda where there was no nvcc, or no libcudart_static.a beside it: in "
+    "$CUDA_HOME, in PATH, or in /usr/local/cuda";
+#else
+constexpr char kWhy[] = "built without CUDA: build it with --config=cuda where nvcc is installed";
+#endif
+
+}  // namespace
+
+std::string DescribeDevices() { return absl::StrCat("cuda: none (", kWhy, ")"); }
 
 absl::Status CheckDevice(int) {
-  return absl::InvalidArgumentError(
-      "this program was built without CUDA: build it with --config=cuda where nvcc is installed");
+  return absl::InvalidArgumentError(absl::StrCat("this program was ", kWhy));
 }
 
 }  // namespace signpost::kernels

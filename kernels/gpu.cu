@@ -65,6 +65,8 @@ class Context {
     status.Update(Find("cuCtxPopCurrent", pop_));
     status.Update(Find("cuDevicePrimaryCtxRetain", retain_));
     status.Update(Find("cuDevicePrimaryCtxRelease", release_));
+    status.Update(Find("cuCtxGetDevice", device_of_thread_));
+    status.Update(Find("cuStreamGetCtx", context_of_));
     if (!status.ok()) return status;
     CUdevice handle;
     status = StatusOfDriver(device_get(&handle, device));
@@ -83,7 +85,27 @@ class Context {
   // Calls call() with this device as the thread's, which has its own again afterwards.
   template <class Call>
   absl::Status With(Call call) const {
-    if (const CUresult pushed = push_(context_); pushed != CUDA_SUCCESS)
+    return With(context_, call);
+  }
+
+  // Whose stream it is; of this device where the driver does not say.
+  int DeviceOf(Stream stream) const {
+    CUdevice device = device_;
+    With([&] {
+      CUcontext context;
+      if (context_of_(stream, &context) != CUDA_SUCCESS) return absl::OkStatus();
+      return With(context, [&] {
+        device_of_thread_(&device);
+        return absl::OkStatus();
+      });
+    }).IgnoreError();
+    return device;
+  }
+
+ private:
+  template <class Call>
+  absl::Status With(CUcontext context, Call call) const {
+    if (const CUresult pushed = push_(context); pushed != CUDA_SUCCESS)
       return StatusOfDriver(pushed);
     absl::Status status = call();
     CUcontext popped;
@@ -91,13 +113,14 @@ class Context {
     return status;
   }
 
- private:
   CUdevice device_ = -1;  // or none is held
   CUcontext context_ = nullptr;
   decltype(cuCtxPushCurrent)* push_ = nullptr;
   decltype(cuCtxPopCurrent)* pop_ = nullptr;
   decltype(cuDevicePrimaryCtxRetain)* retain_ = nullptr;
   decltype(cuDevicePrimaryCtxRelease)* release_ = nullptr;
+  decltype(cuCtxGetDevice)* device_of_thread_ = nullptr;
+  decltype(cuStreamGetCtx)* context_of_ = nullptr;
 };
 
 // Tells this process from others, also where process numbers do not: in another container.
@@ -123,7 +146,6 @@ bool IsAboutSharing(cudaError_t error) {
     case cudaErrorInvalidResourceHandle:
     case cudaErrorInvalidValue:
     case cudaErrorMapBufferObjectFailed:
-    case cudaErrorMemoryAllocation:
     case cudaErrorNotSupported:
     case cudaErrorPeerAccessUnsupported:
     case cudaErrorTooManyPeers:
@@ -166,6 +188,12 @@ class CudaGpu final : public Gpu {
     }
   }
 
+  absl::Status CheckIsOurs(Stream stream) const override {
+    const int device = context_.DeviceOf(stream);
+    if (device == device_) return absl::OkStatus();
+    return NotOursError(name_, absl::StrCat("one of GPU ", device));
+  }
+
   absl::StatusOr<Owned<uint8_t>> Allocate(size_t bytes) override {
     if (bytes == 0) return Owned<uint8_t>();
     void* memory = nullptr;
@@ -185,34 +213,18 @@ class CudaGpu final : public Gpu {
   absl::StatusOr<Owned<uint8_t>> AllocatePinned(size_t bytes) override {
     if (bytes == 0) return Owned<uint8_t>();
     void* memory = nullptr;
-    bool is_full = false;
-    const absl::Status status = Call([&] {
-      const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
-      is_full = error == cudaErrorMemoryAllocation;
-      return error;
-    });
-    if (is_full) return NoPinnedRoomError(name_, bytes);
+    std::string refusal;
+    const absl::Status status =
+        CallSystem(refusal, [&] { return cudaHostAlloc(&memory, bytes, cudaHostAllocPortable); });
+    if (!refusal.empty()) return NotPinnedError(name_, bytes, refusal);
     if (!status.ok()) return status;
     return MadeHere(static_cast<uint8_t*>(memory), [](uint8_t* m) { return cudaFreeHost(m); });
   }
 
   absl::StatusOr<Owned<uint8_t>> Pin(void* memory, size_t bytes) override {
-    std::string refusal;  // by the system, not because of what has gone wrong before
-    const absl::Status status = Call([&] {
-      const cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
-      switch (error) {
-        case cudaErrorInvalidValue:
-        case cudaErrorMemoryAllocation:
-        case cudaErrorNotPermitted:
-        case cudaErrorNotSupported:
-        case cudaErrorOperatingSystem:
-          refusal = cudaGetErrorString(error);
-          break;
-        default:
-          break;
-      }
-      return error;
-    });
+    std::string refusal;
+    const absl::Status status = CallSystem(
+        refusal, [&] { return cudaHostRegister(memory, bytes, cudaHostRegisterPortable); });
     if (!refusal.empty()) return NotPinnedError(name_, bytes, refusal);
     if (!status.ok()) return status;
     return MadeHere(static_cast<uint8_t*>(memory),
@@ -439,6 +451,27 @@ class CudaGpu final : public Gpu {
   template <class Function>
   absl::Status Call(Function call) const {
     return Launch([&] { return StatusOf(call()); });
+  }
+
+  // Of what pins memory: `refusal` says why the system does not let it, when it is that and not what
+  // has gone wrong before.
+  template <class Function>
+  absl::Status CallSystem(std::string& refusal, Function pin) const {
+    return Call([&] {
+      const cudaError_t error = pin();
+      switch (error) {
+        case cudaErrorInvalidValue:
+        case cudaErrorMemoryAllocation:
+        case cudaErrorNotPermitted:
+        case cudaErrorNotSupported:
+        case cudaErrorOperatingSystem:
+          refusal = cudaGetErrorString(error);
+          break;
+        default:
+          break;
+      }
+      return error;
+    });
   }
 
   template <class Function>

@@ -49,6 +49,8 @@ class Gpu {
 
   // INVALID_ARGUMENT, saying where it points instead, unless to memory of this GPU.
   virtual absl::Status CheckIsHere(const void* memory) const = 0;
+  // INVALID_ARGUMENT, saying whose it is instead, unless it is a stream of this GPU.
+  virtual absl::Status CheckIsOurs(Stream stream) const = 0;
 
   // Uninitialised. RESOURCE_EXHAUSTED with how much was wanted, and is free.
   virtual absl::StatusOr<Owned<uint8_t>> Allocate(size_t bytes) = 0;

@@ -30,18 +30,17 @@ absl::Status NotHereError(absl::string_view gpu, absl::string_view place) {
                                                  place, ": move there what is in it"));
 }
 
+absl::Status NotOursError(absl::string_view gpu, absl::string_view whose) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("a stream of ", gpu, " is needed, and this is ", whose));
+}
+
 absl::Status NoRoomError(absl::string_view gpu, size_t wanted, size_t free, size_t total) {
   return absl::ResourceExhaustedError(absl::StrCat(
       gpu, " has no room for another ", Size(wanted), ": ", Size(free), " of ", Size(total),
       " are free. PyTorch keeps what it has freed: make the optimizer before the first batch, or "
       "call torch.cuda.empty_cache() before it. Otherwise have less of the model on it, or smaller "
       "batches, or end what else runs there: nvidia-smi shows it"));
-}
-
-absl::Status NoPinnedRoomError(absl::string_view gpu, size_t wanted) {
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the host has no room for ", Size(wanted), " of pinned memory for copies to and from ", gpu,
-      ": end what else runs on it, or raise its memory limit"));
 }
 
 absl::Status NotPinnedError(absl::string_view gpu, size_t wanted, absl::string_view why) {

@@ -13,10 +13,11 @@ namespace signpost::kernels::cuda {
 
 // INVALID_ARGUMENT, for memory that is not the GPU's. `place` is where it is: "the host's memory".
 absl::Status NotHereError(absl::string_view gpu, absl::string_view place);
+// INVALID_ARGUMENT, for a stream that is not the GPU's. `whose` it is: "one of GPU 1".
+absl::Status NotOursError(absl::string_view gpu, absl::string_view whose);
 
 // RESOURCE_EXHAUSTED, all of these; the sizes are in bytes.
 absl::Status NoRoomError(absl::string_view gpu, size_t wanted, size_t free, size_t total);
-absl::Status NoPinnedRoomError(absl::string_view gpu, size_t wanted);
 absl::Status NotPinnedError(absl::string_view gpu, size_t wanted, absl::string_view why);
 
 // FAILED_PRECONDITION.

@@ -293,6 +293,12 @@ absl::Status SimulatedGpu::CheckIsHere(const void* memory) const {
   return NotHereError(name(), memory == nullptr ? "a null pointer" : "the host's memory");
 }
 
+absl::Status SimulatedGpu::CheckIsOurs(Stream stream) const {
+  const absl::MutexLock lock(&mutex_);
+  if (streams_.contains(stream)) return absl::OkStatus();
+  return NotOursError(name(), "none of its");
+}
+
 absl::StatusOr<Owned<uint8_t>> SimulatedGpu::Allocate(size_t bytes) {
   if (absl::Status fault = Fault(); !fault.ok()) return fault;
   const absl::MutexLock lock(&mutex_);

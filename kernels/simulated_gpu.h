@@ -78,6 +78,7 @@ class SimulatedGpu final : public Gpu {
 
   std::string name() const override;
   absl::Status CheckIsHere(const void* memory) const override;
+  absl::Status CheckIsOurs(Stream stream) const override;
 
   // Giving back memory waits until all streams are done with what they have then. It ends the
   // program if a GPU of this process has imported it still.

@@ -57,7 +57,9 @@ class AttachedSession final : public Session {
 
   ~AttachedSession() override;
 
-  void SetStream(kernels::cuda::Stream stream) override { tensors_->SetStream(stream); }
+  absl::Status SetStream(kernels::cuda::Stream stream) override {
+    return tensors_->SetStream(stream);
+  }
 
   absl::StatusOr<StepReport> Step(absl::Span<const Gradient> gradients,
                                   absl::Span<const GroupRates> rates) override;

@@ -98,11 +98,13 @@ GpuTensors::~GpuTensors() {
   if (are_taken_ != nullptr) Await().IgnoreError();
 }
 
-void GpuTensors::SetStream(kernels::cuda::Stream stream) {
-  if (stream == stream_ || !status_.ok()) return;
+absl::Status GpuTensors::SetStream(kernels::cuda::Stream stream) {
+  if (stream == stream_ || !status_.ok()) return absl::OkStatus();
+  if (absl::Status status = gpu_.CheckIsOurs(stream); !status.ok()) return status;
   Do(gpu_.Record(left_.get(), stream_));
   Do(gpu_.Wait(stream, left_.get()));
   stream_ = stream;
+  return absl::OkStatus();
 }
 
 absl::Status GpuTensors::Share(size_t tensor, const Gradient& gradient) {

@@ -43,7 +43,7 @@ class GpuTensors final : public Tensors {
   ~GpuTensors() override;
 
   // Puts the new one behind what is on the one before.
-  void SetStream(kernels::cuda::Stream stream) override;
+  absl::Status SetStream(kernels::cuda::Stream stream) override;
   // INVALID_ARGUMENT for one that is not on this GPU, or not aligned.
   absl::Status CheckGradient(const Gradient& gradient) const override {
     return CheckOn(gpu_, gradient);

@@ -183,13 +183,13 @@ TEST_P(GpuTensorsTest, SharesGradientsOfAllTypesInAnyOrder) {
 TEST_P(GpuTensorsTest, AGradientIsReadOnceItsStreamHasMadeIt) {
   const Owned<CUstream_st> first = Take(gpu_.NewStream()), second = Take(gpu_.NewStream());
   for (const GradientType type : kTypes) {
-    tensors_->SetStream(first.get());
+    EXPECT_TRUE(tensors_->SetStream(first.get()).ok());
     Delay(first.get());
     const Made early = Make(0, type, first.get());
     Succeeds(tensors_->Share(0, early.gradient));
     Delay(first.get());
     const Made late = Make(4, type, first.get());
-    tensors_->SetStream(second.get());  // which is behind the first
+    EXPECT_TRUE(tensors_->SetStream(second.get()).ok());  // which is behind the first
     Succeeds(tensors_->Share(4, late.gradient));
     Succeeds(tensors_->Await());
     EXPECT_EQ(OfTensor(gradients(), 0), early.numbers);
@@ -200,7 +200,7 @@ TEST_P(GpuTensorsTest, AGradientIsReadOnceItsStreamHasMadeIt) {
 TEST_P(GpuTensorsTest, ParametersComeInTheOrderOfTheStream) {
   const Owned<CUstream_st> stream = Take(gpu_.NewStream());
   for (size_t i = 0; i < total_; ++i) values()[i] = static_cast<float>(i);
-  tensors_->SetStream(stream.get());
+  EXPECT_TRUE(tensors_->SetStream(stream.get()).ok());
   Delay(stream.get());
   for (size_t tensor = 0; tensor < elements_.size(); ++tensor) {
     Succeeds(gpu_.SetToZero(on_gpu_[tensor].get(), 4 * elements_[tensor], stream.get()));
@@ -239,7 +239,7 @@ TEST_P(GpuTensorsTest, KnowsWhichGradientsAreShared) {
 
 TEST_P(GpuTensorsTest, WhatWasAwaitedIsNotReadAnyMore) {
   const Owned<CUstream_st> stream = Take(gpu_.NewStream());
-  tensors_->SetStream(stream.get());
+  EXPECT_TRUE(tensors_->SetStream(stream.get()).ok());
   for (float& value : values()) value = 1;
   Delay(stream.get());
   Succeeds(tensors_->TakeParameters());
@@ -250,7 +250,7 @@ TEST_P(GpuTensorsTest, WhatWasAwaitedIsNotReadAnyMore) {
 
 TEST_P(GpuTensorsTest, TheChecksumIsOfWhatTheStreamLeaves) {
   const Owned<CUstream_st> stream = Take(gpu_.NewStream());
-  tensors_->SetStream(stream.get());
+  EXPECT_TRUE(tensors_->SetStream(stream.get()).ok());
   const auto checksum_of = [&](float value) {
     for (float& to : values()) to = value;
     Delay(stream.get());

@@ -12,7 +12,7 @@ class HostTensors final : public Tensors {
  public:
   using Tensors::Tensors;
 
-  void SetStream(kernels::cuda::Stream) override {}
+  absl::Status SetStream(kernels::cuda::Stream) override { return absl::OkStatus(); }
   absl::Status CheckGradient(const Gradient& gradient) const override {
     return CheckOnHost(gradient);
   }

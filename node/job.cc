@@ -454,7 +454,7 @@ void Job::Stop() {
 
 bool Job::is_idle() const {
   absl::MutexLock lock(&mutex_);
-  return processes_.empty() && training_ == nullptr;
+  return processes_.empty() && training_ == nullptr && left_training_ == nullptr;
 }
 
 void Job::Tell(const std::string& what) const {

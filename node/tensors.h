@@ -26,8 +26,8 @@ class Tensors {
   virtual ~Tensors() = default;
 
   // On a GPU: copies come behind what is on this stream from now on, and this one behind the one
-  // before.
-  virtual void SetStream(kernels::cuda::Stream stream) = 0;
+  // before. INVALID_ARGUMENT, and nothing changes, for one that is not this GPU's.
+  virtual absl::Status SetStream(kernels::cuda::Stream stream) = 0;
   // INVALID_ARGUMENT, with the reason, unless it can be one of these tensors', but for its size.
   virtual absl::Status CheckGradient(const Gradient& gradient) const = 0;
 

@@ -108,7 +108,7 @@ absl::Status Training::Join(const SessionOptions& node, const Start& start, Grad
                             ParametersOf(definition_, parameters_->values()));
   if (!session.ok()) return session.status();
   session_ = *std::move(session);
-  session_->SetStream(place_->stream());
+  if (status = session_->SetStream(place_->stream()); !status.ok()) return status;
   rank_ = options.worker.rank;
   absl::Span<const float> mean = place_->mean();
   for (const Tensor& tensor : layout_.tensors()) {

@@ -267,10 +267,15 @@ class Codecs {
     // Codecs that are in use need not wait for one that takes its time to open.
     absl::MutexLock opening(&opening_);
     const Key key = {codec.name, options, block_elements};
-    if (const OpenCodec* const open = FindOpen(key); open != nullptr) return open;
-    if (CountOpen() >= kMostOpen) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          kMostOpen, " codecs are open, of other names, options or blocks: the most that may be"));
+    {
+      absl::MutexLock lock(&mutex_);
+      if (const auto open = open_.find(key); open != open_.end()) return Borrow(open->second);
+      if (open_.size() >= kMostOpen) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat(kMostOpen,
+                         " codecs are open, of other names, options or blocks: the most that may "
+                         "be until the process is started again"));
+      }
     }
     char error[1024] = "";
     const void* const state = codec.open(options.c_str(), error, sizeof error);
@@ -280,6 +285,34 @@ class Codecs {
                                                      "' does not take the options '", options,
                                                      "': ", absl::string_view(error)));
     }
+    // What is open cannot be closed: also what is refused is open once only, and counts.
+    Opened opened = Check(codec, state, block_elements);
+    absl::MutexLock lock(&mutex_);
+    return Borrow(open_[key] = std::move(opened));
+  }
+
+  using Key = std::tuple<std::string, std::string, uint32_t>;  // name, options, block_elements
+
+  // Null if it is not open.
+  const OpenCodec* FindOpen(const Key& key) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    const auto open = open_.find(key);
+    return open == open_.end() || !open->second.ok() ? nullptr : open->second->get();
+  }
+
+ private:
+  // What is open stays so, and jobs come from anybody.
+  static constexpr size_t kMostOpen = 64;
+
+  using Opened = absl::StatusOr<std::unique_ptr<const OpenCodec>>;
+
+  static absl::StatusOr<const OpenCodec*> Borrow(const Opened& opened) {
+    if (!opened.ok()) return opened.status();
+    return opened->get();
+  }
+
+  // What was opened, unless it breaks the rules for a block's bytes.
+  static Opened Check(const signpost_codec_v1& codec, const void* state, uint32_t block_elements) {
     const size_t most = codec.block_bytes(state, block_elements);
     if (most == 0 || most > size_t{16} * block_elements + 4096) {
       return absl::InvalidArgumentError(absl::StrFormat(
@@ -291,33 +324,13 @@ class Codecs {
           "codec '%s' takes more bytes for a block of %d numbers than for one of %d", codec.name,
           elements, block_elements));
     }
-    auto opened = std::make_unique<OpenCodec>(codec, state, block_elements, most);
-    absl::MutexLock lock(&mutex_);
-    return (open_[key] = std::move(opened)).get();
-  }
-
-  using Key = std::tuple<std::string, std::string, uint32_t>;  // name, options, block_elements
-
-  // Null if it is not open.
-  const OpenCodec* FindOpen(const Key& key) const ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    const auto open = open_.find(key);
-    return open == open_.end() ? nullptr : open->second.get();
-  }
-
- private:
-  // What is open stays so, and jobs come from anybody.
-  static constexpr size_t kMostOpen = 64;
-
-  size_t CountOpen() const ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    return open_.size();
+    return std::make_unique<OpenCodec>(codec, state, block_elements, most);
   }
 
   absl::Mutex opening_;  // held while a codec opens
   mutable absl::Mutex mutex_;
   std::map<std::string, const signpost_codec_v1*> libraries_ ABSL_GUARDED_BY(mutex_);
-  std::map<Key, std::unique_ptr<OpenCodec>> open_ ABSL_GUARDED_BY(mutex_);
+  std::map<Key, Opened> open_ ABSL_GUARDED_BY(mutex_);
 };
 
 bool IsName(const char* name) {

@@ -445,15 +445,16 @@ TEST(CAbi, AWorkerSaysWhichGpuItTrainsOn) {
             "signpost: rank 1: trains on GPU 0 (simulated)\n");
 }
 
-TEST(CAbi, AStreamThatIsNoneEndsTheStep) {
+TEST(CAbi, AStreamThatIsNoneOfTheGpusIsRefused) {
   Cluster cluster({.transport = Transport::kGrpc, .aggregators = 1});
   OnEachRank(kWorkers, [&](uint32_t index) {
     Rank rank(cluster, index, nullptr);
     rank.UseGpu(0, SIGNPOST_GRADIENT_FP32);
     rank.options().exchange_timeout_s = 5;
     ASSERT_EQ(rank.Join(), SIGNPOST_OK) << rank.error();
-    ASSERT_EQ(rank.SetStream(reinterpret_cast<void*>(0x1234)), SIGNPOST_OK) << rank.error();
-    EXPECT_EQ(rank.Step(), SIGNPOST_UNAVAILABLE) << rank.error();
+    EXPECT_EQ(rank.SetStream(reinterpret_cast<void*>(0x1234)), SIGNPOST_INVALID_ARGUMENT);
+    EXPECT_THAT(rank.error(), HasSubstr("a stream of GPU 0 (simulated) is needed, and this is"));
+    EXPECT_EQ(rank.Step(), SIGNPOST_OK) << rank.error();
   });
 }
 
@@ -466,6 +467,9 @@ TEST(CAbi, WhatCannotBeOnAGpuIsRefused) {
   on_host.UseGpu(-1, 3);
   EXPECT_EQ(on_host.Join(), SIGNPOST_INVALID_ARGUMENT);
   EXPECT_THAT(on_host.error(), HasSubstr("gradient_type of parameter weights is 3; there are 0"));
+  on_host.UseGpu(-2, SIGNPOST_GRADIENT_FP32);
+  EXPECT_EQ(on_host.Join(), SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_THAT(on_host.error(), HasSubstr("gpu is -2, wanted a GPU"));
   Rank nowhere(cluster, 0, nullptr);
   nowhere.UseGpu(7, SIGNPOST_GRADIENT_FP32);
   EXPECT_EQ(nowhere.Join(), SIGNPOST_INVALID_ARGUMENT);
@@ -552,10 +556,11 @@ TEST(CAbi, AReductionOnAGpuFollowsTheStreamThatItIsGiven) {
   EXPECT_EQ(signpost_reduce(reduction, values, 1, nullptr, error, sizeof error), SIGNPOST_OK)
       << error;
   void* const unknown = reinterpret_cast<void*>(0x1234);
-  EXPECT_EQ(signpost_reduction_set_stream(reduction, unknown, error, sizeof error), SIGNPOST_OK)
+  EXPECT_EQ(signpost_reduction_set_stream(reduction, unknown, error, sizeof error),
+            SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_THAT(error, HasSubstr("a stream of GPU 0 (simulated) is needed"));
+  EXPECT_EQ(signpost_reduce(reduction, values, 1, nullptr, error, sizeof error), SIGNPOST_OK)
       << error;
-  EXPECT_EQ(signpost_reduce(reduction, values, 1, nullptr, error, sizeof error),
-            SIGNPOST_UNAVAILABLE);
   signpost_reduction_close(reduction);
 }
 

@@ -2,6 +2,8 @@
 
 #include "proto/custom_codec.h"
 
+#include <dlfcn.h>
+
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -83,6 +85,21 @@ TEST(CodecCheck, FindsWhatIsWrongWithOthers) {
   EXPECT_THAT(TroubleOf("shrinks"),
               HasSubstr("more bytes for a block of 1 numbers than for one of"));
   EXPECT_THAT(TroubleOf("refuses"), HasSubstr("does not take the options 'refuses': not today"));
+}
+
+// Nor does one that is refused take more and more of what a codec has open.
+TEST(CustomCodec, IsOpenedOnce) {
+  ASSERT_TRUE(LoadCodecLibrary(kFaulty).ok());
+  void* const library = dlopen(kFaulty, RTLD_NOW | RTLD_NOLOAD);
+  const auto opened = reinterpret_cast<int (*)()>(dlsym(library, "faulty_opened"));
+  ASSERT_NE(opened, nullptr);
+  for (const char* options : {"", "large", "shrinks"}) {
+    const int before = opened();
+    const bool is_good = DescribeCustomCodec("faulty", options, 24).ok();
+    EXPECT_EQ(is_good, *options == '\0');
+    EXPECT_EQ(DescribeCustomCodec("faulty", options, 24).ok(), is_good);
+    EXPECT_EQ(opened() - before, 1) << options;
+  }
 }
 
 TEST(LoadCodecLibrary, NamesTheFileThatIsNone) {

@@ -8,8 +8,13 @@
 
 #include "proto/signpost_codec.h"
 
-/* What is open is never closed, so it is not allocated: tests open some again and again. */
+static atomic_int opened;
+
+int faulty_opened(void) { return opened; }
+
+/* What is open is never closed, so it is not allocated. */
 static void* open_faulty(const char* options, char* error, size_t error_size) {
+  ++opened;
   static char faults[][24] = {"",
                               "cannot unpack",
                               "cannot unpack halves",

@@ -284,13 +284,13 @@ TEST_F(GpuJobTest, AStreamIsBehindTheOneBefore) {
       replica.gradient = GradientOf(0, step, replica.gradient.size());
       EXPECT_TRUE((*worker)->BeginStep({job_.rates}).ok());
       replica.BeforeStep(**worker);
-      if (stream) (*worker)->SetStream(stream.get());
+      if (stream) EXPECT_TRUE((*worker)->SetStream(stream.get()).ok());
       const std::vector<Gradient> gradients = replica.Gradients();
       for (size_t tensor : {1, 0}) {
         EXPECT_TRUE((*worker)->GradientReady(tensor, gradients[tensor]).ok());
       }
       EXPECT_TRUE((*worker)->FinishStep().ok());
-      if (stream) (*worker)->SetStream(replica.stream());
+      if (stream) EXPECT_TRUE((*worker)->SetStream(replica.stream()).ok());
       replica.GetValues();
     }
     return replica.values;
@@ -746,15 +746,17 @@ TEST_F(SimulatedGpuJobTest, NoStateIsGivenThatCannotBeRead) {
   }
 }
 
-TEST_F(SimulatedGpuJobTest, WhatAStreamRefusesEndsTheStep) {
+TEST_F(SimulatedGpuJobTest, AStreamOfAnotherGpuChangesNothing) {
   Cluster cluster({});
   auto worker = JoinAlone(cluster);
   ASSERT_TRUE(worker.ok()) << worker.status();
   ASSERT_TRUE(Step(**worker).ok());
   replica_->BeforeStep(**worker);
-  (*worker)->SetStream(reinterpret_cast<CUstream_st*>(0x1234));
-  const absl::Status status = (*worker)->Step(replica_->Gradients(), {job_.rates}).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  kernels::cuda::SimulatedGpu other(1);
+  const kernels::cuda::Owned<CUstream_st> stream = *other.NewStream();
+  const absl::Status status = (*worker)->SetStream(stream.get());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_TRUE((*worker)->Step(replica_->Gradients(), {job_.rates}).ok());
 }
 
 #endif

@@ -57,7 +57,7 @@ class Tensors {
     const kernels::cuda::Stream stream = streams_[calls_++ % 2].get();
     std::memcpy(pinned_.get(), values.data(), bytes());
     gpu_->CopyIn(memory_.get(), pinned_.get(), bytes(), stream).IgnoreError();
-    worker.SetStream(stream);
+    if (absl::Status status = worker.SetStream(stream); !status.ok()) return status;
     absl::StatusOr<StepReport> report = worker.Reduce(Spans(OnGpu()));
     gpu_->CopyOut(pinned_.get(), memory_.get(), bytes(), stream).IgnoreError();
     gpu_->Record(done_.get(), stream).IgnoreError();

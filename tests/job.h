@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "gtest/gtest.h"
 #include "kernels/gpu.h"
 #include "tests/cluster.h"
 #include "worker/worker.h"
@@ -75,7 +76,7 @@ class Replica {
   template <class Trained>
   void BeforeStep(Trained& trained) {
     if (on_gpu_ == nullptr) return;
-    trained.SetStream(NextStream());
+    EXPECT_TRUE(trained.SetStream(NextStream()).ok());
     PutGradient();
   }
   void GetValues();

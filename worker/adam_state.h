@@ -48,7 +48,7 @@ class AdamState {
   virtual absl::Status Check() const = 0;
   virtual absl::Status CheckGradient(const Gradient& gradient) const = 0;
   virtual bool CanCompress() const = 0;
-  virtual void SetStream(kernels::cuda::Stream stream) = 0;
+  virtual absl::Status SetStream(kernels::cuda::Stream stream) = 0;
 
   // A contribution of gradients; as Optimizer::Compress. Without the error only what loses nothing.
   virtual std::optional<uint32_t> CompressGradient(uint32_t chunk, Codec codec, bool adds_error,

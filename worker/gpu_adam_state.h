@@ -39,7 +39,9 @@ class GpuAdamState final : public AdamState {
   absl::Status CheckGradient(const Gradient& gradient) const override {
     return chunks_.CheckGradient(gradient);
   }
-  void SetStream(kernels::cuda::Stream stream) override { chunks_.SetStream(stream); }
+  absl::Status SetStream(kernels::cuda::Stream stream) override {
+    return chunks_.SetStream(stream);
+  }
 
   bool CanCompress() const override { return chunks_.CanCompress(); }
   std::optional<uint32_t> CompressGradient(uint32_t chunk, Codec codec, bool adds_error,

@@ -118,12 +118,14 @@ bool GpuChunks::TakeZeros(Memory& to) {
   return ok();
 }
 
-void GpuChunks::SetStream(Stream stream) {
-  if (stream == stream_ || !ok()) return;
+absl::Status GpuChunks::SetStream(Stream stream) {
+  if (stream == stream_ || !ok()) return absl::OkStatus();
+  if (absl::Status status = gpu_.CheckIsOurs(stream); !status.ok()) return status;
   // What is on the one before may be the caller's too: gradients that have come already.
   Do(gpu_.Record(left_.get(), stream_));
   Do(gpu_.Wait(stream, left_.get()));
   stream_ = stream;
+  return absl::OkStatus();
 }
 
 bool GpuChunks::CanCompress() const {

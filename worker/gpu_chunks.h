@@ -85,7 +85,8 @@ class GpuChunks {
 
   // INVALID_ARGUMENT for one that is not on this GPU, or not aligned.
   absl::Status CheckGradient(const Gradient& gradient) const { return CheckOn(gpu_, gradient); }
-  void SetStream(kernels::cuda::Stream stream);
+  // INVALID_ARGUMENT for one that is not this GPU's.
+  absl::Status SetStream(kernels::cuda::Stream stream);
 
   const Layout& layout() const { return layout_; }
   const kernels::BlockRule& rule() const { return rule_; }

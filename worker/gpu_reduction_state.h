@@ -30,7 +30,9 @@ class GpuReductionState final : public ReductionState {
     return chunks_.CheckGradient(gradient);
   }
   bool CanCompress() const override { return chunks_.CanCompress(); }
-  void SetStream(kernels::cuda::Stream stream) override { chunks_.SetStream(stream); }
+  absl::Status SetStream(kernels::cuda::Stream stream) override {
+    return chunks_.SetStream(stream);
+  }
   std::optional<uint32_t> Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
                                    uint8_t* payload, Optimizer::Later later) override {
     return chunks_.CompressGradient(chunk, codec_, /*adds_error=*/true, gradients, payload,

@@ -29,7 +29,7 @@ class HostAdamState final : public AdamState {
   absl::Status Check() const override { return absl::OkStatus(); }
   // INVALID_ARGUMENT for one that is not fp32.
   absl::Status CheckGradient(const Gradient& gradient) const override;
-  void SetStream(kernels::cuda::Stream stream) override {}
+  absl::Status SetStream(kernels::cuda::Stream) override { return absl::OkStatus(); }
 
   bool CanCompress() const override { return true; }
   // All three are done when they return.

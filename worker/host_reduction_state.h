@@ -27,7 +27,7 @@ class HostReductionState final : public ReductionState {
     return CheckOnHost(gradient);
   }
   bool CanCompress() const override { return true; }
-  void SetStream(kernels::cuda::Stream stream) override {}
+  absl::Status SetStream(kernels::cuda::Stream) override { return absl::OkStatus(); }
   std::optional<uint32_t> Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
                                    uint8_t* payload, Optimizer::Later later) override;
 

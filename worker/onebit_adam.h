@@ -119,7 +119,9 @@ class OneBitAdam : public Optimizer {
   void SetValues(absl::Span<const float> values);  // of all parameters, in layout order
 
   absl::Status Check() const override { return state_->Check(); }
-  void SetStream(kernels::cuda::Stream stream) override { state_->SetStream(stream); }
+  absl::Status SetStream(kernels::cuda::Stream stream) override {
+    return state_->SetStream(stream);
+  }
 
   const Schedule& schedule() const override { return schedule_; }
   void SetSchedule(Schedule schedule) override { schedule_ = std::move(schedule); }

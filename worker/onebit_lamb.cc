@@ -125,6 +125,7 @@ void OneBitLamb::UpdateRatio(const Norms& norms, TensorScale& scale) const {
   scale.set_ratio(1);
   if (!(norms.numerator > 0 && norms.update > 0)) return;
   const double ratio = std::sqrt(norms.numerator) / std::sqrt(norms.update);
+  if (std::isnan(ratio)) return;  // neither norm is finite
   scale.set_ratio(std::clamp(ratio, lamb.min_coeff, lamb.max_coeff));
   scale.set_average(lamb.coeff_beta * scale.average() + (1 - lamb.coeff_beta) * scale.ratio());
   scale.set_weight(lamb.coeff_beta * scale.weight() + (1 - lamb.coeff_beta));

@@ -44,8 +44,8 @@ class Optimizer {
   // may find out. Then nothing here is worth anything.
   virtual absl::Status Check() const { return absl::OkStatus(); }
   // On a GPU: calls put their work on this stream from now on, behind all that is on the one
-  // before.
-  virtual void SetStream(kernels::cuda::Stream stream) {}
+  // before. INVALID_ARGUMENT, and nothing changes, for one that is not this GPU's.
+  virtual absl::Status SetStream(kernels::cuda::Stream) { return absl::OkStatus(); }
 
   // Starts step `step`, the one after the last, or a local one before it. `rates` passed
   // CheckRates, and has an entry for each group.

@@ -45,7 +45,9 @@ class Reduction final : public Optimizer {
             kernels::cuda::Gpu* gpu = nullptr);
 
   absl::Status Check() const override { return state_->Check(); }
-  void SetStream(kernels::cuda::Stream stream) override { state_->SetStream(stream); }
+  absl::Status SetStream(kernels::cuda::Stream stream) override {
+    return state_->SetStream(stream);
+  }
 
   // Where answers go until the next call: results[i] is tensor i's, of its size. Without any they
   // go nowhere. They may be the memory of the gradients: a chunk is read before it is written.

@@ -30,7 +30,7 @@ class ReductionState {
   virtual absl::Status Check() const = 0;
   virtual absl::Status CheckGradient(const Gradient& gradient) const = 0;
   virtual bool CanCompress() const = 0;
-  virtual void SetStream(kernels::cuda::Stream stream) = 0;
+  virtual absl::Status SetStream(kernels::cuda::Stream stream) = 0;
   virtual std::optional<uint32_t> Compress(uint32_t chunk, absl::Span<const Gradient> gradients,
                                            uint8_t* payload, Optimizer::Later later) = 0;
 

@@ -110,7 +110,9 @@ class Worker {
   // one before, which must be there until then. A step has read all gradients when it returns, but
   // for 0/1 Adam's local ones, which read them in the stream's order; parameters, and what Reduce
   // makes of tensors, are written in that order, perhaps later. The default one at first.
-  void SetStream(kernels::cuda::Stream stream) { optimizer_.SetStream(stream); }
+  // INVALID_ARGUMENT, and nothing changes, for a stream of another GPU. Of what has failed steps
+  // tell.
+  absl::Status SetStream(kernels::cuda::Stream stream) { return optimizer_.SetStream(stream); }
 
   // One optimizer step on the mean of all workers' gradients. gradients[i] is tensor i's, of its
   // size. In a job with a round deadline it may be several steps: a worker that was late takes

@@ -1,5 +1,6 @@
 """Codecs from outside: shared objects, and Python classes."""
 
+import ctypes
 import os
 import re
 import subprocess
@@ -152,6 +153,44 @@ def test_a_class_that_others_cannot_import_is_refused():
 
     with pytest.raises(ValueError, match="Local must be in a module of its own"):
         signpost.python_codec(Local)
+
+
+class CodecV1(ctypes.Structure):
+    """signpost_codec_v1."""
+
+    _fields_ = [
+        ("abi", ctypes.c_uint32),
+        ("name", ctypes.c_char_p),
+        ("version", ctypes.c_char_p),
+        ("open", ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_char_p] * 2, ctypes.c_size_t)),
+        ("block_bytes", ctypes.c_void_p),
+        ("compress", ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, ctypes.c_uint32, ctypes.c_char_p)),
+        ("decompress", ctypes.c_void_p),
+    ]
+
+
+def children():
+    """This process's."""
+    threads = Path("/proc/self/task").iterdir()
+    return {child for t in threads for child in (t / "children").read_text().split()}
+
+
+def test_a_python_process_that_is_given_up_ends(monkeypatch):
+    monkeypatch.setenv("SIGNPOST_PYTHON", sys.executable)
+    monkeypatch.setenv("SIGNPOST_PYTHON_CODECS", "codecs_of_mine:Fails")
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ['PYTHONPATH']}")
+    options = signpost.python_codec(codecs_of_mine.Fails).options.encode()
+    library = ctypes.CDLL(signpost.PYTHON_CODEC)
+    library.signpost_codec.restype = ctypes.POINTER(CodecV1)
+    codec = library.signpost_codec().contents
+    before = children()
+    for wrong in (options + b"-", options):
+        error = ctypes.create_string_buffer(1000)
+        state = codec.open(wrong, error, len(error))
+        assert (state is None) == (wrong != options), error.value
+    large = (ctypes.c_float * 8)(2.0)
+    codec.compress(state, large, 8, ctypes.create_string_buffer(100))
+    assert children() == before  # none runs, and none waits to be asked how it ended
 
 
 def test_a_job_has_one_codec_from_outside():

@@ -194,6 +194,27 @@ def dies_once(directory, max_grad_norm="0"):
     say(optimizer)
 
 
+def dies_in_a_local_interval(directory):
+    """Thirty steps of 0/1 Adam, clipped, whose ranks exchange norms before step 8 and nothing for four
+    steps at a time in the end; rank 1 dies in such an interval, unless it has."""
+    has_died = Path(directory, "has_died")
+    parameters = list(model_of().parameters())
+    intervals = {"var_update_scaler": 2, "local_step_scaler": 4, "local_step_clipper": 4}
+    optimizer = signpost.ZeroOneAdam(
+        parameters, lr=0.01, var_freeze_step=8, max_grad_norm=0.5, **intervals
+    )
+    print(f"begins at step {optimizer.steps}", flush=True)
+    while optimizer.steps < 30 or not optimizer.is_synchronised:
+        if signpost.rank() == 1 and optimizer.steps == 17 and not has_died.exists():
+            has_died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        generator = torch.Generator().manual_seed(optimizer.steps * 100 + signpost.rank())
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+    say(optimizer)
+
+
 def dies_in_a_backward_pass(directory):
     """Thirty steps with overlap, of which ten dense; rank 1 dies when one gradient is missing, unless
     it has."""

@@ -40,6 +40,18 @@ def test_a_node_goes_on_with_the_same_bits_when_one_of_its_ranks_has_died(scenar
     assert digest_of(output, 4) == digest_of(undisturbed, 4)
 
 
+def test_two_nodes_go_on_when_a_rank_has_died_that_no_longer_exchanges_norms(tmp_path):
+    options = ["--per-node", "2", "--worker-restarts", "1"]
+    scenario = ["dies_in_a_local_interval", str(tmp_path)]
+    code, output = run_job(4, 1, *scenario, options=options)
+    assert code == 0
+    # The other node's ranks have nothing to start again for.
+    assert output.count("begins at step 17") == 2
+    undisturbed = run_job(4, 1, *scenario, options=options)[1]
+    assert "begins at step 17" not in undisturbed
+    assert digest_of(output, 4) == digest_of(undisturbed, 4)
+
+
 def test_ranks_of_a_node_whose_rates_differ_can_correct_them():
     code, output = run_job(4, 1, "corrects_its_rates", options=["--per-node", "2"])
     assert code == 0

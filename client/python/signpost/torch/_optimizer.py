@@ -273,12 +273,12 @@ class _JobOptimizer(torch.optim.Optimizer):
             options.resume_state = state.data_ptr()
             options.resume_state_bytes = state.numel()
         resumes = resume is not None or state is not None
-        clipping = self._new_clipping(options)
+        parameters = [tensor.as_session_parameter() for tensor in tensors]
+        session = session_of(tensors[0].gpu, options, parameters)
         try:
-            parameters = [tensor.as_session_parameter() for tensor in tensors]
-            session = session_of(tensors[0].gpu, options, parameters)
+            clipping = self._new_clipping(options, session.steps)
         except BaseException:
-            _leave_both(None, clipping)
+            _leave_both(session, None)
             raise
         old_session, old_clipping, old_backward = self._session, self._clipping, self._backward
         self._session, self._clipping, self._tensors = session, clipping, tensors
@@ -304,7 +304,8 @@ class _JobOptimizer(torch.optim.Optimizer):
             # What learning-rate schedulers ask for when they do not begin at step 0.
             group.setdefault("initial_lr", group["lr"])
 
-    def _new_clipping(self, options: Options) -> Optional[Clipping]:
+    def _new_clipping(self, options: Options, steps: int) -> Optional[Clipping]:
+        """For a rank that goes on after so many steps."""
         if self._max_grad_norm is None:
             return None
         return GlobalClipping(options, self._max_grad_norm)
@@ -790,11 +791,12 @@ class ZeroOneAdam(_JobOptimizer):
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
-    def _new_clipping(self, options: Options) -> Optional[Clipping]:
-        # Once others exchange nothing any more, who comes back could not join them.
-        if self._max_grad_norm is not None and options.min_workers > 0:
+    def _new_clipping(self, options: Options, steps: int) -> Optional[Clipping]:
+        # Once others exchange nothing any more, who comes back cannot join them.
+        is_late = steps >= self._freeze_step or options.min_workers > 0
+        if self._max_grad_norm is not None and is_late:
             return OwnClipping(self._max_grad_norm)
-        return super()._new_clipping(options)
+        return super()._new_clipping(options, steps)
 
     def _clipping_of_step(self) -> Optional[Clipping]:
         if isinstance(self._clipping, GlobalClipping) and self.steps >= self._freeze_step:
