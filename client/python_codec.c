@@ -74,8 +74,11 @@ static int start(const char* options, int theirs, pid_t* pid) {
   return errno == 0;
 }
 
-/* Whatever it is doing: a module that is imported may take for ever. */
+/* Whatever it is doing: a module that is imported may take for ever. Not when the program has asked
+ * how it ended already, as its number may be another's then. */
 static void end(pid_t pid) {
+  siginfo_t ended;
+  if (waitid(P_PID, (id_t)pid, &ended, WEXITED | WNOHANG | WNOWAIT) != 0) return;
   kill(pid, SIGKILL);
   while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) continue;
 }
@@ -84,7 +87,8 @@ static void end(pid_t pid) {
 static int is_ready(int socket, char* error, size_t error_size) {
   uint32_t size = 0;
   if (!read_all(socket, &size, sizeof size)) {
-    snprintf(error, error_size, "its Python process has ended; see above");
+    snprintf(error, error_size, "its Python process has ended, or not begun to answer in %d s; see above",
+             MOST_SECONDS);
     return 0;
   }
   if (size == 0) return 1;

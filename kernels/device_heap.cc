@@ -1,5 +1,6 @@
 #include "kernels/device_heap.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstdio>
@@ -45,7 +46,8 @@ void* operator new(size_t bytes) {
     return memory;
   }
   const std::lock_guard lock(mutex);
-  const int size = std::bit_width(bytes + sizeof(Header) - 1);
+  // Some, or the last block's would begin behind the heap.
+  const int size = std::bit_width(std::max<size_t>(bytes, 1) + sizeof(Header) - 1);
   Header*& free = heap.free[size];
   Header* header = free;
   if (header != nullptr) {

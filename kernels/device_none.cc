@@ -10,8 +10,8 @@ namespace {
 
 #ifdef SIGNPOST_WANTED_CUDA
 constexpr char kWhy[] =
-    "built with --config=cuda where there was no nvcc, or no libcudart_static.a beside it: in "
-    "$CUDA_HOME, in PATH, or in /usr/local/cuda";
+    "built with --config=cuda, but no nvcc with a libcudart_static.a beside it was found in "
+    "$CUDA_HOME, PATH or /usr/local/cuda";
 #else
 constexpr char kWhy[] = "built without CUDA: build it with --config=cuda where nvcc is installed";
 #endif

@@ -58,8 +58,6 @@ inline absl::Status StatusOf(cudaError_t error) {
     case cudaErrorMemoryAllocation:
       return absl::ResourceExhaustedError(why);
     // Until somebody changes the machine, or the program: as CheckDevice's.
-    case cudaErrorInvalidResourceHandle:
-    case cudaErrorInvalidValue:
     case cudaErrorUnsupportedPtxVersion:
     case cudaErrorNoKernelImageForDevice:
       return absl::InvalidArgumentError(why);

@@ -32,7 +32,7 @@ absl::Status NotHereError(absl::string_view gpu, absl::string_view place) {
 
 absl::Status NotOursError(absl::string_view gpu, absl::string_view whose) {
   return absl::InvalidArgumentError(
-      absl::StrCat("a stream of ", gpu, " is needed, and this is ", whose));
+      absl::StrCat("a stream of ", gpu, " is needed, where the tensors are, and this is ", whose));
 }
 
 absl::Status NoRoomError(absl::string_view gpu, size_t wanted, size_t free, size_t total) {

@@ -178,6 +178,13 @@ TEST(Gpu, ImportsNothingElse) {
   Succeeds(TestGpu().Allocate(1).status());  // nothing else has failed
 }
 
+TEST(Gpu, TellsItsStreams) {
+  const Owned<CUstream_st> stream = Take(TestGpu().NewStream());
+  Succeeds(TestGpu().CheckIsOurs(stream.get()));
+  Succeeds(TestGpu().CheckIsOurs(nullptr));
+  Succeeds(TestGpu().Allocate(1).status());  // and has this thread's context left as it was
+}
+
 // One stream copies in and scales what another copies out, each a part at a time.
 TEST(Gpu, EventsOrderStreams) {
   constexpr size_t kParts = 8, kElements = 1 << 18, kBytes = 4 * kElements;

@@ -454,7 +454,7 @@ void Job::Stop() {
 
 bool Job::is_idle() const {
   absl::MutexLock lock(&mutex_);
-  return processes_.empty() && training_ == nullptr && left_training_ == nullptr;
+  return processes_.empty() && training_ == nullptr && left_training_ == nullptr && !is_at_work_;
 }
 
 void Job::Tell(const std::string& what) const {

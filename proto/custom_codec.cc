@@ -264,9 +264,13 @@ class Codecs {
     if (options.find('\0') != std::string::npos) {
       return absl::InvalidArgumentError("a codec's options end with a 0, and have none before");
     }
-    // Codecs that are in use need not wait for one that takes its time to open.
-    absl::MutexLock opening(&opening_);
     const Key key = {codec.name, options, block_elements};
+    {
+      absl::MutexLock lock(&mutex_);
+      if (const auto open = open_.find(key); open != open_.end()) return Borrow(open->second);
+    }
+    // Codecs that are open need not wait for one that takes its time to open.
+    absl::MutexLock opening(&opening_);
     {
       absl::MutexLock lock(&mutex_);
       if (const auto open = open_.find(key); open != open_.end()) return Borrow(open->second);
@@ -316,7 +320,9 @@ class Codecs {
     const size_t most = codec.block_bytes(state, block_elements);
     if (most == 0 || most > size_t{16} * block_elements + 4096) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "codec '%s' wants %d bytes for a block of %d numbers", codec.name, most, block_elements));
+          "codec '%s' wants %d bytes for a block of %d numbers, and is not asked again before the "
+          "process is started again",
+          codec.name, most, block_elements));
     }
     for (uint32_t elements = 1; elements < block_elements; ++elements) {
       if (codec.block_bytes(state, elements) <= most) continue;

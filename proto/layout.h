@@ -29,7 +29,7 @@ absl::Status CheckJobName(absl::string_view name);
 
 // What Layout::Create accepts at most. A layout takes memory for each tensor and each chunk, but
 // none for each block or element.
-inline constexpr size_t kMaxTensors = 1'000'000;
+inline constexpr size_t kMaxTensors = 250'000;
 inline constexpr size_t kMaxTensorNameBytes = 1024;
 inline constexpr int kMaxTensorDimensions = 64;
 inline constexpr uint64_t kMaxElements = uint64_t{1} << 40;

@@ -168,7 +168,7 @@ TEST(Layout, SuitableChunksAreAsManyAsManyShardsDivide) {
 TEST(Layout, RefusesAJobWithoutTensors) { ExpectRefused({}, Options(8, 8), "at least one tensor"); }
 
 TEST(Layout, RefusesMoreTensorsThanItsLimit) {
-  ExpectRefused(std::vector<Tensor>(kMaxTensors + 1), Options(8, 8), "1000001 tensors");
+  ExpectRefused(std::vector<Tensor>(kMaxTensors + 1), Options(8, 8), "250001 tensors");
 }
 
 TEST(Layout, RefusesAnEmptyName) {

@@ -147,6 +147,70 @@ class MessageReader {
   CodedInputStream in_;
 };
 
+// What the fields of a message may take in memory. Objects and what repeated fields keep for them
+// to grow by are counted generously, and a field without a name is kept until it is discarded.
+class FieldCounter {
+ public:
+  FieldCounter(CodedInputStream& in, uint64_t max_bytes) : in_(in), left_(max_bytes) {}
+
+  // INVALID_ARGUMENT when it is too much, or the bytes are no such message.
+  absl::Status Count(const google::protobuf::Descriptor& type) {
+    while (const uint32_t tag = in_.ReadTag()) {
+      if (absl::Status status = CountField(tag, type); !status.ok()) return status;
+    }
+    return in_.ConsumedEntireMessage() ? absl::OkStatus() : Malformed();
+  }
+
+ private:
+  static constexpr uint64_t kFieldBytes = 64;
+  static constexpr uint64_t kMessageBytes = 128;
+  static constexpr uint64_t kElementBytes =
+      16;  // of a packed field, each a byte on the wire or more
+
+  absl::Status CountField(uint32_t tag, const google::protobuf::Descriptor& type) {
+    const int number = WireFormatLite::GetTagFieldNumber(tag);
+    const google::protobuf::FieldDescriptor* const field = type.FindFieldByNumber(number);
+    if (absl::Status status = Take(kFieldBytes); !status.ok()) return status;
+    const bool is_delimited =
+        WireFormatLite::GetTagWireType(tag) == WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
+    if (WireFormatLite::GetTagWireType(tag) == WireFormatLite::WIRETYPE_START_GROUP) {
+      return Malformed();  // no message has any
+    }
+    if (field == nullptr || !is_delimited) {
+      return WireFormatLite::SkipField(&in_, tag) ? absl::OkStatus() : Malformed();
+    }
+    uint32_t size = 0;
+    if (!in_.ReadVarint32(&size)) return Malformed();
+    if (field->message_type() != nullptr) return CountMessage(size, *field->message_type());
+    absl::Status status = field->is_packable() ? Take(kElementBytes * size) : absl::OkStatus();
+    if (status.ok() && !in_.Skip(static_cast<int>(size))) status = Malformed();
+    return status;
+  }
+
+  absl::Status CountMessage(uint32_t size, const google::protobuf::Descriptor& type) {
+    if (absl::Status status = Take(kMessageBytes); !status.ok()) return status;
+    const CodedInputStream::Limit outer = in_.PushLimit(static_cast<int>(size));
+    absl::Status status = Count(type);
+    // Beyond the end of the outer message, or of the bytes.
+    if (status.ok() && in_.BytesUntilLimit() != 0) status = Malformed();
+    in_.PopLimit(outer);
+    return status;
+  }
+
+  absl::Status Take(uint64_t bytes) {
+    if (bytes > left_) return Invalid("the message has too many fields");
+    left_ -= bytes;
+    return absl::OkStatus();
+  }
+
+  absl::Status Malformed() const {
+    return Invalid("the message is malformed at byte ", in_.CurrentPosition());
+  }
+
+  CodedInputStream& in_;
+  uint64_t left_;
+};
+
 template <typename FrameOrAnswer>
 absl::Status Parse(const grpc::ByteBuffer& bytes, uint64_t max_payload_bytes, FrameOrAnswer& out) {
   FrameOrAnswer parsed;
@@ -177,6 +241,27 @@ absl::Status ParseRequest(const grpc::ByteBuffer& bytes, uint64_t max_payload_by
 absl::Status ParseResponse(const grpc::ByteBuffer& bytes, uint64_t max_payload_bytes,
                            Answer& answer) {
   return Parse(bytes, max_payload_bytes, answer);
+}
+
+absl::Status ParseMessage(const grpc::ByteBuffer& bytes, uint64_t max_field_bytes,
+                          Message& message) {
+  grpc::ByteBuffer shared = bytes;
+  {
+    grpc::ProtoBufferReader reader(&shared);
+    if (!reader.status().ok()) return Invalid("there is no message");
+    CodedInputStream in(&reader);
+    absl::Status status = FieldCounter(in, max_field_bytes).Count(*message.GetDescriptor());
+    if (!status.ok()) return status;
+  }
+  grpc::ProtoBufferReader reader(&shared);
+  if (!message.ParseFromZeroCopyStream(&reader)) return Invalid("the message is malformed");
+  message.DiscardUnknownFields();
+  return absl::OkStatus();
+}
+
+grpc::ByteBuffer SerializeMessage(const Message& message) {
+  const grpc::Slice bytes(message.SerializeAsString());
+  return grpc::ByteBuffer(&bytes, 1);
 }
 
 }  // namespace signpost

@@ -1,7 +1,7 @@
-// Exchange messages to and from gRPC's buffers. On the wire they are plain proto
-// (aggregator.proto), so any generated client can talk to an aggregator; here the payload goes
-// around the proto parser: out as a slice of the buffer that the kernels filled, in by one copy to
-// aligned memory.
+// Messages to and from gRPC's buffers. On the wire they are plain proto (aggregator.proto), so any
+// generated client can talk to an aggregator; here it is known how much memory a message takes
+// before it is taken, and an exchange's payload goes around the proto parser: out as a slice of the
+// buffer that the kernels filled, in by one copy to aligned memory.
 
 #ifndef SIGNPOST_PROTO_MESSAGE_H_
 #define SIGNPOST_PROTO_MESSAGE_H_
@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "google/protobuf/message.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "proto/aggregator.pb.h"
 #include "proto/frame.h"
@@ -38,6 +39,14 @@ inline constexpr uint64_t kMaxHeaderBytes = 256 * 1024;
 absl::Status ParseRequest(const grpc::ByteBuffer& bytes, uint64_t max_payload_bytes, Frame& frame);
 absl::Status ParseResponse(const grpc::ByteBuffer& bytes, uint64_t max_payload_bytes,
                            Answer& answer);
+
+// Any other message. A field takes many times the two bytes that it has on the wire at least:
+// INVALID_ARGUMENT, and no memory is taken, when all of them, those of its messages included, may
+// take more than `max_field_bytes`, what strings hold apart; or when the bytes are not the message.
+// Fields that it does not have are skipped.
+absl::Status ParseMessage(const grpc::ByteBuffer& bytes, uint64_t max_field_bytes,
+                          google::protobuf::Message& message);
+grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
 
 }  // namespace signpost
 

@@ -358,5 +358,106 @@ TEST(Message, AMalformedResponseLeavesTheAnswerUntouched) {
   EXPECT_EQ(answer.header.step(), 9u);
 }
 
+// --- Other messages.
+
+JoinRequest SomeJoin() {
+  JoinRequest join;
+  join.set_job("job");
+  join.set_world_size(3);
+  join.mutable_options()->set_block_elements(4096);
+  join.mutable_options()->mutable_custom_codec()->set_name("topk");
+  for (const char* name : {"weight", "bias"}) {
+    Tensor& tensor = *join.add_tensors();
+    tensor.set_name(name);
+    tensor.add_shape(300);
+    tensor.add_shape(1);
+  }
+  return join;
+}
+
+std::string Repeated(absl::string_view bytes, size_t times) {
+  std::string repeated;
+  for (size_t i = 0; i < times; ++i) absl::StrAppend(&repeated, bytes);
+  return repeated;
+}
+
+// A field of any length.
+std::string Delimited(int field, const std::string& bytes) {
+  std::string size;
+  for (size_t left = bytes.size();; left /= 128) {
+    size.push_back(static_cast<char>(left < 128 ? left : 128 + left % 128));
+    if (left < 128) break;
+  }
+  return absl::StrCat(std::string(1, static_cast<char>(8 * field + 2)), size, bytes);
+}
+
+constexpr int kTensors = JoinRequest::kTensorsFieldNumber;
+constexpr char kUnknown[] = "\x78\x01";  // field 15, a varint
+
+TEST(Message, AnyMessageComesBackAsItWas) {
+  const JoinRequest join = SomeJoin();
+  for (const size_t slice_bytes : {size_t{1}, size_t{7}, SIZE_MAX}) {
+    JoinRequest parsed;
+    EXPECT_EQ(
+        ParseMessage(AsBuffer(AsString(SerializeMessage(join)), slice_bytes), 1 << 20, parsed),
+        absl::OkStatus());
+    EXPECT_TRUE(MessageDifferencer::Equals(parsed, join));
+  }
+  JoinRequest parsed;
+  EXPECT_EQ(ParseMessage(AsBuffer(join.SerializeAsString() + kUnknown), 1 << 20, parsed),
+            absl::OkStatus());
+  EXPECT_TRUE(MessageDifferencer::Equals(parsed, join)) << "nobody keeps what nobody reads";
+  LeaveResponse nothing;
+  EXPECT_EQ(ParseMessage(SerializeMessage(nothing), 0, nothing), absl::OkStatus());
+}
+
+TEST(Message, AnyMessageIsRefusedBeforeItsFieldsTakeMoreMemoryThanTheyMay) {
+  const std::string many[] = {
+      Repeated(Delimited(kTensors, ""), 2000),
+      Repeated(kUnknown, 2000),
+      Repeated(Delimited(14, ""), 2000),
+      Delimited(kTensors, Repeated(kUnknown, 2000)),
+      Delimited(kTensors,
+                Repeated(std::string("\x10\x00", 2), 2000)),  // its shape, a number at a time
+      Delimited(kTensors, Delimited(Tensor::kShapeFieldNumber, std::string(2000, '\1'))),
+      Repeated(Delimited(JoinRequest::kOptionsFieldNumber, ""), 2000),
+      Delimited(JoinRequest::kOptionsFieldNumber, Repeated(kUnknown, 2000)),
+  };
+  for (const std::string& bytes : many) {
+    SCOPED_TRACE(&bytes - many);
+    JoinRequest parsed;
+    ASSERT_TRUE(parsed.ParseFromString(bytes));
+    const size_t taken = parsed.SpaceUsedLong();
+    JoinRequest untouched;
+    const absl::Status status =
+        ParseMessage(AsBuffer(bytes), taken - sizeof(JoinRequest), untouched);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message(), "the message has too many fields");
+    EXPECT_EQ(ParseMessage(AsBuffer(bytes), 2000 * 512, untouched), absl::OkStatus());
+  }
+}
+
+TEST(Message, AnyMessageIsMalformedWhereProtoSaysSo) {
+  std::mt19937 random(3);
+  const std::string good = SomeJoin().SerializeAsString();
+  size_t refused = 0;
+  for (int i = 0; i < 20000; ++i) {
+    std::string bytes = good.substr(0, random() % (good.size() + 1));
+    if (!bytes.empty() && i % 2 == 0) bytes[random() % bytes.size()] = static_cast<char>(random());
+    JoinRequest parsed, by_proto;
+    const bool is_parsed = ParseMessage(AsBuffer(bytes), 1 << 20, parsed).ok();
+    const bool is_good = by_proto.ParseFromString(bytes);
+    refused += !is_parsed;
+    if (!is_parsed) continue;  // of what is good, groups, which no message has
+    EXPECT_TRUE(is_good);
+    by_proto.DiscardUnknownFields();
+    EXPECT_EQ(parsed.SerializeAsString(), by_proto.SerializeAsString());
+  }
+  EXPECT_GT(refused, 5000u);
+  JoinRequest parsed;
+  EXPECT_THAT(ParseMessage(AsBuffer("\x7b\x7c"), 1 << 20, parsed).message(),  // a group
+              HasSubstr("the message is malformed at byte 1"));
+}
+
 }  // namespace
 }  // namespace signpost

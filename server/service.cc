@@ -12,6 +12,7 @@
 #include "failpoint/failpoint.h"
 #include "proto/frame.h"
 #include "proto/grpc_status.h"
+#include "proto/layout.h"
 #include "proto/message.h"
 #include "proto/try_again.h"
 
@@ -34,12 +35,12 @@ absl::Status WhyCancelled(const grpc::CallbackServerContext& context) {
 class JoinReactor final : public grpc::ServerUnaryReactor {
  public:
   JoinReactor(Aggregator& aggregator, const grpc::CallbackServerContext& context,
-              const JoinRequest& request, JoinResponse& response)
+              const JoinRequest& request, grpc::ByteBuffer& response)
       : aggregator_(aggregator), context_(context) {
     call_ = aggregator_.Join(
         request,
         [this, &response](absl::StatusOr<JoinResponse> result) {
-          if (result.ok()) response = *std::move(result);
+          if (result.ok()) response = SerializeMessage(*result);
           Finish(ToGrpcStatus(result.status()));
         },
         context.peer());
@@ -74,24 +75,38 @@ grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext& context,
   return reactor;
 }
 
-// A request out of the call that brought it, which may have to wait, without what nobody reads of
-// it.
-template <typename Request>
-Request Take(const Request* request) {
-  Request taken;
-  taken.Swap(const_cast<Request*>(request));
-  taken.DiscardUnknownFields();
-  return taken;
+grpc::ServerUnaryReactor* Respond(grpc::CallbackServerContext& context,
+                                  const google::protobuf::Message& message,
+                                  grpc::ByteBuffer* response) {
+  *response = SerializeMessage(message);
+  return FinishNow(context, absl::OkStatus());
 }
+
+// Of a Join's tensors, with a name and two dimensions each; the rest of it is little.
+constexpr uint64_t kMaxJoinBytes = 512 * kMaxTensors;
+// All others have a few numbers and a name.
+constexpr uint64_t kMaxFieldBytes = 4096;
 
 }  // namespace
 
+template <typename Request>
+absl::StatusOr<Request> Service::Take(const grpc::CallbackServerContext& context,
+                                      const grpc::ByteBuffer* bytes,
+                                      uint64_t max_field_bytes) const {
+  Request request;
+  absl::Status status = ParseMessage(*bytes, max_field_bytes, request);
+  const_cast<grpc::ByteBuffer*>(bytes)->Clear();
+  if (status.ok()) status = Check(context, request.job());
+  if (!status.ok()) return status;
+  return request;
+}
+
 grpc::ServerUnaryReactor* Service::Join(grpc::CallbackServerContext* context,
-                                        const JoinRequest* request, JoinResponse* response) {
-  if (absl::Status status = Check(*context, request->job()); !status.ok()) {
-    return FinishNow(*context, status);
-  }
-  return new JoinReactor(aggregator_, *context, Take(request), *response);
+                                        const grpc::ByteBuffer* request,
+                                        grpc::ByteBuffer* response) {
+  const absl::StatusOr<JoinRequest> join = Take<JoinRequest>(*context, request, kMaxJoinBytes);
+  if (!join.ok()) return FinishNow(*context, join.status());
+  return new JoinReactor(aggregator_, *context, *join, *response);
 }
 
 grpc::ServerUnaryReactor* Service::Exchange(grpc::CallbackServerContext* context,
@@ -124,32 +139,33 @@ grpc::ServerUnaryReactor* Service::Exchange(grpc::CallbackServerContext* context
 }
 
 grpc::ServerUnaryReactor* Service::Leave(grpc::CallbackServerContext* context,
-                                         const LeaveRequest* request, LeaveResponse* response) {
-  if (absl::Status status = Check(*context, request->job()); !status.ok()) {
-    return FinishNow(*context, status);
-  }
+                                         const grpc::ByteBuffer* request,
+                                         grpc::ByteBuffer* response) {
+  const absl::StatusOr<LeaveRequest> leave = Take<LeaveRequest>(*context, request, kMaxFieldBytes);
+  if (!leave.ok()) return FinishNow(*context, leave.status());
+  *response = SerializeMessage(LeaveResponse());
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  aggregator_.Leave(Take(request),
+  aggregator_.Leave(*leave,
                     [reactor](absl::Status status) { reactor->Finish(ToGrpcStatus(status)); });
   return reactor;
 }
 
 grpc::ServerUnaryReactor* Service::ReadError(grpc::CallbackServerContext* context,
-                                             const ReadErrorRequest* request,
-                                             ReadErrorResponse* response) {
-  if (absl::Status status = Check(*context, request->job()); !status.ok()) {
-    return FinishNow(*context, status);
-  }
-  absl::StatusOr<ReadErrorResponse> result = aggregator_.ReadError(*request);
-  if (result.ok()) *response = *std::move(result);
-  return FinishNow(*context, result.status());
+                                             const grpc::ByteBuffer* request,
+                                             grpc::ByteBuffer* response) {
+  const auto question = Take<ReadErrorRequest>(*context, request, kMaxFieldBytes);
+  if (!question.ok()) return FinishNow(*context, question.status());
+  const absl::StatusOr<ReadErrorResponse> error = aggregator_.ReadError(*question);
+  if (!error.ok()) return FinishNow(*context, error.status());
+  return Respond(*context, *error, response);
 }
 
 grpc::ServerUnaryReactor* Service::Status(grpc::CallbackServerContext* context,
-                                          const StatusRequest* request, StatusResponse* response) {
-  const absl::Status status = Check(*context, request->job());
-  if (status.ok()) *response = aggregator_.Status(*request);
-  return FinishNow(*context, status);
+                                          const grpc::ByteBuffer* request,
+                                          grpc::ByteBuffer* response) {
+  const auto question = Take<StatusRequest>(*context, request, kMaxFieldBytes);
+  if (!question.ok()) return FinishNow(*context, question.status());
+  return Respond(*context, aggregator_.Status(*question), response);
 }
 
 void Service::Tell(const log::About& frame, const absl::StatusOr<Aggregator::Reply>& reply) {

@@ -19,11 +19,11 @@
 
 namespace signpost {
 
-// Exchange goes around the proto parser (proto/message.h); the bytes on the wire are plain proto.
-using ServiceBase =
-    AggregatorService::WithRawCallbackMethod_Exchange<AggregatorService::WithCallbackMethod_Join<
-        AggregatorService::WithCallbackMethod_Leave<AggregatorService::WithCallbackMethod_ReadError<
-            AggregatorService::WithCallbackMethod_Status<AggregatorService::Service>>>>>;
+// Messages are parsed here (proto/message.h), not by gRPC; the bytes on the wire are plain proto.
+using ServiceBase = AggregatorService::WithRawCallbackMethod_Exchange<
+    AggregatorService::WithRawCallbackMethod_Join<AggregatorService::WithRawCallbackMethod_Leave<
+        AggregatorService::WithRawCallbackMethod_ReadError<
+            AggregatorService::WithRawCallbackMethod_Status<AggregatorService::Service>>>>>;
 
 // Thread-safe. A call that waits holds a few kilobytes and no thread. All calls must have ended
 // (Aggregator::Drain, then grpc::Server::Shutdown) before the destructor.
@@ -35,18 +35,21 @@ class Service final : public ServiceBase {
   Service(Aggregator& aggregator, uint64_t max_payload_bytes, Authorizer* authorizer)
       : aggregator_(aggregator), max_payload_bytes_(max_payload_bytes), authorizer_(authorizer) {}
 
-  grpc::ServerUnaryReactor* Join(grpc::CallbackServerContext* context, const JoinRequest* request,
-                                 JoinResponse* response) override;
+  grpc::ServerUnaryReactor* Join(grpc::CallbackServerContext* context,
+                                 const grpc::ByteBuffer* request,
+                                 grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* Exchange(grpc::CallbackServerContext* context,
                                      const grpc::ByteBuffer* request,
                                      grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* Leave(grpc::CallbackServerContext* context, const LeaveRequest* request,
-                                  LeaveResponse* response) override;
+  grpc::ServerUnaryReactor* Leave(grpc::CallbackServerContext* context,
+                                  const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* ReadError(grpc::CallbackServerContext* context,
-                                      const ReadErrorRequest* request,
-                                      ReadErrorResponse* response) override;
+                                      const grpc::ByteBuffer* request,
+                                      grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* context,
-                                   const StatusRequest* request, StatusResponse* response) override;
+                                   const grpc::ByteBuffer* request,
+                                   grpc::ByteBuffer* response) override;
 
   // Of the messages of Exchange, headers included, since the beginning.
   uint64_t exchange_bytes_received() const { return exchange_bytes_received_; }
@@ -59,6 +62,10 @@ class Service final : public ServiceBase {
   void Tell(const log::About& frame, const absl::StatusOr<Aggregator::Reply>& reply);
   bool IsTime(News news);
 
+  // The request, of a caller that has a part in its job; the transport need not keep the bytes.
+  template <typename Request>
+  absl::StatusOr<Request> Take(const grpc::CallbackServerContext& context,
+                               const grpc::ByteBuffer* bytes, uint64_t max_field_bytes) const;
   // Whether the caller has a part in the job.
   absl::Status Check(const grpc::CallbackServerContext& context, absl::string_view job) const;
 

@@ -58,6 +58,24 @@ class ServiceTest : public ::testing::Test {
     return stub_->Exchange(&context, request, &response);
   }
 
+  // With bytes that need be no message.
+  grpc::Status Call(const std::string& method, const std::string& bytes) {
+    const grpc::Slice slice(bytes);
+    const grpc::ByteBuffer request(&slice, 1);
+    grpc::GenericStub stub(channel_);
+    grpc::ClientContext context;
+    grpc::ByteBuffer response;
+    grpc::Status status;
+    absl::Notification ended;
+    stub.UnaryCall(&context, absl::StrCat("/signpost.AggregatorService/", method), {}, &request,
+                   &response, [&](grpc::Status result) {
+                     status = std::move(result);
+                     ended.Notify();
+                   });
+    ended.WaitForNotification();
+    return status;
+  }
+
   JobStatus StatusOfJob() {
     grpc::ClientContext context;
     StatusResponse response;
@@ -185,19 +203,21 @@ TEST_F(ServiceTest, JoinThatIsCancelledGivesItsRankFree) {
 
 TEST_F(ServiceTest, BytesThatAreNoRequestAreRefused) {
   const std::string garbage = "\xff\xff\xff\xff garbage";
-  const grpc::Slice slice(garbage);
-  const grpc::ByteBuffer request(&slice, 1);
-  grpc::GenericStub raw_stub(channel_);
-  grpc::ClientContext context;
-  grpc::ByteBuffer response;
-  grpc::Status status;
-  absl::Notification ended;
-  raw_stub.UnaryCall(&context, kExchangeMethod, {}, &request, &response, [&](grpc::Status result) {
-    status = std::move(result);
-    ended.Notify();
-  });
-  ended.WaitForNotification();
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  for (const char* method : {"Exchange", "Join", "Leave", "ReadError", "Status"}) {
+    EXPECT_EQ(Call(method, garbage).error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+  }
+}
+
+// Two bytes each, of which any parser makes objects.
+TEST_F(ServiceTest, CallsWithFieldsWithoutEndAreRefused) {
+  static_assert(JoinRequest::kTensorsFieldNumber == 8);
+  std::string tensors;
+  for (int i = 0; i < (1 << 20); ++i) tensors += std::string("\x42\x00", 2);
+  for (const char* method : {"Join", "Leave", "ReadError", "Status"}) {
+    const grpc::Status status = Call(method, tensors);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+    EXPECT_EQ(status.error_message(), "the message has too many fields");
+  }
 }
 
 TEST_F(ServiceTest, SaysInJsonWhichRoundOfWhomHasFailedOrIsSkipped) {

@@ -453,7 +453,9 @@ TEST(CAbi, AStreamThatIsNoneOfTheGpusIsRefused) {
     rank.options().exchange_timeout_s = 5;
     ASSERT_EQ(rank.Join(), SIGNPOST_OK) << rank.error();
     EXPECT_EQ(rank.SetStream(reinterpret_cast<void*>(0x1234)), SIGNPOST_INVALID_ARGUMENT);
-    EXPECT_THAT(rank.error(), HasSubstr("a stream of GPU 0 (simulated) is needed, and this is"));
+    EXPECT_THAT(
+        rank.error(),
+        HasSubstr("a stream of GPU 0 (simulated) is needed, where the tensors are, and this is"));
     EXPECT_EQ(rank.Step(), SIGNPOST_OK) << rank.error();
   });
 }

@@ -141,7 +141,11 @@ class Session(Membership):
 
     def set_stream(self, stream: int) -> None:
         """With `options.gpu`: later calls put their work on this stream of it, a cudaStream_t,
-        behind all that they have put on the one before. 0, the default one, at first."""
+        behind all that they have put on the one before. 0, the default one, at first.
+
+        Raises:
+            InvalidArgumentError: it is another GPU's; nothing has changed.
+        """
         _abi.call("set_stream", self._joined(), stream)
 
     def step(self, gradients: Sequence[int], rates: Sequence[Rates]) -> StepReport:

@@ -1,5 +1,8 @@
 """Codecs of codec_test.py, as a user would have them in a module."""
 
+import threading
+import time
+
 import numpy as np
 
 
@@ -29,3 +32,11 @@ class Fails(Signs):
         if np.abs(values).max() > 1.5:
             raise ValueError("numbers above 1.5")
         return super().compress(values)
+
+
+class Hangs(Signs):
+    """One whose process does not end by itself."""
+
+    def compress(self, values):
+        threading.Thread(target=time.sleep, args=[10_000]).start()
+        raise ValueError("not today")

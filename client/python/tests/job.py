@@ -194,14 +194,14 @@ def dies_once(directory, max_grad_norm="0"):
     say(optimizer)
 
 
-def dies_in_a_local_interval(directory):
+def dies_in_a_local_interval(directory, max_grad_norm):
     """Thirty steps of 0/1 Adam, clipped, whose ranks exchange norms before step 8 and nothing for four
     steps at a time in the end; rank 1 dies in such an interval, unless it has."""
     has_died = Path(directory, "has_died")
     parameters = list(model_of().parameters())
     intervals = {"var_update_scaler": 2, "local_step_scaler": 4, "local_step_clipper": 4}
     optimizer = signpost.ZeroOneAdam(
-        parameters, lr=0.01, var_freeze_step=8, max_grad_norm=0.5, **intervals
+        parameters, lr=0.01, var_freeze_step=8, max_grad_norm=float(max_grad_norm), **intervals
     )
     print(f"begins at step {optimizer.steps}", flush=True)
     while optimizer.steps < 30 or not optimizer.is_synchronised:

@@ -40,14 +40,17 @@ def test_a_node_goes_on_with_the_same_bits_when_one_of_its_ranks_has_died(scenar
     assert digest_of(output, 4) == digest_of(undisturbed, 4)
 
 
-def test_two_nodes_go_on_when_a_rank_has_died_that_no_longer_exchanges_norms(tmp_path):
+@pytest.mark.parametrize(
+    "scenario, norm, begin_again", [("dies_in_a_local_interval", "0.5", 2), ("dies_once", "0.5", 4)]
+)
+def test_two_nodes_go_on_when_a_rank_has_died(scenario, norm, begin_again, tmp_path):
+    """Those that exchange norms in each step all begin again; others have nothing to begin again for
+    but on the node itself."""
     options = ["--per-node", "2", "--worker-restarts", "1"]
-    scenario = ["dies_in_a_local_interval", str(tmp_path)]
-    code, output = run_job(4, 1, *scenario, options=options)
+    code, output = run_job(4, 1, scenario, str(tmp_path), norm, options=options)
     assert code == 0
-    # The other node's ranks have nothing to start again for.
-    assert output.count("begins at step 17") == 2
-    undisturbed = run_job(4, 1, *scenario, options=options)[1]
+    assert output.count("begins at step 17") == begin_again
+    undisturbed = run_job(4, 1, scenario, str(tmp_path), norm, options=options)[1]
     assert "begins at step 17" not in undisturbed
     assert digest_of(output, 4) == digest_of(undisturbed, 4)
 

@@ -29,15 +29,18 @@ class GlobalClipping:
     """Bounds the norm of the mean gradient, over all parameters and ranks: `norm` is
     sqrt(mean over ranks of ||g||^2)."""
 
-    def __init__(self, options: Options, max_norm: float) -> None:
-        """Joins a reduction beside the job of `options`. Errors as Reduction's; a rank with another
-        max_norm is refused."""
+    def __init__(self, options: Options, max_norm: float, joins_late: bool = False) -> None:
+        """Joins a reduction beside the job of `options`, now or late, with the first gradients. Errors
+        as Reduction's; a rank with another max_norm is refused."""
         self._max_norm = max_norm
         self._squared = torch.zeros((), dtype=torch.float32, device="cpu")
-        self._reduction = Reduction(options, "norm", [(f"norm, clipped to {max_norm}", ())])
+        self._options = options
+        self._reduction = None if joins_late else self._join()
 
     def clip(self, gradients: Iterable[torch.Tensor]) -> float:
         gradients = list(gradients)
+        if self._reduction is None:
+            self._reduction = self._join()
         self._squared.fill_((_norm(gradients) / _UNIT) ** 2)
         self._reduction.reduce([self._squared.data_ptr()])
         norm = math.sqrt(self._squared.item()) * _UNIT
@@ -45,7 +48,13 @@ class GlobalClipping:
         return norm
 
     def leave(self) -> None:
-        self._reduction.leave()
+        if self._reduction is not None:
+            self._reduction.leave()
+
+    def _join(self) -> Reduction:
+        on_host = Options.from_buffer_copy(self._options)
+        on_host.gpu = -1  # whatever the optimizer's session has set
+        return Reduction(on_host, "norm", [(f"norm, clipped to {self._max_norm}", ())])
 
 
 class OwnClipping:

@@ -273,13 +273,14 @@ class _JobOptimizer(torch.optim.Optimizer):
             options.resume_state = state.data_ptr()
             options.resume_state_bytes = state.numel()
         resumes = resume is not None or state is not None
-        parameters = [tensor.as_session_parameter() for tensor in tensors]
-        session = session_of(tensors[0].gpu, options, parameters)
+        clipping = self._new_clipping(options)
         try:
-            clipping = self._new_clipping(options, session.steps)
+            parameters = [tensor.as_session_parameter() for tensor in tensors]
+            session = session_of(tensors[0].gpu, options, parameters)
         except BaseException:
-            _leave_both(session, None)
+            _leave_both(None, clipping)
             raise
+        options.state = None  # large, and loaded
         old_session, old_clipping, old_backward = self._session, self._clipping, self._backward
         self._session, self._clipping, self._tensors = session, clipping, tensors
         self._zeros = Zeros(tensors[0].values.device)
@@ -304,8 +305,7 @@ class _JobOptimizer(torch.optim.Optimizer):
             # What learning-rate schedulers ask for when they do not begin at step 0.
             group.setdefault("initial_lr", group["lr"])
 
-    def _new_clipping(self, options: Options, steps: int) -> Optional[Clipping]:
-        """For a rank that goes on after so many steps."""
+    def _new_clipping(self, options: Options) -> Optional[Clipping]:
         if self._max_grad_norm is None:
             return None
         return GlobalClipping(options, self._max_grad_norm)
@@ -791,12 +791,14 @@ class ZeroOneAdam(_JobOptimizer):
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
-    def _new_clipping(self, options: Options, steps: int) -> Optional[Clipping]:
-        # Once others exchange nothing any more, who comes back cannot join them.
-        is_late = steps >= self._freeze_step or options.min_workers > 0
-        if self._max_grad_norm is not None and is_late:
+    def _new_clipping(self, options: Options) -> Optional[Clipping]:
+        # Once others exchange nothing any more, who comes back could not join them. To the worker
+        # of its node a rank may come back at any step, which it knows when it has attached.
+        if self._max_grad_norm is None:
+            return None
+        if options.min_workers > 0:
             return OwnClipping(self._max_grad_norm)
-        return super()._new_clipping(options, steps)
+        return GlobalClipping(options, self._max_grad_norm, joins_late=bool(options.node))
 
     def _clipping_of_step(self) -> Optional[Clipping]:
         if isinstance(self._clipping, GlobalClipping) and self.steps >= self._freeze_step:
