@@ -28,8 +28,8 @@
 #              GPU, in turns with Gloo's all-reduce and PyTorch's AdamW; and reductions in one bit, in turns with Gloo's
 #
 # run.sh STEP... runs these only, in the order above. run.sh together runs all, those that are timed first and
-# the others beside each other, the sanitizers' in shards: for a machine of 16 processors or so that is lent
-# for minutes.
+# the others beside each other, the sanitizers' in shards: for a machine of 16 processors or so, and 128 GB of
+# memory, that is lent for minutes.
 # Ends with what it ran on and a table of these, also when it is interrupted, and with 1 if one
 # of them failed or could not be run (resnet may be left out: its images are scikit-learn's). A step that takes longer than
 # LIMIT_S seconds (1800) is ended, and has failed. OUT=DIR keeps what they say in DIR, as they say it.
