@@ -87,7 +87,8 @@ static void end(pid_t pid) {
 static int is_ready(int socket, char* error, size_t error_size) {
   uint32_t size = 0;
   if (!read_all(socket, &size, sizeof size)) {
-    snprintf(error, error_size, "its Python process has ended, or not begun to answer in %d s; see above",
+    snprintf(error, error_size,
+             "its Python process has ended, or not begun to answer in %d s; see above",
              MOST_SECONDS);
     return 0;
   }

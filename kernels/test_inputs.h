@@ -32,7 +32,8 @@ inline constexpr size_t kLengths[] = {0,   1,   7,   8,    9,    15,   16,    17
                                       256, 257, 511, 4095, 4096, 4097, 12389, 100003};
 inline constexpr size_t kBlocks[] = {8, 40, 256, 4096, 10000};
 
-// Those but 0, in no more blocks than it takes: a GPU's sanitizers remember what each has done.
+// Those but 0 that are no more blocks than a GPU's sanitizers have room for, which keep what each
+// has done.
 inline std::vector<size_t> LengthsInBlocks(size_t block_elements) {
   constexpr size_t kMostBlocks = 2048;
   std::vector<size_t> lengths;

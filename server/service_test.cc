@@ -30,8 +30,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr char kExchangeMethod[] = "/signpost.AggregatorService/Exchange";
-
 const Layout& TestLayout() {
   static const Layout& layout = *new Layout(LayoutOf(TestJoin(/*rank=*/0, /*world_size=*/1)));
   return layout;
@@ -58,13 +56,11 @@ class ServiceTest : public ::testing::Test {
     return stub_->Exchange(&context, request, &response);
   }
 
-  // With bytes that need be no message.
-  grpc::Status Call(const std::string& method, const std::string& bytes) {
-    const grpc::Slice slice(bytes);
-    const grpc::ByteBuffer request(&slice, 1);
+  // With bytes as they are, which need be no message.
+  grpc::Status Call(const std::string& method, const grpc::ByteBuffer& request,
+                    grpc::ByteBuffer& response) {
     grpc::GenericStub stub(channel_);
     grpc::ClientContext context;
-    grpc::ByteBuffer response;
     grpc::Status status;
     absl::Notification ended;
     stub.UnaryCall(&context, absl::StrCat("/signpost.AggregatorService/", method), {}, &request,
@@ -74,6 +70,12 @@ class ServiceTest : public ::testing::Test {
                    });
     ended.WaitForNotification();
     return status;
+  }
+
+  grpc::Status Call(const std::string& method, const std::string& bytes) {
+    const grpc::Slice slice(bytes);
+    grpc::ByteBuffer response;
+    return Call(method, grpc::ByteBuffer(&slice, 1), response);
   }
 
   JobStatus StatusOfJob() {
@@ -116,24 +118,17 @@ TEST_F(ServiceTest, RawAndGeneratedClientsGetTheSameAnswer) {
 
   // Rank 0 by hand, in raw bytes.
   Frame raw_frame = Addressed(TestFrame(TestLayout(), {.rank = 0}, ONE_BIT), "job", joined.epoch());
-  grpc::GenericStub raw_stub(channel_);
-  grpc::ClientContext raw_context;
   const grpc::ByteBuffer raw_request = SerializeRequest(
       raw_frame.header, std::make_shared<const Payload>(std::move(raw_frame.payload)));
   grpc::ByteBuffer raw_response;
   grpc::Status raw_status;
-  absl::Notification raw_ended;
-  raw_stub.UnaryCall(&raw_context, kExchangeMethod, {}, &raw_request, &raw_response,
-                     [&](grpc::Status status) {
-                       raw_status = std::move(status);
-                       raw_ended.Notify();
-                     });
+  std::thread raw([&] { raw_status = Call("Exchange", raw_request, raw_response); });
   // Rank 1 by the generated stub.
   ExchangeResponse response;
   const grpc::Status status = Exchange(
       RequestOf(Addressed(TestFrame(TestLayout(), {.rank = 1}, ONE_BIT), "job", joined.epoch())),
       response);
-  raw_ended.WaitForNotification();
+  raw.join();
 
   ASSERT_TRUE(status.ok()) << status.error_message();
   ASSERT_TRUE(raw_status.ok()) << raw_status.error_message();

@@ -164,7 +164,10 @@ class CodecV1(ctypes.Structure):
         ("version", ctypes.c_char_p),
         ("open", ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_char_p] * 2, ctypes.c_size_t)),
         ("block_bytes", ctypes.c_void_p),
-        ("compress", ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, ctypes.c_uint32, ctypes.c_char_p)),
+        (
+            "compress",
+            ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, ctypes.c_uint32, ctypes.c_char_p),
+        ),
         ("decompress", ctypes.c_void_p),
     ]
 

@@ -44,8 +44,8 @@ def test_a_node_goes_on_with_the_same_bits_when_one_of_its_ranks_has_died(scenar
     "scenario, norm, begin_again", [("dies_in_a_local_interval", "0.5", 2), ("dies_once", "0.5", 4)]
 )
 def test_two_nodes_go_on_when_a_rank_has_died(scenario, norm, begin_again, tmp_path):
-    """Those that exchange norms in each step all begin again; others have nothing to begin again for
-    but on the node itself."""
+    """Those that exchange norms in each step all begin again; others have nothing to begin again
+    for but on the node itself."""
     options = ["--per-node", "2", "--worker-restarts", "1"]
     code, output = run_job(4, 1, scenario, str(tmp_path), norm, options=options)
     assert code == 0

@@ -30,8 +30,8 @@ class GlobalClipping:
     sqrt(mean over ranks of ||g||^2)."""
 
     def __init__(self, options: Options, max_norm: float, joins_late: bool = False) -> None:
-        """Joins a reduction beside the job of `options`, now or late, with the first gradients. Errors
-        as Reduction's; a rank with another max_norm is refused."""
+        """Joins a reduction beside the job of `options`, now or late, with the first gradients.
+        Errors as Reduction's; a rank with another max_norm is refused."""
         self._max_norm = max_norm
         self._squared = torch.zeros((), dtype=torch.float32, device="cpu")
         self._options = options
