@@ -99,6 +99,9 @@ class Measurement {
       for (const auto& rank : group.ranks) rank->AskToEnd();
     }
     for (const auto& rank : plain_tcp_.ranks) rank->AskToEnd();
+    for (const Service* service : {&plain_text_, &mtls_}) {
+      for (const auto& aggregator : service->aggregators) aggregator->Terminate();
+    }
   }
 
   absl::StatusOr<Figures> Run() {
@@ -114,6 +117,7 @@ class Measurement {
                  "let them, as root: sysctl -w net.ipv4.tcp_allowed_congestion_control=\"$(sysctl "
                  "-n net.ipv4.tcp_allowed_congestion_control) cubic\"");
     }
+    WarnOfBurst();
     absl::Status status = StartAggregators(plain_text_);
     if (status.ok() && options_.tls) status = MakeCertificates();
     if (status.ok() && options_.tls) status = StartAggregators(mtls_);
@@ -142,6 +146,22 @@ class Measurement {
   }
 
  private:
+  void WarnOfBurst() const {
+    if (options_.rate.empty()) return;
+    const double rate = *ParseRate(options_.rate);
+    for (const RankOptions& rank : options_.ranks) {
+      const double bytes = LinkBound(rank, options_.workers, options_.shards, rate) * rate / 8;
+      if (10.0 * Hosts::kBurst <= options_.exchanges * bytes) continue;
+      log::Write(log::Level::kWarning, "warning",
+                 absl::StrFormat("a link that was idle lets %d KiB through at once, more than a "
+                                 "tenth of what it carries in a turn (%d exchanges of %.0f KB): "
+                                 "figures may be better than their bound. Measure more "
+                                 "--parameters, or more --exchanges in a turn",
+                                 Hosts::kBurst >> 10, options_.exchanges, bytes / 1e3));
+      return;
+    }
+  }
+
   absl::Status MakeCertificates() {
     if (directory_.path().empty()) {
       return absl::InvalidArgumentError(
@@ -279,8 +299,10 @@ class Measurement {
   }
 
   // A line of each rank. UNAVAILABLE as soon as one of them has ended.
-  absl::StatusOr<std::vector<std::string>> ReadFromAll(const Group& group) const {
-    const absl::Time deadline = absl::Now() + options_.timeout * StepsPerExchange(group.options);
+  absl::StatusOr<std::vector<std::string>> ReadFromAll(const Group& group,
+                                                       uint32_t exchanges) const {
+    const absl::Time deadline =
+        absl::Now() + exchanges * (options_.timeout * StepsPerExchange(group.options));
     std::vector<std::string> lines(group.ranks.size());
     std::vector<bool> has_line(group.ranks.size());
     while (!absl::c_all_of(has_line, [](bool has) { return has; })) {
@@ -300,7 +322,7 @@ class Measurement {
   }
 
   absl::Status AwaitReady(const Group& group) const {
-    const absl::StatusOr<std::vector<std::string>> lines = ReadFromAll(group);
+    const absl::StatusOr<std::vector<std::string>> lines = ReadFromAll(group, 1);
     if (!lines.ok()) return lines.status();
     for (const std::string& line : *lines) {
       if (line == "ready") continue;
@@ -325,7 +347,7 @@ class Measurement {
       }
     }
     std::vector<double> slowest(options_.exchanges);
-    const absl::StatusOr<std::vector<std::string>> lines = ReadFromAll(group);
+    const absl::StatusOr<std::vector<std::string>> lines = ReadFromAll(group, options_.exchanges);
     if (!lines.ok()) return lines.status();
     for (const std::string& line : *lines) {
       const std::vector<absl::string_view> times = absl::StrSplit(line, ' ');

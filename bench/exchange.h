@@ -34,7 +34,7 @@ struct ExchangeOptions {
   uint32_t connections = 1;  // of each worker of ours to each aggregator
   uint32_t turns = 5;
   uint32_t exchanges = 3;  // in each of a turn
-  // For a start, or a turn of one of them; as often as its exchanges have steps.
+  // For a start, or an exchange of a turn; as often as it has steps.
   absl::Duration timeout = absl::Minutes(5);
 };
 

@@ -4,12 +4,18 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <string>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "bench/hosts.h"
+#include "bench/line_process.h"
 
 namespace signpost::bench {
 namespace {
@@ -174,6 +180,45 @@ TEST(Exchange, BehindLinksItTakesWhatTheyTake) {
   const double free = 4 * 262144 * 8 / 50e6;
   EXPECT_GT(time.value(), time.bound() - free);
   EXPECT_EQ(std::system("ip netns list | grep -q signpost-bench-$PPID-"), 256) << "they are gone";
+}
+
+TEST(Exchange, SaysWhenWhatAnIdleLinkLetsThroughIsMuchOfATurn) {
+  if (!Hosts::Create(1, "1gbit").ok()) GTEST_SKIP() << "no network namespaces with tbf here";
+  ExchangeOptions options = SmallExchange("frames", ONE_BIT);
+  options.rate = "50mbit";
+  options.turns = 1;
+  ::testing::internal::CaptureStderr();
+  const absl::StatusOr<Figures> figures = MeasureExchange(options);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  EXPECT_THAT(said, HasSubstr("lets 256 KiB through at once, more than a tenth of what it carries "
+                              "in a turn (2 exchanges of 6 KB)"));
+}
+
+// As a terminal sends it: to the shells that make and delete the namespaces as well.
+TEST(Hosts, AreTakenDownHoweverOftenTheyAreInterrupted) {
+  if (!Hosts::Create(1, "1gbit").ok()) GTEST_SKIP() << "no network namespaces with tbf here";
+  sigset_t interrupt;
+  sigemptyset(&interrupt);
+  sigaddset(&interrupt, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &interrupt, nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    setpgid(0, 0);
+    const InterruptScope scope;
+    pthread_sigmask(SIG_UNBLOCK, &interrupt, nullptr);
+    const bool is_made = Hosts::Create(4, "1gbit").ok();
+    _exit(is_made ? 0 : 1);
+  }
+  pthread_sigmask(SIG_UNBLOCK, &interrupt, nullptr);
+  int status = 0;
+  while (waitpid(child, &status, WNOHANG) == 0) {
+    kill(-child, SIGINT);
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  EXPECT_EQ(status, 0) << "what was made in between is whole";
+  const std::string list = absl::StrCat("ip netns list | grep -q signpost-bench-", child, "-");
+  EXPECT_EQ(std::system(list.c_str()), 256) << "they are gone";
 }
 
 }  // namespace

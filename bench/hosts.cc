@@ -3,8 +3,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
-#include <cstdlib>
+#include <csignal>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -17,13 +18,28 @@ namespace {
 
 constexpr uint32_t kMostHosts = 250;
 
-// What a link that was idle carries at once, whatever its rate. With less tbf drops the large
-// packets that the kernel cuts up late.
-constexpr int kBurstBytes = 256 << 10;
+constexpr double kLeastBitsPerSecond =
+    64e3;  // below, what tbf lets through at once is all there is
 
-// A shell command, in whose PATH is what only root's has as a rule.
+// A shell command, in whose PATH is what only root's has as a rule. What interrupts this process,
+// at the terminal often all that belong to it, does not leave it half done, and comes when it is
+// done.
 absl::Status Run(const std::string& command) {
-  const int status = std::system(absl::StrCat("PATH=$PATH:/usr/sbin:/sbin; ", command).c_str());
+  const std::string script = absl::StrCat("PATH=$PATH:/usr/sbin:/sbin; ", command);
+  constexpr int kInterrupts[] = {SIGINT, SIGQUIT, SIGTERM, SIGHUP};
+  sigset_t interrupts, before;
+  sigemptyset(&interrupts);
+  for (const int signal : kInterrupts) sigaddset(&interrupts, signal);
+  pthread_sigmask(SIG_BLOCK, &interrupts, &before);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    for (const int signal : kInterrupts) std::signal(signal, SIG_IGN);
+    execl("/bin/sh", "sh", "-c", script.c_str(), nullptr);
+    _exit(127);
+  }
+  int status = pid < 0 ? -1 : 0;
+  while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (status == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("links of a rate are network namespaces, which need root, iproute2 and a kernel "
@@ -70,8 +86,12 @@ absl::StatusOr<std::unique_ptr<Hosts>> Hosts::Create(uint32_t count, const std::
 absl::Status Hosts::Connect() {
   const absl::StatusOr<double> rate = ParseRate(rate_);
   if (!rate.ok()) return rate.status();
+  if (*rate < kLeastBitsPerSecond) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("links of %s; 64kbit is the least that can be measured", rate_));
+  }
   const std::string tbf =
-      absl::StrFormat("root tbf rate %.0fbit burst %d latency 50ms", *rate, kBurstBytes);
+      absl::StrFormat("root tbf rate %.0fbit burst %d latency 50ms", *rate, kBurst);
   const std::string hub = switch_name();
   absl::Status status = Run(absl::StrFormat(
       "ip netns add %s && ip -n %s link add bridge type bridge && ip -n %s link set bridge up", hub,

@@ -21,8 +21,12 @@ absl::StatusOr<double> ParseRate(absl::string_view rate);
 // that carries so much in each direction.
 class Hosts {
  public:
-  // At most 250, as root, for links of a `rate` (ParseRate); any number if it is empty. Errors name
-  // the command that failed.
+  // Bytes that a link which was idle carries at once, whatever its rate. With less tbf drops the
+  // large packets that the kernel cuts up late.
+  static constexpr int kBurst = 256 << 10;
+
+  // At most 250, as root, for links of a `rate` (ParseRate) of at least 64 kbit/s; any number if it
+  // is empty. Errors name the command that failed.
   static absl::StatusOr<std::unique_ptr<Hosts>> Create(uint32_t count, const std::string& rate);
 
   ~Hosts();  // takes the namespaces down; nothing may run in them any more

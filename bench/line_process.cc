@@ -101,6 +101,11 @@ void LineProcess::AskToEnd() {
   asked_to_end_ = absl::Now();
 }
 
+void LineProcess::Terminate() {
+  AskToEnd();
+  if (!ended_) kill(pid_, SIGTERM);
+}
+
 int LineProcess::Reap() {
   const absl::Time deadline = std::min(asked_to_end_, absl::Now()) + kGrace;
   siginfo_t end = {};

@@ -39,6 +39,8 @@ class LineProcess {
 
   // Closes its standard input: nothing more can be written to it.
   void AskToEnd();
+  // The same of a program that does not read: SIGTERM besides.
+  void Terminate();
 
   // Without its end. UNAVAILABLE, with how it ended, if there is no further line; DEADLINE_EXCEEDED
   // if none has come until then; CANCELLED when interrupted (InterruptScope).

@@ -121,12 +121,11 @@ class FramesRank final : public Rank {
   }
 
   absl::Status Exchange() override {
-    const absl::Time deadline = SteadyNow() + worker_.exchange_timeout;
     ChunkQueue queue(headers_.size(), window_);
     for (uint32_t chunk = 0; chunk < headers_.size(); ++chunk) queue.SetReady(chunk);
     while (!queue.all_answered()) {
       if (const std::optional<uint32_t> chunk = queue.TakeNext()) {
-        Send(*chunk, deadline);
+        Send(*chunk, SteadyNow() + worker_.exchange_timeout);
         continue;
       }
       std::optional<Answers::Item> item = inbox_.Take(*worker_.clock, worker_.exchange_timeout);

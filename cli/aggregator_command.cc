@@ -90,7 +90,12 @@ absl::StatusOr<int> Serve(Flags& flags) {
   sigwait(&stop, &signal);
   // A second signal ends the process at once.
   sigprocmask(SIG_UNBLOCK, &stop, nullptr);
-  if (absl::Status status = (*server)->Drain(flags.drain_grace); !status.ok()) return status;
+  if (absl::Status status = (*server)->Drain(flags.drain_grace); !status.ok()) {
+    // Whatever it was, a disk that is full perhaps: no flag is wrong.
+    return absl::UnavailableError(absl::StrCat(
+        "jobs' last states could not be written down, and are recovered as after a crash: ",
+        status.message()));
+  }
   return kExitOk;
 }
 
@@ -99,15 +104,15 @@ void AddTokenFlags(CLI::App& app, TokenOptions& tokens) {
          "--token-jwks", tokens.jwks,
          "Public keys of a Kubernetes cluster (`kubectl get --raw /openid/v1/jwks`), which "
          "may change at any time: callers then need a service account's token besides their "
-         "certificate (SIGNPOST_TOKEN_FILE); needs --tls-dir and the other three")
+         "certificate (SIGNPOST_TOKEN_FILE); needs --tls-dir and the other three --token flags")
       ->type_name("FILE");
   app.add_option("--token-issuer", tokens.rules.issuer,
-                 "Whose tokens: https://kubernetes.default.svc, say")
+                 "Who must have issued a token: https://kubernetes.default.svc, say")
       ->type_name("ISS");
-  app.add_option("--token-audience", tokens.rules.audience, "For whom they are to be")
+  app.add_option("--token-audience", tokens.rules.audience, "Whom a token must be for")
       ->type_name("AUD");
   app.add_option("--token-subject", tokens.rules.subjects,
-                 "Of which service account; may be repeated")
+                 "Service account that a token must be of; may be repeated")
       ->type_name("system:serviceaccount:NAMESPACE:NAME");
 }
 
@@ -151,7 +156,7 @@ void AddLimits(CLI::App& app, ServerOptions& server) {
            "tenths of the memory]")
       ->type_name("BYTES");
   AddLimit(app, "--max-held-bytes", limits.held_bytes,
-           "Most bytes of payloads and errors, over all jobs: beyond, frames wait with their "
+           "Most bytes of payloads and errors, over all jobs: beyond that, frames wait with their "
            "workers, "
            "and a job that needs more does not begin "
            "[six tenths of the memory]")
@@ -184,7 +189,7 @@ Command AddAggregatorCommand(CLI::App& program) {
       ->type_name("HOST:PORT")
       ->capture_default_str();
   app.add_option("--metrics-listen", server.metrics_listen,
-                 "Tell about itself here, in plain text, to whoever asks: http://HOST:PORT/metrics "
+                 "Serve metrics here, in plain text, to whoever asks: http://HOST:PORT/metrics "
                  "for Prometheus and http://HOST:PORT/ for a browser; it takes nothing there")
       ->type_name("HOST:PORT");
   app.add_option("--shard", flags->shard, "This process's shard and the number of shards")

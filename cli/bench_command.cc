@@ -1,7 +1,10 @@
 #include "cli/bench_command.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -11,7 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "bench/exchange.h"
@@ -26,6 +31,8 @@
 #include "client/session_options.h"
 #include "deploy/requirements.h"
 #include "proto/exit_code.h"
+#include "proto/layout.h"
+#include "worker/worker_options.h"
 
 namespace signpost::cli {
 namespace {
@@ -65,8 +72,27 @@ absl::StatusOr<int> Show(const absl::StatusOr<Figures>& figures, const std::stri
   return absl::InvalidArgumentError(absl::StrCat("--json: cannot write ", json));
 }
 
+// Of the environment, for what it starts: flags say all, and a job's options would change what is
+// measured.
+void ForgetSettings() {
+  std::vector<std::string> names;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string name(*variable, strcspn(*variable, "="));
+    if (absl::StartsWith(name, "SIGNPOST_") && name != "SIGNPOST_LOG_FORMAT") {
+      names.push_back(name);
+    }
+  }
+  for (const std::string& name : names) unsetenv(name.c_str());
+}
+
 absl::StatusOr<int> MeasureExchange(const Flags& flags, const std::vector<std::string>& modes) {
-  unsetenv("SIGNPOST_CONFIG");  // of what it starts: flags say all
+  if (flags.rank.chunk_elements % WorkerOptions().block_elements != 0 ||
+      flags.rank.chunk_elements > kMaxChunkElements) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--chunk-elements is %d; it must be a multiple of %d, and at most %d",
+        flags.rank.chunk_elements, WorkerOptions().block_elements, kMaxChunkElements));
+  }
+  ForgetSettings();
   ExchangeOptions options = flags.exchange;
   std::error_code ignored;
   options.program = fs::read_symlink("/proc/self/exe", ignored);
@@ -190,12 +216,13 @@ void AddJsonFlag(CLI::App& app, std::string& json) {
 }
 
 void AddKernelsFlags(CLI::App& app, Flags& flags) {
-  app.add_option("--device", flags.device, "Where they run")
+  app.add_option("--device", flags.device, "Where the kernels run")
       ->type_name("cpu|cuda")
       ->capture_default_str()
       ->check(CLI::IsMember({"cpu", "cuda"}).description(""));
-  app.add_option("--elements", flags.elements,
-                 "Of each array; the default fits in no cache [16777216; with cuda 100000000]")
+  app.add_option(
+         "--elements", flags.elements,
+         "Elements of each array; the default fits in no cache [16777216; with cuda 100000000]")
       ->type_name("N")
       ->transform(PositiveCount());
   app.add_option("--rounds", flags.rounds, "Rounds that are measured")
@@ -206,7 +233,7 @@ void AddKernelsFlags(CLI::App& app, Flags& flags) {
 }
 
 void AddClusterFlags(CLI::App& app, Flags& flags) {
-  app.add_option("--link", flags.link, "What each host's link carries in each direction: 1gbit")
+  app.add_option("--link", flags.link, "What each host's link carries in each direction, as 1gbit")
       ->type_name("RATE")
       ->required();
   app.add_option("--parameters", flags.training.parameters, "How many parameters the model has")
@@ -221,7 +248,7 @@ void AddClusterFlags(CLI::App& app, Flags& flags) {
       ->type_name("N");
   app.add_flag("--colocated", flags.cluster.colocated,
                "Aggregators run on the workers' hosts [on hosts of their own]");
-  app.add_option("--cores", flags.cluster.cores_per_host, "Of each host")
+  app.add_option("--cores", flags.cluster.cores_per_host, "Processor cores of each host")
       ->type_name("N")
       ->capture_default_str()
       ->transform(PositiveCount());
@@ -247,14 +274,14 @@ void AddPredictFlags(CLI::App& app, Flags& flags) {
   app.add_option("--warm-up", flags.training.warm_up_share, "Share of all steps that are dense")
       ->type_name("SHARE")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 1.0).description(""));
+      ->check(Share());
   AddChoice(app, "--warm-up-codec", flags.training.warm_up_codec, bench::Codecs(),
             "How gradients travel in the warm-up [fp32]");
 }
 
 void AddOptimizerFlag(CLI::App& app, RankOptions& rank) {
   AddChoice(app, "--optimizer", rank.optimizer, bench::StepOptimizers(),
-            "Whose steps; of ZeroOneAdam, in any codec, the mean of those from one "
+            "Whose steps are measured; of ZeroOneAdam, in any codec, the mean of those from one "
             "synchronisation to the next, 16 of them [OneBitAdam]");
 }
 
@@ -265,7 +292,7 @@ void AddRankFlags(CLI::App& app, RankOptions& rank) {
       ->transform(PositiveCount());
   AddChoice(app, "--codec", rank.codec, bench::Codecs(), "How numbers travel [onebit]");
   app.add_option("--chunk-elements", rank.chunk_elements,
-                 "Elements that travel in one frame [by how many there are]")
+                 "Elements that travel in one frame [by the number of parameters]")
       ->type_name("N");
 }
 
@@ -292,24 +319,26 @@ void AddMeasuringFlags(CLI::App& app, Flags& flags) {
                  "Make each process a host of its own behind a link of this rate (network "
                  "namespaces; as root)")
       ->type_name("RATE");
-  app.add_flag("--tls", exchange.tls, "Each of ours again, over mTLS, compared with plain text");
+  app.add_flag("--tls", exchange.tls,
+               "Measure each of ours over mTLS too, and compare with plain text");
   app.add_option("--peers", exchange.peers,
-                 "Others to measure in turns with it, separated by commas")
+                 "All-reduces of others to measure in turns with ours, separated by commas")
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(kPeers), std::end(kPeers)))
                   .description(""))
       ->type_name(absl::StrCat(absl::StrJoin(kPeers, "|"), ",..."));
-  app.add_option("--python", exchange.python, "With --peers: the interpreter, which has PyTorch")
+  app.add_option("--python", exchange.python,
+                 "With --peers: the Python interpreter, which must have PyTorch")
       ->type_name("FILE")
       ->capture_default_str();
-  app.add_option("--turns", exchange.turns, "Turns that are measured, behind one that is not")
+  app.add_option("--turns", exchange.turns, "Turns that are measured, after one that is not")
       ->type_name("N")
       ->capture_default_str()
       ->transform(PositiveCount());
   app.add_option("--exchanges", exchange.exchanges, "Exchanges in a turn")
       ->type_name("N")
       ->capture_default_str()
-      ->transform(PositiveCount());
+      ->check(CLI::Range(1, 1'000'000).description(""));
   AddJsonFlag(app, flags.json);
 }
 
@@ -322,8 +351,9 @@ Command AddBenchCommand(CLI::App& program) {
       "bench", "Measure how fast it is here, against what the links and the memory allow");
   app.require_subcommand(1);
   app.footer(
-      "The bound of an exchange or a step is what a link of --netns takes for its bytes, without\n"
-      "links what plain TCP does, of which nobody makes a sum.\n\n"
+      "The bound of an exchange or a step is the time that the link of --netns needs for its\n"
+      "bytes. Without --netns it is the time that plain TCP takes to send the same bytes over\n"
+      "loopback, without adding anything up.\n\n"
       "Examples:\n"
       "  signpost bench kernels\n"
       "  signpost bench exchange\n"
@@ -334,25 +364,30 @@ Command AddBenchCommand(CLI::App& program) {
       "  signpost bench scale --link 10gbit --parameters 1000000000 --workers 256");
   CLI::App& kernels = *app.add_subcommand(
       "kernels",
-      "Kernels on one core, against changing as many bytes in place; or on a GPU, against copying");
+      "Measure kernels: on one core, against changing as many bytes in place; on a GPU, against "
+      "copying them");
   AddKernelsFlags(kernels, *flags);
   CLI::App& exchange = *app.add_subcommand(
-      "exchange", "Exchanges of frames that were packed before, and of gradients for their mean");
+      "exchange",
+      "Measure exchanges: of frames that were packed before, and of gradients to their mean");
   AddMeasuringFlags(exchange, *flags);
-  exchange.add_option("--what", flags->modes, "Which of the two, separated by a comma [both]")
+  exchange
+      .add_option(
+          "--what", flags->modes,
+          "What to measure: frames that were packed before, or gradients to their mean [both]")
       ->delimiter(',')
       ->check(CLI::IsMember({"frames", "mean"}).description(""))
       ->type_name("frames|mean");
   CLI::App& step = *app.add_subcommand(
-      "step", "Whole steps of an optimizer: in its one-bit stage, or with another codec dense");
+      "step",
+      "Measure whole steps of an optimizer: in its one-bit stage, or dense with another codec");
   AddMeasuringFlags(step, *flags);
   AddOptimizerFlag(step, flags->rank);
   CLI::App& predict = *app.add_subcommand(
-      "predict", "What a step should take with fp32, bf16 and one bit, and whether one bit pays");
+      "predict", "Predict what a step takes with fp32, bf16 and one bit, and whether one bit pays");
   AddPredictFlags(predict, *flags);
   CLI::App& scale = *app.add_subcommand(
-      "scale",
-      "What an exchange should take, played frame by frame, with up to a thousand workers");
+      "scale", "Predict what an exchange takes, frame by frame, with up to a thousand workers");
   AddClusterFlags(scale, *flags);
   CLI::App& rank = *app.add_subcommand("rank", "One rank of those that are measured");
   rank.group("");  // hidden

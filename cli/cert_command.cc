@@ -136,12 +136,13 @@ absl::StatusOr<int> Show(const Flags& flags) {
 }
 
 void AddIdentityFlags(CLI::App& app, Flags& flags) {
-  app.add_option("--trust-domain", flags.trust_domain, "Whose processes these are")
+  app.add_option("--trust-domain", flags.trust_domain,
+                 "The trust domain of the processes, whose names begin with it")
       ->type_name("NAME")
       ->capture_default_str();
-  app.add_option("--job", flags.job, "The only job that it has a part in [every job]")
+  app.add_option("--job", flags.job, "The only job that certificates are good for [every job]")
       ->type_name("JOB");
-  app.add_option("--days", flags.days, "How long it is valid")
+  app.add_option("--days", flags.days, "Days for which certificates are valid")
       ->check(CLI::Range(1, 36500).description(""))
       ->capture_default_str();
 }
@@ -160,25 +161,30 @@ Command AddCertCommand(CLI::App& program) {
       "Example:\n"
       "  signpost cert init certificates");
   CLI::App& init = *app.add_subcommand(
-      "init", "A new authority, and a TLS directory for each role: DIR/aggregator, DIR/worker ...");
-  init.add_option("directory", flags->directory, "Where all of them go, which has no authority yet")
+      "init",
+      "Make an authority, and a TLS directory for each role: DIR/aggregator, DIR/worker ...");
+  init.add_option("directory", flags->directory,
+                  "Where all of them go; it must have no authority yet")
       ->type_name("DIR")
       ->required();
   AddIdentityFlags(init, *flags);
-  init.add_option("--authority-days", flags->authority_days, "How long the authority is valid")
+  init.add_option("--authority-days", flags->authority_days,
+                  "Days for which the authority is valid")
       ->check(CLI::Range(1, 36500).description(""))
       ->capture_default_str();
   CLI::App& issue = *app.add_subcommand(
-      "issue", "One more TLS directory, or new files in one that is in use, of DIR's authority");
-  issue.add_option("directory", flags->directory, "What `cert init` was given")
+      "issue",
+      "Make one more TLS directory, or new files in one that is in use, by DIR's authority");
+  issue.add_option("directory", flags->directory, "The directory that `cert init` was given")
       ->type_name("DIR")
       ->required();
-  issue.add_option("--role", flags->role, "What its process is")
+  issue.add_option("--role", flags->role, "The role of its process")
       ->type_name("aggregator|worker|observer|admin")
       ->capture_default_str();
   issue.add_option("--to", flags->to, "The TLS directory to write")->type_name("DIR")->required();
   AddIdentityFlags(issue, *flags);
-  CLI::App& show = *app.add_subcommand("show", "Whether a TLS directory is good, and whose it is");
+  CLI::App& show =
+      *app.add_subcommand("show", "Tell whether a TLS directory is good, and whose it is");
   show.add_option("directory", flags->directory, "The TLS directory")->type_name("DIR")->required();
   return {&app, [flags, &init, &issue]() -> absl::StatusOr<int> {
             if (init.parsed()) return Init(*flags);

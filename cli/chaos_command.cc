@@ -92,8 +92,9 @@ Command AddChaosCommand(CLI::App& program, const std::vector<std::string>& comma
   app.add_option("--state-dir", flags->launch.state_dir,
                  "Aggregators keep their state here [a directory that is removed at the end]")
       ->type_name("DIR");
-  AddDurationFlag(app, "--every", flags->chaos.every,
-                  "From one fault to the next; the last one has been recovered from by then [5s]");
+  AddDurationFlag(
+      app, "--every", flags->chaos.every,
+      "Time from one fault to the next, or longer if that has not been recovered from [5s]");
   AddDurationFlag(app, "--pause", flags->chaos.pause, "How long stop and stall last [2s]");
   app.add_option("--faults", flags->faults, "The kinds of faults, separated by commas")
       ->type_name("kill|stop|reset|stall,...")

@@ -48,7 +48,7 @@ Command AddCodecCommand(CLI::App& program) {
       "Example:\n"
       "  signpost codec check ./libtopk.so --options ratio=0.05");
   CLI::App& check = *app.add_subcommand(
-      "check", "Whether a shared object keeps what signpost_codec.h asks of a codec");
+      "check", "Tell whether a shared object keeps what signpost_codec.h asks of a codec");
   check.footer(
       "Numbers of many kinds and lengths go through it, and bytes that nobody has packed. A codec\n"
       "that writes where it must not may end the process.\n\n"

@@ -74,8 +74,8 @@ void AddSecurityFlags(CLI::App& flags, TransportSecurity& value) {
           ->envname("SIGNPOST_TLS_DIR");
   flags
       .add_flag("--insecure-i-understand", value.insecure,
-                "Plain text beyond this machine: whoever is in between can read gradients, and "
-                "forge them")
+                "Allow plain text beyond this machine: whoever is in between can read gradients, "
+                "and forge them")
       ->envname("SIGNPOST_INSECURE_I_UNDERSTAND")
       ->excludes(tls_dir);
 }

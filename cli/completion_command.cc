@@ -22,7 +22,9 @@ Command AddCompletionCommand(CLI::App& program) {
       "  signpost completion bash > ~/.local/share/bash-completion/completions/signpost\n"
       "  source <(signpost completion zsh)\n"
       "  signpost completion fish > ~/.config/fish/completions/signpost.fish");
-  app.add_option("shell", *shell, "Whose")->type_name("bash|zsh|fish")->required();
+  app.add_option("shell", *shell, "The shell that the script is for")
+      ->type_name("bash|zsh|fish")
+      ->required();
   return {&app, [shell]() -> absl::StatusOr<int> {
             const absl::StatusOr<std::string> script = CompletionScript(*shell);
             if (!script.ok()) return script.status();

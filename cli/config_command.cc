@@ -32,7 +32,7 @@ std::string NotRead(const std::optional<File>& file) {
   std::vector<std::string> keys;
   for (const config::Entry* entry : file->not_read()) {
     keys.push_back(absl::StrCat(entry->key, " (", file->document().Place(entry->line), ")"));
-    if (entry->key == "gradient_clipping") keys.back() += ", which is max_grad_norm here";
+    if (entry->key == "gradient_clipping") keys.back() += ", which is max_grad_norm in Python";
   }
   return absl::StrCat("not read, in DeepSpeed's file: ", absl::StrJoin(keys, "; "), "\n");
 }
@@ -154,7 +154,7 @@ Command AddConfigCommand(CLI::App& program, const std::vector<std::string>& expl
   // Shared by the flags' and the command's closures.
   auto file = std::make_shared<std::string>();
   CLI::App& app = *program.add_subcommand(
-      "config", "Say what commands and training processes are told, by whom");
+      "config", "Tell which settings commands and training processes have, and where from");
   app.footer(
       "Flags come before variables, variables before the file, and a section of the file before "
       "its\n"
@@ -165,8 +165,10 @@ Command AddConfigCommand(CLI::App& program, const std::vector<std::string>& expl
       "  signpost config explain --config job.yaml aggregator --shard 1/2");
   app.require_subcommand(1);
   CLI::App& explain = *app.add_subcommand(
-      "explain", "WHAT: of each key its value, where it comes from, and what that stands before");
-  explain.add_option("--config", *file, "YAML or JSON: docs/configuration.md [$SIGNPOST_CONFIG]")
+      "explain",
+      "Tell for each key of WHAT its value, where that comes from, and what it overrides");
+  explain
+      .add_option("--config", *file, "YAML or JSON file: docs/configuration.md [$SIGNPOST_CONFIG]")
       ->type_name("FILE");
   const CLI::App& keys =
       *app.add_subcommand("keys", "List all keys that a file may have, in Markdown");

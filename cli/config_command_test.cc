@@ -95,7 +95,7 @@ TEST_F(ExplainConfigTest, SaysWhatOfAFileOfDeepSpeedsIsReadAndWhatIsNot) {
             "adam_w_mode      true          default\n"
             "torch_adam       true          ds.json:3, ignored\n"
             "not read, in DeepSpeed's file: train_batch_size (ds.json:1); gradient_clipping "
-            "(ds.json:1), which is max_grad_norm here; fp16 (ds.json:4)\n");
+            "(ds.json:1), which is max_grad_norm in Python; fp16 (ds.json:4)\n");
   EXPECT_THAT(Explain("ds.json", {}), HasSubstr("session\nKEY"));
   EXPECT_THAT(Explain("ds.json", {}), HasSubstr("\noptimizer\n" + text));
 }

@@ -217,11 +217,13 @@ Command AddDemoCommand(CLI::App& program) {
   AddTrainingFlags(app, flags->training);
   CLI::Option* torch =
       app.add_flag("--torch", flags->torch, "Train a transformer in PyTorch, from Python");
-  app.add_option("--python", flags->python, "With --torch: the interpreter")
+  app.add_option("--python", flags->python, "With --torch: the Python interpreter")
       ->type_name("PROGRAM")
       ->envname("SIGNPOST_PYTHON")
       ->capture_default_str();
-  app.add_option("--width", "With --torch: numbers per byte seen")->type_name("N")->needs(torch);
+  app.add_option("--width", "With --torch: numbers that stand for each byte of text")
+      ->type_name("N")
+      ->needs(torch);
   for (const char* name : {"--embedding", "--hidden"}) app.get_option(name)->excludes(torch);
   app.add_option("--output", flags->output, "Where loss.svg and loss.csv go")
       ->type_name("DIR")

@@ -43,7 +43,7 @@ Command AddDemoWorkerCommand(CLI::App& program) {
       ->type_name("N");
   app.add_flag("--resume", flags->training.resume, "Go on from the newest checkpoint there");
   app.add_flag("--resume-if-any", flags->training.resume_if_any,
-               "The same, or begin anew if there is none");
+               "Go on from the newest checkpoint, or begin anew if there is none");
   return {&app, [flags] { return Work(*flags); }, /*answers=*/false};
 }
 

@@ -17,6 +17,7 @@
 #include "bench/hosts.h"
 #include "bench/rank.h"
 #include "cli/flag.h"
+#include "deploy/requirements.h"
 #include "doctor/comparison.h"
 #include "doctor/host.h"
 #include "doctor/hosts.h"
@@ -107,6 +108,14 @@ absl::Status AddPrediction(const Flags& flags, double measured, size_t hosts,
   cluster.workers = flags.job.workers > 0 ? flags.job.workers : std::max<uint32_t>(hosts, 2);
   cluster.shards = flags.job.aggregators.empty() ? cluster.workers : flags.job.aggregators.size();
   cluster.colocated = flags.job.aggregators.empty();
+  const absl::Status status = deploy::RequirementsOf({.workers = cluster.workers,
+                                                      .aggregators = cluster.shards,
+                                                      .parameters = flags.job.parameters})
+                                  .status();
+  if (!status.ok()) {
+    to.Unchecked("prediction", std::string(status.message()));
+    return absl::OkStatus();
+  }
   doctor::AddPrediction(cluster,
                         {.parameters = flags.job.parameters,
                          .compute_s = flags.compute_ms / 1000,
@@ -192,28 +201,32 @@ void AddJobFlags(CLI::App& app, Flags& flags) {
   doctor::Job& job = flags.job;
   app.add_option(
          "--aggregators", flags.aggregators,
-         "The job's, in the order of their shards: whether they can be reached, and are them")
+         "The job's aggregators, in the order of their shards: can each be reached, and is it "
+         "the one that was meant?")
       ->type_name("HOST:PORT,...")
       ->envname("SIGNPOST_AGGREGATORS");
   app.add_option("--workers", job.workers, "Workers of the job")
       ->type_name("N")
       ->transform(PositiveCount());
-  app.add_option("--parameters", job.parameters, "Parameters of the model: is there memory?")
+  app.add_option("--parameters", job.parameters,
+                 "Parameters of the model: is there enough memory for them?")
       ->type_name("N")
       ->transform(PositiveCount());
   AddChoice(app, "--codec", job.warm_up_codec, bench::Codecs(),
-            "How gradients travel: warm_up_codec, or variance_codec if that is wider [fp32]");
+            "How gradients travel: warm_up_codec, or variance_codec if that has more bits [fp32]");
   app.add_option("--local-workers", job.local_workers, "Workers on this host")
       ->type_name("N")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber.description(""));
-  app.add_option("--shard", flags.shard, "Of the aggregator on this host, if there is one")
+  app.add_option("--shard", flags.shard, "Shard of the aggregator on this host, if there is one")
       ->type_name("I/N");
-  app.add_option("--state-dir", job.state_dir, "Of that aggregator: its disk")->type_name("DIR");
+  app.add_option("--state-dir", job.state_dir,
+                 "State directory of that aggregator: will its disk do?")
+      ->type_name("DIR");
   app.add_option("--device", flags.device, "What workers of this host train on")
       ->type_name("cpu|cuda[:N]")
       ->capture_default_str();
-  app.add_option("--python", job.python, "The job's interpreter: whether it has PyTorch")
+  app.add_option("--python", job.python, "The job's Python interpreter: does it have PyTorch?")
       ->type_name("FILE");
 }
 
@@ -241,17 +254,18 @@ Command AddDoctorCommand(CLI::App& program) {
                  "Be one of the hosts that --hosts names, until SIGTERM or Ctrl-C")
       ->type_name("HOST:PORT");
   AddDurationFlag(app, "--for", flags->patience, "How long --listen lasts at most [10m]");
-  app.add_option("--hosts", flags->hosts, "Ask these, and have each try the others")
+  app.add_option("--hosts", flags->hosts,
+                 "Ask these hosts, where doctor runs with --listen, and have each try the others")
       ->type_name("HOST:PORT,...");
   app.add_flag("--predict", flags->predict,
-               "What an exchange should take with fp32, bf16 and one bit");
+               "Tell what an exchange should take with fp32, bf16 and one bit");
   app.add_option("--link", flags->link, "With --predict: what each host's link carries [measured]")
       ->type_name("RATE");
   app.add_option("--compute-ms", flags->compute_ms,
                  "With --predict: forward and backward pass of a step")
       ->type_name("MS")
       ->check(PositiveNumber());
-  app.add_flag("--json", flags->json, "For programs: every line with its fields");
+  app.add_flag("--json", flags->json, "Write JSON, for programs: every line with its fields");
   return {&app, [flags] { return Run(*flags); }};
 }
 

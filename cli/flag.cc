@@ -62,6 +62,16 @@ CLI::Validator PositiveNumber() {
       /*validator_desc=*/"");
 }
 
+CLI::Validator Share() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        double value = 0;
+        if (absl::SimpleAtod(text, &value) && value >= 0 && value <= 1) return std::string();
+        return absl::StrCat("'", text, "' is no number from 0 to 1");
+      },
+      /*validator_desc=*/"");
+}
+
 CLI::Validator PositiveCount() {
   return CLI::Validator(
       [](std::string& text) {

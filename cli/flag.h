@@ -35,6 +35,7 @@ std::vector<const CLI::App*> CommandsOf(const CLI::App& command);
 
 // For options that are numbers above 0, and up to 1e9. A count may have a unit: 25M, 1.5B.
 CLI::Validator PositiveNumber();
+CLI::Validator Share();  // 0 to 1
 CLI::Validator PositiveCount();
 
 // An option whose value is one of these names, and its variable what stands behind that. They must

@@ -276,8 +276,8 @@ void AddConfigFlag(CLI::App& app) {
   for (CLI::App* command : CommandsOf(app)) AddConfigFlag(*command);
   if (!CommandsOf(app).empty()) return;
   app.add_option(absl::StrCat("--", kConfig),
-                 "YAML or JSON that says what flags are which neither the command line nor the "
-                 "environment gives: docs/configuration.md")
+                 "YAML or JSON file with values for flags that neither the command line nor the "
+                 "environment sets: docs/configuration.md")
       ->type_name("FILE")
       ->envname(kConfigVariable);
 }

@@ -73,12 +73,14 @@ void AddSizeFlags(CLI::App& app, deploy::RenderOptions& render) {
       ->type_name("N")
       ->capture_default_str();
   AddChoice(app, "--warm-up-codec", size.warm_up_codec, bench::Codecs(),
-            "How gradients travel: warm_up_codec, or variance_codec if that is wider [fp32]");
-  AddChoice(app, "--codec", size.codec, bench::Codecs(), "And after the warm-up [onebit]");
+            "How gradients travel: warm_up_codec, or variance_codec if that has more bits [fp32]");
+  AddChoice(app, "--codec", size.codec, bench::Codecs(),
+            "How numbers travel after the warm-up [onebit]");
   app.add_option("--min-workers", render.min_workers,
-                 "Rounds close with so many workers if others are late [all]")
+                 "Workers with which a round closes if others are late [all]")
       ->type_name("N");
-  app.add_option("--round-deadline", render.round_deadline, "With it: how long they are waited for")
+  app.add_option("--round-deadline", render.round_deadline,
+                 "With --min-workers: how long late workers are waited for")
       ->type_name("DURATION")
       ->capture_default_str();
 }
@@ -88,14 +90,14 @@ void AddClusterFlags(CLI::App& app, deploy::RenderOptions& render) {
       ->type_name("NAME")
       ->capture_default_str();
   app.add_option("--namespace", render.name_space,
-                 "Made for it, with network policies for all pods")
+                 "The job's namespace, which is made with network policies for all of its pods")
       ->type_name("NAME")
       ->capture_default_str();
-  app.add_option("--image", render.image, "Of the aggregators: deploy/Dockerfile")
+  app.add_option("--image", render.image, "Image of the aggregators: deploy/Dockerfile")
       ->type_name("IMAGE")
       ->capture_default_str();
   app.add_option("--worker-image", render.worker_image,
-                 "Of the training program: deploy/worker.Dockerfile [the aggregators']")
+                 "Image of the training program: deploy/worker.Dockerfile [the aggregators']")
       ->type_name("IMAGE");
   app.add_option("--worker-cpus", render.worker_cpus, "Processors of each worker")
       ->type_name("QUANTITY")
@@ -104,11 +106,12 @@ void AddClusterFlags(CLI::App& app, deploy::RenderOptions& render) {
                  "Memory of each worker's training program; Signpost's comes on top")
       ->type_name("QUANTITY")
       ->capture_default_str();
-  app.add_option("--gpus", render.gpus, "nvidia.com/gpu of each worker [none]")->type_name("N");
+  app.add_option("--gpus", render.gpus, "GPUs of each worker, nvidia.com/gpu [none]")
+      ->type_name("N");
   app.add_option("--storage-class", render.storage_class,
-                 "Of aggregators' state and of checkpoints [the cluster's default]")
+                 "Storage class of aggregators' state and of checkpoints [the cluster's default]")
       ->type_name("NAME");
-  app.add_option("--trust-domain", render.trust_domain, "Of the certificates")
+  app.add_option("--trust-domain", render.trust_domain, "Trust domain of the certificates")
       ->type_name("DOMAIN")
       ->capture_default_str();
 }

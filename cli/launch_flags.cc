@@ -15,7 +15,7 @@ void AddLaunchFlags(CLI::App& app, LaunchOptions& launch) {
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--per-node", launch.per_node,
-                 "So many ranks attach to the worker of a node, which sends for all of them "
+                 "Ranks of each node: they attach to its worker, which sends for all of them "
                  "[each rank is a worker]")
       ->type_name("N");
   app.add_option("--node-gpu", launch.node_gpu,
@@ -28,12 +28,12 @@ void AddLaunchFlags(CLI::App& app, LaunchOptions& launch) {
       "A peer without sign of life for this long is given up and looked for anew");
   app.add_flag(
       "--plain-text", launch.plain_text,
-      "Loopback without TLS, whose certificates otherwise come and go with the run: faster, "
-      "and open to other users of this machine");
+      "No TLS on loopback, for which each run otherwise makes certificates of its own: faster, "
+      "but open to other users of this machine");
   AddDurationFlag(app, "--round-deadline", launch.round_deadline,
-                  "Rounds close without workers that are so much later than the first [wait]");
+                  "Rounds close without workers that are later than the first by this much [wait]");
   app.add_option("--min-workers", launch.min_workers,
-                 "With a round deadline: least workers in a round; fewer end the run")
+                 "With --round-deadline: least workers in a round; the run ends if fewer are left")
       ->type_name("N");
   app.add_option(
          "--worker-restarts", launch.worker_restarts,

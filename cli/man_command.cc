@@ -39,7 +39,7 @@ Command AddManCommand(CLI::App& program) {
       "  signpost man | man -l -\n"
       "  signpost man run | man -l -\n"
       "  signpost man > ~/.local/share/man/man1/signpost.1");
-  app.add_option("command", *name, "Of this command only [the whole program's]")
+  app.add_option("command", *name, "The command whose manual is wanted [the whole program's]")
       ->type_name("COMMAND");
   return {&app, [name, &program]() -> absl::StatusOr<int> {
             const absl::StatusOr<std::string> page = PageOf(program, *name);

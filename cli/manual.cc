@@ -37,13 +37,14 @@ constexpr Entry kVariables[] = {
     {"SIGNPOST_CONNECTIONS",
      "TCP connections to each aggregator, for links that one does not fill."},
     {"SIGNPOST_MIN_WORKERS", "Rounds close with so many workers if others are late."},
-    {"SIGNPOST_ROUND_DEADLINE", "With it: how long they are waited for."},
+    {"SIGNPOST_ROUND_DEADLINE", "With SIGNPOST_MIN_WORKERS: how long late workers are waited for."},
     {"SIGNPOST_THREADS", "Threads that compress and apply in each worker."},
     {"SIGNPOST_CODEC_LIBRARIES",
      "Codecs from outside that an aggregator has, separated by colons, as `--codec-library`."},
     {"SIGNPOST_PYTHON_CODECS",
      "Classes, as module:Class with commas in between, that an aggregator or the worker of a node "
-     "may run as codecs in Python."},
+     "may run as codecs in Python; SIGNPOST_PYTHON is the interpreter that runs them, python3 "
+     "unless it is set."},
     {"SIGNPOST_FAILPOINT", "For tests: where a process dies, stops or dawdles."},
     {"GRPC_VERBOSITY", "Whether gRPC tells what it does: debug, info or error."},
 };

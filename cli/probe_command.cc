@@ -79,7 +79,7 @@ absl::StatusOr<int> ProbeAll(const Flags& flags) {
 Command AddProbeCommand(CLI::App& program) {
   // Shared by the flags' and the command's closures.
   auto flags = std::make_shared<Flags>();
-  CLI::App& app = *program.add_subcommand("probe", "Whether aggregators serve, by exit code");
+  CLI::App& app = *program.add_subcommand("probe", "Tell whether aggregators serve, by exit code");
   app.footer(
       "Asks gRPC's health protocol where workers connect to. Exit code 0: all of them serve; 69: "
       "one\n"
@@ -88,7 +88,7 @@ Command AddProbeCommand(CLI::App& program) {
       "certificate.\n\n"
       "Example:\n"
       "  signpost probe --aggregators 127.0.0.1:4000 --tls-dir certificates/aggregator");
-  app.add_option("--aggregators", flags->aggregators, "Whom to ask, separated by commas")
+  app.add_option("--aggregators", flags->aggregators, "Aggregators to ask, separated by commas")
       ->type_name("HOST:PORT,...")
       ->envname("SIGNPOST_AGGREGATORS")
       ->required();

@@ -85,8 +85,9 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
       ->type_name("DIR");
   app.add_option(
          "--trace", *trace,
-         "When all processes did what goes into this file, for ui.perfetto.dev and `signpost "
-         "trace summary`, however the run ends; meanwhile FILE.parts has 16 MiB of each")
+         "Write what every process did, and when, to this file, however the run ends, for "
+         "ui.perfetto.dev and `signpost trace summary`; during the run FILE.parts has 16 MiB of "
+         "each")
       ->type_name("FILE");
   return {&app,
           [launch, trace, &command]() -> absl::StatusOr<int> {

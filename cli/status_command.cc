@@ -450,12 +450,12 @@ Command AddStatusCommand(CLI::App& program) {
       "many rounds were late or skipped since the last look.\n\n"
       "Example:\n"
       "  signpost status --aggregators 10.0.0.1:4000,10.0.0.2:4000");
-  app.add_option("--aggregators", flags->aggregators, "Whom to ask, separated by commas")
+  app.add_option("--aggregators", flags->aggregators, "Aggregators to ask, separated by commas")
       ->type_name("HOST:PORT,...")
       ->envname("SIGNPOST_AGGREGATORS");
   AddClientSecurityFlags(app, flags->security);
-  CLI::Option* json =
-      app.add_flag("--json", flags->json, "For programs: each aggregator's answer as it is");
+  CLI::Option* json = app.add_flag("--json", flags->json,
+                                   "Write JSON, for programs: each aggregator's answer as it is");
   CLI::Option* watch =
       app.add_flag("--watch", flags->watch, "Look again and again, until Ctrl-C")->excludes(json);
   AddDurationFlag(app, "--interval", flags->interval, "How often to look, with --watch [1s]")

@@ -76,8 +76,8 @@ absl::Status MergeTraceOfRun(const std::string& directory, const std::string& fi
 
 void AddTraceFlag(CLI::App& app, std::string& directory) {
   app.add_option("--trace", directory,
-                 "Record what this process does when, in a file of its own in here, of 16 MiB with "
-                 "the newest events; `signpost trace merge` makes a picture of all processes'")
+                 "Record what this process does, and when, in a file of its own in here, of 16 MiB "
+                 "with the newest events; `signpost trace merge` makes one trace of all files")
       ->type_name("DIR")
       ->envname("SIGNPOST_TRACE");
 }
@@ -103,7 +103,10 @@ Command AddTraceCommand(CLI::App& program) {
       ->required()
       ->check(CLI::IsMember({kMerge, kSummary}).description(""))
       ->type_name("merge|summary");
-  app.add_option("FILES", flags->files, "What to do it with")->required()->type_name("");
+  app.add_option("FILES", flags->files,
+                 "merge: OUT IN..., the file to write and what it is made of; summary: FILE...")
+      ->required()
+      ->type_name("");
   app.add_flag("--steps", flags->steps, "With summary: each step too");
   return {&app, [flags] { return Run(*flags); }};
 }

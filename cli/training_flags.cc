@@ -18,18 +18,19 @@ void AddTrainingFlags(CLI::App& app, demo::TrainingOptions& options) {
   app.add_option("--freeze-step", options.freeze_step,
                  "Steps of 1-bit Adam's dense warm-up [15% of steps]")
       ->check(not_negative);
-  app.add_option("--seed", options.seed, "Of initial parameters and batches")
+  app.add_option("--seed", options.seed, "Seed of the initial parameters and the batches")
       ->check(not_negative)
       ->capture_default_str();
   app.add_option("--batch", options.batch, "Windows of text per worker and step")
       ->check(not_negative)
       ->capture_default_str();
-  app.add_option("--learning-rate", options.learning_rate, "The highest, after its warm-up")
+  app.add_option("--learning-rate", options.learning_rate,
+                 "The highest learning rate, after its warm-up")
       ->capture_default_str();
-  app.add_option("--context", options.model.context, "Bytes that the model sees")
+  app.add_option("--context", options.model.context, "Bytes of text that the model sees at a time")
       ->check(not_negative)
       ->capture_default_str();
-  app.add_option("--embedding", options.model.embedding, "Numbers per byte seen")
+  app.add_option("--embedding", options.model.embedding, "Numbers that stand for each byte of text")
       ->check(not_negative)
       ->capture_default_str();
   app.add_option("--hidden", options.model.hidden, "Units per hidden layer")

@@ -138,7 +138,8 @@ Command AddWorkerCommand(CLI::App& program) {
       ->type_name("N")
       ->required();
   AddClientSecurityFlags(app, flags->server.node.session.security);
-  app.add_option("--aggregators", flags->aggregators, "Of each shard, in shard order")
+  app.add_option("--aggregators", flags->aggregators,
+                 "Where the aggregator of each shard listens, in shard order")
       ->envname("SIGNPOST_AGGREGATORS")
       ->type_name("HOST:PORT,...")
       ->required();
@@ -151,12 +152,11 @@ Command AddWorkerCommand(CLI::App& program) {
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--threads", flags->threads,
-                 "That compress and apply [its share of the processors, up to 8]")
+                 "Threads that compress and apply [its share of the processors, up to 8]")
       ->envname("SIGNPOST_THREADS")
       ->check(CLI::Range(1, 256).description(""))
       ->type_name("N");
-  app.add_option("--gpu", flags->gpu,
-                 "It trains on this GPU, as CUDA counts them [on its processors]")
+  app.add_option("--gpu", flags->gpu, "Train on this GPU, as CUDA counts them [on its processors]")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("N");
   AddTraceFlag(app, node.session.trace);

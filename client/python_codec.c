@@ -22,6 +22,8 @@ extern char** environ;
 /* A host that takes longer to answer is given up. */
 #define MOST_SECONDS 60
 
+#define REMEDY "SIGNPOST_PYTHON names the interpreter here, which must have NumPy and Signpost"
+
 typedef struct {
   pthread_mutex_t mutex;
   pid_t pid;     /* the interpreter */
@@ -54,10 +56,14 @@ static int read_all(int socket, void* bytes, size_t size) {
   return 1;
 }
 
+static const char* interpreter(void) {
+  const char* named = getenv("SIGNPOST_PYTHON");
+  return named == NULL ? "python3" : named;
+}
+
 /* Runs the interpreter with one end of the socket as its standard input. */
 static int start(const char* options, int theirs, pid_t* pid) {
-  const char* python = getenv("SIGNPOST_PYTHON");
-  if (python == NULL) python = "python3";
+  const char* python = interpreter();
   char* const arguments[] = {(char*)python, "-m", "signpost._codec_host", (char*)options, NULL};
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
@@ -88,8 +94,9 @@ static int is_ready(int socket, char* error, size_t error_size) {
   uint32_t size = 0;
   if (!read_all(socket, &size, sizeof size)) {
     snprintf(error, error_size,
-             "its Python process has ended, or not begun to answer in %d s; see above",
-             MOST_SECONDS);
+             "its Python process, of '%s', has ended, or not begun to answer in %d s; see "
+             "above. " REMEDY,
+             interpreter(), MOST_SECONDS);
     return 0;
   }
   if (size == 0) return 1;
@@ -113,7 +120,8 @@ static void* open_host(const char* options, char* error, size_t error_size) {
   close(ends[1]);
   host* opened = started ? calloc(1, sizeof *opened) : NULL;
   if (!started) {
-    snprintf(error, error_size, "its Python process could not be started: %s", strerror(errno));
+    snprintf(error, error_size, "its Python process, of '%s', could not be started: %s. " REMEDY,
+             interpreter(), strerror(errno));
   } else if (opened == NULL) {
     snprintf(error, error_size, "out of memory");
   } else if (is_ready(ends[0], error, error_size)) {
@@ -174,9 +182,17 @@ static int decompress(const void* state, const uint8_t* block, uint32_t elements
   return !ask((host*)state, 'd', elements, block, bytes, values, sizeof(float) * elements);
 }
 
-const signpost_codec_v1* signpost_codec(void) {
-  static const signpost_codec_v1 codec = {
-      SIGNPOST_CODEC_ABI, "python", "1", open_host, block_bytes, compress, decompress,
+static void close_host(void* state) {
+  host* closed = state;
+  if (!closed->has_ended) end(closed->pid);
+  close(closed->socket);
+  pthread_mutex_destroy(&closed->mutex);
+  free(closed);
+}
+
+const signpost_codec_v2* signpost_codec(void) {
+  static const signpost_codec_v2 codec = {
+      SIGNPOST_CODEC_ABI, "python", "1", open_host, close_host, block_bytes, compress, decompress,
   };
   return &codec;
 }

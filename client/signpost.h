@@ -82,7 +82,8 @@ typedef struct {
   uint32_t rank;       /* [0, world_size) */
   uint32_t world_size; /* number of workers, or with a node of processes */
   double join_timeout_s;
-  double exchange_timeout_s; /* for each step, and each wait of a checkpoint for other ranks */
+  double exchange_timeout_s; /* of a step without an answer, and for each wait of a checkpoint for
+                                other ranks */
   double failure_timeout_s;  /* an aggregator without sign of life is reconnected to; 0.5 or more */
   double round_deadline_s;   /* rounds close without workers that are so late... */
   uint32_t min_workers;      /* ...while so many are not; both 0: they wait for all */

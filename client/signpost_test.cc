@@ -40,7 +40,7 @@ class SignpostJoinTest : public testing::Test {
     options_.join_timeout_s = 0.1;
     for (size_t i = 0; i < kParameters; ++i) names_.push_back("weight " + std::to_string(i));
     for (const std::string& name : names_) {
-      parameters_.push_back({.name = name.c_str(), .values = &value_});
+      parameters_.push_back({.name = name.c_str(), .values = &values_[parameters_.size()]});
     }
   }
   ~SignpostJoinTest() override { on_much_memory = nullptr; }
@@ -53,7 +53,7 @@ class SignpostJoinTest : public testing::Test {
   static constexpr size_t kParameters = 20'000;
 
   signpost_options options_;
-  float value_ = 0;
+  std::vector<float> values_ = std::vector<float>(kParameters);
   std::vector<std::string> names_;
   std::vector<signpost_parameter> parameters_;  // scalars
   signpost_session* session_ = nullptr;

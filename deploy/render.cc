@@ -16,6 +16,8 @@
 #include "absl/time/time.h"
 #include "deploy/monitoring/alerts.h"
 #include "deploy/templates.h"
+#include "server/aggregator.h"
+#include "worker/worker_options.h"
 
 namespace signpost::deploy {
 namespace {
@@ -29,6 +31,7 @@ constexpr size_t kMaxLabelBytes = 63;
 // How long an aggregator may take to write its state: at a disk's worst.
 constexpr uint64_t kStateBytesPerSecond = 20 * kMiB;
 constexpr int kDrainGraceSeconds = 30;
+constexpr uint32_t kMostGpus = 1024;
 
 // What an overlay has of its own.
 struct Overlay {
@@ -155,7 +158,11 @@ absl::StatusOr<uint64_t> ParseBytes(absl::string_view flag, absl::string_view qu
       !status.ok()) {
     return status;
   }
-  return number << (unit == "Mi" ? 20 : unit == "Gi" ? 30 : 40);
+  const int shift = unit == "Mi" ? 20 : unit == "Gi" ? 30 : 40;
+  constexpr uint64_t kMost = uint64_t{1} << 50;  // what has more is no machine
+  if (number <= kMost >> shift) return number << shift;
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, " is ", quantity, "; at most 1024Ti can be asked for"));
 }
 
 std::string Mebibytes(uint64_t bytes) { return absl::StrCat((bytes + kMiB - 1) / kMiB, "Mi"); }
@@ -251,6 +258,17 @@ absl::Status Check(const RenderOptions& options) {
         absl::StrFormat("--round-deadline is '%s', wanted a duration such as 2s",
                         absl::CHexEscape(options.round_deadline))));
   }
+  // Which jobs check that workers wait for as long; see WorkerOptions.
+  const absl::Duration most = WorkerOptions().exchange_timeout;
+  if (options.min_workers > 0 && deadline >= most) {
+    status.Update(absl::InvalidArgumentError(absl::StrFormat(
+        "--round-deadline is %s; it must be less than workers wait for an answer, %s",
+        options.round_deadline, absl::FormatDuration(most))));
+  }
+  if (options.gpus > kMostGpus) {
+    status.Update(absl::InvalidArgumentError(
+        absl::StrFormat("--gpus is %d, of one worker; at most %d", options.gpus, kMostGpus)));
+  }
   if (options.min_workers > options.size.workers) {
     status.Update(
         absl::InvalidArgumentError(absl::StrFormat("--min-workers is %d, and there are %d workers",
@@ -278,6 +296,8 @@ Words WordsOf(const RenderOptions& options, const Requirements& required, uint64
       {"{aggregators}", absl::StrCat(size.aggregators)},
       // With its reductions, and whatever takes its place while it is still there.
       {"{most_parameters}", absl::StrCat(2 * size.parameters)},
+      {"{most_frames}",
+       absl::StrCat(std::max(2 * size.workers * required.chunks, AggregatorLimits().frames))},
       {"{data_port}", absl::StrCat(kDataPort)},
       {"{metrics}", absl::StrCat(kMetricsPort)},
       {"{drain_grace}", absl::StrCat(kDrainGraceSeconds)},

@@ -68,7 +68,8 @@ TEST(Render, RefusesWhatIsNoImageOrQuantity) {
     EXPECT_THAT(Refusal([&](RenderOptions& options) { options.image = image; }),
                 HasSubstr("--image"));
   }
-  for (const char* quantity : {"", "4", "4GB", "-1Gi", "1.5Gi", "0Gi", "Gi", "99999999999Gi"}) {
+  for (const char* quantity :
+       {"", "4", "4GB", "-1Gi", "1.5Gi", "0Gi", "Gi", "99999999999Gi", "16777216Ti", "2048Ti"}) {
     EXPECT_THAT(Refusal([&](RenderOptions& options) { options.worker_memory = quantity; }),
                 HasSubstr("--worker-memory"));
   }
@@ -90,6 +91,24 @@ TEST(Render, RefusesSizesThatNoJobHas) {
               HasSubstr("fewer than the 5 aggregators"));
   EXPECT_THAT(Refusal([](RenderOptions& options) { options.min_workers = 5; }),
               HasSubstr("--min-workers"));
+  EXPECT_THAT(Refusal([](RenderOptions& options) { options.gpus = 100'000; }), HasSubstr("--gpus"));
+  for (const char* deadline : {"1m", "48h", "inf"}) {
+    EXPECT_THAT(Refusal([&](RenderOptions& options) {
+                  options.min_workers = 2;
+                  options.round_deadline = deadline;
+                }),
+                HasSubstr("--round-deadline"));
+  }
+}
+
+TEST(Render, AggregatorsTakeTheFramesOfSoManyWorkersAndChunks) {
+  RenderOptions options;
+  const char* const path = "overlays/production/aggregators/aggregators.yaml";
+  EXPECT_THAT(Render(options)->at(path), HasSubstr("--max-frames=4194304"));
+  options.size.workers = 1024;
+  options.size.aggregators = 8;
+  options.size.parameters = 10'000'000'000;
+  EXPECT_THAT(Render(options)->at(path), HasSubstr("--max-frames=9748480"));
 }
 
 TEST(Render, AnArgumentOfTheTrainingProgramArrivesAsItIs) {

@@ -162,6 +162,7 @@ spec:
             - --drain-grace={drain_grace}s
             - --max-workers={workers}
             - --max-parameters={most_parameters}
+            - --max-frames={most_frames}
             - --max-held-bytes={held_bytes}
             - --max-receive-bytes={receive_bytes}
 {metrics_args}          env:

@@ -261,7 +261,8 @@ const NumberCodec& NumberCodecOf(Codec codec, const Layout& layout) {
     case ONE_BIT:
       return *one_bit;
     case CUSTOM:
-      return CustomNumberCodec(layout.options().custom_codec());
+      ABSL_RAW_CHECK(layout.custom_codec() != nullptr, "nobody has opened the layout's codec");
+      return *layout.custom_codec();
     default:
       ABSL_RAW_LOG(FATAL, "codec %d has no numbers", static_cast<int>(codec));
       return *fp32;

@@ -76,7 +76,7 @@ size_t AggregateApart(const NumberCodec& codec, const kernels::BlockRule& rule, 
                       float inverse_count, float unit, absl::Span<float> error, uint8_t* out);
 
 // CHECK-fails for a codec that has none: unless HasNumbers, or it is RESTORE. CUSTOM is the
-// layout's job's, which must have one that CheckCustomCodec (custom_codec.h) has found good.
+// layout's custom_codec(), which must be there.
 const NumberCodec& NumberCodecOf(Codec codec, const Layout& layout);
 
 // Whether a round of that codec takes the mean of numbers.

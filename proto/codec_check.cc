@@ -25,8 +25,8 @@ namespace {
 using Floats = std::vector<float>;
 
 // Of the tensors that are tried, and so of blocks.
-std::vector<uint32_t> LengthsFor(const CustomCodec& codec) {
-  const uint32_t block = codec.block_elements();
+std::vector<uint32_t> LengthsFor(const OpenCustomCodec& codec) {
+  const uint32_t block = codec.description.block_elements();
   std::vector<uint32_t> lengths = {block, block + block / 4 + 1};
   for (const uint32_t length : {1u, 2u, 7u, 8u, 9u, 63u, 64u, 65u, 1000u, block - 1}) {
     if (length > 0 && length < block) lengths.push_back(length);
@@ -35,25 +35,27 @@ std::vector<uint32_t> LengthsFor(const CustomCodec& codec) {
 }
 
 // Of one tensor.
-absl::StatusOr<Layout> LayoutFor(const CustomCodec& codec, uint32_t elements) {
+absl::StatusOr<Layout> LayoutFor(const OpenCustomCodec& codec, uint32_t elements) {
   Tensor tensor;
   tensor.set_name("tensor");
   tensor.add_shape(elements);
   JobOptions options;
-  options.set_block_elements(codec.block_elements());
-  options.set_chunk_elements(16 * codec.block_elements());
+  options.set_block_elements(codec.description.block_elements());
+  options.set_chunk_elements(16 * codec.description.block_elements());
   options.set_gamma(kernels::BlockRule().gamma);
-  *options.mutable_custom_codec() = codec;
-  return Layout::Create({tensor}, options);
+  *options.mutable_custom_codec() = codec.description;
+  absl::StatusOr<Layout> layout = Layout::Create({tensor}, options);
+  if (layout.ok()) layout->set_custom_codec(codec.codec);
+  return layout;
 }
 
 // A codec at work on one tensor.
 class Trial {
  public:
-  Trial(const CustomCodec& codec, uint32_t elements)
-      : codec_(CustomNumberCodec(codec)),
-        rule_{.block_elements = codec.block_elements()},
-        layout_(*LayoutFor(codec, elements)) {}
+  Trial(const OpenCustomCodec& codec, uint32_t elements)
+      : layout_(*LayoutFor(codec, elements)),
+        codec_(*layout_.custom_codec()),
+        rule_{.block_elements = codec.description.block_elements()} {}
 
   uint32_t elements() const { return chunk().elements; }
   size_t bytes() const { return layout_.PayloadBytes(CUSTOM, 0); }
@@ -79,9 +81,9 @@ class Trial {
  private:
   const Chunk& chunk() const { return layout_.chunks()[0]; }
 
+  const Layout layout_;
   const NumberCodec& codec_;
   const kernels::BlockRule rule_;
-  const Layout layout_;
 };
 
 Floats NormalNumbers(std::mt19937& random, uint32_t elements, float size) {
@@ -99,7 +101,7 @@ double Norm(const Floats& numbers) {
 
 // Of each length: normal numbers, zeros, one number among zeros, the smallest and the largest that
 // there are. Returns where `is_right` says no.
-std::string TryNumbers(const CustomCodec& codec, uint32_t seed,
+std::string TryNumbers(const OpenCustomCodec& codec, uint32_t seed,
                        const std::function<bool(const Trial&, const Floats&)>& is_right) {
   std::mt19937 random(seed);
   for (const uint32_t elements : LengthsFor(codec)) {
@@ -118,6 +120,16 @@ std::string TryNumbers(const CustomCodec& codec, uint32_t seed,
         return absl::StrFormat("%s, a tensor of %d", name, elements);
       }
     }
+  }
+  return "";
+}
+
+std::string TryGuards(const OpenCustomCodec& codec, uint32_t seed) {
+  std::mt19937 random(seed);
+  for (const uint32_t elements : LengthsFor(codec)) {
+    if (elements > codec.description.block_elements()) continue;
+    const std::string trouble = WhatItWritesOutside(codec, NormalNumbers(random, elements, 1));
+    if (!trouble.empty()) return absl::StrFormat("%s, of %d numbers", trouble, elements);
   }
   return "";
 }
@@ -152,14 +164,15 @@ bool LosesNothing(const Trial& trial, const Floats& values) {
 }
 
 // Bytes that nobody has packed: they are refused, or stand for numbers, always the same.
-std::string TryRandomBytes(const CustomCodec& codec, uint32_t seed) {
+std::string TryRandomBytes(const OpenCustomCodec& codec, uint32_t seed) {
   std::mt19937 random(seed);
   for (const uint32_t elements : LengthsFor(codec)) {
     const Trial trial(codec, elements);
     for (int round = 0; round < 50; ++round) {
       Payload payload(trial.bytes());
       for (size_t i = 0; i < payload.size(); ++i) payload.data()[i] = random();
-      const size_t stride = payload.size() / kernels::BlockCount(elements, codec.block_elements());
+      const size_t stride =
+          payload.size() / kernels::BlockCount(elements, codec.description.block_elements());
       for (size_t mark = 0; mark < payload.size(); mark += stride) payload.data()[mark] = 1;
       if (trial.IsGood(payload) &&
           !SameBytes(trial.Decompress(payload), trial.Decompress(payload))) {
@@ -171,13 +184,13 @@ std::string TryRandomBytes(const CustomCodec& codec, uint32_t seed) {
 }
 
 // Several threads, each with numbers of its own, at a time.
-std::string TryThreads(const CustomCodec& codec, uint32_t seed) {
+std::string TryThreads(const OpenCustomCodec& codec, uint32_t seed) {
   constexpr uint32_t kThreads = 4;
   struct Alone {
     Floats values, error, sent;
     Payload payload;
   };
-  const Trial trial(codec, codec.block_elements());
+  const Trial trial(codec, codec.description.block_elements());
   std::mt19937 random(seed);
   std::vector<Alone> alone(kThreads);
   for (Alone& of_thread : alone) {
@@ -213,12 +226,12 @@ std::string TryThreads(const CustomCodec& codec, uint32_t seed) {
 // the rounds. NaN when a round could not be packed.
 constexpr int kQuarters = 4;
 using ErrorRatios = std::array<double, kQuarters>;
-ErrorRatios FeedBack(const CustomCodec& codec, uint32_t seed) {
+ErrorRatios FeedBack(const OpenCustomCodec& codec, uint32_t seed) {
   constexpr int kRounds = 2000;
   constexpr uint32_t kMostElements = 4096;  // which takes seconds
   ErrorRatios ratios = {};
   std::mt19937 random(seed);
-  const uint32_t elements = std::min(codec.block_elements(), kMostElements);
+  const uint32_t elements = std::min(codec.description.block_elements(), kMostElements);
   const Trial trial(codec, elements);
   const Floats mean = NormalNumbers(random, elements, 1);
   Floats error(elements);
@@ -250,16 +263,18 @@ absl::StatusOr<CodecReport> CheckCodecLibrary(const std::string& path, const std
                                               const CodecTrials& trials) {
   const absl::StatusOr<std::string> name = LoadCodecLibrary(path);
   if (!name.ok()) return name.status();
-  const absl::StatusOr<CustomCodec> codec =
-      DescribeCustomCodec(*name, options, trials.block_elements);
+  const absl::StatusOr<OpenCustomCodec> codec = OpenCodec(*name, options, trials.block_elements);
   if (!codec.ok()) return codec.status();
 
   if (absl::Status status = LayoutFor(*codec, 1).status(); !status.ok()) return status;
 
   CodecReport report;
-  report.name = codec->name();
-  report.version = codec->version();
-  report.bits_per_parameter = 8 * (1.0 + codec->block_bytes()) / trials.block_elements;
+  report.name = codec->description.name();
+  report.version = codec->description.version();
+  report.bits_per_parameter = 8 * (1.0 + codec->description.block_bytes()) / trials.block_elements;
+  report.findings.push_back(
+      {"it writes nothing outside of a block", TryGuards(*codec, trials.seed)});
+  if (!report.is_good()) return report;  // who knows what else it has written to
   report.findings.push_back({"what it packs it unpacks to finite numbers",
                              TryNumbers(*codec, trials.seed, PacksWhatItCanUnpack)});
   report.findings.push_back(

@@ -34,7 +34,7 @@ struct CodecTrials {
 
 // Loads the shared object, and tries it with numbers that follow from the seed. Memory that a codec
 // must not touch is the process's own, so one that does may end it. Errors as LoadCodecLibrary and
-// DescribeCustomCodec.
+// OpenCodec.
 absl::StatusOr<CodecReport> CheckCodecLibrary(const std::string& path, const std::string& options,
                                               const CodecTrials& trials = {});
 

@@ -37,8 +37,11 @@ Layout TestLayout() {
   options.set_chunk_elements(64);
   options.set_gamma(kRule.gamma);
   const std::string topk = LoadCodecLibrary("client/examples/libtopk.so").value();
-  *options.mutable_custom_codec() = DescribeCustomCodec(topk, "ratio=0.25", kBlockElements).value();
-  return *Layout::Create(tensors, options);
+  const OpenCustomCodec custom = OpenCodec(topk, "ratio=0.25", kBlockElements).value();
+  *options.mutable_custom_codec() = custom.description;
+  Layout layout = *Layout::Create(tensors, options);
+  layout.set_custom_codec(custom.codec);
+  return layout;
 }
 
 const Layout& TheLayout() {

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/base/internal/raw_logging.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -51,34 +50,89 @@ std::vector<float> FixedNumbers(uint32_t elements, bool has_small_ones) {
   return numbers;
 }
 
+// Bytes with others before and behind them that nobody should write to.
+class GuardedBytes {
+ public:
+  GuardedBytes(size_t size, uint8_t fill) : fill_(fill), bytes_(size + 2 * kGuard, fill) {}
+
+  uint8_t* data() { return bytes_.data() + kGuard; }
+  absl::Span<const uint8_t> span() const {
+    return absl::MakeConstSpan(bytes_).subspan(kGuard, bytes_.size() - 2 * kGuard);
+  }
+  bool is_guard_whole() const {
+    const auto is_filled = [this](uint8_t byte) { return byte == fill_; };
+    return std::all_of(bytes_.begin(), bytes_.begin() + kGuard, is_filled) &&
+           std::all_of(bytes_.end() - kGuard, bytes_.end(), is_filled);
+  }
+
+ private:
+  static constexpr size_t kGuard = 64 << 10;
+
+  const uint8_t fill_;
+  std::vector<uint8_t> bytes_;
+};
+
 // CRC-32C of the blocks, and of what they stand for, that a codec makes of such numbers: of a whole
 // block and of a short one.
-uint32_t DigestOf(const signpost_codec_v1& codec, const void* state, uint32_t block_elements) {
+uint32_t DigestOf(const signpost_codec_v2& codec, const void* state, uint32_t block_elements) {
   uint32_t digest = 0;
   for (const uint32_t elements : {block_elements, (block_elements + 2) / 3}) {
     for (const bool has_small_ones : {false, true}) {
       const std::vector<float> numbers = FixedNumbers(elements, has_small_ones);
-      std::vector<uint8_t> block(codec.block_bytes(state, elements));
+      GuardedBytes block(codec.block_bytes(state, elements), 0);
       codec.compress(state, numbers.data(), elements, block.data());
-      digest = Crc32c(block, digest);
-      std::vector<float> output(elements);
-      if (codec.decompress(state, block.data(), elements, output.data()) != 0) continue;
-      digest = Crc32c({reinterpret_cast<const uint8_t*>(output.data()), 4 * output.size()}, digest);
+      digest = Crc32c(block.span(), digest);
+      GuardedBytes output(elements * sizeof(float), 0);
+      float* const values = reinterpret_cast<float*>(output.data());
+      if (codec.decompress(state, block.data(), elements, values) != 0) continue;
+      digest = Crc32c(output.span(), digest);
     }
   }
   return digest;
 }
 
-class OpenCodec final : public NumberCodec {
+// What a codec's `open` returned.
+class State {
  public:
-  OpenCodec(const signpost_codec_v1& codec, const void* state, uint32_t block_elements,
-            size_t block_bytes)
-      : codec_(codec),
-        state_(state),
+  State(const signpost_codec_v2& codec, void* state) : codec_(codec), state_(state) {}
+  ~State() {
+    if (codec_.close != nullptr) codec_.close(state_);
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  const signpost_codec_v2& codec() const { return codec_; }
+  const void* get() const { return state_; }
+
+ private:
+  const signpost_codec_v2& codec_;
+  void* const state_;
+};
+
+class CodecFromOutside final : public NumberCodec {
+ public:
+  CodecFromOutside(std::unique_ptr<const State> state, uint32_t block_elements, size_t block_bytes)
+      : open_(std::move(state)),
+        codec_(open_->codec()),
+        state_(open_->get()),
         stride_(1 + block_bytes),
-        digest_(DigestOf(codec, state, block_elements)) {}
+        digest_(DigestOf(codec_, state_, block_elements)) {}
 
   size_t block_bytes() const { return stride_ - 1; }
+
+  std::string WhatItWritesOutside(absl::Span<const float> values) const {
+    for (const uint8_t fill : {0x00, 0xa5}) {  // what is written may be the same by chance
+      GuardedBytes block(codec_.block_bytes(state_, values.size()), fill);
+      codec_.compress(state_, values.data(), values.size(), block.data());
+      if (!block.is_guard_whole()) return "compress writes outside of its block";
+      GuardedBytes output(values.size() * sizeof(float), fill);
+      codec_.decompress(state_, block.data(), values.size(),
+                        reinterpret_cast<float*>(output.data()));
+      if (!output.is_guard_whole()) return "decompress writes outside of its values";
+    }
+    return "";
+  }
+
   uint32_t digest() const { return digest_; }
 
   absl::Status Check(const Layout& layout, uint32_t chunk, const uint8_t* payload) const override {
@@ -213,21 +267,24 @@ class OpenCodec final : public NumberCodec {
     return std::all_of(end, at + stride_, [](uint8_t byte) { return byte == 0; });
   }
 
-  const signpost_codec_v1& codec_;
+  const std::unique_ptr<const State> open_;
+  const signpost_codec_v2& codec_;
   const void* const state_;
   const size_t stride_;
   const uint32_t digest_;
 };
 
-// What this process has loaded. Nothing ever goes.
+// What this process has loaded, which stays, and what of it is open.
 class Codecs {
  public:
+  using Shared = std::shared_ptr<const CodecFromOutside>;
+
   static Codecs& OfProcess() {
     static auto* const codecs = new Codecs();
     return *codecs;
   }
 
-  absl::Status Add(const std::string& path, const signpost_codec_v1& codec)
+  absl::Status Add(const std::string& path, const signpost_codec_v2& codec)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     const auto [before, is_new] = libraries_.try_emplace(codec.name, &codec);
@@ -236,7 +293,7 @@ class Codecs {
         absl::StrCat(path, ": another codec '", codec.name, "' is loaded already"));
   }
 
-  const signpost_codec_v1* Find(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_) {
+  const signpost_codec_v2* Find(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     const auto library = libraries_.find(name);
     return library == libraries_.end() ? nullptr : library->second;
@@ -252,9 +309,8 @@ class Codecs {
   }
 
   // Opens it, unless it is.
-  absl::StatusOr<const OpenCodec*> Open(const signpost_codec_v1& codec, const std::string& options,
-                                        uint32_t block_elements)
-      ABSL_LOCKS_EXCLUDED(mutex_, opening_) {
+  absl::StatusOr<Shared> Open(const signpost_codec_v2& codec, const std::string& options,
+                              uint32_t block_elements) ABSL_LOCKS_EXCLUDED(mutex_, opening_) {
     if (block_elements == 0 || block_elements > kMaxCodecBlock) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "blocks of %d numbers (block_elements, or as DeepSpeed those of the largest tensor); a "
@@ -265,78 +321,75 @@ class Codecs {
       return absl::InvalidArgumentError("a codec's options end with a 0, and have none before");
     }
     const Key key = {codec.name, options, block_elements};
-    {
-      absl::MutexLock lock(&mutex_);
-      if (const auto open = open_.find(key); open != open_.end()) return Borrow(open->second);
-    }
+    if (Shared open = FindOpen(key)) return open;
     // Codecs that are open need not wait for one that takes its time to open.
     absl::MutexLock opening(&opening_);
-    {
-      absl::MutexLock lock(&mutex_);
-      if (const auto open = open_.find(key); open != open_.end()) return Borrow(open->second);
-      if (open_.size() >= kMostOpen) {
-        return absl::ResourceExhaustedError(
-            absl::StrCat(kMostOpen,
-                         " codecs are open, of other names, options or blocks: the most that may "
-                         "be until the process is started again"));
-      }
+    if (Shared open = FindOpen(key)) return open;
+    if (CountOpen() >= kMostOpen) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          kMostOpen,
+          " codecs are open, of other names, options or blocks: the most that may be at a time"));
     }
+    absl::StatusOr<Shared> opened = OpenAnew(codec, options, block_elements);
+    if (!opened.ok()) return opened;
+    absl::MutexLock lock(&mutex_);
+    open_[key] = *opened;
+    return opened;
+  }
+
+ private:
+  using Key = std::tuple<std::string, std::string, uint32_t>;  // name, options, block_elements
+
+  static constexpr size_t kMostOpen = 64;  // jobs come from anybody
+
+  // Null if it is not open.
+  Shared FindOpen(const Key& key) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    const auto open = open_.find(key);
+    return open == open_.end() ? nullptr : open->second.lock();
+  }
+
+  size_t CountOpen() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    std::erase_if(open_, [](const auto& open) { return open.second.expired(); });
+    return open_.size();
+  }
+
+  // Closes it again if it breaks the rules for a block's bytes.
+  static absl::StatusOr<Shared> OpenAnew(const signpost_codec_v2& codec, const std::string& options,
+                                         uint32_t block_elements) {
     char error[1024] = "";
-    const void* const state = codec.open(options.c_str(), error, sizeof error);
+    void* const opened = codec.open(options.c_str(), error, sizeof error);
     error[sizeof error - 1] = '\0';
-    if (state == nullptr) {
+    if (opened == nullptr) {
       return absl::InvalidArgumentError(absl::StrCat("codec '", codec.name,
                                                      "' does not take the options '", options,
                                                      "': ", absl::string_view(error)));
     }
-    // What is open cannot be closed: also what is refused is open once only, and counts.
-    Opened opened = Check(codec, state, block_elements);
-    absl::MutexLock lock(&mutex_);
-    return Borrow(open_[key] = std::move(opened));
-  }
-
-  using Key = std::tuple<std::string, std::string, uint32_t>;  // name, options, block_elements
-
-  // Null if it is not open.
-  const OpenCodec* FindOpen(const Key& key) const ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    const auto open = open_.find(key);
-    return open == open_.end() || !open->second.ok() ? nullptr : open->second->get();
-  }
-
- private:
-  // What is open stays so, and jobs come from anybody.
-  static constexpr size_t kMostOpen = 64;
-
-  using Opened = absl::StatusOr<std::unique_ptr<const OpenCodec>>;
-
-  static absl::StatusOr<const OpenCodec*> Borrow(const Opened& opened) {
-    if (!opened.ok()) return opened.status();
-    return opened->get();
-  }
-
-  // What was opened, unless it breaks the rules for a block's bytes.
-  static Opened Check(const signpost_codec_v1& codec, const void* state, uint32_t block_elements) {
-    const size_t most = codec.block_bytes(state, block_elements);
+    auto state = std::make_unique<const State>(codec, opened);
+    const size_t most = codec.block_bytes(opened, block_elements);
     if (most == 0 || most > size_t{16} * block_elements + 4096) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "codec '%s' wants %d bytes for a block of %d numbers, and is not asked again before the "
-          "process is started again",
-          codec.name, most, block_elements));
+          "codec '%s' wants %d bytes for a block of %d numbers", codec.name, most, block_elements));
     }
     for (uint32_t elements = 1; elements < block_elements; ++elements) {
-      if (codec.block_bytes(state, elements) <= most) continue;
+      if (codec.block_bytes(opened, elements) <= most) continue;
       return absl::InvalidArgumentError(absl::StrFormat(
           "codec '%s' takes more bytes for a block of %d numbers than for one of %d", codec.name,
           elements, block_elements));
     }
-    return std::make_unique<OpenCodec>(codec, state, block_elements, most);
+    auto made = std::make_shared<const CodecFromOutside>(std::move(state), block_elements, most);
+    const std::string trouble =
+        made->WhatItWritesOutside(FixedNumbers(block_elements, /*has_small_ones=*/false));
+    if (trouble.empty()) return made;
+    return absl::InvalidArgumentError(
+        absl::StrCat("codec '", codec.name, "': ", trouble, ", of ", block_elements, " numbers"));
   }
 
   absl::Mutex opening_;  // held while a codec opens
   mutable absl::Mutex mutex_;
-  std::map<std::string, const signpost_codec_v1*> libraries_ ABSL_GUARDED_BY(mutex_);
-  std::map<Key, Opened> open_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, const signpost_codec_v2*> libraries_ ABSL_GUARDED_BY(mutex_);
+  std::map<Key, std::weak_ptr<const CodecFromOutside>> open_ ABSL_GUARDED_BY(mutex_);
 };
 
 bool IsName(const char* name) {
@@ -356,12 +409,12 @@ absl::StatusOr<std::string> LoadCodecLibrary(const std::string& path) {
     return absl::InvalidArgumentError(absl::StrCat("codec library ", path, ": ", dlerror()));
   }
   const auto entry =
-      reinterpret_cast<const signpost_codec_v1* (*)()>(dlsym(library, "signpost_codec"));
+      reinterpret_cast<const signpost_codec_v2* (*)()>(dlsym(library, "signpost_codec"));
   if (entry == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("codec library ", path, " has no function signpost_codec (signpost_codec.h)"));
   }
-  const signpost_codec_v1* const codec = entry();
+  const signpost_codec_v2* const codec = entry();
   if (codec == nullptr || codec->abi != SIGNPOST_CODEC_ABI) {
     return absl::InvalidArgumentError(
         absl::StrCat("codec library ", path, " is for another version of signpost_codec.h: ",
@@ -376,59 +429,57 @@ absl::StatusOr<std::string> LoadCodecLibrary(const std::string& path) {
   return codec->name;
 }
 
-absl::StatusOr<CustomCodec> DescribeCustomCodec(const std::string& name, const std::string& options,
-                                                uint32_t block_elements) {
-  const signpost_codec_v1* const codec = Codecs::OfProcess().Find(name);
+absl::StatusOr<OpenCustomCodec> OpenCodec(const std::string& name, const std::string& options,
+                                          uint32_t block_elements) {
+  const signpost_codec_v2* const codec = Codecs::OfProcess().Find(name);
   if (codec == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("no codec '", name, "' has been loaded"));
   }
-  const absl::StatusOr<const OpenCodec*> open =
-      Codecs::OfProcess().Open(*codec, options, block_elements);
+  absl::StatusOr<Codecs::Shared> open = Codecs::OfProcess().Open(*codec, options, block_elements);
   if (!open.ok()) return open.status();
-  CustomCodec description;
-  description.set_name(name);
-  description.set_version(codec->version);
-  description.set_options(options);
-  description.set_block_elements(block_elements);
-  description.set_block_bytes((*open)->block_bytes());
-  description.set_digest((*open)->digest());
-  return description;
+  OpenCustomCodec opened;
+  opened.description.set_name(name);
+  opened.description.set_version(codec->version);
+  opened.description.set_options(options);
+  opened.description.set_block_elements(block_elements);
+  opened.description.set_block_bytes((*open)->block_bytes());
+  opened.description.set_digest((*open)->digest());
+  opened.codec = *std::move(open);
+  return opened;
 }
 
-absl::Status CheckCustomCodec(const CustomCodec& wanted, uint32_t block_elements) {
+std::string WhatItWritesOutside(const OpenCustomCodec& codec, absl::Span<const float> values) {
+  return static_cast<const CodecFromOutside&>(*codec.codec).WhatItWritesOutside(values);
+}
+
+absl::StatusOr<std::shared_ptr<const NumberCodec>> OpenCodecOf(const CustomCodec& wanted,
+                                                               uint32_t block_elements) {
   if (wanted.name().size() > kMaxNameBytes || wanted.options().size() > kMaxOptionsBytes) {
     return absl::InvalidArgumentError("the custom codec's name or options are too long");
   }
-  const signpost_codec_v1* const codec = Codecs::OfProcess().Find(wanted.name());
+  const signpost_codec_v2* const codec = Codecs::OfProcess().Find(wanted.name());
   if (codec == nullptr || wanted.version() != codec->version) {
     return absl::FailedPreconditionError(
         absl::StrCat("the job wants codec '", wanted.name(), "' of version ", wanted.version(),
                      "; codecs loaded here: ", Codecs::OfProcess().Names(),
                      ". Workers and aggregators need the same shared object (--codec-library)"));
   }
-  const absl::StatusOr<CustomCodec> here =
-      DescribeCustomCodec(wanted.name(), wanted.options(), block_elements);
-  if (!here.ok()) return here.status();
-  if (wanted.block_bytes() != here->block_bytes() || wanted.block_elements() != block_elements) {
+  const absl::StatusOr<OpenCustomCodec> opened =
+      OpenCodec(wanted.name(), wanted.options(), block_elements);
+  if (!opened.ok()) return opened.status();
+  const CustomCodec& here = opened->description;
+  if (wanted.block_bytes() != here.block_bytes() || wanted.block_elements() != block_elements) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "codec '%s' of version %s takes %d bytes for a block of %d here, and %d at the worker: it "
         "is not the same",
-        wanted.name(), wanted.version(), here->block_bytes(), block_elements,
-        wanted.block_bytes()));
+        wanted.name(), wanted.version(), here.block_bytes(), block_elements, wanted.block_bytes()));
   }
-  if (wanted.digest() == here->digest()) return absl::OkStatus();
+  if (wanted.digest() == here.digest()) return opened->codec;
   return absl::FailedPreconditionError(absl::StrFormat(
       "codec '%s' of version %s makes something else of the same numbers here than at the worker "
       "(digest %08x, wanted %08x): it has changed without a new version. Workers and aggregators "
       "need the same shared object (--codec-library)",
-      wanted.name(), wanted.version(), here->digest(), wanted.digest()));
-}
-
-const NumberCodec& CustomNumberCodec(const CustomCodec& wanted) {
-  const OpenCodec* const open =
-      Codecs::OfProcess().FindOpen({wanted.name(), wanted.options(), wanted.block_elements()});
-  ABSL_RAW_CHECK(open != nullptr, "CheckCustomCodec has opened it");
-  return *open;
+      wanted.name(), wanted.version(), here.digest(), wanted.digest()));
 }
 
 }  // namespace signpost

@@ -5,35 +5,45 @@
 #define SIGNPOST_PROTO_CUSTOM_CODEC_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "proto/aggregator.pb.h"
 #include "proto/codec.h"
 
 namespace signpost {
 
-// All of these are thread-safe, and of the whole process; what is loaded stays.
+// All of these are thread-safe, and of the whole process. What is loaded stays; a codec is open,
+// for all who ask for it with the same options and blocks, until the last of them lets go of it.
 
 // Loads a shared object, and returns its codec's name; once more does nothing. INVALID_ARGUMENT,
 // with the path, if it cannot be loaded or is no codec, or another of that name is there.
 absl::StatusOr<std::string> LoadCodecLibrary(const std::string& path);
 
-// JobOptions.custom_codec of a job with a codec that is loaded. INVALID_ARGUMENT if it does not
-// take the options, or blocks of that length; RESOURCE_EXHAUSTED when too many are open already.
-absl::StatusOr<CustomCodec> DescribeCustomCodec(const std::string& name, const std::string& options,
-                                                uint32_t block_elements);
+// A payload has, for each block of the chunk, a byte that is 1, or 0 if the block is not packed,
+// and block_bytes bytes: those of the block itself and zeros.
+struct OpenCustomCodec {
+  CustomCodec description;  // JobOptions.custom_codec
+  std::shared_ptr<const NumberCodec> codec;
+};
 
-// Whether this process has what the job asks for. FAILED_PRECONDITION names what is here instead:
-// no codec of that name, another version, or one that makes something else of the same numbers;
-// INVALID_ARGUMENT as DescribeCustomCodec.
-absl::Status CheckCustomCodec(const CustomCodec& wanted, uint32_t block_elements);
+// One that is loaded. INVALID_ARGUMENT if it does not take the options, or blocks of that length;
+// RESOURCE_EXHAUSTED when too many are open already.
+absl::StatusOr<OpenCustomCodec> OpenCodec(const std::string& name, const std::string& options,
+                                          uint32_t block_elements);
 
-// Requires CheckCustomCodec. A payload has, for each block of the chunk, a byte that is 1, or 0 if
-// the block is not packed, and block_bytes bytes: those of the block itself and zeros.
-const NumberCodec& CustomNumberCodec(const CustomCodec& wanted);
+// What a job asks for. FAILED_PRECONDITION names what is here instead: no codec of that name,
+// another version, or one that makes something else of the same numbers; otherwise as OpenCodec.
+absl::StatusOr<std::shared_ptr<const NumberCodec>> OpenCodecOf(const CustomCodec& wanted,
+                                                               uint32_t block_elements);
+
+// Has the codec pack these numbers as a block, and unpack it, with memory around what it may write
+// to: "compress writes outside of its block" if it does; empty if not.
+std::string WhatItWritesOutside(const OpenCustomCodec& codec, absl::Span<const float> values);
 
 }  // namespace signpost
 

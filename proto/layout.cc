@@ -5,8 +5,10 @@
 #include <functional>
 #include <limits>
 #include <queue>
+#include <string>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/base/internal/raw_logging.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/ascii.h"
@@ -14,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "google/protobuf/stubs/common.h"
 #include "kernels/block.h"
@@ -256,6 +259,15 @@ absl::Status CheckSameTensors(absl::Span<const Tensor> theirs, absl::Span<const 
                  DescribeEntry(jobs, first));
 }
 
+// "'freeze_step=5'": the words of a text that are not in another.
+std::string WordsNotIn(const std::string& other, const std::string& text) {
+  const std::vector<std::string> others = absl::StrSplit(other, ' ');
+  std::vector<std::string> words = absl::StrSplit(text, ' ');
+  std::erase_if(words,
+                [&](const std::string& word) { return absl::c_linear_search(others, word); });
+  return absl::StrCat("'", absl::Utf8SafeCHexEscape(absl::StrJoin(words, " ")), "'");
+}
+
 std::string Describe(const CustomCodec& codec) {
   if (codec.name().empty()) return "none";
   return absl::StrFormat(
@@ -277,9 +289,8 @@ absl::Status CheckSameOptions(const JobOptions& theirs, const JobOptions& jobs) 
     return Differs("option gamma", Shortest(theirs.gamma()), Shortest(jobs.gamma()));
   }
   if (theirs.optimizer() != jobs.optimizer()) {
-    return Differs("option optimizer",
-                   absl::StrCat("'", absl::Utf8SafeCHexEscape(theirs.optimizer()), "'"),
-                   absl::StrCat("'", absl::Utf8SafeCHexEscape(jobs.optimizer()), "'"));
+    return Differs("option optimizer", WordsNotIn(jobs.optimizer(), theirs.optimizer()),
+                   WordsNotIn(theirs.optimizer(), jobs.optimizer()));
   }
   if (theirs.state_numbers() != jobs.state_numbers()) {
     return Differs("option state_numbers", absl::StrCat(theirs.state_numbers()),
@@ -316,12 +327,32 @@ absl::Status CheckSameOptions(const JobOptions& theirs, const JobOptions& jobs) 
 
 }  // namespace
 
+// Whether a terminal that shows the UTF-8 may do otherwise than to show it: C1's control characters
+// (U+0080 to 9F), and those that end lines or turn their direction (U+200E, 200F, 2028 to 202E,
+// 2066 to 2069).
+bool HasHiddenControls(absl::string_view name) {
+  for (size_t i = 0; i + 1 < name.size(); ++i) {
+    const auto byte = [&](size_t k) {
+      return i + k < name.size() ? static_cast<uint8_t>(name[i + k]) : 0;
+    };
+    if (byte(0) == 0xc2 && byte(1) >= 0x80 && byte(1) < 0xa0) return true;
+    if (byte(0) != 0xe2) continue;
+    const uint32_t point = 0x2000 | (byte(1) & 0x3f) << 6 | (byte(2) & 0x3f);
+    if (point == 0x200e || point == 0x200f || (point >= 0x2028 && point <= 0x202e) ||
+        (point >= 0x2066 && point <= 0x2069)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 absl::Status CheckJobName(absl::string_view name) {
   if (name.empty() || name.size() > kMaxJobNameBytes) {
     return Invalid("a job's name has 1 to ", kMaxJobNameBytes, " bytes; this one has ",
                    name.size());
   }
-  if (IsUtf8(name) && std::none_of(name.begin(), name.end(), absl::ascii_iscntrl)) {
+  if (IsUtf8(name) && std::none_of(name.begin(), name.end(), absl::ascii_iscntrl) &&
+      !HasHiddenControls(name)) {
     return absl::OkStatus();
   }
   return Invalid("the job's name '", absl::CHexEscape(name),

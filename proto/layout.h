@@ -12,7 +12,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,9 +24,12 @@
 
 namespace signpost {
 
+class NumberCodec;  // codec.h
+
 inline constexpr size_t kMaxJobNameBytes = 256;
 
-// INVALID_ARGUMENT unless it is 1 to kMaxJobNameBytes bytes of UTF-8, without control characters.
+// INVALID_ARGUMENT unless it is 1 to kMaxJobNameBytes bytes of UTF-8, without control characters,
+// also those that no byte by itself shows.
 absl::Status CheckJobName(absl::string_view name);
 
 // What Layout::Create accepts at most. A layout takes memory for each tensor and each chunk, but
@@ -99,6 +104,13 @@ class Layout {
   absl::Span<const Chunk> chunks() const { return chunks_; }
   uint64_t elements() const { return elements_; }
 
+  // What CUSTOM is in payloads of this layout (custom_codec.h), open as long as a copy of this is
+  // there. Null, also where options() describe one, until it was opened.
+  const NumberCodec* custom_codec() const { return custom_codec_.get(); }
+  void set_custom_codec(std::shared_ptr<const NumberCodec> codec) {
+    custom_codec_ = std::move(codec);
+  }
+
   // The chunks that have segments of the tensor, which follow one another.
   struct ChunkRange {
     uint32_t first;
@@ -130,10 +142,11 @@ class Layout {
   JobOptions options_;
   std::vector<Chunk> chunks_;
   uint64_t elements_ = 0;
+  std::shared_ptr<const NumberCodec> custom_codec_;
 };
 
 // The chunk_elements for a job of so many elements, a multiple of block_elements: about 3/8 Mi to
-// 1 Mi, from 100 million elements on up to 2 Mi; and numbers of chunks that most numbers of shards
+// 9/8 Mi, from 80 million elements on 5/8 to 2 Mi; and numbers of chunks that most numbers of shards
 // divide, or nearly. Links stand idle for as long as a shard's first chunk takes; but each chunk
 // costs a call, whatever is in it. Not by how many shards there are: what is skipped or late is so
 // by the chunk, and their number must not change that.

@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define SIGNPOST_CODEC_ABI 1
+#define SIGNPOST_CODEC_ABI 2
 
 typedef struct {
   uint32_t abi; /* SIGNPOST_CODEC_ABI */
@@ -36,8 +36,12 @@ typedef struct {
 
   /* A codec with these options, which are the job's and the same everywhere: a text of the codec's
    * own, "" by default. NULL, and why, if they are wrong: up to `error_size` bytes, ended by a 0.
-   * What it returns is never freed. */
+   */
   void* (*open)(const char* options, char* error, size_t error_size);
+
+  /* What `open` returned is not used any more: the last job that had it is over. Soon done. NULL if
+   * there is nothing to do. */
+  void (*close)(void* state);
 
   /* Bytes that a block of so many numbers takes, of 1 to 65536 numbers; at least 1 and at most 16
    * for each and 4096, and never more for fewer. */
@@ -50,10 +54,10 @@ typedef struct {
   /* values[i] = what the block stands for. Returns 0; or anything else when no call of compress can
    * have made it: it may come from anybody, and have any bytes. */
   int (*decompress)(const void* state, const uint8_t* block, uint32_t elements, float* values);
-} signpost_codec_v1;
+} signpost_codec_v2;
 
 /* What a shared object exports. What it points to stays for ever. */
-const signpost_codec_v1* signpost_codec(void);
+const signpost_codec_v2* signpost_codec(void);
 
 #ifdef __cplusplus
 }

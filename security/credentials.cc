@@ -55,9 +55,9 @@ class ServerVerifier final : public grpc::experimental::ExternalCertificateVerif
 // For gRPC's watcher, which reads them by path as often as it likes.
 int OpenMemoryFile() { return memfd_create("signpost-tls", MFD_CLOEXEC); }
 
-absl::Status MemoryError() {
+absl::Status MemoryError(int error = errno) {
   return absl::ResourceExhaustedError(
-      absl::StrCat("no file in memory for certificates: ", std::strerror(errno)));
+      absl::StrCat("no file in memory for certificates: ", std::strerror(error)));
 }
 
 absl::Status WriteMemoryFile(int fd, const std::string& contents, int64_t version) {
@@ -105,7 +105,9 @@ std::string PathOf(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
 // meanwhile; so both are in one file, whose time is its version.
 class TlsCredentials::Files {
  public:
-  Files() : pair_(OpenMemoryFile()), roots_(OpenMemoryFile()) {}
+  Files() : pair_(OpenMemoryFile()), roots_(OpenMemoryFile()) {
+    if (pair_ < 0 || roots_ < 0) open_error_ = errno;
+  }
   ~Files() {
     provider_.reset();
     for (const int fd : {pair_, roots_}) RetiredFiles::All().Add(fd);
@@ -115,7 +117,14 @@ class TlsCredentials::Files {
   absl::Status Set(const TlsFiles& files) {
     if (files == current_) return absl::OkStatus();
     const int64_t version = version_ + 1;
-    const int roots = OpenMemoryFile(), pair = OpenMemoryFile();
+    if (open_error_ != 0) return MemoryError(open_error_);
+    const int roots = OpenMemoryFile();
+    const int pair = roots < 0 ? -1 : OpenMemoryFile();
+    if (pair < 0) {
+      const absl::Status status = MemoryError();
+      close(roots);
+      return status;
+    }
     absl::Status status = WriteMemoryFile(roots, files.roots, version);
     status.Update(WriteMemoryFile(pair, absl::StrCat(files.key, "\n", files.certificate), version));
     if (status.ok() && (dup3(roots, roots_, O_CLOEXEC) < 0 || dup3(pair, pair_, O_CLOEXEC) < 0)) {
@@ -143,6 +152,7 @@ class TlsCredentials::Files {
 
  private:
   const int pair_, roots_;
+  int open_error_ = 0;  // why they could not be opened
   int64_t version_ = 0;
   TlsFiles current_;
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider_;

@@ -127,9 +127,10 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
     return LimitError("frames of a step", frames, limits.frames, "--max-frames");
   }
   if (request.options().has_custom_codec()) {
-    absl::Status status =
-        CheckCustomCodec(request.options().custom_codec(), request.options().block_elements());
-    if (!status.ok()) return status;
+    absl::StatusOr<std::shared_ptr<const NumberCodec>> codec =
+        OpenCodecOf(request.options().custom_codec(), request.options().block_elements());
+    if (!codec.ok()) return codec.status();
+    layout->set_custom_codec(*std::move(codec));
   }
   uint64_t payload_bytes = 0;
   for (uint32_t chunk = 0; chunk < layout->chunks().size(); ++chunk) {
@@ -325,10 +326,17 @@ absl::Status Aggregator::CheckRoom(uint32_t world_size, const Layout& layout, ui
 
 Aggregator::Jobs::iterator Aggregator::FindGivingWay(absl::Time now,
                                                      absl::Span<const Jobs::iterator> others) {
+  return FindSilent([&](const ServedJob& served) {
+    const auto is_it = [&](Jobs::iterator other) { return &other->second == &served; };
+    return served.GivesWay(now, options_.idle_timeout) && absl::c_none_of(others, is_it);
+  });
+}
+
+Aggregator::Jobs::iterator Aggregator::FindSilent(
+    absl::FunctionRef<bool(const ServedJob& job)> is_one) {
   auto found = jobs_.end();
   for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
-    if (!job->second.GivesWay(now, options_.idle_timeout)) continue;
-    if (absl::c_linear_search(others, job)) continue;
+    if (!is_one(job->second)) continue;
     const absl::Time heard = job->second.membership().last_heard();
     if (found == jobs_.end() || heard < found->second.membership().last_heard()) found = job;
   }
@@ -512,7 +520,8 @@ absl::Status Aggregator::NotHereError(const FrameHeader& header) const {
     why =
         "what this aggregator had written down of it cannot be read, and --allow-error-reset has "
         "given it up.";
-  } else if (header.epoch() > first_epoch_ || is_in(restored_epochs_)) {
+  } else if ((header.epoch() > first_epoch_ && header.epoch() <= last_epoch_) ||
+             is_in(restored_epochs_)) {
     return TryAgain(absl::FailedPreconditionError(absl::StrCat(what, "it is over")));
   } else {
     why = state_dir_ == nullptr
@@ -645,9 +654,7 @@ bool Aggregator::AwaitNoJobs(absl::Duration timeout) const {
 
 bool Aggregator::HasNoJobs() const {
   const absl::Time now = options_.now();
-  return absl::c_all_of(jobs_, [&](const auto& job) {
-    return job.second.IsDeserted() || job.second.membership().IsAbandoned(now);
-  });
+  return absl::c_all_of(jobs_, [now](const auto& job) { return job.second.IsAbandoned(now); });
 }
 
 void Aggregator::Drain() {
@@ -730,7 +737,24 @@ absl::Status Aggregator::TakeSnapshots() {
     }
     SetSaved(due, saved, options_.now() - begin);
   }
+  if (absl::IsResourceExhausted(first_error)) MakeRoomOnDisk();
   return first_error;
+}
+
+void Aggregator::MakeRoomOnDisk() {
+  const absl::Time now = options_.now();
+  std::list<Replaced> replaced;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto job = FindSilent([now](const ServedJob& served) { return served.IsAbandoned(now); });
+    if (job == jobs_.end()) return;
+    const JobId& id = job->second.job()->id();
+    log::WriteEvent(log::Level::kWarning,
+                    "the disk is full: a job whose workers are all gone is forgotten",
+                    {.job = id.name, .shard = options_.shard});
+    LetGo(job, GaveWayError(id), replaced);
+  }
+  for (Replaced& old : replaced) old.job.End(old.why);
 }
 
 absl::Duration Aggregator::CloseLateRounds() {

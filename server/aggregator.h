@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -210,6 +211,11 @@ class Aggregator {
   // does.
   Jobs::iterator FindGivingWay(absl::Time now, absl::Span<const Jobs::iterator> others)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The one that has been silent for longest of these; end() if there is none.
+  Jobs::iterator FindSilent(absl::FunctionRef<bool(const ServedJob& job)> is_one)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A job whose workers are all gone gives way to those that cannot be written down any more.
+  void MakeRoomOnDisk() ABSL_LOCKS_EXCLUDED(mutex_);
   // Moves the job to `replaced`, for somebody to end it without the lock.
   void LetGo(Jobs::iterator job, absl::Status why, std::list<Replaced>& replaced)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

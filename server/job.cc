@@ -170,12 +170,13 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Restore(JobState state, ShardId shard,
   absl::StatusOr<Layout> layout = Layout::Create(state.tensors, state.options);
   if (!layout.ok()) return absl::DataLossError(layout.status().message());
   if (state.options.has_custom_codec()) {
-    const absl::Status status =
-        CheckCustomCodec(state.options.custom_codec(), state.options.block_elements());
-    if (!status.ok()) {
+    absl::StatusOr<std::shared_ptr<const NumberCodec>> codec =
+        OpenCodecOf(state.options.custom_codec(), state.options.block_elements());
+    if (!codec.ok()) {
       return absl::FailedPreconditionError(
-          absl::StrCat("job '", state.id.name, "': ", status.message()));
+          absl::StrCat("job '", state.id.name, "': ", codec.status().message()));
     }
+    layout->set_custom_codec(*std::move(codec));
   }
   auto job = std::make_unique<Job>(state.id, static_cast<uint32_t>(state.incarnations.size()),
                                    *std::move(layout), shard, bell);

@@ -420,6 +420,42 @@ TEST_F(Connected, JobWhoseProcessesAreAllGoneIsNotWaitedForAndLeavesRoom) {
   EXPECT_TRUE(Join(aggregator, next).ok());
 }
 
+TEST_F(Connected, JobsWhoseProcessesAreAllGoneLeaveAFullDiskOneByOne) {
+  FaultyDisk disk(absl::StrCat(::testing::TempDir(), "/full_of_the_gone"));
+  auto state_dir = *StateDir::Open(disk, {0, 1});
+  Aggregator aggregator(Options(), state_dir.get());
+  const auto begin = [&](const std::string& name, const std::string& peer) {
+    JoinResult result;
+    aggregator.Join(TestJoin(0, /*world_size=*/1, name), result.done(), peer);
+    EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+    clock_.Advance(absl::Seconds(1));
+  };
+  begin("gone first", "first");
+  begin("gone", "second");
+  begin("running", "0");
+  clock_.Advance(absl::Seconds(60));
+  disk.is_full = true;
+  JoinResult next;
+  aggregator.Join(TestJoin(0, /*world_size=*/1, "next"), next.done(), "1");
+  EXPECT_FALSE(aggregator.TakeSnapshots().ok());
+  EXPECT_THAT(JobNames(aggregator), ElementsAre("gone", "next", "running"));
+  EXPECT_FALSE(aggregator.TakeSnapshots().ok());
+  EXPECT_THAT(JobNames(aggregator), ElementsAre("next", "running"));
+  EXPECT_FALSE(aggregator.TakeSnapshots().ok());
+  EXPECT_THAT(JobNames(aggregator), ElementsAre("next", "running")) << "these may not";
+  disk.is_full = false;
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_TRUE(next.ok());
+}
+
+// The clock may have been set back since that job began.
+TEST(Join, AFrameOfAJobThatThisProcessNeverHadIsNotOfOneThatIsOver) {
+  Aggregator aggregator({});
+  const uint64_t later = absl::ToUnixNanos(absl::Now() + absl::Hours(1));
+  ExchangeResult result = Exchange(aggregator, FrameOf(later, {.rank = 0}, FLOAT32));
+  EXPECT_EQ(result.code(), absl::StatusCode::kDataLoss) << result.message();
+}
+
 TEST_F(Connected, JobOfAnotherSizeBeginsWhenAllAreGone) {
   Aggregator aggregator(Options());
   JoinBoth(aggregator);

@@ -73,6 +73,8 @@ class ServedJob {
   bool Returns(const Membership::Claim& claim) const;
   // Nobody waits in it, or for it to begin, and nobody was told that it had.
   bool IsDeserted() const;
+  // Or all of its workers are gone.
+  bool IsAbandoned(absl::Time now) const { return IsDeserted() || membership_.IsAbandoned(now); }
   // It cannot go on, and the claim is one to begin it anew: the rank's process is gone, and with it
   // what the others would need of it; or all processes are, of a job that could do without it or
   // has no such rank.

@@ -159,6 +159,33 @@ TEST(CAbi, AJobThatIsSavedAndResumedEndsWithTheParametersOfOneThatIsNot) {
   EXPECT_EQ(signpost_steps(alone.session()), kSavedAt);
 }
 
+// As embeddings that were tied by their memory instead of by their parameter.
+TEST(CAbi, ParametersThatShareMemoryAreRefused) {
+  Cluster cluster({.transport = Transport::kGrpc});
+  char error[512];
+  signpost_options options;
+  signpost_options_init(&options);
+  const std::string target = cluster.targets()[0];
+  options.aggregators = target.c_str();
+  options.job = "shared";
+  const uint64_t shape[] = {4};
+  float values[12] = {};
+  signpost_session* session = nullptr;
+  const auto join = [&](float* second) {
+    const signpost_parameter parameters[] = {{"encoder", shape, 1, values + 4, 0, 0},
+                                             {"decoder", shape, 1, second, 0, 0}};
+    return signpost_join(&options, parameters, 2, &session, error, sizeof error);
+  };
+  for (float* second : {values + 1, values + 4, values + 7}) {
+    EXPECT_EQ(join(second), SIGNPOST_INVALID_ARGUMENT);
+    EXPECT_THAT(error, AllOf(HasSubstr("'encoder' [4]"), HasSubstr("'decoder' [4]"),
+                             HasSubstr("share memory: what is trained once must be given once")));
+  }
+  ASSERT_EQ(join(values + 8), SIGNPOST_OK) << error;
+  EXPECT_EQ(signpost_leave(session, error, sizeof error), SIGNPOST_OK) << error;
+  signpost_close(session);
+}
+
 // As a program in another language may have, where its memory is gone.
 TEST(CAbi, NullPointersAreRefused) {
   Cluster cluster({.transport = Transport::kGrpc});

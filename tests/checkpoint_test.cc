@@ -746,6 +746,40 @@ TEST(Checkpoint, ARankThatNeverComesIsNamedOnAllOthersWithinTheDeadlineAndTraini
   EXPECT_TRUE(CheckpointsIn(disk).empty());
 }
 
+// Who writes into parameters on some ranks only has two models from then on.
+TEST(Checkpoint, RanksWithOtherParametersAreNamedOnAllAndNothingIsSaved) {
+  JobOptionsForTest job;
+  job.workers = 3;
+  for (const bool is_local : {false, true}) {
+    job.optimizer = {.freeze_step = 2};
+    if (is_local) job.optimizer.zero_one = {.local_step_scaler = 1, .local_step_clipper = 4};
+    Cluster cluster({});
+    MemoryDisk disk;
+    OnEachRank(job.workers, [&](uint32_t rank) {
+      Replica replica(job, rank);
+      WorkerOptions options = job.worker;
+      options.rank = rank;
+      options.world_size = job.workers;
+      auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect());
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      while ((*worker)->steps() < 3 || (*worker)->is_synchronised() == is_local) {
+        replica.gradient = GradientOf(rank, (*worker)->steps(), replica.values.size());
+        ASSERT_TRUE((*worker)->Step(replica.Gradients(), {job.rates}).ok());
+      }
+      if (rank == 1) replica.values[5] += 1;
+      const absl::Status status = (*worker)->Checkpoint(disk);
+      if (is_local) {
+        EXPECT_TRUE(status.ok()) << "its values are its own between synchronisations: " << status;
+        return;
+      }
+      EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr("the parameters of rank 1 are not those of rank 0"));
+    });
+    EXPECT_EQ(CheckpointsIn(disk).empty(), !is_local);
+  }
+}
+
 TEST(Checkpoint, ThatRank0StillWritesTheParametersIsWhatOthersSay) {
   JobOptionsForTest job;
   job.workers = 2;

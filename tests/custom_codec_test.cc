@@ -80,6 +80,10 @@ TEST(CodecCheck, FindsWhatIsWrongWithOthers) {
     EXPECT_THAT(TroubleOf("one scratch for all", block),
                 HasSubstr("threads do not disturb each other"));
   }
+  EXPECT_THAT(TroubleOf("writes behind"),
+              HasSubstr("compress writes outside of its block, of 4096"));
+  EXPECT_THAT(TroubleOf("unpacks behind"),
+              HasSubstr("decompress writes outside of its values, of 4096"));
   EXPECT_THAT(TroubleOf("sends nothing"), HasSubstr("error feedback keeps the error down"));
   EXPECT_THAT(TroubleOf("large"), HasSubstr("wants 1099511627776 bytes for a block of 4096"));
   EXPECT_THAT(TroubleOf("shrinks"),
@@ -87,18 +91,46 @@ TEST(CodecCheck, FindsWhatIsWrongWithOthers) {
   EXPECT_THAT(TroubleOf("refuses"), HasSubstr("does not take the options 'refuses': not today"));
 }
 
-// Nor does one that is refused take more and more of what a codec has open.
-TEST(CustomCodec, IsOpenedOnce) {
-  ASSERT_TRUE(LoadCodecLibrary(kFaulty).ok());
-  void* const library = dlopen(kFaulty, RTLD_NOW | RTLD_NOLOAD);
-  const auto opened = reinterpret_cast<int (*)()>(dlsym(library, "faulty_opened"));
-  ASSERT_NE(opened, nullptr);
-  for (const char* options : {"", "large", "shrinks"}) {
-    const int before = opened();
-    const bool is_good = DescribeCustomCodec("faulty", options, 24).ok();
-    EXPECT_EQ(is_good, *options == '\0');
-    EXPECT_EQ(DescribeCustomCodec("faulty", options, 24).ok(), is_good);
-    EXPECT_EQ(opened() - before, 1) << options;
+// How often the faulty codec has been opened, and closed, by this process.
+class FaultyCodec {
+ public:
+  FaultyCodec() {
+    EXPECT_TRUE(LoadCodecLibrary(kFaulty).ok());
+    void* const library = dlopen(kFaulty, RTLD_NOW | RTLD_NOLOAD);
+    opened_ = reinterpret_cast<int (*)()>(dlsym(library, "faulty_opened"));
+    closed_ = reinterpret_cast<int (*)()>(dlsym(library, "faulty_closed"));
+  }
+  int opened() const { return opened_(); }
+  int open() const { return opened_() - closed_(); }
+
+ private:
+  int (*opened_)() = nullptr;
+  int (*closed_)() = nullptr;
+};
+
+TEST(CustomCodec, IsOpenOnceForAllWhoHaveItAndClosedByTheLast) {
+  const FaultyCodec codec;
+  const int before = codec.opened();
+  auto first = OpenCodec("faulty", "", 24);
+  ASSERT_TRUE(first.ok());
+  auto second = OpenCodecOf(first->description, 24);
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ(codec.opened(), before + 1);
+  first->codec.reset();
+  EXPECT_EQ(codec.open(), 1);
+  second->reset();
+  EXPECT_EQ(codec.open(), 0);
+  EXPECT_TRUE(OpenCodec("faulty", "", 24).ok());
+  EXPECT_EQ(codec.opened(), before + 2);
+}
+
+TEST(CustomCodec, IsClosedAgainWhenItIsRefused) {
+  const FaultyCodec codec;
+  for (const char* options : {"large", "shrinks"}) {
+    const int before = codec.opened();
+    EXPECT_FALSE(OpenCodec("faulty", options, 24).ok());
+    EXPECT_EQ(codec.opened(), before + 1);
+    EXPECT_EQ(codec.open(), 0) << options;
   }
 }
 
@@ -121,42 +153,43 @@ TEST(LoadCodecLibrary, RefusesOneForAnotherVersionOfTheHeader) {
                             kLater, SIGNPOST_CODEC_ABI + 1, SIGNPOST_CODEC_ABI));
 }
 
-TEST(CheckCustomCodec, ComparesWhatTheJobWantsWithWhatIsHere) {
+TEST(OpenCodecOf, ComparesWhatTheJobWantsWithWhatIsHere) {
   ASSERT_TRUE(LoadCodecLibrary(kTopK).ok());
-  const CustomCodec good = DescribeCustomCodec("topk", "ratio=0.5", 16).value();
-  EXPECT_EQ(CheckCustomCodec(good, 16), absl::OkStatus());
+  const CustomCodec good = OpenCodec("topk", "ratio=0.5", 16)->description;
+  EXPECT_TRUE(OpenCodecOf(good, 16).ok());
   CustomCodec other = good;
   other.set_version("2");
-  const absl::Status version = CheckCustomCodec(other, 16);
+  const absl::Status version = OpenCodecOf(other, 16).status();
   EXPECT_EQ(version.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(version.message(),
               HasSubstr("wants codec 'topk' of version 2; codecs loaded here: "));
   EXPECT_THAT(version.message(), HasSubstr("topk 1"));
   other = good;
   other.set_name("bottomk");
-  EXPECT_THAT(CheckCustomCodec(other, 16).message(), HasSubstr("wants codec 'bottomk'"));
+  EXPECT_THAT(OpenCodecOf(other, 16).status().message(), HasSubstr("wants codec 'bottomk'"));
   other = good;
   other.set_options("ratio=2");
-  EXPECT_THAT(CheckCustomCodec(other, 16).message(),
+  EXPECT_THAT(OpenCodecOf(other, 16).status().message(),
               HasSubstr("ratio is 2, wanted a number in (0"));
   other = good;
   other.set_block_bytes(1);
-  EXPECT_THAT(CheckCustomCodec(other, 16).message(), HasSubstr("48 bytes for a block of 16 here"));
+  EXPECT_THAT(OpenCodecOf(other, 16).status().message(),
+              HasSubstr("48 bytes for a block of 16 here"));
   other = good;
   other.set_digest(good.digest() + 1);
-  const absl::Status digest = CheckCustomCodec(other, 16);
+  const absl::Status digest = OpenCodecOf(other, 16).status();
   EXPECT_EQ(digest.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(digest.message(), HasSubstr("codec 'topk' of version 1 makes something else"));
-  EXPECT_FALSE(CheckCustomCodec(good, 32).ok());
-  EXPECT_FALSE(DescribeCustomCodec("topk", "", 0).ok());
-  EXPECT_FALSE(DescribeCustomCodec("topk", "", 65537).ok());
-  EXPECT_FALSE(DescribeCustomCodec("topk", std::string("ratio=1\0", 8), 16).ok());
+  EXPECT_FALSE(OpenCodecOf(good, 32).ok());
+  EXPECT_FALSE(OpenCodec("topk", "", 0).ok());
+  EXPECT_FALSE(OpenCodec("topk", "", 65537).ok());
+  EXPECT_FALSE(OpenCodec("topk", std::string("ratio=1\0", 8), 16).ok());
 }
 
 TEST(CustomCodecDigest, IsOfWhatTheCodecDoes) {
   ASSERT_TRUE(LoadCodecLibrary(kFaulty).ok());
   const auto digest_of = [](const std::string& fault) {
-    return DescribeCustomCodec("faulty", fault, 16).value().digest();
+    return OpenCodec("faulty", fault, 16)->description.digest();
   };
   // By the bytes of a block, and by what it stands for.
   std::set<uint32_t> digests;
@@ -185,6 +218,28 @@ TEST(CustomCodecJob, TrainsToTheSameBitsWhateverHappensOnTheWay) {
     job.worker.codec_options = "ratio=0.5";
     Cluster other({});
     EXPECT_NE(Train(other, job), expected) << "the options were not used";
+  }
+}
+
+// The worker's and the aggregator's are the same one here.
+TEST(CustomCodecJob, HasItsCodecOpenUntilItIsOver) {
+  const FaultyCodec codec;
+  WorkerOptions options = TopKJob().worker;
+  options.job = "job";
+  options.codec_library = kFaulty;
+  options.codec_options = "";
+  Cluster cluster({});
+  const auto join = [&] {
+    return Worker::JoinReduction(options, {.codec = CUSTOM}, {{.name = "tensor", .shape = {8}}},
+                                 cluster.Connect());
+  };
+  for (int round = 0; round < 2; ++round) {
+    auto worker = join();
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    EXPECT_EQ(codec.open(), 1);
+    ASSERT_TRUE((*worker)->Leave().ok());
+    worker->reset();
+    EXPECT_EQ(codec.open(), 0);
   }
 }
 
@@ -311,8 +366,10 @@ TEST(CustomCodecFrame, WhatTheCodecCannotHaveMadeIsRefused) {
   job.set_block_elements(16);
   job.set_chunk_elements(64);
   job.set_gamma(1.35f);
-  *job.mutable_custom_codec() = DescribeCustomCodec("topk", "ratio=0.25", 16).value();
-  const Layout layout = Layout::Create({tensor}, job).value();
+  const OpenCustomCodec codec = OpenCodec("topk", "ratio=0.25", 16).value();
+  *job.mutable_custom_codec() = codec.description;
+  Layout layout = Layout::Create({tensor}, job).value();
+  layout.set_custom_codec(codec.codec);
   const Chunk& chunk = layout.chunks()[0];
   ASSERT_EQ(layout.PayloadBytes(CUSTOM, 0), 2 * (1 + 4 * 6));
   const auto check = [&](const Payload& payload) {
@@ -342,15 +399,15 @@ TEST(CustomCodecFrame, WhatTheCodecCannotHaveMadeIsRefused) {
   }
 }
 
-// Last: what is open stays so.
-TEST(DescribeCustomCodec, OpensSoManyAndNoMore) {
+TEST(OpenCodec, OpensSoManyAtATimeAndNoMore) {
   ASSERT_TRUE(LoadCodecLibrary(kTopK).ok());
-  absl::Status status;
-  for (int i = 1; status.ok(); ++i) {
-    ASSERT_LE(i, 65);
-    status = DescribeCustomCodec("topk", absl::StrFormat("ratio=0.%04d", i), 8).status();
-  }
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  const auto open = [](int i) { return OpenCodec("topk", absl::StrFormat("ratio=0.%04d", i), 8); };
+  std::vector<OpenCustomCodec> all;
+  for (int i = 1; i <= 64; ++i) all.push_back(open(i).value());
+  EXPECT_TRUE(open(1).ok()) << "it is open";
+  EXPECT_EQ(open(65).status().code(), absl::StatusCode::kResourceExhausted);
+  all.pop_back();
+  EXPECT_TRUE(open(65).ok());
 }
 
 }  // namespace

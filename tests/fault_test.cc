@@ -4,10 +4,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <deque>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "proto/failure_timeout.h"
+#include "proto/steady_time.h"
+#include "tests/forwarding_channel.h"
 #include "tests/job.h"
 #include "worker/grpc_channel.h"
 
@@ -352,6 +358,82 @@ TEST(AggregatorFault, AnAggregatorThatDiesIsNamedWithinTheDeadline) {
     EXPECT_THAT(Message(report.status()), HasSubstr(target));
   });
   reaper.join();
+}
+
+// A link that takes so long for each frame, one after the other.
+class SlowLink final : public ForwardingChannel {
+ public:
+  SlowLink(std::unique_ptr<Channel> inner, absl::Duration frame_time)
+      : ForwardingChannel(std::move(inner)), frame_time_(frame_time), thread_([this] { Run(); }) {}
+
+  ~SlowLink() override {
+    {
+      absl::MutexLock lock(&mutex_);
+      ends_ = true;
+    }
+    thread_.join();
+  }
+
+  void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
+                absl::Time deadline, ExchangeDone done) override {
+    absl::MutexLock lock(&mutex_);
+    frames_.push_back({header, std::move(payload), deadline, std::move(done)});
+  }
+
+ private:
+  struct Frame {
+    FrameHeader header;
+    std::shared_ptr<const Payload> payload;
+    absl::Time deadline;
+    ExchangeDone done;
+  };
+
+  void Run() {
+    const auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return ends_ || !frames_.empty();
+    };
+    absl::MutexLock lock(&mutex_);
+    while (true) {
+      mutex_.Await(absl::Condition(&has_work));
+      if (ends_) return;
+      Frame frame = std::move(frames_.front());
+      frames_.pop_front();
+      mutex_.Unlock();
+      absl::SleepFor(frame_time_);
+      if (SteadyNow() < frame.deadline) {
+        ForwardingChannel::Exchange(frame.header, std::move(frame.payload), frame.deadline,
+                                    std::move(frame.done));
+      } else {
+        frame.done(absl::DeadlineExceededError("the link is slow"));
+      }
+      mutex_.Lock();
+    }
+  }
+
+  const absl::Duration frame_time_;
+  absl::Mutex mutex_;
+  std::deque<Frame> frames_ ABSL_GUARDED_BY(mutex_);
+  bool ends_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+// The timeout is for what nobody answers, and not for all of a large model's bytes.
+TEST(SlowLinkFault, AStepMayTakeLongerThanTheTimeoutAsLongAsAnswersCome) {
+  JobOptionsForTest job;
+  job.workers = 1;
+  job.tensors = {480};  // 30 chunks, of which 8 are on their way at a time
+  job.worker.chunk_elements = job.worker.block_elements;
+  job.worker.exchange_timeout = kTimeout;
+  Cluster cluster({});
+  Replica replica(job, 0);
+  auto channels = cluster.Connect();
+  channels[0] = std::make_unique<SlowLink>(std::move(channels[0]), kTimeout / 12);
+  auto worker = Worker::Join(job.worker, job.optimizer, replica.Parameters(), std::move(channels));
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  const absl::Time start = absl::Now();
+  const absl::Status status = (*worker)->Step(replica.Gradients(), {job.rates}).status();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_GE(absl::Now() - start, kTimeout * 2);
 }
 
 }  // namespace

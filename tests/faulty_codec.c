@@ -8,13 +8,12 @@
 
 #include "proto/signpost_codec.h"
 
-static atomic_int opened;
+static atomic_int opened, closed;
 
 int faulty_opened(void) { return opened; }
+int faulty_closed(void) { return closed; }
 
-/* What is open is never closed, so it is not allocated. */
 static void* open_faulty(const char* options, char* error, size_t error_size) {
-  ++opened;
   static char faults[][24] = {"",
                               "cannot unpack",
                               "cannot unpack halves",
@@ -25,13 +24,19 @@ static void* open_faulty(const char* options, char* error, size_t error_size) {
                               "one scratch for all",
                               "overshoots",
                               "sends nothing",
-                              "shrinks"};
+                              "shrinks",
+                              "unpacks behind",
+                              "writes behind"};
   for (size_t i = 0; i < sizeof faults / sizeof faults[0]; ++i) {
-    if (strcmp(options, faults[i]) == 0) return faults[i];
+    if (strcmp(options, faults[i]) != 0) continue;
+    ++opened;
+    return faults[i];
   }
   strncpy(error, "not today", error_size);
   return NULL;
 }
+
+static void close_faulty(void* state) { ++closed; }
 
 static int is(const void* state, const char* fault) { return strcmp(state, fault) == 0; }
 
@@ -60,6 +65,7 @@ static void compress(const void* state, const float* values, uint32_t elements, 
   if (is(state, "leaves bytes") && elements > 1) return;
   if (is(state, "one scratch for all")) return compress_by_scratch(values, bytes, block);
   memcpy(block, values, bytes);
+  if (is(state, "writes behind")) block[bytes] = 0;
   if (is(state, "chance")) block[0] = ++chance;
   if (is(state, "sends nothing")) memset(block, 0, bytes);
 }
@@ -67,15 +73,17 @@ static void compress(const void* state, const float* values, uint32_t elements, 
 static int decompress(const void* state, const uint8_t* block, uint32_t elements, float* values) {
   if (is(state, "cannot unpack")) return 1;
   memcpy(values, block, sizeof(float) * elements);
+  if (is(state, "unpacks behind")) values[elements] = 0;
   if (is(state, "cannot unpack halves") && values[0] == 0.5f) return 1;
   if (is(state, "overshoots")) values[0] *= 2;
   if (is(state, "not finite")) values[0] = NAN;
   return 0;
 }
 
-const signpost_codec_v1* signpost_codec(void) {
-  static const signpost_codec_v1 codec = {
-      SIGNPOST_CODEC_ABI, "faulty", "1", open_faulty, block_bytes, compress, decompress,
+const signpost_codec_v2* signpost_codec(void) {
+  static const signpost_codec_v2 codec = {
+      SIGNPOST_CODEC_ABI, "faulty",    "1",      open_faulty,
+      close_faulty,       block_bytes, compress, decompress,
   };
   return &codec;
 }

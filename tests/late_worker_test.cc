@@ -224,10 +224,11 @@ Ledger TrainWithALateWorker(const JobOptionsForTest& job, const GradientOfStep& 
     options.set_block_elements(job.worker.block_elements);
     options.set_chunk_elements(job.worker.chunk_elements);
     options.set_gamma(job.worker.gamma);
+    OpenCustomCodec custom;
     if (!job.worker.codec_library.empty()) {
-      *options.mutable_custom_codec() =
-          *DescribeCustomCodec(*LoadCodecLibrary(job.worker.codec_library),
-                               job.worker.codec_options, job.worker.block_elements);
+      custom = *OpenCodec(*LoadCodecLibrary(job.worker.codec_library), job.worker.codec_options,
+                          job.worker.block_elements);
+      *options.mutable_custom_codec() = custom.description;
     }
     std::vector<Tensor> tensors;
     for (const Parameter& parameter : replica.Parameters()) {
@@ -236,6 +237,7 @@ Ledger TrainWithALateWorker(const JobOptionsForTest& job, const GradientOfStep& 
       tensor.mutable_shape()->Add(parameter.shape.begin(), parameter.shape.end());
     }
     layouts.push_back(*Layout::Create(tensors, options));
+    layouts.back().set_custom_codec(custom.codec);
   }
   OnEachRank(job.workers, [&](uint32_t rank) {
     replicas[rank] = std::make_unique<Replica>(job, rank);

@@ -90,6 +90,8 @@ mutate node-gradients-summed-not-averaged node/host_place.cc \
   '1.0f / static_cast<float>(gradients_.size())' '1.0f'
 mutate node-forgets-its-first-process node/host_place.cc \
   'for (const Numbers* gradient : gradients) gradients_' 'for (const Numbers* gradient : gradients.subspan(gradients.size() > 1)) gradients_'
+mutate node-sends-before-its-last-process node/arrivals.cc \
+  'if (--missing_[tensor] == 0)' 'if (--missing_[tensor] == (has_arrived_.size() > 1 ? 1 : 0))'
 mutate node-on-a-gpu-answers-too-early node/training.cc \
   'if (absl::Status status = place_->Await(); !status.ok()) return Failed(status);' ''
 

@@ -361,7 +361,7 @@ TEST(Reduction, RanksWithAnotherCodecOrOperationAreToldWhichDiffers) {
     });
     const bool first_is_refused = results[0].code() == absl::StatusCode::kFailedPrecondition;
     EXPECT_THAT(results[first_is_refused ? 0 : 1].message(),
-                HasSubstr(other.sum ? "option sum is" : "option optimizer is 'reduction codec="));
+                HasSubstr(other.sum ? "option sum is" : "option optimizer is 'codec="));
   }
 }
 

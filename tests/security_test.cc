@@ -293,7 +293,7 @@ TEST_F(SecurityTest, WhoIsNotVouchedForDoesNotGetIn) {
   const auto plain = ConnectToAggregator(target_, FailureTimeout());
   const absl::Status status = AskStatus(*plain, "", deadline());
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(status.message(), AllOf(HasSubstr("Socket closed"), HasSubstr("without mTLS?")));
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("Socket closed"), HasSubstr("without mTLS, as this process is?")));
 
   EXPECT_TRUE(AskStatus(*Connect(Certify("observer", "spiffe://signpost/observer"))).ok());
 }

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "proto/layout.h"
 #include "proto/payload.h"
 #include "worker/checkpoint_file.h"
@@ -190,12 +191,42 @@ absl::StatusOr<CheckpointManifest> CheckpointDir::ReadManifest(
 }
 
 absl::Status CheckpointDir::WriteRank(const CheckpointId& id, uint32_t rank,
-                                      const SectionWriter& part) {
+                                      const SectionWriter& part, uint32_t parameters_crc32c) {
   const std::string name = RankFileName(rank);
   if (absl::Status status = Replace(disk_, PathOf(id.name(), name), part.parts()); !status.ok()) {
     return status;
   }
-  return ReplaceWithMessage(disk_, PathOf(id.name(), SumFileName(rank)), SumOf(name, part));
+  CheckpointFile sum = SumOf(name, part);
+  sum.set_parameters_crc32c(parameters_crc32c);
+  return ReplaceWithMessage(disk_, PathOf(id.name(), SumFileName(rank)), sum);
+}
+
+absl::StatusOr<CheckpointFile> CheckpointDir::ReadSum(const CheckpointId& id, uint32_t rank) const {
+  const std::string name = SumFileName(rank);
+  const absl::StatusOr<std::string> sum = disk_.Read(PathOf(id.name(), name));
+  if (!sum.ok()) return sum.status();
+  CheckpointFile file;
+  const absl::Status status = DecodeMessage(*sum, file);
+  if (!status.ok()) return Damaged(id.name(), name, status);
+  return file;
+}
+
+absl::Status CheckpointDir::CheckSameParameters(const CheckpointId& id, uint32_t world_size) const {
+  std::vector<uint32_t> others;
+  uint32_t wanted = 0, got = 0;
+  for (uint32_t rank = 0; rank < world_size; ++rank) {
+    const absl::StatusOr<CheckpointFile> sum = ReadSum(id, rank);
+    if (!sum.ok()) return sum.status();
+    if (rank == 0) wanted = sum->parameters_crc32c();
+    if (sum->parameters_crc32c() == wanted) continue;
+    if (others.empty()) got = sum->parameters_crc32c();
+    others.push_back(rank);
+  }
+  if (others.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "the parameters of rank %s are not those of rank 0 (CRC-32C %08x, and %08x), so step %d was "
+      "not saved. What a program writes into parameters it must write on all ranks",
+      absl::StrJoin(others, ", "), got, wanted, id.step));
 }
 
 absl::StatusOr<CheckpointFile> CheckpointDir::WriteParameters(const CheckpointId& id,
@@ -237,11 +268,10 @@ absl::Status CheckpointDir::Commit(const CheckpointId& id, CheckpointManifest ma
   manifest.set_sequence(*last + 1);
   *manifest.add_files() = parameters;
   for (uint32_t rank = 0; rank < manifest.world_size(); ++rank) {
-    const std::string name = SumFileName(rank);
-    const absl::StatusOr<std::string> sum = disk_.Read(PathOf(id.name(), name));
+    absl::StatusOr<CheckpointFile> sum = ReadSum(id, rank);
     if (!sum.ok()) return sum.status();
-    absl::Status status = DecodeMessage(*sum, *manifest.add_files());
-    if (!status.ok()) return Damaged(id.name(), name, status);
+    sum->clear_parameters_crc32c();
+    *manifest.add_files() = *std::move(sum);
   }
   return ReplaceWithMessage(disk_, PathOf(id.name(), kManifestFile), manifest);
 }

@@ -57,13 +57,18 @@ class CheckpointDir {
 
   // Writing. Each replaces its file as a whole.
 
-  absl::Status WriteRank(const CheckpointId& id, uint32_t rank, const SectionWriter& part);
+  // `parameters_crc32c` is of what all ranks have alike, as this one has it.
+  absl::Status WriteRank(const CheckpointId& id, uint32_t rank, const SectionWriter& part,
+                         uint32_t parameters_crc32c);
   // The entry for the manifest.
   absl::StatusOr<CheckpointFile> WriteParameters(const CheckpointId& id, const SectionWriter& part);
   // Of [0, world_size): whose part is not there yet.
   absl::StatusOr<std::vector<uint32_t>> MissingRanks(const CheckpointId& id,
                                                      uint32_t world_size) const;
   absl::StatusOr<bool> IsCommitted(const CheckpointId& id) const;
+  // FAILED_PRECONDITION that names the ranks whose parameters are not rank 0's. Requires all parts;
+  // NOT_FOUND once it is committed.
+  absl::Status CheckSameParameters(const CheckpointId& id, uint32_t world_size) const;
   // Commits. Sets the manifest's sequence and, from the ranks' parts, which must all be there, its
   // files; `parameters` is WriteParameters's.
   absl::Status Commit(const CheckpointId& id, CheckpointManifest manifest,
@@ -82,6 +87,7 @@ class CheckpointDir {
 
  private:
   absl::StatusOr<CheckpointManifest> ReadManifest(const std::string& checkpoint) const;
+  absl::StatusOr<CheckpointFile> ReadSum(const CheckpointId& id, uint32_t rank) const;
   absl::StatusOr<uint64_t> LastSequence() const;
   absl::Status RemoveCheckpoint(const std::string& checkpoint,
                                 const std::vector<std::string>& files);

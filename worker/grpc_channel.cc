@@ -389,7 +389,7 @@ class GrpcChannel final : public Channel {
           is_late ? "" : absl::StrCat(" (", status.error_message(), ")"),
           security_ != nullptr && security_->is_tls()
               ? ", with mTLS and a certificate that the root in the TLS directory vouches for"
-              : ", and without mTLS"));
+              : ", one without mTLS, as this process is"));
     }
     if (is_late) return absl::DeadlineExceededError("no answer in the time given");
     // CANCELLED is for what is ended here.

@@ -513,7 +513,9 @@ TEST(CheckRates, NamesTheGroupAndTheRateAtFault) {
   EXPECT_TRUE(CheckRates({}, {{}, {}}).ok());
   const std::pair<GroupRates, const char*> cases[] = {
       {{.learning_rate = kNan}, "learning_rate"},
+      {{.learning_rate = -1e-3}, "learning_rate"},
       {{.weight_decay = kNan}, "weight_decay"},
+      {{.weight_decay = -0.1}, "weight_decay"},
       {{.beta1 = 1}, "beta1"},
       {{.beta1 = 1 - 1e-9}, "beta1"},  // 1 in fp32
       {{.beta2 = -0.1}, "beta2"},

@@ -23,7 +23,7 @@ class OneBitLambTest : public testing::Test {
  protected:
   static constexpr size_t kWeights = 32, kBiases = 8;
 
-  void Start(OptimizerOptions options) {
+  void Start(OptimizerOptions options, uint32_t group_of_biases = 0) {
     if (!options.lamb) options.lamb.emplace();
     Tensor weights, biases;
     weights.set_name("weights");
@@ -43,7 +43,7 @@ class OneBitLambTest : public testing::Test {
     lamb_ = std::make_unique<OneBitLamb>(
         *layout_, options,
         std::vector<Parameter>{{"weights", {kWeights}, values.first(kWeights)},
-                               {"biases", {kBiases}, values.subspan(kWeights)}});
+                               {"biases", {kBiases}, values.subspan(kWeights), group_of_biases}});
   }
 
   // Compresses and answers all chunks; those that were not packed are skipped.
@@ -141,6 +141,26 @@ TEST_F(OneBitLambTest, WithoutANormTheRatioIsOneAndNoPartOfTheAverage) {
   Step(1);
   EXPECT_NEAR(Scale(1).ratio(), 0.1, 1e-6) << "||x|| / ||update||, as of now";
   EXPECT_GT(Scale(1).weight(), 0);
+}
+
+TEST_F(OneBitLambTest, GroupsTrainAsIfEachWereAlone) {
+  const GroupRates weights = {.learning_rate = 0.1, .weight_decay = 0.2};
+  const GroupRates biases = {.learning_rate = 0.03, .weight_decay = 0, .beta1 = 0.8, .beta2 = 0.9};
+  const auto train = [&](const std::vector<GroupRates>& rates) {
+    Start({.freeze_step = 4, .variance_refresh_interval = 3}, rates.size() - 1);
+    for (uint64_t step = 0; step < 14; ++step) {
+      FillGradient(step);
+      lamb_->BeginStep(step, rates);
+      Exchange();
+    }
+    return values_;
+  };
+  const std::vector<float> both = train({weights, biases});
+  std::vector<float> expected = train({weights});
+  const std::vector<float> second = train({biases});
+  std::copy(second.begin() + kWeights, second.end(), expected.begin() + kWeights);
+  EXPECT_EQ(both, expected);
+  EXPECT_NE(train({weights}), expected);
 }
 
 // DeepSpeed divides by the norm of the momentum there.

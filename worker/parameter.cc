@@ -1,5 +1,9 @@
 #include "worker/parameter.h"
 
+#include <functional>
+#include <vector>
+
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_format.h"
 #include "proto/layout.h"
 
@@ -11,6 +15,31 @@ Tensor TensorOf(const Parameter& parameter) {
   tensor.mutable_shape()->Add(parameter.shape.begin(), parameter.shape.end());
   return tensor;
 }
+
+namespace {
+
+// Of parameters that share memory each would have its part of a step, and threads their ways
+// through both at once.
+absl::Status CheckApart(absl::Span<const Parameter> parameters) {
+  std::vector<const Parameter*> by_address;
+  for (const Parameter& parameter : parameters) {
+    if (!parameter.values.empty()) by_address.push_back(&parameter);
+  }
+  absl::c_sort(by_address, [](const Parameter* a, const Parameter* b) {
+    return std::less<>()(a->values.data(), b->values.data());
+  });
+  for (size_t i = 1; i < by_address.size(); ++i) {
+    const Parameter &before = *by_address[i - 1], &next = *by_address[i];
+    const float* const end = before.values.data() + before.values.size();
+    if (!std::less<>()(next.values.data(), end)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tensors %s and %s share memory: what is trained once must be given once",
+                        DescribeTensor(TensorOf(before)), DescribeTensor(TensorOf(next))));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::Status CheckParameters(absl::Span<const Parameter> parameters, kernels::cuda::Gpu* gpu) {
   for (const Parameter& parameter : parameters) {
@@ -36,7 +65,7 @@ absl::Status CheckParameters(absl::Span<const Parameter> parameters, kernels::cu
                                                          status.message()));
     }
   }
-  return absl::OkStatus();
+  return CheckApart(parameters);
 }
 
 }  // namespace signpost

@@ -26,7 +26,7 @@ struct Parameter {
 Tensor TensorOf(const Parameter& parameter);
 
 // INVALID_ARGUMENT that names the first with other than its shape's number of values, or, unless
-// `gpu` is null, that is not on that.
+// `gpu` is null, that is not on that; or two that share memory.
 absl::Status CheckParameters(absl::Span<const Parameter> parameters, kernels::cuda::Gpu* gpu);
 
 }  // namespace signpost

@@ -148,10 +148,10 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
   }
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
-  absl::StatusOr<JobOptions> described =
-      JobOptionsOf(options, {optimizer.warm_up_codec, optimizer.codec, optimizer.variance_codec});
-  if (!described.ok()) return described.status();
-  JobOptions& job_options = *described;
+  absl::StatusOr<WantedJob> wanted =
+      DescribeJob(options, {optimizer.warm_up_codec, optimizer.codec, optimizer.variance_codec});
+  if (!wanted.ok()) return wanted.status();
+  JobOptions& job_options = wanted->options;
   job_options.set_optimizer(DescribeOptions(optimizer));
   job_options.set_state_numbers(StateNumbers(optimizer));
   if (absl::Status status = CheckParameters(parameters, options.gpu); !status.ok()) return status;
@@ -175,7 +175,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
     job_options.set_parameters_crc32c(state->parameters_crc32c);
     job_options.set_first_step(state->optimizer.schedule.begun_steps());
   }
-  absl::StatusOr<Layout> layout = LayOut(tensors, job_options);
+  absl::StatusOr<Layout> layout = LayOut(tensors, *wanted);
   if (!layout.ok()) return layout.status();
 
   std::unique_ptr<Worker> worker(new Worker(options, &optimizer, /*reduction=*/nullptr,
@@ -198,12 +198,12 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::JoinReduction(
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
-  absl::StatusOr<JobOptions> described = JobOptionsOf(options, {reduction.codec});
-  if (!described.ok()) return described.status();
-  JobOptions& job_options = *described;
+  absl::StatusOr<WantedJob> wanted = DescribeJob(options, {reduction.codec});
+  if (!wanted.ok()) return wanted.status();
+  JobOptions& job_options = wanted->options;
   job_options.set_optimizer(DescribeOptions(reduction));
   job_options.set_sum(reduction.sum);
-  absl::StatusOr<Layout> layout = LayOut(TensorsOf(tensors), job_options);
+  absl::StatusOr<Layout> layout = LayOut(TensorsOf(tensors), *wanted);
   if (!layout.ok()) return layout.status();
   for (size_t i = 0; i < tensors.size(); ++i) {
     // Only their sizes are known before each Reduce.
@@ -598,7 +598,10 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
     const uint32_t received = item->chunk;
     absl::StatusOr<bool> done = Receive(*std::move(item), report);
     if (!done.ok()) return done.status();
-    if (*done) queue.SetAnswered(received);
+    if (*done) {
+      queue.SetAnswered(received);
+      SetDeadline(options_.exchange_timeout);  // a slow network is nobody who is missing
+    }
     account(report.kernels);
     laps.Record(EventOf(trace::Kind::kApply, received));
   }

@@ -257,6 +257,7 @@ class Worker {
   // Of the chunks that this rank saves.
   absl::StatusOr<ChunkErrors> ReadErrors();
   absl::StatusOr<std::vector<float>> ReadError(uint32_t chunk);
+  uint32_t CommonCrc32c() const;  // of the values that all ranks have alike
   CheckpointManifest Manifest() const;
   // ABORTED when a checkpoint is not to be waited for, as Checkpoint says. What cannot be found out
   // is no reason.

@@ -129,7 +129,9 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   if (absl::Status status = adam_->Check(); !status.ok()) return status;
   SectionWriter part(kCheckpointFirstLine);
   AddRankPart(rank.PartOf(steps_, options_.rank, *errors), part);
-  if (absl::Status status = dir.WriteRank(id, options_.rank, part); !status.ok()) return status;
+  if (absl::Status status = dir.WriteRank(id, options_.rank, part, CommonCrc32c()); !status.ok()) {
+    return status;
+  }
   if (options_.rank != 0) return AwaitRanks(dir, id);
 
   const HostReplica replica(*adam_, layout_);
@@ -173,14 +175,17 @@ absl::Status Worker::CheckCanBeSaved() const {
                    failure_.message()));
 }
 
+uint32_t Worker::CommonCrc32c() const {
+  return is_synchronised() ? ParametersCrc32c() : Crc32cOf(adam_->anchor());
+}
+
 CheckpointManifest Worker::Manifest() const {
   CheckpointManifest manifest;
   manifest.set_step(steps_);
   manifest.set_job(options_.job);
   manifest.set_world_size(options_.world_size);
   *manifest.mutable_options() = layout_.options();
-  manifest.mutable_options()->set_parameters_crc32c(is_synchronised() ? ParametersCrc32c()
-                                                                      : Crc32cOf(adam_->anchor()));
+  manifest.mutable_options()->set_parameters_crc32c(CommonCrc32c());
   manifest.mutable_options()->clear_first_step();
   manifest.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
   *manifest.mutable_schedule() = adam_->schedule();
@@ -252,10 +257,16 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
   SetDeadline(options_.exchange_timeout);
   absl::Time next_offer = start + kOfferInterval;
   absl::Duration interval = kFirstLookInterval;
+  bool are_compared = false;
   StepReport report;
   while (true) {
     const absl::StatusOr<Missing> missing = MissingFor(commits, dir, id, options_.world_size);
     if (!missing.ok()) return missing.status();
+    const bool are_all_there = missing->is_commit || (commits && missing->ranks.empty());
+    if (are_all_there && !std::exchange(are_compared, true)) {
+      const absl::Status status = dir.CheckSameParameters(id, options_.world_size);
+      if (!status.ok() && !absl::IsNotFound(status)) return status;
+    }
     if (missing->ranks.empty()) return absl::OkStatus();
     const absl::Time now = options_.clock->Now();
     if (now >= exchanges_.deadline() && missing->is_commit) {

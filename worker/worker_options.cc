@@ -27,13 +27,13 @@ absl::Status CheckLateness(const WorkerOptions& options) {
                                                     options.min_workers, options.world_size));
 }
 
-absl::StatusOr<CustomCodec> DescribeCodecFromOutside(const WorkerOptions& options) {
+absl::StatusOr<OpenCustomCodec> OpenCodecFromOutside(const WorkerOptions& options) {
   if (options.codec_library.empty()) {
     return absl::InvalidArgumentError("a codec is custom, and there is no codec_library");
   }
   const absl::StatusOr<std::string> name = LoadCodecLibrary(options.codec_library);
   if (!name.ok()) return name.status();
-  return DescribeCustomCodec(*name, options.codec_options, options.block_elements);
+  return OpenCodec(*name, options.codec_options, options.block_elements);
 }
 
 }  // namespace
@@ -46,28 +46,32 @@ absl::Status CheckOptions(const WorkerOptions& options) {
                                                     options.threads, ChunkCrew::kMostThreads));
 }
 
-absl::StatusOr<JobOptions> JobOptionsOf(const WorkerOptions& options,
-                                        absl::Span<const Codec> codecs) {
-  JobOptions job_options;
-  job_options.set_block_elements(options.block_elements);
-  job_options.set_chunk_elements(options.chunk_elements);
-  job_options.set_gamma(options.gamma);
-  job_options.set_round_deadline_us(absl::ToInt64Microseconds(options.round_deadline));
-  job_options.set_min_workers(options.min_workers);
-  if (!absl::c_linear_search(codecs, CUSTOM)) return job_options;
-  absl::StatusOr<CustomCodec> codec = DescribeCodecFromOutside(options);
-  if (!codec.ok()) return codec.status();
-  *job_options.mutable_custom_codec() = *std::move(codec);
-  return job_options;
+absl::StatusOr<WantedJob> DescribeJob(const WorkerOptions& options,
+                                      absl::Span<const Codec> codecs) {
+  WantedJob job;
+  job.options.set_block_elements(options.block_elements);
+  job.options.set_chunk_elements(options.chunk_elements);
+  job.options.set_gamma(options.gamma);
+  job.options.set_round_deadline_us(absl::ToInt64Microseconds(options.round_deadline));
+  job.options.set_min_workers(options.min_workers);
+  if (!absl::c_linear_search(codecs, CUSTOM)) return job;
+  absl::StatusOr<OpenCustomCodec> opened = OpenCodecFromOutside(options);
+  if (!opened.ok()) return opened.status();
+  *job.options.mutable_custom_codec() = std::move(opened->description);
+  job.custom_codec = std::move(opened->codec);
+  return job;
 }
 
-absl::StatusOr<Layout> LayOut(absl::Span<const Tensor> tensors, JobOptions& options) {
+absl::StatusOr<Layout> LayOut(absl::Span<const Tensor> tensors, WantedJob& job) {
+  JobOptions& options = job.options;
   if (options.chunk_elements() == 0) {
     uint64_t elements = 0;
     for (const Tensor& tensor : tensors) elements += ElementCount(tensor);
     options.set_chunk_elements(SuitableChunkElements(elements, options.block_elements()));
   }
-  return Layout::Create(tensors, options);
+  absl::StatusOr<Layout> layout = Layout::Create(tensors, options);
+  if (layout.ok()) layout->set_custom_codec(job.custom_codec);
+  return layout;
 }
 
 }  // namespace signpost

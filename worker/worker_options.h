@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -28,7 +29,8 @@ struct WorkerOptions {
   // bit.
   uint32_t threads = 1;
   absl::Duration join_timeout = absl::Minutes(5);
-  // For each step's exchange, and each wait of a Checkpoint for the other ranks.
+  // That a step's exchange may go on without an answer, and for each wait of a Checkpoint for the
+  // other ranks.
   absl::Duration exchange_timeout = absl::Minutes(1);
   // Rounds close without the workers whose frames are not there so long after the first one's, if
   // at least min_workers' are. Both zero: they wait for all, until the exchange timeout.
@@ -63,14 +65,18 @@ struct WorkerOptions {
 // INVALID_ARGUMENT that names what does not go together, got and wanted.
 absl::Status CheckOptions(const WorkerOptions& options);
 
-// What does not depend on what the job does. Loads the codec that CUSTOM is, if one of `codecs` is
-// that; errors are the library's.
-absl::StatusOr<JobOptions> JobOptionsOf(const WorkerOptions& options,
-                                        absl::Span<const Codec> codecs);
+// A job as a worker asks for it.
+struct WantedJob {
+  JobOptions options;
+  std::shared_ptr<const NumberCodec> custom_codec;  // that the options describe, if they do
+};
 
-// Chunks of the size that was asked for, or of one that suits the tensors, which `options` has
-// then.
-absl::StatusOr<Layout> LayOut(absl::Span<const Tensor> tensors, JobOptions& options);
+// What does not depend on what the job does. Loads the codec that CUSTOM is, if one of `codecs` is
+// that, and opens it; errors are the library's.
+absl::StatusOr<WantedJob> DescribeJob(const WorkerOptions& options, absl::Span<const Codec> codecs);
+
+// Chunks of the size that was asked for, or of one that suits the tensors, which `job` has then.
+absl::StatusOr<Layout> LayOut(absl::Span<const Tensor> tensors, WantedJob& job);
 
 }  // namespace signpost
 

@@ -98,9 +98,9 @@ static int decompress(const void* state, const uint8_t* block, uint32_t elements
   return 0;
 }
 
-const signpost_codec_v1* signpost_codec(void) {
-  static const signpost_codec_v1 codec = {
-      SIGNPOST_CODEC_ABI, "topk", "1", open_topk, block_bytes, compress, decompress,
+const signpost_codec_v2* signpost_codec(void) {
+  static const signpost_codec_v2 codec = {
+      SIGNPOST_CODEC_ABI, "topk", "1", open_topk, free, block_bytes, compress, decompress,
   };
   return &codec;
 }

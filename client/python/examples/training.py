@@ -6,7 +6,6 @@ make_optimizer().
 
 import argparse
 import math
-import os
 import time
 from pathlib import Path
 
@@ -142,7 +141,7 @@ def take_steps(arguments, model, loss_of_batch, validate, optimizer, progress, s
 
 def make_optimizer(parameters, arguments):
     options = {"lr": arguments.learning_rate, "betas": (0.9, 0.99)}
-    if arguments.checkpoints and os.path.exists(arguments.checkpoints):
+    if arguments.checkpoints and signpost.has_checkpoint(arguments.checkpoints):
         options["resume"] = arguments.checkpoints
     options.update(options_of(arguments))
     return OPTIMIZERS[arguments.optimizer](parameters, **options)

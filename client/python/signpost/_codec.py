@@ -84,7 +84,7 @@ def codec_options(**codecs: Union[str, Codec]) -> Dict[str, Any]:
     for name, codec in codecs.items():
         if isinstance(codec, Codec):
             fields[name] = _abi.CUSTOM
-        elif codec in _abi.CODECS:
+        elif isinstance(codec, str) and codec in _abi.CODECS:
             fields[name] = _abi.CODECS[codec]
         else:
             wanted = ", ".join(_abi.CODECS)

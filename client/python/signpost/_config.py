@@ -41,6 +41,21 @@ def optimizer_section(source: Source) -> Tuple[str, Dict[str, Any]]:
     return read["type"], params
 
 
+def deepspeed_settings(source: Source) -> Mapping[str, Any]:
+    """The top level of a configuration that optimizer_section() takes, by key, where the library
+    reads none of it but that section. Nothing of YAML, which DeepSpeed's files are not."""
+    if isinstance(source, Mapping):
+        return source
+    path = os.environ["SIGNPOST_CONFIG"] if source is None else source
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    try:
+        read: Dict[str, Any] = json.loads(text)
+        return read
+    except ValueError:
+        return {}
+
+
 def session_setting(key: str) -> Optional[str]:
     """What the environment and SIGNPOST_CONFIG's file say of a key of sessions. Errors as above."""
     with _opened(None) as config:

@@ -1,13 +1,15 @@
 """Leaving jobs when nobody has done so explicitly."""
 
 import atexit
+import ctypes
+import itertools
 import multiprocessing
 import multiprocessing.util
 import os
 import sys
 import threading
 import weakref
-from typing import Optional, Type
+from typing import List, Optional, Type
 
 from signpost._errors import SignpostError
 
@@ -21,18 +23,28 @@ class Membership:
     failed in here may keep a leave waiting for as long as it has failed.
     """
 
+    _handle: Optional[ctypes.c_void_p] = None  # from when it has joined until it leaves
+
     def __init__(self, is_attached: bool = False) -> None:
+        """To be called before joining.
+
+        Raises:
+            RuntimeError: this process is a fork of one that is in a job.
+        """
+        for other in _all():
+            if other._handle is not None:
+                other._check_process()
         self._is_attached = is_attached
         self._process = os.getpid()
         # From the process's first one on: what is registered later ends earlier, and a process alone
         # has started its aggregator by now.
-        if not any(other._is_of_this_process() for other in _memberships):
+        if not any(other._is_of_this_process() for other in _all()):
             atexit.unregister(_leave_all_at_exit)
             atexit.register(_leave_all_at_exit)
             # Its children end without what atexit has.
             if multiprocessing.parent_process() is not None:
                 multiprocessing.util.Finalize(None, _leave_all_of_child, exitpriority=0)
-        _memberships.add(self)
+        _memberships[next(_count)] = self
 
     def leave(self) -> None:
         raise NotImplementedError
@@ -43,6 +55,19 @@ class Membership:
                 self.leave()
         except Exception:  # nobody is there to hear of it
             pass
+
+    def _check_process(self) -> None:
+        """Here, as a fork does not have the threads that answer its calls.
+
+        Raises:
+            RuntimeError: this is not the process that has joined.
+        """
+        if not self._is_of_this_process():
+            raise RuntimeError(
+                f"process {self._process} is in a job, and this is process {os.getpid()}, a fork "
+                "of it, which has no part in that and cannot join another: make the call there, or "
+                "start this process by multiprocessing's 'spawn'"
+            )
 
     def _is_of_this_process(self) -> bool:
         """And not of a parent that has forked it, in whose jobs it has no part."""
@@ -59,8 +84,15 @@ class Membership:
         return not issubclass(error, SignpostError)
 
 
-_memberships: "weakref.WeakSet[Membership]" = weakref.WeakSet()
+_memberships: "weakref.WeakValueDictionary[int, Membership]" = weakref.WeakValueDictionary()
+_count = itertools.count()
 _has_ended = False  # the process, as far as memberships are concerned
+
+
+def _all() -> List[Membership]:
+    """In the order in which they have begun to join."""
+    alive = (reference() for reference in _memberships.valuerefs())
+    return [membership for membership in alive if membership is not None]
 
 
 def _has_launcher() -> bool:
@@ -80,10 +112,18 @@ def _leave_all_of_child() -> None:
 
 
 def _leave_all(error: Optional[Type[BaseException]]) -> None:
+    """Those that may; raises the first error behind the last, as others wait for each."""
     global _has_ended
     if _has_ended:
         return
     _has_ended = True
-    for membership in list(_memberships):
-        if membership._may_leave(error):
+    failed: Optional[Exception] = None
+    for membership in _all():
+        if not membership._may_leave(error):
+            continue
+        try:
             membership.leave()
+        except Exception as why:
+            failed = failed or why
+    if failed is not None:
+        raise failed

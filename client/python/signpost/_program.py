@@ -10,7 +10,8 @@ PROGRAM = Path(__file__).with_name("signpost")
 
 def main() -> None:
     """`signpost` and `python3 -m signpost`."""
-    os.environ.setdefault("SIGNPOST_PYTHON", sys.executable)  # for `signpost demo --torch`
+    # For `signpost demo --torch`, and for codecs that are Python classes.
+    os.environ.setdefault("SIGNPOST_PYTHON", sys.executable)
     os.execv(PROGRAM, [str(PROGRAM), *sys.argv[1:]])
 
 
@@ -21,6 +22,7 @@ def start_private_aggregator() -> str:
     """
     for_others = ("SIGNPOST_TLS_DIR", "SIGNPOST_CONFIG")
     environment = {k: v for k, v in os.environ.items() if k not in for_others}
+    environment.setdefault("SIGNPOST_PYTHON", sys.executable)  # for codecs that are Python classes
     process = subprocess.Popen(
         # setpriv is of util-linux; however this process ends, the aggregator ends with it.
         ["setpriv", "--pdeathsig", "KILL", str(PROGRAM), "aggregator", "--drain-grace=0s"],

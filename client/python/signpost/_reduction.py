@@ -1,7 +1,7 @@
 """Means and sums of tensors over all ranks, for memory of any framework."""
 
 import ctypes
-from typing import Optional, Sequence, Tuple, Union
+from typing import Sequence, Tuple, Union
 
 from signpost import _abi
 from signpost._codec import Codec, codec_options
@@ -54,7 +54,6 @@ class Reduction(Membership):
         if options.node and attempt() != "0":
             # The job goes on with the node's worker, but not what processes had that died.
             name += f", attempt {attempt()}"
-        self._handle: Optional[ctypes.c_void_p] = None
         super().__init__()
         own = _abi.Options.from_buffer_copy(options)
         for field, value in codec_options(codec=codec).items():
@@ -99,6 +98,7 @@ class Reduction(Membership):
         when the process ends, as Session.leave() is. Does nothing the second time."""
         if self._handle is None:
             return
+        self._check_process()
         handle, self._handle = self._handle, None
         try:
             _abi.call("reduction_leave", handle)
@@ -106,6 +106,7 @@ class Reduction(Membership):
             _abi.library.signpost_reduction_close(handle)
 
     def _joined(self) -> ctypes.c_void_p:
+        self._check_process()
         if self._handle is None:
             raise RuntimeError("this rank has left the reduction")
         return self._handle

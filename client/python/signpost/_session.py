@@ -2,7 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 from signpost import _abi
 from signpost._joining import join_in_background
@@ -96,7 +96,6 @@ class Session(Membership):
                 share cannot be pinned. Nothing was sent.
         """
         self._parameters = list(parameters)  # whose memory the library has borrowed
-        self._handle: Optional[ctypes.c_void_p] = None
         super().__init__(is_attached=bool(options.node))
         self._handle = join_in_background(
             "",
@@ -244,6 +243,7 @@ class Session(Membership):
         place, or the exception is a SignpostError. Does nothing the second time."""
         if self._handle is None:
             return
+        self._check_process()
         handle, self._handle = self._handle, None
         try:
             _abi.call("leave", handle)
@@ -256,6 +256,7 @@ class Session(Membership):
         _abi.call(function, self._joined(), *arguments)
 
     def _joined(self) -> ctypes.c_void_p:
+        self._check_process()
         if self._handle is None:
             raise RuntimeError("this worker has left its job")
         return self._handle

@@ -1,6 +1,7 @@
 """Which rank of which job this process is."""
 
 import ctypes
+import math
 import os
 import socket
 import sys
@@ -15,6 +16,14 @@ from signpost._program import start_private_aggregator
 
 _CONNECT_TIMEOUT_S = 10.0
 _VARIABLES = ("AGGREGATORS", "JOB", "RANK", "WORLD_SIZE")
+
+# Of launchers that know nothing of Signpost: each with its variables for how many processes it has
+# started together, and which of them this is. An sbatch script has SLURM_NTASKS too, and is alone.
+_LAUNCHERS = (
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("mpiexec", "PMI_SIZE", "PMI_RANK"),
+)
 
 
 class World:
@@ -73,11 +82,12 @@ def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> 
 
     Args:
         join_timeout_s: how long to wait for the other ranks when an optimizer is made.
-        exchange_timeout_s: how long to wait for them in a step, and in a checkpoint.
+        exchange_timeout_s: how long to wait for them in a step without any answer, and in a
+            checkpoint.
 
     Raises:
         InvalidArgumentError: names the environment variable, or the line of the file, that is
-            missing or wrong.
+            missing or wrong; or a timeout that is no number.
         UnavailableError: names the aggregator, or the node's worker, that could not be connected
             to for ten seconds.
     """
@@ -85,7 +95,10 @@ def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> 
     if _world is not None:
         raise RuntimeError("signpost.init() was called before; once per process is enough")
     end_with_exit_codes()
+    _check_timeout("join_timeout_s", join_timeout_s)
+    _check_timeout("exchange_timeout_s", exchange_timeout_s)
     if _is_alone():
+        _check_launcher()
         options = _options_alone()
     else:
         _adopt_torchrun()
@@ -128,12 +141,33 @@ def _invalid(message: str) -> InvalidArgumentError:
     return InvalidArgumentError(message, code=3, exit_code=64)
 
 
+def _check_timeout(name: str, seconds: float) -> None:
+    if math.isnan(seconds):
+        raise _invalid(f"{name} is {seconds}, wanted a number of seconds")
+
+
 def _is_alone() -> bool:
     if any(f"SIGNPOST_{name}" in os.environ for name in (*_VARIABLES, "NODE")):
         return False
     if session_setting("aggregators") or session_setting("node"):
         return False
     return os.environ.get("WORLD_SIZE", "1") == "1"
+
+
+def _check_launcher() -> None:
+    """Refuses to be alone among processes that were started together."""
+    for launcher, size, rank in _LAUNCHERS:
+        processes = os.environ.get(size, "")
+        if not processes.isdigit() or int(processes) <= 1:
+            continue
+        raise _invalid(
+            f"{size} is {processes}, as {launcher} sets it, but SIGNPOST_AGGREGATORS is not set: "
+            "each process would train alone. On one machine start them by "
+            f"`signpost run -n {processes}` instead of {launcher}. Or start an aggregator that all "
+            "can reach, and each process by torchrun with SIGNPOST_AGGREGATORS=HOST:PORT, or with SIGNPOST_JOB, "
+            f"SIGNPOST_RANK=${rank} and SIGNPOST_WORLD_SIZE=${size} as well. If each is to train "
+            f"alone, unset {size}"
+        )
 
 
 def _options_alone() -> _abi.Options:

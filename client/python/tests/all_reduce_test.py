@@ -1,10 +1,13 @@
 """Reductions of PyTorch's tensors, in a job of one worker. Of several: ranks_test.py."""
 
+import threading
 import warnings
 
 import pytest
 import signpost.torch as signpost
 import torch
+from signpost import SignpostError
+from signpost.torch import _all_reduce
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -136,6 +139,56 @@ def test_a_name_stands_for_one_shape_codec_and_op():
     ):
         with pytest.raises(ValueError, match=r"'settled' had a tensor \[3, 4\].*another name"):
             signpost.all_reduce(tensor, name="settled", **options)
+
+
+def test_a_call_that_cannot_join_leaves_the_name_to_one_that_has(monkeypatch):
+    """The first call fails, while a second one with the name waits for its turn, and joins."""
+    joins = []
+    begun, second_waits, failed = threading.Event(), threading.Event(), threading.Event()
+    reduction_for = _all_reduce._device.reduction_for
+
+    def join(*arguments, **how):
+        joins.append(arguments)
+        if len(joins) == 1:
+            begun.set()
+            assert second_waits.wait(20)
+            raise SignpostError("nobody came")
+        assert failed.wait(20)  # its call is over
+        return reduction_for(*arguments, **how)
+
+    def first():
+        with pytest.raises(SignpostError, match="nobody came"):
+            signpost.all_reduce(numbers(3), name="shared")
+        failed.set()
+
+    monkeypatch.setattr(_all_reduce._device, "reduction_for", join)
+    one = threading.Thread(target=first)
+    one.start()
+    assert begun.wait(20)
+    monkeypatch.setattr(_all_reduce._Named, "reduce", announcing(second_waits))
+    signpost.all_reduce(numbers(3), name="shared")
+    one.join()
+    signpost.all_reduce(numbers(3), name="shared")
+    assert len(joins) == 2
+
+
+def announcing(event, reduce=_all_reduce._Named.reduce):
+    def announce(named, tensor):
+        event.set()
+        return reduce(named, tensor)
+
+    return announce
+
+
+def test_a_name_is_free_again_when_nobody_could_join(monkeypatch):
+    def fail(*_, **__):
+        raise SignpostError("nobody came")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_all_reduce._device, "reduction_for", fail)
+        with pytest.raises(SignpostError, match="nobody came"):
+            signpost.all_reduce(numbers(3), name="free")
+    signpost.all_reduce(numbers(4), name="free")
 
 
 def test_tensors_that_cannot_be_written_are_refused_before_the_exchange():

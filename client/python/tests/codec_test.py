@@ -155,14 +155,15 @@ def test_a_class_that_others_cannot_import_is_refused():
         signpost.python_codec(Local)
 
 
-class CodecV1(ctypes.Structure):
-    """signpost_codec_v1."""
+class CodecV2(ctypes.Structure):
+    """signpost_codec_v2."""
 
     _fields_ = [
         ("abi", ctypes.c_uint32),
         ("name", ctypes.c_char_p),
         ("version", ctypes.c_char_p),
         ("open", ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_char_p] * 2, ctypes.c_size_t)),
+        ("close", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
         ("block_bytes", ctypes.c_void_p),
         (
             "compress",
@@ -177,14 +178,27 @@ def children():
     return Path("/proc/thread-self/children").read_text().split()
 
 
-def test_a_python_process_that_is_given_up_ends(monkeypatch):
+@pytest.fixture
+def codec(monkeypatch):
+    """That of Python classes, by itself."""
     monkeypatch.setenv("SIGNPOST_PYTHON", sys.executable)
-    monkeypatch.setenv("SIGNPOST_PYTHON_CODECS", "codecs_of_mine:Hangs")
     monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ['PYTHONPATH']}")
-    options = signpost.python_codec(codecs_of_mine.Hangs).options.encode()
     library = ctypes.CDLL(signpost.PYTHON_CODEC)
-    library.signpost_codec.restype = ctypes.POINTER(CodecV1)
-    codec = library.signpost_codec().contents
+    library.signpost_codec.restype = ctypes.POINTER(CodecV2)
+    return library.signpost_codec().contents
+
+
+def test_a_python_process_ends_when_its_codec_is_closed(codec):
+    options = signpost.python_codec(codecs_of_mine.Signs).options.encode()
+    before = children()
+    state = codec.open(options, ctypes.create_string_buffer(1000), 1000)
+    assert len(children()) == len(before) + 1
+    codec.close(state)
+    assert children() == before
+
+
+def test_a_python_process_that_is_given_up_ends(codec):
+    options = signpost.python_codec(codecs_of_mine.Hangs).options.encode()
     before = children()
     for wrong in (options + b"-", options):
         error = ctypes.create_string_buffer(1000)
@@ -192,6 +206,24 @@ def test_a_python_process_that_is_given_up_ends(monkeypatch):
         assert (state is None) == (wrong != options), error.value
     codec.compress(state, (ctypes.c_float * 8)(), 8, ctypes.create_string_buffer(100))
     assert children() == before  # none runs, and none waits to be asked how it ended
+    codec.close(state)
+
+
+@pytest.mark.parametrize(
+    "python, problem", [("/bin/false", "has ended"), ("/not/there", "could not be started: No")]
+)
+def test_an_interpreter_that_cannot_run_a_class_is_named(codec, monkeypatch, python, problem):
+    monkeypatch.setenv("SIGNPOST_PYTHON", python)
+    error = ctypes.create_string_buffer(1000)
+    assert codec.open(b"codecs_of_mine:Signs 0", error, len(error)) is None
+    assert f"its Python process, of '{python}', {problem}" in error.value.decode()
+    assert "SIGNPOST_PYTHON names the interpreter here" in error.value.decode()
+
+
+@pytest.mark.parametrize("codec", [["int8"], {"int8"}, None, 8])
+def test_a_codec_of_a_wrong_type_is_named(codec):
+    with pytest.raises(ValueError, match=f"warm_up_codec is {re.escape(repr(codec))}, wanted one"):
+        signpost._codec.codec_options(warm_up_codec=codec)
 
 
 def test_a_job_has_one_codec_from_outside():

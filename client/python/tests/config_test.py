@@ -3,6 +3,7 @@
 import inspect
 import json
 import pickle
+import warnings
 from types import MappingProxyType
 
 import pytest
@@ -100,13 +101,90 @@ def test_takes_a_whole_file_of_deepspeeds(make, tmp_path):
         "cuda_aware": False,
         "comm_backend_name": "nccl",
     }
-    whole = {**section("ZeroOneAdam", **params), "train_batch_size": 8, "fp16": {"enabled": True}}
+    whole = {**section("ZeroOneAdam", **params), "train_batch_size": 8, "fp16": {"enabled": False}}
     file.write_text(json.dumps(whole))
     optimizer = make(signpost.optimizer, [tensor()], file)
     assert isinstance(optimizer, signpost.ZeroOneAdam)
     assert optimizer._options["bias_correction"] is False
     assert optimizer._options["var_update_scaler"] == 8
     assert optimizer._options["local_step_clipper"] == 4
+
+
+DEEPSPEEDS = {**section("Adam", lr=0.125), "train_batch_size": 8}
+
+
+@pytest.fixture(params=["dictionary", "file", "environment"])
+def given(request, monkeypatch, tmp_path):
+    """Turns a dictionary into what optimizer() is given."""
+
+    def give(config):
+        file = tmp_path / "ds_config.json"
+        file.write_text(json.dumps(config))
+        monkeypatch.setenv("SIGNPOST_CONFIG", str(file) if request.param == "environment" else "")
+        return {"dictionary": config, "file": file, "environment": None}[request.param]
+
+    return give
+
+
+def test_gradients_are_clipped_as_deepspeeds_file_says(make, given):
+    config = given({**DEEPSPEEDS, "gradient_clipping": 0.5})
+    ours, theirs = tensor(), tensor()
+    optimizer = make(signpost.optimizer, [ours], config)
+    wanted = make(signpost.Adam, [theirs], lr=0.125, max_grad_norm=0.5)
+    assert torch.equal(train(optimizer, ours), train(wanted, theirs))
+    assert optimizer.grad_norm == wanted.grad_norm > 0.5
+
+
+@pytest.mark.parametrize(
+    "clipping, params, arguments, wanted",
+    [
+        (0, {}, {}, None),
+        (None, {}, {"overlap": True}, None),
+        (0, {}, {"overlap": True}, None),
+        (1, {}, {"max_grad_norm": 2.0}, 2.0),
+        (1, {}, {"max_grad_norm": None, "overlap": True}, None),
+        (1, {"max_grad_norm": 3.0}, {}, 3.0),
+        (1, {"max_grad_norm": 0}, {}, 1.0),  # as in DeepSpeed
+    ],
+)
+def test_max_grad_norm_comes_before_gradient_clipping(make, clipping, params, arguments, wanted):
+    config = {**section("OneBitAdam", freeze_step=3, **params), "train_batch_size": 8}
+    config["gradient_clipping"] = clipping
+    assert make(signpost.optimizer, [tensor()], config, **arguments)._max_grad_norm == wanted
+
+
+def test_gradient_clipping_that_cannot_be_done_is_named():
+    for wrong in (-1, "much", True, [1], float("inf"), float("nan")):
+        with pytest.raises(InvalidArgumentError, match="gradient_clipping is .*, wanted a posit"):
+            signpost.optimizer([tensor()], {**DEEPSPEEDS, "gradient_clipping": wrong})
+    with pytest.raises(ValueError, match="gradient_clipping is 1, .* argument max_grad_norm=None"):
+        signpost.optimizer([tensor()], {**DEEPSPEEDS, "gradient_clipping": 1}, overlap=True)
+
+
+def test_a_warning_names_what_deepspeed_would_do_besides(make, given):
+    config = {
+        **DEEPSPEEDS,
+        "gradient_clipping": 1.0,
+        "scheduler": {"type": "WarmupLR"},
+        "fp16": {"enabled": True},
+        "bf16": {"enabled": False},
+        "amp": {},
+        "zero_optimization": {"stage": 1},
+        "steps_per_print": 10,
+        "wall_clock_breakdown": True,
+        "flops_profiler": {"enabled": True},
+    }
+    with pytest.warns(UserWarning) as warned:
+        make(signpost.optimizer, [tensor()], given(config))
+    [warning] = warned
+    assert "nothing is done about scheduler, fp16, with" in str(warning.message)
+
+
+def test_nothing_is_warned_of_where_all_is_used(make, given):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(signpost.optimizer, [tensor()], given({**DEEPSPEEDS, "gradient_clipping": 1.0}))
+        make(signpost.optimizer, [tensor()], given(section("Adam", lr=0.5)))
 
 
 def test_without_a_file_it_is_the_environments(make, monkeypatch, tmp_path):

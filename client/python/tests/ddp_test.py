@@ -91,11 +91,11 @@ def test_dense_reductions_are_left_unless_ranks_may_be_late(monkeypatch):
     state._dense = {3: PlacedReduction(DenseReduction(), torch.device("cpu"))}
     options = SimpleNamespace(round_deadline_s=1.0, node=None)
     monkeypatch.setattr(_ddp_hook, "world", lambda: SimpleNamespace(options=lambda: options))
-    state._leave_dense()
+    state._leave_dense(kept=set())
     assert list(state._dense) == [3]
     options.round_deadline_s = 0.0
     with pytest.warns(UserWarning, match="could not leave a reduction: the aggregator is gone"):
-        state._leave_dense()
+        state._leave_dense(kept=set())
     assert not state._dense
 
 
@@ -105,3 +105,10 @@ def test_two_states_of_one_name_are_refused():
         signpost.DdpHookState("onebit", name="twins")
     del first
     signpost.DdpHookState("onebit", name="twins")
+
+
+def test_a_state_is_its_processs(monkeypatch):
+    state = signpost.DdpHookState(name="forked")
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with pytest.raises(RuntimeError, match="'forked' is process .*, and this is process 1, a fork"):
+        state.exchange(None)

@@ -17,6 +17,8 @@ def bare_environment(monkeypatch):
     """No launcher's variables, no init() before, and little patience."""
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
+    for _, size, _ in _world._LAUNCHERS:
+        monkeypatch.delenv(size, raising=False)
     for name in (*_world._VARIABLES, "NODE"):
         # Set first, so that what init() sets is taken back too.
         monkeypatch.setenv(f"SIGNPOST_{name}", "")
@@ -88,6 +90,15 @@ def test_timeouts_are_those_of_the_job_to_join(monkeypatch, listener):
     set_environment(monkeypatch, listener)
     options = signpost.init(join_timeout_s=7, exchange_timeout_s=8).next_job()
     assert (options.join_timeout_s, options.exchange_timeout_s) == (7, 8)
+
+
+@pytest.mark.parametrize("name", ["join_timeout_s", "exchange_timeout_s"])
+def test_a_timeout_must_be_a_number(monkeypatch, listener, name):
+    set_environment(monkeypatch, listener)
+    with pytest.raises(signpost.InvalidArgumentError, match=f"{name} is nan, wanted a number"):
+        signpost.init(**{name: float("nan")})
+    options = signpost.init(**{name: float("inf")}).next_job()
+    assert getattr(options, name) == float("inf")
 
 
 def test_each_optimizer_has_a_job_of_its_own(monkeypatch, listener):
@@ -215,6 +226,55 @@ def test_without_a_launcher_runs_alone_and_says_so_in_one_line(capfd):
     session = signpost.Session(world.next_job(), [parameter])
     assert session.steps == 0
     session.leave()
+
+
+@pytest.mark.parametrize(
+    "launcher, size, rank",
+    [
+        ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+        ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+        ("mpiexec", "PMI_SIZE", "PMI_RANK"),
+    ],
+)
+def test_processes_that_were_started_together_do_not_train_alone(
+    monkeypatch, listener, launcher, size, rank
+):
+    monkeypatch.setenv(size, "4")
+    with pytest.raises(signpost.InvalidArgumentError) as raised:
+        signpost.init()
+    assert f"{size} is 4, as {launcher} sets it" in str(raised.value)
+    assert "`signpost run -n 4`" in str(raised.value)
+    assert f"SIGNPOST_RANK=${rank} and SIGNPOST_WORLD_SIZE=${size}" in str(raised.value)
+    set_environment(monkeypatch, listener)
+    assert signpost.init().world_size == 3
+
+
+@pytest.mark.parametrize(
+    "variable, value", [("SLURM_STEP_NUM_TASKS", "1"), ("PMI_SIZE", ""), ("SLURM_NTASKS", "4")]
+)
+def test_a_single_process_of_a_launcher_is_alone(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    assert signpost.init().world_size == 1
+
+
+PYTHON_OF_AGGREGATOR = """
+import os, pathlib, signpost
+signpost.init()
+[aggregator] = pathlib.Path("/proc/thread-self/children").read_text().split()
+variables = pathlib.Path(f"/proc/{aggregator}/environ").read_text().split("\\0")
+print([v.partition("=")[2] for v in variables if v.startswith("SIGNPOST_PYTHON=")])
+assert "SIGNPOST_PYTHON" not in os.environ or os.environ["SIGNPOST_PYTHON"] == "mine"
+"""
+
+
+@pytest.mark.parametrize("named, wanted", [(None, sys.executable), ("mine", "mine")])
+def test_a_private_aggregator_has_the_interpreter_of_its_process(monkeypatch, named, wanted):
+    monkeypatch.delenv("SIGNPOST_PYTHON", raising=False)
+    if named is not None:
+        monkeypatch.setenv("SIGNPOST_PYTHON", named)
+    command = [sys.executable, "-c", PYTHON_OF_AGGREGATOR]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert ended.stdout == f"{[wanted]}\n"
 
 
 ALONE = "import os, signpost, sys; print(signpost.init().aggregators[0]); sys.stdout.flush(); "

@@ -8,6 +8,7 @@ import textwrap
 import time
 
 import pytest
+import signpost
 
 PROGRAM = [sys.executable, "-m", "signpost"]
 
@@ -257,6 +258,127 @@ def test_a_forked_child_ends_and_leaves_its_parents_job_alone(aggregator):
     fork = "import os, sys\nif os.fork() == 0:\n    sys.exit(0)\nassert os.wait()[1] == 0\n"
     assert run(aggregator, JOIN + fork).returncode == 0
     assert "test" not in status(aggregator)
+
+
+@pytest.mark.parametrize(
+    "call", [STEP, "session.leave()", "session.steps", "signpost.Session(options, [parameter])"]
+)
+def test_a_forked_child_is_told_that_its_parents_job_is_not_its_own(aggregator, call):
+    child = f"""
+import os, signal
+options = signpost.world().next_job()
+if os.fork() == 0:
+    signal.alarm(20)
+    try:
+        {call}
+    except RuntimeError as error:
+        assert f"{{os.getppid()}} is in a job, and this is process {{os.getpid()}}" in str(error)
+        os._exit(3)
+    os._exit(4)
+assert os.WEXITSTATUS(os.wait()[1]) == 3
+"""
+    # The parent's job is as it was.
+    assert run(aggregator, JOIN + child + STEP + "assert session.steps == 2").returncode == 0
+
+
+def test_a_forked_child_is_told_that_its_parents_reduction_is_not_its_own(aggregator):
+    script = """
+import array, os, signal, signpost
+values = array.array("f", range(8))
+reduction = signpost.Reduction(signpost.init().options(), "r", [("x", (8,))])
+if os.fork() == 0:
+    signal.alarm(20)
+    for call in (lambda: reduction.reduce([values.buffer_info()[0]]), reduction.leave):
+        try:
+            call()
+            os._exit(4)
+        except RuntimeError as error:
+            assert "a fork of it" in str(error)
+    os._exit(3)
+assert os.WEXITSTATUS(os.wait()[1]) == 3
+reduction.reduce([values.buffer_info()[0]])
+"""
+    assert run(aggregator, script).returncode == 0
+
+
+def test_a_forked_child_may_join_when_its_parent_has_left(aggregator):
+    script = """
+import os, signal
+session.leave()
+if os.fork() == 0:
+    signal.alarm(20)
+    signpost.Session(signpost.world().next_job(), [parameter]).leave()
+    os._exit(3)
+assert os.WEXITSTATUS(os.wait()[1]) == 3
+"""
+    assert run(aggregator, JOIN + script).returncode == 0
+
+
+LEAVES = """
+import os, signpost
+from signpost._leaving import Membership
+
+class Member(Membership):
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def leave(self):
+        print(self.name, flush=True)
+        if self.name in (3, 5):
+            raise signpost.UnavailableError(f"{self.name} has nobody to tell")
+
+members = [Member(name) for name in range(9)]
+"""
+
+
+def test_all_memberships_end_in_the_order_of_joining_though_one_fails():
+    ended = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True)
+    assert ended.stdout.split() == [str(name) for name in range(9)]
+    assert "3 has nobody to tell" in ended.stderr and "5 has" not in ended.stderr
+
+
+CHECKPOINT = """
+import os, pathlib, shutil, sys
+directory = pathlib.Path(sys.argv[1])
+
+def resumes():
+    options = signpost.world().next_job()
+    options.resume = bytes(directory)
+    try:
+        signpost.Session(options, [parameter]).leave()
+        return True
+    except signpost.NotFoundError:
+        return False
+
+def agree(wanted):
+    assert signpost.has_checkpoint(directory) == resumes() == wanted
+    assert signpost.has_checkpoint(str(directory)) == wanted
+
+assert not signpost.has_checkpoint(directory)  # which does not exist
+directory.mkdir()
+agree(False)
+session.checkpoint(str(directory))
+agree(True)
+[committed] = directory.iterdir()
+(committed / "manifest").rename(directory / "manifest")
+assert any(committed.iterdir())
+agree(False)  # of what a crash leaves
+(directory / "step-1-0").mkdir()
+(directory / "manifest").rename(directory / "step-1-0" / "manifest")
+agree(False)  # in a directory of another name
+"""
+
+
+def test_there_is_a_checkpoint_where_one_is_committed(aggregator, tmp_path):
+    command = [sys.executable, "-c", JOIN + CHECKPOINT, str(tmp_path / "checkpoints")]
+    assert subprocess.run(command, env=environment_of(aggregator)).returncode == 0
+
+
+def test_a_directory_that_cannot_be_read_is_not_taken_for_one_without_a_checkpoint(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError):
+        signpost.has_checkpoint(tmp_path / "file")
 
 
 CHILD = """

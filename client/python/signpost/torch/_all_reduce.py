@@ -1,8 +1,9 @@
 """Tensors' means and sums over all ranks."""
 
+import contextlib
 import threading
 import warnings
-from typing import Dict, Optional, Tuple, Union
+from typing import Dict, Iterator, Optional, Tuple, Union
 
 import torch
 
@@ -13,15 +14,16 @@ from signpost.torch import _device
 # What float32 holds, rounded for bf16 and fp16.
 REDUCIBLE = (torch.float32, torch.bfloat16, torch.float16)
 
+_Arguments = Tuple[Tuple[int, ...], Union[str, Codec], str]  # shape, codec and op
+
 
 class _Named:
     """The reduction of a name, and what its calls must agree with."""
 
-    def __init__(
-        self, name: str, shape: Tuple[int, ...], codec: Union[str, Codec], op: str
-    ) -> None:
-        self.arguments = (shape, codec, op)
+    def __init__(self, name: str, arguments: _Arguments) -> None:
+        self.calls = 0  # that are under way
         self._name = name
+        self._arguments = arguments
         self._lock = threading.Lock()
         self._placed: Optional[_device.PlacedReduction] = None  # from the first call on
 
@@ -29,11 +31,22 @@ class _Named:
     def has_joined(self) -> bool:
         return self._placed is not None
 
+    def check(self, arguments: _Arguments) -> None:
+        if self._arguments == arguments:
+            return
+        had_shape, had_codec, had_op = self._arguments
+        shape, codec, op = arguments
+        raise ValueError(
+            f"all_reduce {self._name!r} had a tensor {list(had_shape)}, codec={had_codec!r} and "
+            f"op={had_op!r} before, and now has {list(shape)}, {codec!r} and {op!r}: give it "
+            "another name"
+        )
+
     def reduce(self, tensor: torch.Tensor) -> Tuple[torch.Tensor, StepReport]:
         """The result, which has the tensor's memory or is a copy."""
         with self._lock:
             if self._placed is None:
-                shape, codec, op = self.arguments
+                shape, codec, op = self._arguments
                 name, tensors = f"all_reduce/{self._name}", [("tensor", shape)]
                 self._placed = _device.reduction_for(tensor, name, tensors, codec=codec, op=op)
             values = tensor.to(self._placed.device, torch.float32).contiguous()
@@ -104,13 +117,9 @@ def all_reduce(
                 "under it for the next call"
             )
         name = f"fp32 {op} {list(shape)}"
-    named = _named_reduction(name, shape, codec, op)
     with torch.no_grad():
-        try:
+        with _named_reduction(name, (shape, codec, op)) as named:
             values, report = named.reduce(tensor.detach())
-        finally:
-            if not named.has_joined:  # the name is free for another try
-                _named.pop(name, None)
         if values.data_ptr() == tensor.data_ptr():
             # It shares the tensor's version counter: autograd sees the change in place.
             values.view(-1)[:0].zero_()
@@ -129,19 +138,21 @@ def warn_of_skipped(report: StepReport, what: str) -> None:
         )
 
 
-def _named_reduction(
-    name: str, shape: Tuple[int, ...], codec: Union[str, Codec], op: str
-) -> _Named:
+@contextlib.contextmanager
+def _named_reduction(name: str, arguments: _Arguments) -> Iterator[_Named]:
+    """That of the name, for a call. If none of the calls that are under way together could join,
+    the name is free for another try."""
     with _naming:
-        named = _named.setdefault(name, _Named(name, shape, codec, op))
-    if named.arguments == (shape, codec, op):
-        return named
-    had_shape, had_codec, had_op = named.arguments
-    raise ValueError(
-        f"all_reduce {name!r} had a tensor {list(had_shape)}, codec={had_codec!r} and "
-        f"op={had_op!r} before, and now has {list(shape)}, {codec!r} and {op!r}: give it another "
-        "name"
-    )
+        named = _named.setdefault(name, _Named(name, arguments))
+        named.check(arguments)
+        named.calls += 1
+    try:
+        yield named
+    finally:
+        with _naming:
+            named.calls -= 1
+            if named.calls == 0 and not named.has_joined:
+                del _named[name]
 
 
 def _check(tensor: torch.Tensor) -> None:

@@ -1,10 +1,11 @@
 """Gradients that travel in one bit under DistributedDataParallel, with any optimizer."""
 
+import os
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Dict, List, Tuple, Union
+from typing import Dict, List, Set, Tuple, Union
 
 import torch
 from torch.distributed import GradBucket
@@ -61,6 +62,8 @@ class DdpHookState:
         self.steps = 0  # whose gradients were all handed in
         self._buckets: Dict[int, _Bucket] = {}  # by index
         self._dense: Dict[int, _device.PlacedReduction] = {}  # by number of elements
+        self._dense_in_step: Set[int] = set()  # of those that this step has had so far
+        self._process = os.getpid()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="signpost ddp")
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -69,6 +72,8 @@ class DdpHookState:
 
         Raises:
             TypeError: gradients are of another type.
+            RuntimeError: ranks are not those of torch.distributed, or this is a fork of the process
+                that made the state.
         """
         self._check_world()
         is_dense = self.codec == "fp32" or self.steps < self.start_step
@@ -84,11 +89,12 @@ class DdpHookState:
 
         def reduce(_: torch.futures.Future[None]) -> torch.Tensor:
             with _device.on_own_stream(gpu, is_filled):
-                if is_dense:
-                    return self._reduce_densely(buffer) if parameters else buffer
-                mean = self._reduce(index, buffer, parameters) if parameters else buffer
+                if not is_dense:
+                    self._leave_dense(kept=set())
+                    return self._reduce(index, buffer, parameters) if parameters else buffer
+                mean = self._reduce_densely(buffer) if parameters else buffer
                 if is_last:
-                    self._leave_dense()
+                    self._dense_in_step.clear()
                 return mean
 
         # What a callback raises becomes the error of its future, and so of DDP's backward().
@@ -102,8 +108,11 @@ class DdpHookState:
     def _reduce_densely(self, buffer: torch.Tensor) -> torch.Tensor:
         elements = buffer.numel()
         if elements not in self._dense:
+            # DDP has arranged its buckets anew, if there are others from the step before.
+            self._leave_dense(kept=self._dense_in_step)
             name, tensors = f"{self.name}/fp32 {elements}", [("bucket", (elements,))]
             self._dense[elements] = _device.reduction_for(buffer, name, tensors)
+        self._dense_in_step.add(elements)
         return self._mean(buffer, [elements], self._dense[elements])
 
     def _reduce(
@@ -112,15 +121,16 @@ class DdpHookState:
         sizes = [parameter.numel() for parameter in parameters]
         return self._mean(buffer, sizes, self._reduction_of(index, buffer, parameters))
 
-    def _leave_dense(self) -> None:
-        """They are not needed any more, and take memory here and places at the aggregators. All
-        ranks have had all of their rounds, but where some may be late."""
+    def _leave_dense(self, kept: Set[int]) -> None:
+        """Those of other sizes are not needed any more, and take memory here and places at the
+        aggregators, which those that come next need. All ranks have had all of their rounds, but
+        where some may be late."""
         options = world().options()
         if options.round_deadline_s > 0 and not options.node:
             return
-        while self._dense:
+        for elements in sorted(self._dense.keys() - kept):
             try:
-                self._dense.popitem()[1].reduction.leave()
+                self._dense.pop(elements).reduction.leave()
             except SignpostError as error:
                 warnings.warn(f"{self.name!r} could not leave a reduction: {error}")
 
@@ -160,6 +170,11 @@ class DdpHookState:
         return bucket.placed
 
     def _check_world(self) -> None:
+        if os.getpid() != self._process:  # which has the thread
+            raise RuntimeError(
+                f"the DdpHookState {self.name!r} is process {self._process}'s, and this is process "
+                f"{os.getpid()}, a fork of it: make one here"
+            )
         ranks = torch.distributed.get_world_size()
         if ranks != world().world_size:
             raise RuntimeError(

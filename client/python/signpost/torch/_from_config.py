@@ -1,9 +1,11 @@
 """Optimizers as configuration files have them."""
 
-from typing import Any, Callable, Dict, Optional, Tuple, Union
+import math
+import warnings
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from signpost import InvalidArgumentError
-from signpost._config import Source, optimizer_section
+from signpost._config import Source, deepspeed_settings, optimizer_section
 from signpost.torch._optimizer import Adam, OneBitAdam, OneBitLamb, Parameters, ZeroOneAdam
 
 Optimizer = Union[Adam, OneBitAdam, OneBitLamb, ZeroOneAdam]
@@ -17,11 +19,29 @@ _TYPES: Dict[str, Tuple[Callable[..., Optimizer], Optional[str], Optional[str]]]
     "ZeroOneAdam": (ZeroOneAdam, "var_freeze_step", "20%"),
 }
 
+# Sections of DeepSpeed's with which it trains to other numbers; and those that do so when they are
+# enabled.
+_SECTIONS = ("scheduler", "compression_training", "sparse_attention")
+_ENABLED_SECTIONS = (
+    "fp16",
+    "bf16",
+    "bfloat16",
+    "amp",
+    "curriculum_learning",
+    "data_efficiency",
+    "progressive_layer_drop",
+    "quantize_training",
+)
+
 
 def optimizer(params: Parameters, config: Source = None, **arguments: Any) -> Optimizer:
     """Makes the optimizer of a configuration's section `optimizer`, which DeepSpeed's files have too.
 
-        optimizer = signpost.optimizer(model.parameters(), "ds_config.json", overlap=True)
+        optimizer = signpost.optimizer(model.parameters(), "ds_config.json", lr=1e-3)
+
+    Of a file of DeepSpeed's `gradient_clipping` is taken too, as max_grad_norm, if neither an
+    argument nor `params` has that. Of what would change numbers besides, such as `scheduler`, a warning has
+    the names: that is left to the program.
 
     Args:
         params: as the optimizers'.
@@ -31,7 +51,7 @@ def optimizer(params: Parameters, config: Source = None, **arguments: Any) -> Op
 
     Raises:
         InvalidArgumentError: names the line and key that are wrong, and the nearest key; or what
-            is missing.
+            is missing, or that gradient_clipping is no number.
         NotFoundError: there is no such file.
         Besides, as the optimizers do.
     """
@@ -46,4 +66,46 @@ def optimizer(params: Parameters, config: Source = None, **arguments: Any) -> Op
             code=3,
             exit_code=64,
         )
+    settings = deepspeed_settings(config)
+    if "max_grad_norm" not in merged:
+        merged["max_grad_norm"] = _gradient_clipping(settings, merged.get("overlap", False))
+    unused = _unused_sections(settings)
+    if unused:
+        warnings.warn(
+            f"of the configuration nothing is done about {', '.join(unused)}, with which DeepSpeed "
+            "would train to other numbers: what they say is for the program to do",
+            stacklevel=2,
+        )
     return kind(params, **merged)
+
+
+def _gradient_clipping(settings: Mapping[str, Any], overlap: bool) -> Optional[float]:
+    """As max_grad_norm has it."""
+    given = settings.get("gradient_clipping")
+    if given is None:
+        return None
+    try:
+        norm = math.nan if isinstance(given, bool) else float(given)
+    except (TypeError, ValueError):
+        norm = math.nan
+    if not 0 <= norm < math.inf:
+        raise InvalidArgumentError(
+            f"gradient_clipping is {given!r}, wanted a positive number, or 0 for none",
+            code=3,
+            exit_code=64,
+        )
+    if norm > 0 and overlap:
+        raise ValueError(
+            f"the configuration's gradient_clipping is {given}, and clipping needs all gradients "
+            "before any is sent: use it with overlap=False, or give the argument max_grad_norm=None"
+        )
+    return norm or None
+
+
+def _unused_sections(settings: Mapping[str, Any]) -> List[str]:
+    unused = [name for name in _SECTIONS if settings.get(name)]
+    for name in _ENABLED_SECTIONS:
+        section = settings.get(name)
+        if isinstance(section, Mapping) and section.get("enabled") is True:
+            unused.append(name)
+    return unused
