@@ -263,6 +263,53 @@ def corrects_its_rates():
     say(optimizer)
 
 
+def tries_again(refused=""):
+    """Four steps, clipped. With an argument, rank 1's second and third are refused, it alone, and it
+    takes them with the gradients that are there, and with new ones."""
+    weights, biases = (nn.Parameter(torch.zeros(shape)) for shape in ((24, 10), (10,)))
+    optimizer = signpost.OneBitAdam(
+        [{"params": [weights]}, {"params": [biases]}],
+        freeze_step=3,
+        warm_up_codec="bf16",
+        max_grad_norm=0.5,
+    )
+
+    def backward():
+        generator = torch.Generator().manual_seed(optimizer.steps * 100 + signpost.rank())
+        for parameter in (weights, biases):
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+    while optimizer.steps < 4:
+        backward()
+        if refused and signpost.rank() == 1 and optimizer.steps in (1, 2):
+            optimizer.param_groups[1]["betas"] = (0.8, 0.999)
+            try:
+                optimizer.step()
+            except InvalidArgumentError as error:
+                print(f"refused: {error}", flush=True)
+            optimizer.param_groups[1]["betas"] = (0.9, 0.999)
+            if optimizer.steps == 2:
+                backward()
+        optimizer.step()
+    say(optimizer)
+
+
+def corrects_its_rates_clipped():
+    """Three steps. Ranks of a node have other learning rates in the first, until they are told, and
+    take it with new gradients."""
+    model = model_of()
+    lr = 0.01 * (1 + signpost.rank() % 2)
+    optimizer = signpost.Adam(model.parameters(), lr=lr, max_grad_norm=0.5)
+    while optimizer.steps < 3:
+        set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
+        try:
+            optimizer.step()
+        except InvalidArgumentError as error:
+            print(f"refused: {error}", flush=True)
+            optimizer.param_groups[0]["lr"] = 0.01
+    say(optimizer)
+
+
 def changes_a_parameter():
     """Before the optimizer is made, which counts; and then, which is refused."""
     model = model_of()

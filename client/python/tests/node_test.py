@@ -55,8 +55,9 @@ def test_two_nodes_go_on_when_a_rank_has_died(scenario, norm, begin_again, tmp_p
     assert digest_of(output, 4) == digest_of(undisturbed, 4)
 
 
-def test_ranks_of_a_node_whose_rates_differ_can_correct_them():
-    code, output = run_job(4, 1, "corrects_its_rates", options=["--per-node", "2"])
+@pytest.mark.parametrize("scenario", ["corrects_its_rates", "corrects_its_rates_clipped"])
+def test_ranks_of_a_node_whose_rates_differ_can_correct_them(scenario):
+    code, output = run_job(4, 1, scenario, options=["--per-node", "2"])
     assert code == 0
     refused = "refused: local rank 1 .* has other rates than local rank 0 in group 0"
     assert len(re.findall(refused, output)) == 4

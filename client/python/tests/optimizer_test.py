@@ -338,6 +338,13 @@ def test_max_grad_norm_clips_as_clip_grad_norm(make, max_norm):
         assert_same_step(ours, theirs)
 
 
+def write_again(optimizer):
+    """What looks for infinities multiplies gradients by 1."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad.mul_(1)
+
+
 class GradScalerOf2:
     """What PyTorch 2's GradScaler does around step(); that of 1.13 needs CUDA."""
 
@@ -347,6 +354,8 @@ class GradScalerOf2:
     def step(self, optimizer):
         assert optimizer._step_supports_amp_scaling
         assert "grad_scaler" not in inspect.signature(optimizer.step).parameters
+        if not self.is_unscaled:
+            write_again(optimizer)
         # PyTorch multiplies by what a second scaler may have left there.
         scale = self.scale * getattr(optimizer, "grad_scale", 1)
         optimizer.grad_scale = None if self.is_unscaled else scale
@@ -362,14 +371,12 @@ class GradScalerOf1(torch.cuda.amp.GradScaler):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             super().__init__()
-        self._enabled, self._scale = True, torch.tensor(scale)
+        self._enabled, self._scale = True, torch.tensor([scale])
         self._per_optimizer_states = defaultdict(grad_scaler._refresh_per_optimizer_state)
         self._growth_tracker = torch.tensor(0)
 
-    def unscale_(self, optimizer):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad.div_(self._scale)
+    def _check_inf_per_device(self, optimizer):
+        write_again(optimizer)
 
 
 @pytest.mark.parametrize("scaler", [GradScalerOf1, GradScalerOf2])
@@ -386,6 +393,79 @@ def test_a_grad_scaler_s_scale_is_divided_out(make, scaler):
         scaling.step(a)
         b.step()
         assert_same_step(ours, theirs)
+
+
+@pytest.mark.parametrize("anew", [0, 1, 2])
+@pytest.mark.parametrize("scaler", [GradScalerOf1, GradScalerOf2])
+def test_a_step_that_was_refused_unscales_and_clips_each_gradient_once(make, scaler, anew):
+    """Tried again with so many new gradients, which come into the memory of those before."""
+
+    def backward(parameters):
+        for parameter, numbers in zip(parameters, scaled):
+            parameter.grad.copy_(numbers)
+
+    parameters = tensors((30,), (40,))
+    groups = [{"params": [parameter]} for parameter in parameters]
+    options = dict(freeze_step=9, warm_up_codec="bf16", max_grad_norm=0.5)
+    optimizer = make(signpost.OneBitAdam, groups, **options)
+    exchanged, reduction = [], optimizer._clipping._reduction
+    reduce = reduction.reduce
+    reduction.reduce = lambda addresses: exchanged.append(reduce(addresses))
+    set_gradients(parameters, 0)
+    norm = torch.cat([parameter.grad for parameter in parameters]).norm()
+    wanted = [parameter.grad * 0.5 / norm for parameter in parameters]
+    scaled = [parameter.grad * 1024 for parameter in parameters]
+    scaling = scaler(1024.0)
+    backward(parameters)
+    optimizer.param_groups[1]["betas"] = (0.8, 0.999)
+    for _ in range(2):
+        with pytest.raises(InvalidArgumentError, match="beta1 of parameter group 1 is 0.8"):
+            scaling.step(optimizer)
+    optimizer.param_groups[1]["betas"] = (0.9, 0.999)
+    backward(parameters[:anew])
+    scaling.step(optimizer)
+    assert len(exchanged) == 1
+    assert optimizer.grad_norm == pytest.approx(norm.item(), rel=1e-6)
+    for parameter, gradient in zip(parameters, wanted):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-8)
+    set_gradients(parameters, 1)  # of a step of its own
+    optimizer.step()
+    assert len(exchanged) == 2
+    assert torch.cat([p.grad for p in parameters]).norm().item() == pytest.approx(0.5, rel=1e-5)
+
+
+def test_a_grad_scaler_s_scale_is_gone_when_a_step_has_failed(make):
+    [x] = tensors((10,))
+    optimizer = make(signpost.Adam, [x])
+    optimizer.grad_scale = torch.tensor(8.0)
+    x.data = x.data.clone()
+    with pytest.raises(RuntimeError, match="is not where it was"):
+        optimizer.step()
+    assert not hasattr(optimizer, "grad_scale")
+    del optimizer.grad_scale  # as some do in the end
+
+
+def test_what_one_rank_alone_fails_at_it_does_before_the_norm_is_exchanged(make):
+    x = nn.Parameter(torch.ones(10, dtype=torch.float16))
+    optimizer = make(signpost.Adam, [x], max_grad_norm=1.0)
+    optimizer._clipping.norm = lambda own: pytest.fail("it was exchanged")
+    x.grad = torch.ones(10, dtype=torch.float16)
+    with pytest.raises(ValueError, match="is float16 and would underflow"):
+        GradScalerOf2(1024.0).step(optimizer)
+    x.grad.data = torch.ones(5)
+    with pytest.raises(RuntimeError, match=r"gradient of parameter 0 of group 0 is \[5\], wanted"):
+        optimizer.step()
+
+
+def test_gradients_that_cannot_be_written_to_are_clipped_as_others_are(make):
+    x, y = tensors((4,), (4,))
+    optimizer = make(signpost.Adam, [x, y], max_grad_norm=1.0)
+    with torch.inference_mode():
+        y.grad = torch.ones(4)
+    x.grad = torch.ones(1).expand(4)
+    optimizer.step()
+    for parameter in (x, y):
+        torch.testing.assert_close(parameter.grad, torch.full((4,), 8**-0.5))
 
 
 def test_what_a_grad_scaler_has_unscaled_is_left_as_it_is(make):
@@ -454,6 +534,18 @@ def test_what_the_library_reads_is_fp32_whatever_is_pytorchs_default(make, defau
     assert optimizer.grad_norm == pytest.approx(0.31 * 1000**0.5, rel=1e-6)
     assert optimizer._gradient(optimizer._tensors[1]).dtype == torch.float32
     assert torch.equal(unused, torch.ones_like(unused))
+
+
+@pytest.mark.parametrize("large", [1e14, 1e30])
+def test_a_norm_that_is_too_large_clips_nothing(make, large):
+    [x] = tensors((4,))
+    optimizer = make(signpost.Adam, [x], max_grad_norm=1.0)
+    x.grad = torch.full((4,), large)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what the library takes for not finite
+        optimizer.step()
+    assert math.isnan(optimizer.grad_norm)
+    assert torch.equal(x.grad, torch.full((4,), large))
 
 
 @pytest.mark.parametrize("large", [1e12, 1e-12])
@@ -842,6 +934,37 @@ def test_a_model_s_own_state_loaded_behind_its_optimizer_s_changes_no_bit(make):
     assert optimizer.parameters_crc32c() == wanted
 
 
+def test_values_that_are_written_before_a_state_is_saved_are_in_it(make, tmp_path, copied):
+    x = copied(0.0)
+    optimizer = make(signpost.Adam, [x])
+    x.grad = torch.ones_like(x)
+    optimizer.step()
+    before = optimizer.parameters_crc32c()
+    x.data.fill_(5)
+    assert optimizer.parameters_crc32c() != before
+    x.data.fill_(6)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert torch.equal(x, torch.full_like(x, 6))
+    x.data.fill_(7)
+    optimizer.checkpoint(str(tmp_path))
+    resumed = copied(0.0)
+    make(signpost.Adam, [resumed], resume=str(tmp_path))
+    assert torch.equal(resumed, torch.full_like(x, 7))
+
+
+def test_what_a_step_would_refuse_is_not_saved(make, tmp_path):
+    [x] = tensors((10,))
+    optimizer = make(signpost.Adam, [x])
+    x.data = x.data.clone()
+    for save in (
+        optimizer.state_dict,
+        optimizer.parameters_crc32c,
+        lambda: optimizer.checkpoint(str(tmp_path)),
+    ):
+        with pytest.raises(RuntimeError, match="parameter 0 of group 0 is not where it was"):
+            save()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_parameter_of_another_shape_is_refused(make, dtype):
     x = nn.Parameter(torch.ones(10, dtype=dtype))
@@ -885,6 +1008,87 @@ def test_a_parameter_that_has_moved_is_refused(make):
     set_gradients([x], 0)
     with pytest.raises(RuntimeError, match="parameter 0 of group 0 is not where it was in memory"):
         optimizer.step()
+
+
+def test_a_parameter_that_has_been_transposed_where_it_is_is_refused(make):
+    [x] = tensors((3, 3))
+    optimizer = make(signpost.Adam, [x])
+    x.data = x.data.t()
+    set_gradients([x], 0)
+    with pytest.raises(RuntimeError, match="parameter 0 of group 0 is not where it was in memory"):
+        optimizer.step()
+
+
+CHANGED_GROUPS = {
+    "replaced": lambda groups, new: groups[1]["params"].__setitem__(0, new),
+    "appended": lambda groups, new: groups[1]["params"].append(new),
+    "removed": lambda groups, new: groups[1]["params"].pop(),
+    "grouped": lambda groups, new: groups.insert(1, {**groups[1], "params": [new]}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED_GROUPS.values(), ids=CHANGED_GROUPS)
+def test_parameters_of_a_group_stay_what_they_are(make, change):
+    x, y, new = tensors((2,), (3,), (4,))
+    optimizer = make(signpost.Adam, [{"params": [x]}, {"params": [y]}])
+    change(optimizer.param_groups, new)
+    with pytest.raises(RuntimeError, match="the parameters of group 1 are not those with which"):
+        optimizer.step()
+
+
+def tied_by_data(dtype):
+    embedding = torch.ones(4, 3, dtype=dtype)
+    return [nn.Parameter(embedding), nn.Parameter(embedding.data)]
+
+
+def overlapping_slices():
+    flat = torch.zeros(8)
+    return [nn.Parameter(flat[4:]), nn.Parameter(flat[:5])]
+
+
+def overlapping_columns():
+    matrix = torch.zeros(3, 6)
+    return [nn.Parameter(matrix[:, :4]), nn.Parameter(matrix[:, 3:])]
+
+
+def one_inside_another():
+    flat = torch.zeros(100)
+    return [nn.Parameter(flat), nn.Parameter(torch.zeros(7)), nn.Parameter(flat[90:])]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        tied_by_data(torch.float32),
+        tied_by_data(torch.bfloat16),
+        overlapping_slices(),
+        overlapping_columns(),
+        one_inside_another(),
+    ],
+)
+def test_parameters_with_the_same_memory_are_refused(make, parameters):
+    named = {f"p{i}": parameter for i, parameter in enumerate(parameters)}
+    first, last = "p0", f"p{len(parameters) - 1}"
+    pair = f"^({first} and {last}|{last} and {first}) are two Parameters with the same memory"
+    with pytest.raises(ValueError, match=pair):
+        make(signpost.Adam, named.items())
+    with pytest.raises(ValueError, match="parameter 0 of group . are two .* share the Parameter"):
+        make(signpost.Adam, [{"params": [parameter]} for parameter in parameters])
+
+
+def test_parameters_that_lie_in_one_tensor_and_do_not_overlap_are_trained(make):
+    def parts():
+        flat, matrix = torch.arange(10.0), torch.arange(12.0).reshape(3, 4)
+        views = [flat[:5], flat[5:], matrix[:, :3], matrix[:, 3:]]
+        return [nn.Parameter(view) for view in views]
+
+    train_like_adamw(make, parts(), parts())
+
+
+def test_an_expanded_parameter_is_refused(make):
+    x = nn.Parameter(torch.ones(1).expand(4))
+    with pytest.raises(ValueError, match=r"parameter 0 of group 0 \[4\] is expanded"):
+        make(signpost.Adam, [x])
 
 
 def test_autograd_notices_that_a_step_has_changed_parameters(make):
@@ -988,6 +1192,44 @@ def test_a_copy_has_no_job(make):
         optimizer.step()
 
 
+def test_a_copy_loads_nothing(make):
+    optimizer = make(signpost.Adam, tensors((10,)))
+    with pytest.raises(RuntimeError, match="without a job"):
+        copy.deepcopy(optimizer).load_state_dict(optimizer.state_dict())
+
+
+def test_a_state_is_not_loaded_while_what_is_trained_is_frozen(make):
+    x, y = tensors((10,), (10,))
+    optimizer = make(signpost.Adam, [x, y])
+    state = optimizer.state_dict()
+    y.requires_grad_(False)
+    frozen = "parameter 1 of group 0 has requires_grad=False"
+    with pytest.raises(ValueError, match=frozen):
+        optimizer.load_state_dict(state)
+    y.requires_grad_()
+    optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "option", [{"maximize": True}, {"amsgrad": True}, {"learning_rate": 9.0}, {"momentum": 0}]
+)
+def test_options_of_a_group_that_nobody_reads_are_refused(make, option):
+    [name] = option
+    x, y = tensors((2,), (3,))
+    with pytest.raises(ValueError, match=f"group 1 has {name} .*; wanted lr, betas, eps"):
+        make(signpost.Adam, [{"params": [x]}, {"params": [y], **option}])
+
+
+def test_groups_that_pytorch_has_made_are_taken(make):
+    [x] = tensors((10,))
+    other = torch.optim.Adam([x])
+    torch.optim.lr_scheduler.OneCycleLR(other, 0.01, total_steps=20)
+    torch.optim.swa_utils.SWALR(other, swa_lr=0.05)
+    optimizer = make(signpost.Adam, other.param_groups)
+    optimizer.param_groups[0]["mine"] = 1
+    optimizer.step()
+
+
 def test_wrong_options_are_named(make):
     for wrong in (0, -1):
         with pytest.raises(ValueError, match="freeze_step is .*, wanted at least 1"):
@@ -996,8 +1238,19 @@ def test_wrong_options_are_named(make):
         make(signpost.OneBitAdam, tensors((10,)), freeze_step=2**64)
     with pytest.raises(ValueError, match="freeze_step is 'Auto', wanted a number or \"auto\""):
         make(signpost.OneBitAdam, tensors((10,)), freeze_step="Auto")
-    with pytest.raises(TypeError):
+    share = r"freeze_step is 0.15, wanted a whole number of steps, such as int\(0.15 \* total_steps"
+    with pytest.raises(TypeError, match=share):
         make(signpost.OneBitAdam, tensors((10,)), freeze_step=0.15)
+    with pytest.raises(TypeError, match="freeze_step is 1000.0, wanted a whole number$"):
+        make(signpost.OneBitAdam, tensors((10,)), freeze_step=1e3)
+    with pytest.raises(TypeError, match="bias_correction is None, wanted True or False"):
+        make(signpost.Adam, tensors((10,)), bias_correction=None)
+    for name in ("lr", "weight_decay"):
+        for wrong in (-0.1, math.inf):
+            refusal = f"group 1 has {name} {wrong}, wanted a finite number, 0 or more"
+            x, y = tensors((10,), (10,))
+            with pytest.raises(ValueError, match=refusal):
+                make(signpost.Adam, [{"params": [x]}, {"params": [y], name: wrong}])
     with pytest.raises(ValueError, match="variance_refresh_interval is -1"):
         make(signpost.OneBitAdam, tensors((10,)), freeze_step=1, variance_refresh_interval=-1)
     with pytest.raises(ValueError, match="group 0 has lr nan"):
@@ -1025,6 +1278,8 @@ def test_wrong_options_are_named(make):
 def test_wrong_options_of_lamb_are_named(make, name, wrong):
     with pytest.raises(signpost.SignpostError, match=f"option {name} is {wrong}, wanted"):
         make(signpost.OneBitLamb, tensors((10,)), freeze_step=1, **{name: wrong})
+    with pytest.raises(TypeError, match=f"{name} is None, wanted a number"):
+        make(signpost.OneBitLamb, tensors((10,)), freeze_step=1, **{name: None})
 
 
 @pytest.mark.parametrize(
@@ -1049,7 +1304,7 @@ def test_zero_one_adam_says_what_the_library_does_not_take(make):
         options = {**LOCAL, name: wrong}
         with pytest.raises(signpost.SignpostError, match=f"{name.replace('var_', '')} .*"):
             make(signpost.ZeroOneAdam, tensors((10,)), **options)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="var_freeze_step is 'auto', wanted a whole number"):
         make(signpost.ZeroOneAdam, tensors((10,)), var_freeze_step="auto")
 
 
@@ -1308,7 +1563,7 @@ def test_state_dict_that_is_damaged_or_of_another_model_is_refused(make):
     state = optimizer.state_dict()
     with pytest.raises(FailedPreconditionError, match=r"saved state is .*\[10\]"):
         make(signpost.Adam, tensors((11,))).load_state_dict(state)
-    with pytest.raises(FailedPreconditionError, match="saved state is .*1-bit adam"):
+    with pytest.raises(FailedPreconditionError, match="saved state is .*'freeze_step=3' here"):
         make(signpost.OneBitAdam, tensors((10,)), freeze_step=3).load_state_dict(state)
     state["signpost"][100] ^= 1
     with pytest.raises(DataLossError, match="saved state is damaged: the CRC-32C of section 0"):

@@ -173,7 +173,8 @@ def test_a_second_backward_pass_is_refused_where_it_happens(make):
     make(model.parameters())
     loss_of(model, 0).backward()
     with pytest.raises(
-        RuntimeError, match=r"got a gradient again .* `with optimizer.no_sync\(\):`"
+        RuntimeError,
+        match=r"got a gradient again .*: to accumulate .* `with optimizer.no_sync\(\):`",
     ):
         loss_of(model, 1).backward()
 
@@ -202,7 +203,7 @@ def test_gradients_that_have_changed_since_are_refused(make, change):
     optimizer = make(model.parameters())
     loss_of(model, 0).backward()
     change(model, optimizer)
-    with pytest.raises(RuntimeError, match="has changed since it was sent .* overlap=False"):
+    with pytest.raises(RuntimeError, match="has changed since it was sent .*: to clip, .*=False"):
         optimizer.step()
     assert optimizer.steps == 0
 
@@ -287,6 +288,24 @@ def test_hooks_do_not_keep_an_optimizer_alive():
     gc.collect()
     assert backward() is None
     loss_of(model, 0).backward()
+
+
+def test_an_optimizer_that_is_dropped_leaves_the_model_to_the_next():
+    """At once, without a garbage collection."""
+    model = Odd()
+    gc.disable()
+    try:
+        optimizer = signpost.Adam(model.parameters(), overlap=True)
+        train(optimizer, model, 2)
+        dropped, session = weakref.ref(optimizer), weakref.ref(optimizer._session)
+        del optimizer
+        assert dropped() is None and session() is None
+        optimizer = signpost.OneBitAdam(model.parameters(), freeze_step=4, overlap=True)
+        train(optimizer, model, 2)
+        assert optimizer.steps == 2
+        optimizer.leave()
+    finally:
+        gc.enable()
 
 
 def test_backward_passes_in_several_threads_change_no_bit(make):

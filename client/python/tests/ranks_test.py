@@ -126,6 +126,13 @@ def test_parameters_that_are_not_finite_at_the_start_are_named():
     assert "rank 0 begins with are not finite, or out of range: tensor 'parameter 3" in output
 
 
+def test_a_clipped_step_that_one_rank_is_refused_has_the_bits_of_one_that_it_is_not():
+    code, output = run_job(2, 1, "tries_again", "refused")
+    assert code == 0
+    assert output.count("refused: beta1 of parameter group 1 is 0.8") == 2
+    assert digest_of(output, 2) == digest_of(run_job(2, 1, "tries_again")[1], 2)
+
+
 def test_gradients_are_clipped_alike_on_all_ranks():
     code, output = run_job(3, 2, "clipped")
     assert code == 0

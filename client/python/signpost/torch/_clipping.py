@@ -1,7 +1,7 @@
 """Gradients clipped by their norm: by one factor on all ranks, or by each rank's own."""
 
 import math
-from typing import Iterable, List, Protocol
+from typing import List, Optional, Protocol, Sequence
 
 import torch
 
@@ -12,17 +12,59 @@ _UNIT = 2.0**16
 
 
 class Clipping(Protocol):
-    """What is done to a rank's gradients before a step."""
+    """By which norm gradients are clipped: multiplied by min(1, max_norm / (norm + 1e-6))."""
 
-    def clip(self, gradients: Iterable[torch.Tensor]) -> float:
-        """Multiplies them in place by min(1, max_norm / (norm + 1e-6)).
+    max_norm: float
 
-        Returns:
-            the norm before; NaN when it is not finite, and then nothing is clipped.
-        """
+    def norm(self, own: float) -> float:
+        """From that of this rank's own gradients; NaN when it is not finite, and then nothing is
+        clipped."""
 
     def leave(self) -> None:
         """Ends this rank's part in it."""
+
+
+class Preparation:
+    """What is done to a rank's gradients for one step, in place: the loss's scale is divided out,
+    and they are clipped.
+
+    A step that was refused can be tried again, with the same gradients or with new ones, while
+    other ranks wait in it: so its norm is exchanged once, and each gradient is multiplied once.
+    """
+
+    def __init__(self) -> None:
+        self.norm: Optional[float] = None  # with clipping, once it is known
+        self._factor = 1.0
+        self._prepared: List[Optional[int]] = []  # digests, when the step was refused
+
+    def prepare(
+        self,
+        gradients: Sequence[Optional[torch.Tensor]],
+        scale: Optional[torch.Tensor],
+        clipping: Optional[Clipping],
+    ) -> None:
+        """Those that are prepared stay as they are. Nothing is written before the norm is known."""
+        if clipping is not None and self.norm is None:
+            own = _norm([gradient for gradient in gradients if gradient is not None])
+            if scale is not None:
+                own /= scale.item()
+            self.norm = clipping.norm(own)
+            if math.isfinite(self.norm):
+                self._factor = min(1.0, clipping.max_norm / (self.norm + 1e-6))
+        for index, gradient in enumerate(gradients):
+            if gradient is None or self._is_prepared(index, gradient):
+                continue
+            if scale is not None:
+                gradient.div_(scale)
+            if self._factor < 1:
+                gradient.mul_(self._factor)
+
+    def step_was_refused(self, gradients: Sequence[Optional[torch.Tensor]]) -> None:
+        """Remembers them as they are."""
+        self._prepared = [None if g is None else _digest(g) for g in gradients]
+
+    def _is_prepared(self, index: int, gradient: torch.Tensor) -> bool:
+        return bool(self._prepared) and self._prepared[index] == _digest(gradient)
 
 
 class GlobalClipping:
@@ -32,20 +74,17 @@ class GlobalClipping:
     def __init__(self, options: Options, max_norm: float, joins_late: bool = False) -> None:
         """Joins a reduction beside the job of `options`, now or late, with the first gradients.
         Errors as Reduction's; a rank with another max_norm is refused."""
-        self._max_norm = max_norm
+        self.max_norm = max_norm
         self._squared = torch.zeros((), dtype=torch.float32, device="cpu")
         self._options = options
         self._reduction = None if joins_late else self._join()
 
-    def clip(self, gradients: Iterable[torch.Tensor]) -> float:
-        gradients = list(gradients)
+    def norm(self, own: float) -> float:
         if self._reduction is None:
             self._reduction = self._join()
-        self._squared.fill_((_norm(gradients) / _UNIT) ** 2)
+        self._squared.fill_((own / _UNIT) ** 2)
         self._reduction.reduce([self._squared.data_ptr()])
-        norm = math.sqrt(self._squared.item()) * _UNIT
-        _scale(gradients, norm, self._max_norm)
-        return norm
+        return math.sqrt(self._squared.item()) * _UNIT
 
     def leave(self) -> None:
         if self._reduction is not None:
@@ -54,32 +93,28 @@ class GlobalClipping:
     def _join(self) -> Reduction:
         on_host = Options.from_buffer_copy(self._options)
         on_host.gpu = -1  # whatever the optimizer's session has set
-        return Reduction(on_host, "norm", [(f"norm, clipped to {self._max_norm}", ())])
+        return Reduction(on_host, "norm", [(f"norm, clipped to {self.max_norm}", ())])
 
 
 class OwnClipping:
     """Bounds the norm of this rank's gradient, over all parameters, without a word to others."""
 
     def __init__(self, max_norm: float) -> None:
-        self._max_norm = max_norm
+        self.max_norm = max_norm
 
-    def clip(self, gradients: Iterable[torch.Tensor]) -> float:
-        gradients = list(gradients)
-        norm = _norm(gradients)
-        if not math.isfinite(norm):
-            return math.nan
-        _scale(gradients, norm, self._max_norm)
-        return norm
+    def norm(self, own: float) -> float:
+        return own if math.isfinite(own) else math.nan
 
     def leave(self) -> None:
         pass
 
 
-def _scale(gradients: List[torch.Tensor], norm: float, max_norm: float) -> None:
-    factor = max_norm / (norm + 1e-6)
-    if factor < 1:
-        for gradient in gradients:
-            gradient.mul_(factor)
+def _digest(gradient: torch.Tensor) -> int:
+    """The sum of its numbers' bits. Versions and addresses would tell less: a GradScaler writes
+    what is there again, and new gradients come into the memory of those before."""
+    values = gradient._values() if gradient.is_sparse else gradient
+    bits = values.view(torch.int32 if values.element_size() == 4 else torch.int16)
+    return int(bits.sum(dtype=torch.int64).item())
 
 
 def _norm(gradients: List[torch.Tensor]) -> float:

@@ -187,12 +187,13 @@ def ddp_hook(state: DdpHookState, bucket: GradBucket) -> torch.futures.Future[to
     """A communication hook of DDP: gradients' means come by way of Signpost's aggregators.
 
         model = DistributedDataParallel(model)
-        model.register_comm_hook(signpost.DdpHookState("onebit"), signpost.ddp_hook)
+        model.register_comm_hook(signpost.DdpHookState("int8"), signpost.ddp_hook)
 
     DDP stays what it is, and so does the optimizer: this is for models that have both. Gradients on
     a CUDA GPU are compressed there, and packed numbers alone cross to the host, if the library is
     built with CUDA. What compression loses of a gradient, unless with "fp32", is added to the same
-    parameter's next one. signpost.OneBitAdam compresses the momentum instead. Where a gradient is
+    parameter's next one; it is in no checkpoint. signpost.OneBitAdam compresses the momentum
+    instead, which one bit suits better than a gradient. Where a gradient is
     not finite the mean is NaN on all ranks, as a GradScaler wants it. Gradients are of float32,
     bfloat16 or float16; others are a TypeError.
     """

@@ -1,10 +1,13 @@
 """Adam, 1-bit Adam, 1-bit LAMB and 0/1 Adam as PyTorch optimizers."""
 
 import contextlib
+import ctypes
 import math
 import operator
 import os
 import warnings
+import weakref
+from itertools import chain, zip_longest
 from typing import (
     Any,
     Callable,
@@ -20,9 +23,19 @@ from typing import (
 
 import torch
 
-from signpost import Codec, Options, Rates, Session, SignpostError, StepReport, _abi, world
+from signpost import (
+    Codec,
+    InvalidArgumentError,
+    Options,
+    Rates,
+    Session,
+    SignpostError,
+    StepReport,
+    _abi,
+    world,
+)
 from signpost._codec import codec_options
-from signpost.torch._clipping import Clipping, GlobalClipping, OwnClipping
+from signpost.torch._clipping import Clipping, GlobalClipping, OwnClipping, Preparation
 from signpost.torch._device import session_of
 from signpost.torch._overlap import Backward
 from signpost.torch._tensors import (
@@ -36,6 +49,20 @@ from signpost.torch._tensors import (
 Parameters = Union[
     Iterable[torch.Tensor], Iterable[Tuple[str, torch.Tensor]], Iterable[Dict[str, Any]]
 ]
+
+
+# What else a param group may have when an optimizer is made: what schedulers and PyTorch put there.
+_OF_OTHERS = {
+    "params",
+    "name",
+    "param_names",
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "swa_lr",
+    "base_momentum",
+    "max_momentum",
+}
 
 
 class _JobOptimizer(torch.optim.Optimizer):
@@ -77,6 +104,7 @@ class _JobOptimizer(torch.optim.Optimizer):
             )
         self._max_grad_norm = max_grad_norm
         self._overlap = overlap
+        self._check_options_of_groups()
         self._check_groups()
         self._join(job, resume)
 
@@ -99,8 +127,23 @@ class _JobOptimizer(torch.optim.Optimizer):
     # A GradScaler then leaves it to step() to divide gradients by the loss's scale, and to skip what
     # is not finite. By itself it would skip this rank's step, and the others would wait for it.
     _step_supports_amp_scaling = True
-    # That of PyTorch 2 sets this around step(). It must not be there otherwise.
-    grad_scale: Optional[torch.Tensor]
+
+    @property
+    def grad_scale(self) -> Optional[torch.Tensor]:
+        """The loss's scale, which a GradScaler of PyTorch 2 sets around step(). It multiplies by what
+        it finds, so step() takes this away when it fails; who sets it may then delete it again."""
+        if "grad_scale" not in vars(self):
+            raise AttributeError("grad_scale is only there during step()")
+        scale: Optional[torch.Tensor] = vars(self)["grad_scale"]
+        return scale
+
+    @grad_scale.setter
+    def grad_scale(self, scale: Optional[torch.Tensor]) -> None:
+        vars(self)["grad_scale"] = scale
+
+    @grad_scale.deleter
+    def grad_scale(self) -> None:
+        vars(self).pop("grad_scale", None)
 
     def step(
         self, closure: Optional[Callable[[], float]] = None, **scaling: Any
@@ -120,12 +163,15 @@ class _JobOptimizer(torch.optim.Optimizer):
             the closure's loss.
 
         Raises:
-            SignpostError: after any but InvalidArgumentError the parameters may be partly stepped;
-                resume from the newest checkpoint.
-            RuntimeError: a parameter has moved in memory, or a frozen one has a gradient; the
-                program has changed one where that would be lost, which is with a node's worker, and
-                between synchronisations; with overlap, gradients or rates are not those of the
-                backward pass any more.
+            InvalidArgumentError: the step can be tried again, while others may wait in it; with the
+                gradients that are there, or with new ones. What was unscaled or clipped is not so
+                again; new gradients are, by the norm of the first try.
+            SignpostError: the parameters may be partly stepped; resume from the newest checkpoint.
+            RuntimeError: a parameter has moved in memory, or its gradient is elsewhere or of
+                another shape; a frozen one has a gradient; param_groups have other parameters than
+                when the optimizer was made; the program has changed one where that would be lost,
+                which is with a node's worker, and between synchronisations; with overlap, gradients
+                or rates are not those of the backward pass any more.
             ValueError: a group's lr, weight decay, betas or eps are out of range. Nothing was sent.
         """
         for name in scaling:
@@ -137,36 +183,18 @@ class _JobOptimizer(torch.optim.Optimizer):
                 loss = closure()
         session = self._joined()
         was_synchronised = session.is_synchronised
-        rates = self._rates()
-        if any(parameter.grad is not None for parameter in self._frozen):
-            raise RuntimeError(
-                "a parameter that was frozen when the optimizer was made has a gradient; make a "
-                "new optimizer to train it"
-            )
-        with torch.no_grad():
-            self._unscale(**scaling)
-            why_lost = self._why_changes_are_lost()
-            for tensor in self._tensors:
-                tensor.before_step(why_lost)
-            self._clipping = self._clipping_of_step()
-            if self._clipping is not None:
-                own = [tensor.parameter.grad for tensor in self._tensors]
-                self.grad_norm = self._clipping.clip(g for g in own if g is not None)
-            if self._backward is not None and self._backward.has_begun:
-                self._backward.check(rates)
-                self.report = self._backward.finish(self._zeros_for)
-            else:
-                gradients = [self._gradient(tensor) for tensor in self._tensors]
-                addresses = [gradient.data_ptr() for gradient in gradients]
-                self.report = session.step(addresses, rates)
-            after_step(self._tensors)
-        if self.report.skipped_rounds > 0:
+        try:
+            self.report = report = self._take_step(**scaling)
+        except BaseException:
+            del self.grad_scale
+            raise
+        if report.skipped_rounds > 0:
             what = "chunks were not stepped, on all ranks"
             if not (was_synchronised and session.is_synchronised):
                 what = "blocks take no part in it, on this rank"
             warnings.warn(
-                f"step {self.report.step}: the gradient of rank {self.report.skipped_by_rank} is "
-                f"not finite; {self.report.skipped_rounds} {what}"
+                f"step {report.step}: the gradient of rank {report.skipped_by_rank} is "
+                f"not finite; {report.skipped_rounds} {what}"
             )
         return loss
 
@@ -194,8 +222,11 @@ class _JobOptimizer(torch.optim.Optimizer):
         Raises:
             SignpostError: the checkpoints before stay, and training may go on, but after a
                 DataLossError.
+            RuntimeError: of the parameters, as from step().
         """
-        self._joined().checkpoint(os.path.abspath(directory))
+        session = self._joined()
+        self._take_changes()
+        session.checkpoint(os.path.abspath(directory))
 
     def state_dict(self) -> Dict[str, Any]:
         """The param groups and this rank's share of the job: values, moments, its error, and some
@@ -208,8 +239,11 @@ class _JobOptimizer(torch.optim.Optimizer):
         Raises:
             SignpostError: an aggregator did not give its part; training may go on, but after a
                 DataLossError.
+            RuntimeError: of the parameters, as from step().
         """
-        state = torch.frombuffer(self._joined().save_state(), dtype=torch.uint8)
+        session = self._joined()
+        self._take_changes()
+        state = torch.frombuffer(session.save_state(), dtype=torch.uint8)
         return {**super().state_dict(), "signpost": state}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
@@ -219,15 +253,23 @@ class _JobOptimizer(torch.optim.Optimizer):
         all ranks have loaded theirs; until then aggregators hold both.
 
         Raises:
-            ValueError: it is no state of an optimizer of Signpost, or of another model.
+            ValueError: it is no state of an optimizer of Signpost, or of another model; or a
+                parameter that is trained is frozen now.
             FailedPreconditionError: it is another rank's; or of another tensor or option, named.
             DataLossError: it is damaged.
             DeadlineExceededError: names the ranks that did not come, perhaps because theirs are
                 wrong. After each of these nothing has changed.
         """
+        self._joined()
         job = world().next_job()  # before anything can fail, as in the constructor
         if "signpost" not in state_dict:
             raise ValueError("this is not the state_dict() of an optimizer of Signpost")
+        for tensor in self._tensors:
+            if not tensor.parameter.requires_grad:
+                raise ValueError(
+                    f"{tensor.name} has requires_grad=False, and is among what is trained; call "
+                    "its requires_grad_() before load_state_dict()"
+                )
         before = super().state_dict()
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         try:
@@ -246,8 +288,10 @@ class _JobOptimizer(torch.optim.Optimizer):
 
     def parameters_crc32c(self) -> int:
         """A checksum over all values that are trained: equal on all ranks after every step, if
-        `is_synchronised`."""
-        return self._joined().parameters_crc32c()
+        `is_synchronised`. RuntimeErrors of the parameters as from step()."""
+        session = self._joined()
+        self._take_changes()
+        return session.parameters_crc32c()
 
     def leave(self) -> None:
         """Ends this rank's part in the job. It is done anyway when the process ends."""
@@ -263,7 +307,7 @@ class _JobOptimizer(torch.optim.Optimizer):
         if not tensors:
             raise ValueError("no parameter requires a gradient; there is nothing to train")
         for name, value in self._options.items():
-            setattr(options, name, value)
+            _set(options, name, value)
         if resume is not None:
             options.resume = os.path.abspath(resume).encode()
         if state is not None:
@@ -283,13 +327,14 @@ class _JobOptimizer(torch.optim.Optimizer):
         options.state = None  # large, and loaded
         old_session, old_clipping, old_backward = self._session, self._clipping, self._backward
         self._session, self._clipping, self._tensors = session, clipping, tensors
+        self._preparation = Preparation()
         self._zeros = Zeros(tensors[0].values.device)
-        in_groups = [p for group in self.param_groups for p in group["params"]]
-        self._frozen = [p for p in in_groups if not p.requires_grad]
+        self._in_groups = [list(group["params"]) for group in self.param_groups]
+        self._frozen = [p for p in chain(*self._in_groups) if not p.requires_grad]
         if old_backward is not None:
             old_backward.remove_hooks()
         if self._overlap:
-            self._backward = Backward(session, tensors, self._rates)
+            self._backward = Backward(session, tensors, weakref.WeakMethod(self._rates))
         try:
             _leave_both(old_session, old_clipping)
         except SignpostError as error:
@@ -333,30 +378,60 @@ class _JobOptimizer(torch.optim.Optimizer):
             )
         return None
 
-    def _unscale(self, grad_scaler: Any = None) -> None:
-        """Divides this rank's gradients by the loss's scale, unless the GradScaler has."""
-        scale = getattr(self, "grad_scale", None)
+    @torch.no_grad()
+    def _take_step(self, grad_scaler: Any = None) -> StepReport:
+        """All that can fail on this rank alone does before anything is exchanged."""
+        rates = self._rates()
+        self._check_parameters()
+        self._take_changes()
+        scale = self._scale(grad_scaler)
+        for tensor in self._tensors:
+            _check_gradient(tensor, scale)
+        self._clipping = self._clipping_of_step()
+        own: List[Optional[torch.Tensor]] = []  # those that are unscaled and clipped
+        if scale is not None or self._clipping is not None:
+            own = [tensor.own_gradient() for tensor in self._tensors]
+            self._preparation.prepare(own, scale, self._clipping)
+            self.grad_norm = self._preparation.norm
+        try:
+            report = self._exchange(rates)
+        except InvalidArgumentError:
+            self._preparation.step_was_refused(own)
+            raise
+        self._preparation = Preparation()
+        after_step(self._tensors)
+        return report
+
+    def _exchange(self, rates: List[Rates]) -> StepReport:
+        if self._backward is not None and self._backward.has_begun:
+            self._backward.check(rates)
+            return self._backward.finish(self._zeros_for)
+        gradients = [self._gradient(tensor) for tensor in self._tensors]
+        return self._joined().step([gradient.data_ptr() for gradient in gradients], rates)
+
+    @torch.no_grad()
+    def _take_changes(self) -> None:
+        """Of the parameters, by the program, since the last step. Errors as before_step()'s."""
+        why_lost = self._why_changes_are_lost()
+        for tensor in self._tensors:
+            tensor.before_step(why_lost)
+
+    def _scale(self, grad_scaler: Any) -> Optional[torch.Tensor]:
+        """Of the loss, unless the GradScaler has divided gradients by it."""
+        scale: Optional[torch.Tensor] = getattr(self, "grad_scale", None)
         if grad_scaler is None and scale is None:
-            return
+            return None
         if self._backward is not None and self._backward.has_begun:
             raise RuntimeError(
                 "gradients were sent during the backward pass as the GradScaler has scaled them; "
                 "make the optimizer with overlap=False"
             )
         if grad_scaler is not None:
-            if grad_scaler._per_optimizer_states[id(self)]["stage"].name == "READY":
-                grad_scaler.unscale_(self)
-            return
-        for tensor in self._tensors:
-            gradient = tensor.parameter.grad
-            if gradient is None or scale is None:
-                continue
-            if gradient.dtype == torch.float16:
-                raise ValueError(
-                    f"the gradient of {tensor.name} is float16 and would underflow when the loss's "
-                    "scale is divided out; keep parameters in float32, under autocast"
-                )
-            gradient.div_(scale)
+            if grad_scaler._per_optimizer_states[id(self)]["stage"].name != "READY":
+                return None
+            grad_scaler._check_inf_per_device(self)  # as that of PyTorch 2 does itself
+            scale = grad_scaler._get_scale_async()
+        return None if scale is None else scale.reshape(())  # PyTorch 1's is [1]
 
     def _gradient(self, tensor: TrainedTensor) -> torch.Tensor:
         gradient = tensor.gradient()
@@ -365,15 +440,42 @@ class _JobOptimizer(torch.optim.Optimizer):
     def _zeros_for(self, tensor: TrainedTensor) -> torch.Tensor:
         return self._zeros.at_least(tensor.values.numel())
 
+    def _check_parameters(self) -> None:
+        groups = [group["params"] for group in self.param_groups]
+        for g, (now, before) in enumerate(zip_longest(groups, self._in_groups, fillvalue=())):
+            if len(now) != len(before) or not all(map(operator.is_, now, before)):
+                raise RuntimeError(
+                    f"the parameters of group {g} are not those with which the optimizer was made, "
+                    "and new ones would not be trained; make a new optimizer with all"
+                )
+        if any(parameter.grad is not None for parameter in self._frozen):
+            raise RuntimeError(
+                "a parameter that was frozen when the optimizer was made has a gradient; make a "
+                "new optimizer to train it"
+            )
+
     def _rates(self) -> List[Rates]:
         self._check_groups()
         return [_rates(group) for group in self.param_groups]
 
+    def _check_options_of_groups(self) -> None:
+        """Refuses what nobody reads; but for False and None, which torch.optim's groups have."""
+        for g, group in enumerate(self.param_groups):
+            for name in sorted(group.keys() - self.defaults.keys() - _OF_OTHERS):
+                if group[name] is not None and group[name] is not False:
+                    raise ValueError(
+                        f"group {g} has {name} {group[name]!r}, which nothing here reads; wanted "
+                        f"{', '.join(self.defaults)}. What your own code reads there can be added "
+                        "once the optimizer is made"
+                    )
+
     def _check_groups(self) -> None:
         for g, group in enumerate(self.param_groups):
             for name in ("lr", "weight_decay"):
-                if not math.isfinite(group[name]):
-                    raise ValueError(f"group {g} has {name} {group[name]}, wanted a finite number")
+                if not 0 <= group[name] < math.inf:
+                    raise ValueError(
+                        f"group {g} has {name} {group[name]}, wanted a finite number, 0 or more"
+                    )
             beta1, beta2 = group["betas"]
             if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and 0 < group["eps"] < 1):
                 raise ValueError(
@@ -391,6 +493,16 @@ def _leave_both(session: Optional[Session], clipping: Optional[Clipping]) -> Non
             clipping.leave()
 
 
+def _check_gradient(tensor: TrainedTensor, scale: Optional[torch.Tensor]) -> None:
+    tensor.check_gradient()
+    gradient = tensor.parameter.grad
+    if scale is not None and gradient is not None and gradient.dtype == torch.float16:
+        raise ValueError(
+            f"the gradient of {tensor.name} is float16 and would underflow when the loss's scale "
+            "is divided out; keep parameters in float32, under autocast"
+        )
+
+
 def _rates(group: Dict[str, Any]) -> Rates:
     beta1, beta2 = map(float, group["betas"])
     return Rates(
@@ -405,7 +517,13 @@ def _count(name: str, value: int, least: int, most: int = 2**63 - 1) -> int:
         TypeError: it is no integer.
         ValueError: it is out of range.
     """
-    number = operator.index(value)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        wanted = "a whole number"
+        if isinstance(value, float) and 0 < value < 1 and "freeze_step" in name:
+            wanted += f" of steps, such as int({value} * total_steps)"
+        raise TypeError(f"{name} is {value!r}, wanted {wanted}") from None
     if number < least:
         raise ValueError(f"{name} is {number}, wanted at least {least}")
     if number > most:
@@ -420,6 +538,20 @@ def _freeze_step(freeze_step: Union[int, Literal["auto"]]) -> int:
     if freeze_step != "auto":
         raise ValueError(f'freeze_step is {freeze_step!r}, wanted a number or "auto"')
     return _abi.AUTO
+
+
+def _set(options: Options, name: str, value: object) -> None:
+    """Sets one that is passed on to the library as it is.
+
+    Raises:
+        TypeError: it is of another type.
+    """
+    try:
+        setattr(options, name, value)
+    except TypeError:
+        is_flag = (name, ctypes.c_uint8) in Options._fields_
+        wanted = "True or False" if is_flag else "a number"
+        raise TypeError(f"{name} is {value!r}, wanted {wanted}") from None
 
 
 def _compat(compat: Optional[str], **of_choice: Optional[float]) -> Dict[str, float]:

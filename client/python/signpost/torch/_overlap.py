@@ -10,12 +10,8 @@ import torch
 from signpost import InvalidArgumentError, Rates, Session, StepReport
 from signpost.torch._tensors import TrainedTensor
 
-_ADVICE = (
-    "Otherwise this step cannot be finished: go on from the newest checkpoint, on all ranks. To "
-    "accumulate the gradients of several backward passes, do all but the last inside "
-    "`with optimizer.no_sync():`; for a module that is checkpointed more than once, use "
-    "use_reentrant=False; and to clip, scale or clear gradients before step(), make the optimizer "
-    "with overlap=False"
+_OTHERWISE = (
+    "Otherwise this step cannot be finished: go on from the newest checkpoint, on all ranks"
 )
 
 
@@ -32,9 +28,13 @@ class Backward:
     """Gives a session each gradient as soon as the backward pass has accumulated it."""
 
     def __init__(
-        self, session: Session, tensors: Sequence[TrainedTensor], rates: Callable[[], List[Rates]]
+        self,
+        session: Session,
+        tensors: Sequence[TrainedTensor],
+        rates: "weakref.WeakMethod[Callable[[], List[Rates]]]",
     ) -> None:
-        """`rates` tells those of the step that begins."""
+        """`rates` tells those of the step that begins, by a method of what keeps this object, which
+        must not keep that."""
         self.paused = False
         self._lock = threading.Lock()
         self._session = session
@@ -73,7 +73,8 @@ class Backward:
             if gradient is not sent.of_parameter or gradient._version != sent.version:
                 raise RuntimeError(
                     f"the gradient of {tensor.name} has changed since it was sent during the "
-                    f"backward pass. It must be as it was for step(). {_ADVICE}"
+                    "backward pass: to clip, scale or clear gradients before step(), make the "
+                    f"optimizer with overlap=False. {_OTHERWISE}"
                 )
 
     def finish(self, zeros: Callable[[TrainedTensor], torch.Tensor]) -> StepReport:
@@ -109,13 +110,18 @@ class Backward:
         if self._sent[index] is not None:
             raise RuntimeError(
                 f"{self._tensors[index].name} got a gradient again after one was sent, before "
-                "step(). If a backward pass was interrupted, step() alone takes the step with the "
-                f"gradients that are there. {_ADVICE}"
+                "step(): to accumulate those of several backward passes, do all but the last "
+                "inside `with optimizer.no_sync():`; for a module that is checkpointed more than "
+                "once, use use_reentrant=False. If a backward pass was interrupted, step() alone "
+                f"takes the step with the gradients that are there. {_OTHERWISE}"
             )
         if self.paused:
             return
         if self._rates is None:
-            rates = self._rates_now()
+            rates_now = self._rates_now()
+            if rates_now is None:  # the optimizer goes while a thread of its own computes
+                return
+            rates = rates_now()
             self._session.begin_step(rates)
             self._rates = rates
         self._send(index)

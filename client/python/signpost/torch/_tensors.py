@@ -48,17 +48,41 @@ class TrainedTensor:
 
     def gradient(self) -> Optional[torch.Tensor]:
         """As a session wants it: row-major, on the CPU fp32, on a GPU of the parameter's type; None
-        if there is none."""
+        if there is none. Errors as check_gradient()'s."""
+        self.check_gradient()
         gradient = self.parameter.grad
         if gradient is None:
             return None
+        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        return dense.to(self._gradient_dtype).contiguous()
+
+    def check_gradient(self) -> None:
+        """Refuses one that cannot be stepped with.
+
+        Raises:
+            RuntimeError: it is elsewhere than the values, or of another shape.
+        """
+        gradient = self.parameter.grad
+        if gradient is None:
+            return
         if gradient.device != self.values.device:
             raise RuntimeError(
                 f"the gradient of {self.name} is on {gradient.device}, and its parameter was on "
                 f"{self.values.device} when the optimizer was made; move the model before"
             )
-        dense = gradient.to_dense() if gradient.is_sparse else gradient
-        return dense.to(self._gradient_dtype).contiguous()
+        if gradient.shape != self.values.shape:
+            raise RuntimeError(
+                f"the gradient of {self.name} is {list(gradient.shape)}, wanted "
+                f"{list(self.values.shape)}"
+            )
+
+    def own_gradient(self) -> Optional[torch.Tensor]:
+        """The parameter's, to be multiplied in place. One that PyTorch would not write to becomes a
+        copy first."""
+        gradient = self.parameter.grad
+        if gradient is not None and (gradient.is_inference() or _is_expanded(gradient)):
+            self.parameter.grad = gradient = gradient.clone()
+        return gradient
 
     def before_step(self, why_lost: Optional[str]) -> None:
         """Takes notice of what the program has done to the parameter.
@@ -99,7 +123,8 @@ class TrainedTensor:
         if self.parameter.shape != self.values.shape:
             return True
         if self.is_own_memory:
-            return self.parameter.data_ptr() != self._address
+            is_there = self.parameter.data_ptr() == self._address
+            return not (is_there and self.parameter.is_contiguous())
         return self.parameter.device != self.values.device  # where there it is does not matter
 
     def _take_what_was_written(self) -> None:
@@ -159,6 +184,7 @@ def trained_tensors(
     Raises:
         TypeError: names the parameter that cannot be trained, and why; or two that are not in the
             same place.
+        ValueError: names one whose elements share memory, or two that do.
     """
     places: Dict[torch.Tensor, Tuple[int, int]] = {}  # by identity, as tensors hash
     for g, group in enumerate(groups):
@@ -175,6 +201,7 @@ def trained_tensors(
         _check_trainable(parameter, name)
         tensors.append(TrainedTensor(parameter, name, g))
     _check_are_together(tensors)
+    _check_are_apart(tensors)
     return tensors
 
 
@@ -186,6 +213,54 @@ def _check_are_together(tensors: List[TrainedTensor]) -> None:
                 f"{_place(tensor.gpu)}; Signpost trains parameters that are all on the CPU or all "
                 "on one GPU: model.cpu(), or model.cuda(), before the optimizer is made"
             )
+
+
+def _check_are_apart(tensors: List[TrainedTensor]) -> None:
+    """By the memory of the model: a session may have copies."""
+    in_order = sorted(tensors, key=lambda tensor: tensor.parameter.data_ptr())
+    before: List[TrainedTensor] = []  # those that reach behind where this one begins
+    for tensor in in_order:
+        begin = tensor.parameter.data_ptr()
+        before = [other for other in before if _end(other.parameter) > begin]
+        for other in before:
+            if _share_memory(other.parameter, tensor.parameter):
+                raise ValueError(
+                    f"{other.name} and {tensor.name} are two Parameters with the same memory, "
+                    "which would be trained twice; to tie weights share the Parameter itself, as "
+                    "in `output.weight = embedding.weight`"
+                )
+        before.append(tensor)
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """The address behind its last element's."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether any byte is of both; of columns of one matrix none is."""
+    if a.is_contiguous() and b.is_contiguous():  # without gaps, as most are
+        return a.data_ptr() < _end(b) and b.data_ptr() < _end(a)
+    begin = min(a.data_ptr(), b.data_ptr())
+    is_taken = torch.zeros(max(_end(a), _end(b)) - begin, dtype=torch.bool, device="cpu")
+
+    def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+        size = tensor.element_size()
+        strides = [stride * size for stride in tensor.stride()]
+        return is_taken.as_strided(
+            (*tensor.shape, size), (*strides, 1), tensor.data_ptr() - begin
+        )
+
+    bytes_of(a).fill_(True)
+    return bool(bytes_of(b).any())
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether several of its elements are one in memory, as expand() makes them."""
+    if tensor.layout != torch.strided:
+        return False
+    return any(n > 1 and stride == 0 for n, stride in zip(tensor.shape, tensor.stride()))
 
 
 def _place(gpu: Optional[int]) -> str:
@@ -202,4 +277,9 @@ def _check_trainable(parameter: torch.Tensor, name: str) -> None:
         raise TypeError(
             f"{name} {list(parameter.shape)} is {parameter.dtype}, {parameter.layout}; wanted a "
             "dense one of float32, bfloat16 or float16"
+        )
+    if _is_expanded(parameter):
+        raise ValueError(
+            f"{name} {list(parameter.shape)} is expanded: several of its elements are one in "
+            "memory. Make its Parameter of a clone(), or train what it was expanded from"
         )
