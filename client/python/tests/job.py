@@ -264,7 +264,7 @@ def corrects_its_rates():
 
 
 def tries_again(refused=""):
-    """Four steps, clipped. With an argument, rank 1's second and third are refused, it alone, and it
+    """Four steps, clipped. With an argument rank 1 alone is refused the second and the third, and
     takes them with the gradients that are there, and with new ones."""
     weights, biases = (nn.Parameter(torch.zeros(shape)) for shape in ((24, 10), (10,)))
     optimizer = signpost.OneBitAdam(

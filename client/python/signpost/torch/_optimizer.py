@@ -130,8 +130,8 @@ class _JobOptimizer(torch.optim.Optimizer):
 
     @property
     def grad_scale(self) -> Optional[torch.Tensor]:
-        """The loss's scale, which a GradScaler of PyTorch 2 sets around step(). It multiplies by what
-        it finds, so step() takes this away when it fails; who sets it may then delete it again."""
+        """The loss's scale, which a GradScaler of PyTorch 2 sets around step(). It multiplies by
+        what it finds, so step() takes this away when it fails; who sets it may delete it again."""
         if "grad_scale" not in vars(self):
             raise AttributeError("grad_scale is only there during step()")
         scale: Optional[torch.Tensor] = vars(self)["grad_scale"]
