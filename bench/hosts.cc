@@ -17,9 +17,8 @@ namespace signpost::bench {
 namespace {
 
 constexpr uint32_t kMostHosts = 250;
-
-constexpr double kLeastBitsPerSecond =
-    64e3;  // below, what tbf lets through at once is all there is
+// Below, what tbf lets through at once is all there is.
+constexpr double kLeastBitsPerSecond = 64e3;
 
 // A shell command, in whose PATH is what only root's has as a rule. What interrupts this process,
 // at the terminal often all that belong to it, does not leave it half done, and comes when it is

@@ -35,8 +35,7 @@ typedef struct {
   const char* version;
 
   /* A codec with these options, which are the job's and the same everywhere: a text of the codec's
-   * own, "" by default. NULL, and why, if they are wrong: up to `error_size` bytes, ended by a 0.
-   */
+   * own, "" by default. NULL, and why, if they are wrong: up to `error_size` bytes with a 0. */
   void* (*open)(const char* options, char* error, size_t error_size);
 
   /* What `open` returned is not used any more: the last job that had it is over. Soon done. NULL if

@@ -159,15 +159,21 @@ TEST(CAbi, AJobThatIsSavedAndResumedEndsWithTheParametersOfOneThatIsNot) {
   EXPECT_EQ(signpost_steps(alone.session()), kSavedAt);
 }
 
+// Of a rank alone. Borrows the target.
+signpost_options OptionsOf(const std::string& target, const char* job) {
+  signpost_options options;
+  signpost_options_init(&options);
+  options.aggregators = target.c_str();
+  options.job = job;
+  return options;
+}
+
 // As embeddings that were tied by their memory instead of by their parameter.
 TEST(CAbi, ParametersThatShareMemoryAreRefused) {
   Cluster cluster({.transport = Transport::kGrpc});
   char error[512];
-  signpost_options options;
-  signpost_options_init(&options);
   const std::string target = cluster.targets()[0];
-  options.aggregators = target.c_str();
-  options.job = "shared";
+  const signpost_options options = OptionsOf(target, "shared");
   const uint64_t shape[] = {4};
   float values[12] = {};
   signpost_session* session = nullptr;
@@ -190,11 +196,8 @@ TEST(CAbi, ParametersThatShareMemoryAreRefused) {
 TEST(CAbi, NullPointersAreRefused) {
   Cluster cluster({.transport = Transport::kGrpc});
   char error[512];
-  signpost_options options;
-  signpost_options_init(&options);
   const std::string target = cluster.targets()[0];
-  options.aggregators = target.c_str();
-  options.job = "null";
+  signpost_options options = OptionsOf(target, "null");
   const uint64_t shape[] = {4};
   float values[4] = {};
   signpost_session* session = nullptr;

@@ -125,10 +125,13 @@ class DdpHookState:
         """Those of other sizes are not needed any more, and take memory here and places at the
         aggregators, which those that come next need. All ranks have had all of their rounds, but
         where some may be late."""
+        unused = sorted(self._dense.keys() - kept)
+        if not unused:  # as in nearly every call
+            return
         options = world().options()
         if options.round_deadline_s > 0 and not options.node:
             return
-        for elements in sorted(self._dense.keys() - kept):
+        for elements in unused:
             try:
                 self._dense.pop(elements).reduction.leave()
             except SignpostError as error:
