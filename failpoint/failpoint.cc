@@ -60,6 +60,8 @@ constexpr FailpointPlace kPlaces[] = {
      "calls have ended because of SIGTERM, the state is not written yet"},
     {Failpoint::kWorkerSending, "worker.sending", "a worker is about to send a frame"},
     {Failpoint::kWorkerAnswered, "worker.answered", "a worker has an answer, not applied yet"},
+    {Failpoint::kNodeAnswered, "worker.node_answered",
+     "a process's node has taken a step, and the process has yet to read the parameters"},
 };
 
 constexpr bool EachIsAtItsPlace() {

@@ -41,6 +41,7 @@ enum class Failpoint : uint8_t {
   kSuspendHalfDone,
   kWorkerSending,
   kWorkerAnswered,
+  kNodeAnswered,
 };
 
 struct FailpointPlace {

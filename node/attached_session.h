@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/session.h"
 #include "client/session_options.h"
@@ -108,6 +109,9 @@ class AttachedSession final : public Session {
   // Tells the worker of gradients that are shared.
   absl::Status TellOfShared();
   absl::StatusOr<StepReport> TakeStep(const StepRates& rates);
+  // Reads the parameters that the answer to a call of that time has promised. An error if others
+  // may have gone on meanwhile, without this process.
+  absl::Status TakeParameters(absl::Time called);
 
   std::unique_ptr<kernels::cuda::Gpu> own_gpu_;  // null: it is the caller's, or there is none
   const OptimizerOptions optimizer_;

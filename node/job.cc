@@ -117,6 +117,10 @@ void Job::Call(uint64_t number, const Request& request, Done done) {
     return answers.Add(std::move(done), ReplyOf(absl::CancelledError("the process is gone")));
   }
   const std::shared_ptr<Process> process = found->second;
+  if (request.has_confirm()) {
+    const bool is_current = process->cohort == cohorts_;
+    return answers.Add(std::move(done), ReplyOf(is_current ? absl::OkStatus() : process->over));
+  }
   process->saved_state.reset();
   process->request = request;
   process->done = std::move(done);

@@ -114,6 +114,7 @@ Plan PlanFor(Failpoint point, absl::string_view name) {
       return AtCounts(name, {1});
     case Failpoint::kWorkerSending:
     case Failpoint::kWorkerAnswered:
+    case Failpoint::kNodeAnswered:
       break;
   }
   return plan;
