@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -19,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "bench/hosts.h"
 #include "bench/line_process.h"
+#include "bench/plain_memory.h"
 #include "bench/plain_tcp.h"
 #include "doctor/limits.h"
 #include "log/log.h"
@@ -99,6 +102,9 @@ class Measurement {
       for (const auto& rank : group.ranks) rank->AskToEnd();
     }
     for (const auto& rank : plain_tcp_.ranks) rank->AskToEnd();
+    for (const auto& [group, memory] : memory_) {
+      for (const auto& rank : memory.ranks) rank->AskToEnd();
+    }
     for (const Service* service : {&plain_text_, &mtls_}) {
       for (const auto& aggregator : service->aggregators) aggregator->Terminate();
     }
@@ -124,6 +130,7 @@ class Measurement {
     if (!status.ok()) return status;
     for (const RankOptions& rank : options_.ranks) {
       status = StartOurs(plain_text_, rank);
+      if (status.ok() && StepBytes(rank, options_.workers)) status = StartMemory(rank);
       if (status.ok() && options_.tls) status = StartOurs(mtls_, rank);
       if (!status.ok()) return status;
     }
@@ -140,6 +147,9 @@ class Measurement {
       }
       if (!plain_tcp_.ranks.empty()) {
         if (absl::Status status = TakeTurn(plain_tcp_); !status.ok()) return status;
+      }
+      for (auto& [group, memory] : memory_) {
+        if (absl::Status status = TakeTurn(memory); !status.ok()) return status;
       }
     }
     return Report();
@@ -210,6 +220,15 @@ class Measurement {
       return status;
     }
     return AwaitReady(plain_tcp_);
+  }
+
+  // Beside the newest group.
+  absl::Status StartMemory(const RankOptions& step) {
+    Group& memory = memory_[groups_.size() - 1];
+    memory.options = step;
+    memory.options.mode = "memory";
+    if (absl::Status status = StartRankOfOurs(plain_text_, 0, memory); !status.ok()) return status;
+    return AwaitReady(memory);
   }
 
   absl::Status StartRankOfOurs(const Service& service, uint32_t rank, Group& group) const {
@@ -401,6 +420,11 @@ class Measurement {
         SetPeer(options_.peers[0], seconds, SecondsOf(groups_[ours]), Better::kLess, time);
       }
       if (group.options.mode == "step") *figures.add_figures() = PeakMemory(name, group);
+      if (const auto memory = memory_.find(g); memory != memory_.end()) {
+        Figure& whole = *figures.add_figures();
+        whole = MakeFigure(absl::StrCat(name, ": on one machine"), "s", seconds);
+        SetBounds(seconds, SecondsOf(memory->second), Better::kLess, whole);
+      }
       if (group.options.mode == "frames") *figures.add_figures() = CpuPerByte(name, group);
     }
     return figures;
@@ -432,8 +456,9 @@ class Measurement {
   std::unique_ptr<Hosts> hosts_;  // outlives what runs on them
   const TemporaryDirectory directory_{TemporaryPrefix("signpost-bench")};  // for certificates
   Service plain_text_, mtls_;
-  std::vector<Group> groups_;  // ours, then the peers
-  Group plain_tcp_;            // without links
+  std::vector<Group> groups_;       // ours, then the peers
+  Group plain_tcp_;                 // without links
+  std::map<size_t, Group> memory_;  // what steps go through; by their group
 };
 
 }  // namespace
@@ -466,6 +491,10 @@ uint64_t LeastMemory(const ExchangeOptions& options) {
     const double payload = rank.parameters * BitsPerParameter(rank.codec) / 8;
     const double room = std::min<double>(payload / options.shards, PlainTcp::kRoom);
     bytes += kProcess + options.workers * options.shards * 2 * room;
+  }
+  for (const RankOptions& rank : options.ranks) {
+    const std::optional<double> step = StepBytes(rank, options.workers);
+    if (step) bytes += kProcess + std::min(*step / 2, PlainMemory::kRoom);
   }
   const double of_peer = kProcess + options.ranks[0].parameters * kNumber;
   constexpr double kMost = 1e18;  // of what no machine has, a number that still is one

@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <cstring>
 #include <iostream>
+#include <optional>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "bench/plain_memory.h"
 #include "bench/plain_tcp.h"
 #include "client/reduction_session.h"
 #include "client/session.h"
@@ -409,6 +412,12 @@ absl::StatusOr<std::unique_ptr<Rank>> JoinAsRank(SessionOptions session,
     const double bytes = options.parameters * BitsPerParameter(options.codec) / 8;
     return PlainTcp::Connect(session.worker.world_size, session.aggregators.size(),
                              static_cast<uint64_t>(bytes));
+  }
+  if (options.mode == "memory") {
+    RankOptions step = options;
+    step.mode = "step";
+    const std::optional<double> bytes = StepBytes(step, session.worker.world_size);
+    if (bytes) return std::make_unique<PlainMemory>(*bytes, std::thread::hardware_concurrency());
   }
   return absl::InvalidArgumentError(
       absl::StrCat("there are no exchanges of ", options.mode, " as ", CodecName(options.codec)));

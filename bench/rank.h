@@ -39,6 +39,7 @@ struct RankOptions {
   //             dense one; of 0/1 Adam, in any codec, the steps from one synchronisation to the
   //             next
   //   "tcp"     as many bytes as payloads have, over plain TCP; one rank plays all of them
+  //   "memory"  as many bytes as the kernels of a step go through, in memory; likewise
   std::string mode = "frames";
   StepOptimizer optimizer = StepOptimizer::kAdam;  // of "step"
   Codec codec = ONE_BIT;

@@ -36,6 +36,12 @@ Traffic::Traffic(const Streams& streams, size_t elements)
   }
 }
 
+size_t Traffic::bytes() const {
+  size_t bytes = 0;
+  for (const Array& array : arrays_) bytes += array.bytes.size();
+  return bytes;
+}
+
 void Traffic::Run() {
   checksum_ = 0;
   for (size_t block = 0; block < blocks_; ++block) {

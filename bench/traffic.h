@@ -38,6 +38,9 @@ class Traffic {
 
   void Run();
 
+  // Of all arrays: whole blocks.
+  size_t bytes() const;
+
   // The sum, modulo 2^32, of all words that the last run has read or changed, as they are now.
   uint32_t checksum() const { return checksum_; }
 

@@ -353,7 +353,11 @@ Command AddBenchCommand(CLI::App& program) {
   app.footer(
       "The bound of an exchange or a step is the time that the link of --netns needs for its\n"
       "bytes. Without --netns it is the time that plain TCP takes to send the same bytes over\n"
-      "loopback, without adding anything up.\n\n"
+      "loopback, without adding anything up. A step has a second one, as all hosts are one "
+      "machine\n"
+      "here: the time in which its processors change as many bytes in memory as all kernels of "
+      "the\n"
+      "step must read and write.\n\n"
       "Examples:\n"
       "  signpost bench kernels\n"
       "  signpost bench exchange\n"

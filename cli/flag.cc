@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -49,7 +51,32 @@ std::vector<Flag> Shown(const CLI::App& command, bool arguments) {
   return flags;
 }
 
+// CLI11 knows nothing of what stands behind " -- ".
+class FormatterOfTail final : public CLI::Formatter {
+ public:
+  explicit FormatterOfTail(std::string tail) : tail_(std::move(tail)) {}
+
+  const std::string& tail() const { return tail_; }
+
+  std::string make_usage(const CLI::App* command, std::string name) const override {
+    const std::string usage = CLI::Formatter::make_usage(command, std::move(name));
+    return absl::StrCat(absl::StripSuffix(usage, "\n"), " ", tail_, "\n");
+  }
+
+ private:
+  const std::string tail_;
+};
+
 }  // namespace
+
+void SetUsageOfTail(CLI::App& command, std::string tail) {
+  command.formatter(std::make_shared<FormatterOfTail>(std::move(tail)));
+}
+
+std::string UsageOfTail(const CLI::App& command) {
+  const auto* formatter = dynamic_cast<const FormatterOfTail*>(command.get_formatter().get());
+  return formatter == nullptr ? "" : formatter->tail();
+}
 
 CLI::Validator PositiveNumber() {
   return CLI::Validator(

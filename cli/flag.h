@@ -57,6 +57,10 @@ CLI::Validator WritableFile();
 // "cannot write to 'out/figures.json': Permission denied"; empty if it can be written now.
 std::string WhyNotWritable(const std::filesystem::path& file);
 
+// Has the usage say that such a command line stands behind the flags: "-- COMMAND [ARG ...]".
+void SetUsageOfTail(CLI::App& command, std::string tail);
+std::string UsageOfTail(const CLI::App& command);  // empty: nothing does
+
 // "signpost cert init"
 std::string FullNameOf(const CLI::App& command);
 

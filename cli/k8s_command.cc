@@ -129,6 +129,7 @@ Command AddK8sCommand(CLI::App& program, const std::vector<std::string>& tail) {
       "-");
   CLI::App& render = *app.add_subcommand(
       "render", "Write manifests for a job of a given size: memory and disk are computed");
+  SetUsageOfTail(render, "[-- COMMAND [ARG ...]]");
   render.footer(
       "Without --output the documents of one overlay go to standard output. The training program\n"
       "stands behind ' -- '; without one it is the demo's.\n\n"

@@ -2,10 +2,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/command.h"
+#include "cli/flag.h"
 
 namespace signpost::cli {
 
 void AddLaunchFlags(CLI::App& app, LaunchOptions& launch) {
+  SetUsageOfTail(app, "-- COMMAND [ARG ...]");
   app.add_option("-n,--workers", launch.workers, "Ranks to start")
       ->check(CLI::Range(1, 4096).description(""))
       ->type_name("N")

@@ -170,7 +170,10 @@ std::string SynopsisOf(const CLI::App& command) {
   for (const Flag& flag : FlagsOf(command)) {
     if (flag.is_required) absl::StrAppend(&synopsis, " ", HeadOf(flag));
   }
-  return absl::StrCat(synopsis, " [", Italic("FLAG"), " ...]");
+  absl::StrAppend(&synopsis, " [", Italic("FLAG"), " ...]");
+  const std::string tail = UsageOfTail(command);
+  if (!tail.empty()) absl::StrAppend(&synopsis, " ", Escape(tail));
+  return synopsis;
 }
 
 // What one command is and takes, and those below it.

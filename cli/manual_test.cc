@@ -1,5 +1,6 @@
 #include "cli/manual.h"
 
+#include "cli/flag.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -41,6 +42,14 @@ TEST_F(ManualTest, TellsFlagsWithTheirDefaultsAndVariables) {
                               "Ranks (default: 4)\n"));
   EXPECT_THAT(page, HasSubstr("\nWhom to ask (environment: SIGNPOST_AGGREGATORS)\n"));
   EXPECT_THAT(page, HasSubstr("\\fBsignpost train\\fR \\fIDIR\\fR [\\fIFLAG\\fR ...]"));
+}
+
+TEST_F(ManualTest, SaysWhatStandsBehindTheFlagsAsTheHelpDoes) {
+  SetUsageOfTail(train_, "-- COMMAND [ARG ...]");
+  EXPECT_THAT(ManualOfCommand(train_),
+              HasSubstr("[\\fIFLAG\\fR ...] \\-\\- COMMAND [ARG ...]\n.SH DESCRIPTION"));
+  EXPECT_THAT(train_.help(), HasSubstr("Usage: train [OPTIONS] DIR -- COMMAND [ARG ...]\n"));
+  EXPECT_EQ(UsageOfTail(program_), "");
 }
 
 TEST_F(ManualTest, HidesWhatIsHidden) {
