@@ -101,12 +101,34 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
       "cannot read ", path, ": is that the directory that `signpost cert init` was given?"));
 }
 
-absl::StatusOr<int> Issue(const Flags& flags) {
+// Whose the new certificate is: what the flags say that were given, otherwise whom the TLS
+// directory is of, if it is there. Its identity does not change: peers may expect it, and a process
+// that uses it would go on with the old files until it is started again.
+absl::StatusOr<Identity> IdentityToIssue(const Flags& flags, const CLI::App& issue) {
   const std::optional<PeerRole> role = ParsePeerRole(flags.role);
   if (!role) {
     return absl::InvalidArgumentError(
         absl::StrCat("--role is '", flags.role, "', wanted aggregator, worker, observer or admin"));
   }
+  Identity identity = {flags.trust_domain, *role, flags.JobOrAll()};
+  const absl::StatusOr<TlsFiles> files = ReadTlsDir(flags.to);
+  if (absl::IsNotFound(files.status())) return identity;
+  if (!files.ok()) return files.status();
+  const absl::StatusOr<Identity> present = IdentityIn(files->certificate);
+  if (!present.ok()) return identity;
+  if (issue.count("--role") == 0) identity.role = present->role;
+  if (issue.count("--trust-domain") == 0) identity.trust_domain = present->trust_domain;
+  if (issue.count("--job") == 0) identity.job = present->job;
+  if (identity.ToUri() == present->ToUri()) return identity;
+  return absl::InvalidArgumentError(
+      absl::StrCat(flags.to, " is of ", present->ToUri(), ", and would be of ", identity.ToUri(),
+                   ": give another directory, or without --role, --trust-domain and --job it is "
+                   "renewed as it is"));
+}
+
+absl::StatusOr<int> Issue(const Flags& flags, const CLI::App& issue) {
+  const absl::StatusOr<Identity> identity = IdentityToIssue(flags, issue);
+  if (!identity.ok()) return identity.status();
   const absl::StatusOr<std::string> certificate = ReadText(AuthorityFile(flags, "ca.crt"));
   if (!certificate.ok()) return certificate.status();
   const absl::StatusOr<std::string> key = ReadText(AuthorityFile(flags, "ca.key"));
@@ -116,8 +138,7 @@ absl::StatusOr<int> Issue(const Flags& flags) {
     return absl::InvalidArgumentError(
         absl::StrCat(AuthorityFile(flags, ""), ": ", authority.status().message()));
   }
-  const Identity identity = {flags.trust_domain, *role, flags.JobOrAll()};
-  if (absl::Status status = IssueTo(*authority, flags, identity, flags.to); !status.ok()) {
+  if (absl::Status status = IssueTo(*authority, flags, *identity, flags.to); !status.ok()) {
     return status;
   }
   return kExitOk;
@@ -174,7 +195,8 @@ Command AddCertCommand(CLI::App& program) {
       ->capture_default_str();
   CLI::App& issue = *app.add_subcommand(
       "issue",
-      "Make one more TLS directory, or new files in one that is in use, by DIR's authority");
+      "Make one more TLS directory, or new files in one that is in use, which keeps its identity, "
+      "by DIR's authority");
   issue.add_option("directory", flags->directory, "The directory that `cert init` was given")
       ->type_name("DIR")
       ->required();
@@ -188,7 +210,7 @@ Command AddCertCommand(CLI::App& program) {
   show.add_option("directory", flags->directory, "The TLS directory")->type_name("DIR")->required();
   return {&app, [flags, &init, &issue]() -> absl::StatusOr<int> {
             if (init.parsed()) return Init(*flags);
-            return issue.parsed() ? Issue(*flags) : Show(*flags);
+            return issue.parsed() ? Issue(*flags, issue) : Show(*flags);
           }};
 }
 

@@ -149,7 +149,13 @@ Command AddK8sCommand(CLI::App& program, const std::vector<std::string>& tail) {
                   "Write base and overlays for kustomize to this directory")
       ->type_name("DIR");
   flags->render.worker_command = tail;
-  return {&app, [flags] { return Render(*flags); }};
+  return {&app, [flags, &render]() -> absl::StatusOr<int> {
+            if (render.count("--round-deadline") > 0 && flags->render.min_workers == 0) {
+              return absl::InvalidArgumentError(
+                  "--round-deadline needs --min-workers above 0: with how many a round may close");
+            }
+            return Render(*flags);
+          }};
 }
 
 }  // namespace signpost::cli

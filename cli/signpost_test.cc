@@ -568,6 +568,28 @@ TEST(Signpost, RefusesAFlagThatIsEmpty) {
   }
 }
 
+TEST(Cert, ADirectoryThatIsRenewedKeepsItsIdentity) {
+  const std::string directory = ::testing::TempDir() + "/renewed";
+  ASSERT_EQ(RunProgram("cert init --trust-domain corp.example --job bert " + directory).exit_code,
+            0);
+  const std::string issue = absl::StrCat("cert issue ", directory, " --to ", directory);
+  Outcome renewed = RunProgram(issue + "/worker --days 30");
+  EXPECT_EQ(renewed.exit_code, 0);
+  EXPECT_THAT(renewed.output, HasSubstr("spiffe://corp.example/worker/bert, until"));
+  renewed = RunProgram(issue + "/aggregator");
+  EXPECT_THAT(renewed.output, HasSubstr("spiffe://corp.example/aggregator, until"));
+  for (const char* other :
+       {"/aggregator --role worker", "/worker --job gpt", "/worker --trust-domain signpost"}) {
+    const Outcome refused = RunProgram(issue + other);
+    EXPECT_EQ(refused.exit_code, 64) << other;
+    EXPECT_THAT(refused.output, HasSubstr(": give another directory, or without --role"));
+  }
+  EXPECT_THAT(RunProgram("cert show " + directory + "/worker").output,
+              HasSubstr("spiffe://corp.example/worker/bert"));
+  EXPECT_THAT(RunProgram(issue + "/new --role observer").output,
+              HasSubstr("spiffe://signpost/observer, until"));
+}
+
 TEST(Aggregator, GivesJobsNoMoreThanTheGraceWhenItDrains) {
   Started aggregator(WithPid("aggregator --drain-grace 0s"));
   const pid_t pid = ToPid(aggregator.ReadLine());
@@ -825,6 +847,8 @@ TEST(Run, EndsWithTheCodeOfTheRankThatFailedFirst) {
 TEST(Run, SaysWhichOfTwoFlagsIsMissing) {
   EXPECT_THAT(RunProgram("run -n 4 --round-deadline 0s --min-workers 3 -- true").output,
               HasSubstr("--min-workers needs a --round-deadline above 0s"));
+  EXPECT_THAT(RunProgram("k8s render --round-deadline 1s").output,
+              HasSubstr("--round-deadline needs --min-workers above 0"));
   EXPECT_THAT(RunProgram("run -n 4 --round-deadline 1s -- true").output,
               HasSubstr("--round-deadline needs --min-workers above 0"));
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -86,6 +87,12 @@ int Report(const absl::Status& status, char* error, size_t error_size) {
 }
 
 absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options) {
+  for (const auto& [name, seconds] : {std::pair{"join_timeout_s", options.join_timeout_s},
+                                      {"exchange_timeout_s", options.exchange_timeout_s},
+                                      {"round_deadline_s", options.round_deadline_s}}) {
+    if (!std::isnan(seconds)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(name, " is not a number"));
+  }
   const absl::StatusOr<FailureTimeout> failure_timeout =
       FailureTimeout::Of(absl::Seconds(options.failure_timeout_s));
   if (!failure_timeout.ok()) return failure_timeout.status();

@@ -191,7 +191,8 @@ typedef struct {
   uint32_t skipped_rounds;  /* chunks that a non-finite gradient kept out of this step; in 0/1
                              * Adam's intervals blocks too, on this rank alone, on a GPU perhaps of
                              * a step before */
-  uint32_t skipped_by_rank; /* of the first one, with skipped_rounds > 0 */
+  uint32_t skipped_by_rank; /* of the first one, with skipped_rounds > 0; with nodes the process, of
+                             * another node its first one */
   double kernels_s;         /* compressing and applying */
   double wire_s;            /* blocked on transfer and aggregation */
   double wait_s;            /* blocked because another worker was late */
@@ -359,7 +360,9 @@ SIGNPOST_API int signpost_reduction_set_stream(signpost_reduction* reduction, vo
 /* In place: values[i] belongs to tensor i, has its size, and gets the mean or sum, the same bytes
  * on all ranks. All ranks call it equally often. `report` may be NULL; with skipped_rounds > 0
  * chunks of the result are NaN on all ranks, because some rank's values there were not finite, or
- * above 1e15. What the others had put in is kept for the next call, or with fp32 dropped. */
+ * too large to be packed: above 1e18, in one bit and int4 above 1e15. What the others had put in is
+ * kept for the next call, or with fp32 dropped. SIGNPOST_OUT_OF_RANGE if all of them can be packed
+ * and their sum is too large: the reduction can only be left then. */
 SIGNPOST_API int signpost_reduce(signpost_reduction* reduction, float* const* values,
                                  size_t value_count, signpost_report* report, char* error,
                                  size_t error_size);

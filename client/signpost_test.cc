@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <new>
@@ -77,6 +79,20 @@ TEST_F(SignpostJoinTest, RefusesAParameterWithoutAName) {
   parameters_[0].name = nullptr;
   EXPECT_EQ(Join(), SIGNPOST_INVALID_ARGUMENT);
   EXPECT_STREQ(error_, "parameter 0 has no name");
+}
+
+TEST_F(SignpostJoinTest, RefusesAShapeThatNoMemoryHasBeforeItReadsIt) {
+  const uint64_t shape[] = {static_cast<uint64_t>(-1)};
+  parameters_[0].shape = shape;
+  parameters_[0].dimensions = 1;
+  EXPECT_EQ(Join(), SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(error_).find("has more than"), std::string::npos) << error_;
+}
+
+TEST_F(SignpostJoinTest, RefusesTimesThatAreNoNumbers) {
+  options_.exchange_timeout_s = std::nan("");
+  EXPECT_EQ(Join(), SIGNPOST_INVALID_ARGUMENT);
+  EXPECT_STREQ(error_, "exchange_timeout_s is not a number");
 }
 
 TEST_F(SignpostJoinTest, RefusesToResumeFromADirectoryThatIsNotThere) {

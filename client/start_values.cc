@@ -1,14 +1,27 @@
 #include "client/start_values.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_format.h"
 #include "client/reduction_session.h"
+#include "kernels/dense.h"
 #include "worker/page_vector.h"
 
 namespace signpost {
+namespace {
+
+bool AllArePackable(absl::Span<const absl::Span<float>> values) {
+  return absl::c_all_of(values, [](absl::Span<const float> all) {
+    return kernels::DenseWithinRange(kernels::DenseType::kFloat32,
+                                     reinterpret_cast<const uint8_t*>(all.data()), all.size());
+  });
+}
+
+}  // namespace
 
 absl::Status TakeValuesOfRank0(const SessionOptions& options,
                                absl::Span<const Parameter> parameters, kernels::cuda::Gpu* gpu) {
@@ -38,7 +51,13 @@ absl::Status TakeValuesOfRank0(const SessionOptions& options,
   if (!is_rank_0 && gpu == nullptr) {
     for (const absl::Span<float> zeros : values) std::fill(zeros.begin(), zeros.end(), 0.0f);
   }
+  // What of them is not finite takes its whole chunk along.
+  std::vector<std::vector<float>> kept;
+  if (is_rank_0 && gpu == nullptr && !AllArePackable(values)) {
+    for (const absl::Span<float> all : values) kept.emplace_back(all.begin(), all.end());
+  }
   const absl::StatusOr<StepReport> report = (*reduction)->Reduce(values);
+  for (size_t i = 0; i < kept.size(); ++i) absl::c_copy(kept[i], values[i].begin());
   // Whatever came of it: else its name would be taken for a while, and a new start refused.
   const absl::Status left = (*reduction)->Leave();
   if (!report.ok()) return report.status();

@@ -19,6 +19,7 @@
 #include "node/definition.h"
 #include "node/gpu_tensors.h"
 #include "node/host_tensors.h"
+#include "proto/exit_code.h"
 #include "proto/failure_timeout.h"
 #include "proto/grpc_status.h"
 #include "proto/node.grpc.pb.h"
@@ -571,8 +572,9 @@ absl::Status AttachedSession::CheckGradient(size_t parameter, const Gradient& gr
 
 absl::Status AttachedSession::CheckNoStepFailed() const {
   if (failure_.ok()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
+  const absl::Status status = absl::FailedPreconditionError(absl::StrCat(
       "an earlier step failed; leave, and join again. It failed with: ", failure_.message()));
+  return ExitCodeOf(failure_) == kExitTryAgain ? TryAgain(status) : status;
 }
 
 absl::Status AttachedSession::CheckNoStepIsOpen() const {

@@ -255,10 +255,17 @@ absl::StatusOr<Stepped> Training::Step(Gradients gradients, const StepRates& rat
   report->kernels += done->averaging;
   Stepped stepped = MessageOf(*report);
   for (Stepped::SkippedRound& skipped : *stepped.mutable_skipped()) {
-    if (skipped.rank() != rank_) continue;
-    const absl::StatusOr<std::string> who = WhoIsNotFinite(gradients);
+    const uint32_t node = skipped.rank();
+    skipped.set_rank(node * gradients.size());  // of another node no more is known
+    if (node != rank_) continue;
+    const absl::StatusOr<std::vector<uint32_t>> who = WhoIsNotFinite(gradients);
     if (!who.ok()) return Failed(who.status());
-    skipped.set_block(absl::StrCat(skipped.block(), ", of ", *who));
+    if (!who->empty()) skipped.set_rank(skipped.rank() + who->front());
+    // Sums of numbers that are in range may be out of it.
+    skipped.set_block(absl::StrCat(
+        skipped.block(), ", of ",
+        who->empty() ? "the sum over the node's processes"
+                     : absl::StrCat("local rank ", absl::StrJoin(*who, ", local rank "))));
   }
   stepped.set_steps(session_->steps());
   *stepped.mutable_wire() = MessageOf(session_->wire_bytes());
@@ -266,9 +273,9 @@ absl::StatusOr<Stepped> Training::Step(Gradients gradients, const StepRates& rat
   return stepped;
 }
 
-absl::StatusOr<std::string> Training::WhoIsNotFinite(Gradients gradients) const {
-  std::vector<std::string> names;
-  for (size_t i = 0; i < gradients.size(); ++i) {
+absl::StatusOr<std::vector<uint32_t>> Training::WhoIsNotFinite(Gradients gradients) const {
+  std::vector<uint32_t> local_ranks;
+  for (uint32_t i = 0; i < gradients.size(); ++i) {
     bool is_finite = true;
     for (uint64_t first = 0; first < layout_.elements() && is_finite; first += kAtOnce) {
       const absl::StatusOr<HostFloats> part =
@@ -278,10 +285,9 @@ absl::StatusOr<std::string> Training::WhoIsNotFinite(Gradients gradients) const 
           kernels::DenseWithinRange(kernels::DenseType::kFloat32,
                                     reinterpret_cast<const uint8_t*>(part->begin()), part->size());
     }
-    if (!is_finite) names.push_back(absl::StrCat("local rank ", i));
+    if (!is_finite) local_ranks.push_back(i);
   }
-  // Sums of numbers that are in range may be out of it.
-  return names.empty() ? "the sum over the node's processes" : absl::StrJoin(names, ", ");
+  return local_ranks;
 }
 
 absl::Status Training::CheckNoStepIsOpen() const {

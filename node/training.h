@@ -98,8 +98,8 @@ class Training {
   // Waits for what is under way, which reads gradients. Something was sent, which INVALID_ARGUMENT
   // would deny.
   absl::Status Failed(const absl::Status& status);
-  // "local rank 1", of the processes whose gradients are not finite.
-  absl::StatusOr<std::string> WhoIsNotFinite(Gradients gradients) const;
+  // The local ranks whose gradients are not finite. None: their sum is not.
+  absl::StatusOr<std::vector<uint32_t>> WhoIsNotFinite(Gradients gradients) const;
 
   const Definition definition_;
   const Layout layout_;

@@ -425,6 +425,12 @@ absl::StatusOr<std::string> LoadCodecLibrary(const std::string& path) {
         absl::StrCat("codec library ", path,
                      ": name and version are wanted, of small letters, digits, '-', '_' and '.'"));
   }
+  if (codec->block_bytes == nullptr || codec->compress == nullptr || codec->decompress == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("codec library ", path,
+                     " lacks a function: block_bytes, compress and decompress are "
+                     "wanted"));
+  }
   if (absl::Status status = Codecs::OfProcess().Add(path, *codec); !status.ok()) return status;
   return codec->name;
 }

@@ -21,6 +21,8 @@ constexpr Grant kGrants[] = {
     {"/signpost.AggregatorService/ReadError", PeerRole::kWorker},
     // A worker asks whom it waits for.
     {"/signpost.AggregatorService/Status", PeerRole::kWorker},
+    // A person on an aggregator's host, or in its pod, has its certificate.
+    {"/signpost.AggregatorService/Status", PeerRole::kAggregator},
     {"/signpost.AggregatorService/Status", PeerRole::kObserver},
     {"/signpost.AggregatorService/Status", PeerRole::kAdmin},
     // Whoever has a certificate may know whether there is an aggregator; its own probes have its.

@@ -54,7 +54,7 @@ TEST(Access, IsGrantedForWhatIsListedAndNothingElse) {
       {"/signpost.AggregatorService/Exchange", {kWorker}},
       {"/signpost.AggregatorService/Leave", {kWorker}},
       {"/signpost.AggregatorService/ReadError", {kWorker}},
-      {"/signpost.AggregatorService/Status", {kWorker, kObserver, kAdmin}},
+      {"/signpost.AggregatorService/Status", {kAggregator, kWorker, kObserver, kAdmin}},
       {"/signpost.DoctorService/Describe", {kAggregator, kWorker, kAdmin}},
       {"/signpost.DoctorService/Try", {kAggregator, kWorker, kAdmin}},
       {"/signpost.DoctorService/Swallow", {kAggregator, kWorker, kAdmin}},

@@ -224,6 +224,14 @@ absl::StatusOr<CertificateFacts> CheckTlsFiles(const TlsFiles& files, absl::Time
   return facts;
 }
 
+absl::StatusOr<Identity> IdentityIn(const std::string& certificates) {
+  const Certificates chain = ParseCertificates(certificates);
+  if (sk_X509_num(chain.get()) == 0) {
+    return absl::InvalidArgumentError("there is no certificate in PEM");
+  }
+  return IdentityOf(sk_X509_value(chain.get(), 0));
+}
+
 struct Authority::Parsed {
   Certificate certificate;
   Key key;

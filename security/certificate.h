@@ -39,6 +39,10 @@ struct CertificateFacts {
 // it is not valid yet, or no longer.
 absl::StatusOr<CertificateFacts> CheckTlsFiles(const TlsFiles& files, absl::Time now);
 
+// Whose the first certificate of these in PEM is; whether it is good for anything is not looked at.
+// INVALID_ARGUMENT when there is none, or no identity in it.
+absl::StatusOr<Identity> IdentityIn(const std::string& certificates);
+
 // Makes certificates, with P-256 keys. The authority's own certificate may sign no other authority.
 class Authority {
  public:

@@ -256,9 +256,9 @@ TEST(Exchange, RoundOutOfRangeEndsItsChunkForAllRanks) {
   ASSERT_TRUE(Exchange(aggregator, frame(1, 0, 1)).ok());
   ExchangeResult first = Exchange(aggregator, frame(0, 1, 1e30f));
   ExchangeResult second = Exchange(aggregator, frame(1, 1, 1e30f));
-  EXPECT_EQ(first.code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(second.code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(Exchange(aggregator, frame(0, 1, 1e30f)).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(first.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(second.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(Exchange(aggregator, frame(0, 1, 1e30f)).code(), absl::StatusCode::kOutOfRange);
   EXPECT_TRUE(Exchange(aggregator, frame(0, 0, 1)).ok()) << "the last answer is still there";
 }
 

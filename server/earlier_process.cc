@@ -7,10 +7,12 @@ namespace signpost {
 namespace {
 
 absl::Status TooManyAnswersError(const FrameHeader& header, uint64_t open_step) {
-  return absl::InvalidArgumentError(
+  return absl::DataLossError(
       absl::StrCat("rank ", header.rank(), " says that it has had ", header.answered_steps(),
                    " answers of chunk ", header.chunk(), ", which is at step ", open_step,
-                   " here: more rounds than an aggregator closes before they are durable"));
+                   " here: more rounds than an aggregator closes before they are durable. Unless "
+                   "the rank errs, this aggregator's state is an older copy: start the job again "
+                   "from its newest checkpoint"));
 }
 
 absl::Status OtherAnswerError(const FrameHeader& header, uint64_t step) {

@@ -87,7 +87,7 @@ TEST_F(EarlierProcessTest, AProcessThatReturnsHasHadNoAnswers) {
 TEST_F(EarlierProcessTest, NobodyHasHadMoreAnswersThanCouldBeLost) {
   EXPECT_TRUE(earlier_.Check(From(0, 2 + kMostKeptRounds), /*open_step=*/2).ok());
   EXPECT_EQ(earlier_.Check(From(0, 3 + kMostKeptRounds), /*open_step=*/2).code(),
-            absl::StatusCode::kInvalidArgument);
+            absl::StatusCode::kDataLoss);
 }
 
 }  // namespace

@@ -630,7 +630,7 @@ TEST(TakeSnapshots, WritesNothingOfAJobWhoseErrorIsSpoilt) {
   read.set_epoch(epoch);
   read.set_step(1);
   read.set_incarnation(TestJoin(0, /*world_size=*/2).incarnation());
-  EXPECT_EQ(aggregator.ReadError(read).status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(aggregator.ReadError(read).status().code(), absl::StatusCode::kOutOfRange);
 
   int writes = 0;
   disk.before_write = [&] { ++writes; };
@@ -640,7 +640,7 @@ TEST(TakeSnapshots, WritesNothingOfAJobWhoseErrorIsSpoilt) {
   leave.set_incarnation(read.incarnation());
   bool has_left = false;
   aggregator.Leave(leave, [&](const absl::Status& status) { has_left = status.ok(); });
-  EXPECT_EQ(aggregator.TakeSnapshots().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(aggregator.TakeSnapshots().code(), absl::StatusCode::kOutOfRange);
   EXPECT_TRUE(has_left);
   EXPECT_TRUE(aggregator.TakeSnapshots().ok()) << "it is not tried again";
   EXPECT_EQ(writes, 0);

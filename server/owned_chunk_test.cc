@@ -219,7 +219,7 @@ TEST_F(RestoredChunkTest, LeavesOutTheSameRanksWhenSomebodyHasHadTheAnswer) {
 TEST_F(RestoredChunkTest, RefusesAFrameThatTellsOfAnswersThatCannotBe) {
   Restore({});
   const Result absurd = Send(0, kOpenStep, /*answered_steps=*/kOpenStep + 65);
-  EXPECT_EQ((*absurd)->status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ((*absurd)->status().code(), absl::StatusCode::kDataLoss);
   for (uint32_t rank : {0, 1}) Send(rank, kOpenStep);
   EXPECT_THAT(LeaveOutAfter(absl::Minutes(1)), ElementsAre(2, 3)) << "it was not believed";
 }

@@ -27,12 +27,12 @@ std::string Where(const FrameHeader& header) {
 absl::Status OutOfRangeError(const FrameHeader& header, const Layout& layout,
                              absl::string_view where) {
   if (layout.options().sum()) {
-    return absl::InternalError(
+    return absl::OutOfRangeError(
         absl::StrCat("the sum over the workers of ", Where(header), " is out of range (", where,
                      "), and what it had in error is lost: this job can only "
                      "be left"));
   }
-  return absl::InternalError(absl::StrCat(
+  return absl::OutOfRangeError(absl::StrCat(
       "the sum over the workers of ", Where(header), " is out of range (", where,
       "): the training has diverged, and this aggregator's error for the chunk is lost. Start the "
       "job again from a checkpoint, with a lower learning rate or gamma"));

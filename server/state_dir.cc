@@ -104,7 +104,9 @@ absl::StatusOr<uint64_t> GenerationOf(Disk& disk, ShardId shard) {
   }
   if (found.shard != shard.shard || found.shard_count != shard.shard_count) {
     return absl::FailedPreconditionError(
-        absl::StrFormat("it belongs to shard %d of %d, and this aggregator is shard %d of %d",
+        absl::StrFormat("it belongs to shard %d of %d, and this aggregator is shard %d of %d. "
+                        "For another number of shards give an empty directory, and start the job "
+                        "again from its newest checkpoint",
                         found.shard, found.shard_count, shard.shard, shard.shard_count));
   }
   return generation;

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -287,8 +288,12 @@ absl::Status MakeDirectory(const std::string& path) {
       return absl::FailedPreconditionError(
           absl::StrCat("cannot create the directory ", prefix, ": ", std::strerror(errno)));
     }
-    if (end == std::string::npos) return absl::OkStatus();
+    if (end == std::string::npos) break;
   }
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot create the directory ", path, ": ", "there is something else"));
 }
 
 std::unique_ptr<Disk> OpenDirectory(const std::string& path) {

@@ -28,6 +28,7 @@ using ::testing::HasSubstr;
 
 constexpr char kTopK[] = "client/examples/libtopk.so";
 constexpr char kFaulty[] = "tests/libfaulty_codec.so";
+constexpr char kLacking[] = "tests/liblacking_topk.so";
 constexpr char kLater[] = "tests/liblater_topk.so";
 
 // What the check finds wrong, one line for each.
@@ -151,6 +152,12 @@ TEST(LoadCodecLibrary, RefusesOneForAnotherVersionOfTheHeader) {
             absl::StrFormat("codec library %s is for another version of signpost_codec.h: %d, "
                             "wanted %d",
                             kLater, SIGNPOST_CODEC_ABI + 1, SIGNPOST_CODEC_ABI));
+}
+
+TEST(LoadCodecLibrary, RefusesOneThatLacksAFunction) {
+  const absl::Status status = LoadCodecLibrary(kLacking).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("block_bytes, compress and decompress are wanted"));
 }
 
 TEST(OpenCodecOf, ComparesWhatTheJobWantsWithWhatIsHere) {

@@ -11,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "proto/exit_code.h"
 #include "proto/failure_timeout.h"
 #include "proto/steady_time.h"
 #include "tests/forwarding_channel.h"
@@ -94,6 +95,9 @@ TEST_P(FaultTest, AWorkerThatDiesIsNamedByAllOthers) {
     const absl::Status again = (*worker)->Step(replica.Gradients(), {job_.rates}).status();
     EXPECT_TRUE(absl::IsFailedPrecondition(again)) << again;
     EXPECT_THAT(Message(again), AllOf(HasSubstr("earlier step failed"), HasSubstr("rank 2")));
+    // It is no mismatch: whoever starts the process again does well.
+    EXPECT_EQ(ExitCodeOf(again), kExitTryAgain);
+    EXPECT_EQ(ExitCodeOf((*worker)->SaveState().status()), kExitTryAgain);
   });
 }
 

@@ -114,10 +114,12 @@ absl::Status CheckRates(const OptimizerOptions& options, absl::Span<const GroupR
       return absl::InvalidArgumentError(
           absl::StrFormat("%s of parameter group %d is %g, wanted %s", rate, g, got, wanted));
     };
-    if (!std::isfinite(group.learning_rate) || group.learning_rate < 0) {
+    // They are fp32's numbers where they are applied.
+    const auto is_float = [](double rate) { return std::isfinite(static_cast<float>(rate)); };
+    if (!is_float(group.learning_rate) || group.learning_rate < 0) {
       return error("learning_rate", group.learning_rate, "a finite number, 0 or more");
     }
-    if (!std::isfinite(group.weight_decay) || group.weight_decay < 0) {
+    if (!is_float(group.weight_decay) || group.weight_decay < 0) {
       return error("weight_decay", group.weight_decay, "a finite number, 0 or more");
     }
     if (!IsFraction(group.beta1)) return error("beta1", group.beta1, "[0, 1)");

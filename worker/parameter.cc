@@ -45,6 +45,11 @@ absl::Status CheckParameters(absl::Span<const Parameter> parameters, kernels::cu
   for (const Parameter& parameter : parameters) {
     const Tensor tensor = TensorOf(parameter);
     const uint64_t wanted = ElementCount(tensor);
+    if (wanted > kMaxElements) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("tensor %s has more than %d elements, which no job has",
+                          DescribeTensor(tensor), kMaxElements));
+    }
     if (parameter.values.size() != wanted) {
       return absl::InvalidArgumentError(
           absl::StrFormat("tensor %s has %d values, its shape asks for %d", DescribeTensor(tensor),

@@ -12,6 +12,8 @@
 #include "absl/strings/str_format.h"
 #include "log/log.h"
 #include "proto/codec.h"
+#include "proto/exit_code.h"
+#include "proto/try_again.h"
 #include "proto/window.h"
 #include "trace/recorder.h"
 #include "trace/span.h"
@@ -659,10 +661,15 @@ absl::Status Worker::CheckRates(absl::Span<const GroupRates> rates) const {
 
 absl::Status Worker::CheckNoStepFailed() const {
   if (failure_.ok()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
+  return AfterFailure(
       absl::StrCat("an earlier step failed, and parts of it may have been taken; leave, and start "
                    "the job again. It failed with: ",
                    failure_.message()));
+}
+
+absl::Status Worker::AfterFailure(const std::string& message) const {
+  const absl::Status status = absl::FailedPreconditionError(message);
+  return ExitCodeOf(failure_) == kExitTryAgain ? TryAgain(status) : status;
 }
 
 absl::Status Worker::CheckNoStepIsOpen() const {

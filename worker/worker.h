@@ -236,6 +236,9 @@ class Worker {
   absl::Status CheckGradient(size_t tensor, const Gradient& gradient) const;
   absl::Status CheckRates(absl::Span<const GroupRates> rates) const;
   absl::Status CheckNoStepFailed() const;
+  // What a call is refused with after a step that failed: marked to be tried again if that is what
+  // the failure asks for.
+  absl::Status AfterFailure(const std::string& message) const;
   absl::Status CheckNoStepIsOpen() const;
   absl::Status CheckMayWait();  // CANCELLED when it was interrupted
   // DEADLINE_EXCEEDED when a GPU lets this step wait.

@@ -169,7 +169,7 @@ absl::StatusOr<std::string> Worker::SaveState() {
 
 absl::Status Worker::CheckCanBeSaved() const {
   if (failure_.ok()) return CheckNoStepIsOpen();
-  return absl::FailedPreconditionError(
+  return AfterFailure(
       absl::StrCat("an earlier step failed, and parts of it may have been taken; what was saved "
                    "before is what to go on from. It failed with: ",
                    failure_.message()));
