@@ -14,6 +14,11 @@
 namespace signpost {
 namespace {
 
+// Of attempts to save: its error is out of range, or its codec failed. No later one can do better.
+bool IsOfTheJobItself(const absl::Status& status) {
+  return absl::IsOutOfRange(status) || absl::IsInternal(status);
+}
+
 absl::Status TakesPartError(uint32_t rank) {
   return absl::AlreadyExistsError(
       absl::StrCat("rank ", rank, " is held by another process, which takes part in the job"));
@@ -211,7 +216,7 @@ bool ServedJob::IsAwaited() const {
 bool ServedJob::IsSnapshotDue() const {
   if (!membership_.complete() || IsDeserted()) return false;
   // After an error of the job itself there is nothing left to save: only to tell those who leave.
-  if (absl::IsInternal(state_error_)) return !leaves_.empty();
+  if (IsOfTheJobItself(state_error_)) return !leaves_.empty();
   return !is_saved_ || !state_error_.ok() || job_->snapshot_due() || IsAwaited();
 }
 
@@ -289,7 +294,7 @@ void ServedJob::EndLeaves(const DueSnapshot& due, const absl::StatusOr<OpenSteps
                          leave.request.steps() <= LeastOf(others_go_on ? durable : *saved) &&
                          AllReached(durable, leave.needed) &&
                          absl::c_linear_search(due.left_ranks, leave.request.rank());
-    if (is_safe || IsTaken(leave) || absl::IsInternal(saved.status())) {
+    if (is_safe || IsTaken(leave) || IsOfTheJobItself(saved.status())) {
       Reach(Failpoint::kLeaveDurable);
       EndMembership(std::move(leave), callbacks);
     } else {
