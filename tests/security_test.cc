@@ -206,9 +206,9 @@ TEST_F(SecurityTest, EachCallIsForItsRolesAndItsJobOnly) {
     std::set<std::string> allowed;  // identities
   };
   const std::set<std::string> workers = {"worker", "worker/a"};
-  const std::set<std::string> watchers = {"worker",     "worker/a", "observer",
-                                          "observer/a", "admin",    "admin/a"};
-  const std::set<std::string> watchers_of_all = {"worker", "observer", "admin"};
+  const std::set<std::string> watchers = {"aggregator", "aggregator/a", "worker", "worker/a",
+                                          "observer",   "observer/a",   "admin",  "admin/a"};
+  const std::set<std::string> watchers_of_all = {"aggregator", "worker", "observer", "admin"};
   std::set<std::string> all;
   for (const PeerRole role : kPeerRoles) {
     for (const char* of_job : {"", "/a", "/b"}) all.insert(absl::StrCat(NameOf(role), of_job));
@@ -293,7 +293,8 @@ TEST_F(SecurityTest, WhoIsNotVouchedForDoesNotGetIn) {
   const auto plain = ConnectToAggregator(target_, FailureTimeout());
   const absl::Status status = AskStatus(*plain, "", deadline());
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(status.message(), AllOf(HasSubstr("Socket closed"), HasSubstr("without mTLS, as this process is?")));
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr("Socket closed"), HasSubstr("without mTLS, as this process is?")));
 
   EXPECT_TRUE(AskStatus(*Connect(Certify("observer", "spiffe://signpost/observer"))).ok());
 }
