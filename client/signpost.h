@@ -360,9 +360,10 @@ SIGNPOST_API int signpost_reduction_set_stream(signpost_reduction* reduction, vo
 /* In place: values[i] belongs to tensor i, has its size, and gets the mean or sum, the same bytes
  * on all ranks. All ranks call it equally often. `report` may be NULL; with skipped_rounds > 0
  * chunks of the result are NaN on all ranks, because some rank's values there were not finite, or
- * too large to be packed: above 1e18, in one bit and int4 above 1e15. What the others had put in is
- * kept for the next call, or with fp32 dropped. SIGNPOST_OUT_OF_RANGE if all of them can be packed
- * and their sum is too large: the reduction can only be left then. */
+ * too large to be packed: above 1e18, in int8 1e17, in int4 7e15, in one bit 1e15 (kernels/block.h).
+ * What the others had put in is kept for the next call, or with fp32 dropped.
+ * Code 11, OUT_OF_RANGE, if all of them can be packed and their sum is too large: the reduction can
+ * only be left then. */
 SIGNPOST_API int signpost_reduce(signpost_reduction* reduction, float* const* values,
                                  size_t value_count, signpost_report* report, char* error,
                                  size_t error_size);

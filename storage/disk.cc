@@ -293,7 +293,7 @@ absl::Status MakeDirectory(const std::string& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("cannot create the directory ", path, ": ", "there is something else"));
+      absl::StrCat("cannot create the directory ", path, ": there is something else"));
 }
 
 std::unique_ptr<Disk> OpenDirectory(const std::string& path) {
