@@ -3,12 +3,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/owner.h"
 
 namespace signpost {
 
 absl::StatusOr<std::unique_ptr<ReductionSession>> ReductionSession::Join(
     const SessionOptions& options, absl::string_view name, const ReductionOptions& reduction,
     std::vector<Parameter> tensors) {
+  if (absl::Status status = Owner::CheckMayJoin(); !status.ok()) return status;
+  const Owner while_joining;
   if (name.empty()) return absl::InvalidArgumentError("a reduction needs a name");
   WorkerOptions worker_options = options.worker;
   worker_options.job = absl::StrCat(options.worker.job, "/", name);

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "client/owner.h"
 #include "client/session_options.h"
 #include "kernels/gpu.h"
 #include "worker/reduction.h"
@@ -22,7 +23,7 @@
 
 namespace signpost {
 
-// Not thread-safe.
+// Not thread-safe. Of the process that has joined, as a Session.
 class ReductionSession {
  public:
   // Connects, and blocks until all ranks have joined: a reduction is a job of its own, and so has
@@ -54,6 +55,8 @@ class ReductionSession {
   // As Session's.
   WireBytes wire_bytes() { return counter_.Read(); }
 
+  const Owner& owner() const { return owner_; }
+
  private:
   ReductionSession(std::unique_ptr<kernels::cuda::Gpu> gpu, std::unique_ptr<Worker> worker,
                    WireByteCounter counter)
@@ -62,6 +65,7 @@ class ReductionSession {
   std::unique_ptr<kernels::cuda::Gpu> gpu_;  // null: tensors are the host's
   std::unique_ptr<Worker> worker_;
   WireByteCounter counter_;
+  const Owner owner_;
 };
 
 }  // namespace signpost

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "client/owner.h"
 #include "client/worker_session.h"
 #include "node/attached_session.h"
 #include "proto/layout.h"
@@ -34,6 +35,8 @@ void SetAsDeepSpeed(absl::Span<const Parameter> parameters, SessionOptions& sess
 absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& options,
                                                        const OptimizerOptions& optimizer,
                                                        std::vector<Parameter> parameters) {
+  if (absl::Status status = Owner::CheckMayJoin(); !status.ok()) return status;
+  const Owner while_joining;
   if (!options.node.empty()) {
     return node::AttachedSession::Join(options, optimizer, std::move(parameters));
   }

@@ -21,6 +21,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/owner.h"
 #include "client/session_options.h"
 #include "kernels/types_cuda.h"
 #include "proto/codec.h"
@@ -39,7 +40,8 @@ namespace signpost {
 void SetAsDeepSpeed(absl::Span<const Parameter> parameters, SessionOptions& session,
                     OptimizerOptions& optimizer);
 
-// One worker's membership in a job. Not thread-safe.
+// One worker's membership in a job. Not thread-safe. It is of the process that has joined: a fork
+// of that must call nothing of it but owner(), nor destroy it.
 class Session {
  public:
   // Without leaving.
@@ -51,7 +53,8 @@ class Session {
   // checkpoint, the first step to take is steps(), and what follows has the bits that it would have
   // had without the end of the job. In a job with a round deadline it may come in the place of a
   // worker that is gone (returned()): parameters and the optimizer's state then come from the
-  // others, who train on. Errors as Worker::Join.
+  // others, who train on. Errors as Worker::Join; INVALID_ARGUMENT too in a fork of a process that
+  // had a session or reduction then.
   //
   // With options.node this process attaches to the worker of its node instead of being one:
   // node/attached_session.h says what differs.
@@ -118,6 +121,11 @@ class Session {
   // other sessions with the same aggregators are in it, and what a connection that broke has
   // carried since the step before is not.
   virtual WireBytes wire_bytes() = 0;
+
+  const Owner& owner() const { return owner_; }
+
+ private:
+  const Owner owner_;
 };
 
 }  // namespace signpost

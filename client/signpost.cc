@@ -261,6 +261,21 @@ int Guard(char* error, size_t error_size, const Body& body) {
   }
 }
 
+// The same on a session or reduction, which a fork of the process that has joined has no part in.
+template <typename Joined, typename Body>
+int GuardOn(const Joined* joined, char* error, size_t error_size, const Body& body) {
+  return Guard(error, error_size, [&]() -> absl::Status {
+    const absl::Status status = joined->session->owner().Check();
+    return status.ok() ? body() : status;
+  });
+}
+
+// In a fork it stays: destroying it would wait for threads that are not there.
+template <typename Joined>
+void Close(Joined* joined) {
+  if (joined != nullptr && joined->session->owner().IsThisProcess()) delete joined;
+}
+
 Parameter ParameterOf(const signpost_parameter& parameter) {
   Parameter result;
   result.name = parameter.name;
@@ -482,14 +497,14 @@ int signpost_join(const signpost_options* options, const signpost_parameter* par
 }
 
 int signpost_set_stream(signpost_session* session, void* stream, char* error, size_t error_size) {
-  return Guard(error, error_size,
-               [&] { return session->session->SetStream(static_cast<CUstream_st*>(stream)); });
+  return GuardOn(session, error, error_size,
+                 [&] { return session->session->SetStream(static_cast<CUstream_st*>(stream)); });
 }
 
 int signpost_step(signpost_session* session, const void* const* gradients, size_t gradient_count,
                   const signpost_rates* rates, size_t rates_count, signpost_report* report,
                   char* error, size_t error_size) {
-  return Guard(error, error_size, [&] {
+  return GuardOn(session, error, error_size, [&] {
     std::vector<Gradient> all;
     for (size_t i = 0; i < gradient_count; ++i)
       all.push_back(GradientOf(*session, i, gradients[i]));
@@ -502,20 +517,20 @@ int signpost_step(signpost_session* session, const void* const* gradients, size_
 
 int signpost_begin_step(signpost_session* session, const signpost_rates* rates, size_t rates_count,
                         char* error, size_t error_size) {
-  return Guard(error, error_size,
-               [&] { return session->session->BeginStep(GroupRatesOf(rates, rates_count)); });
+  return GuardOn(session, error, error_size,
+                 [&] { return session->session->BeginStep(GroupRatesOf(rates, rates_count)); });
 }
 
 int signpost_gradient_ready(signpost_session* session, size_t parameter, const void* gradient,
                             char* error, size_t error_size) {
-  return Guard(error, error_size, [&] {
+  return GuardOn(session, error, error_size, [&] {
     return session->session->GradientReady(parameter, GradientOf(*session, parameter, gradient));
   });
 }
 
 int signpost_finish_step(signpost_session* session, signpost_report* report, char* error,
                          size_t error_size) {
-  return Guard(error, error_size, [&] {
+  return GuardOn(session, error, error_size, [&] {
     absl::StatusOr<StepReport> step = session->session->FinishStep();
     if (!step.ok()) return step.status();
     if (report != nullptr) *report = ReportOf(*step, session->session->wire_bytes());
@@ -525,7 +540,7 @@ int signpost_finish_step(signpost_session* session, signpost_report* report, cha
 
 int signpost_checkpoint(signpost_session* session, const char* directory, char* error,
                         size_t error_size) {
-  return Guard(error, error_size, [&] {
+  return GuardOn(session, error, error_size, [&] {
     if (directory == nullptr || *directory == '\0') {
       return absl::InvalidArgumentError("a checkpoint needs a directory");
     }
@@ -535,7 +550,7 @@ int signpost_checkpoint(signpost_session* session, const char* directory, char* 
 
 int signpost_save_state(signpost_session* session, signpost_state** state, char* error,
                         size_t error_size) {
-  return Guard(error, error_size, [&] {
+  return GuardOn(session, error, error_size, [&] {
     absl::StatusOr<std::string> saved = session->session->SaveState();
     if (!saved.ok()) return saved.status();
     *state = new signpost_state{*std::move(saved)};
@@ -574,10 +589,10 @@ uint32_t signpost_parameters_crc32c(const signpost_session* session) {
 }
 
 int signpost_leave(signpost_session* session, char* error, size_t error_size) {
-  return Guard(error, error_size, [&] { return session->session->Leave(); });
+  return GuardOn(session, error, error_size, [&] { return session->session->Leave(); });
 }
 
-void signpost_close(signpost_session* session) { delete session; }
+void signpost_close(signpost_session* session) { Close(session); }
 
 int signpost_reduction_join(const signpost_options* options, const char* name, uint32_t codec,
                             uint8_t sum, const signpost_parameter* tensors, size_t tensor_count,
@@ -600,13 +615,13 @@ int signpost_reduction_join(const signpost_options* options, const char* name, u
 
 int signpost_reduction_set_stream(signpost_reduction* reduction, void* stream, char* error,
                                   size_t error_size) {
-  return Guard(error, error_size,
-               [&] { return reduction->session->SetStream(static_cast<CUstream_st*>(stream)); });
+  return GuardOn(reduction, error, error_size,
+                 [&] { return reduction->session->SetStream(static_cast<CUstream_st*>(stream)); });
 }
 
 int signpost_reduce(signpost_reduction* reduction, float* const* values, size_t value_count,
                     signpost_report* report, char* error, size_t error_size) {
-  return Guard(error, error_size, [&] {
+  return GuardOn(reduction, error, error_size, [&] {
     const std::vector<size_t>& sizes = reduction->sizes;
     std::vector<absl::Span<float>> spans;
     for (size_t i = 0; i < value_count; ++i) {
@@ -620,7 +635,7 @@ int signpost_reduce(signpost_reduction* reduction, float* const* values, size_t 
 }
 
 int signpost_reduction_leave(signpost_reduction* reduction, char* error, size_t error_size) {
-  return Guard(error, error_size, [&] { return reduction->session->Leave(); });
+  return GuardOn(reduction, error, error_size, [&] { return reduction->session->Leave(); });
 }
 
-void signpost_reduction_close(signpost_reduction* reduction) { delete reduction; }
+void signpost_reduction_close(signpost_reduction* reduction) { Close(reduction); }

@@ -17,6 +17,9 @@
  * it does when (docs/tracing.md).
  *  - A session or a reduction may be used by one thread at a time, different ones by several. No
  * exception crosses this interface.
+ *  - Both are of the process that has joined. In a fork of it what returns a code returns
+ * SIGNPOST_INVALID_ARGUMENT for them, and for joining anything while they are open; closing them
+ * frees nothing; and the rest must not be called. Fork before joining, or exec after forking.
  */
 #ifndef SIGNPOST_CLIENT_SIGNPOST_H_
 #define SIGNPOST_CLIENT_SIGNPOST_H_

@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <bit>
 #include <cmath>
@@ -225,6 +227,85 @@ TEST(CAbi, NullPointersAreRefused) {
   signpost_close(session);
 }
 
+// As a program may have that loads data in other processes.
+TEST(CAbi, AForkHasNoPartInAJobAndLeavesItToItsParent) {
+  Cluster cluster({.transport = Transport::kGrpc});
+  char error[512] = "";
+  const std::string target = cluster.targets()[0];
+  signpost_options options = OptionsOf(target, "parent");
+  options.join_timeout_s = 5;
+  const uint64_t shape[] = {4};
+  float values[4] = {}, gradient[4] = {1, 2, 3, 4};
+  const void* gradients[] = {gradient};
+  float* reduced[] = {gradient};
+  const signpost_parameter parameter = {"weights", shape, 1, values, 0, 0};
+  signpost_rates rates;
+  signpost_rates_init(&rates);
+  signpost_session* session = nullptr;
+  signpost_reduction* reduction = nullptr;
+  ASSERT_EQ(signpost_join(&options, &parameter, 1, &session, error, sizeof error), SIGNPOST_OK)
+      << error;
+  ASSERT_EQ(signpost_reduction_join(&options, "values", SIGNPOST_CODEC_FP32, 0, &parameter, 1,
+                                    &reduction, error, sizeof error),
+            SIGNPOST_OK)
+      << error;
+  const auto step = [&] {
+    return signpost_step(session, gradients, 1, &rates, 1, nullptr, error, sizeof error);
+  };
+
+  // In the fork: the first that is not refused, and why the last was.
+  const auto not_refused = [&]() -> std::string {
+    signpost_options other = options;
+    other.job = "child";
+    signpost_session* joined = nullptr;
+    signpost_reduction* joined_reduction = nullptr;
+    if (signpost_join(&other, &parameter, 1, &joined, error, sizeof error) !=
+        SIGNPOST_INVALID_ARGUMENT) {
+      return "join";
+    }
+    if (signpost_reduction_join(&other, "values", SIGNPOST_CODEC_FP32, 0, &parameter, 1,
+                                &joined_reduction, error,
+                                sizeof error) != SIGNPOST_INVALID_ARGUMENT) {
+      return "reduction_join";
+    }
+    if (step() != SIGNPOST_INVALID_ARGUMENT) return "step";
+    if (signpost_reduce(reduction, reduced, 1, nullptr, error, sizeof error) !=
+        SIGNPOST_INVALID_ARGUMENT) {
+      return "reduce";
+    }
+    if (signpost_leave(session, error, sizeof error) != SIGNPOST_INVALID_ARGUMENT) return "leave";
+    signpost_close(session);
+    signpost_reduction_close(reduction);
+    return error;
+  };
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::string said = not_refused();
+    _exit(write(pipe_ends[1], said.data(), said.size()) < 0 ? 1 : 0);
+  }
+  close(pipe_ends[1]);
+  std::string said;
+  char bytes[512];
+  for (ssize_t got; (got = read(pipe_ends[0], bytes, sizeof bytes)) > 0;) said.append(bytes, got);
+  close(pipe_ends[0]);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_THAT(said,
+              HasSubstr(absl::StrCat("process ", getpid(), " is in a job, and this is process ",
+                                     child, ", a fork of it")));
+
+  EXPECT_EQ(step(), SIGNPOST_OK) << error;
+  EXPECT_EQ(signpost_reduce(reduction, reduced, 1, nullptr, error, sizeof error), SIGNPOST_OK)
+      << error;
+  EXPECT_EQ(signpost_leave(session, error, sizeof error), SIGNPOST_OK) << error;
+  EXPECT_EQ(signpost_reduction_leave(reduction, error, sizeof error), SIGNPOST_OK) << error;
+  signpost_close(session);
+  signpost_reduction_close(reduction);
+}
+
 TEST(CAbi, AStepInPartsIsAStep) {
   uint32_t digests[2][kWorkers] = {};
   for (const bool in_parts : {false, true}) {
@@ -432,7 +513,9 @@ TEST(CAbi, ParametersOfRank0ThatAreNotFiniteAreNamedOnAllRanks) {
     EXPECT_EQ(rank.Join(), SIGNPOST_INVALID_ARGUMENT);
     EXPECT_THAT(rank.error(), HasSubstr("rank 0 begins with are not finite, or out of range: "
                                         "tensor 'weights' [3000], elements 64 to 127"));
-    if (index == 0) EXPECT_EQ(rank.values()[101], Rank(cluster, 0, nullptr).values()[101]);
+    if (index == 0) {
+      EXPECT_EQ(rank.values()[101], Rank(cluster, 0, nullptr).values()[101]);
+    }
   });
 }
 
