@@ -148,17 +148,21 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
 }
 
 // `returns`: what the options say of the job's start is not compared.
-absl::Status CheckMatches(uint32_t world_size, const Layout& layout, bool returns, const Job& job) {
+absl::Status CheckMatches(uint32_t world_size, absl::Span<const Tensor> tensors,
+                          const JobOptions& options, const Job& job) {
   if (world_size != job.world_size()) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "the world size is %d here but %d in the job", world_size, job.world_size()));
   }
+  return CheckSameJob(tensors, options, job.layout());
+}
+
+// The same, wherever it begins.
+absl::Status CheckMatchesButFirstStep(uint32_t world_size, const Layout& layout, const Job& job) {
   JobOptions options = layout.options();
-  if (returns) {
-    options.set_parameters_crc32c(job.layout().options().parameters_crc32c());
-    options.set_first_step(job.layout().options().first_step());
-  }
-  return CheckSameJob(layout.tensors(), options, job.layout());
+  options.set_parameters_crc32c(job.layout().options().parameters_crc32c());
+  options.set_first_step(job.layout().options().first_step());
+  return CheckMatches(world_size, layout.tensors(), options, job);
 }
 
 // A new process may join what comes next under that name.
@@ -175,6 +179,21 @@ absl::Status SucceededError(const JobId& id, uint32_t rank) {
       id, absl::StrFormat("the process of rank %d was gone, and its state with it, and another has "
                           "come. Start this rank again as well, %s",
                           rank, kFromCheckpoint));
+}
+
+// To those who wait for a job to begin, when another rank begins it later.
+absl::Status NewerCheckpointError(const JobId& id, uint32_t rank, uint64_t step,
+                                  uint64_t newer_step) {
+  return OverError(id, absl::StrFormat("it was to go on from step %d, and rank %d has come with a "
+                                       "checkpoint of step %d. Start this rank again, %s",
+                                       step, rank, newer_step, kFromCheckpoint));
+}
+
+// To those who wait to come back to a job.
+absl::Status AllGoneError(const JobId& id) {
+  return OverError(id, absl::StrCat("all of its processes are gone, and its state with them. Start "
+                                    "this rank again, ",
+                                    kFromCheckpoint));
 }
 
 absl::Status GaveWayError(const JobId& id) {
@@ -269,13 +288,12 @@ absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request,
                                              absl::Time now, std::list<Replaced>& replaced) {
   if (drained_) return ShuttingDownError();
   const auto old = jobs_.find(request.job());
-  const bool is_succeeded = old != jobs_.end() && old->second.IsSucceeded(claim, now);
-  if (old != jobs_.end() && !is_succeeded) {
+  absl::Status why_over;
+  if (old != jobs_.end()) {
     ServedJob& job = old->second;
-    if (!job.GivesWay(now, options_.idle_timeout) || job.membership().Holds(claim)) {
-      const bool returns = job.Returns(claim);
-      absl::Status status = CheckMatches(request.world_size(), layout, returns, *job.job());
-      if (status.ok() && !returns) status = job.membership().CheckClaim(claim, now);
+    why_over = WhyOver(request, claim, layout, job, now);
+    if (why_over.ok()) {
+      absl::Status status = CheckMayJoin(request, claim, layout, job, now);
       if (!status.ok()) return status;
       return &job;
     }
@@ -291,11 +309,43 @@ absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request,
     if (leaving.back() == jobs_.end()) return room;
   }
   for (const Jobs::iterator job : leaving) {
-    const JobId& id = job->second.job()->id();
-    const bool has_successor = job == old && is_succeeded;
-    LetGo(job, has_successor ? SucceededError(id, claim.rank) : GaveWayError(id), replaced);
+    LetGo(job, job == old ? why_over : GaveWayError(job->second.job()->id()), replaced);
   }
   return &AddJob(request, std::move(layout));
+}
+
+absl::Status Aggregator::WhyOver(const JoinRequest& request, const Membership::Claim& claim,
+                                 const Layout& layout, const ServedJob& served,
+                                 absl::Time now) const {
+  const Job& job = *served.job();
+  if (served.IsSucceeded(claim, now)) return SucceededError(job.id(), claim.rank);
+  const bool holds = served.membership().Holds(claim);
+  if (served.GivesWay(now, options_.idle_timeout) && !holds) return GaveWayError(job.id());
+  const uint64_t step = job.layout().options().first_step();
+  const uint64_t newer_step = layout.options().first_step();
+  if (served.membership().complete() || newer_step <= step ||
+      !CheckMatchesButFirstStep(request.world_size(), layout, job).ok()) {
+    return absl::OkStatus();
+  }
+  return NewerCheckpointError(job.id(), claim.rank, step, newer_step);
+}
+
+absl::Status Aggregator::CheckMayJoin(const JoinRequest& request, const Membership::Claim& claim,
+                                      const Layout& layout, const ServedJob& served,
+                                      absl::Time now) const {
+  const Job& job = *served.job();
+  const Membership& membership = served.membership();
+  const bool returns = served.Returns(claim);
+  const bool begins = !returns && (!membership.complete() || membership.Holds(claim));
+  const uint32_t world_size = request.world_size();
+  absl::Status status = begins ? CheckMatches(world_size, layout.tensors(), layout.options(), job)
+                               : CheckMatchesButFirstStep(world_size, layout, job);
+  if (!status.ok() && begins && CheckMatchesButFirstStep(world_size, layout, job).ok() &&
+      layout.options().first_step() != job.layout().options().first_step()) {
+    status = TryAgain(status);  // a checkpoint was committed since it looked for the newest
+  }
+  if (status.ok() && !returns) status = membership.CheckClaim(claim, now);
+  return status;
 }
 
 absl::Status Aggregator::CheckRoom(uint32_t world_size, const Layout& layout, uint64_t reserved,
@@ -784,10 +834,18 @@ absl::Duration Aggregator::CloseLateRounds() {
     if (status.ok()) job->SetLateRoundsDurable(options_.now());
   }
   Callbacks callbacks;
+  std::list<Replaced> over;
   {
     absl::MutexLock lock(&mutex_);
-    for (auto& [name, job] : jobs_) job.AdmitReturning(options_.now(), callbacks);
+    const absl::Time now = options_.now();
+    for (auto job = jobs_.begin(); job != jobs_.end();) {
+      const auto it = job++;
+      it->second.AdmitReturning(now, callbacks);
+      if (!it->second.IsOnlyReturnedTo(now)) continue;
+      LetGo(it, AllGoneError(it->second.job()->id()), over);
+    }
   }
+  for (Replaced& job : over) job.job.End(job.why);
   Call(std::move(callbacks));
   return shortest / 8;  // to which deadlines are kept
 }

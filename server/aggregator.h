@@ -197,6 +197,14 @@ class Aggregator {
     absl::Status why;
   };
 
+  // Why the job's name goes to one that this claim begins. OK: it does not.
+  absl::Status WhyOver(const JoinRequest& request, const Membership::Claim& claim,
+                       const Layout& layout, const ServedJob& served, absl::Time now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // OK if the claim is one of a process that may join it, or come back to it.
+  absl::Status CheckMayJoin(const JoinRequest& request, const Membership::Claim& claim,
+                            const Layout& layout, const ServedJob& served, absl::Time now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The job that the claim of the request may join, new if need be; what gave way to it, if
   // anything, is moved to `replaced`. On error nothing has changed.
   absl::StatusOr<ServedJob*> Admit(const JoinRequest& request, const Membership::Claim& claim,

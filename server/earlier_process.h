@@ -19,7 +19,7 @@ namespace signpost {
 // Not thread-safe.
 class EarlierProcess {
  public:
-  // This process is the `generation`-th, and has begun at `restored`.
+  // This process is of that generation, and has begun at `restored`.
   EarlierProcess(uint32_t world_size, uint64_t generation, absl::Time restored)
       : generation_(generation), restored_(restored), is_back_(world_size), left_out_(world_size) {}
 

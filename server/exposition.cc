@@ -247,7 +247,7 @@ void AddShard(const Observation& observation, const std::string& shard, std::str
   Samples(text, "signpost_shards", kGauge, "Aggregators that jobs here are sharded over.")
       .Add({{"shard", shard}}, aggregator.shard_count);
   Samples(text, "signpost_generation", kGauge,
-          "How often the state directory has been served; 0: there is none.")
+          "Grows each time the state directory is served; 0: there is none.")
       .Add({{"shard", shard}}, aggregator.generation);
   Samples(text, "signpost_jobs", kGauge, "Jobs that are here.")
       .Add({{"shard", shard}}, aggregator.jobs.size());

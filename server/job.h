@@ -103,9 +103,9 @@ class Job {
   // The bell as OwnedChunk's.
   Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, Bell* bell);
 
-  // A job that goes on from a saved state, in the `generation`-th process. DATA_LOSS when the state
-  // does not fit its own layout, or this shard; FAILED_PRECONDITION when its codec from outside is
-  // not loaded here.
+  // A job that goes on from a saved state, in the process of that generation. DATA_LOSS when the
+  // state does not fit its own layout, or this shard; FAILED_PRECONDITION when its codec from
+  // outside is not loaded here.
   static absl::StatusOr<std::unique_ptr<Job>> Restore(JobState state, ShardId shard, Bell* bell,
                                                       uint64_t generation, absl::Time now);
 

@@ -340,6 +340,56 @@ TEST_F(Connected, JobGivesWayToARankWhoseProcessIsGone) {
   EXPECT_TRUE(successor.ok());
 }
 
+// All died, and their aggregator with them, which has not missed them yet.
+TEST_F(Connected, ProcessThatResumesFindsItsRankTakenAndIsNotOfAnotherJob) {
+  Aggregator aggregator(Options());
+  JoinBoth(aggregator);
+  JoinRequest resumed = JoinOfAnotherProcess(1);
+  resumed.mutable_options()->set_first_step(1000);
+  resumed.mutable_options()->set_parameters_crc32c(7);
+  EXPECT_EQ(JoinFrom(aggregator, resumed, "new").code(), absl::StatusCode::kAlreadyExists);
+  resumed.mutable_options()->set_gamma(1);
+  EXPECT_EQ(JoinFrom(aggregator, resumed, "new").code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// A checkpoint is committed between the looks of two ranks.
+TEST(Join, RanksThatResumeFromDifferentCheckpointsComeTogetherAtTheNewer) {
+  const auto from = [](uint32_t rank, uint64_t step) {
+    JoinRequest request = TestJoin(rank, /*world_size=*/2);
+    request.mutable_options()->set_first_step(step);
+    request.mutable_options()->set_parameters_crc32c(static_cast<uint32_t>(step));
+    return request;
+  };
+  Aggregator aggregator({});
+  JoinResult older = Join(aggregator, from(0, 500));
+  JoinResult newer = Join(aggregator, from(1, 1000));
+  EXPECT_EQ(older.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(older.is_to_be_tried_again());
+  EXPECT_THAT(older.message(),
+              HasSubstr("it was to go on from step 500, and rank 1 has come with a checkpoint of "
+                        "step 1000. Start this rank again"));
+  EXPECT_TRUE(newer.waits());
+  JoinResult again = Join(aggregator, from(0, 500));
+  EXPECT_EQ(again.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(again.is_to_be_tried_again());
+  EXPECT_THAT(again.message(), HasSubstr("option first_step is 500 here but 1000 in the job"));
+  EXPECT_TRUE(newer.waits());
+  EXPECT_TRUE(Join(aggregator, from(0, 1000)).ok());
+  EXPECT_TRUE(newer.ok());
+}
+
+TEST(Join, AnotherJobTakesNoPlaceByItsCheckpoint) {
+  Aggregator aggregator({});
+  JoinResult waiting = Join(aggregator, TestJoin(0, /*world_size=*/2));
+  JoinRequest other = TestJoin(1, /*world_size=*/2);
+  other.mutable_options()->set_first_step(1000);
+  other.mutable_options()->set_gamma(1);
+  JoinResult refused = Join(aggregator, other);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(refused.is_to_be_tried_again());
+  EXPECT_TRUE(waiting.waits());
+}
+
 TEST_F(Connected, StatusNamesThoseThatAreNot) {
   Aggregator aggregator(Options());
   JoinRequest request = TestJoin(0, /*world_size=*/2);
@@ -454,6 +504,29 @@ TEST(Join, AFrameOfAJobThatThisProcessNeverHadIsNotOfOneThatIsOver) {
   const uint64_t later = absl::ToUnixNanos(absl::Now() + absl::Hours(1));
   ExchangeResult result = Exchange(aggregator, FrameOf(later, {.rank = 0}, FLOAT32));
   EXPECT_EQ(result.code(), absl::StatusCode::kDataLoss) << result.message();
+}
+
+// Nobody misses a round, so none of them would ever get a rank.
+TEST_F(Connected, WhoComesBackToAJobThatAllHaveGoneFromIsToldToBeginAnew) {
+  Aggregator aggregator(Options());
+  JoinBoth(aggregator, /*min_workers=*/1);
+  const auto back = [&](uint32_t rank) {
+    JoinRequest request = JoinOfAnotherProcess(rank);
+    request.mutable_options()->set_min_workers(1);
+    request.mutable_options()->set_round_deadline_us(1000000);
+    return JoinFrom(aggregator, request, absl::StrCat("new ", rank));
+  };
+  JoinResult first = back(0), second = back(1);
+  aggregator.CloseLateRounds();
+  EXPECT_TRUE(first.waits() && second.waits()) << "those before are there";
+  connections_ = {"new 0", "new 1"};
+  aggregator.CloseLateRounds();
+  for (const JoinResult& result : {first, second}) {
+    EXPECT_EQ(result.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(result.is_to_be_tried_again());
+    EXPECT_THAT(result.message(), HasSubstr("all of its processes are gone"));
+  }
+  EXPECT_THAT(JobNames(aggregator), IsEmpty());
 }
 
 TEST_F(Connected, JobOfAnotherSizeBeginsWhenAllAreGone) {

@@ -102,7 +102,7 @@ struct JobMetrics {
 struct AggregatorMetrics {
   uint32_t shard = 0;
   uint32_t shard_count = 1;
-  uint64_t generation = 0;       // how often the state directory has been served; 0: there is none
+  uint64_t generation = 0;       // grows each time the state directory is served; 0: there is none
   std::vector<JobMetrics> jobs;  // by name
 };
 

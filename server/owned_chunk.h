@@ -87,7 +87,7 @@ class OwnedChunk {
   // frames.
   OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size, Bell* bell);
 
-  // Goes on from a saved state, as the `generation`-th process does. Before anything else.
+  // Goes on from a saved state, as the process of that generation does. Before anything else.
   void Restore(ChunkState state, uint64_t generation, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Contributes a frame for this chunk that passed CheckFrame, and waits for its round to close.

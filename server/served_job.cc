@@ -326,6 +326,12 @@ absl::Status ServedJob::state_error() const {
   return error;
 }
 
+bool ServedJob::IsOnlyReturnedTo(absl::Time now) const {
+  const bool one_has_rank =
+      absl::c_any_of(returning_, [](const auto& returning) { return returning.second.has_rank; });
+  return !returning_.empty() && !one_has_rank && membership_.AllGone(now);
+}
+
 void ServedJob::End(const absl::Status& reason) {
   Callbacks callbacks;
   for (Membership::EndedJoin& join : membership_.CancelAll(reason)) {

@@ -54,7 +54,7 @@ class ServedJob {
     Bell& late;       // rung when CloseLateRounds may have something to do
   };
 
-  // A new one. In the aggregator's `generation`-th process; 0: nothing is written down.
+  // A new one. In the process of that generation; 0: nothing is written down.
   ServedJob(std::shared_ptr<Job> job, uint64_t generation, Bells bells,
             const Membership::Connections& connections);
   // One that goes on from what was written down.
@@ -111,6 +111,10 @@ class ServedJob {
   // Of the last attempts to write down.
   absl::Status state_error() const;
   const SnapshotMetrics& snapshots() const { return snapshots_; }
+
+  // Only processes that come back to it are there, each waiting for a rank that nobody has: none
+  // misses a round, so none is ever absent.
+  bool IsOnlyReturnedTo(absl::Time now) const;
 
   // Ends all calls, and the rounds. With no lock held.
   void End(const absl::Status& reason);

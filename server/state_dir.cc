@@ -19,6 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "failpoint/failpoint.h"
 
 namespace signpost {
@@ -155,7 +157,9 @@ absl::Status StateDir::CountGeneration(ShardId shard) {
   } else if (!absl::IsNotFound(generation.status())) {
     return generation.status();
   }
-  ++generation_;
+  // A directory may be an older copy of itself, of which the same generations have come before.
+  const uint64_t now = std::max<int64_t>(absl::ToUnixMillis(absl::Now()), 0);
+  generation_ = std::max(generation_ + 1, now);
   return Replace(disk_, kIdentity, {IdentityOf(shard, generation_)});
 }
 
@@ -181,6 +185,10 @@ absl::StatusOr<StateDir::Recovered> StateDir::Recover(bool allow_error_reset) {
     while (!sequences.empty()) {
       const std::string name = NameOf({epoch, sequences.back()});
       absl::StatusOr<JobState> state = ReadSnapshot(disk_, name);
+      if (state.ok() && state->id.epoch != epoch) {
+        state = absl::DataLossError(
+            absl::StrFormat("%s is damaged: it is of epoch %d", name, state->id.epoch));
+      }
       if (state.ok()) {
         recovered.jobs.push_back(*std::move(state));
         break;

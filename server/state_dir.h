@@ -26,7 +26,7 @@ namespace signpost {
 // Not thread-safe, but for SaveLateRounds.
 class StateDir {
  public:
-  // Creates the directory if need be, locks it, and counts a new generation. UNAVAILABLE when
+  // Creates the directory if need be, locks it, and begins a new generation. UNAVAILABLE when
   // another process has it locked; FAILED_PRECONDITION, naming both, when it belongs to another
   // shard or version.
   static absl::StatusOr<std::unique_ptr<StateDir>> Open(const std::string& path, ShardId shard);
@@ -39,7 +39,7 @@ class StateDir {
 
   ~StateDir();
 
-  uint64_t generation() const { return generation_; }  // the first one is 1
+  uint64_t generation() const { return generation_; }  // more than all before it
 
   // A message about it, for peers: they need not know where it is.
   std::string WithoutPath(absl::string_view message) const;

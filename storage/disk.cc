@@ -170,7 +170,9 @@ class Directory final : public Disk {
     absl::StatusOr<std::vector<std::string>> names = NamesIn(path_);
     if (!names.ok()) return names.status();
     for (const std::string& name : *names) {
-      if (!IsDirectory(PathOf(name))) continue;
+      const absl::StatusOr<bool> is_directory = IsDirectory(PathOf(name));
+      if (!is_directory.ok()) return is_directory.status();
+      if (!*is_directory) continue;
       const absl::Status status = SyncNamesIn(PathOf(name));
       if (!status.ok() && !absl::IsNotFound(status)) return status;
     }
@@ -200,7 +202,9 @@ class Directory final : public Disk {
     if (!entries.ok()) return entries;
     std::vector<std::string> names;
     for (const std::string& entry : *entries) {
-      if (!IsDirectory(PathOf(entry))) {
+      const absl::StatusOr<bool> is_directory = IsDirectory(PathOf(entry));
+      if (!is_directory.ok()) return is_directory.status();
+      if (!*is_directory) {
         names.push_back(entry);
         continue;
       }
@@ -230,20 +234,28 @@ class Directory final : public Disk {
     return slash == std::string::npos ? "" : PathOf(name.substr(0, slash));
   }
 
-  static bool IsDirectory(const std::string& path) {
+  // False too of what went meanwhile.
+  static absl::StatusOr<bool> IsDirectory(const std::string& path) {
     struct stat status;
-    return stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+    if (stat(path.c_str(), &status) == 0) return S_ISDIR(status.st_mode);
+    if (errno == ENOENT) return false;
+    return SystemError("look at", path);
   }
 
   static absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& path) {
     DIR* directory = opendir(path.c_str());
     if (directory == nullptr) return SystemError("list", path);
     std::vector<std::string> names;
-    while (const dirent* entry = readdir(directory)) {
+    while (true) {
+      errno = 0;  // readdir(3): an error looks like the end otherwise
+      const dirent* const entry = readdir(directory);
+      if (entry == nullptr) break;
       const std::string name = entry->d_name;
       if (name != "." && name != "..") names.push_back(name);
     }
+    const absl::Status status = errno == 0 ? absl::OkStatus() : SystemError("list", path);
     closedir(directory);
+    if (!status.ok()) return status;
     return names;
   }
 

@@ -93,6 +93,19 @@ TEST_F(DirectoryTest, AFileThatIsNotFilledLeavesTheOneBefore) {
   EXPECT_EQ(*disk_->Read("file"), "before");
 }
 
+// What is not looked at must not look as if it were not there.
+TEST_F(DirectoryTest, IsNotListedWhenSomethingInItCannotBeLookedAt) {
+  std::filesystem::create_symlink("loop", path_ + "/loop");
+  for (const absl::Status& status : {disk_->List().status(), disk_->SyncDirectory()}) {
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_EQ(status.message(),
+              absl::StrCat("cannot look at ", path_, "/loop: Too many levels of symbolic links"));
+  }
+  std::filesystem::remove(path_ + "/loop");
+  std::filesystem::create_symlink("nowhere", path_ + "/dangling");
+  EXPECT_THAT(*disk_->List(), ElementsAre("dangling"));
+}
+
 TEST_F(DirectoryTest, WhatIsNotThereIsNotFoundAndNamed) {
   const absl::Status status = disk_->Read("sub/none").status();
   EXPECT_TRUE(absl::IsNotFound(status));

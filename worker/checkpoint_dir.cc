@@ -133,6 +133,16 @@ absl::Status Damaged(const std::string& checkpoint, const std::string& file,
       absl::StrCat("checkpoint ", checkpoint, ": ", file, " is damaged: ", why.message()));
 }
 
+// The ranks' sums are there before the parameters, and go once there is a manifest.
+bool HadManifest(const std::vector<std::string>& files) {
+  return absl::c_linear_search(files, kParametersFile) &&
+         absl::c_none_of(files, [](const auto& file) { return absl::EndsWith(file, ".sum"); });
+}
+
+absl::Status ManifestIsGone(const std::string& checkpoint) {
+  return Damaged(checkpoint, kManifestFile, absl::DataLossError("it is gone"));
+}
+
 }  // namespace
 
 std::string CheckpointId::name() const {
@@ -163,9 +173,12 @@ absl::StatusOr<CheckpointFile> FindFile(const CheckpointManifest& manifest,
 absl::StatusOr<std::vector<CheckpointEntry>> CheckpointDir::List() const {
   absl::StatusOr<Tree> tree = ListTree(disk_);
   if (!tree.ok()) return tree.status();
-  std::vector<CheckpointEntry> entries;
+  std::vector<CheckpointEntry> entries, without_manifest;
   for (const auto& [checkpoint, files] : *tree) {
-    if (!absl::c_linear_search(files, kManifestFile)) continue;
+    if (!absl::c_linear_search(files, kManifestFile)) {
+      if (HadManifest(files)) without_manifest.push_back({checkpoint, ManifestIsGone(checkpoint)});
+      continue;
+    }
     absl::StatusOr<CheckpointManifest> manifest = ReadManifest(checkpoint);
     if (absl::IsNotFound(manifest.status())) continue;  // removed meanwhile
     // The disk may be at fault for the moment only: then nothing may be passed over.
@@ -176,6 +189,12 @@ absl::StatusOr<std::vector<CheckpointEntry>> CheckpointDir::List() const {
     if (!a.manifest.ok() || !b.manifest.ok()) return a.manifest.ok() > b.manifest.ok();
     return a.manifest->sequence() > b.manifest->sequence();
   });
+  // Others are on their way out.
+  const bool has_newest = !entries.empty() && entries.front().manifest.ok();
+  const std::optional<uint64_t> newest = has_newest ? StepOf(entries.front().name) : std::nullopt;
+  for (CheckpointEntry& entry : without_manifest) {
+    if (StepOf(entry.name) > newest) entries.push_back(std::move(entry));
+  }
   return entries;
 }
 
@@ -186,6 +205,9 @@ absl::StatusOr<CheckpointManifest> CheckpointDir::ReadManifest(
   CheckpointManifest manifest;
   absl::Status status = DecodeMessage(*file, manifest);
   if (status.ok()) status = CheckManifest(manifest);
+  if (status.ok() && manifest.step() != StepOf(checkpoint)) {
+    status = absl::DataLossError(absl::StrCat("it is of step ", manifest.step()));
+  }
   if (!status.ok()) return Damaged(checkpoint, kManifestFile, status);
   return manifest;
 }
@@ -252,6 +274,28 @@ absl::StatusOr<bool> CheckpointDir::IsCommitted(const CheckpointId& id) const {
   absl::StatusOr<Tree> tree = ListTree(disk_);
   if (!tree.ok()) return tree.status();
   return absl::c_linear_search((*tree)[id.name()], kManifestFile);
+}
+
+absl::Status CheckpointDir::CheckHasParameters(const CheckpointId& id,
+                                               uint32_t parameters_crc32c) const {
+  const absl::StatusOr<CheckpointManifest> manifest = ReadManifest(id.name());
+  if (!manifest.ok()) return manifest.status();
+  if (manifest->options().parameters_crc32c() == parameters_crc32c) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "step %d is saved already, with other parameters than there are now (CRC-32C %08x, and "
+      "%08x): what was written into them since is saved with the next step",
+      id.step, manifest->options().parameters_crc32c(), parameters_crc32c));
+}
+
+absl::Status CheckpointDir::RemoveUncommitted(const CheckpointId& but) {
+  const absl::StatusOr<Tree> tree = ListTree(disk_);
+  if (!tree.ok()) return tree.status();
+  absl::Status first_error;
+  for (const auto& [checkpoint, files] : *tree) {
+    if (absl::c_linear_search(files, kManifestFile) || checkpoint == but.name()) continue;
+    if (*StepOf(checkpoint) <= but.step) first_error.Update(RemoveCheckpoint(checkpoint, files));
+  }
+  return first_error;
 }
 
 absl::StatusOr<uint64_t> CheckpointDir::LastSequence() const {

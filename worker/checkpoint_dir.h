@@ -51,8 +51,8 @@ class CheckpointDir {
  public:
   explicit CheckpointDir(Disk& disk) : disk_(disk) {}
 
-  // The committed checkpoints, the newest first; those whose manifest is damaged come last. Other
-  // errors are the disk's.
+  // The committed checkpoints, the newest first; those whose manifest is damaged come last, and of
+  // later steps than the newest those that have lost it. Other errors are the disk's.
   absl::StatusOr<std::vector<CheckpointEntry>> List() const;
 
   // Writing. Each replaces its file as a whole.
@@ -66,6 +66,10 @@ class CheckpointDir {
   absl::StatusOr<std::vector<uint32_t>> MissingRanks(const CheckpointId& id,
                                                      uint32_t world_size) const;
   absl::StatusOr<bool> IsCommitted(const CheckpointId& id) const;
+  // FAILED_PRECONDITION unless what was committed has these parameters. NOT_FOUND if nothing was.
+  absl::Status CheckHasParameters(const CheckpointId& id, uint32_t parameters_crc32c) const;
+  // Before one is written: removes what was not committed up to its step, by runs that died.
+  absl::Status RemoveUncommitted(const CheckpointId& but);
   // FAILED_PRECONDITION that names the ranks whose parameters are not rank 0's. Requires all parts;
   // NOT_FOUND once it is committed.
   absl::Status CheckSameParameters(const CheckpointId& id, uint32_t world_size) const;

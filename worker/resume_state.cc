@@ -26,7 +26,7 @@ absl::StatusOr<Chosen> ChooseCheckpoint(const CheckpointDir& dir) {
   Chosen chosen;
   bool found = false;
   for (CheckpointEntry& entry : *entries) {
-    if (found && entry.manifest.ok()) break;
+    if (found && entry.manifest.ok()) continue;
     absl::Status status = entry.manifest.status();
     if (status.ok()) status = dir.Verify(entry.name, *entry.manifest);
     if (status.ok()) {

@@ -120,11 +120,13 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   CheckpointDir dir(directory);
   const CheckpointId id = {steps_, AttemptOf(shards_.epochs())};
   absl::StatusOr<bool> committed = dir.IsCommitted(id);
-  if (!committed.ok() || *committed) return committed.status();
+  if (!committed.ok()) return committed.status();
+  if (*committed) return dir.CheckHasParameters(id, CommonCrc32c());
 
   if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
   const absl::StatusOr<ChunkErrors> errors = ReadErrors();
   if (!errors.ok()) return errors.status();
+  if (options_.rank == 0) dir.RemoveUncommitted(id).IgnoreError();  // the room may do without
   const HostRank rank(*adam_, layout_);
   if (absl::Status status = adam_->Check(); !status.ok()) return status;
   SectionWriter part(kCheckpointFirstLine);

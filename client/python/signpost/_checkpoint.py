@@ -6,12 +6,14 @@ from typing import Union
 
 _CHECKPOINT = re.compile(r"step-\d{12,}-[0-9a-f]{16}")
 _MANIFEST = "manifest"  # with it a checkpoint is committed
+_PARAMETERS = "parameters"  # come when there is a sum...
+_SUM = ".sum"  # ...which goes when there is a manifest
 
 
 def has_checkpoint(directory: Union[str, "os.PathLike[str]"]) -> bool:
     """Whether there is a committed checkpoint in the directory, so that `resume=directory` is no
     NotFoundError. What a job has left that ended during its first checkpoint is none; nor is there
-    one in a directory that does not exist.
+    one in a directory that does not exist. One that has lost its manifest is there, and damaged.
 
         resume = directory if signpost.has_checkpoint(directory) else None
 
@@ -27,13 +29,14 @@ def has_checkpoint(directory: Union[str, "os.PathLike[str]"]) -> bool:
     except FileNotFoundError:
         return False
     checkpoints = filter(_CHECKPOINT.fullmatch, names)
-    return any(_is_there(os.path.join(path, name, _MANIFEST)) for name in checkpoints)
+    return any(_is_or_was_committed(os.path.join(path, name)) for name in checkpoints)
 
 
-def _is_there(path: str) -> bool:
-    """Unlike os.path.exists, not just because it may not be looked at."""
+def _is_or_was_committed(path: str) -> bool:
     try:
-        os.stat(path)
+        names = os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return True
+    if _MANIFEST in names:
+        return True
+    return _PARAMETERS in names and not any(name.endswith(_SUM) for name in names)
