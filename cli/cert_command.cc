@@ -8,6 +8,7 @@
 #include <sstream>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "proto/exit_code.h"
@@ -45,11 +46,19 @@ std::string Describe(const CertificateFacts& facts) {
   return absl::StrCat(facts.identity.ToUri(), ", until ", FormatDay(facts.valid_until));
 }
 
+// While authorities change, a TLS directory trusts both: then it stays as it is.
+std::string RootsFor(const std::string& directory, const std::string& authority) {
+  const absl::StatusOr<TlsFiles> present = ReadTlsDir(directory);
+  const bool is_among_them = present.ok() && absl::StrContains(present->roots, authority);
+  return is_among_them ? present->roots : authority;
+}
+
 // Issues one, writes it, and says so.
 absl::Status IssueTo(const Authority& authority, const Flags& flags, const Identity& identity,
                      const std::string& directory) {
-  const absl::StatusOr<TlsFiles> files = authority.Issue(identity, Days(flags.days));
+  absl::StatusOr<TlsFiles> files = authority.Issue(identity, Days(flags.days));
   if (!files.ok()) return files.status();
+  files->roots = RootsFor(directory, files->roots);
   const absl::StatusOr<CertificateFacts> facts = CheckTlsFiles(*files, absl::Now());
   if (!facts.ok()) return facts.status();
   if (absl::Status status = WriteTlsDir(directory, *files); !status.ok()) return status;
@@ -57,35 +66,59 @@ absl::Status IssueTo(const Authority& authority, const Flags& flags, const Ident
   return absl::OkStatus();
 }
 
-absl::StatusOr<int> Init(const Flags& flags) {
-  const std::string certificate_file = AuthorityFile(flags, "ca.crt");
+absl::StatusOr<bool> IsThere(const std::string& path) {
   std::error_code error;
-  const bool is_there = std::filesystem::exists(certificate_file, error);
-  if (error) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot look for ", certificate_file, ": ", error.message()));
-  }
-  if (is_there) {
+  const bool is_there = std::filesystem::exists(path, error);
+  if (!error) return is_there;
+  return absl::InvalidArgumentError(absl::StrCat("cannot look for ", path, ": ", error.message()));
+}
+
+Identity IdentityToInit(const Flags& flags, PeerRole role) {
+  Identity identity = {flags.trust_domain, role, flags.JobOrAll()};
+  // They serve any number of jobs.
+  if (role == PeerRole::kAggregator) identity.job.reset();
+  return identity;
+}
+
+// Before anything is written.
+absl::Status CheckCanInit(const Flags& flags) {
+  const std::string certificate_file = AuthorityFile(flags, "ca.crt");
+  const absl::StatusOr<bool> has_authority = IsThere(certificate_file);
+  if (!has_authority.ok()) return has_authority.status();
+  if (*has_authority) {
     return absl::InvalidArgumentError(
         absl::StrCat(certificate_file,
                      " is there already, and certificates of it may be in use; "
                      "`signpost cert issue` makes more of them"));
   }
+  for (const PeerRole role : kPeerRoles) {
+    const absl::Status status = IdentityToInit(flags, role).Check();
+    if (!status.ok()) return status;
+    const std::string key = absl::StrCat(flags.directory, "/", NameOf(role), "/tls.key");
+    const absl::StatusOr<bool> has_key = IsThere(key);
+    if (!has_key.ok()) return has_key.status();
+    if (!*has_key) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        key, " is there already, and its authority is elsewhere: bring that back to ",
+        AuthorityFile(flags, ""), " for `signpost cert issue`, or give another directory"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> Init(const Flags& flags) {
+  if (absl::Status status = CheckCanInit(flags); !status.ok()) return status;
   const absl::StatusOr<Authority> authority =
       Authority::Make(absl::StrCat("Signpost ", flags.trust_domain), Days(flags.authority_days));
   if (!authority.ok()) return authority.status();
   for (const PeerRole role : kPeerRoles) {
-    Identity identity = {flags.trust_domain, role, flags.JobOrAll()};
-    // They serve any number of jobs.
-    if (role == PeerRole::kAggregator) identity.job.reset();
-    absl::Status status =
-        IssueTo(*authority, flags, identity, absl::StrCat(flags.directory, "/", NameOf(role)));
+    absl::Status status = IssueTo(*authority, flags, IdentityToInit(flags, role),
+                                  absl::StrCat(flags.directory, "/", NameOf(role)));
     if (!status.ok()) return status;
   }
-  // Last: without it, the command can be repeated.
   absl::Status status = MakePrivateDirectory(flags.directory + "/ca");
   if (status.ok()) status = WritePrivateFile(AuthorityFile(flags, "ca.key"), authority->key());
-  if (status.ok()) status = WritePrivateFile(certificate_file, authority->certificate());
+  if (status.ok())
+    status = WritePrivateFile(AuthorityFile(flags, "ca.crt"), authority->certificate());
   if (!status.ok()) return status;
   std::printf("%s: the authority. Whoever has its ca.key can be anyone: keep it off the cluster\n",
               AuthorityFile(flags, "").c_str());
@@ -111,11 +144,17 @@ absl::StatusOr<Identity> IdentityToIssue(const Flags& flags, const CLI::App& iss
         absl::StrCat("--role is '", flags.role, "', wanted aggregator, worker, observer or admin"));
   }
   Identity identity = {flags.trust_domain, *role, flags.JobOrAll()};
+  const absl::StatusOr<bool> has_key = IsThere(flags.to + "/tls.key");
+  if (!has_key.ok()) return has_key.status();
+  if (!*has_key) return identity;
   const absl::StatusOr<TlsFiles> files = ReadTlsDir(flags.to);
-  if (absl::IsNotFound(files.status())) return identity;
-  if (!files.ok()) return files.status();
-  const absl::StatusOr<Identity> present = IdentityIn(files->certificate);
-  if (!present.ok()) return identity;
+  const absl::StatusOr<Identity> present =
+      files.ok() ? IdentityIn(files->certificate) : files.status();
+  if (!present.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flags.to, " has a tls.key, and is no TLS directory of Signpost: give another directory (",
+        present.status().message(), ")"));
+  }
   if (issue.count("--role") == 0) identity.role = present->role;
   if (issue.count("--trust-domain") == 0) identity.trust_domain = present->trust_domain;
   if (issue.count("--job") == 0) identity.job = present->job;

@@ -590,6 +590,55 @@ TEST(Cert, ADirectoryThatIsRenewedKeepsItsIdentity) {
               HasSubstr("spiffe://signpost/observer, until"));
 }
 
+TEST(Cert, ADirectoryThatTrustsMoreAuthoritiesGoesOnToDoSo) {
+  const std::string directory = ::testing::TempDir() + "/two_authorities";
+  for (const char* authority : {"/old", "/new"}) {
+    ASSERT_EQ(RunProgram(absl::StrCat("cert init ", directory, authority)).exit_code, 0);
+  }
+  const std::string both =
+      ReadFile(directory + "/old/ca/ca.crt") + ReadFile(directory + "/new/ca/ca.crt");
+  std::ofstream(directory + "/old/worker/ca.crt") << both;
+  const Outcome renewed =
+      RunProgram(absl::StrCat("cert issue ", directory, "/new --to ", directory, "/old/worker"));
+  EXPECT_EQ(renewed.exit_code, 0) << renewed.output;
+  EXPECT_EQ(ReadFile(directory + "/old/worker/ca.crt"), both);
+  EXPECT_EQ(RunProgram(absl::StrCat("cert show ", directory, "/old/worker")).exit_code, 0);
+}
+
+TEST(Cert, KeysThatAreNoneOfItsOwnStay) {
+  const std::string directory = ::testing::TempDir() + "/foreign_keys";
+  ASSERT_EQ(RunProgram("cert init " + directory).exit_code, 0);
+  const std::string web = directory + "/web";
+  std::filesystem::create_directory(web);
+  std::ofstream(web + "/tls.key") << "a web server's";
+  Outcome refused = RunProgram(absl::StrCat("cert issue ", directory, " --to ", web));
+  EXPECT_EQ(refused.exit_code, 64);
+  EXPECT_THAT(refused.output, HasSubstr("has a tls.key, and is no TLS directory of Signpost"));
+  EXPECT_EQ(ReadFile(web + "/tls.key"), "a web server's");
+
+  const std::string key = ReadFile(directory + "/worker/tls.key");
+  std::filesystem::rename(directory + "/ca", directory + "/kept_elsewhere");
+  refused = RunProgram("cert init " + directory);
+  EXPECT_EQ(refused.exit_code, 64);
+  EXPECT_THAT(refused.output,
+              HasSubstr("tls.key is there already, and its authority is elsewhere"));
+  EXPECT_EQ(ReadFile(directory + "/worker/tls.key"), key);
+
+  const std::string none = ::testing::TempDir() + "/none";
+  EXPECT_EQ(RunProgram("cert init --job nlp/bert " + none).exit_code, 64);
+  EXPECT_FALSE(std::filesystem::exists(none));
+}
+
+TEST(Cert, ADirectoryMayBeNamedWithASlashBehindIt) {
+  const std::string directory = ::testing::TempDir() + "/with_slash";
+  ASSERT_EQ(RunProgram("cert init " + directory).exit_code, 0);
+  const mode_t before = umask(S_IWOTH);
+  const Outcome issued =
+      RunProgram(absl::StrCat("cert issue ", directory, " --to ", directory, "/more/"));
+  umask(before);
+  EXPECT_EQ(issued.exit_code, 0) << issued.output;
+}
+
 TEST(Aggregator, GivesJobsNoMoreThanTheGraceWhenItDrains) {
   Started aggregator(WithPid("aggregator --drain-grace 0s"));
   const pid_t pid = ToPid(aggregator.ReadLine());

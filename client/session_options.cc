@@ -244,7 +244,8 @@ absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOpt
     };
   }
   if (absl::Status status = StartTrace(options); !status.ok()) return status;
-  const auto security = ClientSecurity::Open(options.security, options.aggregators, on_connection);
+  const auto security = ClientSecurity::Open(options.security, options.aggregators, on_connection,
+                                             options.worker.job);
   if (!security.ok()) return security.status();
   std::vector<std::unique_ptr<Channel>> channels;
   for (const std::string& target : options.aggregators) {

@@ -8,8 +8,9 @@ namespace signpost {
 
 absl::StatusOr<std::shared_ptr<const ClientSecurity>> ClientSecurity::Open(
     const TransportSecurity& security, const std::vector<std::string>& targets,
-    TlsCredentials::OnWarning on_warning) {
+    TlsCredentials::OnWarning on_warning, const std::string& job) {
   auto client = std::make_shared<ClientSecurity>();
+  client->job_ = job;
   std::string exposed;
   for (const std::string& target : targets) {
     if (absl::Status status = CheckTransport(target, security); !status.ok()) return status;
@@ -38,8 +39,8 @@ std::string ClientSecurity::JobToAskAbout() const {
 std::shared_ptr<grpc::ChannelCredentials> ClientSecurity::CredentialsFor(
     const std::string& target, TlsCredentials::To to) const {
   if (tls_ == nullptr || IsUnixAddress(target)) return grpc::InsecureChannelCredentials();
-  if (token_ == nullptr) return tls_->ForChannels(to);
-  return grpc::CompositeChannelCredentials(tls_->ForChannels(to), CredentialsOf(token_));
+  if (token_ == nullptr) return tls_->ForChannels(to, job_);
+  return grpc::CompositeChannelCredentials(tls_->ForChannels(to, job_), CredentialsOf(token_));
 }
 
 }  // namespace signpost

@@ -20,12 +20,12 @@ namespace signpost {
 // Shared by a process's channels, which keep it. Thread-safe.
 class ClientSecurity {
  public:
-  // For connections to all of these. Warnings are of TlsCredentials and TokenFile, or
-  // PlainTextWarning's when a target is beyond loopback; from any thread. Errors as
-  // CheckTransport's, TlsCredentials::Load's and TokenFile::Open's.
+  // For connections to all of these, about `job`, or if that is empty about any. Warnings are of
+  // TlsCredentials and TokenFile, or PlainTextWarning's when a target is beyond loopback; from any
+  // thread. Errors as CheckTransport's, TlsCredentials::Load's and TokenFile::Open's.
   static absl::StatusOr<std::shared_ptr<const ClientSecurity>> Open(
       const TransportSecurity& security, const std::vector<std::string>& targets,
-      TlsCredentials::OnWarning on_warning);
+      TlsCredentials::OnWarning on_warning, const std::string& job = "");
 
   bool is_tls() const { return tls_ != nullptr; }
   // This process's, with mTLS.
@@ -40,6 +40,7 @@ class ClientSecurity {
       const std::string& target, TlsCredentials::To to = TlsCredentials::To::kAggregators) const;
 
  private:
+  std::string job_;
   std::shared_ptr<TlsCredentials> tls_;                   // or null
   std::shared_ptr<TokenFile> token_;                      // with mTLS, or null
   std::unique_ptr<PlainTextWarning> plain_text_warning_;  // or null

@@ -32,12 +32,13 @@ constexpr absl::Duration kRetirement = absl::Minutes(5);
 // Judges servers for those who connect to them. gRPC has verified the chain.
 class ServerVerifier final : public grpc::experimental::ExternalCertificateVerifier {
  public:
-  ServerVerifier(Identity own, TlsCredentials::To to) : own_(std::move(own)), to_(to) {}
+  ServerVerifier(Identity own, TlsCredentials::To to, std::string job)
+      : own_(std::move(own)), to_(to), job_(std::move(job)) {}
 
   bool Verify(grpc::experimental::TlsCustomVerificationCheckRequest* request,
               std::function<void(grpc::Status)>, grpc::Status* sync_status) override {
     const absl::Status status = to_ == TlsCredentials::To::kAggregators
-                                    ? CheckAggregator(request->uri_names(), own_)
+                                    ? CheckAggregator(request->uri_names(), own_, job_)
                                     : IdentityOfPeer(request->uri_names(), own_).status();
     *sync_status = status.ok() ? grpc::Status::OK
                                : grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
@@ -50,6 +51,7 @@ class ServerVerifier final : public grpc::experimental::ExternalCertificateVerif
  private:
   const Identity own_;
   const TlsCredentials::To to_;
+  const std::string job_;
 };
 
 // For gRPC's watcher, which reads them by path as often as it likes.
@@ -248,7 +250,8 @@ void TlsCredentials::WarnOfExpiry(absl::Time now) {
       "; a new one in its place is used without a restart (`signpost cert issue`)"));
 }
 
-std::shared_ptr<grpc::ChannelCredentials> TlsCredentials::ForChannels(To to) const {
+std::shared_ptr<grpc::ChannelCredentials> TlsCredentials::ForChannels(
+    To to, const std::string& job) const {
   grpc::experimental::TlsChannelCredentialsOptions options;
   options.set_certificate_provider(files_->provider());
   options.watch_root_certs();
@@ -256,7 +259,7 @@ std::shared_ptr<grpc::ChannelCredentials> TlsCredentials::ForChannels(To to) con
   options.set_verify_server_certs(true);
   options.set_check_call_host(false);
   options.set_certificate_verifier(
-      grpc::experimental::ExternalCertificateVerifier::Create<ServerVerifier>(identity_, to));
+      grpc::experimental::ExternalCertificateVerifier::Create<ServerVerifier>(identity_, to, job));
   return grpc::experimental::TlsCredentials(options);
 }
 

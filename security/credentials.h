@@ -40,10 +40,12 @@ class TlsCredentials {
 
   // For connections to whom. Names of hosts are not looked at. Must not be used after this object.
   //
-  // To aggregators: a server is one if its certificate has that role, this trust
-  // domain, and this identity's job or all jobs. To members: whoever is of this trust domain.
+  // To aggregators: a server is one if its certificate has that role, this trust domain, and this
+  // identity's job or all jobs; where this identity is of all, `job` is, unless it is empty. To
+  // members: whoever is of this trust domain.
   enum class To { kAggregators, kMembers };
-  std::shared_ptr<grpc::ChannelCredentials> ForChannels(To to = To::kAggregators) const;
+  std::shared_ptr<grpc::ChannelCredentials> ForChannels(To to = To::kAggregators,
+                                                        const std::string& job = "") const;
 
   // For servers that only talk to who has a certificate. What those may do is for an Authorizer.
   // Must not be used after this object.

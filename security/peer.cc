@@ -27,16 +27,18 @@ absl::StatusOr<Identity> IdentityOfPeer(const std::vector<grpc::string_ref>& uri
   return identity;
 }
 
-absl::Status CheckAggregator(const std::vector<grpc::string_ref>& uris, const Identity& own) {
+absl::Status CheckAggregator(const std::vector<grpc::string_ref>& uris, const Identity& own,
+                             absl::string_view job) {
   const absl::StatusOr<Identity> identity = IdentityOfPeer(uris, own);
   if (!identity.ok()) return identity.status();
   if (identity->role != PeerRole::kAggregator) {
     return absl::UnauthenticatedError(
         absl::StrCat("the server is ", identity->ToUri(), ", which is no aggregator"));
   }
-  if (identity->job.has_value() && own.job.has_value() && !identity->Covers(*own.job)) {
-    return absl::UnauthenticatedError(absl::StrCat(
-        "the server is ", identity->ToUri(), ", an aggregator of another job than ", *own.job));
+  const absl::string_view wanted = own.job.has_value() ? *own.job : job;
+  if (!wanted.empty() && !identity->Covers(wanted)) {
+    return absl::UnauthenticatedError(absl::StrCat("the server is ", identity->ToUri(),
+                                                   ", an aggregator of another job than ", wanted));
   }
   return absl::OkStatus();
 }

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "grpcpp/support/string_ref.h"
 #include "security/identity.h"
 
@@ -18,8 +19,10 @@ namespace signpost {
 absl::StatusOr<Identity> IdentityOfPeer(const std::vector<grpc::string_ref>& uris,
                                         const Identity& own);
 
-// Whether it is an aggregator of the job that `own` is of. UNAUTHENTICATED, saying what it is.
-absl::Status CheckAggregator(const std::vector<grpc::string_ref>& uris, const Identity& own);
+// Whether it is an aggregator of the job that `own` is of, or, where that is of all, of `job`; of
+// any if that is empty. UNAUTHENTICATED, saying what it is.
+absl::Status CheckAggregator(const std::vector<grpc::string_ref>& uris, const Identity& own,
+                             absl::string_view job);
 
 }  // namespace signpost
 

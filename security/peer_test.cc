@@ -27,14 +27,18 @@ TEST(Peer, IsWhoItsOnlySpiffeIdSays) {
 }
 
 TEST(Peer, IsAnAggregatorOfTheJobOrOfAll) {
-  EXPECT_TRUE(CheckAggregator({"spiffe://signpost/aggregator"}, kWorkerOfA).ok());
-  EXPECT_TRUE(CheckAggregator({"spiffe://signpost/aggregator/a"}, kWorkerOfA).ok());
-  EXPECT_TRUE(CheckAggregator({"spiffe://signpost/aggregator/b"}, kWorker).ok());
-  EXPECT_THAT(CheckAggregator({"spiffe://signpost/aggregator/b"}, kWorkerOfA).message(),
+  EXPECT_TRUE(CheckAggregator({"spiffe://signpost/aggregator"}, kWorkerOfA, "a").ok());
+  EXPECT_TRUE(CheckAggregator({"spiffe://signpost/aggregator/a"}, kWorkerOfA, "a").ok());
+  EXPECT_TRUE(CheckAggregator({"spiffe://signpost/aggregator/b"}, kWorker, "b").ok());
+  EXPECT_TRUE(CheckAggregator({"spiffe://signpost/aggregator/b"}, kWorker, "b/norm").ok());
+  EXPECT_TRUE(CheckAggregator({"spiffe://signpost/aggregator/b"}, kWorker, "").ok());
+  EXPECT_THAT(CheckAggregator({"spiffe://signpost/aggregator/b"}, kWorker, "a").message(),
               HasSubstr("an aggregator of another job than a"));
-  EXPECT_THAT(CheckAggregator({"spiffe://signpost/worker/a"}, kWorkerOfA).message(),
+  EXPECT_THAT(CheckAggregator({"spiffe://signpost/aggregator/b"}, kWorkerOfA, "a").message(),
+              HasSubstr("an aggregator of another job than a"));
+  EXPECT_THAT(CheckAggregator({"spiffe://signpost/worker/a"}, kWorkerOfA, "a").message(),
               HasSubstr("which is no aggregator"));
-  EXPECT_THAT(CheckAggregator({"spiffe://other/aggregator"}, kWorkerOfA).message(),
+  EXPECT_THAT(CheckAggregator({"spiffe://other/aggregator"}, kWorkerOfA, "a").message(),
               HasSubstr("wanted one of the trust domain signpost"));
 }
 

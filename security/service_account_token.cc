@@ -256,6 +256,14 @@ TokenKeys& TokenKeys::operator=(TokenKeys&&) = default;
 TokenKeys::~TokenKeys() = default;
 
 absl::StatusOr<TokenKeys> TokenKeys::Parse(absl::string_view jwks) {
+  std::vector<std::string> wrong;
+  absl::StatusOr<TokenKeys> keys = ParseGood(jwks, wrong);
+  if (keys.ok() && !wrong.empty()) return absl::InvalidArgumentError(wrong.front());
+  return keys;
+}
+
+absl::StatusOr<TokenKeys> TokenKeys::ParseGood(absl::string_view jwks,
+                                               std::vector<std::string>& wrong) {
   const std::optional<Struct> set = ParseObject(jwks);
   const Value* const list = set.has_value() ? Find(*set, "keys") : nullptr;
   if (list == nullptr || list->kind_case() != Value::kListValue) {
@@ -269,16 +277,15 @@ absl::StatusOr<TokenKeys> TokenKeys::Parse(absl::string_view jwks) {
     absl::StatusOr<PublicKey> key = algorithm == kRs256 ? RsaKey(jwk) : P256Key(jwk);
     if (key.ok() && *key == nullptr) key = absl::InvalidArgumentError("it is no point of P-256");
     if (!key.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the key ", Quote(name), ": ", key.status().message()));
-    }
-    if (!keys.keys_.try_emplace(std::string(name), Key{algorithm, *std::move(key)}).second) {
-      return absl::InvalidArgumentError(absl::StrCat("two keys have the name ", Quote(name)));
+      wrong.push_back(absl::StrCat("the key ", Quote(name), ": ", key.status().message()));
+    } else if (!keys.keys_.try_emplace(std::string(name), Key{algorithm, *std::move(key)}).second) {
+      wrong.push_back(absl::StrCat("two keys have the name ", Quote(name)));
     }
   }
-  if (!keys.keys_.empty()) return keys;
-  return absl::InvalidArgumentError(
-      "it has no key with a name (kid) for signatures with RS256 or ES256");
+  if (keys.keys_.empty()) {
+    wrong.push_back("it has no key with a name (kid) for signatures with RS256 or ES256");
+  }
+  return keys;
 }
 
 std::vector<std::string> TokenKeys::names() const {

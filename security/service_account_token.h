@@ -40,6 +40,10 @@ class TokenKeys {
   // INVALID_ARGUMENT, saying which key is wrong in what, for a set that is none, has no key for
   // tokens, two of one name, or an RSA key of less than 2048 bits or more than 8192.
   static absl::StatusOr<TokenKeys> Parse(absl::string_view jwks);
+  // The keys that are right, perhaps none, of two that have one name the first. What is wrong with
+  // the set otherwise is added to `wrong`. INVALID_ARGUMENT for what is no set.
+  static absl::StatusOr<TokenKeys> ParseGood(absl::string_view jwks,
+                                             std::vector<std::string>& wrong);
 
   TokenKeys(TokenKeys&&);
   TokenKeys& operator=(TokenKeys&&);

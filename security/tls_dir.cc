@@ -55,7 +55,9 @@ absl::StatusOr<TlsFiles> ReadTlsDir(const std::string& directory) {
   return files;
 }
 
-absl::Status MakePrivateDirectory(const std::string& directory) {
+absl::Status MakePrivateDirectory(const std::string& name) {
+  std::string directory = name;  // without the slashes behind it, whose parent it would be
+  while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
   std::error_code error;
   const std::filesystem::path parent = std::filesystem::path(directory).parent_path();
   if (!parent.empty()) std::filesystem::create_directories(parent, error);

@@ -29,21 +29,28 @@ absl::StatusOr<std::unique_ptr<TokenVerifier>> TokenVerifier::Open(const TokenOp
                                                                    OnWarning on_warning) {
   if (absl::Status status = options.rules.Check(); !status.ok()) return status;
   std::unique_ptr<TokenVerifier> verifier(new TokenVerifier(options, std::move(on_warning)));
-  if (absl::Status status = verifier->Load(); !status.ok()) return status;
+  if (absl::Status status = verifier->Load(/*is_first=*/true); !status.ok()) return status;
   return verifier;
 }
 
-absl::Status TokenVerifier::Load() {
+absl::Status TokenVerifier::FileError(absl::string_view why) const {
+  return absl::InvalidArgumentError(absl::StrCat("JWKS file ", options_.jwks, ": ", why));
+}
+
+absl::Status TokenVerifier::Load(bool is_first) {
   absl::StatusOr<std::string> contents = ReadSmallFile(options_.jwks);
   if (!contents.ok()) return contents.status();
   {
     absl::ReaderMutexLock lock(&mutex_);
     if (*contents == contents_) return absl::OkStatus();
   }
-  absl::StatusOr<TokenKeys> keys = TokenKeys::Parse(*contents);
-  if (!keys.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("JWKS file ", options_.jwks, ": ", keys.status().message()));
+  std::vector<std::string> wrong;
+  absl::StatusOr<TokenKeys> keys = TokenKeys::ParseGood(*contents, wrong);
+  if (!keys.ok()) return FileError(keys.status().message());
+  if (!wrong.empty() && is_first) return FileError(wrong.front());
+  // A key that was taken away must not count any longer for what is wrong with others.
+  for (const std::string& what : wrong) {
+    on_warning_(absl::StrCat(FileError(what).message(), "; the rest counts from now on"));
   }
   auto shared = std::make_shared<const TokenKeys>(*std::move(keys));
   absl::MutexLock lock(&mutex_);
@@ -60,7 +67,7 @@ void TokenVerifier::LookAfter(absl::Duration interval, absl::Time now) {
     if (is_early) return;
     last_look_ = now;
   }
-  const absl::Status status = Load();
+  const absl::Status status = Load(/*is_first=*/false);
   {
     absl::MutexLock lock(&mutex_);
     if (std::exchange(last_error_, std::string(status.message())) == status.message()) return;

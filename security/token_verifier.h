@@ -51,7 +51,8 @@ class TokenVerifier {
   TokenVerifier(const TokenOptions& options, OnWarning on_warning)
       : options_(options), on_warning_(std::move(on_warning)) {}
 
-  absl::Status Load() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status FileError(absl::string_view why) const;
+  absl::Status Load(bool is_first) ABSL_LOCKS_EXCLUDED(mutex_);
   void LookAfter(absl::Duration interval, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
   bool IsRemembered(absl::string_view token, absl::Time now) const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Verify(absl::string_view token, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);

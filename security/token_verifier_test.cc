@@ -95,6 +95,26 @@ TEST_F(TokenVerifierTest, AKeyThatIsTakenAwayVouchesForNobodyASecondLater) {
   EXPECT_EQ(verifier_->remembered(), 0);
 }
 
+TEST_F(TokenVerifierTest, AKeyThatIsTakenAwayIsGoneWhateverIsWrongWithOthers) {
+  const std::string token = first_.Issue(Claims());
+  const std::string wrong = R"({"kty":"EC","crv":"P-256","kid":"short","x":"AA","y":"AA"})";
+  Write(JwksOf({second_.jwk(), wrong}));
+  EXPECT_TRUE(absl::IsUnauthenticated(verifier_->Check(token, kNow)));
+  EXPECT_TRUE(verifier_->Check(second_.Issue(Claims()), kNow).ok());
+  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("the key 'short': its x or y is not 32 bytes in "
+                                               "base64url; the rest counts from now on")));
+}
+
+TEST_F(TokenVerifierTest, AnEmptySetIsOneOfNobody) {
+  const std::string token = first_.Issue(Claims());
+  EXPECT_TRUE(verifier_->Check(token, kNow).ok());
+  Write(R"({"keys":[]})");
+  for (int s = 1; s < 4; ++s) {
+    EXPECT_TRUE(absl::IsUnauthenticated(verifier_->Check(token, kNow + absl::Seconds(s))));
+  }
+  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("it has no key with a name")));
+}
+
 TEST_F(TokenVerifierTest, AClockThatIsSetBackStopsNoLook) {
   EXPECT_TRUE(verifier_->Check(first_.Issue(Claims()), kNow).ok());
   Write(JwksOf({second_.jwk()}));
