@@ -51,8 +51,8 @@ class Reduction:
 
 
 def children() -> List[str]:
-    listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-    return listed.split()
+    threads = Path("/proc/self/task").iterdir()
+    return " ".join((thread / "children").read_text() for thread in threads).split()
 
 
 def processor_s(process: str) -> float:

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Optional
 
 PROGRAM = Path(__file__).with_name("signpost")
 
@@ -16,14 +18,41 @@ def main() -> None:
 
 
 def start_private_aggregator() -> str:
-    """Starts an aggregator on loopback that ends with this process; returns its "host:port".
+    """Starts an aggregator on loopback that ends with this process; returns its "host:port"."""
+    starting = _AggregatorThread()
+    starting.start()
+    starting.has_started.wait()
+    if starting.error is not None:
+        raise starting.error
+    return starting.address
 
-    To be called from a thread that lives as long as the process, as the main thread does.
-    """
+
+class _AggregatorThread(threading.Thread):
+    """It ends with the aggregator, which would otherwise end with the thread that started it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="signpost aggregator", daemon=True)
+        self.has_started = threading.Event()
+        self.address = ""
+        self.error: Optional[BaseException] = None
+
+    def run(self) -> None:
+        try:
+            process = _aggregator_process()
+            self.address = _address_of(process)
+        except BaseException as error:
+            self.error = error
+            return
+        finally:
+            self.has_started.set()
+        process.wait()
+
+
+def _aggregator_process() -> "subprocess.Popen[str]":
     for_others = ("SIGNPOST_TLS_DIR", "SIGNPOST_CONFIG")
     environment = {k: v for k, v in os.environ.items() if k not in for_others}
     environment.setdefault("SIGNPOST_PYTHON", sys.executable)  # for codecs that are Python classes
-    process = subprocess.Popen(
+    return subprocess.Popen(
         # setpriv is of util-linux; however this process ends, the aggregator ends with it.
         ["setpriv", "--pdeathsig", "KILL", str(PROGRAM), "aggregator", "--drain-grace=0s"],
         env=environment,
@@ -32,6 +61,9 @@ def start_private_aggregator() -> str:
         start_new_session=True,  # Ctrl-C is for this process, which may still need the aggregator
         text=True,
     )
+
+
+def _address_of(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line.startswith("listening on "):

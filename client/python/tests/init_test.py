@@ -260,7 +260,8 @@ def test_a_single_process_of_a_launcher_is_alone(monkeypatch, variable, value):
 PYTHON_OF_AGGREGATOR = """
 import os, pathlib, signpost
 signpost.init()
-[aggregator] = pathlib.Path("/proc/thread-self/children").read_text().split()
+threads = pathlib.Path("/proc/self/task").iterdir()
+[aggregator] = " ".join((thread / "children").read_text() for thread in threads).split()
 variables = pathlib.Path(f"/proc/{aggregator}/environ").read_text().split("\\0")
 print([v.partition("=")[2] for v in variables if v.startswith("SIGNPOST_PYTHON=")])
 assert "SIGNPOST_PYTHON" not in os.environ or os.environ["SIGNPOST_PYTHON"] == "mine"
@@ -287,6 +288,26 @@ def answers(address):
         return True
     except OSError:
         return False
+
+
+IN_A_THREAD = """
+import os, signpost, threading
+thread = threading.Thread(target=signpost.init)
+thread.start()
+thread.join()
+print(signpost.world().aggregators[0], flush=True)
+input()
+"""
+
+
+def test_a_private_aggregator_outlives_the_thread_of_init():
+    command = [sys.executable, "-c", IN_A_THREAD]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        address = process.stdout.readline().strip()
+        time.sleep(0.2)
+        assert answers(address)
+        process.communicate("\n")
 
 
 @pytest.mark.parametrize("end, exit_code", [("", 0), ("os.kill(os.getpid(), 9)", -signal.SIGKILL)])

@@ -12,7 +12,7 @@ import pytest
 import signpost.torch as signpost
 import torch
 from signpost import DataLossError, FailedPreconditionError, InvalidArgumentError
-from signpost.torch import _device
+from signpost.torch import _device, _optimizer
 from torch import nn
 from torch.cuda.amp import grad_scaler
 
@@ -748,6 +748,71 @@ def test_frozen_and_empty_parameters_are_left_alone(make):
     set_gradients([x, empty], 0)
     optimizer.step()
     assert torch.equal(frozen, before)
+
+
+def test_a_parameter_that_is_frozen_later_is_refused(make):
+    x, y = tensors((10,), (10,))
+    optimizer = make(signpost.Adam, [x, y])
+    set_gradients([x, y], 0)
+    y.requires_grad_(False)
+    optimizer.step()  # with the gradient that it had
+    optimizer.zero_grad(set_to_none=True)
+    set_gradients([x], 1)
+    before = x.clone()
+    with pytest.raises(RuntimeError, match="parameter 1 of group 0 was frozen after the optimizer"):
+        optimizer.step()
+    assert torch.equal(x, before)
+    y.requires_grad_()
+    optimizer.step()
+
+
+class CtrlC(Exception):
+    pass
+
+
+def interrupt_behind_the_exchange(monkeypatch):
+    """What comes of Ctrl-C between a step in the library and what Python does after it, once."""
+    after_step = _optimizer.after_step
+
+    def interrupted(tensors):
+        monkeypatch.setattr(_optimizer, "after_step", after_step)
+        raise CtrlC
+
+    monkeypatch.setattr(_optimizer, "after_step", interrupted)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_that_was_taken_counts_though_its_end_is_interrupted(make, monkeypatch, overlap):
+    """Otherwise its values, of which a parameter in bf16 has none yet, would be taken back."""
+    crcs = []
+    for at in (None, 2):
+        [x] = tensors((300,))
+        x = nn.Parameter(x.detach().bfloat16())
+        optimizer = make(signpost.Adam, [x], lr=0.1, overlap=overlap)
+        for step in range(5):
+            optimizer.zero_grad()
+            (x * (step + 1)).sum().backward()
+            if step != at:
+                optimizer.step()
+                continue
+            interrupt_behind_the_exchange(monkeypatch)
+            with pytest.raises(CtrlC):
+                optimizer.step()
+            assert optimizer.steps == 3
+        crcs.append(optimizer.parameters_crc32c())
+    assert crcs[0] == crcs[1]
+
+
+def test_the_norm_of_an_interrupted_step_clips_no_other(make, monkeypatch):
+    [x] = tensors((100,))
+    optimizer = make(signpost.Adam, [x], max_grad_norm=1.0)
+    x.grad = torch.full((100,), 1.0)
+    interrupt_behind_the_exchange(monkeypatch)
+    with pytest.raises(CtrlC):
+        optimizer.step()
+    x.grad = torch.full((100,), 5.0)
+    optimizer.step()
+    assert optimizer.grad_norm == pytest.approx(50)
 
 
 def test_a_frozen_parameter_that_gets_a_gradient_is_refused(make):

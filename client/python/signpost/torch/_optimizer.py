@@ -168,8 +168,8 @@ class _JobOptimizer(torch.optim.Optimizer):
                 again; new gradients are, by the norm of the first try.
             SignpostError: the parameters may be partly stepped; resume from the newest checkpoint.
             RuntimeError: a parameter has moved in memory, or its gradient is elsewhere or of
-                another shape; a frozen one has a gradient; param_groups have other parameters than
-                when the optimizer was made; the program has changed one where that would be lost,
+                another shape; a frozen one has a gradient, or one was frozen since the optimizer
+                was made and has none; param_groups have other parameters than then; the program has changed one where that would be lost,
                 which is with a node's worker, and between synchronisations; with overlap, gradients
                 or rates are not those of the backward pass any more.
             ValueError: a group's lr, weight decay, betas or eps are out of range. Nothing was sent.
@@ -328,6 +328,7 @@ class _JobOptimizer(torch.optim.Optimizer):
         old_session, old_clipping, old_backward = self._session, self._clipping, self._backward
         self._session, self._clipping, self._tensors = session, clipping, tensors
         self._preparation = Preparation()
+        self._shown_steps: Optional[int] = None  # of those taken, which parameters have
         self._zeros = Zeros(tensors[0].values.device)
         self._in_groups = [list(group["params"]) for group in self.param_groups]
         self._frozen = [p for p in chain(*self._in_groups) if not p.requires_grad]
@@ -340,8 +341,8 @@ class _JobOptimizer(torch.optim.Optimizer):
         except SignpostError as error:
             warnings.warn(f"the job that was there before could not be left: {error}")
         if world().world_size > 1 or resumes or session.returned:
-            with torch.no_grad():
-                after_step(tensors)
+            self._show_step()
+        self._shown_steps = session.steps
         if not resumes and not session.returned:
             return
         if session.resume_warnings:
@@ -398,9 +399,15 @@ class _JobOptimizer(torch.optim.Optimizer):
         except InvalidArgumentError:
             self._preparation.step_was_refused(own)
             raise
+        self._show_step()
+        return report
+
+    @torch.no_grad()
+    def _show_step(self) -> None:
+        """What is done here once all ranks have taken it."""
         self._preparation = Preparation()
         after_step(self._tensors)
-        return report
+        self._shown_steps = self._joined().steps
 
     def _exchange(self, rates: List[Rates]) -> StepReport:
         if self._backward is not None and self._backward.has_begun:
@@ -412,6 +419,8 @@ class _JobOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _take_changes(self) -> None:
         """Of the parameters, by the program, since the last step. Errors as before_step()'s."""
+        if self._shown_steps != self._joined().steps:  # Ctrl-C came between
+            self._show_step()
         why_lost = self._why_changes_are_lost()
         for tensor in self._tensors:
             tensor.before_step(why_lost)
@@ -452,6 +461,13 @@ class _JobOptimizer(torch.optim.Optimizer):
             raise RuntimeError(
                 "a parameter that was frozen when the optimizer was made has a gradient; make a "
                 "new optimizer to train it"
+            )
+        for tensor in self._tensors:
+            if tensor.parameter.requires_grad or tensor.parameter.grad is not None:
+                continue
+            raise RuntimeError(
+                f"{tensor.name} was frozen after the optimizer was made, and its momentum would go "
+                "on to move it; make a new optimizer without it"
             )
 
     def _rates(self) -> List[Rates]:

@@ -85,13 +85,15 @@ class Backward:
             if self._sent[index] is None and not self._send(index):
                 kept.append(zeros(tensor))
                 self._session.gradient_ready(index, kept[-1].data_ptr())
+        steps = self._session.steps
         try:
-            report = self._session.finish_step()
+            return self._session.finish_step()
         except InvalidArgumentError:  # a node's worker: nothing was sent, and it can be tried again
             self._forget()
             raise
-        self._forget()
-        return report
+        finally:
+            if self._session.steps != steps:  # also when Ctrl-C came behind it
+                self._forget()
 
     def _forget(self) -> None:
         """No step has begun."""
