@@ -8,6 +8,7 @@
 #include <sstream>
 #include <string>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -49,7 +50,12 @@ std::string Describe(const CertificateFacts& facts) {
 // While authorities change, a TLS directory trusts both: then it stays as it is.
 std::string RootsFor(const std::string& directory, const std::string& authority) {
   const absl::StatusOr<TlsFiles> present = ReadTlsDir(directory);
-  const bool is_among_them = present.ok() && absl::StrContains(present->roots, authority);
+  const auto without_spaces = [](std::string pem) {
+    std::erase_if(pem, absl::ascii_isspace);
+    return pem;
+  };
+  const bool is_among_them =
+      present.ok() && absl::StrContains(without_spaces(present->roots), without_spaces(authority));
   return is_among_them ? present->roots : authority;
 }
 
@@ -110,15 +116,16 @@ absl::StatusOr<int> Init(const Flags& flags) {
   const absl::StatusOr<Authority> authority =
       Authority::Make(absl::StrCat("Signpost ", flags.trust_domain), Days(flags.authority_days));
   if (!authority.ok()) return authority.status();
-  for (const PeerRole role : kPeerRoles) {
-    absl::Status status = IssueTo(*authority, flags, IdentityToInit(flags, role),
-                                  absl::StrCat(flags.directory, "/", NameOf(role)));
-    if (!status.ok()) return status;
-  }
+  // First: what comes to an end behind it goes on by `cert issue`.
   absl::Status status = MakePrivateDirectory(flags.directory + "/ca");
   if (status.ok()) status = WritePrivateFile(AuthorityFile(flags, "ca.key"), authority->key());
   if (status.ok())
     status = WritePrivateFile(AuthorityFile(flags, "ca.crt"), authority->certificate());
+  for (const PeerRole role : kPeerRoles) {
+    if (!status.ok()) return status;
+    status = IssueTo(*authority, flags, IdentityToInit(flags, role),
+                     absl::StrCat(flags.directory, "/", NameOf(role)));
+  }
   if (!status.ok()) return status;
   std::printf("%s: the authority. Whoever has its ca.key can be anyone: keep it off the cluster\n",
               AuthorityFile(flags, "").c_str());
@@ -224,7 +231,7 @@ Command AddCertCommand(CLI::App& program) {
       "init",
       "Make an authority, and a TLS directory for each role: DIR/aggregator, DIR/worker ...");
   init.add_option("directory", flags->directory,
-                  "Where all of them go; it must have no authority yet")
+                  "Where all of them go; it must have none of them yet")
       ->type_name("DIR")
       ->required();
   AddIdentityFlags(init, *flags);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "client/start_values.h"
 #include "log/log.h"
+#include "proto/try_again.h"
 #include "storage/disk.h"
 
 namespace signpost {
@@ -22,8 +23,9 @@ std::string Describe(const Returned& returned) {
 
 absl::Status InDirectory(const std::string& directory, const absl::Status& status) {
   if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrFormat("checkpoints in %s: %s", directory, status.message()));
+  const absl::Status located(status.code(),
+                             absl::StrFormat("checkpoints in %s: %s", directory, status.message()));
+  return IsTryAgain(status) ? TryAgain(located) : located;
 }
 
 }  // namespace

@@ -82,12 +82,13 @@ absl::Status MakePrivateDirectory(const std::string& name) {
 absl::Status WriteTlsDir(const std::string& directory, const TlsFiles& files) {
   absl::Status status = MakePrivateDirectory(directory);
   if (!status.ok()) return status;
-  status.Update(WritePrivateFile(absl::StrCat(directory, "/tls.key"), files.key));
-  if (!status.ok()) return status;
   constexpr mode_t kForAll = S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH;
   status = WriteWhole(absl::StrCat(directory, "/tls.crt"), files.certificate, kForAll);
   if (!status.ok()) return status;
-  return WriteWhole(absl::StrCat(directory, "/ca.crt"), files.roots, kForAll);
+  status = WriteWhole(absl::StrCat(directory, "/ca.crt"), files.roots, kForAll);
+  if (!status.ok()) return status;
+  // Last: with a key it is somebody's.
+  return WritePrivateFile(absl::StrCat(directory, "/tls.key"), files.key);
 }
 
 absl::Status WritePrivateFile(const std::string& path, absl::string_view contents) {

@@ -50,7 +50,7 @@ absl::Status TokenVerifier::Load(bool is_first) {
   if (!wrong.empty() && is_first) return FileError(wrong.front());
   // A key that was taken away must not count any longer for what is wrong with others.
   for (const std::string& what : wrong) {
-    on_warning_(absl::StrCat(FileError(what).message(), "; the rest counts from now on"));
+    on_warning_(absl::StrCat(FileError(what).message(), "; without it the set counts from now on"));
   }
   auto shared = std::make_shared<const TokenKeys>(*std::move(keys));
   absl::MutexLock lock(&mutex_);

@@ -101,8 +101,9 @@ TEST_F(TokenVerifierTest, AKeyThatIsTakenAwayIsGoneWhateverIsWrongWithOthers) {
   Write(JwksOf({second_.jwk(), wrong}));
   EXPECT_TRUE(absl::IsUnauthenticated(verifier_->Check(token, kNow)));
   EXPECT_TRUE(verifier_->Check(second_.Issue(Claims()), kNow).ok());
-  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("the key 'short': its x or y is not 32 bytes in "
-                                               "base64url; the rest counts from now on")));
+  EXPECT_THAT(warnings_,
+              ElementsAre(HasSubstr("the key 'short': its x or y is not 32 bytes in "
+                                    "base64url; without it the set counts from now on")));
 }
 
 TEST_F(TokenVerifierTest, AnEmptySetIsOneOfNobody) {

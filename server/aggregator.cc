@@ -147,7 +147,7 @@ absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOpt
   return layout;
 }
 
-// `returns`: what the options say of the job's start is not compared.
+// FAILED_PRECONDITION names what is not the job's.
 absl::Status CheckMatches(uint32_t world_size, absl::Span<const Tensor> tensors,
                           const JobOptions& options, const Job& job) {
   if (world_size != job.world_size()) {
@@ -182,11 +182,11 @@ absl::Status SucceededError(const JobId& id, uint32_t rank) {
 }
 
 // To those who wait for a job to begin, when another rank begins it later.
-absl::Status NewerCheckpointError(const JobId& id, uint32_t rank, uint64_t step,
-                                  uint64_t newer_step) {
-  return OverError(id, absl::StrFormat("it was to go on from step %d, and rank %d has come with a "
-                                       "checkpoint of step %d. Start this rank again, %s",
-                                       step, rank, newer_step, kFromCheckpoint));
+absl::Status BeginsLaterError(const JobId& id, uint64_t first_step, uint32_t rank,
+                              uint64_t later_step) {
+  return OverError(id, absl::StrFormat("its first_step was to be %d, and that of rank %d is %d, of "
+                                       "what was saved later. Start this rank again, %s",
+                                       first_step, rank, later_step, kFromCheckpoint));
 }
 
 // To those who wait to come back to a job.
@@ -327,7 +327,7 @@ absl::Status Aggregator::WhyOver(const JoinRequest& request, const Membership::C
       !CheckMatchesButFirstStep(request.world_size(), layout, job).ok()) {
     return absl::OkStatus();
   }
-  return NewerCheckpointError(job.id(), claim.rank, step, newer_step);
+  return BeginsLaterError(job.id(), step, claim.rank, newer_step);
 }
 
 absl::Status Aggregator::CheckMayJoin(const JoinRequest& request, const Membership::Claim& claim,
@@ -340,9 +340,13 @@ absl::Status Aggregator::CheckMayJoin(const JoinRequest& request, const Membersh
   const uint32_t world_size = request.world_size();
   absl::Status status = begins ? CheckMatches(world_size, layout.tensors(), layout.options(), job)
                                : CheckMatchesButFirstStep(world_size, layout, job);
-  if (!status.ok() && begins && CheckMatchesButFirstStep(world_size, layout, job).ok() &&
-      layout.options().first_step() != job.layout().options().first_step()) {
-    status = TryAgain(status);  // a checkpoint was committed since it looked for the newest
+  // A checkpoint may have been committed since it looked for the newest. Who found none would find
+  // none again.
+  const uint64_t step = layout.options().first_step();
+  const bool is_older = step > 0 && step < job.layout().options().first_step();
+  if (!status.ok() && begins && is_older &&
+      CheckMatchesButFirstStep(world_size, layout, job).ok()) {
+    status = TryAgain(status);
   }
   if (status.ok() && !returns) status = membership.CheckClaim(claim, now);
   return status;

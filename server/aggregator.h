@@ -100,19 +100,21 @@ class Aggregator {
   // the rank is absent (see CloseLateRounds), and then has the rank: what the process before sends
   // is refused. It is answered, with `returning`, once two snapshots have it and all that the
   // process before contributed, so that no frame of that process is needed again. What the options
-  // say of the job's start is not compared.
+  // say of the job's start is not compared of those who do not begin it.
   //
   // Gives way to a Join that does not belong to it: a job that nobody waits to begin, that a rank
   // has left, that was idle for `idle_timeout`, or, without a connection to any of its processes,
   // all of which it has heard since it was started, for twice `restart_grace`; of the same name, or
   // of any when there are as many jobs as the limits allow. And at once to a Join of a rank that it
   // cannot do without whose process is gone, or if all of its processes are: if they are not
-  // connected, or have not been heard of for twice `restart_grace` after a restart. Calls that wait
-  // in it end with FAILED_PRECONDITION.
+  // connected, or have not been heard of for twice `restart_grace` after a restart. And before it
+  // has begun to a Join with a later first_step. Calls that wait in it end with
+  // FAILED_PRECONDITION.
   //
   // Refusals change nothing, and Status shows the last one of each rank:
   //   INVALID_ARGUMENT     malformed name, rank, tensors or options; a job without chunks here
-  //   FAILED_PRECONDITION  another shard, world size, layout or option than the job's, named
+  //   FAILED_PRECONDITION  another shard, world size, layout or option than the job's, named; with
+  //                        TryAgain's mark for an earlier first_step that is not 0
   //   ALREADY_EXISTS       the job is complete, and another incarnation holds the rank and, if the
   //                        job can do without it, takes part in rounds that opened since
   //   RESOURCE_EXHAUSTED   a limit
@@ -182,7 +184,7 @@ class Aggregator {
   void RingLateBell() { late_bell_.Ring(); }
   // Closes rounds without ranks that are late (JobOptions.round_deadline_us), after writing down
   // which: what was answered must come out the same after a crash. Lets processes in that come back
-  // in the place of absent ones. To be called as often as
+  // in the place of absent ones, and ends jobs that only such wait for. To be called as often as
   // AwaitLateRounds returns, which may block for as long as this returns, by one thread at a time.
   absl::Duration CloseLateRounds() ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -366,13 +366,16 @@ TEST(Join, RanksThatResumeFromDifferentCheckpointsComeTogetherAtTheNewer) {
   EXPECT_EQ(older.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(older.is_to_be_tried_again());
   EXPECT_THAT(older.message(),
-              HasSubstr("it was to go on from step 500, and rank 1 has come with a checkpoint of "
-                        "step 1000. Start this rank again"));
+              HasSubstr("its first_step was to be 500, and that of rank 1 is 1000, of what was "
+                        "saved later. Start this rank again"));
   EXPECT_TRUE(newer.waits());
   JoinResult again = Join(aggregator, from(0, 500));
   EXPECT_EQ(again.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(again.is_to_be_tried_again());
   EXPECT_THAT(again.message(), HasSubstr("option first_step is 500 here but 1000 in the job"));
+  JoinResult none = Join(aggregator, from(0, 0));
+  EXPECT_EQ(none.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(none.is_to_be_tried_again());
   EXPECT_TRUE(newer.waits());
   EXPECT_TRUE(Join(aggregator, from(0, 1000)).ok());
   EXPECT_TRUE(newer.ok());
@@ -527,6 +530,18 @@ TEST_F(Connected, WhoComesBackToAJobThatAllHaveGoneFromIsToldToBeginAnew) {
     EXPECT_THAT(result.message(), HasSubstr("all of its processes are gone"));
   }
   EXPECT_THAT(JobNames(aggregator), IsEmpty());
+}
+
+TEST_F(Connected, WhoComesBackWaitsWhileOthersMayOnlyBeSilent) {
+  Aggregator aggregator(Options());
+  JoinBoth(aggregator, /*min_workers=*/1);
+  JoinRequest request = JoinOfAnotherProcess(1);
+  request.mutable_options()->set_min_workers(1);
+  request.mutable_options()->set_round_deadline_us(1000000);
+  JoinResult back = JoinFrom(aggregator, request, "new");
+  connections_ = {"new"};  // that of rank 0 broke, and comes with its next frame
+  aggregator.CloseLateRounds();
+  EXPECT_TRUE(back.waits());
 }
 
 TEST_F(Connected, JobOfAnotherSizeBeginsWhenAllAreGone) {

@@ -327,9 +327,8 @@ absl::Status ServedJob::state_error() const {
 }
 
 bool ServedJob::IsOnlyReturnedTo(absl::Time now) const {
-  const bool one_has_rank =
-      absl::c_any_of(returning_, [](const auto& returning) { return returning.second.has_rank; });
-  return !returning_.empty() && !one_has_rank && membership_.AllGone(now);
+  const size_t others = job_->world_size() - returning_.size();
+  return !returning_.empty() && others < job_->min_workers() && membership_.AllGone(now);
 }
 
 void ServedJob::End(const absl::Status& reason) {

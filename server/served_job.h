@@ -112,8 +112,8 @@ class ServedJob {
   absl::Status state_error() const;
   const SnapshotMetrics& snapshots() const { return snapshots_; }
 
-  // Only processes that come back to it are there, each waiting for a rank that nobody has: none
-  // misses a round, so none is ever absent.
+  // All of its processes are gone, and so many wait to come back that the others, were they only
+  // silent, could close no round: none is ever absent then, and nobody gets a rank.
   bool IsOnlyReturnedTo(absl::Time now) const;
 
   // Ends all calls, and the rounds. With no lock held.

@@ -89,7 +89,7 @@ absl::StatusOr<int> Lock(const std::string& directory) {
   return fd;
 }
 
-// How often the directory has been served. NOT_FOUND: never; FAILED_PRECONDITION: not by that
+// Of the process that serves it, or has. NOT_FOUND: never; FAILED_PRECONDITION: not by that
 // shard.
 absl::StatusOr<uint64_t> GenerationOf(Disk& disk, ShardId shard) {
   const absl::StatusOr<std::string> identity = disk.Read(kIdentity);

@@ -104,7 +104,7 @@ void TryDirectory(std::map<std::string, std::string> files) {
     disk.files = files;
     const auto directory = StateDir::Open(disk, {0, 1});
     if (!directory.ok()) return;
-    ABSL_RAW_CHECK((*directory)->generation() >= 1, "generations count from 1");
+    ABSL_RAW_CHECK((*directory)->generation() >= 1, "generations are not 0");
     const auto recovered = (*directory)->Recover(allow_error_reset);
     if (recovered.ok()) {
       for (const JobState& job : recovered->jobs) {

@@ -254,8 +254,7 @@ std::string RefusalsOf(const JobOptionsForTest& job, const std::vector<ResumeFro
 // Of the one of step 6, whichever comes first.
 auto OfDifferentSteps() {
   return ::testing::AnyOf(HasSubstr("option first_step is 6 here but 8 in the job"),
-                          HasSubstr("it was to go on from step 6, and rank 1 has come with a "
-                                    "checkpoint of step 8"));
+                          HasSubstr("its first_step was to be 6, and that of rank 1 is 8"));
 }
 
 std::vector<std::string> CheckpointsIn(Disk& disk) {

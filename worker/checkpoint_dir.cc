@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "proto/layout.h"
 #include "proto/payload.h"
+#include "proto/try_again.h"
 #include "worker/checkpoint_file.h"
 
 namespace signpost {
@@ -176,7 +177,9 @@ absl::StatusOr<std::vector<CheckpointEntry>> CheckpointDir::List() const {
   std::vector<CheckpointEntry> entries, without_manifest;
   for (const auto& [checkpoint, files] : *tree) {
     if (!absl::c_linear_search(files, kManifestFile)) {
-      if (HadManifest(files)) without_manifest.push_back({checkpoint, ManifestIsGone(checkpoint)});
+      // It may have come behind the list.
+      if (!HadManifest(files) || !absl::IsNotFound(ReadManifest(checkpoint).status())) continue;
+      without_manifest.push_back({checkpoint, ManifestIsGone(checkpoint)});
       continue;
     }
     absl::StatusOr<CheckpointManifest> manifest = ReadManifest(checkpoint);
@@ -281,10 +284,10 @@ absl::Status CheckpointDir::CheckHasParameters(const CheckpointId& id,
   const absl::StatusOr<CheckpointManifest> manifest = ReadManifest(id.name());
   if (!manifest.ok()) return manifest.status();
   if (manifest->options().parameters_crc32c() == parameters_crc32c) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrFormat(
+  return TryAgain(absl::FailedPreconditionError(absl::StrFormat(
       "step %d is saved already, with other parameters than there are now (CRC-32C %08x, and "
       "%08x): what was written into them since is saved with the next step",
-      id.step, manifest->options().parameters_crc32c(), parameters_crc32c));
+      id.step, manifest->options().parameters_crc32c(), parameters_crc32c)));
 }
 
 absl::Status CheckpointDir::RemoveUncommitted(const CheckpointId& but) {

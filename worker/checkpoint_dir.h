@@ -66,7 +66,8 @@ class CheckpointDir {
   absl::StatusOr<std::vector<uint32_t>> MissingRanks(const CheckpointId& id,
                                                      uint32_t world_size) const;
   absl::StatusOr<bool> IsCommitted(const CheckpointId& id) const;
-  // FAILED_PRECONDITION unless what was committed has these parameters. NOT_FOUND if nothing was.
+  // FAILED_PRECONDITION, with TryAgain's mark, unless what was committed has these parameters.
+  // NOT_FOUND if nothing was.
   absl::Status CheckHasParameters(const CheckpointId& id, uint32_t parameters_crc32c) const;
   // Before one is written: removes what was not committed up to its step, by runs that died.
   absl::Status RemoveUncommitted(const CheckpointId& but);

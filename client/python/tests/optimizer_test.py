@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import signpost.torch as signpost
 import torch
-from signpost import DataLossError, FailedPreconditionError, InvalidArgumentError
+from signpost import DataLossError, FailedPreconditionError, InvalidArgumentError, Session
 from signpost.torch import _device, _optimizer
 from torch import nn
 from torch.cuda.amp import grad_scaler
@@ -770,19 +770,24 @@ class CtrlC(Exception):
     pass
 
 
-def interrupt_behind_the_exchange(monkeypatch):
-    """What comes of Ctrl-C between a step in the library and what Python does after it, once."""
-    after_step = _optimizer.after_step
+def interrupt_behind(monkeypatch, owner, name, calls=True):
+    """Has the function raise once, behind what it does, or instead of it."""
+    function = getattr(owner, name)
 
-    def interrupted(tensors):
-        monkeypatch.setattr(_optimizer, "after_step", after_step)
+    def interrupted(*args):
+        monkeypatch.setattr(owner, name, function)
+        if calls:
+            function(*args)
         raise CtrlC
 
-    monkeypatch.setattr(_optimizer, "after_step", interrupted)
+    monkeypatch.setattr(owner, name, interrupted)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_step_that_was_taken_counts_though_its_end_is_interrupted(make, monkeypatch, overlap):
+@pytest.mark.parametrize("behind_exchange", [False, True])
+def test_a_step_that_was_taken_counts_though_its_end_is_interrupted(
+    make, monkeypatch, overlap, behind_exchange
+):
     """Otherwise its values, of which a parameter in bf16 has none yet, would be taken back."""
     crcs = []
     for at in (None, 2):
@@ -795,10 +800,15 @@ def test_a_step_that_was_taken_counts_though_its_end_is_interrupted(make, monkey
             if step != at:
                 optimizer.step()
                 continue
-            interrupt_behind_the_exchange(monkeypatch)
+            before = x.clone()
+            if behind_exchange:
+                interrupt_behind(monkeypatch, Session, "finish_step" if overlap else "step")
+            else:
+                interrupt_behind(monkeypatch, _optimizer, "after_step", calls=False)
             with pytest.raises(CtrlC):
                 optimizer.step()
             assert optimizer.steps == 3
+            assert torch.equal(x, before) != behind_exchange
         crcs.append(optimizer.parameters_crc32c())
     assert crcs[0] == crcs[1]
 
@@ -807,7 +817,7 @@ def test_the_norm_of_an_interrupted_step_clips_no_other(make, monkeypatch):
     [x] = tensors((100,))
     optimizer = make(signpost.Adam, [x], max_grad_norm=1.0)
     x.grad = torch.full((100,), 1.0)
-    interrupt_behind_the_exchange(monkeypatch)
+    interrupt_behind(monkeypatch, Session, "step")
     with pytest.raises(CtrlC):
         optimizer.step()
     x.grad = torch.full((100,), 5.0)

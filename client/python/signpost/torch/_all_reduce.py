@@ -72,9 +72,9 @@ def all_reduce(
     loses in a call is kept under the name, by ranks and aggregators, and added to the next one's
     tensors: over many calls nothing is lost. "fp32" loses nothing.
 
-    Where a rank's values are not finite (or beyond 1e15), that chunk of the result is NaN on all
-    ranks, a warning names the rank, and what the others had there is kept for the next call; with
-    "fp32" it is dropped.
+    Where a rank's values are not finite, or too large to be packed (above 1e18, in "int8" 1e17, in
+    "int4" 7e15, in "onebit" 1e15), that chunk of the result is NaN on all ranks, a warning names the
+    rank, and what the others had there is kept for the next call; with "fp32" it is dropped.
 
     In a job with a round deadline a call that comes too late for its round gets the newest round's
     result, and stands for all of those until then; its tensor goes into the next round, or with

@@ -168,10 +168,11 @@ class _JobOptimizer(torch.optim.Optimizer):
                 again; new gradients are, by the norm of the first try.
             SignpostError: the parameters may be partly stepped; resume from the newest checkpoint.
             RuntimeError: a parameter has moved in memory, or its gradient is elsewhere or of
-                another shape; a frozen one has a gradient, or one was frozen since the optimizer
-                was made and has none; param_groups have other parameters than then; the program has changed one where that would be lost,
-                which is with a node's worker, and between synchronisations; with overlap, gradients
-                or rates are not those of the backward pass any more.
+                another shape; one that was frozen when the optimizer was made has a gradient, or
+                one that was frozen later has none; param_groups have other parameters than when the
+                optimizer was made; the program has changed one where that would be lost, which is
+                with a node's worker, and between synchronisations; with overlap, gradients or rates
+                are not those of the backward pass any more.
             ValueError: a group's lr, weight decay, betas or eps are out of range. Nothing was sent.
         """
         for name in scaling:
@@ -395,12 +396,13 @@ class _JobOptimizer(torch.optim.Optimizer):
             self._preparation.prepare(own, scale, self._clipping)
             self.grad_norm = self._preparation.norm
         try:
-            report = self._exchange(rates)
+            return self._exchange(rates)
         except InvalidArgumentError:
             self._preparation.step_was_refused(own)
             raise
-        self._show_step()
-        return report
+        finally:
+            if self._shown_steps != self._joined().steps:  # also when Ctrl-C came behind it
+                self._show_step()
 
     @torch.no_grad()
     def _show_step(self) -> None:
@@ -419,7 +421,7 @@ class _JobOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _take_changes(self) -> None:
         """Of the parameters, by the program, since the last step. Errors as before_step()'s."""
-        if self._shown_steps != self._joined().steps:  # Ctrl-C came between
+        if self._shown_steps != self._joined().steps:  # Ctrl-C came before that was done
             self._show_step()
         why_lost = self._why_changes_are_lost()
         for tensor in self._tensors:
