@@ -119,8 +119,9 @@ absl::StatusOr<int> Init(const Flags& flags) {
   // First: what comes to an end behind it goes on by `cert issue`.
   absl::Status status = MakePrivateDirectory(flags.directory + "/ca");
   if (status.ok()) status = WritePrivateFile(AuthorityFile(flags, "ca.key"), authority->key());
-  if (status.ok())
+  if (status.ok()) {
     status = WritePrivateFile(AuthorityFile(flags, "ca.crt"), authority->certificate());
+  }
   for (const PeerRole role : kPeerRoles) {
     if (!status.ok()) return status;
     status = IssueTo(*authority, flags, IdentityToInit(flags, role),

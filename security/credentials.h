@@ -44,8 +44,7 @@ class TlsCredentials {
   // identity's job or all jobs; where this identity is of all, `job` is, unless it is empty. To
   // members: whoever is of this trust domain.
   enum class To { kAggregators, kMembers };
-  std::shared_ptr<grpc::ChannelCredentials> ForChannels(To to = To::kAggregators,
-                                                        const std::string& job = "") const;
+  std::shared_ptr<grpc::ChannelCredentials> ForChannels(To to, const std::string& job) const;
 
   // For servers that only talk to who has a certificate. What those may do is for an Authorizer.
   // Must not be used after this object.

@@ -127,7 +127,7 @@ absl::StatusOr<std::unique_ptr<StateDir>> StateDir::Open(const std::string& path
   state_dir->owned_disk_ = std::move(disk);
   state_dir->path_ = absolute;
   state_dir->lock_fd_ = *lock;
-  if (absl::Status status = state_dir->CountGeneration(shard); !status.ok()) {
+  if (absl::Status status = state_dir->BeginGeneration(shard); !status.ok()) {
     return absl::Status(status.code(),
                         absl::StrCat("state directory ", path, ": ", status.message()));
   }
@@ -136,7 +136,7 @@ absl::StatusOr<std::unique_ptr<StateDir>> StateDir::Open(const std::string& path
 
 absl::StatusOr<std::unique_ptr<StateDir>> StateDir::Open(Disk& disk, ShardId shard) {
   std::unique_ptr<StateDir> state_dir(new StateDir(disk));
-  if (absl::Status status = state_dir->CountGeneration(shard); !status.ok()) return status;
+  if (absl::Status status = state_dir->BeginGeneration(shard); !status.ok()) return status;
   return state_dir;
 }
 
@@ -150,7 +150,7 @@ absl::Status StateDir::CheckShard(const std::string& path, ShardId shard) {
   return absl::IsNotFound(status) ? absl::OkStatus() : status;
 }
 
-absl::Status StateDir::CountGeneration(ShardId shard) {
+absl::Status StateDir::BeginGeneration(ShardId shard) {
   const absl::StatusOr<uint64_t> generation = GenerationOf(disk_, shard);
   if (generation.ok()) {
     generation_ = *generation;

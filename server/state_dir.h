@@ -68,7 +68,7 @@ class StateDir {
  private:
   explicit StateDir(Disk& disk) : disk_(disk) {}
 
-  absl::Status CountGeneration(ShardId shard);
+  absl::Status BeginGeneration(ShardId shard);
   absl::Status SetAside(const std::string& name);
   absl::Status RecoverLateRounds(JobState& state);
 

@@ -176,7 +176,7 @@ TEST_F(StateDirTest, AnOlderCopyHasNoGenerationAgain) {
   const std::string identity = Read("identity");
   const uint64_t second = Open()->generation();
   Write("identity", identity);
-  absl::SleepFor(absl::Milliseconds(2));
+  absl::SleepFor(absl::Milliseconds(2));  // generations are times
   EXPECT_GT(Open()->generation(), second);
 }
 

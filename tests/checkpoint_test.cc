@@ -668,7 +668,7 @@ TEST_F(InterruptedCheckpointTest, ADirectoryOfAnotherStepIsDamaged) {
   EXPECT_THAT(loaded->warnings[0], HasSubstr(other + ": manifest is damaged: it is of step 6"));
 }
 
-// On a disk that has room for three checkpoints, and no more.
+// So that a disk needs room for three checkpoints, and no more.
 TEST_F(InterruptedCheckpointTest, WhatRunsThatDiedHaveLeftGoesBeforeTheNextIsWritten) {
   ASSERT_TRUE(Replace(saved_, "step-000000000008-0123456789abcdef/parameters.tmp", {"torn"}).ok());
   bool was_there = false;

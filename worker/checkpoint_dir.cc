@@ -140,10 +140,6 @@ bool HadManifest(const std::vector<std::string>& files) {
          absl::c_none_of(files, [](const auto& file) { return absl::EndsWith(file, ".sum"); });
 }
 
-absl::Status ManifestIsGone(const std::string& checkpoint) {
-  return Damaged(checkpoint, kManifestFile, absl::DataLossError("it is gone"));
-}
-
 }  // namespace
 
 std::string CheckpointId::name() const {
@@ -178,8 +174,10 @@ absl::StatusOr<std::vector<CheckpointEntry>> CheckpointDir::List() const {
   for (const auto& [checkpoint, files] : *tree) {
     if (!absl::c_linear_search(files, kManifestFile)) {
       // It may have come behind the list.
-      if (!HadManifest(files) || !absl::IsNotFound(ReadManifest(checkpoint).status())) continue;
-      without_manifest.push_back({checkpoint, ManifestIsGone(checkpoint)});
+      if (HadManifest(files) && absl::IsNotFound(ReadManifest(checkpoint).status())) {
+        without_manifest.push_back(
+            {checkpoint, Damaged(checkpoint, kManifestFile, absl::DataLossError("it is gone"))});
+      }
       continue;
     }
     absl::StatusOr<CheckpointManifest> manifest = ReadManifest(checkpoint);

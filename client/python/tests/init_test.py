@@ -305,7 +305,7 @@ def test_a_private_aggregator_outlives_the_thread_of_init():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
         address = process.stdout.readline().strip()
-        time.sleep(0.2)
+        time.sleep(0.2)  # that a signal at the thread's end would take
         assert answers(address)
         process.communicate("\n")
 
