@@ -316,6 +316,11 @@ absl::Status CheckSameOptions(const JobOptions& theirs, const JobOptions& jobs) 
                    absl::StrCat(jobs.first_step()),
                    ": all workers must start anew, or resume from the same checkpoint");
   }
+  if (theirs.local_steps() != jobs.local_steps()) {
+    return Differs("option local_steps", absl::StrCat(theirs.local_steps()),
+                   absl::StrCat(jobs.local_steps()),
+                   ": all workers must resume from the same checkpoint");
+  }
   if (theirs.parameters_crc32c() != jobs.parameters_crc32c()) {
     return Differs("option parameters_crc32c", absl::StrFormat("%08x", theirs.parameters_crc32c()),
                    absl::StrFormat("%08x", jobs.parameters_crc32c()),

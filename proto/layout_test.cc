@@ -337,6 +337,13 @@ TEST_F(SameJob, NamesTheFirstStep) {
       "the same checkpoint");
 }
 
+TEST_F(SameJob, NamesLocalSteps) {
+  options_.set_local_steps(3);
+  ExpectDifference(
+      "option local_steps is 3 here but 0 in the job: all workers must resume from the same "
+      "checkpoint");
+}
+
 TEST_F(SameJob, NamesBlockElements) {
   options_.set_block_elements(16);
   ExpectDifference("option block_elements is 16 here but 8 in the job");

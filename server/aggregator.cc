@@ -158,11 +158,25 @@ absl::Status CheckMatches(uint32_t world_size, absl::Span<const Tensor> tensors,
 }
 
 // The same, wherever it begins.
-absl::Status CheckMatchesButFirstStep(uint32_t world_size, const Layout& layout, const Job& job) {
+absl::Status CheckMatchesButBeginning(uint32_t world_size, const Layout& layout, const Job& job) {
   JobOptions options = layout.options();
   options.set_parameters_crc32c(job.layout().options().parameters_crc32c());
   options.set_first_step(job.layout().options().first_step());
+  options.set_local_steps(job.layout().options().local_steps());
   return CheckMatches(world_size, layout.tensors(), options, job);
+}
+
+// Where a job's rounds begin: the later, the later it was saved. At {0, 0} one that starts anew.
+using Beginning = std::pair<uint64_t, uint64_t>;
+
+Beginning BeginningOf(const JobOptions& options) {
+  return {options.first_step(), options.local_steps()};
+}
+
+std::string Describe(const Beginning& beginning) {
+  const auto [first_step, local_steps] = beginning;
+  if (local_steps == 0) return absl::StrCat(first_step);
+  return absl::StrFormat("%d with local_steps %d", first_step, local_steps);
 }
 
 // A new process may join what comes next under that name.
@@ -182,11 +196,12 @@ absl::Status SucceededError(const JobId& id, uint32_t rank) {
 }
 
 // To those who wait for a job to begin, when another rank begins it later.
-absl::Status BeginsLaterError(const JobId& id, uint64_t first_step, uint32_t rank,
-                              uint64_t later_step) {
-  return OverError(id, absl::StrFormat("its first_step was to be %d, and that of rank %d is %d, of "
-                                       "what was saved later. Start this rank again, %s",
-                                       first_step, rank, later_step, kFromCheckpoint));
+absl::Status BeginsLaterError(const JobId& id, const Beginning& beginning, uint32_t rank,
+                              const Beginning& later) {
+  return OverError(id,
+                   absl::StrFormat("its first_step was to be %s, and that of rank %d is %s, of "
+                                   "what was saved later. Start this rank again, %s",
+                                   Describe(beginning), rank, Describe(later), kFromCheckpoint));
 }
 
 // To those who wait to come back to a job.
@@ -321,13 +336,13 @@ absl::Status Aggregator::WhyOver(const JoinRequest& request, const Membership::C
   if (served.IsSucceeded(claim, now)) return SucceededError(job.id(), claim.rank);
   const bool holds = served.membership().Holds(claim);
   if (served.GivesWay(now, options_.idle_timeout) && !holds) return GaveWayError(job.id());
-  const uint64_t step = job.layout().options().first_step();
-  const uint64_t newer_step = layout.options().first_step();
-  if (served.membership().complete() || newer_step <= step ||
-      !CheckMatchesButFirstStep(request.world_size(), layout, job).ok()) {
+  const Beginning jobs = BeginningOf(job.layout().options());
+  const Beginning theirs = BeginningOf(layout.options());
+  if (served.membership().complete() || theirs <= jobs ||
+      !CheckMatchesButBeginning(request.world_size(), layout, job).ok()) {
     return absl::OkStatus();
   }
-  return BeginsLaterError(job.id(), step, claim.rank, newer_step);
+  return BeginsLaterError(job.id(), jobs, claim.rank, theirs);
 }
 
 absl::Status Aggregator::CheckMayJoin(const JoinRequest& request, const Membership::Claim& claim,
@@ -339,13 +354,13 @@ absl::Status Aggregator::CheckMayJoin(const JoinRequest& request, const Membersh
   const bool begins = !returns && (!membership.complete() || membership.Holds(claim));
   const uint32_t world_size = request.world_size();
   absl::Status status = begins ? CheckMatches(world_size, layout.tensors(), layout.options(), job)
-                               : CheckMatchesButFirstStep(world_size, layout, job);
+                               : CheckMatchesButBeginning(world_size, layout, job);
   // A checkpoint may have been committed since it looked for the newest. Who found none would find
   // none again.
-  const uint64_t step = layout.options().first_step();
-  const bool is_older = step > 0 && step < job.layout().options().first_step();
+  const Beginning theirs = BeginningOf(layout.options());
+  const bool is_older = theirs > Beginning() && theirs < BeginningOf(job.layout().options());
   if (!status.ok() && begins && is_older &&
-      CheckMatchesButFirstStep(world_size, layout, job).ok()) {
+      CheckMatchesButBeginning(world_size, layout, job).ok()) {
     status = TryAgain(status);
   }
   if (status.ok() && !returns) status = membership.CheckClaim(claim, now);

@@ -108,13 +108,13 @@ class Aggregator {
   // of any when there are as many jobs as the limits allow. And at once to a Join of a rank that it
   // cannot do without whose process is gone, or if all of its processes are: if they are not
   // connected, or have not been heard of for twice `restart_grace` after a restart. And before it
-  // has begun to a Join with a later first_step. Calls that wait in it end with
-  // FAILED_PRECONDITION.
+  // has begun to a Join with a later first_step, or later local_steps of it. Calls that wait in it
+  // end with FAILED_PRECONDITION.
   //
   // Refusals change nothing, and Status shows the last one of each rank:
   //   INVALID_ARGUMENT     malformed name, rank, tensors or options; a job without chunks here
   //   FAILED_PRECONDITION  another shard, world size, layout or option than the job's, named; with
-  //                        TryAgain's mark for an earlier first_step that is not 0
+  //                        TryAgain's mark where it goes on from what was saved earlier
   //   ALREADY_EXISTS       the job is complete, and another incarnation holds the rank and, if the
   //                        job can do without it, takes part in rounds that opened since
   //   RESOURCE_EXHAUSTED   a limit

@@ -381,6 +381,31 @@ TEST(Join, RanksThatResumeFromDifferentCheckpointsComeTogetherAtTheNewer) {
   EXPECT_TRUE(newer.ok());
 }
 
+// Two checkpoints between the same two synchronisations of 0/1 Adam have one first_step, and the
+// same checksum of what all ranks have alike.
+TEST(Join, RanksThatResumeFromDifferentLocalStepsComeTogetherAtTheLater) {
+  const auto from = [](uint32_t rank, uint64_t local_steps) {
+    JoinRequest request = TestJoin(rank, /*world_size=*/2);
+    request.mutable_options()->set_first_step(500);
+    request.mutable_options()->set_local_steps(local_steps);
+    return request;
+  };
+  Aggregator aggregator({});
+  JoinResult older = Join(aggregator, from(0, 0));
+  JoinResult newer = Join(aggregator, from(1, 3));
+  EXPECT_EQ(older.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(older.is_to_be_tried_again());
+  EXPECT_THAT(older.message(), HasSubstr("its first_step was to be 500, and that of rank 1 is 500 "
+                                         "with local_steps 3, of what was saved later"));
+  JoinResult again = Join(aggregator, from(0, 2));
+  EXPECT_EQ(again.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(again.is_to_be_tried_again());
+  EXPECT_THAT(again.message(), HasSubstr("option local_steps is 2 here but 3 in the job"));
+  EXPECT_TRUE(newer.waits());
+  EXPECT_TRUE(Join(aggregator, from(0, 3)).ok());
+  EXPECT_TRUE(newer.ok());
+}
+
 TEST(Join, AnotherJobTakesNoPlaceByItsCheckpoint) {
   Aggregator aggregator({});
   JoinResult waiting = Join(aggregator, TestJoin(0, /*world_size=*/2));

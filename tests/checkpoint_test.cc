@@ -911,6 +911,20 @@ TEST(Checkpoint, RanksThatResumeFromDifferentOnesAreRefused) {
               OfDifferentSteps());
 }
 
+// Whose rounds begin alike, with the same values.
+TEST(Checkpoint, RanksThatResumeFromDifferentLocalStepsAreRefused) {
+  JobOptionsForTest job;
+  job.optimizer.zero_one = kZeroOne;
+  job.workers = 2;
+  job.worker.join_timeout = absl::Seconds(1);
+  MemoryDisk early, late;
+  RunAnew(1, {.job = job, .until = 9, .checkpoint_after = {9}, .checkpoints = &early});
+  RunAnew(1, {.job = job, .until = 10, .checkpoint_after = {10}, .checkpoints = &late});
+  EXPECT_THAT(RefusalsOf(job, {{.checkpoints = &early}, {.checkpoints = &late}}),
+              ::testing::AnyOf(HasSubstr("option local_steps is 1 here but 2 in the job"),
+                               HasSubstr("with local_steps 1, and that of rank 1 is")));
+}
+
 // Aggregators that die at the wrong moment, over a real network and on a real disk.
 class CheckpointRecoveryTest : public ::testing::Test {
  protected:

@@ -60,6 +60,7 @@ absl::Status CheckIsOfJob(absl::string_view what, const CheckpointManifest& mani
   JobOptions options = worker.options;  // what tells a run from another is not compared
   options.set_parameters_crc32c(manifest.options().parameters_crc32c());
   options.set_first_step(manifest.options().first_step());
+  options.set_local_steps(manifest.options().local_steps());
   if (options.chunk_elements() == 0) {
     options.set_chunk_elements(manifest.options().chunk_elements());
   }

@@ -176,6 +176,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
     job_options.set_chunk_elements(state->chunk_elements);
     job_options.set_parameters_crc32c(state->parameters_crc32c);
     job_options.set_first_step(state->optimizer.schedule.begun_steps());
+    job_options.set_local_steps(state->optimizer.schedule.local_steps());
   }
   absl::StatusOr<Layout> layout = LayOut(tensors, *wanted);
   if (!layout.ok()) return layout.status();

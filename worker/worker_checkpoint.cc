@@ -189,6 +189,7 @@ CheckpointManifest Worker::Manifest() const {
   *manifest.mutable_options() = layout_.options();
   manifest.mutable_options()->set_parameters_crc32c(CommonCrc32c());
   manifest.mutable_options()->clear_first_step();
+  manifest.mutable_options()->clear_local_steps();
   manifest.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
   *manifest.mutable_schedule() = adam_->schedule();
   *manifest.mutable_scales() = adam_->Scales();

@@ -509,6 +509,31 @@ def clipped_alone():
     say(optimizer)
 
 
+def looks_too_early(directory):
+    """Three steps, clipped; saves after each in a directory of its own, and resumes from the second.
+    Rank 0 looks first when there is only the first, and is started again."""
+    saved = [Path(directory, f"step-{steps}") for steps in (1, 2, 3)]
+    has_looked = Path(directory, "has_looked")
+    is_early = signpost.rank() == 0 and not has_looked.exists()
+    resume = saved[0 if is_early else 1] if signpost.has_checkpoint(saved[1]) else None
+    model = model_of()
+    try:
+        optimizer = signpost.Adam(model.parameters(), resume=resume, max_grad_norm=0.5)
+    except signpost.SignpostError as error:
+        if not is_early or error.exit_code != 75:
+            raise
+        print(f"again: {error}", flush=True)
+        has_looked.touch()
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    if resume:
+        print(f"goes on from step {optimizer.steps}", flush=True)
+    for to in saved[optimizer.steps :]:
+        set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
+        optimizer.step()
+        optimizer.checkpoint(to)
+    say(optimizer)
+
+
 def clipped_apart():
     signpost.Adam(model_of().parameters(), max_grad_norm=1.0 + signpost.rank())
 

@@ -145,6 +145,16 @@ def test_between_synchronisations_each_rank_clips_its_own_gradients():
     digest_of(output, 2)
 
 
+def test_ranks_that_clip_come_together_at_the_newer_checkpoint(tmp_path):
+    wanted = digest_of(run_job(2, 1, "looks_too_early", str(tmp_path))[1], 2)
+    options = ["--timeout=100s"]  # the rank that waits would do so for longer
+    code, output = run_job(2, 1, "looks_too_early", str(tmp_path), options=options)
+    assert code == 0
+    assert output.count("again: ") == 1
+    assert output.count("goes on from step 2") == 2
+    assert digest_of(output, 2) == wanted
+
+
 def test_ranks_that_clip_to_other_norms_are_refused():
     code, output = run_job(2, 1, "clipped_apart")
     assert code == 76

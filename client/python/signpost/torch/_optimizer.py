@@ -318,12 +318,14 @@ class _JobOptimizer(torch.optim.Optimizer):
             options.resume_state = state.data_ptr()
             options.resume_state_bytes = state.numel()
         resumes = resume is not None or state is not None
-        clipping = self._new_clipping(options)
+        parameters = [tensor.as_session_parameter() for tensor in tensors]
+        session = session_of(tensors[0].gpu, options, parameters)
+        # Where ranks have found different checkpoints some are refused by then. Those that wait for
+        # them, when they have been started again, must wait for that same join.
         try:
-            parameters = [tensor.as_session_parameter() for tensor in tensors]
-            session = session_of(tensors[0].gpu, options, parameters)
+            clipping = self._new_clipping(options)
         except BaseException:
-            _leave_both(None, clipping)
+            session.leave()
             raise
         options.state = None  # large, and loaded
         old_session, old_clipping, old_backward = self._session, self._clipping, self._backward
