@@ -128,6 +128,11 @@ class Session {
   const Owner owner_;
 };
 
+// The steps that are in the newest committed checkpoint of a directory, from which `resume` would
+// go on if it is whole. NOT_FOUND: there is none, or no such directory. DATA_LOSS: all are damaged.
+// Otherwise the file system's errors.
+absl::StatusOr<uint64_t> CheckpointStep(const std::string& directory);
+
 }  // namespace signpost
 
 #endif  // SIGNPOST_CLIENT_SESSION_H_

@@ -69,6 +69,11 @@ using signpost::config::SessionSettings;
 
 std::atomic<signpost_interrupt> interrupt = nullptr;
 
+absl::Status CheckDirectory(const char* directory) {
+  if (directory != nullptr && *directory != '\0') return absl::OkStatus();
+  return absl::InvalidArgumentError("a checkpoint needs a directory");
+}
+
 bool IsInterrupted() {
   const signpost_interrupt is_interrupted = interrupt;
   return is_interrupted != nullptr && is_interrupted() != 0;
@@ -541,10 +546,18 @@ int signpost_finish_step(signpost_session* session, signpost_report* report, cha
 int signpost_checkpoint(signpost_session* session, const char* directory, char* error,
                         size_t error_size) {
   return GuardOn(session, error, error_size, [&] {
-    if (directory == nullptr || *directory == '\0') {
-      return absl::InvalidArgumentError("a checkpoint needs a directory");
-    }
+    if (absl::Status status = CheckDirectory(directory); !status.ok()) return status;
     return session->session->Checkpoint(directory);
+  });
+}
+
+int signpost_checkpoint_step(const char* directory, uint64_t* step, char* error,
+                             size_t error_size) {
+  return Guard(error, error_size, [&] {
+    if (absl::Status status = CheckDirectory(directory); !status.ok()) return status;
+    const absl::StatusOr<uint64_t> newest = signpost::CheckpointStep(directory);
+    if (newest.ok()) *step = *newest;
+    return newest.status();
   });
 }
 

@@ -46,7 +46,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 18
+#define SIGNPOST_ABI 19
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -303,6 +303,12 @@ SIGNPOST_API int signpost_finish_step(signpost_session* session, signpost_report
  * before stay, and training may go on, but after SIGNPOST_DATA_LOSS. */
 SIGNPOST_API int signpost_checkpoint(signpost_session* session, const char* directory, char* error,
                                      size_t error_size);
+
+/* The steps that are in the directory's newest committed checkpoint, from which options->resume would
+ * go on if it is whole; no session is needed. SIGNPOST_NOT_FOUND: there is none, or no such
+ * directory. SIGNPOST_DATA_LOSS: all are damaged. */
+SIGNPOST_API int signpost_checkpoint_step(const char* directory, uint64_t* step, char* error,
+                                          size_t error_size);
 
 /* Saves this rank's share of such a checkpoint in memory: 16 bytes for each parameter (with 1-bit
  * LAMB 20, with 0/1 Adam between two synchronisations 24), and 4 / n more with n ranks. Once all

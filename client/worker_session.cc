@@ -81,4 +81,10 @@ absl::Status WorkerSession::Checkpoint(const std::string& directory) {
   return InDirectory(directory, status);
 }
 
+absl::StatusOr<uint64_t> CheckpointStep(const std::string& directory) {
+  absl::StatusOr<uint64_t> step = NewestCheckpointStep(*OpenDirectory(directory));
+  if (!step.ok()) return InDirectory(directory, step.status());
+  return step;
+}
+
 }  // namespace signpost

@@ -10,6 +10,7 @@
 #include "kernels/adam_reference.h"
 #include "kernels/dense.h"
 #include "kernels/dense_strip-inl.h"
+#include "kernels/formulas.h"
 #include "kernels/strip-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -92,8 +93,7 @@ void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<flo
   const Vector momentum_correction = hn::Set(Floats(), rates.momentum_correction);
   const Vector variance_correction = hn::Set(Floats(), rates.variance_correction);
   const Vector floor = hn::Set(Floats(), rates.floor);
-  // What a variance must be above to get an update: 0, or less, which all are.
-  const Vector above = hn::Set(Floats(), rates.lifts_zeros && rates.floor > 0 ? -1.0f : 0.0f);
+  const Vector above = hn::Set(Floats(), formulas::UpdatedAbove(rates));
   const Vector epsilon = hn::Set(Floats(), rates.epsilon);
   const Vector one = hn::Set(Floats(), 1.0f);
   const auto correct = [&](Vector m) STRIP_BODY { return hn::Mul(m, momentum_correction); };

@@ -35,8 +35,8 @@ void AdamStep(const AdamRates& rates, DenseType type, const uint8_t* gradient,
 // The end of the warm-up: applies the bias corrections once, for good, and turns each variance into
 // the frozen inverse denominator that ApplyMomentum (onebit.h) reads:
 //   m = m * momentum_correction
-//   v = v > 0 || least > 0 ? 1 / (sqrt(max(v * variance_correction, floor)) + epsilon) : 0
-//                                                     with least = lifts_zeros ? floor : 0
+//   v = v > above ? 1 / (sqrt(max(v * variance_correction, floor)) + epsilon) : 0
+//                                      with above = lifts_zeros and floor > 0 ? -1 : 0
 // An element that never had a gradient (v = 0) gets 0 and so no update: no 1/epsilon blow-up.
 // Unless a codec may have taken its gradients for zero: lifts_zeros. The corrections are 1 / (1 -
 // beta^t), or 1 without bias correction.

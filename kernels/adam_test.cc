@@ -148,14 +148,18 @@ TEST(Adam, FreezeGivesTheNumbersComputedByHand) {
 }
 
 TEST(Adam, FreezeGivesNoUpdateWhereThereWasNoGradient) {
-  const FreezeRates rates = {
+  FreezeRates rates = {
       .momentum_correction = 1, .variance_correction = 4, .floor = 9, .epsilon = 1e-8f};
-  OnEveryTarget([&] {
-    Values momentum(3, 1.0f);
-    Values variance = {0.0f, -0.0f, std::numeric_limits<float>::quiet_NaN()};
-    Freeze(rates, absl::MakeSpan(momentum), absl::MakeSpan(variance));
-    EXPECT_TRUE(SameBytes<float>(variance, Values(3, 0.0f)));
-  });
+  for (const bool lifts_zeros : {false, true}) {
+    rates.lifts_zeros = lifts_zeros;
+    const float of_zero = lifts_zeros ? 1 / (3 + 1e-8f) : 0;
+    OnEveryTarget([&] {
+      Values momentum(3, 1.0f);
+      Values variance = {0.0f, -0.0f, std::numeric_limits<float>::quiet_NaN()};
+      Freeze(rates, absl::MakeSpan(momentum), absl::MakeSpan(variance));
+      EXPECT_TRUE(SameBytes<float>(variance, Values{of_zero, of_zero, 0}));
+    });
+  }
 }
 
 TEST(Adam, FreezeMatchesTheModel) {

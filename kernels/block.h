@@ -1,7 +1,8 @@
 // Blocks: runs of elements that share one scale, and the numbers that every kernel agrees on.
 //
 // Bit-exactness. Every kernel is specified to the bit: fp32, one rounding per written operation, no
-// fused multiply-add, sums in the order given here. The scalar reference, AVX2, AVX-512 and CUDA
+// fused multiply-add, sums in the order given here, in the floating-point mode that C begins with,
+// which callers see to. The scalar reference, AVX2, AVX-512 and CUDA
 // variants give the same bytes, so workers on different machines stay byte-identical. Only which
 // NaN an operation gives is left open: no kernel packs a block that has one, and parameters that
 // have one are lost anyway.

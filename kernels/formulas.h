@@ -151,10 +151,16 @@ SIGNPOST_HOST_DEVICE inline float FlooredVariance(const FreezeRates& rates, floa
   return corrected < rates.floor ? rates.floor : corrected;
 }
 
+// What a variance must be above for its element to get an update: 0, or less, which every one is.
+template <class Rates>
+SIGNPOST_HOST_DEVICE float UpdatedAbove(const Rates& rates) {
+  return rates.lifts_zeros && rates.floor > 0 ? -1.0f : 0.0f;
+}
+
 SIGNPOST_HOST_DEVICE inline float InverseDenominator(const FreezeRates& rates, float variance) {
-  const float least = rates.lifts_zeros ? rates.floor : 0.0f;
-  const float floored = variance > 0 ? FlooredVariance(rates, variance) : least;
-  return floored > 0 ? 1 / (sqrtf(floored) + rates.epsilon) : 0.0f;
+  if (!(variance > UpdatedAbove(rates))) return 0;
+  const float corrected = variance * rates.variance_correction;
+  return 1 / (sqrtf(corrected < rates.floor ? rates.floor : corrected) + rates.epsilon);
 }
 
 SIGNPOST_HOST_DEVICE inline float VarianceOf(float inverse_denominator, float epsilon) {
@@ -206,8 +212,7 @@ SIGNPOST_HOST_DEVICE inline void AdaptiveStep(const AdaptiveRates& rates, float 
   m = rates.beta1 * m + rates.one_minus_beta1 * g;
   const float floored = v > rates.floor ? v : rates.floor;
   const float denominator = sqrtf(floored) * rates.inverse_sqrt_correction2 + rates.epsilon;
-  const float least = rates.lifts_zeros ? rates.floor : 0.0f;
-  const float ratio = v > 0 || least > 0 ? m / denominator : 0.0f;
+  const float ratio = v > UpdatedAbove(rates) ? m / denominator : 0.0f;
   const float decayed = x - rates.decay * x;
   x = decayed - rates.step_size * ratio;
 }

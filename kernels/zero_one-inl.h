@@ -37,7 +37,7 @@ struct AdaptiveVectors {
         floor(hn::Set(Floats(), rates.floor)),
         epsilon(hn::Set(Floats(), rates.epsilon)),
         decay(hn::Set(Floats(), rates.decay)),
-        above(hn::Set(Floats(), rates.lifts_zeros && rates.floor > 0 ? -1.0f : 0.0f)) {}
+        above(hn::Set(Floats(), formulas::UpdatedAbove(rates))) {}
 
   HWY_INLINE Vector Momentum(Vector m, Vector g) const {
     return hn::Add(hn::Mul(beta1, m), hn::Mul(one_minus_beta1, g));
@@ -57,7 +57,7 @@ struct AdaptiveVectors {
 
   Vector beta1, one_minus_beta1, kept, one_minus_kept;
   Vector step_size, inverse_sqrt_correction2, floor, epsilon, decay;
-  Vector above;  // what a variance must be above to get an update: 0, or less, which all are
+  Vector above;
 };
 
 template <class Codec, bool kUpdatesVariance>

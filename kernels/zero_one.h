@@ -34,9 +34,9 @@ struct AdaptiveRates {
 //   v = updates_variance ? (kept_variance * v) + (one_minus_kept_variance * (g * g)) : v
 //   m = (beta1 * m) + (one_minus_beta1 * g)
 //   x = (x - decay * x) - step_size * ratio
-//       with ratio = v > 0 || least > 0
+//       with ratio = v > above
 //                    ? m / ((sqrt(max(v, floor)) * inverse_sqrt_correction2) + epsilon) : 0
-//       and least = lifts_zeros ? floor : 0
+//       and above = lifts_zeros and floor > 0 ? -1 : 0
 // Without lifts_zeros an element that never had a gradient (v = 0) gets no update but the decay, as
 // after Freeze (adam.h). Where no v is 0, and without a floor, a step that updates the variance is
 // AdamStep's.

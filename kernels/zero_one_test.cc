@@ -109,15 +109,22 @@ TEST(ZeroOne, AnElementWithoutAVarianceIsLiftedToTheFloorIfThatIsWanted) {
   AdaptiveRates rates = kPlainRates;
   rates.updates_variance = false;
   rates.lifts_zeros = true;
-  rates.floor = 144;
-  const Values gradient(2, 4.0f);
-  OnEveryTarget([&] {
-    Values m(2, 2.0f), v = {0, 1}, x(2, 8.0f);
-    AdaptiveStep(rates, DenseType::kFloat32, Float32Payload(gradient), absl::MakeSpan(m),
-                 absl::MakeSpan(v), absl::MakeSpan(x));
-    EXPECT_EQ(v, (Values{0, 1}));
-    EXPECT_EQ(x, (Values{3.625f, 3.625f}));
-  });
+  const Values gradient(3, 4.0f);
+  const Values variance = {0, 1, kNan};
+  for (const auto& [floor, first] : {std::pair(144.0f, 3.625f), std::pair(0.0f, 4.0f)}) {
+    rates.floor = floor;
+    OnEveryTarget([&] {
+      Values m(3, 2.0f), v = variance, x(3, 8.0f);
+      AdaptiveStep(rates, DenseType::kFloat32, Float32Payload(gradient), absl::MakeSpan(m),
+                   absl::MakeSpan(v), absl::MakeSpan(x));
+      EXPECT_TRUE(SameBytes<float>(v, variance));
+      EXPECT_EQ(x[0], first) << "without a floor it only decays";
+      if (floor > 0) {
+        EXPECT_EQ(x[1], 3.625f);
+      }
+      EXPECT_EQ(x[2], 4.0f) << "what is no number is not lifted";
+    });
+  }
 }
 
 TEST(ZeroOne, AnElementWithoutAVarianceOnlyDecays) {

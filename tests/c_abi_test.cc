@@ -139,6 +139,11 @@ TEST(CAbi, AJobThatIsSavedAndResumedEndsWithTheParametersOfOneThatIsNot) {
       EXPECT_EQ(rank.Leave(), SIGNPOST_OK);
     });
   }
+  uint64_t step = 0;
+  char error[512] = "";
+  EXPECT_EQ(signpost_checkpoint_step(directory.c_str(), &step, error, sizeof error), SIGNPOST_OK);
+  EXPECT_EQ(step, kSavedAt);
+  EXPECT_EQ(signpost_checkpoint_step("", &step, error, sizeof error), SIGNPOST_INVALID_ARGUMENT);
   Cluster cluster({.transport = Transport::kGrpc, .aggregators = 3});
   OnEachRank(kWorkers, [&](uint32_t index) {
     Rank rank(cluster, index, directory.c_str());

@@ -639,6 +639,7 @@ TEST_F(InterruptedCheckpointTest, AMissingFileIsDamageAndAllDamagedAreNamed) {
   for (const std::string& name : names) EXPECT_THAT(std::string(status.message()), HasSubstr(name));
   MemoryDisk empty;
   EXPECT_TRUE(absl::IsNotFound(Load(empty, job_).status()));
+  EXPECT_TRUE(absl::IsNotFound(NewestCheckpointStep(empty).status()));
 }
 
 TEST_F(InterruptedCheckpointTest, AMissingManifestIsTold) {
@@ -649,8 +650,10 @@ TEST_F(InterruptedCheckpointTest, AMissingManifestIsTold) {
   EXPECT_EQ(loaded->optimizer.schedule.begun_steps(), 6u);
   EXPECT_THAT(loaded->warnings, ::testing::ElementsAre(absl::StrCat(
                                     "checkpoint ", names[0], ": manifest is damaged: it is gone")));
+  EXPECT_EQ(*NewestCheckpointStep(saved_), 6u);
   ASSERT_TRUE(saved_.Remove(absl::StrCat(names[1], "/manifest")).ok());
   EXPECT_TRUE(absl::IsDataLoss(Load(saved_, job_).status())) << "it does not begin anew";
+  EXPECT_TRUE(absl::IsDataLoss(NewestCheckpointStep(saved_).status()));
 }
 
 TEST_F(InterruptedCheckpointTest, ADirectoryOfAnotherStepIsDamaged) {

@@ -3,6 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
+#include <cfenv>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -167,6 +172,52 @@ TEST(ReplicaIdentity, HoldsForAnyNumberOfThreadsAndAggregatorsWhenRoundsAreSkipp
       EXPECT_TRUE(SameBytes(ends.at(rank).first, expected.at(rank).first));
       EXPECT_TRUE(SameBytes(ends.at(rank).second, expected.at(rank).second));
     }
+  }
+}
+
+// Of this thread, as torch.set_flush_denormal, or a library that was linked with -ffast-math, sets
+// it; and rounding upward, which nearly every result shows.
+void UseOtherFloatMode() {
+  std::fesetround(FE_UPWARD);
+#ifdef __SSE__
+  _mm_setcsr(_mm_getcsr() | 0x8040);  // denormal numbers count as zero, and become zero
+#endif
+}
+
+TEST(ReplicaIdentity, HoldsInAnyFloatModeOfTheRanksThreads) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.tensors = {1'200'000, 5, 100'000};
+  job.worker.block_elements = 4096;
+  job.worker.chunk_elements = 0;
+  job.worker.threads = 2;  // one of them is the caller's
+  job.steps = 8;
+  std::map<std::pair<uint32_t, int>, std::vector<float>> gradients;
+  for (uint32_t rank = 0; rank < job.workers; ++rank) {
+    for (int step = 0; step < job.steps; ++step) {
+      gradients[{rank, step}] = GradientOf(rank, step, 1'300'005);
+    }
+  }
+  for (const OptimizerOptions& optimizer :
+       {OptimizerOptions{.freeze_step = 3, .warm_up_codec = INT8, .variance_refresh_interval = 3},
+        OptimizerOptions{.freeze_step = 3, .warm_up_codec = BFLOAT16, .lamb = LambOptions()},
+        OptimizerOptions{.freeze_step = 3, .codec = INT4, .zero_one = ZeroOneOptions()}}) {
+    job.optimizer = optimizer;
+    SCOPED_TRACE(DescribeOptions(optimizer));
+    const std::vector<float> expected = TrainedOn({}, job);
+    Cluster cluster({});
+    const Connect connect = [&cluster] {
+      auto channels = cluster.Connect();
+      UseOtherFloatMode();  // before the rank joins, and from then on
+      return channels;
+    };
+    const auto replicas = Train(
+        connect, job,
+        [](uint32_t, int, const Replica&, Worker&) { EXPECT_EQ(std::fegetround(), FE_UPWARD); },
+        [&](uint32_t rank, int step, std::vector<float>& gradient) {
+          gradient = gradients.at({rank, step});
+        });
+    for (const std::vector<float>& replica : replicas) EXPECT_TRUE(SameBytes(replica, expected));
   }
 }
 

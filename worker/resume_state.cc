@@ -19,10 +19,14 @@ struct Chosen {
   std::set<std::string> damaged;
 };
 
+absl::Status NoCheckpointError() {
+  return absl::NotFoundError("there is no committed checkpoint to resume");
+}
+
 absl::StatusOr<Chosen> ChooseCheckpoint(const CheckpointDir& dir) {
   absl::StatusOr<std::vector<CheckpointEntry>> entries = dir.List();
   if (!entries.ok()) return entries.status();
-  if (entries->empty()) return absl::NotFoundError("there is no committed checkpoint to resume");
+  if (entries->empty()) return NoCheckpointError();
   Chosen chosen;
   bool found = false;
   for (CheckpointEntry& entry : *entries) {
@@ -229,6 +233,15 @@ absl::StatusOr<ResumeState> LoadNewestCheckpoint(Disk& disk, const ResumingWorke
   state.warnings = std::move(chosen->warnings);
   state.damaged = std::move(chosen->damaged);
   return state;
+}
+
+absl::StatusOr<uint64_t> NewestCheckpointStep(Disk& disk) {
+  const absl::StatusOr<std::vector<CheckpointEntry>> entries = CheckpointDir(disk).List();
+  if (!entries.ok()) return entries.status();
+  if (entries->empty()) return NoCheckpointError();
+  const absl::StatusOr<CheckpointManifest>& newest = entries->front().manifest;
+  if (!newest.ok()) return newest.status();
+  return newest->step();
 }
 
 absl::StatusOr<ResumeState> LoadRankState(absl::string_view state, const ResumingWorker& worker) {

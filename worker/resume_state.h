@@ -61,6 +61,10 @@ struct ResumeState {
 //   FAILED_PRECONDITION  another tensor, option, or world size, named
 absl::StatusOr<ResumeState> LoadNewestCheckpoint(Disk& disk, const ResumingWorker& worker);
 
+// The steps that are in the newest of a directory whose manifest is readable, of which no other
+// file is looked at. NOT_FOUND and DATA_LOSS as above.
+absl::StatusOr<uint64_t> NewestCheckpointStep(Disk& disk);
+
 // From what this rank has saved of itself.
 //   DATA_LOSS            it is damaged, or of another version
 //   FAILED_PRECONDITION  it is another rank's, or of another tensor, option, or world size, named

@@ -17,6 +17,7 @@
 #include "proto/window.h"
 #include "trace/recorder.h"
 #include "trace/span.h"
+#include "worker/float_mode.h"
 #include "worker/kept_frames.h"
 #include "worker/onebit_lamb.h"
 #include "worker/page_vector.h"
@@ -164,6 +165,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
   }
   std::optional<ResumeState> state;
   const std::vector<Tensor> tensors = TensorsOf(parameters);
+  const DefaultFloatMode float_mode;
   if (resume_from.is_anything()) {
     absl::StatusOr<ResumeState> loaded = LoadResumeState(
         resume_from, {.tensors = tensors,
@@ -201,6 +203,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::JoinReduction(
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
+  const DefaultFloatMode float_mode;
   absl::StatusOr<WantedJob> wanted = DescribeJob(options, {reduction.codec});
   if (!wanted.ok()) return wanted.status();
   JobOptions& job_options = wanted->options;
@@ -365,6 +368,7 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const Gradient> gradients,
 }
 
 absl::Status Worker::TakePart(absl::FunctionRef<absl::Status()> part) {
+  const DefaultFloatMode float_mode;
   failure_ = absl::InternalError("an exception, which its caller has had");
   failure_ = part();
   return failure_;

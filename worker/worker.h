@@ -158,10 +158,11 @@ class Worker {
   // that an interrupted run has left go.
   //
   // On error the checkpoints before stay, and training may go on, but after DATA_LOSS, which is as
-  // Step's. FAILED_PRECONDITION after a step that failed. DEADLINE_EXCEEDED names the ranks that
-  // are waited for. In a job with a round deadline, ABORTED: at once when a rank has left, and
-  // after two such deadlines when one is absent or the others have gone on; which is named.
-  // Otherwise the disk's error, or an aggregator's. Not after JoinReduction.
+  // Step's. FAILED_PRECONDITION after a step that failed, and where the newest checkpoint has other
+  // tensors: its job would lose what it has saved. DEADLINE_EXCEEDED names the ranks that are
+  // waited for. In a job with a round deadline, ABORTED: at once when a rank has left, and after
+  // two such deadlines when one is absent or the others have gone on; which is named. Otherwise the
+  // disk's error, or an aggregator's. Not after JoinReduction.
   absl::Status Checkpoint(Disk& directory);
 
   // This rank's share of what Checkpoint saves, by itself: parameters and optimizer, this worker's

@@ -11,8 +11,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/dense.h"
+#include "proto/layout.h"
 #include "trace/span.h"
 #include "worker/checkpoint_dir.h"
+#include "worker/float_mode.h"
 #include "worker/worker.h"
 
 namespace signpost {
@@ -111,10 +113,25 @@ class HostRank {
   std::vector<float> values_, momentum_;
 };
 
+// Another job's would give way to this one's, one by one, and neither could resume.
+absl::Status CheckIsOfThisModel(const CheckpointDir& dir, const Layout& layout) {
+  const absl::StatusOr<std::vector<CheckpointEntry>> entries = dir.List();
+  if (!entries.ok()) return entries.status();
+  if (entries->empty() || !entries->front().manifest.ok()) return absl::OkStatus();
+  const CheckpointManifest& newest = *entries->front().manifest;
+  const std::vector<Tensor> tensors(newest.tensors().begin(), newest.tensors().end());
+  const absl::Status status = CheckSameJob(tensors, layout.options(), layout);
+  if (status.ok()) return status;
+  return absl::FailedPreconditionError(absl::StrCat("checkpoint ", entries->front().name,
+                                                    " is of another model: ", status.message(),
+                                                    ". Each job needs a directory of its own"));
+}
+
 }  // namespace
 
 absl::Status Worker::Checkpoint(Disk& directory) {
   was_interrupted_ = false;
+  const DefaultFloatMode float_mode;
   const trace::Span span(StepEvent(trace::Kind::kCheckpoint));
   if (absl::Status status = CheckCanBeSaved(); !status.ok()) return status;
   CheckpointDir dir(directory);
@@ -123,6 +140,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   if (!committed.ok()) return committed.status();
   if (*committed) return dir.CheckHasParameters(id, CommonCrc32c());
 
+  if (absl::Status status = CheckIsOfThisModel(dir, layout_); !status.ok()) return status;
   if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
   const absl::StatusOr<ChunkErrors> errors = ReadErrors();
   if (!errors.ok()) return errors.status();
@@ -151,6 +169,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
 }
 
 absl::StatusOr<std::string> Worker::SaveState() {
+  const DefaultFloatMode float_mode;
   if (absl::Status status = CheckCanBeSaved(); !status.ok()) return status;
   if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
   // Without the states of those who are gone the others' are good for nothing.

@@ -4,7 +4,7 @@
 """
 
 from signpost._abi import Options
-from signpost._checkpoint import has_checkpoint
+from signpost._checkpoint import checkpoint_step, has_checkpoint
 from signpost._codec import INCLUDE, PYTHON_CODEC, Codec, python_codec
 from signpost._errors import (
     DataLossError,
@@ -43,6 +43,7 @@ __all__ = [
     "StopRequest",
     "UnavailableError",
     "World",
+    "checkpoint_step",
     "has_checkpoint",
     "init",
     "python_codec",

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 18
+ABI = 19
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
@@ -156,6 +156,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "gradient_ready": (c_int, [c_void_p, c_size_t, c_void_p, *_ERROR]),
     "finish_step": (c_int, [c_void_p, POINTER(Report), *_ERROR]),
     "checkpoint": (c_int, [c_void_p, c_char_p, *_ERROR]),
+    "checkpoint_step": (c_int, [c_char_p, POINTER(c_uint64), *_ERROR]),
     "save_state": (c_int, [c_void_p, POINTER(c_void_p), *_ERROR]),
     "state_data": (c_void_p, [c_void_p, POINTER(c_size_t)]),
     "free_state": (None, [c_void_p]),

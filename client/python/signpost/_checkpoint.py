@@ -1,42 +1,45 @@
-"""Whether there is a checkpoint to go on from. The library has them: worker/checkpoint_dir.h."""
+"""Whether there is a checkpoint to go on from, and of which step."""
 
+import ctypes
 import os
-import re
-from typing import Union
+from typing import Optional, Union
 
-_CHECKPOINT = re.compile(r"step-\d{12,}-[0-9a-f]{16}")
-_MANIFEST = "manifest"  # with it a checkpoint is committed
-_PARAMETERS = "parameters"  # come when there is a sum...
-_SUM = ".sum"  # ...which goes when there is a manifest
+from signpost import _abi
+from signpost._errors import DataLossError, NotFoundError
 
 
-def has_checkpoint(directory: Union[str, "os.PathLike[str]"]) -> bool:
-    """Whether there is a committed checkpoint in the directory, so that `resume=directory` is no
-    NotFoundError. What a job has left that ended during its first checkpoint is none; nor is there
-    one in a directory that does not exist. One that has lost its manifest is there, and damaged.
+def checkpoint_step(directory: Union[str, "os.PathLike[str]"]) -> Optional[int]:
+    """The steps that are in the directory's newest committed checkpoint, None if there is none; what a
+    job has left that ended during its first checkpoint is none.
 
-        resume = directory if signpost.has_checkpoint(directory) else None
+        if (signpost.checkpoint_step(directory) or 0) >= STEPS:
+            sys.exit()  # the others were done when this rank was lost
 
     Ranks that are started together get the same answer, if they see the same directory and ask
     before any of them saves. Whether the checkpoint is whole `resume=` finds out.
 
     Raises:
-        OSError: the directory cannot be read.
+        DataLossError: all that are there are damaged.
+        UnavailableError: the directory cannot be read.
     """
-    path = os.fspath(directory)
+    step = ctypes.c_uint64()
     try:
-        names = os.listdir(path)
-    except FileNotFoundError:
-        return False
-    checkpoints = filter(_CHECKPOINT.fullmatch, names)
-    return any(_is_or_was_committed(os.path.join(path, name)) for name in checkpoints)
+        _abi.call("checkpoint_step", os.fsencode(directory), ctypes.byref(step))
+    except NotFoundError:
+        return None
+    return step.value
 
 
-def _is_or_was_committed(path: str) -> bool:
+def has_checkpoint(directory: Union[str, "os.PathLike[str]"]) -> bool:
+    """Whether there is one, so that `resume=directory` is no NotFoundError: also where all are damaged,
+    which it tells.
+
+        resume = directory if signpost.has_checkpoint(directory) else None
+
+    Raises:
+        UnavailableError: the directory cannot be read.
+    """
     try:
-        names = os.listdir(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    if _MANIFEST in names:
+        return checkpoint_step(directory) is not None
+    except DataLossError:
         return True
-    return _PARAMETERS in names and not any(name.endswith(_SUM) for name in names)

@@ -515,7 +515,8 @@ def looks_too_early(directory):
     saved = [Path(directory, f"step-{steps}") for steps in (1, 2, 3)]
     has_looked = Path(directory, "has_looked")
     is_early = signpost.rank() == 0 and not has_looked.exists()
-    resume = saved[0 if is_early else 1] if signpost.has_checkpoint(saved[1]) else None
+    is_saved = signpost.checkpoint_step(saved[1]) == 2
+    resume = saved[0 if is_early else 1] if is_saved else None
     model = model_of()
     try:
         optimizer = signpost.Adam(model.parameters(), resume=resume, max_grad_norm=0.5)

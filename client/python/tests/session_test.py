@@ -360,11 +360,18 @@ def agree(wanted):
 assert not signpost.has_checkpoint(directory)  # which does not exist
 directory.mkdir()
 agree(False)
+assert signpost.checkpoint_step(directory) is None
 session.checkpoint(str(directory))
 agree(True)
+assert signpost.checkpoint_step(directory) == session.steps
 [committed] = directory.iterdir()
 (committed / "manifest").rename(directory / "manifest")
 agree(True)  # it has been there
+try:
+    signpost.checkpoint_step(directory)
+    raise AssertionError("a manifest is gone")
+except signpost.DataLossError as error:
+    assert str(directory) in str(error)
 (committed / "rank-0.sum").touch()
 agree(False)  # of what a crash leaves
 (directory / "step-1-0").mkdir()
@@ -380,7 +387,7 @@ def test_there_is_a_checkpoint_where_one_is_committed(aggregator, tmp_path):
 
 def test_a_directory_that_cannot_be_read_is_not_taken_for_one_without_a_checkpoint(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(signpost.UnavailableError, match="Not a directory"):
         signpost.has_checkpoint(tmp_path / "file")
 
 
