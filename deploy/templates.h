@@ -374,7 +374,7 @@ inline constexpr char kJobSet[] =
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
 metadata:
-  name: {job}
+  name: {job_name}
   namespace: {namespace}
   labels: {worker_labels}
 spec:
@@ -393,7 +393,7 @@ inline constexpr char kTrainer[] =
 apiVersion: trainer.kubeflow.org/v1alpha1
 kind: TrainingRuntime
 metadata:
-  name: {job}
+  name: {job_name}
   namespace: {namespace}
   labels: {worker_labels}
 spec:
@@ -411,14 +411,14 @@ spec:
 apiVersion: trainer.kubeflow.org/v1alpha1
 kind: TrainJob
 metadata:
-  name: {job}
+  name: {job_name}
   namespace: {namespace}
   labels: {worker_labels}
 spec:
   runtimeRef:
     apiGroup: trainer.kubeflow.org
     kind: TrainingRuntime
-    name: {job}
+    name: {job_name}
   trainer:
     numNodes: {workers}
 )";
