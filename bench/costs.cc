@@ -5,6 +5,8 @@
 
 #include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 #include "proto/layout.h"
 #include "proto/window.h"
 
@@ -138,6 +140,18 @@ double ThreadSpeedup(uint32_t threads) { return threads <= 1 ? 1 : 0.75 * thread
 uint32_t Cluster::threads() const {
   constexpr uint32_t kMostOfJobs = 8;
   return worker_threads != 0 ? worker_threads : std::clamp(cores_per_host, 1u, kMostOfJobs);
+}
+
+std::string Describe(const Cluster& cluster) {
+  const auto counted = [](uint32_t count, absl::string_view what) {
+    return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
+  };
+  return absl::StrFormat(
+      "%s and %s, %s with %s, %s in each worker; links of %g Mbit/s",
+      counted(cluster.workers, "worker"), counted(cluster.shards, "aggregator"),
+      cluster.colocated ? "these on the workers' hosts," : "each on a host of its own",
+      counted(cluster.cores_per_host, "core"), counted(cluster.threads(), "thread"),
+      cluster.link_bits_per_s / 1e6);
 }
 
 uint32_t Cluster::window() const { return WindowOf(shards); }

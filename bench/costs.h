@@ -4,6 +4,7 @@
 #define SIGNPOST_BENCH_COSTS_H_
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "bench/figures.h"
@@ -89,6 +90,10 @@ struct ChunkTimes {
   double kernels_s;    // of one core, for both
   double aggregate_s;  // of one core, all workers' contributions
 };
+
+// "8 workers and 8 aggregators, each on a host of its own with 16 cores, 8 threads in each worker;
+// links of 1000 Mbit/s".
+std::string Describe(const Cluster& cluster);
 
 // How many times as fast as one thread so many compress and apply: two were measured, 1.5 times
 // (docs/measurements.md, "Threads of a worker"); with more it is taken to be 0.75 for each.

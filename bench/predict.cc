@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "proto/codec.h"
 
@@ -13,6 +14,8 @@ namespace {
 
 // Less than that of a step is not worth what one-bit asks for: a warm-up, and more memory.
 constexpr double kWorthwhileShare = 0.05;
+
+constexpr char kRing[] = "a ring all-reduce in fp32";
 
 // How the chunks are dealt out.
 struct Deal {
@@ -170,11 +173,6 @@ std::string VerdictOn(const Prediction& prediction, double run_s) {
       best_s / one_bit_s, best_s / run_s);
 }
 
-void AddStepTime(const std::string& name, double seconds, double ring_s, Figures& figures) {
-  Figure& figure = *figures.add_figures() = MakeFigure(name, "s", {seconds});
-  SetPeer("a ring all-reduce in fp32", {seconds}, {ring_s}, Better::kLess, figure);
-}
-
 }  // namespace
 
 ExchangeTimes PredictExchange(const Cluster& cluster, uint64_t parameters, const CodecCosts& codec,
@@ -229,17 +227,20 @@ std::vector<std::pair<std::string, StepTimes>> TimesByCodec(const Prediction& pr
 
 Figures FiguresOf(const Prediction& prediction) {
   Figures figures;
-  const std::vector<std::pair<std::string, StepTimes>> codecs = TimesByCodec(prediction);
-  const StepTimes& ring = prediction.ring;
-  for (const auto& [codec, times] : codecs) {
-    AddStepTime(absl::StrFormat("exchange, %s", codec), times.exchange_s, ring.exchange_s, figures);
-  }
-  for (const auto& [codec, times] : codecs) {
-    AddStepTime(absl::StrFormat("step, %s", codec), times.step_s, ring.step_s, figures);
-  }
-  for (const auto& [codec, times] : codecs) {
-    AddStepTime(absl::StrFormat("step with overlap, %s", codec), times.overlapped_s,
-                ring.overlapped_s, figures);
+  std::vector<std::pair<std::string, StepTimes>> ways = TimesByCodec(prediction);
+  ways.emplace_back(kRing, prediction.ring);
+  ways.emplace_back("a ring all-reduce in 16 bits", prediction.ring16);
+  const std::pair<const char*, double StepTimes::*> kinds[] = {
+      {"exchange", &StepTimes::exchange_s},
+      {"step", &StepTimes::step_s},
+      {"step with overlap", &StepTimes::overlapped_s}};
+  for (const auto& [kind, seconds] : kinds) {
+    for (const auto& [name, times] : ways) {
+      Figure& figure = *figures.add_figures() =
+          MakeFigure(absl::StrCat(kind, ", ", name), "s", {times.*seconds});
+      if (name == kRing) continue;
+      SetPeer(kRing, {times.*seconds}, {prediction.ring.*seconds}, Better::kLess, figure);
+    }
   }
   const std::pair<const char*, double> of_run[] = {
       {"whole run with overlap, over fp32", prediction.run_speedup_over_fp32},

@@ -73,8 +73,8 @@ double VolumeRatio(double warm_up_share, double times_fewer);
 // Its times through Signpost, by the codec's name: those of the warm-up's once, whichever it is.
 std::vector<std::pair<std::string, StepTimes>> TimesByCodec(const Prediction& prediction);
 
-// A row for each of these times, compared with the fp32 ring's, one for each number of the whole
-// run, and the verdict.
+// A row for each of these times, compared with the fp32 ring's, and for the rings', one for each
+// number of the whole run, and the verdict.
 Figures FiguresOf(const Prediction& prediction);
 
 }  // namespace signpost::bench

@@ -260,13 +260,19 @@ TEST(Predict, FiguresCompareWithTheRing) {
   const Cluster cluster = {.link_bits_per_s = 1e9, .workers = 4, .shards = 4};
   const Prediction prediction = Predict(cluster, {.parameters = 100'000'000, .compute_s = 0.3});
   const Figures figures = FiguresOf(prediction);
-  ASSERT_EQ(figures.figures_size(), 3 * 3 + 4);
-  const Figure& last_step = figures.figures(8);
+  ASSERT_EQ(figures.figures_size(), 3 * 5 + 4);
+  EXPECT_EQ(figures.figures(4).name(), "exchange, a ring all-reduce in 16 bits");
+  EXPECT_EQ(figures.figures(4).value(), prediction.ring16.exchange_s);
+  const Figure& ring = figures.figures(13);
+  EXPECT_EQ(ring.name(), "step with overlap, a ring all-reduce in fp32");
+  EXPECT_EQ(ring.value(), prediction.ring.overlapped_s);
+  EXPECT_EQ(ring.peer(), "");
+  const Figure& last_step = figures.figures(12);
   EXPECT_EQ(last_step.name(), "step with overlap, one-bit");
   EXPECT_EQ(last_step.value(), prediction.one_bit.overlapped_s);
   EXPECT_DOUBLE_EQ(last_step.times_faster(),
                    prediction.ring.overlapped_s / prediction.one_bit.overlapped_s);
-  EXPECT_EQ(figures.figures(12).value(), prediction.run_volume_ratio);
+  EXPECT_EQ(figures.figures(18).value(), prediction.run_volume_ratio);
   EXPECT_EQ(figures.verdict(), prediction.verdict);
 }
 
@@ -275,12 +281,12 @@ TEST(Predict, FiguresHaveTheWarmUpsCodecOnce) {
   Training training = {.parameters = 100'000'000, .compute_s = 0.3, .warm_up_codec = INT8};
   const Prediction prediction = Predict(cluster, training);
   const Figures figures = FiguresOf(prediction);
-  ASSERT_EQ(figures.figures_size(), 3 * 4 + 4);
-  EXPECT_EQ(figures.figures(10).name(), "step with overlap, int8");
-  EXPECT_EQ(figures.figures(10).value(), prediction.warm_up.overlapped_s);
+  ASSERT_EQ(figures.figures_size(), 3 * 6 + 4);
+  EXPECT_EQ(figures.figures(14).name(), "step with overlap, int8");
+  EXPECT_EQ(figures.figures(14).value(), prediction.warm_up.overlapped_s);
   for (const Codec shown : {FLOAT32, BFLOAT16, ONE_BIT}) {
     training.warm_up_codec = shown;
-    EXPECT_EQ(FiguresOf(Predict(cluster, training)).figures_size(), 3 * 3 + 4);
+    EXPECT_EQ(FiguresOf(Predict(cluster, training)).figures_size(), 3 * 5 + 4);
   }
 }
 

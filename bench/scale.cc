@@ -228,9 +228,11 @@ PlayedExchange PlayExchange(const Cluster& cluster, uint64_t parameters, const C
   played.transport_s = std::max(chunks, frames_of_shard) * chunk.transport_s;
   const double worker_host_s = chunks * (chunk.kernels_s + 2 * chunk.transport_s);
   const double shard_host_s = played.aggregator_s + 2 * frames_of_shard * chunk.transport_s;
-  const uint32_t shards_per_host = (cluster.shards - 1) / cluster.workers + 1;
-  played.cores_s = cluster.colocated ? worker_host_s + shards_per_host * shard_host_s
-                                     : std::max(worker_host_s, shard_host_s);
+  const uint64_t owning_shards = std::min<uint64_t>(cluster.shards, chunk.chunks);
+  const uint64_t shards_per_host = (owning_shards - 1) / cluster.workers + 1;
+  played.cores_s = cluster.colocated
+                       ? worker_host_s + static_cast<double>(shards_per_host) * shard_host_s
+                       : std::max(worker_host_s, shard_host_s);
   played.cores_s /= cluster.cores_per_host;
   played.exchange_s = std::max(played.exchange_s, played.cores_s);
   played.frames = 2 * chunk.chunks * cluster.workers;

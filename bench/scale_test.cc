@@ -109,6 +109,19 @@ TEST(Scale, ColocatedShardsMakeLinksCarryWhatARingDoes) {
   EXPECT_EQ(PlayExchange(alone, 800 * kChunk, kOneByte, kFree).exchange_s, 0);
 }
 
+TEST(Scale, ShardsWithoutAChunkTakeNoCores) {
+  Cluster cluster = {.link_bits_per_s = 1e9,
+                     .workers = 1,
+                     .shards = 2,
+                     .colocated = true,
+                     .cores_per_host = 2,
+                     .chunk_elements = kChunk};
+  const CodecCosts codec = Costs().fp32;
+  const double of_two = PlayExchange(cluster, 2 * kChunk, codec, Costs().transport).cores_s;
+  cluster.shards = 64;
+  EXPECT_EQ(PlayExchange(cluster, 2 * kChunk, codec, Costs().transport).cores_s, of_two);
+}
+
 TEST(Scale, AHostsCoresShareItsWork) {
   const Cluster cluster = {.link_bits_per_s = kChunkPerSecond,
                            .workers = 1,

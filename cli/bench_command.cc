@@ -135,6 +135,11 @@ absl::StatusOr<bench::Cluster> ClusterOf(const Flags& flags) {
                                                 .parameters = flags.training.parameters})
                             .status();
   if (!status.ok()) return status;  // no job can be so large
+  if (cluster.worker_threads > cluster.cores_per_host) {
+    return absl::InvalidArgumentError(absl::StrFormat("--threads is %d, and a host has --cores %d",
+                                                      cluster.worker_threads,
+                                                      cluster.cores_per_host));
+  }
   return cluster;
 }
 
@@ -143,6 +148,13 @@ absl::StatusOr<int> MeasureKernels(const Flags& flags) {
     bench::DeviceKernelsOptions options = {.rounds = flags.rounds};
     if (flags.elements) options.elements = *flags.elements;
     return Show(bench::MeasureDeviceKernels(options), flags.json);
+  }
+  const uint64_t block = WorkerOptions().block_elements;
+  if (flags.elements && *flags.elements < block) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--elements is %d; a block has %d, and kernels are compared with memory that "
+        "has whole blocks",
+        *flags.elements, block));
   }
   bench::KernelsOptions options = {.rounds = flags.rounds};
   if (flags.elements) options.elements = *flags.elements;
@@ -164,11 +176,18 @@ absl::StatusOr<bench::Costs> CostsOf(const Flags& flags) {
       "' is not what 'signpost bench kernels --json' writes: ", costs.status().message()));
 }
 
+// What the figures that follow are of.
+void Introduce(const bench::Cluster& cluster, const Flags& flags) {
+  std::puts(
+      absl::StrCat(flags.training.parameters, " parameters; ", bench::Describe(cluster)).c_str());
+}
+
 absl::StatusOr<int> PredictStep(const Flags& flags) {
   const absl::StatusOr<bench::Cluster> cluster = ClusterOf(flags);
   if (!cluster.ok()) return cluster.status();
   const absl::StatusOr<bench::Costs> costs = CostsOf(flags);
   if (!costs.ok()) return costs.status();
+  Introduce(*cluster, flags);
   const bench::Prediction prediction = bench::Predict(*cluster, flags.training, *costs);
   const absl::StatusOr<int> code = Show(bench::FiguresOf(prediction), flags.json);
   std::puts(prediction.verdict.c_str());
@@ -181,6 +200,7 @@ absl::StatusOr<int> PlayExchanges(const Flags& flags) {
   if (!cluster.ok()) return cluster.status();
   const absl::StatusOr<bench::Costs> costs = CostsOf(flags);
   if (!costs.ok()) return costs.status();
+  Introduce(*cluster, flags);
   Figures figures;
   const auto add = [&figures](const std::string& name, double seconds) -> bench::Figure& {
     return *figures.add_figures() = bench::MakeFigure(name, "s", {seconds});

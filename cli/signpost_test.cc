@@ -1158,6 +1158,9 @@ TEST(Bench, PredictsWhetherOneBitPays) {
       RunProgram("bench predict --link 1gbit --parameters 340000000 --workers 8 --compute-ms 900");
   EXPECT_EQ(slow.exit_code, 0);
   EXPECT_THAT(slow.output, AllOf(HasSubstr("VALUE"), HasSubstr("one-bit"), HasSubstr("bf16")));
+  EXPECT_THAT(slow.output, HasSubstr("340000000 parameters; 8 workers and 8 aggregators, each on a "
+                                     "host of its own with 16 cores, 8 threads in each worker; "
+                                     "links of 1000 Mbit/s\n"));
   EXPECT_THAT(slow.output, HasSubstr(", over a whole run "));
   const Outcome cheap = RunProgram(
       "bench predict --link 1gbit --parameters 340000000 --workers 8 --compute-ms 900 "
@@ -1179,6 +1182,10 @@ TEST(Bench, PredictsWhetherOneBitPays) {
       RunProgram("bench predict --link 100gbit --parameters 100000 --workers 2 --compute-ms 900");
   EXPECT_THAT(fast.output, HasSubstr("does not pay"));
   EXPECT_EQ(RunProgram("bench predict --link 1gbit").exit_code, 64);
+  const Outcome threads =
+      RunProgram("bench predict --link 1gbit --compute-ms 900 --cores 2 --threads 3");
+  EXPECT_EQ(threads.exit_code, 64);
+  EXPECT_THAT(threads.output, HasSubstr("--threads is 3, and a host has --cores 2"));
 }
 
 TEST(Bench, PlaysAnExchangeOfManyWorkers) {
@@ -1234,6 +1241,8 @@ TEST(Bench, RefusesWhatItCannotMeasure) {
     EXPECT_EQ(refused.exit_code, 64) << large;
     EXPECT_THAT(refused.output, testing::ContainsRegex("at most 1e9|a job has 1 to|are free"));
   }
+  EXPECT_THAT(RunProgram("bench kernels --elements 4095").output,
+              HasSubstr("--elements is 4095; a block has 4096"));
   EXPECT_EQ(RunProgram("bench exchange --what frames --codec bf16").exit_code, 64);
   EXPECT_THAT(RunProgram("bench exchange --netns fast").output,
               HasSubstr("'fast' is no rate of a link"));
