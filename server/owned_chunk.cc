@@ -488,10 +488,11 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
 
   Reach(Failpoint::kRoundClosed);
   EndedCalls ended;
+  const absl::Time completed = open_->completed.value_or(now);  // not what it was held for the disk
   for (uint32_t rank = 0; rank < world_size_; ++rank) {
     WaitingCall& call = open_->calls[rank];
     if (!call.done) continue;
-    const absl::Duration waited = std::max(now - call.since, absl::ZeroDuration());
+    const absl::Duration waited = std::max(completed - call.since, absl::ZeroDuration());
     ended.push_back({std::move(call.done), ReplyWith(closed_.back().answer, waited)});
     open_->trace.AddAnswer(rank, closed_.back().answer->payload.size());
   }

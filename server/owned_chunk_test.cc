@@ -177,7 +177,8 @@ TEST_F(OwnedChunkTest, CountsForHowLongARoundIsHeldUntilEarlierOnesAreDurable) {
   EXPECT_EQ(before.holding.sum_seconds(), 0);
   now_ += absl::Seconds(3);
   chunk_->SetDurable(steps - 1, now_);
-  EXPECT_TRUE(last->has_value());
+  ASSERT_TRUE(last->has_value());
+  EXPECT_EQ((*last)->value().waited, absl::ZeroDuration()) << "for no other worker";
   EXPECT_EQ(MetricsOf(*chunk_).holding.sum_seconds(), 3);
   EXPECT_EQ(MetricsOf(*chunk_).gathering.sum_seconds(), 0);
 }

@@ -10,6 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cluster.h"
@@ -128,6 +130,28 @@ TEST(StepReportTrace, HasWhatReportsSay) {
     ExpectAlike(wire, reported_wire);
     ExpectAlike(wait, reported_wait);
   }
+}
+
+// For longer than a worker waits before it asks whether the aggregators are there.
+TEST(StepReportTrace, HasALongWaitForALateRankAsAWaitAndNotAsTheNetwork) {
+  JobOptionsForTest job = JobNamed("late");
+  job.steps = 2;
+  absl::Mutex mutex;
+  std::map<uint32_t, StepReport> last;
+  job.take_step = [&](uint32_t rank, int step, Worker& worker, absl::Span<const Gradient> gradients,
+                      const GroupRates& rates) {
+    if (rank == 1 && step == 1) absl::SleepFor(absl::Seconds(3));
+    absl::StatusOr<StepReport> report = worker.Step(gradients, {rates});
+    absl::MutexLock lock(&mutex);
+    if (report.ok()) last[rank] = *report;
+    return report;
+  };
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+  Train(cluster, job);
+  EXPECT_GT(last[0].wait, absl::Seconds(1));
+  EXPECT_GT(last[0].wait, last[0].wire);
+  const std::vector<Event> events = EventsOf(Read(), "late", 0);
+  EXPECT_GT(Sum(events, {Kind::kWait}, Steps(events).at(1)), absl::Seconds(1));
 }
 
 TEST(StepReportTrace, HasTheCallsOfAStepInParts) {

@@ -546,6 +546,7 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
     return open_step_ != nullptr && !open_step_->held_answers.empty();
   };
   trace::Laps laps;
+  absl::Duration blocked;  // since something last came: that tells whose time it was
   absl::Time last = options_.clock->Now();
   absl::Time next_question = last + kOfferInterval;
   // Adds the time since the last call to one of the report's durations.
@@ -570,23 +571,19 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
     const bool waits = all && !holds_answers();
     std::optional<WorkerInbox::Item> item =
         waits ? inbox_->Take(*options_.clock, kOfferInterval) : inbox_->TakeIfAny();
-    absl::Duration blocked;
     account(blocked);
     if (item && std::holds_alternative<Packed>(item->what)) {
-      report.kernels += blocked;
+      report.kernels += std::exchange(blocked, absl::ZeroDuration());
       if (waits) laps.Record(EventOf(trace::Kind::kCompress, item->chunk));
-    } else {
+    } else if (item) {
       const absl::Duration waited =
-          std::min(blocked, item ? WaitedFor(std::get<absl::StatusOr<Answer>>(item->what))
-                                 : absl::ZeroDuration());
+          std::min(blocked, WaitedFor(std::get<absl::StatusOr<Answer>>(item->what)));
       report.wait += waited;
-      report.wire += blocked - waited;
+      report.wire += std::exchange(blocked, absl::ZeroDuration()) - waited;
       if (waits && waited > absl::ZeroDuration()) {
         laps.Record(EventOf(trace::Kind::kWait, item->chunk), waited);
       }
-      if (waits) {
-        laps.Record(EventOf(trace::Kind::kWire, item ? item->chunk : trace::kNone));
-      }
+      if (waits) laps.Record(EventOf(trace::Kind::kWire, item->chunk));
     }
     if (!item) {
       if (!all) return absl::OkStatus();
