@@ -7,7 +7,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "doctor/aggregators.h"
 #include "doctor/comparison.h"
@@ -225,6 +227,15 @@ Hosts HealthyHosts(size_t count) {
   return hosts;
 }
 
+// Where an ok line is of a path.
+std::vector<std::string> GoodPaths(const DoctorReport& report) {
+  std::vector<std::string> paths;
+  for (const DoctorLine& line : report.lines()) {
+    if (line.verdict() == FINE && line.check() == "path") paths.push_back(line.where());
+  }
+  return paths;
+}
+
 void SetFinding(const std::string& check, PathFacts& path) {
   path.set_bits_per_s(0);
   DoctorLine& line = *path.add_findings();
@@ -297,6 +308,51 @@ TEST(BetweenHosts, ASlowLinkIsTheHostsThatHasItsShareInAllSlowPaths) {
   hosts = HealthyHosts(4);
   hosts.paths[1][2]->set_bits_per_s(10e6);
   EXPECT_EQ(Findings(CheckHosts(hosts)), Found{"bandwidth b:1 -> c:1"});
+}
+
+TEST(BetweenHosts, ALinkThatIsSlowInOneDirectionIsSlow) {
+  for (const bool out : {true, false}) {
+    Hosts hosts = HealthyHosts(3);
+    for (const size_t other : {0, 1}) {
+      (out ? hosts.paths[2][other] : hosts.paths[other][2])->set_bits_per_s(50e6);
+    }
+    const DoctorReport report = CheckHosts(hosts);
+    EXPECT_EQ(Findings(report), Found{"bandwidth c:1"});
+    EXPECT_THAT(
+        report.lines(report.lines_size() - 1).text(),
+        HasSubstr(
+            out ? "50 Mbit/s come through out of it at most, and 10 Gbit/s out of others; eth0"
+                : "50 Mbit/s come through into it at most, and 10 Gbit/s into others; eth0"));
+    EXPECT_EQ(SlowestRate(hosts), 50e6);
+    // Of two it shows no host, but is as slow.
+    hosts = HealthyHosts(2);
+    hosts.paths[out ? 1 : 0][out ? 0 : 1]->set_bits_per_s(50e6);
+    EXPECT_EQ(Findings(CheckHosts(hosts)),
+              Found{out ? "bandwidth b:1 -> a:1" : "bandwidth a:1 -> b:1"});
+    EXPECT_EQ(SlowestRate(hosts), 50e6);
+  }
+}
+
+TEST(BetweenHosts, OnePathDoesNotShowWhoseLinkIsSlow) {
+  Hosts hosts = HealthyHosts(3);
+  hosts.hosts[2].facts.reset();
+  hosts.paths[2].assign(3, std::nullopt);
+  for (const size_t to : {1, 2}) hosts.paths[0][to]->set_bits_per_s(50e6);
+  // Into b nobody but a sends.
+  EXPECT_EQ(Findings(CheckHosts(hosts)), (Found{"bandwidth a:1 -> b:1", "bandwidth a:1 -> c:1"}));
+}
+
+TEST(BetweenHosts, APathWhoseRateIsAFindingIsNotOk) {
+  Hosts hosts = HealthyHosts(2);
+  hosts.paths[0][1]->set_bits_per_s(50e6);
+  EXPECT_EQ(GoodPaths(CheckHosts(hosts)), Found{"b:1 -> a:1"});
+  hosts.paths[1][0]->set_bits_per_s(50e6);  // what is told of a -> b stands for both
+  EXPECT_THAT(GoodPaths(CheckHosts(hosts)), IsEmpty());
+  // Nor one of a host that is slow beside others only.
+  hosts = HealthyHosts(3);
+  for (const size_t other : {0, 1}) hosts.paths[2][other]->set_bits_per_s(1e9);
+  EXPECT_EQ(GoodPaths(CheckHosts(hosts)),
+            (Found{"a:1 -> b:1", "a:1 -> c:1", "b:1 -> a:1", "b:1 -> c:1"}));
 }
 
 TEST(BetweenHosts, ALinkIsHeldAgainstWhatItsInterfaceSays) {

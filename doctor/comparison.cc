@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -160,11 +159,90 @@ void AddFinding(DoctorLine line, const std::string& where, DoctorReport& report)
   *report.add_lines() = std::move(line);
 }
 
-void TellGoodPaths(const Hosts& hosts, DoctorReport& report) {
+// What less than that is a finding.
+double LeastRate(const PathFacts& path) {
+  return std::max(kLeastBitsPerSecond,
+                  kLeastShare * 1e6 * std::min<double>(path.link_mbit(), kJudgedMbit));
+}
+
+// By itself; one that was not measured is not.
+bool IsSlow(const PathFacts& path) {
+  return path.bits_per_s() > 0 && path.bits_per_s() < LeastRate(path);
+}
+
+// Calls `look(from, to, path)` for each path whose bandwidth was measured.
+template <typename Look>
+void ForEachRate(const Hosts& hosts, const Look& look) {
+  for (size_t from = 0; from < hosts.hosts.size(); ++from) {
+    for (size_t to = 0; to < hosts.hosts.size(); ++to) {
+      const std::optional<PathFacts>& path = hosts.paths[from][to];
+      if (path && path->bits_per_s() > 0) look(from, to, *path);
+    }
+  }
+}
+
+// A host's link in one direction, as the best of its paths shows it.
+struct Direction {
+  double bits_per_s = 0;         // 0: not measured
+  size_t paths = 0;              // that were measured
+  double others_bits_per_s = 0;  // the median of all hosts, if this one is slow; 0: it is not
+
+  bool is_slow() const { return others_bits_per_s > 0; }
+  // By one path alone, it may as well be the other host's.
+  bool is_its_own() const { return paths >= 2; }
+};
+
+struct Link {
+  Direction out, in;
+};
+
+void Widen(double bits_per_s, Direction& direction) {
+  direction.bits_per_s = std::max(direction.bits_per_s, bits_per_s);
+  ++direction.paths;
+}
+
+// Of three hosts or more it shows whose link is slow: theirs whose best path is.
+void Judge(const Hosts& hosts, Direction Link::*side, std::vector<Link>& links) {
+  std::vector<double> measured;
+  for (const Link& link : links) {
+    const Direction& direction = link.*side;
+    if (direction.is_its_own()) measured.push_back(direction.bits_per_s);
+  }
+  if (measured.size() < 3) return;
+  const double others = Median(measured);
+  const double least_of_others = std::min(kLeastShareOfOthers * others, kComparedBitsPerSecond);
+  ForEachRate(hosts, [&](size_t host, size_t, const PathFacts& path) {
+    Direction& direction = links[host].*side;
+    if (!direction.is_its_own()) return;
+    if (direction.bits_per_s < std::max(LeastRate(path), least_of_others)) {
+      direction.others_bits_per_s = others;
+    }
+  });
+}
+
+// Of each host.
+std::vector<Link> LinksOf(const Hosts& hosts) {
+  std::vector<Link> links(hosts.hosts.size());
+  ForEachRate(hosts, [&](size_t from, size_t to, const PathFacts& path) {
+    Widen(path.bits_per_s(), links[from].out);
+    Widen(path.bits_per_s(), links[to].in);
+  });
+  Judge(hosts, &Link::out, links);
+  Judge(hosts, &Link::in, links);
+  return links;
+}
+
+// Whether a host at either end is what makes it slow.
+bool HasSlowEnd(const std::vector<Link>& links, size_t from, size_t to) {
+  return links[from].out.is_slow() || links[to].in.is_slow();
+}
+
+void TellGoodPaths(const Hosts& hosts, const std::vector<Link>& links, DoctorReport& report) {
   for (size_t from = 0; from < hosts.hosts.size(); ++from) {
     for (size_t to = 0; to < hosts.hosts.size(); ++to) {
       if (!hosts.paths[from][to] || !hosts.paths[from][to]->findings().empty()) continue;
       const PathFacts& path = *hosts.paths[from][to];
+      if (IsSlow(path) || HasSlowEnd(links, from, to)) continue;
       Reporter(Arrow(hosts, from, to), report)
           .Fine("path", absl::StrCat(Describe(path), ", ", Rate(path.bits_per_s())));
     }
@@ -221,31 +299,11 @@ void CheckMtus(const Hosts& hosts, DoctorReport& report) {
             "its switches carry");
 }
 
-// The best that each host sent or received; 0: nothing.
-std::vector<double> BestRates(const Hosts& hosts) {
-  std::vector<double> best(hosts.hosts.size());
-  for (size_t from = 0; from < best.size(); ++from) {
-    for (size_t to = 0; to < best.size(); ++to) {
-      if (!hosts.paths[from][to]) continue;
-      const double rate = hosts.paths[from][to]->bits_per_s();
-      best[from] = std::max(best[from], rate);
-      best[to] = std::max(best[to], rate);
-    }
-  }
-  return best;
-}
-
-// What less than that is a finding.
-double LeastRate(const PathFacts& path) {
-  return std::max(kLeastBitsPerSecond,
-                  kLeastShare * 1e6 * std::min<double>(path.link_mbit(), kJudgedMbit));
-}
-
-void WarnOfRate(const std::string& where, double rate, const PathFacts& path,
-                const std::string& than, DoctorReport& report) {
+void WarnOfRate(const std::string& where, const std::string& rates, const PathFacts& path,
+                DoctorReport& report) {
   Reporter(where, report)
       .Warn("bandwidth",
-            absl::StrCat(Rate(rate), " come through", than, "; ", path.interface(), " says ",
+            absl::StrCat(rates, "; ", path.interface(), " says ",
                          path.link_mbit() > 0 ? absl::StrCat(path.link_mbit(), " Mbit/s")
                                               : "nothing of its speed"),
             absl::StrCat("ethtool ", path.interface(),
@@ -254,65 +312,55 @@ void WarnOfRate(const std::string& where, double rate, const PathFacts& path,
                          path.interface(), " whether it is shaped"));
 }
 
-// Calls `look(from, to, path)` for each path whose bandwidth was measured.
-template <typename Look>
-void ForEachRate(const Hosts& hosts, const Look& look) {
-  for (size_t from = 0; from < hosts.hosts.size(); ++from) {
-    for (size_t to = 0; to < hosts.hosts.size(); ++to) {
-      const std::optional<PathFacts>& path = hosts.paths[from][to];
-      if (path && path->bits_per_s() > 0) look(from, to, *path);
+void WarnOfSlowHosts(const Hosts& hosts, const std::vector<Link>& links, DoctorReport& report) {
+  std::set<size_t> told;
+  ForEachRate(hosts, [&](size_t host, size_t, const PathFacts& path) {
+    std::vector<std::string> rates;
+    for (const auto& [direction, way] :
+         {std::pair{links[host].out, "out of"}, {links[host].in, "into"}}) {
+      if (!direction.is_slow()) continue;
+      rates.push_back(absl::StrCat(Rate(direction.bits_per_s), " come through ", way,
+                                   " it at most, and ", Rate(direction.others_bits_per_s), " ", way,
+                                   " others"));
     }
-  }
-}
-
-// Of three hosts or more it shows whose link is slow: theirs whose best path is. Returns them.
-std::set<size_t> WarnOfSlowHosts(const Hosts& hosts, DoctorReport& report) {
-  const std::vector<double> best = BestRates(hosts);
-  std::vector<double> measured;
-  std::copy_if(best.begin(), best.end(), std::back_inserter(measured),
-               [](double rate) { return rate > 0; });
-  if (measured.size() < 3) return {};
-  const double others = Median(measured);
-  const double least_of_others = std::min(kLeastShareOfOthers * others, kComparedBitsPerSecond);
-  std::set<size_t> slow;
-  ForEachRate(hosts, [&](size_t from, size_t, const PathFacts& path) {
-    if (best[from] >= std::max(LeastRate(path), least_of_others)) return;
-    if (!slow.insert(from).second) return;
-    WarnOfRate(hosts.hosts[from].address, best[from], path,
-               absl::StrCat(" at most, and ", Rate(others), " elsewhere"), report);
+    if (rates.empty() || !told.insert(host).second) return;
+    WarnOfRate(hosts.hosts[host].address, absl::StrJoin(rates, "; "), path, report);
   });
-  return slow;
 }
 
-void CheckRates(const Hosts& hosts, DoctorReport& report) {
-  const std::set<size_t> slow = WarnOfSlowHosts(hosts, report);
+void CheckRates(const Hosts& hosts, const std::vector<Link>& links, DoctorReport& report) {
+  WarnOfSlowHosts(hosts, links, report);
   std::set<std::pair<size_t, size_t>> told;
   ForEachRate(hosts, [&](size_t from, size_t to, const PathFacts& path) {
-    if (path.bits_per_s() >= LeastRate(path) || slow.contains(from) || slow.contains(to)) return;
+    if (!IsSlow(path) || HasSlowEnd(links, from, to)) return;
     if (!told.insert(std::minmax(from, to)).second) return;
-    WarnOfRate(Arrow(hosts, from, to), path.bits_per_s(), path, "", report);
+    WarnOfRate(Arrow(hosts, from, to), absl::StrCat(Rate(path.bits_per_s()), " come through"), path,
+               report);
   });
 }
 
 }  // namespace
 
 DoctorReport CheckHosts(const Hosts& hosts) {
+  const std::vector<Link> links = LinksOf(hosts);
   DoctorReport report;
   for (const size_t i : Asked(hosts)) report.MergeFrom(hosts.hosts[i].facts->report());
   CheckVersions(hosts, report);
   CheckClocks(hosts, report);
   CheckNamesOfAll(hosts, report);
-  TellGoodPaths(hosts, report);
+  TellGoodPaths(hosts, links, report);
   CheckPaths(hosts, report);
   CheckMtus(hosts, report);
-  CheckRates(hosts, report);
+  CheckRates(hosts, links, report);
   return report;
 }
 
 double SlowestRate(const Hosts& hosts) {
   double slowest = 0;
-  for (const double rate : BestRates(hosts)) {
-    if (rate > 0 && (slowest == 0 || rate < slowest)) slowest = rate;
+  for (const Link& link : LinksOf(hosts)) {
+    for (const double rate : {link.out.bits_per_s, link.in.bits_per_s}) {
+      if (rate > 0 && (slowest == 0 || rate < slowest)) slowest = rate;
+    }
   }
   return slowest;
 }

@@ -11,8 +11,8 @@ namespace signpost::doctor {
 // What they found about themselves, and what there is between them.
 DoctorReport CheckHosts(const Hosts& hosts);
 
-// In bit/s, of the slowest host; 0: nothing was measured. The best that a host sent or received is
-// its rate.
+// In bit/s, of the slowest host in its slower direction; 0: nothing was measured. The best that a
+// host sent is its rate in one direction, the best that it received in the other.
 double SlowestRate(const Hosts& hosts);
 
 }  // namespace signpost::doctor
