@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "bench/costs.h"
 #include "bench/hosts.h"
 #include "bench/rank.h"
 #include "cli/flag.h"
@@ -22,6 +23,7 @@
 #include "doctor/host.h"
 #include "doctor/hosts.h"
 #include "doctor/job.h"
+#include "doctor/limits.h"
 #include "doctor/listener.h"
 #include "doctor/prediction.h"
 #include "doctor/report.h"
@@ -92,9 +94,9 @@ std::string HostName() {
   return name;
 }
 
-absl::Status AddPrediction(const Flags& flags, double measured, size_t hosts,
-                           DoctorReport& report) {
-  bench::Cluster cluster = {.link_bits_per_s = measured};
+// `cluster` has what was found: the link, 0 if it was not measured, as many workers as hosts that
+// were asked, and the processors, 0 if they are unknown.
+absl::Status AddPrediction(const Flags& flags, bench::Cluster cluster, DoctorReport& report) {
   if (!flags.link.empty()) {
     const absl::StatusOr<double> rate = bench::ParseRate(flags.link);
     if (!rate.ok()) return rate.status();
@@ -105,7 +107,11 @@ absl::Status AddPrediction(const Flags& flags, double measured, size_t hosts,
     to.Unchecked("prediction", "no bandwidth was measured");
     return absl::OkStatus();
   }
-  cluster.workers = flags.job.workers > 0 ? flags.job.workers : std::max<uint32_t>(hosts, 2);
+  if (cluster.cores_per_host == 0) {
+    to.Unchecked("prediction", "no host tells how many processors it has");
+    return absl::OkStatus();
+  }
+  cluster.workers = flags.job.workers > 0 ? flags.job.workers : std::max(cluster.workers, 2u);
   cluster.shards = flags.job.aggregators.empty() ? cluster.workers : flags.job.aggregators.size();
   cluster.colocated = flags.job.aggregators.empty();
   const absl::Status status = deploy::RequirementsOf({.workers = cluster.workers,
@@ -137,9 +143,10 @@ absl::StatusOr<int> AskHosts(const Flags& flags) {
   if (!hosts.ok()) return absl::InvalidArgumentError(hosts.status().message());
   DoctorReport report = doctor::CheckHosts(*hosts);
   if (flags.predict) {
-    absl::Status status =
-        AddPrediction(flags, doctor::SlowestRate(*hosts), addresses->size(), report);
-    if (!status.ok()) return status;
+    const bench::Cluster found = {.link_bits_per_s = doctor::SlowestRate(*hosts),
+                                  .workers = static_cast<uint32_t>(addresses->size()),
+                                  .cores_per_host = doctor::FewestProcessors(*hosts)};
+    if (absl::Status status = AddPrediction(flags, found, report); !status.ok()) return status;
   }
   return Show(report, flags.json);
 }
@@ -185,7 +192,8 @@ absl::StatusOr<int> Listen(const Flags& flags) {
 absl::StatusOr<int> ExamineHere(const Flags& flags) {
   DoctorReport report = doctor::ExamineHost(flags.job, flags.security, HostName());
   if (flags.predict) {
-    if (absl::Status status = AddPrediction(flags, 0, 0, report); !status.ok()) return status;
+    const bench::Cluster found = {.link_bits_per_s = 0, .cores_per_host = doctor::FindProcessors()};
+    if (absl::Status status = AddPrediction(flags, found, report); !status.ok()) return status;
   }
   return Show(report, flags.json);
 }

@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "bench/costs.h"
 #include "doctor/aggregators.h"
 #include "doctor/comparison.h"
 #include "doctor/congestion.h"
@@ -19,6 +22,7 @@
 #include "doctor/job.h"
 #include "doctor/limits.h"
 #include "doctor/name.h"
+#include "doctor/prediction.h"
 #include "doctor/proxy.h"
 #include "doctor/state_disk.h"
 #include "gmock/gmock.h"
@@ -136,6 +140,35 @@ TEST(OpenFiles, AreAsManyAsWorkers) {
   CheckLimits({1024, 4096, 1 << 30, "this machine"}, job, to);
   EXPECT_EQ(Findings(report), Found{"open files here"});
   EXPECT_THAT(report.lines(0).mend(), HasSubstr("ulimit -n 4096"));
+}
+
+TEST(Processors, AreThoseThatThisProcessMayRunOn) {
+  cpu_set_t all, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  EXPECT_EQ(FindProcessors(), CPU_COUNT(&all));
+  int first = 0;
+  while (!CPU_ISSET(first, &all)) ++first;
+  CPU_ZERO(&one);
+  CPU_SET(first, &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  EXPECT_EQ(FindProcessors(), 1);
+  ASSERT_EQ(sched_setaffinity(0, sizeof all, &all), 0);
+}
+
+TEST(Prediction, SaysWhatItCountsWith) {
+  bench::Cluster cluster = {.link_bits_per_s = 100e9, .workers = 4, .shards = 4, .colocated = true};
+  std::vector<std::string> exchanges;
+  for (const uint32_t processors : {2, 64}) {
+    cluster.cores_per_host = processors;
+    DoctorReport report;
+    Reporter to("here", report);
+    AddPrediction(cluster, {.parameters = 100'000'000}, to);
+    EXPECT_THAT(report.lines(0).text(),
+                HasSubstr(absl::StrCat("links of 100000 Mbit/s, ", processors,
+                                       " processors on each host:")));
+    exchanges.push_back(report.lines(1).text());
+  }
+  EXPECT_NE(exchanges[0], exchanges[1]);
 }
 
 TEST(CongestionControl, IsWhatConnectionsBeginWith) {
@@ -353,6 +386,16 @@ TEST(BetweenHosts, APathWhoseRateIsAFindingIsNotOk) {
   for (const size_t other : {0, 1}) hosts.paths[2][other]->set_bits_per_s(1e9);
   EXPECT_EQ(GoodPaths(CheckHosts(hosts)),
             (Found{"a:1 -> b:1", "a:1 -> c:1", "b:1 -> a:1", "b:1 -> c:1"}));
+}
+
+TEST(BetweenHosts, ProcessorsAreThoseOfTheHostThatHasFewest) {
+  Hosts hosts = HealthyHosts(3);
+  EXPECT_EQ(FewestProcessors(hosts), 0);  // of a version that does not tell
+  hosts.hosts[0].facts->set_processors(8);
+  hosts.hosts[1].facts->set_processors(4);
+  EXPECT_EQ(FewestProcessors(hosts), 4);
+  hosts.hosts[1].facts.reset();
+  EXPECT_EQ(FewestProcessors(hosts), 8);
 }
 
 TEST(BetweenHosts, ALinkIsHeldAgainstWhatItsInterfaceSays) {

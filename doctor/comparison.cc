@@ -365,4 +365,13 @@ double SlowestRate(const Hosts& hosts) {
   return slowest;
 }
 
+uint32_t FewestProcessors(const Hosts& hosts) {
+  uint32_t fewest = 0;
+  for (const size_t i : Asked(hosts)) {
+    const uint32_t processors = hosts.hosts[i].facts->processors();
+    if (processors > 0 && (fewest == 0 || processors < fewest)) fewest = processors;
+  }
+  return fewest;
+}
+
 }  // namespace signpost::doctor

@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "doctor/doctor.grpc.pb.h"
+#include "doctor/limits.h"
 #include "doctor/name.h"
 #include "doctor/path.h"
 #include "doctor/report.h"
@@ -62,6 +63,7 @@ class Listener::Service final : public DoctorService::Service {
               absl::StrCat(request->hosts_size(), " hosts, at most ", kMostHosts)};
     }
     response->set_version(kVersion);
+    response->set_processors(FindProcessors());
     for (const std::string& host : request->hosts()) *response->add_names() = Resolve(HostOf(host));
     {
       const absl::MutexLock lock(&examining_);

@@ -389,6 +389,15 @@ TEST(DoctorHere, FindsThatOneSideSpeaksPlainText) {
              HasSubstr("speaks mTLS, and this host plain text"), HasSubstr("--tls-dir"));
 }
 
+// What has a command run on one processor.
+std::vector<std::string> OnOneProcessor() {
+  cpu_set_t processors;
+  EXPECT_EQ(sched_getaffinity(0, sizeof processors, &processors), 0);
+  int first = 0;
+  while (!CPU_ISSET(first, &processors)) ++first;
+  return {"taskset", "-c", absl::StrCat(first)};
+}
+
 std::string PredictionsOf(const Examined& examined) {
   std::string predictions;
   for (const DoctorLine& line : examined.report.lines()) {
@@ -408,6 +417,12 @@ TEST(DoctorHere, PredictsWhatALinkMakesOfTheJob) {
   const Examined cheap = ExamineHere(
       "--predict --link 100mbit --parameters 25000000 --workers 4 --compute-ms 200 --codec int8");
   EXPECT_THAT(PredictionsOf(cheap), HasSubstr("int8: an exchange takes "));
+}
+
+TEST(DoctorHere, PredictsWithTheProcessorsThatItMayRunOn) {
+  EXPECT_THAT(PredictionsOf(
+                  ExamineHere("--predict --link 100mbit --parameters 25000000", OnOneProcessor())),
+              HasSubstr("1 processors on each host"));
 }
 
 // --- Between hosts ---
@@ -448,6 +463,14 @@ TEST(DoctorBetween, FindsNothingOnLoopback) {
   const Listening a({}, "--listen 127.0.0.1:0", ""), b({}, "--listen 127.0.0.1:0", "");
   ExpectNothing(ExamineHere(absl::StrCat("--hosts ", a.address(), ",", b.address(),
                                          " --predict --parameters 25000000 --compute-ms 100")));
+}
+
+TEST(DoctorBetween, PredictsWithTheProcessorsOfTheHostThatHasFewest) {
+  const Listening a({}, "--listen 127.0.0.1:0", "");
+  const Listening b(OnOneProcessor(), "--listen 127.0.0.1:0", "");
+  EXPECT_THAT(PredictionsOf(ExamineHere(absl::StrCat("--hosts ", a.address(), ",", b.address(),
+                                                     " --predict --parameters 25000000"))),
+              HasSubstr("1 processors on each host"));
 }
 
 TEST(DoctorBetween, FindsAHostThatNobodyListensOn) {
