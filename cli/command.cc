@@ -11,6 +11,7 @@
 #include "cli/flag.h"
 #include "config/suggestion.h"
 #include "log/log.h"
+#include "security/loopback.h"
 
 namespace signpost::cli {
 
@@ -93,11 +94,12 @@ void AddClientSecurityFlags(CLI::App& flags, TransportSecurity& value) {
 absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addresses) {
   std::vector<std::string> parsed = absl::StrSplit(addresses, ',');
   for (const std::string& address : parsed) {
-    if (address.empty() || !absl::StrContains(address, ':')) {
+    if (!IsLoopback(address).ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("'", addresses,
                        "' should be HOST:PORT[,HOST:PORT...], one address for each shard, "
-                       "such as 10.0.0.1:4000,10.0.0.2:4000"));
+                       "such as 10.0.0.1:4000,10.0.0.2:4000, with ports up to 65535; '",
+                       address, "' is none"));
     }
   }
   return parsed;

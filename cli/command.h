@@ -45,7 +45,8 @@ void AddSecurityFlags(CLI::App& flags, TransportSecurity& value);
 // The same and --token-file, for commands that connect to aggregators.
 void AddClientSecurityFlags(CLI::App& flags, TransportSecurity& value);
 
-// "HOST:PORT" addresses separated by commas: none may be empty.
+// "HOST:PORT" or "unix:PATH" addresses separated by commas. INVALID_ARGUMENT names the one that is
+// none.
 absl::StatusOr<std::vector<std::string>> ParseAddresses(const std::string& addresses);
 
 // What stands behind the first "--" belongs to somebody else: it is taken out of `arguments` and

@@ -116,9 +116,12 @@ TEST(ParseAddresses, SplitsAtCommas) {
 }
 
 TEST(ParseAddresses, RefusesWhatIsNoAddress) {
-  for (const char* addresses : {"", "a", "a:1,", ",a:1"}) {
+  for (const char* addresses : {"", "a", "a:1,", ",a:1", "a:", "a:65536", "a:1,b:99999"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseAddresses(addresses).status())) << addresses;
   }
+  EXPECT_THAT(std::string(ParseAddresses("a:1,b:99999").status().message()),
+              HasSubstr("with ports up to 65535; 'b:99999' is none"));
+  EXPECT_THAT(*ParseAddresses("a:65535,unix:b"), ElementsAre("a:65535", "unix:b"));
 }
 
 }  // namespace
