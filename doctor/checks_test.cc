@@ -398,6 +398,12 @@ TEST(BetweenHosts, ProcessorsAreThoseOfTheHostThatHasFewest) {
   EXPECT_EQ(FewestProcessors(hosts), 8);
 }
 
+TEST(BetweenHosts, EachIsNamedOnce) {
+  const absl::Status status = AskHosts({"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:1"}, {}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--hosts names 127.0.0.1:1 twice"));
+}
+
 TEST(BetweenHosts, ALinkIsHeldAgainstWhatItsInterfaceSays) {
   Hosts hosts = HealthyHosts(2);
   hosts.paths[0][1]->set_link_mbit(1000);

@@ -3,6 +3,8 @@
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <set>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -93,6 +95,12 @@ std::optional<PathFacts> Try(DoctorService::Stub& stub, const std::string& addre
 
 absl::StatusOr<Hosts> AskHosts(const std::vector<std::string>& addresses,
                                const TransportSecurity& security) {
+  std::set<std::string> seen;
+  for (const std::string& address : addresses) {
+    if (seen.insert(address).second) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--hosts names ", address, " twice: a host is asked once, and tries others"));
+  }
   const auto client = ClientSecurity::Open(security, addresses, [](const std::string&) {});
   if (!client.ok()) return client.status();
   const size_t count = addresses.size();

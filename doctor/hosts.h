@@ -29,8 +29,8 @@ struct Hosts {
 };
 
 // Asks all at once, and then has each try the others, one at a time, so that no link carries two
-// tries in one direction. Takes some seconds, and one or two more for each host. Errors as
-// ClientSecurity::Open's.
+// tries in one direction. Takes some seconds, and one or two more for each host.
+// INVALID_ARGUMENT names an address that is there twice; other errors as ClientSecurity::Open's.
 absl::StatusOr<Hosts> AskHosts(const std::vector<std::string>& addresses,
                                const TransportSecurity& security);
 
