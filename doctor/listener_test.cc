@@ -4,6 +4,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <initializer_list>
 #include <memory>
 #include <string>
 
@@ -29,6 +30,22 @@ class ListenerTest : public ::testing::Test {
                                   grpc::InsecureChannelCredentials(), arguments));
   }
 
+  // Sends a message of each of these sizes.
+  Swallowed Swallow(std::initializer_list<size_t> sizes) {
+    grpc::ClientContext context;
+    Swallowed swallowed;
+    const auto writer = stub_->Swallow(&context, &swallowed);
+    for (const size_t size : sizes) {
+      Mouthful mouthful;
+      mouthful.mutable_bytes()->assign(size, 'x');
+      EXPECT_TRUE(writer->Write(mouthful));
+    }
+    writer->WritesDone();
+    const grpc::Status status = writer->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return swallowed;
+  }
+
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<DoctorService::Stub> stub_;
 };
@@ -40,6 +57,17 @@ TEST_F(ListenerTest, TellsItsProcessors) {
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_GT(facts.processors(), 0);
   EXPECT_EQ(facts.processors(), FindProcessors());
+}
+
+TEST_F(ListenerTest, DoesNotCountTheFirstBytesIntoTheRate) {
+  constexpr size_t kHead = 512 << 10;
+  // Behind them nothing comes, or one byte.
+  const Swallowed nothing = Swallow({kHead, 0});
+  EXPECT_EQ(nothing.bytes(), kHead);
+  EXPECT_EQ(nothing.bits_per_s(), 0);
+  const Swallowed one = Swallow({kHead, 1});
+  EXPECT_EQ(one.bytes(), kHead + 1);
+  EXPECT_GT(one.bits_per_s(), 0);
 }
 
 }  // namespace
