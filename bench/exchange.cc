@@ -19,6 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "bench/costs.h"
 #include "bench/hosts.h"
 #include "bench/line_process.h"
 #include "bench/plain_memory.h"
@@ -504,8 +505,10 @@ uint64_t LeastMemory(const ExchangeOptions& options) {
 
 double LinkBound(const RankOptions& rank, uint32_t workers, uint32_t shards,
                  double bits_per_second) {
-  // An aggregator's link carries its share of what all workers send.
-  const double busiest = std::max(1.0, static_cast<double>(workers) / shards);
+  // An aggregator's link carries its chunks of what all workers send.
+  const uint64_t chunks = ChunkCount(rank.parameters, rank.chunk_elements);
+  const double share = static_cast<double>(MostChunksOfAShard(chunks, shards)) / chunks;
+  const double busiest = std::max(1.0, workers * share);
   return busiest * rank.parameters * BitsPerParameter(rank.codec) / bits_per_second;
 }
 

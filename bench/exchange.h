@@ -51,9 +51,9 @@ absl::StatusOr<Figures> MeasureExchange(const ExchangeOptions& options);
 // included, and for themselves when they have nothing to do. They have more: what is on its way.
 uint64_t LeastMemory(const ExchangeOptions& options);
 
-// What the busier of links takes for an exchange, in seconds, with workers and aggregators on hosts
-// of their own: bytes go both ways at once, and each aggregator has an equal share of them, as it
-// has where the number of shards divides that of chunks.
+// What the busiest link takes for an exchange, in seconds, with workers and aggregators on hosts of
+// their own: bytes go both ways at once, and an aggregator has those of its chunks, which are taken
+// to be equally large. It is the busiest link of PlayExchange (scale.h).
 double LinkBound(const RankOptions& rank, uint32_t workers, uint32_t shards,
                  double bits_per_second);
 

@@ -14,9 +14,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "bench/costs.h"
 #include "bench/hosts.h"
 #include "bench/line_process.h"
 #include "bench/plain_memory.h"
+#include "bench/scale.h"
 
 namespace signpost::bench {
 namespace {
@@ -168,19 +170,54 @@ TEST(Exchange, WhatHasNoRoomIsNotStarted) {
 }
 
 TEST(Exchange, TheBusierOfLinksIsTheBound) {
-  const RankOptions rank = {.parameters = 1'000'000'000};
-  const double bits = 1e9 * (1 + 32.0 / 4096);
+  const RankOptions rank = {.parameters = 340'000'000};  // 168 chunks
+  const double bits = 340e6 * (1 + 32.0 / 4096);
   EXPECT_DOUBLE_EQ(LinkBound(rank, 4, 4, 1e9), bits / 1e9);
   EXPECT_DOUBLE_EQ(LinkBound(rank, 4, 8, 1e9), bits / 1e9) << "a worker's";
   EXPECT_DOUBLE_EQ(LinkBound(rank, 4, 2, 1e9), 2 * bits / 1e9) << "an aggregator's";
-  const RankOptions dense = {.codec = FLOAT32, .parameters = 1'000'000'000};
-  EXPECT_DOUBLE_EQ(LinkBound(dense, 4, 4, 1e9), 32);
+  const RankOptions dense = {.codec = FLOAT32, .parameters = 340'000'000};
+  EXPECT_DOUBLE_EQ(LinkBound(dense, 4, 4, 1e9), 10.88);
+}
+
+TEST(Exchange, TheBusiestLinkIsThatOfTheAggregatorWithMostChunks) {
+  const auto bits = [](double parameters) { return parameters * (1 + 32.0 / 4096); };
+  EXPECT_DOUBLE_EQ(LinkBound({.parameters = 780'000}, 4, 4, 1e8), 4 * bits(780'000) / 1e8)
+      << "one chunk: a lone aggregator has all of four workers'";
+  EXPECT_DOUBLE_EQ(LinkBound({.parameters = 1'000'000}, 4, 4, 1e9), 4 * bits(500'000) / 1e9)
+      << "two chunks: two aggregators have one each";
+  EXPECT_DOUBLE_EQ(LinkBound({.parameters = 1'000'000}, 1, 4, 1e9), bits(1'000'000) / 1e9)
+      << "a worker's";
+  // Of eight chunks.
+  EXPECT_DOUBLE_EQ(LinkBound({.parameters = 4'000'000}, 5, 5, 1e8), 5 * 2 * bits(500'000) / 1e8);
+  EXPECT_DOUBLE_EQ(LinkBound({.parameters = 4'000'000}, 4, 3, 1e8), 4 * 3 * bits(500'000) / 1e8);
+  EXPECT_DOUBLE_EQ(LinkBound({.parameters = 4'000'000}, 4, 4, 1e8), bits(4'000'000) / 1e8);
+  EXPECT_DOUBLE_EQ(LinkBound({.parameters = 780'000, .chunk_elements = 65'536}, 4, 4, 1e8),
+                   bits(780'000) / 1e8)
+      << "twelve chunks";
+  EXPECT_DOUBLE_EQ(LinkBound({.parameters = 1'000'000'000}, 4, 4, 1e9),
+                   4 * bits(1e9) * 120 / 479 / 1e9)
+      << "479 chunks";
+}
+
+TEST(Exchange, TheBoundIsTheBusiestLinkThatIsPlayed) {
+  for (const uint64_t parameters : {50'000, 780'000, 1'000'000, 4'000'000, 25'000'000}) {
+    for (const uint32_t workers : {1, 3, 4, 8}) {
+      for (const uint32_t shards : {1, 2, 3, 5, 8}) {
+        const Cluster cluster = {
+            .link_bits_per_s = 1e9, .workers = workers, .shards = shards, .chunk_elements = 0};
+        EXPECT_DOUBLE_EQ(
+            LinkBound({.parameters = parameters}, workers, shards, 1e9),
+            PlayExchange(cluster, parameters, OneBitCosts(), MeasuredTransportCosts()).link_s)
+            << parameters << " parameters, " << workers << " workers, " << shards << " shards";
+      }
+    }
+  }
 }
 
 TEST(Exchange, BehindLinksItTakesWhatTheyTake) {
   if (!Hosts::Create(1, "1gbit").ok()) GTEST_SKIP() << "no network namespaces with tbf here";
   ExchangeOptions options = SmallExchange("frames", FLOAT32);
-  options.ranks[0].parameters = 2'200'000;  // two chunks, one for each shard
+  options.ranks[0].parameters = 2'200'000;  // four chunks, two for each shard
   options.rate = "50mbit";
   options.turns = 1;
   options.exchanges = 1;
@@ -211,7 +248,7 @@ TEST(Exchange, SaysWhenWhatAnIdleLinkLetsThroughIsMuchOfATurn) {
   const std::string said = ::testing::internal::GetCapturedStderr();
   ASSERT_TRUE(figures.ok()) << figures.status();
   EXPECT_THAT(said, HasSubstr("lets 256 KiB through at once, more than a tenth of what it carries "
-                              "in a turn (2 exchanges of 6 KB)"));
+                              "in a turn (2 exchanges of 13 KB)"));
 }
 
 // As a terminal sends it: to the shells that make and delete the namespaces as well.

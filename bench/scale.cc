@@ -219,8 +219,8 @@ PlayedExchange PlayExchange(const Cluster& cluster, uint64_t parameters, const C
   PlayedExchange played;
   played.exchange_s = player.Play();
   const double chunks = static_cast<double>(chunk.chunks);
-  // Shard 0 has as many as any.
-  const double chunks_of_shard = static_cast<double>((chunk.chunks - 1) / cluster.shards + 1);
+  const auto chunks_of_shard =
+      static_cast<double>(MostChunksOfAShard(chunk.chunks, cluster.shards));
   const double frames_of_shard = chunks_of_shard * cluster.workers;
   played.link_s = static_cast<double>(player.most_frames_out()) * chunk.link_s;
   played.worker_s = chunks * (chunk.compress_s + chunk.apply_s);

@@ -371,8 +371,8 @@ Command AddBenchCommand(CLI::App& program) {
       "bench", "Measure how fast it is here, against what the links and the memory allow");
   app.require_subcommand(1);
   app.footer(
-      "The bound of an exchange or a step is the time that the link of --netns needs for its\n"
-      "bytes. Without --netns it is the time that plain TCP takes to send the same bytes over\n"
+      "The bound of an exchange or a step is the time that the busiest link of --netns needs for\n"
+      "its bytes. Without --netns it is the time that plain TCP takes to send the same bytes over\n"
       "loopback, without adding anything up. A step has a second one, as all hosts are one "
       "machine\n"
       "here: the time in which its processors change as many bytes in memory as all kernels of "
