@@ -89,8 +89,8 @@ struct Group {
   const Service* service = nullptr;  // of ours
   RankOptions options;               // likewise
   std::vector<std::unique_ptr<LineProcess>> ranks;
-  std::vector<double> seconds;      // by turn: the median of its exchanges
-  std::vector<double> cpu_seconds;  // by turn: of an exchange, the aggregators' included
+  std::vector<std::vector<double>> seconds;  // by turn: of each exchange
+  std::vector<double> cpu_seconds;           // by turn: of an exchange, the aggregators' included
 };
 
 class Measurement {
@@ -376,19 +376,18 @@ class Measurement {
         if (i >= times.size() || !absl::SimpleAtod(times[i], &seconds)) {
           return absl::InternalError(absl::StrCat("a rank says '", line, "', not its times"));
         }
-        slowest[i] = std::max(slowest[i], seconds);
+        slowest[i] = std::max(slowest[i], seconds / StepsPerExchange(group.options));
       }
     }
-    group.seconds.push_back(Median(slowest) / StepsPerExchange(group.options));
+    group.seconds.push_back(std::move(slowest));
     group.cpu_seconds.push_back(absl::ToDoubleSeconds(CpuTime(group) - cpu_before) /
                                 options_.exchanges);
     return absl::OkStatus();
   }
 
   // Without the first turn.
-  static absl::Span<const double> SecondsOf(const Group& group) {
-    return absl::MakeConstSpan(group.seconds).subspan(1);
-  }
+  static Turns TurnsOf(const Group& group) { return absl::MakeConstSpan(group.seconds).subspan(1); }
+  static std::vector<double> SecondsOf(const Group& group) { return Medians(TurnsOf(group)); }
 
   // Ours come first, each behind the one in plain text that it is compared with.
   Figures Report() const {
@@ -396,15 +395,15 @@ class Measurement {
     const size_t ours = groups_.size() - options_.peers.size();
     for (size_t g = 0; g < groups_.size(); ++g) {
       const Group& group = groups_[g];
-      const auto seconds = SecondsOf(group);
+      const std::vector<double> seconds = SecondsOf(group);
       if (g >= ours) {
-        *figures.add_figures() = MakeFigure(options_.peers[g - ours], "s", seconds);
+        *figures.add_figures() = FigureOfTurns(options_.peers[g - ours], "s", TurnsOf(group));
         continue;
       }
       const bool is_mtls = group.service == &mtls_;
       const std::string name = absl::StrCat(NameOf(group.options), is_mtls ? ", mTLS" : "");
       Figure& time = *figures.add_figures();
-      time = MakeFigure(name, "s", seconds);
+      time = FigureOfTurns(name, "s", TurnsOf(group));
       const uint32_t steps = StepsPerExchange(group.options);
       if (options_.rate.empty()) {
         std::vector<double> bounds;
@@ -423,7 +422,7 @@ class Measurement {
       if (group.options.mode == "step") *figures.add_figures() = PeakMemory(name, group);
       if (const auto memory = memory_.find(g); memory != memory_.end()) {
         Figure& whole = *figures.add_figures();
-        whole = MakeFigure(absl::StrCat(name, ": on one machine"), "s", seconds);
+        whole = FigureOfTurns(absl::StrCat(name, ": on one machine"), "s", TurnsOf(group));
         SetBounds(seconds, SecondsOf(memory->second), Better::kLess, whole);
       }
       if (group.options.mode == "frames") *figures.add_figures() = CpuPerByte(name, group);

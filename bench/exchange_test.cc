@@ -4,11 +4,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -33,6 +35,40 @@ ExchangeOptions SmallExchange(const std::string& mode, Codec codec) {
   options.ranks = {{.mode = mode, .codec = codec, .parameters = 50'000}};
   options.turns = 2;
   options.exchanges = 2;
+  return options;
+}
+
+// Of three exchanges, by a program whose processes exchange nothing, and say what they took: by
+// mode, or a peer's name, what each rank says in each turn, the first of which does not count.
+// Ranks of packed frames are at work for 10 ms of each exchange; those of steps hold 32 MiB, and
+// aggregators 48.
+ExchangeOptions PretendedExchange(const std::string& mode, const std::string& answers) {
+  ExchangeOptions options = SmallExchange(mode, ONE_BIT);
+  options.exchanges = 3;
+  options.program = ::testing::TempDir() + "/program.py";
+  options.peers_script = options.program;
+  std::ofstream(options.program) << R"(#!/usr/bin/python3 -SE
+import os, sys, time
+if sys.argv[1] == "aggregator":
+    held = b"x" * (48 << 20)
+    print("listening on 127.0.0.1:1", flush=True)
+    sys.exit(sys.stdin.read())
+mode = sys.argv[sys.argv.index("--peer" if "--peer" in sys.argv else "--mode") + 1]
+if os.environ.get("SIGNPOST_TLS_DIR"):
+    mode += ", mTLS"
+answers = )" << answers << R"(.get(mode, ["1 1 1"] * 3)
+held = b"x" * (32 << 20) if mode == "step" else b""
+print("ready", flush=True)
+for turn in range(len(answers)):
+    if not sys.stdin.readline():
+        break
+    end = time.process_time() + 3 * (0.05 if turn == 0 else 0.01)
+    while mode == "frames" and time.process_time() < end:
+        pass
+    print(answers[turn], flush=True)
+sys.stdin.read()
+)";
+  chmod(options.program.c_str(), 0700);
   return options;
 }
 
@@ -81,6 +117,56 @@ TEST(Exchange, EachOptimizerHasSteps) {
   EXPECT_EQ(StepsPerExchange({.mode = "mean", .optimizer = StepOptimizer::kZeroOneAdam}), 1);
 }
 
+TEST(Exchange, TheFirstTurnDoesNotCount) {
+  const absl::StatusOr<Figures> figures = MeasureExchange(PretendedExchange(
+      "frames",
+      R"({"frames": ["900 900 900", "1 9 2", "4 0.5 4"], "tcp": ["900 900 900", "1 1 1", "1 1 1"]})"));
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  const Figure& time = figures->figures(0);
+  EXPECT_DOUBLE_EQ(time.value(), (2 + 4) / 2.0);
+  EXPECT_EQ(time.least(), 0.5) << "of all exchanges";
+  EXPECT_EQ(time.most(), 9);
+  EXPECT_EQ(time.bound(), 1);
+  EXPECT_DOUBLE_EQ(time.of_bound(), (1 / 2.0 + 1 / 4.0) / 2);
+}
+
+TEST(Exchange, StepsBetweenSynchronisationsShareAnExchange) {
+  ExchangeOptions options =
+      PretendedExchange("step", R"({"step": ["32 32 32"] * 3, "tcp": ["8 8 8"] * 3})");
+  options.ranks[0].optimizer = StepOptimizer::kZeroOneAdam;
+  absl::StatusOr<Figures> figures = MeasureExchange(options);
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  EXPECT_EQ(figures->figures(0).value(), 32 / 16.0);
+  EXPECT_EQ(figures->figures(0).most(), 32 / 16.0);
+  EXPECT_EQ(figures->figures(0).bound(), 8 / 16.0);
+  if (!Hosts::Create(1, "1gbit").ok()) GTEST_SKIP() << "no network namespaces with tbf here";
+  options.rate = "1gbit";
+  figures = MeasureExchange(options);
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  EXPECT_DOUBLE_EQ(figures->figures(0).bound(), LinkBound(options.ranks[0], 2, 2, 1e9) / 16);
+}
+
+TEST(Exchange, ProcessorTimeIsForEachByteThatEitherSideSends) {
+  const absl::StatusOr<Figures> figures = MeasureExchange(PretendedExchange("frames", "{}"));
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  const Figure& time = figures->figures(1);
+  EXPECT_EQ(time.name(), "packed frames, one-bit: processor time");
+  // Of two workers 10 ms each, for what they send and what they are sent.
+  const double wanted = 2 * 0.01 / (2 * 2 * 50'000 * (1 + 32.0 / 4096) / 8 / 1e9);
+  EXPECT_GE(time.least(), wanted);
+  EXPECT_LT(time.most(), 1.5 * wanted) << "with all else that the processes do";
+}
+
+TEST(Exchange, MemoryIsThatOfWorkersAndAggregators) {
+  const absl::StatusOr<Figures> figures = MeasureExchange(PretendedExchange("step", "{}"));
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  const Figure& memory = figures->figures(1);
+  EXPECT_EQ(memory.name(), "optimizer step, one-bit: memory of all");
+  const double held = 2 * (32 + 48) * 1048576 / 1e9;
+  EXPECT_GE(memory.value(), held);
+  EXPECT_LT(memory.value(), held + 4 * 0.032) << "with what Python takes";
+}
+
 TEST(Exchange, SeveralKindsTakeTurnsWithAPeer) {
   ExchangeOptions options = SmallExchange("frames", ONE_BIT);
   options.ranks.push_back(options.ranks[0]);
@@ -116,6 +202,17 @@ TEST(Exchange, WithMtlsIsComparedWithPlainText) {
   EXPECT_THAT(figures->figures(2).name(), HasSubstr(", mTLS"));
   EXPECT_EQ(figures->figures(2).peer(), "plain text");
   EXPECT_GT(figures->figures(2).times_faster(), 0);
+}
+
+TEST(Exchange, WithMtlsItIsAsManyTimesFasterAsThePairsAre) {
+  ExchangeOptions options = PretendedExchange(
+      "frames",
+      R"({"frames": ["1 1 1", "2 2 2", "4 4 4"], "frames, mTLS": ["1 1 1", "4 4 4", "16 16 16"]})");
+  options.tls = true;
+  const absl::StatusOr<Figures> figures = MeasureExchange(options);
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  EXPECT_EQ(figures->figures(2).peer(), "plain text");
+  EXPECT_DOUBLE_EQ(figures->figures(2).times_faster(), (2 / 4.0 + 4 / 16.0) / 2);
 }
 
 TEST(Exchange, WhatEndsIsNamed) {

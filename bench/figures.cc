@@ -53,6 +53,20 @@ Figure MakeFigure(const std::string& name, const std::string& unit,
   return figure;
 }
 
+std::vector<double> Medians(Turns turns) {
+  std::vector<double> medians;
+  for (const std::vector<double>& turn : turns) medians.push_back(Median(turn));
+  return medians;
+}
+
+Figure FigureOfTurns(const std::string& name, const std::string& unit, Turns turns) {
+  std::vector<double> all;
+  for (const std::vector<double>& turn : turns) all.insert(all.end(), turn.begin(), turn.end());
+  Figure figure = MakeFigure(name, unit, all);
+  figure.set_value(Median(Medians(turns)));
+  return figure;
+}
+
 void SetBound(double bound, Better better, Figure& figure) {
   figure.set_bound(bound);
   figure.set_of_bound(Ratio(figure.value(), bound, better));

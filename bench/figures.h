@@ -19,6 +19,15 @@ double Median(std::vector<double> samples);
 Figure MakeFigure(const std::string& name, const std::string& unit,
                   absl::Span<const double> samples);
 
+// What was measured in turns, at least one and at least once in each.
+using Turns = absl::Span<const std::vector<double>>;
+
+// Of each turn.
+std::vector<double> Medians(Turns turns);
+
+// A row of turns: the median of their medians, and the least and the most in any of them.
+Figure FigureOfTurns(const std::string& name, const std::string& unit, Turns turns);
+
 // Adds the bound and how much of it the value reaches.
 enum class Better { kMore, kLess };
 void SetBound(double bound, Better better, Figure& figure);

@@ -16,6 +16,15 @@ TEST(Figures, AMedianIsTheMiddleOneOrTheMeanOfTwo) {
   EXPECT_EQ(Median({9, 1, 2, 4}), 3);
 }
 
+TEST(Figures, TurnsHaveTheMedianOfTheirMediansAndTheExtremesOfAll) {
+  const std::vector<std::vector<double>> turns = {{1, 2, 900}, {0.5, 4, 4}, {3, 3, 3}};
+  EXPECT_THAT(Medians(turns), ElementsAre(2, 4, 3));
+  const Figure figure = FigureOfTurns("exchange", "s", turns);
+  EXPECT_EQ(figure.value(), 3);
+  EXPECT_EQ(figure.least(), 0.5);
+  EXPECT_EQ(figure.most(), 900);
+}
+
 TEST(Figures, MoreOrLessIsBetterAndAllOfTheBoundIsOne) {
   Figure rate = MakeFigure("copy", "GB/s", {10.0, 30.0, 20.0});
   SetBound(40, Better::kMore, rate);
