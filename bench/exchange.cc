@@ -24,6 +24,7 @@
 #include "bench/line_process.h"
 #include "bench/plain_memory.h"
 #include "bench/plain_tcp.h"
+#include "client/session_options.h"
 #include "doctor/limits.h"
 #include "log/log.h"
 #include "proto/codec.h"
@@ -244,16 +245,18 @@ class Measurement {
         {"SIGNPOST_JOB", absl::StrCat("bench ", groups_.size())},
         {"SIGNPOST_RANK", absl::StrCat(rank)},
         {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
-        {"LOCAL_WORLD_SIZE", absl::StrCat(options_.workers)},
         {"SIGNPOST_CONNECTIONS", absl::StrCat(options_.connections)},
     };
     for (const auto& variable : service.Security(PeerRole::kWorker)) {
       environment.push_back(variable);
     }
-    if (options_.threads > 0) {
-      environment.push_back({"SIGNPOST_THREADS", absl::StrCat(options_.threads)});
-    }
+    environment.push_back({"SIGNPOST_THREADS", absl::StrCat(Threads())});
     return StartRank(command, environment, group);
+  }
+
+  // Of each rank, ours and peers'.
+  uint32_t Threads() const {
+    return options_.threads > 0 ? options_.threads : ShareOfProcessors(options_.workers);
   }
 
   absl::Status StartPeer(const std::string& peer) {
@@ -261,7 +264,8 @@ class Measurement {
     const std::vector<std::string> command = {
         options_.python, options_.peers_script,
         "--peer",        peer,
-        "--parameters",  absl::StrCat(options_.ranks[0].parameters)};
+        "--parameters",  absl::StrCat(options_.ranks[0].parameters),
+        "--threads",     absl::StrCat(Threads())};
     const uint16_t port = FreePort();
     // mpirun starts the ranks itself, of which the first speaks for all.
     const bool is_mpi = peer == "mpi";
@@ -272,7 +276,7 @@ class Measurement {
           {"MASTER_ADDR", hosts_->address(0)},
           {"MASTER_PORT", absl::StrCat(port)},
           {"GLOO_SOCKET_IFNAME", hosts_->interface()},
-          {"OMP_NUM_THREADS", "1"},
+          {"OMP_NUM_THREADS", absl::StrCat(Threads())},  // of BLAS, which is told no other way
       };
       const absl::Status status =
           StartRank(hosts_->On(rank, is_mpi ? UnderMpi(command) : command), environment, group);

@@ -30,7 +30,7 @@ struct ExchangeOptions {
   std::vector<std::string> peers;
   std::string peers_script;
   std::string python = "/usr/bin/python3";  // that runs it
-  uint32_t threads = 0;      // of each worker of ours; 0: its share of the processors
+  uint32_t threads = 0;      // of each rank, peers' too; 0: its share (ShareOfProcessors)
   uint32_t connections = 1;  // of each worker of ours to each aggregator
   uint32_t turns = 5;
   uint32_t exchanges = 3;  // in each of a turn

@@ -21,6 +21,7 @@
 #include "bench/line_process.h"
 #include "bench/plain_memory.h"
 #include "bench/scale.h"
+#include "client/session_options.h"
 
 namespace signpost::bench {
 namespace {
@@ -56,6 +57,7 @@ if sys.argv[1] == "aggregator":
 mode = sys.argv[sys.argv.index("--peer" if "--peer" in sys.argv else "--mode") + 1]
 if os.environ.get("SIGNPOST_TLS_DIR"):
     mode += ", mTLS"
+threads = sys.argv[-1] if "--threads" in sys.argv else os.environ["SIGNPOST_THREADS"]
 answers = )" << answers << R"(.get(mode, ["1 1 1"] * 3)
 held = b"x" * (32 << 20) if mode == "step" else b""
 print("ready", flush=True)
@@ -173,10 +175,12 @@ TEST(Exchange, SeveralKindsTakeTurnsWithAPeer) {
   options.ranks[1].mode = "mean";
   options.peers = {"sleeper"};
   options.python = "/bin/sh";
+  options.threads = 3;
   options.peers_script = ::testing::TempDir() + "/peer.sh";
   FILE* const script = fopen(options.peers_script.c_str(), "w");
   fputs(
-      "test \"$*\" = '--peer sleeper --parameters 50000' || exit 1\n"
+      "test \"$*\" = '--peer sleeper --parameters 50000 --threads 3' || exit 1\n"
+      "test \"$OMP_NUM_THREADS\" = 3 || exit 1\n"
       "test \"$WORLD_SIZE $MASTER_ADDR $GLOO_SOCKET_IFNAME\" = '2 127.0.0.1 lo' || exit 1\n"
       "echo ready; while read n; do echo \"100 100.$RANK\"; done",
       script);
@@ -190,6 +194,25 @@ TEST(Exchange, SeveralKindsTakeTurnsWithAPeer) {
   EXPECT_EQ(figures->figures(2).peer(), "sleeper");
   EXPECT_EQ(figures->figures(3).name(), "sleeper");
   EXPECT_DOUBLE_EQ(figures->figures(3).value(), (100 + 100.1) / 2) << "that of the slowest rank";
+}
+
+TEST(Exchange, APeersRanksHaveAsManyThreadsAsOurs) {
+  for (const uint32_t workers : {1, 2}) {
+    for (const uint32_t threads : {0, 5}) {
+      ExchangeOptions options = PretendedExchange(
+          "mean",
+          R"({"mean": [" ".join([threads] * 3)] * 3, "teller": [" ".join([threads] * 3)] * 3})");
+      options.peers = {"teller"};
+      options.workers = workers;
+      options.threads = threads;
+      const absl::StatusOr<Figures> figures = MeasureExchange(options);
+      ASSERT_TRUE(figures.ok()) << figures.status();
+      const uint32_t wanted = threads > 0 ? threads : ShareOfProcessors(workers);
+      EXPECT_EQ(figures->figures(0).value(), wanted);
+      EXPECT_EQ(figures->figures(1).name(), "teller");
+      EXPECT_EQ(figures->figures(1).value(), wanted);
+    }
+  }
 }
 
 TEST(Exchange, WithMtlsIsComparedWithPlainText) {

@@ -328,7 +328,8 @@ void AddMeasuringFlags(CLI::App& app, Flags& flags) {
                  "Aggregators, each a process [2; with --netns as many as workers]")
       ->type_name("N");
   app.add_option("--threads", exchange.threads,
-                 "Threads of each worker that compress and apply [its share of the processors]")
+                 "Threads of each worker that compress and apply, and of each peer's rank [its "
+                 "share of the processors]")
       ->type_name("N");
   app.add_option("--connections", exchange.connections,
                  "TCP connections of each worker to each aggregator")

@@ -211,16 +211,20 @@ absl::StatusOr<std::string> TraceFromEnvironment() {
   return trace == nullptr ? "" : trace->Text();
 }
 
-uint32_t ShareOfProcessors() {
+uint32_t ShareOfProcessors(uint32_t processes) {
   constexpr uint32_t kMostThreads = 8;
   cpu_set_t processors;
   if (sched_getaffinity(0, sizeof processors, &processors) != 0) return 1;
+  const uint32_t share = CPU_COUNT(&processors) / std::max(processes, 1u);
+  return std::clamp(share, 1u, kMostThreads);
+}
+
+uint32_t ShareOfProcessors() {
   // Whoever set it did not ask us.
   const char* const text = std::getenv("LOCAL_WORLD_SIZE");
   uint32_t processes = 1;
   if (text != nullptr && !absl::SimpleAtoi(text, &processes)) processes = 1;
-  const uint32_t share = CPU_COUNT(&processors) / std::max(processes, 1u);
-  return std::clamp(share, 1u, kMostThreads);
+  return ShareOfProcessors(processes);
 }
 
 void Tell(const SessionOptions& options, const std::string& line) {

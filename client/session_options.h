@@ -74,8 +74,9 @@ absl::StatusOr<uint32_t> ConnectionsFromEnvironment();
 // For trace: what they say of it, or nothing.
 absl::StatusOr<std::string> TraceFromEnvironment();
 
-// This process's share of the processors that it may run on, of which LOCAL_WORLD_SIZE processes
-// have as much (torchrun and `signpost run` set it), up to 8.
+// The share of each of so many processes of the processors that this one may run on, up to 8.
+uint32_t ShareOfProcessors(uint32_t processes);
+// This process's, of LOCAL_WORLD_SIZE (torchrun and `signpost run` set it).
 uint32_t ShareOfProcessors();
 
 // Gives the options' on_connection a line about this worker.

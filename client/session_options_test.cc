@@ -216,6 +216,9 @@ TEST_F(SessionOptionsTest, TakeThreadsFromTheProcessorsThereAreForThisProcess) {
   if (CPU_COUNT(&all) > 1) {
     const Confined two(2);
     EXPECT_EQ(SessionOptions::FromEnvironment()->worker.threads, 2);
+    EXPECT_EQ(ShareOfProcessors(1), 2);
+    EXPECT_EQ(ShareOfProcessors(2), 1);
+    EXPECT_EQ(ShareOfProcessors(3), 1);
     setenv("LOCAL_WORLD_SIZE", "2", 1);
     EXPECT_EQ(SessionOptions::FromEnvironment()->worker.threads, 1);
   }

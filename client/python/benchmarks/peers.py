@@ -5,7 +5,7 @@
 It prints `ready` once all ranks are connected. For each line N on stdin all ranks take N exchanges,
 and each prints a line of N times in seconds: from its own call to its return, with nothing that
 brings the ranks together before. At the end of stdin it leaves. While it waits for a line it uses no
-processor time. In each rank PyTorch has one thread. The peers:
+processor time. In each rank PyTorch has one thread, or as many as --threads says. The peers:
 
 gloo-fp32       torch.distributed.all_reduce over Gloo of one flat tensor, and the division by the
                 number of ranks: what DDP does without a hook, with one bucket.
@@ -295,6 +295,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--peer", required=True, choices=[*OVER_GLOO, "mpi"])
     add("--parameters", required=True, type=int)
+    add("--threads", type=int, default=1, help="of PyTorch in each rank")
     add("--tensors", type=int, default=24, help="of gloo-adamw and powersgd")
     arguments = parser.parse_args()
     if not 1 <= arguments.tensors <= arguments.parameters:
@@ -304,7 +305,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     if arguments.peer == "mpi":
         over_mpi(arguments.parameters)
     else:

@@ -118,6 +118,19 @@ def test_the_program_knows_the_peers_that_there_are():
     assert named == choices
 
 
+def test_peers_compute_with_as_many_threads_as_they_are_told_to():
+    program = f"""
+import sys
+sys.path.append("{BENCHMARKS}")
+import peers, torch
+peers.over_gloo = lambda *_: print(torch.get_num_threads())
+sys.argv = ["peers.py", "--peer=gloo-fp32", "--parameters=1000", *sys.argv[1:]]
+peers.main()
+"""
+    assert output_of("-c", program, "--threads=3") == "3\n"
+    assert output_of("-c", program) == "1\n"
+
+
 @pytest.mark.parametrize("peer", ["gloo-fp32", "powersgd-1"])
 def test_peers_take_as_many_exchanges_as_they_are_asked_for(peer):
     command = [sys.executable, PEERS, f"--peer={peer}", "--parameters=1000", "--tensors=3"]
