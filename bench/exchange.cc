@@ -401,7 +401,10 @@ class Measurement {
       const Group& group = groups_[g];
       const std::vector<double> seconds = SecondsOf(group);
       if (g >= ours) {
-        *figures.add_figures() = FigureOfTurns(options_.peers[g - ours], "s", TurnsOf(group));
+        Figure& time = *figures.add_figures();
+        time = FigureOfTurns(options_.peers[g - ours], "s", TurnsOf(group));
+        const Group& like = LikePeers();
+        SetPeer(NameOf(like.options), seconds, SecondsOf(like), Better::kLess, time);
         continue;
       }
       const bool is_mtls = group.service == &mtls_;
@@ -432,6 +435,15 @@ class Measurement {
       if (group.options.mode == "frames") *figures.add_figures() = CpuPerByte(name, group);
     }
     return figures;
+  }
+
+  // What of ours does as much as peers do: not packed frames, unless there is nothing else.
+  const Group& LikePeers() const {
+    const auto is_whole = [](const Group& group) {
+      return group.service != nullptr && group.options.mode != "frames";
+    };
+    const auto whole = absl::c_find_if(groups_, is_whole);
+    return whole == groups_.end() ? groups_[0] : *whole;
   }
 
   // Of the ranks and the aggregators, each when it had most.

@@ -25,7 +25,8 @@ struct ExchangeOptions {
   std::vector<RankOptions> ranks;  // ours, in turns; of one codec and size
   // Each of ours a second time, with aggregators of its own, over mTLS: compared with the first.
   bool tls = false;
-  // Others that do the same, likewise; ours are compared with the first. They are known to
+  // Others that do the same, likewise: exchanges, or whole steps. Ours are compared with the first,
+  // and each of them with gradients to mean, or with what there is. They are known to
   // `peers_script`, a rank of them all, which speaks as ServeLines does.
   std::vector<std::string> peers;
   std::string peers_script;

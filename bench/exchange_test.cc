@@ -193,7 +193,37 @@ TEST(Exchange, SeveralKindsTakeTurnsWithAPeer) {
   EXPECT_THAT(figures->figures(1).name(), HasSubstr("processor time"));
   EXPECT_EQ(figures->figures(2).peer(), "sleeper");
   EXPECT_EQ(figures->figures(3).name(), "sleeper");
+  EXPECT_EQ(figures->figures(3).peer(), "gradients to mean, one-bit");
+  EXPECT_LT(figures->figures(3).times_faster(), 1);
   EXPECT_DOUBLE_EQ(figures->figures(3).value(), (100 + 100.1) / 2) << "that of the slowest rank";
+}
+
+TEST(Exchange, OursAreComparedWithTheFirstPeerAndEachPeerWithWhatDoesTheSame) {
+  ExchangeOptions options = PretendedExchange(
+      "frames", R"({"frames": ["1 1 1", "2 2 2", "4 4 4"], "mean": ["1 1 1", "4 4 4", "16 16 16"],
+                    "a": ["1 1 1", "10 10 10", "40 40 40"], "b": ["1 1 1", "40 40 40", "16 16 16"]})");
+  options.peers = {"a", "b"};
+  absl::StatusOr<Figures> figures = MeasureExchange(options);
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  ASSERT_EQ(figures->figures_size(), 4);
+  EXPECT_EQ(figures->figures(3).peer(), "packed frames, one-bit") << "there is nothing else";
+  EXPECT_DOUBLE_EQ(figures->figures(3).times_faster(), (2 / 40.0 + 4 / 16.0) / 2);
+  options.ranks.push_back(options.ranks[0]);
+  options.ranks[1].mode = "mean";
+  figures = MeasureExchange(options);
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  ASSERT_EQ(figures->figures_size(), 5);
+  const Figure& frames = figures->figures(0);
+  EXPECT_EQ(frames.peer(), "a");
+  EXPECT_DOUBLE_EQ(frames.times_faster(), (10 / 2.0 + 40 / 4.0) / 2);
+  const Figure& mean = figures->figures(2);
+  EXPECT_EQ(mean.peer(), "a");
+  EXPECT_DOUBLE_EQ(mean.times_faster(), (10 / 4.0 + 40 / 16.0) / 2);
+  EXPECT_EQ(figures->figures(3).name(), "a");
+  EXPECT_EQ(figures->figures(3).peer(), "gradients to mean, one-bit");
+  EXPECT_DOUBLE_EQ(figures->figures(3).times_faster(), (4 / 10.0 + 16 / 40.0) / 2);
+  EXPECT_EQ(figures->figures(4).name(), "b");
+  EXPECT_DOUBLE_EQ(figures->figures(4).times_faster(), (4 / 40.0 + 16 / 16.0) / 2);
 }
 
 TEST(Exchange, APeersRanksHaveAsManyThreadsAsOurs) {

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -39,9 +38,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Those that client/python/benchmarks/peers.py has.
-constexpr const char* kPeers[] = {"gloo-fp32",  "gloo-fp16",  "gloo-bf16", "gloo-adamw",
-                                  "powersgd-1", "powersgd-2", "mpi"};
+// Those that client/python/benchmarks/peers.py has, by what they are compared with.
+struct Peers {
+  std::vector<std::string> names;
+  std::string which;  // for messages
+  std::string help;
+};
+
+Peers PeersOfExchange() {
+  return {.names = {"gloo-fp32", "gloo-fp16", "gloo-bf16", "powersgd-1", "powersgd-2", "mpi"},
+          .which = "which exchange and take no steps",
+          .help = "All-reduces of others to measure in turns with ours, separated by commas"};
+}
+
+Peers PeersOfStep() {
+  return {.names = {"gloo-adamw"},
+          .which = "which take whole steps",
+          .help = "Steps of others to measure in turns with ours, separated by commas"};
+}
 
 using bench::ExchangeOptions;
 using bench::Figures;
@@ -316,7 +330,15 @@ void AddRankFlags(CLI::App& app, RankOptions& rank) {
       ->type_name("N");
 }
 
-void AddMeasuringFlags(CLI::App& app, Flags& flags) {
+CLI::Validator IsOneOf(const Peers& peers) {
+  const auto check = [known = CLI::IsMember(peers.names), which = peers.which](std::string& peer) {
+    const std::string error = known(peer);
+    return error.empty() ? error : absl::StrCat(error, ", ", which);
+  };
+  return CLI::Validator(check, "");
+}
+
+void AddMeasuringFlags(CLI::App& app, const Peers& peers, Flags& flags) {
   AddRankFlags(app, flags.rank);
   ExchangeOptions& exchange = flags.exchange;
   app.add_option("--workers", exchange.workers, "Workers, each a process")
@@ -342,12 +364,10 @@ void AddMeasuringFlags(CLI::App& app, Flags& flags) {
       ->type_name("RATE");
   app.add_flag("--tls", exchange.tls,
                "Measure each of ours over mTLS too, and compare with plain text");
-  app.add_option("--peers", exchange.peers,
-                 "All-reduces of others to measure in turns with ours, separated by commas")
+  app.add_option("--peers", exchange.peers, peers.help)
       ->delimiter(',')
-      ->check(CLI::IsMember(std::vector<std::string>(std::begin(kPeers), std::end(kPeers)))
-                  .description(""))
-      ->type_name(absl::StrCat(absl::StrJoin(kPeers, "|"), ",..."));
+      ->check(IsOneOf(peers))
+      ->type_name(absl::StrCat(absl::StrJoin(peers.names, "|"), ",..."));
   app.add_option("--python", exchange.python,
                  "With --peers: the Python interpreter, which must have PyTorch")
       ->type_name("FILE")
@@ -379,7 +399,9 @@ Command AddBenchCommand(CLI::App& program) {
       "here: the time in which its processors change as many bytes in memory as all kernels of "
       "the\n"
       "step must read and write. MEDIAN is that of the turns' medians; LEAST and MOST are of all\n"
-      "exchanges.\n\n"
+      "exchanges. Ours is TIMES FASTER THAN the first of --peers, and each of them than what of "
+      "ours\n"
+      "does the same (below 1: slower), by the median of the turns' ratios.\n\n"
       "Examples:\n"
       "  signpost bench kernels\n"
       "  signpost bench exchange\n"
@@ -396,7 +418,7 @@ Command AddBenchCommand(CLI::App& program) {
   CLI::App& exchange = *app.add_subcommand(
       "exchange",
       "Measure exchanges: of frames that were packed before, and of gradients to their mean");
-  AddMeasuringFlags(exchange, *flags);
+  AddMeasuringFlags(exchange, PeersOfExchange(), *flags);
   exchange
       .add_option(
           "--what", flags->modes,
@@ -407,7 +429,7 @@ Command AddBenchCommand(CLI::App& program) {
   CLI::App& step = *app.add_subcommand(
       "step",
       "Measure whole steps of an optimizer: in its one-bit stage, or dense with another codec");
-  AddMeasuringFlags(step, *flags);
+  AddMeasuringFlags(step, PeersOfStep(), *flags);
   AddOptimizerFlag(step, flags->rank);
   CLI::App& predict = *app.add_subcommand(
       "predict", "Predict what a step takes with fp32, bf16 and one bit, and whether one bit pays");

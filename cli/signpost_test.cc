@@ -1252,8 +1252,13 @@ TEST(Bench, RefusesWhatItCannotMeasure) {
   const Outcome unknown = RunProgram("bench exchange --peers gloo-fp32,nonsense");
   EXPECT_EQ(unknown.exit_code, 64);
   EXPECT_THAT(unknown.output,
-              HasSubstr("--peers: nonsense not in {gloo-fp32,gloo-fp16,gloo-bf16,gloo-adamw,"
-                        "powersgd-1,powersgd-2,mpi}"));
+              HasSubstr("--peers: nonsense not in {gloo-fp32,gloo-fp16,gloo-bf16,powersgd-1,"
+                        "powersgd-2,mpi}, which exchange and take no steps"));
+  const Outcome unlike = RunProgram("bench exchange --peers gloo-fp32,gloo-adamw");
+  EXPECT_EQ(unlike.exit_code, 64);
+  EXPECT_THAT(unlike.output, HasSubstr("--peers: gloo-adamw not in {gloo-fp32,"));
+  EXPECT_THAT(RunProgram("bench step --peers gloo-fp32").output,
+              HasSubstr("--peers: gloo-fp32 not in {gloo-adamw}, which take whole steps"));
 }
 
 TEST(Checkpoint, NeedsOneToExamine) {

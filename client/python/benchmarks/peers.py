@@ -1,4 +1,4 @@
-"""A rank of somebody else's all-reduce, for `signpost bench exchange` to measure ours against.
+"""A rank of somebody else's all-reduce or step, for `signpost bench` to measure ours against.
 
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=4001 peers.py --peer gloo-fp32 --parameters 1000000
 
@@ -15,7 +15,8 @@ gloo-bf16       the same in bfloat16, as bf16_compress_hook does. PyTorch 1.13's
                 that type, and DDP refuses the hook without NCCL; this peer then ends and says so.
                 gloo-fp16 sends as many bytes.
 gloo-adamw      gloo-fp32 of the gradient and a step of torch.optim.AdamW(foreach=True) over
-                parameters in T tensors: all that an optimizer of ours does in a step.
+                parameters in T tensors: all that an optimizer of ours does in a step, and the only
+                peer of a step.
 powersgd-1, -2  the hook of DDP's PowerSGD, with approximations of rank 1 or 2, with error feedback
                 and warm start, over T square matrices (what is left over is a vector, which it does
                 not compress). Timed is the hook itself, from a bucket with the gradients in it to

@@ -110,12 +110,14 @@ def converse(processes):
 
 
 def test_the_program_knows_the_peers_that_there_are():
-    flag = subprocess.run(
-        [PROGRAM, "bench", "exchange", "--help"], stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
-    named = re.search(r"--peers ([\w|-]+),", flag)[1].split("|")
+    named = []
+    for command in ("exchange", "step"):
+        flags = subprocess.run(
+            [PROGRAM, "bench", command, "--help"], stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+        named += re.search(r"--peers ([\w|-]+),", flags)[1].split("|")
     choices = re.search(r"--peer \{([\w,-]+)\}", output_of(PEERS, "--help"))[1].split(",")
-    assert named == choices
+    assert sorted(named) == sorted(choices)
 
 
 def test_peers_compute_with_as_many_threads_as_they_are_told_to():
@@ -264,6 +266,9 @@ def test_the_program_measures_peers_in_turns_with_itself(links, tmp_path):
     figures = json.loads(written.read_text())["figures"]
     assert [figure["name"] for figure in figures][1:] == ["gloo-fp32", "mpi"]
     assert figures[0]["peer"] == "gloo-fp32"
+    assert {figure["peer"] for figure in figures[1:]} == {"gradients to mean, one-bit"}
+    product = figures[0]["times_faster"] * figures[1]["times_faster"]  # of one turn
+    assert product == pytest.approx(1)
     assert min(figure["value"] for figure in figures) > 0
 
 
