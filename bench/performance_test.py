@@ -103,3 +103,46 @@ def test_a_run_that_is_there_is_not_made_again(output, tmp_path, monkeypatch):
     first = runs.figures("kernels", "--elements=65536", "--rounds=1")
     monkeypatch.setattr(performance.subprocess, "run", None)
     assert runs.figures("kernels", "--elements=65536", "--rounds=1") == first
+
+
+class ToldRuns:
+    """Runs that were never made: their rows by name, and what was asked for."""
+
+    def __init__(self, values):
+        self.asked = []
+        self._values = values
+
+    def figures(self, *arguments):
+        self.asked.append(arguments)
+        return {name: {"value": value} for name, value in self._values.items()}
+
+
+def test_a_bound_is_reached_as_many_times_as_it_takes_longer():
+    assert performance.of_bound({"of_bound": 0.4}) == "2.50"
+    assert performance.of_bound({}) == ""
+
+
+def test_peers_are_slower_by_what_they_take_longer(monkeypatch):
+    monkeypatch.setattr(performance.shutil, "which", lambda _: None)  # no mpirun
+    values = {"packed frames, one-bit, s": 0.2, "gradients to mean, one-bit, s": 0.4}
+    runs = ToldRuns({**values, **{f"{peer}, s": 1 for peer in performance.PEERS}})
+    rows = rows_of(performance.against_peers(runs))
+    assert rows[0] == ["Signpost, packed frames", "200", "", ""]
+    assert [row[1:] for row in rows[2:]] == [["1,000", "5.0×", "2.5×"]] * 4
+
+
+def test_hosts_with_a_core_each_have_links_slower_by_the_cores_they_lack(monkeypatch):
+    monkeypatch.setattr(performance.os, "cpu_count", lambda: 2)
+    names = ("gradients to mean, one-bit, s", "exchange, one-bit, s")
+    runs = ToldRuns(dict(zip(names, (0.3, 0.2))))
+    rows = rows_of(performance.with_a_core_each(runs))
+    # Each worker makes two hosts, of which the two cores are enough for one worker's at 1 Gbit/s.
+    assert [int(row[2].split()[0]) for row in rows] == [1000, 500, 250, 125, 250]
+    measured = [arguments[1] for arguments in runs.asked if arguments[0] == "exchange"]
+    played = [arguments[1] for arguments in runs.asked if arguments[0] == "scale"]
+    mbits = [row[2].split()[0] for row in rows]
+    assert measured == [f"--netns={mbit}mbit" for mbit in mbits]
+    assert played == [f"--link={mbit}mbit" for mbit in mbits]
+    assert all(row[3:] == ["300", "", "200", "1.50"] for row in rows)
+    monkeypatch.setattr(performance.os, "cpu_count", lambda: 16)
+    assert rows_of(performance.with_a_core_each(runs))[3][2] == "1000 Mbit/s"
