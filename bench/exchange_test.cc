@@ -120,9 +120,9 @@ TEST(Exchange, EachOptimizerHasSteps) {
 }
 
 TEST(Exchange, TheFirstTurnDoesNotCount) {
-  const absl::StatusOr<Figures> figures = MeasureExchange(PretendedExchange(
-      "frames",
-      R"({"frames": ["900 900 900", "1 9 2", "4 0.5 4"], "tcp": ["900 900 900", "1 1 1", "1 1 1"]})"));
+  const std::string answers = R"({"frames": ["900 900 900", "1 9 2", "4 0.5 4"],
+                                  "tcp": ["900 900 900", "1 1 1", "1 1 1"]})";
+  const absl::StatusOr<Figures> figures = MeasureExchange(PretendedExchange("frames", answers));
   ASSERT_TRUE(figures.ok()) << figures.status();
   const Figure& time = figures->figures(0);
   EXPECT_DOUBLE_EQ(time.value(), (2 + 4) / 2.0);
@@ -201,7 +201,8 @@ TEST(Exchange, SeveralKindsTakeTurnsWithAPeer) {
 TEST(Exchange, OursAreComparedWithTheFirstPeerAndEachPeerWithWhatDoesTheSame) {
   ExchangeOptions options = PretendedExchange(
       "frames", R"({"frames": ["1 1 1", "2 2 2", "4 4 4"], "mean": ["1 1 1", "4 4 4", "16 16 16"],
-                    "a": ["1 1 1", "10 10 10", "40 40 40"], "b": ["1 1 1", "40 40 40", "16 16 16"]})");
+                    "a": ["1 1 1", "10 10 10", "40 40 40"],
+                    "b": ["1 1 1", "40 40 40", "16 16 16"]})");
   options.peers = {"a", "b"};
   absl::StatusOr<Figures> figures = MeasureExchange(options);
   ASSERT_TRUE(figures.ok()) << figures.status();
