@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -99,6 +100,30 @@ void ForgetSettings() {
   for (const std::string& name : names) unsetenv(name.c_str());
 }
 
+// Looked up in PATH, as where it is started. Empty: it is there.
+std::string WhyNotRunnable(const std::string& program) {
+  std::vector<std::string> files = {program};
+  const char* const path = std::getenv("PATH");
+  if (!absl::StrContains(program, '/') && path != nullptr) {
+    files.clear();
+    for (absl::string_view directory : absl::StrSplit(path, ':')) {
+      files.push_back(fs::path(std::string(directory)) / program);
+    }
+  }
+  int reason = ENOENT;
+  for (const std::string& file : files) {
+    std::error_code ignored;
+    if (access(file.c_str(), X_OK) != 0) {
+      if (errno != ENOENT) reason = errno;
+    } else if (!fs::is_regular_file(file, ignored)) {
+      reason = EACCES;
+    } else {
+      return "";
+    }
+  }
+  return std::strerror(reason);
+}
+
 absl::StatusOr<int> MeasureExchange(const Flags& flags, const std::vector<std::string>& modes) {
   if (flags.rank.chunk_elements % WorkerOptions().block_elements != 0 ||
       flags.rank.chunk_elements > kMaxChunkElements) {
@@ -112,6 +137,10 @@ absl::StatusOr<int> MeasureExchange(const Flags& flags, const std::vector<std::s
   options.program = fs::read_symlink("/proc/self/exe", ignored);
   if (options.shards == 0) options.shards = options.rate.empty() ? 2 : options.workers;
   if (!options.peers.empty()) {
+    if (const std::string why = WhyNotRunnable(options.python); !why.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--python: cannot run '", options.python, "': ", why));
+    }
     const fs::path package = fs::path(options.program).parent_path();
     options.peers_script = package / "benchmarks" / "peers.py";
     if (!fs::exists(options.peers_script, ignored)) {

@@ -1249,6 +1249,15 @@ TEST(Bench, RefusesWhatItCannotMeasure) {
   const Outcome outcome = RunProgram("bench step --peers gloo-adamw");
   EXPECT_EQ(outcome.exit_code, 64);
   EXPECT_THAT(outcome.output, HasSubstr("'./signpost bench ... --peers' builds one"));
+  for (const auto& [python, why] : {std::pair{"/nowhere/python3", "No such file or directory"},
+                                    {"no-such-python3", "No such file or directory"},
+                                    {"/proc/version", "Permission denied"},
+                                    {"/tmp", "Permission denied"}}) {
+    const Outcome none =
+        RunProgram(absl::StrCat("bench exchange --peers gloo-fp32 --python ", python));
+    EXPECT_EQ(none.exit_code, 64) << python;
+    EXPECT_THAT(none.output, HasSubstr(absl::StrCat("--python: cannot run '", python, "': ", why)));
+  }
   const Outcome unknown = RunProgram("bench exchange --peers gloo-fp32,nonsense");
   EXPECT_EQ(unknown.exit_code, 64);
   EXPECT_THAT(unknown.output,

@@ -47,7 +47,8 @@ where TUNING is, as the fastest of what was tried with Open MPI 4.1,
         --mca coll_tuned_allreduce_algorithm 4
 
 a ring, and ranks that wait without keeping others from their cores. Left to itself it took 2.5 times
-as long for 4 MB between three namespaces on two cores, with 1 Gbit/s (156 against 64 ms).
+as long for 4 MB between three namespaces on two cores, with 1 Gbit/s (156 against 64 ms). The
+program adds --mca orte_tmpdir_base, so that mpirun's files go with its own.
 """
 
 import argparse
@@ -62,6 +63,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 
 MPI_POLL_S = 0.01
+MOST_TENSORS = 24  # as many as the program's own ranks have
 
 
 class Exchange(Protocol):
@@ -297,8 +299,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--peer", required=True, choices=[*OVER_GLOO, "mpi"])
     add("--parameters", required=True, type=int)
     add("--threads", type=int, default=1, help="of PyTorch in each rank")
-    add("--tensors", type=int, default=24, help="of gloo-adamw and powersgd")
+    add("--tensors", type=int, help="of gloo-adamw and powersgd; 24, or fewer parameters")
     arguments = parser.parse_args()
+    if arguments.tensors is None:
+        arguments.tensors = min(MOST_TENSORS, arguments.parameters)
     if not 1 <= arguments.tensors <= arguments.parameters:
         parser.error(f"{arguments.parameters} parameters do not make {arguments.tensors} tensors")
     return arguments

@@ -139,6 +139,18 @@ def test_peers_take_as_many_exchanges_as_they_are_asked_for(peer):
     converse(over_gloo(command))
 
 
+@pytest.mark.parametrize("peer", ["gloo-fp32", "gloo-adamw", "powersgd-1"])
+def test_peers_take_few_parameters(peer):
+    converse(over_gloo([sys.executable, PEERS, f"--peer={peer}", "--parameters=10"]))
+
+
+def test_peers_refuse_more_tensors_than_parameters():
+    command = [sys.executable, PEERS, "--peer=gloo-adamw", "--parameters=10", "--tensors=11"]
+    refused = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert refused.returncode == 2
+    assert "10 parameters do not make 11 tensors" in refused.stderr
+
+
 def test_a_peer_that_has_no_bfloat16_says_what_has():
     command = [sys.executable, PEERS, "--peer=gloo-bf16", "--parameters=1000"]
     ranks = over_gloo(command)
@@ -262,7 +274,11 @@ def test_the_program_measures_peers_in_turns_with_itself(links, tmp_path):
     peers = ["--what=mean", "--peers=gloo-fp32,mpi"]
     written = tmp_path / "figures.json"
     command = [PROGRAM, "bench", "exchange", *few, *peers, *links, f"--json={written}"]
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    directory = tmp_path / "tmp"
+    directory.mkdir()
+    environment = {**os.environ, "TMPDIR": str(directory)}
+    subprocess.run(command, stdout=subprocess.DEVNULL, env=environment, check=True)
+    assert list(directory.iterdir()) == []  # mpirun's included
     figures = json.loads(written.read_text())["figures"]
     assert [figure["name"] for figure in figures][1:] == ["gloo-fp32", "mpi"]
     assert figures[0]["peer"] == "gloo-fp32"
