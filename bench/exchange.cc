@@ -21,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "bench/costs.h"
 #include "bench/hosts.h"
+#include "bench/leftovers.h"
 #include "bench/line_process.h"
 #include "bench/plain_memory.h"
 #include "bench/plain_tcp.h"
@@ -73,6 +74,14 @@ struct Service {
             {"SIGNPOST_TLS_DIR", ThrowawayTlsDir(certificates, role)}};
   }
 };
+
+// Of benchmarks that were killed.
+void RemoveLeftDirectories() {
+  for (const std::string& path : LeftIn(TemporaryPrefix(""))) {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+}
 
 absl::Status CheckMemory(const ExchangeOptions& options) {
   const uint64_t least = LeastMemory(options);
@@ -469,8 +478,8 @@ class Measurement {
 
   const ExchangeOptions& options_;
   const InterruptScope interrupts_;
-  std::unique_ptr<Hosts> hosts_;  // outlives what runs on them
-  const TemporaryDirectory directory_{TemporaryPrefix("signpost-bench")};  // for certificates
+  std::unique_ptr<Hosts> hosts_;                                       // outlives what runs on them
+  const TemporaryDirectory directory_{TemporaryPrefix(NamePrefix())};  // for certificates
   Service plain_text_, mtls_;
   std::vector<Group> groups_;       // ours, then the peers
   Group plain_tcp_;                 // without links
@@ -528,6 +537,7 @@ double LinkBound(const RankOptions& rank, uint32_t workers, uint32_t shards,
 }
 
 absl::StatusOr<Figures> MeasureExchange(const ExchangeOptions& options) {
+  RemoveLeftDirectories();
   return Measurement(options).Run();
 }
 

@@ -45,7 +45,7 @@ struct ExchangeOptions {
 // frames the processor seconds that all workers and aggregators together spend on each GB of
 // payload that is sent, by either side. Then the seconds of each peer. RESOURCE_EXHAUSTED, before
 // anything is started, when the machine has not LeastMemory to spare; CANCELLED when interrupted;
-// otherwise names a process that failed.
+// otherwise names a process that failed. Removes what others that were killed have left behind.
 absl::StatusOr<Figures> MeasureExchange(const ExchangeOptions& options);
 
 // In bytes, what all processes together have for parameters, gradients, errors and payloads, peers'

@@ -10,6 +10,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -22,6 +23,7 @@
 #include "bench/plain_memory.h"
 #include "bench/scale.h"
 #include "client/session_options.h"
+#include "storage/temporary_directory.h"
 
 namespace signpost::bench {
 namespace {
@@ -72,6 +74,14 @@ sys.stdin.read()
 )";
   chmod(options.program.c_str(), 0700);
   return options;
+}
+
+// A number that was a process's and is nobody's now.
+pid_t GonePid() {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(0);
+  waitpid(pid, nullptr, 0);
+  return pid;
 }
 
 TEST(Exchange, EachKindTakesTime) {
@@ -281,6 +291,19 @@ TEST(Exchange, WhatEndsIsNamed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("an aggregator says 'aggregator"));
 }
 
+TEST(Exchange, WhatWasKilledLeavesNothingForLong) {
+  const std::string prefix = TemporaryPrefix("signpost-bench-");
+  const std::string gone = absl::StrCat(prefix, GonePid(), "-abcdef");
+  const std::string of_another = absl::StrCat(prefix, getppid(), "-abcdef");
+  std::filesystem::create_directories(gone + "/certificates");
+  std::filesystem::create_directory(of_another);
+  ExchangeOptions options = SmallExchange("frames", ONE_BIT);
+  options.program = "/bin/echo";
+  EXPECT_FALSE(MeasureExchange(options).ok());
+  EXPECT_FALSE(std::filesystem::exists(gone));
+  EXPECT_TRUE(std::filesystem::remove(of_another)) << "that process runs";
+}
+
 TEST(Exchange, WhatHasNoRoomIsNotStarted) {
   ExchangeOptions options = SmallExchange("frames", ONE_BIT);
   options.ranks.push_back(options.ranks[0]);
@@ -400,6 +423,19 @@ TEST(Exchange, SaysWhenWhatAnIdleLinkLetsThroughIsMuchOfATurn) {
   ASSERT_TRUE(figures.ok()) << figures.status();
   EXPECT_THAT(said, HasSubstr("lets 256 KiB through at once, more than a tenth of what it carries "
                               "in a turn (2 exchanges of 13 KB)"));
+}
+
+TEST(Hosts, TakeDownThoseOfProcessesThatAreGone) {
+  if (!Hosts::Create(1, "1gbit").ok()) GTEST_SKIP() << "no network namespaces with tbf here";
+  const std::string gone = absl::StrCat("signpost-bench-", GonePid(), "-switch");
+  const std::string of_another = absl::StrCat("signpost-bench-", getppid(), "-switch");
+  for (const std::string& name : {gone, of_another}) {
+    ASSERT_EQ(std::system(absl::StrCat("ip netns add ", name).c_str()), 0);
+  }
+  EXPECT_TRUE(Hosts::Create(1, "1gbit").ok());
+  EXPECT_EQ(std::system(absl::StrCat("ip netns list | grep -q ", gone).c_str()), 256);
+  EXPECT_EQ(std::system(absl::StrCat("ip netns delete ", of_another).c_str()), 0)
+      << "that process runs";
 }
 
 // As a terminal sends it: to the shells that make and delete the namespaces as well.

@@ -6,12 +6,14 @@
 #include <cerrno>
 #include <cmath>
 #include <csignal>
+#include <filesystem>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "bench/leftovers.h"
 
 namespace signpost::bench {
 namespace {
@@ -44,6 +46,13 @@ absl::Status Run(const std::string& command) {
       absl::StrCat("links of a rate are network namespaces, which need root, iproute2 and a kernel "
                    "with tbf; this failed: ",
                    command));
+}
+
+void TakeDownLeftovers() {
+  for (const std::string& path : LeftIn("/var/run/netns")) {
+    const std::string name = std::filesystem::path(path).filename();
+    Run(absl::StrCat("ip netns delete '", name, "' 2>/dev/null")).IgnoreError();
+  }
 }
 
 }  // namespace
@@ -89,6 +98,7 @@ absl::Status Hosts::Connect() {
     return absl::InvalidArgumentError(
         absl::StrFormat("links of %s; 64kbit is the least that can be measured", rate_));
   }
+  TakeDownLeftovers();
   const std::string tbf =
       absl::StrFormat("root tbf rate %.0fbit burst %d latency 50ms", *rate, kBurst);
   const std::string hub = switch_name();
@@ -137,7 +147,7 @@ std::vector<std::string> Hosts::On(uint32_t host, std::vector<std::string> comma
   return command;
 }
 
-std::string Hosts::name_prefix() const { return absl::StrCat("signpost-bench-", getpid()); }
+std::string Hosts::name_prefix() const { return NamePrefix(); }
 
 std::string Hosts::name(uint32_t host) const { return absl::StrCat(name_prefix(), "-", host); }
 

@@ -26,7 +26,8 @@ class Hosts {
   static constexpr int kBurst = 256 << 10;
 
   // At most 250, as root, for links of a `rate` (ParseRate) of at least 64 kbit/s; any number if it
-  // is empty. Errors name the command that failed.
+  // is empty. Errors name the command that failed. Takes down the namespaces of processes that are
+  // gone and could not.
   static absl::StatusOr<std::unique_ptr<Hosts>> Create(uint32_t count, const std::string& rate);
 
   ~Hosts();  // takes the namespaces down; nothing may run in them any more
