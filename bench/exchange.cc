@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -64,14 +65,15 @@ struct Service {
   std::string certificates;  // the directory of them all; empty: plain text
   std::vector<std::unique_ptr<LineProcess>> aggregators;
   std::vector<std::string> addresses;
+  int error = STDERR_FILENO;  // where errors of all that take part go
 
-  // The environment of who plays that part.
-  LineProcess::Environment Security(PeerRole role) const {
-    if (certificates.empty()) {
-      return {{"SIGNPOST_INSECURE_I_UNDERSTAND", "1"}, {"SIGNPOST_TLS_DIR", ""}};
-    }
-    return {{"SIGNPOST_INSECURE_I_UNDERSTAND", "0"},
-            {"SIGNPOST_TLS_DIR", ThrowawayTlsDir(certificates, role)}};
+  // Of who plays that part. That processes do not come to answer, as there are more of them than
+  // processors, is no failure: exchanges would be timed over new connections.
+  LineProcess::Environment Environment(PeerRole role) const {
+    const bool is_plain_text = certificates.empty();
+    return {{"SIGNPOST_FAILURE_TIMEOUT", "10m"},
+            {"SIGNPOST_INSECURE_I_UNDERSTAND", is_plain_text ? "1" : "0"},
+            {"SIGNPOST_TLS_DIR", is_plain_text ? "" : ThrowawayTlsDir(certificates, role)}};
   }
 };
 
@@ -117,7 +119,7 @@ class Measurement {
       for (const auto& rank : memory.ranks) rank->AskToEnd();
     }
     for (const Service* service : {&plain_text_, &mtls_}) {
-      for (const auto& aggregator : service->aggregators) aggregator->Terminate();
+      for (const auto& aggregator : service->aggregators) aggregator->AskToEnd();
     }
   }
 
@@ -135,7 +137,8 @@ class Measurement {
                  "-n net.ipv4.tcp_allowed_congestion_control) cubic\"");
     }
     WarnOfBurst();
-    absl::Status status = StartAggregators(plain_text_);
+    absl::Status status = options_.rate.empty() ? absl::OkStatus() : StartFilter();
+    if (status.ok()) status = StartAggregators(plain_text_);
     if (status.ok() && options_.tls) status = MakeCertificates();
     if (status.ok() && options_.tls) status = StartAggregators(mtls_);
     if (!status.ok()) return status;
@@ -183,15 +186,29 @@ class Measurement {
     }
   }
 
+  absl::Status CheckDirectory() const {
+    if (!directory_.path().empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no directory for temporary files: ", directory_.why_not(),
+                     "; TMPDIR may name another place"));
+  }
+
   absl::Status MakeCertificates() {
-    if (directory_.path().empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("there is no directory for certificates: ", directory_.why_not(),
-                       "; TMPDIR may name another place"));
-    }
+    if (absl::Status status = CheckDirectory(); !status.ok()) return status;
     mtls_.certificates = directory_.path();
     return WriteThrowawayCertificates(mtls_.certificates,
                                       {PeerRole::kAggregator, PeerRole::kWorker});
+  }
+
+  // Warnings that plain text is in use are for who has others on the network; on that of the hosts
+  // is nobody.
+  absl::Status StartFilter() {
+    auto filter = LineProcess::Start(
+        {"sh", "-c", "exec grep -a -v -F --line-buffered 'plain text at 10.77.0.' >&2"}, {});
+    if (!filter.ok()) return filter.status();
+    filter_ = *std::move(filter);
+    plain_text_.error = filter_->in();
+    return absl::OkStatus();
   }
 
   absl::Status StartAggregators(Service& service) {
@@ -200,7 +217,8 @@ class Measurement {
       const auto command = hosts_->On(host, {options_.program, "aggregator", "--listen",
                                              absl::StrCat(hosts_->address(host), ":0"), "--shard",
                                              absl::StrCat(shard, "/", options_.shards)});
-      auto aggregator = LineProcess::Start(command, service.Security(PeerRole::kAggregator));
+      auto aggregator = LineProcess::Start(command, service.Environment(PeerRole::kAggregator),
+                                           {.error = service.error, .end_signal = SIGTERM});
       if (!aggregator.ok()) return aggregator.status();
       absl::StatusOr<std::string> line = (*aggregator)->ReadLine(absl::Now() + options_.timeout);
       if (!line.ok()) return line.status();
@@ -256,11 +274,11 @@ class Measurement {
         {"SIGNPOST_WORLD_SIZE", absl::StrCat(options_.workers)},
         {"SIGNPOST_CONNECTIONS", absl::StrCat(options_.connections)},
     };
-    for (const auto& variable : service.Security(PeerRole::kWorker)) {
+    for (const auto& variable : service.Environment(PeerRole::kWorker)) {
       environment.push_back(variable);
     }
     environment.push_back({"SIGNPOST_THREADS", absl::StrCat(Threads())});
-    return StartRank(command, environment, group);
+    return StartRank(command, environment, {.error = service.error}, group);
   }
 
   // Of each rank, ours and peers'.
@@ -278,6 +296,9 @@ class Measurement {
     const uint16_t port = FreePort();
     // mpirun starts the ranks itself, of which the first speaks for all.
     const bool is_mpi = peer == "mpi";
+    if (absl::Status status = CheckDirectory(); is_mpi && !status.ok()) return status;
+    // It ends what it has started on other hosts, and removes its files, when it is told to.
+    const LineProcessOptions of_mpi = {.end_signal = SIGTERM, .grace = absl::Seconds(10)};
     for (uint32_t rank = 0; rank < (is_mpi ? 1 : options_.workers); ++rank) {
       const LineProcess::Environment environment = {
           {"RANK", absl::StrCat(rank)},
@@ -288,7 +309,8 @@ class Measurement {
           {"OMP_NUM_THREADS", absl::StrCat(Threads())},  // of BLAS, which is told no other way
       };
       const absl::Status status =
-          StartRank(hosts_->On(rank, is_mpi ? UnderMpi(command) : command), environment, group);
+          StartRank(hosts_->On(rank, is_mpi ? UnderMpi(command) : command), environment,
+                    is_mpi ? of_mpi : LineProcessOptions(), group);
       if (!status.ok()) return status;
     }
     return AwaitReady(group);
@@ -297,8 +319,15 @@ class Measurement {
   // The command as mpirun starts it on the workers' hosts, over TCP as between machines.
   std::vector<std::string> UnderMpi(const std::vector<std::string>& command) const {
     // A ring, which takes the fewest bytes, and whose ranks yield: peers.py has what it is worth.
-    std::vector<std::string> mpirun = {"mpirun", "--allow-run-as-root",         "--bind-to", "none",
-                                       "-n",     absl::StrCat(options_.workers)};
+    std::vector<std::string> mpirun = {"mpirun",
+                                       "--allow-run-as-root",
+                                       "--bind-to",
+                                       "none",
+                                       "-n",
+                                       absl::StrCat(options_.workers),
+                                       "--mca",
+                                       "orte_tmpdir_base",
+                                       directory_.path()};
     for (const auto& [name, value] : {std::pair{"btl", "tcp,self"},
                                       {"mpi_yield_when_idle", "1"},
                                       {"coll_tuned_use_dynamic_rules", "1"},
@@ -325,29 +354,74 @@ class Measurement {
   }
 
   static absl::Status StartRank(const std::vector<std::string>& command,
-                                const LineProcess::Environment& environment, Group& group) {
-    auto process = LineProcess::Start(command, environment);
+                                const LineProcess::Environment& environment,
+                                const LineProcessOptions& options, Group& group) {
+    auto process = LineProcess::Start(command, environment, options);
     if (process.ok()) group.ranks.push_back(*std::move(process));
     return process.status();
   }
 
-  // A line of each rank. UNAVAILABLE as soon as one of them has ended.
+  absl::Status CheckAggregators() const {
+    for (const Service* service : {&plain_text_, &mtls_}) {
+      for (const auto& aggregator : service->aggregators) {
+        if (absl::Status status = aggregator->CheckRuns(); !status.ok()) return status;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  static std::string Describe(const std::string& name, const LineProcess& process) {
+    return absl::StrFormat("%s (process %d%s)", name, process.pid(),
+                           process.is_stopped() ? ", stopped" : "");
+  }
+
+  // The ranks that have no line yet wait for one another, and for aggregators.
+  void SayWhoIsAwaited(const Group& group, const std::vector<bool>& has_line) const {
+    std::vector<std::string> awaited;
+    for (size_t rank = 0; rank < has_line.size(); ++rank) {
+      if (has_line[rank]) continue;
+      awaited.push_back(Describe(absl::StrCat("rank ", rank), *group.ranks[rank]));
+    }
+    for (size_t shard = 0; group.service != nullptr && shard < options_.shards; ++shard) {
+      const LineProcess& aggregator = *group.service->aggregators[shard];
+      if (!aggregator.is_stopped()) continue;
+      awaited.push_back(Describe(absl::StrCat("aggregator ", shard), aggregator));
+    }
+    log::Write(log::Level::kWarning, "warning",
+               absl::StrFormat("no answer for %s from '%s': waiting for %s",
+                               absl::FormatDuration(options_.patience), group.ranks[0]->name(),
+                               absl::StrJoin(awaited, ", ")));
+  }
+
+  // A line of each rank. UNAVAILABLE as soon as one of them, or an aggregator, has ended.
   absl::StatusOr<std::vector<std::string>> ReadFromAll(const Group& group,
                                                        uint32_t exchanges) const {
-    const absl::Time deadline =
-        absl::Now() + exchanges * (options_.timeout * StepsPerExchange(group.options));
+    const absl::Duration silence = std::min(
+        options_.longest_silence, exchanges * (options_.timeout * StepsPerExchange(group.options)));
+    absl::Time last_answer = absl::Now();
+    bool said_who_is_awaited = false;
     std::vector<std::string> lines(group.ranks.size());
     std::vector<bool> has_line(group.ranks.size());
     while (!absl::c_all_of(has_line, [](bool has) { return has; })) {
+      if (absl::Status status = CheckAggregators(); !status.ok()) return status;
+      if (!said_who_is_awaited && absl::Now() - last_answer >= options_.patience) {
+        SayWhoIsAwaited(group, has_line);
+        said_who_is_awaited = true;
+      }
       for (size_t rank = 0; rank < lines.size(); ++rank) {
         if (has_line[rank]) continue;
-        const absl::Time soon = std::min(deadline, absl::Now() + absl::Milliseconds(20));
+        const absl::Time soon = absl::Now() + absl::Milliseconds(20);
         absl::StatusOr<std::string> line = group.ranks[rank]->ReadLine(soon);
         has_line[rank] = line.ok();
         if (line.ok()) {
           lines[rank] = *std::move(line);
-        } else if (!absl::IsDeadlineExceeded(line.status()) || absl::Now() >= deadline) {
+          last_answer = absl::Now();
+        } else if (!absl::IsDeadlineExceeded(line.status())) {
           return line.status();
+        } else if (absl::Now() - last_answer >= silence) {
+          return absl::DeadlineExceededError(absl::StrCat("no answer from '",
+                                                          group.ranks[rank]->name(), "' in ",
+                                                          absl::FormatDuration(silence)));
         }
       }
     }
@@ -479,7 +553,8 @@ class Measurement {
   const ExchangeOptions& options_;
   const InterruptScope interrupts_;
   std::unique_ptr<Hosts> hosts_;                                       // outlives what runs on them
-  const TemporaryDirectory directory_{TemporaryPrefix(NamePrefix())};  // for certificates
+  const TemporaryDirectory directory_{TemporaryPrefix(NamePrefix())};  // certificates; mpirun's
+  std::unique_ptr<LineProcess> filter_;  // of what plain_text_ says; outlives it, and its ranks
   Service plain_text_, mtls_;
   std::vector<Group> groups_;       // ours, then the peers
   Group plain_tcp_;                 // without links

@@ -37,6 +37,10 @@ struct ExchangeOptions {
   uint32_t exchanges = 3;  // in each of a turn
   // For a start, or an exchange of a turn; as often as it has steps.
   absl::Duration timeout = absl::Minutes(5);
+  // From one answer of those that take a turn to the next, however many exchanges it has.
+  absl::Duration longest_silence = absl::Hours(1);
+  // Of silence, until standard error says once for whom a turn waits.
+  absl::Duration patience = absl::Seconds(30);
 };
 
 // For each of ours the seconds of an exchange, which is that of the slowest rank, or of 0/1 Adam
@@ -45,7 +49,8 @@ struct ExchangeOptions {
 // frames the processor seconds that all workers and aggregators together spend on each GB of
 // payload that is sent, by either side. Then the seconds of each peer. RESOURCE_EXHAUSTED, before
 // anything is started, when the machine has not LeastMemory to spare; CANCELLED when interrupted;
-// otherwise names a process that failed. Removes what others that were killed have left behind.
+// otherwise names a process that failed, or that says nothing. Removes what others that were killed
+// have left behind.
 absl::StatusOr<Figures> MeasureExchange(const ExchangeOptions& options);
 
 // In bytes, what all processes together have for parameters, gradients, errors and payloads, peers'

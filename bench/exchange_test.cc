@@ -12,8 +12,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -28,7 +30,9 @@
 namespace signpost::bench {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 ExchangeOptions SmallExchange(const std::string& mode, Codec codec) {
   ExchangeOptions options;
@@ -74,6 +78,14 @@ sys.stdin.read()
 )";
   chmod(options.program.c_str(), 0700);
   return options;
+}
+
+// A program whose command lines a shell script sees before it runs "cli/signpost \"$@\"".
+std::string ProgramBehind(const std::string& script) {
+  const std::string path = ::testing::TempDir() + "/program.sh";
+  std::ofstream(path) << "#!/bin/sh\n" << script << "\nexec cli/signpost \"$@\"\n";
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path;
 }
 
 // A number that was a process's and is nobody's now.
@@ -291,6 +303,49 @@ TEST(Exchange, WhatEndsIsNamed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("an aggregator says 'aggregator"));
 }
 
+TEST(Exchange, AnAggregatorThatEndsIsNamedAtOnce) {
+  ExchangeOptions options = SmallExchange("mean", ONE_BIT);
+  options.program = ProgramBehind(
+      "case \"$*\" in aggregator*1/2) (sleep 2; kill -KILL $$) >/dev/null 2>&1 & esac");
+  options.turns = 1'000'000;
+  const absl::Time start = absl::Now();
+  const absl::Status status = MeasureExchange(options).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--shard 1/2' was killed by SIGKILL"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(30)) << "a rank tries for a minute";
+}
+
+TEST(Exchange, SaysForWhomItWaitsAndNotForLong) {
+  ExchangeOptions options = SmallExchange("frames", ONE_BIT);
+  options.program = ProgramBehind(
+      "case \"$2 $SIGNPOST_RANK\" in 'rank 1') echo ready; read line; kill -STOP $$; esac");
+  options.exchanges = 1000;
+  options.longest_silence = absl::Seconds(6);
+  options.patience = absl::Seconds(1);
+  options.ranks[0].mode = "memory";  // none needs the others
+  ::testing::internal::CaptureStderr();
+  const absl::Status status = MeasureExchange(options).status();
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--chunk-elements 0' in 6s"));
+  EXPECT_THAT(said, ContainsRegex("no answer for 1s from '.*': waiting for .*rank 1 .process "
+                                  "[0-9]+, stopped"));
+  EXPECT_LT(absl::c_count(said, '\n'), 4) << "once for each wait";
+}
+
+// Which would be over new connections then.
+TEST(Exchange, AProcessThatDoesNotComeToAnswerIsNotDisconnected) {
+  ExchangeOptions options = SmallExchange("frames", ONE_BIT);
+  const std::string file = ::testing::TempDir() + "/timeouts";
+  std::filesystem::remove(file);
+  options.program = ProgramBehind("echo $1 $SIGNPOST_FAILURE_TIMEOUT >>" + file);
+  const absl::Status status = MeasureExchange(options).status();
+  EXPECT_TRUE(status.ok()) << status;
+  std::ostringstream timeouts;
+  timeouts << std::ifstream(file).rdbuf();
+  EXPECT_EQ(timeouts.str(), "aggregator 10m\naggregator 10m\nbench 10m\nbench 10m\nbench 10m\n");
+}
+
 TEST(Exchange, WhatWasKilledLeavesNothingForLong) {
   const std::string prefix = TemporaryPrefix("signpost-bench-");
   const std::string gone = absl::StrCat(prefix, GonePid(), "-abcdef");
@@ -404,6 +459,7 @@ TEST(Exchange, BehindLinksItTakesWhatTheyTake) {
                                     ">/proc/sys/net/ipv4/tcp_congestion_control'") == 0;
   EXPECT_EQ(absl::StrContains(said, "does not let network namespaces choose cubic"),
             !may_choose_cubic);
+  EXPECT_THAT(said, Not(HasSubstr("plain text"))) << "nobody is on the hosts' network";
   const Figure& time = figures->figures(0);
   EXPECT_DOUBLE_EQ(time.bound(), 2'200'000 * 32 / 50e6);
   // Each of the four links on the way lets 256 KiB through at once.
@@ -423,6 +479,16 @@ TEST(Exchange, SaysWhenWhatAnIdleLinkLetsThroughIsMuchOfATurn) {
   ASSERT_TRUE(figures.ok()) << figures.status();
   EXPECT_THAT(said, HasSubstr("lets 256 KiB through at once, more than a tenth of what it carries "
                               "in a turn (2 exchanges of 13 KB)"));
+}
+
+TEST(Exchange, BehindLinksWhatFailsIsHeard) {
+  if (!Hosts::Create(1, "1gbit").ok()) GTEST_SKIP() << "no network namespaces with tbf here";
+  ExchangeOptions options = SmallExchange("frames", BFLOAT16);
+  options.rate = "50mbit";
+  ::testing::internal::CaptureStderr();
+  EXPECT_FALSE(MeasureExchange(options).ok());
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("there are no exchanges of frames as bf16"));
 }
 
 TEST(Hosts, TakeDownThoseOfProcessesThatAreGone) {

@@ -25,7 +25,6 @@
 namespace signpost::bench {
 namespace {
 
-constexpr absl::Duration kGrace = absl::Seconds(1);
 constexpr int kCannotRun = 127;  // as shells have it
 
 std::atomic<bool> interrupted = false;
@@ -34,14 +33,15 @@ void Interrupt(int) { interrupted = true; }
 
 // The child's life between fork and exec.
 [[noreturn]] void Become(const std::vector<std::string>& command,
-                         const LineProcess::Environment& environment, pid_t parent, int in,
-                         int out) {
+                         const LineProcess::Environment& environment, pid_t parent, int in, int out,
+                         int error) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(kCannotRun);  // the parent died before the line above
   signal(SIGPIPE, SIG_DFL);
   setpgid(0, 0);  // what interrupts this program is for it to tell the others of
   dup2(in, STDIN_FILENO);
   dup2(out, STDOUT_FILENO);
+  dup2(error, STDERR_FILENO);
   for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
   std::vector<char*> arguments;
   for (const std::string& argument : command) {
@@ -63,7 +63,8 @@ std::string DescribeEnd(int wait_status) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LineProcess>> LineProcess::Start(
-    const std::vector<std::string>& command, const Environment& environment) {
+    const std::vector<std::string>& command, const Environment& environment,
+    const LineProcessOptions& options) {
   int in[2], out[2];
   if (pipe2(in, O_CLOEXEC) != 0) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot open a pipe: ", strerror(errno)));
@@ -75,14 +76,14 @@ absl::StatusOr<std::unique_ptr<LineProcess>> LineProcess::Start(
   }
   const pid_t parent = getpid();
   const pid_t pid = fork();
-  if (pid == 0) Become(command, environment, parent, in[0], out[1]);
+  if (pid == 0) Become(command, environment, parent, in[0], out[1], options.error);
   const int error = errno;
   close(in[0]);
   close(out[1]);
   if (pid > 0) {
     signal(SIGPIPE, SIG_IGN);  // writing to one that has ended is an error like others
     return std::unique_ptr<LineProcess>(
-        new LineProcess(absl::StrJoin(command, " "), pid, in[1], out[0]));
+        new LineProcess(absl::StrJoin(command, " "), pid, in[1], out[0], options));
   }
   close(in[1]);
   close(out[0]);
@@ -99,15 +100,23 @@ void LineProcess::AskToEnd() {
   if (in_ < 0) return;
   close(std::exchange(in_, -1));
   asked_to_end_ = absl::Now();
+  if (!ended_ && end_signal_ != 0) kill(pid_, end_signal_);
 }
 
-void LineProcess::Terminate() {
-  AskToEnd();
-  if (!ended_) kill(pid_, SIGTERM);
+absl::Status LineProcess::CheckRuns() {
+  siginfo_t end = {};
+  if (!ended_) waitid(P_PID, pid_, &end, WEXITED | WNOHANG | WNOWAIT);
+  return ended_ || end.si_pid != 0 ? Ended() : absl::OkStatus();
+}
+
+bool LineProcess::is_stopped() const {
+  siginfo_t stop = {};
+  if (!ended_) waitid(P_PID, pid_, &stop, WSTOPPED | WNOHANG | WNOWAIT);
+  return stop.si_pid != 0;
 }
 
 int LineProcess::Reap() {
-  const absl::Time deadline = std::min(asked_to_end_, absl::Now()) + kGrace;
+  const absl::Time deadline = std::min(asked_to_end_, absl::Now()) + grace_;
   siginfo_t end = {};
   while (end.si_pid == 0 && absl::Now() < deadline) {
     waitid(P_PID, pid_, &end, WEXITED | WNOHANG | WNOWAIT);

@@ -4,6 +4,7 @@
 #define SIGNPOST_BENCH_LINE_PROCESS_H_
 
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -16,9 +17,14 @@
 
 namespace signpost::bench {
 
-// Leads its own process group, and dies with the process that started it; its errors go where that
-// one's go. Not thread-safe; to be started from the main thread, since the kernel ties its life to
-// that thread.
+struct LineProcessOptions {
+  int error = STDERR_FILENO;                // where its errors go
+  int end_signal = 0;                       // asks it to end, besides the end of its input; 0: none
+  absl::Duration grace = absl::Seconds(1);  // between asking it to end and killing it
+};
+
+// Leads its own process group, and dies with the process that started it. Not thread-safe; to be
+// started from the main thread, since the kernel ties its life to that thread.
 class LineProcess {
  public:
   using Environment = std::vector<std::pair<std::string, std::string>>;
@@ -26,10 +32,11 @@ class LineProcess {
   // Runs command[0], looked up in PATH, in this process's environment with `environment` on top.
   // RESOURCE_EXHAUSTED if there can be no further process or pipe.
   static absl::StatusOr<std::unique_ptr<LineProcess>> Start(const std::vector<std::string>& command,
-                                                            const Environment& environment);
+                                                            const Environment& environment,
+                                                            const LineProcessOptions& options = {});
 
   // Asks it to end, if that has not been done, and kills what is left of it, and of what it has
-  // started, a second after it was asked.
+  // started, when its grace is over.
   ~LineProcess();
   LineProcess(const LineProcess&) = delete;
   LineProcess& operator=(const LineProcess&) = delete;
@@ -37,10 +44,13 @@ class LineProcess {
   // UNAVAILABLE, with how it ended, if it does not read any more.
   absl::Status Write(const std::string& line);
 
-  // Closes its standard input: nothing more can be written to it.
+  // Closes its standard input: nothing more can be written to it. Sends its end_signal.
   void AskToEnd();
-  // The same of a program that does not read: SIGTERM besides.
-  void Terminate();
+
+  // UNAVAILABLE, with how it ended, if it has.
+  absl::Status CheckRuns();
+  // By a signal, as SIGSTOP, until another one lets it go on.
+  bool is_stopped() const;
 
   // Without its end. UNAVAILABLE, with how it ended, if there is no further line; DEADLINE_EXCEEDED
   // if none has come until then; CANCELLED when interrupted (InterruptScope).
@@ -52,16 +62,27 @@ class LineProcess {
   // The most memory that it has had at once; 0 once it has ended.
   uint64_t peak_memory_bytes() const;
 
+  const std::string& name() const { return name_; }  // its command line
+  pid_t pid() const { return pid_; }
+  int in() const { return in_; }  // where it reads from, for others to write to; -1: closed
+
  private:
-  LineProcess(std::string name, pid_t pid, int in, int out)
-      : name_(std::move(name)), pid_(pid), in_(in), out_(out) {}
+  LineProcess(std::string name, pid_t pid, int in, int out, const LineProcessOptions& options)
+      : name_(std::move(name)),
+        pid_(pid),
+        end_signal_(options.end_signal),
+        grace_(options.grace),
+        in_(in),
+        out_(out) {}
   absl::Status Ended();
-  // Waits for its end, until a second after it was asked to; then it is killed, and what it has
-  // started. How it ended.
+  // Waits for its end, until its grace is over; then it is killed, and what it has started. How it
+  // ended.
   int Reap();
 
   const std::string name_;
   const pid_t pid_;
+  const int end_signal_;
+  const absl::Duration grace_;
   int in_, out_;
   absl::Time asked_to_end_ = absl::InfiniteFuture();
   bool ended_ = false;

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
 namespace signpost::bench {
@@ -56,6 +58,54 @@ TEST(LineProcess, ManyThatDoNotEndAreWaitedForTogether) {
   EXPECT_FALSE(processes[0]->Write("more").ok());
   processes.clear();
   EXPECT_LT(absl::Now() - start, absl::Seconds(15)) << "a second each";
+}
+
+TEST(LineProcess, IsKnownToHaveEndedBeforeItIsReadFrom) {
+  auto process = Shell("echo; sleep 60 & read line; exit 3");  // its output stays open
+  ASSERT_TRUE(process->ReadLine(Soon()).ok());
+  EXPECT_TRUE(process->CheckRuns().ok());
+  ASSERT_TRUE(process->Write("").ok());
+  absl::Status status;
+  for (const absl::Time deadline = Soon(); status.ok() && absl::Now() < deadline;) {
+    status = process->CheckRuns();
+  }
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("exit 3' ended with exit code 3"));
+  EXPECT_TRUE(absl::IsUnavailable(process->CheckRuns())) << "still";
+}
+
+TEST(LineProcess, IsKnownToBeStopped) {
+  auto process = Shell("echo; kill -STOP $$; echo; read line");
+  ASSERT_TRUE(process->ReadLine(Soon()).ok());
+  for (const absl::Time deadline = Soon(); !process->is_stopped() && absl::Now() < deadline;) {
+  }
+  EXPECT_TRUE(process->is_stopped());
+  EXPECT_TRUE(process->CheckRuns().ok());
+  kill(process->pid(), SIGCONT);
+  ASSERT_TRUE(process->ReadLine(Soon()).ok());
+  EXPECT_FALSE(process->is_stopped());
+}
+
+TEST(LineProcess, IsAskedToEndByItsSignalAndHasItsGrace) {
+  const std::string file = ::testing::TempDir() + "/signalled";
+  unlink(file.c_str());
+  {
+    auto process = LineProcess::Start(
+        {"sh", "-c",
+         "trap 'sleep 2; echo $$ >" + file + "; exit' TERM; echo; while :; do sleep 0.1; done"},
+        {}, {.end_signal = SIGTERM, .grace = absl::Seconds(20)});
+    ASSERT_TRUE(process.ok()) << process.status();
+    ASSERT_TRUE((*process)->ReadLine(Soon()).ok());
+  }
+  EXPECT_EQ(access(file.c_str(), F_OK), 0) << "killed before it was ready";
+}
+
+TEST(LineProcess, ItsErrorsGoWhereTheyAreToldTo) {
+  auto reader = Shell("read line; echo heard $line");
+  const auto process =
+      LineProcess::Start({"sh", "-c", "echo wrong >&2"}, {}, {.error = reader->in()});
+  ASSERT_TRUE(process.ok()) << process.status();
+  EXPECT_EQ(*reader->ReadLine(Soon()), "heard wrong");
 }
 
 TEST(LineProcess, AnInterruptEndsTheWaiting) {
