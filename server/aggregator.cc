@@ -431,7 +431,7 @@ ServedJob& Aggregator::AddJob(const JoinRequest& request, Layout layout) {
 
 void Aggregator::RecordRefusal(const JoinRequest& request, const absl::Status& status) {
   const auto job = jobs_.find(request.job());
-  if (job == jobs_.end() || request.rank() >= job->second.job()->world_size()) return;
+  if (job == jobs_.end()) return;
   job->second.RecordRefusal(request.rank(), status);
 }
 

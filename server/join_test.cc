@@ -352,6 +352,20 @@ TEST_F(Connected, ProcessThatResumesFindsItsRankTakenAndIsNotOfAnotherJob) {
   EXPECT_EQ(JoinFrom(aggregator, resumed, "new").code(), absl::StatusCode::kFailedPrecondition);
 }
 
+// Whoever starts more workers while the aggregator has the smaller job is to see why.
+TEST(Join, RefusalsOfRanksThatTheJobDoesNotHaveAreKeptUpToABound) {
+  Aggregator aggregator({});
+  JoinResult waiting = Join(aggregator, TestJoin(0, /*world_size=*/2));
+  for (uint32_t rank = 1; rank < 100; ++rank) {
+    EXPECT_FALSE(Join(aggregator, TestJoin(rank, /*world_size=*/100)).waits());
+  }
+  const JobStatus status = StatusOf(aggregator);
+  ASSERT_EQ(status.refused_joins_size(), 1 + 64);
+  EXPECT_EQ(status.refused_joins(1).rank(), 2);
+  EXPECT_THAT(status.refused_joins(1).reason(), HasSubstr("world size"));
+  EXPECT_TRUE(waiting.waits());
+}
+
 // A checkpoint is committed between the looks of two ranks.
 TEST(Join, RanksThatResumeFromDifferentCheckpointsComeTogetherAtTheNewer) {
   const auto from = [](uint32_t rank, uint64_t step) {

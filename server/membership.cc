@@ -1,6 +1,7 @@
 #include "server/membership.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -174,6 +175,13 @@ bool Membership::IsAbandoned(absl::Time now) const {
 bool Membership::GivesWay(absl::Time now, absl::Duration idle_timeout) const {
   return Deserted() || IsAbandoned(now) || world_size_ - left_ < min_workers_ ||
          (complete_ && now - last_heard_ >= idle_timeout);
+}
+
+void Membership::RecordRefusal(uint32_t rank, std::string reason) {
+  const auto first_foreign = refused_.lower_bound(world_size_);
+  const size_t foreign = std::distance(first_foreign, refused_.end());
+  if (rank >= world_size_ && foreign >= kMostForeignRefusals && !refused_.contains(rank)) return;
+  refused_[rank] = std::move(reason);
 }
 
 void Membership::FillStatus(absl::Time now, JobStatus& status) const {

@@ -106,7 +106,9 @@ class Membership {
   // round can close, or it has been silent for `idle_timeout`.
   bool GivesWay(absl::Time now, absl::Duration idle_timeout) const;
 
-  void RecordRefusal(uint32_t rank, std::string reason) { refused_[rank] = std::move(reason); }
+  // Also of a rank that the job does not have, as of a larger world: so many of those.
+  static constexpr size_t kMostForeignRefusals = 64;
+  void RecordRefusal(uint32_t rank, std::string reason);
 
   // Sets joined_ranks, disconnected_ranks, refused_joins and, before the job is complete,
   // waiting_for_ranks and joining_us.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ios>
 #include <istream>
 #include <map>
 #include <ostream>
@@ -247,6 +248,8 @@ absl::StatusOr<Timeline> ReadChromeTrace(std::istream& from, absl::string_view n
   } catch (const Json::exception& exception) {
     return absl::InvalidArgumentError(absl::StrCat(
         name, " is no trace that `signpost trace merge` has written: ", exception.what()));
+  } catch (const std::ios_base::failure& failure) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " cannot be read: ", failure.what()));
   }
 }
 

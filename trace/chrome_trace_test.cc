@@ -1,6 +1,9 @@
 #include "trace/chrome_trace.h"
 
+#include <ios>
+#include <istream>
 #include <sstream>
+#include <streambuf>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -97,6 +100,20 @@ TEST(ChromeTrace, SaysWhatCannotBeRead) {
     EXPECT_TRUE(absl::IsInvalidArgument(read.status())) << text << read.status();
     EXPECT_THAT(std::string(read.status().message()), testing::HasSubstr("trace.json"));
   }
+}
+
+// As a file's whose disk has an error.
+class FailingBuffer : public std::streambuf {
+  int_type underflow() override { throw std::ios_base::failure("the disk"); }
+};
+
+TEST(ChromeTrace, SaysThatAFileCannotBeRead) {
+  FailingBuffer buffer;
+  std::istream from(&buffer);
+  from.exceptions(std::ios_base::badbit);
+  const absl::StatusOr<Timeline> read = ReadChromeTrace(from, "trace.json");
+  EXPECT_TRUE(absl::IsInvalidArgument(read.status())) << read.status();
+  EXPECT_THAT(std::string(read.status().message()), testing::HasSubstr("trace.json"));
 }
 
 }  // namespace
