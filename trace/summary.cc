@@ -112,19 +112,30 @@ void AddSteps(const WorkerEvents& events, WorkerSteps& worker) {
   }
 }
 
+// As the worker of a node calls its process.
+std::string NodeName(uint32_t rank) { return absl::StrCat("node ", rank); }
+
 // Rounds, and those who waited for them.
 class Rounds {
  public:
   explicit Rounds(const Timeline& timeline) : timeline_(timeline) {
-    ForEach([this](const Event& event) {
-      if (event.kind == Kind::kRound) last_rank_[KeyOf(event)] = event.rank;
+    ForEach([this](const Process& process, const Event& event) {
+      if (event.kind == Kind::kRound) {
+        last_rank_[KeyOf(event)] = event.rank;
+        SumsOf(event).sum.aggregator = process.name;
+      }
+      if (event.kind == Kind::kExchange && process.name == NodeName(event.rank)) {
+        DelayOf(event.job, event.rank).is_node = true;
+      }
     });
-    ForEach([this](const Event& event) { Add(event); });
+    ForEach([this](const Process&, const Event& event) { Add(event); });
   }
 
   std::vector<RankDelay> Delays() const {
     std::vector<RankDelay> delays;
-    for (const auto& [key, delay] : delays_) delays.push_back(delay);
+    for (const auto& [key, delay] : delays_) {
+      if (delay.last > 0 || delay.waited > absl::ZeroDuration()) delays.push_back(delay);
+    }
     std::stable_sort(delays.begin(), delays.end(), [](const RankDelay& a, const RankDelay& b) {
       return std::pair(a.waited, a.gathered) > std::pair(b.waited, b.gathered);
     });
@@ -158,7 +169,7 @@ class Rounds {
   template <typename Visit>
   void ForEach(const Visit& visit) const {
     for (const Process& process : timeline_.processes) {
-      for (const Event& event : process.events) visit(event);
+      for (const Event& event : process.events) visit(process, event);
     }
   }
 
@@ -285,9 +296,9 @@ std::string FormatDelays(const std::vector<RankDelay>& delays) {
   Table rows = {{"last to come", "job", "rounds", "gathered", "others blocked", ""}};
   for (size_t i = 0; i < std::min(kMostRows, delays.size()); ++i) {
     const RankDelay& delay = delays[i];
-    rows.push_back({absl::StrCat("rank ", delay.rank), delay.job, absl::StrCat(delay.last),
-                    Milliseconds(delay.gathered), Milliseconds(delay.waited),
-                    Share(delay.waited, all)});
+    rows.push_back({delay.is_node ? NodeName(delay.rank) : absl::StrCat("rank ", delay.rank),
+                    delay.job, absl::StrCat(delay.last), Milliseconds(delay.gathered),
+                    Milliseconds(delay.waited), Share(delay.waited, all)});
   }
   return Align(rows);
 }
@@ -296,7 +307,8 @@ std::string FormatChunks(const std::vector<ChunkTime>& chunks) {
   Table rows = {{"slowest", "job", "rounds", "exchange", "gather", "hold", "average"}};
   for (size_t i = 0; i < std::min(kMostRows, chunks.size()); ++i) {
     const ChunkTime& chunk = chunks[i];
-    rows.push_back({absl::StrCat("chunk ", chunk.chunk), chunk.job, absl::StrCat(chunk.rounds),
+    const std::string of = chunk.aggregator.empty() ? "" : absl::StrCat(", ", chunk.aggregator);
+    rows.push_back({absl::StrCat("chunk ", chunk.chunk, of), chunk.job, absl::StrCat(chunk.rounds),
                     Milliseconds(chunk.exchange), Milliseconds(chunk.gather),
                     Milliseconds(chunk.hold), Milliseconds(chunk.average)});
   }

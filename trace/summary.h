@@ -38,6 +38,7 @@ struct WorkerSteps {
 
 struct RankDelay {
   std::string job;
+  bool is_node = false;  // the rank is a node's: its worker speaks for several processes
   uint32_t rank = 0;
   uint64_t last = 0;        // rounds for which it came last
   absl::Duration gathered;  // how long those were gathered
@@ -46,6 +47,7 @@ struct RankDelay {
 
 struct ChunkTime {
   std::string job;
+  std::string aggregator;  // the process that has its rounds; empty if it recorded none
   uint32_t chunk = 0;
   uint64_t rounds = 0;
   absl::Duration exchange;  // of one frame, in the mean over all ranks

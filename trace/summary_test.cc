@@ -119,6 +119,16 @@ TEST(Summary, NamesTheRankThatIsWaitedFor) {
   EXPECT_EQ(summary.delays[0].waited, absl::Milliseconds(4));
 }
 
+// Its processes have ranks too, which are others.
+TEST(Summary, CallsANodeThatIsWaitedForANode) {
+  Written node("node 1");
+  node.Add(Kind::kExchange, 115, 120, 0, 0, /*rank=*/1);
+  const Summary summary = Summarise(Join({ARank(), node, AnAggregator()}));
+  ASSERT_EQ(summary.delays.size(), 1);
+  EXPECT_TRUE(summary.delays[0].is_node);
+  EXPECT_THAT(Format(summary, /*with_steps=*/false), testing::HasSubstr("\nnode 1        job "));
+}
+
 TEST(Summary, LeavesOutStepsOfWhichSomethingWasOverwritten) {
   // The first step began before the end of the oldest event that is there.
   Written rank("rank 0");
@@ -152,8 +162,8 @@ rank 0   2 steps  26.000   10.000     4.000  6.000  3.000  2.000  1.000
 last to come  job  rounds  gathered  others blocked
 rank 1        job       2     6.000           4.000  100%
 
-slowest  job  rounds  exchange  gather   hold  average
-chunk 0  job       2     5.000   3.000  0.000    1.000
+slowest                  job  rounds  exchange  gather   hold  average
+chunk 0, aggregator 0/1  job       2     5.000   3.000  0.000    1.000
 )");
 }
 
