@@ -14,13 +14,15 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <vector>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "bench/costs.h"
 #include "bench/hosts.h"
+#include "bench/leftovers.h"
 #include "bench/line_process.h"
 #include "bench/plain_memory.h"
 #include "bench/scale.h"
@@ -178,7 +180,7 @@ TEST(Exchange, ProcessorTimeIsForEachByteThatEitherSideSends) {
   // Of two workers 10 ms each, for what they send and what they are sent.
   const double wanted = 2 * 0.01 / (2 * 2 * 50'000 * (1 + 32.0 / 4096) / 8 / 1e9);
   EXPECT_GE(time.least(), wanted);
-  EXPECT_LT(time.most(), 1.5 * wanted) << "with all else that the processes do";
+  EXPECT_LT(time.most(), 3 * wanted) << "with all else that the processes do";
 }
 
 TEST(Exchange, MemoryIsThatOfWorkersAndAggregators) {
@@ -320,17 +322,18 @@ TEST(Exchange, SaysForWhomItWaitsAndNotForLong) {
   options.program = ProgramBehind(
       "case \"$2 $SIGNPOST_RANK\" in 'rank 1') echo ready; read line; kill -STOP $$; esac");
   options.exchanges = 1000;
-  options.longest_silence = absl::Seconds(6);
+  options.longest_silence = absl::Seconds(10);
   options.patience = absl::Seconds(1);
   options.ranks[0].mode = "memory";  // none needs the others
   ::testing::internal::CaptureStderr();
   const absl::Status status = MeasureExchange(options).status();
   const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("--chunk-elements 0' in 6s"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--chunk-elements 0' in 10s"));
   EXPECT_THAT(said, ContainsRegex("no answer for 1s from '.*': waiting for .*rank 1 .process "
                                   "[0-9]+, stopped"));
-  EXPECT_LT(absl::c_count(said, '\n'), 4) << "once for each wait";
+  const std::vector<std::string> around_it = absl::StrSplit(said, ", stopped");
+  EXPECT_EQ(around_it.size(), 2) << "it is said once";
 }
 
 // Which would be over new connections then.
@@ -347,9 +350,8 @@ TEST(Exchange, AProcessThatDoesNotComeToAnswerIsNotDisconnected) {
 }
 
 TEST(Exchange, WhatWasKilledLeavesNothingForLong) {
-  const std::string prefix = TemporaryPrefix("signpost-bench-");
-  const std::string gone = absl::StrCat(prefix, GonePid(), "-abcdef");
-  const std::string of_another = absl::StrCat(prefix, getppid(), "-abcdef");
+  const std::string gone = TemporaryPrefix(NamePrefix(GonePid())) + "-abcdef";
+  const std::string of_another = TemporaryPrefix(NamePrefix(getppid())) + "-abcdef";
   std::filesystem::create_directories(gone + "/certificates");
   std::filesystem::create_directory(of_another);
   ExchangeOptions options = SmallExchange("frames", ONE_BIT);
@@ -493,8 +495,8 @@ TEST(Exchange, BehindLinksWhatFailsIsHeard) {
 
 TEST(Hosts, TakeDownThoseOfProcessesThatAreGone) {
   if (!Hosts::Create(1, "1gbit").ok()) GTEST_SKIP() << "no network namespaces with tbf here";
-  const std::string gone = absl::StrCat("signpost-bench-", GonePid(), "-switch");
-  const std::string of_another = absl::StrCat("signpost-bench-", getppid(), "-switch");
+  const std::string gone = NamePrefix(GonePid()) + "-switch";
+  const std::string of_another = NamePrefix(getppid()) + "-switch";
   for (const std::string& name : {gone, of_another}) {
     ASSERT_EQ(std::system(absl::StrCat("ip netns add ", name).c_str()), 0);
   }

@@ -17,11 +17,16 @@
 namespace signpost::bench {
 namespace {
 
-constexpr absl::string_view kName = "signpost-bench-";
+// Other containers may have the same directories, and other processes of these numbers.
+std::string NamesOfThisNamespace() {
+  struct stat status = {};
+  stat("/proc/self/ns/pid", &status);
+  return absl::StrCat("signpost-bench-", status.st_ino, "-");
+}
 
 // The number of one that lives may have been another's before; then what is left stays.
 bool IsOfOneThatIsGone(absl::string_view name) {
-  if (!absl::ConsumePrefix(&name, kName)) return false;
+  if (!absl::ConsumePrefix(&name, NamesOfThisNamespace())) return false;
   const std::pair<absl::string_view, absl::string_view> parts =
       absl::StrSplit(name, absl::MaxSplits('-', 1));
   pid_t pid = 0;
@@ -31,15 +36,18 @@ bool IsOfOneThatIsGone(absl::string_view name) {
 
 }  // namespace
 
-std::string NamePrefix() { return absl::StrCat(kName, getpid()); }
+std::string NamePrefix(pid_t pid) { return absl::StrCat(NamesOfThisNamespace(), pid); }
+
+std::string NamePrefix() { return NamePrefix(getpid()); }
 
 std::vector<std::string> LeftIn(const std::string& directory) {
   std::vector<std::string> left;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
     struct stat status;
-    const std::string& path = entry.path();
-    if (IsOfOneThatIsGone(entry.path().filename().string()) && lstat(path.c_str(), &status) == 0 &&
+    const std::string& path = entry->path();
+    if (IsOfOneThatIsGone(entry->path().filename().string()) && lstat(path.c_str(), &status) == 0 &&
         status.st_uid == geteuid()) {
       left.push_back(path);
     }

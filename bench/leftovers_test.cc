@@ -18,14 +18,14 @@ TEST(Leftovers, AreThoseOfProcessesThatAreGone) {
   waitpid(gone, nullptr, 0);
   const std::string directory = ::testing::TempDir() + "/leftovers";
   std::filesystem::remove_all(directory);
-  const std::string left = absl::StrCat(directory, "/signpost-bench-", gone, "-switch");
+  const std::string left = absl::StrCat(directory, "/", NamePrefix(gone), "-switch");
   for (const std::string& path : {
            left,
            absl::StrCat(directory, "/", NamePrefix(), "-0"),
-           absl::StrCat(directory, "/signpost-bench-", getppid(), "-0"),
-           absl::StrCat(directory, "/signpost-bench-", gone),
-           absl::StrCat(directory, "/signpost-bench-", gone, "x-0"),
-           absl::StrCat(directory, "/signpost-bench--", gone, "-0"),
+           absl::StrCat(directory, "/", NamePrefix(getppid()), "-0"),
+           absl::StrCat(directory, "/", NamePrefix(gone)),
+           absl::StrCat(directory, "/", NamePrefix(gone), "x-0"),
+           absl::StrCat(directory, "/signpost-bench-1-", gone, "-0"),  // of another namespace
            absl::StrCat(directory, "/signpost-run-", gone, "-0"),
        }) {
     std::filesystem::create_directories(path);

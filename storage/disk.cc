@@ -29,6 +29,9 @@ absl::Status SystemError(absl::string_view what, const std::string& path) {
   return absl::UnavailableError(text);
 }
 
+// What a file system may have at its root, for nobody but root to see.
+constexpr absl::string_view kLostAndFound = "lost+found";
+
 // Closes the descriptor when it goes out of scope.
 class Descriptor {
  public:
@@ -202,6 +205,7 @@ class Directory final : public Disk {
     if (!entries.ok()) return entries;
     std::vector<std::string> names;
     for (const std::string& entry : *entries) {
+      if (entry == kLostAndFound) continue;
       const absl::StatusOr<bool> is_directory = IsDirectory(PathOf(entry));
       if (!is_directory.ok()) return is_directory.status();
       if (!*is_directory) {

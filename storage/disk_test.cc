@@ -94,6 +94,13 @@ TEST_F(DirectoryTest, AFileThatIsNotFilledLeavesTheOneBefore) {
 }
 
 // What is not looked at must not look as if it were not there.
+// Nobody but root can look into it, and whoever has the volume need not be root.
+TEST_F(DirectoryTest, OfAFileSystemsRootIsListedWithoutItsLostFiles) {
+  ASSERT_TRUE(Replace(*disk_, "lost+found/#12", {"1"}).ok());
+  ASSERT_TRUE(Replace(*disk_, "top", {"2"}).ok());
+  EXPECT_THAT(*disk_->List(), ElementsAre("top"));
+}
+
 TEST_F(DirectoryTest, IsNotListedWhenSomethingInItCannotBeLookedAt) {
   std::filesystem::create_symlink("loop", path_ + "/loop");
   for (const absl::Status& status : {disk_->List().status(), disk_->SyncDirectory()}) {

@@ -914,6 +914,23 @@ TEST(Checkpoint, RanksThatResumeFromDifferentOnesAreRefused) {
               OfDifferentSteps());
 }
 
+// Two optimizers of a program, say, which were given the same directory.
+TEST(Checkpoint, OfAnotherModelIsNotReplaced) {
+  JobOptionsForTest job;
+  MemoryDisk disk;
+  RunAnew(1, {.job = job, .until = 6, .checkpoint_after = {6}, .checkpoints = &disk});
+  const std::map<std::string, std::string> before = disk.Files();
+  job.tensors[1] = 9;
+  RunAnew(1, {.job = job, .until = 1, .after_join = [&](uint32_t rank, Worker& worker) {
+                const absl::Status status = worker.Checkpoint(disk);
+                EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+                EXPECT_THAT(
+                    std::string(status.message()),
+                    ::testing::ContainsRegex("is of another job: tensor 1 is .*9. here but"));
+              }});
+  EXPECT_EQ(disk.Files(), before);
+}
+
 // Whose rounds begin alike, with the same values.
 TEST(Checkpoint, RanksThatResumeFromDifferentLocalStepsAreRefused) {
   JobOptionsForTest job;

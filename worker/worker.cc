@@ -557,7 +557,10 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
   };
   while (!queue.all_answered() || holds_answers()) {
     if (all && last >= next_question) {
-      if (absl::Status status = CheckMayWait(); !status.ok()) return status;
+      if (absl::Status status = CheckMayWait(); !status.ok()) {
+        laps.Record(EventOf(trace::Kind::kWire, trace::kNone));
+        return status;
+      }
       next_question = last + kOfferInterval;
     }
     const std::optional<uint32_t> chunk =
@@ -588,7 +591,10 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
     if (!item) {
       if (!all) return absl::OkStatus();
       if (waits) {
-        if (absl::Status status = CheckGpuIsInTime(); !status.ok()) return status;
+        if (absl::Status status = CheckGpuIsInTime(); !status.ok()) {
+          laps.Record(EventOf(trace::Kind::kWire, trace::kNone));
+          return status;
+        }
         exchanges_.OfferToIdleShards();
       } else {
         OpenStep::HeldAnswer held = std::move(open_step_->held_answers.front());

@@ -120,10 +120,12 @@ absl::Status CheckIsOfThisModel(const CheckpointDir& dir, const Layout& layout) 
   if (entries->empty() || !entries->front().manifest.ok()) return absl::OkStatus();
   const CheckpointManifest& newest = *entries->front().manifest;
   const std::vector<Tensor> tensors(newest.tensors().begin(), newest.tensors().end());
-  const absl::Status status = CheckSameJob(tensors, layout.options(), layout);
+  const absl::StatusOr<Layout> theirs = Layout::Create(tensors, newest.options());
+  if (!theirs.ok()) return theirs.status();
+  const absl::Status status = CheckSameJob(layout.tensors(), newest.options(), *theirs);
   if (status.ok()) return status;
   return absl::FailedPreconditionError(absl::StrCat("checkpoint ", entries->front().name,
-                                                    " is of another model: ", status.message(),
+                                                    " is of another job: ", status.message(),
                                                     ". Each job needs a directory of its own"));
 }
 

@@ -318,15 +318,20 @@ class _JobOptimizer(torch.optim.Optimizer):
             options.resume_state = state.data_ptr()
             options.resume_state_bytes = state.numel()
         resumes = resume is not None or state is not None
-        parameters = [tensor.as_session_parameter() for tensor in tensors]
-        session = session_of(tensors[0].gpu, options, parameters)
-        # Where ranks have found different checkpoints some are refused by then. Those that wait for
-        # them, when they have been started again, must wait for that same join.
-        try:
-            clipping = self._new_clipping(options)
-        except BaseException:
-            session.leave()
-            raise
+        clipping: Optional[Clipping] = None
+        with contextlib.ExitStack() as undo:
+            if resume is None:
+                clipping = self._new_clipping(options)
+                undo.callback(_leave_quietly, clipping)
+            parameters = [tensor.as_session_parameter() for tensor in tensors]
+            session = session_of(tensors[0].gpu, options, parameters)
+            undo.callback(_leave_quietly, session)
+            # It has changed parameters, so otherwise it joins last. But ranks that have found another
+            # checkpoint are refused by then, and when they have been started again, those that wait
+            # for them must wait for that same join.
+            if resume is not None:
+                clipping = self._new_clipping(options)
+            undo.pop_all()
         options.state = None  # large, and loaded
         old_session, old_clipping, old_backward = self._session, self._clipping, self._backward
         self._session, self._clipping, self._tensors = session, clipping, tensors
@@ -502,6 +507,13 @@ class _JobOptimizer(torch.optim.Optimizer):
                     f"group {g} has betas {group['betas']} and eps {group['eps']}; wanted betas in "
                     "[0, 1) and eps in (0, 1)"
                 )
+
+
+def _leave_quietly(member: Union[Session, Clipping, None]) -> None:
+    """While an error is raised that matters more."""
+    if member is not None:
+        with contextlib.suppress(SignpostError):
+            member.leave()
 
 
 def _leave_both(session: Optional[Session], clipping: Optional[Clipping]) -> None:
