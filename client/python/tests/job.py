@@ -477,7 +477,11 @@ def clipped():
         assert factor < 1
         set_gradients(model, by_rank[signpost.rank()])
         set_gradients(reference, [factor * sum(g) / len(ranks) for g in zip(*by_rank)])
+        if step == 4 and signpost.rank() == 0:
+            time.sleep(3)
         ours.step()
+        if step == 4 and signpost.rank() > 0:
+            assert ours.report.wait_s > 0.5, "the norms waited for rank 0"
         theirs.step()
         assert abs(ours.grad_norm / norm - 1) < 1e-6
         with torch.no_grad():

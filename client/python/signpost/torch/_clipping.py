@@ -5,7 +5,7 @@ from typing import List, Optional, Protocol, Sequence
 
 import torch
 
-from signpost import Options, Reduction
+from signpost import Options, Reduction, StepReport
 
 # Norms travel squared, and fp32 rounds take numbers up to 2^60: so norms up to 2^46, 7e13, fit.
 _UNIT = 2.0**16
@@ -15,6 +15,7 @@ class Clipping(Protocol):
     """By which norm gradients are clipped: multiplied by min(1, max_norm / (norm + 1e-6))."""
 
     max_norm: float
+    report: Optional[StepReport]  # of the exchange for the last norm, if there was one
 
     def norm(self, own: float) -> float:
         """From that of this rank's own gradients; NaN when it is not finite, and then nothing is
@@ -34,6 +35,7 @@ class Preparation:
 
     def __init__(self) -> None:
         self.norm: Optional[float] = None  # with clipping, once it is known
+        self.report: Optional[StepReport] = None  # of its exchange
         self._factor = 1.0
         self._prepared: List[Optional[int]] = []  # digests, when the step was refused
 
@@ -49,6 +51,7 @@ class Preparation:
             if scale is not None:
                 own /= scale.item()
             self.norm = clipping.norm(own)
+            self.report = clipping.report
             if math.isfinite(self.norm):
                 self._factor = min(1.0, clipping.max_norm / (self.norm + 1e-6))
         for index, gradient in enumerate(gradients):
@@ -75,6 +78,7 @@ class GlobalClipping:
         """Joins a reduction beside the job of `options`, now or late, with the first gradients.
         Errors as Reduction's; a rank with another max_norm is refused."""
         self.max_norm = max_norm
+        self.report: Optional[StepReport] = None
         self._squared = torch.zeros((), dtype=torch.float32, device="cpu")
         self._options = options
         self._reduction = None if joins_late else self._join()
@@ -83,7 +87,7 @@ class GlobalClipping:
         if self._reduction is None:
             self._reduction = self._join()
         self._squared.fill_((own / _UNIT) ** 2)
-        self._reduction.reduce([self._squared.data_ptr()])
+        self.report = self._reduction.reduce([self._squared.data_ptr()])
         return math.sqrt(self._squared.item()) * _UNIT
 
     def leave(self) -> None:
@@ -101,6 +105,7 @@ class OwnClipping:
 
     def __init__(self, max_norm: float) -> None:
         self.max_norm = max_norm
+        self.report: Optional[StepReport] = None
 
     def norm(self, own: float) -> float:
         return own if math.isfinite(own) else math.nan

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 import math
 import operator
 import os
@@ -402,8 +403,10 @@ class _JobOptimizer(torch.optim.Optimizer):
             own = [tensor.own_gradient() for tensor in self._tensors]
             self._preparation.prepare(own, scale, self._clipping)
             self.grad_norm = self._preparation.norm
+        norms = self._preparation.report
         try:
-            return self._exchange(rates)
+            report = self._exchange(rates)
+            return report if norms is None else _with_times_of(norms, report)
         except InvalidArgumentError:
             self._preparation.step_was_refused(own)
             raise
@@ -507,6 +510,16 @@ class _JobOptimizer(torch.optim.Optimizer):
                     f"group {g} has betas {group['betas']} and eps {group['eps']}; wanted betas in "
                     "[0, 1) and eps in (0, 1)"
                 )
+
+
+def _with_times_of(norms: StepReport, report: StepReport) -> StepReport:
+    """A step's, with what the exchange of its norms took."""
+    return dataclasses.replace(
+        report,
+        kernels_s=report.kernels_s + norms.kernels_s,
+        wire_s=report.wire_s + norms.wire_s,
+        wait_s=report.wait_s + norms.wait_s,
+    )
 
 
 def _leave_quietly(member: Union[Session, Clipping, None]) -> None:
