@@ -1,6 +1,7 @@
 // Which jobs and ranks an aggregator lets in, and which jobs give way to others.
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
 #include <string>
 #include <utility>
@@ -711,6 +712,63 @@ TEST(Join, JobThatWasSavedWhenItsCallersWereGoneGivesWayToo) {
   JoinResult again = Join(aggregator, restarted);
   EXPECT_TRUE(aggregator.TakeSnapshots().ok());
   EXPECT_TRUE(again.ok());
+}
+
+// Of a job that is saved; `has_left` is set when it is answered.
+void LeaveInto(Aggregator& aggregator, uint64_t epoch, uint32_t rank, bool& has_left) {
+  LeaveRequest request;
+  request.set_job(TestJoin(rank, /*world_size=*/2).job());
+  request.set_epoch(epoch);
+  request.set_rank(rank);
+  request.set_incarnation(TestJoin(rank, /*world_size=*/2).incarnation());
+  aggregator.Leave(request, [&has_left](const absl::Status& status) { has_left = status.ok(); });
+}
+
+TEST(TakeSnapshots, ALeaveThatComesMeanwhileWaitsForTheNext) {
+  FaultyDisk disk(absl::StrCat(::testing::TempDir(), "/leaves"));
+  auto state_dir = *StateDir::Open(disk, {0, 1});
+  Aggregator aggregator({}, state_dir.get());
+  JoinResult joins[] = {Join(aggregator, TestJoin(0, /*world_size=*/2)),
+                        Join(aggregator, TestJoin(1, /*world_size=*/2))};
+  ASSERT_TRUE(aggregator.TakeSnapshots().ok());
+  const uint64_t epoch = joins[0].value().epoch();
+  bool has_left[2] = {};
+  LeaveInto(aggregator, epoch, 0, has_left[0]);
+  bool is_there = false;
+  disk.before_write = [&] {
+    if (!std::exchange(is_there, true)) LeaveInto(aggregator, epoch, 1, has_left[1]);
+  };
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_TRUE(has_left[0]);
+  EXPECT_FALSE(has_left[1]) << "what is written down does not have it";
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_TRUE(has_left[1]);
+}
+
+TEST(Restore, OfAJobThatARankHasLeftTellsTheOthers) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/left");
+  std::filesystem::remove_all(path);
+  uint64_t epoch = 0;
+  {
+    auto state_dir = *StateDir::Open(path, {0, 1});
+    Aggregator aggregator({}, state_dir.get());
+    JoinResult joins[] = {Join(aggregator, TestJoin(0, /*world_size=*/2)),
+                          Join(aggregator, TestJoin(1, /*world_size=*/2))};
+    ASSERT_TRUE(aggregator.TakeSnapshots().ok());
+    epoch = joins[0].value().epoch();
+    bool has_left = false;
+    LeaveInto(aggregator, epoch, 1, has_left);
+    ASSERT_TRUE(aggregator.TakeSnapshots().ok());
+    ASSERT_TRUE(has_left);
+  }
+  auto state_dir = *StateDir::Open(path, {0, 1});
+  Aggregator aggregator({}, state_dir.get());
+  ASSERT_TRUE(aggregator.Restore(*state_dir->Recover(false)).ok());
+  Frame frame = FrameOf(epoch, {.rank = 0}, FLOAT32);
+  frame.header.set_generation(state_dir->generation());
+  ExchangeResult alone = Exchange(aggregator, std::move(frame));
+  EXPECT_EQ(alone.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(alone.message(), HasSubstr("rank 1 has left"));
 }
 
 TEST(TakeSnapshots, RemovesWhatItCouldNotTheNextTime) {

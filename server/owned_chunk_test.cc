@@ -210,6 +210,39 @@ TEST_F(RestoredChunkTest, LeavesOutMoreRanksWhenNobodyCanHaveHadTheAnswer) {
   EXPECT_THAT((*first)->value().answer->header.late_ranks(), ElementsAre(2, 3));
 }
 
+TEST_F(RestoredChunkTest, WaitsNoLongerThanBeforeOnceAllRanksAreBack) {
+  Restore({});
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) Send(rank, kOpenStep);
+  for (uint32_t rank : {0, 1, 2}) Send(rank, kOpenStep + 1);
+  EXPECT_THAT(LeaveOutAfter(absl::Seconds(1)), ElementsAre(3));
+}
+
+// What each rank has of the errors is needed, however late it comes.
+TEST_F(OwnedChunkTest, NobodyIsLeftOutOfARoundThatRestoresErrors) {
+  JobOptions options = layout_.options();
+  options.set_first_step(1);
+  const Layout resumed = *Layout::Create(layout_.tensors(), options);
+  chunk_ = std::make_unique<OwnedChunk>(resumed, /*chunk=*/0, kWorkers, &bell_);
+  const auto restore = [&](uint32_t rank) {
+    Frame frame;
+    frame.header.set_rank(rank);
+    frame.header.set_codec(RESTORE);
+    frame.header.set_generation(generation_);
+    auto result = std::make_shared<std::optional<absl::StatusOr<OwnedChunk::Reply>>>();
+    chunk_->Exchange(std::move(frame), now_, [result](absl::StatusOr<OwnedChunk::Reply> reply) {
+      *result = std::move(reply);
+    });
+    return result;
+  };
+  for (uint32_t rank : {0, 1, 2}) restore(rank);
+  EXPECT_THAT(LeaveOutAfter(absl::Hours(1)), IsEmpty());
+  EXPECT_FALSE(chunk_->IsOverdue(3, absl::Seconds(1), now_)) << "nobody may take its rank";
+  const Result last = restore(3);
+  ASSERT_TRUE(last->has_value());
+  EXPECT_TRUE((*last)->ok()) << (*last)->status();
+  chunk_ = std::make_unique<OwnedChunk>(layout_, /*chunk=*/0, kWorkers, &bell_);
+}
+
 TEST_F(RestoredChunkTest, LeavesOutTheSameRanksWhenSomebodyHasHadTheAnswer) {
   Restore({{kOpenStep, {3}}});
   Send(0, kOpenStep);

@@ -13,6 +13,7 @@
 #include "server/snapshot.h"
 #include "server/test_job.h"
 #include "storage/block_vector.h"
+#include "storage/faulty_disk.h"
 #include "storage/section_file.h"
 
 namespace signpost {
@@ -250,6 +251,22 @@ TEST_F(StateDirTest, WithoutAReadableSnapshotItRefusesUnlessTold) {
   EXPECT_THAT(recovered->jobs, IsEmpty());
   EXPECT_THAT(recovered->given_up, ElementsAre(7));
   EXPECT_THAT(recovered->warnings, ElementsAre(HasSubstr("is damaged"), HasSubstr("given up")));
+}
+
+TEST_F(StateDirTest, ADiskThatFailsForTheMomentDamagesNothing) {
+  FaultyDisk disk(path_);
+  auto state_dir = *StateDir::Open(disk, kShard);
+  ASSERT_TRUE(Save(*state_dir, TestState()).ok());
+  const std::vector<std::string> before = Snapshots();
+  disk.fails_to_read = true;
+  const absl::Status status = state_dir->Recover(/*allow_error_reset=*/true).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_EQ(Snapshots(), before);
+  disk.fails_to_read = false;
+  const auto recovered = state_dir->Recover(/*allow_error_reset=*/false);
+  ASSERT_TRUE(recovered.ok()) << recovered.status();
+  EXPECT_EQ(recovered->jobs.size(), 1u);
+  EXPECT_THAT(recovered->warnings, IsEmpty());
 }
 
 TEST_F(StateDirTest, LateRoundsComeBackWithTheirChunks) {

@@ -13,8 +13,8 @@
 
 namespace signpost {
 
-// An empty directory of this machine, which is full or read-only whenever a test says so. Its
-// switches are not for several threads.
+// An empty directory of this machine, which is full, read-only or at fault whenever a test says so.
+// Its switches are not for several threads.
 class FaultyDisk final : public Disk {
  public:
   explicit FaultyDisk(const std::string& path) : directory_(Empty(path)) {}
@@ -22,6 +22,7 @@ class FaultyDisk final : public Disk {
   bool is_full = false;
   bool is_read_only = false;           // nothing can be removed
   bool loses_names = false;            // cannot make them durable
+  bool fails_to_read = false;
   std::function<void()> before_write;  // if any
 
   absl::Status Write(const std::string& name, Fill fill) override {
@@ -38,6 +39,7 @@ class FaultyDisk final : public Disk {
     return directory_->SyncDirectory();
   }
   absl::StatusOr<std::string> Read(const std::string& name) override {
+    if (fails_to_read) return absl::UnavailableError("Input/output error");
     return directory_->Read(name);
   }
   absl::StatusOr<std::vector<std::string>> List() override { return directory_->List(); }

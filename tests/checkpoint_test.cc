@@ -642,6 +642,22 @@ TEST_F(InterruptedCheckpointTest, AMissingFileIsDamageAndAllDamagedAreNamed) {
   EXPECT_TRUE(absl::IsNotFound(NewestCheckpointStep(empty).status()));
 }
 
+TEST_F(InterruptedCheckpointTest, ADiskThatCannotBeReadForTheMomentDamagesNothing) {
+  ASSERT_TRUE(worker_->Checkpoint(saved_).ok());
+  uint64_t operations = 0;
+  absl::StatusOr<ResumeState> loaded;
+  do {
+    saved_.DieAfter(operations++);
+    loaded = Load(saved_, job_);
+    saved_.Revive();
+    EXPECT_TRUE(loaded.ok() || absl::IsUnavailable(loaded.status())) << loaded.status();
+  } while (!loaded.ok() && operations < 100);
+  EXPECT_GT(operations, 5);
+  ASSERT_TRUE(loaded.ok());
+  EXPECT_EQ(loaded->optimizer.schedule.begun_steps(), 8u);
+  EXPECT_THAT(loaded->warnings, SizeIs(0));
+}
+
 TEST_F(InterruptedCheckpointTest, AMissingManifestIsTold) {
   const std::vector<std::string> names = CheckpointsIn(saved_);
   ASSERT_TRUE(saved_.Remove(absl::StrCat(names[0], "/manifest")).ok());
