@@ -49,7 +49,8 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Open(const Memory& m
         ". The node's worker and the processes that attach to it need the same user, and the same "
         "view of processes: run them in one container, or let their containers share it"));
   }
-  const bool is_sealed = (fcntl(fd, F_GET_SEALS) & kSeals) == kSeals;
+  const int seals = fcntl(fd, F_GET_SEALS);  // -1: it is on a disk, which has none
+  const bool is_sealed = seals >= 0 && (seals & kSeals) == kSeals;
   if (!is_sealed || static_cast<uint64_t>(found.st_size) != bytes || bytes == 0) {
     close(fd);
     return absl::InvalidArgumentError(

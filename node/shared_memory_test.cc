@@ -69,18 +69,21 @@ TEST(SharedMemory, OpensNothingOfAnotherSize) {
 }
 
 TEST(SharedMemory, OpensNothingThatCouldShrinkUnderItsReader) {
-  const int fd = memfd_create("test", MFD_CLOEXEC);
-  ASSERT_EQ(ftruncate(fd, 4096), 0);
-  struct stat found = {};
-  ASSERT_EQ(fstat(fd, &found), 0);
-  Memory handle;
-  handle.set_pid(getpid());
-  handle.set_fd(fd);
-  handle.set_inode(found.st_ino);
-  const auto opened = SharedMemory::Open(handle, 4096);
-  EXPECT_EQ(opened.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(opened.status().message()), HasSubstr("not sealed"));
-  close(fd);
+  const std::string on_disk = ::testing::TempDir() + "/shrinking";
+  for (const int fd : {memfd_create("test", MFD_CLOEXEC),
+                       open(on_disk.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)}) {
+    ASSERT_EQ(ftruncate(fd, 4096), 0);
+    struct stat found = {};
+    ASSERT_EQ(fstat(fd, &found), 0);
+    Memory handle;
+    handle.set_pid(getpid());
+    handle.set_fd(fd);
+    handle.set_inode(found.st_ino);
+    const auto opened = SharedMemory::Open(handle, 4096);
+    EXPECT_EQ(opened.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(opened.status().message()), HasSubstr("not sealed"));
+    close(fd);
+  }
 }
 
 TEST(SharedMemory, SaysWhatToDoWhenItIsNotToBeSeen) {

@@ -8,7 +8,6 @@ from signpost._codec import Codec, codec_options
 from signpost._joining import join_in_background
 from signpost._leaving import Membership
 from signpost._session import StepReport, report_of
-from signpost._world import attempt
 
 
 class Reduction(Membership):
@@ -51,9 +50,6 @@ class Reduction(Membership):
                 travel in, which it takes of the host's memory too.
         """
         check_reduction(codec, op)
-        if options.node and attempt() != "0":
-            # The job goes on with the node's worker, but not what processes had that died.
-            name += f", attempt {attempt()}"
         super().__init__()
         own = _abi.Options.from_buffer_copy(options)
         for field, value in codec_options(codec=codec).items():

@@ -199,17 +199,9 @@ def _adopt_torchrun() -> None:
     variables.setdefault("SIGNPOST_RANK", variables["RANK"])
     variables.setdefault("SIGNPOST_WORLD_SIZE", variables["WORLD_SIZE"])
     if "TORCHELASTIC_RUN_ID" in variables:
-        job = f"torchrun-{variables['TORCHELASTIC_RUN_ID']}"
-        # A node's worker goes on with the job of the attempt before. Other workers died with theirs.
-        if not has_node:
-            job += f"-{attempt()}"
+        # Not of which attempt: each of torchrun's agents counts only restarts that it has begun.
         if not session_setting("job"):
-            variables["SIGNPOST_JOB"] = job
-
-
-def attempt() -> str:
-    """How often torchrun has started the processes again."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            variables["SIGNPOST_JOB"] = f"torchrun-{variables['TORCHELASTIC_RUN_ID']}"
 
 
 def _check_node(node: str) -> None:

@@ -99,6 +99,34 @@ def test_dense_reductions_are_left_unless_ranks_may_be_late(monkeypatch):
     assert not state._dense
 
 
+def test_buckets_behind_one_that_has_failed_wait_for_nobody(monkeypatch):
+    state = signpost.DdpHookState("onebit", name="failing")
+    monkeypatch.setattr(state, "_check_world", lambda: None)
+    waits = []
+
+    def wait_in_vain(*_):
+        waits.append(1)
+        raise UnavailableError("the aggregator is gone")
+
+    monkeypatch.setattr(state, "_reduce_densely", wait_in_vain)
+    parameter = torch.zeros(3)
+    means = [
+        state.exchange(
+            SimpleNamespace(
+                index=lambda: index,
+                buffer=lambda: torch.zeros(3),
+                parameters=lambda: [parameter],
+                is_last=lambda: False,
+            )
+        )
+        for index in range(5)
+    ]
+    for mean in means:
+        with pytest.raises(RuntimeError, match="the aggregator is gone"):
+            mean.wait()
+    assert len(waits) == 1
+
+
 def test_two_states_of_one_name_are_refused():
     first = signpost.DdpHookState("onebit", name="twins")
     with pytest.raises(ValueError, match="a DdpHookState of the name 'twins' already"):

@@ -69,7 +69,7 @@ def test_under_torchrun_the_file_names_the_job_and_its_aggregators(monkeypatch, 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     world = signpost.init()
-    assert (world.rank, world.world_size, world.job) == (1, 3, "torchrun-42-0")
+    assert (world.rank, world.world_size, world.job) == (1, 3, "torchrun-42")
     monkeypatch.setattr(_world, "_world", None)
     monkeypatch.delenv("SIGNPOST_JOB")
     another = tmp_path / "another.yaml"  # a process reads a file once
@@ -194,7 +194,7 @@ def test_torchrun_needs_only_the_aggregators(monkeypatch, listener):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "5")
     world = signpost.init()
-    assert (world.rank, world.world_size, world.job) == (2, 4, "torchrun-a-5")
+    assert (world.rank, world.world_size, world.job) == (2, 4, "torchrun-a")
 
 
 def test_torchrun_goes_on_with_the_job_of_a_nodes_worker(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -200,14 +201,17 @@ def start(*arguments):
     return process, process.stdout.readline().split()[-1]
 
 
+def torchrun_command(*arguments, name="test", port=0):
+    command = [sys.executable, "-m", "torch.distributed.run", f"--rdzv_id={name}"]
+    command += ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}"]
+    # Under Python 3.11 PyTorch 1.13 stumbles over the default of these, 0.
+    return [*command, "--redirects=1", "--tee=1", *arguments]
+
+
 def torchrun(environment, *arguments, name="test"):
     """What the ranks of a job that torchrun starts have written."""
-    command = [sys.executable, "-m", "torch.distributed.run", f"--rdzv_id={name}"]
-    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0"]
-    # Under Python 3.11 PyTorch 1.13 stumbles over the default of these, 0.
-    command += ["--redirects=1", "--tee=1"]
     output = subprocess.run(
-        [*command, "--nproc_per_node=2", *arguments],
+        torchrun_command("--nproc_per_node=2", *arguments, name=name),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -215,6 +219,31 @@ def torchrun(environment, *arguments, name="test"):
     ).stdout
     print(output)
     return output
+
+
+def test_ranks_of_two_torchruns_come_together_after_one_has_died(tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    job = ["--nnodes=2", "--nproc_per_node=1", "--max_restarts=2", "--monitor_interval=1"]
+    job += [JOB, "dies_once", str(tmp_path), "0.5"]  # with a reduction beside it
+    aggregator, address = start("aggregator", "--drain-grace=0s")
+    environment = {**os.environ, "SIGNPOST_AGGREGATORS": address}
+    agents = []
+    try:
+        for _ in range(2):
+            command = torchrun_command(*job, port=port)
+            agents.append(
+                subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+            )
+        output = "".join(agent.communicate(timeout=150)[0] for agent in agents)
+    finally:
+        for process in [*agents, aggregator]:
+            process.terminate()
+            process.wait()
+    print(output)
+    digest_of(output, 2)
+    assert output.count("begins at step 0") == 4
 
 
 def test_torchrun_starts_jobs_too():

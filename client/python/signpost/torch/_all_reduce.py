@@ -106,6 +106,8 @@ def all_reduce(
         DeadlineExceededError: names the ranks that did not come.
         InvalidArgumentError, ResourceExhaustedError, UnavailableError: the GPU cannot be used, has
             too little memory free, or has failed.
+
+    After an error of an exchange the name is of no more use in this process: start the ranks again.
     """
     _check(tensor)
     check_reduction(codec, op)

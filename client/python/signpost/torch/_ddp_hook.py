@@ -5,7 +5,7 @@ import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Dict, List, Set, Tuple, Union
+from typing import Dict, List, Optional, Set, Tuple, Union
 
 import torch
 from torch.distributed import GradBucket
@@ -63,6 +63,7 @@ class DdpHookState:
         self._buckets: Dict[int, _Bucket] = {}  # by index
         self._dense: Dict[int, _device.PlacedReduction] = {}  # by number of elements
         self._dense_in_step: Set[int] = set()  # of those that this step has had so far
+        self._failure: Optional[SignpostError] = None  # the first
         self._process = os.getpid()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="signpost ddp")
 
@@ -87,7 +88,7 @@ class DdpHookState:
         is_last, gpu = bucket.is_last(), _device.gpu_of(buffer)
         is_filled = None if gpu is None else _device.current_stream(gpu).record_event()
 
-        def reduce(_: torch.futures.Future[None]) -> torch.Tensor:
+        def take_turn() -> torch.Tensor:
             with _device.on_own_stream(gpu, is_filled):
                 if not is_dense:
                     self._leave_dense(kept=set())
@@ -96,6 +97,15 @@ class DdpHookState:
                 if is_last:
                     self._dense_in_step.clear()
                 return mean
+
+        def reduce(_: torch.futures.Future[None]) -> torch.Tensor:
+            if self._failure is not None:  # each would wait in vain for as long as the first
+                raise self._failure
+            try:
+                return take_turn()
+            except SignpostError as error:
+                self._failure = error
+                raise
 
         # What a callback raises becomes the error of its future, and so of DDP's backward().
         turn: torch.futures.Future[None] = _device.future_on(gpu)
@@ -195,8 +205,9 @@ def ddp_hook(state: DdpHookState, bucket: GradBucket) -> torch.futures.Future[to
     DDP stays what it is, and so does the optimizer: this is for models that have both. Gradients on
     a CUDA GPU are compressed there, and packed numbers alone cross to the host, if the library is
     built with CUDA. What compression loses of a gradient, unless with "fp32", is added to the same
-    parameter's next one; it is in no checkpoint. signpost.OneBitAdam compresses the momentum
-    instead, which one bit suits better than a gradient. Where a gradient is
+    parameter's next one; it is in no checkpoint, and lost where DDP ignores that one: of parameters
+    that no rank has used in a step (find_unused_parameters). signpost.OneBitAdam compresses the
+    momentum instead, which one bit suits better than a gradient. Where a gradient is
     not finite the mean is NaN on all ranks, as a GradScaler wants it. Gradients are of float32,
     bfloat16 or float16; others are a TypeError.
     """
