@@ -64,6 +64,9 @@ int CodeOf(Codec codec, const uint8_t* bytes, uint32_t i) {
 // As kCodecOptions has it.
 uint32_t CountOfLargest(uint32_t elements) { return (elements + 3) / 4; }
 
+// What any codec packs, and bad gradients of plans are far from.
+bool IsOrdinary(double number) { return std::abs(number) < 1e12; }
+
 }  // namespace
 
 // What the equations make of one chunk.
@@ -236,6 +239,10 @@ void Audit::CheckRound(uint32_t c, uint64_t round, const Gradients& gradients,
     if (!has_numbers) std::memcpy(&bad_block, frame->second.payload.data(), sizeof bad_block);
     ForEachBlock(chunk, layout.options().block_elements(), [&](const Segment& block) {
       const uint32_t begin = block.chunk_offset;
+      if (block.first_block == bad_block &&
+          absl::c_all_of(absl::MakeSpan(input).subspan(begin, block.elements), IsOrdinary)) {
+        report_(absl::StrFormat("%s leaves out block %d, which could be packed", what, bad_block));
+      }
       for (uint32_t i = begin; i < begin + block.elements; ++i) {
         double& error = model.errors[rank][i];
         if (block.first_block == bad_block) {
