@@ -204,7 +204,9 @@ class Measurement {
   // is nobody.
   absl::Status StartFilter() {
     auto filter = LineProcess::Start(
-        {"sh", "-c", "exec grep -a -v -F --line-buffered 'plain text at 10.77.0.' >&2"}, {});
+        {"sh", "-c",
+         absl::StrCat("exec grep -a -v -F --line-buffered 'plain text at ", kHostNetwork, "' >&2")},
+        {});
     if (!filter.ok()) return filter.status();
     filter_ = *std::move(filter);
     plain_text_.error = filter_->in();
@@ -344,10 +346,11 @@ class Measurement {
       const std::string agent =
           absl::StrCat(std::filesystem::path(options_.peers_script).parent_path().string(),
                        "/netns_agent.sh ", hosts_->name_prefix());
+      const std::string network = absl::StrCat(kHostNetwork, "0/24");
       mpirun.insert(mpirun.end(),
                     {"--host", absl::StrJoin(addresses, ","), "--mca", "plm_rsh_agent", agent,
-                     "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "oob_tcp_if_include",
-                     "10.77.0.0/24", "--mca", "btl_tcp_if_include", "10.77.0.0/24"});
+                     "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "oob_tcp_if_include", network,
+                     "--mca", "btl_tcp_if_include", network});
     }
     mpirun.insert(mpirun.end(), command.begin(), command.end());
     return mpirun;

@@ -138,7 +138,7 @@ Hosts::~Hosts() {
 }
 
 std::string Hosts::address(uint32_t host) const {
-  return rate_.empty() ? "127.0.0.1" : absl::StrCat("10.77.0.", host + 1);
+  return rate_.empty() ? "127.0.0.1" : absl::StrCat(kHostNetwork, host + 1);
 }
 
 std::vector<std::string> Hosts::On(uint32_t host, std::vector<std::string> command) const {

@@ -17,6 +17,9 @@ namespace signpost::bench {
 // "1gbit", "100mbit", "64kbit", as tc writes rates, in bit/s. INVALID_ARGUMENT otherwise.
 absl::StatusOr<double> ParseRate(absl::string_view rate);
 
+// What the addresses of hosts with links begin with: one network of 256.
+inline constexpr char kHostNetwork[] = "10.77.0.";
+
 // All of them are this machine; or each is a network namespace of its own, with a link to a switch
 // that carries so much in each direction.
 class Hosts {

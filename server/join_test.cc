@@ -777,12 +777,8 @@ TEST(TakeSnapshots, RemovesWhatItCouldNotTheNextTime) {
   Aggregator aggregator({}, state_dir.get());
   JoinResult join = Join(aggregator, TestJoin(0, /*world_size=*/1));
   ASSERT_TRUE(aggregator.TakeSnapshots().ok());
-  LeaveRequest leave;
-  leave.set_job(TestJoin(0, /*world_size=*/1).job());
-  leave.set_epoch(join.value().epoch());
-  leave.set_incarnation(TestJoin(0, /*world_size=*/1).incarnation());
   bool has_left = false;
-  aggregator.Leave(leave, [&](const absl::Status& status) { has_left = status.ok(); });
+  LeaveInto(aggregator, join.value().epoch(), 0, has_left);
   ASSERT_TRUE(aggregator.TakeSnapshots().ok());
   ASSERT_TRUE(has_left);
   EXPECT_THAT(*disk.List(), testing::Contains(testing::EndsWith(".snapshot")));
@@ -819,12 +815,8 @@ TEST(TakeSnapshots, WritesNothingOfAJobWhoseErrorIsSpoilt) {
 
   int writes = 0;
   disk.before_write = [&] { ++writes; };
-  LeaveRequest leave;
-  leave.set_job(read.job());
-  leave.set_epoch(epoch);
-  leave.set_incarnation(read.incarnation());
   bool has_left = false;
-  aggregator.Leave(leave, [&](const absl::Status& status) { has_left = status.ok(); });
+  LeaveInto(aggregator, epoch, 0, has_left);
   EXPECT_EQ(aggregator.TakeSnapshots().code(), absl::StatusCode::kOutOfRange);
   EXPECT_TRUE(has_left);
   EXPECT_TRUE(aggregator.TakeSnapshots().ok()) << "it is not tried again";

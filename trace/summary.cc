@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -125,7 +126,7 @@ class Rounds {
         SumsOf(event).sum.aggregator = process.name;
       }
       if (event.kind == Kind::kExchange && process.name == NodeName(event.rank)) {
-        DelayOf(event.job, event.rank).is_node = true;
+        nodes_.insert({event.job, event.rank});
       }
     });
     ForEach([this](const Process&, const Event& event) { Add(event); });
@@ -133,9 +134,7 @@ class Rounds {
 
   std::vector<RankDelay> Delays() const {
     std::vector<RankDelay> delays;
-    for (const auto& [key, delay] : delays_) {
-      if (delay.last > 0 || delay.waited > absl::ZeroDuration()) delays.push_back(delay);
-    }
+    for (const auto& [key, delay] : delays_) delays.push_back(delay);
     std::stable_sort(delays.begin(), delays.end(), [](const RankDelay& a, const RankDelay& b) {
       return std::pair(a.waited, a.gathered) > std::pair(b.waited, b.gathered);
     });
@@ -210,6 +209,7 @@ class Rounds {
     RankDelay& delay = delays_[{job, rank}];
     delay.job = std::string(timeline_.Label(job));
     delay.rank = rank;
+    delay.is_node = nodes_.contains({job, rank});
     return delay;
   }
 
@@ -222,6 +222,7 @@ class Rounds {
 
   const Timeline& timeline_;
   absl::flat_hash_map<RoundKey, uint32_t> last_rank_;
+  std::set<std::pair<uint16_t, uint32_t>> nodes_;  // jobs and ranks of workers that nodes have
   std::map<std::pair<uint16_t, uint32_t>, RankDelay> delays_;
   std::map<std::pair<uint16_t, uint32_t>, Sums> chunks_;
 };
