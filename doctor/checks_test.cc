@@ -32,8 +32,12 @@
 namespace signpost::doctor {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Property;
 
 // Those of warnings and faults, as "check where".
 std::vector<std::string> Findings(const DoctorReport& report) {
@@ -309,6 +313,16 @@ TEST(BetweenHosts, NamesMustStandForTheSameEverywhere) {
   hosts.hosts[2].facts->mutable_names(1)->set_addresses(0, "10.9.9.9");
   const DoctorReport report = CheckHosts(hosts);
   EXPECT_EQ(Findings(report), Found{"name c:1"});
+}
+
+TEST(BetweenHosts, APathThatNothingCameThroughIsNotAGoodOne) {
+  Hosts hosts = HealthyHosts(2);
+  hosts.paths[0][1]->set_bits_per_s(0);
+  const DoctorReport report = CheckHosts(hosts);
+  EXPECT_THAT(Findings(report), IsEmpty());
+  EXPECT_THAT(GoodPaths(report), ElementsAre("b:1 -> a:1"));
+  EXPECT_THAT(report.lines(), Contains(AllOf(Property(&DoctorLine::where, "a:1 -> b:1"),
+                                             Property(&DoctorLine::verdict, UNCHECKED))));
 }
 
 TEST(BetweenHosts, AHostThatNobodyReachesIsOneFinding) {

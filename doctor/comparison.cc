@@ -243,8 +243,12 @@ void TellGoodPaths(const Hosts& hosts, const std::vector<Link>& links, DoctorRep
       if (!hosts.paths[from][to] || !hosts.paths[from][to]->findings().empty()) continue;
       const PathFacts& path = *hosts.paths[from][to];
       if (IsSlow(path) || HasSlowEnd(links, from, to)) continue;
-      Reporter(Arrow(hosts, from, to), report)
-          .Fine("path", absl::StrCat(Describe(path), ", ", Rate(path.bits_per_s())));
+      Reporter reporter(Arrow(hosts, from, to), report);
+      if (path.bits_per_s() > 0) {
+        reporter.Fine("path", absl::StrCat(Describe(path), ", ", Rate(path.bits_per_s())));
+      } else {
+        reporter.Unchecked("bandwidth", absl::StrCat(Describe(path), ": nothing came through it"));
+      }
     }
   }
 }

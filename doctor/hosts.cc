@@ -81,13 +81,20 @@ void Ask(DoctorService::Stub& stub, const std::vector<std::string>& addresses,
   host.findings = Explain(host.address, error, security);
 }
 
-std::optional<PathFacts> Try(DoctorService::Stub& stub, const std::string& address) {
+// A host that does not is a finding too: a path that nobody looked at is not a good one.
+PathFacts Try(DoctorService::Stub& stub, const std::string& address) {
   grpc::ClientContext context;
   context.set_deadline(ToSystemClock(SteadyNow() + kTried));
   TryRequest request;
   request.set_host(address);
   PathFacts path;
-  if (!stub.Try(&context, request, &path).ok()) return std::nullopt;
+  const grpc::Status status = stub.Try(&context, request, &path);
+  if (status.ok()) return path;
+  DoctorReport report;
+  Reporter("", report)
+      .Unchecked("path", absl::StrCat("it was not tried: ", status.error_message()));
+  path.Clear();
+  *path.mutable_findings() = report.lines();
   return path;
 }
 

@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -48,6 +49,13 @@ grpc::Status Feed(DoctorService::Stub& stub, Swallowed& swallowed) {
   }
   writer->WritesDone();
   return writer->Finish();
+}
+
+// 0 if nothing came, or all within one tick of the clock.
+double Rate(uint64_t bytes, absl::Duration in) {
+  return bytes > 0 && in > absl::ZeroDuration()
+             ? 8. * static_cast<double>(bytes) / absl::ToDoubleSeconds(in)
+             : 0;
 }
 
 }  // namespace
@@ -106,10 +114,10 @@ class Listener::Service final : public DoctorService::Service {
       }
     }
     response->set_bytes(bytes);
-    if (last > head) {
-      response->set_bits_per_s(8. * static_cast<double>(bytes - head_bytes) /
-                               absl::ToDoubleSeconds(last - head));
-    }
+    // The head may have come at once, and what follows it too, if this thread was kept waiting.
+    const double all = Rate(bytes, last - begin);
+    response->set_bits_per_s(
+        bytes > head_bytes ? std::min(all, Rate(bytes - head_bytes, last - head)) : all);
     return grpc::Status::OK;
   }
 

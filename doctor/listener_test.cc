@@ -7,8 +7,11 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "doctor/doctor.grpc.pb.h"
 #include "doctor/limits.h"
 #include "gtest/gtest.h"
@@ -30,8 +33,9 @@ class ListenerTest : public ::testing::Test {
                                   grpc::InsecureChannelCredentials(), arguments));
   }
 
-  // Sends a message of each of these sizes.
-  Swallowed Swallow(std::initializer_list<size_t> sizes) {
+  // Sends a message of each of these sizes, and pauses behind the first.
+  Swallowed Swallow(std::initializer_list<size_t> sizes,
+                    absl::Duration pause = absl::ZeroDuration()) {
     grpc::ClientContext context;
     Swallowed swallowed;
     const auto writer = stub_->Swallow(&context, &swallowed);
@@ -39,6 +43,7 @@ class ListenerTest : public ::testing::Test {
       Mouthful mouthful;
       mouthful.mutable_bytes()->assign(size, 'x');
       EXPECT_TRUE(writer->Write(mouthful));
+      absl::SleepFor(std::exchange(pause, absl::ZeroDuration()));
     }
     writer->WritesDone();
     const grpc::Status status = writer->Finish();
@@ -59,15 +64,29 @@ TEST_F(ListenerTest, TellsItsProcessors) {
   EXPECT_EQ(facts.processors(), FindProcessors());
 }
 
-TEST_F(ListenerTest, DoesNotCountTheFirstBytesIntoTheRate) {
-  constexpr size_t kHead = 512 << 10;
-  // Behind them nothing comes, or one byte.
-  const Swallowed nothing = Swallow({kHead, 0});
-  EXPECT_EQ(nothing.bytes(), kHead);
-  EXPECT_EQ(nothing.bits_per_s(), 0);
+constexpr size_t kHead = 512 << 10;
+
+// A link's buffers may take the head at once, and no more than it need come in a second.
+TEST_F(ListenerTest, HasARateAlsoOfTheHeadAlone) {
+  const Swallowed head = Swallow({kHead, 0});
+  EXPECT_EQ(head.bytes(), kHead);
+  EXPECT_GT(head.bits_per_s(), 0);
   const Swallowed one = Swallow({kHead, 1});
   EXPECT_EQ(one.bytes(), kHead + 1);
   EXPECT_GT(one.bits_per_s(), 0);
+}
+
+TEST_F(ListenerTest, HasNoRateOfNothing) {
+  EXPECT_EQ(Swallow({}).bits_per_s(), 0);
+  EXPECT_EQ(Swallow({0}).bits_per_s(), 0);
+}
+
+// As if the process that receives had been kept waiting, and then read all from its buffers.
+TEST_F(ListenerTest, IsNotMistakenAboutWhatComesAtOnceAtTheEnd) {
+  constexpr absl::Duration kPause = absl::Milliseconds(300);
+  const Swallowed burst = Swallow({1, 2 * kHead, kHead}, kPause);
+  EXPECT_LE(burst.bits_per_s(),
+            8. * static_cast<double>(burst.bytes()) / absl::ToDoubleSeconds(kPause));
 }
 
 }  // namespace
