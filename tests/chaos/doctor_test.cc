@@ -117,10 +117,14 @@ Examined ExamineHere(const std::string& arguments, const std::vector<std::string
   return Examine(Command(wrapper, arguments));
 }
 
-// One finding, of this check, which says and mends that.
+// One finding, of this check, which says and mends that. What else a busy machine makes of links
+// is not what a test of something else is about.
 void ExpectOnly(const Examined& examined, int exit_code, const std::string& check,
                 const Matcher<std::string>& text, const Matcher<std::string>& mend) {
-  const std::vector<DoctorLine> findings = examined.findings();
+  std::vector<DoctorLine> findings = examined.findings();
+  if (check != "bandwidth") {
+    std::erase_if(findings, [](const DoctorLine& line) { return line.check() == "bandwidth"; });
+  }
   EXPECT_EQ(examined.exit_code, exit_code);
   ASSERT_EQ(findings.size(), 1) << examined.report.DebugString();
   EXPECT_EQ(findings[0].check(), check);
