@@ -406,8 +406,10 @@ class NodeLaunchTest : public LaunchTest {
     options_.per_node = 2;
     options_.node_command = {
         "sh", "-c",
-        absl::StrCat("trap 'echo stopped; exit 0' TERM; echo listening on ${1#--listen=}; "
-                     "echo $SIGNPOST_RANK/$SIGNPOST_WORLD_SIZE $2 $SIGNPOST_AGGREGATORS; ",
+        // In one write: behind the first line, ranks may have ended before the second.
+        absl::StrCat("trap 'echo stopped; exit 0' TERM; "
+                     "printf 'listening on %s\\n%s %s %s\\n' ${1#--listen=} "
+                     "$SIGNPOST_RANK/$SIGNPOST_WORLD_SIZE $2 $SIGNPOST_AGGREGATORS; ",
                      kWaitForTraps),
         "fake"};
   }
