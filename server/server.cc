@@ -243,12 +243,12 @@ absl::Status Server::Recover(bool allow_error_reset) {
 }
 
 void Server::TakeSnapshots() {
-  absl::Duration timeout = absl::InfiniteDuration();
   bool fails = false;
-  while (!stopping_) {
-    aggregator_.AwaitSnapshotDue(timeout);
+  while (!stopping_.HasBeenNotified()) {
+    // Each round that closes meanwhile rings the bell.
+    if (fails) stopping_.WaitForNotificationWithTimeout(kSnapshotRetryInterval);
+    if (!fails) aggregator_.AwaitSnapshotDue(absl::InfiniteDuration());
     const absl::Status status = aggregator_.TakeSnapshots();
-    timeout = status.ok() ? absl::InfiniteDuration() : kSnapshotRetryInterval;
     if (!status.ok() && !fails) {
       log::Write(log::Level::kWarning, "signpost aggregator",
                  absl::StrCat("cannot write down where jobs are: ", status.message(),
@@ -262,11 +262,11 @@ void Server::TakeSnapshots() {
 }
 
 void Server::CloseLateRounds() {
-  while (!stopping_) aggregator_.AwaitLateRounds(aggregator_.CloseLateRounds());
+  while (!stopping_.HasBeenNotified()) aggregator_.AwaitLateRounds(aggregator_.CloseLateRounds());
 }
 
 void Server::StopThreads() {
-  stopping_ = true;
+  stopping_.Notify();
   aggregator_.RingSnapshotBell();
   aggregator_.RingLateBell();
   if (snapshots_.joinable()) snapshots_.join();

@@ -3,7 +3,6 @@
 #ifndef SIGNPOST_SERVER_SERVER_H_
 #define SIGNPOST_SERVER_SERVER_H_
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "proto/failure_timeout.h"
 #include "security/server_security.h"
@@ -108,7 +108,7 @@ class Server {
   const std::unique_ptr<StateDir> state_dir_;  // or null
   std::vector<std::string> warnings_;
   Aggregator aggregator_;
-  std::atomic<bool> stopping_ = false;
+  absl::Notification stopping_;
   std::thread snapshots_;
   std::thread late_rounds_;
   std::unique_ptr<Service> service_;

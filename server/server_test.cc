@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -45,12 +46,14 @@ uint64_t JoinAlone(AggregatorService::Stub& stub) {
   return response.epoch();
 }
 
-grpc::Status Leave(AggregatorService::Stub& stub, uint64_t epoch) {
+grpc::Status Leave(AggregatorService::Stub& stub, uint64_t epoch,
+                   absl::Duration timeout = absl::Minutes(1)) {
   LeaveRequest request;
   request.set_job("job");
   request.set_epoch(epoch);
   request.set_incarnation(1000);
   grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   LeaveResponse response;
   return stub.Leave(&context, request, &response);
 }
@@ -256,6 +259,29 @@ TEST(Server, DrainWithLessGraceEndsOneWithMore) {
   patient.join();
   EXPECT_TRUE((*server)->Drain(absl::ZeroDuration()).ok());
   (*server)->Wait();
+}
+
+TEST(Server, TriesASnapshotThatFailsAgainEachSecondHoweverOftenOneIsDue) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/failing"), away = path + ".away";
+  for (const std::string& directory : {path, away}) std::filesystem::remove_all(directory);
+  absl::StatusOr<std::unique_ptr<Server>> server =
+      Server::Start({.state_dir = path, .metrics_listen = "127.0.0.1:0"});
+  ASSERT_TRUE(server.ok()) << server.status();
+  AggregatorService::Stub stub(ConnectTo(**server));
+  const uint64_t epoch = JoinAlone(stub);
+  std::filesystem::rename(path, away);
+  const auto failures = [&] {
+    const std::string metrics = HttpGet((*server)->metrics_port(), "/metrics");
+    return ValueOf(metrics, "signpost_snapshot_failures_total{shard=\"0\",job_name=\"job\"}");
+  };
+  const absl::Time begin = absl::Now();
+  while (failures() < 3) {
+    EXPECT_EQ(Leave(stub, epoch, absl::Milliseconds(20)).error_code(),
+              grpc::StatusCode::DEADLINE_EXCEEDED);
+  }
+  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(1990));
+  std::filesystem::rename(away, path);
+  EXPECT_TRUE(Leave(stub, epoch).ok());
 }
 
 TEST(Server, WaitReturnsWhenTheServerHasStopped) {
