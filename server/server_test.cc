@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -19,6 +21,7 @@
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "proto/aggregator.grpc.pb.h"
+#include "proto/failure_timeout.h"
 #include "server/raw_client.h"
 #include "server/test_job.h"
 
@@ -259,6 +262,35 @@ TEST(Server, DrainWithLessGraceEndsOneWithMore) {
   patient.join();
   EXPECT_TRUE((*server)->Drain(absl::ZeroDuration()).ok());
   (*server)->Wait();
+}
+
+TEST(Server, HoldsProcessesForGoneThatAreNotHeardOfForSixFailureTimeoutsAfterARestart) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/restarted");
+  std::filesystem::remove_all(path);
+  std::atomic<int64_t> now_ms = 1'700'000'000'000;
+  const ServerOptions options = {
+      .failure_timeout = *FailureTimeout::Of(absl::Seconds(2)),
+      .aggregator = {.now = [&now_ms] { return absl::FromUnixMillis(now_ms); }},
+      .state_dir = path};
+  {
+    absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);
+    ASSERT_TRUE(server.ok()) << server.status();
+    JoinAlone(*AggregatorService::NewStub(ConnectTo(**server)));
+  }
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);
+  ASSERT_TRUE(server.ok()) << server.status();
+  AggregatorService::Stub stub(ConnectTo(**server));
+  const auto join_anew = [&stub] {
+    JoinRequest request = TestJoin(0, /*world_size=*/1);
+    request.set_incarnation(7);
+    grpc::ClientContext context;
+    JoinResponse response;
+    return stub.Join(&context, request, &response).error_code();
+  };
+  now_ms += 11'999;
+  EXPECT_EQ(join_anew(), grpc::StatusCode::ALREADY_EXISTS);
+  now_ms += 1;
+  EXPECT_EQ(join_anew(), grpc::StatusCode::OK);
 }
 
 TEST(Server, TriesASnapshotThatFailsAgainEachSecondHoweverOftenOneIsDue) {
