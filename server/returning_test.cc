@@ -171,6 +171,28 @@ TEST_F(ReturningTest, ALeaveThatIsNotWrittenDownYetEndsWhenAnotherProcessTakesTh
   EXPECT_TRUE(claim.status().ok()) << claim.status();
 }
 
+// It has the steps that the rank is needed for, but the process before as the rank's.
+TEST_F(ReturningTest, ASnapshotThatBeganBeforeTheRankWasGivenDoesNotCount) {
+  FaultyDisk& disk = MakeDurable();
+  Start();
+  for (uint64_t step : {0, 1}) {  // after which a snapshot is due
+    for (uint32_t rank : {0, 1, 2}) Send(rank, step);
+  }
+  const auto claim = Claim(1);
+  for (uint32_t rank : {0, 2}) Send(rank, 2);
+  bool is_given = false;
+  disk.before_write = [&] {
+    if (!std::exchange(is_given, true)) PassDeadline();
+  };
+  ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  ASSERT_TRUE(is_given);
+  EXPECT_THAT(std::string(Send(1, 3).status().message()), HasSubstr("another process"));
+  ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  EXPECT_TRUE(claim.waits()) << "if this one is damaged, the one before is gone on from";
+  ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  EXPECT_TRUE(claim.status().ok()) << claim.status();
+}
+
 TEST_F(ReturningTest, AJobThatNobodyWasToldHadBegunIsNotDesertedWhileAClaimWaits) {
   FaultyDisk& disk = MakeDurable();
   MakeAggregator();
