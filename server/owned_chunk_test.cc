@@ -282,6 +282,50 @@ TEST_F(OwnedChunkTest, NoMoreRoundsAreClosedThanARankMayTellOfAfterACrash) {
   EXPECT_TRUE(held->has_value());
 }
 
+constexpr uint64_t kGone = 9;  // an incarnation
+
+TEST_F(OwnedChunkTest, WhatAProcessThatIsGoneContributedToAnOpenRoundIsDropped) {
+  for (uint32_t rank : {0, 1}) Send(rank, 0);
+  EXPECT_EQ(chunk_->Withdraw(1, kGone), 0);
+  EXPECT_EQ(chunk_->missing(), 3);
+}
+
+TEST_F(OwnedChunkTest, WhatItContributedToARoundThatClosesWithoutOthersIsKept) {
+  std::string answers[2];
+  for (const bool withdraws : {false, true}) {
+    chunk_ = std::make_unique<OwnedChunk>(layout_, /*chunk=*/0, kWorkers, &bell_);
+    const Result first = Send(0, 0);
+    for (uint32_t rank : {1, 2}) Send(rank, 0);
+    EXPECT_THAT(LeaveOutAfter(absl::Seconds(1)), ElementsAre(3));
+    if (withdraws) {
+      EXPECT_EQ(chunk_->Withdraw(2, kGone), 1);
+    }
+    chunk_->SetLateRanksDurable(now_);
+    ASSERT_TRUE(first->has_value());
+    answers[withdraws] = BytesOf(first);
+  }
+  EXPECT_EQ(answers[true], answers[false]);
+}
+
+TEST_F(OwnedChunkTest, WhatItContributedToACompleteRoundThatIsHeldIsKept) {
+  Result last;
+  uint64_t step = 0;
+  for (; step == 0 || (last->has_value() && step < 100); ++step) {
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) last = Send(rank, step);
+  }
+  ASSERT_FALSE(last->has_value());
+  EXPECT_EQ(chunk_->Withdraw(2, kGone), step);
+  chunk_->SetDurable(step - 1, now_);
+  EXPECT_TRUE(last->has_value());
+}
+
+TEST_F(RestoredChunkTest, WhatItContributedToARoundThatMayHaveClosedBeforeIsKept) {
+  Restore({});
+  for (uint32_t rank : {0, 1}) Send(rank, kOpenStep);
+  EXPECT_EQ(chunk_->Withdraw(1, kGone), kOpenStep + 1);
+  EXPECT_EQ(chunk_->missing(), 2);
+}
+
 // Of the newest event of that kind that this process has recorded.
 uint32_t TracedRank(trace::Kind kind, const std::string& directory) {
   const absl::StatusOr<trace::Timeline> timeline = trace::ReadRecordings({directory});
