@@ -3,11 +3,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <deque>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -16,6 +18,7 @@
 #include "proto/steady_time.h"
 #include "tests/forwarding_channel.h"
 #include "tests/job.h"
+#include "tests/server_process.h"
 #include "worker/grpc_channel.h"
 
 namespace signpost::testing {
@@ -326,42 +329,34 @@ TEST(AggregatorFault, AnAggregatorThatIsNotThereIsNamed) {
   EXPECT_THAT(Message(worker.status()), HasSubstr("127.0.0.1:1"));
 }
 
-TEST(AggregatorFault, AnAggregatorThatDiesIsNamedWithinTheDeadline) {
+TEST(AggregatorFault, AnAggregatorThatIsKilledIsLookedForUntilTheDeadlineAndNamed) {
   JobOptionsForTest job;
   job.workers = 2;
   job.worker.exchange_timeout = kTimeout;
-  auto cluster = std::make_unique<Cluster>(ClusterOptions{.transport = Transport::kGrpc});
-  const std::string target = cluster->targets()[0];
-  absl::Mutex mutex;
-  uint32_t ready = 0;
-  bool dead = false;
-  std::thread reaper([&] {
-    absl::MutexLock lock(&mutex);
-    mutex.Await(absl::Condition(
-        +[](uint32_t* ready) { return *ready == 2; }, &ready));
-    cluster.reset();
-    dead = true;
-  });
+  ServerProcess aggregator("aggregator");
+  absl::BlockingCounter stepping(job.workers);
+  absl::Notification killed;
   OnEachRank(job.workers, [&](uint32_t rank) {
     Replica replica(job, rank);
-    WorkerOptions options = job.worker;
-    options.rank = rank;
-    options.world_size = job.workers;
     std::vector<std::unique_ptr<Channel>> channels;
-    channels.push_back(ConnectToAggregator(target, FailureTimeout()));
-    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), std::move(channels));
+    channels.push_back(ConnectToAggregator(aggregator.target(), FailureTimeout()));
+    auto worker =
+        Worker::Join(replica.Options(), job.optimizer, replica.Parameters(), std::move(channels));
     ASSERT_TRUE(worker.ok()) << worker.status();
     ASSERT_TRUE((*worker)->Step(replica.Gradients(), {job.rates}).ok());
-    {
-      absl::MutexLock lock(&mutex);
-      ++ready;
-      mutex.Await(absl::Condition(&dead));
+    stepping.DecrementCount();
+    if (rank == 0) {
+      stepping.Wait();
+      aggregator.Signal(SIGKILL);
+      killed.Notify();
     }
-    auto report = (*worker)->Step(replica.Gradients(), {job.rates});
-    EXPECT_EQ(report.status().code(), absl::StatusCode::kUnavailable) << report.status();
-    EXPECT_THAT(Message(report.status()), HasSubstr(target));
+    killed.WaitForNotification();
+    const absl::Time start = SteadyNow();
+    const absl::Status status = (*worker)->Step(replica.Gradients(), {job.rates}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_THAT(Message(status), HasSubstr(aggregator.target()));
+    EXPECT_GE(SteadyNow() - start, kTimeout);
   });
-  reaper.join();
 }
 
 // A link that takes so long for each frame, one after the other.
