@@ -22,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "kernels/simulated_gpu.h"
+#include "proto/exit_code.h"
 #include "storage/disk.h"
 #include "tests/forwarding_channel.h"
 #include "tests/job.h"
@@ -292,6 +293,7 @@ TEST_F(LostStateTest, OfALostVolumeAllWorkersAreToldAndTheNewestCheckpointGoesOn
   const auto told = TrainUntilLost(cluster, job, [&] { std::filesystem::remove_all(lost_); });
   for (const absl::Status& status : told) {
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_EQ(ExitCodeOf(status), 65);
     EXPECT_THAT(std::string(status.message()), HasSubstr("shard 1 of 2"));
     EXPECT_THAT(std::string(status.message()), HasSubstr("Has it lost its volume"));
     EXPECT_THAT(std::string(status.message()), HasSubstr("from its newest checkpoint"));
@@ -344,6 +346,7 @@ TEST_F(LostStateTest, OfAVolumeThatWasRolledBackAllWorkersAreToldAndLeaveAtOnce)
       told = (*worker)->Step(replica.Gradients(), {job.rates}).status();
     }
     EXPECT_TRUE(absl::IsDataLoss(told)) << told;
+    EXPECT_EQ(ExitCodeOf(told), 65);
     EXPECT_THAT(std::string(told.message()), HasSubstr("older state than it had promised to keep"));
     const absl::Status left = (*worker)->Leave();
     EXPECT_TRUE(absl::IsDataLoss(left)) << left;
