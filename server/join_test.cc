@@ -745,6 +745,36 @@ TEST(TakeSnapshots, ALeaveThatComesMeanwhileWaitsForTheNext) {
   EXPECT_TRUE(has_left[1]);
 }
 
+TEST(TakeSnapshots, OnASlowDiskRoundsWaitBeforeWorkersWouldHaveToKeepMoreThanFour) {
+  const auto send = [](Aggregator& aggregator, uint64_t epoch, uint64_t step) {
+    return Exchange(aggregator, FrameOf(epoch, {.step = step}, ONE_BIT));
+  };
+  FaultyDisk disk(absl::StrCat(::testing::TempDir(), "/slow"));
+  auto state_dir = *StateDir::Open(disk, {0, 1});
+  Aggregator aggregator({}, state_dir.get());
+  JoinResult join = Join(aggregator, TestJoin(0, /*world_size=*/1));
+  ASSERT_TRUE(aggregator.TakeSnapshots().ok());
+  const uint64_t epoch = join.value().epoch();
+  for (uint64_t step : {0, 1}) EXPECT_TRUE(send(aggregator, epoch, step).ok());
+  ExchangeResult held;
+  bool is_being_written = false;
+  disk.before_write = [&] {
+    if (std::exchange(is_being_written, true)) return;
+    for (uint64_t step : {2, 3}) EXPECT_TRUE(send(aggregator, epoch, step).ok());
+    held = send(aggregator, epoch, 4);
+  };
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  EXPECT_TRUE(held.waits()) << "if this one is damaged, the one before is gone on from";
+  EXPECT_TRUE(aggregator.TakeSnapshots().ok());
+  ASSERT_TRUE(held.ok()) << held.message();
+
+  Aggregator undisturbed({});
+  const uint64_t other_epoch = JoinAll(undisturbed, /*world_size=*/1);
+  ExchangeResult last;
+  for (uint64_t step = 0; step <= 4; ++step) last = send(undisturbed, other_epoch, step);
+  EXPECT_EQ(BytesOf(*held.value().answer), BytesOf(*last.value().answer));
+}
+
 TEST(Restore, OfAJobThatARankHasLeftTellsTheOthers) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/left");
   std::filesystem::remove_all(path);
