@@ -1,6 +1,6 @@
 """What can go wrong, one class for each gRPC status code that is worth telling apart."""
 
-from typing import Dict, Type
+from typing import Dict, Optional, Type
 
 
 class SignpostError(RuntimeError):
@@ -57,6 +57,23 @@ _BY_CODE: Dict[int, Type[SignpostError]] = {
     14: UnavailableError,
     15: DataLossError,
 }
+
+
+_told: Dict[str, SignpostError] = {}  # by their texts
+
+
+def will_be_told_by_another(error: SignpostError) -> None:
+    """By a RuntimeError with its text in it, which is all that PyTorch keeps of what a future's
+    callback raises."""
+    text = str(error)
+    _told[text] = type(error)(text, error.code, error.exit_code)  # without what a traceback holds
+
+
+def ours(error: Optional[BaseException]) -> Optional[SignpostError]:
+    """The SignpostError that this is or tells of, if it is one."""
+    if error is None or isinstance(error, SignpostError):
+        return error
+    return next((told for text, told in _told.items() if text in str(error)), None)
 
 
 def error_of(code: int, message: str, exit_code: int) -> SignpostError:

@@ -5,7 +5,7 @@ import sys
 from types import TracebackType
 from typing import Optional, Type
 
-from signpost._errors import SignpostError
+from signpost._errors import ours
 
 
 def end_with_exit_codes() -> None:
@@ -17,8 +17,9 @@ def end_with_exit_codes() -> None:
         kind: Type[BaseException], error: BaseException, traceback: Optional[TracebackType]
     ) -> None:
         show(kind, error, traceback)
-        if isinstance(error, SignpostError) and not _has_prompt():
-            sys.exit(error.exit_code)  # Python takes that from a hook
+        failure = ours(error)
+        if failure is not None and not _has_prompt():
+            sys.exit(failure.exit_code)  # Python takes that from a hook
 
     sys.excepthook = show_and_exit
 

@@ -9,9 +9,9 @@ import os
 import sys
 import threading
 import weakref
-from typing import List, Optional, Type
+from typing import List, Optional
 
-from signpost._errors import SignpostError
+from signpost._errors import ours
 
 
 class Membership:
@@ -73,15 +73,15 @@ class Membership:
         """And not of a parent that has forked it, in whose jobs it has no part."""
         return os.getpid() == self._process
 
-    def _may_leave(self, error: Optional[Type[BaseException]]) -> bool:
+    def _may_leave(self, error: Optional[BaseException]) -> bool:
         """At the end of the process, which is because of that error."""
         if not self._is_of_this_process():
             return False
-        if error is None or issubclass(error, SystemExit):
+        if error is None or isinstance(error, SystemExit):
             return True
         if self._is_attached or _has_launcher():
             return False
-        return not issubclass(error, SignpostError)
+        return ours(error) is None
 
 
 _memberships: "weakref.WeakValueDictionary[int, Membership]" = weakref.WeakValueDictionary()
@@ -100,7 +100,7 @@ def _has_launcher() -> bool:
 
 
 def _leave_all_at_exit() -> None:
-    _leave_all(getattr(sys, "last_type", None))
+    _leave_all(getattr(sys, "last_value", None))
 
 
 def _leave_all_of_child() -> None:
@@ -108,10 +108,10 @@ def _leave_all_of_child() -> None:
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
-    _leave_all(sys.exc_info()[0])  # multiprocessing catches it behind this
+    _leave_all(sys.exc_info()[1])  # multiprocessing catches it behind this
 
 
-def _leave_all(error: Optional[Type[BaseException]]) -> None:
+def _leave_all(error: Optional[BaseException]) -> None:
     """Those that may; raises the first error behind the last, as others wait for each."""
     global _has_ended
     if _has_ended:

@@ -114,6 +114,14 @@ def double_precision():
     model(1).backward()
 
 
+def left_alone():
+    """Rank 1 leaves behind its second step, and what rank 0 is told of it comes through DDP."""
+    model = DistributedDataParallel(model_of())
+    hook("fp32")(model)
+    for _ in range(2 if dist.get_rank() == 1 else 3):
+        model(torch.randn(8, 40)).mean().backward()
+
+
 def other_buckets():
     """DDP's own change of buckets, behind the start step, is found out."""
     model = model_of()

@@ -72,6 +72,12 @@ def test_buckets_that_change_behind_the_start_step_are_an_error(tmp_path):
     assert re.search(r"DDP has put other parameters into bucket \d", output)
 
 
+def test_an_error_that_ddp_has_made_another_of_ends_the_process_with_its_own_exit_code(tmp_path):
+    code, output = run(tmp_path, "left_alone")
+    assert re.search(r"RuntimeError: .*FailedPreconditionError: .*rank 1 has left job", output)
+    assert code == 75
+
+
 def test_the_state_checks_its_options():
     with pytest.raises(ValueError, match="codec is 'int3'"):
         signpost.DdpHookState("int3")

@@ -106,6 +106,16 @@ def test_an_error_says_its_exit_code_to_who_catches_it(aggregator):
     assert (code, "code 64\n" in text) == (0, True)
 
 
+# PyTorch keeps no more than the text of what a callback of its futures raises.
+@pytest.mark.parametrize(
+    "ends, code", [("RuntimeError(f'callback: {error}')", 75), ("RuntimeError('mine')", 1)]
+)
+def test_an_error_that_tells_of_one_of_ours_ends_with_that_ones_code(ends, code):
+    ours = "error = signpost.SignpostError('rank 1 is late', 4, 75)"
+    told = f"{ours}; signpost._errors.will_be_told_by_another(error)"
+    assert end(start(f"{RANK}signpost.init(); {told}; raise {ends}"))[0] == code
+
+
 @pytest.mark.parametrize("ends", ["raise ValueError('mine')", "raise SystemExit(1)"])
 def test_other_errors_end_as_without_us(ends):
     assert end(start(f"{RANK}signpost.init(); {ends}"))[0] == 1

@@ -426,7 +426,7 @@ def test_a_forked_child_that_ends_by_an_exception_leaves_that_to_its_launcher(ag
 
 
 def test_a_session_that_is_dropped_after_an_error_that_a_prompt_has_shown_has_left(aggregator):
-    shown = "import sys\nsys.last_type = signpost.SignpostError\ndel session\n"
+    shown = "import sys\nsys.last_value = signpost.SignpostError('')\ndel session\n"
     still = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert run(aggregator, JOIN + shown + still).returncode == -9
     assert "test" not in status(aggregator)

@@ -11,6 +11,7 @@ import torch
 from torch.distributed import GradBucket
 
 from signpost import Codec, SignpostError, world
+from signpost._errors import will_be_told_by_another
 from signpost._reduction import check_reduction
 from signpost.torch import _device
 from signpost.torch._all_reduce import REDUCIBLE, warn_of_skipped
@@ -105,6 +106,7 @@ class DdpHookState:
                 return take_turn()
             except SignpostError as error:
                 self._failure = error
+                will_be_told_by_another(error)
                 raise
 
         # What a callback raises becomes the error of its future, and so of DDP's backward().
@@ -210,5 +212,8 @@ def ddp_hook(state: DdpHookState, bucket: GradBucket) -> torch.futures.Future[to
     momentum instead, which one bit suits better than a gradient. Where a gradient is
     not finite the mean is NaN on all ranks, as a GradScaler wants it. Gradients are of float32,
     bfloat16 or float16; others are a TypeError.
+
+    What else goes wrong comes out of backward() as PyTorch's RuntimeError, with the text of the
+    SignpostError in it. If nobody catches it, the process ends with that one's `exit_code`.
     """
     return state.exchange(bucket)
