@@ -24,6 +24,7 @@ _LAUNCHERS = (
     ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("mpiexec", "PMI_SIZE", "PMI_RANK"),
 )
+_UNNAMED_RUN = "none"  # what torchrun calls one for which it was given no --rdzv_id
 
 
 class World:
@@ -72,8 +73,9 @@ def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> 
 
     `signpost run` sets it: SIGNPOST_AGGREGATORS ("host:port" of each shard, comma-separated),
     SIGNPOST_JOB, SIGNPOST_RANK and SIGNPOST_WORLD_SIZE. Under torchrun SIGNPOST_AGGREGATORS is
-    enough. With SIGNPOST_NODE ("unix:path" of a `signpost worker`) the process attaches to the
-    worker of its node, and needs SIGNPOST_AGGREGATORS for reductions only. What the environment does
+    enough, which names the job by its --rdzv_id. With SIGNPOST_NODE ("unix:path" of a `signpost
+    worker`) the process attaches to the worker of its node, and needs SIGNPOST_AGGREGATORS for
+    reductions only. What the environment does
     not say may be in the configuration file that SIGNPOST_CONFIG names. Where nothing says where an
     aggregator or a node's worker is, the process is the only worker, of an aggregator of its own,
     and says so.
@@ -201,7 +203,15 @@ def _adopt_torchrun() -> None:
     if "TORCHELASTIC_RUN_ID" in variables:
         # Not of which attempt: each of torchrun's agents counts only restarts that it has begun.
         if not session_setting("job"):
-            variables["SIGNPOST_JOB"] = f"torchrun-{variables['TORCHELASTIC_RUN_ID']}"
+            run = variables["TORCHELASTIC_RUN_ID"]
+            if has_node and run == _UNNAMED_RUN:
+                raise _invalid(
+                    "torchrun was started without --rdzv_id, so this run has no name. The node's "
+                    "worker outlives it, and would take the next run for a restart of this one, "
+                    "which goes on with this one's parameters. Give torchrun --rdzv_id=NAME, the "
+                    "same on all nodes and another for each run, or SIGNPOST_JOB such a name"
+                )
+            variables["SIGNPOST_JOB"] = f"torchrun-{run}"
 
 
 def _check_node(node: str) -> None:

@@ -210,6 +210,26 @@ def test_torchrun_goes_on_with_the_job_of_a_nodes_worker(monkeypatch, tmp_path):
     assert (world.rank, world.world_size, world.job) == (2, 4, "torchrun-a")
 
 
+def test_a_run_without_a_name_is_not_taken_for_the_one_before(monkeypatch, tmp_path, listener):
+    monkeypatch.chdir(tmp_path)
+    for name, value in [("RANK", "2"), ("WORLD_SIZE", "4"), ("TORCHELASTIC_RUN_ID", "none")]:
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SIGNPOST_NODE", "unix:worker")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("worker")
+        server.listen()
+        with pytest.raises(signpost.InvalidArgumentError, match="without --rdzv_id.*SIGNPOST_JOB"):
+            signpost.init()
+        monkeypatch.setenv("SIGNPOST_JOB", "mine")
+        assert signpost.init().job == "mine"
+    monkeypatch.setattr(_world, "_world", None)
+    for name in ("SIGNPOST_NODE", "SIGNPOST_JOB"):
+        monkeypatch.delenv(name)
+    # An aggregator begins a job anew when all of its processes are gone.
+    monkeypatch.setenv("SIGNPOST_AGGREGATORS", listener)
+    assert signpost.init().job == "torchrun-none"
+
+
 def test_torchrun_without_aggregators_is_told_how_to_start_one(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
