@@ -295,15 +295,15 @@ absl::Status Replace(Disk& disk, const std::string& name, Disk::Fill fill) {
 absl::Status MakeDirectory(const std::string& path) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string prefix = path.substr(0, end);
-    if (mkdir(prefix.c_str(), 0700) == 0) {
-      // Or a crash could take it away with all that is in it; where it may not be opened, the file
-      // system's own order is all there is.
-      const std::string parent = std::filesystem::path(prefix).parent_path();
-      SyncNamesIn(parent.empty() ? "." : parent).IgnoreError();
-    } else if (errno != EEXIST) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("cannot create the directory ", prefix, ": ", std::strerror(errno)));
+    if (mkdir(prefix.c_str(), 0700) != 0 && errno != EEXIST) {
+      const absl::Status status = SystemError("create the directory", prefix);
+      if (absl::IsResourceExhausted(status)) return status;
+      return absl::FailedPreconditionError(status.message());
     }
+    // Or a crash could take it away with all that is in it, whoever has made it just now; where it
+    // may not be opened, the file system's own order is all there is.
+    const std::string parent = std::filesystem::path(prefix).parent_path();
+    SyncNamesIn(parent.empty() ? "." : parent).IgnoreError();
     if (end == std::string::npos) break;
   }
   std::error_code error;

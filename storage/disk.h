@@ -50,8 +50,9 @@ absl::Status Replace(Disk& disk, const std::string& name, Disk::Fill fill);
 absl::Status Replace(Disk& disk, const std::string& name,
                      absl::Span<const absl::string_view> parts);
 
-// Creates the directory, and those that it is in, if need be. FAILED_PRECONDITION says what the
-// system said.
+// Creates the directory, and those that it is in, if need be; once this has returned they survive a
+// crash. RESOURCE_EXHAUSTED when the disk is full, else FAILED_PRECONDITION, says what the system
+// said.
 absl::Status MakeDirectory(const std::string& path);
 
 // A directory of this machine, which must exist.

@@ -5,14 +5,38 @@
 #include <gtest/gtest.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "storage/block_vector.h"
+
+// What the system is asked for, and refuses, in this process.
+namespace {
+std::vector<std::string>* synced = nullptr;  // paths, if anybody wants to know
+const char* full = nullptr;                  // a directory for which there is no room
+}  // namespace
+
+extern "C" int fsync(int fd) {
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  if (synced != nullptr) synced->push_back(std::filesystem::read_symlink(link));
+  return syscall(SYS_fsync, fd);
+}
+
+extern "C" int mkdir(const char* path, mode_t mode) {
+  if (full == nullptr || std::string(path) != full)
+    return syscall(SYS_mkdirat, AT_FDCWD, path, mode);
+  errno = ENOSPC;
+  return -1;
+}
 
 namespace signpost {
 namespace {
@@ -93,7 +117,25 @@ TEST_F(DirectoryTest, AFileThatIsNotFilledLeavesTheOneBefore) {
   EXPECT_EQ(*disk_->Read("file"), "before");
 }
 
-// What is not looked at must not look as if it were not there.
+// Another rank may have made it a moment ago, and not have come to this yet.
+TEST_F(DirectoryTest, ThatItIsThereSurvivesACrashWhoeverHasMadeIt) {
+  std::vector<std::string> paths;
+  synced = &paths;
+  const absl::Status status = MakeDirectory(path_);
+  synced = nullptr;
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(paths, ::testing::Contains(std::filesystem::canonical(path_).parent_path()));
+}
+
+TEST_F(DirectoryTest, NoRoomForADirectoryIsAFullDisk) {
+  const std::string path = path_ + "/new";
+  full = path.c_str();
+  const absl::Status status = MakeDirectory(path + "/inside");
+  full = nullptr;
+  EXPECT_EQ(status, absl::ResourceExhaustedError(absl::StrCat("cannot create the directory ", path,
+                                                              ": No space left on device")));
+}
+
 // Nobody but root can look into it, and whoever has the volume need not be root.
 TEST_F(DirectoryTest, OfAFileSystemsRootIsListedWithoutItsLostFiles) {
   ASSERT_TRUE(Replace(*disk_, "lost+found/#12", {"1"}).ok());
@@ -101,6 +143,7 @@ TEST_F(DirectoryTest, OfAFileSystemsRootIsListedWithoutItsLostFiles) {
   EXPECT_THAT(*disk_->List(), ElementsAre("top"));
 }
 
+// What is not looked at must not look as if it were not there.
 TEST_F(DirectoryTest, IsNotListedWhenSomethingInItCannotBeLookedAt) {
   std::filesystem::create_symlink("loop", path_ + "/loop");
   for (const absl::Status& status : {disk_->List().status(), disk_->SyncDirectory()}) {
