@@ -21,6 +21,7 @@ def checkpoint_step(directory: Union[str, "os.PathLike[str]"]) -> Optional[int]:
     Raises:
         DataLossError: all that are there are damaged.
         UnavailableError: the directory cannot be read.
+        InvalidArgumentError: it is the empty string.
     """
     step = ctypes.c_uint64()
     try:
@@ -38,6 +39,7 @@ def has_checkpoint(directory: Union[str, "os.PathLike[str]"]) -> bool:
 
     Raises:
         UnavailableError: the directory cannot be read.
+        InvalidArgumentError: it is the empty string.
     """
     try:
         return checkpoint_step(directory) is not None

@@ -385,6 +385,12 @@ def test_there_is_a_checkpoint_where_one_is_committed(aggregator, tmp_path):
     assert subprocess.run(command, env=environment_of(aggregator)).returncode == 0
 
 
+@pytest.mark.parametrize("ask", [signpost.has_checkpoint, signpost.checkpoint_step])
+def test_an_empty_string_is_no_directory_without_a_checkpoint(ask):
+    with pytest.raises(signpost.InvalidArgumentError, match="a checkpoint needs a directory"):
+        ask("")
+
+
 def test_a_directory_that_cannot_be_read_is_not_taken_for_one_without_a_checkpoint(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(signpost.UnavailableError, match="Not a directory"):

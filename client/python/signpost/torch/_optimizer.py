@@ -223,7 +223,7 @@ class _JobOptimizer(torch.optim.Optimizer):
 
         Raises:
             SignpostError: the checkpoints before stay, and training may go on, but after a
-                DataLossError.
+                DataLossError. ResourceExhaustedError: the disk is full.
             RuntimeError: of the parameters, as from step().
         """
         session = self._joined()
