@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "nlohmann/json.hpp"
 
@@ -122,8 +123,10 @@ std::string JsonLine(Level level, absl::string_view message, const About& about,
   return Dump(line);
 }
 
-// What is there stays as it is written.
+// What is there stays as it is written, but for a byte order mark: the parser takes one, and those
+// who read the line need not.
 std::optional<std::string> AddTo(absl::string_view line, const About& about) {
+  absl::ConsumePrefix(&line, "\xEF\xBB\xBF");
   const Json object = Json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) return std::nullopt;
   std::string all(line.substr(0, line.rfind('}')));

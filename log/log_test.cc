@@ -108,5 +108,10 @@ TEST_F(LogTest, AddsWhatAnObjectLacksAndLeavesTheRestAsItIsWritten) {
   }
 }
 
+TEST_F(LogTest, AddsToALineBehindAByteOrderMarkWhichIsNotPassedOn) {
+  EXPECT_EQ(AddTo("\xEF\xBB\xBF{\"a\":1}", {.worker = 2}), "{\"a\":1,\"worker\":2}");
+  EXPECT_EQ(AddTo("\xEF\xBB\xBFtext", {.worker = 2}), std::nullopt);
+}
+
 }  // namespace
 }  // namespace signpost::log
