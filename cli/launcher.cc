@@ -11,9 +11,11 @@
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -78,6 +80,10 @@ class LaunchedRun {
       }
       Reap();
       CheckDeadlines();
+    }
+    if (!options_.state_dir.empty()) {  // another run would not find its job here
+      std::error_code error;
+      std::filesystem::remove_all(StateDir(), error);
     }
     return std::move(result_);
   }
@@ -151,6 +157,9 @@ class LaunchedRun {
     }
   }
 
+  // The run's own: others' jobs are not for its aggregators, which may be of another number, too.
+  std::string StateDir() const { return absl::StrCat(options_.state_dir, "/", job_); }
+
   // Flags say all: a file that configures aggregators, elsewhere, is not for the run's.
   Environment AggregatorEnvironment() const {
     Environment environment = SecurityOf(PeerRole::kAggregator);
@@ -168,7 +177,7 @@ class LaunchedRun {
     command.push_back("--drain-grace=0s");
     command.push_back(absl::StrCat("--failure-timeout=", options_.failure_timeout.ToString()));
     if (!options_.state_dir.empty()) {
-      command.push_back(absl::StrCat("--state-dir=", options_.state_dir, "/shard-", shard));
+      command.push_back(absl::StrCat("--state-dir=", StateDir(), "/shard-", shard));
     }
     return command;
   }

@@ -80,9 +80,9 @@ struct LaunchOptions {
   std::vector<std::string> node_command;
   absl::Duration aggregator_start_timeout = absl::Seconds(30);  // and of the nodes' workers
   std::function<void(const OutputLine&)> on_line = PrintPrefixed;
-  // Non-empty: where aggregators keep their state. Each is told --state-dir=STATE_DIR/shard-I too,
-  // and one that ends while workers run is started again at the same address, up to
-  // RestartLimit::kMost times within RestartLimit::kWindow.
+  // Non-empty: where aggregators keep their state. Each is told --state-dir=STATE_DIR/JOB/shard-I
+  // too, and one that ends while workers run is started again at the same address, up to
+  // RestartLimit::kMost times within RestartLimit::kWindow. STATE_DIR/JOB is removed at the end.
   std::string state_dir;
   // Something failed that the run survives.
   std::function<void(const std::string& what)> on_failure = PrintFailure;

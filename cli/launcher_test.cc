@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -185,14 +187,20 @@ class RestartTest : public LaunchTest {
     options_.state_dir = directory;
   }
 
+  // In a rank's script.
+  std::string StateOfShard(int shard) const {
+    return absl::StrCat(options_.state_dir, "/$SIGNPOST_JOB/shard-", shard);
+  }
+
   void SetRevived(const std::string& revived) {
     options_.aggregator_command = {
         "sh", "-c",
-        absl::StrCat("listen=$1 shard=$2 dir=${5#--state-dir=}; "
-                     "if mkdir $dir 2>/dev/null; then"
-                     "  mkfifo $dir/revived; echo $$ >$dir/pid; echo listening on fake:7;"
-                     "else ",
-                     revived, "; fi; exec tail -f /dev/null"),
+        absl::StrCat(
+            "listen=$1 shard=$2 dir=${5#--state-dir=}; "
+            "if [ ! -d $dir ]; then"
+            "  mkdir -p $dir; mkfifo $dir/revived; echo $$ >$dir/pid; echo listening on fake:7;"
+            "else ",
+            revived, "; fi; exec tail -f /dev/null"),
         "fake"};
   }
 };
@@ -200,7 +208,7 @@ class RestartTest : public LaunchTest {
 TEST_F(RestartTest, StartsAnAggregatorAgainAtItsAddressWhileRanksRun) {
   SetRevived("echo listening on fake:7; echo $listen $shard >$dir/revived");
   options_.aggregators = 2;
-  const std::string dir = options_.state_dir + "/shard-1";
+  const std::string dir = StateOfShard(1);
   const LaunchResult result =
       RunScript(absl::StrCat("kill -KILL $(cat ", dir, "/pid); cat ", dir, "/revived"));
   EXPECT_EQ(result.exit_code, 0) << result.explanation;
@@ -209,9 +217,22 @@ TEST_F(RestartTest, StartsAnAggregatorAgainAtItsAddressWhileRanksRun) {
               ElementsAre("aggregator 1 failed: killed by SIGKILL; started again (restart 1)"));
 }
 
+TEST_F(RestartTest, EachRunHasAStateOfItsOwnThatGoesWithIt) {
+  SetRevived("exit 5");
+  const std::string killed = options_.state_dir + "/run-of-another";
+  std::filesystem::create_directory(killed);
+  for (int run = 0; run < 2; ++run) {
+    const LaunchResult result = RunScript(absl::StrCat("cat ", StateOfShard(0), "/pid"));
+    EXPECT_EQ(result.exit_code, 0) << result.explanation;
+  }
+  using Directory = std::filesystem::directory_iterator;
+  EXPECT_EQ(std::distance(Directory(options_.state_dir), Directory()), 1);
+  EXPECT_TRUE(std::filesystem::exists(killed));
+}
+
 TEST_F(RestartTest, AFileForAggregatorsElsewhereIsForNoneOfTheRuns) {
   SetRevived("echo listening on fake:7; echo config=$SIGNPOST_CONFIG >$dir/revived");
-  const std::string dir = options_.state_dir + "/shard-0";
+  const std::string dir = StateOfShard(0);
   setenv("SIGNPOST_CONFIG", "elsewhere.yaml", 1);
   const LaunchResult result =
       RunScript(absl::StrCat("kill -KILL $(cat ", dir, "/pid); cat ", dir, "/revived"));
@@ -223,7 +244,7 @@ TEST_F(RestartTest, AFileForAggregatorsElsewhereIsForNoneOfTheRuns) {
 TEST_F(RestartTest, FailsWhenAnAggregatorKeepsEnding) {
   SetRevived("echo why >&2; exit 5");
   const LaunchResult result =
-      RunScript(absl::StrCat("kill -KILL $(cat ", options_.state_dir, "/shard-0/pid); ", kWait));
+      RunScript(absl::StrCat("kill -KILL $(cat ", StateOfShard(0), "/pid); ", kWait));
   EXPECT_EQ(result.exit_code, 5);
   EXPECT_THAT(result.explanation, StartsWith("aggregator 0 failed first: exit code 5"));
   EXPECT_THAT(result.explanation, HasSubstr("[aggregator 0] why"));
@@ -234,7 +255,7 @@ TEST_F(RestartTest, FailsWhenAnAggregatorKeepsEnding) {
 TEST_F(RestartTest, FailsWhenAnAggregatorComesBackElsewhere) {
   SetRevived("echo listening on fake:8");
   const LaunchResult result =
-      RunScript(absl::StrCat("kill -KILL $(cat ", options_.state_dir, "/shard-0/pid); ", kWait));
+      RunScript(absl::StrCat("kill -KILL $(cat ", StateOfShard(0), "/pid); ", kWait));
   EXPECT_EQ(result.exit_code, 69);
   EXPECT_THAT(result.explanation, HasSubstr("fake:8"));
 }
@@ -243,7 +264,7 @@ TEST_F(RestartTest, FailsWhenAnAggregatorDoesNotComeBackInTime) {
   SetRevived("exec tail -f /dev/null");
   options_.aggregator_start_timeout = absl::Seconds(2);  // the first start has to meet it
   const LaunchResult result =
-      RunScript(absl::StrCat("kill -KILL $(cat ", options_.state_dir, "/shard-0/pid); ", kWait));
+      RunScript(absl::StrCat("kill -KILL $(cat ", StateOfShard(0), "/pid); ", kWait));
   EXPECT_EQ(result.exit_code, 69);
   EXPECT_THAT(result.explanation, HasSubstr("did not come up within 2s"));
 }
