@@ -95,7 +95,7 @@ std::string HostName() {
 }
 
 // `cluster` has what was found: the link, 0 if it was not measured, as many workers as hosts that
-// were asked, and the processors, 0 if they are unknown.
+// were asked, and the cores, 0 if they are unknown.
 absl::Status AddPrediction(const Flags& flags, bench::Cluster cluster, DoctorReport& report) {
   if (!flags.link.empty()) {
     const absl::StatusOr<double> rate = bench::ParseRate(flags.link);
@@ -108,7 +108,7 @@ absl::Status AddPrediction(const Flags& flags, bench::Cluster cluster, DoctorRep
     return absl::OkStatus();
   }
   if (cluster.cores_per_host == 0) {
-    to.Unchecked("prediction", "no host tells how many processors it has");
+    to.Unchecked("prediction", "no host tells how many cores it has");
     return absl::OkStatus();
   }
   cluster.workers = flags.job.workers > 0 ? flags.job.workers : std::max(cluster.workers, 2u);

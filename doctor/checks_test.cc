@@ -162,14 +162,16 @@ TEST(Processors, AreThoseThatThisProcessMayRunOn) {
 TEST(Prediction, SaysWhatItCountsWith) {
   bench::Cluster cluster = {.link_bits_per_s = 100e9, .workers = 4, .shards = 4, .colocated = true};
   std::vector<std::string> exchanges;
-  for (const uint32_t processors : {2, 64}) {
-    cluster.cores_per_host = processors;
+  for (const uint32_t cores : {2, 64}) {
+    cluster.cores_per_host = cores;
     DoctorReport report;
     Reporter to("here", report);
     AddPrediction(cluster, {.parameters = 100'000'000}, to);
-    EXPECT_THAT(report.lines(0).text(),
-                HasSubstr(absl::StrCat("links of 100000 Mbit/s, ", processors,
-                                       " processors on each host:")));
+    EXPECT_EQ(report.lines(0).text(),
+              absl::StrCat("100000000 parameters; 4 workers and 4 aggregators, these on the "
+                           "workers' hosts, with ",
+                           cores, " cores, ", std::min(cores, 8u),
+                           " threads in each worker; links of 100000 Mbit/s"));
     exchanges.push_back(report.lines(1).text());
   }
   EXPECT_NE(exchanges[0], exchanges[1]);

@@ -18,11 +18,7 @@ std::string FormatSeconds(double seconds) {
 void AddPrediction(const bench::Cluster& cluster, const bench::Training& training, Reporter& to) {
   const bench::Prediction prediction = bench::Predict(cluster, training);
   to.Fine("prediction",
-          absl::StrFormat("%d parameters, %d workers, %d aggregators on %s, links of %.0f Mbit/s, "
-                          "%d processors on each host:",
-                          training.parameters, cluster.workers, cluster.shards,
-                          cluster.colocated ? "the workers' hosts" : "hosts of their own",
-                          cluster.link_bits_per_s / 1e6, cluster.cores_per_host));
+          absl::StrCat(training.parameters, " parameters; ", bench::Describe(cluster)));
   const bool computes = training.compute_s > 0;
   for (const auto& [codec, times] : bench::TimesByCodec(prediction)) {
     const std::string step =

@@ -426,7 +426,7 @@ TEST(DoctorHere, PredictsWhatALinkMakesOfTheJob) {
 TEST(DoctorHere, PredictsWithTheProcessorsThatItMayRunOn) {
   EXPECT_THAT(PredictionsOf(
                   ExamineHere("--predict --link 100mbit --parameters 25000000", OnOneProcessor())),
-              HasSubstr("1 processors on each host"));
+              HasSubstr("with 1 core, 1 thread in each worker"));
 }
 
 // --- Between hosts ---
@@ -474,7 +474,7 @@ TEST(DoctorBetween, PredictsWithTheProcessorsOfTheHostThatHasFewest) {
   const Listening b(OnOneProcessor(), "--listen 127.0.0.1:0", "");
   EXPECT_THAT(PredictionsOf(ExamineHere(absl::StrCat("--hosts ", a.address(), ",", b.address(),
                                                      " --predict --parameters 25000000"))),
-              HasSubstr("1 processors on each host"));
+              HasSubstr("with 1 core, 1 thread in each worker"));
 }
 
 TEST(DoctorBetween, FindsAHostThatNobodyListensOn) {
