@@ -23,11 +23,11 @@
 #include "doctor/host.h"
 #include "doctor/hosts.h"
 #include "doctor/job.h"
-#include "doctor/limits.h"
 #include "doctor/listener.h"
 #include "doctor/prediction.h"
 #include "doctor/report.h"
 #include "proto/exit_code.h"
+#include "proto/processors.h"
 
 namespace signpost::cli {
 namespace {
@@ -192,7 +192,7 @@ absl::StatusOr<int> Listen(const Flags& flags) {
 absl::StatusOr<int> ExamineHere(const Flags& flags) {
   DoctorReport report = doctor::ExamineHost(flags.job, flags.security, HostName());
   if (flags.predict) {
-    const bench::Cluster found = {.link_bits_per_s = 0, .cores_per_host = doctor::FindProcessors()};
+    const bench::Cluster found = {.link_bits_per_s = 0, .cores_per_host = ProcessorCount()};
     if (absl::Status status = AddPrediction(flags, found, report); !status.ok()) return status;
   }
   return Show(report, flags.json);

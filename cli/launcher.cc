@@ -1,7 +1,6 @@
 #include "cli/launcher.h"
 
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -28,6 +27,7 @@
 #include "cli/restart_limit.h"
 #include "log/log.h"
 #include "proto/exit_code.h"
+#include "proto/processors.h"
 #include "proto/steady_time.h"
 #include "security/identity.h"
 #include "security/throwaway_certificates.h"
@@ -233,11 +233,7 @@ class LaunchedRun {
   }
 
   // A rank's, of those that this program may run on.
-  uint32_t ShareOfProcessors() const {
-    cpu_set_t processors;
-    if (sched_getaffinity(0, sizeof processors, &processors) != 0) return 1;
-    return std::max<uint32_t>(CPU_COUNT(&processors) / options_.workers, 1);
-  }
+  uint32_t ShareOfProcessors() const { return std::max(ProcessorCount() / options_.workers, 1u); }
 
   // Of a rank, or of a node's worker.
   Environment EnvironmentOf(uint32_t rank, uint32_t world_size) const {

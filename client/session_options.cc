@@ -1,7 +1,5 @@
 #include "client/session_options.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -17,6 +15,7 @@
 #include "config/file.h"
 #include "config/session_keys.h"
 #include "log/log.h"
+#include "proto/processors.h"
 #include "security/client_security.h"
 #include "trace/recorder.h"
 #include "worker/chunk_crew.h"
@@ -213,9 +212,7 @@ absl::StatusOr<std::string> TraceFromEnvironment() {
 
 uint32_t ShareOfProcessors(uint32_t processes) {
   constexpr uint32_t kMostThreads = 8;
-  cpu_set_t processors;
-  if (sched_getaffinity(0, sizeof processors, &processors) != 0) return 1;
-  const uint32_t share = CPU_COUNT(&processors) / std::max(processes, 1u);
+  const uint32_t share = ProcessorCount() / std::max(processes, 1u);
   return std::clamp(share, 1u, kMostThreads);
 }
 

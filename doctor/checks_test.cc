@@ -2,7 +2,6 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -144,19 +143,6 @@ TEST(OpenFiles, AreAsManyAsWorkers) {
   CheckLimits({1024, 4096, 1 << 30, "this machine"}, job, to);
   EXPECT_EQ(Findings(report), Found{"open files here"});
   EXPECT_THAT(report.lines(0).mend(), HasSubstr("ulimit -n 4096"));
-}
-
-TEST(Processors, AreThoseThatThisProcessMayRunOn) {
-  cpu_set_t all, one;
-  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
-  EXPECT_EQ(FindProcessors(), CPU_COUNT(&all));
-  int first = 0;
-  while (!CPU_ISSET(first, &all)) ++first;
-  CPU_ZERO(&one);
-  CPU_SET(first, &one);
-  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
-  EXPECT_EQ(FindProcessors(), 1);
-  ASSERT_EQ(sched_setaffinity(0, sizeof all, &all), 0);
 }
 
 TEST(Prediction, SaysWhatItCountsWith) {

@@ -1,6 +1,5 @@
 #include "doctor/limits.h"
 
-#include <sched.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -148,12 +147,6 @@ Limits FindLimits() {
     BoundMemory(space.rlim_cur, "`ulimit -v`", limits);
   }
   return limits;
-}
-
-uint32_t FindProcessors() {
-  cpu_set_t processors;
-  if (sched_getaffinity(0, sizeof processors, &processors) != 0) return 0;
-  return CPU_COUNT(&processors);
 }
 
 void CheckLimits(const Limits& limits, const Job& job, Reporter& to) {

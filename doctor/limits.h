@@ -1,4 +1,4 @@
-// What this process may have: descriptors, memory and processors.
+// What this process may have: descriptors and memory.
 
 #ifndef SIGNPOST_DOCTOR_LIMITS_H_
 #define SIGNPOST_DOCTOR_LIMITS_H_
@@ -20,9 +20,6 @@ struct Limits {
 
 // Of this process, now.
 Limits FindLimits();
-
-// That this process may run on; 0: unknown. A control group's share of their time is not looked at.
-uint32_t FindProcessors();
 
 void CheckLimits(const Limits& limits, const Job& job, Reporter& to);
 

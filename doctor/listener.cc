@@ -13,12 +13,12 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "doctor/doctor.grpc.pb.h"
-#include "doctor/limits.h"
 #include "doctor/name.h"
 #include "doctor/path.h"
 #include "doctor/report.h"
 #include "doctor/tls.h"
 #include "proto/grpc_status.h"
+#include "proto/processors.h"
 #include "proto/steady_time.h"
 #include "proto/version.h"
 #include "security/client_security.h"
@@ -71,7 +71,7 @@ class Listener::Service final : public DoctorService::Service {
               absl::StrCat(request->hosts_size(), " hosts, at most ", kMostHosts)};
     }
     response->set_version(kVersion);
-    response->set_processors(FindProcessors());
+    response->set_processors(ProcessorCount());
     for (const std::string& host : request->hosts()) *response->add_names() = Resolve(HostOf(host));
     {
       const absl::MutexLock lock(&examining_);

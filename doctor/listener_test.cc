@@ -13,8 +13,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "doctor/doctor.grpc.pb.h"
-#include "doctor/limits.h"
 #include "gtest/gtest.h"
+#include "proto/processors.h"
 
 namespace signpost::doctor {
 namespace {
@@ -61,7 +61,7 @@ TEST_F(ListenerTest, TellsItsProcessors) {
   const grpc::Status status = stub_->Describe(&context, DescribeRequest(), &facts);
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_GT(facts.processors(), 0);
-  EXPECT_EQ(facts.processors(), FindProcessors());
+  EXPECT_EQ(facts.processors(), ProcessorCount());
 }
 
 constexpr size_t kHead = 512 << 10;
