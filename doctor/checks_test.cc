@@ -372,9 +372,42 @@ TEST(BetweenHosts, OnePathDoesNotShowWhoseLinkIsSlow) {
   Hosts hosts = HealthyHosts(3);
   hosts.hosts[2].facts.reset();
   hosts.paths[2].assign(3, std::nullopt);
-  for (const size_t to : {1, 2}) hosts.paths[0][to]->set_bits_per_s(50e6);
+  hosts.paths[0][1]->set_bits_per_s(50e6);
   // Into b nobody but a sends.
+  EXPECT_EQ(Findings(CheckHosts(hosts)), Found{"bandwidth a:1 -> b:1"});
+  // Into c b does too, and fast.
+  hosts.paths[0][2]->set_bits_per_s(50e6);
+  EXPECT_EQ(Findings(CheckHosts(hosts)), Found{"bandwidth a:1"});
+  hosts.paths[1][2]->set_bits_per_s(0);
   EXPECT_EQ(Findings(CheckHosts(hosts)), (Found{"bandwidth a:1 -> b:1", "bandwidth a:1 -> c:1"}));
+}
+
+// Of which a host is slow only beside the others.
+TEST(BetweenHosts, OfThreeHostsOneIsFoundSlowThoughAPathWasNotMeasured) {
+  Hosts hosts = HealthyHosts(3);
+  for (const size_t other : {0, 1}) {
+    hosts.paths[2][other]->set_bits_per_s(1e9);
+    hosts.paths[other][2]->set_bits_per_s(1e9);
+  }
+  hosts.paths[0][1]->set_bits_per_s(0);
+  const DoctorReport report = CheckHosts(hosts);
+  EXPECT_EQ(Findings(report), Found{"bandwidth c:1"});
+  EXPECT_THAT(report.lines(report.lines_size() - 1).text(),
+              HasSubstr("1 Gbit/s come through out of it at most, and 10 Gbit/s out of others"));
+}
+
+TEST(BetweenHosts, ASlowHostIsFoundThoughItGetsNowhereItself) {
+  Hosts hosts = HealthyHosts(3);
+  for (const size_t other : {0, 1}) {
+    hosts.paths[other][2]->set_bits_per_s(50e6);
+    hosts.paths[2][other].emplace();
+    SetFinding("reach", *hosts.paths[2][other]);
+  }
+  const DoctorReport report = CheckHosts(hosts);
+  EXPECT_EQ(Findings(report), (Found{"reach c:1 -> a:1", "reach c:1 -> b:1", "bandwidth c:1"}));
+  const DoctorLine& line = report.lines(report.lines_size() - 1);
+  EXPECT_EQ(line.text(), "50 Mbit/s come through into it at most, and 10 Gbit/s into others");
+  EXPECT_THAT(line.mend(), HasSubstr("ethtool INTERFACE "));
 }
 
 TEST(BetweenHosts, APathWhoseRateIsAFindingIsNotOk) {

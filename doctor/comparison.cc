@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <map>
 #include <set>
 #include <string>
@@ -165,6 +166,17 @@ double LeastRate(const PathFacts& path) {
                   kLeastShare * 1e6 * std::min<double>(path.link_mbit(), kJudgedMbit));
 }
 
+// The best of those out of a host, if possible one that knows the interface; an empty one where
+// there is none.
+const PathFacts& PathOutOf(const Hosts& hosts, size_t host) {
+  const PathFacts* best = &PathFacts::default_instance();
+  for (const std::optional<PathFacts>& path : hosts.paths[host]) {
+    if (!path) continue;
+    if (best->interface().empty() || path->bits_per_s() > best->bits_per_s()) best = &*path;
+  }
+  return *best;
+}
+
 // By itself; one that was not measured is not.
 bool IsSlow(const PathFacts& path) {
   return path.bits_per_s() > 0 && path.bits_per_s() < LeastRate(path);
@@ -184,48 +196,65 @@ void ForEachRate(const Hosts& hosts, const Look& look) {
 // A host's link in one direction, as the best of its paths shows it.
 struct Direction {
   double bits_per_s = 0;         // 0: not measured
+  size_t best_other = 0;         // the host at the other end of that path
+  double second_bits_per_s = 0;  // of the paths with other hosts than that; 0: there is none
   size_t paths = 0;              // that were measured
   double others_bits_per_s = 0;  // the median of all hosts, if this one is slow; 0: it is not
 
   bool is_slow() const { return others_bits_per_s > 0; }
   // By one path alone, it may as well be the other host's.
   bool is_its_own() const { return paths >= 2; }
+  // As the paths show it that are not with that host.
+  double Without(size_t host) const { return best_other == host ? second_bits_per_s : bits_per_s; }
 };
 
 struct Link {
   Direction out, in;
 };
 
-void Widen(double bits_per_s, Direction& direction) {
-  direction.bits_per_s = std::max(direction.bits_per_s, bits_per_s);
+void Widen(double bits_per_s, size_t other, Direction& direction) {
   ++direction.paths;
+  if (bits_per_s > direction.bits_per_s) {
+    direction.second_bits_per_s = std::exchange(direction.bits_per_s, bits_per_s);
+    direction.best_other = other;
+  } else {
+    direction.second_bits_per_s = std::max(direction.second_bits_per_s, bits_per_s);
+  }
+}
+
+// Of that host's link, and the others' as the paths between these show them. Of two in the middle
+// it is the better one. 0: nothing shows others'.
+double MedianAround(size_t host, Direction Link::*side, const std::vector<Link>& links) {
+  std::vector<double> rates = {(links[host].*side).bits_per_s};
+  for (size_t other = 0; other < links.size(); ++other) {
+    const double rate = (links[other].*side).Without(host);
+    if (other != host && rate > 0) rates.push_back(rate);
+  }
+  if (rates.size() < 2) return 0;
+  const auto middle = rates.begin() + static_cast<ptrdiff_t>(rates.size() / 2);
+  std::nth_element(rates.begin(), middle, rates.end());
+  return *middle;
 }
 
 // Of three hosts or more it shows whose link is slow: theirs whose best path is.
 void Judge(const Hosts& hosts, Direction Link::*side, std::vector<Link>& links) {
-  std::vector<double> measured;
-  for (const Link& link : links) {
-    const Direction& direction = link.*side;
-    if (direction.is_its_own()) measured.push_back(direction.bits_per_s);
-  }
-  if (measured.size() < 3) return;
-  const double others = Median(measured);
-  const double least_of_others = std::min(kLeastShareOfOthers * others, kComparedBitsPerSecond);
-  ForEachRate(hosts, [&](size_t host, size_t, const PathFacts& path) {
+  for (size_t host = 0; host < links.size(); ++host) {
     Direction& direction = links[host].*side;
-    if (!direction.is_its_own()) return;
-    if (direction.bits_per_s < std::max(LeastRate(path), least_of_others)) {
+    if (!direction.is_its_own()) continue;
+    const double others = MedianAround(host, side, links);
+    const double least_of_others = std::min(kLeastShareOfOthers * others, kComparedBitsPerSecond);
+    if (direction.bits_per_s < std::max(LeastRate(PathOutOf(hosts, host)), least_of_others)) {
       direction.others_bits_per_s = others;
     }
-  });
+  }
 }
 
 // Of each host.
 std::vector<Link> LinksOf(const Hosts& hosts) {
   std::vector<Link> links(hosts.hosts.size());
   ForEachRate(hosts, [&](size_t from, size_t to, const PathFacts& path) {
-    Widen(path.bits_per_s(), links[from].out);
-    Widen(path.bits_per_s(), links[to].in);
+    Widen(path.bits_per_s(), to, links[from].out);
+    Widen(path.bits_per_s(), from, links[to].in);
   });
   Judge(hosts, &Link::out, links);
   Judge(hosts, &Link::in, links);
@@ -305,20 +334,20 @@ void CheckMtus(const Hosts& hosts, DoctorReport& report) {
 
 void WarnOfRate(const std::string& where, const std::string& rates, const PathFacts& path,
                 DoctorReport& report) {
+  const bool is_known = !path.interface().empty();
+  const std::string says =
+      path.link_mbit() > 0 ? absl::StrCat(path.link_mbit(), " Mbit/s") : "nothing of its speed";
+  const std::string interface = is_known ? path.interface() : "INTERFACE";
   Reporter(where, report)
-      .Warn("bandwidth",
-            absl::StrCat(rates, "; ", path.interface(), " says ",
-                         path.link_mbit() > 0 ? absl::StrCat(path.link_mbit(), " Mbit/s")
-                                              : "nothing of its speed"),
-            absl::StrCat("ethtool ", path.interface(),
+      .Warn("bandwidth", is_known ? absl::StrCat(rates, "; ", interface, " says ", says) : rates,
+            absl::StrCat("ethtool ", interface,
                          " shows what was negotiated (a cable, a "
                          "switch port); tc qdisc show dev ",
-                         path.interface(), " whether it is shaped"));
+                         interface, " whether it is shaped"));
 }
 
 void WarnOfSlowHosts(const Hosts& hosts, const std::vector<Link>& links, DoctorReport& report) {
-  std::set<size_t> told;
-  ForEachRate(hosts, [&](size_t host, size_t, const PathFacts& path) {
+  for (size_t host = 0; host < links.size(); ++host) {
     std::vector<std::string> rates;
     for (const auto& [direction, way] :
          {std::pair{links[host].out, "out of"}, {links[host].in, "into"}}) {
@@ -327,9 +356,10 @@ void WarnOfSlowHosts(const Hosts& hosts, const std::vector<Link>& links, DoctorR
                                    " it at most, and ", Rate(direction.others_bits_per_s), " ", way,
                                    " others"));
     }
-    if (rates.empty() || !told.insert(host).second) return;
-    WarnOfRate(hosts.hosts[host].address, absl::StrJoin(rates, "; "), path, report);
-  });
+    if (rates.empty()) continue;
+    WarnOfRate(hosts.hosts[host].address, absl::StrJoin(rates, "; "), PathOutOf(hosts, host),
+               report);
+  }
 }
 
 void CheckRates(const Hosts& hosts, const std::vector<Link>& links, DoctorReport& report) {
