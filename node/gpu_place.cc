@@ -73,6 +73,7 @@ absl::Status GpuPlace::Copy(const Numbers& from, const Numbers& to) {
 absl::Status GpuPlace::Prepare(const Layout& layout, size_t processes, uint32_t) {
   if (!status_.ok()) return status_;
   layout_ = &layout;
+  first_row_.clear();
   std::vector<Row> rows;
   for (const Chunk& chunk : layout.chunks()) {
     first_row_.push_back(rows.size());

@@ -567,6 +567,15 @@ void Job::Begin(const Processes& processes) {
     absl::MutexLock lock(&mutex_);
     goes_on = has_joined_;
   }
+  if (goes_on && training_->IsJobOver()) {
+    // Other nodes, which begin anew, would wait for this one, and its processes for theirs.
+    Tell("other nodes have left it, and what this one has of it is over; begins anew");
+    training_->Leave().IgnoreError();
+    absl::MutexLock lock(&mutex_);
+    training_ = GiveUp();
+    ++cohorts_;  // who is of the last one has nothing to read any more
+    goes_on = false;
+  }
   if (!goes_on) {
     absl::Status status;
     for (const std::shared_ptr<Process>& process : processes) {

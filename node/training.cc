@@ -76,6 +76,9 @@ Training::Training(const Definition& definition, Layout layout, std::unique_ptr<
       parameters_(std::move(parameters)) {}
 
 absl::Status Training::Join(const SessionOptions& node, const Start& start, Gradients values) {
+  open_step_.reset();
+  mean_.clear();
+  session_.reset();
   if (!start.start_from_rank_0()) {
     if (absl::Status status = CheckSameValues(values); !status.ok()) return status;
   }

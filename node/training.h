@@ -54,7 +54,7 @@ class Training {
   // Joins the job as the worker that `node` says, which has no node itself, with the values of the
   // first of `values`. FAILED_PRECONDITION names the tensor in which another has other values,
   // unless they are to begin with rank 0's. Otherwise errors as Session::Join. While a step is
-  // open, whoever node.worker.on_news tells of news calls Advance.
+  // open, whoever node.worker.on_news tells of news calls Advance. After Leave it may join again.
   absl::Status Join(const SessionOptions& node, const Start& start, Gradients values);
   Begun begun();  // after Join
 
@@ -76,6 +76,8 @@ class Training {
   absl::Status Checkpoint(const std::string& directory);
   absl::StatusOr<std::unique_ptr<SharedMemory>> SaveState();
   absl::Status Leave() { return session_->Leave(); }
+  // As Worker's.
+  bool IsJobOver() const { return session_->IsJobOver(); }
 
  private:
   Training(const Definition& definition, Layout layout, std::unique_ptr<Place> place,

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/gpu.h"
@@ -476,6 +477,29 @@ TEST_F(SimulatedGpuNodeTest, AProcessThatDiedIsNamedAndAllGoOnWithTheSameBits) {
     });
     EXPECT_EQ(ends, wanted);
   }
+}
+
+TEST_F(SimulatedGpuNodeTest, AWorkerOnAGpuBeginsAnewWithAnotherNodeThatHasLeftTheJob) {
+  has_gpu_ = kAll;
+  const std::vector<float> wanted = TrainOn(kAll);
+  Nodes nodes(Options(/*nodes=*/2));
+  absl::Notification have_left[2];
+  OnEachRank(nodes.processes(), [&](uint32_t number) {
+    auto process = std::make_unique<Process>(JobOn(kAll), number);
+    ASSERT_TRUE(process->Join(nodes.OptionsOf(number)).ok());
+    ASSERT_TRUE(process->Step().ok());
+    if (number < 2) {
+      EXPECT_TRUE(process->session().Leave().ok());
+      have_left[number].Notify();
+    }
+    for (const absl::Notification& has_left : have_left) has_left.WaitForNotification();
+    process = std::make_unique<Process>(JobOn(kAll), number);
+    const absl::Status joined = process->Join(nodes.OptionsOf(number));
+    ASSERT_TRUE(joined.ok()) << joined;
+    EXPECT_EQ(process->session().steps(), 0);
+    while (process->session().steps() < kSteps) ASSERT_TRUE(process->Step().ok());
+    EXPECT_EQ(process->Values(), wanted);
+  });
 }
 
 TEST_F(SimulatedGpuNodeTest, AGpuThatCannotGetAtTheWorkersSaysWhatToDo) {

@@ -290,6 +290,31 @@ TEST(NodeOverlap, ProcessesWhoseRatesDifferSendNothing) {
   });
 }
 
+TEST(NodeOverlap, AnOpenStepIsForgottenWithTheJobThatAnotherNodeHasLeft) {
+  Nodes nodes(Options(2));
+  const std::vector<float> wanted = TrainedAtOnce(2);
+  auto* const all_have_begun = new absl::Barrier(nodes.processes());
+  absl::Notification have_left[kProcesses];
+  OnEachRank(nodes.processes(), [&](uint32_t number) {
+    auto process = std::make_unique<Process>(nodes, number);
+    process->Join();
+    process->BeginStep();
+    nodes.AwaitRoundsClosed(EarlyChunks());
+    if (all_have_begun->Block()) delete all_have_begun;
+    if (number < kProcesses) {
+      EXPECT_TRUE(process->session().Leave().ok());
+      have_left[number].Notify();
+    }
+    for (const absl::Notification& has_left : have_left) has_left.WaitForNotification();
+    process = std::make_unique<Process>(nodes, number);
+    process->Join();
+    EXPECT_FALSE(process->session().returned());
+    process->StepTo(kSteps);
+    EXPECT_EQ(process->values(), wanted);
+    EXPECT_TRUE(process->session().Leave().ok());
+  });
+}
+
 TEST(NodeOverlap, AJobCanBeLeftInTheMiddleOfAStep) {
   Nodes nodes(Options(1));
   for (int run = 0; run < 3; ++run) {

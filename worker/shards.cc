@@ -123,6 +123,18 @@ JobStatus Shards::AskAboutJob() const {
   return response.ok() && response->jobs_size() == 1 ? response->jobs(0) : JobStatus();
 }
 
+bool Shards::IsJobOver() const {
+  const int needed = options_.min_workers == 0 ? options_.world_size : options_.min_workers;
+  for (uint32_t shard = 0; shard < size(); ++shard) {
+    const absl::StatusOr<StatusResponse> response = Ask(shard);
+    if (!response.ok()) return false;
+    if (response->jobs_size() == 0) return true;
+    const auto& ranks = response->jobs(0).joined_ranks();
+    if (ranks.size() < needed || !absl::c_linear_search(ranks, options_.rank)) return true;
+  }
+  return false;
+}
+
 FrameHeader Shards::HeaderOf(uint32_t chunk, uint64_t step, Codec codec) const {
   FrameHeader header;
   header.set_job(options_.job);

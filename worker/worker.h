@@ -175,6 +175,10 @@ class Worker {
   // Ends this worker's membership. Returns once every aggregator has all of its rounds for good.
   absl::Status Leave();
 
+  // Whether the next step would fail because other ranks have left, or have begun anew: between
+  // steps nothing else tells. False if an aggregator does not answer. May take seconds.
+  bool IsJobOver() const { return shards_.IsJobOver(); }
+
   uint64_t steps() const { return steps_; }
   // Whether all ranks have the same parameters: always, but between 0/1 Adam's synchronisations.
   bool is_synchronised() const { return steps_ == optimizer_.StepsBefore(round_); }
