@@ -19,6 +19,7 @@
 #include "node/definition.h"
 #include "node/gpu_tensors.h"
 #include "node/host_tensors.h"
+#include "node/process_watch.h"
 #include "proto/exit_code.h"
 #include "proto/failure_timeout.h"
 #include "proto/grpc_status.h"
@@ -309,6 +310,7 @@ absl::Status AttachedSession::Attach(kernels::cuda::Gpu* gpu, const SessionOptio
   attach.set_rank(options.worker.rank);
   attach.set_world_size(options.worker.world_size);
   attach.set_pid(getpid());
+  attach.set_pid_namespace(PidNamespace());
   attach.set_on_gpu(gpu != nullptr);
   *attach.mutable_definition() = DefinitionOf(options, optimizer, parameters_);
   Start& start = *attach.mutable_start();

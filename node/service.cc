@@ -1,5 +1,8 @@
 #include "node/service.h"
 
+#include <sys/types.h>
+
+#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -14,7 +17,9 @@ namespace {
 // Owned by the call.
 class Stream final : public grpc::ServerBidiReactor<Request, Reply> {
  public:
-  explicit Stream(Node& node) : node_(node) { StartRead(&request_); }
+  Stream(Node& node, ProcessWatch& process_watch) : node_(node), process_watch_(process_watch) {
+    StartRead(&request_);
+  }
 
   void OnReadDone(bool ok) override {
     if (!ok) return End();
@@ -31,6 +36,9 @@ class Stream final : public grpc::ServerBidiReactor<Request, Reply> {
         reply.set_message(std::string(process.status().message()));
         return StartWrite(&(reply_ = std::move(reply)));
       }
+      const Attach& attach = request_.attach();
+      watched_ = process_watch_.Add(static_cast<pid_t>(attach.pid()), attach.pid_namespace(),
+                                    [process = *process] { process.job->Gone(process.number); });
       absl::MutexLock lock(&mutex_);
       process_ = *process;
     }
@@ -49,7 +57,10 @@ class Stream final : public grpc::ServerBidiReactor<Request, Reply> {
   void OnWriteDone(bool ok) override { OnAnswered(ok); }
 
   void OnCancel() override { End(); }
-  void OnDone() override { delete this; }
+  void OnDone() override {
+    process_watch_.Remove(watched_);
+    delete this;
+  }
 
  private:
   // Or it needs no answer.
@@ -83,6 +94,8 @@ class Stream final : public grpc::ServerBidiReactor<Request, Reply> {
   }
 
   Node& node_;
+  ProcessWatch& process_watch_;
+  uint64_t watched_ = 0;
   Request request_;
   Reply reply_;
   absl::Mutex mutex_;
@@ -95,7 +108,7 @@ class Stream final : public grpc::ServerBidiReactor<Request, Reply> {
 }  // namespace
 
 grpc::ServerBidiReactor<Request, Reply>* Service::Serve(grpc::CallbackServerContext* context) {
-  return new Stream(node_);
+  return new Stream(node_, process_watch_);
 }
 
 }  // namespace signpost::node

@@ -5,6 +5,7 @@
 
 #include "grpcpp/support/server_callback.h"
 #include "node/node.h"
+#include "node/process_watch.h"
 #include "proto/node.grpc.pb.h"
 
 namespace signpost::node {
@@ -19,6 +20,7 @@ class Service final : public NodeService::CallbackService {
 
  private:
   Node& node_;
+  ProcessWatch process_watch_;
 };
 
 }  // namespace signpost::node

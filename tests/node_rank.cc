@@ -3,6 +3,7 @@
 //   NODE_RANK_DIES=RANK@STEP,before   that rank kills itself before it takes the step
 //   NODE_RANK_DIES=RANK@STEP,during   ... while its node's exchange is under way: ranks of other
 //                                     nodes do not take the step before it is dead
+//   NODE_RANK_FORKS=1                 ... and leaves a child, which has its connections
 //   NODE_RANK_MARKS=DIRECTORY         where it leaves a mark when it has died, so that it dies once
 //   NODE_RANK_COMPUTES=DURATION       for so long all do before the second step
 //   NODE_RANK_STAYS=1                 who is told that another has died joins again, and does not
@@ -57,7 +58,16 @@ struct Death {
   bool has_come() const { return std::filesystem::exists(mark); }
   void Come() const {
     std::ofstream(mark).put('1');
+    if (!Variable("NODE_RANK_FORKS").empty() && fork() == 0) StayAsChild();
     kill(getpid(), SIGKILL);
+  }
+
+  // Until the directory of the mark is removed, but for its parent's output.
+  [[noreturn]] void StayAsChild() const {
+    setsid();  // `signpost run` ends the group of a process that has ended
+    for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) close(fd);
+    while (access(mark.c_str(), F_OK) == 0) usleep(10'000);
+    _exit(0);
   }
 
   bool planned, during;

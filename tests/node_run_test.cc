@@ -97,6 +97,14 @@ TEST(NodeRun, EndsWithTheSameBitsWhenAProcessDiesWhileTheExchangeIsUnderWay) {
   EXPECT_THAT(outcome.output, Not(HasSubstr("back at step 11")));
 }
 
+// It would wait for its place, and others for it, for as long as their timeouts are.
+TEST(NodeRun, StartsAgainWhoDiesAndLeavesAChild) {
+  const Outcome outcome = RunRanks("-n 4 --per-node 2 --worker-restarts 1",
+                                   "NODE_RANK_FORKS=1 NODE_RANK_DIES=1@11,before");
+  ExpectUndisturbedEnd(outcome);
+  EXPECT_THAT(outcome.output, ContainsRegex("local rank 1 \\(process [0-9]+\\) is gone after 11"));
+}
+
 TEST(NodeRun, LetsProcessesThatLiveOnAttachAgain) {
   for (const char* death : {"0@9,before", "1@20,during"}) {
     const Outcome outcome = RunRanks("-n 4 --per-node 2 --worker-restarts 1",

@@ -2,9 +2,11 @@
 // Here they are threads, and so is the worker unless it has to die; node_run_test.cc has real ones.
 
 #include <signal.h>
+#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -31,6 +33,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "node/process_watch.h"
 #include "node/server.h"
 #include "proto/failure_timeout.h"
 #include "proto/node.grpc.pb.h"
@@ -521,6 +524,31 @@ TEST(Node, TellsAProcessThatOthersDiedInTheStepThatItHasYetToCallFor) {
   EXPECT_EQ(told.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(MessageOf(told), HasSubstr("local rank 0 (process 1000) of job 'raw' is gone without "
                                          "having left, after 0 steps"));
+}
+
+// As they do when its children have them too.
+TEST(Node, NoticesThatAProcessIsDeadWhoseConnectionsOutliveIt) {
+  Nodes nodes({.nodes = 1, .processes = 2});
+  char name[] = "sleep", seconds[] = "1000";
+  char* const arguments[] = {name, seconds, nullptr};
+  pid_t pid = 0;
+  ASSERT_EQ(posix_spawnp(&pid, name, nullptr, nullptr, arguments, environ), 0);
+  node::Request attach = RawAttach(1, 2);
+  attach.mutable_attach()->set_pid(pid);
+  attach.mutable_attach()->set_pid_namespace(node::PidNamespace());
+  RawProcess waits(nodes.SocketOf(0)), dies(nodes.SocketOf(0));
+  ASSERT_TRUE(waits.Call(RawAttach(0, 2)).ok());
+  ASSERT_TRUE(dies.Call(attach).ok());
+  waits.Send(RawBegin());
+  ASSERT_TRUE(dies.Call(RawBegin()).ok());
+  ASSERT_TRUE(waits.Receive().ok());
+  waits.Send(RawStep());
+  kill(pid, SIGKILL);
+  const absl::Status told = waits.Receive().status();
+  waitpid(pid, nullptr, 0);
+  EXPECT_EQ(told.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(MessageOf(told), HasSubstr(absl::StrCat("local rank 1 (process ", pid, ")")));
+  EXPECT_EQ(dies.Call(RawStep()).status().code(), absl::StatusCode::kCancelled);
 }
 
 TEST(Node, FinishesTheStepThatIsUnderWayWhenAProcessDies) {
