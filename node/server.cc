@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -71,13 +72,20 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   if (absl::Status status = CheckRanks(options.node); !status.ok()) return status;
   const absl::StatusOr<sockaddr_un> address = AddressOf(options.listen);
   if (!address.ok()) return address.status();
+  const std::string cannot = absl::StrCat("cannot listen on ", options.listen, ": ");
+  absl::StatusOr<std::unique_ptr<PathLock>> lock = PathLock::Take(address->sun_path);
   if (const std::optional<pid_t> pid = WhoListensOn(*address)) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("cannot listen on ", options.listen, ": ",
-                     *pid > 0 ? absl::StrCat("process ", *pid) : "a process of another container",
-                     " does, perhaps another worker of this node. End it, or choose another path"));
+    return absl::AlreadyExistsError(absl::StrCat(
+        cannot, *pid > 0 ? absl::StrCat("process ", *pid) : "a process of another container",
+        " does, perhaps another worker of this node. End it, or choose another path"));
   }
-  std::unique_ptr<Server> server(new Server(options.node));
+  if (absl::IsAlreadyExists(lock.status())) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(cannot, "another worker of this node is about to, or about to end (",
+                     lock.status().message(), "). End it, or choose another path"));
+  }
+  if (!lock.ok()) return absl::UnavailableError(absl::StrCat(cannot, lock.status().message()));
+  std::unique_ptr<Server> server(new Server(options.node, *std::move(lock)));
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);  // processes ping while they wait
@@ -90,13 +98,12 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   server->server_ = builder.BuildAndStart();
   umask(mask);
   if (server->server_ != nullptr && bound != 0) return server;
-  return absl::UnavailableError(absl::StrCat(
-      "cannot listen on ", options.listen,
-      ": its directory may not be there, or not be writable, or something else is at the path"));
+  return absl::UnavailableError(
+      absl::StrCat(cannot, "something that is no socket may be at the path"));
 }
 
-Server::Server(const NodeOptions& options)
-    : node_(options), service_(std::make_unique<Service>(node_)) {}
+Server::Server(const NodeOptions& options, std::unique_ptr<PathLock> lock)
+    : lock_(std::move(lock)), node_(options), service_(std::make_unique<Service>(node_)) {}
 
 Server::~Server() { Stop(); }
 

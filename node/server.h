@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "node/node.h"
+#include "node/path_lock.h"
 
 namespace grpc {
 class Server;
@@ -27,8 +28,9 @@ struct ServerOptions {
 class Server {
  public:
   // INVALID_ARGUMENT for an address of another kind, a path that is too long, or ranks that cannot
-  // be; ALREADY_EXISTS, with its process number, when another process listens there: a socket whose
-  // process has died is replaced. UNAVAILABLE when there can be no socket at the path.
+  // be; ALREADY_EXISTS, with its process number, when another process listens there, or is about
+  // to: a socket whose process has died is replaced. UNAVAILABLE when there can be no socket at the
+  // path.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options);
 
   ~Server();  // as Stop
@@ -37,8 +39,9 @@ class Server {
   void Stop();
 
  private:
-  explicit Server(const NodeOptions& options);
+  Server(const NodeOptions& options, std::unique_ptr<PathLock> lock);
 
+  const std::unique_ptr<PathLock> lock_;  // until nothing is at the path any more
   Node node_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<grpc::Server> server_;

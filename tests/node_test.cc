@@ -1,8 +1,10 @@
 // Processes that train through the worker of their node, against workers that train by themselves.
 // Here they are threads, and so is the worker unless it has to die; node_run_test.cc has real ones.
 
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -1421,6 +1423,42 @@ TEST(NodeServer, RefusesThePathOfAnotherWorkerByItsProcess) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(MessageOf(refused), HasSubstr(absl::StrCat("process ", getpid(), " does")));
   TrainAttached(nodes);  // which it has not hurt
+}
+
+TEST(NodeServer, OneOfTwoThatAreStartedAtOnceIsRefusedAndDoesNotHurtTheOther) {
+  Nodes nodes({.nodes = 1, .processes = 1});
+  node::ServerOptions options;
+  options.listen = nodes.SocketOf(0);
+  options.node.processes = 1;
+  options.node.session = nodes.AggregatorsAs(0, 1);
+  for (int i = 0; i < 10; ++i) {
+    nodes.End(0);
+    std::vector<absl::StatusOr<std::unique_ptr<node::Server>>> servers(2);
+    OnEachRank(2, [&](uint32_t number) { servers[number] = node::Server::Start(options); });
+    ASSERT_NE(servers[0].ok(), servers[1].ok());
+    const int refused = servers[0].ok() ? 1 : 0;
+    EXPECT_EQ(servers[refused].status().code(), absl::StatusCode::kAlreadyExists);
+    TrainAttached(nodes);
+  }
+}
+
+TEST(NodeServer, RefusesThePathOfAnotherThatDoesNotListenYetAndLeavesWhatIsThere) {
+  Nodes nodes({.nodes = 1, .processes = 1});
+  const std::string path = nodes.SocketOf(0).substr(5);
+  nodes.End(0);
+  EXPECT_FALSE(std::filesystem::exists(path + ".lock"));
+  ASSERT_EQ(mknod(path.c_str(), S_IFSOCK | 0600, 0), 0);
+  const int other = open((path + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  ASSERT_EQ(flock(other, LOCK_EX), 0);
+  const absl::Status refused = WhyNotAt(nodes.SocketOf(0));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("another worker of this node is about to, or about to "
+                                            "end (another process has locked " +
+                                            path + ".lock)"));
+  EXPECT_TRUE(std::filesystem::exists(path));
+  close(other);  // as when it is killed
+  const auto server = nodes.Start(0);
+  TrainAttached(nodes);
 }
 
 TEST(NodeServer, ReplacesASocketWhoseProcessHasDied) {
