@@ -2,6 +2,7 @@
 // sent then, and a step of which a part was sent is finished, whoever dies.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -335,18 +336,22 @@ TEST(NodeOverlap, AJobCanBeLeftInTheMiddleOfAStep) {
 // As when all nodes' processes are started again, which may take longer than an exchange may.
 TEST(NodeOverlap, AnOpenStepOutlastsTheExchangeTimeoutWhileNobodyWaits) {
   NodesOptions options = Options(2);
-  options.worker.exchange_timeout = absl::Seconds(1);
+  options.worker.exchange_timeout = absl::Seconds(2);
   Nodes nodes(options);
   const std::vector<float> wanted = TrainedAtOnce(2);
+  std::atomic<uint32_t> missing = kProcesses;
+  absl::Notification are_back;
   OnEachRank(nodes.processes(), [&](uint32_t number) {
     Process process(nodes, number);
     process.Join();
-    const bool has_begun = number < kProcesses;
-    if (has_begun) process.BeginStep();
-    absl::SleepFor(absl::Seconds(2));
-    if (has_begun) {
+    if (number < kProcesses) {
+      process.BeginStep();
+      absl::SleepFor(2 * options.worker.exchange_timeout);
       process.Vanish();
       process.Join();
+      if (--missing == 0) are_back.Notify();
+    } else {
+      are_back.WaitForNotification();
     }
     process.StepTo(kSteps);
     EXPECT_EQ(process.values(), wanted);
