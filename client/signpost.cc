@@ -68,6 +68,7 @@ using signpost::config::File;
 using signpost::config::SessionSettings;
 
 std::atomic<signpost_interrupt> interrupt = nullptr;
+thread_local signpost_interrupt thread_interrupt = nullptr;
 
 absl::Status CheckDirectory(const char* directory) {
   if (directory != nullptr && *directory != '\0') return absl::OkStatus();
@@ -75,7 +76,8 @@ absl::Status CheckDirectory(const char* directory) {
 }
 
 bool IsInterrupted() {
-  const signpost_interrupt is_interrupted = interrupt;
+  const signpost_interrupt is_interrupted =
+      thread_interrupt != nullptr ? thread_interrupt : interrupt.load();
   return is_interrupted != nullptr && is_interrupted() != 0;
 }
 
@@ -377,6 +379,10 @@ uint32_t signpost_abi(void) { return SIGNPOST_ABI; }
 int signpost_has_cuda(void) { return signpost::kernels::cuda::CanOpenGpus() ? 1 : 0; }
 
 void signpost_set_interrupt(signpost_interrupt is_interrupted) { interrupt = is_interrupted; }
+
+void signpost_set_thread_interrupt(signpost_interrupt is_interrupted) {
+  thread_interrupt = is_interrupted;
+}
 
 int signpost_exit_code(int code) {
   const auto status_code = static_cast<absl::StatusCode>(code);

@@ -46,7 +46,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 19
+#define SIGNPOST_ABI 20
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -212,9 +212,14 @@ SIGNPOST_API int signpost_has_cuda(void);
 /* What steps, reductions and checkpoints of this process that wait for others ask from now on,
  * twice a second and on the caller's thread: once it is not 0 the call ends with
  * SIGNPOST_CANCELLED, and a step that does has failed. A checkpoint does not ask while an
- * aggregator does not answer it. With a node all calls ask. NULL: nothing, as at first. */
+ * aggregator does not answer it. A join asks when all ranks are there, before it writes into
+ * parameters. With a node all calls ask. NULL: nothing, as at first. */
 typedef int (*signpost_interrupt)(void);
 SIGNPOST_API void signpost_set_interrupt(signpost_interrupt is_interrupted);
+
+/* What the calling thread's calls ask instead, for as long as it lives. NULL: the same as others',
+ * as at first. */
+SIGNPOST_API void signpost_set_thread_interrupt(signpost_interrupt is_interrupted);
 
 /* What a program should end with behind a failure with this code, so that launchers and clusters
  * know what to do: 64 wrong configuration, 65 what was saved is damaged, 69 no aggregator, 75 try

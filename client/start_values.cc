@@ -43,10 +43,16 @@ absl::Status TakeValuesOfRank0(const SessionOptions& options,
   for_all.worker.round_deadline = absl::ZeroDuration();
   for_all.worker.min_workers = 0;
   for_all.gpu.reset();
+  for_all.worker.is_interrupted = nullptr;  // values of two ranks would be left
   absl::StatusOr<std::unique_ptr<ReductionSession>> reduction =
       ReductionSession::Join(for_all, "values of rank 0", {.codec = FLOAT32, .sum = true},
                              std::vector<Parameter>(parameters.begin(), parameters.end()));
   if (!reduction.ok()) return reduction.status();
+  if (options.worker.is_interrupted && options.worker.is_interrupted()) {
+    (*reduction)->Leave().IgnoreError();
+    return absl::CancelledError(
+        absl::StrFormat("interrupted while joining job '%s'", options.worker.job));
+  }
 
   if (!is_rank_0 && gpu == nullptr) {
     for (const absl::Span<float> zeros : values) std::fill(zeros.begin(), zeros.end(), 0.0f);

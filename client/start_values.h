@@ -17,8 +17,9 @@ namespace signpost {
 //
 // Parameters are on `gpu`, and cross to the host and back; or, if it is null, on the host.
 //
+// CANCELLED, with nothing overwritten, if `is_interrupted` when all ranks are there.
 // INVALID_ARGUMENT, on all ranks, names a block of rank 0's that is not finite or out of range.
-// Otherwise errors as ReductionSession's. On error parameters may have been overwritten.
+// Otherwise errors as ReductionSession's. On these parameters may have been overwritten.
 absl::Status TakeValuesOfRank0(const SessionOptions& options,
                                absl::Span<const Parameter> parameters, kernels::cuda::Gpu* gpu);
 

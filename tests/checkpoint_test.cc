@@ -31,6 +31,7 @@
 namespace signpost::testing {
 namespace {
 
+using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -916,6 +917,23 @@ TEST(Checkpoint, AWorkerThatIsInterruptedInOneLeavesInAHurry) {
     EXPECT_TRUE((*worker)->Leave().ok());
     EXPECT_GT(deadline, start);
     EXPECT_LT(deadline, SteadyNow() + absl::Minutes(1));
+  });
+}
+
+TEST(Checkpoint, AWorkerThatIsInterruptedBeforeItResumesHasItsValuesStill) {
+  const JobOptionsForTest job;
+  MemoryDisk disk;
+  RunAnew(1, {.job = job, .until = 6, .checkpoint_after = {6}, .checkpoints = &disk});
+  Cluster cluster({});
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    std::fill(replica.values.begin(), replica.values.end(), 7.0f);
+    WorkerOptions options = replica.Options();
+    options.is_interrupted = [] { return true; };
+    const auto worker = Worker::Join(options, job.optimizer, replica.Parameters(),
+                                     cluster.Connect(), {.checkpoints = &disk});
+    EXPECT_TRUE(absl::IsCancelled(worker.status())) << worker.status();
+    EXPECT_THAT(replica.values, Each(7.0f));
   });
 }
 

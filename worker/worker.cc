@@ -235,6 +235,8 @@ absl::Status Worker::JoinShards(const JobOptions& job_options, std::optional<Res
     status = JoinShard(joined, job_options, deadline);
     if (!status.ok()) break;
   }
+  // Before anything is written into parameters.
+  if (status.ok() && (returned_ || state)) status = CheckMayWait();
   if (status.ok() && returned_) {
     status = ComeBack();
   } else if (status.ok() && state) {

@@ -52,8 +52,8 @@ struct WorkerOptions {
   std::string codec_options;
   // Whether whoever waits in a call is to do so no longer; asked twice a second, by the thread that
   // waits. The call then ends with CANCELLED, and a step that does has failed. Null: nobody is
-  // asked. Join does not ask while it waits for other ranks, nor a checkpoint while an aggregator
-  // does not answer.
+  // asked. Join does not ask while it waits for other ranks, but before it writes into parameters,
+  // nor a checkpoint while an aggregator does not answer.
   std::function<bool()> is_interrupted;
   // Called, by any thread and with no lock held, when something has come that AdvanceStep can go on
   // with; for what was under way also when the worker is gone. It must not call the worker. Null:

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 19
+ABI = 20
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
@@ -125,6 +125,7 @@ _ERROR: List[Any] = [c_char_p, c_size_t]
 # By name without "signpost_": what it returns, and its arguments.
 _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "set_interrupt": (None, [Interrupt]),
+    "set_thread_interrupt": (None, [Interrupt]),
     "has_cuda": (c_int, []),
     "exit_code": (c_int, [c_int]),
     "options_init": (None, [POINTER(Options)]),

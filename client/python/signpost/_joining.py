@@ -12,8 +12,9 @@ def join_in_background(prefix: str, *arguments: object, borrowed: object = None)
     """Calls signpost_<prefix>join in a thread of its own, so that Ctrl-C ends the wait for other
     ranks; returns the handle, or raises its error.
 
-    Ctrl-C does not end the call itself. The thread goes on, keeps what is `borrowed` for as long,
-    and if it joins, leaves: the others hear at once that nobody is there.
+    Ctrl-C does not end the call itself. The thread goes on, keeps what is `borrowed` for as long, and
+    when the others are there it leaves, without having written into parameters: the others hear at
+    once that nobody is there.
     """
     join = _Join(prefix, arguments, borrowed)
     try:
@@ -43,6 +44,9 @@ class _Join(threading.Thread):
         self._is_abandoned = False
 
     def run(self) -> None:
+        # Not of the main thread, so that no Ctrl-C comes into it.
+        is_abandoned = _abi.Interrupt(lambda: self._is_abandoned)
+        _abi.library.signpost_set_thread_interrupt(is_abandoned)
         try:
             _abi.call(f"{self._prefix}join", *self._arguments, ctypes.byref(self.handle))
         except BaseException as error:

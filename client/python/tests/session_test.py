@@ -169,6 +169,38 @@ def test_a_join_that_ctrl_c_has_ended_keeps_its_memory_and_then_leaves(aggregato
     assert interrupted.returncode == 0
 
 
+WRITES_NOTHING = """
+import array, signpost, threading
+world = signpost.init()
+values = array.array("f", [7] * 8)
+print("ready", flush=True)
+try:
+    parameter = signpost.Parameter("x", (8,), values.buffer_info()[0], values)
+    signpost.Session(world.next_job(), [parameter])
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+[join] = [thread for thread in threading.enumerate() if thread.name == "signpost join"]
+join.join()
+print(list(values), flush=True)
+"""
+
+
+def test_a_join_that_ctrl_c_has_ended_writes_nothing_when_the_others_come(aggregator):
+    interrupted = subprocess.Popen(
+        [sys.executable, "-c", WRITES_NOTHING],
+        env=environment_of(aggregator, 1, 2),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert interrupted.stdout.readline() == "ready\n"
+    await_status(aggregator, "1/2")
+    interrupted.send_signal(signal.SIGINT)
+    assert interrupted.stdout.readline() == "interrupted\n"
+    other = run(aggregator, JOIN, world_size=2)
+    assert other.returncode == 75
+    assert interrupted.communicate()[0] == f"{[7.0] * 8}\n"
+
+
 def test_a_join_that_has_failed_keeps_no_memory(aggregator):
     failed = """
 import array, gc, signpost, threading, weakref
