@@ -150,7 +150,7 @@ static int ask(host* asked, char what, uint32_t elements, const void* bytes, siz
   /* Without a block there is nothing that could be sent, from now on either. */
   const int ends = !is_there || (got == 0 && what != 'd');
   if (ends && !asked->has_ended) {
-    asked->has_ended = 1;
+    __atomic_store_n(&asked->has_ended, 1, __ATOMIC_RELEASE);
     shutdown(asked->socket, SHUT_RDWR);
     end(asked->pid);
     fprintf(stderr, "signpost: a codec's Python process has no answer, and is given up\n");
@@ -159,9 +159,17 @@ static int ask(host* asked, char what, uint32_t elements, const void* bytes, siz
   return is_there && got == wanted;
 }
 
+/* Also when nobody has asked it anything since. */
+static int is_gone(const host* asked) {
+  char next;
+  if (__atomic_load_n(&asked->has_ended, __ATOMIC_ACQUIRE)) return 1;
+  const ssize_t received = recv(asked->socket, &next, 1, MSG_PEEK | MSG_DONTWAIT);
+  return received == 0 || (received < 0 && errno != EAGAIN && errno != EINTR);
+}
+
 static size_t block_bytes(const void* state, uint32_t elements) {
   host* asked = (host*)state;
-  if (elements > MOST_ELEMENTS) return 0;
+  if (elements > MOST_ELEMENTS || is_gone(asked)) return 0;
   size_t* known = &asked->block_bytes[elements];
   uint64_t answer = 0;
   size_t bytes = __atomic_load_n(known, __ATOMIC_RELAXED);

@@ -1,10 +1,12 @@
 #include "proto/custom_codec.h"
 
+#include <cxxabi.h>
 #include <dlfcn.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <memory>
 #include <tuple>
@@ -17,6 +19,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/dense.h"
+#include "log/log.h"
 #include "proto/payload.h"
 #include "proto/signpost_codec.h"
 
@@ -50,90 +53,159 @@ std::vector<float> FixedNumbers(uint32_t elements, bool has_small_ones) {
   return numbers;
 }
 
-// Bytes with others before and behind them that nobody should write to.
+// Bytes with others before and behind them that nobody should write to. They are aligned to as much
+// as said, and to no more, as in a job.
 class GuardedBytes {
  public:
-  GuardedBytes(size_t size, uint8_t fill) : fill_(fill), bytes_(size + 2 * kGuard, fill) {}
+  GuardedBytes(size_t size, size_t alignment, uint8_t fill)
+      : begin_(kGuard + alignment), fill_(fill), bytes_(begin_ + size + kGuard, fill) {}
 
-  uint8_t* data() { return bytes_.data() + kGuard; }
+  uint8_t* data() { return bytes_.data() + begin_; }
   absl::Span<const uint8_t> span() const {
-    return absl::MakeConstSpan(bytes_).subspan(kGuard, bytes_.size() - 2 * kGuard);
+    return absl::MakeConstSpan(bytes_).subspan(begin_, bytes_.size() - begin_ - kGuard);
   }
   bool is_guard_whole() const {
     const auto is_filled = [this](uint8_t byte) { return byte == fill_; };
-    return std::all_of(bytes_.begin(), bytes_.begin() + kGuard, is_filled) &&
+    return std::all_of(bytes_.begin(), bytes_.begin() + begin_, is_filled) &&
            std::all_of(bytes_.end() - kGuard, bytes_.end(), is_filled);
   }
 
  private:
   static constexpr size_t kGuard = 64 << 10;
 
+  const size_t begin_;
   const uint8_t fill_;
   std::vector<uint8_t> bytes_;
 };
 
+// What a call throws, as no function of a codec may; empty if nothing.
+template <class Call>
+std::string ThrownBy(const Call& call) {
+  try {
+    call();
+  } catch (const abi::__forced_unwind&) {
+    throw;  // the thread is being cancelled
+  } catch (const std::exception& exception) {
+    return absl::StrCat("thrown an exception: ", exception.what());
+  } catch (...) {
+    return "thrown an exception that is no std::exception";
+  }
+  return "";
+}
+
+// A codec that is open. What it throws goes no further: it has failed then.
+class OpenState {
+ public:
+  OpenState(const signpost_codec_v2& codec, void* state) : codec_(codec), state_(state) {}
+  ~OpenState() {
+    if (codec_.close == nullptr) return;
+    Note("close", ThrownBy([this] { codec_.close(state_); }));
+  }
+  OpenState(const OpenState&) = delete;
+  OpenState& operator=(const OpenState&) = delete;
+
+  const char* name() const { return codec_.name; }
+
+  // 0 if it has failed.
+  size_t BlockBytes(uint32_t elements) const {
+    size_t bytes = 0;
+    Note("block_bytes", ThrownBy([&] { bytes = codec_.block_bytes(state_, elements); }));
+    return bytes;
+  }
+
+  void Compress(absl::Span<const float> values, uint8_t* block) const {
+    Note("compress",
+         ThrownBy([&] { codec_.compress(state_, values.data(), values.size(), block); }));
+  }
+
+  bool Decompress(const uint8_t* block, uint32_t elements, float* values) const {
+    bool is_done = false;
+    Note("decompress",
+         ThrownBy([&] { is_done = codec_.decompress(state_, block, elements, values) == 0; }));
+    return is_done;
+  }
+
+  // "compress has thrown an exception: ..."; empty if none has.
+  std::string thrown() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return thrown_;
+  }
+
+ private:
+  void Note(const char* function, const std::string& thrown) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    if (thrown.empty()) return;
+    absl::MutexLock lock(&mutex_);
+    if (!thrown_.empty()) return;
+    thrown_ = absl::StrCat(function, " has ", thrown);
+    log::Write(log::Level::kError, "signpost",
+               absl::StrCat("codec '", codec_.name, "': ", thrown_, ", as it may not"));
+  }
+
+  const signpost_codec_v2& codec_;
+  void* const state_;
+  mutable absl::Mutex mutex_;
+  mutable std::string thrown_ ABSL_GUARDED_BY(mutex_);  // the first
+};
+
 // CRC-32C of the blocks, and of what they stand for, that a codec makes of such numbers: of a whole
 // block and of a short one.
-uint32_t DigestOf(const signpost_codec_v2& codec, const void* state, uint32_t block_elements) {
+uint32_t DigestOf(const OpenState& codec, uint32_t block_elements) {
   uint32_t digest = 0;
   for (const uint32_t elements : {block_elements, (block_elements + 2) / 3}) {
     for (const bool has_small_ones : {false, true}) {
       const std::vector<float> numbers = FixedNumbers(elements, has_small_ones);
-      GuardedBytes block(codec.block_bytes(state, elements), 0);
-      codec.compress(state, numbers.data(), elements, block.data());
+      GuardedBytes block(codec.BlockBytes(elements), /*alignment=*/1, /*fill=*/0);
+      codec.Compress(numbers, block.data());
       digest = Crc32c(block.span(), digest);
-      GuardedBytes output(elements * sizeof(float), 0);
+      GuardedBytes output(elements * sizeof(float), alignof(float), /*fill=*/0);
       float* const values = reinterpret_cast<float*>(output.data());
-      if (codec.decompress(state, block.data(), elements, values) != 0) continue;
+      if (!codec.Decompress(block.data(), elements, values)) continue;
       digest = Crc32c(output.span(), digest);
     }
   }
   return digest;
 }
 
-// What a codec's `open` returned.
-class State {
- public:
-  State(const signpost_codec_v2& codec, void* state) : codec_(codec), state_(state) {}
-  ~State() {
-    if (codec_.close != nullptr) codec_.close(state_);
-  }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-
-  const signpost_codec_v2& codec() const { return codec_; }
-  const void* get() const { return state_; }
-
- private:
-  const signpost_codec_v2& codec_;
-  void* const state_;
-};
-
 class CodecFromOutside final : public NumberCodec {
  public:
-  CodecFromOutside(std::unique_ptr<const State> state, uint32_t block_elements, size_t block_bytes)
-      : open_(std::move(state)),
-        codec_(open_->codec()),
-        state_(open_->get()),
+  CodecFromOutside(std::unique_ptr<const OpenState> codec, uint32_t block_elements,
+                   size_t block_bytes)
+      : codec_(std::move(codec)),
+        block_elements_(block_elements),
         stride_(1 + block_bytes),
-        digest_(DigestOf(codec_, state_, block_elements)) {}
+        digest_(DigestOf(*codec_, block_elements)) {}
 
   size_t block_bytes() const { return stride_ - 1; }
 
   std::string WhatItWritesOutside(absl::Span<const float> values) const {
     for (const uint8_t fill : {0x00, 0xa5}) {  // what is written may be the same by chance
-      GuardedBytes block(codec_.block_bytes(state_, values.size()), fill);
-      codec_.compress(state_, values.data(), values.size(), block.data());
+      GuardedBytes input(values.size() * sizeof(float), alignof(float), fill);
+      std::memcpy(input.data(), values.data(), values.size() * sizeof(float));
+      GuardedBytes block(codec_->BlockBytes(values.size()), /*alignment=*/1, fill);
+      codec_->Compress({reinterpret_cast<const float*>(input.data()), values.size()}, block.data());
       if (!block.is_guard_whole()) return "compress writes outside of its block";
-      GuardedBytes output(values.size() * sizeof(float), fill);
-      codec_.decompress(state_, block.data(), values.size(),
-                        reinterpret_cast<float*>(output.data()));
+      GuardedBytes output(values.size() * sizeof(float), alignof(float), fill);
+      codec_->Decompress(block.data(), values.size(), reinterpret_cast<float*>(output.data()));
       if (!output.is_guard_whole()) return "decompress writes outside of its values";
     }
-    return "";
+    return codec_->thrown();
   }
 
   uint32_t digest() const { return digest_; }
+
+  // INTERNAL if it can do nothing more, or has thrown: whatever comes out then is nobody else's
+  // fault.
+  absl::Status CheckThatItWorks() const {
+    if (const std::string thrown = codec_->thrown(); !thrown.empty()) {
+      return absl::InternalError(absl::StrCat("codec '", codec_->name(), "': ", thrown,
+                                              ", as it may not: a defect of the codec"));
+    }
+    if (codec_->BlockBytes(block_elements_) != 0) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat(
+        "codec '", codec_->name(),
+        "' has ended, and can do nothing more for this job: what it wrote before, on the standard "
+        "error of the process that has it, may say why. The next job opens it anew"));
+  }
 
   absl::Status Check(const Layout& layout, uint32_t chunk, const uint8_t* payload) const override {
     const uint32_t block_elements = layout.options().block_elements();
@@ -145,8 +217,10 @@ class CodecFromOutside final : public NumberCodec {
       if (!status.ok() || (*at == kPackedMark && Unpack(at, there) && HasZerosBehind(at, block))) {
         return;
       }
+      status = CheckThatItWorks();
+      if (!status.ok()) return;
       status = absl::InvalidArgumentError(absl::StrCat(
-          "codec '", codec_.name, "' can have made no such block as ", block.first_block, " (",
+          "codec '", codec_->name(), "' can have made no such block as ", block.first_block, " (",
           layout.DescribeBlock(chunk, block.first_block), ")"));
     });
     return status;
@@ -227,11 +301,12 @@ class CodecFromOutside final : public NumberCodec {
 
   absl::Status CheckCodecItself(const Layout& layout, uint32_t chunk, uint32_t block,
                                 const uint8_t* payload) const override {
+    if (absl::Status status = CheckThatItWorks(); !status.ok()) return status;
     if (payload[stride_ * block] != kCodecFailedMark) return absl::OkStatus();
     return absl::InternalError(absl::StrCat(
-        "codec '", codec_.name, "' cannot decompress what it made of finite numbers in block ",
+        "codec '", codec_->name(), "' cannot decompress what it made of finite numbers in block ",
         block, " (", layout.DescribeBlock(chunk, block),
-        "), or has ended: 'signpost codec check' shows what it does wrong"));
+        "): 'signpost codec check' shows what it does wrong"));
   }
 
  private:
@@ -242,12 +317,12 @@ class CodecFromOutside final : public NumberCodec {
 
   // Writes a block, and what it stands for to `packed`; or that it is not packed.
   bool Pack(absl::Span<const float> input, uint8_t* at, absl::Span<float> packed) const {
-    const size_t bytes = codec_.block_bytes(state_, input.size());
+    const size_t bytes = std::min(codec_->BlockBytes(input.size()), stride_ - 1);
     std::memset(at + 1 + bytes, 0, stride_ - 1 - bytes);
     *at = kNotPackedMark;
     if (!AreWithinRange(input)) return false;
-    codec_.compress(state_, input.data(), input.size(), at + 1);
-    const bool is_unpacked = codec_.decompress(state_, at + 1, packed.size(), packed.data()) == 0;
+    codec_->Compress(input, at + 1);
+    const bool is_unpacked = codec_->Decompress(at + 1, packed.size(), packed.data());
     if (is_unpacked && AreWithinRange(packed)) {
       *at = kPackedMark;
       return true;
@@ -258,18 +333,16 @@ class CodecFromOutside final : public NumberCodec {
   }
 
   bool Unpack(const uint8_t* at, absl::Span<float> values) const {
-    return codec_.decompress(state_, at + 1, values.size(), values.data()) == 0 &&
-           AreWithinRange(values);
+    return codec_->Decompress(at + 1, values.size(), values.data()) && AreWithinRange(values);
   }
 
   bool HasZerosBehind(const uint8_t* at, const Segment& block) const {
-    const uint8_t* const end = at + 1 + codec_.block_bytes(state_, block.elements);
+    const uint8_t* const end = at + 1 + codec_->BlockBytes(block.elements);
     return std::all_of(end, at + stride_, [](uint8_t byte) { return byte == 0; });
   }
 
-  const std::unique_ptr<const State> open_;
-  const signpost_codec_v2& codec_;
-  const void* const state_;
+  const std::unique_ptr<const OpenState> codec_;
+  const uint32_t block_elements_;
   const size_t stride_;
   const uint32_t digest_;
 };
@@ -342,11 +415,15 @@ class Codecs {
 
   static constexpr size_t kMostOpen = 64;  // jobs come from anybody
 
-  // Null if it is not open.
+  // Null if it is not open, or open and good for nothing more.
   Shared FindOpen(const Key& key) const ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    const auto open = open_.find(key);
-    return open == open_.end() ? nullptr : open->second.lock();
+    Shared found;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto open = open_.find(key);
+      if (open != open_.end()) found = open->second.lock();
+    }
+    return found != nullptr && found->CheckThatItWorks().ok() ? found : nullptr;
   }
 
   size_t CountOpen() ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -359,24 +436,34 @@ class Codecs {
   static absl::StatusOr<Shared> OpenAnew(const signpost_codec_v2& codec, const std::string& options,
                                          uint32_t block_elements) {
     char error[1024] = "";
-    void* const opened = codec.open(options.c_str(), error, sizeof error);
+    void* opened = nullptr;
+    const std::string thrown =
+        ThrownBy([&] { opened = codec.open(options.c_str(), error, sizeof error); });
+    if (!thrown.empty()) {
+      return absl::InternalError(absl::StrCat("codec '", codec.name, "': open has ", thrown));
+    }
     error[sizeof error - 1] = '\0';
     if (opened == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat("codec '", codec.name,
-                                                     "' does not take the options '", options,
-                                                     "': ", absl::string_view(error)));
+      return absl::InvalidArgumentError(
+          absl::StrCat("codec '", codec.name, "' does not take the options '", options,
+                       "': ", *error == '\0' ? "it does not say why" : error));
     }
-    auto state = std::make_unique<const State>(codec, opened);
-    const size_t most = codec.block_bytes(opened, block_elements);
-    if (most == 0 || most > size_t{16} * block_elements + 4096) {
+    auto state = std::make_unique<const OpenState>(codec, opened);
+    const size_t most = state->BlockBytes(block_elements);
+    if (most > size_t{16} * block_elements + 4096) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "codec '%s' wants %d bytes for a block of %d numbers", codec.name, most, block_elements));
     }
-    for (uint32_t elements = 1; elements < block_elements; ++elements) {
-      if (codec.block_bytes(opened, elements) <= most) continue;
+    for (uint32_t elements = 1; elements <= block_elements; ++elements) {
+      const size_t bytes = state->BlockBytes(elements);
+      if (const std::string why = state->thrown(); !why.empty()) {
+        return absl::InternalError(absl::StrCat("codec '", codec.name, "': ", why));
+      }
+      if (bytes >= 1 && bytes <= most) continue;
       return absl::InvalidArgumentError(absl::StrFormat(
-          "codec '%s' takes more bytes for a block of %d numbers than for one of %d", codec.name,
-          elements, block_elements));
+          "codec '%s' wants %d bytes for a block of %d numbers, and %d for one of %d; it must be "
+          "at least 1, and no more for fewer",
+          codec.name, bytes, elements, most, block_elements));
     }
     auto made = std::make_shared<const CodecFromOutside>(std::move(state), block_elements, most);
     const std::string trouble =
@@ -414,7 +501,11 @@ absl::StatusOr<std::string> LoadCodecLibrary(const std::string& path) {
     return absl::InvalidArgumentError(
         absl::StrCat("codec library ", path, " has no function signpost_codec (signpost_codec.h)"));
   }
-  const signpost_codec_v2* const codec = entry();
+  const signpost_codec_v2* codec = nullptr;
+  if (const std::string thrown = ThrownBy([&] { codec = entry(); }); !thrown.empty()) {
+    return absl::InternalError(
+        absl::StrCat("codec library ", path, ": signpost_codec has ", thrown));
+  }
   if (codec == nullptr || codec->abi != SIGNPOST_CODEC_ABI) {
     return absl::InvalidArgumentError(
         absl::StrCat("codec library ", path, " is for another version of signpost_codec.h: ",
@@ -425,11 +516,11 @@ absl::StatusOr<std::string> LoadCodecLibrary(const std::string& path) {
         absl::StrCat("codec library ", path,
                      ": name and version are wanted, of small letters, digits, '-', '_' and '.'"));
   }
-  if (codec->block_bytes == nullptr || codec->compress == nullptr || codec->decompress == nullptr) {
+  if (codec->open == nullptr || codec->block_bytes == nullptr || codec->compress == nullptr ||
+      codec->decompress == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("codec library ", path,
-                     " lacks a function: block_bytes, compress and decompress are "
-                     "wanted"));
+                     " lacks a function: open, block_bytes, compress and decompress are wanted"));
   }
   if (absl::Status status = Codecs::OfProcess().Add(path, *codec); !status.ok()) return status;
   return codec->name;

@@ -19,6 +19,7 @@ namespace signpost {
 
 // All of these are thread-safe, and of the whole process. What is loaded stays; a codec is open,
 // for all who ask for it with the same options and blocks, until the last of them lets go of it.
+// One that has ended, or thrown, is opened anew for the next who asks.
 
 // Loads a shared object, and returns its codec's name; once more does nothing. INVALID_ARGUMENT,
 // with the path, if it cannot be loaded or is no codec, or another of that name is there.
@@ -32,6 +33,7 @@ struct OpenCustomCodec {
 };
 
 // One that is loaded. INVALID_ARGUMENT if it does not take the options, or blocks of that length;
+// INTERNAL if it throws;
 // RESOURCE_EXHAUSTED when too many are open already.
 absl::StatusOr<OpenCustomCodec> OpenCodec(const std::string& name, const std::string& options,
                                           uint32_t block_elements);
@@ -42,7 +44,8 @@ absl::StatusOr<std::shared_ptr<const NumberCodec>> OpenCodecOf(const CustomCodec
                                                                uint32_t block_elements);
 
 // Has the codec pack these numbers as a block, and unpack it, with memory around what it may write
-// to: "compress writes outside of its block" if it does; empty if not.
+// to: "compress writes outside of its block" if it does, or what the codec has thrown; empty if
+// neither.
 std::string WhatItWritesOutside(const OpenCustomCodec& codec, absl::Span<const float> values);
 
 }  // namespace signpost

@@ -14,6 +14,7 @@
  *    machine of a job: neither time nor chance may show, unless it is chance with a seed from the
  *    numbers.
  *  - No function may fail but where it says so, or throw.
+ *  - `values` are aligned as a float is, to 4 bytes and no more; blocks to nothing.
  *  - `signpost codec check` holds a codec to all of this that can be tried. */
 
 #ifndef SIGNPOST_PROTO_SIGNPOST_CODEC_H_
@@ -43,11 +44,12 @@ typedef struct {
   void (*close)(void* state);
 
   /* Bytes that a block of so many numbers takes, of 1 to 65536 numbers; at least 1 and at most 16
-   * for each and 4096, and never more for fewer. */
+   * for each and 4096, and never more for fewer. 0 from then on if the codec has ended, as when a
+   * process behind it is gone: jobs that have it fail with INTERNAL, and the next one opens it
+   * anew. */
   size_t (*block_bytes)(const void* state, uint32_t elements);
 
-  /* Packs finite numbers, of at most 2^60 in magnitude. Writes all of the block's bytes; `block` is
-   * aligned to nothing. */
+  /* Packs finite numbers, of at most 2^60 in magnitude. Writes all of the block's bytes. */
   void (*compress)(const void* state, const float* values, uint32_t elements, uint8_t* block);
 
   /* values[i] = what the block stands for. Returns 0; or anything else when no call of compress can

@@ -6,12 +6,15 @@
 
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -29,7 +32,8 @@ using ::testing::HasSubstr;
 
 constexpr char kTopK[] = "client/examples/libtopk.so";
 constexpr char kFaulty[] = "tests/libfaulty_codec.so";
-constexpr char kLacking[] = "tests/liblacking_topk.so";
+constexpr const char* kLacking[] = {"tests/libtopk_without_compress.so",
+                                    "tests/libtopk_without_open_topk.so"};
 constexpr char kLater[] = "tests/liblater_topk.so";
 
 // What the check finds wrong, one line for each.
@@ -86,11 +90,17 @@ TEST(CodecCheck, FindsWhatIsWrongWithOthers) {
               HasSubstr("compress writes outside of its block, of 4096"));
   EXPECT_THAT(TroubleOf("unpacks behind"),
               HasSubstr("decompress writes outside of its values, of 4096"));
+  EXPECT_THAT(TroubleOf("needs alignment"), HasSubstr("decompress writes outside of its values"));
   EXPECT_THAT(TroubleOf("sends nothing"), HasSubstr("error feedback keeps the error down"));
+  EXPECT_THAT(
+      TroubleOf("sends nothing of few"),
+      AllOf(HasSubstr("error feedback keeps the error down"), HasSubstr("a tensor of 1\n")));
+  EXPECT_THAT(TroubleOf("no bytes for one"), HasSubstr("wants 0 bytes for a block of 1 numbers"));
   EXPECT_THAT(TroubleOf("large"), HasSubstr("wants 1099511627776 bytes for a block of 4096"));
   EXPECT_THAT(TroubleOf("shrinks"),
-              HasSubstr("more bytes for a block of 1 numbers than for one of"));
+              HasSubstr("wants 69999 bytes for a block of 1 numbers, and 65904 for one of 4096"));
   EXPECT_THAT(TroubleOf("refuses"), HasSubstr("does not take the options 'refuses': not today"));
+  EXPECT_THAT(TroubleOf("refuses silently"), HasSubstr("'refuses silently': it does not say why"));
 }
 
 // How often the faulty codec has been opened, and closed, by this process.
@@ -101,13 +111,20 @@ class FaultyCodec {
     void* const library = dlopen(kFaulty, RTLD_NOW | RTLD_NOLOAD);
     opened_ = reinterpret_cast<int (*)()>(dlsym(library, "faulty_opened"));
     closed_ = reinterpret_cast<int (*)()>(dlsym(library, "faulty_closed"));
+    end_ = reinterpret_cast<void (*)()>(dlsym(library, "faulty_end"));
+    set_thrower_ = reinterpret_cast<void (*)(void (*)())>(dlsym(library, "faulty_set_thrower"));
   }
   int opened() const { return opened_(); }
   int open() const { return opened_() - closed_(); }
+  // Those that "ends" and are open.
+  void End() const { end_(); }
+  void Throw(void (*thrower)()) const { set_thrower_(thrower); }
 
  private:
   int (*opened_)() = nullptr;
   int (*closed_)() = nullptr;
+  void (*end_)() = nullptr;
+  void (*set_thrower_)(void (*)()) = nullptr;
 };
 
 TEST(CustomCodec, IsOpenOnceForAllWhoHaveItAndClosedByTheLast) {
@@ -136,6 +153,39 @@ TEST(CustomCodec, IsClosedAgainWhenItIsRefused) {
   }
 }
 
+TEST(CustomCodec, IsOpenedAnewOnceItHasEnded) {
+  const FaultyCodec codec;
+  const int before = codec.opened();
+  const auto ended = OpenCodec("faulty", "ends", 24);
+  ASSERT_TRUE(ended.ok());
+  codec.End();
+  for (int round = 0; round < 2; ++round) {
+    const auto anew = OpenCodecOf(ended->description, 24);
+    EXPECT_TRUE(anew.ok()) << anew.status();
+    EXPECT_EQ(codec.opened(), before + 2 + round);
+    const auto shared = OpenCodecOf(ended->description, 24);
+    EXPECT_EQ(codec.opened(), before + 2 + round) << "that one is good";
+  }
+  EXPECT_EQ(codec.open(), 1);
+}
+
+TEST(CustomCodec, WhatItThrowsIsItsError) {
+  const FaultyCodec codec;
+  codec.Throw([] { throw std::runtime_error("not today"); });
+  EXPECT_THAT(OpenCodec("faulty", "throws open", 24).status().message(),
+              HasSubstr("codec 'faulty': open has thrown an exception: not today"));
+  for (const char* function : {"block_bytes", "compress", "decompress"}) {
+    EXPECT_THAT(OpenCodec("faulty", absl::StrCat("throws ", function), 24).status().message(),
+                HasSubstr(absl::StrCat(function, " has thrown an exception: not today")));
+  }
+  codec.Throw([] { throw 1; });
+  EXPECT_THAT(OpenCodec("faulty", "throws compress", 24).status().message(),
+              HasSubstr("compress has thrown an exception that is no std::exception"));
+  codec.Throw(nullptr);
+  EXPECT_TRUE(OpenCodec("faulty", "throws compress", 24).ok());
+  EXPECT_EQ(codec.open(), 0);
+}
+
 TEST(LoadCodecLibrary, NamesTheFileThatIsNone) {
   for (const char* path : {"no/such/file.so", "tests/custom_codec_test"}) {
     const absl::Status status = LoadCodecLibrary(path).status();
@@ -156,9 +206,12 @@ TEST(LoadCodecLibrary, RefusesOneForAnotherVersionOfTheHeader) {
 }
 
 TEST(LoadCodecLibrary, RefusesOneThatLacksAFunction) {
-  const absl::Status status = LoadCodecLibrary(kLacking).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(status.message(), HasSubstr("block_bytes, compress and decompress are wanted"));
+  for (const char* path : kLacking) {
+    const absl::Status status = LoadCodecLibrary(path).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << path;
+    EXPECT_THAT(status.message(),
+                HasSubstr("open, block_bytes, compress and decompress are wanted"));
+  }
 }
 
 TEST(OpenCodecOf, ComparesWhatTheJobWantsWithWhatIsHere) {
@@ -368,47 +421,90 @@ TEST(CustomCodecJob, AlsoOfAWorkerOnAGpu) {
   }
 }
 
-// The trust boundary: what the example says no to, and what is behind a short block.
-TEST(CustomCodecFrame, WhatTheCodecCannotHaveMadeIsRefused) {
-  ASSERT_TRUE(LoadCodecLibrary(kTopK).ok());
-  Tensor tensor;
-  tensor.set_name("tensor");
-  tensor.add_shape(20);
-  JobOptions job;
-  job.set_block_elements(16);
-  job.set_chunk_elements(64);
-  job.set_gamma(1.35f);
-  const OpenCustomCodec codec = OpenCodec("topk", "ratio=0.25", 16).value();
-  *job.mutable_custom_codec() = codec.description;
-  Layout layout = Layout::Create({tensor}, job).value();
-  layout.set_custom_codec(codec.codec);
-  const Chunk& chunk = layout.chunks()[0];
-  ASSERT_EQ(layout.PayloadBytes(CUSTOM, 0), 2 * (1 + 4 * 6));
-  const auto check = [&](const Payload& payload) {
-    FrameHeader header;
-    header.set_codec(CUSTOM);
-    header.set_payload_crc32c(Crc32c(payload.span()));
-    return CheckFrame(header, payload.span(), /*world_size=*/1, layout);
-  };
-  const auto packed = [&] {
-    Payload payload(layout.PayloadBytes(CUSTOM, 0));
+// A chunk of 20 numbers in blocks of 16, the second of which is short.
+class PackedFrame {
+ public:
+  PackedFrame(const std::string& name, const std::string& options) {
+    Tensor tensor;
+    tensor.set_name("tensor");
+    tensor.add_shape(20);
+    JobOptions job;
+    job.set_block_elements(16);
+    job.set_chunk_elements(64);
+    job.set_gamma(1.35f);
+    const OpenCustomCodec codec = OpenCodec(name, options, 16).value();
+    *job.mutable_custom_codec() = codec.description;
+    layout_ = Layout::Create({tensor}, job).value();
+    layout_->set_custom_codec(codec.codec);
+  }
+
+  size_t bytes() const { return layout_->PayloadBytes(CUSTOM, 0); }
+
+  Payload Pack() const {
+    const Chunk& chunk = layout_->chunks()[0];
+    Payload payload(bytes());
     std::vector<float> values(20, 1), error(20);
-    NumberCodecOf(CUSTOM, layout)
+    NumberCodecOf(CUSTOM, *layout_)
         .Compress({.block_elements = 16}, chunk, chunk.segments[0], values, absl::MakeSpan(error),
                   payload.data());
     return payload;
-  };
-  EXPECT_EQ(check(packed()), absl::OkStatus());
+  }
+
+  absl::Status Check(const Payload& payload) const {
+    FrameHeader header;
+    header.set_codec(CUSTOM);
+    header.set_payload_crc32c(Crc32c(payload.span()));
+    return CheckFrame(header, payload.span(), /*world_size=*/1, *layout_);
+  }
+
+  absl::Status CheckCodecItself(const Payload& payload) const {
+    return NumberCodecOf(CUSTOM, *layout_)
+        .CheckCodecItself(*layout_, /*chunk=*/0, /*block=*/0, payload.data());
+  }
+
+ private:
+  std::optional<Layout> layout_;
+};
+
+// The trust boundary: what the example says no to, and what is behind a short block.
+TEST(CustomCodecFrame, WhatTheCodecCannotHaveMadeIsRefused) {
+  ASSERT_TRUE(LoadCodecLibrary(kTopK).ok());
+  const PackedFrame frame("topk", "ratio=0.25");
+  ASSERT_EQ(frame.bytes(), 2 * (1 + 4 * 6));
+  EXPECT_EQ(frame.Check(frame.Pack()), absl::OkStatus());
   // The mark of the second block; an index that does not ascend; a number that is none; and what is
   // behind the second block, which is short.
   for (const size_t byte : {25u, 3u, 12u, 49u}) {
-    Payload payload = packed();
+    Payload payload = frame.Pack();
     payload.data()[byte] = 0xff;
     if (byte == 12) std::memset(payload.data() + 9, 0xff, 4);
-    const absl::Status status = check(payload);
+    const absl::Status status = frame.Check(payload);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << byte;
     EXPECT_THAT(status.message(), HasSubstr("codec 'topk' can have made no such block")) << byte;
   }
+}
+
+// It is not the frame that is wrong then, nor the gradient.
+TEST(CustomCodecFrame, ACodecThatHasEndedOrThrownIsToBlameItself) {
+  const FaultyCodec codec;
+  const auto expect_blame = [](const PackedFrame& frame, const Payload& good,
+                               const std::string& why) {
+    for (const absl::Status& status : {frame.Check(good), frame.CheckCodecItself(frame.Pack())}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+      EXPECT_THAT(status.message(), HasSubstr(why));
+    }
+  };
+  const PackedFrame ended("faulty", "ends"), thrown("faulty", "throws decompress");
+  const Payload packed = ended.Pack();
+  EXPECT_EQ(ended.Check(packed), absl::OkStatus());
+  EXPECT_EQ(ended.CheckCodecItself(packed), absl::OkStatus());
+  EXPECT_EQ(thrown.Check(packed), absl::OkStatus());
+  codec.End();
+  expect_blame(ended, packed, "codec 'faulty' has ended, and can do nothing more for this job");
+  codec.Throw([] { throw std::runtime_error("not today"); });
+  expect_blame(thrown, packed,
+               "codec 'faulty': decompress has thrown an exception: not today, as it may not");
+  codec.Throw(nullptr);
 }
 
 TEST(OpenCodec, OpensSoManyAtATimeAndNoMore) {

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -93,7 +94,7 @@ def test_a_class_that_raises_ends_the_job_and_is_named():
     code, output = run_job("reduce", "failing", signpost.PYTHON_CODEC)
     assert code != 0
     assert "ValueError: numbers above 1.5" in output
-    assert "codec 'python' cannot decompress what it made of finite numbers" in output
+    assert "codec 'python' has ended, and can do nothing more for this job" in output
 
 
 def test_an_aggregator_without_the_codec_refuses_the_job_and_says_what_it_needs():
@@ -164,7 +165,7 @@ class CodecV2(ctypes.Structure):
         ("version", ctypes.c_char_p),
         ("open", ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_char_p] * 2, ctypes.c_size_t)),
         ("close", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
-        ("block_bytes", ctypes.c_void_p),
+        ("block_bytes", ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint32)),
         (
             "compress",
             ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, ctypes.c_uint32, ctypes.c_char_p),
@@ -207,6 +208,19 @@ def test_a_python_process_that_is_given_up_ends(codec):
     codec.compress(state, (ctypes.c_float * 8)(), 8, ctypes.create_string_buffer(100))
     assert children() == before  # none runs, and none waits to be asked how it ended
     codec.close(state)
+
+
+def test_a_python_process_that_is_killed_has_no_more_blocks(codec):
+    options = signpost.python_codec(codecs_of_mine.Signs).options.encode()
+    before = children()
+    state = codec.open(options, ctypes.create_string_buffer(1000), 1000)
+    assert codec.block_bytes(state, 8) == 5
+    (child,) = set(children()) - set(before)
+    os.kill(int(child), signal.SIGKILL)
+    os.waitid(os.P_PID, int(child), os.WEXITED | os.WNOWAIT)
+    assert codec.block_bytes(state, 8) == 0
+    codec.close(state)
+    assert children() == before
 
 
 @pytest.mark.parametrize(
