@@ -61,18 +61,22 @@ static const char* interpreter(void) {
   return named == NULL ? "python3" : named;
 }
 
-/* Runs the interpreter with one end of the socket as its standard input. */
+/* Runs the interpreter with one end of the socket as its standard input. Signals that ask a group
+ * of processes to stop are not for it: this process may need it to stop in order, and it ends when
+ * the socket is closed. */
 static int start(const char* options, int theirs, pid_t* pid) {
   const char* python = interpreter();
   char* const arguments[] = {(char*)python, "-m", "signpost._codec_host", (char*)options, NULL};
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
-  sigset_t none;
-  sigemptyset(&none);
+  static const int stops[] = {SIGHUP, SIGINT, SIGTERM};
+  sigset_t blocked; /* whatever this thread has blocked */
+  sigemptyset(&blocked);
+  for (size_t i = 0; i < sizeof stops / sizeof stops[0]; ++i) sigaddset(&blocked, stops[i]);
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, theirs, STDIN_FILENO);
   posix_spawnattr_init(&attributes);
-  posix_spawnattr_setsigmask(&attributes, &none); /* whatever this thread has blocked */
+  posix_spawnattr_setsigmask(&attributes, &blocked);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
   errno = posix_spawnp(pid, python, &actions, &attributes, arguments, environ);
   posix_spawnattr_destroy(&attributes);

@@ -223,6 +223,18 @@ def test_a_python_process_that_is_killed_has_no_more_blocks(codec):
     assert children() == before
 
 
+def test_a_python_process_outlives_what_asks_its_group_to_stop(codec):
+    options = signpost.python_codec(codecs_of_mine.Signs).options.encode()
+    before = children()
+    state = codec.open(options, ctypes.create_string_buffer(1000), 1000)
+    (child,) = set(children()) - set(before)
+    for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(int(child), stop)
+    # It has to answer: of these nobody has asked before.
+    assert [codec.block_bytes(state, elements) for elements in (8, 9)] == [5, 6]
+    codec.close(state)
+
+
 @pytest.mark.parametrize(
     "python, problem", [("/bin/false", "has ended"), ("/not/there", "could not be started: No")]
 )
