@@ -186,9 +186,11 @@ spec:
             periodSeconds: 5
             timeoutSeconds: 5
             failureThreshold: 2
+          # No certificate takes part: one that has expired keeps new connections away, and training
+          # goes on over those that there are.
           livenessProbe:
-            exec:
-              command: {probe}
+            tcpSocket:
+              port: data
             periodSeconds: 10
             timeoutSeconds: 5
             failureThreshold: 6

@@ -160,6 +160,19 @@ def test_who_has_no_certificate_of_the_job_is_not_answered(cluster):
     assert pods.run(probe + ["--insecure-i-understand"], check=False).returncode != 0
 
 
+def test_an_aggregator_with_a_broken_secret_is_not_ready_and_not_ended(cluster, undisturbed):
+    """Nor is one whose certificate has expired: whoever is connected goes on."""
+    train(cluster, until_step=20)
+    secret = cluster.secret("demo-aggregator-tls")
+    with open(f"{secret}/tls.crt", "w", encoding="utf-8") as file:
+        file.write("no certificate\n")
+    for aggregator in cluster.aggregators():
+        assert not aggregator.probe("readinessProbe")
+    expect_alive(cluster)
+    expect_progress(cluster, within_s=30)
+    assert digest(cluster) == undisturbed
+
+
 def test_a_worker_that_is_evicted_fails_no_job(cluster, undisturbed):
     """It and the others end as the pod failure policy lets them come back, from the checkpoint."""
     train(cluster, until_step=100)
