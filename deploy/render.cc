@@ -294,8 +294,10 @@ Words WordsOf(const RenderOptions& options, const Requirements& required, uint64
       {"{worker_image}", Quote(worker_image)},
       {"{workers}", absl::StrCat(size.workers)},
       {"{aggregators}", absl::StrCat(size.aggregators)},
-      // With its reductions, and whatever takes its place while it is still there.
-      {"{most_parameters}", absl::StrCat(2 * size.parameters)},
+      // Twice the model, for whatever takes its place while it is still there, or a reduction of
+      // all of it. The rest is for what is reduced besides: the norm of `max_grad_norm`, and other
+      // numbers of the program's own, a loss perhaps.
+      {"{most_parameters}", absl::StrCat(2 * size.parameters + (uint64_t{1} << 20))},
       {"{most_frames}",
        absl::StrCat(std::max(2 * size.workers * required.chunks, AggregatorLimits().frames))},
       {"{data_port}", absl::StrCat(kDataPort)},

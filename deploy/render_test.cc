@@ -8,6 +8,8 @@
 #include <functional>
 #include <sstream>
 
+#include "absl/strings/numbers.h"
+
 namespace signpost::deploy {
 namespace {
 
@@ -109,6 +111,18 @@ TEST(Render, AggregatorsTakeTheFramesOfSoManyWorkersAndChunks) {
   options.size.aggregators = 8;
   options.size.parameters = 10'000'000'000;
   EXPECT_THAT(Render(options)->at(path), HasSubstr("--max-frames=9748480"));
+}
+
+TEST(Render, AggregatorsTakeTheModelTwiceAndWhatElseIsReduced) {
+  RenderOptions options;
+  options.size.parameters = 1'000'000;
+  const std::string text = Render(options)->at("overlays/production/aggregators/aggregators.yaml");
+  const std::string flag = "--max-parameters=";
+  const std::string value = text.substr(text.find(flag) + flag.size(), 20);
+  uint64_t most = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(value.substr(0, value.find('\n')), &most)) << value;
+  EXPECT_GT(most, 2'000'000 + 1000);
+  EXPECT_LT(most, 2 * 2'000'000);
 }
 
 TEST(Render, AnArgumentOfTheTrainingProgramArrivesAsItIs) {
