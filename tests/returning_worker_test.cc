@@ -79,7 +79,7 @@ class ReturningWorkerTest : public ::testing::TestWithParam<bool> {
   bool IsAtTheEnd(const Worker& worker) {
     absl::MutexLock lock(&mutex_);
     newest_step_ = std::max(newest_step_, worker.steps());
-    return worker.steps() >= end_ && worker.is_synchronised();
+    return HasFailure() || (worker.steps() >= end_ && worker.is_synchronised());
   }
 
   void BeginTheEnd() {
