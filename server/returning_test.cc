@@ -99,6 +99,16 @@ class ReturningTest : public ::testing::Test {
     return result;
   }
 
+  void Leave(uint32_t rank, absl::Status& left) {
+    LeaveRequest leave;
+    leave.set_job("job");
+    leave.set_epoch(epoch_);
+    leave.set_rank(rank);
+    leave.set_incarnation(1000 + rank);
+    left = absl::UnknownError("still waits");
+    aggregator_->Leave(leave, [&left](const absl::Status& status) { left = status; });
+  }
+
   void PassDeadline() {
     now_ += absl::Seconds(2);
     aggregator_->CloseLateRounds();
@@ -154,13 +164,8 @@ TEST_F(ReturningTest, AClaimWhoseCallerIsGoneIsForgotten) {
 TEST_F(ReturningTest, ALeaveThatIsNotWrittenDownYetEndsWhenAnotherProcessTakesTheRank) {
   MakeDurable();
   Start();
-  LeaveRequest leave;
-  leave.set_job("job");
-  leave.set_epoch(epoch_);
-  leave.set_rank(1);
-  leave.set_incarnation(1001);
-  absl::Status left = absl::UnknownError("still waits");
-  aggregator_->Leave(leave, [&](const absl::Status& status) { left = status; });
+  absl::Status left;
+  Leave(1, left);
   const auto claim = Claim(1);
   for (uint32_t rank : {0, 2}) Send(rank, 0);
   PassDeadline();
@@ -191,6 +196,22 @@ TEST_F(ReturningTest, ASnapshotThatBeganBeforeTheRankWasGivenDoesNotCount) {
   EXPECT_TRUE(claim.waits()) << "if this one is damaged, the one before is gone on from";
   ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
   EXPECT_TRUE(claim.status().ok()) << claim.status();
+}
+
+// The last one's, when those before it are gone and another process has come for one of them.
+TEST_F(ReturningTest, ALeaveThatIsNotWrittenDownYetEndsWhenTheJobGivesWay) {
+  MakeDurable();
+  Start();
+  absl::Status first, second, last;
+  Leave(0, first);
+  Leave(1, second);
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  ASSERT_TRUE(first.ok() && second.ok()) << first << second;
+  Leave(2, last);
+  ASSERT_TRUE(absl::IsUnknown(last)) << last;
+  const auto claim = Claim(0);
+  EXPECT_TRUE(claim.waits()) << claim.status();
+  EXPECT_TRUE(last.ok()) << last;
 }
 
 TEST_F(ReturningTest, AJobThatNobodyWasToldHadBegunIsNotDesertedWhileAClaimWaits) {

@@ -338,7 +338,9 @@ void ServedJob::End(const absl::Status& reason) {
   }
   for (Membership::EndedJoin& join : joins_) Finish(std::move(join.done), reason, callbacks);
   EndReturning(reason, callbacks);
-  for (WaitingLeave& leave : leaves_) Finish(std::move(leave.done), reason, callbacks);
+  // Who leaves a job that is over has left it; in a process that ends it must ask the next.
+  const absl::Status left = absl::IsUnavailable(reason) ? reason : absl::OkStatus();
+  for (WaitingLeave& leave : leaves_) Finish(std::move(leave.done), left, callbacks);
   for (auto& callback : callbacks) callback();
   job_->End(reason);
 }
