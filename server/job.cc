@@ -123,11 +123,19 @@ uint64_t Roll::newest_step(uint32_t rank) const {
   return newest_step_[rank];
 }
 
-void Roll::Return(uint32_t rank) {
+void Roll::Return(uint32_t rank, uint64_t first_step) {
   absl::MutexLock lock(&mutex_);
   is_absent_[rank] = true;
   has_left_[rank] = false;
   has_heard_[rank] = false;
+  first_step_[rank] = first_step;
+}
+
+bool Roll::RaiseFirstStep(uint32_t rank, uint64_t first_step) {
+  absl::MutexLock lock(&mutex_);
+  if (first_step <= first_step_[rank]) return false;
+  first_step_[rank] = first_step;
+  return true;
 }
 
 bool Roll::has_heard(uint32_t rank) const {
@@ -216,7 +224,13 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
     return false;
   }
   if (codec == FETCH || codec == LISTEN) {
-    chunk.SetReturning(frame.header.rank());
+    const uint32_t rank = frame.header.rank();
+    const uint64_t first_step = frame.header.answered_steps();
+    chunk.SetReturning(rank);
+    // Other shards may be further; and this process may not be the one that let it in.
+    if (roll_.RaiseFirstStep(rank, first_step)) {
+      for (auto& [number, other] : chunks_) other.SetFirstStep(rank, first_step);
+    }
     if (codec == FETCH) {
       state_desk_.Fetch(frame.header, std::move(done));
     } else {
@@ -318,7 +332,7 @@ OpenSteps Job::Withdraw(uint32_t rank, uint64_t incarnation) {
 }
 
 void Job::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
-  roll_.Return(rank);
+  roll_.Return(rank, first_step);
   for (auto& [number, chunk] : chunks_) chunk.Return(rank, first_step, is_same_process);
 }
 

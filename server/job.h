@@ -71,7 +71,8 @@ class Roll {
       : is_absent_(world_size),
         has_left_(world_size),
         has_heard_(world_size),
-        newest_step_(world_size) {}
+        newest_step_(world_size),
+        first_step_(world_size) {}
 
   // A frame of that step came from the rank. Returns how many are absent or have left.
   uint32_t Hear(uint32_t rank, uint64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -82,8 +83,10 @@ class Roll {
   uint64_t newest_step(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);   // heard of
   bool has_heard(uint32_t rank) const
       ABSL_LOCKS_EXCLUDED(mutex_);  // since the start, or its return
-  // It is absent, and has not left any more.
-  void Return(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  // It is absent, and has not left any more; and contributes to no round before that step.
+  void Return(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Or before that one. Whether this is news.
+  bool RaiseFirstStep(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
   // All ranks have left but for these, from which no frame has come since they are back.
   bool HaveLeftBut(const std::set<uint32_t>& ranks) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Fill(Attendance& attendance) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -94,6 +97,7 @@ class Roll {
   std::vector<bool> has_left_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> has_heard_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> newest_step_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint64_t> first_step_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Thread-safe: everything is constant but the roll and what happens within a chunk, and chunks do

@@ -280,6 +280,11 @@ void OwnedChunk::Return(uint32_t rank, uint64_t first_step, bool is_same_process
   ranks_[rank].first_step = first_step;
 }
 
+void OwnedChunk::SetFirstStep(uint32_t rank, uint64_t first_step) {
+  absl::MutexLock lock(&mutex_);
+  ranks_[rank].first_step = first_step;
+}
+
 uint64_t OwnedChunk::Withdraw(uint32_t rank, uint64_t incarnation) {
   absl::MutexLock lock(&mutex_);
   ranks_[rank].withdrawn = incarnation;

@@ -147,6 +147,9 @@ class OwnedChunk {
   // begin where it is, and need the answers since.
   void Return(uint32_t rank, uint64_t first_step, bool is_same_process) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // What Return has been told, when it turns out to be later.
+  void SetFirstStep(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // The rank gets its state from the others: it has had no answers that rounds could have closed
   // with otherwise since.
   void SetReturning(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);

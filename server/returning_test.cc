@@ -72,7 +72,7 @@ class ReturningTest : public ::testing::Test {
   }
 
   ExchangeResult SendChunk(uint32_t rank, uint64_t step, uint32_t chunk, Codec codec,
-                           std::optional<uint64_t> incarnation = {}) {
+                           std::optional<uint64_t> incarnation = {}, uint64_t first_step = 0) {
     const Layout layout = LayoutOf(RequestOf(0, 0));
     Frame frame;
     if (IsContribution(codec)) {
@@ -83,10 +83,12 @@ class ReturningTest : public ::testing::Test {
       frame.header.set_chunk(chunk);
       frame.header.set_codec(codec);
       frame.payload = Payload(layout.PayloadBytes(codec, chunk));
+      frame.header.set_answered_steps(first_step);
       if (codec == STATE) std::fill_n(frame.payload.data(), frame.payload.size(), step);
       frame.header.set_payload_crc32c(Crc32c(frame.payload.span()));
     }
     frame = Addressed(std::move(frame), "job", epoch_);
+    frame.header.set_generation(generation_);
     if (incarnation) frame.header.set_incarnation(*incarnation);
     ExchangeResult result;
     aggregator_->Exchange(std::move(frame), result.done());
@@ -120,6 +122,7 @@ class ReturningTest : public ::testing::Test {
   std::unique_ptr<StateDir> state_dir_;
   std::unique_ptr<Aggregator> aggregator_;
   uint64_t epoch_ = 0;
+  uint64_t generation_ = 0;
   uint64_t call_ = 0;  // of the last Claim
 };
 
@@ -286,6 +289,43 @@ TEST_F(ReturningTest, ARoundThatNobodyWhoCameBackIsToContributeToDoesNotWaitForT
   EXPECT_TRUE(waiting.waits()) << "two are needed";
   SendChunk(1, 0, 1, LISTEN, kNext);
   PassDeadline();
+  EXPECT_TRUE(waiting.status().ok()) << waiting.status();
+}
+
+// Another shard is a step further, and its states are given when rank 0 is too.
+TEST_F(ReturningTest, ARoundDoesNotWaitForWhoSaysThatItComesBackForALaterOne) {
+  Start();
+  const auto waiting = Send(0, 0);
+  const auto claim = Claim(1);
+  const auto other_claim = Claim(2, kNext + 1);
+  PassDeadline();
+  ASSERT_TRUE(claim.status().ok()) << claim.status();
+  ASSERT_TRUE(other_claim.status().ok()) << other_claim.status();
+  SendChunk(1, 0, 0, FETCH, kNext, /*first_step=*/0);
+  const auto still_waiting = Send(0, 0);
+  PassDeadline();
+  ASSERT_TRUE(still_waiting.waits());
+  SendChunk(1, 0, 0, LISTEN, kNext, /*first_step=*/1);
+  PassDeadline();
+  EXPECT_TRUE(still_waiting.status().ok()) << still_waiting.status();
+}
+
+// What it was told when it came, a process of the aggregator that was started since does not know.
+TEST_F(ReturningTest, NorDoesOneInAnAggregatorThatWasStartedAgain) {
+  MakeDurable();
+  Start();
+  state_dir_ = *StateDir::Open(*disk_, {0, 1});
+  MakeAggregator();
+  absl::StatusOr<StateDir::Recovered> recovered = state_dir_->Recover(/*allow_error_reset=*/false);
+  ASSERT_TRUE(recovered.ok()) << recovered.status();
+  ASSERT_TRUE(aggregator_->Restore(*std::move(recovered)).ok());
+  generation_ = state_dir_->generation();
+  const auto waiting = SendChunk(0, 0, 1, ONE_BIT);
+  now_ += absl::Hours(1);  // nobody else comes back
+  aggregator_->CloseLateRounds();
+  ASSERT_TRUE(waiting.waits()) << waiting.status();
+  SendChunk(1, 0, 0, LISTEN, {}, /*first_step=*/1);
+  aggregator_->CloseLateRounds();
   EXPECT_TRUE(waiting.status().ok()) << waiting.status();
 }
 

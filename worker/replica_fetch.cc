@@ -79,6 +79,13 @@ class ReplicaFetch {
     return optimizer_.FreezesBefore(*part.step) && newest_step_ > *part.step;
   }
 
+  // That this rank can take part in, as far as is known.
+  uint64_t FirstStep() const {
+    uint64_t first = source_.least_step;
+    for (const Part& part : parts_) first = std::max(first, part.step.value_or(0));
+    return first;
+  }
+
   // Of the one before the target. What it needs of all chunks came with the state of a chunk that
   // was given after it. When there was none, all chunks have followed it, and all is here.
   void EndLastStep() {
@@ -112,6 +119,7 @@ class ReplicaFetch {
     part.asked = source_.header_of(chunk);
     part.asked.set_codec(codec);
     part.asked.set_step(step);
+    part.asked.set_answered_steps(FirstStep());
     source_.channel_of_chunk[chunk]->Exchange(
         part.asked, std::make_shared<const Payload>(), source_.clock->Now() + source_.timeout,
         [inbox = inbox_, chunk](absl::StatusOr<Answer> answer) {
