@@ -279,6 +279,7 @@ uint32_t Job::min_workers() const {
 bool Job::LeaveOut(absl::Duration restart_grace, absl::Time now) {
   Attendance attendance = {.round_deadline = round_deadline(),
                            .min_workers = min_workers(),
+                           .waits_in_vain = state_desk_.RanksInVain(),
                            .restart_grace = restart_grace};
   roll_.Fill(attendance);
   const std::vector<bool> was_absent = attendance.is_absent;

@@ -400,10 +400,12 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
 
 bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const {
   if (open_->round.complete() || open_->round.contributed() == 0) return false;
-  // Those that came back for later rounds only do not make a round wait that they are needed for.
+  // Those that came back for later rounds only do not make a round wait that they are needed for;
+  // nor those that can't come to it: at a freeze of the variance nobody has a state to give.
   uint32_t counted = open_->round.contributed();
-  for (const uint32_t rank : open_->round.MissingRanks())
-    counted += ranks_[rank].first_step > open_step_;
+  for (const uint32_t rank : open_->round.MissingRanks()) {
+    counted += ranks_[rank].first_step > open_step_ || attendance.waits_in_vain.contains(rank);
+  }
   if (counted < attendance.min_workers) return false;
   const bool restores = open_step_ < layout_.options().first_step();
   if (restores) return false;  // what each rank has is needed

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -60,6 +61,8 @@ struct Attendance {
   std::vector<bool>
       is_absent;               // by rank: a round closed without it, and nothing came from it since
   std::vector<bool> has_left;  // by rank
+  // Who waits for a state that nobody gives before rounds have closed.
+  std::set<uint32_t> waits_in_vain;
   // How long a restarted aggregator waits until it has heard from every rank.
   absl::Duration restart_grace;
 };

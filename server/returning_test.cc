@@ -329,6 +329,27 @@ TEST_F(ReturningTest, NorDoesOneInAnAggregatorThatWasStartedAgain) {
   EXPECT_TRUE(waiting.status().ok()) << waiting.status();
 }
 
+// Who is asked has frozen the variance for that round, and has no state before its answer.
+TEST_F(ReturningTest, ARoundDoesNotWaitForWhoGetsNoStateBeforeItHasClosed) {
+  Start();
+  Send(0, 0);
+  const auto claim = Claim(1);
+  PassDeadline();
+  ASSERT_TRUE(claim.status().ok()) << claim.status();
+  SendChunk(1, 0, 0, FETCH, kNext);
+  const auto asked = SendChunk(0, 0, 0, ONE_BIT);
+  ASSERT_TRUE(asked.status().ok()) << asked.status();
+  ASSERT_EQ(asked.value().answer->header.codec(), FETCH);
+  SendChunk(0, 0, 0, ONE_BIT);
+  PassDeadline();
+  ASSERT_TRUE(SendChunk(0, 0, 0, ONE_BIT).waits()) << "it may still give the state";
+  now_ += absl::Seconds(6);
+  aggregator_->CloseLateRounds();
+  const auto closed = SendChunk(0, 0, 0, ONE_BIT);
+  ASSERT_TRUE(closed.status().ok()) << closed.status();
+  EXPECT_EQ(closed.value().answer->header.codec(), ONE_BIT);
+}
+
 TEST_F(ReturningTest, FollowsRoundsThatItHasNoPartIn) {
   Start();
   for (uint32_t rank : {0, 2}) Send(rank, 0);

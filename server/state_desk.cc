@@ -49,6 +49,7 @@ std::vector<uint32_t> StateDesk::TakeWanted(absl::Time now) {
     if (now < wish.ask_at || chunks.size() == kMostAsked) continue;
     chunks.push_back(chunk);
     wish.ask_at = now + kAskAgain;
+    ++wish.asked;
   }
   return chunks;
 }
@@ -57,7 +58,9 @@ void StateDesk::PutBack(const std::vector<uint32_t>& chunks) {
   absl::MutexLock lock(&mutex_);
   for (const uint32_t chunk : chunks) {
     const auto wish = wishes_.find(chunk);
-    if (wish != wishes_.end()) wish->second.ask_at = absl::InfinitePast();
+    if (wish == wishes_.end()) continue;
+    wish->second.ask_at = absl::InfinitePast();
+    --wish->second.asked;
   }
 }
 
@@ -65,6 +68,16 @@ std::set<uint32_t> StateDesk::WaitingRanks() const {
   absl::MutexLock lock(&mutex_);
   std::set<uint32_t> ranks;
   for (const auto& [chunk, wish] : wishes_) {
+    for (const auto& [rank, fetch] : wish.fetches) ranks.insert(rank);
+  }
+  return ranks;
+}
+
+std::set<uint32_t> StateDesk::RanksInVain() const {
+  absl::MutexLock lock(&mutex_);
+  std::set<uint32_t> ranks;
+  for (const auto& [chunk, wish] : wishes_) {
+    if (wish.asked < 2) continue;
     for (const auto& [rank, fetch] : wish.fetches) ranks.insert(rank);
   }
   return ranks;

@@ -34,6 +34,8 @@ class StateDesk {
   // Nobody was there to be asked.
   void PutBack(const std::vector<uint32_t>& chunks) ABSL_LOCKS_EXCLUDED(mutex_);
   std::set<uint32_t> WaitingRanks() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Those of them for which somebody was asked, some seconds ago and again, and has not given.
+  std::set<uint32_t> RanksInVain() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // What an asked rank is answered: see FETCH in aggregator.proto.
   static OwnedChunk::Reply Ask(const FrameHeader& header, const std::vector<uint32_t>& chunks);
@@ -48,6 +50,7 @@ class StateDesk {
  private:
   struct Wish {
     absl::Time ask_at = absl::InfinitePast();
+    uint32_t asked = 0;
     std::map<uint32_t, Done> fetches;  // by rank
   };
 
