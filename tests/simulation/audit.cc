@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -96,6 +97,26 @@ void Audit::AddAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payl
     return;
   }
   report_(absl::StrFormat("step %d, chunk %d has two answers", header.step(), header.chunk()));
+}
+
+bool Audit::HasClosedTwiceWithout(uint32_t rank, uint32_t shard, uint32_t shards) const {
+  const std::vector<uint32_t> shard_of_chunk = layout_.front().ShardOfChunk(shards);
+  for (uint32_t chunk = 0; chunk < shard_of_chunk.size(); ++chunk) {
+    if (shard_of_chunk[chunk] != shard) continue;
+    auto frame = frames_.lower_bound({rank, chunk + 1, 0});
+    if (frame == frames_.begin()) return false;
+    const auto [its_rank, its_chunk, last_step] = std::prev(frame)->first;
+    const bool has_sent = its_rank == rank && its_chunk == chunk;
+    auto answer = answers_.lower_bound({chunk + 1, 0});
+    for (int rounds = 0; rounds < 2; ++rounds) {
+      if (answer == answers_.begin()) return false;
+      --answer;
+      const auto [answered_chunk, step] = answer->first;
+      const bool follows = answered_chunk == chunk && (!has_sent || step >= last_step);
+      if (!follows || !absl::c_linear_search(answer->second.late_ranks, rank)) return false;
+    }
+  }
+  return true;
 }
 
 void Audit::SetFreezeStep(uint64_t step) {

@@ -62,6 +62,7 @@ void Process::SaveNowAndThen(uint64_t incarnation) {
   if (incarnation != incarnation_ || !is_up()) return;
   const absl::Status status = aggregator_->TakeSnapshots();
   if (disk_.died()) return Kill();
+  if (status.ok()) ++saves_;
   if (!status.ok() && !absl::IsResourceExhausted(status)) report_(status.ToString());
   scheduler_.After(scheduler_.Between(absl::Microseconds(200), longest_save_),
                    [this, incarnation] { SaveNowAndThen(incarnation); });
@@ -90,7 +91,7 @@ void Process::Kill() {
   StartLater();
 }
 
-bool Process::KillAndFlipBit() {
+bool Process::KillAndFlipBit(bool other_is_as_good) {
   if (!is_up()) return false;
   Kill();
   std::vector<std::string> snapshots = *disk_.List();
@@ -101,7 +102,7 @@ bool Process::KillAndFlipBit() {
   }
   std::erase_if(snapshots,
                 [](const std::string& name) { return !absl::EndsWith(name, ".snapshot"); });
-  if (snapshots.size() < 2 || flipped_) return false;
+  if (snapshots.size() < 2 || flipped_ || !other_is_as_good) return false;
   disk_.FlipBit(snapshots.back());
   flipped_ = true;
   return true;
@@ -111,6 +112,7 @@ void Process::Stop() {
   if (!is_up()) return;
   const absl::Status status = aggregator_->Suspend();
   if (disk_.died()) return Kill();
+  if (status.ok()) ++saves_;
   if (!status.ok() && !absl::IsResourceExhausted(status)) report_(status.ToString());
   End();
   StartLater();

@@ -27,12 +27,14 @@ class Process {
   // At once, or in the middle of one of the next disk operations.
   void Kill();
   // Kills, and changes a bit of what is written down of late ranks, if that may be; or of the
-  // newest snapshot, if there is another and this has not happened to this process before. Whether
-  // it did.
-  bool KillAndFlipBit();
+  // newest snapshot, if there is another that is as good, and this has not happened to this process
+  // before. Whether it did.
+  bool KillAndFlipBit(bool other_is_as_good);
   void KillWhileSaving() { disk_.DieIn(1 + scheduler_.Below(6)); }
   // As SIGTERM does.
   void Stop();
+  // Calls that have written down what was due, and those of Stop.
+  uint64_t saves() const { return saves_; }
 
   bool is_up() const { return aggregator_ != nullptr; }
   // Replies of an earlier incarnation never arrive.
@@ -55,6 +57,7 @@ class Process {
   std::unique_ptr<StateDir> state_dir_;
   std::unique_ptr<Aggregator> aggregator_;
   uint64_t incarnation_ = 0;
+  uint64_t saves_ = 0;
   bool flipped_ = false;
   const absl::Duration longest_save_;
 };

@@ -34,6 +34,7 @@ class SimDisk final : public Disk {
   bool died() const { return died_; }
 
   void set_full(bool full) { full_ = full; }
+  bool is_full() const { return full_; }
 
   // What the next process finds after a crash of the machine.
   void Crash();

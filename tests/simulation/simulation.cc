@@ -7,9 +7,11 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -165,15 +167,15 @@ struct Life {
 // Of a process that may die: then nothing is sent or received any more, but what is on its way.
 class MortalChannel final : public testing::ForwardingChannel {
  public:
-  MortalChannel(std::unique_ptr<Channel> inner, std::shared_ptr<Life> life,
-                std::function<void()> on_return)
-      : ForwardingChannel(std::move(inner)),
-        life_(std::move(life)),
-        on_return_(std::move(on_return)) {}
+  struct Events {
+    std::function<void()> on_return, on_answer;
+  };
+  MortalChannel(std::unique_ptr<Channel> inner, std::shared_ptr<Life> life, Events events)
+      : ForwardingChannel(std::move(inner)), life_(std::move(life)), events_(std::move(events)) {}
 
   absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override {
     absl::StatusOr<JoinResponse> response = ForwardingChannel::Join(request, deadline);
-    if (response.ok() && response->returning()) on_return_();
+    if (response.ok() && response->returning()) events_.on_return();
     return response;
   }
 
@@ -183,7 +185,8 @@ class MortalChannel final : public testing::ForwardingChannel {
     auto shared = std::make_shared<ExchangeDone>(std::move(done));
     life_->exchanges.push_back(shared);
     ForwardingChannel::Exchange(header, std::move(payload), deadline,
-                                [shared](absl::StatusOr<Answer> answer) {
+                                [shared, on_answer = events_.on_answer](absl::StatusOr<Answer> answer) {
+                                  on_answer();
                                   if (*shared) std::exchange(*shared, nullptr)(std::move(answer));
                                 });
   }
@@ -197,7 +200,7 @@ class MortalChannel final : public testing::ForwardingChannel {
 
  private:
   const std::shared_ptr<Life> life_;
-  const std::function<void()> on_return_;
+  const Events events_;
 };
 
 class Simulation {
@@ -275,18 +278,16 @@ class Simulation {
           {absl::StrCat("tensor", i), {values[i].size()}, absl::MakeSpan(values[i])});
     }
     const auto life = std::make_shared<Life>();
-    // Of all shards: nothing is needed any more of the process before.
-    auto shards_to_return = std::make_shared<size_t>(processes_.size());
     away_ranks_.insert(rank);  // until it has the state
-    const auto on_return = [this, rank, shards_to_return] {
-      if (--*shards_to_return == 0) vulnerable_ranks_.erase(rank);
-    };
     std::vector<std::unique_ptr<Channel>> channels;
-    for (auto& process : processes_) {
+    for (uint32_t shard = 0; shard < processes_.size(); ++shard) {
+      Process& process = *processes_[shard];
       channels.push_back(std::make_unique<MortalChannel>(
           std::make_unique<SimChannel>(
-              Wire{scheduler_, *process, links_[{rank, process.get()}], audit_, tells_late_ranks_}),
-          life, on_return));
+              Wire{scheduler_, process, links_[{rank, &process}], audit_, tells_late_ranks_}),
+          life,
+          MortalChannel::Events{.on_return = [this, rank, shard] { losses_.erase({shard, rank}); },
+                                .on_answer = [this, shard] { NoteRoundsWithoutTheDead(shard); }}));
     }
     absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::Join(
         {.job = "simulated",
@@ -349,16 +350,48 @@ class Simulation {
     }
     ++result_.dead_workers;
     away_ranks_.insert(rank);
-    vulnerable_ranks_.insert(rank);
+    for (uint32_t shard = 0; shard < processes_.size(); ++shard) losses_[{shard, rank}] = {};
     MortalChannel::Kill(life);
+    // Others go on without it, and take another in, through the restarts of aggregators.
+    for (uint64_t i = scheduler_.Below(6); i > 0; --i) {
+      const absl::Duration latest = absl::Milliseconds(scheduler_.OneIn(3) ? 2000 : 200);
+      scheduler_.After(scheduler_.Between(absl::ZeroDuration(), latest),
+                       [this] { Disturb(scheduler_.Below(processes_.size())); });
+    }
+  }
+
+  // An answer of the shard has come.
+  void NoteRoundsWithoutTheDead(uint32_t shard) {
+    for (auto& [key, loss] : losses_) {
+      const auto [its_shard, rank] = key;
+      if (its_shard != shard || loss.saves) continue;
+      if (!audit_.HasClosedTwiceWithout(rank, shard, processes_.size())) continue;
+      loss.saves = processes_[shard]->saves();
+    }
+  }
+
+  // Whether the shard's process could die, or be stopped, without frames being needed that died
+  // with a worker.
+  bool MayDie(uint32_t shard) const {
+    return absl::c_all_of(losses_, [&](const auto& entry) {
+      const auto& [key, loss] = entry;
+      return key.first != shard || (loss.saves && processes_[shard]->saves() > *loss.saves);
+    });
+  }
+  // Even if its newest snapshot were damaged then.
+  bool MayLoseSnapshot(uint32_t shard) const {
+    const auto loss = losses_.lower_bound({shard, 0});
+    return loss == losses_.end() || loss->first.first != shard;
   }
 
   void KillSoon() {
     if (expected_ == nullptr) return;
     scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(10)), [this] {
-      if (!vulnerable_ranks_.empty()) return;
+      const uint32_t shard = scheduler_.Below(processes_.size());
+      if (!MayDie(shard)) return;
       ++result_.kills;
-      processes_[scheduler_.Below(processes_.size())]->Kill();
+      if (!losses_.empty()) ++result_.kills_without_the_dead;
+      processes_[shard]->Kill();
     });
   }
 
@@ -450,9 +483,10 @@ class Simulation {
 
   // Faults, until a time at which most jobs are over. Afterwards everything heals.
   void PlanFaults() {
-    for (auto& process : processes_) {
+    for (uint32_t shard = 0; shard < processes_.size(); ++shard) {
+      Process* const process = processes_[shard].get();
       for (uint32_t rank = 0; rank < plan_.workers; ++rank) {
-        Link& link = links_[{rank, process.get()}];
+        Link& link = links_[{rank, process}];
         if (scheduler_.OneIn(2)) link.drop_one_in = 4 + scheduler_.Below(40);
         if (scheduler_.OneIn(2)) link.repeat_one_in = 2 + scheduler_.Below(20);
         for (uint64_t i = scheduler_.Below(3); i > 0; --i) {
@@ -461,28 +495,40 @@ class Simulation {
         }
       }
       for (uint64_t i = scheduler_.Below(12); i > 0; --i) {
-        scheduler_.After(AtSomeTime(), [&] { Disturb(*process); });
+        scheduler_.After(AtSomeTime(), [this, shard] { Disturb(shard); });
       }
       if (scheduler_.OneIn(3)) {
         During(AtSomeTime(), scheduler_.Between(absl::Milliseconds(5), absl::Milliseconds(100)),
-               [&](bool full) { process->disk().set_full(full); });
+               [process](bool full) { process->disk().set_full(full); });
       }
     }
   }
 
-  void Disturb(Process& process) {
-    if (!vulnerable_ranks_.empty()) return;
-    switch (scheduler_.Below(4)) {
-      case 0:
-        ++result_.stops;
-        return process.Stop();
-      case 1:
-        ++result_.kills;
-        if (process.KillAndFlipBit()) ++result_.bit_flips;
-        return;
-      default:
-        ++result_.kills_while_saving;
-        if (process.is_up()) process.KillWhileSaving();
+  void Disturb(uint32_t shard) {
+    Process& process = *processes_[shard];
+    const uint64_t kind = scheduler_.Below(4);
+    if (kind == 0) return Stop(shard);
+    if (!MayDie(shard)) return;
+    if (!losses_.empty()) ++result_.kills_without_the_dead;
+    if (kind == 1) {
+      ++result_.kills;
+      if (process.KillAndFlipBit(MayLoseSnapshot(shard))) ++result_.bit_flips;
+      return;
+    }
+    ++result_.kills_while_saving;
+    if (process.is_up()) process.KillWhileSaving();
+  }
+
+  // Which writes down where the job is, and so needs no frames, unless it fails.
+  void Stop(uint32_t shard) {
+    Process& process = *processes_[shard];
+    const bool can_save = process.is_up() && !process.disk().is_full() && !process.disk().will_die();
+    if (!MayDie(shard) && !can_save) return;
+    ++result_.stops;
+    process.Stop();
+    if (!can_save) return;
+    for (auto& [key, loss] : losses_) {
+      if (key.first == shard) loss.saves = process.saves() - 1;
     }
   }
 
@@ -514,7 +560,13 @@ class Simulation {
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<uint64_t, uint32_t> digests_;  // by step
   std::set<uint32_t> away_ranks_;         // dead, lost, or not there yet
-  std::set<uint32_t> vulnerable_ranks_;   // whose frames aggregators might still need
+  // By shard and rank: frames that died with a worker, until another is welcomed in its place.
+  struct Loss {
+    // Of the shard's process, when two rounds had closed without the rank. None of its frames is
+    // needed after a snapshot that follows.
+    std::optional<uint64_t> saves;
+  };
+  std::map<std::pair<uint32_t, uint32_t>, Loss> losses_;
   uint32_t finished_ranks_ = 0;
   bool state_is_lost_ = false;  // all ranks were away at once
   SimulationResult result_;

@@ -20,6 +20,7 @@ struct SimulationResult {
   // What did happen.
   uint64_t kills = 0;
   uint64_t kills_while_saving = 0;
+  uint64_t kills_without_the_dead = 0;  // of both, while a dead worker's place is empty
   uint64_t stops = 0;
   uint64_t replayed_frames = 0;
   uint64_t skipped_rounds = 0;
@@ -56,9 +57,9 @@ AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 // The same job with faults. Invariants:
 //   - every call of every worker succeeds, but for a step of one that is too late to catch up, and
 //     those of one that is dead;
-//   - who dies comes back, unless the job is over before. No aggregator dies between a worker's
-//   death
-//     and the admission of the next: two faults at once are too many;
+//   - who dies comes back, unless the job is over before. No aggregator dies after a worker until it
+//     has closed two rounds without it, and saved them, and no snapshot is damaged before another
+//     worker is in its place: two faults at once are too many;
 //   - after every step each worker's parameters have the same bytes, and unless rounds close
 //     without late workers the expected ones;
 //   - the frames and answers that travelled add up: audit.h;
