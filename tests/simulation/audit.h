@@ -56,8 +56,8 @@ class Audit {
   // Another process takes the rank's place from that step on, which begins a round, and has no
   // error then.
   void SetReturn(uint32_t rank, uint64_t step) { returns_.insert({rank, step}); }
-  // Of the shard's chunks, whether two rounds that follow the rank's last frame, or that frame's own
-  // and the next, are known to have closed without it.
+  // Of the shard's chunks, whether two rounds that follow the rank's last frame, or that frame's
+  // own and the next, are known to have closed without it.
   bool HasClosedTwiceWithout(uint32_t rank, uint32_t shard, uint32_t shards) const;
   // Where a rank's variance was frozen, 0 if it was not. Reports another one than before.
   void SetFreezeStep(uint64_t step);

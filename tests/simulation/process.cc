@@ -13,6 +13,8 @@ namespace {
 // Longer than any worker takes to come back, which one that leaves another shard first does late.
 constexpr absl::Duration kRestartGrace = absl::Seconds(1);
 
+constexpr absl::Duration kLongestPause = absl::Milliseconds(2);
+
 }  // namespace
 
 Process::Process(Scheduler& scheduler, ShardId shard, bool damages_late_ranks, Report report)
@@ -21,9 +23,17 @@ Process::Process(Scheduler& scheduler, ShardId shard, bool damages_late_ranks, R
       damages_late_ranks_(damages_late_ranks),
       report_(std::move(report)),
       disk_(scheduler),
-      longest_save_(absl::Milliseconds(scheduler.OneIn(2) ? 8 : 60)) {}
+      longest_save_(absl::Milliseconds(scheduler.OneIn(2) ? 8 : 60)) {
+  disk_.set_pause([this] {
+    // Of a process that starts nobody sees anything.
+    if (users_ == 0 || !scheduler_.OneIn(8)) return;
+    scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), kLongestPause));
+  });
+  scheduler_.Spawn([this] { SaveNowAndThen(); });
+  scheduler_.Spawn([this] { CloseLateRoundsNowAndThen(); });
+}
 
-Process::~Process() { End(); }
+Process::~Process() { ++incarnation_; }
 
 void Process::Start() {
   absl::StatusOr<std::unique_ptr<StateDir>> state_dir = StateDir::Open(disk_, shard_);
@@ -49,8 +59,6 @@ void Process::Start() {
                                    state_dir_.get());
   status = aggregator_->Restore(recovered);
   if (!status.ok()) report_(absl::StrCat("jobs cannot go on: ", status.ToString()));
-  SaveNowAndThen(incarnation_);
-  CloseLateRoundsNowAndThen(incarnation_);
 }
 
 void Process::StartLater() {
@@ -58,64 +66,98 @@ void Process::StartLater() {
                    [this] { Start(); });
 }
 
-void Process::SaveNowAndThen(uint64_t incarnation) {
-  if (incarnation != incarnation_ || !is_up()) return;
-  const absl::Status status = aggregator_->TakeSnapshots();
-  if (disk_.died()) return Kill();
-  if (status.ok()) ++saves_;
-  if (!status.ok() && !absl::IsResourceExhausted(status)) report_(status.ToString());
-  scheduler_.After(scheduler_.Between(absl::Microseconds(200), longest_save_),
-                   [this, incarnation] { SaveNowAndThen(incarnation); });
+void Process::Use(absl::FunctionRef<void(Aggregator& aggregator)> use) {
+  if (!is_up()) return;
+  ++users_;
+  use(*aggregator_);
+  --users_;
+  if (!is_up()) {
+    if (users_ == 0) HasEnded();
+  } else if (disk_.died()) {
+    End();
+  }
 }
 
-void Process::CloseLateRoundsNowAndThen(uint64_t incarnation) {
-  if (incarnation != incarnation_ || !is_up()) return;
-  const absl::Duration due = aggregator_->CloseLateRounds();
-  if (disk_.died()) return Kill();
-  // Jobs with a deadline may begin at any time.
-  const absl::Duration soon = scheduler_.Between(absl::Microseconds(200), absl::Milliseconds(3));
-  scheduler_.After(due == absl::InfiniteDuration() ? absl::Milliseconds(10) : soon,
-                   [this, incarnation] { CloseLateRoundsNowAndThen(incarnation); });
+void Process::SaveNowAndThen() {
+  while (!is_retired_) {
+    if (is_stopping_) {
+      Suspend();
+    } else {
+      Use([this](Aggregator& aggregator) {
+        is_saving_ = true;
+        const absl::Status status = aggregator.TakeSnapshots();
+        is_saving_ = false;
+        if (status.ok()) ++saves_;
+        const bool may_fail = disk_.died() || absl::IsResourceExhausted(status);
+        if (!status.ok() && !may_fail) report_(status.ToString());
+      });
+    }
+    scheduler_.Sleep(scheduler_.Between(absl::Microseconds(200), longest_save_));
+  }
+}
+
+void Process::CloseLateRoundsNowAndThen() {
+  while (!is_retired_) {
+    absl::Duration due = absl::InfiniteDuration();
+    Use([&](Aggregator& aggregator) { due = aggregator.CloseLateRounds(); });
+    // Jobs with a deadline may begin at any time.
+    const absl::Duration soon = scheduler_.Between(absl::Microseconds(200), absl::Milliseconds(3));
+    scheduler_.Sleep(due == absl::InfiniteDuration() ? absl::Milliseconds(10) : soon);
+  }
+}
+
+void Process::Suspend() {
+  Use([this](Aggregator& aggregator) {
+    const absl::Status status = aggregator.Suspend();
+    if (status.ok()) ++saves_;
+    const bool may_fail = disk_.died() || absl::IsResourceExhausted(status);
+    if (!status.ok() && !may_fail) report_(status.ToString());
+    if (is_up()) End();
+  });
 }
 
 void Process::End() {
   ++incarnation_;
-  aggregator_.reset();
-  state_dir_.reset();
+  is_stopping_ = false;
+  ended_aggregator_ = std::move(aggregator_);
+  ended_state_dir_ = std::move(state_dir_);
+  if (users_ == 0) HasEnded();
+}
+
+void Process::HasEnded() {
+  ended_aggregator_.reset();
+  ended_state_dir_.reset();
+  if (disk_.died()) disk_.Crash();
+  if (flip_) FlipBit(*std::exchange(flip_, std::nullopt));
+  StartLater();
 }
 
 void Process::Kill() {
   if (!is_up()) return;
+  disk_.Die();
   End();
-  disk_.Crash();
-  StartLater();
 }
 
-bool Process::KillAndFlipBit(bool other_is_as_good) {
-  if (!is_up()) return false;
+void Process::KillAndFlipBit(bool other_is_as_good) {
+  if (!is_up()) return;
+  flip_ = other_is_as_good;
   Kill();
+}
+
+void Process::FlipBit(bool other_is_as_good) {
   std::vector<std::string> snapshots = *disk_.List();
   for (const std::string& name : snapshots) {
     if (!damages_late_ranks_ || !absl::EndsWith(name, ".late") || scheduler_.OneIn(2)) continue;
     disk_.FlipBit(name);
-    return true;
+    ++bit_flips_;
+    return;
   }
   std::erase_if(snapshots,
                 [](const std::string& name) { return !absl::EndsWith(name, ".snapshot"); });
-  if (snapshots.size() < 2 || flipped_ || !other_is_as_good) return false;
+  if (snapshots.size() < 2 || flipped_ || !other_is_as_good) return;
   disk_.FlipBit(snapshots.back());
   flipped_ = true;
-  return true;
-}
-
-void Process::Stop() {
-  if (!is_up()) return;
-  const absl::Status status = aggregator_->Suspend();
-  if (disk_.died()) return Kill();
-  if (status.ok()) ++saves_;
-  if (!status.ok() && !absl::IsResourceExhausted(status)) report_(status.ToString());
-  End();
-  StartLater();
+  ++bit_flips_;
 }
 
 }  // namespace signpost::simulation

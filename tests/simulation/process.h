@@ -7,7 +7,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 
+#include "absl/functional/function_ref.h"
 #include "server/aggregator.h"
 #include "server/state_dir.h"
 #include "tests/simulation/scheduler.h"
@@ -28,13 +31,19 @@ class Process {
   void Kill();
   // Kills, and changes a bit of what is written down of late ranks, if that may be; or of the
   // newest snapshot, if there is another that is as good, and this has not happened to this process
-  // before. Whether it did.
-  bool KillAndFlipBit(bool other_is_as_good);
+  // before.
+  void KillAndFlipBit(bool other_is_as_good);
+  uint64_t bit_flips() const { return bit_flips_; }  // that came of it
   void KillWhileSaving() { disk_.DieIn(1 + scheduler_.Below(6)); }
-  // As SIGTERM does.
-  void Stop();
-  // Calls that have written down what was due, and those of Stop.
+  // As SIGTERM does, soon.
+  void Stop() { is_stopping_ = is_up(); }
+  bool is_stopping() const { return is_stopping_; }
+  // How often it has written down what was due, or all there was when it was stopped; and the
+  // number of the next time that begins after now.
   uint64_t saves() const { return saves_; }
+  uint64_t next_save() const { return saves_ + (is_saving_ ? 2 : 1); }
+  // For good: its tasks are to end.
+  void Retire() { is_retired_ = true; }
 
   bool is_up() const { return aggregator_ != nullptr; }
   // Replies of an earlier incarnation never arrive.
@@ -44,10 +53,18 @@ class Process {
   const SimDisk& disk() const { return disk_; }
 
  private:
+  // Two tasks, as the real one has threads. Others run, and the process dies, while they write.
+  void SaveNowAndThen();
+  void CloseLateRoundsNowAndThen();
+  // Calls `use` with the aggregator, which stays until it returns, whatever happens meanwhile.
+  void Use(absl::FunctionRef<void(Aggregator& aggregator)> use);
+  void Suspend();
+
   void StartLater();
+  // Nothing comes of its aggregator any more; it is started again when nobody uses it.
   void End();
-  void SaveNowAndThen(uint64_t incarnation);
-  void CloseLateRoundsNowAndThen(uint64_t incarnation);
+  void HasEnded();
+  void FlipBit(bool other_is_as_good);
 
   Scheduler& scheduler_;
   const ShardId shard_;
@@ -55,10 +72,18 @@ class Process {
   const Report report_;
   SimDisk disk_;
   std::unique_ptr<StateDir> state_dir_;
-  std::unique_ptr<Aggregator> aggregator_;
+  std::unique_ptr<Aggregator> aggregator_;  // null: it is down
+  std::unique_ptr<StateDir> ended_state_dir_;
+  std::unique_ptr<Aggregator> ended_aggregator_;
+  int users_ = 0;  // of one of both
   uint64_t incarnation_ = 0;
   uint64_t saves_ = 0;
+  bool is_saving_ = false;
+  bool is_stopping_ = false;
+  bool is_retired_ = false;
+  std::optional<bool> flip_;  // a bit, once it has ended; whether the other snapshot is as good
   bool flipped_ = false;
+  uint64_t bit_flips_ = 0;
   const absl::Duration longest_save_;
 };
 

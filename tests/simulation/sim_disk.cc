@@ -17,13 +17,17 @@ bool SimDisk::Dies() {
 }
 
 absl::Status SimDisk::Write(const std::string& name, Fill fill) {
+  Pause();
   const bool was_dead = died_;
   const bool dies = Dies();
   if (was_dead) return DeadError();
-  std::shared_ptr<File>& file = names_[name];
-  if (file == nullptr) file = std::make_shared<File>();
+  std::shared_ptr<File>& entry = names_[name];
+  if (entry == nullptr) entry = std::make_shared<File>();
+  const std::shared_ptr<File> file = entry;
   file->contents.clear();
   const absl::Status status = fill([&](absl::string_view part) {
+    Pause();
+    if (died_ && !dies) return DeadError();
     file->contents.append(part.data(), part.size());
     return absl::OkStatus();
   });
@@ -35,6 +39,7 @@ absl::Status SimDisk::Write(const std::string& name, Fill fill) {
 }
 
 absl::Status SimDisk::Sync(const std::string& name) {
+  Pause();
   if (Dies()) return DeadError();
   File& file = *names_.at(name);
   file.durable = file.contents;
@@ -42,6 +47,7 @@ absl::Status SimDisk::Sync(const std::string& name) {
 }
 
 absl::Status SimDisk::Rename(const std::string& from, const std::string& to) {
+  Pause();
   const bool was_dead = died_;
   if (was_dead || (Dies() && scheduler_.OneIn(2))) return DeadError();
   names_[to] = names_.at(from);
@@ -50,12 +56,14 @@ absl::Status SimDisk::Rename(const std::string& from, const std::string& to) {
 }
 
 absl::Status SimDisk::SyncDirectory() {
+  Pause();
   if (Dies()) return DeadError();
   durable_names_ = names_;
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> SimDisk::Read(const std::string& name) {
+  Pause();
   if (Dies()) return DeadError();
   const auto found = names_.find(name);
   if (found == names_.end()) return absl::NotFoundError(absl::StrCat("no file ", name));
@@ -63,6 +71,7 @@ absl::StatusOr<std::string> SimDisk::Read(const std::string& name) {
 }
 
 absl::StatusOr<std::vector<std::string>> SimDisk::List() {
+  Pause();
   if (Dies()) return DeadError();
   std::vector<std::string> names;
   for (const auto& [name, file] : names_) names.push_back(name);
@@ -70,6 +79,7 @@ absl::StatusOr<std::vector<std::string>> SimDisk::List() {
 }
 
 absl::Status SimDisk::Remove(const std::string& name) {
+  Pause();
   const bool was_dead = died_;
   if (was_dead || (Dies() && scheduler_.OneIn(2))) return DeadError();
   names_.erase(name);

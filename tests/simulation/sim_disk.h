@@ -5,9 +5,11 @@
 #define SIGNPOST_TESTS_SIMULATION_SIM_DISK_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "storage/disk.h"
@@ -27,6 +29,11 @@ class SimDisk final : public Disk {
   absl::StatusOr<std::vector<std::string>> List() override;
   absl::Status Remove(const std::string& name) override;
 
+  // Called before each operation, and each part of a Write: others may do something meanwhile.
+  void set_pause(std::function<void()> pause) { pause_ = std::move(pause); }
+
+  // All operations fail from now on, also those that are under way.
+  void Die() { died_ = true; }
   // The process dies in its `operations`-th operation from now on (1: the next): that one happens
   // in part or not at all, and all later ones fail.
   void DieIn(uint64_t operations) { operations_left_ = operations; }
@@ -34,7 +41,6 @@ class SimDisk final : public Disk {
   bool died() const { return died_; }
 
   void set_full(bool full) { full_ = full; }
-  bool is_full() const { return full_; }
 
   // What the next process finds after a crash of the machine.
   void Crash();
@@ -50,9 +56,13 @@ class SimDisk final : public Disk {
 
   // Whether the process is dead, or dies now.
   bool Dies();
+  void Pause() {
+    if (pause_ != nullptr) pause_();
+  }
   void Tear(File& file);
 
   Scheduler& scheduler_;
+  std::function<void()> pause_;
   Names names_;
   Names durable_names_;
   uint64_t operations_left_ = 0;  // 0: as many as it likes

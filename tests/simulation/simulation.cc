@@ -184,11 +184,12 @@ class MortalChannel final : public testing::ForwardingChannel {
     if (life_->is_dead) return done(absl::CancelledError("dead"));
     auto shared = std::make_shared<ExchangeDone>(std::move(done));
     life_->exchanges.push_back(shared);
-    ForwardingChannel::Exchange(header, std::move(payload), deadline,
-                                [shared, on_answer = events_.on_answer](absl::StatusOr<Answer> answer) {
-                                  on_answer();
-                                  if (*shared) std::exchange(*shared, nullptr)(std::move(answer));
-                                });
+    ForwardingChannel::Exchange(
+        header, std::move(payload), deadline,
+        [shared, on_answer = events_.on_answer](absl::StatusOr<Answer> answer) {
+          on_answer();
+          if (*shared) std::exchange(*shared, nullptr)(std::move(answer));
+        });
   }
 
   static void Kill(Life& life) {
@@ -212,6 +213,7 @@ class Simulation {
         part_(part),
         until_(std::min(part.until, plan.steps)),
         tells_late_ranks_(seed % 2 == 0),
+        training_(plan.workers),
         audit_(plan.workers, plan.optimizer, LearningRateOf,
                [this](const std::string& violation) { Report(violation); }),
         has_trained_(plan.workers, std::vector<bool>(plan.steps)) {
@@ -232,10 +234,15 @@ class Simulation {
           scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(60)));
           comes_back = Train(rank, /*is_first=*/false);
         }
+        if (--training_ > 0) return;
+        for (auto& process : processes_) process->Retire();
       });
     }
     scheduler_.Run();
-    for (auto& process : processes_) CheckOver(*process);
+    for (auto& process : processes_) {
+      CheckOver(*process);
+      result_.bit_flips += process->bit_flips();
+    }
     // What is before the first step of a job that resumes is another simulation's.
     if (!result_.violations.empty() || part_.from > 0 || state_is_lost_) return;
     audit_.Check(until_, [this](uint32_t rank, uint64_t step) {
@@ -286,7 +293,10 @@ class Simulation {
           std::make_unique<SimChannel>(
               Wire{scheduler_, process, links_[{rank, &process}], audit_, tells_late_ranks_}),
           life,
-          MortalChannel::Events{.on_return = [this, rank, shard] { losses_.erase({shard, rank}); },
+          MortalChannel::Events{.on_return =
+                                    [this, rank, shard] {
+                                      losses_.erase({shard, rank});
+                                    },
                                 .on_answer = [this, shard] { NoteRoundsWithoutTheDead(shard); }}));
     }
     absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::Join(
@@ -344,7 +354,8 @@ class Simulation {
     for (size_t shard = 0; shard < processes_.size(); ++shard) {
       // Otherwise it may need frames that die with the worker.
       const Process& process = *processes_[shard];
-      const bool is_safe = process.is_up() && !process.disk().will_die() &&
+      const bool is_safe = process.is_up() && !process.is_stopping() &&
+                           !process.disk().will_die() &&
                            process.incarnation() == life.served_by[shard];
       if (!is_safe) return;
     }
@@ -366,16 +377,15 @@ class Simulation {
       const auto [its_shard, rank] = key;
       if (its_shard != shard || loss.saves) continue;
       if (!audit_.HasClosedTwiceWithout(rank, shard, processes_.size())) continue;
-      loss.saves = processes_[shard]->saves();
+      loss.saves = processes_[shard]->next_save();
     }
   }
 
-  // Whether the shard's process could die, or be stopped, without frames being needed that died
-  // with a worker.
+  // Whether the shard's process could end without frames being needed that died with a worker.
   bool MayDie(uint32_t shard) const {
     return absl::c_all_of(losses_, [&](const auto& entry) {
       const auto& [key, loss] = entry;
-      return key.first != shard || (loss.saves && processes_[shard]->saves() > *loss.saves);
+      return key.first != shard || (loss.saves && processes_[shard]->saves() >= *loss.saves);
     });
   }
   // Even if its newest snapshot were damaged then.
@@ -507,28 +517,18 @@ class Simulation {
   void Disturb(uint32_t shard) {
     Process& process = *processes_[shard];
     const uint64_t kind = scheduler_.Below(4);
-    if (kind == 0) return Stop(shard);
     if (!MayDie(shard)) return;
     if (!losses_.empty()) ++result_.kills_without_the_dead;
-    if (kind == 1) {
-      ++result_.kills;
-      if (process.KillAndFlipBit(MayLoseSnapshot(shard))) ++result_.bit_flips;
-      return;
-    }
-    ++result_.kills_while_saving;
-    if (process.is_up()) process.KillWhileSaving();
-  }
-
-  // Which writes down where the job is, and so needs no frames, unless it fails.
-  void Stop(uint32_t shard) {
-    Process& process = *processes_[shard];
-    const bool can_save = process.is_up() && !process.disk().is_full() && !process.disk().will_die();
-    if (!MayDie(shard) && !can_save) return;
-    ++result_.stops;
-    process.Stop();
-    if (!can_save) return;
-    for (auto& [key, loss] : losses_) {
-      if (key.first == shard) loss.saves = process.saves() - 1;
+    switch (kind) {
+      case 0:
+        ++result_.stops;
+        return process.Stop();
+      case 1:
+        ++result_.kills;
+        return process.KillAndFlipBit(MayLoseSnapshot(shard));
+      default:
+        ++result_.kills_while_saving;
+        if (process.is_up()) process.KillWhileSaving();
     }
   }
 
@@ -562,11 +562,12 @@ class Simulation {
   std::set<uint32_t> away_ranks_;         // dead, lost, or not there yet
   // By shard and rank: frames that died with a worker, until another is welcomed in its place.
   struct Loss {
-    // Of the shard's process, when two rounds had closed without the rank. None of its frames is
-    // needed after a snapshot that follows.
+    // Of the shard's process, so many that none of the rank's frames is needed: two rounds had
+    // closed without it before the last one of them began.
     std::optional<uint64_t> saves;
   };
   std::map<std::pair<uint32_t, uint32_t>, Loss> losses_;
+  uint32_t training_;  // ranks whose last process has not ended
   uint32_t finished_ranks_ = 0;
   bool state_is_lost_ = false;  // all ranks were away at once
   SimulationResult result_;
