@@ -135,12 +135,12 @@ TEST_P(Simulations, HoldTheInvariants) {
       uintmax_t{total.dead_workers}, uintmax_t{total.returned_workers});
   if (end - GetParam() < kSeedsOfATest) return;
   // In so many there is some of everything; of lost ranks not always.
-  for (const uint64_t count :
-       {total.kills, total.bit_flips, total.kills_while_saving, total.kills_without_the_dead,
-        total.stops, total.replayed_frames, total.skipped_rounds, total.late_rounds,
-        total.steps_caught_up, total.dead_workers, total.returned_workers}) {
+  for (const uint64_t count : {total.kills, total.bit_flips, total.kills_while_saving, total.stops,
+                               total.replayed_frames, total.skipped_rounds, total.late_rounds,
+                               total.steps_caught_up, total.dead_workers, total.returned_workers}) {
     EXPECT_GT(count, 10) << "a fault is no longer tried";
   }
+  EXPECT_GT(total.kills_without_the_dead, 0) << "a fault is no longer tried";
 }
 
 std::string NameOf(const OptimizerOptions& options) {
