@@ -6,11 +6,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <utility>
 
+#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "grpcpp/security/tls_certificate_provider.h"
@@ -57,9 +60,9 @@ class ServerVerifier final : public grpc::experimental::ExternalCertificateVerif
 // For gRPC's watcher, which reads them by path as often as it likes.
 int OpenMemoryFile() { return memfd_create("signpost-tls", MFD_CLOEXEC); }
 
-absl::Status MemoryError(int error = errno) {
+absl::Status MemoryError() {
   return absl::ResourceExhaustedError(
-      absl::StrCat("no file in memory for certificates: ", std::strerror(error)));
+      absl::StrCat("no file in memory for certificates: ", std::strerror(errno)));
 }
 
 absl::Status WriteMemoryFile(int fd, const std::string& contents, int64_t version) {
@@ -72,28 +75,46 @@ absl::Status WriteMemoryFile(int fd, const std::string& contents, int64_t versio
   return MemoryError();
 }
 
-// Descriptors that gRPC's watchers may still read by path, since it lets go of them when it likes,
-// and ends the process when it finds nothing there. They are closed when nobody can be reading
-// them.
+// What gRPC's watchers may still read by path, since they let go of it when they like, and end the
+// process when they find nothing there. The descriptors are closed when nobody can be reading them,
+// or the next credentials of the same files take them: a process may join and leave many jobs.
 class RetiredFiles {
  public:
+  struct Pair {
+    int pair, roots;
+    int64_t version;
+    TlsFiles files;
+  };
+
   static RetiredFiles& All() {
     static RetiredFiles& files = *new RetiredFiles;
     return files;
   }
 
-  void Add(int fd) {
+  void Add(Pair pair) {
     absl::MutexLock lock(&mutex_);
-    retired_.emplace_back(SteadyNow(), fd);
+    retired_.emplace_back(SteadyNow(), std::move(pair));
     while (SteadyNow() - retired_.front().first > kRetirement) {
-      close(retired_.front().second);
+      close(retired_.front().second.pair);
+      close(retired_.front().second.roots);
       retired_.pop_front();
     }
   }
 
+  std::optional<Pair> Take(const TlsFiles& files) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = std::find_if(retired_.begin(), retired_.end(), [&](const auto& retired) {
+      return retired.second.files == files;
+    });
+    if (found == retired_.end()) return std::nullopt;
+    Pair taken = std::move(found->second);
+    retired_.erase(found);
+    return taken;
+  }
+
  private:
   absl::Mutex mutex_;
-  std::deque<std::pair<absl::Time, int>> retired_ ABSL_GUARDED_BY(mutex_);  // oldest first
+  std::deque<std::pair<absl::Time, Pair>> retired_ ABSL_GUARDED_BY(mutex_);  // oldest first
 };
 
 std::string PathOf(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
@@ -107,19 +128,30 @@ std::string PathOf(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
 // meanwhile; so both are in one file, whose time is its version.
 class TlsCredentials::Files {
  public:
-  Files() : pair_(OpenMemoryFile()), roots_(OpenMemoryFile()) {
-    if (pair_ < 0 || roots_ < 0) open_error_ = errno;
+  static absl::StatusOr<std::unique_ptr<Files>> Open(const TlsFiles& files) {
+    if (auto taken = RetiredFiles::All().Take(files)) {
+      return absl::WrapUnique(new Files(*std::move(taken)));
+    }
+    const int pair = OpenMemoryFile();
+    const int roots = pair < 0 ? -1 : OpenMemoryFile();
+    if (roots < 0) {
+      const absl::Status status = MemoryError();
+      close(pair);
+      return status;
+    }
+    auto opened = absl::WrapUnique(new Files({.pair = pair, .roots = roots}));
+    if (absl::Status status = opened->Set(files); !status.ok()) return status;
+    return opened;
   }
   ~Files() {
     provider_.reset();
-    for (const int fd : {pair_, roots_}) RetiredFiles::All().Add(fd);
+    RetiredFiles::All().Add({pair_, roots_, version_, std::move(current_)});
   }
 
   // Errors leave what was there before. Roots change an instant before the pair.
   absl::Status Set(const TlsFiles& files) {
     if (files == current_) return absl::OkStatus();
     const int64_t version = version_ + 1;
-    if (open_error_ != 0) return MemoryError(open_error_);
     const int roots = OpenMemoryFile();
     const int pair = roots < 0 ? -1 : OpenMemoryFile();
     if (pair < 0) {
@@ -140,7 +172,6 @@ class TlsCredentials::Files {
     return absl::OkStatus();
   }
 
-  // After the first Set.
   void Provide() {
     provider_ = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
         PathOf(pair_), PathOf(pair_), PathOf(roots_), kGrpcLookSeconds);
@@ -153,9 +184,14 @@ class TlsCredentials::Files {
   }
 
  private:
+  explicit Files(RetiredFiles::Pair pair)
+      : pair_(pair.pair),
+        roots_(pair.roots),
+        version_(pair.version),
+        current_(std::move(pair.files)) {}
+
   const int pair_, roots_;
-  int open_error_ = 0;  // why they could not be opened
-  int64_t version_ = 0;
+  int64_t version_;
   TlsFiles current_;
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider_;
 };
@@ -169,20 +205,21 @@ absl::StatusOr<std::shared_ptr<TlsCredentials>> TlsCredentials::Load(const std::
     return absl::Status(facts.status().code(),
                         absl::StrCat("TLS directory ", directory, ": ", facts.status().message()));
   }
+  absl::StatusOr<std::unique_ptr<Files>> in_memory = Files::Open(*files);
+  if (!in_memory.ok()) return in_memory.status();
   std::shared_ptr<TlsCredentials> credentials(
-      new TlsCredentials(directory, *files, *facts, std::move(on_warning)));
-  if (absl::Status status = credentials->files_->Set(*files); !status.ok()) return status;
+      new TlsCredentials(directory, *std::move(in_memory), *facts, std::move(on_warning)));
   credentials->files_->Provide();
   credentials->thread_ = std::thread([self = credentials.get()] { self->Watch(); });
   return credentials;
 }
 
-TlsCredentials::TlsCredentials(std::string directory, const TlsFiles& files,
+TlsCredentials::TlsCredentials(std::string directory, std::unique_ptr<Files> files,
                                const CertificateFacts& facts, OnWarning on_warning)
     : directory_(std::move(directory)),
       identity_(facts.identity),
       on_warning_(std::move(on_warning)),
-      files_(std::make_unique<Files>()),
+      files_(std::move(files)),
       facts_(facts) {}
 
 TlsCredentials::~TlsCredentials() {

@@ -53,7 +53,7 @@ class TlsCredentials {
  private:
   class Files;
 
-  TlsCredentials(std::string directory, const TlsFiles& files, const CertificateFacts& facts,
+  TlsCredentials(std::string directory, std::unique_ptr<Files> files, const CertificateFacts& facts,
                  OnWarning on_warning);
 
   void Watch();

@@ -1,5 +1,6 @@
 // mTLS as peers see it: who gets in, who may call what, and certificates that change meanwhile.
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -339,6 +341,22 @@ TEST_F(SecurityTest, AWorkersCertificateServesNobody) {
   const auto server = Server::Start({.security = {.tls_dir = aggregator_}});
   EXPECT_TRUE(absl::IsInvalidArgument(server.status()));
   EXPECT_THAT(server.status().message(), HasSubstr("wanted one of an aggregator"));
+}
+
+// A process may join and leave many jobs.
+TEST_F(SecurityTest, CredentialsOfTheSameFilesTakeNoMoreDescriptors) {
+  const std::string worker = Certify("worker", "spiffe://signpost/worker");
+  const auto load = [&] {
+    const auto credentials = TlsCredentials::Load(worker, [](const std::string&) {});
+    EXPECT_TRUE(credentials.ok()) << credentials.status();
+    const std::filesystem::directory_iterator descriptors("/proc/self/fd");
+    return std::count_if(begin(descriptors), end(descriptors), [](const auto& descriptor) {
+      std::error_code gone;
+      return absl::StrContains(read_symlink(descriptor.path(), gone).string(), "signpost-tls");
+    });
+  };
+  const auto first = load();
+  for (int round = 0; round < 5; ++round) EXPECT_EQ(load(), first);
 }
 
 // As if a worker's certificate had been stolen, to pose as an aggregator with a server of one's
