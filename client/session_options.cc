@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -159,7 +160,7 @@ absl::StatusOr<SessionOptions> SessionOptions::FromSettings(const SessionSetting
   options.node = Text(settings, "node").value_or("");
   absl::StatusOr<std::string> aggregators = Text(settings, "aggregators");
   if (aggregators.ok()) {
-    options.aggregators = absl::StrSplit(*aggregators, ',');
+    options.aggregators = SplitAddresses(*aggregators);
   } else if (options.node.empty()) {
     return aggregators.status();
   }
@@ -189,6 +190,12 @@ absl::StatusOr<SessionOptions> SessionOptions::FromSettings(const SessionSetting
   }
   if (const config::Setting* trace = settings.Find("trace")) options.trace = trace->Text();
   return options;
+}
+
+std::vector<std::string> SplitAddresses(absl::string_view addresses) {
+  std::vector<std::string> split = absl::StrSplit(addresses, ',');
+  for (std::string& address : split) absl::StripAsciiWhitespace(&address);
+  return split;
 }
 
 absl::StatusOr<uint32_t> ThreadsFromEnvironment() {
@@ -243,6 +250,11 @@ absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOpt
       const log::Scope scope({.job = job, .worker = rank});
       tell(LineOf(rank, line));
     };
+  }
+  if (options.connections < 1 || options.connections > SessionOptions::kMostConnections) {
+    return absl::InvalidArgumentError(absl::StrFormat("connections is %d, wanted 1 to %d",
+                                                      options.connections,
+                                                      SessionOptions::kMostConnections));
   }
   if (absl::Status status = StartTrace(options); !status.ok()) return status;
   const auto security = ClientSecurity::Open(options.security, options.aggregators, on_connection,

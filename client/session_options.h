@@ -34,7 +34,7 @@ struct SessionOptions {
   FailureTimeout failure_timeout;  // an aggregator without sign of life is reconnected to
   // TCP connections to each aggregator, for links that one does not fill, since clouds and
   // firewalls limit what one may carry, or its encryption keeps one processor busy.
-  uint32_t connections = 1;
+  uint32_t connections = 1;  // up to kMostConnections
   static constexpr uint32_t kMostConnections = 64;
   // A directory of checkpoints, which all workers see: go on from its newest that is whole. Empty:
   // start anew. See worker.resume_with_other_world_size too.
@@ -65,6 +65,9 @@ struct SessionOptions {
   static absl::StatusOr<SessionOptions> FromSettings(const config::SessionSettings& settings);
 };
 
+// "host:port, host:port": blanks around an address are not of it.
+std::vector<std::string> SplitAddresses(absl::string_view addresses);
+
 // For worker.threads: what they say of `threads`; without it ShareOfProcessors.
 absl::StatusOr<uint32_t> ThreadsFromEnvironment();
 
@@ -85,8 +88,8 @@ void Tell(const SessionOptions& options, const std::string& line);
 // If the options say so, as "rank 3". Errors as trace::Start's.
 absl::Status StartTrace(const SessionOptions& options);
 
-// New channels, one for each of the options' aggregators, after StartTrace. Errors as its, and
-// ClientSecurity::Open's.
+// New channels, one for each of the options' aggregators, after StartTrace. INVALID_ARGUMENT if
+// connections is not what it may be; other errors as StartTrace's and ClientSecurity::Open's.
 absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOptions& options);
 
 // The ports of the options' aggregators; one without a port has no TCP socket to count.

@@ -45,6 +45,22 @@ TEST_F(SessionOptionsTest, ComeFromTheEnvironmentThatRunSets) {
   EXPECT_EQ(SessionOptions::FromEnvironment()->connections, 2);
 }
 
+TEST_F(SessionOptionsTest, HaveAddressesWithoutBlanksAround) {
+  setenv("SIGNPOST_AGGREGATORS", "127.0.0.1:4000, 127.0.0.1:4001 ", 1);
+  EXPECT_THAT(SessionOptions::FromEnvironment()->aggregators,
+              ElementsAre("127.0.0.1:4000", "127.0.0.1:4001"));
+}
+
+TEST_F(SessionOptionsTest, RefuseConnectionsThatAreTooFewOrTooMany) {
+  SessionOptions options = *SessionOptions::FromEnvironment();
+  for (const uint32_t connections : {0u, SessionOptions::kMostConnections + 1}) {
+    options.connections = connections;
+    const absl::Status status = ConnectTo(options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("wanted 1 to 64"));
+  }
+}
+
 TEST_F(SessionOptionsTest, NameTheVariableThatIsMissing) {
   for (const char* name :
        {"SIGNPOST_AGGREGATORS", "SIGNPOST_JOB", "SIGNPOST_RANK", "SIGNPOST_WORLD_SIZE"}) {

@@ -100,6 +100,10 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
     if (!std::isnan(seconds)) continue;
     return absl::InvalidArgumentError(absl::StrCat(name, " is not a number"));
   }
+  if (options.exchange_timeout_s <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("exchange_timeout_s is ", options.exchange_timeout_s, ", wanted more than 0"));
+  }
   const absl::StatusOr<FailureTimeout> failure_timeout =
       FailureTimeout::Of(absl::Seconds(options.failure_timeout_s));
   if (!failure_timeout.ok()) return failure_timeout.status();
@@ -112,7 +116,7 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
   session.connections = *connections;
   session.trace = *std::move(trace);
   if (options.aggregators != nullptr) {
-    session.aggregators = absl::StrSplit(options.aggregators, ',');
+    session.aggregators = signpost::SplitAddresses(options.aggregators);
   }
   if (options.node != nullptr) session.node = options.node;
   if (options.tls_dir != nullptr) session.security.tls_dir = options.tls_dir;

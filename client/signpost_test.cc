@@ -95,6 +95,14 @@ TEST_F(SignpostJoinTest, RefusesTimesThatAreNoNumbers) {
   EXPECT_STREQ(error_, "exchange_timeout_s is not a number");
 }
 
+TEST_F(SignpostJoinTest, RefusesStepsThatMayTakeNoTime) {
+  for (const double seconds : {0, -1}) {
+    options_.exchange_timeout_s = seconds;
+    EXPECT_EQ(Join(), SIGNPOST_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(error_).find(", wanted more than 0"), std::string::npos) << error_;
+  }
+}
+
 TEST_F(SignpostJoinTest, RefusesToResumeFromADirectoryThatIsNotThere) {
   options_.resume = "/nowhere/at/all";
   EXPECT_EQ(Join(), SIGNPOST_NOT_FOUND);
