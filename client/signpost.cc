@@ -1,5 +1,7 @@
 #include "client/signpost.h"
 
+#include <cxxabi.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -267,8 +269,12 @@ int Guard(char* error, size_t error_size, const Body& body) {
     return Report(body(), error, error_size);
   } catch (const std::bad_alloc&) {
     return Report(absl::ResourceExhaustedError("out of memory"), error, error_size);
+  } catch (const abi::__forced_unwind&) {
+    throw;  // the thread is being cancelled
   } catch (const std::exception& exception) {
     return Report(absl::InternalError(exception.what()), error, error_size);
+  } catch (...) {
+    return Report(absl::InternalError("an exception that is no std::exception"), error, error_size);
   }
 }
 

@@ -73,6 +73,9 @@ TEST_F(SignpostJoinTest, LetsNoOtherExceptionOut) {
   on_much_memory = [] { throw std::runtime_error("much memory"); };
   EXPECT_EQ(Join(), 13);  // INTERNAL
   EXPECT_STREQ(error_, "much memory");
+  on_much_memory = [] { throw 1; };
+  EXPECT_EQ(Join(), 13);
+  EXPECT_STREQ(error_, "an exception that is no std::exception");
 }
 
 TEST_F(SignpostJoinTest, RefusesAParameterWithoutAName) {
