@@ -130,6 +130,20 @@ TEST_P(FaultTest, AWorkerThatIsInterruptedWaitsNoLongerAndTheOthersAreTold) {
   });
 }
 
+TEST_P(FaultTest, AStepAfterLeavingIsADefectOfWhoAsksForIt) {
+  job_.workers = 1;
+  Replica replica(job_, 0);
+  auto worker =
+      Worker::Join(replica.Options(), job_.optimizer, replica.Parameters(), cluster_.Connect());
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  ASSERT_TRUE((*worker)->Leave().ok());
+  for (const absl::Status& status : {(*worker)->Step(replica.Gradients(), {job_.rates}).status(),
+                                     (*worker)->BeginStep({job_.rates})}) {
+    EXPECT_EQ(ExitCodeOf(status), kExitBadConfiguration) << status;
+    EXPECT_THAT(Message(status), HasSubstr("this rank, 0, has left job 'test'"));
+  }
+}
+
 // Under the same name, at the same aggregators, with nobody told of the end.
 TEST(AggregatorFault, AJobWhoseWorkersDieCanBeStartedAgainAtOnce) {
   const JobOptionsForTest job;

@@ -670,6 +670,11 @@ absl::Status Worker::CheckRates(absl::Span<const GroupRates> rates) const {
 }
 
 absl::Status Worker::CheckNoStepFailed() const {
+  if (has_left_) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("this rank, %d, has left job '%s', and has no more steps in it: join again",
+                        options_.rank, options_.job));
+  }
   if (failure_.ok()) return absl::OkStatus();
   return AfterFailure(
       absl::StrCat("an earlier step failed, and parts of it may have been taken; leave, and start "
@@ -853,6 +858,7 @@ void Worker::SetDeadline(absl::Duration timeout) {
 }
 
 absl::Status Worker::Leave() {
+  has_left_ = true;
   // Who was interrupted does not want to wait for long.
   SetDeadline(was_interrupted_ ? kGiveUpTimeout : options_.exchange_timeout);
   const bool had_failed = !failure_.ok();

@@ -308,6 +308,7 @@ class Worker {
   Resumed resumed_;
   std::optional<Returned> returned_;
   std::set<std::string> damaged_checkpoints_;  // found when resuming
+  bool has_left_ = false;
   absl::Status failure_;                       // of the first step that failed, or DATA_LOSS
   bool was_interrupted_ = false;               // the last step or checkpoint
   uint32_t rates_crc32c_ = 0;                  // of the current step
