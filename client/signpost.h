@@ -85,8 +85,8 @@ typedef struct {
   uint32_t rank;       /* [0, world_size) */
   uint32_t world_size; /* number of workers, or with a node of processes */
   double join_timeout_s;
-  double exchange_timeout_s; /* of a step without an answer, and for each wait of a checkpoint for
-                                other ranks */
+  double exchange_timeout_s; /* above 0: of a step without an answer, and for each wait of a
+                                checkpoint for other ranks */
   double failure_timeout_s;  /* an aggregator without sign of life is reconnected to; 0.5 or more */
   double round_deadline_s;   /* rounds close without workers that are so late... */
   uint32_t min_workers;      /* ...while so many are not; both 0: they wait for all */
@@ -200,7 +200,8 @@ typedef struct {
   double wire_s;            /* blocked on transfer and aggregation */
   double wait_s;            /* blocked because another worker was late */
   double sent_bits;         /* of payloads, by parameter and step, on average since joining */
-  uint64_t sent_bytes;      /* since joining, as the kernel counted them on the worker's sockets */
+  uint64_t sent_bytes;      /* since joining, as the kernel counted them on this process's sockets to
+                             * the aggregators: other sessions' with the same ones are in it */
   uint64_t received_bytes;
 } signpost_report;
 

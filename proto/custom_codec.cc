@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "google/protobuf/stubs/common.h"
 #include "kernels/dense.h"
 #include "log/log.h"
 #include "proto/payload.h"
@@ -392,6 +393,11 @@ class Codecs {
     }
     if (options.find('\0') != std::string::npos) {
       return absl::InvalidArgumentError("a codec's options end with a 0, and have none before");
+    }
+    // As a string field must be: what is not does not travel.
+    if (!google::protobuf::internal::IsStructurallyValidUTF8(options.data(),
+                                                             static_cast<int>(options.size()))) {
+      return absl::InvalidArgumentError("a codec's options (codec_options) must be UTF-8");
     }
     const Key key = {codec.name, options, block_elements};
     if (Shared open = FindOpen(key)) return open;

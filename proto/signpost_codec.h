@@ -31,7 +31,9 @@ extern "C" {
 
 typedef struct {
   uint32_t abi; /* SIGNPOST_CODEC_ABI */
-  /* By which jobs ask for it, and what its payloads mean: change the version when that changes. */
+  /* By which jobs ask for it, and what its payloads mean: change the version when that changes.
+   * Resuming from a checkpoint compares these and the options, and not what the codec makes of
+   * numbers. */
   const char* name;
   const char* version;
 
@@ -58,7 +60,7 @@ typedef struct {
 } signpost_codec_v2;
 
 /* What a shared object exports. What it points to stays for ever. */
-const signpost_codec_v2* signpost_codec(void);
+__attribute__((visibility("default"))) const signpost_codec_v2* signpost_codec(void);
 
 #ifdef __cplusplus
 }

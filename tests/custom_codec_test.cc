@@ -216,6 +216,7 @@ TEST(LoadCodecLibrary, RefusesOneThatLacksAFunction) {
 
 TEST(OpenCodecOf, ComparesWhatTheJobWantsWithWhatIsHere) {
   ASSERT_TRUE(LoadCodecLibrary(kTopK).ok());
+  ASSERT_TRUE(LoadCodecLibrary(kFaulty).ok());
   const CustomCodec good = OpenCodec("topk", "ratio=0.5", 16)->description;
   EXPECT_TRUE(OpenCodecOf(good, 16).ok());
   CustomCodec other = good;
@@ -245,6 +246,8 @@ TEST(OpenCodecOf, ComparesWhatTheJobWantsWithWhatIsHere) {
   EXPECT_FALSE(OpenCodec("topk", "", 0).ok());
   EXPECT_FALSE(OpenCodec("topk", "", 65537).ok());
   EXPECT_FALSE(OpenCodec("topk", std::string("ratio=1\0", 8), 16).ok());
+  EXPECT_THAT(OpenCodec("faulty", "\xff", 16).status().message(),
+              HasSubstr("(codec_options) must be UTF-8"));
 }
 
 TEST(CustomCodecDigest, IsOfWhatTheCodecDoes) {
