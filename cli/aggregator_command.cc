@@ -14,6 +14,7 @@
 #include "cli/trace_command.h"
 #include "proto/custom_codec.h"
 #include "proto/exit_code.h"
+#include "proto/try_again.h"
 #include "server/server.h"
 #include "trace/recorder.h"
 
@@ -73,8 +74,8 @@ absl::StatusOr<int> Serve(Flags& flags) {
 
   flags.server.on_warning = PrintWarning;
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(flags.server);
-  // Of a server that does not start, a precondition is a flag, or a certificate.
-  if (absl::IsFailedPrecondition(server.status())) {
+  // Of a server that does not start, a precondition is a flag; or a certificate, which passes.
+  if (absl::IsFailedPrecondition(server.status()) && !IsTryAgain(server.status())) {
     return absl::InvalidArgumentError(server.status().message());
   }
   if (!server.ok()) return server.status();

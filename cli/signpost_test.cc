@@ -31,6 +31,9 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "security/certificate.h"
+#include "security/identity.h"
+#include "security/tls_dir.h"
 
 namespace {
 
@@ -508,6 +511,21 @@ TEST(Worker, KeepsItsLimitAndTakesItsRankFromTheEnvironment) {
   EXPECT_THAT(other.output, HasSubstr("does not belong to this node, 1 of 2"));
   kill(pid, SIGTERM);
   EXPECT_EQ(worker.End().exit_code, 0);
+}
+
+// Which a cluster is to try again until the certificate is renewed.
+TEST(Signpost, EndsWithTryAgainWhereACertificateIsOutOfDate) {
+  const std::string directory = testing::TempDir() + "/out_of_date";
+  const auto authority = signpost::Authority::Make("Test", absl::Hours(1));
+  const auto aggregator = signpost::Identity::Parse("spiffe://signpost/aggregator");
+  const auto files = authority->Issue(*aggregator, -absl::Seconds(1));
+  ASSERT_TRUE(signpost::WriteTlsDir(directory, *files).ok());
+  for (const char* command :
+       {"aggregator --listen 127.0.0.1:0", "probe --aggregators 127.0.0.1:1"}) {
+    const Outcome outcome = RunProgram(absl::StrCat(command, " --tls-dir ", directory));
+    EXPECT_EQ(outcome.exit_code, 75) << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("was valid until"));
+  }
 }
 
 TEST(Aggregator, KeepsTheLimitsThatItIsGiven) {

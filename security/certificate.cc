@@ -17,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/try_again.h"
 #include "security/openssl_ptr.h"
 
 namespace signpost {
@@ -101,19 +102,23 @@ absl::StatusOr<Identity> IdentityOf(X509* certificate) {
       " SPIFFE IDs among its alternative names, wanted one, as spiffe://signpost/worker"));
 }
 
+// Passes when the certificate is renewed, or the time comes.
+absl::Status OutOfDate(const std::string& message) {
+  return TryAgain(absl::FailedPreconditionError(message));
+}
+
 absl::Status CheckValidity(const CertificateFacts& facts, absl::Time now) {
   const auto text = [](absl::Time time) {
     return absl::FormatTime("%Y-%m-%d %H:%M UTC", time, absl::UTCTimeZone());
   };
   if (now < facts.valid_from) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the certificate is valid from ", text(facts.valid_from),
-                     " on, and this host's clock says ", text(now)));
+    return OutOfDate(absl::StrCat("the certificate is valid from ", text(facts.valid_from),
+                                  " on, and this host's clock says ", text(now)));
   }
   if (now >= facts.valid_until) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the certificate was valid until ", text(facts.valid_until),
-        ", and this host's clock says ", text(now), "; issue another (`signpost cert issue`)"));
+    return OutOfDate(absl::StrCat("the certificate was valid until ", text(facts.valid_until),
+                                  ", and this host's clock says ", text(now),
+                                  "; issue another (`signpost cert issue`)"));
   }
   return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/try_again.h"
 
 namespace signpost {
 namespace {
@@ -63,9 +64,11 @@ TEST_F(CertificateTest, OfAnAuthorityThatWasLoadedIsAsGood) {
 TEST_F(CertificateTest, IsValidForItsTimeOnly) {
   const auto early = CheckTlsFiles(files_, absl::Now() - absl::Hours(1));
   EXPECT_EQ(early.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(IsTryAgain(early.status()));
   EXPECT_THAT(early.status().message(), HasSubstr("is valid from "));
   const auto late = CheckTlsFiles(files_, absl::Now() + absl::Hours(2));
   EXPECT_EQ(late.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(IsTryAgain(late.status()));
   EXPECT_THAT(late.status().message(), HasSubstr("was valid until "));
 }
 

@@ -20,6 +20,7 @@
 #include "grpcpp/security/tls_certificate_verifier.h"
 #include "grpcpp/security/tls_credentials_options.h"
 #include "proto/steady_time.h"
+#include "proto/try_again.h"
 #include "security/peer.h"
 #include "security/tls_dir.h"
 
@@ -202,8 +203,9 @@ absl::StatusOr<std::shared_ptr<TlsCredentials>> TlsCredentials::Load(const std::
   if (!files.ok()) return files.status();
   const absl::StatusOr<CertificateFacts> facts = CheckTlsFiles(*files, absl::Now());
   if (!facts.ok()) {
-    return absl::Status(facts.status().code(),
-                        absl::StrCat("TLS directory ", directory, ": ", facts.status().message()));
+    absl::Status error(facts.status().code(),
+                       absl::StrCat("TLS directory ", directory, ": ", facts.status().message()));
+    return IsTryAgain(facts.status()) ? TryAgain(std::move(error)) : error;
   }
   absl::StatusOr<std::unique_ptr<Files>> in_memory = Files::Open(*files);
   if (!in_memory.ok()) return in_memory.status();

@@ -35,6 +35,7 @@
 #include "gtest/gtest.h"
 #include "proto/aggregator.pb.h"
 #include "proto/steady_time.h"
+#include "proto/try_again.h"
 #include "security/authorizer.h"
 #include "security/certificate.h"
 #include "security/client_security.h"
@@ -493,6 +494,7 @@ TEST_F(SecurityTest, AnExpiredCertificateIsRefusedAtTheStart) {
   aggregator_ = Certify("aggregator", "spiffe://signpost/aggregator", -absl::Seconds(1));
   const auto server = Server::Start({.security = {.tls_dir = aggregator_}});
   EXPECT_TRUE(absl::IsFailedPrecondition(server.status())) << server.status();
+  EXPECT_TRUE(IsTryAgain(server.status()));  // when it is renewed
   EXPECT_THAT(server.status().message(),
               AllOf(HasSubstr(aggregator_), HasSubstr("was valid until")));
 }
