@@ -124,6 +124,11 @@ constexpr JobMetric kJobMetrics[] = {
     {"signpost_job_absent_workers", kGauge,
      "Ranks that rounds no longer wait for: late ones of which nothing came since, or that left.",
      [](const JobMetrics& job, Samples& samples) { samples.Add(job.status.absent_ranks_size()); }},
+    {"signpost_job_disconnected_workers", kGauge,
+     "Ranks that have joined and not left, and have no connection to this shard.",
+     [](const JobMetrics& job, Samples& samples) {
+       samples.Add(job.status.disconnected_ranks_size());
+     }},
     {"signpost_job_refused_workers", kGauge,
      "Ranks of which an attempt to join was refused since the job began.",
      [](const JobMetrics& job, Samples& samples) { samples.Add(job.status.refused_joins_size()); }},

@@ -80,6 +80,17 @@ TEST(Prometheus, HasSeriesOfTheWorstStragglersOnly) {
                           Not(HasSubstr("rank=\"935\"}"))));
 }
 
+TEST(Prometheus, CountsTheRanksThatAreGoneWithoutHavingLeft) {
+  Observation observation = OneJob("a");
+  JobStatus& status = observation.aggregator.jobs[0].status;
+  for (const uint32_t rank : {0, 1, 2}) status.add_joined_ranks(rank);
+  for (const uint32_t rank : {0, 2}) status.add_disconnected_ranks(rank);
+  const std::string labels = "{shard=\"1\",job_name=\"a\"}";
+  EXPECT_THAT(FormatPrometheus(observation),
+              AllOf(HasSubstr("\nsignpost_job_joined_workers" + labels + " 3\n"),
+                    HasSubstr("\nsignpost_job_disconnected_workers" + labels + " 2\n")));
+}
+
 TEST(Prometheus, SaysHowConnectionsAreProtected) {
   Observation observation = OneJob("a");
   EXPECT_THAT(FormatPrometheus(observation),
