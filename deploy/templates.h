@@ -309,12 +309,19 @@ inline constexpr char kWorkerSpec[] = R"(  completionMode: Indexed
               mountPath: /checkpoints
             - name: tmp
               mountPath: /tmp
+            - name: shared-memory
+              mountPath: /dev/shm
 {tls_mount}      volumes:
         - name: checkpoints
           persistentVolumeClaim:
             claimName: {job}-checkpoints
         - name: tmp
           emptyDir: {}
+        # In which PyTorch's DataLoader workers hand batches over. A container's own has 64 MiB. What
+        # is in it counts in the worker's memory.
+        - name: shared-memory
+          emptyDir:
+            medium: Memory
 {tls_volume})";
 
 inline constexpr char kJob[] = R"(apiVersion: batch/v1

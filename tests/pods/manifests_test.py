@@ -224,6 +224,14 @@ def test_workers_compute_with_as_many_threads_as_they_ask_for_processors(documen
     assert float(worker["resources"]["requests"]["cpu"]) >= 1
 
 
+def test_workers_have_shared_memory_as_far_as_their_memory_goes(documents):
+    """DataLoader workers die of a container's own, which has 64 MiB."""
+    pod = the(documents, "Job")["spec"]["template"]["spec"]
+    (worker,) = pod["containers"]
+    (name,) = [m["name"] for m in worker["volumeMounts"] if m["mountPath"] == "/dev/shm"]
+    assert {"name": name, "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+
+
 def test_what_pods_refer_to_is_there(documents):
     names = {(d["kind"], d["metadata"]["name"]) for d in documents}
     secrets = {c["spec"]["secretName"] for c in of_kind(documents, "Certificate")}

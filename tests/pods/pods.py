@@ -229,9 +229,12 @@ class Pod:
             f"printf '127.0.0.1 localhost\\n{self.address} {self.name}\\n' >{q(root)}/etc/hosts",
         ]
         for mount in self.container["volumeMounts"]:
-            source = self._source_of(mount["name"])
             target = root + mount["mountPath"]
-            lines.append(f"mkdir -p {q(target)}; mount --bind {q(source)} {q(target)}")
+            lines.append(f"mkdir -p {q(target)}")
+            if self._is_memory(mount["name"]):
+                lines.append(f"mount -t tmpfs -o mode=777 tmpfs {q(target)}")
+            else:
+                lines.append(f"mount --bind {q(self._source_of(mount['name']))} {q(target)}")
             if mount.get("readOnly"):
                 lines.append(f"mount -o remount,bind,ro {q(target)}")
         assert self.container["securityContext"]["readOnlyRootFilesystem"]
@@ -250,6 +253,9 @@ class Pod:
             f"nameserver {DNS_ADDRESS}\nsearch {zone} svc.cluster.local cluster.local\n"
             "options ndots:5\n"
         )
+
+    def _is_memory(self, name):
+        return {"name": name, "emptyDir": {"medium": "Memory"}} in self.spec.get("volumes", [])
 
     def _source_of(self, name):
         if name in self.claims:
