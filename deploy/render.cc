@@ -1,6 +1,7 @@
 #include "deploy/render.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -165,7 +166,9 @@ absl::StatusOr<uint64_t> ParseBytes(absl::string_view flag, absl::string_view qu
       absl::StrCat(flag, " is ", quantity, "; at most 1024Ti can be asked for"));
 }
 
-std::string Mebibytes(uint64_t bytes) { return absl::StrCat((bytes + kMiB - 1) / kMiB, "Mi"); }
+uint64_t WholeMebibytes(uint64_t bytes) { return (bytes + kMiB - 1) / kMiB; }
+
+std::string Mebibytes(uint64_t bytes) { return absl::StrCat(WholeMebibytes(bytes), "Mi"); }
 
 // JSON's strings are YAML's.
 std::string Quote(absl::string_view text) {
@@ -277,10 +280,18 @@ absl::Status Check(const RenderOptions& options) {
   return status;
 }
 
+// Of all workers together. Requires a quantity that was checked.
+std::string AllWorkersCpus(const RenderOptions& options) {
+  char* unit = nullptr;
+  const uint64_t number = std::strtoull(options.worker_cpus.c_str(), &unit, 10);
+  return absl::StrCat(number * options.size.workers, unit);
+}
+
 // All that is the same in all overlays.
 Words WordsOf(const RenderOptions& options, const Requirements& required, uint64_t program_bytes) {
   const uint64_t state_seconds = required.aggregator_disk_bytes / 3 / kStateBytesPerSecond;
   const JobSize& size = options.size;
+  const uint64_t worker_bytes = required.worker_memory_bytes + program_bytes;
   // Values, moments and the aggregators' errors once, and each worker's error.
   const uint64_t checkpoint_bytes = 4 * size.parameters * (size.workers + 4) + 16 * kMiB;
   const std::string worker_image =
@@ -310,15 +321,19 @@ Words WordsOf(const RenderOptions& options, const Requirements& required, uint64
       {"{receive_bytes}", absl::StrCat(required.aggregator_receive_bytes)},
       {"{aggregator_memory}", Mebibytes(required.aggregator_memory_bytes)},
       {"{aggregator_disk}", Mebibytes(required.aggregator_disk_bytes)},
-      {"{worker_memory}", Mebibytes(required.worker_memory_bytes + program_bytes)},
+      {"{worker_memory}", Mebibytes(worker_bytes)},
       {"{worker_cpus}", Quote(options.worker_cpus)},
       {"{gpus}", options.gpus == 0
                      ? ""
                      : absl::StrFormat("              nvidia.com/gpu: %d\n", options.gpus)},
       {"{kueue_gpu}", options.gpus == 0 ? "" : ", nvidia.com/gpu"},
       {"{kueue_gpus}",
-       options.gpus == 0 ? ""
-                         : "            - name: nvidia.com/gpu\n              nominalQuota: 64\n"},
+       options.gpus == 0
+           ? ""
+           : absl::StrFormat("            - name: nvidia.com/gpu\n              nominalQuota: %d\n",
+                             size.workers * options.gpus)},
+      {"{all_workers_cpus}", Quote(AllWorkersCpus(options))},
+      {"{all_workers_memory}", absl::StrCat(size.workers * WholeMebibytes(worker_bytes), "Mi")},
       {"{checkpoint_disk}", Mebibytes(3 * checkpoint_bytes)},
       {"{backoff_limit}", absl::StrCat(3 * size.workers)},
       {"{aggregator_labels}", Labels(options, "aggregator")},

@@ -338,41 +338,43 @@ spec:
 
 inline constexpr char kKueue[] =
     R"(# Kueue (v1beta1): the Job waits until its queue has room for all of it. Aggregators run meanwhile.
+# The queue has room for this job and no other. A LocalQueue that you have can take the place of these
+# three, of which the first two are the whole cluster's.
 apiVersion: kueue.x-k8s.io/v1beta1
 kind: ResourceFlavor
 metadata:
-  name: default
+  name: {job_name}
 ---
 apiVersion: kueue.x-k8s.io/v1beta1
 kind: ClusterQueue
 metadata:
-  name: training
+  name: {job_name}
 spec:
   namespaceSelector: {}
   resourceGroups:
     - coveredResources: [cpu, memory{kueue_gpu}]
       flavors:
-        - name: default
+        - name: {job_name}
           resources:
             - name: cpu
-              nominalQuota: 64
+              nominalQuota: {all_workers_cpus}
             - name: memory
-              nominalQuota: 512Gi
+              nominalQuota: {all_workers_memory}
 {kueue_gpus}---
 apiVersion: kueue.x-k8s.io/v1beta1
 kind: LocalQueue
 metadata:
-  name: training
+  name: {job_name}
   namespace: {namespace}
 spec:
-  clusterQueue: training
+  clusterQueue: {job_name}
 ---
 apiVersion: batch/v1
 kind: Job
 metadata:
   name: {job}-worker
   namespace: {namespace}
-  labels: {app.kubernetes.io/name: signpost, app.kubernetes.io/instance: {job_name}, app.kubernetes.io/component: worker, kueue.x-k8s.io/queue-name: training}
+  labels: {app.kubernetes.io/name: signpost, app.kubernetes.io/instance: {job_name}, app.kubernetes.io/component: worker, kueue.x-k8s.io/queue-name: {job_name}}
 spec:
   suspend: true  # until Kueue admits it
 {worker_spec})";

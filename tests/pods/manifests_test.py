@@ -152,6 +152,34 @@ def test_examples_have_productions_workers_and_no_aggregators(path):
     assert "aggregator\n" not in yaml.safe_dump(of_kind(documents, "StatefulSet"))
 
 
+def quantity(text):
+    """Of processors, bytes or GPUs, as a number."""
+    number, unit = re.fullmatch(r"(\d+)(m|Mi|)", str(text)).groups()
+    return int(number) * {"m": 0.001, "Mi": 1 << 20, "": 1}[unit]
+
+
+@pytest.mark.parametrize("options", [["--gpus=8"], ["--workers=64", "--worker-cpus=1500m"]])
+def test_kueues_queue_has_room_for_all_workers_and_is_the_jobs_own(options, tmp_path):
+    command = [SIGNPOST, "k8s", "render", "--job=bert", "--output", str(tmp_path), *options]
+    subprocess.run(command, check=True)
+    documents = load(f"{tmp_path}/examples/kueue/kueue.yaml")
+    job = the(documents, "Job")
+    requests = dict(job["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"])
+    limits = job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    (group,) = the(documents, "ClusterQueue")["spec"]["resourceGroups"]
+    (flavor,) = group["flavors"]
+    quotas = {r["name"]: quantity(r["nominalQuota"]) for r in flavor["resources"]}
+    workers = job["spec"]["parallelism"]
+    wanted = {name: quantity(value) * workers for name, value in {**limits, **requests}.items()}
+    assert quotas == pytest.approx(wanted)
+    assert set(group["coveredResources"]) == set(quotas)
+    assert flavor["name"] == the(documents, "ResourceFlavor")["metadata"]["name"] == "bert"
+    assert the(documents, "ClusterQueue")["metadata"]["name"] == "bert"
+    queue = the(documents, "LocalQueue")
+    assert queue["spec"]["clusterQueue"] == "bert"
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == queue["metadata"]["name"]
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kustomize_builds_what_render_prints(overlay, tmp_path):
     if shutil.which("kubectl") is None:
