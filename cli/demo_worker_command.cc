@@ -1,5 +1,8 @@
 #include "cli/demo_worker_command.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -16,7 +19,17 @@ struct Flags {
   std::string results;
 };
 
+// Ends with "try again" at a SIGTERM that comes before the training takes requests to stop: while
+// it waits in its join, say. The first process of a container is not ended by a signal that it has
+// no handler for.
+void EndAtSigterm() {
+  struct sigaction end = {};
+  end.sa_handler = [](int) { _exit(kExitTryAgain); };
+  sigaction(SIGTERM, &end, nullptr);
+}
+
 absl::StatusOr<int> Work(Flags& flags) {
+  EndAtSigterm();
   const absl::StatusOr<SessionOptions> session = SessionOptions::FromEnvironment();
   if (!session.ok()) return session.status();
   if (!flags.results.empty()) {

@@ -989,6 +989,16 @@ TEST(Run, EndsWithTryAgainWhenARankIsStopped) {
   EXPECT_THAT(outcome.output, HasSubstr("rank 0 failed first: exit code 75"));
 }
 
+TEST(DemoWorker, EndsWithTryAgainAtSigtermWhileItWaitsForAnAggregator) {
+  Started worker(absl::StrCat(
+      "env SIGNPOST_AGGREGATORS=127.0.0.1:1 SIGNPOST_JOB=j SIGNPOST_RANK=0 SIGNPOST_WORLD_SIZE=2 ",
+      WithPid("demo-worker --hidden 8 --layers 1")));
+  const pid_t pid = ToPid(worker.ReadLine());
+  EXPECT_THAT(worker.ReadLine(), HasSubstr("127.0.0.1:1"));  // whom it waits for
+  kill(pid, SIGTERM);
+  EXPECT_EQ(worker.End().exit_code, 75);
+}
+
 TEST(Aggregator, IsLeftByAWorkerThatIsStopped) {
   Started aggregator(WithPid("aggregator"));
   const pid_t aggregator_pid = ToPid(aggregator.ReadLine());
