@@ -269,9 +269,9 @@ class LaunchedRun {
         for (const int fd : process->pipes()) fds.push_back({fd, POLLIN, 0});
       }
     }
-    const absl::Duration left =
-        std::min({start_deadline_, deadline_, kill_deadline_, late_restarts_deadline_}) -
-        SteadyNow();
+    const absl::Duration left = std::min({start_deadline_, deadline_, kill_deadline_,
+                                          late_restarts_deadline_, cause_deadline_}) -
+                                SteadyNow();
     const int64_t timeout_ms = absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1)));
     poll(fds.data(), fds.size(), static_cast<int>(std::clamp<int64_t>(timeout_ms, 0, INT_MAX)));
   }
@@ -367,12 +367,21 @@ class LaunchedRun {
     } else if (!stopping_ && is_rank && failed && HasEnoughWorkers()) {
       options_.on_failure(DescribeLoss(index));
       if (AllEnded(workers_)) StopServers();
+    } else if (!stopping_ && is_rank && process.exit_code() == kExitTryAgain) {
+      NoteTryAgain(Failure(NameOf(role, index), process));
     } else if (!stopping_ && failed) {
       Stop(Failure(NameOf(role, index), process));
-    } else if (role != Role::kAggregator && AllEnded(workers_)) {
+    } else if (role != Role::kAggregator && AllEnded(workers_) && (stopping_ || !try_again_)) {
       StopServers();
     }
     if (is_rank) GiveUpLateRestarts();
+  }
+
+  // One that has left the job because it fails ends the others so, and may end after them.
+  void NoteTryAgain(LaunchResult failure) {
+    if (try_again_) return;
+    try_again_ = std::move(failure);
+    cause_deadline_ = SteadyNow() + options_.time_to_leave;
   }
 
   std::string DescribeLoss(uint32_t rank) const {
@@ -414,7 +423,7 @@ class LaunchedRun {
 
   bool MayRestartWorker(uint32_t rank) const {
     const bool has_state = options_.per_node > 0 || (options_.min_workers > 0 && AnyRuns());
-    return !stopping_ && has_state && !AnySucceeded() &&
+    return !stopping_ && !try_again_ && has_state && !AnySucceeded() &&
            worker_restarts_[rank] < options_.worker_restarts;
   }
 
@@ -466,6 +475,10 @@ class LaunchedRun {
     const absl::Time now = SteadyNow();
     if (now >= kill_deadline_) SignalAll(SIGKILL);
     if (stopping_) return;
+    if (try_again_ && (now >= cause_deadline_ || AllEnded(workers_))) {
+      Stop(*std::move(try_again_));
+      return;
+    }
     if (now >= late_restarts_deadline_) {
       late_restarts_deadline_ = absl::InfiniteFuture();
       gave_up_late_restarts_ = true;
@@ -502,7 +515,7 @@ class LaunchedRun {
   void Stop(LaunchResult result) {
     if (std::exchange(stopping_, true)) return;
     result_ = std::move(result);
-    start_deadline_ = deadline_ = absl::InfiniteFuture();
+    start_deadline_ = deadline_ = cause_deadline_ = absl::InfiniteFuture();
     kill_deadline_ = SteadyNow() + options_.grace;
     for (const auto& worker : workers_) worker->Signal(SIGTERM);
     if (AllEnded(workers_)) StopServers();
@@ -548,6 +561,8 @@ class LaunchedRun {
   absl::Time kill_deadline_ = absl::InfiniteFuture();
   absl::Time late_restarts_deadline_ = absl::InfiniteFuture();
   bool gave_up_late_restarts_ = false;
+  std::optional<LaunchResult> try_again_;  // of the first rank that ended so; the cause may come
+  absl::Time cause_deadline_ = absl::InfiniteFuture();
   bool stopping_ = false;
   bool told_nodes_ = false, told_aggregators_ = false;  // to end
   bool interrupted_ = false;

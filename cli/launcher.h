@@ -72,6 +72,8 @@ struct LaunchOptions {
   uint32_t worker_restarts = 0;
   absl::Duration timeout = absl::InfiniteDuration();  // of the whole run
   absl::Duration grace = absl::Seconds(10);  // between asking a process to end and killing it
+  // For a rank that has left the job to end, once another has with 75, which may be because of it.
+  absl::Duration time_to_leave = absl::Seconds(2);
   // Starts an aggregator, with --listen, --shard, --drain-grace and --failure-timeout behind it,
   // and SIGNPOST_TLS_DIR.
   // The first line that it prints is "listening on HOST:PORT". Empty: this program's own.
@@ -97,8 +99,9 @@ struct LaunchOptions {
 
 struct LaunchResult {
   // 0 when all workers ended with 0, or all but those that the run went on without. Otherwise that
-  // of the first process to fail (128 + n: killed by signal n), 69 if the aggregators did not come
-  // up, 75 if interrupted or out of time.
+  // of the first process to fail (128 + n: killed by signal n), but for a rank with 75 that another
+  // follows within `time_to_leave` with another code; 69 if the aggregators did not come up, 75 if
+  // interrupted or out of time.
   int exit_code = 0;
   // Why it is not 0, for a person; with the last lines of the process that failed first.
   std::string explanation;

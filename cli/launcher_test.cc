@@ -148,6 +148,34 @@ TEST_F(LaunchTest, StopsTheOthersAndExplainsWhenARankFails) {
   EXPECT_THAT(result.explanation, HasSubstr("\n[rank 2] cause"));
 }
 
+// A rank that leaves its job because it fails, and ends after those that hear of it.
+TEST_F(LaunchTest, ExplainsTheFailureThatEndedOthersWithTryAgain) {
+  options_.workers = 3;
+  options_.time_to_leave = absl::Minutes(5);
+  const std::string fifo = testing::TempDir() + "/pid";
+  const std::string told =
+      absl::StrCat("case $SIGNPOST_RANK in 0) mkfifo ", fifo, "; read pid < ", fifo,
+                   "; while kill -0 $pid; do :; done; exit $CODE;; "
+                   "1) until test -p ",
+                   fifo, "; do :; done; echo $$ > ", fifo, "; exit 75;; 2) ");
+  const auto run = [&](const std::string& code, const std::string& rank2) {
+    std::filesystem::remove(fifo);
+    return RunScript(absl::StrCat("CODE=", code, "; ", told, rank2, ";; esac"));
+  };
+  const LaunchResult failed = run("64", kWait);
+  EXPECT_EQ(failed.exit_code, 64);
+  EXPECT_THAT(failed.explanation, StartsWith("rank 0 failed first: exit code 64"));
+
+  // None has another reason, or none in time.
+  const LaunchResult all_ended = run("0", "exit 0");
+  EXPECT_EQ(all_ended.exit_code, 75);
+  EXPECT_THAT(all_ended.explanation, StartsWith("rank 1 failed first: exit code 75"));
+  options_.time_to_leave = absl::Milliseconds(1);
+  const LaunchResult late = run("0", kWait);
+  EXPECT_EQ(late.exit_code, 75);
+  EXPECT_THAT(late.explanation, StartsWith("rank 1 failed first: exit code 75"));
+}
+
 TEST_F(LaunchTest, ShowsTheLastTwentyLinesOnly) {
   const LaunchResult result = RunScript("seq 101 130; exit 1");
   EXPECT_THAT(result.explanation, Not(HasSubstr("110")));
