@@ -180,10 +180,18 @@ def test_a_warning_names_what_deepspeed_would_do_besides(make, given):
     assert "nothing is done about scheduler, fp16, with" in str(warning.message)
 
 
+def test_a_warning_says_what_the_program_does_to_accumulate_gradients(make, given):
+    config = given({**DEEPSPEEDS, "gradient_accumulation_steps": 4})
+    with pytest.warns(UserWarning, match="divide the loss by 4, .* behind every 4th backward"):
+        make(signpost.optimizer, [tensor()], config)
+
+
 def test_nothing_is_warned_of_where_all_is_used(make, given):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make(signpost.optimizer, [tensor()], given({**DEEPSPEEDS, "gradient_clipping": 1.0}))
+        once = {**DEEPSPEEDS, "gradient_accumulation_steps": 1}
+        make(signpost.optimizer, [tensor()], given(once))
         make(signpost.optimizer, [tensor()], given(section("Adam", lr=0.5)))
 
 

@@ -40,8 +40,8 @@ def optimizer(params: Parameters, config: Source = None, **arguments: Any) -> Op
         optimizer = signpost.optimizer(model.parameters(), "ds_config.json", lr=1e-3)
 
     Of a file of DeepSpeed's `gradient_clipping` is taken too, as max_grad_norm, if neither an
-    argument nor `params` has that. Of what would change numbers besides, such as `scheduler`, a warning has
-    the names: that is left to the program.
+    argument nor `params` has that. Of what would change numbers besides, such as `scheduler` or
+    `gradient_accumulation_steps`, a warning has the names: that is left to the program.
 
     Args:
         params: as the optimizers'.
@@ -74,6 +74,14 @@ def optimizer(params: Parameters, config: Source = None, **arguments: Any) -> Op
         warnings.warn(
             f"of the configuration nothing is done about {', '.join(unused)}, with which DeepSpeed "
             "would train to other numbers: what they say is for the program to do",
+            stacklevel=2,
+        )
+    accumulated = settings.get("gradient_accumulation_steps")
+    if isinstance(accumulated, int) and accumulated > 1:
+        warnings.warn(
+            f"of the configuration nothing is done about gradient_accumulation_steps {accumulated}: "
+            f"divide the loss by {accumulated}, and call step() and zero_grad() behind every "
+            f"{accumulated}th backward()",
             stacklevel=2,
         )
     return kind(params, **merged)
