@@ -662,6 +662,38 @@ def test_groups_have_their_own_betas_and_eps(make):
     train_like_adamw(make, groups(), groups())
 
 
+@pytest.mark.parametrize(
+    "kind, options, why",
+    [
+        (signpost.Adam, {"codec": "int8"}, "with codec 'int8' .* with codec 'fp32'"),
+        (
+            signpost.OneBitAdam,
+            {"freeze_step": 5, "variance_codec": "bf16"},
+            "with variance_codec 'bf16' .* with warm_up_codec and variance_codec 'fp32'",
+        ),
+        (
+            signpost.OneBitLamb,
+            {"freeze_step": 5, "warm_up_codec": "int4", "variance_codec": "int8"},
+            "with warm_up_codec 'int4' and variance_codec 'int8'",
+        ),
+        (signpost.ZeroOneAdam, {"var_freeze_step": 5}, "with codec 'onebit' .* with codec and"),
+    ],
+)
+def test_another_beta1_where_gradients_lose_something_is_refused_at_once(make, kind, options, why):
+    def groups():
+        x, y = tensors((10,), (20,))
+        return [{"params": [x]}, {"params": [y], "betas": (0.8, 0.999)}]
+
+    with pytest.raises(ValueError, match=rf"group 1 has betas\[0\] 0.8, and group 0 has 0.9: {why}"):
+        make(kind, groups(), **options)
+    exact = {name: "fp32" if "codec" in name else value for name, value in options.items()}
+    if kind is signpost.ZeroOneAdam:
+        exact["codec"] = "fp32"
+    optimizer = make(kind, groups(), **exact)
+    set_gradients([p for group in optimizer.param_groups for p in group["params"]], 0)
+    optimizer.step()
+
+
 def test_learning_rate_schedulers_work(make):
     ours, theirs = tensors(*SHAPES), tensors(*SHAPES)
     with warnings.catch_warnings():

@@ -77,6 +77,8 @@ class _JobOptimizer(torch.optim.Optimizer):
     _session: Optional[Session] = None
     _overlap = False
     _backward: Optional[Backward] = None  # with overlap
+    # How gradients travel: arguments of the class, by the library's options.
+    _gradient_codecs = {"warm_up_codec": "warm_up_codec", "variance_codec": "variance_codec"}
 
     def __init__(
         self,
@@ -107,6 +109,7 @@ class _JobOptimizer(torch.optim.Optimizer):
         self._overlap = overlap
         self._check_options_of_groups()
         self._check_groups()
+        self._check_beta1()
         self._join(job, resume)
 
     @property
@@ -511,6 +514,22 @@ class _JobOptimizer(torch.optim.Optimizer):
                     "[0, 1) and eps in (0, 1)"
                 )
 
+    def _check_beta1(self) -> None:
+        """As the library does in each step, but before others wait, and with the arguments' names."""
+        codecs = {
+            argument: _abi.CODEC_NAMES[int(self._options[option])]
+            for option, argument in self._gradient_codecs.items()
+        }
+        losing = [f"{argument} {name!r}" for argument, name in codecs.items() if name != "fp32"]
+        first = self.param_groups[0]["betas"][0]
+        for g, group in enumerate(self.param_groups):
+            if losing and group["betas"][0] != first:
+                raise ValueError(
+                    f"group {g} has betas[0] {group['betas'][0]}, and group 0 has {first}: with "
+                    f"{' and '.join(losing)} it must be the same in all groups; it may differ "
+                    f"with {' and '.join(codecs)} 'fp32'"
+                )
+
 
 def _with_times_of(norms: StepReport, report: StepReport) -> StepReport:
     """A step's, with what the exchange of its norms took."""
@@ -620,6 +639,8 @@ class Adam(_JobOptimizer):
 
     As torch.optim.AdamW, step by step: weight decay is decoupled (arXiv:1711.05101), not L2.
     """
+
+    _gradient_codecs = {"warm_up_codec": "codec"}
 
     def __init__(
         self,
@@ -876,6 +897,8 @@ class ZeroOneAdam(_JobOptimizer):
     after a step with `is_synchronised` True. checkpoint() and state_dict() may come after any step,
     and what follows has the same bits.
     """
+
+    _gradient_codecs = {"codec": "codec", "variance_codec": "variance_codec"}
 
     def __init__(
         self,
