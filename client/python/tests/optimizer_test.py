@@ -1327,6 +1327,12 @@ def test_options_of_a_group_that_nobody_reads_are_refused(make, option):
         make(signpost.Adam, [{"params": [x]}, {"params": [y], **option}])
 
 
+def test_of_a_tensor_that_nobody_reads_the_shape_is_shown(make):
+    [x] = tensors((3, 2))
+    with pytest.raises(ValueError, match=r"group 0 has exp_avg_mask of Tensor\[3, 2\], which"):
+        make(signpost.Adam, [{"params": [x], "exp_avg_mask": torch.ones(3, 2)}])
+
+
 def test_groups_that_pytorch_has_made_are_taken(make):
     [x] = tensors((10,))
     other = torch.optim.Adam([x])

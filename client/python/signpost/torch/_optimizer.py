@@ -495,7 +495,7 @@ class _JobOptimizer(torch.optim.Optimizer):
             for name in sorted(group.keys() - self.defaults.keys() - _OF_OTHERS):
                 if group[name] is not None and group[name] is not False:
                     raise ValueError(
-                        f"group {g} has {name} {group[name]!r}, which nothing here reads; wanted "
+                        f"group {g} has {name} {_shown(group[name])}, which nothing here reads; wanted "
                         f"{', '.join(self.defaults)}. What your own code reads there can be added "
                         "once the optimizer is made"
                     )
@@ -529,6 +529,13 @@ class _JobOptimizer(torch.optim.Optimizer):
                     f"{' and '.join(losing)} it must be the same in all groups; it may differ "
                     f"with {' and '.join(codecs)} 'fp32'"
                 )
+
+
+def _shown(value: object) -> str:
+    """In an error, where a tensor's numbers would hide the rest."""
+    if isinstance(value, torch.Tensor):
+        return f"of {type(value).__name__}{list(value.shape)}"
+    return repr(value)
 
 
 def _with_times_of(norms: StepReport, report: StepReport) -> StepReport:
