@@ -175,7 +175,8 @@ class _JobOptimizer(torch.optim.Optimizer):
                 another shape; one that was frozen when the optimizer was made has a gradient, or
                 one that was frozen later has none; param_groups have other parameters than when the
                 optimizer was made; the program has changed one where that would be lost, which is
-                with a node's worker, and between synchronisations; with overlap, gradients or rates
+                with a node's worker, and between synchronisations (what is written through `.data`
+                or NumPy is not seen, and lost there); with overlap, gradients or rates
                 are not those of the backward pass any more.
             ValueError: a group's lr, weight decay, betas or eps are out of range. Nothing was sent.
         """
