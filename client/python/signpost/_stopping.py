@@ -5,7 +5,7 @@ import sys
 from types import FrameType, TracebackType
 from typing import Any, Dict, Optional, Type
 
-from signpost._errors import SignpostError
+from signpost._errors import ours
 
 _TRY_AGAIN = 75  # what `signpost run` and batch systems tell from a failure
 
@@ -49,9 +49,10 @@ class StopRequest:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self.made and isinstance(error, SignpostError):
+        failure = ours(error)
+        if self.made and failure is not None:
             # Who was asked has probably lost ranks that were asked too, and left a step earlier.
-            print(f"asked to stop; {error}", file=sys.stderr)
+            print(f"asked to stop; {failure}", file=sys.stderr)
             raise SystemExit(_TRY_AGAIN) from error
 
     def _note(self, number: int, frame: Optional[FrameType]) -> None:

@@ -269,6 +269,10 @@ def test_a_process_that_is_asked_to_stop_finishes_its_step_and_leaves(aggregator
 def test_a_request_excuses_what_fails_after_it_and_nothing_else(aggregator):
     fails = "raise signpost.FailedPreconditionError('rank 1 has left', 9, 76)"
     assert run(aggregator, JOIN + STOP.format(then=fails)).returncode == 75
+    # As DDP does.
+    tells = "e = signpost.UnavailableError('no aggregator', 14, 69); "
+    tells += "signpost._errors.will_be_told_by_another(e); raise RuntimeError(f'callback: {e}')"
+    assert run(aggregator, JOIN + STOP.format(then=tells)).returncode == 75
     assert run(aggregator, JOIN + STOP.format(then="raise ValueError")).returncode == 1
     unasked = "with signpost.StopRequest():\n    " + fails
     assert run(aggregator, JOIN + unasked).returncode == 76
