@@ -563,9 +563,9 @@ absl::StatusOr<ServedJob*> Aggregator::FindRunningJob(const FrameHeader& header,
   }
   const Membership::Claim sender = {header.rank(), header.incarnation(), std::move(peer)};
   if (header.rank() < job->world_size() && !membership.Holds(sender)) {
-    return absl::FailedPreconditionError(absl::StrFormat(
+    return TryAgain(absl::FailedPreconditionError(absl::StrFormat(
         "another process has taken rank %d of job '%s': this one had been away for too long",
-        header.rank(), header.job()));
+        header.rank(), header.job())));
   }
   if (header.generation() > generation()) {
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -636,8 +636,8 @@ absl::StatusOr<bool> Aggregator::IsMember(Jobs::iterator served,
     return absl::FailedPreconditionError("not all ranks have joined yet");
   }
   if (!membership.Holds({request.rank(), request.incarnation()})) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "another process has taken rank %d of job '%s'", request.rank(), request.job()));
+    return TryAgain(absl::FailedPreconditionError(absl::StrFormat(
+        "another process has taken rank %d of job '%s'", request.rank(), request.job())));
   }
   const uint64_t open_step = job->open_step();
   if (state_dir_ == nullptr || request.steps() <= open_step) return true;
@@ -655,7 +655,8 @@ void Aggregator::ForgetIfAllLeft(Jobs::iterator job, Callbacks& callbacks) {
                     {.job = name, .shard = shard});
   });
   job->second.EndReturning(
-      absl::FailedPreconditionError("the job is over: all of its ranks have left"), callbacks);
+      TryAgain(absl::FailedPreconditionError("the job is over: all of its ranks have left")),
+      callbacks);
   jobs_.erase(job);
 }
 

@@ -14,6 +14,7 @@
 #include "proto/codec.h"
 #include "proto/custom_codec.h"
 #include "proto/payload_pool.h"
+#include "proto/try_again.h"
 
 namespace signpost {
 namespace {
@@ -364,8 +365,8 @@ bool Job::Leave(uint32_t rank) { return world_size_ - roll_.SetLeft(rank) >= min
 void Job::EndReturnsIfAlone() {
   // Who waits for a state has none to give.
   if (!roll_.HaveLeftBut(state_desk_.WaitingRanks())) return;
-  const absl::Status reason = absl::FailedPreconditionError(absl::StrFormat(
-      "all other ranks have left job '%s': nobody has its state any more", id_.name));
+  const absl::Status reason = TryAgain(absl::FailedPreconditionError(absl::StrFormat(
+      "all other ranks have left job '%s': nobody has its state any more", id_.name)));
   state_desk_.Cancel(reason);
   for (auto& [number, chunk] : chunks_) chunk.EndListeners(reason);
 }

@@ -161,8 +161,8 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
                                               const Room::Offer& offer) {
   const FrameHeader header = frame.header;
   if (header.incarnation() != 0 && header.incarnation() == ranks_[header.rank()].withdrawn) {
-    return Ended(std::move(done), absl::FailedPreconditionError(absl::StrCat(
-                                      "rank ", header.rank(), " has left, or is another's")));
+    return Ended(std::move(done), TryAgain(absl::FailedPreconditionError(absl::StrCat(
+                                      "rank ", header.rank(), " has left, or is another's"))));
   }
   if (header.codec() == LISTEN) return Listen(header, std::move(done));
   if (earlier_) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/try_again.h"
 #include "server/aggregator.h"
 #include "server/state_desk.h"
 #include "server/state_dir.h"
@@ -111,6 +112,8 @@ class ReturningTest : public ::testing::Test {
     aggregator_->Leave(leave, [&left](const absl::Status& status) { left = status; });
   }
 
+  absl::Status LeaveOf(uint32_t rank) { return signpost::Leave(*aggregator_, epoch_, rank); }
+
   void PassDeadline() {
     now_ += absl::Seconds(2);
     aggregator_->CloseLateRounds();
@@ -137,7 +140,10 @@ TEST_F(ReturningTest, GetsTheRankOnceARoundHasClosedWithoutIt) {
   EXPECT_TRUE(claim.value().returning());
   EXPECT_EQ(claim.value().epoch(), epoch_);
 
-  EXPECT_THAT(std::string(Send(1, 1).status().message()), HasSubstr("another process"));
+  const auto refused = Send(1, 1);
+  EXPECT_THAT(refused.message(), HasSubstr("another process"));
+  EXPECT_TRUE(refused.is_to_be_tried_again());
+  EXPECT_TRUE(IsTryAgain(LeaveOf(1)));
   for (uint32_t rank : {0, 2}) Send(rank, 1);
   EXPECT_TRUE(Send(1, 1, kNext).status().ok());
 }
@@ -364,6 +370,32 @@ TEST_F(ReturningTest, FollowsRoundsThatItHasNoPartIn) {
   for (uint32_t rank : {0, 2}) Send(rank, 1);
   PassDeadline();
   EXPECT_TRUE(open.status().ok()) << open.status();
+}
+
+// The next attempt begins the job anew.
+TEST_F(ReturningTest, WhereAllOthersHaveLeftItIsToTryAgain) {
+  min_workers_ = 1;
+  Start();
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  const auto claim = Claim(1);
+  PassDeadline();
+  ASSERT_TRUE(claim.status().ok()) << claim.status();
+  const auto fetch = SendChunk(1, 1, 0, FETCH, kNext);
+  const auto listen = SendChunk(1, 1, 1, LISTEN, kNext);
+  for (uint32_t rank : {0, 2}) EXPECT_TRUE(LeaveOf(rank).ok());
+  for (const ExchangeResult& ended : {fetch, listen}) {
+    EXPECT_THAT(ended.message(), HasSubstr("nobody has its state any more"));
+    EXPECT_TRUE(ended.is_to_be_tried_again());
+  }
+}
+
+TEST_F(ReturningTest, AClaimOfAJobThatIsOverIsToTryAgain) {
+  Start();
+  EXPECT_TRUE(LeaveOf(0).ok());
+  const auto claim = Claim(1);
+  for (uint32_t rank : {1, 2}) EXPECT_TRUE(LeaveOf(rank).ok());
+  EXPECT_THAT(claim.message(), HasSubstr("the job is over"));
+  EXPECT_TRUE(claim.is_to_be_tried_again());
 }
 
 TEST_F(ReturningTest, WithoutARoundDeadlineNobodyCanComeBack) {

@@ -22,6 +22,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "kernels/simulated_gpu.h"
+#include "proto/try_again.h"
 #include "tests/cluster.h"
 #include "tests/job.h"
 
@@ -307,8 +308,31 @@ TEST_P(ReturningWorkerTest, TheProcessBeforeIsRefused) {
       const absl::Status status = Step(kLostRank, replica, *worker);
       EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
       EXPECT_THAT(std::string(status.message()), HasSubstr("another process has taken rank 1"));
+      EXPECT_TRUE(IsTryAgain(status)) << status;
     });
     EXPECT_TRUE(absl::IsFailedPrecondition(worker->Leave()));
+  });
+}
+
+TEST_P(ReturningWorkerTest, WhenTheOthersHaveEndedItIsToTryAgain) {
+  job_.workers = 2;
+  job_.worker.min_workers = 1;
+  absl::Notification alone;
+  OnEachRank(job_.workers, [&](uint32_t rank) {
+    Replica replica(job_, rank);
+    auto worker = Join(rank, replica);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    TakeSteps(rank, replica, **worker, rank == kLostRank ? 1 : 2);
+    if (rank != kLostRank) {
+      alone.Notify();
+      EXPECT_TRUE((*worker)->Leave().ok());
+      return;
+    }
+    alone.WaitForNotification();
+    Replica next(job_, kLostRank);
+    const absl::Status status = Join(kLostRank, next).status();
+    EXPECT_THAT(std::string(status.message()), HasSubstr("nobody has its state any more"));
+    EXPECT_TRUE(IsTryAgain(status)) << status;
   });
 }
 

@@ -10,6 +10,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_format.h"
 #include "proto/codec.h"
+#include "proto/try_again.h"
 #include "worker/inbox.h"
 
 namespace signpost {
@@ -41,8 +42,8 @@ class ReplicaFetch {
       for (uint32_t chunk = 0; chunk < parts_.size(); ++chunk) Ask(chunk);
       const bool waits = absl::c_any_of(parts_, [](const Part& part) { return part.is_under_way; });
       if (!waits) {
-        return absl::FailedPreconditionError(
-            "the states that came are too old to go on from, time and again");
+        return TryAgain(absl::FailedPreconditionError(
+            "the states that came are too old to go on from, time and again"));
       }
       std::optional<Answers::Item> item = inbox_->Take(*source_.clock, source_.timeout);
       if (!item) continue;  // it ends by its deadline
@@ -148,11 +149,12 @@ class ReplicaFetch {
       status = is_state ? Adopt(part, *answer) : Follow(part, *std::move(answer));
     }
     if (status.ok()) return status;
-    return absl::Status(
+    const absl::Status located(
         status.code(),
         absl::StrFormat("%s of chunk %d, from aggregator %s: %s",
                         is_state ? "the state" : absl::StrFormat("step %d", part.asked.step()),
                         chunk, source_.channel_of_chunk[chunk]->target(), status.message()));
+    return IsTryAgain(status) ? TryAgain(located) : located;
   }
 
   // The others' schedule may say when the variance was frozen.

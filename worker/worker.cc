@@ -306,9 +306,10 @@ absl::Status Worker::ComeBack() {
   }
   const absl::StatusOr<uint64_t> step = FetchReplica(source, layout_, optimizer_);
   if (!step.ok()) {
-    return absl::Status(step.status().code(),
-                        absl::StrFormat("rank %d could not come back to job '%s': %s",
-                                        options_.rank, options_.job, step.status().message()));
+    const absl::Status error(step.status().code(),
+                             absl::StrFormat("rank %d could not come back to job '%s': %s",
+                                             options_.rank, options_.job, step.status().message()));
+    return IsTryAgain(step.status()) ? TryAgain(error) : error;
   }
   round_ = newest_step_ = *step;
   steps_ = returned_->step = optimizer_.StepsBefore(*step);
