@@ -861,13 +861,26 @@ absl::Duration Aggregator::CloseLateRounds() {
     for (auto job = jobs_.begin(); job != jobs_.end();) {
       const auto it = job++;
       it->second.AdmitReturning(now, callbacks);
-      if (!it->second.IsOnlyReturnedTo(now)) continue;
-      LetGo(it, AllGoneError(it->second.job()->id()), over);
+      LetGoIfHalted(it, now, over);
     }
   }
   for (Replaced& job : over) job.job.End(job.why);
   Call(std::move(callbacks));
   return shortest / 8;  // to which deadlines are kept
+}
+
+void Aggregator::LetGoIfHalted(Jobs::iterator job, absl::Time now, std::list<Replaced>& over) {
+  ServedJob& served = job->second;
+  if (!served.membership().complete()) return;
+  const JobId& id = served.job()->id();
+  const ServedJob::Halt halt = served.FindHalt(now, connections_.grace, options_.idle_timeout);
+  if (halt == ServedJob::Halt::kWithThoseWhoWait || served.IsOnlyReturnedTo(now)) {
+    LetGo(job, AllGoneError(id), over);
+  } else if (halt == ServedJob::Halt::kAtItsEnd) {
+    log::WriteEvent(log::Level::kInfo, "a job is over: all of its ranks have left or are gone",
+                    {.job = id.name, .shard = options_.shard});
+    LetGo(job, OverError(id, "all of its ranks have left or are gone"), over);
+  }
 }
 
 absl::StatusOr<OpenSteps> Aggregator::Save(const DueSnapshot& due) {

@@ -184,8 +184,10 @@ class Aggregator {
   void RingLateBell() { late_bell_.Ring(); }
   // Closes rounds without ranks that are late (JobOptions.round_deadline_us), after writing down
   // which: what was answered must come out the same after a crash. Lets processes in that come back
-  // in the place of absent ones, and ends jobs that only such wait for. To be called as often as
-  // AwaitLateRounds returns, which may block for as long as this returns, by one thread at a time.
+  // in the place of absent ones. Ends jobs that only such wait for; and those that can do without
+  // some ranks and of which nobody has the state any more, for twice `restart_grace`: all ranks
+  // have left, are gone, or came back and were given none. To be called as often as AwaitLateRounds
+  // returns, which may block for as long as this returns, by one thread at a time.
   absl::Duration CloseLateRounds() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Writes down what is due, and removes what is over. The first error; Status shows those of jobs
@@ -228,6 +230,9 @@ class Aggregator {
   void MakeRoomOnDisk() ABSL_LOCKS_EXCLUDED(mutex_);
   // Moves the job to `replaced`, for somebody to end it without the lock.
   void LetGo(Jobs::iterator job, absl::Status why, std::list<Replaced>& replaced)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // If nobody can go on with it.
+  void LetGoIfHalted(Jobs::iterator job, absl::Time now, std::list<Replaced>& over)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ServedJob& AddJob(const JoinRequest& request, Layout layout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

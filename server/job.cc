@@ -91,6 +91,7 @@ uint32_t Roll::Hear(uint32_t rank, uint64_t step) {
   absl::MutexLock lock(&mutex_);
   is_absent_[rank] = false;
   has_heard_[rank] = true;
+  lacks_state_[rank] = false;
   newest_step_[rank] = std::max(newest_step_[rank], step);
   uint32_t count = 0;
   for (uint32_t other = 0; other < is_absent_.size(); ++other) {
@@ -124,12 +125,14 @@ uint64_t Roll::newest_step(uint32_t rank) const {
   return newest_step_[rank];
 }
 
-void Roll::Return(uint32_t rank, uint64_t first_step) {
+void Roll::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
   absl::MutexLock lock(&mutex_);
   is_absent_[rank] = true;
   has_left_[rank] = false;
   has_heard_[rank] = false;
   first_step_[rank] = first_step;
+  // The same one may have had the answer to an earlier call, which this is a copy of.
+  if (!is_same_process) lacks_state_[rank] = true;
 }
 
 bool Roll::RaiseFirstStep(uint32_t rank, uint64_t first_step) {
@@ -137,6 +140,16 @@ bool Roll::RaiseFirstStep(uint32_t rank, uint64_t first_step) {
   if (first_step <= first_step_[rank]) return false;
   first_step_[rank] = first_step;
   return true;
+}
+
+void Roll::GiveState(uint32_t rank) {
+  absl::MutexLock lock(&mutex_);
+  lacks_state_[rank] = false;
+}
+
+bool Roll::lacks_state(uint32_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  return lacks_state_[rank];
 }
 
 bool Roll::has_heard(uint32_t rank) const {
@@ -233,7 +246,12 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
       for (auto& [number, other] : chunks_) other.SetFirstStep(rank, first_step);
     }
     if (codec == FETCH) {
-      state_desk_.Fetch(frame.header, std::move(done));
+      auto give = [this, rank,
+                   done = std::move(done)](absl::StatusOr<OwnedChunk::Reply> state) mutable {
+        if (state.ok()) roll_.GiveState(rank);
+        done(std::move(state));
+      };
+      state_desk_.Fetch(frame.header, std::move(give));
     } else {
       chunk.Exchange(std::move(frame), now, std::move(done));
     }
@@ -334,7 +352,7 @@ OpenSteps Job::Withdraw(uint32_t rank, uint64_t incarnation) {
 }
 
 void Job::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
-  roll_.Return(rank, first_step);
+  roll_.Return(rank, first_step, is_same_process);
   for (auto& [number, chunk] : chunks_) chunk.Return(rank, first_step, is_same_process);
 }
 

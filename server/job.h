@@ -71,6 +71,7 @@ class Roll {
       : is_absent_(world_size),
         has_left_(world_size),
         has_heard_(world_size),
+        lacks_state_(world_size),
         newest_step_(world_size),
         first_step_(world_size) {}
 
@@ -83,10 +84,16 @@ class Roll {
   uint64_t newest_step(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);   // heard of
   bool has_heard(uint32_t rank) const
       ABSL_LOCKS_EXCLUDED(mutex_);  // since the start, or its return
-  // It is absent, and has not left any more; and contributes to no round before that step.
-  void Return(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
+  // It is absent, and has not left any more; and contributes to no round before that step. Another
+  // process that has the rank has no state yet.
+  void Return(uint32_t rank, uint64_t first_step, bool is_same_process) ABSL_LOCKS_EXCLUDED(mutex_);
   // Or before that one. Whether this is news.
   bool RaiseFirstStep(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
+  // State is on its way to the rank.
+  void GiveState(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The rank's process has come back, and neither has a frame come from it since nor was it given
+  // any state here. False if that is not certain, as of those who came to an earlier process.
+  bool lacks_state(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
   // All ranks have left but for these, from which no frame has come since they are back.
   bool HaveLeftBut(const std::set<uint32_t>& ranks) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Fill(Attendance& attendance) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -96,6 +103,7 @@ class Roll {
   std::vector<bool> is_absent_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> has_left_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> has_heard_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> lacks_state_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> newest_step_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> first_step_ ABSL_GUARDED_BY(mutex_);
 };
@@ -152,6 +160,8 @@ class Job {
   bool is_absent(uint32_t rank, absl::Time now) const;
   uint64_t newest_step(uint32_t rank) const { return roll_.newest_step(rank); }
   bool has_heard(uint32_t rank) const { return roll_.has_heard(rank); }  // from this process of it
+  // It waits for the others' state, and has nothing to go on from.
+  bool lacks_state(uint32_t rank) const { return roll_.lacks_state(rank); }
   // Nothing more comes from the rank's process. Returns the steps from which on no frame of it can
   // be needed: see OwnedChunk::Withdraw.
   OpenSteps Withdraw(uint32_t rank, uint64_t incarnation);

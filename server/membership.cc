@@ -166,10 +166,17 @@ bool Membership::AllLeft() const { return left_ == world_size_; }
 
 bool Membership::IsAbandoned(absl::Time now) const {
   if (!complete_ || now - last_heard_ < connections_.grace) return false;
-  const bool knows_all = absl::c_none_of(members_, [](const auto& member) {
+  return KnowsAll() && AllGone(now);
+}
+
+bool Membership::KnowsAll() const {
+  return absl::c_none_of(members_, [](const auto& member) {
     return !member.second.left && member.second.peers.empty();
   });
-  return knows_all && AllGone(now);
+}
+
+bool Membership::AllLeftOrGone(absl::Time now, absl::Duration idle_timeout) const {
+  return left_ > 0 && AllGone(now) && (KnowsAll() || now - last_heard_ >= idle_timeout);
 }
 
 bool Membership::GivesWay(absl::Time now, absl::Duration idle_timeout) const {

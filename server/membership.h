@@ -85,6 +85,10 @@ class Membership {
   // require complete().
   bool IsGone(uint32_t rank, absl::Time now) const;
   bool AllGone(absl::Time now) const;
+  bool has_left(uint32_t rank) const { return members_.at(rank).left; }  // requires complete()
+  // Some have left, and all others are gone: of all of those it had been told a connection, or the
+  // job has been silent for `idle_timeout`. Requires complete().
+  bool AllLeftOrGone(absl::Time now, absl::Duration idle_timeout) const;
 
   // Another process has the rank, whether it has left or not. Requires complete().
   void Return(const Claim& claim);
@@ -123,6 +127,8 @@ class Membership {
     bool left = false;
   };
 
+  // Of all ranks that have not left it had been told a connection.
+  bool KnowsAll() const;
   EndedJoin EndWait(Member& member, absl::StatusOr<JoinResponse> result);
 
   const uint32_t world_size_;

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/try_again.h"
 #include "server/aggregator.h"
+#include "server/job.h"
 #include "server/state_desk.h"
 #include "server/state_dir.h"
 #include "server/test_calls.h"
@@ -35,7 +37,7 @@ class ReturningTest : public ::testing::Test {
     JoinResult last;
     for (uint32_t rank = 0; rank < kWorkers; ++rank) {
       last = JoinResult();
-      aggregator_->Join(RequestOf(rank, 1000 + rank), last.done());
+      aggregator_->Join(RequestOf(rank, 1000 + rank), last.done(), PeerOf(1000 + rank));
     }
     if (state_dir_ != nullptr) {
       ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
@@ -46,8 +48,10 @@ class ReturningTest : public ::testing::Test {
   }
 
   void MakeAggregator() {
-    aggregator_ = std::make_unique<Aggregator>(AggregatorOptions{.now = [this] { return now_; }},
-                                               state_dir_.get());
+    AggregatorOptions options{.now = [this] { return now_; }};
+    options.is_connected = [this](const std::string& peer) { return !gone_.contains(peer); };
+    grace_ = 2 * options.restart_grace;
+    aggregator_ = std::make_unique<Aggregator>(options, state_dir_.get());
   }
 
   // What is written down goes there from now on.
@@ -63,6 +67,13 @@ class ReturningTest : public ::testing::Test {
     request.mutable_options()->set_min_workers(min_workers_);
     request.mutable_options()->set_round_deadline_us(1'000'000);
     return request;
+  }
+
+  static std::string PeerOf(uint64_t incarnation) { return absl::StrCat("of ", incarnation); }
+  // The process has no connection any more.
+  void Die(uint64_t incarnation) { gone_.insert(PeerOf(incarnation)); }
+  void PassGrace() {
+    for (absl::Time end = now_ + grace_; now_ <= end;) PassDeadline();
   }
 
   // For both chunks; the last chunk's result.
@@ -91,14 +102,15 @@ class ReturningTest : public ::testing::Test {
     frame = Addressed(std::move(frame), "job", epoch_);
     frame.header.set_generation(generation_);
     if (incarnation) frame.header.set_incarnation(*incarnation);
+    const std::string peer = PeerOf(frame.header.incarnation());
     ExchangeResult result;
-    aggregator_->Exchange(std::move(frame), result.done());
+    aggregator_->Exchange(std::move(frame), result.done(), peer);
     return result;
   }
 
   JoinResult Claim(uint32_t rank, uint64_t incarnation = kNext) {
     JoinResult result;
-    call_ = aggregator_->Join(RequestOf(rank, incarnation), result.done());
+    call_ = aggregator_->Join(RequestOf(rank, incarnation), result.done(), PeerOf(incarnation));
     return result;
   }
 
@@ -127,6 +139,8 @@ class ReturningTest : public ::testing::Test {
   uint64_t epoch_ = 0;
   uint64_t generation_ = 0;
   uint64_t call_ = 0;  // of the last Claim
+  std::set<std::string> gone_;
+  absl::Duration grace_;
 };
 
 TEST_F(ReturningTest, GetsTheRankOnceARoundHasClosedWithoutIt) {
@@ -396,6 +410,130 @@ TEST_F(ReturningTest, AClaimOfAJobThatIsOverIsToTryAgain) {
   for (uint32_t rank : {1, 2}) EXPECT_TRUE(LeaveOf(rank).ok());
   EXPECT_THAT(claim.message(), HasSubstr("the job is over"));
   EXPECT_TRUE(claim.is_to_be_tried_again());
+}
+
+// Ranks 1 and 2 come back to rank 0, which is alone and dies before it has given them anything.
+class AloneTest : public ReturningTest {
+ protected:
+  void Begin() {
+    min_workers_ = 1;
+    Start();
+    Send(0, 0);
+    Die(1001);
+    Die(1002);
+    Claim(1);
+    Claim(2, kNext + 1);
+    PassDeadline();
+    Send(0, 1);
+    fetches_ = {SendChunk(1, 0, 0, FETCH, kNext), SendChunk(2, 0, 0, FETCH, kNext + 1)};
+  }
+
+  std::vector<ExchangeResult> fetches_;
+};
+
+TEST_F(AloneTest, AJobWhoseStateNobodyHasAnyMoreIsOver) {
+  Begin();
+  PassGrace();
+  EXPECT_TRUE(fetches_[0].waits()) << "rank 0 may be slow";
+  Die(1000);
+  const auto claim = Claim(0, kNext + 2);
+  PassDeadline();
+  EXPECT_TRUE(fetches_[0].waits()) << "it may connect again";
+  PassGrace();
+  for (const ExchangeResult& fetch : fetches_) {
+    EXPECT_THAT(fetch.message(), HasSubstr("all of its processes are gone"));
+    EXPECT_TRUE(fetch.is_to_be_tried_again());
+  }
+  EXPECT_TRUE(claim.ok() || claim.is_to_be_tried_again()) << claim.message();
+  std::vector<JoinResult> next;
+  for (uint32_t rank : {0, 1, 2}) next.push_back(Claim(rank, 2000 + rank));
+  for (const JoinResult& joined : next) {
+    ASSERT_TRUE(joined.ok()) << joined.message();
+    EXPECT_FALSE(joined.value().returning());
+    EXPECT_GT(joined.value().epoch(), epoch_);
+  }
+}
+
+TEST_F(AloneTest, ARankThatIsGivenStateMayHaveAllOfIt) {
+  Begin();
+  SendChunk(0, 1, 0, STATE);
+  ASSERT_TRUE(fetches_[0].ok()) << fetches_[0].message();
+  Die(1000);
+  PassGrace();
+  EXPECT_TRUE(SendChunk(1, 2, 0, FETCH, kNext).waits());
+  EXPECT_THAT(JobNames(*aggregator_), ElementsAre("job"));
+}
+
+TEST_F(AloneTest, ARankThatConnectsAgainInTimeHasItsState) {
+  Begin();
+  Die(1000);
+  for (absl::Time end = now_ + grace_ - absl::Seconds(5); now_ < end;) PassDeadline();
+  gone_.erase(PeerOf(1000));
+  PassDeadline();
+  Die(1000);
+  PassDeadline();
+  EXPECT_TRUE(fetches_[0].waits());
+}
+
+// With a state directory, and rank 1 gone.
+class EndingTest : public ReturningTest {
+ protected:
+  void Begin() {
+    min_workers_ = 1;
+    MakeDurable();
+    Start();
+    Send(0, 0);
+    Die(1001);
+    PassDeadline();
+  }
+
+  void LeaveDurably(uint32_t rank) {
+    LeaveRequest request;
+    request.set_job("job");
+    request.set_epoch(epoch_);
+    request.set_rank(rank);
+    request.set_incarnation(1000 + rank);
+    absl::Status left = absl::UnknownError("still waits");
+    aggregator_->Leave(request, [&](const absl::Status& status) { left = status; });
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+    EXPECT_TRUE(left.ok()) << left;
+  }
+
+  std::vector<JobState> Saved() {
+    auto recovered = state_dir_->Recover(/*allow_error_reset=*/false);
+    EXPECT_TRUE(recovered.ok()) << recovered.status();
+    return std::move(recovered->jobs);
+  }
+};
+
+TEST_F(EndingTest, AJobIsOverWhenItsRanksHaveLeftOrAreGone) {
+  Begin();
+  LeaveDurably(0);
+  PassGrace();
+  EXPECT_THAT(JobNames(*aggregator_), ElementsAre("job")) << "rank 2 is there";
+  LeaveDurably(2);
+  PassDeadline();
+  EXPECT_THAT(JobNames(*aggregator_), ElementsAre("job")) << "rank 1 may connect again";
+  PassGrace();
+  EXPECT_THAT(JobNames(*aggregator_), IsEmpty());
+  ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  EXPECT_THAT(Saved(), IsEmpty());
+}
+
+TEST_F(EndingTest, ARankThatARestartedAggregatorHasNotHeardOfMayBeThere) {
+  Begin();
+  MakeAggregator();
+  auto recovered = state_dir_->Recover(/*allow_error_reset=*/false);
+  ASSERT_TRUE(recovered.ok()) << recovered.status();
+  ASSERT_TRUE(aggregator_->Restore(*std::move(recovered)).ok());
+  LeaveDurably(0);
+  LeaveDurably(2);
+  PassGrace();
+  PassGrace();
+  EXPECT_THAT(JobNames(*aggregator_), ElementsAre("job"));
+  now_ += absl::Minutes(10);
+  PassGrace();
+  EXPECT_THAT(JobNames(*aggregator_), IsEmpty());
 }
 
 TEST_F(ReturningTest, WithoutARoundDeadlineNobodyCanComeBack) {

@@ -331,6 +331,25 @@ bool ServedJob::IsOnlyReturnedTo(absl::Time now) const {
   return !returning_.empty() && others < job_->min_workers() && membership_.AllGone(now);
 }
 
+ServedJob::Halt ServedJob::FindHalt(absl::Time now, absl::Duration grace,
+                                    absl::Duration idle_timeout) {
+  const Halt halt = HaltAt(now, idle_timeout);
+  halted_since_ = halt == Halt::kNo ? absl::InfiniteFuture() : std::min(halted_since_, now);
+  return now - halted_since_ >= grace ? halt : Halt::kNo;
+}
+
+ServedJob::Halt ServedJob::HaltAt(absl::Time now, absl::Duration idle_timeout) const {
+  if (!job_->takes_back()) return Halt::kNo;
+  bool somebody_waits = !returning_.empty();
+  for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
+    if (membership_.has_left(rank) || membership_.IsGone(rank, now)) continue;
+    if (!job_->lacks_state(rank)) return Halt::kNo;
+    somebody_waits = true;
+  }
+  if (somebody_waits) return Halt::kWithThoseWhoWait;
+  return membership_.AllLeftOrGone(now, idle_timeout) ? Halt::kAtItsEnd : Halt::kNo;
+}
+
 void ServedJob::End(const absl::Status& reason) {
   Callbacks callbacks;
   for (Membership::EndedJoin& join : membership_.CancelAll(reason)) {

@@ -115,6 +115,11 @@ class ServedJob {
   // All of its processes are gone, and so many wait to come back that the others, were they only
   // silent, could close no round: none is ever absent then, and nobody gets a rank.
   bool IsOnlyReturnedTo(absl::Time now) const;
+  // Has been so, in each call for `grace`: nobody can go on with it, because all ranks have left,
+  // are gone, or came back and wait for the state of another. Those that wait never get it; or
+  // nobody waits, and some have left, as at the job's end. Requires a job that is complete.
+  enum class Halt { kNo, kWithThoseWhoWait, kAtItsEnd };
+  Halt FindHalt(absl::Time now, absl::Duration grace, absl::Duration idle_timeout);
 
   // Ends all calls, and the rounds. With no lock held.
   void End(const absl::Status& reason);
@@ -143,6 +148,8 @@ class ServedJob {
   };
 
   bool is_durable() const { return generation_ != 0; }
+  // As FindHalt, without its grace.
+  Halt HaltAt(absl::Time now, absl::Duration idle_timeout) const;
   bool IsTaken(const WaitingLeave& leave) const;  // its rank, by another process meanwhile
   // Whether a snapshot would bring a call further that waits for one.
   bool IsAwaited() const;
@@ -164,6 +171,7 @@ class ServedJob {
   Membership membership_;
   std::map<uint32_t, Returning> returning_;  // by rank
   bool has_welcomed_ = false;                // some process was told that it had joined
+  absl::Time halted_since_ = absl::InfiniteFuture();
 
   // If it is durable:
   bool is_saved_ = false;
