@@ -129,6 +129,17 @@ TEST_F(LateRanks, GetTheAnswersEvenIfAnOldCopyOfTheirJoinComesBeforeTheirFirstFr
   }
 }
 
+TEST_F(LateRanks, GetSixteenAnswersOfSmallChunks) {
+  for (uint64_t step = 0; step < 16; ++step) {
+    for (uint32_t rank : {0, 1, 2}) Send({.rank = rank, .step = step});
+    CloseAfter(absl::Seconds(1));
+  }
+  for (uint64_t step = 0; step < 16; ++step) {
+    ExchangeResult late = Send({.rank = 3, .step = step});
+    EXPECT_TRUE(late.ok()) << late.message();
+  }
+}
+
 TEST_F(LateRanks, ThatAreTooLateAreToldSo) {
   for (uint64_t step = 0; step < 40; ++step) {
     for (uint32_t rank : {0, 1, 2}) Send({.rank = rank, .step = step});

@@ -50,6 +50,10 @@ absl::Status NoRoomError(const Room::Offer& offer) {
 // travel in one header.
 constexpr size_t kMostAnswers = 16;
 
+// So many bytes of answers may be kept however small a chunk is: half of a number, as of a norm,
+// would be that of few rounds.
+constexpr uint64_t kSmallAnswers = 64 * 1024;
+
 // Frames of rounds that are skipped are smaller than what a call takes besides.
 constexpr size_t kFreeBytes = 64;
 
@@ -533,9 +537,9 @@ void OwnedChunk::ForgetAnswers() {
     bytes += round.answer->payload.size();
     largest = std::max<uint64_t>(largest, round.answer->payload.size());
   }
+  const uint64_t most_bytes = std::max(kSmallAnswers, MostKeptBytes(elements, largest));
   while (closed_.size() > 1 &&
-         (oldest_answer() < oldest_needed || bytes > MostKeptBytes(elements, largest) ||
-          closed_.size() > kMostAnswers)) {
+         (oldest_answer() < oldest_needed || bytes > most_bytes || closed_.size() > kMostAnswers)) {
     bytes -= closed_.front().answer->payload.size();
     closed_.pop_front();
   }

@@ -98,7 +98,7 @@ class OwnedChunk {
   //     for its rank, which ends with ABORTED.
   //   an earlier step: answered from its stored answer, or ALREADY_EXISTS if the rank contributed
   //     something else to it. Answers are stored while a rank may need them, within the limit
-  //     below.
+  //     below or, if that is more, of 64 KiB; and those of 16 rounds at most.
   //   In a restored chunk, for a later step than the open one, and for any frame whose sender does
   //     not know of the restart: answered at once with REPLAY from the open step, or the frame's if
   //     that is earlier.

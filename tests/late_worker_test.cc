@@ -421,10 +421,11 @@ TEST_F(ElasticJobTest, WithTooFewWorkersItNamesThoseThatAreMissing) {
 }
 
 TEST_F(ElasticJobTest, OfAWorkerThatComesBackMuchLaterTheAnswersAreGone) {
+  job_.steps = 40;
   absl::Notification others_are_far_ahead;
   Run([&](uint32_t rank, Worker& worker) {
     if (rank == 1 && worker.steps() >= 5) others_are_far_ahead.WaitForNotification();
-    if (rank == 0 && worker.steps() >= 20 && !others_are_far_ahead.HasBeenNotified()) {
+    if (rank == 0 && worker.steps() >= 30 && !others_are_far_ahead.HasBeenNotified()) {
       others_are_far_ahead.Notify();
     }
     return true;

@@ -43,8 +43,7 @@ double NormOf(absl::Span<const float> values) {
 class ReturningWorkerTest : public ::testing::TestWithParam<bool> {
  protected:
   ReturningWorkerTest() {
-    // Few rounds wait so long. On a busy machine ranks that are there take 100 ms for some steps,
-    // and answers of so small chunks are kept for four rounds.
+    // Few rounds wait so long. On a busy machine ranks that are there take 100 ms for some steps.
     job_.worker.round_deadline = absl::Milliseconds(500);
     job_.worker.min_workers = 3;
     job_.worker.exchange_timeout = absl::Minutes(1);
