@@ -168,8 +168,8 @@ struct Ledger {
 };
 
 // Where each rank is. One that is to be late is so when the others have done its step, and none
-// goes on where a machine that is busy would leave another behind the four steps whose answers are
-// kept.
+// goes on where a machine that is busy would leave another behind the sixteen steps whose answers
+// are kept.
 class Pace {
  public:
   explicit Pace(uint32_t ranks) : steps_(ranks) {}
