@@ -18,6 +18,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -280,6 +281,33 @@ TEST_P(ReturningWorkerTest, ComesBackTwice) {
       ASSERT_TRUE(Step(kLostRank, second, **again).ok());
     }
     ComeBack(11);
+  });
+}
+
+TEST_P(ReturningWorkerTest, IsToldWhyNobodyGivesItTheState) {
+  absl::Notification told;
+  absl::BlockingCounter computing(job_.workers - 1);
+  OnEachRank(job_.workers, [&](uint32_t rank) {
+    Replica replica(job_, rank);
+    auto worker = Join(rank, replica);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    TakeSteps(rank, replica, **worker, 5);
+    if (rank != kLostRank) {
+      TakeSteps(rank, replica, **worker, 10);  // so that the lost one is absent, and may come back
+      computing.DecrementCount();
+      return told.WaitForNotification();  // which takes longer than that one waits
+    }
+    worker->reset();
+    computing.Wait();
+    Replica second(job_, rank);
+    WorkerOptions options = second.Options();
+    options.exchange_timeout = absl::Milliseconds(600);
+    const absl::Status status =
+        Worker::Join(options, job_.optimizer, second.Parameters(), cluster_->Connect()).status();
+    told.Notify();
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("no other worker has given it in 600ms (exchange_timeout)"));
   });
 }
 

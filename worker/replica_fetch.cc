@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -137,7 +138,8 @@ class ReplicaFetch {
       part.step.reset();  // it was too slow: the answer is no longer kept
       return absl::OkStatus();
     }
-    absl::Status status = answer.status();
+    absl::Status status =
+        absl::IsDeadlineExceeded(answer.status()) ? TooLateError(is_state) : answer.status();
     if (status.ok()) {
       status = CheckAnswer(answer->header, answer->payload.span(), part.asked, layout_);
     }
@@ -155,6 +157,18 @@ class ReplicaFetch {
                         is_state ? "the state" : absl::StrFormat("step %d", part.asked.step()),
                         chunk, source_.channel_of_chunk[chunk]->target(), status.message()));
     return IsTryAgain(status) ? TryAgain(located) : located;
+  }
+
+  absl::Status TooLateError(bool is_state) const {
+    const std::string timeout = absl::FormatDuration(source_.timeout);
+    if (!is_state) {
+      return absl::DeadlineExceededError(
+          absl::StrFormat("the others' round has not closed in %s (exchange_timeout)", timeout));
+    }
+    return absl::DeadlineExceededError(absl::StrFormat(
+        "no other worker has given it in %s (exchange_timeout): they do in their next round, for "
+        "which that must be long enough",
+        timeout));
   }
 
   // The others' schedule may say when the variance was frozen.

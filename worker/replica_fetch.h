@@ -32,9 +32,10 @@ struct ReplicaSource {
 // which it returns: the optimizer's next. The others train on meanwhile; memory is that of the
 // optimizer and of `window` chunks' states. The error stays as it is.
 //
-// On error the optimizer and the parameters are spoilt. DEADLINE_EXCEEDED when no worker gives a
-// state in the time; FAILED_PRECONDITION, after several attempts, when the others are so fast that
-// answers are gone before they are asked for; otherwise the aggregator's error, which names it.
+// On error the optimizer and the parameters are spoilt. DEADLINE_EXCEEDED, which says what that may
+// mean, when no worker gives a state in the time; FAILED_PRECONDITION, after several attempts, when
+// the others are so fast that answers are gone before they are asked for; otherwise the
+// aggregator's error, which names it.
 absl::StatusOr<uint64_t> FetchReplica(const ReplicaSource& source, const Layout& layout,
                                       Optimizer& optimizer);
 
