@@ -81,10 +81,7 @@ class LaunchedRun {
       Reap();
       CheckDeadlines();
     }
-    if (!options_.state_dir.empty()) {  // another run would not find its job here
-      std::error_code error;
-      std::filesystem::remove_all(StateDir(), error);
-    }
+    if (!options_.state_dir.empty()) RemoveState();
     return std::move(result_);
   }
 
@@ -159,6 +156,19 @@ class LaunchedRun {
 
   // The run's own: others' jobs are not for its aggregators, which may be of another number, too.
   std::string StateDir() const { return absl::StrCat(options_.state_dir, "/", job_); }
+
+  // Another run would not find its job here. What an aggregator failed with may be what it wanted.
+  void RemoveState() {
+    if (aggregator_has_failed_) {
+      absl::StrAppend(&result_.explanation, "\nThe aggregators' state is left in ", StateDir());
+      return;
+    }
+    std::error_code error;
+    std::filesystem::remove_all(StateDir(), error);
+    if (error) {
+      options_.on_failure(absl::StrCat("cannot remove ", StateDir(), ": ", error.message()));
+    }
+  }
 
   // Flags say all: a file that configures aggregators, elsewhere, is not for the run's.
   Environment AggregatorEnvironment() const {
@@ -370,6 +380,7 @@ class LaunchedRun {
     } else if (!stopping_ && is_rank && process.exit_code() == kExitTryAgain) {
       NoteTryAgain(Failure(NameOf(role, index), process));
     } else if (!stopping_ && failed) {
+      aggregator_has_failed_ = role == Role::kAggregator;
       Stop(Failure(NameOf(role, index), process));
     } else if (role != Role::kAggregator && AllEnded(workers_) && (stopping_ || !try_again_)) {
       StopServers();
@@ -563,6 +574,7 @@ class LaunchedRun {
   bool gave_up_late_restarts_ = false;
   std::optional<LaunchResult> try_again_;  // of the first rank that ended so; the cause may come
   absl::Time cause_deadline_ = absl::InfiniteFuture();
+  bool aggregator_has_failed_ = false;  // first
   bool stopping_ = false;
   bool told_nodes_ = false, told_aggregators_ = false;  // to end
   bool interrupted_ = false;

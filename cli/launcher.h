@@ -84,7 +84,8 @@ struct LaunchOptions {
   std::function<void(const OutputLine&)> on_line = PrintPrefixed;
   // Non-empty: where aggregators keep their state. Each is told --state-dir=STATE_DIR/JOB/shard-I
   // too, and one that ends while workers run is started again at the same address, up to
-  // RestartLimit::kMost times within RestartLimit::kWindow. STATE_DIR/JOB is removed at the end.
+  // RestartLimit::kMost times within RestartLimit::kWindow. STATE_DIR/JOB is removed at the end,
+  // unless an aggregator failed first.
   std::string state_dir;
   // Something failed that the run survives.
   std::function<void(const std::string& what)> on_failure = PrintFailure;

@@ -278,6 +278,9 @@ TEST_F(RestartTest, FailsWhenAnAggregatorKeepsEnding) {
   EXPECT_THAT(result.explanation, HasSubstr("[aggregator 0] why"));
   ASSERT_EQ(restarts_.size(), 10u);
   EXPECT_EQ(restarts_[9], "aggregator 0 failed: exit code 5; started again (restart 10)");
+  const size_t left = result.explanation.rfind(options_.state_dir);
+  ASSERT_NE(left, std::string::npos);
+  EXPECT_TRUE(std::filesystem::exists(result.explanation.substr(left)));
 }
 
 TEST_F(RestartTest, FailsWhenAnAggregatorComesBackElsewhere) {

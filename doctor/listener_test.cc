@@ -85,8 +85,9 @@ TEST_F(ListenerTest, HasNoRateOfNothing) {
 TEST_F(ListenerTest, IsNotMistakenAboutWhatComesAtOnceAtTheEnd) {
   constexpr absl::Duration kPause = absl::Milliseconds(300);
   const Swallowed burst = Swallow({1, 2 * kHead, kHead}, kPause);
+  // Not all of the pause: it may have begun before the one that receives.
   EXPECT_LE(burst.bits_per_s(),
-            8. * static_cast<double>(burst.bytes()) / absl::ToDoubleSeconds(kPause));
+            8. * static_cast<double>(burst.bytes()) / absl::ToDoubleSeconds(kPause / 2));
 }
 
 }  // namespace

@@ -74,6 +74,11 @@ absl::Status GpuPlace::Prepare(const Layout& layout, size_t processes, uint32_t)
   if (!status_.ok()) return status_;
   layout_ = &layout;
   first_row_.clear();
+  // Before others take their place.
+  mean_.reset();
+  rows_.reset();
+  gradients_.reset();
+  new_gradients_.reset();
   std::vector<Row> rows;
   for (const Chunk& chunk : layout.chunks()) {
     first_row_.push_back(rows.size());

@@ -569,7 +569,7 @@ void Job::Begin(const Processes& processes) {
   }
   if (goes_on && training_->IsJobOver()) {
     // Other nodes, which begin anew, would wait for this one, and its processes for theirs.
-    Tell("other nodes have left it, and what this one has of it is over; begins anew");
+    Tell("other nodes have left it, or have begun it anew; so does this one");
     training_->Leave().IgnoreError();
     absl::MutexLock lock(&mutex_);
     training_ = GiveUp();

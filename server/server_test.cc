@@ -301,12 +301,12 @@ TEST(Server, TriesASnapshotThatFailsAgainEachSecondHoweverOftenOneIsDue) {
   ASSERT_TRUE(server.ok()) << server.status();
   AggregatorService::Stub stub(ConnectTo(**server));
   const uint64_t epoch = JoinAlone(stub);
+  const absl::Time begin = absl::Now();
   std::filesystem::rename(path, away);
   const auto failures = [&] {
     const std::string metrics = HttpGet((*server)->metrics_port(), "/metrics");
     return ValueOf(metrics, "signpost_snapshot_failures_total{shard=\"0\",job_name=\"job\"}");
   };
-  const absl::Time begin = absl::Now();
   while (failures() < 3) {
     EXPECT_EQ(Leave(stub, epoch, absl::Milliseconds(20)).error_code(),
               grpc::StatusCode::DEADLINE_EXCEEDED);

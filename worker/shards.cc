@@ -127,8 +127,8 @@ bool Shards::IsJobOver() const {
   const int needed = options_.min_workers == 0 ? options_.world_size : options_.min_workers;
   for (uint32_t shard = 0; shard < size(); ++shard) {
     const absl::StatusOr<StatusResponse> response = Ask(shard);
-    if (!response.ok()) return false;
-    if (response->jobs_size() == 0) return true;
+    // An aggregator that is being stopped has given its jobs to its snapshots.
+    if (!response.ok() || response->jobs_size() == 0) return false;
     const auto& ranks = response->jobs(0).joined_ranks();
     if (ranks.size() < needed || !absl::c_linear_search(ranks, options_.rank)) return true;
   }

@@ -47,9 +47,10 @@ class Shards {
   absl::StatusOr<ReadErrorResponse> ReadError(uint32_t chunk, uint64_t step, absl::Time deadline);
   // Of this job at the first shard; an empty one if there is no answer.
   JobStatus AskAboutJob() const;
-  // Whether a shard says that the job cannot go on with this rank: it is not there, another one of
-  // its name is about to begin, or too many ranks have left it. False if one does not answer. May
-  // take seconds.
+  // Whether a shard says that the job cannot go on with this rank: another one of its name is about
+  // to begin, or too many ranks have left it. False if one does not answer, or does not know the
+  // job: it is being stopped, or has lost its state, which the next exchange tells. May take
+  // seconds.
   bool IsJobOver() const;
 
   // Of a frame of this rank, without what its codec and its step's rates ask for.

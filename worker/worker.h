@@ -176,7 +176,7 @@ class Worker {
   absl::Status Leave();
 
   // Whether the next step would fail because other ranks have left, or have begun anew: between
-  // steps nothing else tells. False if an aggregator does not answer. May take seconds.
+  // steps nothing else tells. False if that is not certain. May take seconds.
   bool IsJobOver() const { return shards_.IsJobOver(); }
 
   uint64_t steps() const { return steps_; }

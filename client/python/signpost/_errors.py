@@ -66,6 +66,8 @@ def will_be_told_by_another(error: SignpostError) -> None:
     """By a RuntimeError with its text in it, which is all that PyTorch keeps of what a future's
     callback raises."""
     text = str(error)
+    if not text:  # would be in any other's
+        return
     _told[text] = type(error)(text, error.code, error.exit_code)  # without what a traceback holds
 
 
@@ -73,7 +75,7 @@ def ours(error: Optional[BaseException]) -> Optional[SignpostError]:
     """The SignpostError that this is or tells of, if it is one."""
     if error is None or isinstance(error, SignpostError):
         return error
-    return next((told for text, told in _told.items() if text in str(error)), None)
+    return next((told for text, told in list(_told.items()) if text in str(error)), None)
 
 
 def error_of(code: int, message: str, exit_code: int) -> SignpostError:

@@ -13,8 +13,8 @@ def join_in_background(prefix: str, *arguments: object, borrowed: object = None)
     ranks; returns the handle, or raises its error.
 
     Ctrl-C does not end the call itself. The thread goes on, keeps what is `borrowed` for as long, and
-    when the others are there it leaves, without having written into parameters: the others hear at
-    once that nobody is there.
+    when the others are there it leaves, without having written into parameters if Ctrl-C came before
+    they were: the others hear at once that nobody is there.
     """
     join = _Join(prefix, arguments, borrowed)
     try:
