@@ -114,9 +114,12 @@ class OpenState {
     return bytes;
   }
 
-  void Compress(absl::Span<const float> values, uint8_t* block) const {
-    Note("compress",
-         ThrownBy([&] { codec_.compress(state_, values.data(), values.size(), block); }));
+  // False if it has thrown: the block may be anything then.
+  bool Compress(absl::Span<const float> values, uint8_t* block) const {
+    const std::string thrown =
+        ThrownBy([&] { codec_.compress(state_, values.data(), values.size(), block); });
+    Note("compress", thrown);
+    return thrown.empty();
   }
 
   bool Decompress(const uint8_t* block, uint32_t elements, float* values) const {
@@ -322,7 +325,11 @@ class CodecFromOutside final : public NumberCodec {
     std::memset(at + 1 + bytes, 0, stride_ - 1 - bytes);
     *at = kNotPackedMark;
     if (!AreWithinRange(input)) return false;
-    codec_->Compress(input, at + 1);
+    if (!codec_->Compress(input, at + 1)) {
+      std::memset(at + 1, 0, stride_ - 1);  // whatever was in this memory before
+      *at = kCodecFailedMark;
+      return false;
+    }
     const bool is_unpacked = codec_->Decompress(at + 1, packed.size(), packed.data());
     if (is_unpacked && AreWithinRange(packed)) {
       *at = kPackedMark;

@@ -28,6 +28,7 @@
 namespace signpost::testing {
 namespace {
 
+using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr char kTopK[] = "client/examples/libtopk.so";
@@ -444,13 +445,18 @@ class PackedFrame {
   size_t bytes() const { return layout_->PayloadBytes(CUSTOM, 0); }
 
   Payload Pack() const {
-    const Chunk& chunk = layout_->chunks()[0];
     Payload payload(bytes());
+    PackInto(payload);
+    return payload;
+  }
+
+  // How many blocks are before the first that is not packed.
+  size_t PackInto(Payload& payload) const {
+    const Chunk& chunk = layout_->chunks()[0];
     std::vector<float> values(20, 1), error(20);
-    NumberCodecOf(CUSTOM, *layout_)
+    return NumberCodecOf(CUSTOM, *layout_)
         .Compress({.block_elements = 16}, chunk, chunk.segments[0], values, absl::MakeSpan(error),
                   payload.data());
-    return payload;
   }
 
   absl::Status Check(const Payload& payload) const {
@@ -502,11 +508,19 @@ TEST(CustomCodecFrame, ACodecThatHasEndedOrThrownIsToBlameItself) {
   EXPECT_EQ(ended.Check(packed), absl::OkStatus());
   EXPECT_EQ(ended.CheckCodecItself(packed), absl::OkStatus());
   EXPECT_EQ(thrown.Check(packed), absl::OkStatus());
+  const PackedFrame lost("faulty", "throws compress");
+  Payload memory = lost.Pack();
+  EXPECT_EQ(lost.Check(memory), absl::OkStatus());
   codec.End();
   expect_blame(ended, packed, "codec 'faulty' has ended, and can do nothing more for this job");
   codec.Throw([] { throw std::runtime_error("not today"); });
   expect_blame(thrown, packed,
                "codec 'faulty': decompress has thrown an exception: not today, as it may not");
+  // What was in the memory before would be a good block.
+  EXPECT_EQ(lost.PackInto(memory), 0);
+  EXPECT_THAT(memory.span().subspan(1, 16 * sizeof(float)), Each(0));
+  expect_blame(lost, memory,
+               "codec 'faulty': compress has thrown an exception: not today, as it may not");
   codec.Throw(nullptr);
 }
 
