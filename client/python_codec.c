@@ -63,7 +63,7 @@ static const char* interpreter(void) {
 
 /* Runs the interpreter with one end of the socket as its standard input. Signals that ask a group
  * of processes to stop are not for it: this process may need it to stop in order, and it ends when
- * the socket is closed. */
+ * the socket is closed. They are blocked until it has handlers. */
 static int start(const char* options, int theirs, pid_t* pid) {
   const char* python = interpreter();
   char* const arguments[] = {(char*)python, "-m", "signpost._codec_host", (char*)options, NULL};

@@ -43,7 +43,9 @@ def python_codec(codec_class: type) -> Codec:
         decompress(block, elements) -> the float32 array that the bytes stand for; it raises
             whatever it likes for bytes that compress cannot have made
 
-    The same numbers must give the same bytes on all machines. Aggregators need in their environment
+    The same numbers must give the same bytes on all machines. SIGHUP, SIGINT and SIGTERM do
+    nothing in its process, and what they usually do in those that it starts: Ctrl-C reaches them
+    too, unless they have a session of their own. Aggregators need in their environment
 
         SIGNPOST_CODEC_LIBRARIES=signpost.PYTHON_CODEC
         SIGNPOST_PYTHON_CODECS=module:Class     which jobs may ask for; with commas in between

@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import signal
 import socket
 import struct
 import sys
@@ -19,6 +20,34 @@ import traceback
 from typing import Any, BinaryIO, Callable, Dict
 
 import numpy as np
+
+STOPS = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
+
+
+def outlive_stops() -> None:
+    """They come blocked, which whatever a codec's class starts would inherit, and nobody could end
+    it then. From here on they do nothing in this process, and what they usually do in those that
+    it starts."""
+    usual = {stop: signal.getsignal(stop) for stop in STOPS}
+    usual = {stop: handler for stop, handler in usual.items() if handler != signal.SIG_IGN}
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+    def be_usual() -> None:
+        for stop, handler in usual.items():
+            signal.signal(stop, handler)
+        unblock()
+
+    for stop in usual:
+        signal.signal(stop, lambda *_: None)
+    # A process that is only forked keeps handlers; one that is stopped at once must not lose that.
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, STOPS),
+        after_in_parent=unblock,
+        after_in_child=be_usual,
+    )
+    unblock()
 
 
 def digest_of(module: str) -> str:
@@ -95,6 +124,7 @@ def serve(codec: Any, questions: BinaryIO, end: socket.socket) -> None:
 
 def main() -> None:
     end = socket.socket(fileno=0)
+    outlive_stops()
     try:
         codec = load(sys.argv[1])
     except ValueError as error:

@@ -235,6 +235,13 @@ def test_a_python_process_outlives_what_asks_its_group_to_stop(codec):
     codec.close(state)
 
 
+def test_what_a_class_starts_can_be_stopped(codec):
+    options = signpost.python_codec(codecs_of_mine.StopsOthers).options.encode()
+    state = codec.open(options, ctypes.create_string_buffer(1000), 1000)
+    assert codec.block_bytes(state, 8) == 5
+    codec.close(state)
+
+
 @pytest.mark.parametrize(
     "python, problem", [("/bin/false", "has ended"), ("/not/there", "could not be started: No")]
 )

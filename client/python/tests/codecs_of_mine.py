@@ -1,5 +1,8 @@
 """Codecs of codec_test.py, as a user would have them in a module."""
 
+import multiprocessing
+import signal
+import subprocess
 import threading
 import time
 
@@ -40,3 +43,22 @@ class Hangs(Signs):
     def compress(self, values):
         threading.Thread(target=time.sleep, args=[10_000]).start()
         raise ValueError("not today")
+
+
+class StopsOthers(Signs):
+    """One that starts processes, and stops them: programs, and one that is only forked."""
+
+    def block_bytes(self, elements):
+        stops = [signal.SIGHUP, signal.SIGINT, signal.SIGTERM]
+        stops = [stop for stop in stops if signal.getsignal(stop) != signal.SIG_IGN]  # by nohup
+        programs = [subprocess.Popen(["sleep", "20"]) for _ in stops]
+        forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=[20])
+        forked.start()
+        forked.terminate()
+        for stop, program in zip(stops, programs):
+            program.send_signal(stop)
+        forked.join()
+        ended_by = [-process.wait() for process in programs] + [-forked.exitcode]
+        if ended_by != [*stops, signal.SIGTERM]:
+            raise ValueError(f"ended by {ended_by}")
+        return super().block_bytes(elements)
