@@ -301,6 +301,19 @@ TEST_F(LostStateTest, OfALostVolumeAllWorkersAreToldAndTheNewestCheckpointGoesOn
   EXPECT_EQ(Resume(cluster, job), expected);
 }
 
+TEST_F(LostStateTest, IsNotTakenForAJobThatOthersHaveLeft) {
+  JobOptionsForTest job = Job();
+  job.workers = 1;
+  Cluster cluster(WithState());
+  Replica replica(job, 0);
+  const auto worker = Join(cluster, job, 0, replica);
+  EXPECT_FALSE(worker->IsJobOver());
+  cluster.Kill(1, [&] { std::filesystem::remove_all(lost_); });
+  const absl::Status told = worker->Step(replica.Gradients(), {job.rates}).status();
+  EXPECT_TRUE(absl::IsDataLoss(told)) << told;
+  EXPECT_FALSE(worker->IsJobOver());
+}
+
 class LeaveCountingChannel final : public ForwardingChannel {
  public:
   LeaveCountingChannel(std::unique_ptr<Channel> inner, std::atomic<int>& leaves)
