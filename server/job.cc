@@ -132,7 +132,14 @@ void Roll::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
   has_heard_[rank] = false;
   first_step_[rank] = first_step;
   // The same one may have had the answer to an earlier call, which this is a copy of.
-  if (!is_same_process) lacks_state_[rank] = true;
+  if (is_same_process) return;
+  lacks_state_[rank] = true;
+  ++returns_[rank];
+}
+
+uint32_t Roll::returns(uint32_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  return returns_[rank];
 }
 
 bool Roll::RaiseFirstStep(uint32_t rank, uint64_t first_step) {
@@ -142,9 +149,9 @@ bool Roll::RaiseFirstStep(uint32_t rank, uint64_t first_step) {
   return true;
 }
 
-void Roll::GiveState(uint32_t rank) {
+void Roll::GiveState(uint32_t rank, uint32_t returns) {
   absl::MutexLock lock(&mutex_);
-  lacks_state_[rank] = false;
+  if (returns == returns_[rank]) lacks_state_[rank] = false;
 }
 
 bool Roll::lacks_state(uint32_t rank) const {
@@ -246,9 +253,9 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
       for (auto& [number, other] : chunks_) other.SetFirstStep(rank, first_step);
     }
     if (codec == FETCH) {
-      auto give = [this, rank,
+      auto give = [this, rank, returns = roll_.returns(rank),
                    done = std::move(done)](absl::StatusOr<OwnedChunk::Reply> state) mutable {
-        if (state.ok()) roll_.GiveState(rank);
+        if (state.ok()) roll_.GiveState(rank, returns);
         done(std::move(state));
       };
       state_desk_.Fetch(frame.header, std::move(give));

@@ -72,6 +72,7 @@ class Roll {
         has_left_(world_size),
         has_heard_(world_size),
         lacks_state_(world_size),
+        returns_(world_size),
         newest_step_(world_size),
         first_step_(world_size) {}
 
@@ -89,8 +90,10 @@ class Roll {
   void Return(uint32_t rank, uint64_t first_step, bool is_same_process) ABSL_LOCKS_EXCLUDED(mutex_);
   // Or before that one. Whether this is news.
   bool RaiseFirstStep(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
-  // State is on its way to the rank.
-  void GiveState(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  // How many processes have come back as the rank.
+  uint32_t returns(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // State is on its way to that one of them.
+  void GiveState(uint32_t rank, uint32_t returns) ABSL_LOCKS_EXCLUDED(mutex_);
   // The rank's process has come back, and neither has a frame come from it since nor was it given
   // any state here. False if that is not certain, as of those who came to an earlier process.
   bool lacks_state(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -104,6 +107,7 @@ class Roll {
   std::vector<bool> has_left_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> has_heard_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> lacks_state_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint32_t> returns_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> newest_step_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> first_step_ ABSL_GUARDED_BY(mutex_);
 };

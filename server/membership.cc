@@ -175,8 +175,15 @@ bool Membership::KnowsAll() const {
   });
 }
 
+bool Membership::KnowsAllOrIdle(absl::Time now, absl::Duration idle_timeout) const {
+  return KnowsAll() || now - last_heard_ >= idle_timeout;
+}
+
 bool Membership::AllLeftOrGone(absl::Time now, absl::Duration idle_timeout) const {
-  return left_ > 0 && AllGone(now) && (KnowsAll() || now - last_heard_ >= idle_timeout);
+  if (left_ == 0 || !AllGone(now)) return false;
+  // Those that are cut off may come again, and go on if they are enough.
+  const bool is_over = KnowsAll() && world_size_ - left_ < min_workers_;
+  return is_over || now - last_heard_ >= idle_timeout;
 }
 
 bool Membership::GivesWay(absl::Time now, absl::Duration idle_timeout) const {

@@ -86,8 +86,11 @@ class Membership {
   bool IsGone(uint32_t rank, absl::Time now) const;
   bool AllGone(absl::Time now) const;
   bool has_left(uint32_t rank) const { return members_.at(rank).left; }  // requires complete()
-  // Some have left, and all others are gone: of all of those it had been told a connection, or the
-  // job has been silent for `idle_timeout`. Requires complete().
+  // Of all ranks that have not left a connection has been told, or the job has been silent for
+  // `idle_timeout`. Requires complete().
+  bool KnowsAllOrIdle(absl::Time now, absl::Duration idle_timeout) const;
+  // Some have left, and all others are gone, for certain: they are too few to go on, or the job has
+  // been silent for `idle_timeout`. Requires complete().
   bool AllLeftOrGone(absl::Time now, absl::Duration idle_timeout) const;
 
   // Another process has the rank, whether it has left or not. Requires complete().

@@ -50,6 +50,9 @@ absl::Status NoRoomError(const Room::Offer& offer) {
 // travel in one header.
 constexpr size_t kMostAnswers = 16;
 
+// As long as states are asked for, twice.
+constexpr absl::Duration kInVain = absl::Seconds(10);
+
 // So many bytes of answers may be kept however small a chunk is: half of a number, as of a norm,
 // would be that of few rounds.
 constexpr uint64_t kSmallAnswers = 64 * 1024;
@@ -168,7 +171,7 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
     return Ended(std::move(done), TryAgain(absl::FailedPreconditionError(absl::StrCat(
                                       "rank ", header.rank(), " has left, or is another's"))));
   }
-  if (header.codec() == LISTEN) return Listen(header, std::move(done));
+  if (header.codec() == LISTEN) return Listen(header, now, std::move(done));
   if (earlier_) {
     absl::Status status = earlier_->Check(header, open_step_);
     if (!status.ok()) return Ended(std::move(done), std::move(status));
@@ -286,7 +289,8 @@ void OwnedChunk::Return(uint32_t rank, uint64_t first_step, bool is_same_process
 
 void OwnedChunk::SetFirstStep(uint32_t rank, uint64_t first_step) {
   absl::MutexLock lock(&mutex_);
-  ranks_[rank].first_step = first_step;
+  uint64_t& known = ranks_[rank].first_step;  // by now perhaps of a later frame
+  known = std::max(known, first_step);
 }
 
 uint64_t OwnedChunk::Withdraw(uint32_t rank, uint64_t incarnation) {
@@ -322,7 +326,7 @@ std::optional<OwnedChunk::TakenCall> OwnedChunk::TakeWaitingCall(uint32_t after)
   return std::nullopt;
 }
 
-OwnedChunk::EndedCalls OwnedChunk::Listen(const FrameHeader& header, Done done) {
+OwnedChunk::EndedCalls OwnedChunk::Listen(const FrameHeader& header, absl::Time now, Done done) {
   ranks_[header.rank()].Hear(header.step());
   if (header.step() < oldest_answer()) {
     return Ended(std::move(done), WrongStepError(header, open_step_, oldest_answer()));
@@ -334,7 +338,7 @@ OwnedChunk::EndedCalls OwnedChunk::Listen(const FrameHeader& header, Done done) 
   EndedCalls ended;
   Listener& waiting = listeners_[header.rank()];
   if (waiting.done) ended.push_back({std::move(waiting.done), SupersededError(header)});
-  waiting = {std::move(done), header.step()};
+  waiting = {std::move(done), header.step(), now};
   return ended;
 }
 
@@ -404,13 +408,7 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
 
 bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const {
   if (open_->round.complete() || open_->round.contributed() == 0) return false;
-  // Those that came back for later rounds only do not make a round wait that they are needed for;
-  // nor those that can't come to it: at a freeze of the variance nobody has a state to give.
-  uint32_t counted = open_->round.contributed();
-  for (const uint32_t rank : open_->round.MissingRanks()) {
-    counted += ranks_[rank].first_step > open_step_ || attendance.waits_in_vain.contains(rank);
-  }
-  if (counted < attendance.min_workers) return false;
+  if (!HasEnough(attendance, now)) return false;
   const bool restores = open_step_ < layout_.options().first_step();
   if (restores) return false;  // what each rank has is needed
   if (earlier_) {
@@ -425,6 +423,35 @@ bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const
   return std::all_of(missing.begin(), missing.end(), [&](uint32_t rank) {
     return attendance.is_absent[rank] || attendance.has_left[rank];
   });
+}
+
+bool OwnedChunk::HasEnough(const Attendance& attendance, absl::Time now) const {
+  // Those that came back for later rounds only do not make a round wait that they are needed for;
+  // nor those that can't come to it: at a freeze of the variance nobody has a state to give. But
+  // others that are there may be slow, and come.
+  uint32_t counted = open_->round.contributed(), in_vain = 0;
+  bool others_may_come = false;
+  for (const uint32_t rank : open_->round.MissingRanks()) {
+    if (ranks_[rank].first_step > open_step_) {
+      ++counted;
+    } else if (attendance.waits_in_vain.contains(rank) || ListensInVain(rank, now)) {
+      ++in_vain;
+    } else if (!attendance.is_absent[rank] && !attendance.has_left[rank]) {
+      others_may_come = true;
+    }
+  }
+  if (counted >= attendance.min_workers) return true;
+  if (others_may_come && now < open_->due_since() + attendance.round_deadline + kInVain) {
+    return false;
+  }
+  return counted + in_vain >= attendance.min_workers;
+}
+
+// It waits for the round's answer, and may need states first that are given when this has closed.
+bool OwnedChunk::ListensInVain(uint32_t rank, absl::Time now) const {
+  const auto listener = listeners_.find(rank);
+  return listener != listeners_.end() && listener->second.step >= open_step_ &&
+         now >= listener->second.since + kInVain;
 }
 
 uint32_t OwnedChunk::missing() const {

@@ -150,7 +150,7 @@ class OwnedChunk {
   // begin where it is, and need the answers since.
   void Return(uint32_t rank, uint64_t first_step, bool is_same_process) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // What Return has been told, when it turns out to be later.
+  // What Return has been told, if it turns out to be later.
   void SetFirstStep(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The rank gets its state from the others: it has had no answers that rounds could have closed
@@ -263,6 +263,7 @@ class OwnedChunk {
   struct Listener {
     Done done;
     uint64_t step = 0;
+    absl::Time since;
   };
   // A call that was taken out of the table under the lock, and must be finished after it.
   struct EndedCall {
@@ -276,7 +277,8 @@ class OwnedChunk {
   // Each returns the calls that it ended.
   EndedCalls Contribute(Frame frame, absl::Time now, Done done, const Room::Offer& offer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  EndedCalls Listen(const FrameHeader& header, Done done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  EndedCalls Listen(const FrameHeader& header, absl::Time now, Done done)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of the round that has just closed.
   void AnswerListeners(EndedCalls& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   EndedCalls CloseRound(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -309,6 +311,10 @@ class OwnedChunk {
   void LearnLateRanks(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayLeaveOut(const Attendance& attendance, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether as many as min_workers have contributed, or would if they could.
+  bool HasEnough(const Attendance& attendance, absl::Time now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool ListensInVain(uint32_t rank, absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether the last round was the second in a row without some rank.
   bool SomebodySeemsGone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetAnswers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -365,9 +365,28 @@ TEST_F(ReturningTest, ARoundDoesNotWaitForWhoGetsNoStateBeforeItHasClosed) {
   ASSERT_TRUE(SendChunk(0, 0, 0, ONE_BIT).waits()) << "it may still give the state";
   now_ += absl::Seconds(6);
   aggregator_->CloseLateRounds();
+  ASSERT_TRUE(SendChunk(0, 0, 0, ONE_BIT).waits()) << "who is asked now may give it";
+  now_ += absl::Seconds(6);
+  aggregator_->CloseLateRounds();
   const auto closed = SendChunk(0, 0, 0, ONE_BIT);
   ASSERT_TRUE(closed.status().ok()) << closed.status();
   EXPECT_EQ(closed.value().answer->header.codec(), ONE_BIT);
+}
+
+// Another shard's state may be given when this round has closed, which another rank is needed for.
+TEST_F(ReturningTest, ARoundDoesNotWaitForWhoWaitsForItsAnswer) {
+  Start();
+  Send(0, 0);
+  const auto claim = Claim(1);
+  PassDeadline();
+  ASSERT_TRUE(claim.status().ok()) << claim.status();
+  const auto listens = SendChunk(1, 0, 0, LISTEN, kNext);
+  now_ += absl::Seconds(9);
+  aggregator_->CloseLateRounds();
+  ASSERT_TRUE(listens.waits()) << "it may still come to it";
+  now_ += absl::Seconds(1);
+  aggregator_->CloseLateRounds();
+  EXPECT_TRUE(listens.status().ok()) << listens.status();
 }
 
 TEST_F(ReturningTest, FollowsRoundsThatItHasNoPartIn) {
@@ -478,11 +497,11 @@ TEST_F(AloneTest, ARankThatConnectsAgainInTimeHasItsState) {
 // With a state directory, and rank 1 gone.
 class EndingTest : public ReturningTest {
  protected:
-  void Begin() {
-    min_workers_ = 1;
+  void Begin(uint32_t min_workers) {
+    min_workers_ = min_workers;
     MakeDurable();
     Start();
-    Send(0, 0);
+    for (uint32_t rank : {0, 2}) Send(rank, 0);
     Die(1001);
     PassDeadline();
   }
@@ -499,6 +518,13 @@ class EndingTest : public ReturningTest {
     EXPECT_TRUE(left.ok()) << left;
   }
 
+  void Restart() {
+    MakeAggregator();
+    auto recovered = state_dir_->Recover(/*allow_error_reset=*/false);
+    ASSERT_TRUE(recovered.ok()) << recovered.status();
+    ASSERT_TRUE(aggregator_->Restore(*std::move(recovered)).ok());
+  }
+
   std::vector<JobState> Saved() {
     auto recovered = state_dir_->Recover(/*allow_error_reset=*/false);
     EXPECT_TRUE(recovered.ok()) << recovered.status();
@@ -507,7 +533,7 @@ class EndingTest : public ReturningTest {
 };
 
 TEST_F(EndingTest, AJobIsOverWhenItsRanksHaveLeftOrAreGone) {
-  Begin();
+  Begin(/*min_workers=*/2);
   LeaveDurably(0);
   PassGrace();
   EXPECT_THAT(JobNames(*aggregator_), ElementsAre("job")) << "rank 2 is there";
@@ -520,12 +546,29 @@ TEST_F(EndingTest, AJobIsOverWhenItsRanksHaveLeftOrAreGone) {
   EXPECT_THAT(Saved(), IsEmpty());
 }
 
+TEST_F(EndingTest, ThoseThatAreCutOffComeAgainIfTheyAreEnough) {
+  Begin(/*min_workers=*/1);
+  LeaveDurably(0);
+  Die(1002);
+  for (int i = 0; i < 2; ++i) PassGrace();
+  EXPECT_THAT(JobNames(*aggregator_), ElementsAre("job"));
+  now_ += absl::Minutes(10);
+  for (int i = 0; i < 2; ++i) PassGrace();
+  EXPECT_THAT(JobNames(*aggregator_), IsEmpty());
+}
+
+TEST_F(EndingTest, AlsoIfAnotherProcessWaitsARankThatWasNotHeardOfMayBeThere) {
+  Begin(/*min_workers=*/1);
+  Restart();
+  const auto claim = Claim(1);
+  for (int i = 0; i < 4; ++i) PassGrace();
+  EXPECT_TRUE(claim.waits()) << claim.status();
+  EXPECT_THAT(JobNames(*aggregator_), ElementsAre("job"));
+}
+
 TEST_F(EndingTest, ARankThatARestartedAggregatorHasNotHeardOfMayBeThere) {
-  Begin();
-  MakeAggregator();
-  auto recovered = state_dir_->Recover(/*allow_error_reset=*/false);
-  ASSERT_TRUE(recovered.ok()) << recovered.status();
-  ASSERT_TRUE(aggregator_->Restore(*std::move(recovered)).ok());
+  Begin(/*min_workers=*/2);
+  Restart();
   LeaveDurably(0);
   LeaveDurably(2);
   PassGrace();

@@ -340,13 +340,17 @@ ServedJob::Halt ServedJob::FindHalt(absl::Time now, absl::Duration grace,
 
 ServedJob::Halt ServedJob::HaltAt(absl::Time now, absl::Duration idle_timeout) const {
   if (!job_->takes_back()) return Halt::kNo;
-  bool somebody_waits = !returning_.empty();
+  bool somebody_waits = absl::c_any_of(
+      returning_, [](const auto& returning) { return returning.second.done != nullptr; });
   for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
     if (membership_.has_left(rank) || membership_.IsGone(rank, now)) continue;
     if (!job_->lacks_state(rank)) return Halt::kNo;
     somebody_waits = true;
   }
-  if (somebody_waits) return Halt::kWithThoseWhoWait;
+  if (somebody_waits) {
+    // Of an aggregator that was started again a rank hears with its next frame.
+    return membership_.KnowsAllOrIdle(now, idle_timeout) ? Halt::kWithThoseWhoWait : Halt::kNo;
+  }
   return membership_.AllLeftOrGone(now, idle_timeout) ? Halt::kAtItsEnd : Halt::kNo;
 }
 

@@ -34,7 +34,8 @@ void StateDesk::Fetch(const FrameHeader& header, Done done) {
     if (end_.ok()) {
       Wish& wish = wishes_[header.chunk()];
       if (wish.fetches.empty()) wish.ask_at = absl::InfinitePast();
-      std::swap(done, wish.fetches[header.rank()]);  // what is left is what it takes the place of
+      // What is left is what it takes the place of.
+      std::swap(done, wish.fetches[header.rank()].done);
     } else {
       status = end_;
     }
@@ -49,7 +50,7 @@ std::vector<uint32_t> StateDesk::TakeWanted(absl::Time now) {
     if (now < wish.ask_at || chunks.size() == kMostAsked) continue;
     chunks.push_back(chunk);
     wish.ask_at = now + kAskAgain;
-    ++wish.asked;
+    for (auto& [rank, fetch] : wish.fetches) ++fetch.asked;
   }
   return chunks;
 }
@@ -60,7 +61,7 @@ void StateDesk::PutBack(const std::vector<uint32_t>& chunks) {
     const auto wish = wishes_.find(chunk);
     if (wish == wishes_.end()) continue;
     wish->second.ask_at = absl::InfinitePast();
-    --wish->second.asked;
+    for (auto& [rank, fetch] : wish->second.fetches) fetch.asked -= fetch.asked > 0 ? 1 : 0;
   }
 }
 
@@ -77,8 +78,9 @@ std::set<uint32_t> StateDesk::RanksInVain() const {
   absl::MutexLock lock(&mutex_);
   std::set<uint32_t> ranks;
   for (const auto& [chunk, wish] : wishes_) {
-    if (wish.asked < 2) continue;
-    for (const auto& [rank, fetch] : wish.fetches) ranks.insert(rank);
+    for (const auto& [rank, fetch] : wish.fetches) {
+      if (fetch.asked > 2) ranks.insert(rank);  // the third time is put when the second is over
+    }
   }
   return ranks;
 }
@@ -105,7 +107,7 @@ OwnedChunk::Reply StateDesk::Give(Frame frame) {
     wish = std::move(found->second);
     wishes_.erase(found);
   }
-  for (auto& [rank, done] : wish.fetches) done(state);
+  for (auto& [rank, fetch] : wish.fetches) fetch.done(state);
   return receipt;
 }
 
@@ -124,7 +126,7 @@ void StateDesk::Cancel(const absl::Status& reason) {
     wishes.swap(wishes_);
   }
   for (auto& [chunk, wish] : wishes) {
-    for (auto& [rank, done] : wish.fetches) done(reason);
+    for (auto& [rank, fetch] : wish.fetches) fetch.done(reason);
   }
 }
 

@@ -34,7 +34,7 @@ class StateDesk {
   // Nobody was there to be asked.
   void PutBack(const std::vector<uint32_t>& chunks) ABSL_LOCKS_EXCLUDED(mutex_);
   std::set<uint32_t> WaitingRanks() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Those of them for which somebody was asked, some seconds ago and again, and has not given.
+  // Those of them for whom others were asked twice, and neither has given within some seconds.
   std::set<uint32_t> RanksInVain() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // What an asked rank is answered: see FETCH in aggregator.proto.
@@ -48,10 +48,13 @@ class StateDesk {
   void End(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  struct Waiting {
+    Done done;
+    uint32_t asked = 0;  // how often others were, for this one
+  };
   struct Wish {
     absl::Time ask_at = absl::InfinitePast();
-    uint32_t asked = 0;
-    std::map<uint32_t, Done> fetches;  // by rank
+    std::map<uint32_t, Waiting> fetches;  // by rank
   };
 
   mutable absl::Mutex mutex_;
