@@ -146,12 +146,13 @@ std::string Describe(const Cluster& cluster) {
   const auto counted = [](uint32_t count, absl::string_view what) {
     return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
   };
+  const double mbit = cluster.link_bits_per_s / 1e6;
   return absl::StrFormat(
-      "%s and %s, %s with %s, %s in each worker; links of %g Mbit/s",
+      "%s and %s, %s with %s, %s in each worker; links of %.*f Mbit/s",
       counted(cluster.workers, "worker"), counted(cluster.shards, "aggregator"),
       cluster.colocated ? "these on the workers' hosts," : "each on a host of its own",
       counted(cluster.cores_per_host, "core"), counted(cluster.threads(), "thread"),
-      cluster.link_bits_per_s / 1e6);
+      mbit >= 100 || mbit == std::floor(mbit) ? 0 : 2, mbit);
 }
 
 uint32_t Cluster::window() const { return WindowOf(shards); }
