@@ -159,11 +159,13 @@ class LaunchedRun {
 
   // Another run would not find its job here. What an aggregator failed with may be what it wanted.
   void RemoveState() {
+    std::error_code error;
     if (aggregator_has_failed_) {
-      absl::StrAppend(&result_.explanation, "\nThe aggregators' state is left in ", StateDir());
+      if (std::filesystem::exists(StateDir(), error)) {
+        absl::StrAppend(&result_.explanation, "\nThe aggregators' state is left in ", StateDir());
+      }
       return;
     }
-    std::error_code error;
     std::filesystem::remove_all(StateDir(), error);
     if (error) {
       options_.on_failure(absl::StrCat("cannot remove ", StateDir(), ": ", error.message()));
@@ -323,15 +325,16 @@ class LaunchedRun {
 
   void SetAddress(uint32_t shard, absl::string_view first_line) {
     if (!absl::ConsumePrefix(&first_line, "listening on ")) {
-      Stop({kExitUnreachable, absl::StrCat(NameOf(Role::kAggregator, shard), " began with '",
-                                           first_line, "' instead of 'listening on HOST:PORT'")});
+      StopForAggregator(
+          {kExitUnreachable, absl::StrCat(NameOf(Role::kAggregator, shard), " began with '",
+                                          first_line, "' instead of 'listening on HOST:PORT'")});
       return;
     }
     std::string& address = shards_[shard].address;
     if (!address.empty() && address != first_line) {
-      Stop({kExitUnreachable,
-            absl::StrCat(NameOf(Role::kAggregator, shard), " was started again on ", address,
-                         ", but listens on ", first_line)});
+      StopForAggregator({kExitUnreachable,
+                         absl::StrCat(NameOf(Role::kAggregator, shard), " was started again on ",
+                                      address, ", but listens on ", first_line)});
       return;
     }
     const bool is_first = address.empty();
@@ -340,12 +343,15 @@ class LaunchedRun {
     const std::string for_workers = options_.on_listening(
         {shard, address, aggregators_[shard]->pid(), TlsDirOf(PeerRole::kObserver)});
     if (is_first) shards_[shard].address_for_workers = for_workers;
-    const bool all = std::all_of(shards_.begin(), shards_.end(),
-                                 [](const Shard& shard) { return shard.listening; });
-    if (!all || stopping_) return;
+    if (!AllAggregatorsListen() || stopping_) return;
     start_deadline_ = absl::InfiniteFuture();
     if (!workers_.empty() || !nodes_.empty()) return;
     options_.per_node > 0 ? StartNodes() : StartWorkers();
+  }
+
+  bool AllAggregatorsListen() const {
+    return std::all_of(shards_.begin(), shards_.end(),
+                       [](const Shard& shard) { return shard.listening; });
   }
 
   void Reap() {
@@ -380,8 +386,8 @@ class LaunchedRun {
     } else if (!stopping_ && is_rank && process.exit_code() == kExitTryAgain) {
       NoteTryAgain(Failure(NameOf(role, index), process));
     } else if (!stopping_ && failed) {
-      aggregator_has_failed_ = role == Role::kAggregator;
-      Stop(Failure(NameOf(role, index), process));
+      LaunchResult failure = Failure(NameOf(role, index), process);
+      role == Role::kAggregator ? StopForAggregator(std::move(failure)) : Stop(std::move(failure));
     } else if (role != Role::kAggregator && AllEnded(workers_) && (stopping_ || !try_again_)) {
       StopServers();
     }
@@ -429,7 +435,11 @@ class LaunchedRun {
     start_deadline_ = SteadyNow() + options_.aggregator_start_timeout;
     std::unique_ptr<ChildProcess> process =
         StartProcess(AggregatorCommand(shard), AggregatorEnvironment());
-    if (process != nullptr) aggregators_[shard] = std::move(process);
+    if (process == nullptr) {
+      aggregator_has_failed_ = true;
+      return;
+    }
+    aggregators_[shard] = std::move(process);
   }
 
   bool MayRestartWorker(uint32_t rank) const {
@@ -496,10 +506,13 @@ class LaunchedRun {
       for (const auto& worker : workers_) worker->Signal(SIGKILL);
     }
     if (now >= start_deadline_) {
-      Stop({kExitUnreachable,
-            absl::StrCat(nodes_.empty() ? "the aggregators" : "the nodes' workers",
-                         " did not come up within ",
-                         absl::FormatDuration(options_.aggregator_start_timeout))});
+      const std::string why = absl::StrCat(" did not come up within ",
+                                           absl::FormatDuration(options_.aggregator_start_timeout));
+      if (AllAggregatorsListen()) {
+        Stop({kExitUnreachable, absl::StrCat("the nodes' workers", why)});
+      } else {
+        StopForAggregator({kExitUnreachable, absl::StrCat("the aggregators", why)});
+      }
     } else if (now >= deadline_) {
       Stop({kExitTryAgain, absl::StrCat("stopped after ", absl::FormatDuration(options_.timeout),
                                         ", the run's timeout; still running: ", RunningRanks())});
@@ -530,6 +543,12 @@ class LaunchedRun {
     kill_deadline_ = SteadyNow() + options_.grace;
     for (const auto& worker : workers_) worker->Signal(SIGTERM);
     if (AllEnded(workers_)) StopServers();
+  }
+
+  void StopForAggregator(LaunchResult result) {
+    if (stopping_) return;
+    aggregator_has_failed_ = true;
+    Stop(std::move(result));
   }
 
   // The nodes' workers, which leave the job if their processes have not, and then the aggregators.

@@ -85,7 +85,7 @@ struct LaunchOptions {
   // Non-empty: where aggregators keep their state. Each is told --state-dir=STATE_DIR/JOB/shard-I
   // too, and one that ends while workers run is started again at the same address, up to
   // RestartLimit::kMost times within RestartLimit::kWindow. STATE_DIR/JOB is removed at the end,
-  // unless an aggregator failed first.
+  // unless an aggregator failed first, or did not come back there in time.
   std::string state_dir;
   // Something failed that the run survives.
   std::function<void(const std::string& what)> on_failure = PrintFailure;

@@ -220,6 +220,12 @@ class RestartTest : public LaunchTest {
     return absl::StrCat(options_.state_dir, "/$SIGNPOST_JOB/shard-", shard);
   }
 
+  void ExpectStateIsLeft(const LaunchResult& result) const {
+    const size_t left = result.explanation.rfind(options_.state_dir);
+    ASSERT_NE(left, std::string::npos) << result.explanation;
+    EXPECT_TRUE(std::filesystem::exists(result.explanation.substr(left)));
+  }
+
   void SetRevived(const std::string& revived) {
     options_.aggregator_command = {
         "sh", "-c",
@@ -278,9 +284,7 @@ TEST_F(RestartTest, FailsWhenAnAggregatorKeepsEnding) {
   EXPECT_THAT(result.explanation, HasSubstr("[aggregator 0] why"));
   ASSERT_EQ(restarts_.size(), 10u);
   EXPECT_EQ(restarts_[9], "aggregator 0 failed: exit code 5; started again (restart 10)");
-  const size_t left = result.explanation.rfind(options_.state_dir);
-  ASSERT_NE(left, std::string::npos);
-  EXPECT_TRUE(std::filesystem::exists(result.explanation.substr(left)));
+  ExpectStateIsLeft(result);
 }
 
 TEST_F(RestartTest, FailsWhenAnAggregatorComesBackElsewhere) {
@@ -289,6 +293,7 @@ TEST_F(RestartTest, FailsWhenAnAggregatorComesBackElsewhere) {
       RunScript(absl::StrCat("kill -KILL $(cat ", StateOfShard(0), "/pid); ", kWait));
   EXPECT_EQ(result.exit_code, 69);
   EXPECT_THAT(result.explanation, HasSubstr("fake:8"));
+  ExpectStateIsLeft(result);
 }
 
 TEST_F(RestartTest, FailsWhenAnAggregatorDoesNotComeBackInTime) {
@@ -297,12 +302,26 @@ TEST_F(RestartTest, FailsWhenAnAggregatorDoesNotComeBackInTime) {
   const LaunchResult result =
       RunScript(absl::StrCat("kill -KILL $(cat ", StateOfShard(0), "/pid); ", kWait));
   EXPECT_EQ(result.exit_code, 69);
-  EXPECT_THAT(result.explanation, HasSubstr("did not come up within 2s"));
+  EXPECT_THAT(result.explanation, HasSubstr("the aggregators did not come up within 2s"));
+  ExpectStateIsLeft(result);
+}
+
+TEST_F(RestartTest, FailsWhenANodesAggregatorDoesNotComeBackInTime) {
+  SetRevived(kWait);
+  options_.aggregator_start_timeout = absl::Seconds(2);
+  options_.per_node = 1;
+  options_.node_command = {"sh", "-c", absl::StrCat("echo listening on x; ", kWait)};
+  const LaunchResult result =
+      RunScript(absl::StrCat("kill -KILL $(cat ", StateOfShard(0), "/pid); ", kWait));
+  EXPECT_THAT(result.explanation, HasSubstr("the aggregators did not come up within 2s"));
+  ExpectStateIsLeft(result);
 }
 
 TEST_F(RestartTest, FailsWhenAnAggregatorNeverCameUp) {
   options_.aggregator_command = {"sh", "-c", "exit 5"};
-  EXPECT_EQ(RunScript("echo started").exit_code, 5);
+  const LaunchResult result = RunScript("echo started");
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_THAT(result.explanation, Not(HasSubstr("is left in")));  // it made none
   EXPECT_THAT(restarts_, IsEmpty());
 }
 
