@@ -1,6 +1,7 @@
 #include "bench/costs.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "absl/base/internal/raw_logging.h"
