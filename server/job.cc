@@ -142,11 +142,9 @@ uint32_t Roll::returns(uint32_t rank) const {
   return returns_[rank];
 }
 
-bool Roll::RaiseFirstStep(uint32_t rank, uint64_t first_step) {
+void Roll::RaiseFirstStep(uint32_t rank, uint64_t first_step) {
   absl::MutexLock lock(&mutex_);
-  if (first_step <= first_step_[rank]) return false;
-  first_step_[rank] = first_step;
-  return true;
+  first_step_[rank] = std::max(first_step_[rank], first_step);
 }
 
 void Roll::GiveState(uint32_t rank, uint32_t returns) {
@@ -178,6 +176,7 @@ void Roll::Fill(Attendance& attendance) const {
   absl::MutexLock lock(&mutex_);
   attendance.is_absent = is_absent_;
   attendance.has_left = has_left_;
+  attendance.first_step = first_step_;
 }
 
 Job::Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, Bell* bell)
@@ -246,12 +245,9 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
   }
   if (codec == FETCH || codec == LISTEN) {
     const uint32_t rank = frame.header.rank();
-    const uint64_t first_step = frame.header.answered_steps();
     chunk.SetReturning(rank);
     // Other shards may be further; and this process may not be the one that let it in.
-    if (roll_.RaiseFirstStep(rank, first_step)) {
-      for (auto& [number, other] : chunks_) other.SetFirstStep(rank, first_step);
-    }
+    roll_.RaiseFirstStep(rank, frame.header.answered_steps());
     if (codec == FETCH) {
       auto give = [this, rank, returns = roll_.returns(rank),
                    done = std::move(done)](absl::StatusOr<OwnedChunk::Reply> state) mutable {
@@ -360,7 +356,8 @@ OpenSteps Job::Withdraw(uint32_t rank, uint64_t incarnation) {
 
 void Job::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
   roll_.Return(rank, first_step, is_same_process);
-  for (auto& [number, chunk] : chunks_) chunk.Return(rank, first_step, is_same_process);
+  if (is_same_process) return;
+  for (auto& [number, chunk] : chunks_) chunk.Return(rank);
 }
 
 void Job::AskForStates(absl::Time now) {

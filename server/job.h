@@ -88,8 +88,8 @@ class Roll {
   // It is absent, and has not left any more; and contributes to no round before that step. Another
   // process that has the rank has no state yet.
   void Return(uint32_t rank, uint64_t first_step, bool is_same_process) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Or before that one. Whether this is news.
-  bool RaiseFirstStep(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Or before that one, if it is later.
+  void RaiseFirstStep(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
   // How many processes have come back as the rank.
   uint32_t returns(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
   // State is on its way to that one of them.
@@ -170,7 +170,8 @@ class Job {
   // be needed: see OwnedChunk::Withdraw.
   OpenSteps Withdraw(uint32_t rank, uint64_t incarnation);
   // Another process has the rank from now on, and contributes to no earlier round; or the same one,
-  // from which nothing has come yet: see OwnedChunk::Return.
+  // from which nothing has come yet. That may have had the answer to an earlier Join, be about to
+  // begin where it is, and need the answers since.
   void Return(uint32_t rank, uint64_t first_step, bool is_same_process);
   // Asks a rank whose call waits for the state of chunks, if another rank needs them.
   void AskForStates(absl::Time now);

@@ -281,16 +281,9 @@ void OwnedChunk::SetReturning(uint32_t rank) {
   if (earlier_) earlier_->SetReturning(rank);
 }
 
-void OwnedChunk::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
+void OwnedChunk::Return(uint32_t rank) {
   absl::MutexLock lock(&mutex_);
-  if (!is_same_process) ranks_[rank].heard = open_step_;
-  ranks_[rank].first_step = first_step;
-}
-
-void OwnedChunk::SetFirstStep(uint32_t rank, uint64_t first_step) {
-  absl::MutexLock lock(&mutex_);
-  uint64_t& known = ranks_[rank].first_step;  // by now perhaps of a later frame
-  known = std::max(known, first_step);
+  ranks_[rank].heard = open_step_;
 }
 
 uint64_t OwnedChunk::Withdraw(uint32_t rank, uint64_t incarnation) {
@@ -432,7 +425,7 @@ bool OwnedChunk::HasEnough(const Attendance& attendance, absl::Time now) const {
   uint32_t counted = open_->round.contributed(), in_vain = 0;
   bool others_may_come = false;
   for (const uint32_t rank : open_->round.MissingRanks()) {
-    if (ranks_[rank].first_step > open_step_) {
+    if (attendance.first_step[rank] > open_step_) {
       ++counted;
     } else if (attendance.waits_in_vain.contains(rank) || ListensInVain(rank, now)) {
       ++in_vain;

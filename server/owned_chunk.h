@@ -61,6 +61,8 @@ struct Attendance {
   std::vector<bool>
       is_absent;               // by rank: a round closed without it, and nothing came from it since
   std::vector<bool> has_left;  // by rank
+  // By rank: rounds of earlier steps can do without it, however few are left.
+  std::vector<uint64_t> first_step;
   // Who waits for a state that nobody gives before rounds have closed.
   std::set<uint32_t> waits_in_vain;
   // How long a restarted aggregator waits until it has heard from every rank.
@@ -144,14 +146,8 @@ class OwnedChunk {
   // from which on no frame of it can be needed.
   uint64_t Withdraw(uint32_t rank, uint64_t incarnation) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Another process has taken the rank. It needs the answers from now on, and contributes to no
-  // round before first_step: such rounds can do without it, however few are left. If it is the
-  // process that had the rank before, it may have had the answer to an earlier Join, be about to
-  // begin where it is, and need the answers since.
-  void Return(uint32_t rank, uint64_t first_step, bool is_same_process) ABSL_LOCKS_EXCLUDED(mutex_);
-
-  // What Return has been told, if it turns out to be later.
-  void SetFirstStep(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Another process has taken the rank. It needs the answers from now on.
+  void Return(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The rank gets its state from the others: it has had no answers that rounds could have closed
   // with otherwise since.
@@ -254,7 +250,6 @@ class OwnedChunk {
     // before.
     std::optional<uint64_t> heard;
     uint64_t withdrawn = 0;                    // the incarnation whose frames are refused; 0: none
-    uint64_t first_step = 0;                   // see Return
     std::optional<double> most_error_squared;  // see MostErrorSquared
 
     void Hear(uint64_t step) { heard = std::max(heard.value_or(0), step); }

@@ -85,6 +85,7 @@ class OwnedChunkTest : public ::testing::Test {
                             .min_workers = 2,
                             .is_absent = std::vector<bool>(kWorkers),
                             .has_left = std::vector<bool>(kWorkers),
+                            .first_step = std::vector<uint64_t>(kWorkers),
                             .restart_grace = absl::Seconds(30)};
   absl::Time now_ = absl::FromUnixSeconds(1700000000);
   Bell bell_;

@@ -108,6 +108,17 @@ class ReturningTest : public ::testing::Test {
     return result;
   }
 
+  // In another process, after MakeDurable().
+  void Restart() {
+    state_dir_ = *StateDir::Open(*disk_, {0, 1});
+    MakeAggregator();
+    absl::StatusOr<StateDir::Recovered> recovered =
+        state_dir_->Recover(/*allow_error_reset=*/false);
+    ASSERT_TRUE(recovered.ok()) << recovered.status();
+    ASSERT_TRUE(aggregator_->Restore(*std::move(recovered)).ok());
+    generation_ = state_dir_->generation();
+  }
+
   JoinResult Claim(uint32_t rank, uint64_t incarnation = kNext) {
     JoinResult result;
     call_ = aggregator_->Join(RequestOf(rank, incarnation), result.done(), PeerOf(incarnation));
@@ -334,12 +345,7 @@ TEST_F(ReturningTest, ARoundDoesNotWaitForWhoSaysThatItComesBackForALaterOne) {
 TEST_F(ReturningTest, NorDoesOneInAnAggregatorThatWasStartedAgain) {
   MakeDurable();
   Start();
-  state_dir_ = *StateDir::Open(*disk_, {0, 1});
-  MakeAggregator();
-  absl::StatusOr<StateDir::Recovered> recovered = state_dir_->Recover(/*allow_error_reset=*/false);
-  ASSERT_TRUE(recovered.ok()) << recovered.status();
-  ASSERT_TRUE(aggregator_->Restore(*std::move(recovered)).ok());
-  generation_ = state_dir_->generation();
+  Restart();
   const auto waiting = SendChunk(0, 0, 1, ONE_BIT);
   now_ += absl::Hours(1);  // nobody else comes back
   aggregator_->CloseLateRounds();
@@ -507,22 +513,10 @@ class EndingTest : public ReturningTest {
   }
 
   void LeaveDurably(uint32_t rank) {
-    LeaveRequest request;
-    request.set_job("job");
-    request.set_epoch(epoch_);
-    request.set_rank(rank);
-    request.set_incarnation(1000 + rank);
-    absl::Status left = absl::UnknownError("still waits");
-    aggregator_->Leave(request, [&](const absl::Status& status) { left = status; });
+    absl::Status left;
+    Leave(rank, left);
     for (int i = 0; i < 3; ++i) ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
     EXPECT_TRUE(left.ok()) << left;
-  }
-
-  void Restart() {
-    MakeAggregator();
-    auto recovered = state_dir_->Recover(/*allow_error_reset=*/false);
-    ASSERT_TRUE(recovered.ok()) << recovered.status();
-    ASSERT_TRUE(aggregator_->Restore(*std::move(recovered)).ok());
   }
 
   std::vector<JobState> Saved() {
