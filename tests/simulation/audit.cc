@@ -99,6 +99,14 @@ void Audit::AddAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payl
   report_(absl::StrFormat("step %d, chunk %d has two answers", header.step(), header.chunk()));
 }
 
+void Audit::SetReturn(uint32_t rank, uint64_t step) {
+  returns_.insert({rank, step});
+  std::erase_if(frames_, [&](const auto& frame) {
+    const auto [its_rank, chunk, round] = frame.first;
+    return its_rank == rank && StepsOf(round).first_step >= step;
+  });
+}
+
 bool Audit::HasClosedTwiceWithout(uint32_t rank, uint32_t shard, uint32_t shards) const {
   const std::vector<uint32_t> shard_of_chunk = layout_.front().ShardOfChunk(shards);
   for (uint32_t chunk = 0; chunk < shard_of_chunk.size(); ++chunk) {

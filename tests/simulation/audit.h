@@ -54,8 +54,8 @@ class Audit {
   void AddFrame(const FrameHeader& header, absl::Span<const uint8_t> payload);
   void AddAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload);
   // Another process takes the rank's place from that step on, which begins a round, and has no
-  // error then.
-  void SetReturn(uint32_t rank, uint64_t step) { returns_.insert({rank, step}); }
+  // error then. What the one before sent since counts nowhere.
+  void SetReturn(uint32_t rank, uint64_t step);
   // Of the shard's chunks, whether two rounds that follow the rank's last frame, or that frame's
   // own and the next, are known to have closed without it.
   bool HasClosedTwiceWithout(uint32_t rank, uint32_t shard, uint32_t shards) const;

@@ -349,8 +349,8 @@ class Simulation {
   // The rank's process dies in the middle of its step, if it may.
   void Die(uint32_t rank, uint64_t steps, Life& life) {
     const bool is_early = steps + 30 < until_;
-    const bool others_suffice = plan_.workers - away_ranks_.size() > plan_.min_workers;
-    if (!life.is_stepping || !is_early || !others_suffice) return;
+    const bool others_have_state = plan_.workers - away_ranks_.size() > 1;
+    if (!life.is_stepping || !is_early || !others_have_state) return;
     for (size_t shard = 0; shard < processes_.size(); ++shard) {
       // Otherwise it may need frames that die with the worker.
       const Process& process = *processes_[shard];
@@ -388,8 +388,9 @@ class Simulation {
       return key.first != shard || (loss.saves && processes_[shard]->saves() >= *loss.saves);
     });
   }
-  // Even if its newest snapshot were damaged then.
+  // Even if its newest snapshot were damaged then, which alone knows who has left.
   bool MayLoseSnapshot(uint32_t shard) const {
+    if (finished_ranks_ > 0) return false;
     const auto loss = losses_.lower_bound({shard, 0});
     return loss == losses_.end() || loss->first.first != shard;
   }

@@ -57,9 +57,10 @@ AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 // The same job with faults. Invariants:
 //   - every call of every worker succeeds, but for a step of one that is too late to catch up, and
 //     those of one that is dead;
-//   - who dies comes back, unless the job is over before. Two faults at once are too many: no
-//     aggregator ends after a worker until it has closed two rounds without it, and saved them, and
-//     no snapshot is damaged before another worker is in its place;
+//   - who dies comes back, unless the job is over before; all but one may be dead, and then rounds
+//     stand still. Two faults at once are too many: no aggregator ends after a worker until it has
+//     closed two rounds without it, and saved them, and no snapshot is damaged before another
+//     worker is in its place, or once one has left;
 //   - after every step each worker's parameters have the same bytes, and unless rounds close
 //     without late workers the expected ones;
 //   - the frames and answers that travelled add up: audit.h;
