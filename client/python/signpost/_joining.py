@@ -6,20 +6,24 @@ from typing import Optional, Tuple
 
 from signpost import _abi
 from signpost._errors import SignpostError
+from signpost._stopping import sigterm_ends_it
 
 
-def join_in_background(prefix: str, *arguments: object, borrowed: object = None) -> ctypes.c_void_p:
-    """Calls signpost_<prefix>join in a thread of its own, so that Ctrl-C ends the wait for other
-    ranks; returns the handle, or raises its error.
+def join_in_background(
+    prefix: str, *arguments: object, borrowed: object = None, has_begun: bool = False
+) -> ctypes.c_void_p:
+    """Calls signpost_<prefix>join in a thread of its own, so that Ctrl-C and, as sigterm_ends_it()
+    has it, SIGTERM end the wait for other ranks; returns the handle, or raises its error.
 
-    Ctrl-C does not end the call itself. The thread goes on, keeps what is `borrowed` for as long, and
-    when the others are there it leaves, without having written into parameters if Ctrl-C came before
+    Neither ends the call itself. The thread goes on, keeps what is `borrowed` for as long, and when
+    the others are there it leaves, without having written into parameters if the signal came before
     they were: the others hear at once that nobody is there.
     """
     join = _Join(prefix, arguments, borrowed)
     try:
-        join.start()
-        join.has_returned.wait()  # after Ctrl-C in its own join(), Python 3.11 takes it for ended
+        with sigterm_ends_it(has_begun):
+            join.start()
+            join.has_returned.wait()  # Python 3.11 takes it for ended after Ctrl-C in its join()
     except BaseException:
         join.abandon()
         raise

@@ -62,6 +62,7 @@ class Reduction(Membership):
             op == "sum",
             (_abi.Parameter * len(tensors))(*(_tensor(*tensor) for tensor in tensors)),
             len(tensors),
+            has_begun=True,  # in a step, perhaps, which the others are to get to its end too
         )
 
     def set_stream(self, stream: int) -> None:

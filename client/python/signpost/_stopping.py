@@ -2,12 +2,15 @@
 
 import signal
 import sys
+import threading
+from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Dict, Optional, Type
+from typing import Any, Dict, Iterator, List, Optional, Type
 
 from signpost._errors import ours
 
 _TRY_AGAIN = 75  # what `signpost run` and batch systems tell from a failure
+_entered: List["StopRequest"] = []
 
 
 class StopRequest:
@@ -21,8 +24,9 @@ class StopRequest:
                 optimizer.step()
                 stop.check()
 
-    In the main thread only, as Python has it, and after the optimizer was made: that waits for other
-    ranks, and for no request.
+    In the main thread only, as Python has it. An optimizer that still waits for other ranks to join
+    when SIGTERM comes has no step to finish: it raises what check() raises, and so it does without
+    a StopRequest where nobody else has a handler.
     """
 
     def __init__(self) -> None:
@@ -39,6 +43,7 @@ class StopRequest:
         for kind in (signal.SIGTERM, signal.SIGINT):
             # None: it was not Python that had set it.
             self._before[kind] = signal.signal(kind, self._note) or signal.SIG_DFL
+        _entered.append(self)
         return self
 
     def __exit__(
@@ -47,6 +52,7 @@ class StopRequest:
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
+        _entered.remove(self)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         failure = ours(error)
@@ -58,3 +64,29 @@ class StopRequest:
     def _note(self, number: int, frame: Optional[FrameType]) -> None:
         self.made = True
         signal.signal(number, self._before[number])
+
+
+@contextmanager
+def sigterm_ends_it(has_begun: bool) -> Iterator[None]:
+    """A wait for other ranks, in which SIGTERM ends the program with exit code 75 where nothing
+    handles it, as a container's first process would not end otherwise; or, unless training
+    `has_begun`, where a StopRequest does, which is asked in the training's loop only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    requests = [] if has_begun else _entered
+    for request in requests:
+        request.check()
+    before = signal.getsignal(signal.SIGTERM)
+    if before not in (signal.SIG_DFL, *(request._note for request in requests)):
+        yield
+        return
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: Optional[FrameType]) -> None:
+    raise SystemExit(_TRY_AGAIN)

@@ -201,6 +201,86 @@ def test_a_join_that_ctrl_c_has_ended_writes_nothing_when_the_others_come(aggreg
     assert interrupted.communicate()[0] == f"{[7.0] * 8}\n"
 
 
+STOPPED = """
+import signal
+signal.alarm(50)
+with {stop}:
+    world = signpost.init()
+    values = array.array("f", range(8))
+    parameter = signpost.Parameter("x", (8,), values.buffer_info()[0], values)
+    print("ready", flush=True)
+    {before_it}
+    signpost.Session(world.next_job(), [parameter])
+"""
+
+
+def stopped_while_it_waits(aggregator, script):
+    """How a rank ends that gets SIGTERM while it waits for another."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=environment_of(aggregator, 1, 2),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    await_status(aggregator, "1/2")
+    process.send_signal(signal.SIGTERM)
+    return process.wait()
+
+
+@pytest.mark.parametrize("stop", ["contextlib.nullcontext()", "signpost.StopRequest()"])
+def test_sigterm_ends_a_join_that_waits(aggregator, stop):
+    script = "import array, contextlib, signpost\n" + STOPPED.format(stop=stop, before_it="")
+    assert stopped_while_it_waits(aggregator, script) == 75
+
+
+def test_a_request_to_stop_that_came_before_it_ends_a_join(aggregator):
+    asked = "os.kill(os.getpid(), signal.SIGTERM)"
+    script = STOPPED.format(stop="signpost.StopRequest()", before_it=asked)
+    assert run(aggregator, "import array, os, signpost" + script, world_size=2).returncode == 75
+
+
+def test_sigterm_does_in_a_join_what_the_program_has_said(aggregator):
+    handles = """
+import array, contextlib, signal, signpost, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+"""
+    script = handles + STOPPED.format(stop="contextlib.nullcontext()", before_it="")
+    assert stopped_while_it_waits(aggregator, script) == 3
+
+
+def test_sigterm_does_behind_a_join_what_it_did_before(aggregator):
+    asked = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)"
+    assert run(aggregator, JOIN + asked).returncode == -15
+
+
+REDUCES = """
+import array, signal, signpost
+signal.alarm(50)
+values = array.array("f", range(8))
+with signpost.StopRequest() as stop:
+    options = signpost.init().options()
+    print("ready", flush=True)
+    reduction = signpost.Reduction(options, "r", [("x", (8,))])
+    reduction.reduce([values.buffer_info()[0]])
+    stop.check()
+"""
+
+
+def test_a_reduction_joins_and_is_made_before_a_request_to_stop_is_looked_at(aggregator):
+    asked = subprocess.Popen(
+        [sys.executable, "-c", REDUCES],
+        env=environment_of(aggregator, 1, 2),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert asked.stdout.readline() == "ready\n"
+    await_status(aggregator, "1/2")
+    asked.send_signal(signal.SIGTERM)
+    assert run(aggregator, REDUCES, world_size=2).returncode == 0
+    assert asked.wait() == 75
+
+
 def test_a_join_that_has_failed_keeps_no_memory(aggregator):
     failed = """
 import array, gc, signpost, threading, weakref
