@@ -107,17 +107,18 @@ absl::Status OutOfDate(const std::string& message) {
   return TryAgain(absl::FailedPreconditionError(message));
 }
 
+std::string Minute(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%d %H:%M UTC", time, absl::UTCTimeZone());
+}
+
 absl::Status CheckValidity(const CertificateFacts& facts, absl::Time now) {
-  const auto text = [](absl::Time time) {
-    return absl::FormatTime("%Y-%m-%d %H:%M UTC", time, absl::UTCTimeZone());
-  };
   if (now < facts.valid_from) {
-    return OutOfDate(absl::StrCat("the certificate is valid from ", text(facts.valid_from),
-                                  " on, and this host's clock says ", text(now)));
+    return OutOfDate(absl::StrCat("the certificate is valid from ", Minute(facts.valid_from),
+                                  " on, and this host's clock says ", Minute(now)));
   }
   if (now >= facts.valid_until) {
-    return OutOfDate(absl::StrCat("the certificate was valid until ", text(facts.valid_until),
-                                  ", and this host's clock says ", text(now),
+    return OutOfDate(absl::StrCat("the certificate was valid until ", Minute(facts.valid_until),
+                                  ", and this host's clock says ", Minute(now),
                                   "; issue another (`signpost cert issue`)"));
   }
   return absl::OkStatus();
@@ -137,6 +138,14 @@ absl::Status CheckChain(STACK_OF(X509) * chain, STACK_OF(X509) * roots, int purp
   if (X509_verify_cert(context.get()) == 1) return absl::OkStatus();
   const int error = X509_STORE_CTX_get_error(context.get());
   ERR_clear_error();
+  if (error == X509_V_ERR_CERT_HAS_EXPIRED || error == X509_V_ERR_CERT_NOT_YET_VALID) {
+    const X509* const authority = X509_STORE_CTX_get_current_cert(context.get());
+    return OutOfDate(absl::StrCat(
+        "the certificate of its authority is valid from ",
+        Minute(TimeOf(X509_get0_notBefore(authority))), " until ",
+        Minute(TimeOf(X509_get0_notAfter(authority))), ", and this host's clock says ", Minute(now),
+        "; renew the authority, and then the certificate (`signpost cert init`)"));
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("no root vouches for the certificate as one of a ",
                    purpose == X509_PURPOSE_SSL_SERVER ? "server" : "client", ": ",
@@ -291,8 +300,13 @@ absl::StatusOr<Authority> Authority::Load(const std::string& certificate, const 
 absl::StatusOr<TlsFiles> Authority::Issue(const Identity& identity, absl::Duration lifetime) const {
   if (absl::Status status = identity.Check(); !status.ok()) return status;
   const absl::Time now = absl::Now();
-  const absl::Time until =
-      std::min(now + lifetime, TimeOf(X509_get0_notAfter(parsed_->certificate.get())));
+  const absl::Time own_until = TimeOf(X509_get0_notAfter(parsed_->certificate.get()));
+  if (now >= own_until) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the authority was valid until ", Minute(own_until), ", and this host's clock says ",
+        Minute(now), "; make another (`signpost cert init`)"));
+  }
+  const absl::Time until = std::min(now + lifetime, own_until);
   const Key key = MakeKey();
   if (key == nullptr) return OpensslError("make a key");
   X509* const issuer = parsed_->certificate.get();

@@ -36,7 +36,7 @@ struct CertificateFacts {
 // Checks at `now` all that the other side would, and that the three belong together.
 // INVALID_ARGUMENT says which part is not PEM, which key is another certificate's, what no root
 // vouches for, what use is not allowed, or why there is no identity in it; FAILED_PRECONDITION that
-// it is not valid yet, or no longer.
+// it, or its authority's, is not valid yet, or no longer, which is to be tried again.
 absl::StatusOr<CertificateFacts> CheckTlsFiles(const TlsFiles& files, absl::Time now);
 
 // Whose the first certificate of these in PEM is; whether it is good for anything is not looked at.
@@ -59,7 +59,8 @@ class Authority {
   const std::string& key() const { return key_; }
 
   // Valid from a little before now, since clocks differ, for as client and server, until the
-  // authority itself is no longer valid at most. INVALID_ARGUMENT as Identity::Check.
+  // authority itself is no longer valid at most. INVALID_ARGUMENT as Identity::Check, or when it
+  // is not valid any more.
   absl::StatusOr<TlsFiles> Issue(const Identity& identity, absl::Duration lifetime) const;
 
  private:

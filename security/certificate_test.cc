@@ -1,5 +1,9 @@
 #include "security/certificate.h"
 
+#include <openssl/bio.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -10,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/try_again.h"
+#include "security/openssl_ptr.h"
 
 namespace signpost {
 namespace {
@@ -17,6 +22,25 @@ namespace {
 using ::testing::HasSubstr;
 
 const Identity kWorkerOfA = {"signpost", PeerRole::kWorker, "a"};
+
+// The authority's certificate, with another time.
+std::string Between(const Authority& authority, absl::Time from, absl::Time until) {
+  const auto reader = [](const std::string& pem) {
+    return OpensslPtr<BIO, BIO_free>(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+  };
+  const OpensslPtr<X509, X509_free> certificate(
+      PEM_read_bio_X509(reader(authority.certificate()).get(), nullptr, nullptr, nullptr));
+  const OpensslPtr<EVP_PKEY, EVP_PKEY_free> key(
+      PEM_read_bio_PrivateKey(reader(authority.key()).get(), nullptr, nullptr, nullptr));
+  ASN1_TIME_set(X509_getm_notBefore(certificate.get()), absl::ToTimeT(from));
+  ASN1_TIME_set(X509_getm_notAfter(certificate.get()), absl::ToTimeT(until));
+  X509_sign(certificate.get(), key.get(), EVP_sha256());
+  const OpensslPtr<BIO, BIO_free> writer(BIO_new(BIO_s_mem()));
+  PEM_write_bio_X509(writer.get(), certificate.get());
+  char* data = nullptr;
+  const long size = BIO_get_mem_data(writer.get(), &data);
+  return std::string(data, size);
+}
 
 class CertificateTest : public ::testing::Test {
  protected:
@@ -70,6 +94,30 @@ TEST_F(CertificateTest, IsValidForItsTimeOnly) {
   EXPECT_EQ(late.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(IsTryAgain(late.status()));
   EXPECT_THAT(late.status().message(), HasSubstr("was valid until "));
+}
+
+TEST_F(CertificateTest, IsValidForTheTimeOfItsAuthorityOnly) {
+  const absl::Time now = absl::Now();
+  for (const std::string& root :
+       {Between(authority_, now - absl::Hours(2), now - absl::Hours(1)),
+        Between(authority_, now + absl::Hours(1), now + absl::Hours(2))}) {
+    files_.roots = root;
+    const auto facts = CheckTlsFiles(files_, now);
+    EXPECT_EQ(facts.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(IsTryAgain(facts.status()));
+    EXPECT_THAT(facts.status().message(), HasSubstr("the certificate of its authority is valid"));
+  }
+  files_.roots = Between(authority_, now - absl::Hours(2), now + absl::Hours(1));
+  EXPECT_TRUE(CheckTlsFiles(files_, now).ok());
+}
+
+TEST_F(CertificateTest, IsNotIssuedByAnAuthorityThatIsNotValidAnyMore) {
+  const absl::Time now = absl::Now();
+  const auto over = Authority::Load(Between(authority_, now - absl::Hours(2), now - absl::Hours(1)),
+                                    authority_.key());
+  const absl::Status status = over->Issue(kWorkerOfA, absl::Hours(1)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("the authority was valid until"));
 }
 
 TEST_F(CertificateTest, LivesNoLongerThanItsAuthority) {
