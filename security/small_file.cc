@@ -1,6 +1,7 @@
 #include "security/small_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -23,9 +24,18 @@ absl::Status ReadError(const std::string& path, int error) {
 }  // namespace
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Which a pipe without a writer would not return from otherwise.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return ReadError(path, errno);
   const absl::Cleanup closer = [fd] { close(fd); };
+  struct stat facts = {};
+  if (fstat(fd, &facts) != 0) return ReadError(path, errno);
+  if (!S_ISREG(facts.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path,
+        ": it is no regular file, nor a link to one: it is read again when it may have "
+        "changed, which a pipe, as of the shell's <(...), cannot be"));
+  }
   std::string contents(kMaxFileBytes + 1, '\0');
   size_t size = 0;
   while (size < contents.size()) {

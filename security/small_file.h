@@ -10,7 +10,7 @@
 namespace signpost {
 
 // All of it. With the path: NOT_FOUND when it is not there, PERMISSION_DENIED when it may not be
-// read, INVALID_ARGUMENT when it has more than a mebibyte.
+// read, INVALID_ARGUMENT when it has more than a mebibyte, or is no regular file nor a link to one.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path);
 
 }  // namespace signpost

@@ -14,7 +14,7 @@ namespace signpost {
 
 // As the files are: CheckTlsFiles has not looked at them. NOT_FOUND for one that is not there, and
 // PERMISSION_DENIED for one that may not be read, with its path; INVALID_ARGUMENT for one of more
-// than a mebibyte.
+// than a mebibyte, or that is no regular file.
 absl::StatusOr<TlsFiles> ReadTlsDir(const std::string& directory);
 
 // For its owner only, if it is not there. UNAVAILABLE, with the path and the reason, when it cannot
