@@ -30,6 +30,18 @@ absl::Status LimitError(absl::string_view what, uint64_t got, uint64_t limit,
       "%s: %d is over this aggregator's limit of %d, which %s sets", what, got, limit, flag));
 }
 
+// There will be room.
+absl::Status WaitForOthersError(const absl::Status& room) {
+  return TryAgain(absl::ResourceExhaustedError(
+      absl::StrCat(room.message(), "; it passes when jobs of other programs have ended")));
+}
+
+// A program's jobs are its SIGNPOST_JOB and what is named after it, behind a slash: "bert",
+// "bert/optimizer-1".
+bool AreOfOneProgram(absl::string_view job, absl::string_view other) {
+  return job.substr(0, job.find('/')) == other.substr(0, other.find('/'));
+}
+
 // Of a step. Each has a place in memory, whatever a chunk's size.
 uint64_t FramesOf(uint32_t world_size, const Layout& layout) {
   return uint64_t{world_size} * layout.chunks().size();
@@ -321,7 +333,13 @@ absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request,
   absl::Status room;
   while (room = CheckRoom(request.world_size(), layout, reserved, leaving), !room.ok()) {
     leaving.push_back(FindGivingWay(now, leaving));
-    if (leaving.back() == jobs_.end()) return room;
+    if (leaving.back() != jobs_.end()) continue;
+    leaving.pop_back();
+    for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
+      if (!AreOfOneProgram(job->first, request.job())) leaving.push_back(job);
+    }
+    const bool passes = CheckRoom(request.world_size(), layout, reserved, leaving).ok();
+    return passes ? WaitForOthersError(room) : room;
   }
   for (const Jobs::iterator job : leaving) {
     LetGo(job, job == old ? why_over : GaveWayError(job->second.job()->id()), replaced);

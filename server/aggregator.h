@@ -117,7 +117,8 @@ class Aggregator {
   //                        TryAgain's mark where it goes on from what was saved earlier
   //   ALREADY_EXISTS       the job is complete, and another incarnation holds the rank and, if the
   //                        job can do without it, takes part in rounds that opened since
-  //   RESOURCE_EXHAUSTED   a limit
+  //   RESOURCE_EXHAUSTED   a limit; with TryAgain's mark where it passes when jobs of other programs
+  //                        have ended
   //   UNAVAILABLE          after Drain; for a new job after StopAdmitting
   //
   // Returns the call's number, for CancelJoin. `peer` is the connection that it came by, as

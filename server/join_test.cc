@@ -232,6 +232,32 @@ TEST(Join, EachLimitIsCheckedAndNamesItsFlag) {
   }
 }
 
+TEST(Join, IsToBeTriedAgainWhereJobsOfOtherProgramsHaveTheRoom) {
+  const JoinRequest request = TestJoin(0, /*world_size=*/4, "bert/optimizer-1");
+  for (const AggregatorLimits& limits :
+       {AggregatorLimits{.jobs = 1}, AggregatorLimits{.parameters = 57 + 44},
+        AggregatorLimits{.frames = 8 + 5}}) {
+    const JoinResult refused = JoinUnder(limits, request);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_TRUE(refused.is_to_be_tried_again());
+    EXPECT_THAT(refused.message(), HasSubstr("; it passes when jobs of other programs have ended"));
+  }
+  EXPECT_FALSE(JoinUnder({.parameters = 56}, request).is_to_be_tried_again());
+}
+
+TEST(Join, IsNotToBeTriedAgainWhereItsProgramsJobsHaveTheRoom) {
+  Aggregator aggregator({.limits = {.jobs = 2}});
+  for (const char* job : {"bert", "bert/optimizer-1"}) {
+    EXPECT_TRUE(Join(aggregator, TestJoin(0, /*world_size=*/1, job)).ok());
+  }
+  const JoinResult refused =
+      Join(aggregator, TestJoin(0, /*world_size=*/1, "bert/all_reduce/loss"));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(refused.is_to_be_tried_again());
+  // "bert-large" is another.
+  EXPECT_TRUE(Join(aggregator, TestJoin(0, /*world_size=*/1, "bert-large")).is_to_be_tried_again());
+}
+
 TEST(Join, ParametersThatDoNotFitACounterAreOverTheLimit) {
   Aggregator aggregator({.limits = {.parameters = UINT64_MAX - 1}});
   JoinRequest request = TestJoin(0, /*world_size=*/1);

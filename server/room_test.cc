@@ -49,6 +49,7 @@ TEST(Room, WhatAllJobsNeedIsReserved) {
     EXPECT_EQ(third.waits(), missing == 0);
     if (missing == 0) continue;
     EXPECT_EQ(third.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_TRUE(third.is_to_be_tried_again());  // when "a" or "b" has ended
     EXPECT_THAT(third.message(),
                 AllOf(HasSubstr("--max-held-bytes"), HasSubstr(absl::StrCat(3 * of_one)),
                       HasSubstr(absl::StrCat(3 * of_one - 1))));
@@ -62,7 +63,9 @@ TEST(Room, AFrameOfEachOfManyRanksIsReserved) {
   const uint64_t needed = ReservedBytes(1023, LayoutOf(request), {0, 1});
   EXPECT_GT(needed, uint64_t{1023} * 4 * kLargeChunkElements);
   Aggregator small({.limits = {.held_bytes = needed - 1}});
-  EXPECT_EQ(Join(small, request).code(), absl::StatusCode::kResourceExhausted);
+  JoinResult refused = Join(small, request);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(refused.is_to_be_tried_again());
   EXPECT_THAT(JobNames(small), IsEmpty());
   Aggregator large({.limits = {.held_bytes = needed}});
   EXPECT_TRUE(Join(large, request).waits());
