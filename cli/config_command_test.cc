@@ -69,6 +69,8 @@ TEST_F(ExplainConfigTest, SaysWhatTrainingProcessesRead) {
             "world-size             -        default\n"
             "node                   -        default\n"
             "failure-timeout        10s      default\n"
+            "join-timeout           5m       default\n"
+            "exchange-timeout       1m       default\n"
             "connections            1        default\n"
             "min-workers            -        default\n"
             "round-deadline         -        default\n"

@@ -69,6 +69,21 @@ absl::StatusOr<FailureTimeout> FailureTimeoutOf(const SessionSettings& settings)
       absl::StrCat(Subject(kName, *setting), ": ", timeout.status().message()));
 }
 
+// Leaves the default where nothing is said.
+absl::Status SetTimeout(const SessionSettings& settings, absl::string_view name,
+                        absl::Duration& timeout) {
+  const Setting* const setting = settings.Find(name);
+  if (setting == nullptr) return absl::OkStatus();
+  absl::Duration parsed;
+  if (absl::ParseDuration(setting->Text(), &parsed) && parsed > absl::ZeroDuration()) {
+    timeout = parsed;
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s is %s, wanted a duration above 0, such as 90s or 10m",
+                      Subject(name, *setting), config::Quoted(setting->Text())));
+}
+
 absl::StatusOr<TransportSecurity> SecurityOf(const SessionSettings& settings) {
   constexpr absl::string_view kInsecure = "insecure-i-understand";
   TransportSecurity security;
@@ -179,6 +194,9 @@ absl::StatusOr<SessionOptions> SessionOptions::FromSettings(const SessionSetting
   absl::StatusOr<FailureTimeout> failure_timeout = FailureTimeoutOf(settings);
   if (!failure_timeout.ok()) return failure_timeout.status();
   options.failure_timeout = *failure_timeout;
+  absl::Status timeouts = SetTimeout(settings, "join-timeout", options.worker.join_timeout);
+  timeouts.Update(SetTimeout(settings, "exchange-timeout", options.worker.exchange_timeout));
+  if (!timeouts.ok()) return timeouts;
   const absl::StatusOr<uint32_t> connections = ConnectionsOf(settings);
   if (!connections.ok()) return connections.status();
   options.connections = *connections;

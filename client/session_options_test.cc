@@ -24,10 +24,10 @@ class SessionOptionsTest : public testing::Test {
     setenv("SIGNPOST_RANK", "2", 1);
     setenv("SIGNPOST_WORLD_SIZE", "4", 1);
     for (const char* name :
-         {"SIGNPOST_FAILURE_TIMEOUT", "SIGNPOST_MIN_WORKERS", "SIGNPOST_ROUND_DEADLINE",
-          "SIGNPOST_THREADS", "SIGNPOST_CONNECTIONS", "SIGNPOST_NODE", "SIGNPOST_CONFIG",
-          "SIGNPOST_TLS_DIR", "SIGNPOST_TOKEN_FILE", "SIGNPOST_INSECURE_I_UNDERSTAND",
-          "LOCAL_WORLD_SIZE"}) {
+         {"SIGNPOST_FAILURE_TIMEOUT", "SIGNPOST_JOIN_TIMEOUT", "SIGNPOST_EXCHANGE_TIMEOUT",
+          "SIGNPOST_MIN_WORKERS", "SIGNPOST_ROUND_DEADLINE", "SIGNPOST_THREADS",
+          "SIGNPOST_CONNECTIONS", "SIGNPOST_NODE", "SIGNPOST_CONFIG", "SIGNPOST_TLS_DIR",
+          "SIGNPOST_TOKEN_FILE", "SIGNPOST_INSECURE_I_UNDERSTAND", "LOCAL_WORLD_SIZE"}) {
       unsetenv(name);
     }
   }
@@ -102,6 +102,28 @@ TEST_F(SessionOptionsTest, RefuseAFailureTimeoutThatIsNone) {
   }
 }
 
+TEST_F(SessionOptionsTest, TakeTimeoutsFromTheEnvironmentIfTheyAreThere) {
+  EXPECT_EQ(SessionOptions::FromEnvironment()->worker.join_timeout, absl::Minutes(5));
+  EXPECT_EQ(SessionOptions::FromEnvironment()->worker.exchange_timeout, absl::Minutes(1));
+  setenv("SIGNPOST_JOIN_TIMEOUT", "1h", 1);
+  setenv("SIGNPOST_EXCHANGE_TIMEOUT", "1m30s", 1);
+  EXPECT_EQ(SessionOptions::FromEnvironment()->worker.join_timeout, absl::Hours(1));
+  EXPECT_EQ(SessionOptions::FromEnvironment()->worker.exchange_timeout, absl::Seconds(90));
+}
+
+TEST_F(SessionOptionsTest, RefuseTimeoutsThatAreNone) {
+  for (const char* name : {"SIGNPOST_JOIN_TIMEOUT", "SIGNPOST_EXCHANGE_TIMEOUT"}) {
+    for (const char* text : {"soon", "60", "0s", "-1s"}) {
+      SetUp();
+      setenv(name, text, 1);
+      const absl::Status status = SessionOptions::FromEnvironment().status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr(std::string(name) + " is '" + text + "', wanted a duration above 0"));
+    }
+  }
+}
+
 TEST_F(SessionOptionsTest, SayHowConnectionsAreProtected) {
   setenv("SIGNPOST_TLS_DIR", "certificates", 1);
   setenv("SIGNPOST_TOKEN_FILE", "token", 1);
@@ -128,6 +150,7 @@ TEST_F(SessionOptionsTest, ComeFromAFileWhereTheEnvironmentSaysNothing) {
          "aggregators: [10.0.0.1:4000, 10.0.0.2:4000]\n"
          "world-size: 16\n"
          "failure-timeout: 20s\n"
+         "exchange-timeout: 10m\n"
          "tls-dir: certificates\n"
          "session: {threads: 3, connections: 4, min-workers: 15, round-deadline: 2s}\n";
   setenv("SIGNPOST_CONFIG", path.c_str(), 1);
@@ -141,6 +164,7 @@ TEST_F(SessionOptionsTest, ComeFromAFileWhereTheEnvironmentSaysNothing) {
   EXPECT_EQ(options->worker.rank, 2);
   EXPECT_EQ(options->worker.world_size, 16);
   EXPECT_EQ(options->failure_timeout.duration(), absl::Seconds(20));
+  EXPECT_EQ(options->worker.exchange_timeout, absl::Minutes(10));
   EXPECT_EQ(options->security.tls_dir, "certificates");
   EXPECT_EQ(options->worker.threads, 3);
   EXPECT_EQ(options->worker.min_workers, 15);
@@ -171,6 +195,7 @@ TEST_F(SessionOptionsTest, NameTheLineOfTheFileThatIsMalformed) {
   for (const auto& [line, complaint] : std::vector<std::pair<std::string, std::string>>{
            {"rank: second", "rank is 'second', wanted a number"},
            {"failure-timeout: soon", "failure-timeout: "},
+           {"join-timeout: 300", "join-timeout is '300', wanted a duration above 0"},
            {"insecure-i-understand: yes", "insecure-i-understand is 'yes', wanted 1"},
            {"threads: 0", "threads is '0', wanted 1 to 256"},
            {"connections: 65", "connections is '65', wanted 1 to 64"},

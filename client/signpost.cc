@@ -432,6 +432,8 @@ int signpost_options_from_environment(signpost_options* options, char* error, si
     options->rank = session->worker.rank;
     options->world_size = session->worker.world_size;
     options->threads = session->worker.threads;
+    options->join_timeout_s = absl::ToDoubleSeconds(session->worker.join_timeout);
+    options->exchange_timeout_s = absl::ToDoubleSeconds(session->worker.exchange_timeout);
     options->failure_timeout_s = absl::ToDoubleSeconds(session->failure_timeout.duration());
     options->round_deadline_s = absl::ToDoubleSeconds(session->worker.round_deadline);
     options->min_workers = session->worker.min_workers;

@@ -94,7 +94,7 @@ TEST_F(SessionSettingsTest, AreExplainedWithWhatTheyStandBefore) {
   EXPECT_THAT(rows[5], ElementsAre("node", "-", "$SIGNPOST_NODE, which is empty",
                                    "not unix:/run/worker of job.yaml:2"));
   EXPECT_THAT(rows[6], ElementsAre("failure-timeout", "10s", "default", ""));
-  EXPECT_THAT(rows[10], ElementsAre("threads", "4", "job.yaml:3", ""));
+  EXPECT_THAT(rows[12], ElementsAre("threads", "4", "job.yaml:3", ""));
 }
 
 }  // namespace

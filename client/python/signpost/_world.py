@@ -68,7 +68,9 @@ class World:
 _world: Optional[World] = None
 
 
-def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> World:
+def init(
+    *, join_timeout_s: Optional[float] = None, exchange_timeout_s: Optional[float] = None
+) -> World:
     """Finds out from the environment which rank of which job this process is. Once per process.
 
     `signpost run` sets it: SIGNPOST_AGGREGATORS ("host:port" of each shard, comma-separated),
@@ -83,9 +85,10 @@ def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> 
     From then on a SignpostError that nobody catches ends the process with its `exit_code`.
 
     Args:
-        join_timeout_s: how long to wait for the other ranks when an optimizer is made.
+        join_timeout_s: how long to wait for the other ranks when an optimizer is made. None: what
+            SIGNPOST_JOIN_TIMEOUT says ("10m"), or the file, or five minutes.
         exchange_timeout_s: how long to wait for them in a step without any answer, and in a
-            checkpoint.
+            checkpoint. None: what SIGNPOST_EXCHANGE_TIMEOUT says, or the file, or a minute.
 
     Raises:
         InvalidArgumentError: names the environment variable, or the line of the file, that is
@@ -106,8 +109,10 @@ def init(*, join_timeout_s: float = 300.0, exchange_timeout_s: float = 60.0) -> 
         _adopt_torchrun()
         options = _abi.Options()
         _abi.call("options_from_environment", ctypes.byref(options))
-    options.join_timeout_s = join_timeout_s
-    options.exchange_timeout_s = exchange_timeout_s
+    if join_timeout_s is not None:
+        options.join_timeout_s = join_timeout_s
+    if exchange_timeout_s is not None:
+        options.exchange_timeout_s = exchange_timeout_s
     world = World(options)
     if world.rank >= world.world_size:
         raise _invalid(
@@ -143,8 +148,8 @@ def _invalid(message: str) -> InvalidArgumentError:
     return InvalidArgumentError(message, code=3, exit_code=64)
 
 
-def _check_timeout(name: str, seconds: float) -> None:
-    if math.isnan(seconds):
+def _check_timeout(name: str, seconds: Optional[float]) -> None:
+    if seconds is not None and math.isnan(seconds):
         raise _invalid(f"{name} is {seconds}, wanted a number of seconds")
 
 

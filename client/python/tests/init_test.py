@@ -23,7 +23,8 @@ def bare_environment(monkeypatch):
         # Set first, so that what init() sets is taken back too.
         monkeypatch.setenv(f"SIGNPOST_{name}", "")
         monkeypatch.delenv(f"SIGNPOST_{name}")
-    monkeypatch.delenv("SIGNPOST_CONFIG", raising=False)
+    for name in ("CONFIG", "JOIN_TIMEOUT", "EXCHANGE_TIMEOUT"):
+        monkeypatch.delenv(f"SIGNPOST_{name}", raising=False)
     monkeypatch.setattr(_world, "_world", None)
     monkeypatch.setattr(_world, "_CONNECT_TIMEOUT_S", 0.3)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which init() changes
@@ -90,6 +91,20 @@ def test_timeouts_are_those_of_the_job_to_join(monkeypatch, listener):
     set_environment(monkeypatch, listener)
     options = signpost.init(join_timeout_s=7, exchange_timeout_s=8).next_job()
     assert (options.join_timeout_s, options.exchange_timeout_s) == (7, 8)
+
+
+def test_arguments_come_before_the_environments_timeouts(monkeypatch, listener):
+    set_environment(monkeypatch, listener, JOIN_TIMEOUT="1h", EXCHANGE_TIMEOUT="90s")
+    options = signpost.init(join_timeout_s=7).next_job()
+    assert (options.join_timeout_s, options.exchange_timeout_s) == (7, 90)
+
+
+def test_names_a_timeout_of_the_environment_that_is_none(monkeypatch, listener):
+    set_environment(monkeypatch, listener, EXCHANGE_TIMEOUT="90")
+    with pytest.raises(
+        signpost.InvalidArgumentError, match="SIGNPOST_EXCHANGE_TIMEOUT is '90', wanted a duration"
+    ):
+        signpost.init()
 
 
 @pytest.mark.parametrize("name", ["join_timeout_s", "exchange_timeout_s"])
