@@ -6,14 +6,14 @@ from typing import Optional, Tuple
 
 from signpost import _abi
 from signpost._errors import SignpostError
-from signpost._stopping import sigterm_ends_it
+from signpost._stopping import signals_end_it
 
 
 def join_in_background(
     prefix: str, *arguments: object, borrowed: object = None, has_begun: bool = False
 ) -> ctypes.c_void_p:
-    """Calls signpost_<prefix>join in a thread of its own, so that Ctrl-C and, as sigterm_ends_it()
-    has it, SIGTERM end the wait for other ranks; returns the handle, or raises its error.
+    """Calls signpost_<prefix>join in a thread of its own, so that Ctrl-C, and what
+    signals_end_it() takes, ends the wait for other ranks; returns the handle, or raises its error.
 
     Neither ends the call itself. The thread goes on, keeps what is `borrowed` for as long, and when
     the others are there it leaves, without having written into parameters if the signal came before
@@ -21,7 +21,7 @@ def join_in_background(
     """
     join = _Join(prefix, arguments, borrowed)
     try:
-        with sigterm_ends_it(has_begun):
+        with signals_end_it(has_begun):
             join.start()
             join.has_returned.wait()  # Python 3.11 takes it for ended after Ctrl-C in its join()
     except BaseException:

@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterator, List, Optional, Type
 from signpost._errors import ours
 
 _TRY_AGAIN = 75  # what `signpost run` and batch systems tell from a failure
+_KINDS = (signal.SIGTERM, signal.SIGINT)
 _entered: List["StopRequest"] = []
 
 
@@ -24,9 +25,9 @@ class StopRequest:
                 optimizer.step()
                 stop.check()
 
-    In the main thread only, as Python has it. An optimizer that still waits for other ranks to join
-    when SIGTERM comes has no step to finish: it raises what check() raises, and so it does without
-    a StopRequest where nobody else has a handler.
+    In the main thread only, as Python has it. An optimizer that waits for other ranks to join has
+    no step to finish: it raises what check() raises, and so it does at SIGTERM without a
+    StopRequest, where nobody else has a handler.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class StopRequest:
             raise SystemExit(_TRY_AGAIN)
 
     def __enter__(self) -> "StopRequest":
-        for kind in (signal.SIGTERM, signal.SIGINT):
+        for kind in _KINDS:
             # None: it was not Python that had set it.
             self._before[kind] = signal.signal(kind, self._note) or signal.SIG_DFL
         _entered.append(self)
@@ -67,25 +68,29 @@ class StopRequest:
 
 
 @contextmanager
-def sigterm_ends_it(has_begun: bool) -> Iterator[None]:
+def signals_end_it(has_begun: bool) -> Iterator[None]:
     """A wait for other ranks, in which SIGTERM ends the program with exit code 75 where nothing
-    handles it, as a container's first process would not end otherwise; or, unless training
-    `has_begun`, where a StopRequest does, which is asked in the training's loop only."""
+    handles it, as a container's first process would not end otherwise; and, unless training
+    `has_begun`, what a StopRequest has noted or would note, as that is asked in the training's loop
+    only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     requests = [] if has_begun else _entered
-    for request in requests:
-        request.check()
-    before = signal.getsignal(signal.SIGTERM)
-    if before not in (signal.SIG_DFL, *(request._note for request in requests)):
-        yield
-        return
-    signal.signal(signal.SIGTERM, _end)
+    taken: Dict[signal.Signals, List[Any]] = {kind: [r._note for r in requests] for kind in _KINDS}
+    taken[signal.SIGTERM].append(signal.SIG_DFL)
+    before: Dict[signal.Signals, Any] = {}
     try:
+        for kind, handlers in taken.items():
+            if signal.getsignal(kind) in handlers:
+                before[kind] = signal.getsignal(kind)
+                signal.signal(kind, _end)
+        for request in requests:
+            request.check()
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 def _end(number: int, frame: Optional[FrameType]) -> None:

@@ -214,8 +214,8 @@ with {stop}:
 """
 
 
-def stopped_while_it_waits(aggregator, script):
-    """How a rank ends that gets SIGTERM while it waits for another."""
+def stopped_while_it_waits(aggregator, script, by=signal.SIGTERM):
+    """How a rank ends that gets the signal while it waits for another."""
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         env=environment_of(aggregator, 1, 2),
@@ -224,7 +224,7 @@ def stopped_while_it_waits(aggregator, script):
     )
     assert process.stdout.readline() == "ready\n"
     await_status(aggregator, "1/2")
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(by)
     return process.wait()
 
 
@@ -232,6 +232,11 @@ def stopped_while_it_waits(aggregator, script):
 def test_sigterm_ends_a_join_that_waits(aggregator, stop):
     script = "import array, contextlib, signpost\n" + STOPPED.format(stop=stop, before_it="")
     assert stopped_while_it_waits(aggregator, script) == 75
+
+
+def test_ctrl_c_ends_a_join_that_waits_under_a_stop_request(aggregator):
+    script = "import array, signpost" + STOPPED.format(stop="signpost.StopRequest()", before_it="")
+    assert stopped_while_it_waits(aggregator, script, signal.SIGINT) == 75
 
 
 def test_a_request_to_stop_that_came_before_it_ends_a_join(aggregator):
