@@ -23,9 +23,7 @@ std::string Describe(const Returned& returned) {
 
 absl::Status InDirectory(const std::string& directory, const absl::Status& status) {
   if (status.ok()) return status;
-  const absl::Status located(status.code(),
-                             absl::StrFormat("checkpoints in %s: %s", directory, status.message()));
-  return IsTryAgain(status) ? TryAgain(located) : located;
+  return WithMessage(status, absl::StrFormat("checkpoints in %s: %s", directory, status.message()));
 }
 
 }  // namespace

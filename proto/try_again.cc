@@ -16,4 +16,9 @@ absl::Status TryAgain(absl::Status error) {
 
 bool IsTryAgain(const absl::Status& status) { return status.GetPayload(kMark).has_value(); }
 
+absl::Status WithMessage(const absl::Status& error, absl::string_view message) {
+  const absl::Status retold(error.code(), message);
+  return IsTryAgain(error) ? TryAgain(retold) : retold;
+}
+
 }  // namespace signpost

@@ -4,6 +4,7 @@
 #define SIGNPOST_PROTO_TRY_AGAIN_H_
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 
 namespace signpost {
 
@@ -14,6 +15,9 @@ absl::Status TryAgain(absl::Status error);
 
 // Whether it has the mark.
 bool IsTryAgain(const absl::Status& status);
+
+// The error with a message that says more of it: its code, and its mark if it has one.
+absl::Status WithMessage(const absl::Status& error, absl::string_view message);
 
 }  // namespace signpost
 

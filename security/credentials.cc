@@ -203,9 +203,8 @@ absl::StatusOr<std::shared_ptr<TlsCredentials>> TlsCredentials::Load(const std::
   if (!files.ok()) return files.status();
   const absl::StatusOr<CertificateFacts> facts = CheckTlsFiles(*files, absl::Now());
   if (!facts.ok()) {
-    absl::Status error(facts.status().code(),
+    return WithMessage(facts.status(),
                        absl::StrCat("TLS directory ", directory, ": ", facts.status().message()));
-    return IsTryAgain(facts.status()) ? TryAgain(std::move(error)) : error;
   }
   absl::StatusOr<std::unique_ptr<Files>> in_memory = Files::Open(*files);
   if (!in_memory.ok()) return in_memory.status();

@@ -151,12 +151,11 @@ class ReplicaFetch {
       status = is_state ? Adopt(part, *answer) : Follow(part, *std::move(answer));
     }
     if (status.ok()) return status;
-    const absl::Status located(
-        status.code(),
+    return WithMessage(
+        status,
         absl::StrFormat("%s of chunk %d, from aggregator %s: %s",
                         is_state ? "the state" : absl::StrFormat("step %d", part.asked.step()),
                         chunk, source_.channel_of_chunk[chunk]->target(), status.message()));
-    return IsTryAgain(status) ? TryAgain(located) : located;
   }
 
   absl::Status TooLateError(bool is_state) const {

@@ -155,8 +155,7 @@ absl::Status Shards::Explain(const absl::Status& status, uint32_t shard,
     absl::StrAppend(&message,
                     response.ok() ? WhatIsWaitedFor(*response) : "; it no longer answers");
   }
-  const absl::Status explained(status.code(), message);
-  return IsTryAgain(status) ? TryAgain(explained) : explained;
+  return WithMessage(status, message);
 }
 
 std::string Shards::Describe(uint32_t shard) const {

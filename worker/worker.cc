@@ -306,10 +306,9 @@ absl::Status Worker::ComeBack() {
   }
   const absl::StatusOr<uint64_t> step = FetchReplica(source, layout_, optimizer_);
   if (!step.ok()) {
-    const absl::Status error(step.status().code(),
-                             absl::StrFormat("rank %d could not come back to job '%s': %s",
-                                             options_.rank, options_.job, step.status().message()));
-    return IsTryAgain(step.status()) ? TryAgain(error) : error;
+    return WithMessage(step.status(),
+                       absl::StrFormat("rank %d could not come back to job '%s': %s", options_.rank,
+                                       options_.job, step.status().message()));
   }
   round_ = newest_step_ = *step;
   steps_ = returned_->step = optimizer_.StepsBefore(*step);
