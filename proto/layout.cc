@@ -276,6 +276,18 @@ std::string Describe(const CustomCodec& codec) {
       absl::Utf8SafeCHexEscape(codec.options()), codec.block_bytes(), codec.block_elements());
 }
 
+// An aggregator compares a rank's with its own before: those of a job that is resumed are left.
+absl::Status CheckSameDigest(const CustomCodec& theirs, const CustomCodec& jobs) {
+  // 0 is not known: checkpoints had none once.
+  const bool both_are_known = theirs.digest() != 0 && jobs.digest() != 0;
+  if (!both_are_known || theirs.digest() == jobs.digest()) return absl::OkStatus();
+  return Differs(absl::StrFormat("the digest of what codec '%s' of version '%s' makes of numbers",
+                                 absl::Utf8SafeCHexEscape(jobs.name()),
+                                 absl::Utf8SafeCHexEscape(jobs.version())),
+                 absl::StrFormat("%08x", theirs.digest()), absl::StrFormat("%08x", jobs.digest()),
+                 ": it has changed without a new version; use the shared object that the job had");
+}
+
 absl::Status CheckSameOptions(const JobOptions& theirs, const JobOptions& jobs) {
   if (theirs.block_elements() != jobs.block_elements()) {
     return Differs("option block_elements", absl::StrCat(theirs.block_elements()),
@@ -300,6 +312,8 @@ absl::Status CheckSameOptions(const JobOptions& theirs, const JobOptions& jobs) 
     return Differs("option custom_codec", Describe(theirs.custom_codec()),
                    Describe(jobs.custom_codec()));
   }
+  absl::Status digest = CheckSameDigest(theirs.custom_codec(), jobs.custom_codec());
+  if (!digest.ok()) return digest;
   if (theirs.sum() != jobs.sum()) {
     return Differs("option sum", theirs.sum() ? "true" : "false", jobs.sum() ? "true" : "false");
   }

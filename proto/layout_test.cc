@@ -369,6 +369,24 @@ TEST_F(SameJob, NamesTheNumbersOfAState) {
   ExpectDifference("option state_numbers is 4 here but 0 in the job");
 }
 
+TEST_F(SameJob, NamesTheDigestsOfACodecIfBothAreKnown) {
+  JobOptions jobs = options_;
+  jobs.mutable_custom_codec()->set_name("topk");
+  jobs.mutable_custom_codec()->set_version("1");
+  jobs.mutable_custom_codec()->set_digest(0x2468);
+  options_ = jobs;
+  job_ = MakeLayout(tensors_, jobs);
+  EXPECT_EQ(CheckSameJob(tensors_, options_, job_), absl::OkStatus());
+  options_.mutable_custom_codec()->set_digest(0x1357);
+  ExpectDifference(
+      "the digest of what codec 'topk' of version '1' makes of numbers is 00001357 here but "
+      "00002468 in the job: it has changed without a new version; use the shared object that the "
+      "job had");
+  jobs.mutable_custom_codec()->clear_digest();
+  job_ = MakeLayout(tensors_, jobs);
+  EXPECT_EQ(CheckSameJob(tensors_, options_, job_), absl::OkStatus());
+}
+
 TEST_F(SameJob, NamesTheOptimizer) {
   options_.set_optimizer("adam beta1=0.8");
   ExpectDifference("option optimizer is 'beta1=0.8' here but 'beta1=0.9' in the job");

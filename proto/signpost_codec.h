@@ -32,8 +32,8 @@ extern "C" {
 typedef struct {
   uint32_t abi; /* SIGNPOST_CODEC_ABI */
   /* By which jobs ask for it, and what its payloads mean: change the version when that changes.
-   * Resuming from a checkpoint compares these and the options, and not what the codec makes of
-   * numbers. */
+   * A checkpoint, too, has these, the options and what the codec makes of some fixed numbers, and
+   * is resumed with the same alone. */
   const char* name;
   const char* version;
 

@@ -15,10 +15,12 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/types/optional.h"
 #include "kernels/simulated_gpu.h"
+#include "proto/custom_codec.h"
 #include "proto/steady_time.h"
 #include "storage/disk.h"
 #include "tests/forwarding_channel.h"
@@ -210,7 +212,7 @@ std::vector<End> RunAnew(uint32_t aggregators, const Plan& plan) {
 
 // What a rank of the job would resume from.
 absl::StatusOr<ResumeState> Load(const ResumeFrom& from, const JobOptionsForTest& job,
-                                 uint32_t rank) {
+                                 uint32_t rank, const CustomCodec& codec = {}) {
   Replica replica(job, rank);
   std::vector<Tensor> tensors;
   for (const Parameter& parameter : replica.Parameters()) {
@@ -224,6 +226,7 @@ absl::StatusOr<ResumeState> Load(const ResumeFrom& from, const JobOptionsForTest
   options.set_gamma(job.worker.gamma);
   options.set_optimizer(DescribeOptions(job.optimizer));
   options.set_state_numbers(StateNumbers(job.optimizer));
+  if (!codec.name().empty()) *options.mutable_custom_codec() = codec;
   return LoadResumeState(from, {tensors, options, rank, job.workers});
 }
 
@@ -781,6 +784,34 @@ TEST(RankState, OfAnotherRankOrWorldOrModelIsRefusedByName) {
   MemoryDisk disk;
   EXPECT_TRUE(
       absl::IsInvalidArgument(Load({.checkpoints = &disk, .state = states[0]}, job, 0).status()));
+}
+
+// Of the same name and version, which makes something else of the same numbers.
+TEST(Checkpoint, OfAnotherBuildOfItsCodecIsRefusedWithBothDigests) {
+  JobOptionsForTest job;
+  job.workers = 1;
+  UseExampleCodec(job.worker);
+  job.optimizer.codec = CUSTOM;
+  MemoryDisk disk;
+  std::vector<std::string> states(1);
+  RunAnew(1, {.job = job,
+              .until = 7,
+              .checkpoint_after = {7},
+              .checkpoints = &disk,
+              .save_states = &states});
+  const CustomCodec codec =
+      OpenCodec("topk", job.worker.codec_options, job.worker.block_elements)->description;
+  CustomCodec changed = codec;
+  changed.set_digest(codec.digest() + 1);
+  for (const ResumeFrom& from :
+       {ResumeFrom{.checkpoints = &disk}, ResumeFrom{.state = states[0]}}) {
+    EXPECT_EQ(Load(from, job, 0, codec).status(), absl::OkStatus());
+    const absl::Status refusal = Load(from, job, 0, changed).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refusal)) << refusal;
+    EXPECT_THAT(std::string(refusal.message()),
+                HasSubstr(absl::StrFormat("is %08x here but %08x in the job", changed.digest(),
+                                          codec.digest())));
+  }
 }
 
 TEST(RankState, StatesOfDifferentStepsAreRefused) {

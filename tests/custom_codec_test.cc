@@ -264,6 +264,12 @@ TEST(CustomCodecDigest, IsOfWhatTheCodecDoes) {
   EXPECT_EQ(digest_of("one scratch for all"), digest_of("")) << "alone it does the same";
 }
 
+// Checkpoints have it: with another one of the same codec they could not be resumed.
+TEST(CustomCodecDigest, StaysWhatItIsFromOneSignpostToTheNext) {
+  ASSERT_TRUE(LoadCodecLibrary(kTopK).ok());
+  EXPECT_EQ(OpenCodec("topk", "ratio=0.5", 4096)->description.digest(), 0x9eb0b18cu);
+}
+
 JobOptionsForTest TopKJob() {
   JobOptionsForTest job;
   UseExampleCodec(job.worker);
