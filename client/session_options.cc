@@ -275,11 +275,13 @@ absl::StatusOr<std::vector<std::unique_ptr<Channel>>> ConnectTo(const SessionOpt
                                                       SessionOptions::kMostConnections));
   }
   if (absl::Status status = StartTrace(options); !status.ok()) return status;
-  const auto security = ClientSecurity::Open(options.security, options.aggregators, on_connection,
-                                             options.worker.job);
+  std::vector<std::string> targets = options.aggregators;
+  for (std::string& target : targets) absl::StripAsciiWhitespace(&target);
+  const auto security =
+      ClientSecurity::Open(options.security, targets, on_connection, options.worker.job);
   if (!security.ok()) return security.status();
   std::vector<std::unique_ptr<Channel>> channels;
-  for (const std::string& target : options.aggregators) {
+  for (const std::string& target : targets) {
     channels.push_back(ConnectToAggregator(target, options.failure_timeout, on_connection,
                                            *security, options.connections));
   }

@@ -24,7 +24,8 @@ void PrintConnection(const std::string& line);
 
 struct SessionOptions {
   WorkerOptions worker;
-  std::vector<std::string> aggregators;  // "host:port" of each shard, in shard order
+  // "host:port" of each shard, in shard order; blanks around one are not of it.
+  std::vector<std::string> aggregators;
   // "unix:path" of this node's worker (`signpost worker`), which trains for the processes that
   // attach to it: the node sends what one worker would with the mean of their gradients. Rank and
   // world size then count processes, which are as many on each node, node by node; aggregators and

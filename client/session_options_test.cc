@@ -51,6 +51,16 @@ TEST_F(SessionOptionsTest, HaveAddressesWithoutBlanksAround) {
               ElementsAre("127.0.0.1:4000", "127.0.0.1:4001"));
 }
 
+TEST_F(SessionOptionsTest, HaveAddressesWithoutBlanksAroundAlsoIfAProgramSetsThem) {
+  SessionOptions options = *SessionOptions::FromEnvironment();
+  options.aggregators = {" 127.0.0.1:4000", "127.0.0.1:4001\n"};
+  const auto channels = ConnectTo(options);
+  ASSERT_TRUE(channels.ok()) << channels.status();
+  EXPECT_EQ((*channels)[0]->target(), "127.0.0.1:4000");
+  EXPECT_EQ((*channels)[1]->target(), "127.0.0.1:4001");
+  EXPECT_THAT(PortsOf(options), ElementsAre(4000, 4001));
+}
+
 TEST_F(SessionOptionsTest, RefuseConnectionsThatAreTooFewOrTooMany) {
   SessionOptions options = *SessionOptions::FromEnvironment();
   for (const uint32_t connections : {0u, SessionOptions::kMostConnections + 1}) {
