@@ -528,6 +528,7 @@ absl::StatusOr<std::string> AttachedSession::SaveState() {
 }
 
 absl::Status AttachedSession::Leave() {
+  has_left_ = true;
   if (connection_->was_interrupted()) return absl::OkStatus();  // it has left its worker alone
   // Others may train on in what this process reads.
   const absl::Status awaited = tensors_->Await();
@@ -573,6 +574,7 @@ absl::Status AttachedSession::CheckGradient(size_t parameter, const Gradient& gr
 }
 
 absl::Status AttachedSession::CheckNoStepFailed() const {
+  if (has_left_) return absl::InvalidArgumentError("this process has left its job: join again");
   if (failure_.ok()) return absl::OkStatus();
   const absl::Status status = absl::FailedPreconditionError(absl::StrCat(
       "an earlier step failed; leave, and join again. It failed with: ", failure_.message()));

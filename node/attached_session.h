@@ -124,6 +124,7 @@ class AttachedSession final : public Session {
   std::unique_ptr<Tensors> tensors_;      // of which copies are under way until it is gone
   std::optional<OpenStep> open_step_;
   absl::Status failure_;  // of the first step that failed
+  bool has_left_ = false;
   uint64_t steps_ = 0;
   bool is_synchronised_ = true;
   Resumed resumed_;

@@ -16,6 +16,7 @@
 #include "proto/exit_code.h"
 #include "proto/failure_timeout.h"
 #include "proto/steady_time.h"
+#include "storage/disk.h"
 #include "tests/forwarding_channel.h"
 #include "tests/job.h"
 #include "tests/server_process.h"
@@ -130,7 +131,7 @@ TEST_P(FaultTest, AWorkerThatIsInterruptedWaitsNoLongerAndTheOthersAreTold) {
   });
 }
 
-TEST_P(FaultTest, AStepAfterLeavingIsADefectOfWhoAsksForIt) {
+TEST_P(FaultTest, ACallAfterLeavingIsADefectOfWhoMakesIt) {
   job_.workers = 1;
   Replica replica(job_, 0);
   auto worker =
@@ -138,7 +139,9 @@ TEST_P(FaultTest, AStepAfterLeavingIsADefectOfWhoAsksForIt) {
   ASSERT_TRUE(worker.ok()) << worker.status();
   ASSERT_TRUE((*worker)->Leave().ok());
   for (const absl::Status& status : {(*worker)->Step(replica.Gradients(), {job_.rates}).status(),
-                                     (*worker)->BeginStep({job_.rates})}) {
+                                     (*worker)->BeginStep({job_.rates}),
+                                     (*worker)->Checkpoint(*OpenDirectory(::testing::TempDir())),
+                                     (*worker)->SaveState().status()}) {
     EXPECT_EQ(ExitCodeOf(status), kExitBadConfiguration) << status;
     EXPECT_THAT(Message(status), HasSubstr("this rank, 0, has left job 'test'"));
   }

@@ -376,6 +376,11 @@ TEST(Node, RefusesCallsOutOfOrderAsAWorkerDoes) {
   }
   EXPECT_TRUE((*session)->FinishStep().ok());
   EXPECT_TRUE((*session)->Leave().ok());
+  for (const absl::Status& status :
+       {(*session)->Step(gradients, {kRates}).status(), (*session)->BeginStep({kRates}),
+        (*session)->Checkpoint(::testing::TempDir()), (*session)->SaveState().status()}) {
+    EXPECT_EQ(status, absl::InvalidArgumentError("this process has left its job: join again"));
+  }
 }
 
 // In one of 0/1 Adam's local intervals a node has parameters of its own, and so has each process

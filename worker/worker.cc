@@ -669,12 +669,15 @@ absl::Status Worker::CheckRates(absl::Span<const GroupRates> rates) const {
   return absl::OkStatus();
 }
 
+absl::Status Worker::CheckHasNotLeft() const {
+  if (!has_left_) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("this rank, %d, has left job '%s', and has no more part in it: join again",
+                      options_.rank, options_.job));
+}
+
 absl::Status Worker::CheckNoStepFailed() const {
-  if (has_left_) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("this rank, %d, has left job '%s', and has no more steps in it: join again",
-                        options_.rank, options_.job));
-  }
+  if (absl::Status status = CheckHasNotLeft(); !status.ok()) return status;
   if (failure_.ok()) return absl::OkStatus();
   return AfterFailure(
       absl::StrCat("an earlier step failed, and parts of it may have been taken; leave, and start "

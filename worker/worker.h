@@ -162,7 +162,7 @@ class Worker {
   // tensors: its job would lose what it has saved. DEADLINE_EXCEEDED names the ranks that are
   // waited for. In a job with a round deadline, ABORTED: at once when a rank has left, and after
   // two such deadlines when one is absent or the others have gone on; which is named. Otherwise the
-  // disk's error, or an aggregator's. Not after JoinReduction.
+  // disk's error, or an aggregator's. Not after JoinReduction, and INVALID_ARGUMENT after Leave.
   absl::Status Checkpoint(Disk& directory);
 
   // This rank's share of what Checkpoint saves, by itself: parameters and optimizer, this worker's
@@ -240,6 +240,7 @@ class Worker {
                                   absl::Span<const GroupRates> rates) const;
   absl::Status CheckGradient(size_t tensor, const Gradient& gradient) const;
   absl::Status CheckRates(absl::Span<const GroupRates> rates) const;
+  absl::Status CheckHasNotLeft() const;
   absl::Status CheckNoStepFailed() const;
   // What a call is refused with after a step that failed: marked to be tried again if that is what
   // the failure asks for.

@@ -191,6 +191,7 @@ absl::StatusOr<std::string> Worker::SaveState() {
 }
 
 absl::Status Worker::CheckCanBeSaved() const {
+  if (absl::Status status = CheckHasNotLeft(); !status.ok()) return status;
   if (failure_.ok()) return CheckNoStepIsOpen();
   return AfterFailure(
       absl::StrCat("an earlier step failed, and parts of it may have been taken; what was saved "
