@@ -34,6 +34,9 @@ static int fail(const char* what, int code, const char* error) {
 }
 
 int main(void) {
+  if (signpost_abi() != SIGNPOST_ABI) {
+    return fail("libsignpost.so", SIGNPOST_FAILED_PRECONDITION, "another ABI than signpost.h's");
+  }
   char error[512];
   signpost_options options;
   int code = signpost_options_from_environment(&options, error, sizeof error);

@@ -1,22 +1,24 @@
-"""The package, with libsignpost.so, the program `signpost` and what a codec is written with in it."""
+"""The package, with libsignpost.so, the program `signpost` and what programs and codecs in C are written with in it."""
 
 # Of signpost/, by their names there.
-_CODEC_KIT = {
+_C_KIT = {
     "examples/topk.c": "//client/examples:topk.c",
+    "examples/two_tensors.c": "//client/examples:two_tensors.c",
+    "include/client/signpost.h": "//client:signpost.h",
     "include/proto/signpost_codec.h": "//proto:signpost_codec.h",
 }
 
 def python_package(name, sources, files, library, program = "//cli:signpost", **kwargs):
-    """The directory <name>/signpost: `sources` of signpost/, `files` of here, the library, the program and the codec kit."""
+    """The directory <name>/signpost: `sources` of signpost/, `files` of here, the library, the program and what is for C."""
     native.genrule(
         name = name,
-        srcs = sources + files + _CODEC_KIT.values() + [
+        srcs = sources + files + _C_KIT.values() + [
             program,
             "//client:libpythoncodec.so",
             library,
         ],
         outs = [name + "/" + source for source in sources] +
-               [name + "/signpost/" + file for file in files + _CODEC_KIT.keys()] + [
+               [name + "/signpost/" + file for file in files + _C_KIT.keys()] + [
             name + "/signpost/libpythoncodec.so",
             name + "/signpost/libsignpost.so",
             name + "/signpost/signpost",
@@ -26,7 +28,8 @@ def python_package(name, sources, files, library, program = "//cli:signpost", **
                 case $$file in
                     */python/signpost/*) name=$${file#*/python/signpost/} ;;
                     */python/examples/* | */python/benchmarks/*) name=$${file#*/python/} ;;
-                    */examples/topk.c) name=examples/topk.c ;;
+                    */examples/*.c) name=examples/$${file##*/} ;;
+                    *client/signpost.h) name=include/client/signpost.h ;;
                     *proto/signpost_codec.h) name=include/proto/signpost_codec.h ;;
                     */libpythoncodec.so) name=libpythoncodec.so ;;
                     *.so) name=libsignpost.so ;;

@@ -24,9 +24,10 @@ class Codec:
     options: str = ""
 
 
-# Where the compiler finds proto/signpost_codec.h, what a shared object of one's own is written to:
+# Where the compiler finds proto/signpost_codec.h, what a shared object of one's own is written to,
+# and client/signpost.h, of libsignpost.so, which is in the directory above:
 #     cc -shared -fPIC -O2 -I $(python3 -c "import signpost; print(signpost.INCLUDE)") codec.c
-# examples/topk.c beside it is an example.
+# examples/topk.c and two_tensors.c beside it are examples.
 INCLUDE = str(Path(__file__).with_name("include"))
 
 # The shared object of codecs that are Python classes.

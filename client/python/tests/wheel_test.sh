@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The wheel, installed in a clean virtual environment, runs a job, and the demo; and a codec can be
-# built with what is in it.
+# The wheel, installed in a clean virtual environment, runs a job, and the demo; and a codec, and a
+# program, can be built with what is in it.
 set -euo pipefail
 wheel=$PWD/$1 job=$PWD/$2
 cd "$TEST_TMPDIR"
@@ -21,3 +21,6 @@ environment/bin/signpost demo --torch -n 2 --steps 8 --width 32 --layers 1 --con
 include=$(environment/bin/python -c 'import signpost; print(signpost.INCLUDE)')
 cc -shared -fPIC -O2 -I "$include" "$include/../examples/topk.c" -o libtopk.so -lm
 environment/bin/signpost codec check ./libtopk.so --options ratio=0.05
+cc "$include/../examples/two_tensors.c" -I "$include" -L "$include/.." -Wl,-rpath,"$include/.." \
+  -lsignpost -lm -o two_tensors
+environment/bin/signpost run -n 2 -- ./two_tensors
