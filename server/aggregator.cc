@@ -892,7 +892,7 @@ void Aggregator::LetGoIfHalted(Jobs::iterator job, absl::Time now, std::list<Rep
   if (!served.membership().complete()) return;
   const JobId& id = served.job()->id();
   const ServedJob::Halt halt = served.FindHalt(now, connections_.grace, options_.idle_timeout);
-  if (halt == ServedJob::Halt::kWithThoseWhoWait || served.IsOnlyReturnedTo(now)) {
+  if (halt == ServedJob::Halt::kWithThoseWhoWait) {
     LetGo(job, AllGoneError(id), over);
   } else if (halt == ServedJob::Halt::kAtItsEnd) {
     log::WriteEvent(log::Level::kInfo, "a job is over: all of its ranks have left or are gone",

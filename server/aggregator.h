@@ -106,8 +106,9 @@ class Aggregator {
   // has left, that was idle for `idle_timeout`, or, without a connection to any of its processes,
   // all of which it has heard since it was started, for twice `restart_grace`; of the same name, or
   // of any when there are as many jobs as the limits allow. And at once to a Join of a rank that it
-  // cannot do without whose process is gone, or if all of its processes are: if they are not
-  // connected, or have not been heard of for twice `restart_grace` after a restart. And before it
+  // cannot do without whose process is gone; or, where it can, if all of its processes are, and
+  // others claim all of their ranks: if they are not connected, or have not been heard of for twice
+  // `restart_grace` after a restart. Who waited to come back then joins the job anew. And before it
   // has begun to a Join with a later first_step, or later local_steps of it. Calls that wait in it
   // end with FAILED_PRECONDITION.
   //
@@ -117,7 +118,8 @@ class Aggregator {
   //                        TryAgain's mark where it goes on from what was saved earlier
   //   ALREADY_EXISTS       the job is complete, and another incarnation holds the rank and, if the
   //                        job can do without it, takes part in rounds that opened since
-  //   RESOURCE_EXHAUSTED   a limit; with TryAgain's mark where it passes when jobs of other programs
+  //   RESOURCE_EXHAUSTED   a limit; with TryAgain's mark where it passes when jobs of other
+  //   programs
   //                        have ended
   //   UNAVAILABLE          after Drain; for a new job after StopAdmitting
   //
@@ -185,9 +187,9 @@ class Aggregator {
   void RingLateBell() { late_bell_.Ring(); }
   // Closes rounds without ranks that are late (JobOptions.round_deadline_us), after writing down
   // which: what was answered must come out the same after a crash. Lets processes in that come back
-  // in the place of absent ones. Ends jobs that only such wait for; and those that can do without
-  // some ranks and of which nobody has the state any more, for twice `restart_grace`: all ranks
-  // have left, are gone, or came back and were given none. To be called as often as AwaitLateRounds
+  // in the place of absent ones. Ends jobs that can do without some ranks and of which nobody has
+  // the state any more, for twice `restart_grace`, or for certain: all ranks have left, are gone,
+  // or came back and were given none. To be called as often as AwaitLateRounds
   // returns, which may block for as long as this returns, by one thread at a time.
   absl::Duration CloseLateRounds() ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -517,8 +517,7 @@ TEST_F(Connected, JobThatCanDoWithoutARankGivesWayOnlyWhenAllAreGone) {
   EXPECT_EQ(StatusOf(aggregator).joined_ranks_size(), 2);
   connections_.clear();
   EXPECT_TRUE(JoinFrom(aggregator, another(0), "new too").waits());
-  EXPECT_EQ(returning.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_TRUE(returning.is_to_be_tried_again());
+  EXPECT_EQ(returning.code(), absl::StatusCode::kUnavailable) << "its channel calls again";
   ExchangeResult stale = Exchange(aggregator, FrameOf(epoch, {.rank = 0}, FLOAT32));
   EXPECT_EQ(stale.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(stale.is_to_be_tried_again());
@@ -576,7 +575,7 @@ TEST(Join, AFrameOfAJobThatThisProcessNeverHadIsNotOfOneThatIsOver) {
 }
 
 // Nobody misses a round, so none of them would ever get a rank.
-TEST_F(Connected, WhoComesBackToAJobThatAllHaveGoneFromIsToldToBeginAnew) {
+TEST_F(Connected, WhoComesBackToAJobThatAllHaveGoneFromBeginsItAnew) {
   Aggregator aggregator(Options());
   JoinBoth(aggregator, /*min_workers=*/1);
   const auto back = [&](uint32_t rank) {
@@ -591,8 +590,7 @@ TEST_F(Connected, WhoComesBackToAJobThatAllHaveGoneFromIsToldToBeginAnew) {
   connections_ = {"new 0", "new 1"};
   aggregator.CloseLateRounds();
   for (const JoinResult& result : {first, second}) {
-    EXPECT_EQ(result.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_TRUE(result.is_to_be_tried_again());
+    EXPECT_EQ(result.code(), absl::StatusCode::kUnavailable) << "its channel calls again";
     EXPECT_THAT(result.message(), HasSubstr("all of its processes are gone"));
   }
   EXPECT_THAT(JobNames(aggregator), IsEmpty());
@@ -608,6 +606,10 @@ TEST_F(Connected, WhoComesBackWaitsWhileOthersMayOnlyBeSilent) {
   connections_ = {"new"};  // that of rank 0 broke, and comes with its next frame
   aggregator.CloseLateRounds();
   EXPECT_TRUE(back.waits());
+  JoinResult other = JoinFrom(aggregator, request, "newer");
+  EXPECT_TRUE(other.waits()) << "nor does one that comes when it is broken begin anything";
+  EXPECT_EQ(back.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(JobNames(aggregator), ElementsAre("job"));
 }
 
 TEST_F(Connected, JobOfAnotherSizeBeginsWhenAllAreGone) {

@@ -461,7 +461,6 @@ TEST_F(AloneTest, AJobWhoseStateNobodyHasAnyMoreIsOver) {
   PassGrace();
   EXPECT_TRUE(fetches_[0].waits()) << "rank 0 may be slow";
   Die(1000);
-  const auto claim = Claim(0, kNext + 2);
   PassDeadline();
   EXPECT_TRUE(fetches_[0].waits()) << "it may connect again";
   PassGrace();
@@ -469,7 +468,6 @@ TEST_F(AloneTest, AJobWhoseStateNobodyHasAnyMoreIsOver) {
     EXPECT_THAT(fetch.message(), HasSubstr("all of its processes are gone"));
     EXPECT_TRUE(fetch.is_to_be_tried_again());
   }
-  EXPECT_TRUE(claim.ok() || claim.is_to_be_tried_again()) << claim.message();
   std::vector<JoinResult> next;
   for (uint32_t rank : {0, 1, 2}) next.push_back(Claim(rank, 2000 + rank));
   for (const JoinResult& joined : next) {
@@ -477,6 +475,17 @@ TEST_F(AloneTest, AJobWhoseStateNobodyHasAnyMoreIsOver) {
     EXPECT_FALSE(joined.value().returning());
     EXPECT_GT(joined.value().epoch(), epoch_);
   }
+}
+
+TEST_F(AloneTest, AnotherProcessInThePlaceOfTheLastWithTheStateIsNotWaitedFor) {
+  Begin();
+  Die(1000);
+  const JoinResult claim = Claim(0, kNext + 2);
+  for (const ExchangeResult& fetch : fetches_) {
+    EXPECT_THAT(fetch.message(), HasSubstr("the process of rank 0 was gone, and its state"));
+    EXPECT_TRUE(fetch.is_to_be_tried_again());
+  }
+  EXPECT_TRUE(claim.waits()) << "for the others, to begin anew";
 }
 
 TEST_F(AloneTest, ARankThatIsGivenStateMayHaveAllOfIt) {

@@ -88,9 +88,22 @@ bool ServedJob::IsDeserted() const {
 
 bool ServedJob::IsSucceeded(const Membership::Claim& claim, absl::Time now) const {
   if (!membership_.complete() || membership_.Holds(claim)) return false;
-  return !job_->takes_back() && claim.rank < job_->world_size()
-             ? membership_.IsGone(claim.rank, now)
-             : membership_.AllGone(now);
+  if (claim.rank >= job_->world_size()) return membership_.AllGone(now);
+  return job_->takes_back() ? IsLost(claim.rank, now) : membership_.IsGone(claim.rank, now);
+}
+
+bool ServedJob::IsLost(std::optional<uint32_t> claimed, absl::Time now) const {
+  for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
+    if (membership_.has_left(rank) || job_->lacks_state(rank)) continue;
+    if (rank != claimed && !IsClaimed(rank)) return false;
+    if (!membership_.IsGone(rank, now)) return false;
+  }
+  return true;
+}
+
+bool ServedJob::IsClaimed(uint32_t rank) const {
+  const auto returning = returning_.find(rank);
+  return returning != returning_.end() && returning->second.done != nullptr;
 }
 
 bool ServedJob::Join(const Membership::Claim& claim, uint64_t call, JoinDone done, absl::Time now,
@@ -174,7 +187,8 @@ bool ServedJob::Admit(Returning& returning, absl::Time now, Callbacks& callbacks
       Finish(std::move(returning.done), refusal, callbacks);
       return false;
     }
-    if (!may_have_rank) return true;
+    // Without anybody who could give it the state it waits, too.
+    if (!may_have_rank || membership_.AllGone(now)) return true;
     GiveRank(returning);
   }
   if (is_durable()) return true;
@@ -326,30 +340,27 @@ absl::Status ServedJob::state_error() const {
   return error;
 }
 
-bool ServedJob::IsOnlyReturnedTo(absl::Time now) const {
-  const size_t others = job_->world_size() - returning_.size();
-  return !returning_.empty() && others < job_->min_workers() && membership_.AllGone(now);
-}
-
 ServedJob::Halt ServedJob::FindHalt(absl::Time now, absl::Duration grace,
                                     absl::Duration idle_timeout) {
   const Halt halt = HaltAt(now, idle_timeout);
   halted_since_ = halt == Halt::kNo ? absl::InfiniteFuture() : std::min(halted_since_, now);
-  return now - halted_since_ >= grace ? halt : Halt::kNo;
+  const bool is_certain = halt == Halt::kWithThoseWhoWait && IsLost(/*claimed=*/{}, now);
+  return is_certain || now - halted_since_ >= grace ? halt : Halt::kNo;
 }
 
 ServedJob::Halt ServedJob::HaltAt(absl::Time now, absl::Duration idle_timeout) const {
   if (!job_->takes_back()) return Halt::kNo;
-  bool somebody_waits = absl::c_any_of(
-      returning_, [](const auto& returning) { return returning.second.done != nullptr; });
+  bool somebody_waits = false;
   for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
+    somebody_waits = somebody_waits || IsClaimed(rank);
     if (membership_.has_left(rank) || membership_.IsGone(rank, now)) continue;
     if (!job_->lacks_state(rank)) return Halt::kNo;
     somebody_waits = true;
   }
   if (somebody_waits) {
     // Of an aggregator that was started again a rank hears with its next frame.
-    return membership_.KnowsAllOrIdle(now, idle_timeout) ? Halt::kWithThoseWhoWait : Halt::kNo;
+    const bool is_over = membership_.KnowsAllOrIdle(now, idle_timeout) || IsLost({}, now);
+    return is_over ? Halt::kWithThoseWhoWait : Halt::kNo;
   }
   return membership_.AllLeftOrGone(now, idle_timeout) ? Halt::kAtItsEnd : Halt::kNo;
 }
@@ -360,7 +371,9 @@ void ServedJob::End(const absl::Status& reason) {
     Finish(std::move(join.done), std::move(join.result), callbacks);
   }
   for (Membership::EndedJoin& join : joins_) Finish(std::move(join.done), reason, callbacks);
-  EndReturning(reason, callbacks);
+  // Who would have come back joins the job that comes after this one; not where it came to its end.
+  const bool is_awaited = membership_.left_ranks().empty();
+  EndReturning(is_awaited ? absl::UnavailableError(reason.message()) : reason, callbacks);
   // Who leaves a job that is over has left it; in a process that ends it must ask the next.
   const absl::Status left = absl::IsUnavailable(reason) ? reason : absl::OkStatus();
   for (WaitingLeave& leave : leaves_) Finish(std::move(leave.done), left, callbacks);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -76,8 +77,8 @@ class ServedJob {
   // Or all of its workers are gone.
   bool IsAbandoned(absl::Time now) const { return IsDeserted() || membership_.IsAbandoned(now); }
   // It cannot go on, and the claim is one to begin it anew: the rank's process is gone, and with it
-  // what the others would need of it; or all processes are, of a job that could do without it or
-  // has no such rank.
+  // what the others would need of it; or, of a job that could do without it, IsLost with the claim;
+  // or the job has no such rank, and all processes are gone.
   bool IsSucceeded(const Membership::Claim& claim, absl::Time now) const;
   // Nobody would miss it.
   bool GivesWay(absl::Time now, absl::Duration idle_timeout) const {
@@ -112,12 +113,9 @@ class ServedJob {
   absl::Status state_error() const;
   const SnapshotMetrics& snapshots() const { return snapshots_; }
 
-  // All of its processes are gone, and so many wait to come back that the others, were they only
-  // silent, could close no round: none is ever absent then, and nobody gets a rank.
-  bool IsOnlyReturnedTo(absl::Time now) const;
-  // Has been so, in each call for `grace`: nobody can go on with it, because all ranks have left,
-  // are gone, or came back and wait for the state of another. Those that wait never get it; or
-  // nobody waits, and some have left, as at the job's end. Requires a job that is complete.
+  // Nobody can go on with it, because all ranks have left, are gone, or came back and wait for the
+  // state of another. Those that wait never get it; or nobody waits, and some have left, as at the
+  // job's end. It has been so in each call for `grace`, or IsLost. Requires a job that is complete.
   enum class Halt { kNo, kWithThoseWhoWait, kAtItsEnd };
   Halt FindHalt(absl::Time now, absl::Duration grace, absl::Duration idle_timeout);
 
@@ -147,6 +145,12 @@ class ServedJob {
     JoinResponse welcome = {};
   };
 
+  // Nobody has the state, for certain: each rank has left, waits for it, or is gone and another
+  // process waits for the rank, or is to wait for the one that is claimed. That one is not
+  // connected says less: it connects again when it has something to send.
+  bool IsLost(std::optional<uint32_t> claimed, absl::Time now) const;
+  // A process waits to come back as the rank.
+  bool IsClaimed(uint32_t rank) const;
   bool is_durable() const { return generation_ != 0; }
   // As FindHalt, without its grace.
   Halt HaltAt(absl::Time now, absl::Duration idle_timeout) const;
