@@ -1,6 +1,7 @@
 #include "server/aggregator.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -892,6 +893,9 @@ void Aggregator::LetGoIfHalted(Jobs::iterator job, absl::Time now, std::list<Rep
   if (!served.membership().complete()) return;
   const JobId& id = served.job()->id();
   const ServedJob::Halt halt = served.FindHalt(now, connections_.grace, options_.idle_timeout);
+  if (const std::optional<uint32_t> rank = served.FindSucceededRank(now)) {
+    return LetGo(job, SucceededError(id, *rank), over);
+  }
   if (halt == ServedJob::Halt::kWithThoseWhoWait) {
     LetGo(job, AllGoneError(id), over);
   } else if (halt == ServedJob::Halt::kAtItsEnd) {

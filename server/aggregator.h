@@ -106,7 +106,8 @@ class Aggregator {
   // has left, that was idle for `idle_timeout`, or, without a connection to any of its processes,
   // all of which it has heard since it was started, for twice `restart_grace`; of the same name, or
   // of any when there are as many jobs as the limits allow. And at once to a Join of a rank that it
-  // cannot do without whose process is gone; or, where it can, if all of its processes are, and
+  // cannot do without (at shard 0 none can before a frame of a round that trains has come, or the
+  // job was restored) whose process is gone; or, where it can, if all of its processes are, and
   // others claim all of their ranks: if they are not connected, or have not been heard of for twice
   // `restart_grace` after a restart. Who waited to come back then joins the job anew. And before it
   // has begun to a Join with a later first_step, or later local_steps of it. Calls that wait in it

@@ -208,6 +208,7 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Restore(JobState state, ShardId shard,
   }
   auto job = std::make_unique<Job>(state.id, static_cast<uint32_t>(state.incarnations.size()),
                                    *std::move(layout), shard, bell);
+  job->has_trained_ = true;  // or may have, since that was written down
   for (ChunkState& chunk : state.chunks) {
     const auto owned = job->chunks_.find(chunk.chunk);
     if (owned == job->chunks_.end()) {
@@ -261,6 +262,7 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
     EndReturnsIfAlone();
     return codec == FETCH;
   }
+  if (frame.header.step() >= layout_.options().first_step()) has_trained_ = true;
   const uint32_t absent = roll_.Hear(frame.header.rank(), frame.header.step());
   const std::vector<uint32_t> wanted = state_desk_.TakeWanted(now);
   if (!wanted.empty()) {

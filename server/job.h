@@ -127,6 +127,7 @@ class Job {
 
   const JobId& id() const { return id_; }
   uint32_t world_size() const { return world_size_; }
+  uint32_t shard() const { return shard_.shard; }
   uint64_t reserved_bytes() const { return reserved_bytes_; }
   const Layout& layout() const { return layout_; }
 
@@ -160,6 +161,9 @@ class Job {
   // Whether a rank whose process is gone may come back.
   bool takes_back() const { return min_workers() < world_size_; }
   bool has_begun() const;  // some round has closed
+  // A frame of a round that trains has come, or may have to an earlier process. Before, ranks may
+  // still wait for each other elsewhere: at another shard, for the values of rank 0.
+  bool has_trained() const { return has_trained_; }
   // Rounds go on without it, or can't.
   bool is_absent(uint32_t rank, absl::Time now) const;
   uint64_t newest_step(uint32_t rank) const { return roll_.newest_step(rank); }
@@ -218,7 +222,8 @@ class Job {
   const uint64_t reserved_bytes_;
   Roll roll_;
   StateDesk state_desk_;
-  std::atomic<uint32_t> asked_rank_ = 0;   // the last of AskForStates
+  std::atomic<uint32_t> asked_rank_ = 0;  // the last of AskForStates
+  std::atomic<bool> has_trained_ = false;
   std::map<uint32_t, OwnedChunk> chunks_;  // by chunk: those that this shard owns
 };
 

@@ -505,6 +505,7 @@ TEST_F(Connected, ProcessIsThereWhileOneOfItsConnectionsIs) {
 TEST_F(Connected, JobThatCanDoWithoutARankGivesWayOnlyWhenAllAreGone) {
   Aggregator aggregator(Options());
   const uint64_t epoch = JoinBoth(aggregator, /*min_workers=*/1);
+  Exchange(aggregator, FrameOf(epoch, {.rank = 0}, FLOAT32));
   connections_.erase("1");
   const auto another = [](uint32_t rank) {
     JoinRequest request = JoinOfAnotherProcess(rank);
@@ -577,7 +578,8 @@ TEST(Join, AFrameOfAJobThatThisProcessNeverHadIsNotOfOneThatIsOver) {
 // Nobody misses a round, so none of them would ever get a rank.
 TEST_F(Connected, WhoComesBackToAJobThatAllHaveGoneFromBeginsItAnew) {
   Aggregator aggregator(Options());
-  JoinBoth(aggregator, /*min_workers=*/1);
+  const uint64_t epoch = JoinBoth(aggregator, /*min_workers=*/1);
+  Exchange(aggregator, FrameOf(epoch, {.rank = 0}, FLOAT32));
   const auto back = [&](uint32_t rank) {
     JoinRequest request = JoinOfAnotherProcess(rank);
     request.mutable_options()->set_min_workers(1);
@@ -598,7 +600,8 @@ TEST_F(Connected, WhoComesBackToAJobThatAllHaveGoneFromBeginsItAnew) {
 
 TEST_F(Connected, WhoComesBackWaitsWhileOthersMayOnlyBeSilent) {
   Aggregator aggregator(Options());
-  JoinBoth(aggregator, /*min_workers=*/1);
+  const uint64_t epoch = JoinBoth(aggregator, /*min_workers=*/1);
+  Exchange(aggregator, FrameOf(epoch, {.rank = 0}, FLOAT32));
   JoinRequest request = JoinOfAnotherProcess(1);
   request.mutable_options()->set_min_workers(1);
   request.mutable_options()->set_round_deadline_us(1000000);

@@ -48,7 +48,8 @@ class ReturningTest : public ::testing::Test {
   }
 
   void MakeAggregator() {
-    AggregatorOptions options{.now = [this] { return now_; }};
+    AggregatorOptions options{
+        .shard = shard_, .shard_count = shard_ + 1, .now = [this] { return now_; }};
     options.is_connected = [this](const std::string& peer) { return !gone_.contains(peer); };
     grace_ = 2 * options.restart_grace;
     aggregator_ = std::make_unique<Aggregator>(options, state_dir_.get());
@@ -66,6 +67,9 @@ class ReturningTest : public ::testing::Test {
     request.set_incarnation(incarnation);
     request.mutable_options()->set_min_workers(min_workers_);
     request.mutable_options()->set_round_deadline_us(1'000'000);
+    request.mutable_options()->set_first_step(first_step_);
+    request.set_shard(shard_);
+    request.set_shard_count(shard_ + 1);
     return request;
   }
 
@@ -143,6 +147,8 @@ class ReturningTest : public ::testing::Test {
   }
 
   uint32_t min_workers_ = 2;
+  uint32_t shard_ = 0;       // the last one
+  uint64_t first_step_ = 0;  // not 0: the job goes on from a checkpoint
   absl::Time now_ = absl::FromUnixSeconds(1700000000);
   std::unique_ptr<FaultyDisk> disk_;
   std::unique_ptr<StateDir> state_dir_;
@@ -435,6 +441,123 @@ TEST_F(ReturningTest, AClaimOfAJobThatIsOverIsToTryAgain) {
   for (uint32_t rank : {1, 2}) EXPECT_TRUE(LeaveOf(rank).ok());
   EXPECT_THAT(claim.message(), HasSubstr("the job is over"));
   EXPECT_TRUE(claim.is_to_be_tried_again());
+}
+
+// Rank 1's process is gone before any frame has come, and the others may wait for it elsewhere: at
+// another shard, or in a round that nobody is left out of.
+class BeginningTest : public ReturningTest {
+ protected:
+  void ExpectIsOver(const absl::Status& status) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr("the process of rank 1 was gone"));
+    EXPECT_TRUE(IsTryAgain(status)) << status;
+  }
+
+  // With these processes.
+  void ExpectBeginsAnew(const std::vector<JoinResult>& joined) {
+    for (const JoinResult& join : joined) {
+      ASSERT_TRUE(join.ok()) << join.message();
+      EXPECT_FALSE(join.value().returning());
+      EXPECT_GT(join.value().epoch(), epoch_);
+    }
+  }
+};
+
+TEST_F(BeginningTest, ANextProcessOfARankThatIsGoneBeginsTheJobAnew) {
+  Start();
+  Die(1001);
+  const JoinResult first = Claim(1);
+  const auto told = Send(0, 0);
+  EXPECT_TRUE(told.is_to_be_tried_again()) << told.status();
+  EXPECT_THAT(told.message(), HasSubstr("is over"));
+  ExpectBeginsAnew({Claim(2, 2002), Claim(0, 2000), first});
+}
+
+TEST_F(BeginningTest, SoDoTwo) {
+  Start();
+  Die(1001);
+  Die(1002);
+  const JoinResult first = Claim(1), second = Claim(2, kNext + 1);
+  ExpectBeginsAnew({Claim(0, 2000), first, second});
+}
+
+TEST_F(BeginningTest, AlsoIfItsProcessIsFoundToBeGoneLater) {
+  Start();
+  const auto claim = Claim(1);
+  PassGrace();
+  EXPECT_TRUE(claim.waits()) << "the process before is only slow";
+  EXPECT_TRUE(Send(0, 0).waits());
+  Start();
+  const auto other_claim = Claim(1);
+  Die(1001);
+  PassDeadline();
+  ExpectIsOver(other_claim.status());
+  EXPECT_THAT(JobNames(*aggregator_), IsEmpty());
+}
+
+TEST_F(BeginningTest, AlsoIfItsProcessHasLeft) {
+  Start();
+  ASSERT_TRUE(LeaveOf(1).ok());
+  const JoinResult first = Claim(1);
+  ExpectBeginsAnew({Claim(0, 2000), Claim(2, 2002), first});
+}
+
+TEST_F(BeginningTest, AlsoIfItLeavesWhileAnotherWaits) {
+  Start();
+  const auto claim = Claim(1);
+  ASSERT_TRUE(LeaveOf(1).ok());
+  PassDeadline();
+  ExpectIsOver(claim.status());
+}
+
+TEST_F(BeginningTest, AFrameOfAnyRankTellsThatAllCouldBegin) {
+  Start();
+  Send(2, 0);
+  Die(1001);
+  const auto claim = Claim(1);
+  EXPECT_TRUE(claim.waits()) << claim.status();
+  Send(0, 0);
+  PassDeadline();
+  ASSERT_TRUE(claim.ok()) << claim.message();
+  EXPECT_TRUE(claim.value().returning());
+  EXPECT_EQ(claim.value().epoch(), epoch_);
+}
+
+// Which has let in who comes here, and may have frames already.
+TEST_F(BeginningTest, AnotherShardLeavesThatToTheFirst) {
+  shard_ = 1;
+  Start();
+  Die(1001);
+  const auto claim = Claim(1);
+  PassDeadline();
+  EXPECT_TRUE(claim.waits()) << claim.status();
+  for (const uint32_t rank : {0, 2}) SendChunk(rank, 0, 1, ONE_BIT);
+  PassDeadline();
+  ASSERT_TRUE(claim.ok()) << claim.message();
+  EXPECT_TRUE(claim.value().returning());
+}
+
+TEST_F(BeginningTest, AJobWhoseErrorsGoBackHasNotTrainedYet) {
+  first_step_ = 5;
+  Start();
+  const auto restores = SendChunk(0, 4, 0, RESTORE);
+  ASSERT_TRUE(restores.waits()) << restores.status();
+  Die(1001);
+  const auto claim = Claim(1);
+  EXPECT_TRUE(claim.waits()) << claim.status();
+  ExpectIsOver(restores.status());
+}
+
+TEST_F(BeginningTest, NorHasItWhenAllOfThemHaveGoneBackHere) {
+  first_step_ = 5;
+  Start();
+  for (uint32_t chunk : {0, 1}) {
+    ExchangeResult restored;
+    for (uint32_t rank : {0, 1, 2}) restored = SendChunk(rank, 4, chunk, RESTORE);
+    ASSERT_TRUE(restored.ok()) << restored.message();
+  }
+  Die(1001);
+  const JoinResult first = Claim(1);
+  ExpectBeginsAnew({Claim(0, 2000), Claim(2, 2002), first});
 }
 
 // Ranks 1 and 2 come back to rank 0, which is alone and dies before it has given them anything.

@@ -89,7 +89,7 @@ bool ServedJob::IsDeserted() const {
 bool ServedJob::IsSucceeded(const Membership::Claim& claim, absl::Time now) const {
   if (!membership_.complete() || membership_.Holds(claim)) return false;
   if (claim.rank >= job_->world_size()) return membership_.AllGone(now);
-  return job_->takes_back() ? IsLost(claim.rank, now) : membership_.IsGone(claim.rank, now);
+  return GoesOnWithoutSome() ? IsLost(claim.rank, now) : IsGoneOrHasLeft(claim.rank, now);
 }
 
 bool ServedJob::IsLost(std::optional<uint32_t> claimed, absl::Time now) const {
@@ -104,6 +104,14 @@ bool ServedJob::IsLost(std::optional<uint32_t> claimed, absl::Time now) const {
 bool ServedJob::IsClaimed(uint32_t rank) const {
   const auto returning = returning_.find(rank);
   return returning != returning_.end() && returning->second.done != nullptr;
+}
+
+std::optional<uint32_t> ServedJob::FindSucceededRank(absl::Time now) const {
+  if (GoesOnWithoutSome()) return std::nullopt;
+  for (const auto& [rank, returning] : returning_) {
+    if (returning.done && !returning.has_rank && IsSucceeded(returning.claim, now)) return rank;
+  }
+  return std::nullopt;
 }
 
 bool ServedJob::Join(const Membership::Claim& claim, uint64_t call, JoinDone done, absl::Time now,
@@ -180,7 +188,8 @@ void ServedJob::AdmitReturning(absl::Time now, Callbacks& callbacks) {
 bool ServedJob::Admit(Returning& returning, absl::Time now, Callbacks& callbacks) {
   const uint32_t rank = returning.claim.rank;
   if (!returning.has_rank) {
-    const bool may_have_rank = membership_.Holds(returning.claim) || job_->is_absent(rank, now);
+    const bool may_have_rank =
+        membership_.Holds(returning.claim) || (GoesOnWithoutSome() && job_->is_absent(rank, now));
     if (!may_have_rank && job_->newest_step(rank) > returning.newest_step) {
       const absl::Status refusal = TakesPartError(rank);
       RecordRefusal(rank, refusal);
@@ -353,7 +362,7 @@ ServedJob::Halt ServedJob::HaltAt(absl::Time now, absl::Duration idle_timeout) c
   bool somebody_waits = false;
   for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
     somebody_waits = somebody_waits || IsClaimed(rank);
-    if (membership_.has_left(rank) || membership_.IsGone(rank, now)) continue;
+    if (IsGoneOrHasLeft(rank, now)) continue;
     if (!job_->lacks_state(rank)) return Halt::kNo;
     somebody_waits = true;
   }

@@ -78,8 +78,12 @@ class ServedJob {
   bool IsAbandoned(absl::Time now) const { return IsDeserted() || membership_.IsAbandoned(now); }
   // It cannot go on, and the claim is one to begin it anew: the rank's process is gone, and with it
   // what the others would need of it; or, of a job that could do without it, IsLost with the claim;
-  // or the job has no such rank, and all processes are gone.
+  // or the job has no such rank, and all processes are gone. Before it has trained, no job can do
+  // without a rank: others may wait for it.
   bool IsSucceeded(const Membership::Claim& claim, absl::Time now) const;
+  // A rank whose process was found to be gone, before the job has trained, when another waited
+  // already to come back in it.
+  std::optional<uint32_t> FindSucceededRank(absl::Time now) const;
   // Nobody would miss it.
   bool GivesWay(absl::Time now, absl::Duration idle_timeout) const {
     return IsDeserted() || membership_.GivesWay(now, idle_timeout);
@@ -152,6 +156,14 @@ class ServedJob {
   // A process waits to come back as the rank.
   bool IsClaimed(uint32_t rank) const;
   bool is_durable() const { return generation_ != 0; }
+  // Whether it goes on when a rank's process is gone, which another may then take the place of. The
+  // first shard knows: who joins anew comes there first, and to the others when that has let it in.
+  bool GoesOnWithoutSome() const {
+    return job_->takes_back() && (job_->has_trained() || job_->shard() > 0);
+  }
+  bool IsGoneOrHasLeft(uint32_t rank, absl::Time now) const {
+    return membership_.has_left(rank) || membership_.IsGone(rank, now);
+  }
   // As FindHalt, without its grace.
   Halt HaltAt(absl::Time now, absl::Duration idle_timeout) const;
   bool IsTaken(const WaitingLeave& leave) const;  // its rank, by another process meanwhile
