@@ -115,7 +115,8 @@ class FramesRank final : public Rank {
     request.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
     for (uint32_t shard = 0; shard < channels_.size(); ++shard) {
       request.set_shard(shard);
-      const auto response = channels_[shard]->Join(request, SteadyNow() + worker_.join_timeout);
+      const auto response =
+          channels_[shard]->Join(request, SteadyNow() + worker_.join_timeout, Channel::MayWait);
       if (!response.ok()) return response.status();
       epochs_.push_back(response->epoch());
     }

@@ -23,7 +23,7 @@ bool AllArePackable(absl::Span<const absl::Span<float>> values) {
 
 }  // namespace
 
-absl::Status TakeValuesOfRank0(const SessionOptions& options,
+absl::Status TakeValuesOfRank0(const SessionOptions& options, Worker& worker,
                                absl::Span<const Parameter> parameters, kernels::cuda::Gpu* gpu) {
   // Those of the others are zeros.
   const bool is_rank_0 = options.worker.rank == 0;
@@ -44,6 +44,7 @@ absl::Status TakeValuesOfRank0(const SessionOptions& options,
   for_all.worker.min_workers = 0;
   for_all.gpu.reset();
   for_all.worker.is_interrupted = nullptr;  // values of two ranks would be left
+  for_all.worker.check_may_wait = [&worker] { return worker.CheckEpochStands(); };
   absl::StatusOr<std::unique_ptr<ReductionSession>> reduction =
       ReductionSession::Join(for_all, "values of rank 0", {.codec = FLOAT32, .sum = true},
                              std::vector<Parameter>(parameters.begin(), parameters.end()));

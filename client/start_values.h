@@ -8,6 +8,7 @@
 #include "client/session_options.h"
 #include "kernels/gpu.h"
 #include "worker/onebit_adam.h"
+#include "worker/worker.h"
 
 namespace signpost {
 
@@ -17,10 +18,11 @@ namespace signpost {
 //
 // Parameters are on `gpu`, and cross to the host and back; or, if it is null, on the host.
 //
-// CANCELLED, with nothing overwritten, if `is_interrupted` when all ranks are there.
+// Ends when the epoch that `worker` has joined does, as when a rank is started anew that the others
+// wait for here. CANCELLED, with nothing overwritten, if `is_interrupted` when all ranks are there.
 // INVALID_ARGUMENT, on all ranks, names a block of rank 0's that is not finite or out of range.
 // Otherwise errors as ReductionSession's. On these parameters may have been overwritten.
-absl::Status TakeValuesOfRank0(const SessionOptions& options,
+absl::Status TakeValuesOfRank0(const SessionOptions& options, Worker& worker,
                                absl::Span<const Parameter> parameters, kernels::cuda::Gpu* gpu);
 
 }  // namespace signpost

@@ -58,7 +58,7 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::JoinOn(
   if (!worker.ok()) return worker.status();
   const bool is_new = options.resume.empty() && !options.resume_state && !(*worker)->returned();
   if (options.start_from_rank_0 && is_new && options.worker.world_size > 1) {
-    if (absl::Status status = TakeValuesOfRank0(options, parameters, gpu); !status.ok()) {
+    if (absl::Status status = TakeValuesOfRank0(options, **worker, parameters, gpu); !status.ok()) {
       // The others find out in the same way. The job's name should be free for the next start.
       (*worker)->Leave().IgnoreError();
       return status;

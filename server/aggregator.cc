@@ -540,7 +540,8 @@ absl::StatusOr<Room::Offer> Aggregator::OfferRoom(ServedJob& job) {
   return Room::Offer{&room_, has_any ? limit - std::min(limit, reserved) : 0, limit};
 }
 
-absl::StatusOr<ReadErrorResponse> Aggregator::ReadError(const ReadErrorRequest& request) {
+absl::StatusOr<ReadErrorResponse> Aggregator::ReadError(const ReadErrorRequest& request,
+                                                        std::string peer) {
   FrameHeader sender;
   sender.set_job(request.job());
   sender.set_epoch(request.epoch());
@@ -549,7 +550,8 @@ absl::StatusOr<ReadErrorResponse> Aggregator::ReadError(const ReadErrorRequest& 
   std::shared_ptr<Job> job;
   {
     absl::MutexLock lock(&mutex_);
-    const absl::StatusOr<ServedJob*> served = FindRunningJob(sender, options_.now(), /*peer=*/"");
+    const absl::StatusOr<ServedJob*> served =
+        FindRunningJob(sender, options_.now(), std::move(peer));
     if (!served.ok()) return served.status();
     job = (*served)->job();
   }
@@ -892,10 +894,10 @@ void Aggregator::LetGoIfHalted(Jobs::iterator job, absl::Time now, std::list<Rep
   ServedJob& served = job->second;
   if (!served.membership().complete()) return;
   const JobId& id = served.job()->id();
-  const ServedJob::Halt halt = served.FindHalt(now, connections_.grace, options_.idle_timeout);
   if (const std::optional<uint32_t> rank = served.FindSucceededRank(now)) {
     return LetGo(job, SucceededError(id, *rank), over);
   }
+  const ServedJob::Halt halt = served.FindHalt(now, connections_.grace, options_.idle_timeout);
   if (halt == ServedJob::Halt::kWithThoseWhoWait) {
     LetGo(job, AllGoneError(id), over);
   } else if (halt == ServedJob::Halt::kAtItsEnd) {

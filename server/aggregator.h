@@ -155,9 +155,9 @@ class Aggregator {
   void Leave(const LeaveRequest& request, LeaveDone done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // This aggregator's error of a chunk: see OwnedChunk::ReadError and, for errors that concern the
-  // job, Exchange.
-  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // job, Exchange. `peer` as in Join.
+  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request,
+                                              std::string peer = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Both take some tens of microseconds for each chunk, and hold up frames of that chunk meanwhile.
   StatusResponse Status(const StatusRequest& request) const ABSL_LOCKS_EXCLUDED(mutex_);

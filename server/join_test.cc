@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/try_again.h"
 #include "server/aggregator.h"
 #include "server/state_dir.h"
 #include "server/test_calls.h"
@@ -485,6 +486,24 @@ TEST_F(Connected, ProcessCountsByTheConnectionThatItMadeAnew) {
   connections_ = {"0", "1"};
   EXPECT_TRUE(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").waits())
       << "when it came by another, the one before was gone";
+}
+
+// As one does that waits at another shard.
+TEST_F(Connected, ProcessCountsByTheConnectionThatItAsksBy) {
+  Aggregator aggregator(Options());
+  ReadErrorRequest question;
+  question.set_job("job");
+  question.set_epoch(JoinBoth(aggregator));
+  question.set_rank(1);
+  question.set_incarnation(TestJoin(1, /*world_size=*/2).incarnation());
+  connections_ = {"0", "1 again"};
+  EXPECT_TRUE(aggregator.ReadError(question, "1 again").ok());
+  EXPECT_EQ(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").code(),
+            absl::StatusCode::kAlreadyExists);
+  connections_ = {"0"};
+  EXPECT_TRUE(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").waits());
+  const absl::Status over = aggregator.ReadError(question).status();
+  EXPECT_TRUE(IsTryAgain(over)) << over;
 }
 
 TEST_F(Connected, ProcessIsThereWhileOneOfItsConnectionsIs) {

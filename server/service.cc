@@ -155,7 +155,7 @@ grpc::ServerUnaryReactor* Service::ReadError(grpc::CallbackServerContext* contex
                                              grpc::ByteBuffer* response) {
   const auto question = Take<ReadErrorRequest>(*context, request, kMaxFieldBytes);
   if (!question.ok()) return FinishNow(*context, question.status());
-  const absl::StatusOr<ReadErrorResponse> error = aggregator_.ReadError(*question);
+  const absl::StatusOr<ReadErrorResponse> error = aggregator_.ReadError(*question, context->peer());
   if (!error.ok()) return FinishNow(*context, error.status());
   return Respond(*context, *error, response);
 }

@@ -38,8 +38,21 @@ TEST_P(ChannelConformance, ExchangeBringsEveryRankTheSameAnswer) {
 
 TEST_P(ChannelConformance, JoinEndsByItsDeadline) {
   auto channel = Connect();
-  EXPECT_EQ(channel->Join(Pair::RequestOf(0), absl::Now() + kSoon).status().code(),
-            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(
+      channel->Join(Pair::RequestOf(0), absl::Now() + kSoon, Channel::MayWait).status().code(),
+      absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_P(ChannelConformance, JoinEndsWhenItIsNotToWaitAnyMore) {
+  auto channel = Connect();
+  int asked = 0;
+  const auto check = [&asked] {
+    return ++asked < 2 ? absl::OkStatus() : absl::FailedPreconditionError("in vain");
+  };
+  const absl::Status status = channel->Join(Pair::RequestOf(0), Later(), check).status();
+  EXPECT_EQ(status, absl::FailedPreconditionError("in vain"));
+  EXPECT_EQ(asked, 2);
+  pair_.Join(*channel, *Connect());
 }
 
 TEST_P(ChannelConformance, ExchangeEndsByItsDeadlineAndCanBeSentAgain) {

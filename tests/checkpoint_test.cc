@@ -10,9 +10,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -22,6 +24,7 @@
 #include "kernels/simulated_gpu.h"
 #include "proto/custom_codec.h"
 #include "proto/steady_time.h"
+#include "proto/try_again.h"
 #include "storage/disk.h"
 #include "tests/forwarding_channel.h"
 #include "tests/job.h"
@@ -966,6 +969,90 @@ TEST(Checkpoint, AWorkerThatIsInterruptedBeforeItResumesHasItsValuesStill) {
     EXPECT_TRUE(absl::IsCancelled(worker.status())) << worker.status();
     EXPECT_THAT(replica.values, Each(7.0f));
   });
+}
+
+// Frames that go nowhere until their process dies.
+class LostFrames {
+ public:
+  void Add(Channel::ExchangeDone done) {
+    absl::MutexLock lock(&mutex_);
+    if (is_dead_) return done(absl::UnknownError("dead"));
+    waiting_.push_back(std::move(done));
+  }
+  void Die() {
+    absl::MutexLock lock(&mutex_);
+    is_dead_ = true;
+    for (Channel::ExchangeDone& done : waiting_) done(absl::UnknownError("dead"));
+  }
+
+ private:
+  absl::Mutex mutex_;
+  bool is_dead_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<Channel::ExchangeDone> waiting_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Of a process that dies, and so does not leave.
+class DyingChannel final : public ForwardingChannel {
+ public:
+  DyingChannel(std::unique_ptr<Channel> inner, LostFrames* lost)
+      : ForwardingChannel(std::move(inner)), lost_(lost) {}
+
+  void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
+                absl::Time deadline, ExchangeDone done) override {
+    if (lost_ != nullptr) return lost_->Add(std::move(done));
+    ForwardingChannel::Exchange(header, std::move(payload), deadline, std::move(done));
+  }
+  absl::Status Leave(const LeaveRequest&, absl::Time) override {
+    return absl::UnknownError("dead");
+  }
+
+ private:
+  LostFrames* const lost_;  // null: none are
+};
+
+// It dies when the first shard has all errors back, and the second waits for it.
+TEST(Checkpoint, WhoseErrorsGoBackWhileARankIsStartedAnewIsToBeResumedAgain) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.worker.exchange_timeout = absl::Minutes(5);
+  MemoryDisk disk;
+  RunAnew(1, {.job = job, .until = 6, .checkpoint_after = {6}, .checkpoints = &disk});
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+  const auto resume = [&](uint32_t rank, std::vector<std::unique_ptr<Channel>> channels) {
+    Replica replica(job, rank);
+    return Worker::Join(replica.Options(), job.optimizer, replica.Parameters(), std::move(channels),
+                        {.checkpoints = &disk})
+        .status();
+  };
+  LostFrames lost;
+  std::thread death([&] {
+    const auto channels = cluster.Connect();
+    JobStatus status;
+    while (status.chunks() == 0 || status.rounds_closed() < status.chunks()) {
+      const auto response = channels[0]->Status({}, SteadyNow() + absl::Seconds(30));
+      ASSERT_TRUE(response.ok()) << response.status();
+      if (response->jobs_size() > 0) status = response->jobs(0);
+    }
+    lost.Die();
+  });
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    std::vector<std::unique_ptr<Channel>> channels = cluster.Connect();
+    for (uint32_t shard = 0; shard < channels.size() && rank == 1; ++shard) {
+      channels[shard] =
+          std::make_unique<DyingChannel>(std::move(channels[shard]), shard == 1 ? &lost : nullptr);
+    }
+    absl::Status status = resume(rank, std::move(channels));
+    if (rank == 0) {
+      EXPECT_TRUE(IsTryAgain(status)) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("is over"));
+    }
+    // As whoever starts it again, also while the aggregator takes the one before to be there.
+    do {
+      status = resume(rank, cluster.Connect());
+    } while (absl::IsAlreadyExists(status) || IsTryAgain(status));
+    EXPECT_TRUE(status.ok()) << status;
+  });
+  death.join();
 }
 
 TEST(Checkpoint, RanksThatResumeFromDifferentOnesAreRefused) {

@@ -16,6 +16,7 @@
 #include "proto/exit_code.h"
 #include "proto/failure_timeout.h"
 #include "proto/steady_time.h"
+#include "proto/try_again.h"
 #include "storage/disk.h"
 #include "tests/forwarding_channel.h"
 #include "tests/job.h"
@@ -334,6 +335,67 @@ INSTANTIATE_TEST_SUITE_P(Transports, FaultTest,
                          [](const auto& info) {
                            return info.param == Transport::kGrpc ? "Grpc" : "Loopback";
                          });
+
+// What a worker joins by that dies when the first shard has let it in.
+class DyingChannel final : public ForwardingChannel {
+ public:
+  DyingChannel(std::unique_ptr<Channel> inner, bool joins)
+      : ForwardingChannel(std::move(inner)), joins_(joins) {}
+
+  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline,
+                                    CheckMayWait check_may_wait) override {
+    if (!joins_) return absl::UnknownError("dead");
+    return ForwardingChannel::Join(request, deadline, check_may_wait);
+  }
+  absl::Status Leave(const LeaveRequest&, absl::Time) override {
+    return absl::UnknownError("dead");
+  }
+
+ private:
+  const bool joins_;
+};
+
+// With min_workers, and without.
+class BeginningFault : public ::testing::TestWithParam<uint32_t> {};
+
+TEST_P(BeginningFault, WhoWaitsAtALaterShardForARankThatIsStartedAnewIsToTryAgain) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.worker.min_workers = GetParam();
+  if (GetParam() > 0) job.worker.round_deadline = absl::Seconds(1);
+  job.worker.join_timeout = absl::Minutes(5);
+  Cluster cluster({.transport = Transport::kGrpc, .aggregators = 2});
+  const auto join = [&](uint32_t rank, std::vector<std::unique_ptr<Channel>> channels) {
+    Replica replica(job, rank);
+    return Worker::Join(replica.Options(), job.optimizer, replica.Parameters(), std::move(channels))
+        .status();
+  };
+  // As whoever starts it again, also while the aggregator takes the one before to be there.
+  const auto join_until_it_may = [&](uint32_t rank) {
+    absl::Status status;
+    do {
+      status = join(rank, cluster.Connect());
+    } while (absl::IsAlreadyExists(status) || IsTryAgain(status));
+    EXPECT_TRUE(status.ok()) << status;
+  };
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    if (rank == 1) {
+      std::vector<std::unique_ptr<Channel>> channels;
+      for (std::unique_ptr<Channel>& channel : cluster.Connect()) {
+        channels.push_back(std::make_unique<DyingChannel>(std::move(channel), channels.empty()));
+      }
+      EXPECT_TRUE(absl::IsUnknown(join(rank, std::move(channels))));
+    } else {
+      const absl::Status status = join(rank, cluster.Connect());
+      EXPECT_TRUE(IsTryAgain(status)) << status;
+      EXPECT_THAT(Message(status), HasSubstr("is over"));
+    }
+    join_until_it_may(rank);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(MinWorkers, BeginningFault, ::testing::Values(0, 1),
+                         ::testing::PrintToStringParamName());
 
 TEST(AggregatorFault, AnAggregatorThatIsNotThereIsNamed) {
   JobOptionsForTest job;

@@ -17,8 +17,9 @@ class ForwardingChannel : public Channel {
   explicit ForwardingChannel(std::unique_ptr<Channel> inner) : inner_(std::move(inner)) {}
 
   std::string target() const override { return inner_->target(); }
-  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override {
-    return inner_->Join(request, deadline);
+  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline,
+                                    CheckMayWait check_may_wait) override {
+    return inner_->Join(request, deadline, check_may_wait);
   }
   void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
                 absl::Time deadline, ExchangeDone done) override {

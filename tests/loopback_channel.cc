@@ -1,5 +1,6 @@
 #include "tests/loopback_channel.h"
 
+#include <algorithm>
 #include <cstring>
 #include <future>
 #include <map>
@@ -104,7 +105,8 @@ class LoopbackChannel final : public Channel {
 
   std::string target() const override { return "loopback"; }
 
-  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override {
+  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline,
+                                    CheckMayWait check_may_wait) override {
     struct Result {
       absl::Mutex mutex;
       bool done = false;
@@ -116,11 +118,17 @@ class LoopbackChannel final : public Channel {
       result->response = std::move(response);
       result->done = true;
     });
-    absl::MutexLock lock(&result->mutex);
-    if (!result->mutex.AwaitWithDeadline(absl::Condition(&result->done), deadline)) {
-      return absl::DeadlineExceededError("no answer in the time given");
+    for (absl::Time now = absl::Now(); now < deadline; now = absl::Now()) {
+      {
+        absl::MutexLock lock(&result->mutex);
+        const absl::Duration longest = std::min(deadline - now, kQuestionInterval);
+        if (result->mutex.AwaitWithTimeout(absl::Condition(&result->done), longest)) {
+          return result->response;
+        }
+      }
+      if (absl::Status told = check_may_wait(); !told.ok()) return told;
     }
-    return result->response;
+    return absl::DeadlineExceededError("no answer in the time given");
   }
 
   void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,

@@ -35,8 +35,9 @@ JoinRequest Pair::RequestOf(uint32_t rank) {
 }
 
 void Pair::Join(Channel& first, Channel& second) {
-  auto other = std::async(std::launch::async, [&] { return second.Join(RequestOf(1), Later()); });
-  auto response = first.Join(RequestOf(0), Later());
+  auto other = std::async(std::launch::async,
+                          [&] { return second.Join(RequestOf(1), Later(), Channel::MayWait); });
+  auto response = first.Join(RequestOf(0), Later(), Channel::MayWait);
   ASSERT_TRUE(response.ok()) << response.status();
   ASSERT_TRUE(other.get().ok());
   epoch_ = response->epoch();

@@ -188,8 +188,9 @@ class ReadingChannel final : public ForwardingChannel {
  public:
   using ForwardingChannel::ForwardingChannel;
 
-  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override {
-    auto response = ForwardingChannel::Join(request, deadline);
+  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline,
+                                    CheckMayWait check_may_wait) override {
+    auto response = ForwardingChannel::Join(request, deadline, check_may_wait);
     read_.set_job(request.job());
     read_.set_rank(request.rank());
     read_.set_incarnation(request.incarnation());
@@ -342,9 +343,9 @@ TEST(Reduction, OtherCodecsAreRefused) {
   Cluster cluster({.aggregators = 1});
   const auto worker =
       Worker::JoinReduction(OptionsOf(0, 1), {.codec = SKIP}, Tensors(), cluster.Connect());
-  EXPECT_EQ(
-      worker.status().message(),
-      "the codec of a reduction is skip, wanted one of fp32, bf16, fp16, int8, int4, one-bit, custom");
+  EXPECT_EQ(worker.status().message(),
+            "the codec of a reduction is skip, wanted one of fp32, bf16, fp16, int8, int4, "
+            "one-bit, custom");
 }
 
 TEST(Reduction, RanksWithAnotherCodecOrOperationAreToldWhichDiffers) {

@@ -9,6 +9,8 @@
 #include <string>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/frame.h"
@@ -23,6 +25,10 @@ namespace signpost {
 class Channel {
  public:
   using ExchangeDone = absl::AnyInvocable<void(absl::StatusOr<Answer>)>;
+  // Asked every kQuestionInterval by a call that waits, in its caller's thread: an error ends it.
+  using CheckMayWait = absl::FunctionRef<absl::Status()>;
+  static constexpr absl::Duration kQuestionInterval = absl::Seconds(1);
+  static absl::Status MayWait() { return absl::OkStatus(); }  // until the deadline, in any case
 
   // Ends calls still under way with CANCELLED and waits until their `done` has returned.
   virtual ~Channel() = default;
@@ -30,7 +36,8 @@ class Channel {
   virtual std::string target() const = 0;  // "127.0.0.1:4000"
 
   // Blocks until all ranks have joined.
-  virtual absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) = 0;
+  virtual absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline,
+                                            CheckMayWait check_may_wait) = 0;
 
   // Sends one frame. `done` is called exactly once, from any thread, possibly before Exchange
   // returns, and must not block. A frame is sent again with the same bytes. The transport may hold

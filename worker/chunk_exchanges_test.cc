@@ -31,7 +31,7 @@ class NotingChannel : public Channel {
   explicit NotingChannel(Sent& sent) : sent_(sent) {}
 
   std::string target() const override { return "host:1"; }
-  absl::StatusOr<JoinResponse> Join(const JoinRequest&, absl::Time) override {
+  absl::StatusOr<JoinResponse> Join(const JoinRequest&, absl::Time, CheckMayWait) override {
     return absl::UnimplementedError("");
   }
   void Exchange(const FrameHeader& header, std::shared_ptr<const Payload>, absl::Time,

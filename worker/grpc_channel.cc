@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -118,8 +120,14 @@ class GrpcChannel final : public Channel {
 
   std::string target() const override { return target_; }
 
-  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override {
-    return Unary<JoinResponse>(&AggregatorService::Stub::Join, request, deadline);
+  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline,
+                                    CheckMayWait check_may_wait) override {
+    absl::Status told;  // by check_may_wait
+    const absl::StatusOr<JoinResponse> response =
+        TryUntil<JoinResponse>(deadline, [&](bool wait, JoinResponse& response) {
+          return TryJoin(request, deadline, wait, check_may_wait, told, response);
+        });
+    return told.ok() ? response : told;
   }
 
   void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
@@ -330,15 +338,24 @@ class GrpcChannel final : public Channel {
     calls_.erase(call);
   }
 
-  // Tries until the deadline. The first try does not wait for a connection, so that it is known why
-  // there is none. Those that follow do: gRPC makes progress with a connection while a call waits.
   template <typename Response, typename Method, typename Request>
   absl::StatusOr<Response> Unary(Method method, const Request& request, absl::Time deadline) {
+    return TryUntil<Response>(deadline, [&](bool wait, Response& response) {
+      return Try(method, request, deadline, wait, response);
+    });
+  }
+
+  // Tries until the deadline. The first try does not wait for a connection, so that it is known why
+  // there is none. Those that follow do: gRPC makes progress with a connection while a call waits.
+  template <typename Response>
+  absl::StatusOr<Response> TryUntil(
+      absl::Time deadline,
+      absl::FunctionRef<grpc::Status(bool wait, Response& response)> try_once) {
     bool wait = false;
     for (absl::Duration backoff = kFirstBackoff;;
          backoff = std::min(2 * backoff, longest_backoff_)) {
       Response response;
-      grpc::Status status = Try(method, request, deadline, wait, response);
+      grpc::Status status = try_once(wait, response);
       if (status.ok()) {
         SetFound();
         return response;
@@ -359,6 +376,27 @@ class GrpcChannel final : public Channel {
     context.set_deadline(ToSystemClock(deadline));
     context.set_wait_for_ready(wait);  // for a connection
     return (stub_.get()->*method)(&context, request, &response);
+  }
+
+  // As Try. Ends with what no other try follows, once `told` is an error.
+  grpc::Status TryJoin(const JoinRequest& request, absl::Time deadline, bool wait,
+                       CheckMayWait check_may_wait, absl::Status& told, JoinResponse& response) {
+    grpc::ClientContext context;
+    context.set_deadline(ToSystemClock(deadline));
+    context.set_wait_for_ready(wait);
+    grpc::Status result;
+    absl::Notification done;
+    stub_->async()->Join(&context, &request, &response, [&](grpc::Status status) {
+      result = std::move(status);
+      done.Notify();
+    });
+    while (!done.WaitForNotificationWithTimeout(kQuestionInterval)) {
+      if (told = check_may_wait(); told.ok()) continue;
+      context.TryCancel();
+      done.WaitForNotification();
+      return grpc::Status(grpc::StatusCode::ABORTED, "not to be waited for");
+    }
+    return result;
   }
 
   // What was waited for until the deadline has a reason, which is told to who does not wait.

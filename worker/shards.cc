@@ -15,6 +15,7 @@ namespace {
 
 // How long it may take to find out whom an aggregator waits for.
 constexpr absl::Duration kStatusTimeout = absl::Seconds(3);
+constexpr absl::Duration kQuestionTimeout = absl::Seconds(1);
 
 uint64_t NewIncarnation() {
   std::random_device random;
@@ -63,7 +64,8 @@ Shards::Shards(const WorkerOptions& options, const Layout& layout,
 }
 
 absl::StatusOr<JoinResponse> Shards::Join(uint32_t shard, const JobOptions& job_options,
-                                          absl::Time deadline) {
+                                          absl::Time deadline,
+                                          Channel::CheckMayWait check_may_wait) {
   JoinRequest request;
   request.set_job(options_.job);
   request.set_rank(options_.rank);
@@ -74,7 +76,7 @@ absl::StatusOr<JoinResponse> Shards::Join(uint32_t shard, const JobOptions& job_
   *request.mutable_options() = job_options;
   request.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
 
-  absl::StatusOr<JoinResponse> response = channels_[shard]->Join(request, deadline);
+  absl::StatusOr<JoinResponse> response = channels_[shard]->Join(request, deadline, check_may_wait);
   if (!response.ok()) {
     return Explain(response.status(), shard,
                    absl::StrFormat("rank %d could not join job '%s'", options_.rank, options_.job));
@@ -88,6 +90,14 @@ absl::StatusOr<JoinResponse> Shards::Join(uint32_t shard, const JobOptions& job_
   }
   epochs_[shard] = response->epoch();
   return response;
+}
+
+absl::Status Shards::CheckEpochStands() {
+  // What is before the first round is little to answer with, and later nothing.
+  const uint32_t chunk = absl::c_find(shard_of_chunk_, 0) - shard_of_chunk_.begin();
+  const absl::Status status =
+      ReadError(chunk, /*step=*/0, options_.clock->Now() + kQuestionTimeout).status();
+  return IsTryAgain(status) ? status : absl::OkStatus();
 }
 
 absl::Status Shards::Leave(uint32_t shard, uint64_t steps, absl::Time deadline) {

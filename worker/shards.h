@@ -39,7 +39,11 @@ class Shards {
   // Blocks until all ranks have joined the shard. Errors name the aggregator, and who is missing;
   // FAILED_PRECONDITION when the aggregator lays the job out differently.
   absl::StatusOr<JoinResponse> Join(uint32_t shard, const JobOptions& job_options,
-                                    absl::Time deadline);
+                                    absl::Time deadline, Channel::CheckMayWait check_may_wait);
+  // Once the first shard is joined, whether the job still has its epoch there: who joins anew comes
+  // there first. Errors have TryAgain's mark; what cannot be found out is none. May take a second.
+  // The aggregator takes who asks to be there.
+  absl::Status CheckEpochStands();
   // Errors of the channel, ABORTED while the shard lacks frames of the `steps` that this rank has
   // had answers of.
   absl::Status Leave(uint32_t shard, uint64_t steps, absl::Time deadline);

@@ -230,9 +230,14 @@ absl::Status Worker::JoinShards(const JobOptions& job_options, std::optional<Res
   const trace::Span span(StepEvent(trace::Kind::kJoin));
   const absl::Time deadline = options_.clock->Now() + options_.join_timeout;
   uint32_t joined = 0;
+  const auto check_may_wait = [this, &joined] {
+    absl::Status status = options_.check_may_wait ? options_.check_may_wait() : absl::OkStatus();
+    if (status.ok() && joined > 0) status = shards_.CheckEpochStands();
+    return status;
+  };
   absl::Status status;
   for (; joined < shards_.size(); ++joined) {
-    status = JoinShard(joined, job_options, deadline);
+    status = JoinShard(joined, job_options, deadline, check_may_wait);
     if (!status.ok()) break;
   }
   // Before anything is written into parameters.
@@ -327,8 +332,10 @@ void Worker::SendRestore(uint32_t chunk, const ChunkErrors& errors) {
   exchanges_.Send(chunk, std::move(frame));
 }
 
-absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, absl::Time deadline) {
-  const absl::StatusOr<JoinResponse> response = shards_.Join(shard, job_options, deadline);
+absl::Status Worker::JoinShard(uint32_t shard, const JobOptions& job_options, absl::Time deadline,
+                               Channel::CheckMayWait check_may_wait) {
+  const absl::StatusOr<JoinResponse> response =
+      shards_.Join(shard, job_options, deadline, check_may_wait);
   if (!response.ok()) return response.status();
   exchanges_.SetGeneration(shard, response->generation());
   if (!response->returning()) return absl::OkStatus();
@@ -698,10 +705,14 @@ absl::Status Worker::CheckNoStepIsOpen() const {
 }
 
 absl::Status Worker::CheckMayWait() {
-  if (!options_.is_interrupted || !options_.is_interrupted()) return absl::OkStatus();
-  was_interrupted_ = true;
-  return absl::CancelledError(
-      absl::StrFormat("interrupted in step %d of job '%s'", steps_, options_.job));
+  if (options_.is_interrupted && options_.is_interrupted()) {
+    was_interrupted_ = true;
+    return absl::CancelledError(
+        absl::StrFormat("interrupted in step %d of job '%s'", steps_, options_.job));
+  }
+  if (options_.check_may_wait) return options_.check_may_wait();
+  const bool still_joins = round_ < layout_.options().first_step();  // and gives errors back
+  return still_joins ? shards_.CheckEpochStands() : absl::OkStatus();
 }
 
 absl::Status Worker::CheckGpuIsInTime() const {

@@ -178,6 +178,8 @@ class Worker {
   // Whether the next step would fail because other ranks have left, or have begun anew: between
   // steps nothing else tells. False if that is not certain. May take seconds.
   bool IsJobOver() const { return shards_.IsJobOver(); }
+  // As Shards'.
+  absl::Status CheckEpochStands() { return shards_.CheckEpochStands(); }
 
   uint64_t steps() const { return steps_; }
   // Whether all ranks have the same parameters: always, but between 0/1 Adam's synchronisations.
@@ -213,7 +215,8 @@ class Worker {
   // Joins the shards, and gets where the job is.
   absl::Status JoinShards(const JobOptions& job_options, std::optional<ResumeState> state);
 
-  absl::Status JoinShard(uint32_t shard, const JobOptions& job_options, absl::Time deadline);
+  absl::Status JoinShard(uint32_t shard, const JobOptions& job_options, absl::Time deadline,
+                         Channel::CheckMayWait check_may_wait);
   // Gets what the others have, once the shards are joined.
   absl::Status ComeBack();
   // Sends the chunk's state, for a rank that comes back.

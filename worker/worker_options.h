@@ -55,6 +55,9 @@ struct WorkerOptions {
   // asked. Join does not ask while it waits for other ranks, but before it writes into parameters,
   // nor a checkpoint while an aggregator does not answer.
   std::function<bool()> is_interrupted;
+  // As is_interrupted, for a job that is of use to another only; Join asks too while it waits for
+  // other ranks. A call ends with its error.
+  std::function<absl::Status()> check_may_wait;
   // Called, by any thread and with no lock held, when something has come that AdvanceStep can go on
   // with; for what was under way also when the worker is gone. It must not call the worker. Null:
   // nobody is.

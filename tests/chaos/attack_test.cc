@@ -248,7 +248,7 @@ TEST_F(AttackTest, AJobThatSendsMoreThanThereIsMemoryForIsTheOneThatWaits) {
   uint64_t epoch = 0;
   OnEachRank(kWorkers, [&](uint32_t rank) {
     const auto welcome = channel->Join(OtherJoin(rank, kWorkers, kChunks, kChunkElements),
-                                       SteadyNow() + absl::Seconds(60));
+                                       SteadyNow() + absl::Seconds(60), Channel::MayWait);
     ASSERT_TRUE(welcome.ok()) << welcome.status();
     if (rank == 0) epoch = welcome->epoch();
   });
@@ -298,7 +298,7 @@ TEST_F(AttackTest, AJobWhoseRanksHaveMoreFramesThanThereIsMemoryForDoesNotBegin)
       ConnectToAggregator(aggregator_->target(), FailureTimeout(), nullptr, SecurityOf("attacker"));
   const auto welcome =
       channel->Join(OtherJoin(0, /*world_size=*/1023, 1, /*chunk_elements=*/1 << 18),
-                    SteadyNow() + absl::Seconds(60));
+                    SteadyNow() + absl::Seconds(60), Channel::MayWait);
   EXPECT_TRUE(absl::IsResourceExhausted(welcome.status())) << welcome.status();
   EXPECT_THAT(std::string(welcome.status().message()), ::testing::HasSubstr("--max-held-bytes"));
 }

@@ -107,7 +107,8 @@ void Begin(Wire wire, CallPtr<Response> call) {
 }
 
 template <typename Response>
-absl::StatusOr<Response> Await(Wire wire, CallPtr<Response> call) {
+absl::StatusOr<Response> Await(Wire wire, CallPtr<Response> call,
+                               Channel::CheckMayWait check_may_wait = Channel::MayWait) {
   absl::Mutex mutex;
   bool done = false;
   absl::StatusOr<Response> result;
@@ -116,20 +117,27 @@ absl::StatusOr<Response> Await(Wire wire, CallPtr<Response> call) {
     done = true;
   };
   Begin(wire, call);
-  absl::MutexLock lock(&mutex);
-  wire.scheduler.Await(mutex, absl::Condition(&done), absl::InfiniteDuration());
-  return result;
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex);
+      const absl::Condition is_done(&done);
+      if (wire.scheduler.Await(mutex, is_done, Channel::kQuestionInterval)) return result;
+    }
+    absl::Status told = check_may_wait();
+    if (!told.ok()) call->End(std::move(told));
+  }
 }
 
 }  // namespace
 
-absl::StatusOr<JoinResponse> SimChannel::Join(const JoinRequest& request, absl::Time deadline) {
+absl::StatusOr<JoinResponse> SimChannel::Join(const JoinRequest& request, absl::Time deadline,
+                                              CheckMayWait check_may_wait) {
   auto call = std::make_shared<Call<JoinResponse>>();
   call->deadline = deadline;
   call->send = [request](Aggregator& aggregator, Call<JoinResponse>::Reply reply) {
     aggregator.Join(request, std::move(reply));
   };
-  return Await(wire_, call);
+  return Await(wire_, call, check_may_wait);
 }
 
 void SimChannel::Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,

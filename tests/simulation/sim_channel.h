@@ -37,7 +37,8 @@ class SimChannel final : public Channel {
   explicit SimChannel(Wire wire) : wire_(wire) {}
 
   std::string target() const override { return "simulated"; }
-  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override;
+  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline,
+                                    CheckMayWait check_may_wait) override;
   void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
                 absl::Time deadline, ExchangeDone done) override;
   absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override;

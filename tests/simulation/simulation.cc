@@ -173,8 +173,10 @@ class MortalChannel final : public testing::ForwardingChannel {
   MortalChannel(std::unique_ptr<Channel> inner, std::shared_ptr<Life> life, Events events)
       : ForwardingChannel(std::move(inner)), life_(std::move(life)), events_(std::move(events)) {}
 
-  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline) override {
-    absl::StatusOr<JoinResponse> response = ForwardingChannel::Join(request, deadline);
+  absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline,
+                                    CheckMayWait check_may_wait) override {
+    absl::StatusOr<JoinResponse> response =
+        ForwardingChannel::Join(request, deadline, check_may_wait);
     if (response.ok() && response->returning()) events_.on_return();
     return response;
   }

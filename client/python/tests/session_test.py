@@ -334,6 +334,50 @@ def test_ranks_that_were_elsewhere_when_their_job_began_anew_are_to_be_started_a
     assert successor.wait() == 0
 
 
+@pytest.fixture
+def stopping_aggregator():
+    """An aggregator that stops when the first of two ranks has come to the values of rank 0."""
+    command = [*PROGRAM, "aggregator", "--drain-grace=0s"]
+    environment = {**os.environ, "SIGNPOST_FAILPOINT": "join.received=stop@3"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        yield process, process.stdout.readline().split()[-1]
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+
+
+@pytest.mark.parametrize("more", [{}, {"ROUND_DEADLINE": "1s", "MIN_WORKERS": 1}])
+def test_ranks_that_take_over_values_when_their_job_begins_anew_are_to_be_started_again(
+    stopping_aggregator, more
+):
+    process, address = stopping_aggregator
+
+    def start(rank):
+        script = "import signal\nsignal.alarm(50)\n" + JOIN
+        return subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=environment_of(address, rank, 2, **more),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    waiting, killed = start(0), start(1)
+    _, how = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(how)
+    killed.kill()
+    killed.communicate()
+    process.send_signal(signal.SIGCONT)
+    await_status(address, "job test has no connection to rank 1")
+    successor = start(1)
+    _, errors = waiting.communicate()
+    assert waiting.returncode == 75, errors
+    assert "has begun. Start rank 0 again as well" in errors
+    again = start(0)
+    _, errors = again.communicate()
+    assert again.returncode == 0, errors
+    _, errors = successor.communicate()
+    assert successor.returncode == 0, errors
+
+
 STOP = """
 import os, signal, sys
 with signpost.StopRequest() as stop:
