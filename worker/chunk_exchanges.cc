@@ -9,6 +9,7 @@
 #include "failpoint/failpoint.h"
 #include "log/log.h"
 #include "proto/codec.h"
+#include "proto/try_again.h"
 #include "trace/recorder.h"
 #include "trace/span.h"
 
@@ -82,6 +83,12 @@ absl::StatusOr<std::optional<Answer>> ChunkExchanges::Take(uint32_t chunk, uint6
   ChunkExchange& exchange = exchanges_[chunk];
   SentFrame& frame = *exchange.kept.Find(step);
   if (!answer.ok() && frame.answered) {
+    // Who waits at another shard hears by an offer that the job has begun anew at this one. But a
+    // frame may also be too old, or other ranks have left.
+    if (IsTryAgain(answer.status()) && IsAnyAwaited()) {
+      const absl::Status stands = shards_.CheckEpochStands(shard);
+      if (!stands.ok()) return stands;
+    }
     // Nobody needs the answer. If the frame was needed, this step's will be answered with REPLAY.
     if (!exchange.kept.newest().answered) Exchange(chunk, exchange.kept.newest().header.step());
     return std::nullopt;
@@ -191,6 +198,12 @@ void ChunkExchanges::OfferToIdleShards() {
     Offer(chunk);
     is_idle[shards_.ShardOf(chunk)] = false;
   }
+}
+
+bool ChunkExchanges::IsAnyAwaited() const {
+  return absl::c_any_of(exchanges_, [](const ChunkExchange& exchange) {
+    return !exchange.kept.empty() && !exchange.kept.newest().answered;
+  });
 }
 
 bool ChunkExchanges::is_any_under_way() const {

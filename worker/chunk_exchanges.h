@@ -75,6 +75,7 @@ class ChunkExchanges {
   absl::Status Replay(uint32_t chunk, uint64_t step, const AnswerHeader& wanted,
                       StepReport& report);
   void Offer(uint32_t chunk);
+  bool IsAnyAwaited() const;  // an answer that is needed
 
   Shards& shards_;
   const Layout& layout_;

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "proto/layout.h"
+#include "proto/try_again.h"
 #include "worker/channel.h"
 
 namespace signpost {
@@ -28,7 +29,7 @@ using Sent = std::vector<std::pair<uint32_t, uint64_t>>;
 // Notes what it is sent, and answers nothing but questions.
 class NotingChannel : public Channel {
  public:
-  explicit NotingChannel(Sent& sent) : sent_(sent) {}
+  NotingChannel(Sent& sent, const bool& is_over) : sent_(sent), is_over_(is_over) {}
 
   std::string target() const override { return "host:1"; }
   absl::StatusOr<JoinResponse> Join(const JoinRequest&, absl::Time, CheckMayWait) override {
@@ -41,8 +42,10 @@ class NotingChannel : public Channel {
   absl::Status Leave(const LeaveRequest&, absl::Time) override {
     return absl::UnimplementedError("");
   }
-  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest&, absl::Time) override {
-    return absl::UnimplementedError("");
+  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request,
+                                              absl::Time) override {
+    return is_over_ ? TryAgain(absl::FailedPreconditionError("epoch 1 is over"))
+                    : absl::FailedPreconditionError("the round has closed");
   }
   absl::StatusOr<StatusResponse> Status(const StatusRequest&, absl::Time) override {
     StatusResponse response;
@@ -55,6 +58,7 @@ class NotingChannel : public Channel {
 
  private:
   Sent& sent_;
+  const bool& is_over_;  // the job's epoch
 };
 
 Layout FourChunks() {
@@ -68,9 +72,11 @@ Layout FourChunks() {
   return *Layout::Create({tensor}, options);
 }
 
-std::vector<std::unique_ptr<Channel>> TwoChannels(Sent& sent) {
+std::vector<std::unique_ptr<Channel>> TwoChannels(Sent& sent, const bool& is_over) {
   std::vector<std::unique_ptr<Channel>> channels;
-  for (int shard = 0; shard < 2; ++shard) channels.push_back(std::make_unique<NotingChannel>(sent));
+  for (int shard = 0; shard < 2; ++shard) {
+    channels.push_back(std::make_unique<NotingChannel>(sent, is_over));
+  }
   return channels;
 }
 
@@ -120,7 +126,8 @@ class ChunkExchangesTest : public testing::Test {
   const Layout layout_ = FourChunks();
   const WorkerOptions options_ = {.job = "job"};
   Sent sent_;
-  Shards shards_{options_, layout_, TwoChannels(sent_)};
+  bool is_over_ = false;
+  Shards shards_{options_, layout_, TwoChannels(sent_, is_over_)};
   StepReport report_;
   ChunkExchanges exchanges_{shards_, layout_, [](uint32_t, absl::StatusOr<Answer>) {}};
 };
@@ -196,6 +203,22 @@ TEST_F(ChunkExchangesTest, ItsOtherChunksAreOfferedWhenOneAsksForAReplay) {
   EXPECT_THAT(TakeSent(), testing::IsSupersetOf({std::pair(0, 0), std::pair(1, 0)}));
   ASSERT_TRUE(Receive(0, ReplayFrom(0, 0)).ok());
   EXPECT_THAT(TakeSent(), ElementsAre(std::pair(0, 0), std::pair(2, 0)));
+}
+
+TEST_F(ChunkExchangesTest, WhoWaitsElsewhereHearsOfTheEpochsEndByAnOffer) {
+  const absl::Status refused = TryAgain(absl::FailedPreconditionError("refused"));
+  Send(0, 0);
+  ASSERT_TRUE(Receive(0, AnswerOf(0, 0)).ok());
+  Send(1, 0);
+  exchanges_.OfferToIdleShards();
+  EXPECT_TRUE(Receive(0, refused).ok())
+      << "as a frame that is too old is, or one after a rank left";
+  is_over_ = true;
+  exchanges_.OfferToIdleShards();
+  EXPECT_THAT(Receive(0, refused).status().message(), HasSubstr("epoch 1 is over"));
+  ASSERT_TRUE(Receive(1, AnswerOf(1, 0)).ok());
+  exchanges_.OfferToIdleShards();
+  EXPECT_TRUE(Receive(0, refused).ok()) << "nothing more is needed";
 }
 
 TEST_F(ChunkExchangesTest, AReplayOfWhatWasDurableIsALoss) {

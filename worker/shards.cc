@@ -92,12 +92,18 @@ absl::StatusOr<JoinResponse> Shards::Join(uint32_t shard, const JobOptions& job_
   return response;
 }
 
-absl::Status Shards::CheckEpochStands() {
+absl::Status Shards::CheckEpochStands(uint32_t shard) {
   // What is before the first round is little to answer with, and later nothing.
-  const uint32_t chunk = absl::c_find(shard_of_chunk_, 0) - shard_of_chunk_.begin();
+  const uint32_t chunk = absl::c_find(shard_of_chunk_, shard) - shard_of_chunk_.begin();
   const absl::Status status =
       ReadError(chunk, /*step=*/0, options_.clock->Now() + kQuestionTimeout).status();
   return IsTryAgain(status) ? status : absl::OkStatus();
+}
+
+absl::Status Shards::CheckEpochsStand(uint32_t shards) {
+  absl::Status status;
+  for (uint32_t shard = 0; shard < shards && status.ok(); ++shard) status = CheckEpochStands(shard);
+  return status;
 }
 
 absl::Status Shards::Leave(uint32_t shard, uint64_t steps, absl::Time deadline) {

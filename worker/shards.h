@@ -40,10 +40,13 @@ class Shards {
   // FAILED_PRECONDITION when the aggregator lays the job out differently.
   absl::StatusOr<JoinResponse> Join(uint32_t shard, const JobOptions& job_options,
                                     absl::Time deadline, Channel::CheckMayWait check_may_wait);
-  // Once the first shard is joined, whether the job still has its epoch there: who joins anew comes
-  // there first. Errors have TryAgain's mark; what cannot be found out is none. May take a second.
-  // The aggregator takes who asks to be there.
-  absl::Status CheckEpochStands();
+  // Once the shard is joined, whether the job still has its epoch there. Errors have TryAgain's
+  // mark; what cannot be found out is none. May take a second. The aggregator takes who asks to be
+  // there.
+  absl::Status CheckEpochStands(uint32_t shard);
+  // Of the first so many shards: any may have let this rank in together with processes that had
+  // just given up, and have begun anew with those that came for them.
+  absl::Status CheckEpochsStand(uint32_t shards);
   // Errors of the channel, ABORTED while the shard lacks frames of the `steps` that this rank has
   // had answers of.
   absl::Status Leave(uint32_t shard, uint64_t steps, absl::Time deadline);

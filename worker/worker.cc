@@ -232,7 +232,7 @@ absl::Status Worker::JoinShards(const JobOptions& job_options, std::optional<Res
   uint32_t joined = 0;
   const auto check_may_wait = [this, &joined] {
     absl::Status status = options_.check_may_wait ? options_.check_may_wait() : absl::OkStatus();
-    if (status.ok() && joined > 0) status = shards_.CheckEpochStands();
+    if (status.ok()) status = shards_.CheckEpochsStand(joined);
     return status;
   };
   absl::Status status;
@@ -712,7 +712,7 @@ absl::Status Worker::CheckMayWait() {
   }
   if (options_.check_may_wait) return options_.check_may_wait();
   const bool still_joins = round_ < layout_.options().first_step();  // and gives errors back
-  return still_joins ? shards_.CheckEpochStands() : absl::OkStatus();
+  return still_joins ? CheckEpochStands() : absl::OkStatus();
 }
 
 absl::Status Worker::CheckGpuIsInTime() const {

@@ -179,7 +179,7 @@ class Worker {
   // steps nothing else tells. False if that is not certain. May take seconds.
   bool IsJobOver() const { return shards_.IsJobOver(); }
   // As Shards'.
-  absl::Status CheckEpochStands() { return shards_.CheckEpochStands(); }
+  absl::Status CheckEpochStands() { return shards_.CheckEpochsStand(shards_.size()); }
 
   uint64_t steps() const { return steps_; }
   // Whether all ranks have the same parameters: always, but between 0/1 Adam's synchronisations.

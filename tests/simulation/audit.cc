@@ -78,6 +78,7 @@ struct Audit::ChunkModel {
 
 void Audit::AddFrame(const FrameHeader& header, absl::Span<const uint8_t> payload) {
   if (!IsContribution(header.codec())) return;
+  if (!IsOfNewestEpoch(header.chunk(), header.epoch())) return;
   const auto [frame, is_new] =
       frames_.try_emplace({header.rank(), header.chunk(), header.step()},
                           Numbers{header.codec(), {payload.begin(), payload.end()}, {}});
@@ -86,8 +87,19 @@ void Audit::AddFrame(const FrameHeader& header, absl::Span<const uint8_t> payloa
                           header.rank(), header.step(), header.chunk()));
 }
 
-void Audit::AddAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload) {
+bool Audit::IsOfNewestEpoch(uint32_t chunk, uint64_t epoch) {
+  uint64_t& newest = epochs_[chunk];
+  if (epoch <= newest) return epoch == newest;
+  newest = epoch;
+  std::erase_if(frames_, [&](const auto& frame) { return std::get<1>(frame.first) == chunk; });
+  std::erase_if(answers_, [&](const auto& answer) { return std::get<0>(answer.first) == chunk; });
+  return true;
+}
+
+void Audit::AddAnswer(uint64_t epoch, const AnswerHeader& header,
+                      absl::Span<const uint8_t> payload) {
   if (header.codec() == REPLAY || !IsContribution(header.codec())) return;
+  if (!IsOfNewestEpoch(header.chunk(), epoch)) return;
   Numbers numbers{header.codec(), {payload.begin(), payload.end()}, {}};
   numbers.late_ranks.assign(header.late_ranks().begin(), header.late_ranks().end());
   const auto [answer, is_new] =

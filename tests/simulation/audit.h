@@ -52,7 +52,8 @@ class Audit {
   void SetLayout(const Layout& layout) { layout_.assign(1, layout); }
   // Each as it travels. Reports a frame or answer that is not the one before for the same key.
   void AddFrame(const FrameHeader& header, absl::Span<const uint8_t> payload);
-  void AddAnswer(const AnswerHeader& header, absl::Span<const uint8_t> payload);
+  // To a frame of that epoch.
+  void AddAnswer(uint64_t epoch, const AnswerHeader& header, absl::Span<const uint8_t> payload);
   // Another process takes the rank's place from that step on, which begins a round, and has no
   // error then. What the one before sent since counts nowhere.
   void SetReturn(uint32_t rank, uint64_t step);
@@ -85,6 +86,8 @@ class Audit {
     std::vector<uint32_t> late_ranks;
   };
 
+  // Whether the chunk's job has no later epoch. What there is of earlier ones counts no more.
+  bool IsOfNewestEpoch(uint32_t chunk, uint64_t epoch);
   std::set<Codec> CodecsOf(absl::FunctionRef<bool(uint64_t round)> is_meant) const;
   // That the round ends.
   ZeroOneSchedule::Interval StepsOf(uint64_t round) const {
@@ -120,6 +123,7 @@ class Audit {
   const Report report_;
   std::optional<ZeroOneSchedule> zero_one_;  // of 0/1 Adam
   std::vector<Layout> layout_;               // one, once it is known
+  std::map<uint32_t, uint64_t> epochs_;      // by chunk
   std::map<FrameKey, Numbers> frames_;
   std::map<AnswerKey, Numbers> answers_;
   std::map<uint32_t, std::vector<float>> errors_;  // by rank

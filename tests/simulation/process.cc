@@ -17,10 +17,12 @@ constexpr absl::Duration kLongestPause = absl::Milliseconds(2);
 
 }  // namespace
 
-Process::Process(Scheduler& scheduler, ShardId shard, bool damages_late_ranks, Report report)
+Process::Process(Scheduler& scheduler, ShardId shard, bool damages_late_ranks,
+                 IsConnected is_connected, Report report)
     : scheduler_(scheduler),
       shard_(shard),
       damages_late_ranks_(damages_late_ranks),
+      is_connected_(std::move(is_connected)),
       report_(std::move(report)),
       disk_(scheduler),
       longest_save_(absl::Milliseconds(scheduler.OneIn(2) ? 8 : 60)) {
@@ -55,6 +57,7 @@ void Process::Start() {
       std::make_unique<Aggregator>(AggregatorOptions{.shard = shard_.shard,
                                                      .shard_count = shard_.shard_count,
                                                      .restart_grace = kRestartGrace,
+                                                     .is_connected = is_connected_,
                                                      .now = [this] { return scheduler_.Now(); }},
                                    state_dir_.get());
   status = aggregator_->Restore(recovered);

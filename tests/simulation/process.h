@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
 #include "server/aggregator.h"
 #include "server/state_dir.h"
 #include "tests/simulation/scheduler.h"
@@ -22,8 +23,10 @@ class Process {
  public:
   // `report` gets what must not happen.
   using Report = std::function<void(const std::string& violation)>;
+  using IsConnected = std::function<bool(const std::string& connection)>;
   // `damages_late_ranks`: what is written down of them may be.
-  Process(Scheduler& scheduler, ShardId shard, bool damages_late_ranks, Report report);
+  Process(Scheduler& scheduler, ShardId shard, bool damages_late_ranks, IsConnected is_connected,
+          Report report);
   ~Process();
 
   void Start();
@@ -48,6 +51,8 @@ class Process {
   bool is_up() const { return aggregator_ != nullptr; }
   // Replies of an earlier incarnation never arrive.
   uint64_t incarnation() const { return incarnation_; }
+  // A name that none has had.
+  std::string NewConnection() { return absl::StrCat("connection ", ++connections_); }
   Aggregator& aggregator() { return *aggregator_; }
   SimDisk& disk() { return disk_; }
   const SimDisk& disk() const { return disk_; }
@@ -69,6 +74,7 @@ class Process {
   Scheduler& scheduler_;
   const ShardId shard_;
   const bool damages_late_ranks_;
+  const IsConnected is_connected_;
   const Report report_;
   SimDisk disk_;
   std::unique_ptr<StateDir> state_dir_;
@@ -77,6 +83,7 @@ class Process {
   std::unique_ptr<Aggregator> ended_aggregator_;
   int users_ = 0;  // of one of both
   uint64_t incarnation_ = 0;
+  uint64_t connections_ = 0;
   uint64_t saves_ = 0;
   bool is_saving_ = false;
   bool is_stopping_ = false;

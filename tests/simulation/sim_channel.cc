@@ -1,6 +1,7 @@
 #include "tests/simulation/sim_channel.h"
 
 #include <cstring>
+#include <string>
 #include <utility>
 
 namespace signpost::simulation {
@@ -33,8 +34,8 @@ struct Call {
   using Reply = std::function<void(absl::StatusOr<Response>)>;
 
   absl::Time deadline;
-  // Hands the request to the aggregator.
-  std::function<void(Aggregator&, Reply)> send;
+  // Hands the request, which came by that connection, to the aggregator.
+  std::function<void(Aggregator&, const std::string& connection, Reply)> send;
   std::function<void(absl::StatusOr<Response>)> done;
   bool ended = false;
 
@@ -51,25 +52,40 @@ absl::Duration Latency(const Wire& wire) {
 }
 
 bool Lost(const Wire& wire) {
-  return wire.link.drop_one_in != 0 && wire.scheduler.OneIn(wire.link.drop_one_in);
+  const bool is_lost = wire.link.drop_one_in != 0 && wire.scheduler.OneIn(wire.link.drop_one_in);
+  if (is_lost) wire.link.Disconnect();
+  return is_lost;
+}
+
+// Makes one if there is none.
+std::string ConnectionOf(const Wire& wire) {
+  Link& link = wire.link;
+  if (link.connection.empty() || link.incarnation != wire.process.incarnation()) {
+    link.connection = wire.process.NewConnection();
+    link.incarnation = wire.process.incarnation();
+  }
+  return link.connection;
 }
 
 template <typename Response>
-void Deliver(Wire wire, CallPtr<Response> call);
+void Deliver(Wire wire, CallPtr<Response> call, const std::string& connection);
 template <typename Response>
 void TryLater(Wire wire, CallPtr<Response> call);
 
 template <typename Response>
 void Try(Wire wire, CallPtr<Response> call) {
-  if (call->ended) return;
+  if (call->ended || wire.caller->is_gone) return;
   if (wire.link.is_cut || !wire.process.is_up() || Lost(wire)) return TryLater(wire, call);
-  wire.scheduler.After(Latency(wire), [wire, call] { Deliver(wire, call); });
+  const std::string connection = ConnectionOf(wire);
+  wire.scheduler.After(Latency(wire),
+                       [wire, call, connection] { Deliver(wire, call, connection); });
   if (wire.link.repeat_one_in == 0 || !wire.scheduler.OneIn(wire.link.repeat_one_in)) return;
   // A copy that was on its way when its connection was given up. Nobody waits for its answer.
   wire.scheduler.After(wire.scheduler.Between(absl::ZeroDuration(), absl::Milliseconds(40)),
-                       [wire, call] {
+                       [wire, call, connection] {
                          if (wire.process.is_up())
-                           call->send(wire.process.aggregator(), [](absl::StatusOr<Response>) {});
+                           call->send(wire.process.aggregator(), connection,
+                                      [](absl::StatusOr<Response>) {});
                        });
 }
 
@@ -80,26 +96,30 @@ void TryLater(Wire wire, CallPtr<Response> call) {
 }
 
 template <typename Response>
-void Deliver(Wire wire, CallPtr<Response> call) {
+void Deliver(Wire wire, CallPtr<Response> call, const std::string& connection) {
   if (wire.link.is_cut || !wire.process.is_up()) return TryLater(wire, call);
   const uint64_t incarnation = wire.process.incarnation();
-  call->send(
-      wire.process.aggregator(), [wire, call, incarnation](absl::StatusOr<Response> response) {
-        const absl::Status& status = response.status();
-        const bool arrives = wire.process.incarnation() == incarnation && !wire.link.is_cut &&
-                             !Lost(wire) && !wire.process.disk().died();
-        // ABORTED: a copy overtook the request and took its place.
-        if (!arrives || absl::IsUnavailable(status) || absl::IsAborted(status))
-          return TryLater(wire, call);
-        // Shared, because a function must be copyable.
-        auto result = std::make_shared<absl::StatusOr<Response>>(std::move(response));
-        wire.scheduler.After(Latency(wire), [call, result] { call->End(std::move(*result)); });
-      });
+  call->send(wire.process.aggregator(), connection,
+             [wire, call, incarnation](absl::StatusOr<Response> response) {
+               const absl::Status& status = response.status();
+               const bool arrives = wire.process.incarnation() == incarnation &&
+                                    !wire.link.is_cut && !Lost(wire) && !wire.process.disk().died();
+               // ABORTED: a copy overtook the request and took its place.
+               if (!arrives || absl::IsUnavailable(status) || absl::IsAborted(status))
+                 return TryLater(wire, call);
+               // Shared, because a function must be copyable.
+               auto result = std::make_shared<absl::StatusOr<Response>>(std::move(response));
+               wire.scheduler.After(Latency(wire),
+                                    [call, result] { call->End(std::move(*result)); });
+             });
 }
 
-// Makes the call's first try, and ends it by its deadline.
+// Makes the call's first try, and ends it by its deadline, or with its process.
 template <typename Response>
 void Begin(Wire wire, CallPtr<Response> call) {
+  const auto cancel = [call] { call->End(absl::CancelledError("its process is gone")); };
+  if (wire.caller->is_gone) return cancel();
+  wire.caller->calls.push_back(cancel);
   wire.scheduler.After(call->deadline - wire.scheduler.Now(), [call] {
     call->End(absl::DeadlineExceededError("no answer in the time given"));
   });
@@ -134,8 +154,9 @@ absl::StatusOr<JoinResponse> SimChannel::Join(const JoinRequest& request, absl::
                                               CheckMayWait check_may_wait) {
   auto call = std::make_shared<Call<JoinResponse>>();
   call->deadline = deadline;
-  call->send = [request](Aggregator& aggregator, Call<JoinResponse>::Reply reply) {
-    aggregator.Join(request, std::move(reply));
+  call->send = [request](Aggregator& aggregator, const std::string& connection,
+                         Call<JoinResponse>::Reply reply) {
+    aggregator.Join(request, std::move(reply), connection);
   };
   return Await(wire_, call, check_may_wait);
 }
@@ -145,17 +166,23 @@ void SimChannel::Exchange(const FrameHeader& header, std::shared_ptr<const Paylo
   auto call = std::make_shared<Call<Answer>>();
   call->deadline = deadline;
   call->send = [header, payload, tells = wire_.tells_late_ranks](Aggregator& aggregator,
+                                                                 const std::string& connection,
                                                                  Call<Answer>::Reply reply) {
-    aggregator.Exchange(FrameOf(header, *payload, tells),
-                        [reply = std::move(reply)](absl::StatusOr<Aggregator::Reply> result) {
-                          if (!result.ok()) return reply(result.status());
-                          reply(AnswerOf(*result));
-                        });
+    aggregator.Exchange(
+        FrameOf(header, *payload, tells),
+        [reply = std::move(reply)](absl::StatusOr<Aggregator::Reply> result) {
+          if (!result.ok()) return reply(result.status());
+          reply(AnswerOf(*result));
+        },
+        connection);
   };
   wire_.audit.AddFrame(header, payload->span());
   auto shared_done = std::make_shared<ExchangeDone>(std::move(done));
-  call->done = [shared_done, &audit = wire_.audit](absl::StatusOr<Answer> answer) {
-    if (answer.ok()) audit.AddAnswer(answer->header, answer->payload.span());
+  // Who listens may have no use for what comes: then nobody has had it.
+  const bool is_used = header.codec() != LISTEN;
+  call->done = [shared_done, is_used, epoch = header.epoch(),
+                &audit = wire_.audit](absl::StatusOr<Answer> answer) {
+    if (answer.ok() && is_used) audit.AddAnswer(epoch, answer->header, answer->payload.span());
     (*shared_done)(std::move(answer));
   };
   Begin(wire_, call);
@@ -164,7 +191,7 @@ void SimChannel::Exchange(const FrameHeader& header, std::shared_ptr<const Paylo
 absl::Status SimChannel::Leave(const LeaveRequest& request, absl::Time deadline) {
   auto call = std::make_shared<Call<Left>>();
   call->deadline = deadline;
-  call->send = [request](Aggregator& aggregator, Call<Left>::Reply reply) {
+  call->send = [request](Aggregator& aggregator, const std::string&, Call<Left>::Reply reply) {
     aggregator.Leave(request, [reply = std::move(reply)](absl::Status status) {
       if (!status.ok() && !absl::IsAborted(status)) return reply(status);
       reply(Left{absl::IsAborted(status)});
@@ -179,7 +206,7 @@ absl::StatusOr<ReadErrorResponse> SimChannel::ReadError(const ReadErrorRequest& 
                                                         absl::Time deadline) {
   auto call = std::make_shared<Call<ErrorRead>>();
   call->deadline = deadline;
-  call->send = [request](Aggregator& aggregator, Call<ErrorRead>::Reply reply) {
+  call->send = [request](Aggregator& aggregator, const std::string&, Call<ErrorRead>::Reply reply) {
     absl::StatusOr<ReadErrorResponse> read = aggregator.ReadError(request);
     if (read.ok()) return reply(ErrorRead{false, *std::move(read)});
     if (!absl::IsAborted(read.status())) return reply(read.status());
@@ -195,9 +222,8 @@ absl::StatusOr<StatusResponse> SimChannel::Status(const StatusRequest& request,
                                                   absl::Time deadline) {
   auto call = std::make_shared<Call<StatusResponse>>();
   call->deadline = deadline;
-  call->send = [request](Aggregator& aggregator, Call<StatusResponse>::Reply reply) {
-    reply(aggregator.Status(request));
-  };
+  call->send = [request](Aggregator& aggregator, const std::string&,
+                         Call<StatusResponse>::Reply reply) { reply(aggregator.Status(request)); };
   return Await(wire_, call);
 }
 

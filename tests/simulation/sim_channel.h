@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/simulation/audit.h"
 #include "tests/simulation/process.h"
@@ -17,15 +19,32 @@ namespace signpost::simulation {
 // Shared by the channel and whoever makes trouble.
 struct Link {
   bool is_cut = false;
-  uint64_t drop_one_in = 0;    // of requests and of replies; 0: none
+  uint64_t drop_one_in = 0;    // of requests and of replies, with the connection; 0: none
   uint64_t repeat_one_in = 0;  // of requests: they arrive a second time, later
+  // The connection over it, which the next call makes if there is none: its name is empty then.
+  std::string connection = {};
+  uint64_t incarnation = 0;  // of the aggregator's process, which has that connection
+
+  void Disconnect() { connection.clear(); }
+};
+
+// A process that makes calls.
+struct Caller {
+  bool is_gone = false;  // what it sent arrives, if it can, but is not sent again
+  std::vector<std::function<void()>> calls;  // each ends one, unless that has ended
+
+  void Die() {
+    is_gone = true;
+    for (auto& end : std::exchange(calls, {})) end();
+  }
 };
 
 // What a channel runs over. Outlives it, because calls do.
 struct Wire {
   Scheduler& scheduler;
   Process& process;
-  const Link& link;
+  Link& link;
+  std::shared_ptr<Caller> caller;
   Audit& audit;
   bool tells_late_ranks;  // false: frames arrive without them
 };

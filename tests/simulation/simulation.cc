@@ -12,9 +12,11 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "proto/try_again.h"
 #include "tests/forwarding_channel.h"
 #include "tests/simulation/audit.h"
 #include "tests/simulation/process.h"
@@ -25,6 +27,9 @@
 
 namespace signpost::simulation {
 namespace {
+
+constexpr int kMostStarts = 500;
+constexpr uint64_t kMostDeaths = 3;  // in a row of starts
 
 // What is trained; a function of the seed.
 struct JobPlan {
@@ -64,7 +69,12 @@ struct JobPlan {
     if (!optimizer.zero_one && Below(8) == 0) optimizer.warm_up_codec = CUSTOM;
     random.seed(~seed);  // what came later leaves half of the seeds' jobs as they were
     ChooseWhatIsRarer();
+    if (workers > 1 && min_workers == 0) workers_die = Below(4) == 0;
+    may_lose_state = workers_die && Below(3) == 0;
   }
+
+  // Whether others go on without a worker.
+  bool is_elastic() const { return min_workers > 0; }
 
   static constexpr Codec kOthers[] = {FLOAT32, BFLOAT16, FLOAT16, INT8, INT4};
 
@@ -115,6 +125,7 @@ struct JobPlan {
   uint32_t min_workers = 0;
   absl::Duration round_deadline;
   bool workers_die = false;
+  bool may_lose_state = false;   // the last that has it may die; of an elastic job
   bool overlaps = false;         // gradients come one by one, in any order, in most steps
   uint32_t chunk_elements = 64;  // 7 chunks, all of them under way at once; or 13, more than that
   std::vector<size_t> tensors = {37, 8, 1, 300, 64};
@@ -148,30 +159,38 @@ std::vector<std::vector<float>> GradientsOf(const JobPlan& plan, uint32_t rank, 
 
 double LearningRateOf(uint64_t step) { return 0.01 / (1 + step); }
 
+// What a checkpoint has of a rank.
+struct Saved {
+  uint32_t parameters_crc32c = 0;
+  std::vector<float> error;
+};
+using SavedRanks = std::map<uint32_t, Saved>;  // by rank
+
 // What one simulation runs of the job.
 struct Part {
   uint64_t from = 0;                                      // steps done before
   uint64_t until = std::numeric_limits<uint64_t>::max();  // steps done; at most all of them
   Disk* save_to = nullptr;                                // at its end
   Disk* resume_from = nullptr;
+  const SavedRanks* saved = nullptr;  // what that has
 };
 
 // A worker's process, as far as others can tell.
-struct Life {
-  bool is_dead = false;
+struct Life : Caller {
+  bool has_joined = false;
+  bool starts_again = false;  // after an error
   bool is_stepping = false;
   std::vector<uint64_t> served_by;  // by shard: what answered all of its last step
-  std::vector<std::shared_ptr<Channel::ExchangeDone>> exchanges;
 };
 
-// Of a process that may die: then nothing is sent or received any more, but what is on its way.
-class MortalChannel final : public testing::ForwardingChannel {
+// That tells of what happens to a worker.
+class WatchedChannel final : public testing::ForwardingChannel {
  public:
   struct Events {
     std::function<void()> on_return, on_answer;
   };
-  MortalChannel(std::unique_ptr<Channel> inner, std::shared_ptr<Life> life, Events events)
-      : ForwardingChannel(std::move(inner)), life_(std::move(life)), events_(std::move(events)) {}
+  WatchedChannel(std::unique_ptr<Channel> inner, Events events)
+      : ForwardingChannel(std::move(inner)), events_(std::move(events)) {}
 
   absl::StatusOr<JoinResponse> Join(const JoinRequest& request, absl::Time deadline,
                                     CheckMayWait check_may_wait) override {
@@ -183,26 +202,16 @@ class MortalChannel final : public testing::ForwardingChannel {
 
   void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
                 absl::Time deadline, ExchangeDone done) override {
-    if (life_->is_dead) return done(absl::CancelledError("dead"));
     auto shared = std::make_shared<ExchangeDone>(std::move(done));
-    life_->exchanges.push_back(shared);
     ForwardingChannel::Exchange(
         header, std::move(payload), deadline,
         [shared, on_answer = events_.on_answer](absl::StatusOr<Answer> answer) {
           on_answer();
-          if (*shared) std::exchange(*shared, nullptr)(std::move(answer));
+          (*shared)(std::move(answer));
         });
   }
 
-  static void Kill(Life& life) {
-    life.is_dead = true;
-    for (auto& done : std::exchange(life.exchanges, {})) {
-      if (*done) std::exchange(*done, nullptr)(absl::CancelledError("dead"));
-    }
-  }
-
  private:
-  const std::shared_ptr<Life> life_;
   const Events events_;
 };
 
@@ -220,9 +229,12 @@ class Simulation {
                [this](const std::string& violation) { Report(violation); }),
         has_trained_(plan.workers, std::vector<bool>(plan.steps)) {
     for (uint32_t shard = 0; shard < plan.shards; ++shard) {
-      processes_.push_back(
-          std::make_unique<Process>(scheduler_, ShardId{shard, plan.shards}, tells_late_ranks_,
-                                    [this](const std::string& violation) { Report(violation); }));
+      processes_.push_back(std::make_unique<Process>(
+          scheduler_, ShardId{shard, plan.shards}, tells_late_ranks_,
+          [this, shard](const std::string& connection) {
+            return IsConnected(*processes_[shard], connection);
+          },
+          [this](const std::string& violation) { Report(violation); }));
     }
   }
 
@@ -232,7 +244,8 @@ class Simulation {
     for (uint32_t rank = 0; rank < plan_.workers; ++rank) {
       scheduler_.Spawn([this, rank] {
         bool comes_back = Train(rank, /*is_first=*/true);
-        while (comes_back) {
+        for (int starts = 1; comes_back; ++starts) {
+          if (starts > kMostStarts) return Report(absl::StrCat("rank ", rank, " starts for ever"));
           scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(60)));
           comes_back = Train(rank, /*is_first=*/false);
         }
@@ -261,6 +274,8 @@ class Simulation {
     return digests;
   }
   const SimulationResult& result() const { return result_; }
+  const SavedRanks& saved() const { return saved_; }  // what was to be saved
+  bool is_saved() const { return is_saved_; }
   const Audit& audit() const { return audit_; }
 
  private:
@@ -287,19 +302,26 @@ class Simulation {
           {absl::StrCat("tensor", i), {values[i].size()}, absl::MakeSpan(values[i])});
     }
     const auto life = std::make_shared<Life>();
+    if (expected_ != nullptr && plan_.workers_die && scheduler_.OneIn(10)) {
+      scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(40)),
+                       [this, rank, life] { DieInJoin(rank, *life); });
+    }
+    const absl::Cleanup end = [&] {
+      life->is_gone = true;
+      Disconnect(rank);
+    };
     away_ranks_.insert(rank);  // until it has the state
     std::vector<std::unique_ptr<Channel>> channels;
     for (uint32_t shard = 0; shard < processes_.size(); ++shard) {
       Process& process = *processes_[shard];
-      channels.push_back(std::make_unique<MortalChannel>(
+      channels.push_back(std::make_unique<WatchedChannel>(
           std::make_unique<SimChannel>(
-              Wire{scheduler_, process, links_[{rank, &process}], audit_, tells_late_ranks_}),
-          life,
-          MortalChannel::Events{.on_return =
-                                    [this, rank, shard] {
-                                      losses_.erase({shard, rank});
-                                    },
-                                .on_answer = [this, shard] { NoteRoundsWithoutTheDead(shard); }}));
+              Wire{scheduler_, process, links_[{rank, &process}], life, audit_, tells_late_ranks_}),
+          WatchedChannel::Events{.on_return =
+                                     [this, rank, shard] {
+                                       losses_.erase({shard, rank});
+                                     },
+                                 .on_answer = [this, shard] { NoteRoundsWithoutTheDead(shard); }}));
     }
     absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::Join(
         {.job = "simulated",
@@ -308,39 +330,41 @@ class Simulation {
          .block_elements = 16,
          .chunk_elements = plan_.chunk_elements,
          .join_timeout = absl::Minutes(10),
-         .exchange_timeout = absl::Minutes(10),
+         .exchange_timeout = plan_.workers_die ? absl::Minutes(1) : absl::Minutes(10),
          .round_deadline = plan_.round_deadline,
          .min_workers = plan_.min_workers,
          .codec_library = kCodecLibrary,
          .codec_options = kCodecOptions,
          .clock = &scheduler_},
         plan_.optimizer, parameters, std::move(channels), {.checkpoints = part_.resume_from});
+    life->has_joined = true;
+    if (life->is_gone) return true;
     if (!worker.ok()) {
-      const bool is_over = plan_.min_workers > 0 && (finished_ranks_ > 0 || state_is_lost_);
+      const bool is_over = plan_.is_elastic() && finished_ranks_ > 0;
+      if (!is_over && IsToStartAgain(worker.status())) return true;
       if (!is_over) Report(absl::StrCat("join: ", worker.status().ToString()));
       return false;
     }
     // A first process as well, when the answer to its Join is lost and the others go on.
-    if (!is_first && !(*worker)->returned()) Report("a worker comes back as if it had been there");
+    const bool begins_anew = !plan_.is_elastic() || state_is_lost_ || died_before_first_step_;
+    if (!is_first && !(*worker)->returned() && !begins_anew)
+      Report("a worker comes back as if it had been there");
     away_ranks_.erase(rank);
     if ((*worker)->returned()) {
       ++result_.returned_workers;
       audit_.SetReturn(rank, (*worker)->steps());
     }
     audit_.SetLayout((*worker)->layout());
+    if (part_.saved != nullptr && !(*worker)->returned()) CheckResumed(rank, **worker);
     bool goes_on = true;
     while ((*worker)->steps() < until_ && goes_on) goes_on = TrainStep(rank, **worker, life);
-    if (life->is_dead) return true;
+    if (life->is_gone || (!goes_on && life->starts_again)) return true;
     if (goes_on) {
       audit_.SetFreezeStep((*worker)->optimizer().schedule().freeze_step());
       audit_.SetError(rank, (*worker)->optimizer().error());
     }
+    if (part_.save_to != nullptr && goes_on) Save(rank, **worker);
     if (goes_on) ++finished_ranks_;
-    if (part_.save_to != nullptr) {
-      if (scheduler_.OneIn(3)) KillSoon();
-      const absl::Status saved = (*worker)->Checkpoint(*part_.save_to);
-      if (!saved.ok()) Report(absl::StrCat("checkpoint: ", saved.ToString()));
-    }
     // The last to leave may need what the first took with it.
     if (scheduler_.OneIn(2)) KillSoon();
     const absl::Status left = (*worker)->Leave();
@@ -348,29 +372,88 @@ class Simulation {
     return !goes_on && plan_.workers_die;
   }
 
+  void Save(uint32_t rank, Worker& worker) {
+    const absl::Span<const float> error = worker.optimizer().error();
+    saved_[rank] = {worker.ParametersCrc32c(), {error.begin(), error.end()}};
+    if (scheduler_.OneIn(3)) KillSoon();
+    const absl::Status status = worker.Checkpoint(*part_.save_to);
+    if (status.ok()) is_saved_ = true;
+    // It needs all ranks, of which some may not be there.
+    const bool may_fail = absl::IsAborted(status) && plan_.is_elastic();
+    if (!status.ok() && !may_fail) Report(absl::StrCat("checkpoint: ", status.ToString()));
+  }
+
+  void CheckResumed(uint32_t rank, Worker& worker) {
+    const Saved& saved = part_.saved->at(rank);
+    if (worker.ParametersCrc32c() != saved.parameters_crc32c) {
+      Report(absl::StrFormat("rank %d resumes with other parameters than it saved", rank));
+    }
+    if (worker.optimizer().error() != absl::MakeConstSpan(saved.error)) {
+      Report(absl::StrFormat("rank %d resumes with another error than it saved", rank));
+    }
+  }
+
+  // Whether an error that a rank's program ends with is one that starting it again mends.
+  bool IsToStartAgain(const absl::Status& status) const {
+    const bool has_reason =
+        plan_.is_elastic() ? state_is_lost_ || died_before_first_step_ : result_.dead_workers > 0;
+    // After an aggregator's restart it takes a while until a rank counts as gone; and who hears of
+    // nothing else waits for so long.
+    // So does one that joins an elastic job where it is no longer known that nobody has trained.
+    const bool may_be_late = (died_before_first_step_ && plan_.is_elastic()) ||
+                             !absl::StrContains(status.message(), "could not join");
+    return has_reason && (IsTryAgain(status) || absl::IsAlreadyExists(status) ||
+                          (absl::IsDeadlineExceeded(status) && may_be_late));
+  }
+
   // The rank's process dies in the middle of its step, if it may.
   void Die(uint32_t rank, uint64_t steps, Life& life) {
+    if (!life.is_stepping) return;
+    if (!plan_.is_elastic()) {
+      // All begin anew: not when one may be done.
+      if (steps + 3 < until_ && result_.dead_workers < kMostDeaths) Kill(rank, life);
+      return;
+    }
     const bool is_early = steps + 30 < until_;
-    const bool others_have_state = plan_.workers - away_ranks_.size() > 1;
-    if (!life.is_stepping || !is_early || !others_have_state) return;
+    const bool is_last = away_ranks_.size() + 1 == plan_.workers;
+    if (!is_early || (is_last && !plan_.may_lose_state)) return;
     for (size_t shard = 0; shard < processes_.size(); ++shard) {
       // Otherwise it may need frames that die with the worker.
       const Process& process = *processes_[shard];
       const bool is_safe = process.is_up() && !process.is_stopping() &&
-                           !process.disk().will_die() &&
+                           !process.disk().will_die() && !life.served_by.empty() &&
                            process.incarnation() == life.served_by[shard];
       if (!is_safe) return;
     }
+    for (uint32_t shard = 0; shard < processes_.size(); ++shard) losses_[{shard, rank}] = {};
+    Kill(rank, life);
+    if (is_last) LoseState();
+  }
+
+  // Before it has anything that others lack.
+  void DieInJoin(uint32_t rank, Life& life) {
+    if (life.is_gone || life.has_joined || result_.dead_workers >= kMostDeaths) return;
+    died_before_first_step_ = died_before_first_step_ || digests_.empty();
+    Kill(rank, life);
+  }
+
+  void Kill(uint32_t rank, Life& life) {
     ++result_.dead_workers;
     away_ranks_.insert(rank);
-    for (uint32_t shard = 0; shard < processes_.size(); ++shard) losses_[{shard, rank}] = {};
-    MortalChannel::Kill(life);
+    life.Die();
+    Disconnect(rank);
     // Others go on without it, and take another in, through the restarts of aggregators.
     for (uint64_t i = scheduler_.Below(6); i > 0; --i) {
       const absl::Duration latest = absl::Milliseconds(scheduler_.OneIn(3) ? 2000 : 200);
       scheduler_.After(scheduler_.Between(absl::ZeroDuration(), latest),
                        [this] { Disturb(scheduler_.Below(processes_.size())); });
     }
+  }
+
+  // All ranks are away at once: the job begins anew.
+  void LoseState() {
+    state_is_lost_ = true;
+    digests_.clear();
   }
 
   // An answer of the shard has come.
@@ -395,6 +478,18 @@ class Simulation {
     if (finished_ranks_ > 0) return false;
     const auto loss = losses_.lower_bound({shard, 0});
     return loss == losses_.end() || loss->first.first != shard;
+  }
+
+  bool IsConnected(const Process& process, const std::string& connection) const {
+    return absl::c_any_of(links_, [&](const auto& entry) {
+      const auto& [key, link] = entry;
+      return key.second == &process && link.connection == connection &&
+             link.incarnation == process.incarnation();
+    });
+  }
+  // As the end of a rank's process does.
+  void Disconnect(uint32_t rank) {
+    for (auto& process : processes_) links_[{rank, process.get()}].Disconnect();
   }
 
   void KillSoon() {
@@ -424,7 +519,7 @@ class Simulation {
       scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(10)),
                        [this, rank, first, life] { Die(rank, first, *life); });
     }
-    life->is_stepping = !life->served_by.empty();
+    life->is_stepping = true;
     // A beta2 that lets a job which looks for its freeze step find it soon.
     const GroupRates rates = {
         .learning_rate = LearningRateOf(first), .weight_decay = 0.1, .beta2 = 0.75};
@@ -434,9 +529,14 @@ class Simulation {
     life->is_stepping = false;
     const bool is_local = report.ok() && report->codec == CODEC_UNSPECIFIED;
     if (!is_local) life->served_by = std::move(serving);
-    life->exchanges.clear();
-    if (life->is_dead) return false;
+    life->calls.clear();
+    if (life->is_gone) return false;
     if (!report.ok()) {
+      if (IsToStartAgain(report.status())) {
+        away_ranks_.insert(rank);
+        life->starts_again = true;
+        return false;
+      }
       // The answers of four rounds are always kept; of the one after, parts may be there.
       const bool is_too_late = absl::StrContains(report.status().message(), "no longer kept") &&
                                digests_.rbegin()->first >= first + 3;
@@ -445,7 +545,7 @@ class Simulation {
       // Rounds stand still when too few are left, until some are back: if there is one to help
       // them.
       const bool others_suffice = away_ranks_.size() <= plan_.workers - plan_.min_workers;
-      if (away_ranks_.size() == plan_.workers) state_is_lost_ = true;
+      if (away_ranks_.size() == plan_.workers) LoseState();
       if (!is_too_late || (!others_suffice && !plan_.workers_die)) {
         Report(absl::StrFormat("rank %d: %s", rank, report.status().ToString()));
       }
@@ -489,7 +589,7 @@ class Simulation {
       Report(absl::StrFormat("rank %d: step %d gives %08x, on another rank it gave %08x", rank,
                              step, digest, others));
     }
-    if (expected_ == nullptr || plan_.min_workers > 0 || digest == (*expected_)[step]) return;
+    if (expected_ == nullptr || plan_.is_elastic() || digest == (*expected_)[step]) return;
     Report(absl::StrFormat("rank %d: step %d gives %08x, undisturbed it gives %08x", rank, step,
                            digest, (*expected_)[step]));
   }
@@ -504,7 +604,10 @@ class Simulation {
         if (scheduler_.OneIn(2)) link.repeat_one_in = 2 + scheduler_.Below(20);
         for (uint64_t i = scheduler_.Below(3); i > 0; --i) {
           During(AtSomeTime(), scheduler_.Between(absl::Milliseconds(1), absl::Milliseconds(80)),
-                 [&link](bool cut) { link.is_cut = cut; });
+                 [&link](bool cut) {
+                   link.is_cut = cut;
+                   link.Disconnect();
+                 });
         }
       }
       for (uint64_t i = scheduler_.Below(12); i > 0; --i) {
@@ -572,7 +675,10 @@ class Simulation {
   std::map<std::pair<uint32_t, uint32_t>, Loss> losses_;
   uint32_t training_;  // ranks whose last process has not ended
   uint32_t finished_ranks_ = 0;
-  bool state_is_lost_ = false;  // all ranks were away at once
+  bool state_is_lost_ = false;           // all ranks were away at once
+  bool died_before_first_step_ = false;  // some process, before any rank had done a step
+  SavedRanks saved_;
+  bool is_saved_ = false;
   SimulationResult result_;
   Audit audit_;
   std::vector<std::vector<bool>> has_trained_;  // by rank and step: with a gradient
@@ -600,7 +706,7 @@ AnsweredCodecs AnsweredCodecsOf(uint64_t seed) {
 
 SimulationResult Simulate(uint64_t seed, const Digests& expected) {
   const JobPlan plan(seed);
-  if (expected.size() != plan.steps && plan.min_workers == 0)
+  if (expected.size() != plan.steps && !plan.is_elastic())
     return {.violations = {"the undisturbed job failed"}};
   Simulation simulation(plan, seed, &expected);
   simulation.Run();
@@ -609,17 +715,17 @@ SimulationResult Simulate(uint64_t seed, const Digests& expected) {
 
 SimulationResult SimulateResumed(uint64_t seed, const Digests& expected) {
   JobPlan plan(seed);
-  // A checkpoint needs all workers, and without them the bits are not the expected ones.
-  if (plan.min_workers > 0) return {};
-  if (expected.size() != plan.steps) return {.violations = {"the undisturbed job failed"}};
+  if (expected.size() != plan.steps && !plan.is_elastic())
+    return {.violations = {"the undisturbed job failed"}};
   Scheduler disks(seed);
   SimDisk checkpoints(disks);  // that does not fail: tests/checkpoint_test.cc has one that does
   const uint64_t saved_after = 1 + seed % (plan.steps - 1);
   Simulation first(plan, seed, &expected, {.until = saved_after, .save_to = &checkpoints});
   first.Run();
-  if (!first.result().violations.empty()) return first.result();
+  if (!first.result().violations.empty() || !first.is_saved()) return first.result();
   plan.shards = 1 + plan.shards % 3;
-  Simulation second(plan, seed + 1, &expected, {.from = saved_after, .resume_from = &checkpoints});
+  Simulation second(plan, seed + 1, &expected,
+                    {.from = saved_after, .resume_from = &checkpoints, .saved = &first.saved()});
   second.Run();
   SimulationResult result = second.result();
   result.kills += first.result().kills;
