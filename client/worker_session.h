@@ -53,7 +53,7 @@ class WorkerSession final : public Session {
   absl::Status Checkpoint(const std::string& directory) override;
   absl::StatusOr<std::string> SaveState() override { return worker_->SaveState(); }
   absl::Status Leave() override { return worker_->Leave(); }
-  bool IsJobOver() const { return worker_->IsJobOver(); }  // as Worker's
+  JobOutlook Outlook() const { return worker_->Outlook(); }  // as Worker's
 
   uint64_t steps() const override { return worker_->steps(); }
   bool is_synchronised() const override { return worker_->is_synchronised(); }

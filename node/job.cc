@@ -14,6 +14,9 @@
 namespace signpost::node {
 namespace {
 
+// How often it looks whether other nodes have come again.
+constexpr absl::Duration kLookInterval = absl::Milliseconds(100);
+
 Reply ReplyOf(const absl::Status& status) {
   Reply reply;
   reply.set_code(static_cast<int>(status.code()));
@@ -561,15 +564,66 @@ void Job::TellIfGpuIsLost() {
   if (absl::IsUnavailable(status)) options_.on_lost_gpu(status);
 }
 
+bool Job::OthersBeginAnew(const Processes& processes) {
+  const auto is_disturbed = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || cohort_ != processes;
+  };
+  JobOutlook outlook = training_->Outlook();
+  if (outlook == JobOutlook::kIsLeft) {
+    // Because they have taken all steps, or to begin anew: that is known when they do. What this
+    // node has is kept until then, for it may be what all have trained.
+    const absl::Duration most =
+        absl::Microseconds(training_->definition().options().join_timeout_us());
+    const absl::Time deadline = Now() + most;
+    Tell(absl::StrFormat("other nodes have left it; waits %s for one to come again",
+                         absl::FormatDuration(most)));
+    while (outlook == JobOutlook::kIsLeft && Now() < deadline) {
+      {
+        absl::MutexLock lock(&mutex_);
+        if (options_.session.worker.clock->Await(mutex_, absl::Condition(&is_disturbed),
+                                                 kLookInterval)) {
+          return false;
+        }
+      }
+      outlook = training_->Outlook();
+    }
+  }
+  return outlook == JobOutlook::kBeginsAnew;
+}
+
+absl::Status Job::CheckAreUntrained(const Processes& processes) {
+  uint64_t steps;
+  {
+    absl::MutexLock lock(&mutex_);
+    steps = steps_;
+  }
+  if (steps == 0) return absl::OkStatus();
+  for (const std::shared_ptr<Process>& process : processes) {
+    const Start& start = process->attach.start();
+    if (!start.resume().empty() || start.has_resume_state()) continue;
+    const absl::StatusOr<bool> is_trained = training_->AreParameters(*process->gradients);
+    if (!is_trained.ok()) return is_trained.status();
+    if (!*is_trained) continue;
+    return TryAgain(absl::FailedPreconditionError(absl::StrFormat(
+        "%s would begin with the parameters that job '%s' had after %d steps, and other nodes "
+        "begin it anew. Start all processes of this node again, from the newest checkpoint if "
+        "there is one",
+        process->Describe(), name_, steps)));
+  }
+  return absl::OkStatus();
+}
+
 void Job::Begin(const Processes& processes) {
   bool goes_on;
   {
     absl::MutexLock lock(&mutex_);
     goes_on = has_joined_;
   }
-  if (goes_on && training_->IsJobOver()) {
-    // Other nodes, which begin anew, would wait for this one, and its processes for theirs.
-    Tell("other nodes have left it, or have begun it anew; so does this one");
+  if (goes_on && OthersBeginAnew(processes)) {
+    // They would wait for this one, and its processes for theirs.
+    Tell("other nodes begin it anew; so does this one");
+    const absl::Status status = CheckAreUntrained(processes);
+    if (!status.ok()) return Fail(training_.get(), status, processes);
     training_->Leave().IgnoreError();
     absl::MutexLock lock(&mutex_);
     training_ = GiveUp();

@@ -128,6 +128,11 @@ class Job : public std::enable_shared_from_this<Job> {
   // On the job's thread; they answer these processes, and are not at work any more when they do.
   void Do(Work work, const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Begin(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether other nodes begin the job anew, so that this one has to. If they have left it, waits
+  // for one to come again, for as long as a join may take.
+  bool OthersBeginAnew(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether these can begin anew with the other nodes' processes: none has what has been trained.
+  absl::Status CheckAreUntrained(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Advance(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);
   void LetGo() ABSL_LOCKS_EXCLUDED(mutex_);
   void Step(const Processes& processes) ABSL_LOCKS_EXCLUDED(mutex_);

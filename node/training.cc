@@ -144,6 +144,18 @@ absl::Status Training::CheckSameValues(Gradients values) const {
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> Training::AreParameters(const Numbers& values) const {
+  for (uint64_t first = 0; first < layout_.elements(); first += kAtOnce) {
+    const uint64_t elements = std::min(kAtOnce, layout_.elements() - first);
+    const absl::StatusOr<HostFloats> theirs = values.OnHost(first, elements);
+    if (!theirs.ok()) return theirs.status();
+    const absl::StatusOr<HostFloats> own = parameters_->OnHost(first, elements);
+    if (!own.ok()) return own.status();
+    if (std::memcmp(theirs->begin(), own->begin(), elements * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
 Begun Training::begun() {
   Begun begun;
   begun.set_steps(session_->steps());

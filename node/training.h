@@ -77,7 +77,9 @@ class Training {
   absl::StatusOr<std::unique_ptr<SharedMemory>> SaveState();
   absl::Status Leave() { return session_->Leave(); }
   // As Worker's.
-  bool IsJobOver() const { return session_->IsJobOver(); }
+  JobOutlook Outlook() const { return session_->Outlook(); }
+  // Whether these values are what the parameters are now.
+  absl::StatusOr<bool> AreParameters(const Numbers& values) const;
 
  private:
   Training(const Definition& definition, Layout layout, std::unique_ptr<Place> place,

@@ -229,24 +229,6 @@ void AwaitFirstNodesPart(Nodes& nodes, const std::string& job, size_t elements, 
   FAIL() << "the first node has not sent its part of step " << step;
 }
 
-// Returns when an aggregator waits for that rank, and no other, to begin the job.
-void AwaitJoinsWithout(Nodes& nodes, uint32_t rank) {
-  StatusRequest about;
-  about.set_job(JobOptionsForTest().worker.job);
-  const auto channel = ConnectToAggregator(nodes.cluster().targets()[0], FailureTimeout());
-  const absl::Time deadline = absl::Now() + absl::Seconds(30);
-  while (absl::Now() < deadline) {
-    const auto status = channel->Status(about, deadline);
-    ASSERT_TRUE(status.ok()) << status.status();
-    if (status->jobs_size() == 1 && status->jobs(0).joining_us() > 0 &&
-        absl::c_equal(status->jobs(0).waiting_for_ranks(), std::vector<uint32_t>{rank})) {
-      return;
-    }
-    absl::SleepFor(absl::Milliseconds(5));
-  }
-  FAIL() << "the job does not wait for rank " << rank;
-}
-
 // The worker of the first node, with two processes, in the place of the one that `nodes` has.
 std::unique_ptr<ServerProcess> StartWorkerProcess(Nodes& nodes, uint32_t world_size) {
   nodes.End(0);
@@ -856,39 +838,6 @@ TEST(Node, EndsTheJobForItsProcessesWhenAnExchangeFails) {
     EXPECT_THAT(MessageOf(failed), HasSubstr("waiting for rank 1"));
     EXPECT_TRUE((*session)->Leave().ok());
   });
-}
-
-// As when a death in one node has ended the exchange that another was in.
-TEST(Node, BeginsAnewWithOneThatHasLeftTheJobWhicheverIsFirst) {
-  const std::vector<float> wanted = TrainedOnMeans(2, 1);
-  for (const uint32_t first : {0, 1}) {
-    SCOPED_TRACE(first);
-    Nodes nodes({.nodes = 2, .processes = 1});
-    absl::Notification has_left;
-    OnEachRank(2, [&](uint32_t process) {
-      auto model = std::make_unique<Model>(process);
-      auto session = model->Join(nodes.OptionsOf(process));
-      ASSERT_TRUE(session.ok()) << session.status();
-      EXPECT_TRUE(TakeStep(**session, process, model->replica).ok());
-      if (process == 0) {
-        EXPECT_TRUE((*session)->Leave().ok());
-        has_left.Notify();
-      }
-      session->reset();  // the other without leaving
-      has_left.WaitForNotification();
-      if (process != first) AwaitJoinsWithout(nodes, process);
-      model = std::make_unique<Model>(process);
-      session = model->Join(nodes.OptionsOf(process));
-      ASSERT_TRUE(session.ok()) << session.status();
-      EXPECT_FALSE((*session)->returned());
-      while ((*session)->steps() < kSteps) {
-        const auto report = TakeStep(**session, process, model->replica);
-        ASSERT_TRUE(report.ok()) << report.status();
-      }
-      EXPECT_EQ(model->replica.values, wanted);
-      EXPECT_TRUE((*session)->Leave().ok());
-    });
-  }
 }
 
 // How the worker goes.

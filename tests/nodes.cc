@@ -50,7 +50,7 @@ std::unique_ptr<node::Server> Nodes::Start(uint32_t node) const {
   if (options_.gpu_of) server.node.gpu = options_.gpu_of(node);
   server.node.on_lost_gpu = options_.on_lost_gpu;
   server.node.max_parameters = options_.max_parameters;
-  server.node.on_event = [](const std::string&) {};
+  server.node.on_event = options_.on_event;
   absl::StatusOr<std::unique_ptr<node::Server>> started = node::Server::Start(server);
   EXPECT_TRUE(started.ok()) << started.status();
   return *std::move(started);

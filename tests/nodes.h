@@ -28,6 +28,7 @@ struct NodesOptions {
   WorkerOptions worker = WorkerOfNodes();
   std::function<kernels::cuda::Gpu*(uint32_t node)> gpu_of;  // its worker's; null: on the host
   std::function<void(const absl::Status& why)> on_lost_gpu = [](const absl::Status&) {};
+  std::function<void(const std::string& line)> on_event = [](const std::string&) {};
 };
 
 class Nodes {

@@ -307,11 +307,11 @@ TEST_F(LostStateTest, IsNotTakenForAJobThatOthersHaveLeft) {
   Cluster cluster(WithState());
   Replica replica(job, 0);
   const auto worker = Join(cluster, job, 0, replica);
-  EXPECT_FALSE(worker->IsJobOver());
+  EXPECT_EQ(worker->Outlook(), JobOutlook::kGoesOn);
   cluster.Kill(1, [&] { std::filesystem::remove_all(lost_); });
   const absl::Status told = worker->Step(replica.Gradients(), {job.rates}).status();
   EXPECT_TRUE(absl::IsDataLoss(told)) << told;
-  EXPECT_FALSE(worker->IsJobOver());
+  EXPECT_EQ(worker->Outlook(), JobOutlook::kGoesOn);
 }
 
 class LeaveCountingChannel final : public ForwardingChannel {

@@ -139,16 +139,18 @@ JobStatus Shards::AskAboutJob() const {
   return response.ok() && response->jobs_size() == 1 ? response->jobs(0) : JobStatus();
 }
 
-bool Shards::IsJobOver() const {
+JobOutlook Shards::Outlook() const {
   const int needed = options_.min_workers == 0 ? options_.world_size : options_.min_workers;
+  JobOutlook worst = JobOutlook::kGoesOn;
   for (uint32_t shard = 0; shard < size(); ++shard) {
     const absl::StatusOr<StatusResponse> response = Ask(shard);
     // An aggregator that is being stopped has given its jobs to its snapshots.
-    if (!response.ok() || response->jobs_size() == 0) return false;
+    if (!response.ok() || response->jobs_size() == 0) return JobOutlook::kGoesOn;
     const auto& ranks = response->jobs(0).joined_ranks();
-    if (ranks.size() < needed || !absl::c_linear_search(ranks, options_.rank)) return true;
+    if (!absl::c_linear_search(ranks, options_.rank)) return JobOutlook::kBeginsAnew;
+    if (ranks.size() < needed) worst = JobOutlook::kIsLeft;
   }
-  return false;
+  return worst;
 }
 
 FrameHeader Shards::HeaderOf(uint32_t chunk, uint64_t step, Codec codec) const {

@@ -21,6 +21,13 @@
 
 namespace signpost {
 
+// Whether a job that a rank has joined can go on with it, as far as its aggregators know.
+enum class JobOutlook {
+  kGoesOn,      // or that is not certain
+  kIsLeft,      // too many ranks have left it, and none of them has come again
+  kBeginsAnew,  // another job of its name is about to begin, or has begun, and this one is over
+};
+
 // Makes the requests of one rank to each shard, and knows what the shards have answered when it
 // joined. Not thread-safe.
 class Shards {
@@ -54,11 +61,9 @@ class Shards {
   absl::StatusOr<ReadErrorResponse> ReadError(uint32_t chunk, uint64_t step, absl::Time deadline);
   // Of this job at the first shard; an empty one if there is no answer.
   JobStatus AskAboutJob() const;
-  // Whether a shard says that the job cannot go on with this rank: another one of its name is about
-  // to begin, or too many ranks have left it. False if one does not answer, or does not know the
-  // job: it is being stopped, or has lost its state, which the next exchange tells. May take
-  // seconds.
-  bool IsJobOver() const;
+  // The worst that a shard says. kGoesOn if one does not answer, or does not know the job: it is
+  // being stopped, or has lost its state, which the next exchange tells. May take seconds.
+  JobOutlook Outlook() const;
 
   // Of a frame of this rank, without what its codec and its step's rates ask for.
   FrameHeader HeaderOf(uint32_t chunk, uint64_t step, Codec codec) const;

@@ -176,9 +176,9 @@ class Worker {
   absl::Status Leave();
 
   // Whether the next step would fail because other ranks have left, or have begun anew: between
-  // steps nothing else tells. False if that is not certain. May take seconds.
-  bool IsJobOver() const { return shards_.IsJobOver(); }
-  // As Shards'.
+  // steps nothing else tells. May take seconds.
+  JobOutlook Outlook() const { return shards_.Outlook(); }
+  // As Shards', of all of them.
   absl::Status CheckEpochStands() { return shards_.CheckEpochsStand(shards_.size()); }
 
   uint64_t steps() const { return steps_; }
