@@ -91,7 +91,7 @@ uint32_t Roll::Hear(uint32_t rank, uint64_t step) {
   absl::MutexLock lock(&mutex_);
   is_absent_[rank] = false;
   has_heard_[rank] = true;
-  lacks_state_[rank] = false;
+  lacks_state_[rank] = comes_back_[rank] = false;
   newest_step_[rank] = std::max(newest_step_[rank], step);
   uint32_t count = 0;
   for (uint32_t other = 0; other < is_absent_.size(); ++other) {
@@ -130,6 +130,7 @@ void Roll::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
   is_absent_[rank] = true;
   has_left_[rank] = false;
   has_heard_[rank] = false;
+  comes_back_[rank] = true;
   first_step_[rank] = first_step;
   // The same one may have had the answer to an earlier call, which this is a copy of.
   if (is_same_process) return;
@@ -155,6 +156,17 @@ void Roll::GiveState(uint32_t rank, uint32_t returns) {
 bool Roll::lacks_state(uint32_t rank) const {
   absl::MutexLock lock(&mutex_);
   return lacks_state_[rank];
+}
+
+void Roll::HearReturning(uint32_t rank) {
+  absl::MutexLock lock(&mutex_);
+  // An old copy says nothing of a rank that takes part.
+  if (!has_heard_[rank]) comes_back_[rank] = true;
+}
+
+bool Roll::comes_back(uint32_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  return comes_back_[rank];
 }
 
 bool Roll::has_heard(uint32_t rank) const {
@@ -249,6 +261,7 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
     chunk.SetReturning(rank);
     // Other shards may be further; and this process may not be the one that let it in.
     roll_.RaiseFirstStep(rank, frame.header.answered_steps());
+    roll_.HearReturning(rank);
     if (codec == FETCH) {
       auto give = [this, rank, returns = roll_.returns(rank),
                    done = std::move(done)](absl::StatusOr<OwnedChunk::Reply> state) mutable {

@@ -72,6 +72,7 @@ class Roll {
         has_left_(world_size),
         has_heard_(world_size),
         lacks_state_(world_size),
+        comes_back_(world_size),
         returns_(world_size),
         newest_step_(world_size),
         first_step_(world_size) {}
@@ -97,6 +98,10 @@ class Roll {
   // The rank's process has come back, and neither has a frame come from it since nor was it given
   // any state here. False if that is not certain, as of those who came to an earlier process.
   bool lacks_state(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // A FETCH or LISTEN of it has come, which an aggregator that was started again may hear of first.
+  void HearReturning(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The rank's process has come back, and no frame of it has come since that counts.
+  bool comes_back(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
   // All ranks have left but for these, from which no frame has come since they are back.
   bool HaveLeftBut(const std::set<uint32_t>& ranks) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Fill(Attendance& attendance) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -107,6 +112,7 @@ class Roll {
   std::vector<bool> has_left_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> has_heard_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> lacks_state_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> comes_back_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint32_t> returns_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> newest_step_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> first_step_ ABSL_GUARDED_BY(mutex_);
@@ -170,6 +176,8 @@ class Job {
   bool has_heard(uint32_t rank) const { return roll_.has_heard(rank); }  // from this process of it
   // It waits for the others' state, and has nothing to go on from.
   bool lacks_state(uint32_t rank) const { return roll_.lacks_state(rank); }
+  // Or gets that state, and has not contributed yet.
+  bool comes_back(uint32_t rank) const { return roll_.comes_back(rank); }
   // Nothing more comes from the rank's process. Returns the steps from which on no frame of it can
   // be needed: see OwnedChunk::Withdraw.
   OpenSteps Withdraw(uint32_t rank, uint64_t incarnation);

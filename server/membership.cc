@@ -156,6 +156,10 @@ bool Membership::IsGone(uint32_t rank, absl::Time now) const {
                        : absl::c_none_of(peers, connections_.has);
 }
 
+bool Membership::IsConnected(uint32_t rank) const {
+  return connections_.has != nullptr && absl::c_any_of(members_.at(rank).peers, connections_.has);
+}
+
 bool Membership::AllGone(absl::Time now) const {
   return absl::c_all_of(members_, [&](const auto& member) {
     return member.second.left || IsGone(member.first, now);

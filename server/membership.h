@@ -85,6 +85,8 @@ class Membership {
   // require complete().
   bool IsGone(uint32_t rank, absl::Time now) const;
   bool AllGone(absl::Time now) const;
+  // For certain. Requires complete().
+  bool IsConnected(uint32_t rank) const;
   bool has_left(uint32_t rank) const { return members_.at(rank).left; }  // requires complete()
   // Of all ranks that have not left a connection has been told, or the job has been silent for
   // `idle_timeout`. Requires complete().

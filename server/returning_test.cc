@@ -401,6 +401,53 @@ TEST_F(ReturningTest, ARoundDoesNotWaitForWhoWaitsForItsAnswer) {
   EXPECT_TRUE(listens.status().ok()) << listens.status();
 }
 
+TEST_F(ReturningTest, WhoGetsItsStateKeepsTheRankFromTheNextClaim) {
+  Start();
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  Die(1001);
+  Claim(1);
+  PassDeadline();
+  const auto fetch = SendChunk(1, 1, 0, FETCH, kNext);
+  const auto next = Claim(1, kNext + 1);
+  PassDeadline();
+  EXPECT_TRUE(next.waits()) << next.status();
+  ASSERT_EQ(SendChunk(0, 1, 0, ONE_BIT).value().answer->header.codec(), FETCH);
+  SendChunk(0, 1, 0, STATE);
+  EXPECT_TRUE(fetch.ok()) << fetch.status();
+  const auto listens = SendChunk(1, 1, 0, LISTEN, kNext);
+  PassDeadline();
+  EXPECT_TRUE(next.waits()) << next.status();
+  for (uint32_t rank : {0, 2}) Send(rank, 1);
+  PassDeadline();
+  EXPECT_TRUE(listens.ok()) << listens.status();
+  const auto sent = Send(1, 2, kNext);
+  aggregator_->CloseLateRounds();
+  EXPECT_TRUE(absl::IsAlreadyExists(next.status())) << next.status();
+  for (uint32_t rank : {0, 2}) Send(rank, 2);
+  EXPECT_TRUE(sent.ok()) << sent.status();
+}
+
+TEST_F(ReturningTest, TheNextClaimHasTheRankOfWhoDiedWithoutHavingContributed) {
+  MakeDurable();
+  Start();
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  Claim(1);
+  PassDeadline();
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  Restart();  // which hears of it from its FETCH
+  SendChunk(1, 1, 0, FETCH, kNext);
+  const auto next = Claim(1, kNext + 1);
+  for (uint32_t rank : {0, 2}) Send(rank, 1);
+  now_ += absl::Minutes(1);
+  aggregator_->CloseLateRounds();
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  EXPECT_TRUE(next.waits()) << next.status();
+  Die(kNext);
+  PassDeadline();
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  EXPECT_TRUE(next.ok()) << next.status();
+}
+
 TEST_F(ReturningTest, FollowsRoundsThatItHasNoPartIn) {
   Start();
   for (uint32_t rank : {0, 2}) Send(rank, 0);

@@ -188,8 +188,11 @@ void ServedJob::AdmitReturning(absl::Time now, Callbacks& callbacks) {
 bool ServedJob::Admit(Returning& returning, absl::Time now, Callbacks& callbacks) {
   const uint32_t rank = returning.claim.rank;
   if (!returning.has_rank) {
+    // Who came back is absent until its first frame, and may be getting its state.
+    const bool comes_back = job_->comes_back(rank) && membership_.IsConnected(rank);
     const bool may_have_rank =
-        membership_.Holds(returning.claim) || (GoesOnWithoutSome() && job_->is_absent(rank, now));
+        membership_.Holds(returning.claim) ||
+        (GoesOnWithoutSome() && job_->is_absent(rank, now) && !comes_back);
     if (!may_have_rank && job_->newest_step(rank) > returning.newest_step) {
       const absl::Status refusal = TakesPartError(rank);
       RecordRefusal(rank, refusal);
