@@ -1,6 +1,7 @@
 #include "server/earlier_process.h"
 
 #include "absl/strings/str_cat.h"
+#include "proto/try_again.h"
 #include "server/undurable_rounds.h"
 
 namespace signpost {
@@ -21,13 +22,13 @@ absl::Status TooManyAnswersError(const FrameHeader& header, uint64_t open_step) 
 }
 
 absl::Status OtherAnswerError(const FrameHeader& header, uint64_t step) {
-  return absl::DataLossError(absl::StrCat(
+  return TryAgain(absl::DataLossError(absl::StrCat(
       "rank ", header.rank(),
       " was away for too long after this aggregator was started again: it "
       "has had an answer of step ",
       step, ", chunk ", header.chunk(),
-      ", which has closed without it since, and its parameters are not those of the others. They "
-      "go on without it"));
+      ", which has closed otherwise since, and its parameters are not those of the others. They go "
+      "on without it. Started again, it gets the others' state")));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "proto/try_again.h"
 #include "server/undurable_rounds.h"
 
 namespace signpost {
@@ -78,6 +79,8 @@ TEST_F(EarlierProcessTest, NobodyMustHaveHadTheAnswerOfARoundThatSomebodyIsLeftO
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(status.message(), HasSubstr("rank 1 was away for too long"));
   EXPECT_THAT(status.message(), HasSubstr("step 5"));
+  EXPECT_THAT(status.message(), HasSubstr("Started again, it gets the others' state"));
+  EXPECT_TRUE(IsTryAgain(status));
 }
 
 TEST_F(EarlierProcessTest, ARankThatIsBackHasItsLaterAnswersFromThisProcess) {
