@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -849,20 +850,26 @@ void Aggregator::MakeRoomOnDisk() {
 }
 
 absl::Duration Aggregator::CloseLateRounds() {
-  std::vector<std::shared_ptr<Job>> jobs;
+  struct Due {
+    std::shared_ptr<Job> job;
+    std::set<uint32_t> gone;
+  };
+  std::vector<Due> jobs;
   absl::Duration shortest = absl::InfiniteDuration();
   {
     absl::MutexLock lock(&mutex_);
+    const absl::Time now = options_.now();
     for (const auto& [name, job] : jobs_) {
       if (job.job()->round_deadline() == absl::InfiniteDuration()) continue;
       shortest = std::min(shortest, job.job()->round_deadline());
       // Frames come when all ranks have been welcomed, which with a state directory takes a save.
-      if (job.membership().complete()) jobs.push_back(job.job());
+      if (!job.membership().complete()) continue;
+      jobs.push_back({job.job(), job.membership().GoneRanks(now)});
     }
   }
-  for (const std::shared_ptr<Job>& job : jobs) {
-    job->AskForStates(options_.now());
-    if (!job->LeaveOut(options_.restart_grace, options_.now())) continue;
+  for (auto& [job, gone] : jobs) {
+    job->AskForStates(gone, options_.now());
+    if (!job->LeaveOut(options_.restart_grace, std::move(gone), options_.now())) continue;
     absl::Status status;
     if (state_dir_ != nullptr) {
       status = state_dir_->SaveLateRounds(job->id().epoch, job->late_rounds());

@@ -147,9 +147,10 @@ class Aggregator {
   void Exchange(Frame frame, ExchangeDone done, std::string peer = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends a rank's membership. No round can close without it, so waiting calls of the job end with
-  // FAILED_PRECONDITION; but not in a job that can do without as many ranks (min_workers). When all
-  // ranks have left the job is forgotten. Idempotent: OK for a job,
-  // or epoch of it, that is over. INVALID_ARGUMENT for a rank that the job does not have.
+  // FAILED_PRECONDITION; but not in a job that can do without as many ranks (min_workers). A rank
+  // that has come back, and gives up before its first frame, is absent as before, and has not left,
+  // unless it is the last one. When all ranks have left the job is forgotten. Idempotent: OK for a
+  // job, or epoch of it, that is over. INVALID_ARGUMENT for a rank that the job does not have.
   // FAILED_PRECONDITION before the job is complete. ABORTED when rounds that the rank has completed
   // are not known here, as after a crash: its frames must be offered first. UNAVAILABLE after
   // Drain.

@@ -131,6 +131,7 @@ void Roll::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
   has_left_[rank] = false;
   has_heard_[rank] = false;
   comes_back_[rank] = true;
+  has_given_up_[rank] = false;
   first_step_[rank] = first_step;
   // The same one may have had the answer to an earlier call, which this is a copy of.
   if (is_same_process) return;
@@ -164,6 +165,16 @@ void Roll::HearReturning(uint32_t rank) {
   if (!has_heard_[rank]) comes_back_[rank] = true;
 }
 
+void Roll::GiveUp(uint32_t rank) {
+  absl::MutexLock lock(&mutex_);
+  is_absent_[rank] = has_given_up_[rank] = true;
+}
+
+bool Roll::has_given_up(uint32_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  return has_given_up_[rank];
+}
+
 bool Roll::comes_back(uint32_t rank) const {
   absl::MutexLock lock(&mutex_);
   return comes_back_[rank];
@@ -172,6 +183,12 @@ bool Roll::comes_back(uint32_t rank) const {
 bool Roll::has_heard(uint32_t rank) const {
   absl::MutexLock lock(&mutex_);
   return has_heard_[rank];
+}
+
+bool Roll::IsAlone(uint32_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  const size_t others = absl::c_count(has_left_, true) - has_left_[rank];
+  return others + 1 == has_left_.size();
 }
 
 bool Roll::HaveLeftBut(const std::set<uint32_t>& ranks) const {
@@ -198,7 +215,8 @@ Job::Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, Bell* bell
       shard_(shard),
       shard_of_chunk_(layout_.ShardOfChunk(shard.shard_count)),
       reserved_bytes_(ReservedBytes(world_size_, layout_, shard_)),
-      roll_(world_size) {
+      roll_(world_size),
+      state_desk_(layout_) {
   for (uint32_t chunk = 0; chunk < shard_of_chunk_.size(); ++chunk) {
     if (shard_of_chunk_[chunk] != shard_.shard) continue;
     chunks_.try_emplace(chunk, layout_, chunk, world_size_, bell);
@@ -258,6 +276,10 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
   }
   if (codec == FETCH || codec == LISTEN) {
     const uint32_t rank = frame.header.rank();
+    if (status = chunk.CheckSender(frame.header); !status.ok()) {
+      done(status);
+      return false;
+    }
     // Other shards may be further; and this process may not be the one that let it in.
     roll_.RaiseFirstStep(rank, frame.header.answered_steps());
     roll_.HearReturning(rank);
@@ -277,7 +299,7 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
   }
   if (frame.header.step() >= layout_.options().first_step()) has_trained_ = true;
   const uint32_t absent = roll_.Hear(frame.header.rank(), frame.header.step());
-  const std::vector<uint32_t> wanted = state_desk_.TakeWanted(now);
+  const std::vector<uint32_t> wanted = state_desk_.TakeWanted(frame.header.rank(), now);
   if (!wanted.empty()) {
     done(StateDesk::Ask(frame.header, wanted));
     return false;
@@ -313,10 +335,11 @@ uint32_t Job::min_workers() const {
   return min_workers == 0 ? world_size_ : min_workers;
 }
 
-bool Job::LeaveOut(absl::Duration restart_grace, absl::Time now) {
+bool Job::LeaveOut(absl::Duration restart_grace, std::set<uint32_t> gone, absl::Time now) {
   Attendance attendance = {.round_deadline = round_deadline(),
                            .min_workers = min_workers(),
-                           .waits_in_vain = state_desk_.RanksInVain(),
+                           .waits_in_vain = state_desk_.RanksInVain(now),
+                           .gone = std::move(gone),
                            .restart_grace = restart_grace};
   roll_.Fill(attendance);
   const std::vector<bool> was_absent = attendance.is_absent;
@@ -375,16 +398,18 @@ void Job::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
   for (auto& [number, chunk] : chunks_) chunk.Return(rank);
 }
 
-void Job::AskForStates(absl::Time now) {
-  const std::vector<uint32_t> wanted = state_desk_.TakeWanted(now);
-  if (wanted.empty()) return;
+void Job::AskForStates(const std::set<uint32_t>& gone, absl::Time now) {
+  std::vector<uint32_t> wanted;
+  const auto is_asked = [&](uint32_t rank) {
+    if (!gone.contains(rank)) wanted = state_desk_.TakeWanted(rank, now);
+    return !wanted.empty();
+  };
   for (auto& [number, chunk] : chunks_) {
-    std::optional<OwnedChunk::TakenCall> call = chunk.TakeWaitingCall(asked_rank_);
+    std::optional<OwnedChunk::TakenCall> call = chunk.TakeWaitingCall(asked_rank_, is_asked);
     if (!call) continue;
     asked_rank_ = call->header.rank();
     return call->done(StateDesk::Ask(call->header, wanted));
   }
-  state_desk_.PutBack(wanted);
 }
 
 std::optional<double> Job::MostErrorSquared(uint32_t rank) const {
@@ -398,6 +423,18 @@ std::optional<double> Job::MostErrorSquared(uint32_t rank) const {
 }
 
 bool Job::Leave(uint32_t rank) { return world_size_ - roll_.SetLeft(rank) >= min_workers(); }
+
+bool Job::GiveUp(uint32_t rank, uint64_t incarnation) {
+  if (roll_.IsAlone(rank)) return false;
+  Withdraw(rank, incarnation);
+  roll_.GiveUp(rank);
+  return true;
+}
+
+void Job::EndCallsOf(uint32_t rank) {
+  state_desk_.Withdraw(rank, OwnedChunk::WithdrawnError(rank));
+  for (auto& [number, chunk] : chunks_) chunk.EndCallsOf(rank);
+}
 
 void Job::EndReturnsIfAlone() {
   // Who waits for a state has none to give.

@@ -73,6 +73,7 @@ class Roll {
         has_heard_(world_size),
         lacks_state_(world_size),
         comes_back_(world_size),
+        has_given_up_(world_size),
         returns_(world_size),
         newest_step_(world_size),
         first_step_(world_size) {}
@@ -100,8 +101,13 @@ class Roll {
   bool lacks_state(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
   // A FETCH or LISTEN of it has come, which an aggregator that was started again may hear of first.
   void HearReturning(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  // It has come back, and gives up.
+  void GiveUp(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   // The rank's process has come back, and no frame of it has come since that counts.
   bool comes_back(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
+  bool has_given_up(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // All others have left.
+  bool IsAlone(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
   // All ranks have left but for these, from which no frame has come since they are back.
   bool HaveLeftBut(const std::set<uint32_t>& ranks) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Fill(Attendance& attendance) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -113,6 +119,7 @@ class Roll {
   std::vector<bool> has_heard_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> lacks_state_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> comes_back_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> has_given_up_ ABSL_GUARDED_BY(mutex_);  // of those that come back
   std::vector<uint32_t> returns_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> newest_step_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> first_step_ ABSL_GUARDED_BY(mutex_);
@@ -153,14 +160,18 @@ class Job {
   absl::Duration round_deadline() const;
   uint32_t min_workers() const;
 
+  // `gone` are those whose processes have no connection: what they wait for counts for nothing.
   // Rounds close without late ranks: those that OwnedChunk::LeaveOut decides on close once
   // SetLateRoundsDurable says that late_rounds() survives a crash. Whether there are any.
-  bool LeaveOut(absl::Duration restart_grace, absl::Time now);
+  bool LeaveOut(absl::Duration restart_grace, std::set<uint32_t> gone, absl::Time now);
   LateRounds late_rounds() const;
   void SetLateRoundsDurable(absl::Time now);
 
   // The rank has left. Whether rounds can do without it; if not, End is to follow.
   bool Leave(uint32_t rank);
+  // The rank, which comes back, goes again, and is as absent as before. False if all others have
+  // left: then it is the last to leave.
+  bool GiveUp(uint32_t rank, uint64_t incarnation);
   // Ends the calls of ranks that come back and that nobody can help any more.
   void EndReturnsIfAlone();
 
@@ -178,6 +189,9 @@ class Job {
   bool lacks_state(uint32_t rank) const { return roll_.lacks_state(rank); }
   // Or gets that state, and has not contributed yet.
   bool comes_back(uint32_t rank) const { return roll_.comes_back(rank); }
+  bool has_given_up(uint32_t rank) const { return roll_.has_given_up(rank); }
+  // Ends the calls of the rank's process, which was withdrawn: before another has the rank.
+  void EndCallsOf(uint32_t rank);
   // Nothing more comes from the rank's process. Returns the steps from which on no frame of it can
   // be needed: see OwnedChunk::Withdraw.
   OpenSteps Withdraw(uint32_t rank, uint64_t incarnation);
@@ -185,8 +199,9 @@ class Job {
   // from which nothing has come yet. That may have had the answer to an earlier Join, be about to
   // begin where it is, and need the answers since.
   void Return(uint32_t rank, uint64_t first_step, bool is_same_process);
-  // Asks a rank whose call waits for the state of chunks, if another rank needs them.
-  void AskForStates(absl::Time now);
+  // Asks a rank whose call waits, but one that is gone, for the state of chunks, if another rank
+  // needs them.
+  void AskForStates(const std::set<uint32_t>& gone, absl::Time now);
   // Over all chunks; none if it is not known of one.
   std::optional<double> MostErrorSquared(uint32_t rank) const;
 

@@ -156,6 +156,14 @@ bool Membership::IsGone(uint32_t rank, absl::Time now) const {
                        : absl::c_none_of(peers, connections_.has);
 }
 
+std::set<uint32_t> Membership::GoneRanks(absl::Time now) const {
+  std::set<uint32_t> gone;
+  for (const auto& [rank, member] : members_) {
+    if (IsGone(rank, now)) gone.insert(rank);
+  }
+  return gone;
+}
+
 bool Membership::IsConnected(uint32_t rank) const {
   return connections_.has != nullptr && absl::c_any_of(members_.at(rank).peers, connections_.has);
 }

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -85,6 +86,7 @@ class Membership {
   // require complete().
   bool IsGone(uint32_t rank, absl::Time now) const;
   bool AllGone(absl::Time now) const;
+  std::set<uint32_t> GoneRanks(absl::Time now) const;  // requires complete()
   // For certain. Requires complete().
   bool IsConnected(uint32_t rank) const;
   bool has_left(uint32_t rank) const { return members_.at(rank).left; }  // requires complete()

@@ -50,9 +50,6 @@ absl::Status NoRoomError(const Room::Offer& offer) {
 // travel in one header.
 constexpr size_t kMostAnswers = 16;
 
-// As long as states are asked for, twice.
-constexpr absl::Duration kInVain = absl::Seconds(10);
-
 // So many bytes of answers may be kept however small a chunk is: half of a number, as of a norm,
 // would be that of few rounds.
 constexpr uint64_t kSmallAnswers = 64 * 1024;
@@ -167,10 +164,7 @@ OwnedChunk::EndedCalls OwnedChunk::Ended(Done done, absl::StatusOr<Reply> result
 OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done done,
                                               const Room::Offer& offer) {
   const FrameHeader header = frame.header;
-  if (header.incarnation() != 0 && header.incarnation() == ranks_[header.rank()].withdrawn) {
-    return Ended(std::move(done), TryAgain(absl::FailedPreconditionError(absl::StrCat(
-                                      "rank ", header.rank(), " has left, or is another's"))));
-  }
+  if (IsWithdrawn(header)) return Ended(std::move(done), WithdrawnError(header.rank()));
   if (earlier_) {
     absl::Status status = earlier_->Check(header, open_step_);
     if (!status.ok()) return Ended(std::move(done), std::move(status));
@@ -286,16 +280,46 @@ void OwnedChunk::Return(uint32_t rank) {
   ranks_[rank].heard = open_step_;
 }
 
+absl::Status OwnedChunk::WithdrawnError(uint32_t rank) {
+  return TryAgain(
+      absl::FailedPreconditionError(absl::StrCat("rank ", rank, " has left, or is another's")));
+}
+
+absl::Status OwnedChunk::CheckSender(const FrameHeader& header) const {
+  absl::MutexLock lock(&mutex_);
+  return IsWithdrawn(header) ? WithdrawnError(header.rank()) : absl::OkStatus();
+}
+
 uint64_t OwnedChunk::Withdraw(uint32_t rank, uint64_t incarnation) {
   absl::MutexLock lock(&mutex_);
   ranks_[rank].withdrawn = incarnation;
   if (!open_ || !open_->round.Has(rank)) return open_step_;
   if (IsDecided()) return open_step_ + 1;
   open_->round.Drop(rank);
+  ForgetIfEmpty();
+  return open_step_;
+}
+
+void OwnedChunk::ForgetIfEmpty() {
   const bool is_waited_for =
       absl::c_any_of(open_->calls, [](const WaitingCall& call) { return call.done != nullptr; });
   if (open_->round.contributed() == 0 && !is_waited_for) open_.reset();
-  return open_step_;
+}
+
+void OwnedChunk::EndCallsOf(uint32_t rank) {
+  EndedCalls ended;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (open_ && open_->calls[rank].done) {
+      ended.push_back({std::move(open_->calls[rank].done), WithdrawnError(rank)});
+      ForgetIfEmpty();
+    }
+    if (const auto listener = listeners_.find(rank); listener != listeners_.end()) {
+      ended.push_back({std::move(listener->second.done), WithdrawnError(rank)});
+      listeners_.erase(listener);
+    }
+  }
+  for (EndedCall& call : ended) call.done(std::move(call.result));
 }
 
 bool OwnedChunk::IsDecided() const {
@@ -304,11 +328,12 @@ bool OwnedChunk::IsDecided() const {
   return earlier_ && earlier_->MayHaveClosed(open_step_);
 }
 
-std::optional<OwnedChunk::TakenCall> OwnedChunk::TakeWaitingCall(uint32_t after) {
+std::optional<OwnedChunk::TakenCall> OwnedChunk::TakeWaitingCall(
+    uint32_t after, absl::FunctionRef<bool(uint32_t rank)> is_one) {
   absl::MutexLock lock(&mutex_);
   for (uint32_t i = 1; i <= world_size_ && open_; ++i) {
     const uint32_t rank = (after + i) % world_size_;
-    if (!open_->calls[rank].done) continue;
+    if (!open_->calls[rank].done || !is_one(rank)) continue;
     TakenCall taken;
     taken.header.set_rank(rank);
     taken.header.set_step(open_step_);
@@ -426,7 +451,8 @@ bool OwnedChunk::HasEnough(const Attendance& attendance, absl::Time now) const {
   for (const uint32_t rank : open_->round.MissingRanks()) {
     if (attendance.first_step[rank] > open_step_) {
       ++counted;
-    } else if (attendance.waits_in_vain.contains(rank) || ListensInVain(rank, now)) {
+    } else if (!attendance.gone.contains(rank) &&
+               (attendance.waits_in_vain.contains(rank) || ListensInVain(rank, now))) {
       ++in_vain;
     } else if (!attendance.is_absent[rank] && !attendance.has_left[rank]) {
       others_may_come = true;

@@ -15,6 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -65,9 +66,14 @@ struct Attendance {
   std::vector<uint64_t> first_step;
   // Who waits for a state that nobody gives before rounds have closed.
   std::set<uint32_t> waits_in_vain;
+  std::set<uint32_t> gone;  // whose processes have no connection
   // How long a restarted aggregator waits until it has heard from every rank.
   absl::Duration restart_grace;
 };
+
+// For how long a rank waits, for a state or a round's answer, until it is taken for one that cannot
+// come to a round before that has closed.
+inline constexpr absl::Duration kInVain = absl::Seconds(10);
 
 // Thread-safe. Callbacks are called exactly once, with no lock held, either before the call returns
 // or later by the thread whose call ended their wait. Every wait must have ended (End) before the
@@ -145,6 +151,12 @@ class OwnedChunk {
   // open round is dropped, unless it is decided that the round closes with it. Returns the step
   // from which on no frame of it can be needed.
   uint64_t Withdraw(uint32_t rank, uint64_t incarnation) ABSL_LOCKS_EXCLUDED(mutex_);
+  // FAILED_PRECONDITION, with TryAgain's mark, of a process that was withdrawn.
+  absl::Status CheckSender(const FrameHeader& header) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // To those whose calls wait.
+  static absl::Status WithdrawnError(uint32_t rank);
+  // Ends the rank's calls with it: to follow Withdraw, before another process has the rank.
+  void EndCallsOf(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Another process has taken the rank. It needs the answers from now on.
   void Return(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -153,13 +165,15 @@ class OwnedChunk {
   // could have closed with otherwise since.
   void SetReturning(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // A call that waits in the open round, which keeps its frame; ranks above `after` come first.
-  // Nothing if there is none.
+  // A call that waits in the open round, which keeps its frame, of a rank that `is_one` says;
+  // those above `after` are asked first. Nothing if there is none.
   struct TakenCall {
     FrameHeader header;  // rank, step and chunk only
     Done done;
   };
-  std::optional<TakenCall> TakeWaitingCall(uint32_t after) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::optional<TakenCall> TakeWaitingCall(uint32_t after,
+                                           absl::FunctionRef<bool(uint32_t rank)> is_one)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The most that the square of the norm of the rank's error can be, judged by the last frame that
   // came from it: what it was to keep is compress's error of the input u, at most (1 + gamma^2)
@@ -279,6 +293,8 @@ class OwnedChunk {
   EndedCalls CloseRound(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   EndedCalls TakeListeners(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   EndedCalls EndRound(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of the open round, when nothing of it is here any more.
+  void ForgetIfEmpty() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The open round waits no longer for these ranks, of those that were missing until now.
   void CountWait(absl::Span<const uint32_t> ranks, uint32_t missing, absl::Time now)
@@ -306,6 +322,9 @@ class OwnedChunk {
   void LearnLateRanks(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayLeaveOut(const Attendance& attendance, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsWithdrawn(const FrameHeader& header) const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return header.incarnation() != 0 && header.incarnation() == ranks_[header.rank()].withdrawn;
+  }
   // Whether as many as min_workers have contributed, or would if they could.
   bool HasEnough(const Attendance& attendance, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

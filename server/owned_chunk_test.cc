@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "proto/try_again.h"
 #include "server/test_job.h"
 #include "trace/merge.h"
 #include "trace/recorder.h"
@@ -340,6 +341,28 @@ TEST_F(OwnedChunkTest, WhatAProcessThatIsGoneContributedToAnOpenRoundIsDropped) 
   for (uint32_t rank : {0, 1}) Send(rank, 0);
   EXPECT_EQ(chunk_->Withdraw(1, kGone), 0);
   EXPECT_EQ(chunk_->missing(), 3);
+}
+
+TEST_F(OwnedChunkTest, ItsCallsEnd) {
+  const Result waits = Send(1, 0), other = Send(0, 0), listens = Listen(1, 1);
+  chunk_->Withdraw(1, kGone);
+  chunk_->EndCallsOf(1);
+  for (const Result& ended : {waits, listens}) {
+    ASSERT_TRUE(ended->has_value());
+    EXPECT_TRUE(absl::IsFailedPrecondition((*ended)->status())) << (*ended)->status();
+    EXPECT_TRUE(IsTryAgain((*ended)->status()));
+  }
+  EXPECT_FALSE(other->has_value());
+}
+
+TEST_F(OwnedChunkTest, WhoListensInVainCountsOnlyWhileItIsThere) {
+  Send(0, 0);
+  Listen(1, 0);
+  attendance_.is_absent = {false, true, true, true};
+  attendance_.gone = {1};
+  EXPECT_THAT(LeaveOutAfter(absl::Minutes(1)), IsEmpty()) << "two are needed";
+  attendance_.gone = {};
+  EXPECT_THAT(LeaveOutAfter(absl::ZeroDuration()), ElementsAre(1, 2, 3));
 }
 
 TEST_F(OwnedChunkTest, WhatItContributedToARoundThatClosesWithoutOthersIsKept) {

@@ -129,12 +129,12 @@ class ReturningTest : public ::testing::Test {
     return result;
   }
 
-  void Leave(uint32_t rank, absl::Status& left) {
+  void Leave(uint32_t rank, absl::Status& left, std::optional<uint64_t> incarnation = {}) {
     LeaveRequest leave;
     leave.set_job("job");
     leave.set_epoch(epoch_);
     leave.set_rank(rank);
-    leave.set_incarnation(1000 + rank);
+    leave.set_incarnation(incarnation.value_or(1000 + rank));
     left = absl::UnknownError("still waits");
     aggregator_->Leave(leave, [&left](const absl::Status& status) { left = status; });
   }
@@ -446,6 +446,125 @@ TEST_F(ReturningTest, TheNextClaimHasTheRankOfWhoDiedWithoutHavingContributed) {
   PassDeadline();
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
   EXPECT_TRUE(next.ok()) << next.status();
+}
+
+// All three are needed.
+class GivingUpTest : public ReturningTest {
+ protected:
+  void Begin() {
+    min_workers_ = 2;
+    Start();
+    for (uint32_t rank : {0, 1, 2}) Send(rank, 0);
+    Die(1001);
+    Die(1002);
+    waiting_ = Send(0, 1);
+    Claim(1);
+    Claim(2, kNext + 1);
+    PassDeadline();
+    fetch_ = SendChunk(1, 1, 0, FETCH, kNext);
+    absl::Status one, two;
+    Leave(1, one, kNext);
+    Leave(2, two, kNext + 1);
+    EXPECT_TRUE(one.ok() && two.ok()) << one << two;
+  }
+
+  ExchangeResult waiting_, fetch_;
+};
+
+TEST_F(GivingUpTest, TheOthersGoOn) {
+  Begin();
+  EXPECT_TRUE(waiting_.waits()) << waiting_.status();
+  const auto refused = SendChunk(1, 1, 0, FETCH, kNext);
+  EXPECT_FALSE(refused.waits()) << "it has gone";
+  EXPECT_THAT(fetch_.message(), HasSubstr("has left, or is another's"));
+  // It may still be connected; the next process has the rank at once.
+  const auto claim = Claim(1, kNext + 2);
+  PassDeadline();
+  ASSERT_TRUE(claim.ok()) << claim.status();
+  const auto sent = Send(1, 1, kNext + 2);
+  PassDeadline();
+  EXPECT_TRUE(sent.ok()) << sent.status();
+  EXPECT_TRUE(waiting_.ok()) << waiting_.status();
+}
+
+TEST_F(GivingUpTest, ASecondCallSaysNothingNew) {
+  Begin();
+  absl::Status again;
+  for (uint32_t rank : {1, 2}) Leave(rank, again, kNext + rank - 1);
+  EXPECT_TRUE(again.ok()) << again;
+  EXPECT_TRUE(waiting_.waits()) << waiting_.status();
+}
+
+TEST_F(ReturningTest, WhoGivesUpWhenAllOthersHaveLeftIsTheLastToLeave) {
+  min_workers_ = 1;
+  Start();
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  Claim(1);
+  PassDeadline();
+  SendChunk(1, 1, 0, FETCH, kNext);
+  for (uint32_t rank : {0, 2}) EXPECT_TRUE(LeaveOf(rank).ok());
+  EXPECT_THAT(JobNames(*aggregator_), ElementsAre("job"));
+  absl::Status left;
+  Leave(1, left, kNext);
+  EXPECT_TRUE(left.ok()) << left;
+  EXPECT_THAT(JobNames(*aggregator_), IsEmpty());
+}
+
+TEST_F(ReturningTest, WhoWaitsForAStateInVainCountsOnlyWhileItIsThere) {
+  Start();
+  Send(0, 0);
+  Die(1001);
+  Die(1002);
+  const auto claim = Claim(1);
+  PassDeadline();
+  ASSERT_TRUE(claim.ok()) << claim.status();
+  SendChunk(1, 0, 0, FETCH, kNext);
+  ASSERT_EQ(SendChunk(0, 0, 0, ONE_BIT).value().answer->header.codec(), FETCH);
+  Die(kNext);
+  for (int i = 0; i < 20; ++i) PassDeadline();
+  EXPECT_EQ(StatusOf(*aggregator_).rounds_closed(), 0);
+}
+
+// Rank 1's next process comes when others were asked for the state for long, for the one before.
+TEST_F(ReturningTest, WhoComesNextWaitsForAStateFromTheBeginning) {
+  Start();
+  Send(0, 0);
+  Claim(1);
+  PassDeadline();
+  const auto before = SendChunk(1, 0, 0, FETCH, kNext);
+  ASSERT_EQ(SendChunk(0, 0, 0, ONE_BIT).value().answer->header.codec(), FETCH);
+  SendChunk(0, 0, 0, ONE_BIT);
+  now_ += absl::Seconds(9);
+  Die(kNext);
+  const auto claim = Claim(1, kNext + 1);
+  aggregator_->CloseLateRounds();
+  ASSERT_TRUE(claim.ok()) << claim.status();
+  EXPECT_TRUE(before.is_to_be_tried_again()) << before.status();
+  SendChunk(1, 0, 0, FETCH, kNext + 1);
+  const auto asked = SendChunk(0, 0, 0, ONE_BIT);
+  ASSERT_TRUE(asked.ok()) << "at once";
+  EXPECT_EQ(asked.value().answer->header.codec(), FETCH);
+  SendChunk(0, 0, 0, ONE_BIT);
+  now_ += absl::Seconds(9);
+  aggregator_->CloseLateRounds();
+  EXPECT_EQ(StatusOf(*aggregator_).rounds_closed(), 0);
+  now_ += absl::Seconds(1);
+  aggregator_->CloseLateRounds();
+  EXPECT_EQ(StatusOf(*aggregator_).rounds_closed(), 2) << "of both chunks";
+}
+
+TEST_F(ReturningTest, WhoseProcessIsGoneIsNotAskedForAState) {
+  Start();
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  Claim(1);
+  PassDeadline();
+  const auto there = SendChunk(0, 1, 0, ONE_BIT), gone = SendChunk(2, 1, 0, ONE_BIT);
+  ASSERT_TRUE(there.waits() && gone.waits());
+  Die(1002);
+  SendChunk(1, 1, 0, FETCH, kNext);
+  aggregator_->CloseLateRounds();
+  ASSERT_TRUE(there.ok()) << there.status();
+  EXPECT_EQ(there.value().answer->header.codec(), FETCH);
 }
 
 TEST_F(ReturningTest, FollowsRoundsThatItHasNoPartIn) {
@@ -767,26 +886,66 @@ FrameHeader HeaderOf(uint32_t rank, uint32_t chunk) {
   return header;
 }
 
-TEST(StateDesk, AsksOnceAndAgainAfterAWhile) {
-  StateDesk desk;
+// Of tensor `size` in one chunk.
+Layout LayoutOfSize(uint64_t size) {
+  JoinRequest join = TestJoin(0, 1);
+  join.mutable_options()->set_chunk_elements(1 << 21);
+  join.clear_tensors();
+  Tensor& tensor = *join.add_tensors();
+  tensor.set_name("tensor");
+  tensor.add_shape(size);
+  return LayoutOf(join);
+}
+
+TEST(StateDesk, AsksAnotherAfterAWhile) {
+  StateDesk desk(TestLayout());
   const absl::Time now = absl::FromUnixSeconds(1700000000);
-  EXPECT_THAT(desk.TakeWanted(now), IsEmpty());
+  EXPECT_THAT(desk.TakeWanted(0, now), IsEmpty());
   CallResult<OwnedChunk::Reply> first, second;
-  desk.Fetch(HeaderOf(1, 3), first.done());
-  desk.Fetch(HeaderOf(2, 3), second.done());
+  desk.Fetch(HeaderOf(1, 1), first.done());
+  desk.Fetch(HeaderOf(2, 1), second.done());
   EXPECT_THAT(desk.WaitingRanks(), ElementsAre(1, 2));
-  EXPECT_THAT(desk.TakeWanted(now), ElementsAre(3));
-  EXPECT_THAT(desk.TakeWanted(now), IsEmpty());
-  EXPECT_THAT(desk.TakeWanted(now + absl::Minutes(1)), ElementsAre(3));
-  desk.PutBack({3});
-  EXPECT_THAT(desk.TakeWanted(now), ElementsAre(3));
-  desk.Give({HeaderOf(0, 3), Payload(24)});
+  EXPECT_THAT(desk.TakeWanted(0, now), ElementsAre(1));
+  EXPECT_THAT(desk.TakeWanted(3, now), IsEmpty());
+  EXPECT_THAT(desk.TakeWanted(0, now + absl::Seconds(6)), IsEmpty()) << "others may be there";
+  EXPECT_THAT(desk.TakeWanted(3, now + absl::Seconds(6)), ElementsAre(1));
+  EXPECT_THAT(desk.TakeWanted(0, now + absl::Seconds(12)), IsEmpty());
+  EXPECT_THAT(desk.TakeWanted(0, now + absl::Seconds(17)), ElementsAre(1)) << "or not";
+  desk.Give({HeaderOf(0, 1), Payload(24)});
   EXPECT_EQ(first.value().answer, second.value().answer);
   EXPECT_THAT(desk.WaitingRanks(), IsEmpty());
 }
 
+TEST(StateDesk, AsksForALargeStateAgainWhenASlowLinkWouldHaveSentIt) {
+  const Layout layout = LayoutOfSize(1 << 21);  // 25 MB
+  StateDesk desk(layout);
+  const absl::Time now = absl::FromUnixSeconds(1700000000);
+  CallResult<OwnedChunk::Reply> fetch;
+  desk.Fetch(HeaderOf(1, 0), fetch.done());
+  EXPECT_THAT(desk.TakeWanted(0, now), ElementsAre(0));
+  EXPECT_THAT(desk.TakeWanted(2, now + absl::Seconds(28)), IsEmpty());
+  EXPECT_THAT(desk.TakeWanted(2, now + absl::Seconds(31)), ElementsAre(0));
+  desk.End(absl::CancelledError());
+}
+
+TEST(StateDesk, ForgetsWhatAProcessThatIsGoneHasAskedFor) {
+  StateDesk desk(TestLayout());
+  const absl::Time now = absl::FromUnixSeconds(1700000000);
+  CallResult<OwnedChunk::Reply> gone, other;
+  desk.Fetch(HeaderOf(1, 0), gone.done());
+  desk.Fetch(HeaderOf(2, 1), other.done());
+  EXPECT_THAT(desk.TakeWanted(0, now), ElementsAre(0, 1));
+  EXPECT_THAT(desk.RanksInVain(now + absl::Seconds(9)), IsEmpty());
+  EXPECT_THAT(desk.RanksInVain(now + absl::Seconds(10)), ElementsAre(1, 2));
+  desk.Withdraw(1, absl::AbortedError("gone"));
+  EXPECT_TRUE(absl::IsAborted(gone.status())) << gone.status();
+  EXPECT_THAT(desk.RanksInVain(now + absl::Seconds(10)), ElementsAre(2));
+  EXPECT_THAT(desk.TakeWanted(3, now + absl::Minutes(1)), ElementsAre(1));
+  desk.End(absl::CancelledError());
+}
+
 TEST(StateDesk, EndsEveryCall) {
-  StateDesk desk;
+  StateDesk desk(TestLayout());
   CallResult<OwnedChunk::Reply> before, again, after;
   desk.Fetch(HeaderOf(1, 0), before.done());
   desk.Fetch(HeaderOf(1, 0), again.done());

@@ -189,7 +189,8 @@ bool ServedJob::Admit(Returning& returning, absl::Time now, Callbacks& callbacks
   const uint32_t rank = returning.claim.rank;
   if (!returning.has_rank) {
     // Who came back is absent until its first frame, and may be getting its state.
-    const bool comes_back = job_->comes_back(rank) && membership_.IsConnected(rank);
+    const bool comes_back =
+        job_->comes_back(rank) && !job_->has_given_up(rank) && membership_.IsConnected(rank);
     const bool may_have_rank =
         membership_.Holds(returning.claim) ||
         (GoesOnWithoutSome() && job_->is_absent(rank, now) && !comes_back);
@@ -201,14 +202,18 @@ bool ServedJob::Admit(Returning& returning, absl::Time now, Callbacks& callbacks
     }
     // Without anybody who could give it the state it waits, too.
     if (!may_have_rank || membership_.AllGone(now)) return true;
-    GiveRank(returning);
+    GiveRank(returning, callbacks);
   }
   if (is_durable()) return true;
   if (returning.done) Finish(std::move(returning.done), returning.welcome, callbacks);
   return false;
 }
 
-void ServedJob::GiveRank(Returning& returning) {
+void ServedJob::EndCallsOf(uint32_t rank, Callbacks& callbacks) {
+  callbacks.push_back([job = job_, rank] { job->EndCallsOf(rank); });
+}
+
+void ServedJob::GiveRank(Returning& returning, Callbacks& callbacks) {
   const uint32_t rank = returning.claim.rank;
   returning.welcome = WelcomeTo(*job_, generation_);
   returning.welcome.set_returning(true);
@@ -220,6 +225,7 @@ void ServedJob::GiveRank(Returning& returning) {
   membership_.Return(returning.claim);
   const bool is_same_process = before == returning.claim.incarnation;
   returning.needed = job_->Withdraw(rank, is_same_process ? 0 : before);
+  if (!is_same_process) EndCallsOf(rank, callbacks);
   uint64_t first_step = 0;
   for (const auto& [chunk, step] : returning.needed) first_step = std::max(first_step, step);
   returning.welcome.set_first_step(first_step);
@@ -302,6 +308,12 @@ void ServedJob::WelcomeReturning(const DueSnapshot& due, const OpenSteps& saved,
 }
 
 void ServedJob::Leave(const LeaveRequest& request, LeaveDone done, Callbacks& callbacks) {
+  // Who comes back and gives up is no loss to the others, who may need another in its place.
+  if (job_->comes_back(request.rank()) && job_->GiveUp(request.rank(), request.incarnation())) {
+    EndCallsOf(request.rank(), callbacks);
+    bells_.late.Ring();
+    return Finish(std::move(done), absl::OkStatus(), callbacks);
+  }
   if (!is_durable()) return EndMembership({request, std::move(done)}, callbacks);
   leaves_.push_back(
       {request, std::move(done),

@@ -172,7 +172,9 @@ class ServedJob {
   void AddReturning(Returning returning, Callbacks& callbacks);
   // What is left to do for it; false when it is to be forgotten.
   bool Admit(Returning& returning, absl::Time now, Callbacks& callbacks);
-  void GiveRank(Returning& returning);
+  void GiveRank(Returning& returning, Callbacks& callbacks);
+  // Of a process that was withdrawn.
+  void EndCallsOf(uint32_t rank, Callbacks& callbacks);
   // A snapshot was written.
   void Welcome(Callbacks& callbacks);
   void WelcomeReturning(const DueSnapshot& due, const OpenSteps& saved, Callbacks& callbacks);

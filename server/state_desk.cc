@@ -1,5 +1,7 @@
 #include "server/state_desk.h"
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 
 #include "absl/algorithm/container.h"
@@ -9,7 +11,8 @@ namespace signpost {
 namespace {
 
 // A rank that was asked and has not given may be gone.
-constexpr absl::Duration kAskAgain = absl::Seconds(5);
+constexpr absl::Duration kPatience = absl::Seconds(5);
+constexpr double kSlowBytesPerSecond = 1e6;
 
 // At once, of one rank: it makes a copy of each.
 constexpr size_t kMostAsked = 16;
@@ -33,7 +36,6 @@ void StateDesk::Fetch(const FrameHeader& header, Done done) {
     absl::MutexLock lock(&mutex_);
     if (end_.ok()) {
       Wish& wish = wishes_[header.chunk()];
-      if (wish.fetches.empty()) wish.ask_at = absl::InfinitePast();
       // What is left is what it takes the place of.
       std::swap(done, wish.fetches[header.rank()].done);
     } else {
@@ -43,26 +45,24 @@ void StateDesk::Fetch(const FrameHeader& header, Done done) {
   if (done) done(status);
 }
 
-std::vector<uint32_t> StateDesk::TakeWanted(absl::Time now) {
+std::vector<uint32_t> StateDesk::TakeWanted(uint32_t rank, absl::Time now) {
   absl::MutexLock lock(&mutex_);
   std::vector<uint32_t> chunks;
+  uint64_t bytes = 0;
   for (auto& [chunk, wish] : wishes_) {
-    if (now < wish.ask_at || chunks.size() == kMostAsked) continue;
+    const absl::Duration patience = wish.patience * (wish.asked.contains(rank) ? 2 : 1);
+    if (now < wish.asked_at + patience || chunks.size() == kMostAsked) continue;
     chunks.push_back(chunk);
-    wish.ask_at = now + kAskAgain;
-    for (auto& [rank, fetch] : wish.fetches) ++fetch.asked;
+    bytes += layout_.PayloadBytes(STATE, chunk);
+  }
+  for (const uint32_t chunk : chunks) {
+    Wish& wish = wishes_[chunk];
+    wish.asked_at = now;
+    wish.patience = kPatience + absl::Seconds(1) * (bytes / kSlowBytesPerSecond);
+    wish.asked.insert(rank);
+    for (auto& [waiting, fetch] : wish.fetches) fetch.asked_at = std::min(fetch.asked_at, now);
   }
   return chunks;
-}
-
-void StateDesk::PutBack(const std::vector<uint32_t>& chunks) {
-  absl::MutexLock lock(&mutex_);
-  for (const uint32_t chunk : chunks) {
-    const auto wish = wishes_.find(chunk);
-    if (wish == wishes_.end()) continue;
-    wish->second.ask_at = absl::InfinitePast();
-    for (auto& [rank, fetch] : wish->second.fetches) fetch.asked -= fetch.asked > 0 ? 1 : 0;
-  }
 }
 
 std::set<uint32_t> StateDesk::WaitingRanks() const {
@@ -74,15 +74,31 @@ std::set<uint32_t> StateDesk::WaitingRanks() const {
   return ranks;
 }
 
-std::set<uint32_t> StateDesk::RanksInVain() const {
+std::set<uint32_t> StateDesk::RanksInVain(absl::Time now) const {
   absl::MutexLock lock(&mutex_);
   std::set<uint32_t> ranks;
   for (const auto& [chunk, wish] : wishes_) {
     for (const auto& [rank, fetch] : wish.fetches) {
-      if (fetch.asked > 2) ranks.insert(rank);  // the third time is put when the second is over
+      if (now >= fetch.asked_at + kInVain) ranks.insert(rank);
     }
   }
   return ranks;
+}
+
+void StateDesk::Withdraw(uint32_t rank, const absl::Status& reason) {
+  std::vector<Done> ended;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto wish = wishes_.begin(); wish != wishes_.end();) {
+      auto& fetches = wish->second.fetches;
+      if (const auto fetch = fetches.find(rank); fetch != fetches.end()) {
+        ended.push_back(std::move(fetch->second.done));
+        fetches.erase(fetch);
+      }
+      wish = fetches.empty() ? wishes_.erase(wish) : std::next(wish);
+    }
+  }
+  for (Done& done : ended) done(reason);
 }
 
 OwnedChunk::Reply StateDesk::Ask(const FrameHeader& header, const std::vector<uint32_t>& chunks) {

@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "proto/frame.h"
+#include "proto/layout.h"
 #include "server/owned_chunk.h"
 
 namespace signpost {
@@ -24,18 +25,22 @@ class StateDesk {
  public:
   using Done = OwnedChunk::Done;
 
+  explicit StateDesk(const Layout& layout) : layout_(layout) {}  // which must outlive it
+
   // A FETCH that waits for a STATE of its chunk. A later one of the same rank and chunk takes its
   // place; it ends with ABORTED. After End it ends at once.
   void Fetch(const FrameHeader& header, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Chunks whose state is to be asked for now, of whoever comes next. It is then up to that one;
-  // if it does not give them in some seconds, they are asked for again.
-  std::vector<uint32_t> TakeWanted(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Nobody was there to be asked.
-  void PutBack(const std::vector<uint32_t>& chunks) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Chunks whose state that rank is to be asked for now. It is then up to it: if it does not give
+  // them in some seconds, and the time that a slow link takes for them, another one is to be asked,
+  // or, when as much time has passed again, the same.
+  std::vector<uint32_t> TakeWanted(uint32_t rank, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
   std::set<uint32_t> WaitingRanks() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Those of them for whom others were asked twice, and neither has given within some seconds.
-  std::set<uint32_t> RanksInVain() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Those of them for whom others were asked kInVain ago, and have not given.
+  std::set<uint32_t> RanksInVain(absl::Time now) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The process of the rank is there no more: ends its FETCH with `reason`.
+  void Withdraw(uint32_t rank, const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // What an asked rank is answered: see FETCH in aggregator.proto.
   static OwnedChunk::Reply Ask(const FrameHeader& header, const std::vector<uint32_t>& chunks);
@@ -50,13 +55,16 @@ class StateDesk {
  private:
   struct Waiting {
     Done done;
-    uint32_t asked = 0;  // how often others were, for this one
+    absl::Time asked_at = absl::InfiniteFuture();  // others were, first, for this one
   };
   struct Wish {
-    absl::Time ask_at = absl::InfinitePast();
+    absl::Time asked_at = absl::InfinitePast();      // the last time
+    absl::Duration patience = absl::ZeroDuration();  // from then on
+    std::set<uint32_t> asked;
     std::map<uint32_t, Waiting> fetches;  // by rank
   };
 
+  const Layout& layout_;
   mutable absl::Mutex mutex_;
   std::map<uint32_t, Wish> wishes_ ABSL_GUARDED_BY(mutex_);  // by chunk
   absl::Status end_ ABSL_GUARDED_BY(mutex_);                 // OK: it has not ended
