@@ -229,6 +229,9 @@ absl::Status GaveWayError(const JobId& id) {
   return OverError(id, "the job had come to a halt, and another took its place");
 }
 
+// That a process is gone, nothing tells.
+constexpr absl::Duration kLookInterval = absl::Seconds(1);
+
 void Call(std::vector<absl::AnyInvocable<void()>> callbacks) {
   for (auto& callback : callbacks) callback();
 }
@@ -733,8 +736,6 @@ void Aggregator::StopAdmitting() {
 }
 
 bool Aggregator::AwaitNoJobs(absl::Duration timeout) const {
-  // That the last process of a job is gone, nothing tells.
-  constexpr absl::Duration kLookInterval = absl::Seconds(1);
   const absl::Condition has_no_jobs(this, &Aggregator::HasNoJobs);
   absl::MutexLock lock(&mutex_);
   for (absl::Duration left = timeout; left > kLookInterval; left -= kLookInterval) {
@@ -881,6 +882,7 @@ absl::Duration Aggregator::CloseLateRounds() {
     }
     if (status.ok()) job->SetLateRoundsDurable(options_.now());
   }
+  absl::Duration next = shortest / 8;  // to which deadlines are kept
   Callbacks callbacks;
   std::list<Replaced> over;
   {
@@ -891,10 +893,12 @@ absl::Duration Aggregator::CloseLateRounds() {
       it->second.AdmitReturning(now, callbacks);
       LetGoIfHalted(it, now, over);
     }
+    const auto is_watched = [](const auto& job) { return job.second.IsToBeWatched(); };
+    if (absl::c_any_of(jobs_, is_watched)) next = std::min(next, kLookInterval);
   }
   for (Replaced& job : over) job.job.End(job.why);
   Call(std::move(callbacks));
-  return shortest / 8;  // to which deadlines are kept
+  return next;
 }
 
 void Aggregator::LetGoIfHalted(Jobs::iterator job, absl::Time now, std::list<Replaced>& over) {

@@ -149,11 +149,11 @@ class Aggregator {
   // Ends a rank's membership. No round can close without it, so waiting calls of the job end with
   // FAILED_PRECONDITION; but not in a job that can do without as many ranks (min_workers). A rank
   // that has come back, and gives up before its first frame, is absent as before, and has not left,
-  // unless it is the last one. When all ranks have left the job is forgotten. Idempotent: OK for a
-  // job, or epoch of it, that is over. INVALID_ARGUMENT for a rank that the job does not have.
-  // FAILED_PRECONDITION before the job is complete. ABORTED when rounds that the rank has completed
-  // are not known here, as after a crash: its frames must be offered first. UNAVAILABLE after
-  // Drain.
+  // if the others are too few without it. When all ranks have left, or gave up, the job is
+  // forgotten. Idempotent: OK for a job, or epoch of it, that is over. INVALID_ARGUMENT for a rank
+  // that the job does not have. FAILED_PRECONDITION before the job is complete. ABORTED when rounds
+  // that the rank has completed are not known here, as after a crash: its frames must be offered
+  // first. UNAVAILABLE after Drain.
   void Leave(const LeaveRequest& request, LeaveDone done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // This aggregator's error of a chunk: see OwnedChunk::ReadError and, for errors that concern the
@@ -192,8 +192,9 @@ class Aggregator {
   // which: what was answered must come out the same after a crash. Lets processes in that come back
   // in the place of absent ones. Ends jobs that can do without some ranks and of which nobody has
   // the state any more, for twice `restart_grace`, or for certain: all ranks have left, are gone,
-  // or came back and were given none. To be called as often as AwaitLateRounds
-  // returns, which may block for as long as this returns, by one thread at a time.
+  // or came back and were given none. To be called as often as AwaitLateRounds returns, which may
+  // block for as long as this returns, by one thread at a time: an eighth of the shortest deadline,
+  // or a second if that is less and somebody comes back or has left.
   absl::Duration CloseLateRounds() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Writes down what is due, and removes what is over. The first error; Status shows those of jobs

@@ -185,12 +185,6 @@ bool Roll::has_heard(uint32_t rank) const {
   return has_heard_[rank];
 }
 
-bool Roll::IsAlone(uint32_t rank) const {
-  absl::MutexLock lock(&mutex_);
-  const size_t others = absl::c_count(has_left_, true) - has_left_[rank];
-  return others + 1 == has_left_.size();
-}
-
 bool Roll::HaveLeftBut(const std::set<uint32_t>& ranks) const {
   absl::MutexLock lock(&mutex_);
   for (uint32_t rank = 0; rank < has_left_.size(); ++rank) {
@@ -424,11 +418,9 @@ std::optional<double> Job::MostErrorSquared(uint32_t rank) const {
 
 bool Job::Leave(uint32_t rank) { return world_size_ - roll_.SetLeft(rank) >= min_workers(); }
 
-bool Job::GiveUp(uint32_t rank, uint64_t incarnation) {
-  if (roll_.IsAlone(rank)) return false;
+void Job::GiveUp(uint32_t rank, uint64_t incarnation) {
   Withdraw(rank, incarnation);
   roll_.GiveUp(rank);
-  return true;
 }
 
 void Job::EndCallsOf(uint32_t rank) {

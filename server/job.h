@@ -106,8 +106,6 @@ class Roll {
   // The rank's process has come back, and no frame of it has come since that counts.
   bool comes_back(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
   bool has_given_up(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // All others have left.
-  bool IsAlone(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
   // All ranks have left but for these, from which no frame has come since they are back.
   bool HaveLeftBut(const std::set<uint32_t>& ranks) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Fill(Attendance& attendance) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -169,9 +167,8 @@ class Job {
 
   // The rank has left. Whether rounds can do without it; if not, End is to follow.
   bool Leave(uint32_t rank);
-  // The rank, which comes back, goes again, and is as absent as before. False if all others have
-  // left: then it is the last to leave.
-  bool GiveUp(uint32_t rank, uint64_t incarnation);
+  // The rank, which comes back, goes again, and is as absent as before.
+  void GiveUp(uint32_t rank, uint64_t incarnation);
   // Ends the calls of ranks that come back and that nobody can help any more.
   void EndReturnsIfAlone();
 

@@ -66,7 +66,7 @@ class ReturningTest : public ::testing::Test {
     JoinRequest request = TestJoin(rank, kWorkers);
     request.set_incarnation(incarnation);
     request.mutable_options()->set_min_workers(min_workers_);
-    request.mutable_options()->set_round_deadline_us(1'000'000);
+    request.mutable_options()->set_round_deadline_us(absl::ToInt64Microseconds(round_deadline_));
     request.mutable_options()->set_first_step(first_step_);
     request.set_shard(shard_);
     request.set_shard_count(shard_ + 1);
@@ -149,6 +149,7 @@ class ReturningTest : public ::testing::Test {
   uint32_t min_workers_ = 2;
   uint32_t shard_ = 0;       // the last one
   uint64_t first_step_ = 0;  // not 0: the job goes on from a checkpoint
+  absl::Duration round_deadline_ = absl::Seconds(1);
   absl::Time now_ = absl::FromUnixSeconds(1700000000);
   std::unique_ptr<FaultyDisk> disk_;
   std::unique_ptr<StateDir> state_dir_;
@@ -565,6 +566,27 @@ TEST_F(ReturningTest, WhoseProcessIsGoneIsNotAskedForAState) {
   aggregator_->CloseLateRounds();
   ASSERT_TRUE(there.ok()) << there.status();
   EXPECT_EQ(there.value().answer->header.codec(), FETCH);
+}
+
+TEST_F(ReturningTest, IsLookedAfterEachSecondHoweverLongADeadlineIs) {
+  round_deadline_ = absl::Hours(1);
+  const absl::Duration second = absl::Seconds(1), minutes = absl::Minutes(5);
+  Start();
+  EXPECT_GT(aggregator_->CloseLateRounds(), minutes);
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  const auto claim = Claim(1);
+  EXPECT_EQ(aggregator_->CloseLateRounds(), second);
+  now_ += round_deadline_;
+  EXPECT_EQ(aggregator_->CloseLateRounds(), second);
+  ASSERT_TRUE(claim.ok()) << claim.status();
+  const auto fetch = SendChunk(1, 1, 0, FETCH, kNext);
+  EXPECT_EQ(aggregator_->CloseLateRounds(), second);
+  Send(0, 1);
+  SendChunk(0, 1, 0, STATE);
+  Send(1, 1, kNext);
+  EXPECT_GT(aggregator_->CloseLateRounds(), minutes) << "it takes part";
+  EXPECT_TRUE(LeaveOf(0).ok());
+  EXPECT_EQ(aggregator_->CloseLateRounds(), second) << "the others may be gone without a word";
 }
 
 TEST_F(ReturningTest, FollowsRoundsThatItHasNoPartIn) {

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <limits>
 #include <optional>
+#include <set>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
@@ -209,10 +210,6 @@ bool ServedJob::Admit(Returning& returning, absl::Time now, Callbacks& callbacks
   return false;
 }
 
-void ServedJob::EndCallsOf(uint32_t rank, Callbacks& callbacks) {
-  callbacks.push_back([job = job_, rank] { job->EndCallsOf(rank); });
-}
-
 void ServedJob::GiveRank(Returning& returning, Callbacks& callbacks) {
   const uint32_t rank = returning.claim.rank;
   returning.welcome = WelcomeTo(*job_, generation_);
@@ -225,7 +222,9 @@ void ServedJob::GiveRank(Returning& returning, Callbacks& callbacks) {
   membership_.Return(returning.claim);
   const bool is_same_process = before == returning.claim.incarnation;
   returning.needed = job_->Withdraw(rank, is_same_process ? 0 : before);
-  if (!is_same_process) EndCallsOf(rank, callbacks);
+  if (!is_same_process) {
+    callbacks.push_back([job = job_, rank] { job->EndCallsOf(rank); });
+  }
   uint64_t first_step = 0;
   for (const auto& [chunk, step] : returning.needed) first_step = std::max(first_step, step);
   returning.welcome.set_first_step(first_step);
@@ -308,17 +307,35 @@ void ServedJob::WelcomeReturning(const DueSnapshot& due, const OpenSteps& saved,
 }
 
 void ServedJob::Leave(const LeaveRequest& request, LeaveDone done, Callbacks& callbacks) {
-  // Who comes back and gives up is no loss to the others, who may need another in its place.
-  if (job_->comes_back(request.rank()) && job_->GiveUp(request.rank(), request.incarnation())) {
-    EndCallsOf(request.rank(), callbacks);
+  // Who comes back and gives up is no loss to the others: they wait for another in its place.
+  if (job_->comes_back(request.rank())) {
+    job_->GiveUp(request.rank(), request.incarnation());
+    callbacks.push_back([job = job_, rank = request.rank()] { job->EndCallsOf(rank); });
     bells_.late.Ring();
-    return Finish(std::move(done), absl::OkStatus(), callbacks);
+    if (WouldEndWithout(request.rank()))
+      return Finish(std::move(done), absl::OkStatus(), callbacks);
   }
   if (!is_durable()) return EndMembership({request, std::move(done)}, callbacks);
   leaves_.push_back(
       {request, std::move(done),
        job_->takes_back() ? job_->Withdraw(request.rank(), request.incarnation()) : OpenSteps()});
   bells_.snapshots.Ring();
+}
+
+bool ServedJob::WouldEndWithout(uint32_t rank) const {
+  std::set<uint32_t> left = {rank};
+  for (const uint32_t other : membership_.left_ranks()) left.insert(other);
+  for (const WaitingLeave& leave : leaves_) left.insert(leave.request.rank());
+  const size_t others = job_->world_size() - left.size();
+  return 0 < others && others < job_->min_workers();
+}
+
+bool ServedJob::AllLeft() const {
+  if (!leaves_.empty()) return false;
+  for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
+    if (!membership_.has_left(rank) && !job_->has_given_up(rank)) return false;
+  }
+  return true;
 }
 
 // Leaves that came meanwhile ring for themselves. After an error of the job itself there is nothing
@@ -387,6 +404,17 @@ ServedJob::Halt ServedJob::HaltAt(absl::Time now, absl::Duration idle_timeout) c
     return is_over ? Halt::kWithThoseWhoWait : Halt::kNo;
   }
   return membership_.AllLeftOrGone(now, idle_timeout) ? Halt::kAtItsEnd : Halt::kNo;
+}
+
+bool ServedJob::IsToBeWatched() const {
+  if (!membership_.complete() || !job_->takes_back()) return false;
+  if (!returning_.empty() || halted_since_ < absl::InfiniteFuture()) return true;
+  // At its end the last connection goes after the last Leave.
+  if (!membership_.left_ranks().empty()) return true;
+  for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
+    if (job_->comes_back(rank)) return true;
+  }
+  return false;
 }
 
 void ServedJob::End(const absl::Status& reason) {

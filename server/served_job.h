@@ -103,7 +103,7 @@ class ServedJob {
 
   // Of a member. Ends its membership, at once or when that is written down.
   void Leave(const LeaveRequest& request, LeaveDone done, Callbacks& callbacks);
-  bool AllLeft() const { return membership_.AllLeft(); }
+  bool AllLeft() const;  // or gave up; and no call waits for it
 
   bool is_saved() const { return is_saved_; }  // at least once
   bool IsSnapshotDue() const;
@@ -122,6 +122,10 @@ class ServedJob {
   // job's end. It has been so in each call for `grace`, or IsLost. Requires a job that is complete.
   enum class Halt { kNo, kWithThoseWhoWait, kAtItsEnd };
   Halt FindHalt(absl::Time now, absl::Duration grace, absl::Duration idle_timeout);
+
+  // Somebody waits to come back, or for what it needs to; or it may have halted. What becomes of
+  // these nobody tells: it is to be looked for, by what comes next of CloseLateRounds.
+  bool IsToBeWatched() const;
 
   // Ends all calls, and the rounds. With no lock held.
   void End(const absl::Status& reason);
@@ -167,14 +171,14 @@ class ServedJob {
   // As FindHalt, without its grace.
   Halt HaltAt(absl::Time now, absl::Duration idle_timeout) const;
   bool IsTaken(const WaitingLeave& leave) const;  // its rank, by another process meanwhile
+  // The others would be too few when the rank has left, and those whose Leave waits.
+  bool WouldEndWithout(uint32_t rank) const;
   // Whether a snapshot would bring a call further that waits for one.
   bool IsAwaited() const;
   void AddReturning(Returning returning, Callbacks& callbacks);
   // What is left to do for it; false when it is to be forgotten.
   bool Admit(Returning& returning, absl::Time now, Callbacks& callbacks);
   void GiveRank(Returning& returning, Callbacks& callbacks);
-  // Of a process that was withdrawn.
-  void EndCallsOf(uint32_t rank, Callbacks& callbacks);
   // A snapshot was written.
   void Welcome(Callbacks& callbacks);
   void WelcomeReturning(const DueSnapshot& due, const OpenSteps& saved, Callbacks& callbacks);
