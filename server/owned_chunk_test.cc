@@ -294,7 +294,7 @@ TEST_F(RestoredChunkTest, ARoundWaitsForTheFramesThatWhoFollowsHasHadTheAnswerOf
   Restore({{kOpenStep, {3}}});
   const Result follows = Listen(3, kOpenStep + 1);
   for (uint32_t rank : {0, 1}) Send(rank, kOpenStep);
-  EXPECT_THAT(LeaveOutAfter(absl::Hours(1)), IsEmpty());
+  ASSERT_THAT(LeaveOutAfter(absl::Hours(1)), IsEmpty());
   EXPECT_EQ(BytesOf(Send(2, kOpenStep)), expected);
   for (uint32_t rank : {0, 1, 2, 3}) Send(rank, kOpenStep + 1);
   EXPECT_TRUE((*follows)->ok());

@@ -312,8 +312,8 @@ void ServedJob::Leave(const LeaveRequest& request, LeaveDone done, Callbacks& ca
     job_->GiveUp(request.rank(), request.incarnation());
     callbacks.push_back([job = job_, rank = request.rank()] { job->EndCallsOf(rank); });
     bells_.late.Ring();
-    if (WouldEndWithout(request.rank()))
-      return Finish(std::move(done), absl::OkStatus(), callbacks);
+    const bool is_absent = WouldEndWithout(request.rank());
+    if (is_absent) return Finish(std::move(done), absl::OkStatus(), callbacks);
   }
   if (!is_durable()) return EndMembership({request, std::move(done)}, callbacks);
   leaves_.push_back(
