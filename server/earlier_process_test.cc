@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "proto/try_again.h"
 #include "server/undurable_rounds.h"
 
@@ -38,12 +40,12 @@ class EarlierProcessTest : public ::testing::Test {
 };
 
 TEST_F(EarlierProcessTest, AnyRoundMayHaveClosedUntilAllRanksAreBack) {
-  EXPECT_TRUE(earlier_.MayHaveClosed(7));
+  const std::vector<bool> has_left = {false, false};
+  EXPECT_FALSE(earlier_.AllAreBack(has_left));
   earlier_.Hear(From(0, 7));
-  EXPECT_TRUE(earlier_.MayHaveClosed(7));
+  EXPECT_FALSE(earlier_.AllAreBack(has_left));
   earlier_.Hear(From(1, 7));
-  EXPECT_FALSE(earlier_.MayHaveClosed(7));
-  EXPECT_TRUE(earlier_.MayHaveClosed(6));
+  EXPECT_TRUE(earlier_.AllAreBack(has_left));
 }
 
 TEST_F(EarlierProcessTest, ARoundHasClosedOfWhichOneRankHasHadTheAnswer) {
