@@ -18,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/barrier.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/types/optional.h"
@@ -64,6 +65,11 @@ class MemoryDisk final : public Disk {
     absl::MutexLock lock(&mutex_);
     return spent_;
   }
+  // Files of that name cannot be written: of none at first.
+  void FillUpFor(const std::string& name) {
+    absl::MutexLock lock(&mutex_);
+    has_no_room_ = name;
+  }
   // Called before each file is written.
   void OnWrite(std::function<void(const std::string& name)> on_write) {
     on_write_ = std::move(on_write);
@@ -81,6 +87,9 @@ class MemoryDisk final : public Disk {
     if (on_write_) on_write_(name);
     absl::MutexLock lock(&mutex_);
     if (Spend(1) == 0) return Dead();
+    if (!has_no_room_.empty() && absl::EndsWith(name, has_no_room_)) {
+      return absl::ResourceExhaustedError(absl::StrCat("cannot write ", name));
+    }
     std::string& file = files_[name];
     file.clear();
     return fill([&](absl::string_view part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -138,6 +147,7 @@ class MemoryDisk final : public Disk {
   mutable absl::Mutex mutex_;
   std::map<std::string, std::string> files_ ABSL_GUARDED_BY(mutex_);
   absl::optional<uint64_t> budget_ ABSL_GUARDED_BY(mutex_);
+  std::string has_no_room_ ABSL_GUARDED_BY(mutex_);
   uint64_t spent_ ABSL_GUARDED_BY(mutex_) = 0;
   std::function<void(const std::string& name)> on_write_;
 };
@@ -827,10 +837,10 @@ TEST(RankState, StatesOfDifferentStepsAreRefused) {
   EXPECT_THAT(RefusalsOf(job, {{.state = early[0]}, {.state = late[1]}}), OfDifferentSteps());
 }
 
-TEST(Checkpoint, ARankThatNeverComesIsNamedOnAllOthersWithinTheDeadlineAndTrainingGoesOn) {
+TEST(Checkpoint, ARankThatNeverComesIsNamedOnAllOthersSoonEnoughForItsNextStep) {
   JobOptionsForTest job;
   job.workers = 3;
-  job.worker.exchange_timeout = absl::Seconds(1);
+  job.worker.exchange_timeout = absl::Seconds(6);
   Cluster cluster({});
   MemoryDisk disk;
   OnEachRank(job.workers, [&](uint32_t rank) {
@@ -838,18 +848,62 @@ TEST(Checkpoint, ARankThatNeverComesIsNamedOnAllOthersWithinTheDeadlineAndTraini
     WorkerOptions options = job.worker;
     options.rank = rank;
     options.world_size = job.workers;
-    if (rank == 2) options.exchange_timeout = absl::Seconds(30);
     auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect());
     ASSERT_TRUE(worker.ok()) << worker.status();
     if (rank != 2) {
       const absl::Status status = (*worker)->Checkpoint(disk);
       EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-      EXPECT_THAT(std::string(status.message()), HasSubstr("lacks the part of rank 2 after 1s"));
+      EXPECT_THAT(std::string(status.message()), HasSubstr("lacks the part of rank 2 after 3s"));
       EXPECT_THAT(std::string(status.message()), HasSubstr("one that all workers see"));
     }
-    EXPECT_TRUE((*worker)->Step(replica.Gradients(), {job.rates}).ok());
+    const absl::Status step = (*worker)->Step(replica.Gradients(), {job.rates}).status();
+    EXPECT_TRUE(step.ok()) << step;
   });
   EXPECT_TRUE(CheckpointsIn(disk).empty());
+}
+
+TEST(Checkpoint, WhatKeepsARankFromSavingIsToldOnAllAtOnceAndTrainingGoesOn) {
+  JobOptionsForTest job;
+  job.workers = 3;
+  job.worker.exchange_timeout = absl::Minutes(5);
+  for (const auto& [file, culprit] : {std::pair("rank-1.tmp", 1u),
+                                      {"rank-2.sum.tmp", 2u},
+                                      {"parameters.tmp", 0u},
+                                      {"manifest.tmp", 0u}}) {
+    SCOPED_TRACE(file);
+    Cluster cluster({});
+    MemoryDisk disk;
+    disk.FillUpFor(file);
+    absl::Notification others_try_again;
+    disk.OnWrite([&, parts = 0](const std::string& name) mutable {
+      if (absl::EndsWith(name, "rank-0.tmp") && ++parts == 2) others_try_again.Notify();
+    });
+    absl::Barrier* const all_failed = new absl::Barrier(static_cast<int>(job.workers));
+    OnEachRank(job.workers, [&, culprit = culprit](uint32_t rank) {
+      Replica replica(job, rank);
+      WorkerOptions options = job.worker;
+      options.rank = rank;
+      options.world_size = job.workers;
+      auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect());
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      const absl::Status status = (*worker)->Checkpoint(disk);
+      EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("cannot write"));
+      if (rank != culprit) {
+        EXPECT_THAT(std::string(status.message()),
+                    HasSubstr(absl::StrCat("rank ", culprit, " could not save its part of step")));
+      }
+      // Once there is room what was told of the call before counts no more.
+      if (all_failed->Block()) delete all_failed;
+      disk.FillUpFor("");
+      if (rank == 1) others_try_again.WaitForNotification();
+      const absl::Status again = (*worker)->Checkpoint(disk);
+      EXPECT_TRUE(again.ok()) << again;
+      EXPECT_TRUE((*worker)->Step(replica.Gradients(), {job.rates}).ok());
+    });
+    EXPECT_THAT(CheckpointsIn(disk), SizeIs(1));
+    EXPECT_THAT(disk.Files(), SizeIs(job.workers + 2)) << "nothing but the checkpoint";
+  }
 }
 
 // Who writes into parameters on some ranks only has two models from then on.

@@ -83,8 +83,8 @@ mutate zero-one-momentum-left-after-a-skip worker/zero_one_adam.cc \
   'state().Set(AdamState::Field::kMomentum, chunk, zeros.data());' ''
 mutate checkpoint-section-not-checked storage/section_file.cc 'if (Crc32c(bytes) != crc) {' 'if (false) {'
 mutate manifest-written-before-the-parts worker/worker_checkpoint.cc \
-  'absl::Status status = AwaitRanks(dir, id);' \
-  'absl::Status status;'
+  'status = AwaitRanks(dir, id, start);' \
+  'status.Update(absl::OkStatus());'
 mutate checkpoint-pruned-to-one worker/checkpoint_dir.cc 'kGenerations = 2' 'kGenerations = 1'
 mutate node-gradients-summed-not-averaged node/host_place.cc \
   '1.0f / static_cast<float>(gradients_.size())' '1.0f'

@@ -9,9 +9,11 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "proto/layout.h"
 #include "proto/payload.h"
 #include "proto/try_again.h"
@@ -27,7 +29,11 @@ std::string PathOf(const std::string& checkpoint, const std::string& file) {
   return absl::StrCat(checkpoint, "/", file);
 }
 
-std::string SumFileName(uint32_t rank) { return absl::StrCat(RankFileName(rank), ".sum"); }
+// What goes when a checkpoint is committed.
+constexpr absl::string_view kSum = ".sum", kFailed = ".failed";
+
+std::string SumFileName(uint32_t rank) { return absl::StrCat(RankFileName(rank), kSum); }
+std::string FailureFileName(uint32_t rank) { return absl::StrCat(RankFileName(rank), kFailed); }
 
 // The step of a checkpoint's directory; nothing for what is none.
 std::optional<uint64_t> StepOf(const std::string& directory) {
@@ -137,7 +143,7 @@ absl::Status Damaged(const std::string& checkpoint, const std::string& file,
 // The ranks' sums are there before the parameters, and go once there is a manifest.
 bool HadManifest(const std::vector<std::string>& files) {
   return absl::c_linear_search(files, kParametersFile) &&
-         absl::c_none_of(files, [](const auto& file) { return absl::EndsWith(file, ".sum"); });
+         absl::c_none_of(files, [](const auto& file) { return absl::EndsWith(file, kSum); });
 }
 
 }  // namespace
@@ -277,6 +283,38 @@ absl::StatusOr<bool> CheckpointDir::IsCommitted(const CheckpointId& id) const {
   return absl::c_linear_search((*tree)[id.name()], kManifestFile);
 }
 
+// "<call> <code> <message>"
+absl::Status CheckpointDir::WriteFailure(const CheckpointId& id, uint32_t rank, uint32_t call,
+                                         const absl::Status& why) {
+  const bool passes = IsTryAgain(why) || absl::IsCancelled(why);
+  const absl::StatusCode code = passes ? absl::StatusCode::kAborted : why.code();
+  const std::string text = absl::StrCat(call, " ", static_cast<int>(code), " ", why.message());
+  return Replace(disk_, PathOf(id.name(), FailureFileName(rank)), {text});
+}
+
+absl::Status CheckpointDir::CheckNobodyFailed(const CheckpointId& id, uint32_t world_size,
+                                              uint32_t call) const {
+  absl::StatusOr<Tree> tree = ListTree(disk_);
+  if (!tree.ok()) return tree.status();
+  const std::vector<std::string>& files = (*tree)[id.name()];
+  for (uint32_t rank = 0; rank < world_size; ++rank) {
+    if (!absl::c_binary_search(files, FailureFileName(rank))) continue;
+    const absl::StatusOr<std::string> text = disk_.Read(PathOf(id.name(), FailureFileName(rank)));
+    if (absl::IsNotFound(text.status())) continue;  // it was committed meanwhile
+    if (!text.ok()) return text.status();
+    const std::vector<std::string> parts = absl::StrSplit(*text, absl::MaxSplits(' ', 2));
+    uint32_t failed_call = 0;
+    int code = 0;
+    const bool is_whole = parts.size() == 3 && absl::SimpleAtoi(parts[0], &failed_call) &&
+                          absl::SimpleAtoi(parts[1], &code) && code != 0;
+    if (!is_whole || failed_call < call) continue;
+    return absl::Status(
+        static_cast<absl::StatusCode>(code),
+        absl::StrFormat("rank %d could not save its part of step %d: %s", rank, id.step, parts[2]));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckpointDir::CheckHasParameters(const CheckpointId& id,
                                                uint32_t parameters_crc32c) const {
   const absl::StatusOr<CheckpointManifest> manifest = ReadManifest(id.name());
@@ -337,8 +375,8 @@ absl::Status CheckpointDir::Prune(const CheckpointId& newest,
   for (const auto& [checkpoint, files] : *tree) {
     if (checkpoint == newest.name()) {
       for (const std::string& file : files) {
-        if (absl::EndsWith(file, ".sum"))
-          first_error.Update(disk_.Remove(PathOf(checkpoint, file)));
+        if (!absl::EndsWith(file, kSum) && !absl::EndsWith(file, kFailed)) continue;
+        first_error.Update(disk_.Remove(PathOf(checkpoint, file)));
       }
     } else if (replaced.contains(checkpoint) ||
                (!kept.contains(checkpoint) && *StepOf(checkpoint) <= newest.step)) {

@@ -3,13 +3,14 @@
 //   step-<steps done>-<attempt>/
 //     rank-<r>       from each rank: what only it has (checkpoint_file.h)
 //     rank-<r>.sum   the CheckpointFile of rank-<r>, for the manifest; gone once there is one
+//     rank-<r>.failed  from a rank that could not write its part, in place of it: why
 //     parameters     from rank 0: what all ranks have (checkpoint_file.h)
 //     manifest       from rank 0, last: a CheckpointManifest. With it the checkpoint is committed
 //
 // All ranks know the attempt without talking, and no two runs share one, so what a run that died
 // has left is never taken for a part of a later checkpoint. Ranks talk through this directory only:
 // each writes its part and waits for the others', so no crash of an aggregator can stand in the
-// way.
+// way; and one that cannot tells them so, or they would wait for nothing.
 
 #ifndef SIGNPOST_WORKER_CHECKPOINT_DIR_H_
 #define SIGNPOST_WORKER_CHECKPOINT_DIR_H_
@@ -66,6 +67,13 @@ class CheckpointDir {
   absl::StatusOr<std::vector<uint32_t>> MissingRanks(const CheckpointId& id,
                                                      uint32_t world_size) const;
   absl::StatusOr<bool> IsCommitted(const CheckpointId& id) const;
+  // Tells the others why this rank's part does not come. `call` counts the calls that all ranks
+  // make after the same step.
+  absl::Status WriteFailure(const CheckpointId& id, uint32_t rank, uint32_t call,
+                            const absl::Status& why);
+  // The first rank's failure, with its code (ABORTED if it passes when its process is started
+  // again), unless it was in an earlier call. Else OK, or the disk's error.
+  absl::Status CheckNobodyFailed(const CheckpointId& id, uint32_t world_size, uint32_t call) const;
   // FAILED_PRECONDITION, with TryAgain's mark, unless what was committed has these parameters.
   // NOT_FOUND if nothing was.
   absl::Status CheckHasParameters(const CheckpointId& id, uint32_t parameters_crc32c) const;

@@ -160,9 +160,11 @@ class Worker {
   // On error the checkpoints before stay, and training may go on, but after DATA_LOSS, which is as
   // Step's. FAILED_PRECONDITION after a step that failed, and where the newest checkpoint has other
   // tensors: its job would lose what it has saved. DEADLINE_EXCEEDED names the ranks that are
-  // waited for. In a job with a round deadline, ABORTED: at once when a rank has left, and after
-  // two such deadlines when one is absent or the others have gone on; which is named. Otherwise the
-  // disk's error, or an aggregator's. Not after JoinReduction, and INVALID_ARGUMENT after Leave.
+  // waited for: for half of the exchange timeout, as they may wait in the next step. What keeps
+  // one rank from saving its part is the error of all, and names it. In a job with a round
+  // deadline, ABORTED: at once when a rank has left, and after two such deadlines when one is
+  // absent or the others have gone on; which is named. Otherwise the disk's error, or an
+  // aggregator's. Not after JoinReduction, and INVALID_ARGUMENT after Leave.
   absl::Status Checkpoint(Disk& directory);
 
   // This rank's share of what Checkpoint saves, by itself: parameters and optimizer, this worker's
@@ -277,9 +279,12 @@ class Worker {
   absl::Status CheckNobodyIsGone(absl::Span<const uint32_t> missing_ranks) const;
   // Without a round deadline, or an answer, an empty one.
   JobStatus AskAboutJob() const;
+  // What Checkpoint writes.
+  absl::Status SaveRank(CheckpointDir& dir, const CheckpointId& id);
+  absl::StatusOr<CheckpointFile> SaveParameters(CheckpointDir& dir, const CheckpointId& id) const;
   // Returns when all ranks' parts are there, on rank 0, and on others when they are committed.
-  // Meanwhile others get what they may need of this worker.
-  absl::Status AwaitRanks(const CheckpointDir& dir, const CheckpointId& id);
+  // Meanwhile others get what they may need of this worker. Its own is there since `start`.
+  absl::Status AwaitRanks(const CheckpointDir& dir, const CheckpointId& id, absl::Time start);
   // Compresses the chunk's contribution to the open step, and sends it; or a GPU compresses it, and
   // the inbox will have it.
   void Pack(uint32_t chunk);
@@ -315,6 +320,8 @@ class Worker {
   bool has_left_ = false;
   absl::Status failure_;                       // of the first step that failed, or DATA_LOSS
   bool was_interrupted_ = false;               // the last step or checkpoint
+  uint64_t checkpoint_step_ = 0;               // that Checkpoint was last called after
+  uint32_t checkpoint_calls_ = 0;              // so often
   uint32_t rates_crc32c_ = 0;                  // of the current step
   StepRates rates_;                            // likewise; empty in a job without a round deadline
   uint64_t newest_step_ = 0;                   // that another worker has reached

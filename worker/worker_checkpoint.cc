@@ -31,15 +31,18 @@ struct Missing {
 };
 
 absl::StatusOr<Missing> MissingFor(bool commits, const CheckpointDir& dir, const CheckpointId& id,
-                                   uint32_t world_size) {
+                                   uint32_t world_size, uint32_t call) {
   // In this order: what is committed has lost its sums.
   absl::StatusOr<std::vector<uint32_t>> ranks = dir.MissingRanks(id, world_size);
   if (!ranks.ok()) return ranks.status();
-  if (commits) return Missing{*std::move(ranks)};
-  const absl::StatusOr<bool> committed = dir.IsCommitted(id);
-  if (!committed.ok()) return committed.status();
-  if (*committed) return Missing();
-  if (ranks->empty()) return Missing{{0}, /*is_commit=*/true};
+  if (!commits) {
+    const absl::StatusOr<bool> committed = dir.IsCommitted(id);
+    if (!committed.ok()) return committed.status();
+    if (*committed) return Missing();
+  }
+  const absl::Status status = dir.CheckNobodyFailed(id, world_size, call);
+  if (!status.ok()) return status;
+  if (!commits && ranks->empty()) return Missing{{0}, /*is_commit=*/true};
   return Missing{*std::move(ranks)};
 }
 
@@ -135,6 +138,8 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   was_interrupted_ = false;
   const DefaultFloatMode float_mode;
   const trace::Span span(StepEvent(trace::Kind::kCheckpoint));
+  if (std::exchange(checkpoint_step_, steps_) != steps_) checkpoint_calls_ = 0;
+  ++checkpoint_calls_;
   if (absl::Status status = CheckCanBeSaved(); !status.ok()) return status;
   CheckpointDir dir(directory);
   const CheckpointId id = {steps_, AttemptOf(shards_.epochs())};
@@ -144,30 +149,47 @@ absl::Status Worker::Checkpoint(Disk& directory) {
 
   if (absl::Status status = CheckIsOfThisModel(dir, layout_); !status.ok()) return status;
   if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
+  if (options_.rank == 0) dir.RemoveUncommitted(id).IgnoreError();  // the room may do without
+
+  absl::StatusOr<CheckpointFile> parameters;
+  absl::Status status = SaveRank(dir, id);
+  const absl::Time start = options_.clock->Now();
+  if (status.ok() && options_.rank == 0) {
+    parameters = SaveParameters(dir, id);
+    status = parameters.status();
+  }
+  if (status.ok()) {
+    if (status = AwaitRanks(dir, id, start); !status.ok()) return status;
+    if (options_.rank != 0) return absl::OkStatus();
+    status = dir.Commit(id, Manifest(), *parameters);
+  }
+  if (!status.ok()) {
+    // Where that cannot be written either, they wait in vain.
+    dir.WriteFailure(id, options_.rank, checkpoint_calls_, status).IgnoreError();
+    return status;
+  }
+  // It is committed. What cannot be removed now is tried again with the next.
+  dir.Prune(id, damaged_checkpoints_).IgnoreError();
+  return absl::OkStatus();
+}
+
+absl::Status Worker::SaveRank(CheckpointDir& dir, const CheckpointId& id) {
   const absl::StatusOr<ChunkErrors> errors = ReadErrors();
   if (!errors.ok()) return errors.status();
-  if (options_.rank == 0) dir.RemoveUncommitted(id).IgnoreError();  // the room may do without
   const HostRank rank(*adam_, layout_);
   if (absl::Status status = adam_->Check(); !status.ok()) return status;
   SectionWriter part(kCheckpointFirstLine);
   AddRankPart(rank.PartOf(steps_, options_.rank, *errors), part);
-  if (absl::Status status = dir.WriteRank(id, options_.rank, part, CommonCrc32c()); !status.ok()) {
-    return status;
-  }
-  if (options_.rank != 0) return AwaitRanks(dir, id);
+  return dir.WriteRank(id, options_.rank, part, CommonCrc32c());
+}
 
+absl::StatusOr<CheckpointFile> Worker::SaveParameters(CheckpointDir& dir,
+                                                      const CheckpointId& id) const {
   const HostReplica replica(*adam_, layout_);
   if (absl::Status status = adam_->Check(); !status.ok()) return status;
   SectionWriter parameters(kCheckpointFirstLine);
   AddParametersPart(replica.PartOf(steps_), layout_, parameters);
-  const absl::StatusOr<CheckpointFile> file = dir.WriteParameters(id, parameters);
-  if (!file.ok()) return file.status();
-  absl::Status status = AwaitRanks(dir, id);
-  if (status.ok()) status = dir.Commit(id, Manifest(), *file);
-  if (!status.ok()) return status;
-  // It is committed. What cannot be removed now is tried again with the next.
-  dir.Prune(id, damaged_checkpoints_).IgnoreError();
-  return absl::OkStatus();
+  return dir.WriteParameters(id, parameters);
 }
 
 absl::StatusOr<std::string> Worker::SaveState() {
@@ -276,16 +298,20 @@ absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
   return error;
 }
 
-absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id) {
+absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id,
+                                absl::Time start) {
   const bool commits = options_.rank == 0;
-  const absl::Time start = options_.clock->Now();
   SetDeadline(options_.exchange_timeout);
+  // A rank that does not come waits for the others in its next step, for an exchange timeout: they
+  // are to be there before that is over.
+  const absl::Duration patience = options_.exchange_timeout / 2;
   absl::Time next_offer = start + kOfferInterval;
   absl::Duration interval = kFirstLookInterval;
   bool are_compared = false;
   StepReport report;
   while (true) {
-    const absl::StatusOr<Missing> missing = MissingFor(commits, dir, id, options_.world_size);
+    const absl::StatusOr<Missing> missing =
+        MissingFor(commits, dir, id, options_.world_size, checkpoint_calls_);
     if (!missing.ok()) return missing.status();
     const bool are_all_there = missing->is_commit || (commits && missing->ranks.empty());
     if (are_all_there && !std::exchange(are_compared, true)) {
@@ -301,12 +327,12 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
           "longer, so must the exchange timeout",
           steps_, absl::FormatDuration(options_.exchange_timeout)));
     }
-    if (now >= exchanges_.deadline()) {
+    if (now >= start + patience && !missing->is_commit) {
       return absl::DeadlineExceededError(absl::StrFormat(
-          "the checkpoint of step %d lacks the part of rank %s after %s. Has every rank called "
-          "Checkpoint after this step, and is the directory one that all workers see?",
-          steps_, absl::StrJoin(missing->ranks, ", "),
-          absl::FormatDuration(options_.exchange_timeout)));
+          "the checkpoint of step %d lacks the part of rank %s after %s, half of the exchange "
+          "timeout. Has every rank called Checkpoint after this step, and is the directory one "
+          "that all workers see?",
+          steps_, absl::StrJoin(missing->ranks, ", "), absl::FormatDuration(patience)));
     }
     if (now >= next_offer) {
       if (now >= start + 2 * options_.round_deadline) {

@@ -227,7 +227,7 @@ class _JobOptimizer(torch.optim.Optimizer):
 
         Raises:
             SignpostError: the checkpoints before stay, and training may go on, but after a
-                DataLossError. ResourceExhaustedError: the disk is full.
+                DataLossError. ResourceExhaustedError: the disk is full, on this rank or another.
             RuntimeError: of the parameters, as from step().
         """
         session = self._joined()
