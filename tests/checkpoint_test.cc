@@ -38,6 +38,8 @@ namespace signpost::testing {
 namespace {
 
 using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -420,8 +422,8 @@ TEST(Checkpoint, TakingOneChangesNothing) {
       RunAnew(
           2, {.job = job, .until = 12, .checkpoint_after = {3, 5, 6, 9, 12}, .checkpoints = &disk}),
       expected);
-  EXPECT_THAT(CheckpointsIn(disk), ::testing::ElementsAre(HasSubstr("step-000000000012-"),
-                                                          HasSubstr("step-000000000009-")))
+  EXPECT_THAT(CheckpointsIn(disk),
+              ElementsAre(HasSubstr("step-000000000012-"), HasSubstr("step-000000000009-")))
       << "two are kept";
   EXPECT_EQ(disk.Files().size(), 2 * (job.workers + 2)) << "and nothing else";
 }
@@ -642,8 +644,7 @@ TEST_F(InterruptedCheckpointTest, WhatIsDamagedDoesNotCountAsOneOfTheTwoThatAreK
                 EXPECT_EQ(worker.resumed().checkpoint, before[1]);
                 EXPECT_EQ(worker.resumed().warnings.size(), 1u);
               }});
-  EXPECT_THAT(CheckpointsIn(saved_),
-              ::testing::ElementsAre(HasSubstr("step-000000000009"), before[1]));
+  EXPECT_THAT(CheckpointsIn(saved_), ElementsAre(HasSubstr("step-000000000009"), before[1]));
 }
 
 TEST_F(InterruptedCheckpointTest, AMissingFileIsDamageAndAllDamagedAreNamed) {
@@ -681,8 +682,8 @@ TEST_F(InterruptedCheckpointTest, AMissingManifestIsTold) {
   const auto loaded = Load(saved_, job_);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->optimizer.schedule.begun_steps(), 6u);
-  EXPECT_THAT(loaded->warnings, ::testing::ElementsAre(absl::StrCat(
-                                    "checkpoint ", names[0], ": manifest is damaged: it is gone")));
+  EXPECT_THAT(loaded->warnings, ElementsAre(absl::StrCat("checkpoint ", names[0],
+                                                         ": manifest is damaged: it is gone")));
   EXPECT_EQ(*NewestCheckpointStep(saved_), 6u);
   ASSERT_TRUE(saved_.Remove(absl::StrCat(names[1], "/manifest")).ok());
   EXPECT_TRUE(absl::IsDataLoss(Load(saved_, job_).status())) << "it does not begin anew";
@@ -904,6 +905,42 @@ TEST(Checkpoint, WhatKeepsARankFromSavingIsToldOnAllAtOnceAndTrainingGoesOn) {
     EXPECT_THAT(CheckpointsIn(disk), SizeIs(1));
     EXPECT_THAT(disk.Files(), SizeIs(job.workers + 2)) << "nothing but the checkpoint";
   }
+}
+
+// A disk would be full of them before long.
+TEST(Checkpoint, InDirectoriesThatNotAllSeeTheLeftoversOfTheOneBeforeGoOnAllRanks) {
+  JobOptionsForTest job;
+  job.workers = 3;
+  job.worker.exchange_timeout = absl::Seconds(4);
+  Cluster cluster({});
+  MemoryDisk disk_of_0, disk_of_others;
+  ASSERT_TRUE(Replace(disk_of_others, "step-000000000000-0123456789abcdef/rank-1", {"torn"}).ok());
+  ASSERT_TRUE(Replace(disk_of_others, "step-000000000000-0123456789abcdef/rank-11", {"its"}).ok());
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    WorkerOptions options = job.worker;
+    options.rank = rank;
+    options.world_size = job.workers;
+    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect());
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    for (int i = 0; i < 2; ++i) {
+      const absl::Status status = (*worker)->Checkpoint(rank == 0 ? disk_of_0 : disk_of_others);
+      EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+      const absl::Status step = (*worker)->Step(replica.Gradients(), {job.rates}).status();
+      ASSERT_TRUE(step.ok()) << step;
+    }
+  });
+  const auto names_in = [](const MemoryDisk& disk) {
+    std::vector<std::string> names;
+    for (const auto& [name, contents] : disk.Files()) names.push_back(name);
+    return names;
+  };
+  EXPECT_THAT(names_in(disk_of_0),
+              ElementsAre(HasSubstr("step-000000000001"), HasSubstr("step-000000000001"),
+                          HasSubstr("step-000000000001")));
+  EXPECT_THAT(names_in(disk_of_others),
+              ElementsAre(EndsWith("/rank-11"), EndsWith("/rank-1"), EndsWith("/rank-1.sum"),
+                          EndsWith("/rank-2"), EndsWith("/rank-2.sum")));
 }
 
 // Who writes into parameters on some ranks only has two models from then on.

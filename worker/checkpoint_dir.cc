@@ -35,6 +35,12 @@ constexpr absl::string_view kSum = ".sum", kFailed = ".failed";
 std::string SumFileName(uint32_t rank) { return absl::StrCat(RankFileName(rank), kSum); }
 std::string FailureFileName(uint32_t rank) { return absl::StrCat(RankFileName(rank), kFailed); }
 
+// Whether the rank wrote it for itself, or began to.
+bool IsOfRank(uint32_t rank, const std::string& file) {
+  const std::string name = RankFileName(rank);
+  return file == name || absl::StartsWith(file, absl::StrCat(name, "."));
+}
+
 // The step of a checkpoint's directory; nothing for what is none.
 std::optional<uint64_t> StepOf(const std::string& directory) {
   CheckpointId id;
@@ -326,13 +332,19 @@ absl::Status CheckpointDir::CheckHasParameters(const CheckpointId& id,
       id.step, manifest->options().parameters_crc32c(), parameters_crc32c)));
 }
 
-absl::Status CheckpointDir::RemoveUncommitted(const CheckpointId& but) {
+absl::Status CheckpointDir::RemoveUncommitted(const CheckpointId& but, uint32_t rank) {
   const absl::StatusOr<Tree> tree = ListTree(disk_);
   if (!tree.ok()) return tree.status();
   absl::Status first_error;
   for (const auto& [checkpoint, files] : *tree) {
     if (absl::c_linear_search(files, kManifestFile) || checkpoint == but.name()) continue;
-    if (*StepOf(checkpoint) <= but.step) first_error.Update(RemoveCheckpoint(checkpoint, files));
+    if (*StepOf(checkpoint) > but.step) continue;
+    std::vector<std::string> removed = files;
+    if (rank != 0) {
+      if (absl::c_any_of(files, [](const auto& file) { return IsOfRank(0, file); })) continue;
+      std::erase_if(removed, [rank](const auto& file) { return !IsOfRank(rank, file); });
+    }
+    first_error.Update(RemoveCheckpoint(checkpoint, removed));
   }
   return first_error;
 }
@@ -395,7 +407,9 @@ absl::Status CheckpointDir::RemoveCheckpoint(const std::string& checkpoint,
     if (status.ok()) status = disk_.SyncDirectory();
   }
   for (const std::string& file : files) {
-    if (status.ok() && file != kManifestFile) status = disk_.Remove(PathOf(checkpoint, file));
+    if (!status.ok()) break;
+    if (file != kManifestFile) status = disk_.Remove(PathOf(checkpoint, file));
+    if (absl::IsNotFound(status)) status = absl::OkStatus();  // another rank removes it too
   }
   return status;
 }

@@ -77,8 +77,10 @@ class CheckpointDir {
   // FAILED_PRECONDITION, with TryAgain's mark, unless what was committed has these parameters.
   // NOT_FOUND if nothing was.
   absl::Status CheckHasParameters(const CheckpointId& id, uint32_t parameters_crc32c) const;
-  // Before one is written: removes what was not committed up to its step, by runs that died.
-  absl::Status RemoveUncommitted(const CheckpointId& but);
+  // Before a rank writes one: removes what was not committed up to its step, by runs that died and
+  // by those that failed. Rank 0 removes all of it; another its own files where rank 0 has none, as
+  // in a directory that rank 0 does not see, and where so nobody can commit them any more.
+  absl::Status RemoveUncommitted(const CheckpointId& but, uint32_t rank);
   // FAILED_PRECONDITION that names the ranks whose parameters are not rank 0's. Requires all parts;
   // NOT_FOUND once it is committed.
   absl::Status CheckSameParameters(const CheckpointId& id, uint32_t world_size) const;

@@ -149,7 +149,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
 
   if (absl::Status status = CheckIsOfThisModel(dir, layout_); !status.ok()) return status;
   if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
-  if (options_.rank == 0) dir.RemoveUncommitted(id).IgnoreError();  // the room may do without
+  dir.RemoveUncommitted(id, options_.rank).IgnoreError();  // the room may do without
 
   absl::StatusOr<CheckpointFile> parameters;
   absl::Status status = SaveRank(dir, id);
