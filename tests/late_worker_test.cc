@@ -439,11 +439,18 @@ TEST_F(ElasticJobTest, OfAWorkerThatComesBackMuchLaterTheAnswersAreGone) {
 // Saves after step 6 and, if that may fail, trains on.
 TEST_F(ElasticJobTest, ACheckpointWithoutAWorkerThatIsGoneIsRefusedSoonAndTrainingGoesOn) {
   job_.worker.exchange_timeout = absl::Minutes(2);
-  for (const bool leaves : {false, true}) {
+  struct Case {
+    std::string name;
+    uint64_t steps = 0;  // that rank 1 takes
+    bool leaves = false;
+  };
+  for (const auto& [name, steps, leaves] :
+       {Case{"died", 4}, {"died in it", 6}, {"left", 4, /*leaves=*/true}}) {
+    SCOPED_TRACE(name);
     const std::unique_ptr<Disk> disk = NewDirectory();
-    job_.worker.job = leaves ? "left" : "died";
-    Run([&](uint32_t rank, Worker& worker) {
-      if (rank == 1 && worker.steps() == 4) {
+    job_.worker.job = name;
+    Run([&, steps = steps, leaves = leaves](uint32_t rank, Worker& worker) {
+      if (rank == 1 && worker.steps() == steps) {
         if (leaves) {
           EXPECT_TRUE(worker.Leave().ok());
         }

@@ -163,8 +163,9 @@ class Worker {
   // waited for: for half of the exchange timeout, as they may wait in the next step. What keeps
   // one rank from saving its part is the error of all, and names it. In a job with a round
   // deadline, ABORTED: at once when a rank has left, and after two such deadlines when one is
-  // absent or the others have gone on; which is named. Otherwise the disk's error, or an
-  // aggregator's. Not after JoinReduction, and INVALID_ARGUMENT after Leave.
+  // absent, its process seems to have ended or the others have gone on; which is named. Otherwise
+  // the disk's error, or an aggregator's. Not after JoinReduction, and INVALID_ARGUMENT after
+  // Leave.
   absl::Status Checkpoint(Disk& directory);
 
   // This rank's share of what Checkpoint saves, by itself: parameters and optimizer, this worker's
@@ -276,7 +277,13 @@ class Worker {
   // ABORTED when a checkpoint is not to be waited for, as Checkpoint says. What cannot be found out
   // is no reason.
   absl::Status CheckNobodyHasLeft() const;
-  absl::Status CheckNobodyIsGone(absl::Span<const uint32_t> missing_ranks) const;
+  absl::Status CheckNobodyIsGone(const JobStatus& job,
+                                 absl::Span<const uint32_t> missing_ranks) const;
+  // ABORTED too for one that has no connection, and was among those that had none at the last look,
+  // `disconnected`, which it sets.
+  absl::Status CheckNoProcessHasEnded(const JobStatus& job,
+                                      absl::Span<const uint32_t> missing_ranks,
+                                      std::vector<uint32_t>& disconnected) const;
   // Without a round deadline, or an answer, an empty one.
   JobStatus AskAboutJob() const;
   // What Checkpoint writes.

@@ -199,7 +199,9 @@ absl::StatusOr<std::string> Worker::SaveState() {
   // Without the states of those who are gone the others' are good for nothing.
   std::vector<uint32_t> all_ranks(options_.world_size);
   std::iota(all_ranks.begin(), all_ranks.end(), 0);
-  if (absl::Status status = CheckNobodyIsGone(all_ranks); !status.ok()) return status;
+  if (absl::Status status = CheckNobodyIsGone(AskAboutJob(), all_ranks); !status.ok()) {
+    return status;
+  }
   const absl::StatusOr<ChunkErrors> errors = ReadErrors();
   if (!errors.ok()) return errors.status();
   SectionWriter state(kRankStateFirstLine);
@@ -252,7 +254,7 @@ absl::StatusOr<ChunkErrors> Worker::ReadErrors() {
     absl::StatusOr<std::vector<float>> error = ReadError(chunk);
     if (!error.ok()) {
       if (absl::IsDataLoss(error.status())) return error.status();
-      if (absl::Status status = CheckNobodyIsGone({}); !status.ok()) return status;
+      if (absl::Status status = CheckNobodyIsGone(AskAboutJob(), {}); !status.ok()) return status;
       return error.status();
     }
     errors[chunk] = *std::move(error);
@@ -308,6 +310,7 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
   absl::Time next_offer = start + kOfferInterval;
   absl::Duration interval = kFirstLookInterval;
   bool are_compared = false;
+  std::vector<uint32_t> disconnected;  // of those that are missing, when last asked about
   StepReport report;
   while (true) {
     const absl::StatusOr<Missing> missing =
@@ -336,7 +339,9 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
     }
     if (now >= next_offer) {
       if (now >= start + 2 * options_.round_deadline) {
-        absl::Status status = CheckNobodyIsGone(missing->ranks);
+        const JobStatus job = AskAboutJob();
+        absl::Status status = CheckNobodyIsGone(job, missing->ranks);
+        if (status.ok()) status = CheckNoProcessHasEnded(job, missing->ranks, disconnected);
         if (!status.ok()) return status;
       }
       exchanges_.OfferToIdleShards();
@@ -351,6 +356,24 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
     absl::StatusOr<bool> done = Receive(*std::move(item), report);
     if (!done.ok()) return done.status();
   }
+}
+
+// While all are in a checkpoint no round closes without the one that has ended in it. Another that
+// lives may have no connection for a moment.
+absl::Status Worker::CheckNoProcessHasEnded(const JobStatus& job,
+                                            absl::Span<const uint32_t> missing_ranks,
+                                            std::vector<uint32_t>& disconnected) const {
+  const std::vector<uint32_t> before = std::exchange(disconnected, {});
+  for (const uint32_t rank : missing_ranks) {
+    if (!absl::c_linear_search(job.disconnected_ranks(), rank)) continue;
+    disconnected.push_back(rank);
+    if (!absl::c_linear_search(before, rank)) continue;
+    return absl::AbortedError(absl::StrFormat(
+        "what is saved of step %d lacks the part of rank %d, whose process seems to have ended: it "
+        "has no connection. Until another is in its place the job cannot be saved",
+        steps_, rank));
+  }
+  return absl::OkStatus();
 }
 
 // Without a round deadline nobody can be gone: an empty one.
@@ -371,8 +394,8 @@ absl::Status Worker::CheckNobodyHasLeft() const {
 }
 
 // Whoever has left by now may have seen the checkpoint that is waited for here.
-absl::Status Worker::CheckNobodyIsGone(absl::Span<const uint32_t> missing_ranks) const {
-  const JobStatus job = AskAboutJob();
+absl::Status Worker::CheckNobodyIsGone(const JobStatus& job,
+                                       absl::Span<const uint32_t> missing_ranks) const {
   for (const uint32_t rank : missing_ranks) {
     if (!absl::c_linear_search(job.absent_ranks(), rank) ||
         !absl::c_linear_search(job.joined_ranks(), rank)) {
