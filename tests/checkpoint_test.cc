@@ -239,6 +239,8 @@ absl::StatusOr<ResumeState> Load(const ResumeFrom& from, const JobOptionsForTest
   options.set_block_elements(job.worker.block_elements);
   options.set_chunk_elements(job.worker.chunk_elements);
   options.set_gamma(job.worker.gamma);
+  options.set_round_deadline_us(absl::ToInt64Microseconds(job.worker.round_deadline));
+  options.set_min_workers(job.worker.min_workers);
   options.set_optimizer(DescribeOptions(job.optimizer));
   options.set_state_numbers(StateNumbers(job.optimizer));
   if (!codec.name().empty()) *options.mutable_custom_codec() = codec;
@@ -482,6 +484,36 @@ TEST(Checkpoint, ResumingWithOtherWorkersKeepsTheMeanOfTheErrors) {
   std::map<uint32_t, std::vector<float>> after;
   for (uint32_t rank = 0; rank < 3; ++rank) after.merge(Load(again, job, rank)->aggregator_errors);
   EXPECT_EQ(after, before) << "the aggregators' errors are what they were";
+}
+
+// Nothing that is saved depends on when rounds close.
+TEST(Checkpoint, AJobMayComeToHaveARoundDeadlineOrAnotherOrNone) {
+  JobOptionsForTest job;
+  const std::vector<End> whole = RunAnew(2, {.job = job, .until = 14});
+  MemoryDisk disk;
+  Plan plan = {.job = job, .until = 6, .checkpoint_after = {6}, .checkpoints = &disk};
+  std::vector<std::string> states(job.workers);
+  plan.save_states = &states;
+  RunAnew(2, plan);
+  plan.save_states = nullptr;
+
+  plan.job.worker.round_deadline = absl::Seconds(20);
+  plan.job.worker.min_workers = 3;
+  plan.until = 8;
+  plan.checkpoint_after = {8};
+  plan.resume_from_states = &states;
+  RunAnew(2, plan);
+  plan.resume_from_states = nullptr;
+  plan.resume_from = &disk;
+  plan.job.worker.round_deadline = absl::Seconds(25);
+  plan.job.worker.min_workers = 2;
+  plan.until = 10;
+  plan.checkpoint_after = {10};
+  RunAnew(2, plan);
+  plan.job = job;
+  plan.until = 14;
+  plan.checkpoint_after = {};
+  EXPECT_EQ(RunAnew(2, plan), whole);
 }
 
 // 0/1 Adam's local steps are each rank's own, and their sums each group's.

@@ -65,6 +65,9 @@ absl::Status CheckIsOfJob(absl::string_view what, const CheckpointManifest& mani
   options.set_parameters_crc32c(manifest.options().parameters_crc32c());
   options.set_first_step(manifest.options().first_step());
   options.set_local_steps(manifest.options().local_steps());
+  // Nor what nothing that was saved depends on.
+  options.set_round_deadline_us(manifest.options().round_deadline_us());
+  options.set_min_workers(manifest.options().min_workers());
   if (options.chunk_elements() == 0) {
     options.set_chunk_elements(manifest.options().chunk_elements());
   }
