@@ -13,6 +13,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -259,10 +260,24 @@ absl::Status CheckSameTensors(absl::Span<const Tensor> theirs, absl::Span<const 
                  DescribeEntry(jobs, first));
 }
 
-// "'freeze_step=5'": the words of a text that are not in another.
-std::string WordsNotIn(const std::string& other, const std::string& text) {
-  const std::vector<std::string> others = absl::StrSplit(other, ' ');
-  std::vector<std::string> words = absl::StrSplit(text, ' ');
+// What JobOptions.optimizer leaves out where it is so.
+constexpr absl::string_view kUnlessSaid[] = {"codec=onebit", "variance_codec=fp32", "compat=none"};
+
+std::vector<std::string> WordsOf(const std::string& optimizer) {
+  std::vector<std::string> words = absl::StrSplit(optimizer, ' ');
+  for (const absl::string_view word : kUnlessSaid) {
+    const absl::string_view option = word.substr(0, word.find('=') + 1);
+    if (absl::c_none_of(words, [&](const auto& said) { return absl::StartsWith(said, option); })) {
+      words.emplace_back(word);
+    }
+  }
+  return words;
+}
+
+// "'freeze_step=5'": the words of one job's optimizer that are not in another's.
+std::string WordsNotIn(const std::string& other, const std::string& optimizer) {
+  const std::vector<std::string> others = WordsOf(other);
+  std::vector<std::string> words = WordsOf(optimizer);
   std::erase_if(words,
                 [&](const std::string& word) { return absl::c_linear_search(others, word); });
   return absl::StrCat("'", absl::Utf8SafeCHexEscape(absl::StrJoin(words, " ")), "'");

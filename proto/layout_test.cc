@@ -392,6 +392,15 @@ TEST_F(SameJob, NamesTheOptimizer) {
   ExpectDifference("option optimizer is 'beta1=0.8' here but 'beta1=0.9' in the job");
 }
 
+TEST_F(SameJob, NamesWhatOneOptimizerLeavesOut) {
+  options_.set_optimizer("adam beta1=0.9 codec=int8");
+  ExpectDifference("option optimizer is 'codec=int8' here but 'codec=onebit' in the job");
+  options_.set_optimizer("adam beta1=0.8 variance_codec=bf16 compat=deepspeed");
+  ExpectDifference(
+      "option optimizer is 'beta1=0.8 variance_codec=bf16 compat=deepspeed' here but 'beta1=0.9 "
+      "variance_codec=fp32 compat=none' in the job");
+}
+
 TEST_F(SameJob, NamesTheParametersAndSaysWhatToDo) {
   options_.set_parameters_crc32c(0x1235);
   ExpectDifference(

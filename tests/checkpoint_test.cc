@@ -784,6 +784,12 @@ TEST_F(InterruptedCheckpointTest, ResumingWithAnotherOptionOrTensorNamesIt) {
   job.optimizer.variance_floor = 0.1;
   EXPECT_THAT(std::string(Load(saved_, job).status().message()), HasSubstr("option optimizer is"));
   job = job_;
+  job.optimizer.codec = INT8;
+  job.optimizer.variance_codec = BFLOAT16;
+  EXPECT_THAT(std::string(Load(saved_, job).status().message()),
+              HasSubstr("is 'codec=int8 variance_codec=bf16' here but 'codec=onebit "
+                        "variance_codec=fp32' in the job"));
+  job = job_;
   job.worker.gamma = 1.2f;
   EXPECT_THAT(std::string(Load(saved_, job).status().message()), HasSubstr("option gamma is 1.2"));
   job = job_;

@@ -150,7 +150,7 @@ std::string DescribeOptions(const OptimizerOptions& options) {
       "variance_refresh_interval=%d",
       NameOf(options), options.bias_correction, freeze, CodecName(options.warm_up_codec),
       options.variance_floor, options.variance_refresh_interval);
-  // Not in checkpoints from before there was a choice.
+  // Not in checkpoints from before there was a choice; CheckSameJob names what is left out.
   if (options.codec != ONE_BIT) absl::StrAppend(&description, " codec=", CodecName(options.codec));
   if (options.variance_codec != FLOAT32) {
     absl::StrAppend(&description, " variance_codec=", CodecName(options.variance_codec));
