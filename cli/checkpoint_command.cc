@@ -71,7 +71,8 @@ absl::Status Verify(const CheckpointDir& dir, const std::vector<CheckpointEntry>
 
 // A file or directory that cannot be read is to be mended here: no other machine keeps it back.
 absl::Status AsMistake(const absl::Status& status) {
-  return absl::IsUnavailable(status) ? absl::InvalidArgumentError(status.message()) : status;
+  const bool is_of_disk = absl::IsUnavailable(status) || absl::IsFailedPrecondition(status);
+  return is_of_disk ? absl::InvalidArgumentError(status.message()) : status;
 }
 
 absl::StatusOr<int> Examine(const Flags& flags) {

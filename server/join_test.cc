@@ -896,8 +896,8 @@ TEST(TakeSnapshots, RemovesWhatItCouldNotTheNextTime) {
   ASSERT_TRUE(has_left);
   EXPECT_THAT(*disk.List(), testing::Contains(testing::EndsWith(".snapshot")));
   disk.is_read_only = true;
-  EXPECT_EQ(aggregator.TakeSnapshots().code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(aggregator.TakeSnapshots().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(aggregator.TakeSnapshots().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(aggregator.TakeSnapshots().code(), absl::StatusCode::kFailedPrecondition);
   disk.is_read_only = false;
   EXPECT_TRUE(aggregator.TakeSnapshots().ok());
   EXPECT_THAT(*disk.List(), testing::Not(testing::Contains(testing::EndsWith(".snapshot"))));

@@ -26,6 +26,9 @@ absl::Status SystemError(absl::string_view what, const std::string& path) {
   const std::string text = absl::StrCat("cannot ", what, " ", path, ": ", std::strerror(error));
   if (error == ENOSPC || error == EDQUOT) return absl::ResourceExhaustedError(text);
   if (error == ENOENT) return absl::NotFoundError(text);
+  if (error == EACCES || error == EPERM || error == EROFS || error == ENOTDIR) {
+    return absl::FailedPreconditionError(text);  // until somebody mends it
+  }
   return absl::UnavailableError(text);
 }
 

@@ -18,7 +18,8 @@
 namespace signpost {
 
 // Thread-safe for different names. Errors name the file and say what the system said;
-// RESOURCE_EXHAUSTED when the disk is full, NOT_FOUND, else UNAVAILABLE.
+// RESOURCE_EXHAUSTED when the disk is full, NOT_FOUND, FAILED_PRECONDITION when this process may
+// not, or the directory is none, else UNAVAILABLE.
 class Disk {
  public:
   virtual ~Disk() = default;

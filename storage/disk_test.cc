@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -22,7 +23,8 @@
 // What the system is asked for, and refuses, in this process.
 namespace {
 std::vector<std::string>* synced = nullptr;  // paths, if anybody wants to know
-const char* full = nullptr;                  // a directory for which there is no room
+const char* refused = nullptr;               // a directory that is not made...
+int refused_with = 0;                        // ...for this reason
 }  // namespace
 
 extern "C" int fsync(int fd) {
@@ -32,9 +34,9 @@ extern "C" int fsync(int fd) {
 }
 
 extern "C" int mkdir(const char* path, mode_t mode) {
-  if (full == nullptr || std::string(path) != full)
+  if (refused == nullptr || std::string(path) != refused)
     return syscall(SYS_mkdirat, AT_FDCWD, path, mode);
-  errno = ENOSPC;
+  errno = refused_with;
   return -1;
 }
 
@@ -129,11 +131,31 @@ TEST_F(DirectoryTest, ThatItIsThereSurvivesACrashWhoeverHasMadeIt) {
 
 TEST_F(DirectoryTest, NoRoomForADirectoryIsAFullDisk) {
   const std::string path = path_ + "/new";
-  full = path.c_str();
+  refused = path.c_str();
+  refused_with = ENOSPC;
   const absl::Status status = MakeDirectory(path + "/inside");
-  full = nullptr;
+  refused = nullptr;
   EXPECT_EQ(status, absl::ResourceExhaustedError(absl::StrCat("cannot create the directory ", path,
                                                               ": No space left on device")));
+}
+
+// Trying again helps only where the system may come to another answer by itself.
+TEST_F(DirectoryTest, ThatItMayNotBeWrittenToDoesNotPassByItself) {
+  const std::string path = path_ + "/sub";
+  refused = path.c_str();
+  std::vector<absl::StatusCode> codes;
+  for (const int error : {EACCES, EPERM, EROFS, ENOTDIR, ENOSPC, EDQUOT, ENOENT, EIO, EMFILE}) {
+    refused_with = error;
+    const absl::Status status = Replace(*disk_, "sub/file", {"1"});
+    codes.push_back(status.code());
+    EXPECT_EQ(status.message(), absl::StrCat("cannot create ", path, ": ", std::strerror(error)));
+  }
+  refused = nullptr;
+  using Code = absl::StatusCode;
+  EXPECT_THAT(codes, ElementsAre(Code::kFailedPrecondition, Code::kFailedPrecondition,
+                                 Code::kFailedPrecondition, Code::kFailedPrecondition,
+                                 Code::kResourceExhausted, Code::kResourceExhausted,
+                                 Code::kNotFound, Code::kUnavailable, Code::kUnavailable));
 }
 
 // Nobody but root can look into it, and whoever has the volume need not be root.

@@ -44,7 +44,7 @@ class FaultyDisk final : public Disk {
   }
   absl::StatusOr<std::vector<std::string>> List() override { return directory_->List(); }
   absl::Status Remove(const std::string& name) override {
-    if (is_read_only) return absl::UnavailableError("Read-only file system");
+    if (is_read_only) return absl::FailedPreconditionError("Read-only file system");
     return directory_->Remove(name);
   }
 

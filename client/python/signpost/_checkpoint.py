@@ -20,7 +20,8 @@ def checkpoint_step(directory: Union[str, "os.PathLike[str]"]) -> Optional[int]:
 
     Raises:
         DataLossError: all that are there are damaged.
-        UnavailableError: the directory cannot be read.
+        FailedPreconditionError: the directory may not be read, or is none.
+        UnavailableError: it cannot be read for the moment.
         InvalidArgumentError: it is the empty string.
     """
     step = ctypes.c_uint64()
@@ -38,7 +39,8 @@ def has_checkpoint(directory: Union[str, "os.PathLike[str]"]) -> bool:
         resume = directory if signpost.has_checkpoint(directory) else None
 
     Raises:
-        UnavailableError: the directory cannot be read.
+        FailedPreconditionError: the directory may not be read, or is none.
+        UnavailableError: it cannot be read for the moment.
         InvalidArgumentError: it is the empty string.
     """
     try:

@@ -558,7 +558,7 @@ def test_an_empty_string_is_no_directory_without_a_checkpoint(ask):
 
 def test_a_directory_that_cannot_be_read_is_not_taken_for_one_without_a_checkpoint(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(signpost.UnavailableError, match="Not a directory"):
+    with pytest.raises(signpost.FailedPreconditionError, match="Not a directory"):
         signpost.has_checkpoint(tmp_path / "file")
 
 
