@@ -8,6 +8,8 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <list>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -1210,6 +1212,75 @@ TEST(Checkpoint, OfAnotherModelIsNotReplaced) {
                     ::testing::ContainsRegex("is of another job: tensor 1 is .*9. here but"));
               }});
   EXPECT_EQ(disk.Files(), before);
+}
+
+// Two runs of the same model that save in one directory: one takes it over, and whoever finds that
+// it has been taken stops.
+class SharedDirectoryTest : public ::testing::Test {
+ protected:
+  struct Run {
+    Cluster cluster = Cluster({});
+    JobOptionsForTest job;
+    std::unique_ptr<Replica> replica;
+    std::unique_ptr<Worker> worker;
+  };
+
+  Run& Begin(const std::string& name, const ResumeFrom& from = {}) {
+    Run& run = runs_.emplace_back();
+    run.job.worker.job = name;
+    run.job.workers = run.job.worker.world_size = 1;
+    run.replica = std::make_unique<Replica>(run.job, 0);
+    auto worker = Worker::Join(run.job.worker, run.job.optimizer, run.replica->Parameters(),
+                               run.cluster.Connect(), from);
+    EXPECT_TRUE(worker.ok()) << worker.status();
+    run.worker = *std::move(worker);
+    return run;
+  }
+
+  absl::Status StepAndSave(Run& run) {
+    std::vector<float>& gradient = run.replica->gradient;
+    gradient = GradientOf(0, static_cast<int>(run.worker->steps()), run.replica->values.size());
+    EXPECT_TRUE(run.worker->Step(run.replica->Gradients(), {run.job.rates}).ok());
+    return run.worker->Checkpoint(disk_);
+  }
+
+  MemoryDisk disk_;
+  std::list<Run> runs_;
+};
+
+TEST_F(SharedDirectoryTest, WhoeverHasSavedThereIsToldOfTheOtherRunByName) {
+  Run& first = Begin("lr-1");
+  Run& second = Begin("lr-2");
+  EXPECT_EQ(StepAndSave(first), absl::OkStatus());
+  EXPECT_EQ(StepAndSave(second), absl::OkStatus()) << "the first may have ended";
+  const std::map<std::string, std::string> before = disk_.Files();
+  const absl::Status status = StepAndSave(first);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_FALSE(IsTryAgain(status));
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::ContainsRegex("checkpoint step-000000000001-.*, of job 'lr-2', has come "
+                                       "after this run's: another run saves here"));
+  EXPECT_EQ(disk_.Files(), before);
+  EXPECT_EQ(StepAndSave(second), absl::OkStatus());
+}
+
+// The slower one's are gone when it comes, and the faster one's are not.
+TEST_F(SharedDirectoryTest, OfOneThatSavesMoreOftenTheOtherIsNoticedByIt) {
+  Run& slow = Begin("slow");
+  Run& fast = Begin("fast");
+  EXPECT_EQ(StepAndSave(slow), absl::OkStatus());
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(StepAndSave(fast), absl::OkStatus());
+  EXPECT_EQ(StepAndSave(slow), absl::OkStatus());
+  EXPECT_THAT(std::string(StepAndSave(fast).message()), HasSubstr("of job 'slow', has come after"));
+}
+
+TEST_F(SharedDirectoryTest, RunsThatComeOneAfterTheOtherAreNotInEachOthersWay) {
+  Run& first = Begin("a");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(StepAndSave(first), absl::OkStatus());
+  for (const ResumeFrom& from : {ResumeFrom{.checkpoints = &disk_}, ResumeFrom()}) {
+    Run& next = Begin("a", from);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(StepAndSave(next), absl::OkStatus());
+  }
 }
 
 // Whose rounds begin alike, with the same values.

@@ -158,7 +158,8 @@ class Worker {
   // that an interrupted run has left go.
   //
   // On error the checkpoints before stay, and training may go on, but after DATA_LOSS, which is as
-  // Step's. FAILED_PRECONDITION after a step that failed, and where the newest checkpoint has other
+  // Step's. FAILED_PRECONDITION after a step that failed, where another run has saved since this
+  // one did, so that each would take the other's away, and where the newest checkpoint has other
   // tensors: its job would lose what it has saved. DEADLINE_EXCEEDED names the ranks that are
   // waited for: for half of the exchange timeout, as they may wait in the next step. What keeps
   // one rank from saving its part is the error of all, and names it. In a job with a round

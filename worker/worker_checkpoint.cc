@@ -132,6 +132,25 @@ absl::Status CheckIsOfThisModel(const CheckpointDir& dir, const Layout& layout) 
                                                     ". Each job needs a directory of its own"));
 }
 
+// A run that starts anew takes over a directory: the one before has ended, as far as it can tell.
+// If that has not, each would give way to the other's likewise, and who resumes would go on from
+// either. As only the oldest go, of two runs that both go on one finds its own behind the other's.
+absl::Status CheckIsNotTakenOver(const CheckpointDir& dir, const CheckpointId& id) {
+  const absl::StatusOr<std::vector<CheckpointEntry>> entries = dir.List();
+  if (!entries.ok()) return entries.status();
+  const auto is_of_this_run = [&](const CheckpointEntry& entry) {
+    return entry.manifest.ok() &&
+           entry.name == CheckpointId{entry.manifest->step(), id.attempt}.name();
+  };
+  if (absl::c_none_of(*entries, is_of_this_run) || is_of_this_run(entries->front())) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "checkpoint %s, of job '%s', has come after this run's: another run saves here. Each job "
+      "needs a directory of its own",
+      entries->front().name, entries->front().manifest->job()));
+}
+
 }  // namespace
 
 absl::Status Worker::Checkpoint(Disk& directory) {
@@ -146,6 +165,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   absl::StatusOr<bool> committed = dir.IsCommitted(id);
   if (!committed.ok()) return committed.status();
   if (*committed) return dir.CheckHasParameters(id, CommonCrc32c());
+  if (absl::Status status = CheckIsNotTakenOver(dir, id); !status.ok()) return status;
 
   if (absl::Status status = CheckIsOfThisModel(dir, layout_); !status.ok()) return status;
   if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
