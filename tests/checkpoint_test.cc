@@ -1214,12 +1214,28 @@ TEST(Checkpoint, OfAnotherModelIsNotReplaced) {
   EXPECT_EQ(disk.Files(), before);
 }
 
+class EpochEndingChannel final : public ForwardingChannel {
+ public:
+  EpochEndingChannel(std::unique_ptr<Channel> inner, const bool& is_over)
+      : ForwardingChannel(std::move(inner)), is_over_(is_over) {}
+
+  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request,
+                                              absl::Time deadline) override {
+    if (is_over_) return TryAgain(absl::FailedPreconditionError("its epoch is over"));
+    return ForwardingChannel::ReadError(request, deadline);
+  }
+
+ private:
+  const bool& is_over_;
+};
+
 // Two runs of the same model that save in one directory: one takes it over, and whoever finds that
 // it has been taken stops.
 class SharedDirectoryTest : public ::testing::Test {
  protected:
   struct Run {
     Cluster cluster = Cluster({});
+    bool is_over = false;
     JobOptionsForTest job;
     std::unique_ptr<Replica> replica;
     std::unique_ptr<Worker> worker;
@@ -1230,8 +1246,10 @@ class SharedDirectoryTest : public ::testing::Test {
     run.job.worker.job = name;
     run.job.workers = run.job.worker.world_size = 1;
     run.replica = std::make_unique<Replica>(run.job, 0);
+    std::vector<std::unique_ptr<Channel>> channels = run.cluster.Connect();
+    channels[0] = std::make_unique<EpochEndingChannel>(std::move(channels[0]), run.is_over);
     auto worker = Worker::Join(run.job.worker, run.job.optimizer, run.replica->Parameters(),
-                               run.cluster.Connect(), from);
+                               std::move(channels), from);
     EXPECT_TRUE(worker.ok()) << worker.status();
     run.worker = *std::move(worker);
     return run;
@@ -1272,6 +1290,17 @@ TEST_F(SharedDirectoryTest, OfOneThatSavesMoreOftenTheOtherIsNoticedByIt) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(StepAndSave(fast), absl::OkStatus());
   EXPECT_EQ(StepAndSave(slow), absl::OkStatus());
   EXPECT_THAT(std::string(StepAndSave(fast).message()), HasSubstr("of job 'slow', has come after"));
+}
+
+// One whose processes have been replaced is told what it would be told without the directory.
+TEST_F(SharedDirectoryTest, ThatItsEpochIsOverComesFirst) {
+  Run& first = Begin("a");
+  EXPECT_EQ(StepAndSave(first), absl::OkStatus());
+  EXPECT_EQ(StepAndSave(Begin("a")), absl::OkStatus());
+  first.is_over = true;
+  const absl::Status status = StepAndSave(first);
+  EXPECT_TRUE(IsTryAgain(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("its epoch is over"));
 }
 
 TEST_F(SharedDirectoryTest, RunsThatComeOneAfterTheOtherAreNotInEachOthersWay) {

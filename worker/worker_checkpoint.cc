@@ -165,7 +165,11 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   absl::StatusOr<bool> committed = dir.IsCommitted(id);
   if (!committed.ok()) return committed.status();
   if (*committed) return dir.CheckHasParameters(id, CommonCrc32c());
-  if (absl::Status status = CheckIsNotTakenOver(dir, id); !status.ok()) return status;
+  if (absl::Status status = CheckIsNotTakenOver(dir, id); !status.ok()) {
+    // Of its processes others may have come: then it is to be started again, as ever.
+    const absl::Status over = ReadErrors().status();
+    return over.ok() ? status : over;
+  }
 
   if (absl::Status status = CheckIsOfThisModel(dir, layout_); !status.ok()) return status;
   if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
