@@ -261,10 +261,12 @@ class _JobOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: it is no state of an optimizer of Signpost, or of another model; or a
                 parameter that is trained is frozen now.
-            FailedPreconditionError: it is another rank's; or of another tensor or option, named.
+            FailedPreconditionError: it is another rank's (another node's, if there is a worker for
+                each); or of another tensor or option, named.
             DataLossError: it is damaged.
             DeadlineExceededError: names the ranks that did not come, perhaps because theirs are
-                wrong. After each of these nothing has changed.
+                wrong. After each of these nothing has changed; but the other ranks wait for this
+                one, until join_timeout_s is over. Which file is to be loaded, all agree on before.
         """
         self._joined()
         job = world().next_job()  # before anything can fail, as in the constructor
