@@ -22,13 +22,13 @@ TEST(Job, SaysWithWhichFrameARoundLacksNobodyButAbsentRanks) {
   };
   for (uint32_t rank : {0, 1, 2}) EXPECT_FALSE(send(rank, 0)) << "nobody is absent";
   now += absl::Seconds(1);
-  ASSERT_TRUE(job.LeaveOut(absl::ZeroDuration(), now));
+  ASSERT_TRUE(job.LeaveOut(absl::ZeroDuration(), /*gone=*/{}, now));
   job.SetLateRoundsDurable(now);
 
   EXPECT_FALSE(send(0, 1));
   EXPECT_FALSE(send(1, 1));
   EXPECT_TRUE(send(2, 1)) << "only rank 3 is missing, which is absent";
-  ASSERT_TRUE(job.LeaveOut(absl::ZeroDuration(), now));
+  ASSERT_TRUE(job.LeaveOut(absl::ZeroDuration(), /*gone=*/{}, now));
   job.SetLateRoundsDurable(now);
   EXPECT_FALSE(send(3, 0)) << "it is back";
   for (uint32_t rank : {0, 1, 2}) EXPECT_FALSE(send(rank, 2));

@@ -85,8 +85,6 @@ mutate checkpoint-section-not-checked storage/section_file.cc 'if (Crc32c(bytes)
 mutate manifest-written-before-the-parts worker/worker_checkpoint.cc \
   'status = AwaitRanks(dir, id, start);' \
   'status.Update(absl::OkStatus());'
-  'absl::Status status = AwaitRanks(dir, id);' \
-  'absl::Status status;'
 mutate directory-of-two-runs-not-noticed worker/worker_checkpoint.cc \
   'is_of_this_run(entries->front())' 'true'
 mutate checkpoint-pruned-to-one worker/checkpoint_dir.cc 'kGenerations = 2' 'kGenerations = 1'
