@@ -287,8 +287,9 @@ TEST(AggregatorProcess, ForgetsAWorkerThatHangsWhileItJoins) {
   Proxy proxy(aggregator.port());
   auto first = ConnectToAggregator(proxy.target(), FailureTimeout());
   auto second = ConnectToAggregator(aggregator.target(), FailureTimeout());
-  auto join =
-      std::async(std::launch::async, [&] { return first->Join(Pair::RequestOf(0), Later()); });
+  auto join = std::async(std::launch::async, [&] {
+    return first->Join(Pair::RequestOf(0), Later(), Channel::MayWait);
+  });
   AwaitWaitingFor(*second, ElementsAre(1));
   proxy.Stop();
   const absl::Time start = absl::Now();
@@ -296,7 +297,7 @@ TEST(AggregatorProcess, ForgetsAWorkerThatHangsWhileItJoins) {
   EXPECT_LT(absl::Now() - start, kNoticed);
   proxy.Resume();
   // It has joined again by itself.
-  EXPECT_TRUE(second->Join(Pair::RequestOf(1), Later()).ok());
+  EXPECT_TRUE(second->Join(Pair::RequestOf(1), Later(), Channel::MayWait).ok());
   EXPECT_TRUE(join.get().ok());
 }
 

@@ -284,13 +284,17 @@ TEST_F(GpuJobTest, AStreamIsBehindTheOneBefore) {
       replica.gradient = GradientOf(0, step, replica.gradient.size());
       EXPECT_TRUE((*worker)->BeginStep({job_.rates}).ok());
       replica.BeforeStep(**worker);
-      if (stream) EXPECT_TRUE((*worker)->SetStream(stream.get()).ok());
+      if (stream) {
+        EXPECT_TRUE((*worker)->SetStream(stream.get()).ok());
+      }
       const std::vector<Gradient> gradients = replica.Gradients();
       for (size_t tensor : {1, 0}) {
         EXPECT_TRUE((*worker)->GradientReady(tensor, gradients[tensor]).ok());
       }
       EXPECT_TRUE((*worker)->FinishStep().ok());
-      if (stream) EXPECT_TRUE((*worker)->SetStream(replica.stream()).ok());
+      if (stream) {
+        EXPECT_TRUE((*worker)->SetStream(replica.stream()).ok());
+      }
       replica.GetValues();
     }
     return replica.values;
