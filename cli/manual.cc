@@ -36,8 +36,7 @@ constexpr Entry kVariables[] = {
      "How long an aggregator may be without sign of life before a rank connects to it anew."},
     {"SIGNPOST_JOIN_TIMEOUT", "How long a rank waits for the others to join."},
     {"SIGNPOST_EXCHANGE_TIMEOUT",
-     "How long a step goes on without an answer. A checkpoint waits half as long for a rank that "
-     "does not come."},
+     "How long a step goes on without an answer, and a checkpoint waits for a rank."},
     {"SIGNPOST_CONNECTIONS",
      "TCP connections to each aggregator, for links that one does not fill."},
     {"SIGNPOST_MIN_WORKERS", "Rounds close with so many workers if others are late."},

@@ -16,8 +16,7 @@ absl::Span<const SessionKey> SessionKeys() {
       {"join-timeout", "SIGNPOST_JOIN_TIMEOUT", "duration", "5m",
        "how long a rank waits for the others to join"},
       {"exchange-timeout", "SIGNPOST_EXCHANGE_TIMEOUT", "duration", "1m",
-       "how long a step goes on without an answer; a checkpoint waits half as long for a rank that "
-       "does not come"},
+       "how long a step goes on without an answer, and a checkpoint waits for a rank"},
       {"connections", "SIGNPOST_CONNECTIONS", "number", "1",
        "to each aggregator, for where one TCP connection does not fill the link"},
       {"min-workers", "SIGNPOST_MIN_WORKERS", "number", "",

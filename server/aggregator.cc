@@ -361,10 +361,13 @@ absl::Status Aggregator::WhyOver(const JoinRequest& request, const Membership::C
   if (served.GivesWay(now, options_.idle_timeout) && !holds) return GaveWayError(job.id());
   const Beginning jobs = BeginningOf(job.layout().options());
   const Beginning theirs = BeginningOf(layout.options());
-  if (served.membership().complete() || theirs <= jobs ||
-      !CheckMatchesButBeginning(request.world_size(), layout, job).ok()) {
-    return absl::OkStatus();
+  const bool matches = CheckMatchesButBeginning(request.world_size(), layout, job).ok();
+  if (served.membership().complete()) {
+    // Where no process is left, one of other options begins the job with them.
+    const bool is_in_the_way = matches || holds || !served.membership().AllGone(now);
+    return is_in_the_way ? absl::OkStatus() : GaveWayError(job.id());
   }
+  if (theirs <= jobs || !matches) return absl::OkStatus();
   return BeginsLaterError(job.id(), jobs, claim.rank, theirs);
 }
 

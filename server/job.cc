@@ -395,7 +395,7 @@ void Job::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
 void Job::AskForStates(const std::set<uint32_t>& gone, absl::Time now) {
   std::vector<uint32_t> wanted;
   const auto is_asked = [&](uint32_t rank) {
-    if (!gone.contains(rank)) wanted = state_desk_.TakeWanted(rank, now);
+    if (!gone.contains(rank)) wanted = state_desk_.TakeWanted(rank, now, gone);
     return !wanted.empty();
   };
   for (auto& [number, chunk] : chunks_) {

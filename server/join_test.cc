@@ -612,7 +612,7 @@ TEST_F(Connected, WhoComesBackToAJobThatAllHaveGoneFromBeginsItAnew) {
   aggregator.CloseLateRounds();
   for (const JoinResult& result : {first, second}) {
     EXPECT_EQ(result.code(), absl::StatusCode::kUnavailable) << "its channel calls again";
-    EXPECT_THAT(result.message(), HasSubstr("all of its processes are gone"));
+    EXPECT_THAT(result.message(), HasSubstr("begins anew"));
   }
   EXPECT_THAT(JobNames(aggregator), IsEmpty());
 }
@@ -643,6 +643,23 @@ TEST_F(Connected, JobOfAnotherSizeBeginsWhenAllAreGone) {
   EXPECT_THAT(refused.message(), HasSubstr("the world size is 3 here but 2 in the job"));
   connections_.clear();
   EXPECT_TRUE(JoinFrom(aggregator, request, "new").waits());
+}
+
+TEST_F(Connected, AJobThatCanDoWithoutSomeBeginsWithOtherOptionsWhenAllAreGone) {
+  for (const uint32_t world_size : {2u, 3u}) {
+    connections_ = {"0", "1"};
+    Aggregator aggregator(Options());
+    const uint64_t epoch = JoinBoth(aggregator, /*min_workers=*/1);
+    Exchange(aggregator, FrameOf(epoch, {.rank = 1}, FLOAT32));
+    JoinRequest request = TestJoin(0, world_size);
+    request.set_incarnation(77);
+    request.mutable_options()->set_min_workers(1);
+    request.mutable_options()->set_round_deadline_us(5000000);
+    connections_.erase("0");
+    EXPECT_EQ(JoinFrom(aggregator, request, "new").code(), absl::StatusCode::kFailedPrecondition);
+    connections_.clear();
+    EXPECT_TRUE(JoinFrom(aggregator, request, "new").waits()) << "for the others, to begin anew";
+  }
 }
 
 TEST_F(Connected, AfterARestartProcessesHaveAWhileToBeHeardOf) {

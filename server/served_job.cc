@@ -164,6 +164,10 @@ void ServedJob::AddReturning(Returning returning, Callbacks& callbacks) {
   }
   const auto [found, is_new] = returning_.try_emplace(returning.claim.rank);
   Returning& waiting = found->second;
+  const bool is_another = !is_new && waiting.claim.incarnation != returning.claim.incarnation;
+  if (is_another && waiting.has_rank && membership_.IsConnected(returning.claim.rank)) {
+    return Finish(std::move(returning.done), TakesPartError(returning.claim.rank), callbacks);
+  }
   if (waiting.done) {
     Finish(std::move(waiting.done), absl::AbortedError("another call claimed the rank"), callbacks);
   }
@@ -192,9 +196,8 @@ bool ServedJob::Admit(Returning& returning, absl::Time now, Callbacks& callbacks
     // Who came back is absent until its first frame, and may be getting its state.
     const bool comes_back =
         job_->comes_back(rank) && !job_->has_given_up(rank) && membership_.IsConnected(rank);
-    const bool may_have_rank =
-        membership_.Holds(returning.claim) ||
-        (GoesOnWithoutSome() && job_->is_absent(rank, now) && !comes_back);
+    const bool may_have_rank = membership_.Holds(returning.claim) ||
+                               (GoesOnWithoutSome() && job_->is_absent(rank, now) && !comes_back);
     if (!may_have_rank && job_->newest_step(rank) > returning.newest_step) {
       const absl::Status refusal = TakesPartError(rank);
       RecordRefusal(rank, refusal);
@@ -423,9 +426,14 @@ void ServedJob::End(const absl::Status& reason) {
     Finish(std::move(join.done), std::move(join.result), callbacks);
   }
   for (Membership::EndedJoin& join : joins_) Finish(std::move(join.done), reason, callbacks);
-  // Who would have come back joins the job that comes after this one; not where it came to its end.
-  const bool is_awaited = membership_.left_ranks().empty();
-  EndReturning(is_awaited ? absl::UnavailableError(reason.message()) : reason, callbacks);
+  // Who would have come back joins the job that comes after this one; not where this came to its
+  // end. Those that leave one that nobody has trained do so to begin it anew.
+  const bool is_awaited = membership_.left_ranks().empty() || !job_->has_trained();
+  EndReturning(is_awaited
+                   ? absl::UnavailableError(absl::StrCat("the job begins anew, since its epoch ",
+                                                         job_->id().epoch, " is over"))
+                   : reason,
+               callbacks);
   // Who leaves a job that is over has left it; in a process that ends it must ask the next.
   const absl::Status left = absl::IsUnavailable(reason) ? reason : absl::OkStatus();
   for (WaitingLeave& leave : leaves_) Finish(std::move(leave.done), left, callbacks);

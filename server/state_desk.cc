@@ -45,12 +45,15 @@ void StateDesk::Fetch(const FrameHeader& header, Done done) {
   if (done) done(status);
 }
 
-std::vector<uint32_t> StateDesk::TakeWanted(uint32_t rank, absl::Time now) {
+std::vector<uint32_t> StateDesk::TakeWanted(uint32_t rank, absl::Time now,
+                                            const std::set<uint32_t>& gone) {
   absl::MutexLock lock(&mutex_);
   std::vector<uint32_t> chunks;
   uint64_t bytes = 0;
   for (auto& [chunk, wish] : wishes_) {
-    const absl::Duration patience = wish.patience * (wish.asked.contains(rank) ? 2 : 1);
+    const bool comes = !absl::c_includes(gone, wish.asked);
+    const absl::Duration patience =
+        comes ? wish.patience * (wish.asked.contains(rank) ? 2 : 1) : absl::ZeroDuration();
     if (now < wish.asked_at + patience || chunks.size() == kMostAsked) continue;
     chunks.push_back(chunk);
     bytes += layout_.PayloadBytes(STATE, chunk);

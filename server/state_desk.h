@@ -33,8 +33,9 @@ class StateDesk {
 
   // Chunks whose state that rank is to be asked for now. It is then up to it: if it does not give
   // them in some seconds, and the time that a slow link takes for them, another one is to be asked,
-  // or, when as much time has passed again, the same.
-  std::vector<uint32_t> TakeWanted(uint32_t rank, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
+  // or, when as much time has passed again, the same. At once where all that were asked are gone.
+  std::vector<uint32_t> TakeWanted(uint32_t rank, absl::Time now,
+                                   const std::set<uint32_t>& gone = {}) ABSL_LOCKS_EXCLUDED(mutex_);
   std::set<uint32_t> WaitingRanks() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Those of them for whom others were asked kInVain ago, and have not given.
   std::set<uint32_t> RanksInVain(absl::Time now) const ABSL_LOCKS_EXCLUDED(mutex_);

@@ -893,12 +893,57 @@ TEST(Checkpoint, ARankThatNeverComesIsNamedOnAllOthersSoonEnoughForItsNextStep) 
     ASSERT_TRUE(worker.ok()) << worker.status();
     if (rank != 2) {
       const absl::Status status = (*worker)->Checkpoint(disk);
-      EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-      EXPECT_THAT(std::string(status.message()), HasSubstr("lacks the part of rank 2 after 3s"));
+      EXPECT_TRUE(absl::IsAborted(status)) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr("lacks the part of rank 2, which has gone on to the next step"));
       EXPECT_THAT(std::string(status.message()), HasSubstr("one that all workers see"));
     }
     const absl::Status step = (*worker)->Step(replica.Gradients(), {job.rates}).status();
     EXPECT_TRUE(step.ok()) << step;
+  });
+  EXPECT_TRUE(CheckpointsIn(disk).empty());
+}
+
+TEST(Checkpoint, ARankThatComesLateIsWaitedForAsLongAsInAStep) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.worker.exchange_timeout = absl::Seconds(8);
+  Cluster cluster({});
+  MemoryDisk disk;
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    WorkerOptions options = job.worker;
+    options.rank = rank;
+    options.world_size = job.workers;
+    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect());
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    if (rank == 1) absl::SleepFor(absl::Milliseconds(4500));  // as one that validates
+    const absl::Status status = (*worker)->Checkpoint(disk);
+    EXPECT_TRUE(status.ok()) << status;
+  });
+  EXPECT_EQ(CheckpointsIn(disk).size(), 1);
+}
+
+TEST(Checkpoint, ARankThatComesTooLateIsToldAtOnce) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.worker.exchange_timeout = absl::Seconds(4);
+  Cluster cluster({});
+  MemoryDisk disk;
+  absl::Notification is_given_up;
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    WorkerOptions options = job.worker;
+    options.rank = rank;
+    options.world_size = job.workers;
+    if (rank == 1) options.exchange_timeout = absl::Minutes(2);
+    auto worker = Worker::Join(options, job.optimizer, replica.Parameters(), cluster.Connect());
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    if (rank == 1) is_given_up.WaitForNotification();
+    const absl::Status status = (*worker)->Checkpoint(disk);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("lacks the part of rank 1"));
+    if (rank == 0) is_given_up.Notify();
   });
   EXPECT_TRUE(CheckpointsIn(disk).empty());
 }

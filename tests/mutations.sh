@@ -83,7 +83,7 @@ mutate zero-one-momentum-left-after-a-skip worker/zero_one_adam.cc \
   'state().Set(AdamState::Field::kMomentum, chunk, zeros.data());' ''
 mutate checkpoint-section-not-checked storage/section_file.cc 'if (Crc32c(bytes) != crc) {' 'if (false) {'
 mutate manifest-written-before-the-parts worker/worker_checkpoint.cc \
-  'status = AwaitRanks(dir, id, start);' \
+  'status = AwaitRanks(dir, id);' \
   'status.Update(absl::OkStatus());'
 mutate directory-of-two-runs-not-noticed worker/worker_checkpoint.cc \
   'is_of_this_run(entries->front())' 'true'

@@ -358,7 +358,7 @@ TEST_P(ReturningWorkerTest, WhenTheOthersHaveEndedItIsToTryAgain) {
     alone.WaitForNotification();
     Replica next(job_, kLostRank);
     const absl::Status status = Join(kLostRank, next).status();
-    EXPECT_THAT(std::string(status.message()), HasSubstr("nobody has its state any more"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("is over"));
     EXPECT_TRUE(IsTryAgain(status)) << status;
   });
 }

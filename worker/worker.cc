@@ -570,7 +570,7 @@ absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(ui
         laps.Record(EventOf(trace::Kind::kWire, trace::kNone));
         return status;
       }
-      next_question = last + kOfferInterval;
+      next_question = options_.clock->Now() + kOfferInterval;
     }
     const std::optional<uint32_t> chunk =
         optimizer_.CanCompress() ? queue.TakeNext() : std::nullopt;

@@ -160,13 +160,13 @@ class Worker {
   // On error the checkpoints before stay, and training may go on, but after DATA_LOSS, which is as
   // Step's. FAILED_PRECONDITION after a step that failed, where another run has saved since this
   // one did, so that each would take the other's away, and where the newest checkpoint has other
-  // tensors: its job would lose what it has saved. DEADLINE_EXCEEDED names the ranks that are
-  // waited for: for half of the exchange timeout, as they may wait in the next step. What keeps
-  // one rank from saving its part is the error of all, and names it. In a job with a round
-  // deadline, ABORTED: at once when a rank has left, and after two such deadlines when one is
-  // absent, its process seems to have ended or the others have gone on; which is named. Otherwise
-  // the disk's error, or an aggregator's. Not after JoinReduction, and INVALID_ARGUMENT after
-  // Leave.
+  // tensors: its job would lose what it has saved. DEADLINE_EXCEEDED names the ranks that were
+  // waited for, for the exchange timeout; ABORTED, after half of it, one that is in its next step,
+  // where it waits for this one as long. What keeps one rank from saving its part is the error of
+  // all, and names it. In a job with a round deadline, ABORTED: at once when a rank has left, and
+  // after two such deadlines when one is absent, its process seems to have ended or the others have
+  // gone on; which is named. Otherwise the disk's error, or an aggregator's. Not after
+  // JoinReduction, and INVALID_ARGUMENT after Leave.
   absl::Status Checkpoint(Disk& directory);
 
   // This rank's share of what Checkpoint saves, by itself: parameters and optimizer, this worker's
@@ -291,8 +291,9 @@ class Worker {
   absl::Status SaveRank(CheckpointDir& dir, const CheckpointId& id);
   absl::StatusOr<CheckpointFile> SaveParameters(CheckpointDir& dir, const CheckpointId& id) const;
   // Returns when all ranks' parts are there, on rank 0, and on others when they are committed.
-  // Meanwhile others get what they may need of this worker. Its own is there since `start`.
-  absl::Status AwaitRanks(const CheckpointDir& dir, const CheckpointId& id, absl::Time start);
+  // Meanwhile others get what they may need of this worker.
+  absl::Status AwaitRanks(const CheckpointDir& dir, const CheckpointId& id);
+  absl::Status CheckNobodyHasGoneOn(absl::Span<const uint32_t> missing_ranks) const;
   // Compresses the chunk's contribution to the open step, and sends it; or a GPU compresses it, and
   // the inbox will have it.
   void Pack(uint32_t chunk);

@@ -167,7 +167,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   if (*committed) return dir.CheckHasParameters(id, CommonCrc32c());
   if (absl::Status status = CheckIsNotTakenOver(dir, id); !status.ok()) {
     // Of its processes others may have come: then it is to be started again, as ever.
-    const absl::Status over = ReadErrors().status();
+    const absl::Status over = CheckEpochStands();
     return over.ok() ? status : over;
   }
 
@@ -177,16 +177,16 @@ absl::Status Worker::Checkpoint(Disk& directory) {
 
   absl::StatusOr<CheckpointFile> parameters;
   absl::Status status = SaveRank(dir, id);
-  const absl::Time start = options_.clock->Now();
   if (status.ok() && options_.rank == 0) {
     parameters = SaveParameters(dir, id);
     status = parameters.status();
   }
   if (status.ok()) {
-    if (status = AwaitRanks(dir, id, start); !status.ok()) return status;
-    if (options_.rank != 0) return absl::OkStatus();
-    status = dir.Commit(id, Manifest(), *parameters);
+    status = AwaitRanks(dir, id);
+    // Another rank's part is there, whatever becomes of its wait.
+    if (options_.rank != 0) return status;
   }
+  if (status.ok()) status = dir.Commit(id, Manifest(), *parameters);
   if (!status.ok()) {
     // Where that cannot be written either, they wait in vain.
     dir.WriteFailure(id, options_.rank, checkpoint_calls_, status).IgnoreError();
@@ -324,13 +324,10 @@ absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
   return error;
 }
 
-absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id,
-                                absl::Time start) {
+absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id) {
   const bool commits = options_.rank == 0;
+  const absl::Time start = options_.clock->Now();
   SetDeadline(options_.exchange_timeout);
-  // A rank that does not come waits for the others in its next step, for an exchange timeout: they
-  // are to be there before that is over.
-  const absl::Duration patience = options_.exchange_timeout / 2;
   absl::Time next_offer = start + kOfferInterval;
   absl::Duration interval = kFirstLookInterval;
   bool are_compared = false;
@@ -354,22 +351,30 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
           "longer, so must the exchange timeout",
           steps_, absl::FormatDuration(options_.exchange_timeout)));
     }
-    if (now >= start + patience && !missing->is_commit) {
+    if (now >= exchanges_.deadline()) {
       return absl::DeadlineExceededError(absl::StrFormat(
-          "the checkpoint of step %d lacks the part of rank %s after %s, half of the exchange "
-          "timeout. Has every rank called Checkpoint after this step, and is the directory one "
-          "that all workers see?",
-          steps_, absl::StrJoin(missing->ranks, ", "), absl::FormatDuration(patience)));
+          "the checkpoint of step %d lacks the part of rank %s after %s. Has every rank called "
+          "Checkpoint after this step, and is the directory one that all workers see?",
+          steps_, absl::StrJoin(missing->ranks, ", "),
+          absl::FormatDuration(options_.exchange_timeout)));
     }
     if (now >= next_offer) {
+      // Who has gone on waits for an exchange timeout: the others are to be there before. Not at
+      // once, as file systems may show a part late.
+      if (now >= start + options_.exchange_timeout / 2 && !missing->is_commit) {
+        absl::Status status = CheckNobodyHasGoneOn(missing->ranks);
+        if (!status.ok()) return status;
+      }
       if (now >= start + 2 * options_.round_deadline) {
         const JobStatus job = AskAboutJob();
         absl::Status status = CheckNobodyIsGone(job, missing->ranks);
         if (status.ok()) status = CheckNoProcessHasEnded(job, missing->ranks, disconnected);
         if (!status.ok()) return status;
       }
+      // A rank that ended here may have been started anew.
+      if (absl::Status status = CheckEpochStands(); !status.ok()) return status;
       exchanges_.OfferToIdleShards();
-      next_offer = now + kOfferInterval;
+      next_offer = options_.clock->Now() + kOfferInterval;
     }
     std::optional<WorkerInbox::Item> item = inbox_->Take(*options_.clock, interval);
     if (!item) {
@@ -380,6 +385,21 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
     absl::StatusOr<bool> done = Receive(*std::move(item), report);
     if (!done.ok()) return done.status();
   }
+}
+
+absl::Status Worker::CheckNobodyHasGoneOn(absl::Span<const uint32_t> missing_ranks) const {
+  const JobStatus job = shards_.AskAboutJob();
+  // This rank has no frame of that round before it is done here.
+  if (!absl::c_linear_search(job.waiting_for_ranks(), options_.rank)) return absl::OkStatus();
+  for (const uint32_t rank : missing_ranks) {
+    if (absl::c_linear_search(job.waiting_for_ranks(), rank)) continue;
+    return absl::AbortedError(absl::StrFormat(
+        "the checkpoint of step %d lacks the part of rank %d, which has gone on to the next step. "
+        "Has every rank called Checkpoint after this step, and is the directory one that all "
+        "workers see?",
+        steps_, rank));
+  }
+  return absl::OkStatus();
 }
 
 // While all are in a checkpoint no round closes without the one that has ended in it. Another that

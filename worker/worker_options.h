@@ -29,8 +29,8 @@ struct WorkerOptions {
   // bit.
   uint32_t threads = 1;
   absl::Duration join_timeout = absl::Minutes(5);
-  // That a step's exchange may go on without an answer, and a Checkpoint be without its manifest.
-  // For a rank that does not come it waits half as long.
+  // That a step's exchange may go on without an answer, and for each wait of a Checkpoint for the
+  // other ranks.
   absl::Duration exchange_timeout = absl::Minutes(1);
   // Rounds close without the workers whose frames are not there so long after the first one's, if
   // at least min_workers' are. Both zero: they wait for all, until the exchange timeout.

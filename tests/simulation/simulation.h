@@ -55,12 +55,14 @@ struct AnsweredCodecs {
 AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 
 // The same job with faults. Invariants:
-//   - every call of every worker succeeds, but for a step of one that is too late to catch up, and
-//     those of one that is dead;
-//   - who dies comes back, unless the job is over before; all but one may be dead, and then rounds
-//     stand still. Two faults at once are too many: no aggregator ends after a worker until it has
-//     closed two rounds without it, and saved them, and no snapshot is damaged before another
-//     worker is in its place, or once one has left;
+//   - every call of every worker succeeds, but for a step of one that is too late to catch up,
+//     those of one that is dead, and errors that starting again mends, of jobs that begin anew;
+//   - who dies comes back, unless the job is over before. A job that waits for all of its workers
+//     begins anew then, as one does that can do without some when one dies before its first step,
+//     or the last with the state does. Otherwise rounds stand still when too few are left. Two
+//     faults at once are too many there: no aggregator ends after a worker until it has closed two
+//     rounds without it, and saved them, and no snapshot is damaged before another worker is in its
+//     place, or once one has left;
 //   - after every step each worker's parameters have the same bytes, and unless rounds close
 //     without late workers the expected ones;
 //   - the frames and answers that travelled add up: audit.h;
@@ -68,7 +70,8 @@ AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 SimulationResult Simulate(uint64_t seed, const Digests& expected);
 
 // The same job with faults, which ends with a checkpoint half way and resumes from it, on another
-// number of shards and with other faults. The same invariants.
+// number of shards and with other faults. The same invariants; and each rank has again what it
+// saved. There is no checkpoint where some rank was not there for it.
 SimulationResult SimulateResumed(uint64_t seed, const Digests& expected);
 
 }  // namespace signpost::simulation

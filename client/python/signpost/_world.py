@@ -87,8 +87,8 @@ def init(
     Args:
         join_timeout_s: how long to wait for the other ranks when an optimizer is made. None: what
             SIGNPOST_JOIN_TIMEOUT says ("10m"), or the file, or five minutes.
-        exchange_timeout_s: how long to wait for them in a step without any answer, and half of it
-            in a checkpoint. None: what SIGNPOST_EXCHANGE_TIMEOUT says, or the file, or a minute.
+        exchange_timeout_s: how long to wait for them in a step without any answer, and in a
+            checkpoint. None: what SIGNPOST_EXCHANGE_TIMEOUT says, or the file, or a minute.
 
     Raises:
         InvalidArgumentError: names the environment variable, or the line of the file, that is
