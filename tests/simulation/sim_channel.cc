@@ -52,9 +52,7 @@ absl::Duration Latency(const Wire& wire) {
 }
 
 bool Lost(const Wire& wire) {
-  const bool is_lost = wire.link.drop_one_in != 0 && wire.scheduler.OneIn(wire.link.drop_one_in);
-  if (is_lost) wire.link.Disconnect();
-  return is_lost;
+  return wire.link.drop_one_in != 0 && wire.scheduler.OneIn(wire.link.drop_one_in);
 }
 
 // Makes one if there is none.

@@ -19,9 +19,10 @@ namespace signpost::simulation {
 // Shared by the channel and whoever makes trouble.
 struct Link {
   bool is_cut = false;
-  uint64_t drop_one_in = 0;    // of requests and of replies, with the connection; 0: none
+  uint64_t drop_one_in = 0;    // of requests and of replies; 0: none
   uint64_t repeat_one_in = 0;  // of requests: they arrive a second time, later
-  // The connection over it, which the next call makes if there is none: its name is empty then.
+  // The connection over it, which is there again after a cut, as calls wait. The next call makes
+  // one if there is none: its name is empty then.
   std::string connection = {};
   uint64_t incarnation = 0;  // of the aggregator's process, which has that connection
 

@@ -69,6 +69,7 @@ struct JobPlan {
     if (!optimizer.zero_one && Below(8) == 0) optimizer.warm_up_codec = CUSTOM;
     random.seed(~seed);  // what came later leaves half of the seeds' jobs as they were
     ChooseWhatIsRarer();
+    if (!with_new_epochs) return;
     if (workers > 1 && min_workers == 0) workers_die = Below(4) == 0;
     may_lose_state = workers_die && Below(3) == 0;
   }
@@ -231,9 +232,10 @@ class Simulation {
     for (uint32_t shard = 0; shard < plan.shards; ++shard) {
       processes_.push_back(std::make_unique<Process>(
           scheduler_, ShardId{shard, plan.shards}, tells_late_ranks_,
-          [this, shard](const std::string& connection) {
+          with_new_epochs ? Process::IsConnected([this, shard](const std::string& connection) {
             return IsConnected(*processes_[shard], connection);
-          },
+          })
+                          : nullptr,
           [this](const std::string& violation) { Report(violation); }));
     }
   }
@@ -302,7 +304,7 @@ class Simulation {
           {absl::StrCat("tensor", i), {values[i].size()}, absl::MakeSpan(values[i])});
     }
     const auto life = std::make_shared<Life>();
-    if (expected_ != nullptr && plan_.workers_die && scheduler_.OneIn(10)) {
+    if (expected_ != nullptr && with_new_epochs && plan_.workers_die && scheduler_.OneIn(10)) {
       scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(40)),
                        [this, rank, life] { DieInJoin(rank, *life); });
     }
@@ -330,7 +332,7 @@ class Simulation {
          .block_elements = 16,
          .chunk_elements = plan_.chunk_elements,
          .join_timeout = absl::Minutes(10),
-         .exchange_timeout = plan_.workers_die ? absl::Minutes(1) : absl::Minutes(10),
+         .exchange_timeout = with_new_epochs ? absl::Minutes(1) : absl::Minutes(10),
          .round_deadline = plan_.round_deadline,
          .min_workers = plan_.min_workers,
          .codec_library = kCodecLibrary,
@@ -483,7 +485,7 @@ class Simulation {
   bool IsConnected(const Process& process, const std::string& connection) const {
     return absl::c_any_of(links_, [&](const auto& entry) {
       const auto& [key, link] = entry;
-      return key.second == &process && link.connection == connection &&
+      return key.second == &process && !link.is_cut && link.connection == connection &&
              link.incarnation == process.incarnation();
     });
   }
@@ -604,10 +606,7 @@ class Simulation {
         if (scheduler_.OneIn(2)) link.repeat_one_in = 2 + scheduler_.Below(20);
         for (uint64_t i = scheduler_.Below(3); i > 0; --i) {
           During(AtSomeTime(), scheduler_.Between(absl::Milliseconds(1), absl::Milliseconds(80)),
-                 [&link](bool cut) {
-                   link.is_cut = cut;
-                   link.Disconnect();
-                 });
+                 [&link](bool cut) { link.is_cut = cut; });
         }
       }
       for (uint64_t i = scheduler_.Below(12); i > 0; --i) {

@@ -32,6 +32,12 @@ struct SimulationResult {
   uint64_t returned_workers = 0;  // in the place of one that was dead, or lost
 };
 
+// Aggregators know which connections there are; and workers of jobs that wait for all of them die
+// too, and while they join, and the last that has the state: such jobs begin anew. Off unless it is
+// set: of its seeds a few in a thousand still violate an invariant, in ways that have not been
+// looked into.
+inline bool with_new_epochs = false;
+
 // CRC-32C of the parameters after each step.
 using Digests = std::vector<uint32_t>;
 
@@ -57,12 +63,12 @@ AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 // The same job with faults. Invariants:
 //   - every call of every worker succeeds, but for a step of one that is too late to catch up,
 //     those of one that is dead, and errors that starting again mends, of jobs that begin anew;
-//   - who dies comes back, unless the job is over before. A job that waits for all of its workers
-//     begins anew then, as one does that can do without some when one dies before its first step,
-//     or the last with the state does. Otherwise rounds stand still when too few are left. Two
-//     faults at once are too many there: no aggregator ends after a worker until it has closed two
+//   - who dies comes back, unless the job is over before. Rounds stand still when too few are left.
+//     Two faults at once are too many: no aggregator ends after a worker until it has closed two
 //     rounds without it, and saved them, and no snapshot is damaged before another worker is in its
 //     place, or once one has left;
+//   - a job begins anew (with_new_epochs) when one of its workers dies that it waits for, in an
+//     elastic one before its first step, or when the last with the state does;
 //   - after every step each worker's parameters have the same bytes, and unless rounds close
 //     without late workers the expected ones;
 //   - the frames and answers that travelled add up: audit.h;
