@@ -9,6 +9,7 @@
 #include <limits>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "proto/frame.h"
@@ -39,7 +40,11 @@ class EarlierProcess {
 
   // Some rank has had the answer of the step's round.
   bool HasClosed(uint64_t step) const { return step < answered_steps_; }
-  // All ranks that have not left know of the restart: no other could have.
+  // Or could have: not all ranks are back.
+  bool MayHaveClosed(uint64_t step) const {
+    return HasClosed(step) || absl::c_linear_search(is_back_, false);
+  }
+  // All ranks that have not left know of the restart.
   bool AllAreBack(const std::vector<bool>& has_left) const;
 
   // This process has decided to close the step's round without some rank that no process before

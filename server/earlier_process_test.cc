@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <vector>
-
 #include "proto/try_again.h"
 #include "server/undurable_rounds.h"
 
@@ -40,12 +38,12 @@ class EarlierProcessTest : public ::testing::Test {
 };
 
 TEST_F(EarlierProcessTest, AnyRoundMayHaveClosedUntilAllRanksAreBack) {
-  const std::vector<bool> has_left = {false, false};
-  EXPECT_FALSE(earlier_.AllAreBack(has_left));
+  EXPECT_TRUE(earlier_.MayHaveClosed(7));
   earlier_.Hear(From(0, 7));
-  EXPECT_FALSE(earlier_.AllAreBack(has_left));
+  EXPECT_TRUE(earlier_.MayHaveClosed(7));
   earlier_.Hear(From(1, 7));
-  EXPECT_TRUE(earlier_.AllAreBack(has_left));
+  EXPECT_FALSE(earlier_.MayHaveClosed(7));
+  EXPECT_TRUE(earlier_.MayHaveClosed(6));
 }
 
 TEST_F(EarlierProcessTest, ARoundHasClosedOfWhichOneRankHasHadTheAnswer) {

@@ -90,7 +90,6 @@ OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size
       bell_(bell),
       open_step_(FirstOpenStep(layout)),
       ranks_(world_size),
-      has_left_(world_size),
       undurable_(layout.chunks()[chunk].elements, open_step_) {
   metrics_.straggler_seconds.resize(world_size);
 }
@@ -324,9 +323,9 @@ void OwnedChunk::EndCallsOf(uint32_t rank) {
 }
 
 bool OwnedChunk::IsDecided() const {
-  if (open_->round.complete()) return true;
+  if (open_->round.complete() || !open_->round.late_ranks().empty()) return true;
   // Or may have been, by an earlier process.
-  return earlier_ && (earlier_->HasClosed(open_step_) || !earlier_->AllAreBack(has_left_));
+  return earlier_ && earlier_->MayHaveClosed(open_step_);
 }
 
 std::optional<OwnedChunk::TakenCall> OwnedChunk::TakeWaitingCall(
@@ -391,7 +390,6 @@ void OwnedChunk::LearnLateRanks(const FrameHeader& header) {
 
 std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::Time now) {
   absl::MutexLock lock(&mutex_);
-  has_left_ = attendance.has_left;
   // Who has left needs no answers.
   for (uint32_t rank = 0; rank < world_size_; ++rank) {
     if (attendance.has_left[rank]) ranks_[rank].heard = std::numeric_limits<uint64_t>::max();

@@ -357,7 +357,6 @@ class OwnedChunk {
   std::deque<ClosedRound> closed_ ABSL_GUARDED_BY(mutex_);
   LateRanks late_ranks_ ABSL_GUARDED_BY(mutex_);
   std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);
-  std::vector<bool> has_left_ ABSL_GUARDED_BY(mutex_);  // by rank, as LeaveOut was last told
   std::map<uint32_t, Listener> listeners_ ABSL_GUARDED_BY(mutex_);  // by rank
   std::optional<EarlierProcess> earlier_ ABSL_GUARDED_BY(mutex_);   // this chunk was restored
   absl::Status end_ ABSL_GUARDED_BY(mutex_);                        // OK: rounds go on

@@ -401,17 +401,6 @@ TEST_F(RestoredChunkTest, WhatItContributedToARoundThatMayHaveClosedBeforeIsKept
   EXPECT_EQ(chunk_->missing(), 2);
 }
 
-// One that has left has had no answer that is not durable.
-TEST_F(RestoredChunkTest, WhatItContributedIsDroppedWhenNobodyCanHaveHadTheAnswer) {
-  Restore({{kOpenStep, {3}}});
-  for (uint32_t rank : {0, 1, 3}) Send(rank, kOpenStep);
-  attendance_.has_left[2] = true;
-  attendance_.min_workers = 3;
-  EXPECT_THAT(LeaveOutAfter(absl::ZeroDuration()), IsEmpty());
-  EXPECT_EQ(chunk_->Withdraw(1, kGone), kOpenStep);
-  EXPECT_EQ(chunk_->missing(), 2);
-}
-
 // Of the newest event of that kind that this process has recorded.
 uint32_t TracedRank(trace::Kind kind, const std::string& directory) {
   const absl::StatusOr<trace::Timeline> timeline = trace::ReadRecordings({directory});
