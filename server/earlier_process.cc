@@ -7,14 +7,9 @@
 namespace signpost {
 namespace {
 
-// That the rank has had. LISTEN uses the field for something else.
-uint64_t AnswersOf(const FrameHeader& header) {
-  return header.codec() == LISTEN ? header.step() : header.answered_steps();
-}
-
 absl::Status TooManyAnswersError(const FrameHeader& header, uint64_t open_step) {
   return absl::DataLossError(
-      absl::StrCat("rank ", header.rank(), " says that it has had ", AnswersOf(header),
+      absl::StrCat("rank ", header.rank(), " says that it has had ", header.answered_steps(),
                    " answers of chunk ", header.chunk(), ", which is at step ", open_step,
                    " here: more rounds than an aggregator closes before they are durable. Unless "
                    "the rank errs, this aggregator's state is an older copy: start the job again "
@@ -33,28 +28,23 @@ absl::Status OtherAnswerError(const FrameHeader& header, uint64_t step) {
 
 }  // namespace
 
-// Of a LISTEN that is not known. A copy of one that was sent to the process before does no harm:
-// what it says of answers is still so, and who sends the next one has had no others meanwhile.
-bool EarlierProcess::IsSentToThisProcess(const FrameHeader& header) const {
-  return header.codec() == LISTEN || header.generation() == generation_;
-}
-
 absl::Status EarlierProcess::Check(const FrameHeader& header, uint64_t open_step) const {
-  if (AnswersOf(header) > open_step + kMostKeptRounds) {
+  if (header.answered_steps() > open_step + kMostKeptRounds) {
     return TooManyAnswersError(header, open_step);
   }
   // What a rank has had that is not back was answered by an earlier process.
-  const bool comes_back = IsSentToThisProcess(header) && !is_back_[header.rank()];
-  if (comes_back && AnswersOf(header) > first_left_out_) {
-    return OtherAnswerError(header, first_left_out_);
+  const std::optional<uint64_t>& left_out = left_out_[header.rank()];
+  const bool comes_back = header.generation() == generation_ && !is_back_[header.rank()];
+  if (comes_back && left_out && header.answered_steps() > *left_out) {
+    return OtherAnswerError(header, *left_out);
   }
   return absl::OkStatus();
 }
 
 void EarlierProcess::Hear(const FrameHeader& header) {
   // An older copy, sent to the process before, does not tell where its rank is now.
-  if (!IsSentToThisProcess(header)) return;
-  answered_steps_ = std::max(answered_steps_, AnswersOf(header));
+  if (header.generation() != generation_) return;
+  answered_steps_ = std::max(answered_steps_, header.answered_steps());
   is_back_[header.rank()] = true;
 }
 

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
+#include <optional>
 #include <vector>
 
 #include "absl/algorithm/container.h"
@@ -21,15 +21,14 @@ class EarlierProcess {
  public:
   // This process is of that generation, and has begun at `restored`.
   EarlierProcess(uint32_t world_size, uint64_t generation, absl::Time restored)
-      : generation_(generation), restored_(restored), is_back_(world_size) {}
+      : generation_(generation), restored_(restored), is_back_(world_size), left_out_(world_size) {}
 
   uint64_t generation() const { return generation_; }
   absl::Time restored() const { return restored_; }
 
   // Whether the answers that the frame's rank has had can be, and are those that were given.
   // INVALID_ARGUMENT when there are more than could be lost, DATA_LOSS when this process has closed
-  // one of those rounds without some rank that was in it. Of a LISTEN, whose rank has the answers
-  // of the steps before.
+  // one of those rounds without the rank.
   absl::Status Check(const FrameHeader& header, uint64_t open_step) const;
   // The frame has passed Check.
   void Hear(const FrameHeader& header);
@@ -47,21 +46,23 @@ class EarlierProcess {
   // All ranks that have not left know of the restart.
   bool AllAreBack(const std::vector<bool>& has_left) const;
 
-  // This process has decided to close the step's round without some rank that no process before
-  // has left out; the first one counts.
-  void SetLeftOut(uint64_t step) { first_left_out_ = std::min(first_left_out_, step); }
-  // The rank gets its state from the others through this process: it goes on from no answers that
-  // it has had before.
-  void SetReturning(uint32_t rank) { is_back_[rank] = true; }
+  // This process has decided to close the step's round without the rank; the first one counts.
+  void SetLeftOut(uint32_t rank, uint64_t step) {
+    if (!left_out_[rank]) left_out_[rank] = step;
+  }
+  // Another process has taken the rank, and gets its state from the others: it has had no answers
+  // of its own.
+  void SetReturning(uint32_t rank) {
+    is_back_[rank] = true;
+    left_out_[rank].reset();
+  }
 
  private:
-  bool IsSentToThisProcess(const FrameHeader& header) const;
-
   const uint64_t generation_;
   const absl::Time restored_;
-  uint64_t answered_steps_ = 0;  // the most that any rank has had the answers of
-  std::vector<bool> is_back_;    // by rank: it knows of the restart, or has been heard of since
-  uint64_t first_left_out_ = std::numeric_limits<uint64_t>::max();  // the first such step
+  uint64_t answered_steps_ = 0;                    // the most that any rank has had the answers of
+  std::vector<bool> is_back_;                      // by rank: it knows of the restart
+  std::vector<std::optional<uint64_t>> left_out_;  // by rank: the first step
 };
 
 }  // namespace signpost

@@ -274,11 +274,11 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
       done(status);
       return false;
     }
+    chunk.SetReturning(rank);
     // Other shards may be further; and this process may not be the one that let it in.
     roll_.RaiseFirstStep(rank, frame.header.answered_steps());
     roll_.HearReturning(rank);
     if (codec == FETCH) {
-      chunk.SetReturning(rank);
       auto give = [this, rank, returns = roll_.returns(rank),
                    done = std::move(done)](absl::StatusOr<OwnedChunk::Reply> state) mutable {
         if (state.ok()) roll_.GiveState(rank, returns);

@@ -165,11 +165,11 @@ OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done 
                                               const Room::Offer& offer) {
   const FrameHeader header = frame.header;
   if (IsWithdrawn(header)) return Ended(std::move(done), WithdrawnError(header.rank()));
+  if (header.codec() == LISTEN) return Listen(header, now, std::move(done));
   if (earlier_) {
     absl::Status status = earlier_->Check(header, open_step_);
     if (!status.ok()) return Ended(std::move(done), std::move(status));
   }
-  if (header.codec() == LISTEN) return Listen(header, now, std::move(done));
   Hear(frame);
   if (earlier_ && earlier_->MustReplay(header, open_step_)) {
     ++metrics_.replays_asked;
@@ -346,7 +346,6 @@ std::optional<OwnedChunk::TakenCall> OwnedChunk::TakeWaitingCall(
 
 OwnedChunk::EndedCalls OwnedChunk::Listen(const FrameHeader& header, absl::Time now, Done done) {
   ranks_[header.rank()].Hear(header.step());
-  if (earlier_) earlier_->Hear(header);
   if (header.step() < oldest_answer()) {
     return Ended(std::move(done), WrongStepError(header, open_step_, oldest_answer()));
   }
@@ -410,7 +409,9 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
       }));
     }
     CountWait(ranks, ranks.size(), now);
-    if (earlier_) earlier_->SetLeftOut(open_step_);
+    for (const uint32_t rank : ranks) {
+      if (earlier_) earlier_->SetLeftOut(rank, open_step_);
+    }
     absl::c_copy(open_->round.late_ranks(), std::back_inserter(ranks));
     absl::c_sort(ranks);
     open_->round.LeaveOut(std::move(ranks));

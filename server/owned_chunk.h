@@ -161,8 +161,8 @@ class OwnedChunk {
   // Another process has taken the rank. It needs the answers from now on.
   void Return(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The rank gets its state from the others from now on: it goes on from no answers that rounds
-  // could have closed with otherwise since.
+  // The rank gets its state from the others: it has had no answers that rounds could have closed
+  // with otherwise since.
   void SetReturning(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // A call that waits in the open round, which keeps its frame, of a rank that `is_one` says;

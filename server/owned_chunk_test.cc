@@ -71,12 +71,6 @@ class OwnedChunkTest : public ::testing::Test {
     return result;
   }
 
-  std::vector<uint32_t> LeaveOutAfter(absl::Duration duration) {
-    now_ += duration;
-    return chunk_->LeaveOut(attendance_, now_);
-  }
-
-  // A LISTEN, which has the answers of the steps before.
   Result Listen(uint32_t rank, uint64_t step) {
     Frame frame;
     frame.header.set_rank(rank);
@@ -87,6 +81,11 @@ class OwnedChunkTest : public ::testing::Test {
       *result = std::move(reply);
     });
     return result;
+  }
+
+  std::vector<uint32_t> LeaveOutAfter(absl::Duration duration) {
+    now_ += duration;
+    return chunk_->LeaveOut(attendance_, now_);
   }
 
   static std::string BytesOf(const Result& result) {
@@ -282,44 +281,6 @@ TEST_F(RestoredChunkTest, RefusesARankThatHasHadAnotherAnswerOfARound) {
   EXPECT_TRUE(absl::IsDataLoss((*had_it)->status())) << (*had_it)->status();
   ASSERT_TRUE((*Send(3, kOpenStep))->ok());
   EXPECT_FALSE(Send(3, kOpenStep + 1)->has_value()) << "it is one of the round's";
-}
-
-// Rank 3 came back, and follows: it alone has had the answer, with rank 2 in it.
-TEST_F(RestoredChunkTest, ARoundWaitsForTheFramesThatWhoFollowsHasHadTheAnswerOf) {
-  Restore({{kOpenStep, {3}}});
-  for (uint32_t rank : {0, 1, 2}) Send(rank, kOpenStep);
-  const std::string expected = BytesOf(Listen(3, kOpenStep));
-
-  chunk_ = std::make_unique<OwnedChunk>(layout_, 0, kWorkers, &bell_);
-  Restore({{kOpenStep, {3}}});
-  const Result follows = Listen(3, kOpenStep + 1);
-  for (uint32_t rank : {0, 1}) Send(rank, kOpenStep);
-  ASSERT_THAT(LeaveOutAfter(absl::Hours(1)), IsEmpty());
-  EXPECT_EQ(BytesOf(Send(2, kOpenStep)), expected);
-  for (uint32_t rank : {0, 1, 2, 3}) Send(rank, kOpenStep + 1);
-  EXPECT_TRUE((*follows)->ok());
-}
-
-TEST_F(RestoredChunkTest, RefusesWhoFollowsAndHasHadAnotherAnswer) {
-  Restore({{kOpenStep, {3}}});
-  for (uint32_t rank : {0, 1}) Send(rank, kOpenStep);
-  EXPECT_THAT(LeaveOutAfter(absl::Minutes(1)), ElementsAre(2, 3)) << "nobody knows better";
-  chunk_->SetLateRanksDurable(now_);
-  const Result had_it = Listen(3, kOpenStep + 1);
-  ASSERT_TRUE(had_it->has_value());
-  EXPECT_TRUE(absl::IsDataLoss((*had_it)->status())) << (*had_it)->status();
-  EXPECT_TRUE((*Listen(2, kOpenStep))->ok()) << "it has the state before that round";
-}
-
-// As above, but it takes part already.
-TEST_F(RestoredChunkTest, RefusesWhoWasLateAndHasHadAnotherAnswer) {
-  Restore({{kOpenStep, {3}}});
-  for (uint32_t rank : {0, 1}) Send(rank, kOpenStep);
-  EXPECT_THAT(LeaveOutAfter(absl::Minutes(1)), ElementsAre(2, 3)) << "nobody knows better";
-  chunk_->SetLateRanksDurable(now_);
-  const Result had_it = Send(3, kOpenStep + 1);
-  ASSERT_TRUE(had_it->has_value());
-  EXPECT_TRUE(absl::IsDataLoss((*had_it)->status())) << (*had_it)->status();
 }
 
 TEST_F(OwnedChunkTest, NoMoreRoundsAreClosedThanARankMayTellOfAfterACrash) {
