@@ -418,7 +418,9 @@ class Simulation {
     }
     const bool is_early = steps + 30 < until_;
     const bool is_last = away_ranks_.size() + 1 == plan_.workers;
-    if (!is_early || (is_last && !plan_.may_lose_state)) return;
+    const bool others_suffice = plan_.workers - away_ranks_.size() > plan_.min_workers;
+    if (!is_early || (!others_suffice && !with_new_epochs)) return;
+    if (is_last && !plan_.may_lose_state) return;
     for (size_t shard = 0; shard < processes_.size(); ++shard) {
       // Otherwise it may need frames that die with the worker.
       const Process& process = *processes_[shard];
