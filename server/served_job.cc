@@ -310,8 +310,9 @@ void ServedJob::WelcomeReturning(const DueSnapshot& due, const OpenSteps& saved,
 }
 
 void ServedJob::Leave(const LeaveRequest& request, LeaveDone done, Callbacks& callbacks) {
-  // Who comes back and gives up is no loss to the others: they wait for another in its place.
-  if (job_->comes_back(request.rank())) {
+  // Who comes back and gives up is no loss to the others: they wait for another in its place. One
+  // that has come to the job's end may have had nothing to contribute.
+  if (job_->comes_back(request.rank()) && request.steps() < job_->open_step()) {
     job_->GiveUp(request.rank(), request.incarnation());
     callbacks.push_back([job = job_, rank = request.rank()] { job->EndCallsOf(rank); });
     bells_.late.Ring();
