@@ -120,8 +120,7 @@ class Aggregator {
   //                        TryAgain's mark where it goes on from what was saved earlier
   //   ALREADY_EXISTS       the job is complete, and another incarnation holds the rank and, if the
   //                        job can do without it, takes part in rounds that opened since
-  //   RESOURCE_EXHAUSTED   a limit; with TryAgain's mark where it passes when jobs of other
-  //   programs
+  //   RESOURCE_EXHAUSTED   a limit; with TryAgain's mark where it passes when other programs' jobs
   //                        have ended
   //   UNAVAILABLE          after Drain; for a new job after StopAdmitting
   //

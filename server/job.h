@@ -158,9 +158,9 @@ class Job {
   absl::Duration round_deadline() const;
   uint32_t min_workers() const;
 
-  // `gone` are those whose processes have no connection: what they wait for counts for nothing.
   // Rounds close without late ranks: those that OwnedChunk::LeaveOut decides on close once
-  // SetLateRoundsDurable says that late_rounds() survives a crash. Whether there are any.
+  // SetLateRoundsDurable says that late_rounds() survives a crash. Whether there are any. What
+  // ranks whose processes are `gone` wait for counts for nothing.
   bool LeaveOut(absl::Duration restart_grace, std::set<uint32_t> gone, absl::Time now);
   LateRounds late_rounds() const;
   void SetLateRoundsDurable(absl::Time now);

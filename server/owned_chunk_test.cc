@@ -57,13 +57,7 @@ class OwnedChunkTest : public ::testing::Test {
     chunk_->Restore({.open_step = kOpenStep, .late_ranks = late_ranks}, generation_, now_);
   }
 
-  // The frame of a rank that has had the answers of the steps before, at least.
-  Result Send(uint32_t rank, uint64_t step, uint64_t answered_steps = 0,
-              std::vector<uint32_t> late_ranks = {}, Codec codec = ONE_BIT) {
-    Frame frame = TestFrame(layout_, {rank, step, 0}, codec);
-    frame.header.set_generation(generation_);
-    frame.header.set_answered_steps(std::max(step, answered_steps));
-    frame.header.mutable_late_ranks()->Add(late_ranks.begin(), late_ranks.end());
+  Result Exchange(Frame frame) {
     auto result = std::make_shared<std::optional<absl::StatusOr<OwnedChunk::Reply>>>();
     chunk_->Exchange(std::move(frame), now_, [result](absl::StatusOr<OwnedChunk::Reply> reply) {
       *result = std::move(reply);
@@ -71,16 +65,22 @@ class OwnedChunkTest : public ::testing::Test {
     return result;
   }
 
+  // The frame of a rank that has had the answers of the steps before, at least.
+  Result Send(uint32_t rank, uint64_t step, uint64_t answered_steps = 0,
+              std::vector<uint32_t> late_ranks = {}, Codec codec = ONE_BIT) {
+    Frame frame = TestFrame(layout_, {rank, step, 0}, codec);
+    frame.header.set_generation(generation_);
+    frame.header.set_answered_steps(std::max(step, answered_steps));
+    frame.header.mutable_late_ranks()->Add(late_ranks.begin(), late_ranks.end());
+    return Exchange(std::move(frame));
+  }
+
   Result Listen(uint32_t rank, uint64_t step) {
     Frame frame;
     frame.header.set_rank(rank);
     frame.header.set_step(step);
     frame.header.set_codec(LISTEN);
-    auto result = std::make_shared<std::optional<absl::StatusOr<OwnedChunk::Reply>>>();
-    chunk_->Exchange(std::move(frame), now_, [result](absl::StatusOr<OwnedChunk::Reply> reply) {
-      *result = std::move(reply);
-    });
-    return result;
+    return Exchange(std::move(frame));
   }
 
   std::vector<uint32_t> LeaveOutAfter(absl::Duration duration) {
@@ -242,11 +242,7 @@ TEST_F(OwnedChunkTest, NobodyIsLeftOutOfARoundThatRestoresErrors) {
     frame.header.set_rank(rank);
     frame.header.set_codec(RESTORE);
     frame.header.set_generation(generation_);
-    auto result = std::make_shared<std::optional<absl::StatusOr<OwnedChunk::Reply>>>();
-    chunk_->Exchange(std::move(frame), now_, [result](absl::StatusOr<OwnedChunk::Reply> reply) {
-      *result = std::move(reply);
-    });
-    return result;
+    return Exchange(std::move(frame));
   };
   for (uint32_t rank : {0, 1, 2}) restore(rank);
   EXPECT_THAT(LeaveOutAfter(absl::Hours(1)), IsEmpty());

@@ -164,14 +164,14 @@ void ServedJob::AddReturning(Returning returning, Callbacks& callbacks) {
   }
   const auto [found, is_new] = returning_.try_emplace(returning.claim.rank);
   Returning& waiting = found->second;
-  const bool is_another = !is_new && waiting.claim.incarnation != returning.claim.incarnation;
-  if (is_another && waiting.has_rank && membership_.IsConnected(returning.claim.rank)) {
+  const bool is_same = !is_new && waiting.claim.incarnation == returning.claim.incarnation;
+  if (!is_same && waiting.has_rank && membership_.IsConnected(returning.claim.rank)) {
     return Finish(std::move(returning.done), TakesPartError(returning.claim.rank), callbacks);
   }
   if (waiting.done) {
     Finish(std::move(waiting.done), absl::AbortedError("another call claimed the rank"), callbacks);
   }
-  if (!is_new && waiting.claim.incarnation == returning.claim.incarnation) {
+  if (is_same) {
     waiting.claim = returning.claim;
     waiting.call = returning.call;
     waiting.done = std::move(returning.done);

@@ -86,7 +86,7 @@ mutate manifest-written-before-the-parts worker/worker_checkpoint.cc \
   'status = AwaitRanks(dir, id);' \
   'status.Update(absl::OkStatus());'
 mutate directory-of-two-runs-not-noticed worker/worker_checkpoint.cc \
-  'is_of_this_run(entries->front())' 'true'
+  'is_of_this_run(entries.front())' 'true'
 mutate checkpoint-pruned-to-one worker/checkpoint_dir.cc 'kGenerations = 2' 'kGenerations = 1'
 mutate node-gradients-summed-not-averaged node/host_place.cc \
   '1.0f / static_cast<float>(gradients_.size())' '1.0f'

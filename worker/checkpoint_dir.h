@@ -1,11 +1,11 @@
 // The directory in which a job keeps its checkpoints, and which all of its workers see:
 //
 //   step-<steps done>-<attempt>/
-//     rank-<r>       from each rank: what only it has (checkpoint_file.h)
-//     rank-<r>.sum   the CheckpointFile of rank-<r>, for the manifest; gone once there is one
-//     rank-<r>.failed  from a rank that could not write its part, in place of it: why
-//     parameters     from rank 0: what all ranks have (checkpoint_file.h)
-//     manifest       from rank 0, last: a CheckpointManifest. With it the checkpoint is committed
+//     rank-<r>         from each rank: what only it has (checkpoint_file.h)
+//     rank-<r>.sum     the CheckpointFile of rank-<r>, for the manifest; gone once there is one
+//     rank-<r>.failed  from a rank that could not do its share: why; gone likewise
+//     parameters       from rank 0: what all ranks have (checkpoint_file.h)
+//     manifest         from rank 0, last: a CheckpointManifest. With it the checkpoint is committed
 //
 // All ranks know the attempt without talking, and no two runs share one, so what a run that died
 // has left is never taken for a part of a later checkpoint. Ranks talk through this directory only:

@@ -24,6 +24,10 @@ namespace {
 // after twice that, and so on, up to kOfferInterval.
 constexpr absl::Duration kFirstLookInterval = absl::Milliseconds(5);
 
+constexpr char kWhyOneIsMissing[] =
+    "Has every rank called Checkpoint after this step, and is the directory one that all workers "
+    "see?";
+
 // What a checkpoint waits for.
 struct Missing {
   std::vector<uint32_t> ranks;  // nobody: it is there
@@ -117,17 +121,15 @@ class HostRank {
 };
 
 // Another job's would give way to this one's, one by one, and neither could resume.
-absl::Status CheckIsOfThisModel(const CheckpointDir& dir, const Layout& layout) {
-  const absl::StatusOr<std::vector<CheckpointEntry>> entries = dir.List();
-  if (!entries.ok()) return entries.status();
-  if (entries->empty() || !entries->front().manifest.ok()) return absl::OkStatus();
-  const CheckpointManifest& newest = *entries->front().manifest;
+absl::Status CheckIsOfThisModel(const std::vector<CheckpointEntry>& entries, const Layout& layout) {
+  if (entries.empty() || !entries.front().manifest.ok()) return absl::OkStatus();
+  const CheckpointManifest& newest = *entries.front().manifest;
   const std::vector<Tensor> tensors(newest.tensors().begin(), newest.tensors().end());
   const absl::StatusOr<Layout> theirs = Layout::Create(tensors, newest.options());
   if (!theirs.ok()) return theirs.status();
   const absl::Status status = CheckSameJob(layout.tensors(), newest.options(), *theirs);
   if (status.ok()) return status;
-  return absl::FailedPreconditionError(absl::StrCat("checkpoint ", entries->front().name,
+  return absl::FailedPreconditionError(absl::StrCat("checkpoint ", entries.front().name,
                                                     " is of another job: ", status.message(),
                                                     ". Each job needs a directory of its own"));
 }
@@ -135,20 +137,19 @@ absl::Status CheckIsOfThisModel(const CheckpointDir& dir, const Layout& layout) 
 // A run that starts anew takes over a directory: the one before has ended, as far as it can tell.
 // If that has not, each would give way to the other's likewise, and who resumes would go on from
 // either. As only the oldest go, of two runs that both go on one finds its own behind the other's.
-absl::Status CheckIsNotTakenOver(const CheckpointDir& dir, const CheckpointId& id) {
-  const absl::StatusOr<std::vector<CheckpointEntry>> entries = dir.List();
-  if (!entries.ok()) return entries.status();
+absl::Status CheckIsNotTakenOver(const std::vector<CheckpointEntry>& entries,
+                                 const CheckpointId& id) {
   const auto is_of_this_run = [&](const CheckpointEntry& entry) {
     return entry.manifest.ok() &&
            entry.name == CheckpointId{entry.manifest->step(), id.attempt}.name();
   };
-  if (absl::c_none_of(*entries, is_of_this_run) || is_of_this_run(entries->front())) {
+  if (absl::c_none_of(entries, is_of_this_run) || is_of_this_run(entries.front())) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrFormat(
       "checkpoint %s, of job '%s', has come after this run's: another run saves here. Each job "
       "needs a directory of its own",
-      entries->front().name, entries->front().manifest->job()));
+      entries.front().name, entries.front().manifest->job()));
 }
 
 }  // namespace
@@ -165,13 +166,14 @@ absl::Status Worker::Checkpoint(Disk& directory) {
   absl::StatusOr<bool> committed = dir.IsCommitted(id);
   if (!committed.ok()) return committed.status();
   if (*committed) return dir.CheckHasParameters(id, CommonCrc32c());
-  if (absl::Status status = CheckIsNotTakenOver(dir, id); !status.ok()) {
+  const absl::StatusOr<std::vector<CheckpointEntry>> entries = dir.List();
+  if (!entries.ok()) return entries.status();
+  if (absl::Status status = CheckIsNotTakenOver(*entries, id); !status.ok()) {
     // Of its processes others may have come: then it is to be started again, as ever.
     const absl::Status over = CheckEpochStands();
     return over.ok() ? status : over;
   }
-
-  if (absl::Status status = CheckIsOfThisModel(dir, layout_); !status.ok()) return status;
+  if (absl::Status status = CheckIsOfThisModel(*entries, layout_); !status.ok()) return status;
   if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
   dir.RemoveUncommitted(id, options_.rank).IgnoreError();  // the room may do without
 
@@ -352,11 +354,10 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
           steps_, absl::FormatDuration(options_.exchange_timeout)));
     }
     if (now >= exchanges_.deadline()) {
-      return absl::DeadlineExceededError(absl::StrFormat(
-          "the checkpoint of step %d lacks the part of rank %s after %s. Has every rank called "
-          "Checkpoint after this step, and is the directory one that all workers see?",
-          steps_, absl::StrJoin(missing->ranks, ", "),
-          absl::FormatDuration(options_.exchange_timeout)));
+      return absl::DeadlineExceededError(
+          absl::StrFormat("the checkpoint of step %d lacks the part of rank %s after %s. %s",
+                          steps_, absl::StrJoin(missing->ranks, ", "),
+                          absl::FormatDuration(options_.exchange_timeout), kWhyOneIsMissing));
     }
     if (now >= next_offer) {
       // Who has gone on waits for an exchange timeout: the others are to be there before. Not at
@@ -393,11 +394,10 @@ absl::Status Worker::CheckNobodyHasGoneOn(absl::Span<const uint32_t> missing_ran
   if (!absl::c_linear_search(job.waiting_for_ranks(), options_.rank)) return absl::OkStatus();
   for (const uint32_t rank : missing_ranks) {
     if (absl::c_linear_search(job.waiting_for_ranks(), rank)) continue;
-    return absl::AbortedError(absl::StrFormat(
-        "the checkpoint of step %d lacks the part of rank %d, which has gone on to the next step. "
-        "Has every rank called Checkpoint after this step, and is the directory one that all "
-        "workers see?",
-        steps_, rank));
+    return absl::AbortedError(
+        absl::StrFormat("the checkpoint of step %d lacks the part of rank %d, which has gone on to "
+                        "the next step. %s",
+                        steps_, rank, kWhyOneIsMissing));
   }
   return absl::OkStatus();
 }

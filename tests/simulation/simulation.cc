@@ -29,7 +29,7 @@ namespace signpost::simulation {
 namespace {
 
 constexpr int kMostStarts = 500;
-constexpr uint64_t kMostDeaths = 3;  // in a row of starts
+constexpr uint64_t kMostDeaths = 3;  // of a job that begins anew with each
 
 // What is trained; a function of the seed.
 struct JobPlan {
@@ -399,9 +399,9 @@ class Simulation {
   bool IsToStartAgain(const absl::Status& status) const {
     const bool has_reason =
         plan_.is_elastic() ? state_is_lost_ || died_before_first_step_ : result_.dead_workers > 0;
-    // After an aggregator's restart it takes a while until a rank counts as gone; and who hears of
-    // nothing else waits for so long.
-    // So does one that joins an elastic job where it is no longer known that nobody has trained.
+    // After an aggregator's restart it takes a while until a rank counts as gone. Who hears of
+    // nothing else waits for its timeout; so does one that joins an elastic job where it is no
+    // longer known that nobody has trained.
     const bool may_be_late = (died_before_first_step_ && plan_.is_elastic()) ||
                              !absl::StrContains(status.message(), "could not join");
     return has_reason && (IsTryAgain(status) || absl::IsAlreadyExists(status) ||

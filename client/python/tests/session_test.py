@@ -185,15 +185,21 @@ print(list(values), flush=True)
 """
 
 
-def test_a_join_that_ctrl_c_has_ended_writes_nothing_when_the_others_come(aggregator):
-    interrupted = subprocess.Popen(
-        [sys.executable, "-c", WRITES_NOTHING],
+def waiting_for_another(aggregator, script):
+    """A rank that has said "ready", and has joined, of two."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
         env=environment_of(aggregator, 1, 2),
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert interrupted.stdout.readline() == "ready\n"
+    assert process.stdout.readline() == "ready\n"
     await_status(aggregator, "1/2")
+    return process
+
+
+def test_a_join_that_ctrl_c_has_ended_writes_nothing_when_the_others_come(aggregator):
+    interrupted = waiting_for_another(aggregator, WRITES_NOTHING)
     interrupted.send_signal(signal.SIGINT)
     assert interrupted.stdout.readline() == "interrupted\n"
     other = run(aggregator, JOIN, world_size=2)
@@ -216,14 +222,7 @@ with {stop}:
 
 def stopped_while_it_waits(aggregator, script, by=signal.SIGTERM):
     """How a rank ends that gets the signal while it waits for another."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", script],
-        env=environment_of(aggregator, 1, 2),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "ready\n"
-    await_status(aggregator, "1/2")
+    process = waiting_for_another(aggregator, script)
     process.send_signal(by)
     return process.wait()
 
@@ -273,14 +272,7 @@ with signpost.StopRequest() as stop:
 
 
 def test_a_reduction_joins_and_is_made_before_a_request_to_stop_is_looked_at(aggregator):
-    asked = subprocess.Popen(
-        [sys.executable, "-c", REDUCES],
-        env=environment_of(aggregator, 1, 2),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert asked.stdout.readline() == "ready\n"
-    await_status(aggregator, "1/2")
+    asked = waiting_for_another(aggregator, REDUCES)
     asked.send_signal(signal.SIGTERM)
     assert run(aggregator, REDUCES, world_size=2).returncode == 0
     assert asked.wait() == 75
