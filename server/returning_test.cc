@@ -465,6 +465,22 @@ TEST_F(ReturningTest, TheNextClaimHasTheRankOfWhoDiedWithoutHavingContributed) {
   EXPECT_TRUE(next.ok()) << next.status();
 }
 
+// Who saves a checkpoint asks, and does not wait for it.
+TEST_F(ReturningTest, WhoComesBackIsAbsentUntilItsFirstFrameAlsoAfterARestart) {
+  MakeDurable();
+  Start();
+  const auto absent_ranks = [&] {
+    const auto& ranks = aggregator_->Status({}).jobs(0).absent_ranks();
+    return std::vector<uint32_t>(ranks.begin(), ranks.end());
+  };
+  Restart();
+  EXPECT_THAT(absent_ranks(), IsEmpty());
+  SendChunk(1, 0, 0, LISTEN, {}, /*first_step=*/1);
+  EXPECT_THAT(absent_ranks(), ElementsAre(1));
+  Send(1, 0);
+  EXPECT_THAT(absent_ranks(), IsEmpty());
+}
+
 // All three are needed.
 class GivingUpTest : public ReturningTest {
  protected:

@@ -251,7 +251,9 @@ absl::Status StateDir::RecoverLateRounds(JobState& state) {
 }
 
 absl::Status StateDir::SetAside(const std::string& name) {
-  return disk_.Rename(name, absl::StrCat(name, ".damaged"));
+  const absl::Status status = disk_.Rename(name, absl::StrCat(name, ".damaged"));
+  // Or it could be back after the one before it is gone, and then nothing would be whole.
+  return status.ok() ? disk_.SyncDirectory() : status;
 }
 
 absl::Status StateDir::Save(const JobState& job, const ChunkSource& source) {
@@ -289,9 +291,10 @@ absl::Status StateDir::Forget(uint64_t epoch) {
   remove(LateRoundsName(epoch));
   for (const uint64_t sequence : sequences_[epoch]) {
     remove(NameOf({epoch, sequence}));
+    // The newest goes last, and alone: only it knows that all have left.
+    first_error.Update(disk_.SyncDirectory());
     Reach(Failpoint::kJobHalfForgotten);
   }
-  first_error.Update(disk_.SyncDirectory());
   if (!first_error.ok()) return first_error;
   sequences_.erase(epoch);
   last_sequence_.erase(epoch);

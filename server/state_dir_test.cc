@@ -15,6 +15,8 @@
 #include "storage/block_vector.h"
 #include "storage/faulty_disk.h"
 #include "storage/section_file.h"
+#include "tests/simulation/scheduler.h"
+#include "tests/simulation/sim_disk.h"
 
 namespace signpost {
 namespace {
@@ -219,6 +221,24 @@ TEST_F(StateDirTest, OfADamagedSnapshotTheOneBeforeIsTaken) {
   ASSERT_THAT(recovered->warnings, SizeIs(1));
   EXPECT_THAT(recovered->warnings[0], HasSubstr("CRC-32C"));
   EXPECT_TRUE(std::filesystem::exists(absl::StrCat(path_, "/", newest, ".damaged")));
+}
+
+// Were it back, with the one before it gone, no aggregator would start.
+TEST(StateDirOnASimulatedDisk, ADamagedSnapshotThatWasSetAsideIsNotBackAfterACrash) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    simulation::Scheduler scheduler(seed);
+    simulation::SimDisk disk(scheduler);
+    const auto open = [&] { return *StateDir::Open(disk, kShard); };
+    const std::unique_ptr<StateDir> first = open();
+    for (const uint64_t step : {4, 5}) ASSERT_TRUE(Save(*first, TestState(7, step)).ok());
+    disk.FlipBit("0000000000000007-0000000000000002.snapshot");
+    ASSERT_TRUE(open()->Recover(/*allow_error_reset=*/false).ok());
+    // The job is being forgotten.
+    ASSERT_TRUE(disk.Remove("0000000000000007-0000000000000001.snapshot").ok());
+    disk.Crash();
+    const auto recovered = open()->Recover(/*allow_error_reset=*/false);
+    EXPECT_TRUE(recovered.ok()) << "seed " << seed << ": " << recovered.status();
+  }
 }
 
 TEST_F(StateDirTest, NeverTakesASnapshotThatWasCutOrChanged) {

@@ -158,7 +158,10 @@ void Process::FlipBit(bool other_is_as_good) {
   std::erase_if(snapshots,
                 [](const std::string& name) { return !absl::EndsWith(name, ".snapshot"); });
   if (snapshots.size() < 2 || flipped_ || !other_is_as_good) return;
-  disk_.FlipBit(snapshots.back());
+  const std::string& newest = snapshots.back();
+  const std::string& other = snapshots[snapshots.size() - 2];
+  if (newest.substr(0, newest.find('-')) != other.substr(0, other.find('-'))) return;  // epochs
+  disk_.FlipBit(newest);
   flipped_ = true;
   ++bit_flips_;
 }

@@ -146,17 +146,51 @@ absl::StatusOr<Response> Await(Wire wire, CallPtr<Response> call,
   }
 }
 
+// What came of one call at aggregators. They hear of it when nobody waits for its answer any more.
+class SentJoins {
+ public:
+  explicit SentJoins(Wire wire) : wire_(wire) {}
+
+  void Add(uint64_t call) {
+    calls_.push_back({wire_.process.incarnation(), call});
+    if (is_cancelled_) CancelSoon(calls_.back());
+  }
+  void Cancel() {
+    is_cancelled_ = true;
+    for (const Sent& sent : calls_) CancelSoon(sent);
+  }
+
+ private:
+  struct Sent {
+    uint64_t incarnation, call;
+  };
+
+  void CancelSoon(const Sent& sent) const {
+    wire_.scheduler.After(Latency(wire_), [wire = wire_, sent] {
+      if (!wire.process.is_up() || wire.process.incarnation() != sent.incarnation) return;
+      wire.process.aggregator().CancelJoin(sent.call, absl::CancelledError("its caller is gone"));
+    });
+  }
+
+  const Wire wire_;
+  std::vector<Sent> calls_;
+  bool is_cancelled_ = false;
+};
+
 }  // namespace
 
 absl::StatusOr<JoinResponse> SimChannel::Join(const JoinRequest& request, absl::Time deadline,
                                               CheckMayWait check_may_wait) {
   auto call = std::make_shared<Call<JoinResponse>>();
   call->deadline = deadline;
-  call->send = [request](Aggregator& aggregator, const std::string& connection,
-                         Call<JoinResponse>::Reply reply) {
-    aggregator.Join(request, std::move(reply), connection);
+  const auto sent = std::make_shared<SentJoins>(wire_);
+  call->send = [request, sent](Aggregator& aggregator, const std::string& connection,
+                               Call<JoinResponse>::Reply reply) {
+    sent->Add(aggregator.Join(request, std::move(reply), connection));
   };
-  return Await(wire_, call, check_may_wait);
+  absl::StatusOr<JoinResponse> response = Await(wire_, call, check_may_wait);
+  sent->Cancel();
+  return response;
 }
 
 void SimChannel::Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,

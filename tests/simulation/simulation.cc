@@ -69,7 +69,6 @@ struct JobPlan {
     if (!optimizer.zero_one && Below(8) == 0) optimizer.warm_up_codec = CUSTOM;
     random.seed(~seed);  // what came later leaves half of the seeds' jobs as they were
     ChooseWhatIsRarer();
-    if (!with_new_epochs) return;
     if (workers > 1 && min_workers == 0) workers_die = Below(4) == 0;
     may_lose_state = workers_die && Below(3) == 0;
   }
@@ -232,10 +231,9 @@ class Simulation {
     for (uint32_t shard = 0; shard < plan.shards; ++shard) {
       processes_.push_back(std::make_unique<Process>(
           scheduler_, ShardId{shard, plan.shards}, tells_late_ranks_,
-          with_new_epochs ? Process::IsConnected([this, shard](const std::string& connection) {
+          [this, shard](const std::string& connection) {
             return IsConnected(*processes_[shard], connection);
-          })
-                          : nullptr,
+          },
           [this](const std::string& violation) { Report(violation); }));
     }
   }
@@ -246,7 +244,7 @@ class Simulation {
     for (uint32_t rank = 0; rank < plan_.workers; ++rank) {
       scheduler_.Spawn([this, rank] {
         bool comes_back = Train(rank, /*is_first=*/true);
-        for (int starts = 1; comes_back; ++starts) {
+        for (int starts = 1; comes_back && !is_given_up_; ++starts) {
           if (starts > kMostStarts) return Report(absl::StrCat("rank ", rank, " starts for ever"));
           scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(60)));
           comes_back = Train(rank, /*is_first=*/false);
@@ -281,8 +279,14 @@ class Simulation {
   const Audit& audit() const { return audit_; }
 
  private:
+  // One is enough: what goes wrong after it may take for ever. All processes end soon.
   void Report(const std::string& violation) {
-    if (result_.violations.size() < 5) result_.violations.push_back(violation);
+    if (is_given_up_) return;
+    result_.violations.push_back(violation);
+    scheduler_.After(absl::ZeroDuration(), [this] {
+      is_given_up_ = true;
+      for (const auto& life : lives_) life->Die();
+    });
   }
 
   // Made once: the audit asks for them with each chunk.
@@ -304,12 +308,14 @@ class Simulation {
           {absl::StrCat("tensor", i), {values[i].size()}, absl::MakeSpan(values[i])});
     }
     const auto life = std::make_shared<Life>();
-    if (expected_ != nullptr && with_new_epochs && plan_.workers_die && scheduler_.OneIn(10)) {
+    if (expected_ != nullptr && plan_.workers_die && scheduler_.OneIn(10)) {
       scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(40)),
                        [this, rank, life] { DieInJoin(rank, *life); });
     }
+    lives_.insert(life);
     const absl::Cleanup end = [&] {
       life->is_gone = true;
+      lives_.erase(life);
       Disconnect(rank);
     };
     away_ranks_.insert(rank);  // until it has the state
@@ -332,7 +338,7 @@ class Simulation {
          .block_elements = 16,
          .chunk_elements = plan_.chunk_elements,
          .join_timeout = absl::Minutes(10),
-         .exchange_timeout = with_new_epochs ? absl::Minutes(1) : absl::Minutes(10),
+         .exchange_timeout = absl::Minutes(1),
          .round_deadline = plan_.round_deadline,
          .min_workers = plan_.min_workers,
          .codec_library = kCodecLibrary,
@@ -404,7 +410,10 @@ class Simulation {
     // longer known that nobody has trained.
     const bool may_be_late = (died_before_first_step_ && plan_.is_elastic()) ||
                              !absl::StrContains(status.message(), "could not join");
-    return has_reason && (IsTryAgain(status) || absl::IsAlreadyExists(status) ||
+    // An aggregator that had let the job go for the next one, and died before that was on disk.
+    const bool is_forgotten =
+        absl::IsDataLoss(status) && absl::StrContains(status.message(), "a job that is not here");
+    return has_reason && (IsTryAgain(status) || absl::IsAlreadyExists(status) || is_forgotten ||
                           (absl::IsDeadlineExceeded(status) && may_be_late));
   }
 
@@ -419,13 +428,18 @@ class Simulation {
     const bool is_early = steps + 30 < until_;
     const bool is_last = away_ranks_.size() + 1 == plan_.workers;
     const bool others_suffice = plan_.workers - away_ranks_.size() > plan_.min_workers;
-    if (!is_early || (!others_suffice && !with_new_epochs)) return;
+    // A state that is asked for where variances are brought up to date is given in the next round,
+    // and a shard at which nobody waits for one does not close it without those that wait
+    // elsewhere.
+    const bool may_be_few = plan_.optimizer.variance_refresh_interval == 0;
+    if (!is_early || (!others_suffice && !may_be_few)) return;
     if (is_last && !plan_.may_lose_state) return;
     for (size_t shard = 0; shard < processes_.size(); ++shard) {
       // Otherwise it may need frames that die with the worker.
       const Process& process = *processes_[shard];
       const bool is_safe = process.is_up() && !process.is_stopping() &&
-                           !process.disk().will_die() && !life.served_by.empty() &&
+                           !process.disk().will_die() && !process.disk().died() &&
+                           !life.served_by.empty() &&
                            process.incarnation() == life.served_by[shard];
       if (!is_safe) return;
     }
@@ -667,6 +681,8 @@ class Simulation {
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<uint64_t, uint32_t> digests_;  // by step
   std::set<uint32_t> away_ranks_;         // dead, lost, or not there yet
+  std::set<std::shared_ptr<Life>> lives_;
+  bool is_given_up_ = false;  // after a violation
   // By shard and rank: frames that died with a worker, until another is welcomed in its place.
   struct Loss {
     // Of the shard's process, so many that none of the rank's frames is needed: two rounds had

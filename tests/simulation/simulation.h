@@ -32,12 +32,6 @@ struct SimulationResult {
   uint64_t returned_workers = 0;  // in the place of one that was dead, or lost
 };
 
-// Aggregators know which connections there are; workers die until one is left; and those of jobs
-// that wait for all of them die too, and while they join, and the last that has the state: such
-// jobs begin anew. Off unless it is set: of its seeds a few in a thousand still violate an
-// invariant (jobs that stand still where too few are left: 314, 1679), which is to be looked into.
-inline bool with_new_epochs = false;
-
 // CRC-32C of the parameters after each step.
 using Digests = std::vector<uint32_t>;
 
@@ -63,12 +57,12 @@ AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 // The same job with faults. Invariants:
 //   - every call of every worker succeeds, but for a step of one that is too late to catch up,
 //     those of one that is dead, and errors that starting again mends, of jobs that begin anew;
-//   - who dies comes back, unless the job is over before. As many as rounds need are left, but
-//     with_new_epochs. Two faults at once are too many: no aggregator ends after a worker until it
-//     has closed two rounds without it, and saved them, and no snapshot is damaged before another
-//     worker is in its place, or once one has left;
-//   - a job begins anew (with_new_epochs) when one of its workers dies that it waits for, in an
-//     elastic one before its first step, or when the last with the state does;
+//   - who dies comes back, unless the job is over before. As few as one may be left, but where
+//     variances are brought up to date: there as many as rounds need. Two faults at once are too
+//     many: no aggregator ends after a worker until it has closed two rounds without it, and saved
+//     them, and no snapshot is damaged before another worker is in its place, or once one has left;
+//   - a job begins anew when one of its workers dies that it waits for, in an elastic one before
+//     its first step, or when the last with the state does;
 //   - after every step each worker's parameters have the same bytes, and unless rounds close
 //     without late workers the expected ones;
 //   - the frames and answers that travelled add up: audit.h;

@@ -1,7 +1,6 @@
 // Many seeds of the simulation.
 //
 //   simulation_test [--seeds=N] [--first=SEED]     expects all invariants to hold
-//   simulation_test --new_epochs ...               with faults by which jobs begin anew
 //   simulation_test --without_bug=PROGRAM ...      expects a violation: a bug is planted in this
 //                                                  program, but not in that one
 //
@@ -43,8 +42,6 @@ void Parse(absl::string_view argument) {
     ASSERT_TRUE(absl::SimpleAtoi(argument, &flags.seeds));
   } else if (absl::ConsumePrefix(&argument, "--first=")) {
     ASSERT_TRUE(absl::SimpleAtoi(argument, &flags.first));
-  } else if (argument == "--new_epochs") {
-    with_new_epochs = true;
   } else if (absl::ConsumePrefix(&argument, "--write_expected=")) {
     flags.write_expected = std::string(argument);
   } else if (absl::ConsumePrefix(&argument, "--without_bug=")) {
