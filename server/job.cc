@@ -525,11 +525,9 @@ void Job::FillStatus(absl::Time now, JobStatus& status) const {
   FillTotals(chunks, status);
   std::vector<uint32_t> absent_ranks;
   if (round_deadline() < absl::InfiniteDuration()) absent_ranks = roll_.absent_ranks();
+  status.mutable_absent_ranks()->Add(absent_ranks.begin(), absent_ranks.end());
   for (uint32_t rank = 0; rank < world_size_; ++rank) {
-    // Also one that comes back: after a restart nothing else is known of it.
-    if (absl::c_linear_search(absent_ranks, rank) || roll_.comes_back(rank)) {
-      status.add_absent_ranks(rank);
-    }
+    if (roll_.comes_back(rank)) status.add_returning_ranks(rank);
   }
   // With too few others, rounds do wait for them.
   const bool do_without = world_size_ - absent_ranks.size() >= min_workers();

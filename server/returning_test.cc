@@ -466,19 +466,20 @@ TEST_F(ReturningTest, TheNextClaimHasTheRankOfWhoDiedWithoutHavingContributed) {
 }
 
 // Who saves a checkpoint asks, and does not wait for it.
-TEST_F(ReturningTest, WhoComesBackIsAbsentUntilItsFirstFrameAlsoAfterARestart) {
+TEST_F(ReturningTest, IsReturningUntilItsFirstFrameAlsoAfterARestart) {
   MakeDurable();
   Start();
-  const auto absent_ranks = [&] {
-    const auto& ranks = aggregator_->Status({}).jobs(0).absent_ranks();
+  const auto returning_ranks = [&] {
+    const StatusResponse status = aggregator_->Status({});
+    const auto& ranks = status.jobs(0).returning_ranks();
     return std::vector<uint32_t>(ranks.begin(), ranks.end());
   };
   Restart();
-  EXPECT_THAT(absent_ranks(), IsEmpty());
+  EXPECT_THAT(returning_ranks(), IsEmpty());
   SendChunk(1, 0, 0, LISTEN, {}, /*first_step=*/1);
-  EXPECT_THAT(absent_ranks(), ElementsAre(1));
+  EXPECT_THAT(returning_ranks(), ElementsAre(1));
   Send(1, 0);
-  EXPECT_THAT(absent_ranks(), IsEmpty());
+  EXPECT_THAT(returning_ranks(), IsEmpty());
 }
 
 // All three are needed.

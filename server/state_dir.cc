@@ -283,19 +283,17 @@ absl::Status StateDir::SaveLateRounds(uint64_t epoch, const LateRounds& rounds) 
 }
 
 absl::Status StateDir::Forget(uint64_t epoch) {
-  absl::Status first_error;
   const auto remove = [&](const std::string& name) {
     const absl::Status status = disk_.Remove(name);
-    if (!absl::IsNotFound(status)) first_error.Update(status);
+    return status.ok() || absl::IsNotFound(status) ? disk_.SyncDirectory() : status;
   };
-  remove(LateRoundsName(epoch));
+  absl::Status status = remove(LateRoundsName(epoch));
+  if (!status.ok()) return status;
+  // The newest goes when all others have: only it knows who has left.
   for (const uint64_t sequence : sequences_[epoch]) {
-    remove(NameOf({epoch, sequence}));
-    // The newest goes last, and alone: only it knows that all have left.
-    first_error.Update(disk_.SyncDirectory());
+    if (status = remove(NameOf({epoch, sequence})); !status.ok()) return status;
     Reach(Failpoint::kJobHalfForgotten);
   }
-  if (!first_error.ok()) return first_error;
   sequences_.erase(epoch);
   last_sequence_.erase(epoch);
   return absl::OkStatus();

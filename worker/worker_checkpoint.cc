@@ -390,10 +390,17 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
 
 absl::Status Worker::CheckNobodyHasGoneOn(absl::Span<const uint32_t> missing_ranks) const {
   const JobStatus job = shards_.AskAboutJob();
-  // This rank has no frame of that round before it is done here.
-  if (!absl::c_linear_search(job.waiting_for_ranks(), options_.rank)) return absl::OkStatus();
+  // This rank has no frame of that round before it is done here. An aggregator that was started
+  // again may be at an earlier one.
+  const bool is_next = job.step() == round_;
+  if (!is_next || !absl::c_linear_search(job.waiting_for_ranks(), options_.rank)) {
+    return absl::OkStatus();
+  }
   for (const uint32_t rank : missing_ranks) {
-    if (absl::c_linear_search(job.waiting_for_ranks(), rank)) continue;
+    if (absl::c_linear_search(job.waiting_for_ranks(), rank) ||
+        absl::c_linear_search(job.absent_ranks(), rank)) {
+      continue;
+    }
     return absl::AbortedError(
         absl::StrFormat("the checkpoint of step %d lacks the part of rank %d, which has gone on to "
                         "the next step. %s",
@@ -441,6 +448,12 @@ absl::Status Worker::CheckNobodyHasLeft() const {
 absl::Status Worker::CheckNobodyIsGone(const JobStatus& job,
                                        absl::Span<const uint32_t> missing_ranks) const {
   for (const uint32_t rank : missing_ranks) {
+    if (absl::c_linear_search(job.returning_ranks(), rank)) {
+      return absl::AbortedError(absl::StrFormat(
+          "what is saved of step %d lacks the part of rank %d, which comes back, with the rounds "
+          "that follow. Until it is there the job cannot be saved",
+          steps_, rank));
+    }
     if (!absl::c_linear_search(job.absent_ranks(), rank) ||
         !absl::c_linear_search(job.joined_ranks(), rank)) {
       continue;

@@ -28,7 +28,7 @@
 namespace signpost::simulation {
 namespace {
 
-constexpr int kMostStarts = 500;
+constexpr absl::Duration kLongestJob = absl::Minutes(30);
 constexpr uint64_t kMostDeaths = 3;  // of a job that begins anew with each
 
 // What is trained; a function of the seed.
@@ -243,11 +243,12 @@ class Simulation {
     if (expected_ != nullptr) PlanFaults();
     for (uint32_t rank = 0; rank < plan_.workers; ++rank) {
       scheduler_.Spawn([this, rank] {
+        const absl::Time end = scheduler_.Now() + kLongestJob;
         bool comes_back = Train(rank, /*is_first=*/true);
-        for (int starts = 1; comes_back && !is_given_up_; ++starts) {
-          if (starts > kMostStarts) return Report(absl::StrCat("rank ", rank, " starts for ever"));
+        while (comes_back) {
+          if (scheduler_.Now() > end) Report(absl::StrCat("rank ", rank, " starts for ever"));
           scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(60)));
-          comes_back = Train(rank, /*is_first=*/false);
+          comes_back = !is_given_up_ && Train(rank, /*is_first=*/false);
         }
         if (--training_ > 0) return;
         for (auto& process : processes_) process->Retire();
