@@ -241,6 +241,24 @@ TEST(StateDirOnASimulatedDisk, ADamagedSnapshotThatWasSetAsideIsNotBackAfterACra
   }
 }
 
+// An older one does not know who has left, and would bring back a job that is over.
+TEST(StateDirOnASimulatedDisk, AJobThatIsBeingForgottenIsInItsNewestSnapshotOrGoneAfterACrash) {
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    simulation::Scheduler scheduler(seed);
+    simulation::SimDisk disk(scheduler);
+    const auto open = [&] { return *StateDir::Open(disk, kShard); };
+    const std::unique_ptr<StateDir> state_dir = open();
+    for (const uint64_t step : {4, 5}) ASSERT_TRUE(Save(*state_dir, TestState(7, step)).ok());
+    disk.DieIn(1 + scheduler.Below(6));
+    state_dir->Forget(7).IgnoreError();
+    disk.Crash();
+    const auto recovered = open()->Recover(/*allow_error_reset=*/false);
+    ASSERT_TRUE(recovered.ok()) << recovered.status();
+    if (recovered->jobs.empty()) continue;
+    EXPECT_EQ(recovered->jobs[0].chunks[0].open_step, 5) << "seed " << seed;
+  }
+}
+
 TEST_F(StateDirTest, NeverTakesASnapshotThatWasCutOrChanged) {
   ASSERT_TRUE(Save(*Open(), TestState()).ok());
   const std::string name = Snapshots().front();
