@@ -180,6 +180,15 @@ bool Roll::comes_back(uint32_t rank) const {
   return comes_back_[rank];
 }
 
+std::vector<uint32_t> Roll::returning_ranks() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < comes_back_.size(); ++rank) {
+    if (comes_back_[rank] && !has_given_up_[rank] && !has_left_[rank]) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 bool Roll::has_heard(uint32_t rank) const {
   absl::MutexLock lock(&mutex_);
   return has_heard_[rank];
@@ -526,9 +535,8 @@ void Job::FillStatus(absl::Time now, JobStatus& status) const {
   std::vector<uint32_t> absent_ranks;
   if (round_deadline() < absl::InfiniteDuration()) absent_ranks = roll_.absent_ranks();
   status.mutable_absent_ranks()->Add(absent_ranks.begin(), absent_ranks.end());
-  for (uint32_t rank = 0; rank < world_size_; ++rank) {
-    if (roll_.comes_back(rank)) status.add_returning_ranks(rank);
-  }
+  const std::vector<uint32_t> returning_ranks = roll_.returning_ranks();
+  status.mutable_returning_ranks()->Add(returning_ranks.begin(), returning_ranks.end());
   // With too few others, rounds do wait for them.
   const bool do_without = world_size_ - absent_ranks.size() >= min_workers();
   FillWaiting(chunks, do_without ? absent_ranks : std::vector<uint32_t>(), now, status);

@@ -106,6 +106,8 @@ class Roll {
   // The rank's process has come back, and no frame of it has come since that counts.
   bool comes_back(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
   bool has_given_up(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Those that come back, and have not given up, nor left.
+  std::vector<uint32_t> returning_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);
   // All ranks have left but for these, from which no frame has come since they are back.
   bool HaveLeftBut(const std::set<uint32_t>& ranks) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Fill(Attendance& attendance) const ABSL_LOCKS_EXCLUDED(mutex_);

@@ -474,11 +474,17 @@ TEST_F(ReturningTest, IsReturningUntilItsFirstFrameAlsoAfterARestart) {
     const auto& ranks = status.jobs(0).returning_ranks();
     return std::vector<uint32_t>(ranks.begin(), ranks.end());
   };
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  const auto claim = Claim(1);
+  PassDeadline();
+  EXPECT_THAT(returning_ranks(), ElementsAre(1));
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  ASSERT_TRUE(claim.ok()) << claim.status();
   Restart();
   EXPECT_THAT(returning_ranks(), IsEmpty());
-  SendChunk(1, 0, 0, LISTEN, {}, /*first_step=*/1);
+  SendChunk(1, 1, 0, LISTEN, kNext, /*first_step=*/1);
   EXPECT_THAT(returning_ranks(), ElementsAre(1));
-  Send(1, 0);
+  Send(1, 1, kNext);
   EXPECT_THAT(returning_ranks(), IsEmpty());
 }
 

@@ -62,7 +62,8 @@ class StateDir {
   // On error what was written before stays. Jobs that have a snapshot only.
   absl::Status SaveLateRounds(uint64_t epoch, const LateRounds& rounds);
 
-  // The job is over. On error some of its files may be left, for the next call.
+  // The job is over. On error some of its files may be left, for the next call; the newest snapshot
+  // if any is. After a crash it is in that one, or gone.
   absl::Status Forget(uint64_t epoch);
 
  private:

@@ -12,11 +12,10 @@
 #include "gtest/gtest.h"
 #include "server/snapshot.h"
 #include "server/test_job.h"
+#include "server/test_state.h"
 #include "storage/block_vector.h"
 #include "storage/faulty_disk.h"
 #include "storage/section_file.h"
-#include "tests/simulation/scheduler.h"
-#include "tests/simulation/sim_disk.h"
 
 namespace signpost {
 namespace {
@@ -25,49 +24,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-
-constexpr ShardId kShard = {0, 1};
-
-// A state of TestJoin's job with two workers: the first chunk in one-bit rounds, the second after a
-// round in fp32.
-JobState TestState(uint64_t epoch = 7, uint64_t open_step = 5) {
-  const JoinRequest join = TestJoin(0, /*world_size=*/2);
-  const Layout layout = LayoutOf(join);
-  JobState state;
-  state.id = {"job", epoch};
-  state.shard = kShard;
-  state.options = join.options();
-  state.tensors.assign(join.tensors().begin(), join.tensors().end());
-  state.incarnations = {1000, 1001};
-  state.left_ranks = {1};
-  for (uint32_t chunk = 0; chunk < layout.chunks().size(); ++chunk) {
-    Frame frame = TestFrame(layout, {0, open_step - 1, chunk}, chunk == 0 ? ONE_BIT : FLOAT32);
-    auto answer = std::make_shared<Answer>();
-    answer->header.set_step(open_step - 1);
-    answer->header.set_chunk(chunk);
-    answer->header.set_codec(frame.header.codec());
-    answer->header.set_payload_crc32c(frame.header.payload_crc32c());
-    answer->payload = std::move(frame.payload);
-    ChunkState& to = state.chunks.emplace_back();
-    to.chunk = chunk;
-    to.open_step = open_step;
-    if (chunk == 0) to.error.assign(layout.chunks()[chunk].elements, 0.25f);
-    StepRates rates;
-    rates.add_groups()->set_learning_rate(0.5);
-    to.closed.push_back({std::move(answer), {{ONE_BIT, 1, 3, 4}, {SKIP, 0.5f, 3, 6}}, rates});
-  }
-  return state;
-}
-
-absl::Status Save(StateDir& state_dir, JobState state) {
-  const std::vector<ChunkState> chunks = std::exchange(state.chunks, {});
-  std::vector<uint32_t> numbers;
-  for (const ChunkState& chunk : chunks) numbers.push_back(chunk.chunk);
-  return state_dir.Save(state, {numbers, [&](uint32_t chunk, ChunkState& to) {
-                                  to = chunks[chunk];
-                                  return absl::OkStatus();
-                                }});
-}
 
 void ExpectSame(const JobState& a, const JobState& b) {
   EXPECT_EQ(a.id.name, b.id.name);
@@ -221,42 +177,6 @@ TEST_F(StateDirTest, OfADamagedSnapshotTheOneBeforeIsTaken) {
   ASSERT_THAT(recovered->warnings, SizeIs(1));
   EXPECT_THAT(recovered->warnings[0], HasSubstr("CRC-32C"));
   EXPECT_TRUE(std::filesystem::exists(absl::StrCat(path_, "/", newest, ".damaged")));
-}
-
-// Were it back, with the one before it gone, no aggregator would start.
-TEST(StateDirOnASimulatedDisk, ADamagedSnapshotThatWasSetAsideIsNotBackAfterACrash) {
-  for (uint64_t seed = 0; seed < 20; ++seed) {
-    simulation::Scheduler scheduler(seed);
-    simulation::SimDisk disk(scheduler);
-    const auto open = [&] { return *StateDir::Open(disk, kShard); };
-    const std::unique_ptr<StateDir> first = open();
-    for (const uint64_t step : {4, 5}) ASSERT_TRUE(Save(*first, TestState(7, step)).ok());
-    disk.FlipBit("0000000000000007-0000000000000002.snapshot");
-    ASSERT_TRUE(open()->Recover(/*allow_error_reset=*/false).ok());
-    // The job is being forgotten.
-    ASSERT_TRUE(disk.Remove("0000000000000007-0000000000000001.snapshot").ok());
-    disk.Crash();
-    const auto recovered = open()->Recover(/*allow_error_reset=*/false);
-    EXPECT_TRUE(recovered.ok()) << "seed " << seed << ": " << recovered.status();
-  }
-}
-
-// An older one does not know who has left, and would bring back a job that is over.
-TEST(StateDirOnASimulatedDisk, AJobThatIsBeingForgottenIsInItsNewestSnapshotOrGoneAfterACrash) {
-  for (uint64_t seed = 0; seed < 100; ++seed) {
-    simulation::Scheduler scheduler(seed);
-    simulation::SimDisk disk(scheduler);
-    const auto open = [&] { return *StateDir::Open(disk, kShard); };
-    const std::unique_ptr<StateDir> state_dir = open();
-    for (const uint64_t step : {4, 5}) ASSERT_TRUE(Save(*state_dir, TestState(7, step)).ok());
-    disk.DieIn(1 + scheduler.Below(6));
-    state_dir->Forget(7).IgnoreError();
-    disk.Crash();
-    const auto recovered = open()->Recover(/*allow_error_reset=*/false);
-    ASSERT_TRUE(recovered.ok()) << recovered.status();
-    if (recovered->jobs.empty()) continue;
-    EXPECT_EQ(recovered->jobs[0].chunks[0].open_step, 5) << "seed " << seed;
-  }
 }
 
 TEST_F(StateDirTest, NeverTakesASnapshotThatWasCutOrChanged) {

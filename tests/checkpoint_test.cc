@@ -924,6 +924,83 @@ TEST(Checkpoint, ARankThatComesLateIsWaitedForAsLongAsInAStep) {
   EXPECT_EQ(CheckpointsIn(disk).size(), 1);
 }
 
+// Through which a rank hears something else about the job.
+class StatusChannel final : public ForwardingChannel {
+ public:
+  using Change = std::function<void(JobStatus& status)>;
+  StatusChannel(std::unique_ptr<Channel> inner, Change change)
+      : ForwardingChannel(std::move(inner)), change_(std::move(change)) {}
+
+  absl::StatusOr<StatusResponse> Status(const StatusRequest& request,
+                                        absl::Time deadline) override {
+    absl::StatusOr<StatusResponse> response = ForwardingChannel::Status(request, deadline);
+    if (response.ok() && response->jobs_size() == 1) change_(*response->mutable_jobs(0));
+    return response;
+  }
+
+ private:
+  const Change change_;
+};
+
+// As when an aggregator was started again; and where the rank that is missing is absent.
+TEST(Checkpoint, OnlyWhoHasGoneOnToTheNextStepHasGoneOn) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.worker.exchange_timeout = absl::Seconds(8);
+  Cluster cluster({});
+  MemoryDisk disk;
+  int looks = 0;
+  absl::Notification have_been_seen;
+  const auto change = [&](JobStatus& status) {
+    status.clear_waiting_for_ranks();
+    status.add_waiting_for_ranks(0);
+    status.set_step(looks % 2);
+    if (status.step() == 1) status.add_absent_ranks(1);
+    if (++looks == 2) have_been_seen.Notify();
+  };
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    std::vector<std::unique_ptr<Channel>> channels = cluster.Connect();
+    if (rank == 0) channels[0] = std::make_unique<StatusChannel>(std::move(channels[0]), change);
+    auto worker =
+        Worker::Join(replica.Options(), job.optimizer, replica.Parameters(), std::move(channels));
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    const absl::Status step = (*worker)->Step(replica.Gradients(), {job.rates}).status();
+    ASSERT_TRUE(step.ok()) << step;
+    if (rank == 1) have_been_seen.WaitForNotificationWithTimeout(absl::Seconds(30));
+    const absl::Status status = (*worker)->Checkpoint(disk);
+    EXPECT_TRUE(status.ok()) << status;
+  });
+  EXPECT_EQ(CheckpointsIn(disk).size(), 1);
+}
+
+TEST(Checkpoint, DoesNotWaitForARankThatComesBack) {
+  JobOptionsForTest job;
+  job.workers = 2;
+  job.worker.min_workers = 1;
+  job.worker.round_deadline = absl::Milliseconds(200);
+  job.worker.exchange_timeout = absl::Minutes(10);
+  Cluster cluster({});
+  MemoryDisk disk;
+  absl::Notification is_over;
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    std::vector<std::unique_ptr<Channel>> channels = cluster.Connect();
+    if (rank == 0) {
+      channels[0] = std::make_unique<StatusChannel>(
+          std::move(channels[0]), [](JobStatus& status) { status.add_returning_ranks(1); });
+    }
+    auto worker =
+        Worker::Join(replica.Options(), job.optimizer, replica.Parameters(), std::move(channels));
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    if (rank == 1) return is_over.WaitForNotification();
+    const absl::Status status = (*worker)->Checkpoint(disk);
+    EXPECT_TRUE(absl::IsAborted(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("part of rank 1, which comes back"));
+    is_over.Notify();
+  });
+}
+
 TEST(Checkpoint, ARankThatComesTooLateIsToldAtOnce) {
   JobOptionsForTest job;
   job.workers = 2;
@@ -977,7 +1054,7 @@ TEST(Checkpoint, WhatKeepsARankFromSavingIsToldOnAllAtOnceAndTrainingGoesOn) {
       EXPECT_THAT(std::string(status.message()), HasSubstr("cannot write"));
       if (rank != culprit) {
         EXPECT_THAT(std::string(status.message()),
-                    HasSubstr(absl::StrCat("rank ", culprit, " could not save its part of step")));
+                    HasSubstr(absl::StrCat("rank ", culprit, " could not save step")));
       }
       // Once there is room what was told of the call before counts no more.
       if (all_failed->Block()) delete all_failed;

@@ -316,7 +316,7 @@ absl::Status CheckpointDir::CheckNobodyFailed(const CheckpointId& id, uint32_t w
     if (!is_whole || failed_call < call) continue;
     return absl::Status(
         static_cast<absl::StatusCode>(code),
-        absl::StrFormat("rank %d could not save its part of step %d: %s", rank, id.step, parts[2]));
+        absl::StrFormat("rank %d could not save step %d: %s", rank, id.step, parts[2]));
   }
   return absl::OkStatus();
 }

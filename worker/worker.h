@@ -293,7 +293,8 @@ class Worker {
   // Returns when all ranks' parts are there, on rank 0, and on others when they are committed.
   // Meanwhile others get what they may need of this worker.
   absl::Status AwaitRanks(const CheckpointDir& dir, const CheckpointId& id);
-  absl::Status CheckNobodyHasGoneOn(absl::Span<const uint32_t> missing_ranks) const;
+  absl::Status CheckNobodyHasGoneOn(const JobStatus& job,
+                                    absl::Span<const uint32_t> missing_ranks) const;
   // Compresses the chunk's contribution to the open step, and sends it; or a GPU compresses it, and
   // the inbox will have it.
   void Pack(uint32_t chunk);

@@ -360,16 +360,20 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
                           absl::FormatDuration(options_.exchange_timeout), kWhyOneIsMissing));
     }
     if (now >= next_offer) {
+      const bool may_be_gone =
+          options_.min_workers > 0 && now >= start + 2 * options_.round_deadline;
       // Who has gone on waits for an exchange timeout: the others are to be there before. Not at
       // once, as file systems may show a part late.
-      if (now >= start + options_.exchange_timeout / 2 && !missing->is_commit) {
-        absl::Status status = CheckNobodyHasGoneOn(missing->ranks);
-        if (!status.ok()) return status;
-      }
-      if (now >= start + 2 * options_.round_deadline) {
-        const JobStatus job = AskAboutJob();
-        absl::Status status = CheckNobodyIsGone(job, missing->ranks);
-        if (status.ok()) status = CheckNoProcessHasEnded(job, missing->ranks, disconnected);
+      const bool may_have_gone_on =
+          now >= start + options_.exchange_timeout / 2 && !missing->is_commit;
+      if (may_be_gone || may_have_gone_on) {
+        const JobStatus job = shards_.AskAboutJob();
+        absl::Status status;
+        if (may_be_gone) {
+          status = CheckNobodyIsGone(job, missing->ranks);
+          status.Update(CheckNoProcessHasEnded(job, missing->ranks, disconnected));
+        }
+        if (may_have_gone_on) status.Update(CheckNobodyHasGoneOn(job, missing->ranks));
         if (!status.ok()) return status;
       }
       // A rank that ended here may have been started anew.
@@ -388,8 +392,8 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
   }
 }
 
-absl::Status Worker::CheckNobodyHasGoneOn(absl::Span<const uint32_t> missing_ranks) const {
-  const JobStatus job = shards_.AskAboutJob();
+absl::Status Worker::CheckNobodyHasGoneOn(const JobStatus& job,
+                                          absl::Span<const uint32_t> missing_ranks) const {
   // This rank has no frame of that round before it is done here. An aggregator that was started
   // again may be at an earlier one.
   const bool is_next = job.step() == round_;

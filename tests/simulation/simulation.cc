@@ -177,6 +177,7 @@ struct Part {
 
 // A worker's process, as far as others can tell.
 struct Life : Caller {
+  uint64_t number = 0;  // of its start
   bool has_joined = false;
   bool starts_again = false;  // after an error
   bool is_stepping = false;
@@ -282,7 +283,7 @@ class Simulation {
  private:
   // One is enough: what goes wrong after it may take for ever. All processes end soon.
   void Report(const std::string& violation) {
-    if (is_given_up_) return;
+    if (!result_.violations.empty()) return;
     result_.violations.push_back(violation);
     scheduler_.After(absl::ZeroDuration(), [this] {
       is_given_up_ = true;
@@ -313,6 +314,7 @@ class Simulation {
       scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(40)),
                        [this, rank, life] { DieInJoin(rank, *life); });
     }
+    life->number = ++starts_;
     lives_.insert(life);
     const absl::Cleanup end = [&] {
       life->is_gone = true;
@@ -350,7 +352,7 @@ class Simulation {
     if (life->is_gone) return true;
     if (!worker.ok()) {
       const bool is_over = plan_.is_elastic() && finished_ranks_ > 0;
-      if (!is_over && IsToStartAgain(worker.status())) return true;
+      if (!is_over && IsToStartAgain(worker.status(), *life)) return true;
       if (!is_over) Report(absl::StrCat("join: ", worker.status().ToString()));
       return false;
     }
@@ -403,7 +405,7 @@ class Simulation {
   }
 
   // Whether an error that a rank's program ends with is one that starting it again mends.
-  bool IsToStartAgain(const absl::Status& status) const {
+  bool IsToStartAgain(const absl::Status& status, const Life& life) const {
     const bool has_reason =
         plan_.is_elastic() ? state_is_lost_ || died_before_first_step_ : result_.dead_workers > 0;
     // After an aggregator's restart it takes a while until a rank counts as gone. Who hears of
@@ -411,9 +413,11 @@ class Simulation {
     // longer known that nobody has trained.
     const bool may_be_late = (died_before_first_step_ && plan_.is_elastic()) ||
                              !absl::StrContains(status.message(), "could not join");
-    // An aggregator that had let the job go for the next one, and died before that was on disk.
+    // An aggregator had let the job go for one that others who came later begin, and died before
+    // that was on disk.
     const bool is_forgotten =
-        absl::IsDataLoss(status) && absl::StrContains(status.message(), "a job that is not here");
+        absl::IsDataLoss(status) && absl::StrContains(status.message(), "a job that is not here") &&
+        absl::c_any_of(lives_, [&](const auto& other) { return other->number > life.number; });
     return has_reason && (IsTryAgain(status) || absl::IsAlreadyExists(status) || is_forgotten ||
                           (absl::IsDeadlineExceeded(status) && may_be_late));
   }
@@ -551,7 +555,7 @@ class Simulation {
     life->calls.clear();
     if (life->is_gone) return false;
     if (!report.ok()) {
-      if (IsToStartAgain(report.status())) {
+      if (IsToStartAgain(report.status(), *life)) {
         away_ranks_.insert(rank);
         life->starts_again = true;
         return false;
@@ -683,6 +687,7 @@ class Simulation {
   std::map<uint64_t, uint32_t> digests_;  // by step
   std::set<uint32_t> away_ranks_;         // dead, lost, or not there yet
   std::set<std::shared_ptr<Life>> lives_;
+  uint64_t starts_ = 0;
   bool is_given_up_ = false;  // after a violation
   // By shard and rank: frames that died with a worker, until another is welcomed in its place.
   struct Loss {
