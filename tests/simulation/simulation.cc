@@ -249,7 +249,7 @@ class Simulation {
         while (comes_back) {
           if (scheduler_.Now() > end) Report(absl::StrCat("rank ", rank, " starts for ever"));
           scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(60)));
-          comes_back = !is_given_up_ && Train(rank, /*is_first=*/false);
+          comes_back = result_.violations.empty() && Train(rank, /*is_first=*/false);
         }
         if (--training_ > 0) return;
         for (auto& process : processes_) process->Retire();
@@ -286,7 +286,6 @@ class Simulation {
     if (!result_.violations.empty()) return;
     result_.violations.push_back(violation);
     scheduler_.After(absl::ZeroDuration(), [this] {
-      is_given_up_ = true;
       for (const auto& life : lives_) life->Die();
     });
   }
@@ -688,7 +687,6 @@ class Simulation {
   std::set<uint32_t> away_ranks_;         // dead, lost, or not there yet
   std::set<std::shared_ptr<Life>> lives_;
   uint64_t starts_ = 0;
-  bool is_given_up_ = false;  // after a violation
   // By shard and rank: frames that died with a worker, until another is welcomed in its place.
   struct Loss {
     // Of the shard's process, so many that none of the rank's frames is needed: two rounds had
