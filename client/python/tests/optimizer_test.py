@@ -12,7 +12,7 @@ import pytest
 import signpost.torch as signpost
 import torch
 from signpost import DataLossError, FailedPreconditionError, InvalidArgumentError, Session
-from signpost.torch import _device, _optimizer
+from signpost.torch import _device, _job_optimizer
 from torch import nn
 from torch.cuda.amp import grad_scaler
 
@@ -836,7 +836,7 @@ def test_a_step_that_was_taken_counts_though_its_end_is_interrupted(
             if behind_exchange:
                 interrupt_behind(monkeypatch, Session, "finish_step" if overlap else "step")
             else:
-                interrupt_behind(monkeypatch, _optimizer, "after_step", calls=False)
+                interrupt_behind(monkeypatch, _job_optimizer, "after_step", calls=False)
             with pytest.raises(CtrlC):
                 optimizer.step()
             assert optimizer.steps == 3

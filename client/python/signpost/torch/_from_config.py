@@ -6,7 +6,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from signpost import InvalidArgumentError
 from signpost._config import Source, deepspeed_settings, optimizer_section
-from signpost.torch._optimizer import Adam, OneBitAdam, OneBitLamb, Parameters, ZeroOneAdam
+from signpost.torch._job_optimizer import Parameters
+from signpost.torch._optimizer import Adam, OneBitAdam, OneBitLamb, ZeroOneAdam
 
 Optimizer = Union[Adam, OneBitAdam, OneBitLamb, ZeroOneAdam]
 
