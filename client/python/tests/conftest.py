@@ -1,10 +1,16 @@
-"""For tests that ask for it."""
+"""For tests of optimizers that ask for it."""
 
 import pytest
+import signpost.torch as signpost
+
+
+@pytest.fixture(scope="module")
+def world():
+    return signpost.init()
 
 
 @pytest.fixture
-def make():
+def make(world):
     """Makes optimizers that leave their jobs when the test is over."""
     made = []
 
