@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
@@ -58,6 +59,23 @@ void FillWaiting(absl::Span<const OwnedChunk::Progress> chunks,
   status.set_waiting_us(absl::ToInt64Microseconds(std::max(now - since, absl::ZeroDuration())));
 }
 
+std::vector<uint32_t> RanksThat(absl::Span<const RollEntry> entries,
+                                absl::FunctionRef<bool(const RollEntry& rank)> is_one) {
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < entries.size(); ++rank) {
+    if (is_one(entries[rank])) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void Fill(absl::Span<const RollEntry> entries, Attendance& attendance) {
+  for (uint32_t rank = 0; rank < entries.size(); ++rank) {
+    attendance.is_absent[rank] = entries[rank].is_absent;
+    attendance.has_left[rank] = entries[rank].has_left;
+    attendance.first_step[rank] = entries[rank].first_step;
+  }
+}
+
 }  // namespace
 
 uint64_t LargestPayload(const Layout& layout, uint32_t chunk) {
@@ -87,128 +105,85 @@ OpenSteps OpenStepsOf(const JobState& state) {
   return steps;
 }
 
+RollEntry Roll::entry(uint32_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  return ranks_[rank];
+}
+
+std::vector<RollEntry> Roll::entries() const {
+  absl::MutexLock lock(&mutex_);
+  return ranks_;
+}
+
+std::vector<uint32_t> Roll::absent_ranks() const {
+  return RanksThat(entries(),
+                   [](const RollEntry& rank) { return rank.is_absent || rank.has_left; });
+}
+
+std::vector<uint32_t> Roll::returning_ranks() const {
+  return RanksThat(entries(), [](const RollEntry& rank) {
+    return rank.comes_back && !rank.has_given_up && !rank.has_left;
+  });
+}
+
 uint32_t Roll::Hear(uint32_t rank, uint64_t step) {
   absl::MutexLock lock(&mutex_);
-  is_absent_[rank] = false;
-  has_heard_[rank] = true;
-  lacks_state_[rank] = comes_back_[rank] = false;
-  newest_step_[rank] = std::max(newest_step_[rank], step);
-  uint32_t count = 0;
-  for (uint32_t other = 0; other < is_absent_.size(); ++other) {
-    count += is_absent_[other] || has_left_[other];
-  }
-  return count;
+  RollEntry& heard = ranks_[rank];
+  heard.is_absent = heard.comes_back = heard.lacks_state = false;
+  heard.was_heard = true;
+  heard.newest_step = std::max(heard.newest_step, step);
+  return absl::c_count_if(ranks_, [](const RollEntry& r) { return r.is_absent || r.has_left; });
 }
 
 void Roll::SetAbsent(absl::Span<const uint32_t> ranks) {
   absl::MutexLock lock(&mutex_);
-  for (const uint32_t rank : ranks) is_absent_[rank] = true;
+  for (const uint32_t rank : ranks) ranks_[rank].is_absent = true;
 }
 
 uint32_t Roll::SetLeft(uint32_t rank) {
   absl::MutexLock lock(&mutex_);
-  has_left_[rank] = true;
-  return absl::c_count(has_left_, true);
-}
-
-std::vector<uint32_t> Roll::absent_ranks() const {
-  absl::MutexLock lock(&mutex_);
-  std::vector<uint32_t> ranks;
-  for (uint32_t rank = 0; rank < is_absent_.size(); ++rank) {
-    if (is_absent_[rank] || has_left_[rank]) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-uint64_t Roll::newest_step(uint32_t rank) const {
-  absl::MutexLock lock(&mutex_);
-  return newest_step_[rank];
+  ranks_[rank].has_left = true;
+  return absl::c_count_if(ranks_, [](const RollEntry& r) { return r.has_left; });
 }
 
 void Roll::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
   absl::MutexLock lock(&mutex_);
-  is_absent_[rank] = true;
-  has_left_[rank] = false;
-  has_heard_[rank] = false;
-  comes_back_[rank] = true;
-  has_given_up_[rank] = false;
-  first_step_[rank] = first_step;
+  RollEntry& back = ranks_[rank];
+  back.is_absent = back.comes_back = true;
+  back.has_left = back.was_heard = back.has_given_up = false;
+  back.first_step = first_step;
   // The same one may have had the answer to an earlier call, which this is a copy of.
   if (is_same_process) return;
-  lacks_state_[rank] = true;
-  ++returns_[rank];
-}
-
-uint32_t Roll::returns(uint32_t rank) const {
-  absl::MutexLock lock(&mutex_);
-  return returns_[rank];
-}
-
-void Roll::RaiseFirstStep(uint32_t rank, uint64_t first_step) {
-  absl::MutexLock lock(&mutex_);
-  first_step_[rank] = std::max(first_step_[rank], first_step);
+  back.lacks_state = true;
+  ++back.returns;
 }
 
 void Roll::GiveState(uint32_t rank, uint32_t returns) {
   absl::MutexLock lock(&mutex_);
-  if (returns == returns_[rank]) lacks_state_[rank] = false;
+  if (returns == ranks_[rank].returns) ranks_[rank].lacks_state = false;
 }
 
-bool Roll::lacks_state(uint32_t rank) const {
+void Roll::HearReturning(uint32_t rank, uint64_t first_step) {
   absl::MutexLock lock(&mutex_);
-  return lacks_state_[rank];
-}
-
-void Roll::HearReturning(uint32_t rank) {
-  absl::MutexLock lock(&mutex_);
+  RollEntry& heard = ranks_[rank];
+  heard.first_step = std::max(heard.first_step, first_step);
   // An old copy says nothing of a rank that takes part.
-  if (!has_heard_[rank]) comes_back_[rank] = true;
+  if (!heard.was_heard) heard.comes_back = true;
 }
 
 void Roll::GiveUp(uint32_t rank) {
   absl::MutexLock lock(&mutex_);
-  is_absent_[rank] = has_given_up_[rank] = true;
-}
-
-bool Roll::has_given_up(uint32_t rank) const {
-  absl::MutexLock lock(&mutex_);
-  return has_given_up_[rank];
-}
-
-bool Roll::comes_back(uint32_t rank) const {
-  absl::MutexLock lock(&mutex_);
-  return comes_back_[rank];
-}
-
-std::vector<uint32_t> Roll::returning_ranks() const {
-  absl::MutexLock lock(&mutex_);
-  std::vector<uint32_t> ranks;
-  for (uint32_t rank = 0; rank < comes_back_.size(); ++rank) {
-    if (comes_back_[rank] && !has_given_up_[rank] && !has_left_[rank]) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-bool Roll::has_heard(uint32_t rank) const {
-  absl::MutexLock lock(&mutex_);
-  return has_heard_[rank];
+  ranks_[rank].is_absent = ranks_[rank].has_given_up = true;
 }
 
 bool Roll::HaveLeftBut(const std::set<uint32_t>& ranks) const {
   absl::MutexLock lock(&mutex_);
-  for (uint32_t rank = 0; rank < has_left_.size(); ++rank) {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     // One that has sent frames since is there: what waits is an old copy.
-    const bool has_no_state = ranks.contains(rank) && !has_heard_[rank];
-    if (!has_left_[rank] && !has_no_state) return false;
+    const bool has_no_state = ranks.contains(rank) && !ranks_[rank].was_heard;
+    if (!ranks_[rank].has_left && !has_no_state) return false;
   }
   return true;
-}
-
-void Roll::Fill(Attendance& attendance) const {
-  absl::MutexLock lock(&mutex_);
-  attendance.is_absent = is_absent_;
-  attendance.has_left = has_left_;
-  attendance.first_step = first_step_;
 }
 
 Job::Job(JobId id, uint32_t world_size, Layout layout, ShardId shard, Bell* bell)
@@ -285,10 +260,9 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
     }
     chunk.SetReturning(rank);
     // Other shards may be further; and this process may not be the one that let it in.
-    roll_.RaiseFirstStep(rank, frame.header.answered_steps());
-    roll_.HearReturning(rank);
+    roll_.HearReturning(rank, frame.header.answered_steps());
     if (codec == FETCH) {
-      auto give = [this, rank, returns = roll_.returns(rank),
+      auto give = [this, rank, returns = roll_.entry(rank).returns,
                    done = std::move(done)](absl::StatusOr<OwnedChunk::Reply> state) mutable {
         if (state.ok()) roll_.GiveState(rank, returns);
         done(std::move(state));
@@ -341,10 +315,13 @@ uint32_t Job::min_workers() const {
 bool Job::LeaveOut(absl::Duration restart_grace, std::set<uint32_t> gone, absl::Time now) {
   Attendance attendance = {.round_deadline = round_deadline(),
                            .min_workers = min_workers(),
+                           .is_absent = std::vector<bool>(world_size_),
+                           .has_left = std::vector<bool>(world_size_),
+                           .first_step = std::vector<uint64_t>(world_size_),
                            .waits_in_vain = state_desk_.RanksInVain(now),
                            .gone = std::move(gone),
                            .restart_grace = restart_grace};
-  roll_.Fill(attendance);
+  Fill(roll_.entries(), attendance);
   const std::vector<bool> was_absent = attendance.is_absent;
   std::map<uint32_t, uint32_t> late_in;  // by rank: the first chunk
   for (auto& [number, chunk] : chunks_) {
@@ -352,7 +329,7 @@ bool Job::LeaveOut(absl::Duration restart_grace, std::set<uint32_t> gone, absl::
     if (late_ranks.empty()) continue;
     for (const uint32_t rank : late_ranks) late_in.try_emplace(rank, number);
     roll_.SetAbsent(late_ranks);
-    roll_.Fill(attendance);
+    Fill(roll_.entries(), attendance);
   }
   for (const auto& [rank, chunk] : late_in) {
     if (was_absent[rank] || attendance.has_left[rank]) continue;
@@ -383,8 +360,8 @@ bool Job::has_begun() const {
 }
 
 bool Job::is_absent(uint32_t rank, absl::Time now) const {
-  return absl::c_linear_search(roll_.absent_ranks(), rank) ||
-         absl::c_any_of(chunks_, [&](const auto& chunk) {
+  const RollEntry entry = roll_.entry(rank);
+  return entry.is_absent || entry.has_left || absl::c_any_of(chunks_, [&](const auto& chunk) {
            return chunk.second.IsOverdue(rank, round_deadline(), now);
          });
 }

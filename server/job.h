@@ -64,65 +64,54 @@ uint64_t ReservedBytes(uint32_t world_size, const Layout& layout, ShardId shard)
 using OpenSteps = std::map<uint32_t, uint64_t>;
 OpenSteps OpenStepsOf(const JobState& state);
 
+// What is known of a rank, as those who wait for it see it.
+struct RollEntry {
+  bool is_absent = false;  // a round closed without it, and nothing has come from it since
+  bool has_left = false;
+  bool was_heard = false;  // a frame came from it since the start, or its return
+  // Its process has come back, and no frame of it has come since that counts.
+  bool comes_back = false;
+  // That process was not given any state here either, and has nothing to go on from. False if that
+  // is not certain, as of those who came to an earlier process.
+  bool lacks_state = false;
+  bool has_given_up = false;  // it had come back
+  uint32_t returns = 0;       // how many processes have come back as the rank
+  uint64_t newest_step = 0;   // heard of
+  uint64_t first_step = 0;    // it contributes to no round before
+};
+
 // Whom a job waits for. Thread-safe.
 class Roll {
  public:
-  explicit Roll(uint32_t world_size)
-      : is_absent_(world_size),
-        has_left_(world_size),
-        has_heard_(world_size),
-        lacks_state_(world_size),
-        comes_back_(world_size),
-        has_given_up_(world_size),
-        returns_(world_size),
-        newest_step_(world_size),
-        first_step_(world_size) {}
+  explicit Roll(uint32_t world_size) : ranks_(world_size) {}
+
+  RollEntry entry(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<RollEntry> entries() const ABSL_LOCKS_EXCLUDED(mutex_);      // by rank
+  std::vector<uint32_t> absent_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);  // and who has left
+  // Those that come back, and have not given up, nor left.
+  std::vector<uint32_t> returning_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // A frame of that step came from the rank. Returns how many are absent or have left.
   uint32_t Hear(uint32_t rank, uint64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
   void SetAbsent(absl::Span<const uint32_t> ranks) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns how many have.
   uint32_t SetLeft(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
-  std::vector<uint32_t> absent_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);  // and who has left
-  uint64_t newest_step(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);   // heard of
-  bool has_heard(uint32_t rank) const
-      ABSL_LOCKS_EXCLUDED(mutex_);  // since the start, or its return
   // It is absent, and has not left any more; and contributes to no round before that step. Another
   // process that has the rank has no state yet.
   void Return(uint32_t rank, uint64_t first_step, bool is_same_process) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Or before that one, if it is later.
-  void RaiseFirstStep(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
-  // How many processes have come back as the rank.
-  uint32_t returns(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // State is on its way to that one of them.
+  // State is on its way to that one of the processes that came back as the rank.
   void GiveState(uint32_t rank, uint32_t returns) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The rank's process has come back, and neither has a frame come from it since nor was it given
-  // any state here. False if that is not certain, as of those who came to an earlier process.
-  bool lacks_state(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // A FETCH or LISTEN of it has come, which an aggregator that was started again may hear of first.
-  void HearReturning(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  // A FETCH or LISTEN of it has come, which an aggregator that was started again may hear of first;
+  // it contributes to no round before that step.
+  void HearReturning(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
   // It has come back, and gives up.
   void GiveUp(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The rank's process has come back, and no frame of it has come since that counts.
-  bool comes_back(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
-  bool has_given_up(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Those that come back, and have not given up, nor left.
-  std::vector<uint32_t> returning_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);
   // All ranks have left but for these, from which no frame has come since they are back.
   bool HaveLeftBut(const std::set<uint32_t>& ranks) const ABSL_LOCKS_EXCLUDED(mutex_);
-  void Fill(Attendance& attendance) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   mutable absl::Mutex mutex_;
-  std::vector<bool> is_absent_ ABSL_GUARDED_BY(mutex_);
-  std::vector<bool> has_left_ ABSL_GUARDED_BY(mutex_);
-  std::vector<bool> has_heard_ ABSL_GUARDED_BY(mutex_);
-  std::vector<bool> lacks_state_ ABSL_GUARDED_BY(mutex_);
-  std::vector<bool> comes_back_ ABSL_GUARDED_BY(mutex_);
-  std::vector<bool> has_given_up_ ABSL_GUARDED_BY(mutex_);  // of those that come back
-  std::vector<uint32_t> returns_ ABSL_GUARDED_BY(mutex_);
-  std::vector<uint64_t> newest_step_ ABSL_GUARDED_BY(mutex_);
-  std::vector<uint64_t> first_step_ ABSL_GUARDED_BY(mutex_);
+  std::vector<RollEntry> ranks_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Thread-safe: everything is constant but the roll and what happens within a chunk, and chunks do
@@ -182,13 +171,7 @@ class Job {
   bool has_trained() const { return has_trained_; }
   // Rounds go on without it, or can't.
   bool is_absent(uint32_t rank, absl::Time now) const;
-  uint64_t newest_step(uint32_t rank) const { return roll_.newest_step(rank); }
-  bool has_heard(uint32_t rank) const { return roll_.has_heard(rank); }  // from this process of it
-  // It waits for the others' state, and has nothing to go on from.
-  bool lacks_state(uint32_t rank) const { return roll_.lacks_state(rank); }
-  // Or gets that state, and has not contributed yet.
-  bool comes_back(uint32_t rank) const { return roll_.comes_back(rank); }
-  bool has_given_up(uint32_t rank) const { return roll_.has_given_up(rank); }
+  RollEntry entry(uint32_t rank) const { return roll_.entry(rank); }
   // Ends the calls of the rank's process, which was withdrawn: before another has the rank.
   void EndCallsOf(uint32_t rank);
   // Nothing more comes from the rank's process. Returns the steps from which on no frame of it can

@@ -77,7 +77,7 @@ bool ServedJob::Returns(const Membership::Claim& claim) const {
   if (!membership_.complete() || !job_->takes_back()) return false;
   // One that holds the rank already did not get the answer to its first Join, and the others went
   // on; or the aggregator was started again while it waited.
-  return !membership_.Holds(claim) || (job_->has_begun() && !job_->has_heard(claim.rank));
+  return !membership_.Holds(claim) || (job_->has_begun() && !job_->entry(claim.rank).was_heard);
 }
 
 bool ServedJob::IsDeserted() const {
@@ -95,7 +95,7 @@ bool ServedJob::IsSucceeded(const Membership::Claim& claim, absl::Time now) cons
 
 bool ServedJob::IsLost(std::optional<uint32_t> claimed, absl::Time now) const {
   for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
-    if (membership_.has_left(rank) || job_->lacks_state(rank)) continue;
+    if (membership_.has_left(rank) || job_->entry(rank).lacks_state) continue;
     if (rank != claimed && !IsClaimed(rank)) return false;
     if (!membership_.IsGone(rank, now)) return false;
   }
@@ -158,7 +158,7 @@ void ServedJob::CancelJoin(uint64_t call, const absl::Status& reason, Callbacks&
 
 void ServedJob::AddReturning(Returning returning, Callbacks& callbacks) {
   // Frames of later steps than these are sent by a process that is alive.
-  returning.newest_step = job_->newest_step(returning.claim.rank);
+  returning.newest_step = job_->entry(returning.claim.rank).newest_step;
   for (const auto& [chunk, step] : job_->open_steps()) {
     returning.newest_step = std::max(returning.newest_step, step);
   }
@@ -193,12 +193,13 @@ void ServedJob::AdmitReturning(absl::Time now, Callbacks& callbacks) {
 bool ServedJob::Admit(Returning& returning, absl::Time now, Callbacks& callbacks) {
   const uint32_t rank = returning.claim.rank;
   if (!returning.has_rank) {
+    const RollEntry entry = job_->entry(rank);
     // Who came back is absent until its first frame, and may be getting its state.
     const bool comes_back =
-        job_->comes_back(rank) && !job_->has_given_up(rank) && membership_.IsConnected(rank);
+        entry.comes_back && !entry.has_given_up && membership_.IsConnected(rank);
     const bool may_have_rank = membership_.Holds(returning.claim) ||
                                (GoesOnWithoutSome() && job_->is_absent(rank, now) && !comes_back);
-    if (!may_have_rank && job_->newest_step(rank) > returning.newest_step) {
+    if (!may_have_rank && entry.newest_step > returning.newest_step) {
       const absl::Status refusal = TakesPartError(rank);
       RecordRefusal(rank, refusal);
       Finish(std::move(returning.done), refusal, callbacks);
@@ -312,7 +313,7 @@ void ServedJob::WelcomeReturning(const DueSnapshot& due, const OpenSteps& saved,
 void ServedJob::Leave(const LeaveRequest& request, LeaveDone done, Callbacks& callbacks) {
   // Who comes back and gives up is no loss to the others: they wait for another in its place. One
   // that has come to the job's end may have had nothing to contribute.
-  if (job_->comes_back(request.rank()) && request.steps() < job_->open_step()) {
+  if (job_->entry(request.rank()).comes_back && request.steps() < job_->open_step()) {
     job_->GiveUp(request.rank(), request.incarnation());
     callbacks.push_back([job = job_, rank = request.rank()] { job->EndCallsOf(rank); });
     bells_.late.Ring();
@@ -337,7 +338,7 @@ bool ServedJob::WouldEndWithout(uint32_t rank) const {
 bool ServedJob::AllLeft() const {
   if (!leaves_.empty()) return false;
   for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
-    if (!membership_.has_left(rank) && !job_->has_given_up(rank)) return false;
+    if (!membership_.has_left(rank) && !job_->entry(rank).has_given_up) return false;
   }
   return true;
 }
@@ -399,7 +400,7 @@ ServedJob::Halt ServedJob::HaltAt(absl::Time now, absl::Duration idle_timeout) c
   for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
     somebody_waits = somebody_waits || IsClaimed(rank);
     if (IsGoneOrHasLeft(rank, now)) continue;
-    if (!job_->lacks_state(rank)) return Halt::kNo;
+    if (!job_->entry(rank).lacks_state) return Halt::kNo;
     somebody_waits = true;
   }
   if (somebody_waits) {
@@ -416,7 +417,7 @@ bool ServedJob::IsToBeWatched() const {
   // At its end the last connection goes after the last Leave.
   if (!membership_.left_ranks().empty()) return true;
   for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
-    if (job_->comes_back(rank)) return true;
+    if (job_->entry(rank).comes_back) return true;
   }
   return false;
 }
