@@ -57,11 +57,9 @@ absl::Status Round::Contribute(Frame frame) {
   if (frames_[rank].has_value()) return CheckDuplicate(frame);
   if (absl::Status status = CheckFits(frame.header); !status.ok()) return status;
   if (!first_rank_) rates_.Swap(frame.header.mutable_rates());
-  if (!first_rank_) first_rank_ = rank;
-  if (!first_rank_with_numbers_ && frame.header.codec() != SKIP) first_rank_with_numbers_ = rank;
   frame.header.clear_rates();
   frames_[rank] = std::move(frame);
-  ++contributed_;
+  Count(rank);
   return absl::OkStatus();
 }
 
@@ -75,13 +73,12 @@ absl::Status Round::CheckDuplicate(const Frame& frame) const {
 }
 
 absl::Status Round::CheckFits(const FrameHeader& header) const {
-  if (first_rank_) {
-    if (header.rates_crc32c() != frames_[*first_rank_]->header.rates_crc32c()) {
-      return absl::FailedPreconditionError(absl::StrFormat(
-          "rank %d takes %s with other learning rates, weight decays, betas or epsilons than rank "
-          "%d: their parameters would diverge. Do they follow the same schedule?",
-          header.rank(), Where(header), *first_rank_));
-    }
+  if (!first_rank_) return absl::OkStatus();
+  if (header.rates_crc32c() != first_header().rates_crc32c()) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "rank %d takes %s with other learning rates, weight decays, betas or epsilons than rank "
+        "%d: their parameters would diverge. Do they follow the same schedule?",
+        header.rank(), Where(header), *first_rank_));
   }
   if (first_rank_with_numbers_ && header.codec() != SKIP) {
     const Codec ours = frames_[*first_rank_with_numbers_]->header.codec();
@@ -93,7 +90,6 @@ absl::Status Round::CheckFits(const FrameHeader& header) const {
           CodecName(ours)));
     }
   }
-  if (!first_rank_) return absl::OkStatus();
   // Of what follows from rates and steps, which have been compared; last, as it tells a user least.
   const auto check = [&](absl::string_view field, float theirs, float ours) {
     if (theirs == ours) return absl::OkStatus();
@@ -109,36 +105,33 @@ absl::Status Round::CheckFits(const FrameHeader& header) const {
 
 void Round::LeaveOut(std::vector<uint32_t> ranks) {
   late_ranks_ = std::move(ranks);
+  for (const uint32_t rank : late_ranks_) frames_[rank].reset();
+  Recount();
+}
+
+void Round::Drop(uint32_t rank) {
+  frames_[rank].reset();
+  Recount();
+}
+
+void Round::Recount() {
   contributed_ = 0;
   first_rank_.reset();
   first_rank_with_numbers_.reset();
   for (uint32_t rank = 0; rank < frames_.size(); ++rank) {
-    if (IsLate(rank)) frames_[rank].reset();
-    if (!frames_[rank]) continue;
-    ++contributed_;
-    if (!first_rank_) first_rank_ = rank;
-    if (!first_rank_with_numbers_ && frames_[rank]->header.codec() != SKIP) {
-      first_rank_with_numbers_ = rank;
-    }
+    if (frames_[rank]) Count(rank);
+  }
+}
+
+void Round::Count(uint32_t rank) {
+  ++contributed_;
+  if (!first_rank_) first_rank_ = rank;
+  if (!first_rank_with_numbers_ && frames_[rank]->header.codec() != SKIP) {
+    first_rank_with_numbers_ = rank;
   }
 }
 
 bool Round::IsLate(uint32_t rank) const { return absl::c_binary_search(late_ranks_, rank); }
-
-void Round::Drop(uint32_t rank) {
-  if (!Has(rank)) return;
-  frames_[rank].reset();
-  --contributed_;
-  first_rank_.reset();
-  first_rank_with_numbers_.reset();
-  for (uint32_t other = 0; other < frames_.size(); ++other) {
-    if (!frames_[other]) continue;
-    if (!first_rank_) first_rank_ = other;
-    if (!first_rank_with_numbers_ && frames_[other]->header.codec() != SKIP) {
-      first_rank_with_numbers_ = other;
-    }
-  }
-}
 
 uint64_t Round::payload_bytes() const {
   uint64_t bytes = 0;

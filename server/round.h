@@ -92,6 +92,9 @@ class Round {
   bool CanLose() const;
 
  private:
+  // Of a frame that is there now; and of all of them, once some are gone.
+  void Count(uint32_t rank);
+  void Recount();
   absl::Status CheckDuplicate(const Frame& frame) const;
   absl::Status CheckFits(const FrameHeader& header) const;
   std::optional<uint32_t> LowestSkippedRank() const;
