@@ -108,16 +108,12 @@ void OwnedChunk::Restore(ChunkState state, uint64_t generation, absl::Time now) 
 
 void OwnedChunk::Exchange(Frame frame, absl::Time now, Done done, Room::Offer offer) {
   EndedCalls ended;
-  {
-    absl::MutexLock lock(&mutex_);
-    metrics_.payload_bytes_received += frame.payload.size();
-    if (HasNumbers(frame.header.codec(), frame.payload)) {
-      metrics_.float32_bytes_received += uint64_t{4} * layout_.chunks()[chunk_].elements;
-    }
-    ended = Contribute(std::move(frame), now, std::move(done), offer);
-    CountSent(ended);
+  absl::MutexLock lock(&mutex_);
+  metrics_.payload_bytes_received += frame.payload.size();
+  if (HasNumbers(frame.header.codec(), frame.payload)) {
+    metrics_.float32_bytes_received += uint64_t{4} * layout_.chunks()[chunk_].elements;
   }
-  for (EndedCall& call : ended) call.done(std::move(call.result));
+  Contribute(std::move(frame), now, std::move(done), offer, ended);
 }
 
 bool OwnedChunk::waits_with_room() const {
@@ -148,51 +144,40 @@ absl::StatusOr<BlockVector<float>> OwnedChunk::ReadError(uint64_t step) const {
 
 void OwnedChunk::End(const absl::Status& reason) {
   EndedCalls ended;
-  {
-    absl::MutexLock lock(&mutex_);
-    ended = EndRound(reason);
-  }
-  for (EndedCall& call : ended) call.done(std::move(call.result));
+  absl::MutexLock lock(&mutex_);
+  EndRounds(reason, ended);
 }
 
-OwnedChunk::EndedCalls OwnedChunk::Ended(Done done, absl::StatusOr<Reply> result) {
-  EndedCalls ended;
-  ended.push_back({std::move(done), std::move(result)});
-  return ended;
-}
-
-OwnedChunk::EndedCalls OwnedChunk::Contribute(Frame frame, absl::Time now, Done done,
-                                              const Room::Offer& offer) {
+void OwnedChunk::Contribute(Frame frame, absl::Time now, Done done, const Room::Offer& offer,
+                            EndedCalls& ended) {
   const FrameHeader header = frame.header;
-  if (IsWithdrawn(header)) return Ended(std::move(done), WithdrawnError(header.rank()));
-  if (header.codec() == LISTEN) return Listen(header, now, std::move(done));
+  if (IsWithdrawn(header)) return Finish(std::move(done), WithdrawnError(header.rank()), ended);
+  if (header.codec() == LISTEN) return Listen(header, now, std::move(done), ended);
   if (earlier_) {
     absl::Status status = earlier_->Check(header, open_step_);
-    if (!status.ok()) return Ended(std::move(done), std::move(status));
+    if (!status.ok()) return Finish(std::move(done), std::move(status), ended);
   }
   Hear(frame);
   if (earlier_ && earlier_->MustReplay(header, open_step_)) {
     ++metrics_.replays_asked;
-    return Ended(std::move(done), AskForReplay(std::min(header.step(), open_step_)));
+    return Finish(std::move(done), AskForReplay(std::min(header.step(), open_step_)), ended);
   }
   if (header.step() < open_step_ && header.step() >= oldest_answer()) {
-    return Ended(std::move(done), Recall(header));
+    return Finish(std::move(done), Recall(header), ended);
   }
   absl::Status status = Add(header, std::move(frame), now, offer);
-  if (!status.ok()) return Ended(std::move(done), std::move(status));
+  if (!status.ok()) return Finish(std::move(done), std::move(status), ended);
 
   // A resend keeps the arrival time of the frame, which has waited since then.
-  EndedCalls ended;
   WaitingCall& call = open_->calls[header.rank()];
   if (call.done) {
-    ended.push_back({std::move(call.done), SupersededError(header)});
+    Finish(std::move(call.done), SupersededError(header), ended);
   } else {
     call.since = now;
   }
   call.done = std::move(done);
   if (!open_->round.complete()) Reach(Failpoint::kFrameContributed);
-  for (EndedCall& closed : CloseIfComplete(now)) ended.push_back(std::move(closed));
-  return ended;
+  CloseIfComplete(now, ended);
 }
 
 void OwnedChunk::Hear(const Frame& frame) {
@@ -308,18 +293,15 @@ void OwnedChunk::ForgetIfEmpty() {
 
 void OwnedChunk::EndCallsOf(uint32_t rank) {
   EndedCalls ended;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (open_ && open_->calls[rank].done) {
-      ended.push_back({std::move(open_->calls[rank].done), WithdrawnError(rank)});
-      ForgetIfEmpty();
-    }
-    if (const auto listener = listeners_.find(rank); listener != listeners_.end()) {
-      ended.push_back({std::move(listener->second.done), WithdrawnError(rank)});
-      listeners_.erase(listener);
-    }
+  absl::MutexLock lock(&mutex_);
+  if (open_ && open_->calls[rank].done) {
+    Finish(std::move(open_->calls[rank].done), WithdrawnError(rank), ended);
+    ForgetIfEmpty();
   }
-  for (EndedCall& call : ended) call.done(std::move(call.result));
+  if (const auto listener = listeners_.find(rank); listener != listeners_.end()) {
+    Finish(std::move(listener->second.done), WithdrawnError(rank), ended);
+    listeners_.erase(listener);
+  }
 }
 
 bool OwnedChunk::IsDecided() const {
@@ -344,20 +326,18 @@ std::optional<OwnedChunk::TakenCall> OwnedChunk::TakeWaitingCall(
   return std::nullopt;
 }
 
-OwnedChunk::EndedCalls OwnedChunk::Listen(const FrameHeader& header, absl::Time now, Done done) {
+void OwnedChunk::Listen(const FrameHeader& header, absl::Time now, Done done, EndedCalls& ended) {
   ranks_[header.rank()].Hear(header.step());
   if (header.step() < oldest_answer()) {
-    return Ended(std::move(done), WrongStepError(header, open_step_, oldest_answer()));
+    return Finish(std::move(done), WrongStepError(header, open_step_, oldest_answer()), ended);
   }
   if (header.step() < open_step_) {
-    return Ended(std::move(done), ReplyToListener(header.step() - oldest_answer()));
+    return Finish(std::move(done), ReplyToListener(header.step() - oldest_answer()), ended);
   }
-  if (!end_.ok()) return Ended(std::move(done), end_);
-  EndedCalls ended;
+  if (!end_.ok()) return Finish(std::move(done), end_, ended);
   Listener& waiting = listeners_[header.rank()];
-  if (waiting.done) ended.push_back({std::move(waiting.done), SupersededError(header)});
+  if (waiting.done) Finish(std::move(waiting.done), SupersededError(header), ended);
   waiting = {std::move(done), header.step(), now};
-  return ended;
 }
 
 OwnedChunk::Reply OwnedChunk::ReplyToListener(size_t closed) const {
@@ -372,7 +352,7 @@ void OwnedChunk::AnswerListeners(EndedCalls& ended) {
       ++listener;
       continue;
     }
-    ended.push_back({std::move(listener->second.done), ReplyToListener(closed_.size() - 1)});
+    Finish(std::move(listener->second.done), ReplyToListener(closed_.size() - 1), ended);
     listener = listeners_.erase(listener);
   }
 }
@@ -485,25 +465,20 @@ LateRanks OwnedChunk::late_ranks() const {
 
 void OwnedChunk::SetLateRanksDurable(absl::Time now) {
   EndedCalls ended;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (open_) {
-      open_->is_late_durable = true;
-      ended = CloseIfComplete(now);
-      CountSent(ended);
-    }
-  }
-  for (EndedCall& call : ended) call.done(std::move(call.result));
+  absl::MutexLock lock(&mutex_);
+  if (open_) open_->is_late_durable = true;
+  CloseIfComplete(now, ended);
 }
 
-OwnedChunk::EndedCalls OwnedChunk::CloseIfComplete(absl::Time now) {
-  if (!open_ || !open_->round.complete()) return {};
+void OwnedChunk::CloseIfComplete(absl::Time now, EndedCalls& ended) {
+  if (!open_ || !open_->round.complete()) return;
   if (!open_->completed) open_->completed = now;
   open_->trace.SetComplete();
-  if (!open_->is_late_durable) return {};
-  if (bell_ == nullptr || undurable_.HasRoomFor(open_->largest_payload)) return CloseRound(now);
+  if (!open_->is_late_durable) return;
+  if (bell_ == nullptr || undurable_.HasRoomFor(open_->largest_payload)) {
+    return CloseRound(now, ended);
+  }
   RequestSnapshot();  // of two that it takes
-  return {};
 }
 
 void OwnedChunk::RequestSnapshot() {
@@ -511,7 +486,7 @@ void OwnedChunk::RequestSnapshot() {
   bell_->Ring();
 }
 
-OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
+void OwnedChunk::CloseRound(absl::Time now, EndedCalls& ended) {
   open_->trace.BeginAverage();
   // Its memory is not taken before there is an error.
   if (open_->round.CanLose()) error_.resize(layout_.chunks()[chunk_].elements);
@@ -520,7 +495,7 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   absl::StatusOr<Answer> answer = open_->round.Close(layout_, absl::MakeSpan(error_));
   if (!answer.ok()) {
     spoilt_ = answer.status();
-    return EndRound(spoilt_);
+    return EndRounds(spoilt_, ended);
   }
   CountRound(*answer, now, absl::FromChrono(std::chrono::steady_clock::now() - begin));
   open_->trace.EndAverage();
@@ -544,19 +519,17 @@ OwnedChunk::EndedCalls OwnedChunk::CloseRound(absl::Time now) {
   ForgetAnswers();
 
   Reach(Failpoint::kRoundClosed);
-  EndedCalls ended;
   const absl::Time completed = open_->completed.value_or(now);  // not what it was held for the disk
   for (uint32_t rank = 0; rank < world_size_; ++rank) {
     WaitingCall& call = open_->calls[rank];
     if (!call.done) continue;
     const absl::Duration waited = std::max(completed - call.since, absl::ZeroDuration());
-    ended.push_back({std::move(call.done), ReplyWith(closed_.back().answer, waited)});
+    Finish(std::move(call.done), ReplyWith(closed_.back().answer, waited), ended);
     open_->trace.AddAnswer(rank, closed_.back().answer->payload.size());
   }
   open_->trace.Close();
   AnswerListeners(ended);
   open_.reset();
-  return ended;
 }
 
 // The second: one that is late now and then must not cost a snapshot each time.
@@ -593,42 +566,33 @@ void OwnedChunk::ForgetAnswers() {
 
 void OwnedChunk::GiveRoomBack(const absl::Status& reason) {
   EndedCalls ended;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (!open_ || open_->room.bytes() == 0 || IsDecided()) return;
-    for (WaitingCall& call : open_->calls) {
-      if (call.done) ended.push_back({std::move(call.done), reason});
-    }
-    open_.reset();
-  }
-  for (EndedCall& call : ended) call.done(std::move(call.result));
+  absl::MutexLock lock(&mutex_);
+  if (!open_ || open_->room.bytes() == 0 || IsDecided()) return;
+  EndOpenRound(reason, ended);
 }
 
 void OwnedChunk::EndListeners(const absl::Status& reason) {
   EndedCalls ended;
-  {
-    absl::MutexLock lock(&mutex_);
-    ended = TakeListeners(reason);
-  }
-  for (EndedCall& call : ended) call.done(std::move(call.result));
+  absl::MutexLock lock(&mutex_);
+  EndListeners(reason, ended);
 }
 
-OwnedChunk::EndedCalls OwnedChunk::TakeListeners(const absl::Status& reason) {
-  EndedCalls ended;
-  for (auto& [rank, listener] : listeners_) ended.push_back({std::move(listener.done), reason});
+void OwnedChunk::EndListeners(const absl::Status& reason, EndedCalls& ended) {
+  for (auto& [rank, listener] : listeners_) Finish(std::move(listener.done), reason, ended);
   listeners_.clear();
-  return ended;
 }
 
-OwnedChunk::EndedCalls OwnedChunk::EndRound(const absl::Status& reason) {
-  end_.Update(reason);
-  EndedCalls ended = TakeListeners(end_);
-  if (!open_) return ended;
+void OwnedChunk::EndOpenRound(const absl::Status& reason, EndedCalls& ended) {
   for (WaitingCall& call : open_->calls) {
-    if (call.done) ended.push_back({std::move(call.done), end_});
+    if (call.done) Finish(std::move(call.done), reason, ended);
   }
   open_.reset();
-  return ended;
+}
+
+void OwnedChunk::EndRounds(const absl::Status& reason, EndedCalls& ended) {
+  end_.Update(reason);
+  EndListeners(end_, ended);
+  if (open_) EndOpenRound(end_, ended);
 }
 
 absl::StatusOr<OwnedChunk::Reply> OwnedChunk::Recall(const FrameHeader& header) const {
@@ -706,24 +670,21 @@ absl::Status OwnedChunk::Save(bool with_answer, ChunkState& state) {
 
 void OwnedChunk::SetDurable(uint64_t step, absl::Time now) {
   EndedCalls ended;
-  {
-    absl::MutexLock lock(&mutex_);
-    undurable_.SetDurable(step);
-    late_ranks_.erase(late_ranks_.begin(), late_ranks_.lower_bound(step));
-    ended = CloseIfComplete(now);
-    CountSent(ended);
-  }
-  for (EndedCall& call : ended) call.done(std::move(call.result));
+  absl::MutexLock lock(&mutex_);
+  undurable_.SetDurable(step);
+  late_ranks_.erase(late_ranks_.begin(), late_ranks_.lower_bound(step));
+  CloseIfComplete(now, ended);
 }
 
-void OwnedChunk::CountSent(const EndedCalls& ended) {
-  for (const EndedCall& call : ended) {
-    if (!call.result.ok()) continue;
-    const Answer& answer = *call.result->answer;
-    metrics_.payload_bytes_sent += answer.payload.size();
-    if (!HasNumbers(answer.header.codec(), answer.payload)) continue;
-    metrics_.float32_bytes_sent += uint64_t{4} * layout_.chunks()[chunk_].elements;
+void OwnedChunk::Finish(Done done, absl::StatusOr<Reply> result, EndedCalls& ended) {
+  if (result.ok()) {
+    const auto& [header, payload] = *result->answer;
+    metrics_.payload_bytes_sent += payload.size();
+    if (HasNumbers(header.codec(), payload)) {
+      metrics_.float32_bytes_sent += uint64_t{4} * layout_.chunks()[chunk_].elements;
+    }
   }
+  ended.Add(std::move(done), std::move(result));
 }
 
 uint64_t OwnedChunk::open_step() const {

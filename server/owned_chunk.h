@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -274,25 +275,39 @@ class OwnedChunk {
     uint64_t step = 0;
     absl::Time since;
   };
-  // A call that was taken out of the table under the lock, and must be finished after it.
-  struct EndedCall {
-    Done done;
-    absl::StatusOr<Reply> result;
+  // Calls that were taken out of the tables under the lock. They are finished when it goes: it is
+  // to be made before the lock is taken.
+  class EndedCalls {
+   public:
+    ~EndedCalls() {
+      for (auto& [done, result] : calls_) done(std::move(result));
+    }
+    void Add(Done done, absl::StatusOr<Reply> result) {
+      calls_.emplace_back(std::move(done), std::move(result));
+    }
+
+   private:
+    std::vector<std::pair<Done, absl::StatusOr<Reply>>> calls_;
   };
-  using EndedCalls = std::vector<EndedCall>;
 
-  static EndedCalls Ended(Done done, absl::StatusOr<Reply> result);
-
-  // Each returns the calls that it ended.
-  EndedCalls Contribute(Frame frame, absl::Time now, Done done, const Room::Offer& offer)
+  // A reply counts as sent.
+  void Finish(Done done, absl::StatusOr<Reply> result, EndedCalls& ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  EndedCalls Listen(const FrameHeader& header, absl::Time now, Done done)
+  // Each adds the calls that it ends.
+  void Contribute(Frame frame, absl::Time now, Done done, const Room::Offer& offer,
+                  EndedCalls& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Listen(const FrameHeader& header, absl::Time now, Done done, EndedCalls& ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of the round that has just closed.
   void AnswerListeners(EndedCalls& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  EndedCalls CloseRound(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  EndedCalls TakeListeners(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  EndedCalls EndRound(const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CloseRound(absl::Time now, EndedCalls& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Those that wait in the open round, which is none any more.
+  void EndOpenRound(const absl::Status& reason, EndedCalls& ended)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndListeners(const absl::Status& reason, EndedCalls& ended)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndRounds(const absl::Status& reason, EndedCalls& ended)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of the open round, when nothing of it is here any more.
   void ForgetIfEmpty() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -305,7 +320,7 @@ class OwnedChunk {
   double SampleErrorSquared() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   // Closes the open round if it is complete and may; else asks for the snapshot that it waits for.
-  EndedCalls CloseIfComplete(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CloseIfComplete(absl::Time now, EndedCalls& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<double> MostErrorOf(const Frame& frame) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Hear(const Frame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Puts a frame into the open round, which its first one opens; one of a rank that the round
@@ -340,7 +355,6 @@ class OwnedChunk {
   Reply ReplyWith(std::shared_ptr<const Answer> answer, absl::Duration waited) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Reply AskForReplay(uint64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CountSent(const EndedCalls& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Layout& layout_;
   const uint32_t chunk_;
