@@ -241,7 +241,7 @@ void Call(std::vector<absl::AnyInvocable<void()>> callbacks) {
 // Epochs are told apart across restarts too: they count up from the time.
 Aggregator::Aggregator(const AggregatorOptions& options, StateDir* state_dir)
     : options_(options),
-      connections_({options.is_connected, 2 * options.restart_grace}),
+      connections_({options.is_connected, 2 * options.restart_grace, options.idle_timeout}),
       state_dir_(state_dir),
       first_epoch_(absl::ToUnixNanos(options.now())),
       last_epoch_(first_epoch_) {}
@@ -358,7 +358,7 @@ absl::Status Aggregator::WhyOver(const JoinRequest& request, const Membership::C
   const Job& job = *served.job();
   if (served.IsSucceeded(claim, now)) return SucceededError(job.id(), claim.rank);
   const bool holds = served.membership().Holds(claim);
-  if (served.GivesWay(now, options_.idle_timeout) && !holds) return GaveWayError(job.id());
+  if (served.GivesWay(now) && !holds) return GaveWayError(job.id());
   const Beginning jobs = BeginningOf(job.layout().options());
   const Beginning theirs = BeginningOf(layout.options());
   const bool matches = CheckMatchesButBeginning(request.world_size(), layout, job).ok();
@@ -423,7 +423,7 @@ Aggregator::Jobs::iterator Aggregator::FindGivingWay(absl::Time now,
                                                      absl::Span<const Jobs::iterator> others) {
   return FindSilent([&](const ServedJob& served) {
     const auto is_it = [&](Jobs::iterator other) { return &other->second == &served; };
-    return served.GivesWay(now, options_.idle_timeout) && absl::c_none_of(others, is_it);
+    return served.GivesWay(now) && absl::c_none_of(others, is_it);
   });
 }
 
@@ -911,7 +911,7 @@ void Aggregator::LetGoIfHalted(Jobs::iterator job, absl::Time now, std::list<Rep
   if (const std::optional<uint32_t> rank = served.FindSucceededRank(now)) {
     return LetGo(job, SucceededError(id, *rank), over);
   }
-  const ServedJob::Halt halt = served.FindHalt(now, connections_.grace, options_.idle_timeout);
+  const ServedJob::Halt halt = served.FindHalt(now);
   if (halt == ServedJob::Halt::kWithThoseWhoWait) {
     LetGo(job, AllGoneError(id), over);
   } else if (halt == ServedJob::Halt::kAtItsEnd) {

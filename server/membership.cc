@@ -176,31 +176,10 @@ bool Membership::AllGone(absl::Time now) const {
 
 bool Membership::AllLeft() const { return left_ == world_size_; }
 
-bool Membership::IsAbandoned(absl::Time now) const {
-  if (!complete_ || now - last_heard_ < connections_.grace) return false;
-  return KnowsAll() && AllGone(now);
-}
-
 bool Membership::KnowsAll() const {
   return absl::c_none_of(members_, [](const auto& member) {
     return !member.second.left && member.second.peers.empty();
   });
-}
-
-bool Membership::KnowsAllOrIdle(absl::Time now, absl::Duration idle_timeout) const {
-  return KnowsAll() || now - last_heard_ >= idle_timeout;
-}
-
-bool Membership::AllLeftOrGone(absl::Time now, absl::Duration idle_timeout) const {
-  if (left_ == 0 || !AllGone(now)) return false;
-  // Those that are cut off may come again, and go on if they are enough.
-  const bool is_over = KnowsAll() && world_size_ - left_ < min_workers_;
-  return is_over || now - last_heard_ >= idle_timeout;
-}
-
-bool Membership::GivesWay(absl::Time now, absl::Duration idle_timeout) const {
-  return Deserted() || IsAbandoned(now) || world_size_ - left_ < min_workers_ ||
-         (complete_ && now - last_heard_ >= idle_timeout);
 }
 
 void Membership::RecordRefusal(uint32_t rank, std::string reason) {

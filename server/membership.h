@@ -41,6 +41,7 @@ class Membership {
     // must be silent without a connection before another's need counts for more. One that is there
     // connects again when it has something to send.
     absl::Duration grace = absl::InfiniteDuration();
+    absl::Duration idle_timeout = absl::InfiniteDuration();  // see IsIdle
   };
   struct EndedJoin {
     uint64_t call = 0;
@@ -90,12 +91,14 @@ class Membership {
   // For certain. Requires complete().
   bool IsConnected(uint32_t rank) const;
   bool has_left(uint32_t rank) const { return members_.at(rank).left; }  // requires complete()
-  // Of all ranks that have not left a connection has been told, or the job has been silent for
-  // `idle_timeout`. Requires complete().
-  bool KnowsAllOrIdle(absl::Time now, absl::Duration idle_timeout) const;
-  // Some have left, and all others are gone, for certain: they are too few to go on, or the job has
-  // been silent for `idle_timeout`. Requires complete().
-  bool AllLeftOrGone(absl::Time now, absl::Duration idle_timeout) const;
+  // Of all ranks that have not left it had been told a connection. Requires complete().
+  bool KnowsAll() const;
+  // Nothing has come from any member for the connections' idle_timeout, or their grace.
+  bool IsIdle(absl::Time now) const { return now - last_heard_ >= connections_.idle_timeout; }
+  bool IsSilent(absl::Time now) const { return now - last_heard_ >= grace(); }
+  absl::Duration grace() const { return connections_.grace; }
+  // So many have left that no round can close.
+  bool TooFewAreLeft() const { return world_size_ - left_ < min_workers_; }
 
   // Another process has the rank, whether it has left or not. Requires complete().
   void Return(const Claim& claim);
@@ -110,12 +113,6 @@ class Membership {
 
   // Nobody waits for the job to begin any more. Not before the first Join.
   bool Deserted() const { return !complete_ && waiting_ == 0; }
-  // It is complete, and has been silent for the connections' grace, without a connection to any
-  // rank that has not left, of all of which it had been told one.
-  bool IsAbandoned(absl::Time now) const;
-  // Nobody would miss the job: it is deserted or abandoned, or so many ranks have left that no
-  // round can close, or it has been silent for `idle_timeout`.
-  bool GivesWay(absl::Time now, absl::Duration idle_timeout) const;
 
   // Also of a rank that the job does not have, as of a larger world: so many of those.
   static constexpr size_t kMostForeignRefusals = 64;
@@ -134,8 +131,6 @@ class Membership {
     bool left = false;
   };
 
-  // Of all ranks that have not left it had been told a connection.
-  bool KnowsAll() const;
   EndedJoin EndWait(Member& member, absl::StatusOr<JoinResponse> result);
 
   const uint32_t world_size_;

@@ -87,6 +87,16 @@ bool ServedJob::IsDeserted() const {
   return membership_.complete() && !has_welcomed_ && joins_.empty() && !somebody_returns;
 }
 
+bool ServedJob::IsAbandoned(absl::Time now) const {
+  return IsDeserted() || (membership_.complete() && membership_.IsSilent(now) &&
+                          membership_.KnowsAll() && membership_.AllGone(now));
+}
+
+bool ServedJob::GivesWay(absl::Time now) const {
+  return IsAbandoned(now) || membership_.TooFewAreLeft() ||
+         (membership_.complete() && membership_.IsIdle(now));
+}
+
 bool ServedJob::IsSucceeded(const Membership::Claim& claim, absl::Time now) const {
   if (!membership_.complete() || membership_.Holds(claim)) return false;
   if (claim.rank >= job_->world_size()) return membership_.AllGone(now);
@@ -386,15 +396,19 @@ absl::Status ServedJob::state_error() const {
   return error;
 }
 
-ServedJob::Halt ServedJob::FindHalt(absl::Time now, absl::Duration grace,
-                                    absl::Duration idle_timeout) {
-  const Halt halt = HaltAt(now, idle_timeout);
-  halted_since_ = halt == Halt::kNo ? absl::InfiniteFuture() : std::min(halted_since_, now);
-  const bool is_certain = halt == Halt::kWithThoseWhoWait && IsLost(/*claimed=*/{}, now);
-  return is_certain || now - halted_since_ >= grace ? halt : Halt::kNo;
+ServedJob::Halt ServedJob::FindHalt(absl::Time now) {
+  const Halt halt = HaltAt(now);
+  if (halt == Halt::kWithThoseWhoWait && IsLost(/*claimed=*/{}, now)) return halt;
+  // Of an aggregator that was started again a rank hears with its next frame; and at the job's end
+  // those that are cut off may come again, and go on if they are enough.
+  const bool is_known =
+      membership_.KnowsAll() && (halt != Halt::kAtItsEnd || membership_.TooFewAreLeft());
+  const bool seems_over = halt != Halt::kNo && (is_known || membership_.IsIdle(now));
+  halted_since_ = seems_over ? std::min(halted_since_, now) : absl::InfiniteFuture();
+  return now - halted_since_ >= membership_.grace() ? halt : Halt::kNo;
 }
 
-ServedJob::Halt ServedJob::HaltAt(absl::Time now, absl::Duration idle_timeout) const {
+ServedJob::Halt ServedJob::HaltAt(absl::Time now) const {
   if (!job_->takes_back()) return Halt::kNo;
   bool somebody_waits = false;
   for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
@@ -403,12 +417,8 @@ ServedJob::Halt ServedJob::HaltAt(absl::Time now, absl::Duration idle_timeout) c
     if (!job_->entry(rank).lacks_state) return Halt::kNo;
     somebody_waits = true;
   }
-  if (somebody_waits) {
-    // Of an aggregator that was started again a rank hears with its next frame.
-    const bool is_over = membership_.KnowsAllOrIdle(now, idle_timeout) || IsLost({}, now);
-    return is_over ? Halt::kWithThoseWhoWait : Halt::kNo;
-  }
-  return membership_.AllLeftOrGone(now, idle_timeout) ? Halt::kAtItsEnd : Halt::kNo;
+  if (somebody_waits) return Halt::kWithThoseWhoWait;
+  return membership_.left_ranks().empty() ? Halt::kNo : Halt::kAtItsEnd;
 }
 
 bool ServedJob::IsToBeWatched() const {

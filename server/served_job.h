@@ -74,8 +74,8 @@ class ServedJob {
   bool Returns(const Membership::Claim& claim) const;
   // Nobody waits in it, or for it to begin, and nobody was told that it had.
   bool IsDeserted() const;
-  // Or all of its workers are gone.
-  bool IsAbandoned(absl::Time now) const { return IsDeserted() || membership_.IsAbandoned(now); }
+  // Or it has been silent for a while, and all of its workers, of which it had heard, are gone.
+  bool IsAbandoned(absl::Time now) const;
   // It cannot go on, and the claim is one to begin it anew: the rank's process is gone, and with it
   // what the others would need of it; or, of a job that could do without it, IsLost with the claim;
   // or the job has no such rank, and all processes are gone. Before it has trained, no job can do
@@ -84,10 +84,8 @@ class ServedJob {
   // A rank whose process was found to be gone, before the job has trained, when another waited
   // already to come back in it.
   std::optional<uint32_t> FindSucceededRank(absl::Time now) const;
-  // Nobody would miss it.
-  bool GivesWay(absl::Time now, absl::Duration idle_timeout) const {
-    return IsDeserted() || membership_.GivesWay(now, idle_timeout);
-  }
+  // Nobody would miss it: it is abandoned, cannot go on, or has been silent for long.
+  bool GivesWay(absl::Time now) const;
 
   // As Aggregator::Join, of a claim that may: the call waits for the other ranks, for the rank, or
   // for a snapshot. Returns whether the job begins with it.
@@ -119,9 +117,10 @@ class ServedJob {
 
   // Nobody can go on with it, because all ranks have left, are gone, or came back and wait for the
   // state of another. Those that wait never get it; or nobody waits, and some have left, as at the
-  // job's end. It has been so in each call for `grace`, or IsLost. Requires a job that is complete.
+  // job's end. It has been so in each call for the connections' grace, or IsLost. Requires a job
+  // that is complete.
   enum class Halt { kNo, kWithThoseWhoWait, kAtItsEnd };
-  Halt FindHalt(absl::Time now, absl::Duration grace, absl::Duration idle_timeout);
+  Halt FindHalt(absl::Time now);
 
   // Somebody waits to come back, or for what it needs to; or it may have halted. What becomes of
   // these nobody tells: it is to be looked for, by what comes next of CloseLateRounds.
@@ -168,8 +167,8 @@ class ServedJob {
   bool IsGoneOrHasLeft(uint32_t rank, absl::Time now) const {
     return membership_.has_left(rank) || membership_.IsGone(rank, now);
   }
-  // As FindHalt, without its grace.
-  Halt HaltAt(absl::Time now, absl::Duration idle_timeout) const;
+  // As FindHalt, whether or not it is certain.
+  Halt HaltAt(absl::Time now) const;
   bool IsTaken(const WaitingLeave& leave) const;  // its rank, by another process meanwhile
   // The others would be too few when the rank has left, and those whose Leave waits.
   bool WouldEndWithout(uint32_t rank) const;
