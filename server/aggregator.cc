@@ -232,7 +232,7 @@ absl::Status GaveWayError(const JobId& id) {
 // That a process is gone, nothing tells.
 constexpr absl::Duration kLookInterval = absl::Seconds(1);
 
-void Call(std::vector<absl::AnyInvocable<void()>> callbacks) {
+void Call(Callbacks callbacks) {
   for (auto& callback : callbacks) callback();
 }
 
@@ -292,13 +292,13 @@ uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done, std::string
   const Membership::Claim claim = {request.rank(), request.incarnation(), std::move(peer)};
   absl::StatusOr<Layout> layout = CheckJoin(request, options_);
   Callbacks callbacks;
-  std::list<Replaced> replaced;
   uint64_t call = 0;
   {
     absl::MutexLock lock(&mutex_);
     call = ++last_call_;
     const absl::StatusOr<ServedJob*> job =
-        layout.ok() ? Admit(request, claim, *std::move(layout), now, replaced) : layout.status();
+        layout.ok() ? Admit(request, claim, *std::move(layout), now, callbacks) : layout.status();
+    callbacks.push_back([this] { MakeRoom(); });
     if (!job.ok()) {
       RecordRefusal(request, job.status());
       Finish(std::move(done), job.status(), callbacks);
@@ -309,15 +309,13 @@ uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done, std::string
       });
     }
   }
-  for (Replaced& old : replaced) old.job.End(old.why);
-  MakeRoom();
   Call(std::move(callbacks));
   return call;
 }
 
 absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request,
                                              const Membership::Claim& claim, Layout layout,
-                                             absl::Time now, std::list<Replaced>& replaced) {
+                                             absl::Time now, Callbacks& callbacks) {
   if (drained_) return ShuttingDownError();
   const auto old = jobs_.find(request.job());
   absl::Status why_over;
@@ -347,7 +345,7 @@ absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request,
     return passes ? WaitForOthersError(room) : room;
   }
   for (const Jobs::iterator job : leaving) {
-    LetGo(job, job == old ? why_over : GaveWayError(job->second.job()->id()), replaced);
+    LetGo(job, job == old ? why_over : GaveWayError(job->second.job()->id()), callbacks);
   }
   return &AddJob(request, std::move(layout));
 }
@@ -438,9 +436,10 @@ Aggregator::Jobs::iterator Aggregator::FindSilent(
   return found;
 }
 
-void Aggregator::LetGo(Jobs::iterator job, absl::Status why, std::list<Replaced>& replaced) {
+void Aggregator::LetGo(Jobs::iterator job, absl::Status why, Callbacks& callbacks) {
   Forget(job->second.job()->id().epoch);
-  replaced.push_back({std::move(job->second), std::move(why)});
+  callbacks.push_back(
+      [job = std::move(job->second), why = std::move(why)]() mutable { job.End(why); });
   jobs_.erase(job);
 }
 
@@ -519,7 +518,7 @@ void Aggregator::MakeRoom() {
 
   // What an earlier process may have decided cannot be given back, and may be of a job that nobody
   // goes on with.
-  std::list<Replaced> replaced;
+  Callbacks callbacks;
   {
     absl::MutexLock lock(&mutex_);
     if (CheckRoomIsLeft().ok()) return;
@@ -529,9 +528,9 @@ void Aggregator::MakeRoom() {
     }
     const auto job = FindGivingWay(options_.now(), others);
     if (job == jobs_.end()) return;
-    LetGo(job, GaveWayError(job->second.job()->id()), replaced);
+    LetGo(job, GaveWayError(job->second.job()->id()), callbacks);
   }
-  for (Replaced& old : replaced) old.job.End(old.why);
+  Call(std::move(callbacks));
 }
 
 absl::StatusOr<Room::Offer> Aggregator::OfferRoom(ServedJob& job) {
@@ -839,7 +838,7 @@ absl::Status Aggregator::TakeSnapshots() {
 
 void Aggregator::MakeRoomOnDisk() {
   const absl::Time now = options_.now();
-  std::list<Replaced> replaced;
+  Callbacks callbacks;
   {
     absl::MutexLock lock(&mutex_);
     const auto job = FindSilent([now](const ServedJob& served) { return served.IsAbandoned(now); });
@@ -848,9 +847,9 @@ void Aggregator::MakeRoomOnDisk() {
     log::WriteEvent(log::Level::kWarning,
                     "the disk is full: a job whose workers are all gone is forgotten",
                     {.job = id.name, .shard = options_.shard});
-    LetGo(job, GaveWayError(id), replaced);
+    LetGo(job, GaveWayError(id), callbacks);
   }
-  for (Replaced& old : replaced) old.job.End(old.why);
+  Call(std::move(callbacks));
 }
 
 absl::Duration Aggregator::CloseLateRounds() {
@@ -886,8 +885,7 @@ absl::Duration Aggregator::CloseLateRounds() {
     if (status.ok()) job->SetLateRoundsDurable(options_.now());
   }
   absl::Duration next = shortest / 8;  // to which deadlines are kept
-  Callbacks callbacks;
-  std::list<Replaced> over;
+  Callbacks over, callbacks;
   {
     absl::MutexLock lock(&mutex_);
     const absl::Time now = options_.now();
@@ -899,12 +897,12 @@ absl::Duration Aggregator::CloseLateRounds() {
     const auto is_watched = [](const auto& job) { return job.second.IsToBeWatched(); };
     if (absl::c_any_of(jobs_, is_watched)) next = std::min(next, kLookInterval);
   }
-  for (Replaced& job : over) job.job.End(job.why);
+  Call(std::move(over));
   Call(std::move(callbacks));
   return next;
 }
 
-void Aggregator::LetGoIfHalted(Jobs::iterator job, absl::Time now, std::list<Replaced>& over) {
+void Aggregator::LetGoIfHalted(Jobs::iterator job, absl::Time now, Callbacks& over) {
   ServedJob& served = job->second;
   if (!served.membership().complete()) return;
   const JobId& id = served.job()->id();

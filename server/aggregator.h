@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -202,10 +201,6 @@ class Aggregator {
 
  private:
   using Jobs = std::map<std::string, ServedJob>;  // by name
-  struct Replaced {
-    ServedJob job;
-    absl::Status why;
-  };
 
   // Why the job's name goes to one that this claim begins. OK: it does not.
   absl::Status WhyOver(const JoinRequest& request, const Membership::Claim& claim,
@@ -215,10 +210,9 @@ class Aggregator {
   absl::Status CheckMayJoin(const JoinRequest& request, const Membership::Claim& claim,
                             const Layout& layout, const ServedJob& served, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The job that the claim of the request may join, new if need be; what gave way to it, if
-  // anything, is moved to `replaced`. On error nothing has changed.
+  // The job that the claim of the request may join, new if need be. On error nothing has changed.
   absl::StatusOr<ServedJob*> Admit(const JoinRequest& request, const Membership::Claim& claim,
-                                   Layout layout, absl::Time now, std::list<Replaced>& replaced)
+                                   Layout layout, absl::Time now, Callbacks& callbacks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // RESOURCE_EXHAUSTED for one more, that needs `reserved` bytes, than the jobs there are, without
   // those that are `leaving`.
@@ -234,11 +228,11 @@ class Aggregator {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A job whose workers are all gone gives way to those that cannot be written down any more.
   void MakeRoomOnDisk() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Moves the job to `replaced`, for somebody to end it without the lock.
-  void LetGo(Jobs::iterator job, absl::Status why, std::list<Replaced>& replaced)
+  // Forgets the job, and has it ended without the lock.
+  void LetGo(Jobs::iterator job, absl::Status why, Callbacks& callbacks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If nobody can go on with it.
-  void LetGoIfHalted(Jobs::iterator job, absl::Time now, std::list<Replaced>& over)
+  void LetGoIfHalted(Jobs::iterator job, absl::Time now, Callbacks& over)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ServedJob& AddJob(const JoinRequest& request, Layout layout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
