@@ -302,20 +302,12 @@ void Job::GiveRoomBack(const absl::Status& reason) {
   for (auto& [number, chunk] : chunks_) chunk.GiveRoomBack(reason);
 }
 
-absl::Duration Job::round_deadline() const {
-  const uint64_t deadline_us = layout_.options().round_deadline_us();
-  return deadline_us == 0 ? absl::InfiniteDuration() : absl::Microseconds(deadline_us);
-}
+absl::Duration Job::round_deadline() const { return RoundDeadlineOf(layout_.options()); }
 
-uint32_t Job::min_workers() const {
-  const uint32_t min_workers = layout_.options().min_workers();
-  return min_workers == 0 ? world_size_ : min_workers;
-}
+uint32_t Job::min_workers() const { return MinWorkersOf(layout_.options(), world_size_); }
 
 bool Job::LeaveOut(absl::Duration restart_grace, std::set<uint32_t> gone, absl::Time now) {
-  Attendance attendance = {.round_deadline = round_deadline(),
-                           .min_workers = min_workers(),
-                           .is_absent = std::vector<bool>(world_size_),
+  Attendance attendance = {.is_absent = std::vector<bool>(world_size_),
                            .has_left = std::vector<bool>(world_size_),
                            .first_step = std::vector<uint64_t>(world_size_),
                            .waits_in_vain = state_desk_.RanksInVain(now),
@@ -362,7 +354,7 @@ bool Job::has_begun() const {
 bool Job::is_absent(uint32_t rank, absl::Time now) const {
   const RollEntry entry = roll_.entry(rank);
   return entry.is_absent || entry.has_left || absl::c_any_of(chunks_, [&](const auto& chunk) {
-           return chunk.second.IsOverdue(rank, round_deadline(), now);
+           return chunk.second.IsOverdue(rank, now);
          });
 }
 

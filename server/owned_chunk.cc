@@ -83,10 +83,21 @@ uint64_t FirstOpenStep(const Layout& layout) {
 
 }  // namespace
 
+absl::Duration RoundDeadlineOf(const JobOptions& options) {
+  const uint64_t deadline_us = options.round_deadline_us();
+  return deadline_us == 0 ? absl::InfiniteDuration() : absl::Microseconds(deadline_us);
+}
+
+uint32_t MinWorkersOf(const JobOptions& options, uint32_t world_size) {
+  return options.min_workers() == 0 ? world_size : options.min_workers();
+}
+
 OwnedChunk::OwnedChunk(const Layout& layout, uint32_t chunk, uint32_t world_size, Bell* bell)
     : layout_(layout),
       chunk_(chunk),
       world_size_(world_size),
+      round_deadline_(RoundDeadlineOf(layout.options())),
+      min_workers_(MinWorkersOf(layout.options(), world_size)),
       bell_(bell),
       open_step_(FirstOpenStep(layout)),
       ranks_(world_size),
@@ -248,10 +259,9 @@ std::optional<double> OwnedChunk::MostErrorSquared(uint32_t rank) const {
   return ranks_[rank].most_error_squared;
 }
 
-bool OwnedChunk::IsOverdue(uint32_t rank, absl::Duration deadline, absl::Time now) const {
+bool OwnedChunk::IsOverdue(uint32_t rank, absl::Time now) const {
   absl::MutexLock lock(&mutex_);
-  const bool restores = open_step_ < layout_.options().first_step();
-  return open_ && !restores && now >= open_->due_since() + deadline && !open_->round.Has(rank) &&
+  return open_ && !Restores() && open_->IsPast(round_deadline_, now) && !open_->round.Has(rank) &&
          !open_->round.IsLate(rank);
 }
 
@@ -360,7 +370,7 @@ void OwnedChunk::AnswerListeners(EndedCalls& ended) {
 void OwnedChunk::LearnLateRanks(const FrameHeader& header) {
   if (!earlier_ || header.late_ranks().empty()) return;
   // What is written down goes first: it is the same, or another fault has come to this one.
-  const bool rounds_wait_for_all = layout_.options().round_deadline_us() == 0;
+  const bool rounds_wait_for_all = round_deadline_ == absl::InfiniteDuration();
   if (rounds_wait_for_all || late_ranks_.count(open_step_)) return;
   std::vector<uint32_t>& ranks = late_ranks_[open_step_];
   ranks.assign(header.late_ranks().begin(), header.late_ranks().end());
@@ -374,41 +384,40 @@ std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::T
     if (attendance.has_left[rank]) ranks_[rank].heard = std::numeric_limits<uint64_t>::max();
   }
   if (!open_) return {};
-  if (MayLeaveOut(attendance, now)) {
-    // Those that an earlier process left out, if this is such a round, stay out: nobody has had the
-    // answer without them, but their frames may be gone.
-    std::vector<uint32_t> ranks = open_->round.MissingRanks();
-    // When all that are missing are absent the round ends with the last frame, which it waited for.
-    // Unless they became absent just now: in another chunk, whose deadline was a little earlier.
-    const bool was_waiting = now >= open_->due_since() + attendance.round_deadline ||
-                             now >= open_->newest_arrival + attendance.round_deadline / 2;
-    if (was_waiting) {
-      open_->trace.SetMissing(*absl::c_min_element(ranks, [&](uint32_t a, uint32_t b) {
-        return std::pair<bool, bool>(attendance.has_left[a], attendance.is_absent[a]) <
-               std::pair<bool, bool>(attendance.has_left[b], attendance.is_absent[b]);
-      }));
-    }
-    CountWait(ranks, ranks.size(), now);
-    for (const uint32_t rank : ranks) {
-      if (earlier_) earlier_->SetLeftOut(rank, open_step_);
-    }
-    absl::c_copy(open_->round.late_ranks(), std::back_inserter(ranks));
-    absl::c_sort(ranks);
-    open_->round.LeaveOut(std::move(ranks));
-    late_ranks_[open_step_] = open_->round.late_ranks();
-    open_->is_late_durable = false;
-    open_->completed = now;
-    open_->trace.SetComplete();
-  }
+  if (MayLeaveOut(attendance, now)) LeaveOutMissing(attendance, now);
   if (open_->is_late_durable) return {};
   return open_->round.late_ranks();
+}
+
+void OwnedChunk::LeaveOutMissing(const Attendance& attendance, absl::Time now) {
+  // Those that an earlier process left out, if this is such a round, stay out: nobody has had the
+  // answer without them, but their frames may be gone.
+  std::vector<uint32_t> ranks = open_->round.MissingRanks();
+  // When all that are missing are absent the round ends with the last frame, which it waited for.
+  // Unless they became absent just now: in another chunk, whose deadline was a little earlier.
+  if (open_->IsPast(round_deadline_, now) || now >= open_->newest_arrival + round_deadline_ / 2) {
+    open_->trace.SetMissing(*absl::c_min_element(ranks, [&](uint32_t a, uint32_t b) {
+      return std::pair<bool, bool>(attendance.has_left[a], attendance.is_absent[a]) <
+             std::pair<bool, bool>(attendance.has_left[b], attendance.is_absent[b]);
+    }));
+  }
+  CountWait(ranks, ranks.size(), now);
+  for (const uint32_t rank : ranks) {
+    if (earlier_) earlier_->SetLeftOut(rank, open_step_);
+  }
+  absl::c_copy(open_->round.late_ranks(), std::back_inserter(ranks));
+  absl::c_sort(ranks);
+  open_->round.LeaveOut(std::move(ranks));
+  late_ranks_[open_step_] = open_->round.late_ranks();
+  open_->is_late_durable = false;
+  open_->completed = now;
+  open_->trace.SetComplete();
 }
 
 bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const {
   if (open_->round.complete() || open_->round.contributed() == 0) return false;
   if (!HasEnough(attendance, now)) return false;
-  const bool restores = open_step_ < layout_.options().first_step();
-  if (restores) return false;  // what each rank has is needed
+  if (Restores()) return false;
   if (earlier_) {
     // It closed before the crash, without late_ranks_ and no others.
     if (earlier_->HasClosed(open_step_)) return false;
@@ -416,7 +425,7 @@ bool OwnedChunk::MayLeaveOut(const Attendance& attendance, absl::Time now) const
     const bool is_early = now < earlier_->restored() + attendance.restart_grace;
     if (is_early && !earlier_->AllAreBack(attendance.has_left)) return false;
   }
-  if (now >= open_->due_since() + attendance.round_deadline) return true;
+  if (open_->IsPast(round_deadline_, now)) return true;
   const std::vector<uint32_t> missing = open_->round.MissingRanks();
   return std::all_of(missing.begin(), missing.end(), [&](uint32_t rank) {
     return attendance.is_absent[rank] || attendance.has_left[rank];
@@ -439,11 +448,9 @@ bool OwnedChunk::HasEnough(const Attendance& attendance, absl::Time now) const {
       others_may_come = true;
     }
   }
-  if (counted >= attendance.min_workers) return true;
-  if (others_may_come && now < open_->due_since() + attendance.round_deadline + kInVain) {
-    return false;
-  }
-  return counted + in_vain >= attendance.min_workers;
+  if (counted >= min_workers_) return true;
+  if (others_may_come && !open_->IsPast(round_deadline_ + kInVain, now)) return false;
+  return counted + in_vain >= min_workers_;
 }
 
 // It waits for the round's answer, and may need states first that are given when this has closed.

@@ -56,10 +56,13 @@ struct ChunkState {
   LateRanks late_ranks;  // of steps from open_step on; written down apart from the rest
 };
 
-// Whom a job's rounds wait for, and how long.
+// How long a job's rounds wait, from their first frame on; infinite: for all ranks.
+absl::Duration RoundDeadlineOf(const JobOptions& options);
+// How many ranks' frames a round needs.
+uint32_t MinWorkersOf(const JobOptions& options, uint32_t world_size);
+
+// Whom a job's rounds wait for.
 struct Attendance {
-  absl::Duration round_deadline;  // from a round's first frame on
-  uint32_t min_workers = 0;
   std::vector<bool>
       is_absent;               // by rank: a round closed without it, and nothing came from it since
   std::vector<bool> has_left;  // by rank
@@ -144,9 +147,8 @@ class OwnedChunk {
   // What LeaveOut returned survives a crash: the round may close.
   void SetLateRanksDurable(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The open round waits for this rank, for longer than that.
-  bool IsOverdue(uint32_t rank, absl::Duration deadline, absl::Time now) const
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // The open round waits for this rank, for longer than rounds do.
+  bool IsOverdue(uint32_t rank, absl::Time now) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Nothing more is taken from the rank's process of that incarnation. What it contributed to the
   // open round is dropped, unless it is decided that the round closes with it. Returns the step
@@ -257,7 +259,9 @@ class OwnedChunk {
     RoundTrace trace;
 
     // Who is told to send again is not late.
-    absl::Time due_since() const { return std::max(since, last_refused); }
+    bool IsPast(absl::Duration deadline, absl::Time now) const {
+      return now >= std::max(since, last_refused) + deadline;
+    }
   };
   // What has come of one.
   struct Rank {
@@ -335,12 +339,18 @@ class OwnedChunk {
   bool IsDecided() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // From a rank that has had the open round's answer: without whom it closed.
   void LearnLateRanks(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The open round gives back the errors of a checkpoint: what each rank has is needed.
+  bool Restores() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return open_step_ < layout_.options().first_step();
+  }
   bool MayLeaveOut(const Attendance& attendance, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsWithdrawn(const FrameHeader& header) const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return header.incarnation() != 0 && header.incarnation() == ranks_[header.rank()].withdrawn;
   }
   // Whether as many as min_workers have contributed, or would if they could.
+  void LeaveOutMissing(const Attendance& attendance, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasEnough(const Attendance& attendance, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool ListensInVain(uint32_t rank, absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -359,6 +369,8 @@ class OwnedChunk {
   const Layout& layout_;
   const uint32_t chunk_;
   const uint32_t world_size_;
+  const absl::Duration round_deadline_;
+  const uint32_t min_workers_;
   Bell* const bell_;  // null: nothing is made durable
 
   mutable absl::Mutex mutex_;

@@ -94,9 +94,7 @@ class OwnedChunkTest : public ::testing::Test {
 
   const Layout layout_ = OneBlock();
   const uint64_t generation_ = 2;
-  Attendance attendance_ = {.round_deadline = absl::Seconds(1),
-                            .min_workers = 2,
-                            .is_absent = std::vector<bool>(kWorkers),
+  Attendance attendance_ = {.is_absent = std::vector<bool>(kWorkers),
                             .has_left = std::vector<bool>(kWorkers),
                             .first_step = std::vector<uint64_t>(kWorkers),
                             .restart_grace = absl::Seconds(30)};
@@ -130,7 +128,7 @@ TEST_F(ChunkInARoomTest, WhoIsRefusedIsNotLate) {
   now_ += absl::Milliseconds(900);
   EXPECT_TRUE(absl::IsResourceExhausted((*Ask(2, 0, 4096))->status()));
   EXPECT_THAT(LeaveOutAfter(absl::Milliseconds(900)), IsEmpty());
-  EXPECT_FALSE(chunk_->IsOverdue(2, attendance_.round_deadline, now_));
+  EXPECT_FALSE(chunk_->IsOverdue(2, now_));
   EXPECT_THAT(LeaveOutAfter(absl::Milliseconds(100)), ElementsAre(2, 3));
 }
 
@@ -246,7 +244,7 @@ TEST_F(OwnedChunkTest, NobodyIsLeftOutOfARoundThatRestoresErrors) {
   };
   for (uint32_t rank : {0, 1, 2}) restore(rank);
   EXPECT_THAT(LeaveOutAfter(absl::Hours(1)), IsEmpty());
-  EXPECT_FALSE(chunk_->IsOverdue(3, absl::Seconds(1), now_)) << "nobody may take its rank";
+  EXPECT_FALSE(chunk_->IsOverdue(3, now_)) << "nobody may take its rank";
   const Result last = restore(3);
   ASSERT_TRUE(last->has_value());
   EXPECT_TRUE((*last)->ok()) << (*last)->status();
