@@ -234,56 +234,70 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Restore(JobState state, ShardId shard,
 }
 
 bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Offer offer) {
-  absl::Status status = CheckFrame(frame.header, frame.payload.span(), world_size_, layout_);
-  if (status.ok()) status = CheckOwnership(frame.header.rank(), frame.header.chunk());
-  if (!status.ok()) {
+  if (absl::Status status = CheckAccepts(frame); !status.ok()) {
     done(status);
     return false;
   }
-  OwnedChunk& chunk = chunks_.at(frame.header.chunk());
-  const Codec codec = frame.header.codec();
-  if (!IsContribution(codec) && !takes_back()) {
-    done(absl::InvalidArgumentError(
-        absl::StrCat("rank ", frame.header.rank(), " sent a ", CodecName(codec),
-                     " frame, but no rank can come back to this job: it has no round deadline")));
-    return false;
-  }
-  if (codec == STATE) {
-    done(state_desk_.Give(std::move(frame)));
-    return false;
-  }
-  if (codec == FETCH || codec == LISTEN) {
-    const uint32_t rank = frame.header.rank();
-    if (status = chunk.CheckSender(frame.header); !status.ok()) {
-      done(status);
+  switch (frame.header.codec()) {
+    case STATE:
+      done(state_desk_.Give(std::move(frame)));
       return false;
-    }
-    chunk.SetReturning(rank);
-    // Other shards may be further; and this process may not be the one that let it in.
-    roll_.HearReturning(rank, frame.header.answered_steps());
-    if (codec == FETCH) {
-      auto give = [this, rank, returns = roll_.entry(rank).returns,
-                   done = std::move(done)](absl::StatusOr<OwnedChunk::Reply> state) mutable {
-        if (state.ok()) roll_.GiveState(rank, returns);
-        done(std::move(state));
-      };
-      state_desk_.Fetch(frame.header, std::move(give));
-    } else {
-      chunk.Exchange(std::move(frame), now, std::move(done));
-    }
-    EndReturnsIfAlone();
-    return codec == FETCH;
+    case FETCH:
+    case LISTEN:
+      return HelpBack(std::move(frame), now, std::move(done));
+    default:
+      return Contribute(std::move(frame), now, std::move(done), offer);
   }
-  if (frame.header.step() >= layout_.options().first_step()) has_trained_ = true;
-  const uint32_t absent = roll_.Hear(frame.header.rank(), frame.header.step());
-  const std::vector<uint32_t> wanted = state_desk_.TakeWanted(frame.header.rank(), now);
+}
+
+absl::Status Job::CheckAccepts(const Frame& frame) const {
+  const FrameHeader& header = frame.header;
+  absl::Status status = CheckFrame(header, frame.payload.span(), world_size_, layout_);
+  if (status.ok()) status = CheckOwnership(header.rank(), header.chunk());
+  if (!status.ok() || IsContribution(header.codec()) || takes_back()) return status;
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", header.rank(), " sent a ", CodecName(header.codec()),
+                   " frame, but no rank can come back to this job: it has no round deadline"));
+}
+
+bool Job::HelpBack(Frame frame, absl::Time now, OwnedChunk::Done done) {
+  OwnedChunk& chunk = chunks_.at(frame.header.chunk());
+  if (absl::Status status = chunk.CheckSender(frame.header); !status.ok()) {
+    done(status);
+    return false;
+  }
+  const uint32_t rank = frame.header.rank();
+  chunk.SetReturning(rank);
+  // Other shards may be further; and this process may not be the one that let it in.
+  roll_.HearReturning(rank, frame.header.answered_steps());
+  const bool fetches = frame.header.codec() == FETCH;
+  if (fetches) {
+    auto give = [this, rank, returns = roll_.entry(rank).returns,
+                 done = std::move(done)](absl::StatusOr<OwnedChunk::Reply> state) mutable {
+      if (state.ok()) roll_.GiveState(rank, returns);
+      done(std::move(state));
+    };
+    state_desk_.Fetch(frame.header, std::move(give));
+  } else {
+    chunk.Exchange(std::move(frame), now, std::move(done));
+  }
+  EndReturnsIfAlone();
+  return fetches;
+}
+
+bool Job::Contribute(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Offer offer) {
+  const FrameHeader& header = frame.header;
+  OwnedChunk& chunk = chunks_.at(header.chunk());
+  if (header.step() >= layout_.options().first_step()) has_trained_ = true;
+  const uint32_t absent = roll_.Hear(header.rank(), header.step());
+  const std::vector<uint32_t> wanted = state_desk_.TakeWanted(header.rank(), now);
   if (!wanted.empty()) {
-    done(StateDesk::Ask(frame.header, wanted));
+    done(StateDesk::Ask(header, wanted));
     return false;
   }
   const uint64_t bytes = PayloadPool::Footprint(frame.payload.size());
   if (offer.room != nullptr && offer.room->taken() + bytes > offer.most &&
-      IsFurthestBehind(frame.header.step(), frame.header.chunk())) {
+      IsFurthestBehind(header.step(), header.chunk())) {
     offer.room = nullptr;
   }
   chunk.Exchange(std::move(frame), now, std::move(done), offer);

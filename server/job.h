@@ -216,6 +216,11 @@ class Job {
  private:
   // All of it that is not in metrics as well.
   void FillStatus(absl::Time now, JobStatus& status) const;
+  // What Exchange does, once the frame is judged: with one of a rank that comes back, and with a
+  // contribution.
+  bool HelpBack(Frame frame, absl::Time now, OwnedChunk::Done done);
+  bool Contribute(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Offer offer);
+  absl::Status CheckAccepts(const Frame& frame) const;
   absl::Status CheckOwnership(uint32_t rank, uint32_t chunk) const;
   bool IsFurthestBehind(uint64_t step, uint32_t chunk) const;
 
