@@ -12,7 +12,6 @@
 #include "absl/strings/string_view.h"
 #include "failpoint/failpoint.h"
 #include "log/log.h"
-#include "proto/custom_codec.h"
 #include "proto/payload_pool.h"
 #include "proto/try_again.h"
 #include "proto/version.h"
@@ -24,12 +23,6 @@ namespace {
 
 absl::Status ShuttingDownError() {
   return absl::UnavailableError("this aggregator is shutting down");
-}
-
-absl::Status LimitError(absl::string_view what, uint64_t got, uint64_t limit,
-                        absl::string_view flag) {
-  return absl::ResourceExhaustedError(absl::StrFormat(
-      "%s: %d is over this aggregator's limit of %d, which %s sets", what, got, limit, flag));
 }
 
 // There will be room.
@@ -44,140 +37,11 @@ bool AreOfOneProgram(absl::string_view job, absl::string_view other) {
   return job.substr(0, job.find('/')) == other.substr(0, other.find('/'));
 }
 
-// Of a step. Each has a place in memory, whatever a chunk's size.
-uint64_t FramesOf(uint32_t world_size, const Layout& layout) {
-  return uint64_t{world_size} * layout.chunks().size();
-}
-
 absl::Status RoomIsUsedError(uint64_t used, uint64_t reserved, uint64_t limit) {
   return TryAgain(absl::ResourceExhaustedError(absl::StrFormat(
       "jobs need %d bytes of %d, which --max-held-bytes of `signpost aggregator` sets, and frames "
       "that can wait take %d: the frame is to be sent again",
       reserved, limit, used)));
-}
-
-absl::Status CheckIdentity(const JoinRequest& request, const AggregatorOptions& options) {
-  if (absl::Status status = CheckJobName(request.job()); !status.ok()) return status;
-  if (request.rank() >= request.world_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", request.rank(), " is not in [0, ", request.world_size(), ")"));
-  }
-  if (request.shard_count() != options.shard_count) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "rank %d lists %d %s, but this one is shard %d of %d (its --shard): all workers must list "
-        "as many",
-        request.rank(), request.shard_count(),
-        request.shard_count() == 1 ? "aggregator" : "aggregators", options.shard,
-        options.shard_count));
-  }
-  if (request.shard() != options.shard) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "this aggregator is shard %d of %d, but rank %d takes it for shard %d: all workers must "
-        "list the aggregators in shard order",
-        options.shard, options.shard_count, request.rank(), request.shard()));
-  }
-  return absl::OkStatus();
-}
-
-// UINT64_MAX if it is more.
-uint64_t CountElements(const JoinRequest& request) {
-  uint64_t sum = 0;
-  for (const Tensor& tensor : request.tensors()) {
-    const uint64_t before = sum;
-    sum += ElementCount(tensor);
-    if (sum < before) return UINT64_MAX;
-  }
-  return sum;
-}
-
-constexpr uint64_t kMaxRoundDeadlineUs = uint64_t{24} * 3600 * 1'000'000;
-
-absl::Status CheckLateness(const JoinRequest& request) {
-  const JobOptions& options = request.options();
-  if (options.min_workers() > request.world_size()) {
-    return absl::InvalidArgumentError(absl::StrFormat("option min_workers is %d, of %d workers",
-                                                      options.min_workers(), request.world_size()));
-  }
-  if (options.round_deadline_us() != 0 &&
-      (options.round_deadline_us() < 1000 || options.round_deadline_us() > kMaxRoundDeadlineUs)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("option round_deadline_us is %d; a deadline is between a millisecond and a "
-                        "day",
-                        options.round_deadline_us()));
-  }
-  if ((options.min_workers() == 0) != (options.round_deadline_us() == 0)) {
-    return absl::InvalidArgumentError(
-        "options min_workers and round_deadline_us go together: set both, or neither");
-  }
-  return absl::OkStatus();
-}
-
-// The layout that the request asks for, unless the request is malformed or over a limit. Looks at
-// no state.
-absl::StatusOr<Layout> CheckJoin(const JoinRequest& request, const AggregatorOptions& options) {
-  if (absl::Status status = CheckIdentity(request, options); !status.ok()) return status;
-  if (absl::Status status = CheckLateness(request); !status.ok()) return status;
-  const AggregatorLimits& limits = options.limits;
-  if (request.world_size() > limits.workers) {
-    return LimitError("workers", request.world_size(), limits.workers, "--max-workers");
-  }
-  if (const uint64_t elements = CountElements(request); elements > limits.parameters) {
-    return LimitError("parameters", elements, limits.parameters, "--max-parameters");
-  }
-  // As the layout says, before they are copied for it.
-  if (static_cast<size_t>(request.tensors_size()) > kMaxTensors) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("the job has %d tensors; at most %d", request.tensors_size(), kMaxTensors));
-  }
-  const std::vector<Tensor> tensors(request.tensors().begin(), request.tensors().end());
-  absl::StatusOr<Layout> layout = Layout::Create(tensors, request.options());
-  if (!layout.ok()) return layout;
-  if (const uint32_t owning = layout->OwningShards(options.shard_count); options.shard >= owning) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "shard %d of %d owns none of the job's chunks: it is to be joined at the first %d only",
-        options.shard, options.shard_count, owning));
-  }
-  if (const uint64_t frames = FramesOf(request.world_size(), *layout); frames > limits.frames) {
-    return LimitError("frames of a step", frames, limits.frames, "--max-frames");
-  }
-  if (request.options().has_custom_codec()) {
-    absl::StatusOr<std::shared_ptr<const NumberCodec>> codec =
-        OpenCodecOf(request.options().custom_codec(), request.options().block_elements());
-    if (!codec.ok()) return codec.status();
-    layout->set_custom_codec(*std::move(codec));
-  }
-  uint64_t payload_bytes = 0;
-  for (uint32_t chunk = 0; chunk < layout->chunks().size(); ++chunk) {
-    payload_bytes = std::max(payload_bytes, LargestPayload(*layout, chunk));
-    // Of ranks that come back.
-    if (request.options().min_workers() > 0) {
-      payload_bytes = std::max(payload_bytes, layout->PayloadBytes(STATE, chunk));
-    }
-  }
-  if (payload_bytes > limits.payload_bytes) {
-    return LimitError("bytes of a frame", payload_bytes, limits.payload_bytes,
-                      "--max-message-bytes");
-  }
-  return layout;
-}
-
-// FAILED_PRECONDITION names what is not the job's.
-absl::Status CheckMatches(uint32_t world_size, absl::Span<const Tensor> tensors,
-                          const JobOptions& options, const Job& job) {
-  if (world_size != job.world_size()) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "the world size is %d here but %d in the job", world_size, job.world_size()));
-  }
-  return CheckSameJob(tensors, options, job.layout());
-}
-
-// The same, wherever it begins.
-absl::Status CheckMatchesButBeginning(uint32_t world_size, const Layout& layout, const Job& job) {
-  JobOptions options = layout.options();
-  options.set_parameters_crc32c(job.layout().options().parameters_crc32c());
-  options.set_first_step(job.layout().options().first_step());
-  options.set_local_steps(job.layout().options().local_steps());
-  return CheckMatches(world_size, layout.tensors(), options, job);
 }
 
 // Where a job's rounds begin: the later, the later it was saved. At {0, 0} one that starts anew.
@@ -289,15 +153,16 @@ absl::Status Aggregator::Restore(StateDir::Recovered recovered) {
 uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done, std::string peer) {
   Reach(Failpoint::kJoinReceived);
   const absl::Time now = options_.now();
-  const Membership::Claim claim = {request.rank(), request.incarnation(), std::move(peer)};
-  absl::StatusOr<Layout> layout = CheckJoin(request, options_);
+  absl::StatusOr<Applicant> applicant =
+      CheckJoin(request, std::move(peer), {options_.shard, options_.shard_count}, options_.limits);
+  const Membership::Claim claim = applicant.ok() ? applicant->claim : Membership::Claim();
   Callbacks callbacks;
   uint64_t call = 0;
   {
     absl::MutexLock lock(&mutex_);
     call = ++last_call_;
     const absl::StatusOr<ServedJob*> job =
-        layout.ok() ? Admit(request, claim, *std::move(layout), now, callbacks) : layout.status();
+        applicant.ok() ? Admit(*std::move(applicant), now, callbacks) : applicant.status();
     callbacks.push_back([this] { MakeRoom(); });
     if (!job.ok()) {
       RecordRefusal(request, job.status());
@@ -313,17 +178,16 @@ uint64_t Aggregator::Join(const JoinRequest& request, JoinDone done, std::string
   return call;
 }
 
-absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request,
-                                             const Membership::Claim& claim, Layout layout,
-                                             absl::Time now, Callbacks& callbacks) {
+absl::StatusOr<ServedJob*> Aggregator::Admit(Applicant applicant, absl::Time now,
+                                             Callbacks& callbacks) {
   if (drained_) return ShuttingDownError();
-  const auto old = jobs_.find(request.job());
+  const auto old = jobs_.find(applicant.job);
   absl::Status why_over;
   if (old != jobs_.end()) {
     ServedJob& job = old->second;
-    why_over = WhyOver(request, claim, layout, job, now);
+    why_over = WhyOver(applicant, job, now);
     if (why_over.ok()) {
-      absl::Status status = CheckMayJoin(request, claim, layout, job, now);
+      absl::Status status = CheckMayJoin(applicant, job, now);
       if (!status.ok()) return status;
       return &job;
     }
@@ -332,34 +196,34 @@ absl::StatusOr<ServedJob*> Aggregator::Admit(const JoinRequest& request,
   std::vector<Jobs::iterator> leaving;
   if (old != jobs_.end()) leaving.push_back(old);
   const uint64_t reserved =
-      ReservedBytes(request.world_size(), layout, {options_.shard, options_.shard_count});
+      ReservedBytes(applicant.world_size, applicant.layout, {options_.shard, options_.shard_count});
   absl::Status room;
-  while (room = CheckRoom(request.world_size(), layout, reserved, leaving), !room.ok()) {
+  while (room = CheckRoom(applicant, reserved, leaving), !room.ok()) {
     leaving.push_back(FindGivingWay(now, leaving));
     if (leaving.back() != jobs_.end()) continue;
     leaving.pop_back();
     for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
-      if (!AreOfOneProgram(job->first, request.job())) leaving.push_back(job);
+      if (!AreOfOneProgram(job->first, applicant.job)) leaving.push_back(job);
     }
-    const bool passes = CheckRoom(request.world_size(), layout, reserved, leaving).ok();
+    const bool passes = CheckRoom(applicant, reserved, leaving).ok();
     return passes ? WaitForOthersError(room) : room;
   }
   for (const Jobs::iterator job : leaving) {
     LetGo(job, job == old ? why_over : GaveWayError(job->second.job()->id()), callbacks);
   }
-  return &AddJob(request, std::move(layout));
+  return &AddJob(std::move(applicant));
 }
 
-absl::Status Aggregator::WhyOver(const JoinRequest& request, const Membership::Claim& claim,
-                                 const Layout& layout, const ServedJob& served,
+absl::Status Aggregator::WhyOver(const Applicant& applicant, const ServedJob& served,
                                  absl::Time now) const {
+  const Membership::Claim& claim = applicant.claim;
   const Job& job = *served.job();
   if (served.IsSucceeded(claim, now)) return SucceededError(job.id(), claim.rank);
   const bool holds = served.membership().Holds(claim);
   if (served.GivesWay(now) && !holds) return GaveWayError(job.id());
   const Beginning jobs = BeginningOf(job.layout().options());
-  const Beginning theirs = BeginningOf(layout.options());
-  const bool matches = CheckMatchesButBeginning(request.world_size(), layout, job).ok();
+  const Beginning theirs = BeginningOf(applicant.layout.options());
+  const bool matches = CheckMatchesButBeginning(applicant, job).ok();
   if (served.membership().complete()) {
     // Where no process is left, one of other options begins the job with them.
     const bool is_in_the_way = matches || holds || !served.membership().AllGone(now);
@@ -369,31 +233,30 @@ absl::Status Aggregator::WhyOver(const JoinRequest& request, const Membership::C
   return BeginsLaterError(job.id(), jobs, claim.rank, theirs);
 }
 
-absl::Status Aggregator::CheckMayJoin(const JoinRequest& request, const Membership::Claim& claim,
-                                      const Layout& layout, const ServedJob& served,
+absl::Status Aggregator::CheckMayJoin(const Applicant& applicant, const ServedJob& served,
                                       absl::Time now) const {
+  const Membership::Claim& claim = applicant.claim;
   const Job& job = *served.job();
   const Membership& membership = served.membership();
   const bool returns = served.Returns(claim);
   const bool begins = !returns && (!membership.complete() || membership.Holds(claim));
-  const uint32_t world_size = request.world_size();
-  absl::Status status = begins ? CheckMatches(world_size, layout.tensors(), layout.options(), job)
-                               : CheckMatchesButBeginning(world_size, layout, job);
+  absl::Status status =
+      begins ? CheckMatches(applicant, job) : CheckMatchesButBeginning(applicant, job);
   // A checkpoint may have been committed since it looked for the newest. Who found none would find
   // none again.
-  const Beginning theirs = BeginningOf(layout.options());
+  const Beginning theirs = BeginningOf(applicant.layout.options());
   const bool is_older = theirs > Beginning() && theirs < BeginningOf(job.layout().options());
-  if (!status.ok() && begins && is_older &&
-      CheckMatchesButBeginning(world_size, layout, job).ok()) {
+  if (!status.ok() && begins && is_older && CheckMatchesButBeginning(applicant, job).ok()) {
     status = TryAgain(status);
   }
   if (status.ok() && !returns) status = membership.CheckClaim(claim, now);
   return status;
 }
 
-absl::Status Aggregator::CheckRoom(uint32_t world_size, const Layout& layout, uint64_t reserved,
+absl::Status Aggregator::CheckRoom(const Applicant& applicant, uint64_t reserved,
                                    absl::Span<const Jobs::iterator> leaving) {
-  uint64_t jobs = 1, parameters = layout.elements(), frames = FramesOf(world_size, layout);
+  uint64_t jobs = 1, parameters = applicant.layout.elements(),
+           frames = FramesOf(applicant.world_size, applicant.layout);
   for (auto served = jobs_.begin(); served != jobs_.end(); ++served) {
     if (absl::c_linear_search(leaving, served)) continue;
     const Job& job = *served->second.job();
@@ -443,13 +306,13 @@ void Aggregator::LetGo(Jobs::iterator job, absl::Status why, Callbacks& callback
   jobs_.erase(job);
 }
 
-ServedJob& Aggregator::AddJob(const JoinRequest& request, Layout layout) {
-  auto job = std::make_shared<Job>(JobId{request.job(), ++last_epoch_}, request.world_size(),
-                                   std::move(layout), ShardId{options_.shard, options_.shard_count},
-                                   state_dir_ == nullptr ? nullptr : &bell_);
+ServedJob& Aggregator::AddJob(Applicant applicant) {
+  auto job = std::make_shared<Job>(
+      JobId{applicant.job, ++last_epoch_}, applicant.world_size, std::move(applicant.layout),
+      ShardId{options_.shard, options_.shard_count}, state_dir_ == nullptr ? nullptr : &bell_);
   late_bell_.Ring();
   return jobs_
-      .emplace(request.job(),
+      .emplace(applicant.job,
                ServedJob(std::move(job), generation(), {bell_, late_bell_}, connections_))
       .first->second;
 }

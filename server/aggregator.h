@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -25,6 +24,7 @@
 #include "proto/frame.h"
 #include "proto/layout.h"
 #include "proto/steady_time.h"
+#include "server/applicant.h"
 #include "server/bell.h"
 #include "server/job.h"
 #include "server/metrics.h"
@@ -34,26 +34,6 @@
 #include "server/state_dir.h"
 
 namespace signpost {
-
-// Checked before memory is taken; over them a Join gets RESOURCE_EXHAUSTED, naming the flag of
-// `signpost aggregator` that raises the limit. Parameters and frames are counted over all jobs.
-struct AggregatorLimits {
-  static constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
-
-  uint32_t jobs = 256;                          // --max-jobs
-  uint32_t workers = 1024;                      // --max-workers, per job
-  uint64_t parameters = uint64_t{1} << 34;      // --max-parameters, of all jobs and shards
-  uint64_t frames = uint64_t{1} << 22;          // --max-frames, of a step: chunks times workers
-  uint64_t payload_bytes = uint64_t{64} << 20;  // --max-message-bytes, per frame
-  // --max-held-bytes: what jobs hold of frames, and of the errors and answers that become of them.
-  // All jobs together reserve at most as much (ReservedBytes), or the last one does not begin: so
-  // each of them can go on, chunk by chunk, whatever the others do. Frames of other chunks than the
-  // one that is furthest behind have what is not reserved; when that is used up, or payloads and
-  // errors of the process take more than the limit, they get RESOURCE_EXHAUSTED, with TryAgain's
-  // mark, and are to be sent again. So are those that are here when a job begins which needs their
-  // memory; its own are refused for as long as it takes complete rounds among them to close.
-  uint64_t held_bytes = kUnlimited;
-};
 
 struct AggregatorOptions {
   uint32_t shard = 0;  // less than shard_count
@@ -202,21 +182,18 @@ class Aggregator {
  private:
   using Jobs = std::map<std::string, ServedJob>;  // by name
 
-  // Why the job's name goes to one that this claim begins. OK: it does not.
-  absl::Status WhyOver(const JoinRequest& request, const Membership::Claim& claim,
-                       const Layout& layout, const ServedJob& served, absl::Time now) const
+  // Why the job's name goes to one that the applicant begins. OK: it does not.
+  absl::Status WhyOver(const Applicant& applicant, const ServedJob& served, absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // OK if the claim is one of a process that may join it, or come back to it.
-  absl::Status CheckMayJoin(const JoinRequest& request, const Membership::Claim& claim,
-                            const Layout& layout, const ServedJob& served, absl::Time now) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The job that the claim of the request may join, new if need be. On error nothing has changed.
-  absl::StatusOr<ServedJob*> Admit(const JoinRequest& request, const Membership::Claim& claim,
-                                   Layout layout, absl::Time now, Callbacks& callbacks)
+  // OK if it may join the job, or come back to it.
+  absl::Status CheckMayJoin(const Applicant& applicant, const ServedJob& served,
+                            absl::Time now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The job that it may join, new if need be. On error nothing has changed.
+  absl::StatusOr<ServedJob*> Admit(Applicant applicant, absl::Time now, Callbacks& callbacks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // RESOURCE_EXHAUSTED for one more, that needs `reserved` bytes, than the jobs there are, without
   // those that are `leaving`.
-  absl::Status CheckRoom(uint32_t world_size, const Layout& layout, uint64_t reserved,
+  absl::Status CheckRoom(const Applicant& applicant, uint64_t reserved,
                          absl::Span<const Jobs::iterator> leaving)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The job that has been silent for longest, of those that give way but `others`; end() if none
@@ -234,8 +211,7 @@ class Aggregator {
   // If nobody can go on with it.
   void LetGoIfHalted(Jobs::iterator job, absl::Time now, Callbacks& over)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  ServedJob& AddJob(const JoinRequest& request, Layout layout)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  ServedJob& AddJob(Applicant applicant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<bool> IsMember(Jobs::iterator served, const LeaveRequest& request) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void ForgetIfAllLeft(Jobs::iterator job, Callbacks& callbacks)
