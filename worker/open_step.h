@@ -42,6 +42,11 @@ class OpenStep {
   ChunkQueue queue;
   bool may_apply = false;
   std::deque<HeldAnswer> held_answers;  // until it may
+  HeldAnswer TakeHeldAnswer() {
+    HeldAnswer held = std::move(held_answers.front());
+    held_answers.pop_front();
+    return held;
+  }
   StepReport report;
   int64_t trace_begin = 0;
 

@@ -23,6 +23,7 @@
 #include "worker/page_vector.h"
 #include "worker/parameter.h"
 #include "worker/replica_fetch.h"
+#include "worker/step_times.h"
 #include "worker/zero_one_adam.h"
 
 namespace signpost {
@@ -551,80 +552,54 @@ absl::Status Worker::CatchUp(StepReport& report) {
 absl::Status Worker::ExchangeChunks(ChunkQueue& queue, absl::FunctionRef<void(uint32_t chunk)> send,
                                     Until until, StepReport& report) {
   const bool all = until == Until::kAllAreAnswered;
-  const auto holds_answers = [this] {
-    return open_step_ != nullptr && !open_step_->held_answers.empty();
-  };
-  trace::Laps laps;
-  absl::Duration blocked;  // since something last came: that tells whose time it was
-  absl::Time last = options_.clock->Now();
-  absl::Time next_question = last + kOfferInterval;
-  // Adds the time since the last call to one of the report's durations.
-  auto account = [this, &last](absl::Duration& to) {
-    const absl::Time now = options_.clock->Now();
-    to += now - last;
-    last = now;
-  };
-  while (!queue.all_answered() || holds_answers()) {
-    if (all && last >= next_question) {
-      if (absl::Status status = CheckMayWait(); !status.ok()) {
-        laps.Record(EventOf(trace::Kind::kWire, trace::kNone));
-        return status;
-      }
+  const auto event_of = [this](trace::Kind kind, uint32_t chunk) { return EventOf(kind, chunk); };
+  StepTimes times(*options_.clock, report, event_of);
+  absl::Time next_question = times.last() + kOfferInterval;
+  while (!queue.all_answered() || HoldsAnswers()) {
+    if (all && times.last() >= next_question) {
+      if (absl::Status status = CheckMayWait(); !status.ok()) return times.GiveUp(status);
       next_question = options_.clock->Now() + kOfferInterval;
     }
-    const std::optional<uint32_t> chunk =
-        optimizer_.CanCompress() ? queue.TakeNext() : std::nullopt;
-    if (chunk) {
-      send(*chunk);
-      account(report.kernels);
-      laps.Record(EventOf(trace::Kind::kCompress, *chunk));
+    const std::optional<uint32_t> next = optimizer_.CanCompress() ? queue.TakeNext() : std::nullopt;
+    if (next) {
+      send(*next);
+      times.AddWork(trace::Kind::kCompress, *next);
       continue;
     }
-    const bool waits = all && !holds_answers();
+    const bool waits = all && !HoldsAnswers();
     std::optional<WorkerInbox::Item> item =
         waits ? inbox_->Take(*options_.clock, kOfferInterval) : inbox_->TakeIfAny();
-    account(blocked);
-    if (item && std::holds_alternative<Packed>(item->what)) {
-      report.kernels += std::exchange(blocked, absl::ZeroDuration());
-      if (waits) laps.Record(EventOf(trace::Kind::kCompress, item->chunk));
-    } else if (item) {
-      const absl::Duration waited =
-          std::min(blocked, WaitedFor(std::get<absl::StatusOr<Answer>>(item->what)));
-      report.wait += waited;
-      report.wire += std::exchange(blocked, absl::ZeroDuration()) - waited;
-      if (waits && waited > absl::ZeroDuration()) {
-        laps.Record(EventOf(trace::Kind::kWait, item->chunk), waited);
-      }
-      if (waits) laps.Record(EventOf(trace::Kind::kWire, item->chunk));
-    }
-    if (!item) {
-      if (!all) return absl::OkStatus();
-      if (waits) {
-        if (absl::Status status = CheckGpuIsInTime(); !status.ok()) {
-          laps.Record(EventOf(trace::Kind::kWire, trace::kNone));
-          return status;
-        }
-        exchanges_.OfferToIdleShards();
+    times.AddBlocked();
+    if (item) {
+      const uint32_t chunk = item->chunk;
+      if (const auto* answer = std::get_if<absl::StatusOr<Answer>>(&item->what)) {
+        times.EndBlockedByWire(chunk, waits, WaitedFor(*answer));
       } else {
-        OpenStep::HeldAnswer held = std::move(open_step_->held_answers.front());
-        open_step_->held_answers.pop_front();
-        ApplyAnswer(held.chunk, std::move(held.answer), report);
-        account(report.kernels);
-        laps.Record(EventOf(trace::Kind::kApply, held.chunk));
+        times.EndBlockedByGpu(chunk, waits);
       }
-      continue;
+      const absl::StatusOr<bool> is_answered = Receive(*std::move(item), report);
+      if (!is_answered.ok()) return is_answered.status();
+      if (*is_answered) {
+        queue.SetAnswered(chunk);
+        SetDeadline(options_.exchange_timeout);  // a slow network is nobody who is missing
+      }
+      times.AddWork(trace::Kind::kApply, chunk);
+    } else if (!all) {
+      return absl::OkStatus();
+    } else if (waits) {
+      if (absl::Status status = CheckGpuIsInTime(); !status.ok()) return times.GiveUp(status);
+      exchanges_.OfferToIdleShards();
+    } else {
+      OpenStep::HeldAnswer held = open_step_->TakeHeldAnswer();
+      ApplyAnswer(held.chunk, std::move(held.answer), report);
+      times.AddWork(trace::Kind::kApply, held.chunk);
     }
-    const uint32_t received = item->chunk;
-    absl::StatusOr<bool> done = Receive(*std::move(item), report);
-    if (!done.ok()) return done.status();
-    if (*done) {
-      queue.SetAnswered(received);
-      SetDeadline(options_.exchange_timeout);  // a slow network is nobody who is missing
-    }
-    account(report.kernels);
-    laps.Record(EventOf(trace::Kind::kApply, received));
   }
   return absl::OkStatus();
+}
+
+bool Worker::HoldsAnswers() const {
+  return open_step_ != nullptr && !open_step_->held_answers.empty();
 }
 
 absl::Status Worker::CheckStepArguments(absl::Span<const Gradient> gradients,

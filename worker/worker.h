@@ -257,6 +257,7 @@ class Worker {
   // DEADLINE_EXCEEDED when a GPU lets this step wait.
   absl::Status CheckGpuIsInTime() const;
   absl::Status CheckCanBeSaved() const;
+  bool HoldsAnswers() const;  // of the open step
   enum class Until { kNothingIsThere, kAllAreAnswered };
   // Calls `send` for each chunk that is ready, as the queue allows, and receives answers: those
   // that are there, or all.
