@@ -276,16 +276,6 @@ class Worker {
   absl::StatusOr<std::vector<float>> ReadError(uint32_t chunk);
   uint32_t CommonCrc32c() const;  // of the values that all ranks have alike
   CheckpointManifest Manifest() const;
-  // ABORTED when a checkpoint is not to be waited for, as Checkpoint says. What cannot be found out
-  // is no reason.
-  absl::Status CheckNobodyHasLeft() const;
-  absl::Status CheckNobodyIsGone(const JobStatus& job,
-                                 absl::Span<const uint32_t> missing_ranks) const;
-  // ABORTED too for one that has no connection, and was among those that had none at the last look,
-  // `disconnected`, which it sets.
-  absl::Status CheckNoProcessHasEnded(const JobStatus& job,
-                                      absl::Span<const uint32_t> missing_ranks,
-                                      std::vector<uint32_t>& disconnected) const;
   // Without a round deadline, or an answer, an empty one.
   JobStatus AskAboutJob() const;
   // What Checkpoint writes.
@@ -294,8 +284,6 @@ class Worker {
   // Returns when all ranks' parts are there, on rank 0, and on others when they are committed.
   // Meanwhile others get what they may need of this worker.
   absl::Status AwaitRanks(const CheckpointDir& dir, const CheckpointId& id);
-  absl::Status CheckNobodyHasGoneOn(const JobStatus& job,
-                                    absl::Span<const uint32_t> missing_ranks) const;
   // Compresses the chunk's contribution to the open step, and sends it; or a GPU compresses it, and
   // the inbox will have it.
   void Pack(uint32_t chunk);

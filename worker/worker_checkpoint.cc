@@ -152,6 +152,90 @@ absl::Status CheckIsNotTakenOver(const std::vector<CheckpointEntry>& entries,
       entries.front().name, entries.front().manifest->job()));
 }
 
+// The rank that saves, and where it is.
+struct Saver {
+  uint32_t rank;
+  uint64_t step, round;
+  const Optimizer& optimizer;
+};
+
+// These are ABORTED when those that are missing are not to be waited for, as Worker::Checkpoint
+// says. An empty status, as of an aggregator that did not answer, is no reason.
+
+absl::Status CheckNobodyHasLeft(const JobStatus& job) {
+  for (uint32_t rank = 0; rank < job.world_size(); ++rank) {
+    if (absl::c_linear_search(job.joined_ranks(), rank)) continue;
+    return absl::AbortedError(absl::StrFormat(
+        "saving a job needs all ranks, and rank %d has left it. What was saved before is what it "
+        "can go on from",
+        rank));
+  }
+  return absl::OkStatus();
+}
+
+// Whoever has left by now may have seen the checkpoint that is waited for here.
+absl::Status CheckNobodyIsGone(const JobStatus& job, absl::Span<const uint32_t> missing_ranks,
+                               const Saver& saver) {
+  for (const uint32_t rank : missing_ranks) {
+    if (absl::c_linear_search(job.returning_ranks(), rank)) {
+      return absl::AbortedError(absl::StrFormat(
+          "what is saved of step %d lacks the part of rank %d, which comes back, with the rounds "
+          "that follow. Until it is there the job cannot be saved",
+          saver.step, rank));
+    }
+    if (!absl::c_linear_search(job.absent_ranks(), rank) ||
+        !absl::c_linear_search(job.joined_ranks(), rank)) {
+      continue;
+    }
+    return absl::AbortedError(absl::StrFormat(
+        "what is saved of step %d lacks the part of rank %d, from which nothing comes any more: "
+        "rounds close without it. Until it is back the job cannot be saved",
+        saver.step, rank));
+  }
+  if (job.step() <= saver.round) return absl::OkStatus();
+  return absl::AbortedError(
+      absl::StrFormat("the others have gone on to step %d, and have not saved step %d",
+                      saver.optimizer.StepsBefore(job.step()), saver.step));
+}
+
+absl::Status CheckNobodyHasGoneOn(const JobStatus& job, absl::Span<const uint32_t> missing_ranks,
+                                  const Saver& saver) {
+  // This rank has no frame of that round before it is done here. An aggregator that was started
+  // again may be at an earlier one.
+  const bool is_next = job.step() == saver.round;
+  if (!is_next || !absl::c_linear_search(job.waiting_for_ranks(), saver.rank)) {
+    return absl::OkStatus();
+  }
+  for (const uint32_t rank : missing_ranks) {
+    if (absl::c_linear_search(job.waiting_for_ranks(), rank) ||
+        absl::c_linear_search(job.absent_ranks(), rank)) {
+      continue;
+    }
+    return absl::AbortedError(
+        absl::StrFormat("the checkpoint of step %d lacks the part of rank %d, which has gone on to "
+                        "the next step. %s",
+                        saver.step, rank, kWhyOneIsMissing));
+  }
+  return absl::OkStatus();
+}
+
+// While all are in a checkpoint no round closes without the one that has ended in it. Another that
+// lives may have no connection for a moment.
+absl::Status CheckNoProcessHasEnded(const JobStatus& job, absl::Span<const uint32_t> missing_ranks,
+                                    std::vector<uint32_t>& disconnected, const Saver& saver) {
+  const std::vector<uint32_t> before = std::exchange(disconnected, {});
+  for (const uint32_t rank : missing_ranks) {
+    if (!absl::c_linear_search(job.disconnected_ranks(), rank)) continue;
+    disconnected.push_back(rank);
+    if (!absl::c_linear_search(before, rank)) continue;
+    return absl::AbortedError(absl::StrFormat(
+        "what is saved of step %d lacks the part of rank %d, whose process seems to have ended: it "
+        "has no connection. Until another is in its place the job cannot be saved",
+        saver.step, rank));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Worker::Checkpoint(Disk& directory) {
@@ -174,7 +258,7 @@ absl::Status Worker::Checkpoint(Disk& directory) {
     return over.ok() ? status : over;
   }
   if (absl::Status status = CheckIsOfThisModel(*entries, layout_); !status.ok()) return status;
-  if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
+  if (absl::Status status = CheckNobodyHasLeft(AskAboutJob()); !status.ok()) return status;
   dir.RemoveUncommitted(id, options_.rank).IgnoreError();  // the room may do without
 
   absl::StatusOr<CheckpointFile> parameters;
@@ -221,11 +305,12 @@ absl::StatusOr<CheckpointFile> Worker::SaveParameters(CheckpointDir& dir,
 absl::StatusOr<std::string> Worker::SaveState() {
   const DefaultFloatMode float_mode;
   if (absl::Status status = CheckCanBeSaved(); !status.ok()) return status;
-  if (absl::Status status = CheckNobodyHasLeft(); !status.ok()) return status;
+  if (absl::Status status = CheckNobodyHasLeft(AskAboutJob()); !status.ok()) return status;
   // Without the states of those who are gone the others' are good for nothing.
+  const Saver saver = {options_.rank, steps_, round_, optimizer_};
   std::vector<uint32_t> all_ranks(options_.world_size);
   std::iota(all_ranks.begin(), all_ranks.end(), 0);
-  if (absl::Status status = CheckNobodyIsGone(AskAboutJob(), all_ranks); !status.ok()) {
+  if (absl::Status status = CheckNobodyIsGone(AskAboutJob(), all_ranks, saver); !status.ok()) {
     return status;
   }
   const absl::StatusOr<ChunkErrors> errors = ReadErrors();
@@ -274,13 +359,15 @@ CheckpointManifest Worker::Manifest() const {
 
 absl::StatusOr<ChunkErrors> Worker::ReadErrors() {
   SetDeadline(options_.exchange_timeout);
+  const Saver saver = {options_.rank, steps_, round_, optimizer_};
   ChunkErrors errors;
   const uint32_t chunks = layout_.chunks().size();
   for (uint32_t chunk = options_.rank; chunk < chunks; chunk += options_.world_size) {
     absl::StatusOr<std::vector<float>> error = ReadError(chunk);
     if (!error.ok()) {
       if (absl::IsDataLoss(error.status())) return error.status();
-      if (absl::Status status = CheckNobodyIsGone(AskAboutJob(), {}); !status.ok()) return status;
+      if (absl::Status status = CheckNobodyIsGone(AskAboutJob(), {}, saver); !status.ok())
+        return status;
       return error.status();
     }
     errors[chunk] = *std::move(error);
@@ -327,6 +414,7 @@ absl::StatusOr<std::vector<float>> Worker::ReadError(uint32_t chunk) {
 }
 
 absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id) {
+  const Saver saver = {options_.rank, steps_, round_, optimizer_};
   const bool commits = options_.rank == 0;
   const absl::Time start = options_.clock->Now();
   SetDeadline(options_.exchange_timeout);
@@ -370,10 +458,10 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
         const JobStatus job = shards_.AskAboutJob();
         absl::Status status;
         if (may_be_gone) {
-          status = CheckNobodyIsGone(job, missing->ranks);
-          status.Update(CheckNoProcessHasEnded(job, missing->ranks, disconnected));
+          status = CheckNobodyIsGone(job, missing->ranks, saver);
+          status.Update(CheckNoProcessHasEnded(job, missing->ranks, disconnected, saver));
         }
-        if (may_have_gone_on) status.Update(CheckNobodyHasGoneOn(job, missing->ranks));
+        if (may_have_gone_on) status.Update(CheckNobodyHasGoneOn(job, missing->ranks, saver));
         if (!status.ok()) return status;
       }
       // A rank that ended here may have been started anew.
@@ -392,85 +480,9 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
   }
 }
 
-absl::Status Worker::CheckNobodyHasGoneOn(const JobStatus& job,
-                                          absl::Span<const uint32_t> missing_ranks) const {
-  // This rank has no frame of that round before it is done here. An aggregator that was started
-  // again may be at an earlier one.
-  const bool is_next = job.step() == round_;
-  if (!is_next || !absl::c_linear_search(job.waiting_for_ranks(), options_.rank)) {
-    return absl::OkStatus();
-  }
-  for (const uint32_t rank : missing_ranks) {
-    if (absl::c_linear_search(job.waiting_for_ranks(), rank) ||
-        absl::c_linear_search(job.absent_ranks(), rank)) {
-      continue;
-    }
-    return absl::AbortedError(
-        absl::StrFormat("the checkpoint of step %d lacks the part of rank %d, which has gone on to "
-                        "the next step. %s",
-                        steps_, rank, kWhyOneIsMissing));
-  }
-  return absl::OkStatus();
-}
-
-// While all are in a checkpoint no round closes without the one that has ended in it. Another that
-// lives may have no connection for a moment.
-absl::Status Worker::CheckNoProcessHasEnded(const JobStatus& job,
-                                            absl::Span<const uint32_t> missing_ranks,
-                                            std::vector<uint32_t>& disconnected) const {
-  const std::vector<uint32_t> before = std::exchange(disconnected, {});
-  for (const uint32_t rank : missing_ranks) {
-    if (!absl::c_linear_search(job.disconnected_ranks(), rank)) continue;
-    disconnected.push_back(rank);
-    if (!absl::c_linear_search(before, rank)) continue;
-    return absl::AbortedError(absl::StrFormat(
-        "what is saved of step %d lacks the part of rank %d, whose process seems to have ended: it "
-        "has no connection. Until another is in its place the job cannot be saved",
-        steps_, rank));
-  }
-  return absl::OkStatus();
-}
-
 // Without a round deadline nobody can be gone: an empty one.
 JobStatus Worker::AskAboutJob() const {
   return options_.min_workers == 0 ? JobStatus() : shards_.AskAboutJob();
-}
-
-absl::Status Worker::CheckNobodyHasLeft() const {
-  const JobStatus job = AskAboutJob();
-  for (uint32_t rank = 0; rank < job.world_size(); ++rank) {
-    if (absl::c_linear_search(job.joined_ranks(), rank)) continue;
-    return absl::AbortedError(absl::StrFormat(
-        "saving a job needs all ranks, and rank %d has left it. What was saved before is what it "
-        "can go on from",
-        rank));
-  }
-  return absl::OkStatus();
-}
-
-// Whoever has left by now may have seen the checkpoint that is waited for here.
-absl::Status Worker::CheckNobodyIsGone(const JobStatus& job,
-                                       absl::Span<const uint32_t> missing_ranks) const {
-  for (const uint32_t rank : missing_ranks) {
-    if (absl::c_linear_search(job.returning_ranks(), rank)) {
-      return absl::AbortedError(absl::StrFormat(
-          "what is saved of step %d lacks the part of rank %d, which comes back, with the rounds "
-          "that follow. Until it is there the job cannot be saved",
-          steps_, rank));
-    }
-    if (!absl::c_linear_search(job.absent_ranks(), rank) ||
-        !absl::c_linear_search(job.joined_ranks(), rank)) {
-      continue;
-    }
-    return absl::AbortedError(absl::StrFormat(
-        "what is saved of step %d lacks the part of rank %d, from which nothing comes any more: "
-        "rounds close without it. Until it is back the job cannot be saved",
-        steps_, rank));
-  }
-  if (job.step() <= round_) return absl::OkStatus();
-  return absl::AbortedError(
-      absl::StrFormat("the others have gone on to step %d, and have not saved step %d",
-                      optimizer_.StepsBefore(job.step()), steps_));
 }
 
 }  // namespace signpost
