@@ -137,14 +137,7 @@ void GpuAdamState::ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRate
   if (codec == ONE_BIT) return ApplySigns(chunk, rates, std::move(answer));
   chunks_.RunOnDecompressed(
       chunk, codec, answer, [&](const Segment& segment) { return DenseMomentum(segment); },
-      [&](const Segment& segment) {
-        const UpdateRates update = rates(segment.tensor);
-        return ApplyDenseSegment{.momentum = DenseMomentum(segment),
-                                 .inverse_denominator = Variance(segment),
-                                 .parameters = Values(segment),
-                                 .learning_rate = update.learning_rate,
-                                 .weight_decay = update.weight_decay};
-      },
+      [&](const Segment& segment) { return DenseRow(segment, rates(segment.tensor)); },
       &Gpu::ApplyDenseMomentum);
 }
 
@@ -158,14 +151,7 @@ void GpuAdamState::ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payloa
   momentum_is_signed_[chunk] = true;
   chunks_.Launch(
       slot, chunks_.TablesBegin(), chunks_.TablesBegin(), ChunkAt(chunk).segments,
-      [&](const Segment& segment) {
-        const UpdateRates update = rates(segment.tensor);
-        return ApplySegment{.momentum = SignedMomentum(chunk, segment),
-                            .inverse_denominator = Variance(segment),
-                            .parameters = Values(segment),
-                            .learning_rate = update.learning_rate,
-                            .weight_decay = update.weight_decay};
-      },
+      [&](const Segment& segment) { return SignedRow(chunk, segment, rates(segment.tensor)); },
       &Gpu::ApplyMomentum);
   chunks_.Release(slot);
 }
@@ -293,6 +279,23 @@ float* GpuAdamState::DenseField(Field field, const Segment& segment) const {
       break;
   }
   return chunks_.Error(segment);
+}
+
+ApplyDenseSegment GpuAdamState::DenseRow(const Segment& segment, const UpdateRates& rates) const {
+  return {.momentum = DenseMomentum(segment),
+          .inverse_denominator = Variance(segment),
+          .parameters = Values(segment),
+          .learning_rate = rates.learning_rate,
+          .weight_decay = rates.weight_decay};
+}
+
+ApplySegment GpuAdamState::SignedRow(uint32_t chunk, const Segment& segment,
+                                     const UpdateRates& rates) const {
+  return {.momentum = SignedMomentum(chunk, segment),
+          .inverse_denominator = Variance(segment),
+          .parameters = Values(segment),
+          .learning_rate = rates.learning_rate,
+          .weight_decay = rates.weight_decay};
 }
 
 float* GpuAdamState::Values(const Segment& segment) const {

@@ -101,6 +101,11 @@ class GpuAdamState final : public AdamState {
                      uint32_t* first_not_packed);
   void ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer);
 
+  // What moves a segment's parameters along its momentum, in each of its forms.
+  kernels::cuda::ApplyDenseSegment DenseRow(const Segment& segment, const UpdateRates& rates) const;
+  kernels::cuda::ApplySegment SignedRow(uint32_t chunk, const Segment& segment,
+                                        const UpdateRates& rates) const;
+
   const Chunk& ChunkAt(uint32_t chunk) const { return chunks_.layout().chunks()[chunk]; }
   float* Variance(const Segment& segment) const { return chunks_.In(variance_, segment); }
   float* DenseMomentum(const Segment& segment) const {

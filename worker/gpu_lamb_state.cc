@@ -8,8 +8,6 @@
 
 namespace signpost {
 
-using kernels::cuda::ApplyDenseSegment;
-using kernels::cuda::ApplySegment;
 using kernels::cuda::FloorSegment;
 using kernels::cuda::FollowSegment;
 using kernels::cuda::LambSegment;
@@ -105,30 +103,17 @@ void GpuLambState::Step(uint32_t chunk, RatesOf<StepRates> rates) {
 }
 
 void GpuLambState::StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRates> rates) {
-  if (!adam_.momentum_is_signed_[chunk]) {
+  if (adam_.momentum_is_signed_[chunk]) {
     return chunks_.Run(
         chunk,
         [&](const Segment& segment) {
-          const AdamState::UpdateRates update = rates(segment.tensor);
-          return ApplyDenseSegment{.momentum = adam_.DenseMomentum(segment),
-                                   .inverse_denominator = adam_.Variance(segment),
-                                   .parameters = adam_.Values(segment),
-                                   .learning_rate = update.learning_rate,
-                                   .weight_decay = update.weight_decay};
+          return adam_.SignedRow(chunk, segment, rates(segment.tensor));
         },
-        &Gpu::ApplyDenseMomentum);
+        &Gpu::ApplyMomentum);
   }
   chunks_.Run(
-      chunk,
-      [&](const Segment& segment) {
-        const AdamState::UpdateRates update = rates(segment.tensor);
-        return ApplySegment{.momentum = adam_.SignedMomentum(chunk, segment),
-                            .inverse_denominator = adam_.Variance(segment),
-                            .parameters = adam_.Values(segment),
-                            .learning_rate = update.learning_rate,
-                            .weight_decay = update.weight_decay};
-      },
-      &Gpu::ApplyMomentum);
+      chunk, [&](const Segment& segment) { return adam_.DenseRow(segment, rates(segment.tensor)); },
+      &Gpu::ApplyDenseMomentum);
 }
 
 void GpuLambState::StartFreshVariance(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) {
