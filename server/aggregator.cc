@@ -123,6 +123,7 @@ absl::Status Aggregator::Restore(StateDir::Recovered recovered) {
     const OpenSteps saved_steps = OpenStepsOf(state);
     const std::vector<uint64_t> incarnations = state.incarnations;
     const std::vector<uint32_t> left_ranks = state.left_ranks;
+    const std::vector<uint32_t> given_up_ranks = state.given_up_ranks;
     absl::StatusOr<std::unique_ptr<Job>> job =
         Job::Restore(std::move(state), {options_.shard, options_.shard_count}, &bell_, generation(),
                      options_.now());
@@ -130,10 +131,13 @@ absl::Status Aggregator::Restore(StateDir::Recovered recovered) {
     for (const uint32_t rank : left_ranks) {
       if (!(*job)->Leave(rank)) (*job)->End(LeftError(rank, id.name));
     }
+    for (const uint32_t rank : given_up_ranks) (*job)->GiveUp(rank, incarnations[rank]);
     Membership membership = Membership::Restore(incarnations, left_ranks, (*job)->min_workers(),
                                                 ServedJob::WelcomeTo(**job, generation()),
                                                 connections_, options_.now());
-    if (membership.AllLeft()) {
+    ServedJob served(*std::move(job), generation(), {bell_, late_bell_}, std::move(membership),
+                     saved_steps);
+    if (served.AllLeft()) {
       Forget(id.epoch);
       continue;
     }
@@ -143,9 +147,8 @@ absl::Status Aggregator::Restore(StateDir::Recovered recovered) {
       jobs_.erase(earlier);
     }
     log::WriteEvent(log::Level::kInfo, "goes on with a job, from its snapshot",
-                    {.job = id.name, .step = (*job)->open_step(), .shard = options_.shard});
-    jobs_.emplace(id.name, ServedJob(*std::move(job), generation(), {bell_, late_bell_},
-                                     std::move(membership), saved_steps));
+                    {.job = id.name, .step = served.job()->open_step(), .shard = options_.shard});
+    jobs_.emplace(id.name, std::move(served));
   }
   return absl::OkStatus();
 }
@@ -788,6 +791,7 @@ absl::StatusOr<OpenSteps> Aggregator::Save(const DueSnapshot& due) {
   JobState state = due.job->Describe();
   state.incarnations = due.incarnations;
   state.left_ranks = due.left_ranks;
+  state.given_up_ranks = due.given_up_ranks;
   OpenSteps steps;
   const auto save = [&](uint32_t chunk, ChunkState& saved) {
     absl::Status status = due.job->SaveChunk(chunk, due.with_answers, saved);

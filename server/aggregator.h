@@ -126,12 +126,12 @@ class Aggregator {
 
   // Ends a rank's membership. No round can close without it, so waiting calls of the job end with
   // FAILED_PRECONDITION; but not in a job that can do without as many ranks (min_workers). A rank
-  // that has come back, and gives up before its first frame, is absent as before, and has not left,
-  // if the others are too few without it. When all ranks have left, or gave up, the job is
-  // forgotten. Idempotent: OK for a job, or epoch of it, that is over. INVALID_ARGUMENT for a rank
-  // that the job does not have. FAILED_PRECONDITION before the job is complete. ABORTED when rounds
-  // that the rank has completed are not known here, as after a crash: its frames must be offered
-  // first. UNAVAILABLE after Drain.
+  // that has come back, and leaves before its first frame, is absent as before, and has not left,
+  // if the others are too few without it: it gives up. When all ranks have left, or gave up, the
+  // job is forgotten. Idempotent: OK for a job, or epoch of it, that is over. INVALID_ARGUMENT for
+  // a rank that the job does not have. FAILED_PRECONDITION before the job is complete. ABORTED when
+  // rounds that the rank has completed are not known here, as after a crash: its frames must be
+  // offered first. UNAVAILABLE after Drain.
   void Leave(const LeaveRequest& request, LeaveDone done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // This aggregator's error of a chunk: see OwnedChunk::ReadError and, for errors that concern the

@@ -126,6 +126,11 @@ std::vector<uint32_t> Roll::returning_ranks() const {
   });
 }
 
+std::vector<uint32_t> Roll::given_up_ranks() const {
+  return RanksThat(entries(),
+                   [](const RollEntry& rank) { return rank.has_given_up && !rank.has_left; });
+}
+
 uint32_t Roll::Hear(uint32_t rank, uint64_t step) {
   absl::MutexLock lock(&mutex_);
   RollEntry& heard = ranks_[rank];
@@ -180,8 +185,9 @@ bool Roll::HaveLeftBut(const std::set<uint32_t>& ranks) const {
   absl::MutexLock lock(&mutex_);
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     // One that has sent frames since is there: what waits is an old copy.
-    const bool has_no_state = ranks.contains(rank) && !ranks_[rank].was_heard;
-    if (!ranks_[rank].has_left && !has_no_state) return false;
+    const RollEntry& other = ranks_[rank];
+    const bool has_no_state = ranks.contains(rank) && !other.was_heard;
+    if (!other.has_left && !other.has_given_up && !has_no_state) return false;
   }
   return true;
 }

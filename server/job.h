@@ -46,7 +46,8 @@ struct JobState {
   std::vector<Tensor> tensors;
   std::vector<uint64_t> incarnations;  // by rank
   std::vector<uint32_t> left_ranks;
-  std::vector<ChunkState> chunks;  // those that the shard owns, in order
+  std::vector<uint32_t> given_up_ranks;  // that have not left
+  std::vector<ChunkState> chunks;        // those that the shard owns, in order
 };
 
 // By chunk: of its rounds that close without some rank.
@@ -90,6 +91,7 @@ class Roll {
   std::vector<uint32_t> absent_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);  // and who has left
   // Those that come back, and have not given up, nor left.
   std::vector<uint32_t> returning_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<uint32_t> given_up_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);  // that have not left
 
   // A frame of that step came from the rank. Returns how many are absent or have left.
   uint32_t Hear(uint32_t rank, uint64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -106,7 +108,8 @@ class Roll {
   void HearReturning(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
   // It has come back, and gives up.
   void GiveUp(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
-  // All ranks have left but for these, from which no frame has come since they are back.
+  // All ranks have left or given up but for these, from which no frame has come since they are
+  // back.
   bool HaveLeftBut(const std::set<uint32_t>& ranks) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -172,6 +175,7 @@ class Job {
   // Rounds go on without it, or can't.
   bool is_absent(uint32_t rank, absl::Time now) const;
   RollEntry entry(uint32_t rank) const { return roll_.entry(rank); }
+  std::vector<uint32_t> given_up_ranks() const { return roll_.given_up_ranks(); }
   // Ends the calls of the rank's process, which was withdrawn: before another has the rank.
   void EndCallsOf(uint32_t rank);
   // Nothing more comes from the rank's process. Returns the steps from which on no frame of it can

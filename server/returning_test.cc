@@ -129,11 +129,13 @@ class ReturningTest : public ::testing::Test {
     return result;
   }
 
-  void Leave(uint32_t rank, absl::Status& left, std::optional<uint64_t> incarnation = {}) {
+  void Leave(uint32_t rank, absl::Status& left, std::optional<uint64_t> incarnation = {},
+             uint64_t steps = 0) {
     LeaveRequest leave;
     leave.set_job("job");
     leave.set_epoch(epoch_);
     leave.set_rank(rank);
+    leave.set_steps(steps);
     leave.set_incarnation(incarnation.value_or(1000 + rank));
     left = absl::UnknownError("still waits");
     aggregator_->Leave(leave, [&left](const absl::Status& status) { left = status; });
@@ -533,6 +535,109 @@ TEST_F(GivingUpTest, ASecondCallSaysNothingNew) {
   for (uint32_t rank : {1, 2}) Leave(rank, again, kNext + rank - 1);
   EXPECT_TRUE(again.ok()) << again;
   EXPECT_TRUE(waiting_.waits()) << waiting_.status();
+}
+
+// It has come to the step at which rank 0 waits for others, and is told to stop, say.
+class StoppedBeforeItsFirstFrameTest : public ReturningTest {
+ protected:
+  void Begin() {
+    Start();
+    for (uint32_t rank : {0, 1, 2}) Send(rank, 0);
+    Die(1001);
+    Die(1002);
+    waiting_ = Send(0, 1);
+    Claim(1);
+    Claim(2, kNext + 1);
+    PassDeadline();
+    TakeSnapshots();
+    GiveStatesTo(1, kNext);
+    GiveStatesTo(2, kNext + 1);
+    waiting_ = Send(0, 1);
+  }
+
+  void TakeSnapshots() {
+    for (int i = 0; i < 3 && state_dir_ != nullptr; ++i) {
+      ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+    }
+  }
+
+  void GiveStatesTo(uint32_t rank, uint64_t incarnation) {
+    for (uint32_t chunk : {0, 1}) {
+      const auto fetch = SendChunk(rank, 1, chunk, FETCH, incarnation, /*first_step=*/1);
+      SendChunk(0, 1, chunk, STATE);
+      EXPECT_TRUE(fetch.ok()) << fetch.status();
+    }
+  }
+
+  // Both, after all steps that are done.
+  void LeaveBoth() {
+    absl::Status one, two;
+    Leave(1, one, kNext, /*steps=*/1);
+    TakeSnapshots();
+    Leave(2, two, kNext + 1, /*steps=*/1);
+    EXPECT_EQ(absl::IsUnknown(two), state_dir_ != nullptr) << "it is written down first";
+    TakeSnapshots();
+    EXPECT_TRUE(one.ok() && two.ok()) << one << two;
+  }
+
+  void ExpectAnotherCanComeInThePlaceOf(uint32_t rank) {
+    const auto claim = Claim(rank, kNext + 2);
+    PassDeadline();
+    TakeSnapshots();
+    ASSERT_TRUE(claim.ok()) << claim.status();
+    const auto sent = Send(rank, 1, kNext + 2);
+    PassDeadline();
+    EXPECT_TRUE(sent.ok()) << sent.status();
+  }
+
+  ExchangeResult waiting_;
+};
+
+TEST_F(StoppedBeforeItsFirstFrameTest, TheLastThatTrainsGoesOn) {
+  Begin();
+  LeaveBoth();
+  EXPECT_TRUE(waiting_.waits()) << waiting_.status();
+  ExpectAnotherCanComeInThePlaceOf(2);
+  EXPECT_TRUE(waiting_.ok()) << waiting_.status();
+}
+
+TEST_F(StoppedBeforeItsFirstFrameTest, AlsoIfTheAggregatorIsStartedAgain) {
+  MakeDurable();
+  Begin();
+  LeaveBoth();
+  Restart();
+  absl::Status again;  // its answer was lost
+  Leave(2, again, kNext + 1, /*steps=*/1);
+  TakeSnapshots();
+  EXPECT_TRUE(again.ok()) << again;
+  waiting_ = Send(0, 1);
+  EXPECT_TRUE(waiting_.waits()) << waiting_.status();
+  ExpectAnotherCanComeInThePlaceOf(2);
+  EXPECT_TRUE(waiting_.ok()) << waiting_.status();
+}
+
+TEST_F(StoppedBeforeItsFirstFrameTest, AtItsEndTheJobIsForgottenWhenTheOthersHaveLeft) {
+  MakeDurable();
+  Begin();
+  LeaveBoth();
+  Restart();
+  absl::Status left;
+  Leave(0, left, {}, /*steps=*/1);
+  TakeSnapshots();
+  EXPECT_TRUE(left.ok()) << left;
+  EXPECT_THAT(JobNames(*aggregator_), IsEmpty());
+}
+
+TEST_F(StoppedBeforeItsFirstFrameTest, WhoWaitsForAStateThatNobodyHasAnyMoreIsToldAtOnce) {
+  Begin();
+  EXPECT_TRUE(LeaveOf(0).ok());
+  const auto fetch = SendChunk(2, 1, 0, FETCH, kNext + 1, /*first_step=*/1);
+  EXPECT_TRUE(fetch.waits()) << "rank 1 has it";
+  absl::Status left;
+  Leave(1, left, kNext, /*steps=*/1);
+  EXPECT_TRUE(left.ok()) << left;
+  EXPECT_THAT(fetch.message(), HasSubstr("nobody has its state any more"));
+  EXPECT_TRUE(fetch.is_to_be_tried_again());
 }
 
 TEST_F(ReturningTest, WhoGivesUpWhenAllOthersHaveLeftIsTheLastToLeave) {

@@ -105,7 +105,8 @@ bool ServedJob::IsSucceeded(const Membership::Claim& claim, absl::Time now) cons
 
 bool ServedJob::IsLost(std::optional<uint32_t> claimed, absl::Time now) const {
   for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
-    if (membership_.has_left(rank) || job_->entry(rank).lacks_state) continue;
+    const RollEntry entry = job_->entry(rank);
+    if (membership_.has_left(rank) || entry.has_given_up || entry.lacks_state) continue;
     if (rank != claimed && !IsClaimed(rank)) return false;
     if (!membership_.IsGone(rank, now)) return false;
   }
@@ -267,10 +268,11 @@ bool ServedJob::IsSnapshotDue() const {
 
 DueSnapshot ServedJob::Snapshot() const {
   DueSnapshot due = {job_, membership_.incarnations(), membership_.left_ranks(),
+                     job_->given_up_ranks(),
                      /*with_answers=*/!leaves_.empty() || IsAwaited()};
   // Once it is written they have left, whether or not they are told.
   for (const WaitingLeave& leave : leaves_) {
-    if (!IsTaken(leave)) due.left_ranks.push_back(leave.request.rank());
+    if (!leave.stays && !IsTaken(leave)) due.left_ranks.push_back(leave.request.rank());
   }
   return due;
 }
@@ -321,26 +323,33 @@ void ServedJob::WelcomeReturning(const DueSnapshot& due, const OpenSteps& saved,
 }
 
 void ServedJob::Leave(const LeaveRequest& request, LeaveDone done, Callbacks& callbacks) {
-  // Who comes back and gives up is no loss to the others: they wait for another in its place. One
-  // that has come to the job's end may have had nothing to contribute.
-  if (job_->entry(request.rank()).comes_back && request.steps() < job_->open_step()) {
-    job_->GiveUp(request.rank(), request.incarnation());
-    callbacks.push_back([job = job_, rank = request.rank()] { job->EndCallsOf(rank); });
+  const uint32_t rank = request.rank();
+  // Who comes back and has contributed nothing yet is no loss to the others: they wait for another
+  // in its place. Whether it was told to stop, or has come to the job's end, is not known.
+  const RollEntry entry = job_->entry(rank);
+  const bool gives_up = entry.comes_back || entry.has_given_up;
+  if (gives_up) {
+    job_->GiveUp(rank, request.incarnation());
+    callbacks.push_back([job = job_, rank] {
+      job->EndCallsOf(rank);
+      job->EndReturnsIfAlone();
+    });
     bells_.late.Ring();
-    const bool is_absent = WouldEndWithout(request.rank());
-    if (is_absent) return Finish(std::move(done), absl::OkStatus(), callbacks);
   }
-  if (!is_durable()) return EndMembership({request, std::move(done)}, callbacks);
-  leaves_.push_back(
-      {request, std::move(done),
-       job_->takes_back() ? job_->Withdraw(request.rank(), request.incarnation()) : OpenSteps()});
+  const bool stays = gives_up && WouldEndWithout(rank);
+  if (!is_durable()) return EndMembership({request, std::move(done), stays}, callbacks);
+  const bool others_go_on = !stays && job_->takes_back();
+  leaves_.push_back({request, std::move(done), stays,
+                     others_go_on ? job_->Withdraw(rank, request.incarnation()) : OpenSteps()});
   bells_.snapshots.Ring();
 }
 
 bool ServedJob::WouldEndWithout(uint32_t rank) const {
   std::set<uint32_t> left = {rank};
   for (const uint32_t other : membership_.left_ranks()) left.insert(other);
-  for (const WaitingLeave& leave : leaves_) left.insert(leave.request.rank());
+  for (const WaitingLeave& leave : leaves_) {
+    if (!leave.stays) left.insert(leave.request.rank());
+  }
   const size_t others = job_->world_size() - left.size();
   return 0 < others && others < job_->min_workers();
 }
@@ -358,12 +367,7 @@ bool ServedJob::AllLeft() const {
 void ServedJob::EndLeaves(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved,
                           const OpenSteps& durable, Callbacks& callbacks) {
   for (WaitingLeave& leave : std::exchange(leaves_, {})) {
-    // Others may go on without it, and its frames go with it: both snapshots must do without them.
-    const bool others_go_on = job_->takes_back();
-    const bool is_safe = saved.ok() &&
-                         leave.request.steps() <= LeastOf(others_go_on ? durable : *saved) &&
-                         AllReached(durable, leave.needed) &&
-                         absl::c_linear_search(due.left_ranks, leave.request.rank());
+    const bool is_safe = saved.ok() && IsIn(due, leave, *saved, durable);
     if (is_safe || IsTaken(leave) || IsOfTheJobItself(saved.status())) {
       Reach(Failpoint::kLeaveDurable);
       EndMembership(std::move(leave), callbacks);
@@ -373,12 +377,24 @@ void ServedJob::EndLeaves(const DueSnapshot& due, const absl::StatusOr<OpenSteps
   }
 }
 
+bool ServedJob::IsIn(const DueSnapshot& due, const WaitingLeave& leave, const OpenSteps& saved,
+                     const OpenSteps& durable) const {
+  const uint32_t rank = leave.request.rank();
+  if (leave.stays) return absl::c_linear_search(due.given_up_ranks, rank);
+  // Others may go on without it, and its frames go with it: both snapshots must do without them.
+  const OpenSteps& reached = job_->takes_back() ? durable : saved;
+  return leave.request.steps() <= LeastOf(reached) && AllReached(durable, leave.needed) &&
+         absl::c_linear_search(due.left_ranks, rank);
+}
+
 bool ServedJob::IsTaken(const WaitingLeave& leave) const {
   return !membership_.Holds({leave.request.rank(), leave.request.incarnation()});
 }
 
 void ServedJob::EndMembership(WaitingLeave leave, Callbacks& callbacks) {
-  if (IsTaken(leave)) return Finish(std::move(leave.done), absl::OkStatus(), callbacks);
+  if (leave.stays || IsTaken(leave)) {
+    return Finish(std::move(leave.done), absl::OkStatus(), callbacks);
+  }
   membership_.Leave(leave.request.rank());
   const bool goes_on = job_->Leave(leave.request.rank());
   callbacks.push_back(

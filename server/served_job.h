@@ -40,6 +40,7 @@ struct DueSnapshot {
   std::shared_ptr<Job> job;
   std::vector<uint64_t> incarnations;
   std::vector<uint32_t> left_ranks;
+  std::vector<uint32_t> given_up_ranks;
   bool with_answers = false;
 };
 
@@ -99,7 +100,8 @@ class ServedJob {
   // Gives those their ranks who come back and can have them, and refuses those who can't.
   void AdmitReturning(absl::Time now, Callbacks& callbacks);
 
-  // Of a member. Ends its membership, at once or when that is written down.
+  // Of a member. Ends its membership, at once or when that is written down; but one that comes back
+  // and has contributed nothing yet stays a member, and gives up, if the job would end without it.
   void Leave(const LeaveRequest& request, LeaveDone done, Callbacks& callbacks);
   bool AllLeft() const;  // or gave up; and no call waits for it
 
@@ -137,6 +139,7 @@ class ServedJob {
   struct WaitingLeave {
     LeaveRequest request;
     LeaveDone done;
+    bool stays = false;     // a member, which has given up
     OpenSteps needed = {};  // what snapshots must have
   };
   // A process that comes back in a rank.
@@ -152,8 +155,8 @@ class ServedJob {
     JoinResponse welcome = {};
   };
 
-  // Nobody has the state, for certain: each rank has left, waits for it, or is gone and another
-  // process waits for the rank, or is to wait for the one that is claimed. That one is not
+  // Nobody has the state, for certain: each rank has left or given up, waits for it, or is gone and
+  // another process waits for the rank, or is to wait for the one that is claimed. That one is not
   // connected says less: it connects again when it has something to send.
   bool IsLost(std::optional<uint32_t> claimed, absl::Time now) const;
   // A process waits to come back as the rank.
@@ -165,11 +168,15 @@ class ServedJob {
     return job_->takes_back() && (job_->has_trained() || job_->shard() > 0);
   }
   bool IsGoneOrHasLeft(uint32_t rank, absl::Time now) const {
-    return membership_.has_left(rank) || membership_.IsGone(rank, now);
+    return membership_.has_left(rank) || job_->entry(rank).has_given_up ||
+           membership_.IsGone(rank, now);
   }
   // As FindHalt, whether or not it is certain.
   Halt HaltAt(absl::Time now) const;
   bool IsTaken(const WaitingLeave& leave) const;  // its rank, by another process meanwhile
+  // What came of the snapshots has all that the leave waits for.
+  bool IsIn(const DueSnapshot& due, const WaitingLeave& leave, const OpenSteps& saved,
+            const OpenSteps& durable) const;
   // The others would be too few when the rank has left, and those whose Leave waits.
   bool WouldEndWithout(uint32_t rank) const;
   // Whether a snapshot would bring a call further that waits for one.

@@ -29,6 +29,7 @@ SnapshotHeader HeaderOf(const JobState& state, size_t chunks) {
   header.mutable_tensors()->Add(state.tensors.begin(), state.tensors.end());
   header.mutable_incarnations()->Add(state.incarnations.begin(), state.incarnations.end());
   header.mutable_left_ranks()->Add(state.left_ranks.begin(), state.left_ranks.end());
+  header.mutable_given_up_ranks()->Add(state.given_up_ranks.begin(), state.given_up_ranks.end());
   header.set_chunks(chunks);
   return header;
 }
@@ -168,10 +169,13 @@ absl::StatusOr<JobState> Decode(absl::string_view file) {
   state.tensors.assign(header.tensors().begin(), header.tensors().end());
   state.incarnations.assign(header.incarnations().begin(), header.incarnations().end());
   state.left_ranks.assign(header.left_ranks().begin(), header.left_ranks().end());
+  state.given_up_ranks.assign(header.given_up_ranks().begin(), header.given_up_ranks().end());
 
-  for (const uint32_t rank : state.left_ranks) {
-    if (rank >= state.incarnations.size()) {
-      return absl::DataLossError(absl::StrCat("the job has no rank ", rank));
+  for (const std::vector<uint32_t>& ranks : {state.left_ranks, state.given_up_ranks}) {
+    for (const uint32_t rank : ranks) {
+      if (rank >= state.incarnations.size()) {
+        return absl::DataLossError(absl::StrCat("the job has no rank ", rank));
+      }
     }
   }
   const absl::StatusOr<Layout> layout = Layout::Create(state.tensors, state.options);

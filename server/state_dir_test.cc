@@ -31,6 +31,7 @@ void ExpectSame(const JobState& a, const JobState& b) {
   EXPECT_EQ(a.options.SerializeAsString(), b.options.SerializeAsString());
   EXPECT_EQ(a.incarnations, b.incarnations);
   EXPECT_EQ(a.left_ranks, b.left_ranks);
+  EXPECT_EQ(a.given_up_ranks, b.given_up_ranks);
   ASSERT_EQ(a.chunks.size(), b.chunks.size());
   for (size_t i = 0; i < a.chunks.size(); ++i) {
     EXPECT_EQ(a.chunks[i].open_step, b.chunks[i].open_step);
@@ -194,6 +195,19 @@ TEST_F(StateDirTest, NeverTakesASnapshotThatWasCutOrChanged) {
   }
   Write(name, contents + "x");
   EXPECT_TRUE(absl::IsDataLoss(ReadSnapshot(*disk, name).status()));
+}
+
+TEST_F(StateDirTest, ASnapshotOfARankThatTheJobDoesNotHaveIsDamaged) {
+  for (const auto ranks : {&JobState::left_ranks, &JobState::given_up_ranks}) {
+    JobState state = TestState();
+    (state.*ranks).push_back(state.incarnations.size());
+    const std::unique_ptr<StateDir> state_dir = Open();
+    ASSERT_TRUE(Save(*state_dir, state).ok());
+    const std::unique_ptr<Disk> disk = OpenDirectory(path_);
+    const absl::Status status = ReadSnapshot(*disk, Snapshots().front()).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    std::filesystem::remove_all(path_);
+  }
 }
 
 TEST_F(StateDirTest, WithoutAReadableSnapshotItRefusesUnlessTold) {
