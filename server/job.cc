@@ -296,7 +296,7 @@ bool Job::Contribute(Frame frame, absl::Time now, OwnedChunk::Done done, Room::O
   OwnedChunk& chunk = chunks_.at(header.chunk());
   if (header.step() >= layout_.options().first_step()) has_trained_ = true;
   const uint32_t absent = roll_.Hear(header.rank(), header.step());
-  const std::vector<uint32_t> wanted = state_desk_.TakeWanted(header.rank(), now);
+  const std::vector<uint32_t> wanted = state_desk_.TakeWanted(header, now);
   if (!wanted.empty()) {
     done(StateDesk::Ask(header, wanted));
     return false;
@@ -392,8 +392,8 @@ void Job::Return(uint32_t rank, uint64_t first_step, bool is_same_process) {
 
 void Job::AskForStates(const std::set<uint32_t>& gone, absl::Time now) {
   std::vector<uint32_t> wanted;
-  const auto is_asked = [&](uint32_t rank) {
-    if (!gone.contains(rank)) wanted = state_desk_.TakeWanted(rank, now, gone);
+  const auto is_asked = [&](const FrameHeader& header) {
+    if (!gone.contains(header.rank())) wanted = state_desk_.TakeWanted(header, now, gone);
     return !wanted.empty();
   };
   for (auto& [number, chunk] : chunks_) {

@@ -187,6 +187,7 @@ void OwnedChunk::Contribute(Frame frame, absl::Time now, Done done, const Room::
     call.since = now;
   }
   call.done = std::move(done);
+  call.next_fetch = header.next_fetch();
   if (!open_->round.complete()) Reach(Failpoint::kFrameContributed);
   CloseIfComplete(now, ended);
 }
@@ -321,16 +322,19 @@ bool OwnedChunk::IsDecided() const {
 }
 
 std::optional<OwnedChunk::TakenCall> OwnedChunk::TakeWaitingCall(
-    uint32_t after, absl::FunctionRef<bool(uint32_t rank)> is_one) {
+    uint32_t after, absl::FunctionRef<bool(const FrameHeader& header)> is_one) {
   absl::MutexLock lock(&mutex_);
   for (uint32_t i = 1; i <= world_size_ && open_; ++i) {
     const uint32_t rank = (after + i) % world_size_;
-    if (!open_->calls[rank].done || !is_one(rank)) continue;
+    WaitingCall& call = open_->calls[rank];
+    if (!call.done) continue;
     TakenCall taken;
     taken.header.set_rank(rank);
     taken.header.set_step(open_step_);
     taken.header.set_chunk(chunk_);
-    taken.done = std::move(open_->calls[rank].done);
+    taken.header.set_next_fetch(call.next_fetch);
+    if (!is_one(taken.header)) continue;
+    taken.done = std::move(call.done);
     return taken;
   }
   return std::nullopt;

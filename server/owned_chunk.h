@@ -168,14 +168,14 @@ class OwnedChunk {
   // with otherwise since.
   void SetReturning(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // A call that waits in the open round, which keeps its frame, of a rank that `is_one` says;
-  // those above `after` are asked first. Nothing if there is none.
+  // A call that waits in the open round, which keeps its frame, and that `is_one` says; those of
+  // ranks above `after` are asked first. Nothing if there is none.
   struct TakenCall {
-    FrameHeader header;  // rank, step and chunk only
+    FrameHeader header;  // rank, step, chunk and next_fetch only
     Done done;
   };
-  std::optional<TakenCall> TakeWaitingCall(uint32_t after,
-                                           absl::FunctionRef<bool(uint32_t rank)> is_one)
+  std::optional<TakenCall> TakeWaitingCall(
+      uint32_t after, absl::FunctionRef<bool(const FrameHeader& header)> is_one)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The most that the square of the norm of the rank's error can be, judged by the last frame that
@@ -242,6 +242,7 @@ class OwnedChunk {
   struct WaitingCall {
     Done done;  // null: no call waits for this rank
     absl::Time since;
+    uint32_t next_fetch = 0;  // of the frame's header
   };
   struct OpenRound {
     OpenRound(uint32_t world_size, const FrameHeader& first, absl::Time now)

@@ -88,7 +88,8 @@ class ReturningTest : public ::testing::Test {
   }
 
   ExchangeResult SendChunk(uint32_t rank, uint64_t step, uint32_t chunk, Codec codec,
-                           std::optional<uint64_t> incarnation = {}, uint64_t first_step = 0) {
+                           std::optional<uint64_t> incarnation = {}, uint64_t first_step = 0,
+                           uint32_t next_fetch = 0) {
     const Layout layout = LayoutOf(RequestOf(0, 0));
     Frame frame;
     if (IsContribution(codec)) {
@@ -105,6 +106,7 @@ class ReturningTest : public ::testing::Test {
     }
     frame = Addressed(std::move(frame), "job", epoch_);
     frame.header.set_generation(generation_);
+    frame.header.set_next_fetch(next_fetch);
     if (incarnation) frame.header.set_incarnation(*incarnation);
     const std::string peer = PeerOf(frame.header.incarnation());
     ExchangeResult result;
@@ -712,6 +714,41 @@ TEST_F(ReturningTest, WhoseProcessIsGoneIsNotAskedForAState) {
   EXPECT_EQ(there.value().answer->header.codec(), FETCH);
 }
 
+TEST_F(ReturningTest, AQuestionThatWasLostWithItsConnectionIsAskedAgainAtOnce) {
+  Start();
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  Claim(1);
+  PassDeadline();
+  SendChunk(1, 1, 0, FETCH, kNext);
+  const auto send = [&](uint32_t chunk, uint32_t next_fetch) {
+    return SendChunk(0, 1, chunk, ONE_BIT, {}, 0, next_fetch);
+  };
+  const auto is_question = [](const ExchangeResult& result) {
+    return result.ok() && result.value().answer->header.codec() == FETCH;
+  };
+  EXPECT_TRUE(is_question(send(0, 1)));
+  EXPECT_TRUE(send(1, 1).waits()) << "it has been asked";
+  EXPECT_TRUE(is_question(send(0, 1))) << "that was lost";
+  EXPECT_TRUE(send(0, 2).waits()) << "it gives the state";
+}
+
+TEST_F(ReturningTest, SoIsOneToACallThatWaited) {
+  Start();
+  for (uint32_t rank : {0, 2}) Send(rank, 0);
+  Claim(1);
+  PassDeadline();
+  const auto waiting = SendChunk(0, 1, 0, ONE_BIT, {}, 0, /*next_fetch=*/3);
+  SendChunk(1, 1, 1, FETCH, kNext);
+  aggregator_->CloseLateRounds();
+  ASSERT_TRUE(waiting.ok()) << waiting.status();
+  ASSERT_EQ(waiting.value().answer->header.codec(), FETCH);
+  const auto again = SendChunk(0, 1, 0, ONE_BIT, {}, 0, /*next_fetch=*/3);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again.value().answer->header.codec(), FETCH);
+  EXPECT_THAT(again.value().answer->header.wanted_chunks(), ElementsAre(1));
+  EXPECT_TRUE(SendChunk(0, 1, 0, ONE_BIT, {}, 0, /*next_fetch=*/4).waits());
+}
+
 TEST_F(ReturningTest, IsLookedAfterEachSecondHoweverLongADeadlineIs) {
   round_deadline_ = absl::Hours(1);
   const absl::Duration second = absl::Seconds(1), minutes = absl::Minutes(5);
@@ -1045,10 +1082,11 @@ TEST_F(ReturningTest, WithoutARoundDeadlineNobodyCanComeBack) {
   EXPECT_TRUE(absl::IsInvalidArgument(SendChunk(1, 0, 0, FETCH).status()));
 }
 
-FrameHeader HeaderOf(uint32_t rank, uint32_t chunk) {
+FrameHeader HeaderOf(uint32_t rank, uint32_t chunk, uint32_t next_fetch = 0) {
   FrameHeader header;
   header.set_rank(rank);
   header.set_chunk(chunk);
+  header.set_next_fetch(next_fetch);
   return header;
 }
 
@@ -1066,17 +1104,18 @@ Layout LayoutOfSize(uint64_t size) {
 TEST(StateDesk, AsksAnotherAfterAWhile) {
   StateDesk desk(TestLayout());
   const absl::Time now = absl::FromUnixSeconds(1700000000);
-  EXPECT_THAT(desk.TakeWanted(0, now), IsEmpty());
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0), now), IsEmpty());
   CallResult<OwnedChunk::Reply> first, second;
   desk.Fetch(HeaderOf(1, 1), first.done());
   desk.Fetch(HeaderOf(2, 1), second.done());
   EXPECT_THAT(desk.WaitingRanks(), ElementsAre(1, 2));
-  EXPECT_THAT(desk.TakeWanted(0, now), ElementsAre(1));
-  EXPECT_THAT(desk.TakeWanted(3, now), IsEmpty());
-  EXPECT_THAT(desk.TakeWanted(0, now + absl::Seconds(6)), IsEmpty()) << "others may be there";
-  EXPECT_THAT(desk.TakeWanted(3, now + absl::Seconds(6)), ElementsAre(1));
-  EXPECT_THAT(desk.TakeWanted(0, now + absl::Seconds(12)), IsEmpty());
-  EXPECT_THAT(desk.TakeWanted(0, now + absl::Seconds(17)), ElementsAre(1)) << "or not";
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0), now), ElementsAre(1));
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(3, 0), now), IsEmpty());
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0), now + absl::Seconds(6)), IsEmpty())
+      << "others may be there";
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(3, 0), now + absl::Seconds(6)), ElementsAre(1));
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0), now + absl::Seconds(12)), IsEmpty());
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0), now + absl::Seconds(17)), ElementsAre(1)) << "or not";
   desk.Give({HeaderOf(0, 1), Payload(24)});
   EXPECT_EQ(first.value().answer, second.value().answer);
   EXPECT_THAT(desk.WaitingRanks(), IsEmpty());
@@ -1087,10 +1126,10 @@ TEST(StateDesk, AsksAnotherAtOnceWhenThoseThatWereAskedAreGone) {
   const absl::Time now = absl::FromUnixSeconds(1700000000);
   CallResult<OwnedChunk::Reply> fetch;
   desk.Fetch(HeaderOf(1, 1), fetch.done());
-  EXPECT_THAT(desk.TakeWanted(0, now), ElementsAre(1));
-  EXPECT_THAT(desk.TakeWanted(3, now, /*gone=*/{2}), IsEmpty());
-  EXPECT_THAT(desk.TakeWanted(3, now, /*gone=*/{0, 2}), ElementsAre(1));
-  EXPECT_THAT(desk.TakeWanted(2, now, /*gone=*/{0}), IsEmpty()) << "rank 3 gives it";
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0), now), ElementsAre(1));
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(3, 0), now, /*gone=*/{2}), IsEmpty());
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(3, 0), now, /*gone=*/{0, 2}), ElementsAre(1));
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(2, 0), now, /*gone=*/{0}), IsEmpty()) << "rank 3 gives it";
 }
 
 TEST(StateDesk, AsksForALargeStateAgainWhenASlowLinkWouldHaveSentIt) {
@@ -1099,9 +1138,48 @@ TEST(StateDesk, AsksForALargeStateAgainWhenASlowLinkWouldHaveSentIt) {
   const absl::Time now = absl::FromUnixSeconds(1700000000);
   CallResult<OwnedChunk::Reply> fetch;
   desk.Fetch(HeaderOf(1, 0), fetch.done());
-  EXPECT_THAT(desk.TakeWanted(0, now), ElementsAre(0));
-  EXPECT_THAT(desk.TakeWanted(2, now + absl::Seconds(28)), IsEmpty());
-  EXPECT_THAT(desk.TakeWanted(2, now + absl::Seconds(31)), ElementsAre(0));
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0), now), ElementsAre(0));
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(2, 0), now + absl::Seconds(28)), IsEmpty());
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(2, 0), now + absl::Seconds(31)), ElementsAre(0));
+  desk.End(absl::CancelledError());
+}
+
+TEST(StateDesk, AsksAgainAtOnceWhenTheFrameComesAgainAsItWas) {
+  const Layout layout = LayoutOfSize(1 << 21);
+  StateDesk desk(layout);
+  const absl::Time now = absl::FromUnixSeconds(1700000000);
+  const FrameHeader frame = HeaderOf(0, 0, 1), next = HeaderOf(0, 0, 2), other = HeaderOf(0, 5, 1);
+  CallResult<OwnedChunk::Reply> fetch;
+  desk.Fetch(HeaderOf(1, 0), fetch.done());
+  EXPECT_THAT(desk.TakeWanted(frame, now), ElementsAre(0));
+  EXPECT_THAT(desk.TakeWanted(other, now), IsEmpty()) << "it was on its way";
+  EXPECT_THAT(desk.TakeWanted(frame, now), ElementsAre(0)) << "the question was lost";
+  EXPECT_THAT(desk.TakeWanted(frame, now), ElementsAre(0)) << "once more";
+  EXPECT_THAT(desk.TakeWanted(next, now), IsEmpty()) << "it has come";
+  EXPECT_THAT(desk.TakeWanted(next, now + absl::Seconds(50)), IsEmpty()) << "and waits";
+  desk.End(absl::CancelledError());
+}
+
+TEST(StateDesk, DoesNotAskAgainWhenAnotherHasBeenAskedSince) {
+  StateDesk desk(TestLayout());
+  const absl::Time now = absl::FromUnixSeconds(1700000000);
+  CallResult<OwnedChunk::Reply> fetch;
+  desk.Fetch(HeaderOf(1, 0), fetch.done());
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0, 1), now), ElementsAre(0));
+  const absl::Time later = now + absl::Seconds(6);
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(2, 0, 1), later), ElementsAre(0));
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0, 1), later), IsEmpty());
+  desk.End(absl::CancelledError());
+}
+
+// As an older one, which would send each state for ever.
+TEST(StateDesk, TakesNoFrameOfAWorkerThatDoesNotCountForOneWhoseQuestionWasLost) {
+  StateDesk desk(TestLayout());
+  const absl::Time now = absl::FromUnixSeconds(1700000000);
+  CallResult<OwnedChunk::Reply> fetch;
+  desk.Fetch(HeaderOf(1, 0), fetch.done());
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0), now), ElementsAre(0));
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0), now), IsEmpty());
   desk.End(absl::CancelledError());
 }
 
@@ -1111,13 +1189,13 @@ TEST(StateDesk, ForgetsWhatAProcessThatIsGoneHasAskedFor) {
   CallResult<OwnedChunk::Reply> gone, other;
   desk.Fetch(HeaderOf(1, 0), gone.done());
   desk.Fetch(HeaderOf(2, 1), other.done());
-  EXPECT_THAT(desk.TakeWanted(0, now), ElementsAre(0, 1));
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0), now), ElementsAre(0, 1));
   EXPECT_THAT(desk.RanksInVain(now + absl::Seconds(9)), IsEmpty());
   EXPECT_THAT(desk.RanksInVain(now + absl::Seconds(10)), ElementsAre(1, 2));
   desk.Withdraw(1, absl::AbortedError("gone"));
   EXPECT_TRUE(absl::IsAborted(gone.status())) << gone.status();
   EXPECT_THAT(desk.RanksInVain(now + absl::Seconds(10)), ElementsAre(2));
-  EXPECT_THAT(desk.TakeWanted(3, now + absl::Minutes(1)), ElementsAre(1));
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(3, 0), now + absl::Minutes(1)), ElementsAre(1));
   desk.End(absl::CancelledError());
 }
 

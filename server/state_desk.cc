@@ -45,13 +45,16 @@ void StateDesk::Fetch(const FrameHeader& header, Done done) {
   if (done) done(status);
 }
 
-std::vector<uint32_t> StateDesk::TakeWanted(uint32_t rank, absl::Time now,
+std::vector<uint32_t> StateDesk::TakeWanted(const FrameHeader& header, absl::Time now,
                                             const std::set<uint32_t>& gone) {
+  const uint32_t rank = header.rank();
+  const AskedFrame frame = {rank, header.step(), header.chunk(), header.next_fetch()};
   absl::MutexLock lock(&mutex_);
   std::vector<uint32_t> chunks;
   uint64_t bytes = 0;
   for (auto& [chunk, wish] : wishes_) {
-    const bool comes = !absl::c_includes(gone, wish.asked);
+    const bool is_lost = frame.next_fetch != 0 && wish.last == frame;
+    const bool comes = !is_lost && !absl::c_includes(gone, wish.asked);
     const absl::Duration patience =
         comes ? wish.patience * (wish.asked.contains(rank) ? 2 : 1) : absl::ZeroDuration();
     if (now < wish.asked_at + patience || chunks.size() == kMostAsked) continue;
@@ -61,6 +64,7 @@ std::vector<uint32_t> StateDesk::TakeWanted(uint32_t rank, absl::Time now,
   for (const uint32_t chunk : chunks) {
     Wish& wish = wishes_[chunk];
     wish.asked_at = now;
+    wish.last = frame;
     wish.patience = kPatience + absl::Seconds(1) * (bytes / kSlowBytesPerSecond);
     wish.asked.insert(rank);
     for (auto& [waiting, fetch] : wish.fetches) fetch.asked_at = std::min(fetch.asked_at, now);

@@ -31,10 +31,12 @@ class StateDesk {
   // place; it ends with ABORTED. After End it ends at once.
   void Fetch(const FrameHeader& header, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Chunks whose state that rank is to be asked for now. It is then up to it: if it does not give
-  // them in some seconds, and the time that a slow link takes for them, another one is to be asked,
-  // or, when as much time has passed again, the same. At once where all that were asked are gone.
-  std::vector<uint32_t> TakeWanted(uint32_t rank, absl::Time now,
+  // Chunks whose state the rank is to be asked for now, in answer to its frame with that header. It
+  // is then up to it: if it does not give them in some seconds, and the time that a slow link takes
+  // for them, another one is to be asked, or, when as much time has passed again, the same. At once
+  // where all that were asked are gone; and in answer to the frame that the last question was the
+  // answer to, when that comes again as it was (see next_fetch): the question has been lost.
+  std::vector<uint32_t> TakeWanted(const FrameHeader& header, absl::Time now,
                                    const std::set<uint32_t>& gone = {}) ABSL_LOCKS_EXCLUDED(mutex_);
   std::set<uint32_t> WaitingRanks() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Those of them for whom others were asked kInVain ago, and have not given.
@@ -58,11 +60,21 @@ class StateDesk {
     Done done;
     absl::Time asked_at = absl::InfiniteFuture();  // others were, first, for this one
   };
+  // The frame that a question was the answer to.
+  struct AskedFrame {
+    uint32_t rank = 0;
+    uint64_t step = 0;
+    uint32_t chunk = 0;
+    uint32_t next_fetch = 0;
+
+    bool operator==(const AskedFrame&) const = default;
+  };
   struct Wish {
     absl::Time asked_at = absl::InfinitePast();      // the last time
     absl::Duration patience = absl::ZeroDuration();  // from then on
-    std::set<uint32_t> asked;
-    std::map<uint32_t, Waiting> fetches;  // by rank
+    AskedFrame last;                                 // that time's
+    std::set<uint32_t> asked;                        // ranks
+    std::map<uint32_t, Waiting> fetches;             // by rank
   };
 
   const Layout& layout_;

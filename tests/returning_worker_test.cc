@@ -25,6 +25,7 @@
 #include "kernels/simulated_gpu.h"
 #include "proto/try_again.h"
 #include "tests/cluster.h"
+#include "tests/forwarding_channel.h"
 #include "tests/job.h"
 
 namespace signpost::testing {
@@ -39,6 +40,31 @@ double NormOf(absl::Span<const float> values) {
   for (const float value : values) sum += double{value} * value;
   return std::sqrt(sum);
 }
+
+// Loses the first question for states, with its connection: the call is made again as it was.
+class LosingChannel final : public ForwardingChannel {
+ public:
+  LosingChannel(std::unique_ptr<Channel> inner, std::atomic<int>& lost)
+      : ForwardingChannel(std::move(inner)), lost_(lost) {}
+
+  void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
+                absl::Time deadline, ExchangeDone done) override {
+    auto shared = std::make_shared<ExchangeDone>(std::move(done));
+    const auto take = [this, header, payload, deadline, shared](absl::StatusOr<Answer> answer) {
+      const bool is_question = answer.ok() && answer->header.codec() == FETCH;
+      if (!is_question || has_lost_.exchange(true)) return (*shared)(std::move(answer));
+      ++lost_;
+      ForwardingChannel::Exchange(header, payload, deadline, [shared](absl::StatusOr<Answer> next) {
+        (*shared)(std::move(next));
+      });
+    };
+    ForwardingChannel::Exchange(header, payload, deadline, take);
+  }
+
+ private:
+  std::atomic<int>& lost_;
+  std::atomic<bool> has_lost_ = false;
+};
 
 // With a state directory for each aggregator, and without.
 class ReturningWorkerTest : public ::testing::TestWithParam<bool> {
@@ -59,8 +85,13 @@ class ReturningWorkerTest : public ::testing::TestWithParam<bool> {
   }
 
   absl::StatusOr<std::unique_ptr<Worker>> Join(uint32_t rank, Replica& replica) {
+    std::vector<std::unique_ptr<Channel>> channels = cluster_->Connect();
+    for (auto& channel : channels) {
+      if (!loses_questions_) continue;
+      channel = std::make_unique<LosingChannel>(std::move(channel), lost_questions_);
+    }
     return Worker::Join(replica.Options(), job_.optimizer, replica.Parameters(),
-                        cluster_->Connect());
+                        std::move(channels));
   }
 
   absl::Status Step(uint32_t rank, Replica& replica, Worker& worker) {
@@ -157,6 +188,8 @@ class ReturningWorkerTest : public ::testing::TestWithParam<bool> {
   std::atomic<int> pace_ms_ = 10;  // of the others: how long they compute in each step
   JobOptionsForTest job_;
   std::unique_ptr<Cluster> cluster_;
+  bool loses_questions_ = false;  // LosingChannel
+  std::atomic<int> lost_questions_ = 0;
   uint64_t steps_together_ = 25;
   std::function<void(uint64_t steps)> after_step_;  // of rank 0
   std::vector<std::vector<float>> values_;          // by rank, at the end
@@ -309,6 +342,17 @@ TEST_P(ReturningWorkerTest, IsToldWhyNobodyGivesItTheState) {
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr("no other worker has given it in 600ms (exchange_timeout)"));
   });
+}
+
+TEST_P(ReturningWorkerTest, IsGivenTheStateInTimeThoughTheQuestionForItIsLost) {
+  loses_questions_ = true;
+  job_.worker.exchange_timeout = absl::Seconds(4);  // one that has come is not repeated before 5 s
+  Run([&](Replica& replica, std::unique_ptr<Worker> worker) {
+    TakeSteps(kLostRank, replica, *worker, 20);
+    worker.reset();
+    ComeBack(20);
+  });
+  EXPECT_GT(lost_questions_, 0);
 }
 
 TEST_P(ReturningWorkerTest, ARankThatTakesPartIsNotTaken) {

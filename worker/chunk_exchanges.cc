@@ -105,7 +105,10 @@ absl::StatusOr<std::optional<Answer>> ChunkExchanges::Take(uint32_t chunk, uint6
                         absl::StrFormat("answer from aggregator %s: %s",
                                         shards_.channel(shard).target(), status.message()));
   }
-  if (header.codec() == FETCH) return *std::move(answer);
+  if (header.codec() == FETCH) {
+    frame.header.set_next_fetch(frame.header.next_fetch() + 1);
+    return *std::move(answer);
+  }
   if (header.codec() == REPLAY) {
     if (status = Replay(chunk, step, header, report); !status.ok()) return status;
     return std::nullopt;

@@ -737,6 +737,7 @@ void Worker::Send(uint32_t chunk, uint32_t bad_block) {
   if (options_.min_workers > 0) {
     *header.mutable_rates() = rates_;
     *header.mutable_rates()->mutable_scales() = optimizer_.ScalesOf(chunk);
+    header.set_next_fetch(1);
   }
   if (bad_block < layout_.chunks()[chunk].blocks) {
     frame.payload = std::make_shared<Payload>(SkipPayload(bad_block));
