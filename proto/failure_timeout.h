@@ -14,7 +14,7 @@ namespace signpost {
 // A peer that shows no sign of life for T is gone. A value; T = 10 s unless told otherwise, and 1 s
 // is a fast setting for machines that are near each other.
 //
-//   keepalive_time     T/2               silence after which a connection with calls is pinged
+//   keepalive_time     T/2               silence after which a connection is pinged
 //   keepalive_timeout  T/2               how long a ping's answer may take; TCP_USER_TIMEOUT
 //   connect_timeout    T                 from a connection's first packet to gRPC's greeting
 //   longest_backoff    min(T/4, 500 ms)  between two tries, of a connection or an exchange

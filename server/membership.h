@@ -39,7 +39,7 @@ class Membership {
     std::function<bool(const std::string& peer)> has;  // null: of none it is known
     // How long after Restore the processes of the ranks have to be heard of; and for how long a job
     // must be silent without a connection before another's need counts for more. One that is there
-    // connects again when it has something to send.
+    // connects again as soon as its network lets it.
     absl::Duration grace = absl::InfiniteDuration();
     absl::Duration idle_timeout = absl::InfiniteDuration();  // see IsIdle
   };

@@ -157,7 +157,7 @@ class ServedJob {
 
   // Nobody has the state, for certain: each rank has left or given up, waits for it, or is gone and
   // another process waits for the rank, or is to wait for the one that is claimed. That one is not
-  // connected says less: it connects again when it has something to send.
+  // connected says less: it connects again as soon as its network lets it.
   bool IsLost(std::optional<uint32_t> claimed, absl::Time now) const;
   // A process waits to come back as the rank.
   bool IsClaimed(uint32_t rank) const;

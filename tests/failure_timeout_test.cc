@@ -221,6 +221,65 @@ TEST_F(FailureTimeoutTest, AConnectionThatIsCutWhileAFrameWaitsIsMadeAgain) {
   }
 }
 
+// Blocks until the aggregator knows a connection of each rank of the pair.
+void AwaitAllConnected(Channel& channel) {
+  while (true) {
+    const absl::StatusOr<StatusResponse> status = channel.Status({}, Later());
+    ASSERT_TRUE(status.ok()) << status.status();
+    ASSERT_EQ(status->jobs_size(), 1);
+    if (status->jobs(0).disconnected_ranks().empty()) return;
+  }
+}
+
+// As while a worker validates, or writes a checkpoint. A question about the job, which does not say
+// who asks, may make the connection first.
+TEST_F(FailureTimeoutTest,
+       AConnectionThatIsCutWhileNothingIsSentIsMadeAgainAndTheAggregatorToldWhose) {
+  auto first = ConnectByProxy(), second = Connect();
+  pair_.Join(*first, *second);
+  int connections = 1;
+  for (const bool reset : {true, false}) {
+    for (const bool asks : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(reset ? "RST" : "FIN", asks ? ", and asks" : ""));
+      reset ? proxy_.Reset() : proxy_.Close();
+      const absl::Time deadline = Later();
+      while (asks && !first->Status({}, deadline).ok() && absl::Now() < deadline) {
+      }
+      proxy_.AwaitConnections(++connections);
+      AwaitAllConnected(*second);
+    }
+  }
+}
+
+TEST_F(FailureTimeoutTest, AHalfOpenConnectionIsNoticedWhileNothingIsSentAndMadeAgain) {
+  auto first = ConnectByProxy(), second = Connect();
+  pair_.Join(*first, *second);
+  proxy_.Stop();
+  proxy_.AwaitConnections(2);
+  proxy_.Resume();
+  AwaitAllConnected(*second);
+}
+
+TEST_F(FailureTimeoutTest, WhoHasLeftDoesNotConnectAgain) {
+  auto first = ConnectByProxy(), second = ConnectByProxy();
+  pair_.Join(*first, *second);
+  LeaveRequest request;
+  request.set_job(Pair::RequestOf(0).job());
+  request.set_epoch(pair_.epoch());
+  request.set_incarnation(Pair::RequestOf(0).incarnation());
+  ASSERT_TRUE(first->Leave(request, Later()).ok());
+  const auto observer = Connect();
+  for (const int connections : {3, 4}) {
+    proxy_.Reset();
+    proxy_.AwaitConnections(connections);
+    // The other looks again a second later: when it has connected twice, this one could have.
+    AwaitAllConnected(*observer);
+  }
+  first.reset();
+  second.reset();
+  EXPECT_EQ(proxy_.connections(), 4);
+}
+
 // gRPC disconnects clients that ping more often than it likes, unless told not to: here at the
 // fourth ping, two seconds apart.
 TEST_F(FailureTimeoutTest, AWorkerThatWaitsLongMayPingAsOftenAsItLikes) {

@@ -26,6 +26,7 @@
 #include "proto/try_again.h"
 #include "trace/recorder.h"
 #include "trace/span.h"
+#include "worker/presence.h"
 
 namespace signpost {
 namespace {
@@ -59,6 +60,7 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& target, const FailureT
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(failure.keepalive_time()));
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(failure.keepalive_timeout()));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, Milliseconds(kFirstReconnectBackoff));
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, Milliseconds(failure.longest_backoff()));
@@ -110,6 +112,7 @@ class GrpcChannel final : public Channel {
       connections_.emplace_back(Connect(target, failure_timeout, security_.get()));
     }
     stub_ = AggregatorService::NewStub(connections_[0].channel);
+    presence_.emplace(connections_[0].channel, failure_timeout.connect_timeout());
   }
 
   ~GrpcChannel() override {
@@ -127,7 +130,9 @@ class GrpcChannel final : public Channel {
         TryUntil<JoinResponse>(deadline, [&](bool wait, JoinResponse& response) {
           return TryJoin(request, deadline, wait, check_may_wait, told, response);
         });
-    return told.ok() ? response : told;
+    if (!told.ok()) return told;
+    if (response.ok()) presence_->Begin(request, response->epoch());
+    return response;
   }
 
   void Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
@@ -141,7 +146,10 @@ class GrpcChannel final : public Channel {
   }
 
   absl::Status Leave(const LeaveRequest& request, absl::Time deadline) override {
-    return Unary<LeaveResponse>(&AggregatorService::Stub::Leave, request, deadline).status();
+    const absl::Status status =
+        Unary<LeaveResponse>(&AggregatorService::Stub::Leave, request, deadline).status();
+    if (status.ok()) presence_->End();
+    return status;
   }
 
   absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest& request,
@@ -154,6 +162,7 @@ class GrpcChannel final : public Channel {
     StatusResponse response;
     const grpc::Status status =
         Try(&AggregatorService::Stub::Status, request, deadline, /*wait=*/true, response);
+    presence_->AfterQuestion();
     if (status.ok()) return response;
     return Explain(WithReason(status), connections_[0]);
   }
@@ -408,6 +417,7 @@ class GrpcChannel final : public Channel {
     if (security_ != nullptr) request.set_job(security_->JobToAskAbout());
     const grpc::Status now = Try(&AggregatorService::Stub::Status, request,
                                  SteadyNow() + kReasonTimeout, /*wait=*/false, response);
+    presence_->AfterQuestion();
     return now.error_code() == grpc::StatusCode::UNAVAILABLE ? now : status;
   }
 
@@ -445,6 +455,7 @@ class GrpcChannel final : public Channel {
   std::vector<Connection> connections_;
   std::atomic<uint64_t> next_connection_ = 0;
   std::unique_ptr<AggregatorService::Stub> stub_;  // of the first
+  std::optional<Presence> presence_;               // likewise
 
   absl::Mutex mutex_;
   std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);

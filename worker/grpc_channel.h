@@ -20,7 +20,9 @@ namespace signpost {
 using OnConnection = std::function<void(const std::string& line)>;
 
 // Returns at once; the connection is made by the first call, and made again when it is lost. An
-// aggregator that shows no sign of life for `failure_timeout` counts as lost too. `target` is
+// aggregator that shows no sign of life for `failure_timeout` counts as lost too. From Join
+// to Leave that is so between calls as well, within a second or so: the aggregator is to know that
+// the process lives, however long it computes or writes. `target` is
 // "host:port" or "unix:/path". In plain text without `security`, which ClientSecurity::Open checks.
 // Exchanges take turns on so many connections, for where one does not fill the link; all else goes
 // over the first.

@@ -4,9 +4,12 @@
 
 #include <atomic>
 #include <memory>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "grpcpp/grpcpp.h"
@@ -32,6 +35,16 @@ TEST(GrpcChannel, TheLastOneOfAProcessMayGoRightAfterItsLastCallback) {
   }
 }
 
+// A server of calls that come to it, on a port that another may have had.
+std::unique_ptr<grpc::Server> Serve(AggregatorService::Service& aggregator, int& port) {
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(absl::StrCat("127.0.0.1:", port), grpc::InsecureServerCredentials(),
+                           &port);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);  // as aggregators
+  builder.RegisterService(&aggregator);
+  return builder.BuildAndStart();
+}
+
 // As gRPC's servers do to the calls that come while they shut down.
 class CancellingAggregator final : public AggregatorService::Service {
  public:
@@ -44,17 +57,70 @@ class CancellingAggregator final : public AggregatorService::Service {
 
 TEST(GrpcChannel, TriesAgainWhatItsServerCancelsAndDoesNotSayThatTheCallerDid) {
   CancellingAggregator aggregator;
-  grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(&aggregator);
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  const std::unique_ptr<grpc::Server> server = Serve(aggregator, port);
   ASSERT_NE(server, nullptr);
   const auto channel = ConnectToAggregator(absl::StrCat("127.0.0.1:", port), FailureTimeout());
   const absl::Status status = channel->Leave({}, SteadyNow() + absl::Seconds(2));
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), "has cancelled the call")) << status;
   EXPECT_GE(aggregator.calls, 2);
+}
+
+// Takes everybody in, and notes who asks it for an error.
+class NotingAggregator final : public AggregatorService::Service {
+ public:
+  grpc::Status Join(grpc::ServerContext*, const JoinRequest*, JoinResponse* response) override {
+    response->set_epoch(7);
+    return grpc::Status::OK;
+  }
+  grpc::Status ReadError(grpc::ServerContext*, const ReadErrorRequest* request,
+                         ReadErrorResponse*) override {
+    const absl::MutexLock lock(&mutex_);
+    requests_.push_back(*request);
+    // The first time it is about to end.
+    return grpc::Status(
+        requests_.size() == 1 ? grpc::StatusCode::UNAVAILABLE : grpc::StatusCode::INVALID_ARGUMENT,
+        "");
+  }
+
+  // Blocks until there are so many.
+  std::vector<ReadErrorRequest> AwaitRequests(size_t count) {
+    const absl::MutexLock lock(&mutex_);
+    const auto are_there = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+      return requests_.size() >= count;
+    };
+    mutex_.AwaitWithTimeout(absl::Condition(&are_there), absl::Seconds(30));
+    return requests_;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<ReadErrorRequest> requests_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST(GrpcChannel, TellsAnAggregatorThatWasStartedAgainWhoIsThereWithoutACall) {
+  NotingAggregator aggregator;
+  int port = 0;
+  std::unique_ptr<grpc::Server> server = Serve(aggregator, port);
+  ASSERT_NE(server, nullptr);
+  const auto channel = ConnectToAggregator(absl::StrCat("127.0.0.1:", port), FailureTimeout());
+  JoinRequest request;
+  request.set_job("job");
+  request.set_rank(3);
+  request.set_incarnation(5);
+  const absl::Time deadline = SteadyNow() + absl::Seconds(30);
+  ASSERT_TRUE(channel->Join(request, deadline, Channel::MayWait).ok());
+
+  server->Shutdown();
+  server = Serve(aggregator, port);
+  ASSERT_NE(server, nullptr);
+  const std::vector<ReadErrorRequest> requests = aggregator.AwaitRequests(2);
+  ASSERT_EQ(requests.size(), 2u) << "it is told again until it answers";
+  EXPECT_EQ(requests[1].job(), "job");
+  EXPECT_EQ(requests[1].epoch(), 7u);
+  EXPECT_EQ(requests[1].rank(), 3u);
+  EXPECT_EQ(requests[1].incarnation(), 5u);
 }
 
 }  // namespace
