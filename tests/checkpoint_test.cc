@@ -24,16 +24,20 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/types/optional.h"
+#include "cli/proxy.h"
 #include "kernels/simulated_gpu.h"
 #include "proto/custom_codec.h"
+#include "proto/failure_timeout.h"
 #include "proto/steady_time.h"
 #include "proto/try_again.h"
+#include "server/server.h"
 #include "storage/disk.h"
 #include "tests/forwarding_channel.h"
 #include "tests/job.h"
 #include "tests/simulation/scheduler.h"
 #include "tests/simulation/sim_disk.h"
 #include "worker/checkpoint_dir.h"
+#include "worker/grpc_channel.h"
 #include "worker/resume_state.h"
 
 namespace signpost::testing {
@@ -974,12 +978,17 @@ TEST(Checkpoint, OnlyWhoHasGoneOnToTheNextStepHasGoneOn) {
   EXPECT_EQ(CheckpointsIn(disk).size(), 1);
 }
 
-TEST(Checkpoint, DoesNotWaitForARankThatComesBack) {
+JobOptionsForTest ElasticPair() {
   JobOptionsForTest job;
   job.workers = 2;
   job.worker.min_workers = 1;
   job.worker.round_deadline = absl::Milliseconds(200);
   job.worker.exchange_timeout = absl::Minutes(10);
+  return job;
+}
+
+TEST(Checkpoint, DoesNotWaitForARankThatComesBack) {
+  const JobOptionsForTest job = ElasticPair();
   Cluster cluster({});
   MemoryDisk disk;
   absl::Notification is_over;
@@ -999,6 +1008,69 @@ TEST(Checkpoint, DoesNotWaitForARankThatComesBack) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("part of rank 1, which comes back"));
     is_over.Notify();
   });
+}
+
+TEST(Checkpoint, WaitsForARankThatLosesItsConnectionWhileItValidates) {
+  const JobOptionsForTest job = ElasticPair();
+  const auto server = *Server::Start({});
+  cli::Proxy proxy(server->port());
+  MemoryDisk disk;
+  absl::Mutex mutex;
+  bool may_come = false;
+  // Rank 1 comes once it is known again that it lives, or rank 0 waits no more.
+  const auto let_rank_1_come = [&](bool may) {
+    const absl::MutexLock lock(&mutex);
+    may_come = may_come || may;
+  };
+  const auto change = [&](const JobStatus& status) {
+    let_rank_1_come(proxy.connections() > 1 && status.disconnected_ranks().empty());
+  };
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    const std::string direct = absl::StrCat("127.0.0.1:", server->port());
+    std::vector<std::unique_ptr<Channel>> channels;
+    channels.push_back(ConnectToAggregator(rank == 0 ? direct : proxy.target(), FailureTimeout()));
+    if (rank == 0) channels[0] = std::make_unique<StatusChannel>(std::move(channels[0]), change);
+    auto worker =
+        Worker::Join(replica.Options(), job.optimizer, replica.Parameters(), std::move(channels));
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    const absl::Status step = (*worker)->Step(replica.Gradients(), {job.rates}).status();
+    ASSERT_TRUE(step.ok()) << step;
+    if (rank == 1) {
+      proxy.Reset();
+      const absl::MutexLock lock(&mutex);
+      mutex.Await(absl::Condition(&may_come));
+    }
+    const absl::Status status = (*worker)->Checkpoint(disk);
+    EXPECT_TRUE(status.ok()) << status;
+    let_rank_1_come(true);
+  });
+  EXPECT_EQ(CheckpointsIn(disk).size(), 1);
+}
+
+// As where the network is slow, or an aggregator was started again.
+TEST(Checkpoint, DoesNotTakeARankForEndedThatHasNoConnectionInSomeLooks) {
+  const JobOptionsForTest job = ElasticPair();
+  Cluster cluster({});
+  MemoryDisk disk;
+  int looks = 0;
+  absl::Notification have_been_seen;
+  const auto change = [&](JobStatus& status) {
+    if (++looks % 4 != 0) status.add_disconnected_ranks(1);
+    if (looks == 8) have_been_seen.Notify();
+  };
+  OnEachRank(job.workers, [&](uint32_t rank) {
+    Replica replica(job, rank);
+    std::vector<std::unique_ptr<Channel>> channels = cluster.Connect();
+    if (rank == 0) channels[0] = std::make_unique<StatusChannel>(std::move(channels[0]), change);
+    auto worker =
+        Worker::Join(replica.Options(), job.optimizer, replica.Parameters(), std::move(channels));
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    if (rank == 1) have_been_seen.WaitForNotificationWithTimeout(absl::Seconds(30));
+    const absl::Status status = (*worker)->Checkpoint(disk);
+    EXPECT_TRUE(status.ok()) << status;
+  });
+  EXPECT_EQ(CheckpointsIn(disk).size(), 1);
 }
 
 TEST(Checkpoint, ARankThatComesTooLateIsToldAtOnce) {

@@ -163,10 +163,10 @@ class Worker {
   // tensors: its job would lose what it has saved. DEADLINE_EXCEEDED names the ranks that were
   // waited for, for the exchange timeout; ABORTED, after half of it, one that is in its next step,
   // where it waits for this one as long. What keeps one rank from saving its part is the error of
-  // all, and names it. In a job with a round deadline, ABORTED: at once when a rank has left, and
-  // after two such deadlines when one is absent, its process seems to have ended or the others have
-  // gone on; which is named. Otherwise the disk's error, or an aggregator's. Not after
-  // JoinReduction, and INVALID_ARGUMENT after Leave.
+  // all, and names it. In a job with a round deadline, ABORTED: at once when a rank has left, after
+  // two such deadlines when one is absent or the others have gone on, and ten seconds later when
+  // the process of one seems to have ended; which is named. Otherwise the disk's error, or an
+  // aggregator's. Not after JoinReduction, and INVALID_ARGUMENT after Leave.
   absl::Status Checkpoint(Disk& directory);
 
   // This rank's share of what Checkpoint saves, by itself: parameters and optimizer, this worker's

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -23,6 +24,10 @@ namespace {
 // How soon a worker looks again whether other ranks have written their part of a checkpoint; then
 // after twice that, and so on, up to kOfferInterval.
 constexpr absl::Duration kFirstLookInterval = absl::Milliseconds(5);
+
+// A rank that lives and has lost its connection makes a new one within a second or so; some
+// networks take longer.
+constexpr absl::Duration kReconnectPatience = absl::Seconds(10);
 
 constexpr char kWhyOneIsMissing[] =
     "Has every rank called Checkpoint after this step, and is the directory one that all workers "
@@ -219,19 +224,25 @@ absl::Status CheckNobodyHasGoneOn(const JobStatus& job, absl::Span<const uint32_
   return absl::OkStatus();
 }
 
-// While all are in a checkpoint no round closes without the one that has ended in it. Another that
-// lives may have no connection for a moment.
+// Of ranks: since when they have had no connection in any look.
+using DisconnectedRanks = std::map<uint32_t, absl::Time>;
+
+// While all are in a checkpoint no round closes without the one that has ended in it. Brings
+// `disconnected` up to date.
 absl::Status CheckNoProcessHasEnded(const JobStatus& job, absl::Span<const uint32_t> missing_ranks,
-                                    std::vector<uint32_t>& disconnected, const Saver& saver) {
-  const std::vector<uint32_t> before = std::exchange(disconnected, {});
+                                    absl::Time now, DisconnectedRanks& disconnected,
+                                    const Saver& saver) {
+  const DisconnectedRanks before = std::exchange(disconnected, {});
   for (const uint32_t rank : missing_ranks) {
     if (!absl::c_linear_search(job.disconnected_ranks(), rank)) continue;
-    disconnected.push_back(rank);
-    if (!absl::c_linear_search(before, rank)) continue;
+    const auto found = before.find(rank);
+    const absl::Time since = found == before.end() ? now : found->second;
+    disconnected.emplace(rank, since);
+    if (now - since < kReconnectPatience) continue;
     return absl::AbortedError(absl::StrFormat(
         "what is saved of step %d lacks the part of rank %d, whose process seems to have ended: it "
-        "has no connection. Until another is in its place the job cannot be saved",
-        saver.step, rank));
+        "has had no connection for %s. Until another is in its place the job cannot be saved",
+        saver.step, rank, absl::FormatDuration(kReconnectPatience)));
   }
   return absl::OkStatus();
 }
@@ -421,7 +432,7 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
   absl::Time next_offer = start + kOfferInterval;
   absl::Duration interval = kFirstLookInterval;
   bool are_compared = false;
-  std::vector<uint32_t> disconnected;  // of those that are missing, when last asked about
+  DisconnectedRanks disconnected;
   StepReport report;
   while (true) {
     const absl::StatusOr<Missing> missing =
@@ -459,7 +470,7 @@ absl::Status Worker::AwaitRanks(const CheckpointDir& dir, const CheckpointId& id
         absl::Status status;
         if (may_be_gone) {
           status = CheckNobodyIsGone(job, missing->ranks, saver);
-          status.Update(CheckNoProcessHasEnded(job, missing->ranks, disconnected, saver));
+          status.Update(CheckNoProcessHasEnded(job, missing->ranks, now, disconnected, saver));
         }
         if (may_have_gone_on) status.Update(CheckNobodyHasGoneOn(job, missing->ranks, saver));
         if (!status.ok()) return status;
