@@ -87,6 +87,10 @@ mutate manifest-written-before-the-parts worker/worker_checkpoint.cc \
   'status.Update(absl::OkStatus());'
 mutate directory-of-two-runs-not-noticed worker/worker_checkpoint.cc \
   'is_of_this_run(entries.front())' 'true'
+mutate rank-without-a-connection-given-up-at-once worker/worker_checkpoint.cc \
+  'if (now - since < kReconnectPatience) continue;' ''
+mutate connection-known-before-it-is-told worker/presence.cc \
+  'if (!IsAnswer(status)) is_known_ = false;' ''
 mutate checkpoint-pruned-to-one worker/checkpoint_dir.cc 'kGenerations = 2' 'kGenerations = 1'
 mutate node-gradients-summed-not-averaged node/host_place.cc \
   '1.0f / static_cast<float>(gradients_.size())' '1.0f'
