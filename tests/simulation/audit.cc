@@ -5,68 +5,23 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
-#include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_format.h"
 #include "proto/codec.h"
+#include "tests/simulation/packing.h"
 
 namespace signpost::simulation {
 namespace {
 
-using Vector = std::vector<double>;
+using Vector = std::vector<float>;
 
-// fp32 against double, through some dozens of steps.
-constexpr double kTolerance = 1e-3;
-constexpr double kBfloat16Tolerance = 1e-2;
-
-constexpr double kBeta1 = GroupRates().beta1;
-
-bool IsNear(double got, double wanted, double tolerance) {
-  return std::abs(got - wanted) <= tolerance * (std::abs(wanted) + 0.1);
-}
-
-float FloatOf(const uint8_t* bytes) {
-  float value;
-  std::memcpy(&value, bytes, sizeof value);
-  return value;
-}
-
-float Bfloat16Of(const uint8_t* bytes) {
-  uint16_t upper;
-  std::memcpy(&upper, bytes, sizeof upper);
-  const uint32_t bits = uint32_t{upper} << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-float Float16Of(const uint8_t* bytes) {
-  uint16_t bits;
-  std::memcpy(&bits, bytes, sizeof bits);
-  const int exponent = bits >> 10 & 0x1f, fraction = bits & 0x3ff;
-  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
-                                        : std::ldexp(1024.0f + fraction, exponent - 25);
-  return bits >> 15 ? -magnitude : magnitude;
-}
-
-float DenseOf(Codec codec, const uint8_t* bytes, uint32_t i) {
-  if (codec == BFLOAT16) return Bfloat16Of(bytes + size_t{2} * i);
-  if (codec == FLOAT16) return Float16Of(bytes + size_t{2} * i);
-  return FloatOf(bytes + size_t{4} * i);
-}
-
-int CodeOf(Codec codec, const uint8_t* bytes, uint32_t i) {
-  if (codec == INT8) return static_cast<int8_t>(bytes[i]);
-  const int code = bytes[i / 2] >> (i % 2 * 4) & 0xf;
-  return code < 8 ? code : code - 16;
-}
-
-// As kCodecOptions has it.
-uint32_t CountOfLargest(uint32_t elements) { return (elements + 3) / 4; }
+// As options and rates are rounded, once.
+constexpr float kBeta1 = GroupRates().beta1;
+constexpr float kOneMinusBeta1 = 1 - GroupRates().beta1;
 
 // What any codec packs, and bad gradients of plans are far from.
-bool IsOrdinary(double number) { return std::abs(number) < 1e12; }
+bool IsOrdinary(float number) { return std::abs(number) < 1e12f; }
 
 }  // namespace
 
@@ -92,7 +47,9 @@ bool Audit::IsOfNewestEpoch(uint32_t chunk, uint64_t epoch) {
   if (epoch <= newest) return epoch == newest;
   newest = epoch;
   std::erase_if(frames_, [&](const auto& frame) { return std::get<1>(frame.first) == chunk; });
-  std::erase_if(answers_, [&](const auto& answer) { return std::get<0>(answer.first) == chunk; });
+  const auto is_of_chunk = [&](const auto& entry) { return std::get<0>(entry.first) == chunk; };
+  std::erase_if(answers_, is_of_chunk);
+  std::erase_if(aggregator_errors_, is_of_chunk);
   return true;
 }
 
@@ -109,6 +66,18 @@ void Audit::AddAnswer(uint64_t epoch, const AnswerHeader& header,
     return;
   }
   report_(absl::StrFormat("step %d, chunk %d has two answers", header.step(), header.chunk()));
+}
+
+void Audit::AddAggregatorError(uint64_t epoch, const ReadErrorResponse& error) {
+  if (!IsOfNewestEpoch(error.chunk(), epoch)) return;
+  std::vector<float> numbers(error.payload().size() / sizeof(float));
+  if (!numbers.empty()) std::memcpy(numbers.data(), error.payload().data(), error.payload().size());
+  if (absl::c_all_of(numbers, [](float number) { return number == 0; })) numbers.clear();
+  const auto [before, is_new] =
+      aggregator_errors_.try_emplace({error.chunk(), error.step()}, numbers);
+  if (is_new || before->second == numbers) return;
+  report_(absl::StrFormat("the aggregator has two errors before step %d, chunk %d", error.step(),
+                          error.chunk()));
 }
 
 void Audit::SetReturn(uint32_t rank, uint64_t step) {
@@ -177,18 +146,20 @@ void Audit::Check(uint64_t steps, const Gradients& gradients) const {
     ChunkModel model = {zeros, zeros, std::vector<Vector>(workers_, zeros)};
     uint64_t round = 0;
     for (; StepsOf(round + 1).first_step <= steps; ++round) {
+      CheckError(c, round, model);
       if (round == freeze_step_) Freeze(round, model);
       for (uint32_t rank = 0; rank < workers_; ++rank) {
         if (returns_.contains({rank, StepsOf(round).first_step})) model.errors[rank] = zeros;
       }
       CheckRound(c, round, gradients, model);
     }
+    CheckError(c, round, model);
     for (const auto& [rank, error] : errors_) {
       // It took part in none.
       if (returns_.contains({rank, StepsOf(round).first_step})) continue;
       for (uint32_t i = 0; i < chunk.elements; ++i) {
-        const double got = error[chunk.first_element + i];
-        if (IsNear(got, model.errors[rank][i], kTolerance)) continue;
+        const float got = error[chunk.first_element + i];
+        if (got == model.errors[rank][i]) continue;
         return report_(
             absl::StrFormat("rank %d ends with error %g at element %d of chunk %d; %g "
                             "is what it has not sent",
@@ -198,46 +169,74 @@ void Audit::Check(uint64_t steps, const Gradients& gradients) const {
   }
 }
 
+void Audit::CheckError(uint32_t c, uint64_t round, const ChunkModel& model) const {
+  const auto error = aggregator_errors_.find({c, round});
+  if (error == aggregator_errors_.end()) return;
+  Vector numbers = error->second;
+  numbers.resize(model.aggregator_error.size());
+  if (numbers == model.aggregator_error) return;
+  report_(absl::StrFormat("the aggregator's error before round %d of chunk %d is not what it lost",
+                          round, c));
+}
+
 void Audit::Freeze(uint64_t round, ChunkModel& model) const {
   if (optimizer_.bias_correction) {
-    for (double& m : model.momentum) m /= 1 - std::pow(kBeta1, static_cast<double>(round));
+    const double correction = 1 / (1 - std::pow(GroupRates().beta1, static_cast<double>(round)));
+    for (float& m : model.momentum) m *= static_cast<float>(correction);
   }
-  const double scale = optimizer_.as_deepspeed && zero_one_ ? 0 : 1 - kBeta1;
-  for (double& e : model.aggregator_error) e *= scale;
+  // As little as there is, where zero would mean one.
+  const float scale =
+      optimizer_.as_deepspeed && zero_one_ ? std::numeric_limits<float>::min() : kOneMinusBeta1;
+  for (float& e : model.aggregator_error) e *= scale;
   for (Vector& error : model.errors) {
-    for (double& e : error) e *= scale;
+    for (float& e : error) e *= scale;
   }
 }
 
-std::vector<double> Audit::InputOf(uint32_t rank, const Chunk& chunk, uint64_t round,
-                                   const Gradients& gradients, const ChunkModel& model) const {
+Codec Audit::CodecOf(uint64_t round) const {
+  if (IsApart(round)) return optimizer_.variance_codec;
+  return IsOneBit(round) || zero_one_ ? optimizer_.codec : optimizer_.warm_up_codec;
+}
+
+std::vector<float> Audit::InputOf(uint32_t rank, const Chunk& chunk, uint64_t round,
+                                  const Gradients& gradients, const ChunkModel& model) const {
   const auto [first_step, steps] = StepsOf(round);
   const bool is_one_bit = IsOneBit(round);
   Vector input(chunk.elements), momentum = model.momentum;
-  double sum_of_rates = 0;
+  double sum_of_rates = 0, decayed = 1, sum_of_decayed = 0;
+  bool is_missed = steps > 1;
   for (uint64_t step = first_step; step < first_step + steps; ++step) {
     const auto gradient = gradients(rank, step);
+    is_missed = is_missed && gradient.empty();
     const double rate = learning_rate_(step);
     sum_of_rates += rate;
+    decayed *= GroupRates().beta1;
+    sum_of_decayed += rate * decayed;
     ForEachBlock(chunk, layout_.front().options().block_elements(), [&](const Segment& block) {
-      const float* const g = gradient[block.tensor].data() + block.tensor_offset;
+      const float* const g =
+          gradient.empty() ? nullptr : gradient[block.tensor].data() + block.tensor_offset;
       // A local step leaves a block alone that is not finite.
-      const bool is_finite =
-          std::all_of(g, g + block.elements, [](float value) { return std::isfinite(value); });
+      const bool is_finite = g == nullptr || std::all_of(g, g + block.elements, [](float value) {
+                               return std::isfinite(value);
+                             });
       if (steps > 1 && !is_finite) return;
       for (uint32_t i = 0; i < block.elements; ++i) {
         const uint32_t at = block.chunk_offset + i;
+        const float number = g == nullptr ? 0 : g[i];
         if (!is_one_bit) {
-          input[at] = g[i];
+          input[at] = number;
           continue;
         }
-        momentum[at] = kBeta1 * momentum[at] + (1 - kBeta1) * g[i];
-        input[at] += rate * momentum[at];
+        momentum[at] = kBeta1 * momentum[at] + kOneMinusBeta1 * number;
+        input[at] = steps == 1 ? momentum[at] : input[at] + static_cast<float>(rate) * momentum[at];
       }
     });
   }
-  if (!is_one_bit) return input;
-  for (double& u : input) u /= sum_of_rates;
+  if (steps == 1) return input;
+  // Who has missed all of them knows at the end only that the momentum decayed.
+  if (is_missed) input = model.momentum;
+  const double factor = is_missed ? sum_of_decayed / sum_of_rates : 1 / sum_of_rates;
+  for (float& u : input) u = static_cast<float>(factor) * u;
   return input;
 }
 
@@ -245,22 +244,26 @@ void Audit::CheckRound(uint32_t c, uint64_t round, const Gradients& gradients,
                        ChunkModel& model) const {
   const Layout& layout = layout_.front();
   const Chunk& chunk = layout.chunks()[c];
+  const Codec codec = CodecOf(round);
   const bool is_one_bit = IsOneBit(round);
   const bool is_apart = IsApart(round);
   const bool is_mean = StepsOf(round).steps > 1;  // of local momenta
   // After the freeze errors are in units of the momentum, of which a gradient is so much.
-  const double unit = IsRefresh(round) ? 1 - kBeta1 : 1;
+  const float unit = IsRefresh(round) ? kOneMinusBeta1 : 1;
   // What of an input is the momentum's, which stays where it is when the input goes back.
-  const auto share = [&](uint32_t i) {
-    return is_one_bit && !is_mean ? kBeta1 * model.momentum[i] : 0;
-  };
+  const float share = is_one_bit && !is_mean ? kBeta1 : 0;
   const auto answer = answers_.find({c, round});
   if (answer == answers_.end()) {
     return report_(absl::StrFormat("round %d of chunk %d was never answered", round, c));
   }
   const bool is_skipped = answer->second.codec == SKIP;
+  // What a side keeps of what it wanted to send, where the other has the rest.
+  const auto keep_loss = [&](float u, float packed, float& error) {
+    error = is_apart ? error + unit * (u - packed) : u - packed;
+  };
 
   Vector sum(chunk.elements);
+  bool is_first = true;
   for (uint32_t rank = 0; rank < workers_; ++rank) {
     const bool is_late = absl::c_linear_search(answer->second.late_ranks, rank);
     const std::string what =
@@ -270,155 +273,65 @@ void Audit::CheckRound(uint32_t c, uint64_t round, const Gradients& gradients,
       if (is_late) continue;
       return report_(absl::StrFormat("%s was never sent, but counted", what));
     }
-    Vector input = InputOf(rank, chunk, round, gradients, model);
-    for (uint32_t i = 0; i < chunk.elements && !is_apart; ++i) input[i] += model.errors[rank][i];
+    Vector u = InputOf(rank, chunk, round, gradients, model);
+    Vector& error = model.errors[rank];
+    for (uint32_t i = 0; i < chunk.elements; ++i) u[i] += is_apart ? 0 : error[i];
     // A block that is not finite was not packed; plans have one at most.
     const bool has_numbers = frame->second.codec != SKIP;
-    Vector decoded(chunk.elements);
-    if (has_numbers) decoded = Decode(frame->second, c, input, what);
     uint32_t bad_block = chunk.blocks;
     if (!has_numbers) std::memcpy(&bad_block, frame->second.payload.data(), sizeof bad_block);
+    const Packed packed = Pack(layout, c, codec, u);
+    if (has_numbers) CheckIs(packed, codec, frame->second, what);
     ForEachBlock(chunk, layout.options().block_elements(), [&](const Segment& block) {
       const uint32_t begin = block.chunk_offset;
-      if (block.first_block == bad_block &&
-          absl::c_all_of(absl::MakeSpan(input).subspan(begin, block.elements), IsOrdinary)) {
+      const bool is_packed = block.first_block != bad_block;
+      if (!is_packed &&
+          absl::c_all_of(absl::MakeSpan(u).subspan(begin, block.elements), IsOrdinary)) {
         report_(absl::StrFormat("%s leaves out block %d, which could be packed", what, bad_block));
       }
       for (uint32_t i = begin; i < begin + block.elements; ++i) {
-        double& error = model.errors[rank][i];
-        if (block.first_block == bad_block) {
-          // Only the gradient is dropped.
-          if (!is_skipped) error += share(i);
-          continue;
-        }
-        if (is_apart) {
-          const bool counts = !is_skipped && !is_late;
-          error += unit * (input[i] - (counts ? decoded[i] : 0));
-          if (counts) sum[i] += decoded[i];
-        } else if (is_skipped) {
-          error = input[i] - share(i);
-        } else {
-          error = is_late ? input[i] : input[i] - decoded[i];
-          if (!is_late) sum[i] += decoded[i];
-        }
+        if (is_packed) keep_loss(u[i], packed.numbers[i], error[i]);
+        const bool comes_back = is_skipped || is_late;
+        if (is_packed && comes_back) error[i] += unit * packed.numbers[i];
+        // Only the gradient is dropped of what was not packed.
+        if (is_packed && is_skipped) error[i] += -share * model.momentum[i];
+        if (!is_packed && !is_skipped) error[i] += share * model.momentum[i];
+        if (!comes_back) sum[i] = is_first ? packed.numbers[i] : sum[i] + packed.numbers[i];
       }
     });
+    if (!is_late) is_first = false;
   }
   if (is_skipped) {
     if (is_mean) model.momentum.assign(chunk.elements, 0);
     return;
   }
 
-  Vector input(chunk.elements);
+  Vector u(chunk.elements);
   for (uint32_t i = 0; i < chunk.elements; ++i) {
-    input[i] = sum[i] / workers_ + (is_apart ? 0 : model.aggregator_error[i]);
+    u[i] = sum[i] * (1 / static_cast<float>(workers_)) + (is_apart ? 0 : model.aggregator_error[i]);
   }
-  const Vector result = Decode(answer->second, c, input,
-                               absl::StrFormat("the answer for round %d, chunk %d", round, c));
+  const Packed packed = Pack(layout, c, codec, u);
+  CheckIs(packed, codec, answer->second,
+          absl::StrFormat("the answer for round %d, chunk %d", round, c));
   for (uint32_t i = 0; i < chunk.elements; ++i) {
-    const double lost = input[i] - result[i];
-    model.aggregator_error[i] = is_apart ? model.aggregator_error[i] + unit * lost : lost;
+    const float result = packed.numbers[i];
+    keep_loss(u[i], result, model.aggregator_error[i]);
     if (optimizer_.as_deepspeed && round == 0) continue;  // it changes nothing
-    double& m = model.momentum[i];
-    m = is_one_bit ? result[i] : kBeta1 * m + (1 - kBeta1) * result[i];
+    float& m = model.momentum[i];
+    m = is_one_bit ? result : kBeta1 * m + kOneMinusBeta1 * result;
   }
 }
 
-std::vector<double> Audit::Decode(const Numbers& numbers, uint32_t c,
-                                  absl::Span<const double> input, const std::string& what) const {
-  const Layout& layout = layout_.front();
-  const Chunk& chunk = layout.chunks()[c];
-  const uint8_t* bytes = numbers.payload.data();
-  Vector result(chunk.elements);
-  if (numbers.codec == CUSTOM) return DecodeLargest(bytes, c, input, what);
-  const bool is_int = numbers.codec == INT8 || numbers.codec == INT4;
-  if (numbers.codec != ONE_BIT && !is_int) {
-    const double tolerance = numbers.codec == BFLOAT16 ? kBfloat16Tolerance : kTolerance;
-    for (uint32_t i = 0; i < chunk.elements; ++i) {
-      result[i] = DenseOf(numbers.codec, bytes, i);
-      if (IsNear(result[i], input[i], tolerance)) continue;
-      report_(absl::StrFormat("%s has %g at element %d, wanted %g", what, result[i], i, input[i]));
-      break;
-    }
-    return result;
+void Audit::CheckIs(const Packed& wanted, Codec codec, const Numbers& got,
+                    const std::string& what) const {
+  if (got.codec != codec) {
+    return report_(
+        absl::StrFormat("%s is in %s, not in %s", what, CodecName(got.codec), CodecName(codec)));
   }
-  const uint8_t* packed = bytes + size_t{4} * chunk.blocks;
-  if (is_int) {
-    const int bits = numbers.codec == INT8 ? 8 : 4;
-    ForEachBlock(chunk, layout.options().block_elements(), [&](const Segment& block) {
-      const double scale = FloatOf(bytes + size_t{4} * block.first_block);
-      double largest = 0;
-      for (uint32_t i = 0; i < block.elements; ++i) {
-        const uint32_t at = block.chunk_offset + i;
-        largest = std::max(largest, std::abs(input[at]));
-        result[at] = CodeOf(numbers.codec, packed + bits * block.bits_offset, i) * scale;
-        // To the nearest code, unless another is as near but for what fp32 makes of it.
-        if (std::abs(result[at] - input[at]) <= 0.5 * scale + kTolerance * (largest + 0.1))
-          continue;
-        report_(
-            absl::StrFormat("%s has %g at element %d, wanted %g", what, result[at], at, input[at]));
-      }
-      const double wanted = largest / (numbers.codec == INT8 ? 127 : 7);
-      if (IsNear(scale, wanted, kTolerance)) return;
-      report_(absl::StrFormat("%s has scale %g in block %d, wanted %g", what, scale,
-                              block.first_block, wanted));
-    });
-    return result;
-  }
-  ForEachBlock(chunk, layout.options().block_elements(), [&](const Segment& block) {
-    const double scale = FloatOf(bytes + size_t{4} * block.first_block);
-    double squares = 0;
-    for (uint32_t i = 0; i < block.elements; ++i) {
-      const double u = input[block.chunk_offset + i];
-      squares += u * u;
-      const bool is_negative = packed[block.bits_offset + i / 8] >> (i % 8) & 1;
-      result[block.chunk_offset + i] = is_negative ? -scale : scale;
-    }
-    const double wanted = layout.options().gamma() * std::sqrt(squares / block.elements);
-    if (IsNear(scale, wanted, kTolerance)) return;
-    report_(absl::StrFormat("%s has scale %g in block %d, wanted %g", what, scale,
-                            block.first_block, wanted));
-  });
-  return result;
-}
-
-std::vector<double> Audit::DecodeLargest(const uint8_t* bytes, uint32_t c,
-                                         absl::Span<const double> input,
-                                         const std::string& what) const {
-  const Layout& layout = layout_.front();
-  const Chunk& chunk = layout.chunks()[c];
-  const uint32_t block_elements = layout.options().block_elements();
-  const size_t stride = 1 + (sizeof(uint16_t) + sizeof(float)) * CountOfLargest(block_elements);
-  Vector result(chunk.elements);
-  ForEachBlock(chunk, block_elements, [&](const Segment& block) {
-    const uint8_t* const indices = bytes + stride * block.first_block + 1;
-    const uint32_t count = CountOfLargest(block.elements);
-    std::vector<bool> is_sent(block.elements);
-    double least_sent = std::numeric_limits<double>::infinity(), largest_kept = 0;
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t index = indices[2 * i] | indices[2 * i + 1] << 8;
-      if (index >= block.elements) {
-        return report_(
-            absl::StrFormat("%s sends element %d of a block of %d", what, index, block.elements));
-      }
-      const uint32_t at = block.chunk_offset + index;
-      result[at] = FloatOf(indices + sizeof(uint16_t) * count + sizeof(float) * i);
-      is_sent[index] = true;
-      least_sent = std::min(least_sent, std::abs(input[at]));
-      if (IsNear(result[at], input[at], kTolerance)) continue;
-      report_(
-          absl::StrFormat("%s has %g at element %d, wanted %g", what, result[at], at, input[at]));
-    }
-    for (uint32_t i = 0; i < block.elements; ++i) {
-      if (!is_sent[i]) {
-        largest_kept = std::max(largest_kept, std::abs(input[block.chunk_offset + i]));
-      }
-    }
-    if (largest_kept <= least_sent || IsNear(largest_kept, least_sent, kTolerance)) return;
-    report_(absl::StrFormat("%s sends %g of block %d, and not %g", what, least_sent,
-                            block.first_block, largest_kept));
-  });
-  return result;
+  const auto [differs, _] = absl::c_mismatch(got.payload, wanted.payload);
+  if (got.payload.size() == wanted.payload.size() && differs == got.payload.end()) return;
+  report_(absl::StrFormat("%s, in %s, has other bytes than it should, from byte %d of %d on", what,
+                          CodecName(codec), differs - got.payload.begin(), wanted.payload.size()));
 }
 
 }  // namespace signpost::simulation

@@ -1,6 +1,7 @@
-// Checks a job's frames and answers against the equations of 1-bit Adam, in double precision, from
-// nothing but the bytes that travelled: each number must be what the worker's or aggregator's input
-// and error make it, so nothing may be lost, counted twice or averaged otherwise.
+// Checks a job's frames and answers against the equations of 1-bit Adam, in the fp32 that
+// ARCHITECTURE.md specifies, from nothing but the bytes that travelled: each byte must be what the
+// worker's or aggregator's input and error make it, so nothing may be lost, counted twice or
+// averaged otherwise.
 
 #ifndef SIGNPOST_TESTS_SIMULATION_AUDIT_H_
 #define SIGNPOST_TESTS_SIMULATION_AUDIT_H_
@@ -18,20 +19,17 @@
 #include "absl/types/span.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
+#include "tests/simulation/packing.h"
 #include "worker/onebit_adam.h"
 #include "worker/zero_one_options.h"
 
 namespace signpost::simulation {
 
-// Of jobs with a codec from outside, which sends the largest numbers of each block.
-inline constexpr char kCodecLibrary[] = "client/examples/libtopk.so";
-inline constexpr char kCodecOptions[] = "ratio=0.25";
-
 class Audit {
  public:
   // What must not happen and did.
   using Report = std::function<void(const std::string&)>;
-  // Of one rank and step, by tensor; all zero where a worker took a step without a gradient.
+  // Of one rank and step, by tensor; empty where a worker took a step without a gradient.
   using Gradients = std::function<std::vector<std::vector<float>>(uint32_t rank, uint64_t step)>;
 
   // Of one step.
@@ -54,6 +52,9 @@ class Audit {
   void AddFrame(const FrameHeader& header, absl::Span<const uint8_t> payload);
   // To a frame of that epoch.
   void AddAnswer(uint64_t epoch, const AnswerHeader& header, absl::Span<const uint8_t> payload);
+  // The aggregator's, as it is read in that epoch. Reports one that is not the one before for the
+  // same key.
+  void AddAggregatorError(uint64_t epoch, const ReadErrorResponse& error);
   // Another process takes the rank's place from that step on, which begins a round, and has no
   // error then. What the one before sent since counts nowhere.
   void SetReturn(uint32_t rank, uint64_t step);
@@ -105,17 +106,17 @@ class Audit {
     return is_update || IsRefresh(round);
   }
   void Freeze(uint64_t round, ChunkModel& model) const;
+  // The aggregator's before the round.
+  void CheckError(uint32_t chunk, uint64_t round, const ChunkModel& model) const;
   void CheckRound(uint32_t chunk, uint64_t round, const Gradients& gradients,
                   ChunkModel& model) const;
+  // In which a round travels that is not skipped.
+  Codec CodecOf(uint64_t round) const;
   // What a rank has to send in that round, without its error.
-  std::vector<double> InputOf(uint32_t rank, const Chunk& chunk, uint64_t round,
-                              const Gradients& gradients, const ChunkModel& model) const;
-  // Whether `numbers` is `input` in its codec; what it stands for.
-  std::vector<double> Decode(const Numbers& numbers, uint32_t chunk, absl::Span<const double> input,
-                             const std::string& what) const;
-  // As Decode, of CUSTOM: client/examples/topk.c, with kCodecOptions.
-  std::vector<double> DecodeLargest(const uint8_t* bytes, uint32_t chunk,
-                                    absl::Span<const double> input, const std::string& what) const;
+  std::vector<float> InputOf(uint32_t rank, const Chunk& chunk, uint64_t round,
+                             const Gradients& gradients, const ChunkModel& model) const;
+  void CheckIs(const Packed& wanted, Codec codec, const Numbers& got,
+               const std::string& what) const;
 
   const uint32_t workers_;
   const OptimizerOptions optimizer_;
@@ -126,7 +127,8 @@ class Audit {
   std::map<uint32_t, uint64_t> epochs_;      // by chunk
   std::map<FrameKey, Numbers> frames_;
   std::map<AnswerKey, Numbers> answers_;
-  std::map<uint32_t, std::vector<float>> errors_;  // by rank
+  std::map<AnswerKey, std::vector<float>> aggregator_errors_;  // before that round; empty: zeros
+  std::map<uint32_t, std::vector<float>> errors_;              // by rank
   std::set<std::pair<uint32_t, uint64_t>> returns_;
   uint64_t freeze_step_ = 0;  // until it is known
 };

@@ -1,6 +1,6 @@
 """The simulator's own test: bugs that it must find."""
 
-def planted_bug_test(name, src, old, new = "", seeds = 50):
+def planted_bug_test(name, src, old, new = "", seeds = 50, finds = ""):
     """Expects the simulation, built with a changed source file, to violate an invariant.
 
     Args:
@@ -10,6 +10,8 @@ def planted_bug_test(name, src, old, new = "", seeds = 50):
       old: a piece of text that stands in it exactly once.
       new: what stands there instead.
       seeds: of how many it must find the bug in one.
+      finds: what the violation says, of a bug that is to be found without a program that lacks it:
+        by that check alone. Empty: any may find it, and digests of such a program may, too.
     """
     file = name + "/" + src.split(":")[1]
     native.genrule(
@@ -28,9 +30,9 @@ def planted_bug_test(name, src, old, new = "", seeds = 50):
         args = [
             "--gtest_filter=*FindsThePlantedBug",
             "--seeds=%d" % seeds,
-            "--without_bug=$(location :simulation_test)",
+            "'--finds=%s'" % finds if finds else "--without_bug=$(location :simulation_test)",
         ],
-        data = [":simulation_test"],
+        data = [] if finds else [":simulation_test"],
         linkstatic = True,
         tags = ["no-tsan"],
         deps = [

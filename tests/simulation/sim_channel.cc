@@ -1,6 +1,7 @@
 #include "tests/simulation/sim_channel.h"
 
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -16,10 +17,36 @@ struct OrMustOffer {
 using Left = OrMustOffer<LeaveResponse>;
 using ErrorRead = OrMustOffer<ReadErrorResponse>;
 
+// What comes of a frame, and from nowhere else, the aggregator's error then, if it can be read.
+struct Answered {
+  Answer answer;
+  std::optional<ReadErrorResponse> error;
+};
+
 Answer AnswerOf(const Aggregator::Reply& reply) {
   Answer answer{OwnedChunk::HeaderOf(reply), Payload(reply.answer->payload.size())};
   std::memcpy(answer.payload.data(), reply.answer->payload.data(), answer.payload.size());
   return answer;
+}
+
+bool IsOfRound(const AnswerHeader& answer) {
+  return answer.codec() != REPLAY && IsContribution(answer.codec());
+}
+
+// Before the round that follows the answer's.
+std::optional<ReadErrorResponse> ErrorBehind(Aggregator& aggregator, const FrameHeader& header,
+                                             const AnswerHeader& answer) {
+  if (!IsOfRound(answer)) return std::nullopt;
+  ReadErrorRequest request;
+  request.set_job(header.job());
+  request.set_epoch(header.epoch());
+  request.set_rank(header.rank());
+  request.set_incarnation(header.incarnation());
+  request.set_chunk(answer.chunk());
+  request.set_step(answer.step() + 1);
+  absl::StatusOr<ReadErrorResponse> error = aggregator.ReadError(request);
+  if (!error.ok()) return std::nullopt;  // it is further, or has not come as far again
+  return *std::move(error);
 }
 
 Frame FrameOf(const FrameHeader& header, const Payload& payload, bool tells_late_ranks) {
@@ -184,8 +211,10 @@ absl::StatusOr<JoinResponse> SimChannel::Join(const JoinRequest& request, absl::
   auto call = std::make_shared<Call<JoinResponse>>();
   call->deadline = deadline;
   const auto sent = std::make_shared<SentJoins>(wire_);
-  call->send = [request, sent](Aggregator& aggregator, const std::string& connection,
-                               Call<JoinResponse>::Reply reply) {
+  call->send = [request, sent, &arrivals = wire_.arrivals](Aggregator& aggregator,
+                                                           const std::string& connection,
+                                                           Call<JoinResponse>::Reply reply) {
+    arrivals.AddJoin(request.rank(), request.incarnation());
     sent->Add(aggregator.Join(request, std::move(reply), connection));
   };
   absl::StatusOr<JoinResponse> response = Await(wire_, call, check_may_wait);
@@ -195,27 +224,43 @@ absl::StatusOr<JoinResponse> SimChannel::Join(const JoinRequest& request, absl::
 
 void SimChannel::Exchange(const FrameHeader& header, std::shared_ptr<const Payload> payload,
                           absl::Time deadline, ExchangeDone done) {
-  auto call = std::make_shared<Call<Answer>>();
+  auto call = std::make_shared<Call<Answered>>();
   call->deadline = deadline;
-  call->send = [header, payload, tells = wire_.tells_late_ranks](Aggregator& aggregator,
-                                                                 const std::string& connection,
-                                                                 Call<Answer>::Reply reply) {
+  call->send = [header, payload, wire = wire_](Aggregator& aggregator,
+                                               const std::string& connection,
+                                               Call<Answered>::Reply reply) {
+    const uint64_t incarnation = wire.process.incarnation();
+    const bool is_contribution = IsContribution(header.codec());
+    const bool is_new =
+        is_contribution && wire.arrivals.AddFrame(incarnation, header, wire.scheduler.Now());
+    const auto is_waiting = std::make_shared<bool>(false);
     aggregator.Exchange(
-        FrameOf(header, *payload, tells),
-        [reply = std::move(reply)](absl::StatusOr<Aggregator::Reply> result) {
+        FrameOf(header, *payload, wire.tells_late_ranks),
+        [=, &aggregator, reply = std::move(reply)](absl::StatusOr<Aggregator::Reply> result) {
+          const bool is_of_round = result.ok() && IsOfRound(result->answer->header);
+          if (is_of_round) wire.arrivals.AddAnswer(incarnation, header, result->answer->header);
+          if (!is_of_round && is_new && !*is_waiting) {
+            wire.arrivals.RemoveFrame(incarnation, header);
+          }
           if (!result.ok()) return reply(result.status());
-          reply(AnswerOf(*result));
+          Answer answer = AnswerOf(*result);
+          const auto error = ErrorBehind(aggregator, header, answer.header);
+          reply(Answered{std::move(answer), error});
         },
         connection);
+    *is_waiting = true;
   };
   wire_.audit.AddFrame(header, payload->span());
   auto shared_done = std::make_shared<ExchangeDone>(std::move(done));
   // Who listens may have no use for what comes: then nobody has had it.
   const bool is_used = header.codec() != LISTEN;
   call->done = [shared_done, is_used, epoch = header.epoch(),
-                &audit = wire_.audit](absl::StatusOr<Answer> answer) {
-    if (answer.ok() && is_used) audit.AddAnswer(epoch, answer->header, answer->payload.span());
-    (*shared_done)(std::move(answer));
+                &audit = wire_.audit](absl::StatusOr<Answered> answered) {
+    if (!answered.ok()) return (*shared_done)(answered.status());
+    const Answer& answer = answered->answer;
+    if (is_used) audit.AddAnswer(epoch, answer.header, answer.payload.span());
+    if (is_used && answered->error) audit.AddAggregatorError(epoch, *answered->error);
+    (*shared_done)(std::move(answered->answer));
   };
   Begin(wire_, call);
 }
@@ -247,6 +292,7 @@ absl::StatusOr<ReadErrorResponse> SimChannel::ReadError(const ReadErrorRequest& 
   absl::StatusOr<ErrorRead> read = Await(wire_, call);
   if (!read.ok()) return read.status();
   if (read->must_offer_first) return absl::AbortedError("frames are missing");
+  wire_.audit.AddAggregatorError(request.epoch(), read->response);
   return std::move(read->response);
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/simulation/arrivals.h"
 #include "tests/simulation/audit.h"
 #include "tests/simulation/process.h"
 #include "tests/simulation/scheduler.h"
@@ -47,6 +48,7 @@ struct Wire {
   Link& link;
   std::shared_ptr<Caller> caller;
   Audit& audit;
+  Arrivals& arrivals;     // at the process
   bool tells_late_ranks;  // false: frames arrive without them
 };
 

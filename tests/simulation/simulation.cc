@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <map>
 #include <memory>
@@ -18,6 +19,7 @@
 #include "absl/strings/str_format.h"
 #include "proto/try_again.h"
 #include "tests/forwarding_channel.h"
+#include "tests/simulation/arrivals.h"
 #include "tests/simulation/audit.h"
 #include "tests/simulation/process.h"
 #include "tests/simulation/scheduler.h"
@@ -230,6 +232,8 @@ class Simulation {
                [this](const std::string& violation) { Report(violation); }),
         has_trained_(plan.workers, std::vector<bool>(plan.steps)) {
     for (uint32_t shard = 0; shard < plan.shards; ++shard) {
+      arrivals_.emplace_back(plan.is_elastic() ? plan.round_deadline : absl::InfiniteDuration(),
+                             [this](const std::string& violation) { Report(violation); });
       processes_.push_back(std::make_unique<Process>(
           scheduler_, ShardId{shard, plan.shards}, tells_late_ranks_,
           [this, shard](const std::string& connection) {
@@ -263,10 +267,7 @@ class Simulation {
     // What is before the first step of a job that resumes is another simulation's.
     if (!result_.violations.empty() || part_.from > 0 || state_is_lost_) return;
     audit_.Check(until_, [this](uint32_t rank, uint64_t step) {
-      auto gradients = GradientsAt(rank, step);
-      if (has_trained_[rank][step]) return gradients;
-      for (std::vector<float>& gradient : gradients) gradient.assign(gradient.size(), 0);
-      return gradients;
+      return has_trained_[rank][step] ? GradientsAt(rank, step) : std::vector<std::vector<float>>();
     });
   }
 
@@ -325,8 +326,8 @@ class Simulation {
     for (uint32_t shard = 0; shard < processes_.size(); ++shard) {
       Process& process = *processes_[shard];
       channels.push_back(std::make_unique<WatchedChannel>(
-          std::make_unique<SimChannel>(
-              Wire{scheduler_, process, links_[{rank, &process}], life, audit_, tells_late_ranks_}),
+          std::make_unique<SimChannel>(Wire{scheduler_, process, links_[{rank, &process}], life,
+                                            audit_, arrivals_[shard], tells_late_ranks_}),
           WatchedChannel::Events{.on_return =
                                      [this, rank, shard] {
                                        losses_.erase({shard, rank});
@@ -682,6 +683,7 @@ class Simulation {
   // Frames tell of late ranks what is written down of them too, and either must do alone.
   const bool tells_late_ranks_;
   std::map<std::pair<uint32_t, Process*>, Link> links_;
+  std::deque<Arrivals> arrivals_;  // by shard; channels have references
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<uint64_t, uint32_t> digests_;  // by step
   std::set<uint32_t> away_ranks_;         // dead, lost, or not there yet

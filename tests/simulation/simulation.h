@@ -65,7 +65,9 @@ AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 //     its first step, or when the last with the state does;
 //   - after every step each worker's parameters have the same bytes, and unless rounds close
 //     without late workers the expected ones;
-//   - the frames and answers that travelled add up: audit.h;
+//   - the frames and answers that travelled are what they should be to the byte, and so are the
+//     errors: audit.h;
+//   - no rank is called late that was in time: arrivals.h;
 //   - when all workers have left, no aggregator has the job any more.
 SimulationResult Simulate(uint64_t seed, const Digests& expected);
 

@@ -3,6 +3,9 @@
 //   simulation_test [--seeds=N] [--first=SEED]     expects all invariants to hold
 //   simulation_test --without_bug=PROGRAM ...      expects a violation: a bug is planted in this
 //                                                  program, but not in that one
+//   simulation_test --finds=TEXT ...               expects a violation that says so, without
+//   another
+//                                                  program: what it does undisturbed is no other's
 //
 // Says of the first seed of a hundred that violates an invariant how to repeat it.
 
@@ -34,6 +37,7 @@ struct Flags {
   uint64_t seeds = 2000;
   uint64_t first = 1;
   std::string without_bug;
+  std::string finds;
   std::string write_expected;  // what the other program is told
 } flags;
 
@@ -44,6 +48,8 @@ void Parse(absl::string_view argument) {
     ASSERT_TRUE(absl::SimpleAtoi(argument, &flags.first));
   } else if (absl::ConsumePrefix(&argument, "--write_expected=")) {
     flags.write_expected = std::string(argument);
+  } else if (absl::ConsumePrefix(&argument, "--finds=")) {
+    flags.finds = std::string(argument);
   } else if (absl::ConsumePrefix(&argument, "--without_bug=")) {
     flags.without_bug = std::string(argument);
   } else {
@@ -188,12 +194,16 @@ TEST(Simulation, SendsWithEachOptimizerInEachCodec) {
 }
 
 TEST(Simulation, FindsThePlantedBug) {
-  if (flags.without_bug.empty()) return;
+  if (flags.without_bug.empty() && flags.finds.empty()) return;
   for (uint64_t seed = flags.first; seed < flags.first + flags.seeds; ++seed) {
-    const Digests expected = ExpectedWithoutBug(seed);
+    const Digests expected =
+        flags.without_bug.empty() ? Undisturbed(seed) : ExpectedWithoutBug(seed);
     ASSERT_FALSE(expected.empty()) << flags.without_bug;
     const SimulationResult result = Simulate(seed, expected);
-    if (!result.violations.empty()) return Print(result, seed);
+    if (result.violations.empty()) continue;
+    Print(result, seed);
+    EXPECT_THAT(result.violations.front(), testing::HasSubstr(flags.finds));
+    return;
   }
   FAIL() << "no seed found it";
 }
