@@ -741,7 +741,7 @@ SimulationResult SimulateResumed(uint64_t seed, const Digests& expected) {
   if (expected.size() != plan.steps && !plan.is_elastic())
     return {.violations = {"the undisturbed job failed"}};
   Scheduler disks(seed);
-  SimDisk checkpoints(disks);  // that does not fail: tests/checkpoint_test.cc has one that does
+  SimDisk checkpoints(disks);  // that does not fail: tests/checkpoint_damage_test.cc has one that does
   const uint64_t saved_after = 1 + seed % (plan.steps - 1);
   Simulation first(plan, seed, &expected, {.until = saved_after, .save_to = &checkpoints});
   first.Run();
