@@ -574,6 +574,12 @@ void Aggregator::FillStatus(const ServedJob& job, absl::Time now, JobStatus& sta
   const absl::Status error = job.state_error();
   if (!error.ok()) status.set_state_error(state_dir_->WithoutPath(error.message()));
   status.set_generation(generation());
+  if (job.joins_held_since() < now) {
+    status.set_held_us(absl::ToInt64Microseconds(now - job.joins_held_since()));
+  }
+  if (writing_ && writing_->job.epoch == job.job()->id().epoch && writing_->since < now) {
+    status.set_snapshot_us(absl::ToInt64Microseconds(now - writing_->since));
+  }
 }
 
 AggregatorMetrics Aggregator::Metrics() const {
@@ -786,6 +792,17 @@ void Aggregator::LetGoIfHalted(Jobs::iterator job, absl::Time now, Callbacks& ov
 }
 
 absl::StatusOr<OpenSteps> Aggregator::Save(const DueSnapshot& due) {
+  {
+    absl::MutexLock lock(&mutex_);
+    writing_ = Writing{due.job->id(), options_.now()};
+  }
+  absl::StatusOr<OpenSteps> saved = Write(due);
+  absl::MutexLock lock(&mutex_);
+  writing_.reset();
+  return saved;
+}
+
+absl::StatusOr<OpenSteps> Aggregator::Write(const DueSnapshot& due) {
   // Before anything is written.
   if (absl::Status status = due.job->CheckCanBeSaved(); !status.ok()) return status;
   JobState state = due.job->Describe();

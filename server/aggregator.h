@@ -240,6 +240,8 @@ class Aggregator {
   absl::Status RemoveForgotten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   absl::StatusOr<OpenSteps> Save(const DueSnapshot& due)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  absl::StatusOr<OpenSteps> Write(const DueSnapshot& due)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   void SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved,
                 absl::Duration duration) ABSL_LOCKS_EXCLUDED(mutex_);
   // Of the job with that name, if there is one, or of all.
@@ -247,6 +249,12 @@ class Aggregator {
   // What is known without asking its rounds.
   void FillStatus(const ServedJob& job, absl::Time now, JobStatus& status) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+
+  // The snapshot that is under way.
+  struct Writing {
+    JobId job;
+    absl::Time since;
+  };
 
   const AggregatorOptions options_;
   const Membership::Connections connections_;
@@ -264,6 +272,7 @@ class Aggregator {
   std::vector<uint64_t> restored_epochs_ ABSL_GUARDED_BY(mutex_);  // likewise
   uint64_t last_epoch_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<Writing> writing_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> forgotten_epochs_ ABSL_GUARDED_BY(mutex_);  // still in the directory
   bool admitting_ ABSL_GUARDED_BY(mutex_) = true;
   bool drained_ ABSL_GUARDED_BY(mutex_) = false;

@@ -59,6 +59,12 @@ void FillWaiting(absl::Span<const OwnedChunk::Progress> chunks,
   status.set_waiting_us(absl::ToInt64Microseconds(std::max(now - since, absl::ZeroDuration())));
 }
 
+void FillHeld(absl::Span<const OwnedChunk::Progress> chunks, absl::Time now, JobStatus& status) {
+  absl::Time since = absl::InfiniteFuture();
+  for (const OwnedChunk::Progress& chunk : chunks) since = std::min(since, chunk.held_since);
+  if (since < now) status.set_held_us(absl::ToInt64Microseconds(now - since));
+}
+
 std::vector<uint32_t> RanksThat(absl::Span<const RollEntry> entries,
                                 absl::FunctionRef<bool(const RollEntry& rank)> is_one) {
   std::vector<uint32_t> ranks;
@@ -529,6 +535,7 @@ void Job::FillStatus(absl::Time now, JobStatus& status) const {
   // With too few others, rounds do wait for them.
   const bool do_without = world_size_ - absent_ranks.size() >= min_workers();
   FillWaiting(chunks, do_without ? absent_ranks : std::vector<uint32_t>(), now, status);
+  FillHeld(chunks, now, status);
 }
 
 void Job::FillMetrics(absl::Time now, JobMetrics& metrics) const {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -840,6 +842,64 @@ TEST(TakeSnapshots, OnASlowDiskRoundsWaitBeforeWorkersWouldHaveToKeepMoreThanFou
   ExchangeResult last;
   for (uint64_t step = 0; step <= 4; ++step) last = send(undisturbed, other_epoch, step);
   EXPECT_EQ(BytesOf(*held.value().answer), BytesOf(*last.value().answer));
+}
+
+// What waits for a disk that hangs is told while it hangs.
+class HangingDiskTest : public testing::Test {
+ protected:
+  // What becomes of it is looked at while a snapshot is written.
+  void HangAt(std::function<void()> look) {
+    disk_.before_write = [this, look = std::move(look), is_over = false]() mutable {
+      if (!std::exchange(is_over, true)) look();
+    };
+    EXPECT_TRUE(aggregator_.TakeSnapshots().ok());
+  }
+  ExchangeResult Send(uint64_t step) {
+    return Exchange(aggregator_, FrameOf(join_.value().epoch(), {.step = step}, ONE_BIT));
+  }
+  // The job with its first snapshot.
+  void Begin() {
+    join_ = Join(aggregator_, TestJoin(0, /*world_size=*/1));
+    ASSERT_TRUE(aggregator_.TakeSnapshots().ok());
+    ASSERT_TRUE(join_.ok());
+  }
+
+  FakeClock clock_;
+  FaultyDisk disk_{absl::StrCat(::testing::TempDir(), "/hangs")};
+  const std::unique_ptr<StateDir> state_dir_ = *StateDir::Open(disk_, {0, 1});
+  Aggregator aggregator_{{.now = clock_.function()}, state_dir_.get()};
+  JoinResult join_;
+};
+
+TEST_F(HangingDiskTest, StatusTellsForHowLongARoundIsHeld) {
+  Begin();
+  for (const uint64_t step : {0, 1}) EXPECT_TRUE(Send(step).ok());
+  HangAt([&] {
+    clock_.Advance(absl::Seconds(2));
+    EXPECT_EQ(StatusOf(aggregator_).held_us(), 0) << "rounds close meanwhile";
+    for (const uint64_t step : {2, 3}) EXPECT_TRUE(Send(step).ok());
+    EXPECT_TRUE(Send(4).waits());
+    clock_.Advance(absl::Seconds(5));
+    const JobStatus status = StatusOf(aggregator_);
+    EXPECT_EQ(status.held_us(), 5000000);
+    EXPECT_EQ(status.snapshot_us(), 7000000);
+    EXPECT_THAT(status.waiting_for_ranks(), IsEmpty());
+  });
+  EXPECT_EQ(StatusOf(aggregator_).snapshot_us(), 0);
+  EXPECT_EQ(StatusOf(aggregator_).held_us(), 5000000) << "it takes two snapshots";
+  EXPECT_TRUE(aggregator_.TakeSnapshots().ok());
+  EXPECT_EQ(StatusOf(aggregator_).held_us(), 0);
+}
+
+TEST_F(HangingDiskTest, StatusTellsForHowLongAJobWaitsToBegin) {
+  join_ = Join(aggregator_, TestJoin(0, /*world_size=*/1));
+  HangAt([&] {
+    clock_.Advance(absl::Seconds(3));
+    EXPECT_TRUE(join_.waits());
+    EXPECT_EQ(StatusOf(aggregator_).held_us(), 3000000);
+  });
+  EXPECT_TRUE(join_.ok());
+  EXPECT_EQ(StatusOf(aggregator_).held_us(), 0);
 }
 
 TEST(Restore, OfAJobThatARankHasLeftTellsTheOthers) {

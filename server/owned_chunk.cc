@@ -713,6 +713,7 @@ OwnedChunk::Progress OwnedChunk::progress() const {
   progress.rounds_closed_late = rounds_closed_late_;
   if (!open_) return progress;
   progress.missing_ranks = open_->round.MissingRanks();
+  if (open_->completed) progress.held_since = *open_->completed;
   for (const WaitingCall& call : open_->calls) {
     if (call.done) progress.waiting_since = std::min(progress.waiting_since, call.since);
   }

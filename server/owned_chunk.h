@@ -226,6 +226,8 @@ class OwnedChunk {
     uint64_t durable_step = 0;
     std::vector<uint32_t> missing_ranks;  // none unless a frame of the open step is there
     absl::Time waiting_since = absl::InfiniteFuture();  // the first such frame's arrival
+    // Since when the open round, which waits for no rank, has been held for what must be durable.
+    absl::Time held_since = absl::InfiniteFuture();
     uint64_t rounds_closed = 0;
     uint64_t rounds_skipped = 0;      // of those closed
     uint64_t rounds_closed_late = 0;  // of those closed: without some rank

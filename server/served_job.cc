@@ -138,6 +138,7 @@ bool ServedJob::Join(const Membership::Claim& claim, uint64_t call, JoinDone don
   const bool must_wait = is_durable() && !is_saved_;
   for (Membership::EndedJoin& join : membership_.Join(claim, call, std::move(done), now)) {
     if (must_wait && join.result.ok()) {
+      if (joins_.empty()) joins_held_since_ = now;
       joins_.push_back(std::move(join));
       bells_.snapshots.Ring();
     } else {

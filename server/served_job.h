@@ -116,6 +116,10 @@ class ServedJob {
   // Of the last attempts to write down.
   absl::Status state_error() const;
   const SnapshotMetrics& snapshots() const { return snapshots_; }
+  // Since when Joins of all ranks have waited for the first snapshot; infinite: none do.
+  absl::Time joins_held_since() const {
+    return joins_.empty() ? absl::InfiniteFuture() : joins_held_since_;
+  }
 
   // Nobody can go on with it, because all ranks have left, are gone, or came back and wait for the
   // state of another. Those that wait never get it; or nobody waits, and some have left, as at the
@@ -205,6 +209,7 @@ class ServedJob {
   bool is_saved_ = false;
   OpenSteps saved_steps_;                     // by the newest snapshot
   std::vector<Membership::EndedJoin> joins_;  // that end when the job is saved
+  absl::Time joins_held_since_;               // the first of them
   std::vector<WaitingLeave> leaves_;          // likewise
   absl::Status state_error_;                  // of the last attempt to save
   absl::Status late_error_;                   // likewise, to save late rounds
