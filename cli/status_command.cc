@@ -47,6 +47,9 @@ std::optional<double> RootOf(std::optional<double> square) {
   return std::sqrt(*square);
 }
 
+// As usual as it is to wait for the disk for a moment, it is not worth a look.
+constexpr absl::Duration kShownHold = absl::Milliseconds(100);
+
 // A job as all its shards together have it.
 struct JobSummary {
   uint64_t step = 0;
@@ -54,6 +57,8 @@ struct JobSummary {
   std::set<uint32_t> joined;  // at every shard that answered
   std::vector<uint32_t> waiting_for;
   absl::Duration waiting;
+  absl::Duration held;  // at the shard that has held it for longest
+  std::string held_by;  // that one's address
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;
   uint64_t rounds_closed_late = 0;
@@ -104,11 +109,15 @@ void Intersect(const google::protobuf::RepeatedField<uint32_t>& of_shard, bool f
   }
 }
 
-void AddShard(const JobStatus& shard, bool first, JobSummary& job) {
+void AddShard(const JobStatus& shard, const std::string& address, bool first, JobSummary& job) {
   if (first || IsFurtherBehind(shard, job)) {
     job.step = shard.step();
     job.waiting_for.assign(shard.waiting_for_ranks().begin(), shard.waiting_for_ranks().end());
     job.waiting = WaitingOf(shard);
+  }
+  if (const absl::Duration held = absl::Microseconds(shard.held_us()); held > job.held) {
+    job.held = held;
+    job.held_by = address;
   }
   Intersect(shard.joined_ranks(), first, job.joined);
   Intersect(shard.disconnected_ranks(), first, job.disconnected);
@@ -131,7 +140,7 @@ std::map<std::string, JobSummary> Summarize(const std::vector<AggregatorStatus>&
     if (!aggregator.response.ok()) continue;
     for (const JobStatus& shard : aggregator.response->jobs()) {
       const auto [job, first] = jobs.try_emplace(shard.job());
-      AddShard(shard, first, job->second);
+      AddShard(shard, aggregator.address, first, job->second);
     }
   }
   return jobs;
@@ -144,9 +153,13 @@ std::string FormatRanks(const Ranks& ranks) {
 }
 
 std::string FormatWaiting(const JobSummary& job) {
-  if (job.waiting_for.empty()) return "nobody";
-  return absl::StrFormat("%s for %.1f s", FormatRanks(job.waiting_for),
-                         absl::ToDoubleSeconds(job.waiting));
+  std::vector<std::string> waiting;
+  const auto add = [&](const std::string& what, absl::Duration time) {
+    waiting.push_back(absl::StrFormat("%s for %.1f s", what, absl::ToDoubleSeconds(time)));
+  };
+  if (!job.waiting_for.empty()) add(FormatRanks(job.waiting_for), job.waiting);
+  if (job.held >= kShownHold) add(absl::StrCat("the disk of ", job.held_by), job.held);
+  return waiting.empty() ? "nobody" : absl::StrJoin(waiting, ", ");
 }
 
 constexpr char kUnknown[] = "-";

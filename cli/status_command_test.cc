@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
@@ -46,6 +47,28 @@ TEST(StatusTable, HasALineForEachJobWithAllItsShards) {
                                  })pb")}),
             "JOB   STEP  JOINED  WAITING FOR       RECEIVED  SENT    REFUSED\n"
             "bert  1200  4/4     rank 2 for 1.2 s  3.0 MB    1.0 kB  0\n");
+}
+
+TEST(StatusTable, NamesTheDiskThatAJobWaitsForTheLongest) {
+  std::vector<AggregatorStatus> shards = {Answer("a:1", R"pb(jobs { job: "j" step: 7 })pb"),
+                                          Answer("b:1", R"pb(jobs { job: "j" step: 7 })pb"),
+                                          Answer("c:1", R"pb(jobs { job: "j" step: 7 })pb")};
+  const auto set_held = [&](size_t shard, absl::Duration held) {
+    shards[shard].response->mutable_jobs(0)->set_held_us(absl::ToInt64Microseconds(held));
+  };
+  set_held(0, absl::Milliseconds(99));
+  EXPECT_THAT(FormatStatusTable(shards), HasSubstr("  nobody  "));
+  set_held(1, absl::Milliseconds(12300));
+  set_held(2, absl::Seconds(5));
+  EXPECT_THAT(FormatStatusTable(shards), HasSubstr("  the disk of b:1 for 12.3 s  "));
+  EXPECT_THAT(FormatWatchTable(shards, shards, absl::Seconds(1)),
+              HasSubstr("  the disk of b:1 for 12.3 s  "));
+  // At a step that is further behind.
+  shards[0].response->mutable_jobs(0)->set_step(6);
+  shards[0].response->mutable_jobs(0)->add_waiting_for_ranks(2);
+  shards[0].response->mutable_jobs(0)->set_waiting_us(1000000);
+  EXPECT_THAT(FormatStatusTable(shards),
+              HasSubstr("  rank 2 for 1.0 s, the disk of b:1 for 12.3 s  "));
 }
 
 // One of a job's two shards, as the status page would show it.

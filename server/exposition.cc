@@ -331,6 +331,7 @@ std::string SnapshotJson(const JobMetrics& job, absl::Time now) {
   if (!job.snapshots) return "null";
   const std::optional<absl::Time>& last = job.snapshots->last;
   return Object({{"age_seconds", last ? Number(absl::ToDoubleSeconds(now - *last)) : "null"},
+                 {"running_seconds", Number(job.status.snapshot_us() / 1e6)},
                  {"failures", Number(job.snapshots->failures)},
                  {"error", Quote(job.status.state_error())}});
 }
@@ -350,6 +351,7 @@ std::string JobJson(const JobMetrics& job, absl::Time now) {
        {"refused", Number(status.refused_joins_size())},
        {"waiting_for", Array(status.waiting_for_ranks())},
        {"waiting_seconds", Number((status.waiting_us() + status.joining_us()) / 1e6)},
+       {"held_seconds", Number(status.held_us() / 1e6)},
        {"rounds", Object({{"full", Number(rounds.rounds_full)},
                           {"partial", Number(rounds.rounds_partial)},
                           {"replayed", Number(rounds.rounds_replayed)},

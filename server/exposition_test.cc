@@ -124,16 +124,21 @@ TEST(StatusJson, SaysWhomAJobWaitsForAndHowMuchItHasCompressed) {
   metrics.rounds.payload_bytes_sent = 1;
   metrics.rounds.float32_bytes_sent = 32;
   metrics.norms = {.error_squared = 4, .answer_squared = std::nullopt};
+  metrics.status.set_held_us(2'500'000);
+  metrics.status.set_snapshot_us(3'500'000);
   metrics.snapshots.emplace().last = absl::FromUnixSeconds(990);
   const auto parsed = Parse(FormatStatusJson(observation));
   const auto& job = parsed.fields().at("jobs").list_value().values(0).struct_value().fields();
   EXPECT_EQ(job.at("waiting_for").list_value().values(0).number_value(), 3);
   EXPECT_EQ(job.at("waiting_seconds").number_value(), 1.5);
+  EXPECT_EQ(job.at("held_seconds").number_value(), 2.5);
   EXPECT_EQ(job.at("payload_bytes").struct_value().fields().at("sent").number_value(), 1);
   EXPECT_EQ(job.at("uncompressed_bytes").struct_value().fields().at("sent").number_value(), 32);
   EXPECT_EQ(job.at("error_norm").number_value(), 2);
   EXPECT_TRUE(job.at("answer_norm").has_null_value());
-  EXPECT_EQ(job.at("snapshot").struct_value().fields().at("age_seconds").number_value(), 10);
+  const auto& snapshot = job.at("snapshot").struct_value().fields();
+  EXPECT_EQ(snapshot.at("age_seconds").number_value(), 10);
+  EXPECT_EQ(snapshot.at("running_seconds").number_value(), 3.5);
 }
 
 }  // namespace

@@ -126,15 +126,17 @@ class Browser:
 
 
 class Aggregator:
-    """With a job that trains and one that waits."""
+    """With jobs of two ranks each, of which the first come, and both in 'bert'."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, jobs, **environment):
         self.directory = directory
-        self.process = start("aggregator", "--metrics-listen=127.0.0.1:0", "--state-dir", directory)
+        self.process = start(
+            *("aggregator", "--metrics-listen=127.0.0.1:0", "--state-dir", directory), **environment
+        )
         target = self.process.stdout.readline().split()[-1]
         self.url = "http://" + self.process.stdout.readline().split()[-1]
-        self.ranks = [rank_of("bert", rank, target, directory) for rank in (0, 1)]
-        self.ranks += [rank_of(NASTY, 0, target, directory)]
+        self.ranks = [rank_of(job, 0, target, directory) for job in jobs]
+        self.ranks += [rank_of("bert", 1, target, directory)]
 
     def end(self):
         for process in [self.process, *self.ranks]:
@@ -146,7 +148,8 @@ class Aggregator:
 def aggregator(tmp_path_factory):
     if not shutil.which("chromium"):
         pytest.skip("there is no chromium: apt-get install --no-install-recommends chromium")
-    started = Aggregator(str(tmp_path_factory.mktemp("job")))
+    # One that trains, and one that waits.
+    started = Aggregator(str(tmp_path_factory.mktemp("job")), jobs=["bert", NASTY])
     yield started
     started.end()
 
@@ -231,6 +234,23 @@ def test_it_can_be_seen(aggregator, browser, shown):
     narrow = browser.picture(f"{pictures}/narrow.png", "light", width=400, height=1400)
     assert len({light, dark, narrow}) == 3
     assert browser.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+@pytest.fixture
+def hanging(tmp_path):
+    """An aggregator whose third snapshot does not end, with a job."""
+    directory = str(tmp_path)
+    hangs = {"SIGNPOST_FAILPOINT": "snapshot.begun=sleep:1h@3"}
+    started = Aggregator(directory, jobs=["bert"], **hangs)
+    yield started
+    started.end()
+
+
+def test_it_says_that_a_job_waits_for_the_disk(browser, hanging):
+    value = "document.querySelector('[aria-label=\"Job bert\"] dl div:nth-child(4) dd')"
+    browser.show(hanging.url, until=f"{value} && {value}.textContent.startsWith('the disk, ')")
+    figures = dict(re.findall(r"<dt>(.*?)</dt><dd[^>]*>(.*?)</dd>", browser.page()))
+    assert re.fullmatch(r"the disk, [\d.]+ (ms|s)", figures["Waiting for"])
 
 
 def test_it_says_so_when_the_aggregator_is_gone(aggregator, browser, shown):
