@@ -145,6 +145,12 @@ constexpr JobMetric kJobMetrics[] = {
        const int count = std::min<int>(ranks.size(), kMostRankSeries);
        for (int i = 0; i < count; ++i) samples.Add({{"rank", absl::StrCat(ranks[i])}}, 1);
      }},
+    {"signpost_job_held_seconds", kGauge,
+     "How long the oldest round of which all frames are there, or the Joins, have waited for the "
+     "aggregator's disk; 0: none does.",
+     [](const JobMetrics& job, Samples& samples) {
+       samples.Add(absl::ToDoubleSeconds(absl::Microseconds(job.status.held_us())));
+     }},
     {"signpost_round_seconds", kHistogram,
      "Time that rounds of single chunks took: to gather the frames from the first to the last, to "
      "hold the round until what must survive a crash does, and to average.",
@@ -212,6 +218,12 @@ constexpr JobMetric kJobMetrics[] = {
     {"signpost_snapshot_seconds", kHistogram, "How long snapshots took that succeeded.",
      [](const JobMetrics& job, Samples& samples) {
        if (job.snapshots) samples.Add({}, job.snapshots->durations);
+     }},
+    {"signpost_snapshot_running_seconds", kGauge,
+     "For how long the snapshot that is under way has been; 0: none is.",
+     [](const JobMetrics& job, Samples& samples) {
+       if (!job.snapshots) return;
+       samples.Add(absl::ToDoubleSeconds(absl::Microseconds(job.status.snapshot_us())));
      }},
     {"signpost_snapshot_failures_total", kCounter, "Snapshots that failed.",
      [](const JobMetrics& job, Samples& samples) {

@@ -91,6 +91,18 @@ TEST(Prometheus, CountsTheRanksThatAreGoneWithoutHavingLeft) {
                     HasSubstr("\nsignpost_job_disconnected_workers" + labels + " 2\n")));
 }
 
+TEST(Prometheus, SaysForHowLongTheDiskHasKeptAJob) {
+  Observation observation = OneJob("a");
+  JobMetrics& job = observation.aggregator.jobs[0];
+  job.status.set_held_us(1'500'000);
+  job.status.set_snapshot_us(12'250'000);
+  job.snapshots.emplace();
+  const std::string labels = "{shard=\"1\",job_name=\"a\"}";
+  EXPECT_THAT(FormatPrometheus(observation),
+              AllOf(HasSubstr("\nsignpost_job_held_seconds" + labels + " 1.5\n"),
+                    HasSubstr("\nsignpost_snapshot_running_seconds" + labels + " 12.25\n")));
+}
+
 TEST(Prometheus, SaysHowConnectionsAreProtected) {
   Observation observation = OneJob("a");
   EXPECT_THAT(FormatPrometheus(observation),
