@@ -21,6 +21,13 @@
 namespace signpost {
 namespace {
 
+// A snapshot that takes longer is worth a line.
+constexpr absl::Duration kSlowSnapshot = absl::Seconds(10);
+
+std::string InSeconds(absl::Duration duration) {
+  return absl::StrFormat("%.1f s", absl::ToDoubleSeconds(duration));
+}
+
 absl::Status ShuttingDownError() {
   return absl::UnavailableError("this aggregator is shutting down");
 }
@@ -797,9 +804,42 @@ absl::StatusOr<OpenSteps> Aggregator::Save(const DueSnapshot& due) {
     writing_ = Writing{due.job->id(), options_.now()};
   }
   absl::StatusOr<OpenSteps> saved = Write(due);
-  absl::MutexLock lock(&mutex_);
-  writing_.reset();
+  std::optional<Writing> written;
+  {
+    absl::MutexLock lock(&mutex_);
+    written.swap(writing_);
+  }
+  if (written->is_told) {
+    Log(log::Level::kInfo, *written,
+        absl::StrCat(saved.ok() ? "was written in " : "has failed after ",
+                     InSeconds(options_.now() - written->since)));
+  }
   return saved;
+}
+
+void Aggregator::TellOfSlowSnapshot() {
+  const absl::Time now = options_.now();
+  std::optional<Writing> slow;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!writing_ || writing_->is_told || now <= writing_->since + kSlowSnapshot) return;
+    writing_->is_told = true;
+    slow = writing_;
+  }
+  // Without the lock: standard error may go to the same disk.
+  const absl::Duration taken = now - slow->since;
+  Log(log::Level::kWarning, *slow,
+      absl::StrCat(
+          "has been under way for ", InSeconds(taken),
+          ": its disk is slow, or hangs. Rounds go on until workers would have to keep too "
+          "many frames, and then wait"));
+}
+
+void Aggregator::Log(log::Level level, const Writing& writing, absl::string_view what) const {
+  log::Write(level, "signpost aggregator",
+             absl::StrFormat("the snapshot of job '%s' in %s %s", writing.job.name,
+                             state_dir_->Describe(), what),
+             {.job = writing.job.name, .shard = options_.shard});
 }
 
 absl::StatusOr<OpenSteps> Aggregator::Write(const DueSnapshot& due) {

@@ -20,6 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "log/log.h"
 #include "proto/aggregator.pb.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
@@ -178,9 +179,19 @@ class Aggregator {
   // Writes down what is due, and removes what is over. The first error; Status shows those of jobs
   // that go on. The next call tries again.
   absl::Status TakeSnapshots() ABSL_LOCKS_EXCLUDED(mutex_, state_mutex_);
+  // Logs, once, that the snapshot that is under way has been for more than 10 s; that one's end is
+  // logged as well. To be called each second or so while snapshots are taken.
+  void TellOfSlowSnapshot() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   using Jobs = std::map<std::string, ServedJob>;  // by name
+
+  // The snapshot that is under way.
+  struct Writing {
+    JobId job;
+    absl::Time since;
+    bool is_told = false;  // that it is slow
+  };
 
   // Why the job's name goes to one that the applicant begins. OK: it does not.
   absl::Status WhyOver(const Applicant& applicant, const ServedJob& served, absl::Time now) const
@@ -240,6 +251,7 @@ class Aggregator {
   absl::Status RemoveForgotten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   absl::StatusOr<OpenSteps> Save(const DueSnapshot& due)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
+  void Log(log::Level level, const Writing& writing, absl::string_view what) const;
   absl::StatusOr<OpenSteps> Write(const DueSnapshot& due)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   void SetSaved(const DueSnapshot& due, const absl::StatusOr<OpenSteps>& saved,
@@ -249,12 +261,6 @@ class Aggregator {
   // What is known without asking its rounds.
   void FillStatus(const ServedJob& job, absl::Time now, JobStatus& status) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-
-  // The snapshot that is under way.
-  struct Writing {
-    JobId job;
-    absl::Time since;
-  };
 
   const AggregatorOptions options_;
   const Membership::Connections connections_;

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -889,6 +890,39 @@ TEST_F(HangingDiskTest, StatusTellsForHowLongARoundIsHeld) {
   EXPECT_EQ(StatusOf(aggregator_).held_us(), 5000000) << "it takes two snapshots";
   EXPECT_TRUE(aggregator_.TakeSnapshots().ok());
   EXPECT_EQ(StatusOf(aggregator_).held_us(), 0);
+}
+
+TEST_F(HangingDiskTest, ASnapshotOfMoreThanTenSecondsIsLoggedOnceAndItsEnd) {
+  Begin();
+  EXPECT_TRUE(Send(0).ok());
+  EXPECT_TRUE(Send(1).ok());
+  const auto said = [](absl::FunctionRef<void()> speak) {
+    testing::internal::CaptureStderr();
+    speak();
+    return testing::internal::GetCapturedStderr();
+  };
+  const auto tell = [&] { aggregator_.TellOfSlowSnapshot(); };
+  EXPECT_EQ(said(tell), "") << "none is under way";
+  HangAt([&] {
+    Send(2);
+    Send(3);
+    EXPECT_TRUE(Send(4).waits());
+    clock_.Advance(absl::Seconds(10));
+    EXPECT_EQ(said(tell), "");
+    clock_.Advance(absl::Milliseconds(500));
+    EXPECT_EQ(
+        said(tell),
+        "signpost aggregator: the snapshot of job 'job' in the state directory has been under "
+        "way for 10.5 s: its disk is slow, or hangs. Rounds go on until workers would have to "
+        "keep too many frames, and then wait\n");
+    clock_.Advance(absl::Seconds(30));
+    EXPECT_EQ(said(tell), "");
+    testing::internal::CaptureStderr();
+  });
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "signpost aggregator: the snapshot of job 'job' in the state directory was written in "
+            "40.5 s\n");
+  EXPECT_EQ(said([&] { EXPECT_TRUE(aggregator_.TakeSnapshots().ok()); }), "");
 }
 
 TEST_F(HangingDiskTest, StatusTellsForHowLongAJobWaitsToBegin) {

@@ -38,6 +38,9 @@ constexpr uint64_t kCallBytes = 45 << 10;
 // A full disk is tried again this often.
 constexpr absl::Duration kSnapshotRetryInterval = absl::Seconds(1);
 
+// How often it is looked whether a snapshot is slow.
+constexpr absl::Duration kSnapshotWatchInterval = absl::Seconds(1);
+
 // Least size of the largest message: a Join carries the names and shapes of all tensors.
 constexpr uint64_t kMinMaxMessageBytes = uint64_t{4} << 20;
 
@@ -239,6 +242,7 @@ absl::Status Server::Recover(bool allow_error_reset) {
   Reach(Failpoint::kStateDirLoaded);
   if (absl::Status status = aggregator_.Restore(*std::move(recovered)); !status.ok()) return status;
   snapshots_ = std::thread([this] { TakeSnapshots(); });
+  snapshot_watch_ = std::thread([this] { WatchSnapshots(); });
   return absl::OkStatus();
 }
 
@@ -261,6 +265,13 @@ void Server::TakeSnapshots() {
   }
 }
 
+// By a thread that no disk can stop.
+void Server::WatchSnapshots() {
+  while (!stopping_.WaitForNotificationWithTimeout(kSnapshotWatchInterval)) {
+    aggregator_.TellOfSlowSnapshot();
+  }
+}
+
 void Server::CloseLateRounds() {
   while (!stopping_.HasBeenNotified()) aggregator_.AwaitLateRounds(aggregator_.CloseLateRounds());
 }
@@ -270,6 +281,7 @@ void Server::StopThreads() {
   aggregator_.RingSnapshotBell();
   aggregator_.RingLateBell();
   if (snapshots_.joinable()) snapshots_.join();
+  if (snapshot_watch_.joinable()) snapshot_watch_.join();
   if (late_rounds_.joinable()) late_rounds_.join();
 }
 

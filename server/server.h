@@ -102,6 +102,7 @@ class Server {
   bool IsConnected(const std::string& peer) const;
   void TakeSnapshots();
   void CloseLateRounds();
+  void WatchSnapshots();
   void StopThreads();
 
   const std::unique_ptr<ServerSecurity> security_;
@@ -110,6 +111,7 @@ class Server {
   Aggregator aggregator_;
   absl::Notification stopping_;
   std::thread snapshots_;
+  std::thread snapshot_watch_;
   std::thread late_rounds_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<grpc::Server> server_;

@@ -41,6 +41,8 @@ class StateDir {
 
   uint64_t generation() const { return generation_; }  // more than all before it
 
+  // Where it is, for logs.
+  std::string Describe() const { return path_.empty() ? "the state directory" : path_; }
   // A message about it, for peers: they need not know where it is.
   std::string WithoutPath(absl::string_view message) const;
 
