@@ -29,7 +29,8 @@ using Sent = std::vector<std::pair<uint32_t, uint64_t>>;
 // Notes what it is sent, and answers nothing but questions.
 class NotingChannel : public Channel {
  public:
-  NotingChannel(Sent& sent, const bool& is_over) : sent_(sent), is_over_(is_over) {}
+  NotingChannel(Sent& sent, const bool& is_over, uint32_t shard)
+      : sent_(sent), is_over_(is_over), shard_(shard) {}
 
   std::string target() const override { return "host:1"; }
   absl::StatusOr<JoinResponse> Join(const JoinRequest&, absl::Time, CheckMayWait) override {
@@ -50,15 +51,19 @@ class NotingChannel : public Channel {
   absl::StatusOr<StatusResponse> Status(const StatusRequest&, absl::Time) override {
     StatusResponse response;
     JobStatus& job = *response.add_jobs();
+    job.set_snapshot_us(40'000'000);
+    if (shard_ == 1) return response;
     job.add_waiting_for_ranks(3);
     job.add_disconnected_ranks(3);
     job.set_state_error("No space left on device");
+    job.set_held_us(12'300'000);
     return response;
   }
 
  private:
   Sent& sent_;
   const bool& is_over_;  // the job's epoch
+  const uint32_t shard_;
 };
 
 Layout FourChunks() {
@@ -74,8 +79,8 @@ Layout FourChunks() {
 
 std::vector<std::unique_ptr<Channel>> TwoChannels(Sent& sent, const bool& is_over) {
   std::vector<std::unique_ptr<Channel>> channels;
-  for (int shard = 0; shard < 2; ++shard) {
-    channels.push_back(std::make_unique<NotingChannel>(sent, is_over));
+  for (uint32_t shard = 0; shard < 2; ++shard) {
+    channels.push_back(std::make_unique<NotingChannel>(sent, is_over, shard));
   }
   return channels;
 }
@@ -319,7 +324,11 @@ TEST_F(ChunkExchangesTest, WhatKeepsTheAggregatorIsSaidWhenTimeRunsOut) {
       HasSubstr(
           "step 0, chunk 0 of job 'job': aggregator host:1 (shard 0 of 2): no answer; "
           "it is waiting for rank 3; it has no connection to rank 3 (has the process ended?); "
-          "it cannot save the job's state: No space left"));
+          "it cannot save the job's state: No space left on device; "
+          "it has waited for its disk for 12.3 s"));
+  Send(1, 0);
+  EXPECT_THAT(Receive(1, absl::DeadlineExceededError("no answer")).status().message(),
+              HasSubstr("(shard 1 of 2): no answer; it has been writing a snapshot for 40.0 s"));
 }
 
 }  // namespace

@@ -17,6 +17,13 @@ namespace {
 constexpr absl::Duration kStatusTimeout = absl::Seconds(3);
 constexpr absl::Duration kQuestionTimeout = absl::Seconds(1);
 
+// Of what an aggregator waits for its disk.
+constexpr absl::Duration kWorthSaying = absl::Seconds(1);
+
+std::string InSeconds(absl::Duration duration) {
+  return absl::StrFormat("%.1f s", absl::ToDoubleSeconds(duration));
+}
+
 uint64_t NewIncarnation() {
   std::random_device random;
   return (uint64_t{random()} << 32) | random();
@@ -38,6 +45,12 @@ std::string WhatIsWaitedFor(const StatusResponse& response) {
     }
     if (!job.state_error().empty()) {
       absl::StrAppend(&message, "; it cannot save the job's state: ", job.state_error());
+    }
+    if (const absl::Duration held = absl::Microseconds(job.held_us()); held >= kWorthSaying) {
+      absl::StrAppend(&message, "; it has waited for its disk for ", InSeconds(held));
+    } else if (const absl::Duration taken = absl::Microseconds(job.snapshot_us());
+               taken >= kWorthSaying) {
+      absl::StrAppend(&message, "; it has been writing a snapshot for ", InSeconds(taken));
     }
   }
   if (!disconnected.empty()) {

@@ -68,7 +68,7 @@ class Shards {
   // Of a frame of this rank, without what its codec and its step's rates ask for.
   FrameHeader HeaderOf(uint32_t chunk, uint64_t step, Codec codec) const;
 
-  // The status with what failed, where, and, when time ran out, whom the aggregator waits for: it
+  // The status with what failed, where, and, when time ran out, what the aggregator waits for: it
   // is asked, which may take seconds.
   absl::Status Explain(const absl::Status& status, uint32_t shard, absl::string_view what) const;
   // "aggregator 127.0.0.1:4000 (shard 0 of 2)"
