@@ -123,7 +123,7 @@ class Rounds {
     ForEach([this](const Process& process, const Event& event) {
       if (event.kind == Kind::kRound) {
         last_rank_[KeyOf(event)] = event.rank;
-        SumsOf(event).sum.aggregator = process.name;
+        ChunkOf(event).aggregator = process.name;
       }
       if (event.kind == Kind::kExchange && process.name == NodeName(event.rank)) {
         nodes_.insert({event.job, event.rank});
@@ -143,14 +143,13 @@ class Rounds {
 
   std::vector<ChunkTime> Chunks() const {
     std::vector<ChunkTime> chunks;
-    for (const auto& [key, of] : chunks_) {
-      ChunkTime chunk = of.sum;
+    for (auto [key, chunk] : chunks_) {
       if (chunk.rounds > 0) {
         chunk.gather /= chunk.rounds;
         chunk.hold /= chunk.rounds;
         chunk.average /= chunk.rounds;
       }
-      if (of.exchanges > 0) chunk.exchange /= of.exchanges;
+      if (chunk.exchanges > 0) chunk.exchange /= chunk.exchanges;
       chunks.push_back(std::move(chunk));
     }
     std::stable_sort(chunks.begin(), chunks.end(), [](const ChunkTime& a, const ChunkTime& b) {
@@ -160,11 +159,6 @@ class Rounds {
   }
 
  private:
-  struct Sums {
-    ChunkTime sum;
-    int64_t exchanges = 0;
-  };
-
   template <typename Visit>
   void ForEach(const Visit& visit) const {
     for (const Process& process : timeline_.processes) {
@@ -185,20 +179,20 @@ class Rounds {
           ++delay.last;
           delay.gathered += DurationOf(event);
         }
-        SumsOf(event).sum.gather += DurationOf(event);
+        ChunkOf(event).gather += DurationOf(event);
         break;
       case Kind::kHold:
-        SumsOf(event).sum.hold += DurationOf(event);
+        ChunkOf(event).hold += DurationOf(event);
         break;
       case Kind::kAverage:
-        SumsOf(event).sum.average += DurationOf(event);
+        ChunkOf(event).average += DurationOf(event);
         break;
       case Kind::kRound:
-        ++SumsOf(event).sum.rounds;
+        ++ChunkOf(event).rounds;
         break;
       case Kind::kExchange:
-        SumsOf(event).sum.exchange += DurationOf(event);
-        ++SumsOf(event).exchanges;
+        ChunkOf(event).exchange += DurationOf(event);
+        ++ChunkOf(event).exchanges;
         break;
       default:
         break;
@@ -213,18 +207,18 @@ class Rounds {
     return delay;
   }
 
-  Sums& SumsOf(const Event& event) {
-    Sums& sums = chunks_[{event.job, event.chunk}];
-    sums.sum.job = std::string(timeline_.Label(event.job));
-    sums.sum.chunk = event.chunk;
-    return sums;
+  ChunkTime& ChunkOf(const Event& event) {
+    ChunkTime& chunk = chunks_[{event.job, event.chunk}];
+    chunk.job = std::string(timeline_.Label(event.job));
+    chunk.chunk = event.chunk;
+    return chunk;
   }
 
   const Timeline& timeline_;
   absl::flat_hash_map<RoundKey, uint32_t> last_rank_;
   std::set<std::pair<uint16_t, uint32_t>> nodes_;  // jobs and ranks of workers that nodes have
   std::map<std::pair<uint16_t, uint32_t>, RankDelay> delays_;
-  std::map<std::pair<uint16_t, uint32_t>, Sums> chunks_;
+  std::map<std::pair<uint16_t, uint32_t>, ChunkTime> chunks_;
 };
 
 // Formatting.
@@ -299,9 +293,15 @@ std::string FormatDelays(const std::vector<RankDelay>& delays) {
     const RankDelay& delay = delays[i];
     rows.push_back({delay.is_node ? NodeName(delay.rank) : absl::StrCat("rank ", delay.rank),
                     delay.job, absl::StrCat(delay.last), Milliseconds(delay.gathered),
-                    Milliseconds(delay.waited), Share(delay.waited, all)});
+                    all > absl::ZeroDuration() ? Milliseconds(delay.waited) : "-",
+                    Share(delay.waited, all)});
   }
   return Align(rows);
+}
+
+// What is the mean of nothing was not recorded.
+std::string MeanOf(uint64_t recorded, absl::Duration mean) {
+  return recorded > 0 ? Milliseconds(mean) : "-";
 }
 
 std::string FormatChunks(const std::vector<ChunkTime>& chunks) {
@@ -309,11 +309,23 @@ std::string FormatChunks(const std::vector<ChunkTime>& chunks) {
   for (size_t i = 0; i < std::min(kMostRows, chunks.size()); ++i) {
     const ChunkTime& chunk = chunks[i];
     const std::string of = chunk.aggregator.empty() ? "" : absl::StrCat(", ", chunk.aggregator);
-    rows.push_back({absl::StrCat("chunk ", chunk.chunk, of), chunk.job, absl::StrCat(chunk.rounds),
-                    Milliseconds(chunk.exchange), Milliseconds(chunk.gather),
-                    Milliseconds(chunk.hold), Milliseconds(chunk.average)});
+    rows.push_back({absl::StrCat("chunk ", chunk.chunk, of), chunk.job,
+                    chunk.rounds > 0 ? absl::StrCat(chunk.rounds) : "-",
+                    MeanOf(chunk.exchanges, chunk.exchange), MeanOf(chunk.rounds, chunk.gather),
+                    MeanOf(chunk.rounds, chunk.hold), MeanOf(chunk.rounds, chunk.average)});
   }
   return Align(rows);
+}
+
+// Of chunks whose rounds nobody has recorded; empty if there are none.
+std::string FormatMissing(const std::vector<ChunkTime>& chunks) {
+  const auto missing = std::count_if(chunks.begin(), chunks.end(),
+                                     [](const ChunkTime& chunk) { return chunk.rounds == 0; });
+  if (missing == 0) return "";
+  return absl::StrCat("\nNo recording of an aggregator has rounds of ", missing, " of ",
+                      chunks.size(),
+                      " chunks: who was waited for in those is not known. `signpost aggregator "
+                      "--trace DIR` records them.\n");
 }
 
 }  // namespace
@@ -353,6 +365,7 @@ std::string Format(const Summary& summary, bool with_steps) {
   absl::StrAppend(&text, FormatWorkers(summary, with_steps));
   if (!summary.delays.empty()) absl::StrAppend(&text, "\n", FormatDelays(summary.delays));
   if (!summary.chunks.empty()) absl::StrAppend(&text, "\n", FormatChunks(summary.chunks));
+  absl::StrAppend(&text, FormatMissing(summary.chunks));
   if (summary.dropped > 0) {
     absl::StrAppend(&text, "\n", summary.dropped,
                     " events, the oldest of their processes, are not in the trace; steps that lack "

@@ -49,7 +49,8 @@ struct ChunkTime {
   std::string job;
   std::string aggregator;  // the process that has its rounds; empty if it recorded none
   uint32_t chunk = 0;
-  uint64_t rounds = 0;
+  uint64_t rounds = 0;  // that are recorded, as exchanges are
+  uint64_t exchanges = 0;
   absl::Duration exchange;  // of one frame, in the mean over all ranks
   absl::Duration gather;    // of one round, in the mean
   absl::Duration hold;

@@ -167,6 +167,24 @@ chunk 0, aggregator 0/1  job       2     5.000   3.000  0.000    1.000
 )");
 }
 
+TEST(Summary, ShowsNoTimesOfRoundsThatNobodyRecorded) {
+  const std::string text = Format(Summarise(Join({ARank()})), /*with_steps=*/false);
+  EXPECT_THAT(text, testing::EndsWith(R"(
+slowest  job  rounds  exchange  gather  hold  average
+chunk 0  job       -     5.000       -     -        -
+
+No recording of an aggregator has rounds of 1 of 1 chunks: who was waited for in those is not known. `signpost aggregator --trace DIR` records them.
+)"));
+  EXPECT_THAT(Format(Summarise(Join({ARank(), AnAggregator()})), /*with_steps=*/false),
+              testing::Not(testing::HasSubstr("No recording")));
+}
+
+TEST(Summary, ShowsNoTimesOfWorkersThatNobodyRecorded) {
+  const std::string text = Format(Summarise(Join({AnAggregator()})), /*with_steps=*/false);
+  EXPECT_THAT(text, testing::HasSubstr("  job       2     6.000               -  -\n"));
+  EXPECT_THAT(text, testing::HasSubstr("  job       2         -   3.000  0.000    1.000\n"));
+}
+
 TEST(Summary, SaysThatNamesDidNotFit) {
   const Summary summary = Summarise(Join({ARank().RefuseLabels(7), AnAggregator()}));
   EXPECT_THAT(Format(summary, false), testing::HasSubstr("no room for a name 7 times"));
