@@ -143,18 +143,18 @@ class Rounds {
 
   std::vector<ChunkTime> Chunks() const {
     std::vector<ChunkTime> chunks;
-    for (auto [key, chunk] : chunks_) {
+    for (const auto& [key, chunk] : chunks_) chunks.push_back(chunk);
+    std::stable_sort(chunks.begin(), chunks.end(), [](const ChunkTime& a, const ChunkTime& b) {
+      return std::pair(a.exchange, a.gather) > std::pair(b.exchange, b.gather);
+    });
+    for (ChunkTime& chunk : chunks) {
       if (chunk.rounds > 0) {
         chunk.gather /= chunk.rounds;
         chunk.hold /= chunk.rounds;
         chunk.average /= chunk.rounds;
       }
       if (chunk.exchanges > 0) chunk.exchange /= chunk.exchanges;
-      chunks.push_back(std::move(chunk));
     }
-    std::stable_sort(chunks.begin(), chunks.end(), [](const ChunkTime& a, const ChunkTime& b) {
-      return a.exchange > b.exchange;
-    });
     return chunks;
   }
 
@@ -219,6 +219,62 @@ class Rounds {
   std::set<std::pair<uint16_t, uint32_t>> nodes_;  // jobs and ranks of workers that nodes have
   std::map<std::pair<uint16_t, uint32_t>, RankDelay> delays_;
   std::map<std::pair<uint16_t, uint32_t>, ChunkTime> chunks_;
+};
+
+// Frames and answers on their way.
+class Ways {
+ public:
+  explicit Ways(const Timeline& timeline) : timeline_(timeline) {
+    for (const Arrow& arrow : timeline.arrows) Add(arrow);
+  }
+
+  absl::Duration off() const { return absl::Nanoseconds(off_); }
+
+  std::vector<WayTime> OfLongestJob() const {
+    std::map<std::string, absl::Duration> of_job;
+    for (const auto& [key, way] : ways_) of_job[way.job] += way.in + way.back;
+    const auto longest = std::max_element(of_job.begin(), of_job.end(),
+                                          [](auto& a, auto& b) { return a.second < b.second; });
+    std::vector<WayTime> ways;
+    for (auto [key, way] : ways_) {
+      if (way.job != longest->first) continue;
+      if (way.frames > 0) way.in /= way.frames;
+      if (way.answers > 0) way.back /= way.answers;
+      ways.push_back(std::move(way));
+    }
+    std::stable_sort(ways.begin(), ways.end(), [](const WayTime& a, const WayTime& b) {
+      return std::pair(a.is_aggregator, a.in + a.back) > std::pair(b.is_aggregator, b.in + b.back);
+    });
+    return ways;
+  }
+
+ private:
+  void Add(const Arrow& arrow) {
+    const Event& from = timeline_.At(arrow.from);
+    const Event& to = timeline_.At(arrow.to);
+    const Process& sender = timeline_.processes[arrow.from.process];
+    const Process& receiver = timeline_.processes[arrow.to.process];
+    if (sender.host != receiver.host) {
+      const std::optional<int64_t> bound = timeline_.hosts[sender.host].bound;
+      const std::optional<int64_t> other_bound = timeline_.hosts[receiver.host].bound;
+      if (!bound || !other_bound) return;
+      off_ = std::max(off_, *bound + *other_bound);
+    }
+    const bool is_frame = to.kind == Kind::kFrame;
+    const int64_t end = is_frame ? to.begin : to.end;
+    for (const Process* process : {&sender, &receiver}) {
+      WayTime& way = ways_[{from.job, process->name}];
+      way.job = std::string(timeline_.Label(from.job));
+      way.process = process->name;
+      way.is_aggregator = (process == &receiver) == is_frame;
+      (is_frame ? way.in : way.back) += absl::Nanoseconds(end - from.begin);
+      ++(is_frame ? way.frames : way.answers);
+    }
+  }
+
+  const Timeline& timeline_;
+  std::map<std::pair<uint16_t, std::string>, WayTime> ways_;
+  int64_t off_ = 0;
 };
 
 // Formatting.
@@ -317,6 +373,21 @@ std::string FormatChunks(const std::vector<ChunkTime>& chunks) {
   return Align(rows);
 }
 
+std::string FormatWays(const std::vector<WayTime>& ways, absl::Duration off) {
+  Table rows = {{"on the way", "job", "frames", "way in", "way back"}};
+  size_t aggregators = 0, workers = 0;
+  for (const WayTime& way : ways) {
+    if (++(way.is_aggregator ? aggregators : workers) > kMostRows) continue;
+    rows.push_back({way.process, way.job, absl::StrCat(way.frames), MeanOf(way.frames, way.in),
+                    MeanOf(way.answers, way.back)});
+  }
+  std::string text = Align(rows);
+  if (off > absl::ZeroDuration()) {
+    absl::StrAppend(&text, "Hosts' clocks differ: give or take ", Milliseconds(off), ".\n");
+  }
+  return text;
+}
+
 // Of chunks whose rounds nobody has recorded; empty if there are none.
 std::string FormatMissing(const std::vector<ChunkTime>& chunks) {
   const auto missing = std::count_if(chunks.begin(), chunks.end(),
@@ -357,6 +428,9 @@ Summary Summarise(const Timeline& timeline) {
   const Rounds rounds(timeline);
   summary.delays = rounds.Delays();
   summary.chunks = rounds.Chunks();
+  const Ways ways(timeline);
+  summary.ways = ways.OfLongestJob();
+  summary.ways_off = ways.off();
   return summary;
 }
 
@@ -365,6 +439,9 @@ std::string Format(const Summary& summary, bool with_steps) {
   absl::StrAppend(&text, FormatWorkers(summary, with_steps));
   if (!summary.delays.empty()) absl::StrAppend(&text, "\n", FormatDelays(summary.delays));
   if (!summary.chunks.empty()) absl::StrAppend(&text, "\n", FormatChunks(summary.chunks));
+  if (!summary.ways.empty()) {
+    absl::StrAppend(&text, "\n", FormatWays(summary.ways, summary.ways_off));
+  }
   absl::StrAppend(&text, FormatMissing(summary.chunks));
   if (summary.dropped > 0) {
     absl::StrAppend(&text, "\n", summary.dropped,

@@ -57,12 +57,27 @@ struct ChunkTime {
   absl::Duration average;
 };
 
+// Between all workers and one aggregator, or one worker and all aggregators. The way in is from a
+// frame's sending until an aggregator takes it into its round, the way back likewise.
+struct WayTime {
+  std::string job;
+  std::string process;
+  bool is_aggregator = false;
+  uint64_t frames = 0;
+  uint64_t answers = 0;
+  absl::Duration in;  // of one frame, in the mean
+  absl::Duration back;
+};
+
 struct Summary {
   std::vector<WorkerSteps> workers;
   std::vector<RankDelay> delays;  // the longest first
-  std::vector<ChunkTime> chunks;  // likewise
-  uint64_t dropped = 0;           // events that the trace lacks
-  uint64_t refused_labels = 0;    // how often a name did not fit, and an event has none
+  std::vector<ChunkTime> chunks;  // likewise, all their exchanges together
+  // Of the job that was longest on its way; aggregators first, and the longest of each.
+  std::vector<WayTime> ways;
+  absl::Duration ways_off;      // by that much at most, because hosts have clocks of their own
+  uint64_t dropped = 0;         // events that the trace lacks
+  uint64_t refused_labels = 0;  // how often a name did not fit, and an event has none
 };
 
 Summary Summarise(const Timeline& timeline);

@@ -16,7 +16,7 @@ class Written {
  public:
   explicit Written(std::string process) {
     recording_.process = std::move(process);
-    recording_.labels = {"", "job"};
+    recording_.labels = {"", "job", "job/once"};
   }
 
   Written& Add(Kind kind, int64_t begin, int64_t end, uint64_t step, uint32_t chunk = kNone,
@@ -28,6 +28,17 @@ class Written {
                                  .chunk = chunk,
                                  .rank = rank,
                                  .job = 1});
+    return *this;
+  }
+
+  // The event before, of the job "job/once".
+  Written& OfJobOnce() {
+    recording_.events.back().job = 2;
+    return *this;
+  }
+
+  Written& On(std::string host) {
+    recording_.clock = recording_.host = std::move(host);
     return *this;
   }
 
@@ -165,6 +176,58 @@ rank 1        job       2     6.000           4.000  100%
 slowest                  job  rounds  exchange  gather   hold  average
 chunk 0, aggregator 0/1  job       2     5.000   3.000  0.000    1.000
 )");
+}
+
+TEST(Summary, PutsFirstTheChunksWhoseExchangesTookLongestTogether) {
+  Written rank("rank 0");
+  for (uint64_t step = 0; step < 10; ++step) {
+    rank.Add(Kind::kExchange, 10 * step, 10 * step + 5, step, 0);
+  }
+  rank.Add(Kind::kExchange, 200, 240, 0, 0).OfJobOnce();
+  const Summary summary = Summarise(Join({rank}));
+  ASSERT_EQ(summary.chunks.size(), 2);
+  EXPECT_EQ(summary.chunks[0].job, "job");
+  EXPECT_EQ(summary.chunks[0].exchange, absl::Milliseconds(5));
+  EXPECT_EQ(summary.chunks[1].exchange, absl::Milliseconds(40));
+}
+
+// Two ranks and two aggregators; frames to aggregator 1 and answers from it take their time.
+std::vector<Recording> AFarAggregator(const std::string& its_host) {
+  std::vector<Recording> recordings;
+  for (uint32_t chunk = 0; chunk < 2; ++chunk) {
+    const int64_t in = chunk == 0 ? 1 : 20, back = chunk == 0 ? 2 : 30;
+    Written aggregator(chunk == 0 ? "aggregator 0/2" : "aggregator 1/2");
+    if (chunk == 1) aggregator.On(its_host);
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      aggregator.Add(Kind::kFrame, 10 + in, 10 + in, 0, chunk, rank)
+          .Add(Kind::kAnswer, 100 - back, 100 - back, 0, chunk, rank);
+    }
+    recordings.push_back(aggregator.Add(Kind::kRound, 11, 98, 0, chunk, 1));
+  }
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    Written written(rank == 0 ? "rank 0" : "rank 1");
+    recordings.push_back(written.Add(Kind::kExchange, 10, 100, 0, 0, rank)
+                             .Add(Kind::kExchange, 10, 100, 0, 1, rank));
+  }
+  return recordings;
+}
+
+TEST(Summary, TellsTheWayToAnAggregatorFromThatOfARank) {
+  EXPECT_THAT(Format(Summarise(Join(AFarAggregator(""))), /*with_steps=*/false),
+              testing::HasSubstr(R"(
+on the way      job  frames  way in  way back
+aggregator 1/2  job       2  20.000    30.000
+aggregator 0/2  job       2   1.000     2.000
+rank 0          job       2  10.500    16.000
+rank 1          job       2  10.500    16.000
+)"));
+}
+
+TEST(Summary, SaysHowWellTheClocksKnowAWay) {
+  // The clocks know the sum alone, and take half of it for each.
+  EXPECT_THAT(Format(Summarise(Join(AFarAggregator("far"))), /*with_steps=*/false),
+              testing::AllOf(testing::HasSubstr("aggregator 1/2  job       2  25.000    25.000\n"),
+                             testing::HasSubstr("clocks differ: give or take 25.000.\n")));
 }
 
 TEST(Summary, ShowsNoTimesOfRoundsThatNobodyRecorded) {
