@@ -47,11 +47,51 @@ bool AddPart(const Event& event, StepTime& time) {
   }
 }
 
+// Times at which something was under way; each moment counts once.
+class Times {
+ public:
+  explicit Times(std::vector<Event> events) {
+    std::sort(events.begin(), events.end(),
+              [](const Event& a, const Event& b) { return a.begin < b.begin; });
+    for (const Event& event : events) {
+      if (spans_.empty() || event.begin > spans_.back().end) {
+        spans_.push_back({event.begin, event.end, sum_});
+        sum_ += event.end - event.begin;
+      } else if (event.end > spans_.back().end) {
+        sum_ += event.end - spans_.back().end;
+        spans_.back().end = event.end;
+      }
+    }
+  }
+
+  absl::Duration In(int64_t begin, int64_t end) const {
+    return absl::Nanoseconds(Until(end) - Until(begin));
+  }
+
+ private:
+  struct Span {
+    int64_t begin, end;
+    int64_t before;  // of all spans before
+  };
+
+  int64_t Until(int64_t time) const {
+    const auto next = std::partition_point(spans_.begin(), spans_.end(),
+                                           [&](const Span& span) { return span.begin < time; });
+    if (next == spans_.begin()) return 0;
+    const Span& span = next[-1];
+    return span.before + std::min(time, span.end) - span.begin;
+  }
+
+  std::vector<Span> spans_;
+  int64_t sum_ = 0;
+};
+
 // Of a worker, by their ends.
 struct WorkerEvents {
   std::vector<Event> steps;
   std::vector<Event> parts;  // of those, without calls
   std::vector<Event> calls;
+  std::vector<Event> aside;  // joins and checkpoints
   std::optional<int64_t> joined;
   int64_t recorded_since = 0;  // what has ended before may be missing
 };
@@ -67,6 +107,9 @@ std::map<WorkerId, WorkerEvents> WorkersOf(const Timeline& timeline) {
       if (event.kind == Kind::kStep) worker.steps.push_back(event);
       if (event.kind == Kind::kCall) worker.calls.push_back(event);
       if (event.kind == Kind::kJoin) worker.joined = event.end;
+      if (event.kind == Kind::kJoin || event.kind == Kind::kCheckpoint) {
+        worker.aside.push_back(event);
+      }
       if (AddPart(event, unused)) worker.parts.push_back(event);
       if (process.dropped > 0) worker.recorded_since = process.events.front().end;
     }
@@ -81,18 +124,30 @@ std::pair<size_t, size_t> EndingIn(const std::vector<Event>& events, size_t firs
   return {first, last};
 }
 
-void AddSteps(const WorkerEvents& events, WorkerSteps& worker) {
-  size_t part = 0, call = 0;
+// When the worker's steps were in Signpost: in their calls, or else all the time.
+std::vector<Event> InsideOf(const WorkerEvents& events) {
+  std::vector<Event> inside;
+  size_t call = 0;
+  for (const Event& step : events.steps) {
+    const size_t before = inside.size();
+    const auto [first, end] = EndingIn(events.calls, call, step.end);
+    for (call = first; call < end; ++call) {
+      if (IsIn(events.calls[call], step)) inside.push_back(events.calls[call]);
+    }
+    if (inside.size() == before) inside.push_back(step);
+  }
+  return inside;
+}
+
+// `signposts`: when the process was in Signpost at all, for whichever job.
+void AddSteps(const WorkerEvents& events, const Times& signposts, WorkerSteps& worker) {
+  const Times steps(InsideOf(events));
+  size_t part = 0;
   std::optional<int64_t> before = events.joined;
   for (const Event& step : events.steps) {
     const int64_t begin = std::min(before.value_or(step.begin), step.begin);
     StepTime time = {.total = absl::Nanoseconds(step.end - begin)};
-    absl::Duration inside;
-    const auto [first_call, end_calls] = EndingIn(events.calls, call, step.end);
-    for (size_t i = first_call; i < end_calls; ++i) {
-      if (IsIn(events.calls[i], step)) inside += DurationOf(events.calls[i]);
-    }
-    if (inside == absl::ZeroDuration()) inside = DurationOf(step);
+    const absl::Duration inside = steps.In(begin, step.end);
     absl::Duration parts;
     const auto [first_part, end_parts] = EndingIn(events.parts, part, step.end);
     for (size_t i = first_part; i < end_parts; ++i) {
@@ -100,13 +155,13 @@ void AddSteps(const WorkerEvents& events, WorkerSteps& worker) {
       AddPart(events.parts[i], time);
       parts += DurationOf(events.parts[i]);
     }
-    call = end_calls;
     part = end_parts;
     const bool is_whole = begin >= events.recorded_since;
     before = step.end;
     if (!is_whole) continue;
     time.rest = inside - parts;
-    time.outside = time.total - inside;
+    time.other = signposts.In(begin, step.end) - inside;
+    time.outside = time.total - inside - time.other;
     worker.steps.push_back(step.step);
     worker.times.push_back(time);
     worker.sum.Add(time);
@@ -313,7 +368,7 @@ std::string Share(absl::Duration part, absl::Duration whole) {
 }
 
 std::vector<absl::Duration> PartsOf(const StepTime& time) {
-  return {time.outside, time.compress, time.apply, time.wire, time.wait, time.rest};
+  return {time.outside, time.other, time.compress, time.apply, time.wire, time.wait, time.rest};
 }
 
 std::vector<std::string> Row(std::string name, std::string what, const StepTime& time,
@@ -325,7 +380,8 @@ std::vector<std::string> Row(std::string name, std::string what, const StepTime&
 }
 
 std::string FormatWorkers(const Summary& summary, bool with_steps) {
-  Table rows = {{"process", "", "a step", "outside", "compress", "apply", "wire", "wait", "rest"}};
+  Table rows = {
+      {"process", "", "a step", "outside", "other", "compress", "apply", "wire", "wait", "rest"}};
   for (const WorkerSteps& worker : summary.workers) {
     const int64_t steps = static_cast<int64_t>(worker.steps.size());
     rows.push_back(Row(worker.process, absl::StrCat(steps, " steps"), worker.sum, steps));
@@ -401,14 +457,15 @@ std::string FormatMissing(const std::vector<ChunkTime>& chunks) {
 
 }  // namespace
 
-void StepTime::Add(const StepTime& other) {
-  total += other.total;
-  outside += other.outside;
-  compress += other.compress;
-  apply += other.apply;
-  wire += other.wire;
-  wait += other.wait;
-  rest += other.rest;
+void StepTime::Add(const StepTime& more) {
+  total += more.total;
+  outside += more.outside;
+  other += more.other;
+  compress += more.compress;
+  apply += more.apply;
+  wire += more.wire;
+  wait += more.wait;
+  rest += more.rest;
 }
 
 Summary Summarise(const Timeline& timeline) {
@@ -417,12 +474,23 @@ Summary Summarise(const Timeline& timeline) {
     summary.dropped += process.dropped;
     summary.refused_labels += process.refused_labels;
   }
-  for (const auto& [id, events] : WorkersOf(timeline)) {
+  const std::map<WorkerId, WorkerEvents> workers = WorkersOf(timeline);
+  // By process and rank: a process may have several, at the same time.
+  std::map<std::pair<size_t, uint32_t>, std::vector<Event>> in_signpost;
+  for (const auto& [id, events] : workers) {
+    std::vector<Event>& all = in_signpost[{std::get<0>(id), std::get<1>(id)}];
+    const std::vector<Event> inside = InsideOf(events);
+    all.insert(all.end(), inside.begin(), inside.end());
+    all.insert(all.end(), events.aside.begin(), events.aside.end());
+  }
+  std::map<std::pair<size_t, uint32_t>, Times> signposts;
+  for (auto& [id, events] : in_signpost) signposts.emplace(id, std::move(events));
+  for (const auto& [id, events] : workers) {
     const auto& [process, rank, job] = id;
     WorkerSteps worker = {.process = timeline.processes[process].name,
                           .job = std::string(timeline.Label(job)),
                           .rank = rank};
-    AddSteps(events, worker);
+    AddSteps(events, signposts.at({process, rank}), worker);
     if (!worker.steps.empty()) summary.workers.push_back(std::move(worker));
   }
   const Rounds rounds(timeline);

@@ -17,13 +17,14 @@ namespace signpost::trace {
 struct StepTime {
   absl::Duration total;     // since the end of the step before
   absl::Duration outside;   // the model's: nothing of Signpost's was running
+  absl::Duration other;     // Signpost's, and not this job's step: checkpoints, joins, other jobs
   absl::Duration compress;  // and what else is done to frames before they are sent
   absl::Duration apply;     // and what is done once all chunks are there
   absl::Duration wire;
   absl::Duration wait;
   absl::Duration rest;  // in Signpost, and none of these
 
-  void Add(const StepTime& other);
+  void Add(const StepTime& more);
 };
 
 // A worker's steps of one job, of which all is recorded.

@@ -121,6 +121,33 @@ TEST(Summary, CountsWhatLiesBetweenTheCallsOfAStepAsOutside) {
   EXPECT_EQ(time.rest, absl::Milliseconds(5));
 }
 
+// What another job does between the calls of a step is Signpost's, and what it does within one is
+// that call's already.
+TEST(Summary, CountsCheckpointsJoinsAndOtherJobsApart) {
+  Written rank("rank 0");
+  rank.Add(Kind::kStep, 0, 10, 0)
+      .Add(Kind::kCheckpoint, 11, 14, 1)
+      .Add(Kind::kJoin, 15, 20, 0)
+      .OfJobOnce()
+      .Add(Kind::kStep, 18, 23, 0)
+      .OfJobOnce()
+      .Add(Kind::kCall, 30, 32, 1)
+      .Add(Kind::kStep, 31, 34, 1)
+      .OfJobOnce()
+      .Add(Kind::kCall, 40, 45, 1)
+      .Add(Kind::kStep, 30, 45, 1)
+      .Add(Kind::kStep, 40, 50, 0, kNone, /*rank=*/1);
+  const Summary summary = Summarise(Join({rank}));
+  ASSERT_EQ(summary.workers.size(), 3);
+  EXPECT_EQ(summary.workers[0].job, "job");
+  ASSERT_THAT(summary.workers[0].steps, testing::ElementsAre(0, 1));
+  const StepTime& time = summary.workers[0].times[1];
+  EXPECT_EQ(time.total, absl::Milliseconds(35));
+  EXPECT_EQ(time.other, absl::Milliseconds(3 + 8 + 2));
+  EXPECT_EQ(time.rest, absl::Milliseconds(7));
+  EXPECT_EQ(time.outside, absl::Milliseconds(15));
+}
+
 TEST(Summary, NamesTheRankThatIsWaitedFor) {
   const Summary summary = Summarise(Join({ARank(), AnAggregator()}));
   ASSERT_EQ(summary.delays.size(), 1);
@@ -164,11 +191,11 @@ TEST(Summary, ReadsLikeThis) {
   EXPECT_EQ(Format(Summarise(Join({ARank().Drop(0), AnAggregator()})), /*with_steps=*/true),
             R"(Milliseconds; of steps, rounds and exchanges, the mean of one.
 
-process           a step  outside  compress  apply   wire   wait   rest
-rank 0   2 steps  26.000   10.000     4.000  6.000  3.000  2.000  1.000
-         job        100%      38%       15%    23%    12%     8%     4%
-         step 0   26.000   10.000     4.000  6.000  3.000  2.000  1.000
-         step 1   26.000   10.000     4.000  6.000  3.000  2.000  1.000
+process           a step  outside  other  compress  apply   wire   wait   rest
+rank 0   2 steps  26.000   10.000  0.000     4.000  6.000  3.000  2.000  1.000
+         job        100%      38%     0%       15%    23%    12%     8%     4%
+         step 0   26.000   10.000  0.000     4.000  6.000  3.000  2.000  1.000
+         step 1   26.000   10.000  0.000     4.000  6.000  3.000  2.000  1.000
 
 last to come  job  rounds  gathered  others blocked
 rank 1        job       2     6.000           4.000  100%
