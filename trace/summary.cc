@@ -177,9 +177,10 @@ class Rounds {
   explicit Rounds(const Timeline& timeline) : timeline_(timeline) {
     ForEach([this](const Process& process, const Event& event) {
       if (event.kind == Kind::kRound) {
-        last_rank_[KeyOf(event)] = event.rank;
         ChunkOf(event).aggregator = process.name;
       }
+      if (event.kind == Kind::kFrame) frames_[KeyOf(event)].push_back(event);
+      if (event.kind == Kind::kGather && event.rank != kNone) gathers_[KeyOf(event)] = event;
       if (event.kind == Kind::kExchange && process.name == NodeName(event.rank)) {
         nodes_.insert({event.job, event.rank});
       }
@@ -224,15 +225,16 @@ class Rounds {
   void Add(const Event& event) {
     switch (event.kind) {
       case Kind::kWait:
-        if (const auto found = last_rank_.find(KeyOf(event)); found != last_rank_.end()) {
-          DelayOf(event.job, found->second).waited += DurationOf(event);
+        if (const auto found = gathers_.find(KeyOf(event)); found != gathers_.end()) {
+          AddWait(event, found->second);
         }
         break;
       case Kind::kGather:
         if (event.rank != kNone) {
-          RankDelay& delay = DelayOf(event.job, event.rank);
-          ++delay.last;
-          delay.gathered += DurationOf(event);
+          ++DelayOf(event.job, event.rank).last;
+          for (const auto& [rank, share] : SharesOf(event, ArrivalsOf(event), event.begin)) {
+            DelayOf(event.job, rank).gathered += share;
+          }
         }
         ChunkOf(event).gather += DurationOf(event);
         break;
@@ -254,6 +256,55 @@ class Rounds {
     }
   }
 
+  using Arrivals = std::vector<std::pair<int64_t, uint32_t>>;  // when, and whose
+
+  // The frames that were gathered, in their order. The last is there once all is gathered, though a
+  // round may close without it.
+  Arrivals ArrivalsOf(const Event& gather) const {
+    Arrivals arrivals = {{gather.end, gather.rank}};
+    const auto found = frames_.find(KeyOf(gather));
+    if (found == frames_.end()) return arrivals;
+    for (const Event& frame : found->second) {
+      if (IsIn(frame, gather) && frame.rank != gather.rank) {
+        arrivals.push_back({frame.begin, frame.rank});
+      }
+    }
+    std::sort(arrivals.begin(), arrivals.end());
+    return arrivals;
+  }
+
+  // What each rank has of the time from `from` on.
+  static std::map<uint32_t, absl::Duration> SharesOf(const Event& gather, const Arrivals& arrivals,
+                                                     int64_t from) {
+    std::map<uint32_t, absl::Duration> shares;
+    absl::Duration of_each_missing;
+    size_t missing = arrivals.size();
+    for (const auto& [time, rank] : arrivals) {
+      if (time > from) of_each_missing += absl::Nanoseconds(time - from) / missing;
+      from = std::max(from, time);
+      --missing;
+      if (of_each_missing > absl::ZeroDuration()) shares[rank] = of_each_missing;
+    }
+    return shares;
+  }
+
+  // A worker was blocked for the end of the gathering, and not before its own frame was there.
+  void AddWait(const Event& wait, const Event& gather) {
+    const Arrivals arrivals = ArrivalsOf(gather);
+    int64_t from = std::max(gather.begin, gather.end - (wait.end - wait.begin));
+    for (const auto& [time, rank] : arrivals) {
+      if (rank == wait.rank) from = std::max(from, time);
+    }
+    const absl::Duration gathered = absl::Nanoseconds(gather.end - from);
+    if (gathered == absl::ZeroDuration()) {
+      DelayOf(gather.job, gather.rank).waited += DurationOf(wait);
+      return;
+    }
+    for (const auto& [rank, share] : SharesOf(gather, arrivals, from)) {
+      DelayOf(gather.job, rank).waited += DurationOf(wait) * absl::FDivDuration(share, gathered);
+    }
+  }
+
   RankDelay& DelayOf(uint16_t job, uint32_t rank) {
     RankDelay& delay = delays_[{job, rank}];
     delay.job = std::string(timeline_.Label(job));
@@ -270,7 +321,8 @@ class Rounds {
   }
 
   const Timeline& timeline_;
-  absl::flat_hash_map<RoundKey, uint32_t> last_rank_;
+  absl::flat_hash_map<RoundKey, std::vector<Event>> frames_;
+  absl::flat_hash_map<RoundKey, Event> gathers_;
   std::set<std::pair<uint16_t, uint32_t>> nodes_;  // jobs and ranks of workers that nodes have
   std::map<std::pair<uint16_t, uint32_t>, RankDelay> delays_;
   std::map<std::pair<uint16_t, uint32_t>, ChunkTime> chunks_;
@@ -400,7 +452,7 @@ std::string FormatWorkers(const Summary& summary, bool with_steps) {
 std::string FormatDelays(const std::vector<RankDelay>& delays) {
   absl::Duration all;
   for (const RankDelay& delay : delays) all += delay.waited;
-  Table rows = {{"last to come", "job", "rounds", "gathered", "others blocked", ""}};
+  Table rows = {{"waited for", "job", "came last", "gathered", "others blocked", ""}};
   for (size_t i = 0; i < std::min(kMostRows, delays.size()); ++i) {
     const RankDelay& delay = delays[i];
     rows.push_back({delay.is_node ? NodeName(delay.rank) : absl::StrCat("rank ", delay.rank),

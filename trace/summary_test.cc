@@ -157,6 +157,42 @@ TEST(Summary, NamesTheRankThatIsWaitedFor) {
   EXPECT_EQ(summary.delays[0].waited, absl::Milliseconds(4));
 }
 
+// Rank 0 comes at 0, rank 2 at 145, and rank 1 last, at 160.
+TEST(Summary, SharesAWaitBetweenTheRanksThatAreMissing) {
+  Written rank("rank 0");
+  rank.Add(Kind::kWait, 5, 160, 0, 0);
+  Written aggregator("aggregator 0/1");
+  aggregator.Add(Kind::kFrame, 0, 0, 0, 0, 0)
+      .Add(Kind::kFrame, 145, 145, 0, 0, 2)
+      .Add(Kind::kFrame, 160, 160, 0, 0, 1)
+      .Add(Kind::kGather, 0, 160, 0, 0, /*rank=*/1);
+  const Summary summary = Summarise(Join({rank, aggregator}));
+  ASSERT_EQ(summary.delays.size(), 2);
+  EXPECT_EQ(summary.delays[0].rank, 1);
+  EXPECT_EQ(summary.delays[0].last, 1);
+  EXPECT_EQ(summary.delays[0].gathered, absl::Milliseconds(72.5 + 15));
+  EXPECT_NEAR(absl::ToDoubleMilliseconds(summary.delays[0].waited), 70 + 15, 1e-3);
+  EXPECT_EQ(summary.delays[1].rank, 2);
+  EXPECT_EQ(summary.delays[1].last, 0);
+  EXPECT_EQ(summary.delays[1].gathered, absl::Milliseconds(72.5));
+  EXPECT_NEAR(absl::ToDoubleMilliseconds(summary.delays[1].waited), 70, 1e-3);
+}
+
+// Rank 2 itself waits, for rank 1 alone; the round closes without that.
+TEST(Summary, SharesNoWaitWithTheRankThatWaits) {
+  Written rank("rank 2");
+  rank.Add(Kind::kWait, 140, 160, 0, 0, 2);
+  Written aggregator("aggregator 0/1");
+  aggregator.Add(Kind::kFrame, 0, 0, 0, 0, 0)
+      .Add(Kind::kFrame, 145, 145, 0, 0, 2)
+      .Add(Kind::kGather, 0, 160, 0, 0, /*rank=*/1);
+  const Summary summary = Summarise(Join({rank, aggregator}));
+  ASSERT_EQ(summary.delays.size(), 2);
+  EXPECT_EQ(summary.delays[0].rank, 1);
+  EXPECT_EQ(summary.delays[0].waited, absl::Milliseconds(20));
+  EXPECT_EQ(summary.delays[1].waited, absl::ZeroDuration());
+}
+
 // Its processes have ranks too, which are others.
 TEST(Summary, CallsANodeThatIsWaitedForANode) {
   Written node("node 1");
@@ -164,7 +200,7 @@ TEST(Summary, CallsANodeThatIsWaitedForANode) {
   const Summary summary = Summarise(Join({ARank(), node, AnAggregator()}));
   ASSERT_EQ(summary.delays.size(), 1);
   EXPECT_TRUE(summary.delays[0].is_node);
-  EXPECT_THAT(Format(summary, /*with_steps=*/false), testing::HasSubstr("\nnode 1        job "));
+  EXPECT_THAT(Format(summary, /*with_steps=*/false), testing::HasSubstr("\nnode 1      job "));
 }
 
 TEST(Summary, LeavesOutStepsOfWhichSomethingWasOverwritten) {
@@ -197,8 +233,8 @@ rank 0   2 steps  26.000   10.000  0.000     4.000  6.000  3.000  2.000  1.000
          step 0   26.000   10.000  0.000     4.000  6.000  3.000  2.000  1.000
          step 1   26.000   10.000  0.000     4.000  6.000  3.000  2.000  1.000
 
-last to come  job  rounds  gathered  others blocked
-rank 1        job       2     6.000           4.000  100%
+waited for  job  came last  gathered  others blocked
+rank 1      job          2     6.000           4.000  100%
 
 slowest                  job  rounds  exchange  gather   hold  average
 chunk 0, aggregator 0/1  job       2     5.000   3.000  0.000    1.000
@@ -271,7 +307,7 @@ No recording of an aggregator has rounds of 1 of 1 chunks: who was waited for in
 
 TEST(Summary, ShowsNoTimesOfWorkersThatNobodyRecorded) {
   const std::string text = Format(Summarise(Join({AnAggregator()})), /*with_steps=*/false);
-  EXPECT_THAT(text, testing::HasSubstr("  job       2     6.000               -  -\n"));
+  EXPECT_THAT(text, testing::HasSubstr("  job          2     6.000               -  -\n"));
   EXPECT_THAT(text, testing::HasSubstr("  job       2         -   3.000  0.000    1.000\n"));
 }
 
