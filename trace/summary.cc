@@ -15,6 +15,9 @@ namespace signpost::trace {
 namespace {
 
 constexpr size_t kMostRows = 5;  // of delays and of chunks
+// So many frames of a step, and so small, cost more for each call than for what is in them.
+constexpr uint64_t kManyChunks = 64;
+constexpr uint64_t kSmallFrame = 16 << 10;
 
 absl::Duration DurationOf(const Event& event) { return absl::Nanoseconds(event.end - event.begin); }
 
@@ -250,6 +253,7 @@ class Rounds {
       case Kind::kExchange:
         ChunkOf(event).exchange += DurationOf(event);
         ++ChunkOf(event).exchanges;
+        ChunkOf(event).bytes += event.bytes;
         break;
       default:
         break;
@@ -481,6 +485,39 @@ std::string FormatChunks(const std::vector<ChunkTime>& chunks) {
   return Align(rows);
 }
 
+// How many chunks jobs have, those first whose chunks are; empty if no frame is recorded.
+std::string FormatSizes(const std::vector<ChunkTime>& chunks) {
+  struct Job {
+    std::string name;
+    uint64_t chunks = 0;
+    uint64_t exchanges = 0;
+    uint64_t bytes = 0;
+  };
+  std::vector<Job> jobs;
+  for (const ChunkTime& chunk : chunks) {
+    if (chunk.bytes == 0) continue;
+    auto job = std::find_if(jobs.begin(), jobs.end(),
+                            [&](const Job& known) { return known.name == chunk.job; });
+    if (job == jobs.end()) job = jobs.insert(jobs.end(), {.name = chunk.job});
+    ++job->chunks;
+    job->exchanges += chunk.exchanges;
+    job->bytes += chunk.bytes;
+  }
+  std::string text;
+  for (size_t i = 0; i < std::min(kMostRows, jobs.size()); ++i) {
+    const Job& job = jobs[i];
+    const uint64_t mean = job.bytes / job.exchanges;
+    absl::StrAppend(&text, job.name, ": ", job.chunks, job.chunks == 1 ? " chunk" : " chunks",
+                    ", and ", mean, " bytes in a frame, in the mean.");
+    if (job.chunks >= kManyChunks && mean < kSmallFrame) {
+      absl::StrAppend(&text, " So many and so small cost more for each call than for what is in ",
+                      "them: a larger chunk_elements takes less time.");
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
+}
+
 std::string FormatWays(const std::vector<WayTime>& ways, absl::Duration off) {
   Table rows = {{"on the way", "job", "frames", "way in", "way back"}};
   size_t aggregators = 0, workers = 0;
@@ -558,7 +595,9 @@ std::string Format(const Summary& summary, bool with_steps) {
   std::string text = "Milliseconds; of steps, rounds and exchanges, the mean of one.\n\n";
   absl::StrAppend(&text, FormatWorkers(summary, with_steps));
   if (!summary.delays.empty()) absl::StrAppend(&text, "\n", FormatDelays(summary.delays));
-  if (!summary.chunks.empty()) absl::StrAppend(&text, "\n", FormatChunks(summary.chunks));
+  if (!summary.chunks.empty()) {
+    absl::StrAppend(&text, "\n", FormatChunks(summary.chunks), FormatSizes(summary.chunks));
+  }
   if (!summary.ways.empty()) {
     absl::StrAppend(&text, "\n", FormatWays(summary.ways, summary.ways_off));
   }

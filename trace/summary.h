@@ -54,6 +54,7 @@ struct ChunkTime {
   uint32_t chunk = 0;
   uint64_t rounds = 0;  // that are recorded, as exchanges are
   uint64_t exchanges = 0;
+  uint64_t bytes = 0;       // of all frames' payloads
   absl::Duration exchange;  // of one frame, in the mean over all ranks
   absl::Duration gather;    // of one round, in the mean
   absl::Duration hold;

@@ -37,6 +37,12 @@ class Written {
     return *this;
   }
 
+  // The event before.
+  Written& OfBytes(uint64_t bytes) {
+    recording_.events.back().bytes = bytes;
+    return *this;
+  }
+
   Written& On(std::string host) {
     recording_.clock = recording_.host = std::move(host);
     return *this;
@@ -252,6 +258,26 @@ TEST(Summary, PutsFirstTheChunksWhoseExchangesTookLongestTogether) {
   EXPECT_EQ(summary.chunks[0].job, "job");
   EXPECT_EQ(summary.chunks[0].exchange, absl::Milliseconds(5));
   EXPECT_EQ(summary.chunks[1].exchange, absl::Milliseconds(40));
+}
+
+std::string TextOfChunks(uint32_t chunks, uint64_t bytes) {
+  Written rank("rank 0");
+  for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+    rank.Add(Kind::kExchange, 0, 5, 0, chunk).OfBytes(bytes - 100);
+    rank.Add(Kind::kExchange, 10, 15, 1, chunk).OfBytes(bytes + 100);
+  }
+  return Format(Summarise(Join({rank})), /*with_steps=*/false);
+}
+
+TEST(Summary, SaysWhenChunksAreManyAndSmall) {
+  EXPECT_THAT(
+      TextOfChunks(490, 513),
+      testing::HasSubstr("\njob: 490 chunks, and 513 bytes in a frame, in the mean. So many "
+                         "and so small cost more"));
+  EXPECT_THAT(TextOfChunks(490, 131072),
+              testing::HasSubstr("131072 bytes in a frame, in the mean.\n"));
+  EXPECT_THAT(TextOfChunks(1, 513),
+              testing::HasSubstr("\njob: 1 chunk, and 513 bytes in a frame, in the mean.\n"));
 }
 
 // Two ranks and two aggregators; frames to aggregator 1 and answers from it take their time.
