@@ -388,6 +388,26 @@ class Ways {
   int64_t off_ = 0;
 };
 
+std::vector<LostTime> LostOf(const Timeline& timeline, const std::vector<ChunkTime>& chunks) {
+  std::map<std::pair<absl::string_view, uint32_t>, std::string> aggregators;
+  for (const ChunkTime& chunk : chunks) aggregators[{chunk.job, chunk.chunk}] = chunk.aggregator;
+  std::vector<LostTime> all;
+  for (const Process& process : timeline.processes) {
+    LostTime lost = {.process = process.name};
+    for (const Event& event : process.events) {
+      if (event.kind == Kind::kLost) {
+        ++lost.times;
+        lost.lost += DurationOf(event);
+      } else if (event.kind == Kind::kRetry) {
+        const std::string& of = aggregators[{timeline.Label(event.job), event.chunk}];
+        ++lost.again[of.empty() ? "an aggregator without a recording" : of];
+      }
+    }
+    if (lost.times > 0) all.push_back(std::move(lost));
+  }
+  return all;
+}
+
 // Formatting.
 
 using Table = std::vector<std::vector<std::string>>;
@@ -533,6 +553,15 @@ std::string FormatWays(const std::vector<WayTime>& ways, absl::Duration off) {
   return text;
 }
 
+std::string FormatLost(const LostTime& lost) {
+  std::string text = absl::StrCat(lost.process, " has lost a connection ", lost.times,
+                                  " times, for ", Milliseconds(lost.lost), " together");
+  for (const auto& [aggregator, frames] : lost.again) {
+    absl::StrAppend(&text, "; sent again to ", aggregator, ": ", frames);
+  }
+  return text + ".\n";
+}
+
 // Of chunks whose rounds nobody has recorded; empty if there are none.
 std::string FormatMissing(const std::vector<ChunkTime>& chunks) {
   const auto missing = std::count_if(chunks.begin(), chunks.end(),
@@ -585,6 +614,7 @@ Summary Summarise(const Timeline& timeline) {
   const Rounds rounds(timeline);
   summary.delays = rounds.Delays();
   summary.chunks = rounds.Chunks();
+  summary.lost = LostOf(timeline, summary.chunks);
   const Ways ways(timeline);
   summary.ways = ways.OfLongestJob();
   summary.ways_off = ways.off();
@@ -601,6 +631,8 @@ std::string Format(const Summary& summary, bool with_steps) {
   if (!summary.ways.empty()) {
     absl::StrAppend(&text, "\n", FormatWays(summary.ways, summary.ways_off));
   }
+  if (!summary.lost.empty()) absl::StrAppend(&text, "\n");
+  for (const LostTime& lost : summary.lost) absl::StrAppend(&text, FormatLost(lost));
   absl::StrAppend(&text, FormatMissing(summary.chunks));
   if (summary.dropped > 0) {
     absl::StrAppend(&text, "\n", summary.dropped,

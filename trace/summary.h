@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,14 @@ struct WayTime {
   absl::Duration back;
 };
 
+// Of one process's connections.
+struct LostTime {
+  std::string process;
+  uint64_t times = 0;
+  absl::Duration lost;
+  std::map<std::string, uint64_t> again;  // frames that were sent again, by aggregator
+};
+
 struct Summary {
   std::vector<WorkerSteps> workers;
   std::vector<RankDelay> delays;  // the longest first
@@ -80,6 +89,7 @@ struct Summary {
   // Of the job that was longest on its way; aggregators first, and the longest of each.
   std::vector<WayTime> ways;
   absl::Duration ways_off;      // by that much at most, because hosts have clocks of their own
+  std::vector<LostTime> lost;   // of those that lost some
   uint64_t dropped = 0;         // events that the trace lacks
   uint64_t refused_labels = 0;  // how often a name did not fit, and an event has none
 };

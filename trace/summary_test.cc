@@ -280,6 +280,17 @@ TEST(Summary, SaysWhenChunksAreManyAndSmall) {
               testing::HasSubstr("\njob: 1 chunk, and 513 bytes in a frame, in the mean.\n"));
 }
 
+TEST(Summary, SaysWhichConnectionsWereLost) {
+  Written rank = ARank();
+  rank.Add(Kind::kLost, 200, 240, 0, kNone, kNone)
+      .Add(Kind::kRetry, 220, 220, 1, 0)
+      .Add(Kind::kLost, 300, 310, 0, kNone, kNone);
+  EXPECT_THAT(
+      Format(Summarise(Join({rank, AnAggregator()})), /*with_steps=*/false),
+      testing::HasSubstr("\nrank 0 has lost a connection 2 times, for 50.000 together; sent "
+                         "again to aggregator 0/1: 1.\n"));
+}
+
 // Two ranks and two aggregators; frames to aggregator 1 and answers from it take their time.
 std::vector<Recording> AFarAggregator(const std::string& its_host) {
   std::vector<Recording> recordings;
