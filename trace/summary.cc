@@ -555,7 +555,8 @@ std::string FormatWays(const std::vector<WayTime>& ways, absl::Duration off) {
 
 std::string FormatLost(const LostTime& lost) {
   std::string text = absl::StrCat(lost.process, " has lost a connection ", lost.times,
-                                  " times, for ", Milliseconds(lost.lost), " together");
+                                  lost.times == 1 ? " time, for " : " times, for ",
+                                  Milliseconds(lost.lost), " together");
   for (const auto& [aggregator, frames] : lost.again) {
     absl::StrAppend(&text, "; sent again to ", aggregator, ": ", frames);
   }
