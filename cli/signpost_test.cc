@@ -1117,6 +1117,41 @@ std::string ChecksumIn(const std::string& output) {
   return found == std::string::npos ? "" : output.substr(found + words.size(), 8);
 }
 
+// What stands behind `name` in the results of rank 0.
+double FigureOf(const std::string& results, const std::string& name) {
+  std::istringstream result(ReadFile(results + "/rank-0"));
+  std::string word;
+  double figure = -1;
+  while (figure < 0 && result >> word) {
+    if (word == name) result >> figure;
+  }
+  return figure;
+}
+
+TEST(DemoWorker, ItsLinesHaveAllItsTimeAndNoBytesOfCheckpoints) {
+  const std::string results = testing::TempDir() + "/lines";
+  mkdir(results.c_str(), 0700);
+  const Outcome outcome = RunProgram(absl::StrCat(
+      "run -n 2 -- ", kProgram, " demo-worker --hidden 64 --batch 8 --steps 40 --freeze-step 10 ",
+      "--checkpoint-every 1 --checkpoint-dir ", results, "/checkpoints --results ", results));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  double ms = 0, last_step = 0, ratio = 0;
+  for (const std::string line : absl::StrSplit(outcome.output, '\n')) {
+    double step, ms_a_step;
+    if (std::sscanf(line.c_str(), "[rank 0] step %lf  loss %*f  %lf ms (", &step, &ms_a_step) < 2) {
+      continue;
+    }
+    ms += ms_a_step * (step - last_step);
+    last_step = step;
+    const size_t rest = line.find(")  ");
+    ASSERT_NE(rest, std::string::npos) << line;
+    std::sscanf(line.c_str() + rest, ")  %lfx fewer bytes", &ratio);
+  }
+  EXPECT_EQ(last_step, 40);
+  EXPECT_GT(ms, 0.8e3 * FigureOf(results, "seconds")) << outcome.output;
+  EXPECT_GT(ratio, 10) << "a checkpoint has more bytes than a one-bit step";
+}
+
 TEST(Checkpoint, AJobGoesOnFromItsNewestAndDamageIsNamed) {
   const std::string directory = absl::StrCat(testing::TempDir(), "/checkpoints");
   const std::string worker = absl::StrCat(

@@ -15,6 +15,9 @@ struct WireBytes {
   uint64_t sent = 0;           // TCP payload, retransmissions included
   uint64_t received = 0;       // TCP payload
   uint64_t retransmitted = 0;  // of `sent`: what was sent again
+  WireBytes operator+(const WireBytes& other) const {
+    return {sent + other.sent, received + other.received, retransmitted + other.retransmitted};
+  }
   WireBytes operator-(const WireBytes& other) const {
     return {sent - other.sent, received - other.received, retransmitted - other.retransmitted};
   }

@@ -133,7 +133,7 @@ class Training {
       if (absl::Status status = Step(step); !status.ok()) return status;
       // More than one step further if this worker was late.
       const uint64_t done = session_.steps();
-      if (absl::Status status = Checkpoint(done); !status.ok()) return status;
+      if (absl::Status status = CheckpointIfDue(done); !status.ok()) return status;
       if (worker_.rank == 0 && IsIntervalEnd(done)) EndInterval(done);
     }
     result_.seconds = absl::ToDoubleSeconds(absl::Now() - start);
@@ -156,7 +156,7 @@ class Training {
 
     if (worker_.rank == 0) PrintSkippedRounds(*report);
     interval_.training_bpb += BitsPerByte(loss);
-    interval_.duration += absl::Now() - start;
+    interval_.in_steps += absl::Now() - start;
     interval_.wire += report->wire;
     interval_.wait += report->wait;
     const uint32_t late_workers = report->late_ranks.size();
@@ -165,10 +165,16 @@ class Training {
     return absl::OkStatus();
   }
 
-  // When it is time for one.
-  absl::Status Checkpoint(uint64_t steps_done) {
+  absl::Status CheckpointIfDue(uint64_t steps_done) {
     const uint64_t every = options_.checkpoint_every;
     if (every == 0 || steps_done % every != 0) return absl::OkStatus();
+    const WireBytes start = session_.wire_bytes();
+    const absl::Status status = Checkpoint(steps_done);
+    checkpoint_wire_ = checkpoint_wire_ + (session_.wire_bytes() - start);
+    return status;
+  }
+
+  absl::Status Checkpoint(uint64_t steps_done) {
     const absl::Status status = session_.Checkpoint(options_.checkpoint_directory);
     if (absl::IsAborted(status) && worker_.min_workers > 0) {
       PrintLine(absl::StrCat("step ", steps_done, "  not saved: ", status.message()));
@@ -195,18 +201,19 @@ class Training {
 
   void BeginInterval() {
     interval_ = {};
+    interval_start_ = absl::Now();
     interval_start_wire_ = session_.wire_bytes();
+    checkpoint_wire_ = {};
   }
 
-  // A line on the screen and a point of the curve.
+  // A line on the screen and a point of the curve, whose validation is in the line's time.
   void EndInterval(uint64_t steps_done) {
     interval_.training_bpb /= static_cast<double>(interval_.steps);
-    interval_.bytes = session_.wire_bytes() - interval_start_wire_;
-    const std::string line =
-        FormatLiveLine(steps_done, interval_, session_.elements(), worker_.world_size);
-    PrintLine(line);
     result_.curve.push_back({steps_done, interval_.training_bpb,
                              BitsPerByteOn(text_.validation, kCurveWindows, model_)});
+    interval_.bytes = session_.wire_bytes() - interval_start_wire_ - checkpoint_wire_;
+    interval_.duration = absl::Now() - interval_start_;
+    PrintLine(FormatLiveLine(steps_done, interval_, session_.elements(), worker_.world_size));
     BeginInterval();
   }
 
@@ -218,7 +225,9 @@ class Training {
   const StopRequest& stop_;
   WorkerResult result_;
   Interval interval_;
+  absl::Time interval_start_;
   WireBytes interval_start_wire_;
+  WireBytes checkpoint_wire_;  // since then, of checkpoints
 };
 
 }  // namespace
@@ -264,16 +273,19 @@ double LearningRate(const TrainingOptions& options, uint64_t step) {
 
 std::string FormatLiveLine(uint64_t steps_done, const Interval& interval, uint64_t parameters,
                            uint32_t world_size) {
+  const double compute =
+      absl::FDivDuration(interval.in_steps - interval.wire - interval.wait, interval.duration);
   const double wire = absl::FDivDuration(interval.wire, interval.duration);
   const double wait = absl::FDivDuration(interval.wait, interval.duration);
+  const double other = absl::FDivDuration(interval.duration - interval.in_steps, interval.duration);
   const double fp32_bytes = 8.0 * static_cast<double>(parameters * interval.steps);
   const double bytes = static_cast<double>(interval.bytes.sent + interval.bytes.received);
   return absl::StrFormat(
-      "step %d  loss %.2f  %.0f ms (compute %.0f%% wire %.0f%% wait %.0f%%)  "
+      "step %d  loss %.2f  %.0f ms (compute %.0f%% wire %.0f%% wait %.0f%% other %.0f%%)  "
       "%.1fx fewer bytes  %d/%d workers",
       steps_done, interval.training_bpb,
       absl::ToDoubleMilliseconds(interval.duration) / static_cast<double>(interval.steps),
-      100 * (1 - wire - wait), 100 * wire, 100 * wait, fp32_bytes / bytes,
+      100 * compute, 100 * wire, 100 * wait, 100 * other, fp32_bytes / bytes,
       world_size - interval.late_workers, world_size);
 }
 

@@ -57,16 +57,17 @@ double LearningRate(const TrainingOptions& options, uint64_t step);
 struct Interval {
   uint64_t steps = 0;
   double training_bpb = 0;  // this worker's mean training loss, bits per byte
-  absl::Duration duration;  // of the steps, of which:
+  absl::Duration duration;  // by the clock, of which:
+  absl::Duration in_steps;  // of which:
   absl::Duration wire;
   absl::Duration wait;
-  WireBytes bytes;
+  WireBytes bytes;            // of the steps, without those of checkpoints
   uint32_t late_workers = 0;  // most of them in one step
 };
 
-// "step 1200  loss 2.31  412 ms (compute 71% wire 18% wait 11%)  27.9x fewer bytes  4/4 workers",
-// where compute is what is neither wire nor wait, and the bytes are measured, against 32 bits per
-// parameter each way.
+// "step 1200  loss 2.31  412 ms (compute 64% wire 18% wait 11% other 7%)  27.9x fewer bytes  4/4
+// workers", where compute is what is neither wire nor wait of a step, other is what is no step, and
+// the bytes are measured, against 32 bits per parameter each way.
 std::string FormatLiveLine(uint64_t steps_done, const Interval& interval, uint64_t parameters,
                            uint32_t world_size);
 

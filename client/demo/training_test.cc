@@ -72,16 +72,18 @@ TEST(TrainAsWorker, NamesATextThatIsMissing) {
 }
 
 TEST(LiveLine, SaysWhereTheTimeAndTheBytesGo) {
-  // 10 steps of 412 ms; 1000 parameters cost fp32 8000 bytes a step.
+  // 10 steps of 412 ms, 7% of which are validation and checkpoints; 1000 parameters cost fp32 8000
+  // bytes a step.
   Interval interval = {.steps = 10,
                        .training_bpb = 2.3149,
                        .duration = absl::Milliseconds(4120),
+                       .in_steps = 0.93 * absl::Milliseconds(4120),
                        .wire = 0.18 * absl::Milliseconds(4120),
                        .wait = 0.11 * absl::Milliseconds(4120),
                        .bytes = {.sent = 1434, .received = 1434}};
   EXPECT_EQ(FormatLiveLine(1200, interval, /*parameters=*/1000, /*world_size=*/4),
-            "step 1200  loss 2.31  412 ms (compute 71% wire 18% wait 11%)  27.9x fewer bytes  "
-            "4/4 workers");
+            "step 1200  loss 2.31  412 ms (compute 64% wire 18% wait 11% other 7%)  27.9x fewer "
+            "bytes  4/4 workers");
   interval.late_workers = 1;
   EXPECT_THAT(FormatLiveLine(1200, interval, /*parameters=*/1000, /*world_size=*/4),
               HasSubstr("  3/4 workers"));
