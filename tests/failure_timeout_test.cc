@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <sys/socket.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <future>
 #include <string>
@@ -158,8 +159,17 @@ TEST_F(FailureTimeoutTest, AWorkerSaysWhichAggregatorItWaitsForAndWhenItIsBack) 
   auto b = Exchange(*second, pair_.FrameOf(1, 4));
   ExpectMean(a.get(), 2.5f);
   ExpectMean(b.get(), 2.5f);
-  EXPECT_THAT(said.Line(1),
-              StartsWith(absl::StrCat("aggregator ", proxy_.target(), " answers again, after ")));
+  const std::string again = said.Line(1);
+  const std::string words = absl::StrCat("aggregator ", proxy_.target(), " answers again, ");
+  ASSERT_THAT(again, StartsWith(words));
+  double lost = 0, silent = 0;
+  ASSERT_EQ(std::sscanf(again.c_str() + words.size(),
+                        "%lf s after a call to it failed and %lf s after its last answer", &lost,
+                        &silent),
+            2)
+      << again;
+  EXPECT_GE(silent - lost, absl::ToDoubleSeconds(kFast.keepalive_timeout()) - 0.02)
+      << again << ", which is how long a ping waits before the connection is lost";
 }
 
 TEST_F(FailureTimeoutTest, AnExchangeWhoseAnswerIsLostGetsItAgain) {

@@ -299,7 +299,8 @@ class GrpcChannel final : public Channel {
 
   bool HasNoCalls() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return calls_.empty(); }
 
-  // A call got no answer, and one did; `about` is what is known of that one.
+  // A call got no answer, and one did; `about` is what is known of that one. What hangs is found to
+  // be lost a failure timeout late, so its last answer is told too.
   void SetLost(const grpc::Status& why, const log::About& about = {}) {
     {
       absl::MutexLock lock(&mutex_);
@@ -313,16 +314,23 @@ class GrpcChannel final : public Channel {
   }
 
   void SetFound(const log::About& about = {}) {
-    absl::Duration lost;
+    const absl::Time now = SteadyNow();
+    absl::Time lost_since, last_answer;
     {
       absl::MutexLock lock(&mutex_);
+      last_answer = std::exchange(last_answer_, now);
       if (lost_since_ == absl::InfiniteFuture()) return;
-      lost = SteadyNow() - std::exchange(lost_since_, absl::InfiniteFuture());
+      lost_since = std::exchange(lost_since_, absl::InfiniteFuture());
       lost_span_.reset();
     }
-    Tell(absl::StrFormat("aggregator %s answers again, after %.2f s", target_,
-                         absl::ToDoubleSeconds(lost)),
-         about);
+    std::string line =
+        absl::StrFormat("aggregator %s answers again, %.2f s after a call to it failed", target_,
+                        absl::ToDoubleSeconds(now - lost_since));
+    if (last_answer != absl::InfinitePast()) {
+      absl::StrAppendFormat(&line, " and %.2f s after its last answer",
+                            absl::ToDoubleSeconds(now - last_answer));
+    }
+    Tell(line, about);
   }
 
   void SetFull(const grpc::Status& why, const log::About& about) {
@@ -460,6 +468,7 @@ class GrpcChannel final : public Channel {
   absl::Mutex mutex_;
   std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
   absl::Time lost_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // that: it is not
+  absl::Time last_answer_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   absl::Time next_full_message_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::optional<trace::Span> lost_span_ ABSL_GUARDED_BY(mutex_);  // since then
 };
