@@ -296,6 +296,10 @@ TEST(Aggregator, WantsTokensWithMtlsAndAllRulesOnly) {
   EXPECT_THAT(outcome.output, HasSubstr("no JWKS file"));
 }
 
+TEST(Status, SaysWhatARankIsWithAWorkerForEachNode) {
+  EXPECT_THAT(RunProgram("status --help").output, HasSubstr("a rank here is a node"));
+}
+
 TEST(Status, ShowsNoTokenInPlainText) {
   const Outcome outcome = RunProgram("status --aggregators 127.0.0.1:1 --token-file /nowhere");
   EXPECT_NE(outcome.exit_code, 0);

@@ -457,8 +457,8 @@ Command AddStatusCommand(CLI::App& program) {
   app.footer(
       "Of each job: its step, who has joined, whom it waits for and since when, the bytes of its\n"
       "frames, how many times as many fp32 would take (COMPRESSION), the norms of error and\n"
-      "momentum once they are known, and whose join was refused. Exit code 69 if an aggregator\n"
-      "does not answer.\n\n"
+      "momentum once they are known, and whose join was refused. Where nodes have a worker\n"
+      "each, a rank here is a node. Exit code 69 if an aggregator does not answer.\n\n"
       "With --watch again and again, until Ctrl-C, with steps and bytes in each second, and how\n"
       "many rounds were late or skipped since the last look.\n\n"
       "Example:\n"
