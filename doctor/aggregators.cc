@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "doctor/name.h"
 #include "doctor/path.h"
@@ -21,6 +22,7 @@ namespace {
 
 constexpr absl::Duration kConnected = absl::Seconds(3);
 constexpr absl::Duration kAnswered = absl::Seconds(5);
+constexpr absl::string_view kNotMeasured = "its bandwidth is not measured here, --hosts does that";
 
 grpc::Status Ask(const std::string& address, const ClientSecurity& security,
                  StatusResponse& response) {
@@ -53,7 +55,7 @@ void CheckOne(const Job& job, uint32_t shard, const TransportSecurity& security,
                    to)) {
       return;
     }
-    way = Describe(path);
+    way = absl::StrCat(Describe(path), "; ", kNotMeasured);
     ip = path.address();
   }
   to.Fine("reach", way);
