@@ -250,16 +250,19 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
     done(status);
     return false;
   }
-  switch (frame.header.codec()) {
-    case STATE:
-      done(state_desk_.Give(std::move(frame)));
-      return false;
-    case FETCH:
-    case LISTEN:
-      return HelpBack(std::move(frame), now, std::move(done));
-    default:
-      return Contribute(std::move(frame), now, std::move(done), offer);
+  if (frame.header.codec() == STATE) {
+    done(state_desk_.Give(std::move(frame)));
+    return false;
   }
+  // A late frame of a process that has given up says nothing of its rank.
+  if (absl::Status status = chunks_.at(frame.header.chunk()).CheckSender(frame.header);
+      !status.ok()) {
+    done(status);
+    return false;
+  }
+  return IsContribution(frame.header.codec())
+             ? Contribute(std::move(frame), now, std::move(done), offer)
+             : HelpBack(std::move(frame), now, std::move(done));
 }
 
 absl::Status Job::CheckAccepts(const Frame& frame) const {
@@ -274,10 +277,6 @@ absl::Status Job::CheckAccepts(const Frame& frame) const {
 
 bool Job::HelpBack(Frame frame, absl::Time now, OwnedChunk::Done done) {
   OwnedChunk& chunk = chunks_.at(frame.header.chunk());
-  if (absl::Status status = chunk.CheckSender(frame.header); !status.ok()) {
-    done(status);
-    return false;
-  }
   const uint32_t rank = frame.header.rank();
   chunk.SetReturning(rank);
   // Other shards may be further; and this process may not be the one that let it in.

@@ -23,6 +23,7 @@
 namespace signpost {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -601,6 +602,15 @@ TEST_F(StoppedBeforeItsFirstFrameTest, TheLastThatTrainsGoesOn) {
   EXPECT_TRUE(waiting_.waits()) << waiting_.status();
   ExpectAnotherCanComeInThePlaceOf(2);
   EXPECT_TRUE(waiting_.ok()) << waiting_.status();
+}
+
+TEST_F(StoppedBeforeItsFirstFrameTest, AFrameThatComesBehindItsLeaveDoesNotBringItBack) {
+  Begin();
+  absl::Status left;
+  Leave(1, left, kNext, /*steps=*/1);
+  ASSERT_TRUE(left.ok()) << left;
+  EXPECT_FALSE(Send(1, 1, kNext).ok());
+  EXPECT_THAT(StatusOf(*aggregator_).absent_ranks(), Contains(1));
 }
 
 TEST_F(StoppedBeforeItsFirstFrameTest, AlsoIfTheAggregatorIsStartedAgain) {
