@@ -1140,7 +1140,8 @@ TEST(DemoWorker, ItsLinesHaveAllItsTimeAndNoBytesOfCheckpoints) {
       "--checkpoint-every 1 --checkpoint-dir ", results, "/checkpoints --results ", results));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
   double ms = 0, last_step = 0, ratio = 0;
-  for (const std::string line : absl::StrSplit(outcome.output, '\n')) {
+  const std::vector<std::string> lines = absl::StrSplit(outcome.output, '\n');
+  for (const std::string& line : lines) {
     double step, ms_a_step;
     if (std::sscanf(line.c_str(), "[rank 0] step %lf  loss %*f  %lf ms (", &step, &ms_a_step) < 2) {
       continue;
