@@ -606,11 +606,10 @@ TEST_F(StoppedBeforeItsFirstFrameTest, TheLastThatTrainsGoesOn) {
 
 TEST_F(StoppedBeforeItsFirstFrameTest, AFrameThatComesBehindItsLeaveDoesNotBringItBack) {
   Begin();
-  absl::Status left;
-  Leave(1, left, kNext, /*steps=*/1);
-  ASSERT_TRUE(left.ok()) << left;
-  EXPECT_FALSE(Send(1, 1, kNext).ok());
-  EXPECT_THAT(StatusOf(*aggregator_).absent_ranks(), Contains(1));
+  LeaveBoth();
+  EXPECT_FALSE(Send(2, 1, kNext + 1).ok());
+  EXPECT_THAT(StatusOf(*aggregator_).absent_ranks(), Contains(2));
+  ExpectAnotherCanComeInThePlaceOf(2);
 }
 
 TEST_F(StoppedBeforeItsFirstFrameTest, AlsoIfTheAggregatorIsStartedAgain) {
