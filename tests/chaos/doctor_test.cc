@@ -180,6 +180,18 @@ TEST(DoctorHere, FindsACertificateThatHasExpired) {
              AllOf(HasSubstr("signpost cert issue"), HasSubstr("timedatectl")));
 }
 
+TEST(DoctorHere, SaysThatTheBandwidthIsNotMeasured) {
+  const auto aggregator = Aggregator(0, 1);
+  const Examined examined = ExamineHere("--aggregators " + aggregator->target());
+  ExpectNothing(examined);
+  for (const DoctorLine& line : examined.report.lines()) {
+    if (line.check() != "reach") continue;
+    EXPECT_THAT(line.text(), HasSubstr("its bandwidth is not measured here, --hosts does that"));
+    return;
+  }
+  ADD_FAILURE() << "nothing is said of the way to the aggregator";
+}
+
 TEST(DoctorHere, FindsAProxy) {
   const auto aggregator = Aggregator(0, 1);
   const std::vector<std::string> proxy = {"env", "http_proxy=http://10.1.1.1:3128"};
