@@ -455,10 +455,11 @@ Command AddStatusCommand(CLI::App& program) {
   CLI::App& app = *program.add_subcommand(
       "status", "Ask aggregators what they are doing and whom they wait for");
   app.footer(
-      "Of each job: its step, who has joined, whom it waits for and since when, the bytes of its\n"
-      "frames, how many times as many fp32 would take (COMPRESSION), the norms of error and\n"
-      "momentum once they are known, and whose join was refused. Where nodes have a worker\n"
-      "each, a rank here is a node. Exit code 69 if an aggregator does not answer.\n\n"
+      "Of each job: its step, who has joined, which rank or which aggregator's disk it waits for\n"
+      "and since when, the bytes of its frames, how many times as many fp32 would take\n"
+      "(COMPRESSION), the norms of error and momentum once they are known, and whose join was\n"
+      "refused. Where nodes have a worker each, a rank here is a node. Exit code 69 if an\n"
+      "aggregator does not answer.\n\n"
       "With --watch again and again, until Ctrl-C, with steps and bytes in each second, and how\n"
       "many rounds were late or skipped since the last look.\n\n"
       "Example:\n"

@@ -112,7 +112,9 @@ TEST(Checkpoint, OnlyWhoHasGoneOnToTheNextStepHasGoneOn) {
   };
   OnEachWorker(cluster, job, mislead, [&](uint32_t rank, Replica& replica, Worker& worker) {
     ASSERT_EQ(worker.Step(replica.Gradients(), {job.rates}).status(), absl::OkStatus());
-    if (rank == 1) have_been_seen.WaitForNotificationWithTimeout(absl::Seconds(30));
+    if (rank == 1) {
+      EXPECT_TRUE(have_been_seen.WaitForNotificationWithTimeout(absl::Minutes(2)));
+    }
     EXPECT_EQ(worker.Checkpoint(disk), absl::OkStatus());
   });
   EXPECT_EQ(CheckpointsIn(disk).size(), 1);
@@ -197,7 +199,9 @@ TEST(Checkpoint, DoesNotTakeARankForEndedThatHasNoConnectionInSomeLooks) {
     });
   };
   OnEachWorker(cluster, job, mislead, [&](uint32_t rank, Replica& replica, Worker& worker) {
-    if (rank == 1) have_been_seen.WaitForNotificationWithTimeout(absl::Seconds(30));
+    if (rank == 1) {
+      EXPECT_TRUE(have_been_seen.WaitForNotificationWithTimeout(absl::Minutes(2)));
+    }
     const absl::Status status = worker.Checkpoint(disk);
     EXPECT_TRUE(status.ok()) << status;
   });

@@ -264,6 +264,7 @@ void Audit::CheckRound(uint32_t c, uint64_t round, const Gradients& gradients,
 
   Vector sum(chunk.elements);
   bool is_first = true;
+  std::vector<uint8_t> skip;  // of the lowest rank that counts and asks for it
   for (uint32_t rank = 0; rank < workers_; ++rank) {
     const bool is_late = absl::c_linear_search(answer->second.late_ranks, rank);
     const std::string what =
@@ -279,7 +280,10 @@ void Audit::CheckRound(uint32_t c, uint64_t round, const Gradients& gradients,
     // A block that is not finite was not packed; plans have one at most.
     const bool has_numbers = frame->second.codec != SKIP;
     uint32_t bad_block = chunk.blocks;
-    if (!has_numbers) std::memcpy(&bad_block, frame->second.payload.data(), sizeof bad_block);
+    if (!has_numbers) {
+      std::memcpy(&bad_block, frame->second.payload.data(), sizeof bad_block);
+      if (!is_late && skip.empty()) skip = frame->second.payload;
+    }
     const Packed packed = Pack(layout, c, codec, u);
     if (has_numbers) CheckIs(packed, codec, frame->second, what);
     ForEachBlock(chunk, layout.options().block_elements(), [&](const Segment& block) {
@@ -300,6 +304,10 @@ void Audit::CheckRound(uint32_t c, uint64_t round, const Gradients& gradients,
       }
     });
     if (!is_late) is_first = false;
+  }
+  if (is_skipped ? answer->second.payload != skip : !skip.empty()) {
+    report_(absl::StrFormat("round %d of chunk %d was%s skipped, and not as its ranks ask for it",
+                            round, c, is_skipped ? "" : " not"));
   }
   if (is_skipped) {
     if (is_mean) model.momentum.assign(chunk.elements, 0);

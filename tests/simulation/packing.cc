@@ -9,13 +9,16 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "kernels/block.h"
-#include "kernels/quantized.h"
 
 namespace signpost::simulation {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
+
+// As kernels/block.h and kernels/quantized.h specify them, said once more: the kernels' own are
+// what is checked.
+constexpr size_t kSumLanes = 128;
+constexpr float kLeastMagnitude = 0x1p-100f;
 
 template <class Value>
 void Put(Value value, uint8_t* bytes, size_t i) {
@@ -60,7 +63,7 @@ float PutDense(Codec codec, float number, uint8_t* payload, size_t i) {
 
 // In the lanes of kernels/block.h.
 float SumOfSquares(absl::Span<const float> numbers) {
-  std::array<float, kernels::kSumLanes> lanes = {};
+  std::array<float, kSumLanes> lanes = {};
   for (size_t i = 0; i < numbers.size(); ++i) lanes[i % lanes.size()] += numbers[i] * numbers[i];
   for (size_t width = lanes.size() / 2; width > 0; width /= 2) {
     for (size_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
@@ -82,7 +85,7 @@ float PutCodes(Codec codec, absl::Span<const float> u, uint8_t* codes, absl::Spa
   float largest = 0;
   for (const float number : u) largest = std::max(largest, std::abs(number));
   const float most = codec == INT8 ? 127 : 7;
-  const bool is_zero = largest < kernels::kLeastMagnitude;
+  const bool is_zero = largest < kLeastMagnitude;
   const float scale = is_zero ? 0 : largest / most;
   const float inverse = is_zero ? 0 : most / largest;
   for (size_t i = 0; i < u.size(); ++i) {

@@ -3,9 +3,8 @@
 //   simulation_test [--seeds=N] [--first=SEED]     expects all invariants to hold
 //   simulation_test --without_bug=PROGRAM ...      expects a violation: a bug is planted in this
 //                                                  program, but not in that one
-//   simulation_test --finds=TEXT ...               expects a violation that says so, without
-//   another
-//                                                  program: what it does undisturbed is no other's
+//   simulation_test --finds=TEXT ...               expects a violation that says so; what happens
+//                                                  undisturbed is this program's own
 //
 // Says of the first seed of a hundred that violates an invariant how to repeat it.
 
