@@ -140,9 +140,12 @@ std::vector<uint32_t> Roll::given_up_ranks() const {
 uint32_t Roll::Hear(uint32_t rank, uint64_t step) {
   absl::MutexLock lock(&mutex_);
   RollEntry& heard = ranks_[rank];
-  heard.is_absent = heard.comes_back = heard.lacks_state = false;
-  heard.was_heard = true;
-  heard.newest_step = std::max(heard.newest_step, step);
+  // One that came while its process gave up says nothing of the rank.
+  if (!heard.has_given_up) {
+    heard.is_absent = heard.comes_back = heard.lacks_state = false;
+    heard.was_heard = true;
+    heard.newest_step = std::max(heard.newest_step, step);
+  }
   return absl::c_count_if(ranks_, [](const RollEntry& r) { return r.is_absent || r.has_left; });
 }
 

@@ -627,6 +627,18 @@ TEST_F(StoppedBeforeItsFirstFrameTest, AlsoIfTheAggregatorIsStartedAgain) {
   EXPECT_TRUE(waiting_.ok()) << waiting_.status();
 }
 
+TEST_F(StoppedBeforeItsFirstFrameTest, ALeaveThatComesAgainIsAnsweredWhateverHasBecomeOfTheOthers) {
+  MakeDurable();
+  Begin();
+  LeaveBoth();  // rank 1 has left, rank 2 would leave too few
+  absl::Status left, again;
+  Leave(0, left, {}, /*steps=*/1);
+  Leave(1, again, kNext, /*steps=*/1);  // its answer was lost
+  TakeSnapshots();
+  EXPECT_TRUE(left.ok() && again.ok()) << left << again;
+  EXPECT_THAT(JobNames(*aggregator_), IsEmpty());
+}
+
 TEST_F(StoppedBeforeItsFirstFrameTest, AtItsEndTheJobIsForgottenWhenTheOthersHaveLeft) {
   MakeDurable();
   Begin();

@@ -328,7 +328,7 @@ void ServedJob::Leave(const LeaveRequest& request, LeaveDone done, Callbacks& ca
   // Who comes back and has contributed nothing yet is no loss to the others: they wait for another
   // in its place. Whether it was told to stop, or has come to the job's end, is not known.
   const RollEntry entry = job_->entry(rank);
-  const bool gives_up = entry.comes_back || entry.has_given_up;
+  const bool gives_up = (entry.comes_back || entry.has_given_up) && !membership_.has_left(rank);
   if (gives_up) {
     job_->GiveUp(rank, request.incarnation());
     callbacks.push_back([job = job_, rank] {

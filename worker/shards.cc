@@ -19,6 +19,8 @@ constexpr absl::Duration kQuestionTimeout = absl::Seconds(1);
 
 // Of what an aggregator waits for its disk.
 constexpr absl::Duration kWorthSaying = absl::Seconds(1);
+// Rounds go on while one is written: only a slow one is worth naming.
+constexpr absl::Duration kSlowSnapshot = absl::Seconds(10);
 
 std::string InSeconds(absl::Duration duration) {
   return absl::StrFormat("%.1f s", absl::ToDoubleSeconds(duration));
@@ -49,7 +51,7 @@ std::string WhatIsWaitedFor(const StatusResponse& response) {
     if (const absl::Duration held = absl::Microseconds(job.held_us()); held >= kWorthSaying) {
       absl::StrAppend(&message, "; it has waited for its disk for ", InSeconds(held));
     } else if (const absl::Duration taken = absl::Microseconds(job.snapshot_us());
-               taken >= kWorthSaying) {
+               taken >= kSlowSnapshot) {
       absl::StrAppend(&message, "; it has been writing a snapshot for ", InSeconds(taken));
     }
   }
