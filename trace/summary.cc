@@ -8,13 +8,14 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace signpost::trace {
 namespace {
 
-constexpr size_t kMostRows = 5;  // of delays and of chunks
+constexpr size_t kMostRows = 5;  // of each table but the first
 // So many frames of a step, and so small, cost more for each call than for what is in them.
 constexpr uint64_t kManyChunks = 64;
 constexpr uint64_t kSmallFrame = 16 << 10;
@@ -473,7 +474,7 @@ std::string FormatWorkers(const Summary& summary, bool with_steps) {
   return Align(rows);
 }
 
-std::string FormatDelays(const std::vector<RankDelay>& delays) {
+std::string FormatDelays(const std::vector<RankDelay>& delays, bool has_workers) {
   absl::Duration all;
   for (const RankDelay& delay : delays) all += delay.waited;
   Table rows = {{"waited for", "job", "came last", "gathered", "others blocked", ""}};
@@ -481,8 +482,7 @@ std::string FormatDelays(const std::vector<RankDelay>& delays) {
     const RankDelay& delay = delays[i];
     rows.push_back({delay.is_node ? NodeName(delay.rank) : absl::StrCat("rank ", delay.rank),
                     delay.job, absl::StrCat(delay.last), Milliseconds(delay.gathered),
-                    all > absl::ZeroDuration() ? Milliseconds(delay.waited) : "-",
-                    Share(delay.waited, all)});
+                    has_workers ? Milliseconds(delay.waited) : "-", Share(delay.waited, all)});
   }
   return Align(rows);
 }
@@ -564,14 +564,14 @@ std::string FormatLost(const LostTime& lost) {
 }
 
 // Of chunks whose rounds nobody has recorded; empty if there are none.
-std::string FormatMissing(const std::vector<ChunkTime>& chunks) {
+std::string FormatMissing(const std::vector<ChunkTime>& chunks, bool are_overwritten) {
   const auto missing = std::count_if(chunks.begin(), chunks.end(),
                                      [](const ChunkTime& chunk) { return chunk.rounds == 0; });
   if (missing == 0) return "";
   return absl::StrCat("\nNo recording of an aggregator has rounds of ", missing, " of ",
-                      chunks.size(),
-                      " chunks: who was waited for in those is not known. `signpost aggregator "
-                      "--trace DIR` records them.\n");
+                      chunks.size(), " chunks: who was waited for in those is not known. ",
+                      are_overwritten ? "They were overwritten, or nobody recorded them.\n"
+                                      : "`signpost aggregator --trace DIR` records them.\n");
 }
 
 }  // namespace
@@ -591,6 +591,9 @@ Summary Summarise(const Timeline& timeline) {
   Summary summary;
   for (const Process& process : timeline.processes) {
     summary.dropped += process.dropped;
+    if (process.dropped > 0 && absl::StartsWith(process.name, "aggregator")) {
+      summary.aggregator_dropped = true;
+    }
     summary.refused_labels += process.refused_labels;
   }
   const std::map<WorkerId, WorkerEvents> workers = WorkersOf(timeline);
@@ -625,7 +628,12 @@ Summary Summarise(const Timeline& timeline) {
 std::string Format(const Summary& summary, bool with_steps) {
   std::string text = "Milliseconds; of steps, rounds and exchanges, the mean of one.\n\n";
   absl::StrAppend(&text, FormatWorkers(summary, with_steps));
-  if (!summary.delays.empty()) absl::StrAppend(&text, "\n", FormatDelays(summary.delays));
+  const bool has_workers = !summary.workers.empty() ||
+                           std::any_of(summary.chunks.begin(), summary.chunks.end(),
+                                       [](const ChunkTime& chunk) { return chunk.exchanges > 0; });
+  if (!summary.delays.empty()) {
+    absl::StrAppend(&text, "\n", FormatDelays(summary.delays, has_workers));
+  }
   if (!summary.chunks.empty()) {
     absl::StrAppend(&text, "\n", FormatChunks(summary.chunks), FormatSizes(summary.chunks));
   }
@@ -634,7 +642,7 @@ std::string Format(const Summary& summary, bool with_steps) {
   }
   if (!summary.lost.empty()) absl::StrAppend(&text, "\n");
   for (const LostTime& lost : summary.lost) absl::StrAppend(&text, FormatLost(lost));
-  absl::StrAppend(&text, FormatMissing(summary.chunks));
+  absl::StrAppend(&text, FormatMissing(summary.chunks, summary.aggregator_dropped));
   if (summary.dropped > 0) {
     absl::StrAppend(&text, "\n", summary.dropped,
                     " events, the oldest of their processes, are not in the trace; steps that lack "

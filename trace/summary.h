@@ -88,10 +88,11 @@ struct Summary {
   std::vector<ChunkTime> chunks;  // likewise, all their exchanges together
   // Of the job that was longest on its way; aggregators first, and the longest of each.
   std::vector<WayTime> ways;
-  absl::Duration ways_off;      // by that much at most, because hosts have clocks of their own
-  std::vector<LostTime> lost;   // of those that lost some
-  uint64_t dropped = 0;         // events that the trace lacks
-  uint64_t refused_labels = 0;  // how often a name did not fit, and an event has none
+  absl::Duration ways_off;          // by that much at most, because hosts have clocks of their own
+  std::vector<LostTime> lost;       // of those that lost some
+  uint64_t dropped = 0;             // events that the trace lacks
+  bool aggregator_dropped = false;  // an aggregator's are among those
+  uint64_t refused_labels = 0;      // how often a name did not fit, and an event has none
 };
 
 Summary Summarise(const Timeline& timeline);

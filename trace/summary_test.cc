@@ -348,6 +348,22 @@ TEST(Summary, ShowsNoTimesOfWorkersThatNobodyRecorded) {
   EXPECT_THAT(text, testing::HasSubstr("  job       2         -   3.000  0.000    1.000\n"));
 }
 
+TEST(Summary, SaysThatRoundsMayHaveBeenOverwritten) {
+  Written rank = ARank();
+  rank.Add(Kind::kExchange, 200, 205, 2, /*chunk=*/1);
+  const std::string text = Format(Summarise(Join({rank, AnAggregator().Drop(7)})), false);
+  EXPECT_THAT(text, testing::HasSubstr("rounds of 1 of 2 chunks: who was waited for in those is "
+                                       "not known. They were overwritten, or nobody recorded"));
+  EXPECT_THAT(text, testing::Not(testing::HasSubstr("--trace DIR")));
+}
+
+TEST(Summary, ShowsThatRecordedWorkersWereNeverBlocked) {
+  Written rank("rank 1");
+  rank.Add(Kind::kExchange, 115, 120, 0, 0, /*rank=*/1);
+  EXPECT_THAT(Format(Summarise(Join({rank, AnAggregator()})), /*with_steps=*/false),
+              testing::HasSubstr("  job          2     6.000           0.000  -\n"));
+}
+
 TEST(Summary, SaysThatNamesDidNotFit) {
   const Summary summary = Summarise(Join({ARank().RefuseLabels(7), AnAggregator()}));
   EXPECT_THAT(Format(summary, false), testing::HasSubstr("no room for a name 7 times"));
