@@ -88,12 +88,10 @@ Command AddTraceCommand(CLI::App& program) {
   CLI::App& app = *program.add_subcommand(
       "trace", "Merge what processes have recorded into one trace, or sum up where time has gone");
   app.footer(
-      "merge OUT IN...: makes one file of the recordings IN, or of all in a directory IN. Clocks "
-      "of\n"
-      "different hosts are compared by the frames and answers that went between them.\n\n"
-      "summary FILE: of a merged trace, or of recordings, how long each worker's steps took and "
-      "what "
-      "of;\nwhich rank the others waited for, which chunks took longest, how long frames and\n"
+      "merge OUT IN...: makes one file of the recordings IN, or of all in a directory IN. Clocks\n"
+      "of different hosts are compared by the frames and answers that went between them.\n\n"
+      "summary FILE: of a merged trace, or of recordings, how long each worker's steps took and\n"
+      "what of; which rank the others waited for, which chunks took longest, how long frames and\n"
       "answers were on the way, and which connections were lost.\n\n"
       "Processes record when SIGNPOST_TRACE, or --trace of `signpost aggregator` and `signpost\n"
       "worker`, names a directory; `signpost run --trace FILE` does all of it by itself.\n\n"
