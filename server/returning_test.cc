@@ -493,11 +493,11 @@ TEST_F(ReturningTest, IsReturningUntilItsFirstFrameAlsoAfterARestart) {
   EXPECT_THAT(returning_ranks(), IsEmpty());
 }
 
-// All three are needed.
-class GivingUpTest : public ReturningTest {
+// Ranks 1 and 2 have died, and other processes have come back in their places: rank 0 waits for
+// them.
+class TwoComeBackTest : public ReturningTest {
  protected:
-  void Begin() {
-    min_workers_ = 2;
+  void BringTwoBack() {
     Start();
     for (uint32_t rank : {0, 1, 2}) Send(rank, 0);
     Die(1001);
@@ -506,6 +506,32 @@ class GivingUpTest : public ReturningTest {
     Claim(1);
     Claim(2, kNext + 1);
     PassDeadline();
+    TakeSnapshots();
+  }
+
+  void TakeSnapshots() {
+    for (int i = 0; i < 3 && state_dir_ != nullptr; ++i) {
+      ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+    }
+  }
+
+  void ExpectAnotherCanComeInThePlaceOf(uint32_t rank) {
+    const auto claim = Claim(rank, kNext + 2);
+    PassDeadline();
+    TakeSnapshots();
+    ASSERT_TRUE(claim.ok()) << claim.status();
+    const auto sent = Send(rank, 1, kNext + 2);
+    PassDeadline();
+    EXPECT_TRUE(sent.ok()) << sent.status();
+  }
+
+  ExchangeResult waiting_;
+};
+
+class GivingUpTest : public TwoComeBackTest {
+ protected:
+  void Begin() {
+    BringTwoBack();
     fetch_ = SendChunk(1, 1, 0, FETCH, kNext);
     absl::Status one, two;
     Leave(1, one, kNext);
@@ -513,7 +539,7 @@ class GivingUpTest : public ReturningTest {
     EXPECT_TRUE(one.ok() && two.ok()) << one << two;
   }
 
-  ExchangeResult waiting_, fetch_;
+  ExchangeResult fetch_;
 };
 
 TEST_F(GivingUpTest, TheOthersGoOn) {
@@ -523,12 +549,7 @@ TEST_F(GivingUpTest, TheOthersGoOn) {
   EXPECT_FALSE(refused.waits()) << "it has gone";
   EXPECT_THAT(fetch_.message(), HasSubstr("has left, or is another's"));
   // It may still be connected; the next process has the rank at once.
-  const auto claim = Claim(1, kNext + 2);
-  PassDeadline();
-  ASSERT_TRUE(claim.ok()) << claim.status();
-  const auto sent = Send(1, 1, kNext + 2);
-  PassDeadline();
-  EXPECT_TRUE(sent.ok()) << sent.status();
+  ExpectAnotherCanComeInThePlaceOf(1);
   EXPECT_TRUE(waiting_.ok()) << waiting_.status();
 }
 
@@ -541,27 +562,13 @@ TEST_F(GivingUpTest, ASecondCallSaysNothingNew) {
 }
 
 // It has come to the step at which rank 0 waits for others, and is told to stop, say.
-class StoppedBeforeItsFirstFrameTest : public ReturningTest {
+class StoppedBeforeItsFirstFrameTest : public TwoComeBackTest {
  protected:
   void Begin() {
-    Start();
-    for (uint32_t rank : {0, 1, 2}) Send(rank, 0);
-    Die(1001);
-    Die(1002);
-    waiting_ = Send(0, 1);
-    Claim(1);
-    Claim(2, kNext + 1);
-    PassDeadline();
-    TakeSnapshots();
+    BringTwoBack();
     GiveStatesTo(1, kNext);
     GiveStatesTo(2, kNext + 1);
     waiting_ = Send(0, 1);
-  }
-
-  void TakeSnapshots() {
-    for (int i = 0; i < 3 && state_dir_ != nullptr; ++i) {
-      ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
-    }
   }
 
   void GiveStatesTo(uint32_t rank, uint64_t incarnation) {
@@ -582,18 +589,6 @@ class StoppedBeforeItsFirstFrameTest : public ReturningTest {
     TakeSnapshots();
     EXPECT_TRUE(one.ok() && two.ok()) << one << two;
   }
-
-  void ExpectAnotherCanComeInThePlaceOf(uint32_t rank) {
-    const auto claim = Claim(rank, kNext + 2);
-    PassDeadline();
-    TakeSnapshots();
-    ASSERT_TRUE(claim.ok()) << claim.status();
-    const auto sent = Send(rank, 1, kNext + 2);
-    PassDeadline();
-    EXPECT_TRUE(sent.ok()) << sent.status();
-  }
-
-  ExchangeResult waiting_;
 };
 
 TEST_F(StoppedBeforeItsFirstFrameTest, TheLastThatTrainsGoesOn) {
