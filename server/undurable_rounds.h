@@ -14,10 +14,15 @@ namespace signpost {
 // skip have next to no bytes.
 inline constexpr size_t kMostKeptRounds = 64;
 
+// Frames of a chunk may have so many bytes however small it is: a single number, as of a norm, has
+// 16 rounds, as the one-bit rounds of a large chunk. With four nearly every step would wait for the
+// disk.
+inline constexpr uint64_t kLeastRoom = 16 * sizeof(float);
+
 // The most bytes that frames or answers of a chunk which are kept may have, of which one has
-// `largest`: half of the chunk's size in fp32, or four of the largest.
+// `largest`: half of the chunk's size in fp32, or four of the largest, or kLeastRoom.
 inline uint64_t MostKeptBytes(uint64_t elements, uint64_t largest) {
-  return std::max(2 * elements, 4 * largest);
+  return std::max({2 * elements, 4 * largest, kLeastRoom});
 }
 
 // What one rank keeps. Not thread-safe.
@@ -53,9 +58,11 @@ class UndurableRounds {
     for (const uint64_t bytes : bytes_) sum += bytes;
     return sum;
   }
-  // Whether those that are in no snapshot have 3/16 of the chunk's size in fp32: so much that it is
-  // time for one.
-  bool WantSnapshot() const { return 4 * unsaved_bytes_ >= 3 * elements_; }
+  // Whether those that are in no snapshot have 3/16 of the chunk's size in fp32, or 3/8 of
+  // kLeastRoom if that is more: so much that it is time for one.
+  bool WantSnapshot() const {
+    return 8 * unsaved_bytes_ >= 3 * std::max(2 * elements_, kLeastRoom);
+  }
 
  private:
   uint64_t elements_;

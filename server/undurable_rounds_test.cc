@@ -37,6 +37,24 @@ TEST(UndurableRounds, AreNotMoreThanSixtyFourHoweverSmall) {
   EXPECT_FALSE(rounds.HasRoomFor(0));
 }
 
+TEST(UndurableRounds, OfASingleNumberAreSixteen) {
+  UndurableRounds rounds(/*elements=*/1, /*step=*/0);
+  for (int i = 0; i < 16; ++i) {
+    EXPECT_TRUE(rounds.HasRoomFor(sizeof(float))) << i;
+    rounds.Add(sizeof(float));
+  }
+  EXPECT_FALSE(rounds.HasRoomFor(sizeof(float)));
+}
+
+// Two snapshots make the first of them durable: there is room for another before that is needed.
+TEST(UndurableRounds, OfASingleNumberWantASnapshotAfterSix) {
+  UndurableRounds rounds(/*elements=*/1, /*step=*/0);
+  for (int i = 0; i < 5; ++i) rounds.Add(sizeof(float));
+  EXPECT_FALSE(rounds.WantSnapshot());
+  rounds.Add(sizeof(float));
+  EXPECT_TRUE(rounds.WantSnapshot());
+}
+
 TEST(UndurableRounds, AreThoseFromTheDurableStepOn) {
   UndurableRounds rounds(kElements, /*step=*/10);
   for (int i = 0; i < 3; ++i) rounds.Add(100);
