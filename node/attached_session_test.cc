@@ -1,4 +1,4 @@
-// Where there is no node's worker. With one, tests/node_test.cc has it.
+// Where there is no node's worker. With one, tests/node_*_test.cc have it.
 
 #include "node/attached_session.h"
 
