@@ -10,6 +10,7 @@
 #include "absl/synchronization/mutex.h"
 #include "gtest/gtest.h"
 #include "proto/failure_timeout.h"
+#include "server/server.h"
 #include "tests/forwarding_channel.h"
 #include "tests/loopback_channel.h"
 #include "worker/grpc_channel.h"

@@ -12,9 +12,12 @@
 
 #include "absl/status/status.h"
 #include "server/aggregator.h"
-#include "server/server.h"
 #include "worker/channel.h"
 #include "worker/worker.h"
+
+namespace signpost {
+class Server;
+}  // namespace signpost
 
 namespace signpost::testing {
 

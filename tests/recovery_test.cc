@@ -23,6 +23,7 @@
 #include "absl/time/clock.h"
 #include "kernels/simulated_gpu.h"
 #include "proto/exit_code.h"
+#include "server/server.h"
 #include "storage/disk.h"
 #include "tests/forwarding_channel.h"
 #include "tests/job.h"
