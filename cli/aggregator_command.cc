@@ -43,6 +43,15 @@ absl::Status ParseShard(const std::string& text, AggregatorOptions& options) {
       "', wanted I/N with I from 0 to N-1: the aggregators of a job are 0/2 and 1/2, say"));
 }
 
+// Sooner its processes may only be cut off.
+absl::Status CheckForgetAfter(const ServerOptions& options) {
+  const absl::Duration least = 6 * options.failure_timeout.duration();
+  if (options.aggregator.forget_after >= least) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--forget-after is less than ",
+                                                 absl::FormatDuration(least),
+                                                 ", six times --failure-timeout"));
+}
+
 // "127.0.0.1:0" to "127.0.0.1:43211"; "unix:path", which has no port, as it is.
 std::string Address(const std::string& listen, uint16_t port) {
   if (port == 0) return listen;
@@ -60,6 +69,7 @@ absl::StatusOr<int> Serve(Flags& flags) {
   if (absl::Status status = ParseShard(flags.shard, flags.server.aggregator); !status.ok()) {
     return status;
   }
+  if (absl::Status status = CheckForgetAfter(flags.server); !status.ok()) return status;
   if (absl::Status status = LoadCodecs(flags.codec_libraries); !status.ok()) return status;
   if (!flags.trace.empty()) {
     absl::Status status = trace::Start(flags.trace, absl::StrCat("aggregator ", flags.shard));
@@ -207,6 +217,9 @@ Command AddAggregatorCommand(CLI::App& program) {
   AddTokenFlags(app, server.tokens);
   AddFailureTimeoutFlag(app, server.failure_timeout,
                         "A worker without sign of life for this long is disconnected");
+  AddDurationFlag(app, "--forget-after", server.aggregator.forget_after,
+                  "How long a job is kept that no process is connected to and nothing comes from; "
+                  "inf: for ever [24h]");
   AddLimits(app, server);
   app.add_option(
          "--codec-library", flags->codec_libraries,

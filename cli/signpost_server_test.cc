@@ -350,6 +350,13 @@ TEST(Aggregator, TakesNoMoreJobsThanItIsTold) {
   kill(pid, SIGTERM);
 }
 
+TEST(Aggregator, ForgetsNoJobWhoseProcessesMayOnlyBeCutOff) {
+  const Outcome outcome = RunProgram("aggregator --failure-timeout 2s --forget-after 11s");
+  EXPECT_EQ(outcome.exit_code, 64);
+  EXPECT_THAT(outcome.output,
+              HasSubstr("--forget-after is less than 12s, six times --failure-timeout"));
+}
+
 TEST(Aggregator, RefusesALimitThatIsNone) {
   for (const char* limit :
        {"max-jobs", "max-workers", "max-parameters", "max-frames", "max-message-bytes",

@@ -771,14 +771,32 @@ absl::Duration Aggregator::CloseLateRounds() {
     for (auto job = jobs_.begin(); job != jobs_.end();) {
       const auto it = job++;
       it->second.AdmitReturning(now, callbacks);
-      LetGoIfHalted(it, now, over);
+      if (!LetGoIfLongGone(it, now, over)) LetGoIfHalted(it, now, over);
     }
+    if (!jobs_.empty()) next = std::min(next, std::max(options_.forget_after / 8, kLookInterval));
     const auto is_watched = [](const auto& job) { return job.second.IsToBeWatched(); };
     if (absl::c_any_of(jobs_, is_watched)) next = std::min(next, kLookInterval);
   }
   Call(std::move(over));
   Call(std::move(callbacks));
   return next;
+}
+
+bool Aggregator::LetGoIfLongGone(Jobs::iterator job, absl::Time now, Callbacks& over) {
+  const ServedJob& served = job->second;
+  const absl::Duration silent = now - served.membership().last_heard();
+  if (silent < options_.forget_after || !served.NobodyIsThere(now)) return false;
+  const std::string why = absl::StrFormat(
+      "none of its processes has a connection, and nothing has come from them for "
+      "%s (--forget-after)",
+      absl::FormatDuration(absl::Trunc(silent, absl::Seconds(1))));
+  over.push_back([name = job->first, shard = options_.shard, why] {
+    log::Write(log::Level::kWarning, "signpost aggregator",
+               absl::StrFormat("job '%s' is forgotten: %s", name, why),
+               {.job = name, .shard = shard});
+  });
+  LetGo(job, OverError(served.job()->id(), why), over);
+  return true;
 }
 
 void Aggregator::LetGoIfHalted(Jobs::iterator job, absl::Time now, Callbacks& over) {

@@ -45,6 +45,9 @@ struct AggregatorOptions {
   // How long a restarted aggregator waits for all ranks of a job before a round may close without
   // some: one of them may have had the answer of that round with all ranks in it.
   absl::Duration restart_grace = absl::Seconds(30);
+  // A job is forgotten when nothing has come from it for this long, and none of its processes has a
+  // connection, or waits.
+  absl::Duration forget_after = absl::Hours(24);
   // Whether a connection is still there. Null: it is not known of any. May be called with locks
   // held.
   std::function<bool(const std::string& peer)> is_connected;
@@ -171,9 +174,10 @@ class Aggregator {
   // which: what was answered must come out the same after a crash. Lets processes in that come back
   // in the place of absent ones. Ends jobs that can do without some ranks and of which nobody has
   // the state any more, for twice `restart_grace`, or for certain: all ranks have left, are gone,
-  // or came back and were given none. To be called as often as AwaitLateRounds returns, which may
-  // block for as long as this returns, by one thread at a time: an eighth of the shortest deadline,
-  // or a second if that is less and somebody comes back or has left.
+  // or came back and were given none. And forgets jobs that nobody has been in for `forget_after`.
+  // To be called as often as AwaitLateRounds returns, which may block for as long as this returns,
+  // by one thread at a time: an eighth of the shortest deadline, or of `forget_after`, or a second
+  // if that is less and somebody comes back or has left.
   absl::Duration CloseLateRounds() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Writes down what is due, and removes what is over. The first error; Status shows those of jobs
@@ -221,6 +225,9 @@ class Aggregator {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If nobody can go on with it.
   void LetGoIfHalted(Jobs::iterator job, absl::Time now, Callbacks& over)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // If nobody has been there for `forget_after`. Whether it did.
+  bool LetGoIfLongGone(Jobs::iterator job, absl::Time now, Callbacks& over)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ServedJob& AddJob(Applicant applicant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<bool> IsMember(Jobs::iterator served, const LeaveRequest& request) const

@@ -692,6 +692,158 @@ TEST_F(Connected, AfterARestartProcessesHaveAWhileToBeHeardOf) {
   EXPECT_TRUE(JoinFrom(aggregator, JoinOfAnotherProcess(1), "new").waits());
 }
 
+// With a state directory, and a look at what there is to do for jobs.
+class Forgotten : public Connected {
+ protected:
+  void Start() {
+    aggregator_.reset();
+    state_dir_ = *StateDir::Open(disk_, {0, 1});
+    aggregator_ = std::make_unique<Aggregator>(Options(), state_dir_.get());
+    ASSERT_TRUE(aggregator_->Restore(*state_dir_->Recover(false)).ok());
+  }
+
+  uint64_t Begin(uint32_t min_workers = 0) {
+    JoinResult last;
+    for (uint32_t rank : {0, 1}) {
+      JoinRequest request = TestJoin(rank, /*world_size=*/2);
+      request.mutable_options()->set_min_workers(min_workers);
+      if (min_workers > 0) request.mutable_options()->set_round_deadline_us(1000000);
+      last = JoinFrom(*aggregator_, request, absl::StrCat(rank));
+    }
+    EXPECT_TRUE(aggregator_->TakeSnapshots().ok());
+    EXPECT_TRUE(last.ok()) << last.message();
+    return last.ok() ? last.value().epoch() : 0;
+  }
+
+  // In memory; and on the disk, if it was written.
+  bool IsHere() {
+    aggregator_->CloseLateRounds();
+    const bool can_write = aggregator_->TakeSnapshots().ok();
+    const bool is_here = !JobNames(*aggregator_).empty();
+    EXPECT_EQ(aggregator_->Metrics().jobs.empty(), !is_here);
+    if (can_write && !is_here) {
+      EXPECT_THAT(state_dir_->Recover(false)->jobs, IsEmpty());
+    }
+    return is_here;
+  }
+
+  FaultyDisk disk_{absl::StrCat(::testing::TempDir(), "/forgotten")};
+  std::unique_ptr<StateDir> state_dir_;
+  std::unique_ptr<Aggregator> aggregator_;
+};
+
+TEST_F(Forgotten, JobThatNobodyHasBeenInForADay) {
+  Start();
+  EXPECT_EQ(aggregator_->CloseLateRounds(), absl::InfiniteDuration()) << "there is none";
+  const uint64_t epoch = Begin();
+  EXPECT_EQ(aggregator_->CloseLateRounds(), absl::Hours(3));
+  connections_.clear();
+  clock_.Advance(absl::Hours(24) - absl::Seconds(1));
+  EXPECT_TRUE(IsHere());
+  clock_.Advance(absl::Seconds(1));
+  testing::internal::CaptureStderr();
+  EXPECT_FALSE(IsHere());
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "signpost aggregator: job 'job' is forgotten: none of its processes has a connection, "
+            "and nothing has come from them for 24h (--forget-after)\n");
+  const ExchangeResult late = Exchange(*aggregator_, FrameOf(epoch, {.rank = 0}, FLOAT32));
+  EXPECT_EQ(late.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(late.is_to_be_tried_again()) << late.message();
+  EXPECT_TRUE(JoinFrom(*aggregator_, JoinOfAnotherProcess(0), "new").waits());
+}
+
+TEST_F(Forgotten, AlsoIfItCouldHaveGoneOnWithoutSome) {
+  Start();
+  const uint64_t epoch = Begin(/*min_workers=*/1);
+  Exchange(*aggregator_, FrameOf(epoch, {.rank = 0}, FLOAT32));
+  connections_.clear();
+  clock_.Advance(absl::Hours(24) - absl::Seconds(1));
+  EXPECT_TRUE(IsHere());
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_FALSE(IsHere());
+}
+
+TEST_F(Forgotten, NotWhileAProcessIsConnected) {
+  Start();
+  Begin();
+  connections_.erase("0");
+  clock_.Advance(absl::Hours(48));
+  EXPECT_TRUE(IsHere()) << "rank 1 may be stopped, in a debugger, say";
+  connections_.erase("1");
+  EXPECT_FALSE(IsHere());
+}
+
+TEST_F(Forgotten, ADayAfterTheLastFrame) {
+  Start();
+  const uint64_t epoch = Begin();
+  connections_ = {"1 again"};
+  clock_.Advance(absl::Hours(23));
+  ExchangeResult result;
+  aggregator_->Exchange(FrameOf(epoch, {.rank = 1}, FLOAT32), result.done(), "1 again");
+  connections_.clear();
+  clock_.Advance(absl::Hours(23));
+  EXPECT_TRUE(IsHere());
+  clock_.Advance(absl::Hours(1));
+  EXPECT_FALSE(IsHere());
+  EXPECT_TRUE(result.is_to_be_tried_again()) << result.message();
+}
+
+TEST_F(Forgotten, ADayAfterARestart) {
+  Start();
+  const uint64_t epoch = Begin();
+  connections_.clear();
+  clock_.Advance(absl::Hours(23));
+  Start();
+  clock_.Advance(absl::Hours(24) - absl::Seconds(1));
+  EXPECT_TRUE(IsHere());
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_FALSE(IsHere());
+  const ExchangeResult late = Exchange(*aggregator_, FrameOf(epoch, {.rank = 0}, FLOAT32));
+  EXPECT_TRUE(late.is_to_be_tried_again()) << late.message();
+  Start();
+  EXPECT_FALSE(IsHere());
+}
+
+TEST_F(Forgotten, NotWhileSomebodyWaitsForItToBegin) {
+  Start();
+  JoinResult waiting;
+  const uint64_t call =
+      aggregator_->Join(TestJoin(0, /*world_size=*/2), waiting.done(), "that it came by");
+  clock_.Advance(absl::Hours(48));
+  EXPECT_TRUE(IsHere());
+  EXPECT_TRUE(waiting.waits());
+  aggregator_->CancelJoin(call, absl::CancelledError("gone"));
+  EXPECT_FALSE(IsHere());
+}
+
+TEST_F(Forgotten, NotWhileSomebodyWaitsForTheDisk) {
+  Start();
+  disk_.is_full = true;
+  JoinResult waiting[2];
+  uint64_t calls[2];
+  for (uint32_t rank : {0, 1}) {
+    calls[rank] = aggregator_->Join(TestJoin(rank, /*world_size=*/2), waiting[rank].done(),
+                                    "that it came by");
+  }
+  EXPECT_FALSE(aggregator_->TakeSnapshots().ok());
+  aggregator_->CancelJoin(calls[0], absl::CancelledError("gone"));
+  clock_.Advance(absl::Hours(48));
+  aggregator_->CloseLateRounds();
+  EXPECT_TRUE(waiting[1].waits());
+  EXPECT_THAT(JobNames(*aggregator_), ElementsAre("job"));
+  aggregator_->CancelJoin(calls[1], absl::CancelledError("gone"));
+  EXPECT_FALSE(IsHere());
+}
+
+TEST(Join, AJobOfWhichNoConnectionIsKnownIsNotForgotten) {
+  FakeClock clock;
+  Aggregator aggregator({.now = clock.function()});
+  JoinAll(aggregator, /*world_size=*/2);
+  clock.Advance(absl::Hours(48));
+  aggregator.CloseLateRounds();
+  EXPECT_THAT(JobNames(aggregator), ElementsAre("job"));
+}
+
 TEST(Join, JobThatARankHasLeftGivesWayAtOnce) {
   Aggregator aggregator({});
   const uint64_t epoch = JoinAll(aggregator, /*world_size=*/2);

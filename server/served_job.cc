@@ -81,10 +81,17 @@ bool ServedJob::Returns(const Membership::Claim& claim) const {
 }
 
 bool ServedJob::IsDeserted() const {
-  if (membership_.Deserted()) return true;
+  return membership_.Deserted() || (membership_.complete() && !has_welcomed_ && !HasWaitingJoins());
+}
+
+bool ServedJob::HasWaitingJoins() const {
   const bool somebody_returns = absl::c_any_of(
       returning_, [](const auto& returning) { return returning.second.done != nullptr; });
-  return membership_.complete() && !has_welcomed_ && joins_.empty() && !somebody_returns;
+  return !joins_.empty() || somebody_returns;
+}
+
+bool ServedJob::NobodyIsThere(absl::Time now) const {
+  return IsDeserted() || (membership_.complete() && !HasWaitingJoins() && membership_.AllGone(now));
 }
 
 bool ServedJob::IsAbandoned(absl::Time now) const {

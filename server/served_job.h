@@ -77,6 +77,8 @@ class ServedJob {
   bool IsDeserted() const;
   // Or it has been silent for a while, and all of its workers, of which it had heard, are gone.
   bool IsAbandoned(absl::Time now) const;
+  // As far as it is known: no process of it has a connection, nor waits.
+  bool NobodyIsThere(absl::Time now) const;
   // It cannot go on, and the claim is one to begin it anew: the rank's process is gone, and with it
   // what the others would need of it; or, of a job that could do without it, IsLost with the claim;
   // or the job has no such rank, and all processes are gone. Before it has trained, no job can do
@@ -163,6 +165,7 @@ class ServedJob {
   // another process waits for the rank, or is to wait for the one that is claimed. That one is not
   // connected says less: it connects again as soon as its network lets it.
   bool IsLost(std::optional<uint32_t> claimed, absl::Time now) const;
+  bool HasWaitingJoins() const;  // of a job that is complete
   // A process waits to come back as the rank.
   bool IsClaimed(uint32_t rank) const;
   bool is_durable() const { return generation_ != 0; }

@@ -57,6 +57,7 @@ void Process::Start() {
       std::make_unique<Aggregator>(AggregatorOptions{.shard = shard_.shard,
                                                      .shard_count = shard_.shard_count,
                                                      .restart_grace = kRestartGrace,
+                                                     .forget_after = absl::InfiniteDuration(),
                                                      .is_connected = is_connected_,
                                                      .now = [this] { return scheduler_.Now(); }},
                                    state_dir_.get());
