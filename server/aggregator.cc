@@ -33,9 +33,13 @@ absl::Status ShuttingDownError() {
 }
 
 // There will be room.
-absl::Status WaitForOthersError(const absl::Status& room) {
-  return TryAgain(absl::ResourceExhaustedError(
-      absl::StrCat(room.message(), "; it passes when jobs of other programs have ended")));
+absl::Status WaitForOthersError(const absl::Status& room,
+                                const Membership::Connections& connections) {
+  return TryAgain(absl::ResourceExhaustedError(absl::StrFormat(
+      "%s; it passes when jobs of other programs have ended, or nothing has come for %s from one "
+      "whose processes are gone, or for %s from any. `signpost status` shows them",
+      room.message(), absl::FormatDuration(connections.grace),
+      absl::FormatDuration(connections.idle_timeout))));
 }
 
 // A program's jobs are its SIGNPOST_JOB and what is named after it, behind a slash: "bert",
@@ -213,10 +217,13 @@ absl::StatusOr<ServedJob*> Aggregator::Admit(Applicant applicant, absl::Time now
     if (leaving.back() != jobs_.end()) continue;
     leaving.pop_back();
     for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
-      if (!AreOfOneProgram(job->first, applicant.job)) leaving.push_back(job);
+      // One that nobody is in gives way soon, whosever it was.
+      if (!AreOfOneProgram(job->first, applicant.job) || job->second.NobodyIsThere(now)) {
+        leaving.push_back(job);
+      }
     }
     const bool passes = CheckRoom(applicant, reserved, leaving).ok();
-    return passes ? WaitForOthersError(room) : room;
+    return passes ? WaitForOthersError(room, connections_) : room;
   }
   for (const Jobs::iterator job : leaving) {
     LetGo(job, job == old ? why_over : GaveWayError(job->second.job()->id()), callbacks);

@@ -104,7 +104,7 @@ class Aggregator {
   //   ALREADY_EXISTS       the job is complete, and another incarnation holds the rank and, if the
   //                        job can do without it, takes part in rounds that opened since
   //   RESOURCE_EXHAUSTED   a limit; with TryAgain's mark where it passes when other programs' jobs
-  //                        have ended
+  //                        have ended, and those that nobody is in have given way
   //   UNAVAILABLE          after Drain; for a new job after StopAdmitting
   //
   // Returns the call's number, for CancelJoin. `peer` is the connection that it came by, as

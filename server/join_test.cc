@@ -244,7 +244,10 @@ TEST(Join, IsToBeTriedAgainWhereJobsOfOtherProgramsHaveTheRoom) {
     const JoinResult refused = JoinUnder(limits, request);
     EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
     EXPECT_TRUE(refused.is_to_be_tried_again());
-    EXPECT_THAT(refused.message(), HasSubstr("; it passes when jobs of other programs have ended"));
+    EXPECT_THAT(
+        refused.message(),
+        HasSubstr("; it passes when jobs of other programs have ended, or nothing has come for 1m "
+                  "from one whose processes are gone, or for 10m from any"));
   }
   EXPECT_FALSE(JoinUnder({.parameters = 56}, request).is_to_be_tried_again());
 }
@@ -559,6 +562,22 @@ TEST_F(Connected, JobWhoseProcessesAreAllGoneIsNotWaitedForAndLeavesRoom) {
   clock_.Advance(absl::Seconds(60));
   EXPECT_TRUE(aggregator.AwaitNoJobs(absl::ZeroDuration()));
   EXPECT_TRUE(Join(aggregator, next).ok());
+}
+
+TEST_F(Connected, IsToBeTriedAgainWhereItsProgramsJobsThatAreGoneHaveTheRoom) {
+  AggregatorOptions options = Options();
+  options.limits.jobs = 2;
+  Aggregator aggregator(options);
+  EXPECT_TRUE(JoinFrom(aggregator, TestJoin(0, /*world_size=*/1, "bert"), "0").ok());
+  EXPECT_TRUE(JoinFrom(aggregator, TestJoin(0, /*world_size=*/1, "bert/optimizer-1"), "1").ok());
+  const JoinRequest next = TestJoin(0, /*world_size=*/1, "bert/optimizer-2");
+  EXPECT_FALSE(JoinFrom(aggregator, next, "0").is_to_be_tried_again());
+  connections_.erase("1");
+  const JoinResult refused = JoinFrom(aggregator, next, "0");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(refused.is_to_be_tried_again());
+  clock_.Advance(absl::Seconds(60));
+  EXPECT_TRUE(JoinFrom(aggregator, next, "0").ok());
 }
 
 TEST_F(Connected, JobsWhoseProcessesAreAllGoneLeaveAFullDiskOneByOne) {
