@@ -57,8 +57,9 @@ struct JobSummary {
   std::set<uint32_t> joined;  // at every shard that answered
   std::vector<uint32_t> waiting_for;
   absl::Duration waiting;
-  absl::Duration held;  // at the shard that has held it for longest
-  std::string held_by;  // that one's address
+  absl::Duration silent;  // at all shards, where nobody is there
+  absl::Duration held;    // at the shard that has held it for longest
+  std::string held_by;    // that one's address
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;
   uint64_t rounds_closed_late = 0;
@@ -115,6 +116,8 @@ void AddShard(const JobStatus& shard, const std::string& address, bool first, Jo
     job.waiting_for.assign(shard.waiting_for_ranks().begin(), shard.waiting_for_ranks().end());
     job.waiting = WaitingOf(shard);
   }
+  const absl::Duration silent = absl::Microseconds(shard.silent_us());
+  job.silent = first ? silent : std::min(job.silent, silent);
   if (const absl::Duration held = absl::Microseconds(shard.held_us()); held > job.held) {
     job.held = held;
     job.held_by = address;
@@ -245,6 +248,12 @@ std::string FormatNotes(const std::map<std::string, JobSummary>& jobs,
     if (!job.disconnected.empty()) {
       absl::StrAppend(&notes, "job ", name, " has no connection to ", FormatRanks(job.disconnected),
                       ": gone, or to connect again when there is something to send\n");
+    }
+    if (const absl::Duration silent = absl::Trunc(job.silent, absl::Seconds(1));
+        silent > absl::ZeroDuration()) {
+      absl::StrAppend(&notes, "job ", name, " has nobody any more, and nothing has come for ",
+                      absl::FormatDuration(silent),
+                      ": it is forgotten after a while (`signpost aggregator --forget-after`)\n");
     }
     if (!job.absent.empty()) {
       absl::StrAppend(&notes, "job ", name, " goes on without ", FormatRanks(job.absent), "\n");

@@ -71,6 +71,19 @@ TEST(StatusTable, NamesTheDiskThatAJobWaitsForTheLongest) {
               HasSubstr("  rank 2 for 1.0 s, the disk of b:1 for 12.3 s  "));
 }
 
+TEST(StatusTable, TellsForHowLongNobodyIsThereAtAnyShard) {
+  const char* const kNobody = "has nobody any more";
+  std::vector<AggregatorStatus> shards = {Answer("a:1", R"pb(jobs { job: "j" step: 7 })pb"),
+                                          Answer("b:1", R"pb(jobs { job: "j" step: 7 })pb")};
+  shards[0].response->mutable_jobs(0)->set_silent_us(absl::ToInt64Microseconds(absl::Hours(9)));
+  EXPECT_THAT(FormatStatusTable(shards), Not(HasSubstr(kNobody)));
+  shards[1].response->mutable_jobs(0)->set_silent_us(7384500000);
+  EXPECT_THAT(FormatStatusTable(shards),
+              HasSubstr("\njob j has nobody any more, and nothing has come for 2h3m4s: it is "
+                        "forgotten after a while (`signpost aggregator --forget-after`)\n"));
+  EXPECT_THAT(FormatWatchTable(shards, shards, absl::Seconds(1)), HasSubstr(kNobody));
+}
+
 // One of a job's two shards, as the status page would show it.
 AggregatorStatus ShardWithFigures(uint32_t shard) {
   AggregatorStatus status = Answer("a:1", R"pb(jobs {

@@ -588,6 +588,10 @@ void Aggregator::FillStatus(const ServedJob& job, absl::Time now, JobStatus& sta
   const absl::Status error = job.state_error();
   if (!error.ok()) status.set_state_error(state_dir_->WithoutPath(error.message()));
   status.set_generation(generation());
+  if (const absl::Time heard = job.membership().last_heard();
+      heard < now && job.NobodyIsThere(now)) {
+    status.set_silent_us(absl::ToInt64Microseconds(now - heard));
+  }
   if (job.joins_held_since() < now) {
     status.set_held_us(absl::ToInt64Microseconds(now - job.joins_held_since()));
   }

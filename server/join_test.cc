@@ -481,6 +481,22 @@ TEST_F(Connected, StatusNamesThoseThatAreNot) {
   EXPECT_THAT(StatusOf(aggregator).joined_ranks(), ElementsAre(0, 1));
 }
 
+TEST_F(Connected, StatusTellsForHowLongNobodyIsThere) {
+  Aggregator aggregator(Options());
+  JoinResult result;
+  const uint64_t call = aggregator.Join(TestJoin(0, /*world_size=*/2), result.done(), "0");
+  clock_.Advance(absl::Seconds(3));
+  EXPECT_EQ(StatusOf(aggregator).silent_us(), 0) << "it waits";
+  aggregator.CancelJoin(call, absl::CancelledError("gone"));
+  EXPECT_EQ(StatusOf(aggregator).silent_us(), 3000000);
+  JoinBoth(aggregator);
+  clock_.Advance(absl::Seconds(5));
+  connections_.erase("0");
+  EXPECT_EQ(StatusOf(aggregator).silent_us(), 0) << "rank 1 is there";
+  connections_.erase("1");
+  EXPECT_EQ(StatusOf(aggregator).silent_us(), 5000000);
+}
+
 TEST_F(Connected, ProcessCountsByTheConnectionThatItMadeAnew) {
   Aggregator aggregator(Options());
   const uint64_t epoch = JoinBoth(aggregator);
