@@ -224,7 +224,8 @@ TEST(TraceRun, IsSummedUp) {
   std::ofstream(path) << TraceOfARun();
   const Outcome summary = RunShell("cli/signpost trace summary --steps " + path);
   EXPECT_EQ(summary.exit_code, 0);
-  for (const char* line : {"rank 0 ", "rank 2 ", "12 steps", "step 11", "came last", "chunk "}) {
+  for (const char* line : {"rank 0 ", "rank 2 ", "4 steps", "fp32", "8 steps", "one-bit", "step 11",
+                           "came last", "chunk "}) {
     EXPECT_THAT(summary.output, HasSubstr(line));
   }
 }

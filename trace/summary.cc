@@ -90,6 +90,43 @@ class Times {
   int64_t sum_ = 0;
 };
 
+// What was sent in the steps of a job.
+class Stages {
+ public:
+  explicit Stages(const Timeline& timeline) : timeline_(timeline) {
+    for (const Process& process : timeline.processes) {
+      for (const Event& event : process.events) {
+        if (event.kind == Kind::kLocalStep) of_job_[event.job].insert(kLocal);
+        if (event.kind != Kind::kExchange && event.kind != Kind::kFrame) continue;
+        // Who skips a round sends next to nothing.
+        Event& most = most_[{event.job, event.step}];
+        if (event.bytes >= most.bytes) most = event;
+      }
+    }
+    for (const auto& [step, most] : most_) of_job_[step.first].insert(timeline.Label(most.codec));
+  }
+
+  // As WorkerSteps::stage; a step of which nothing is known has none either.
+  absl::string_view Of(const Event& event) const {
+    const auto most = most_.find({event.job, event.step});
+    if (most == most_.end() || !AreSeveral(event.job)) return "";
+    return timeline_.Label(most->second.codec);
+  }
+  absl::string_view OfLocalStep(uint16_t job) const { return AreSeveral(job) ? kLocal : ""; }
+
+ private:
+  static constexpr absl::string_view kLocal = "local";
+
+  bool AreSeveral(uint16_t job) const {
+    const auto stages = of_job_.find(job);
+    return stages != of_job_.end() && stages->second.size() > 1;
+  }
+
+  const Timeline& timeline_;
+  absl::flat_hash_map<std::pair<uint16_t, uint64_t>, Event> most_;  // by job and step: bytes
+  std::map<uint16_t, std::set<absl::string_view>> of_job_;
+};
+
 // Of a worker, by their ends.
 struct WorkerEvents {
   std::vector<Event> steps;
@@ -144,7 +181,9 @@ std::vector<Event> InsideOf(const WorkerEvents& events) {
 }
 
 // `signposts`: when the process was in Signpost at all, for whichever job.
-void AddSteps(const WorkerEvents& events, const Times& signposts, WorkerSteps& worker) {
+std::map<absl::string_view, WorkerSteps> StepsOf(const WorkerEvents& events, const Times& signposts,
+                                                 const Stages& stages) {
+  std::map<absl::string_view, WorkerSteps> of_stages;
   const Times steps(InsideOf(events));
   size_t part = 0;
   std::optional<int64_t> before = events.joined;
@@ -153,10 +192,13 @@ void AddSteps(const WorkerEvents& events, const Times& signposts, WorkerSteps& w
     StepTime time = {.total = absl::Nanoseconds(step.end - begin)};
     const absl::Duration inside = steps.In(begin, step.end);
     absl::Duration parts;
+    absl::string_view stage = stages.Of(step);
     const auto [first_part, end_parts] = EndingIn(events.parts, part, step.end);
     for (size_t i = first_part; i < end_parts; ++i) {
       if (!IsIn(events.parts[i], step)) continue;
       AddPart(events.parts[i], time);
+      // It has the number of the round that is next.
+      if (events.parts[i].kind == Kind::kLocalStep) stage = stages.OfLocalStep(step.job);
       parts += DurationOf(events.parts[i]);
     }
     part = end_parts;
@@ -166,10 +208,12 @@ void AddSteps(const WorkerEvents& events, const Times& signposts, WorkerSteps& w
     time.rest = inside - parts;
     time.other = signposts.In(begin, step.end) - inside;
     time.outside = time.total - inside - time.other;
+    WorkerSteps& worker = of_stages[stage];
     worker.steps.push_back(step.step);
     worker.times.push_back(time);
     worker.sum.Add(time);
   }
+  return of_stages;
 }
 
 // As the worker of a node calls its process.
@@ -178,11 +222,9 @@ std::string NodeName(uint32_t rank) { return absl::StrCat("node ", rank); }
 // Rounds, and those who waited for them.
 class Rounds {
  public:
-  explicit Rounds(const Timeline& timeline) : timeline_(timeline) {
+  Rounds(const Timeline& timeline, const Stages& stages) : timeline_(timeline), stages_(stages) {
     ForEach([this](const Process& process, const Event& event) {
-      if (event.kind == Kind::kRound) {
-        ChunkOf(event).aggregator = process.name;
-      }
+      if (event.kind == Kind::kRound) aggregators_[{event.job, event.chunk}] = process.name;
       if (event.kind == Kind::kFrame) frames_[KeyOf(event)].push_back(event);
       if (event.kind == Kind::kGather && event.rank != kNone) gathers_[KeyOf(event)] = event;
       if (event.kind == Kind::kExchange && process.name == NodeName(event.rank)) {
@@ -319,37 +361,42 @@ class Rounds {
   }
 
   ChunkTime& ChunkOf(const Event& event) {
-    ChunkTime& chunk = chunks_[{event.job, event.chunk}];
+    const absl::string_view stage = stages_.Of(event);
+    ChunkTime& chunk = chunks_[{event.job, stage, event.chunk}];
     chunk.job = std::string(timeline_.Label(event.job));
+    chunk.stage = std::string(stage);
+    chunk.aggregator = aggregators_[{event.job, event.chunk}];
     chunk.chunk = event.chunk;
     return chunk;
   }
 
   const Timeline& timeline_;
+  const Stages& stages_;
+  std::map<std::pair<uint16_t, uint32_t>, std::string> aggregators_;  // by job and chunk
   absl::flat_hash_map<RoundKey, std::vector<Event>> frames_;
   absl::flat_hash_map<RoundKey, Event> gathers_;
   std::set<std::pair<uint16_t, uint32_t>> nodes_;  // jobs and ranks of workers that nodes have
   std::map<std::pair<uint16_t, uint32_t>, RankDelay> delays_;
-  std::map<std::pair<uint16_t, uint32_t>, ChunkTime> chunks_;
+  std::map<std::tuple<uint16_t, absl::string_view, uint32_t>, ChunkTime> chunks_;
 };
 
 // Frames and answers on their way.
 class Ways {
  public:
-  explicit Ways(const Timeline& timeline) : timeline_(timeline) {
+  Ways(const Timeline& timeline, const Stages& stages) : timeline_(timeline), stages_(stages) {
     for (const Arrow& arrow : timeline.arrows) Add(arrow);
   }
 
   absl::Duration off() const { return absl::Nanoseconds(off_); }
 
   std::vector<WayTime> OfLongestJob() const {
-    std::map<std::string, absl::Duration> of_job;
-    for (const auto& [key, way] : ways_) of_job[way.job] += way.in + way.back;
+    std::map<std::pair<std::string, std::string>, absl::Duration> of_job;
+    for (const auto& [key, way] : ways_) of_job[{way.job, way.stage}] += way.in + way.back;
     const auto longest = std::max_element(of_job.begin(), of_job.end(),
                                           [](auto& a, auto& b) { return a.second < b.second; });
     std::vector<WayTime> ways;
     for (auto [key, way] : ways_) {
-      if (way.job != longest->first) continue;
+      if (std::pair(way.job, way.stage) != longest->first) continue;
       if (way.frames > 0) way.in /= way.frames;
       if (way.answers > 0) way.back /= way.answers;
       ways.push_back(std::move(way));
@@ -375,8 +422,9 @@ class Ways {
     const bool is_frame = to.kind == Kind::kFrame;
     const int64_t end = is_frame ? to.begin : to.end;
     for (const Process* process : {&sender, &receiver}) {
-      WayTime& way = ways_[{from.job, process->name}];
+      WayTime& way = ways_[{from.job, stages_.Of(from), process->name}];
       way.job = std::string(timeline_.Label(from.job));
+      way.stage = std::string(stages_.Of(from));
       way.process = process->name;
       way.is_aggregator = (process == &receiver) == is_frame;
       (is_frame ? way.in : way.back) += absl::Nanoseconds(end - from.begin);
@@ -385,7 +433,8 @@ class Ways {
   }
 
   const Timeline& timeline_;
-  std::map<std::pair<uint16_t, std::string>, WayTime> ways_;
+  const Stages& stages_;
+  std::map<std::tuple<uint16_t, absl::string_view, std::string>, WayTime> ways_;
   int64_t off_ = 0;
 };
 
@@ -444,6 +493,11 @@ std::string Share(absl::Duration part, absl::Duration whole) {
   return absl::StrFormat("%.0f%%", 100 * absl::FDivDuration(part, whole));
 }
 
+template <typename Times>
+std::string JobOf(const Times& times) {
+  return times.stage.empty() ? times.job : absl::StrCat(times.job, ", ", times.stage);
+}
+
 std::vector<absl::Duration> PartsOf(const StepTime& time) {
   return {time.outside, time.other, time.compress, time.apply, time.wire, time.wait, time.rest};
 }
@@ -461,8 +515,9 @@ std::string FormatWorkers(const Summary& summary, bool with_steps) {
       {"process", "", "a step", "outside", "other", "compress", "apply", "wire", "wait", "rest"}};
   for (const WorkerSteps& worker : summary.workers) {
     const int64_t steps = static_cast<int64_t>(worker.steps.size());
-    rows.push_back(Row(worker.process, absl::StrCat(steps, " steps"), worker.sum, steps));
-    std::vector<std::string> shares = {"", worker.job, "100%"};
+    rows.push_back(Row(worker.process, absl::StrCat(steps, steps == 1 ? " step" : " steps"),
+                       worker.sum, steps));
+    std::vector<std::string> shares = {"", JobOf(worker), "100%"};
     for (const absl::Duration part : PartsOf(worker.sum)) {
       shares.push_back(Share(part, worker.sum.total));
     }
@@ -497,7 +552,7 @@ std::string FormatChunks(const std::vector<ChunkTime>& chunks) {
   for (size_t i = 0; i < std::min(kMostRows, chunks.size()); ++i) {
     const ChunkTime& chunk = chunks[i];
     const std::string of = chunk.aggregator.empty() ? "" : absl::StrCat(", ", chunk.aggregator);
-    rows.push_back({absl::StrCat("chunk ", chunk.chunk, of), chunk.job,
+    rows.push_back({absl::StrCat("chunk ", chunk.chunk, of), JobOf(chunk),
                     chunk.rounds > 0 ? absl::StrCat(chunk.rounds) : "-",
                     MeanOf(chunk.exchanges, chunk.exchange), MeanOf(chunk.rounds, chunk.gather),
                     MeanOf(chunk.rounds, chunk.hold), MeanOf(chunk.rounds, chunk.average)});
@@ -517,8 +572,8 @@ std::string FormatSizes(const std::vector<ChunkTime>& chunks) {
   for (const ChunkTime& chunk : chunks) {
     if (chunk.bytes == 0) continue;
     auto job = std::find_if(jobs.begin(), jobs.end(),
-                            [&](const Job& known) { return known.name == chunk.job; });
-    if (job == jobs.end()) job = jobs.insert(jobs.end(), {.name = chunk.job});
+                            [&](const Job& known) { return known.name == JobOf(chunk); });
+    if (job == jobs.end()) job = jobs.insert(jobs.end(), {.name = JobOf(chunk)});
     ++job->chunks;
     job->exchanges += chunk.exchanges;
     job->bytes += chunk.bytes;
@@ -543,7 +598,7 @@ std::string FormatWays(const std::vector<WayTime>& ways, absl::Duration off) {
   size_t aggregators = 0, workers = 0;
   for (const WayTime& way : ways) {
     if (++(way.is_aggregator ? aggregators : workers) > kMostRows) continue;
-    rows.push_back({way.process, way.job, absl::StrCat(way.frames), MeanOf(way.frames, way.in),
+    rows.push_back({way.process, JobOf(way), absl::StrCat(way.frames), MeanOf(way.frames, way.in),
                     MeanOf(way.answers, way.back)});
   }
   std::string text = Align(rows);
@@ -565,11 +620,14 @@ std::string FormatLost(const LostTime& lost) {
 
 // Of chunks whose rounds nobody has recorded; empty if there are none.
 std::string FormatMissing(const std::vector<ChunkTime>& chunks, bool are_overwritten) {
-  const auto missing = std::count_if(chunks.begin(), chunks.end(),
-                                     [](const ChunkTime& chunk) { return chunk.rounds == 0; });
-  if (missing == 0) return "";
-  return absl::StrCat("\nNo recording of an aggregator has rounds of ", missing, " of ",
-                      chunks.size(), " chunks: who was waited for in those is not known. ",
+  std::set<std::pair<absl::string_view, uint32_t>> all, missing;  // jobs' chunks
+  for (const ChunkTime& chunk : chunks) {
+    all.insert({chunk.job, chunk.chunk});
+    if (chunk.aggregator.empty()) missing.insert({chunk.job, chunk.chunk});
+  }
+  if (missing.empty()) return "";
+  return absl::StrCat("\nNo recording of an aggregator has rounds of ", missing.size(), " of ",
+                      all.size(), " chunks: who was waited for in those is not known. ",
                       are_overwritten ? "They were overwritten, or nobody recorded them.\n"
                                       : "`signpost aggregator --trace DIR` records them.\n");
 }
@@ -596,6 +654,7 @@ Summary Summarise(const Timeline& timeline) {
     }
     summary.refused_labels += process.refused_labels;
   }
+  const Stages stages(timeline);
   const std::map<WorkerId, WorkerEvents> workers = WorkersOf(timeline);
   // By process and rank: a process may have several, at the same time.
   std::map<std::pair<size_t, uint32_t>, std::vector<Event>> in_signpost;
@@ -609,17 +668,19 @@ Summary Summarise(const Timeline& timeline) {
   for (auto& [id, events] : in_signpost) signposts.emplace(id, std::move(events));
   for (const auto& [id, events] : workers) {
     const auto& [process, rank, job] = id;
-    WorkerSteps worker = {.process = timeline.processes[process].name,
-                          .job = std::string(timeline.Label(job)),
-                          .rank = rank};
-    AddSteps(events, signposts.at({process, rank}), worker);
-    if (!worker.steps.empty()) summary.workers.push_back(std::move(worker));
+    for (auto& [stage, worker] : StepsOf(events, signposts.at({process, rank}), stages)) {
+      worker.process = timeline.processes[process].name;
+      worker.job = std::string(timeline.Label(job));
+      worker.stage = std::string(stage);
+      worker.rank = rank;
+      summary.workers.push_back(std::move(worker));
+    }
   }
-  const Rounds rounds(timeline);
+  const Rounds rounds(timeline, stages);
   summary.delays = rounds.Delays();
   summary.chunks = rounds.Chunks();
   summary.lost = LostOf(timeline, summary.chunks);
-  const Ways ways(timeline);
+  const Ways ways(timeline, stages);
   summary.ways = ways.OfLongestJob();
   summary.ways_off = ways.off();
   return summary;

@@ -28,10 +28,13 @@ struct StepTime {
   void Add(const StepTime& more);
 };
 
-// A worker's steps of one job, of which all is recorded.
+// A worker's steps of one stage of a job, of which all is recorded.
 struct WorkerSteps {
   std::string process;
   std::string job;
+  // Which codec was sent, or "local" if nothing was; empty if all steps of the job are alike. Dense
+  // steps take many times as long as one-bit ones.
+  std::string stage;
   uint32_t rank = 0;
   std::vector<uint64_t> steps;  // their numbers
   std::vector<StepTime> times;  // likewise
@@ -51,6 +54,7 @@ struct RankDelay {
 
 struct ChunkTime {
   std::string job;
+  std::string stage;       // as WorkerSteps
   std::string aggregator;  // the process that has its rounds; empty if it recorded none
   uint32_t chunk = 0;
   uint64_t rounds = 0;  // that are recorded, as exchanges are
@@ -66,6 +70,7 @@ struct ChunkTime {
 // frame's sending until an aggregator takes it into its round, the way back likewise.
 struct WayTime {
   std::string job;
+  std::string stage;  // as WorkerSteps
   std::string process;
   bool is_aggregator = false;
   uint64_t frames = 0;
@@ -86,7 +91,8 @@ struct Summary {
   std::vector<WorkerSteps> workers;
   std::vector<RankDelay> delays;  // the longest first
   std::vector<ChunkTime> chunks;  // likewise, all their exchanges together
-  // Of the job that was longest on its way; aggregators first, and the longest of each.
+  // Of the job, and its stage, that was longest on its way; aggregators first, and the longest of
+  // each.
   std::vector<WayTime> ways;
   absl::Duration ways_off;          // by that much at most, because hosts have clocks of their own
   std::vector<LostTime> lost;       // of those that lost some

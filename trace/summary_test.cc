@@ -10,13 +10,15 @@ namespace signpost::trace {
 namespace {
 
 constexpr int64_t kMillisecond = 1'000'000;
+// Labels of what is Written.
+constexpr uint16_t kFp32 = 3, kOneBit = 4, kSkip = 5;
 
 // Events of one process, in whole milliseconds.
 class Written {
  public:
   explicit Written(std::string process) {
     recording_.process = std::move(process);
-    recording_.labels = {"", "job", "job/once"};
+    recording_.labels = {"", "job", "job/once", "fp32", "one-bit", "skip"};
   }
 
   Written& Add(Kind kind, int64_t begin, int64_t end, uint64_t step, uint32_t chunk = kNone,
@@ -38,8 +40,9 @@ class Written {
   }
 
   // The event before.
-  Written& OfBytes(uint64_t bytes) {
+  Written& OfBytes(uint64_t bytes, uint16_t codec = 0) {
     recording_.events.back().bytes = bytes;
+    recording_.events.back().codec = codec;
     return *this;
   }
 
@@ -245,6 +248,45 @@ rank 1      job          2     6.000           4.000  100%
 slowest                  job  rounds  exchange  gather   hold  average
 chunk 0, aggregator 0/1  job       2     5.000   3.000  0.000    1.000
 )");
+}
+
+// A dense step, a one-bit one that rank 1 skips, a local one, which has the number of the round
+// that comes next, and that.
+TEST(Summary, TellsStepsByWhatWasSent) {
+  Written rank("rank 0");
+  rank.Add(Kind::kExchange, 10, 50, 0, 0)
+      .OfBytes(3200, kFp32)
+      .Add(Kind::kStep, 0, 60, 0)
+      .Add(Kind::kExchange, 61, 66, 1, 0)
+      .OfBytes(100, kOneBit)
+      .Add(Kind::kStep, 60, 70, 1)
+      .Add(Kind::kLocalStep, 70, 71, 2)
+      .Add(Kind::kStep, 70, 72, 2)
+      .Add(Kind::kExchange, 73, 78, 2, 0)
+      .OfBytes(100, kOneBit)
+      .Add(Kind::kStep, 72, 80, 2);
+  Written other("rank 1");
+  other.Add(Kind::kExchange, 61, 66, 1, 0, 1).OfBytes(4, kSkip);
+  const std::string text =
+      Format(Summarise(Join({rank, other, AnAggregator()})), /*with_steps=*/true);
+  EXPECT_THAT(text, testing::HasSubstr(R"(
+rank 0   1 step        60.000    0.000  0.000     0.000  0.000  0.000  0.000  60.000
+         job, fp32       100%       0%     0%        0%     0%     0%     0%    100%
+         step 0        60.000    0.000  0.000     0.000  0.000  0.000  0.000  60.000
+rank 0   1 step         2.000    0.000  0.000     0.000  1.000  0.000  0.000   1.000
+         job, local      100%       0%     0%        0%    50%     0%     0%     50%
+         step 2         2.000    0.000  0.000     0.000  1.000  0.000  0.000   1.000
+rank 0   2 steps        9.000    0.000  0.000     0.000  0.000  0.000  0.000   9.000
+         job, one-bit    100%       0%     0%        0%     0%     0%     0%    100%
+         step 1        10.000    0.000  0.000     0.000  0.000  0.000  0.000  10.000
+         step 2         8.000    0.000  0.000     0.000  0.000  0.000  0.000   8.000
+)"));
+  EXPECT_THAT(text, testing::HasSubstr(R"(
+chunk 0, aggregator 0/1  job, fp32          1    40.000   3.000  0.000    1.000
+chunk 0, aggregator 0/1  job, one-bit       1     5.000   3.000  0.000    1.000
+job, fp32: 1 chunk, and 3200 bytes in a frame, in the mean.
+job, one-bit: 1 chunk, and 68 bytes in a frame, in the mean.
+)"));
 }
 
 TEST(Summary, PutsFirstTheChunksWhoseExchangesTookLongestTogether) {
