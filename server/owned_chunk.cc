@@ -400,10 +400,15 @@ void OwnedChunk::LeaveOutMissing(const Attendance& attendance, absl::Time now) {
   // When all that are missing are absent the round ends with the last frame, which it waited for.
   // Unless they became absent just now: in another chunk, whose deadline was a little earlier.
   if (open_->IsPast(round_deadline_, now) || now >= open_->newest_arrival + round_deadline_ / 2) {
-    open_->trace.SetMissing(*absl::c_min_element(ranks, [&](uint32_t a, uint32_t b) {
-      return std::pair<bool, bool>(attendance.has_left[a], attendance.is_absent[a]) <
-             std::pair<bool, bool>(attendance.has_left[b], attendance.is_absent[b]);
-    }));
+    // Who is away is waited for only when nobody else is.
+    const auto away = [&](uint32_t rank) {
+      return std::pair<bool, bool>(attendance.has_left[rank], attendance.is_absent[rank]);
+    };
+    std::pair<bool, bool> least = away(ranks.front());
+    for (const uint32_t rank : ranks) least = std::min(least, away(rank));
+    for (const uint32_t rank : ranks) {
+      if (away(rank) == least) open_->trace.AddMissing(rank);
+    }
   }
   CountWait(ranks, ranks.size(), now);
   for (const uint32_t rank : ranks) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -356,41 +357,44 @@ TEST_F(RestoredChunkTest, WhatItContributedToARoundThatMayHaveClosedBeforeIsKept
   EXPECT_EQ(chunk_->missing(), 2);
 }
 
-// Of the newest event of that kind that this process has recorded.
-uint32_t TracedRank(trace::Kind kind, const std::string& directory) {
+// Of the events that this process has recorded of the step.
+std::map<trace::Kind, std::vector<uint32_t>> TracedRanks(uint64_t step,
+                                                         const std::string& directory) {
   const absl::StatusOr<trace::Timeline> timeline = trace::ReadRecordings({directory});
   EXPECT_TRUE(timeline.ok()) << timeline.status();
-  uint32_t rank = trace::kNone;
+  std::map<trace::Kind, std::vector<uint32_t>> ranks;
   for (const trace::Event& event : timeline->processes.at(0).events) {
-    if (event.kind == kind) rank = event.rank;
+    if (event.step == step) ranks[event.kind].push_back(event.rank);
   }
-  return rank;
+  return ranks;
 }
 
 TEST_F(OwnedChunkTest, ATraceSaysWhomARoundWaitedForThatClosesWithoutHim) {
   static const std::string& directory = *new std::string(testing::TempDir() + "/trace");
   std::filesystem::remove_all(directory);
   ASSERT_TRUE(trace::Start(directory, "the test").ok());
-  const auto rank_of_round = [&](absl::Duration after) {
+  const auto close = [&](uint64_t step, absl::Duration after, uint32_t last,
+                         const std::vector<uint32_t>& missing) {
     LeaveOutAfter(after);
     chunk_->SetLateRanksDurable(now_);
-    const uint32_t rank = TracedRank(trace::Kind::kRound, directory);
-    EXPECT_EQ(TracedRank(trace::Kind::kGather, directory), rank);
-    return rank;
+    auto ranks = TracedRanks(step, directory);
+    EXPECT_THAT(ranks[trace::Kind::kRound], ElementsAre(last));
+    EXPECT_THAT(ranks[trace::Kind::kGather], ElementsAre(last));
+    EXPECT_EQ(ranks[trace::Kind::kMissing], missing);
   };
-  for (uint32_t rank : {0, 1, 3}) Send(rank, 0);
-  EXPECT_EQ(rank_of_round(absl::Seconds(1)), 2) << "it is late";
+  for (uint32_t rank : {0, 3}) Send(rank, 0);
+  close(0, absl::Seconds(1), 2, {1, 2});
 
   attendance_.has_left[0] = attendance_.is_absent[1] = true;
   for (uint32_t rank : {2, 3}) Send(rank, 1);
-  EXPECT_EQ(rank_of_round(absl::Milliseconds(1)), 3) << "nobody waits for those who are absent";
+  close(1, absl::Milliseconds(1), 3, {});  // nobody waits for those who are absent
 
   // The sweep has just found it absent, in another chunk, whose round began a little earlier.
   for (uint32_t rank : {2, 3}) Send(rank, 2);
-  EXPECT_EQ(rank_of_round(absl::Milliseconds(999)), 1) << "and not 0, which has left";
+  close(2, absl::Milliseconds(999), 1, {1});  // and not for 0, which has left
 
   for (uint32_t rank : {0, 1, 2, 3}) Send(rank, 3);
-  EXPECT_EQ(rank_of_round(absl::Seconds(1)), 3) << "it came last";
+  close(3, absl::Seconds(1), 3, {});  // it came last
 }
 
 TEST_F(OwnedChunkTest, WhenARankSeemsGoneASnapshotIsDueThatNeedsNoFramesOfIt) {

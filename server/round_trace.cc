@@ -38,6 +38,12 @@ void RoundTrace::AddFrame(const FrameHeader& header, uint64_t bytes) {
   trace::RecordMoment(frame);
 }
 
+void RoundTrace::AddMissing(uint32_t rank) {
+  if (!trace::IsOn()) return;
+  round_.rank = rank;
+  trace::RecordMoment(EventOf(trace::Kind::kMissing));
+}
+
 void RoundTrace::SetComplete() {
   if (!trace::IsOn() || complete_ != 0) return;
   complete_ = trace::Now();

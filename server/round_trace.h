@@ -20,7 +20,7 @@ class RoundTrace {
   // A frame has been contributed.
   void AddFrame(const FrameHeader& header, uint64_t bytes);
   // The round closes without that rank, after it was waited for.
-  void SetMissing(uint32_t rank) { round_.rank = rank; }
+  void AddMissing(uint32_t rank);
   // No frame is missing any more. May be called again, to no effect.
   void SetComplete();
   void BeginAverage();

@@ -78,8 +78,8 @@ Json ArgumentsOf(const Event& event, const Timeline& timeline) {
 }
 
 bool IsMoment(Kind kind) {
-  return kind == Kind::kFrame || kind == Kind::kAnswer || kind == Kind::kReplay ||
-         kind == Kind::kRetry;
+  return kind == Kind::kFrame || kind == Kind::kMissing || kind == Kind::kAnswer ||
+         kind == Kind::kReplay || kind == Kind::kRetry;
 }
 
 std::string EntryOf(const Event& event, const Timeline& timeline, size_t pid, size_t tid) {

@@ -29,6 +29,7 @@ constexpr KindName kNames[] = {
     {Kind::kHold, "hold", Row::kRounds},
     {Kind::kAverage, "average", Row::kRounds},
     {Kind::kSnapshot, "snapshot", Row::kSnapshots},
+    {Kind::kMissing, "missing", Row::kRounds},
 };
 
 constexpr bool EachIsAtItsPlace() {

@@ -37,8 +37,9 @@ enum class Kind : uint8_t {
   kHold,
   kAverage,
   kSnapshot,
+  kMissing,  // the last one, as recordings have their numbers
 };
-inline constexpr int kKinds = static_cast<int>(Kind::kSnapshot) + 1;
+inline constexpr int kKinds = static_cast<int>(Kind::kMissing) + 1;
 
 // The row of a process's picture that an event is in. Of kExchanges and kRounds there are as many
 // as there are at a time.
@@ -63,8 +64,8 @@ struct Event {
   uint64_t epoch = 0;
   uint64_t step = 0;
   uint32_t chunk = kNone;
-  // Whose. Of rounds, for which the others waited: the last that contributed, or one that a round
-  // closed without.
+  // Whose. Of rounds, for which the others waited: the last that contributed, or the last of those
+  // that it closed without (kMissing).
   uint32_t rank = kNone;
   uint64_t bytes = 0;  // of payload
   uint16_t job = 0;    // labels (recorder.h); 0: none

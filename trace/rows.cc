@@ -58,8 +58,8 @@ std::vector<size_t> LanesOf(const std::vector<const Event*>& events) {
 
 // Events that are parts of a round, and are drawn where it is.
 bool IsPartOfRound(Kind kind) {
-  return kind == Kind::kFrame || kind == Kind::kAnswer || kind == Kind::kGather ||
-         kind == Kind::kHold || kind == Kind::kAverage;
+  return kind == Kind::kFrame || kind == Kind::kMissing || kind == Kind::kAnswer ||
+         kind == Kind::kGather || kind == Kind::kHold || kind == Kind::kAverage;
 }
 
 }  // namespace

@@ -225,7 +225,9 @@ class Rounds {
   Rounds(const Timeline& timeline, const Stages& stages) : timeline_(timeline), stages_(stages) {
     ForEach([this](const Process& process, const Event& event) {
       if (event.kind == Kind::kRound) aggregators_[{event.job, event.chunk}] = process.name;
-      if (event.kind == Kind::kFrame) frames_[KeyOf(event)].push_back(event);
+      if (event.kind == Kind::kFrame || event.kind == Kind::kMissing) {
+        frames_[KeyOf(event)].push_back(event);
+      }
       if (event.kind == Kind::kGather && event.rank != kNone) gathers_[KeyOf(event)] = event;
       if (event.kind == Kind::kExchange && process.name == NodeName(event.rank)) {
         nodes_.insert({event.job, event.rank});
@@ -277,8 +279,11 @@ class Rounds {
         break;
       case Kind::kGather:
         if (event.rank != kNone) {
-          ++DelayOf(event.job, event.rank).last;
-          for (const auto& [rank, share] : SharesOf(event, ArrivalsOf(event), event.begin)) {
+          const Arrivals arrivals = ArrivalsOf(event);
+          for (const auto& [rank, time] : arrivals) {
+            if (time == event.end) ++DelayOf(event.job, rank).last;
+          }
+          for (const auto& [rank, share] : SharesOf(arrivals, event.begin)) {
             DelayOf(event.job, rank).gathered += share;
           }
         }
@@ -303,30 +308,32 @@ class Rounds {
     }
   }
 
-  using Arrivals = std::vector<std::pair<int64_t, uint32_t>>;  // when, and whose
+  using Arrivals = std::map<uint32_t, int64_t>;  // by rank
 
-  // The frames that were gathered, in their order. The last is there once all is gathered, though a
-  // round may close without it.
+  // Until when each rank was missing. A rank that took its frame back, and sent another, until that
+  // came. The last is there once all is gathered, and so is who was waited for until the round
+  // closed without it.
   Arrivals ArrivalsOf(const Event& gather) const {
-    Arrivals arrivals = {{gather.end, gather.rank}};
-    const auto found = frames_.find(KeyOf(gather));
-    if (found == frames_.end()) return arrivals;
-    for (const Event& frame : found->second) {
-      if (IsIn(frame, gather) && frame.rank != gather.rank) {
-        arrivals.push_back({frame.begin, frame.rank});
+    Arrivals arrivals;
+    if (const auto found = frames_.find(KeyOf(gather)); found != frames_.end()) {
+      for (const Event& frame : found->second) {
+        if (!IsIn(frame, gather)) continue;
+        arrivals[frame.rank] = frame.kind == Kind::kMissing ? gather.end : frame.begin;
       }
     }
-    std::sort(arrivals.begin(), arrivals.end());
+    arrivals[gather.rank] = gather.end;
     return arrivals;
   }
 
   // What each rank has of the time from `from` on.
-  static std::map<uint32_t, absl::Duration> SharesOf(const Event& gather, const Arrivals& arrivals,
-                                                     int64_t from) {
+  static std::map<uint32_t, absl::Duration> SharesOf(const Arrivals& arrivals, int64_t from) {
+    std::vector<std::pair<int64_t, uint32_t>> in_order;
+    for (const auto& [rank, time] : arrivals) in_order.emplace_back(time, rank);
+    std::sort(in_order.begin(), in_order.end());
     std::map<uint32_t, absl::Duration> shares;
     absl::Duration of_each_missing;
-    size_t missing = arrivals.size();
-    for (const auto& [time, rank] : arrivals) {
+    size_t missing = in_order.size();
+    for (const auto& [time, rank] : in_order) {
       if (time > from) of_each_missing += absl::Nanoseconds(time - from) / missing;
       from = std::max(from, time);
       --missing;
@@ -339,15 +346,15 @@ class Rounds {
   void AddWait(const Event& wait, const Event& gather) {
     const Arrivals arrivals = ArrivalsOf(gather);
     int64_t from = std::max(gather.begin, gather.end - (wait.end - wait.begin));
-    for (const auto& [time, rank] : arrivals) {
-      if (rank == wait.rank) from = std::max(from, time);
+    if (const auto own = arrivals.find(wait.rank); own != arrivals.end()) {
+      from = std::max(from, own->second);
     }
     const absl::Duration gathered = absl::Nanoseconds(gather.end - from);
     if (gathered == absl::ZeroDuration()) {
       DelayOf(gather.job, gather.rank).waited += DurationOf(wait);
       return;
     }
-    for (const auto& [rank, share] : SharesOf(gather, arrivals, from)) {
+    for (const auto& [rank, share] : SharesOf(arrivals, from)) {
       DelayOf(gather.job, rank).waited += DurationOf(wait) * absl::FDivDuration(share, gathered);
     }
   }

@@ -45,7 +45,7 @@ struct RankDelay {
   std::string job;
   bool is_node = false;  // the rank is a node's: its worker speaks for several processes
   uint32_t rank = 0;
-  uint64_t last = 0;  // rounds for which it came last
+  uint64_t last = 0;  // rounds for which it came last, or that closed without it
   // Its share of the time that rounds were gathered: each moment belongs to the ranks that are
   // missing then, in equal parts, as the metrics have it.
   absl::Duration gathered;

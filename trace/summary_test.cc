@@ -202,6 +202,40 @@ TEST(Summary, SharesNoWaitWithTheRankThatWaits) {
   EXPECT_EQ(summary.delays[1].waited, absl::ZeroDuration());
 }
 
+// Rank 0 comes at 0, rank 1 at 10, and the round closes at 200 without ranks 2 and 3.
+TEST(Summary, SharesAWaitBetweenAllThatARoundClosesWithout) {
+  Written rank("rank 0");
+  rank.Add(Kind::kWait, 0, 200, 0, 0).Add(Kind::kExchange, 0, 200, 0, 0);
+  Written aggregator("aggregator 0/1");
+  aggregator.Add(Kind::kFrame, 0, 0, 0, 0, 0)
+      .Add(Kind::kFrame, 10, 10, 0, 0, 1)
+      .Add(Kind::kMissing, 199, 199, 0, 0, 2)
+      .Add(Kind::kMissing, 200, 200, 0, 0, 3)
+      .Add(Kind::kGather, 0, 200, 0, 0, /*rank=*/3);
+  const std::string text = Format(Summarise(Join({rank, aggregator})), /*with_steps=*/false);
+  EXPECT_THAT(text, testing::HasSubstr(R"(
+rank 2      job          1    98.333          98.333  49%
+rank 3      job          1    98.333          98.333  49%
+rank 1      job          0     3.333           3.333   2%
+)"));
+}
+
+// Rank 1 comes at 10, is started again, and comes anew at 100; rank 2 comes last.
+TEST(Summary, CountsARankOnceThatSendsItsFrameAnew) {
+  Written aggregator("aggregator 0/1");
+  aggregator.Add(Kind::kFrame, 0, 0, 0, 0, 0)
+      .Add(Kind::kFrame, 10, 10, 0, 0, 1)
+      .Add(Kind::kFrame, 100, 100, 0, 0, 1)
+      .Add(Kind::kFrame, 160, 160, 0, 0, 2)
+      .Add(Kind::kGather, 0, 160, 0, 0, /*rank=*/2);
+  const Summary summary = Summarise(Join({aggregator}));
+  ASSERT_EQ(summary.delays.size(), 2);
+  EXPECT_EQ(summary.delays[0].rank, 2);
+  EXPECT_EQ(summary.delays[0].gathered, absl::Milliseconds(50 + 60));
+  EXPECT_EQ(summary.delays[1].rank, 1);
+  EXPECT_EQ(summary.delays[1].gathered, absl::Milliseconds(50));
+}
+
 // Its processes have ranks too, which are others.
 TEST(Summary, CallsANodeThatIsWaitedForANode) {
   Written node("node 1");
