@@ -391,6 +391,11 @@ class Rounds {
 class Ways {
  public:
   Ways(const Timeline& timeline, const Stages& stages) : timeline_(timeline), stages_(stages) {
+    for (const Process& process : timeline.processes) {
+      for (const Event& event : process.events) {
+        if (event.kind == Kind::kRetry) retries_[{KeyOf(event), event.rank}].push_back(event);
+      }
+    }
     for (const Arrow& arrow : timeline.arrows) Add(arrow);
   }
 
@@ -427,6 +432,7 @@ class Ways {
       off_ = std::max(off_, *bound + *other_bound);
     }
     const bool is_frame = to.kind == Kind::kFrame;
+    if (WasSentAgain(is_frame ? from : to)) return;
     const int64_t end = is_frame ? to.begin : to.end;
     for (const Process* process : {&sender, &receiver}) {
       WayTime& way = ways_[{from.job, stages_.Of(from), process->name}];
@@ -439,8 +445,16 @@ class Ways {
     }
   }
 
+  bool WasSentAgain(const Event& exchange) const {
+    const auto found = retries_.find({KeyOf(exchange), exchange.rank});
+    return found != retries_.end() &&
+           std::any_of(found->second.begin(), found->second.end(),
+                       [&](const Event& retry) { return IsIn(retry, exchange); });
+  }
+
   const Timeline& timeline_;
   const Stages& stages_;
+  absl::flat_hash_map<std::pair<RoundKey, uint32_t>, std::vector<Event>> retries_;
   std::map<std::tuple<uint16_t, absl::string_view, std::string>, WayTime> ways_;
   int64_t off_ = 0;
 };
@@ -460,7 +474,7 @@ std::vector<LostTime> LostOf(const Timeline& timeline, const std::vector<ChunkTi
         ++lost.again[of.empty() ? "an aggregator without a recording" : of];
       }
     }
-    if (lost.times > 0) all.push_back(std::move(lost));
+    if (lost.times > 0 || !lost.again.empty()) all.push_back(std::move(lost));
   }
   return all;
 }
@@ -616,11 +630,14 @@ std::string FormatWays(const std::vector<WayTime>& ways, absl::Duration off) {
 }
 
 std::string FormatLost(const LostTime& lost) {
-  std::string text = absl::StrCat(lost.process, " has lost a connection ", lost.times,
-                                  lost.times == 1 ? " time, for " : " times, for ",
-                                  Milliseconds(lost.lost), " together");
-  for (const auto& [aggregator, frames] : lost.again) {
-    absl::StrAppend(&text, "; sent again to ", aggregator, ": ", frames);
+  std::string text = absl::StrCat(lost.process, " has lost no connection");
+  if (lost.times > 0) {
+    text = absl::StrCat(lost.process, " has lost a connection ", lost.times,
+                        lost.times == 1 ? " time, for " : " times, for ", Milliseconds(lost.lost),
+                        " together");
+  }
+  for (const auto& [aggregator, tries] : lost.again) {
+    absl::StrAppend(&text, "; sent again to ", aggregator, ": ", tries);
   }
   return text + ".\n";
 }

@@ -67,7 +67,8 @@ struct ChunkTime {
 };
 
 // Between all workers and one aggregator, or one worker and all aggregators. The way in is from a
-// frame's sending until an aggregator takes it into its round, the way back likewise.
+// frame's sending until an aggregator takes it into its round, the way back likewise. Frames that
+// were sent again are left out: their time is an outage's.
 struct WayTime {
   std::string job;
   std::string stage;  // as WorkerSteps
@@ -84,7 +85,7 @@ struct LostTime {
   std::string process;
   uint64_t times = 0;
   absl::Duration lost;
-  std::map<std::string, uint64_t> again;  // frames that were sent again, by aggregator
+  std::map<std::string, uint64_t> again;  // how often it sent frames again, by aggregator
 };
 
 struct Summary {
@@ -95,7 +96,7 @@ struct Summary {
   // each.
   std::vector<WayTime> ways;
   absl::Duration ways_off;          // by that much at most, because hosts have clocks of their own
-  std::vector<LostTime> lost;       // of those that lost some
+  std::vector<LostTime> lost;       // of those that lost some, or sent again
   uint64_t dropped = 0;             // events that the trace lacks
   bool aggregator_dropped = false;  // an aggregator's are among those
   uint64_t refused_labels = 0;      // how often a name did not fit, and an event has none

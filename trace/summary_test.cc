@@ -367,6 +367,14 @@ TEST(Summary, SaysWhichConnectionsWereLost) {
                          "again to aggregator 0/1: 1.\n"));
 }
 
+TEST(Summary, SaysWhatWasSentAgainWithoutALostConnection) {
+  Written rank = ARank();
+  rank.Add(Kind::kRetry, 220, 220, 1, 0);
+  EXPECT_THAT(
+      Format(Summarise(Join({rank, AnAggregator()})), /*with_steps=*/false),
+      testing::HasSubstr("\nrank 0 has lost no connection; sent again to aggregator 0/1: 1.\n"));
+}
+
 // Two ranks and two aggregators; frames to aggregator 1 and answers from it take their time.
 std::vector<Recording> AFarAggregator(const std::string& its_host) {
   std::vector<Recording> recordings;
@@ -396,6 +404,19 @@ aggregator 1/2  job       2  20.000    30.000
 aggregator 0/2  job       2   1.000     2.000
 rank 0          job       2  10.500    16.000
 rank 1          job       2  10.500    16.000
+)"));
+}
+
+TEST(Summary, LeavesOutTheWayOfAFrameThatWasSentAgain) {
+  std::vector<Recording> recordings = AFarAggregator("");
+  Written again("rank 1");  // of chunk 0, as it was under way
+  recordings.push_back(again.Add(Kind::kRetry, 50, 50, 0, 0, 1));
+  recordings.push_back(again.Add(Kind::kRetry, 5, 5, 0, 1, 1));
+  EXPECT_THAT(Format(Summarise(Join(recordings)), /*with_steps=*/false), testing::HasSubstr(R"(
+aggregator 1/2  job       2  20.000    30.000
+aggregator 0/2  job       1   1.000     2.000
+rank 1          job       1  20.000    30.000
+rank 0          job       2  10.500    16.000
 )"));
 }
 

@@ -250,7 +250,6 @@ class GrpcChannel final : public Channel {
     }
 
     void TryLater() {
-      trace::RecordMoment(retry_);
       const absl::Time when = SteadyNow() + backoff_;
       backoff_ = std::min(2 * backoff_, channel_.longest_backoff_);
       bool cancelled;
@@ -259,6 +258,7 @@ class GrpcChannel final : public Channel {
         cancelled = cancelled_;
         context_.reset();
         if (!cancelled) {
+          trace::RecordMoment(retry_);
           backoff_alarm_ = std::make_unique<grpc::Alarm>();
           backoff_alarm_->Set(ToSystemClock(when), [this](bool) { Try(); });
         }

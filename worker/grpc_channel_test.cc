@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -16,6 +18,8 @@
 #include "proto/aggregator.grpc.pb.h"
 #include "proto/failure_timeout.h"
 #include "proto/steady_time.h"
+#include "trace/merge.h"
+#include "trace/recorder.h"
 
 namespace signpost {
 namespace {
@@ -43,6 +47,24 @@ std::unique_ptr<grpc::Server> Serve(AggregatorService::Service& aggregator, int&
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);  // as aggregators
   builder.RegisterService(&aggregator);
   return builder.BuildAndStart();
+}
+
+TEST(GrpcChannel, RecordsNoRetryOfACallThatItGivesUp) {
+  const std::string directory = testing::TempDir() + "/trace";
+  std::filesystem::remove_all(directory);
+  ASSERT_TRUE(trace::Start(directory, "the test").ok());
+  absl::Status given_up;
+  {
+    const auto channel = ConnectToAggregator("127.0.0.1:1", FailureTimeout());
+    channel->Exchange({}, std::make_shared<const Payload>(0), SteadyNow() + absl::Minutes(10),
+                      [&](absl::StatusOr<Answer> answer) { given_up = answer.status(); });
+  }
+  EXPECT_TRUE(absl::IsCancelled(given_up)) << given_up;
+  const absl::StatusOr<trace::Timeline> timeline = trace::ReadRecordings({directory});
+  ASSERT_TRUE(timeline.ok()) << timeline.status();
+  for (const trace::Event& event : timeline->processes.at(0).events) {
+    EXPECT_NE(event.kind, trace::Kind::kRetry);
+  }
 }
 
 // As gRPC's servers do to the calls that come while they shut down.
