@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -43,6 +44,34 @@ absl::StatusOr<std::vector<std::string>> RecordingsIn(const std::string& directo
 
 std::string Milliseconds(int64_t nanoseconds) {
   return absl::StrFormat("%.3f ms", nanoseconds / 1e6);
+}
+
+// Of frames and answers, and of exchanges, to which nothing belongs; empty if there are none.
+std::string DescribeUnmatched(const Timeline& timeline) {
+  size_t at_aggregators = 0, at_workers = 0;
+  for (const Process& process : timeline.processes) {
+    for (const Event& event : process.events) {
+      if (event.kind == Kind::kFrame || event.kind == Kind::kAnswer) ++at_aggregators;
+      if (event.kind == Kind::kExchange) ++at_workers;
+    }
+  }
+  at_aggregators -= timeline.arrows.size();
+  std::set<std::pair<size_t, size_t>> exchanges;
+  for (const Arrow& arrow : timeline.arrows) {
+    const EventId exchange =
+        timeline.At(arrow.from).kind == Kind::kExchange ? arrow.from : arrow.to;
+    exchanges.insert({exchange.process, exchange.event});
+  }
+  at_workers -= exchanges.size();
+  std::vector<std::string> what;
+  if (at_aggregators > 0) {
+    what.push_back(absl::StrCat(at_aggregators, " frames and answers of aggregators"));
+  }
+  if (at_workers > 0) what.push_back(absl::StrCat(at_workers, " exchanges of workers"));
+  if (what.empty()) return "";
+  return absl::StrCat(absl::StrJoin(what, " and "),
+                      " have no arrows: their other ends were recorded by nobody, were "
+                      "overwritten, or had not come yet");
 }
 
 std::string DescribeClock(const HostClock& host, const HostClock& first) {
@@ -159,6 +188,9 @@ std::vector<std::string> Describe(const Timeline& timeline) {
     }
   }
   lines.insert(lines.end(), timeline.left_out.begin(), timeline.left_out.end());
+  if (std::string unmatched = DescribeUnmatched(timeline); !unmatched.empty()) {
+    lines.push_back(std::move(unmatched));
+  }
   for (size_t host = 1; host < timeline.hosts.size(); ++host) {
     lines.push_back(DescribeClock(timeline.hosts[host], timeline.hosts[0]));
   }

@@ -147,5 +147,25 @@ TEST_F(MergeTest, SaysWhichProcessHadNoRoomForNames) {
   EXPECT_THAT(Describe(timeline), Each(Not(HasSubstr("rank 0"))));
 }
 
+TEST_F(MergeTest, SaysHowManyFramesHaveNoOtherEnd) {
+  const auto event = [](Kind kind, uint64_t step) {
+    return Event{.kind = kind, .begin = 1, .end = 9, .step = step, .chunk = 0, .rank = 0};
+  };
+  Recording rank = {.process = "rank 0"}, aggregator = {.process = "aggregator 0/1"};
+  rank.events = {event(Kind::kExchange, 1)};
+  aggregator.events = {event(Kind::kFrame, 1), event(Kind::kRound, 1)};
+  EXPECT_THAT(Describe(Join({rank, aggregator})), Each(Not(HasSubstr("no arrows"))));
+  // One whose round is not there, and one, with its answer, whose exchange is not; and two
+  // exchanges without a frame.
+  aggregator.events.push_back(event(Kind::kFrame, 2));
+  for (const Kind kind : {Kind::kFrame, Kind::kAnswer, Kind::kRound}) {
+    aggregator.events.push_back(event(kind, 3));
+  }
+  for (const uint64_t step : {2, 4}) rank.events.push_back(event(Kind::kExchange, step));
+  EXPECT_THAT(Describe(Join({rank, aggregator})),
+              Contains(HasSubstr("3 frames and answers of aggregators and 2 exchanges of workers "
+                                 "have no arrows")));
+}
+
 }  // namespace
 }  // namespace signpost::trace

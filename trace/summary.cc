@@ -400,6 +400,7 @@ class Ways {
   }
 
   absl::Duration off() const { return absl::Nanoseconds(off_); }
+  uint64_t unknown() const { return unknown_; }
 
   std::vector<WayTime> OfLongestJob() const {
     std::map<std::pair<std::string, std::string>, absl::Duration> of_job;
@@ -428,7 +429,10 @@ class Ways {
     if (sender.host != receiver.host) {
       const std::optional<int64_t> bound = timeline_.hosts[sender.host].bound;
       const std::optional<int64_t> other_bound = timeline_.hosts[receiver.host].bound;
-      if (!bound || !other_bound) return;
+      if (!bound || !other_bound) {
+        ++unknown_;
+        return;
+      }
       off_ = std::max(off_, *bound + *other_bound);
     }
     const bool is_frame = to.kind == Kind::kFrame;
@@ -457,6 +461,7 @@ class Ways {
   absl::flat_hash_map<std::pair<RoundKey, uint32_t>, std::vector<Event>> retries_;
   std::map<std::tuple<uint16_t, absl::string_view, std::string>, WayTime> ways_;
   int64_t off_ = 0;
+  uint64_t unknown_ = 0;
 };
 
 std::vector<LostTime> LostOf(const Timeline& timeline, const std::vector<ChunkTime>& chunks) {
@@ -614,17 +619,23 @@ std::string FormatSizes(const std::vector<ChunkTime>& chunks) {
   return text;
 }
 
-std::string FormatWays(const std::vector<WayTime>& ways, absl::Duration off) {
+std::string FormatWays(const Summary& summary) {
   Table rows = {{"on the way", "job", "frames", "way in", "way back"}};
   size_t aggregators = 0, workers = 0;
-  for (const WayTime& way : ways) {
+  for (const WayTime& way : summary.ways) {
     if (++(way.is_aggregator ? aggregators : workers) > kMostRows) continue;
     rows.push_back({way.process, JobOf(way), absl::StrCat(way.frames), MeanOf(way.frames, way.in),
                     MeanOf(way.answers, way.back)});
   }
-  std::string text = Align(rows);
-  if (off > absl::ZeroDuration()) {
-    absl::StrAppend(&text, "Hosts' clocks differ: give or take ", Milliseconds(off), ".\n");
+  std::string text = summary.ways.empty() ? "" : Align(rows);
+  if (summary.ways_off > absl::ZeroDuration()) {
+    absl::StrAppend(&text, "Hosts' clocks differ: give or take ", Milliseconds(summary.ways_off),
+                    summary.clocks_drift ? ", or more, as they run at different speeds" : "",
+                    ".\n");
+  }
+  if (summary.ways_unknown > 0) {
+    absl::StrAppend(&text, "Ways of ", summary.ways_unknown,
+                    " frames and answers are left out: nothing compares their hosts' clocks.\n");
   }
   return text;
 }
@@ -707,6 +718,8 @@ Summary Summarise(const Timeline& timeline) {
   const Ways ways(timeline, stages);
   summary.ways = ways.OfLongestJob();
   summary.ways_off = ways.off();
+  summary.ways_unknown = ways.unknown();
+  for (const HostClock& host : timeline.hosts) summary.clocks_drift |= host.is_contradictory;
   return summary;
 }
 
@@ -722,8 +735,8 @@ std::string Format(const Summary& summary, bool with_steps) {
   if (!summary.chunks.empty()) {
     absl::StrAppend(&text, "\n", FormatChunks(summary.chunks), FormatSizes(summary.chunks));
   }
-  if (!summary.ways.empty()) {
-    absl::StrAppend(&text, "\n", FormatWays(summary.ways, summary.ways_off));
+  if (!summary.ways.empty() || summary.ways_unknown > 0) {
+    absl::StrAppend(&text, "\n", FormatWays(summary));
   }
   if (!summary.lost.empty()) absl::StrAppend(&text, "\n");
   for (const LostTime& lost : summary.lost) absl::StrAppend(&text, FormatLost(lost));

@@ -95,9 +95,11 @@ struct Summary {
   // Of the job, and its stage, that was longest on its way; aggregators first, and the longest of
   // each.
   std::vector<WayTime> ways;
-  absl::Duration ways_off;          // by that much at most, because hosts have clocks of their own
-  std::vector<LostTime> lost;       // of those that lost some, or sent again
-  uint64_t dropped = 0;             // events that the trace lacks
+  absl::Duration ways_off;     // by that much at most, because hosts have clocks of their own
+  bool clocks_drift = false;   // or by more, as those run at different speeds
+  uint64_t ways_unknown = 0;   // frames and answers between hosts whose clocks nothing compares
+  std::vector<LostTime> lost;  // of those that lost some, or sent again
+  uint64_t dropped = 0;        // events that the trace lacks
   bool aggregator_dropped = false;  // an aggregator's are among those
   uint64_t refused_labels = 0;      // how often a name did not fit, and an event has none
 };

@@ -427,6 +427,20 @@ TEST(Summary, SaysHowWellTheClocksKnowAWay) {
                              testing::HasSubstr("clocks differ: give or take 25.000.\n")));
 }
 
+TEST(Summary, SaysThatClocksRunAtDifferentSpeeds) {
+  Timeline timeline = Join(AFarAggregator("far"));
+  timeline.hosts.at(1).is_contradictory = true;
+  EXPECT_THAT(Format(Summarise(timeline), /*with_steps=*/false),
+              testing::HasSubstr("give or take 25.000, or more, as they run at different speeds."));
+}
+
+TEST(Summary, SaysHowManyWaysNobodyKnows) {
+  Timeline timeline = Join(AFarAggregator("far"));
+  timeline.hosts.at(1).bound.reset();
+  EXPECT_THAT(Format(Summarise(timeline), /*with_steps=*/false),
+              testing::HasSubstr("Ways of 4 frames and answers are left out: nothing compares"));
+}
+
 TEST(Summary, ShowsNoTimesOfRoundsThatNobodyRecorded) {
   const std::string text = Format(Summarise(Join({ARank()})), /*with_steps=*/false);
   EXPECT_THAT(text, testing::EndsWith(R"(
