@@ -164,8 +164,8 @@ TEST_F(FailureTimeoutTest, AWorkerSaysWhichAggregatorItWaitsForAndWhenItIsBack) 
   ASSERT_THAT(again, StartsWith(words));
   double lost = 0, silent = 0;
   ASSERT_EQ(std::sscanf(again.c_str() + words.size(),
-                        "%lf s after a call to it failed and %lf s after its last answer", &lost,
-                        &silent),
+                        "%lf s after a call to it failed and %lf s after the wait for it began",
+                        &lost, &silent),
             2)
       << again;
   EXPECT_GE(silent - lost, absl::ToDoubleSeconds(kFast.keepalive_timeout()) - 0.02)

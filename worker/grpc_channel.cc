@@ -140,6 +140,7 @@ class GrpcChannel final : public Channel {
     auto* call = new Call(*this, header, std::move(payload), deadline, std::move(done));
     {
       absl::MutexLock lock(&mutex_);
+      BeginWaiting();
       calls_.insert(call);
     }
     call->Try();
@@ -300,7 +301,7 @@ class GrpcChannel final : public Channel {
   bool HasNoCalls() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return calls_.empty(); }
 
   // A call got no answer, and one did; `about` is what is known of that one. What hangs is found to
-  // be lost a failure timeout late, so its last answer is told too.
+  // be lost a failure timeout late, so it is also told since when it was waited for.
   void SetLost(const grpc::Status& why, const log::About& about = {}) {
     {
       absl::MutexLock lock(&mutex_);
@@ -315,22 +316,24 @@ class GrpcChannel final : public Channel {
 
   void SetFound(const log::About& about = {}) {
     const absl::Time now = SteadyNow();
-    absl::Time lost_since, last_answer;
+    absl::Time lost_since, waiting_since;
     {
       absl::MutexLock lock(&mutex_);
-      last_answer = std::exchange(last_answer_, now);
+      waiting_since = std::exchange(waiting_since_, now);
       if (lost_since_ == absl::InfiniteFuture()) return;
       lost_since = std::exchange(lost_since_, absl::InfiniteFuture());
       lost_span_.reset();
     }
-    std::string line =
-        absl::StrFormat("aggregator %s answers again, %.2f s after a call to it failed", target_,
-                        absl::ToDoubleSeconds(now - lost_since));
-    if (last_answer != absl::InfinitePast()) {
-      absl::StrAppendFormat(&line, " and %.2f s after its last answer",
-                            absl::ToDoubleSeconds(now - last_answer));
-    }
-    Tell(line, about);
+    Tell(absl::StrFormat("aggregator %s answers again, %.2f s after a call to it failed and %.2f s "
+                         "after the wait for it began",
+                         target_, absl::ToDoubleSeconds(now - lost_since),
+                         absl::ToDoubleSeconds(now - waiting_since)),
+         about);
+  }
+
+  // A call begins. While others are under way, the wait is that since the last answer.
+  void BeginWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (calls_.empty() && lost_since_ == absl::InfiniteFuture()) waiting_since_ = SteadyNow();
   }
 
   void SetFull(const grpc::Status& why, const log::About& about) {
@@ -368,6 +371,10 @@ class GrpcChannel final : public Channel {
   absl::StatusOr<Response> TryUntil(
       absl::Time deadline,
       absl::FunctionRef<grpc::Status(bool wait, Response& response)> try_once) {
+    {
+      absl::MutexLock lock(&mutex_);
+      BeginWaiting();
+    }
     bool wait = false;
     for (absl::Duration backoff = kFirstBackoff;;
          backoff = std::min(2 * backoff, longest_backoff_)) {
@@ -468,7 +475,7 @@ class GrpcChannel final : public Channel {
   absl::Mutex mutex_;
   std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
   absl::Time lost_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // that: it is not
-  absl::Time last_answer_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  absl::Time waiting_since_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   absl::Time next_full_message_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::optional<trace::Span> lost_span_ ABSL_GUARDED_BY(mutex_);  // since then
 };

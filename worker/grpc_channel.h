@@ -16,8 +16,8 @@ namespace signpost {
 
 // Gets a line for a person when exchanges are no longer answered, and another when they are again:
 // "waiting for aggregator HOST:PORT, which does not answer (Socket closed)", "aggregator HOST:PORT
-// answers again, 4.01 s after a call to it failed and 14.02 s after its last answer". From any
-// thread, also until the channel's destructor returns.
+// answers again, 4.01 s after a call to it failed and 14.02 s after the wait for it began". From
+// any thread, also until the channel's destructor returns.
 using OnConnection = std::function<void(const std::string& line)>;
 
 // Returns at once; the connection is made by the first call, and made again when it is lost. An

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -143,6 +145,39 @@ TEST(GrpcChannel, TellsAnAggregatorThatWasStartedAgainWhoIsThereWithoutACall) {
   EXPECT_EQ(requests[1].epoch(), 7u);
   EXPECT_EQ(requests[1].rank(), 3u);
   EXPECT_EQ(requests[1].incarnation(), 5u);
+}
+
+TEST(GrpcChannel, SaysForHowLongItHasWaitedWithoutTheTimeBefore) {
+  NotingAggregator aggregator;
+  int port = 0;
+  std::unique_ptr<grpc::Server> server = Serve(aggregator, port);
+  ASSERT_NE(server, nullptr);
+  absl::Mutex mutex;
+  std::vector<std::string> lines;
+  absl::Notification waits;
+  const auto channel = ConnectToAggregator(absl::StrCat("127.0.0.1:", port), FailureTimeout(),
+                                           [&](const std::string& line) {
+                                             const absl::MutexLock lock(&mutex);
+                                             lines.push_back(line);
+                                             if (lines.size() == 1) waits.Notify();
+                                           });
+  const absl::Time deadline = SteadyNow() + absl::Seconds(30);
+  ASSERT_TRUE(channel->Join({}, deadline, Channel::MayWait).ok());
+  server->Shutdown();
+  absl::SleepFor(absl::Milliseconds(300));  // as a worker that computes
+  const absl::Time start = SteadyNow();
+  auto second = std::async(std::launch::async,
+                           [&] { return channel->Join({}, deadline, Channel::MayWait).status(); });
+  waits.WaitForNotification();
+  server = Serve(aggregator, port);
+  ASSERT_NE(server, nullptr);
+  EXPECT_TRUE(second.get().ok());
+  const double most = absl::ToDoubleSeconds(SteadyNow() - start) + 0.01;
+  const absl::MutexLock lock(&mutex);
+  ASSERT_EQ(lines.size(), 2u);
+  const size_t at = lines[1].find(" and ");
+  ASSERT_NE(at, std::string::npos) << lines[1];
+  EXPECT_LE(std::atof(lines[1].c_str() + at + 5), most) << lines[1];
 }
 
 }  // namespace
