@@ -196,6 +196,11 @@ def test_it_says_aloud_what_it_draws(shown):
     job = section(shown, "bert")
     assert len(re.findall(r"<svg [^>]*role=\"img\"[^>]* aria-label=", job)) == 5
     assert re.search(r'aria-label="Payloads, [^"]*now received [\d.]+ [kM]?B/s', job)
+    time = r"[\d.]+ (µs|ms|s)"
+    assert re.search(
+        rf'aria-label="One round takes, [^"]*now to gather {time}, to average {time}, held for the disk {time};',
+        job,
+    )
     assert re.search(r'<meter [^>]*aria-label="rank [01]: \d+%"', job)
 
 
