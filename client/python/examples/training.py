@@ -124,6 +124,7 @@ def take_steps(arguments, model, loss_of_batch, validate, optimizer, progress, s
     while optimizer.steps < arguments.steps or not optimizer.is_synchronised:
         # Each rank has its own part of the batch, and after a resume the same as without.
         seed = (arguments.seed << 48) + (optimizer.steps << 12) + signpost.rank()
+        progress.begin_step()
         optimizer.zero_grad()
         loss = loss_of_batch(torch.Generator().manual_seed(seed))
         loss.backward()
@@ -205,9 +206,14 @@ class Progress:
     def _begin_interval(self):
         self.interval_start = time.monotonic()
         self.interval_start_bytes = self.sent_bytes
+        self.in_steps = 0  # seconds, without validation and checkpoints
         self.reports, self.losses = [], []
 
+    def begin_step(self):
+        self.step_start = time.monotonic()
+
     def add(self, loss, report):
+        self.in_steps += time.monotonic() - self.step_start
         self.losses.append(loss)
         self.reports.append(report)
         if report.one_bit:
@@ -230,13 +236,15 @@ class Progress:
         seconds = time.monotonic() - self.interval_start
         wire = sum(report.wire_s for report in self.reports) / seconds
         wait = sum(report.wait_s for report in self.reports) / seconds
+        in_steps = self.in_steps / seconds
         fp32_bytes = 4 * self.elements * len(self.reports)
         sent_bytes = self.sent_bytes - self.interval_start_bytes
         step, loss = self.reports[-1].step + 1, sum(self.losses) / len(self.losses)
         self.curve.append((step, loss, figure))
         print(
             f"step {step}  loss {loss:.3f}  {1000 * seconds / len(self.reports):.0f} ms "
-            f"(compute {1 - wire - wait:.0%} wire {wire:.0%} wait {wait:.0%})  "
+            f"(compute {in_steps - wire - wait:.0%} wire {wire:.0%} wait {wait:.0%} "
+            f"other {1 - in_steps:.0%})  "
             f"{fp32_bytes / sent_bytes:.1f}x fewer bytes  {signpost.world_size()} workers",
             flush=True,
         )

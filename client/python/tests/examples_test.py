@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import signpost
@@ -122,6 +123,25 @@ def test_trains_on_the_device_that_is_named(example):
     command = [sys.executable, EXAMPLES / f"{example}.py", *SMALL[example], "--device=meta"]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     assert re.search("parameter 0 .* is on meta; Signpost trains", ended.stderr)
+
+
+def test_does_not_count_validation_as_computing(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    training = importlib.import_module("training")
+    now = [0.0]
+    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(training.signpost, "world_size", lambda: 1)
+    arguments = SimpleNamespace(optimizer="adam", steps=10)
+    progress = training.Progress(elements=100, arguments=arguments, first_step=0)
+    report = SimpleNamespace(
+        step=0, one_bit=False, wire_s=0.1, wait_s=0.2, sent_bytes=400, received_bytes=400
+    )
+    progress.begin_step()
+    now[0] = 0.6
+    progress.add(1.0, report)
+    now[0] = 1.0  # after the validation
+    progress.end_interval(figure=0.5)
+    assert "1000 ms (compute 30% wire 10% wait 20% other 40%)" in capsys.readouterr().out
 
 
 def test_says_what_to_install_for_the_digits(tmp_path):
