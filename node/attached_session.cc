@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "failpoint/failpoint.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/support/client_callback.h"
@@ -372,7 +374,7 @@ absl::Status AttachedSession::Begin() {
   if (!status.ok()) return status;
   Request request;
   request.mutable_begin();
-  const absl::Time called = SteadyNow();
+  const auto called = std::chrono::steady_clock::now();
   const absl::StatusOr<Reply> reply = connection_->Call(request);
   if (!reply.ok()) return reply.status();
   const Begun& begun = reply->begun();
@@ -480,7 +482,7 @@ absl::StatusOr<StepReport> AttachedSession::TakeStep(const StepRates& rates) {
   if (!failure_.ok()) return failure_;
   Request request;
   *request.mutable_step()->mutable_rates() = rates;
-  const absl::Time called = SteadyNow();
+  const auto called = std::chrono::steady_clock::now();
   const absl::StatusOr<Reply> reply = connection_->Call(request);
   if (!reply.ok()) {
     if (!absl::IsInvalidArgument(reply.status())) failure_ = reply.status();
@@ -494,11 +496,13 @@ absl::StatusOr<StepReport> AttachedSession::TakeStep(const StepRates& rates) {
   return ReportOf(reply->stepped());
 }
 
-absl::Status AttachedSession::TakeParameters(absl::Time called) {
+absl::Status AttachedSession::TakeParameters(std::chrono::steady_clock::time_point called) {
   Reach(Failpoint::kNodeAnswered);
   absl::Status status = tensors_->TakeParameters();
-  // In less time nobody loses a place, and asking takes a tenth of a millisecond.
-  if (!status.ok() || SteadyNow() - called < FailureTimeout::kLeast / 2) return status;
+  // In less time nobody loses a place, and asking takes a tenth of a millisecond. Time counts in
+  // which this process stood still, too.
+  const auto took = absl::FromChrono(std::chrono::steady_clock::now() - called);
+  if (!status.ok() || took < FailureTimeout::kLeast / 2) return status;
   if (status = tensors_->Await(); !status.ok()) return status;
   Request request;
   request.mutable_confirm();

@@ -3,6 +3,7 @@
 #ifndef SIGNPOST_NODE_ATTACHED_SESSION_H_
 #define SIGNPOST_NODE_ATTACHED_SESSION_H_
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -12,7 +13,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/session.h"
 #include "client/session_options.h"
@@ -111,7 +111,7 @@ class AttachedSession final : public Session {
   absl::StatusOr<StepReport> TakeStep(const StepRates& rates);
   // Reads the parameters that the answer to a call of that time has promised. An error if others
   // may have gone on meanwhile, without this process.
-  absl::Status TakeParameters(absl::Time called);
+  absl::Status TakeParameters(std::chrono::steady_clock::time_point called);
 
   std::unique_ptr<kernels::cuda::Gpu> own_gpu_;  // null: it is the caller's, or there is none
   const OptimizerOptions optimizer_;
