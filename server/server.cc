@@ -13,6 +13,7 @@
 #include "log/log.h"
 #include "proto/message.h"
 #include "proto/payload_pool.h"
+#include "proto/steady_time.h"
 #include "security/loopback.h"
 #include "server/call_limit.h"
 #include "server/memory_limit.h"
@@ -126,6 +127,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   }
   if (!status.ok()) return status;
 
+  CountWhileRunning();
   std::unique_ptr<StateDir> state_dir;
   if (!options.state_dir.empty()) {
     absl::StatusOr<std::unique_ptr<StateDir>> opened = StateDir::Open(

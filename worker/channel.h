@@ -17,11 +17,11 @@
 
 namespace signpost {
 
-// Thread-safe. Calls whose connection is lost, or that the aggregator answers with UNAVAILABLE, are
-// made again until their deadline, but for Status: they are idempotent. Every call ends by it: with
-// the aggregator's answer or another error, or with DEADLINE_EXCEEDED, or UNAVAILABLE when the
-// aggregator could not be reached, or INVALID_ARGUMENT when something else answers there. Messages
-// name target().
+// Thread-safe. Calls whose connection is lost, that the aggregator answers with UNAVAILABLE, or
+// that end early because this process stood still (SteadyNow), are made again until their deadline,
+// but for Status: they are idempotent. Every call ends by it: with the aggregator's answer or
+// another error, or with DEADLINE_EXCEEDED, or UNAVAILABLE when the aggregator could not be
+// reached, or INVALID_ARGUMENT when something else answers there. Messages name target().
 class Channel {
  public:
   using ExchangeDone = absl::AnyInvocable<void(absl::StatusOr<Answer>)>;

@@ -86,9 +86,11 @@ bool IsHttp1(const grpc::Status& status) {
 
 // The connection was lost, or the server is shutting down: it cancels calls that come meanwhile. Or
 // its gRPC had no memory, and let go of calls that had done nothing (HTTP/2's ENHANCE_YOUR_CALM).
+// Or, with time left, this process has stood still while gRPC's clock, and the server's, went on.
 bool MayPass(const grpc::Status& status) {
   return (status.error_code() == grpc::StatusCode::UNAVAILABLE && !IsHttp1(status)) ||
          status.error_code() == grpc::StatusCode::CANCELLED ||
+         status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
          (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
           status.error_message() == kResetForMemory);
 }
@@ -108,6 +110,7 @@ class GrpcChannel final : public Channel {
         security_(std::move(security)),
         on_connection_(std::move(on_connection)),
         longest_backoff_(failure_timeout.longest_backoff()) {
+    CountWhileRunning();
     for (uint32_t i = 0; i < connections; ++i) {
       connections_.emplace_back(Connect(target, failure_timeout, security_.get()));
     }
