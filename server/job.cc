@@ -427,6 +427,8 @@ bool Job::Leave(uint32_t rank) { return world_size_ - roll_.SetLeft(rank) >= min
 void Job::GiveUp(uint32_t rank, uint64_t incarnation) {
   Withdraw(rank, incarnation);
   roll_.GiveUp(rank);
+  // Whatever it has had the answer of has gone with it, and the next one gets the others' state.
+  for (auto& [number, chunk] : chunks_) chunk.SetReturning(rank);
 }
 
 void Job::EndCallsOf(uint32_t rank) {

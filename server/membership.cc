@@ -176,12 +176,6 @@ bool Membership::AllGone(absl::Time now) const {
 
 bool Membership::AllLeft() const { return left_ == world_size_; }
 
-bool Membership::KnowsAll() const {
-  return absl::c_none_of(members_, [](const auto& member) {
-    return !member.second.left && member.second.peers.empty();
-  });
-}
-
 void Membership::RecordRefusal(uint32_t rank, std::string reason) {
   const auto first_foreign = refused_.lower_bound(world_size_);
   const size_t foreign = std::distance(first_foreign, refused_.end());

@@ -91,8 +91,8 @@ class Membership {
   // For certain. Requires complete().
   bool IsConnected(uint32_t rank) const;
   bool has_left(uint32_t rank) const { return members_.at(rank).left; }  // requires complete()
-  // Of all ranks that have not left it had been told a connection. Requires complete().
-  bool KnowsAll() const;
+  // It had been told a connection of the rank. Requires complete().
+  bool HasHeardOf(uint32_t rank) const { return !members_.at(rank).peers.empty(); }
   // Nothing has come from any member for the connections' idle_timeout, or their grace.
   bool IsIdle(absl::Time now) const { return now - last_heard_ >= connections_.idle_timeout; }
   bool IsSilent(absl::Time now) const { return now - last_heard_ >= grace(); }

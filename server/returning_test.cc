@@ -622,6 +622,45 @@ TEST_F(StoppedBeforeItsFirstFrameTest, AlsoIfTheAggregatorIsStartedAgain) {
   EXPECT_TRUE(waiting_.ok()) << waiting_.status();
 }
 
+TEST_F(StoppedBeforeItsFirstFrameTest, AnAggregatorThatIsStartedAgainClosesRoundsWithoutIt) {
+  MakeDurable();
+  Begin();
+  LeaveBoth();
+  ExpectAnotherCanComeInThePlaceOf(1);
+  TakeSnapshots();
+  Restart();
+  const auto others = {Send(0, 2), Send(1, 2, kNext + 2)};
+  aggregator_->CloseLateRounds();
+  for (const ExchangeResult& closed : others) EXPECT_TRUE(closed.ok()) << closed.status();
+}
+
+TEST_F(StoppedBeforeItsFirstFrameTest, AnAggregatorThatIsStartedAgainWaitsForThoseThatMayBeThere) {
+  MakeDurable();
+  Begin();
+  LeaveBoth();
+  ExpectAnotherCanComeInThePlaceOf(1);
+  ExpectAnotherCanComeInThePlaceOf(2);
+  TakeSnapshots();
+  Restart();
+  const auto others = {Send(0, 2), Send(1, 2, kNext + 2)};
+  PassDeadline();
+  for (const ExchangeResult& open : others) EXPECT_TRUE(open.waits()) << open.status();
+}
+
+TEST_F(StoppedBeforeItsFirstFrameTest, AJobThatAllOthersHaveLeftOrDiedOfIsOverAlsoAfterARestart) {
+  MakeDurable();
+  Begin();
+  LeaveBoth();
+  Restart();
+  Send(0, 1);
+  Die(1000);
+  const auto claim = Claim(1, kNext + 2);
+  PassDeadline();
+  EXPECT_TRUE(claim.waits()) << "rank 0 may connect again: " << claim.status();
+  PassGrace();
+  EXPECT_THAT(claim.message(), HasSubstr("the job begins anew"));
+}
+
 TEST_F(StoppedBeforeItsFirstFrameTest, ALeaveThatComesAgainIsAnsweredWhateverHasBecomeOfTheOthers) {
   MakeDurable();
   Begin();

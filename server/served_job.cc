@@ -95,8 +95,16 @@ bool ServedJob::NobodyIsThere(absl::Time now) const {
 }
 
 bool ServedJob::IsAbandoned(absl::Time now) const {
-  return IsDeserted() || (membership_.complete() && membership_.IsSilent(now) &&
-                          membership_.KnowsAll() && membership_.AllGone(now));
+  return IsDeserted() || (membership_.complete() && membership_.IsSilent(now) && HasHeardOfAll() &&
+                          membership_.AllGone(now));
+}
+
+bool ServedJob::HasHeardOfAll() const {
+  for (uint32_t rank = 0; rank < job_->world_size(); ++rank) {
+    const bool may_be_there = !membership_.has_left(rank) && !job_->entry(rank).has_given_up;
+    if (may_be_there && !membership_.HasHeardOf(rank)) return false;
+  }
+  return true;
 }
 
 bool ServedJob::GivesWay(absl::Time now) const {
@@ -425,8 +433,7 @@ ServedJob::Halt ServedJob::FindHalt(absl::Time now) {
   if (halt == Halt::kWithThoseWhoWait && IsLost(/*claimed=*/{}, now)) return halt;
   // Of an aggregator that was started again a rank hears with its next frame; and at the job's end
   // those that are cut off may come again, and go on if they are enough.
-  const bool is_known =
-      membership_.KnowsAll() && (halt != Halt::kAtItsEnd || membership_.TooFewAreLeft());
+  const bool is_known = HasHeardOfAll() && (halt != Halt::kAtItsEnd || membership_.TooFewAreLeft());
   const bool seems_over = halt != Halt::kNo && (is_known || membership_.IsIdle(now));
   halted_since_ = seems_over ? std::min(halted_since_, now) : absl::InfiniteFuture();
   return now - halted_since_ >= membership_.grace() ? halt : Halt::kNo;

@@ -178,6 +178,8 @@ class ServedJob {
     return membership_.has_left(rank) || job_->entry(rank).has_given_up ||
            membership_.IsGone(rank, now);
   }
+  // Of all ranks' processes, but those that have left or given up.
+  bool HasHeardOfAll() const;
   // As FindHalt, whether or not it is certain.
   Halt HaltAt(absl::Time now) const;
   bool IsTaken(const WaitingLeave& leave) const;  // its rank, by another process meanwhile
