@@ -135,6 +135,7 @@ absl::Status Aggregator::Restore(StateDir::Recovered recovered) {
     const std::vector<uint64_t> incarnations = state.incarnations;
     const std::vector<uint32_t> left_ranks = state.left_ranks;
     const std::vector<uint32_t> given_up_ranks = state.given_up_ranks;
+    const std::vector<uint32_t> returning_ranks = state.returning_ranks;
     absl::StatusOr<std::unique_ptr<Job>> job =
         Job::Restore(std::move(state), {options_.shard, options_.shard_count}, &bell_, generation(),
                      options_.now());
@@ -143,6 +144,7 @@ absl::Status Aggregator::Restore(StateDir::Recovered recovered) {
       if (!(*job)->Leave(rank)) (*job)->End(LeftError(rank, id.name));
     }
     for (const uint32_t rank : given_up_ranks) (*job)->GiveUp(rank, incarnations[rank]);
+    for (const uint32_t rank : returning_ranks) (*job)->SetCameBack(rank);
     Membership membership = Membership::Restore(incarnations, left_ranks, (*job)->min_workers(),
                                                 ServedJob::WelcomeTo(**job, generation()),
                                                 connections_, options_.now());
@@ -878,6 +880,7 @@ absl::StatusOr<OpenSteps> Aggregator::Write(const DueSnapshot& due) {
   state.incarnations = due.incarnations;
   state.left_ranks = due.left_ranks;
   state.given_up_ranks = due.given_up_ranks;
+  state.returning_ranks = due.returning_ranks;
   OpenSteps steps;
   const auto save = [&](uint32_t chunk, ChunkState& saved) {
     absl::Status status = due.job->SaveChunk(chunk, due.with_answers, saved);

@@ -132,6 +132,12 @@ std::vector<uint32_t> Roll::returning_ranks() const {
   });
 }
 
+std::vector<uint32_t> Roll::maybe_returning_ranks() const {
+  return RanksThat(entries(), [](const RollEntry& rank) {
+    return rank.may_come_back() && !rank.has_given_up && !rank.has_left;
+  });
+}
+
 std::vector<uint32_t> Roll::given_up_ranks() const {
   return RanksThat(entries(),
                    [](const RollEntry& rank) { return rank.has_given_up && !rank.has_left; });
@@ -142,7 +148,7 @@ uint32_t Roll::Hear(uint32_t rank, uint64_t step) {
   RollEntry& heard = ranks_[rank];
   // One that came while its process gave up says nothing of the rank.
   if (!heard.has_given_up) {
-    heard.is_absent = heard.comes_back = heard.lacks_state = false;
+    heard.is_absent = heard.comes_back = heard.came_back = heard.lacks_state = false;
     heard.was_heard = true;
     heard.newest_step = std::max(heard.newest_step, step);
   }
@@ -183,6 +189,11 @@ void Roll::HearReturning(uint32_t rank, uint64_t first_step) {
   heard.first_step = std::max(heard.first_step, first_step);
   // An old copy says nothing of a rank that takes part.
   if (!heard.was_heard) heard.comes_back = true;
+}
+
+void Roll::SetCameBack(uint32_t rank) {
+  absl::MutexLock lock(&mutex_);
+  ranks_[rank].came_back = true;
 }
 
 void Roll::GiveUp(uint32_t rank) {

@@ -46,8 +46,9 @@ struct JobState {
   std::vector<Tensor> tensors;
   std::vector<uint64_t> incarnations;  // by rank
   std::vector<uint32_t> left_ranks;
-  std::vector<uint32_t> given_up_ranks;  // that have not left
-  std::vector<ChunkState> chunks;        // those that the shard owns, in order
+  std::vector<uint32_t> given_up_ranks;   // that have not left
+  std::vector<uint32_t> returning_ranks;  // that have not given up either
+  std::vector<ChunkState> chunks;         // those that the shard owns, in order
 };
 
 // By chunk: of its rounds that close without some rank.
@@ -72,6 +73,9 @@ struct RollEntry {
   bool was_heard = false;  // a frame came from it since the start, or its return
   // Its process has come back, and no frame of it has come since that counts.
   bool comes_back = false;
+  // It did when an earlier process of the aggregator wrote it down, and no frame of it has come
+  // here.
+  bool came_back = false;
   // That process was not given any state here either, and has nothing to go on from. False if that
   // is not certain, as of those who came to an earlier process.
   bool lacks_state = false;
@@ -79,6 +83,8 @@ struct RollEntry {
   uint32_t returns = 0;       // how many processes have come back as the rank
   uint64_t newest_step = 0;   // heard of
   uint64_t first_step = 0;    // it contributes to no round before
+
+  bool may_come_back() const { return comes_back || came_back; }
 };
 
 // Whom a job waits for. Thread-safe.
@@ -91,6 +97,8 @@ class Roll {
   std::vector<uint32_t> absent_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);  // and who has left
   // Those that come back, and have not given up, nor left.
   std::vector<uint32_t> returning_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // And those that came back to an earlier process, which may have had frames of them since.
+  std::vector<uint32_t> maybe_returning_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<uint32_t> given_up_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);  // that have not left
 
   // A frame of that step came from the rank. Returns how many are absent or have left.
@@ -106,6 +114,8 @@ class Roll {
   // A FETCH or LISTEN of it has come, which an aggregator that was started again may hear of first;
   // it contributes to no round before that step.
   void HearReturning(uint32_t rank, uint64_t first_step) ABSL_LOCKS_EXCLUDED(mutex_);
+  // It had come back to an earlier process.
+  void SetCameBack(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   // It has come back, and gives up.
   void GiveUp(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   // All ranks have left or given up but for these, from which no frame has come since they are
@@ -163,6 +173,8 @@ class Job {
   bool Leave(uint32_t rank);
   // The rank, which comes back, goes again, and is as absent as before.
   void GiveUp(uint32_t rank, uint64_t incarnation);
+  // The rank had come back, when this was written down that the job goes on from.
+  void SetCameBack(uint32_t rank) { roll_.SetCameBack(rank); }
   // Ends the calls of ranks that come back and that nobody can help any more.
   void EndReturnsIfAlone();
 
@@ -176,6 +188,7 @@ class Job {
   bool is_absent(uint32_t rank, absl::Time now) const;
   RollEntry entry(uint32_t rank) const { return roll_.entry(rank); }
   std::vector<uint32_t> given_up_ranks() const { return roll_.given_up_ranks(); }
+  std::vector<uint32_t> maybe_returning_ranks() const { return roll_.maybe_returning_ranks(); }
   // Ends the calls of the rank's process, which was withdrawn: before another has the rank.
   void EndCallsOf(uint32_t rank);
   // Nothing more comes from the rank's process. Returns the steps from which on no frame of it can

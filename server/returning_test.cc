@@ -661,6 +661,39 @@ TEST_F(StoppedBeforeItsFirstFrameTest, AJobThatAllOthersHaveLeftOrDiedOfIsOverAl
   EXPECT_THAT(claim.message(), HasSubstr("the job begins anew"));
 }
 
+TEST_F(StoppedBeforeItsFirstFrameTest, GivesUpAlsoIfNothingOfItHasComeToAnAggregatorSinceItsStart) {
+  MakeDurable();
+  Begin();
+  for (int i = 0; i < 2; ++i) {
+    TakeSnapshots();
+    Restart();
+  }
+  LeaveBoth();
+  waiting_ = Send(0, 1);
+  EXPECT_TRUE(waiting_.waits()) << waiting_.status();
+  ExpectAnotherCanComeInThePlaceOf(2);
+  EXPECT_TRUE(waiting_.ok()) << waiting_.status();
+}
+
+TEST_F(StoppedBeforeItsFirstFrameTest, WhoHasContributedSinceLeavesForGood) {
+  MakeDurable();
+  Begin();
+  TakeSnapshots();
+  Restart();
+  Send(0, 1);
+  ASSERT_TRUE(Send(1, 1, kNext).waits());
+  ASSERT_TRUE(Send(2, 1, kNext + 1).ok());
+  TakeSnapshots();
+  Restart();
+  absl::Status left;
+  for (uint32_t rank : {1, 2}) {
+    Leave(rank, left, kNext + rank - 1, /*steps=*/2);
+    TakeSnapshots();
+    EXPECT_TRUE(left.ok()) << left;
+  }
+  EXPECT_THAT(Send(0, 2).message(), HasSubstr("has left"));
+}
+
 TEST_F(StoppedBeforeItsFirstFrameTest, ALeaveThatComesAgainIsAnsweredWhateverHasBecomeOfTheOthers) {
   MakeDurable();
   Begin();

@@ -283,8 +283,11 @@ bool ServedJob::IsSnapshotDue() const {
 }
 
 DueSnapshot ServedJob::Snapshot() const {
-  DueSnapshot due = {job_, membership_.incarnations(), membership_.left_ranks(),
+  DueSnapshot due = {job_,
+                     membership_.incarnations(),
+                     membership_.left_ranks(),
                      job_->given_up_ranks(),
+                     job_->maybe_returning_ranks(),
                      /*with_answers=*/!leaves_.empty() || IsAwaited()};
   // Once it is written they have left, whether or not they are told.
   for (const WaitingLeave& leave : leaves_) {
@@ -341,9 +344,12 @@ void ServedJob::WelcomeReturning(const DueSnapshot& due, const OpenSteps& saved,
 void ServedJob::Leave(const LeaveRequest& request, LeaveDone done, Callbacks& callbacks) {
   const uint32_t rank = request.rank();
   // Who comes back and has contributed nothing yet is no loss to the others: they wait for another
-  // in its place. Whether it was told to stop, or has come to the job's end, is not known.
+  // in its place. Whether it was told to stop, or has come to the job's end, is not known; nor, of
+  // one that came back to an earlier process, whether that has had frames of it: if so, all rounds
+  // that it has had the answers of are here.
   const RollEntry entry = job_->entry(rank);
-  const bool gives_up = (entry.comes_back || entry.has_given_up) && !membership_.has_left(rank);
+  const bool gives_up =
+      (entry.may_come_back() || entry.has_given_up) && !membership_.has_left(rank);
   if (gives_up) {
     job_->GiveUp(rank, request.incarnation());
     callbacks.push_back([job = job_, rank] {

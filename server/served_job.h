@@ -41,6 +41,7 @@ struct DueSnapshot {
   std::vector<uint64_t> incarnations;
   std::vector<uint32_t> left_ranks;
   std::vector<uint32_t> given_up_ranks;
+  std::vector<uint32_t> returning_ranks;
   bool with_answers = false;
 };
 

@@ -30,6 +30,7 @@ SnapshotHeader HeaderOf(const JobState& state, size_t chunks) {
   header.mutable_incarnations()->Add(state.incarnations.begin(), state.incarnations.end());
   header.mutable_left_ranks()->Add(state.left_ranks.begin(), state.left_ranks.end());
   header.mutable_given_up_ranks()->Add(state.given_up_ranks.begin(), state.given_up_ranks.end());
+  header.mutable_returning_ranks()->Add(state.returning_ranks.begin(), state.returning_ranks.end());
   header.set_chunks(chunks);
   return header;
 }
@@ -170,9 +171,11 @@ absl::StatusOr<JobState> Decode(absl::string_view file) {
   state.incarnations.assign(header.incarnations().begin(), header.incarnations().end());
   state.left_ranks.assign(header.left_ranks().begin(), header.left_ranks().end());
   state.given_up_ranks.assign(header.given_up_ranks().begin(), header.given_up_ranks().end());
+  state.returning_ranks.assign(header.returning_ranks().begin(), header.returning_ranks().end());
 
-  for (const std::vector<uint32_t>& ranks : {state.left_ranks, state.given_up_ranks}) {
-    for (const uint32_t rank : ranks) {
+  for (const auto ranks :
+       {&JobState::left_ranks, &JobState::given_up_ranks, &JobState::returning_ranks}) {
+    for (const uint32_t rank : state.*ranks) {
       if (rank >= state.incarnations.size()) {
         return absl::DataLossError(absl::StrCat("the job has no rank ", rank));
       }

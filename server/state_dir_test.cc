@@ -32,6 +32,7 @@ void ExpectSame(const JobState& a, const JobState& b) {
   EXPECT_EQ(a.incarnations, b.incarnations);
   EXPECT_EQ(a.left_ranks, b.left_ranks);
   EXPECT_EQ(a.given_up_ranks, b.given_up_ranks);
+  EXPECT_EQ(a.returning_ranks, b.returning_ranks);
   ASSERT_EQ(a.chunks.size(), b.chunks.size());
   for (size_t i = 0; i < a.chunks.size(); ++i) {
     EXPECT_EQ(a.chunks[i].open_step, b.chunks[i].open_step);
@@ -198,7 +199,8 @@ TEST_F(StateDirTest, NeverTakesASnapshotThatWasCutOrChanged) {
 }
 
 TEST_F(StateDirTest, ASnapshotOfARankThatTheJobDoesNotHaveIsDamaged) {
-  for (const auto ranks : {&JobState::left_ranks, &JobState::given_up_ranks}) {
+  for (const auto ranks :
+       {&JobState::left_ranks, &JobState::given_up_ranks, &JobState::returning_ranks}) {
     JobState state = TestState();
     (state.*ranks).push_back(state.incarnations.size());
     const std::unique_ptr<StateDir> state_dir = Open();

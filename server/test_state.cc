@@ -19,6 +19,7 @@ JobState TestState(uint64_t epoch, uint64_t open_step) {
   state.incarnations = {1000, 1001};
   state.left_ranks = {1};
   state.given_up_ranks = {0};
+  state.returning_ranks = {0, 1};
   for (uint32_t chunk = 0; chunk < layout.chunks().size(); ++chunk) {
     Frame frame = TestFrame(layout, {0, open_step - 1, chunk}, chunk == 0 ? ONE_BIT : FLOAT32);
     auto answer = std::make_shared<Answer>();
