@@ -315,6 +315,7 @@ class Simulation {
                        [this, rank, life] { DieInJoin(rank, *life); });
     }
     life->number = ++starts_;
+    if (!is_first) newest_successor_ = life->number;
     lives_.insert(life);
     const absl::Cleanup end = [&] {
       life->is_gone = true;
@@ -413,11 +414,11 @@ class Simulation {
     // longer known that nobody has trained.
     const bool may_be_late = (died_before_first_step_ && plan_.is_elastic()) ||
                              !absl::StrContains(status.message(), "could not join");
-    // An aggregator had let the job go for one that others who came later begin, and died before
-    // that was on disk.
-    const bool is_forgotten =
-        absl::IsDataLoss(status) && absl::StrContains(status.message(), "a job that is not here") &&
-        absl::c_any_of(lives_, [&](const auto& other) { return other->number > life.number; });
+    // An aggregator had let the job go for one that was to begin with a process which came later in
+    // some rank's place, and died before that was on disk. That process may be gone as well.
+    const bool is_forgotten = absl::IsDataLoss(status) &&
+                              absl::StrContains(status.message(), "a job that is not here") &&
+                              newest_successor_ > life.number;
     return has_reason && (IsTryAgain(status) || absl::IsAlreadyExists(status) || is_forgotten ||
                           (absl::IsDeadlineExceeded(status) && may_be_late));
   }
@@ -689,6 +690,7 @@ class Simulation {
   std::set<uint32_t> away_ranks_;         // dead, lost, or not there yet
   std::set<std::shared_ptr<Life>> lives_;
   uint64_t starts_ = 0;
+  uint64_t newest_successor_ = 0;  // of the starts: in the place of a process that was there before
   // By shard and rank: frames that died with a worker, until another is welcomed in its place.
   struct Loss {
     // Of the shard's process, so many that none of the rank's frames is needed: two rounds had
@@ -741,7 +743,8 @@ SimulationResult SimulateResumed(uint64_t seed, const Digests& expected) {
   if (expected.size() != plan.steps && !plan.is_elastic())
     return {.violations = {"the undisturbed job failed"}};
   Scheduler disks(seed);
-  SimDisk checkpoints(disks);  // that does not fail: tests/checkpoint_damage_test.cc has one that does
+  SimDisk checkpoints(
+      disks);  // that does not fail: tests/checkpoint_damage_test.cc has one that does
   const uint64_t saved_after = 1 + seed % (plan.steps - 1);
   Simulation first(plan, seed, &expected, {.until = saved_after, .save_to = &checkpoints});
   first.Run();
