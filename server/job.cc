@@ -292,9 +292,12 @@ absl::Status Job::CheckAccepts(const Frame& frame) const {
 bool Job::HelpBack(Frame frame, absl::Time now, OwnedChunk::Done done) {
   OwnedChunk& chunk = chunks_.at(frame.header.chunk());
   const uint32_t rank = frame.header.rank();
-  chunk.SetReturning(rank);
-  // Other shards may be further; and this process may not be the one that let it in.
-  roll_.HearReturning(rank, frame.header.answered_steps());
+  // Who knows of a process has come back before, and listens again.
+  if (frame.header.generation() == 0) {
+    chunk.SetReturning(rank);
+    // Other shards may be further; and this process may not be the one that let it in.
+    roll_.HearReturning(rank, frame.header.answered_steps());
+  }
   const bool fetches = frame.header.codec() == FETCH;
   if (fetches) {
     auto give = [this, rank, returns = roll_.entry(rank).returns,

@@ -163,15 +163,23 @@ void OwnedChunk::Contribute(Frame frame, absl::Time now, Done done, const Room::
                             EndedCalls& ended) {
   const FrameHeader header = frame.header;
   if (IsWithdrawn(header)) return Finish(std::move(done), WithdrawnError(header.rank()), ended);
-  if (header.codec() == LISTEN) return Listen(header, now, std::move(done), ended);
+  const bool listens = header.codec() == LISTEN;
+  // Who comes back knows of no process yet. Later it listens again as others send frames again.
+  if (listens && header.generation() == 0) return Listen(header, now, std::move(done), ended);
   if (earlier_) {
     absl::Status status = earlier_->Check(header, open_step_);
     if (!status.ok()) return Finish(std::move(done), std::move(status), ended);
+    earlier_->Hear(header);
   }
-  Hear(frame);
+  if (!listens) Hear(frame);
   if (earlier_ && earlier_->MustReplay(header, open_step_)) {
     ++metrics_.replays_asked;
     return Finish(std::move(done), AskForReplay(std::min(header.step(), open_step_)), ended);
+  }
+  if (listens) {
+    if (header.step() == open_step_) LearnLateRanks(header);
+    Listen(header, now, std::move(done), ended);
+    return CloseIfComplete(now, ended);
   }
   if (header.step() < open_step_ && header.step() >= oldest_answer()) {
     return Finish(std::move(done), Recall(header), ended);
@@ -193,7 +201,6 @@ void OwnedChunk::Contribute(Frame frame, absl::Time now, Done done, const Room::
 }
 
 void OwnedChunk::Hear(const Frame& frame) {
-  if (earlier_) earlier_->Hear(frame.header);
   Rank& rank = ranks_[frame.header.rank()];
   rank.Hear(frame.header.step());
   rank.most_error_squared = MostErrorOf(frame);
@@ -378,7 +385,7 @@ void OwnedChunk::LearnLateRanks(const FrameHeader& header) {
   if (rounds_wait_for_all || late_ranks_.count(open_step_)) return;
   std::vector<uint32_t>& ranks = late_ranks_[open_step_];
   ranks.assign(header.late_ranks().begin(), header.late_ranks().end());
-  open_->round.LeaveOut(ranks);
+  if (open_) open_->round.LeaveOut(ranks);
 }
 
 std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::Time now) {

@@ -115,7 +115,8 @@ class OwnedChunk {
   //     not know of the restart: answered at once with REPLAY from the open step, or the frame's if
   //     that is earlier.
   //   LISTEN, which contributes nothing: waits for the round of its step, or is answered from its
-  //     stored answer; with the rates of that step.
+  //     stored answer; with the rates of that step. REPLAY as to others if it has a generation: its
+  //     rank has come back since, and tells what it knows of the round.
   // FAILED_PRECONDITION, naming the open step, for any other step. INVALID_ARGUMENT, in a restored
   // chunk, when the rank says that it has had answers of rounds which cannot have closed, and
   // DATA_LOSS when one of them has closed without it since. INTERNAL when the round's sum is out of

@@ -76,12 +76,22 @@ class OwnedChunkTest : public ::testing::Test {
     return Exchange(std::move(frame));
   }
 
-  Result Listen(uint32_t rank, uint64_t step) {
+  Result Listen(uint32_t rank, uint64_t step) { return Exchange(ListenFrame(rank, step)); }
+  // Of one that has had the step's answer before.
+  Result ListenAgain(uint32_t rank, uint64_t step, const std::vector<uint32_t>& late_ranks,
+                     std::optional<uint64_t> generation = {}) {
+    Frame frame = ListenFrame(rank, step);
+    frame.header.set_generation(generation.value_or(generation_));
+    frame.header.set_answered_steps(step + 1);
+    frame.header.mutable_late_ranks()->Add(late_ranks.begin(), late_ranks.end());
+    return Exchange(std::move(frame));
+  }
+  static Frame ListenFrame(uint32_t rank, uint64_t step) {
     Frame frame;
     frame.header.set_rank(rank);
     frame.header.set_step(step);
     frame.header.set_codec(LISTEN);
-    return Exchange(std::move(frame));
+    return frame;
   }
 
   std::vector<uint32_t> LeaveOutAfter(absl::Duration duration) {
@@ -209,6 +219,43 @@ TEST_F(RestoredChunkTest, ClosesARoundWithoutTheRanksThatThoseTellWhoHadItsAnswe
   EXPECT_FALSE(late->has_value());
   EXPECT_EQ(BytesOf(Send(2, kOpenStep)), expected);
   EXPECT_EQ(BytesOf(late), expected);
+}
+
+TEST_F(RestoredChunkTest, ClosesARoundWithoutTheRanksThatThoseTellWhoListenedToIt) {
+  Restore({{kOpenStep, {2, 3}}});
+  Send(0, kOpenStep);
+  const std::string expected = BytesOf(Send(1, kOpenStep));
+
+  for (const bool comes_first : {true, false}) {
+    chunk_ = std::make_unique<OwnedChunk>(layout_, 0, kWorkers, &bell_);
+    Restore({});  // what was written down is damaged
+    Result listens;
+    if (comes_first) listens = ListenAgain(3, kOpenStep, /*late_ranks=*/{2, 3});
+    const Result late = Send(2, kOpenStep);
+    Send(0, kOpenStep);
+    const Result last = Send(1, kOpenStep);
+    if (!comes_first) listens = ListenAgain(3, kOpenStep, /*late_ranks=*/{2, 3});
+    for (const Result& result : {late, last, listens}) {
+      ASSERT_TRUE(result->has_value());
+      EXPECT_EQ(BytesOf(result), expected);
+    }
+  }
+}
+
+TEST_F(RestoredChunkTest, ClosesNoRoundOtherwiseThatSomebodyHasListenedTo) {
+  Restore({});
+  for (uint32_t rank : {0, 1}) Send(rank, kOpenStep);
+  ListenAgain(3, kOpenStep, /*late_ranks=*/{});
+  EXPECT_THAT(LeaveOutAfter(absl::Hours(1)), IsEmpty());
+}
+
+TEST_F(RestoredChunkTest, TellsWhoListensAgainOfTheRestart) {
+  Restore({});
+  for (const Result& result :
+       {ListenAgain(3, kOpenStep, {}, generation_ - 1), ListenAgain(3, kOpenStep + 1, {})}) {
+    ASSERT_TRUE(result->has_value());
+    EXPECT_EQ((*result)->value().answer->header.codec(), REPLAY);
+  }
 }
 
 TEST_F(RestoredChunkTest, LeavesOutMoreRanksWhenNobodyCanHaveHadTheAnswer) {

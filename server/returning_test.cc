@@ -106,7 +106,8 @@ class ReturningTest : public ::testing::Test {
       frame.header.set_payload_crc32c(Crc32c(frame.payload.span()));
     }
     frame = Addressed(std::move(frame), "job", epoch_);
-    frame.header.set_generation(generation_);
+    // Who comes back does not know of the process.
+    if (IsContribution(codec)) frame.header.set_generation(generation_);
     frame.header.set_next_fetch(next_fetch);
     if (incarnation) frame.header.set_incarnation(*incarnation);
     const std::string peer = PeerOf(frame.header.incarnation());
@@ -491,6 +492,24 @@ TEST_F(ReturningTest, IsReturningUntilItsFirstFrameAlsoAfterARestart) {
   EXPECT_THAT(returning_ranks(), ElementsAre(1));
   Send(1, 1, kNext);
   EXPECT_THAT(returning_ranks(), IsEmpty());
+}
+
+// It has come back, and sends again what it has sent before a restart.
+TEST_F(ReturningTest, WhoListensAgainTakesPart) {
+  MakeDurable();
+  Start();
+  Restart();
+  Frame listen;
+  listen.header.set_rank(1);
+  listen.header.set_codec(LISTEN);
+  listen.header.set_generation(generation_);
+  listen.header.set_answered_steps(3);
+  aggregator_->Exchange(Addressed(std::move(listen), "job", epoch_), ExchangeResult().done());
+  EXPECT_EQ(aggregator_->Status({}).jobs(0).returning_ranks_size(), 0);
+  const auto waiting = SendChunk(0, 0, 1, ONE_BIT);
+  now_ += absl::Hours(1);
+  aggregator_->CloseLateRounds();
+  EXPECT_TRUE(waiting.waits()) << "its frames of later rounds are needed";
 }
 
 // Ranks 1 and 2 have died, and other processes have come back in their places: rank 0 waits for

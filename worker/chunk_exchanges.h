@@ -34,6 +34,9 @@ class ChunkExchanges {
   void SetGeneration(uint32_t shard, uint64_t generation) { generations_[shard] = generation; }
   // This rank came back to the job: rounds before that step closed without its frames.
   void SetFirstStep(uint64_t step) { first_step_ = step; }
+  // A LISTEN by which this rank, which then came back, had the answer of such a round: kept as
+  // frames are, since an aggregator that is started again may not know any more how it closed.
+  void Keep(uint32_t chunk, SentFrame listen) { exchanges_[chunk].kept.Add(std::move(listen)); }
   // Of what is sent from now on.
   void SetDeadline(absl::Time deadline) { deadline_ = deadline; }
   absl::Time deadline() const { return deadline_; }

@@ -251,6 +251,21 @@ TEST_F(ChunkExchangesTest, AReplayOfRoundsBeforeThisRankCameBackIsNone) {
   EXPECT_THAT(TakeSent(), ElementsAre(std::pair(0, 5)));
 }
 
+TEST_F(ChunkExchangesTest, ARoundThatThisRankHasListenedToIsToldOfInAReplay) {
+  const FrameHeader listen = shards_.HeaderOf(0, /*step=*/4, LISTEN);
+  exchanges_.SetFirstStep(5);
+  exchanges_.Keep(0, {.header = listen,
+                      .payload = std::make_shared<Payload>(),
+                      .answered = true,
+                      .answer_crc32c = AnswerOf(0, 4).header.payload_crc32c()});
+  Send(0, 5);
+  TakeSent();
+  ASSERT_TRUE(Receive(0, ReplayFrom(0, 4)).ok());
+  ASSERT_THAT(TakeSent(), ElementsAre(std::pair(0, 4)));
+  EXPECT_FALSE(Receive(0, AnswerOf(0, 4))->has_value());
+  EXPECT_THAT(TakeSent(), ElementsAre(std::pair(0, 5)));
+}
+
 TEST_F(ChunkExchangesTest, AnotherResultThanBeforeIsALoss) {
   Send(0, 0);
   ASSERT_TRUE(Receive(0, AnswerOf(0, 0)).ok());

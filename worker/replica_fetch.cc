@@ -32,13 +32,15 @@ class ReplicaFetch {
         newest_step_(source.least_step),
         inbox_(std::make_shared<Answers>()) {}
 
-  absl::StatusOr<uint64_t> Run() {
+  absl::StatusOr<Replica> Run() {
     while (true) {
       SetTarget();
       if (target_ && absl::c_all_of(parts_, [&](const Part& p) { return p.step == target_; })) {
         EndLastStep();
         optimizer_.SetSchedule(schedules_.lower_bound(*target_)->second);
-        return *target_;
+        Replica replica = {.step = *target_};
+        for (Part& part : parts_) replica.followed.push_back(std::move(part.listens));
+        return replica;
       }
       for (uint32_t chunk = 0; chunk < parts_.size(); ++chunk) Ask(chunk);
       const bool waits = absl::c_any_of(parts_, [](const Part& part) { return part.is_under_way; });
@@ -60,7 +62,8 @@ class ReplicaFetch {
     FrameHeader asked;             // with is_under_way
     bool is_under_way = false;
     uint32_t fetches = 0;
-    StepRates followed;  // those of the last step that it followed
+    StepRates followed;              // those of the last step that it followed
+    std::vector<SentFrame> listens;  // answered, of the steps that it followed
   };
 
   // When all chunks are here, the step to which all are to come: that of the newest.
@@ -192,6 +195,7 @@ class ReplicaFetch {
     if (!status.ok()) return status;
     optimizer_.SetState(answer.header.chunk(), answer.payload.span());
     part.step = answer.header.step();
+    part.listens.clear();
     newest_step_ = std::max(newest_step_, *part.step);
     if (*part.step >= newest_state_step_) {
       newest_state_step_ = *part.step;
@@ -223,6 +227,12 @@ class ReplicaFetch {
     const uint32_t chunk = answer.header.chunk();
     optimizer_.EndFollowedStep(chunk, *part.step - 1, part.followed, rates.scales());
     part.followed = rates;
+    part.listens.push_back({.header = part.asked,
+                            .payload = std::make_shared<const Payload>(),
+                            .round_codec = answer.header.codec(),
+                            .answered = true,
+                            .answer_crc32c = answer.header.payload_crc32c()});
+    *part.listens.back().header.mutable_late_ranks() = answer.header.late_ranks();
     optimizer_.FollowStep((*part.step)++, rates);
     if (answer.header.codec() == SKIP) {
       optimizer_.TakeBack(chunk, /*payload=*/nullptr);
@@ -255,8 +265,8 @@ class ReplicaFetch {
 
 }  // namespace
 
-absl::StatusOr<uint64_t> FetchReplica(const ReplicaSource& source, const Layout& layout,
-                                      Optimizer& optimizer) {
+absl::StatusOr<Replica> FetchReplica(const ReplicaSource& source, const Layout& layout,
+                                     Optimizer& optimizer) {
   return ReplicaFetch(source, layout, optimizer).Run();
 }
 

@@ -13,6 +13,7 @@
 #include "proto/layout.h"
 #include "worker/channel.h"
 #include "worker/clock.h"
+#include "worker/kept_frames.h"
 #include "worker/onebit_adam.h"
 
 namespace signpost {
@@ -27,17 +28,24 @@ struct ReplicaSource {
   uint64_t least_step = 0;  // not to return an earlier one
 };
 
+struct Replica {
+  uint64_t step = 0;  // the optimizer's next
+  // By chunk: the LISTEN of each round that was followed since its state came, with what came of
+  // it.
+  std::vector<std::vector<SentFrame>> followed;
+};
+
 // Gets parameters, momentum and variance of each chunk from whichever worker gives them, follows
-// the rounds of the chunks it has while the others come, and brings all of them to the same step,
-// which it returns: the optimizer's next. The others train on meanwhile; memory is that of the
-// optimizer and of `window` chunks' states. The error stays as it is.
+// the rounds of the chunks it has while the others come, and brings all of them to the same step.
+// The others train on meanwhile; memory is that of the optimizer and of `window` chunks' states.
+// The error stays as it is.
 //
 // On error the optimizer and the parameters are spoilt. DEADLINE_EXCEEDED, which says what that may
 // mean, when no worker gives a state in the time; FAILED_PRECONDITION, after several attempts, when
 // the others are so fast that answers are gone before they are asked for; otherwise the
 // aggregator's error, which names it.
-absl::StatusOr<uint64_t> FetchReplica(const ReplicaSource& source, const Layout& layout,
-                                      Optimizer& optimizer);
+absl::StatusOr<Replica> FetchReplica(const ReplicaSource& source, const Layout& layout,
+                                     Optimizer& optimizer);
 
 }  // namespace signpost
 

@@ -310,16 +310,20 @@ absl::Status Worker::ComeBack() {
   for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
     source.channel_of_chunk.push_back(&shards_.ChannelOf(chunk));
   }
-  const absl::StatusOr<uint64_t> step = FetchReplica(source, layout_, optimizer_);
-  if (!step.ok()) {
-    return WithMessage(step.status(),
+  absl::StatusOr<Replica> replica = FetchReplica(source, layout_, optimizer_);
+  if (!replica.ok()) {
+    return WithMessage(replica.status(),
                        absl::StrFormat("rank %d could not come back to job '%s': %s", options_.rank,
-                                       options_.job, step.status().message()));
+                                       options_.job, replica.status().message()));
   }
-  round_ = newest_step_ = *step;
-  steps_ = returned_->step = optimizer_.StepsBefore(*step);
-  exchanges_.SetFirstStep(*step);
-  for (ChunkState& chunk : chunks_) chunk.next_step = *step;
+  const uint64_t step = replica->step;
+  round_ = newest_step_ = step;
+  steps_ = returned_->step = optimizer_.StepsBefore(step);
+  exchanges_.SetFirstStep(step);
+  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    chunks_[chunk].next_step = step;
+    for (SentFrame& listen : replica->followed[chunk]) exchanges_.Keep(chunk, std::move(listen));
+  }
   return optimizer_.Check();
 }
 

@@ -1,0 +1,121 @@
+#include "worker/replica_fetch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "proto/codec.h"
+#include "proto/frame.h"
+#include "proto/layout.h"
+#include "worker/channel.h"
+#include "worker/clock.h"
+#include "worker/kept_frames.h"
+#include "worker/onebit_adam.h"
+
+namespace signpost {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+constexpr uint64_t kStep = 3;
+
+// Gives chunk 0 as it is before kStep, and any other as it is a step later; in each round that it
+// is asked for rank 1 was late. All numbers are zero.
+class OthersChannel : public Channel {
+ public:
+  OthersChannel(const Layout& layout, const Schedule& schedule)
+      : layout_(layout), schedule_(schedule) {}
+
+  std::string target() const override { return "host:1"; }
+  void Exchange(const FrameHeader& header, std::shared_ptr<const Payload>, absl::Time,
+                ExchangeDone done) override {
+    Answer answer;
+    answer.header.set_chunk(header.chunk());
+    if (header.codec() == FETCH) {
+      answer.header.set_codec(STATE);
+      answer.header.set_step(kStep + (header.chunk() > 0));
+      schedule_.set_begun_steps(answer.header.step());
+      *answer.header.add_later_rates()->mutable_schedule() = schedule_;
+    } else {
+      answer.header.set_codec(FLOAT32);
+      answer.header.set_step(header.step());
+      answer.header.add_late_ranks(1);
+      schedule_.set_begun_steps(header.step() + 1);
+      *answer.header.add_later_rates() = MessageOf({GroupRates()}, schedule_);
+    }
+    answer.payload = Payload(layout_.PayloadBytes(answer.header.codec(), header.chunk()));
+    std::memset(answer.payload.data(), 0, answer.payload.size());
+    answer.header.set_payload_crc32c(Crc32c(answer.payload.span()));
+    done(std::move(answer));
+  }
+  absl::StatusOr<JoinResponse> Join(const JoinRequest&, absl::Time, CheckMayWait) override {
+    return absl::UnimplementedError("");
+  }
+  absl::Status Leave(const LeaveRequest&, absl::Time) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<ReadErrorResponse> ReadError(const ReadErrorRequest&, absl::Time) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<StatusResponse> Status(const StatusRequest&, absl::Time) override {
+    return absl::UnimplementedError("");
+  }
+
+ private:
+  const Layout& layout_;
+  Schedule schedule_;
+};
+
+Layout TwoChunks() {
+  Tensor tensor;
+  tensor.set_name("a");
+  tensor.add_shape(16);
+  JobOptions options;
+  options.set_block_elements(8);
+  options.set_chunk_elements(8);
+  options.set_gamma(1.35f);
+  return *Layout::Create({tensor}, options);
+}
+
+TEST(FetchReplica, KeepsWhatItHasListenedTo) {
+  const Layout layout = TwoChunks();
+  std::vector<float> values(16);
+  OneBitAdam adam(layout, {}, {{"a", {16}, absl::MakeSpan(values)}});
+  OthersChannel channel(layout, adam.schedule());
+  const ReplicaSource source = {.channel_of_chunk = {&channel, &channel},
+                                .header_of =
+                                    [](uint32_t chunk) {
+                                      FrameHeader header;
+                                      header.set_chunk(chunk);
+                                      return header;
+                                    },
+                                .clock = &Clock::Real(),
+                                .timeout = absl::Seconds(10),
+                                .window = 2};
+  const absl::StatusOr<Replica> replica = FetchReplica(source, layout, adam);
+  ASSERT_TRUE(replica.ok()) << replica.status();
+  EXPECT_EQ(replica->step, kStep + 1);
+  ASSERT_THAT(replica->followed, ElementsAre(SizeIs(1), IsEmpty()));
+  const SentFrame& listen = replica->followed[0][0];
+  EXPECT_EQ(listen.header.codec(), LISTEN);
+  EXPECT_EQ(listen.header.step(), kStep);
+  EXPECT_THAT(listen.header.late_ranks(), ElementsAre(1));
+  EXPECT_TRUE(listen.answered);
+  const std::vector<uint8_t> answer(layout.PayloadBytes(FLOAT32, 0));
+  EXPECT_EQ(listen.answer_crc32c, Crc32c(answer));
+}
+
+}  // namespace
+}  // namespace signpost
