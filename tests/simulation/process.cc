@@ -142,23 +142,25 @@ void Process::Kill() {
   End();
 }
 
-void Process::KillAndFlipBit(bool other_is_as_good) {
+void Process::KillAndFlipBit(bool other_is_as_good, bool may_be_of_late_ranks) {
   if (!is_up()) return;
-  flip_ = other_is_as_good;
+  flip_ = {other_is_as_good, may_be_of_late_ranks && damages_late_ranks_};
   Kill();
 }
 
-void Process::FlipBit(bool other_is_as_good) {
+void Process::FlipBit(const Flip& flip) {
   std::vector<std::string> snapshots = *disk_.List();
   for (const std::string& name : snapshots) {
-    if (!damages_late_ranks_ || !absl::EndsWith(name, ".late") || scheduler_.OneIn(2)) continue;
+    if (!flip.may_be_of_late_ranks || !absl::EndsWith(name, ".late") || scheduler_.OneIn(2)) {
+      continue;
+    }
     disk_.FlipBit(name);
     ++bit_flips_;
     return;
   }
   std::erase_if(snapshots,
                 [](const std::string& name) { return !absl::EndsWith(name, ".snapshot"); });
-  if (snapshots.size() < 2 || flipped_ || !other_is_as_good) return;
+  if (snapshots.size() < 2 || flipped_ || !flip.other_is_as_good) return;
   const std::string& newest = snapshots.back();
   const std::string& other = snapshots[snapshots.size() - 2];
   if (newest.substr(0, newest.find('-')) != other.substr(0, other.find('-'))) return;  // epochs

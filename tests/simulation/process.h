@@ -35,7 +35,7 @@ class Process {
   // Kills, and changes a bit of what is written down of late ranks, if that may be; or of the
   // newest snapshot, if there is another that is as good, and this has not happened to this process
   // before.
-  void KillAndFlipBit(bool other_is_as_good);
+  void KillAndFlipBit(bool other_is_as_good, bool may_be_of_late_ranks);
   uint64_t bit_flips() const { return bit_flips_; }  // that came of it
   void KillWhileSaving() { disk_.DieIn(1 + scheduler_.Below(6)); }
   // As SIGTERM does, soon.
@@ -69,7 +69,11 @@ class Process {
   // Nothing comes of its aggregator any more; it is started again when nobody uses it.
   void End();
   void HasEnded();
-  void FlipBit(bool other_is_as_good);
+  struct Flip {
+    bool other_is_as_good;  // the other snapshot
+    bool may_be_of_late_ranks;
+  };
+  void FlipBit(const Flip& flip);
 
   Scheduler& scheduler_;
   const ShardId shard_;
@@ -88,7 +92,7 @@ class Process {
   bool is_saving_ = false;
   bool is_stopping_ = false;
   bool is_retired_ = false;
-  std::optional<bool> flip_;  // a bit, once it has ended; whether the other snapshot is as good
+  std::optional<Flip> flip_;  // a bit, once it has ended
   bool flipped_ = false;
   uint64_t bit_flips_ = 0;
   const absl::Duration longest_save_;

@@ -30,8 +30,10 @@
 namespace signpost::simulation {
 namespace {
 
-constexpr absl::Duration kLongestJob = absl::Minutes(30);
 constexpr uint64_t kMostDeaths = 3;  // of a job that begins anew with each
+constexpr absl::Duration kJoinTimeout = absl::Minutes(10);
+// After each death all may wait for a Join in vain.
+constexpr absl::Duration kLongestJob = absl::Minutes(10 * (kMostDeaths + 2));
 
 // What is trained; a function of the seed.
 struct JobPlan {
@@ -179,7 +181,8 @@ struct Part {
 
 // A worker's process, as far as others can tell.
 struct Life : Caller {
-  uint64_t number = 0;  // of its start
+  uint64_t number = 0;   // of its start
+  bool returns = false;  // in the place of another: it has the rank, and gets the state until
   bool has_joined = false;
   bool starts_again = false;  // after an error
   bool is_stepping = false;
@@ -330,7 +333,8 @@ class Simulation {
           std::make_unique<SimChannel>(Wire{scheduler_, process, links_[{rank, &process}], life,
                                             audit_, arrivals_[shard], tells_late_ranks_}),
           WatchedChannel::Events{.on_return =
-                                     [this, rank, shard] {
+                                     [this, rank, shard, life] {
+                                       life->returns = true;
                                        losses_.erase({shard, rank});
                                      },
                                  .on_answer = [this, shard] { NoteRoundsWithoutTheDead(shard); }}));
@@ -341,7 +345,7 @@ class Simulation {
          .world_size = plan_.workers,
          .block_elements = 16,
          .chunk_elements = plan_.chunk_elements,
-         .join_timeout = absl::Minutes(10),
+         .join_timeout = kJoinTimeout,
          .exchange_timeout = absl::Minutes(1),
          .round_deadline = plan_.round_deadline,
          .min_workers = plan_.min_workers,
@@ -504,6 +508,14 @@ class Simulation {
     return loss == losses_.end() || loss->first.first != shard;
   }
 
+  // Who still gets its state tells of no rounds that it has followed: a third that was late in one
+  // may now be in time.
+  bool MayLoseLateRanks() const {
+    return plan_.workers == 2 || absl::c_none_of(lives_, [](const auto& life) {
+             return life->returns && !life->has_joined;
+           });
+  }
+
   bool IsConnected(const Process& process, const std::string& connection) const {
     return absl::c_any_of(links_, [&](const auto& entry) {
       const auto& [key, link] = entry;
@@ -652,7 +664,7 @@ class Simulation {
         return process.Stop();
       case 1:
         ++result_.kills;
-        return process.KillAndFlipBit(MayLoseSnapshot(shard));
+        return process.KillAndFlipBit(MayLoseSnapshot(shard), MayLoseLateRanks());
       default:
         ++result_.kills_while_saving;
         if (process.is_up()) process.KillWhileSaving();

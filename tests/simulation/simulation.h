@@ -60,7 +60,8 @@ AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 //   - who dies comes back, unless the job is over before. As few as one may be left, but where
 //     variances are brought up to date: there as many as rounds need. Two faults at once are too
 //     many: no aggregator ends after a worker until it has closed two rounds without it, and saved
-//     them, and no snapshot is damaged before another worker is in its place, or once one has left;
+//     them, and no snapshot is damaged before another worker is in its place, or once one has left,
+//     nor what is written down of late ranks while one of three or more gets its state;
 //   - a job begins anew when one of its workers dies that it waits for, in an elastic one before
 //     its first step, or when the last with the state does;
 //   - after every step each worker's parameters have the same bytes, and unless rounds close
