@@ -249,11 +249,13 @@ std::string FormatNotes(const std::map<std::string, JobSummary>& jobs,
       absl::StrAppend(&notes, "job ", name, " has no connection to ", FormatRanks(job.disconnected),
                       ": gone, or to connect again when there is something to send\n");
     }
+    // They may be frozen, or cut off.
     if (const absl::Duration silent = absl::Trunc(job.silent, absl::Seconds(1));
         silent > absl::ZeroDuration()) {
-      absl::StrAppend(&notes, "job ", name, " has nobody any more, and nothing has come for ",
+      absl::StrAppend(&notes, "job ", name,
+                      " has no connection to anybody, and nothing has come for ",
                       absl::FormatDuration(silent),
-                      ": it is forgotten after a while (`signpost aggregator --forget-after`)\n");
+                      "; `signpost aggregator --forget-after` says when it is forgotten\n");
     }
     if (!job.absent.empty()) {
       absl::StrAppend(&notes, "job ", name, " goes on without ", FormatRanks(job.absent), "\n");

@@ -72,15 +72,15 @@ TEST(StatusTable, NamesTheDiskThatAJobWaitsForTheLongest) {
 }
 
 TEST(StatusTable, TellsForHowLongNobodyIsThereAtAnyShard) {
-  const char* const kNobody = "has nobody any more";
+  const char* const kNobody = "has no connection to anybody";
   std::vector<AggregatorStatus> shards = {Answer("a:1", R"pb(jobs { job: "j" step: 7 })pb"),
                                           Answer("b:1", R"pb(jobs { job: "j" step: 7 })pb")};
   shards[0].response->mutable_jobs(0)->set_silent_us(absl::ToInt64Microseconds(absl::Hours(9)));
   EXPECT_THAT(FormatStatusTable(shards), Not(HasSubstr(kNobody)));
   shards[1].response->mutable_jobs(0)->set_silent_us(7384500000);
   EXPECT_THAT(FormatStatusTable(shards),
-              HasSubstr("\njob j has nobody any more, and nothing has come for 2h3m4s: it is "
-                        "forgotten after a while (`signpost aggregator --forget-after`)\n"));
+              HasSubstr("\njob j has no connection to anybody, and nothing has come for 2h3m4s; "
+                        "`signpost aggregator --forget-after` says when it is forgotten\n"));
   EXPECT_THAT(FormatWatchTable(shards, shards, absl::Seconds(1)), HasSubstr(kNobody));
 }
 

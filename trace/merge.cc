@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -46,32 +47,47 @@ std::string Milliseconds(int64_t nanoseconds) {
   return absl::StrFormat("%.3f ms", nanoseconds / 1e6);
 }
 
-// Of frames and answers, and of exchanges, to which nothing belongs; empty if there are none.
-std::string DescribeUnmatched(const Timeline& timeline) {
-  size_t at_aggregators = 0, at_workers = 0;
-  for (const Process& process : timeline.processes) {
-    for (const Event& event : process.events) {
-      if (event.kind == Kind::kFrame || event.kind == Kind::kAnswer) ++at_aggregators;
-      if (event.kind == Kind::kExchange) ++at_workers;
-    }
-  }
-  at_aggregators -= timeline.arrows.size();
+// Of frames and answers, and of exchanges, to which nothing belongs.
+std::vector<std::string> DescribeUnmatched(const Timeline& timeline) {
   std::set<std::pair<size_t, size_t>> exchanges;
   for (const Arrow& arrow : timeline.arrows) {
     const EventId exchange =
         timeline.At(arrow.from).kind == Kind::kExchange ? arrow.from : arrow.to;
     exchanges.insert({exchange.process, exchange.event});
   }
-  at_workers -= exchanges.size();
-  std::vector<std::string> what;
+  absl::flat_hash_set<RoundKey> rounds;
+  for (const Process& process : timeline.processes) {
+    for (const Event& event : process.events) {
+      if (event.kind == Kind::kRound) rounds.insert(KeyOf(event));
+    }
+  }
+  size_t at_aggregators = 0, at_workers = 0, not_taken = 0;
+  for (size_t process = 0; process < timeline.processes.size(); ++process) {
+    const std::vector<Event>& events = timeline.processes[process].events;
+    for (size_t i = 0; i < events.size(); ++i) {
+      if (events[i].kind == Kind::kFrame || events[i].kind == Kind::kAnswer) ++at_aggregators;
+      if (events[i].kind != Kind::kExchange || exchanges.contains({process, i})) continue;
+      ++(rounds.contains(KeyOf(events[i])) ? not_taken : at_workers);
+    }
+  }
+  at_aggregators -= timeline.arrows.size();
+  std::vector<std::string> what, lines;
   if (at_aggregators > 0) {
     what.push_back(absl::StrCat(at_aggregators, " frames and answers of aggregators"));
   }
   if (at_workers > 0) what.push_back(absl::StrCat(at_workers, " exchanges of workers"));
-  if (what.empty()) return "";
-  return absl::StrCat(absl::StrJoin(what, " and "),
-                      " have no arrows: their other ends were recorded by nobody, were "
-                      "overwritten, or had not come yet");
+  if (!what.empty()) {
+    lines.push_back(absl::StrCat(absl::StrJoin(what, " and "),
+                                 " have no arrows: their other ends were recorded by nobody, were "
+                                 "overwritten, or had not come yet"));
+  }
+  if (not_taken > 0) {
+    lines.push_back(absl::StrCat(not_taken,
+                                 " exchanges of workers have no arrows: their rounds had closed "
+                                 "without them, or an aggregator that was started again asked for "
+                                 "earlier frames"));
+  }
+  return lines;
 }
 
 std::string DescribeClock(const HostClock& host, const HostClock& first) {
@@ -188,7 +204,7 @@ std::vector<std::string> Describe(const Timeline& timeline) {
     }
   }
   lines.insert(lines.end(), timeline.left_out.begin(), timeline.left_out.end());
-  if (std::string unmatched = DescribeUnmatched(timeline); !unmatched.empty()) {
+  for (std::string& unmatched : DescribeUnmatched(timeline)) {
     lines.push_back(std::move(unmatched));
   }
   for (size_t host = 1; host < timeline.hosts.size(); ++host) {

@@ -18,9 +18,11 @@
 namespace signpost::trace {
 namespace {
 
+using ::testing::_;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -165,6 +167,23 @@ TEST_F(MergeTest, SaysHowManyFramesHaveNoOtherEnd) {
   EXPECT_THAT(Describe(Join({rank, aggregator})),
               Contains(HasSubstr("3 frames and answers of aggregators and 2 exchanges of workers "
                                  "have no arrows")));
+}
+
+// Or had to send an earlier one, which an aggregator that was started again wanted.
+TEST_F(MergeTest, SaysHowManyFramesCameWhenTheirRoundsHadClosed) {
+  const auto event = [](Kind kind, int64_t begin, int64_t end, uint32_t rank) {
+    return Event{.kind = kind, .begin = begin, .end = end, .step = 1, .chunk = 0, .rank = rank};
+  };
+  Recording rank = {.process = "rank 0"}, late = {.process = "rank 1"};
+  Recording aggregator = {.process = "aggregator 0/1"};
+  rank.events = {event(Kind::kExchange, 1, 9, 0)};
+  late.events = {event(Kind::kExchange, 10, 11, 1)};
+  aggregator.events = {event(Kind::kFrame, 2, 2, 0), event(Kind::kRound, 2, 8, 1)};
+  EXPECT_THAT(Describe(Join({rank, late, aggregator})),
+              ElementsAre(_,
+                          "1 exchanges of workers have no arrows: their rounds had closed "
+                          "without them, or an aggregator that was started again asked for "
+                          "earlier frames"));
 }
 
 }  // namespace

@@ -99,23 +99,37 @@ class Stages {
         if (event.kind == Kind::kLocalStep) of_job_[event.job].insert(kLocal);
         if (event.kind != Kind::kExchange && event.kind != Kind::kFrame) continue;
         // Who skips a round sends next to nothing.
-        Event& most = most_[{event.job, event.step}];
+        Event& most = most_[{event.job, event.epoch, event.step}];
         if (event.bytes >= most.bytes) most = event;
       }
     }
-    for (const auto& [step, most] : most_) of_job_[step.first].insert(timeline.Label(most.codec));
+    for (const auto& [round, most] : most_) {
+      const absl::string_view codec = timeline.Label(most.codec);
+      // A resume begins with that round, which is no step, and has the number of one before.
+      if (codec == kRestore) continue;
+      of_job_[most.job].insert(codec);
+      of_step_[{most.job, most.step}] = codec;
+    }
   }
 
-  // As WorkerSteps::stage; a step of which nothing is known has none either.
+  // As WorkerSteps::stage, of what belongs to a round.
   absl::string_view Of(const Event& event) const {
-    const auto most = most_.find({event.job, event.step});
+    const auto most = most_.find({event.job, event.epoch, event.step});
     if (most == most_.end() || !AreSeveral(event.job)) return "";
     return timeline_.Label(most->second.codec);
+  }
+  // Of a step of which no part is recorded. Steps have the numbers of their rounds in a job without
+  // local ones.
+  absl::string_view OfStep(const Event& step) const {
+    const auto codec = of_step_.find({step.job, step.step});
+    if (codec == of_step_.end() || !AreSeveral(step.job)) return "";
+    return of_job_.at(step.job).contains(kLocal) ? "" : codec->second;
   }
   absl::string_view OfLocalStep(uint16_t job) const { return AreSeveral(job) ? kLocal : ""; }
 
  private:
   static constexpr absl::string_view kLocal = "local";
+  static constexpr absl::string_view kRestore = "restore";
 
   bool AreSeveral(uint16_t job) const {
     const auto stages = of_job_.find(job);
@@ -123,7 +137,9 @@ class Stages {
   }
 
   const Timeline& timeline_;
-  absl::flat_hash_map<std::pair<uint16_t, uint64_t>, Event> most_;  // by job and step: bytes
+  // By job, epoch and round: what had most bytes.
+  absl::flat_hash_map<std::tuple<uint16_t, uint64_t, uint64_t>, Event> most_;
+  absl::flat_hash_map<std::pair<uint16_t, uint64_t>, absl::string_view> of_step_;
   std::map<uint16_t, std::set<absl::string_view>> of_job_;
 };
 
@@ -192,14 +208,20 @@ std::map<absl::string_view, WorkerSteps> StepsOf(const WorkerEvents& events, con
     StepTime time = {.total = absl::Nanoseconds(step.end - begin)};
     const absl::Duration inside = steps.In(begin, step.end);
     absl::Duration parts;
-    absl::string_view stage = stages.Of(step);
+    absl::string_view stage = stages.OfStep(step);
+    bool has_round = false;
     const auto [first_part, end_parts] = EndingIn(events.parts, part, step.end);
     for (size_t i = first_part; i < end_parts; ++i) {
-      if (!IsIn(events.parts[i], step)) continue;
-      AddPart(events.parts[i], time);
-      // It has the number of the round that is next.
-      if (events.parts[i].kind == Kind::kLocalStep) stage = stages.OfLocalStep(step.job);
-      parts += DurationOf(events.parts[i]);
+      const Event& part_of_it = events.parts[i];
+      if (!IsIn(part_of_it, step)) continue;
+      AddPart(part_of_it, time);
+      if (part_of_it.kind == Kind::kLocalStep) {
+        stage = stages.OfLocalStep(step.job);
+      } else if (part_of_it.chunk != kNone && !has_round) {
+        has_round = true;  // those that follow may be of steps that are caught up with
+        stage = stages.Of(part_of_it);
+      }
+      parts += DurationOf(part_of_it);
     }
     part = end_parts;
     const bool is_whole = begin >= events.recorded_since;

@@ -11,14 +11,14 @@ namespace {
 
 constexpr int64_t kMillisecond = 1'000'000;
 // Labels of what is Written.
-constexpr uint16_t kFp32 = 3, kOneBit = 4, kSkip = 5;
+constexpr uint16_t kFp32 = 3, kOneBit = 4, kSkip = 5, kRestore = 6;
 
 // Events of one process, in whole milliseconds.
 class Written {
  public:
   explicit Written(std::string process) {
     recording_.process = std::move(process);
-    recording_.labels = {"", "job", "job/once", "fp32", "one-bit", "skip"};
+    recording_.labels = {"", "job", "job/once", "fp32", "one-bit", "skip", "restore"};
   }
 
   Written& Add(Kind kind, int64_t begin, int64_t end, uint64_t step, uint32_t chunk = kNone,
@@ -26,10 +26,17 @@ class Written {
     recording_.events.push_back({.kind = kind,
                                  .begin = begin * kMillisecond,
                                  .end = end * kMillisecond,
+                                 .epoch = chunk == kNone ? 0 : epoch_,
                                  .step = step,
                                  .chunk = chunk,
                                  .rank = rank,
                                  .job = 1});
+    return *this;
+  }
+
+  // What follows.
+  Written& OfEpoch(uint64_t epoch) {
+    epoch_ = epoch;
     return *this;
   }
 
@@ -65,6 +72,7 @@ class Written {
 
  private:
   Recording recording_;
+  uint64_t epoch_ = 0;
 };
 
 // 10 ms of model, then 1 of anything, 4 of compression, 2 blocked by rank 1, 3 on the wire, 5 that
@@ -284,36 +292,38 @@ chunk 0, aggregator 0/1  job       2     5.000   3.000  0.000    1.000
 )");
 }
 
-// A dense step, a one-bit one that rank 1 skips, a local one, which has the number of the round
-// that comes next, and that.
+// A dense step, a one-bit one that rank 1 skips, a local one, and one whose round is the third.
 TEST(Summary, TellsStepsByWhatWasSent) {
   Written rank("rank 0");
-  rank.Add(Kind::kExchange, 10, 50, 0, 0)
+  rank.Add(Kind::kCompress, 9, 10, 0, 0)
+      .Add(Kind::kExchange, 10, 50, 0, 0)
       .OfBytes(3200, kFp32)
       .Add(Kind::kStep, 0, 60, 0)
+      .Add(Kind::kCompress, 60, 61, 1, 0)
       .Add(Kind::kExchange, 61, 66, 1, 0)
       .OfBytes(100, kOneBit)
       .Add(Kind::kStep, 60, 70, 1)
       .Add(Kind::kLocalStep, 70, 71, 2)
       .Add(Kind::kStep, 70, 72, 2)
+      .Add(Kind::kCompress, 72, 73, 2, 0)
       .Add(Kind::kExchange, 73, 78, 2, 0)
       .OfBytes(100, kOneBit)
-      .Add(Kind::kStep, 72, 80, 2);
+      .Add(Kind::kStep, 72, 80, 3);
   Written other("rank 1");
   other.Add(Kind::kExchange, 61, 66, 1, 0, 1).OfBytes(4, kSkip);
   const std::string text =
       Format(Summarise(Join({rank, other, AnAggregator()})), /*with_steps=*/true);
   EXPECT_THAT(text, testing::HasSubstr(R"(
-rank 0   1 step        60.000    0.000  0.000     0.000  0.000  0.000  0.000  60.000
-         job, fp32       100%       0%     0%        0%     0%     0%     0%    100%
-         step 0        60.000    0.000  0.000     0.000  0.000  0.000  0.000  60.000
+rank 0   1 step        60.000    0.000  0.000     1.000  0.000  0.000  0.000  59.000
+         job, fp32       100%       0%     0%        2%     0%     0%     0%     98%
+         step 0        60.000    0.000  0.000     1.000  0.000  0.000  0.000  59.000
 rank 0   1 step         2.000    0.000  0.000     0.000  1.000  0.000  0.000   1.000
          job, local      100%       0%     0%        0%    50%     0%     0%     50%
          step 2         2.000    0.000  0.000     0.000  1.000  0.000  0.000   1.000
-rank 0   2 steps        9.000    0.000  0.000     0.000  0.000  0.000  0.000   9.000
-         job, one-bit    100%       0%     0%        0%     0%     0%     0%    100%
-         step 1        10.000    0.000  0.000     0.000  0.000  0.000  0.000  10.000
-         step 2         8.000    0.000  0.000     0.000  0.000  0.000  0.000   8.000
+rank 0   2 steps        9.000    0.000  0.000     1.000  0.000  0.000  0.000   8.000
+         job, one-bit    100%       0%     0%       11%     0%     0%     0%     89%
+         step 1        10.000    0.000  0.000     1.000  0.000  0.000  0.000   9.000
+         step 3         8.000    0.000  0.000     1.000  0.000  0.000  0.000   7.000
 )"));
   EXPECT_THAT(text, testing::HasSubstr(R"(
 chunk 0, aggregator 0/1  job, fp32          1    40.000   3.000  0.000    1.000
@@ -321,6 +331,26 @@ chunk 0, aggregator 0/1  job, one-bit       1     5.000   3.000  0.000    1.000
 job, fp32: 1 chunk, and 3200 bytes in a frame, in the mean.
 job, one-bit: 1 chunk, and 68 bytes in a frame, in the mean.
 )"));
+}
+
+// It goes on from a checkpoint of step 1, in the same directory of recordings.
+TEST(Summary, TakesTheRoundThatAResumeBeginsWithForNoStep) {
+  Written rank("rank 0");
+  rank.Add(Kind::kCompress, 0, 1, 0, 0)
+      .Add(Kind::kExchange, 1, 9, 0, 0)
+      .OfBytes(100, kOneBit)
+      .Add(Kind::kStep, 0, 10, 0);
+  Written resumed("rank 0");
+  resumed.OfEpoch(2)
+      .Add(Kind::kExchange, 20, 30, 0, 0)
+      .OfBytes(3200, kRestore)
+      .Add(Kind::kCompress, 31, 32, 1, 0)
+      .Add(Kind::kExchange, 32, 39, 1, 0)
+      .OfBytes(100, kOneBit)
+      .Add(Kind::kStep, 31, 40, 1);
+  const std::string text = Format(Summarise(Join({rank, resumed})), /*with_steps=*/false);
+  EXPECT_THAT(text, testing::Not(testing::HasSubstr("restore")));
+  EXPECT_THAT(text, testing::Not(testing::HasSubstr("one-bit")));
 }
 
 TEST(Summary, PutsFirstTheChunksWhoseExchangesTookLongestTogether) {
