@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "grpcpp/grpcpp.h"
 #include "node/service.h"
+#include "proto/steady_time.h"
 
 namespace signpost::node {
 namespace {
@@ -70,6 +71,7 @@ absl::Status CheckRanks(const NodeOptions& options) {
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options) {
   if (absl::Status status = CheckRanks(options.node); !status.ok()) return status;
+  CountWhileRunning();  // processes wait for each other here before there is a channel
   const absl::StatusOr<sockaddr_un> address = AddressOf(options.listen);
   if (!address.ok()) return address.status();
   const std::string cannot = absl::StrCat("cannot listen on ", options.listen, ": ");
