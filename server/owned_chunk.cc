@@ -364,6 +364,7 @@ void OwnedChunk::Listen(const FrameHeader& header, absl::Time now, Done done, En
 OwnedChunk::Reply OwnedChunk::ReplyToListener(size_t closed) const {
   Reply reply = ReplyWith(closed_[closed].answer, absl::ZeroDuration());
   reply.later_rates.push_back(closed_[closed].rates);
+  if (earlier_) reply.generation = earlier_->generation();
   return reply;
 }
 
@@ -645,6 +646,7 @@ AnswerHeader OwnedChunk::HeaderOf(const Reply& reply) {
   header.set_waited_us(absl::ToInt64Microseconds(reply.waited));
   header.set_durable_step(reply.durable_step);
   header.set_open_step(reply.open_step);
+  if (reply.generation != 0) header.set_generation(reply.generation);
   for (const StepRates& rates : reply.later_rates) *header.add_later_rates() = rates;
   return header;
 }

@@ -242,6 +242,18 @@ TEST_F(RestoredChunkTest, ClosesARoundWithoutTheRanksThatThoseTellWhoListenedToI
   }
 }
 
+TEST_F(RestoredChunkTest, TellsWhoListensWhichProcessAnswers) {
+  const Result before = Listen(3, 0);
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) Send(rank, 0);
+  EXPECT_EQ(OwnedChunk::HeaderOf((*before)->value()).generation(), 0);
+  chunk_ = std::make_unique<OwnedChunk>(layout_, 0, kWorkers, &bell_);
+  Restore({});
+  const Result after = Listen(3, kOpenStep);
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) Send(rank, kOpenStep);
+  EXPECT_EQ(OwnedChunk::HeaderOf((*after)->value()).generation(), generation_);
+  EXPECT_EQ(OwnedChunk::HeaderOf((*Listen(3, kOpenStep))->value()).generation(), generation_);
+}
+
 TEST_F(RestoredChunkTest, ClosesNoRoundOtherwiseThatSomebodyHasListenedTo) {
   Restore({});
   for (uint32_t rank : {0, 1}) Send(rank, kOpenStep);

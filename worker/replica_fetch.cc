@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_format.h"
@@ -64,6 +65,7 @@ class ReplicaFetch {
     uint32_t fetches = 0;
     StepRates followed;              // those of the last step that it followed
     std::vector<SentFrame> listens;  // answered, of the steps that it followed
+    uint64_t generation = 0;         // with listens: which process of the aggregator answered them
   };
 
   // When all chunks are here, the step to which all are to come: that of the newest.
@@ -220,10 +222,14 @@ class ReplicaFetch {
     absl::Status status = optimizer_.CheckRates(RatesOf(rates));
     if (status.ok()) status = Keep(rates.schedule(), *part.step);
     if (!status.ok()) return status;
-    if (IsBehindFreeze(part)) {  // as it has just turned out
+    // An aggregator that was started again does not know what this rank has followed, and may have
+    // closed those rounds otherwise: the others' state is what it goes on from.
+    const bool is_anothers = !part.listens.empty() && part.generation != answer.header.generation();
+    if (IsBehindFreeze(part) || is_anothers) {  // as it has just turned out
       part.step.reset();
       return absl::OkStatus();
     }
+    part.generation = answer.header.generation();
     const uint32_t chunk = answer.header.chunk();
     optimizer_.EndFollowedStep(chunk, *part.step - 1, part.followed, rates.scales());
     part.followed = rates;
@@ -233,6 +239,9 @@ class ReplicaFetch {
                             .answered = true,
                             .answer_crc32c = answer.header.payload_crc32c()});
     *part.listens.back().header.mutable_late_ranks() = answer.header.late_ranks();
+    std::erase_if(part.listens, [&](const SentFrame& listen) {
+      return listen.header.step() < answer.header.durable_step();
+    });
     optimizer_.FollowStep((*part.step)++, rates);
     if (answer.header.codec() == SKIP) {
       optimizer_.TakeBack(chunk, /*payload=*/nullptr);

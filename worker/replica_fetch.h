@@ -30,8 +30,8 @@ struct ReplicaSource {
 
 struct Replica {
   uint64_t step = 0;  // the optimizer's next
-  // By chunk: the LISTEN of each round that was followed since its state came, with what came of
-  // it.
+  // By chunk: the LISTEN of each round that was followed since its state came, and that was not
+  // known to be durable, with what came of it.
   std::vector<std::vector<SentFrame>> followed;
 };
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -31,8 +32,8 @@ using testing::SizeIs;
 
 constexpr uint64_t kStep = 3;
 
-// Gives chunk 0 as it is before kStep, and any other as it is a step later; in each round that it
-// is asked for rank 1 was late. All numbers are zero.
+// Gives chunk 0 as it is before kStep, and any other as it is `ahead` steps later; in each round
+// that it is asked for rank 1 was late. All numbers are zero.
 class OthersChannel : public Channel {
  public:
   OthersChannel(const Layout& layout, const Schedule& schedule)
@@ -44,14 +45,18 @@ class OthersChannel : public Channel {
     Answer answer;
     answer.header.set_chunk(header.chunk());
     if (header.codec() == FETCH) {
+      fetched.push_back(header.chunk());
       answer.header.set_codec(STATE);
-      answer.header.set_step(kStep + (header.chunk() > 0));
+      answer.header.set_step(kStep + (header.chunk() > 0 ? ahead : 0));
       schedule_.set_begun_steps(answer.header.step());
       *answer.header.add_later_rates()->mutable_schedule() = schedule_;
     } else {
       answer.header.set_codec(FLOAT32);
       answer.header.set_step(header.step());
       answer.header.add_late_ranks(1);
+      if (header.step() >= restarted_before) generation_ = 2;
+      answer.header.set_generation(generation_);
+      if (saves) answer.header.set_durable_step(header.step());
       schedule_.set_begun_steps(header.step() + 1);
       *answer.header.add_later_rates() = MessageOf({GroupRates()}, schedule_);
     }
@@ -73,9 +78,16 @@ class OthersChannel : public Channel {
     return absl::UnimplementedError("");
   }
 
+  uint64_t ahead = 1;
+  bool saves = false;  // with each answer all rounds before are durable
+  // The step whose LISTEN another process of the aggregator answers, as all that come then.
+  uint64_t restarted_before = std::numeric_limits<uint64_t>::max();
+  std::vector<uint32_t> fetched;  // chunks
+
  private:
   const Layout& layout_;
   Schedule schedule_;
+  uint64_t generation_ = 0;
 };
 
 Layout TwoChunks() {
@@ -89,22 +101,30 @@ Layout TwoChunks() {
   return *Layout::Create({tensor}, options);
 }
 
-TEST(FetchReplica, KeepsWhatItHasListenedTo) {
-  const Layout layout = TwoChunks();
-  std::vector<float> values(16);
-  OneBitAdam adam(layout, {}, {{"a", {16}, absl::MakeSpan(values)}});
-  OthersChannel channel(layout, adam.schedule());
-  const ReplicaSource source = {.channel_of_chunk = {&channel, &channel},
-                                .header_of =
-                                    [](uint32_t chunk) {
-                                      FrameHeader header;
-                                      header.set_chunk(chunk);
-                                      return header;
-                                    },
-                                .clock = &Clock::Real(),
-                                .timeout = absl::Seconds(10),
-                                .window = 2};
-  const absl::StatusOr<Replica> replica = FetchReplica(source, layout, adam);
+class FetchReplicaTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<Replica> Fetch() {
+    const ReplicaSource source = {.channel_of_chunk = {&channel_, &channel_},
+                                  .header_of =
+                                      [](uint32_t chunk) {
+                                        FrameHeader header;
+                                        header.set_chunk(chunk);
+                                        return header;
+                                      },
+                                  .clock = &Clock::Real(),
+                                  .timeout = absl::Seconds(10),
+                                  .window = 2};
+    return FetchReplica(source, layout_, adam_);
+  }
+
+  const Layout layout_ = TwoChunks();
+  std::vector<float> values_ = std::vector<float>(16);
+  OneBitAdam adam_{layout_, {}, {{"a", {16}, absl::MakeSpan(values_)}}};
+  OthersChannel channel_{layout_, adam_.schedule()};
+};
+
+TEST_F(FetchReplicaTest, KeepsWhatItHasListenedTo) {
+  const absl::StatusOr<Replica> replica = Fetch();
   ASSERT_TRUE(replica.ok()) << replica.status();
   EXPECT_EQ(replica->step, kStep + 1);
   ASSERT_THAT(replica->followed, ElementsAre(SizeIs(1), IsEmpty()));
@@ -113,8 +133,34 @@ TEST(FetchReplica, KeepsWhatItHasListenedTo) {
   EXPECT_EQ(listen.header.step(), kStep);
   EXPECT_THAT(listen.header.late_ranks(), ElementsAre(1));
   EXPECT_TRUE(listen.answered);
-  const std::vector<uint8_t> answer(layout.PayloadBytes(FLOAT32, 0));
+  const std::vector<uint8_t> answer(layout_.PayloadBytes(FLOAT32, 0));
   EXPECT_EQ(listen.answer_crc32c, Crc32c(answer));
+}
+
+TEST_F(FetchReplicaTest, KeepsNothingThatIsDurable) {
+  channel_.ahead = 3;
+  channel_.saves = true;
+  const absl::StatusOr<Replica> replica = Fetch();
+  ASSERT_TRUE(replica.ok()) << replica.status();
+  ASSERT_THAT(replica->followed, ElementsAre(SizeIs(1), IsEmpty()));
+  EXPECT_EQ(replica->followed[0][0].header.step(), kStep + 2);
+}
+
+// Which may have closed what this rank has followed otherwise.
+TEST_F(FetchReplicaTest, FetchesAgainWhatItFollowedBeforeTheAggregatorWasStartedAgain) {
+  channel_.ahead = 2;
+  channel_.restarted_before = kStep + 1;
+  const absl::StatusOr<Replica> replica = Fetch();
+  ASSERT_TRUE(replica.ok()) << replica.status();
+  EXPECT_EQ(replica->step, kStep + 2);
+  EXPECT_THAT(channel_.fetched, ElementsAre(0, 1, 0));
+}
+
+TEST_F(FetchReplicaTest, FetchesOnceWhatItFollowsAtOneProcessOfTheAggregator) {
+  channel_.ahead = 2;
+  channel_.restarted_before = kStep;
+  ASSERT_TRUE(Fetch().ok());
+  EXPECT_THAT(channel_.fetched, ElementsAre(0, 1));
 }
 
 }  // namespace
