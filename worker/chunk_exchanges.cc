@@ -127,6 +127,7 @@ absl::StatusOr<std::optional<Answer>> ChunkExchanges::Take(uint32_t chunk, uint6
         "aggregator %s answers step %d, chunk %d as %s, wanted %s", shards_.channel(shard).target(),
         step, chunk, CodecName(header.codec()), CodecName(frame.round_codec)));
   }
+  const bool knows_of_restarts = frame.header.generation() == generations_[shard];
   const bool is_news = !frame.answered;
   if (is_news) {
     frame.answered = true;
@@ -138,6 +139,9 @@ absl::StatusOr<std::optional<Answer>> ChunkExchanges::Take(uint32_t chunk, uint6
   // A late worker's older answers may be durable before it has them.
   const uint64_t durable_step = header.durable_step();
   exchange.kept.Forget(std::min(durable_step, exchange.step_under_way.value_or(durable_step)));
+  // It was on its way when another chunk's answer told that the aggregator was started again, so
+  // this one has not been offered to the process that is there now.
+  if (!knows_of_restarts) Offer(chunk);
   if (!is_news) return std::nullopt;
   return *std::move(answer);
 }

@@ -210,6 +210,18 @@ TEST_F(ChunkExchangesTest, ItsOtherChunksAreOfferedWhenOneAsksForAReplay) {
   EXPECT_THAT(TakeSent(), ElementsAre(std::pair(0, 0), std::pair(2, 0)));
 }
 
+// Otherwise the others may wait for it, and this rank, a step further, has no room to send it.
+TEST_F(ChunkExchangesTest, AlsoThoseThatTheEarlierProcessAnswersAfterwards) {
+  Send(0, 0);
+  Send(2, 0);
+  ASSERT_TRUE(Receive(0, ReplayFrom(0, 0)).ok());
+  EXPECT_THAT(TakeSent(), ElementsAre(std::pair(0, 0), std::pair(2, 0), std::pair(0, 0)));
+  ASSERT_TRUE(Receive(2, AnswerOf(2, 0))->has_value());
+  EXPECT_THAT(TakeSent(), ElementsAre(std::pair(2, 0)));
+  EXPECT_FALSE(Receive(2, AnswerOf(2, 0))->has_value());
+  EXPECT_THAT(TakeSent(), IsEmpty()) << "the process that is there has it";
+}
+
 TEST_F(ChunkExchangesTest, WhoWaitsElsewhereHearsOfTheEpochsEndByAnOffer) {
   const absl::Status refused = TryAgain(absl::FailedPreconditionError("refused"));
   Send(0, 0);
