@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <future>
@@ -351,14 +352,15 @@ std::vector<AggregatorStatus> Aggregators::Ask(absl::Duration timeout) {
   for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, [](int) { _exit(kExitOk); });
   const bool is_terminal = isatty(STDOUT_FILENO) != 0;
   std::vector<AggregatorStatus> before;
-  absl::Time asked_before;
+  std::chrono::steady_clock::time_point asked_before;
   if (is_terminal) std::fputs("\x1b[2J", stdout);
   while (true) {
-    const absl::Time asked = SteadyNow();
+    // Aggregators go on while this process is stopped.
+    const auto asked = std::chrono::steady_clock::now();
     std::vector<AggregatorStatus> now = aggregators.Ask(flags.timeout);
     const std::string page =
         absl::StrCat(absl::FormatTime("%H:%M:%S", absl::Now(), absl::LocalTimeZone()), "\n",
-                     FormatWatchTable(before, now, asked - asked_before));
+                     FormatWatchTable(before, now, absl::FromChrono(asked - asked_before)));
     // Over the page before, line by line, so that nothing flickers.
     std::fputs(is_terminal ? absl::StrCat("\x1b[H", absl::StrReplaceAll(page, {{"\n", "\x1b[K\n"}}),
                                           "\x1b[J")
@@ -368,7 +370,7 @@ std::vector<AggregatorStatus> Aggregators::Ask(absl::Duration timeout) {
     std::fflush(stdout);
     before = std::move(now);
     asked_before = asked;
-    absl::SleepFor(asked + flags.interval - SteadyNow());
+    absl::SleepFor(flags.interval - absl::FromChrono(std::chrono::steady_clock::now() - asked));
   }
 }
 
