@@ -67,6 +67,7 @@ class LaunchedRun {
     if (absl::Status status = MakeCertificates(); !status.ok()) {
       return {ExitCodeOf(status), std::string(status.message())};
     }
+    CountWhileRunning();
     StartAggregators();
     while (!AllEnded(aggregators_) || !AllEnded(nodes_) || !AllEnded(workers_)) {
       WaitForEvent();

@@ -375,6 +375,16 @@ TEST_F(LaunchTest, KillsRanksThatDoNotEndInTime) {
   EXPECT_EQ(result.exit_code, 75);
 }
 
+TEST_F(LaunchTest, CountsNoTimeInWhichItStoodStillItself) {
+  options_.grace = absl::Seconds(5);
+  // Its ranks may have stood still too.
+  RunScript(
+      absl::StrCat("trap 'kill -STOP $PPID; sleep 8; kill -CONT $PPID; sleep 1; echo saved; "
+                   "exit 0' TERM; kill -INT $PPID; ",
+                   kWaitForTraps));
+  EXPECT_THAT(OutputOfRank(0), ElementsAre("saved"));
+}
+
 TEST_F(LaunchTest, StopsAggregatorsOnlyAfterTheRanksHaveEnded) {
   options_.aggregator_command = {
       "sh", "-c",
