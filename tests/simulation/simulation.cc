@@ -370,6 +370,10 @@ class Simulation {
       ++result_.returned_workers;
       audit_.SetReturn(rank, (*worker)->steps());
     }
+    if ((*worker)->returned() && scheduler_.OneIn(4) && MayBeAway()) {
+      GiveUp(rank, **worker);
+      return true;
+    }
     audit_.SetLayout((*worker)->layout());
     if (part_.saved != nullptr && !(*worker)->returned()) CheckResumed(rank, **worker);
     bool goes_on = true;
@@ -427,6 +431,27 @@ class Simulation {
                           (absl::IsDeadlineExceeded(status) && may_be_late));
   }
 
+  // Whether an elastic job can do without one more, or begin anew.
+  bool MayBeAway() const {
+    const bool is_last = away_ranks_.size() + 1 == plan_.workers;
+    const bool others_suffice = plan_.workers - away_ranks_.size() > plan_.min_workers;
+    // A state that is asked for where variances are brought up to date is given in the next round,
+    // and a shard at which nobody waits for one does not close it without those that wait
+    // elsewhere.
+    const bool may_be_few = plan_.optimizer.variance_refresh_interval == 0;
+    return (others_suffice || may_be_few) && (!is_last || plan_.may_lose_state);
+  }
+
+  // Of a worker that has come back: it is told to stop before its first frame.
+  void GiveUp(uint32_t rank, Worker& worker) {
+    ++result_.given_up_workers;
+    away_ranks_.insert(rank);
+    if (away_ranks_.size() == plan_.workers) LoseState();
+    if (scheduler_.OneIn(2)) KillSoon();
+    const absl::Status left = worker.Leave();
+    if (!left.ok()) Report(absl::StrCat("leave: ", left.ToString()));
+  }
+
   // The rank's process dies in the middle of its step, if it may.
   void Die(uint32_t rank, uint64_t steps, Life& life) {
     if (!life.is_stepping) return;
@@ -436,14 +461,8 @@ class Simulation {
       return;
     }
     const bool is_early = steps + 30 < until_;
+    if (!is_early || !MayBeAway()) return;
     const bool is_last = away_ranks_.size() + 1 == plan_.workers;
-    const bool others_suffice = plan_.workers - away_ranks_.size() > plan_.min_workers;
-    // A state that is asked for where variances are brought up to date is given in the next round,
-    // and a shard at which nobody waits for one does not close it without those that wait
-    // elsewhere.
-    const bool may_be_few = plan_.optimizer.variance_refresh_interval == 0;
-    if (!is_early || (!others_suffice && !may_be_few)) return;
-    if (is_last && !plan_.may_lose_state) return;
     for (size_t shard = 0; shard < processes_.size(); ++shard) {
       // Otherwise it may need frames that die with the worker.
       const Process& process = *processes_[shard];

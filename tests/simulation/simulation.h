@@ -30,6 +30,7 @@ struct SimulationResult {
   uint64_t lost_ranks = 0;  // too late to catch up
   uint64_t dead_workers = 0;
   uint64_t returned_workers = 0;  // in the place of one that was dead, or lost
+  uint64_t given_up_workers = 0;  // of those: left before their first frame
 };
 
 // CRC-32C of the parameters after each step.
@@ -57,7 +58,8 @@ AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 // The same job with faults. Invariants:
 //   - every call of every worker succeeds, but for a step of one that is too late to catch up,
 //     those of one that is dead, and errors that starting again mends, of jobs that begin anew;
-//   - who dies comes back, unless the job is over before. As few as one may be left, but where
+//   - who dies comes back, unless the job is over before; so does who gives up. As few as one may
+//   be left, but where
 //     variances are brought up to date: there as many as rounds need. Two faults at once are too
 //     many: no aggregator ends after a worker until it has closed two rounds without it, and saved
 //     them, and no snapshot is damaged before another worker is in its place, or once one has left,
