@@ -59,11 +59,11 @@ AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 //   - every call of every worker succeeds, but for a step of one that is too late to catch up,
 //     those of one that is dead, and errors that starting again mends, of jobs that begin anew;
 //   - who dies comes back, unless the job is over before; so does who gives up. As few as one may
-//   be left, but where
-//     variances are brought up to date: there as many as rounds need. Two faults at once are too
-//     many: no aggregator ends after a worker until it has closed two rounds without it, and saved
-//     them, and no snapshot is damaged before another worker is in its place, or once one has left,
-//     nor what is written down of late ranks while one of three or more gets its state;
+//     be left, but where variances are brought up to date: there as many as rounds need. Two faults
+//     at once are too many: no aggregator ends after a worker until it has closed two rounds
+//     without it, and saved them, and no snapshot is damaged before another worker is in its place,
+//     or once one has left, nor what is written down of late ranks while one of three or more gets
+//     its state;
 //   - a job begins anew when one of its workers dies that it waits for, in an elastic one before
 //     its first step, or when the last with the state does;
 //   - after every step each worker's parameters have the same bytes, and unless rounds close
