@@ -646,7 +646,7 @@ AnswerHeader OwnedChunk::HeaderOf(const Reply& reply) {
   header.set_waited_us(absl::ToInt64Microseconds(reply.waited));
   header.set_durable_step(reply.durable_step);
   header.set_open_step(reply.open_step);
-  if (reply.generation != 0) header.set_generation(reply.generation);
+  header.set_generation(reply.generation);
   for (const StepRates& rates : reply.later_rates) *header.add_later_rates() = rates;
   return header;
 }
