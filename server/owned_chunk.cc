@@ -657,8 +657,9 @@ OwnedChunk::Reply OwnedChunk::AskForReplay(uint64_t step) const {
   answer.header.set_step(step);
   answer.header.set_chunk(chunk_);
   answer.header.set_codec(REPLAY);
-  answer.header.set_generation(earlier_->generation());
-  return ReplyWith(std::make_shared<const Answer>(std::move(answer)), absl::ZeroDuration());
+  Reply reply = ReplyWith(std::make_shared<const Answer>(std::move(answer)), absl::ZeroDuration());
+  reply.generation = earlier_->generation();
+  return reply;
 }
 
 bool OwnedChunk::snapshot_due() const {

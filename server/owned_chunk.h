@@ -91,7 +91,7 @@ class OwnedChunk {
     uint64_t durable_step = 0;
     uint64_t open_step = 0;
     std::vector<StepRates> later_rates = {};  // of the steps between the answer's and the open one
-    uint64_t generation = 0;  // to a LISTEN, of a chunk that was restored: of this process
+    uint64_t generation = 0;  // of a REPLAY and, if the chunk was restored, to a LISTEN
   };
   // The header that the rank gets.
   static AnswerHeader HeaderOf(const Reply& reply);

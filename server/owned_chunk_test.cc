@@ -266,7 +266,9 @@ TEST_F(RestoredChunkTest, TellsWhoListensAgainOfTheRestart) {
   for (const Result& result :
        {ListenAgain(3, kOpenStep, {}, generation_ - 1), ListenAgain(3, kOpenStep + 1, {})}) {
     ASSERT_TRUE(result->has_value());
-    EXPECT_EQ((*result)->value().answer->header.codec(), REPLAY);
+    const AnswerHeader header = OwnedChunk::HeaderOf((*result)->value());
+    EXPECT_EQ(header.codec(), REPLAY);
+    EXPECT_EQ(header.generation(), generation_);
   }
 }
 
