@@ -1,9 +1,12 @@
 #include "server/metrics.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <numeric>
 
+#include "absl/algorithm/container.h"
 #include "absl/time/clock.h"
 
 namespace signpost {
@@ -26,6 +29,41 @@ uint64_t DurationHistogram::count() const {
 
 uint64_t DurationHistogram::count_up_to(size_t bucket) const {
   return std::accumulate(counts_.begin(), counts_.begin() + bucket + 1, uint64_t{0});
+}
+
+FrameArrivals::FrameArrivals(uint32_t world_size, absl::Time begin)
+    : begin_(begin), newest_(begin) {
+  arrivals_.reserve(world_size);
+}
+
+void FrameArrivals::Add(uint32_t rank, absl::Time now, Away away) {
+  newest_ = std::max(newest_, now);
+  arrivals_.push_back({rank, newest_, away});
+}
+
+void FrameArrivals::Remove(uint32_t rank) {
+  std::erase_if(arrivals_, [rank](const Arrival& arrival) { return arrival.rank == rank; });
+}
+
+void FrameArrivals::AddShares(std::vector<double>& seconds) const {
+  struct Group {
+    size_t missing = 0;
+    double of_each = 0;  // seconds of the time so far that each of the missing answers for
+  };
+  std::array<Group, 3> groups;
+  const auto group_of = [&](const Arrival& arrival) -> Group& {
+    return groups[static_cast<size_t>(arrival.away)];
+  };
+  for (const Arrival& arrival : arrivals_) ++group_of(arrival).missing;
+  absl::Time before = begin_;
+  for (const Arrival& arrival : arrivals_) {
+    Group& waited_for =
+        *absl::c_find_if(groups, [](const Group& group) { return group.missing > 0; });
+    waited_for.of_each += absl::ToDoubleSeconds(arrival.time - before) / waited_for.missing;
+    before = arrival.time;
+    seconds[arrival.rank] += group_of(arrival).of_each;
+    --group_of(arrival).missing;
+  }
 }
 
 void RoundMetrics::Merge(const RoundMetrics& other) {

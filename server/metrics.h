@@ -37,6 +37,42 @@ class DurationHistogram {
   double sum_seconds_ = 0;
 };
 
+// When the ranks' frames came to a round, and so for whom it was gathered that long. Not
+// thread-safe.
+class FrameArrivals {
+ public:
+  // What a round that does without a rank knows of it. Those that come first here are waited for
+  // first.
+  enum class Away { kNot, kAbsent, kForGood };
+
+  // With the first frame.
+  FrameArrivals(uint32_t world_size, absl::Time begin);
+
+  // The rank's frame is there; or, if it is away, or only late, the round is to close without it.
+  // Times that go back, as they do when they are taken before a lock is, count as the one before.
+  void Add(uint32_t rank, absl::Time now, Away away = Away::kNot);
+  // It takes that back, and is missing until its next frame is there, as if this had not come.
+  void Remove(uint32_t rank);
+
+  // From the first frame to the last, or until nobody was waited for any more.
+  absl::Duration gathering() const { return newest_ - begin_; }
+  // Adds to each rank's seconds what it has of that: each moment belongs, in equal parts, to the
+  // ranks that are missing then: to those that are not away, to the absent ones only when all
+  // others are here, and to who is away for good when those are here too. Requires that all ranks
+  // have been added.
+  void AddShares(std::vector<double>& seconds) const;
+
+ private:
+  struct Arrival {
+    uint32_t rank;
+    absl::Time time;
+    Away away;
+  };
+  absl::Time begin_;
+  absl::Time newest_;
+  std::vector<Arrival> arrivals_;  // by their times; of each rank one at most
+};
+
 // Of the rounds of a chunk, or of several, that this process has closed, and of their frames. A
 // resend's payload counts again.
 struct RoundMetrics {
@@ -55,8 +91,8 @@ struct RoundMetrics {
   // What payloads with numbers would have in fp32.
   uint64_t float32_bytes_received = 0;
   uint64_t float32_bytes_sent = 0;
-  // By rank: how long rounds were gathered because of it. Of the time in which several were
-  // missing, each has an equal share; all of them add up to `gathering`.
+  // By rank: how long rounds were gathered because of it, as FrameArrivals shares it. All of them
+  // add up to `gathering`.
   std::vector<double> straggler_seconds;
 
   // As many ranks as there are here, or none here.

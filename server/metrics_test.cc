@@ -157,6 +157,21 @@ TEST_F(MetricsTest, ARoundThatClosesWithoutARankIsPartialAndThatRankWasWaitedFor
   EXPECT_THAT(job.status.absent_ranks(), ElementsAre(1));
 }
 
+TEST_F(MetricsTest, ARankThatStaysAbsentIsNotWaitedForAgain) {
+  Join(/*world_size=*/3, /*min_workers=*/1);
+  for (uint32_t rank : {0, 1}) Send({.rank = rank}, ONE_BIT);
+  now_ += absl::Seconds(1);
+  aggregator_.CloseLateRounds();
+  Send({.rank = 0, .step = 1}, ONE_BIT);
+  now_ += absl::Milliseconds(500);
+  Send({.rank = 1, .step = 1}, ONE_BIT);
+  aggregator_.CloseLateRounds();
+  const RoundMetrics rounds = Metrics().rounds;
+  EXPECT_EQ(rounds.rounds_partial, 2);
+  EXPECT_THAT(rounds.straggler_seconds,
+              ElementsAre(0, DoubleNear(0.5, kTolerance), DoubleNear(1, kTolerance)));
+}
+
 TEST_F(MetricsTest, ARankThatBecomesLateIsNamedWithTheRoundInJson) {
   Join(/*world_size=*/2, /*min_workers=*/1);
   Send({.rank = 0, .chunk = 1}, ONE_BIT);

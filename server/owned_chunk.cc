@@ -177,7 +177,7 @@ void OwnedChunk::Contribute(Frame frame, absl::Time now, Done done, const Room::
     return Finish(std::move(done), AskForReplay(std::min(header.step(), open_step_)), ended);
   }
   if (listens) {
-    if (header.step() == open_step_) LearnLateRanks(header);
+    if (header.step() == open_step_) LearnLateRanks(header, now);
     Listen(header, now, std::move(done), ended);
     return CloseIfComplete(now, ended);
   }
@@ -214,9 +214,9 @@ absl::Status OwnedChunk::Add(const FrameHeader& header, Frame frame, absl::Time 
   if (is_first) {
     open_.emplace(world_size_, header, now);
     const auto late_ranks = late_ranks_.find(open_step_);
-    if (late_ranks != late_ranks_.end()) open_->round.LeaveOut(late_ranks->second);
+    if (late_ranks != late_ranks_.end()) LeaveOutAsBefore(late_ranks->second, now);
   }
-  LearnLateRanks(header);
+  LearnLateRanks(header, now);
   if (open_->round.IsLate(header.rank())) return absl::OkStatus();  // it gets the answer
 
   const bool is_new = !open_->round.Has(header.rank());
@@ -231,13 +231,13 @@ absl::Status OwnedChunk::Add(const FrameHeader& header, Frame frame, absl::Time 
     }
   }
   open_->largest_payload = std::max(open_->largest_payload, payload_bytes);
-  const uint32_t missing = open_->round.missing();
   if (absl::Status status = open_->round.Contribute(std::move(frame)); !status.ok()) {
     open_->room.Give(taken);
     return status;
   }
   if (is_new) {
-    CountWait({header.rank()}, missing, now);
+    open_->newest_arrival = std::max(open_->newest_arrival, now);
+    open_->arrivals.Add(header.rank(), now);
     open_->trace.AddFrame(header, payload_bytes);
   }
   return absl::OkStatus();
@@ -299,6 +299,7 @@ uint64_t OwnedChunk::Withdraw(uint32_t rank, uint64_t incarnation) {
   if (!open_ || !open_->round.Has(rank)) return open_step_;
   if (IsDecided()) return open_step_ + 1;
   open_->round.Drop(rank);
+  open_->arrivals.Remove(rank);
   ForgetIfEmpty();
   return open_step_;
 }
@@ -379,14 +380,22 @@ void OwnedChunk::AnswerListeners(EndedCalls& ended) {
   }
 }
 
-void OwnedChunk::LearnLateRanks(const FrameHeader& header) {
+void OwnedChunk::LearnLateRanks(const FrameHeader& header, absl::Time now) {
   if (!earlier_ || header.late_ranks().empty()) return;
   // What is written down goes first: it is the same, or another fault has come to this one.
   const bool rounds_wait_for_all = round_deadline_ == absl::InfiniteDuration();
   if (rounds_wait_for_all || late_ranks_.count(open_step_)) return;
   std::vector<uint32_t>& ranks = late_ranks_[open_step_];
   ranks.assign(header.late_ranks().begin(), header.late_ranks().end());
-  if (open_) open_->round.LeaveOut(ranks);
+  if (open_) LeaveOutAsBefore(ranks, now);
+}
+
+void OwnedChunk::LeaveOutAsBefore(const std::vector<uint32_t>& ranks, absl::Time now) {
+  open_->round.LeaveOut(ranks);
+  for (const uint32_t rank : ranks) {
+    open_->arrivals.Remove(rank);
+    open_->arrivals.Add(rank, now, FrameArrivals::Away::kForGood);
+  }
 }
 
 std::vector<uint32_t> OwnedChunk::LeaveOut(const Attendance& attendance, absl::Time now) {
@@ -405,21 +414,23 @@ void OwnedChunk::LeaveOutMissing(const Attendance& attendance, absl::Time now) {
   // Those that an earlier process left out, if this is such a round, stay out: nobody has had the
   // answer without them, but their frames may be gone.
   std::vector<uint32_t> ranks = open_->round.MissingRanks();
+  const auto away = [&](uint32_t rank) {
+    if (attendance.has_left[rank]) return FrameArrivals::Away::kForGood;
+    const bool is_absent = attendance.is_absent[rank] || attendance.first_step[rank] > open_step_;
+    return is_absent ? FrameArrivals::Away::kAbsent : FrameArrivals::Away::kNot;
+  };
   // When all that are missing are absent the round ends with the last frame, which it waited for.
   // Unless they became absent just now: in another chunk, whose deadline was a little earlier.
   if (open_->IsPast(round_deadline_, now) || now >= open_->newest_arrival + round_deadline_ / 2) {
     // Who is away is waited for only when nobody else is.
-    const auto away = [&](uint32_t rank) {
-      return std::pair<bool, bool>(attendance.has_left[rank], attendance.is_absent[rank]);
-    };
-    std::pair<bool, bool> least = away(ranks.front());
+    FrameArrivals::Away least = away(ranks.front());
     for (const uint32_t rank : ranks) least = std::min(least, away(rank));
     for (const uint32_t rank : ranks) {
       if (away(rank) == least) open_->trace.AddMissing(rank);
     }
   }
-  CountWait(ranks, ranks.size(), now);
   for (const uint32_t rank : ranks) {
+    open_->arrivals.Add(rank, now, away(rank));
     if (earlier_) earlier_->SetLeftOut(rank, open_step_);
   }
   absl::c_copy(open_->round.late_ranks(), std::back_inserter(ranks));
@@ -735,16 +746,9 @@ OwnedChunk::Progress OwnedChunk::progress() const {
   return progress;
 }
 
-void OwnedChunk::CountWait(absl::Span<const uint32_t> ranks, uint32_t missing, absl::Time now) {
-  // Times are taken before the lock is.
-  const absl::Duration waited = std::max(now - open_->newest_arrival, absl::ZeroDuration());
-  open_->newest_arrival += waited;
-  open_->share_of_each += absl::ToDoubleSeconds(waited) / missing;
-  for (const uint32_t rank : ranks) metrics_.straggler_seconds[rank] += open_->share_of_each;
-}
-
 void OwnedChunk::CountRound(const Answer& answer, absl::Time now, absl::Duration averaging) {
-  metrics_.gathering.Add(open_->newest_arrival - open_->since);
+  metrics_.gathering.Add(open_->arrivals.gathering());
+  open_->arrivals.AddShares(metrics_.straggler_seconds);
   metrics_.holding.Add(now - open_->completed.value_or(now));
   metrics_.averaging.Add(averaging);
   if (open_->round.error_scale() != 1) ++metrics_.errors_rescaled;

@@ -250,10 +250,15 @@ class OwnedChunk {
   };
   struct OpenRound {
     OpenRound(uint32_t world_size, const FrameHeader& first, absl::Time now)
-        : since(now), newest_arrival(now), round(world_size), calls(world_size), trace(first) {}
+        : since(now),
+          newest_arrival(now),
+          arrivals(world_size, now),
+          round(world_size),
+          calls(world_size),
+          trace(first) {}
     absl::Time since;
     absl::Time newest_arrival;
-    double share_of_each = 0;  // seconds of the time so far that each missing rank answers for
+    FrameArrivals arrivals;
     std::optional<absl::Time> completed;
     Round round;
     bool is_late_durable = true;     // what the round leaves out
@@ -320,9 +325,6 @@ class OwnedChunk {
   // Of the open round, when nothing of it is here any more.
   void ForgetIfEmpty() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The open round waits no longer for these ranks, of those that were missing until now.
-  void CountWait(absl::Span<const uint32_t> ranks, uint32_t missing, absl::Time now)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The open round closes with that answer, after that much arithmetic.
   void CountRound(const Answer& answer, absl::Time now, absl::Duration averaging)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -343,7 +345,11 @@ class OwnedChunk {
   // Whether the open round closes, or may have closed before a crash, with the frames that it has.
   bool IsDecided() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // From a rank that has had the open round's answer: without whom it closed.
-  void LearnLateRanks(const FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LearnLateRanks(const FrameHeader& header, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // As an earlier process did: the open round closes without these.
+  void LeaveOutAsBefore(const std::vector<uint32_t>& ranks, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The open round gives back the errors of a checkpoint: what each rank has is needed.
   bool Restores() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return open_step_ < layout_.options().first_step();

@@ -24,6 +24,8 @@
 namespace signpost {
 namespace {
 
+using ::testing::DoubleEq;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Pair;
@@ -456,6 +458,73 @@ TEST_F(OwnedChunkTest, ATraceSaysWhomARoundWaitedForThatClosesWithoutHim) {
 
   for (uint32_t rank : {0, 1, 2, 3}) Send(rank, 3);
   close(3, absl::Seconds(1), 3, {});  // it came last
+}
+
+TEST_F(OwnedChunkTest, AFrameThatIsTakenBackNeverCame) {
+  Send(0, 0);
+  now_ += absl::Seconds(3);  // for ranks 1, 2 and 3
+  Send(1, 0);
+  now_ += absl::Seconds(3);
+  Send(3, 0);
+  chunk_->Withdraw(1, kGone);
+  now_ += absl::Seconds(3);
+  Send(1, 0);
+  now_ += absl::Seconds(3);  // for rank 2
+  Send(2, 0);
+  EXPECT_THAT(MetricsOf(*chunk_).straggler_seconds,
+              ElementsAre(0, DoubleEq(1 + 1 + 1.5), DoubleEq(1 + 1 + 1.5 + 3), DoubleEq(1 + 1)));
+  EXPECT_DOUBLE_EQ(MetricsOf(*chunk_).gathering.sum_seconds(), 12);
+}
+
+TEST_F(OwnedChunkTest, WhoIsAbsentIsWaitedForWhenNobodyElseIsMissing) {
+  attendance_.is_absent[2] = attendance_.has_left[3] = true;
+  Send(0, 0);
+  now_ += absl::Milliseconds(500);
+  Send(1, 0);
+  EXPECT_THAT(LeaveOutAfter(absl::Milliseconds(250)), ElementsAre(2, 3));
+  chunk_->SetLateRanksDurable(now_);
+  EXPECT_THAT(MetricsOf(*chunk_).straggler_seconds, ElementsAre(0, 0.5, 0.25, 0))
+      << "and not for who has left";
+  EXPECT_EQ(MetricsOf(*chunk_).gathering.sum_seconds(), 0.75);
+}
+
+TEST_F(OwnedChunkTest, NoRoundWaitsForARankThatComesBackForALaterOne) {
+  attendance_.first_step[3] = 1;
+  for (uint32_t rank : {0, 1}) Send(rank, 0);
+  EXPECT_THAT(LeaveOutAfter(absl::Seconds(1)), ElementsAre(2, 3));
+  chunk_->SetLateRanksDurable(now_);
+  EXPECT_THAT(MetricsOf(*chunk_).straggler_seconds, ElementsAre(0, 0, 1, 0));
+}
+
+TEST_F(OwnedChunkTest, ARoundThatIsForgottenWaitedForNobody) {
+  Send(0, 0);
+  now_ += absl::Seconds(1);
+  Send(1, 0);
+  for (uint32_t rank : {0, 1}) {
+    chunk_->Withdraw(rank, kGone);
+    chunk_->EndCallsOf(rank);
+  }
+  EXPECT_THAT(MetricsOf(*chunk_).straggler_seconds, Each(0));
+  EXPECT_EQ(MetricsOf(*chunk_).gathering.count(), 0);
+}
+
+TEST_F(RestoredChunkTest, WhomAnEarlierProcessLeftOutIsWaitedForUntilThatIsTold) {
+  Restore({});
+  Send(0, kOpenStep);
+  now_ += absl::Seconds(1);  // for rank 1
+  Send(1, kOpenStep);
+  now_ += absl::Seconds(2);  // for ranks 2 and 3
+  ListenAgain(0, kOpenStep, /*late_ranks=*/{2, 3});
+  EXPECT_THAT(MetricsOf(*chunk_).straggler_seconds, ElementsAre(0, 1, 1, 1));
+  EXPECT_EQ(MetricsOf(*chunk_).gathering.sum_seconds(), 3);
+}
+
+TEST_F(RestoredChunkTest, ItIsNoneOfTheRoundsWhenThatIsKnown) {
+  Restore({{kOpenStep, {2, 3}}});
+  Send(0, kOpenStep);
+  now_ += absl::Seconds(1);
+  Send(1, kOpenStep);
+  EXPECT_THAT(MetricsOf(*chunk_).straggler_seconds, ElementsAre(0, 1, 0, 0));
 }
 
 TEST_F(OwnedChunkTest, WhenARankSeemsGoneASnapshotIsDueThatNeedsNoFramesOfIt) {
