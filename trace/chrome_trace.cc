@@ -79,7 +79,7 @@ Json ArgumentsOf(const Event& event, const Timeline& timeline) {
 
 bool IsMoment(Kind kind) {
   return kind == Kind::kFrame || kind == Kind::kMissing || kind == Kind::kAnswer ||
-         kind == Kind::kReplay || kind == Kind::kRetry;
+         kind == Kind::kReplay || kind == Kind::kRetry || kind == Kind::kFailed;
 }
 
 std::string EntryOf(const Event& event, const Timeline& timeline, size_t pid, size_t tid) {

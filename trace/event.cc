@@ -30,6 +30,7 @@ constexpr KindName kNames[] = {
     {Kind::kAverage, "average", Row::kRounds},
     {Kind::kSnapshot, "snapshot", Row::kSnapshots},
     {Kind::kMissing, "missing", Row::kRounds},
+    {Kind::kFailed, "failed", Row::kExchanges},
 };
 
 constexpr bool EachIsAtItsPlace() {

@@ -37,9 +37,11 @@ enum class Kind : uint8_t {
   kHold,
   kAverage,
   kSnapshot,
-  kMissing,  // the last one, as recordings have their numbers
+  kMissing,
+  // New ones come last, as recordings have their numbers. A worker's.
+  kFailed,
 };
-inline constexpr int kKinds = static_cast<int>(Kind::kMissing) + 1;
+inline constexpr int kKinds = static_cast<int>(Kind::kFailed) + 1;
 
 // The row of a process's picture that an event is in. Of kExchanges and kRounds there are as many
 // as there are at a time.

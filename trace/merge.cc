@@ -79,13 +79,13 @@ std::vector<std::string> DescribeUnmatched(const Timeline& timeline) {
   if (!what.empty()) {
     lines.push_back(absl::StrCat(absl::StrJoin(what, " and "),
                                  " have no arrows: their other ends were recorded by nobody, were "
-                                 "overwritten, or had not come yet"));
+                                 "overwritten, had not come yet, or had failed"));
   }
   if (not_taken > 0) {
     lines.push_back(absl::StrCat(not_taken,
                                  " exchanges of workers have no arrows: their rounds had closed "
-                                 "without them, or an aggregator that was started again asked for "
-                                 "earlier frames"));
+                                 "without them, an aggregator that was started again asked for "
+                                 "earlier frames, or they failed"));
   }
   return lines;
 }

@@ -182,8 +182,8 @@ TEST_F(MergeTest, SaysHowManyFramesCameWhenTheirRoundsHadClosed) {
   EXPECT_THAT(Describe(Join({rank, late, aggregator})),
               ElementsAre(_,
                           "1 exchanges of workers have no arrows: their rounds had closed "
-                          "without them, or an aggregator that was started again asked for "
-                          "earlier frames"));
+                          "without them, an aggregator that was started again asked for "
+                          "earlier frames, or they failed"));
 }
 
 }  // namespace

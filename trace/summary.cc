@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -416,6 +417,7 @@ class Ways {
     for (const Process& process : timeline.processes) {
       for (const Event& event : process.events) {
         if (event.kind == Kind::kRetry) retries_[{KeyOf(event), event.rank}].push_back(event);
+        if (event.kind == Kind::kFailed) failed_.insert({KeyOf(event), event.rank});
       }
     }
     for (const Arrow& arrow : timeline.arrows) Add(arrow);
@@ -471,7 +473,9 @@ class Ways {
     }
   }
 
+  // Or could not be sent: what failed may be sent again, as another exchange.
   bool WasSentAgain(const Event& exchange) const {
+    if (failed_.contains({KeyOf(exchange), exchange.rank})) return true;
     const auto found = retries_.find({KeyOf(exchange), exchange.rank});
     return found != retries_.end() &&
            std::any_of(found->second.begin(), found->second.end(),
@@ -481,6 +485,7 @@ class Ways {
   const Timeline& timeline_;
   const Stages& stages_;
   absl::flat_hash_map<std::pair<RoundKey, uint32_t>, std::vector<Event>> retries_;
+  absl::flat_hash_set<std::pair<RoundKey, uint32_t>> failed_;
   std::map<std::tuple<uint16_t, absl::string_view, std::string>, WayTime> ways_;
   int64_t off_ = 0;
   uint64_t unknown_ = 0;

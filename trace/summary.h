@@ -68,7 +68,7 @@ struct ChunkTime {
 
 // Between all workers and one aggregator, or one worker and all aggregators. The way in is from a
 // frame's sending until an aggregator takes it into its round, the way back likewise. Frames that
-// were sent again are left out: their time is an outage's.
+// were sent again, or whose exchange failed, are left out: their time is an outage's.
 struct WayTime {
   std::string job;
   std::string stage;  // as WorkerSteps

@@ -450,6 +450,31 @@ rank 0          job       2  10.500    16.000
 )"));
 }
 
+// Rank 1's exchange of chunk 1 gave up at 60, before the answer at 70, and another had what was
+// answered then.
+TEST(Summary, LeavesOutTheWayOfAFrameWhoseExchangeFailed) {
+  std::vector<Recording> recordings = AFarAggregator("");
+  Recording& rank = recordings[3];
+  Event& exchange = rank.events.at(1);
+  ASSERT_EQ(exchange.chunk, 1);
+  exchange.end = 60 * kMillisecond;
+  Event again = exchange, failed = exchange;
+  failed.kind = Kind::kFailed;
+  failed.begin = failed.end;
+  again.begin = 75 * kMillisecond;
+  again.end = 80 * kMillisecond;
+  rank.events.insert(rank.events.end(), {failed, again});
+  EXPECT_THAT(Format(Summarise(Join(recordings)), /*with_steps=*/false), testing::HasSubstr(R"(
+aggregator 1/2  job       1  20.000    30.000
+aggregator 0/2  job       2   1.000     2.000
+rank 0          job       2  10.500    16.000
+rank 1          job       1   1.000     2.000
+)"));
+  rank.events.pop_back();  // there was no other
+  EXPECT_THAT(Format(Summarise(Join(recordings)), /*with_steps=*/false),
+              testing::HasSubstr("\naggregator 1/2  job       1  20.000    30.000\n"));
+}
+
 TEST(Summary, SaysHowWellTheClocksKnowAWay) {
   // The clocks know the sum alone, and take half of it for each.
   EXPECT_THAT(Format(Summarise(Join(AFarAggregator("far"))), /*with_steps=*/false),

@@ -77,6 +77,21 @@ EventsOfFrame EventsOf(const Timeline& timeline, Kind kind) {
   return events;
 }
 
+// The exchanges that an answer ended.
+EventsOfFrame AnsweredOf(EventsOfFrame exchanges, const Timeline& timeline) {
+  for (const auto& [key, failures] : EventsOf(timeline, Kind::kFailed)) {
+    const auto found = exchanges.find(key);
+    if (found == exchanges.end()) continue;
+    for (const EventId failed : failures) {
+      std::erase_if(found->second, [&](EventId id) {
+        return id.process == failed.process && timeline.At(id).end == timeline.At(failed).begin;
+      });
+    }
+    if (found->second.empty()) exchanges.erase(found);
+  }
+  return exchanges;
+}
+
 // Of frames and answers that cannot be mistaken for others.
 void AddMessages(const Timeline& timeline, const EventsOfFrame& exchanges, Kind kind,
                  Clocks& clocks) {
@@ -101,7 +116,7 @@ void CompareClocks(Timeline& timeline) {
   Clocks clocks(timeline.hosts.size());
   const EventsOfFrame exchanges = EventsOf(timeline, Kind::kExchange);
   AddMessages(timeline, exchanges, Kind::kFrame, clocks);
-  AddMessages(timeline, exchanges, Kind::kAnswer, clocks);
+  AddMessages(timeline, AnsweredOf(exchanges, timeline), Kind::kAnswer, clocks);
   const std::vector<std::optional<Clocks::Offset>> offsets = clocks.Solve();
   const int64_t wall_of_first = timeline.hosts[0].offset;
   for (size_t i = 0; i < timeline.hosts.size(); ++i) {
@@ -145,6 +160,14 @@ EventId UnderWayAt(int64_t time, const std::vector<EventId>& exchanges, const Ti
   });
 }
 
+// By one clock: it would have come before it was sent, so it belongs to something else.
+bool IsBackwards(const Arrow& arrow, const Timeline& timeline) {
+  const Event& to = timeline.At(arrow.to);
+  const int64_t came = to.kind == Kind::kFrame ? to.begin : to.end;
+  return timeline.processes[arrow.from.process].host == timeline.processes[arrow.to.process].host &&
+         came < timeline.At(arrow.from).begin;
+}
+
 bool IsInRound(EventId id, const absl::flat_hash_map<RoundKey, std::vector<EventId>>& rounds,
                const Timeline& timeline) {
   const Event& event = timeline.At(id);
@@ -175,6 +198,7 @@ Timeline Join(std::vector<Recording> recordings) {
 
 void FindArrows(Timeline& timeline) {
   const EventsOfFrame exchanges = EventsOf(timeline, Kind::kExchange);
+  const EventsOfFrame answered = AnsweredOf(exchanges, timeline);
   absl::flat_hash_map<RoundKey, std::vector<EventId>> rounds;
   for (const auto& [key, events] : EventsOf(timeline, Kind::kRound)) {
     for (const EventId id : events) rounds[key.first].push_back(id);
@@ -184,11 +208,13 @@ void FindArrows(Timeline& timeline) {
     for (size_t i = 0; i < all.size(); ++i) {
       const EventId id = {process, i};
       if (all[i].kind != Kind::kFrame && all[i].kind != Kind::kAnswer) continue;
-      const auto sent = exchanges.find(FrameKeyOf(all[i]));
-      if (sent == exchanges.end() || !IsInRound(id, rounds, timeline)) continue;
+      const bool is_frame = all[i].kind == Kind::kFrame;
+      const EventsOfFrame& candidates = is_frame ? exchanges : answered;
+      const auto sent = candidates.find(FrameKeyOf(all[i]));
+      if (sent == candidates.end() || !IsInRound(id, rounds, timeline)) continue;
       const EventId exchange = UnderWayAt(all[i].begin, sent->second, timeline);
-      timeline.arrows.push_back(all[i].kind == Kind::kFrame ? Arrow{exchange, id}
-                                                            : Arrow{id, exchange});
+      const Arrow arrow = is_frame ? Arrow{exchange, id} : Arrow{id, exchange};
+      if (!IsBackwards(arrow, timeline)) timeline.arrows.push_back(arrow);
     }
   }
 }

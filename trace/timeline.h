@@ -68,7 +68,7 @@ Timeline Join(std::vector<Recording> recordings);
 
 // Finds the arrows of a timeline that has none. Where a frame has been sent several times, its
 // arrival belongs to the exchange that was under way then. Frames that no exchange, or no round, is
-// recorded of have none, and neither have such answers.
+// recorded of have none, and neither have such answers, nor those to exchanges that had failed.
 void FindArrows(Timeline& timeline);
 
 // What a round, its frames and answers and all exchanges for it have in common.

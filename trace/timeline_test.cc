@@ -106,6 +106,33 @@ TEST(Join, GivesAFrameThatWasSentTwiceToTheExchangeThatWasUnderWay) {
   EXPECT_EQ(timeline.arrows[0].from, (EventId{0, 0}));
 }
 
+// The worker gives up before the round closes, and says nothing of its clock by that.
+TEST(Join, HasNoArrowFromAnAnswerToAnExchangeThatHadFailed) {
+  std::vector<Recording> recordings = Exchanges(0, 0, 1);
+  Event& exchange = recordings[1].events[0];
+  exchange.end = recordings[0].events[1].begin - kMillisecond / 2;
+  Event failed = exchange;
+  failed.kind = Kind::kFailed;
+  failed.begin = failed.end;
+  recordings[1].events.push_back(failed);
+  const Timeline timeline = Join(std::move(recordings));
+  ASSERT_EQ(timeline.arrows.size(), 1);
+  EXPECT_EQ(timeline.At(timeline.arrows[0].to).kind, Kind::kFrame);
+  EXPECT_FALSE(timeline.hosts[1].bound.has_value());
+}
+
+// What had been sent before was overwritten.
+TEST(Join, HasNoArrowThatGoesBackInTime) {
+  std::vector<Recording> recordings = Exchanges(0, 0, 1);
+  for (Recording& recording : recordings) recording.clock = "A";
+  Event& later = recordings[1].events[0];
+  later.begin += 1000 * kMillisecond;
+  later.end += 1000 * kMillisecond;
+  const Timeline timeline = Join(std::move(recordings));
+  ASSERT_EQ(timeline.arrows.size(), 1);
+  EXPECT_EQ(timeline.At(timeline.arrows[0].from).kind, Kind::kAnswer);
+}
+
 TEST(Join, HasNoArrowToAFrameOfWhichNoRoundIsKnown) {
   std::vector<Recording> recordings = Exchanges(0, 0, 1);
   std::erase_if(recordings[0].events, [](const Event& e) { return e.kind == Kind::kRound; });

@@ -14,6 +14,17 @@
 #include "trace/span.h"
 
 namespace signpost {
+namespace {
+
+// At the exchange's end.
+void RecordFailure(trace::Event exchange) {
+  exchange.kind = trace::Kind::kFailed;
+  exchange.begin = exchange.end;
+  exchange.bytes = exchange.codec = 0;
+  trace::Record(exchange);
+}
+
+}  // namespace
 
 ChunkExchanges::ChunkExchanges(Shards& shards, const Layout& layout, Deliver deliver)
     : shards_(shards),
@@ -52,6 +63,7 @@ void ChunkExchanges::Exchange(uint32_t chunk, uint64_t step) {
       [deliver = deliver_, chunk, sent](absl::StatusOr<Answer> answer) mutable {
         if (trace::IsOn()) sent.end = trace::Now();
         trace::Record(sent);
+        if (!answer.ok()) RecordFailure(sent);
         deliver(chunk, std::move(answer));
       });
 }

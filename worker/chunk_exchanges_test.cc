@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "absl/status/status.h"
 #include "proto/layout.h"
 #include "proto/try_again.h"
+#include "trace/merge.h"
+#include "trace/recorder.h"
 #include "worker/channel.h"
 
 namespace signpost {
@@ -66,6 +69,16 @@ class NotingChannel : public Channel {
   const uint32_t shard_;
 };
 
+// Sends nothing.
+class FailingChannel final : public NotingChannel {
+ public:
+  using NotingChannel::NotingChannel;
+  void Exchange(const FrameHeader&, std::shared_ptr<const Payload>, absl::Time,
+                ExchangeDone done) override {
+    done(absl::CancelledError("the channel was closed"));
+  }
+};
+
 Layout FourChunks() {
   Tensor tensor;
   tensor.set_name("a");
@@ -77,10 +90,11 @@ Layout FourChunks() {
   return *Layout::Create({tensor}, options);
 }
 
+template <typename OneChannel = NotingChannel>
 std::vector<std::unique_ptr<Channel>> TwoChannels(Sent& sent, const bool& is_over) {
   std::vector<std::unique_ptr<Channel>> channels;
   for (uint32_t shard = 0; shard < 2; ++shard) {
-    channels.push_back(std::make_unique<NotingChannel>(sent, is_over, shard));
+    channels.push_back(std::make_unique<OneChannel>(sent, is_over, shard));
   }
   return channels;
 }
@@ -356,6 +370,24 @@ TEST_F(ChunkExchangesTest, WhatKeepsTheAggregatorIsSaidWhenTimeRunsOut) {
   Send(1, 0);
   EXPECT_THAT(Receive(1, absl::DeadlineExceededError("no answer")).status().message(),
               HasSubstr("(shard 1 of 2): no answer; it has been writing a snapshot for 40.0 s"));
+}
+
+TEST_F(ChunkExchangesTest, ATraceSaysWhichExchangesHaveFailed) {
+  const std::string directory = testing::TempDir() + "/trace";
+  std::filesystem::remove_all(directory);
+  ASSERT_TRUE(trace::Start(directory, "the test").ok());
+  Shards cut_off(options_, layout_, TwoChannels<FailingChannel>(sent_, is_over_));
+  ChunkExchanges exchanges(cut_off, layout_, [](uint32_t, absl::StatusOr<Answer>) {});
+  exchanges.Send(
+      3, {cut_off.HeaderOf(3, 7, SKIP), std::make_shared<Payload>(SkipPayload(0)), ONE_BIT});
+  const absl::StatusOr<trace::Timeline> timeline = trace::ReadRecordings({directory});
+  ASSERT_TRUE(timeline.ok()) << timeline.status();
+  const std::vector<trace::Event>& events = timeline->processes.at(0).events;
+  ASSERT_EQ(events.size(), 2);
+  EXPECT_EQ(events[0].kind, trace::Kind::kExchange);
+  EXPECT_EQ(events[1].kind, trace::Kind::kFailed);
+  EXPECT_EQ(trace::KeyOf(events[1]), trace::KeyOf(events[0]));
+  EXPECT_EQ(events[1].begin, events[0].end);
 }
 
 }  // namespace
