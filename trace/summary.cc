@@ -98,6 +98,7 @@ class Stages {
     for (const Process& process : timeline.processes) {
       for (const Event& event : process.events) {
         if (event.kind == Kind::kLocalStep) of_job_[event.job].insert(kLocal);
+        if (event.kind == Kind::kStep) Raise(last_step_[event.job], event.step);
         if (event.kind != Kind::kExchange && event.kind != Kind::kFrame) continue;
         // Who skips a round sends next to nothing.
         Event& most = most_[{event.job, event.epoch, event.step}];
@@ -110,6 +111,7 @@ class Stages {
       if (codec == kRestore) continue;
       of_job_[most.job].insert(codec);
       of_step_[{most.job, most.step}] = codec;
+      Raise(last_round_[most.job], most.step);
     }
   }
 
@@ -120,17 +122,21 @@ class Stages {
     return timeline_.Label(most->second.codec);
   }
   // Of a step of which no part is recorded. Steps have the numbers of their rounds in a job without
-  // local ones.
+  // local ones, which the worker of a node alone records: with them there are more steps.
   absl::string_view OfStep(const Event& step) const {
     const auto codec = of_step_.find({step.job, step.step});
     if (codec == of_step_.end() || !AreSeveral(step.job)) return "";
-    return of_job_.at(step.job).contains(kLocal) ? "" : codec->second;
+    const bool has_local_steps =
+        of_job_.at(step.job).contains(kLocal) || last_step_.at(step.job) > last_round_.at(step.job);
+    return has_local_steps ? "" : codec->second;
   }
   absl::string_view OfLocalStep(uint16_t job) const { return AreSeveral(job) ? kLocal : ""; }
 
  private:
   static constexpr absl::string_view kLocal = "local";
   static constexpr absl::string_view kRestore = "restore";
+
+  static void Raise(uint64_t& most, uint64_t number) { most = std::max(most, number); }
 
   bool AreSeveral(uint16_t job) const {
     const auto stages = of_job_.find(job);
@@ -142,6 +148,7 @@ class Stages {
   absl::flat_hash_map<std::tuple<uint16_t, uint64_t, uint64_t>, Event> most_;
   absl::flat_hash_map<std::pair<uint16_t, uint64_t>, absl::string_view> of_step_;
   std::map<uint16_t, std::set<absl::string_view>> of_job_;
+  std::map<uint16_t, uint64_t> last_step_, last_round_;  // by job
 };
 
 // Of a worker, by their ends.
@@ -210,7 +217,7 @@ std::map<absl::string_view, WorkerSteps> StepsOf(const WorkerEvents& events, con
     const absl::Duration inside = steps.In(begin, step.end);
     absl::Duration parts;
     absl::string_view stage = stages.OfStep(step);
-    bool has_round = false;
+    std::optional<uint64_t> round;
     const auto [first_part, end_parts] = EndingIn(events.parts, part, step.end);
     for (size_t i = first_part; i < end_parts; ++i) {
       const Event& part_of_it = events.parts[i];
@@ -218,8 +225,8 @@ std::map<absl::string_view, WorkerSteps> StepsOf(const WorkerEvents& events, con
       AddPart(part_of_it, time);
       if (part_of_it.kind == Kind::kLocalStep) {
         stage = stages.OfLocalStep(step.job);
-      } else if (part_of_it.chunk != kNone && !has_round) {
-        has_round = true;  // those that follow may be of steps that are caught up with
+      } else if (part_of_it.chunk != kNone && !round) {
+        round = part_of_it.step;  // those that follow may be of steps that are caught up with
         stage = stages.Of(part_of_it);
       }
       parts += DurationOf(part_of_it);
@@ -233,6 +240,7 @@ std::map<absl::string_view, WorkerSteps> StepsOf(const WorkerEvents& events, con
     time.outside = time.total - inside - time.other;
     WorkerSteps& worker = of_stages[stage];
     worker.steps.push_back(step.step);
+    worker.rounds.push_back(round);
     worker.times.push_back(time);
     worker.sum.Add(time);
   }
@@ -563,6 +571,12 @@ std::vector<std::string> Row(std::string name, std::string what, const StepTime&
   return row;
 }
 
+// 0/1 Adam's steps are more than its rounds.
+std::string NameOfStep(uint64_t step, std::optional<uint64_t> round) {
+  const bool is_another = round && *round != step;
+  return absl::StrCat("step ", step, is_another ? absl::StrCat(", round ", *round) : "");
+}
+
 std::string FormatWorkers(const Summary& summary, bool with_steps) {
   Table rows = {
       {"process", "", "a step", "outside", "other", "compress", "apply", "wire", "wait", "rest"}};
@@ -576,7 +590,7 @@ std::string FormatWorkers(const Summary& summary, bool with_steps) {
     }
     rows.push_back(std::move(shares));
     for (size_t i = 0; with_steps && i < worker.steps.size(); ++i) {
-      rows.push_back(Row("", absl::StrCat("step ", worker.steps[i]), worker.times[i], 1));
+      rows.push_back(Row("", NameOfStep(worker.steps[i], worker.rounds[i]), worker.times[i], 1));
     }
   }
   return Align(rows);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,7 +38,10 @@ struct WorkerSteps {
   std::string stage;
   uint32_t rank = 0;
   std::vector<uint64_t> steps;  // their numbers
-  std::vector<StepTime> times;  // likewise
+  // By step: its round, of which exchanges have the number. None if it had none, or no part of the
+  // step is recorded.
+  std::vector<std::optional<uint64_t>> rounds;
+  std::vector<StepTime> times;  // by step
   StepTime sum;
 };
 

@@ -314,16 +314,16 @@ TEST(Summary, TellsStepsByWhatWasSent) {
   const std::string text =
       Format(Summarise(Join({rank, other, AnAggregator()})), /*with_steps=*/true);
   EXPECT_THAT(text, testing::HasSubstr(R"(
-rank 0   1 step        60.000    0.000  0.000     1.000  0.000  0.000  0.000  59.000
-         job, fp32       100%       0%     0%        2%     0%     0%     0%     98%
-         step 0        60.000    0.000  0.000     1.000  0.000  0.000  0.000  59.000
-rank 0   1 step         2.000    0.000  0.000     0.000  1.000  0.000  0.000   1.000
-         job, local      100%       0%     0%        0%    50%     0%     0%     50%
-         step 2         2.000    0.000  0.000     0.000  1.000  0.000  0.000   1.000
-rank 0   2 steps        9.000    0.000  0.000     1.000  0.000  0.000  0.000   8.000
-         job, one-bit    100%       0%     0%       11%     0%     0%     0%     89%
-         step 1        10.000    0.000  0.000     1.000  0.000  0.000  0.000   9.000
-         step 3         8.000    0.000  0.000     1.000  0.000  0.000  0.000   7.000
+rank 0   1 step           60.000    0.000  0.000     1.000  0.000  0.000  0.000  59.000
+         job, fp32          100%       0%     0%        2%     0%     0%     0%     98%
+         step 0           60.000    0.000  0.000     1.000  0.000  0.000  0.000  59.000
+rank 0   1 step            2.000    0.000  0.000     0.000  1.000  0.000  0.000   1.000
+         job, local         100%       0%     0%        0%    50%     0%     0%     50%
+         step 2            2.000    0.000  0.000     0.000  1.000  0.000  0.000   1.000
+rank 0   2 steps           9.000    0.000  0.000     1.000  0.000  0.000  0.000   8.000
+         job, one-bit       100%       0%     0%       11%     0%     0%     0%     89%
+         step 1           10.000    0.000  0.000     1.000  0.000  0.000  0.000   9.000
+         step 3, round 2   8.000    0.000  0.000     1.000  0.000  0.000  0.000   7.000
 )"));
   EXPECT_THAT(text, testing::HasSubstr(R"(
 chunk 0, aggregator 0/1  job, fp32          1    40.000   3.000  0.000    1.000
@@ -331,6 +331,19 @@ chunk 0, aggregator 0/1  job, one-bit       1     5.000   3.000  0.000    1.000
 job, fp32: 1 chunk, and 3200 bytes in a frame, in the mean.
 job, one-bit: 1 chunk, and 68 bytes in a frame, in the mean.
 )"));
+}
+
+// The worker of its node, which took a local step, has recorded nothing: step 3 had round 2.
+TEST(Summary, TakesNoStepOfAProcessForThatOfARoundIfSomeHadNone) {
+  Written process("rank 0"), aggregator("aggregator 0/1");
+  for (uint64_t step = 0; step < 4; ++step) process.Add(Kind::kStep, step, step + 1, step);
+  for (uint64_t round = 0; round < 3; ++round) {
+    aggregator.Add(Kind::kFrame, round, round, round, 0).OfBytes(100, round == 2 ? kOneBit : kFp32);
+  }
+  const Summary summary = Summarise(Join({process, aggregator}));
+  ASSERT_EQ(summary.workers.size(), 1);
+  EXPECT_EQ(summary.workers[0].stage, "");
+  EXPECT_EQ(summary.workers[0].steps.size(), 4);
 }
 
 // It goes on from a checkpoint of step 1, in the same directory of recordings.
