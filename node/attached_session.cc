@@ -107,10 +107,15 @@ class AttachedSession::Connection final : private grpc::ClientBidiReactor<Reques
           absl::StrCat("the worker of this node cannot be at '", target_,
                        "': wanted unix:PATH, what `signpost worker` listens on (--listen)"));
     }
+    CountWhileRunning();
     const absl::Duration timeout = options.worker.join_timeout;
     const absl::Time deadline = SteadyNow() + timeout;
     const auto connects_until = [this](absl::Time time) {
-      return channel_->WaitForConnected(ToSystemClock(time));
+      while (!channel_->WaitForConnected(ToSystemClock(time))) {
+        // Otherwise this process has stood still, while gRPC's clock went on.
+        if (SteadyNow() >= time) return false;
+      }
+      return true;
     };
     bool is_there = connects_until(std::min(deadline, SteadyNow() + kSilence));
     if (!is_there) {

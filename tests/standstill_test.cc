@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <stdlib.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -120,6 +121,34 @@ TEST_F(StandstillTest, LongerThanTheJoinTimeoutEndsNoJoin) {
   const auto second = Start(1);
   EXPECT_EQ(first->End(), 0);
   EXPECT_EQ(second->End(), 0);
+}
+
+// A process of a node whose worker is not there.
+class ProcessWithoutWorker : public ProgramProcess {
+ public:
+  // Returns when it says that it waits.
+  explicit ProcessWithoutWorker(const std::string& node)
+      : ProgramProcess(
+            "demo-worker --hidden 8 --layers 1 --steps 2 2>&1",
+            absl::StrCat("SIGNPOST_JOB=job SIGNPOST_WORLD_SIZE=1 SIGNPOST_RANK=0 SIGNPOST_NODE=",
+                         node, " SIGNPOST_JOIN_TIMEOUT=", kPatience)) {
+    const std::string line = ReadLine();
+    EXPECT_NE(line.find("waiting for the worker of this node"), std::string::npos) << line;
+  }
+};
+
+TEST_F(StandstillTest, LongerThanTheJoinTimeoutEndsNoWaitForTheWorkerOfANode) {
+  char socket_directory[] = "/tmp/standstill.XXXXXX";  // its path has to be a short one
+  ASSERT_NE(mkdtemp(socket_directory), nullptr);
+  const std::string node = absl::StrCat("unix:", socket_directory, "/worker");
+  {
+    ProcessWithoutWorker process(node);
+    StandStill({&process});
+    ServerProcess worker(absl::StrCat("worker --processes 1 --rank 0 --world-size 1 --listen ",
+                                      node, " --aggregators ", aggregator_.target()));
+    EXPECT_EQ(process.End(), 0);
+  }
+  std::filesystem::remove_all(socket_directory);
 }
 
 }  // namespace
