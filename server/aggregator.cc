@@ -127,9 +127,10 @@ absl::Status Aggregator::Restore(StateDir::Recovered recovered) {
   absl::MutexLock lock(&mutex_);
   warnings_ = std::move(recovered.warnings);
   given_up_epochs_ = std::move(recovered.given_up);
+  known_epochs_ = std::move(recovered.known);
   for (JobState& state : recovered.jobs) {
     const JobId id = state.id;
-    restored_epochs_.push_back(id.epoch);
+    known_epochs_.push_back(id.epoch);
     last_epoch_ = std::max(last_epoch_, id.epoch);
     const OpenSteps saved_steps = OpenStepsOf(state);
     const std::vector<uint64_t> incarnations = state.incarnations;
@@ -499,7 +500,7 @@ absl::Status Aggregator::NotHereError(const FrameHeader& header) const {
         "what this aggregator had written down of it cannot be read, and --allow-error-reset has "
         "given it up.";
   } else if ((header.epoch() > first_epoch_ && header.epoch() <= last_epoch_) ||
-             is_in(restored_epochs_)) {
+             is_in(known_epochs_)) {
     return TryAgain(absl::FailedPreconditionError(absl::StrCat(what, "it is over")));
   } else {
     why = state_dir_ == nullptr

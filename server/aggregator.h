@@ -123,7 +123,9 @@ class Aggregator {
   //                        is not complete; or another process has replaced this one, or the
   //                        sender in its rank; or the wait ended because a rank left, which is
   //                        named, or because the job gave way to another
-  //   DATA_LOSS            an earlier process served the job, and what it wrote down is not here
+  //   DATA_LOSS            an earlier process served the job, and what it wrote down is not here,
+  //   not
+  //                        even that it was forgotten
   //   UNAVAILABLE          after Drain, and for calls that it found waiting
   // `peer` as in Join.
   void Exchange(Frame frame, ExchangeDone done, std::string peer = {}) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -282,7 +284,8 @@ class Aggregator {
   Jobs jobs_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> warnings_ ABSL_GUARDED_BY(mutex_);      // from when it was started
   std::vector<uint64_t> given_up_epochs_ ABSL_GUARDED_BY(mutex_);  // likewise
-  std::vector<uint64_t> restored_epochs_ ABSL_GUARDED_BY(mutex_);  // likewise
+  // Likewise: of jobs that the state directory had a snapshot of, then or before.
+  std::vector<uint64_t> known_epochs_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_epoch_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<Writing> writing_ ABSL_GUARDED_BY(mutex_);

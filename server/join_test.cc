@@ -835,8 +835,38 @@ TEST_F(Forgotten, ADayAfterARestart) {
   EXPECT_FALSE(IsHere());
   const ExchangeResult late = Exchange(*aggregator_, FrameOf(epoch, {.rank = 0}, FLOAT32));
   EXPECT_TRUE(late.is_to_be_tried_again()) << late.message();
+  for (int i = 0; i < 2; ++i) {
+    Start();
+    EXPECT_FALSE(IsHere());
+    const ExchangeResult later = Exchange(*aggregator_, FrameOf(epoch, {.rank = 0}, FLOAT32));
+    EXPECT_TRUE(later.is_to_be_tried_again()) << later.message();
+  }
+}
+
+// Rank 0 has come anew, and rank 1 sends a frame of the job before when another process of the
+// aggregator is there, which has neither job.
+TEST_F(Forgotten, ForOneThatHadNotBegunWhenTheAggregatorDied) {
+  Start();
+  const uint64_t epoch = Begin();
+  connections_.erase("0");
+  EXPECT_TRUE(JoinFrom(*aggregator_, JoinOfAnotherProcess(0), "new").waits());
+  ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
   Start();
   EXPECT_FALSE(IsHere());
+  const ExchangeResult late = Exchange(*aggregator_, FrameOf(epoch, {.rank = 1}, FLOAT32));
+  EXPECT_TRUE(late.is_to_be_tried_again()) << late.message();
+}
+
+TEST_F(Forgotten, JobsThatWereNeverThereAreNot) {
+  Start();
+  const uint64_t epoch = Begin();
+  connections_.clear();
+  clock_.Advance(absl::Hours(24));
+  EXPECT_FALSE(IsHere());
+  Start();
+  const ExchangeResult other = Exchange(*aggregator_, FrameOf(epoch - 1, {.rank = 0}, FLOAT32));
+  EXPECT_EQ(other.code(), absl::StatusCode::kDataLoss) << other.message();
+  EXPECT_FALSE(other.is_to_be_tried_again());
 }
 
 TEST_F(Forgotten, NotWhileSomebodyWaitsForItToBegin) {

@@ -15,6 +15,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -30,6 +31,10 @@ constexpr char kIdentity[] = "identity";
 constexpr char kIdentityFormat[] =
     "signpost state 1\nshard %" SCNu32 " of %" SCNu32 "\ngeneration %" SCNu64 "\n";
 constexpr size_t kGenerations = 2;
+
+constexpr char kEpochs[] = "epochs";
+constexpr absl::string_view kEpochsFormat = "signpost epochs 1\n";
+constexpr size_t kMostKnown = 1024;
 
 struct SnapshotName {
   uint64_t epoch = 0;
@@ -56,6 +61,24 @@ std::optional<SnapshotName> ParseName(const std::string& text) {
 bool AreRanks(absl::Span<const uint32_t> ranks, size_t world_size) {
   return !ranks.empty() && ranks.back() < world_size &&
          std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
+}
+
+std::string TextOf(const std::deque<uint64_t>& epochs) {
+  std::string text(kEpochsFormat);
+  for (const uint64_t epoch : epochs) absl::StrAppendFormat(&text, "%016x\n", epoch);
+  return text;
+}
+
+// Of what TextOf returns.
+std::optional<std::deque<uint64_t>> ParseEpochs(const std::string& text) {
+  std::deque<uint64_t> epochs;
+  for (size_t i = kEpochsFormat.size(); i < text.size(); i += 17) {
+    uint64_t epoch = 0;
+    if (std::sscanf(text.c_str() + i, "%16" SCNx64, &epoch) != 1) return std::nullopt;
+    epochs.push_back(epoch);
+  }
+  if (TextOf(epochs) != text) return std::nullopt;
+  return epochs;
 }
 
 std::string IdentityOf(ShardId shard, uint64_t generation) {
@@ -171,6 +194,8 @@ std::string StateDir::WithoutPath(absl::string_view message) const {
 absl::StatusOr<StateDir::Recovered> StateDir::Recover(bool allow_error_reset) {
   absl::StatusOr<std::vector<std::string>> names = disk_.List();
   if (!names.ok()) return names.status();
+  Recovered recovered;
+  if (absl::Status status = RecoverEpochs(recovered.warnings); !status.ok()) return status;
   std::map<uint64_t, std::vector<uint64_t>> found;  // sequences by epoch, ascending as the names
   for (const std::string& name : *names) {
     if (absl::EndsWith(name, ".tmp")) disk_.Remove(name).IgnoreError();  // of a write cut short
@@ -178,7 +203,6 @@ absl::StatusOr<StateDir::Recovered> StateDir::Recover(bool allow_error_reset) {
       found[parsed->epoch].push_back(parsed->sequence);
     }
   }
-  Recovered recovered;
   for (auto& [epoch, sequences] : found) {
     last_sequence_[epoch] = sequences.back();
     std::string damage;
@@ -221,6 +245,7 @@ absl::StatusOr<StateDir::Recovered> StateDir::Recover(bool allow_error_reset) {
           "checkpoint if it has one"));
     }
     recovered.given_up.push_back(epoch);
+    std::erase(known_, epoch);
     recovered.warnings.push_back(absl::StrFormat(
         "the job of epoch %d is given up: its workers end with an error. Start it again, from its "
         "newest checkpoint if it has one",
@@ -232,6 +257,7 @@ absl::StatusOr<StateDir::Recovered> StateDir::Recover(bool allow_error_reset) {
         std::sscanf(name.c_str(), "%" SCNx64 ".late", &epoch) == 1 && name == LateRoundsName(epoch);
     if (is_late_rounds && !sequences_.count(epoch)) disk_.Remove(name).IgnoreError();
   }
+  recovered.known.assign(known_.begin(), known_.end());
   return recovered;
 }
 
@@ -250,6 +276,31 @@ absl::Status StateDir::RecoverLateRounds(JobState& state) {
   return absl::OkStatus();
 }
 
+absl::Status StateDir::RecoverEpochs(std::vector<std::string>& warnings) {
+  const absl::StatusOr<std::string> text = disk_.Read(kEpochs);
+  if (absl::IsNotFound(text.status())) return absl::OkStatus();
+  if (!text.ok()) return text.status();
+  std::optional<std::deque<uint64_t>> epochs = ParseEpochs(*text);
+  if (epochs) {
+    known_ = *std::move(epochs);
+    return absl::OkStatus();
+  }
+  warnings.push_back(absl::StrCat(kEpochs,
+                                  " is damaged: what is still there of jobs that were forgotten is "
+                                  "told that they were lost"));
+  return SetAside(kEpochs);
+}
+
+absl::Status StateDir::SetKnown(uint64_t epoch) {
+  if (absl::c_linear_search(known_, epoch)) return absl::OkStatus();
+  std::deque<uint64_t> known = known_;
+  known.push_back(epoch);
+  while (known.size() > kMostKnown) known.pop_front();
+  absl::Status status = Replace(disk_, kEpochs, {TextOf(known)});
+  if (status.ok()) known_ = std::move(known);
+  return status;
+}
+
 absl::Status StateDir::SetAside(const std::string& name) {
   const absl::Status status = disk_.Rename(name, absl::StrCat(name, ".damaged"));
   // Or it could be back after the one before it is gone, and then nothing would be whole.
@@ -261,7 +312,9 @@ absl::Status StateDir::Save(const JobState& job, const ChunkSource& source) {
   const uint64_t sequence = ++last_sequence_[epoch];
   Reach(Failpoint::kSnapshotBegun);
   const std::string name = NameOf({epoch, sequence});
-  absl::Status status = WriteSnapshot(disk_, name, job, source, scratch_);
+  absl::Status status = SetKnown(epoch);
+  if (!status.ok()) return status;
+  status = WriteSnapshot(disk_, name, job, source, scratch_);
   if (!status.ok()) {
     // Its name may be there, and nobody would remove it later: it could bring the job back.
     disk_.Remove(name).IgnoreError();

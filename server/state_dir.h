@@ -4,12 +4,14 @@
 //   identity                      which shard it belongs to, and how often it has been served
 //   <epoch>-<sequence>.snapshot   of a running job: the newest two (snapshot.h), in hexadecimal
 //   <epoch>.late                  of such a job: rounds that close without some rank
+//   epochs                        of the last 1,024 jobs that had a snapshot, in hexadecimal
 //   *.damaged                     what could not be read, for whoever wants to know why
 
 #ifndef SIGNPOST_SERVER_STATE_DIR_H_
 #define SIGNPOST_SERVER_STATE_DIR_H_
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -49,6 +51,7 @@ class StateDir {
   struct Recovered {
     std::vector<JobState> jobs;         // each from its newest snapshot that can be read
     std::vector<uint64_t> given_up;     // epochs of jobs that cannot be gone on with
+    std::vector<uint64_t> known;        // epochs of jobs that had a snapshot, the last of them
     std::vector<std::string> warnings;  // what could not be read, for a person
   };
   // To be called once, before anything is saved. DATA_LOSS when a job has snapshots but none that
@@ -56,8 +59,8 @@ class StateDir {
   // are told, and it can be started again. Nothing ever goes on with an error that was made up.
   absl::StatusOr<Recovered> Recover(bool allow_error_reset);
 
-  // Writes the job's next snapshot (WriteSnapshot) and removes all but the newest two. On error
-  // those before stay.
+  // Writes the job's next snapshot (WriteSnapshot) and removes all but the newest two. Before the
+  // first one it is made known. On error those before stay.
   absl::Status Save(const JobState& job, const ChunkSource& source);
 
   // Writes down which rounds close without which ranks; Recover puts it into the chunks' states.
@@ -65,7 +68,8 @@ class StateDir {
   absl::Status SaveLateRounds(uint64_t epoch, const LateRounds& rounds);
 
   // The job is over. On error some of its files may be left, for the next call; the newest snapshot
-  // if any is. After a crash it is in that one, or gone.
+  // if any is. After a crash it is in that one, or gone. Recover says that it is known, also to
+  // later processes: some of the job's own may still be there.
   absl::Status Forget(uint64_t epoch);
 
  private:
@@ -74,6 +78,8 @@ class StateDir {
   absl::Status BeginGeneration(ShardId shard);
   absl::Status SetAside(const std::string& name);
   absl::Status RecoverLateRounds(JobState& state);
+  absl::Status RecoverEpochs(std::vector<std::string>& warnings);
+  absl::Status SetKnown(uint64_t epoch);
 
   std::unique_ptr<Disk> owned_disk_;
   std::string path_;  // of the owned one
@@ -82,6 +88,7 @@ class StateDir {
   uint64_t generation_ = 0;
   std::map<uint64_t, std::vector<uint64_t>> sequences_;  // by epoch: of its snapshots, ascending
   std::map<uint64_t, uint64_t> last_sequence_;           // by epoch: damaged ones included
+  std::deque<uint64_t> known_;                           // epochs, as they were first saved
   ChunkState scratch_;                                   // of Save
 };
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -161,6 +162,61 @@ TEST_F(StateDirTest, KeepsTheNewestTwoOfEachJob) {
   const auto recovered = Recover();
   ASSERT_THAT(recovered->jobs, SizeIs(1));
   ExpectSame(recovered->jobs[0], TestState(/*epoch=*/8, /*open_step=*/5));
+}
+
+TEST_F(StateDirTest, KnowsWhichJobsWereForgotten) {
+  for (const uint64_t epoch : {9, 7}) {
+    auto state_dir = Open();
+    ASSERT_TRUE(state_dir->Recover(false).ok());
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(Save(*state_dir, TestState(epoch)).ok());
+    ASSERT_TRUE(state_dir->Forget(epoch).ok());
+  }
+  for (int i = 0; i < 2; ++i) EXPECT_THAT(Recover()->known, ElementsAre(9, 7));
+}
+
+TEST_F(StateDirTest, DoesNotKnowWhatWasGivenUp) {
+  ASSERT_TRUE(Save(*Open(), TestState(/*epoch=*/7)).ok());
+  Write(Snapshots().front(), "rubbish");
+  {
+    auto state_dir = Open();
+    const auto recovered = state_dir->Recover(/*allow_error_reset=*/true);
+    ASSERT_TRUE(recovered.ok()) << recovered.status();
+    EXPECT_THAT(recovered->known, IsEmpty());
+    ASSERT_TRUE(Save(*state_dir, TestState(/*epoch=*/9)).ok());
+  }
+  EXPECT_THAT(Recover()->known, ElementsAre(9));
+}
+
+TEST_F(StateDirTest, KnowsTheLastOfMany) {
+  std::string epochs = "signpost epochs 1\n";
+  for (int epoch = 0; epoch < 1024; ++epoch) epochs += absl::StrFormat("%016x\n", 100 + epoch);
+  {
+    auto state_dir = Open();
+    Write("epochs", epochs);
+    ASSERT_TRUE(state_dir->Recover(false).ok());
+    ASSERT_TRUE(Save(*state_dir, TestState(/*epoch=*/7)).ok());
+    ASSERT_TRUE(state_dir->Forget(7).ok());
+  }
+  const auto recovered = Recover();
+  ASSERT_THAT(recovered->known, SizeIs(1024));
+  EXPECT_EQ(recovered->known.front(), 101);
+  EXPECT_EQ(recovered->known.back(), 7);
+}
+
+TEST_F(StateDirTest, DamagedEpochsAreSetAsideAndTheJobsGoOn) {
+  const std::string good = "signpost epochs 1\n0000000000000009\n";
+  for (const std::string& damaged :
+       {std::string(), good.substr(0, good.size() - 1), good + "x", good + "               -1\n",
+        std::string("signpost epochs 2\n")}) {
+    ASSERT_TRUE(Save(*Open(), TestState()).ok());
+    Write("epochs", damaged);
+    const auto recovered = Recover();
+    ASSERT_TRUE(recovered.ok()) << recovered.status();
+    EXPECT_THAT(recovered->known, IsEmpty()) << damaged;
+    EXPECT_THAT(recovered->warnings, ElementsAre(HasSubstr("epochs is damaged")));
+    EXPECT_THAT(recovered->jobs, SizeIs(1));
+    EXPECT_EQ(Read("epochs.damaged"), damaged);
+  }
 }
 
 TEST_F(StateDirTest, OfADamagedSnapshotTheOneBeforeIsTaken) {

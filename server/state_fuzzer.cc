@@ -1,6 +1,6 @@
 // libFuzzer target: what an aggregator reads of its state directory when it starts.
 //
-//   input = kind (uint8: 0 a snapshot, 1 late rounds, 2 identity) bytes
+//   input = kind (uint8: 0 a snapshot, 1 late rounds, 2 identity, 3 epochs) bytes
 //
 // Snapshots and late rounds as section_input.h has files, and once more as they are.
 
@@ -163,7 +163,7 @@ void TryInput(absl::string_view input) {
   const absl::string_view bytes = input.substr(1);
   const auto snapshots = {FileOf(kSnapshot, bytes), absl::StrCat(kSnapshot, bytes)};
   const auto late_rounds = {FileOf(kLate, bytes), absl::StrCat(kLate, bytes)};
-  switch (static_cast<uint8_t>(input[0]) % 3) {
+  switch (static_cast<uint8_t>(input[0]) % 4) {
     case 0:
       for (const std::string& file : snapshots) {
         TrySnapshot(file);
@@ -176,8 +176,11 @@ void TryInput(absl::string_view input) {
         TryDirectory({{kSnapshotName, WriteState(GoodState())}, {kLateName, file}});
       }
       break;
-    default:
+    case 2:
       TryDirectory({{"identity", std::string(bytes)}});
+      break;
+    default:
+      TryDirectory({{"epochs", std::string(bytes)}, {kSnapshotName, WriteState(GoodState())}});
   }
 }
 
@@ -187,7 +190,8 @@ std::vector<std::string> fuzzing::Seeds() {
   const LateRounds late = {{0, {{5, {0, 1}}, {6, {1}}}}, {1, {{3, {1}}}}};
   return {std::string(1, '\0') + InputOf(kSnapshot, WriteState(GoodState())),
           "\1" + InputOf(kLate, LateFile(late)),
-          "\2signpost state 1\nshard 0 of 1\ngeneration 18446744073709551614\n"};
+          "\2signpost state 1\nshard 0 of 1\ngeneration 18446744073709551614\n",
+          "\3signpost epochs 1\n0000000000000007\n"};
 }
 
 }  // namespace signpost

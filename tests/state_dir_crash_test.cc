@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "server/state_dir.h"
@@ -48,6 +49,7 @@ TEST(StateDirCrash, AJobThatIsBeingForgottenIsInItsNewestSnapshotOrGoneAfterACra
     job.disk.Crash();
     const auto recovered = job.Recover();
     ASSERT_TRUE(recovered.ok()) << recovered.status();
+    EXPECT_EQ(recovered->known, std::vector<uint64_t>{7}) << "seed " << seed;
     if (recovered->jobs.empty()) continue;
     EXPECT_EQ(recovered->jobs[0].chunks[0].open_step, 5) << "seed " << seed;
   }

@@ -181,7 +181,6 @@ struct Part {
 
 // A worker's process, as far as others can tell.
 struct Life : Caller {
-  uint64_t number = 0;   // of its start
   bool returns = false;  // in the place of another: it has the rank, and gets the state until
   bool has_joined = false;
   bool starts_again = false;  // after an error
@@ -317,8 +316,6 @@ class Simulation {
       scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(40)),
                        [this, rank, life] { DieInJoin(rank, *life); });
     }
-    life->number = ++starts_;
-    if (!is_first) newest_successor_ = life->number;
     lives_.insert(life);
     const absl::Cleanup end = [&] {
       life->is_gone = true;
@@ -357,7 +354,7 @@ class Simulation {
     if (life->is_gone) return true;
     if (!worker.ok()) {
       const bool is_over = plan_.is_elastic() && finished_ranks_ > 0;
-      if (!is_over && IsToStartAgain(worker.status(), *life)) return true;
+      if (!is_over && IsToStartAgain(worker.status())) return true;
       if (!is_over) Report(absl::StrCat("join: ", worker.status().ToString()));
       return false;
     }
@@ -414,7 +411,7 @@ class Simulation {
   }
 
   // Whether an error that a rank's program ends with is one that starting it again mends.
-  bool IsToStartAgain(const absl::Status& status, const Life& life) const {
+  bool IsToStartAgain(const absl::Status& status) const {
     const bool has_reason =
         plan_.is_elastic() ? state_is_lost_ || died_before_first_step_ : result_.dead_workers > 0;
     // After an aggregator's restart it takes a while until a rank counts as gone. Who hears of
@@ -422,12 +419,7 @@ class Simulation {
     // longer known that nobody has trained.
     const bool may_be_late = (died_before_first_step_ && plan_.is_elastic()) ||
                              !absl::StrContains(status.message(), "could not join");
-    // An aggregator had let the job go for one that was to begin with a process which came later in
-    // some rank's place, and died before that was on disk. That process may be gone as well.
-    const bool is_forgotten = absl::IsDataLoss(status) &&
-                              absl::StrContains(status.message(), "a job that is not here") &&
-                              newest_successor_ > life.number;
-    return has_reason && (IsTryAgain(status) || absl::IsAlreadyExists(status) || is_forgotten ||
+    return has_reason && (IsTryAgain(status) || absl::IsAlreadyExists(status) ||
                           (absl::IsDeadlineExceeded(status) && may_be_late));
   }
 
@@ -587,7 +579,7 @@ class Simulation {
     life->calls.clear();
     if (life->is_gone) return false;
     if (!report.ok()) {
-      if (IsToStartAgain(report.status(), *life)) {
+      if (IsToStartAgain(report.status())) {
         away_ranks_.insert(rank);
         life->starts_again = true;
         return false;
@@ -720,8 +712,6 @@ class Simulation {
   std::map<uint64_t, uint32_t> digests_;  // by step
   std::set<uint32_t> away_ranks_;         // dead, lost, or not there yet
   std::set<std::shared_ptr<Life>> lives_;
-  uint64_t starts_ = 0;
-  uint64_t newest_successor_ = 0;  // of the starts: in the place of a process that was there before
   // By shard and rank: frames that died with a worker, until another is welcomed in its place.
   struct Loss {
     // Of the shard's process, so many that none of the rank's frames is needed: two rounds had
