@@ -18,7 +18,7 @@
 namespace signpost {
 namespace {
 
-// Of each chunk: how often it may turn out that the state which came is too old to go on from.
+// Of each chunk: how often it may turn out that the state which came is not to be gone on from.
 constexpr uint32_t kMostFetches = 32;
 
 using Answers = Inbox<absl::StatusOr<Answer>>;
@@ -44,8 +44,11 @@ class ReplicaFetch {
         return replica;
       }
       for (uint32_t chunk = 0; chunk < parts_.size(); ++chunk) Ask(chunk);
-      const bool waits = absl::c_any_of(parts_, [](const Part& part) { return part.is_under_way; });
-      if (!waits) {
+      // The chunks that are here would be followed for ever.
+      const bool is_in_vain = absl::c_any_of(parts_, [](const Part& part) {
+        return !part.step && !part.is_under_way && part.fetches == kMostFetches;
+      });
+      if (is_in_vain) {
         return TryAgain(absl::FailedPreconditionError(
             "the states that came are too old to go on from, time and again"));
       }

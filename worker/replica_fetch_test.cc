@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -18,6 +19,7 @@
 #include "proto/codec.h"
 #include "proto/frame.h"
 #include "proto/layout.h"
+#include "proto/try_again.h"
 #include "worker/channel.h"
 #include "worker/clock.h"
 #include "worker/kept_frames.h"
@@ -27,6 +29,7 @@ namespace signpost {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
 
@@ -48,10 +51,12 @@ class OthersChannel : public Channel {
       fetched.push_back(header.chunk());
       answer.header.set_codec(STATE);
       answer.header.set_step(kStep + (header.chunk() > 0 ? ahead : 0));
+      if (freezes) schedule_.set_freeze_step(kStep);
       schedule_.set_begun_steps(answer.header.step());
       *answer.header.add_later_rates()->mutable_schedule() = schedule_;
     } else {
-      answer.header.set_codec(FLOAT32);
+      if (++listened > 1000) return done(absl::UnavailableError("it is enough"));
+      answer.header.set_codec(freezes ? SKIP : FLOAT32);
       answer.header.set_step(header.step());
       answer.header.add_late_ranks(1);
       if (header.step() >= restarted_before) generation_ = 2;
@@ -60,8 +65,12 @@ class OthersChannel : public Channel {
       schedule_.set_begun_steps(header.step() + 1);
       *answer.header.add_later_rates() = MessageOf({GroupRates()}, schedule_);
     }
-    answer.payload = Payload(layout_.PayloadBytes(answer.header.codec(), header.chunk()));
-    std::memset(answer.payload.data(), 0, answer.payload.size());
+    if (answer.header.codec() == SKIP) {
+      answer.payload = SkipPayload(/*block=*/0);
+    } else {
+      answer.payload = Payload(layout_.PayloadBytes(answer.header.codec(), header.chunk()));
+      std::memset(answer.payload.data(), 0, answer.payload.size());
+    }
     answer.header.set_payload_crc32c(Crc32c(answer.payload.span()));
     done(std::move(answer));
   }
@@ -82,6 +91,8 @@ class OthersChannel : public Channel {
   bool saves = false;  // with each answer all rounds before are durable
   // The step whose LISTEN another process of the aggregator answers, as all that come then.
   uint64_t restarted_before = std::numeric_limits<uint64_t>::max();
+  bool freezes = false;           // the variance, before kStep; later rounds are skipped
+  uint32_t listened = 0;          // how often
   std::vector<uint32_t> fetched;  // chunks
 
  private:
@@ -161,6 +172,17 @@ TEST_F(FetchReplicaTest, FetchesOnceWhatItFollowsAtOneProcessOfTheAggregator) {
   channel_.restarted_before = kStep;
   ASSERT_TRUE(Fetch().ok());
   EXPECT_THAT(channel_.fetched, ElementsAre(0, 1));
+}
+
+// A state before the freeze, behind which another chunk is, is none to go on from. That one could
+// be followed for ever.
+TEST_F(FetchReplicaTest, GivesUpWhenNoStateOfAChunkCanBeGoneOnFrom) {
+  channel_.freezes = true;
+  const absl::Status status = Fetch().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_TRUE(IsTryAgain(status));
+  EXPECT_THAT(status.message(), HasSubstr("time and again"));
+  EXPECT_EQ(absl::c_count(channel_.fetched, 0), 32);
 }
 
 }  // namespace
