@@ -32,11 +32,11 @@ absl::Status EarlierProcess::Check(const FrameHeader& header, uint64_t open_step
   if (header.answered_steps() > open_step + kMostKeptRounds) {
     return TooManyAnswersError(header, open_step);
   }
-  // What a rank has had that is not back was answered by an earlier process.
-  const std::optional<uint64_t>& left_out = left_out_[header.rank()];
-  const bool comes_back = header.generation() == generation_ && !is_back_[header.rank()];
-  if (comes_back && left_out && header.answered_steps() > *left_out) {
-    return OtherAnswerError(header, *left_out);
+  // What a rank has had that comes back now was answered by an earlier process, to it or to whoever
+  // gave it its state.
+  const bool comes_back = header.generation() == generation_ && !agrees_[header.rank()];
+  if (comes_back && decided_ && header.answered_steps() > *decided_) {
+    return OtherAnswerError(header, *decided_);
   }
   return absl::OkStatus();
 }
@@ -45,7 +45,14 @@ void EarlierProcess::Hear(const FrameHeader& header) {
   // An older copy, sent to the process before, does not tell where its rank is now.
   if (header.generation() != generation_) return;
   answered_steps_ = std::max(answered_steps_, header.answered_steps());
-  is_back_[header.rank()] = true;
+  is_back_[header.rank()] = agrees_[header.rank()] = true;
+}
+
+bool EarlierProcess::HearState(uint32_t rank, uint64_t step, uint64_t open_step) {
+  if (agrees_[rank]) return true;
+  if (step > open_step + kMostKeptRounds || (decided_ && step > *decided_)) return false;
+  answered_steps_ = std::max(answered_steps_, step);
+  return true;
 }
 
 bool EarlierProcess::AllAreBack(const std::vector<bool>& has_left) const {

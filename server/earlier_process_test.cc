@@ -62,9 +62,9 @@ TEST_F(EarlierProcessTest, WhoHasLeftNeedNotComeBack) {
   EXPECT_TRUE(earlier_.AllAreBack({false, true}));
 }
 
-TEST_F(EarlierProcessTest, ARankThatIsLeftOutMustNotHaveHadTheAnswer) {
-  earlier_.SetLeftOut(1, 5);
-  earlier_.SetLeftOut(1, 6);
+TEST_F(EarlierProcessTest, NobodyMustHaveHadTheAnswerOfARoundThatClosesOtherwise) {
+  earlier_.SetDecided(5);
+  earlier_.SetDecided(6);
   EXPECT_TRUE(earlier_.Check(From(1, 5), /*open_step=*/7).ok());
   const absl::Status status = earlier_.Check(From(1, 6), /*open_step=*/7);
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
@@ -75,16 +75,41 @@ TEST_F(EarlierProcessTest, ARankThatIsLeftOutMustNotHaveHadTheAnswer) {
 }
 
 TEST_F(EarlierProcessTest, ARankThatIsBackHasItsLaterAnswersFromThisProcess) {
-  earlier_.SetLeftOut(1, 5);
+  earlier_.SetDecided(5);
   earlier_.Hear(From(1, 5));
   EXPECT_TRUE(earlier_.Check(From(1, 8), /*open_step=*/7).ok());
 }
 
 TEST_F(EarlierProcessTest, AProcessThatReturnsHasHadNoAnswers) {
-  earlier_.SetLeftOut(1, 5);
-  earlier_.SetReturning(1);
+  earlier_.SetDecided(5);
+  earlier_.SetReturning(1, /*has_state=*/false);
   EXPECT_TRUE(earlier_.Check(From(1, 8), /*open_step=*/7).ok());
   EXPECT_TRUE(earlier_.AllAreBack({true, false}));
+}
+
+TEST_F(EarlierProcessTest, OneThatHasAStateMayHaveItOfWhoHadOtherAnswers) {
+  earlier_.SetReturning(1, /*has_state=*/true);
+  EXPECT_TRUE(earlier_.AllAreBack({true, false}));
+  earlier_.SetDecided(5);
+  EXPECT_TRUE(earlier_.Check(From(1, 5), /*open_step=*/7).ok());
+  EXPECT_TRUE(IsTryAgain(earlier_.Check(From(1, 8), /*open_step=*/7)));
+}
+
+TEST_F(EarlierProcessTest, AStateTellsWhichRoundsHaveClosed) {
+  EXPECT_TRUE(earlier_.HearState(1, 6, /*open_step=*/2));
+  EXPECT_TRUE(earlier_.HasClosed(5));
+  EXPECT_FALSE(earlier_.HasClosed(6));
+  EXPECT_FALSE(earlier_.AllAreBack({true, false})) << "its frames may still be on their way";
+  EXPECT_FALSE(earlier_.HearState(1, 3 + kMostKeptRounds, /*open_step=*/2));
+}
+
+TEST_F(EarlierProcessTest, AStateOfRoundsThatHaveClosedOtherwiseIsNone) {
+  earlier_.SetDecided(5);
+  EXPECT_TRUE(earlier_.HearState(1, 5, /*open_step=*/7));
+  EXPECT_FALSE(earlier_.HearState(1, 6, /*open_step=*/7));
+  EXPECT_FALSE(earlier_.HasClosed(5));
+  earlier_.Hear(From(1, 5));
+  EXPECT_TRUE(earlier_.HearState(1, 6, /*open_step=*/7)) << "it has had the answer of this process";
 }
 
 TEST_F(EarlierProcessTest, NobodyHasHadMoreAnswersThanCouldBeLost) {

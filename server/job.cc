@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -265,7 +266,10 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
     return false;
   }
   if (frame.header.codec() == STATE) {
-    done(state_desk_.Give(std::move(frame)));
+    const std::optional<uint64_t> generation =
+        chunks_.at(frame.header.chunk()).HearState(frame.header);
+    done(generation ? state_desk_.Give(std::move(frame), *generation)
+                    : StateDesk::Receipt(frame.header));
     return false;
   }
   // A late frame of a process that has given up says nothing of its rank.
@@ -294,7 +298,7 @@ bool Job::HelpBack(Frame frame, absl::Time now, OwnedChunk::Done done) {
   const uint32_t rank = frame.header.rank();
   // Who knows of a process has come back before, and listens again.
   if (frame.header.generation() == 0) {
-    chunk.SetReturning(rank);
+    chunk.SetReturning(rank, /*has_state=*/frame.header.codec() != FETCH);
     // Other shards may be further; and this process may not be the one that let it in.
     roll_.HearReturning(rank, frame.header.answered_steps());
   }
@@ -318,10 +322,12 @@ bool Job::Contribute(Frame frame, absl::Time now, OwnedChunk::Done done, Room::O
   OwnedChunk& chunk = chunks_.at(header.chunk());
   if (header.step() >= layout_.options().first_step()) has_trained_ = true;
   const uint32_t absent = roll_.Hear(header.rank(), header.step());
-  const std::vector<uint32_t> wanted = state_desk_.TakeWanted(header, now);
-  if (!wanted.empty()) {
-    done(StateDesk::Ask(header, wanted));
-    return false;
+  if (takes_back() && chunk.Meet(header)) {
+    const std::vector<uint32_t> wanted = state_desk_.TakeWanted(header, now);
+    if (!wanted.empty()) {
+      done(StateDesk::Ask(header, wanted));
+      return false;
+    }
   }
   const uint64_t bytes = PayloadPool::Footprint(frame.payload.size());
   if (offer.room != nullptr && offer.room->taken() + bytes > offer.most &&
@@ -442,7 +448,7 @@ void Job::GiveUp(uint32_t rank, uint64_t incarnation) {
   Withdraw(rank, incarnation);
   roll_.GiveUp(rank);
   // Whatever it has had the answer of has gone with it, and the next one gets the others' state.
-  for (auto& [number, chunk] : chunks_) chunk.SetReturning(rank);
+  for (auto& [number, chunk] : chunks_) chunk.SetReturning(rank, /*has_state=*/false);
 }
 
 void Job::EndCallsOf(uint32_t rank) {

@@ -273,9 +273,24 @@ bool OwnedChunk::IsOverdue(uint32_t rank, absl::Time now) const {
          !open_->round.IsLate(rank);
 }
 
-void OwnedChunk::SetReturning(uint32_t rank) {
+void OwnedChunk::SetReturning(uint32_t rank, bool has_state) {
   absl::MutexLock lock(&mutex_);
-  if (earlier_) earlier_->SetReturning(rank);
+  if (earlier_) earlier_->SetReturning(rank, has_state);
+}
+
+bool OwnedChunk::Meet(const FrameHeader& header) {
+  absl::MutexLock lock(&mutex_);
+  if (!earlier_) return true;
+  if (!earlier_->Check(header, open_step_).ok()) return false;
+  earlier_->Hear(header);
+  return !earlier_->MustReplay(header, open_step_);
+}
+
+std::optional<uint64_t> OwnedChunk::HearState(const FrameHeader& header) {
+  absl::MutexLock lock(&mutex_);
+  if (!earlier_) return 0;
+  if (!earlier_->HearState(header.rank(), header.step(), open_step_)) return std::nullopt;
+  return earlier_->generation();
 }
 
 void OwnedChunk::Return(uint32_t rank) {
@@ -429,10 +444,8 @@ void OwnedChunk::LeaveOutMissing(const Attendance& attendance, absl::Time now) {
       if (away(rank) == least) open_->trace.AddMissing(rank);
     }
   }
-  for (const uint32_t rank : ranks) {
-    open_->arrivals.Add(rank, now, away(rank));
-    if (earlier_) earlier_->SetLeftOut(rank, open_step_);
-  }
+  for (const uint32_t rank : ranks) open_->arrivals.Add(rank, now, away(rank));
+  if (earlier_) earlier_->SetDecided(open_step_);
   absl::c_copy(open_->round.late_ranks(), std::back_inserter(ranks));
   absl::c_sort(ranks);
   open_->round.LeaveOut(std::move(ranks));

@@ -91,7 +91,7 @@ class OwnedChunk {
     uint64_t durable_step = 0;
     uint64_t open_step = 0;
     std::vector<StepRates> later_rates = {};  // of the steps between the answer's and the open one
-    uint64_t generation = 0;  // of a REPLAY and, if the chunk was restored, to a LISTEN
+    uint64_t generation = 0;  // of a REPLAY and, if the chunk was restored, to a LISTEN or FETCH
   };
   // The header that the rank gets.
   static AnswerHeader HeaderOf(const Reply& reply);
@@ -120,7 +120,7 @@ class OwnedChunk {
   //     rank has come back since, and tells what it knows of the round.
   // FAILED_PRECONDITION, naming the open step, for any other step. INVALID_ARGUMENT, in a restored
   // chunk, when the rank says that it has had answers of rounds which cannot have closed, and
-  // DATA_LOSS when one of them has closed without it since. INTERNAL when the round's sum is out of
+  // DATA_LOSS when one of them has closed otherwise since. INTERNAL when the round's sum is out of
   // range: from then on for the open step's frames.
   //
   // A frame that would be kept, and is not here yet, takes its memory from the offered room:
@@ -166,9 +166,17 @@ class OwnedChunk {
   // Another process has taken the rank. It needs the answers from now on.
   void Return(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The rank gets its state from the others: it has had no answers that rounds could have closed
-  // with otherwise since.
-  void SetReturning(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The rank gets its state from the others: it has had no answers of its own that rounds could
+  // have closed with otherwise since. With `has_state` it may have one of who had.
+  void SetReturning(uint32_t rank, bool has_state) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Before the rank is asked for states in answer to its frame: takes to heart what that says of an
+  // earlier process. False when its answer is REPLAY, or an error.
+  bool Meet(const FrameHeader& header) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The rank has the state before the header's step: the rounds before have closed, and none of
+  // them closes otherwise any more. Returns which process it is to be passed on as one of, 0 in a
+  // chunk that was not restored; nothing if one of them has closed otherwise here.
+  std::optional<uint64_t> HearState(const FrameHeader& header) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // A call that waits in the open round, which keeps its frame, and that `is_one` says; those of
   // ranks above `after` are asked first. Nothing if there is none.

@@ -89,19 +89,20 @@ class ReturningTest : public ::testing::Test {
   }
 
   ExchangeResult SendChunk(uint32_t rank, uint64_t step, uint32_t chunk, Codec codec,
-                           std::optional<uint64_t> incarnation = {}, uint64_t first_step = 0,
+                           std::optional<uint64_t> incarnation = {}, uint64_t answered_steps = 0,
                            uint32_t next_fetch = 0) {
     const Layout layout = LayoutOf(RequestOf(0, 0));
     Frame frame;
     if (IsContribution(codec)) {
       frame = TestFrame(layout, {rank, step, chunk}, codec);
+      frame.header.set_answered_steps(answered_steps);
     } else {
       frame.header.set_rank(rank);
       frame.header.set_step(step);
       frame.header.set_chunk(chunk);
       frame.header.set_codec(codec);
       frame.payload = Payload(layout.PayloadBytes(codec, chunk));
-      frame.header.set_answered_steps(first_step);
+      frame.header.set_answered_steps(answered_steps);
       if (codec == STATE) std::fill_n(frame.payload.data(), frame.payload.size(), step);
       frame.header.set_payload_crc32c(Crc32c(frame.payload.span()));
     }
@@ -345,11 +346,11 @@ TEST_F(ReturningTest, ARoundDoesNotWaitForWhoSaysThatItComesBackForALaterOne) {
   PassDeadline();
   ASSERT_TRUE(claim.status().ok()) << claim.status();
   ASSERT_TRUE(other_claim.status().ok()) << other_claim.status();
-  SendChunk(1, 0, 0, FETCH, kNext, /*first_step=*/0);
+  SendChunk(1, 0, 0, FETCH, kNext, /*answered_steps=*/0);
   const auto still_waiting = Send(0, 0);
   PassDeadline();
   ASSERT_TRUE(still_waiting.waits());
-  SendChunk(1, 0, 0, LISTEN, kNext, /*first_step=*/1);
+  SendChunk(1, 0, 0, LISTEN, kNext, /*answered_steps=*/1);
   PassDeadline();
   EXPECT_TRUE(still_waiting.status().ok()) << still_waiting.status();
 }
@@ -363,7 +364,7 @@ TEST_F(ReturningTest, NorDoesOneInAnAggregatorThatWasStartedAgain) {
   now_ += absl::Hours(1);  // nobody else comes back
   aggregator_->CloseLateRounds();
   ASSERT_TRUE(waiting.waits()) << waiting.status();
-  SendChunk(1, 0, 0, LISTEN, {}, /*first_step=*/1);
+  SendChunk(1, 0, 0, LISTEN, {}, /*answered_steps=*/1);
   aggregator_->CloseLateRounds();
   EXPECT_TRUE(waiting.status().ok()) << waiting.status();
 }
@@ -488,7 +489,7 @@ TEST_F(ReturningTest, IsReturningUntilItsFirstFrameAlsoAfterARestart) {
   ASSERT_TRUE(claim.ok()) << claim.status();
   Restart();
   EXPECT_THAT(returning_ranks(), IsEmpty());
-  SendChunk(1, 1, 0, LISTEN, kNext, /*first_step=*/1);
+  SendChunk(1, 1, 0, LISTEN, kNext, /*answered_steps=*/1);
   EXPECT_THAT(returning_ranks(), ElementsAre(1));
   Send(1, 1, kNext);
   EXPECT_THAT(returning_ranks(), IsEmpty());
@@ -510,6 +511,121 @@ TEST_F(ReturningTest, WhoListensAgainTakesPart) {
   now_ += absl::Hours(1);
   aggregator_->CloseLateRounds();
   EXPECT_TRUE(waiting.waits()) << "its frames of later rounds are needed";
+}
+
+// Rank 2 has come back, and rank 1 given it the state after the round of step 1, which has closed
+// without it. Then the aggregator is started again, from before that round.
+class GivenBeforeARestartTest : public ReturningTest {
+ protected:
+  void SetUp() override {
+    min_workers_ = 1;
+    MakeDurable();
+    Start();
+    for (uint32_t rank : {0, 1}) Send(rank, 0);
+    const auto claim = Claim(2);
+    PassDeadline();
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+    ASSERT_TRUE(claim.ok()) << claim.status();
+    SendChunk(0, 1, 0, ONE_BIT);
+    const auto closed = SendChunk(1, 1, 0, ONE_BIT);
+    PassDeadline();
+    ASSERT_TRUE(closed.ok()) << closed.status();
+    const auto fetched = SendChunk(2, 0, 0, FETCH, kNext);
+    SendChunk(1, 2, 0, STATE);
+    ASSERT_TRUE(fetched.ok()) << fetched.status();
+    EXPECT_EQ(GenerationOf(fetched), 0);
+    Restart();
+  }
+
+  static uint64_t GenerationOf(const ExchangeResult& result) {
+    return OwnedChunk::HeaderOf(result.value()).generation();
+  }
+
+  // Rank 1 is not back in time.
+  void CloseOtherwise() {
+    const auto closed = SendChunk(0, 1, 0, ONE_BIT);
+    PassGrace();
+    ASSERT_TRUE(closed.ok()) << closed.status();
+    EXPECT_THAT(closed.value().answer->header.late_ranks(), ElementsAre(1, 2));
+  }
+
+  ExchangeResult SendFirst() { return SendChunk(2, 2, 0, ONE_BIT, kNext, /*answered_steps=*/2); }
+};
+
+TEST_F(GivenBeforeARestartTest, IsToComeBackOnceMoreIfThatRoundClosesOtherwise) {
+  CloseOtherwise();
+  const auto sent = SendFirst();
+  EXPECT_EQ(sent.code(), absl::StatusCode::kDataLoss) << sent.status();
+  EXPECT_TRUE(sent.is_to_be_tried_again());
+}
+
+TEST_F(GivenBeforeARestartTest, AlsoIfItHasListenedSince) {
+  SendChunk(2, 2, 0, LISTEN, kNext, /*answered_steps=*/2);
+  CloseOtherwise();
+  EXPECT_EQ(SendFirst().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(GivenBeforeARestartTest, ItsStateIsItsOwnIfItCloses) {
+  const auto sent = SendFirst();
+  ASSERT_TRUE(sent.ok()) << sent.status();
+  EXPECT_EQ(sent.value().answer->header.codec(), REPLAY);
+  const auto waiting = SendChunk(0, 1, 0, ONE_BIT);
+  PassGrace();
+  EXPECT_TRUE(waiting.waits()) << "it has closed with rank 1";
+  SendChunk(1, 1, 0, ONE_BIT);
+  EXPECT_TRUE(waiting.ok()) << waiting.status();
+  EXPECT_TRUE(SendFirst().waits());
+}
+
+TEST_F(GivenBeforeARestartTest, GetsAnotherWhereItAsks) {
+  CloseOtherwise();
+  const auto fetched = SendChunk(2, 0, 0, FETCH, kNext);
+  SendChunk(0, 2, 0, STATE);
+  ASSERT_TRUE(fetched.ok()) << fetched.status();
+  EXPECT_EQ(GenerationOf(fetched), generation_);
+  const auto sent = SendFirst();
+  EXPECT_TRUE(sent.waits()) << sent.status();
+}
+
+// Rank 1 has had that round's answer, and comes back.
+TEST_F(GivenBeforeARestartTest, AStateThatIsNotThatOfTheOthersIsNotPassedOn) {
+  CloseOtherwise();
+  const auto fetched = SendChunk(2, 0, 0, FETCH, kNext);
+  const auto refused = SendChunk(1, 2, 0, ONE_BIT, {}, /*answered_steps=*/2);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << "and it is not asked";
+  const auto receipt = SendChunk(1, 2, 0, STATE);
+  ASSERT_TRUE(receipt.ok()) << receipt.status();
+  EXPECT_EQ(receipt.value().answer->header.codec(), STATE);
+  EXPECT_TRUE(fetched.waits());
+  const auto asked = SendChunk(0, 2, 0, ONE_BIT);
+  ASSERT_TRUE(asked.ok()) << asked.status();
+  EXPECT_EQ(asked.value().answer->header.codec(), FETCH);
+  SendChunk(0, 2, 0, STATE);
+  EXPECT_TRUE(fetched.ok()) << fetched.status();
+}
+
+TEST_F(GivenBeforeARestartTest, ARoundThatAStateHasInItDoesNotCloseOtherwise) {
+  const auto fetched = SendChunk(2, 0, 0, FETCH, kNext);
+  SendChunk(1, 2, 0, STATE);
+  ASSERT_TRUE(fetched.ok()) << fetched.status();
+  const auto waiting = SendChunk(0, 1, 0, ONE_BIT);
+  PassGrace();
+  EXPECT_TRUE(waiting.waits()) << waiting.status();
+}
+
+TEST_F(GivenBeforeARestartTest, WhoDoesNotKnowOfTheRestartIsNotAskedForAState) {
+  const auto fetched = SendChunk(2, 0, 0, FETCH, kNext);
+  const uint64_t generation = std::exchange(generation_, generation_ - 1);
+  const auto replay = SendChunk(1, 2, 0, ONE_BIT, {}, /*answered_steps=*/2);
+  generation_ = generation;
+  ASSERT_TRUE(replay.ok()) << replay.status();
+  EXPECT_EQ(replay.value().answer->header.codec(), REPLAY);
+  // It sends what was asked for.
+  const auto asked = SendChunk(1, 1, 0, ONE_BIT, {}, /*answered_steps=*/2);
+  ASSERT_TRUE(asked.ok()) << asked.status();
+  EXPECT_EQ(asked.value().answer->header.codec(), FETCH);
+  SendChunk(1, 2, 0, STATE);
+  EXPECT_TRUE(fetched.ok()) << fetched.status();
 }
 
 // Ranks 1 and 2 have died, and other processes have come back in their places: rank 0 waits for
@@ -592,7 +708,7 @@ class StoppedBeforeItsFirstFrameTest : public TwoComeBackTest {
 
   void GiveStatesTo(uint32_t rank, uint64_t incarnation) {
     for (uint32_t chunk : {0, 1}) {
-      const auto fetch = SendChunk(rank, 1, chunk, FETCH, incarnation, /*first_step=*/1);
+      const auto fetch = SendChunk(rank, 1, chunk, FETCH, incarnation, /*answered_steps=*/1);
       SendChunk(0, 1, chunk, STATE);
       EXPECT_TRUE(fetch.ok()) << fetch.status();
     }
@@ -740,7 +856,7 @@ TEST_F(StoppedBeforeItsFirstFrameTest, AtItsEndTheJobIsForgottenWhenTheOthersHav
 TEST_F(StoppedBeforeItsFirstFrameTest, WhoWaitsForAStateThatNobodyHasAnyMoreIsToldAtOnce) {
   Begin();
   EXPECT_TRUE(LeaveOf(0).ok());
-  const auto fetch = SendChunk(2, 1, 0, FETCH, kNext + 1, /*first_step=*/1);
+  const auto fetch = SendChunk(2, 1, 0, FETCH, kNext + 1, /*answered_steps=*/1);
   EXPECT_TRUE(fetch.waits()) << "rank 1 has it";
   absl::Status left;
   Leave(1, left, kNext, /*steps=*/1);
@@ -1223,8 +1339,9 @@ TEST(StateDesk, AsksAnotherAfterAWhile) {
   EXPECT_THAT(desk.TakeWanted(HeaderOf(3, 0), now + absl::Seconds(6)), ElementsAre(1));
   EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0), now + absl::Seconds(12)), IsEmpty());
   EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0), now + absl::Seconds(17)), ElementsAre(1)) << "or not";
-  desk.Give({HeaderOf(0, 1), Payload(24)});
+  desk.Give({HeaderOf(0, 1), Payload(24)}, /*generation=*/5);
   EXPECT_EQ(first.value().answer, second.value().answer);
+  EXPECT_EQ(OwnedChunk::HeaderOf(second.value()).generation(), 5);
   EXPECT_THAT(desk.WaitingRanks(), IsEmpty());
 }
 

@@ -117,11 +117,16 @@ OwnedChunk::Reply StateDesk::Ask(const FrameHeader& header, const std::vector<ui
   return {std::move(answer)};
 }
 
-OwnedChunk::Reply StateDesk::Give(Frame frame) {
-  OwnedChunk::Reply receipt = ReplyOf(frame.header, STATE, Payload());
+OwnedChunk::Reply StateDesk::Receipt(const FrameHeader& header) {
+  return ReplyOf(header, STATE, Payload());
+}
+
+OwnedChunk::Reply StateDesk::Give(Frame frame, uint64_t generation) {
+  OwnedChunk::Reply receipt = Receipt(frame.header);
   const FrameHeader header = frame.header;
   OwnedChunk::Reply state = ReplyOf(header, STATE, std::move(frame.payload));
   state.later_rates.push_back(header.rates());
+  state.generation = generation;
   Wish wish;
   {
     absl::MutexLock lock(&mutex_);

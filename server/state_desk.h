@@ -48,8 +48,11 @@ class StateDesk {
   // What an asked rank is answered: see FETCH in aggregator.proto.
   static OwnedChunk::Reply Ask(const FrameHeader& header, const std::vector<uint32_t>& chunks);
 
-  // A STATE: ends all FETCH of its chunk with it. The reply is for its sender.
-  OwnedChunk::Reply Give(Frame frame) ABSL_LOCKS_EXCLUDED(mutex_);
+  // A STATE: ends all FETCH of its chunk with it, as one of the process of that generation. The
+  // reply is for its sender.
+  OwnedChunk::Reply Give(Frame frame, uint64_t generation) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same for one that is not passed on.
+  static OwnedChunk::Reply Receipt(const FrameHeader& header);
 
   // Ends those that wait with `reason`; and, after End, those that come. The first End counts.
   void Cancel(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);

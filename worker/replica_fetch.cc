@@ -68,8 +68,34 @@ class ReplicaFetch {
     uint32_t fetches = 0;
     StepRates followed;              // those of the last step that it followed
     std::vector<SentFrame> listens;  // answered, of the steps that it followed
-    uint64_t generation = 0;         // with listens: which process of the aggregator answered them
   };
+
+  // Whether the answer is one of the newest process of its aggregator that is known. One that was
+  // started again may have closed rounds otherwise that are in what this rank has by then: what the
+  // others have since is what it goes on from.
+  bool IsOfNewestProcess(uint32_t chunk, uint64_t generation) {
+    const Channel* const channel = source_.channel_of_chunk[chunk];
+    uint64_t& newest = generations_[channel];
+    if (generation <= newest) return generation == newest;
+    newest = generation;
+    for (uint32_t other = 0; other < parts_.size(); ++other) {
+      if (parts_[other].step && source_.channel_of_chunk[other] == channel) {
+        BeginAnew();
+        break;
+      }
+    }
+    return true;
+  }
+
+  // Schedules and scales are of all chunks, those of other aggregators too.
+  void BeginAnew() {
+    for (Part& part : parts_) part.step.reset();
+    target_.reset();
+    newest_step_ = source_.least_step;
+    schedules_.clear();
+    newest_state_step_ = 0;
+    newest_scales_ = {};
+  }
 
   // When all chunks are here, the step to which all are to come: that of the newest.
   void SetTarget() {
@@ -155,6 +181,7 @@ class ReplicaFetch {
       status = absl::InvalidArgumentError("it asks for a replay, of a rank that comes back");
     }
     if (status.ok()) {
+      if (!IsOfNewestProcess(chunk, answer->header.generation())) return absl::OkStatus();
       newest_step_ = std::max(newest_step_, answer->header.open_step());
       status = is_state ? Adopt(part, *answer) : Follow(part, *std::move(answer));
     }
@@ -210,7 +237,7 @@ class ReplicaFetch {
   }
 
   absl::Status Follow(Part& part, Answer answer) {
-    if (!part.step) return absl::OkStatus();  // it has turned out to be behind the freeze
+    if (!part.step) return absl::OkStatus();  // it is to be fetched again
     // It was asked for before the target was known.
     if (target_ && *part.step >= *target_) return absl::OkStatus();
     if (answer.header.later_rates_size() != 1) {
@@ -225,14 +252,10 @@ class ReplicaFetch {
     absl::Status status = optimizer_.CheckRates(RatesOf(rates));
     if (status.ok()) status = Keep(rates.schedule(), *part.step);
     if (!status.ok()) return status;
-    // An aggregator that was started again does not know what this rank has followed, and may have
-    // closed those rounds otherwise: the others' state is what it goes on from.
-    const bool is_anothers = !part.listens.empty() && part.generation != answer.header.generation();
-    if (IsBehindFreeze(part) || is_anothers) {  // as it has just turned out
+    if (IsBehindFreeze(part)) {  // as it has just turned out
       part.step.reset();
       return absl::OkStatus();
     }
-    part.generation = answer.header.generation();
     const uint32_t chunk = answer.header.chunk();
     optimizer_.EndFollowedStep(chunk, *part.step - 1, part.followed, rates.scales());
     part.followed = rates;
@@ -266,7 +289,8 @@ class ReplicaFetch {
   Optimizer& optimizer_;
   std::vector<Part> parts_;  // by chunk
   uint32_t fetching_ = 0;
-  uint64_t newest_step_;  // that an aggregator is known to have reached
+  std::map<const Channel*, uint64_t> generations_;  // of the newest process that has answered
+  uint64_t newest_step_;                            // that an aggregator is known to have reached
   std::optional<uint64_t> target_;
   std::map<uint64_t, Schedule> schedules_;  // by begun_steps, of the steps that were heard of
   uint64_t newest_state_step_ = 0;          // of the states that came

@@ -51,6 +51,8 @@ class OthersChannel : public Channel {
       fetched.push_back(header.chunk());
       answer.header.set_codec(STATE);
       answer.header.set_step(kStep + (header.chunk() > 0 ? ahead : 0));
+      if (fetched.size() > restarted_after) generation = 2;
+      answer.header.set_generation(generation);
       if (freezes) schedule_.set_freeze_step(kStep);
       schedule_.set_begun_steps(answer.header.step());
       *answer.header.add_later_rates()->mutable_schedule() = schedule_;
@@ -59,8 +61,8 @@ class OthersChannel : public Channel {
       answer.header.set_codec(freezes ? SKIP : FLOAT32);
       answer.header.set_step(header.step());
       answer.header.add_late_ranks(1);
-      if (header.step() >= restarted_before) generation_ = 2;
-      answer.header.set_generation(generation_);
+      if (header.step() >= restarted_before) generation = 2;
+      answer.header.set_generation(generation);
       if (saves) answer.header.set_durable_step(header.step());
       schedule_.set_begun_steps(header.step() + 1);
       *answer.header.add_later_rates() = MessageOf({GroupRates()}, schedule_);
@@ -91,6 +93,8 @@ class OthersChannel : public Channel {
   bool saves = false;  // with each answer all rounds before are durable
   // The step whose LISTEN another process of the aggregator answers, as all that come then.
   uint64_t restarted_before = std::numeric_limits<uint64_t>::max();
+  size_t restarted_after = std::numeric_limits<size_t>::max();  // likewise: how many were fetched
+  uint64_t generation = 0;                                      // of the process that answers
   bool freezes = false;           // the variance, before kStep; later rounds are skipped
   uint32_t listened = 0;          // how often
   std::vector<uint32_t> fetched;  // chunks
@@ -98,7 +102,6 @@ class OthersChannel : public Channel {
  private:
   const Layout& layout_;
   Schedule schedule_;
-  uint64_t generation_ = 0;
 };
 
 Layout TwoChunks() {
@@ -157,21 +160,36 @@ TEST_F(FetchReplicaTest, KeepsNothingThatIsDurable) {
   EXPECT_EQ(replica->followed[0][0].header.step(), kStep + 2);
 }
 
-// Which may have closed what this rank has followed otherwise.
+// Which may have closed what this rank has followed otherwise, and what it was given.
 TEST_F(FetchReplicaTest, FetchesAgainWhatItFollowedBeforeTheAggregatorWasStartedAgain) {
   channel_.ahead = 2;
   channel_.restarted_before = kStep + 1;
   const absl::StatusOr<Replica> replica = Fetch();
   ASSERT_TRUE(replica.ok()) << replica.status();
   EXPECT_EQ(replica->step, kStep + 2);
-  EXPECT_THAT(channel_.fetched, ElementsAre(0, 1, 0));
+  EXPECT_THAT(channel_.fetched, ElementsAre(0, 1, 0, 1));
 }
 
 TEST_F(FetchReplicaTest, FetchesOnceWhatItFollowsAtOneProcessOfTheAggregator) {
   channel_.ahead = 2;
-  channel_.restarted_before = kStep;
+  channel_.generation = 1;
   ASSERT_TRUE(Fetch().ok());
   EXPECT_THAT(channel_.fetched, ElementsAre(0, 1));
+}
+
+TEST_F(FetchReplicaTest, FetchesAgainWhatWasGivenBeforeTheAggregatorWasStartedAgain) {
+  channel_.restarted_before = kStep;
+  const absl::StatusOr<Replica> replica = Fetch();
+  ASSERT_TRUE(replica.ok()) << replica.status();
+  EXPECT_EQ(replica->step, kStep + 1);
+  EXPECT_THAT(channel_.fetched, ElementsAre(0, 1, 0, 1));
+}
+
+TEST_F(FetchReplicaTest, AlsoIfItHasNothingToFollow) {
+  channel_.ahead = 0;
+  channel_.restarted_after = 1;
+  ASSERT_TRUE(Fetch().ok());
+  EXPECT_THAT(channel_.fetched, ElementsAre(0, 1, 0));
 }
 
 // A state before the freeze, behind which another chunk is, is none to go on from. That one could
