@@ -80,11 +80,12 @@ class Aggregator {
   // the place of the one that waits, which ends with ABORTED.
   //
   // Of a complete job that can do without some ranks, the Join of another incarnation waits until
-  // the rank is absent (see CloseLateRounds), and its process, if that came back and gets its
-  // state, has no connection; and then has the rank: what the process before sends is refused. It
-  // is answered, with `returning`, once two snapshots have it and all that the process before
-  // contributed, so that no frame of that process is needed again. What the options say of the
-  // job's start is not compared of those who do not begin it.
+  // the rank is absent (see CloseLateRounds), or its process has had no connection for twice
+  // `restart_grace`; and its process, if that came back and gets its state, has no connection; and
+  // then has the rank: what the process before sends is refused. It is answered, with `returning`,
+  // once two snapshots have it and all that the process before contributed, so that no frame of
+  // that process is needed again. What the options say of the job's start is not compared of those
+  // who do not begin it.
   //
   // Gives way to a Join that does not belong to it: a job that nobody waits to begin, that a rank
   // has left, that was idle for `idle_timeout`, or, without a connection to any of its processes,

@@ -187,6 +187,30 @@ TEST_F(ReturningTest, GetsTheRankOnceARoundHasClosedWithoutIt) {
   EXPECT_TRUE(Send(1, 1, kNext).status().ok());
 }
 
+// Two have died, say, with frames of this step still to send elsewhere, where the last waits for
+// them: they come there when they have been here.
+TEST_F(ReturningTest, OrOnceItsProcessHasBeenGoneForLongWhereNoRoundIsOpen) {
+  Start();
+  for (uint32_t rank : {0, 1, 2}) Send(rank, 0);
+  const auto claim = Claim(1);
+  PassGrace();
+  EXPECT_TRUE(claim.waits()) << "its process may only have nothing to send";
+  Die(1001);
+  PassDeadline();
+  gone_.clear();
+  PassGrace();
+  EXPECT_TRUE(claim.waits()) << "it has connected again";
+  Die(1001);
+  PassDeadline();
+  EXPECT_TRUE(claim.waits()) << "it may connect again";
+  PassGrace();
+  ASSERT_TRUE(claim.status().ok()) << claim.status();
+  EXPECT_TRUE(claim.value().returning());
+
+  for (uint32_t rank : {0, 2}) Send(rank, 1);
+  EXPECT_TRUE(Send(1, 1, kNext).status().ok());
+}
+
 TEST_F(ReturningTest, WhileItsProcessTakesPartTheRankIsNotTaken) {
   Start();
   Send(1, 0);

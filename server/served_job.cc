@@ -217,6 +217,13 @@ void ServedJob::AdmitReturning(absl::Time now, Callbacks& callbacks) {
   if (state_error_.ok() && IsAwaited()) bells_.snapshots.Ring();
 }
 
+bool ServedJob::IsMissed(Returning& returning, absl::Time now) const {
+  const uint32_t rank = returning.claim.rank;
+  const bool is_gone = membership_.IsGone(rank, now);
+  returning.gone_since = is_gone ? std::min(returning.gone_since, now) : absl::InfiniteFuture();
+  return job_->is_absent(rank, now) || now - returning.gone_since >= membership_.grace();
+}
+
 bool ServedJob::Admit(Returning& returning, absl::Time now, Callbacks& callbacks) {
   const uint32_t rank = returning.claim.rank;
   if (!returning.has_rank) {
@@ -225,7 +232,7 @@ bool ServedJob::Admit(Returning& returning, absl::Time now, Callbacks& callbacks
     const bool comes_back =
         entry.comes_back && !entry.has_given_up && membership_.IsConnected(rank);
     const bool may_have_rank = membership_.Holds(returning.claim) ||
-                               (GoesOnWithoutSome() && job_->is_absent(rank, now) && !comes_back);
+                               (GoesOnWithoutSome() && IsMissed(returning, now) && !comes_back);
     if (!may_have_rank && entry.newest_step > returning.newest_step) {
       const absl::Status refusal = TakesPartError(rank);
       RecordRefusal(rank, refusal);

@@ -155,6 +155,8 @@ class ServedJob {
     uint64_t call = 0;
     JoinDone done;             // null, with has_rank: its caller is gone, and may come again
     uint64_t newest_step = 0;  // that was known when it came
+    // Since when, while it has waited, the process that has the rank has been gone.
+    absl::Time gone_since = absl::InfiniteFuture();
     bool has_rank = false;
     // With it:
     OpenSteps needed;        // what snapshots must have
@@ -169,6 +171,10 @@ class ServedJob {
   bool HasWaitingJoins() const;  // of a job that is complete
   // A process waits to come back as the rank.
   bool IsClaimed(uint32_t rank) const;
+  // The process that has the rank takes part no more: a round has missed it; or, as there need not
+  // be one here while the others wait elsewhere for those that come back, it has been gone for the
+  // connections' grace.
+  bool IsMissed(Returning& returning, absl::Time now) const;
   bool is_durable() const { return generation_ != 0; }
   // Whether it goes on when a rank's process is gone, which another may then take the place of. The
   // first shard knows: who joins anew comes there first, and to the others when that has let it in.
