@@ -59,13 +59,20 @@ void Arrivals::RemoveFrame(uint64_t incarnation, const FrameHeader& header) {
 }
 
 void Arrivals::AddAnswer(uint64_t incarnation, const FrameHeader& header,
-                         const AnswerHeader& answer) {
+                         const AnswerHeader& answer, absl::Time now) {
   Begin(incarnation);
   const Key key = {header.epoch(), answer.chunk(), answer.step()};
   std::map<uint64_t, Round>& rounds = rounds_[key];
   Round& here = rounds[incarnation];
   if (here.is_answered) return;
   here.is_answered = true;
+  // After a restart it closes as the process before may have closed it.
+  const bool is_first = rounds.size() == 1;
+  std::vector<uint32_t> have_time;
+  for (const uint32_t rank : answer.late_ranks()) {
+    if (is_first && IsInTime(rank, here, now) && !MayBeLeftOut(rank, now))
+      have_time.push_back(rank);
+  }
   open_.erase(key);
   for (const uint32_t rank : answer.late_ranks()) {
     there_since_.erase(rank);
@@ -77,6 +84,10 @@ void Arrivals::AddAnswer(uint64_t incarnation, const FrameHeader& header,
     if (may_be_late) continue;
     report_(absl::StrFormat("rank %d is called late for step %d, chunk %d, but was in time", rank,
                             answer.step(), answer.chunk()));
+  }
+  for (const uint32_t rank : have_time) {
+    report_(absl::StrFormat("rank %d is called late for step %d, chunk %d, but still has time",
+                            rank, answer.step(), answer.chunk()));
   }
 }
 

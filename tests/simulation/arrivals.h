@@ -1,5 +1,5 @@
 // What the simulator knows of one shard's rounds and their deadline: which frames its aggregator
-// had in time, and so which ranks it may not call late.
+// had in time, or had to wait for, and so which ranks it may not call late.
 
 #ifndef SIGNPOST_TESTS_SIMULATION_ARRIVALS_H_
 #define SIGNPOST_TESTS_SIMULATION_ARRIVALS_H_
@@ -19,8 +19,9 @@
 namespace signpost::simulation {
 
 // A rank may be late whose frame comes after the deadline; or within it, if rounds do not wait for
-// it, as one has closed without it, or it is another process, and nothing has come from it since.
-// Where it is not known whether that is so, it may be late.
+// it, as one has closed without it, it has left, or it is another process, and nothing has come
+// from it since. Where it is not known whether that is so, it may be late. Times are of the
+// aggregator's clock.
 class Arrivals {
  public:
   using Report = std::function<void(const std::string& violation)>;
@@ -30,12 +31,14 @@ class Arrivals {
 
   // A process claims the rank. What the one before has sent may be dropped, and comes for nothing.
   void AddJoin(uint32_t rank, uint64_t rank_incarnation);
+  void AddLeave(uint32_t rank) { there_since_.erase(rank); }
   // Handed to the aggregator's process of that incarnation. Whether it is the rank's first there.
   bool AddFrame(uint64_t incarnation, const FrameHeader& header, absl::Time now);
   // That one was not taken.
   void RemoveFrame(uint64_t incarnation, const FrameHeader& header);
   // As the process makes it for a frame. Reports a rank that is not late.
-  void AddAnswer(uint64_t incarnation, const FrameHeader& header, const AnswerHeader& answer);
+  void AddAnswer(uint64_t incarnation, const FrameHeader& header, const AnswerHeader& answer,
+                 absl::Time now);
 
  private:
   using Key = std::tuple<uint64_t, uint32_t, uint64_t>;  // epoch, chunk, step

@@ -10,9 +10,6 @@
 namespace signpost::simulation {
 namespace {
 
-// Longer than any worker takes to come back, which one that leaves another shard first does late.
-constexpr absl::Duration kRestartGrace = absl::Seconds(1);
-
 constexpr absl::Duration kLongestPause = absl::Milliseconds(2);
 
 }  // namespace
@@ -20,6 +17,7 @@ constexpr absl::Duration kLongestPause = absl::Milliseconds(2);
 Process::Process(Scheduler& scheduler, ShardId shard, bool damages_late_ranks,
                  IsConnected is_connected, Report report)
     : scheduler_(scheduler),
+      clock_(scheduler),
       shard_(shard),
       damages_late_ranks_(damages_late_ranks),
       is_connected_(std::move(is_connected)),
@@ -29,10 +27,10 @@ Process::Process(Scheduler& scheduler, ShardId shard, bool damages_late_ranks,
   disk_.set_pause([this] {
     // Of a process that starts nobody sees anything.
     if (users_ == 0 || !scheduler_.OneIn(8)) return;
-    scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), kLongestPause));
+    clock_.Sleep(scheduler_.Between(absl::ZeroDuration(), kLongestPause));
   });
-  scheduler_.Spawn([this] { SaveNowAndThen(); });
-  scheduler_.Spawn([this] { CloseLateRoundsNowAndThen(); });
+  scheduler_.Spawn(clock_, [this] { SaveNowAndThen(); });
+  scheduler_.Spawn(clock_, [this] { CloseLateRoundsNowAndThen(); });
 }
 
 Process::~Process() { ++incarnation_; }
@@ -59,15 +57,15 @@ void Process::Start() {
                                                      .restart_grace = kRestartGrace,
                                                      .forget_after = absl::InfiniteDuration(),
                                                      .is_connected = is_connected_,
-                                                     .now = [this] { return scheduler_.Now(); }},
+                                                     .now = [this] { return clock_.Now(); }},
                                    state_dir_.get());
   status = aggregator_->Restore(recovered);
   if (!status.ok()) report_(absl::StrCat("jobs cannot go on: ", status.ToString()));
 }
 
 void Process::StartLater() {
-  scheduler_.After(scheduler_.Between(absl::Milliseconds(1), absl::Milliseconds(60)),
-                   [this] { Start(); });
+  clock_.After(scheduler_.Between(absl::Milliseconds(1), absl::Milliseconds(60)),
+               [this] { Start(); });
 }
 
 void Process::Use(absl::FunctionRef<void(Aggregator& aggregator)> use) {
@@ -96,7 +94,7 @@ void Process::SaveNowAndThen() {
         if (!status.ok() && !may_fail) report_(status.ToString());
       });
     }
-    scheduler_.Sleep(scheduler_.Between(absl::Microseconds(200), longest_save_));
+    clock_.Sleep(scheduler_.Between(absl::Microseconds(200), longest_save_));
   }
 }
 
@@ -106,7 +104,7 @@ void Process::CloseLateRoundsNowAndThen() {
     Use([&](Aggregator& aggregator) { due = aggregator.CloseLateRounds(); });
     // Jobs with a deadline may begin at any time.
     const absl::Duration soon = scheduler_.Between(absl::Microseconds(200), absl::Milliseconds(3));
-    scheduler_.Sleep(due == absl::InfiniteDuration() ? absl::Milliseconds(10) : soon);
+    clock_.Sleep(due == absl::InfiniteDuration() ? absl::Milliseconds(10) : soon);
   }
 }
 

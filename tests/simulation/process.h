@@ -19,6 +19,11 @@
 
 namespace signpost::simulation {
 
+// After which a peer that says nothing has no connection any more. As outside, about a third of:
+inline constexpr absl::Duration kFailureTimeout = absl::Milliseconds(333);
+// Longer than any worker takes to come back, which one that leaves another shard first does late.
+inline constexpr absl::Duration kRestartGrace = absl::Seconds(1);
+
 class Process {
  public:
   // `report` gets what must not happen.
@@ -48,6 +53,8 @@ class Process {
   // For good: its tasks are to end.
   void Retire() { is_retired_ = true; }
 
+  // That of each of its incarnations.
+  ProcessClock& clock() { return clock_; }
   bool is_up() const { return aggregator_ != nullptr; }
   // Replies of an earlier incarnation never arrive.
   uint64_t incarnation() const { return incarnation_; }
@@ -76,6 +83,7 @@ class Process {
   void FlipBit(const Flip& flip);
 
   Scheduler& scheduler_;
+  ProcessClock clock_;
   const ShardId shard_;
   const bool damages_late_ranks_;
   const IsConnected is_connected_;

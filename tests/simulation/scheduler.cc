@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <vector>
 
@@ -33,31 +32,21 @@ class Stack {
 
 struct Scheduler::Task {
   Scheduler& scheduler;
+  ProcessClock& clock;
   std::function<void()> body;
   Stack stack = {};
   ucontext_t context = {};
   const absl::Condition* condition = nullptr;  // null: it only waits for the deadline
-  absl::Time deadline = absl::InfinitePast();
+  absl::Time deadline = absl::InfinitePast();  // of its clock
   bool ended = false;
 };
 
 Scheduler::Scheduler(uint64_t seed) : random_(seed) {}
 Scheduler::~Scheduler() = default;
 
-bool Scheduler::Await(absl::Mutex& mutex, const absl::Condition& condition,
-                      absl::Duration timeout) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-  if (condition.Eval()) return true;
-  running_->condition = &condition;
-  running_->deadline = now_ + timeout;
-  mutex.Unlock();
-  Yield();
-  mutex.Lock();
-  return condition.Eval();
-}
-
-void Scheduler::Sleep(absl::Duration duration) {
-  running_->condition = nullptr;
-  running_->deadline = now_ + duration;
+void Scheduler::Wait(const absl::Condition* condition, absl::Time deadline) {
+  running_->condition = condition;
+  running_->deadline = deadline;
   Yield();
 }
 
@@ -70,8 +59,8 @@ absl::Duration Scheduler::Between(absl::Duration least, absl::Duration most) {
   return least + absl::Microseconds(Below(range));
 }
 
-void Scheduler::Spawn(std::function<void()> body) {
-  Task& task = *tasks_.emplace_back(new Task{*this, std::move(body)});
+void Scheduler::Spawn(ProcessClock& clock, std::function<void()> body) {
+  Task& task = *tasks_.emplace_back(new Task{*this, clock, std::move(body)});
   getcontext(&task.context);
   task.context.uc_stack = task.stack.whole();
   const auto address = reinterpret_cast<uintptr_t>(&task);
@@ -97,7 +86,9 @@ Scheduler::Task* Scheduler::Next() {
       if (task->ended) continue;
       all_ended = false;
       if (CanRun(*task)) ready.push_back(task.get());
-      next = std::min(next, task->deadline);
+      // One that stands still may find its condition hold as soon as it goes on.
+      const absl::Time due = task->clock.stands_still() ? absl::InfinitePast() : task->deadline;
+      next = std::min(next, task->clock.ScheduledTime(due));
     }
     if (all_ended) return nullptr;
     if (!ready.empty()) return ready[Below(ready.size())];
@@ -112,7 +103,8 @@ Scheduler::Task* Scheduler::Next() {
 }
 
 bool Scheduler::CanRun(const Task& task) const {
-  return task.deadline <= now_ || (task.condition != nullptr && task.condition->Eval());
+  if (task.clock.stands_still()) return false;
+  return task.deadline <= task.clock.Now() || (task.condition != nullptr && task.condition->Eval());
 }
 
 void Scheduler::Yield() {
@@ -124,6 +116,42 @@ void Scheduler::Yield() {
 void Scheduler::HandOver(ucontext_t& from, Task* next) {
   running_ = next;
   swapcontext(&from, next != nullptr ? &next->context : &end_);
+}
+
+bool ProcessClock::Await(absl::Mutex& mutex, const absl::Condition& condition,
+                         absl::Duration timeout) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  if (condition.Eval()) return true;
+  const absl::Time deadline = Now() + timeout;
+  mutex.Unlock();
+  scheduler_.Wait(&condition, deadline);
+  mutex.Lock();
+  return condition.Eval();
+}
+
+void ProcessClock::Sleep(absl::Duration duration) {
+  scheduler_.Wait(/*condition=*/nullptr, Now() + duration);
+}
+
+void ProcessClock::After(absl::Duration delay, std::function<void()> event) {
+  At(Now() + delay, std::move(event));
+}
+
+void ProcessClock::Receive(std::function<void()> event) {
+  if (stands_still()) return At(Now(), std::move(event));
+  event();
+}
+
+void ProcessClock::At(absl::Time time, std::function<void()> event) {
+  scheduler_.After(ScheduledTime(time) - scheduler_.Now(), [this, time, event = std::move(event)] {
+    if (stands_still() || Now() < time) return At(time, event);  // it has stood still since
+    event();
+  });
+}
+
+void ProcessClock::StandStill(absl::Duration duration) {
+  const absl::Time begin = std::max(scheduler_.Now(), goes_on_);
+  goes_on_ = std::max(begin, scheduler_.Now() + duration);
+  stood_still_ += goes_on_ - begin;
 }
 
 }  // namespace signpost::simulation

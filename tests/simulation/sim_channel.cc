@@ -65,6 +65,7 @@ struct Call {
   std::function<void(Aggregator&, const std::string& connection, Reply)> send;
   std::function<void(absl::StatusOr<Response>)> done;
   bool ended = false;
+  uint64_t lost_connections = 0;  // under it
 
   void End(absl::StatusOr<Response> result) {
     if (!std::exchange(ended, true)) done(std::move(result));
@@ -92,50 +93,79 @@ std::string ConnectionOf(const Wire& wire) {
   return link.connection;
 }
 
+// To make a call, over one connection.
 template <typename Response>
-void Deliver(Wire wire, CallPtr<Response> call, const std::string& connection);
-template <typename Response>
-void TryLater(Wire wire, CallPtr<Response> call);
+struct Attempt {
+  Wire wire;
+  CallPtr<Response> call;
+  uint64_t lost_connections;  // before it
+
+  // With its connection: another has taken its place.
+  bool is_lost() const { return call->lost_connections != lost_connections; }
+  // Whether what has been sent to a process is seen there: what waits in the buffers of a lost
+  // connection may be.
+  bool IsRead() const { return !is_lost() || wire.scheduler.OneIn(2); }
+};
 
 template <typename Response>
-void Try(Wire wire, CallPtr<Response> call) {
-  if (call->ended || wire.caller->is_gone) return;
-  if (wire.link.is_cut || !wire.process.is_up() || Lost(wire)) return TryLater(wire, call);
+void Deliver(const Attempt<Response>& attempt, const std::string& connection);
+template <typename Response>
+void TryLater(const Attempt<Response>& attempt);
+
+template <typename Response>
+void Try(const Attempt<Response>& attempt) {
+  const auto& [wire, call, lost_connections] = attempt;
+  if (attempt.is_lost() || call->ended || wire.caller->is_gone) return;
+  if (wire.link.is_cut || !wire.process.is_up() || Lost(wire)) return TryLater(attempt);
+  // Nobody is there to make a connection with.
+  if (wire.link.connection.empty() && wire.process.clock().stands_still())
+    return wire.process.clock().Receive([attempt] { TryLater(attempt); });
   const std::string connection = ConnectionOf(wire);
-  wire.scheduler.After(Latency(wire),
-                       [wire, call, connection] { Deliver(wire, call, connection); });
+  wire.scheduler.After(Latency(wire), [attempt, connection] {
+    attempt.wire.process.clock().Receive([attempt, connection] { Deliver(attempt, connection); });
+  });
   if (wire.link.repeat_one_in == 0 || !wire.scheduler.OneIn(wire.link.repeat_one_in)) return;
   // A copy that was on its way when its connection was given up. Nobody waits for its answer.
   wire.scheduler.After(wire.scheduler.Between(absl::ZeroDuration(), absl::Milliseconds(40)),
-                       [wire, call, connection] {
-                         if (wire.process.is_up())
-                           call->send(wire.process.aggregator(), connection,
-                                      [](absl::StatusOr<Response>) {});
+                       [wire = wire, call = call, connection] {
+                         wire.process.clock().Receive([wire, call, connection] {
+                           if (wire.process.is_up())
+                             call->send(wire.process.aggregator(), connection,
+                                        [](absl::StatusOr<Response>) {});
+                         });
                        });
 }
 
 template <typename Response>
-void TryLater(Wire wire, CallPtr<Response> call) {
-  wire.scheduler.After(wire.scheduler.Between(absl::Milliseconds(1), absl::Milliseconds(20)),
-                       [wire, call] { Try(wire, call); });
+void TryLater(const Attempt<Response>& attempt) {
+  const Wire& wire = attempt.wire;
+  wire.clock.After(wire.scheduler.Between(absl::Milliseconds(1), absl::Milliseconds(20)),
+                   [attempt] { Try(attempt); });
 }
 
 template <typename Response>
-void Deliver(Wire wire, CallPtr<Response> call, const std::string& connection) {
-  if (wire.link.is_cut || !wire.process.is_up()) return TryLater(wire, call);
+void Deliver(const Attempt<Response>& attempt, const std::string& connection) {
+  const auto& [wire, call, lost_connections] = attempt;
+  if (!attempt.IsRead()) return;
+  if (wire.link.is_cut || !wire.process.is_up()) return TryLater(attempt);
   const uint64_t incarnation = wire.process.incarnation();
   call->send(wire.process.aggregator(), connection,
-             [wire, call, incarnation](absl::StatusOr<Response> response) {
+             [attempt, incarnation](absl::StatusOr<Response> response) {
+               const auto& [wire, call, lost_connections] = attempt;
+               if (attempt.is_lost()) return;
                const absl::Status& status = response.status();
                const bool arrives = wire.process.incarnation() == incarnation &&
                                     !wire.link.is_cut && !Lost(wire) && !wire.process.disk().died();
                // ABORTED: a copy overtook the request and took its place.
                if (!arrives || absl::IsUnavailable(status) || absl::IsAborted(status))
-                 return TryLater(wire, call);
+                 return TryLater(attempt);
                // Shared, because a function must be copyable.
                auto result = std::make_shared<absl::StatusOr<Response>>(std::move(response));
-               wire.scheduler.After(Latency(wire),
-                                    [call, result] { call->End(std::move(*result)); });
+               wire.scheduler.After(Latency(wire), [attempt, result] {
+                 attempt.wire.clock.Receive([attempt, result] {
+                   if (attempt.IsRead()) attempt.call->End(std::move(*result));
+                 });
+               });
              });
 }
 
@@ -144,11 +174,16 @@ template <typename Response>
 void Begin(Wire wire, CallPtr<Response> call) {
   const auto cancel = [call] { call->End(absl::CancelledError("its process is gone")); };
   if (wire.caller->is_gone) return cancel();
-  wire.caller->calls.push_back(cancel);
-  wire.scheduler.After(call->deadline - wire.scheduler.Now(), [call] {
+  const auto make_again = [wire, call] {
+    if (call->ended) return;
+    ++call->lost_connections;
+    TryLater(Attempt<Response>{wire, call, call->lost_connections});
+  };
+  wire.caller->calls.push_back({&wire.link, cancel, make_again});
+  wire.clock.After(call->deadline - wire.clock.Now(), [call] {
     call->End(absl::DeadlineExceededError("no answer in the time given"));
   });
-  Try(wire, call);
+  Try(Attempt<Response>{wire, call, call->lost_connections});
 }
 
 template <typename Response>
@@ -166,7 +201,7 @@ absl::StatusOr<Response> Await(Wire wire, CallPtr<Response> call,
     {
       absl::MutexLock lock(&mutex);
       const absl::Condition is_done(&done);
-      if (wire.scheduler.Await(mutex, is_done, Channel::kQuestionInterval)) return result;
+      if (wire.clock.Await(mutex, is_done, Channel::kQuestionInterval)) return result;
     }
     absl::Status told = check_may_wait();
     if (!told.ok()) call->End(std::move(told));
@@ -194,8 +229,10 @@ class SentJoins {
 
   void CancelSoon(const Sent& sent) const {
     wire_.scheduler.After(Latency(wire_), [wire = wire_, sent] {
-      if (!wire.process.is_up() || wire.process.incarnation() != sent.incarnation) return;
-      wire.process.aggregator().CancelJoin(sent.call, absl::CancelledError("its caller is gone"));
+      wire.process.clock().Receive([wire, sent] {
+        if (!wire.process.is_up() || wire.process.incarnation() != sent.incarnation) return;
+        wire.process.aggregator().CancelJoin(sent.call, absl::CancelledError("its caller is gone"));
+      });
     });
   }
 
@@ -232,13 +269,16 @@ void SimChannel::Exchange(const FrameHeader& header, std::shared_ptr<const Paylo
     const uint64_t incarnation = wire.process.incarnation();
     const bool is_contribution = IsContribution(header.codec());
     const bool is_new =
-        is_contribution && wire.arrivals.AddFrame(incarnation, header, wire.scheduler.Now());
+        is_contribution && wire.arrivals.AddFrame(incarnation, header, wire.process.clock().Now());
     const auto is_waiting = std::make_shared<bool>(false);
     aggregator.Exchange(
         FrameOf(header, *payload, wire.tells_late_ranks),
         [=, &aggregator, reply = std::move(reply)](absl::StatusOr<Aggregator::Reply> result) {
           const bool is_of_round = result.ok() && IsOfRound(result->answer->header);
-          if (is_of_round) wire.arrivals.AddAnswer(incarnation, header, result->answer->header);
+          if (is_of_round) {
+            wire.arrivals.AddAnswer(incarnation, header, result->answer->header,
+                                    wire.process.clock().Now());
+          }
           if (!is_of_round && is_new && !*is_waiting) {
             wire.arrivals.RemoveFrame(incarnation, header);
           }
@@ -268,7 +308,9 @@ void SimChannel::Exchange(const FrameHeader& header, std::shared_ptr<const Paylo
 absl::Status SimChannel::Leave(const LeaveRequest& request, absl::Time deadline) {
   auto call = std::make_shared<Call<Left>>();
   call->deadline = deadline;
-  call->send = [request](Aggregator& aggregator, const std::string&, Call<Left>::Reply reply) {
+  call->send = [request, &arrivals = wire_.arrivals](Aggregator& aggregator, const std::string&,
+                                                     Call<Left>::Reply reply) {
+    arrivals.AddLeave(request.rank());
     aggregator.Leave(request, [reply = std::move(reply)](absl::Status status) {
       if (!status.ok() && !absl::IsAborted(status)) return reply(status);
       reply(Left{absl::IsAborted(status)});

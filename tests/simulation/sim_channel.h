@@ -32,12 +32,24 @@ struct Link {
 
 // A process that makes calls.
 struct Caller {
+  struct OpenCall {
+    const Link* link;
+    std::function<void()> end, make_again;  // unless it has ended
+  };
+
   bool is_gone = false;  // what it sent arrives, if it can, but is not sent again
-  std::vector<std::function<void()>> calls;  // each ends one, unless that has ended
+  std::vector<OpenCall> calls;
+
+  // Calls over the link's connection, which is lost, over another.
+  void MakeAgain(const Link& link) {
+    for (const OpenCall& call : calls) {
+      if (call.link == &link) call.make_again();
+    }
+  }
 
   void Die() {
     is_gone = true;
-    for (auto& end : std::exchange(calls, {})) end();
+    for (auto& call : std::exchange(calls, {})) call.end();
   }
 };
 
@@ -47,6 +59,7 @@ struct Wire {
   Process& process;
   Link& link;
   std::shared_ptr<Caller> caller;
+  ProcessClock& clock;  // the caller's
   Audit& audit;
   Arrivals& arrivals;     // at the process
   bool tells_late_ranks;  // false: frames arrive without them

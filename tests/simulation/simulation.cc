@@ -34,6 +34,10 @@ constexpr uint64_t kMostDeaths = 3;  // of a job that begins anew with each
 constexpr absl::Duration kJoinTimeout = absl::Minutes(10);
 // After each death all may wait for a Join in vain.
 constexpr absl::Duration kLongestJob = absl::Minutes(10 * (kMostDeaths + 2));
+// Of all processes at once: longer than anybody waits for anybody.
+constexpr absl::Duration kLongestTogether = absl::Minutes(20);
+// Of one process: others wait for longer, and do not give up for good what is gone for less.
+constexpr absl::Duration kLongestAlone = absl::Seconds(2);
 
 // What is trained; a function of the seed.
 struct JobPlan {
@@ -75,6 +79,7 @@ struct JobPlan {
     ChooseWhatIsRarer();
     if (workers > 1 && min_workers == 0) workers_die = Below(4) == 0;
     may_lose_state = workers_die && Below(3) == 0;
+    stands_still = Below(4) == 0;
   }
 
   // Whether others go on without a worker.
@@ -130,6 +135,7 @@ struct JobPlan {
   absl::Duration round_deadline;
   bool workers_die = false;
   bool may_lose_state = false;   // the last that has it may die; of an elastic job
+  bool stands_still = false;     // or some of its processes do
   bool overlaps = false;         // gradients come one by one, in any order, in most steps
   uint32_t chunk_elements = 64;  // 7 chunks, all of them under way at once; or 13, more than that
   std::vector<size_t> tensors = {37, 8, 1, 300, 64};
@@ -233,6 +239,7 @@ class Simulation {
         audit_(plan.workers, plan.optimizer, LearningRateOf,
                [this](const std::string& violation) { Report(violation); }),
         has_trained_(plan.workers, std::vector<bool>(plan.steps)) {
+    for (uint32_t rank = 0; rank < plan.workers; ++rank) clocks_.emplace_back(scheduler_);
     for (uint32_t shard = 0; shard < plan.shards; ++shard) {
       arrivals_.emplace_back(plan.is_elastic() ? plan.round_deadline : absl::InfiniteDuration(),
                              [this](const std::string& violation) { Report(violation); });
@@ -249,12 +256,13 @@ class Simulation {
     for (auto& process : processes_) process->Start();
     if (expected_ != nullptr) PlanFaults();
     for (uint32_t rank = 0; rank < plan_.workers; ++rank) {
-      scheduler_.Spawn([this, rank] {
-        const absl::Time end = scheduler_.Now() + kLongestJob;
+      scheduler_.Spawn(clocks_[rank], [this, rank] {
+        ProcessClock& clock = clocks_[rank];
+        const absl::Time end = clock.Now() + kLongestJob;
         bool comes_back = Train(rank, /*is_first=*/true);
         while (comes_back) {
-          if (scheduler_.Now() > end) Report(absl::StrCat("rank ", rank, " starts for ever"));
-          scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(60)));
+          if (clock.Now() > end) Report(absl::StrCat("rank ", rank, " starts for ever"));
+          clock.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(60)));
           comes_back = result_.violations.empty() && Train(rank, /*is_first=*/false);
         }
         if (--training_ > 0) return;
@@ -289,7 +297,7 @@ class Simulation {
     if (!result_.violations.empty()) return;
     result_.violations.push_back(violation);
     scheduler_.After(absl::ZeroDuration(), [this] {
-      for (const auto& life : lives_) life->Die();
+      for (const auto& [rank, life] : lives_) life->Die();
     });
   }
 
@@ -316,10 +324,11 @@ class Simulation {
       scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(40)),
                        [this, rank, life] { DieInJoin(rank, *life); });
     }
-    lives_.insert(life);
+    lives_[rank] = life;
     const absl::Cleanup end = [&] {
       life->is_gone = true;
-      lives_.erase(life);
+      life->calls.clear();
+      lives_.erase(rank);
       Disconnect(rank);
     };
     away_ranks_.insert(rank);  // until it has the state
@@ -328,7 +337,8 @@ class Simulation {
       Process& process = *processes_[shard];
       channels.push_back(std::make_unique<WatchedChannel>(
           std::make_unique<SimChannel>(Wire{scheduler_, process, links_[{rank, &process}], life,
-                                            audit_, arrivals_[shard], tells_late_ranks_}),
+                                            clocks_[rank], audit_, arrivals_[shard],
+                                            tells_late_ranks_}),
           WatchedChannel::Events{.on_return =
                                      [this, rank, shard, life] {
                                        life->returns = true;
@@ -348,7 +358,7 @@ class Simulation {
          .min_workers = plan_.min_workers,
          .codec_library = kCodecLibrary,
          .codec_options = kCodecOptions,
-         .clock = &scheduler_},
+         .clock = &clocks_[rank]},
         plan_.optimizer, parameters, std::move(channels), {.checkpoints = part_.resume_from});
     life->has_joined = true;
     if (life->is_gone) return true;
@@ -446,7 +456,7 @@ class Simulation {
 
   // The rank's process dies in the middle of its step, if it may.
   void Die(uint32_t rank, uint64_t steps, Life& life) {
-    if (!life.is_stepping) return;
+    if (!life.is_stepping || clocks_[rank].stands_still()) return;
     if (!plan_.is_elastic()) {
       // All begin anew: not when one may be done.
       if (steps + 3 < until_ && result_.dead_workers < kMostDeaths) Kill(rank, life);
@@ -455,23 +465,30 @@ class Simulation {
     const bool is_early = steps + 30 < until_;
     if (!is_early || !MayBeAway()) return;
     const bool is_last = away_ranks_.size() + 1 == plan_.workers;
+    if (!Lose(rank, life)) return;
+    Kill(rank, life);
+    if (is_last) LoseState();
+  }
+
+  // No aggregator ends now that may need the rank's frames. Whether that can be: some may have
+  // ended that does.
+  bool Lose(uint32_t rank, const Life& life) {
     for (size_t shard = 0; shard < processes_.size(); ++shard) {
-      // Otherwise it may need frames that die with the worker.
       const Process& process = *processes_[shard];
       const bool is_safe = process.is_up() && !process.is_stopping() &&
                            !process.disk().will_die() && !process.disk().died() &&
                            !life.served_by.empty() &&
                            process.incarnation() == life.served_by[shard];
-      if (!is_safe) return;
+      if (!is_safe) return false;
     }
     for (uint32_t shard = 0; shard < processes_.size(); ++shard) losses_[{shard, rank}] = {};
-    Kill(rank, life);
-    if (is_last) LoseState();
+    return true;
   }
 
   // Before it has anything that others lack.
   void DieInJoin(uint32_t rank, Life& life) {
     if (life.is_gone || life.has_joined || result_.dead_workers >= kMostDeaths) return;
+    if (clocks_[rank].stands_still()) return;
     died_before_first_step_ = died_before_first_step_ || digests_.empty();
     Kill(rank, life);
   }
@@ -505,8 +522,10 @@ class Simulation {
     }
   }
 
-  // Whether the shard's process could end without frames being needed that died with a worker.
+  // Whether the shard's process could end without frames being needed that died with a worker, or
+  // that one has which stands still. One that stands still itself goes on before it ends.
   bool MayDie(uint32_t shard) const {
+    if (processes_[shard]->clock().stands_still()) return false;
     return absl::c_all_of(losses_, [&](const auto& entry) {
       const auto& [key, loss] = entry;
       return key.first != shard || (loss.saves && processes_[shard]->saves() >= *loss.saves);
@@ -522,8 +541,8 @@ class Simulation {
   // Who still gets its state tells of no rounds that it has followed: a third that was late in one
   // may now be in time.
   bool MayLoseLateRanks() const {
-    return plan_.workers == 2 || absl::c_none_of(lives_, [](const auto& life) {
-             return life->returns && !life->has_joined;
+    return plan_.workers == 2 || absl::c_none_of(lives_, [](const auto& entry) {
+             return entry.second->returns && !entry.second->has_joined;
            });
   }
 
@@ -552,9 +571,9 @@ class Simulation {
 
   // Whether the rank can go on.
   bool TrainStep(uint32_t rank, Worker& worker, const std::shared_ptr<Life>& life) {
-    scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(5)));
+    clocks_[rank].Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(5)));
     if (scheduler_.OneIn(6)) {
-      scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(80)));
+      clocks_[rank].Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(80)));
     }
     const uint64_t first = worker.steps();
     has_trained_[rank][first] = true;
@@ -572,7 +591,7 @@ class Simulation {
         .learning_rate = LearningRateOf(first), .weight_decay = 0.1, .beta2 = 0.75};
     const bool overlaps = plan_.overlaps && !scheduler_.OneIn(4);
     const absl::StatusOr<StepReport> report =
-        overlaps ? OverlappedStep(worker, spans, rates) : worker.Step(spans, {rates});
+        overlaps ? OverlappedStep(rank, worker, spans, rates) : worker.Step(spans, {rates});
     life->is_stepping = false;
     const bool is_local = report.ok() && report->codec == CODEC_UNSPECIFIED;
     if (!is_local) life->served_by = std::move(serving);
@@ -609,7 +628,8 @@ class Simulation {
   }
 
   // With gradients in an order of its own, and time between them.
-  absl::StatusOr<StepReport> OverlappedStep(Worker& worker, const std::vector<Gradient>& gradients,
+  absl::StatusOr<StepReport> OverlappedStep(uint32_t rank, Worker& worker,
+                                            const std::vector<Gradient>& gradients,
                                             const GroupRates& rates) {
     std::vector<size_t> order(gradients.size());
     std::iota(order.begin(), order.end(), 0);
@@ -621,7 +641,7 @@ class Simulation {
     for (const size_t tensor : order) {
       if (!status.ok()) return status;
       if (scheduler_.OneIn(2)) {
-        scheduler_.Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(4)));
+        clocks_[rank].Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(4)));
       }
       status = worker.GradientReady(tensor, gradients[tensor]);
     }
@@ -662,6 +682,83 @@ class Simulation {
                [process](bool full) { process->disk().set_full(full); });
       }
     }
+    if (!plan_.stands_still) return;
+    for (uint64_t i = 1 + scheduler_.Below(3); i > 0; --i) {
+      scheduler_.After(AtSomeTime(), [this] { StandStill(); });
+    }
+  }
+
+  // One process of the job, or all of it.
+  void StandStill() {
+    const bool is_short = scheduler_.OneIn(2);
+    const auto draw = [&](absl::Duration longest) {
+      return scheduler_.Between(absl::Milliseconds(1), is_short ? absl::Milliseconds(60) : longest);
+    };
+    switch (scheduler_.Below(3)) {
+      case 0:
+        ++result_.job_standstills;
+        return StandStillTogether(draw(kLongestTogether));
+      case 1:
+        return LetWorkerStandStill(scheduler_.Below(plan_.workers), draw(kLongestAlone));
+      default:
+        ++result_.aggregator_standstills;
+        StandStillAlone(processes_[scheduler_.Below(processes_.size())]->clock(),
+                        draw(kLongestAlone));
+    }
+  }
+
+  void LetWorkerStandStill(uint32_t rank, absl::Duration length) {
+    // For longer an aggregator that is started again meanwhile does not wait for its frames.
+    const bool is_missed = plan_.is_elastic() && length > kRestartGrace / 2;
+    const auto life = lives_.find(rank);
+    if (is_missed && (life == lives_.end() || !Lose(rank, *life->second))) return;
+    ++result_.worker_standstills;
+    StandStillAlone(clocks_[rank], length);
+    if (!is_missed) return;
+    clocks_[rank].Receive([this, rank] {
+      for (uint32_t shard = 0; shard < processes_.size(); ++shard) losses_.erase({shard, rank});
+    });
+  }
+
+  // The others give it up where that takes long.
+  void StandStillAlone(ProcessClock& clock, absl::Duration length) {
+    if (clock.stands_still()) return;
+    clock.StandStill(length);
+    if (length < kFailureTimeout) return;
+    scheduler_.After(kFailureTimeout, [this, &clock] {
+      for (uint32_t rank = 0; rank < plan_.workers; ++rank) {
+        for (const auto& process : processes_) {
+          const bool is_one_of_both = &clock == &clocks_[rank] || &clock == &process->clock();
+          if (is_one_of_both) LoseConnection(rank, *process);
+        }
+      }
+    });
+  }
+
+  // Where that takes long, whoever goes on looks at the time before it looks at what has come.
+  void StandStillTogether(absl::Duration length) {
+    const auto stand_still = [&](ProcessClock& clock) {
+      scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(1)),
+                       [&clock, length] { clock.StandStill(length); });
+    };
+    for (ProcessClock& clock : clocks_) stand_still(clock);
+    for (const auto& process : processes_) stand_still(process->clock());
+    if (length < kFailureTimeout) return;
+    scheduler_.After(kFailureTimeout, [this] {
+      for (uint32_t rank = 0; rank < plan_.workers; ++rank) {
+        for (const auto& process : processes_) {
+          if (scheduler_.OneIn(2)) LoseConnection(rank, *process);
+        }
+      }
+    });
+  }
+
+  // The worker or the aggregator gives it up.
+  void LoseConnection(uint32_t rank, Process& process) {
+    Link& link = links_[{rank, &process}];
+    link.Disconnect();
+    const auto life = lives_.find(rank);
+    if (life != lives_.end()) life->second->MakeAgain(link);
   }
 
   void Disturb(uint32_t shard) {
@@ -707,12 +804,14 @@ class Simulation {
   // Frames tell of late ranks what is written down of them too, and either must do alone.
   const bool tells_late_ranks_;
   std::map<std::pair<uint32_t, Process*>, Link> links_;
-  std::deque<Arrivals> arrivals_;  // by shard; channels have references
+  std::deque<ProcessClock> clocks_;  // by rank, of all its processes; channels have references
+  std::deque<Arrivals> arrivals_;    // by shard; likewise
   std::vector<std::unique_ptr<Process>> processes_;
-  std::map<uint64_t, uint32_t> digests_;  // by step
-  std::set<uint32_t> away_ranks_;         // dead, lost, or not there yet
-  std::set<std::shared_ptr<Life>> lives_;
-  // By shard and rank: frames that died with a worker, until another is welcomed in its place.
+  std::map<uint64_t, uint32_t> digests_;             // by step
+  std::set<uint32_t> away_ranks_;                    // dead, lost, or not there yet
+  std::map<uint32_t, std::shared_ptr<Life>> lives_;  // by rank
+  // By shard and rank: frames that died with a worker, until another is welcomed in its place; or
+  // that one has which stands still, until it goes on.
   struct Loss {
     // Of the shard's process, so many that none of the rank's frames is needed: two rounds had
     // closed without it before the last one of them began.

@@ -31,6 +31,9 @@ struct SimulationResult {
   uint64_t dead_workers = 0;
   uint64_t returned_workers = 0;  // in the place of one that was dead, or lost
   uint64_t given_up_workers = 0;  // of those: left before their first frame
+  uint64_t job_standstills = 0;   // of all processes at once
+  uint64_t worker_standstills = 0;
+  uint64_t aggregator_standstills = 0;
 };
 
 // CRC-32C of the parameters after each step.
@@ -60,17 +63,19 @@ AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 //     those of one that is dead, and errors that starting again mends, of jobs that begin anew;
 //   - who dies comes back, unless the job is over before; so does who gives up. As few as one may
 //     be left, but where variances are brought up to date: there as many as rounds need. Two faults
-//     at once are too many: no aggregator ends after a worker until it has closed two rounds
-//     without it, and saved them, and no snapshot is damaged before another worker is in its place,
-//     or once one has left, nor what is written down of late ranks while one of three or more gets
-//     its state;
+//     at once are too many: no aggregator ends after a worker, or while one stands still for long
+//     that others go on without, until it has closed two rounds without it, and saved them, and no
+//     snapshot is damaged before another worker is in its place, or once one has left, nor what is
+//     written down of late ranks while one of three or more gets its state;
 //   - a job begins anew when one of its workers dies that it waits for, in an elastic one before
 //     its first step, or when the last with the state does;
 //   - after every step each worker's parameters have the same bytes, and unless rounds close
 //     without late workers the expected ones;
 //   - the frames and answers that travelled are what they should be to the byte, and so are the
 //     errors: audit.h;
-//   - no rank is called late that was in time: arrivals.h;
+//   - no rank is called late that was in time, or still has time: arrivals.h. The job may stand
+//   still
+//     for longer than any deadline; but one process alone not for as long as others wait for it;
 //   - when all workers have left, no aggregator has the job any more.
 SimulationResult Simulate(uint64_t seed, const Digests& expected);
 

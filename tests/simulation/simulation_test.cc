@@ -107,6 +107,9 @@ void Add(const SimulationResult& result, SimulationResult& total) {
   total.dead_workers += result.dead_workers;
   total.returned_workers += result.returned_workers;
   total.given_up_workers += result.given_up_workers;
+  total.job_standstills += result.job_standstills;
+  total.worker_standstills += result.worker_standstills;
+  total.aggregator_standstills += result.aggregator_standstills;
 }
 
 class Simulations : public testing::TestWithParam<uint64_t> {};
@@ -133,13 +136,16 @@ TEST_P(Simulations, HoldTheInvariants) {
       "%ju kills, %ju of them with a bit flipped, %ju kills while saving, %ju of all without a "
       "dead worker, %ju stops, %ju frames replayed, %ju rounds skipped, %ju times late, %ju steps "
       "caught up, %ju ranks lost, %ju "
-      "workers dead, %ju come back, %ju give up\n",
+      "workers dead, %ju come back, %ju give up; %ju times the job stands still, %ju times a "
+      "worker "
+      "does, %ju times an aggregator\n",
       uintmax_t{total.kills}, uintmax_t{total.bit_flips}, uintmax_t{total.kills_while_saving},
       uintmax_t{total.kills_without_the_dead}, uintmax_t{total.stops},
       uintmax_t{total.replayed_frames}, uintmax_t{total.skipped_rounds},
       uintmax_t{total.late_rounds}, uintmax_t{total.steps_caught_up}, uintmax_t{total.lost_ranks},
       uintmax_t{total.dead_workers}, uintmax_t{total.returned_workers},
-      uintmax_t{total.given_up_workers});
+      uintmax_t{total.given_up_workers}, uintmax_t{total.job_standstills},
+      uintmax_t{total.worker_standstills}, uintmax_t{total.aggregator_standstills});
   if (end - GetParam() < kSeedsOfATest) return;
   // In so many there is some of everything; of lost ranks not always.
   for (const uint64_t count : {total.kills, total.bit_flips, total.kills_while_saving, total.stops,
@@ -147,8 +153,11 @@ TEST_P(Simulations, HoldTheInvariants) {
                                total.steps_caught_up, total.dead_workers, total.returned_workers}) {
     EXPECT_GT(count, 10) << "a fault is no longer tried";
   }
-  EXPECT_GT(total.kills_without_the_dead, 0) << "a fault is no longer tried";
-  EXPECT_GT(total.given_up_workers, 0) << "a fault is no longer tried";
+  for (const uint64_t count :
+       {total.kills_without_the_dead, total.given_up_workers, total.job_standstills,
+        total.worker_standstills, total.aggregator_standstills}) {
+    EXPECT_GT(count, 0) << "a fault is no longer tried";
+  }
 }
 
 std::string NameOf(const OptimizerOptions& options) {
