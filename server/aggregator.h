@@ -125,8 +125,7 @@ class Aggregator {
   //                        sender in its rank; or the wait ended because a rank left, which is
   //                        named, or because the job gave way to another
   //   DATA_LOSS            an earlier process served the job, and what it wrote down is not here,
-  //   not
-  //                        even that it was forgotten
+  //                        not even that the job was there
   //   UNAVAILABLE          after Drain, and for calls that it found waiting
   // `peer` as in Join.
   void Exchange(Frame frame, ExchangeDone done, std::string peer = {}) ABSL_LOCKS_EXCLUDED(mutex_);
