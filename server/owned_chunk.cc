@@ -281,7 +281,7 @@ void OwnedChunk::SetReturning(uint32_t rank, bool has_state) {
 bool OwnedChunk::Meet(const FrameHeader& header) {
   absl::MutexLock lock(&mutex_);
   if (!earlier_) return true;
-  if (!earlier_->Check(header, open_step_).ok()) return false;
+  if (IsWithdrawn(header) || !earlier_->Check(header, open_step_).ok()) return false;
   earlier_->Hear(header);
   return !earlier_->MustReplay(header, open_step_);
 }
@@ -289,6 +289,7 @@ bool OwnedChunk::Meet(const FrameHeader& header) {
 std::optional<uint64_t> OwnedChunk::HearState(const FrameHeader& header) {
   absl::MutexLock lock(&mutex_);
   if (!earlier_) return 0;
+  if (IsWithdrawn(header)) return std::nullopt;
   if (!earlier_->HearState(header.rank(), header.step(), open_step_)) return std::nullopt;
   return earlier_->generation();
 }

@@ -175,7 +175,8 @@ class OwnedChunk {
   bool Meet(const FrameHeader& header) ABSL_LOCKS_EXCLUDED(mutex_);
   // The rank has the state before the header's step: the rounds before have closed, and none of
   // them closes otherwise any more. Returns which process it is to be passed on as one of, 0 in a
-  // chunk that was not restored; nothing if one of them has closed otherwise here.
+  // chunk that was not restored; nothing if one of them has closed otherwise here, or may yet: the
+  // process was withdrawn, and what it has had is not waited for.
   std::optional<uint64_t> HearState(const FrameHeader& header) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // A call that waits in the open round, which keeps its frame, and that `is_one` says; those of

@@ -263,6 +263,23 @@ TEST_F(RestoredChunkTest, ClosesNoRoundOtherwiseThatSomebodyHasListenedTo) {
   EXPECT_THAT(LeaveOutAfter(absl::Hours(1)), IsEmpty());
 }
 
+// A frame of it that comes late says nothing: its answers have gone with it.
+TEST_F(RestoredChunkTest, NobodyWaitsForARoundThatOnlyAProcessHadTheAnswerOfThatWasWithdrawn) {
+  Restore({});
+  chunk_->Withdraw(3, /*incarnation=*/7);
+  chunk_->SetReturning(3, /*has_state=*/false);
+  FrameHeader header;
+  header.set_rank(3);
+  header.set_step(kOpenStep + 1);
+  header.set_incarnation(7);
+  header.set_generation(generation_);
+  header.set_answered_steps(kOpenStep + 1);
+  EXPECT_FALSE(chunk_->Meet(header));
+  EXPECT_EQ(chunk_->HearState(header), std::nullopt);
+  for (uint32_t rank : {0, 1, 2}) Send(rank, kOpenStep);
+  EXPECT_THAT(LeaveOutAfter(absl::Seconds(30)), ElementsAre(3));
+}
+
 TEST_F(RestoredChunkTest, TellsWhoListensAgainOfTheRestart) {
   Restore({});
   for (const Result& result :

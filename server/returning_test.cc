@@ -628,6 +628,26 @@ TEST_F(GivenBeforeARestartTest, AStateThatIsNotThatOfTheOthersIsNotPassedOn) {
   EXPECT_TRUE(fetched.ok()) << fetched.status();
 }
 
+// Rank 2 gives up, and its state comes late.
+TEST_F(GivenBeforeARestartTest, NorIsThatOfWhoHasGivenUp) {
+  CloseOtherwise();
+  SendChunk(0, 1, 1, ONE_BIT);
+  PassDeadline();
+  absl::Status left;
+  Leave(2, left, kNext, /*steps=*/2);
+  const auto claim = Claim(1, kNext + 1);
+  PassDeadline();
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  ASSERT_TRUE(left.ok()) << left;
+  ASSERT_TRUE(claim.ok()) << claim.status();
+  const auto fetched = SendChunk(1, 0, 0, FETCH, kNext + 1);
+  const auto receipt = SendChunk(2, 2, 0, STATE, kNext);
+  EXPECT_TRUE(receipt.ok()) << receipt.status();
+  EXPECT_TRUE(fetched.waits());
+  SendChunk(0, 2, 0, STATE);
+  EXPECT_TRUE(fetched.ok()) << fetched.status();
+}
+
 TEST_F(GivenBeforeARestartTest, ARoundThatAStateHasInItDoesNotCloseOtherwise) {
   const auto fetched = SendChunk(2, 0, 0, FETCH, kNext);
   SendChunk(1, 2, 0, STATE);
