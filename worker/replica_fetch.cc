@@ -74,16 +74,11 @@ class ReplicaFetch {
   // started again may have closed rounds otherwise that are in what this rank has by then: what the
   // others have since is what it goes on from.
   bool IsOfNewestProcess(uint32_t chunk, uint64_t generation) {
-    const Channel* const channel = source_.channel_of_chunk[chunk];
-    uint64_t& newest = generations_[channel];
-    if (generation <= newest) return generation == newest;
-    newest = generation;
-    for (uint32_t other = 0; other < parts_.size(); ++other) {
-      if (parts_[other].step && source_.channel_of_chunk[other] == channel) {
-        BeginAnew();
-        break;
-      }
-    }
+    const auto [found, is_first] =
+        generations_.try_emplace(source_.channel_of_chunk[chunk], generation);
+    if (generation <= found->second) return generation == found->second;
+    found->second = generation;
+    BeginAnew();
     return true;
   }
 

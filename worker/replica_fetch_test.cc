@@ -58,6 +58,7 @@ class OthersChannel : public Channel {
       *answer.header.add_later_rates()->mutable_schedule() = schedule_;
     } else {
       if (++listened > 1000) return done(absl::UnavailableError("it is enough"));
+      if (listened <= too_slow) return done(absl::FailedPreconditionError("no longer kept"));
       answer.header.set_codec(freezes ? SKIP : FLOAT32);
       answer.header.set_step(header.step());
       answer.header.add_late_ranks(1);
@@ -97,6 +98,7 @@ class OthersChannel : public Channel {
   uint64_t generation = 0;                                      // of the process that answers
   bool freezes = false;           // the variance, before kStep; later rounds are skipped
   uint32_t listened = 0;          // how often
+  uint32_t too_slow = 0;          // so often, at first
   std::vector<uint32_t> fetched;  // chunks
 
  private:
@@ -117,8 +119,10 @@ Layout TwoChunks() {
 
 class FetchReplicaTest : public ::testing::Test {
  protected:
-  absl::StatusOr<Replica> Fetch() {
-    const ReplicaSource source = {.channel_of_chunk = {&channel_, &channel_},
+  absl::StatusOr<Replica> Fetch() { return FetchFrom(channel_, channel_); }
+  // The chunks.
+  absl::StatusOr<Replica> FetchFrom(OthersChannel& first, OthersChannel& second) {
+    const ReplicaSource source = {.channel_of_chunk = {&first, &second},
                                   .header_of =
                                       [](uint32_t chunk) {
                                         FrameHeader header;
@@ -190,6 +194,17 @@ TEST_F(FetchReplicaTest, AlsoIfItHasNothingToFollow) {
   channel_.restarted_after = 1;
   ASSERT_TRUE(Fetch().ok());
   EXPECT_THAT(channel_.fetched, ElementsAre(0, 1, 0));
+}
+
+// Of what that process gave nothing is left but what it said of all chunks.
+TEST_F(FetchReplicaTest, AlsoOfOtherAggregatorsIfItHasNoneOfThatOne) {
+  OthersChannel other(layout_, adam_.schedule());
+  other.ahead = 2;
+  channel_.too_slow = 1;
+  channel_.restarted_after = 1;
+  ASSERT_TRUE(FetchFrom(channel_, other).ok());
+  EXPECT_THAT(channel_.fetched, ElementsAre(0, 0));
+  EXPECT_THAT(other.fetched, ElementsAre(1, 1));
 }
 
 // A state before the freeze, behind which another chunk is, is none to go on from. That one could
