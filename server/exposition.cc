@@ -179,8 +179,8 @@ constexpr JobMetric kJobMetrics[] = {
      [](const JobMetrics& job, Samples& samples) { samples.Add(job.rounds.replays_asked); }},
     {"signpost_straggler_seconds_total", kCounter,
      "Time that rounds of single chunks were gathered because of this rank, counted as they close; "
-     "while several were missing each has an equal share, and who was absent or had left has one "
-     "only where nobody else was missing.",
+     "while several were missing each has an equal share, and who was absent as they began, or had "
+     "left, has one only where nobody else was missing.",
      [](const JobMetrics& job, Samples& samples) {
        for (const uint32_t rank : WorstStragglers(job.rounds.straggler_seconds)) {
          samples.Add({{"rank", absl::StrCat(rank)}}, job.rounds.straggler_seconds[rank]);

@@ -78,6 +78,7 @@ std::vector<uint32_t> RanksThat(absl::Span<const RollEntry> entries,
 void Fill(absl::Span<const RollEntry> entries, Attendance& attendance) {
   for (uint32_t rank = 0; rank < entries.size(); ++rank) {
     attendance.is_absent[rank] = entries[rank].is_absent;
+    attendance.absent_since[rank] = entries[rank].absent_since;
     attendance.has_left[rank] = entries[rank].has_left;
     attendance.first_step[rank] = entries[rank].first_step;
   }
@@ -156,9 +157,11 @@ uint32_t Roll::Hear(uint32_t rank, uint64_t step) {
   return absl::c_count_if(ranks_, [](const RollEntry& r) { return r.is_absent || r.has_left; });
 }
 
-void Roll::SetAbsent(absl::Span<const uint32_t> ranks) {
+void Roll::SetAbsent(absl::Span<const uint32_t> ranks, absl::Time now) {
   absl::MutexLock lock(&mutex_);
-  for (const uint32_t rank : ranks) ranks_[rank].is_absent = true;
+  for (const uint32_t rank : ranks) {
+    if (!std::exchange(ranks_[rank].is_absent, true)) ranks_[rank].absent_since = now;
+  }
 }
 
 uint32_t Roll::SetLeft(uint32_t rank) {
@@ -356,6 +359,7 @@ uint32_t Job::min_workers() const { return MinWorkersOf(layout_.options(), world
 
 bool Job::LeaveOut(absl::Duration restart_grace, std::set<uint32_t> gone, absl::Time now) {
   Attendance attendance = {.is_absent = std::vector<bool>(world_size_),
+                           .absent_since = std::vector<absl::Time>(world_size_),
                            .has_left = std::vector<bool>(world_size_),
                            .first_step = std::vector<uint64_t>(world_size_),
                            .waits_in_vain = state_desk_.RanksInVain(now),
@@ -368,7 +372,7 @@ bool Job::LeaveOut(absl::Duration restart_grace, std::set<uint32_t> gone, absl::
     const std::vector<uint32_t> late_ranks = chunk.LeaveOut(attendance, now);
     if (late_ranks.empty()) continue;
     for (const uint32_t rank : late_ranks) late_in.try_emplace(rank, number);
-    roll_.SetAbsent(late_ranks);
+    roll_.SetAbsent(late_ranks, now);
     Fill(roll_.entries(), attendance);
   }
   for (const auto& [rank, chunk] : late_in) {

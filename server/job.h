@@ -69,6 +69,7 @@ OpenSteps OpenStepsOf(const JobState& state);
 // What is known of a rank, as those who wait for it see it.
 struct RollEntry {
   bool is_absent = false;  // a round closed without it, and nothing has come from it since
+  absl::Time absent_since = absl::InfinitePast();
   bool has_left = false;
   bool was_heard = false;  // a frame came from it since the start, or its return
   // Its process has come back, and no frame of it has come since that counts.
@@ -103,7 +104,7 @@ class Roll {
 
   // A frame of that step came from the rank. Returns how many are absent or have left.
   uint32_t Hear(uint32_t rank, uint64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
-  void SetAbsent(absl::Span<const uint32_t> ranks) ABSL_LOCKS_EXCLUDED(mutex_);
+  void SetAbsent(absl::Span<const uint32_t> ranks, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns how many have.
   uint32_t SetLeft(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   // It is absent, and has not left any more; and contributes to no round before that step. Another

@@ -41,8 +41,8 @@ class DurationHistogram {
 // thread-safe.
 class FrameArrivals {
  public:
-  // What a round that does without a rank knows of it. Those that come first here are waited for
-  // first.
+  // What a round that does without a rank knows of it: absent is who was so when it began. Those
+  // that come first here are waited for first.
   enum class Away { kNot, kAbsent, kForGood };
 
   // With the first frame.

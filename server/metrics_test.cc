@@ -172,6 +172,20 @@ TEST_F(MetricsTest, ARankThatStaysAbsentIsNotWaitedForAgain) {
               ElementsAre(0, DoubleNear(0.5, kTolerance), DoubleNear(1, kTolerance)));
 }
 
+// One that is hardly in time is not waited for alone, wherever the sweep comes first.
+TEST_F(MetricsTest, ARankThatBecomesLateWasWaitedForInEachChunk) {
+  Join(/*world_size=*/3, /*min_workers=*/1);
+  for (uint32_t chunk : {0, 1}) Send({.rank = 0, .chunk = chunk}, ONE_BIT);
+  now_ += absl::Milliseconds(800);
+  for (uint32_t chunk : {0, 1}) Send({.rank = 1, .chunk = chunk}, ONE_BIT);
+  now_ += absl::Milliseconds(200);
+  aggregator_.CloseLateRounds();
+  const RoundMetrics rounds = Metrics().rounds;
+  EXPECT_EQ(rounds.rounds_partial, 2);
+  EXPECT_THAT(rounds.straggler_seconds,
+              ElementsAre(0, DoubleNear(2 * 0.4, kTolerance), DoubleNear(2 * 0.6, kTolerance)));
+}
+
 TEST_F(MetricsTest, ARankThatBecomesLateIsNamedWithTheRoundInJson) {
   Join(/*world_size=*/2, /*min_workers=*/1);
   Send({.rank = 0, .chunk = 1}, ONE_BIT);

@@ -432,15 +432,18 @@ void OwnedChunk::LeaveOutMissing(const Attendance& attendance, absl::Time now) {
   std::vector<uint32_t> ranks = open_->round.MissingRanks();
   const auto away = [&](uint32_t rank) {
     if (attendance.has_left[rank]) return FrameArrivals::Away::kForGood;
-    const bool is_absent = attendance.is_absent[rank] || attendance.first_step[rank] > open_step_;
-    return is_absent ? FrameArrivals::Away::kAbsent : FrameArrivals::Away::kNot;
+    // Whom another chunk has closed without since this round began was waited for as all others.
+    const bool was_absent =
+        attendance.is_absent[rank] && attendance.absent_since[rank] <= open_->since;
+    const bool is_away = was_absent || attendance.first_step[rank] > open_step_;
+    return is_away ? FrameArrivals::Away::kAbsent : FrameArrivals::Away::kNot;
   };
-  // When all that are missing are absent the round ends with the last frame, which it waited for.
-  // Unless they became absent just now: in another chunk, whose deadline was a little earlier.
-  if (open_->IsPast(round_deadline_, now) || now >= open_->newest_arrival + round_deadline_ / 2) {
-    // Who is away is waited for only when nobody else is.
-    FrameArrivals::Away least = away(ranks.front());
-    for (const uint32_t rank : ranks) least = std::min(least, away(rank));
+  // Who is away is waited for only when nobody else is.
+  FrameArrivals::Away least = away(ranks.front());
+  for (const uint32_t rank : ranks) least = std::min(least, away(rank));
+  // When all that are missing are away the round ends with the last frame, which it waited for.
+  if (least == FrameArrivals::Away::kNot || open_->IsPast(round_deadline_, now) ||
+      now >= open_->newest_arrival + round_deadline_ / 2) {
     for (const uint32_t rank : ranks) {
       if (away(rank) == least) open_->trace.AddMissing(rank);
     }

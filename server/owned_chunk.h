@@ -63,9 +63,10 @@ uint32_t MinWorkersOf(const JobOptions& options, uint32_t world_size);
 
 // Whom a job's rounds wait for.
 struct Attendance {
-  std::vector<bool>
-      is_absent;               // by rank: a round closed without it, and nothing came from it since
-  std::vector<bool> has_left;  // by rank
+  // By rank: a round closed without it, and nothing came from it since.
+  std::vector<bool> is_absent;
+  std::vector<absl::Time> absent_since;  // by rank, of those that are
+  std::vector<bool> has_left;            // by rank
   // By rank: rounds of earlier steps can do without it, however few are left.
   std::vector<uint64_t> first_step;
   // Who waits for a state that nobody gives before rounds have closed.

@@ -108,6 +108,7 @@ class OwnedChunkTest : public ::testing::Test {
   const Layout layout_ = OneBlock();
   const uint64_t generation_ = 2;
   Attendance attendance_ = {.is_absent = std::vector<bool>(kWorkers),
+                            .absent_since = std::vector<absl::Time>(kWorkers),
                             .has_left = std::vector<bool>(kWorkers),
                             .first_step = std::vector<uint64_t>(kWorkers),
                             .restart_grace = absl::Seconds(30)};
@@ -475,6 +476,12 @@ TEST_F(OwnedChunkTest, ATraceSaysWhomARoundWaitedForThatClosesWithoutHim) {
 
   for (uint32_t rank : {0, 1, 2, 3}) Send(rank, 3);
   close(3, absl::Seconds(1), 3, {});  // it came last
+
+  Send(2, 4);
+  now_ += absl::Milliseconds(900);
+  Send(3, 4);
+  attendance_.absent_since[1] = now_;
+  close(4, absl::Milliseconds(1), 1, {1});  // likewise, though rank 3 was hardly in time
 }
 
 TEST_F(OwnedChunkTest, AFrameThatIsTakenBackNeverCame) {
@@ -503,6 +510,18 @@ TEST_F(OwnedChunkTest, WhoIsAbsentIsWaitedForWhenNobodyElseIsMissing) {
   EXPECT_THAT(MetricsOf(*chunk_).straggler_seconds, ElementsAre(0, 0.5, 0.25, 0))
       << "and not for who has left";
   EXPECT_EQ(MetricsOf(*chunk_).gathering.sum_seconds(), 0.75);
+}
+
+TEST_F(OwnedChunkTest, WhoIsAbsentOnlySinceTheRoundBeganIsWaitedForAsAllOthers) {
+  attendance_.is_absent[2] = attendance_.is_absent[3] = true;
+  attendance_.absent_since[2] = now_;
+  Send(0, 0);
+  now_ += absl::Milliseconds(500);  // for ranks 1 and 3
+  Send(1, 0);
+  attendance_.absent_since[3] = now_;
+  EXPECT_THAT(LeaveOutAfter(absl::Milliseconds(250)), ElementsAre(2, 3));
+  chunk_->SetLateRanksDurable(now_);
+  EXPECT_THAT(MetricsOf(*chunk_).straggler_seconds, ElementsAre(0, 0.25, 0, 0.25 + 0.25));
 }
 
 TEST_F(OwnedChunkTest, NoRoundWaitsForARankThatComesBackForALaterOne) {
