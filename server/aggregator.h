@@ -80,7 +80,7 @@ class Aggregator {
   // the place of the one that waits, which ends with ABORTED.
   //
   // Of a complete job that can do without some ranks, the Join of another incarnation waits until
-  // the rank is absent (see CloseLateRounds), or its process has had no connection for twice
+  // the rank is absent (see CloseLateRounds), or its process has had no connection for 2/3 of
   // `restart_grace`; and its process, if that came back and gets its state, has no connection; and
   // then has the rank: what the process before sends is refused. It is answered, with `returning`,
   // once two snapshots have it and all that the process before contributed, so that no frame of

@@ -221,7 +221,7 @@ bool ServedJob::IsMissed(Returning& returning, absl::Time now) const {
   const uint32_t rank = returning.claim.rank;
   const bool is_gone = membership_.IsGone(rank, now);
   returning.gone_since = is_gone ? std::min(returning.gone_since, now) : absl::InfiniteFuture();
-  return job_->is_absent(rank, now) || now - returning.gone_since >= membership_.grace();
+  return job_->is_absent(rank, now) || now - returning.gone_since >= membership_.grace() / 3;
 }
 
 bool ServedJob::Admit(Returning& returning, absl::Time now, Callbacks& callbacks) {

@@ -172,8 +172,9 @@ class ServedJob {
   // A process waits to come back as the rank.
   bool IsClaimed(uint32_t rank) const;
   // The process that has the rank takes part no more: a round has missed it; or, as there need not
-  // be one here while the others wait elsewhere for those that come back, it has been gone for the
-  // connections' grace.
+  // be one here while the others wait elsewhere for those that come back, it has been gone for a
+  // third of the connections' grace: the others wait for their exchange timeout at most, and one
+  // that is there has connected again by then.
   bool IsMissed(Returning& returning, absl::Time now) const;
   bool is_durable() const { return generation_ != 0; }
   // Whether it goes on when a rank's process is gone, which another may then take the place of. The
