@@ -245,7 +245,10 @@ absl::StatusOr<StateDir::Recovered> StateDir::Recover(bool allow_error_reset) {
           "checkpoint if it has one"));
     }
     recovered.given_up.push_back(epoch);
-    std::erase(known_, epoch);
+    if (std::erase(known_, epoch) > 0) {
+      absl::Status status = Replace(disk_, kEpochs, {TextOf(known_)});
+      if (!status.ok()) return status;
+    }
     recovered.warnings.push_back(absl::StrFormat(
         "the job of epoch %d is given up: its workers end with an error. Start it again, from its "
         "newest checkpoint if it has one",

@@ -182,6 +182,11 @@ TEST_F(StateDirTest, DoesNotKnowWhatWasGivenUp) {
     const auto recovered = state_dir->Recover(/*allow_error_reset=*/true);
     ASSERT_TRUE(recovered.ok()) << recovered.status();
     EXPECT_THAT(recovered->known, IsEmpty());
+  }
+  EXPECT_THAT(Recover()->known, IsEmpty());
+  {
+    auto state_dir = Open();
+    ASSERT_TRUE(state_dir->Recover(false).ok());
     ASSERT_TRUE(Save(*state_dir, TestState(/*epoch=*/9)).ok());
   }
   EXPECT_THAT(Recover()->known, ElementsAre(9));
