@@ -51,10 +51,10 @@ bool Arrivals::AddFrame(uint64_t incarnation, const FrameHeader& header, absl::T
   return is_new;
 }
 
-void Arrivals::RemoveFrame(uint64_t incarnation, const FrameHeader& header) {
+void Arrivals::RemoveFrame(uint64_t incarnation, const FrameHeader& header, bool is_first) {
   Begin(incarnation);
-  rounds_[{header.epoch(), header.chunk(), header.step()}][incarnation].is_in_time.erase(
-      header.rank());
+  Round& round = rounds_[{header.epoch(), header.chunk(), header.step()}][incarnation];
+  if (is_first) round.is_in_time.erase(header.rank());
   there_since_.erase(header.rank());
 }
 

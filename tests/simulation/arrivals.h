@@ -34,8 +34,8 @@ class Arrivals {
   void AddLeave(uint32_t rank) { there_since_.erase(rank); }
   // Handed to the aggregator's process of that incarnation. Whether it is the rank's first there.
   bool AddFrame(uint64_t incarnation, const FrameHeader& header, absl::Time now);
-  // That one was not taken.
-  void RemoveFrame(uint64_t incarnation, const FrameHeader& header);
+  // That one was not taken, which was the first or not.
+  void RemoveFrame(uint64_t incarnation, const FrameHeader& header, bool is_first);
   // As the process makes it for a frame. Reports a rank that is not late.
   void AddAnswer(uint64_t incarnation, const FrameHeader& header, const AnswerHeader& answer,
                  absl::Time now);

@@ -89,6 +89,7 @@ void Audit::SetReturn(uint32_t rank, uint64_t step) {
 }
 
 bool Audit::HasClosedTwiceWithout(uint32_t rank, uint32_t shard, uint32_t shards) const {
+  if (layout_.empty()) return false;  // nobody has trained
   const std::vector<uint32_t> shard_of_chunk = layout_.front().ShardOfChunk(shards);
   for (uint32_t chunk = 0; chunk < shard_of_chunk.size(); ++chunk) {
     if (shard_of_chunk[chunk] != shard) continue;

@@ -279,8 +279,8 @@ void SimChannel::Exchange(const FrameHeader& header, std::shared_ptr<const Paylo
             wire.arrivals.AddAnswer(incarnation, header, result->answer->header,
                                     wire.process.clock().Now());
           }
-          if (!is_of_round && is_new && !*is_waiting) {
-            wire.arrivals.RemoveFrame(incarnation, header);
+          if (!is_of_round && is_contribution && !*is_waiting) {
+            wire.arrivals.RemoveFrame(incarnation, header, is_new);
           }
           if (!result.ok()) return reply(result.status());
           Answer answer = AnswerOf(*result);

@@ -36,8 +36,9 @@ constexpr absl::Duration kJoinTimeout = absl::Minutes(10);
 constexpr absl::Duration kLongestJob = absl::Minutes(10 * (kMostDeaths + 2));
 // Of all processes at once: longer than anybody waits for anybody.
 constexpr absl::Duration kLongestTogether = absl::Minutes(20);
-// Of one process: others wait for longer, and do not give up for good what is gone for less.
+// Of one process, where others are to wait for it, and not to give up for good who is gone.
 constexpr absl::Duration kLongestAlone = absl::Seconds(2);
+constexpr absl::Duration kExchangeTimeout = absl::Minutes(1);
 
 // What is trained; a function of the seed.
 struct JobPlan {
@@ -321,8 +322,9 @@ class Simulation {
     }
     const auto life = std::make_shared<Life>();
     if (expected_ != nullptr && plan_.workers_die && scheduler_.OneIn(10)) {
-      scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(40)),
-                       [this, rank, life] { DieInJoin(rank, *life); });
+      scheduler_.After(
+          scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(40)),
+          [this, rank, life, serving = Incarnations()] { DieInJoin(rank, *life, serving); });
     }
     lives_[rank] = life;
     const absl::Cleanup end = [&] {
@@ -353,7 +355,7 @@ class Simulation {
          .block_elements = 16,
          .chunk_elements = plan_.chunk_elements,
          .join_timeout = kJoinTimeout,
-         .exchange_timeout = absl::Minutes(1),
+         .exchange_timeout = kExchangeTimeout,
          .round_deadline = plan_.round_deadline,
          .min_workers = plan_.min_workers,
          .codec_library = kCodecLibrary,
@@ -422,8 +424,9 @@ class Simulation {
 
   // Whether an error that a rank's program ends with is one that starting it again mends.
   bool IsToStartAgain(const absl::Status& status) const {
-    const bool has_reason =
-        plan_.is_elastic() ? state_is_lost_ || died_before_first_step_ : result_.dead_workers > 0;
+    const bool has_reason = plan_.is_elastic()
+                                ? state_is_lost_ || died_before_first_step_
+                                : result_.dead_workers > 0 || result_.longest_standstills > 0;
     // After an aggregator's restart it takes a while until a rank counts as gone. Who hears of
     // nothing else waits for its timeout; so does one that joins an elastic job where it is no
     // longer known that nobody has trained.
@@ -465,30 +468,37 @@ class Simulation {
     const bool is_early = steps + 30 < until_;
     if (!is_early || !MayBeAway()) return;
     const bool is_last = away_ranks_.size() + 1 == plan_.workers;
-    if (!Lose(rank, life)) return;
+    if (!Lose(rank, life.served_by)) return;
     Kill(rank, life);
     if (is_last) LoseState();
   }
 
-  // No aggregator ends now that may need the rank's frames. Whether that can be: some may have
-  // ended that does.
-  bool Lose(uint32_t rank, const Life& life) {
+  std::vector<uint64_t> Incarnations() const {
+    std::vector<uint64_t> incarnations;
+    for (const auto& process : processes_) incarnations.push_back(process->incarnation());
+    return incarnations;
+  }
+
+  // From now on no aggregator ends that may need the rank's frames. Whether that can be: one that
+  // served it may have ended.
+  bool Lose(uint32_t rank, const std::vector<uint64_t>& served_by) {
     for (size_t shard = 0; shard < processes_.size(); ++shard) {
       const Process& process = *processes_[shard];
       const bool is_safe = process.is_up() && !process.is_stopping() &&
                            !process.disk().will_die() && !process.disk().died() &&
-                           !life.served_by.empty() &&
-                           process.incarnation() == life.served_by[shard];
+                           !served_by.empty() && process.incarnation() == served_by[shard];
       if (!is_safe) return false;
     }
     for (uint32_t shard = 0; shard < processes_.size(); ++shard) losses_[{shard, rank}] = {};
     return true;
   }
 
-  // Before it has anything that others lack.
-  void DieInJoin(uint32_t rank, Life& life) {
+  // Before it has anything that others lack, but for its error in a job that resumes.
+  void DieInJoin(uint32_t rank, Life& life, const std::vector<uint64_t>& serving) {
     if (life.is_gone || life.has_joined || result_.dead_workers >= kMostDeaths) return;
     if (clocks_[rank].stands_still()) return;
+    const bool may_be_missed = plan_.is_elastic() && part_.resume_from != nullptr;
+    if (may_be_missed && !Lose(rank, serving)) return;
     died_before_first_step_ = died_before_first_step_ || digests_.empty();
     Kill(rank, life);
   }
@@ -579,8 +589,7 @@ class Simulation {
     has_trained_[rank][first] = true;
     const auto& gradients = GradientsAt(rank, first);
     const std::vector<Gradient> spans(gradients.begin(), gradients.end());
-    std::vector<uint64_t> serving;
-    for (const auto& process : processes_) serving.push_back(process->incarnation());
+    std::vector<uint64_t> serving = Incarnations();
     if (expected_ != nullptr && plan_.workers_die && scheduler_.OneIn(15)) {
       scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(10)),
                        [this, rank, first, life] { Die(rank, first, *life); });
@@ -691,6 +700,10 @@ class Simulation {
   // One process of the job, or all of it.
   void StandStill() {
     const bool is_short = scheduler_.OneIn(2);
+    absl::Duration longest_alone = kLongestAlone;
+    if (scheduler_.OneIn(4) && MayTimeOut()) longest_alone = 3 * kExchangeTimeout;
+    // Who is gone for longer is not waited for in a checkpoint.
+    if (part_.save_to != nullptr) longest_alone = kRestartGrace / 2;
     const auto draw = [&](absl::Duration longest) {
       return scheduler_.Between(absl::Milliseconds(1), is_short ? absl::Milliseconds(60) : longest);
     };
@@ -699,19 +712,31 @@ class Simulation {
         ++result_.job_standstills;
         return StandStillTogether(draw(kLongestTogether));
       case 1:
-        return LetWorkerStandStill(scheduler_.Below(plan_.workers), draw(kLongestAlone));
+        return LetWorkerStandStill(scheduler_.Below(plan_.workers), draw(longest_alone));
       default:
         ++result_.aggregator_standstills;
         StandStillAlone(processes_[scheduler_.Below(processes_.size())]->clock(),
-                        draw(kLongestAlone));
+                        draw(longest_alone));
     }
+  }
+
+  // Whether the others may give up, and begin the job anew: not when one may be done.
+  bool MayTimeOut() const {
+    if (plan_.is_elastic() || result_.longest_standstills == kMostDeaths) return false;
+    const uint64_t steps = digests_.empty() ? 0 : digests_.rbegin()->first + 1;
+    const auto& zero_one = plan_.optimizer.zero_one;
+    const uint64_t local_steps = zero_one ? zero_one->local_step_clipper : 0;
+    return steps + local_steps + 3 < until_;
   }
 
   void LetWorkerStandStill(uint32_t rank, absl::Duration length) {
     // For longer an aggregator that is started again meanwhile does not wait for its frames.
     const bool is_missed = plan_.is_elastic() && length > kRestartGrace / 2;
     const auto life = lives_.find(rank);
-    if (is_missed && (life == lives_.end() || !Lose(rank, *life->second))) return;
+    if (is_missed && (life == lives_.end() || !Lose(rank, life->second->served_by))) {
+      return scheduler_.After(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(20)),
+                              [this, rank, length] { LetWorkerStandStill(rank, length); });
+    }
     ++result_.worker_standstills;
     StandStillAlone(clocks_[rank], length);
     if (!is_missed) return;
@@ -723,6 +748,7 @@ class Simulation {
   // The others give it up where that takes long.
   void StandStillAlone(ProcessClock& clock, absl::Duration length) {
     if (clock.stands_still()) return;
+    if (length > kLongestAlone) ++result_.longest_standstills;
     clock.StandStill(length);
     if (length < kFailureTimeout) return;
     scheduler_.After(kFailureTimeout, [this, &clock] {

@@ -34,6 +34,7 @@ struct SimulationResult {
   uint64_t job_standstills = 0;   // of all processes at once
   uint64_t worker_standstills = 0;
   uint64_t aggregator_standstills = 0;
+  uint64_t longest_standstills = 0;  // of both: the others may have given up
 };
 
 // CRC-32C of the parameters after each step.
@@ -68,14 +69,13 @@ AnsweredCodecs AnsweredCodecsOf(uint64_t seed);
 //     snapshot is damaged before another worker is in its place, or once one has left, nor what is
 //     written down of late ranks while one of three or more gets its state;
 //   - a job begins anew when one of its workers dies that it waits for, in an elastic one before
-//     its first step, or when the last with the state does;
+//     its first step, or when the last with the state does; and one that waits for all when a
+//     process of it stands still for longer than the others wait, but not when all do at once;
 //   - after every step each worker's parameters have the same bytes, and unless rounds close
 //     without late workers the expected ones;
 //   - the frames and answers that travelled are what they should be to the byte, and so are the
 //     errors: audit.h;
-//   - no rank is called late that was in time, or still has time: arrivals.h. The job may stand
-//   still
-//     for longer than any deadline; but one process alone not for as long as others wait for it;
+//   - no rank is called late that was in time, or still has time: arrivals.h;
 //   - when all workers have left, no aggregator has the job any more.
 SimulationResult Simulate(uint64_t seed, const Digests& expected);
 

@@ -110,6 +110,7 @@ void Add(const SimulationResult& result, SimulationResult& total) {
   total.job_standstills += result.job_standstills;
   total.worker_standstills += result.worker_standstills;
   total.aggregator_standstills += result.aggregator_standstills;
+  total.longest_standstills += result.longest_standstills;
 }
 
 class Simulations : public testing::TestWithParam<uint64_t> {};
@@ -138,14 +139,15 @@ TEST_P(Simulations, HoldTheInvariants) {
       "caught up, %ju ranks lost, %ju "
       "workers dead, %ju come back, %ju give up; %ju times the job stands still, %ju times a "
       "worker "
-      "does, %ju times an aggregator\n",
+      "does, %ju times an aggregator, %ju of both for very long\n",
       uintmax_t{total.kills}, uintmax_t{total.bit_flips}, uintmax_t{total.kills_while_saving},
       uintmax_t{total.kills_without_the_dead}, uintmax_t{total.stops},
       uintmax_t{total.replayed_frames}, uintmax_t{total.skipped_rounds},
       uintmax_t{total.late_rounds}, uintmax_t{total.steps_caught_up}, uintmax_t{total.lost_ranks},
       uintmax_t{total.dead_workers}, uintmax_t{total.returned_workers},
       uintmax_t{total.given_up_workers}, uintmax_t{total.job_standstills},
-      uintmax_t{total.worker_standstills}, uintmax_t{total.aggregator_standstills});
+      uintmax_t{total.worker_standstills}, uintmax_t{total.aggregator_standstills},
+      uintmax_t{total.longest_standstills});
   if (end - GetParam() < kSeedsOfATest) return;
   // In so many there is some of everything; of lost ranks not always.
   for (const uint64_t count : {total.kills, total.bit_flips, total.kills_while_saving, total.stops,
