@@ -211,7 +211,8 @@ TEST(Simulation, FindsThePlantedBug) {
   for (uint64_t seed = flags.first; seed < flags.first + flags.seeds; ++seed) {
     const Digests expected =
         flags.without_bug.empty() ? Undisturbed(seed) : ExpectedWithoutBug(seed);
-    ASSERT_FALSE(expected.empty()) << flags.without_bug;
+    // With the bug the job that nothing fails in may not come to its first step's end.
+    ASSERT_TRUE(!expected.empty() || flags.without_bug.empty()) << flags.without_bug;
     const SimulationResult result = Simulate(seed, expected);
     if (result.violations.empty()) continue;
     Print(result, seed);
