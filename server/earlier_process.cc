@@ -48,13 +48,6 @@ void EarlierProcess::Hear(const FrameHeader& header) {
   is_back_[header.rank()] = agrees_[header.rank()] = true;
 }
 
-bool EarlierProcess::HearState(uint32_t rank, uint64_t step, uint64_t open_step) {
-  if (agrees_[rank]) return true;
-  if (step > open_step + kMostKeptRounds || (decided_ && step > *decided_)) return false;
-  answered_steps_ = std::max(answered_steps_, step);
-  return true;
-}
-
 bool EarlierProcess::AllAreBack(const std::vector<bool>& has_left) const {
   for (uint32_t rank = 0; rank < is_back_.size(); ++rank) {
     if (!is_back_[rank] && !has_left[rank]) return false;

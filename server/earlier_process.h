@@ -32,9 +32,11 @@ class EarlierProcess {
   absl::Status Check(const FrameHeader& header, uint64_t open_step) const;
   // The frame has passed Check.
   void Hear(const FrameHeader& header);
-  // The rank has what comes of the rounds before `step`. False, and nothing is heard, when they
-  // can't be, or are not, those of this process.
-  bool HearState(uint32_t rank, uint64_t step, uint64_t open_step);
+  // Whether the rank's state before `step` has come of rounds that this process has closed too, and
+  // with the same answers.
+  bool HasStateOfThisProcess(uint32_t rank, uint64_t step, uint64_t open_step) const {
+    return step <= open_step && (agrees_[rank] || !decided_ || step <= *decided_);
+  }
   // The frame's sender does not know of the restart, or is further than this process.
   bool MustReplay(const FrameHeader& header, uint64_t open_step) const {
     return header.generation() < generation_ || header.step() > open_step;

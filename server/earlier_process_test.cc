@@ -95,21 +95,20 @@ TEST_F(EarlierProcessTest, OneThatHasAStateMayHaveItOfWhoHadOtherAnswers) {
   EXPECT_TRUE(IsTryAgain(earlier_.Check(From(1, 8), /*open_step=*/7)));
 }
 
-TEST_F(EarlierProcessTest, AStateTellsWhichRoundsHaveClosed) {
-  EXPECT_TRUE(earlier_.HearState(1, 6, /*open_step=*/2));
-  EXPECT_TRUE(earlier_.HasClosed(5));
-  EXPECT_FALSE(earlier_.HasClosed(6));
-  EXPECT_FALSE(earlier_.AllAreBack({true, false})) << "its frames may still be on their way";
-  EXPECT_FALSE(earlier_.HearState(1, 3 + kMostKeptRounds, /*open_step=*/2));
+TEST_F(EarlierProcessTest, AStateOfRoundsThatAreStillToCloseIsNone) {
+  EXPECT_TRUE(earlier_.HasStateOfThisProcess(1, 2, /*open_step=*/2));
+  EXPECT_FALSE(earlier_.HasStateOfThisProcess(1, 3, /*open_step=*/2));
+  earlier_.Hear(From(1, 3));
+  EXPECT_FALSE(earlier_.HasStateOfThisProcess(1, 3, /*open_step=*/2)) << "it may die with them";
 }
 
 TEST_F(EarlierProcessTest, AStateOfRoundsThatHaveClosedOtherwiseIsNone) {
   earlier_.SetDecided(5);
-  EXPECT_TRUE(earlier_.HearState(1, 5, /*open_step=*/7));
-  EXPECT_FALSE(earlier_.HearState(1, 6, /*open_step=*/7));
-  EXPECT_FALSE(earlier_.HasClosed(5));
+  EXPECT_TRUE(earlier_.HasStateOfThisProcess(1, 5, /*open_step=*/7));
+  EXPECT_FALSE(earlier_.HasStateOfThisProcess(1, 6, /*open_step=*/7));
   earlier_.Hear(From(1, 5));
-  EXPECT_TRUE(earlier_.HearState(1, 6, /*open_step=*/7)) << "it has had the answer of this process";
+  EXPECT_TRUE(earlier_.HasStateOfThisProcess(1, 6, /*open_step=*/7))
+      << "it has had the answer of this process";
 }
 
 TEST_F(EarlierProcessTest, NobodyHasHadMoreAnswersThanCouldBeLost) {

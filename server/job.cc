@@ -270,7 +270,7 @@ bool Job::Exchange(Frame frame, absl::Time now, OwnedChunk::Done done, Room::Off
   }
   if (frame.header.codec() == STATE) {
     const std::optional<uint64_t> generation =
-        chunks_.at(frame.header.chunk()).HearState(frame.header);
+        chunks_.at(frame.header.chunk()).GenerationOfState(frame.header);
     done(generation ? state_desk_.Give(std::move(frame), *generation)
                     : StateDesk::Receipt(frame.header));
     return false;

@@ -283,14 +283,16 @@ bool OwnedChunk::Meet(const FrameHeader& header) {
   if (!earlier_) return true;
   if (IsWithdrawn(header) || !earlier_->Check(header, open_step_).ok()) return false;
   earlier_->Hear(header);
-  return !earlier_->MustReplay(header, open_step_);
+  return !earlier_->MustReplay(header, open_step_) && header.answered_steps() <= open_step_;
 }
 
-std::optional<uint64_t> OwnedChunk::HearState(const FrameHeader& header) {
+std::optional<uint64_t> OwnedChunk::GenerationOfState(const FrameHeader& header) const {
   absl::MutexLock lock(&mutex_);
   if (!earlier_) return 0;
   if (IsWithdrawn(header)) return std::nullopt;
-  if (!earlier_->HearState(header.rank(), header.step(), open_step_)) return std::nullopt;
+  if (!earlier_->HasStateOfThisProcess(header.rank(), header.step(), open_step_)) {
+    return std::nullopt;
+  }
   return earlier_->generation();
 }
 

@@ -172,13 +172,15 @@ class OwnedChunk {
   void SetReturning(uint32_t rank, bool has_state) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Before the rank is asked for states in answer to its frame: takes to heart what that says of an
-  // earlier process. False when its answer is REPLAY, or an error.
+  // earlier process. False when its answer is REPLAY, or an error, or it has had answers of rounds
+  // that are still to close here.
   bool Meet(const FrameHeader& header) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The rank has the state before the header's step: the rounds before have closed, and none of
-  // them closes otherwise any more. Returns which process it is to be passed on as one of, 0 in a
-  // chunk that was not restored; nothing if one of them has closed otherwise here, or may yet: the
-  // process was withdrawn, and what it has had is not waited for.
-  std::optional<uint64_t> HearState(const FrameHeader& header) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Which process the rank's state before the header's step is to be passed on as one of, 0 in a
+  // chunk that was not restored. Nothing if a round that it has come of has closed otherwise here,
+  // or may yet: it has still to close, and the rank may die with its frame; or the rank's process
+  // was withdrawn, and what it has had is not waited for.
+  std::optional<uint64_t> GenerationOfState(const FrameHeader& header) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // A call that waits in the open round, which keeps its frame, and that `is_one` says; those of
   // ranks above `after` are asked first. Nothing if there is none.

@@ -276,7 +276,7 @@ TEST_F(RestoredChunkTest, NobodyWaitsForARoundThatOnlyAProcessHadTheAnswerOfThat
   header.set_generation(generation_);
   header.set_answered_steps(kOpenStep + 1);
   EXPECT_FALSE(chunk_->Meet(header));
-  EXPECT_EQ(chunk_->HearState(header), std::nullopt);
+  EXPECT_EQ(chunk_->GenerationOfState(header), std::nullopt);
   for (uint32_t rank : {0, 1, 2}) Send(rank, kOpenStep);
   EXPECT_THAT(LeaveOutAfter(absl::Seconds(30)), ElementsAre(3));
 }
