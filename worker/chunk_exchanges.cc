@@ -101,8 +101,10 @@ absl::StatusOr<std::optional<Answer>> ChunkExchanges::Take(uint32_t chunk, uint6
       const absl::Status stands = shards_.CheckEpochStands(shard);
       if (!stands.ok()) return stands;
     }
-    // Nobody needs the answer. If the frame was needed, this step's will be answered with REPLAY.
-    if (!exchange.kept.newest().answered) Exchange(chunk, exchange.kept.newest().header.step());
+    // Nobody needs the answer. If the frame was needed, a later one will be answered with REPLAY;
+    // the newest may be needed, too, when an answer that was lost on its way is no longer kept.
+    const SentFrame& newest = exchange.kept.newest();
+    if (!newest.answered || newest.header.step() != step) Exchange(chunk, newest.header.step());
     return std::nullopt;
   }
   if (!answer.ok()) {

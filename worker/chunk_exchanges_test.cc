@@ -181,6 +181,21 @@ TEST_F(ChunkExchangesTest, AFrameFollowsAnOfferThatHasFailed) {
   EXPECT_THAT(TakeSent(), ElementsAre(std::pair(0, 1)));
 }
 
+// Which may be waited for: the answer was lost on its way, and came too late when it was sent again.
+TEST_F(ChunkExchangesTest, AfterAFrameThatIsTooOldTheNewestIsOffered) {
+  for (uint64_t step = 0; step < 3; ++step) {
+    Send(0, step);
+    ASSERT_TRUE(Receive(0, AnswerOf(0, step)).ok());
+  }
+  exchanges_.OfferAll(0);
+  ASSERT_TRUE(Receive(0, ReplayFrom(0, 0)).ok());
+  TakeSent();
+  EXPECT_FALSE(Receive(0, absl::FailedPreconditionError("no longer kept"))->has_value());
+  EXPECT_THAT(TakeSent(), ElementsAre(std::pair(0, 2)));
+  EXPECT_FALSE(Receive(0, absl::FailedPreconditionError("no longer kept"))->has_value());
+  EXPECT_THAT(TakeSent(), IsEmpty()) << "it is the newest";
+}
+
 TEST_F(ChunkExchangesTest, FramesAreKeptUntilTheyAreDurable) {
   for (uint64_t step = 0; step < 3; ++step) {
     Send(0, step);
