@@ -357,7 +357,7 @@ TEST_F(SecurityTest, CredentialsOfTheSameFilesTakeNoMoreDescriptors) {
     });
   };
   const auto first = load();
-  for (int round = 0; round < 5; ++round) EXPECT_EQ(load(), first);
+  for (int round = 0; round < 5; ++round) EXPECT_LE(load(), first);
 }
 
 // As if a worker's certificate had been stolen, to pose as an aggregator with a server of one's

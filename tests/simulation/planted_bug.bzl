@@ -1,6 +1,6 @@
 """The simulator's own test: bugs that it must find."""
 
-def planted_bug_test(name, src, old, new = "", seeds = 50, finds = ""):
+def planted_bug_test(name, src, old, new = "", first = 1, seeds = 50, finds = ""):
     """Expects the simulation, built with a changed source file, to violate an invariant.
 
     Args:
@@ -9,7 +9,8 @@ def planted_bug_test(name, src, old, new = "", seeds = 50, finds = ""):
         before that library's, so the linker takes no notice of the latter.
       old: a piece of text that stands in it exactly once.
       new: what stands there instead.
-      seeds: of how many it must find the bug in one.
+      first: the first seed, where a bug shows in few.
+      seeds: of how many from there on it must find the bug in one.
       finds: what the violation says, of a bug that is to be found without a program that lacks it:
         by that check alone. Empty: any may find it, and digests of such a program may, too.
     """
@@ -31,7 +32,7 @@ def planted_bug_test(name, src, old, new = "", seeds = 50, finds = ""):
             "--gtest_filter=*FindsThePlantedBug",
             "--seeds=%d" % seeds,
             "'--finds=%s'" % finds if finds else "--without_bug=$(location :simulation_test)",
-        ],
+        ] + (["--first=%d" % first] if first > 1 else []),
         data = [] if finds else [":simulation_test"],
         linkstatic = True,
         tags = ["no-tsan"],
