@@ -271,6 +271,26 @@ TEST_F(ReturningTest, ASnapshotThatBeganBeforeTheRankWasGivenDoesNotCount) {
   EXPECT_TRUE(claim.status().ok()) << claim.status();
 }
 
+// Before any round has closed, too.
+TEST_F(ReturningTest, OneSnapshotFromBeforeARestartDoesNotSufficeEither) {
+  MakeDurable();
+  Start();
+  SendChunk(0, 0, 0, ONE_BIT);  // which says that all could begin
+  Die(1001);
+  const auto lost = Claim(1);
+  PassGrace();
+  ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  ASSERT_TRUE(lost.waits());
+  Restart();
+  SendChunk(0, 0, 0, ONE_BIT);
+  const auto claim = Claim(1);
+  EXPECT_TRUE(claim.waits()) << "the snapshot before names the process that is gone";
+  PassDeadline();
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(aggregator_->TakeSnapshots().ok());
+  ASSERT_TRUE(claim.ok()) << claim.status();
+  EXPECT_TRUE(claim.value().returning());
+}
+
 // The last one's, when those before it are gone and another process has come for one of them.
 TEST_F(ReturningTest, ALeaveThatIsNotWrittenDownYetEndsWhenTheJobGivesWay) {
   MakeDurable();

@@ -75,9 +75,12 @@ ServedJob::ServedJob(std::shared_ptr<Job> job, uint64_t generation, Bells bells,
 
 bool ServedJob::Returns(const Membership::Claim& claim) const {
   if (!membership_.complete() || !job_->takes_back()) return false;
+  if (!membership_.Holds(claim)) return true;
   // One that holds the rank already did not get the answer to its first Join, and the others went
-  // on; or the aggregator was started again while it waited.
-  return !membership_.Holds(claim) || (job_->has_begun() && !job_->entry(claim.rank).was_heard);
+  // on; or it was given the rank before, perhaps when no round had closed, and the aggregator was
+  // started again while it waited.
+  const RollEntry entry = job_->entry(claim.rank);
+  return !entry.was_heard && (job_->has_begun() || entry.may_come_back());
 }
 
 bool ServedJob::IsDeserted() const {
