@@ -607,20 +607,18 @@ class Simulation {
     life->calls.clear();
     if (life->is_gone) return false;
     if (!report.ok()) {
-      if (IsToStartAgain(report.status())) {
-        away_ranks_.insert(rank);
-        life->starts_again = true;
-        return false;
-      }
+      life->starts_again = IsToStartAgain(report.status());
       // The answers of four rounds are always kept; of the one after, parts may be there.
       const bool is_too_late = absl::StrContains(report.status().message(), "no longer kept") &&
-                               digests_.rbegin()->first >= first + 3;
-      ++result_.lost_ranks;
+                               !digests_.empty() && digests_.rbegin()->first >= first + 3;
       away_ranks_.insert(rank);
+      // Those that were further may be dead: then nobody has the state.
+      if (is_too_late && away_ranks_.size() == plan_.workers) LoseState();
+      if (life->starts_again) return false;
+      ++result_.lost_ranks;
       // Rounds stand still when too few are left, until some are back: if there is one to help
       // them.
       const bool others_suffice = away_ranks_.size() <= plan_.workers - plan_.min_workers;
-      if (away_ranks_.size() == plan_.workers) LoseState();
       if (!is_too_late || (!others_suffice && !plan_.workers_die)) {
         Report(absl::StrFormat("rank %d: %s", rank, report.status().ToString()));
       }
