@@ -135,13 +135,16 @@ class ReplicaFetch {
     Part& part = parts_[chunk];
     if (part.is_under_way) return;
     if (part.step) {
-      const bool may_go_on = !optimizer_.FreezesBefore(*part.step);
-      if (may_go_on && (!target_ || *part.step < *target_)) Send(chunk, LISTEN, *part.step);
-    } else if (fetching_ < source_.window && part.fetches < kMostFetches) {
-      ++fetching_;
-      ++part.fetches;
-      Send(chunk, FETCH, 0);
+      // At a freeze the answer is of no use; but where too few others are left, an aggregator
+      // closes the round only if it knows who waits.
+      if (!target_ || *part.step < *target_) Send(chunk, LISTEN, *part.step);
+      return;
     }
+    uint32_t& fetching = fetching_[source_.channel_of_chunk[chunk]];
+    if (fetching == source_.window || part.fetches == kMostFetches) return;
+    ++fetching;
+    ++part.fetches;
+    Send(chunk, FETCH, 0);
   }
 
   void Send(uint32_t chunk, Codec codec, uint64_t step) {
@@ -162,7 +165,7 @@ class ReplicaFetch {
     Part& part = parts_[chunk];
     part.is_under_way = false;
     const bool is_state = part.asked.codec() == FETCH;
-    if (is_state) --fetching_;
+    if (is_state) --fetching_[source_.channel_of_chunk[chunk]];
     if (!is_state && absl::IsFailedPrecondition(answer.status()) && part.fetches < kMostFetches) {
       part.step.reset();  // it was too slow: the answer is no longer kept
       return absl::OkStatus();
@@ -282,8 +285,8 @@ class ReplicaFetch {
   const ReplicaSource& source_;
   const Layout& layout_;
   Optimizer& optimizer_;
-  std::vector<Part> parts_;  // by chunk
-  uint32_t fetching_ = 0;
+  std::vector<Part> parts_;                         // by chunk
+  std::map<const Channel*, uint32_t> fetching_;     // chunks, of each aggregator
   std::map<const Channel*, uint64_t> generations_;  // of the newest process that has answered
   uint64_t newest_step_;                            // that an aggregator is known to have reached
   std::optional<uint64_t> target_;

@@ -24,7 +24,7 @@ struct ReplicaSource {
   std::function<FrameHeader(uint32_t chunk)> header_of;
   Clock* clock;
   absl::Duration timeout;   // of each exchange
-  uint32_t window;          // most chunks whose state is under way at once
+  uint32_t window;          // most chunks of an aggregator whose state is under way at once
   uint64_t least_step = 0;  // not to return an earlier one
 };
 
@@ -37,8 +37,8 @@ struct Replica {
 
 // Gets parameters, momentum and variance of each chunk from whichever worker gives them, follows
 // the rounds of the chunks it has while the others come, and brings all of them to the same step.
-// The others train on meanwhile; memory is that of the optimizer and of `window` chunks' states.
-// The error stays as it is.
+// The others train on meanwhile; memory is that of the optimizer and of `window` chunks' states
+// of each aggregator. The error stays as it is.
 //
 // On error the optimizer and the parameters are spoilt. DEADLINE_EXCEEDED, which says what that may
 // mean, when no worker gives a state in the time; FAILED_PRECONDITION, after several attempts, when

@@ -14,6 +14,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "proto/codec.h"
@@ -45,6 +46,7 @@ class OthersChannel : public Channel {
   std::string target() const override { return "host:1"; }
   void Exchange(const FrameHeader& header, std::shared_ptr<const Payload>, absl::Time,
                 ExchangeDone done) override {
+    if (asked != nullptr) asked->push_back(absl::StrCat(CodecName(header.codec()), header.chunk()));
     Answer answer;
     answer.header.set_chunk(header.chunk());
     if (header.codec() == FETCH) {
@@ -100,6 +102,7 @@ class OthersChannel : public Channel {
   uint32_t listened = 0;          // how often
   uint32_t too_slow = 0;          // so often, at first
   std::vector<uint32_t> fetched;  // chunks
+  std::vector<std::string>* asked = nullptr;  // for what, of all channels that have it
 
  private:
   const Layout& layout_;
@@ -121,7 +124,8 @@ class FetchReplicaTest : public ::testing::Test {
  protected:
   absl::StatusOr<Replica> Fetch() { return FetchFrom(channel_, channel_); }
   // The chunks.
-  absl::StatusOr<Replica> FetchFrom(OthersChannel& first, OthersChannel& second) {
+  absl::StatusOr<Replica> FetchFrom(OthersChannel& first, OthersChannel& second,
+                                    uint32_t window = 2) {
     const ReplicaSource source = {.channel_of_chunk = {&first, &second},
                                   .header_of =
                                       [](uint32_t chunk) {
@@ -131,7 +135,7 @@ class FetchReplicaTest : public ::testing::Test {
                                       },
                                   .clock = &Clock::Real(),
                                   .timeout = absl::Seconds(10),
-                                  .window = 2};
+                                  .window = window};
     return FetchReplica(source, layout_, adam_);
   }
 
@@ -205,6 +209,25 @@ TEST_F(FetchReplicaTest, AlsoOfOtherAggregatorsIfItHasNoneOfThatOne) {
   ASSERT_TRUE(FetchFrom(channel_, other).ok());
   EXPECT_THAT(channel_.fetched, ElementsAre(0, 0));
   EXPECT_THAT(other.fetched, ElementsAre(1, 1));
+}
+
+// Where too few others are left, each aggregator is to know who waits in vain.
+TEST_F(FetchReplicaTest, AsksEachAggregatorWhileOthersStillOweAState) {
+  std::vector<std::string> asked;
+  OthersChannel other(layout_, adam_.schedule());
+  channel_.asked = other.asked = &asked;
+  ASSERT_TRUE(FetchFrom(channel_, other, /*window=*/1).ok());
+  EXPECT_THAT(asked, ElementsAre("fetch0", "fetch1", "listen0"));
+}
+
+TEST_F(FetchReplicaTest, AlsoIfAllThatItHasOfOneIsBehindAFreeze) {
+  OthersChannel other(layout_, adam_.schedule());
+  channel_.freezes = other.freezes = true;
+  channel_.ahead = other.ahead = 0;
+  const absl::StatusOr<Replica> replica = FetchFrom(channel_, other);
+  ASSERT_TRUE(replica.ok()) << replica.status();
+  EXPECT_EQ(replica->step, kStep);
+  EXPECT_EQ(channel_.listened, 1);
 }
 
 // A state before the freeze, behind which another chunk is, is none to go on from. That one could

@@ -305,7 +305,7 @@ absl::Status Worker::ComeBack() {
   ReplicaSource source = {.header_of = [this](uint32_t chunk) { return HeaderOf(chunk, FETCH); },
                           .clock = options_.clock,
                           .timeout = options_.exchange_timeout,
-                          .window = 2 * shards_.size(),
+                          .window = 2,
                           .least_step = returned_->step};
   for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
     source.channel_of_chunk.push_back(&shards_.ChannelOf(chunk));

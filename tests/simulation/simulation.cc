@@ -441,8 +441,7 @@ class Simulation {
     const bool is_last = away_ranks_.size() + 1 == plan_.workers;
     const bool others_suffice = plan_.workers - away_ranks_.size() > plan_.min_workers;
     // A state that is asked for where variances are brought up to date is given in the next round,
-    // and a shard at which nobody waits for one does not close it without those that wait
-    // elsewhere.
+    // which then waits for those that wait for states: all may take longer than anybody waits.
     const bool may_be_few = plan_.optimizer.variance_refresh_interval == 0;
     return (others_suffice || may_be_few) && (!is_last || plan_.may_lose_state);
   }
