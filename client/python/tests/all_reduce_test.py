@@ -123,6 +123,7 @@ def test_arguments_are_checked(wrong, message):
         (torch.zeros(3).to_sparse(), TypeError, "torch.sparse_coo; wanted a dense one"),
         (torch.zeros(3, device="meta"), TypeError, "on meta; Signpost reduces .* a CUDA GPU"),
         (torch.zeros(0, 3), ValueError, r"without elements, \[0, 3\]"),
+        (0.5, TypeError, "got a float, wanted a tensor"),
     ],
 )
 def test_what_cannot_be_reduced_is_refused(tensor, error, message):

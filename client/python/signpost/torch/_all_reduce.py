@@ -100,7 +100,8 @@ def all_reduce(
     Raises:
         ValueError: codec or op is another, the name is missing or has another shape, codec or op,
             or the tensor has no elements.
-        TypeError: the tensor is neither on the CPU nor on a CUDA GPU, or of another type or layout.
+        TypeError: it is no tensor, neither on the CPU nor on a CUDA GPU, or of another type or
+            layout.
         FailedPreconditionError: names the option or shape in which this rank differs from the
             others.
         DeadlineExceededError: names the ranks that did not come.
@@ -158,6 +159,11 @@ def _named_reduction(name: str, arguments: _Arguments) -> Iterator[_Named]:
 
 
 def _check(tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"all_reduce got a {type(tensor).__name__}, wanted a tensor: torch.tensor(...) makes "
+            "one of numbers"
+        )
     if _device.gpu_of(tensor) is None and tensor.device.type != "cpu":
         raise TypeError(
             f"all_reduce got a tensor on {tensor.device}; Signpost reduces tensors on the CPU or on "
