@@ -157,6 +157,8 @@ def test_gradient_clipping_that_cannot_be_done_is_named():
     for wrong in (-1, "much", True, [1], float("inf"), float("nan")):
         with pytest.raises(InvalidArgumentError, match="gradient_clipping is .*, wanted a posit"):
             signpost.optimizer([tensor()], {**DEEPSPEEDS, "gradient_clipping": wrong})
+    with pytest.raises(InvalidArgumentError, match="gradient_clipping is 'auto', .* Hugging Face"):
+        signpost.optimizer([tensor()], {**DEEPSPEEDS, "gradient_clipping": "auto"})
     with pytest.raises(ValueError, match="gradient_clipping is 1, .* argument max_grad_norm=None"):
         signpost.optimizer([tensor()], {**DEEPSPEEDS, "gradient_clipping": 1}, overlap=True)
 

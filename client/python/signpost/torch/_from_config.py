@@ -98,8 +98,11 @@ def _gradient_clipping(settings: Mapping[str, Any], overlap: bool) -> Optional[f
     except (TypeError, ValueError):
         norm = math.nan
     if not 0 <= norm < math.inf:
+        wanted = ", wanted a positive number, or 0 for none"
+        if given == "auto":
+            wanted = ", which is for Hugging Face's Trainer to fill in: write what it should be"
         raise InvalidArgumentError(
-            f"gradient_clipping is {given!r}, wanted a positive number, or 0 for none",
+            f"gradient_clipping is {given!r}{wanted}",
             code=3,
             exit_code=64,
         )
