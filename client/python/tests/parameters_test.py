@@ -334,6 +334,18 @@ def test_a_parameter_that_has_moved_is_refused(make):
         optimizer.step()
 
 
+def test_a_parameter_that_was_sent_to_another_process_is_told_from_one_that_has_moved(make):
+    sent, shared = tensors((10,), (10,))
+    shared.share_memory_()
+    optimizers = [make(signpost.Adam, [x]) for x in (sent, shared)]
+    for x in (sent, shared):
+        torch.multiprocessing.SimpleQueue().put(x)
+        set_gradients([x], 0)
+    with pytest.raises(RuntimeError, match="not where it was .* torch.multiprocessing moves what"):
+        optimizers[0].step()
+    optimizers[1].step()
+
+
 def test_a_parameter_that_has_been_transposed_where_it_is_is_refused(make):
     [x] = tensors((3, 3))
     optimizer = make(signpost.Adam, [x])

@@ -11,6 +11,13 @@ from signpost.torch import _device
 # And what the library calls gradients of that type.
 _TRAINABLE = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
+# How a parameter comes to be elsewhere.
+_MOVED = "change parameters in place, as load_state_dict does, or make a new optimizer"
+_SHARED = (
+    "it is in shared memory, where torch.multiprocessing moves what is sent to another process: "
+    "send a clone(), or call the model's share_memory() before the optimizer is made"
+)
+
 
 class TrainedTensor:
     """One parameter of the model, and the fp32 values that a session trains, where it is.
@@ -96,7 +103,7 @@ class TrainedTensor:
         if self._has_moved():
             raise RuntimeError(
                 f"{self.name} is not where it was in memory when the optimizer was made; "
-                "change parameters in place, as load_state_dict does, or make a new optimizer"
+                + (_SHARED if self._storage_has_moved() else _MOVED)
             )
         if not self.is_own_memory:
             self._take_what_was_written()
@@ -126,6 +133,10 @@ class TrainedTensor:
             is_there = self.parameter.data_ptr() == self._address
             return not (is_there and self.parameter.is_contiguous())
         return self.parameter.device != self.values.device  # where there it is does not matter
+
+    def _storage_has_moved(self) -> bool:
+        """Also below `values`."""
+        return self.is_own_memory and self.values.data_ptr() != self._address
 
     def _take_what_was_written(self) -> None:
         """Of the parameter's values those that are not its fp32 values, rounded. The others keep
