@@ -2,8 +2,11 @@
 
 import copy
 import math
+import re
 import warnings
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import signpost.torch as signpost
 import torch
@@ -539,6 +542,45 @@ def test_wrong_options_are_named(make):
     for wrong in ({"betas": (1.0, 0.999)}, {"betas": (0.9, -0.1)}, {"eps": 0.0}):
         with pytest.raises(ValueError, match="group 0 has betas .*; wanted"):
             make(signpost.Adam, tensors((10,)), **wrong)
+
+
+@pytest.mark.parametrize(
+    "name, wrong",
+    [
+        ("lr", "1e-3"),  # so YAML reads 1e-3: PyYAML wants 1.0e-3
+        ("lr", None),
+        ("lr", torch.ones(2)),
+        ("weight_decay", [0.1]),
+        ("betas", 0.9),
+        ("betas", (0.9,)),
+        ("betas", (0.9, 0.99, 0.999)),
+        ("betas", ("0.9", 0.999)),
+        ("eps", "1e-8"),
+    ],
+)
+def test_what_is_no_number_is_named_with_its_group(make, name, wrong):
+    [x] = tensors((10,))
+    message = re.escape(f"{name} {wrong!r}")
+    with pytest.raises(ValueError, match=f"group 0 has .*{message}.* wanted"):
+        make(signpost.Adam, [x], **{name: wrong})
+    optimizer = make(signpost.Adam, [x])
+    optimizer.param_groups[0][name] = wrong
+    set_gradients([x], 0)
+    with pytest.raises(ValueError, match=f"group 0 has .*{message}.* wanted"):
+        optimizer.step()
+
+
+def test_rates_may_be_numbers_of_any_kind(make):
+    def of(number):
+        [x] = tensors((10,))
+        rates = dict(lr=number(0.5), betas=[number(0.5), number(0.75)], weight_decay=number(0))
+        optimizer = make(signpost.Adam, [x], **rates)
+        set_gradients([x], 0)
+        optimizer.step()
+        return x
+
+    for number in (torch.tensor, np.float32, np.array, Fraction):
+        assert torch.equal(of(number), of(float))
 
 
 @pytest.mark.parametrize(

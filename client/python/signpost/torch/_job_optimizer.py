@@ -85,8 +85,8 @@ class JobOptimizer(torch.optim.Optimizer):
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         super().__init__(without_names(params, self._names), defaults)
         self._options = options
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm is {max_grad_norm}, wanted a positive number")
+        if max_grad_norm is not None and not _number(max_grad_norm) > 0:
+            raise ValueError(f"max_grad_norm is {max_grad_norm!r}, wanted a positive number")
         if max_grad_norm is not None and overlap:
             raise ValueError(
                 "max_grad_norm needs all gradients before any is sent: use it with overlap=False"
@@ -164,7 +164,8 @@ class JobOptimizer(torch.optim.Optimizer):
                 with a node's worker, and between synchronisations (what is written through `.data`
                 or NumPy is not seen, and lost there); with overlap, gradients or rates
                 are not those of the backward pass any more.
-            ValueError: a group's lr, weight decay, betas or eps are out of range. Nothing was sent.
+            ValueError: a group's lr, weight decay, betas or eps are no numbers or out of range.
+                Nothing was sent.
         """
         for name in scaling:
             if name != "grad_scaler":
@@ -492,15 +493,15 @@ class JobOptimizer(torch.optim.Optimizer):
     def _check_groups(self) -> None:
         for g, group in enumerate(self.param_groups):
             for name in ("lr", "weight_decay"):
-                if not 0 <= group[name] < math.inf:
+                if not 0 <= _number(group[name]) < math.inf:
                     raise ValueError(
-                        f"group {g} has {name} {group[name]}, wanted a finite number, 0 or more"
+                        f"group {g} has {name} {group[name]!r}, wanted a finite number, 0 or more"
                     )
-            beta1, beta2 = group["betas"]
-            if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and 0 < group["eps"] < 1):
+            beta1, beta2 = _two_numbers(group["betas"])
+            if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and 0 < _number(group["eps"]) < 1):
                 raise ValueError(
-                    f"group {g} has betas {group['betas']} and eps {group['eps']}; wanted betas in "
-                    "[0, 1) and eps in (0, 1)"
+                    f"group {g} has betas {group['betas']!r} and eps {group['eps']!r}; wanted two "
+                    "betas in [0, 1) and eps in (0, 1)"
                 )
 
     def _check_beta1(self) -> None:
@@ -561,6 +562,23 @@ def _check_gradient(tensor: TrainedTensor, scale: Optional[torch.Tensor]) -> Non
             f"the gradient of {tensor.name} is float16 and would underflow when the loss's scale "
             "is divided out; keep parameters in float32, under autocast"
         )
+
+
+def _number(value: Any) -> float:
+    """NaN, which is in no range, of what is none; such as text, which 1e-3 is in YAML."""
+    try:
+        return math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _two_numbers(values: Any) -> Tuple[float, float]:
+    """Likewise, where there are not two."""
+    try:
+        first, second = map(_number, values)
+    except (TypeError, ValueError):
+        return math.nan, math.nan
+    return first, second
 
 
 def _rates(group: Dict[str, Any]) -> Rates:
