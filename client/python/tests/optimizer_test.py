@@ -287,6 +287,30 @@ def test_groups_have_their_own_rates(make):
     train_like_adamw(make, groups(), groups())
 
 
+@pytest.mark.parametrize(
+    "kind, own",
+    [
+        (signpost.Adam, {}),
+        (signpost.OneBitAdam, ONE_BIT),
+        (signpost.OneBitLamb, ONE_BIT),
+        (signpost.ZeroOneAdam, LOCAL),
+    ],
+)
+def test_a_group_without_a_learning_rate_stays_as_it_is_until_it_gets_one(make, kind, own):
+    x, later = tensors((100,), (100,))
+    groups = [{"params": [x]}, {"params": [later], "lr": 0.0}]
+    optimizer = make(kind, groups, weight_decay=0.1, **own)
+    before = later.clone()
+    for step in range(STEPS):
+        set_gradients([x, later], step)
+        optimizer.step()
+        assert torch.equal(later, before)
+    optimizer.param_groups[1]["lr"] = 1e-3
+    set_gradients([x, later], STEPS)
+    optimizer.step()
+    assert (later != before).all()
+
+
 def test_a_local_step_leaves_out_what_is_not_finite(make):
     good, bad = tensors((100,), (100,))
     optimizer = make(signpost.ZeroOneAdam, [good, bad], **LOCAL)
