@@ -1433,6 +1433,27 @@ TEST(StateDesk, AsksAnotherAtOnceWhenThoseThatWereAskedAreGone) {
   EXPECT_THAT(desk.TakeWanted(HeaderOf(2, 0), now, /*gone=*/{0}), IsEmpty()) << "rank 3 gives it";
 }
 
+// As before a freeze of the variance, which another shard is behind.
+TEST(StateDesk, DoesNotAskWhoseStatesAreOfNoUse) {
+  StateDesk desk(TestLayout());
+  const absl::Time now = absl::FromUnixSeconds(1700000000);
+  FrameHeader fetch = HeaderOf(1, 1), frame = HeaderOf(0, 0);
+  fetch.set_step(15);
+  CallResult<OwnedChunk::Reply> state, other;
+  desk.Fetch(fetch, state.done());
+  frame.set_step(13);
+  EXPECT_THAT(desk.TakeWanted(frame, now), IsEmpty());
+  frame.set_answered_steps(14);  // it may have begun the step after
+  EXPECT_THAT(desk.TakeWanted(frame, now), ElementsAre(1));
+  frame = HeaderOf(3, 0);
+  frame.set_step(14);
+  EXPECT_THAT(desk.TakeWanted(frame, now + absl::Seconds(6)), ElementsAre(1));
+  desk.Fetch(HeaderOf(2, 1), other.done());
+  EXPECT_THAT(desk.TakeWanted(HeaderOf(0, 0), now + absl::Seconds(17)), ElementsAre(1))
+      << "it is of use to rank 2";
+  desk.End(absl::CancelledError());
+}
+
 TEST(StateDesk, AsksForALargeStateAgainWhenASlowLinkWouldHaveSentIt) {
   const Layout layout = LayoutOfSize(1 << 21);  // 25 MB
   StateDesk desk(layout);

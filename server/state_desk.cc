@@ -36,8 +36,9 @@ void StateDesk::Fetch(const FrameHeader& header, Done done) {
     absl::MutexLock lock(&mutex_);
     if (end_.ok()) {
       Wish& wish = wishes_[header.chunk()];
-      // What is left is what it takes the place of.
-      std::swap(done, wish.fetches[header.rank()].done);
+      Waiting& fetch = wish.fetches[header.rank()];
+      fetch.least_step = header.step();
+      std::swap(done, fetch.done);  // what is left is what it takes the place of
     } else {
       status = end_;
     }
@@ -49,10 +50,16 @@ std::vector<uint32_t> StateDesk::TakeWanted(const FrameHeader& header, absl::Tim
                                             const std::set<uint32_t>& gone) {
   const uint32_t rank = header.rank();
   const AskedFrame frame = {rank, header.step(), header.chunk(), header.next_fetch()};
+  // Of other chunks it may have had the answer of that step, and of none after it.
+  const uint64_t newest_state = std::max(header.step(), header.answered_steps()) + 1;
   absl::MutexLock lock(&mutex_);
   std::vector<uint32_t> chunks;
   uint64_t bytes = 0;
   for (auto& [chunk, wish] : wishes_) {
+    const bool is_too_old = absl::c_all_of(wish.fetches, [newest_state](const auto& fetch) {
+      return newest_state < fetch.second.least_step;
+    });
+    if (is_too_old) continue;
     const bool is_lost = frame.next_fetch != 0 && wish.last == frame;
     const bool comes = !is_lost && !absl::c_includes(gone, wish.asked);
     const absl::Duration patience =

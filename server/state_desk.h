@@ -31,11 +31,12 @@ class StateDesk {
   // place; it ends with ABORTED. After End it ends at once.
   void Fetch(const FrameHeader& header, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Chunks whose state the rank is to be asked for now, in answer to its frame with that header. It
-  // is then up to it: if it does not give them in some seconds, and the time that a slow link takes
-  // for them, another one is to be asked, or, when as much time has passed again, the same. At once
-  // where all that were asked are gone; and in answer to the frame that the last question was the
-  // answer to, when that comes again as it was (see next_fetch): the question has been lost.
+  // Chunks whose state the rank is to be asked for now, in answer to its frame with that header: of
+  // those of which it may have one that somebody has a use for. It is then up to it: if it does not
+  // give them in some seconds, and the time that a slow link takes for them, another one is to be
+  // asked, or, when as much time has passed again, the same. At once where all that were asked are
+  // gone; and in answer to the frame that the last question was the answer to, when that comes
+  // again as it was (see next_fetch): the question has been lost.
   std::vector<uint32_t> TakeWanted(const FrameHeader& header, absl::Time now,
                                    const std::set<uint32_t>& gone = {}) ABSL_LOCKS_EXCLUDED(mutex_);
   std::set<uint32_t> WaitingRanks() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -61,6 +62,7 @@ class StateDesk {
  private:
   struct Waiting {
     Done done;
+    uint64_t least_step = 0;                       // an earlier state is of no use
     absl::Time asked_at = absl::InfiniteFuture();  // others were, first, for this one
   };
   // The frame that a question was the answer to.

@@ -86,6 +86,7 @@ class ReplicaFetch {
   void BeginAnew() {
     for (Part& part : parts_) part.step.reset();
     target_.reset();
+    least_state_step_ = 0;
     newest_step_ = source_.least_step;
     schedules_.clear();
     newest_state_step_ = 0;
@@ -95,7 +96,7 @@ class ReplicaFetch {
   // When all chunks are here, the step to which all are to come: that of the newest.
   void SetTarget() {
     for (Part& part : parts_) {
-      if (part.step && IsBehindFreeze(part)) part.step.reset();
+      if (part.step && IsBehindFreeze(part)) LeaveBehindFreeze(part);
     }
     if (absl::c_any_of(parts_, [](const Part& part) { return !part.step; })) {
       target_.reset();
@@ -110,9 +111,15 @@ class ReplicaFetch {
     return optimizer_.FreezesBefore(*part.step) && newest_step_ > *part.step;
   }
 
+  // No state of that step, of any chunk, can be gone on from, nor an earlier one.
+  void LeaveBehindFreeze(Part& part) {
+    least_state_step_ = std::max(least_state_step_, *part.step + 1);
+    part.step.reset();
+  }
+
   // That this rank can take part in, as far as is known.
   uint64_t FirstStep() const {
-    uint64_t first = source_.least_step;
+    uint64_t first = std::max(source_.least_step, least_state_step_);
     for (const Part& part : parts_) first = std::max(first, part.step.value_or(0));
     return first;
   }
@@ -144,7 +151,7 @@ class ReplicaFetch {
     if (fetching == source_.window || part.fetches == kMostFetches) return;
     ++fetching;
     ++part.fetches;
-    Send(chunk, FETCH, 0);
+    Send(chunk, FETCH, least_state_step_);
   }
 
   void Send(uint32_t chunk, Codec codec, uint64_t step) {
@@ -251,7 +258,7 @@ class ReplicaFetch {
     if (status.ok()) status = Keep(rates.schedule(), *part.step);
     if (!status.ok()) return status;
     if (IsBehindFreeze(part)) {  // as it has just turned out
-      part.step.reset();
+      LeaveBehindFreeze(part);
       return absl::OkStatus();
     }
     const uint32_t chunk = answer.header.chunk();
@@ -287,6 +294,7 @@ class ReplicaFetch {
   Optimizer& optimizer_;
   std::vector<Part> parts_;                         // by chunk
   std::map<const Channel*, uint32_t> fetching_;     // chunks, of each aggregator
+  uint64_t least_state_step_ = 0;                   // earlier states are behind a freeze
   std::map<const Channel*, uint64_t> generations_;  // of the newest process that has answered
   uint64_t newest_step_;                            // that an aggregator is known to have reached
   std::optional<uint64_t> target_;

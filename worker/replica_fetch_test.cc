@@ -49,8 +49,11 @@ class OthersChannel : public Channel {
     if (asked != nullptr) asked->push_back(absl::StrCat(CodecName(header.codec()), header.chunk()));
     Answer answer;
     answer.header.set_chunk(header.chunk());
+    answer.header.set_open_step(open_step);
     if (header.codec() == FETCH) {
       fetched.push_back(header.chunk());
+      least_steps.push_back(header.step());
+      first_steps.push_back(header.answered_steps());
       answer.header.set_codec(STATE);
       answer.header.set_step(kStep + (header.chunk() > 0 ? ahead : 0));
       if (fetched.size() > restarted_after) generation = 2;
@@ -98,11 +101,13 @@ class OthersChannel : public Channel {
   uint64_t restarted_before = std::numeric_limits<uint64_t>::max();
   size_t restarted_after = std::numeric_limits<size_t>::max();  // likewise: how many were fetched
   uint64_t generation = 0;                                      // of the process that answers
+  uint64_t open_step = 0;         // that others are in, as answers say
   bool freezes = false;           // the variance, before kStep; later rounds are skipped
   uint32_t listened = 0;          // how often
   uint32_t too_slow = 0;          // so often, at first
   std::vector<uint32_t> fetched;  // chunks
-  std::vector<std::string>* asked = nullptr;  // for what, of all channels that have it
+  std::vector<std::string>* asked = nullptr;       // for what, of all channels that have it
+  std::vector<uint64_t> least_steps, first_steps;  // that were said with it
 
  private:
   const Layout& layout_;
@@ -228,6 +233,25 @@ TEST_F(FetchReplicaTest, AlsoIfAllThatItHasOfOneIsBehindAFreeze) {
   ASSERT_TRUE(replica.ok()) << replica.status();
   EXPECT_EQ(replica->step, kStep);
   EXPECT_EQ(channel_.listened, 1);
+}
+
+TEST_F(FetchReplicaTest, SaysFromWhichStepOnStatesCanBeGoneOnFrom) {
+  channel_.ahead = 0;
+  channel_.freezes = true;
+  channel_.open_step = kStep + 1;
+  EXPECT_FALSE(Fetch().ok());
+  EXPECT_EQ(channel_.least_steps.front(), 0);
+  EXPECT_EQ(channel_.first_steps.front(), 0);
+  EXPECT_EQ(channel_.least_steps.back(), kStep + 1);
+  EXPECT_EQ(channel_.first_steps.back(), kStep + 1);
+}
+
+// Another process may have come less far again.
+TEST_F(FetchReplicaTest, AsksForAnyStateWhenTheAggregatorWasStartedAgain) {
+  channel_.freezes = true;
+  channel_.restarted_after = 2;
+  EXPECT_FALSE(Fetch().ok());
+  EXPECT_THAT(absl::MakeSpan(channel_.least_steps).subspan(0, 4), ElementsAre(0, 0, kStep + 1, 0));
 }
 
 // A state before the freeze, behind which another chunk is, is none to go on from. That one could
