@@ -10,7 +10,7 @@
 #include "hwy/nanobenchmark.h"
 #include "kernels/target.h"
 
-// In place of Highway's own, which its library calls when it is loaded: valgrind does not know RDTSCP
+// In place of the one of Highway, whose library calls it when it is loaded: valgrind knows no RDTSCP
 // where the processor does not say that it has it, as in some virtual machines.
 uint64_t hwy::platform::TimerResolution() { return 1; }
 
