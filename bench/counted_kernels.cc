@@ -10,8 +10,8 @@
 #include "hwy/nanobenchmark.h"
 #include "kernels/target.h"
 
-// In place of the one of Highway, whose library calls it when it is loaded: valgrind knows no RDTSCP
-// where the processor does not say that it has it, as in some virtual machines.
+// Highway's library calls it when it is loaded, and its own reads RDTSCP, which valgrind does not
+// know where the processor does not say that it has it, as in some virtual machines.
 uint64_t hwy::platform::TimerResolution() { return 1; }
 
 namespace signpost::bench {
