@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -132,7 +133,7 @@ absl::Status CheckImage(absl::string_view flag, absl::string_view image) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrFormat("%s is '%s', wanted an image such as registry.example/signpost:0.1.0", flag,
+      absl::StrFormat("%s is '%s', wanted an image such as registry.example/signpost:1.2", flag,
                       absl::CHexEscape(image)));
 }
 

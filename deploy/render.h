@@ -8,10 +8,10 @@
 //   overlays/production/  aggregators and workers, which are directories of their own, with TLS:
 //                         cert-manager's Certificates; aggregators spread over nodes
 //   overlays/monitoring/  production, with metrics for the Prometheus operator
-//   overlays/local/       the same on a cluster of one node; `signpost cert init` makes
-//   certificates overlays/dev/         the same without TLS examples/             production's
-//   aggregators, with workers in the hands of JobSet, Kubeflow
-//                         Trainer or Kueue, which never restart aggregators
+//   overlays/local/       the same on a cluster of one node; `signpost cert init` makes certificates
+//   overlays/dev/         the same without TLS
+//   examples/             production's aggregators, with workers that JobSet, Kubeflow Trainer or
+//                         Kueue run; none of these ever restarts aggregators
 //
 // deploy/kustomize is this tree for the default options: a test holds it.
 //
@@ -28,7 +28,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "deploy/requirements.h"
+#include "proto/version.h"
 
 namespace signpost::deploy {
 
@@ -40,7 +42,7 @@ struct RenderOptions {
   std::string job = "demo";
   std::string name_space = "signpost";
   JobSize size = {.workers = 4, .aggregators = 2, .parameters = 2'895'104};
-  std::string image = "localhost/signpost:0.1.0";
+  std::string image = absl::StrCat("localhost/signpost:", kVersion);
   std::string worker_image;                 // empty: the image
   std::vector<std::string> worker_command;  // empty: the demo's training, from the image
   std::string worker_cpus = "2";

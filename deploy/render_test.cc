@@ -8,6 +8,7 @@
 #include <functional>
 #include <sstream>
 
+#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 
 namespace signpost::deploy {
