@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <ios>
 #include <iterator>
 #include <system_error>
 

@@ -1,41 +1,15 @@
 #include "client/demo/language_model.h"
 
-#include <cblas-openblas.h>
-
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/demo/matrix_product.h"
 
 namespace signpost::demo {
 namespace {
-
-// c [rows, columns] = a [rows, inner] * b + beta * c, where b is [inner, columns], or with
-// transpose_b [columns, inner]; with transpose_a, a is [inner, rows].
-template <typename Real>
-struct Product {
-  bool transpose_a = false, transpose_b = false;
-  uint32_t rows, columns, inner;
-  const Real* a;
-  const Real* b;
-  Real beta;
-  Real* c;
-};
-
-CBLAS_TRANSPOSE Transposition(bool transpose) { return transpose ? CblasTrans : CblasNoTrans; }
-
-void Multiply(const Product<float>& p) {
-  cblas_sgemm(CblasRowMajor, Transposition(p.transpose_a), Transposition(p.transpose_b), p.rows,
-              p.columns, p.inner, 1, p.a, p.transpose_a ? p.rows : p.inner, p.b,
-              p.transpose_b ? p.inner : p.columns, p.beta, p.c, p.columns);
-}
-
-void Multiply(const Product<double>& p) {
-  cblas_dgemm(CblasRowMajor, Transposition(p.transpose_a), Transposition(p.transpose_b), p.rows,
-              p.columns, p.inner, 1, p.a, p.transpose_a ? p.rows : p.inner, p.b,
-              p.transpose_b ? p.inner : p.columns, p.beta, p.c, p.columns);
-}
 
 // Uniform with the given standard deviation. Not normal: that needs a logarithm, which libraries
 // round differently.
@@ -86,7 +60,6 @@ double Softmax(absl::Span<Real> logits, uint8_t target) {
 
 template <typename Real>
 LanguageModel<Real>::LanguageModel(const ModelShape& shape, uint64_t seed) : shape_(shape) {
-  openblas_set_num_threads(1);  // workers share the machine
   AddTensor("embedding", {kByteValues, shape.embedding});
   uint32_t inputs = shape.context * shape.embedding;
   for (uint32_t k = 1; k <= shape.layers; ++k) {
@@ -170,12 +143,12 @@ void LanguageModel<Real>::Forward(const Batch& batch) {
       std::copy_n(&parameters_[layer.bias], layer.outputs, &out[uint64_t{row} * layer.outputs]);
     }
     Multiply(Product<Real>{.transpose_b = true,
+                           .add_to_c = true,
                            .rows = rows,
                            .columns = layer.outputs,
                            .inner = layer.inputs,
                            .a = activations_[k].data(),
                            .b = &parameters_[layer.weight],
-                           .beta = 1,
                            .c = out.data()});
     if (k + 1 < layers_.size()) Rectify(absl::MakeSpan(out));
   }
@@ -211,7 +184,6 @@ void LanguageModel<Real>::Backward(const Batch& batch) {
                            .inner = rows,
                            .a = output_gradients_.data(),
                            .b = activations_[k].data(),
-                           .beta = 0,
                            .c = &gradients_[layer.weight]});
     std::fill_n(&gradients_[layer.bias], layer.outputs, Real{0});
     AddRows(output_gradients_.data(), rows, layer.outputs, &gradients_[layer.bias]);
@@ -221,7 +193,6 @@ void LanguageModel<Real>::Backward(const Batch& batch) {
                            .inner = layer.outputs,
                            .a = output_gradients_.data(),
                            .b = &parameters_[layer.weight],
-                           .beta = 0,
                            .c = input_gradients_.data()});
     if (k > 0) {
       RectifyGradients(absl::MakeConstSpan(activations_[k]), absl::MakeSpan(input_gradients_));

@@ -2,7 +2,10 @@
 
 #include <array>
 #include <cmath>
+#include <cstdint>
+#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"

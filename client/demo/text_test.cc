@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "client/demo/file.h"
 
 namespace signpost::demo {

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "client/demo/text.h"
 #include "client/demo/windows.h"
 #include "client/demo/worker_result.h"
