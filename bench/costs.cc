@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/base/internal/raw_logging.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"

@@ -1,5 +1,9 @@
 // MeasureOnDevice of a build without CUDA.
 
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
 #include "bench/device_runs.h"
 #include "kernels/device.h"
 

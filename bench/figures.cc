@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 
 namespace signpost::bench {

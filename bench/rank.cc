@@ -15,6 +15,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "bench/plain_memory.h"
 #include "bench/plain_tcp.h"
 #include "client/reduction_session.h"

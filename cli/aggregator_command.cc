@@ -2,14 +2,18 @@
 
 #include <signal.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/time.h"
 #include "cli/flag.h"
 #include "cli/trace_command.h"
 #include "proto/custom_codec.h"

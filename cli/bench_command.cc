@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -10,15 +11,22 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
+#include <ostream>
 #include <sstream>
+#include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "bench/exchange.h"
 #include "bench/figures.h"
 #include "bench/hosts.h"
@@ -399,6 +407,7 @@ void AddMeasuringFlags(CLI::App& app, const Peers& peers, Flags& flags) {
       ->type_name(absl::StrCat(absl::StrJoin(peers.names, "|"), ",..."));
   app.add_option("--python", exchange.python,
                  "With --peers: the Python interpreter, which must have PyTorch")
+      ->envname("SIGNPOST_PYTHON")
       ->type_name("FILE")
       ->capture_default_str();
   app.add_option("--turns", exchange.turns, "Turns that are measured, after one that is not")

@@ -1,5 +1,6 @@
 #include "cli/cert_command.h"
 
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -7,11 +8,15 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <system_error>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "proto/exit_code.h"
 #include "security/certificate.h"
 #include "security/tls_dir.h"

@@ -5,7 +5,10 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <utility>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/chaos.h"

@@ -1,8 +1,11 @@
 #include "cli/checkpoint_command.h"
 
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"

@@ -1,5 +1,6 @@
 #include "cli/checkpoint_command.h"
 
+#include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"

@@ -12,6 +12,7 @@
 #include <climits>
 #include <cstdio>
 
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 

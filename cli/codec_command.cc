@@ -5,6 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 #include "proto/codec_check.h"
 #include "proto/exit_code.h"

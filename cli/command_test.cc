@@ -1,5 +1,7 @@
 #include "cli/command.h"
 
+#include <cstdint>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

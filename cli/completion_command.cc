@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "absl/status/statusor.h"
 #include "cli/completion.h"
 #include "proto/exit_code.h"
 

@@ -1,5 +1,6 @@
 #include "cli/completion.h"
 
+#include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

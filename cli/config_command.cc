@@ -4,11 +4,14 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
 #include "cli/flag_settings.h"
 #include "cli/table.h"
 #include "client/optimizer_config.h"

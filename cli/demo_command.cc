@@ -5,13 +5,17 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "cli/child_process.h"
 #include "cli/demo_worker_command.h"
@@ -32,7 +36,7 @@ namespace {
 struct Flags {
   demo::TrainingOptions training;
   bool torch = false;
-  std::string python = "/usr/bin/python3";  // Debian's, which has Debian's PyTorch
+  std::string python = "/usr/bin/python3";  // the wheel sets SIGNPOST_PYTHON to its own
   // With --torch: those of the model's own flags that were given, as the example takes them.
   std::vector<std::string> torch_model;
   uint32_t workers = 4;

@@ -5,6 +5,8 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "cli/training_flags.h"
 #include "client/demo/training.h"

@@ -6,7 +6,11 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <ostream>
+#include <system_error>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "bench/rank.h"
 #include "cli/flag.h"

@@ -1,6 +1,7 @@
 #include "cli/launch_flags.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "cli/command.h"
 #include "cli/flag.h"
 

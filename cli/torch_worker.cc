@@ -32,8 +32,8 @@ absl::Status CheckImport(const std::string& python, const std::vector<std::strin
   if (result.exit_code == kExitTryAgain) return absl::CancelledError(result.explanation);
   return absl::InvalidArgumentError(absl::StrCat(
       "--torch: '", python, "' cannot import PyTorch and Signpost: ", result.explanation,
-      "\nDebian's PyTorch: apt-get install python3-torch. --python names another interpreter that "
-      "has it"));
+      "\nInstall PyTorch there (", python, " -m pip install torch), or name another interpreter with "
+      "--python"));
 }
 
 }  // namespace

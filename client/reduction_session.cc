@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "client/owner.h"
 
 namespace signpost {

@@ -7,10 +7,13 @@
 #ifndef SIGNPOST_CLIENT_REDUCTION_SESSION_H_
 #define SIGNPOST_CLIENT_REDUCTION_SESSION_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "client/owner.h"
 #include "client/worker_session.h"
 #include "node/attached_session.h"

@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "config/session_settings.h"
 #include "proto/failure_timeout.h"
 #include "security/transport_security.h"

@@ -10,6 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
 namespace signpost {
 namespace {
 

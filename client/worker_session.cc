@@ -1,7 +1,9 @@
 #include "client/worker_session.h"
 
+#include <cstdint>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/start_values.h"

@@ -3,12 +3,14 @@
 #ifndef SIGNPOST_CLIENT_WORKER_SESSION_H_
 #define SIGNPOST_CLIENT_WORKER_SESSION_H_
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/session.h"

@@ -39,8 +39,7 @@ absl::StatusOr<TorchFacts> AskPython(const std::string& python) {
 void CheckTorch(const absl::StatusOr<TorchFacts>& torch, const Job& job, Reporter& to) {
   if (!torch.ok()) {
     to.Fault("pytorch", absl::StrCat(job.python, " has none: ", torch.status().message()),
-             absl::StrCat("apt-get install python3-torch, or ", job.python,
-                          " -m pip install torch; is it the job's interpreter?"));
+             absl::StrCat(job.python, " -m pip install torch; is it the job's interpreter?"));
   } else if (job.gpu && !torch->sees_gpu) {
     to.Fault("pytorch", absl::StrCat(torch->version, " of ", job.python, " sees no GPU"),
              absl::StrCat("a PyTorch that is built for CUDA: ", job.python,

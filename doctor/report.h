@@ -4,6 +4,7 @@
 #define SIGNPOST_DOCTOR_REPORT_H_
 
 #include <string>
+#include <utility>
 
 #include "doctor/doctor.pb.h"
 

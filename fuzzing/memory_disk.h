@@ -8,6 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "storage/disk.h"
 
 namespace signpost::fuzzing {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "fuzzing/seeds.h"
 #include "gtest/gtest.h"

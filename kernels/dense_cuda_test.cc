@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "kernels/dense.h"
 #include "kernels/formulas.h"

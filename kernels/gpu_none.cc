@@ -1,5 +1,9 @@
 // GPUs of a build without CUDA.
 
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "kernels/device.h"
 #include "kernels/gpu.h"
 

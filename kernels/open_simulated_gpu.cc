@@ -6,8 +6,11 @@
 #include <cstdlib>
 #include <memory>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "kernels/simulated_gpu.h"
 
 namespace signpost::kernels::cuda {

@@ -2,10 +2,13 @@
 // addresses, so that it finds their vectors where they are. Tests are skipped where there is no
 // device.
 
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "gtest/gtest.h"
 #include "kernels/device.h"
 #include "kernels/device_heap.h"

@@ -18,6 +18,7 @@
 #include "absl/base/attributes.h"
 #include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/notification.h"
 #include "kernels/adam_cuda-inl.h"
 #include "kernels/dense_cuda-inl.h"

@@ -1,5 +1,6 @@
 #include "kernels/sum.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "gtest/gtest.h"

@@ -1,11 +1,13 @@
 #include "node/definition.h"
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "google/protobuf/util/message_differencer.h"
 
 namespace signpost::node {

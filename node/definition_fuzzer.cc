@@ -7,6 +7,7 @@
 
 #include "absl/base/internal/raw_logging.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "fuzzing/seeds.h"
 #include "node/definition.h"

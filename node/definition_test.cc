@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 
 namespace signpost::node {

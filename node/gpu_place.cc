@@ -3,6 +3,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/block.h"
 #include "kernels/dense_cuda.h"
 #include "node/host_place.h"

@@ -4,7 +4,9 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "kernels/block.h"
 #include "kernels/dense_cuda.h"
 #include "proto/frame.h"

@@ -3,6 +3,9 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/dense.h"
 #include "node/shared_memory.h"
 

@@ -8,6 +8,9 @@
 #include <optional>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "node/place.h"
 #include "worker/chunk_crew.h"
 #include "worker/page_vector.h"

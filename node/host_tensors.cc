@@ -1,7 +1,10 @@
 #include "node/host_tensors.h"
 
+#include <cstdint>
 #include <cstring>
 
+#include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "proto/frame.h"
 
 namespace signpost::node {

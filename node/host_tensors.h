@@ -3,6 +3,10 @@
 #ifndef SIGNPOST_NODE_HOST_TENSORS_H_
 #define SIGNPOST_NODE_HOST_TENSORS_H_
 
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "node/tensors.h"
 
 namespace signpost::node {

@@ -11,8 +11,10 @@
 #include <thread>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/notification.h"
+#include "absl/types/span.h"
 #include "kernels/block.h"
 #include "proto/aggregator.pb.h"
 #include "proto/custom_codec.h"

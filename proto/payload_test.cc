@@ -1,6 +1,7 @@
 #include "proto/payload.h"
 
 #include <cstdint>
+#include <new>
 #include <numeric>
 #include <utility>
 #include <vector>

@@ -1,8 +1,10 @@
 #include "security/access.h"
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "doctor/doctor.pb.h"

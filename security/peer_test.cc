@@ -1,5 +1,6 @@
 #include "security/peer.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 

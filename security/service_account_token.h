@@ -5,6 +5,7 @@
 #ifndef SIGNPOST_SECURITY_SERVICE_ACCOUNT_TOKEN_H_
 #define SIGNPOST_SECURITY_SERVICE_ACCOUNT_TOKEN_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>

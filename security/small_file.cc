@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
 namespace signpost {

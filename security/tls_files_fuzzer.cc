@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "absl/base/internal/raw_logging.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "fuzzing/seeds.h"
 #include "security/certificate.h"
 

@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "absl/base/internal/raw_logging.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "fuzzing/seeds.h"
 #include "security/service_account_token.h"
 #include "security/test_issuer.h"

@@ -1,6 +1,7 @@
 #include "security/token_verifier.h"
 
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "security/small_file.h"

@@ -1,5 +1,6 @@
 #include "security/transport_security.h"
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "security/loopback.h"
 

@@ -1,6 +1,7 @@
 #include "server/aggregator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <string>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "failpoint/failpoint.h"
 #include "log/log.h"
 #include "proto/payload_pool.h"

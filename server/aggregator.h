@@ -20,6 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "log/log.h"
 #include "proto/aggregator.pb.h"
 #include "proto/frame.h"

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

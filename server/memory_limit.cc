@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 
 namespace signpost {

@@ -1,5 +1,6 @@
 // What memory an aggregator keeps for its jobs.
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -7,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/aggregator.h"

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/base/config.h"
+#include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"

@@ -8,9 +8,11 @@
 
 #include <bit>
 #include <cmath>
+#include <cstdint>
 #include <filesystem>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "tests/deepspeed_onebit_adam_reference.h"
 #include "tests/deepspeed_onebit_lamb_reference.h"
 

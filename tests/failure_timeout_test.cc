@@ -10,16 +10,23 @@
 #include <signal.h>
 #include <sys/socket.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <future>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "cli/proxy.h"
 #include "client/session.h"
 #include "server/server.h"

@@ -8,6 +8,9 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "worker/channel.h"
 
 namespace signpost::testing {

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <map>
 #include <numeric>
+#include <ostream>
+#include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "tests/job.h"

@@ -1,16 +1,21 @@
 #include "tests/loopback_channel.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <future>
 #include <map>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 
 namespace signpost::testing {
 namespace {

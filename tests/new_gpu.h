@@ -4,11 +4,13 @@
 #ifndef SIGNPOST_TESTS_NEW_GPU_H_
 #define SIGNPOST_TESTS_NEW_GPU_H_
 
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "kernels/gpu.h"
 #ifndef SIGNPOST_REAL_GPU
 #include "kernels/simulated_gpu.h"

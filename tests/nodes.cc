@@ -4,8 +4,10 @@
 #include <filesystem>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "proto/failure_timeout.h"
 #include "worker/grpc_channel.h"

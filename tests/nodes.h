@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "client/session_options.h"
 #include "kernels/gpu.h"
 #include "node/server.h"

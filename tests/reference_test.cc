@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <numeric>
+#include <ostream>
+#include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "tests/job.h"

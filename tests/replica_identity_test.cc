@@ -8,6 +8,7 @@
 #endif
 
 #include <cfenv>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -15,7 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "tests/job.h"
 #include "worker/crew_threads.h"
 

@@ -1,6 +1,8 @@
 // Traces as `signpost run --trace` makes them, of a run that ends well and of one that does not.
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <numeric>
+#include <ostream>
+#include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "tests/job.h"

@@ -13,6 +13,7 @@
 #include <dlfcn.h>
 #include <sanitizer/tsan_interface.h>
 
+#include "absl/base/config.h"
 #include "absl/base/internal/raw_logging.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"

@@ -6,7 +6,9 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 

@@ -5,6 +5,7 @@
 // With 1 the bytes are those of a header before its texts, and of slots behind it: what is between
 // them is made here, and so are the magic and the number of slots.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

@@ -1,6 +1,7 @@
 #include "trace/summary.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"

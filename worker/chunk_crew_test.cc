@@ -5,6 +5,7 @@
 #include <atomic>
 #include <map>
 #include <set>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>

@@ -3,6 +3,7 @@
 #ifndef SIGNPOST_WORKER_CLOCK_H_
 #define SIGNPOST_WORKER_CLOCK_H_
 
+#include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "proto/steady_time.h"

@@ -10,6 +10,9 @@
 #include <optional>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "kernels/block.h"
 #include "kernels/dense.h"
 #include "kernels/dense_cuda.h"

@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/gpu.h"
 #include "proto/layout.h"

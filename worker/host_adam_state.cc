@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "kernels/adam.h"
 #include "kernels/dense.h"
 #include "kernels/momentum.h"

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/onebit.h"
 #include "proto/codec.h"

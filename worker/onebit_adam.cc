@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 #include "kernels/adam.h"
 #include "proto/codec.h"
 #include "worker/gpu_adam_state.h"

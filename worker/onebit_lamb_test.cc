@@ -7,7 +7,10 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace signpost {

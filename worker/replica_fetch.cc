@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "proto/codec.h"
 #include "proto/try_again.h"

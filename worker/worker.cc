@@ -8,6 +8,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "log/log.h"
@@ -25,6 +26,12 @@
 #include "worker/replica_fetch.h"
 #include "worker/step_times.h"
 #include "worker/zero_one_adam.h"
+
+#ifdef __x86_64__
+// Binds to the hypot that glibc 2.34 has as well: programs run on systems older than the one they were
+// linked on. Since glibc 2.35 a second one, which sets no errno, computes the same value.
+__asm__(".symver hypot, hypot@GLIBC_2.2.5");
+#endif
 
 namespace signpost {
 namespace {

@@ -1,17 +1,24 @@
 // What a worker saves of its job, alone and together with the other ranks.
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "kernels/dense.h"
 #include "proto/layout.h"
 #include "trace/span.h"

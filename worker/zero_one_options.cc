@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 
 namespace signpost {
 namespace {

@@ -3,10 +3,14 @@
 //   ./signpost run -n 4 --aggregators 2 -- bazel-bin/client/examples/linear_regression
 
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <random>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "client/session.h"
 #include "proto/exit_code.h"
 

@@ -13,11 +13,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +28,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "bench/hosts.h"
 #include "doctor/doctor.pb.h"
 #include "proto/aggregator.grpc.pb.h"
@@ -324,7 +327,7 @@ TEST(DoctorHere, FindsThatThereIsNoGpuDriver) {
 
 TEST(DoctorHere, FindsThatThereIsNoPyTorch) {
   ExpectOnly(ExamineHere("--python /bin/false"), kFault, "pytorch",
-             HasSubstr("/bin/false has none"), HasSubstr("python3-torch"));
+             HasSubstr("/bin/false has none"), HasSubstr("-m pip install torch"));
 }
 
 TEST(DoctorHere, FindsAnAggregatorThatIsNotThere) {

@@ -7,14 +7,19 @@
 #include <sched.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "proto/failure_timeout.h"
 #include "tests/chaos/supervised.h"
 #include "tests/job.h"

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "absl/algorithm/container.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_format.h"
 #include "proto/codec.h"
 #include "tests/simulation/packing.h"

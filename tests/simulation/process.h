@@ -12,6 +12,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "server/aggregator.h"
 #include "server/state_dir.h"
 #include "tests/simulation/scheduler.h"

@@ -5,6 +5,10 @@
 #include <cstdlib>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
 namespace signpost::simulation {
 namespace {
 

@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "worker/clock.h"
 
 namespace signpost::simulation {

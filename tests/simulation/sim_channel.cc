@@ -1,9 +1,15 @@
 #include "tests/simulation/sim_channel.h"
 
+#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
 namespace signpost::simulation {
 namespace {

@@ -3,12 +3,16 @@
 #ifndef SIGNPOST_TESTS_SIMULATION_SIM_CHANNEL_H_
 #define SIGNPOST_TESTS_SIMULATION_SIM_CHANNEL_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "tests/simulation/arrivals.h"
 #include "tests/simulation/audit.h"
 #include "tests/simulation/process.h"

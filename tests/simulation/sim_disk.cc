@@ -1,8 +1,12 @@
 #include "tests/simulation/sim_disk.h"
 
+#include <iterator>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace signpost::simulation {
 namespace {

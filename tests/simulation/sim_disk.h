@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "storage/disk.h"
 #include "tests/simulation/scheduler.h"
 
