@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 """Measures what docs/performance.md shows, and writes it: tables, and plots beside it.
 
     bazel run //bench:performance                     # as root: links are network namespaces
@@ -29,6 +28,7 @@ WORKERS_PARAMETERS = 10_000_000
 PEERS = {
     "gloo-fp32": "DDP's all-reduce over Gloo, fp32",
     "gloo-fp16": "DDP's all-reduce over Gloo, fp16",
+    "gloo-bf16": "DDP's all-reduce over Gloo, bf16",
     "powersgd-1": "DDP's PowerSGD hook, rank 1",
     "powersgd-2": "DDP's PowerSGD hook, rank 2",
     "mpi": "Open MPI's all-reduce (a ring), fp32",
@@ -53,7 +53,10 @@ class Runs:
         if not file.exists():
             print("signpost bench", *arguments, flush=True)
             partial = file.with_suffix(".partial")
-            subprocess.run([PROGRAM, "bench", *arguments, f"--json={partial}"], check=True)
+            command = [PROGRAM, "bench", *arguments, f"--json={partial}"]
+            if any(argument.startswith("--peers=") for argument in arguments):
+                command.append(f"--python={sys.executable}")  # which has PyTorch
+            subprocess.run(command, check=True)
             partial.rename(file)
         rows = json.loads(file.read_text())["figures"]
         return {f"{row['name']}, {row['unit']}": row for row in rows}

@@ -3,6 +3,8 @@ drained or lost, and workers go; with mTLS, and always with the bits of a job wi
 
 import re
 import subprocess
+import sys
+from pathlib import Path
 
 import manifests
 import pods
@@ -20,9 +22,15 @@ def image(tmp_path_factory):
     reason = pods.why_not()
     if reason:
         pytest.skip(reason)
-    root = tmp_path_factory.mktemp("image") / "root"
-    subprocess.run(["deploy/image_root.sh", manifests.SIGNPOST, root], check=True)
-    return str(root)
+    directory = tmp_path_factory.mktemp("image")
+    [wheel] = Path("client/python").glob("signpost-*.whl")
+    subprocess.run(
+        [sys.executable, "deploy/unpack_program.py", wheel, directory / "program"], check=True
+    )
+    subprocess.run(
+        ["deploy/image_root.sh", directory / "program", directory / "root"], check=True
+    )
+    return str(directory / "root")
 
 
 def cluster_of(overlay, image, directory):

@@ -118,7 +118,7 @@ def main():
 
 
 def fused(device):
-    """PyTorch 2's AdamW in one kernel, on a GPU."""
+    """Options with which AdamW is one kernel on a GPU."""
     return {} if device == "cpu" else {"fused": True}
 
 

@@ -11,9 +11,8 @@ gloo-fp32       torch.distributed.all_reduce over Gloo of one flat tensor, and t
                 number of ranks: what DDP does without a hook, with one bucket.
 gloo-fp16       what DDP's fp16_compress_hook does: rounds to 16 bits, divides, reduces, and turns
                 the result back into fp32. All of that is timed.
-gloo-bf16       the same in bfloat16, as bf16_compress_hook does. PyTorch 1.13's Gloo does not take
-                that type, and DDP refuses the hook without NCCL; this peer then ends and says so.
-                gloo-fp16 sends as many bytes.
+gloo-bf16       the same in bfloat16, as DDP's bf16_compress_hook does over NCCL. DDP refuses that hook
+                over Gloo, but Gloo itself reduces bfloat16.
 gloo-adamw      gloo-fp32 of the gradient and a step of torch.optim.AdamW(foreach=True) over
                 parameters in T tensors: all that an optimizer of ours does in a step, and the only
                 peer of a step.
@@ -22,7 +21,7 @@ powersgd-1, -2  the hook of DDP's PowerSGD, with approximations of rank 1 or 2, 
                 not compress). Timed is the hook itself, from a bucket with the gradients in it to
                 the same bucket with their approximate mean: communication, products of matrices,
                 orthogonalization and errors, without autograd or copying gradients into buckets.
-                There is one bucket. DDP has several, but 1.13's hook waits inside of Gloo's two
+                There is one bucket. DDP has several, but the hook waits inside of Gloo's two
                 threads for other work of theirs: with two buckets under way it stands still.
 mpi             MPI_Allreduce in place of fp32 and the division, by mpi4py. mpirun starts the ranks
                 and hands stdin to rank 0, which alone prints: for each exchange the longest of all
@@ -99,19 +98,6 @@ class Fp16:
 class Bf16(Fp16):
     dtype = torch.bfloat16
 
-    def __init__(self, values: torch.Tensor, tensors: int) -> None:
-        super().__init__(values, tensors)
-        try:
-            dist.all_reduce(torch.zeros(1, dtype=self.dtype))
-        except RuntimeError as error:
-            print(
-                f"peers.py: Gloo in PyTorch {torch.__version__} does not reduce bfloat16 ({error}), "
-                "and DDP has its bf16_compress_hook for NCCL only; gloo-fp16 sends as many bytes",
-                file=sys.stderr,
-                flush=True,
-            )
-            leave_gloo(1)
-
 
 class MeanAndAdamW(Fp32):
     """Steps parameters, zeros at first, with the mean as their gradient."""
@@ -122,8 +108,7 @@ class MeanAndAdamW(Fp32):
         for parameter, gradient in zip(self.parameters, values.tensor_split(tensors)):
             parameter.requires_grad_()
             parameter.grad = gradient
-        adamw: Any = torch.optim.AdamW  # whose types in PyTorch 1.13 lack `foreach`
-        self._optimizer = adamw(self.parameters, lr=1e-3, foreach=True)
+        self._optimizer = torch.optim.AdamW(self.parameters, lr=1e-3, foreach=True)
 
     def exchange(self) -> None:
         super().exchange()
@@ -267,7 +252,7 @@ def values_of(rank: int, parameters: int) -> torch.Tensor:
 
 
 def over_gloo(peer: str, parameters: int, tensors: int) -> None:
-    dist.init_process_group("gloo")
+    join_gloo()
     exchange = OVER_GLOO[peer](values_of(dist.get_rank(), parameters), tensors)
     print("ready", flush=True)
     for count in counts_on_stdin():
@@ -275,13 +260,20 @@ def over_gloo(peer: str, parameters: int, tensors: int) -> None:
     leave_gloo()
 
 
-def leave_gloo(exit_code: int = 0) -> None:
-    """Ends the process at once. Requires that all ranks are through with their exchanges, or fail.
+def join_gloo() -> None:
+    """Connects this rank to those that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name."""
+    # Debian's PyTorch is built without libuv, which the ranks would use to find each other.
+    os.environ.setdefault("USE_LIBUV", "0")
+    dist.init_process_group("gloo")
+
+
+def leave_gloo() -> None:
+    """Ends the process at once. Requires that all ranks have finished their exchanges.
 
     A thread of Gloo may not be through with the last of PowerSGD's callbacks, or find that another
     rank is gone. In the usual way Python would then abort the process.
     """
-    os._exit(exit_code)
+    os._exit(0)
 
 
 def over_mpi(parameters: int) -> None:

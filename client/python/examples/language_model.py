@@ -70,7 +70,8 @@ class Transformer(nn.Module):
             batch_first=True,
             norm_first=True,
         )
-        self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width))
+        norm = nn.LayerNorm(width)
+        self.layers = nn.TransformerEncoder(layer, layers, norm, enable_nested_tensor=False)
         self.output = nn.Linear(width, BYTES, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.output.weight = self.embedding.weight  # one parameter

@@ -87,7 +87,7 @@ class Bert(nn.Module):
             batch_first=True,
             norm_first=True,
         )
-        self.layers = nn.TransformerEncoder(layer, layers)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
         self.output = nn.Linear(width, VOCABULARY)
         nn.init.normal_(self.embedding.weight, std=0.02)

@@ -19,9 +19,8 @@ from signpost._errors import (
 from signpost._reduction import Reduction
 from signpost._session import Parameter, Rates, Session, StepReport
 from signpost._stopping import StopRequest
+from signpost._version import __version__
 from signpost._world import World, init, rank, world, world_size
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Codec",
@@ -43,6 +42,7 @@ __all__ = [
     "StopRequest",
     "UnavailableError",
     "World",
+    "__version__",
     "checkpoint_step",
     "has_checkpoint",
     "init",

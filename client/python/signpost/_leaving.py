@@ -40,9 +40,9 @@ class Membership:
         # has started its aggregator by now.
         if not any(other._is_of_this_process() for other in _all()):
             atexit.unregister(_leave_all_at_exit)
-            atexit.register(_leave_all_at_exit)
-            # Its children end without what atexit has.
-            if multiprocessing.parent_process() is not None:
+            if multiprocessing.parent_process() is None:
+                atexit.register(_leave_all_at_exit)
+            else:  # multiprocessing's children run atexit's functions only since Python 3.13
                 multiprocessing.util.Finalize(None, _leave_all_of_child, exitpriority=0)
         _memberships[next(_count)] = self
 
@@ -103,12 +103,39 @@ def _leave_all_at_exit() -> None:
     _leave_all(getattr(sys, "last_value", None))
 
 
+_error_of_child: Optional[BaseException] = None  # what multiprocessing's run() has raised
+
+
+def _remember_error_of_child(_: object) -> None:
+    """Makes this child of multiprocessing remember the error that its run() raises.
+
+    Since Python 3.13 a child's finalizers run when multiprocessing has already dropped the error.
+    """
+    process = multiprocessing.current_process()
+    run = process.run
+
+    def run_and_remember() -> None:
+        global _error_of_child
+        try:
+            run()
+        except BaseException as error:
+            _error_of_child = error
+            raise
+
+    process.run = run_and_remember  # type: ignore[method-assign]
+
+
+# multiprocessing calls it in each child, before run(), also in those that are not forked.
+multiprocessing.util.register_after_fork(_remember_error_of_child, _remember_error_of_child)
+
+
 def _leave_all_of_child() -> None:
     # It comes before what waits for threads, which may still train.
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
-    _leave_all(sys.exc_info()[1])  # multiprocessing catches it behind this
+    # Before Python 3.13 the error is still under way, also where signpost was imported inside run().
+    _leave_all(_error_of_child or sys.exc_info()[1])
 
 
 def _leave_all(error: Optional[BaseException]) -> None:

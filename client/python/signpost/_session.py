@@ -58,7 +58,8 @@ class StepReport:
 
 def report_of(report: _abi.Report) -> StepReport:
     """As the library has filled it in."""
-    fields: Dict[str, Any] = {name: getattr(report, name) for name, _ in _abi.Report._fields_}
+    names = (field[0] for field in _abi.Report._fields_)
+    fields: Dict[str, Any] = {name: getattr(report, name) for name in names}
     fields["codec"] = _abi.CODEC_NAMES[report.codec]
     return StepReport(**fields)
 

@@ -1,6 +1,7 @@
 """Codecs from outside: shared objects, and Python classes."""
 
 import ctypes
+import functools
 import os
 import re
 import signal
@@ -40,14 +41,31 @@ def run(*command, **environment):
     return ended.returncode, ended.stdout
 
 
-def run_job(what, name, libraries, **environment):
-    job = [sys.executable, str(HERE / "codec_job.py"), what, name]
+def run_job(jobs, name, libraries, **environment):
+    job = [sys.executable, str(HERE / "codec_job.py"), jobs, name]
     environment["SIGNPOST_CODEC_LIBRARIES"] = libraries
     return run("run", "-n", "2", "--aggregators", "2", "--", *job, **environment)
 
 
-def digests_of(output):
-    return re.findall(r"digest ([0-9a-f]{8})", output)
+def digest_of(output, job):
+    """The checksum of what both ranks ended this job with."""
+    digests = re.findall(rf"{job} digest ([0-9a-f]{{8}})", output)
+    assert len(digests) == 2 and digests[0] == digests[1]
+    return digests[0]
+
+
+@pytest.fixture(scope="module")
+def output_of():
+    """Runs both jobs with the codec of that name, once. Returns what the ranks have printed."""
+
+    @functools.cache
+    def output_of(name):
+        libraries = {"topk": TOPK, "python": signpost.PYTHON_CODEC}
+        code, output = run_job("train,reduce", name, libraries[name])
+        assert code == 0
+        return output
+
+    return output_of
 
 
 def test_a_tensor_in_one_block_may_be_too_long_for_a_codec():
@@ -57,20 +75,19 @@ def test_a_tensor_in_one_block_may_be_too_long_for_a_codec():
         OneBitAdam([x], freeze_step=2, codec=signpost.Codec(TOPK), compat="deepspeed")
 
 
-@pytest.mark.parametrize("what", ["train", "reduce"])
-@pytest.mark.parametrize("name, library", [("topk", TOPK), ("python", signpost.PYTHON_CODEC)])
-def test_all_ranks_have_the_bytes_of_what_is_wanted(what, name, library):
-    code, output = run_job(what, name, library)
-    assert code == 0
-    digests = digests_of(output)
-    assert len(digests) == 2 and digests[0] == digests[1]
+@pytest.mark.parametrize("job", ["train", "reduce"])
+@pytest.mark.parametrize("name", ["topk", "python"])
+def test_all_ranks_have_the_bytes_of_what_is_wanted(output_of, job, name):
+    output = output_of(name)
+    digest_of(output, job)
+    distances = re.findall(rf"{job} distance ([0-9.]+)", output)
+    assert len(distances) == 2
     # A bit for each number keeps circling around a minimum as near as this one.
-    if (what, name) != ("train", "python"):
-        distances = re.findall(r"distance ([0-9.]+)", output)
+    if (job, name) != ("train", "python"):
         assert all(float(distance) < 0.1 for distance in distances)
 
 
-def test_a_configuration_names_it_as_its_shared_object(tmp_path):
+def test_a_configuration_names_it_as_its_shared_object(output_of, tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text(
         "optimizer:\n"
@@ -79,8 +96,7 @@ def test_a_configuration_names_it_as_its_shared_object(tmp_path):
     )
     code, output = run_job("configured", "topk", TOPK, SIGNPOST_CONFIG=str(file))
     assert code == 0
-    _, by_argument = run_job("train", "topk", TOPK)
-    assert len(digests_of(output)) == 2 and digests_of(output) == digests_of(by_argument)
+    assert digest_of(output, "configured") == digest_of(output_of("topk"), "train")
 
 
 def test_a_dictionary_has_it_as_an_argument_would():

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 """Compares 1-bit Adam with Adam on the examples, seed by seed, and writes docs/convergence.md.
 
     bazel run //client/python:convergence

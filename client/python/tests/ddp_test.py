@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import signpost.torch as signpost
 import torch
+from ranks_test import digest_of, digests_of, printed_in, run
 from signpost import UnavailableError
 from signpost.torch import _ddp_hook
 from signpost.torch._device import PlacedReduction
@@ -17,63 +17,61 @@ from signpost.torch._device import PlacedReduction
 JOB = str(Path(__file__).with_name("ddp_job.py"))
 
 
-def run(tmp_path, *arguments):
-    launch = [sys.executable, "-m", "signpost", "run", "-n", "2", "--aggregators", "2", "--"]
-    ended = subprocess.run(
-        [*launch, sys.executable, JOB, str(tmp_path / "rendezvous"), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )
-    print(ended.stdout)
-    return ended.returncode, ended.stdout
+RANKS = 2
+SCENARIOS = [
+    "dense",
+    "compressed bf16 onebit",
+    "not_finite",
+    "empty_parameters",
+    "double_precision",
+    "other_buckets",
+]
 
 
-def assert_replicas_are_identical(output):
-    digests = re.findall(r"parameters ([0-9a-f]{8})", output)
-    assert len(digests) == 2 and len(set(digests)) == 1
+def run_ddp(directory, *words):
+    """The exit code and all output of the ranks of one job."""
+    environment = {"GLOO_SOCKET_IFNAME": "lo"}
+    job = [sys.executable, JOB, str(directory / "rendezvous"), *words]
+    return run(RANKS, 2, *job, **environment)
 
 
-def test_the_fp32_hook_is_ddp_without_a_hook(tmp_path):
-    code, output = run(tmp_path, "dense")
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """What the ranks printed in each scenario, one after the other in the same processes; and all of
+    it as "output", since what they write to stderr may come when the next scenario has begun."""
+    code, output = run_ddp(tmp_path_factory.mktemp("together"), *" + ".join(SCENARIOS).split())
     assert code == 0
-    assert_replicas_are_identical(output)
+    return {**printed_in(SCENARIOS, output), "output": output}
 
 
-@pytest.mark.parametrize("codec", ["bf16", "onebit"])
-def test_compressed_gradients_learn(tmp_path, codec):
-    code, output = run(tmp_path, "compressed", codec)
-    assert code == 0
-    assert_replicas_are_identical(output)
+def test_the_fp32_hook_is_ddp_without_a_hook(together):
+    digest_of(together["dense"], RANKS)
 
 
-def test_a_gradient_that_is_not_finite_is_nan_on_all_ranks(tmp_path):
-    code, output = run(tmp_path, "not_finite")
-    assert code == 0
-    assert "the values of rank 1 are not finite" in output
+def test_compressed_gradients_learn(together):
+    assert len(digests_of(together["compressed bf16 onebit"], RANKS)) == 2
 
 
-def test_empty_parameters_are_left_out(tmp_path):
-    code, output = run(tmp_path, "empty_parameters")
-    assert code == 0
-    assert_replicas_are_identical(output)
+def test_a_gradient_that_is_not_finite_is_nan_on_all_ranks(together):
+    assert "the values of rank 1 are not finite" in together["output"]
 
 
-def test_gradients_that_would_be_rounded_are_refused(tmp_path):
-    code, output = run(tmp_path, "double_precision")
-    assert code == 1
-    assert "TypeError: ddp_hook got gradients of torch.float64; wanted float32" in output
+def test_empty_parameters_are_left_out(together):
+    digest_of(together["empty_parameters"], RANKS)
 
 
-def test_buckets_that_change_behind_the_start_step_are_an_error(tmp_path):
-    code, output = run(tmp_path, "other_buckets")
-    assert code == 1
-    assert re.search(r"DDP has put other parameters into bucket \d", output)
+def test_gradients_that_would_be_rounded_are_refused(together):
+    refused = "refused: ddp_hook got gradients of torch.float64; wanted float32"
+    assert together["double_precision"].count(refused) == RANKS
+
+
+def test_buckets_that_change_behind_the_start_step_are_an_error(together):
+    refused = r"refused: .*DDP has put other parameters into bucket \d"
+    assert len(re.findall(refused, together["other_buckets"])) == RANKS
 
 
 def test_an_error_that_ddp_has_made_another_of_ends_the_process_with_its_own_exit_code(tmp_path):
-    code, output = run(tmp_path, "left_alone")
+    code, output = run_ddp(tmp_path, "left_alone")
     assert re.search(r"RuntimeError: .*FailedPreconditionError: .*rank 1 has left job", output)
     assert code == 75
 

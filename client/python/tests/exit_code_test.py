@@ -129,6 +129,36 @@ def test_the_traceback_is_shown_by_whom_it_was_and_exit_handlers_run(aggregator)
     assert text.index("my hook") < text.index("at exit")
 
 
+# torch.distributed.init_process_group() installs a hook like this one around ours.
+COLLECTING_HOOK = """
+import io, sys
+signpost.init()
+ours = sys.excepthook
+
+def collect_and_print(*error):
+    before, sys.stderr = sys.stderr, io.StringIO()
+    try:
+        ours(*error)
+    finally:
+        collected, sys.stderr = sys.stderr, before
+    print("[rank0]:", collected.getvalue(), file=sys.stderr)
+
+sys.excepthook = collect_and_print
+"""
+
+
+@pytest.mark.parametrize(
+    "error, code, shown",
+    [
+        ("signpost.SignpostError('of ours', 2, 70)", 70, "SignpostError: of ours"),
+        ("ValueError('of others')", 1, "ValueError: of others"),
+    ],
+)
+def test_the_traceback_is_shown_once_when_another_hook_collects_it(error, code, shown):
+    ended_with, text = end(start(f"{RANK}{COLLECTING_HOOK}raise {error}"))
+    assert (ended_with, text.count(shown)) == (code, 1)
+
+
 def test_who_types_goes_on():
     program = "import signpost\nsignpost.init()\nraise signpost.SignpostError('', 2, 70)"
     code, text = end(start(program, "-i"), "print('still', 'here')\n")

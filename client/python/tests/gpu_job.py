@@ -1,7 +1,10 @@
-"""What each rank does in gpu_test.py: `gpu_job.py RANKS`, of which those ("02") are on a GPU; with
-`codec` behind them, in a codec that is a Python class; with `dies_once DIRECTORY`, as in job.py; with
-`reductions FILE`, which does not exist yet, without optimizers.
-Where PyTorch finds a GPU, as tests/gpu/run.sh wants, it is that one, otherwise a simulated one."""
+"""What each rank does in gpu_test.py: `gpu_job.py RANKS`, of which those ("02") are on a GPU.
+
+`gpu_job.py RANKS,RANKS` does it again in the same processes, with other ranks on a GPU. An argument
+behind RANKS is another task: `codec` uses a codec that is a Python class, `dies_once DIRECTORY` is
+job.py's, and `reductions FILE` has no optimizers. FILE must not exist yet.
+Where PyTorch finds a GPU, as tests/gpu/run.sh wants, it is used. Otherwise the GPU is simulated.
+"""
 
 import sys
 import warnings
@@ -12,7 +15,7 @@ import signpost.torch as signpost
 import simulated_gpu
 import torch
 import torch.distributed as dist
-from job import dies_once, say, use_small_chunks
+from job import dies_once, do_not_import_dynamo, say, use_small_chunks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -69,8 +72,9 @@ def crc_of(tensors):
     return crc
 
 
-def reduce_all(device):
-    """Reductions of all types in all codecs, of which one call's numbers are not all finite."""
+def reduce_all(device, ranks):
+    """Reductions of all types in all codecs, of which one call's numbers are not all finite. The
+    names of the reductions have `ranks` in them, because errors are kept by name."""
     warnings.simplefilter("ignore")
     if device != "cpu":
         torch.cuda.set_stream(torch.cuda.Stream())  # which reductions must follow
@@ -89,16 +93,12 @@ def reduce_all(device):
                     late = torch.empty_like(tensor)
                     torch.cuda._sleep(10_000_000)
                     tensor = late.copy_(tensor)
-                signpost.all_reduce(tensor, codec, name=f"{dtype} {codec}")
+                signpost.all_reduce(tensor, codec, name=f"{dtype} {codec} {ranks}")
                 # A NaN of two bytes has other bits on a GPU.
                 print(f"{dtype} {codec} {crc_of([tensor.nan_to_num(-7.0)]):08x}", flush=True)
 
 
-def train_with_ddp(device, file):
-    dist.init_process_group(
-        "gloo", f"file://{file}", rank=signpost.rank(), world_size=signpost.world_size()
-    )
-
+def train_with_ddp(device, ranks):
     def trained(register):
         model = DistributedDataParallel(ddp_job.model_of().to(device), bucket_cap_mb=0.05)
         register(model)
@@ -110,29 +110,42 @@ def train_with_ddp(device, file):
             optimizer.step()
         return model
 
-    in_one_bit = trained(ddp_job.hook("onebit", start_step=3))
+    in_one_bit = trained(ddp_job.hook("onebit", f"onebit {ranks}", start_step=3))
     print(f"model {crc_of(in_one_bit.parameters()):08x}", flush=True)
-    dense, without = trained(ddp_job.hook("fp32")), trained(lambda model: None)
+    dense, without = trained(ddp_job.hook("fp32", f"fp32 {ranks}")), trained(lambda model: None)
     for ours, theirs in zip(dense.parameters(), without.parameters()):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def a_gpu():
-    """For this rank's model."""
+def device_for(ranks):
+    """Where this rank's model goes from now on."""
+    is_on_gpu = str(signpost.rank()) in ranks
     if torch.cuda.is_available():
-        return "cuda:0"
-    simulated_gpu.put_tensors_on(signpost.rank() % 2)
+        return "cuda:0" if is_on_gpu else "cpu"
+    simulated_gpu.put_tensors_on(signpost.rank() % 2 if is_on_gpu else None)
     return "cpu"
 
 
-def main(ranks, what=None, *arguments):
+def main(placements, task=None, *arguments):
     use_small_chunks()
-    device = a_gpu() if str(signpost.rank()) in ranks else "cpu"
-    if what == "dies_once":
-        return dies_once(*arguments)
-    if what == "reductions":
-        reduce_all(device)
-        return train_with_ddp(device, *arguments)
+    if task == "reductions":
+        dist.init_process_group(
+            "gloo", f"file://{arguments[0]}", rank=signpost.rank(), world_size=signpost.world_size()
+        )
+    for ranks in placements.split(","):
+        print("placement", ranks, flush=True)
+        device = device_for(ranks)
+        if task == "dies_once":
+            dies_once(*arguments)
+        elif task == "reductions":
+            reduce_all(device, ranks)
+            train_with_ddp(device, ranks)
+        else:
+            optimize(device, task)
+
+
+def optimize(device, task):
+    """Trains with each optimizer and each of its variants."""
     one_bit = {"freeze_step": 4, "variance_refresh_interval": 5}
     optimizers = (
         (signpost.Adam, {}),
@@ -140,7 +153,7 @@ def main(ranks, what=None, *arguments):
         (signpost.OneBitLamb, one_bit),
         (signpost.ZeroOneAdam, LOCAL),
     )
-    if what == "codec":
+    if task == "codec":
         import codecs_of_mine  # its codecs are NumPy's
 
         own = signpost.python_codec(codecs_of_mine.Signs)
@@ -150,8 +163,10 @@ def main(ranks, what=None, *arguments):
             (signpost.ZeroOneAdam, {**LOCAL, "codec": own}),
         )
     for optimizer_of, options in optimizers:
-        variants = [{}, {"overlap": True}, {"max_grad_norm": 5.0}]
-        if what != "codec" and optimizer_of is not signpost.Adam:
+        variants = [{}, {"overlap": True}]
+        if task != "codec":  # which does not see how gradients are clipped
+            variants.append({"max_grad_norm": 5.0})
+        if task != "codec" and optimizer_of is not signpost.Adam:
             variants.append({"compat": "deepspeed"})
         for more in variants:
             model = OfAllTypes().to(device)
@@ -163,5 +178,6 @@ def main(ranks, what=None, *arguments):
 
 
 if __name__ == "__main__":
+    do_not_import_dynamo()
     signpost.init()
     main(*sys.argv[1:])

@@ -65,11 +65,12 @@ def make():
         optimizer.leave()
 
 
-def run_job(ranks, *options, what=(), **environment):
-    """What each of two ranks says that it ends with, if these are on GPUs."""
+def run_job(placements, *options, task=(), **environment):
+    """Runs two ranks, which do the task once for each placement. A placement names the ranks that are
+    on GPUs. Returns for each placement what each rank says that it ends with."""
     launch = [sys.executable, "-m", "signpost", "run", "-n", "2", "--aggregators", "2", *options]
     ended = subprocess.run(
-        [*launch, "--", sys.executable, JOB, ranks, *what],
+        [*launch, "--", sys.executable, JOB, ",".join(placements), *task],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -77,15 +78,27 @@ def run_job(ranks, *options, what=(), **environment):
     )
     print(ended.stdout)
     assert ended.returncode == 0
-    return [re.findall(rf"\[rank {rank}\] (.* \w+)\n", ended.stdout) for rank in (0, 1)]
+    said = {placement: ([], []) for placement in placements}
+    placement_of = {}  # for each rank, where it is
+    for rank, text in re.findall(r"\[rank ([01])\] (.*)\n", ended.stdout):
+        if text.startswith("placement "):
+            placement_of[rank] = text.removeprefix("placement ")
+        elif re.search(r" \w+$", text):
+            said[placement_of[rank]][int(rank)].append(text)
+    return list(said.values())
+
+
+def assert_all_are_the_same(said):
+    """Each rank says the same in each placement. Returns that."""
+    wanted = said[0][0]
+    for of_ranks in said:
+        assert list(of_ranks) == [wanted, wanted]
+    return wanted
 
 
 def test_ranks_on_gpus_have_the_bits_of_ranks_on_the_cpu():
-    wanted, same = run_job(ranks="")
-    assert wanted == same
+    wanted = assert_all_are_the_same(run_job(["", "0", "1"]))
     assert len(wanted) == 30 and len(set(wanted)) == 22  # those with overlap have those without
-    for ranks in ("0", "1", "01"):
-        assert run_job(ranks) == [wanted, wanted], ranks
 
 
 def test_so_they_do_in_a_codec_of_ones_own():
@@ -95,22 +108,14 @@ def test_so_they_do_in_a_codec_of_ones_own():
         "SIGNPOST_PYTHON": sys.executable,
         "SIGNPOST_PYTHON_CODECS": "codecs_of_mine:Signs",
     }
-    wanted, same = run_job("", what=["codec"], **aggregators)
-    assert wanted == same and len(wanted) == 18
-    for ranks in ("0", "01"):
-        assert run_job(ranks, what=["codec"], **aggregators) == [wanted, wanted], ranks
+    wanted = assert_all_are_the_same(run_job(["", "0"], task=["codec"], **aggregators))
+    assert len(wanted) == 12
 
 
 def test_reductions_on_gpus_have_the_bits_of_reductions_on_the_cpu(tmp_path):
-    def reduce(ranks):
-        what = ["reductions", str(tmp_path / f"rendezvous {ranks}")]
-        return run_job(ranks, what=what, GLOO_SOCKET_IFNAME="lo")
-
-    wanted, same = reduce(ranks="")
-    assert wanted == same
+    task = ["reductions", str(tmp_path / "rendezvous")]
+    wanted = assert_all_are_the_same(run_job(["", "0", "01"], task=task, GLOO_SOCKET_IFNAME="lo"))
     assert len(wanted) == 3 * 6 * 4 + 1
-    for ranks in ("0", "01"):
-        assert reduce(ranks) == [wanted, wanted], ranks
 
 
 def test_a_library_without_cuda_reduces_tensors_of_gpus_on_the_cpu(on_gpu, monkeypatch):
@@ -150,24 +155,23 @@ def test_a_reduction_puts_its_work_on_the_stream_that_is_current_then(calls, use
 
 
 def test_ranks_of_a_node_have_the_same_bits_wherever_each_is():
-    wanted, same = run_job("", "--per-node", "2")
-    assert wanted == same and len(wanted) == 30
-    for ranks in ("1", "01"):
-        assert run_job(ranks, "--per-node", "2") == [wanted, wanted], ranks
+    wanted = assert_all_are_the_same(run_job(["", "1", "01"], "--per-node", "2"))
+    assert len(wanted) == 30
     # The node's worker, another process, is on a GPU too.
-    assert run_job("01", "--per-node", "2", "--node-gpu", "0") == [wanted, wanted]
+    on_gpus = run_job(["01"], "--per-node", "2", "--node-gpu", "0")
+    assert assert_all_are_the_same(on_gpus) == wanted
 
 
 def test_a_node_on_a_gpu_goes_on_with_the_same_bits_when_one_of_its_ranks_has_died(tmp_path):
     node = ("--per-node", "2", "--worker-restarts", "1")
-    death = {"what": ["dies_once", str(tmp_path)]}
-    died, undisturbed = (run_job("01", *node, "--node-gpu", "0", **death) for _ in range(2))
+    death = {"task": ["dies_once", str(tmp_path)]}
+    [died] = run_job(["01"], *node, "--node-gpu", "0", **death)
     for of_rank in died:
         assert of_rank[-2].endswith("begins at step 17")
-    ends = [of_rank[-1] for of_rank in died]
-    assert [of_rank[-1] for of_rank in undisturbed] == ends
-    assert [of_rank[-1] for of_rank in run_job("", *node, **death)] == ends
-    assert "begins at step 17" not in undisturbed[0] and ends[0] == ends[1]
+    [undisturbed] = run_job([""], *node, **death)
+    assert "begins at step 17" not in undisturbed[0]
+    assert [of_rank[-1] for of_rank in died] == [of_rank[-1] for of_rank in undisturbed]
+    assert died[0][-1] == died[1][-1]
 
 
 def test_a_nodes_worker_that_has_lost_its_gpu_ends_and_says_so(tmp_path):

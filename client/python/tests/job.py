@@ -1,4 +1,8 @@
-"""What each rank does in ranks_test.py: `job.py SCENARIO [ARGUMENT...]`."""
+"""What each rank does in ranks_test.py and node_test.py: `job.py SCENARIO [ARGUMENT...]`.
+
+`job.py SCENARIO [ARGUMENT...] + SCENARIO [ARGUMENT...]` runs several in one process, one after the
+other: importing PyTorch takes longer than most of them do.
+"""
 
 import os
 import signal
@@ -14,7 +18,7 @@ from torch import nn
 
 
 def say(optimizer):
-    """The launcher passes lines on whole, but not what is behind the last one."""
+    """Prints the optimizer's step and the checksum of its parameters, as one whole line."""
     print(f"steps {optimizer.steps} parameters {optimizer.parameters_crc32c():08x}", flush=True)
 
 
@@ -104,22 +108,32 @@ def variance_options(kind, interval):
     return {"variance_refresh_interval": interval, "variance_codec": codec}
 
 
-def train(kind="one_bit_adam", directory=None, dies_at=None):
-    """Thirty steps. With a directory it saves every seventh, and resumes."""
-    model = model_of()
-    resume = directory if directory and os.path.exists(directory) else None
-    options = variance_options(kind, interval=6)
-    optimizer = OPTIMIZERS[kind](model.parameters(), resume=resume, **options)
-    if resume:
-        print(f"goes on from step {optimizer.steps}", flush=True)
-    while optimizer.steps < 30:
-        if optimizer.steps == int(dies_at or 30) and signpost.rank() == 1:
+def train(kinds="one_bit_adam", directory=None, dies_at=None):
+    """Takes thirty steps with each kind of optimizer ("one_bit_adam,one_bit_lamb"), in turns.
+
+    With a directory each optimizer saves every seventh step in a directory of its own, and resumes.
+    """
+    models = {kind: model_of() for kind in kinds.split(",")}
+    optimizers = {}
+    for kind, model in models.items():
+        own = f"{directory}/{kind}"
+        resume = own if directory and os.path.exists(own) else None
+        options = variance_options(kind, interval=6)
+        optimizers[kind] = OPTIMIZERS[kind](model.parameters(), resume=resume, **options)
+        if resume:
+            print(f"goes on from step {optimizers[kind].steps}", flush=True)
+    first_step = next(iter(optimizers.values())).steps
+    for step in range(first_step, 30):
+        if step == int(dies_at or 30) and signpost.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
-        optimizer.step()
-        if directory and optimizer.steps % 7 == 0:
-            optimizer.checkpoint(directory)
-    say(optimizer)
+        for kind, optimizer in optimizers.items():
+            assert optimizer.steps == step
+            set_gradients(models[kind], gradients_of(models[kind], step, signpost.rank()))
+            optimizer.step()
+            if directory and optimizer.steps % 7 == 0:
+                optimizer.checkpoint(f"{directory}/{kind}")
+    for optimizer in optimizers.values():
+        say(optimizer)
 
 
 def as_deepspeed():
@@ -325,33 +339,45 @@ def changes_a_parameter():
     optimizer.step()
     with torch.no_grad():
         model[0].weight.clamp_(max=1.0)
-    optimizer.step()
-
-
-def saves_alone(directory, kind="one_bit_adam"):
-    """As train; after step 16 each rank saves its optimizer in a file of its own."""
-    model = model_of()
-    optimizer = OPTIMIZERS[kind](model.parameters())
-    while optimizer.steps < 30:
-        set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
+    try:
         optimizer.step()
-        if optimizer.steps == 16:
-            assert optimizer.is_synchronised == (kind != "zero_one_adam")
-            torch.save(optimizer.state_dict(), Path(directory, f"rank-{signpost.rank()}"))
-    say(optimizer)
+    except RuntimeError as error:
+        print(f"refused: {error}", flush=True)
 
 
-def goes_on_from_file(directory, kind="one_bit_adam", of_rank=None):
-    """From there, to the end; or with the state that another rank has saved."""
-    model = model_of()
-    optimizer = OPTIMIZERS[kind](model.parameters())
-    file = f"rank-{signpost.rank() if of_rank is None else of_rank}"
-    optimizer.load_state_dict(torch.load(Path(directory, file)))
-    assert optimizer.steps == 16
-    while optimizer.steps < 30:
-        set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
-        optimizer.step()
-    say(optimizer)
+def saves_alone(directory):
+    """Takes thirty steps with each kind of optimizer. After step 16 each rank saves its optimizers in
+    files of its own."""
+    for kind, optimizer_of in OPTIMIZERS.items():
+        model = model_of()
+        optimizer = optimizer_of(model.parameters())
+        while optimizer.steps < 30:
+            set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
+            optimizer.step()
+            if optimizer.steps == 16:
+                assert optimizer.is_synchronised == (kind != "zero_one_adam")
+                file = Path(directory, f"{kind}-{signpost.rank()}")
+                torch.save(optimizer.state_dict(), file)
+        say(optimizer)
+
+
+def goes_on_from_file(directory):
+    """Takes the steps after saves_alone()'s step 16."""
+    for kind, optimizer_of in OPTIMIZERS.items():
+        model = model_of()
+        optimizer = optimizer_of(model.parameters())
+        optimizer.load_state_dict(torch.load(Path(directory, f"{kind}-{signpost.rank()}")))
+        assert optimizer.steps == 16
+        while optimizer.steps < 30:
+            set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
+            optimizer.step()
+        say(optimizer)
+
+
+def loads_file_of_rank_0(directory):
+    """Loads what rank 0 has saved in saves_alone(), on each rank."""
+    optimizer = one_bit_adam(model_of().parameters())
+    optimizer.load_state_dict(torch.load(Path(directory, "one_bit_adam-0")))
 
 
 def comes_back(directory, kind="one_bit_adam"):
@@ -386,19 +412,23 @@ def comes_back(directory, kind="one_bit_adam"):
     say(optimizer)
 
 
-def overlap(ranks, kind="one_bit_adam"):
-    """Thirty steps, on these ranks ("02") with overlap."""
+def overlap(*overlapping):
+    """Takes thirty steps with each kind of optimizer, and for each of `overlapping` again. "02" has
+    overlap on ranks 0 and 2, and "none" on no rank."""
     use_small_chunks()
-    model, rank = model_of(), signpost.rank()
-    options = variance_options(kind, interval=7)
-    optimizer = OPTIMIZERS[kind](model.parameters(), overlap=str(rank) in ranks, **options)
-    while optimizer.steps < 30:
-        generator = torch.Generator().manual_seed(optimizer.steps * 100 + rank)
-        inputs = torch.randn(16, 50, generator=generator)
-        optimizer.zero_grad()
-        ((model(inputs) - inputs.sum(1, keepdim=True)) ** 2).mean().backward()
-        optimizer.step()
-    say(optimizer)
+    rank = signpost.rank()
+    for kind, optimizer_of in OPTIMIZERS.items():
+        options = variance_options(kind, interval=7)
+        for ranks in overlapping:
+            model = model_of()
+            optimizer = optimizer_of(model.parameters(), overlap=str(rank) in ranks, **options)
+            while optimizer.steps < 30:
+                generator = torch.Generator().manual_seed(optimizer.steps * 100 + rank)
+                inputs = torch.randn(16, 50, generator=generator)
+                optimizer.zero_grad()
+                ((model(inputs) - inputs.sum(1, keepdim=True)) ** 2).mean().backward()
+                optimizer.step()
+            say(optimizer)
 
 
 def reduce():
@@ -555,6 +585,32 @@ def fails():
     optimizer.step()
 
 
+def do_not_import_dynamo():
+    """Spares each rank half of its time to start.
+
+    PyTorch's optimizers keep its compiler, torch._dynamo, from compiling some of their methods. For
+    that they import it, which takes 1.5 s of a processor, unless the method already has the function
+    to be called instead. Nothing is compiled in these jobs.
+    """
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
+        if method is not None:
+            method.__dynamo_disable = method
+
+
+def run_scenarios(scenarios, words):
+    """Runs `SCENARIO [ARGUMENT...] + SCENARIO [ARGUMENT...]`, of functions by name."""
+    next_job = signpost.World.next_job
+    while words:
+        end = words.index("+") if "+" in words else len(words)
+        scenario, *arguments = words[:end]
+        print("scenario", *words[:end], flush=True)
+        scenarios[scenario](*arguments)
+        signpost.World.next_job = next_job  # without the small chunks of the scenario
+        words = words[end + 1 :]
+
+
 if __name__ == "__main__":
+    do_not_import_dynamo()
     signpost.init()
-    globals()[sys.argv[1]](*sys.argv[2:])
+    run_scenarios(globals(), sys.argv[1:])

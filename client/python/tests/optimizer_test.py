@@ -524,9 +524,10 @@ def test_of_a_tensor_that_nobody_reads_the_shape_is_shown(make):
         make(signpost.Adam, [{"params": [x], "exp_avg_mask": torch.ones(3, 2)}])
 
 
-def test_groups_that_pytorch_has_made_are_taken(make):
+@pytest.mark.parametrize("made_by", [torch.optim.Adam, torch.optim.AdamW])
+def test_groups_that_pytorch_has_made_are_taken(make, made_by):
     [x] = tensors((10,))
-    other = torch.optim.Adam([x])
+    other = made_by([x])
     torch.optim.lr_scheduler.OneCycleLR(other, 0.01, total_steps=20)
     torch.optim.swa_utils.SWALR(other, swa_lr=0.05)
     optimizer = make(signpost.Adam, other.param_groups)

@@ -8,9 +8,9 @@
     loss.backward()
     optimizer.step()
 
-Tried with PyTorch 1.13, on a GPU with 2.11. There is no communication but when an optimizer is made,
-in `step()`, in `checkpoint()` and, with `overlap=True`, in `backward()`; and in `all_reduce()`, which
-is what they are made of.
+PyTorch 2.6 is the oldest that is supported. Tests run under 2.6 and 2.13, and on a GPU under 2.11. An
+optimizer communicates when it is made, in `step()`, in `checkpoint()` and, with `overlap=True`, in
+`backward()`. `all_reduce()`, which the optimizers are made of, communicates too.
 
 A model on one CUDA GPU is trained there: `model.cuda()` before the optimizer is made. Calls then
 put their work on PyTorch's current stream, and so does `all_reduce()` of a tensor there. The library

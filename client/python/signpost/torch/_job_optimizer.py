@@ -9,7 +9,7 @@ import os
 import warnings
 import weakref
 from itertools import chain, zip_longest
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union, overload
 
 import torch
 
@@ -50,7 +50,9 @@ _OF_OTHERS = {
     "swa_lr",
     "base_momentum",
     "max_momentum",
+    "decoupled_weight_decay",  # True in AdamW's groups, and weight decay here is decoupled
 }
+
 
 class JobOptimizer(torch.optim.Optimizer):
     """An optimizer that is a job. Which one, and with which options, its classes say."""
@@ -120,8 +122,9 @@ class JobOptimizer(torch.optim.Optimizer):
 
     @property
     def grad_scale(self) -> Optional[torch.Tensor]:
-        """The loss's scale, which a GradScaler of PyTorch 2 sets around step(). It multiplies by
-        what it finds, so step() takes this away when it fails; who sets it may delete it again."""
+        """The loss's scale, which a GradScaler sets before step() and deletes after it. A GradScaler
+        multiplies the scale that it finds here by its own, so step() deletes it when it fails.
+        Deleting it twice is no error."""
         if "grad_scale" not in vars(self):
             raise AttributeError("grad_scale is only there during step()")
         scale: Optional[torch.Tensor] = vars(self)["grad_scale"]
@@ -135,9 +138,13 @@ class JobOptimizer(torch.optim.Optimizer):
     def grad_scale(self) -> None:
         vars(self).pop("grad_scale", None)
 
-    def step(
-        self, closure: Optional[Callable[[], float]] = None, **scaling: Any
-    ) -> Optional[float]:
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
         """Takes one step on the mean of all ranks' gradients. All ranks call it equally often.
 
         A parameter without a gradient counts as one with zeros: other ranks may have one.
@@ -147,7 +154,6 @@ class JobOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: computes gradients anew, once, and returns the loss.
-            scaling: what a GradScaler of PyTorch 1 passes, itself as `grad_scaler`.
 
         Returns:
             the closure's loss.
@@ -167,9 +173,6 @@ class JobOptimizer(torch.optim.Optimizer):
             ValueError: a group's lr, weight decay, betas or eps are no numbers or out of range.
                 Nothing was sent.
         """
-        for name in scaling:
-            if name != "grad_scaler":
-                raise TypeError(f"step() got an unexpected keyword argument {name!r}")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -177,7 +180,7 @@ class JobOptimizer(torch.optim.Optimizer):
         session = self._joined()
         was_synchronised = session.is_synchronised
         try:
-            self.report = report = self._take_step(**scaling)
+            self.report = report = self._take_step()
         except BaseException:
             del self.grad_scale
             raise
@@ -382,12 +385,12 @@ class JobOptimizer(torch.optim.Optimizer):
         return None
 
     @torch.no_grad()
-    def _take_step(self, grad_scaler: Any = None) -> StepReport:
+    def _take_step(self) -> StepReport:
         """All that can fail on this rank alone does before anything is exchanged."""
         rates = self._rates()
         self._check_parameters()
         self._take_changes()
-        scale = self._scale(grad_scaler)
+        scale = self._scale()
         for tensor in self._tensors:
             _check_gradient(tensor, scale)
         self._clipping = self._clipping_of_step()
@@ -430,22 +433,16 @@ class JobOptimizer(torch.optim.Optimizer):
         for tensor in self._tensors:
             tensor.before_step(why_lost)
 
-    def _scale(self, grad_scaler: Any) -> Optional[torch.Tensor]:
-        """Of the loss, unless the GradScaler has divided gradients by it."""
+    def _scale(self) -> Optional[torch.Tensor]:
+        """The loss's scale, or None if gradients need not be divided by it: without a GradScaler, and
+        when the GradScaler has divided them itself."""
         scale: Optional[torch.Tensor] = getattr(self, "grad_scale", None)
-        if grad_scaler is None and scale is None:
-            return None
-        if self._backward is not None and self._backward.has_begun:
+        if scale is not None and self._backward is not None and self._backward.has_begun:
             raise RuntimeError(
                 "gradients were sent during the backward pass as the GradScaler has scaled them; "
                 "make the optimizer with overlap=False"
             )
-        if grad_scaler is not None:
-            if grad_scaler._per_optimizer_states[id(self)]["stage"].name != "READY":
-                return None
-            grad_scaler._check_inf_per_device(self)  # as that of PyTorch 2 does itself
-            scale = grad_scaler._get_scale_async()
-        return None if scale is None else scale.reshape(())  # PyTorch 1's is [1]
+        return scale
 
     def _gradient(self, tensor: TrainedTensor) -> torch.Tensor:
         gradient = tensor.gradient()

@@ -44,10 +44,10 @@ class Backward:
         self._sent: List[Optional[_Sent]] = [None] * len(tensors)
         # Hooks must not keep alive what keeps them.
         this = weakref.ref(self)
-        self._hooks = [
-            _AccumulationHook(tensor.parameter, _call_on_gradient(this, index))
-            for index, tensor in enumerate(tensors)
-        ]
+        self._hooks: List[Any] = []
+        for index, tensor in enumerate(tensors):
+            register: Any = tensor.parameter.register_post_accumulate_grad_hook  # is not typed
+            self._hooks.append(register(_call_on_gradient(this, index)))
 
     @property
     def has_begun(self) -> bool:
@@ -142,25 +142,6 @@ class Backward:
         return True
 
 
-class _AccumulationHook:
-    """Calls a function each time after a backward pass has accumulated a parameter's gradient."""
-
-    def __init__(self, parameter: torch.Tensor, call: Callable[[], None]) -> None:
-        self._node: Any = None
-        register: Any = getattr(parameter, "register_post_accumulate_grad_hook", None)
-        if register is not None:  # PyTorch 2.1
-            self._handle = register(lambda _: call())
-            return
-        # The node that accumulates; it lasts as long as somebody holds it.
-        with torch.enable_grad():
-            view: Any = parameter.expand_as(parameter)
-        self._node = view.grad_fn.next_functions[0][0]
-        self._handle = self._node.register_hook(lambda *_: call())
-
-    def remove(self) -> None:
-        self._handle.remove()
-
-
 def _difference(before: List[Rates], now: List[Rates]) -> str:
     """Names the first group and rate that differ."""
     for g, (old, new) in enumerate(zip(before, now)):
@@ -170,8 +151,10 @@ def _difference(before: List[Rates], now: List[Rates]) -> str:
     return f"there were {len(before)} param groups and are {len(now)}"
 
 
-def _call_on_gradient(backward: "weakref.ref[Backward]", index: int) -> Callable[[], None]:
-    def call() -> None:
+def _call_on_gradient(
+    backward: "weakref.ref[Backward]", index: int
+) -> Callable[[torch.Tensor], None]:
+    def call(_: torch.Tensor) -> None:
         this = backward()
         if this is not None:
             this._on_gradient(index)

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Makes the Python environment of the tests and of `./signpost demo --torch`: PyTorch, and what
+# tests/requirements.txt names, in ~/.cache/signpost/python. A change of the requirements makes a new one.
+#
+# Exit codes: 69 if PyTorch or another package cannot be had.
+set -euo pipefail
+requirements=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/tests/requirements.txt
+current=$(getent passwd "$EUID" | cut -d: -f6)/.cache/signpost/python
+version=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+directory=$current$version-$(sha256sum <"$requirements" | cut -c1-16)
+making=$directory.$$
+log=$(mktemp)
+trap 'rm -rf "$log" "$making"' EXIT
+
+say() { echo "signpost: $*" >&2; }
+
+pip_install() {
+  "$making/bin/python" -m pip --disable-pip-version-check install "$@" >"$log" 2>&1
+}
+
+has_torch() { /usr/bin/python3 -c 'import torch; assert int(torch.__version__.split(".")[0]) >= 2' 2>/dev/null; }
+
+# pip's own choice would be the build with CUDA, which is gigabytes. So first a build that pip is configured to
+# find on this machine, then PyTorch's index of builds for CPUs, then what the system has.
+make_environment() {
+  local torch
+  torch=$(grep '^torch==' "$requirements")
+  mkdir -p "${directory%/*}"
+  /usr/bin/python3 -m venv "$making"
+  if pip_install --no-index --no-deps "$torch"; then
+    say "$torch is from this machine"
+  elif pip_install --timeout 15 --retries 1 --no-deps \
+    --index-url https://download.pytorch.org/whl/cpu "$torch"; then
+    say "$torch is from PyTorch's index of builds for CPUs"
+  elif has_torch; then
+    say "$torch for CPUs cannot be had; the system's PyTorch is used instead"
+    /usr/bin/python3 -m venv --clear --system-site-packages "$making"
+    grep -vE '^(torch|numpy|scikit-learn)==' "$requirements" >"$making/requirements.txt"
+    pip_install --requirement "$making/requirements.txt"
+    return
+  else
+    say "$torch for CPUs cannot be had, and the system has no PyTorch 2. Debian 13 has one: apt-get install python3-torch python3-sklearn"
+    return 69
+  fi
+  pip_install --requirement "$requirements"
+}
+
+if [[ ! -x $directory/bin/python ]]; then
+  say "installing PyTorch and Python packages in $directory"
+  make_environment || { cat "$log" >&2; exit 69; }
+  # Programs in bin/ name the directory that they were installed in. Only bin/python is used.
+  mv -T "$making" "$directory"
+fi
+ln -sfn "$directory" "$current"
