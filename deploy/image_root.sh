@@ -1,7 +1,8 @@
 #!/bin/sh
-# image_root.sh PROGRAM DIRECTORY: makes the file system of the image in DIRECTORY, which must not be
-# there: the program, the libraries that it loads, and no shell. What is made depends on nothing else:
-# names, times (SOURCE_DATE_EPOCH, or 1970) and modes are the same whenever and wherever it runs.
+# image_root.sh PROGRAM DIRECTORY: makes the file system of the image in DIRECTORY, which must not exist.
+# PROGRAM is the directory of a release. The image gets the program with its libraries, and this machine's
+# glibc, libstdc++ and libgcc. It has no shell. Names, times (SOURCE_DATE_EPOCH, or 1970) and modes depend
+# on nothing else.
 set -eu
 program=$1 root=$2
 umask 022
@@ -10,19 +11,22 @@ mkdir -p "$root/usr/bin" "$root/usr/lib" "$root/usr/lib64" "$root/etc" "$root/tm
 ln -s usr/lib "$root/lib"
 ln -s usr/lib64 "$root/lib64"
 chmod 1777 "$root/tmp"
-install -m 755 "$program" "$root/usr/bin/signpost"
+cp -R "$program/bin/signpost" "$root/usr/bin/"
+cp -R "$program/lib/." "$root/usr/lib/"
+cp -R "$program/licenses" "$root/usr/share/"
 
-# "libz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x...)" and "/lib64/ld-linux-x86-64.so.2 (0x...)"
-ldd "$program" >"$root.ldd"
+# "libm.so.6 => /lib/x86_64-linux-gnu/libm.so.6 (0x...)" and "/lib64/ld-linux-x86-64.so.2 (0x...)"
+ldd "$program/bin/signpost" "$program"/lib/* >"$root.ldd"
 if grep 'not found' "$root.ldd" >&2; then exit 1; fi
-sed -nE 's@^.*[[:space:]](/[^ ]+) \(0x.*@\1@p' "$root.ldd" | while read -r library; do
-  case $library in
-    /usr/*) to=$root$library ;;
-    *) to=$root/usr$library ;;
-  esac
-  mkdir -p "$(dirname "$to")"
-  install -m 755 "$(readlink -f "$library")" "$to"
-done
+sed -nE 's@^.*[[:space:]](/[^ ]+) \(0x.*@\1@p' "$root.ldd" | grep -v -F -e '-signpost-' | sort -u |
+  while read -r library; do
+    case $library in
+      /usr/*) to=$root$library ;;
+      *) to=$root/usr$library ;;
+    esac
+    mkdir -p "$(dirname "$to")"
+    install -m 755 "$(readlink -f "$library")" "$to"
+  done
 rm "$root.ldd"
 
 # What `signpost demo-worker` learns from.
