@@ -161,3 +161,15 @@ def test_the_manual_has_every_variable_that_is_read():
             )
     assert len(read) > 10
     assert {name for name in read if f"\\fB{name}\\fR" not in page} == set()
+
+
+def test_documents_and_images_have_the_version_that_is_built():
+    [version] = re.findall('^VERSION = "(.*)"$', (ROOT / "proto/version.bzl").read_text(), re.MULTILINE)
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
+    named = {
+        (str(path.relative_to(ROOT)), found)
+        for path in [*DOCUMENTS, *tree(".yaml"), ROOT / "deploy/Dockerfile"]
+        for found in re.findall(r"\bsignpost[:-](\d+\.\d+\.\d+)\b", path.read_text())
+    }
+    assert {path for path, _ in named} >= {"CHANGELOG.md", "docs/deployment.md", "deploy/Dockerfile"}
+    assert {found for _, found in named} == {version}
