@@ -7,6 +7,7 @@
 #
 # The same wheel and the same Debian packages give the same bytes.
 set -euo pipefail
+umask 022
 deploy=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 wheel=$(readlink -f "$1")
 version=$(basename "$wheel" | cut -d- -f2)

@@ -1,4 +1,4 @@
-# The image of a PyTorch job: your own base, which has PyTorch from 2.6 on, with Signpost's wheel in it.
+# The image of a PyTorch job: a base of yours that has PyTorch 2.6 or newer, plus Signpost's wheel.
 #
 #   cp dist/signpost-*.whl train.py context/
 #   docker build -f deploy/worker.Dockerfile --build-arg BASE=pytorch/pytorch:latest -t bert:1 context

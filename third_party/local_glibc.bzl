@@ -1,6 +1,6 @@
 """Says which systems this machine's programs run on: the wheel's platform tag (PEP 600)."""
 
-# Debian 12 has glibc 2.36, but nothing that the wheel needs is newer than 2.34: a test holds it.
+# Debian 12 has glibc 2.36, but nothing that the wheel needs is newer than 2.34: wheel_contents_test.py checks that.
 _OLDEST = {"2.36": "2.34"}
 
 def _local_glibc_impl(repository_ctx):

@@ -29,7 +29,8 @@
 
 #ifdef __x86_64__
 // Binds to the hypot that glibc 2.34 has as well: programs run on systems older than the one they were
-// linked on. Since glibc 2.35 a second one, which sets no errno, computes the same value.
+// linked on. glibc 2.35 added a second one, which sets no errno and computes the same value. Only a
+// figure that is reported depends on it.
 __asm__(".symver hypot, hypot@GLIBC_2.2.5");
 #endif
 

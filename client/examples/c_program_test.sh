@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The README's line builds a program in C without Bazel, which finds the library, and notices one
+# The line in docs/cpp.md builds a program in C without Bazel, which finds the library, and notices one
 # that is not of its header's ABI.
 set -euo pipefail
 signpost=$PWD/$1 library=$PWD/$2 header=$PWD/$3 source=$PWD/$4

@@ -18,6 +18,9 @@ SYSTEM = re.compile(
     r"ld-linux-x86-64\.so\.2|lib(c|m|dl|rt|pthread|resolv|util)\.so\.\d|libstdc\+\+\.so\.6|libgcc_s\.so\.1"
 )
 
+# Debian's packages of headers, whose code is compiled into our files.
+HEADERS = ["libcli11-dev", "libeigen3-dev", "nlohmann-json3-dev"]
+
 # The folder of the copies, relative to a library or program in the package, and to a program in a bin/.
 SEARCH_PATH = "$ORIGIN/lib:$ORIGIN/../lib"
 
@@ -28,7 +31,7 @@ STB_GLOBAL, STB_GNU_UNIQUE = 1, 10
 class Bundle(NamedTuple):
     files: Dict[str, bytes]  # the files given, by name
     libraries: Dict[str, bytes]  # what they load, by the names of the copies
-    licences: Dict[str, bytes]  # of the Debian packages that the libraries are from, by package
+    licences: Dict[str, bytes]  # of the Debian packages that the code is from, by package
 
 
 def bundle(files: Dict[str, Path]) -> Bundle:
@@ -60,7 +63,7 @@ def _needed(path: Path) -> List[str]:
 def _loaded_libraries(files: List[Path]) -> Dict[str, Path]:
     """Maps the soname of each library that is loaded, but for SYSTEM, to its file."""
     # libz.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libz.so.1
-    cache = re.findall(r"^\t(\S+) \(libc6,x86-64\b.* => (\S+)$", _output_of("/sbin/ldconfig", "-p"), re.M)
+    cache = re.findall(r"^\t(\S+) \(libc6,x86-64\) => (\S+)$", _output_of("/sbin/ldconfig", "-p"), re.M)
     installed = {soname: Path(path) for soname, path in reversed(cache)}  # the first one counts
     found: Dict[str, Path] = {}
     remaining = list(files)
@@ -90,7 +93,8 @@ def _patched(
         copy.write_bytes(path.read_bytes())
         copy.chmod(0o755)
 
-        # Each change is a call of its own: Debian 12's patchelf, 0.14.3, mixes up names when it makes several.
+        # Each kind of change is a call of its own: Debian 12's patchelf, 0.14.3, mixes up names when one call has
+        # several kinds.
         def patchelf(*arguments: str) -> None:
             subprocess.run(["patchelf", *arguments, str(copy)], check=True)
 
@@ -135,7 +139,7 @@ def _without_unique_symbols(elf: bytes) -> bytes:
 
 
 def _licences(libraries) -> Dict[str, bytes]:
-    packages = set()
+    packages = set(HEADERS)
     for path in libraries:
         # dpkg knows files of packages from before /usr was merged by their old path: /lib/...
         owners = _output_of("dpkg-query", "--search", f"*{path.name}")

@@ -26,7 +26,7 @@ make_environment() {
   local torch
   torch=$(grep '^torch==' "$requirements")
   mkdir -p "${directory%/*}"
-  /usr/bin/python3 -m venv "$making"
+  /usr/bin/python3 -m venv "$making" >"$log" 2>&1 || return
   if pip_install --no-index --no-deps "$torch"; then
     say "$torch is from this machine"
   elif pip_install --timeout 15 --retries 1 --no-deps \
@@ -49,6 +49,6 @@ if [[ ! -x $directory/bin/python ]]; then
   say "installing PyTorch and Python packages in $directory"
   make_environment || { cat "$log" >&2; exit 69; }
   # Programs in bin/ name the directory that they were installed in. Only bin/python is used.
-  mv -T "$making" "$directory"
+  mv -T "$making" "$directory" 2>/dev/null || [[ -x $directory/bin/python ]] # another start was faster
 fi
 ln -sfn "$directory" "$current"

@@ -134,7 +134,8 @@ def _leave_all_of_child() -> None:
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
-    # Before Python 3.13 the error is still under way, also where signpost was imported inside run().
+    # Before Python 3.13 finalizers run while the error is still being handled, so sys.exc_info() has it, even
+    # if run() imported signpost. From 3.13 on, the error is only known if the parent process did.
     _leave_all(_error_of_child or sys.exc_info()[1])
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-[WHEEL] = Path("client/python").glob("signpost-*.whl")
+# The wheel that Bazel has built, or another: one with CUDA kernels.
+WHEEL = Path(os.environ.get("SIGNPOST_WHEEL") or next(Path("client/python").glob("signpost-*.whl")))
 VERSION, _, _, PLATFORM = WHEEL.name[: -len(".whl")].split("-")[1:]
 SOURCES = {str(path.relative_to("client/python")) for path in Path("client/python/signpost").rglob("*.py")}
 
@@ -111,7 +112,7 @@ def test_nothing_is_wrong_with_it(contents):
 
 
 def test_is_small_enough_to_be_downloaded(contents):
-    assert WHEEL.stat().st_size < 20 << 20
+    assert WHEEL.stat().st_size < (40 << 20 if "SIGNPOST_WHEEL" in os.environ else 20 << 20)
     assert not [name for name in contents if "blas" in name]
 
 
@@ -119,7 +120,9 @@ def test_auditwheel_gives_it_its_platform():
     shown = subprocess.run(
         [sys.executable, "-m", "auditwheel", "show", WHEEL], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
-    assert f'"{PLATFORM}"' in shown.replace("\n", " "), shown
+    # The oldest glibc with which auditwheel would let it run.
+    [found] = re.findall(r'tag:\s+"manylinux_(\d+)_(\d+)_x86_64"', shown)
+    assert tuple(map(int, found)) <= NEWEST["GLIBC"], shown
 
 
 def test_its_metadata_says_what_it_needs_and_which_licences_it_has(contents):
@@ -135,9 +138,10 @@ def test_its_metadata_says_what_it_needs_and_which_licences_it_has(contents):
     files = re.findall("^License-File: (.*)$", metadata, re.MULTILINE)
     prefix = f"signpost-{VERSION}.dist-info/licenses/"
     assert sorted(files) == sorted(name[len(prefix) :] for name in contents if name.startswith(prefix))
-    assert {"LICENSE", "libgrpc29/copyright", "libssl3/copyright"} <= set(files) or "2_34" not in PLATFORM
+    assert {"LICENSE", "libeigen3-dev/copyright", "libre2-9/copyright"} <= set(files) or "2_34" not in PLATFORM
 
 
+@pytest.mark.skipif("SIGNPOST_WHEEL" in os.environ, reason="its files are not here")
 def test_the_same_files_give_the_same_bytes(tmp_path):
     files = [str(path) for path in Path("client/python/package").rglob("*") if path.is_file()]
     again = tmp_path / WHEEL.name

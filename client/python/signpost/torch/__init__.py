@@ -8,7 +8,7 @@
     loss.backward()
     optimizer.step()
 
-PyTorch 2.6 is the oldest that is supported. Tests run under 2.6 and 2.13, and on a GPU under 2.11. An
+PyTorch 2.6 is the oldest that is supported. All tests run under 2.13, the quick start also under 2.6; on a GPU 2.11 was tried. An
 optimizer communicates when it is made, in `step()`, in `checkpoint()` and, with `overlap=True`, in
 `backward()`. `all_reduce()`, which the optimizers are made of, communicates too.
 
