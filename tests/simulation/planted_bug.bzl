@@ -1,6 +1,6 @@
 """The simulator's own test: bugs that it must find."""
 
-def planted_bug_test(name, src, old, new = "", first = 1, seeds = 50, finds = ""):
+def planted_bug_test(name, src, old, new = "", first = 1, seeds = 50, finds = "", always = False):
     """Expects the simulation, built with a changed source file, to violate an invariant.
 
     Args:
@@ -13,6 +13,8 @@ def planted_bug_test(name, src, old, new = "", first = 1, seeds = 50, finds = ""
       seeds: of how many from there on it must find the bug in one.
       finds: what the violation says, of a bug that is to be found without a program that lacks it:
         by that check alone. Empty: any may find it, and digests of such a program may, too.
+      always: whether `./signpost test` runs it too. The others take minutes to compile and say more of the simulator
+        than of a change elsewhere: `./signpost test //tests/simulation/...` runs all.
     """
     file = name + "/" + src.split(":")[1]
     native.genrule(
@@ -35,7 +37,7 @@ def planted_bug_test(name, src, old, new = "", first = 1, seeds = 50, finds = ""
         ] + (["--first=%d" % first] if first > 1 else []),
         data = [] if finds else [":simulation_test"],
         linkstatic = True,
-        tags = ["no-tsan"],
+        tags = ["no-tsan"] + ([] if always else ["planted-bug"]),
         deps = [
             ":simulation_tests",
         ],

@@ -9,13 +9,13 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=${2:-$work/root}
 
-make_system "$suite" "$root" ca-certificates
+make_system "$suite" "$root" ca-certificates # for npm and pip; Debian's mirror needs none
 mkdir -p "$root/signpost"
 git -C "$here/../.." ls-files -z | tar -C "$here/../.." --null --files-from=- -c | tar -C "$root/signpost" -x
 # Whether everything compiles and works does not depend on optimisation, which takes most of the time. Bazel's
 # sandbox needs mounts that are not there.
 echo "build -c fastbuild --copt=-O0 --spawn_strategy=local" >"$root/signpost/user.bazelrc"
-in_system "$root" bash -c '
+in_system "$root" bash -ec '
   cd /signpost
   ./signpost version
   ./signpost demo --hidden 16 --steps 20 --freeze-step 5 -n 2 --text README.md --output demo'

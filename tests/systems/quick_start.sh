@@ -27,17 +27,18 @@ grep -q OneBitAdam "$root/job/train.py" || fail "README.md does not begin with a
 in_system "$root" python3 -m venv --system-site-packages /job/environment
 if [[ $suite == bookworm ]]; then
   # Debian 12 has PyTorch 1.13. This one has what the tests have: the newest.
-  packages=("$(getent passwd "$EUID" | cut -d: -f6)"/.cache/signpost/python3.11-*/lib/python3.11/site-packages)
+  packages=$(readlink -f "$(getent passwd "$EUID" | cut -d: -f6)/.cache/signpost/python")/lib/python3.11/site-packages
+  [[ -d $packages/torch ]] || fail "client/python/environment.sh has not installed PyTorch for Python 3.11"
   for name in torch torchgen functorch sympy mpmath networkx jinja2 markupsafe filelock fsspec typing_extensions.py \
     torch-*.dist-info; do
     # shellcheck disable=SC2086
-    cp -a --link "${packages[-1]}"/$name "$root/job/environment/lib/python3.11/site-packages/" 2>/dev/null ||
-      cp -a "${packages[-1]}"/$name "$root/job/environment/lib/python3.11/site-packages/"
+    cp -a --link "$packages"/$name "$root/job/environment/lib/python3.11/site-packages/" 2>/dev/null ||
+      cp -a "$packages"/$name "$root/job/environment/lib/python3.11/site-packages/"
   done
 fi
 
 begin=$SECONDS
-in_system "$root" bash -c '
+in_system "$root" bash -ec '
   cd /job && . environment/bin/activate
   pip install --quiet --no-index signpost-*.whl
   echo "installed"
