@@ -135,8 +135,8 @@ class GrpcChannel final : public Channel {
                                     CheckMayWait check_may_wait) override {
     absl::Status told;  // by check_may_wait
     const absl::StatusOr<JoinResponse> response =
-        TryUntil<JoinResponse>(deadline, [&](bool wait, JoinResponse& response) {
-          return TryJoin(request, deadline, wait, check_may_wait, told, response);
+        TryUntil<JoinResponse>(deadline, [&](bool wait, JoinResponse& joined) {
+          return TryJoin(request, deadline, wait, check_may_wait, told, joined);
         });
     if (!told.ok()) return told;
     if (response.ok()) presence_->Begin(request, response->epoch());

@@ -14,7 +14,7 @@ mkdir -p "$root/signpost"
 git -C "$here/../.." ls-files -z | tar -C "$here/../.." --null --files-from=- -c | tar -C "$root/signpost" -x
 # Whether everything compiles and works does not depend on optimisation, which takes most of the time. Bazel's
 # sandbox needs mounts that are not there.
-echo "build -c fastbuild --copt=-O0 --spawn_strategy=local" >"$root/signpost/user.bazelrc"
+echo "build -c fastbuild --copt=-O0 --spawn_strategy=local --keep_going" >"$root/signpost/user.bazelrc"
 in_system "$root" bash -ec '
   cd /signpost
   ./signpost version
