@@ -1,4 +1,4 @@
-"""What each rank does in ddp_test.py: `ddp_job.py FILE SCENARIO [ARGUMENT...] + SCENARIO...`.
+"""Runs scenarios of ddp_test.py on one rank: `ddp_job.py FILE SCENARIO [ARGUMENT...] + SCENARIO...`.
 
 Scenarios run one after the other in the same process, as in job.py. PyTorch's processes meet in FILE,
 which must not exist yet.

@@ -1,4 +1,4 @@
-"""What each rank does in gpu_test.py: `gpu_job.py RANKS`, of which those ("02") are on a GPU.
+"""Runs the job of gpu_test.py on one rank: `gpu_job.py RANKS`, where RANKS ("02") names those on a GPU.
 
 `gpu_job.py RANKS,RANKS` does it again in the same processes, with other ranks on a GPU. An argument
 behind RANKS is another task: `codec` uses a codec that is a Python class, `dies_once DIRECTORY` is

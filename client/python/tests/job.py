@@ -1,4 +1,4 @@
-"""What each rank does in ranks_test.py and node_test.py: `job.py SCENARIO [ARGUMENT...]`.
+"""Runs scenarios of ranks_test.py and node_test.py on one rank: `job.py SCENARIO [ARGUMENT...]`.
 
 `job.py SCENARIO [ARGUMENT...] + SCENARIO [ARGUMENT...]` runs several in one process, one after the
 other: importing PyTorch takes longer than most of them do.
