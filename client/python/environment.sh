@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Makes the Python environment of the tests and of `./signpost demo --torch`: PyTorch, and what
-# tests/requirements.txt names, in ~/.cache/signpost/python. A change of the requirements makes a new one.
+# tests/requirements.txt names, in ~/.cache/signpost/python. A change of the requirements makes a new one. Prints
+# the path of its interpreter.
 #
-# Exit codes: 69 if PyTorch or another package cannot be had.
+# Exit codes: 69 if PyTorch or another package cannot be had. Where CI is set, the system's PyTorch does not do.
 set -euo pipefail
 requirements=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/tests/requirements.txt
 current=$(getent passwd "$EUID" | cut -d: -f6)/.cache/signpost/python
@@ -32,7 +33,7 @@ make_environment() {
   elif pip_install --timeout 15 --retries 1 --no-deps \
     --index-url https://download.pytorch.org/whl/cpu "$torch"; then
     say "$torch is from PyTorch's index of builds for CPUs"
-  elif has_torch; then
+  elif [[ ! ${CI:-} ]] && has_torch; then
     say "$torch for CPUs cannot be had; the system's PyTorch is used instead"
     /usr/bin/python3 -m venv --clear --system-site-packages "$making"
     grep -vE '^(torch|numpy|scikit-learn)==' "$requirements" >"$making/requirements.txt"
@@ -52,3 +53,4 @@ if [[ ! -x $directory/bin/python ]]; then
   mv -T "$making" "$directory" 2>/dev/null || [[ -x $directory/bin/python ]] # another start was faster
 fi
 ln -sfn "$directory" "$current"
+echo "$current/bin/python"

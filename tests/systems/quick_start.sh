@@ -27,8 +27,8 @@ grep -q OneBitAdam "$root/job/train.py" || fail "README.md does not begin with a
 in_system "$root" python3 -m venv --system-site-packages /job/environment
 if [[ $suite == bookworm ]]; then
   # Debian 12 has PyTorch 1.13. This one has what the tests have: the newest.
-  packages=$(readlink -f "$(getent passwd "$EUID" | cut -d: -f6)/.cache/signpost/python")/lib/python3.11/site-packages
-  [[ -d $packages/torch ]] || fail "client/python/environment.sh has not installed PyTorch for Python 3.11"
+  packages=$("$here/../../client/python/in_environment.sh" -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))')
+  [[ $packages == */python3.11/* ]] || fail "the PyTorch of the tests is for another Python than Debian 12's: $packages"
   for name in torch torchgen functorch sympy mpmath networkx jinja2 markupsafe filelock fsspec typing_extensions.py \
     torch-*.dist-info; do
     # shellcheck disable=SC2086

@@ -3,12 +3,12 @@
 # program, can be built with what is in it.
 set -euo pipefail
 wheel=$PWD/$1 job=$PWD/$2
+torch=$(client/python/in_environment.sh -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))')
 cd "$TEST_TMPDIR"
-tests=$(getent passwd "$EUID" | cut -d: -f6)/.cache/signpost/python  # has PyTorch
 /usr/bin/python3 -m venv environment
 environment/bin/pip install --quiet --no-index "$wheel"
 for packages in environment/lib/python3.*/site-packages; do
-  "$tests/bin/python" -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))' >"$packages/torch.pth"
+  echo "$torch" >"$packages/torch.pth"
 done
 # The manual and completions lie where a shell with this environment looks.
 grep -q '^\.TH "SIGNPOST" 1' environment/share/man/man1/signpost.1
