@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Makes the Python environment of the tests and of `./signpost demo --torch`: PyTorch, and what
-# tests/requirements.txt names, in ~/.cache/signpost/python. A change of the requirements makes a new one. Prints
-# the path of its interpreter.
+# tests/requirements.txt names, in ~/.cache/signpost/python. A change of the requirements makes a new environment.
+# Prints the path of the environment's interpreter.
 #
-# Exit codes: 69 if PyTorch or another package cannot be had. Where CI is set, the system's PyTorch does not do.
+# Exit codes: 69 if PyTorch or another package cannot be had.
 set -euo pipefail
 requirements=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/tests/requirements.txt
 current=$(getent passwd "$EUID" | cut -d: -f6)/.cache/signpost/python
@@ -33,7 +33,7 @@ make_environment() {
   elif pip_install --timeout 15 --retries 1 --no-deps \
     --index-url https://download.pytorch.org/whl/cpu "$torch"; then
     say "$torch is from PyTorch's index of builds for CPUs"
-  elif [[ ! ${CI:-} ]] && has_torch; then
+  elif has_torch; then
     say "$torch for CPUs cannot be had; the system's PyTorch is used instead"
     /usr/bin/python3 -m venv --clear --system-site-packages "$making"
     grep -vE '^(torch|numpy|scikit-learn)==' "$requirements" >"$making/requirements.txt"
