@@ -18,7 +18,7 @@ namespace signpost::demo {
 struct TrainingOptions {
   std::vector<std::string> text;  // files; none: the licence texts of the machine
   ModelShape model;
-  uint64_t steps = 600;
+  uint64_t steps = 300;
   uint64_t seed = 1;    // of the initial parameters and of all batches
   uint32_t batch = 64;  // windows per worker and step
   // The highest: see LearningRate(). Plain Adam did best between 2e-3 and 4e-3; 1e-3 cost it 4 to

@@ -34,7 +34,7 @@ namespace signpost::simulation {
 namespace {
 
 struct Flags {
-  uint64_t seeds = 2000;
+  uint64_t seeds = 1000;
   uint64_t first = 1;
   std::string without_bug;
   std::string finds;
