@@ -3,7 +3,7 @@
 #
 #   signpost-VERSION-linux-x86_64.tar.gz    the program with its libraries, for machines without Python
 #   signpost-VERSION-image.tar              the container image of aggregators, as `docker load` takes it
-#   SHA256SUMS                              of all three
+#   SHA256SUMS                              checksums of the wheel and of these two
 #
 # The same wheel and the same Debian packages give the same bytes.
 set -euo pipefail

@@ -1,7 +1,8 @@
 """Compiles other projects' headers once, for all source files that include them.
 
-.bazelrc has the compiler read the result first (GCC's -include). A source file still includes what it uses:
-tests/includes_test.py holds that, and where a file's own flags do not fit, GCC reads the headers themselves.
+.bazelrc has GCC read the result ahead of each source file (-include). Where the flags differ from those with which
+it was made, GCC reads the headers themselves. A source file includes what it uses all the same, which
+tests/includes_test.py checks for Abseil and the standard library.
 """
 
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
@@ -52,7 +53,7 @@ precompiled_header = rule(
     implementation = _precompiled_header_impl,
     attrs = {
         "headers": attr.string_list(doc = "As #include <> has them. None: the result is an empty header."),
-        "copts": attr.string_list(doc = "Behind the flags of .bazelrc, as its per_file_copt has them."),
+        "copts": attr.string_list(doc = "Flags of the sources that read it, beside .bazelrc's for all: those of --per_file_copt."),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     fragments = ["cpp"],

@@ -100,7 +100,7 @@ def shared_entries(program: bytes, libraries: List[Entry], version: str) -> List
 
 
 def record(entries: List[Entry], path: str) -> str:
-    """A line for each entry: its name, digest and size."""
+    """Returns the text of the file RECORD: each entry's name, SHA-256 and size, and RECORD itself without them."""
     lines = []
     for name, contents, _ in entries:
         digest = base64.urlsafe_b64encode(hashlib.sha256(contents).digest()).rstrip(b"=")

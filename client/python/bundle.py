@@ -80,7 +80,7 @@ def _loaded_libraries(files: List[Path]) -> Dict[str, Path]:
 
 
 def _name_of_copy(soname: str, path: Path) -> str:
-    """A name of our own, or ld.so would take a library of the same name that the process has loaded already."""
+    """Returns a name that no other library has: of two with one name ld.so loads only the first."""
     stem, suffix = soname.split(".so", 1)
     return f"{stem}-signpost-{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}.so{suffix}"
 

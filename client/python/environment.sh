@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the Python environment of the tests and of `./signpost demo --torch`: PyTorch, and what
-# tests/requirements.txt names, in ~/.cache/signpost/python. A change of the requirements makes a new environment.
-# Prints the path of the environment's interpreter.
+# tests/requirements.txt names. It lies in ~/.cache/signpost/pythonVERSION-HASH, with HASH of the requirements: when they
+# change, a new one is made, and the old one stays. The link ~/.cache/signpost/python names the newest. Prints the path of the environment's interpreter.
 #
 # Exit codes: 69 if PyTorch or another package cannot be had.
 set -euo pipefail
@@ -19,7 +19,11 @@ pip_install() {
   "$making/bin/python" -m pip --disable-pip-version-check install "$@" >"$log" 2>&1
 }
 
-has_torch() { /usr/bin/python3 -c 'import torch; assert int(torch.__version__.split(".")[0]) >= 2' 2>/dev/null; }
+has_torch() {
+  /usr/bin/python3 -c '
+import sklearn, torch
+assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)' 2>/dev/null
+}
 
 # pip's own choice would be the build with CUDA, which is gigabytes. So first a build that pip is configured to
 # find on this machine, then PyTorch's index of builds for CPUs, then what the system has.
@@ -29,7 +33,7 @@ make_environment() {
   mkdir -p "${directory%/*}"
   /usr/bin/python3 -m venv "$making" >"$log" 2>&1 || return
   if pip_install --no-index --no-deps "$torch"; then
-    say "$torch is from this machine"
+    say "$torch comes from where pip is configured to look (find-links)"
   elif pip_install --timeout 15 --retries 1 --no-deps \
     --index-url https://download.pytorch.org/whl/cpu "$torch"; then
     say "$torch is from PyTorch's index of builds for CPUs"
@@ -40,7 +44,7 @@ make_environment() {
     pip_install --requirement "$making/requirements.txt"
     return
   else
-    say "$torch for CPUs cannot be had, and the system has no PyTorch 2. Debian 13 has one: apt-get install python3-torch python3-sklearn"
+    say "$torch for CPUs cannot be had, and the system has no PyTorch 2.6 or newer with scikit-learn. Debian 13 has both: apt-get install python3-torch python3-sklearn"
     return 69
   fi
   pip_install --requirement "$requirements"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# build.sh SUITE [DIRECTORY]: builds this source tree on a fresh Debian SUITE, by ./signpost and the packages that it
-# installs, and runs a job with what was built. Makes the system in DIRECTORY unless it is there.
+# build.sh SUITE [DIRECTORY]: builds the program, not the tests or the wheel, on a fresh Debian SUITE with ./signpost
+# and the packages that it installs, and runs a short demo. Makes the system in DIRECTORY unless it is there. Needs
+# root and mmdebstrap.
 set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 source "$here/system.sh"
@@ -9,11 +10,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=${2:-$work/root}
 
-make_system "$suite" "$root" ca-certificates # for npm and pip; Debian's mirror needs none
+make_system "$suite" "$root"
 mkdir -p "$root/signpost"
 git -C "$here/../.." ls-files -z | tar -C "$here/../.." --null --files-from=- -c | tar -C "$root/signpost" -x
-# Whether everything compiles and works does not depend on optimisation, which takes most of the time. Bazel's
-# sandbox needs mounts that are not there.
+# Without optimisation, which takes most of the time and finds no further missing include. Bazel's sandbox needs
+# mounts that are not there.
 echo "build -c fastbuild --copt=-O0 --spawn_strategy=local --keep_going" >"$root/signpost/user.bazelrc"
 in_system "$root" bash -ec '
   cd /signpost

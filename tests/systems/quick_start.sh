@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # quick_start.sh WHEEL SUITE [DIRECTORY]: does what README.md tells a PyTorch user to do first, on a Debian SUITE
 # that has nothing but Python and PyTorch: installs the wheel without an index, and trains the README's program on
-# two ranks. Makes the system in DIRECTORY unless it is there.
+# two ranks. Makes the system in DIRECTORY unless it is there. Needs root and
+# mmdebstrap; for bookworm, Debian 12 with the environment that client/python/environment.sh makes.
 set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 source "$here/system.sh"
@@ -28,7 +29,7 @@ in_system "$root" python3 -m venv --system-site-packages /job/environment
 if [[ $suite == bookworm ]]; then
   # Debian 12 has PyTorch 1.13. This one has what the tests have: the newest.
   packages=$("$here/../../client/python/in_environment.sh" -c 'import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))')
-  [[ $packages == */python3.11/* ]] || fail "the PyTorch of the tests is for another Python than Debian 12's: $packages"
+  [[ $packages == */python3.11/* ]] || fail "$packages is not for Python 3.11: on Debian 12, run client/python/environment.sh first"
   for name in torch torchgen functorch sympy mpmath networkx jinja2 markupsafe filelock fsspec typing_extensions.py \
     torch-*.dist-info; do
     # shellcheck disable=SC2086

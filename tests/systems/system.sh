@@ -1,12 +1,12 @@
 # Root file systems of other Debian releases, for scripts that source this file. Needs root and mmdebstrap.
 
-# make_system SUITE DIRECTORY PACKAGE,...: makes one, unless the directory exists.
+# make_system SUITE DIRECTORY [PACKAGE,...]: makes one, unless the directory exists.
 make_system() {
-  [[ -d $2 ]] || mmdebstrap --quiet --variant=minbase --include="$3" "$1" "$2"
+  [[ -d $2 ]] || mmdebstrap --quiet --variant=minbase ${3:+--include="$3"} "$1" "$2"
 }
 
-# in_system DIRECTORY COMMAND...: runs a command in it, with this machine's network and without its
-# environment. Mounts and processes end with the command.
+# in_system DIRECTORY COMMAND...: runs a command in it, with this machine's network. Of its environment
+# only CI is passed on. Mounts and processes end with the command.
 in_system() {
   local root=$1
   shift

@@ -17,7 +17,7 @@ VERSION, _, _, PLATFORM = WHEEL.name[: -len(".whl")].split("-")[1:]
 SOURCES = {str(path.relative_to("client/python")) for path in Path("client/python/signpost").rglob("*.py")}
 
 # glibc, libstdc++ and libgcc.
-SYSTEM = r"ld-linux-x86-64\.so\.2|lib(c|m|dl|rt|pthread|resolv)\.so\.\d|libstdc\+\+\.so\.6|libgcc_s\.so\.1"
+SYSTEM = r"ld-linux-x86-64\.so\.2|lib(c|m|dl|rt|pthread|resolv|util)\.so\.\d|libstdc\+\+\.so\.6|libgcc_s\.so\.1"
 # The newest symbol versions that a system with that glibc has.
 NEWEST = {"GLIBC": tuple(int(part) for part in PLATFORM.split("_")[1:3])}
 if PLATFORM == "manylinux_2_34_x86_64":
@@ -75,13 +75,13 @@ def symbol_faults(name, elf):
 
 
 def faults(contents):
-    """Everything that is wrong with a wheel of these contents, by file name."""
+    """Returns a sentence for each fault of a wheel with these contents (name to bytes)."""
     found = []
     needed_by_any = set()
     for name, data in contents.items():
         is_source = name.endswith(".py") and name in SOURCES
         if not is_source and not any(re.fullmatch(pattern, name) for pattern in WANTED):
-            found.append(f"{name} is not needed")
+            found.append(f"{name} is unexpected")
         if not data.startswith(b"\x7fELF"):
             continue
         elf = ELFFile(io.BytesIO(data))
@@ -106,7 +106,7 @@ def contents():
     return contents_of(WHEEL)
 
 
-def test_nothing_is_wrong_with_it(contents):
+def test_wheel_has_no_faults(contents):
     assert faults(contents) == []
     assert SOURCES <= contents.keys()
 
@@ -116,7 +116,7 @@ def test_is_small_enough_to_be_downloaded(contents):
     assert not [name for name in contents if "blas" in name]
 
 
-def test_auditwheel_gives_it_its_platform():
+def test_auditwheel_finds_the_platform_in_the_name():
     shown = subprocess.run(
         [sys.executable, "-m", "auditwheel", "show", WHEEL], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
@@ -125,7 +125,7 @@ def test_auditwheel_gives_it_its_platform():
     assert tuple(map(int, found)) <= NEWEST["GLIBC"], shown
 
 
-def test_its_metadata_says_what_it_needs_and_which_licences_it_has(contents):
+def test_metadata_names_requirements_and_licences(contents):
     metadata = contents[f"signpost-{VERSION}.dist-info/METADATA"].decode()
     for line in [
         "Name: signpost",
@@ -201,7 +201,7 @@ def test_finds_a_symbol_that_the_process_shares(contents, tmp_path):
     ]
 
 
-def test_finds_libraries_where_the_system_would_look(contents, tmp_path):
+def test_finds_a_search_path_or_name_of_the_system(contents, tmp_path):
     [name] = [name for name in contents if "/libgpr-" in name]
     planted = linked(tmp_path, "int f;", f"-Wl,-soname,{Path(name).name}")
     assert any("looks for libraries in" in fault for fault in faults({**contents, name: planted}))
@@ -249,7 +249,7 @@ def installed(tmp_path_factory):
 @pytest.mark.parametrize(
     "order", [[GRPC, PROTOBUF, SIGNPOST], [SIGNPOST, GRPC, PROTOBUF]], ids=["after", "before"]
 )
-def test_gets_along_with_grpcio_and_protobuf_in_one_process(installed, order, flags):
+def test_works_beside_grpcio_and_protobuf_in_one_process(installed, order, flags):
     program = flags + "".join(order) + WORK
     ended = subprocess.run(
         [sys.executable, "-c", program],
