@@ -1,4 +1,5 @@
-// third_party/absl_for_grpc.cc. Where Abseil is compiled with NDEBUG, as on Debian 12, this passes without it too.
+// Tests third_party/absl_for_grpc.cc. Debian 12's Abseil does not search for deadlocks, so the test can fail on Debian 13
+// only.
 
 #include "absl/synchronization/mutex.h"
 #include "gtest/gtest.h"

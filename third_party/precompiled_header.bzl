@@ -52,8 +52,8 @@ def _precompiled_header_impl(ctx):
 precompiled_header = rule(
     implementation = _precompiled_header_impl,
     attrs = {
-        "headers": attr.string_list(doc = "As #include <> has them. None: the result is an empty header."),
-        "copts": attr.string_list(doc = "Flags of the sources that read it, beside .bazelrc's for all: those of --per_file_copt."),
+        "headers": attr.string_list(doc = "Names as in #include <NAME>. An empty list makes an empty header."),
+        "copts": attr.string_list(doc = "The flags that .bazelrc's --per_file_copt gives the sources that read it."),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     fragments = ["cpp"],
